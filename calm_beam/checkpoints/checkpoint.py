@@ -1,0 +1,64 @@
+"""Weights in memory, whatever layout they came from."""
+
+import dataclasses
+import hashlib
+import pathlib
+from collections.abc import Mapping
+from typing import Any
+
+import flax.traverse_util
+import numpy as np
+
+from calm_beam.model import T5Config
+
+FloatArrays = Mapping[str, np.ndarray]
+
+
+class CheckpointError(ValueError):
+    """A checkpoint that cannot be read, or is not one."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Checkpoint:
+    """A model's weights and where they were found.
+
+    Attributes:
+      config: Sizes of the model.
+      arrays: float32 arrays by name (names as in `calm_beam.model.parameter_shapes`).
+      directory: The folder that holds the weights themselves.
+      vocabulary_path: `sentencepiece.model` in or beside that folder, or None.
+      layout: `t5x` or `native`.
+    """
+
+    config: T5Config
+    arrays: FloatArrays
+    directory: pathlib.Path
+    vocabulary_path: pathlib.Path | None
+    layout: str
+
+    def parameters(self) -> dict[str, Any]:
+        """Returns the tree that `EarlyExitT5.apply` takes as `{"params": tree}`."""
+        return flax.traverse_util.unflatten_dict(dict(self.arrays), sep="/")
+
+    def fingerprint(self) -> str:
+        """Returns the content fingerprint of the weights."""
+        return fingerprint(self.arrays)
+
+
+def fingerprint(arrays: FloatArrays) -> str:
+    """Returns a digest of names, shapes and float32 values, which does not depend on layout or stored precision.
+
+    Args:
+      arrays: Arrays by name. Values are compared as float32, so weights that float16 can hold exactly have the same
+        fingerprint stored as float16 or as float32.
+
+    Returns:
+      `sha256:` followed by 64 hexadecimal digits.
+    """
+    digest = hashlib.sha256(b"calm-beam weights v1\n")
+    for name in sorted(arrays):
+        values = np.ascontiguousarray(arrays[name], dtype="<f4")
+        digest.update(f"{name} {','.join(map(str, values.shape))}\n".encode())
+        # Through a memory view: a large model is not copied to be hashed.
+        digest.update(values.data)
+    return f"sha256:{digest.hexdigest()}"

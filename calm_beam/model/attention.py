@@ -1,0 +1,128 @@
+"""T5 attention: no scaling of the logits, no biases, one relative position bias shared by a stack."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import linen as nn
+
+from .config import T5Config
+
+# Float32 matrix products stay float32 on accelerators too: a calibrated threshold is only worth something
+# if serving computes the same confidences.
+PRECISION = jax.lax.Precision.HIGHEST
+
+# Added to the logits of masked positions: exp() of it is exactly 0 next to any real logit.
+MASKED = np.float32(-1e10)
+
+
+class Attention(nn.Module):
+    """Multi-head attention whose keys and values can be made apart from its queries.
+
+    Attributes:
+      config: Sizes of the model.
+      dropout_rate: Dropout on the attention weights, used only with `deterministic=False`.
+    """
+
+    config: T5Config
+    dropout_rate: float = 0.0
+
+    def setup(self) -> None:
+        """Declares the four kernels, each [in, out]."""
+        inner = self.config.num_heads * self.config.head_dim
+        self.query = nn.Dense(inner, use_bias=False, precision=PRECISION)
+        self.key = nn.Dense(inner, use_bias=False, precision=PRECISION)
+        self.value = nn.Dense(inner, use_bias=False, precision=PRECISION)
+        self.out = nn.Dense(self.config.emb_dim, use_bias=False, precision=PRECISION)
+        self.dropout = nn.Dropout(self.dropout_rate)
+
+    def attend(
+        self, inputs: jax.Array, keys: jax.Array, values: jax.Array, bias: jax.Array, *, deterministic: bool = True
+    ) -> jax.Array:
+        """Returns the attention output of every query, before the residual is added.
+
+        Args:
+          inputs: shape (..., queries, width).
+          keys: shape (..., positions, heads, head_dim).
+          values: shape (..., positions, heads, head_dim).
+          bias: Added to the logits; broadcastable to (..., heads, queries, positions), of the same rank.
+          deterministic: Whether dropout is off.
+
+        Returns:
+          Shape (..., queries, width).
+        """
+        queries = self._split(self.query(inputs))
+        # [..., queries, heads, head_dim], [..., positions, heads, head_dim] -> [..., heads, queries, positions]
+        logits = jnp.einsum("...qhd,...khd->...hqk", queries, keys, precision=PRECISION) + bias
+        weights = self.dropout(jax.nn.softmax(logits), deterministic=deterministic)
+        mixed = jnp.einsum("...hqk,...khd->...qhd", weights, values, precision=PRECISION)
+        return self.out(mixed.reshape(*mixed.shape[:-2], -1))
+
+    def keys_values(self, inputs: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Returns keys and values, each of shape (..., positions, heads, head_dim), of (..., positions, width)."""
+        return self._split(self.key(inputs)), self._split(self.value(inputs))
+
+    def _split(self, projected: jax.Array) -> jax.Array:
+        return projected.reshape(*projected.shape[:-1], self.config.num_heads, self.config.head_dim)
+
+
+class RelativePositionBias(nn.Module):
+    """The learned bias of a (query, key) distance, shared by all self-attention layers of a stack.
+
+    Attributes:
+      config: Sizes of the model.
+      bidirectional: Whether keys may come after the query (encoder).
+    """
+
+    config: T5Config
+    bidirectional: bool
+
+    @nn.compact
+    def __call__(self, length: int) -> jax.Array:
+        """Returns the biases of `length` queries to `length` keys, shape (heads, length, length)."""
+        config = self.config
+        shape = (config.num_heads, config.relative_buckets)
+        table = self.param("rel_embedding", nn.initializers.normal(1.0), shape)
+        positions = np.arange(length)
+        buckets = relative_position_bucket(
+            positions[None, :] - positions[:, None],
+            buckets=config.relative_buckets,
+            max_distance=config.relative_max_distance,
+            bidirectional=self.bidirectional,
+        )
+        return table[:, buckets]
+
+
+def relative_position_bucket(
+    distance: np.ndarray, *, buckets: int, max_distance: int, bidirectional: bool
+) -> np.ndarray:
+    """Returns the bucket of every key-minus-query distance.
+
+    Half of the buckets hold one distance each, the others widen logarithmically up to `max_distance`.
+
+    Args:
+      distance: Integers, key position minus query position, any shape.
+      buckets: Number of buckets in all.
+      max_distance: Distance from which the last bucket is used.
+      bidirectional: Whether half of the buckets are for keys after the query; else those count as distance 0.
+
+    Returns:
+      Integers in [0, buckets), shape of `distance`.
+
+    Source: Raffel et al. (2020), section 2.1 (relative position embeddings).
+
+    >>> relative_position_bucket(np.array([0, -1, -15, -16, -200, 5]), buckets=32, max_distance=128,
+    ...                          bidirectional=False)
+    array([ 0,  1, 15, 16, 31,  0])
+    """
+    offset = np.zeros_like(distance)
+    if bidirectional:
+        buckets //= 2
+        offset = np.where(distance > 0, buckets, 0)
+        distance = np.abs(distance)
+    else:
+        distance = np.maximum(-distance, 0)
+    exact = buckets // 2
+    # float32, as every T5 implementation computes it: float64 puts a few distances into another bucket.
+    ratio = np.log(np.maximum(distance, 1).astype(np.float32) / exact) / np.float32(np.log(max_distance / exact))
+    wide = exact + (ratio * (buckets - exact)).astype(distance.dtype)
+    return offset + np.where(distance < exact, distance, np.minimum(wide, buckets - 1))

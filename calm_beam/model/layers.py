@@ -1,0 +1,110 @@
+"""The layers of a T5 1.1 stack."""
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+
+from .attention import PRECISION, Attention
+from .config import T5Config
+
+_NORM_EPSILON = 1e-6
+
+
+class RMSNorm(nn.Module):
+    """Scales every vector to unit root mean square; no mean is subtracted and no bias added."""
+
+    @nn.compact
+    def __call__(self, inputs: jax.Array) -> jax.Array:
+        """Returns the normed inputs, shape (..., width)."""
+        scale = self.param("scale", nn.initializers.ones, (inputs.shape[-1],))
+        mean_square = jnp.mean(jnp.square(inputs), axis=-1, keepdims=True)
+        return inputs * jax.lax.rsqrt(mean_square + _NORM_EPSILON) * scale.reshape((1,) * (inputs.ndim - 1) + (-1,))
+
+
+class GatedGelu(nn.Module):
+    """The feed-forward layer of T5 1.1: gelu(x W0) * (x W1), tanh form, then back to the model's width."""
+
+    mlp_dim: int
+    dropout_rate: float = 0.0
+
+    @nn.compact
+    def __call__(self, inputs: jax.Array, *, deterministic: bool = True) -> jax.Array:
+        """Returns the output before the residual is added, shape (..., width)."""
+        gate = nn.Dense(self.mlp_dim, use_bias=False, precision=PRECISION, name="wi_0")(inputs)
+        linear = nn.Dense(self.mlp_dim, use_bias=False, precision=PRECISION, name="wi_1")(inputs)
+        hidden = jax.nn.gelu(gate, approximate=True) * linear
+        hidden = nn.Dropout(self.dropout_rate)(hidden, deterministic=deterministic)
+        return nn.Dense(inputs.shape[-1], use_bias=False, precision=PRECISION, name="wo")(hidden)
+
+
+class EncoderLayer(nn.Module):
+    """Self-attention and feed-forward, each normed before and added to its input."""
+
+    config: T5Config
+    dropout_rate: float = 0.0
+
+    def setup(self) -> None:
+        """Declares the sub-layers."""
+        config = self.config
+        self.pre_attention_layer_norm = RMSNorm()
+        self.attention = Attention(config, self.dropout_rate)
+        self.pre_mlp_layer_norm = RMSNorm()
+        self.mlp = GatedGelu(config.mlp_dim, self.dropout_rate)
+        self.dropout = nn.Dropout(self.dropout_rate)
+
+    def __call__(self, hidden: jax.Array, bias: jax.Array, *, deterministic: bool = True) -> jax.Array:
+        """Returns the layer's output, shape (batch, source, width), of an input of that shape."""
+        normed = self.pre_attention_layer_norm(hidden)
+        keys, values = self.attention.keys_values(normed)
+        attended = self.attention.attend(normed, keys, values, bias, deterministic=deterministic)
+        hidden = hidden + self.dropout(attended, deterministic=deterministic)
+        output = self.mlp(self.pre_mlp_layer_norm(hidden), deterministic=deterministic)
+        return hidden + self.dropout(output, deterministic=deterministic)
+
+
+class DecoderLayer(nn.Module):
+    """Self-attention, cross-attention and feed-forward, each normed before and added to its input.
+
+    Keys and values are made by calls of their own, since with early exits a layer makes them also for tokens
+    that it never computes (CALM, "Decoding with early exiting": state propagation).
+    """
+
+    config: T5Config
+    dropout_rate: float = 0.0
+
+    def setup(self) -> None:
+        """Declares the sub-layers."""
+        config = self.config
+        self.pre_self_attention_layer_norm = RMSNorm()
+        self.self_attention = Attention(config, self.dropout_rate)
+        self.pre_cross_attention_layer_norm = RMSNorm()
+        self.encoder_decoder_attention = Attention(config, self.dropout_rate)
+        self.pre_mlp_layer_norm = RMSNorm()
+        self.mlp = GatedGelu(config.mlp_dim, self.dropout_rate)
+        self.dropout = nn.Dropout(self.dropout_rate)
+
+    def self_keys_values(self, states: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Returns this layer's self-attention keys and values of (possibly propagated) states, (..., width)."""
+        return self.self_attention.keys_values(self.pre_self_attention_layer_norm(states))
+
+    def cross_keys_values(self, encoded: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Returns this layer's keys and values of the encoder's output, (batch, source, width)."""
+        return self.encoder_decoder_attention.keys_values(encoded)
+
+    def self_attend(
+        self, hidden: jax.Array, keys: jax.Array, values: jax.Array, bias: jax.Array, *, deterministic: bool = True
+    ) -> jax.Array:
+        """Returns the states after self-attention, residual included, shape of `hidden`."""
+        normed = self.pre_self_attention_layer_norm(hidden)
+        attended = self.self_attention.attend(normed, keys, values, bias, deterministic=deterministic)
+        return hidden + self.dropout(attended, deterministic=deterministic)
+
+    def cross_attend_and_feed_forward(
+        self, hidden: jax.Array, keys: jax.Array, values: jax.Array, bias: jax.Array, *, deterministic: bool = True
+    ) -> jax.Array:
+        """Returns the layer's output, shape of `hidden`, of the states after self-attention."""
+        normed = self.pre_cross_attention_layer_norm(hidden)
+        attended = self.encoder_decoder_attention.attend(normed, keys, values, bias, deterministic=deterministic)
+        hidden = hidden + self.dropout(attended, deterministic=deterministic)
+        output = self.mlp(self.pre_mlp_layer_norm(hidden), deterministic=deterministic)
+        return hidden + self.dropout(output, deterministic=deterministic)

@@ -1,0 +1,185 @@
+"""The encoder-decoder: encoding, one decoder layer at a time, and the output head at any layer."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import linen as nn
+
+from .attention import MASKED, PRECISION, RelativePositionBias
+from .config import T5Config
+from .layers import DecoderLayer, EncoderLayer, RMSNorm
+
+PAD_ID = 0
+
+
+class Encoder(nn.Module):
+    """The encoder stack with its final norm."""
+
+    config: T5Config
+    dropout_rate: float = 0.0
+
+    @nn.compact
+    def __call__(self, embedded: jax.Array, source_mask: jax.Array, *, deterministic: bool = True) -> jax.Array:
+        """Returns the encoder's output, shape (batch, source, width), of embedded tokens and their mask."""
+        config = self.config
+        relative = RelativePositionBias(config, bidirectional=True, name="relpos_bias")(embedded.shape[1])
+        # [heads, source, source], [batch, source] -> [batch, heads, source, source]
+        bias = relative[None] + padding_bias(source_mask)
+        dropout = nn.Dropout(self.dropout_rate)
+        hidden = dropout(embedded, deterministic=deterministic)
+        for index in range(config.num_encoder_layers):
+            layer = EncoderLayer(config, self.dropout_rate, name=f"layers_{index}")
+            hidden = layer(hidden, bias, deterministic=deterministic)
+        return dropout(RMSNorm(name="encoder_norm")(hidden), deterministic=deterministic)
+
+
+class Decoder(nn.Module):
+    """The decoder stack, whose layers and head are called one by one."""
+
+    config: T5Config
+    dropout_rate: float = 0.0
+
+    def setup(self) -> None:
+        """Declares the layers, the shared final norm, the head and the exit classifier."""
+        config = self.config
+        self.relpos_bias = RelativePositionBias(config, bidirectional=False)
+        self.layers = [DecoderLayer(config, self.dropout_rate) for _ in range(config.num_decoder_layers)]
+        self.decoder_norm = RMSNorm()
+        self.dropout = nn.Dropout(self.dropout_rate)
+        if not config.tied_head:
+            self.logits_dense = nn.Dense(config.vocab_size, use_bias=False, precision=PRECISION)
+        if config.exit_classifier:
+            self.meta_cls = nn.Dense(2, precision=PRECISION)
+
+
+class EarlyExitT5(nn.Module):
+    """T5 1.1 with an output head after every decoder layer.
+
+    The parameter tree is the one of `parameter_shapes`. Methods are called through `Module.apply`. Decoder layers are
+    counted from 1, as in the paper.
+
+    Attributes:
+      config: Sizes of the model.
+      dropout_rate: Dropout used with `deterministic=False`.
+    """
+
+    config: T5Config
+    dropout_rate: float = 0.0
+
+    def setup(self) -> None:
+        """Declares embedding, encoder and decoder."""
+        self.token_embedder = nn.Embed(self.config.vocab_size, self.config.emb_dim)
+        self.encoder = Encoder(self.config, self.dropout_rate)
+        self.decoder = Decoder(self.config, self.dropout_rate)
+
+    def embed(self, tokens: jax.Array) -> jax.Array:
+        """Returns the embeddings of token ids, shape of `tokens` + (width,)."""
+        return self.token_embedder(tokens)
+
+    def encode(self, source_tokens: jax.Array, *, deterministic: bool = True) -> jax.Array:
+        """Returns the encoder's output, shape (batch, source, width), of 0-padded ids (batch, source)."""
+        embedded = self.embed(source_tokens)
+        return self.encoder(embedded, source_tokens != PAD_ID, deterministic=deterministic)
+
+    def cross_keys_values(self, encoded: jax.Array) -> list[tuple[jax.Array, jax.Array]]:
+        """Returns every decoder layer's keys and values of the encoder's output, each (batch, source, heads, dim)."""
+        return [layer.cross_keys_values(encoded) for layer in self.decoder.layers]
+
+    def decoder_position_bias(self, length: int) -> jax.Array:
+        """Returns the decoder's relative position bias with future keys masked, shape (heads, length, length)."""
+        causal = np.tril(np.ones((length, length), bool))
+        return self.decoder.relpos_bias(length) + jnp.where(causal, np.float32(0), MASKED)[None]
+
+    def self_keys_values(self, states: jax.Array, layer: int) -> tuple[jax.Array, jax.Array]:
+        """Returns keys and values that decoder layer `layer` makes of `states`, each shape[:-1] + (heads, dim)."""
+        return self.decoder.layers[layer - 1].self_keys_values(states)
+
+    def decoder_layer(
+        self,
+        hidden: jax.Array,
+        layer: int,
+        self_keys_values: tuple[jax.Array, jax.Array],
+        self_bias: jax.Array,
+        cross_keys_values: tuple[jax.Array, jax.Array],
+        cross_bias: jax.Array,
+    ) -> jax.Array:
+        """Returns the output of decoder layer `layer` for one position of every lane.
+
+        Args:
+          hidden: shape (batch, lanes, width). Output of the layer below at this position.
+          layer: Which layer, from 1.
+          self_keys_values: Each of shape (batch, lanes, positions, heads, head_dim).
+          self_bias: shape (heads, positions). Future and unfilled positions are masked.
+          cross_keys_values: Each of shape (batch, source, heads, head_dim), shared by the lanes of a prompt.
+          cross_bias: shape (batch, 1, 1, source). Padding is masked.
+
+        Returns:
+          Shape (batch, lanes, width).
+        """
+        module = self.decoder.layers[layer - 1]
+        # One query per lane against the cache of that lane.
+        hidden = module.self_attend(hidden[:, :, None], *self_keys_values, self_bias[None, None, :, None])[:, :, 0]
+        # The lanes of a prompt are the queries of one attention over its source.
+        return module.cross_attend_and_feed_forward(hidden, *cross_keys_values, cross_bias)
+
+    def decode_teacher_forced(
+        self, source_tokens: jax.Array, decoder_inputs: jax.Array, *, deterministic: bool = True
+    ) -> jax.Array:
+        """Returns the output of every decoder layer at every position, without early exits.
+
+        Args:
+          source_tokens: shape (batch, source). 0-padded.
+          decoder_inputs: shape (batch, target). The targets shifted right by one, starting with 0.
+          deterministic: Whether dropout is off.
+
+        Returns:
+          Shape (layers, batch, target, width), no final norm applied.
+        """
+        encoded = self.encode(source_tokens, deterministic=deterministic)
+        cross_bias = padding_bias(source_tokens != PAD_ID)
+        self_bias = self.decoder_position_bias(decoder_inputs.shape[1])[None]
+        hidden = self.decoder.dropout(self.embed(decoder_inputs), deterministic=deterministic)
+        states = []
+        for layer in self.decoder.layers:
+            keys, values = layer.self_keys_values(hidden)
+            hidden = layer.self_attend(hidden, keys, values, self_bias, deterministic=deterministic)
+            cross = layer.cross_keys_values(encoded)
+            hidden = layer.cross_attend_and_feed_forward(hidden, *cross, cross_bias, deterministic=deterministic)
+            states.append(hidden)
+        return jnp.stack(states)
+
+    def head(self, states: jax.Array, *, deterministic: bool = True) -> jax.Array:
+        """Returns the logits of the output head after any layer: final norm, then the shared head.
+
+        Args:
+          states: shape (..., width). Output of any decoder layer.
+          deterministic: Whether dropout is off.
+
+        Returns:
+          Shape (..., vocabulary).
+        """
+        normed = self.decoder.dropout(self.decoder.decoder_norm(states), deterministic=deterministic)
+        if self.config.tied_head:
+            # T5's tied head undoes the scale of the embeddings (Raffel et al., 2020; T5X `logits_via_embedding`).
+            embedding = self.token_embedder.embedding
+            return jnp.dot(normed / np.float32(np.sqrt(self.config.emb_dim)), embedding.T, precision=PRECISION)
+        return self.decoder.logits_dense(normed)
+
+    def exit_score(self, states: jax.Array) -> jax.Array:
+        """Returns the exit classifier's probability of "exit", shape (...), of raw layer outputs (..., width).
+
+        The classifier reads the layer's output as it is, without the final norm, as the released T5X code does.
+        """
+        return jax.nn.softmax(self.decoder.meta_cls(states))[..., 1]
+
+    def __call__(self, source_tokens: jax.Array, decoder_inputs: jax.Array) -> jax.Array:
+        """Returns every layer's logits, shape (layers, batch, target, vocabulary); declares every parameter."""
+        states = self.decode_teacher_forced(source_tokens, decoder_inputs)
+        if self.config.exit_classifier:
+            self.exit_score(states)
+        return self.head(states)
+
+
+def padding_bias(mask: jax.Array) -> jax.Array:
+    """Returns the attention bias that hides padding, shape (batch, 1, 1, source), of a mask (batch, source)."""
+    return jnp.where(mask, np.float32(0), MASKED)[:, None, None, :]

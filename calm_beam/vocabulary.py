@@ -1,0 +1,90 @@
+"""SentencePiece vocabularies with T5's conventions; ids equal those of seqio's `SentencePieceVocabulary`."""
+
+import hashlib
+import os
+import pathlib
+from collections.abc import Sequence
+
+import sentencepiece
+
+PAD_ID = 0
+EOS_ID = 1
+UNK_ID = 2
+
+
+class VocabularyError(ValueError):
+    """A SentencePiece model that cannot be read or does not follow T5's conventions."""
+
+
+class Vocabulary:
+    """Text to token ids and back: pad 0, eos 1, unknown 2, and optional sentinels `<extra_id_0>`, ... at the top.
+
+    The sentinels are numbered downwards from the highest id, as T5 does. Not picklable; workers load their own.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], *, extra_ids: int = 0) -> None:
+        """Loads a SentencePiece model.
+
+        Args:
+          path: The `sentencepiece.model` file.
+          extra_ids: Number of sentinels to add, 100 for the public T5 vocabularies.
+
+        Raises:
+          VocabularyError: If the file is missing, not a SentencePiece model, or has other ids for pad, eos or unknown.
+          ValueError: If `extra_ids` is negative.
+        """
+        if extra_ids < 0:
+            raise ValueError(f"extra_ids must be at least 0, got {extra_ids}.")
+        try:
+            serialized = pathlib.Path(path).read_bytes()
+            model = _with_extra_ids(serialized, extra_ids)
+            self._processor = sentencepiece.SentencePieceProcessor(model_proto=model)
+        except (OSError, RuntimeError) as error:
+            raise VocabularyError(f"vocabulary {path}: cannot be read as a SentencePiece model: {error}") from error
+        found = (self._processor.pad_id(), self._processor.eos_id(), self._processor.unk_id())
+        if found != (PAD_ID, EOS_ID, UNK_ID):
+            raise VocabularyError(
+                f"vocabulary {path}: ids of pad, eos and unknown are {found}, T5 needs ({PAD_ID}, {EOS_ID}, {UNK_ID}). "
+                "Train it with --pad_id=0 --eos_id=1 --unk_id=2 --bos_id=-1."
+            )
+        self._fingerprint = hashlib.sha256(serialized).hexdigest()
+        self.extra_ids = extra_ids
+
+    @property
+    def size(self) -> int:
+        """Number of ids, sentinels included."""
+        return self._processor.get_piece_size()
+
+    @property
+    def fingerprint(self) -> str:
+        """`sha256:` and the digest of the model file."""
+        return f"sha256:{self._fingerprint}"
+
+    def encode(self, text: str) -> list[int]:
+        """Returns the ids of a text, without eos."""
+        return self._processor.encode(text)
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Returns the text of ids up to the first eos; ids the vocabulary does not have read as unknown.
+
+        Output heads are often padded beyond the vocabulary, so such ids can be generated.
+        """
+        known = [int(index) if 0 <= index < self.size else UNK_ID for index in ids]
+        end = known.index(EOS_ID) if EOS_ID in known else len(known)
+        return self._processor.decode(known[:end])
+
+
+def _with_extra_ids(serialized: bytes, extra_ids: int) -> bytes:
+    """Returns the model with sentinels appended as pieces of their own, so that they are found in text too."""
+    if not extra_ids:
+        return serialized
+    from sentencepiece import sentencepiece_model_pb2
+
+    model = sentencepiece_model_pb2.ModelProto.FromString(serialized)
+    for index in reversed(range(extra_ids)):
+        model.pieces.add(
+            piece=f"▁<extra_id_{index}>",
+            score=0.0,
+            type=sentencepiece_model_pb2.ModelProto.SentencePiece.USER_DEFINED,
+        )
+    return model.SerializeToString()

@@ -1,0 +1,1 @@
+"""The command line: flags, runners, progress and terminal output."""

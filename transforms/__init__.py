@@ -1,0 +1,1 @@
+"""Apache Beam transforms: reading, decoding, scoring and testing as a pipeline."""

@@ -104,7 +104,7 @@ def _decode(
     cross_bias = padding_bias(source_tokens != PAD_ID)
     position_bias = apply(steps, method="decoder_position_bias")
 
-    cache_shape = (batch, lanes, steps, config.num_heads, config.head_dim)
+    cache_shape = (batch, lanes, config.num_heads, steps, config.head_dim)
     empty_cache = [(jnp.zeros(cache_shape), jnp.zeros(cache_shape)) for _ in range(config.num_decoder_layers)]
     state = {
         "step": jnp.int32(0),
@@ -176,7 +176,7 @@ def _one_token(
         if rule.state_propagation == "from_first_exit":
             propagated = jnp.where(exited[..., None], first_exit_hidden, hidden)
         keys_values = tuple(
-            cached.at[:, :, step].set(new)
+            cached.at[:, :, :, step].set(new)
             for cached, new in zip(cache[layer - 1], apply(propagated, layer, method="self_keys_values"), strict=True)
         )
         new_cache.append(keys_values)

@@ -42,8 +42,8 @@ class Attention(nn.Module):
 
         Args:
           inputs: shape (..., queries, width).
-          keys: shape (..., positions, heads, head_dim).
-          values: shape (..., positions, heads, head_dim).
+          keys: shape (..., heads, positions, head_dim).
+          values: shape (..., heads, positions, head_dim).
           bias: Added to the logits; broadcastable to (..., heads, queries, positions), of the same rank.
           deterministic: Whether dropout is off.
 
@@ -51,18 +51,22 @@ class Attention(nn.Module):
           Shape (..., queries, width).
         """
         queries = self._split(self.query(inputs))
-        # [..., queries, heads, head_dim], [..., positions, heads, head_dim] -> [..., heads, queries, positions]
-        logits = jnp.einsum("...qhd,...khd->...hqk", queries, keys, precision=PRECISION) + bias
+        # [..., heads, queries, head_dim] x [..., heads, positions, head_dim] -> [..., heads, queries, positions]
+        logits = jnp.matmul(queries, jnp.swapaxes(keys, -1, -2), precision=PRECISION) + bias
         weights = self.dropout(jax.nn.softmax(logits), deterministic=deterministic)
-        mixed = jnp.einsum("...hqk,...khd->...qhd", weights, values, precision=PRECISION)
+        # [..., heads, queries, head_dim] -> [..., queries, heads, head_dim]
+        mixed = jnp.swapaxes(jnp.matmul(weights, values, precision=PRECISION), -2, -3)
         return self.out(mixed.reshape(*mixed.shape[:-2], -1))
 
     def keys_values(self, inputs: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Returns keys and values, each of shape (..., positions, heads, head_dim), of (..., positions, width)."""
+        """Returns keys and values, each of shape (..., heads, positions, head_dim), of (..., positions, width)."""
         return self._split(self.key(inputs)), self._split(self.value(inputs))
 
     def _split(self, projected: jax.Array) -> jax.Array:
-        return projected.reshape(*projected.shape[:-1], self.config.num_heads, self.config.head_dim)
+        # Heads before positions: both products are then plain batched matrix products, which on CPU are several times
+        # faster than products over an inner axis.
+        split = projected.reshape(*projected.shape[:-1], self.config.num_heads, self.config.head_dim)
+        return jnp.swapaxes(split, -2, -3)
 
 
 class RelativePositionBias(nn.Module):

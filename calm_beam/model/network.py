@@ -82,7 +82,7 @@ class EarlyExitT5(nn.Module):
         return self.encoder(embedded, source_tokens != PAD_ID, deterministic=deterministic)
 
     def cross_keys_values(self, encoded: jax.Array) -> list[tuple[jax.Array, jax.Array]]:
-        """Returns every decoder layer's keys and values of the encoder's output, each (batch, source, heads, dim)."""
+        """Returns every decoder layer's keys and values of the encoder's output, each (batch, heads, source, dim)."""
         return [layer.cross_keys_values(encoded) for layer in self.decoder.layers]
 
     def decoder_position_bias(self, length: int) -> jax.Array:
@@ -91,8 +91,17 @@ class EarlyExitT5(nn.Module):
         return self.decoder.relpos_bias(length) + jnp.where(causal, np.float32(0), MASKED)[None]
 
     def self_keys_values(self, states: jax.Array, layer: int) -> tuple[jax.Array, jax.Array]:
-        """Returns keys and values that decoder layer `layer` makes of `states`, each shape[:-1] + (heads, dim)."""
-        return self.decoder.layers[layer - 1].self_keys_values(states)
+        """Returns the keys and values that decoder layer `layer` makes of one position of every lane.
+
+        Args:
+          states: shape (batch, lanes, width). The (possibly propagated) output of the layer below.
+          layer: Which layer, from 1.
+
+        Returns:
+          Keys and values, each of shape (batch, lanes, heads, head_dim).
+        """
+        keys, values = self.decoder.layers[layer - 1].self_keys_values(states[:, :, None])
+        return keys[:, :, :, 0], values[:, :, :, 0]
 
     def decoder_layer(
         self,
@@ -108,9 +117,9 @@ class EarlyExitT5(nn.Module):
         Args:
           hidden: shape (batch, lanes, width). Output of the layer below at this position.
           layer: Which layer, from 1.
-          self_keys_values: Each of shape (batch, lanes, positions, heads, head_dim).
+          self_keys_values: Each of shape (batch, lanes, heads, positions, head_dim).
           self_bias: shape (heads, positions). Future and unfilled positions are masked.
-          cross_keys_values: Each of shape (batch, source, heads, head_dim), shared by the lanes of a prompt.
+          cross_keys_values: Each of shape (batch, heads, source, head_dim), shared by the lanes of a prompt.
           cross_bias: shape (batch, 1, 1, source). Padding is masked.
 
         Returns:

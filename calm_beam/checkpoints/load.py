@@ -28,11 +28,11 @@ def load_checkpoint(path: str | pathlib.Path) -> Checkpoint:
         raise CheckpointError(f"checkpoint {path}: no such directory.")
     if (directory / "config.json").is_file():
         stored_config, arrays = read_native(directory)
-        layout, parents = "native", (directory,)
+        layout, parents = "native", [directory]
     elif (step := directory if (directory / "checkpoint").is_file() else latest_step_directory(directory)) is not None:
         stored_config, arrays = None, read_t5x(step)
         directory = step
-        layout, parents = "t5x", (step, step.parent)
+        layout, parents = "t5x", [step, step.parent]
     else:
         found = ", ".join(sorted(child.name for child in directory.iterdir())[:8]) or "nothing"
         raise CheckpointError(
@@ -46,6 +46,4 @@ def load_checkpoint(path: str | pathlib.Path) -> Checkpoint:
     if stored_config not in (None, config):
         raise CheckpointError(f"checkpoint {directory}: config.json says {stored_config}, the arrays are of {config}.")
     vocabulary = next((folder / _VOCABULARY for folder in parents if (folder / _VOCABULARY).is_file()), None)
-    return Checkpoint(
-        config=config, arrays=arrays, directory=directory, vocabulary_path=vocabulary, layout=layout
-    )
+    return Checkpoint(config=config, arrays=arrays, directory=directory, vocabulary_path=vocabulary, layout=layout)

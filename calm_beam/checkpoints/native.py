@@ -6,7 +6,6 @@ since rounding to it changes far more outputs than float16 does.
 
 import dataclasses
 import json
-import os
 import pathlib
 import shutil
 
@@ -15,6 +14,7 @@ import safetensors
 import safetensors.numpy
 
 from calm_beam.model import T5Config
+from calm_beam.storage import replacing
 
 from .checkpoint import CheckpointError, FloatArrays
 
@@ -79,15 +79,9 @@ def write_native(
     directory.mkdir(parents=True, exist_ok=True)
     stored = {name: np.ascontiguousarray(array, _WRITABLE[dtype]) for name, array in arrays.items()}
     config_text = json.dumps({"format": _FORMAT, **dataclasses.asdict(config)}, indent=2) + "\n"
-    _replace(directory / "sentencepiece.model", lambda temporary: shutil.copyfile(vocabulary_path, temporary))
-    _replace(directory / "model.safetensors", lambda temporary: safetensors.numpy.save_file(stored, temporary))
-    _replace(directory / "config.json", lambda temporary: temporary.write_text(config_text, encoding="utf-8"))
-
-
-def _replace(path: pathlib.Path, write: "object") -> None:
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        write(temporary)  # type: ignore[operator]
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    with replacing(directory / "sentencepiece.model") as temporary:
+        shutil.copyfile(vocabulary_path, temporary)
+    with replacing(directory / "model.safetensors") as temporary:
+        safetensors.numpy.save_file(stored, temporary)
+    with replacing(directory / "config.json") as temporary:
+        temporary.write_text(config_text, encoding="utf-8")

@@ -1,4 +1,1 @@
-"""Greedy decoding with early exits, at every threshold of a grid."""
-
-from .sweep import SweepDecoder as SweepDecoder
-from .sweep import SweepResult as SweepResult
+"""Greedy decoding with early exits, at every threshold of a grid. Modules are imported one by one: only some need JAX."""

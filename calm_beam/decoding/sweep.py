@@ -16,11 +16,17 @@ import jax.numpy as jnp
 import numpy as np
 
 from calm_beam.checkpoints import Checkpoint
-from calm_beam.exits import ExitRule, hidden_state_saturation, softmax_gap, softmax_max
+from calm_beam.exits.rule import ExitRule
+from calm_beam.exits.saturation import hidden_state_saturation
 from calm_beam.exits.schedule import scheduled_thresholds
+from calm_beam.exits.softmax_response import softmax_gap, softmax_max
 from calm_beam.model import EarlyExitT5
 from calm_beam.model.network import PAD_ID, padding_bias
 from calm_beam.vocabulary import EOS_ID
+
+
+# Keys and values, each of shape (batch, lanes, heads, positions, head_dim), or without lanes for cross-attention.
+KeysValues = tuple[jax.Array, ...]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -31,8 +37,8 @@ class SweepResult:
       tokens: int32, shape (batch, lanes, max_decode_length). 0 after the output's end; eos is part of the output.
       lengths: int32, shape (batch, lanes). Number of tokens, eos included.
       exit_layers: int32, shape of `tokens`. Layers used, counted from 1; 0 after the end.
-      confidences: float32, shape of `tokens`. Confidence at the exit layer; 0 after the end. In the full model's lane, and
-        wherever the last layer was reached, it is the last layer's.
+      confidences: float32, shape of `tokens`. Confidence at the exit layer; 0 after the end. It is
+        the last layer's in the full model's lane, and wherever a token went that far.
       finite: bool, shape (batch,). False where a prompt gave a logit that is NaN or infinite.
     """
 
@@ -155,11 +161,11 @@ def _one_token(
     previous: jax.Array,
     step: jax.Array,
     thresholds: jax.Array,
-    cache: list[tuple[jax.Array, jax.Array]],
+    cache: list[KeysValues],
     self_bias: jax.Array,
-    cross: list[tuple[jax.Array, jax.Array]],
+    cross: list[KeysValues],
     cross_bias: jax.Array,
-) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array, list[tuple[jax.Array, jax.Array]]]:
+) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array, list[KeysValues]]:
     """Returns token, exit layer, confidence and finiteness of every lane, each (batch, lanes), and the new caches."""
     num_layers = model.config.num_decoder_layers
     exit_layers = rule.exit_layers(num_layers)

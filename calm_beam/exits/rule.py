@@ -58,7 +58,9 @@ class ExitRule:
         (1, 4, 7, 8)
         """
         if self.min_exit_layer > num_layers:
-            raise ValueError(f"min_exit_layer must be at most {num_layers}, the decoder's depth; got {self.min_exit_layer}.")
+            raise ValueError(
+                f"min_exit_layer must be at most {num_layers}, the decoder's depth; got {self.min_exit_layer}."
+            )
         allowed = range(self.min_exit_layer, num_layers + 1, self.exit_interval)
         return tuple(sorted({*allowed, num_layers}))
 

@@ -1,0 +1,113 @@
+"""Calibration examples, and their JSONL form."""
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Mapping
+from typing import Any
+
+
+class DataError(ValueError):
+    """An example that is malformed, or a data set that cannot be calibrated on."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Example:
+    """One prompt, with the texts that would be right answers to it.
+
+    Attributes:
+      id: Identifies the example within its data set.
+      has_own_id: Whether the id stood in the data; otherwise it was derived from the content.
+      input: The prompt as text, without task prefix; None if it came as token ids.
+      input_ids: The prompt as token ids, taken as they are; None if it came as text.
+      references: Right answers, possibly none.
+      file_index: Which of the sorted data files it came from.
+      line: Line number in that file, from 1.
+    """
+
+    id: str
+    has_own_id: bool
+    input: str | None
+    input_ids: tuple[int, ...] | None
+    references: tuple[str, ...]
+    file_index: int
+    line: int
+
+    def input_digest(self) -> bytes:
+        """Returns a digest of the prompt: equal for two examples exactly if their prompts are equal."""
+        return hashlib.sha256(json.dumps([self.input, self.input_ids]).encode()).digest()
+
+    def content_digest(self) -> bytes:
+        """Returns a digest of id, prompt and references, 32 bytes."""
+        return hashlib.sha256(json.dumps([self.id, self.input, self.input_ids, self.references]).encode()).digest()
+
+
+def parse_example(line: bytes | str, *, path: str, line_number: int, file_index: int = 0) -> Example:
+    """Returns the example in one line of a JSONL file.
+
+    Args:
+      line: A JSON object with `input` (text) or `input_ids` (list of token ids, padding 0 at the end is dropped), and
+        optionally `id` (text) and `references` (list of texts). Other keys are ignored.
+      path: The file, for messages.
+      line_number: The line in it, from 1.
+      file_index: Which of the data files it is.
+
+    Returns:
+      The example. Without `id`, the id is derived from prompt and references.
+
+    Raises:
+      DataError: If the line is not such an object; names file and line.
+    """
+    where = f"{path}, line {line_number}"
+    try:
+        row = json.loads(line)
+    except ValueError as error:
+        raise DataError(f"{where}: not valid JSON ({error}). Every line must be one JSON object.") from error
+    if not isinstance(row, dict):
+        raise DataError(f"{where}: expected a JSON object, got {type(row).__name__}.")
+    if ("input" in row) == ("input_ids" in row):
+        raise DataError(f"{where}: expected exactly one of the keys input and input_ids, got keys {sorted(row)}.")
+    text = _input_text(row, where) if "input" in row else None
+    ids = _input_ids(row, where) if "input_ids" in row else None
+    references = _references(row, where)
+    own_id = row.get("id")
+    if own_id is not None and (not isinstance(own_id, str) or not own_id):
+        raise DataError(f"{where}: id must be a text that is not empty, got {own_id!r}.")
+    content = json.dumps([text, ids, references]).encode()
+    return Example(
+        id=own_id or f"content-{hashlib.sha256(content).hexdigest()[:24]}",
+        has_own_id=own_id is not None,
+        input=text,
+        input_ids=ids,
+        references=references,
+        file_index=file_index,
+        line=line_number,
+    )
+
+
+def _input_text(row: Mapping[str, Any], where: str) -> str:
+    value = row["input"]
+    if not isinstance(value, str):
+        raise DataError(f"{where}: input must be a text, got {type(value).__name__}.")
+    if not value.strip():
+        raise DataError(f"{where}: input is empty.")
+    return value
+
+
+def _input_ids(row: Mapping[str, Any], where: str) -> tuple[int, ...]:
+    value = row["input_ids"]
+    if not isinstance(value, list) or any(type(index) is not int or index < 0 for index in value):
+        raise DataError(f"{where}: input_ids must be a list of integers of at least 0, got {value!r}.")
+    end = len(value)
+    while end and value[end - 1] == 0:
+        end -= 1
+    if not end:
+        raise DataError(f"{where}: input_ids is empty or holds padding (0) only.")
+    return tuple(value[:end])
+
+
+def _references(row: Mapping[str, Any], where: str) -> tuple[str, ...]:
+    value = row.get("references", [])
+    if not isinstance(value, list) or not all(isinstance(reference, str) for reference in value):
+        raise DataError(f"{where}: references must be a list of texts, got {value!r}.")
+    return tuple(value)

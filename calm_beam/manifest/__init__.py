@@ -1,0 +1,27 @@
+"""The manifest: what a calibration run promises, for which model, in one JSON file.
+
+Standard library only, so that a serving process can read a manifest without numpy, JAX or Beam. The form of the file
+is described for other languages by `manifest.schema.json` beside this module; the rules which tie values to each
+other are enforced by the records.
+"""
+
+from ._checks import ManifestError as ManifestError
+from ._manifest import GUARANTEE as GUARANTEE
+from ._manifest import Manifest as Manifest
+from ._record import SCHEMA as SCHEMA
+from .digest import content_digest as content_digest
+from .reader import parse_manifest as parse_manifest
+from .reader import read_manifest as read_manifest
+from .records import CONFIDENCES as CONFIDENCES
+from .records import CONSISTENCIES as CONSISTENCIES
+from .records import PROCEDURES as PROCEDURES
+from .records import SCHEDULES as SCHEDULES
+from .records import STATE_PROPAGATIONS as STATE_PROPAGATIONS
+from .records import Calibration as Calibration
+from .records import DataRecord as DataRecord
+from .records import DecodeRecord as DecodeRecord
+from .records import ModelRecord as ModelRecord
+from .records import PathEntry as PathEntry
+from .records import VocabularyRecord as VocabularyRecord
+from .writer import manifest_text as manifest_text
+from .writer import write_manifest as write_manifest

@@ -1,0 +1,213 @@
+"""The manifest as a whole: its parts, what must agree between them, its digest."""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Self
+
+from ._checks import ManifestError, check_text, check_utc_time, shown
+from ._record import SCHEMA, Record, check_record, check_tuple, checked_keys, records_from_json
+from .digest import content_digest
+from .records import Calibration, DataRecord, DecodeRecord, ModelRecord, VocabularyRecord
+
+GUARANTEE = (
+    "Each calibration entry holds alone: with probability at least 1 - epsilon over the draw of the calibration set, "
+    "the expected loss at its threshold is at most delta, for prompts drawn independently from the same distribution "
+    "as the calibration set. Several entries are not promised to hold together."
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Manifest(Record):
+    """What a calibration run promises, for which model, decoder and data.
+
+    Attributes:
+      created: When the run finished, ISO 8601 in UTC, ending in Z.
+      model: The model that was calibrated.
+      vocabulary: Its vocabulary; None when the data are token ids.
+      decode: How it decodes.
+      data: The calibration set.
+      calibrations: The promises, at least one.
+      guarantee: What they mean, in words.
+      software: Versions by name. Copied, so that later changes to the caller's dict do not reach the manifest.
+    """
+
+    created: str
+    model: ModelRecord
+    vocabulary: VocabularyRecord | None
+    decode: DecodeRecord
+    data: DataRecord
+    calibrations: tuple[Calibration, ...]
+    guarantee: str = GUARANTEE
+    # Left out of the hash only because a dict has none; equality does compare it.
+    software: Mapping[str, str] = field(hash=False)
+
+    @classmethod
+    def from_dict(cls, value: object, *, at: str = "") -> Self:
+        """Returns the manifest that plain JSON values describe, as `to_dict` gives them.
+
+        Args:
+          value: A dict with exactly the keys of the schema, "schema" and "digest" included.
+          at: Put before the key path in error messages.
+
+        Returns:
+          The manifest.
+
+        Raises:
+          ManifestError: If the schema is another one, a key is unknown or missing, a value is of the wrong type or at
+            odds with another value, or the digest does not match the rest.
+        """
+        check_schema(value)
+        keys = ["schema", *(f.name for f in fields(cls)), "digest"]
+        given = checked_keys(value, keys, at=at)
+        manifest = super().from_dict({k: v for k, v in given.items() if k not in ("schema", "digest")}, at=at)
+        check_digest(given)
+        return manifest
+
+    @classmethod
+    def _from_json(cls, key: str, value: object, *, at: str) -> object:
+        match key:
+            case "model":
+                return ModelRecord.from_dict(value, at=at)
+            case "vocabulary":
+                return None if value is None else VocabularyRecord.from_dict(value, at=at)
+            case "decode":
+                return DecodeRecord.from_dict(value, at=at)
+            case "data":
+                return DataRecord.from_dict(value, at=at)
+            case "calibrations":
+                return records_from_json(Calibration, value, at=at)
+        return value
+
+    def __post_init__(self) -> None:
+        check_utc_time("created", self.created)
+        check_record("model", self.model, ModelRecord)
+        if self.vocabulary is not None:
+            check_record("vocabulary", self.vocabulary, VocabularyRecord)
+        check_record("decode", self.decode, DecodeRecord)
+        check_record("data", self.data, DataRecord)
+        check_tuple("calibrations", self.calibrations, of=Calibration)
+        if not self.calibrations:
+            raise ManifestError("calibrations must have at least one entry, got []")
+        check_text("guarantee", self.guarantee)
+        if not isinstance(self.software, Mapping):
+            raise ManifestError(f"software must be a JSON object, got {shown(self.software)}")
+        for name, version in self.software.items():
+            check_text("a name in software", name)
+            check_text(f"software[{shown(name)}]", version)
+        object.__setattr__(self, "software", dict(self.software))
+        if self.decode.min_exit_layer > self.model.layers:
+            raise ManifestError(
+                f"decode.min_exit_layer must be at most model.layers, which is {self.model.layers}, "
+                f"got {self.decode.min_exit_layer}"
+            )
+        for index, calibration in enumerate(self.calibrations):
+            self._check_against_run(calibration, at=f"calibrations[{index}]")
+
+    def _check_against_run(self, calibration: Calibration, *, at: str) -> None:
+        """Refuses a calibration that is at odds with the model or the data."""
+        full, examples, failed = self.model.layers, self.data.examples, self.data.failed
+        for index, entry in enumerate(calibration.path):
+            if entry.n != examples:
+                raise ManifestError(
+                    f"{at}.path[{index}].n must be data.examples, which is {examples} (failed examples count, "
+                    f"with loss 1), got {entry.n}"
+                )
+            if entry.layers > full:
+                raise ManifestError(
+                    f"{at}.path[{index}].layers must be at most model.layers, which is {full}, "
+                    f"got {shown(entry.layers)}"
+                )
+            # Division rounds monotonically, so a mean over losses that include these ones cannot come out below.
+            if entry.risk < failed / examples:
+                raise ManifestError(
+                    f"{at}.path[{index}].risk must be at least {shown(failed / examples)}, since {failed} of "
+                    f"{examples} examples failed and count with loss 1, got {shown(entry.risk)}"
+                )
+        if calibration.threshold is None and calibration.layers != full:
+            raise ManifestError(
+                f"{at}.layers must be model.layers, which is {full}, when threshold is null, "
+                f"got {shown(calibration.layers)}"
+            )
+
+    @property
+    def digest(self) -> str:
+        """The digest of the content, `"sha256:"` and 64 hexadecimal digits."""
+        return content_digest({"schema": SCHEMA, **super().to_dict()})
+
+    def to_dict(self) -> dict[str, object]:
+        """Returns the manifest as plain JSON values, with "schema" first and "digest" last."""
+        content = {"schema": SCHEMA, **super().to_dict()}
+        return {**content, "digest": content_digest(content)}
+
+    def calibration(self, *, consistency: str, metric: str, delta: float, epsilon: float | None = None) -> Calibration:
+        """Returns the one calibration that was run with these settings.
+
+        Args:
+          consistency: "textual" or "risk".
+          metric: Name of the metric.
+          delta: Risk tolerance, exactly as calibrated.
+          epsilon: Allowed probability of breaking it; may be left out where only one was calibrated.
+
+        Returns:
+          The calibration. Its `threshold` is None where no threshold was found safe: then never exit early.
+
+        Raises:
+          ManifestError: If no entry or more than one matches; the message lists those there are.
+        """
+        found = [
+            entry
+            for entry in self.calibrations
+            if (entry.consistency, entry.metric, entry.delta) == (consistency, metric, delta)
+            and epsilon in (None, entry.epsilon)
+        ]
+        if len(found) == 1:
+            return found[0]
+        asked = f"consistency={consistency}, metric={metric}, delta={shown(delta)}"
+        if epsilon is not None:
+            asked += f", epsilon={shown(epsilon)}"
+        if not found:
+            raise ManifestError(f"no calibration has {asked}. The manifest has: {_listed(self.calibrations)}.")
+        remedy = "Say which epsilon" if epsilon is None else "Choose one from `calibrations`"
+        raise ManifestError(f"{len(found)} calibrations have {asked}. {remedy}: {_listed(found)}.")
+
+
+def check_schema(value: object) -> None:
+    """Refuses JSON that is not a manifest of the version this module knows."""
+    if not isinstance(value, Mapping):
+        raise ManifestError(f"a manifest must be a JSON object, got {shown(value)}")
+    if "schema" not in value:
+        raise ManifestError(f'schema is missing, so this is no manifest; expected "{SCHEMA}"')
+    schema = value["schema"]
+    if schema == SCHEMA:
+        return
+    family, _, version = SCHEMA.rpartition("/")
+    if isinstance(schema, str) and schema.startswith(family + "/"):
+        raise ManifestError(
+            f"schema is {shown(schema)}, this reader knows {version}. Upgrade calm-beam where you serve."
+        )
+    raise ManifestError(f'schema is {shown(schema)}, so this is no calm-beam manifest; expected "{SCHEMA}"')
+
+
+def check_digest(content: Mapping[str, object]) -> None:
+    """Refuses content that is not what the digest was taken of."""
+    if "digest" not in content:
+        raise ManifestError("digest is missing, so nothing shows that the manifest is as it was written")
+    try:
+        found = content_digest(content)
+    except RecursionError:
+        raise ManifestError("digest cannot be checked, as the content is nested too deeply") from None
+    except (TypeError, ValueError) as error:
+        raise ManifestError(f"digest cannot be checked, as the content has no form in JSON: {error}") from None
+    if content["digest"] != found:
+        raise ManifestError(
+            f"digest is {shown(content['digest'])}, but that of the content is {shown(found)}: the manifest was "
+            "changed after it was written. Take the original, or calibrate again."
+        )
+
+
+def _listed(calibrations: Iterable[Calibration]) -> str:
+    return "; ".join(
+        f"consistency={c.consistency}, metric={c.metric}, delta={shown(c.delta)}, epsilon={shown(c.epsilon)}, "
+        f"p_value={c.p_value}"
+        for c in calibrations
+    )

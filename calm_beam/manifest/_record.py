@@ -1,0 +1,101 @@
+"""How the parts of a manifest go to plain JSON values and come back, naming the key path of what is refused."""
+
+from collections.abc import Mapping
+from dataclasses import fields
+from typing import Self, TypeVar
+
+from ._checks import ManifestError, shown
+
+SCHEMA = "calm-beam/manifest/v1"
+
+
+class Record:
+    """A frozen dataclass that goes to plain JSON values and comes back, naming the key path of what it refuses."""
+
+    @classmethod
+    def from_dict(cls, value: object, *, at: str = "") -> Self:
+        """Returns the record that plain JSON values describe.
+
+        Args:
+          value: A dict with exactly the record's keys.
+          at: Where the dict stands in the manifest, such as "calibrations[0]"; error messages start with it.
+
+        Returns:
+          The record, which equals the one whose `to_dict` gave the value.
+
+        Raises:
+          ManifestError: If a key is unknown or missing, or a value is of the wrong type, out of range or at odds
+            with another value.
+        """
+        given = checked_keys(value, [f.name for f in fields(cls)], at=at or cls.__name__)  # type: ignore[arg-type]
+        arguments = {key: cls._from_json(key, item, at=_join(at, key)) for key, item in given.items()}
+        try:
+            return cls(**arguments)
+        except ManifestError as error:
+            # A record knows its own keys, only the caller knows where the record stands.
+            raise ManifestError(_join(at, str(error))) from None
+
+    @classmethod
+    def _from_json(cls, key: str, value: object, *, at: str) -> object:
+        """Turns a JSON value into the field's value; records with nested records or lists extend it."""
+        return value
+
+    def to_dict(self) -> dict[str, object]:
+        """Returns the record as plain JSON values: dicts in field order, lists, strings, numbers, booleans, None."""
+        return {f.name: _plain(getattr(self, f.name)) for f in fields(self)}  # type: ignore[arg-type]
+
+
+_R = TypeVar("_R", bound=Record)
+
+
+def checked_keys(value: object, keys: list[str], *, at: str) -> dict[str, object]:
+    """Returns the dict's items in the order of `keys`, refusing any other set of keys."""
+    if not isinstance(value, Mapping):
+        raise ManifestError(f"{at} must be a JSON object, got {shown(value)}")
+    for key in value:
+        if key not in keys:
+            raise ManifestError(f"{_join(at, str(key))} is not a key of {SCHEMA}; expected {', '.join(keys)}")
+    for key in keys:
+        if key not in value:
+            raise ManifestError(f"{_join(at, key)} is missing")
+    return {key: value[key] for key in keys}
+
+
+def checked_list(value: object, *, at: str) -> list[object]:
+    """Returns the list, refusing anything else."""
+    if not isinstance(value, list):
+        raise ManifestError(f"{at} must be a list, got {shown(value)}")
+    return value
+
+
+def records_from_json(kind: type[_R], value: object, *, at: str) -> tuple[_R, ...]:
+    """Returns the records that a JSON list describes."""
+    return tuple(kind.from_dict(item, at=f"{at}[{i}]") for i, item in enumerate(checked_list(value, at=at)))
+
+
+def check_tuple(key: str, value: object, *, of: type = object) -> None:
+    """Refuses anything but a tuple whose items are of one kind."""
+    if not isinstance(value, tuple):
+        raise ManifestError(f"{key} must be a tuple, got {shown(value)}")
+    for index, item in enumerate(value):
+        check_record(f"{key}[{index}]", item, of)
+
+
+def check_record(key: str, value: object, kind: type) -> None:
+    """Refuses anything but a record of this kind, which has then checked itself."""
+    if not isinstance(value, kind):
+        raise ManifestError(f"{key} must be a {kind.__name__}, got {shown(value)}")
+
+
+def _join(at: str, key: str) -> str:
+    return f"{at}.{key}" if at else key
+
+
+def _plain(value: object) -> object:
+    if isinstance(value, Record):
+        return value.to_dict()
+    if isinstance(value, tuple):
+        return [_plain(item) for item in value]
+    if isinstance(value, Mapping):
+        return dict(sorted(value.items()))
+    return value

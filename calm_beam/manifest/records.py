@@ -1,0 +1,259 @@
+"""The parts of a manifest, as frozen values that check themselves when they are made.
+
+Numbers stay as given (1 does not become 1.0): the digest is taken over them.
+"""
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+from ._checks import (
+    ManifestError,
+    check_bool,
+    check_choice,
+    check_count,
+    check_number,
+    check_share,
+    check_text,
+    shown,
+)
+from ._record import Record, check_tuple, checked_list, records_from_json
+
+CONFIDENCES = ("softmax", "softmax_max", "state", "classifier", "oracle", "static")
+SCHEDULES = ("constant", "decay", "decay_t5x")
+STATE_PROPAGATIONS = ("from_exit", "from_first_exit", "full_cache", "projected")
+CONSISTENCIES = ("textual", "risk")
+PROCEDURES = ("fixed_sequence",)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelRecord(Record):
+    """The model that was calibrated.
+
+    Attributes:
+      uri: Where its checkpoint was read from.
+      fingerprint: Identifies its parameters and configuration; serving compares it with its own.
+      layers: Number of decoder layers, at least 1.
+    """
+
+    uri: str
+    fingerprint: str
+    layers: int
+
+    def __post_init__(self) -> None:
+        check_text("uri", self.uri)
+        check_text("fingerprint", self.fingerprint)
+        check_count("layers", self.layers, low=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class VocabularyRecord(Record):
+    """The vocabulary that turned text into token ids.
+
+    Attributes:
+      fingerprint: Identifies the SentencePiece model.
+      extra_ids: Number of sentinel ids above its pieces.
+    """
+
+    fingerprint: str
+    extra_ids: int
+
+    def __post_init__(self) -> None:
+        check_text("fingerprint", self.fingerprint)
+        check_count("extra_ids", self.extra_ids, low=0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DecodeRecord(Record):
+    """Everything that can change a generated token; serving must decode in the same way.
+
+    Attributes:
+      confidence: One of `CONFIDENCES`.
+      schedule: One of `SCHEDULES`.
+      tau: Temperature of a decaying schedule, at least 0; None where the schedule has none.
+      state_propagation: One of `STATE_PROPAGATIONS`.
+      min_exit_layer: First layer at which a token may exit, counted from 1.
+      exit_interval: Number of layers from one possible exit to the next.
+      max_input_length: Longest input in tokens; longer ones are cut.
+      max_decode_length: Longest output in tokens; also N of a decaying schedule.
+      task_prefix: Text put before every input, possibly empty.
+      dtype: Type in which the model computes.
+    """
+
+    confidence: str
+    schedule: str
+    tau: float | None
+    state_propagation: str
+    min_exit_layer: int
+    exit_interval: int
+    max_input_length: int
+    max_decode_length: int
+    task_prefix: str
+    dtype: str
+
+    def __post_init__(self) -> None:
+        check_choice("confidence", self.confidence, CONFIDENCES)
+        check_choice("schedule", self.schedule, SCHEDULES)
+        if self.tau is not None:
+            check_number("tau", self.tau, low=0)
+        elif self.schedule != "constant":
+            raise ManifestError(f"tau must be a number when schedule is {shown(self.schedule)}, got null")
+        check_choice("state_propagation", self.state_propagation, STATE_PROPAGATIONS)
+        check_count("min_exit_layer", self.min_exit_layer, low=1)
+        check_count("exit_interval", self.exit_interval, low=1)
+        check_count("max_input_length", self.max_input_length, low=1)
+        check_count("max_decode_length", self.max_decode_length, low=1)
+        check_text("task_prefix", self.task_prefix, empty_allowed=True)
+        check_text("dtype", self.dtype)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DataRecord(Record):
+    """The calibration set.
+
+    Attributes:
+      patterns: File patterns it was read from.
+      examples: Number of examples, failed ones included.
+      duplicates: Examples whose input had already occurred; they weaken the assumption of independent draws.
+      failed: Examples that could not be decoded and count with loss 1 at every threshold.
+      truncated: Examples whose input was cut to the longest allowed.
+      fingerprint: Identifies the examples.
+    """
+
+    patterns: tuple[str, ...]
+    examples: int
+    duplicates: int
+    failed: int
+    truncated: int
+    fingerprint: str
+
+    @classmethod
+    def _from_json(cls, key: str, value: object, *, at: str) -> object:
+        return tuple(checked_list(value, at=at)) if key == "patterns" else value
+
+    def __post_init__(self) -> None:
+        check_tuple("patterns", self.patterns)
+        for index, pattern in enumerate(self.patterns):
+            check_text(f"patterns[{index}]", pattern)
+        check_count("examples", self.examples, low=1)
+        for key, count in (("duplicates", self.duplicates), ("failed", self.failed), ("truncated", self.truncated)):
+            check_count(key, count, low=0)
+            if count > self.examples:
+                raise ManifestError(f"{key} must be at most examples, which is {self.examples}, got {count}")
+        check_text("fingerprint", self.fingerprint)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PathEntry(Record):
+    """The test of one threshold.
+
+    Attributes:
+      threshold: The exit threshold, in [0, 1].
+      n: Number of examples the test counted.
+      risk: Empirical risk, in [0, 1].
+      p_value: For the null "the risk at this threshold exceeds delta", in [0, 1].
+      rejected: Whether the null was rejected, that is, the threshold accepted.
+      layers: Mean decoder layers per token.
+    """
+
+    threshold: float
+    n: int
+    risk: float
+    p_value: float
+    rejected: bool
+    layers: float
+
+    def __post_init__(self) -> None:
+        check_number("threshold", self.threshold, low=0, high=1)
+        check_count("n", self.n, low=1)
+        check_number("risk", self.risk, low=0, high=1)
+        check_number("p_value", self.p_value, low=0, high=1)
+        check_bool("rejected", self.rejected)
+        check_number("layers", self.layers, low=1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Calibration(Record):
+    """One promise, and the tests it rests on.
+
+    Attributes:
+      consistency: What quality is compared with, one of `CONSISTENCIES`.
+      metric: Name of the metric behind the loss.
+      delta: Risk tolerance, in (0, 1).
+      epsilon: Allowed probability that the chosen threshold breaks the tolerance, in (0, 1).
+      p_value: Name of the p-value. Any name is read, so that later methods need no new schema.
+      procedure: How several thresholds are tested, one of `PROCEDURES`.
+      threshold: The lowest accepted threshold, or None for "never exit".
+      layers: Mean decoder layers per token at the threshold; all layers when it is None.
+      risk: Empirical risk at the threshold; 0 when it is None.
+      path: Every threshold tested, in testing order (descending).
+    """
+
+    consistency: str
+    metric: str
+    delta: float
+    epsilon: float
+    p_value: str
+    procedure: str
+    threshold: float | None
+    layers: float
+    risk: float
+    path: tuple[PathEntry, ...]
+
+    @classmethod
+    def _from_json(cls, key: str, value: object, *, at: str) -> object:
+        return records_from_json(PathEntry, value, at=at) if key == "path" else value
+
+    def __post_init__(self) -> None:
+        check_choice("consistency", self.consistency, CONSISTENCIES)
+        check_text("metric", self.metric)
+        check_share("delta", self.delta)
+        check_share("epsilon", self.epsilon)
+        check_text("p_value", self.p_value)
+        check_choice("procedure", self.procedure, PROCEDURES)
+        if self.threshold is not None:
+            check_number("threshold", self.threshold, low=0, high=1)
+        check_number("layers", self.layers, low=1)
+        check_number("risk", self.risk, low=0, high=1)
+        check_tuple("path", self.path, of=PathEntry)
+        if not self.path:
+            raise ManifestError("path must have an entry for every threshold tested, got []")
+        self._check_testing_order()
+        self._check_decisions()
+        self._check_choice_follows()
+
+    def _check_testing_order(self) -> None:
+        for index, (before, entry) in enumerate(pairwise(self.path), start=1):
+            if not entry.threshold < before.threshold:
+                raise ManifestError(
+                    f"path[{index}].threshold must be below the one tested before it, {shown(before.threshold)}, "
+                    f"got {shown(entry.threshold)}"
+                )
+            if not before.rejected:
+                raise ManifestError(
+                    f"path[{index - 1}].rejected is false, so the test stops there, but path[{index}] follows"
+                )
+
+    def _check_decisions(self) -> None:
+        for index, entry in enumerate(self.path):
+            if entry.rejected != (entry.p_value <= self.epsilon):
+                raise ManifestError(
+                    f"path[{index}].rejected must be {shown(not entry.rejected)}, got {shown(entry.rejected)}: "
+                    f"p_value is {shown(entry.p_value)} and epsilon {shown(self.epsilon)}"
+                )
+
+    def _check_choice_follows(self) -> None:
+        accepted = [entry for entry in self.path if entry.rejected]
+        chosen = accepted[-1] if accepted else None
+        expected = chosen.threshold if chosen else None
+        if self.threshold != expected:
+            raise ManifestError(
+                f"threshold must be {shown(expected)}, the last one rejected in path (null for none), "
+                f"got {shown(self.threshold)}"
+            )
+        risk = chosen.risk if chosen else 0
+        if self.risk != risk:
+            raise ManifestError(f"risk must be {shown(risk)}, as path says of threshold, got {shown(self.risk)}")
+        if chosen and self.layers != chosen.layers:
+            raise ManifestError(
+                f"layers must be {shown(chosen.layers)}, as path says of threshold, got {shown(self.layers)}"
+            )

@@ -1,0 +1,137 @@
+"""Metrics by name, and the one door through which every score passes."""
+
+import difflib
+import functools
+import importlib
+import numbers
+import types
+from collections.abc import Mapping, Sequence
+from typing import cast
+
+from calm_beam.metrics.best_reference import Metric as Metric
+from calm_beam.metrics.exact_match import exact_match
+from calm_beam.metrics.rouge_l import rouge_l
+from calm_beam.metrics.rouge_l_unicode import rouge_l_unicode
+from calm_beam.metrics.token_f1 import token_f1
+
+METRICS: Mapping[str, Metric] = types.MappingProxyType(
+    {
+        "rouge_l": rouge_l,
+        "rouge_l_unicode": rouge_l_unicode,
+        "token_f1": token_f1,
+        "exact_match": exact_match,
+    }
+)
+
+
+class MetricError(ValueError):
+    """A metric failed on an example, or returned something that is not a score in [0, 1]."""
+
+
+def get_metric(name: str) -> Metric:
+    """Returns the metric of that name.
+
+    Args:
+      name: A key of `METRICS`, or `module:function` for a metric of your own, which is then imported. The function
+        takes (candidate, references) and returns a score in [0, 1]; it has to be importable on every worker.
+
+    Returns:
+      The metric.
+
+    Raises:
+      ValueError: If the name is not known, or what it points to cannot be imported or called.
+
+    Source: ours.
+
+    >>> get_metric("exact_match")("Yes.", ["yes"])
+    1.0
+    """
+    if ":" in name:
+        return _import_metric(name)
+    if name in METRICS:
+        return METRICS[name]
+    nearest = difflib.get_close_matches(name, METRICS, n=1)
+    hint = f' Did you mean "{nearest[0]}"?' if nearest else ""
+    raise ValueError(
+        f'metric "{name}" is not known.{hint} Known metrics: {", ".join(METRICS)}; '
+        "for one of your own write module:function."
+    )
+
+
+def checked_score(metric: Metric, name: str, candidate: str, references: Sequence[str], *, example_id: str) -> float:
+    """Returns the metric's score, having checked that it is one.
+
+    A score that is NaN or outside [0, 1] voids the guarantee for the whole calibration set, so it is refused where it
+    can still be traced to its example.
+
+    Args:
+      metric: Takes (candidate, references).
+      name: The metric's name, for the message.
+      candidate: The text to score.
+      references: At least one text.
+      example_id: The example's id, for the message.
+
+    Returns:
+      A score in [0, 1].
+
+    Raises:
+      MetricError: If the metric raises (its exception is the cause), or returns NaN, a value outside [0, 1] or
+        something that is not a real number.
+
+    Source: ours.
+
+    >>> checked_score(METRICS["token_f1"], "token_f1", "a cat", ["the cat"], example_id="7")
+    1.0
+    """
+    where = f'metric "{name}" on example "{example_id}"'
+    try:
+        value = metric(candidate, references)
+    except Exception as error:
+        raise MetricError(f"{where}: raised {type(error).__name__}: {error}") from error
+    score = _as_float(value)
+    if score is None:
+        raise MetricError(f"{where}: returned {value!r}, expected a number in [0, 1].")
+    if not 0 <= score <= 1:
+        raise MetricError(
+            f"{where}: returned {score}, expected a number in [0, 1]. "
+            "The bounds hold for scores in that range only: normalize or clip the metric."
+        )
+    return score
+
+
+def _as_float(value: object) -> float | None:
+    """Returns the value as a float, or None if it is not one real number."""
+    # Scalars of numpy, JAX and friends are no numbers.Real, but have no axes; strings and lists are neither.
+    is_number = isinstance(value, numbers.Real) or getattr(value, "ndim", None) == 0
+    if not is_number:
+        return None
+    try:
+        return float(cast(float, value))
+    except (TypeError, ValueError, OverflowError):
+        return None
+
+
+def _import_metric(name: str) -> Metric:
+    module_name, _, path = name.partition(":")
+    # A leading dot would be a relative import, and there is nothing here that it could be relative to.
+    if not module_name or not path or module_name.startswith("."):
+        raise ValueError(f'metric "{name}": expected module:function, for example "my_package.scores:chrf".')
+    try:
+        module = importlib.import_module(module_name)
+    except ImportError as error:
+        raise ValueError(
+            f'metric "{name}": cannot import module "{module_name}" ({error}). '
+            "It has to be installed or on the PYTHONPATH, here and on every worker."
+        ) from error
+    try:
+        found = functools.reduce(getattr, path.split("."), module)
+    except AttributeError:
+        nearest = difflib.get_close_matches(path, dir(module), n=1)
+        hint = f' Did you mean "{module_name}:{nearest[0]}"?' if nearest else ""
+        raise ValueError(f'metric "{name}": module "{module_name}" has no "{path}".{hint}') from None
+    if not callable(found):
+        raise ValueError(
+            f'metric "{name}": "{path}" is not callable, it is of type {type(found).__name__}. '
+            "Point to a function of (candidate, references)."
+        )
+    return cast(Metric, found)

@@ -1,0 +1,55 @@
+"""The two losses of one example: how much an early-exit output loses to the full model's."""
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from calm_beam.risk.unit_interval import require_unit_interval
+
+
+def textual_loss(similarity: ArrayLike) -> np.ndarray:
+    """Returns the textual dissimilarity D(Y_early, Y_full) = 1 - m(Y_early, Y_full).
+
+    Args:
+      similarity: shape (thresholds,), each in [0, 1]. The metric of the early-exit output at each threshold, with
+        the full model's output as its only reference.
+
+    Returns:
+      Shape (thresholds,), each in [0, 1]; 0 where the outputs agree in the eyes of the metric.
+
+    Raises:
+      ValueError: If a similarity is NaN or outside [0, 1].
+
+    Source: CALM Definition 1 (textual consistency) and Eq. 10 (its loss).
+
+    >>> textual_loss([1.0, 0.75])
+    array([0.  , 0.25])
+    """
+    return np.asarray(1.0 - require_unit_interval(similarity, name="similarity"))
+
+
+def risk_loss(*, early_score: ArrayLike, full_score: ArrayLike) -> np.ndarray:
+    """Returns max(0, R(Y_early, Z) - R(Y_full, Z)): the risk added by exiting early, on one example.
+
+    With R = 1 - m the difference of risks is m(Y_full, Z) - m(Y_early, Z), and that is what we compute: one rounding
+    instead of three, and equal scores give exactly 0.
+
+    Args:
+      early_score: shape (thresholds,), each in [0, 1]. The metric of the early-exit output against the references Z.
+      full_score: scalar or shape (thresholds,), in [0, 1]. The metric of the full model's output against the same.
+
+    Returns:
+      Shape (thresholds,), each in [0, 1]. Examples on which the early exit does better count 0, not less: the paper
+      gives that power away to keep the loss in [0, 1].
+
+    Raises:
+      ValueError: If a score is NaN or outside [0, 1].
+
+    Source: CALM Definition 2 (risk consistency) and Eq. 11 (its loss).
+
+    >>> risk_loss(early_score=[0.5, 0.25, 1.0], full_score=0.5)
+    array([0.  , 0.25, 0.  ])
+    """
+    # Both are checked here and not only on the way out: the maximum would turn an early score of 1.2 into a loss of 0.
+    early = require_unit_interval(early_score, name="early_score")
+    full = require_unit_interval(full_score, name="full_score")
+    return np.asarray(np.maximum(0.0, full - early))

@@ -1,0 +1,1 @@
+"""Training a model whose every decoder layer can predict, with the paper's layer-weighted loss."""

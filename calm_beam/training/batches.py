@@ -1,0 +1,159 @@
+"""From pairs of token ids to padded batches of a few fixed shapes."""
+
+import dataclasses
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from calm_beam.model.network import PAD_ID
+from calm_beam.vocabulary import EOS_ID
+
+Pair = tuple[Sequence[int], Sequence[int]]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Batch:
+    """One training batch; rows beyond the last pair are padding only.
+
+    Attributes:
+      source_tokens: int32, shape (rows, source). Each row ends with eos, then 0-padding.
+      decoder_inputs: int32, shape (rows, target). The targets shifted right by one, starting with 0.
+      targets: int32, shape (rows, target). Each row ends with eos, then 0-padding.
+    """
+
+    source_tokens: np.ndarray
+    decoder_inputs: np.ndarray
+    targets: np.ndarray
+
+    @property
+    def num_target_tokens(self) -> int:
+        """Number of target tokens, eos included, padding not."""
+        return int(np.count_nonzero(self.targets != PAD_ID))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class BatchShape:
+    """The shape of a batch, chosen for pairs up to some length.
+
+    Attributes:
+      rows: Pairs in a batch.
+      source: Width of the source.
+      target: Width of the target.
+    """
+
+    rows: int
+    source: int
+    target: int
+
+
+def end_pairs(pairs: Sequence[Pair], *, max_input_length: int, max_target_length: int) -> list[Pair]:
+    """Returns the pairs cut to their maximum lengths and ended with eos, as T5 does it.
+
+    Args:
+      pairs: Source and target ids, without eos.
+      max_input_length: Most ids of a source, eos included, at least 1.
+      max_target_length: Most ids of a target, eos included, at least 1.
+
+    Returns:
+      As many pairs, each side ending with eos.
+
+    >>> end_pairs([([5, 6, 7], [8])], max_input_length=3, max_target_length=3)
+    [([5, 6, 1], [8, 1])]
+    """
+    return [
+        ([*source[: max_input_length - 1], EOS_ID], [*target[: max_target_length - 1], EOS_ID])
+        for source, target in pairs
+    ]
+
+
+def choose_shapes(pairs: Sequence[Pair], *, batch_tokens: int, num_shapes: int) -> tuple[BatchShape, ...]:
+    """Returns the batch shapes, from narrow to wide, that pad the given pairs least.
+
+    A pair belongs to the first shape that its longer side fits. All shapes have about `batch_tokens` tokens on the
+    wider side. Few shapes mean few compilations.
+
+    Args:
+      pairs: At least one, each side at least one id long.
+      batch_tokens: Tokens of a batch on its wider side, padding included; at least one pair is taken.
+      num_shapes: Most shapes to use, at least 1.
+
+    Returns:
+      At most `num_shapes` shapes; both widths never fall from one to the next, and every pair fits the last.
+    """
+    lengths = np.array([(len(source), len(target)) for source, target in pairs])
+    longer = lengths.max(axis=1)
+    shapes = []
+    for width in _least_padding(longer, num_shapes):
+        # Narrower pairs must fit too, since what is left of them fills the last batch of a wider shape.
+        source, target = (int(side) for side in lengths[longer <= width].max(axis=0))
+        shapes.append(BatchShape(rows=max(1, batch_tokens // max(source, target)), source=source, target=target))
+    return tuple(shapes)
+
+
+def make_batches(
+    pairs: Sequence[Pair], shapes: Sequence[BatchShape], *, generator: np.random.Generator | None = None
+) -> Iterator[Batch]:
+    """Yields batches that hold every pair exactly once.
+
+    What is left of a shape's pairs after full batches moves on to the next wider shape, so at most one batch is not full.
+
+    Args:
+      pairs: Source and target ids, eos included; each fits one of the shapes.
+      shapes: From `choose_shapes`, for these pairs among others.
+      generator: Shuffles pairs and batches; None keeps their order within each shape.
+
+    Yields:
+      Batches of the given shapes, which are full but for one at most.
+    """
+    order = np.arange(len(pairs)) if generator is None else generator.permutation(len(pairs))
+    by_shape: list[list[int]] = [[] for _ in shapes]
+    widths = [max(shape.source, shape.target) for shape in shapes]
+    for index in order:
+        source, target = pairs[index]
+        by_shape[int(np.searchsorted(widths, max(len(source), len(target))))].append(index)
+    planned: list[tuple[BatchShape, list[int]]] = []
+    left: list[int] = []
+    for shape, indices in zip(shapes, by_shape, strict=True):
+        waiting = left + indices
+        full = len(waiting) // shape.rows * shape.rows
+        planned += [(shape, waiting[start : start + shape.rows]) for start in range(0, full, shape.rows)]
+        left = waiting[full:]
+    if left:
+        planned.append((shapes[-1], left))
+    sequence = np.arange(len(planned)) if generator is None else generator.permutation(len(planned))
+    for position in sequence:
+        shape, indices = planned[position]
+        yield pad_batch([pairs[index] for index in indices], shape)
+
+
+def pad_batch(pairs: Sequence[Pair], shape: BatchShape) -> Batch:
+    """Returns a batch of at most `shape.rows` pairs, eos included, padded with 0 to the shape."""
+    sources = np.full((shape.rows, shape.source), PAD_ID, np.int32)
+    targets = np.full((shape.rows, shape.target), PAD_ID, np.int32)
+    for row, (source, target) in enumerate(pairs):
+        sources[row, : len(source)] = source
+        targets[row, : len(target)] = target
+    inputs = np.pad(targets[:, :-1], ((0, 0), (1, 0)), constant_values=PAD_ID)
+    return Batch(source_tokens=sources, decoder_inputs=inputs, targets=targets)
+
+
+def _least_padding(lengths: np.ndarray, num_widths: int) -> list[int]:
+    """Returns at most `num_widths` increasing widths that minimise the sum, over lengths, of the width each fits."""
+    distinct, counts = np.unique(lengths, return_counts=True)
+    below = np.concatenate([[0], np.cumsum(counts)])
+    # best[n] is the least cost of the n shortest distinct lengths with the widths so far; cuts say where the last of
+    # these widths begins.
+    best = np.where(np.arange(len(distinct) + 1) == 0, 0.0, np.inf)
+    cuts = []
+    for _ in range(min(num_widths, len(distinct))):
+        # [n, start]: lengths start..n-1 share the width distinct[n-1]
+        cost = best[None, :] + np.concatenate([[0], distinct])[:, None] * (below[:, None] - below[None, :])
+        cost[np.triu_indices(len(best), k=1)] = np.inf
+        cuts.append(cost.argmin(axis=1))
+        best = cost.min(axis=1)
+    widths, end = [], len(distinct)
+    for cut in reversed(cuts):
+        if end:
+            widths.append(int(distinct[end - 1]))
+            end = int(cut[end])
+    return widths[::-1]

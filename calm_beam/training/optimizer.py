@@ -1,0 +1,104 @@
+"""The optimiser: Muon on the matrices of the layers, Adam on all other weights."""
+
+import dataclasses
+import re
+from collections.abc import Mapping
+
+import jax
+import optax
+import optax.contrib
+
+_LAYER_KERNEL = re.compile(r"(encoder|decoder)/layers_\d+/.*/kernel")
+_FROZEN = re.compile(r"decoder/meta_cls/.*")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class OptimizerConfig:
+    """Settings of the optimiser; the defaults train a new model of a few million weights.
+
+    Attributes:
+      muon_learning_rate: Peak rate of the layers' kernels.
+      adam_learning_rate: Peak rate of everything else: embedding, head, norms, relative positions.
+      warmup_steps: Steps over which the rates rise to their peak; at most a fifth of all steps is used. The rates then
+        fall linearly to 0.
+      clip_norm: Largest norm of the whole gradient.
+      momentum: Nesterov momentum of Muon.
+      newton_schulz_steps: Iterations that make a kernel's update orthogonal.
+      adam_b1: Adam's decay of the mean gradient.
+      adam_b2: Adam's decay of the mean squared gradient.
+    """
+
+    muon_learning_rate: float = 8e-3
+    adam_learning_rate: float = 3e-3
+    warmup_steps: int = 100
+    clip_norm: float = 1.0
+    momentum: float = 0.95
+    newton_schulz_steps: int = 5
+    adam_b1: float = 0.9
+    adam_b2: float = 0.98
+
+    def __post_init__(self) -> None:
+        for name in ("muon_learning_rate", "adam_learning_rate", "clip_norm"):
+            # Written so that NaN fails too.
+            if not 0 < getattr(self, name) < float("inf"):
+                raise ValueError(f"{name} must be positive and finite, got {getattr(self, name)}.")
+        for name in ("momentum", "adam_b1", "adam_b2"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ValueError(f"{name} must be in [0, 1), got {getattr(self, name)}.")
+        if self.warmup_steps < 0:
+            raise ValueError(f"warmup_steps must be at least 0, got {self.warmup_steps}.")
+        if self.newton_schulz_steps < 1:
+            raise ValueError(f"newton_schulz_steps must be at least 1, got {self.newton_schulz_steps}.")
+
+
+def parameter_group(name: str) -> str:
+    """Returns which rule trains a parameter: `muon`, `adam`, or `frozen` (the exit classifier).
+
+    >>> parameter_group("decoder/layers_3/mlp/wi_0/kernel")
+    'muon'
+    >>> parameter_group("decoder/logits_dense/kernel")
+    'adam'
+    """
+    if _FROZEN.fullmatch(name):
+        return "frozen"
+    return "muon" if _LAYER_KERNEL.fullmatch(name) else "adam"
+
+
+def make_optimizer(config: OptimizerConfig, *, steps: int) -> optax.GradientTransformation:
+    """Returns the optimiser of a run of `steps` steps, for parameters in a flat mapping by name.
+
+    Args:
+      config: Rates and momenta.
+      steps: Length of the run, at least 1; the rates reach 0 after it.
+
+    Returns:
+      An optax transformation, whose updates are to be added to the parameters.
+    """
+    groups = {
+        # The default is Muon on every matrix, and this group holds nothing else.
+        "muon": optax.contrib.muon(
+            linear_schedule(config.muon_learning_rate, config, steps=steps),
+            ns_steps=config.newton_schulz_steps,
+            beta=config.momentum,
+            nesterov=True,
+        ),
+        # Not the Adam inside `optax.contrib.muon`: that one takes over Muon's Nesterov momentum.
+        "adam": optax.adam(
+            linear_schedule(config.adam_learning_rate, config, steps=steps), b1=config.adam_b1, b2=config.adam_b2
+        ),
+        "frozen": optax.set_to_zero(),
+    }
+    return optax.chain(optax.clip_by_global_norm(config.clip_norm), optax.partition(groups, _labels))
+
+
+def linear_schedule(peak: float, config: OptimizerConfig, *, steps: int) -> optax.Schedule:
+    """Returns the rate by step: linear warm-up to `peak`, then linear to 0 after the last of `steps` steps."""
+    warmup = min(config.warmup_steps, steps // 5)
+    rise = optax.linear_schedule(peak / (warmup + 1), peak, warmup)
+    fall = optax.linear_schedule(peak, 0.0, steps - warmup)
+    return optax.join_schedules([rise, fall], [warmup])
+
+
+def _labels(parameters: Mapping[str, jax.Array]) -> dict[str, str]:
+    return {name: parameter_group(name) for name in parameters}
+

@@ -1,0 +1,135 @@
+"""`calm-beam calibrate`: the main job, as a Beam pipeline.
+
+With no flags it calibrates the embedded model on the embedded data. Writes `manifest.json`, `risk_table.csv` and
+`generations/` into `--output`.
+"""
+
+import argparse
+import datetime
+import importlib.metadata
+import pathlib
+import platform
+import sys
+import time
+from collections.abc import Sequence
+
+import apache_beam as beam
+
+from calm_beam import __version__
+from calm_beam.calibration import RunRecord, Spec, all_specs
+from calm_beam.demo import embedded
+from calm_beam.manifest import ModelRecord, VocabularyRecord, read_manifest
+from calm_beam.metrics.registry import get_metric
+from calm_beam.risk.pvalues import P_VALUES
+from calm_beam.transforms import CalibrateGenerations, DecodeExamples, ReadExamples
+
+from .flags import FlagParser, UsageError, add_decode_flags, numbers, parse_flags, refuse_cloud_paths, texts
+from .progress import shown_progress
+from .runners import PipelineError, is_local, make_runner, run_pipeline
+from .setup_run import PreparedRun, prepare_run
+from .summary import print_summary
+
+
+def main(argv: Sequence[str]) -> int:
+    """Runs the command and returns its exit status."""
+    parser = _parser()
+    try:
+        flags, options = parse_flags(parser, argv)
+        _fill_in_defaults(flags)
+        specs = _specs(flags)
+        output = _checked_output(flags)
+        run = prepare_run(flags, needs_references="risk" in flags.consistency)
+        runner = make_runner(options)
+    except (UsageError, ValueError) as error:
+        print(f"calm-beam calibrate: {error}", file=sys.stderr)
+        return 2
+    vocabulary = run.vocabulary
+    generations = output / "generations"
+    generations /= run.settings.fingerprint(
+        model=run.model_fingerprint, vocabulary=vocabulary.fingerprint if vocabulary else None
+    )
+    start = time.monotonic()
+    try:
+        generations.mkdir(parents=True, exist_ok=True)
+        with shown_progress(enabled=is_local(options)) as progress:
+            pipeline = beam.Pipeline(runner=runner, options=options)
+            (
+                pipeline
+                | "ReadExamples" >> ReadExamples(run.paths, flags.num_shards, "risk" in flags.consistency, progress)
+                | "DecodeExamples" >> DecodeExamples(run.plan(flags, generations), progress)
+                | "CalibrateGenerations"
+                >> CalibrateGenerations(specs, flags.p_value, _record(flags, run), str(output), progress)
+            )
+            run_pipeline(pipeline)
+    except (PipelineError, OSError) as error:
+        print(f"calm-beam calibrate: {error}", file=sys.stderr)
+        return 1
+    print_summary(read_manifest(output / "manifest.json"), output, seconds=time.monotonic() - start)
+    return 0
+
+
+def _parser() -> FlagParser:
+    parser = FlagParser(prog="calm-beam calibrate", description=(__doc__ or "").split("\n\n")[0])
+    add_decode_flags(parser, default_grid_step=0.05)
+    goal = parser.add_argument_group("guarantee (lists are comma-separated; every combination is one manifest entry)")
+    goal.add_argument("--consistency", type=texts, help="textual, risk; default: textual")
+    goal.add_argument(
+        "--metric", type=texts, help="rouge_l (default), rouge_l_unicode, token_f1, exact_match, module:function"
+    )
+    goal.add_argument("--delta", type=numbers, help="risk tolerances in (0, 1); default: 0.1")
+    goal.add_argument("--epsilon", type=numbers, default=(0.05,), help="allowed probabilities of error in (0, 1)")
+    goal.add_argument("--p_value", choices=tuple(P_VALUES), default="hoeffding_bentkus", help="test of one threshold")
+    goal.add_argument("--output", default="calibration", help="directory for manifest, risk table and generations")
+    return parser
+
+
+def _fill_in_defaults(flags: argparse.Namespace) -> None:
+    """Sets what the user left open: the embedded task where neither model nor data were named."""
+    if flags.checkpoint is None and flags.data is None:
+        print("no --checkpoint and no --data: calibrating the embedded model on the embedded data", file=sys.stderr)
+        flags.checkpoint = str(embedded.MODEL)
+        flags.data = (str(embedded.CALIBRATION_SET),)
+        flags.thresholds = flags.thresholds or embedded.THRESHOLDS
+        flags.consistency = flags.consistency or ("textual", "risk")
+        flags.metric = flags.metric or ("rouge_l_unicode",)
+        flags.delta = flags.delta or embedded.DELTAS
+    flags.consistency = flags.consistency or ("textual",)
+    flags.metric = flags.metric or ("rouge_l",)
+    flags.delta = flags.delta or (0.1,)
+
+
+def _specs(flags: argparse.Namespace) -> tuple[Spec, ...]:
+    for metric in flags.metric:
+        get_metric(metric)
+    return all_specs(consistencies=flags.consistency, metrics=flags.metric, deltas=flags.delta, epsilons=flags.epsilon)
+
+
+def _checked_output(flags: argparse.Namespace) -> pathlib.Path:
+    refuse_cloud_paths([("--output", flags.output)])
+    output = pathlib.Path(flags.output)
+    if output.exists() and not output.is_dir():
+        raise UsageError(f"--output {output}: is a file, expected a directory.")
+    if (output / "manifest.json").exists() and not flags.overwrite:
+        raise UsageError(f"--output {output}: holds a manifest already. Choose another directory, or pass --overwrite.")
+    return output
+
+
+def _record(flags: argparse.Namespace, run: PreparedRun) -> RunRecord:
+    packages = ("apache-beam", "jax", "flax", "numpy", "scipy", "sentencepiece", "rouge-score")
+    versions = {package: importlib.metadata.version(package) for package in packages}
+    created = datetime.datetime.now(datetime.UTC).replace(microsecond=0)
+    vocabulary = run.vocabulary
+    return RunRecord(
+        created=created.isoformat().replace("+00:00", "Z"),
+        model=ModelRecord(
+            uri=str(run.checkpoint.directory),
+            fingerprint=run.model_fingerprint,
+            layers=run.checkpoint.config.num_decoder_layers,
+        ),
+        vocabulary=VocabularyRecord(fingerprint=vocabulary.fingerprint, extra_ids=vocabulary.extra_ids)
+        if vocabulary
+        else None,
+        settings=run.settings,
+        patterns=flags.data,
+        software={"calm-beam": __version__, "python": platform.python_version(), **versions},
+    )

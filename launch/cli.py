@@ -1,0 +1,61 @@
+"""`calm-beam COMMAND [flags]`.
+
+Calibrate a model on this machine:
+
+    calm-beam calibrate --checkpoint=model/ --data='calibration/*.jsonl.gz' --consistency=textual --metric=rouge_l \
+        --delta=0.05,0.1 --epsilon=0.05 --output=calibration
+
+The same on worker processes of one machine, with Beam's own flags:
+
+    calm-beam calibrate --checkpoint=model/ --data='calibration/*.jsonl.gz' --output=calibration \
+        --direct_num_workers=2 --direct_running_mode=multi_processing
+
+Exit status: 0 when done (also when no threshold is safe), 1 on failure, 2 on bad usage.
+"""
+
+import importlib
+import logging
+import sys
+from collections.abc import Sequence
+
+from calm_beam import __version__
+
+_COMMANDS = {
+    "calibrate": "decode a calibration set at every threshold and write the manifest",
+    "decode": "write the outputs of a data set at given thresholds",
+    "inspect": "say in words what a manifest or a checkpoint holds",
+    "train": "train or fine-tune an early-exit model",
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command and returns its exit status.
+
+    Args:
+      argv: Command and flags; those of the process if None.
+    """
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    if not arguments or arguments[0] in ("-h", "--help", "help"):
+        print(_usage())
+        return 0 if arguments else 2
+    if arguments[0] == "--version":
+        print(__version__)
+        return 0
+    command, flags = arguments[0], arguments[1:]
+    if command not in _COMMANDS:
+        print(f"calm-beam: unknown command {command!r}.\n\n{_usage()}", file=sys.stderr)
+        return 2
+    # Each command is imported alone: Beam takes seconds, and `train` does without it.
+    module = importlib.import_module(f"calm_beam.launch.{command}")
+    return module.main(flags)
+
+
+def entry_point() -> None:
+    """Runs the process's command line; Beam's warnings about extras that are not installed are kept quiet."""
+    logging.basicConfig(level=logging.ERROR)
+    sys.exit(main())
+
+
+def _usage() -> str:
+    commands = "\n".join(f"  {name:<10} {text}" for name, text in _COMMANDS.items())
+    return f"usage: calm-beam COMMAND [flags]\n\n{commands}\n\ncalm-beam COMMAND --help lists the flags of a command."

@@ -1,0 +1,147 @@
+"""Flags: ours next to Beam's, with every unknown one refused."""
+
+import argparse
+import difflib
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NoReturn
+
+from apache_beam.options.pipeline_options import PipelineOptions
+
+from calm_beam.exits.rule import CONFIDENCES, SCHEDULES, STATE_PROPAGATIONS
+
+
+class UsageError(ValueError):
+    """A flag or its value is wrong; nothing has been done."""
+
+
+class FlagParser(argparse.ArgumentParser):
+    """An argument parser that raises `UsageError` instead of ending the process, and takes no abbreviations."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(
+            allow_abbrev=False,
+            formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+            conflict_handler="resolve",
+            **kwargs,
+        )
+
+    def error(self, message: str) -> NoReturn:
+        """Raises `UsageError`."""
+        raise UsageError(f"{message}. See {self.prog} --help.")
+
+    def add_value_provider_argument(self, *args: Any, **kwargs: Any) -> None:
+        """Adds a flag; part of the interface by which Beam's option classes declare theirs."""
+        self.add_argument(*args, **kwargs)
+
+
+def parse_flags(parser: FlagParser, argv: Sequence[str]) -> tuple[argparse.Namespace, PipelineOptions]:
+    """Returns our flags and Beam's.
+
+    Args:
+      parser: Knows our flags.
+      argv: All flags, mixed freely.
+
+    Raises:
+      UsageError: If a flag is known to neither; names the nearest that is. Beam alone would log it and go on.
+    """
+    ours, rest = parser.parse_known_args(list(argv))
+    beam_parser = FlagParser(prog=parser.prog, add_help=False)
+    for options_class in _all_subclasses(PipelineOptions):
+        if "_add_argparse_args" in vars(options_class):
+            vars(options_class)["_add_argparse_args"].__get__(None, options_class)(beam_parser)
+    _, unknown = beam_parser.parse_known_args(rest)
+    if unknown:
+        flag = unknown[0].split("=")[0]
+        known = [*parser._option_string_actions, *beam_parser._option_string_actions]
+        nearest = difflib.get_close_matches(flag, known, n=1)
+        hint = f" Did you mean {nearest[0]}?" if nearest else ""
+        kind = "flag" if flag.startswith("-") else "argument"
+        raise UsageError(f"unknown {kind} {flag}.{hint} See {parser.prog} --help.")
+    return ours, PipelineOptions(rest)
+
+
+def _all_subclasses(cls: type) -> list[type]:
+    direct: list[type] = cls.__subclasses__()
+    return [*direct, *(below for subclass in direct for below in _all_subclasses(subclass))]
+
+
+def texts(value: str) -> tuple[str, ...]:
+    """Returns the parts of a comma-separated list; an empty part is refused."""
+    parts = tuple(part.strip() for part in value.split(","))
+    if not all(parts):
+        raise argparse.ArgumentTypeError(f"expected values separated by commas, got {value!r}")
+    return parts
+
+
+def numbers(value: str) -> tuple[float, ...]:
+    """Returns the numbers of a comma-separated list."""
+    try:
+        return tuple(float(part) for part in texts(value))
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"expected numbers separated by commas, got {value!r}") from error
+
+
+def whole_number(low: int) -> Callable[[str], int]:
+    """Returns a parser of integers of at least `low`."""
+
+    def parse(value: str) -> int:
+        try:
+            number = int(value)
+        except ValueError:
+            number = low - 1
+        if number < low:
+            raise argparse.ArgumentTypeError(f"expected a whole number of at least {low}, got {value!r}")
+        return number
+
+    return parse
+
+
+def add_decode_flags(parser: FlagParser, *, default_grid_step: float | None) -> None:
+    """Adds the flags that say what to decode, and how.
+
+    Args:
+      parser: Where to.
+      default_grid_step: Grid without `--thresholds`; None makes one of the two flags required.
+    """
+    model = parser.add_argument_group("model and data")
+    model.add_argument("--checkpoint", help="model folder: T5X checkpoint_<step>, a folder of those, or native")
+    model.add_argument("--vocabulary", help="SentencePiece model; default: in or beside the checkpoint")
+    model.add_argument("--extra_ids", type=whole_number(0), default=0, help="sentinels <extra_id_0>... to add")
+    model.add_argument("--data", type=texts, help="JSONL files, .gz or not: globs, comma-separated")
+    model.add_argument("--data_format", choices=("jsonl",), default="jsonl", help="format of the data")
+    model.add_argument("--task_prefix", default="", help="put before every input")
+    model.add_argument("--max_input_length", type=whole_number(1), default=512, help="in tokens, eos included")
+    model.add_argument("--on_long", choices=("truncate", "error"), default="truncate", help="for longer inputs")
+    model.add_argument(
+        "--on_error",
+        choices=("fail", "worst_case"),
+        default="fail",
+        help="for examples that cannot be decoded: end the run, or count loss 1 at every threshold",
+    )
+    exits = parser.add_argument_group("exits")
+    exits.add_argument("--confidence", choices=CONFIDENCES, default="softmax", help="confidence measure")
+    exits.add_argument("--thresholds", type=numbers, help="exit thresholds, comma-separated; instead of --grid_step")
+    exits.add_argument(
+        "--grid_step", type=float, default=default_grid_step, help="grid of its multiples below 1, down to 0"
+    )
+    exits.add_argument("--schedule", choices=SCHEDULES, default="constant", help="threshold over output positions")
+    exits.add_argument("--tau", type=float, help="temperature of a decaying schedule")
+    exits.add_argument(
+        "--state_propagation", choices=STATE_PROPAGATIONS, default="from_exit", help="what skipped layers attend to"
+    )
+    exits.add_argument("--min_exit_layer", type=whole_number(1), default=1, help="lowest layer that may exit")
+    exits.add_argument("--exit_interval", type=whole_number(1), default=1, help="distance of layers that may exit")
+    exits.add_argument("--max_decode_length", type=whole_number(1), default=64, help="in tokens, eos included")
+    run = parser.add_argument_group("run (Beam's own flags, such as --runner, may be added)")
+    run.add_argument("--batch_size", type=whole_number(1), default=32, help="prompts decoded together")
+    run.add_argument("--num_shards", type=whole_number(1), default=8, help="parts that are decoded independently")
+    run.add_argument("--overwrite", action="store_true", help="replace an earlier result")
+
+
+def refuse_cloud_paths(paths: Iterable[tuple[str, str]]) -> None:
+    """Raises `UsageError` for a path on an object store; `paths` are pairs of flag and path."""
+    from calm_beam.storage import is_cloud_path
+
+    for flag, path in paths:
+        if is_cloud_path(path):
+            raise UsageError(f"{flag} {path}: object stores are not supported yet. Copy it to a local or mounted disk.")

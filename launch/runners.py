@@ -1,0 +1,65 @@
+"""Which Beam runner executes a pipeline, and what its failures say."""
+
+import re
+
+import apache_beam as beam
+from apache_beam.options.pipeline_options import DirectOptions, PipelineOptions, StandardOptions
+from apache_beam.runners.portability.fn_api_runner import FnApiRunner
+from apache_beam.runners.runner import PipelineRunner, create_runner
+
+# Beam's own DirectRunner tries to download a binary at every start and behaves by what it finds; ours is explicit.
+_LOCAL_RUNNERS = (None, "DirectRunner", "FnApiRunner", "BundleBasedDirectRunner")
+
+
+class PipelineError(RuntimeError):
+    """A pipeline ended without a result; its message is the first cause in words."""
+
+
+def is_local(options: PipelineOptions) -> bool:
+    """Returns whether the pipeline runs on this machine's disks, in this process or its children."""
+    return options.view_as(StandardOptions).runner in _LOCAL_RUNNERS
+
+
+def make_runner(options: PipelineOptions) -> PipelineRunner:
+    """Returns the runner that options name; the in-process one by default.
+
+    Several workers mean worker processes, unless `--direct_running_mode` says otherwise.
+    """
+    if not is_local(options):
+        return create_runner(options.view_as(StandardOptions).runner)
+    direct = options.view_as(DirectOptions)
+    if direct.direct_num_workers != 1 and direct.direct_running_mode == "in_memory":
+        direct.direct_running_mode = "multi_processing"
+    return FnApiRunner()
+
+
+def run_pipeline(pipeline: beam.Pipeline) -> None:
+    """Runs a pipeline to its end.
+
+    Raises:
+      PipelineError: If it did not succeed.
+    """
+    try:
+        pipeline.run().wait_until_finish()
+    except Exception as error:
+        # Runners wrap what a worker raised in types of their own, with its traceback as text.
+        raise PipelineError(first_cause(str(error))) from error
+
+
+_ERROR_LINE = re.compile(r"^(?:[\w.]+\.)?(\w*(?:Error|Exception|Interrupt)): (.+)$")
+_STEP_SUFFIX = re.compile(r" \[while running .*$", re.DOTALL)
+_OWN_ERRORS = ("DataError", "DecodeError", "MetricError", "CheckpointError", "VocabularyError", "ManifestError")
+
+
+def first_cause(trace: str) -> str:
+    r"""Returns the message of the error that a runner's text ends with, without Beam's additions.
+
+    >>> first_cause("Traceback (most recent call last):\n  ...\na.DataError: bad line [while running 'Parse']")
+    'bad line'
+    """
+    plain = _STEP_SUFFIX.sub("", trace.strip())
+    errors = [match for line in plain.splitlines() if (match := _ERROR_LINE.match(line.strip()))]
+    if not errors:
+        return plain or "the pipeline failed without a message"
+    name, message = errors[-1].groups()
+    return message if name in _OWN_ERRORS else f"{name}: {message}"

@@ -1,0 +1,167 @@
+"""Checking everything that can be checked before a worker starts."""
+
+import argparse
+import dataclasses
+import glob
+import itertools
+import pathlib
+from collections.abc import Sequence
+
+from calm_beam.checkpoints import Checkpoint, CheckpointError, load_checkpoint
+from calm_beam.decoding.settings import DecodeSettings, descending_grid, uniform_grid
+from calm_beam.examples import DataError
+from calm_beam.exits.rule import ExitRule
+from calm_beam.transforms.decode import DecodePlan
+from calm_beam.transforms.examples import read_examples
+from calm_beam.vocabulary import Vocabulary, VocabularyError
+
+from .flags import UsageError, refuse_cloud_paths
+
+# Looked at in every file before work starts; the rest is checked by the workers.
+_PREVIEWED_EXAMPLES = 100
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PreparedRun:
+    """A run whose inputs have been found good.
+
+    Attributes:
+      paths: Data files, sorted.
+      checkpoint: The model.
+      vocabulary: Its vocabulary; None if the data are token ids and there is none.
+      vocabulary_path: Where that was read.
+      settings: What determines the outputs.
+      model_fingerprint: Of the weights.
+    """
+
+    paths: tuple[str, ...]
+    checkpoint: Checkpoint
+    vocabulary: Vocabulary | None
+    vocabulary_path: str | None
+    settings: DecodeSettings
+    model_fingerprint: str
+
+    def plan(self, flags: argparse.Namespace, directory: pathlib.Path) -> DecodePlan:
+        """Returns what workers need to decode into `directory`."""
+        return DecodePlan(
+            checkpoint=str(self.checkpoint.directory),
+            model_fingerprint=self.model_fingerprint,
+            vocabulary=self.vocabulary_path,
+            extra_ids=flags.extra_ids,
+            settings=self.settings,
+            batch_size=flags.batch_size,
+            on_long=flags.on_long,
+            on_error=flags.on_error,
+            directory=str(directory),
+            num_shards=flags.num_shards,
+        )
+
+
+def prepare_run(flags: argparse.Namespace, *, needs_references: bool) -> PreparedRun:
+    """Returns a run whose flags, model, vocabulary and first examples have been checked.
+
+    Args:
+      flags: Of `add_decode_flags`.
+      needs_references: Whether every example must have references.
+
+    Raises:
+      UsageError: If anything is wrong; nothing has been written.
+    """
+    if flags.checkpoint is None:
+        raise UsageError("--checkpoint is missing: the folder of the model.")
+    if flags.data is None:
+        raise UsageError("--data is missing: JSONL files with the examples.")
+    named = [("--checkpoint", flags.checkpoint), *(("--data", pattern) for pattern in flags.data)]
+    refuse_cloud_paths([*named, *([("--vocabulary", flags.vocabulary)] if flags.vocabulary else [])])
+    try:
+        settings = decode_settings(flags)
+        paths = find_files(flags.data)
+        is_text = preview_data(paths, needs_references=needs_references)
+        checkpoint = load_checkpoint(flags.checkpoint)
+        settings.rule.exit_layers(checkpoint.config.num_decoder_layers)
+        if settings.rule.confidence == "classifier" and not checkpoint.config.exit_classifier:
+            raise UsageError(
+                f"--confidence=classifier needs decoder/meta_cls in the checkpoint; {flags.checkpoint} has none."
+            )
+        vocabulary_path = flags.vocabulary or checkpoint.vocabulary_path
+        if is_text and vocabulary_path is None:
+            raise UsageError(
+                f"no sentencepiece.model in or beside {checkpoint.directory}: pass --vocabulary, or data that "
+                "has input_ids."
+            )
+        vocabulary = Vocabulary(vocabulary_path, extra_ids=flags.extra_ids) if vocabulary_path else None
+    except (CheckpointError, VocabularyError, DataError, ValueError, OSError) as error:
+        raise UsageError(str(error)) from error
+    head = checkpoint.config.vocab_size
+    if vocabulary is not None and vocabulary.size > head:
+        raise UsageError(
+            f"vocabulary {vocabulary_path} has {vocabulary.size} ids, the model's output head {head}: they do not "
+            "belong together."
+        )
+    return PreparedRun(
+        paths=paths,
+        checkpoint=checkpoint,
+        vocabulary=vocabulary,
+        vocabulary_path=str(vocabulary_path) if vocabulary_path else None,
+        settings=settings,
+        model_fingerprint=checkpoint.fingerprint(),
+    )
+
+
+def decode_settings(flags: argparse.Namespace) -> DecodeSettings:
+    """Returns what determines the outputs.
+
+    Raises:
+      ValueError: If a value or a combination is wrong.
+    """
+    if flags.thresholds is not None:
+        grid = descending_grid(flags.thresholds)
+    elif flags.grid_step is not None:
+        grid = uniform_grid(flags.grid_step)
+    else:
+        raise UsageError("--thresholds is missing: exit thresholds, comma-separated (or --grid_step).")
+    return DecodeSettings(
+        rule=ExitRule(
+            confidence=flags.confidence,
+            schedule=flags.schedule,
+            tau=flags.tau,
+            state_propagation=flags.state_propagation,
+            min_exit_layer=flags.min_exit_layer,
+            exit_interval=flags.exit_interval,
+        ),
+        thresholds=grid,
+        max_input_length=flags.max_input_length,
+        max_decode_length=flags.max_decode_length,
+        task_prefix=flags.task_prefix,
+    )
+
+
+def find_files(patterns: Sequence[str]) -> tuple[str, ...]:
+    """Returns the files that match, sorted, each once.
+
+    Raises:
+      DataError: If a pattern matches no file; none is passed over silently.
+    """
+    found: set[str] = set()
+    for pattern in patterns:
+        matches = {str(pathlib.Path(path).resolve()) for path in glob.glob(pattern) if pathlib.Path(path).is_file()}
+        if not matches:
+            raise DataError(f"--data {pattern}: no such file.")
+        found |= matches
+    return tuple(sorted(found))
+
+
+def preview_data(paths: Sequence[str], *, needs_references: bool) -> bool:
+    """Returns whether prompts are text, having checked the first examples of every file.
+
+    Raises:
+      DataError: If one of them is malformed, or there is no example at all.
+    """
+    first = [
+        example
+        for path in paths
+        for example in itertools.islice(read_examples(path, needs_references=needs_references), _PREVIEWED_EXAMPLES)
+    ]
+    if not first:
+        raise DataError(f"--data: no examples in {', '.join(paths)}.")
+    return any(example.input is not None for example in first)

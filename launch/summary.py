@@ -1,0 +1,80 @@
+"""What a calibration found, as tables on the terminal."""
+
+import csv
+import pathlib
+
+from rich.console import Console
+from rich.table import Table
+
+from calm_beam.manifest import Calibration, Manifest
+
+
+def print_summary(manifest: Manifest, output: pathlib.Path, *, seconds: float) -> None:
+    """Prints the trade-off over the grid, the chosen thresholds, and where the files are.
+
+    Args:
+      manifest: The result.
+      output: Directory that holds it and the risk table.
+      seconds: How long the run took.
+    """
+    console = Console()
+    with open(output / "risk_table.csv", encoding="utf-8", newline="") as file:
+        console.print(_trade_off(list(csv.DictReader(file)), manifest.model.layers))
+    console.print(_choices(manifest))
+    data = manifest.data
+    console.print(
+        f"{data.examples} examples in {seconds:.0f} s ({data.duplicates} repeated inputs, {data.truncated} cut, "
+        f"{data.failed} failed, counted with loss 1)."
+    )
+    if data.duplicates:
+        console.print("Repeated inputs weaken the assumption that examples are independent draws.")
+    console.print(manifest.guarantee)
+    console.print(f"Manifest: {output / 'manifest.json'}", soft_wrap=True)
+
+
+def _trade_off(rows: list[dict[str, str]], num_layers: int) -> Table:
+    """Returns the table of layers and risks, one line per threshold."""
+    objectives = list(dict.fromkeys((row["consistency"], row["metric"]) for row in rows))
+    table = Table(title="Risk at every threshold", title_justify="left")
+    table.add_column("threshold", justify="right")
+    table.add_column(f"layers of {num_layers}", justify="right")
+    for consistency, metric in objectives:
+        table.add_column(f"{consistency} risk\n{metric}", justify="right")
+    risks: dict[str, dict[tuple[str, str], str]] = {}
+    layers: dict[str, str] = {}
+    for row in rows:
+        risks.setdefault(row["threshold"], {})[row["consistency"], row["metric"]] = row["risk"]
+        layers[row["threshold"]] = row["layers"]
+    for threshold, by_objective in risks.items():
+        cells = [f"{float(by_objective[objective]):.4f}" for objective in objectives]
+        table.add_row(f"{float(threshold):g}", f"{float(layers[threshold]):.2f}", *cells)
+    return table
+
+
+def _choices(manifest: Manifest) -> Table:
+    """Returns the table of chosen thresholds, one line per calibration."""
+    table = Table(title="Chosen thresholds", title_justify="left")
+    table.add_column("consistency")
+    table.add_column("metric")
+    for name in ("delta", "epsilon", "threshold", "layers", "saved", "risk", "stopped at"):
+        table.add_column(name, justify="right")
+    for entry in manifest.calibrations:
+        saved = 1 - entry.layers / manifest.model.layers
+        table.add_row(
+            entry.consistency,
+            entry.metric,
+            f"{entry.delta:g}",
+            f"{entry.epsilon:g}",
+            "never exit" if entry.threshold is None else f"{entry.threshold:g}",
+            f"{entry.layers:.2f}",
+            f"{saved:.0%}",
+            f"{entry.risk:.4f}",
+            _stop(entry),
+        )
+    return table
+
+
+def _stop(entry: Calibration) -> str:
+    """Returns where testing ended and why."""
+    last = entry.path[-1]
+    return "end of grid" if last.rejected else f"{last.threshold:g} (p = {last.p_value:.2g})"

@@ -1,0 +1,115 @@
+"""Small manifests for tests, whole and sealed, with single values changed."""
+
+import copy
+from typing import Any
+
+from calm_beam.manifest import (
+    Calibration,
+    DataRecord,
+    DecodeRecord,
+    Manifest,
+    ModelRecord,
+    PathEntry,
+    VocabularyRecord,
+    content_digest,
+)
+
+REMOVED = object()
+"""Stands for "take this key away" in `changed` and `unsealed`."""
+
+
+def build_path_entry(**changes: Any) -> PathEntry:
+    """Returns a test that accepts threshold 0.9, with the given fields changed."""
+    values: dict[str, Any] = {
+        "threshold": 0.9,
+        "n": 200,
+        "risk": 0.0125,
+        "p_value": 0.0007,
+        "rejected": True,
+        "layers": 5.5,
+    }
+    return PathEntry(**{**values, **changes})
+
+
+def build_calibration(**changes: Any) -> Calibration:
+    """Returns a calibration that accepts 0.9 and 0.8 and stops at 0.7, with the given fields changed."""
+    values: dict[str, Any] = {
+        "consistency": "textual",
+        "metric": "rouge_l",
+        "delta": 0.1,
+        "epsilon": 0.05,
+        "p_value": "hoeffding_bentkus",
+        "procedure": "fixed_sequence",
+        "threshold": 0.8,
+        "layers": 4.25,
+        "risk": 0.03,
+        "path": (
+            build_path_entry(),
+            build_path_entry(threshold=0.8, risk=0.03, p_value=0.05, layers=4.25),
+            build_path_entry(threshold=0.7, risk=0.08, p_value=0.4, rejected=False, layers=3.125),
+        ),
+    }
+    return Calibration(**{**values, **changes})
+
+
+def build_never_exit(**changes: Any) -> Calibration:
+    """Returns a calibration that found no safe threshold, with the given fields changed."""
+    values: dict[str, Any] = {
+        "delta": 0.01,
+        "threshold": None,
+        "layers": 6,
+        "risk": 0,
+        "path": (build_path_entry(p_value=0.3, rejected=False),),
+    }
+    return build_calibration(**{**values, **changes})
+
+
+def build_manifest(**changes: Any) -> Manifest:
+    """Returns a manifest with two calibrations, with the given fields changed."""
+    values: dict[str, Any] = {
+        "created": "2026-01-31T12:00:00Z",
+        "model": ModelRecord(uri="gs://models/t5-small", fingerprint="sha256:6d6f64656c", layers=6),
+        "vocabulary": VocabularyRecord(fingerprint="sha256:766f636162", extra_ids=100),
+        "decode": DecodeRecord(
+            confidence="softmax",
+            schedule="decay",
+            tau=4.0,
+            state_propagation="from_exit",
+            min_exit_layer=1,
+            exit_interval=1,
+            max_input_length=512,
+            max_decode_length=64,
+            task_prefix="résume: ",
+            dtype="bfloat16",
+        ),
+        "data": DataRecord(
+            patterns=("gs://data/calibration-*.jsonl.gz",),
+            examples=200,
+            duplicates=3,
+            failed=1,
+            truncated=7,
+            fingerprint="sha256:64617461",
+        ),
+        "calibrations": (build_calibration(), build_never_exit()),
+        "software": {"jax": "0.8.1", "calm-beam": "0.1.0"},
+    }
+    return Manifest(**{**values, **changes})
+
+
+def unsealed(path: tuple[str | int, ...], value: object) -> dict[str, Any]:
+    """Returns the plain form of `build_manifest()` with one value changed and the digest left as it was."""
+    content: Any = copy.deepcopy(build_manifest().to_dict())
+    parent = content
+    for step in path[:-1]:
+        parent = parent[step]
+    if value is REMOVED:
+        del parent[path[-1]]
+    else:
+        parent[path[-1]] = value
+    return content
+
+
+def changed(path: tuple[str | int, ...], value: object) -> dict[str, Any]:
+    """Returns the plain form of `build_manifest()` with one value changed and the digest made anew."""
+    content = unsealed(path, value)
+    return {**content, "digest": content_digest(content)}

@@ -1,0 +1,170 @@
+"""Tests of the registry: every name resolves or is refused in words, and no bad score gets past the check."""
+
+import fractions
+import math
+import pathlib
+import re
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import pytest
+
+from calm_beam.metrics.registry import METRICS, MetricError, checked_score, get_metric
+
+_OWN_MODULE = """
+VERSION = "1"
+
+def half(candidate, references):
+    return 0.5
+
+class Scores:
+    @staticmethod
+    def one(candidate, references):
+        return 1.0
+"""
+
+
+@pytest.fixture
+def _own_modules(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Puts two importable modules of a user on the path, one of which lacks what it needs."""
+    (tmp_path / "own_scores.py").write_text(_OWN_MODULE, encoding="utf-8")
+    (tmp_path / "broken_scores.py").write_text("import package_that_is_not_there\n", encoding="utf-8")
+    monkeypatch.syspath_prepend(tmp_path)
+    for name in ("own_scores", "broken_scores"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+
+
+def _returning(value: object) -> Callable[[str, Sequence[str]], float]:
+    return lambda candidate, references: value  # type: ignore[return-value]
+
+
+def _score(value: object) -> float:
+    return checked_score(_returning(value), "chrf", "candidate", ["reference"], example_id="ex-7")
+
+
+def test_named_metrics() -> None:
+    """The four names that a manifest may carry give their functions, each 1 on a match and 0 on a miss."""
+    assert list(METRICS) == ["rouge_l", "rouge_l_unicode", "token_f1", "exact_match"]
+    for name in METRICS:
+        metric = get_metric(name)
+        assert metric is METRICS[name]
+        assert metric("yes", ["yes"]) == 1.0
+        assert metric("yes", ["no"]) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"),
+    [("rougeL", 'Did you mean "rouge_l"?'), ("tokenf1", 'Did you mean "token_f1"?'), ("zzz", "Known metrics:")],
+)
+def test_unknown_name_gets_the_nearest(name: str, hint: str) -> None:
+    """An unknown name is refused with the nearest real one, if any is near, and with all of them."""
+    known = "Known metrics: rouge_l, rouge_l_unicode, token_f1, exact_match; for one of your own write module:function."
+    with pytest.raises(ValueError, match=f'^{re.escape(f"""metric "{name}" is not known. {hint}""")}') as caught:
+        get_metric(name)
+    assert known in str(caught.value)
+
+
+@pytest.mark.usefixtures("_own_modules")
+def test_own_function_is_imported() -> None:
+    """module:function gives the function, and the function may sit in a class."""
+    assert get_metric("own_scores:half")("a", ["b"]) == 0.5
+    assert get_metric("own_scores:Scores.one")("a", ["b"]) == 1.0
+
+
+@pytest.mark.usefixtures("_own_modules")
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("own_scores:", 'metric "own_scores:": expected module:function'),
+        (":half", 'metric ":half": expected module:function'),
+        (".own_scores:half", 'metric ".own_scores:half": expected module:function'),
+        ("no_such_module:f", "cannot import module \"no_such_module\" (No module named 'no_such_module')"),
+        ("broken_scores:f", "cannot import module \"broken_scores\" (No module named 'package_that_is_not_there')"),
+        ("own_scores:haalf", 'module "own_scores" has no "haalf". Did you mean "own_scores:half"?'),
+        ("own_scores:Scores.two", 'module "own_scores" has no "Scores.two".'),
+        ("own_scores:VERSION", '"VERSION" is not callable, it is of type str.'),
+    ],
+)
+def test_own_function_that_cannot_be_had(name: str, message: str) -> None:
+    """Whatever is wrong with module:function is said, under the name as it was written."""
+    with pytest.raises(ValueError, match=re.escape(message)) as caught:
+        get_metric(name)
+    assert f'metric "{name}"' in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [0, 1, 0.25, True, fractions.Fraction(1, 2), np.float32(0.5), np.float64(0.1), np.bool_(True), np.array(0.5)],
+    ids=repr,
+)
+def test_numbers_inside_pass_as_floats(value: object) -> None:
+    """Every kind of real scalar in [0, 1] comes back as a float of the same value."""
+    score = _score(value)
+    assert type(score) is float
+    assert score == value
+
+
+@pytest.mark.parametrize("value", [math.nan, -0.001, 1.0000001, 42, math.inf, np.float32("nan")])
+def test_scores_outside_name_metric_and_example(value: float) -> None:
+    """A score that is NaN or outside [0, 1] is an error with metric, example and value."""
+    message = f'metric "chrf" on example "ex-7": returned {float(value)}, expected a number in [0, 1].'
+    with pytest.raises(MetricError, match=re.escape(message)):
+        _score(value)
+
+
+@pytest.mark.parametrize("value", [None, "0.5", [0.5], {"f": 0.5}, 1j, np.array([0.5]), np.array("text")], ids=repr)
+def test_what_is_no_number_is_refused(value: object) -> None:
+    """Something that is not one real number is an error, even where it could be made into one."""
+    message = f'metric "chrf" on example "ex-7": returned {value!r}, expected a number in [0, 1].'
+    with pytest.raises(MetricError, match=re.escape(message)):
+        _score(value)
+
+
+def test_metric_that_raises_names_the_example() -> None:
+    """An exception of the metric comes out as a MetricError with the example, and the exception as its cause."""
+
+    def fails(candidate: str, references: Sequence[str]) -> float:
+        raise KeyError("no such word")
+
+    message = 'metric "chrf" on example "ex-7": raised KeyError: \'no such word\''
+    with pytest.raises(MetricError, match=re.escape(message)) as caught:
+        checked_score(fails, "chrf", "a", ["b"], example_id="ex-7")
+    assert isinstance(caught.value.__cause__, KeyError)
+
+
+def test_metric_error_is_a_value_error() -> None:
+    """Callers that catch ValueError catch it."""
+    assert issubclass(MetricError, ValueError)
+
+
+def test_arguments_reach_the_metric() -> None:
+    """The candidate and the references are handed on as they are."""
+    seen = []
+
+    def metric(candidate: str, references: Sequence[str]) -> float:
+        seen.append((candidate, references))
+        return 1.0
+
+    checked_score(metric, "own", "c", ["r", "s"], example_id="1")
+    assert seen == [("c", ["r", "s"])]
+
+
+def _loaded_after(code: str) -> set[str]:
+    """Returns which heavy modules a fresh interpreter has loaded after running the code."""
+    heavy = ("rouge_score", "nltk", "numpy", "apache_beam", "jax")
+    check = f"{code}\nimport sys; print(*[name for name in {heavy} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, check=True, timeout=120)
+    return set(done.stdout.split())
+
+
+def test_import_is_light() -> None:
+    """Importing the registry and looking up a metric loads neither rouge-score nor anything numerical."""
+    assert _loaded_after("import calm_beam.metrics.registry as r; r.get_metric('rouge_l')") == set()
+
+
+def test_the_check_sees_rouge_score() -> None:
+    """The twin: the first pair of different texts does load it."""
+    code = "from calm_beam.metrics.rouge_l import rouge_l; rouge_l('a', ['b'])"
+    assert {"rouge_score", "nltk"} <= _loaded_after(code)

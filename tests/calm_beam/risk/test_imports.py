@@ -1,0 +1,23 @@
+"""The risk modules compute on numpy and scipy alone."""
+
+import subprocess
+import sys
+
+_MODULES = "calm_beam.risk.totals, calm_beam.risk.pvalues, calm_beam.risk.fixed_sequence, calm_beam.risk.losses"
+_ABSENT = ("jax", "flax", "apache_beam", "rouge_score", "scipy.stats")
+
+
+def _loaded_by(modules: str) -> set[str]:
+    code = f"import sys, {modules}; print(*[name for name in {_ABSENT} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
+    return set(done.stdout.split())
+
+
+def test_import_is_light() -> None:
+    """No model, pipeline or metric package is loaded, nor the slow part of scipy."""
+    assert _loaded_by(_MODULES) == set()
+
+
+def test_the_check_sees_a_package() -> None:
+    """The check above fails for a module that loads one of them."""
+    assert _loaded_by("rouge_score") == {"rouge_score"}

@@ -1,0 +1,167 @@
+"""Tests of the p-values: goldens in 60 digits, brute force, and what any p-value of a loss sum has to satisfy."""
+
+import json
+import math
+import os
+import pathlib
+import re
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from calm_beam.risk.pvalues import P_VALUES, PValue, hoeffding_bentkus_p_value, hoeffding_p_value
+
+_GOLDENS = pathlib.Path(__file__).with_name("pvalue_goldens.json")
+_EXTERNAL = os.environ.get("CALM_BEAM_GOLDENS")
+_COLUMNS = {"hoeffding": hoeffding_p_value, "hb": hoeffding_bentkus_p_value}
+_DELTA = st.floats(min_value=0.001, max_value=0.999)
+_N = st.integers(min_value=1, max_value=10**6)
+_SHARE = st.floats(min_value=0.0, max_value=1.0)
+
+all_p_values = pytest.mark.parametrize("p_value", P_VALUES.values(), ids=P_VALUES.keys())
+
+
+def _assert_agrees(path: pathlib.Path, column: str, *, relative: float) -> None:
+    """Asserts that every row of the file is met to the relative tolerance, or to 1e-300."""
+    rows = json.loads(path.read_text(encoding="utf-8"))["rows"]
+    assert len(rows) > 100
+    computed = [
+        _COLUMNS[column](np.array([float(row["total"])]), n=row["n"], delta=float(row["delta"]))[0] for row in rows
+    ]
+    # Below 1e-308 a golden reads back as 0, which the absolute tolerance covers.
+    np.testing.assert_allclose(computed, [float(row[column]) for row in rows], rtol=relative, atol=1e-300)
+
+
+@pytest.mark.parametrize("column", _COLUMNS)
+def test_agrees_with_60_digit_arithmetic(column: str) -> None:
+    """Our goldens are met to 1e-11, down to tails of 1e-200 and up to a million examples."""
+    _assert_agrees(_GOLDENS, column, relative=1e-11)
+
+
+@pytest.mark.skipif(_EXTERNAL is None, reason="CALM_BEAM_GOLDENS is unset: no folder with another pvalues.json")
+@pytest.mark.parametrize("column", _COLUMNS)
+def test_agrees_with_external_goldens(column: str) -> None:
+    """Goldens made elsewhere, in CALM_BEAM_GOLDENS/pvalues.json, are met to 1e-9."""
+    assert _EXTERNAL is not None
+    _assert_agrees(pathlib.Path(_EXTERNAL) / "pvalues.json", column, relative=1e-9)
+
+
+@pytest.mark.parametrize("n", [1, 2, 5, 13, 40])
+@pytest.mark.parametrize("delta", [0.02, 0.1, 0.5, 0.9])
+def test_agrees_with_brute_force(n: int, delta: float) -> None:
+    """HB equals its textbook formula, with the binomial tail in exact fractions."""
+    p = Fraction(delta)
+    for numerator in range(4 * n + 1):
+        total = Fraction(numerator, 4)
+        mean = total / n
+        if mean >= p:
+            expected = 1.0
+        else:
+            pairs = ((mean, p), (1 - mean, 1 - p))
+            divergence = sum(float(a) * math.log(a / b) for a, b in pairs if a > 0)
+            tail = sum(math.comb(n, k) * p**k * (1 - p) ** (n - k) for k in range(math.ceil(total) + 1))
+            expected = min(1.0, math.exp(-n * divergence), math.e * float(tail))
+        computed = hoeffding_bentkus_p_value([float(total)], n=n, delta=delta)
+        assert computed[0] == pytest.approx(expected, rel=1e-12, abs=0)
+
+
+@pytest.mark.parametrize("delta", [0.01, 0.1, 0.5])
+@pytest.mark.parametrize("n", [1, 100, 1600])
+def test_at_risk_zero(n: int, delta: float) -> None:
+    """Without any loss HB is (1 - delta)^n and Hoeffding exp(-2 n delta^2); neither is NaN."""
+    assert hoeffding_bentkus_p_value([0.0], n=n, delta=delta)[0] == pytest.approx((1 - delta) ** n, rel=1e-12, abs=0)
+    assert hoeffding_p_value([0.0], n=n, delta=delta)[0] == pytest.approx(math.exp(-2 * n * delta**2), rel=1e-12, abs=0)
+
+
+def test_each_half_can_decide() -> None:
+    """Far below delta the Bentkus half is the lesser and decides, near delta the divergence does."""
+    n, delta = 1000, 0.1
+    tail = sum(math.comb(n, k) * delta**k * (1 - delta) ** (n - k) for k in range(61))
+    divergence = {
+        mean: mean * math.log(mean / delta) + (1 - mean) * math.log((1 - mean) / 0.9) for mean in (0.06, 0.098)
+    }
+    assert math.e * tail < math.exp(-n * divergence[0.06])
+    far, near = hoeffding_bentkus_p_value([60.0, 98.0], n=n, delta=delta)
+    assert far == pytest.approx(math.e * tail, rel=1e-12, abs=0)
+    assert near == pytest.approx(math.exp(-n * divergence[0.098]), rel=1e-12, abs=0)
+
+
+def test_any_excess_over_an_integer_raises_the_ceiling() -> None:
+    """One unit of 2^-32 above an integer costs a whole loss in the Bentkus half."""
+    n, delta = 1000, 0.1
+    at, above, next_one = hoeffding_bentkus_p_value([60.0, 60.0 + 2.0**-32, 61.0], n=n, delta=delta)
+    assert at < above
+    assert above == pytest.approx(next_one, rel=1e-12, abs=0)
+
+
+@all_p_values
+@given(n=_N, delta=_DELTA, shares=st.lists(_SHARE, min_size=2, max_size=8))
+def test_is_monotone_and_in_range(p_value: PValue, n: int, delta: float, shares: list[float]) -> None:
+    """p-values lie in [0, 1], never fall as the losses grow, and are 1 once the mean reaches delta."""
+    sums = np.sort(np.concatenate([np.array(shares), np.array(shares) * delta])) * n
+    p_values = p_value(sums, n=n, delta=delta)
+    assert np.all((p_values >= 0) & (p_values <= 1))
+    # Two sums may be so close that only rounding tells their p-values apart.
+    assert np.all(p_values[1:] >= p_values[:-1] * (1 - 1e-11))
+    assert np.all(p_values[sums / n >= delta] == 1.0)
+
+
+@all_p_values
+@given(n=_N, deltas=st.tuples(_DELTA, _DELTA), share=_SHARE)
+def test_falls_as_delta_grows(p_value: PValue, n: int, deltas: tuple[float, float], share: float) -> None:
+    """A more generous tolerance is never harder to meet."""
+    strict, generous = sorted(deltas)
+    sums = [share * strict * n]
+    assert p_value(sums, n=n, delta=generous)[0] <= p_value(sums, n=n, delta=strict)[0] * (1 + 1e-11)
+
+
+@given(n=_N, delta=_DELTA, share=_SHARE)
+def test_bentkus_improves_on_hoeffding(n: int, delta: float, share: float) -> None:
+    """HB is never above Hoeffding, by Pinsker's inequality."""
+    sums = [share * n]
+    ours = hoeffding_bentkus_p_value(sums, n=n, delta=delta)[0]
+    assert ours <= hoeffding_p_value(sums, n=n, delta=delta)[0] * (1 + 1e-11)
+
+
+@all_p_values
+def test_shape_is_kept(p_value: PValue) -> None:
+    """One p-value comes back per threshold, none for none; the grid size 1 is no scalar."""
+    for shape in ((0,), (1,), (20,)):
+        assert p_value(np.zeros(shape), n=10, delta=0.1).shape == shape
+
+
+@all_p_values
+def test_delta_outside_is_refused(p_value: PValue) -> None:
+    """Delta has to be a fraction strictly inside (0, 1)."""
+    for delta in (5, 0, 1, -0.1, math.nan):
+        message = f"delta must be in (0, 1), got {delta}. Tolerances are fractions: for 5 % pass delta=0.05."
+        with pytest.raises(ValueError, match=re.escape(message)):
+            p_value([0.0], n=10, delta=delta)
+
+
+@all_p_values
+def test_n_is_checked(p_value: PValue) -> None:
+    """N has to be a whole number of at least one example."""
+    with pytest.raises(ValueError, match=re.escape("n must be at least 1, got 0. Is the calibration set empty?")):
+        p_value([0.0], n=0, delta=0.1)
+    with pytest.raises(TypeError, match=re.escape("n must be an integer, got 10.0.")):
+        p_value([0.0], n=10.0, delta=0.1)  # type: ignore[arg-type]
+
+
+@all_p_values
+def test_sums_outside_are_refused(p_value: PValue) -> None:
+    """A sum that n losses cannot have is refused by value and place, NaN included."""
+    for value in (-0.5, 10.5, math.nan, math.inf):
+        message = f"loss_sum[1] must be in [0, 10] for n = 10, got {value}. It is the sum of n losses"
+        with pytest.raises(ValueError, match=re.escape(message)):
+            p_value([0.0, value], n=10, delta=0.1)
+
+
+def test_registry_cannot_be_changed() -> None:
+    """The registry holds the two names that a manifest may carry, and nobody can add to it."""
+    assert list(P_VALUES) == ["hoeffding", "hoeffding_bentkus"]
+    with pytest.raises(TypeError, match="does not support item assignment"):
+        P_VALUES["clt"] = hoeffding_p_value  # type: ignore[index]

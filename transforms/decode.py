@@ -1,0 +1,166 @@
+"""Decoding shards of examples at every threshold, into one Parquet file a shard."""
+
+import dataclasses
+import pathlib
+import time
+from collections.abc import Callable, Iterable, Iterator
+
+import apache_beam as beam
+from apache_beam.metrics import Metrics
+from apache_beam.utils.shared import Shared
+
+from calm_beam.decoding.prompts import PromptBatch, batch_prompts, encode_prompt
+from calm_beam.decoding.settings import DecodeSettings
+from calm_beam.examples import Example
+from calm_beam.generations import Generation, write_generations
+from calm_beam.vocabulary import Vocabulary
+
+from .progress import ProgressLog
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DecodePlan:
+    """What a worker needs to know to decode.
+
+    Attributes:
+      checkpoint: Path of the model.
+      model_fingerprint: What the weights there must be; a worker that finds others refuses to decode.
+      vocabulary: Path of the SentencePiece model; None if all prompts are token ids.
+      extra_ids: Sentinels of the vocabulary.
+      settings: What determines the outputs.
+      batch_size: Prompts decoded together.
+      on_long: `truncate` or `error`, for prompts longer than the settings allow.
+      on_error: `fail` or `worst_case`, for prompts that cannot be decoded.
+      directory: Where generations go.
+      num_shards: Number of shards, part of the files' names.
+    """
+
+    checkpoint: str
+    model_fingerprint: str
+    vocabulary: str | None
+    extra_ids: int
+    settings: DecodeSettings
+    batch_size: int
+    on_long: str
+    on_error: str
+    directory: str
+    num_shards: int
+
+    def shard_path(self, shard: int) -> str:
+        """Returns the file of a shard."""
+        return str(pathlib.Path(self.directory) / f"generations-{shard:05d}-of-{self.num_shards:05d}.parquet")
+
+
+@dataclasses.dataclass
+class DecodeExamples(beam.PTransform):
+    """Turns (shard, examples) pairs into paths of Parquet files with their generations.
+
+    A retried shard replaces its file by an equal one.
+
+    Attributes:
+      plan: What to decode with.
+      progress: Where to report.
+    """
+
+    plan: DecodePlan
+    progress: ProgressLog
+
+    def expand(self, shards: beam.PCollection) -> beam.PCollection:
+        """Returns a PCollection of str."""
+        return shards | "DecodeShards" >> beam.ParDo(_DecodeShard(self.plan, self.progress))
+
+
+class _DecodeShard(beam.DoFn):
+    """Decodes one shard; the model is loaded once per process."""
+
+    def __init__(self, plan: DecodePlan, progress: ProgressLog) -> None:
+        self._plan = plan
+        self._progress = progress
+        self._shared = Shared()
+        self._prompts = Metrics.counter("calm_beam", "decoded-prompts")
+        self._batch_msec = Metrics.distribution("calm_beam", "decode-batch-msec")
+        self._loaded: _Loaded | None = None
+
+    def setup(self) -> None:
+        # Deferred to the worker: JAX must not be initialised in the process that forks or pickles.
+        self._loaded = self._shared.acquire(lambda: _load(self._plan), tag=repr(self._plan))
+
+    def teardown(self) -> None:
+        self._loaded = None
+
+    def process(self, element: tuple[int, Iterable[Example]]) -> Iterator[str]:
+        assert self._loaded is not None
+        shard, unordered = element
+        plan = self._plan
+        examples = _with_unique_ids(unordered)
+        prompts = [
+            encode_prompt(example, self._loaded.vocabulary, plan.settings, on_long=plan.on_long) for example in examples
+        ]
+        duplicates = _duplicate_prompts(examples)
+        generations: list[Generation] = []
+        for batch in batch_prompts(
+            prompts, batch_size=plan.batch_size, max_input_length=plan.settings.max_input_length
+        ):
+            start = time.perf_counter()
+            generations += self._loaded.generate(batch, duplicates)
+            self._batch_msec.update(round(1000 * (time.perf_counter() - start)))
+            self._prompts.inc(len(batch.prompts))
+            self._progress.report("decoded", len(batch.prompts))
+        path = plan.shard_path(shard)
+        write_generations(path, sorted(generations, key=lambda generation: generation.example.id))
+        yield path
+
+
+@dataclasses.dataclass(frozen=True)
+class _Loaded:
+    """What one process needs to decode; a class, since `Shared` keeps a weak reference to it."""
+
+    vocabulary: Vocabulary | None
+    generate: Callable[[PromptBatch, frozenset[str]], list[Generation]]
+
+
+def _load(plan: DecodePlan) -> _Loaded:
+    from calm_beam.checkpoints import CheckpointError, load_checkpoint
+    from calm_beam.decoding.generate import generate_batch
+    from calm_beam.decoding.sweep import SweepDecoder
+
+    checkpoint = load_checkpoint(plan.checkpoint)
+    found = checkpoint.fingerprint()
+    if found != plan.model_fingerprint:
+        raise CheckpointError(
+            f"checkpoint {plan.checkpoint}: fingerprint is {found}, the run was started for {plan.model_fingerprint}. "
+            "Do not change a checkpoint while it is calibrated."
+        )
+    vocabulary = Vocabulary(plan.vocabulary, extra_ids=plan.extra_ids) if plan.vocabulary else None
+    settings = plan.settings
+    decoder = SweepDecoder(
+        checkpoint, settings.rule, thresholds=settings.thresholds, max_decode_length=settings.max_decode_length
+    )
+
+    def generate(batch: PromptBatch, duplicates: frozenset[str]) -> list[Generation]:
+        return generate_batch(decoder, batch, vocabulary, on_error=plan.on_error, duplicates=duplicates)
+
+    return _Loaded(vocabulary, generate)
+
+
+def _with_unique_ids(examples: Iterable[Example]) -> list[Example]:
+    """Returns the examples in an order of their own, with equal derived ids told apart by a number."""
+    ordered = sorted(examples, key=lambda example: (example.id, example.file_index, example.line))
+    seen: dict[str, int] = {}
+    unique = []
+    for example in ordered:
+        count = seen[example.id] = seen.get(example.id, 0) + 1
+        unique.append(dataclasses.replace(example, id=f"{example.id}-{count}") if count > 1 else example)
+    return unique
+
+
+def _duplicate_prompts(examples: list[Example]) -> frozenset[str]:
+    """Returns the ids of examples whose prompt an earlier one has; equal prompts are always in one shard."""
+    seen: set[bytes] = set()
+    duplicates = set()
+    for example in examples:
+        digest = example.input_digest()
+        if digest in seen:
+            duplicates.add(example.id)
+        seen.add(digest)
+    return frozenset(duplicates)

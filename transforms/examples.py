@@ -1,0 +1,137 @@
+"""Reading a calibration set: files to checked examples, grouped into shards."""
+
+import dataclasses
+import gzip
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+import apache_beam as beam
+from apache_beam.io.filesystem import CompressionTypes
+from apache_beam.io.filesystems import FileSystems
+from apache_beam.metrics import Metrics
+
+from calm_beam.examples import DataError, Example, parse_example
+
+from .progress import ProgressLog
+
+
+@dataclasses.dataclass
+class ReadExamples(beam.PTransform):
+    """Reads JSONL files into (shard, examples) pairs, and fails before decoding if two examples have one id.
+
+    The shard of an example depends on its prompt alone, so equal prompts meet in one shard, and what is in a shard
+    does not depend on files, workers or order.
+
+    Attributes:
+      paths: The files, `.gz` or not.
+      num_shards: Number of shards.
+      needs_references: Whether an example without references is an error.
+      progress: Where to report.
+    """
+
+    paths: Sequence[str]
+    num_shards: int
+    needs_references: bool
+    progress: ProgressLog
+
+    def expand(self, pipeline: beam.Pipeline) -> beam.PCollection:
+        """Returns a PCollection of (int, Iterable[Example])."""
+        examples = (
+            pipeline
+            | "ListFiles" >> beam.Create(list(enumerate(self.paths)))
+            # So that one worker does not read all files: Create is one bundle.
+            | "SpreadFiles" >> beam.Reshuffle()
+            | "ParseExamples" >> beam.ParDo(_ParseFile(self.needs_references, self.progress))
+        )
+        ids_are_unique = (
+            examples
+            | "KeyById" >> beam.Map(_id_and_place)
+            | "GroupById" >> beam.GroupByKey()
+            | "CheckUniqueIds" >> beam.ParDo(_CheckUniqueId(list(self.paths)))
+        )
+        return (
+            examples
+            | "KeyByShard" >> beam.Map(_shard_and_example, self.num_shards)
+            | "GroupByShard" >> beam.GroupByKey()
+            # The side input is always empty. Waiting for it keeps decoding from starting before ids are checked.
+            | "AwaitUniqueIds" >> beam.Map(_first, _=beam.pvalue.AsIter(ids_are_unique))
+        )
+
+
+def _first(element: Any, _: Iterable[Any]) -> Any:
+    return element
+
+
+def _id_and_place(example: Example) -> tuple[str, tuple[int, int, bool]]:
+    return example.id, (example.file_index, example.line, example.has_own_id)
+
+
+def _shard_and_example(example: Example, num_shards: int) -> tuple[int, Example]:
+    return int.from_bytes(example.input_digest()[:8], "big") % num_shards, example
+
+
+class _ParseFile(beam.DoFn):
+    """Yields the examples of one file."""
+
+    def __init__(self, needs_references: bool, progress: ProgressLog) -> None:
+        self._needs_references = needs_references
+        self._progress = progress
+        self._examples = Metrics.counter("calm_beam", "read-examples")
+
+    def process(self, element: tuple[int, str]) -> Iterator[Example]:
+        file_index, path = element
+        count = 0
+        for example in read_examples(path, file_index=file_index, needs_references=self._needs_references):
+            count += 1
+            yield example
+        self._examples.inc(count)
+        self._progress.report("read", count)
+
+
+def read_examples(path: str, *, file_index: int = 0, needs_references: bool = False) -> Iterator[Example]:
+    """Yields the examples of one JSONL file.
+
+    Args:
+      path: The file, read as gzip if it ends in `.gz`.
+      file_index: Recorded in the examples.
+      needs_references: Whether an example without references is an error.
+
+    Raises:
+      DataError: If the file is damaged or a line is not an example; names file and line.
+    """
+    line_number = 0
+    try:
+        with (
+            FileSystems.open(path, compression_type=CompressionTypes.UNCOMPRESSED) as raw,
+            gzip.open(raw) if path.endswith(".gz") else raw as lines,
+        ):
+            for line_number, line in enumerate(lines, start=1):
+                example = parse_example(line, path=path, line_number=line_number, file_index=file_index)
+                if needs_references and not example.references:
+                    raise DataError(
+                        f"{path}, line {line_number}: risk consistency needs references, example {example.id} has none."
+                    )
+                yield example
+    except (EOFError, gzip.BadGzipFile) as error:
+        raise DataError(f"{path}: damaged gzip data after line {line_number} ({error}).") from error
+
+
+class _CheckUniqueId(beam.DoFn):
+    """Fails for an id that two examples have; yields nothing.
+
+    Ids derived from content are no claim of identity: equal examples without ids are counted as duplicates instead.
+    """
+
+    def __init__(self, paths: list[str]) -> None:
+        self._paths = paths
+
+    def process(self, element: tuple[str, Iterable[tuple[int, int, bool]]]) -> Iterator[None]:
+        example_id, found = element
+        places = sorted((file, line) for file, line, is_own in found if is_own)
+        if len(places) > 1:
+            named = " and ".join(f"{self._paths[file]}, line {line}" for file, line in places[:2])
+            raise DataError(
+                f"id {example_id!r} occurs {len(places)} times ({named}). Ids must be unique: an example that counts "
+                "twice voids the guarantee."
+            )
+        yield from ()

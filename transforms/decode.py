@@ -1,15 +1,16 @@
 """Decoding shards of examples at every threshold, into one Parquet file a shard."""
 
 import dataclasses
+import functools
 import pathlib
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import apache_beam as beam
 from apache_beam.metrics import Metrics
 from apache_beam.utils.shared import Shared
 
-from calm_beam.decoding.prompts import PromptBatch, batch_prompts, encode_prompt
+from calm_beam.decoding.prompts import Prompt, encode_prompt
 from calm_beam.decoding.settings import DecodeSettings
 from calm_beam.examples import Example
 from calm_beam.generations import Generation, write_generations
@@ -78,7 +79,7 @@ class _DecodeShard(beam.DoFn):
         self._progress = progress
         self._shared = Shared()
         self._prompts = Metrics.counter("calm_beam", "decoded-prompts")
-        self._batch_msec = Metrics.distribution("calm_beam", "decode-batch-msec")
+        self._shard_msec = Metrics.distribution("calm_beam", "decode-shard-msec")
         self._loaded: _Loaded | None = None
 
     def setup(self) -> None:
@@ -97,15 +98,13 @@ class _DecodeShard(beam.DoFn):
             encode_prompt(example, self._loaded.vocabulary, plan.settings, on_long=plan.on_long) for example in examples
         ]
         duplicates = _duplicate_prompts(examples)
-        generations: list[Generation] = []
-        for batch in batch_prompts(
-            prompts, batch_size=plan.batch_size, max_input_length=plan.settings.max_input_length
-        ):
-            start = time.perf_counter()
-            generations += self._loaded.generate(batch, duplicates)
-            self._batch_msec.update(round(1000 * (time.perf_counter() - start)))
-            self._prompts.inc(len(batch.prompts))
-            self._progress.report("decoded", len(batch.prompts))
+        generations = []
+        start = time.perf_counter()
+        for generation in self._loaded.generate(prompts, duplicates):
+            generations.append(generation)
+            self._prompts.inc()
+            self._progress.report("decoded", 1)
+        self._shard_msec.update(round(1000 * (time.perf_counter() - start)))
         path = plan.shard_path(shard)
         write_generations(path, sorted(generations, key=lambda generation: generation.example.id))
         yield path
@@ -116,12 +115,12 @@ class _Loaded:
     """What one process needs to decode; a class, since `Shared` keeps a weak reference to it."""
 
     vocabulary: Vocabulary | None
-    generate: Callable[[PromptBatch, frozenset[str]], list[Generation]]
+    generate: Callable[[Sequence[Prompt], frozenset[str]], Iterator[Generation]]
 
 
 def _load(plan: DecodePlan) -> _Loaded:
     from calm_beam.checkpoints import CheckpointError, load_checkpoint
-    from calm_beam.decoding.generate import generate_batch
+    from calm_beam.decoding.generate import generate
     from calm_beam.decoding.sweep import SweepDecoder
 
     checkpoint = load_checkpoint(plan.checkpoint)
@@ -134,13 +133,15 @@ def _load(plan: DecodePlan) -> _Loaded:
     vocabulary = Vocabulary(plan.vocabulary, extra_ids=plan.extra_ids) if plan.vocabulary else None
     settings = plan.settings
     decoder = SweepDecoder(
-        checkpoint, settings.rule, thresholds=settings.thresholds, max_decode_length=settings.max_decode_length
+        checkpoint,
+        settings.rule,
+        thresholds=settings.thresholds,
+        max_decode_length=settings.max_decode_length,
+        max_input_length=settings.max_input_length,
+        batch_size=plan.batch_size,
     )
-
-    def generate(batch: PromptBatch, duplicates: frozenset[str]) -> list[Generation]:
-        return generate_batch(decoder, batch, vocabulary, on_error=plan.on_error, duplicates=duplicates)
-
-    return _Loaded(vocabulary, generate)
+    run = functools.partial(generate, decoder, vocabulary=vocabulary, on_error=plan.on_error)
+    return _Loaded(vocabulary, lambda prompts, duplicates: run(prompts, duplicates=duplicates))
 
 
 def _with_unique_ids(examples: Iterable[Example]) -> list[Example]:

@@ -1,14 +1,17 @@
 """The sweep: the greedy output of every prompt at every threshold, and of the full model.
 
-This decoder runs every threshold of a prompt as a lane of its own and evaluates every layer for every lane; a lane that
-has exited keeps its state while the others go on. That is the plain reading of the paper, and the reference for
-decoders that share work between lanes. The seam is `SweepDecoder.decode`: prompts in; tokens, exit layers and
-confidences out.
+Every threshold of a prompt is a lane of its own, and every layer is evaluated for every lane; a lane that has exited
+keeps its state while the others go on. That is the plain reading of the paper, and the reference for decoders that
+share work between lanes. Prompts occupy slots of a batch of fixed shape; a slot whose lanes have all ended is given the
+next prompt, so that a long output does not keep the others waiting.
+
+The seam is `SweepDecoder.decode`: prompts in; tokens, exit layers and confidences out.
 """
 
+import collections
 import dataclasses
 import functools
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
@@ -24,39 +27,50 @@ from calm_beam.model import EarlyExitT5
 from calm_beam.model.network import PAD_ID, padding_bias
 from calm_beam.vocabulary import EOS_ID
 
-
-# Keys and values, each of shape (batch, lanes, heads, positions, head_dim), or without lanes for cross-attention.
+# Keys and values: each (slots, lanes, heads, positions, head_dim), or without lanes for cross-attention.
 KeysValues = tuple[jax.Array, ...]
+State = dict[str, Any]
+
+_NARROWEST_BUCKET = 32
+# Slots are refilled once this share of them is free: each refill costs a call of the encoder of fixed shape.
+_REFILL_SHARE = 4
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SweepResult:
-    """Outputs of a batch of prompts in every lane; lane 0 is the full model, lane k the k-th threshold.
+    """Outputs of one prompt in every lane; lane 0 is the full model, lane k the k-th threshold.
 
     Attributes:
-      tokens: int32, shape (batch, lanes, max_decode_length). 0 after the output's end; eos is part of the output.
-      lengths: int32, shape (batch, lanes). Number of tokens, eos included.
+      tokens: int32, shape (lanes, max_decode_length). 0 after the output's end; eos is part of the output.
       exit_layers: int32, shape of `tokens`. Layers used, counted from 1; 0 after the end.
-      confidences: float32, shape of `tokens`. Confidence at the exit layer; 0 after the end. It is
-        the last layer's in the full model's lane, and wherever a token went that far.
-      finite: bool, shape (batch,). False where a prompt gave a logit that is NaN or infinite.
+      confidences: float32, shape of `tokens`. Confidence at the exit layer; 0 after the end. It is the
+        last layer's in the full model's lane, and wherever a token went that far.
+      lengths: int32, shape (lanes,). Number of tokens, eos included.
+      is_finite: Whether all logits and confidences that were used are finite numbers.
     """
 
     tokens: np.ndarray
-    lengths: np.ndarray
     exit_layers: np.ndarray
     confidences: np.ndarray
-    finite: np.ndarray
+    lengths: np.ndarray
+    is_finite: bool
 
 
 class SweepDecoder:
-    """Decodes batches of prompts at all thresholds of a grid; rows and lanes never influence each other.
+    """Decodes prompts at all thresholds of a grid; prompts and lanes never influence each other.
 
-    Each distinct batch shape is compiled once.
+    Compiles once for every width that prompts are padded to.
     """
 
     def __init__(
-        self, checkpoint: Checkpoint, rule: ExitRule, *, thresholds: Sequence[float], max_decode_length: int
+        self,
+        checkpoint: Checkpoint,
+        rule: ExitRule,
+        *,
+        thresholds: Sequence[float],
+        max_decode_length: int,
+        max_input_length: int = 512,
+        batch_size: int = 32,
     ) -> None:
         """Prepares a decoder.
 
@@ -65,15 +79,19 @@ class SweepDecoder:
           rule: How exits are decided.
           thresholds: Exit thresholds in [0, 1], any order; lane k of a result belongs to the k-th.
           max_decode_length: Most tokens to generate, eos included.
+          max_input_length: Most tokens of a prompt.
+          batch_size: Prompts decoded at the same time.
 
         Raises:
-          ValueError: If the rule does not fit the model (no exit classifier, `min_exit_layer` too high), or a length is
-            below 1.
+          ValueError: If the rule does not fit the model (no exit classifier, `min_exit_layer` too high), or a number
+            is below 1.
         """
         if rule.confidence == "classifier" and not checkpoint.config.exit_classifier:
             raise ValueError("confidence 'classifier' needs decoder/meta_cls in the checkpoint, which has none.")
-        if max_decode_length < 1:
-            raise ValueError(f"max_decode_length must be at least 1, got {max_decode_length}.")
+        sizes = {"max_decode_length": max_decode_length, "max_input_length": max_input_length, "batch_size": batch_size}
+        for name, value in sizes.items():
+            if value < 1:
+                raise ValueError(f"{name} must be at least 1, got {value}.")
         rule.exit_layers(checkpoint.config.num_decoder_layers)
         # [steps, thresholds]; the full model's lane gets a column that is never looked at.
         by_step = scheduled_thresholds(rule, tuple(thresholds), max_decode_length)
@@ -81,96 +99,201 @@ class SweepDecoder:
         self._parameters = jax.device_put({"params": checkpoint.parameters()})
         self._model = EarlyExitT5(checkpoint.config)
         self._rule = rule
+        self._max_input_length = max_input_length
+        self._slots = batch_size
 
-    def decode(self, source_tokens: np.ndarray) -> SweepResult:
-        """Returns the outputs of a batch of prompts in every lane.
+    def decode(self, prompts: Sequence[Sequence[int]]) -> Iterator[tuple[int, SweepResult]]:
+        """Yields the outputs of every prompt, with its index, in the order in which they end.
 
         Args:
-          source_tokens: int32, shape (batch, source). Padded with 0; a row of padding only is not decoded.
+          prompts: Token ids of each prompt, 1 to `max_input_length` of them.
 
-        Returns:
-          The outputs; those of rows without a prompt are empty.
+        Raises:
+          ValueError: If a prompt is empty or too long.
         """
-        outputs = _decode(self._model, self._rule, self._parameters, jnp.asarray(source_tokens), self._thresholds)
-        return SweepResult(**{name: np.asarray(value) for name, value in jax.device_get(outputs).items()})
+        buckets: dict[int, list[int]] = {}
+        for index, prompt in enumerate(prompts):
+            if not 1 <= len(prompt) <= self._max_input_length:
+                raise ValueError(
+                    f"prompts must have 1 to {self._max_input_length} tokens, prompt {index} has {len(prompt)}."
+                )
+            buckets.setdefault(bucket_width(len(prompt), self._max_input_length), []).append(index)
+        for width, members in sorted(buckets.items()):
+            yield from self._decode_bucket(prompts, members, width)
+
+    def _decode_bucket(
+        self, prompts: Sequence[Sequence[int]], members: Sequence[int], width: int
+    ) -> Iterator[tuple[int, SweepResult]]:
+        """Yields the outputs of the prompts that are padded to one width."""
+        chunk = max(1, self._slots // _REFILL_SHARE)
+        waiting = collections.deque(members)
+        owners: dict[int, int] = {}
+        state = _empty_state(self._model, self._slots, self._thresholds.shape, width)
+        while waiting or owners:
+            free = [slot for slot in range(self._slots) if slot not in owners]
+            while waiting and free:
+                admitted = [(free.pop(0), waiting.popleft()) for _ in range(min(chunk, len(free), len(waiting)))]
+                owners.update(admitted)
+                source_tokens = np.zeros((chunk, width), np.int32)
+                # Rows that admit nobody are sent to a slot that does not exist, and dropped.
+                slots = np.full(chunk, self._slots, np.int32)
+                for row, (slot, index) in enumerate(admitted):
+                    source_tokens[row, : len(prompts[index])] = prompts[index]
+                    slots[row] = slot
+                state = _admit(self._model, self._parameters, state, slots, source_tokens)
+            enough_busy = self._slots - chunk if waiting else 0
+            state = _advance(self._model, self._rule, self._parameters, state, self._thresholds, np.int32(enough_busy))
+            fields = ("finished", "tokens", "exit_layers", "confidences", "is_finite")
+            host = jax.device_get({name: state[name] for name in fields})
+            for slot in np.flatnonzero(host["finished"].all(axis=1)).tolist():
+                if slot in owners:
+                    yield owners.pop(slot), _result(host, slot)
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1))
-def _decode(
-    model: EarlyExitT5, rule: ExitRule, parameters: Any, source_tokens: jax.Array, thresholds: jax.Array
-) -> dict[str, jax.Array]:
-    """Returns the fields of `SweepResult`; `thresholds` has shape (steps, lanes), lane 0 being the full model."""
-    steps, lanes = thresholds.shape
-    batch = source_tokens.shape[0]
+def bucket_width(length: int, max_input_length: int) -> int:
+    """Returns the width that a prompt is padded to: the next of 32, 64, 128, ..., at most `max_input_length`.
+
+    It depends on the prompt alone, so that it does not matter beside which others it is decoded.
+
+    >>> bucket_width(33, 512), bucket_width(33, 48)
+    (64, 48)
+    """
+    width = _NARROWEST_BUCKET
+    while width < length:
+        width *= 2
+    return min(width, max_input_length)
+
+
+def _result(host: dict[str, np.ndarray], slot: int) -> SweepResult:
+    exit_layers = host["exit_layers"][slot].copy()
+    return SweepResult(
+        tokens=host["tokens"][slot].copy(),
+        exit_layers=exit_layers,
+        confidences=host["confidences"][slot].copy(),
+        lengths=(exit_layers > 0).sum(axis=1),
+        is_finite=bool(host["is_finite"][slot]),
+    )
+
+
+def _empty_state(model: EarlyExitT5, slots: int, shape: tuple[int, ...], width: int) -> State:
+    """Returns a batch of free slots; `shape` is (steps, lanes)."""
+    steps, lanes = shape
     config = model.config
-    apply = functools.partial(model.apply, parameters)
 
-    has_prompt = jnp.any(source_tokens != PAD_ID, axis=1)
-    cross = apply(apply(source_tokens, method="encode"), method="cross_keys_values")
-    cross_bias = padding_bias(source_tokens != PAD_ID)
-    position_bias = apply(steps, method="decoder_position_bias")
+    def no_keys_values(*prefix: int, positions: int) -> list[KeysValues]:
+        cache_shape = (slots, *prefix, config.num_heads, positions, config.head_dim)
+        # Two arrays a layer, not one twice: a buffer can only be given away once.
+        return [(jnp.zeros(cache_shape), jnp.zeros(cache_shape)) for _ in range(config.num_decoder_layers)]
 
-    cache_shape = (batch, lanes, config.num_heads, steps, config.head_dim)
-    empty_cache = [(jnp.zeros(cache_shape), jnp.zeros(cache_shape)) for _ in range(config.num_decoder_layers)]
-    state = {
-        "step": jnp.int32(0),
-        "previous": jnp.zeros((batch, lanes), jnp.int32),
-        "finished": jnp.broadcast_to(~has_prompt[:, None], (batch, lanes)),
-        "cache": empty_cache,
-        "tokens": jnp.zeros((batch, lanes, steps), jnp.int32),
-        "exit_layers": jnp.zeros((batch, lanes, steps), jnp.int32),
-        "confidences": jnp.zeros((batch, lanes, steps)),
-        "finite": jnp.ones((batch,), bool),
+    return {
+        "step": jnp.zeros((slots,), jnp.int32),
+        "previous": jnp.zeros((slots, lanes), jnp.int32),
+        "finished": jnp.ones((slots, lanes), bool),
+        "cache": no_keys_values(lanes, positions=steps),
+        "cross": no_keys_values(positions=width),
+        "source_mask": jnp.zeros((slots, width), bool),
+        "tokens": jnp.zeros((slots, lanes, steps), jnp.int32),
+        "exit_layers": jnp.zeros((slots, lanes, steps), jnp.int32),
+        "confidences": jnp.zeros((slots, lanes, steps)),
+        "is_finite": jnp.ones((slots,), bool),
     }
 
-    def is_running(state: dict[str, Any]) -> jax.Array:
-        return (state["step"] < steps) & ~jnp.all(state["finished"])
 
-    def generate_token(state: dict[str, Any]) -> dict[str, Any]:
+@functools.partial(jax.jit, static_argnums=0, donate_argnums=2)
+def _admit(model: EarlyExitT5, parameters: Any, state: State, slots: jax.Array, source_tokens: jax.Array) -> State:
+    """Returns the state with new prompts, (rows, width), in `slots`; slot numbers beyond the last are dropped."""
+    encoded = model.apply(parameters, source_tokens, method="encode")
+    cross = model.apply(parameters, encoded, method="cross_keys_values")
+
+    def put(values: jax.Array, new: Any) -> jax.Array:
+        return values.at[slots].set(new, mode="drop")
+
+    return {
+        **state,
+        # Positions not yet written are masked, but 0 * NaN is NaN: what a broken prompt left must not stay.
+        "cache": [tuple(put(values, np.float32(0)) for values in pair) for pair in state["cache"]],
+        "cross": [
+            tuple(put(old, new) for old, new in zip(olds, news, strict=True))
+            for olds, news in zip(state["cross"], cross, strict=True)
+        ],
+        "source_mask": put(state["source_mask"], source_tokens != PAD_ID),
+        "step": put(state["step"], 0),
+        "previous": put(state["previous"], 0),
+        "finished": put(state["finished"], False),
+        "tokens": put(state["tokens"], 0),
+        "exit_layers": put(state["exit_layers"], 0),
+        "confidences": put(state["confidences"], np.float32(0)),
+        "is_finite": put(state["is_finite"], True),
+    }
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1), donate_argnums=3)
+def _advance(
+    model: EarlyExitT5, rule: ExitRule, parameters: Any, state: State, thresholds: jax.Array, enough_busy: jax.Array
+) -> State:
+    """Returns the state after as many steps as leave at most `enough_busy` slots busy.
+
+    Args:
+      model: Sizes.
+      rule: How exits are decided.
+      parameters: Weights.
+      state: Of `_empty_state` or `_admit`.
+      thresholds: shape (steps, lanes); lane 0 is the full model.
+      enough_busy: Stop once no more slots than this have lanes that go on.
+    """
+    steps = thresholds.shape[0]
+    apply = functools.partial(model.apply, parameters)
+    position_bias = apply(steps, method="decoder_position_bias")
+    cross, cross_bias = state["cross"], padding_bias(state["source_mask"])
+    each_slot = jnp.arange(state["step"].shape[0])
+
+    def has_too_many_busy(state: State) -> jax.Array:
+        return jnp.sum(~jnp.all(state["finished"], axis=1)) > enough_busy
+
+    def generate_token(state: State) -> State:
         step, finished = state["step"], state["finished"]
-        self_bias = jax.lax.dynamic_index_in_dim(position_bias, step, axis=1, keepdims=False)
-        token, exit_layer, confidence, finite, cache = _one_token(
-            model, rule, apply, state["previous"], step, thresholds[step], state["cache"], self_bias, cross, cross_bias
+        # [heads, slots, positions] -> [slots, 1, heads, 1, positions]
+        self_bias = jnp.swapaxes(position_bias[:, step], 0, 1)[:, None, :, None]
+        token, exit_layer, confidence, is_finite, cache = _one_token(
+            rule, model.config.num_decoder_layers, apply, state, thresholds[step], self_bias, cross, cross_bias
         )
-        record = lambda values, new: values.at[:, :, step].set(jnp.where(finished, jnp.zeros_like(new), new))  # noqa: E731
+
+        def record(values: jax.Array, new: jax.Array) -> jax.Array:
+            kept = values[each_slot, :, step]
+            return values.at[each_slot, :, step].set(jnp.where(finished, kept, new))
+
+        is_last = step == steps - 1
         return {
-            "step": step + 1,
+            **state,
+            "step": jnp.where(is_last, step, step + 1),
             "previous": token,
-            "finished": finished | (token == EOS_ID),
+            "finished": finished | (token == EOS_ID) | is_last[:, None],
             "cache": cache,
             "tokens": record(state["tokens"], token),
             "exit_layers": record(state["exit_layers"], exit_layer),
             "confidences": record(state["confidences"], confidence),
-            "finite": state["finite"] & jnp.all(finite | finished, axis=1),
+            "is_finite": state["is_finite"] & jnp.all(is_finite | finished, axis=1),
         }
 
-    final = jax.lax.while_loop(is_running, generate_token, state)
-    return {
-        "tokens": final["tokens"],
-        "lengths": jnp.sum(final["exit_layers"] > 0, axis=2),
-        "exit_layers": final["exit_layers"],
-        "confidences": final["confidences"],
-        "finite": final["finite"],
-    }
+    return jax.lax.while_loop(has_too_many_busy, generate_token, state)
 
 
 def _one_token(
-    model: EarlyExitT5,
     rule: ExitRule,
+    num_layers: int,
     apply: Any,
-    previous: jax.Array,
-    step: jax.Array,
+    state: State,
     thresholds: jax.Array,
-    cache: list[KeysValues],
     self_bias: jax.Array,
     cross: list[KeysValues],
     cross_bias: jax.Array,
 ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array, list[KeysValues]]:
-    """Returns token, exit layer, confidence and finiteness of every lane, each (batch, lanes), and the new caches."""
-    num_layers = model.config.num_decoder_layers
+    """Returns token, exit layer, confidence and finiteness of every lane, each (slots, lanes), and the new caches."""
     exit_layers = rule.exit_layers(num_layers)
-    lanes = previous.shape[1]
-    is_full_model = jnp.arange(lanes) == 0
+    previous, step = state["previous"], state["step"]
+    slots, lanes = previous.shape
+    each_slot = jnp.arange(slots)
+    is_full_model = (jnp.arange(lanes) == 0)[None]
     # Until a lane exits, `hidden` is its latest layer's output; from then on, it stays that of the exit layer.
     hidden = first_exit_hidden = apply(previous, method="embed")
     exited = jnp.zeros(previous.shape, bool)
@@ -182,8 +305,10 @@ def _one_token(
         if rule.state_propagation == "from_first_exit":
             propagated = jnp.where(exited[..., None], first_exit_hidden, hidden)
         keys_values = tuple(
-            cached.at[:, :, :, step].set(new)
-            for cached, new in zip(cache[layer - 1], apply(propagated, layer, method="self_keys_values"), strict=True)
+            cached.at[each_slot, :, :, step].set(new)
+            for cached, new in zip(
+                state["cache"][layer - 1], apply(propagated, layer, method="self_keys_values"), strict=True
+            )
         )
         new_cache.append(keys_values)
         output = apply(hidden, layer, keys_values, self_bias, cross[layer - 1], cross_bias, method="decoder_layer")
@@ -193,16 +318,16 @@ def _one_token(
         if layer in exit_layers:
             measured = _confidence(rule.confidence, apply, layer, output, below)
             confidence = jnp.where(exited, confidence, measured)
-            exits = ~exited & (measured >= thresholds[None]) & ~is_full_model[None]
+            exits = ~exited & (measured >= thresholds) & ~is_full_model
             exit_layer = jnp.where(exits, layer, exit_layer)
             exited = exited | exits
     logits = apply(hidden, method="head")
-    finite = jnp.isfinite(jnp.max(logits, axis=-1)) & jnp.isfinite(confidence)
-    return jnp.argmax(logits, axis=-1).astype(jnp.int32), exit_layer, confidence, finite, new_cache
+    is_finite = jnp.isfinite(jnp.max(logits, axis=-1)) & jnp.isfinite(confidence)
+    return jnp.argmax(logits, axis=-1).astype(jnp.int32), exit_layer, confidence, is_finite, new_cache
 
 
 def _confidence(measure: str, apply: Any, layer: int, output: jax.Array, below: jax.Array) -> jax.Array:
-    """Returns the confidence of every lane, (batch, lanes), after `layer`."""
+    """Returns the confidence of every lane, (slots, lanes), after `layer`."""
     if measure == "softmax":
         return softmax_gap(apply(output, method="head"))
     if measure == "softmax_max":

@@ -118,7 +118,7 @@ class EarlyExitT5(nn.Module):
           hidden: shape (batch, lanes, width). Output of the layer below at this position.
           layer: Which layer, from 1.
           self_keys_values: Each of shape (batch, lanes, heads, positions, head_dim).
-          self_bias: shape (heads, positions). Future and unfilled positions are masked.
+          self_bias: shape (batch, 1, heads, 1, positions). Future and unfilled positions are masked.
           cross_keys_values: Each of shape (batch, heads, source, head_dim), shared by the lanes of a prompt.
           cross_bias: shape (batch, 1, 1, source). Padding is masked.
 
@@ -127,7 +127,7 @@ class EarlyExitT5(nn.Module):
         """
         module = self.decoder.layers[layer - 1]
         # One query per lane against the cache of that lane.
-        hidden = module.self_attend(hidden[:, :, None], *self_keys_values, self_bias[None, None, :, None])[:, :, 0]
+        hidden = module.self_attend(hidden[:, :, None], *self_keys_values, self_bias)[:, :, 0]
         # The lanes of a prompt are the queries of one attention over its source.
         return module.cross_attend_and_feed_forward(hidden, *cross_keys_values, cross_bias)
 

@@ -102,7 +102,7 @@ def prepare_run(flags: argparse.Namespace, *, needs_references: bool) -> Prepare
         paths=paths,
         checkpoint=checkpoint,
         vocabulary=vocabulary,
-        vocabulary_path=str(vocabulary_path) if vocabulary_path else None,
+        vocabulary_path=str(pathlib.Path(vocabulary_path).resolve()) if vocabulary_path else None,
         settings=settings,
         model_fingerprint=checkpoint.fingerprint(),
     )

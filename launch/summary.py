@@ -3,6 +3,7 @@
 import csv
 import pathlib
 
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -20,7 +21,7 @@ def print_summary(manifest: Manifest, output: pathlib.Path, *, seconds: float) -
     console = Console()
     with open(output / "risk_table.csv", encoding="utf-8", newline="") as file:
         console.print(_trade_off(list(csv.DictReader(file)), manifest.model.layers))
-    console.print(_choices(manifest))
+    console.print(choices_table(manifest))
     data = manifest.data
     console.print(
         f"{data.examples} examples in {seconds:.0f} s ({data.duplicates} repeated inputs, {data.truncated} cut, "
@@ -35,9 +36,9 @@ def print_summary(manifest: Manifest, output: pathlib.Path, *, seconds: float) -
 def _trade_off(rows: list[dict[str, str]], num_layers: int) -> Table:
     """Returns the table of layers and risks, one line per threshold."""
     objectives = list(dict.fromkeys((row["consistency"], row["metric"]) for row in rows))
-    table = Table(title="Risk at every threshold", title_justify="left")
+    table = Table(title="Risk at every threshold", title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("threshold", justify="right")
-    table.add_column(f"layers of {num_layers}", justify="right")
+    table.add_column(f"layers\nof {num_layers}", justify="right")
     for consistency, metric in objectives:
         table.add_column(f"{consistency} risk\n{metric}", justify="right")
     risks: dict[str, dict[tuple[str, str], str]] = {}
@@ -51,30 +52,35 @@ def _trade_off(rows: list[dict[str, str]], num_layers: int) -> Table:
     return table
 
 
-def _choices(manifest: Manifest) -> Table:
+def choices_table(manifest: Manifest) -> Table:
     """Returns the table of chosen thresholds, one line per calibration."""
-    table = Table(title="Chosen thresholds", title_justify="left")
-    table.add_column("consistency")
-    table.add_column("metric")
-    for name in ("delta", "epsilon", "threshold", "layers", "saved", "risk", "stopped at"):
+    title = "Lowest threshold with expected loss at most delta (probability 1 - epsilon)"
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("consistency\nmetric", no_wrap=True)
+    for name in (
+        "delta\nepsilon",
+        "threshold",
+        f"layers\nof {manifest.model.layers}",
+        "saved",
+        "risk",
+        "test ended at",
+    ):
         table.add_column(name, justify="right")
     for entry in manifest.calibrations:
         saved = 1 - entry.layers / manifest.model.layers
         table.add_row(
-            entry.consistency,
-            entry.metric,
-            f"{entry.delta:g}",
-            f"{entry.epsilon:g}",
+            f"{entry.consistency}\n{entry.metric}",
+            f"{entry.delta:g}\n{entry.epsilon:g}",
             "never exit" if entry.threshold is None else f"{entry.threshold:g}",
             f"{entry.layers:.2f}",
             f"{saved:.0%}",
             f"{entry.risk:.4f}",
-            _stop(entry),
+            _end_of_test(entry),
         )
     return table
 
 
-def _stop(entry: Calibration) -> str:
-    """Returns where testing ended and why."""
+def _end_of_test(entry: Calibration) -> str:
+    """Returns the threshold at which testing ended, and its p-value if that was too high."""
     last = entry.path[-1]
-    return "end of grid" if last.rejected else f"{last.threshold:g} (p = {last.p_value:.2g})"
+    return "end of grid" if last.rejected else f"{last.threshold:g}\np = {last.p_value:.2g}"

@@ -23,7 +23,8 @@ def load_checkpoint(path: str | pathlib.Path) -> Checkpoint:
     Raises:
       CheckpointError: If there is no model, it is damaged, or its arrays are not those of a T5 1.1 encoder-decoder.
     """
-    directory = pathlib.Path(path)
+    # Absolute, since workers have folders of their own and TensorStore takes no other.
+    directory = pathlib.Path(path).resolve()
     if not directory.is_dir():
         raise CheckpointError(f"checkpoint {path}: no such directory.")
     if (directory / "config.json").is_file():

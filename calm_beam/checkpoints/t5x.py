@@ -52,9 +52,12 @@ def read_t5x(directory: pathlib.Path) -> dict[str, np.ndarray]:
             'Expected msgpack with {"optimizer": {"target": ...}}.'
         ) from error
     leaves = flax.traverse_util.flatten_dict(target, is_leaf=lambda _, value: _is_spec(value), sep="/")
-    # All reads are started before the first is waited for: a checkpoint has hundreds of small files.
-    pending = {name: _open(directory, leaf) if _is_spec(leaf) else leaf for name, leaf in leaves.items()}
-    return {name: _finish(path, name, leaf) for name, leaf in pending.items()}
+    try:
+        # All reads are started before the first is waited for: a checkpoint has hundreds of small files.
+        pending = {name: _open(directory, leaf) if _is_spec(leaf) else leaf for name, leaf in leaves.items()}
+        return {name: _finish(leaf) for name, leaf in pending.items()}
+    except (ValueError, TypeError) as error:
+        raise CheckpointError(f"{path}: cannot read its arrays: {error}") from error
 
 
 def _is_spec(value: Any) -> bool:
@@ -68,10 +71,6 @@ def _open(directory: pathlib.Path, spec: dict[str, Any]) -> Any:
     return tensorstore.open({"driver": "zarr", "kvstore": kvstore}, open=True, read=True)
 
 
-def _finish(path: pathlib.Path, name: str, leaf: Any) -> np.ndarray:
-    if isinstance(leaf, np.ndarray):
-        return leaf.astype(np.float32)
-    try:
-        return np.asarray(leaf.result().read().result(), dtype=np.float32)
-    except ValueError as error:
-        raise CheckpointError(f"{path}: cannot read {name}: {error}") from error
+def _finish(leaf: Any) -> np.ndarray:
+    values = leaf if isinstance(leaf, np.ndarray) else leaf.result().read().result()
+    return np.asarray(values, dtype=np.float32)

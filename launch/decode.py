@@ -1,0 +1,94 @@
+"""`calm-beam decode`: the sweep alone, one JSONL row per prompt and threshold.
+
+Rows come in the order of the data, the full model (threshold null) before the thresholds in descending order.
+"""
+
+import json
+import pathlib
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import apache_beam as beam
+
+from calm_beam.generations import Generation, read_generations
+from calm_beam.storage import replacing
+from calm_beam.transforms import DecodeExamples, ReadExamples
+
+from .flags import FlagParser, UsageError, add_decode_flags, parse_flags, refuse_cloud_paths
+from .progress import shown_progress
+from .runners import PipelineError, is_local, make_runner, run_pipeline
+from .setup_run import prepare_run
+
+
+def main(argv: Sequence[str]) -> int:
+    """Runs the command and returns its exit status."""
+    parser = FlagParser(prog="calm-beam decode", description=(__doc__ or "").split("\n\n")[0])
+    add_decode_flags(parser, default_grid_step=None)
+    parser.add_argument("--output", help="JSONL file to write")
+    try:
+        flags, options = parse_flags(parser, argv)
+        output = _checked_output(flags.output, overwrite=flags.overwrite)
+        if not is_local(options):
+            raise UsageError("decode writes one local file and runs on this machine: leave --runner out.")
+        run = prepare_run(flags, needs_references=False)
+        runner = make_runner(options)
+    except (UsageError, ValueError) as error:
+        print(f"calm-beam decode: {error}", file=sys.stderr)
+        return 2
+    try:
+        # Beside the output, so that the same disk has to hold both.
+        with tempfile.TemporaryDirectory(prefix=f".{output.name}.", dir=output.parent) as folder:
+            plan = run.plan(flags, pathlib.Path(folder))
+            with shown_progress(enabled=True) as progress:
+                pipeline = beam.Pipeline(runner=runner, options=options)
+                _ = (
+                    pipeline
+                    | "ReadExamples" >> ReadExamples(run.paths, flags.num_shards, False, progress)
+                    | "DecodeExamples" >> DecodeExamples(plan, progress)
+                )
+                run_pipeline(pipeline)
+            generations = [item for path in sorted(pathlib.Path(folder).iterdir()) for item in read_generations(path)]
+            generations.sort(key=lambda generation: (generation.example.file_index, generation.example.line))
+            with replacing(output) as temporary, open(temporary, "w", encoding="utf-8") as file:
+                for generation in generations:
+                    for row in _rows(generation, run.settings.thresholds):
+                        file.write(json.dumps(row, ensure_ascii=False) + "\n")
+    except (PipelineError, OSError) as error:
+        print(f"calm-beam decode: {error}", file=sys.stderr)
+        return 1
+    failed = sum(generation.failure is not None for generation in generations)
+    print(f"{len(generations)} prompts at {len(run.settings.thresholds)} thresholds and in full: {output}")
+    if failed:
+        print(f"{failed} prompts could not be decoded; their rows say why under `failure`.")
+    return 0
+
+
+def _checked_output(path: str | None, *, overwrite: bool) -> pathlib.Path:
+    if path is None:
+        raise UsageError("--output is missing: the JSONL file to write.")
+    refuse_cloud_paths([("--output", path)])
+    output = pathlib.Path(path)
+    if output.is_dir():
+        raise UsageError(f"--output {path}: is a directory, expected a file such as {path}/outputs.jsonl.")
+    if not output.parent.is_dir():
+        raise UsageError(f"--output {path}: the folder {output.parent} does not exist.")
+    if output.exists() and not overwrite:
+        raise UsageError(f"--output {path}: exists already. Choose another file, or pass --overwrite.")
+    return output
+
+
+def _rows(generation: Generation, thresholds: Sequence[float]) -> Iterator[dict[str, Any]]:
+    """Yields the rows of one prompt; one row that says why, if it could not be decoded."""
+    if generation.failure is not None:
+        yield {"id": generation.example.id, "failure": generation.failure}
+    for threshold, output in zip((None, *thresholds), generation.outputs, strict=False):
+        yield {
+            "id": generation.example.id,
+            "threshold": threshold,
+            "tokens": output.tokens,
+            "text": output.text,
+            "exit_layers": output.exit_layers,
+            "confidences": output.confidences,
+        }

@@ -1,0 +1,84 @@
+"""`calm-beam inspect PATH`: says in words what a manifest or a checkpoint holds, and checks its integrity."""
+
+import pathlib
+import sys
+from collections.abc import Sequence
+
+from rich.console import Console
+
+from calm_beam.checkpoints import CheckpointError, load_checkpoint
+from calm_beam.manifest import Manifest, ManifestError, read_manifest
+from calm_beam.vocabulary import Vocabulary, VocabularyError
+
+from .flags import FlagParser, UsageError
+from .summary import choices_table
+
+
+def main(argv: Sequence[str]) -> int:
+    """Runs the command and returns its exit status."""
+    parser = FlagParser(prog="calm-beam inspect", description=(__doc__ or "").split(": ", 1)[1])
+    parser.add_argument("path", help="a manifest, a calibration directory that holds one, or a checkpoint")
+    parser.add_argument("--checkpoint", help="check that the manifest belongs to this model")
+    try:
+        flags = parser.parse_args(list(argv))
+        path = pathlib.Path(flags.path)
+        if not path.exists():
+            raise UsageError(f"{path}: no such file or directory.")
+    except UsageError as error:
+        print(f"calm-beam inspect: {error}", file=sys.stderr)
+        return 2
+    console = Console()
+    try:
+        manifest_path = path / "manifest.json" if path.is_dir() else path
+        if manifest_path.is_file():
+            expected = load_checkpoint(flags.checkpoint).fingerprint() if flags.checkpoint else None
+            _describe_manifest(console, read_manifest(manifest_path, model_fingerprint=expected))
+            if expected:
+                console.print(f"It belongs to the model in {flags.checkpoint}.")
+        else:
+            _describe_checkpoint(console, path)
+    except (ManifestError, CheckpointError, VocabularyError, OSError) as error:
+        print(f"calm-beam inspect: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _describe_manifest(console: Console, manifest: Manifest) -> None:
+    model, decode, data = manifest.model, manifest.decode, manifest.data
+    schedule = decode.schedule if decode.tau is None else f"{decode.schedule}, tau {decode.tau:g}"
+    console.print(f"Manifest of {manifest.created}; its digest is right.")
+    console.print(f"Model: {model.layers} decoder layers, {model.fingerprint}", soft_wrap=True)
+    console.print(f"  read from {model.uri}", soft_wrap=True)
+    console.print(
+        f"Exits: confidence {decode.confidence}, schedule {schedule}, state propagation {decode.state_propagation}, "
+        f"from layer {decode.min_exit_layer} in steps of {decode.exit_interval}; {decode.dtype}."
+    )
+    console.print(
+        f"Lengths: inputs up to {decode.max_input_length} tokens, outputs up to {decode.max_decode_length}; "
+        f"task prefix {decode.task_prefix!r}."
+    )
+    console.print(
+        f"Calibration set: {data.examples} examples of {', '.join(data.patterns)}; {data.duplicates} repeated inputs, "
+        f"{data.truncated} cut, {data.failed} failed."
+    )
+    console.print(choices_table(manifest))
+    console.print(manifest.guarantee)
+
+
+def _describe_checkpoint(console: Console, path: pathlib.Path) -> None:
+    checkpoint = load_checkpoint(path)
+    config = checkpoint.config
+    weights = sum(array.size for array in checkpoint.arrays.values())
+    console.print(f"Checkpoint in {checkpoint.layout} layout: {checkpoint.directory}", soft_wrap=True)
+    console.print(f"Fingerprint: {checkpoint.fingerprint()}", soft_wrap=True)
+    console.print(
+        f"T5 1.1: {config.num_encoder_layers} encoder and {config.num_decoder_layers} decoder layers, width "
+        f"{config.emb_dim}, {config.num_heads} heads of {config.head_dim}, feed-forward {config.mlp_dim}, "
+        f"{config.vocab_size} token ids, {'tied' if config.tied_head else 'untied'} head; {weights:,} weights."
+    )
+    console.print(f"Exit classifier: {'yes' if config.exit_classifier else 'no'}.")
+    if checkpoint.vocabulary_path is None:
+        console.print("Vocabulary: none in or beside it.")
+    else:
+        vocabulary = Vocabulary(checkpoint.vocabulary_path)
+        console.print(f"Vocabulary: {vocabulary.size} ids, {checkpoint.vocabulary_path}", soft_wrap=True)

@@ -1,0 +1,86 @@
+"""Padded batches: every pair once, in few shapes."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+from calm_beam.training.batches import Batch, BatchShape, Pair, choose_shapes, end_pairs, make_batches, pad_batch
+
+
+def _pairs(count: int = 103) -> list[Pair]:
+    generator = np.random.default_rng(3)
+    side = lambda: generator.integers(3, 50, size=generator.integers(0, 12)).tolist()  # noqa: E731
+    return end_pairs([(side(), side()) for _ in range(count)], max_input_length=10, max_target_length=10)
+
+
+def _unpad(batch: Batch) -> list[Pair]:
+    rows = zip(batch.source_tokens, batch.targets, strict=True)
+    return [(source[source > 0].tolist(), target[target > 0].tolist()) for source, target in rows if source.any()]
+
+
+@pytest.mark.parametrize("seed", [None, 0, 1])
+def test_an_epoch_holds_every_pair_once(seed: int | None) -> None:
+    """The rows of an epoch are the pairs, each exactly once, each side ended by eos."""
+    pairs = _pairs()
+    shapes = choose_shapes(pairs, batch_tokens=60, num_shapes=3)
+    generator = None if seed is None else np.random.default_rng(seed)
+    found = [pair for batch in make_batches(pairs, shapes, generator=generator) for pair in _unpad(batch)]
+    assert sorted(found) == sorted(([*source], [*target]) for source, target in pairs)
+    assert all(source[-1] == target[-1] == 1 for source, target in found)
+
+
+def test_batches_have_the_chosen_shapes_and_are_full() -> None:
+    """Only the chosen shapes occur, and at most one batch has empty rows."""
+    pairs = _pairs()
+    shapes = choose_shapes(pairs, batch_tokens=60, num_shapes=3)
+    batches = list(make_batches(pairs, shapes, generator=np.random.default_rng(0)))
+    assert {(*batch.source_tokens.shape, batch.targets.shape[1]) for batch in batches} == {
+        (shape.rows, shape.source, shape.target) for shape in shapes
+    }
+    assert sum(not batch.source_tokens.any(axis=1).all() for batch in batches) <= 1
+
+
+def test_shuffling_is_decided_by_the_generator() -> None:
+    """The same seed gives the same epoch; the next epoch of one generator, and another seed, give others."""
+    pairs = _pairs()
+    shapes = choose_shapes(pairs, batch_tokens=60, num_shapes=3)
+    epoch = lambda generator: [_unpad(batch) for batch in make_batches(pairs, shapes, generator=generator)]  # noqa: E731
+    generator = np.random.default_rng(7)
+    first, second = epoch(generator), epoch(generator)
+    assert first == epoch(np.random.default_rng(7))
+    assert first != second
+    assert first != epoch(np.random.default_rng(8))
+
+
+def test_decoder_inputs_are_shifted_targets() -> None:
+    """The decoder reads 0 and then the targets, each one step late; empty rows are all padding."""
+    batch = pad_batch([([5, 1], [6, 7, 1])], BatchShape(rows=2, source=3, target=4))
+    np.testing.assert_array_equal(batch.source_tokens, [[5, 1, 0], [0, 0, 0]])
+    np.testing.assert_array_equal(batch.targets, [[6, 7, 1, 0], [0, 0, 0, 0]])
+    np.testing.assert_array_equal(batch.decoder_inputs, [[0, 6, 7, 1], [0, 0, 0, 0]])
+    assert batch.num_target_tokens == 3
+
+
+def test_long_pairs_are_cut_before_eos() -> None:
+    """A side that is too long keeps its beginning and still ends with eos."""
+    assert end_pairs([([4, 5, 6], [7])], max_input_length=2, max_target_length=2) == [([4, 1], [7, 1])]
+
+
+@pytest.mark.parametrize("num_shapes", [1, 2, 3])
+def test_shapes_pad_least(num_shapes: int) -> None:
+    """No other choice of widths pads the pairs less, by trying all of them."""
+    lengths = [2, 2, 2, 3, 5, 5, 9, 10]
+    pairs: list[Pair] = [([1] * length, [1]) for length in lengths]
+    shapes = choose_shapes(pairs, batch_tokens=100, num_shapes=num_shapes)
+    cost = lambda widths: sum(min(width for width in widths if width >= length) for length in lengths)  # noqa: E731
+    best = min(
+        cost((*widths, 10)) for widths in itertools.combinations_with_replacement(sorted(set(lengths)), num_shapes - 1)
+    )
+    assert cost([shape.source for shape in shapes]) == best
+    assert len(shapes) == num_shapes
+
+
+def test_a_batch_holds_at_least_one_pair() -> None:
+    """A pair wider than the tokens of a batch still gets a row."""
+    assert choose_shapes([([1] * 9, [1])], batch_tokens=4, num_shapes=6) == (BatchShape(rows=1, source=9, target=1),)

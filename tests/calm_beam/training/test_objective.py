@@ -1,0 +1,107 @@
+"""The layer-weighted loss: its weights, its mask, and the estimate from a few layers."""
+
+import itertools
+
+import jax
+import numpy as np
+import pytest
+
+from calm_beam.training.objective import (
+    all_layers,
+    layer_weighted_loss,
+    layer_weights,
+    sample_layers,
+    sampled_weights,
+    token_cross_entropy_sums,
+)
+
+
+def _logits_and_targets() -> tuple[np.ndarray, np.ndarray]:
+    generator = np.random.default_rng(0)
+    targets = np.array([[4, 2, 1, 0, 0], [3, 1, 0, 0, 0]], np.int32)
+    return generator.standard_normal((5, 2, 5, 7)).astype(np.float32), targets
+
+
+def test_weights_are_the_papers() -> None:
+    """Layer i of L weighs i / (1 + ... + L)."""
+    np.testing.assert_allclose(layer_weights(8), [index / 36 for index in range(1, 9)])
+
+
+def test_no_layers_is_refused() -> None:
+    """A decoder has at least one layer."""
+    with pytest.raises(ValueError, match="num_layers must be at least 1, got 0"):
+        layer_weights(0)
+
+
+def test_cross_entropy_agrees_with_a_loop() -> None:
+    """Each layer's sum is minus the log-probability of its real target tokens."""
+    logits, targets = _logits_and_targets()
+    expected = np.zeros(5)
+    for layer, row, position in itertools.product(range(5), range(2), range(5)):
+        scores = logits[layer, row, position].astype(np.float64)
+        if targets[row, position]:
+            expected[layer] += np.log(np.exp(scores).sum()) - scores[targets[row, position]]
+    with jax.numpy_dtype_promotion("strict"), jax.numpy_rank_promotion("raise"):
+        found = token_cross_entropy_sums(logits, targets)
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+
+def test_padding_does_not_count() -> None:
+    """Neither the logits at padding nor its amount change the loss."""
+    logits, targets = _logits_and_targets()
+    weights = all_layers(5)[1].astype(np.float32)
+    loss = layer_weighted_loss(logits, targets, weights)
+    changed = np.where((targets == 0)[None, :, :, None], logits + np.arange(7, dtype=np.float32), logits)
+    wider = np.pad(changed, ((0, 0), (0, 1), (0, 2), (0, 0)))
+    np.testing.assert_allclose(layer_weighted_loss(wider, np.pad(targets, ((0, 1), (0, 2))), weights), loss, rtol=1e-6)
+
+
+def test_nothing_but_padding_has_no_loss() -> None:
+    """A batch without target tokens has loss 0 rather than NaN."""
+    logits, targets = _logits_and_targets()
+    assert layer_weighted_loss(logits, np.zeros_like(targets), np.ones(5, np.float32)) == 0
+
+
+@pytest.mark.parametrize("sampled", [1, 2, 3])
+def test_estimate_is_unbiased(sampled: int) -> None:
+    """Averaged over all equally likely sets of lower layers, the estimate is the exact loss."""
+    logits, targets = _logits_and_targets()
+    exact = layer_weighted_loss(logits, targets, all_layers(5)[1].astype(np.float32))
+    estimates = []
+    for chosen in itertools.combinations(range(1, 5), sampled):
+        layers, weights = sampled_weights(5, np.array(chosen))
+        estimates.append(float(layer_weighted_loss(logits[layers - 1], targets, weights.astype(np.float32))))
+    assert np.ptp(estimates) > 0.01
+    np.testing.assert_allclose(np.mean(estimates), exact, rtol=1e-5)
+
+
+def test_unscaled_weights_would_be_biased() -> None:
+    """The check above fails for weights that are not scaled up."""
+    logits, targets = _logits_and_targets()
+    exact = layer_weighted_loss(logits, targets, all_layers(5)[1].astype(np.float32))
+    layers = [np.array([*chosen, 5]) for chosen in itertools.combinations(range(1, 5), 2)]
+    weights = layer_weights(5).astype(np.float32)
+    unscaled = [float(layer_weighted_loss(logits[i - 1], targets, weights[i - 1])) for i in layers]
+    assert abs(np.mean(unscaled) - float(exact)) > 0.1
+
+
+def test_every_set_of_layers_is_equally_likely() -> None:
+    """Sampling draws each pair of distinct lower layers with the same probability, and always the last layer."""
+    generator = np.random.default_rng(1)
+    counts: dict[tuple[int, ...], int] = {}
+    for _ in range(3000):
+        layers, _weights = sample_layers(5, sampled_layers=2, generator=generator)
+        assert layers[-1] == 5
+        key = tuple(sorted(layers[:-1].tolist()))
+        counts[key] = counts.get(key, 0) + 1
+    assert set(counts) == set(itertools.combinations(range(1, 5), 2))
+    # 500 each expected; 5 standard deviations are 102.
+    assert all(abs(count - 500) < 102 for count in counts.values())
+
+
+@pytest.mark.parametrize("sampled", [0, 4, 9])
+def test_zero_or_enough_layers_is_exact(sampled: int) -> None:
+    """With 0, or as many layers as there are, all layers are computed with their exact weights."""
+    layers, weights = sample_layers(5, sampled_layers=sampled, generator=np.random.default_rng(0))
+    np.testing.assert_array_equal(layers, [1, 2, 3, 4, 5])
+    np.testing.assert_array_equal(weights, layer_weights(5))

@@ -1,0 +1,116 @@
+"""Which rule trains which parameter."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import optax.contrib
+import pytest
+
+from calm_beam.model import T5Config, parameter_shapes
+from calm_beam.training.optimizer import OptimizerConfig, linear_schedule, make_optimizer, parameter_group
+
+_MODEL = T5Config(
+    vocab_size=11,
+    emb_dim=8,
+    num_heads=2,
+    head_dim=4,
+    mlp_dim=12,
+    num_encoder_layers=1,
+    num_decoder_layers=2,
+    exit_classifier=True,
+)
+
+
+def _random(seed: int) -> dict[str, jax.Array]:
+    generator = np.random.default_rng(seed)
+    return {
+        name: jnp.asarray(generator.standard_normal(shape), jnp.float32)
+        for name, shape in parameter_shapes(_MODEL).items()
+    }
+
+
+def test_muon_gets_the_layer_kernels_only() -> None:
+    """Muon trains the 2-D kernels of the layers, Adam everything else, and the exit classifier stays as it is."""
+    groups: dict[str, set[str]] = {"muon": set(), "adam": set(), "frozen": set()}
+    for name in parameter_shapes(_MODEL):
+        groups[parameter_group(name)].add(name)
+    assert len(groups["muon"]) == 7 + 2 * 11
+    assert all("/layers_" in name and name.endswith("/kernel") for name in groups["muon"])
+    assert groups["frozen"] == {"decoder/meta_cls/kernel", "decoder/meta_cls/bias"}
+    assert {"token_embedder/embedding", "decoder/logits_dense/kernel", "encoder/relpos_bias/rel_embedding"} <= groups[
+        "adam"
+    ]
+    assert all(name.endswith("/scale") for name in groups["adam"] if "/layers_" in name)
+
+
+def test_updates_are_those_of_each_rule_alone() -> None:
+    """Stacking kernels by shape changes nothing: each gets optax's Muon update of itself, others get Adam's."""
+    config = OptimizerConfig(clip_norm=1e9, warmup_steps=0)
+    parameters = _random(0)
+    optimizer = make_optimizer(config, steps=10)
+    state = optimizer.init(parameters)
+    muon = optax.contrib.muon(linear_schedule(8e-3, config, steps=10), ns_steps=5, beta=0.95)
+    adam = optax.adam(linear_schedule(3e-3, config, steps=10), b1=0.9, b2=0.98)
+    names = (
+        "decoder/layers_1/mlp/wi_0/kernel",
+        "decoder/layers_0/mlp/wo/kernel",
+        "encoder/layers_0/attention/out/kernel",
+        "decoder/logits_dense/kernel",
+        "decoder/decoder_norm/scale",
+    )
+    rules = {name: muon if parameter_group(name) == "muon" else adam for name in names}
+    alone = {name: rule.init({name: parameters[name]}) for name, rule in rules.items()}
+    for seed in (1, 2):
+        gradients = _random(seed)
+        updates, state = optimizer.update(gradients, state, parameters)
+        for name, rule in rules.items():
+            expected, alone[name] = rule.update({name: gradients[name]}, alone[name], {name: parameters[name]})
+            np.testing.assert_allclose(updates[name], expected[name], rtol=2e-4, atol=1e-7)
+        assert not np.any(updates["decoder/meta_cls/kernel"])
+
+
+def test_muon_updates_are_nearly_orthogonal() -> None:
+    """All singular values of a kernel's first update are about the learning rate; those of Adam's are not."""
+    parameters = _random(0)
+    config = OptimizerConfig(warmup_steps=0)
+    optimizer = make_optimizer(config, steps=10)
+    updates, _ = optimizer.update(_random(1), optimizer.init(parameters), parameters)
+    values = np.linalg.svd(updates["decoder/layers_0/self_attention/query/kernel"], compute_uv=False) / 8e-3
+    assert values.min() > 0.5
+    assert values.max() < 1.5
+    head = np.linalg.svd(updates["decoder/logits_dense/kernel"], compute_uv=False) / 3e-3
+    assert head.max() > 2
+
+
+def test_rates_rise_then_fall_to_zero() -> None:
+    """The rate peaks after the warm-up and is 0 after the last step."""
+    schedule = linear_schedule(1.0, OptimizerConfig(warmup_steps=10), steps=110)
+    assert schedule(0) == pytest.approx(1 / 11)
+    assert schedule(10) == 1.0
+    assert schedule(60) == pytest.approx(0.5)
+    assert schedule(110) == 0.0
+
+
+def test_short_runs_warm_up_for_a_fifth() -> None:
+    """A run shorter than its warm-up still reaches the peak."""
+    schedule = linear_schedule(1.0, OptimizerConfig(warmup_steps=100), steps=20)
+    assert schedule(4) == 1.0
+    assert schedule(20) == 0.0
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "message"),
+    [
+        ("muon_learning_rate", 0.0, "muon_learning_rate must be positive and finite, got 0.0"),
+        ("adam_learning_rate", float("nan"), "adam_learning_rate must be positive and finite, got nan"),
+        ("clip_norm", float("inf"), "clip_norm must be positive and finite, got inf"),
+        ("momentum", 1.0, r"momentum must be in \[0, 1\), got 1.0"),
+        ("warmup_steps", -1, "warmup_steps must be at least 0, got -1"),
+        ("newton_schulz_steps", 0, "newton_schulz_steps must be at least 1, got 0"),
+    ],
+)
+def test_bad_settings_are_named(field: str, value: float, message: str) -> None:
+    """Each setting out of range is refused with its value."""
+    with pytest.raises(ValueError, match=message):
+        OptimizerConfig(**{field: value})  # type: ignore[arg-type]

@@ -124,9 +124,8 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
     flags, unknown = parser.parse_known_args(argv)
     if unknown:
         name = unknown[0].split("=")[0]
-        near = difflib.get_close_matches(
-            name, [option for action in parser._actions for option in action.option_strings]
-        )
+        known = [option for action in parser._actions for option in action.option_strings]
+        near = difflib.get_close_matches(name, known)
         hint = f" Did you mean {near[0]}?" if near else ""
         raise UsageError(f"unknown flag {name}.{hint} See calm-beam train --help.")
     return flags
@@ -242,7 +241,8 @@ def _open_vocabulary(path: pathlib.Path, model: T5Config) -> Vocabulary:
         raise UsageError(str(error)) from error
     if vocabulary.size > model.vocab_size:
         raise UsageError(
-            f"vocabulary {path}: has {vocabulary.size} ids, the model only {model.vocab_size}. They do not belong together."
+            f"vocabulary {path}: has {vocabulary.size} ids, the model only {model.vocab_size}. "
+            "They do not belong together."
         )
     return vocabulary
 
@@ -265,8 +265,8 @@ def _read_rows(flag: str, patterns: str) -> list[_Row]:
 
 def _read_file(path: str) -> Iterator[_Row]:
     try:
-        opened = gzip.open(path, "rt", encoding="utf-8") if path.endswith(".gz") else open(path, encoding="utf-8")
-        with opened as lines:
+        read = gzip.open if path.endswith(".gz") else open
+        with read(path, "rt", encoding="utf-8") as lines:
             for number, line in enumerate(lines, start=1):
                 if line.strip():
                     yield _parse_row(line, f"{path}, line {number}")

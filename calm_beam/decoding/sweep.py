@@ -119,6 +119,8 @@ class SweepDecoder:
                 )
             buckets.setdefault(bucket_width(len(prompt), self._max_input_length), []).append(index)
         for width, members in sorted(buckets.items()):
+            # Long prompts tend to have long outputs: begun first, they do not run alone at the end.
+            members.sort(key=lambda index: -len(prompts[index]))
             yield from self._decode_bucket(prompts, members, width)
 
     def _decode_bucket(

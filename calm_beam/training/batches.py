@@ -95,7 +95,8 @@ def make_batches(
 ) -> Iterator[Batch]:
     """Yields batches that hold every pair exactly once.
 
-    What is left of a shape's pairs after full batches moves on to the next wider shape, so at most one batch is not full.
+    What is left of a shape's pairs after full batches moves on to the next wider shape, so at most one batch is not
+    full.
 
     Args:
       pairs: Source and target ids, eos included; each fits one of the shapes.

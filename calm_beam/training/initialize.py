@@ -4,8 +4,8 @@ import numpy as np
 
 from calm_beam.model import T5Config, parameter_shapes
 
-# T5 starts its embedding at 1, which suits Adafactor's relative steps; under Adam's absolute ones, a new model would keep
-# most of that noise for the whole of a short run.
+# T5 starts its embedding at 1, which suits Adafactor's relative steps; under Adam's absolute ones, a new model would
+# keep most of that noise for the whole of a short run.
 _EMBEDDING_STD = 0.3
 _RELATIVE_POSITION_STD = 0.1
 

@@ -115,8 +115,8 @@ def _stacked_matrices(stacks: Any) -> Any:
 def _stacked_by_shape(inner: optax.GradientTransformation) -> optax.GradientTransformation:
     """Returns a transformation that hands the inner one all kernels of a shape as one array.
 
-    The updates are the same. A model has dozens of kernels in two or three shapes: one batched product instead of dozens
-    of small ones takes less than half of the time, and a fifth of it to compile.
+    The updates are the same. A model has dozens of kernels in two or three shapes: one batched product instead of
+    dozens of small ones takes less than half of the time, and a fifth of it to compile.
     """
 
     def stack(tree: Mapping[str, Any]) -> dict[str, jax.Array]:

@@ -51,7 +51,7 @@ class TrainingConfig:
     seed: int = 0
     progress_every: int = 10
     validate_every: int = 0
-    optimizer: OptimizerConfig = OptimizerConfig()
+    optimizer: OptimizerConfig = dataclasses.field(default_factory=OptimizerConfig)
 
     def __post_init__(self) -> None:
         for name in ("steps", "batch_tokens", "num_shapes", "progress_every"):
@@ -126,9 +126,7 @@ def train(
     # Copies, since the buffers are given away below.
     parameters = {name: jnp.array(array, jnp.float32, copy=True) for name, array in start.items()}
     model = EarlyExitT5(model_config, dropout_rate=config.dropout_rate)
-    optimizer = make_optimizer(config.optimizer, steps=config.steps)
-    state = optimizer.init(parameters)
-    update = jax.jit(functools.partial(_update, optimizer), donate_argnums=(0, 1))
+    state = _initial_state(config.optimizer, config.steps, parameters)
     key = dropout_key(config.seed)
 
     target_tokens, losses = 0, []
@@ -144,7 +142,7 @@ def train(
             weights.astype(np.float32),
             jax.random.fold_in(key, step),
         )
-        parameters, state = update(parameters, state, gradients)
+        parameters, state = _update(config.optimizer, config.steps, parameters, state, gradients)
         losses.append(loss)
         target_tokens += batch.num_target_tokens
         is_last = step == config.steps
@@ -206,10 +204,18 @@ def _loss_and_gradients(
     return jax.value_and_grad(loss_of)(parameters)
 
 
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _initial_state(config: OptimizerConfig, steps: int, parameters: Parameters) -> Any:
+    """Returns the optimiser's state before the first of `steps` steps."""
+    return make_optimizer(config, steps=steps).init(parameters)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1), donate_argnums=(2, 3))
 def _update(
-    optimizer: optax.GradientTransformation, parameters: Parameters, state: Any, gradients: Parameters
+    config: OptimizerConfig, steps: int, parameters: Parameters, state: Any, gradients: Parameters
 ) -> tuple[Parameters, Any]:
-    updates, state = optimizer.update(gradients, state, parameters)
+    """Returns parameters and state after a step; the old ones are given away."""
+    updates, state = make_optimizer(config, steps=steps).update(gradients, state, parameters)
     return optax.apply_updates(parameters, updates), state
 
 

@@ -1,0 +1,44 @@
+# Everything anybody needs: `make calibrate` and `make test`. Both install into .venv once.
+
+PYTHON ?= python3.11
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/installed
+
+.PHONY: calibrate test test-fast lint format types demo-model clean
+
+calibrate: $(INSTALLED)  ## calibrate the embedded model on the embedded data
+	$(BIN)/calm-beam calibrate --output=calibration --overwrite
+
+test: $(INSTALLED) lint types  ## everything: lint, format, types, all tests
+	$(BIN)/python -m pytest
+
+test-fast: $(INSTALLED)  ## without simulations and worker processes
+	$(BIN)/python -m pytest -m "not slow"
+
+lint: $(INSTALLED)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+types: $(INSTALLED)
+	$(BIN)/mypy calm_beam tests benchmarks
+
+format: $(INSTALLED)
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+demo-model: $(INSTALLED)  ## regenerate the embedded data and train the embedded model again (about 20 minutes)
+	$(BIN)/python -m calm_beam.demo.write_data --output=build/demo
+	$(BIN)/calm-beam train --data=build/demo/training.jsonl.gz --validation_data=build/demo/validation.jsonl.gz \
+	    --vocab_size=1024 --steps=2400 --max_input_length=48 --max_target_length=48 --seed=1 --dtype=float16 \
+	    --output=build/demo/model --overwrite
+
+# Installed again whenever the requirements change, and not otherwise.
+$(INSTALLED): setup.py pyproject.toml
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet --editable '.[dev]'
+	touch $(INSTALLED)
+
+clean:
+	rm -rf $(VENV) build dist calibration *.egg-info

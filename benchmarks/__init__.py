@@ -1,0 +1,1 @@
+"""Scripts behind BENCHMARKS.md; each prints the machine it ran on."""

@@ -1,0 +1,93 @@
+"""How often another batch size changes an output, and how near a tie the decision was.
+
+A float32 matrix product may add up in another order when its shape changes. Where a confidence lies within rounding of
+the threshold, or two logits within rounding of each other, that can change a decision.
+
+    python -m benchmarks.batch_shapes --checkpoint=model/ --data=validation.jsonl.gz --prompts=1000 --batch_sizes=8,32
+"""
+
+import argparse
+
+import numpy as np
+
+from calm_beam.checkpoints import Checkpoint, load_checkpoint
+from calm_beam.decoding.settings import DecodeSettings, uniform_grid
+from calm_beam.decoding.sweep import SweepDecoder, SweepResult
+from calm_beam.exits.rule import ExitRule
+
+from .machine import describe_machine
+from .prompts import read_prompts
+
+
+def main() -> None:
+    """Prints the differences to the first batch size."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--checkpoint", required=True)
+    parser.add_argument("--data", required=True)
+    parser.add_argument("--prompts", type=int, default=1000)
+    parser.add_argument("--batch_sizes", default="8,32")
+    parser.add_argument("--max_decode_length", type=int, default=64)
+    flags = parser.parse_args()
+    checkpoint = load_checkpoint(flags.checkpoint)
+    settings = DecodeSettings(
+        rule=ExitRule(),
+        thresholds=uniform_grid(0.05),
+        max_input_length=512,
+        max_decode_length=flags.max_decode_length,
+    )
+    prompts = read_prompts(flags.data, checkpoint, settings, count=flags.prompts)
+    first, *others = (int(size) for size in flags.batch_sizes.split(","))
+    print(describe_machine())
+    reference = _decode(checkpoint, settings, prompts, first)
+    tokens = sum(int(result.lengths.sum()) for result in reference.values())
+    for size in others:
+        results = _decode(checkpoint, settings, prompts, size)
+        _report(f"batch size {size} against {first}", reference, results, settings, tokens)
+
+
+def _decode(
+    checkpoint: Checkpoint, settings: DecodeSettings, prompts: list[tuple[int, ...]], batch_size: int
+) -> dict[int, SweepResult]:
+    decoder = SweepDecoder(
+        checkpoint,
+        settings.rule,
+        thresholds=settings.thresholds,
+        max_decode_length=settings.max_decode_length,
+        batch_size=batch_size,
+    )
+    return dict(decoder.decode(prompts))
+
+
+def _report(
+    title: str,
+    reference: dict[int, SweepResult],
+    results: dict[int, SweepResult],
+    settings: DecodeSettings,
+    tokens: int,
+) -> None:
+    """Prints how many outputs differ, and the margin of each first differing decision."""
+    differing = 0
+    largest_change = 0.0
+    for index, expected in reference.items():
+        found = results[index]
+        for lane in range(len(settings.thresholds) + 1):
+            exits_differ = expected.exit_layers[lane] != found.exit_layers[lane]
+            unequal = np.flatnonzero((expected.tokens[lane] != found.tokens[lane]) | exits_differ)
+            equal_until = unequal[0] if unequal.size else expected.lengths[lane]
+            changes = np.abs(expected.confidences[lane, :equal_until] - found.confidences[lane, :equal_until])
+            largest_change = max(largest_change, float(changes.max(initial=0)))
+            if unequal.size:
+                differing += 1
+                step = unequal[0]
+                threshold = "never" if lane == 0 else settings.thresholds[lane - 1]
+                confidences = float(expected.confidences[lane, step]), float(found.confidences[lane, step])
+                print(f"  prompt {index}, threshold {threshold}, step {step}: confidences {confidences}")
+    outputs = len(reference) * (len(settings.thresholds) + 1)
+    print(
+        f"{title}: {differing} of {outputs} outputs ({tokens} tokens) differ; "
+        f"confidences elsewhere move by at most {largest_change:.1e}"
+    )
+
+
+if __name__ == "__main__":
+    main()

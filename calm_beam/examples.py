@@ -1,10 +1,12 @@
 """Calibration examples, and their JSONL form."""
 
 import dataclasses
+import gzip
 import hashlib
 import json
-from collections.abc import Mapping
-from typing import Any
+import zlib
+from collections.abc import Iterator, Mapping
+from typing import Any, BinaryIO
 
 
 class DataError(ValueError):
@@ -40,6 +42,34 @@ class Example:
     def content_digest(self) -> bytes:
         """Returns a digest of id, prompt and references, 32 bytes."""
         return hashlib.sha256(json.dumps([self.id, self.input, self.input_ids, self.references]).encode()).digest()
+
+
+def parse_examples(
+    raw: BinaryIO, *, path: str, file_index: int = 0, needs_references: bool = False
+) -> Iterator[Example]:
+    """Yields the examples of one JSONL file.
+
+    Args:
+      raw: The file's bytes.
+      path: Its name, for messages; read as gzip if it ends in `.gz`.
+      file_index: Recorded in the examples.
+      needs_references: Whether an example without references is an error.
+
+    Raises:
+      DataError: If the file is damaged or a line is not an example; names file and line.
+    """
+    line_number = 0
+    try:
+        with gzip.open(raw) if path.endswith(".gz") else raw as lines:
+            for line_number, line in enumerate(lines, start=1):
+                example = parse_example(line, path=path, line_number=line_number, file_index=file_index)
+                if needs_references and not example.references:
+                    raise DataError(
+                        f"{path}, line {line_number}: risk consistency needs references, example {example.id} has none."
+                    )
+                yield example
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise DataError(f"{path}: damaged gzip data after line {line_number} ({error}).") from error
 
 
 def parse_example(line: bytes | str, *, path: str, line_number: int, file_index: int = 0) -> Example:

@@ -3,11 +3,12 @@
 import argparse
 import difflib
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NoReturn
-
-from apache_beam.options.pipeline_options import PipelineOptions
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from calm_beam.exits.rule import CONFIDENCES, SCHEDULES, STATE_PROPAGATIONS
+
+if TYPE_CHECKING:
+    from apache_beam.options.pipeline_options import PipelineOptions
 
 
 class UsageError(ValueError):
@@ -34,7 +35,18 @@ class FlagParser(argparse.ArgumentParser):
         self.add_argument(*args, **kwargs)
 
 
-def parse_flags(parser: FlagParser, argv: Sequence[str]) -> tuple[argparse.Namespace, PipelineOptions]:
+def parse_own_flags(parser: FlagParser, argv: Sequence[str]) -> argparse.Namespace:
+    """Returns the flags of a command that runs without Beam.
+
+    Raises:
+      UsageError: If a flag is unknown; names the nearest that is known.
+    """
+    flags, unknown = parser.parse_known_args(list(argv))
+    _refuse_unknown(unknown, parser, known=parser._option_string_actions)
+    return flags
+
+
+def parse_flags(parser: FlagParser, argv: Sequence[str]) -> "tuple[argparse.Namespace, PipelineOptions]":
     """Returns our flags and Beam's.
 
     Args:
@@ -44,20 +56,26 @@ def parse_flags(parser: FlagParser, argv: Sequence[str]) -> tuple[argparse.Names
     Raises:
       UsageError: If a flag is known to neither; names the nearest that is. Beam alone would log it and go on.
     """
+    # Here, since importing Beam takes seconds.
+    from apache_beam.options.pipeline_options import PipelineOptions
+
     ours, rest = parser.parse_known_args(list(argv))
     beam_parser = FlagParser(prog=parser.prog, add_help=False)
     for options_class in _all_subclasses(PipelineOptions):
         if "_add_argparse_args" in vars(options_class):
             vars(options_class)["_add_argparse_args"].__get__(None, options_class)(beam_parser)
     _, unknown = beam_parser.parse_known_args(rest)
+    _refuse_unknown(unknown, parser, known=[*parser._option_string_actions, *beam_parser._option_string_actions])
+    return ours, PipelineOptions(rest)
+
+
+def _refuse_unknown(unknown: Sequence[str], parser: FlagParser, *, known: Iterable[str]) -> None:
     if unknown:
         flag = unknown[0].split("=")[0]
-        known = [*parser._option_string_actions, *beam_parser._option_string_actions]
-        nearest = difflib.get_close_matches(flag, known, n=1)
+        nearest = difflib.get_close_matches(flag, list(known), n=1)
         hint = f" Did you mean {nearest[0]}?" if nearest else ""
         kind = "flag" if flag.startswith("-") else "argument"
         raise UsageError(f"unknown {kind} {flag}.{hint} See {parser.prog} --help.")
-    return ours, PipelineOptions(rest)
 
 
 def _all_subclasses(cls: type) -> list[type]:

@@ -10,7 +10,7 @@ from calm_beam.checkpoints import CheckpointError, load_checkpoint
 from calm_beam.manifest import Manifest, ManifestError, read_manifest
 from calm_beam.vocabulary import Vocabulary, VocabularyError
 
-from .flags import FlagParser, UsageError
+from .flags import FlagParser, UsageError, parse_own_flags
 from .summary import choices_table
 
 
@@ -20,7 +20,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("path", help="a manifest, a calibration directory that holds one, or a checkpoint")
     parser.add_argument("--checkpoint", help="check that the manifest belongs to this model")
     try:
-        flags = parser.parse_args(list(argv))
+        flags = parse_own_flags(parser, argv)
         path = pathlib.Path(flags.path)
         if not path.exists():
             raise UsageError(f"{path}: no such file or directory.")

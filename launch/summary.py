@@ -36,11 +36,11 @@ def print_summary(manifest: Manifest, output: pathlib.Path, *, seconds: float) -
 def _trade_off(rows: list[dict[str, str]], num_layers: int) -> Table:
     """Returns the table of layers and risks, one line per threshold."""
     objectives = list(dict.fromkeys((row["consistency"], row["metric"]) for row in rows))
-    table = Table(title="Risk at every threshold", title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    table = Table(title="Mean loss at every threshold", title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("threshold", justify="right")
     table.add_column(f"layers\nof {num_layers}", justify="right")
     for consistency, metric in objectives:
-        table.add_column(f"{consistency} risk\n{metric}", justify="right")
+        table.add_column(f"{consistency}\n{metric}", justify="right")
     risks: dict[str, dict[tuple[str, str], str]] = {}
     layers: dict[str, str] = {}
     for row in rows:

@@ -22,7 +22,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
@@ -215,7 +215,7 @@ def _load(flags: argparse.Namespace) -> Checkpoint | None:
 
 
 def _new_model(flags: argparse.Namespace) -> T5Config:
-    sizes = {
+    sizes: dict[str, Any] = {
         name: default if getattr(flags, name) is None else getattr(flags, name) for name, default in _NEW_MODEL.items()
     }
     try:

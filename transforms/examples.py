@@ -1,7 +1,6 @@
 """Reading a calibration set: files to checked examples, grouped into shards."""
 
 import dataclasses
-import gzip
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -10,7 +9,7 @@ from apache_beam.io.filesystem import CompressionTypes
 from apache_beam.io.filesystems import FileSystems
 from apache_beam.metrics import Metrics
 
-from calm_beam.examples import DataError, Example, parse_example
+from calm_beam.examples import DataError, Example, parse_examples
 
 from .progress import ProgressLog
 
@@ -89,7 +88,7 @@ class _ParseFile(beam.DoFn):
 
 
 def read_examples(path: str, *, file_index: int = 0, needs_references: bool = False) -> Iterator[Example]:
-    """Yields the examples of one JSONL file.
+    """Yields the examples of one JSONL file on any file system that Beam knows.
 
     Args:
       path: The file, read as gzip if it ends in `.gz`.
@@ -99,21 +98,8 @@ def read_examples(path: str, *, file_index: int = 0, needs_references: bool = Fa
     Raises:
       DataError: If the file is damaged or a line is not an example; names file and line.
     """
-    line_number = 0
-    try:
-        with (
-            FileSystems.open(path, compression_type=CompressionTypes.UNCOMPRESSED) as raw,
-            gzip.open(raw) if path.endswith(".gz") else raw as lines,
-        ):
-            for line_number, line in enumerate(lines, start=1):
-                example = parse_example(line, path=path, line_number=line_number, file_index=file_index)
-                if needs_references and not example.references:
-                    raise DataError(
-                        f"{path}, line {line_number}: risk consistency needs references, example {example.id} has none."
-                    )
-                yield example
-    except (EOFError, gzip.BadGzipFile) as error:
-        raise DataError(f"{path}: damaged gzip data after line {line_number} ({error}).") from error
+    with FileSystems.open(path, compression_type=CompressionTypes.UNCOMPRESSED) as raw:
+        yield from parse_examples(raw, path=path, file_index=file_index, needs_references=needs_references)
 
 
 class _CheckUniqueId(beam.DoFn):

@@ -4,6 +4,8 @@ On CPU, drawing dropout masks with JAX's own generators takes about a third of a
 third of its compilation. Masks only need bits that look independent, so a hash of (key, position) will do.
 """
 
+import functools
+
 import jax
 import jax.extend.random
 import jax.numpy as jnp
@@ -31,7 +33,7 @@ def _seed(seed: jax.Array) -> jax.Array:
     return jnp.stack([_mix(low ^ np.uint32(0x9E3779B9)), _mix(low + np.uint32(0x7F4A7C15))])
 
 
-def _fold_in(key: jax.Array, data: jax.Array) -> jax.Array:
+def _fold_in(key: jax.Array, data: int) -> jax.Array:
     hashed = _mix(jnp.asarray(data).astype(jnp.uint32) + np.uint32(0x9E3779B9))
     return jnp.stack([_mix(key[0] ^ hashed), _mix(key[1] + hashed)])
 
@@ -39,7 +41,7 @@ def _fold_in(key: jax.Array, data: jax.Array) -> jax.Array:
 def _split(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
     numbers = jnp.arange(int(np.prod(shape)), dtype=jnp.uint32)
     # Of the complement, so that no part of a split equals a key made by folding in.
-    return jax.vmap(lambda number: _fold_in(~key, number))(numbers).reshape(*shape, 2)
+    return jax.vmap(functools.partial(_fold_in, ~key))(numbers).reshape(*shape, 2)
 
 
 def _random_bits(key: jax.Array, bit_width: int, shape: tuple[int, ...]) -> jax.Array:

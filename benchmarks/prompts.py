@@ -13,4 +13,8 @@ def read_prompts(path: str, checkpoint: Checkpoint, settings: DecodeSettings, *,
     """Returns the token ids of the first `count` prompts of a JSONL file."""
     vocabulary = Vocabulary(checkpoint.vocabulary_path) if checkpoint.vocabulary_path else None
     examples = itertools.islice(read_examples(path), count)
-    return [encode_prompt(example, vocabulary, settings, on_long="truncate").ids for example in examples]
+    vocab_size = checkpoint.config.vocab_size
+    return [
+        encode_prompt(example, vocabulary, settings, vocab_size=vocab_size, on_long="truncate").ids
+        for example in examples
+    ]

@@ -8,6 +8,9 @@ import zlib
 from collections.abc import Iterator, Mapping
 from typing import Any, BinaryIO
 
+# Ids are decoded and stored as int32.
+_LARGEST_ID = 2**31 - 1
+
 
 class DataError(ValueError):
     """An example that is malformed, or a data set that cannot be calibrated on."""
@@ -91,7 +94,7 @@ def parse_example(line: bytes | str, *, path: str, line_number: int, file_index:
     where = f"{path}, line {line_number}"
     try:
         row = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise DataError(f"{where}: not valid JSON ({error}). Every line must be one JSON object.") from error
     if not isinstance(row, dict):
         raise DataError(f"{where}: expected a JSON object, got {type(row).__name__}.")
@@ -103,6 +106,8 @@ def parse_example(line: bytes | str, *, path: str, line_number: int, file_index:
     own_id = row.get("id")
     if own_id is not None and (not isinstance(own_id, str) or not own_id):
         raise DataError(f"{where}: id must be a text that is not empty, got {own_id!r}.")
+    for value in (text, own_id, *references):
+        _check_unicode(value, where)
     content = json.dumps([text, ids, references]).encode()
     return Example(
         id=own_id or f"content-{hashlib.sha256(content).hexdigest()[:24]}",
@@ -128,12 +133,22 @@ def _input_ids(row: Mapping[str, Any], where: str) -> tuple[int, ...]:
     value = row["input_ids"]
     if not isinstance(value, list) or any(type(index) is not int or index < 0 for index in value):
         raise DataError(f"{where}: input_ids must be a list of integers of at least 0, got {value!r}.")
+    if any(index > _LARGEST_ID for index in value):
+        raise DataError(f"{where}: input_ids must be at most {_LARGEST_ID}, got {max(value)}.")
     end = len(value)
     while end and value[end - 1] == 0:
         end -= 1
     if not end:
         raise DataError(f"{where}: input_ids is empty or holds padding (0) only.")
     return tuple(value[:end])
+
+
+def _check_unicode(value: str | None, where: str) -> None:
+    """Refuses what JSON can spell but no file can hold: half of a surrogate pair."""
+    try:
+        (value or "").encode()
+    except UnicodeEncodeError as error:
+        raise DataError(f"{where}: {value!r} is not Unicode text ({error}).") from error
 
 
 def _references(row: Mapping[str, Any], where: str) -> tuple[str, ...]:

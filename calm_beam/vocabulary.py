@@ -6,6 +6,7 @@ import pathlib
 from collections.abc import Sequence
 
 import sentencepiece
+from google.protobuf.message import DecodeError
 
 PAD_ID = 0
 EOS_ID = 1
@@ -39,7 +40,7 @@ class Vocabulary:
             serialized = pathlib.Path(path).read_bytes()
             model = _with_extra_ids(serialized, extra_ids)
             self._processor = sentencepiece.SentencePieceProcessor(model_proto=model)
-        except (OSError, RuntimeError) as error:
+        except (OSError, RuntimeError, DecodeError) as error:
             raise VocabularyError(f"vocabulary {path}: cannot be read as a SentencePiece model: {error}") from error
         found = (self._processor.pad_id(), self._processor.eos_id(), self._processor.unk_id())
         if found != (PAD_ID, EOS_ID, UNK_ID):

@@ -43,14 +43,9 @@ def main(argv: Sequence[str]) -> int:
     except (UsageError, ValueError) as error:
         print(f"calm-beam calibrate: {error}", file=sys.stderr)
         return 2
-    vocabulary = run.vocabulary
-    generations = output / "generations"
-    generations /= run.settings.fingerprint(
-        model=run.model_fingerprint, vocabulary=vocabulary.fingerprint if vocabulary else None
-    )
+    generations = output / "generations" / run.generations_name()
     start = time.monotonic()
     try:
-        generations.mkdir(parents=True, exist_ok=True)
         with shown_progress(enabled=is_local(options)) as progress:
             pipeline = beam.Pipeline(runner=runner, options=options)
             (

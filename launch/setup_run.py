@@ -41,6 +41,11 @@ class PreparedRun:
     settings: DecodeSettings
     model_fingerprint: str
 
+    def generations_name(self) -> str:
+        """Returns the name of the folder of this run's outputs: the same for the same outputs."""
+        vocabulary = f"{self.vocabulary.fingerprint}+{self.vocabulary.extra_ids}" if self.vocabulary else None
+        return self.settings.fingerprint(model=self.model_fingerprint, vocabulary=vocabulary)
+
     def plan(self, flags: argparse.Namespace, directory: pathlib.Path) -> DecodePlan:
         """Returns what workers need to decode into `directory`."""
         return DecodePlan(

@@ -32,7 +32,7 @@ class DecodePlan:
       batch_size: Prompts decoded together.
       on_long: `truncate` or `error`, for prompts longer than the settings allow.
       on_error: `fail` or `worst_case`, for prompts that cannot be decoded.
-      directory: Where generations go.
+      directory: Where generations go; made when the first shard is done.
       num_shards: Number of shards, part of the files' names.
     """
 
@@ -94,9 +94,14 @@ class _DecodeShard(beam.DoFn):
         shard, unordered = element
         plan = self._plan
         examples = _with_unique_ids(unordered)
-        prompts = [
-            encode_prompt(example, self._loaded.vocabulary, plan.settings, on_long=plan.on_long) for example in examples
-        ]
+        encode = functools.partial(
+            encode_prompt,
+            vocabulary=self._loaded.vocabulary,
+            settings=plan.settings,
+            vocab_size=self._loaded.vocab_size,
+            on_long=plan.on_long,
+        )
+        prompts = [encode(example) for example in examples]
         duplicates = _duplicate_prompts(examples)
         generations = []
         start = time.perf_counter()
@@ -105,6 +110,8 @@ class _DecodeShard(beam.DoFn):
             self._prompts.inc()
             self._progress.report("decoded", 1)
         self._shard_msec.update(round(1000 * (time.perf_counter() - start)))
+        # Only now: a run that fails on its input leaves nothing behind.
+        pathlib.Path(plan.directory).mkdir(parents=True, exist_ok=True)
         path = plan.shard_path(shard)
         write_generations(path, sorted(generations, key=lambda generation: generation.example.id))
         yield path
@@ -115,6 +122,7 @@ class _Loaded:
     """What one process needs to decode; a class, since `Shared` keeps a weak reference to it."""
 
     vocabulary: Vocabulary | None
+    vocab_size: int
     generate: Callable[[Sequence[Prompt], frozenset[str]], Iterator[Generation]]
 
 
@@ -141,7 +149,9 @@ def _load(plan: DecodePlan) -> _Loaded:
         batch_size=plan.batch_size,
     )
     run = functools.partial(generate, decoder, vocabulary=vocabulary, on_error=plan.on_error)
-    return _Loaded(vocabulary, lambda prompts, duplicates: run(prompts, duplicates=duplicates))
+    return _Loaded(
+        vocabulary, checkpoint.config.vocab_size, lambda prompts, duplicates: run(prompts, duplicates=duplicates)
+    )
 
 
 def _with_unique_ids(examples: Iterable[Example]) -> list[Example]:

@@ -1,5 +1,6 @@
 """Finding out which layout a folder has, and reading it."""
 
+import dataclasses
 import pathlib
 
 from calm_beam.model import infer_config
@@ -44,6 +45,9 @@ def load_checkpoint(path: str | pathlib.Path) -> Checkpoint:
         config = infer_config({name: array.shape for name, array in arrays.items()})
     except ValueError as error:
         raise CheckpointError(f"checkpoint {directory}: {error}") from error
+    if stored_config is not None:
+        # The only size that no shape shows.
+        config = dataclasses.replace(config, relative_max_distance=stored_config.relative_max_distance)
     if stored_config not in (None, config):
         raise CheckpointError(f"checkpoint {directory}: config.json says {stored_config}, the arrays are of {config}.")
     vocabulary = next((folder / _VOCABULARY for folder in parents if (folder / _VOCABULARY).is_file()), None)

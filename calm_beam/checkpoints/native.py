@@ -19,7 +19,7 @@ from calm_beam.storage import replacing
 from .checkpoint import CheckpointError, FloatArrays
 
 _FORMAT = "calm-beam/model/v1"
-_WRITABLE = {"float32": np.float32, "float16": np.float16}
+_WRITABLE = ("float32", "float16")
 
 
 def read_native(directory: pathlib.Path) -> tuple[T5Config, dict[str, np.ndarray]]:
@@ -49,9 +49,14 @@ def read_native(directory: pathlib.Path) -> tuple[T5Config, dict[str, np.ndarray
     weights = directory / "model.safetensors"
     try:
         arrays = safetensors.numpy.load_file(weights)
-    except (OSError, safetensors.SafetensorError) as error:
+    # AttributeError: a type that numpy does not have.
+    except (OSError, AttributeError, safetensors.SafetensorError) as error:
         raise CheckpointError(f"{weights}: cannot be read as safetensors: {error}") from error
-    return T5Config(**fields), {name: np.asarray(array, np.float32) for name, array in arrays.items()}
+    try:
+        config = T5Config(**fields)
+    except (TypeError, ValueError) as error:
+        raise CheckpointError(f"{path}: {error}") from error
+    return config, {name: np.asarray(array, np.float32) for name, array in arrays.items()}
 
 
 def write_native(
@@ -72,12 +77,16 @@ def write_native(
       dtype: `float32` or `float16`. float16 halves the file and rounds the weights.
 
     Raises:
-      ValueError: If `dtype` is another one.
+      ValueError: If `dtype` is another one, or a weight is not finite in it.
     """
     if dtype not in _WRITABLE:
         raise ValueError(f"dtype must be one of {', '.join(_WRITABLE)}, got {dtype!r}.")
+    limit = np.finfo(dtype).max
+    for name, array in arrays.items():
+        if not np.all(np.abs(array) <= limit):
+            raise ValueError(f"{name} has values that are not finite in {dtype} (its largest is {limit}).")
     directory.mkdir(parents=True, exist_ok=True)
-    stored = {name: np.ascontiguousarray(array, _WRITABLE[dtype]) for name, array in arrays.items()}
+    stored = {name: np.ascontiguousarray(array, dtype) for name, array in arrays.items()}
     config_text = json.dumps({"format": _FORMAT, **dataclasses.asdict(config)}, indent=2) + "\n"
     with replacing(directory / "sentencepiece.model") as temporary:
         shutil.copyfile(vocabulary_path, temporary)

@@ -51,7 +51,12 @@ def read_t5x(directory: pathlib.Path) -> dict[str, np.ndarray]:
             f"{path}: not a T5X checkpoint ({type(error).__name__}: {error}). "
             'Expected msgpack with {"optimizer": {"target": ...}}.'
         ) from error
+    if not isinstance(target, dict):
+        raise CheckpointError(f"{path}: not a T5X checkpoint: its target is a {type(target).__name__}, not a tree.")
     leaves = flax.traverse_util.flatten_dict(target, is_leaf=lambda _, value: _is_spec(value), sep="/")
+    unreadable = [name for name, leaf in leaves.items() if not isinstance(leaf, np.ndarray) and not _is_spec(leaf)]
+    if unreadable:
+        raise CheckpointError(f"{path}: {unreadable[0]} is neither an array nor the place of one.")
     try:
         # All reads are started before the first is waited for: a checkpoint has hundreds of small files.
         pending = {name: _open(directory, leaf) if _is_spec(leaf) else leaf for name, leaf in leaves.items()}
@@ -68,7 +73,9 @@ def _open(directory: pathlib.Path, spec: dict[str, Any]) -> Any:
     """Starts to read one zarr array; T5X stores its path relative to the checkpoint's folder."""
     relative = pathlib.PurePosixPath(spec["kvstore"].get("path", "")).name
     kvstore = {"driver": "file", "path": f"{directory / relative}/"}
-    return tensorstore.open({"driver": "zarr", "kvstore": kvstore}, open=True, read=True)
+    # A chunk that was not copied would be read as zeros.
+    spec = {"driver": "zarr", "kvstore": kvstore, "fill_missing_data_reads": False}
+    return tensorstore.open(spec, open=True, read=True)
 
 
 def _finish(leaf: Any) -> np.ndarray:

@@ -19,7 +19,9 @@ class Prompt:
     truncated: bool
 
 
-def encode_prompt(example: Example, vocabulary: Vocabulary | None, settings: DecodeSettings, *, on_long: str) -> Prompt:
+def encode_prompt(
+    example: Example, vocabulary: Vocabulary | None, settings: DecodeSettings, *, vocab_size: int, on_long: str
+) -> Prompt:
     """Returns the token ids of an example: prefix and text, cut to length, then eos.
 
     Token ids given in the data are taken as they are: nothing is put before or after them.
@@ -28,14 +30,20 @@ def encode_prompt(example: Example, vocabulary: Vocabulary | None, settings: Dec
       example: The example.
       vocabulary: Needed where the prompt is text.
       settings: Gives prefix and longest length.
+      vocab_size: Token ids that the model knows.
       on_long: `truncate` or `error`.
 
     Raises:
-      DataError: If the prompt is text and there is no vocabulary, or it is too long and `on_long` is `error`.
+      DataError: If the prompt is text and there is no vocabulary, has an id the model does not know, or is too long and
+        `on_long` is `error`.
     """
     if example.input is None:
         assert example.input_ids is not None
         ids, end = example.input_ids, _NOTHING
+        if max(ids) >= vocab_size:
+            raise DataError(
+                f"example {example.id}: its input_ids have {max(ids)}; the model knows ids from 0 to {vocab_size - 1}."
+            )
     elif vocabulary is None:
         raise DataError(f"example {example.id}: its input is text, which needs a vocabulary. Pass --vocabulary.")
     else:

@@ -34,8 +34,11 @@ class DecodeSettings:
     task_prefix: str = ""
 
     def __post_init__(self) -> None:
-        if self.thresholds != descending_grid(self.thresholds):
+        grid = descending_grid(self.thresholds)
+        if tuple(self.thresholds) != grid:
             raise ValueError(f"thresholds must be strictly descending, got {self.thresholds}.")
+        # As plain floats, so that 1 and 1.0 are one grid with one fingerprint.
+        object.__setattr__(self, "thresholds", grid)
         for name in ("max_input_length", "max_decode_length"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}.")
@@ -93,4 +96,4 @@ def uniform_grid(step: float) -> tuple[float, ...]:
     # In decimal, so that the grid holds 0.15 and not 0.15000000000000002.
     exact = Decimal(repr(float(step)))
     multiples = [index * exact for index in range(int(1 / exact) + 1)]
-    return tuple(float(value) for value in reversed(multiples) if value < 1)
+    return tuple(float(value) for value in reversed(multiples) if np.float32(value) < 1)

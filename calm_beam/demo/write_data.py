@@ -1,6 +1,6 @@
 """Writes the demo task as JSONL files: what the embedded model was trained on, and its calibration set.
 
-    python -m calm_beam.demo.write_data --output=demo_data
+python -m calm_beam.demo.write_data --output=demo_data
 """
 
 import argparse
@@ -50,9 +50,7 @@ def main() -> None:
     """Writes the files that the embedded model was made with."""
     parser = argparse.ArgumentParser(description="Writes the demo task as JSONL files.")
     parser.add_argument("--output", type=pathlib.Path, required=True, help="directory to write to")
-    write_data(
-        parser.parse_args().output, seed=SEED, training=TRAINING, validation=VALIDATION, calibration=CALIBRATION
-    )
+    write_data(parser.parse_args().output, seed=SEED, training=TRAINING, validation=VALIDATION, calibration=CALIBRATION)
 
 
 if __name__ == "__main__":

@@ -33,7 +33,7 @@ def _seed(seed: jax.Array) -> jax.Array:
     return jnp.stack([_mix(low ^ np.uint32(0x9E3779B9)), _mix(low + np.uint32(0x7F4A7C15))])
 
 
-def _fold_in(key: jax.Array, data: int) -> jax.Array:
+def _fold_in(key: jax.Array, data: int | jax.Array) -> jax.Array:
     hashed = _mix(jnp.asarray(data).astype(jnp.uint32) + np.uint32(0x9E3779B9))
     return jnp.stack([_mix(key[0] ^ hashed), _mix(key[1] + hashed)])
 

@@ -3,6 +3,7 @@
 import itertools
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -14,6 +15,12 @@ from calm_beam.training.objective import (
     sampled_weights,
     token_cross_entropy_sums,
 )
+
+
+def _loss(logits: np.ndarray, targets: np.ndarray, weights: np.ndarray) -> float:
+    return float(
+        jax.jit(layer_weighted_loss)(jnp.asarray(logits), jnp.asarray(targets), jnp.asarray(weights, jnp.float32))
+    )
 
 
 def _logits_and_targets() -> tuple[np.ndarray, np.ndarray]:
@@ -42,35 +49,35 @@ def test_cross_entropy_agrees_with_a_loop() -> None:
         if targets[row, position]:
             expected[layer] += np.log(np.exp(scores).sum()) - scores[targets[row, position]]
     with jax.numpy_dtype_promotion("strict"), jax.numpy_rank_promotion("raise"):
-        found = token_cross_entropy_sums(logits, targets)
+        found = token_cross_entropy_sums(jnp.asarray(logits), jnp.asarray(targets))
     np.testing.assert_allclose(found, expected, rtol=1e-5)
 
 
 def test_padding_does_not_count() -> None:
     """Neither the logits at padding nor its amount change the loss."""
     logits, targets = _logits_and_targets()
-    weights = all_layers(5)[1].astype(np.float32)
-    loss = layer_weighted_loss(logits, targets, weights)
+    weights = all_layers(5)[1]
+    loss = _loss(logits, targets, weights)
     changed = np.where((targets == 0)[None, :, :, None], logits + np.arange(7, dtype=np.float32), logits)
     wider = np.pad(changed, ((0, 0), (0, 1), (0, 2), (0, 0)))
-    np.testing.assert_allclose(layer_weighted_loss(wider, np.pad(targets, ((0, 1), (0, 2))), weights), loss, rtol=1e-6)
+    np.testing.assert_allclose(_loss(wider, np.pad(targets, ((0, 1), (0, 2))), weights), loss, rtol=1e-6)
 
 
 def test_nothing_but_padding_has_no_loss() -> None:
     """A batch without target tokens has loss 0 rather than NaN."""
     logits, targets = _logits_and_targets()
-    assert layer_weighted_loss(logits, np.zeros_like(targets), np.ones(5, np.float32)) == 0
+    assert _loss(logits, np.zeros_like(targets), np.ones(5)) == 0
 
 
 @pytest.mark.parametrize("sampled", [1, 2, 3])
 def test_estimate_is_unbiased(sampled: int) -> None:
     """Averaged over all equally likely sets of lower layers, the estimate is the exact loss."""
     logits, targets = _logits_and_targets()
-    exact = layer_weighted_loss(logits, targets, all_layers(5)[1].astype(np.float32))
+    exact = _loss(logits, targets, all_layers(5)[1])
     estimates = []
     for chosen in itertools.combinations(range(1, 5), sampled):
         layers, weights = sampled_weights(5, np.array(chosen))
-        estimates.append(float(layer_weighted_loss(logits[layers - 1], targets, weights.astype(np.float32))))
+        estimates.append(_loss(logits[layers - 1], targets, weights))
     assert np.ptp(estimates) > 0.01
     np.testing.assert_allclose(np.mean(estimates), exact, rtol=1e-5)
 
@@ -78,11 +85,11 @@ def test_estimate_is_unbiased(sampled: int) -> None:
 def test_unscaled_weights_would_be_biased() -> None:
     """The check above fails for weights that are not scaled up."""
     logits, targets = _logits_and_targets()
-    exact = layer_weighted_loss(logits, targets, all_layers(5)[1].astype(np.float32))
+    exact = _loss(logits, targets, all_layers(5)[1])
     layers = [np.array([*chosen, 5]) for chosen in itertools.combinations(range(1, 5), 2)]
-    weights = layer_weights(5).astype(np.float32)
-    unscaled = [float(layer_weighted_loss(logits[i - 1], targets, weights[i - 1])) for i in layers]
-    assert abs(np.mean(unscaled) - float(exact)) > 0.1
+    weights = layer_weights(5)
+    unscaled = [_loss(logits[i - 1], targets, weights[i - 1]) for i in layers]
+    assert abs(np.mean(unscaled) - exact) > 0.1
 
 
 def test_every_set_of_layers_is_equally_likely() -> None:

@@ -49,23 +49,22 @@ def test_updates_are_those_of_each_rule_alone() -> None:
     config = OptimizerConfig(clip_norm=1e9, warmup_steps=0)
     parameters = _random(0)
     optimizer = make_optimizer(config, steps=10)
-    state = optimizer.init(parameters)
+    state = jax.jit(optimizer.init)(parameters)
     muon = optax.contrib.muon(linear_schedule(8e-3, config, steps=10), ns_steps=5, beta=0.95)
     adam = optax.adam(linear_schedule(3e-3, config, steps=10), b1=0.9, b2=0.98)
+    update = jax.jit(optimizer.update)
     names = (
         "decoder/layers_1/mlp/wi_0/kernel",
         "decoder/layers_0/mlp/wo/kernel",
-        "encoder/layers_0/attention/out/kernel",
         "decoder/logits_dense/kernel",
-        "decoder/decoder_norm/scale",
     )
     rules = {name: muon if parameter_group(name) == "muon" else adam for name in names}
     alone = {name: rule.init({name: parameters[name]}) for name, rule in rules.items()}
     for seed in (1, 2):
         gradients = _random(seed)
-        updates, state = optimizer.update(gradients, state, parameters)
+        updates, state = update(gradients, state, parameters)
         for name, rule in rules.items():
-            expected, alone[name] = rule.update({name: gradients[name]}, alone[name], {name: parameters[name]})
+            expected, alone[name] = jax.jit(rule.update)({name: gradients[name]}, alone[name], {name: parameters[name]})
             np.testing.assert_allclose(updates[name], expected[name], rtol=2e-4, atol=1e-7)
         assert not np.any(updates["decoder/meta_cls/kernel"])
 
@@ -75,7 +74,7 @@ def test_muon_updates_are_nearly_orthogonal() -> None:
     parameters = _random(0)
     config = OptimizerConfig(warmup_steps=0)
     optimizer = make_optimizer(config, steps=10)
-    updates, _ = optimizer.update(_random(1), optimizer.init(parameters), parameters)
+    updates, _ = jax.jit(optimizer.update)(_random(1), jax.jit(optimizer.init)(parameters), parameters)
     values = np.linalg.svd(updates["decoder/layers_0/self_attention/query/kernel"], compute_uv=False) / 8e-3
     assert values.min() > 0.5
     assert values.max() < 1.5

@@ -1,7 +1,9 @@
 """The training loop, on models of a few thousand weights."""
 
 import dataclasses
+from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -13,14 +15,23 @@ from calm_beam.training.initialize import initialize_parameters
 from calm_beam.training.optimizer import OptimizerConfig
 from calm_beam.training.train import Progress, TrainingConfig, _tree, train
 
+# One model for all short runs, so that it is compiled once.
 _MODEL = T5Config(
-    vocab_size=12, emb_dim=16, num_heads=2, head_dim=8, mlp_dim=32, num_encoder_layers=1, num_decoder_layers=2
+    vocab_size=12,
+    emb_dim=16,
+    num_heads=2,
+    head_dim=8,
+    mlp_dim=32,
+    num_encoder_layers=1,
+    num_decoder_layers=2,
+    exit_classifier=True,
 )
 _CONFIG = TrainingConfig(
     steps=400,
     batch_tokens=160,
     num_shapes=1,
     dropout_rate=0.0,
+    sampled_layers=1,
     progress_every=100,
     optimizer=OptimizerConfig(muon_learning_rate=0.02, adam_learning_rate=0.01, warmup_steps=20),
 )
@@ -34,10 +45,11 @@ def _copies(count: int, *, seed: int) -> list[Pair]:
 
 
 def test_a_copy_task_is_learned() -> None:
-    """The loss falls, every layer's validation loss is measured, and both layers then copy unseen sources."""
+    """With one lower layer sampled a step, the loss falls, every layer's is measured, and unseen sources are copied."""
+    model = dataclasses.replace(_MODEL, num_decoder_layers=3, exit_classifier=False)
     reports: list[Progress] = []
     unseen = _copies(50, seed=1)
-    arrays = train(_CONFIG, _MODEL, _copies(500, seed=0), unseen, on_progress=reports.append)
+    arrays = train(_CONFIG, model, _copies(500, seed=0), unseen, on_progress=reports.append)
     assert [report.step for report in reports] == [100, 200, 300, 400]
     assert reports[-1].loss < 0.2 * reports[0].loss
     assert reports[0].validation_losses is None
@@ -46,11 +58,11 @@ def test_a_copy_task_is_learned() -> None:
     assert reports[-1].target_tokens > 0.95 * 400 * 160
     sources = np.array([[*source, 1] for source, _ in unseen], np.int32)
     written = np.zeros_like(sources)
+    apply = jax.jit(EarlyExitT5(model).apply)
+    tree = _tree({name: jnp.asarray(array) for name, array in arrays.items()})
     for position in range(5):
         inputs = np.pad(written[:, :-1], ((0, 0), (1, 0)))
-        logits = EarlyExitT5(_MODEL).apply(
-            _tree({name: jnp.asarray(array) for name, array in arrays.items()}), sources, inputs
-        )
+        logits = apply(tree, sources, inputs)
         written[:, position] = np.argmax(logits[-1, :, position], axis=-1)
     assert np.mean(np.all(written == sources, axis=1)) > 0.9
 
@@ -82,29 +94,16 @@ def test_watching_changes_nothing() -> None:
 
 def test_fine_tuning_starts_from_the_given_weights() -> None:
     """A tiny step from given weights stays near them, leaves them untouched, and keeps the exit classifier."""
-    model = dataclasses.replace(_MODEL, exit_classifier=True)
-    initial = initialize_parameters(model, generator=np.random.default_rng(9))
+    initial = initialize_parameters(_MODEL, generator=np.random.default_rng(9))
     initial["decoder/meta_cls/kernel"] += 0.25
     before = fingerprint(initial)
     small = OptimizerConfig(muon_learning_rate=1e-5, adam_learning_rate=1e-5)
-    arrays = train(dataclasses.replace(_SHORT, optimizer=small), model, _copies(40, seed=0), [], initial=initial)
+    arrays = train(dataclasses.replace(_SHORT, optimizer=small), _MODEL, _copies(40, seed=0), [], initial=initial)
     assert fingerprint(initial) == before
     np.testing.assert_array_equal(arrays["decoder/meta_cls/kernel"], initial["decoder/meta_cls/kernel"])
     for name, array in arrays.items():
         np.testing.assert_allclose(array, initial[name], atol=1e-4)
     assert not np.array_equal(arrays["token_embedder/embedding"], initial["token_embedder/embedding"])
-
-
-def test_sampling_layers_keeps_the_batches() -> None:
-    """Sampled and exact losses train on the same tokens, and both train lower layers."""
-    deep = dataclasses.replace(_MODEL, num_decoder_layers=4)
-    tokens = []
-    for sampled in (0, 1):
-        reports: list[Progress] = []
-        pairs = _copies(40, seed=0)
-        train(dataclasses.replace(_SHORT, sampled_layers=sampled), deep, pairs, [], on_progress=reports.append)
-        tokens.append([report.target_tokens for report in reports])
-    assert tokens[0] == tokens[1]
 
 
 def test_initial_scales() -> None:
@@ -128,7 +127,7 @@ def test_initial_scales() -> None:
         ("dropout_rate", 1.0, r"dropout_rate must be in \[0, 1\), got 1.0"),
     ],
 )
-def test_bad_settings_are_named(field: str, value: float, message: str) -> None:
+def test_bad_settings_are_named(field: str, value: Any, message: str) -> None:
     """Each setting out of range is refused with its value."""
     with pytest.raises(ValueError, match=message):
         dataclasses.replace(_CONFIG, **{field: value})

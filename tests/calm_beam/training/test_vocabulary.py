@@ -14,28 +14,28 @@ _TEXTS = [f"the {noun} sees a {other}" for noun in ("cat", "dog", "owl") for oth
 def test_conventions(tmp_path: pathlib.Path) -> None:
     """Pad is 0, eos 1, unknown 2, and there is no beginning-of-sentence."""
     processor = sentencepiece.SentencePieceProcessor(
-        model_file=str(train_vocabulary(_TEXTS, tmp_path / "v.model", vocab_size=40))
+        model_file=str(train_vocabulary(_TEXTS, tmp_path / "v.model", vocab_size=28))
     )
     assert (processor.pad_id(), processor.eos_id(), processor.unk_id(), processor.bos_id()) == (0, 1, 2, -1)
-    assert processor.get_piece_size() == 40
+    assert processor.get_piece_size() == 28
 
 
 def test_texts_survive_a_round_trip(tmp_path: pathlib.Path) -> None:
     """Text of the training texts' characters is encoded and decoded without loss, rare characters included."""
-    vocabulary = Vocabulary(train_vocabulary([*_TEXTS, "œuf"], tmp_path / "v.model", vocab_size=40))
+    vocabulary = Vocabulary(train_vocabulary([*_TEXTS, "œuf"], tmp_path / "v.model", vocab_size=28))
     for text in ("the bird sees a cat", "œuf"):
         assert vocabulary.decode(vocabulary.encode(text)) == text
 
 
 def test_training_is_deterministic(tmp_path: pathlib.Path) -> None:
     """The same texts give the same file, whatever its name."""
-    one, two = (train_vocabulary(_TEXTS, tmp_path / name, vocab_size=40) for name in ("one.model", "two.model"))
+    one, two = (train_vocabulary(_TEXTS, tmp_path / name, vocab_size=28) for name in ("one.model", "two.model"))
     assert one.read_bytes() == two.read_bytes()
 
 
 def test_long_texts_are_used(tmp_path: pathlib.Path) -> None:
     """A text longer than SentencePiece's default limit is not skipped."""
-    vocabulary = Vocabulary(train_vocabulary([*_TEXTS, "zq " * 3000], tmp_path / "v.model", vocab_size=40))
+    vocabulary = Vocabulary(train_vocabulary([*_TEXTS, "zq " * 3000], tmp_path / "v.model", vocab_size=28))
     assert vocabulary.decode(vocabulary.encode("zq")) == "zq"
 
 
@@ -48,4 +48,4 @@ def test_too_large_a_size_is_refused(tmp_path: pathlib.Path) -> None:
 def test_empty_texts_are_refused(tmp_path: pathlib.Path) -> None:
     """Texts without a character are an error."""
     with pytest.raises(VocabularyError, match="every text is empty"):
-        train_vocabulary(["", " "], tmp_path / "v.model", vocab_size=40)
+        train_vocabulary(["", " "], tmp_path / "v.model", vocab_size=28)

@@ -1,0 +1,156 @@
+"""Small models, checkpoints and vocabularies for tests."""
+
+import io
+import os
+import pathlib
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import flax.serialization
+import flax.traverse_util
+import numpy as np
+import sentencepiece
+import tensorstore
+
+from calm_beam.checkpoints import Checkpoint
+from calm_beam.model import T5Config, parameter_shapes
+
+_EOS_ID = 1
+
+
+def build_config(**changes: Any) -> T5Config:
+    """Returns the sizes of a tiny model, with the given fields changed."""
+    sizes: dict[str, Any] = {
+        "vocab_size": 64,
+        "emb_dim": 16,
+        "num_heads": 2,
+        "head_dim": 8,
+        "mlp_dim": 32,
+        "num_encoder_layers": 2,
+        "num_decoder_layers": 4,
+    }
+    return T5Config(**{**sizes, **changes})
+
+
+def build_arrays(config: T5Config, seed: int, *, logit_scale: float = 4.0) -> dict[str, np.ndarray]:
+    """Returns random float32 weights that make for varied outputs, some of which end, and confidences all over (0, 1).
+
+    Args:
+      config: Sizes of the model.
+      seed: Of the draws.
+      logit_scale: Scale of the output head; at about 100, most confidences are exactly 1.
+    """
+    generator = np.random.default_rng(seed)
+    arrays = {
+        name: (generator.standard_normal(shape) * _standard_deviation(name, shape, config)).astype(np.float32)
+        for name, shape in parameter_shapes(config).items()
+    }
+    for name in arrays:
+        if name.endswith("/scale"):
+            arrays[name] += np.float32(1)
+    if config.tied_head:
+        # The head sees the embedding too, and divides by sqrt(d): the scale goes into the last norm.
+        arrays["decoder/decoder_norm/scale"] *= np.float32(logit_scale)
+    else:
+        arrays["decoder/logits_dense/kernel"] *= np.float32(logit_scale)
+        # A longer column is more often the largest: about one token in eight ends its output.
+        arrays["decoder/logits_dense/kernel"][:, _EOS_ID] *= np.float32(1.4)
+    return arrays
+
+
+def build_checkpoint(config: T5Config | None = None, seed: int = 0, **options: Any) -> Checkpoint:
+    """Returns a checkpoint in memory; `options` are those of `build_arrays`."""
+    config = config or build_config(exit_classifier=True)
+    return checkpoint_of(config, build_arrays(config, seed, **options))
+
+
+def checkpoint_of(config: T5Config, arrays: Mapping[str, np.ndarray]) -> Checkpoint:
+    """Returns the given weights as a checkpoint in memory."""
+    nowhere = pathlib.Path("/nowhere")
+    return Checkpoint(config=config, arrays=arrays, directory=nowhere, vocabulary_path=None, layout="native")
+
+
+def write_t5x(
+    directory: pathlib.Path, arrays: Mapping[str, np.ndarray], *, step: int = 1000, inline: Iterable[str] = ()
+) -> pathlib.Path:
+    """Writes `directory/checkpoint_<step>` as T5X lays it out, and returns that folder.
+
+    Args:
+      directory: Where to; made if needed.
+      arrays: Weights by name.
+      step: Number of the training step.
+      inline: Names of arrays to put into the msgpack file itself, as T5X does with small ones.
+    """
+    folder = directory / f"checkpoint_{step}"
+    folder.mkdir(parents=True)
+    inline = set(inline)
+    leaves: dict[str, Any] = {}
+    for name, array in arrays.items():
+        if name in inline:
+            leaves[name] = array
+            continue
+        path = f"target.{name.replace('/', '.')}"
+        metadata = {"shape": list(array.shape), "chunks": list(array.shape), "compressor": {"id": "gzip", "level": 1}}
+        leaves[name] = {
+            "driver": "zarr",
+            "dtype": str(array.dtype),
+            "kvstore": {"driver": "file", "path": f"{path}/"},
+            "metadata": metadata,
+        }
+        spec = {
+            "driver": "zarr",
+            "kvstore": {"driver": "file", "path": f"{folder / path}/"},
+            "metadata": {**metadata, "dtype": array.dtype.str},
+        }
+        tensorstore.open(spec, create=True, open=False).result().write(array).result()
+    state = {"step": np.int32(step), "param_states": {"v": np.zeros(3, np.float32)}}
+    target = flax.traverse_util.unflatten_dict(leaves, sep="/")
+    tree = {"version": 3, "optimizer": {"target": target, "state": state}}
+    (folder / "checkpoint").write_bytes(flax.serialization.msgpack_serialize(tree))
+    return folder
+
+
+def train_vocabulary(
+    path: str | os.PathLike[str], texts: Iterable[str] | None = None, size: int = 48, **changes: Any
+) -> pathlib.Path:
+    """Writes a SentencePiece model with T5's ids and returns its path.
+
+    Args:
+      path: The file to write.
+      texts: What to train on; some English sentences if omitted.
+      size: Number of ids.
+      changes: Options of SentencePiece's trainer.
+    """
+    model = io.BytesIO()
+    options = {"vocab_size": size, "pad_id": 0, "eos_id": 1, "unk_id": 2, "bos_id": -1, "minloglevel": 2, **changes}
+    sentencepiece.SentencePieceTrainer.train(
+        sentence_iterator=iter(_SENTENCES if texts is None else texts), model_writer=model, **options
+    )
+    path = pathlib.Path(path)
+    path.write_bytes(model.getvalue())
+    return path
+
+
+_SENTENCES = (
+    "the cat sat on the mat and the dog sat on the rug",
+    "a small red boat sails on the cold blue sea",
+    "two old men talk about the rain in the north",
+    "she reads a long book while the train waits",
+    "who painted the door of the quiet yellow house",
+    "five green birds fly over a field of jumping hares and quick zebras",
+)
+
+
+def _standard_deviation(name: str, shape: tuple[int, ...], config: T5Config) -> float:
+    if name.endswith("/scale"):
+        return 0.2
+    if name == "token_embedder/embedding":
+        return 1.0
+    if name.endswith("/rel_embedding"):
+        return 0.7
+    if name.endswith("/query/kernel"):
+        # T5 does not divide attention logits by sqrt(head_dim).
+        return float((config.emb_dim * config.head_dim) ** -0.5) * 2
+    if name.startswith("decoder/meta_cls/"):
+        return 0.25
+    return float(shape[0] ** -0.5)

@@ -1,0 +1,59 @@
+"""Finding models and vocabularies in folders."""
+
+import pathlib
+
+import pytest
+
+from calm_beam.checkpoints import CheckpointError, load_checkpoint, write_native
+from tests.builders import build_arrays, build_config, write_t5x
+
+_CONFIG = build_config(num_encoder_layers=1, num_decoder_layers=1)
+_ARRAYS = build_arrays(_CONFIG, 0)
+
+
+def test_a_missing_folder_is_refused(tmp_path: pathlib.Path) -> None:
+    """A path that does not exist, or is a file, is refused as the caller wrote it."""
+    with pytest.raises(CheckpointError, match="checkpoint no/such/model: no such directory"):
+        load_checkpoint("no/such/model")
+    file = tmp_path / "file"
+    file.write_text("x")
+    with pytest.raises(CheckpointError, match=f"checkpoint {file}: no such directory"):
+        load_checkpoint(file)
+
+
+def test_a_folder_without_a_model_is_refused(tmp_path: pathlib.Path) -> None:
+    """The message says what was looked for and what is there."""
+    with pytest.raises(CheckpointError, match=r"no model here\. Expected checkpoint_<step>/.*found nothing"):
+        load_checkpoint(tmp_path)
+    (tmp_path / "notes.txt").write_text("x")
+    (tmp_path / "checkpoint_last").mkdir()
+    with pytest.raises(CheckpointError, match=r"found checkpoint_last, notes\.txt"):
+        load_checkpoint(tmp_path)
+
+
+def test_the_vocabulary_beside_the_steps(tmp_path: pathlib.Path) -> None:
+    """For T5X, a vocabulary beside the step folders is found, from the run's folder and from the step's."""
+    step = write_t5x(tmp_path, _ARRAYS)
+    beside = tmp_path / "sentencepiece.model"
+    beside.write_bytes(b"x")
+    assert load_checkpoint(tmp_path).vocabulary_path == beside
+    assert load_checkpoint(step).vocabulary_path == beside
+
+
+def test_the_vocabulary_inside_comes_first(tmp_path: pathlib.Path) -> None:
+    """A vocabulary in the step's own folder is preferred to the one beside it."""
+    step = write_t5x(tmp_path, _ARRAYS)
+    for folder in (tmp_path, step):
+        (folder / "sentencepiece.model").write_bytes(b"x")
+    assert load_checkpoint(tmp_path).vocabulary_path == step / "sentencepiece.model"
+
+
+def test_a_native_models_vocabulary_is_its_own(tmp_path: pathlib.Path) -> None:
+    """A native folder's vocabulary lies in it; one in the folder above belongs to something else."""
+    above = tmp_path / "sentencepiece.model"
+    above.write_bytes(b"x")
+    folder = tmp_path / "model"
+    write_native(folder, _CONFIG, _ARRAYS, vocabulary_path=above)
+    assert load_checkpoint(folder).vocabulary_path == folder / "sentencepiece.model"
+    (folder / "sentencepiece.model").unlink()
+    assert load_checkpoint(folder).vocabulary_path is None

@@ -1,0 +1,113 @@
+"""From examples to token ids."""
+
+import pytest
+
+from calm_beam.decoding.prompts import encode_prompt
+from calm_beam.decoding.settings import DecodeSettings
+from calm_beam.examples import DataError, Example
+from calm_beam.exits.rule import ExitRule
+from calm_beam.vocabulary import EOS_ID, Vocabulary
+from tests.builders import train_vocabulary
+
+_TEXT = "the cat sat on the mat"
+
+
+@pytest.fixture(scope="module")
+def vocabulary(tmp_path_factory: pytest.TempPathFactory) -> Vocabulary:
+    """Gives a tiny vocabulary."""
+    return Vocabulary(train_vocabulary(tmp_path_factory.mktemp("vocabulary") / "sentencepiece.model"))
+
+
+def _settings(*, max_input_length: int = 64, task_prefix: str = "") -> DecodeSettings:
+    return DecodeSettings(
+        rule=ExitRule(),
+        thresholds=(0.5,),
+        max_input_length=max_input_length,
+        max_decode_length=8,
+        task_prefix=task_prefix,
+    )
+
+
+def _example(text: str | None = None, ids: tuple[int, ...] | None = None) -> Example:
+    return Example(id="e7", has_own_id=True, input=text, input_ids=ids, references=(), file_index=0, line=1)
+
+
+def test_text_is_encoded_and_ended(vocabulary: Vocabulary) -> None:
+    """A text becomes its ids and one eos; nothing was cut."""
+    prompt = encode_prompt(_example(_TEXT), vocabulary, _settings(), vocab_size=64, on_long="error")
+    assert prompt.ids == (*vocabulary.encode(_TEXT), EOS_ID)
+    assert not prompt.truncated
+    assert prompt.example.input == _TEXT
+
+
+def test_the_prefix_is_part_of_the_text(vocabulary: Vocabulary) -> None:
+    """The task prefix is put before the text before it is split into pieces."""
+    settings = _settings(task_prefix="a small ")
+    prompt = encode_prompt(_example(_TEXT), vocabulary, settings, vocab_size=64, on_long="error")
+    assert prompt.ids == (*vocabulary.encode("a small " + _TEXT), EOS_ID)
+
+
+def test_a_prompt_of_just_the_longest_length_is_whole(vocabulary: Vocabulary) -> None:
+    """A prompt as long as allowed, eos included, is neither cut nor refused; one token less room cuts it."""
+    length = len(vocabulary.encode(_TEXT)) + 1
+    exact = _settings(max_input_length=length)
+    for on_long in ("error", "truncate"):
+        prompt = encode_prompt(_example(_TEXT), vocabulary, exact, vocab_size=64, on_long=on_long)
+        assert (len(prompt.ids), prompt.truncated) == (length, False)
+    shorter = _settings(max_input_length=length - 1)
+    assert encode_prompt(_example(_TEXT), vocabulary, shorter, vocab_size=64, on_long="truncate").truncated
+
+
+@pytest.mark.parametrize("longest", [1, 2, 5])
+def test_cutting_keeps_eos(vocabulary: Vocabulary, longest: int) -> None:
+    """A text that is too long loses its last pieces, never its eos."""
+    prompt = encode_prompt(
+        _example(_TEXT), vocabulary, _settings(max_input_length=longest), vocab_size=64, on_long="truncate"
+    )
+    assert prompt.ids == (*vocabulary.encode(_TEXT)[: longest - 1], EOS_ID)
+    assert prompt.truncated
+
+
+def test_ids_are_taken_as_they_are(vocabulary: Vocabulary) -> None:
+    """Given ids get neither prefix nor eos, and need no vocabulary."""
+    example = _example(ids=(7, 8, 9))
+    settings = _settings(task_prefix="a small ")
+    for given in (None, vocabulary):
+        prompt = encode_prompt(example, given, settings, vocab_size=64, on_long="error")
+        assert (prompt.ids, prompt.truncated) == ((7, 8, 9), False)
+
+
+def test_given_ids_are_cut_at_the_end() -> None:
+    """Given ids that are too many lose the last ones; no eos is put in."""
+    settings = _settings(max_input_length=3)
+    prompt = encode_prompt(_example(ids=(7, 8, 9, 1)), None, settings, vocab_size=64, on_long="truncate")
+    assert (prompt.ids, prompt.truncated) == ((7, 8, 9), True)
+    assert not encode_prompt(_example(ids=(7, 8, 9)), None, settings, vocab_size=64, on_long="error").truncated
+
+
+def test_long_inputs_can_be_refused(vocabulary: Vocabulary) -> None:
+    """With on_long=error, the message names the example, its length, the limit, and what to do."""
+    length = len(vocabulary.encode(_TEXT)) + 1
+    message = rf"example e7: its input has {length} tokens, max_input_length is 5\. .*--on_long=truncate"
+    with pytest.raises(DataError, match=message):
+        encode_prompt(_example(_TEXT), vocabulary, _settings(max_input_length=5), vocab_size=64, on_long="error")
+    with pytest.raises(DataError, match="example e7: its input has 4 tokens, max_input_length is 3"):
+        encode_prompt(_example(ids=(7, 8, 9, 1)), None, _settings(max_input_length=3), vocab_size=64, on_long="error")
+
+
+def test_ids_that_the_model_does_not_know_are_refused() -> None:
+    """An id at or above the embedding's rows is refused with example and id, not decoded into NaN."""
+    with pytest.raises(DataError, match="example e7: its input_ids have 64; the model knows ids from 0 to 63"):
+        encode_prompt(_example(ids=(7, 64)), None, _settings(), vocab_size=64, on_long="error")
+
+
+def test_text_needs_a_vocabulary() -> None:
+    """A text without a vocabulary is refused, naming the flag."""
+    with pytest.raises(DataError, match=r"example e7: its input is text, which needs a vocabulary\. Pass --vocabulary"):
+        encode_prompt(_example(_TEXT), None, _settings(), vocab_size=64, on_long="error")
+
+
+def test_the_vocabulary_fixture_is_small(vocabulary: Vocabulary) -> None:
+    """The texts here have several pieces, so that cutting them means something."""
+    assert vocabulary.size == 48
+    assert len(vocabulary.encode(_TEXT)) > 6

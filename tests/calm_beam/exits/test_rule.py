@@ -1,0 +1,52 @@
+"""What an exit rule accepts, and which layers it lets tokens leave at."""
+
+from typing import Any
+
+import pytest
+
+from calm_beam.exits.rule import CONFIDENCES, SCHEDULES, STATE_PROPAGATIONS, ExitRule
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"confidence": "softmx"}, "confidence must be one of softmax, softmax_max, state, classifier; got 'softmx'"),
+        ({"schedule": "linear"}, "schedule must be one of constant, decay, decay_t5x; got 'linear'"),
+        ({"state_propagation": "x"}, "state_propagation must be one of from_exit, from_first_exit; got 'x'"),
+        ({"tau": 4.0}, r"tau must not be given with schedule 'constant', got 4\.0"),
+        ({"schedule": "decay"}, "schedule 'decay' needs a finite tau of at least 0, got None"),
+        ({"schedule": "decay_t5x", "tau": -1.0}, r"schedule 'decay_t5x' needs a finite tau of at least 0, got -1\.0"),
+        ({"schedule": "decay", "tau": float("nan")}, "needs a finite tau of at least 0, got nan"),
+        ({"schedule": "decay", "tau": float("inf")}, "needs a finite tau of at least 0, got inf"),
+        ({"min_exit_layer": 0}, "min_exit_layer must be at least 1, got 0"),
+        ({"exit_interval": -2}, "exit_interval must be at least 1, got -2"),
+    ],
+)
+def test_bad_rules_are_refused(changes: dict[str, Any], message: str) -> None:
+    """Every wrong field is named, with its value."""
+    with pytest.raises(ValueError, match=message):
+        ExitRule(**changes)
+
+
+def test_every_named_choice_is_accepted() -> None:
+    """All listed confidences, schedules and propagations make rules."""
+    for confidence in CONFIDENCES:
+        for schedule in SCHEDULES:
+            for propagation in STATE_PROPAGATIONS:
+                tau = None if schedule == "constant" else 2.0
+                ExitRule(confidence=confidence, schedule=schedule, tau=tau, state_propagation=propagation)
+
+
+@pytest.mark.parametrize("minimum", range(1, 9))
+@pytest.mark.parametrize("interval", range(1, 10))
+def test_exit_layers_start_at_the_minimum_and_end_at_the_top(minimum: int, interval: int) -> None:
+    """Layers are the minimum, then every interval-th, and always the last; ascending, each once."""
+    layers = ExitRule(min_exit_layer=minimum, exit_interval=interval).exit_layers(8)
+    expected = [*range(minimum, 8, interval), 8]
+    assert list(layers) == expected
+
+
+def test_a_minimum_above_the_decoder_is_refused() -> None:
+    """A rule that the decoder is too shallow for is refused with both numbers."""
+    with pytest.raises(ValueError, match="min_exit_layer must be at most 4, the decoder's depth; got 5"):
+        ExitRule(min_exit_layer=5).exit_layers(4)

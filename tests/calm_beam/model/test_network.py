@@ -1,0 +1,95 @@
+"""The Flax model against plain numpy, under JAX's strictest settings."""
+
+import functools
+from collections.abc import Callable, Iterator
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from calm_beam.checkpoints import Checkpoint
+from calm_beam.model import EarlyExitT5, T5Config
+from tests.builders import build_checkpoint, build_config
+from tests.numpy_t5 import NumpyT5
+
+_SOURCES = ([9, 33, 4, 60, 12, 1], [5, 1], [2, 2, 7, 1])
+_TARGETS = ([0, 14, 8, 8, 63], [0, 3, 0, 21, 40], [0, 1, 2, 3, 4])
+
+
+@pytest.fixture(autouse=True)
+def _strict() -> Iterator[None]:
+    with jax.numpy_dtype_promotion("strict"), jax.numpy_rank_promotion("raise"):
+        yield
+
+
+@pytest.fixture(params=[False, True], ids=["untied", "tied"])
+def checkpoint(request: pytest.FixtureRequest) -> Checkpoint:
+    """Gives a model with its own output head, and one that shares the embedding."""
+    return build_checkpoint(build_config(tied_head=request.param, exit_classifier=True), seed=3)
+
+
+@functools.cache
+def _compiled(config: T5Config, method: str) -> Callable[..., jax.Array]:
+    # Compiled whole: operation by operation, JAX compiles every one for every shape.
+    return jax.jit(functools.partial(EarlyExitT5(config).apply, method=method))
+
+
+def _apply(checkpoint: Checkpoint, method: str, *arrays: np.ndarray | jax.Array) -> jax.Array:
+    return _compiled(checkpoint.config, method)({"params": checkpoint.parameters()}, *arrays)
+
+
+def _padded(sources: tuple[list[int], ...] = _SOURCES, *, width: int = 8) -> np.ndarray:
+    return np.array([[*source, *[0] * (width - len(source))] for source in sources], np.int32)
+
+
+def _assert_close(found: jax.Array, expected: np.ndarray) -> None:
+    """Asserts equality within 1e-5 of the largest value: what float32 can promise."""
+    assert found.dtype == jnp.float32
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5 * np.abs(expected).max())
+
+
+def test_the_encoder_equals_numpy(checkpoint: Checkpoint) -> None:
+    """A padded batch gives, at every real position, what numpy gives for the prompt alone."""
+    encoded = _apply(checkpoint, "encode", _padded())
+    plain = NumpyT5(checkpoint.config, checkpoint.arrays)
+    for row, source in enumerate(_SOURCES):
+        _assert_close(encoded[row, : len(source)], plain.encode(source))
+
+
+def test_the_decoder_equals_numpy(checkpoint: Checkpoint) -> None:
+    """States, logits and classifier scores of every layer and position equal numpy's."""
+    targets = np.array(_TARGETS, np.int32)
+    states = _apply(checkpoint, "decode_teacher_forced", _padded(), targets)
+    logits = _apply(checkpoint, "__call__", _padded(), targets)
+    scores = _apply(checkpoint, "exit_score", states)
+    plain = NumpyT5(checkpoint.config, checkpoint.arrays)
+    assert states.shape == (4, 3, 5, 16)
+    assert logits.shape == (4, 3, 5, 64)
+    for row, (source, target) in enumerate(zip(_SOURCES, _TARGETS, strict=True)):
+        expected = plain.teacher_forced(source, target)
+        _assert_close(states[:, row], expected)
+        _assert_close(logits[:, row], plain.logits(expected))
+        _assert_close(scores[:, row], plain.exit_score(expected))
+
+
+def test_padding_does_not_change_a_row(checkpoint: Checkpoint) -> None:
+    """Wider padding, and other rows in the same batch, leave a prompt's states as they were."""
+    states = _apply(checkpoint, "decode_teacher_forced", _padded(), np.array(_TARGETS, np.int32))
+    narrow = _padded()[1:2, :2]
+    assert narrow.all()
+    _assert_close(
+        _apply(checkpoint, "decode_teacher_forced", narrow, np.array(_TARGETS[1:2], np.int32)),
+        np.asarray(states[:, 1:2]),
+    )
+
+
+def test_later_inputs_do_not_change_earlier_states(checkpoint: Checkpoint) -> None:
+    """The decoder looks back only."""
+    targets = np.array(_TARGETS, np.int32)
+    changed = targets.copy()
+    changed[:, 3:] = 50
+    before = _apply(checkpoint, "decode_teacher_forced", _padded(), targets)
+    after = _apply(checkpoint, "decode_teacher_forced", _padded(), changed)
+    np.testing.assert_array_equal(before[:, :, :3], after[:, :, :3])
+    assert np.abs(before[:, :, 3:] - after[:, :, 3:]).max() > 0.1

@@ -1,0 +1,180 @@
+"""Calibration examples in JSONL."""
+
+import gzip
+import io
+import json
+from typing import Any
+
+import pytest
+
+from calm_beam.examples import DataError, Example, parse_example, parse_examples
+
+
+def _parse(line: bytes | str | dict[str, Any], **changes: Any) -> Example:
+    text = json.dumps(line) if isinstance(line, dict) else line
+    return parse_example(text, **{"path": "data/a.jsonl", "line_number": 17, **changes})
+
+
+def test_a_whole_row() -> None:
+    """Every field is read, and where the row came from is kept; other keys are ignored."""
+    row = {"id": "x", "input": "häst ", "references": ["a", ""], "note": 3}
+    example = _parse(row, file_index=2)
+    assert example == Example(
+        id="x", has_own_id=True, input="häst ", input_ids=None, references=("a", ""), file_index=2, line=17
+    )
+
+
+def test_bytes_and_text_read_alike() -> None:
+    """A line may be UTF-8 bytes, as files give it, or text."""
+    line = '{"input": "häst"}'
+    assert _parse(line) == _parse(line.encode()) == _parse(line + "\n")
+
+
+def test_ids_instead_of_text() -> None:
+    """Token ids are kept as they are, in order, with eos or without."""
+    example = _parse({"input_ids": [5, 0, 7, 1]})
+    assert example.input is None
+    assert example.input_ids == (5, 0, 7, 1)
+    assert example.references == ()
+
+
+def test_padding_at_the_end_is_dropped() -> None:
+    """Zeros at the end are padding; those before another id are not. With or without them, it is the same prompt."""
+    padded, bare = _parse({"input_ids": [5, 0, 7, 0, 0]}), _parse({"input_ids": [5, 0, 7]})
+    assert padded.input_ids == (5, 0, 7)
+    assert padded.id == bare.id
+    assert padded.input_digest() == bare.input_digest()
+
+
+_ONE_KEY = "expected exactly one of the keys input and input_ids, got keys"
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("{", "not valid JSON (Expecting property name"),
+        ("", "not valid JSON (Expecting value"),
+        (b'{"input": "\xff"}', "not valid JSON ("),
+        ('{"input": "a"} {"input": "b"}', "not valid JSON (Extra data"),
+        ("[1, 2]", "expected a JSON object, got list."),
+        ("null", "expected a JSON object, got NoneType."),
+        ("{}", f"{_ONE_KEY} []."),
+        ({"inputs": "a"}, f"{_ONE_KEY} ['inputs']."),
+        ({"input": "a", "input_ids": [1]}, f"{_ONE_KEY} ['input', 'input_ids']."),
+        ({"input": None}, "input must be a text, got NoneType."),
+        ({"input": 5}, "input must be a text, got int."),
+        ({"input": ""}, "input is empty."),
+        ({"input": " \n\t"}, "input is empty."),
+        ({"input_ids": "5 6"}, "input_ids must be a list of integers of at least 0, got '5 6'."),
+        ({"input_ids": [5, -1]}, "input_ids must be a list of integers of at least 0, got [5, -1]."),
+        ({"input_ids": [5, 1.0]}, "input_ids must be a list of integers of at least 0, got [5, 1.0]."),
+        ({"input_ids": [5, True]}, "input_ids must be a list of integers of at least 0, got [5, True]."),
+        ({"input_ids": None}, "input_ids must be a list of integers of at least 0, got None."),
+        ({"input_ids": []}, "input_ids is empty or holds padding (0) only."),
+        ({"input_ids": [0, 0]}, "input_ids is empty or holds padding (0) only."),
+        ({"input": "a", "references": "b"}, "references must be a list of texts, got 'b'."),
+        ({"input": "a", "references": ["b", None]}, "references must be a list of texts, got ['b', None]."),
+        ({"input": "a", "references": None}, "references must be a list of texts, got None."),
+        ({"input": "a", "id": ""}, "id must be a text that is not empty, got ''."),
+        ({"input": "a", "id": 5}, "id must be a text that is not empty, got 5."),
+        ({"input": "a", "id": ["x"]}, "id must be a text that is not empty, got ['x']."),
+    ],
+    ids=str,
+)
+def test_malformed_rows_are_named(line: bytes | str | dict[str, Any], message: str) -> None:
+    """Every malformed row is refused with its file, its line and what is wrong with it."""
+    with pytest.raises(DataError) as caught:
+        _parse(line)
+    assert str(caught.value).startswith(f"data/a.jsonl, line 17: {message}")
+
+
+@pytest.mark.parametrize("key", ["input", "id", "references"])
+def test_text_that_is_no_unicode_is_refused(key: str) -> None:
+    r"""Half a surrogate pair, which JSON can spell as \ud800, cannot be stored: it is refused where it is read."""
+    row = {"input": "a", key: ["\ud800"] if key == "references" else "\ud800"}
+    with pytest.raises(DataError, match=r"data/a\.jsonl, line 17: "):
+        _parse(row)
+
+
+def test_ids_too_large_to_store_are_refused() -> None:
+    """A token id beyond 32 bits is refused where it is read, not when it is decoded or stored."""
+    with pytest.raises(DataError, match=r"data/a\.jsonl, line 17: "):
+        _parse({"input_ids": [5, 2**31]})
+
+
+def test_an_id_is_derived_from_the_content() -> None:
+    """Without an id, equal content has equal ids, wherever it stands; other content has others."""
+    one = _parse({"input": "a", "references": ["b"]})
+    assert not one.has_own_id
+    assert one.id.startswith("content-")
+    assert len(one.id) == len("content-") + 24
+    assert _parse({"references": ["b"], "input": "a"}, line_number=99, file_index=4).id == one.id
+    assert _parse({"input": "a", "references": ["b"], "id": None}).id == one.id
+    others: list[dict[str, Any]] = [
+        {"input": "a "},
+        {"input": "a"},
+        {"input": "a", "references": ["b", "b"]},
+        {"input": "b", "references": ["a"]},
+        {"input_ids": [5]},
+        {"input_ids": [5, 6]},
+        {"input": "[5, 6]"},
+    ]
+    assert len({one.id, *(_parse(other).id for other in others)}) == 1 + len(others)
+
+
+def test_digests_tell_prompt_from_content() -> None:
+    """The prompt's digest sees the prompt alone; the content's digest also id and references, but no place."""
+    one = _parse({"id": "x", "input": "a", "references": ["b"]})
+    other_answer = _parse({"id": "x", "input": "a", "references": ["c"]})
+    other_id = _parse({"id": "y", "input": "a", "references": ["b"]})
+    elsewhere = _parse({"id": "x", "input": "a", "references": ["b"]}, line_number=3, file_index=1)
+    assert one.input_digest() == other_answer.input_digest() == other_id.input_digest()
+    assert one.input_digest() != _parse({"input": "b"}).input_digest()
+    assert one.content_digest() == elsewhere.content_digest()
+    assert len({one.content_digest(), other_answer.content_digest(), other_id.content_digest()}) == 3
+    assert len(one.content_digest()) == 32
+
+
+def test_a_row_nested_too_deeply_is_refused() -> None:
+    """JSON that is nested beyond what can be read is a malformed row too, not a crash."""
+    with pytest.raises(DataError, match=r"data/a\.jsonl, line 17: not valid JSON"):
+        _parse("[" * 200_000)
+
+
+def _read(content: bytes, *, path: str = "a.jsonl", **options: Any) -> list[Example]:
+    return list(parse_examples(io.BytesIO(content), path=path, **options))
+
+
+_LINES = b'{"input": "a", "references": ["x"]}\n{"input": "b"}\n{"input": "c"}'
+
+
+@pytest.mark.parametrize("is_compressed", [False, True])
+def test_a_file_is_read_line_by_line(is_compressed: bool) -> None:
+    """Every line is one example with its line number, the last also without a line break; .gz is read as is."""
+    content, path = (gzip.compress(_LINES), "a.jsonl.gz") if is_compressed else (_LINES, "a.jsonl")
+    examples = _read(content, path=path, file_index=3)
+    assert [(each.input, each.line, each.file_index) for each in examples] == [("a", 1, 3), ("b", 2, 3), ("c", 3, 3)]
+
+
+def test_an_empty_file_has_no_examples() -> None:
+    """A file without lines gives nothing; a blank line is no example."""
+    assert _read(b"") == []
+    with pytest.raises(DataError, match=r"^a\.jsonl, line 2: not valid JSON"):
+        _read(b'{"input": "a"}\n\n{"input": "b"}\n')
+
+
+@pytest.mark.parametrize("kept", [5, 30, -9])
+def test_damaged_gzip_is_refused(kept: int) -> None:
+    """A compressed file that was cut is refused by name, after whatever lines could be read."""
+    with pytest.raises(DataError, match=r"^a\.jsonl\.gz: damaged gzip data after line \d"):
+        _read(gzip.compress(_LINES)[:kept], path="a.jsonl.gz")
+    with pytest.raises(DataError, match=r"^a\.jsonl\.gz: damaged gzip data after line 0"):
+        _read(_LINES, path="a.jsonl.gz")
+
+
+def test_references_can_be_required() -> None:
+    """Where the loss needs references, the first example without any is named, with its line."""
+    with pytest.raises(
+        DataError, match=r"^a\.jsonl, line 2: risk consistency needs references, example content-\w+ has"
+    ):
+        _read(_LINES, needs_references=True)

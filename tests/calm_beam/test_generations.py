@@ -1,0 +1,128 @@
+"""Stored generations."""
+
+import pathlib
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+from calm_beam.examples import Example
+from calm_beam.generations import Generation, Output, read_generations, write_generations
+
+
+def _example(**changes: Any) -> Example:
+    values: dict[str, Any] = {
+        "id": "a",
+        "has_own_id": True,
+        "input": "häst ☃ \n",
+        "input_ids": None,
+        "references": ("one", ""),
+        "file_index": 3,
+        "line": 2**40,
+    }
+    return Example(**{**values, **changes})
+
+
+def _output(*tokens: int) -> Output:
+    return Output(
+        text=" ".join(map(str, tokens)),
+        tokens=tokens,
+        exit_layers=tuple(1 + token % 8 for token in tokens),
+        confidences=tuple(float(np.float32(token / 7)) for token in tokens),
+    )
+
+
+_WHOLE = Generation(
+    example=_example(), truncated=True, duplicate=False, failure=None, outputs=(_output(5, 6, 1), _output(5, 1))
+)
+_GENERATIONS = [
+    _WHOLE,
+    Generation(
+        example=_example(id="b", has_own_id=False, input=None, input_ids=(7, 0, 2**31 - 1), references=()),
+        truncated=False,
+        duplicate=True,
+        failure=None,
+        outputs=(_output(1), _output(*range(300))),
+    ),
+    Generation(
+        example=_example(id="c", references=()),
+        truncated=False,
+        duplicate=False,
+        failure="it was not finite",
+        outputs=(),
+    ),
+]
+
+
+def test_what_is_read_is_what_was_written(tmp_path: pathlib.Path) -> None:
+    """Texts, ids, failures, missing inputs and empty references come back equal, of the same types, in order."""
+    path = tmp_path / "shard.parquet"
+    write_generations(path, _GENERATIONS)
+    found = list(read_generations(path))
+    assert found == _GENERATIONS
+    assert isinstance(found[1].example.input_ids, tuple)
+    assert found[1].example.input is None
+    assert found[0].example.input_ids is None
+    assert found[2].example.references == ()
+    assert type(found[0].outputs[0].confidences[0]) is float
+
+
+def test_an_output_without_tokens_survives(tmp_path: pathlib.Path) -> None:
+    """Empty lists inside an output come back as empty tuples, not as nothing."""
+    path = tmp_path / "shard.parquet"
+    empty = Generation(example=_example(), truncated=False, duplicate=False, failure=None, outputs=(_output(),))
+    write_generations(path, [empty])
+    assert list(read_generations(path)) == [empty]
+
+
+def test_an_empty_shard(tmp_path: pathlib.Path) -> None:
+    """A shard without generations is a file that gives none."""
+    path = tmp_path / "shard.parquet"
+    write_generations(path, [])
+    assert path.is_file()
+    assert list(read_generations(path)) == []
+
+
+def test_many_rows(tmp_path: pathlib.Path) -> None:
+    """More rows than one batch of the reader come back whole and in order."""
+    path = tmp_path / "shard.parquet"
+    many = [
+        Generation(example=_example(id=str(index)), truncated=False, duplicate=False, failure="x", outputs=())
+        for index in range(70_000)
+    ]
+    write_generations(path, many)
+    assert [each.example.id for each in read_generations(path)] == [str(index) for index in range(70_000)]
+
+
+def test_the_same_generations_give_the_same_file(tmp_path: pathlib.Path) -> None:
+    """Writing is deterministic, from a list or from an iterator."""
+    write_generations(tmp_path / "one.parquet", _GENERATIONS)
+    write_generations(tmp_path / "two.parquet", iter(_GENERATIONS))
+    assert (tmp_path / "one.parquet").read_bytes() == (tmp_path / "two.parquet").read_bytes()
+
+
+def _failing() -> Iterator[Generation]:
+    yield _WHOLE
+    raise RuntimeError("the worker was lost")
+
+
+def test_a_failed_write_leaves_the_old_shard(tmp_path: pathlib.Path) -> None:
+    """If the generations end in an error, the folder holds what it held, and nothing besides."""
+    path = tmp_path / "shard.parquet"
+    with pytest.raises(RuntimeError, match="the worker was lost"):
+        write_generations(path, _failing())
+    assert list(tmp_path.iterdir()) == []
+    write_generations(path, _GENERATIONS)
+    with pytest.raises(RuntimeError, match="the worker was lost"):
+        write_generations(path, _failing())
+    assert list(tmp_path.iterdir()) == [path]
+    assert list(read_generations(path)) == _GENERATIONS
+
+
+def test_a_shard_can_be_replaced(tmp_path: pathlib.Path) -> None:
+    """Writing again replaces the file: a bundle may run twice."""
+    path = tmp_path / "shard.parquet"
+    write_generations(path, _GENERATIONS)
+    write_generations(path, [_WHOLE])
+    assert list(read_generations(path)) == [_WHOLE]

@@ -1,0 +1,133 @@
+"""Decodes and activations of the published implementation, where they are at hand.
+
+The environment variable CALM_BEAM_GOLDENS names a folder with a small T5X checkpoint and what the reference made of it;
+without it, these tests are skipped.
+"""
+
+import functools
+import os
+import pathlib
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from calm_beam.checkpoints import Checkpoint, load_checkpoint
+from calm_beam.decoding.sweep import SweepDecoder, SweepResult
+from calm_beam.exits.rule import ExitRule
+from calm_beam.model import EarlyExitT5
+from tests.numpy_t5 import NumpyT5
+
+_FOLDER = os.environ.get("CALM_BEAM_GOLDENS", "")
+pytestmark = pytest.mark.skipif(
+    not _FOLDER, reason="CALM_BEAM_GOLDENS does not name a folder with outputs of the reference"
+)
+
+_CONFIDENCES = {"softmax_diff": "softmax", "softmax_max": "softmax_max", "state": "state", "meta": "classifier"}
+_DECODES = [
+    *(("reference", method) for method in _CONFIDENCES),
+    *(("paper", method) for method in _CONFIDENCES),
+    ("paper_decay", "softmax_diff"),
+    ("paper_decay", "meta"),
+]
+_STEPS = 24
+
+
+def _rule(name: str, method: str) -> ExitRule:
+    decay: dict[str, Any] = {"schedule": "decay", "tau": 4.0} if name == "paper_decay" else {}
+    propagation = "from_first_exit" if name == "reference" else "from_exit"
+    return ExitRule(confidence=_CONFIDENCES[method], state_propagation=propagation, **decay)
+
+
+@functools.cache
+def _checkpoint() -> Checkpoint:
+    return load_checkpoint(pathlib.Path(_FOLDER) / "t5x_checkpoint")
+
+
+@functools.cache
+def _load(name: str) -> dict[str, np.ndarray]:
+    with np.load(pathlib.Path(_FOLDER) / f"tiny_{name}.npz") as file:
+        return dict(file)
+
+
+def _prompts() -> list[list[int]]:
+    inputs = _load("inputs")
+    rows = zip(inputs["encoder_input_tokens"], inputs["lengths"], strict=True)
+    return [tokens[:length].tolist() for tokens, length in rows]
+
+
+@functools.cache
+def _sweep(name: str, method: str) -> list[SweepResult]:
+    thresholds = _load(f"decode_{name}")[f"{method}/thresholds"].tolist()
+    decoder = SweepDecoder(
+        _checkpoint(), _rule(name, method), thresholds=thresholds, max_decode_length=_STEPS, batch_size=4
+    )
+    return [result for _, result in sorted(decoder.decode(_prompts()), key=lambda pair: pair[0])]
+
+
+def test_the_checkpoint_has_the_references_arrays() -> None:
+    """The T5X folder holds the arrays that were saved plainly, bit by bit."""
+    arrays = _load("params")
+    assert _checkpoint().arrays.keys() == arrays.keys()
+    for name, array in arrays.items():
+        np.testing.assert_array_equal(_checkpoint().arrays[name], array)
+
+
+@pytest.mark.parametrize(("name", "method"), _DECODES)
+def test_every_decode_is_the_references(name: str, method: str) -> None:
+    """Tokens and exit layers are identical at every threshold, and confidences agree within 1e-4."""
+    golden = {key.removeprefix(f"{method}/"): value for key, value in _load(f"decode_{name}").items()}
+    for prompt, result in enumerate(_sweep(name, method)):
+        assert result.is_finite
+        was_generated = golden["exits"][:, prompt] > 0
+        np.testing.assert_array_equal(result.lengths[1:], was_generated.sum(axis=1))
+        np.testing.assert_array_equal(result.tokens[1:], golden["tokens"][:, prompt])
+        np.testing.assert_array_equal(result.exit_layers[1:], np.where(was_generated, golden["exits"][:, prompt], 0))
+        confidences = np.where(was_generated, golden["confidences"][:, prompt], 0)
+        np.testing.assert_allclose(result.confidences[1:], confidences, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize(("name", "method"), _DECODES)
+def test_the_full_model_is_the_references(name: str, method: str) -> None:
+    """Whatever the rule, the full model's lane has the reference's tokens at full depth."""
+    inputs = _load("inputs")
+    for prompt, result in enumerate(_sweep(name, method)):
+        length = inputs["full/length"][prompt]
+        assert result.lengths[0] == length
+        np.testing.assert_array_equal(result.tokens[0], inputs["full/tokens"][prompt])
+        np.testing.assert_array_equal(result.exit_layers[0], [8] * length + [0] * (_STEPS - length))
+
+
+@pytest.mark.parametrize("example", [0, 1])
+def test_activations_are_the_references(example: int) -> None:
+    """Encoder output, states, logits and classifier scores of every layer agree under teacher forcing."""
+    prefix = f"example_{example}/"
+    golden = {key.removeprefix(prefix): value for key, value in _load("teacher_forcing").items() if prefix in key}
+    model, parameters = EarlyExitT5(_checkpoint().config), {"params": _checkpoint().parameters()}
+    source, inputs = golden["encoder_input_tokens"][None], golden["decoder_input_tokens"][None]
+
+    def compiled(method: str, *arrays: Any) -> jax.Array:
+        return jax.jit(functools.partial(model.apply, method=method))(parameters, *arrays)
+
+    is_real = golden["encoder_input_tokens"] != 0
+    encoded = compiled("encode", source)[0]
+    np.testing.assert_allclose(encoded[is_real], golden["encoder_output"][is_real], rtol=0, atol=1e-4)
+    states = compiled("decode_teacher_forced", source, inputs)
+    np.testing.assert_allclose(states[:, 0], golden["layer_hidden"], rtol=1e-4, atol=1e-3)
+    np.testing.assert_allclose(compiled("head", states)[:, 0], golden["layer_logits"], rtol=0, atol=1e-3)
+    np.testing.assert_allclose(compiled("exit_score", states)[:, 0], golden["layer_meta_score"], rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize(("name", "method"), _DECODES)
+def test_plain_numpy_agrees_with_the_reference(name: str, method: str) -> None:
+    """The naive model that other tests compare with has the reference's tokens and exits, for a prompt each way."""
+    plain = NumpyT5(_checkpoint().config, _checkpoint().arrays)
+    golden = _load(f"decode_{name}")
+    for prompt, lane in ((0, 2), (3, 5)):
+        threshold = float(golden[f"{method}/thresholds"][lane])
+        decoded = plain.decode(_prompts()[prompt], _rule(name, method), threshold, max_decode_length=_STEPS)
+        length = len(decoded.tokens)
+        assert decoded.tokens == golden[f"{method}/tokens"][lane, prompt, :length].tolist()
+        assert decoded.exit_layers == golden[f"{method}/exits"][lane, prompt, :length].tolist()
+        assert not golden[f"{method}/tokens"][lane, prompt, length:].any()

@@ -1,0 +1,219 @@
+"""A T5 with early exits in plain numpy: one prompt, one threshold, nothing cached, nothing shared.
+
+Written from the paper and the published description of T5 1.1, to check the real one against. Deliberately naive: at
+every step, every layer that runs makes the keys and values of all positions anew, from the states stored for it.
+"""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from calm_beam.exits.rule import ExitRule
+from calm_beam.model import T5Config
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Decoded:
+    """One output.
+
+    Attributes:
+      tokens: Generated ids, eos included.
+      exit_layers: Layers used for each, from 1.
+      confidences: Confidence at each exit layer.
+      min_margin: Least distance of a confidence to its threshold wherever there was a decision to take.
+      min_gap: Least distance of the two best logits at an exit layer.
+    """
+
+    tokens: list[int]
+    exit_layers: list[int]
+    confidences: list[float]
+    min_margin: float
+    min_gap: float
+
+
+class NumpyT5:
+    """The model, in float64."""
+
+    def __init__(self, config: T5Config, arrays: Mapping[str, np.ndarray]) -> None:
+        """Takes sizes and weights."""
+        self.config = config
+        self.arrays = {name: np.asarray(array, np.float64) for name, array in arrays.items()}
+
+    def encode(self, source: Sequence[int]) -> np.ndarray:
+        """Returns the encoder's output, shape (source, width), of ids without padding."""
+        hidden = self.arrays["token_embedder/embedding"][list(source)]
+        for index in range(self.config.num_encoder_layers):
+            layer = f"encoder/layers_{index}"
+            normed = self._norm(hidden, f"{layer}/pre_attention_layer_norm")
+            positions = range(len(source))
+            hidden = hidden + np.stack(
+                [
+                    self._attend(f"{layer}/attention", normed[q], normed, self._bias("encoder", q, len(source)))
+                    for q in positions
+                ]
+            )
+            hidden = hidden + self._feed_forward(f"{layer}/mlp", self._norm(hidden, f"{layer}/pre_mlp_layer_norm"))
+        return self._norm(hidden, "encoder/encoder_norm")
+
+    def teacher_forced(self, source: Sequence[int], decoder_inputs: Sequence[int]) -> np.ndarray:
+        """Returns every layer's output, shape (layers, target, width), without early exits."""
+        encoded = self.encode(source)
+        below = self.arrays["token_embedder/embedding"][list(decoder_inputs)]
+        states = []
+        for layer in range(1, self.config.num_decoder_layers + 1):
+            below = np.stack([self._decoder_layer(layer, below[: q + 1], encoded) for q in range(len(below))])
+            states.append(below)
+        return np.stack(states)
+
+    def logits(self, state: np.ndarray) -> np.ndarray:
+        """Returns the logits, shape (..., vocabulary), of a decoder layer's output."""
+        normed = self._norm(state, "decoder/decoder_norm")
+        if self.config.tied_head:
+            return normed / math.sqrt(self.config.emb_dim) @ self.arrays["token_embedder/embedding"].T
+        return normed @ self.arrays["decoder/logits_dense/kernel"]
+
+    def exit_score(self, state: np.ndarray) -> np.ndarray:
+        """Returns the exit classifier's probability, shape (...), of a decoder layer's output."""
+        scores = state @ self.arrays["decoder/meta_cls/kernel"] + self.arrays["decoder/meta_cls/bias"]
+        return _softmax(scores)[..., 1]
+
+    def decode(
+        self, source: Sequence[int], rule: ExitRule, threshold: float | None, *, max_decode_length: int
+    ) -> Decoded:
+        """Returns the greedy output at one threshold; None is the full model, which never exits."""
+        depth = self.config.num_decoder_layers
+        encoded = self.encode(source)
+        # inputs[i]: what layer i + 1 makes its keys and values of, one state for every position so far.
+        inputs: list[list[np.ndarray]] = [[] for _ in range(depth)]
+        tokens: list[int] = []
+        exit_layers, confidences, min_margin, min_gap = [], [], math.inf, math.inf
+        while len(tokens) < max_decode_length and tokens[-1:] != [1]:
+            limit = threshold_at(rule, threshold, step=len(tokens), max_decode_length=max_decode_length)
+            below = self.arrays["token_embedder/embedding"][tokens[-1] if tokens else 0]
+            outputs: list[np.ndarray] = []
+            confidence = 0.0
+            while True:
+                layer = len(outputs) + 1
+                inputs[layer - 1].append(below)
+                output = self._decoder_layer(layer, np.stack(inputs[layer - 1]), encoded)
+                outputs.append(output)
+                if may_exit(rule, layer, depth):
+                    confidence = self._confidence(rule.confidence, layer, output, below)
+                    if layer < depth and limit is not None:
+                        is_constant = rule.confidence == "state" and layer == 1
+                        min_margin = min(min_margin, math.inf if is_constant else abs(confidence - limit))
+                        if confidence >= limit:
+                            break
+                if layer == depth:
+                    break
+                below = output
+            exit_layer = len(outputs)
+            first = next(layer for layer in range(1, depth + 1) if may_exit(rule, layer, depth))
+            propagated = outputs[-1] if rule.state_propagation == "from_exit" else outputs[first - 1]
+            for skipped in range(exit_layer + 1, depth + 1):
+                inputs[skipped - 1].append(propagated)
+            logits = self.logits(outputs[-1])
+            runner_up, best = np.sort(logits)[-2:]
+            min_gap = min(min_gap, float(best - runner_up))
+            tokens.append(int(np.argmax(logits)))
+            exit_layers.append(exit_layer)
+            confidences.append(float(confidence))
+        return Decoded(
+            tokens=tokens, exit_layers=exit_layers, confidences=confidences, min_margin=min_margin, min_gap=min_gap
+        )
+
+    def _confidence(self, measure: str, layer: int, output: np.ndarray, below: np.ndarray) -> float:
+        if measure == "classifier":
+            return float(self.exit_score(output))
+        if measure == "state":
+            if layer == 1:
+                return 0.0
+            return float(output @ below / math.sqrt((output @ output) * (below @ below)))
+        second, first = np.sort(_softmax(self.logits(output)))[-2:]
+        return float(first - second if measure == "softmax" else first)
+
+    def _decoder_layer(self, layer: int, inputs: np.ndarray, encoded: np.ndarray) -> np.ndarray:
+        """Returns the layer's output, (width,), at the last position of its inputs, (positions, width)."""
+        name = f"decoder/layers_{layer - 1}"
+        normed = self._norm(inputs, f"{name}/pre_self_attention_layer_norm")
+        bias = self._bias("decoder", len(inputs) - 1, len(inputs))
+        hidden = inputs[-1] + self._attend(f"{name}/self_attention", normed[-1], normed, bias)
+        normed = self._norm(hidden, f"{name}/pre_cross_attention_layer_norm")
+        hidden = hidden + self._attend(f"{name}/encoder_decoder_attention", normed, encoded, None)
+        return hidden + self._feed_forward(f"{name}/mlp", self._norm(hidden, f"{name}/pre_mlp_layer_norm"))
+
+    def _attend(self, name: str, query: np.ndarray, memory: np.ndarray, bias: np.ndarray | None) -> np.ndarray:
+        """Returns what one query, (width,), gathers from a memory, (positions, width); `bias` is (heads, positions)."""
+        width = self.config.head_dim
+        queries = query @ self.arrays[f"{name}/query/kernel"]
+        keys = memory @ self.arrays[f"{name}/key/kernel"]
+        values = memory @ self.arrays[f"{name}/value/kernel"]
+        heads = []
+        for head in range(self.config.num_heads):
+            part = slice(head * width, (head + 1) * width)
+            logits = keys[:, part] @ queries[part]
+            if bias is not None:
+                logits = logits + bias[head]
+            heads.append(_softmax(logits) @ values[:, part])
+        return np.concatenate(heads) @ self.arrays[f"{name}/out/kernel"]
+
+    def _bias(self, stack: str, query: int, length: int) -> np.ndarray:
+        """Returns the bias, (heads, length), of a query position to the first key positions."""
+        table = self.arrays[f"{stack}/relpos_bias/rel_embedding"]
+        buckets, farthest = self.config.relative_buckets, self.config.relative_max_distance
+        is_encoder = stack == "encoder"
+        return table[:, [bucket_of(key - query, buckets, farthest, both_ways=is_encoder) for key in range(length)]]
+
+    def _feed_forward(self, name: str, inputs: np.ndarray) -> np.ndarray:
+        gate = inputs @ self.arrays[f"{name}/wi_0/kernel"]
+        gelu = 0.5 * gate * (1 + np.tanh(math.sqrt(2 / math.pi) * (gate + 0.044715 * gate**3)))
+        return gelu * (inputs @ self.arrays[f"{name}/wi_1/kernel"]) @ self.arrays[f"{name}/wo/kernel"]
+
+    def _norm(self, inputs: np.ndarray, name: str) -> np.ndarray:
+        return inputs / np.sqrt(np.mean(inputs**2, axis=-1, keepdims=True) + 1e-6) * self.arrays[f"{name}/scale"]
+
+
+def may_exit(rule: ExitRule, layer: int, depth: int) -> bool:
+    """Returns whether a token may leave after a layer."""
+    return layer == depth or (layer >= rule.min_exit_layer and (layer - rule.min_exit_layer) % rule.exit_interval == 0)
+
+
+def threshold_at(rule: ExitRule, threshold: float | None, *, step: int, max_decode_length: int) -> float | None:
+    """Returns the threshold at a step, counted from 0, rounded to float32."""
+    if threshold is None:
+        return None
+    if rule.schedule != "constant":
+        assert rule.tau is not None
+        falling = 0.1 * math.exp(-rule.tau * step / max_decode_length)
+        threshold = 0.9 * threshold + (falling if rule.schedule == "decay" else threshold * falling)
+    return float(np.float32(min(max(threshold, 0.0), 1.0)))
+
+
+@functools.cache
+def bucket_of(distance: int, buckets: int, farthest: int, *, both_ways: bool) -> int:
+    """Returns the bucket of a key-minus-query distance, counting in which power-of-a-ratio interval it lies.
+
+    In whole numbers: bucket e + k starts at the least n with (n / e) ** w >= (farthest / e) ** k, where e buckets are
+    exact and w are wide.
+    """
+    offset = 0
+    if both_ways:
+        buckets //= 2
+        offset = buckets if distance > 0 else 0
+    elif distance > 0:
+        return 0
+    distance = abs(distance)
+    exact = buckets // 2
+    if distance < exact:
+        return offset + distance
+    wide = buckets - exact
+    reached = max(k for k in range(wide) if distance**wide * exact**k >= farthest**k * exact**wide)
+    return offset + exact + reached
+
+
+def _softmax(logits: np.ndarray) -> np.ndarray:
+    powers = np.exp(logits - np.max(logits, axis=-1, keepdims=True))
+    return powers / np.sum(powers, axis=-1, keepdims=True)

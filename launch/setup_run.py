@@ -2,7 +2,6 @@
 
 import argparse
 import dataclasses
-import glob
 import itertools
 import pathlib
 from collections.abc import Sequence
@@ -15,6 +14,7 @@ from calm_beam.transforms.decode import DecodePlan
 from calm_beam.transforms.examples import read_examples
 from calm_beam.vocabulary import Vocabulary, VocabularyError
 
+from .data_files import find_files
 from .flags import UsageError, refuse_cloud_paths
 
 # Looked at in every file before work starts; the rest is checked by the workers.
@@ -76,11 +76,10 @@ def prepare_run(flags: argparse.Namespace, *, needs_references: bool) -> Prepare
         raise UsageError("--checkpoint is missing: the folder of the model.")
     if flags.data is None:
         raise UsageError("--data is missing: JSONL files with the examples.")
-    named = [("--checkpoint", flags.checkpoint), *(("--data", pattern) for pattern in flags.data)]
-    refuse_cloud_paths([*named, *([("--vocabulary", flags.vocabulary)] if flags.vocabulary else [])])
+    refuse_cloud_paths([("--checkpoint", flags.checkpoint), ("--vocabulary", flags.vocabulary or "")])
     try:
         settings = decode_settings(flags)
-        paths = find_files(flags.data)
+        paths = find_files("--data", flags.data)
         is_text = preview_data(paths, needs_references=needs_references)
         checkpoint = load_checkpoint(flags.checkpoint)
         settings.rule.exit_layers(checkpoint.config.num_decoder_layers)
@@ -139,21 +138,6 @@ def decode_settings(flags: argparse.Namespace) -> DecodeSettings:
         max_decode_length=flags.max_decode_length,
         task_prefix=flags.task_prefix,
     )
-
-
-def find_files(patterns: Sequence[str]) -> tuple[str, ...]:
-    """Returns the files that match, sorted, each once.
-
-    Raises:
-      DataError: If a pattern matches no file; none is passed over silently.
-    """
-    found: set[str] = set()
-    for pattern in patterns:
-        matches = {str(pathlib.Path(path).resolve()) for path in glob.glob(pattern) if pathlib.Path(path).is_file()}
-        if not matches:
-            raise DataError(f"--data {pattern}: no such file.")
-        found |= matches
-    return tuple(sorted(found))
 
 
 def preview_data(paths: Sequence[str], *, needs_references: bool) -> bool:

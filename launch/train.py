@@ -12,17 +12,11 @@ Every reference of a training row gives a pair to learn from; of a validation ro
 """
 
 import argparse
-import dataclasses
-import difflib
-import glob
-import gzip
-import json
 import pathlib
-import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from typing import Any, NoReturn
+from collections.abc import Sequence
+from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
@@ -30,12 +24,16 @@ from rich.progress import Progress as ProgressBar
 from rich.table import Table
 
 from calm_beam.checkpoints import Checkpoint, CheckpointError, load_checkpoint, write_native
+from calm_beam.examples import DataError, Example, parse_examples
 from calm_beam.model import T5Config
 from calm_beam.training.batches import Pair
 from calm_beam.training.optimizer import OptimizerConfig
 from calm_beam.training.train import Progress, TrainingConfig, train
 from calm_beam.training.vocabulary import train_vocabulary
 from calm_beam.vocabulary import Vocabulary, VocabularyError
+
+from .data_files import find_files
+from .flags import FlagParser, UsageError, parse_own_flags, refuse_cloud_paths, texts
 
 # Sizes of a new model, by flag; a checkpoint has its own.
 _NEW_MODEL = {
@@ -50,23 +48,11 @@ _NEW_MODEL = {
 _SECONDS_BETWEEN_LINES = 10.0
 
 
-class UsageError(ValueError):
-    """A flag, or a file that a flag names, that cannot be worked with."""
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class _Row:
-    """One example: the text to read, and the texts that would be right."""
-
-    input: str
-    references: tuple[str, ...]
-
-
-def main(argv: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str]) -> int:
     """Trains a model and writes it.
 
     Args:
-      argv: Flags, without the program's name; None takes them from the command line.
+      argv: Flags, without the program's name.
 
     Returns:
       Exit status: 0 done, 1 failure, 2 bad usage.
@@ -83,22 +69,21 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-class _Parser(argparse.ArgumentParser):
-    """Reports bad flags as exceptions, so that `main` returns a status rather than leaving the process."""
-
-    def error(self, message: str) -> NoReturn:
-        raise UsageError(f"{message}. See calm-beam train --help.")
-
-
-def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
-    parser = _Parser(
-        prog="calm-beam train",
-        description="Trains a model whose every decoder layer can predict, with the layer-weighted loss.",
-        allow_abbrev=False,
-    )
+def _parse(argv: Sequence[str]) -> argparse.Namespace:
+    description = "Trains a model whose every decoder layer can predict, with the layer-weighted loss."
+    parser = FlagParser(prog="calm-beam train", description=description)
     add = parser.add_argument
-    add("--data", required=True, help="JSONL files (.gz read as is) of training rows; globs, comma-separated")
-    add("--validation_data", help="JSONL files of rows to measure the loss of every layer on; globs, comma-separated")
+    add(
+        "--data",
+        type=texts,
+        required=True,
+        help="JSONL files (.gz read as is) of training rows; globs, comma-separated",
+    )
+    add(
+        "--validation_data",
+        type=texts,
+        help="JSONL files of rows to measure the loss of every layer on; globs, comma-separated",
+    )
     add("--output", required=True, help="folder to write the model to")
     add("--overwrite", action="store_true", help="write even if --output holds files already")
     add("--checkpoint", help="model to start from, with its vocabulary; without it, a new one of the sizes below")
@@ -121,25 +106,19 @@ def _parse(argv: Sequence[str] | None) -> argparse.Namespace:
         add(f"--{name}", type=type(default), default=default, help=f"{name.replace('_', ' ')} (default {default})")
     add("--dtype", choices=("float32", "float16"), default="float32", help="precision of the weights as stored")
     add("--task_prefix", default="", help="text to put before every input")
-    flags, unknown = parser.parse_known_args(argv)
-    if unknown:
-        name = unknown[0].split("=")[0]
-        known = [option for action in parser._actions for option in action.option_strings]
-        near = difflib.get_close_matches(name, known)
-        hint = f" Did you mean {near[0]}?" if near else ""
-        raise UsageError(f"unknown flag {name}.{hint} See calm-beam train --help.")
-    return flags
+    return parse_own_flags(parser, argv)
 
 
 def _run(flags: argparse.Namespace, console: Console) -> None:
     """Checks everything, trains and writes."""
+    refuse_cloud_paths([("--output", flags.output), ("--checkpoint", flags.checkpoint or "")])
     output = pathlib.Path(flags.output)
     _check_output(output, overwrite=flags.overwrite)
     config = _training_config(flags)
     checkpoint = _load(flags)
     new_model = None if checkpoint else _new_model(flags)
-    rows = _read_rows("--data", flags.data)
-    validation_rows = _read_rows("--validation_data", flags.validation_data) if flags.validation_data else []
+    rows = _read_examples("--data", flags.data)
+    validation_rows = _read_examples("--validation_data", flags.validation_data) if flags.validation_data else []
     with tempfile.TemporaryDirectory() as folder:
         if checkpoint is not None:
             model_config, vocabulary_path = checkpoint.config, checkpoint.vocabulary_path
@@ -149,9 +128,10 @@ def _run(flags: argparse.Namespace, console: Console) -> None:
             model_config = _with_vocabulary(new_model, rows, flags.task_prefix, vocabulary_path)
         assert vocabulary_path is not None
         vocabulary = _open_vocabulary(vocabulary_path, model_config)
-        encode = lambda row, reference: (vocabulary.encode(flags.task_prefix + row.input), vocabulary.encode(reference))  # noqa: E731
-        pairs = [encode(row, reference) for row in rows for reference in row.references]
-        validation_pairs = [encode(row, row.references[0]) for row in validation_rows]
+        pairs = [pair for row in rows for pair in _pairs(vocabulary, flags.task_prefix, row, row.references)]
+        validation_pairs = [
+            pair for row in validation_rows for pair in _pairs(vocabulary, flags.task_prefix, row, row.references[:1])
+        ]
         _report_start(console, model_config, config, pairs, validation_pairs)
         reporter = _Reporter(console, config.steps)
         with reporter:
@@ -169,9 +149,13 @@ def _run(flags: argparse.Namespace, console: Console) -> None:
     console.print(f"Wrote {output}", markup=False, highlight=False, soft_wrap=True)
 
 
+def _pairs(vocabulary: Vocabulary, task_prefix: str, row: Example, targets: Sequence[str]) -> list[Pair]:
+    """Returns source and target ids, without eos, of a row and each of the targets."""
+    source = vocabulary.encode(f"{task_prefix}{row.input}")
+    return [(source, vocabulary.encode(target)) for target in targets]
+
+
 def _check_output(output: pathlib.Path, *, overwrite: bool) -> None:
-    if "://" in str(output) or str(output).startswith("gs:"):
-        raise UsageError(f"--output={output}: training writes local folders only; copy the model afterwards.")
     if output.exists() and not output.is_dir():
         raise UsageError(f"--output={output}: is a file, expected a folder or nothing.")
     if output.is_dir() and any(output.iterdir()) and not overwrite:
@@ -224,9 +208,9 @@ def _new_model(flags: argparse.Namespace) -> T5Config:
         raise UsageError(f"--{error}") from error
 
 
-def _with_vocabulary(model: T5Config, rows: Sequence[_Row], task_prefix: str, path: pathlib.Path) -> T5Config:
+def _with_vocabulary(model: T5Config, rows: Sequence[Example], task_prefix: str, path: pathlib.Path) -> T5Config:
     """Returns the model's sizes, having written its vocabulary."""
-    texts = [text for row in rows for text in (task_prefix + row.input, *row.references)]
+    texts = [text for row in rows for text in (f"{task_prefix}{row.input}", *row.references)]
     try:
         train_vocabulary(texts, path, vocab_size=model.vocab_size)
     except VocabularyError as error:
@@ -247,44 +231,21 @@ def _open_vocabulary(path: pathlib.Path, model: T5Config) -> Vocabulary:
     return vocabulary
 
 
-# Stands in for the package's reader of examples until that exists; only `input` and `references` are understood.
-def _read_rows(flag: str, patterns: str) -> list[_Row]:
-    paths: list[str] = []
-    for pattern in patterns.split(","):
-        if "://" in pattern:
-            raise UsageError(f"{flag}={pattern}: training reads local files only; copy them first.")
-        found = sorted(glob.glob(pattern))
-        if not found:
-            raise UsageError(f"{flag}={pattern}: no such file.")
-        paths += found
-    rows = [row for path in paths for row in _read_file(path)]
-    if not rows:
-        raise UsageError(f"{flag}={patterns}: there are no rows.")
-    return rows
-
-
-def _read_file(path: str) -> Iterator[_Row]:
-    try:
-        read = gzip.open if path.endswith(".gz") else open
-        with read(path, "rt", encoding="utf-8") as lines:
-            for number, line in enumerate(lines, start=1):
-                if line.strip():
-                    yield _parse_row(line, f"{path}, line {number}")
-    except (OSError, EOFError, UnicodeDecodeError) as error:
-        raise UsageError(f"{path}: cannot be read: {error}") from error
-
-
-def _parse_row(line: str, where: str) -> _Row:
-    try:
-        fields = json.loads(line)
-    except ValueError as error:
-        raise UsageError(f"{where}: is not JSON: {error}") from error
-    if not isinstance(fields, dict) or not isinstance(fields.get("input"), str) or not fields["input"].strip():
-        raise UsageError(f'{where}: expected an object with a text under "input".')
-    references = fields.get("references")
-    if not isinstance(references, list) or not references or not all(isinstance(text, str) for text in references):
-        raise UsageError(f'{where}: expected a list of at least one text under "references", to learn from.')
-    return _Row(input=fields["input"], references=tuple(references))
+def _read_examples(flag: str, patterns: Sequence[str]) -> list[Example]:
+    """Returns all examples of the files, each with text and at least one reference to learn from."""
+    examples = []
+    for path in find_files(flag, patterns):
+        try:
+            with open(path, "rb") as raw:
+                for example in parse_examples(raw, path=path):
+                    if example.input is None or not example.references:
+                        raise DataError(f"{path}, line {example.line}: training needs input as text, and references.")
+                    examples.append(example)
+        except (DataError, OSError) as error:
+            raise UsageError(str(error)) from error
+    if not examples:
+        raise UsageError(f"{flag} {','.join(patterns)}: there are no examples.")
+    return examples
 
 
 def _report_start(
@@ -356,7 +317,3 @@ def _loss_table(losses: Sequence[float]) -> Table:
     for layer, loss in enumerate(losses, start=1):
         table.add_row(str(layer), f"{loss:.3f}")
     return table
-
-
-if __name__ == "__main__":
-    sys.exit(main())

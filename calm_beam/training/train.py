@@ -14,7 +14,6 @@ import optax
 from calm_beam.model import EarlyExitT5, T5Config, parameter_shapes
 
 from .batches import Batch, BatchShape, Pair, choose_shapes, end_pairs, make_batches
-from .dropout_key import dropout_key
 from .initialize import initialize_parameters
 from .objective import layer_weighted_loss, sample_layers, token_cross_entropy_sums
 from .optimizer import OptimizerConfig, make_optimizer
@@ -127,7 +126,7 @@ def train(
     parameters = {name: jnp.array(array, jnp.float32, copy=True) for name, array in start.items()}
     model = EarlyExitT5(model_config, dropout_rate=config.dropout_rate)
     state = _initial_state(config.optimizer, config.steps, parameters)
-    key = dropout_key(config.seed)
+    key = jax.random.key(config.seed)
 
     target_tokens, losses = 0, []
     for step, batch in zip(range(1, config.steps + 1), _endless(pairs, shapes, batches_rng), strict=False):

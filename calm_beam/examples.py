@@ -92,6 +92,8 @@ def parse_example(line: bytes | str, *, path: str, line_number: int, file_index:
       DataError: If the line is not such an object; names file and line.
     """
     where = f"{path}, line {line_number}"
+    if not line.strip():
+        raise DataError(f"{where}: is blank. Every line must be one JSON object.")
     try:
         row = json.loads(line)
     except (ValueError, RecursionError) as error:

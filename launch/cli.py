@@ -36,7 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     if not arguments or arguments[0] in ("-h", "--help", "help"):
-        print(_usage())
+        print(_usage(), file=sys.stdout if arguments else sys.stderr)
         return 0 if arguments else 2
     if arguments[0] == "--version":
         print(__version__)

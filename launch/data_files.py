@@ -22,6 +22,8 @@ def find_files(flag: str, patterns: Sequence[str]) -> tuple[str, ...]:
     for pattern in patterns:
         matches = {str(pathlib.Path(path).resolve()) for path in glob.glob(pattern) if pathlib.Path(path).is_file()}
         if not matches:
+            if pathlib.Path(pattern).is_dir():
+                raise UsageError(f"{flag} {pattern}: is a directory. Name its files, for example '{pattern}/*.jsonl'.")
             raise UsageError(f"{flag} {pattern}: no such file.")
         found |= matches
     return tuple(sorted(found))

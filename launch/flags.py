@@ -139,9 +139,9 @@ def add_decode_flags(parser: FlagParser, *, default_grid_step: float | None) -> 
     exits = parser.add_argument_group("exits")
     exits.add_argument("--confidence", choices=CONFIDENCES, default="softmax", help="confidence measure")
     exits.add_argument("--thresholds", type=numbers, help="exit thresholds, comma-separated; instead of --grid_step")
-    exits.add_argument(
-        "--grid_step", type=float, default=default_grid_step, help="grid of its multiples below 1, down to 0"
-    )
+    default = "" if default_grid_step is None else f"; {default_grid_step} without --thresholds"
+    exits.add_argument("--grid_step", type=float, help=f"grid of its multiples below 1, down to 0{default}")
+    parser.set_defaults(default_grid_step=default_grid_step)
     exits.add_argument("--schedule", choices=SCHEDULES, default="constant", help="threshold over output positions")
     exits.add_argument("--tau", type=float, help="temperature of a decaying schedule")
     exits.add_argument(

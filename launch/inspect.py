@@ -24,19 +24,20 @@ def main(argv: Sequence[str]) -> int:
         path = pathlib.Path(flags.path)
         if not path.exists():
             raise UsageError(f"{path}: no such file or directory.")
-    except UsageError as error:
-        print(f"calm-beam inspect: {error}", file=sys.stderr)
-        return 2
-    console = Console()
-    try:
+        console = Console(markup=False, emoji=False)
         manifest_path = path / "manifest.json" if path.is_dir() else path
         if manifest_path.is_file():
             expected = load_checkpoint(flags.checkpoint).fingerprint() if flags.checkpoint else None
             _describe_manifest(console, read_manifest(manifest_path, model_fingerprint=expected))
             if expected:
                 console.print(f"It belongs to the model in {flags.checkpoint}.")
+        elif flags.checkpoint:
+            raise UsageError(f"{path} holds no manifest; --checkpoint is for checking one.")
         else:
             _describe_checkpoint(console, path)
+    except UsageError as error:
+        print(f"calm-beam inspect: {error}", file=sys.stderr)
+        return 2
     except (ManifestError, CheckpointError, VocabularyError, OSError) as error:
         print(f"calm-beam inspect: {error}", file=sys.stderr)
         return 1

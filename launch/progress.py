@@ -1,7 +1,6 @@
 """Progress of a local run on the terminal."""
 
 import contextlib
-import os
 import pathlib
 import sys
 import tempfile
@@ -83,8 +82,10 @@ def _log(path: pathlib.Path, done: threading.Event) -> None:
 
 def _read_counts(path: pathlib.Path) -> dict[str, int]:
     counts: dict[str, int] = {}
-    with contextlib.suppress(FileNotFoundError), open(path, encoding="utf-8", newline=os.linesep) as file:
+    with contextlib.suppress(FileNotFoundError), open(path, encoding="utf-8") as file:
         for line in file:
-            event, count = line.split()
-            counts[event] = counts.get(event, 0) + int(count)
+            # The last line may still be being written.
+            if line.endswith("\n"):
+                event, count = line.split()
+                counts[event] = counts.get(event, 0) + int(count)
     return counts

@@ -1,6 +1,7 @@
 """Which Beam runner executes a pipeline, and what its failures say."""
 
 import re
+import traceback
 
 import apache_beam as beam
 from apache_beam.options.pipeline_options import DirectOptions, PipelineOptions, StandardOptions
@@ -43,7 +44,7 @@ def run_pipeline(pipeline: beam.Pipeline) -> None:
         pipeline.run().wait_until_finish()
     except Exception as error:
         # Runners wrap what a worker raised in types of their own, with its traceback as text.
-        raise PipelineError(first_cause(str(error))) from error
+        raise PipelineError(first_cause("".join(traceback.format_exception_only(error)))) from error
 
 
 _ERROR_LINE = re.compile(r"^(?:[\w.]+\.)?(\w*(?:Error|Exception|Interrupt)): (.+)$")

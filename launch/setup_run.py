@@ -118,10 +118,13 @@ def decode_settings(flags: argparse.Namespace) -> DecodeSettings:
     Raises:
       ValueError: If a value or a combination is wrong.
     """
+    if flags.thresholds is not None and flags.grid_step is not None:
+        raise UsageError(f"--thresholds and --grid_step={flags.grid_step:g} both give a grid: leave one of them out.")
+    step = flags.grid_step if flags.grid_step is not None else flags.default_grid_step
     if flags.thresholds is not None:
         grid = descending_grid(flags.thresholds)
-    elif flags.grid_step is not None:
-        grid = uniform_grid(flags.grid_step)
+    elif step is not None:
+        grid = uniform_grid(step)
     else:
         raise UsageError("--thresholds is missing: exit thresholds, comma-separated (or --grid_step).")
     return DecodeSettings(

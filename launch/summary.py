@@ -2,12 +2,15 @@
 
 import csv
 import pathlib
+from collections.abc import Iterator
 
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
 from calm_beam.manifest import Calibration, Manifest
+
+_OBJECTIVES_PER_TABLE = 3
 
 
 def print_summary(manifest: Manifest, output: pathlib.Path, *, seconds: float) -> None:
@@ -18,9 +21,10 @@ def print_summary(manifest: Manifest, output: pathlib.Path, *, seconds: float) -
       output: Directory that holds it and the risk table.
       seconds: How long the run took.
     """
-    console = Console()
+    console = Console(markup=False, emoji=False)
     with open(output / "risk_table.csv", encoding="utf-8", newline="") as file:
-        console.print(_trade_off(list(csv.DictReader(file)), manifest.model.layers))
+        for table in _trade_offs(list(csv.DictReader(file)), manifest.model.layers):
+            console.print(table)
     console.print(choices_table(manifest))
     data = manifest.data
     console.print(
@@ -33,14 +37,21 @@ def print_summary(manifest: Manifest, output: pathlib.Path, *, seconds: float) -
     console.print(f"Manifest: {output / 'manifest.json'}", soft_wrap=True)
 
 
-def _trade_off(rows: list[dict[str, str]], num_layers: int) -> Table:
-    """Returns the table of layers and risks, one line per threshold."""
+def _trade_offs(rows: list[dict[str, str]], num_layers: int) -> Iterator[Table]:
+    """Yields tables of layers and risks, each of so many objectives that it fits into 80 columns."""
     objectives = list(dict.fromkeys((row["consistency"], row["metric"]) for row in rows))
+    for start in range(0, len(objectives), _OBJECTIVES_PER_TABLE):
+        yield _trade_off(rows, objectives[start : start + _OBJECTIVES_PER_TABLE], num_layers)
+
+
+def _trade_off(rows: list[dict[str, str]], objectives: list[tuple[str, str]], num_layers: int) -> Table:
+    """Returns the table of layers and the risks of some objectives, one line per threshold."""
     table = Table(title="Mean loss at every threshold", title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("threshold", justify="right")
-    table.add_column(f"layers\nof {num_layers}", justify="right")
+    table.add_column("threshold", justify="right", no_wrap=True)
+    table.add_column(f"layers\nof {num_layers}", justify="right", no_wrap=True)
     for consistency, metric in objectives:
-        table.add_column(f"{consistency}\n{metric}", justify="right")
+        # Names of imported metrics may be long.
+        table.add_column(f"{consistency}\n{metric}", justify="right", overflow="fold")
     risks: dict[str, dict[tuple[str, str], str]] = {}
     layers: dict[str, str] = {}
     for row in rows:
@@ -56,7 +67,7 @@ def choices_table(manifest: Manifest) -> Table:
     """Returns the table of chosen thresholds, one line per calibration."""
     title = "Lowest threshold with expected loss at most delta (probability 1 - epsilon)"
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("consistency\nmetric", no_wrap=True)
+    table.add_column("consistency\nmetric", overflow="fold")
     for name in (
         "delta\nepsilon",
         "threshold",
@@ -65,7 +76,7 @@ def choices_table(manifest: Manifest) -> Table:
         "risk",
         "test ended at",
     ):
-        table.add_column(name, justify="right")
+        table.add_column(name, justify="right", no_wrap=True)
     for entry in manifest.calibrations:
         saved = 1 - entry.layers / manifest.model.layers
         table.add_row(

@@ -14,6 +14,9 @@ from calm_beam.exits.rule import ExitRule
 # The only type of computation so far: the golden outputs are float32, and rounding moves exits.
 DTYPE = "float32"
 
+# Every threshold is decoded for every prompt.
+_FINEST_STEP = 0.001
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DecodeSettings:
@@ -83,16 +86,18 @@ def uniform_grid(step: float) -> tuple[float, ...]:
     nothing. `--thresholds` takes any grid.
 
     Args:
-      step: In (0, 1).
+      step: In [0.001, 1).
 
     Raises:
-      ValueError: If the step is outside (0, 1).
+      ValueError: If the step is outside that range.
 
     >>> uniform_grid(0.25)
     (0.75, 0.5, 0.25, 0.0)
     """
-    if not 0 < step < 1:
-        raise ValueError(f"grid_step must be in (0, 1), got {step}. It is the distance of two thresholds, e.g. 0.05.")
+    if not _FINEST_STEP <= step < 1:
+        raise ValueError(
+            f"grid_step must be in [{_FINEST_STEP}, 1), got {step}. It is the distance of two thresholds, e.g. 0.05."
+        )
     # In decimal, so that the grid holds 0.15 and not 0.15000000000000002.
     exact = Decimal(repr(float(step)))
     multiples = [index * exact for index in range(int(1 / exact) + 1)]

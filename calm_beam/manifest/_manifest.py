@@ -21,7 +21,7 @@ class Manifest(Record):
     """What a calibration run promises, for which model, decoder and data.
 
     Attributes:
-      created: When the run finished, ISO 8601 in UTC, ending in Z.
+      created: When the run was started, ISO 8601 in UTC, ending in Z.
       model: The model that was calibrated.
       vocabulary: Its vocabulary; None when the data are token ids.
       decode: How it decodes.

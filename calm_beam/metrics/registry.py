@@ -123,6 +123,11 @@ def _import_metric(name: str) -> Metric:
             f'metric "{name}": cannot import module "{module_name}" ({error}). '
             "It has to be installed or on the PYTHONPATH, here and on every worker."
         ) from error
+    except Exception as error:
+        # The module is the user's, and can fail in any way when it runs.
+        raise ValueError(
+            f'metric "{name}": cannot import module "{module_name}" (it raises {type(error).__name__}: {error}).'
+        ) from error
     try:
         found = functools.reduce(getattr, path.split("."), module)
     except AttributeError:

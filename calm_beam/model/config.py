@@ -40,6 +40,8 @@ class T5Config:
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
+            if field.type is int and type(value) is not int:
+                raise ValueError(f"{field.name} must be a whole number, got {value!r}.")
             if field.type is int and value < 1:
                 raise ValueError(f"{field.name} must be at least 1, got {value}.")
 

@@ -53,7 +53,7 @@ _ONE_KEY = "expected exactly one of the keys input and input_ids, got keys"
     ("line", "message"),
     [
         ("{", "not valid JSON (Expecting property name"),
-        ("", "not valid JSON (Expecting value"),
+        ("", "is blank"),
         (b'{"input": "\xff"}', "not valid JSON ("),
         ('{"input": "a"} {"input": "b"}', "not valid JSON (Extra data"),
         ("[1, 2]", "expected a JSON object, got list."),
@@ -159,7 +159,7 @@ def test_a_file_is_read_line_by_line(is_compressed: bool) -> None:
 def test_an_empty_file_has_no_examples() -> None:
     """A file without lines gives nothing; a blank line is no example."""
     assert _read(b"") == []
-    with pytest.raises(DataError, match=r"^a\.jsonl, line 2: not valid JSON"):
+    with pytest.raises(DataError, match=r"^a\.jsonl, line 2: is blank"):
         _read(b'{"input": "a"}\n\n{"input": "b"}\n')
 
 

@@ -76,7 +76,7 @@ def test_uniform_grids_are_grids(step: float) -> None:
 @pytest.mark.parametrize("step", [0.0, 1.0, -0.1, 5.0, float("nan")])
 def test_bad_steps_are_refused(step: float) -> None:
     """A step outside (0, 1) is refused, with the value and an example."""
-    with pytest.raises(ValueError, match=rf"grid_step must be in \(0, 1\), got {step}\. .* e\.g\. 0\.05"):
+    with pytest.raises(ValueError, match=rf"grid_step must be in \[0\.001, 1\), got {step}\. .* e\.g\. 0\.05"):
         uniform_grid(step)
 
 

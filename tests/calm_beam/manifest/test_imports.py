@@ -1,7 +1,6 @@
-"""Serving reads manifests, so reading them must cost nothing: no numpy, JAX or Beam, and little time."""
+"""Serving reads manifests, so reading them must cost nothing: no numpy, JAX or Beam."""
 
 import os
-import pathlib
 import subprocess
 import sys
 
@@ -44,12 +43,3 @@ def test_import_loads_nothing_from_site_packages() -> None:
         "print(*{name.partition('.')[0] for name in set(sys.modules) - before})"
     )
     assert set(_run(code).split()) - sys.stdlib_module_names == {"calm_beam"}
-
-
-def test_import_takes_less_than_50_msec(tmp_path: pathlib.Path) -> None:
-    """The import takes less than 50 ms of processor time, once compiled (best of several: the machine may be busy)."""
-    code = "import time; start = time.process_time(); import calm_beam.manifest; print(time.process_time() - start)"
-    # Installed packages are compiled; the checkout may forbid it, so the compiled files go elsewhere.
-    compiled = {"PYTHONPYCACHEPREFIX": str(tmp_path), "PYTHONDONTWRITEBYTECODE": ""}
-    _run(code, **compiled)
-    assert any(float(_run(code, **compiled)) < 0.05 for _ in range(10))

@@ -1,0 +1,11 @@
+"""From generations to calibrated thresholds: losses, totals, tests."""
+
+from .record import RunRecord as RunRecord
+from .result import RiskRow as RiskRow
+from .result import calibrate as calibrate
+from .result import risk_rows as risk_rows
+from .scoring import score_generation as score_generation
+from .specs import Objective as Objective
+from .specs import Spec as Spec
+from .specs import all_specs as all_specs
+from .totals import CalibrationTotals as CalibrationTotals

@@ -1,0 +1,65 @@
+"""What a run knows about itself, and the manifest it writes."""
+
+import dataclasses
+
+from calm_beam.decoding.settings import DTYPE, DecodeSettings
+from calm_beam.manifest import Calibration, DataRecord, DecodeRecord, Manifest, ModelRecord, VocabularyRecord
+
+from .totals import CalibrationTotals
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RunRecord:
+    """What the manifest says besides what the data decide.
+
+    Attributes:
+      created: When the run was started, ISO 8601 in UTC.
+      model: The model.
+      vocabulary: Its vocabulary; None for token ids.
+      settings: How it was decoded.
+      patterns: Data patterns as the user gave them.
+      software: Versions by name.
+    """
+
+    created: str
+    model: ModelRecord
+    vocabulary: VocabularyRecord | None
+    settings: DecodeSettings
+    patterns: tuple[str, ...]
+    software: dict[str, str]
+
+    def manifest(self, totals: CalibrationTotals, calibrations: tuple[Calibration, ...]) -> Manifest:
+        """Returns the manifest of a run.
+
+        Args:
+          totals: Over the whole calibration set.
+          calibrations: From `calibrate`.
+        """
+        rule = self.settings.rule
+        return Manifest(
+            created=self.created,
+            model=self.model,
+            vocabulary=self.vocabulary,
+            decode=DecodeRecord(
+                confidence=rule.confidence,
+                schedule=rule.schedule,
+                tau=rule.tau,
+                state_propagation=rule.state_propagation,
+                min_exit_layer=rule.min_exit_layer,
+                exit_interval=rule.exit_interval,
+                max_input_length=self.settings.max_input_length,
+                max_decode_length=self.settings.max_decode_length,
+                task_prefix=self.settings.task_prefix,
+                dtype=DTYPE,
+            ),
+            data=DataRecord(
+                patterns=self.patterns,
+                examples=totals.risk.n,
+                duplicates=totals.duplicates,
+                failed=totals.failed,
+                truncated=totals.truncated,
+                fingerprint=totals.data_fingerprint(),
+            ),
+            calibrations=calibrations,
+            software=self.software,
+        )

@@ -1,0 +1,56 @@
+"""The losses of one example at every threshold."""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from calm_beam.examples import DataError
+from calm_beam.generations import Generation
+from calm_beam.metrics.registry import Metric, checked_score
+from calm_beam.risk.losses import risk_loss, textual_loss
+
+from .specs import Objective
+
+
+def score_generation(
+    generation: Generation, objectives: Sequence[Objective], metrics: Mapping[str, Metric], *, num_thresholds: int
+) -> np.ndarray:
+    """Returns the losses of one example.
+
+    Args:
+      generation: The example's outputs, the full model's first.
+      objectives: Which losses.
+      metrics: Metrics by name, at least those of the objectives.
+      num_thresholds: Size of the grid.
+
+    Returns:
+      float64, shape (objectives, thresholds), in [0, 1]. All 1 if the example failed.
+
+    Raises:
+      DataError: If risk consistency is asked for and the example has no references.
+      MetricError: If a metric fails or leaves [0, 1]; names the example.
+
+    Source: CALM, "Defining p-values for consistent early-exiting" (the losses of textual and risk consistency).
+    """
+    if generation.failure is not None:
+        return np.ones((len(objectives), num_thresholds))
+    full, *early = (output.text for output in generation.outputs)
+    assert len(early) == num_thresholds
+    example = generation.example
+    rows = []
+    for objective in objectives:
+        if objective.consistency == "risk" and not example.references:
+            raise DataError(f"example {example.id}: risk consistency needs references, it has none.")
+        references = example.references if objective.consistency == "risk" else (full,)
+        metric = metrics[objective.metric]
+        # Many thresholds give the same text: each distinct one is scored once.
+        scores = {
+            text: checked_score(metric, objective.metric, text, references, example_id=example.id)
+            for text in {full, *early}
+        }
+        early_scores = np.array([scores[text] for text in early])
+        if objective.consistency == "risk":
+            rows.append(risk_loss(early_score=early_scores, full_score=scores[full]))
+        else:
+            rows.append(textual_loss(early_scores))
+    return np.stack(rows)

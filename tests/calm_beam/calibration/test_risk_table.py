@@ -1,0 +1,70 @@
+"""The risk table as text."""
+
+import csv
+import dataclasses
+import io
+import pathlib
+from collections.abc import Callable
+
+import pytest
+
+from calm_beam.calibration.result import RiskRow
+from calm_beam.calibration.risk_table import risk_table_text, write_risk_table
+
+_ROW = RiskRow(
+    consistency="risk",
+    metric="my.scores:chrf",
+    delta=0.1,
+    epsilon=0.05,
+    threshold=1 / 3,
+    n=7,
+    loss_sum=2**53 + 1,
+    risk=0.1 + 0.2,
+    p_value=5e-324,
+    tested=True,
+    rejected=False,
+    layers=3.9625,
+)
+
+
+def test_header_and_lines() -> None:
+    """The header names every field, and lines end in a newline alone."""
+    text = risk_table_text([_ROW])
+    header, line, end = text.split("\n")
+    assert header.split(",") == [field.name for field in dataclasses.fields(RiskRow)]
+    assert line.startswith("risk,my.scores:chrf,0.1,0.05,0.3333333333333333,7,9007199254740993,0.30000000000000004,")
+    assert end == ""
+
+
+def test_numbers_read_back() -> None:
+    """Every value reads back as it was: floats to the last bit, integers beyond 2^53, booleans as true and false."""
+    (read,) = csv.DictReader(io.StringIO(risk_table_text([_ROW])))
+    truth = {"true": True, "false": False}
+    parsers: dict[type, Callable[[str], object]] = {str: str, float: float, int: int, bool: lambda text: truth[text]}
+    for field in dataclasses.fields(RiskRow):
+        value = getattr(_ROW, field.name)
+        assert parsers[type(value)](read[field.name]) == value
+
+
+def test_values_with_commas_are_quoted() -> None:
+    """A comma in a metric's name does not shift the columns."""
+    (read,) = csv.DictReader(io.StringIO(risk_table_text([dataclasses.replace(_ROW, metric='m:f,"x"')])))
+    assert read["metric"] == 'm:f,"x"'
+    assert read["layers"] == "3.9625"
+
+
+def test_file_is_whole_or_absent(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The file holds the text; a write that fails leaves the old file and nothing beside it."""
+    path = tmp_path / "risk_table.csv"
+    write_risk_table(path, [_ROW])
+    assert path.read_text(encoding="utf-8") == risk_table_text([_ROW])
+
+    def fail(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(pathlib.Path, "write_text", fail)
+        with pytest.raises(OSError, match="No space left"):
+            write_risk_table(path, [_ROW, _ROW])
+    assert path.read_text(encoding="utf-8") == risk_table_text([_ROW])
+    assert [child.name for child in tmp_path.iterdir()] == ["risk_table.csv"]

@@ -1,0 +1,82 @@
+"""The losses of one example, against cases worked out by hand."""
+
+import collections
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from calm_beam.calibration.scoring import score_generation
+from calm_beam.calibration.specs import Objective
+from calm_beam.examples import DataError
+from calm_beam.metrics.registry import METRICS, MetricError
+from tests.calm_beam.calibration.builders import build_example, build_generation
+
+_TEXTUAL = Objective("textual", "token_f1")
+_RISK = Objective("risk", "token_f1")
+
+
+def test_textual_loss_is_distance_to_the_full_output() -> None:
+    """F1 of "red" and of "red cat big dog" against "red cat" is 2/3; references play no part."""
+    generation = build_generation(
+        ("red cat", "red cat", "red", "red cat big dog", "fish"), example=build_example(references=())
+    )
+    losses = score_generation(generation, [_TEXTUAL], METRICS, num_thresholds=4)
+    assert losses.shape == (1, 4)
+    assert losses.dtype == np.float64
+    np.testing.assert_allclose(losses[0], [0, 1 / 3, 1 / 3, 1], rtol=1e-15)
+
+
+def test_risk_loss_is_what_early_exits_lose() -> None:
+    """Against the references "cat" and "red dog" the full output "red cat" scores 2/3; better outputs lose nothing."""
+    generation = build_generation(
+        ("red cat", "red dog", "cat", "red", "fish"), example=build_example(references=("cat", "red dog"))
+    )
+    losses = score_generation(generation, [_RISK], METRICS, num_thresholds=4)
+    np.testing.assert_allclose(losses[0], [0, 0, 0, 2 / 3], rtol=1e-15)
+
+
+def test_one_row_per_objective() -> None:
+    """Losses come in the order of the objectives."""
+    generation = build_generation(("cat", "cat", "a dog"))
+    objectives = [_RISK, Objective("textual", "exact_match"), _TEXTUAL]
+    losses = score_generation(generation, objectives, METRICS, num_thresholds=2)
+    assert losses.tolist() == [[0, 1], [0, 1], [0, 1]]
+    alone = [score_generation(generation, [objective], METRICS, num_thresholds=2)[0] for objective in objectives]
+    assert losses.tolist() == np.stack(alone).tolist()
+
+
+def test_a_failed_example_loses_everything() -> None:
+    """An example that could not be decoded has loss 1 everywhere, with or without references."""
+    generation = build_generation(outputs=(), failure="broken", example=build_example(references=()))
+    losses = score_generation(generation, [_TEXTUAL, _RISK], METRICS, num_thresholds=3)
+    assert losses.tolist() == [[1, 1, 1], [1, 1, 1]]
+
+
+def test_risk_needs_references() -> None:
+    """Risk consistency without references is an error that names the example."""
+    generation = build_generation(example=build_example(id="lonely", references=()))
+    with pytest.raises(DataError, match="example lonely: risk consistency needs references, it has none"):
+        score_generation(generation, [_RISK], METRICS, num_thresholds=2)
+
+
+def test_each_distinct_text_is_scored_once() -> None:
+    """However many thresholds give a text, the metric sees it once per objective."""
+    seen: collections.Counter[tuple[str, tuple[str, ...]]] = collections.Counter()
+
+    def metric(candidate: str, references: Sequence[str]) -> float:
+        seen[candidate, tuple(references)] += 1
+        return METRICS["exact_match"](candidate, references)
+
+    generation = build_generation(("a", "a", "a", "b", "b", "a", "c"))
+    objectives = [Objective("textual", "mine"), Objective("risk", "mine")]
+    score_generation(generation, objectives, {"mine": metric}, num_thresholds=6)
+    assert seen == {(text, references): 1 for text in "abc" for references in (("a",), ("cat",))}
+
+
+@pytest.mark.parametrize("score", [float("nan"), 1.5, "good"])
+def test_scores_outside_the_range_are_refused(score: float) -> None:
+    """A metric that leaves [0, 1] is an error naming metric and example."""
+    generation = build_generation(example=build_example(id="odd"))
+    with pytest.raises(MetricError, match=f'metric "mine" on example "odd": returned .*{score}.*expected a number'):
+        score_generation(generation, [Objective("textual", "mine")], {"mine": lambda *_: score}, num_thresholds=2)

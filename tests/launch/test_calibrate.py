@@ -1,0 +1,190 @@
+"""`calm-beam calibrate` from flags to files."""
+
+import csv
+import pathlib
+import re
+
+import pytest
+
+from calm_beam.checkpoints import load_checkpoint
+from calm_beam.generations import read_generations
+from calm_beam.launch.cli import main
+from calm_beam.manifest import Manifest, read_manifest
+from tests.builders import build_arrays, write_t5x
+from tests.pipelines import (
+    CONFIG,
+    SETTINGS,
+    SHORT_FLAGS,
+    id_rows,
+    text_rows,
+    without_time,
+    write_model,
+    write_rows,
+    write_vocabulary,
+)
+
+_ASKED = ("--consistency=textual,risk", "--metric=token_f1", "--delta=0.3,0.6", "--epsilon=0.1")
+
+
+@pytest.fixture(autouse=True)
+def _wide_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    """A tiny random model without a vocabulary."""
+    return write_model(tmp_path_factory.mktemp("calibrate") / "model")
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    """Thirty prompts of token ids, four of them repeated."""
+    return write_rows(tmp_path_factory.mktemp("calibrate") / "rows.jsonl", id_rows(30))
+
+
+def _calibrate(model: pathlib.Path, data: pathlib.Path, output: pathlib.Path, *flags: str) -> int:
+    return main(
+        ["calibrate", f"--checkpoint={model}", f"--data={data}", f"--output={output}", *SHORT_FLAGS, *_ASKED, *flags]
+    )
+
+
+def _table(output: pathlib.Path) -> list[dict[str, str]]:
+    with open(output / "risk_table.csv", encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def _check_choices(manifest: Manifest, table: list[dict[str, str]]) -> None:
+    """Checks that every choice is the last threshold before the first failure, by the table alone."""
+    for entry in manifest.calibrations:
+        key = (entry.consistency, entry.metric, str(entry.delta), str(entry.epsilon))
+        rows = [row for row in table if (row["consistency"], row["metric"], row["delta"], row["epsilon"]) == key]
+        assert [float(row["threshold"]) for row in rows] == list(SETTINGS.thresholds)
+        chosen = None
+        for row in rows:
+            if float(row["p_value"]) > entry.epsilon:
+                break
+            chosen = row
+        assert entry.threshold == (float(chosen["threshold"]) if chosen else None)
+        assert entry.risk == (float(chosen["risk"]) if chosen else 0)
+        assert entry.layers == (float(chosen["layers"]) if chosen else CONFIG.num_decoder_layers)
+
+
+def test_end_to_end(
+    model: pathlib.Path, data: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A run writes generations, a risk table and a manifest whose choices follow from the table."""
+    output = tmp_path / "deep" / "out"
+    assert _calibrate(model, data, output) == 0
+    assert {path.name for path in output.iterdir()} == {"generations", "manifest.json", "risk_table.csv"}
+    manifest = read_manifest(output / "manifest.json", model_fingerprint=load_checkpoint(model).fingerprint())
+    assert len(manifest.calibrations) == 4
+    assert len({entry.threshold for entry in manifest.calibrations}) > 1
+    table = _table(output)
+    assert len(table) == 4 * len(SETTINGS.thresholds)
+    _check_choices(manifest, table)
+    stored = [item for path in output.glob("generations/*/*.parquet") for item in read_generations(path)]
+    assert sorted(item.example.id for item in stored) == sorted(row["id"] for row in id_rows(30))
+    printed = capsys.readouterr()
+    assert "30 examples in" in printed.out
+    assert "(4 repeated inputs, 0 cut, 0 failed, counted with loss 1)." in printed.out
+    assert f"Manifest: {output / 'manifest.json'}" in printed.out
+
+
+def test_manifest_records_what_was_asked(model: pathlib.Path, data: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    """Flags that change a token, and the data's patterns as given, stand in the manifest."""
+    flags = ("--schedule=decay", "--tau=4", "--min_exit_layer=2", "--exit_interval=2", "--p_value=hoeffding")
+    assert _calibrate(model, data, tmp_path / "out", *flags, "--state_propagation=from_first_exit") == 0
+    manifest = read_manifest(tmp_path / "out" / "manifest.json")
+    decode = manifest.decode
+    assert (decode.schedule, decode.tau, decode.min_exit_layer, decode.exit_interval) == ("decay", 4.0, 2, 2)
+    assert (decode.state_propagation, decode.confidence) == ("from_first_exit", "softmax")
+    assert (decode.max_input_length, decode.max_decode_length) == (32, 6)
+    assert manifest.data.patterns == (str(data),)
+    assert manifest.model.layers == 4
+    assert {entry.p_value for entry in manifest.calibrations} == {"hoeffding"}
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", manifest.created)
+    assert {"calm-beam", "python", "jax", "apache-beam"} <= manifest.software.keys()
+
+
+def test_an_earlier_result_is_kept(
+    model: pathlib.Path, data: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A directory with a manifest is refused untouched; with --overwrite the result is the same but for its time."""
+    output = tmp_path / "out"
+    assert _calibrate(model, data, output) == 0
+    content = {path: path.read_bytes() for path in output.rglob("*") if path.is_file()}
+    first = read_manifest(output / "manifest.json")
+    capsys.readouterr()
+    assert _calibrate(model, data, output) == 2
+    message = f"--output {output}: holds a manifest already. Choose another directory, or pass --overwrite."
+    assert message in capsys.readouterr().err
+    assert {path: path.read_bytes() for path in output.rglob("*") if path.is_file()} == content
+    assert _calibrate(model, data, output, "--overwrite") == 0
+    assert without_time(read_manifest(output / "manifest.json")) == without_time(first)
+
+
+def test_no_safe_threshold_is_a_result(
+    model: pathlib.Path, data: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A tolerance that nothing meets gives status 0 and "never exit"."""
+    assert _calibrate(model, data, tmp_path / "out", "--delta=0.001") == 0
+    manifest = read_manifest(tmp_path / "out" / "manifest.json")
+    assert [entry.threshold for entry in manifest.calibrations] == [None, None]
+    assert "never exit" in capsys.readouterr().out
+
+
+def test_texts_from_a_t5x_checkpoint(tmp_path: pathlib.Path) -> None:
+    """Text prompts with the vocabulary beside checkpoint folders, of which the latest is calibrated."""
+    write_t5x(tmp_path / "model", build_arrays(CONFIG, 1), step=900)
+    latest = write_t5x(tmp_path / "model", build_arrays(CONFIG, 2), step=1000)
+    write_vocabulary(tmp_path / "model" / "sentencepiece.model")
+    data = write_rows(tmp_path / "rows.jsonl", text_rows(10))
+    assert _calibrate(tmp_path / "model", data, tmp_path / "out", "--task_prefix=the ") == 0
+    manifest = read_manifest(tmp_path / "out" / "manifest.json")
+    assert manifest.model.uri == str(latest)
+    assert manifest.vocabulary is not None
+    assert (manifest.data.examples, manifest.data.duplicates, manifest.decode.task_prefix) == (10, 2, "the ")
+
+
+def test_several_files_and_globs(model: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    """Patterns may overlap: each file is read once."""
+    rows = id_rows(6)
+    write_rows(tmp_path / "a1.jsonl", rows[:2])
+    write_rows(tmp_path / "a2.jsonl", rows[2:5])
+    write_rows(tmp_path / "b.jsonl", rows[5:])
+    pattern = pathlib.Path(f"{tmp_path}/a*.jsonl,{tmp_path}/a1.jsonl,{tmp_path}/[bc].jsonl")
+    assert _calibrate(model, pattern, tmp_path / "out") == 0
+    manifest = read_manifest(tmp_path / "out" / "manifest.json")
+    assert manifest.data.examples == 6
+    assert manifest.data.patterns == tuple(str(pattern).split(","))
+
+
+def test_own_metrics_are_imported(model: pathlib.Path, data: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    """A metric named module:function gives what the same metric gives under its own name."""
+    assert _calibrate(model, data, tmp_path / "own", "--metric=calm_beam.metrics.token_f1:token_f1") == 0
+    assert _calibrate(model, data, tmp_path / "known") == 0
+    own, known = _table(tmp_path / "own"), _table(tmp_path / "known")
+    assert {row["metric"] for row in own} == {"calm_beam.metrics.token_f1:token_f1"}
+    assert [row["loss_sum"] for row in own] == [row["loss_sum"] for row in known]
+
+
+def test_default_flags_name_the_embedded_task(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Without model and data, the embedded ones are taken, and stderr says so."""
+    from calm_beam.demo import embedded
+
+    monkeypatch.setattr(embedded, "MODEL", tmp_path / "none")
+    main(["calibrate", f"--output={tmp_path / 'out'}"])
+    assert "calibrating the embedded model on the embedded data" in capsys.readouterr().err
+
+
+def test_another_number_of_shards_replaces_the_files(
+    model: pathlib.Path, data: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    """Overwriting with other shards leaves each generation once, not the old files beside the new ones."""
+    assert _calibrate(model, data, tmp_path, "--num_shards=3") == 0
+    assert _calibrate(model, data, tmp_path, "--num_shards=2", "--overwrite") == 0
+    ids = [item.example.id for path in tmp_path.glob("generations/*/*") for item in read_generations(path)]
+    assert len(ids) == len(set(ids)) == 30

@@ -1,0 +1,81 @@
+"""The command line as a whole: help, version, commands."""
+
+import re
+import subprocess
+import sys
+
+import pytest
+
+import calm_beam
+from calm_beam.launch.cli import main
+
+_COMMANDS = ("calibrate", "decode", "inspect", "train")
+
+
+@pytest.mark.parametrize("argument", ["-h", "--help", "help"])
+def test_help_lists_all_commands(argument: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Help goes to stdout, names every command, and is no error."""
+    assert main([argument]) == 0
+    printed = capsys.readouterr()
+    assert printed.err == ""
+    assert printed.out.startswith("usage: calm-beam COMMAND [flags]")
+    for command in _COMMANDS:
+        assert re.search(rf"^  {command} +\w", printed.out, re.MULTILINE)
+
+
+def test_no_command_is_bad_usage(capsys: pytest.CaptureFixture[str]) -> None:
+    """Without a command, the usage is shown with status 2, on stderr: stdout is for results."""
+    assert main([]) == 2
+    printed = capsys.readouterr()
+    assert "usage: calm-beam COMMAND [flags]" in printed.err
+    assert printed.out == ""
+
+
+def test_version(capsys: pytest.CaptureFixture[str]) -> None:
+    """The version is printed alone."""
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"{calm_beam.__version__}\n"
+
+
+@pytest.mark.parametrize("command", ["calibrat", "Calibrate", "--data=x", "launch.cli", ""])
+def test_unknown_command(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """An unknown command has status 2; it is named, and the known ones are listed."""
+    assert main([command]) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert f"calm-beam: unknown command {command!r}." in printed.err
+    assert all(known in printed.err for known in _COMMANDS)
+
+
+@pytest.mark.parametrize("command", _COMMANDS)
+def test_help_of_a_command(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each command describes itself and its flags on stdout, and its status is 0."""
+    try:
+        status = main([command, "--help"])
+    except SystemExit as ended:
+        # argparse ends the process itself once it has printed help.
+        status = int(ended.code or 0)
+    assert status == 0
+    printed = capsys.readouterr()
+    assert printed.out.startswith(f"usage: calm-beam {command}")
+    assert "--checkpoint" in printed.out
+    assert printed.err == ""
+
+
+def test_arguments_of_the_process_are_the_default(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Without arguments, those of the process are taken."""
+    monkeypatch.setattr(sys, "argv", ["calm-beam", "--version"])
+    assert main() == 0
+    assert capsys.readouterr().out == f"{calm_beam.__version__}\n"
+
+
+def test_entry_point_hands_the_status_to_the_shell() -> None:
+    """The installed command ends with main's status, and warns of nothing on its own."""
+    code = "from calm_beam.launch.cli import entry_point; entry_point()"
+    done = subprocess.run(
+        [sys.executable, "-c", code, "nothing"], capture_output=True, text=True, check=False, timeout=120
+    )
+    assert done.returncode == 2
+    assert done.stderr.startswith("calm-beam: unknown command 'nothing'.")

@@ -1,0 +1,155 @@
+"""Flags: ours and Beam's together, and nothing that neither knows."""
+
+import argparse
+from collections.abc import Sequence
+
+import pytest
+from apache_beam.options.pipeline_options import DirectOptions, GoogleCloudOptions, PipelineOptions, WorkerOptions
+
+from calm_beam.launch.flags import (
+    FlagParser,
+    UsageError,
+    add_decode_flags,
+    numbers,
+    parse_flags,
+    parse_own_flags,
+    refuse_cloud_paths,
+    texts,
+    whole_number,
+)
+
+
+def _parser() -> FlagParser:
+    parser = FlagParser(prog="calm-beam test")
+    add_decode_flags(parser, default_grid_step=0.05)
+    return parser
+
+
+def _parse(*flags: str) -> tuple[argparse.Namespace, PipelineOptions]:
+    return parse_flags(_parser(), flags)
+
+
+def test_beams_flags_pass_through() -> None:
+    """Our flags and Beam's mix freely, in either spelling."""
+    ours, beams = _parse(
+        "--direct_num_workers=2",
+        "--data=a.jsonl",
+        "--project",
+        "p",
+        "--batch_size=7",
+        "--worker_machine_type=n1-standard-4",
+        "--experiments=one",
+        "--experiments=two",
+    )
+    assert (ours.data, ours.batch_size) == (("a.jsonl",), 7)
+    assert beams.view_as(DirectOptions).direct_num_workers == 2
+    assert beams.view_as(GoogleCloudOptions).project == "p"
+    assert beams.view_as(WorkerOptions).machine_type == "n1-standard-4"
+    assert beams.get_all_options()["experiments"] == ["one", "two"]
+
+
+def test_our_flags_are_not_given_to_beam() -> None:
+    """Beam sees none of our flags."""
+    _, beams = _parse("--data=a.jsonl", "--batch_size=7")
+    assert not {"data", "batch_size"} & beams.get_all_options().keys()
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--thresold=0.5"], "unknown flag --thresold. Did you mean --thresholds?"),
+        (["--direct_num_worker=2"], "unknown flag --direct_num_worker. Did you mean --direct_num_workers?"),
+        (["--projet", "p"], "unknown flag --projet. Did you mean --project?"),
+        (["--threshold=0.5"], "unknown flag --threshold. Did you mean --thresholds?"),
+        (["--batch=3"], "unknown flag --batch. Did you mean"),
+        (["--qqq_zzz=3"], "unknown flag --qqq_zzz. See calm-beam test --help."),
+        (["rows.jsonl"], "unknown argument rows.jsonl."),
+        (["--overwrite", "yes"], "unknown argument yes."),
+        (["-x"], "unknown flag -x."),
+    ],
+)
+def test_unknown_flags_are_refused(flags: Sequence[str], message: str) -> None:
+    """A flag that neither knows is refused with the nearest that is known; Beam alone would go on without it."""
+    with pytest.raises(UsageError) as caught:
+        _parse(*flags)
+    assert message in str(caught.value)
+    assert str(caught.value).endswith("See calm-beam test --help.")
+
+
+def test_beam_alone_would_drop_them() -> None:
+    """The twin of the test above: without our check, a misspelled flag is silently lost."""
+    assert PipelineOptions(["--direct_num_worker=2"]).view_as(DirectOptions).direct_num_workers == 1
+
+
+@pytest.mark.parametrize("flag", ["--thresh=0.5", "--chec=x", "--direct_num=2", "--over"])
+def test_abbreviations_are_refused(flag: str) -> None:
+    """A prefix of a flag is not that flag: a later flag might make it mean another."""
+    with pytest.raises(UsageError, match=f"unknown flag {flag.split('=')[0]}"):
+        _parse(flag)
+
+
+@pytest.mark.parametrize(
+    ("flag", "message"),
+    [
+        ("--direct_num_workers=two", "argument --direct_num_workers: invalid int value: 'two'"),
+        ("--confidence=sure", "argument --confidence: invalid choice: 'sure' (choose from"),
+        ("--overwrite=yes", "argument --overwrite: ignored explicit argument 'yes'"),
+        ("--data", "argument --data: expected one argument"),
+        ("--batch_size=0", "argument --batch_size: expected a whole number of at least 1, got '0'"),
+        ("--thresholds=", "argument --thresholds: expected values separated by commas, got ''"),
+    ],
+)
+def test_bad_values_are_refused(flag: str, message: str) -> None:
+    """A bad value, of ours or of Beam's, is an exception rather than the end of the process."""
+    with pytest.raises(UsageError) as caught:
+        _parse(flag)
+    assert message in str(caught.value)
+    assert str(caught.value).endswith("See calm-beam test --help.")
+
+
+def test_commands_without_beam_refuse_its_flags() -> None:
+    """A command that runs no pipeline knows its own flags only."""
+    assert parse_own_flags(_parser(), ["--batch_size=7"]).batch_size == 7
+    with pytest.raises(UsageError, match="unknown flag --project"):
+        parse_own_flags(_parser(), ["--project=p"])
+    with pytest.raises(UsageError, match=r"unknown flag --batch_sise\. Did you mean --batch_size\?"):
+        parse_own_flags(_parser(), ["--batch_sise=7"])
+
+
+def test_lists() -> None:
+    """Lists are split at commas, and spaces around values do not count."""
+    assert texts("a") == ("a",)
+    assert texts("a, b,c d") == ("a", "b", "c d")
+    assert numbers("0.5") == (0.5,)
+    assert numbers("1, 1e-2,0") == (1.0, 0.01, 0.0)
+
+
+@pytest.mark.parametrize("value", ["", ",", "a,", ",a", "a,,b", " "])
+def test_lists_have_no_holes(value: str) -> None:
+    """An empty value in a list is refused with the list."""
+    with pytest.raises(argparse.ArgumentTypeError, match=f"expected values separated by commas, got '{value}'"):
+        texts(value)
+
+
+@pytest.mark.parametrize("value", ["half", "0.5;0.6", "0.5 0.6", "0,5x"])
+def test_lists_of_numbers_hold_numbers(value: str) -> None:
+    """What is no number is refused with the list."""
+    with pytest.raises(argparse.ArgumentTypeError, match=f"expected numbers separated by commas, got '{value}'"):
+        numbers(value)
+
+
+def test_whole_numbers() -> None:
+    """A whole number of at least the bound is taken; anything else is refused with the bound."""
+    assert whole_number(0)("0") == 0
+    assert whole_number(1)("12") == 12
+    for value in ("0", "-3", "1.5", "many", ""):
+        with pytest.raises(argparse.ArgumentTypeError, match=f"expected a whole number of at least 1, got '{value}'"):
+            whole_number(1)(value)
+
+
+@pytest.mark.parametrize("path", ["gs://bucket/x", "gs:/bucket/x", "s3://bucket/x", "hdfs://host/x"])
+def test_object_stores_are_refused(path: str) -> None:
+    """Paths on object stores are refused with their flag; others pass."""
+    refuse_cloud_paths([("--data", "gs"), ("--data", "/gs:/x")])
+    with pytest.raises(UsageError, match=f"--output {path}: object stores are not supported yet"):
+        refuse_cloud_paths([("--data", "here"), ("--output", path)])

@@ -1,0 +1,157 @@
+"""`calm-beam inspect`: manifests and checkpoints in words."""
+
+import json
+import pathlib
+import re
+
+import pytest
+
+from calm_beam.checkpoints import load_checkpoint
+from calm_beam.launch.cli import main
+from calm_beam.manifest import DataRecord, ModelRecord, write_manifest
+from tests.builders import build_arrays, build_config, write_t5x
+from tests.calm_beam.manifest.builders import build_manifest
+from tests.pipelines import CONFIG, write_model, write_vocabulary
+
+
+@pytest.fixture(autouse=True)
+def _wide_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "400")
+
+
+def _write(path: pathlib.Path, **changes: object) -> pathlib.Path:
+    write_manifest(build_manifest(**changes), path)
+    return path
+
+
+def test_a_manifest_in_words(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Model, decoder, data, choices and the guarantee are told, from the file or from its directory."""
+    path = _write(tmp_path / "manifest.json")
+    assert main(["inspect", str(path)]) == 0
+    printed = capsys.readouterr()
+    for part in (
+        "Manifest of 2026-01-31T12:00:00Z; its digest is right.",
+        "Model: 6 decoder layers, sha256:6d6f64656c",
+        "read from gs://models/t5-small",
+        "confidence softmax, schedule decay, tau 4, state propagation from_exit, from layer 1 in steps of 1; bfloat16.",
+        "inputs up to 512 tokens, outputs up to 64; task prefix 'résume: '.",
+        "200 examples of gs://data/calibration-*.jsonl.gz; 3 repeated inputs, 7 cut, 1 failed.",
+        "never exit",
+        build_manifest().guarantee,
+    ):
+        assert part in printed.out
+    assert printed.err == ""
+    assert main(["inspect", str(tmp_path)]) == 0
+    assert capsys.readouterr() == printed
+
+
+def test_square_brackets_are_printed_as_they_are(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Paths and patterns with square brackets are no markup."""
+    data = DataRecord(
+        patterns=("data/[ab]*.jsonl", "[/x].jsonl"),
+        examples=200,
+        duplicates=3,
+        failed=1,
+        truncated=7,
+        fingerprint="sha256:64",
+    )
+    model = ModelRecord(uri="/models/[red]/t5", fingerprint="sha256:6d", layers=6)
+    path = _write(tmp_path / "manifest.json", data=data, model=model)
+    assert main(["inspect", str(path)]) == 0
+    printed = capsys.readouterr().out
+    assert "200 examples of data/[ab]*.jsonl, [/x].jsonl;" in printed
+    assert "read from /models/[red]/t5" in printed
+
+
+def test_a_manifest_and_its_model(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """With --checkpoint, the manifest has to belong to that model."""
+    ours, other = write_model(tmp_path / "ours"), write_model(tmp_path / "other", seed=1)
+    record = ModelRecord(uri="x", fingerprint=load_checkpoint(ours).fingerprint(), layers=6)
+    path = _write(tmp_path / "manifest.json", model=record)
+    assert main(["inspect", str(path), f"--checkpoint={ours}"]) == 0
+    assert f"It belongs to the model in {ours}." in capsys.readouterr().out
+    assert main(["inspect", str(path), f"--checkpoint={other}"]) == 1
+    printed = capsys.readouterr()
+    assert "Its thresholds hold for no other model" in printed.err
+    assert "its digest is right" not in printed.out
+
+
+def test_a_changed_manifest_is_refused(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A number changed by hand gives status 1, and none of its content is told."""
+    path = _write(tmp_path / "manifest.json")
+    content = json.loads(path.read_text())
+    content["calibrations"][0]["threshold"] = 0.1
+    path.write_text(json.dumps(content))
+    assert main(["inspect", str(path)]) == 1
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert re.search("digest is .* the manifest was changed after it was written", printed.err)
+
+
+def test_a_native_checkpoint(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Sizes, fingerprint and vocabulary of a native model are told."""
+    model = write_model(
+        tmp_path / "model",
+        config=build_config(exit_classifier=True),
+        vocabulary=write_vocabulary(tmp_path / "trained.model"),
+    )
+    assert main(["inspect", str(model)]) == 0
+    printed = capsys.readouterr().out
+    checkpoint = load_checkpoint(model)
+    weights = sum(array.size for array in checkpoint.arrays.values())
+    assert f"Checkpoint in native layout: {model}" in printed
+    assert checkpoint.fingerprint() in printed
+    assert "2 encoder and 4 decoder layers, width 16, 2 heads of 8, feed-forward 32, 64 token ids, untied" in printed
+    assert f"{weights:,} weights" in printed
+    assert "Exit classifier: yes." in printed
+    assert f"Vocabulary: 40 ids, {model / 'sentencepiece.model'}" in printed
+
+
+def test_a_t5x_checkpoint(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """In a folder of checkpoints, the latest is told."""
+    write_t5x(tmp_path, build_arrays(CONFIG, 0), step=5)
+    latest = write_t5x(tmp_path, build_arrays(CONFIG, 1), step=40)
+    assert main(["inspect", str(tmp_path)]) == 0
+    printed = capsys.readouterr().out
+    assert f"Checkpoint in t5x layout: {latest}" in printed
+    assert "Exit classifier: no." in printed
+    assert "Vocabulary: none in or beside it." in printed
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ([], "the following arguments are required: path"),
+        (["{tmp}/none"], "{tmp}/none: no such file or directory."),
+        (["{tmp}", "--chekpoint=x"], "unknown flag --chekpoint. Did you mean --checkpoint?"),
+        (["{tmp}", "--check=x"], "unknown flag --check"),
+        (["{tmp}", "{tmp}"], "unknown argument {tmp}"),
+        (["{tmp}", "--runner=DirectRunner"], "unknown flag --runner"),
+    ],
+)
+def test_bad_usage(flags: list[str], message: str, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each has status 2 and says what was wrong."""
+    assert main(["inspect", *(flag.format(tmp=tmp_path) for flag in flags)]) == 2
+    assert message.format(tmp=tmp_path) in capsys.readouterr().err
+
+
+def test_what_is_neither(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """An empty folder and a file that is no manifest have status 1 and say what was expected."""
+    (tmp_path / "empty").mkdir()
+    assert main(["inspect", str(tmp_path / "empty")]) == 1
+    assert "no model here. Expected checkpoint_<step>/checkpoint (T5X) or config.json" in capsys.readouterr().err
+    (tmp_path / "notes.txt").write_text("hello")
+    assert main(["inspect", str(tmp_path / "notes.txt")]) == 1
+    assert f"manifest {tmp_path / 'notes.txt'}: not JSON" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("value", ["sixty-four", 0, None, 64.5])
+def test_a_broken_config(value: object, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A config.json with a size that is none has status 1 and names the file."""
+    model = write_model(tmp_path / "model")
+    config = json.loads((model / "config.json").read_text())
+    (model / "config.json").write_text(json.dumps({**config, "vocab_size": value}))
+    assert main(["inspect", str(model)]) == 1
+    message = capsys.readouterr().err
+    assert str(model) in message
+    assert "vocab_size" in message

@@ -1,0 +1,68 @@
+"""Progress of a local run, shown while it runs."""
+
+import pathlib
+import threading
+
+import pytest
+
+from calm_beam.launch import progress
+from calm_beam.launch.progress import shown_progress
+
+
+def test_nothing_is_shown_elsewhere(capsys: pytest.CaptureFixture[str]) -> None:
+    """On runners whose workers have other disks, there is nowhere to report, and nothing is printed."""
+    with shown_progress(enabled=False) as log:
+        assert log.path is None
+        log.report("decoded", 1)
+    assert capsys.readouterr() == ("", "")
+
+
+def test_the_file_is_there_while_the_block_runs() -> None:
+    """Reports go to a file that is gone afterwards, also if the block fails; the watcher ends."""
+    before = threading.active_count()
+    with shown_progress(enabled=True) as log:
+        assert log.path is not None
+        log.report("read", 3)
+        assert pathlib.Path(log.path).read_text() == "read 3\n"
+    assert not pathlib.Path(log.path).exists()
+    with pytest.raises(ValueError, match="stop"), shown_progress(enabled=True) as log:
+        raise ValueError("stop")
+    assert log.path is not None
+    assert not pathlib.Path(log.path).parent.exists()
+    assert threading.active_count() == before
+
+
+def test_logs_get_a_line_now_and_then(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Where stderr is no terminal, a line says how many prompts are decoded; stdout stays empty."""
+    monkeypatch.setattr(progress, "_LOG_SECONDS", 0.02)
+    with shown_progress(enabled=True) as log:
+        log.report("read", 8)
+        log.report("decoded", 2)
+        threading.Event().wait(0.3)
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert "decoded 2 of 8 prompts in 0 s, about " in printed.err
+    assert "s left" in printed.err
+
+
+def test_terminals_get_a_bar(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """On a terminal, the bar ends at all prompts, on stderr."""
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "100")
+    monkeypatch.setattr(progress, "_TERMINAL_SECONDS", 0.02)
+    with shown_progress(enabled=True) as log:
+        log.report("read", 8)
+        threading.Event().wait(0.1)
+        for _ in range(8):
+            log.report("decoded", 1)
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert "8/8" in printed.err
+
+
+def test_counts_are_summed(tmp_path: pathlib.Path) -> None:
+    """Reports of one kind add up; without a file there is nothing to count."""
+    path = tmp_path / "progress"
+    assert progress._read_counts(path) == {}
+    path.write_text("read 3\ndecoded 1\nread 4\n")
+    assert progress._read_counts(path) == {"read": 7, "decoded": 1}

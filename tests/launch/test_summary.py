@@ -1,0 +1,141 @@
+"""The tables on the terminal, at the width that terminals have by default."""
+
+import io
+import pathlib
+
+import pytest
+from rich.console import Console
+
+from calm_beam.calibration import CalibrationTotals, all_specs, calibrate, risk_rows
+from calm_beam.calibration.risk_table import write_risk_table
+from calm_beam.launch.summary import choices_table, print_summary
+from calm_beam.manifest import Manifest
+from calm_beam.risk.totals import RiskTotals
+from tests.calm_beam.manifest.builders import build_calibration, build_manifest, build_never_exit, build_path_entry
+
+_GRID = (0.9, 0.55, 0.125)
+_METRICS = ("rouge_l", "rouge_l_unicode", "token_f1", "exact_match")
+
+
+def _write_run(folder: pathlib.Path, *, consistencies: tuple[str, ...], metrics: tuple[str, ...]) -> Manifest:
+    """Writes the table of a run over 200 examples whose risks are all different, and returns its manifest."""
+    specs = all_specs(consistencies=consistencies, metrics=metrics, deltas=(0.1, 0.35), epsilons=(0.05,))
+    totals = RiskTotals.zero(objectives=len(consistencies) * len(metrics), thresholds=len(_GRID))
+    for index in range(200):
+        totals = totals.add(
+            [
+                [float(index < 7 * row + 31 * column) for column in range(len(_GRID))]
+                for row in range(totals.loss_sums.shape[0])
+            ]
+        )
+    layers = (6 * 1000, *(6 * 1000 - 777 * place for place in range(1, 4)))
+    whole = CalibrationTotals(risk=totals, layer_sums=layers, token_counts=(1000,) * 4, failed=0, duplicates=3)
+    rows = risk_rows(whole, specs, thresholds=_GRID, p_value="hoeffding", num_layers=6)
+    write_risk_table(folder / "risk_table.csv", rows)
+    entries = calibrate(rows, specs=specs, p_value="hoeffding", num_layers=6)
+    data = build_manifest().data
+    return build_manifest(
+        calibrations=entries,
+        data=type(data)(
+            patterns=data.patterns, examples=200, duplicates=3, failed=0, truncated=7, fingerprint=data.fingerprint
+        ),
+    )
+
+
+def _printed(folder: pathlib.Path, manifest: Manifest, capsys: pytest.CaptureFixture[str]) -> str:
+    print_summary(manifest, folder, seconds=12.6)
+    printed = capsys.readouterr()
+    assert printed.err == ""
+    return printed.out
+
+
+@pytest.mark.parametrize(
+    ("consistencies", "metrics"),
+    [
+        (("textual",), ("token_f1",)),
+        (("textual", "risk"), ("rouge_l", "token_f1")),
+        (("textual", "risk"), _METRICS[:3]),
+        (("textual", "risk"), _METRICS),
+    ],
+)
+def test_no_number_is_lost(
+    consistencies: tuple[str, ...],
+    metrics: tuple[str, ...],
+    tmp_path: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """At 80 columns every risk, threshold, tolerance and mean of layers is there in full."""
+    monkeypatch.setenv("COLUMNS", "80")
+    manifest = _write_run(tmp_path, consistencies=consistencies, metrics=metrics)
+    text = _printed(tmp_path, manifest, capsys)
+    assert "…" not in text
+    tokens = text.split()
+    objectives = len(consistencies) * len(metrics)
+    for row in range(objectives):
+        for column in range(3):
+            assert f"{(7 * row + 31 * column) / 200:.4f}" in tokens
+    for threshold, layers in zip(_GRID, ("5.22", "4.45", "3.67"), strict=True):
+        assert f"{threshold:g}" in tokens
+        assert layers in tokens
+    for entry in manifest.calibrations:
+        assert f"{entry.delta:g}" in tokens
+        assert f"{entry.risk:.4f}" in tokens
+    for metric in metrics:
+        assert metric in tokens
+    # The path is a word of its own and may be longer than a line.
+    assert max(len(line.rstrip()) for line in text.splitlines() if str(tmp_path) not in line) <= 80
+
+
+def test_what_is_said_besides(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Counts, time, the guarantee and the manifest's path follow the tables."""
+    monkeypatch.setenv("COLUMNS", "300")
+    manifest = _write_run(tmp_path, consistencies=("textual",), metrics=("token_f1",))
+    text = _printed(tmp_path, manifest, capsys)
+    assert "200 examples in 13 s (3 repeated inputs, 7 cut, 0 failed, counted with loss 1)." in text
+    assert "Repeated inputs weaken the assumption that examples are independent draws." in text
+    assert manifest.guarantee in text
+    assert f"Manifest: {tmp_path / 'manifest.json'}" in text
+
+
+def test_paths_with_square_brackets(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The manifest's path can be copied from the terminal, whatever characters it has."""
+    monkeypatch.setenv("COLUMNS", "300")
+    folder = tmp_path / "run[bold]"
+    folder.mkdir()
+    manifest = _write_run(folder, consistencies=("textual",), metrics=("token_f1",))
+    assert f"Manifest: {folder / 'manifest.json'}" in _printed(folder, manifest, capsys)
+
+
+def _lines(manifest: Manifest, *, width: int = 80) -> list[str]:
+    console = Console(file=io.StringIO(), width=width)
+    console.print(choices_table(manifest))
+    assert isinstance(console.file, io.StringIO)
+    return [" ".join(line.split()) for line in console.file.getvalue().splitlines()]
+
+
+def test_choices() -> None:
+    """A choice shows threshold, layers, what they save, risk and where testing ended; "never exit" saves nothing."""
+    lines = _lines(build_manifest())
+    assert "textual 0.1 0.8 4.25 29% 0.0300 0.7" in lines
+    assert "rouge_l 0.05 p = 0.4" in lines
+    assert "textual 0.01 never exit 6.00 0% 0.0000 0.9" in lines
+    assert "rouge_l 0.05 p = 0.3" in lines
+
+
+def test_choices_at_the_end_of_the_grid() -> None:
+    """Where everything passed, testing ended with the grid."""
+    entry = build_calibration(path=(build_path_entry(),), threshold=0.9, layers=5.5, risk=0.0125)
+    assert any(line.endswith("end of grid") for line in _lines(build_manifest(calibrations=(entry,))))
+
+
+def test_long_names_of_metrics() -> None:
+    """The name of an imported metric does not push numbers off the screen."""
+    entry = build_never_exit(metric="my_company.research.early_exit.scores:character_f_score_with_beta_2")
+    text = " ".join(_lines(build_manifest(calibrations=(entry,))))
+    for number in ("0.01", "0.05", "never exit", "6.00", "0%", "0.0000", "0.9", "p = 0.3"):
+        assert number in text

@@ -1,0 +1,181 @@
+"""Tiny models, data sets and runs for tests of the pipeline and of the command line."""
+
+import dataclasses
+import json
+import pathlib
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import apache_beam as beam
+import numpy as np
+import safetensors.numpy
+from apache_beam.options.pipeline_options import PipelineOptions
+from apache_beam.runners.portability.fn_api_runner import FnApiRunner
+
+from calm_beam.calibration import RunRecord, Spec, all_specs
+from calm_beam.checkpoints import load_checkpoint, write_native
+from calm_beam.decoding.settings import DecodeSettings
+from calm_beam.exits.rule import ExitRule
+from calm_beam.manifest import Manifest, ModelRecord, VocabularyRecord, read_manifest
+from calm_beam.model import T5Config
+from calm_beam.transforms import CalibrateGenerations, DecodeExamples, DecodePlan, ReadExamples
+from calm_beam.transforms.progress import ProgressLog
+from calm_beam.vocabulary import Vocabulary
+from tests.builders import build_arrays, build_config, train_vocabulary
+
+CONFIG = build_config(num_encoder_layers=1)
+
+BROKEN_ID = 63
+"""The id whose embedding is NaN in a model written with `is_broken`; such a model never generates it."""
+
+# One shape for all runs: XLA compiles once.
+SETTINGS = DecodeSettings(
+    rule=ExitRule(), thresholds=(0.9, 0.5, 0.2, 0.05, 0.0), max_input_length=32, max_decode_length=6
+)
+BATCH_SIZE = 4
+SPECS = all_specs(
+    consistencies=("textual", "risk"), metrics=("token_f1", "exact_match"), deltas=(0.3, 0.6), epsilons=(0.1,)
+)
+
+TEXTUAL = all_specs(consistencies=("textual",), metrics=("token_f1",), deltas=(0.3,), epsilons=(0.1,))
+
+SHORT_FLAGS = (
+    "--thresholds=0.05,0.9,0.5,0.2,0",
+    "--max_input_length=32",
+    "--max_decode_length=6",
+    "--batch_size=4",
+    "--num_shards=3",
+)
+"""Flags that give `SETTINGS` on the command line; the grid in an order of its own."""
+
+
+def write_model(
+    directory: pathlib.Path,
+    *,
+    config: T5Config = CONFIG,
+    vocabulary: pathlib.Path | None = None,
+    seed: int = 0,
+    is_broken: bool = False,
+) -> pathlib.Path:
+    """Writes a random model in the native layout, without a vocabulary unless one is given, and returns its folder."""
+    directory.mkdir(parents=True, exist_ok=True)
+    source = vocabulary or directory / "none"
+    if vocabulary is None:
+        source.write_bytes(b"")
+    arrays = build_arrays(config, seed)
+    if is_broken:
+        # A score of 0 is never the highest of 64.
+        arrays["decoder/logits_dense/kernel"][:, BROKEN_ID] = 0
+    write_native(directory, config, arrays, vocabulary_path=source)
+    if vocabulary is None:
+        source.unlink()
+        (directory / "sentencepiece.model").unlink()
+    if is_broken:
+        arrays["token_embedder/embedding"][BROKEN_ID] = np.nan
+        safetensors.numpy.save_file(arrays, directory / "model.safetensors")
+    return directory
+
+
+def write_vocabulary(path: pathlib.Path, *, size: int = 40) -> pathlib.Path:
+    """Trains a small SentencePiece model on the prompts of `text_rows`, and returns its path."""
+    return train_vocabulary(path, [row["input"] for row in text_rows(60)], size)
+
+
+def id_rows(count: int, *, seed: int = 0) -> list[dict[str, Any]]:
+    """Returns rows of random token ids with ids and references; every seventh repeats the prompt before it."""
+    generator = np.random.default_rng(seed)
+    rows: list[dict[str, Any]] = []
+    for index in range(count):
+        ids = generator.integers(2, BROKEN_ID, size=generator.integers(1, 9)).tolist()
+        reference = " ".join(map(str, generator.integers(2, BROKEN_ID, size=12).tolist()))
+        repeats = index % 7 == 6
+        rows.append(
+            {
+                "id": f"row-{index}",
+                "input_ids": rows[-1]["input_ids"] if repeats else [*ids, 1],
+                "references": [reference, "7 8 9"],
+            }
+        )
+    return rows
+
+
+def text_rows(count: int) -> list[dict[str, Any]]:
+    """Returns rows of short texts without ids, each fifth equal to the first."""
+    nouns, verbs = ("cat", "dog", "owl", "fox", "hen"), ("sees", "hears", "likes", "finds")
+    rows = []
+    for index in range(count):
+        place = 0 if index % 5 == 4 else index
+        noun, verb = nouns[place % 5], verbs[place // 5 % 4]
+        rows.append({"input": f"the {noun} {verb} {place}", "references": [f"the {noun}", verb]})
+    return rows
+
+
+def write_rows(path: pathlib.Path, rows: Iterable[object]) -> pathlib.Path:
+    """Writes rows as JSONL and returns the path."""
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    return path
+
+
+def split_rows(folder: pathlib.Path, rows: Sequence[object], *, files: int) -> tuple[str, ...]:
+    """Writes rows to several files, dealt out in turn, and returns their paths."""
+    folder.mkdir()
+    return tuple(str(write_rows(folder / f"part-{part}.jsonl", rows[part::files])) for part in range(files))
+
+
+def run_calibration(
+    output: pathlib.Path,
+    *,
+    model: pathlib.Path,
+    paths: Sequence[str],
+    num_shards: int = 3,
+    specs: Sequence[Spec] = SPECS,
+    settings: DecodeSettings = SETTINGS,
+    on_error: str = "fail",
+    on_long: str = "truncate",
+    created: str = "2026-01-31T12:00:00Z",
+    progress: str | None = None,
+    options: Sequence[str] = (),
+) -> Manifest:
+    """Runs the whole pipeline on the in-process runner, and returns the manifest it wrote into `output`."""
+    checkpoint = load_checkpoint(model)
+    vocabulary = Vocabulary(checkpoint.vocabulary_path) if checkpoint.vocabulary_path else None
+    (output / "generations").mkdir(parents=True, exist_ok=True)
+    plan = DecodePlan(
+        checkpoint=str(model),
+        model_fingerprint=checkpoint.fingerprint(),
+        vocabulary=str(checkpoint.vocabulary_path) if vocabulary else None,
+        extra_ids=0,
+        settings=settings,
+        batch_size=BATCH_SIZE,
+        on_long=on_long,
+        on_error=on_error,
+        directory=str(output / "generations"),
+        num_shards=num_shards,
+    )
+    record = RunRecord(
+        created=created,
+        model=ModelRecord(
+            uri=str(model), fingerprint=checkpoint.fingerprint(), layers=checkpoint.config.num_decoder_layers
+        ),
+        vocabulary=VocabularyRecord(fingerprint=vocabulary.fingerprint, extra_ids=0) if vocabulary else None,
+        settings=settings,
+        patterns=("data/*.jsonl",),
+        software={"calm-beam": "0"},
+    )
+    log = ProgressLog(progress)
+    needs_references = any(spec.objective.consistency == "risk" for spec in specs)
+    pipeline = beam.Pipeline(runner=FnApiRunner(), options=PipelineOptions(list(options)))
+    _ = (
+        pipeline
+        | "ReadExamples" >> ReadExamples(paths, num_shards, needs_references, log)
+        | "DecodeExamples" >> DecodeExamples(plan, log)
+        | "CalibrateGenerations" >> CalibrateGenerations(specs, "hoeffding_bentkus", record, str(output), log)
+    )
+    pipeline.run().wait_until_finish()
+    return read_manifest(output / "manifest.json")
+
+
+def without_time(manifest: Manifest) -> dict[str, object]:
+    """Returns the manifest as plain values, without what tells two runs of the same calibration apart."""
+    content = dataclasses.replace(manifest, created="2000-01-01T00:00:00Z").to_dict()
+    return {key: value for key, value in content.items() if key != "digest"}

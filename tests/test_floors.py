@@ -1,0 +1,128 @@
+"""Imports point down: core, then transforms, then launch; and what is light to import stays light."""
+
+import ast
+import pathlib
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+_ROOT = pathlib.Path(__file__).parent.parent
+
+# Floor, and the packages its modules must not import, wherever in the module the import stands.
+_FORBIDDEN = {
+    "calm_beam": ("apache_beam", "google.cloud", "calm_beam.transforms", "calm_beam.launch", "tests"),
+    "transforms": ("calm_beam.launch", "tests"),
+    "launch": ("tests",),
+}
+# The one door to object stores.
+_MAY_USE_CLOUD = ("calm_beam/storage.py",)
+
+
+def _imported(source: str, package: str) -> Iterator[str]:
+    """Yields the absolute names that a module imports, at its top or deeper; `from a import b` gives a.b."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            parent = package.split(".")[: len(package.split(".")) - node.level + 1] if node.level else []
+            base = ".".join([*parent, *(node.module.split(".") if node.module else [])])
+            yield from (f"{base}.{alias.name}" for alias in node.names)
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) in ("importlib.import_module", "__import__"):
+            yield from (str(argument.value) for argument in node.args[:1] if isinstance(argument, ast.Constant))
+
+
+def _violations(source: str, *, package: str, forbidden: tuple[str, ...]) -> list[str]:
+    names = _imported(source, package)
+    return sorted({name for name in names if any(f"{name}.".startswith(f"{root}.") for root in forbidden)})
+
+
+def _modules(floor: str) -> list[pathlib.Path]:
+    # The symlinks in calm_beam lead to the other floors.
+    links = {path for path in (_ROOT / floor).iterdir() if path.is_symlink()}
+    return [path for path in sorted((_ROOT / floor).rglob("*.py")) if not links & set(path.parents)]
+
+
+@pytest.mark.parametrize("floor", _FORBIDDEN)
+def test_no_module_imports_upwards(floor: str) -> None:
+    """No import in any module of a floor leads to a floor above, nor from the core to Beam or a cloud client."""
+    modules = _modules(floor)
+    assert len(modules) >= 5
+    found = {}
+    for path in modules:
+        name = path.relative_to(_ROOT).as_posix()
+        package = ".".join(path.parent.relative_to(_ROOT).parts)
+        if floor != "calm_beam":
+            package = f"calm_beam.{package}"
+        forbidden = tuple(root for root in _FORBIDDEN[floor] if name not in _MAY_USE_CLOUD or root != "google.cloud")
+        found[name] = _violations(path.read_text(encoding="utf-8"), package=package, forbidden=forbidden)
+    assert {name: names for name, names in found.items() if names} == {}
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import apache_beam",
+        "import apache_beam.io as io, os",
+        "from apache_beam.io import filesystems",
+        "def f():\n    from google.cloud import storage",
+        "from google import cloud",
+        "from .. import transforms",
+        "from ..launch.flags import texts",
+        "from calm_beam import launch",
+        "if True:\n    from calm_beam.transforms import ReadExamples",
+        "import importlib\nimportlib.import_module('calm_beam.launch.cli')",
+    ],
+)
+def test_the_scan_sees_a_violation(source: str) -> None:
+    """Every way of importing what a core module must not import is found."""
+    assert _violations(source, package="calm_beam.risk", forbidden=_FORBIDDEN["calm_beam"])
+
+
+@pytest.mark.parametrize(
+    "source", ["import google.protobuf", "from . import launch_pad", "from ..metrics import registry", "import apache"]
+)
+def test_the_scan_lets_others_pass(source: str) -> None:
+    """Names that only begin alike, and imports within the floor, are no violation."""
+    assert _violations(source, package="calm_beam.risk", forbidden=_FORBIDDEN["calm_beam"]) == []
+
+
+def _loaded_by(module: str, *names: str) -> list[str]:
+    """Returns which of the packages are loaded once a fresh interpreter has imported the module."""
+    code = f"import sys, {module}; print(*[name for name in {names} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
+    return done.stdout.split()
+
+
+_BEAM = ("apache_beam", "google.cloud")
+
+
+@pytest.mark.parametrize(
+    ("module", "absent"),
+    [
+        ("calm_beam", ("numpy", "jax", *_BEAM)),
+        ("calm_beam.manifest", ("numpy", "scipy", "jax", "flax", *_BEAM)),
+        ("calm_beam.storage", ("numpy", "jax", *_BEAM)),
+        ("calm_beam.decoding.settings", ("jax", "flax", *_BEAM)),
+        ("calm_beam.decoding.prompts", ("jax", "flax", *_BEAM)),
+        ("calm_beam.exits.rule", ("jax", "flax", *_BEAM)),
+        ("calm_beam.calibration", ("jax", "flax", *_BEAM)),
+        ("calm_beam.metrics.registry", ("jax", "flax", *_BEAM)),
+        ("calm_beam.decoding.generate", (*_BEAM, "calm_beam.transforms", "calm_beam.launch")),
+        ("calm_beam.training.train", (*_BEAM, "calm_beam.transforms", "calm_beam.launch")),
+        ("calm_beam.transforms", ("jax", "flax", "calm_beam.launch")),
+        ("calm_beam.launch.cli", ("numpy", "jax", *_BEAM)),
+        ("calm_beam.launch.train", _BEAM),
+        ("calm_beam.launch.inspect", _BEAM),
+    ],
+)
+def test_imports_are_light(module: str, absent: tuple[str, ...]) -> None:
+    """A fresh interpreter that imports the module has not loaded these packages."""
+    assert _loaded_by(module, *absent) == []
+
+
+def test_the_check_sees_what_is_loaded() -> None:
+    """The check above fails for a module that loads them."""
+    assert _loaded_by("calm_beam.decoding.sweep", "jax", "flax", "apache_beam") == ["jax", "flax"]
+    assert "apache_beam" in _loaded_by("calm_beam.transforms", "apache_beam")

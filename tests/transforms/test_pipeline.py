@@ -1,0 +1,298 @@
+"""The pipeline on the in-process runner gives exactly what plain functions give."""
+
+import collections
+import csv
+import dataclasses
+import pathlib
+import re
+from collections.abc import Sequence
+
+import pytest
+
+from calm_beam.calibration import CalibrationTotals, RiskRow, calibrate, risk_rows, score_generation
+from calm_beam.calibration.risk_table import risk_table_text
+from calm_beam.calibration.specs import objectives_of
+from calm_beam.checkpoints import CheckpointError, load_checkpoint
+from calm_beam.decoding.generate import DecodeError
+from calm_beam.decoding.prompts import encode_prompt
+from calm_beam.decoding.sweep import SweepDecoder
+from calm_beam.examples import DataError
+from calm_beam.generations import Generation, Output, read_generations
+from calm_beam.manifest import Calibration
+from calm_beam.metrics.registry import METRICS
+from calm_beam.transforms.examples import read_examples
+from calm_beam.vocabulary import EOS_ID, Vocabulary
+from tests.pipelines import (
+    BATCH_SIZE,
+    BROKEN_ID,
+    CONFIG,
+    SETTINGS,
+    SPECS,
+    TEXTUAL,
+    id_rows,
+    run_calibration,
+    split_rows,
+    text_rows,
+    without_time,
+    write_model,
+    write_rows,
+    write_vocabulary,
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Plain:
+    """What plain functions make of a data set."""
+
+    generations: dict[str, Generation]
+    totals: CalibrationTotals
+    rows: tuple[RiskRow, ...]
+    calibrations: tuple[Calibration, ...]
+
+
+def _plainly(model: pathlib.Path, paths: Sequence[str]) -> _Plain:
+    """Calibrates in a loop, one example after the other."""
+    checkpoint = load_checkpoint(model)
+    vocabulary = Vocabulary(checkpoint.vocabulary_path) if checkpoint.vocabulary_path else None
+    decoder = SweepDecoder(
+        checkpoint,
+        SETTINGS.rule,
+        thresholds=SETTINGS.thresholds,
+        max_decode_length=SETTINGS.max_decode_length,
+        max_input_length=SETTINGS.max_input_length,
+        batch_size=BATCH_SIZE,
+    )
+    examples = [example for i, path in enumerate(paths) for example in read_examples(path, file_index=i)]
+    objectives = objectives_of(SPECS)
+    totals = CalibrationTotals.zero(objectives=len(objectives), thresholds=len(SETTINGS.thresholds))
+    ids: collections.Counter[str] = collections.Counter()
+    prompts_seen = set()
+    generations = {}
+    for example in examples:
+        ids[example.id] += 1
+        if ids[example.id] > 1:
+            example = dataclasses.replace(example, id=f"{example.id}-{ids[example.id]}")
+        prompt = encode_prompt(example, vocabulary, SETTINGS, vocab_size=64, on_long="error")
+        ((_, result),) = decoder.decode([prompt.ids])
+        outputs = []
+        for lane, length in enumerate(result.lengths):
+            tokens = tuple(int(token) for token in result.tokens[lane, :length])
+            as_ids = " ".join(str(token) for token in tokens if token != EOS_ID)
+            outputs.append(
+                Output(
+                    text=vocabulary.decode(tokens) if vocabulary else as_ids,
+                    tokens=tokens,
+                    exit_layers=tuple(int(layer) for layer in result.exit_layers[lane, :length]),
+                    confidences=tuple(float(value) for value in result.confidences[lane, :length]),
+                )
+            )
+        generation = Generation(
+            example=example,
+            truncated=prompt.truncated,
+            duplicate=prompt.ids in prompts_seen,
+            failure=None,
+            outputs=tuple(outputs),
+        )
+        prompts_seen.add(prompt.ids)
+        generations[example.id] = generation
+        losses = score_generation(generation, objectives, METRICS, num_thresholds=len(SETTINGS.thresholds))
+        totals = totals.merge(CalibrationTotals.of(generation, losses))
+    rows = risk_rows(totals, SPECS, thresholds=SETTINGS.thresholds, p_value="hoeffding_bentkus", num_layers=4)
+    entries = calibrate(rows, specs=SPECS, p_value="hoeffding_bentkus", num_layers=4)
+    return _Plain(generations, totals, rows, entries)
+
+
+def _check_equal(output: pathlib.Path, model: pathlib.Path, paths: Sequence[str]) -> None:
+    """Checks generations, table and manifest of a run in `output` against plain functions."""
+    plain = _plainly(model, paths)
+    stored = [item for path in (output / "generations").iterdir() for item in read_generations(path)]
+    # Which of equal prompts counts as the duplicate is a matter of order; how many do is not.
+    found = {item.example.id: dataclasses.replace(item, duplicate=False) for item in stored}
+    assert found == {name: dataclasses.replace(item, duplicate=False) for name, item in plain.generations.items()}
+    assert len(stored) == len(plain.generations)
+    assert (output / "risk_table.csv").read_text() == risk_table_text(plain.rows)
+
+
+@pytest.fixture(scope="module")
+def id_model(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    """A model without a vocabulary."""
+    return write_model(tmp_path_factory.mktemp("models") / "ids")
+
+
+@pytest.fixture(scope="module")
+def text_model(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    """A model with a vocabulary of 40 ids, and a head of 64."""
+    folder = tmp_path_factory.mktemp("models")
+    return write_model(folder / "text", vocabulary=write_vocabulary(folder / "trained.model"))
+
+
+def test_token_ids(id_model: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    """Prompts given as ids: generations, table and manifest are those of plain functions."""
+    paths = split_rows(tmp_path / "data", id_rows(30), files=2)
+    manifest = run_calibration(tmp_path / "out", model=id_model, paths=paths)
+    _check_equal(tmp_path / "out", id_model, paths)
+    plain = _plainly(id_model, paths)
+    assert manifest.calibrations == plain.calibrations
+    assert manifest.vocabulary is None
+    assert (manifest.data.examples, manifest.data.duplicates, manifest.data.failed) == (30, plain.totals.duplicates, 0)
+    assert manifest.data.duplicates == 4
+    assert manifest.data.fingerprint == plain.totals.data_fingerprint()
+    # The choices differ, so that a mixed-up entry would show.
+    assert len({entry.threshold for entry in manifest.calibrations}) > 1
+
+
+def test_texts(text_model: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    """Prompts given as text, without ids, some of them equal: the same holds."""
+    paths = split_rows(tmp_path / "data", text_rows(25), files=3)
+    manifest = run_calibration(tmp_path / "out", model=text_model, paths=paths)
+    _check_equal(tmp_path / "out", text_model, paths)
+    plain = _plainly(text_model, paths)
+    assert manifest.calibrations == plain.calibrations
+    assert manifest.data.duplicates == plain.totals.duplicates == 5
+    assert manifest.data.fingerprint == plain.totals.data_fingerprint()
+    assert manifest.vocabulary is not None
+
+
+@pytest.mark.parametrize(
+    ("num_shards", "files", "options"),
+    [
+        (1, 1, ()),
+        (7, 1, ()),
+        (64, 3, ()),
+        (2, 5, ()),
+        (3, 2, ("--direct_runner_bundle_repeat=1",)),
+        (4, 3, ("--direct_num_workers=3", "--direct_running_mode=multi_threading")),
+    ],
+)
+def test_results_do_not_depend_on_how_work_is_split(
+    id_model: pathlib.Path, tmp_path: pathlib.Path, num_shards: int, files: int, options: Sequence[str]
+) -> None:
+    """Shards, files, repeated bundles and threads leave the table identical, and the manifest but for its time."""
+    rows = id_rows(20, seed=1)
+    base = run_calibration(
+        tmp_path / "base", model=id_model, paths=split_rows(tmp_path / "whole", rows, files=2), num_shards=3
+    )
+    paths = split_rows(tmp_path / "split", rows, files=files)
+    manifest = run_calibration(
+        tmp_path / "out",
+        model=id_model,
+        paths=paths,
+        num_shards=num_shards,
+        options=options,
+        created="2027-01-31T12:00:00Z",
+    )
+    tables = [(tmp_path / name / "risk_table.csv").read_bytes() for name in ("base", "out")]
+    assert tables[0] == tables[1]
+    assert manifest != base
+    assert without_time(manifest) == without_time(base)
+
+
+def test_settings_of_the_pipeline_reach_the_decoder(id_model: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    """Long prompts are cut and counted, or refused by name."""
+    long = {"id": "long", "input_ids": list(range(2, 40))}
+    paths = [str(write_rows(tmp_path / "rows.jsonl", [*id_rows(5), long]))]
+    manifest = run_calibration(tmp_path / "out", model=id_model, paths=paths, specs=TEXTUAL)
+    assert manifest.data.truncated == 1
+    with pytest.raises(DataError, match="example long: its input has 38 tokens, max_input_length is 32"):
+        run_calibration(tmp_path / "other", model=id_model, paths=paths, specs=TEXTUAL, on_long="error")
+    assert not (tmp_path / "other" / "manifest.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("index", "message"),
+    [
+        (CONFIG.vocab_size, "example beyond: its input_ids have 64; the model knows ids from 0 to 63."),
+        (2**31, "rows.jsonl, line 6: input_ids must be at most 2147483647, got 2147483648."),
+        (2**70, "rows.jsonl, line 6: input_ids must be at most 2147483647, got 1180591620717411303424."),
+    ],
+)
+def test_ids_beyond_the_embedding_are_refused(
+    id_model: pathlib.Path, tmp_path: pathlib.Path, index: int, message: str
+) -> None:
+    """An id that the model does not have ends the run, with its example or line: it is no failure of the model."""
+    paths = [str(write_rows(tmp_path / "rows.jsonl", [*id_rows(5), {"id": "beyond", "input_ids": [5, index]}]))]
+    with pytest.raises(DataError, match=re.escape(message)):
+        run_calibration(tmp_path / "out", model=id_model, paths=paths, specs=TEXTUAL, on_error="worst_case")
+    assert not (tmp_path / "out" / "manifest.json").exists()
+
+
+def _rows_with_broken_ones() -> list[dict[str, object]]:
+    broken = [{"id": f"broken-{i}", "input_ids": [5, BROKEN_ID, i + 2, 1], "references": ["5"]} for i in range(3)]
+    return [*id_rows(12), *broken]
+
+
+def test_failures_count_with_loss_1(tmp_path: pathlib.Path) -> None:
+    """Examples with logits that are not finite lose everything at every threshold, and touch no other example."""
+    sound = write_model(tmp_path / "sound")
+    model = write_model(tmp_path / "broken", is_broken=True)
+    paths = [str(write_rows(tmp_path / "rows.jsonl", _rows_with_broken_ones()))]
+    manifest = run_calibration(tmp_path / "out", model=model, paths=paths, on_error="worst_case")
+    assert (manifest.data.examples, manifest.data.failed) == (15, 3)
+    stored = {
+        item.example.id: item
+        for path in (tmp_path / "out" / "generations").iterdir()
+        for item in read_generations(path)
+    }
+    assert {name for name, item in stored.items() if item.failure} == {"broken-0", "broken-1", "broken-2"}
+    assert stored["broken-0"].failure == "the model gave logits that are not finite"
+    assert stored["broken-0"].outputs == ()
+    # Without the broken rows the sums are less by exactly 3, at every threshold.
+    few = [str(write_rows(tmp_path / "few.jsonl", id_rows(12)))]
+    run_calibration(tmp_path / "few", model=model, paths=few)
+    sums = []
+    for name in ("out", "few"):
+        with open(tmp_path / name / "risk_table.csv", newline="") as file:
+            sums.append([int(row["loss_sum"]) for row in csv.DictReader(file)])
+    assert [with_broken - without for with_broken, without in zip(*sums, strict=True)] == [3 * 2**32] * len(sums[0])
+    # The twin: in a model whose embedding is whole, the same rows fail nowhere.
+    assert run_calibration(tmp_path / "whole", model=sound, paths=paths, on_error="worst_case").data.failed == 0
+
+
+def test_a_failure_ends_the_run(tmp_path: pathlib.Path) -> None:
+    """By default the run ends with a message naming the example, and writes neither table nor manifest."""
+    model = write_model(tmp_path / "broken", is_broken=True)
+    paths = [str(write_rows(tmp_path / "rows.jsonl", [*_rows_with_broken_ones()[:13]]))]
+    with pytest.raises(DecodeError, match=r"example broken-0: the model gave logits that are not finite\. Check the"):
+        run_calibration(tmp_path / "out", model=model, paths=paths)
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {"generations"}
+
+
+def test_a_set_without_examples_is_no_result(id_model: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    """An empty calibration set is an error that names the patterns."""
+    paths = [str(write_rows(tmp_path / "rows.jsonl", []))]
+    with pytest.raises(DataError, match=re.escape("the calibration set is empty: no examples in data/*.jsonl.")):
+        run_calibration(tmp_path / "out", model=id_model, paths=paths)
+
+
+def test_a_checkpoint_that_changed_is_refused(id_model: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    """Workers decode with the weights that the run was started for, or not at all."""
+    from calm_beam.transforms import DecodePlan
+    from calm_beam.transforms.decode import _load
+
+    plan = DecodePlan(
+        checkpoint=str(id_model),
+        model_fingerprint="sha256:0",
+        vocabulary=None,
+        extra_ids=0,
+        settings=SETTINGS,
+        batch_size=BATCH_SIZE,
+        on_long="error",
+        on_error="fail",
+        directory=str(tmp_path),
+        num_shards=1,
+    )
+    with pytest.raises(CheckpointError, match=r"fingerprint is sha256:[0-9a-f]{64}, the run was started for sha256:0"):
+        _load(plan)
+
+
+def test_progress_is_reported(id_model: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    """Lines about what was read, decoded and scored are appended to what is there, and add up to all examples."""
+    log = tmp_path / "progress"
+    log.write_text("read 100\n")
+    paths = split_rows(tmp_path / "data", id_rows(9), files=2)
+    run_calibration(tmp_path / "out", model=id_model, paths=paths, specs=TEXTUAL, progress=str(log))
+    counts: collections.Counter[str] = collections.Counter()
+    for line in log.read_text().splitlines():
+        event, count = line.split()
+        counts[event] += int(count)
+    assert counts == {"read": 109, "decoded": 9, "scored": 9}

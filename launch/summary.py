@@ -74,7 +74,7 @@ def choices_table(manifest: Manifest) -> Table:
         f"layers\nof {manifest.model.layers}",
         "saved",
         "risk",
-        "test ended at",
+        "ended at",
     ):
         table.add_column(name, justify="right", no_wrap=True)
     for entry in manifest.calibrations:

@@ -1,6 +1,6 @@
 # Everything anybody needs: `make calibrate` and `make test`. Both install into .venv once.
 
-PYTHON ?= python3.11
+PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/installed

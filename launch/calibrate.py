@@ -56,7 +56,6 @@ def main(argv: Sequence[str]) -> int:
                 >> CalibrateGenerations(specs, flags.p_value, _record(flags, run), str(output), progress)
             )
             run_pipeline(pipeline)
-        _remove_other_shards(generations, flags.num_shards)
     except (PipelineError, OSError) as error:
         print(f"calm-beam calibrate: {error}", file=sys.stderr)
         return 1
@@ -108,13 +107,6 @@ def _checked_output(flags: argparse.Namespace) -> pathlib.Path:
     if (output / "manifest.json").exists() and not flags.overwrite:
         raise UsageError(f"--output {output}: holds a manifest already. Choose another directory, or pass --overwrite.")
     return output
-
-
-def _remove_other_shards(generations: pathlib.Path, num_shards: int) -> None:
-    """Removes what an overwritten run left in another number of shards: the same outputs would stand there twice."""
-    for path in generations.glob("generations-*-of-*.parquet"):
-        if not path.name.endswith(f"-of-{num_shards:05d}.parquet"):
-            path.unlink()
 
 
 def _record(flags: argparse.Namespace, run: PreparedRun) -> RunRecord:

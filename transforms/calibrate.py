@@ -38,11 +38,12 @@ class CalibrateGenerations(beam.PTransform):
     def expand(self, paths: beam.PCollection) -> beam.PCollection:
         """Returns a PCollection of str with the manifest's path."""
         num_thresholds = len(self.record.settings.thresholds)
+        shards = beam.pvalue.AsSingleton(paths | "ListShards" >> beam.combiners.ToList())
         return (
             paths
             | "ScoreExamples" >> beam.ParDo(_ScoreShard(self.specs, num_thresholds, self.progress))
             | "SumLosses" >> beam.CombineGlobally(_SumTotals(len(objectives_of(self.specs)), num_thresholds))
-            | "WriteResults" >> beam.Map(_write_results, self.specs, self.p_value, self.record, self.output)
+            | "WriteResults" >> beam.Map(_write_results, shards, self.specs, self.p_value, self.record, self.output)
         )
 
 
@@ -90,7 +91,12 @@ class _SumTotals(beam.CombineFn):
 
 
 def _write_results(
-    totals: CalibrationTotals, specs: Sequence[Spec], p_value: str, record: RunRecord, output: str
+    totals: CalibrationTotals,
+    shards: Sequence[str],
+    specs: Sequence[Spec],
+    p_value: str,
+    record: RunRecord,
+    output: str,
 ) -> str:
     """Writes the risk table, then the manifest, which thus never stands beside an older table."""
     if totals.risk.n == 0:
@@ -102,4 +108,12 @@ def _write_results(
     write_risk_table(pathlib.Path(output) / "risk_table.csv", rows)
     path = str(pathlib.Path(output) / "manifest.json")
     write_manifest(manifest, path)
+    _remove_other_shards(shards)
     return path
+
+
+def _remove_other_shards(shards: Sequence[str]) -> None:
+    """Removes what an overwritten run left beside these: whoever reads the folder must find this run's outputs only."""
+    for path in pathlib.Path(shards[0]).parent.glob("generations-*.parquet"):
+        if str(path) not in shards:
+            path.unlink(missing_ok=True)

@@ -188,3 +188,12 @@ def test_another_number_of_shards_replaces_the_files(
     assert _calibrate(model, data, tmp_path, "--num_shards=2", "--overwrite") == 0
     ids = [item.example.id for path in tmp_path.glob("generations/*/*") for item in read_generations(path)]
     assert len(ids) == len(set(ids)) == 30
+
+
+def test_a_smaller_data_set_replaces_all_files(model: pathlib.Path, data: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    """Overwriting with fewer examples than shards leaves no shard of the earlier data."""
+    fewer = write_rows(tmp_path / "fewer.jsonl", id_rows(30)[:2])
+    output = tmp_path / "out"
+    assert _calibrate(model, data, output) == 0
+    assert _calibrate(model, fewer, output, "--overwrite") == 0
+    assert sum(len(list(read_generations(path))) for path in output.glob("generations/*/*")) == 2

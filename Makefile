@@ -8,7 +8,7 @@ INSTALLED := $(VENV)/installed
 .PHONY: calibrate test test-fast lint format types demo-model clean
 
 calibrate: $(INSTALLED)  ## calibrate the embedded model on the embedded data
-	$(BIN)/calm-beam calibrate --output=calibration --overwrite
+	$(BIN)/calm-beam calibrate --output=build/demo-calibration --overwrite
 
 test: $(INSTALLED) lint types  ## everything: lint, format, types, all tests
 	$(BIN)/python -m pytest
@@ -41,4 +41,4 @@ $(INSTALLED): setup.py pyproject.toml
 	touch $(INSTALLED)
 
 clean:
-	rm -rf $(VENV) build dist calibration *.egg-info
+	rm -rf $(VENV) build dist *.egg-info

@@ -18,7 +18,7 @@ import apache_beam as beam
 from calm_beam import __version__
 from calm_beam.calibration import RunRecord, Spec, all_specs
 from calm_beam.demo import embedded
-from calm_beam.manifest import ModelRecord, VocabularyRecord, read_manifest
+from calm_beam.manifest import ManifestError, ModelRecord, VocabularyRecord, read_manifest
 from calm_beam.metrics.registry import get_metric
 from calm_beam.risk.pvalues import P_VALUES
 from calm_beam.transforms import CalibrateGenerations, DecodeExamples, ReadExamples
@@ -27,6 +27,7 @@ from .flags import FlagParser, UsageError, add_decode_flags, numbers, parse_flag
 from .progress import shown_progress
 from .runners import PipelineError, is_local, make_runner, run_pipeline
 from .setup_run import PreparedRun, prepare_run
+from .staging import MANIFEST, staged
 from .summary import print_summary
 
 
@@ -39,27 +40,33 @@ def main(argv: Sequence[str]) -> int:
         specs = _specs(flags)
         output = _checked_output(flags)
         run = prepare_run(flags, needs_references="risk" in flags.consistency)
-        runner = make_runner(options)
+        pipeline = beam.Pipeline(runner=make_runner(options), options=options)
     except (UsageError, ValueError) as error:
         print(f"calm-beam calibrate: {error}", file=sys.stderr)
         return 2
-    generations = output / "generations" / run.generations_name()
     start = time.monotonic()
     try:
-        with shown_progress(enabled=is_local(options)) as progress:
-            pipeline = beam.Pipeline(runner=runner, options=options)
-            (
+        with staged(output) as staging, shown_progress(enabled=is_local(options)) as progress:
+            plan = run.plan(flags, staging / "generations" / run.generations_name())
+            _ = (
                 pipeline
                 | "ReadExamples" >> ReadExamples(run.paths, flags.num_shards, "risk" in flags.consistency, progress)
-                | "DecodeExamples" >> DecodeExamples(run.plan(flags, generations), progress)
+                | "DecodeExamples" >> DecodeExamples(plan, progress)
                 | "CalibrateGenerations"
-                >> CalibrateGenerations(specs, flags.p_value, _record(flags, run), str(output), progress)
+                >> CalibrateGenerations(
+                    specs=specs,
+                    p_value=flags.p_value,
+                    record=_record(flags, run),
+                    on_error=flags.on_error,
+                    output=str(staging),
+                )
             )
             run_pipeline(pipeline)
-    except (PipelineError, OSError) as error:
+        manifest = read_manifest(output / MANIFEST)
+    except (PipelineError, ManifestError, OSError) as error:
         print(f"calm-beam calibrate: {error}", file=sys.stderr)
         return 1
-    print_summary(read_manifest(output / "manifest.json"), output, seconds=time.monotonic() - start)
+    print_summary(manifest, output, seconds=time.monotonic() - start)
     return 0
 
 
@@ -84,7 +91,8 @@ def _fill_in_defaults(flags: argparse.Namespace) -> None:
         print("no --checkpoint and no --data: calibrating the embedded model on the embedded data", file=sys.stderr)
         flags.checkpoint = str(embedded.MODEL)
         flags.data = (str(embedded.CALIBRATION_SET),)
-        flags.thresholds = flags.thresholds or embedded.THRESHOLDS
+        if flags.grid_step is None:
+            flags.thresholds = flags.thresholds or embedded.THRESHOLDS
         flags.consistency = flags.consistency or ("textual", "risk")
         flags.metric = flags.metric or ("rouge_l_unicode",)
         flags.delta = flags.delta or embedded.DELTAS
@@ -101,10 +109,11 @@ def _specs(flags: argparse.Namespace) -> tuple[Spec, ...]:
 
 def _checked_output(flags: argparse.Namespace) -> pathlib.Path:
     refuse_cloud_paths([("--output", flags.output)])
-    output = pathlib.Path(flags.output)
+    # Absolute, since workers have folders of their own.
+    output = pathlib.Path(flags.output).resolve()
     if output.exists() and not output.is_dir():
         raise UsageError(f"--output {output}: is a file, expected a directory.")
-    if (output / "manifest.json").exists() and not flags.overwrite:
+    if (output / MANIFEST).exists() and not flags.overwrite:
         raise UsageError(f"--output {output}: holds a manifest already. Choose another directory, or pass --overwrite.")
     return output
 

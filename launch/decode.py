@@ -33,7 +33,7 @@ def main(argv: Sequence[str]) -> int:
         if not is_local(options):
             raise UsageError("decode writes one local file and runs on this machine: leave --runner out.")
         run = prepare_run(flags, needs_references=False)
-        runner = make_runner(options)
+        pipeline = beam.Pipeline(runner=make_runner(options), options=options)
     except (UsageError, ValueError) as error:
         print(f"calm-beam decode: {error}", file=sys.stderr)
         return 2
@@ -42,7 +42,6 @@ def main(argv: Sequence[str]) -> int:
         with tempfile.TemporaryDirectory(prefix=f".{output.name}.", dir=output.parent) as folder:
             plan = run.plan(flags, pathlib.Path(folder))
             with shown_progress(enabled=True) as progress:
-                pipeline = beam.Pipeline(runner=runner, options=options)
                 _ = (
                     pipeline
                     | "ReadExamples" >> ReadExamples(run.paths, flags.num_shards, False, progress)
@@ -83,7 +82,8 @@ def _rows(generation: Generation, thresholds: Sequence[float]) -> Iterator[dict[
     """Yields the rows of one prompt; one row that says why, if it could not be decoded."""
     if generation.failure is not None:
         yield {"id": generation.example.id, "failure": generation.failure}
-    for threshold, output in zip((None, *thresholds), generation.outputs, strict=False):
+        return
+    for threshold, output in zip((None, *thresholds), generation.outputs, strict=True):
         yield {
             "id": generation.example.id,
             "threshold": threshold,

@@ -15,16 +15,20 @@ class UsageError(ValueError):
     """A flag or its value is wrong; nothing has been done."""
 
 
+class _HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
+    """Names defaults where there is one and the text does not name it already."""
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        if action.default in (None, "", False) or "default" in (action.help or ""):
+            return action.help
+        return super()._get_help_string(action)
+
+
 class FlagParser(argparse.ArgumentParser):
     """An argument parser that raises `UsageError` instead of ending the process, and takes no abbreviations."""
 
     def __init__(self, **kwargs: Any) -> None:
-        super().__init__(
-            allow_abbrev=False,
-            formatter_class=argparse.ArgumentDefaultsHelpFormatter,
-            conflict_handler="resolve",
-            **kwargs,
-        )
+        super().__init__(allow_abbrev=False, conflict_handler="resolve", formatter_class=_HelpFormatter, **kwargs)
 
     def error(self, message: str) -> NoReturn:
         """Raises `UsageError`."""

@@ -9,7 +9,7 @@ from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 from apache_beam.runners.runner import PipelineRunner, create_runner
 
 # Beam's own DirectRunner tries to download a binary at every start and behaves by what it finds; ours is explicit.
-_LOCAL_RUNNERS = (None, "DirectRunner", "FnApiRunner", "BundleBasedDirectRunner")
+_LOCAL_RUNNERS = ("", "directrunner", "fnapirunner", "bundlebaseddirectrunner")
 
 
 class PipelineError(RuntimeError):
@@ -18,7 +18,7 @@ class PipelineError(RuntimeError):
 
 def is_local(options: PipelineOptions) -> bool:
     """Returns whether the pipeline runs on this machine's disks, in this process or its children."""
-    return options.view_as(StandardOptions).runner in _LOCAL_RUNNERS
+    return (options.view_as(StandardOptions).runner or "").lower() in _LOCAL_RUNNERS
 
 
 def make_runner(options: PipelineOptions) -> PipelineRunner:
@@ -47,7 +47,7 @@ def run_pipeline(pipeline: beam.Pipeline) -> None:
         raise PipelineError(first_cause("".join(traceback.format_exception_only(error)))) from error
 
 
-_ERROR_LINE = re.compile(r"^(?:[\w.]+\.)?(\w*(?:Error|Exception|Interrupt)): (.+)$")
+_ERROR_LINE = re.compile(r"^(?:[\w.]+\.)?(\w*(?:Error|Exception|Interrupt)): ", re.MULTILINE)
 _STEP_SUFFIX = re.compile(r" \[while running .*$", re.DOTALL)
 _OWN_ERRORS = ("DataError", "DecodeError", "MetricError", "CheckpointError", "VocabularyError", "ManifestError")
 
@@ -59,8 +59,10 @@ def first_cause(trace: str) -> str:
     'bad line'
     """
     plain = _STEP_SUFFIX.sub("", trace.strip())
-    errors = [match for line in plain.splitlines() if (match := _ERROR_LINE.match(line.strip()))]
-    if not errors:
+    # Lines of a traceback are indented; the last error that is not begins the message, which may have several lines.
+    starts = list(_ERROR_LINE.finditer(plain))
+    if not starts:
         return plain or "the pipeline failed without a message"
-    name, message = errors[-1].groups()
-    return message if name in _OWN_ERRORS else f"{name}: {message}"
+    last = starts[-1]
+    message = plain[last.end() :].strip()
+    return message if last.group(1) in _OWN_ERRORS else f"{last.group(1)}: {message}"

@@ -42,7 +42,7 @@ class PreparedRun:
     model_fingerprint: str
 
     def generations_name(self) -> str:
-        """Returns the name of the folder of this run's outputs: the same for the same outputs."""
+        """Returns the name of the folder of the outputs: a fingerprint of all that decides them but the data."""
         vocabulary = f"{self.vocabulary.fingerprint}+{self.vocabulary.extra_ids}" if self.vocabulary else None
         return self.settings.fingerprint(model=self.model_fingerprint, vocabulary=vocabulary)
 
@@ -87,7 +87,7 @@ def prepare_run(flags: argparse.Namespace, *, needs_references: bool) -> Prepare
             raise UsageError(
                 f"--confidence=classifier needs decoder/meta_cls in the checkpoint; {flags.checkpoint} has none."
             )
-        vocabulary_path = flags.vocabulary or checkpoint.vocabulary_path
+        vocabulary_path = flags.vocabulary or (checkpoint.vocabulary_path if is_text else None)
         if is_text and vocabulary_path is None:
             raise UsageError(
                 f"no sentencepiece.model in or beside {checkpoint.directory}: pass --vocabulary, or data that "
@@ -147,13 +147,12 @@ def preview_data(paths: Sequence[str], *, needs_references: bool) -> bool:
     """Returns whether prompts are text, having checked the first examples of every file.
 
     Raises:
-      DataError: If one of them is malformed, or there is no example at all.
+      DataError: If one of them is malformed, or a file has none.
     """
-    first = [
-        example
-        for path in paths
-        for example in itertools.islice(read_examples(path, needs_references=needs_references), _PREVIEWED_EXAMPLES)
-    ]
-    if not first:
-        raise DataError(f"--data: no examples in {', '.join(paths)}.")
-    return any(example.input is not None for example in first)
+    is_text = False
+    for path in paths:
+        first = list(itertools.islice(read_examples(path, needs_references=needs_references), _PREVIEWED_EXAMPLES))
+        if not first:
+            raise DataError(f"--data {path}: holds no examples.")
+        is_text = is_text or any(example.input is not None for example in first)
+    return is_text

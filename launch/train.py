@@ -23,7 +23,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemaini
 from rich.progress import Progress as ProgressBar
 from rich.table import Table
 
-from calm_beam.checkpoints import Checkpoint, CheckpointError, load_checkpoint, write_native
+from calm_beam.checkpoints import Checkpoint, CheckpointError, FloatArrays, load_checkpoint, write_native
 from calm_beam.examples import DataError, Example, parse_examples
 from calm_beam.model import T5Config
 from calm_beam.training.batches import Pair
@@ -63,7 +63,7 @@ def main(argv: Sequence[str]) -> int:
     except UsageError as error:
         console.print(f"calm-beam train: {error}", markup=False, highlight=False, soft_wrap=True)
         return 2
-    except (OSError, FloatingPointError) as error:
+    except (OSError, FloatingPointError, ValueError) as error:
         console.print(f"calm-beam train: {error}", markup=False, highlight=False, soft_wrap=True)
         return 1
     return 0
@@ -143,10 +143,26 @@ def _run(flags: argparse.Namespace, console: Console) -> None:
                 initial=None if checkpoint is None else checkpoint.arrays,
                 on_progress=reporter.report,
             )
-        write_native(output, model_config, arrays, vocabulary_path=vocabulary_path, dtype=flags.dtype)
+        _write(console, output, model_config, arrays, vocabulary_path, flags.dtype)
     if reporter.validation_losses is not None:
         console.print(_loss_table(reporter.validation_losses))
     console.print(f"Wrote {output}", markup=False, highlight=False, soft_wrap=True)
+
+
+def _write(
+    console: Console,
+    output: pathlib.Path,
+    config: T5Config,
+    arrays: FloatArrays,
+    vocabulary_path: pathlib.Path,
+    dtype: str,
+) -> None:
+    """Writes the model; in float32 if float16 cannot hold it, rather than losing it."""
+    try:
+        write_native(output, config, arrays, vocabulary_path=vocabulary_path, dtype=dtype)
+    except ValueError as error:
+        console.print(f"{error} Writing float32 instead.", markup=False, highlight=False, soft_wrap=True)
+        write_native(output, config, arrays, vocabulary_path=vocabulary_path)
 
 
 def _pairs(vocabulary: Vocabulary, task_prefix: str, row: Example, targets: Sequence[str]) -> list[Pair]:

@@ -169,7 +169,10 @@ def run_calibration(
         pipeline
         | "ReadExamples" >> ReadExamples(paths, num_shards, needs_references, log)
         | "DecodeExamples" >> DecodeExamples(plan, log)
-        | "CalibrateGenerations" >> CalibrateGenerations(specs, "hoeffding_bentkus", record, str(output), log)
+        | "CalibrateGenerations"
+        >> CalibrateGenerations(
+            specs=specs, p_value="hoeffding_bentkus", record=record, on_error=on_error, output=str(output)
+        )
     )
     pipeline.run().wait_until_finish()
     return read_manifest(output / "manifest.json")

@@ -5,16 +5,15 @@ import pathlib
 from collections.abc import Iterable, Iterator, Sequence
 
 import apache_beam as beam
+import numpy as np
 
 from calm_beam.calibration import CalibrationTotals, RunRecord, Spec, calibrate, risk_rows, score_generation
 from calm_beam.calibration.risk_table import write_risk_table
 from calm_beam.calibration.specs import objectives_of
 from calm_beam.examples import DataError
-from calm_beam.generations import read_generations
+from calm_beam.generations import Generation, read_generations
 from calm_beam.manifest import write_manifest
-from calm_beam.metrics.registry import get_metric
-
-from .progress import ProgressLog
+from calm_beam.metrics.registry import MetricError, get_metric
 
 
 @dataclasses.dataclass
@@ -25,46 +24,51 @@ class CalibrateGenerations(beam.PTransform):
       specs: The guarantees asked for.
       p_value: Name of the p-value.
       record: What else the manifest says.
-      output: Output directory, which exists.
-      progress: Where to report.
+      on_error: `fail` or `worst_case`, for examples on which a metric fails.
+      output: Output directory.
     """
 
     specs: Sequence[Spec]
     p_value: str
     record: RunRecord
+    on_error: str
     output: str
-    progress: ProgressLog
 
     def expand(self, paths: beam.PCollection) -> beam.PCollection:
         """Returns a PCollection of str with the manifest's path."""
         num_thresholds = len(self.record.settings.thresholds)
-        shards = beam.pvalue.AsSingleton(paths | "ListShards" >> beam.combiners.ToList())
         return (
             paths
-            | "ScoreExamples" >> beam.ParDo(_ScoreShard(self.specs, num_thresholds, self.progress))
+            | "ScoreExamples" >> beam.ParDo(_ScoreShard(self.specs, num_thresholds, self.on_error))
             | "SumLosses" >> beam.CombineGlobally(_SumTotals(len(objectives_of(self.specs)), num_thresholds))
-            | "WriteResults" >> beam.Map(_write_results, shards, self.specs, self.p_value, self.record, self.output)
+            | "WriteResults" >> beam.Map(_write_results, self.specs, self.p_value, self.record, self.output)
         )
 
 
 class _ScoreShard(beam.DoFn):
     """Yields the totals of every example of a stored shard."""
 
-    def __init__(self, specs: Sequence[Spec], num_thresholds: int, progress: ProgressLog) -> None:
+    def __init__(self, specs: Sequence[Spec], num_thresholds: int, on_error: str) -> None:
         self._objectives = objectives_of(specs)
         self._num_thresholds = num_thresholds
-        self._progress = progress
+        self._on_error = on_error
 
     def setup(self) -> None:
         self._metrics = {objective.metric: get_metric(objective.metric) for objective in self._objectives}
 
     def process(self, path: str) -> Iterator[CalibrationTotals]:
-        count = 0
         for generation in read_generations(path):
-            losses = score_generation(generation, self._objectives, self._metrics, num_thresholds=self._num_thresholds)
+            try:
+                losses = self._score(generation)
+            except MetricError as error:
+                if self._on_error == "fail":
+                    raise
+                generation = dataclasses.replace(generation, failure=str(error))
+                losses = self._score(generation)
             yield CalibrationTotals.of(generation, losses)
-            count += 1
-        self._progress.report("scored", count)
+
+    def _score(self, generation: Generation) -> np.ndarray:
+        return score_generation(generation, self._objectives, self._metrics, num_thresholds=self._num_thresholds)
 
 
 class _SumTotals(beam.CombineFn):
@@ -92,28 +96,21 @@ class _SumTotals(beam.CombineFn):
 
 def _write_results(
     totals: CalibrationTotals,
-    shards: Sequence[str],
     specs: Sequence[Spec],
     p_value: str,
     record: RunRecord,
     output: str,
 ) -> str:
-    """Writes the risk table, then the manifest, which thus never stands beside an older table."""
+    """Writes the risk table, then the manifest; returns the manifest's path."""
     if totals.risk.n == 0:
         raise DataError(f"the calibration set is empty: no examples in {', '.join(record.patterns)}.")
     rows = risk_rows(
         totals, specs, thresholds=record.settings.thresholds, p_value=p_value, num_layers=record.model.layers
     )
     manifest = record.manifest(totals, calibrate(rows, specs=specs, p_value=p_value, num_layers=record.model.layers))
-    write_risk_table(pathlib.Path(output) / "risk_table.csv", rows)
-    path = str(pathlib.Path(output) / "manifest.json")
+    directory = pathlib.Path(output)
+    directory.mkdir(parents=True, exist_ok=True)
+    write_risk_table(directory / "risk_table.csv", rows)
+    path = directory / "manifest.json"
     write_manifest(manifest, path)
-    _remove_other_shards(shards)
-    return path
-
-
-def _remove_other_shards(shards: Sequence[str]) -> None:
-    """Removes what an overwritten run left beside these: whoever reads the folder must find this run's outputs only."""
-    for path in pathlib.Path(shards[0]).parent.glob("generations-*.parquet"):
-        if str(path) not in shards:
-            path.unlink(missing_ok=True)
+    return str(path)

@@ -4,7 +4,8 @@ import dataclasses
 import functools
 import pathlib
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
+from typing import TYPE_CHECKING
 
 import apache_beam as beam
 from apache_beam.metrics import Metrics
@@ -12,11 +13,14 @@ from apache_beam.utils.shared import Shared
 
 from calm_beam.decoding.prompts import Prompt, encode_prompt
 from calm_beam.decoding.settings import DecodeSettings
-from calm_beam.examples import Example
+from calm_beam.examples import DataError, Example
 from calm_beam.generations import Generation, write_generations
 from calm_beam.vocabulary import Vocabulary
 
 from .progress import ProgressLog
+
+if TYPE_CHECKING:
+    from calm_beam.decoding.sweep import SweepDecoder
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -90,6 +94,8 @@ class _DecodeShard(beam.DoFn):
         self._loaded = None
 
     def process(self, element: tuple[int, Iterable[Example]]) -> Iterator[str]:
+        from calm_beam.decoding.generate import generate
+
         assert self._loaded is not None
         shard, unordered = element
         plan = self._plan
@@ -101,16 +107,27 @@ class _DecodeShard(beam.DoFn):
             vocab_size=self._loaded.vocab_size,
             on_long=plan.on_long,
         )
-        prompts = [encode(example) for example in examples]
         duplicates = _duplicate_prompts(examples)
-        generations = []
+        prompts: list[Prompt] = []
+        generations: list[Generation] = []
+        for example in examples:
+            try:
+                prompts.append(encode(example))
+            except DataError as error:
+                if plan.on_error == "fail":
+                    raise
+                is_duplicate = example.id in duplicates
+                generations.append(
+                    Generation(example=example, truncated=False, duplicate=is_duplicate, failure=str(error), outputs=())
+                )
         start = time.perf_counter()
-        for generation in self._loaded.generate(prompts, duplicates):
+        for generation in generate(
+            self._loaded.decoder, prompts, self._loaded.vocabulary, on_error=plan.on_error, duplicates=duplicates
+        ):
             generations.append(generation)
             self._prompts.inc()
             self._progress.report("decoded", 1)
         self._shard_msec.update(round(1000 * (time.perf_counter() - start)))
-        # Only now: a run that fails on its input leaves nothing behind.
         pathlib.Path(plan.directory).mkdir(parents=True, exist_ok=True)
         path = plan.shard_path(shard)
         write_generations(path, sorted(generations, key=lambda generation: generation.example.id))
@@ -123,12 +140,11 @@ class _Loaded:
 
     vocabulary: Vocabulary | None
     vocab_size: int
-    generate: Callable[[Sequence[Prompt], frozenset[str]], Iterator[Generation]]
+    decoder: "SweepDecoder"
 
 
 def _load(plan: DecodePlan) -> _Loaded:
     from calm_beam.checkpoints import CheckpointError, load_checkpoint
-    from calm_beam.decoding.generate import generate
     from calm_beam.decoding.sweep import SweepDecoder
 
     checkpoint = load_checkpoint(plan.checkpoint)
@@ -148,10 +164,7 @@ def _load(plan: DecodePlan) -> _Loaded:
         max_input_length=settings.max_input_length,
         batch_size=plan.batch_size,
     )
-    run = functools.partial(generate, decoder, vocabulary=vocabulary, on_error=plan.on_error)
-    return _Loaded(
-        vocabulary, checkpoint.config.vocab_size, lambda prompts, duplicates: run(prompts, duplicates=duplicates)
-    )
+    return _Loaded(vocabulary, checkpoint.config.vocab_size, decoder)
 
 
 def _with_unique_ids(examples: Iterable[Example]) -> list[Example]:
@@ -160,6 +173,7 @@ def _with_unique_ids(examples: Iterable[Example]) -> list[Example]:
     seen: dict[str, int] = {}
     unique = []
     for example in ordered:
+        # An id that stood in the data occurs once, or the run has ended before.
         count = seen[example.id] = seen.get(example.id, 0) + 1
         unique.append(dataclasses.replace(example, id=f"{example.id}-{count}") if count > 1 else example)
     return unique

@@ -83,6 +83,8 @@ class _ParseFile(beam.DoFn):
         for example in read_examples(path, file_index=file_index, needs_references=self._needs_references):
             count += 1
             yield example
+        if not count:
+            raise DataError(f"{path}: holds no examples. A part that was lost would bias the result.")
         self._examples.inc(count)
         self._progress.report("read", count)
 
@@ -113,8 +115,9 @@ class _CheckUniqueId(beam.DoFn):
 
     def process(self, element: tuple[str, Iterable[tuple[int, int, bool]]]) -> Iterator[None]:
         example_id, found = element
-        places = sorted((file, line) for file, line, is_own in found if is_own)
-        if len(places) > 1:
+        all_places = list(found)
+        places = sorted((file, line) for file, line, _ in all_places)
+        if len(places) > 1 and any(is_own for _, _, is_own in all_places):
             named = " and ".join(f"{self._paths[file]}, line {line}" for file, line in places[:2])
             raise DataError(
                 f"id {example_id!r} occurs {len(places)} times ({named}). Ids must be unique: an example that counts "

@@ -46,7 +46,7 @@ def score_generation(
         # Many thresholds give the same text: each distinct one is scored once.
         scores = {
             text: checked_score(metric, objective.metric, text, references, example_id=example.id)
-            for text in {full, *early}
+            for text in dict.fromkeys((full, *early))
         }
         early_scores = np.array([scores[text] for text in early])
         if objective.consistency == "risk":

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 CONSISTENCIES = ("textual", "risk")
 
 
-@dataclasses.dataclass(frozen=True, order=True)
+@dataclasses.dataclass(frozen=True)
 class Objective:
     """A loss: the kind of consistency and the metric it is measured by.
 

@@ -42,20 +42,21 @@ class Checkpoint:
 
     def fingerprint(self) -> str:
         """Returns the content fingerprint of the weights."""
-        return fingerprint(self.arrays)
+        return fingerprint(self.arrays, relative_max_distance=self.config.relative_max_distance)
 
 
-def fingerprint(arrays: FloatArrays) -> str:
+def fingerprint(arrays: FloatArrays, *, relative_max_distance: int = 128) -> str:
     """Returns a digest of names, shapes and float32 values, which does not depend on layout or stored precision.
 
     Args:
       arrays: Arrays by name. Values are compared as float32, so weights that float16 can hold exactly have the same
         fingerprint stored as float16 or as float32.
+      relative_max_distance: The one size of a model that no shape shows.
 
     Returns:
       `sha256:` followed by 64 hexadecimal digits.
     """
-    digest = hashlib.sha256(b"calm-beam weights v1\n")
+    digest = hashlib.sha256(f"calm-beam model v1, {relative_max_distance}\n".encode())
     for name in sorted(arrays):
         values = np.ascontiguousarray(arrays[name], dtype="<f4")
         digest.update(f"{name} {','.join(map(str, values.shape))}\n".encode())

@@ -87,10 +87,13 @@ def write_native(
             raise ValueError(f"{name} has values that are not finite in {dtype} (its largest is {limit}).")
     directory.mkdir(parents=True, exist_ok=True)
     stored = {name: np.ascontiguousarray(array, dtype) for name, array in arrays.items()}
+    # An overwritten model is no model until its last file is there.
+    (directory / "config.json").unlink(missing_ok=True)
     config_text = json.dumps({"format": _FORMAT, **dataclasses.asdict(config)}, indent=2) + "\n"
     with replacing(directory / "sentencepiece.model") as temporary:
         shutil.copyfile(vocabulary_path, temporary)
     with replacing(directory / "model.safetensors") as temporary:
-        safetensors.numpy.save_file(stored, temporary)
+        # Not save_file: it makes a file that only its owner can read.
+        temporary.write_bytes(safetensors.numpy.save(stored))
     with replacing(directory / "config.json") as temporary:
         temporary.write_text(config_text, encoding="utf-8")

@@ -174,7 +174,7 @@ def test_a_grid_and_a_step_exclude_each_other(place: _Place, capsys: pytest.Capt
 
 def _empty_data(place: _Place) -> str:
     place.data.write_text("")
-    return f"--data: no examples in {place.data}."
+    return f"--data {place.data}: holds no examples."
 
 
 def _bad_json(place: _Place) -> str:
@@ -302,9 +302,9 @@ def _metric_that_does_not_import(place: _Place) -> str:
         (_nested_json, []),
         (_directory_as_data, []),
         (_no_vocabulary, []),
-        (_large_vocabulary, []),
-        (_large_extra_ids, ["--extra_ids=100"]),
-        (_foreign_vocabulary, []),
+        (_large_vocabulary, ["--vocabulary={model}/sentencepiece.model"]),
+        (_large_extra_ids, ["--extra_ids=100", "--vocabulary={model}/sentencepiece.model"]),
+        (_foreign_vocabulary, ["--vocabulary={model}/sentencepiece.model"]),
         (_no_model, []),
         (_broken_weights, []),
         (_wrong_sizes, []),

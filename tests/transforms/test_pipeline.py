@@ -11,7 +11,7 @@ import pytest
 
 from calm_beam.calibration import CalibrationTotals, RiskRow, calibrate, risk_rows, score_generation
 from calm_beam.calibration.risk_table import risk_table_text
-from calm_beam.calibration.specs import objectives_of
+from calm_beam.calibration.specs import all_specs, objectives_of
 from calm_beam.checkpoints import CheckpointError, load_checkpoint
 from calm_beam.decoding.generate import DecodeError
 from calm_beam.decoding.prompts import encode_prompt
@@ -19,7 +19,7 @@ from calm_beam.decoding.sweep import SweepDecoder
 from calm_beam.examples import DataError
 from calm_beam.generations import Generation, Output, read_generations
 from calm_beam.manifest import Calibration
-from calm_beam.metrics.registry import METRICS
+from calm_beam.metrics.registry import METRICS, MetricError
 from calm_beam.transforms.examples import read_examples
 from calm_beam.vocabulary import EOS_ID, Vocabulary
 from tests.pipelines import (
@@ -209,11 +209,39 @@ def test_settings_of_the_pipeline_reach_the_decoder(id_model: pathlib.Path, tmp_
 def test_ids_beyond_the_embedding_are_refused(
     id_model: pathlib.Path, tmp_path: pathlib.Path, index: int, message: str
 ) -> None:
-    """An id that the model does not have ends the run, with its example or line: it is no failure of the model."""
+    """An id that the model does not have ends the run, with its example or line."""
     paths = [str(write_rows(tmp_path / "rows.jsonl", [*id_rows(5), {"id": "beyond", "input_ids": [5, index]}]))]
     with pytest.raises(DataError, match=re.escape(message)):
-        run_calibration(tmp_path / "out", model=id_model, paths=paths, specs=TEXTUAL, on_error="worst_case")
+        run_calibration(tmp_path / "out", model=id_model, paths=paths, specs=TEXTUAL)
     assert not (tmp_path / "out" / "manifest.json").exists()
+
+
+def test_prompts_that_cannot_be_encoded_count_with_loss_1(id_model: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    """With worst_case, unknown ids and over-long prompts count with loss 1 at every threshold, and are not dropped."""
+    rows = [*id_rows(5), {"id": "beyond", "input_ids": [5, 64]}, {"id": "long", "input_ids": [5] * 99}]
+    paths = [str(write_rows(tmp_path / "rows.jsonl", rows))]
+    manifest = run_calibration(
+        tmp_path / "out", model=id_model, paths=paths, specs=TEXTUAL, on_error="worst_case", on_long="error"
+    )
+    assert (manifest.data.examples, manifest.data.failed) == (7, 2)
+    with open(tmp_path / "out" / "risk_table.csv", newline="") as file:
+        assert all(int(row["loss_sum"]) >= 2 * 2**32 for row in csv.DictReader(file))
+
+
+def _always_fails(candidate: str, references: Sequence[str]) -> float:
+    """A metric of the user's that breaks on every output."""
+    raise ZeroDivisionError(candidate)
+
+
+def test_a_failing_metric_counts_with_loss_1(id_model: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    """With worst_case, an example on which the metric fails counts with loss 1; by default it ends the run."""
+    specs = all_specs(consistencies=["textual"], metrics=[f"{__name__}:_always_fails"], deltas=[0.5], epsilons=[0.1])
+    paths = [str(write_rows(tmp_path / "rows.jsonl", id_rows(4)))]
+    manifest = run_calibration(tmp_path / "out", model=id_model, paths=paths, specs=specs, on_error="worst_case")
+    assert (manifest.data.examples, manifest.data.failed) == (4, 4)
+    assert manifest.calibrations[0].path[0].risk == 1
+    with pytest.raises(MetricError, match="ZeroDivisionError"):
+        run_calibration(tmp_path / "fails", model=id_model, paths=paths, specs=specs)
 
 
 def _rows_with_broken_ones() -> list[dict[str, object]]:
@@ -258,9 +286,9 @@ def test_a_failure_ends_the_run(tmp_path: pathlib.Path) -> None:
 
 
 def test_a_set_without_examples_is_no_result(id_model: pathlib.Path, tmp_path: pathlib.Path) -> None:
-    """An empty calibration set is an error that names the patterns."""
+    """A file without examples is an error that names it: a lost part would bias the result."""
     paths = [str(write_rows(tmp_path / "rows.jsonl", []))]
-    with pytest.raises(DataError, match=re.escape("the calibration set is empty: no examples in data/*.jsonl.")):
+    with pytest.raises(DataError, match=re.escape(f"{paths[0]}: holds no examples.")):
         run_calibration(tmp_path / "out", model=id_model, paths=paths)
 
 
@@ -286,7 +314,7 @@ def test_a_checkpoint_that_changed_is_refused(id_model: pathlib.Path, tmp_path: 
 
 
 def test_progress_is_reported(id_model: pathlib.Path, tmp_path: pathlib.Path) -> None:
-    """Lines about what was read, decoded and scored are appended to what is there, and add up to all examples."""
+    """Lines about what was read and decoded are appended to what is there, and add up to all examples."""
     log = tmp_path / "progress"
     log.write_text("read 100\n")
     paths = split_rows(tmp_path / "data", id_rows(9), files=2)
@@ -295,4 +323,4 @@ def test_progress_is_reported(id_model: pathlib.Path, tmp_path: pathlib.Path) ->
     for line in log.read_text().splitlines():
         event, count = line.split()
         counts[event] += int(count)
-    assert counts == {"read": 109, "decoded": 9, "scored": 9}
+    assert counts == {"read": 109, "decoded": 9}

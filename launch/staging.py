@@ -1,0 +1,38 @@
+"""Output directories that are replaced whole or not at all."""
+
+import contextlib
+import os
+import pathlib
+import shutil
+from collections.abc import Iterator
+
+MANIFEST = "manifest.json"
+
+
+@contextlib.contextmanager
+def staged(output: pathlib.Path) -> Iterator[pathlib.Path]:
+    """Gives an empty directory to write to, whose entries replace those of `output` once the block has succeeded.
+
+    Until then `output` stays as it is, and it stays so if the block raises. An earlier manifest is taken away before
+    anything else and the new one put in place last, so that no manifest ever stands beside the outputs of another run.
+
+    Args:
+      output: The directory to fill; need not exist.
+
+    Yields:
+      A directory on the same disk.
+    """
+    existing = next(folder for folder in output.parents if folder.is_dir())
+    staging = existing / f".{output.name}.{os.urandom(6).hex()}.partial"
+    staging.mkdir()
+    try:
+        yield staging
+        output.mkdir(parents=True, exist_ok=True)
+        (output / MANIFEST).unlink(missing_ok=True)
+        for entry in sorted(staging.iterdir(), key=lambda entry: entry.name == MANIFEST):
+            target = output / entry.name
+            if target.is_dir():
+                shutil.rmtree(target)
+            os.replace(entry, target)
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)

@@ -1,0 +1,47 @@
+"""Output directories are replaced whole or not at all."""
+
+import pathlib
+
+import pytest
+
+from calm_beam.launch.staging import MANIFEST, staged
+
+
+def _fill(directory: pathlib.Path, content: str) -> None:
+    (directory / "generations").mkdir(parents=True)
+    (directory / "generations" / content).write_text(content)
+    (directory / MANIFEST).write_text(content)
+
+
+def _files(directory: pathlib.Path) -> dict[str, str]:
+    return {str(path.relative_to(directory)): path.read_text() for path in directory.rglob("*") if path.is_file()}
+
+
+def test_a_new_directory_appears_with_everything(tmp_path: pathlib.Path) -> None:
+    """What was written appears at the output, whose parents are made, and nothing else is left anywhere."""
+    output = tmp_path / "runs" / "first"
+    with staged(output) as staging:
+        _fill(staging, "new")
+        assert not output.exists()
+    assert _files(tmp_path) == {"runs/first/generations/new": "new", f"runs/first/{MANIFEST}": "new"}
+
+
+def test_an_earlier_run_is_replaced_whole(tmp_path: pathlib.Path) -> None:
+    """No file of the earlier run stays among the new ones; files that are not ours stay."""
+    _fill(tmp_path / "out", "old")
+    (tmp_path / "out" / "notes.txt").write_text("mine")
+    with staged(tmp_path / "out") as staging:
+        _fill(staging, "new")
+    assert _files(tmp_path / "out") == {"generations/new": "new", MANIFEST: "new", "notes.txt": "mine"}
+
+
+def test_a_failure_changes_nothing(tmp_path: pathlib.Path) -> None:
+    """After a failure the earlier run is as it was, and a new output is not begun."""
+    _fill(tmp_path / "out", "old")
+    before = _files(tmp_path)
+    for output in (tmp_path / "out", tmp_path / "new" / "deep"):
+        with pytest.raises(RuntimeError, match="worker lost"), staged(output) as staging:
+            _fill(staging, "new")
+            raise RuntimeError("worker lost")
+    assert _files(tmp_path) == before
+    assert not (tmp_path / "new").exists()

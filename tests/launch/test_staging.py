@@ -35,13 +35,18 @@ def test_an_earlier_run_is_replaced_whole(tmp_path: pathlib.Path) -> None:
     assert _files(tmp_path / "out") == {"generations/new": "new", MANIFEST: "new", "notes.txt": "mine"}
 
 
+def _fail(output: pathlib.Path) -> None:
+    with staged(output) as staging:
+        _fill(staging, "new")
+        raise RuntimeError("worker lost")
+
+
 def test_a_failure_changes_nothing(tmp_path: pathlib.Path) -> None:
     """After a failure the earlier run is as it was, and a new output is not begun."""
     _fill(tmp_path / "out", "old")
     before = _files(tmp_path)
     for output in (tmp_path / "out", tmp_path / "new" / "deep"):
-        with pytest.raises(RuntimeError, match="worker lost"), staged(output) as staging:
-            _fill(staging, "new")
-            raise RuntimeError("worker lost")
+        with pytest.raises(RuntimeError, match="worker lost"):
+            _fail(output)
     assert _files(tmp_path) == before
     assert not (tmp_path / "new").exists()

@@ -27,7 +27,7 @@ format: $(INSTALLED)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-demo-model: $(INSTALLED)  ## regenerate the embedded data and train the embedded model again (about 20 minutes)
+demo-model: $(INSTALLED)  ## regenerate the embedded data and train the embedded model again (about an hour)
 	$(BIN)/python -m calm_beam.demo.write_data --output=build/demo
 	$(BIN)/calm-beam train --data=build/demo/training.jsonl.gz --validation_data=build/demo/validation.jsonl.gz \
 	    --vocab_size=1024 --steps=2400 --max_input_length=48 --max_target_length=48 --seed=1 --dtype=float16 \

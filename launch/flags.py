@@ -155,7 +155,9 @@ def add_decode_flags(parser: FlagParser, *, default_grid_step: float | None) -> 
     exits.add_argument("--exit_interval", type=whole_number(1), default=1, help="distance of layers that may exit")
     exits.add_argument("--max_decode_length", type=whole_number(1), default=64, help="in tokens, eos included")
     run = parser.add_argument_group("run (Beam's own flags, such as --runner, may be added)")
-    run.add_argument("--batch_size", type=whole_number(1), default=32, help="prompts decoded together")
+    run.add_argument(
+        "--batch_size", type=whole_number(1), default=8, help="prompts decoded together; more on an accelerator"
+    )
     run.add_argument(
         "--num_shards",
         type=whole_number(1),

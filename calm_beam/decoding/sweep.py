@@ -70,7 +70,7 @@ class SweepDecoder:
         thresholds: Sequence[float],
         max_decode_length: int,
         max_input_length: int = 512,
-        batch_size: int = 32,
+        batch_size: int = 8,
     ) -> None:
         """Prepares a decoder.
 

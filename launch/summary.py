@@ -28,9 +28,11 @@ def print_summary(manifest: Manifest, output: pathlib.Path, *, seconds: float) -
     console.print(choices_table(manifest))
     data = manifest.data
     console.print(
-        f"{data.examples} examples in {seconds:.0f} s ({data.duplicates} repeated inputs, {data.truncated} cut, "
-        f"{data.failed} failed, counted with loss 1)."
+        f"{data.examples} examples in {seconds:.0f} s; {data.duplicates} repeated inputs, {data.truncated} cut, "
+        f"{data.failed} failed."
     )
+    if data.failed:
+        console.print("Failed examples count with loss 1 at every threshold.")
     if data.duplicates:
         console.print("Repeated inputs weaken the assumption that examples are independent draws.")
     console.print(manifest.guarantee)

@@ -87,7 +87,7 @@ def test_end_to_end(
     assert sorted(item.example.id for item in stored) == sorted(row["id"] for row in id_rows(30))
     printed = capsys.readouterr()
     assert "30 examples in" in printed.out
-    assert "(4 repeated inputs, 0 cut, 0 failed, counted with loss 1)." in printed.out
+    assert "; 4 repeated inputs, 0 cut, 0 failed." in printed.out
     assert f"Manifest: {output / 'manifest.json'}" in printed.out
 
 

@@ -94,7 +94,7 @@ def test_what_is_said_besides(
     monkeypatch.setenv("COLUMNS", "300")
     manifest = _write_run(tmp_path, consistencies=("textual",), metrics=("token_f1",))
     text = _printed(tmp_path, manifest, capsys)
-    assert "200 examples in 13 s (3 repeated inputs, 7 cut, 0 failed, counted with loss 1)." in text
+    assert "200 examples in 13 s; 3 repeated inputs, 7 cut, 0 failed." in text
     assert "Repeated inputs weaken the assumption that examples are independent draws." in text
     assert manifest.guarantee in text
     assert f"Manifest: {tmp_path / 'manifest.json'}" in text

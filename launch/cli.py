@@ -10,7 +10,7 @@ The same on worker processes of one machine, with Beam's own flags:
     calm-beam calibrate --checkpoint=model/ --data='calibration/*.jsonl.gz' --output=calibration \
         --direct_num_workers=2 --direct_running_mode=multi_processing
 
-Exit status: 0 when done (also when no threshold is safe), 1 on failure, 2 on bad usage.
+Exit status: 0 when done (also when no threshold is safe), 1 on failure, 2 on bad usage, 130 when interrupted.
 """
 
 import importlib
@@ -19,6 +19,9 @@ import sys
 from collections.abc import Sequence
 
 from calm_beam import __version__
+
+# What shells report for a process that Ctrl-C ended.
+_INTERRUPTED = 130
 
 _COMMANDS = {
     "calibrate": "decode a calibration set at every threshold and write the manifest",
@@ -46,8 +49,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"calm-beam: unknown command {command!r}.\n\n{_usage()}", file=sys.stderr)
         return 2
     # Each command is imported alone: Beam takes seconds, and `train` does without it.
-    module = importlib.import_module(f"calm_beam.launch.{command}")
-    return module.main(flags)
+    try:
+        return importlib.import_module(f"calm_beam.launch.{command}").main(flags)
+    except KeyboardInterrupt:
+        print(f"calm-beam {command}: interrupted; nothing was written.", file=sys.stderr)
+        return _INTERRUPTED
 
 
 def entry_point() -> None:

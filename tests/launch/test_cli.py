@@ -79,3 +79,14 @@ def test_entry_point_hands_the_status_to_the_shell() -> None:
     )
     assert done.returncode == 2
     assert done.stderr.startswith("calm-beam: unknown command 'nothing'.")
+
+
+def test_ctrl_c_has_a_status_of_its_own(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """An interrupted command ends with status 130 and one line, not with a traceback."""
+
+    def interrupted(argv: object) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("calm_beam.launch.inspect.main", interrupted)
+    assert main(["inspect", "anything"]) == 130
+    assert capsys.readouterr().err == "calm-beam inspect: interrupted; nothing was written.\n"

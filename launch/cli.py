@@ -57,8 +57,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def entry_point() -> None:
-    """Runs the process's command line; Beam's warnings about extras that are not installed are kept quiet."""
+    """Runs the process's command line, with Beam's own logging kept off the terminal.
+
+    It warns of extras that are not installed, and tells each failure again with its traceback.
+    """
     logging.basicConfig(level=logging.ERROR)
+    logging.getLogger("apache_beam").setLevel(logging.CRITICAL)
     sys.exit(main())
 
 

@@ -44,7 +44,14 @@ def run_pipeline(pipeline: beam.Pipeline) -> None:
         pipeline.run().wait_until_finish()
     except Exception as error:
         # Runners wrap what a worker raised in types of their own, with its traceback as text.
-        raise PipelineError(first_cause("".join(traceback.format_exception_only(error)))) from error
+        trace = "".join(traceback.format_exception_only(error))
+        name, message = _last_error(trace)
+        if message == "KeyboardInterrupt":
+            raise KeyboardInterrupt from error
+        if name not in _OWN_ERRORS:
+            # Nothing that the user did is known to cause this: what helps is where it happened.
+            traceback.print_exception(error)
+        raise PipelineError(first_cause(trace)) from error
 
 
 _ERROR_LINE = re.compile(r"^(?:[\w.]+\.)?(\w*(?:Error|Exception|Interrupt)): ", re.MULTILINE)
@@ -53,16 +60,20 @@ _OWN_ERRORS = ("DataError", "DecodeError", "MetricError", "CheckpointError", "Vo
 
 
 def first_cause(trace: str) -> str:
-    r"""Returns the message of the error that a runner's text ends with, without Beam's additions.
+    r"""Returns what a runner's text says of the error it ends with: our own in its words alone, others with their type.
 
     >>> first_cause("Traceback (most recent call last):\n  ...\na.DataError: bad line [while running 'Parse']")
     'bad line'
     """
+    name, message = _last_error(trace)
+    return message if name in _OWN_ERRORS or not name else f"{name}: {message}"
+
+
+def _last_error(trace: str) -> tuple[str, str]:
+    """Returns type and message of the last error, without Beam's additions; no type if there is no such line."""
     plain = _STEP_SUFFIX.sub("", trace.strip())
     # Lines of a traceback are indented; the last error that is not begins the message, which may have several lines.
     starts = list(_ERROR_LINE.finditer(plain))
     if not starts:
-        return plain or "the pipeline failed without a message"
-    last = starts[-1]
-    message = plain[last.end() :].strip()
-    return message if last.group(1) in _OWN_ERRORS else f"{last.group(1)}: {message}"
+        return "", plain or "the pipeline failed without a message"
+    return starts[-1].group(1), plain[starts[-1].end() :].strip()

@@ -114,6 +114,18 @@ def test_other_failures_keep_their_type() -> None:
     assert "what" in message
 
 
+def _interrupt(_: int) -> None:
+    raise RuntimeError("KeyboardInterrupt")
+
+
+def test_ctrl_c_stays_one() -> None:
+    """What Beam makes of an interrupt is one again, so that the command ends as interrupted and not as failed."""
+    pipeline = beam.Pipeline(runner=FnApiRunner(), options=PipelineOptions([]))
+    _ = pipeline | beam.Create([1]) | beam.Map(_interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        run_pipeline(pipeline)
+
+
 def test_success_is_silent() -> None:
     """A pipeline that succeeds raises nothing."""
     pipeline = beam.Pipeline(runner=FnApiRunner(), options=PipelineOptions([]))

@@ -19,7 +19,7 @@ from calm_beam import __version__
 from calm_beam.calibration import RunRecord, Spec, all_specs
 from calm_beam.demo import embedded
 from calm_beam.manifest import ManifestError, ModelRecord, VocabularyRecord, read_manifest
-from calm_beam.metrics.registry import get_metric
+from calm_beam.metrics.registry import checked_score, get_metric
 from calm_beam.risk.pvalues import P_VALUES
 from calm_beam.transforms import CalibrateGenerations, DecodeExamples, ReadExamples
 
@@ -74,12 +74,14 @@ def _parser() -> FlagParser:
     parser = FlagParser(prog="calm-beam calibrate", description=(__doc__ or "").split("\n\n")[0])
     add_decode_flags(parser, default_grid_step=0.05)
     goal = parser.add_argument_group("guarantee (lists are comma-separated; every combination is one manifest entry)")
-    goal.add_argument("--consistency", type=texts, help="textual, risk; default: textual")
+    goal.add_argument("--consistency", type=texts, help="textual, risk; default: textual (embedded model: both)")
     goal.add_argument(
         "--metric", type=texts, help="rouge_l (default), rouge_l_unicode, token_f1, exact_match, module:function"
     )
     goal.add_argument("--delta", type=numbers, help="risk tolerances in (0, 1); default: 0.1")
-    goal.add_argument("--epsilon", type=numbers, default=(0.05,), help="allowed probabilities of error in (0, 1)")
+    goal.add_argument(
+        "--epsilon", type=numbers, default=(0.05,), help="allowed probabilities of error in (0, 1); default: 0.05"
+    )
     goal.add_argument("--p_value", choices=tuple(P_VALUES), default="hoeffding_bentkus", help="test of one threshold")
     goal.add_argument("--output", default="calibration", help="directory for manifest, risk table and generations")
     return parser
@@ -102,8 +104,9 @@ def _fill_in_defaults(flags: argparse.Namespace) -> None:
 
 
 def _specs(flags: argparse.Namespace) -> tuple[Spec, ...]:
-    for metric in flags.metric:
-        get_metric(metric)
+    for name in flags.metric:
+        # Tried on one pair of texts: a metric that cannot be called is better known before hours of decoding.
+        checked_score(get_metric(name), name, "a text", ("a text",), example_id="of the trial before the run")
     return all_specs(consistencies=flags.consistency, metrics=flags.metric, deltas=flags.delta, epsilons=flags.epsilon)
 
 

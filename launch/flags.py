@@ -126,7 +126,10 @@ def add_decode_flags(parser: FlagParser, *, default_grid_step: float | None) -> 
       default_grid_step: Grid without `--thresholds`; None makes one of the two flags required.
     """
     model = parser.add_argument_group("model and data")
-    model.add_argument("--checkpoint", help="model folder: T5X checkpoint_<step>, a folder of those, or native")
+    model.add_argument(
+        "--checkpoint",
+        help="model folder: T5X checkpoint_<step>, a folder of those, or native; calibrate has an embedded model",
+    )
     model.add_argument("--vocabulary", help="SentencePiece model; default: in or beside the checkpoint")
     model.add_argument("--extra_ids", type=whole_number(0), default=0, help="sentinels <extra_id_0>... to add")
     model.add_argument("--data", type=texts, help="JSONL files, .gz or not: globs, comma-separated")

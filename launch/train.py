@@ -132,6 +132,8 @@ def _run(flags: argparse.Namespace, console: Console) -> None:
         validation_pairs = [
             pair for row in validation_rows for pair in _pairs(vocabulary, flags.task_prefix, row, row.references[:1])
         ]
+        if model_config.exit_classifier:
+            console.print("The exit classifier is kept as it is, and was trained for the weights before these.")
         _report_start(console, model_config, config, pairs, validation_pairs)
         reporter = _Reporter(console, config.steps)
         with reporter:

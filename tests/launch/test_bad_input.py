@@ -380,8 +380,22 @@ def _metric_that_is_no_score(place: _Place) -> str:
 
 
 def two(candidate: str, references: list[str]) -> float:
+    """Returns 2, which is no score, for all but the words of the trial before a run."""
+    return 1.0 if "text" in candidate else 2.0
+
+
+def always_two(candidate: str, references: list[str]) -> float:
     """Returns 2, which is no score."""
     return 2.0
+
+
+def test_a_broken_metric_is_found_before_work_starts(place: _Place, capsys: pytest.CaptureFixture[str]) -> None:
+    """A metric of the user's is tried once before anything is decoded."""
+    status, message = _run(place, "--metric=tests.launch.test_bad_input:always_two", capsys=capsys)
+    assert 'metric "tests.launch.test_bad_input:always_two" on example' in message
+    assert "returned 2.0, expected a number in [0, 1]" in message
+    assert status == 2
+    assert not place.output.exists()
 
 
 @pytest.mark.parametrize(

@@ -125,7 +125,8 @@ def _run(flags: argparse.Namespace, console: Console) -> None:
         else:
             assert new_model is not None
             vocabulary_path = pathlib.Path(folder, "sentencepiece.model")
-            model_config = _with_vocabulary(new_model, rows, flags.task_prefix, vocabulary_path)
+            model_config = new_model
+            _train_vocabulary(rows, flags.task_prefix, vocabulary_path, vocab_size=new_model.vocab_size)
         assert vocabulary_path is not None
         vocabulary = _open_vocabulary(vocabulary_path, model_config)
         pairs = [pair for row in rows for pair in _pairs(vocabulary, flags.task_prefix, row, row.references)]
@@ -226,14 +227,13 @@ def _new_model(flags: argparse.Namespace) -> T5Config:
         raise UsageError(f"--{error}") from error
 
 
-def _with_vocabulary(model: T5Config, rows: Sequence[Example], task_prefix: str, path: pathlib.Path) -> T5Config:
-    """Returns the model's sizes, having written its vocabulary."""
+def _train_vocabulary(rows: Sequence[Example], task_prefix: str, path: pathlib.Path, *, vocab_size: int) -> None:
+    """Writes a vocabulary of the rows' texts."""
     texts = [text for row in rows for text in (f"{task_prefix}{row.input}", *row.references)]
     try:
-        train_vocabulary(texts, path, vocab_size=model.vocab_size)
+        train_vocabulary(texts, path, vocab_size=vocab_size)
     except VocabularyError as error:
-        raise UsageError(f"--vocab_size={model.vocab_size}: {error}") from error
-    return model
+        raise UsageError(f"--vocab_size={vocab_size}: {error}") from error
 
 
 def _open_vocabulary(path: pathlib.Path, model: T5Config) -> Vocabulary:

@@ -7,8 +7,6 @@ from calm_beam.vocabulary import EOS_ID, Vocabulary
 
 from .settings import DecodeSettings
 
-_NOTHING: tuple[int, ...] = ()
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Prompt:
@@ -37,9 +35,10 @@ def encode_prompt(
       DataError: If the prompt is text and there is no vocabulary, has an id the model does not know, or is too long and
         `on_long` is `error`.
     """
+    end = () if example.input is None else (EOS_ID,)
     if example.input is None:
         assert example.input_ids is not None
-        ids, end = example.input_ids, _NOTHING
+        ids = example.input_ids
         if max(ids) >= vocab_size:
             raise DataError(
                 f"example {example.id}: its input_ids have {max(ids)}; the model knows ids from 0 to {vocab_size - 1}."
@@ -47,7 +46,7 @@ def encode_prompt(
     elif vocabulary is None:
         raise DataError(f"example {example.id}: its input is text, which needs a vocabulary. Pass --vocabulary.")
     else:
-        ids, end = tuple(vocabulary.encode(settings.task_prefix + example.input)), (EOS_ID,)
+        ids = tuple(vocabulary.encode(settings.task_prefix + example.input))
     room = settings.max_input_length - len(end)
     if len(ids) > room and on_long == "error":
         raise DataError(

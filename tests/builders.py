@@ -60,7 +60,7 @@ def build_arrays(config: T5Config, seed: int, *, logit_scale: float = 4.0) -> di
 
 def build_checkpoint(config: T5Config | None = None, seed: int = 0, **options: Any) -> Checkpoint:
     """Returns a checkpoint in memory; `options` are those of `build_arrays`."""
-    config = config or build_config(exit_classifier=True)
+    config = config or build_config(exit_classifier=2)
     return checkpoint_of(config, build_arrays(config, seed, **options))
 
 

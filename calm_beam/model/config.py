@@ -22,7 +22,8 @@ class T5Config:
       relative_buckets: Buckets of the relative position bias.
       relative_max_distance: Distance from which all positions share one bucket.
       tied_head: Whether the output head is the transposed embedding, with hidden states scaled by 1/sqrt(d).
-      exit_classifier: Whether the checkpoint carries the early-exit classifier `decoder/meta_cls`.
+      exit_classifier: Logits of the early-exit classifier `decoder/meta_cls`: 2 as the released T5X code has it, 1 for the
+        d + 1 weights of the paper, 0 if there is none.
     """
 
     vocab_size: int
@@ -35,15 +36,17 @@ class T5Config:
     relative_buckets: int = 32
     relative_max_distance: int = 128
     tied_head: bool = False
-    exit_classifier: bool = False
+    exit_classifier: int = 0
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
             if field.type is int and type(value) is not int:
                 raise ValueError(f"{field.name} must be a whole number, got {value!r}.")
-            if field.type is int and value < 1:
+            if field.type is int and value < 1 and field.name != "exit_classifier":
                 raise ValueError(f"{field.name} must be at least 1, got {value}.")
+        if self.exit_classifier not in (0, 1, 2):
+            raise ValueError(f"exit_classifier must be 0, 1 or 2 logits, got {self.exit_classifier}.")
 
 
 def parameter_shapes(config: T5Config) -> dict[str, tuple[int, ...]]:
@@ -83,8 +86,8 @@ def parameter_shapes(config: T5Config) -> dict[str, tuple[int, ...]]:
     if not config.tied_head:
         shapes["decoder/logits_dense/kernel"] = (width, config.vocab_size)
     if config.exit_classifier:
-        shapes["decoder/meta_cls/kernel"] = (width, 2)
-        shapes["decoder/meta_cls/bias"] = (2,)
+        shapes["decoder/meta_cls/kernel"] = (width, config.exit_classifier)
+        shapes["decoder/meta_cls/bias"] = (config.exit_classifier,)
     return shapes
 
 
@@ -131,7 +134,7 @@ def infer_config(shapes: Shapes) -> T5Config:
         num_decoder_layers=_depth(shapes, "decoder"),
         relative_buckets=buckets,
         tied_head="decoder/logits_dense/kernel" not in shapes,
-        exit_classifier="decoder/meta_cls/kernel" in shapes,
+        exit_classifier=shapes.get("decoder/meta_cls/kernel", (0,))[-1],
     )
     _check_tree(shapes, parameter_shapes(config))
     return config

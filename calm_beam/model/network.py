@@ -49,7 +49,7 @@ class Decoder(nn.Module):
         if not config.tied_head:
             self.logits_dense = nn.Dense(config.vocab_size, use_bias=False, precision=PRECISION)
         if config.exit_classifier:
-            self.meta_cls = nn.Dense(2, precision=PRECISION)
+            self.meta_cls = nn.Dense(config.exit_classifier, precision=PRECISION)
 
 
 class EarlyExitT5(nn.Module):
@@ -177,9 +177,13 @@ class EarlyExitT5(nn.Module):
     def exit_score(self, states: jax.Array) -> jax.Array:
         """Returns the exit classifier's probability of "exit", shape (...), of raw layer outputs (..., width).
 
-        The classifier reads the layer's output as it is, without the final norm, as the released T5X code does.
+        The classifier reads the layer's output as it is, without the final norm, as the released T5X code does. One logit
+        goes through a sigmoid (CALM, "Local confidence measures"), two through a softmax (T5X).
         """
-        return jax.nn.softmax(self.decoder.meta_cls(states))[..., 1]
+        logits = self.decoder.meta_cls(states)
+        if self.config.exit_classifier == 1:
+            return jax.nn.sigmoid(logits[..., 0])
+        return jax.nn.softmax(logits)[..., 1]
 
     def __call__(self, source_tokens: jax.Array, decoder_inputs: jax.Array) -> jax.Array:
         """Returns every layer's logits, shape (layers, batch, target, vocabulary); declares every parameter."""

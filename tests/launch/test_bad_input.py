@@ -427,7 +427,7 @@ def test_what_workers_find(
 
 def test_sizes_of_the_classifier_are_checked(place: _Place, capsys: pytest.CaptureFixture[str]) -> None:
     """The twin of "classifier without weights": with them, the confidence is accepted."""
-    write_model(place.model, config=build_config(num_encoder_layers=1, exit_classifier=True))
+    write_model(place.model, config=build_config(num_encoder_layers=1, exit_classifier=2))
     assert _run(place, "--confidence=classifier", capsys=capsys)[0] == 0
 
 

@@ -92,7 +92,7 @@ def test_a_native_checkpoint(tmp_path: pathlib.Path, capsys: pytest.CaptureFixtu
     """Sizes, fingerprint and vocabulary of a native model are told."""
     model = write_model(
         tmp_path / "model",
-        config=build_config(exit_classifier=True),
+        config=build_config(exit_classifier=2),
         vocabulary=write_vocabulary(tmp_path / "trained.model"),
     )
     assert main(["inspect", str(model)]) == 0

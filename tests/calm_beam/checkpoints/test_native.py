@@ -12,7 +12,7 @@ import safetensors.numpy
 from calm_beam.checkpoints import CheckpointError, fingerprint, load_checkpoint, write_native
 from tests.builders import build_arrays, build_config, write_t5x
 
-_CONFIG = build_config(num_encoder_layers=1, num_decoder_layers=2, exit_classifier=True)
+_CONFIG = build_config(num_encoder_layers=1, num_decoder_layers=2, exit_classifier=2)
 _ARRAYS = build_arrays(_CONFIG, 0)
 
 
@@ -166,7 +166,7 @@ def test_weights_of_another_model_are_refused(folder: pathlib.Path) -> None:
     safetensors.numpy.save_file({"wte": np.zeros((3, 2), np.float32)}, folder / "model.safetensors")
     with pytest.raises(CheckpointError, match=r"model: not a T5 1\.1 parameter tree"):
         load_checkpoint(folder)
-    larger = build_config(num_encoder_layers=1, num_decoder_layers=3, exit_classifier=True)
+    larger = build_config(num_encoder_layers=1, num_decoder_layers=3, exit_classifier=2)
     safetensors.numpy.save_file(build_arrays(larger, 0), folder / "model.safetensors")
     with pytest.raises(CheckpointError, match=r"config\.json says .*num_decoder_layers=2.*num_decoder_layers=3"):
         load_checkpoint(folder)

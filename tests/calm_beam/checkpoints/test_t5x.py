@@ -12,7 +12,7 @@ import pytest
 from calm_beam.checkpoints import Checkpoint, CheckpointError, FloatArrays, fingerprint, load_checkpoint
 from tests.builders import build_arrays, build_config, write_t5x
 
-_CONFIG = build_config(num_encoder_layers=1, num_decoder_layers=2, exit_classifier=True)
+_CONFIG = build_config(num_encoder_layers=1, num_decoder_layers=2, exit_classifier=2)
 _ARRAYS = build_arrays(_CONFIG, 0)
 _KERNEL = "target.decoder.layers_0.mlp.wo.kernel"
 

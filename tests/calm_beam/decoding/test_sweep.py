@@ -17,7 +17,7 @@ from calm_beam.model import EarlyExitT5
 from tests.builders import build_arrays, build_checkpoint, build_config, checkpoint_of
 from tests.numpy_t5 import Decoded, NumpyT5
 
-_CONFIG = build_config(exit_classifier=True)
+_CONFIG = build_config(exit_classifier=2)
 _DEPTH = _CONFIG.num_decoder_layers
 _STEPS = 10
 _THRESHOLDS = (1.0, 0.93, 0.85, 0.7, 0.5, 0.3, 0.15, 0.0)

@@ -11,9 +11,9 @@ from tests.builders import build_config
 _QUERY = "decoder/layers_0/self_attention/query/kernel"
 
 
-@pytest.mark.parametrize("exit_classifier", [True, False])
+@pytest.mark.parametrize("exit_classifier", [0, 1, 2])
 @pytest.mark.parametrize("tied_head", [True, False])
-def test_sizes_are_read_off_the_shapes(tied_head: bool, exit_classifier: bool) -> None:
+def test_sizes_are_read_off_the_shapes(tied_head: bool, exit_classifier: int) -> None:
     """Every size comes back from the shapes alone, whatever heads the tree has."""
     config = build_config(
         vocab_size=50,
@@ -30,9 +30,9 @@ def test_sizes_are_read_off_the_shapes(tied_head: bool, exit_classifier: bool) -
     assert infer_config(parameter_shapes(config)) == config
 
 
-@pytest.mark.parametrize("exit_classifier", [True, False])
+@pytest.mark.parametrize("exit_classifier", [0, 1, 2])
 @pytest.mark.parametrize("tied_head", [True, False])
-def test_the_tree_is_that_of_the_network(tied_head: bool, exit_classifier: bool) -> None:
+def test_the_tree_is_that_of_the_network(tied_head: bool, exit_classifier: int) -> None:
     """The named shapes are exactly the parameters that Flax declares."""
     config = build_config(tied_head=tied_head, exit_classifier=exit_classifier)
     tokens = jnp.ones((1, 3), jnp.int32)
@@ -87,7 +87,7 @@ def test_a_missing_layer_is_not_a_shorter_model() -> None:
 
 def test_half_a_classifier_is_refused() -> None:
     """A classifier without its bias is refused, and so is a bias without its kernel."""
-    shapes = parameter_shapes(build_config(exit_classifier=True))
+    shapes = parameter_shapes(build_config(exit_classifier=2))
     without_bias = {name: shape for name, shape in shapes.items() if name != "decoder/meta_cls/bias"}
     with pytest.raises(ValueError, match="missing decoder/meta_cls/bias; unknown none"):
         infer_config(without_bias)

@@ -26,7 +26,7 @@ def _strict() -> Iterator[None]:
 @pytest.fixture(params=[False, True], ids=["untied", "tied"])
 def checkpoint(request: pytest.FixtureRequest) -> Checkpoint:
     """Gives a model with its own output head, and one that shares the embedding."""
-    return build_checkpoint(build_config(tied_head=request.param, exit_classifier=True), seed=3)
+    return build_checkpoint(build_config(tied_head=request.param, exit_classifier=2), seed=3)
 
 
 @functools.cache

@@ -18,7 +18,7 @@ _MODEL = T5Config(
     mlp_dim=12,
     num_encoder_layers=1,
     num_decoder_layers=2,
-    exit_classifier=True,
+    exit_classifier=2,
 )
 
 

@@ -24,7 +24,7 @@ _MODEL = T5Config(
     mlp_dim=32,
     num_encoder_layers=1,
     num_decoder_layers=2,
-    exit_classifier=True,
+    exit_classifier=2,
 )
 _CONFIG = TrainingConfig(
     steps=400,
@@ -46,7 +46,7 @@ def _copies(count: int, *, seed: int) -> list[Pair]:
 
 def test_a_copy_task_is_learned() -> None:
     """With one lower layer sampled a step, the loss falls, every layer's is measured, and unseen sources are copied."""
-    model = dataclasses.replace(_MODEL, num_decoder_layers=3, exit_classifier=False)
+    model = dataclasses.replace(_MODEL, num_decoder_layers=3, exit_classifier=0)
     reports: list[Progress] = []
     unseen = _copies(50, seed=1)
     arrays = train(_CONFIG, model, _copies(500, seed=0), unseen, on_progress=reports.append)

@@ -40,6 +40,7 @@ def main(argv: Sequence[str]) -> int:
         specs = _specs(flags)
         output = _checked_output(flags)
         run = prepare_run(flags, needs_references="risk" in flags.consistency)
+        _check_servable(run)
         pipeline = beam.Pipeline(runner=make_runner(options), options=options)
     except (UsageError, ValueError) as error:
         print(f"calm-beam calibrate: {error}", file=sys.stderr)
@@ -108,6 +109,22 @@ def _specs(flags: argparse.Namespace) -> tuple[Spec, ...]:
         # Tried on one pair of texts: a metric that cannot be called is better known before hours of decoding.
         checked_score(get_metric(name), name, "a text", ("a text",), example_id="of the trial before the run")
     return all_specs(consistencies=flags.consistency, metrics=flags.metric, deltas=flags.delta, epsilons=flags.epsilon)
+
+
+def _check_servable(run: PreparedRun) -> None:
+    """Refuses what a manifest has no word for, and warns of what can be certified but not served."""
+    rule = run.settings.rule
+    if rule.token_from == "last_layer":
+        raise UsageError(
+            "--token_from=last_layer takes every token from the full model, so there is nothing to calibrate. decode and "
+            "evaluate accept it."
+        )
+    if rule.needs_full_model():
+        print(
+            f"caution: confidence {rule.confidence} with state propagation {rule.state_propagation} runs every layer "
+            "for every token. The manifest is for analysis; nothing can be served by it.",
+            file=sys.stderr,
+        )
 
 
 def _checked_output(flags: argparse.Namespace) -> pathlib.Path:

@@ -5,7 +5,7 @@ import difflib
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from calm_beam.exits.rule import CONFIDENCES, SCHEDULES, STATE_PROPAGATIONS
+from calm_beam.exits.rule import CONFIDENCES, SCHEDULES, STATE_PROPAGATIONS, TOKEN_SOURCES
 
 if TYPE_CHECKING:
     from apache_beam.options.pipeline_options import PipelineOptions
@@ -153,6 +153,12 @@ def add_decode_flags(parser: FlagParser, *, default_grid_step: float | None) -> 
     exits.add_argument("--tau", type=float, help="temperature of a decaying schedule")
     exits.add_argument(
         "--state_propagation", choices=STATE_PROPAGATIONS, default="from_exit", help="what skipped layers attend to"
+    )
+    exits.add_argument(
+        "--token_from",
+        choices=TOKEN_SOURCES,
+        default="exit_layer",
+        help="layer whose prediction is the token; last_layer shows what exits do to the cache alone",
     )
     exits.add_argument("--min_exit_layer", type=whole_number(1), default=1, help="lowest layer that may exit")
     exits.add_argument("--exit_interval", type=whole_number(1), default=1, help="distance of layers that may exit")

@@ -133,6 +133,7 @@ def decode_settings(flags: argparse.Namespace) -> DecodeSettings:
             schedule=flags.schedule,
             tau=flags.tau,
             state_propagation=flags.state_propagation,
+            token_from=flags.token_from,
             min_exit_layer=flags.min_exit_layer,
             exit_interval=flags.exit_interval,
         ),

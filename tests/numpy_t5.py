@@ -1,7 +1,7 @@
 """A T5 with early exits in plain numpy: one prompt, one threshold, nothing cached, nothing shared.
 
 Written from the paper and the published description of T5 1.1, to check the real one against. Deliberately naive: at
-every step, every layer that runs makes the keys and values of all positions anew, from the states stored for it.
+every step every layer runs, and each keeps one key and one value of every position.
 """
 
 import dataclasses
@@ -13,6 +13,8 @@ import numpy as np
 
 from calm_beam.exits.rule import ExitRule
 from calm_beam.model import T5Config
+
+KeyValue = tuple[np.ndarray, np.ndarray]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -64,7 +66,10 @@ class NumpyT5:
         below = self.arrays["token_embedder/embedding"][list(decoder_inputs)]
         states = []
         for layer in range(1, self.config.num_decoder_layers + 1):
-            below = np.stack([self._decoder_layer(layer, below[: q + 1], encoded) for q in range(len(below))])
+            memory = [self._key_value(layer, state) for state in below]
+            below = np.stack(
+                [self._decoder_layer(layer, memory[: q + 1], below[q], encoded) for q in range(len(below))]
+            )
             states.append(below)
         return np.stack(states)
 
@@ -78,7 +83,7 @@ class NumpyT5:
     def exit_score(self, state: np.ndarray) -> np.ndarray:
         """Returns the exit classifier's probability, shape (...), of a decoder layer's output."""
         scores = state @ self.arrays["decoder/meta_cls/kernel"] + self.arrays["decoder/meta_cls/bias"]
-        return _softmax(scores)[..., 1]
+        return _softmax(scores)[..., 1] if self.config.exit_classifier == 2 else 1 / (1 + np.exp(-scores[..., 0]))
 
     def decode(
         self, source: Sequence[int], rule: ExitRule, threshold: float | None, *, max_decode_length: int
@@ -86,38 +91,41 @@ class NumpyT5:
         """Returns the greedy output at one threshold; None is the full model, which never exits."""
         depth = self.config.num_decoder_layers
         encoded = self.encode(source)
-        # inputs[i]: what layer i + 1 makes its keys and values of, one state for every position so far.
-        inputs: list[list[np.ndarray]] = [[] for _ in range(depth)]
+        # kept[k - 1]: layer k's key and value of every position so far.
+        kept: list[list[KeyValue]] = [[] for _ in range(depth)]
         tokens: list[int] = []
         exit_layers, confidences, min_margin, min_gap = [], [], math.inf, math.inf
         while len(tokens) < max_decode_length and tokens[-1:] != [1]:
             limit = threshold_at(rule, threshold, step=len(tokens), max_decode_length=max_decode_length)
-            below = self.arrays["token_embedder/embedding"][tokens[-1] if tokens else 0]
-            outputs: list[np.ndarray] = []
-            confidence = 0.0
-            while True:
-                layer = len(outputs) + 1
-                inputs[layer - 1].append(below)
-                output = self._decoder_layer(layer, np.stack(inputs[layer - 1]), encoded)
-                outputs.append(output)
-                if may_exit(rule, layer, depth):
-                    confidence = self._confidence(rule.confidence, layer, output, below)
-                    if layer < depth and limit is not None:
-                        is_constant = rule.confidence == "state" and layer == 1
-                        min_margin = min(min_margin, math.inf if is_constant else abs(confidence - limit))
-                        if confidence >= limit:
-                            break
-                if layer == depth:
-                    break
-                below = output
-            exit_layer = len(outputs)
-            first = next(layer for layer in range(1, depth + 1) if may_exit(rule, layer, depth))
-            propagated = outputs[-1] if rule.state_propagation == "from_exit" else outputs[first - 1]
-            for skipped in range(exit_layer + 1, depth + 1):
-                inputs[skipped - 1].append(propagated)
-            logits = self.logits(outputs[-1])
-            runner_up, best = np.sort(logits)[-2:]
-            min_gap = min(min_gap, float(best - runner_up))
+            # states[k]: output of layer k if nothing is skipped; states[0] is the embedding.
+            states = [self.arrays["token_embedder/embedding"][tokens[-1] if tokens else 0]]
+            for layer in range(1, depth + 1):
+                memory = [*kept[layer - 1], self._key_value(layer, states[-1])]
+                states.append(self._decoder_layer(layer, memory, states[-1], encoded))
+            allowed = [layer for layer in range(1, depth + 1) if may_exit(rule, layer, depth)]
+            for exit_layer in allowed:
+                confidence = self._confidence(rule.confidence, exit_layer, states)
+                if exit_layer < depth and limit is not None:
+                    is_certain = rule.confidence in ("oracle", "static") or (rule.confidence, exit_layer) == (
+                        "state",
+                        1,
+                    )
+                    min_margin = min(min_margin, math.inf if is_certain else abs(confidence - limit))
+                    if confidence >= limit:
+                        break
+            for layer in range(1, depth + 1):
+                if layer <= exit_layer or rule.state_propagation == "full_cache":
+                    kept[layer - 1].append(self._key_value(layer, states[layer - 1]))
+                elif rule.state_propagation == "projected":
+                    kept[layer - 1].append(self._key_value(exit_layer, states[exit_layer - 1]))
+                else:
+                    passed_on = exit_layer if rule.state_propagation == "from_exit" else allowed[0]
+                    kept[layer - 1].append(self._key_value(layer, states[passed_on]))
+            logits = self.logits(states[depth if rule.token_from == "last_layer" else exit_layer])
+            compared = [logits] if rule.confidence != "oracle" else [self.logits(state) for state in states[1:]]
+            for values in compared:
+                runner_up, best = np.sort(values)[-2:]
+                min_gap = min(min_gap, float(best - runner_up))
             tokens.append(int(np.argmax(logits)))
             exit_layers.append(exit_layer)
             confidences.append(float(confidence))
@@ -125,32 +133,52 @@ class NumpyT5:
             tokens=tokens, exit_layers=exit_layers, confidences=confidences, min_margin=min_margin, min_gap=min_gap
         )
 
-    def _confidence(self, measure: str, layer: int, output: np.ndarray, below: np.ndarray) -> float:
+    def _confidence(self, measure: str, layer: int, states: Sequence[np.ndarray]) -> float:
+        output, below = states[layer], states[layer - 1]
         if measure == "classifier":
             return float(self.exit_score(output))
         if measure == "state":
             if layer == 1:
                 return 0.0
             return float(output @ below / math.sqrt((output @ output) * (below @ below)))
+        if measure == "static":
+            return float(np.float32(layer / (len(states) - 1)))
+        if measure == "oracle":
+            return float(np.argmax(self.logits(output)) == np.argmax(self.logits(states[-1])))
         second, first = np.sort(_softmax(self.logits(output)))[-2:]
         return float(first - second if measure == "softmax" else first)
 
-    def _decoder_layer(self, layer: int, inputs: np.ndarray, encoded: np.ndarray) -> np.ndarray:
-        """Returns the layer's output, (width,), at the last position of its inputs, (positions, width)."""
+    def _key_value(self, layer: int, state: np.ndarray) -> KeyValue:
+        """Returns the key and the value that a decoder layer makes of one state."""
         name = f"decoder/layers_{layer - 1}"
-        normed = self._norm(inputs, f"{name}/pre_self_attention_layer_norm")
-        bias = self._bias("decoder", len(inputs) - 1, len(inputs))
-        hidden = inputs[-1] + self._attend(f"{name}/self_attention", normed[-1], normed, bias)
+        normed = self._norm(state, f"{name}/pre_self_attention_layer_norm")
+        key, value = (normed @ self.arrays[f"{name}/self_attention/{kind}/kernel"] for kind in ("key", "value"))
+        return key, value
+
+    def _decoder_layer(
+        self, layer: int, memory: Sequence[KeyValue], state: np.ndarray, encoded: np.ndarray
+    ) -> np.ndarray:
+        """Returns the layer's output, (width,), of a state at the last position of its memory."""
+        name = f"decoder/layers_{layer - 1}"
+        keys, values = (np.stack(parts) for parts in zip(*memory, strict=True))
+        normed = self._norm(state, f"{name}/pre_self_attention_layer_norm")
+        bias = self._bias("decoder", len(memory) - 1, len(memory))
+        hidden = state + self._gather(f"{name}/self_attention", normed, keys, values, bias)
         normed = self._norm(hidden, f"{name}/pre_cross_attention_layer_norm")
         hidden = hidden + self._attend(f"{name}/encoder_decoder_attention", normed, encoded, None)
         return hidden + self._feed_forward(f"{name}/mlp", self._norm(hidden, f"{name}/pre_mlp_layer_norm"))
 
     def _attend(self, name: str, query: np.ndarray, memory: np.ndarray, bias: np.ndarray | None) -> np.ndarray:
         """Returns what one query, (width,), gathers from a memory, (positions, width); `bias` is (heads, positions)."""
+        keys, values = (memory @ self.arrays[f"{name}/{kind}/kernel"] for kind in ("key", "value"))
+        return self._gather(name, query, keys, values, bias)
+
+    def _gather(
+        self, name: str, query: np.ndarray, keys: np.ndarray, values: np.ndarray, bias: np.ndarray | None
+    ) -> np.ndarray:
+        """Returns what one query, (width,), gathers of values by keys, each (positions, heads * head_dim)."""
         width = self.config.head_dim
         queries = query @ self.arrays[f"{name}/query/kernel"]
-        keys = memory @ self.arrays[f"{name}/key/kernel"]
-        values = memory @ self.arrays[f"{name}/value/kernel"]
         heads = []
         for head in range(self.config.num_heads):
             part = slice(head * width, (head + 1) * width)

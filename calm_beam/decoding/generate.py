@@ -57,7 +57,7 @@ def _outputs(result: SweepResult, vocabulary: Vocabulary | None) -> tuple[Output
         tokens = tuple(result.tokens[lane, :length].tolist())
         outputs.append(
             Output(
-                text=vocabulary.decode(tokens) if vocabulary else _ids_as_text(tokens),
+                text=output_text(tokens, vocabulary),
                 tokens=tokens,
                 exit_layers=tuple(result.exit_layers[lane, :length].tolist()),
                 confidences=tuple(result.confidences[lane, :length].tolist()),
@@ -66,6 +66,11 @@ def _outputs(result: SweepResult, vocabulary: Vocabulary | None) -> tuple[Output
     return tuple(outputs)
 
 
-def _ids_as_text(tokens: Sequence[int]) -> str:
-    """Returns ids joined by spaces, for metrics; eos is no content and would only make outputs look alike."""
-    return " ".join(str(token) for token in tokens if token != EOS_ID)
+def output_text(tokens: Sequence[int], vocabulary: Vocabulary | None) -> str:
+    """Returns the text of an output that metrics see, without eos: it is no content, and makes outputs look alike.
+
+    Args:
+      tokens: Generated ids.
+      vocabulary: None if the prompt was token ids; then the text is the ids joined by spaces.
+    """
+    return vocabulary.decode(tokens) if vocabulary else " ".join(str(token) for token in tokens if token != EOS_ID)

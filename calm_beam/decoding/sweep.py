@@ -1,9 +1,9 @@
 """The sweep: the greedy output of every prompt at every threshold, and of the full model.
 
-Every threshold of a prompt is a lane of its own, and every layer is evaluated for every lane; a lane that has exited
-keeps its state while the others go on. That is the plain reading of the paper, and the reference for decoders that
-share work between lanes. Prompts occupy slots of a batch of fixed shape; a slot whose lanes have all ended is given the
-next prompt, so that a long output does not keep the others waiting.
+Every threshold of a prompt is a lane of its own, and every layer is evaluated for every lane; only then is it decided
+where the lane has exited, and what the layers above keep of the token. That is the plain reading of the paper, and the
+reference for decoders that share work between lanes. Prompts occupy slots of a batch of fixed shape; a slot whose lanes
+have all ended is given the next prompt, so that a long output does not keep the others waiting.
 
 The seam is `SweepDecoder.decode`: prompts in; tokens, exit layers and confidences out.
 """
@@ -19,6 +19,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from calm_beam.checkpoints import Checkpoint
+from calm_beam.exits.agreement import agreement
+from calm_beam.exits.propagation import KeysValues, at_layer, propagated_keys_values
 from calm_beam.exits.rule import ExitRule
 from calm_beam.exits.saturation import hidden_state_saturation
 from calm_beam.exits.schedule import scheduled_thresholds
@@ -27,8 +29,6 @@ from calm_beam.model import EarlyExitT5
 from calm_beam.model.network import PAD_ID, padding_bias
 from calm_beam.vocabulary import EOS_ID
 
-# Keys and values: each (slots, lanes, heads, positions, head_dim), or without lanes for cross-attention.
-KeysValues = tuple[jax.Array, ...]
 State = dict[str, Any]
 
 _NARROWEST_BUCKET = 32
@@ -93,9 +93,11 @@ class SweepDecoder:
             if value < 1:
                 raise ValueError(f"{name} must be at least 1, got {value}.")
         rule.exit_layers(checkpoint.config.num_decoder_layers)
-        # [steps, thresholds]; the full model's lane gets a column that is never looked at.
+        # [steps, thresholds]; no confidence reaches the full model's, which is not a threshold of 1: some are 1.
         by_step = scheduled_thresholds(rule, tuple(thresholds), max_decode_length)
-        self._thresholds = jnp.asarray(np.concatenate([np.ones((max_decode_length, 1), np.float32), by_step], axis=1))
+        self._thresholds = jnp.asarray(
+            np.concatenate([np.full((max_decode_length, 1), np.inf, np.float32), by_step], axis=1)
+        )
         self._parameters = jax.device_put({"params": checkpoint.parameters()})
         self._model = EarlyExitT5(checkpoint.config)
         self._rule = rule
@@ -293,47 +295,53 @@ def _one_token(
     """Returns token, exit layer, confidence and finiteness of every lane, each (slots, lanes), and the new caches."""
     exit_layers = rule.exit_layers(num_layers)
     previous, step = state["previous"], state["step"]
-    slots, lanes = previous.shape
-    each_slot = jnp.arange(slots)
-    is_full_model = (jnp.arange(lanes) == 0)[None]
-    # Until a lane exits, `hidden` is its latest layer's output; from then on, it stays that of the exit layer.
-    hidden = first_exit_hidden = apply(previous, method="embed")
-    exited = jnp.zeros(previous.shape, bool)
-    exit_layer = jnp.full(previous.shape, num_layers, jnp.int32)
-    confidence = jnp.zeros(previous.shape)
-    new_cache = []
+    each_slot = jnp.arange(previous.shape[0])
+
+    def put(cached: KeysValues, new: KeysValues) -> KeysValues:
+        return tuple(old.at[each_slot, :, :, step].set(values) for old, values in zip(cached, new, strict=True))
+
+    below = apply(previous, method="embed")
+    states, own, cache = [], [], []
     for layer in range(1, num_layers + 1):
-        propagated = hidden
-        if rule.state_propagation == "from_first_exit":
-            propagated = jnp.where(exited[..., None], first_exit_hidden, hidden)
-        keys_values = tuple(
-            cached.at[each_slot, :, :, step].set(new)
-            for cached, new in zip(
-                state["cache"][layer - 1], apply(propagated, layer, method="self_keys_values"), strict=True
-            )
-        )
-        new_cache.append(keys_values)
-        output = apply(hidden, layer, keys_values, self_bias, cross[layer - 1], cross_bias, method="decoder_layer")
-        below, hidden = hidden, jnp.where(exited[..., None], hidden, output)
-        if layer == exit_layers[0]:
-            first_exit_hidden = output
-        if layer in exit_layers:
-            measured = _confidence(rule.confidence, apply, layer, output, below)
-            confidence = jnp.where(exited, confidence, measured)
-            exits = ~exited & (measured >= thresholds) & ~is_full_model
-            exit_layer = jnp.where(exits, layer, exit_layer)
-            exited = exited | exits
-    logits = apply(hidden, method="head")
+        own.append(apply(below, layer, method="self_keys_values"))
+        cache.append(put(state["cache"][layer - 1], own[-1]))
+        below = apply(below, layer, cache[-1], self_bias, cross[layer - 1], cross_bias, method="decoder_layer")
+        states.append(below)
+    measured = _confidences(rule.confidence, exit_layers, apply, states)
+    exit_layer, confidence = jnp.full(previous.shape, num_layers, jnp.int32), measured[-1]
+    for layer, value in reversed(list(zip(exit_layers[:-1], measured[:-1], strict=True))):
+        exits = value >= thresholds
+        exit_layer, confidence = jnp.where(exits, layer, exit_layer), jnp.where(exits, value, confidence)
+    kept = propagated_keys_values(
+        rule.state_propagation,
+        states,
+        own,
+        exit_layer,
+        first_exit=exit_layers[0],
+        project=functools.partial(apply, method="self_keys_values"),
+    )
+    cache = [put(pair, new) for pair, new in zip(cache, kept, strict=True)]
+    logits = apply(states[-1] if rule.token_from == "last_layer" else at_layer(states, exit_layer), method="head")
     is_finite = jnp.isfinite(jnp.max(logits, axis=-1)) & jnp.isfinite(confidence)
-    return jnp.argmax(logits, axis=-1).astype(jnp.int32), exit_layer, confidence, is_finite, new_cache
+    return jnp.argmax(logits, axis=-1).astype(jnp.int32), exit_layer, confidence, is_finite, cache
 
 
-def _confidence(measure: str, apply: Any, layer: int, output: jax.Array, below: jax.Array) -> jax.Array:
-    """Returns the confidence of every lane, (slots, lanes), after `layer`."""
-    if measure == "softmax":
-        return softmax_gap(apply(output, method="head"))
-    if measure == "softmax_max":
-        return softmax_max(apply(output, method="head"))
+def _confidences(measure: str, exit_layers: Sequence[int], apply: Any, states: Sequence[jax.Array]) -> list[jax.Array]:
+    """Returns the confidence of every lane, (slots, lanes), at each of the layers that may exit."""
+    outputs = [states[layer - 1] for layer in exit_layers]
     if measure == "classifier":
-        return apply(output, method="exit_score")
-    return hidden_state_saturation(output, below) if layer > 1 else jnp.zeros(output.shape[:-1])
+        return [apply(output, method="exit_score") for output in outputs]
+    if measure == "state":
+        # Layer 1 has nothing below that it could be close to: CALM lets it exit at threshold 0 only.
+        return [
+            hidden_state_saturation(states[layer - 1], states[layer - 2])
+            if layer > 1
+            else jnp.zeros(states[0].shape[:-1])
+            for layer in exit_layers
+        ]
+    if measure == "static":
+        return [jnp.full(states[0].shape[:-1], layer / len(states), jnp.float32) for layer in exit_layers]
+    logits = [apply(output, method="head") for output in outputs]
+    if measure == "oracle":
+        return [agreement(values, logits[-1]) for values in logits]
+    return [softmax_gap(values) if measure == "softmax" else softmax_max(values) for values in logits]

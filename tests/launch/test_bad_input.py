@@ -101,6 +101,8 @@ _BAD_FLAGS = {
     "--tau=4": "tau must not be given with schedule 'constant', got 4.0.",
     "--tau=warm": "argument --tau: invalid float value: 'warm'",
     "--state_propagation=none": "argument --state_propagation: invalid choice: 'none' (choose from",
+    "--token_from=last_layer": "--token_from=last_layer takes every token from the full model, so there is nothing to",
+    "--token_from=nowhere": "argument --token_from: invalid choice: 'nowhere' (choose from",
     "--min_exit_layer=5": "min_exit_layer must be at most 4, the decoder's depth; got 5.",
     "--min_exit_layer=0": "argument --min_exit_layer: expected a whole number of at least 1, got '0'",
     "--exit_interval=1.5": "argument --exit_interval: expected a whole number of at least 1, got '1.5'",

@@ -107,6 +107,20 @@ def test_manifest_records_what_was_asked(model: pathlib.Path, data: pathlib.Path
     assert {"calm-beam", "python", "jax", "apache-beam"} <= manifest.software.keys()
 
 
+def test_what_cannot_be_served_is_said(
+    model: pathlib.Path, data: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An oracle and static layers are calibrated like any measure; only for the oracle is there a caution."""
+    for confidence, propagation, is_servable in (("oracle", "full_cache", False), ("static", "projected", True)):
+        output = tmp_path / confidence
+        flags = (f"--confidence={confidence}", f"--state_propagation={propagation}")
+        assert _calibrate(model, data, output, *flags) == 0
+        expected = f"caution: confidence {confidence} with state propagation {propagation} runs every layer for every"
+        assert (expected in capsys.readouterr().err) is not is_servable
+        decode = read_manifest(output / "manifest.json").decode
+        assert (decode.confidence, decode.state_propagation) == (confidence, propagation)
+
+
 def test_an_earlier_result_is_kept(
     model: pathlib.Path, data: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

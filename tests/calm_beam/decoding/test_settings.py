@@ -116,6 +116,7 @@ _RULE_CHANGES: dict[str, Any] = {
     "schedule": "decay_t5x",
     "tau": 4.5,
     "state_propagation": "from_first_exit",
+    "token_from": "last_layer",
     "min_exit_layer": 2,
     "exit_interval": 2,
 }

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 
 import hypothesis
@@ -12,8 +13,8 @@ import pytest
 
 from calm_beam.checkpoints import Checkpoint
 from calm_beam.decoding.sweep import SweepDecoder, SweepResult, bucket_width
-from calm_beam.exits.rule import ExitRule
-from calm_beam.model import EarlyExitT5
+from calm_beam.exits.rule import STATE_PROPAGATIONS, ExitRule
+from calm_beam.model import EarlyExitT5, parameter_shapes
 from tests.builders import build_arrays, build_checkpoint, build_config, checkpoint_of
 from tests.numpy_t5 import Decoded, NumpyT5
 
@@ -22,7 +23,7 @@ _DEPTH = _CONFIG.num_decoder_layers
 _STEPS = 10
 _THRESHOLDS = (1.0, 0.93, 0.85, 0.7, 0.5, 0.3, 0.15, 0.0)
 _RULE = ExitRule()
-# Each confidence with both propagations, each schedule twice or more, several sets of exit layers.
+# Each confidence with two propagations or more, each schedule twice or more, several sets of exit layers.
 _RULES = (
     _RULE,
     ExitRule(state_propagation="from_first_exit", schedule="decay", tau=4.0),
@@ -32,12 +33,22 @@ _RULES = (
     ExitRule(confidence="state", state_propagation="from_first_exit", schedule="decay", tau=1.0, exit_interval=2),
     ExitRule(confidence="classifier", schedule="decay", tau=4.0, min_exit_layer=2, exit_interval=2),
     ExitRule(confidence="classifier", state_propagation="from_first_exit", schedule="decay_t5x", tau=4.0),
+    ExitRule(state_propagation="projected"),
+    ExitRule(state_propagation="full_cache", schedule="decay", tau=4.0),
+    ExitRule(token_from="last_layer"),
+    ExitRule(confidence="classifier", state_propagation="projected", min_exit_layer=2, exit_interval=2),
+    ExitRule(confidence="oracle"),
+    ExitRule(confidence="oracle", state_propagation="from_first_exit"),
+    ExitRule(confidence="oracle", state_propagation="projected", min_exit_layer=2),
+    ExitRule(confidence="oracle", state_propagation="full_cache", exit_interval=3),
+    ExitRule(confidence="static"),
+    ExitRule(confidence="static", state_propagation="projected"),
 )
 
 
 def _name(rule: ExitRule) -> str:
     fields = (rule.confidence, rule.state_propagation, rule.schedule, rule.min_exit_layer, rule.exit_interval)
-    return "-".join(map(str, fields))
+    return "-".join(map(str, (*fields, *(["noisy"] if rule.token_from == "last_layer" else []))))
 
 
 @pytest.fixture(autouse=True)
@@ -124,15 +135,71 @@ def test_every_lane_equals_plain_numpy(rule: ExitRule) -> None:
 
 
 def test_the_variants_differ() -> None:
-    """Both state propagations, given the same model and thresholds, are told apart by the prompts used here."""
+    """All state propagations, given the same model and thresholds, are told apart by the prompts used here."""
     checkpoint = build_checkpoint(_CONFIG)
     plain = NumpyT5(_CONFIG, checkpoint.arrays)
-    other = dataclasses.replace(_RULE, state_propagation="from_first_exit")
     outputs = [
-        [plain.decode(prompt, rule, 0.5, max_decode_length=_STEPS).tokens for prompt in _PROMPTS]
-        for rule in (_RULE, other)
+        [
+            plain.decode(prompt, dataclasses.replace(_RULE, **changes), 0.5, max_decode_length=_STEPS).tokens
+            for prompt in _PROMPTS
+        ]
+        for changes in (*({"state_propagation": name} for name in STATE_PROPAGATIONS), {"token_from": "last_layer"})
     ]
-    assert outputs[0] != outputs[1]
+    for one, other in itertools.combinations(outputs, 2):
+        assert one != other
+
+
+def test_the_paper_s_classifier_has_one_logit() -> None:
+    """A classifier of d + 1 weights gives the exits of two logits whose difference it is."""
+    two = build_checkpoint(_CONFIG)
+    kernel, bias = (two.arrays[f"decoder/meta_cls/{part}"] for part in ("kernel", "bias"))
+    difference = {
+        "decoder/meta_cls/kernel": kernel[:, 1:] - kernel[:, :1],
+        "decoder/meta_cls/bias": bias[1:] - bias[:1],
+    }
+    one = checkpoint_of(dataclasses.replace(_CONFIG, exit_classifier=1), {**two.arrays, **difference})
+    rule = ExitRule(confidence="classifier")
+    for left, right in zip(_sweep(one, rule, _PROMPTS), _sweep(two, rule, _PROMPTS), strict=True):
+        np.testing.assert_array_equal(left.tokens, right.tokens)
+        np.testing.assert_array_equal(left.exit_layers, right.exit_layers)
+        np.testing.assert_allclose(left.confidences, right.confidences, atol=1e-6)
+
+
+@pytest.mark.parametrize("state_propagation", STATE_PROPAGATIONS)
+def test_static_layers_are_those_of_a_shallower_model(state_propagation: str) -> None:
+    """Threshold m / L uses m layers for every token, and gives what a decoder cut down to its first m layers gives."""
+    checkpoint = build_checkpoint(_CONFIG)
+    rule = ExitRule(confidence="static", state_propagation=state_propagation)
+    thresholds = tuple(layer / _DEPTH for layer in range(_DEPTH, 0, -1))
+    results = _sweep(checkpoint, rule, _PROMPTS, thresholds=thresholds)
+    for lane, layers in enumerate(range(_DEPTH, 0, -1), start=1):
+        cut_config = dataclasses.replace(_CONFIG, num_decoder_layers=layers)
+        cut = checkpoint_of(cut_config, {name: checkpoint.arrays[name] for name in parameter_shapes(cut_config)})
+        for result, expected in zip(results, _sweep(cut, _RULE, _PROMPTS, thresholds=(0.5,)), strict=True):
+            assert set(result.exit_layers[lane, : result.lengths[lane]].tolist()) == {layers}
+            np.testing.assert_array_equal(result.tokens[lane], expected.tokens[0])
+
+
+@pytest.mark.parametrize("rule", [ExitRule(confidence="oracle"), ExitRule(token_from="last_layer")], ids=_name)
+def test_with_the_full_cache_an_oracle_gives_the_full_output(rule: ExitRule) -> None:
+    """Where only the right token is ever taken and nothing is missing from the cache, exits change no token."""
+    full_cache = dataclasses.replace(rule, state_propagation="full_cache")
+    exits: set[int] = set()
+    for result in _sweep(build_checkpoint(_CONFIG), full_cache, _PROMPTS, thresholds=(0.9, 0.5)):
+        np.testing.assert_array_equal(result.tokens[1:], np.broadcast_to(result.tokens[0], result.tokens[1:].shape))
+        exits |= set(result.exit_layers[1:].ravel().tolist())
+    assert exits > {1, _DEPTH}
+
+
+def test_the_oracle_leaves_at_the_first_layer_that_agrees() -> None:
+    """At the first step, where layers can be recomputed alone, no lower layer predicts the last layer's token."""
+    checkpoint = build_checkpoint(_CONFIG)
+    plain = NumpyT5(_CONFIG, checkpoint.arrays)
+    for prompt, result in zip(_PROMPTS, _sweep(checkpoint, ExitRule(confidence="oracle"), _PROMPTS), strict=True):
+        predicted = [int(np.argmax(plain.logits(state[0]))) for state in plain.teacher_forced(prompt, [0])]
+        agreeing = 1 + predicted.index(predicted[-1])
+        assert set(result.exit_layers[1:-1, 0].tolist()) == {agreeing}
+        assert set(result.tokens[:-1, 0].tolist()) == {predicted[-1]}
 
 
 @pytest.mark.parametrize("batch_size", [1, 5])
@@ -276,7 +343,9 @@ def test_outputs_end_with_eos_or_at_the_limit() -> None:
     assert shortened
 
 
-@pytest.mark.parametrize("rule", [_RULES[0], _RULES[3], _RULES[7]], ids=_name)
+@pytest.mark.parametrize(
+    "rule", [rule for rule in _RULES if rule.schedule != "decay" and rule.confidence != "state"], ids=_name
+)
 def test_threshold_zero_takes_the_first_exit(rule: ExitRule) -> None:
     """At threshold 0, where no schedule lifts it, every token leaves at the first layer that may exit."""
     for result in _sweep(build_checkpoint(_CONFIG), rule, _PROMPTS):
@@ -301,6 +370,21 @@ def test_first_exits_fall_with_the_threshold(seed: int, thresholds: list[float],
     for layer in set(first.tolist()):
         assert len(set(result.tokens[first == layer, 0].tolist())) == 1
         assert len(set(result.confidences[first == layer, 0].tolist())) == 1
+
+
+@pytest.mark.parametrize("rule", _RULES, ids=_name)
+def test_exits_fall_with_the_threshold_in_equal_states(rule: ExitRule) -> None:
+    """Of two lanes with the same tokens and exits so far, the one of the lower threshold never exits later."""
+    compared = 0
+    for result in _sweep(build_checkpoint(_CONFIG, seed=5), rule, _PROMPTS):
+        for upper, lower in itertools.combinations(range(len(_THRESHOLDS) + 1), 2):
+            for step in range(min(result.lengths[[upper, lower]])):
+                assert result.exit_layers[lower, step] <= result.exit_layers[upper, step]
+                compared += 1
+                if result.exit_layers[lower, step] != result.exit_layers[upper, step]:
+                    break
+                assert result.tokens[lower, step] == result.tokens[upper, step]
+    assert compared > len(_PROMPTS) * 36
 
 
 @pytest.mark.parametrize("sizes", [{"max_decode_length": 0}, {"max_input_length": 0}, {"batch_size": -1}], ids=str)

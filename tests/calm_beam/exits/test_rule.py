@@ -4,15 +4,27 @@ from typing import Any
 
 import pytest
 
-from calm_beam.exits.rule import CONFIDENCES, SCHEDULES, STATE_PROPAGATIONS, ExitRule
+from calm_beam.exits.rule import CONFIDENCES, SCHEDULES, STATE_PROPAGATIONS, TOKEN_SOURCES, ExitRule
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"confidence": "softmx"}, "confidence must be one of softmax, softmax_max, state, classifier; got 'softmx'"),
+        (
+            {"confidence": "softmx"},
+            "confidence must be one of softmax, softmax_max, state, classifier, oracle, static; got 'softmx'",
+        ),
         ({"schedule": "linear"}, "schedule must be one of constant, decay, decay_t5x; got 'linear'"),
-        ({"state_propagation": "x"}, "state_propagation must be one of from_exit, from_first_exit; got 'x'"),
+        (
+            {"state_propagation": "x"},
+            "state_propagation must be one of from_exit, from_first_exit, full_cache, projected; got 'x'",
+        ),
+        ({"token_from": "x"}, "token_from must be one of exit_layer, last_layer; got 'x'"),
+        (
+            {"confidence": "oracle", "schedule": "decay", "tau": 4.0},
+            "schedule must be constant with confidence 'oracle', .* got 'decay'",
+        ),
+        ({"confidence": "static", "schedule": "decay_t5x", "tau": 4.0}, "schedule must be constant with .*'static'"),
         ({"tau": 4.0}, r"tau must not be given with schedule 'constant', got 4\.0"),
         ({"schedule": "decay"}, "schedule 'decay' needs a finite tau of at least 0, got None"),
         ({"schedule": "decay_t5x", "tau": -1.0}, r"schedule 'decay_t5x' needs a finite tau of at least 0, got -1\.0"),
@@ -29,12 +41,35 @@ def test_bad_rules_are_refused(changes: dict[str, Any], message: str) -> None:
 
 
 def test_every_named_choice_is_accepted() -> None:
-    """All listed confidences, schedules and propagations make rules."""
+    """All listed confidences, schedules, propagations and token sources make rules."""
     for confidence in CONFIDENCES:
         for schedule in SCHEDULES:
             for propagation in STATE_PROPAGATIONS:
-                tau = None if schedule == "constant" else 2.0
-                ExitRule(confidence=confidence, schedule=schedule, tau=tau, state_propagation=propagation)
+                if schedule != "constant" and confidence in ("oracle", "static"):
+                    continue
+                for source in TOKEN_SOURCES:
+                    ExitRule(
+                        confidence=confidence,
+                        schedule=schedule,
+                        tau=None if schedule == "constant" else 2.0,
+                        state_propagation=propagation,
+                        token_from=source,
+                    )
+
+
+@pytest.mark.parametrize(
+    ("rule", "expected"),
+    [
+        (ExitRule(), False),
+        (ExitRule(confidence="static", state_propagation="projected"), False),
+        (ExitRule(confidence="oracle"), True),
+        (ExitRule(state_propagation="full_cache"), True),
+        (ExitRule(token_from="last_layer"), True),
+    ],
+)
+def test_rules_that_save_nothing_say_so(rule: ExitRule, expected: bool) -> None:
+    """Whatever looks at the last layer for every token needs the full model."""
+    assert rule.needs_full_model() is expected
 
 
 @pytest.mark.parametrize("minimum", range(1, 9))

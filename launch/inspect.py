@@ -73,9 +73,10 @@ def _describe_checkpoint(console: Console, path: pathlib.Path) -> None:
     console.print(f"Checkpoint in {checkpoint.layout} layout: {checkpoint.directory}", soft_wrap=True)
     console.print(f"Fingerprint: {checkpoint.fingerprint()}", soft_wrap=True)
     console.print(
-        f"T5 1.1: {config.num_encoder_layers} encoder and {config.num_decoder_layers} decoder layers, width "
-        f"{config.emb_dim}, {config.num_heads} heads of {config.head_dim}, feed-forward {config.mlp_dim}, "
-        f"{config.vocab_size} token ids, {'tied' if config.tied_head else 'untied'} head; {weights:,} weights."
+        f"T5 with {'gated GELU' if config.gated_mlp else 'ReLU'}: {config.num_encoder_layers} encoder and "
+        f"{config.num_decoder_layers} decoder layers, width {config.emb_dim}, {config.num_heads} heads of "
+        f"{config.head_dim}, feed-forward {config.mlp_dim}, {config.vocab_size} token ids, "
+        f"{'tied' if config.tied_head else 'untied'} head; {weights:,} weights."
     )
     console.print(f"Exit classifier: {'yes' if config.exit_classifier else 'no'}.")
     if checkpoint.vocabulary_path is None:

@@ -1,6 +1,7 @@
 """Small models, checkpoints and vocabularies for tests."""
 
 import io
+import json
 import os
 import pathlib
 from collections.abc import Iterable, Mapping
@@ -9,6 +10,7 @@ from typing import Any
 import flax.serialization
 import flax.traverse_util
 import numpy as np
+import safetensors.numpy
 import sentencepiece
 import tensorstore
 
@@ -108,6 +110,65 @@ def write_t5x(
     tree = {"version": 3, "optimizer": {"target": target, "state": state}}
     (folder / "checkpoint").write_bytes(flax.serialization.msgpack_serialize(tree))
     return folder
+
+
+def hugging_face_tensors(config: T5Config, arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Returns the weights of a model without an exit classifier as transformers names and turns them."""
+    tensors = {"shared.weight": arrays["token_embedder/embedding"]}
+    if not config.tied_head:
+        tensors["lm_head.weight"] = arrays["decoder/logits_dense/kernel"].T
+    attentions = {"encoder": ["attention"], "decoder": ["self_attention", "encoder_decoder_attention"]}
+    norms = {
+        "attention": "attention",
+        "self_attention": "self_attention",
+        "encoder_decoder_attention": "cross_attention",
+    }
+    for stack, depth in (("encoder", config.num_encoder_layers), ("decoder", config.num_decoder_layers)):
+        tensors[f"{stack}.final_layer_norm.weight"] = arrays[f"{stack}/{stack}_norm/scale"]
+        table = f"{stack}.block.0.layer.0.SelfAttention.relative_attention_bias.weight"
+        tensors[table] = arrays[f"{stack}/relpos_bias/rel_embedding"].T
+        for index in range(depth):
+            ours = f"{stack}/layers_{index}"
+            for place, attention in enumerate(attentions[stack]):
+                theirs = f"{stack}.block.{index}.layer.{place}"
+                tensors[f"{theirs}.layer_norm.weight"] = arrays[f"{ours}/pre_{norms[attention]}_layer_norm/scale"]
+                for letter, kernel in {"q": "query", "k": "key", "v": "value", "o": "out"}.items():
+                    name = f"{theirs}.{('SelfAttention', 'EncDecAttention')[place]}.{letter}.weight"
+                    tensors[name] = arrays[f"{ours}/{attention}/{kernel}/kernel"].T
+            theirs = f"{stack}.block.{index}.layer.{len(attentions[stack])}"
+            tensors[f"{theirs}.layer_norm.weight"] = arrays[f"{ours}/pre_mlp_layer_norm/scale"]
+            for kernel in ("wi_0", "wi_1", "wo") if config.gated_mlp else ("wi", "wo"):
+                tensors[f"{theirs}.DenseReluDense.{kernel}.weight"] = arrays[f"{ours}/mlp/{kernel}/kernel"].T
+    return {name: np.ascontiguousarray(tensor) for name, tensor in tensors.items()}
+
+
+def write_hugging_face(directory: pathlib.Path, config: T5Config, arrays: Mapping[str, np.ndarray]) -> pathlib.Path:
+    """Writes a model as the fourth version of transformers does, without a vocabulary, and returns its folder."""
+    directory.mkdir(parents=True, exist_ok=True)
+    fields = {
+        "architectures": ["T5ForConditionalGeneration"],
+        "d_ff": config.mlp_dim,
+        "d_kv": config.head_dim,
+        "d_model": config.emb_dim,
+        "decoder_start_token_id": 0,
+        "dropout_rate": 0.1,
+        "eos_token_id": 1,
+        "feed_forward_proj": "gated-gelu" if config.gated_mlp else "relu",
+        "is_encoder_decoder": True,
+        "layer_norm_epsilon": 1e-06,
+        "model_type": "t5",
+        "num_decoder_layers": config.num_decoder_layers,
+        "num_heads": config.num_heads,
+        "num_layers": config.num_encoder_layers,
+        "pad_token_id": 0,
+        "relative_attention_max_distance": config.relative_max_distance,
+        "relative_attention_num_buckets": config.relative_buckets,
+        "tie_word_embeddings": config.tied_head,
+        "vocab_size": config.vocab_size,
+    }
+    (directory / "config.json").write_text(json.dumps(fields, indent=2))
+    safetensors.numpy.save_file(hugging_face_tensors(config, arrays), directory / "model.safetensors")
+    return directory
 
 
 def train_vocabulary(

@@ -196,6 +196,8 @@ class NumpyT5:
         return table[:, [bucket_of(key - query, buckets, farthest, both_ways=is_encoder) for key in range(length)]]
 
     def _feed_forward(self, name: str, inputs: np.ndarray) -> np.ndarray:
+        if not self.config.gated_mlp:
+            return np.maximum(inputs @ self.arrays[f"{name}/wi/kernel"], 0) @ self.arrays[f"{name}/wo/kernel"]
         gate = inputs @ self.arrays[f"{name}/wi_0/kernel"]
         gelu = 0.5 * gate * (1 + np.tanh(math.sqrt(2 / math.pi) * (gate + 0.044715 * gate**3)))
         return gelu * (inputs @ self.arrays[f"{name}/wi_1/kernel"]) @ self.arrays[f"{name}/wo/kernel"]

@@ -1,8 +1,10 @@
-"""Reading and writing model weights, in T5X's layout and in the native one."""
+"""Reading and writing model weights: the native layout, T5X's, Orbax's and Hugging Face's."""
 
 from .checkpoint import Checkpoint as Checkpoint
 from .checkpoint import CheckpointError as CheckpointError
 from .checkpoint import FloatArrays as FloatArrays
 from .checkpoint import fingerprint as fingerprint
+from .load import find_model as find_model
 from .load import load_checkpoint as load_checkpoint
 from .native import write_native as write_native
+from .t5x import write_t5x as write_t5x

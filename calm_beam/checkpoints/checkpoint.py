@@ -26,8 +26,9 @@ class Checkpoint:
       config: Sizes of the model.
       arrays: float32 arrays by name (names as in `calm_beam.model.parameter_shapes`).
       directory: The folder that holds the weights themselves.
-      vocabulary_path: `sentencepiece.model` in or beside that folder, or None.
-      layout: `t5x` or `native`.
+      vocabulary_path: `sentencepiece.model` or `spiece.model` in or beside that folder, or None.
+      layout: `native`, `hugging_face`, `t5x` or `orbax`.
+      step: The training step that the folder is named by, or None.
     """
 
     config: T5Config
@@ -35,6 +36,7 @@ class Checkpoint:
     directory: pathlib.Path
     vocabulary_path: pathlib.Path | None
     layout: str
+    step: int | None = None
 
     def parameters(self) -> dict[str, Any]:
         """Returns the tree that `EarlyExitT5.apply` takes as `{"params": tree}`."""

@@ -2,53 +2,125 @@
 
 import dataclasses
 import pathlib
+import re
 
-from calm_beam.model import infer_config
+import numpy as np
+
+from calm_beam.model import T5Config, infer_config
 
 from .checkpoint import Checkpoint, CheckpointError
+from .hugging_face import is_hugging_face, read_hugging_face
 from .native import read_native
-from .t5x import latest_step_directory, read_t5x
+from .orbax import find_item, read_orbax
+from .scanned import unstack_layers
+from .t5x import read_t5x
 
-_VOCABULARY = "sentencepiece.model"
+# The second is Hugging Face's name for the same file.
+_VOCABULARIES = ("sentencepiece.model", "spiece.model")
+# Folders of steps: T5X's, and the numbers alone that Orbax names them by.
+_STEP = re.compile(r"(?:checkpoint_)?(\d+)")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FoundModel:
+    """A model that is in a folder, before it is read.
+
+    Attributes:
+      layout: `native`, `hugging_face`, `t5x` or `orbax`.
+      directory: The folder that holds it.
+      step: The training step that this folder is named by, or None.
+    """
+
+    layout: str
+    directory: pathlib.Path
+    step: int | None
+
+
+def find_model(directory: pathlib.Path) -> FoundModel | None:
+    """Returns which model `load_checkpoint` reads in a folder that exists, or None if there is none."""
+    if (directory / "config.json").is_file():
+        layout = "hugging_face" if is_hugging_face(directory) else "native"
+        return FoundModel(layout=layout, directory=directory, step=None)
+    steps = [found for child in directory.iterdir() if (found := _find_step(child)) and found.step is not None]
+    return _find_step(directory) or max(steps, key=lambda found: found.step or 0, default=None)
 
 
 def load_checkpoint(path: str | pathlib.Path) -> Checkpoint:
-    """Returns the model in a folder, in T5X's layout or the native one.
+    """Returns the model in a folder, whatever its layout.
 
     Args:
-      path: A native folder, a T5X `checkpoint_<step>` folder, or a folder of those, of which the latest is read.
+      path: A native folder, one of Hugging Face's, a step's folder of T5X or Orbax, or a folder of those, of which the
+        latest is read.
 
     Returns:
       The weights as float32, checked against the sizes inferred from them.
 
     Raises:
-      CheckpointError: If there is no model, it is damaged, or its arrays are not those of a T5 1.1 encoder-decoder.
+      CheckpointError: If there is no model, it is damaged, or its arrays are not those of a T5 encoder-decoder.
     """
     # Absolute, since workers have folders of their own and TensorStore takes no other.
     directory = pathlib.Path(path).resolve()
     if not directory.is_dir():
         raise CheckpointError(f"checkpoint {path}: no such directory.")
-    if (directory / "config.json").is_file():
-        stored_config, arrays = read_native(directory)
-        layout, parents = "native", [directory]
-    elif (step := directory if (directory / "checkpoint").is_file() else latest_step_directory(directory)) is not None:
-        stored_config, arrays = None, read_t5x(step)
-        directory = step
-        layout, parents = "t5x", [step, step.parent]
-    else:
-        found = ", ".join(sorted(child.name for child in directory.iterdir())[:8]) or "nothing"
+    found = find_model(directory)
+    if found is None:
+        names = ", ".join(sorted(child.name for child in directory.iterdir())[:8]) or "nothing"
         raise CheckpointError(
-            f"checkpoint {path}: no model here. Expected checkpoint_<step>/checkpoint (T5X) or config.json with "
-            f"model.safetensors (native); found {found}."
+            f"checkpoint {path}: no model here. Expected config.json with model.safetensors (native or Hugging Face), "
+            f"checkpoint_<step>/checkpoint (T5X) or checkpoint_<step> with _METADATA in it (Orbax); found {names}."
         )
     try:
+        stored_config, arrays = _read(found)
         config = infer_config({name: array.shape for name, array in arrays.items()})
+    except CheckpointError:
+        raise
     except ValueError as error:
-        raise CheckpointError(f"checkpoint {directory}: {error}") from error
+        raise CheckpointError(f"checkpoint {found.directory}: {error}") from error
     if stored_config is not None:
         # The only size that no shape shows.
         config = dataclasses.replace(config, relative_max_distance=stored_config.relative_max_distance)
     if stored_config not in (None, config):
-        raise CheckpointError(f"checkpoint {directory}: config.json says {stored_config}, the arrays are of {config}.")
-    vocabulary = next((folder / _VOCABULARY for folder in parents if (folder / _VOCABULARY).is_file()), None)
-    return Checkpoint(config=config, arrays=arrays, directory=directory, vocabulary_path=vocabulary, layout=layout)
+        raise CheckpointError(
+            f"checkpoint {found.directory}: config.json says {stored_config}, the arrays are of {config}."
+        )
+    return Checkpoint(
+        config=config,
+        arrays=arrays,
+        directory=found.directory,
+        vocabulary_path=_find_vocabulary(found),
+        layout=found.layout,
+        step=found.step,
+    )
+
+
+def _find_step(directory: pathlib.Path) -> FoundModel | None:
+    """Returns the model in the folder of one training step."""
+    match = _STEP.fullmatch(directory.name)
+    step = int(match.group(1)) if match else None
+    if find_item(directory) is not None:
+        return FoundModel(layout="orbax", directory=directory, step=step)
+    if (directory / "checkpoint").is_file():
+        return FoundModel(layout="t5x", directory=directory, step=step)
+    return None
+
+
+def _read(found: FoundModel) -> tuple[T5Config | None, dict[str, np.ndarray]]:
+    """Returns the stored config, where there is one, and the arrays."""
+    if found.layout == "native":
+        return read_native(found.directory)
+    if found.layout == "hugging_face":
+        return read_hugging_face(found.directory)
+    if found.layout == "t5x":
+        return None, unstack_layers(read_t5x(found.directory))
+    item = find_item(found.directory)
+    assert item is not None
+    return None, unstack_layers(read_orbax(item))
+
+
+def _find_vocabulary(found: FoundModel) -> pathlib.Path | None:
+    folders = [found.directory]
+    if found.layout in ("t5x", "orbax"):
+        # Shared by the steps of a run.
+        folders.append(found.directory.parent)
+    paths = [folder / name for folder in folders for name in _VOCABULARIES]
+    return next((path for path in paths if path.is_file()), None)

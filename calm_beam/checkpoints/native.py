@@ -40,7 +40,9 @@ def read_native(directory: pathlib.Path) -> tuple[T5Config, dict[str, np.ndarray
     except (OSError, ValueError) as error:
         raise CheckpointError(f"{path}: cannot be read as JSON: {error}") from error
     if not isinstance(fields, dict) or fields.pop("format", None) != _FORMAT:
-        raise CheckpointError(f'{path}: expected a JSON object with "format": "{_FORMAT}".')
+        raise CheckpointError(
+            f'{path}: expected a JSON object with "format": "{_FORMAT}", or with "model_type": "t5" (Hugging Face).'
+        )
     known = {field.name for field in dataclasses.fields(T5Config)}
     if fields.keys() != known:
         raise CheckpointError(
@@ -64,7 +66,7 @@ def write_native(
     config: T5Config,
     arrays: FloatArrays,
     *,
-    vocabulary_path: pathlib.Path,
+    vocabulary_path: pathlib.Path | None,
     dtype: str = "float32",
 ) -> None:
     """Writes a native model folder; each file appears whole or not at all, `config.json` last.
@@ -73,7 +75,7 @@ def write_native(
       directory: Where to; made if needed.
       config: Sizes of the model.
       arrays: Weights by name.
-      vocabulary_path: The SentencePiece model to copy beside the weights.
+      vocabulary_path: The SentencePiece model to copy beside the weights; with None, none is left there.
       dtype: `float32` or `float16`. float16 halves the file and rounds the weights.
 
     Raises:
@@ -90,8 +92,11 @@ def write_native(
     # An overwritten model is no model until its last file is there.
     (directory / "config.json").unlink(missing_ok=True)
     config_text = json.dumps({"format": _FORMAT, **dataclasses.asdict(config)}, indent=2) + "\n"
-    with replacing(directory / "sentencepiece.model") as temporary:
-        shutil.copyfile(vocabulary_path, temporary)
+    if vocabulary_path is None:
+        (directory / "sentencepiece.model").unlink(missing_ok=True)
+    else:
+        with replacing(directory / "sentencepiece.model") as temporary:
+            shutil.copyfile(vocabulary_path, temporary)
     with replacing(directory / "model.safetensors") as temporary:
         # Not save_file: it makes a file that only its owner can read.
         temporary.write_bytes(safetensors.numpy.save(stored))

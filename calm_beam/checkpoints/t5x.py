@@ -1,12 +1,14 @@
 """The layout that T5X's `Checkpointer` writes: one msgpack file, and one zarr array a parameter.
 
 `checkpoint_<step>/checkpoint` holds the tree; its leaves are either small arrays or TensorStore specs whose path is
-relative to the folder. Only the `target` tree (the weights) is read, never the optimizer's state. T5X itself is not
-needed. Source: T5X `checkpoints.py` (version 3 of its format).
+relative to the folder. Only the `target` tree (the weights) is read or written, never an optimizer's state: T5X infers
+without it, and fine-tunes from the weights alone with `fallback_to_scratch`. T5X itself is not needed.
+Source: T5X `checkpoints.py` (version 3 of its format) and `train_state.py` (`InferenceState`).
 """
 
+import os
 import pathlib
-import re
+import shutil
 from typing import Any
 
 import flax.serialization
@@ -14,19 +16,14 @@ import flax.traverse_util
 import numpy as np
 import tensorstore
 
-from .checkpoint import CheckpointError
+from calm_beam.model import T5Config
+from calm_beam.storage import replacing
 
-_STEP = re.compile(r"checkpoint_(\d+)$")
+from .checkpoint import CheckpointError, FloatArrays
+from .zarr_arrays import read_arrays
 
-
-def latest_step_directory(directory: pathlib.Path) -> pathlib.Path | None:
-    """Returns the `checkpoint_<step>` folder in `directory` with the highest step, or None if there is none."""
-    steps = {
-        int(match.group(1)): child
-        for child in directory.iterdir()
-        if (match := _STEP.match(child.name)) and (child / "checkpoint").is_file()
-    }
-    return steps[max(steps)] if steps else None
+_VERSION = 3
+_CHUNK_BYTES = 64 * 2**20
 
 
 def read_t5x(directory: pathlib.Path) -> dict[str, np.ndarray]:
@@ -58,26 +55,94 @@ def read_t5x(directory: pathlib.Path) -> dict[str, np.ndarray]:
     if unreadable:
         raise CheckpointError(f"{path}: {unreadable[0]} is neither an array nor the place of one.")
     try:
-        # All reads are started before the first is waited for: a checkpoint has hundreds of small files.
-        pending = {name: _open(directory, leaf) if _is_spec(leaf) else leaf for name, leaf in leaves.items()}
-        return {name: _finish(leaf) for name, leaf in pending.items()}
+        return read_arrays({name: _place(directory, leaf) for name, leaf in leaves.items()})
     except (ValueError, TypeError) as error:
         raise CheckpointError(f"{path}: cannot read its arrays: {error}") from error
+
+
+def write_t5x(
+    directory: pathlib.Path,
+    config: T5Config,
+    arrays: FloatArrays,
+    *,
+    step: int,
+    vocabulary_path: pathlib.Path | None,
+) -> pathlib.Path:
+    """Writes a `checkpoint_<step>` folder, which appears whole or not at all, and returns it.
+
+    Args:
+      directory: Where to; made if needed.
+      config: Sizes of the model.
+      arrays: Weights by name; stored as float32.
+      step: Number of the training step, at least 1: T5X takes 0 for "there is none". One of that number is replaced.
+      vocabulary_path: The SentencePiece model to copy to `directory`; with None, none is left there.
+
+    Raises:
+      ValueError: If `step` is below 1, or the model has a size that this layout cannot say.
+    """
+    if step < 1:
+        raise ValueError(f"step must be at least 1, got {step}.")
+    if config.relative_max_distance != T5Config.relative_max_distance:
+        raise ValueError(
+            f"relative_max_distance is {config.relative_max_distance}: T5X's layout does not hold it, and every reader "
+            f"would take {T5Config.relative_max_distance}. Keep the native layout."
+        )
+    final, vocabulary = directory / f"checkpoint_{step}", directory / "sentencepiece.model"
+    # Names that no reader takes for a step.
+    mark = os.urandom(8).hex()
+    temporary, replaced = directory / f".{final.name}.{mark}.tmp", directory / f".{final.name}.{mark}.old"
+    temporary.mkdir(parents=True)
+    try:
+        _write_tree(temporary, arrays, step)
+        if vocabulary_path is not None:
+            with replacing(vocabulary) as copy:
+                shutil.copyfile(vocabulary_path, copy)
+        if final.exists():
+            os.rename(final, replaced)
+        os.rename(temporary, final)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+    shutil.rmtree(replaced, ignore_errors=True)
+    if vocabulary_path is None:
+        vocabulary.unlink(missing_ok=True)
+    return final
 
 
 def _is_spec(value: Any) -> bool:
     return isinstance(value, dict) and isinstance(value.get("kvstore"), dict)
 
 
-def _open(directory: pathlib.Path, spec: dict[str, Any]) -> Any:
-    """Starts to read one zarr array; T5X stores its path relative to the checkpoint's folder."""
-    relative = pathlib.PurePosixPath(spec["kvstore"].get("path", "")).name
-    kvstore = {"driver": "file", "path": f"{directory / relative}/"}
-    # A chunk that was not copied would be read as zeros.
-    spec = {"driver": "zarr", "kvstore": kvstore, "fill_missing_data_reads": False}
-    return tensorstore.open(spec, open=True, read=True)
+def _place(directory: pathlib.Path, leaf: Any) -> Any:
+    """Returns an array in the tree itself, or where the zarr array is; T5X stores its path relative to the folder."""
+    if isinstance(leaf, np.ndarray):
+        return leaf
+    relative = pathlib.PurePosixPath(leaf["kvstore"].get("path", "")).name
+    return {"driver": "zarr", "kvstore": {"driver": "file", "path": f"{directory / relative}/"}}
 
 
-def _finish(leaf: Any) -> np.ndarray:
-    values = leaf if isinstance(leaf, np.ndarray) else leaf.result().read().result()
-    return np.asarray(values, dtype=np.float32)
+def _write_tree(folder: pathlib.Path, arrays: FloatArrays, step: int) -> None:
+    specs, pending = {}, []
+    for name, array in arrays.items():
+        values = np.asarray(array, np.float32)
+        specs[name] = _spec(name, values.shape)
+        kvstore = {"driver": "file", "path": f"{folder / specs[name]['kvstore']['path']}/"}
+        store = tensorstore.open({**specs[name], "kvstore": kvstore}, create=True).result()
+        pending.append(store.write(values))
+    for write in pending:
+        write.result()
+    target = flax.traverse_util.unflatten_dict(specs, sep="/")
+    tree = {"version": _VERSION, "optimizer": {"target": target, "state": {"step": np.asarray(step, np.int32)}}}
+    with replacing(folder / "checkpoint") as path:
+        path.write_bytes(flax.serialization.msgpack_serialize(tree))
+
+
+def _spec(name: str, shape: tuple[int, ...]) -> dict[str, Any]:
+    """Returns the leaf that stands for an array in the tree."""
+    row_bytes = 4 * int(np.prod(shape[1:]))
+    chunks = [min(shape[0], max(1, _CHUNK_BYTES // row_bytes)), *shape[1:]]
+    return {
+        "driver": "zarr",
+        "dtype": "float32",
+        "kvstore": {"driver": "file", "path": f"target.{name.replace('/', '.')}/"},
+        "metadata": {"chunks": chunks, "compressor": {"id": "gzip", "level": 1}, "shape": list(shape)},
+    }

@@ -1,4 +1,4 @@
-"""A T5 1.1 encoder-decoder in Flax whose decoder can predict after any layer."""
+"""A T5 encoder-decoder in Flax whose decoder can predict after any layer."""
 
 from .config import T5Config as T5Config
 from .config import infer_config as infer_config

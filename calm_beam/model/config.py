@@ -9,21 +9,23 @@ Shapes = Mapping[str, tuple[int, ...]]
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class T5Config:
-    """Sizes of a T5 1.1 encoder-decoder.
+    """Sizes of a T5 encoder-decoder: the original T5, T5 1.1, or a mixture of both.
 
     Attributes:
       vocab_size: Rows of the embedding, and width of the output head.
       emb_dim: Model width d.
       num_heads: Attention heads per layer.
       head_dim: Width of one head.
-      mlp_dim: Width of the gated feed-forward layer.
+      mlp_dim: Width of the feed-forward layer.
       num_encoder_layers: Encoder depth.
       num_decoder_layers: Decoder depth L; exit layers are counted from 1 to L.
       relative_buckets: Buckets of the relative position bias.
       relative_max_distance: Distance from which all positions share one bucket.
-      tied_head: Whether the output head is the transposed embedding, with hidden states scaled by 1/sqrt(d).
-      exit_classifier: Logits of the early-exit classifier `decoder/meta_cls`: 2 as the released T5X code has it, 1 for the
-        d + 1 weights of the paper, 0 if there is none.
+      gated_mlp: Whether the feed-forward layer is T5 1.1's gated GELU; if not, it is the original T5's ReLU.
+      tied_head: Whether the output head is the transposed embedding, with hidden states scaled by 1/sqrt(d), as in the
+        original T5.
+      exit_classifier: Logits of the early-exit classifier `decoder/meta_cls`: 2 as the released T5X code has it, 1 for
+        the d + 1 weights of the paper, 0 if there is none.
     """
 
     vocab_size: int
@@ -35,6 +37,7 @@ class T5Config:
     num_decoder_layers: int
     relative_buckets: int = 32
     relative_max_distance: int = 128
+    gated_mlp: bool = True
     tied_head: bool = False
     exit_classifier: int = 0
 
@@ -60,7 +63,8 @@ def parameter_shapes(config: T5Config) -> dict[str, tuple[int, ...]]:
     """
     width, inner = config.emb_dim, config.num_heads * config.head_dim
     attention = {"query": (width, inner), "key": (width, inner), "value": (width, inner), "out": (inner, width)}
-    mlp = {"wi_0": (width, config.mlp_dim), "wi_1": (width, config.mlp_dim), "wo": (config.mlp_dim, width)}
+    inputs = ("wi_0", "wi_1") if config.gated_mlp else ("wi",)
+    mlp = {**dict.fromkeys(inputs, (width, config.mlp_dim)), "wo": (config.mlp_dim, width)}
     shapes: dict[str, tuple[int, ...]] = {"token_embedder/embedding": (config.vocab_size, width)}
 
     def add_stack(stack: str, depth: int, attentions: Mapping[str, str]) -> None:
@@ -101,26 +105,25 @@ def infer_config(shapes: Shapes) -> T5Config:
       The config, whose `parameter_shapes` equal `shapes`.
 
     Raises:
-      ValueError: If the tree is not a T5 1.1 encoder-decoder; says which names were expected and found.
+      ValueError: If the tree is not a T5 encoder-decoder; says which names were expected and found.
     """
+    gated_mlp = "decoder/layers_0/mlp/wi/kernel" not in shapes
+    mlp_input = f"decoder/layers_0/mlp/{'wi_0' if gated_mlp else 'wi'}/kernel"
     landmarks = (
         "token_embedder/embedding",
         "decoder/relpos_bias/rel_embedding",
         "decoder/layers_0/self_attention/query/kernel",
-        "decoder/layers_0/mlp/wi_0/kernel",
+        mlp_input,
     )
     missing = [name for name in landmarks if name not in shapes]
     if missing:
         found = ", ".join(sorted(shapes)[:8]) or "nothing"
         raise ValueError(
-            f"not a T5 1.1 parameter tree: expected {', '.join(missing)}; found {len(shapes)} arrays ({found}, ...)."
+            f"not a T5 parameter tree: expected {', '.join(missing)}; found {len(shapes)} arrays ({found}, ...)."
         )
     for name in landmarks:
         if len(shapes[name]) != 2:
-            raise ValueError(
-                f"{name} must have 2 dimensions, got shape {shapes[name]}. "
-                "Trees with scanned (stacked) layers are not supported: unstack them first."
-            )
+            raise ValueError(f"{name} must have 2 dimensions, got shape {shapes[name]}.")
     num_heads, buckets = shapes["decoder/relpos_bias/rel_embedding"]
     vocab_size, emb_dim = shapes["token_embedder/embedding"]
     inner = shapes["decoder/layers_0/self_attention/query/kernel"][1]
@@ -129,10 +132,11 @@ def infer_config(shapes: Shapes) -> T5Config:
         emb_dim=emb_dim,
         num_heads=num_heads,
         head_dim=inner // num_heads,
-        mlp_dim=shapes["decoder/layers_0/mlp/wi_0/kernel"][1],
+        mlp_dim=shapes[mlp_input][1],
         num_encoder_layers=_depth(shapes, "encoder"),
         num_decoder_layers=_depth(shapes, "decoder"),
         relative_buckets=buckets,
+        gated_mlp=gated_mlp,
         tied_head="decoder/logits_dense/kernel" not in shapes,
         exit_classifier=shapes.get("decoder/meta_cls/kernel", (0,))[-1],
     )
@@ -150,7 +154,7 @@ def _check_tree(found: Shapes, expected: Shapes) -> None:
     unknown = sorted(set(found) - set(expected))
     if missing or unknown:
         raise ValueError(
-            "not a T5 1.1 parameter tree: "
+            "not a T5 parameter tree: "
             f"missing {_few(missing)}; unknown {_few(unknown)}. Expected {len(expected)} arrays, found {len(found)}."
         )
     for name, shape in expected.items():

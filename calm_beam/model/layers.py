@@ -1,4 +1,4 @@
-"""The layers of a T5 1.1 stack."""
+"""The layers of a T5 stack."""
 
 import jax
 import jax.numpy as jnp
@@ -21,20 +21,31 @@ class RMSNorm(nn.Module):
         return inputs * jax.lax.rsqrt(mean_square + _NORM_EPSILON) * scale.reshape((1,) * (inputs.ndim - 1) + (-1,))
 
 
-class GatedGelu(nn.Module):
-    """The feed-forward layer of T5 1.1: gelu(x W0) * (x W1), tanh form, then back to the model's width."""
+class FeedForward(nn.Module):
+    """The feed-forward layer, without biases: to a wider space, and back to the model's width.
 
-    mlp_dim: int
+    T5 1.1 has gelu(x W0) * (x W1), GELU in its tanh form; the original T5 has relu(x W).
+
+    Attributes:
+      config: Sizes of the model; `gated_mlp` says which of the two.
+      dropout_rate: Dropout between the kernels, used only with `deterministic=False`.
+    """
+
+    config: T5Config
     dropout_rate: float = 0.0
 
     @nn.compact
     def __call__(self, inputs: jax.Array, *, deterministic: bool = True) -> jax.Array:
         """Returns the output before the residual is added, shape (..., width)."""
-        gate = nn.Dense(self.mlp_dim, use_bias=False, precision=PRECISION, name="wi_0")(inputs)
-        linear = nn.Dense(self.mlp_dim, use_bias=False, precision=PRECISION, name="wi_1")(inputs)
-        hidden = jax.nn.gelu(gate, approximate=True) * linear
+        if self.config.gated_mlp:
+            hidden = jax.nn.gelu(self._widened(inputs, "wi_0"), approximate=True) * self._widened(inputs, "wi_1")
+        else:
+            hidden = jax.nn.relu(self._widened(inputs, "wi"))
         hidden = nn.Dropout(self.dropout_rate)(hidden, deterministic=deterministic)
         return nn.Dense(inputs.shape[-1], use_bias=False, precision=PRECISION, name="wo")(hidden)
+
+    def _widened(self, inputs: jax.Array, name: str) -> jax.Array:
+        return nn.Dense(self.config.mlp_dim, use_bias=False, precision=PRECISION, name=name)(inputs)
 
 
 class EncoderLayer(nn.Module):
@@ -49,7 +60,7 @@ class EncoderLayer(nn.Module):
         self.pre_attention_layer_norm = RMSNorm()
         self.attention = Attention(config, self.dropout_rate)
         self.pre_mlp_layer_norm = RMSNorm()
-        self.mlp = GatedGelu(config.mlp_dim, self.dropout_rate)
+        self.mlp = FeedForward(config, self.dropout_rate)
         self.dropout = nn.Dropout(self.dropout_rate)
 
     def __call__(self, hidden: jax.Array, bias: jax.Array, *, deterministic: bool = True) -> jax.Array:
@@ -80,7 +91,7 @@ class DecoderLayer(nn.Module):
         self.pre_cross_attention_layer_norm = RMSNorm()
         self.encoder_decoder_attention = Attention(config, self.dropout_rate)
         self.pre_mlp_layer_norm = RMSNorm()
-        self.mlp = GatedGelu(config.mlp_dim, self.dropout_rate)
+        self.mlp = FeedForward(config, self.dropout_rate)
         self.dropout = nn.Dropout(self.dropout_rate)
 
     def self_keys_values(self, states: jax.Array) -> tuple[jax.Array, jax.Array]:

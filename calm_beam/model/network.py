@@ -53,7 +53,7 @@ class Decoder(nn.Module):
 
 
 class EarlyExitT5(nn.Module):
-    """T5 1.1 with an output head after every decoder layer.
+    """T5 with an output head after every decoder layer.
 
     The parameter tree is the one of `parameter_shapes`. Methods are called through `Module.apply`. Decoder layers are
     counted from 1, as in the paper.
@@ -177,8 +177,8 @@ class EarlyExitT5(nn.Module):
     def exit_score(self, states: jax.Array) -> jax.Array:
         """Returns the exit classifier's probability of "exit", shape (...), of raw layer outputs (..., width).
 
-        The classifier reads the layer's output as it is, without the final norm, as the released T5X code does. One logit
-        goes through a sigmoid (CALM, "Local confidence measures"), two through a softmax (T5X).
+        The classifier reads the layer's output as it is, without the final norm, as the released T5X code does. One
+        logit goes through a sigmoid (CALM, "Local confidence measures"), two through a softmax (T5X).
         """
         logits = self.decoder.meta_cls(states)
         if self.config.exit_classifier == 1:

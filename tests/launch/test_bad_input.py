@@ -230,7 +230,7 @@ def _foreign_vocabulary(place: _Place) -> str:
 
 def _no_model(place: _Place) -> str:
     (place.model / "config.json").unlink()
-    return f"checkpoint {place.model}: no model here. Expected checkpoint_<step>/checkpoint (T5X) or config.json"
+    return f"checkpoint {place.model}: no model here. Expected config.json with model.safetensors (native"
 
 
 def _broken_weights(place: _Place) -> str:
@@ -270,7 +270,7 @@ def _missing_array(place: _Place) -> str:
     arrays = build_arrays(CONFIG, 0)
     del arrays["decoder/layers_2/mlp/wo/kernel"]
     folder = write_t5x(place.model, arrays)
-    return f"checkpoint {folder}: not a T5 1.1 parameter tree: missing decoder/layers_2/mlp/wo/kernel"
+    return f"checkpoint {folder}: not a T5 parameter tree: missing decoder/layers_2/mlp/wo/kernel"
 
 
 def _output_is_a_file(place: _Place) -> str:

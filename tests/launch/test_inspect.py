@@ -9,7 +9,7 @@ import pytest
 from calm_beam.checkpoints import load_checkpoint
 from calm_beam.launch.cli import main
 from calm_beam.manifest import DataRecord, ModelRecord, write_manifest
-from tests.builders import build_arrays, build_config, write_t5x
+from tests.builders import build_arrays, build_config, write_hugging_face, write_t5x
 from tests.calm_beam.manifest.builders import build_manifest
 from tests.pipelines import CONFIG, write_model, write_vocabulary
 
@@ -118,6 +118,17 @@ def test_a_t5x_checkpoint(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[
     assert "Vocabulary: none in or beside it." in printed
 
 
+def test_a_hugging_face_checkpoint(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """An original T5 that transformers saved is told with its feed-forward layer and its head."""
+    config = build_config(tied_head=True, gated_mlp=False)
+    model = write_hugging_face(tmp_path / "model", config, build_arrays(config, 0))
+    assert main(["inspect", str(model)]) == 0
+    printed = capsys.readouterr().out
+    assert f"Checkpoint in hugging_face layout: {model}" in printed
+    assert "T5 with ReLU: 2 encoder and 4 decoder layers" in printed
+    assert "64 token ids, tied head" in printed
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
@@ -139,7 +150,7 @@ def test_what_is_neither(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[s
     """An empty folder and a file that is no manifest have status 1 and say what was expected."""
     (tmp_path / "empty").mkdir()
     assert main(["inspect", str(tmp_path / "empty")]) == 1
-    assert "no model here. Expected checkpoint_<step>/checkpoint (T5X) or config.json" in capsys.readouterr().err
+    assert "no model here. Expected config.json with model.safetensors (native" in capsys.readouterr().err
     (tmp_path / "notes.txt").write_text("hello")
     assert main(["inspect", str(tmp_path / "notes.txt")]) == 1
     assert f"manifest {tmp_path / 'notes.txt'}: not JSON" in capsys.readouterr().err

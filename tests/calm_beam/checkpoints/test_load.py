@@ -4,7 +4,7 @@ import pathlib
 
 import pytest
 
-from calm_beam.checkpoints import CheckpointError, load_checkpoint, write_native
+from calm_beam.checkpoints import CheckpointError, find_model, load_checkpoint, write_native
 from tests.builders import build_arrays, build_config, write_t5x
 
 _CONFIG = build_config(num_encoder_layers=1, num_decoder_layers=1)
@@ -23,7 +23,7 @@ def test_a_missing_folder_is_refused(tmp_path: pathlib.Path) -> None:
 
 def test_a_folder_without_a_model_is_refused(tmp_path: pathlib.Path) -> None:
     """The message says what was looked for and what is there."""
-    with pytest.raises(CheckpointError, match=r"no model here\. Expected checkpoint_<step>/.*found nothing"):
+    with pytest.raises(CheckpointError, match=r"no model here\. Expected config\.json .*T5X.*Orbax\); found nothing"):
         load_checkpoint(tmp_path)
     (tmp_path / "notes.txt").write_text("x")
     (tmp_path / "checkpoint_last").mkdir()
@@ -57,3 +57,22 @@ def test_a_native_models_vocabulary_is_its_own(tmp_path: pathlib.Path) -> None:
     assert load_checkpoint(folder).vocabulary_path == folder / "sentencepiece.model"
     (folder / "sentencepiece.model").unlink()
     assert load_checkpoint(folder).vocabulary_path is None
+
+
+def test_a_model_is_found_before_it_is_read(tmp_path: pathlib.Path) -> None:
+    """Finding tells layout, folder and step of what would be read, and does not look at the weights."""
+    assert find_model(tmp_path) is None
+    for step in (5, 40):
+        (tmp_path / f"checkpoint_{step}").mkdir()
+        (tmp_path / f"checkpoint_{step}" / "checkpoint").write_bytes(b"damaged")
+    found = find_model(tmp_path)
+    assert found is not None
+    assert (found.layout, found.directory, found.step) == ("t5x", tmp_path / "checkpoint_40", 40)
+    (tmp_path / "config.json").write_text('{"model_type": "t5"}')
+    found = find_model(tmp_path)
+    assert found is not None
+    assert (found.layout, found.directory, found.step) == ("hugging_face", tmp_path, None)
+    (tmp_path / "config.json").write_text("damaged")
+    found = find_model(tmp_path)
+    assert found is not None
+    assert found.layout == "native"

@@ -23,10 +23,10 @@ def _strict() -> Iterator[None]:
         yield
 
 
-@pytest.fixture(params=[False, True], ids=["untied", "tied"])
+@pytest.fixture(params=[{}, {"tied_head": True}, {"tied_head": True, "gated_mlp": False}], ids=["1.1", "tied", "1.0"])
 def checkpoint(request: pytest.FixtureRequest) -> Checkpoint:
-    """Gives a model with its own output head, and one that shares the embedding."""
-    return build_checkpoint(build_config(tied_head=request.param, exit_classifier=2), seed=3)
+    """Gives a T5 1.1, one whose head shares the embedding, and an original T5."""
+    return build_checkpoint(build_config(exit_classifier=2, **request.param), seed=3)
 
 
 @functools.cache

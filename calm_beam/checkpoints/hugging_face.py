@@ -1,0 +1,257 @@
+"""Folders that Hugging Face's transformers saves: `config.json` of `"model_type": "t5"` and safetensors.
+
+T5 1.1 (gated GELU, a head of its own) and the original T5 (ReLU, tied head), read without transformers or torch.
+Whatever the config says that would be computed in another way than here is refused. Tensors are stored [out, in], and
+the tables of relative positions [buckets, heads].
+Source: transformers `configuration_t5.py` and `modeling_t5.py`, versions 4 and 5.
+"""
+
+import json
+import pathlib
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+# For the name bfloat16, which numpy does not know otherwise.
+import ml_dtypes  # noqa: F401
+import numpy as np
+import safetensors
+
+from calm_beam.model import T5Config, parameter_shapes
+
+from .checkpoint import CheckpointError
+
+Tensors = Mapping[str, np.ndarray]
+
+# Our name of a size, its key in config.json, and what transformers takes if it is left out.
+_SIZES = {
+    "vocab_size": ("vocab_size", 32128),
+    "emb_dim": ("d_model", 512),
+    "num_heads": ("num_heads", 8),
+    "head_dim": ("d_kv", 64),
+    "mlp_dim": ("d_ff", 2048),
+    "num_encoder_layers": ("num_layers", 6),
+    "num_decoder_layers": ("num_decoder_layers", None),
+    "relative_buckets": ("relative_attention_num_buckets", 32),
+    "relative_max_distance": ("relative_attention_max_distance", 128),
+}
+# What this decoder computes with; also what transformers takes if it is left out.
+_FIXED = {
+    "layer_norm_epsilon": 1e-6,
+    "is_encoder_decoder": True,
+    "pad_token_id": 0,
+    "eos_token_id": 1,
+    "decoder_start_token_id": 0,
+}
+# The feed-forward layers of T5 1.1 and of the original T5: whether it is gated, and the activation.
+_GATED_GELU = (True, "gelu_new")
+_RELU = (False, "relu")
+_FLOATS = ("float32", "float16", "bfloat16")
+
+_SUBLAYERS = {
+    "encoder/pre_attention_layer_norm": "0.layer_norm",
+    "encoder/attention": "0.SelfAttention",
+    "encoder/pre_mlp_layer_norm": "1.layer_norm",
+    "encoder/mlp": "1.DenseReluDense",
+    "decoder/pre_self_attention_layer_norm": "0.layer_norm",
+    "decoder/self_attention": "0.SelfAttention",
+    "decoder/pre_cross_attention_layer_norm": "1.layer_norm",
+    "decoder/encoder_decoder_attention": "1.EncDecAttention",
+    "decoder/pre_mlp_layer_norm": "2.layer_norm",
+    "decoder/mlp": "2.DenseReluDense",
+}
+_KERNELS = {"query": "q", "key": "k", "value": "v", "out": "o"}
+_EMBEDDING = "token_embedder/embedding"
+_OUTSIDE_OF_LAYERS = {
+    _EMBEDDING: "shared.weight",
+    "encoder/relpos_bias/rel_embedding": "encoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight",
+    "encoder/encoder_norm/scale": "encoder.final_layer_norm.weight",
+    "decoder/relpos_bias/rel_embedding": "decoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight",
+    "decoder/decoder_norm/scale": "decoder.final_layer_norm.weight",
+    "decoder/logits_dense/kernel": "lm_head.weight",
+}
+_IN_LAYER = re.compile(r"(encoder|decoder)/layers_(\d+)/(\w+)/(?:(\w+)/kernel|scale)")
+
+# Names of the one embedding: files of older versions hold it up to three times, and some under another name alone.
+_EMBEDDINGS = ("shared.weight", "encoder.embed_tokens.weight", "decoder.embed_tokens.weight")
+# A tensor of converted original T5s that transformers does not read either: cross-attention has no positions.
+_UNUSED = "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"
+
+
+def is_hugging_face(directory: pathlib.Path) -> bool:
+    """Returns whether a folder holds a `config.json` that names a type of model, as transformers writes it."""
+    try:
+        fields = json.loads((directory / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return isinstance(fields, dict) and "model_type" in fields
+
+
+def read_hugging_face(directory: pathlib.Path) -> tuple[T5Config, dict[str, np.ndarray]]:
+    """Returns config and float32 weights of a folder that transformers saved.
+
+    Args:
+      directory: Folder with `config.json` and `model.safetensors`, or the parts named by its index.
+
+    Returns:
+      The config, and the arrays by the names of `parameter_shapes`, kernels [in, out].
+
+    Raises:
+      CheckpointError: If the model is no T5, or one that is computed in another way; if a file is missing or damaged,
+        or a tensor is missing, unknown or of another type than a float of 16 or 32 bits.
+    """
+    path = directory / "config.json"
+    fields = _read_json(path)
+    if fields.get("model_type") != "t5":
+        raise CheckpointError(f'{path}: model_type is {fields.get("model_type")!r}, expected "t5".')
+    sizes = _sizes(path, fields)
+    gated_mlp = _gated_mlp(path, fields)
+    for key, expected in _FIXED.items():
+        # Left out and null are the same; some configs list the one id that ends an output.
+        if fields.get(key) not in (None, expected, [expected]):
+            raise CheckpointError(f"{path}: {key} is {fields[key]!r}; only {expected!r} is supported.")
+    tensors = _read_tensors(directory)
+    tensors.pop(_UNUSED, None)
+    tensors["shared.weight"] = embedding = _embedding(directory, tensors)
+    head = _head(directory, fields, tensors, embedding)
+    if head is not None:
+        tensors["lm_head.weight"] = head
+    config = T5Config(**sizes, gated_mlp=gated_mlp, tied_head=head is None)
+    names = {name: _their_name(name) for name in parameter_shapes(config)}
+    _check_names(directory, found=tensors, expected=names.values())
+    return config, {
+        ours: tensors[theirs] if ours == _EMBEDDING else tensors[theirs].T for ours, theirs in names.items()
+    }
+
+
+def _read_json(path: pathlib.Path) -> dict[str, Any]:
+    try:
+        fields = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path}: cannot be read as JSON: {error}") from error
+    if not isinstance(fields, dict):
+        raise CheckpointError(f"{path}: expected a JSON object, got {type(fields).__name__}.")
+    return fields
+
+
+def _sizes(path: pathlib.Path, fields: Mapping[str, Any]) -> dict[str, int]:
+    sizes: dict[str, int] = {}
+    for ours, (key, default) in _SIZES.items():
+        value = fields.get(key, default)
+        if key == "num_decoder_layers" and value is None:
+            value = sizes["num_encoder_layers"]
+        if type(value) is not int or value < 1:
+            raise CheckpointError(f"{path}: {key} must be a whole number of at least 1, got {value!r}.")
+        sizes[ours] = value
+    return sizes
+
+
+def _gated_mlp(path: pathlib.Path, fields: Mapping[str, Any]) -> bool:
+    """Returns whether the feed-forward layer is T5 1.1's; anything but that and the original T5's is refused."""
+    projection = str(fields.get("feed_forward_proj", "relu"))
+    parts = projection.split("-")
+    # In T5, "gated-gelu" has always meant the tanh form.
+    activation = "gelu_new" if projection == "gated-gelu" else parts[-1]
+    # These two are derived, but transformers believes the file.
+    kind = (fields.get("is_gated_act", parts[0] == "gated"), fields.get("dense_act_fn", activation))
+    if kind not in (_GATED_GELU, _RELU):
+        raise CheckpointError(
+            f"{path}: feed_forward_proj is {projection!r}, (is_gated_act, dense_act_fn) {kind}; expected 'gated-gelu', "
+            f"{_GATED_GELU}, as in T5 1.1, or 'relu', {_RELU}, as in the original T5."
+        )
+    return kind == _GATED_GELU
+
+
+def _read_tensors(directory: pathlib.Path) -> dict[str, np.ndarray]:
+    """Returns all tensors of the folder as float32."""
+    index = directory / "model.safetensors.index.json"
+    if (directory / "model.safetensors").is_file():
+        return _read_file(directory / "model.safetensors")
+    if not index.is_file():
+        raise CheckpointError(
+            f"{directory}: no model.safetensors, nor model.safetensors.index.json. Weights in other files, such as "
+            "pytorch_model.bin, are not read: save the model again with save_pretrained of a recent transformers."
+        )
+    parts = _read_json(index).get("weight_map")
+    if not isinstance(parts, dict) or not all(isinstance(part, str) for part in parts.values()):
+        raise CheckpointError(f'{index}: expected {{"weight_map": {{name of a tensor: name of its file}}}}.')
+    tensors: dict[str, np.ndarray] = {}
+    for part in sorted(set(parts.values())):
+        found = _read_file(directory / part)
+        if found.keys() != {name for name, place in parts.items() if place == part}:
+            raise CheckpointError(f"{directory / part}: does not hold the tensors that {index.name} says it holds.")
+        tensors.update(found)
+    return tensors
+
+
+def _read_file(path: pathlib.Path) -> dict[str, np.ndarray]:
+    tensors = {}
+    try:
+        with safetensors.safe_open(path, framework="numpy") as file:
+            for name in file.keys():  # noqa: SIM118 - it is no mapping
+                tensor = file.get_tensor(name)
+                if tensor.dtype.name not in _FLOATS:
+                    raise CheckpointError(f"{path}: {name} is {tensor.dtype.name}, expected {', '.join(_FLOATS)}.")
+                tensors[name] = tensor.astype(np.float32)
+    # AttributeError, TypeError: a type that numpy does not have.
+    except (OSError, AttributeError, TypeError, safetensors.SafetensorError) as error:
+        raise CheckpointError(f"{path}: cannot be read as safetensors: {error}") from error
+    return tensors
+
+
+def _embedding(directory: pathlib.Path, tensors: dict[str, np.ndarray]) -> np.ndarray:
+    """Takes the one embedding out of the tensors, under whatever names it is there."""
+    found = {name: tensors.pop(name) for name in _EMBEDDINGS if name in tensors}
+    if not found:
+        raise CheckpointError(f"{directory}: shared.weight is missing, the embedding.")
+    (first_name, first), *others = found.items()
+    for name, other in others:
+        if not np.array_equal(first, other):
+            raise CheckpointError(
+                f"{directory}: {name} differs from {first_name}; expected one embedding for both stacks."
+            )
+    return first
+
+
+def _head(
+    directory: pathlib.Path, fields: Mapping[str, Any], tensors: dict[str, np.ndarray], embedding: np.ndarray
+) -> np.ndarray | None:
+    """Takes the head out of the tensors; None if it is the embedding, with hidden states scaled by d_model**-0.5."""
+    head = tensors.pop("lm_head.weight", None)
+    # Version 5 stores whether hidden states are scaled. Before, the tie said so; now, a missing head is always tied.
+    is_scaled = fields.get("scale_decoder_outputs", fields.get("tie_word_embeddings", True))
+    if is_scaled and (head is None or np.array_equal(head, embedding)):
+        return None
+    if is_scaled:
+        raise CheckpointError(
+            f"{directory}: lm_head.weight differs from shared.weight, but the config ties them. What that computes "
+            "depends on the version of transformers: remove lm_head.weight, or, if it is a head like T5 1.1's, set "
+            "tie_word_embeddings to false and remove scale_decoder_outputs."
+        )
+    if head is None and "scale_decoder_outputs" not in fields:
+        raise CheckpointError(f"{directory}: lm_head.weight is missing, and tie_word_embeddings is false.")
+    return embedding if head is None else head
+
+
+def _their_name(name: str) -> str:
+    """Returns what transformers calls a parameter.
+
+    >>> _their_name("decoder/layers_3/self_attention/query/kernel")
+    'decoder.block.3.layer.0.SelfAttention.q.weight'
+    """
+    if name in _OUTSIDE_OF_LAYERS:
+        return _OUTSIDE_OF_LAYERS[name]
+    match = _IN_LAYER.fullmatch(name)
+    assert match is not None, name
+    stack, index, sublayer, kernel = match.groups()
+    inside = f".{_KERNELS.get(kernel, kernel)}" if kernel else ""
+    return f"{stack}.block.{index}.layer.{_SUBLAYERS[f'{stack}/{sublayer}']}{inside}.weight"
+
+
+def _check_names(directory: pathlib.Path, *, found: Iterable[str], expected: Iterable[str]) -> None:
+    missing, unknown = sorted(set(expected) - set(found)), sorted(set(found) - set(expected))
+    if missing or unknown:
+        raise CheckpointError(
+            f"{directory}: tensors are not those of the T5 in config.json; missing {', '.join(missing[:4]) or 'none'} "
+            f"({len(missing)}), unknown {', '.join(unknown[:4]) or 'none'} ({len(unknown)})."
+        )

@@ -1,0 +1,109 @@
+"""`calm-beam convert`: writes a model in another layout, vocabulary included.
+
+A Hugging Face, Orbax or T5X model in the native layout, in half the space:
+
+    calm-beam convert --checkpoint=flan-t5-small --output=model --layout=native --dtype=float16
+
+A trained model in T5X's layout, as step 2000, to be served or fine-tuned there:
+
+    calm-beam convert --checkpoint=model --output=t5x_model --layout=t5x --step=2000
+"""
+
+import argparse
+import pathlib
+import sys
+from collections.abc import Sequence
+
+from calm_beam.checkpoints import Checkpoint, CheckpointError, find_model, load_checkpoint, write_native, write_t5x
+
+from .flags import FlagParser, UsageError, parse_own_flags, refuse_cloud_paths, whole_number
+
+
+def main(argv: Sequence[str]) -> int:
+    """Converts a model.
+
+    Args:
+      argv: Flags, without the program's name.
+
+    Returns:
+      Exit status: 0 done, 1 failure, 2 bad usage.
+    """
+    try:
+        _run(_parse(argv))
+    except UsageError as error:
+        print(f"calm-beam convert: {error}", file=sys.stderr)
+        return 2
+    except (OSError, ValueError) as error:
+        print(f"calm-beam convert: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _parse(argv: Sequence[str]) -> argparse.Namespace:
+    parser = FlagParser(
+        prog="calm-beam convert", description="Writes a model in another layout, with its vocabulary beside it."
+    )
+    add = parser.add_argument
+    add("--checkpoint", required=True, help="the model: native, Hugging Face, T5X or Orbax, or a folder of steps")
+    add("--output", required=True, help="folder to write to")
+    add("--layout", choices=("native", "t5x"), required=True, help="layout to write")
+    add("--step", type=whole_number(1), help="for t5x: number of the step; default: that of --checkpoint, or 1")
+    add("--dtype", choices=("float32", "float16"), help="for native: precision as stored; default: float32")
+    add("--overwrite", action="store_true", help="write even if --output holds files; replaces a model of that layout")
+    return parse_own_flags(parser, argv)
+
+
+def _run(flags: argparse.Namespace) -> None:
+    """Checks everything, writes, and reads back what was written."""
+    refuse_cloud_paths([("--checkpoint", flags.checkpoint), ("--output", flags.output)])
+    if flags.layout == "t5x" and flags.dtype is not None:
+        raise UsageError(f"--dtype={flags.dtype} is for --layout=native: T5X's layout is written in float32.")
+    if flags.layout == "native" and flags.step is not None:
+        raise UsageError(f"--step={flags.step} is for --layout=t5x: the native layout has no steps.")
+    try:
+        checkpoint = load_checkpoint(flags.checkpoint)
+    except CheckpointError as error:
+        raise UsageError(f"--checkpoint: {error}") from error
+    # Step 0 is a model that T5X would not find.
+    step = (flags.step or checkpoint.step or 1) if flags.layout == "t5x" else None
+    output = pathlib.Path(flags.output)
+    _check_output(output, layout=flags.layout, step=step, overwrite=flags.overwrite)
+    if step is None:
+        write_native(
+            output,
+            checkpoint.config,
+            checkpoint.arrays,
+            vocabulary_path=checkpoint.vocabulary_path,
+            dtype=flags.dtype or "float32",
+        )
+    else:
+        write_t5x(output, checkpoint.config, checkpoint.arrays, step=step, vocabulary_path=checkpoint.vocabulary_path)
+    _report(checkpoint, load_checkpoint(output))
+
+
+def _check_output(output: pathlib.Path, *, layout: str, step: int | None, overwrite: bool) -> None:
+    """Refuses an output folder in which the model written would not be the one that is read."""
+    if output.exists() and not output.is_dir():
+        raise UsageError(f"--output={output}: is a file, expected a folder or nothing.")
+    if not output.is_dir() or not any(output.iterdir()):
+        return
+    if not overwrite:
+        raise UsageError(f"--output={output}: is not empty. Name another folder, or pass --overwrite.")
+    found = find_model(output)
+    if found is not None and (found.layout, found.step) != (layout, step):
+        which = f"{found.layout} model" if found.step is None else f"{found.layout} model of step {found.step}"
+        raise UsageError(
+            f"--output={output}: holds a {which}. --overwrite replaces models of the same layout and step only: name "
+            "another folder."
+        )
+
+
+def _report(checkpoint: Checkpoint, written: Checkpoint) -> None:
+    before, after = checkpoint.fingerprint(), written.fingerprint()
+    print(f"Read {checkpoint.directory} ({checkpoint.layout}).")
+    print(f"Wrote {written.directory} ({written.layout}).")
+    if checkpoint.vocabulary_path is None:
+        print("There is no vocabulary in or beside the model, so none was copied.")
+    print(f"Fingerprint: {after}")
+    if before != after:
+        print(f"Weights were rounded. Manifests of the model as it was ({before}) do not belong to this one.")

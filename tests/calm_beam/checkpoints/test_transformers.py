@@ -1,0 +1,34 @@
+"""Random models against transformers itself, where it and torch are installed; its stored logits are checked always."""
+
+import pathlib
+from typing import Any
+
+import pytest
+
+from calm_beam.checkpoints import load_checkpoint
+from tests.calm_beam.checkpoints.outputs import assert_generates, assert_gives
+
+pytest.importorskip("torch")
+pytest.importorskip("transformers")
+pytestmark = pytest.mark.slow
+
+
+@pytest.mark.parametrize("seed", [11, 12])
+@pytest.mark.parametrize("tie_word_embeddings", [True, False])
+@pytest.mark.parametrize("feed_forward_proj", ["relu", "gated-gelu"])
+def test_logits_and_outputs(
+    feed_forward_proj: str, tie_word_embeddings: bool, seed: int, tmp_path: pathlib.Path
+) -> None:
+    """Whatever transformers saves, we compute its logits and its greedy outputs."""
+    # Here, since it imports torch.
+    from tests.calm_beam.checkpoints import make_hugging_face_goldens as reference
+
+    sizes: dict[str, Any] = {"num_layers": 1 + seed % 2, "num_decoder_layers": 2 + seed % 3, "d_kv": 2 + seed % 5}
+    model = reference.build_model(
+        seed, feed_forward_proj=feed_forward_proj, tie_word_embeddings=tie_word_embeddings, **sizes
+    )
+    model.save_pretrained(tmp_path)
+    source, target = reference.inputs(seed, vocab_size=model.config.vocab_size)
+    checkpoint = load_checkpoint(tmp_path)
+    assert_gives(checkpoint, source, target, reference.logits(model, source, target))
+    assert_generates(checkpoint, source, reference.greedy(model, source, length=12))

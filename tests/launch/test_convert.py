@@ -1,0 +1,200 @@
+"""`calm-beam convert`: the same model in another layout, or nothing at all."""
+
+import os
+import pathlib
+import re
+
+import numpy as np
+import pytest
+
+import calm_beam.launch.convert
+from calm_beam.checkpoints import load_checkpoint
+from calm_beam.launch.cli import main
+from tests.builders import build_arrays, build_config, write_hugging_face, write_t5x
+from tests.pipelines import CONFIG, write_model, write_vocabulary
+
+
+@pytest.fixture
+def model(tmp_path: pathlib.Path) -> pathlib.Path:
+    """Gives a native model with its vocabulary."""
+    return write_model(tmp_path / "model", vocabulary=write_vocabulary(tmp_path / "trained.model"))
+
+
+def test_there_and_back(model: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Native to T5X and back: the same weights and vocabulary, told on stdout with the fingerprint."""
+    t5x, native = tmp_path / "t5x", tmp_path / "native"
+    assert main(["convert", f"--checkpoint={model}", f"--output={t5x}", "--layout=t5x", "--step=2000"]) == 0
+    fingerprint = load_checkpoint(model).fingerprint()
+    printed = capsys.readouterr()
+    assert printed.err == ""
+    assert printed.out.splitlines() == [
+        f"Read {model} (native).",
+        f"Wrote {t5x / 'checkpoint_2000'} (t5x).",
+        f"Fingerprint: {fingerprint}",
+    ]
+    assert sorted(os.listdir(t5x)) == ["checkpoint_2000", "sentencepiece.model"]
+    assert main(["convert", f"--checkpoint={t5x}", f"--output={native}", "--layout=native"]) == 0
+    assert f"Wrote {native} (native)." in capsys.readouterr().out
+    assert load_checkpoint(native).fingerprint() == fingerprint
+    for name in ("config.json", "sentencepiece.model"):
+        assert (native / name).read_bytes() == (model / name).read_bytes()
+
+
+def test_a_step_stays_what_it_was(tmp_path: pathlib.Path) -> None:
+    """Without --step, a T5X step keeps its number, and a model without one becomes step 1."""
+    write_t5x(tmp_path / "run", build_arrays(CONFIG, 0), step=40)
+    for index, checkpoint in enumerate((tmp_path / "run", write_model(tmp_path / "model"))):
+        output = tmp_path / f"output_{index}"
+        assert main(["convert", f"--checkpoint={checkpoint}", f"--output={output}", "--layout=t5x"]) == 0
+    assert os.listdir(tmp_path / "output_0") == ["checkpoint_40"]
+    assert os.listdir(tmp_path / "output_1") == ["checkpoint_1"]
+
+
+def test_from_hugging_face(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A Hugging Face T5 is converted with its vocabulary, which gets our name for it."""
+    config = build_config(num_encoder_layers=1, tied_head=True, gated_mlp=False)
+    source = write_hugging_face(tmp_path / "source", config, build_arrays(config, 0))
+    (source / "spiece.model").write_bytes(b"pieces")
+    output = tmp_path / "output"
+    assert main(["convert", f"--checkpoint={source}", f"--output={output}", "--layout=native"]) == 0
+    assert f"Read {source} (hugging_face)." in capsys.readouterr().out
+    assert load_checkpoint(output).config == config
+    assert load_checkpoint(output).fingerprint() == load_checkpoint(source).fingerprint()
+    assert (output / "sentencepiece.model").read_bytes() == b"pieces"
+
+
+def test_without_a_vocabulary(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A model without a vocabulary is converted without one, and that is said."""
+    model = write_model(tmp_path / "model")
+    for layout in ("native", "t5x"):
+        output = tmp_path / layout
+        assert main(["convert", f"--checkpoint={model}", f"--output={output}", f"--layout={layout}"]) == 0
+        assert "There is no vocabulary in or beside the model, so none was copied." in capsys.readouterr().out
+        assert load_checkpoint(output).vocabulary_path is None
+
+
+def test_rounding_is_told(model: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """As float16, the model is another one, whose fingerprint is told beside that of the old one."""
+    output = tmp_path / "half"
+    flags = [f"--checkpoint={model}", f"--output={output}", "--layout=native", "--dtype=float16"]
+    assert main(["convert", *flags]) == 0
+    printed = capsys.readouterr().out
+    before, after = load_checkpoint(model).fingerprint(), load_checkpoint(output).fingerprint()
+    assert before != after
+    assert f"Fingerprint: {after}\nWeights were rounded. Manifests of the model as it was ({before}) do" in printed
+    again = tmp_path / "again"
+    assert main(["convert", f"--checkpoint={output}", f"--output={again}", "--layout=native", "--dtype=float16"]) == 0
+    assert "rounded" not in capsys.readouterr().out
+
+
+def test_overwriting(model: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    """With --overwrite, a model of the same layout and step is replaced, its vocabulary included."""
+    other = write_model(tmp_path / "other", seed=1)
+    for layout, flags in (("native", []), ("t5x", ["--step=5"])):
+        output = tmp_path / layout
+        for checkpoint in (model, other):
+            command = ["convert", f"--checkpoint={checkpoint}", f"--output={output}", f"--layout={layout}", *flags]
+            assert main([*command, "--overwrite"]) == 0
+        assert load_checkpoint(output).fingerprint() == load_checkpoint(other).fingerprint()
+        assert load_checkpoint(output).vocabulary_path is None
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ([], "the following arguments are required: --checkpoint, --output, --layout"),
+        (["--checkpoint={model}", "--output={tmp}/x", "--layout=orbax"], "argument --layout: invalid choice: 'orbax'"),
+        (["--checkpoint={model}", "--output={tmp}/x", "--layout=native", "--dtyp=float16"], "Did you mean --dtype?"),
+        (
+            ["--checkpoint={model}", "--output={tmp}/x", "--layout=t5x", "--dtype=float16"],
+            "--dtype=float16 is for --layout=native: T5X's layout is written in float32.",
+        ),
+        (
+            ["--checkpoint={model}", "--output={tmp}/x", "--layout=native", "--step=3"],
+            "--step=3 is for --layout=t5x: the native layout has no steps.",
+        ),
+        (
+            ["--checkpoint={model}", "--output={tmp}/x", "--layout=t5x", "--step=0"],
+            "argument --step: expected a whole number of at least 1, got '0'",
+        ),
+        (
+            ["--checkpoint={tmp}/none", "--output={tmp}/x", "--layout=native"],
+            "--checkpoint: checkpoint {tmp}/none: no such directory.",
+        ),
+        (
+            ["--checkpoint={tmp}/notes", "--output={tmp}/x", "--layout=native"],
+            "--checkpoint: checkpoint {tmp}/notes: no model here. Expected config.json with model.safetensors",
+        ),
+        (["--checkpoint=gs://bucket/model", "--output={tmp}/x", "--layout=native"], "--checkpoint gs://bucket/model:"),
+        (
+            ["--checkpoint={model}", "--output=gs://bucket/x", "--layout=native"],
+            "--output gs://bucket/x: object stores",
+        ),
+        (
+            ["--checkpoint={model}", "--output={tmp}/notes/a.txt", "--layout=native"],
+            "--output={tmp}/notes/a.txt: is a file, expected a folder or nothing.",
+        ),
+        (
+            ["--checkpoint={model}", "--output={tmp}/notes", "--layout=native"],
+            "--output={tmp}/notes: is not empty. Name another folder, or pass --overwrite.",
+        ),
+        (
+            ["--checkpoint={model}", "--output={model}", "--layout=t5x", "--overwrite"],
+            "--output={model}: holds a native model. --overwrite replaces models of the same layout and step only",
+        ),
+        (
+            ["--checkpoint={model}", "--output={tmp}/run", "--layout=t5x", "--step=5", "--overwrite"],
+            "--output={tmp}/run: holds a t5x model of step 40. --overwrite",
+        ),
+        (
+            ["--checkpoint={model}", "--output={tmp}/run", "--layout=native", "--overwrite"],
+            "--output={tmp}/run: holds a t5x model of step 40. --overwrite",
+        ),
+    ],
+)
+def test_bad_usage(
+    flags: list[str], message: str, model: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each has status 2, says on stderr what was wrong, and writes nothing."""
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes" / "a.txt").write_text("mine")
+    write_t5x(tmp_path / "run", build_arrays(CONFIG, 1), step=40)
+    before = sorted(tmp_path.rglob("*"))
+    assert main(["convert", *(flag.format(tmp=tmp_path, model=model) for flag in flags)]) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert printed.err.startswith("calm-beam convert: ")
+    assert message.format(tmp=tmp_path, model=model) in printed.err
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_what_cannot_be_written(
+    model: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A folder that cannot be made has status 1 and names it; so have weights and sizes that a layout cannot hold."""
+    (tmp_path / "file").write_text("x")
+    assert main(["convert", f"--checkpoint={model}", f"--output={tmp_path}/file/x", "--layout=native"]) == 1
+    assert f"{tmp_path}/file/x" in capsys.readouterr().err
+    arrays = build_arrays(CONFIG, 0)
+    arrays["token_embedder/embedding"][3, 3] = np.float32(1e6)
+    large = write_t5x(tmp_path / "large", arrays)
+    output = tmp_path / "output"
+    command = ["convert", f"--output={output}"]
+    assert main([*command, f"--checkpoint={large}", "--layout=native", "--dtype=float16"]) == 1
+    assert "token_embedder/embedding has values that are not finite in float16" in capsys.readouterr().err
+    near = write_model(tmp_path / "near", config=build_config(relative_max_distance=64))
+    assert main([*command, f"--checkpoint={near}", "--layout=t5x"]) == 1
+    assert "relative_max_distance is 64: T5X's layout does not hold it" in capsys.readouterr().err
+    assert not output.exists()
+
+
+def test_the_commands_of_the_docstring(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The commands that the docstring offers for pasting work, one after the other."""
+    config = build_config(num_encoder_layers=1)
+    write_hugging_face(tmp_path / "flan-t5-small", config, build_arrays(config, 0))
+    monkeypatch.chdir(tmp_path)
+    commands = re.findall(r"^    calm-beam (convert .+)$", calm_beam.launch.convert.__doc__ or "", re.MULTILINE)
+    assert len(commands) == 2
+    for command in commands:
+        assert main(command.split()) == 0
+    assert load_checkpoint("t5x_model").step == 2000

@@ -1,155 +1,185 @@
-"""`calm-beam train`: trains a model whose every decoder layer can predict, or fine-tunes one for that.
+"""`calm-beam train`: trains a model whose every decoder layer can predict, or fine-tunes one; then its exit classifier.
 
 A new model and its vocabulary, from rows {"input": str, "references": [str, ...]}:
 
     calm-beam train --data='train-*.jsonl.gz' --validation_data=validation.jsonl --output=model --steps=2000
 
-Fine-tuning a T5 1.1 checkpoint, with its own vocabulary:
+Fine-tuning a T5 1.1 checkpoint as the paper does, with its own vocabulary, keeping the weights that generate best:
 
-    calm-beam train --checkpoint=t5_small/checkpoint_1000000 --data=train.jsonl --output=model --steps=500
+    calm-beam train --checkpoint=t5_small/checkpoint_1000000 --data=train.jsonl --validation_data=validation.jsonl \
+        --optimizer=adafactor --validate_every=500 --best_by=rouge_l --output=model --steps=5000
 
-Every reference of a training row gives a pair to learn from; of a validation row, the first one does.
+The exit classifier of a model, whose other weights stay as they are:
+
+    calm-beam train --stage=classifier --checkpoint=model --data=train.jsonl --validation_data=validation.jsonl \
+        --output=model_with_classifier
+
+Every reference of a training row gives a pair to learn from; of a validation row, the first one does. While a model is
+trained, `OUTPUT.training` holds its log and the states that `--resume` goes on from.
 """
 
 import argparse
+import contextlib
 import pathlib
 import tempfile
-import time
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
-from rich.progress import Progress as ProgressBar
-from rich.table import Table
 
-from calm_beam.checkpoints import Checkpoint, CheckpointError, FloatArrays, load_checkpoint, write_native
-from calm_beam.examples import DataError, Example, parse_examples
+from calm_beam.checkpoints import FloatArrays, write_native
+from calm_beam.examples import Example
+from calm_beam.metrics.registry import MetricError
 from calm_beam.model import T5Config
-from calm_beam.training.batches import Pair
-from calm_beam.training.optimizer import OptimizerConfig
-from calm_beam.training.train import Progress, TrainingConfig, train
-from calm_beam.training.vocabulary import train_vocabulary
-from calm_beam.vocabulary import Vocabulary, VocabularyError
+from calm_beam.training.batches import Pair, end_pairs
+from calm_beam.training.config import TrainingConfig
+from calm_beam.training.generation_score import GenerationScore
+from calm_beam.training.saved_state import ResumeError, SavedState, StateFolder, TrainedModel
+from calm_beam.training.train import train
+from calm_beam.vocabulary import Vocabulary
 
-from .data_files import find_files
-from .flags import FlagParser, UsageError, parse_own_flags, refuse_cloud_paths, texts
+from .flags import UsageError
+from .train_classifier import run_classifier_stage
+from .train_flags import checked_output, new_model_config, parse_train_flags, training_config
+from .train_inputs import load_model, open_vocabulary, read_rows, training_pairs, validation_pairs, write_vocabulary
+from .train_progress import StepBar, TrainingLog, TrainingReporter, loss_table
 
-# Sizes of a new model, by flag; a checkpoint has its own.
-_NEW_MODEL = {
-    "vocab_size": 2048,
-    "emb_dim": 128,
-    "num_heads": 4,
-    "head_dim": 32,
-    "mlp_dim": 256,
-    "num_encoder_layers": 3,
-    "num_decoder_layers": 8,
-}
-_SECONDS_BETWEEN_LINES = 10.0
+_LOG = "training_log.jsonl"
+_INTERRUPTED = 130
 
 
 def main(argv: Sequence[str]) -> int:
-    """Trains a model and writes it.
+    """Trains a model, or its exit classifier, and writes it.
 
     Args:
       argv: Flags, without the program's name.
 
     Returns:
-      Exit status: 0 done, 1 failure, 2 bad usage.
+      Exit status: 0 done, 1 failure, 2 bad usage, 130 interrupted with a state to resume from.
+
+    Raises:
+      KeyboardInterrupt: If interrupted without such a state.
     """
     console = Console(stderr=True)
     try:
-        _run(_parse(argv), console)
-    except UsageError as error:
-        console.print(f"calm-beam train: {error}", markup=False, highlight=False, soft_wrap=True)
+        flags = parse_train_flags(argv)
+        if flags.stage == "classifier":
+            run_classifier_stage(flags, console)
+        else:
+            _train_model(flags, console)
+    except (UsageError, ResumeError) as error:
+        _say(console, f"calm-beam train: {error}")
         return 2
-    except (OSError, FloatingPointError, ValueError) as error:
-        console.print(f"calm-beam train: {error}", markup=False, highlight=False, soft_wrap=True)
+    except (OSError, FloatingPointError, MetricError, ValueError) as error:
+        _say(console, f"calm-beam train: {error}")
         return 1
+    except _ResumableInterruptError as interrupt:
+        _say(console, f"calm-beam train: interrupted. With --resume, the same command goes on after {interrupt}.")
+        return _INTERRUPTED
     return 0
 
 
-def _parse(argv: Sequence[str]) -> argparse.Namespace:
-    description = "Trains a model whose every decoder layer can predict, with the layer-weighted loss."
-    parser = FlagParser(prog="calm-beam train", description=description)
-    add = parser.add_argument
-    add(
-        "--data",
-        type=texts,
-        required=True,
-        help="JSONL files (.gz read as is) of training rows; globs, comma-separated",
-    )
-    add(
-        "--validation_data",
-        type=texts,
-        help="JSONL files of rows to measure the loss of every layer on; globs, comma-separated",
-    )
-    add("--output", required=True, help="folder to write the model to")
-    add("--overwrite", action="store_true", help="write even if --output holds files already")
-    add("--checkpoint", help="model to start from, with its vocabulary; without it, a new one of the sizes below")
-    for name, default in _NEW_MODEL.items():
-        add(f"--{name}", type=int, help=f"{name.replace('_', ' ')} of a new model (default {default})")
-    defaults = TrainingConfig(steps=2000)
-    for name, meaning in {
-        "steps": "optimiser steps",
-        "batch_tokens": "padded tokens of a batch, on its wider side",
-        "dropout": "share of activations dropped",
-        "seed": "decides initial weights, batches and dropout",
-        "max_input_length": "most source tokens, eos included; longer inputs are cut",
-        "max_target_length": "most target tokens, eos included; longer references are cut",
-        "sampled_layers": "lower layers whose loss a step computes beside the last; 0 for all of them",
-    }.items():
-        default = getattr(defaults, "dropout_rate" if name == "dropout" else name)
-        add(f"--{name}", type=type(default), default=default, help=f"{meaning} (default {default})")
-    for name in ("muon_learning_rate", "adam_learning_rate", "warmup_steps"):
-        default = getattr(OptimizerConfig(), name)
-        add(f"--{name}", type=type(default), default=default, help=f"{name.replace('_', ' ')} (default {default})")
-    add("--dtype", choices=("float32", "float16"), default="float32", help="precision of the weights as stored")
-    add("--task_prefix", default="", help="text to put before every input")
-    return parse_own_flags(parser, argv)
+class _ResumableInterruptError(Exception):
+    """Ctrl-C, in a run that can be resumed."""
 
 
-def _run(flags: argparse.Namespace, console: Console) -> None:
+def _train_model(flags: argparse.Namespace, console: Console) -> None:
     """Checks everything, trains and writes."""
-    refuse_cloud_paths([("--output", flags.output), ("--checkpoint", flags.checkpoint or "")])
-    output = pathlib.Path(flags.output)
-    _check_output(output, overwrite=flags.overwrite)
-    config = _training_config(flags)
-    checkpoint = _load(flags)
-    new_model = None if checkpoint else _new_model(flags)
-    rows = _read_examples("--data", flags.data)
-    validation_rows = _read_examples("--validation_data", flags.validation_data) if flags.validation_data else []
+    output, config = checked_output(flags), training_config(flags)
+    # Beside the output: on the same disk, and never mistaken for a part of the model.
+    states = StateFolder(output.with_name(f"{output.name}.training"))
+    saved = _saved_state(flags, states, console)
+    checkpoint = None if flags.checkpoint is None else load_model(flags.checkpoint)
+    model_config = new_model_config(flags) if checkpoint is None else checkpoint.config
+    rows = read_rows("--data", flags.data)
+    validation_rows = read_rows("--validation_data", flags.validation_data) if flags.validation_data else []
     with tempfile.TemporaryDirectory() as folder:
-        if checkpoint is not None:
-            model_config, vocabulary_path = checkpoint.config, checkpoint.vocabulary_path
-        else:
-            assert new_model is not None
+        if checkpoint is None:
             vocabulary_path = pathlib.Path(folder, "sentencepiece.model")
-            model_config = new_model
-            _train_vocabulary(rows, flags.task_prefix, vocabulary_path, vocab_size=new_model.vocab_size)
-        assert vocabulary_path is not None
-        vocabulary = _open_vocabulary(vocabulary_path, model_config)
-        pairs = [pair for row in rows for pair in _pairs(vocabulary, flags.task_prefix, row, row.references)]
-        validation_pairs = [
-            pair for row in validation_rows for pair in _pairs(vocabulary, flags.task_prefix, row, row.references[:1])
-        ]
+            write_vocabulary(rows, flags.task_prefix, vocabulary_path, vocab_size=model_config.vocab_size)
+        else:
+            assert checkpoint.vocabulary_path is not None
+            vocabulary_path = checkpoint.vocabulary_path
+        vocabulary = open_vocabulary(vocabulary_path, model_config)
+        pairs = training_pairs(vocabulary, flags.task_prefix, rows)
+        measured_pairs = validation_pairs(vocabulary, flags.task_prefix, validation_rows)
         if model_config.exit_classifier:
-            console.print("The exit classifier is kept as it is, and was trained for the weights before these.")
-        _report_start(console, model_config, config, pairs, validation_pairs)
-        reporter = _Reporter(console, config.steps)
-        with reporter:
-            arrays = train(
+            _say(console, "The exit classifier is kept as it is, and was trained for the weights before these.")
+        _report_start(console, model_config, config, pairs, measured_pairs)
+        if saved is None:
+            states.delete()
+        done, tokens = (saved.step, saved.target_tokens) if saved else (0, 0)
+        log = TrainingLog(states.path / _LOG, after_step=done)
+        with _kept_if_resumable(states, log), StepBar(console, done=done) as bar:
+            model = train(
                 config,
                 model_config,
                 pairs,
-                validation_pairs,
+                measured_pairs,
                 initial=None if checkpoint is None else checkpoint.arrays,
-                on_progress=reporter.report,
+                score=_score(flags, config, model_config, vocabulary, measured_pairs, validation_rows),
+                on_progress=TrainingReporter(bar, log, config.steps, target_tokens=tokens).report,
+                on_save=states.save,
+                resume_from=saved,
             )
-        _write(console, output, model_config, arrays, vocabulary_path, flags.dtype)
-    if reporter.validation_losses is not None:
-        console.print(_loss_table(reporter.validation_losses))
-    console.print(f"Wrote {output}", markup=False, highlight=False, soft_wrap=True)
+        _write(console, output, model_config, model.arrays, vocabulary_path, flags.dtype)
+    log.move_to(output / _LOG)
+    states.delete()
+    _report_end(console, flags, model)
+
+
+def _saved_state(flags: argparse.Namespace, states: StateFolder, console: Console) -> SavedState | None:
+    """Returns the state to go on from, or None to start anew."""
+    steps = states.steps()
+    if not flags.resume:
+        if steps and not flags.overwrite:
+            raise UsageError(
+                f"--output={flags.output}: an interrupted run of it left states in {states.path}. Pass --resume to go "
+                "on with it, or --overwrite to start again."
+            )
+        return None
+    if not steps:
+        raise UsageError(f"--resume: there is no state of an interrupted run in {states.path}. Leave it out to start.")
+    saved = states.load()
+    unread = "" if saved.step == steps[-1] else f" (the newer state, of step {steps[-1]}, cannot be read)"
+    _say(console, f"Going on after step {saved.step}{unread}.")
+    return saved
+
+
+@contextlib.contextmanager
+def _kept_if_resumable(states: StateFolder, log: TrainingLog) -> Iterator[None]:
+    """Deletes the log of a run that ends early, unless it can be resumed; says so of one that was interrupted."""
+    try:
+        yield
+    except BaseException as error:
+        steps = states.steps()
+        if not steps:
+            log.delete()
+        elif isinstance(error, KeyboardInterrupt):
+            raise _ResumableInterruptError(f"step {steps[-1]}") from error
+        raise
+
+
+def _score(
+    flags: argparse.Namespace,
+    config: TrainingConfig,
+    model: T5Config,
+    vocabulary: Vocabulary,
+    pairs: Sequence[Pair],
+    rows: Sequence[Example],
+) -> GenerationScore | None:
+    """Returns what decides the best weights, or None if the loss does."""
+    if flags.best_by == "loss":
+        return None
+    lengths = {"max_input_length": config.max_input_length, "max_target_length": config.max_target_length}
+    ended = end_pairs(pairs[: flags.best_by_rows], **lengths)
+    return GenerationScore(
+        flags.best_by,
+        model,
+        [source for source, _ in ended],
+        [row.references for row in rows[: flags.best_by_rows]],
+        decode=vocabulary.decode,
+        max_target_length=config.max_target_length,
+    )
 
 
 def _write(
@@ -164,174 +194,38 @@ def _write(
     try:
         write_native(output, config, arrays, vocabulary_path=vocabulary_path, dtype=dtype)
     except ValueError as error:
-        console.print(f"{error} Writing float32 instead.", markup=False, highlight=False, soft_wrap=True)
+        _say(console, f"{error} Writing float32 instead.")
         write_native(output, config, arrays, vocabulary_path=vocabulary_path)
-
-
-def _pairs(vocabulary: Vocabulary, task_prefix: str, row: Example, targets: Sequence[str]) -> list[Pair]:
-    """Returns source and target ids, without eos, of a row and each of the targets."""
-    source = vocabulary.encode(f"{task_prefix}{row.input}")
-    return [(source, vocabulary.encode(target)) for target in targets]
-
-
-def _check_output(output: pathlib.Path, *, overwrite: bool) -> None:
-    if output.exists() and not output.is_dir():
-        raise UsageError(f"--output={output}: is a file, expected a folder or nothing.")
-    if output.is_dir() and any(output.iterdir()) and not overwrite:
-        raise UsageError(f"--output={output}: is not empty. Name another folder, or pass --overwrite.")
-
-
-def _training_config(flags: argparse.Namespace) -> TrainingConfig:
-    try:
-        return TrainingConfig(
-            steps=flags.steps,
-            batch_tokens=flags.batch_tokens,
-            max_input_length=flags.max_input_length,
-            max_target_length=flags.max_target_length,
-            dropout_rate=flags.dropout,
-            sampled_layers=flags.sampled_layers,
-            seed=flags.seed,
-            optimizer=OptimizerConfig(
-                muon_learning_rate=flags.muon_learning_rate,
-                adam_learning_rate=flags.adam_learning_rate,
-                warmup_steps=flags.warmup_steps,
-            ),
-        )
-    except ValueError as error:
-        # Fields are named as the flags are, but for this one.
-        raise UsageError("--" + str(error).replace("dropout_rate", "dropout", 1)) from error
-
-
-def _load(flags: argparse.Namespace) -> Checkpoint | None:
-    if flags.checkpoint is None:
-        return None
-    given = [f"--{name}" for name in _NEW_MODEL if getattr(flags, name) is not None]
-    if given:
-        raise UsageError(f"{', '.join(given)}: a model from --checkpoint has its own sizes. Leave them out.")
-    try:
-        checkpoint = load_checkpoint(flags.checkpoint)
-    except CheckpointError as error:
-        raise UsageError(f"--checkpoint: {error}") from error
-    if checkpoint.vocabulary_path is None:
-        raise UsageError(f"--checkpoint={flags.checkpoint}: has no vocabulary. Put its sentencepiece.model beside it.")
-    return checkpoint
-
-
-def _new_model(flags: argparse.Namespace) -> T5Config:
-    sizes: dict[str, Any] = {
-        name: default if getattr(flags, name) is None else getattr(flags, name) for name, default in _NEW_MODEL.items()
-    }
-    try:
-        return T5Config(**sizes)
-    except ValueError as error:
-        raise UsageError(f"--{error}") from error
-
-
-def _train_vocabulary(rows: Sequence[Example], task_prefix: str, path: pathlib.Path, *, vocab_size: int) -> None:
-    """Writes a vocabulary of the rows' texts."""
-    texts = [text for row in rows for text in (f"{task_prefix}{row.input}", *row.references)]
-    try:
-        train_vocabulary(texts, path, vocab_size=vocab_size)
-    except VocabularyError as error:
-        raise UsageError(f"--vocab_size={vocab_size}: {error}") from error
-
-
-def _open_vocabulary(path: pathlib.Path, model: T5Config) -> Vocabulary:
-    try:
-        vocabulary = Vocabulary(path)
-    except VocabularyError as error:
-        raise UsageError(str(error)) from error
-    if vocabulary.size > model.vocab_size:
-        raise UsageError(
-            f"vocabulary {path}: has {vocabulary.size} ids, the model only {model.vocab_size}. "
-            "They do not belong together."
-        )
-    return vocabulary
-
-
-def _read_examples(flag: str, patterns: Sequence[str]) -> list[Example]:
-    """Returns all examples of the files, each with text and at least one reference to learn from."""
-    examples = []
-    for path in find_files(flag, patterns):
-        try:
-            with open(path, "rb") as raw:
-                for example in parse_examples(raw, path=path):
-                    if example.input is None or not example.references:
-                        raise DataError(f"{path}, line {example.line}: training needs input as text, and references.")
-                    examples.append(example)
-        except (DataError, OSError) as error:
-            raise UsageError(str(error)) from error
-    if not examples:
-        raise UsageError(f"{flag} {','.join(patterns)}: there are no examples.")
-    return examples
 
 
 def _report_start(
     console: Console, model: T5Config, config: TrainingConfig, pairs: Sequence[Pair], validation: Sequence[Pair]
 ) -> None:
-    console.print(
+    _say(
+        console,
         f"Training {model.num_encoder_layers} + {model.num_decoder_layers} layers of width {model.emb_dim} on "
         f"{len(pairs)} pairs for {config.steps} steps; {len(validation)} pairs to validate on.",
-        highlight=False,
-        soft_wrap=True,
     )
     # The eos takes one place of each side.
     cut_inputs = sum(len(source) >= config.max_input_length for source, _ in pairs)
     cut_targets = sum(len(target) >= config.max_target_length for _, target in pairs)
     if cut_inputs or cut_targets:
-        console.print(
+        _say(
+            console,
             f"Cut {cut_inputs} inputs to --max_input_length={config.max_input_length} and {cut_targets} references to "
             f"--max_target_length={config.max_target_length}.",
-            highlight=False,
-            soft_wrap=True,
         )
 
 
-class _Reporter:
-    """Shows progress: a bar on a terminal, elsewhere a line every ten seconds."""
-
-    def __init__(self, console: Console, steps: int) -> None:
-        self.validation_losses: tuple[float, ...] | None = None
-        self._console = console
-        self._steps = steps
-        self._start = self._last_line = time.monotonic()
-        self._bar = ProgressBar(
-            TextColumn("step"),
-            MofNCompleteColumn(),
-            BarColumn(),
-            TextColumn("{task.description}"),
-            TimeRemainingColumn(),
-            console=console,
-            disable=not console.is_terminal,
-        )
-        self._task = self._bar.add_task("compiling", total=steps)
-
-    def __enter__(self) -> None:
-        self._bar.start()
-
-    def __exit__(self, *exception: object) -> None:
-        self._bar.stop()
-
-    def report(self, progress: Progress) -> None:
-        """Takes one report of the training loop."""
-        self.validation_losses = progress.validation_losses or self.validation_losses
-        now = time.monotonic()
-        elapsed = max(now - self._start, 1e-9)
-        speed = f"loss {progress.loss:.3f}, {progress.target_tokens / elapsed:,.0f} target tokens/s"
-        self._bar.update(self._task, completed=progress.step, description=speed)
-        is_due = now - self._last_line >= _SECONDS_BETWEEN_LINES or progress.step == self._steps
-        if not self._console.is_terminal and is_due:
-            self._last_line = now
-            remaining = elapsed / progress.step * (self._steps - progress.step)
-            self._console.print(
-                f"step {progress.step}/{self._steps}, {speed}, {remaining:.0f} s left", highlight=False, soft_wrap=True
-            )
+def _report_end(console: Console, flags: argparse.Namespace, model: TrainedModel) -> None:
+    chosen = "the last"
+    if model.validation is not None:
+        console.print(loss_table(model.validation.losses))
+        value = model.validation.losses[-1] if model.validation.score is None else model.validation.score
+        if flags.validate_every:
+            chosen = f"the best of those validated by {flags.best_by} ({value:.4f})"
+    _say(console, f"Wrote {flags.output}: the weights after step {model.step}, {chosen}.")
 
 
-def _loss_table(losses: Sequence[float]) -> Table:
-    table = Table(title="Validation loss (nats per target token)")
-    table.add_column("decoder layer", justify="right")
-    table.add_column("loss", justify="right")
-    for layer, loss in enumerate(losses, start=1):
-        table.add_row(str(layer), f"{loss:.3f}")
-    return table
+def _say(console: Console, line: str) -> None:
+    console.print(line, markup=False, highlight=False, soft_wrap=True)

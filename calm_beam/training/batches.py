@@ -1,6 +1,7 @@
 """From pairs of token ids to padded batches of a few fixed shapes."""
 
 import dataclasses
+import itertools
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -9,6 +10,9 @@ from calm_beam.model.network import PAD_ID
 from calm_beam.vocabulary import EOS_ID
 
 Pair = tuple[Sequence[int], Sequence[int]]
+
+# Draws of one seed that are for batches; other draws of that seed have streams of their own.
+_BATCH_STREAM = 1
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -106,6 +110,52 @@ def make_batches(
     Yields:
       Batches of the given shapes, which are full but for one at most.
     """
+    for shape, indices in _plan(pairs, shapes, generator):
+        yield pad_batch([pairs[index] for index in indices], shape)
+
+
+def numbered_batches(
+    pairs: Sequence[Pair], shapes: Sequence[BatchShape], *, seed: int, after: int = 0
+) -> Iterator[tuple[int, Batch]]:
+    """Yields the number of each training step, from 1, and its batch, without end: one shuffled epoch after the other.
+
+    A batch is a function of seed and step alone, so a run can be taken up anywhere.
+
+    Args:
+      pairs: Source and target ids, eos included; at least one.
+      shapes: From `choose_shapes`, for these pairs among others.
+      seed: Decides the order, at least 0.
+      after: Steps that are done; the first batch is that of the next one.
+    """
+    batches_per_epoch = count_batches(pairs, shapes)
+    for epoch in itertools.count(after // batches_per_epoch):
+        plan = _plan(pairs, shapes, np.random.default_rng((seed, _BATCH_STREAM, epoch)))
+        for step, (shape, indices) in enumerate(plan, start=epoch * batches_per_epoch + 1):
+            if step > after:
+                yield step, pad_batch([pairs[index] for index in indices], shape)
+
+
+def count_batches(pairs: Sequence[Pair], shapes: Sequence[BatchShape]) -> int:
+    """Returns the number of batches in an epoch, which is the same in all; arguments as in `make_batches`."""
+    # Which shape a pair belongs to does not depend on the order.
+    return len(_plan(pairs, shapes, None))
+
+
+def pad_batch(pairs: Sequence[Pair], shape: BatchShape) -> Batch:
+    """Returns a batch of at most `shape.rows` pairs, eos included, padded with 0 to the shape."""
+    sources = np.full((shape.rows, shape.source), PAD_ID, np.int32)
+    targets = np.full((shape.rows, shape.target), PAD_ID, np.int32)
+    for row, (source, target) in enumerate(pairs):
+        sources[row, : len(source)] = source
+        targets[row, : len(target)] = target
+    inputs = np.pad(targets[:, :-1], ((0, 0), (1, 0)), constant_values=PAD_ID)
+    return Batch(source_tokens=sources, decoder_inputs=inputs, targets=targets)
+
+
+def _plan(
+    pairs: Sequence[Pair], shapes: Sequence[BatchShape], generator: np.random.Generator | None
+) -> list[tuple[BatchShape, list[int]]]:
+    """Returns the batches of an epoch: the shape of each, and the indices of its pairs."""
     order = np.arange(len(pairs)) if generator is None else generator.permutation(len(pairs))
     by_shape: list[list[int]] = [[] for _ in shapes]
     widths = [max(shape.source, shape.target) for shape in shapes]
@@ -121,21 +171,9 @@ def make_batches(
         left = waiting[full:]
     if left:
         planned.append((shapes[-1], left))
-    sequence = np.arange(len(planned)) if generator is None else generator.permutation(len(planned))
-    for position in sequence:
-        shape, indices = planned[position]
-        yield pad_batch([pairs[index] for index in indices], shape)
-
-
-def pad_batch(pairs: Sequence[Pair], shape: BatchShape) -> Batch:
-    """Returns a batch of at most `shape.rows` pairs, eos included, padded with 0 to the shape."""
-    sources = np.full((shape.rows, shape.source), PAD_ID, np.int32)
-    targets = np.full((shape.rows, shape.target), PAD_ID, np.int32)
-    for row, (source, target) in enumerate(pairs):
-        sources[row, : len(source)] = source
-        targets[row, : len(target)] = target
-    inputs = np.pad(targets[:, :-1], ((0, 0), (1, 0)), constant_values=PAD_ID)
-    return Batch(source_tokens=sources, decoder_inputs=inputs, targets=targets)
+    if generator is not None:
+        planned = [planned[position] for position in generator.permutation(len(planned))]
+    return planned
 
 
 def _least_padding(lengths: np.ndarray, num_widths: int) -> list[int]:

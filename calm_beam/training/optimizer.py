@@ -1,4 +1,4 @@
-"""The optimiser: Muon on the matrices of the layers, Adam on all other weights."""
+"""The optimisers: Muon on the matrices of the layers with Adam on all other weights, or Adafactor on everything."""
 
 import dataclasses
 import re
@@ -15,8 +15,8 @@ _FROZEN = re.compile(r"decoder/meta_cls/.*")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class OptimizerConfig:
-    """Settings of the optimiser; the defaults train a new model of a few million weights.
+class MuonConfig:
+    """Settings of Muon and Adam; the defaults train a new model of a few million weights.
 
     Attributes:
       muon_learning_rate: Peak rate of the layers' kernels.
@@ -41,9 +41,7 @@ class OptimizerConfig:
 
     def __post_init__(self) -> None:
         for name in ("muon_learning_rate", "adam_learning_rate", "clip_norm"):
-            # Written so that NaN fails too.
-            if not 0 < getattr(self, name) < float("inf"):
-                raise ValueError(f"{name} must be positive and finite, got {getattr(self, name)}.")
+            _check_positive(name, getattr(self, name))
         for name in ("momentum", "adam_b1", "adam_b2"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"{name} must be in [0, 1), got {getattr(self, name)}.")
@@ -53,8 +51,28 @@ class OptimizerConfig:
             raise ValueError(f"newton_schulz_steps must be at least 1, got {self.newton_schulz_steps}.")
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class AdafactorConfig:
+    """Settings of Adafactor: what T5X fine-tunes with, and the paper too.
+
+    Second moments are factored, with decay 1 - t^-0.8 and no momentum; an update's root mean square is clipped to 1.
+
+    Attributes:
+      learning_rate: The same at every step, and relative: an array changes by at most about this share of its root
+        mean square. The paper tried 1e-3 and 1e-4.
+    """
+
+    learning_rate: float = 1e-3
+
+    def __post_init__(self) -> None:
+        _check_positive("learning_rate", self.learning_rate)
+
+
+OptimizerConfig = MuonConfig | AdafactorConfig
+
+
 def parameter_group(name: str) -> str:
-    """Returns which rule trains a parameter: `muon`, `adam`, or `frozen` (the exit classifier).
+    """Returns which rule trains a parameter next to Muon: `muon`, `adam`, or `frozen` (the exit classifier).
 
     >>> parameter_group("decoder/layers_3/mlp/wi_0/kernel")
     'muon'
@@ -70,12 +88,43 @@ def make_optimizer(config: OptimizerConfig, *, steps: int) -> optax.GradientTran
     """Returns the optimiser of a run of `steps` steps, for parameters in a flat mapping by name.
 
     Args:
-      config: Rates and momenta.
-      steps: Length of the run, at least 1; the rates reach 0 after it.
+      config: Which one, with its rates.
+      steps: Length of the run, at least 1; Muon's and Adam's rates reach 0 after it.
 
     Returns:
-      An optax transformation, whose updates are to be added to the parameters.
+      An optax transformation, whose updates are to be added to the parameters. The exit classifier gets none.
     """
+    return _adafactor(config) if isinstance(config, AdafactorConfig) else _muon_and_adam(config, steps)
+
+
+def linear_schedule(peak: float, config: MuonConfig, *, steps: int) -> optax.Schedule:
+    """Returns the rate by step: linear warm-up to `peak`, then linear to 0 after the last of `steps` steps."""
+    warmup = min(config.warmup_steps, steps // 5)
+    rise = optax.linear_schedule(peak / (warmup + 1), peak, warmup)
+    fall = optax.linear_schedule(peak, 0.0, steps - warmup)
+    return optax.join_schedules([rise, fall], [warmup])
+
+
+def _adafactor(config: AdafactorConfig) -> optax.GradientTransformation:
+    # T5X's settings, named even where they are optax's defaults. The whole gradient is not clipped by its norm: the
+    # rule does not see its scale.
+    rule = optax.adafactor(
+        config.learning_rate,
+        min_dim_size_to_factor=128,
+        decay_rate=0.8,
+        multiply_by_parameter_scale=True,
+        clipping_threshold=1.0,
+        momentum=None,
+        factored=True,
+    )
+
+    def label(parameters: Mapping[str, jax.Array]) -> dict[str, str]:
+        return {name: "frozen" if parameter_group(name) == "frozen" else "trained" for name in parameters}
+
+    return optax.partition({"trained": rule, "frozen": optax.set_to_zero()}, label)
+
+
+def _muon_and_adam(config: MuonConfig, steps: int) -> optax.GradientTransformation:
     groups = {
         "muon": _stacked_by_shape(
             optax.contrib.muon(
@@ -95,12 +144,10 @@ def make_optimizer(config: OptimizerConfig, *, steps: int) -> optax.GradientTran
     return optax.chain(optax.clip_by_global_norm(config.clip_norm), optax.partition(groups, _labels))
 
 
-def linear_schedule(peak: float, config: OptimizerConfig, *, steps: int) -> optax.Schedule:
-    """Returns the rate by step: linear warm-up to `peak`, then linear to 0 after the last of `steps` steps."""
-    warmup = min(config.warmup_steps, steps // 5)
-    rise = optax.linear_schedule(peak / (warmup + 1), peak, warmup)
-    fall = optax.linear_schedule(peak, 0.0, steps - warmup)
-    return optax.join_schedules([rise, fall], [warmup])
+def _check_positive(name: str, value: float) -> None:
+    # Written so that NaN fails too.
+    if not 0 < value < float("inf"):
+        raise ValueError(f"{name} must be positive and finite, got {value}.")
 
 
 def _labels(parameters: Mapping[str, jax.Array]) -> dict[str, str]:

@@ -1,69 +1,28 @@
 """The training loop."""
 
 import dataclasses
-import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import flax.traverse_util
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 
+from calm_beam.checkpoints import FloatArrays
 from calm_beam.model import EarlyExitT5, T5Config, parameter_shapes
 
-from .batches import Batch, BatchShape, Pair, choose_shapes, end_pairs, make_batches
+from .batches import Pair, choose_shapes, end_pairs, numbered_batches
+from .config import TrainingConfig
+from .generation_score import GenerationScore
+from .identity import identify_run
 from .initialize import initialize_parameters
-from .objective import layer_weighted_loss, sample_layers, token_cross_entropy_sums
-from .optimizer import OptimizerConfig, make_optimizer
+from .objective import sample_layers
+from .saved_state import ResumeError, SavedState, TrainedModel, check_same_run
+from .step import Parameters, batch_arrays, initial_optimizer_state, loss_and_gradients, update
+from .validation import Validation, validation_losses
 
-Parameters = dict[str, jax.Array]
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class TrainingConfig:
-    """Settings of a training run.
-
-    Attributes:
-      steps: Optimiser steps; as many epochs as they need.
-      batch_tokens: Tokens of a batch on its wider side, padding included.
-      num_shapes: Most batch shapes, each of which is compiled once.
-      max_input_length: Most source tokens, eos included; longer sources are cut.
-      max_target_length: Most target tokens, eos included; longer targets are cut.
-      dropout_rate: Share of activations dropped, in [0, 1).
-      sampled_layers: Lower decoder layers whose loss a step computes beside the last, drawn anew for each step so that
-        the loss is unbiased; 0 computes all.
-      seed: Decides initial weights, batches, sampled layers and dropout.
-      progress_every: Steps between two calls of the progress callback.
-      validate_every: Steps between two validations; 0 validates only at the end.
-      optimizer: Rates and momenta.
-    """
-
-    steps: int
-    batch_tokens: int = 1500
-    num_shapes: int = 6
-    max_input_length: int = 128
-    max_target_length: int = 128
-    dropout_rate: float = 0.1
-    sampled_layers: int = 2
-    seed: int = 0
-    progress_every: int = 10
-    validate_every: int = 0
-    optimizer: OptimizerConfig = dataclasses.field(default_factory=OptimizerConfig)
-
-    def __post_init__(self) -> None:
-        for name in ("steps", "batch_tokens", "num_shapes", "progress_every"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}.")
-        for name in ("max_input_length", "max_target_length"):
-            if getattr(self, name) < 2:
-                raise ValueError(f"{name} must be at least 2 (one token and eos), got {getattr(self, name)}.")
-        for name in ("sampled_layers", "seed", "validate_every"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} must be at least 0, got {getattr(self, name)}.")
-        if not 0 <= self.dropout_rate < 1:
-            raise ValueError(f"dropout_rate must be in [0, 1), got {self.dropout_rate}.")
+# Draws of one seed, each with a stream of its own: another number of sampled layers must not change the batches.
+_WEIGHTS_STREAM, _LAYERS_STREAM = 0, 2
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -74,14 +33,13 @@ class Progress:
       step: Steps done.
       loss: Mean training loss over the steps since the last report, dropout on; an estimate if layers are sampled.
       target_tokens: Target tokens seen so far, eos included, padding not.
-      validation_losses: Mean cross-entropy per target token of every decoder layer, dropout off, or None where this
-        report comes without a validation.
+      validation: What was measured, or None where this report comes without a validation.
     """
 
     step: int
     loss: float
     target_tokens: int
-    validation_losses: tuple[float, ...] | None = None
+    validation: Validation | None = None
 
 
 def train(
@@ -91,9 +49,15 @@ def train(
     validation_pairs: Sequence[Pair],
     *,
     initial: Mapping[str, np.ndarray] | None = None,
+    score: GenerationScore | None = None,
     on_progress: Callable[[Progress], None] | None = None,
-) -> dict[str, np.ndarray]:
-    """Returns the weights of a model trained with the layer-weighted loss.
+    on_save: Callable[[SavedState], None] | None = None,
+    resume_from: SavedState | None = None,
+) -> TrainedModel:
+    """Returns a model trained with the layer-weighted loss: the best that was validated, or else the last.
+
+    A run that is taken up from a saved state ends with the same bits as one that was never interrupted, on the same
+    machine: whatever a step draws is a function of the seed and the step.
 
     Args:
       config: Settings of the run.
@@ -102,148 +66,130 @@ def train(
       validation_pairs: Pairs to measure the loss of every layer on; may be empty, then nothing is measured.
       initial: Weights to start from, names and shapes as in `parameter_shapes`; None starts anew. An exit classifier
         among them is returned as it was.
+      score: What models are compared by; None compares the loss of the last layer.
       on_progress: Called every `config.progress_every` steps, at every validation, and after the last step.
-
-    Returns:
-      float32 arrays by name, names and shapes as in `parameter_shapes`.
+      on_save: Takes the state every `config.save_every` steps, but for the last.
+      resume_from: A state of this same run to go on from.
 
     Raises:
       ValueError: If there are no pairs, an id is outside the model's vocabulary, or `initial` does not fit the model.
+      ResumeError: If `resume_from` is of a run with other settings, data or weights to start from.
       FloatingPointError: If the loss is no longer finite; seen when progress is reported.
 
-    Source: CALM, section "Training early exit classifiers for local consistency".
+    Source: CALM, section "Training early exit classifiers for local consistency"; appendix "Implementation Details"
+      (the best checkpoint by performance on the validation set).
     """
     _check_inputs(model_config, pairs, validation_pairs, initial)
-    cut = functools.partial(
-        end_pairs, max_input_length=config.max_input_length, max_target_length=config.max_target_length
-    )
-    pairs, validation_pairs = cut(pairs), cut(validation_pairs)
-    shapes = choose_shapes([*pairs, *validation_pairs], batch_tokens=config.batch_tokens, num_shapes=config.num_shapes)
-    # Streams of their own: another number of sampled layers must not change the batches.
-    weights_rng, batches_rng, layers_rng = np.random.default_rng(config.seed).spawn(3)
-    start = initialize_parameters(model_config, generator=weights_rng) if initial is None else initial
-    # Copies, since the buffers are given away below.
-    parameters = {name: jnp.array(array, jnp.float32, copy=True) for name, array in start.items()}
+    lengths = {"max_input_length": config.max_input_length, "max_target_length": config.max_target_length}
+    ended, ended_validation = end_pairs(pairs, **lengths), end_pairs(validation_pairs, **lengths)
+    shapes = choose_shapes([*ended, *ended_validation], batch_tokens=config.batch_tokens, num_shapes=config.num_shapes)
+    run = identify_run(config, model_config, pairs, validation_pairs, initial=initial, score=score)
+    parameters, optimizer_state = _start(config, model_config, initial)
+    done, target_tokens, best = 0, 0, None
+    losses: list[Any] = []
+    if resume_from is not None:
+        check_same_run(resume_from, run)
+        parameters = {name: jnp.array(array, copy=True) for name, array in resume_from.parameters.items()}
+        optimizer_state = _restored(optimizer_state, resume_from.optimizer)
+        done, target_tokens, best = resume_from.step, resume_from.target_tokens, resume_from.best
+        losses = [np.float32(loss) for loss in resume_from.unreported_losses]
     model = EarlyExitT5(model_config, dropout_rate=config.dropout_rate)
-    state = _initial_state(config.optimizer, config.steps, parameters)
     key = jax.random.key(config.seed)
 
-    target_tokens, losses = 0, []
-    for step, batch in zip(range(1, config.steps + 1), _endless(pairs, shapes, batches_rng), strict=False):
+    for step, batch in numbered_batches(ended, shapes, seed=config.seed, after=done):
         layers, weights = sample_layers(
-            model_config.num_decoder_layers, sampled_layers=config.sampled_layers, generator=layers_rng
+            model_config.num_decoder_layers,
+            sampled_layers=config.sampled_layers,
+            generator=np.random.default_rng((config.seed, _LAYERS_STREAM, step)),
+            weighting=config.layer_weights,
         )
-        loss, gradients = _loss_and_gradients(
+        loss, gradients = loss_and_gradients(
             model,
             parameters,
-            (batch.source_tokens, batch.decoder_inputs, batch.targets),
+            batch_arrays(batch),
             layers,
             weights.astype(np.float32),
             jax.random.fold_in(key, step),
+            label_smoothing=config.label_smoothing,
+            z_loss=config.z_loss,
         )
-        parameters, state = _update(config.optimizer, config.steps, parameters, state, gradients)
+        parameters, optimizer_state = update(config.optimizer, config.steps, parameters, optimizer_state, gradients)
         losses.append(loss)
         target_tokens += batch.num_target_tokens
         is_last = step == config.steps
-        validates = is_last or (config.validate_every > 0 and step % config.validate_every == 0)
+        validates = is_last or _is_due(step, config.validate_every)
         if validates or step % config.progress_every == 0:
-            mean_loss = float(np.mean(jax.device_get(losses)))
+            mean_loss = _finite_mean(losses, step)
             losses.clear()
-            if not np.isfinite(mean_loss):
-                raise FloatingPointError(
-                    f"the training loss is {mean_loss} at step {step}. Lower the learning rates, or start from other "
-                    "weights."
-                )
+            validation = None
+            if validates and validation_pairs:
+                arrays = _fetch(parameters)
+                by_layer = validation_losses(model, parameters, ended_validation, shapes)
+                validation = Validation(losses=by_layer, score=None if score is None else score(arrays))
+                if best is None or best.validation is None or validation.is_better_than(best.validation):
+                    best = TrainedModel(step=step, arrays=arrays, validation=validation)
             if on_progress is not None:
-                measured = None
-                if validates and validation_pairs:
-                    measured = _validation_losses(model, parameters, validation_pairs, shapes)
-                on_progress(
-                    Progress(step=step, loss=mean_loss, target_tokens=target_tokens, validation_losses=measured)
+                on_progress(Progress(step=step, loss=mean_loss, target_tokens=target_tokens, validation=validation))
+        if is_last:
+            break
+        if on_save is not None and _is_due(step, config.save_every):
+            on_save(
+                SavedState(
+                    run=run,
+                    step=step,
+                    target_tokens=target_tokens,
+                    unreported_losses=[float(value) for value in jax.device_get(losses)],
+                    parameters=_fetch(parameters),
+                    optimizer=_fetch(_leaves_by_place(optimizer_state)),
+                    best=best,
                 )
-    return {name: np.asarray(array) for name, array in jax.device_get(parameters).items()}
+            )
+    return best or TrainedModel(step=config.steps, arrays=_fetch(parameters), validation=None)
 
 
-def _endless(pairs: Sequence[Pair], shapes: Sequence[BatchShape], generator: np.random.Generator) -> Iterator[Batch]:
-    """Yields the batches of epoch after epoch, each shuffled anew."""
-    while True:
-        yield from make_batches(pairs, shapes, generator=generator)
-
-
-@functools.partial(jax.jit, static_argnums=(0,))
-def _loss_and_gradients(
-    model: EarlyExitT5,
-    parameters: Parameters,
-    batch: tuple[jax.Array, jax.Array, jax.Array],
-    layers: jax.Array,
-    weights: jax.Array,
-    key: jax.Array,
-) -> tuple[jax.Array, Parameters]:
-    """Returns the loss over the given layers, counted from 1, and its gradient.
-
-    Compiled once per batch shape; the update, which would take as long to compile, is compiled apart and only once.
-    """
-    source_tokens, decoder_inputs, targets = batch
-
-    def loss_of(parameters: Parameters) -> jax.Array:
-        apply = functools.partial(model.apply, _tree(parameters))
-        # Two keys: the head's dropout must not repeat the stack's.
-        stack_key, head_key = jax.random.split(key)
-        states = apply(
-            source_tokens,
-            decoder_inputs,
-            deterministic=False,
-            rngs={"dropout": stack_key},
-            method="decode_teacher_forced",
-        )
-        # [layers, batch, target, width] -> [some layers, batch, target, vocabulary]
-        logits = apply(states[layers - 1], deterministic=False, rngs={"dropout": head_key}, method="head")
-        return layer_weighted_loss(logits, targets, weights)
-
-    return jax.value_and_grad(loss_of)(parameters)
-
-
-@functools.partial(jax.jit, static_argnums=(0, 1))
-def _initial_state(config: OptimizerConfig, steps: int, parameters: Parameters) -> Any:
-    """Returns the optimiser's state before the first of `steps` steps."""
-    return make_optimizer(config, steps=steps).init(parameters)
-
-
-@functools.partial(jax.jit, static_argnums=(0, 1), donate_argnums=(2, 3))
-def _update(
-    config: OptimizerConfig, steps: int, parameters: Parameters, state: Any, gradients: Parameters
+def _start(
+    config: TrainingConfig, model_config: T5Config, initial: Mapping[str, np.ndarray] | None
 ) -> tuple[Parameters, Any]:
-    """Returns parameters and state after a step; the old ones are given away."""
-    updates, state = make_optimizer(config, steps=steps).update(gradients, state, parameters)
-    return optax.apply_updates(parameters, updates), state
+    """Returns parameters and optimiser state before the first step."""
+    if initial is None:
+        initial = initialize_parameters(model_config, generator=np.random.default_rng((config.seed, _WEIGHTS_STREAM)))
+    # Copies, since the buffers are given away later.
+    parameters = {name: jnp.array(array, jnp.float32, copy=True) for name, array in initial.items()}
+    return parameters, initial_optimizer_state(config.optimizer, config.steps, parameters)
 
 
-def _validation_losses(
-    model: EarlyExitT5, parameters: Parameters, pairs: Sequence[Pair], shapes: Sequence[BatchShape]
-) -> tuple[float, ...]:
-    """Returns each layer's mean cross-entropy per target token."""
-    sums, tokens = np.zeros(model.config.num_decoder_layers), 0
-    for batch in make_batches(pairs, shapes):
-        arrays = (batch.source_tokens, batch.decoder_inputs, batch.targets)
-        sums += np.asarray(_cross_entropy_sums(model, parameters, arrays), np.float64)
-        tokens += batch.num_target_tokens
-    return tuple((sums / tokens).tolist())
+def _is_due(step: int, every: int) -> bool:
+    return every > 0 and step % every == 0
 
 
-@functools.partial(jax.jit, static_argnums=(0,))
-def _cross_entropy_sums(
-    model: EarlyExitT5, parameters: Parameters, batch: tuple[jax.Array, jax.Array, jax.Array]
-) -> jax.Array:
-    """Returns each layer's cross-entropy summed over a batch, shape (layers,)."""
-    source_tokens, decoder_inputs, targets = batch
-    apply = functools.partial(model.apply, _tree(parameters))
-    states = apply(source_tokens, decoder_inputs, method="decode_teacher_forced")
-    # One layer after the other: the logits of all at once would be most of the memory.
-    return jax.lax.map(lambda state: token_cross_entropy_sums(apply(state[None], method="head"), targets)[0], states)
+def _finite_mean(losses: Sequence[Any], step: int) -> float:
+    mean = float(np.mean(jax.device_get(losses)))
+    if not np.isfinite(mean):
+        raise FloatingPointError(
+            f"the training loss is {mean} at step {step}. Lower the learning rates, or start from other weights."
+        )
+    return mean
 
 
-def _tree(parameters: Parameters) -> dict[str, Any]:
-    return {"params": flax.traverse_util.unflatten_dict(parameters, sep="/")}
+def _fetch(arrays: Mapping[str, jax.Array]) -> dict[str, np.ndarray]:
+    """Returns copies on the host: a mere view would change when its buffer is given to the next step."""
+    return {name: np.array(array, copy=True) for name, array in arrays.items()}
+
+
+def _leaves_by_place(tree: Any) -> dict[str, jax.Array]:
+    return {jax.tree_util.keystr(place): leaf for place, leaf in jax.tree_util.tree_leaves_with_path(tree)}
+
+
+def _restored(tree: Any, saved: FloatArrays) -> Any:
+    """Returns the tree with saved leaves in the place of its own."""
+    expected = _leaves_by_place(tree)
+    if {name: leaf.shape for name, leaf in expected.items()} != {name: leaf.shape for name, leaf in saved.items()}:
+        raise ResumeError(
+            "the interrupted run kept its optimiser in another form: it was another version of calm-beam or of optax. "
+            "Go on with that one, or start a new run."
+        )
+    leaves = [jnp.array(saved[name], leaf.dtype, copy=True) for name, leaf in expected.items()]
+    return jax.tree_util.tree_unflatten(jax.tree_util.tree_structure(tree), leaves)
 
 
 def _check_inputs(

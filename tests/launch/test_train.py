@@ -1,14 +1,22 @@
-"""`calm-beam train`: what it refuses, and a short run."""
+"""`calm-beam train`: what it refuses, a short run, and one that is killed."""
 
 import gzip
 import json
+import os
 import pathlib
+import signal
+import subprocess
+import sys
+import time
+from typing import Any
 
 import numpy as np
 import pytest
 
+import calm_beam.launch.train
 from calm_beam.checkpoints import fingerprint, load_checkpoint
 from calm_beam.launch.train import main
+from calm_beam.training.train import train
 from calm_beam.vocabulary import Vocabulary
 
 _SIZES = [
@@ -37,6 +45,24 @@ def _train(*flags: str) -> int:
     return main([*_SHORT, *flags])
 
 
+def _log(folder: pathlib.Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in (folder / "training_log.jsonl").read_text().splitlines()]
+
+
+def _die_after(monkeypatch: pytest.MonkeyPatch, step: int, error: BaseException) -> None:
+    """Makes the next runs raise an error once the state of a step is written."""
+
+    def dying_train(*arguments: Any, on_save: Any, **options: Any) -> Any:
+        def save(state: Any) -> None:
+            on_save(state)
+            if state.step == step:
+                raise error
+
+        return train(*arguments, on_save=save, **options)
+
+    monkeypatch.setattr(calm_beam.launch.train, "train", dying_train)
+
+
 def test_a_short_run_writes_a_model(
     data: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -54,7 +80,12 @@ def test_a_short_run_writes_a_model(
     assert "on 10 pairs for 3 steps; 9 pairs to validate on" in printed.err
     assert "Cut 10 inputs to --max_input_length=4 and " in printed.err
     assert "step 3/3, loss" in printed.err
+    assert "step 3: validation loss of the layers " in printed.err
     assert "Validation loss" in printed.err
+    assert f"Wrote {tmp_path / 'model'}: the weights after step 3, the last." in printed.err
+    assert [(row["step"], len(row["validation_losses"])) for row in _log(tmp_path / "model")] == [(3, 2)]
+    assert _log(tmp_path / "model")[0].keys() >= {"loss", "target_tokens", "seconds"}
+    assert [path.name for path in tmp_path.iterdir() if "training" in path.name] == []
     checkpoint = load_checkpoint(tmp_path / "model")
     assert (checkpoint.config.emb_dim, checkpoint.config.num_decoder_layers) == (16, 2)
     assert checkpoint.vocabulary_path is not None
@@ -85,6 +116,27 @@ def test_fine_tuning_keeps_the_vocabulary(data: pathlib.Path, tmp_path: pathlib.
         (["--emb_dim=0"], "--emb_dim must be at least 1, got 0."),
         (["--dtype=bfloat16"], "argument --dtype: invalid choice: 'bfloat16'"),
         (["--muon_learning_rate=0"], "--muon_learning_rate must be positive and finite, got 0.0."),
+        (
+            ["--learning_rate=0.1"],
+            "--learning_rate: belongs to --optimizer=adafactor, this run has muon. Leave it out.",
+        ),
+        (
+            ["--optimizer=adafactor", "--warmup_steps=0", "--adam_learning_rate=1"],
+            "--adam_learning_rate, --warmup_steps: belongs to --optimizer=muon, this run has adafactor. Leave them",
+        ),
+        (["--optimizer=adafactor", "--learning_rate=nan"], "--learning_rate must be positive and finite, got nan."),
+        (["--optimizer=adam"], "argument --optimizer: invalid choice: 'adam'"),
+        (["--layer_weights=cubic"], "argument --layer_weights: invalid choice: 'cubic'"),
+        (["--label_smoothing=1"], "--label_smoothing must be in [0, 1), got 1.0."),
+        (["--z_loss=-1"], "--z_loss must be at least 0 and finite, got -1.0."),
+        (["--save_every=-1"], "--save_every must be at least 0, got -1."),
+        (["--validate_every=2"], "--validation_data is missing: --validate_every and --best_by need rows"),
+        (["--best_by=rouge_l"], "--validation_data is missing: --validate_every and --best_by need rows"),
+        (["--best_by_rows=5"], "--best_by_rows: belongs to a metric in --best_by. Leave it out."),
+        (["--best_by_rows=0"], "argument --best_by_rows: expected a whole number of at least 1, got '0'"),
+        (["--resume"], "--resume: there is no state of an interrupted run in"),
+        (["--balance_classes"], "--balance_classes: not a flag of --stage=model. Leave it out."),
+        (["--stage=classifier"], "--checkpoint is missing: --stage=classifier needs the model to train it for."),
         (["--vocab_size=9000"], "--vocab_size=9000: vocabulary: 19 texts do not give one of vocab_size=9000"),
         (["--data=nothing-*.jsonl"], "--data nothing-*.jsonl: no such file."),
         (["--validation_data=gs://b/x.jsonl"], "--validation_data gs://b/x.jsonl: object stores are not supported yet"),
@@ -104,6 +156,21 @@ def test_bad_usage_is_explained(
     assert _train(f"--data={data}", f"--output={tmp_path / 'model'}", *flags) == 2
     assert message in capsys.readouterr().err
     assert not (tmp_path / "model").exists()
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--best_by=rouge_l"], "--best_by=rouge_l needs --validate_every: with one validation, at the end, there is"),
+        (["--best_by=rogue_l", "--validate_every=1"], 'metric "rogue_l" is not known. Did you mean "rouge_l"?'),
+    ],
+)
+def test_bad_choices_of_the_best_are_explained(
+    flags: list[str], message: str, data: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A metric that does not exist, or is measured once only, is refused."""
+    assert _train(f"--data={data}", f"--validation_data={data}", f"--output={tmp_path / 'model'}", *flags) == 2
+    assert message in capsys.readouterr().err
 
 
 def test_missing_flags_are_named(capsys: pytest.CaptureFixture[str]) -> None:
@@ -163,3 +230,125 @@ def test_divergence_is_a_failure(
     assert _train(*flags, "--adam_learning_rate=1e38") == 1
     assert "the training loss is" in capsys.readouterr().err
     assert not (tmp_path / "model").exists()
+    assert not (tmp_path / "model.training").exists()
+
+
+def test_the_best_weights_by_a_metric_are_written(
+    data: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With --best_by and a metric, each validation has a score, and the written step is the first of the best."""
+    flags = [f"--data={data}", f"--validation_data={data}", f"--output={tmp_path / 'model'}", *_SIZES]
+    options = ["--validate_every=1", "--best_by=token_f1", "--best_by_rows=2", "--optimizer=adafactor"]
+    assert _train(*flags, *options, "--learning_rate=0.5", "--layer_weights=exponential", "--z_loss=1e-4") == 0
+    scores = {row["step"]: row["validation_score"] for row in _log(tmp_path / "model")}
+    assert list(scores) == [1, 2, 3]
+    best = max(scores, key=lambda step: (scores[step], -step))
+    expected = f"the weights after step {best}, the best of those validated by token_f1 ({scores[best]:.4f})."
+    assert expected in capsys.readouterr().err
+
+
+def test_a_failed_run_is_resumed(
+    data: pathlib.Path,
+    tmp_path: pathlib.Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A run that fails keeps its states; --resume ends with the model and log of a run that never failed."""
+    flags = [f"--data={data}", f"--validation_data={data}", "--save_every=1", "--validate_every=2", *_SIZES]
+    assert _train(*flags, f"--output={tmp_path / 'whole'}") == 0
+    with monkeypatch.context() as patch:
+        _die_after(patch, 2, OSError("no space left"))
+        assert _train(*flags, f"--output={tmp_path / 'model'}") == 1
+    assert not (tmp_path / "model").exists()
+    folder = tmp_path / "model.training"
+    assert sorted(path.name for path in folder.iterdir()) == [
+        "state_00000001.safetensors",
+        "state_00000002.safetensors",
+        "training_log.jsonl",
+    ]
+    # Half a row, as a killed process may leave it.
+    with open(folder / "training_log.jsonl", "a") as file:
+        file.write('{"step": 3, "lo')
+    capsys.readouterr()
+    assert _train(*flags, f"--output={tmp_path / 'model'}") == 2
+    assert "an interrupted run of it left states in" in capsys.readouterr().err
+    assert _train(*flags, f"--output={tmp_path / 'model'}", "--resume", "--seed=5") == 2
+    assert "the interrupted run was another one (seed: 0, now 5)" in capsys.readouterr().err
+    assert _train(*flags, f"--output={tmp_path / 'model'}", "--resume") == 0
+    assert "Going on after step 2." in capsys.readouterr().err
+    assert not folder.exists()
+    weights = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("whole", "model")]
+    assert weights[0] == weights[1]
+    logs = [[{**row, "seconds": None} for row in _log(tmp_path / name)] for name in ("whole", "model")]
+    assert logs[0] == logs[1]
+    seconds = [row["seconds"] for row in _log(tmp_path / "model")]
+    assert seconds == sorted(seconds)
+
+
+def test_overwriting_drops_the_states_of_an_earlier_run(
+    data: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """--overwrite starts again beside old states, which go; but not before everything else is found good."""
+    flags = [f"--data={data}", "--save_every=1", f"--output={tmp_path / 'model'}", *_SIZES]
+    with monkeypatch.context() as patch:
+        _die_after(patch, 2, OSError("no space left"))
+        assert _train(*flags) == 1
+    assert _train(*flags, "--overwrite", "--vocab_size=9000") == 2
+    assert (tmp_path / "model.training" / "state_00000002.safetensors").exists()
+    assert _train(*flags, "--overwrite") == 0
+    assert not (tmp_path / "model.training").exists()
+
+
+def test_a_damaged_newest_state_is_passed_over(
+    data: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """If the newest state cannot be read, the run goes on from the one before, and says so."""
+    flags = [f"--data={data}", "--save_every=1", f"--output={tmp_path / 'model'}", *_SIZES]
+    with monkeypatch.context() as patch:
+        _die_after(patch, 2, OSError("no space left"))
+        assert _train(*flags) == 1
+    (tmp_path / "model.training" / "state_00000002.safetensors").write_bytes(b"damaged")
+    assert _train(*flags, "--resume") == 0
+    assert "Going on after step 1 (the newer state, of step 2, cannot be read)." in capsys.readouterr().err
+
+
+def test_an_interrupt_says_how_to_go_on(
+    data: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Ctrl-C after a state was saved gives status 130 and names --resume; before that, nothing is left."""
+    flags = [f"--data={data}", f"--output={tmp_path / 'model'}", *_SIZES]
+    with monkeypatch.context() as patch:
+        _die_after(patch, 2, KeyboardInterrupt())
+        assert _train(*flags, "--save_every=1") == 130
+    assert "interrupted. With --resume, the same command goes on after step 2." in capsys.readouterr().err
+
+    def interrupted(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(calm_beam.launch.train, "train", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        _train(*flags, "--overwrite")
+    assert not (tmp_path / "model.training").exists()
+
+
+@pytest.mark.slow
+def test_a_killed_run_is_resumed(data: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    """A process killed in the middle, at any instruction, loses nothing: resumed, it ends with the same bytes."""
+    flags = ["--data", str(data), "--validation_data", str(data), *_SIZES, "--batch_tokens=16", "--max_input_length=4"]
+    flags += ["--max_target_length=4", "--steps=400", "--save_every=20", "--validate_every=50"]
+    assert main([*flags, f"--output={tmp_path / 'whole'}"]) == 0
+    code = "import sys; from calm_beam.launch.train import main; sys.exit(main(sys.argv[1:]))"
+    output = tmp_path / "model"
+    process = subprocess.Popen([sys.executable, "-c", code, *flags, f"--output={output}"], stderr=subprocess.DEVNULL)
+    folder = tmp_path / "model.training"
+    while not list(folder.glob("state_000001*.safetensors")):
+        assert process.poll() is None
+        time.sleep(0.01)
+    os.kill(process.pid, signal.SIGKILL)
+    assert process.wait() == -signal.SIGKILL
+    assert not output.exists()
+    assert main([*flags, f"--output={output}", "--resume"]) == 0
+    for name in ("model.safetensors", "config.json", "sentencepiece.model"):
+        assert (output / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+    assert [row["step"] for row in _log(output)] == [row["step"] for row in _log(tmp_path / "whole")]
+    assert not folder.exists()

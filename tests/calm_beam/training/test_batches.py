@@ -5,7 +5,17 @@ import itertools
 import numpy as np
 import pytest
 
-from calm_beam.training.batches import Batch, BatchShape, Pair, choose_shapes, end_pairs, make_batches, pad_batch
+from calm_beam.training.batches import (
+    Batch,
+    BatchShape,
+    Pair,
+    choose_shapes,
+    count_batches,
+    end_pairs,
+    make_batches,
+    numbered_batches,
+    pad_batch,
+)
 
 
 def _pairs(count: int = 103) -> list[Pair]:
@@ -51,6 +61,34 @@ def test_shuffling_is_decided_by_the_generator() -> None:
     assert first == epoch(np.random.default_rng(7))
     assert first != second
     assert first != epoch(np.random.default_rng(8))
+
+
+def test_a_batch_is_a_function_of_seed_and_step() -> None:
+    """Taken up after any step of an epoch, a run sees the batches it would have seen; another seed gives others."""
+    pairs = _pairs()
+    shapes = choose_shapes(pairs, batch_tokens=60, num_shapes=3)
+    count = count_batches(pairs, shapes)
+    take = lambda after, seed=5: [  # noqa: E731
+        (step, _unpad(batch))
+        for step, batch in itertools.islice(numbered_batches(pairs, shapes, seed=seed, after=after), 2 * count)
+    ]
+    whole = take(0)
+    assert [step for step, _ in whole] == list(range(1, 2 * count + 1))
+    for after in (1, count - 1, count, count + 1):
+        assert take(after)[: 2 * count - after] == whole[after:]
+    assert take(0, seed=6) != whole
+
+
+def test_numbered_batches_are_epochs() -> None:
+    """Each run of as many batches as an epoch has holds every pair once, in an order of its own."""
+    pairs = _pairs()
+    shapes = choose_shapes(pairs, batch_tokens=60, num_shapes=3)
+    count = count_batches(pairs, shapes)
+    batches = [_unpad(batch) for _, batch in itertools.islice(numbered_batches(pairs, shapes, seed=0), 2 * count)]
+    first, second = batches[:count], batches[count:]
+    for epoch in (first, second):
+        assert sorted(pair for batch in epoch for pair in batch) == sorted(([*one], [*two]) for one, two in pairs)
+    assert first != second
 
 
 def test_decoder_inputs_are_shifted_targets() -> None:

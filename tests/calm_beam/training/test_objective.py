@@ -1,5 +1,6 @@
 """The layer-weighted loss: its weights, its mask, and the estimate from a few layers."""
 
+import functools
 import itertools
 
 import jax
@@ -8,6 +9,7 @@ import numpy as np
 import pytest
 
 from calm_beam.training.objective import (
+    LAYER_WEIGHTS,
     all_layers,
     layer_weighted_loss,
     layer_weights,
@@ -17,10 +19,11 @@ from calm_beam.training.objective import (
 )
 
 
-def _loss(logits: np.ndarray, targets: np.ndarray, weights: np.ndarray) -> float:
-    return float(
-        jax.jit(layer_weighted_loss)(jnp.asarray(logits), jnp.asarray(targets), jnp.asarray(weights, jnp.float32))
-    )
+def _loss(
+    logits: np.ndarray, targets: np.ndarray, weights: np.ndarray, *, label_smoothing: float = 0.0, z_loss: float = 0.0
+) -> float:
+    loss = jax.jit(functools.partial(layer_weighted_loss, label_smoothing=label_smoothing, z_loss=z_loss))
+    return float(loss(jnp.asarray(logits), jnp.asarray(targets), jnp.asarray(weights, jnp.float32)))
 
 
 def _logits_and_targets() -> tuple[np.ndarray, np.ndarray]:
@@ -32,6 +35,18 @@ def _logits_and_targets() -> tuple[np.ndarray, np.ndarray]:
 def test_weights_are_the_papers() -> None:
     """Layer i of L weighs i / (1 + ... + L)."""
     np.testing.assert_allclose(layer_weights(8), [index / 36 for index in range(1, 9)])
+
+
+def test_weights_of_the_released_code() -> None:
+    """The other weightings are those of T5X: all alike, and each layer twice the one below."""
+    np.testing.assert_allclose(layer_weights(8, "uniform"), [1 / 8] * 8)
+    np.testing.assert_allclose(layer_weights(8, "exponential"), [2**index / 255 for index in range(8)])
+
+
+def test_an_unknown_weighting_is_refused() -> None:
+    """The error names the weighting and the known ones."""
+    with pytest.raises(ValueError, match="layer_weights must be one of linear, uniform, exponential; got 'cubic'"):
+        layer_weights(8, "cubic")
 
 
 def test_no_layers_is_refused() -> None:
@@ -53,6 +68,47 @@ def test_cross_entropy_agrees_with_a_loop() -> None:
     np.testing.assert_allclose(found, expected, rtol=1e-5)
 
 
+@pytest.mark.parametrize(("label_smoothing", "z_loss"), [(0.1, 0.0), (0.0, 1e-2), (0.3, 1e-2)])
+def test_smoothing_and_z_loss_agree_with_a_loop(label_smoothing: float, z_loss: float) -> None:
+    """The loss is the divergence from the smoothed target, plus z_loss times the squared log-normalizer."""
+    logits, targets = _logits_and_targets()
+    expected = np.zeros(5)
+    for layer, row, position in itertools.product(range(5), range(2), range(5)):
+        scores = logits[layer, row, position].astype(np.float64)
+        if targets[row, position]:
+            smoothed = np.full(7, label_smoothing / 6)
+            smoothed[targets[row, position]] = 1 - label_smoothing
+            log_normalizer = np.log(np.exp(scores).sum())
+            entropy = -sum(p * np.log(p) for p in smoothed if p > 0)
+            expected[layer] += -smoothed @ (scores - log_normalizer) - entropy + z_loss * log_normalizer**2
+    with jax.numpy_dtype_promotion("strict"), jax.numpy_rank_promotion("raise"):
+        found = token_cross_entropy_sums(
+            jnp.asarray(logits), jnp.asarray(targets), label_smoothing=label_smoothing, z_loss=z_loss
+        )
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+
+def test_the_least_smoothed_loss_is_zero() -> None:
+    """A prediction equal to the smoothed target has loss 0, and a surer one has more."""
+    targets = np.array([[4, 2]], np.int32)
+    smoothed = np.full((1, 1, 2, 7), 0.1 / 6)
+    smoothed[0, 0, [0, 1], [4, 2]] = 0.9
+    logits = np.log(smoothed).astype(np.float32)
+    weights = np.ones(1)
+    assert _loss(logits, targets, weights, label_smoothing=0.1) == pytest.approx(0, abs=1e-6)
+    assert _loss(2 * logits, targets, weights, label_smoothing=0.1) > 0.05
+
+
+def test_options_reach_the_weighted_loss() -> None:
+    """The weighted loss is the weighted mean of the layers' sums, with the same smoothing and z-loss."""
+    logits, targets = _logits_and_targets()
+    options = {"label_smoothing": 0.2, "z_loss": 1e-2}
+    sums = token_cross_entropy_sums(jnp.asarray(logits), jnp.asarray(targets), **options)
+    assert _loss(logits, targets, layer_weights(5), **options) == pytest.approx(
+        float(layer_weights(5) @ np.asarray(sums) / 5), rel=1e-5
+    )
+
+
 def test_padding_does_not_count() -> None:
     """Neither the logits at padding nor its amount change the loss."""
     logits, targets = _logits_and_targets()
@@ -69,15 +125,17 @@ def test_nothing_but_padding_has_no_loss() -> None:
     assert _loss(logits, np.zeros_like(targets), np.ones(5)) == 0
 
 
+@pytest.mark.parametrize("weighting", LAYER_WEIGHTS)
 @pytest.mark.parametrize("sampled", [1, 2, 3])
-def test_estimate_is_unbiased(sampled: int) -> None:
-    """Averaged over all equally likely sets of lower layers, the estimate is the exact loss."""
+def test_estimate_is_unbiased(sampled: int, weighting: str) -> None:
+    """Averaged over all equally likely sets of lower layers, the estimate is the exact loss, for every weighting."""
     logits, targets = _logits_and_targets()
-    exact = _loss(logits, targets, all_layers(5)[1])
+    options = {"label_smoothing": 0.1, "z_loss": 1e-3}
+    exact = _loss(logits, targets, all_layers(5, weighting)[1], **options)
     estimates = []
     for chosen in itertools.combinations(range(1, 5), sampled):
-        layers, weights = sampled_weights(5, np.array(chosen))
-        estimates.append(_loss(logits[layers - 1], targets, weights))
+        layers, weights = sampled_weights(5, np.array(chosen), weighting)
+        estimates.append(_loss(logits[layers - 1], targets, weights, **options))
     assert np.ptp(estimates) > 0.01
     np.testing.assert_allclose(np.mean(estimates), exact, rtol=1e-5)
 
@@ -106,9 +164,18 @@ def test_every_set_of_layers_is_equally_likely() -> None:
     assert all(abs(count - 500) < 102 for count in counts.values())
 
 
+@pytest.mark.parametrize("weighting", LAYER_WEIGHTS)
 @pytest.mark.parametrize("sampled", [0, 4, 9])
-def test_zero_or_enough_layers_is_exact(sampled: int) -> None:
+def test_zero_or_enough_layers_is_exact(sampled: int, weighting: str) -> None:
     """With 0, or as many layers as there are, all layers are computed with their exact weights."""
-    layers, weights = sample_layers(5, sampled_layers=sampled, generator=np.random.default_rng(0))
+    generator = np.random.default_rng(0)
+    layers, weights = sample_layers(5, sampled_layers=sampled, generator=generator, weighting=weighting)
     np.testing.assert_array_equal(layers, [1, 2, 3, 4, 5])
-    np.testing.assert_array_equal(weights, layer_weights(5))
+    np.testing.assert_array_equal(weights, layer_weights(5, weighting))
+
+
+def test_sampled_layers_keep_the_weighting() -> None:
+    """A sample's weights are those of the weighting asked for, scaled for the layers left out."""
+    layers, weights = sample_layers(5, sampled_layers=2, generator=np.random.default_rng(0), weighting="exponential")
+    exact = layer_weights(5, "exponential")[layers - 1]
+    np.testing.assert_allclose(weights, exact * [2, 2, 1])

@@ -1,0 +1,74 @@
+"""Scoring a model by what it generates: the paper chooses its checkpoints by the full model's predictions."""
+
+import math
+import pathlib
+from collections.abc import Callable, Sequence
+
+from calm_beam.checkpoints import Checkpoint, FloatArrays
+from calm_beam.decoding.sweep import SweepDecoder
+from calm_beam.exits.rule import ExitRule
+from calm_beam.metrics.registry import checked_score, get_metric
+from calm_beam.model import T5Config
+
+_BATCH_SIZE = 32
+
+
+class GenerationScore:
+    """The mean score of the full model's greedy outputs, always of the same prompts."""
+
+    def __init__(
+        self,
+        metric: str,
+        model_config: T5Config,
+        prompts: Sequence[Sequence[int]],
+        references: Sequence[Sequence[str]],
+        *,
+        decode: Callable[[Sequence[int]], str],
+        max_target_length: int,
+    ) -> None:
+        """Prepares the score.
+
+        Args:
+          metric: Its name, as `get_metric` takes it.
+          model_config: Sizes of the models to come.
+          prompts: At least one, eos included.
+          references: Right answers to each prompt.
+          decode: Turns token ids into text.
+          max_target_length: Most tokens to generate, eos included.
+
+        Raises:
+          ValueError: If the metric is not known.
+        """
+        self.name = f"{metric} of {len(prompts)} outputs"
+        self._metric_name, self._metric = metric, get_metric(metric)
+        self._model_config = model_config
+        self._prompts, self._references = prompts, references
+        self._decode = decode
+        self._max_target_length = max_target_length
+
+    def __call__(self, arrays: FloatArrays) -> float:
+        """Returns the score, in [0, 1], of the model with the given weights.
+
+        Raises:
+          MetricError: If the metric fails on an output; names its place among the prompts.
+        """
+        nowhere = pathlib.Path()
+        model = Checkpoint(
+            config=self._model_config, arrays=arrays, directory=nowhere, vocabulary_path=None, layout="native"
+        )
+        decoder = SweepDecoder(
+            model,
+            # Never used, as there are no thresholds; `state` is the measure that costs least.
+            ExitRule(confidence="state"),
+            thresholds=(),
+            max_decode_length=self._max_target_length,
+            max_input_length=max(map(len, self._prompts)),
+            batch_size=min(_BATCH_SIZE, len(self._prompts)),
+        )
+        scores = []
+        for index, result in decoder.decode(self._prompts):
+            text = self._decode(result.tokens[0, : result.lengths[0]].tolist())
+            references, place = self._references[index], f"validation row {index + 1}"
+            scores.append(checked_score(self._metric, self._metric_name, text, references, example_id=place))
+        # Outputs end in any order.
+        return math.fsum(scores) / len(scores)

@@ -1,0 +1,48 @@
+"""What makes two training runs the same run."""
+
+import dataclasses
+import hashlib
+from collections.abc import Sequence
+
+import numpy as np
+
+from calm_beam.checkpoints import FloatArrays, fingerprint
+from calm_beam.model import T5Config
+
+from .batches import Pair
+from .config import TrainingConfig
+from .generation_score import GenerationScore
+
+# They change what is reported and stored, but no weight.
+_WATCHING = ("progress_every", "save_every")
+
+
+def identify_run(
+    config: TrainingConfig,
+    model_config: T5Config,
+    pairs: Sequence[Pair],
+    validation_pairs: Sequence[Pair],
+    *,
+    initial: FloatArrays | None,
+    score: GenerationScore | None,
+) -> dict[str, str]:
+    """Returns everything that decides the weights a run ends with, by name; arguments as those of `train`."""
+    settings = dataclasses.asdict(config)
+    for name in _WATCHING:
+        del settings[name]
+    settings |= {"optimizer": type(config.optimizer).__name__, **settings["optimizer"]}
+    settings |= {f"model {name}": value for name, value in dataclasses.asdict(model_config).items()}
+    settings["training data"] = _digest(pairs)
+    settings["validation data"] = _digest(validation_pairs)
+    settings["initial weights"] = "new" if initial is None else fingerprint(initial)
+    settings["best by"] = "loss" if score is None else score.name
+    return {name: str(value) for name, value in settings.items()}
+
+
+def _digest(pairs: Sequence[Pair]) -> str:
+    """Returns the number of pairs, and a digest of them in their order."""
+    digest = hashlib.sha256()
+    for pair in pairs:
+        for side in pair:
+            digest.update(len(side).to_bytes(8, "little") + np.asarray(side, "<i4").tobytes())
+    return f"{len(pairs)} pairs, {digest.hexdigest()[:16]}"

@@ -1,0 +1,180 @@
+"""The state of a run on disk, so that a run that was killed can go on as if it had not been.
+
+One safetensors file a state: arrays of weights and optimiser, and everything else as JSON in the file's metadata.
+"""
+
+import contextlib
+import dataclasses
+import json
+import pathlib
+import re
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+import safetensors
+import safetensors.numpy
+
+from calm_beam.storage import replacing
+
+from .validation import Validation
+
+_FORMAT = "calm-beam/training-state/v1"
+_FILE = re.compile(r"state_(\d+)\.safetensors")
+# The second newest is what is left if a disk damages the newest.
+_KEPT_STATES = 2
+
+Arrays = Mapping[str, np.ndarray]
+
+
+class ResumeError(ValueError):
+    """A run that cannot be taken up: its state cannot be read, or is that of a run with other settings or data."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TrainedModel:
+    """Weights, and how good they are.
+
+    Attributes:
+      step: After which step.
+      arrays: float32 arrays by name, names and shapes as in `parameter_shapes`.
+      validation: What was measured; None without data to validate on.
+    """
+
+    step: int
+    arrays: Arrays
+    validation: Validation | None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SavedState:
+    """Everything that the steps to come depend on.
+
+    Attributes:
+      run: What identifies the run: settings and digests of its data, by name.
+      step: Steps done.
+      target_tokens: Target tokens seen.
+      unreported_losses: Training losses of the steps since the last report.
+      parameters: Weights by name.
+      optimizer: The optimiser's arrays, named by their place in its tree.
+      best: The best model so far; None before the first validation.
+    """
+
+    run: Mapping[str, str]
+    step: int
+    target_tokens: int
+    unreported_losses: Sequence[float]
+    parameters: Arrays
+    optimizer: Arrays
+    best: TrainedModel | None
+
+
+def check_same_run(saved: SavedState, run: Mapping[str, str]) -> None:
+    """Raises `ResumeError` if a state is of another run; names every setting that differs.
+
+    Args:
+      saved: The state.
+      run: What identifies the run that is to go on.
+    """
+    names = sorted(name for name in saved.run.keys() | run.keys() if saved.run.get(name) != run.get(name))
+    if names:
+        differences = "; ".join(f"{name}: {saved.run.get(name)}, now {run.get(name)}" for name in names)
+        raise ResumeError(
+            f"the interrupted run was another one ({differences}). Give it the settings and data it was started with, "
+            "or start a new run."
+        )
+
+
+class StateFolder:
+    """A folder with the last two states of a run."""
+
+    def __init__(self, path: pathlib.Path) -> None:
+        self.path = path
+
+    def steps(self) -> list[int]:
+        """Returns the steps after which there are states, ascending."""
+        names = [child.name for child in self.path.iterdir()] if self.path.is_dir() else []
+        return sorted(int(match.group(1)) for name in names if (match := _FILE.fullmatch(name)))
+
+    def save(self, state: SavedState) -> None:
+        """Writes a state, and then deletes all but the newest two.
+
+        A state is written under another name and renamed, so whoever looks for one never finds half of it.
+        """
+        self.path.mkdir(parents=True, exist_ok=True)
+        with replacing(self._file(state.step)) as temporary:
+            temporary.write_bytes(_serialize(state))
+        for step in self.steps()[:-_KEPT_STATES]:
+            self._file(step).unlink()
+
+    def load(self) -> SavedState:
+        """Returns the newest state that can be read.
+
+        Raises:
+          ResumeError: If there is none, or none can be read.
+        """
+        problems = []
+        for step in reversed(self.steps()):
+            try:
+                return _read(self._file(step))
+            except ResumeError as error:
+                problems.append(str(error))
+        raise ResumeError(" ".join(problems) or f"{self.path}: holds no state of an interrupted run.")
+
+    def delete(self) -> None:
+        """Deletes all states, and what a killed process left of one; then the folder, if nothing else is in it."""
+        for pattern in ("state_*.safetensors", ".state_*.tmp"):
+            for file in self.path.glob(pattern):
+                file.unlink()
+        with contextlib.suppress(OSError):
+            self.path.rmdir()
+
+    def _file(self, step: int) -> pathlib.Path:
+        return self.path / f"state_{step:08d}.safetensors"
+
+
+def _serialize(state: SavedState) -> bytes:
+    groups: dict[str, Arrays] = {"parameters": state.parameters, "optimizer": state.optimizer}
+    best = None
+    if state.best is not None:
+        groups["best"] = state.best.arrays
+        validation = state.best.validation
+        best = {"step": state.best.step, "validation": None if validation is None else dataclasses.asdict(validation)}
+    text = {
+        "format": _FORMAT,
+        "run": dict(state.run),
+        "step": state.step,
+        "target_tokens": state.target_tokens,
+        "unreported_losses": list(state.unreported_losses),
+        "best": best,
+    }
+    arrays = {f"{group}:{name}": array for group, members in groups.items() for name, array in members.items()}
+    return safetensors.numpy.save(arrays, metadata={"state": json.dumps(text)})
+
+
+def _read(path: pathlib.Path) -> SavedState:
+    try:
+        with safetensors.safe_open(path, framework="numpy") as file:
+            text = json.loads((file.metadata() or {})["state"])
+            arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except (OSError, KeyError, ValueError, safetensors.SafetensorError) as error:
+        raise ResumeError(f"{path}: cannot be read as the state of a run ({type(error).__name__}: {error}).") from error
+    if text["format"] != _FORMAT:
+        raise ResumeError(f"{path}: has format {text['format']!r}, this version of calm-beam knows {_FORMAT!r}.")
+
+    def group(prefix: str) -> dict[str, np.ndarray]:
+        return {name.partition(":")[2]: array for name, array in arrays.items() if name.startswith(f"{prefix}:")}
+
+    best = None
+    if text["best"] is not None:
+        fields = text["best"]["validation"]
+        validation = None if fields is None else Validation(losses=tuple(fields["losses"]), score=fields["score"])
+        best = TrainedModel(step=text["best"]["step"], arrays=group("best"), validation=validation)
+    return SavedState(
+        run=text["run"],
+        step=text["step"],
+        target_tokens=text["target_tokens"],
+        unreported_losses=text["unreported_losses"],
+        parameters=group("parameters"),
+        optimizer=group("optimizer"),
+        best=best,
+    )

@@ -1,0 +1,79 @@
+"""One training step: the loss and its gradient, and the update."""
+
+import functools
+from typing import Any
+
+import flax.traverse_util
+import jax
+import numpy as np
+import optax
+
+from calm_beam.model import EarlyExitT5
+
+from .batches import Batch
+from .objective import layer_weighted_loss
+from .optimizer import OptimizerConfig, make_optimizer
+
+Parameters = dict[str, jax.Array]
+BatchArrays = tuple[jax.Array, jax.Array, jax.Array]
+
+
+def batch_arrays(batch: Batch) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Returns source tokens, decoder inputs and targets, as compiled functions take them."""
+    return batch.source_tokens, batch.decoder_inputs, batch.targets
+
+
+def variables(parameters: Parameters) -> dict[str, Any]:
+    """Returns what `EarlyExitT5.apply` takes, of parameters by name."""
+    return {"params": flax.traverse_util.unflatten_dict(parameters, sep="/")}
+
+
+@functools.partial(jax.jit, static_argnums=(0,), static_argnames=("label_smoothing", "z_loss"))
+def loss_and_gradients(
+    model: EarlyExitT5,
+    parameters: Parameters,
+    batch: BatchArrays,
+    layers: jax.Array,
+    weights: jax.Array,
+    key: jax.Array,
+    *,
+    label_smoothing: float,
+    z_loss: float,
+) -> tuple[jax.Array, Parameters]:
+    """Returns the loss over the given layers, counted from 1, and its gradient.
+
+    Compiled once per batch shape; the update, which would take as long to compile, is compiled apart and only once.
+    """
+    source_tokens, decoder_inputs, targets = batch
+
+    def loss_of(parameters: Parameters) -> jax.Array:
+        apply = functools.partial(model.apply, variables(parameters))
+        # Two keys: the head's dropout must not repeat the stack's.
+        stack_key, head_key = jax.random.split(key)
+        states = apply(
+            source_tokens,
+            decoder_inputs,
+            deterministic=False,
+            rngs={"dropout": stack_key},
+            method="decode_teacher_forced",
+        )
+        # [layers, batch, target, width] -> [some layers, batch, target, vocabulary]
+        logits = apply(states[layers - 1], deterministic=False, rngs={"dropout": head_key}, method="head")
+        return layer_weighted_loss(logits, targets, weights, label_smoothing=label_smoothing, z_loss=z_loss)
+
+    return jax.value_and_grad(loss_of)(parameters)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def initial_optimizer_state(config: OptimizerConfig, steps: int, parameters: Parameters) -> Any:
+    """Returns the optimiser's state before the first of `steps` steps."""
+    return make_optimizer(config, steps=steps).init(parameters)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1), donate_argnums=(2, 3))
+def update(
+    config: OptimizerConfig, steps: int, parameters: Parameters, state: Any, gradients: Parameters
+) -> tuple[Parameters, Any]:
+    """Returns parameters and optimiser state after a step; the old ones are given away."""
+    updates, state = make_optimizer(config, steps=steps).update(gradients, state, parameters)
+    return optax.apply_updates(parameters, updates), state

@@ -1,0 +1,230 @@
+"""Training the exit classifier on the states of a model that stays as it is."""
+
+import dataclasses
+import functools
+import itertools
+from collections.abc import Callable, Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from calm_beam.checkpoints import FloatArrays
+from calm_beam.exits.agreement import agreement
+from calm_beam.model import EarlyExitT5, T5Config
+from calm_beam.model.network import PAD_ID
+
+from .batches import Batch, Pair, choose_shapes, count_batches, end_pairs, make_batches, numbered_batches
+from .exit_objective import OBJECTIVES, balanced_weights, decision_losses, geometric_weights, independent_weights
+from .exit_quality import ExitQuality, exit_quality
+from .logistic import LogisticFit, Rows, fit_logistic
+from .step import Parameters, batch_arrays, variables
+
+_KERNEL, _BIAS = "decoder/meta_cls/kernel", "decoder/meta_cls/bias"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ClassifierConfig:
+    """Settings of the training of an exit classifier.
+
+    Attributes:
+      steps: Batches to learn from, at most an epoch. Their states are held in memory: about
+        `batch_tokens` * (layers - 1) * width * 4 bytes each.
+      batch_tokens: Tokens of a batch on its wider side, padding included.
+      num_shapes: Most batch shapes, each of which is compiled once.
+      max_input_length: Most source tokens, eos included; longer sources are cut.
+      max_target_length: Most target tokens, eos included; longer targets are cut.
+      objective: `independent` (every layer for itself) or `geometric` (up to the first layer that agrees).
+      balance_classes: Whether both classes get the same weight in all, within each batch and layer.
+      num_logits: 2 as the released T5X code has it, or 1: the d + 1 weights of the paper. Scores are the same.
+      dtype: What the classifier will be stored in, `float32` or `float16`: it is rounded before it is measured.
+      seed: Decides which batches.
+    """
+
+    steps: int = 100
+    batch_tokens: int = 1500
+    num_shapes: int = 6
+    max_input_length: int = 128
+    max_target_length: int = 128
+    objective: str = "independent"
+    balance_classes: bool = False
+    num_logits: int = 2
+    dtype: str = "float32"
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "batch_tokens", "num_shapes"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}.")
+        for name in ("max_input_length", "max_target_length"):
+            if getattr(self, name) < 2:
+                raise ValueError(f"{name} must be at least 2 (one token and eos), got {getattr(self, name)}.")
+        if self.seed < 0:
+            raise ValueError(f"seed must be at least 0, got {self.seed}.")
+        if self.objective not in OBJECTIVES:
+            raise ValueError(f"objective must be one of {', '.join(OBJECTIVES)}; got {self.objective!r}.")
+        if self.balance_classes and self.objective != "independent":
+            raise ValueError(
+                f"balance_classes needs objective independent, got {self.objective}: leave one of them out."
+            )
+        if self.num_logits not in (1, 2):
+            raise ValueError(f"num_logits must be 1 or 2, got {self.num_logits}.")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TrainedClassifier:
+    """A model with a new exit classifier.
+
+    Attributes:
+      config: Sizes of the model.
+      arrays: All weights by name; all but the classifier's are the arrays that were given.
+      tokens: Target tokens learned from.
+      newton_steps: Steps that the fit took.
+      training_loss: The objective per target token, on the pairs learned from.
+      validation_loss: The same on the validation pairs.
+      quality: On the validation pairs, of every layer but the last.
+    """
+
+    config: T5Config
+    arrays: FloatArrays
+    tokens: int
+    newton_steps: int
+    training_loss: float
+    validation_loss: float
+    quality: tuple[ExitQuality, ...]
+
+
+def train_classifier(
+    config: ClassifierConfig,
+    model_config: T5Config,
+    arrays: FloatArrays,
+    pairs: Sequence[Pair],
+    validation_pairs: Sequence[Pair],
+    *,
+    on_progress: Callable[[int, int], None] | None = None,
+) -> TrainedClassifier:
+    """Returns the model with a classifier that tells from a layer's output whether the last layer would agree.
+
+    Inputs are the raw outputs of all layers but the last, teacher-forced on the references. The oracle's labels and the
+    states come from the model as it decodes, without dropout (the released T5X code leaves dropout on for both).
+    Since the model is frozen, they are computed once, and the classifier is fitted to them exactly, by Newton's method:
+    there is one minimum, so no rate, schedule or best checkpoint has to be chosen.
+
+    Args:
+      config: Settings.
+      model_config: Sizes of the model.
+      arrays: Its weights by name; an exit classifier among them is replaced.
+      pairs: Source and target ids to learn from, without eos; at least one.
+      validation_pairs: Pairs to measure the classifier on; at least one.
+      on_progress: Takes the number of batches done, and of all; those of both sets.
+
+    Raises:
+      ValueError: If the decoder has one layer only, so that there is nothing to decide; if a state is not finite; or if
+        classes are to be balanced where there is only one.
+
+    Source: CALM, "Local confidence measures" (early exit classifier), and appendix "Training Details of the Early Exit
+      Classifier".
+    """
+    if model_config.num_decoder_layers < 2:
+        raise ValueError("an exit classifier needs a decoder of at least 2 layers, this one has 1.")
+    frozen = {name: array for name, array in arrays.items() if name not in (_KERNEL, _BIAS)}
+    model = EarlyExitT5(dataclasses.replace(model_config, exit_classifier=config.num_logits))
+    parameters = {name: jnp.asarray(array, jnp.float32) for name, array in frozen.items()}
+    lengths = {"max_input_length": config.max_input_length, "max_target_length": config.max_target_length}
+    pairs, validation_pairs = end_pairs(pairs, **lengths), end_pairs(validation_pairs, **lengths)
+    shapes = choose_shapes([*pairs, *validation_pairs], batch_tokens=config.batch_tokens, num_shapes=config.num_shapes)
+    steps = min(config.steps, count_batches(pairs, shapes))
+    all_steps = steps + count_batches(validation_pairs, shapes)
+
+    parts, tokens = [], 0
+    for step, batch in itertools.islice(numbered_batches(pairs, shapes, seed=config.seed), steps):
+        states, agrees = (_unpadded(values, batch) for values in _states_and_labels(model, parameters, batch))
+        parts.append(_rows(config, states, agrees))
+        tokens += agrees.shape[1]
+        if on_progress is not None:
+            on_progress(step, all_steps)
+    if not any(part.weights.any() for part in parts):
+        raise ValueError(
+            "there is nothing to balance: at every layer, all tokens agree with the last layer or none does."
+        )
+    fit = fit_logistic(parts)
+    classifier = _classifier_arrays(config, fit)
+    training_loss = sum(_loss(classifier, part) for part in parts) / tokens
+
+    scores, labels, validation_loss = [], [], 0.0
+    for step, batch in enumerate(make_batches(validation_pairs, shapes), start=steps + 1):
+        padded_states, padded_agrees = _states_and_labels(model, parameters, batch)
+        labels.append(_unpadded(padded_agrees, batch))
+        scores.append(_unpadded(_exit_scores(model, classifier, padded_states), batch))
+        validation_loss += _loss(classifier, _rows(config, _unpadded(padded_states, batch), labels[-1]))
+        if on_progress is not None:
+            on_progress(step, all_steps)
+    quality = exit_quality(np.concatenate(scores, axis=1), np.concatenate(labels, axis=1))
+    return TrainedClassifier(
+        config=model.config,
+        arrays={**frozen, **classifier},
+        tokens=tokens,
+        newton_steps=fit.steps,
+        training_loss=training_loss,
+        validation_loss=validation_loss / sum(agrees.shape[1] for agrees in labels),
+        quality=quality,
+    )
+
+
+def _states_and_labels(model: EarlyExitT5, parameters: Parameters, batch: Batch) -> tuple[jax.Array, jax.Array]:
+    """Returns the outputs of all layers but the last, and whether each predicts what the last does, padding included.
+
+    Shapes (layers - 1, rows, target, width) and (layers - 1, rows, target).
+    """
+    states, agrees = _teacher_forced(model, parameters, batch_arrays(batch)[:2])
+    if not bool(jnp.all(jnp.isfinite(states))):
+        raise ValueError("the model gives states that are not finite. Check the checkpoint.")
+    return states, agrees
+
+
+@functools.partial(jax.jit, static_argnums=(0,))
+def _teacher_forced(
+    model: EarlyExitT5, parameters: Parameters, inputs: tuple[jax.Array, jax.Array]
+) -> tuple[jax.Array, jax.Array]:
+    apply = functools.partial(model.apply, variables(parameters))
+    states = apply(*inputs, method="decode_teacher_forced")
+    last_logits = apply(states[-1], method="head")
+    # One layer after the other: the logits of all at once would be most of the memory.
+    agrees = jax.lax.map(lambda state: agreement(apply(state, method="head"), last_logits) > 0, states[:-1])
+    return states[:-1], agrees
+
+
+@functools.partial(jax.jit, static_argnums=(0,))
+def _exit_scores(model: EarlyExitT5, classifier: Parameters, states: jax.Array) -> jax.Array:
+    """Returns the probabilities that serving would compute, shape of `states` without the width."""
+    return model.apply(variables(classifier), states, method="exit_score")
+
+
+def _unpadded(values: jax.Array, batch: Batch) -> np.ndarray:
+    """Returns the values at target tokens, without padding: [layers, rows, target, ...] -> [layers, tokens, ...]."""
+    return np.asarray(values)[:, batch.targets != PAD_ID]
+
+
+def _rows(config: ClassifierConfig, states: np.ndarray, agrees: np.ndarray) -> Rows:
+    """Returns the decisions of one batch, [layers - 1, tokens, width] -> [rows, width]."""
+    if config.objective == "geometric":
+        weights = geometric_weights(agrees)
+    else:
+        weights = balanced_weights(agrees) if config.balance_classes else independent_weights(agrees)
+    return Rows(features=states.reshape(-1, states.shape[-1]), labels=agrees.ravel(), weights=weights.ravel())
+
+
+def _classifier_arrays(config: ClassifierConfig, fit: LogisticFit) -> dict[str, np.ndarray]:
+    """Returns the fit as the model's parameters, rounded to the type they will be stored in."""
+    kernel, bias = fit.kernel[:, None], np.array([fit.bias])
+    if config.num_logits == 2:
+        # The difference of the two logits is the log-odds, and gradient descent from 0 would split them evenly too.
+        kernel, bias = np.concatenate([-kernel, kernel], axis=1) / 2, np.concatenate([-bias, bias]) / 2
+    return {name: array.astype(config.dtype).astype(np.float32) for name, array in ((_KERNEL, kernel), (_BIAS, bias))}
+
+
+def _loss(classifier: FloatArrays, rows: Rows) -> float:
+    """Returns the objective summed over some decisions, in float64."""
+    logits = rows.features.astype(np.float64) @ classifier[_KERNEL] + classifier[_BIAS]
+    margins = logits[:, 1] - logits[:, 0] if logits.shape[1] == 2 else logits[:, 0]
+    return float(rows.weights @ decision_losses(margins, rows.labels))

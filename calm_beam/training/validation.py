@@ -1,0 +1,62 @@
+"""How good a model is on pairs that it does not learn from."""
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+
+import jax
+import numpy as np
+
+from calm_beam.model import EarlyExitT5
+
+from .batches import BatchShape, Pair, make_batches
+from .objective import token_cross_entropy_sums
+from .step import BatchArrays, Parameters, batch_arrays, variables
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Validation:
+    """What was measured after a step.
+
+    Attributes:
+      losses: Mean cross-entropy per target token of every decoder layer, in nats; dropout, label smoothing and z-loss
+        are off.
+      score: Mean score of the full model's outputs, more is better; None where models are compared by loss.
+    """
+
+    losses: tuple[float, ...]
+    score: float | None = None
+
+    def is_better_than(self, other: "Validation") -> bool:
+        """Returns whether the score is higher, or without scores the last layer's loss lower; ties are not better."""
+        if self.score is not None and other.score is not None:
+            return self.score > other.score
+        return self.losses[-1] < other.losses[-1]
+
+
+def validation_losses(
+    model: EarlyExitT5, parameters: Parameters, pairs: Sequence[Pair], shapes: Sequence[BatchShape]
+) -> tuple[float, ...]:
+    """Returns each layer's mean cross-entropy per target token.
+
+    Args:
+      model: Sizes.
+      parameters: Weights by name.
+      pairs: At least one, eos included.
+      shapes: From `choose_shapes`, for these pairs among others.
+    """
+    sums, tokens = np.zeros(model.config.num_decoder_layers), 0
+    for batch in make_batches(pairs, shapes):
+        sums += np.asarray(_cross_entropy_sums(model, parameters, batch_arrays(batch)), np.float64)
+        tokens += batch.num_target_tokens
+    return tuple((sums / tokens).tolist())
+
+
+@functools.partial(jax.jit, static_argnums=(0,))
+def _cross_entropy_sums(model: EarlyExitT5, parameters: Parameters, batch: BatchArrays) -> jax.Array:
+    """Returns each layer's cross-entropy summed over a batch, shape (layers,)."""
+    source_tokens, decoder_inputs, targets = batch
+    apply = functools.partial(model.apply, variables(parameters))
+    states = apply(source_tokens, decoder_inputs, method="decode_teacher_forced")
+    # One layer after the other: the logits of all at once would be most of the memory.
+    return jax.lax.map(lambda state: token_cross_entropy_sums(apply(state[None], method="head"), targets)[0], states)

@@ -1,0 +1,89 @@
+"""The fit against a general-purpose minimiser, and on the awkward cases."""
+
+import numpy as np
+import pytest
+import scipy.optimize
+
+from calm_beam.training.exit_objective import decision_losses
+from calm_beam.training.logistic import LogisticFit, Rows, fit_logistic
+
+
+def _rows(seed: int = 0, *, count: int = 400, width: int = 5) -> Rows:
+    """Returns rows whose features have unlike scales and means, and are correlated."""
+    generator = np.random.default_rng(seed)
+    mixed = generator.standard_normal((count, width)) @ generator.standard_normal((width, width))
+    features = (mixed * 10.0 ** np.arange(-2, width - 2) + np.arange(width) * 30).astype(np.float32)
+    log_odds = mixed @ generator.standard_normal(width) - 0.5
+    labels = generator.random(count) < 1 / (1 + np.exp(-log_odds))
+    return Rows(features=features, labels=labels, weights=generator.random(count))
+
+
+def _loss(rows: Rows, kernel: np.ndarray, bias: float) -> float:
+    margins = rows.features.astype(np.float64) @ kernel + bias
+    return float(rows.weights @ decision_losses(margins, rows.labels) / rows.weights.sum())
+
+
+def _fitted_loss(rows: Rows, fit: LogisticFit) -> float:
+    return _loss(rows, fit.kernel, fit.bias)
+
+
+def test_the_fit_is_the_minimum() -> None:
+    """A quasi-Newton search from the fit finds nothing better, and the gradient there is nearly 0."""
+    rows = _rows()
+    fit = fit_logistic([rows])
+    scale = rows.features.std(axis=0)
+    objective = lambda theta: _loss(rows, theta[:-1] / scale, theta[-1])  # noqa: E731
+    found = scipy.optimize.minimize(objective, np.append(fit.kernel * scale, fit.bias), method="BFGS")
+    assert _fitted_loss(rows, fit) <= found.fun + 1e-6
+    assert _fitted_loss(rows, fit) < 0.8 * _loss(rows, np.zeros(5), 0.0)
+    assert fit.steps < 12
+
+
+def test_parts_and_weights_do_not_matter_by_themselves() -> None:
+    """Rows in three parts give the fit of one part; a row of weight 2 is two rows; weight 0 is none."""
+    rows = _rows()
+    whole = fit_logistic([rows])
+    cut = [
+        Rows(features=rows.features[one:two], labels=rows.labels[one:two], weights=rows.weights[one:two])
+        for one, two in ((0, 7), (7, 200), (200, 400))
+    ]
+    np.testing.assert_allclose(fit_logistic(cut).kernel, whole.kernel, rtol=1e-6)
+    counts = np.arange(400) % 3
+    weighted = fit_logistic([Rows(features=rows.features, labels=rows.labels, weights=counts.astype(np.float64))])
+    index = np.repeat(np.arange(400), counts)
+    repeated = fit_logistic(
+        [Rows(features=rows.features[index], labels=rows.labels[index], weights=np.ones(len(index)))]
+    )
+    np.testing.assert_allclose(weighted.kernel, repeated.kernel, rtol=1e-3)
+
+
+def test_scales_and_shifts_of_features_do_not_matter() -> None:
+    """Features that are rescaled and shifted, one by a million, give the same probabilities."""
+    rows = _rows()
+    fit = fit_logistic([rows])
+    scale, shift = np.array([1e3, 1e-3, -2, 0.5, 1]), np.array([0, 5, -1, 0, 64])
+    changed = Rows(
+        features=(rows.features * scale + shift).astype(np.float32), labels=rows.labels, weights=rows.weights
+    )
+    other = fit_logistic([changed])
+    margins = changed.features @ other.kernel + other.bias
+    np.testing.assert_allclose(margins, rows.features @ fit.kernel + fit.bias, atol=1e-2)
+
+
+def test_separable_classes_have_a_finite_fit() -> None:
+    """Classes that a plane separates are told apart with finite weights, in few steps."""
+    features = np.array([[-2.0], [-1.0], [1.0], [2.0]], np.float32)
+    fit = fit_logistic([Rows(features=features, labels=features[:, 0] > 0, weights=np.ones(4))])
+    assert np.all(np.isfinite(fit.kernel))
+    assert fit.steps < 50
+    assert np.all((features @ fit.kernel + fit.bias > 5) == (features[:, 0] > 0))
+
+
+@pytest.mark.parametrize("label", [True, False])
+def test_one_class_alone_is_predicted(label: bool) -> None:
+    """If all rows have one label, the fit says so for each, with finite weights; constant features do no harm."""
+    features = np.array([[1.0, 3.0], [2.0, 3.0], [3.0, 3.0]], np.float32)
+    fit = fit_logistic([Rows(features=features, labels=np.full(3, label), weights=np.ones(3))])
+    assert np.all((features @ fit.kernel + fit.bias > 5) == label)
+    assert np.all((features @ fit.kernel + fit.bias < -5) != label)
+    assert np.isfinite(fit.bias)

@@ -13,6 +13,7 @@ _CORE = [
     "apache-beam>=2.70,<2.80",
     "flax>=0.12,<0.13",
     "jax>=0.8,<0.12",
+    "ml_dtypes>=0.5,<0.7",
     "msgpack>=1.0.8,<2",
     "numpy>=2.0,<3",
     "optax>=0.2.5,<0.3",
@@ -25,12 +26,16 @@ _CORE = [
     "tensorstore>=0.1.70,<0.2",
 ]
 
+_PLOTS = ["matplotlib>=3.9,<4"]
+
 _DEV = [
+    *_PLOTS,
     "build>=1.2,<2",
     "hypothesis>=6.100,<7",
     "jsonschema>=4.20,<5",
     "mpmath>=1.3,<2",
     "mypy>=1.15,<3",
+    "orbax-checkpoint>=0.11,<0.13",
     "pytest>=8.2,<10",
     "pytest-timeout>=2.3,<3",
     "ruff>=0.15,<0.18",
@@ -62,6 +67,6 @@ setuptools.setup(
         "calm_beam": ["py.typed"],
     },
     install_requires=_CORE,
-    extras_require={"dev": _DEV},
+    extras_require={"dev": _DEV, "plots": _PLOTS},
     entry_points={"console_scripts": ["calm-beam = calm_beam.launch.cli:entry_point"]},
 )

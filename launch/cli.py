@@ -25,7 +25,9 @@ _INTERRUPTED = 130
 
 _COMMANDS = {
     "calibrate": "decode a calibration set at every threshold and write the manifest",
+    "convert": "write a model in another layout: native or T5X's",
     "decode": "write the outputs of a data set at given thresholds",
+    "evaluate": "measure what early exits do: state propagation, sensitivity to errors, trade-offs",
     "inspect": "say in words what a manifest or a checkpoint holds",
     "train": "train or fine-tune an early-exit model",
 }

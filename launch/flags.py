@@ -119,30 +119,53 @@ def whole_number(low: int) -> Callable[[str], int]:
 
 
 def add_decode_flags(parser: FlagParser, *, default_grid_step: float | None) -> None:
-    """Adds the flags that say what to decode, and how.
+    """Adds the flags that say what to decode, and how, as a pipeline.
 
     Args:
       parser: Where to.
       default_grid_step: Grid without `--thresholds`; None makes one of the two flags required.
     """
-    model = parser.add_argument_group("model and data")
-    model.add_argument(
-        "--checkpoint",
-        help="model folder: T5X checkpoint_<step>, a folder of those, or native; calibrate has an embedded model",
-    )
-    model.add_argument("--vocabulary", help="SentencePiece model; default: in or beside the checkpoint")
-    model.add_argument("--extra_ids", type=whole_number(0), default=0, help="sentinels <extra_id_0>... to add")
-    model.add_argument("--data", type=texts, help="JSONL files, .gz or not: globs, comma-separated")
-    model.add_argument("--data_format", choices=("jsonl",), default="jsonl", help="format of the data")
-    model.add_argument("--task_prefix", default="", help="put before every input")
-    model.add_argument("--max_input_length", type=whole_number(1), default=512, help="in tokens, eos included")
-    model.add_argument("--on_long", choices=("truncate", "error"), default="truncate", help="for longer inputs")
-    model.add_argument(
+    add_task_flags(parser)
+    add_exit_flags(parser, default_grid_step=default_grid_step)
+    run = parser.add_argument_group("run (Beam's own flags, such as --runner, may be added)")
+    run.add_argument(
         "--on_error",
         choices=("fail", "worst_case"),
         default="fail",
         help="for examples that cannot be decoded: end the run, or count loss 1 at every threshold",
     )
+    run.add_argument(
+        "--num_shards",
+        type=whole_number(1),
+        default=4,
+        help="parts of the data, decoded independently: several per worker",
+    )
+    run.add_argument("--overwrite", action="store_true", help="replace an earlier result")
+
+
+def add_task_flags(parser: FlagParser) -> None:
+    """Adds the flags that name model and data, and how much of them is decoded at a time."""
+    task = parser.add_argument_group("model and data")
+    task.add_argument(
+        "--checkpoint",
+        help="model folder: T5X checkpoint_<step>, a folder of those, or native; without model and data, calibrate and "
+        "evaluate use embedded ones",
+    )
+    task.add_argument("--vocabulary", help="SentencePiece model; default: in or beside the checkpoint")
+    task.add_argument("--extra_ids", type=whole_number(0), default=0, help="sentinels <extra_id_0>... to add")
+    task.add_argument("--data", type=texts, help="JSONL files, .gz or not: globs, comma-separated")
+    task.add_argument("--data_format", choices=("jsonl",), default="jsonl", help="format of the data")
+    task.add_argument("--task_prefix", default="", help="put before every input")
+    task.add_argument("--max_input_length", type=whole_number(1), default=512, help="in tokens, eos included")
+    task.add_argument("--on_long", choices=("truncate", "error"), default="truncate", help="for longer inputs")
+    task.add_argument("--max_decode_length", type=whole_number(1), default=64, help="in tokens, eos included")
+    task.add_argument(
+        "--batch_size", type=whole_number(1), default=8, help="prompts decoded together; more on an accelerator"
+    )
+
+
+def add_exit_flags(parser: FlagParser, *, default_grid_step: float | None) -> None:
+    """Adds the flags that say how tokens exit; `default_grid_step` is that of `add_decode_flags`."""
     exits = parser.add_argument_group("exits")
     exits.add_argument("--confidence", choices=CONFIDENCES, default="softmax", help="confidence measure")
     exits.add_argument("--thresholds", type=numbers, help="exit thresholds, comma-separated; instead of --grid_step")
@@ -162,18 +185,6 @@ def add_decode_flags(parser: FlagParser, *, default_grid_step: float | None) -> 
     )
     exits.add_argument("--min_exit_layer", type=whole_number(1), default=1, help="lowest layer that may exit")
     exits.add_argument("--exit_interval", type=whole_number(1), default=1, help="distance of layers that may exit")
-    exits.add_argument("--max_decode_length", type=whole_number(1), default=64, help="in tokens, eos included")
-    run = parser.add_argument_group("run (Beam's own flags, such as --runner, may be added)")
-    run.add_argument(
-        "--batch_size", type=whole_number(1), default=8, help="prompts decoded together; more on an accelerator"
-    )
-    run.add_argument(
-        "--num_shards",
-        type=whole_number(1),
-        default=4,
-        help="parts of the data, decoded independently: several per worker",
-    )
-    run.add_argument("--overwrite", action="store_true", help="replace an earlier result")
 
 
 def refuse_cloud_paths(paths: Iterable[tuple[str, str]]) -> None:

@@ -62,12 +62,15 @@ class PreparedRun:
         )
 
 
-def prepare_run(flags: argparse.Namespace, *, needs_references: bool) -> PreparedRun:
+def prepare_run(
+    flags: argparse.Namespace, *, needs_references: bool, settings: DecodeSettings | None = None
+) -> PreparedRun:
     """Returns a run whose flags, model, vocabulary and first examples have been checked.
 
     Args:
-      flags: Of `add_decode_flags`.
+      flags: Of `add_decode_flags`, or of `add_task_flags` if settings are given.
       needs_references: Whether every example must have references.
+      settings: What determines the outputs; as the flags say if omitted.
 
     Raises:
       UsageError: If anything is wrong; nothing has been written.
@@ -78,7 +81,7 @@ def prepare_run(flags: argparse.Namespace, *, needs_references: bool) -> Prepare
         raise UsageError("--data is missing: JSONL files with the examples.")
     refuse_cloud_paths([("--checkpoint", flags.checkpoint), ("--vocabulary", flags.vocabulary or "")])
     try:
-        settings = decode_settings(flags)
+        settings = settings or decode_settings(flags)
         paths = find_files("--data", flags.data)
         is_text = preview_data(paths, needs_references=needs_references)
         checkpoint = load_checkpoint(flags.checkpoint)

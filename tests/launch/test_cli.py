@@ -9,7 +9,7 @@ import pytest
 import calm_beam
 from calm_beam.launch.cli import main
 
-_COMMANDS = ("calibrate", "decode", "inspect", "train")
+_COMMANDS = ("calibrate", "convert", "decode", "evaluate", "inspect", "train")
 
 
 @pytest.mark.parametrize("argument", ["-h", "--help", "help"])

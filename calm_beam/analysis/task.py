@@ -1,0 +1,49 @@
+"""What an experiment works on: a model, prompts, and the metric that outputs are compared by."""
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+
+from calm_beam.checkpoints import Checkpoint
+from calm_beam.decoding.prompts import Prompt
+from calm_beam.metrics.registry import checked_score, get_metric
+from calm_beam.vocabulary import Vocabulary
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Task:
+    """A model, prompts and a metric.
+
+    Attributes:
+      checkpoint: The model.
+      vocabulary: Its vocabulary; None if all prompts are token ids.
+      prompts: The sample.
+      metric: Name of the metric, as in `get_metric`.
+      max_input_length: Most tokens of a prompt.
+      max_decode_length: Most tokens of an output, eos included.
+      batch_size: Prompts decoded together.
+    """
+
+    checkpoint: Checkpoint
+    vocabulary: Vocabulary | None
+    prompts: Sequence[Prompt]
+    metric: str
+    max_input_length: int
+    max_decode_length: int
+    batch_size: int
+
+    def scores(self, prompt_id: str, texts: Iterable[str], references: Sequence[str]) -> dict[str, float]:
+        """Returns the metric of each text, each distinct one scored once.
+
+        Args:
+          prompt_id: Id of the example, for messages.
+          texts: What to score.
+          references: At least one text.
+
+        Raises:
+          MetricError: If the metric fails or leaves [0, 1].
+        """
+        metric = get_metric(self.metric)
+        return {
+            text: checked_score(metric, self.metric, text, references, example_id=prompt_id)
+            for text in dict.fromkeys(texts)
+        }

@@ -1,0 +1,210 @@
+"""`calm-beam evaluate --experiment=NAME`: the paper's experiments, on a sample of prompts.
+
+With no other flags, on the embedded model and data. Writes NAME.csv, NAME.json and NAME.svg into `--output`. Decodes in
+this process: a sample is small, and its outputs are kept in memory.
+"""
+
+import argparse
+import csv
+import importlib.metadata
+import json
+import pathlib
+import platform
+import sys
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from rich.console import Console
+
+from calm_beam import __version__
+from calm_beam.analysis.sample import sampled
+from calm_beam.analysis.task import Task
+from calm_beam.decoding.generate import DecodeError
+from calm_beam.decoding.prompts import encode_prompt
+from calm_beam.demo import embedded
+from calm_beam.examples import DataError, Example
+from calm_beam.metrics.registry import MetricError, checked_score, get_metric
+from calm_beam.transforms.examples import read_examples
+
+from .evaluate_propagation import PROPAGATION
+from .evaluate_sensitivity import SENSITIVITY
+from .evaluate_tradeoff import TRADEOFF
+from .experiment import Findings
+from .flags import FlagParser, UsageError, add_task_flags, parse_own_flags, refuse_cloud_paths, whole_number
+from .plots import check_plots_available, saved_figure
+from .progress import shown_progress
+from .setup_run import PreparedRun, prepare_run
+from .staging import MANIFEST, staged
+
+_EXPERIMENTS = {"propagation": PROPAGATION, "sensitivity": SENSITIVITY, "tradeoff": TRADEOFF}
+
+
+def main(argv: Sequence[str]) -> int:
+    """Runs the command and returns its exit status."""
+    try:
+        name = _experiment_name(argv)
+        flags = parse_own_flags(_parser(name), argv)
+        if name is None:
+            raise UsageError(f"--experiment is missing: one of {', '.join(_EXPERIMENTS)}.")
+        _fill_in_defaults(flags)
+        output = _checked_output(flags, name)
+        check_plots_available()
+        # Tried on one pair of texts: a metric that cannot be called is better known before decoding.
+        checked_score(get_metric(flags.metric), flags.metric, "a text", ("a text",), example_id="of the trial")
+        experiment = _EXPERIMENTS[name]
+        run = prepare_run(flags, needs_references=False, settings=experiment.settings(flags))
+        plan = experiment.plan(flags, run)
+        examples = _read_all(run.paths)
+        task = _task(flags, run, sampled(examples, flags.max_examples))
+    except (ValueError, OSError) as error:
+        print(f"calm-beam evaluate: {error}", file=sys.stderr)
+        return 2
+    start = time.monotonic()
+    try:
+        with staged(output) as staging:
+            with shown_progress(enabled=True) as progress:
+                progress.report("read", plan.passes * len(task.prompts))
+                findings = plan.measure(task, lambda: progress.report("decoded", 1))
+            sample = _sample_in_words(task, len(examples))
+            _write(staging, name, findings, {"sample": sample, **_record(flags, run)})
+    except (DataError, DecodeError, MetricError, OSError) as error:
+        print(f"calm-beam evaluate: {error}", file=sys.stderr)
+        return 1
+    console = Console(markup=False, emoji=False)
+    for table in findings.tables:
+        console.print(table)
+    console.print(findings.notes)
+    console.print(f"{sample} {time.monotonic() - start:.0f} s.")
+    console.print(f"Files: {', '.join(str(output / file) for file in _file_names(name))}", soft_wrap=True)
+    return 0
+
+
+def _experiment_name(argv: Sequence[str]) -> str | None:
+    """Returns which experiment is asked for: that decides which other flags there are."""
+    parser = FlagParser(prog="calm-beam evaluate", add_help=False)
+    _add_experiment_flag(parser)
+    name: str | None = parser.parse_known_args(list(argv))[0].experiment
+    return name
+
+
+def _add_experiment_flag(parser: FlagParser) -> None:
+    described = "; ".join(f"{name}: {experiment.description}" for name, experiment in _EXPERIMENTS.items())
+    parser.add_argument("--experiment", choices=tuple(_EXPERIMENTS), help=described)
+
+
+def _parser(name: str | None) -> FlagParser:
+    """Returns the parser of an experiment's flags, or of those that all have."""
+    parser = FlagParser(
+        prog="calm-beam evaluate",
+        description=(__doc__ or "").split("\n\n")[0],
+        epilog="With --experiment=NAME, --help lists the flags of that experiment too.",
+    )
+    _add_experiment_flag(parser)
+    add_task_flags(parser)
+    run = parser.add_argument_group("run")
+    run.add_argument("--metric", help="rouge_l (default), rouge_l_unicode, token_f1, exact_match, module:function")
+    run.add_argument(
+        "--max_examples", type=whole_number(1), default=200, help="size of the sample, drawn by a hash of the ids"
+    )
+    run.add_argument("--output", default="evaluation", help="directory for table and plot")
+    run.add_argument("--overwrite", action="store_true", help="replace an earlier result of this experiment")
+    if name is not None:
+        _EXPERIMENTS[name].add_flags(parser)
+    return parser
+
+
+def _fill_in_defaults(flags: argparse.Namespace) -> None:
+    """Sets what the user left open: the embedded task where neither model nor data were named."""
+    if flags.checkpoint is None and flags.data is None:
+        print("no --checkpoint and no --data: the embedded model on the embedded data", file=sys.stderr)
+        flags.checkpoint = str(embedded.MODEL)
+        flags.data = (str(embedded.CALIBRATION_SET),)
+        flags.metric = flags.metric or "rouge_l_unicode"
+    flags.metric = flags.metric or "rouge_l"
+
+
+def _checked_output(flags: argparse.Namespace, name: str) -> pathlib.Path:
+    refuse_cloud_paths([("--output", flags.output)])
+    output = pathlib.Path(flags.output).resolve()
+    if output.exists() and not output.is_dir():
+        raise UsageError(f"--output {output}: is a file, expected a directory.")
+    if (output / MANIFEST).exists():
+        raise UsageError(f"--output {output}: holds a calibration. Choose another directory.")
+    found = [file for file in _file_names(name) if (output / file).exists()]
+    if found and not flags.overwrite:
+        raise UsageError(f"--output {output}: holds {found[0]} already. Choose another directory, or pass --overwrite.")
+    return output
+
+
+def _read_all(paths: Sequence[str]) -> list[Example]:
+    """Returns the examples of all files, each id of its own once, and with references either all or none."""
+    examples = [example for index, path in enumerate(paths) for example in read_examples(path, file_index=index)]
+    seen: dict[str, Example] = {}
+    for example in examples:
+        other = seen.setdefault(example.id, example)
+        if other is not example and (example.has_own_id or other.has_own_id):
+            places = " and ".join(f"{paths[each.file_index]}, line {each.line}" for each in (other, example))
+            raise DataError(f"id {example.id!r} occurs twice ({places}). Ids must be unique.")
+        if bool(example.references) != bool(examples[0].references):
+            raise DataError(
+                f"example {example.id} has {'' if example.references else 'no '}references, example {examples[0].id} "
+                "differs: a mean over some of them would be of another sample. Give all examples references, or none."
+            )
+    return examples
+
+
+def _task(flags: argparse.Namespace, run: PreparedRun, examples: Sequence[Example]) -> Task:
+    vocab_size = run.checkpoint.config.vocab_size
+    prompts = [
+        encode_prompt(example, run.vocabulary, run.settings, vocab_size=vocab_size, on_long=flags.on_long)
+        for example in examples
+    ]
+    return Task(
+        checkpoint=run.checkpoint,
+        vocabulary=run.vocabulary,
+        prompts=prompts,
+        metric=flags.metric,
+        max_input_length=flags.max_input_length,
+        max_decode_length=flags.max_decode_length,
+        batch_size=flags.batch_size,
+    )
+
+
+def _sample_in_words(task: Task, total: int) -> str:
+    used = len(task.prompts)
+    which = "all examples" if used == total else f"of {total} examples, those whose ids have the smallest hashes"
+    cut = sum(prompt.truncated for prompt in task.prompts)
+    return f"{used} prompts: {which}; {cut} cut."
+
+
+def _record(flags: argparse.Namespace, run: PreparedRun) -> dict[str, Any]:
+    """Returns what it takes to measure the same again."""
+    packages = ("jax", "flax", "numpy", "rouge-score", "sentencepiece")
+    left_out = ("default_grid_step", "experiment", "output", "overwrite")
+    return {
+        "flags": {name: value for name, value in sorted(vars(flags).items()) if name not in left_out},
+        "model": {"fingerprint": run.model_fingerprint, "layers": run.checkpoint.config.num_decoder_layers},
+        "vocabulary": run.vocabulary.fingerprint if run.vocabulary else None,
+        "software": {
+            "calm-beam": __version__,
+            "python": platform.python_version(),
+            **{package: importlib.metadata.version(package) for package in packages},
+        },
+    }
+
+
+def _file_names(name: str) -> tuple[str, ...]:
+    return tuple(f"{name}.{suffix}" for suffix in ("csv", "json", "svg"))
+
+
+def _write(directory: pathlib.Path, name: str, findings: Findings, record: dict[str, Any]) -> None:
+    table, content, plot = (directory / file for file in _file_names(name))
+    with open(table, "w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, fieldnames=list(findings.rows[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(findings.rows)
+    text = json.dumps({"experiment": name, **record, "rows": findings.rows}, ensure_ascii=False, indent=1)
+    content.write_text(text + "\n", encoding="utf-8")
+    with saved_figure(plot) as figure:
+        findings.draw(figure)

@@ -1,0 +1,46 @@
+"""Figures as SVG files."""
+
+import contextlib
+import importlib.util
+import pathlib
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from .flags import UsageError
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+# Told apart by readers who are colour-blind too (Okabe and Ito, "Color universal design", 2008).
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
+BLACK, GREY = "#000000", "#777777"
+
+
+def check_plots_available() -> None:
+    """Raises `UsageError` if matplotlib is not installed."""
+    if importlib.util.find_spec("matplotlib") is None:
+        raise UsageError("plots need matplotlib, which is not installed: pip install 'calm-beam[plots]'.")
+
+
+@contextlib.contextmanager
+def saved_figure(path: pathlib.Path, *, width: float = 7.0, height: float = 4.0) -> "Iterator[Figure]":
+    """Gives an empty figure, in inches, and writes it as SVG once the block has drawn on it.
+
+    Equal figures give equal files.
+    """
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    # Ids in the file come from its content, not from a random draw.
+    with matplotlib.rc_context({"svg.hashsalt": "calm-beam", "font.size": 9.0}):
+        figure = Figure(figsize=(width, height), layout="constrained")
+        yield figure
+        figure.savefig(path, format="svg", metadata={"Date": None})
+
+
+def tidy(axes: "Axes") -> None:
+    """Takes away the frame above and to the right, and lays a light grid behind the data."""
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(color="#e5e5e5", linewidth=0.6)
+    axes.set_axisbelow(True)

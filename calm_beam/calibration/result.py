@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from calm_beam.manifest import Calibration, PathEntry
 from calm_beam.risk.fixed_point import loss_sum_upper
-from calm_beam.risk.fixed_sequence import FixedSequenceResult, fixed_sequence_test
+from calm_beam.risk.fwer import fixed_sequence_test
 from calm_beam.risk.pvalues import P_VALUES
 
 from .specs import Spec, objectives_of
@@ -75,7 +75,7 @@ def risk_rows(
         index = objectives.index(spec.objective)
         sums = totals.risk.loss_sums[index]
         p_values = P_VALUES[p_value](loss_sum_upper(sums), n=totals.risk.n, delta=spec.delta)
-        test: FixedSequenceResult = fixed_sequence_test(p_values, epsilon=spec.epsilon)
+        test = fixed_sequence_test(p_values, epsilon=spec.epsilon)
         rows.extend(
             RiskRow(
                 consistency=spec.objective.consistency,
@@ -87,8 +87,8 @@ def risk_rows(
                 loss_sum=int(sums[place]),
                 risk=float(risks[index, place]),
                 p_value=float(p_values[place]),
-                tested=place < test.num_tested,
-                rejected=place < test.num_rejected,
+                tested=bool(test.tested[place]),
+                rejected=bool(test.rejected[place]),
                 layers=layers[place],
             )
             for place, threshold in enumerate(thresholds)

@@ -3,7 +3,7 @@
 import subprocess
 import sys
 
-_MODULES = "calm_beam.risk.totals, calm_beam.risk.pvalues, calm_beam.risk.fixed_sequence, calm_beam.risk.losses"
+_MODULES = "calm_beam.risk.totals, calm_beam.risk.pvalues, calm_beam.risk.fwer, calm_beam.risk.losses"
 _ABSENT = ("jax", "flax", "apache_beam", "rouge_score", "scipy.stats")
 
 

@@ -12,7 +12,7 @@ import pytest
 from scipy import stats
 
 from calm_beam.risk.fixed_point import loss_sum_upper, to_fixed_point
-from calm_beam.risk.fixed_sequence import fixed_sequence_test
+from calm_beam.risk.fwer import fixed_sequence_test
 from calm_beam.risk.pvalues import P_VALUES, PValue
 
 _EPSILON = 0.05
@@ -61,7 +61,7 @@ def _num_misses(world: World, p_values_of: Callable[[np.ndarray], np.ndarray], *
     misses = 0
     for _ in range(_TRIALS):
         result = fixed_sequence_test(p_values_of(world(rng, n, delta)), epsilon=_EPSILON)
-        misses += result.num_rejected > _FIRST_NULL
+        misses += result.rejected[_FIRST_NULL]
     return misses
 
 
@@ -90,7 +90,7 @@ def test_the_test_has_power() -> None:
     p_values_of = _as_in_production(P_VALUES["hoeffding_bentkus"], n=n, delta=delta)
     rng = np.random.default_rng(20220714)
     runs = [fixed_sequence_test(p_values_of(_beta(rng, n, delta)), epsilon=_EPSILON) for _ in range(500)]
-    assert np.mean([run.num_rejected == _FIRST_NULL for run in runs]) > 0.5
+    assert np.mean([run.last_rejected() == _FIRST_NULL - 1 for run in runs]) > 0.5
 
 
 @pytest.mark.slow

@@ -4,9 +4,9 @@ import dataclasses
 from collections.abc import Sequence
 
 from calm_beam.manifest import Calibration, PathEntry
-from calm_beam.risk.fixed_point import loss_sum_upper
 from calm_beam.risk.fwer import fixed_sequence_test
-from calm_beam.risk.pvalues import P_VALUES
+from calm_beam.risk.pvalues import P_VALUES, Evidence
+from calm_beam.risk.statistics import Loss
 
 from .specs import Spec, objectives_of
 from .totals import CalibrationTotals
@@ -74,7 +74,8 @@ def risk_rows(
     for spec in specs:
         index = objectives.index(spec.objective)
         sums = totals.risk.loss_sums[index]
-        p_values = P_VALUES[p_value](loss_sum_upper(sums), n=totals.risk.n, delta=spec.delta)
+        evidence = Evidence(n=totals.risk.n, sums={Loss(): sums})
+        p_values = P_VALUES[p_value].p_values(evidence, spec.delta)
         test = fixed_sequence_test(p_values, epsilon=spec.epsilon)
         rows.extend(
             RiskRow(

@@ -2,8 +2,8 @@
 
 import numpy as np
 
-from calm_beam.risk.evidence import Evidence
-from calm_beam.risk.fixed_point import LOSS_SCALE, to_signed_fixed_point
+from calm_beam.risk.evidence import EvidenceError
+from calm_beam.risk.in_memory import p_values_of
 from calm_beam.risk.pvalues import P_VALUES
 
 
@@ -18,12 +18,7 @@ def registered_p_values(name: str, losses: np.ndarray, *, delta: float) -> np.nd
     Returns:
       Shape (...); None if this p-value is for losses of 0 and 1, and there are others.
     """
-    method = P_VALUES[name]
-    fixed = to_signed_fixed_point(losses)
-    if not method.takes_signed:
-        fixed = np.maximum(fixed, 0)
-    if name == "exact_binomial" and not np.isin(fixed, (0, LOSS_SCALE)).all():
+    try:
+        return p_values_of(losses if P_VALUES[name].takes_signed else np.maximum(losses, 0), p_value=name, delta=delta)
+    except EvidenceError:
         return None
-    sums = {statistic: statistic.of(fixed).sum(axis=0) for statistic in method.statistics(delta)}
-    evidence = Evidence(n=len(fixed), sums=sums, table=fixed if method.needs_table else None)
-    return method.p_values(evidence, delta)

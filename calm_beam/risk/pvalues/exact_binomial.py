@@ -37,7 +37,7 @@ def exact_binomial_p_value(loss_sum: ArrayLike, *, n: int, delta: float) -> np.n
     is_whole = sums == np.floor(sums)
     if not is_whole.all():
         raise ValueError(
-            f"loss_sum must hold whole numbers, got {float(sums[~is_whole].flat[0])}. The binomial p-value is for losses "
-            "of 0 and 1 only; for others use hoeffding_bentkus."
+            f"loss_sum must hold whole numbers, got {float(sums[~is_whole].flat[0])}. The binomial p-value is for "
+            "losses of 0 and 1 only; for others use hoeffding_bentkus."
         )
     return binomial_cdf(sums, n, delta)

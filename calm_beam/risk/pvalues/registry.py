@@ -6,30 +6,16 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from calm_beam.risk.fixed_point import LOSS_SCALE, loss_sum_upper
+from calm_beam.risk.evidence import Evidence, EvidenceError
+from calm_beam.risk.fixed_point import loss_sum_upper
 from calm_beam.risk.statistics import IsFraction, LogCapital, Loss, SquaredLoss, Statistic
 
 from .empirical_bernstein import empirical_bernstein_p_value
 from .exact_binomial import exact_binomial_p_value
 from .hoeffding import hoeffding_p_value
 from .hoeffding_bentkus import hoeffding_bentkus_p_value
-from .signed_mixture import BET_SHARES, mixture_p_value
-from .wsr import wsr_p_value
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Evidence:
-    """What was gathered about one loss over the calibration set.
-
-    Attributes:
-      n: Number of independent units: examples, or clusters of them.
-      sums: For each statistic that was asked for, its sums; shape (thresholds,), int64.
-      table: Losses in betting order, shape (n, thresholds), int64 in units of 2^-32; None unless it was asked for.
-    """
-
-    n: int
-    sums: Mapping[Statistic, np.ndarray]
-    table: np.ndarray | None = None
+from .signed_mixture import BETS, mixture_p_value
+from .wsr import table_p_value
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -60,9 +46,9 @@ def _hoeffding_bentkus(evidence: Evidence, delta: float) -> np.ndarray:
 def _exact_binomial(evidence: Evidence, delta: float) -> np.ndarray:
     fractions = int(evidence.sums[IsFraction()].max())
     if fractions:
-        raise ValueError(
-            f"exact_binomial is for losses of 0 and 1 only, but at one threshold {fractions} of {evidence.n} losses are "
-            "in between. Calibrate anew with hoeffding_bentkus, or with a metric such as exact_match."
+        raise EvidenceError(
+            f"exact_binomial is for losses of 0 and 1 only, but at one threshold {fractions} of {evidence.n} losses "
+            "lie in between. Take hoeffding_bentkus, or a metric such as exact_match."
         )
     return exact_binomial_p_value(_upper(evidence, Loss()), n=evidence.n, delta=delta)
 
@@ -73,7 +59,7 @@ def _empirical_bernstein(evidence: Evidence, delta: float) -> np.ndarray:
 
 
 def _bets(delta: float) -> tuple[LogCapital, ...]:
-    return tuple(LogCapital(delta=delta, share=share) for share in BET_SHARES)
+    return tuple(LogCapital(delta=delta, share=share) for share in BETS)
 
 
 def _signed_mixture(evidence: Evidence, delta: float) -> np.ndarray:
@@ -82,7 +68,7 @@ def _signed_mixture(evidence: Evidence, delta: float) -> np.ndarray:
 
 def _wsr(evidence: Evidence, delta: float) -> np.ndarray:
     assert evidence.table is not None
-    return wsr_p_value(evidence.table / LOSS_SCALE, delta=delta)
+    return table_p_value(evidence.table, delta=delta)
 
 
 def _upper(evidence: Evidence, statistic: Statistic) -> np.ndarray:

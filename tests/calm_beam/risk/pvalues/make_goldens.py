@@ -1,6 +1,6 @@
-"""Writes `pvalue_goldens.json`: p-values in 60-digit arithmetic, from their textbook formulas.
+"""Writes `goldens.json`: p-values in 60-digit arithmetic, from their textbook formulas.
 
-    python -m tests.calm_beam.risk.make_pvalue_goldens
+    python -m tests.calm_beam.risk.pvalues.make_goldens
 
 Nothing of the package is used. Inputs are float64 values, exactly as the p-value functions get them: `total` is the
 exact decimal expansion of one (a multiple of 2^-32, as all our loss sums are), `delta` the shortest text that
@@ -15,7 +15,7 @@ from fractions import Fraction
 
 import mpmath
 
-OUTPUT = pathlib.Path(__file__).with_name("pvalue_goldens.json")
+OUTPUT = pathlib.Path(__file__).with_name("goldens.json")
 
 _SCALE = 2**32
 _DIGITS = 60
@@ -116,7 +116,7 @@ def main() -> None:
     """Writes the file beside this script, one row per line."""
     with mpmath.workdps(_DIGITS):
         lines = ",\n".join(json.dumps(row) for row in rows())
-    about = "p-values in 60-digit arithmetic; made by make_pvalue_goldens.py, which says what the columns are"
+    about = "p-values in 60-digit arithmetic; made by make_goldens.py, which says what the columns are"
     OUTPUT.write_text(f'{{"about": {json.dumps(about)}, "rows": [\n{lines}\n]}}\n', encoding="utf-8")
 
 

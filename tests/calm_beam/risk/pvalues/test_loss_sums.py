@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from calm_beam.risk.pvalues import exact_binomial_p_value, hoeffding_bentkus_p_value, hoeffding_p_value
 
-_GOLDENS = pathlib.Path(__file__).with_name("pvalue_goldens.json")
+_GOLDENS = pathlib.Path(__file__).with_name("goldens.json")
 _EXTERNAL = os.environ.get("CALM_BEAM_GOLDENS")
 _COLUMNS = {
     "hoeffding": hoeffding_p_value,
@@ -155,7 +155,7 @@ def test_n_is_checked(p_value: PValue) -> None:
     with pytest.raises(ValueError, match=re.escape("n must be at least 1, got 0. Is the calibration set empty?")):
         p_value([0.0], n=0, delta=0.1)
     with pytest.raises(TypeError, match=re.escape("n must be an integer, got 10.0.")):
-        p_value([0.0], n=10.0, delta=0.1)  # type: ignore[arg-type]
+        p_value([0.0], n=10.0, delta=0.1)
 
 
 @all_p_values

@@ -67,6 +67,7 @@ _SCHEMA = pyarrow.schema(
         ("input", pyarrow.string()),
         ("input_ids", pyarrow.list_(pyarrow.int32())),
         ("references", pyarrow.list_(pyarrow.string())),
+        ("cluster", pyarrow.string()),
         ("file_index", pyarrow.int32()),
         ("line", pyarrow.int64()),
         ("truncated", pyarrow.bool_()),

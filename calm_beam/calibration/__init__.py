@@ -1,5 +1,7 @@
 """From generations to calibrated thresholds: losses, totals, tests."""
 
+from .layout import Layout as Layout
+from .plan import Plan as Plan
 from .record import RunRecord as RunRecord
 from .result import RiskRow as RiskRow
 from .result import calibrate as calibrate

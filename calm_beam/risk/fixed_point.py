@@ -104,29 +104,6 @@ def loss_sum_upper(totals: ArrayLike) -> np.ndarray:
     return np.asarray(np.where(was_rounded_down, np.nextafter(nearest, np.inf), nearest) / LOSS_SCALE)
 
 
-def loss_sum_ceil(totals: ArrayLike) -> np.ndarray:
-    """Returns the least integer that is at least the loss sum, in integer arithmetic throughout.
-
-    Args:
-      totals: Any shape, integers: sums of `to_fixed_point` or `to_signed_fixed_point` values.
-
-    Returns:
-      The same shape, int64.
-
-    Raises:
-      TypeError: If `totals` does not hold integers.
-      ValueError: If a total is outside the int64 range.
-
-    Source: ours; see the module docstring.
-
-    >>> loss_sum_ceil([0, 1, LOSS_SCALE, LOSS_SCALE + 1])
-    array([0, 1, 1, 2])
-    """
-    # The shift rounds towards minus infinity, so that of the negated total rounds the sum up. Adding
-    # LOSS_SCALE - 1 instead could overflow.
-    return np.asarray(-((-_require_totals(totals)) >> _FRACTION_BITS))
-
-
 def _rounded_up(losses: np.ndarray) -> np.ndarray:
     # Multiplying by a power of two is exact (only the exponent moves), so `ceil` sees the true value.
     return np.asarray(np.ceil(losses * LOSS_SCALE).astype(np.int64))

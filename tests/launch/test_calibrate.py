@@ -94,7 +94,8 @@ def test_end_to_end(
 def test_manifest_records_what_was_asked(model: pathlib.Path, data: pathlib.Path, tmp_path: pathlib.Path) -> None:
     """Flags that change a token, and the data's patterns as given, stand in the manifest."""
     flags = ("--schedule=decay", "--tau=4", "--min_exit_layer=2", "--exit_interval=2", "--p_value=hoeffding")
-    assert _calibrate(model, data, tmp_path / "out", *flags, "--state_propagation=from_first_exit") == 0
+    more = ("--state_propagation=from_first_exit", "--risk_loss=relu", "--procedure=holm", "--seed=5")
+    assert _calibrate(model, data, tmp_path / "out", *flags, *more) == 0
     manifest = read_manifest(tmp_path / "out" / "manifest.json")
     decode = manifest.decode
     assert (decode.schedule, decode.tau, decode.min_exit_layer, decode.exit_interval) == ("decay", 4.0, 2, 2)
@@ -102,7 +103,13 @@ def test_manifest_records_what_was_asked(model: pathlib.Path, data: pathlib.Path
     assert (decode.max_input_length, decode.max_decode_length) == (32, 6)
     assert manifest.data.patterns == (str(data),)
     assert manifest.model.layers == 4
-    assert {entry.p_value for entry in manifest.calibrations} == {"hoeffding"}
+    assert {(entry.p_value, entry.procedure) for entry in manifest.calibrations} == {("hoeffding", "holm")}
+    assert [entry.loss for entry in manifest.calibrations] == ["dissimilarity"] * 2 + ["relu"] * 2
+    assert manifest.plan is not None
+    assert manifest.plan.salt == "calm-beam/5"
+    assert manifest.plan.thresholds == SETTINGS.thresholds
+    (outputs,) = (tmp_path / "out" / "generations").iterdir()
+    assert manifest.plan.outputs == outputs.name
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", manifest.created)
     assert {"calm-beam", "python", "jax", "apache-beam"} <= manifest.software.keys()
 

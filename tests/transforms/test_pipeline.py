@@ -9,9 +9,9 @@ from collections.abc import Sequence
 
 import pytest
 
-from calm_beam.calibration import CalibrationTotals, RiskRow, calibrate, risk_rows, score_generation
+from calm_beam.calibration import CalibrationTotals, Plan, RiskRow, calibrate, risk_rows, score_generation
 from calm_beam.calibration.risk_table import risk_table_text
-from calm_beam.calibration.specs import all_specs, objectives_of
+from calm_beam.calibration.specs import all_specs
 from calm_beam.checkpoints import CheckpointError, load_checkpoint
 from calm_beam.decoding.generate import DecodeError
 from calm_beam.decoding.prompts import encode_prompt
@@ -63,8 +63,9 @@ def _plainly(model: pathlib.Path, paths: Sequence[str]) -> _Plain:
         batch_size=BATCH_SIZE,
     )
     examples = [example for i, path in enumerate(paths) for example in read_examples(path, file_index=i)]
-    objectives = objectives_of(SPECS)
-    totals = CalibrationTotals.zero(objectives=len(objectives), thresholds=len(SETTINGS.thresholds))
+    plan = Plan.of(SPECS, SETTINGS, model="m", vocabulary=None)
+    layout = plan.layout()
+    totals = CalibrationTotals.zero(layout)
     ids: collections.Counter[str] = collections.Counter()
     prompts_seen = set()
     generations = {}
@@ -95,11 +96,11 @@ def _plainly(model: pathlib.Path, paths: Sequence[str]) -> _Plain:
         )
         prompts_seen.add(prompt.ids)
         generations[example.id] = generation
-        losses = score_generation(generation, objectives, METRICS, num_thresholds=len(SETTINGS.thresholds))
-        totals = totals.merge(CalibrationTotals.of(generation, losses))
-    rows = risk_rows(totals, SPECS, thresholds=SETTINGS.thresholds, p_value="hoeffding_bentkus", num_layers=4)
-    entries = calibrate(rows, specs=SPECS, p_value="hoeffding_bentkus", num_layers=4)
-    return _Plain(generations, totals, rows, entries)
+        losses = score_generation(generation, layout.objectives, METRICS, num_thresholds=layout.thresholds)
+        totals = totals.merge(CalibrationTotals.of_examples([generation], layout))
+        totals = totals.merge(CalibrationTotals.of_losses([example.id], losses[None], layout, salt=plan.salt))
+    rows = risk_rows(totals, plan, num_layers=4)
+    return _Plain(generations, totals, rows, calibrate(rows, plan, num_layers=4))
 
 
 def _check_equal(output: pathlib.Path, model: pathlib.Path, paths: Sequence[str]) -> None:

@@ -3,7 +3,9 @@
 import subprocess
 import sys
 
-_MODULES = "calm_beam.risk.totals, calm_beam.risk.pvalues, calm_beam.risk.fwer, calm_beam.risk.losses"
+_MODULES = ", ".join(
+    f"calm_beam.risk.{name}" for name in ("totals", "loss_table", "clusters", "pvalues", "fwer", "losses")
+)
 _ABSENT = ("jax", "flax", "apache_beam", "rouge_score", "scipy.stats")
 
 

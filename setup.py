@@ -25,7 +25,10 @@ _CORE = [
     "tensorstore>=0.1.70,<0.2",
 ]
 
+_PLOTS = ["matplotlib>=3.9,<4"]
+
 _DEV = [
+    *_PLOTS,
     "build>=1.2,<2",
     "hypothesis>=6.100,<7",
     "jsonschema>=4.20,<5",
@@ -62,6 +65,6 @@ setuptools.setup(
         "calm_beam": ["py.typed"],
     },
     install_requires=_CORE,
-    extras_require={"dev": _DEV},
+    extras_require={"dev": _DEV, "plots": _PLOTS},
     entry_points={"console_scripts": ["calm-beam = calm_beam.launch.cli:entry_point"]},
 )

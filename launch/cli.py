@@ -29,6 +29,7 @@ _COMMANDS = {
     "decode": "write the outputs of a data set at given thresholds",
     "inspect": "say in words what a manifest or a checkpoint holds",
     "monitor": "watch the losses of a model in service, and raise an alarm when they exceed the bound",
+    "plan": "say how many examples a calibration needs",
     "train": "train or fine-tune an early-exit model",
 }
 

@@ -206,7 +206,8 @@ class _Session:
             watched += f", mean {monitor.mean_loss:.4f}"
         if monitor.alarm_at:
             return (
-                f"{watched}.\nALARM at loss {monitor.alarm_at}: the risk has exceeded delta {entry.delta:g}. If it "
-                f"never had, the chance of this would be at most {monitor.alpha:g}. Serve the full model and calibrate anew."
+                f"{watched}.\nALARM at loss {monitor.alarm_at}: the risk has exceeded delta {entry.delta:g}. "
+                f"If it never had, the chance of this would be at most {monitor.alpha:g}. Serve the full model, and "
+                "calibrate anew."
             )
         return f"{watched}.\nNo alarm: the evidence stands at {monitor.capital:.3g}; {1 / monitor.alpha:g} raises it."

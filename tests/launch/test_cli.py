@@ -15,6 +15,7 @@ _COMMANDS = {
     "decode": "--checkpoint",
     "inspect": "--checkpoint",
     "monitor": "--losses",
+    "plan": "--risk_guess",
     "train": "--checkpoint",
 }
 

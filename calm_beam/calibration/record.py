@@ -4,14 +4,13 @@ import dataclasses
 
 from calm_beam.decoding.settings import DTYPE, DecodeSettings
 from calm_beam.manifest import (
-    GUARANTEE,
     Calibration,
     DataRecord,
     DecodeRecord,
     Manifest,
     ModelRecord,
     VocabularyRecord,
-    joint_guarantee,
+    guarantee_in_words,
 )
 
 from .plan import Plan
@@ -82,6 +81,6 @@ class RunRecord:
             ),
             plan=planned,
             calibrations=calibrations,
-            guarantee=GUARANTEE if plan.joint_epsilon is None else joint_guarantee(plan.joint_epsilon),
+            guarantee=guarantee_in_words(joint_epsilon=plan.joint_epsilon, cluster_key=plan.cluster_key),
             software=self.software,
         )

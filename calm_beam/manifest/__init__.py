@@ -8,7 +8,7 @@ other are enforced by the records.
 from ._checks import ManifestError as ManifestError
 from ._manifest import GUARANTEE as GUARANTEE
 from ._manifest import Manifest as Manifest
-from ._manifest import joint_guarantee as joint_guarantee
+from ._manifest import guarantee_in_words as guarantee_in_words
 from ._plan import PlannedTest as PlannedTest
 from ._plan import PlanRecord as PlanRecord
 from ._record import SCHEMA as SCHEMA

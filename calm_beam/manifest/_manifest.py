@@ -17,13 +17,26 @@ GUARANTEE = (
 )
 
 
-def joint_guarantee(epsilon: float) -> str:
-    """Returns what is promised where all entries hold together, with probability at least 1 - epsilon."""
-    return (
-        f"All calibration entries hold together: with probability at least 1 - {epsilon:g} over the draw of the "
-        "calibration set, the expected loss at the threshold of every entry is at most that entry's delta, "
-        f"{_DRAWS}. Each alone holds with probability at least 1 - its own epsilon."
-    )
+def guarantee_in_words(*, joint_epsilon: float | None = None, cluster_key: str | None = None) -> str:
+    """Returns what a manifest promises.
+
+    Args:
+      joint_epsilon: Probability with which any entry may be broken, if they hold together; None if each alone.
+      cluster_key: Field of a data row that names its cluster, if clusters are the independent units.
+    """
+    promise = GUARANTEE
+    if joint_epsilon is not None:
+        promise = (
+            f"All calibration entries hold together: with probability at least 1 - {joint_epsilon:g} over the draw of "
+            "the calibration set, the expected loss at the threshold of every entry is at most that entry's delta, "
+            f"{_DRAWS}. Each alone holds with probability at least 1 - its own epsilon."
+        )
+    if cluster_key is not None:
+        promise += (
+            f" A prompt is drawn here by drawing a cluster, which {cluster_key} names, and then one of its prompts: "
+            "clusters are what must be drawn independently, and every cluster weighs the same."
+        )
+    return promise
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -114,6 +114,42 @@ def test_manifest_records_what_was_asked(model: pathlib.Path, data: pathlib.Path
     assert {"calm-beam", "python", "jax", "apache-beam"} <= manifest.software.keys()
 
 
+def test_joint_guarantee(
+    model: pathlib.Path, data: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With --joint the four entries share epsilon, and manifest and terminal say that they hold together."""
+    assert _calibrate(model, data, tmp_path / "out", "--joint") == 0
+    manifest = read_manifest(tmp_path / "out" / "manifest.json")
+    assert [entry.epsilon for entry in manifest.calibrations] == [0.025] * 4
+    assert manifest.plan is not None
+    assert manifest.plan.joint_epsilon == 0.1
+    assert manifest.guarantee.startswith("All calibration entries hold together: with probability at least 1 - 0.1 ")
+    assert manifest.guarantee in " ".join(capsys.readouterr().out.split())
+
+
+def test_clusters(model: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """With --cluster_key the tests count clusters, and manifest and terminal say so."""
+    rows = [{**row, "page": index // 5} for index, row in enumerate(id_rows(30))]
+    data = write_rows(tmp_path / "rows.jsonl", rows)
+    assert _calibrate(model, data, tmp_path / "out", "--cluster_key=page", "--p_value=wsr") == 0
+    manifest = read_manifest(tmp_path / "out" / "manifest.json")
+    assert (manifest.data.examples, manifest.data.clusters) == (30, 6)
+    assert {row["n"] for row in _table(tmp_path / "out")} == {"6"}
+    assert "30 examples in 6 clusters in" in capsys.readouterr().out
+
+
+def test_fractions_are_refused_by_the_binomial_test(
+    model: pathlib.Path, data: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Losses between 0 and 1 end a run that planned the binomial p-value, in words and without a manifest."""
+    flags = ("--p_value=exact_binomial", "--risk_loss=relu")
+    assert _calibrate(model, data, tmp_path / "out", *flags) == 1
+    message = capsys.readouterr().err.splitlines()[-1]
+    assert message.startswith("calm-beam calibrate: exact_binomial is for losses of 0 and 1 only, but at one threshold")
+    assert not (tmp_path / "out").exists()
+    assert _calibrate(model, data, tmp_path / "out", *flags, "--metric=exact_match") == 0
+
+
 def test_an_earlier_result_is_kept(
     model: pathlib.Path, data: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -14,7 +14,7 @@ from calm_beam.manifest import (
     ManifestError,
     ModelRecord,
     VocabularyRecord,
-    joint_guarantee,
+    guarantee_in_words,
     read_manifest,
     write_manifest,
 )
@@ -118,7 +118,7 @@ def test_a_joint_guarantee_is_said() -> None:
     specs = all_specs(consistencies=("textual",), metrics=("token_f1",), deltas=(0.3, 0.9), epsilons=(0.1,), joint=True)
     plan = Plan.of(specs, _RECORD.settings, model="sha256:aa", vocabulary=None, joint_epsilon=0.1)
     manifest = _manifest(_totals(plan), plan)
-    assert manifest.guarantee == joint_guarantee(0.1)
+    assert manifest.guarantee == guarantee_in_words(joint_epsilon=0.1)
     assert "hold together: with probability at least 1 - 0.1 over" in manifest.guarantee
     assert manifest.plan is not None
     assert manifest.plan.joint_epsilon == 0.1
@@ -133,4 +133,7 @@ def test_clusters_are_counted() -> None:
     units = CalibrationTotals.of_losses(["a", "b"], to_fixed_point([[[0.0, 0.5]]] * 2), layout, salt=plan.salt)
     manifest = _manifest(examples.merge(units), plan)
     assert (manifest.data.examples, manifest.data.clusters) == (12, 2)
+    assert manifest.guarantee == guarantee_in_words(cluster_key="paragraph")
+    assert manifest.guarantee.startswith(GUARANTEE)
+    assert "drawing a cluster, which paragraph names, and then one of its prompts" in manifest.guarantee
     assert {step.n for entry in manifest.calibrations for step in entry.path} == {2}

@@ -112,5 +112,15 @@ def read_generations(path: str | os.PathLike[str]) -> Iterator[Generation]:
                 yield Generation(example=Example(**example), outputs=outputs, **row)
 
 
+def stored_prompts(path: str | os.PathLike[str]) -> set[tuple[str | None, tuple[int, ...] | None]]:
+    """Returns the prompts of one shard, as pairs of text and token ids, one of which is None.
+
+    Args:
+      path: A file of `write_generations`.
+    """
+    table = pyarrow.parquet.read_table(path, columns=["input", "input_ids"])
+    return {(row["input"], _as_tuple(row["input_ids"])) for row in table.to_pylist()}
+
+
 def _as_tuple(value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value

@@ -31,6 +31,7 @@ _COMMANDS = {
     "monitor": "watch the losses of a model in service, and raise an alarm when they exceed the bound",
     "plan": "say how many examples a calibration needs",
     "train": "train or fine-tune an early-exit model",
+    "verify": "test the promises of a manifest on fresh data",
 }
 
 

@@ -11,10 +11,9 @@ from calm_beam.risk.evidence import Evidence
 from calm_beam.risk.loss_table import LossTable
 from calm_beam.risk.totals import RiskTotals
 
+from .fingerprint import content_sum_of, fingerprint_text, merged_sums
 from .layout import Layout
 from .specs import Objective
-
-_FINGERPRINT_MODULUS = 2**256
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -58,7 +57,6 @@ class CalibrationTotals:
         nothing = (0,) * (layout.thresholds + 1)
         layers = [tuple(sum(output.exit_layers) for output in item.outputs) or nothing for item in generations]
         tokens = [tuple(len(output.tokens) for output in item.outputs) or nothing for item in generations]
-        digests = (int.from_bytes(item.example.content_digest(), "big") for item in generations)
         return dataclasses.replace(
             cls.zero(layout),
             layer_sums=_sum(nothing, *layers),
@@ -67,7 +65,7 @@ class CalibrationTotals:
             failed=sum(item.failure is not None for item in generations),
             truncated=sum(item.truncated for item in generations),
             duplicates=sum(item.duplicate for item in generations),
-            content_sum=sum(digests) % _FINGERPRINT_MODULUS,
+            content_sum=content_sum_of(item.example for item in generations),
         )
 
     @classmethod
@@ -101,7 +99,7 @@ class CalibrationTotals:
             failed=self.failed + other.failed,
             truncated=self.truncated + other.truncated,
             duplicates=self.duplicates + other.duplicates,
-            content_sum=(self.content_sum + other.content_sum) % _FINGERPRINT_MODULUS,
+            content_sum=merged_sums((self.content_sum, other.content_sum)),
         )
 
     def evidence(self, objective: Objective) -> Evidence:
@@ -131,7 +129,7 @@ class CalibrationTotals:
 
     def data_fingerprint(self) -> str:
         """Returns `sha256-sum:` and 64 digits: equal for the same examples in any order and sharding."""
-        return f"sha256-sum:{self.content_sum:064x}"
+        return fingerprint_text(self.content_sum)
 
 
 def _sum(*rows: tuple[int, ...]) -> tuple[int, ...]:

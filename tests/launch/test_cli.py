@@ -17,6 +17,7 @@ _COMMANDS = {
     "monitor": "--losses",
     "plan": "--risk_guess",
     "train": "--checkpoint",
+    "verify": "--manifest",
 }
 
 

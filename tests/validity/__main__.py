@@ -9,7 +9,7 @@ import sys
 import time
 from collections.abc import Sequence
 
-from .suite import most_misses, run_world, table
+from .suite import most_misses, run_world, summary, table
 from .worlds import WORLDS
 
 
@@ -25,7 +25,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         outcomes += run_world(world, replications=flags.replications)
         print(f"{number} of {len(WORLDS)} worlds, {time.monotonic() - start:.0f} s: {world.name}", file=sys.stderr)
     flags.output.parent.mkdir(parents=True, exist_ok=True)
-    flags.output.write_text(_heading(flags.replications) + table(outcomes), encoding="utf-8")
+    text = f"{_heading(flags.replications)}The largest over the procedures:\n\n{summary(outcomes)}\n"
+    flags.output.write_text(f"{text}Each procedure:\n\n{table(outcomes)}", encoding="utf-8")
     broken = [outcome for outcome in outcomes if not outcome.is_valid]
     for outcome in broken:
         print(

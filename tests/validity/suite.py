@@ -163,6 +163,21 @@ def table(outcomes: Sequence[Outcome]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def summary(outcomes: Sequence[Outcome]) -> str:
+    """Returns the largest share over the procedures in per cent, as a Markdown table: worlds by p-values."""
+    p_values = list(dict.fromkeys(outcome.p_value for outcome in outcomes))
+    worst: dict[tuple[str, float], dict[str, Outcome]] = {}
+    for outcome in outcomes:
+        row = worst.setdefault((outcome.world, outcome.epsilon), {})
+        before = row.get(outcome.p_value, outcome)
+        row[outcome.p_value] = max(before, outcome, key=lambda one: one.false_rejections)
+    lines = [f"| world | ε, % | {' | '.join(p_values)} |", f"|---|---:|{'---:|' * len(p_values)}"]
+    for (world, epsilon), row in worst.items():
+        shares = [_percent(row.get(p_value)) for p_value in p_values]
+        lines.append(f"| {world} | {100 * epsilon:g} | {' | '.join(shares)} |")
+    return "\n".join(lines) + "\n"
+
+
 def _percent(outcome: Outcome | None) -> str:
     if outcome is None:
         return ""

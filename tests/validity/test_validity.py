@@ -8,7 +8,7 @@ from calm_beam.risk.fwer import PROCEDURES
 from calm_beam.risk.pvalues import P_VALUES
 
 from .__main__ import main
-from .suite import PARETO, Outcome, most_misses, run_world, table
+from .suite import PARETO, Outcome, most_misses, run_world, summary, table
 from .worlds import WORLDS, World
 
 _REPLICATIONS = 400
@@ -59,7 +59,7 @@ _OUTCOME = Outcome(
 
 
 def test_table_marks_what_is_broken() -> None:
-    """Shares are in per cent, one column per procedure; too large a share stands in bold."""
+    """Shares are in per cent, one column per procedure, or the largest of them; too large a share stands in bold."""
     broken = dataclasses.replace(_OUTCOME, procedure="fallback", false_rejections=120)
     assert _OUTCOME.is_valid
     assert not broken.is_valid
@@ -67,6 +67,13 @@ def test_table_marks_what_is_broken() -> None:
         "| world | ε, % | p-value | holm | fallback |",
         "|---|---:|---|---:|---:|",
         "| coin | 5 | wsr | 4.00 | **12.00** |",
+    ]
+    other = dataclasses.replace(_OUTCOME, world="beta", p_value="hoeffding", epsilon=0.2)
+    assert summary([_OUTCOME, broken, other]).splitlines() == [
+        "| world | ε, % | wsr | hoeffding |",
+        "|---|---:|---:|---:|",
+        "| coin | 5 | **12.00** |  |",
+        "| beta | 20 |  | 4.00 |",
     ]
 
 

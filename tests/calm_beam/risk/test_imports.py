@@ -4,7 +4,8 @@ import subprocess
 import sys
 
 _MODULES = ", ".join(
-    f"calm_beam.risk.{name}" for name in ("totals", "loss_table", "clusters", "pvalues", "fwer", "losses")
+    f"calm_beam.risk.{name}"
+    for name in ("totals", "loss_table", "clusters", "pvalues", "fwer", "losses", "excess", "monitor", "sample_size")
 )
 _ABSENT = ("jax", "flax", "apache_beam", "rouge_score", "scipy.stats")
 

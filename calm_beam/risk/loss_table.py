@@ -59,12 +59,18 @@ class LossTable:
         Raises:
           EvidenceError: If it would be too large.
         """
-        return dataclasses.replace(self, chunks=self.chunks + other.chunks)
+        chunks: list[tuple[np.ndarray, np.ndarray]] = []
+        for chunk in self.chunks + other.chunks:
+            # Each is longer than the next, so that there are few of them and every loss is copied few times.
+            while chunks and len(chunks[-1][0]) <= len(chunk[0]):
+                chunk = _joined([chunks.pop(), chunk])
+            chunks.append(chunk)
+        return dataclasses.replace(self, chunks=tuple(chunks))
 
     def in_order(self) -> np.ndarray:
         """Returns the losses in betting order; shape (units, objectives, thresholds), int64."""
-        keys = np.concatenate([keys for keys, _ in self.chunks])
-        return np.concatenate([losses for _, losses in self.chunks])[np.lexsort((keys[:, 1], keys[:, 0]))]
+        keys, losses = _joined(self.chunks)
+        return np.asarray(losses[np.lexsort((keys[:, 1], keys[:, 0]))])
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, LossTable):
@@ -75,3 +81,7 @@ class LossTable:
 
     def __hash__(self) -> int:
         return hash(sum(len(losses) for _, losses in self.chunks))
+
+
+def _joined(chunks: Sequence[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:
+    return np.concatenate([keys for keys, _ in chunks]), np.concatenate([losses for _, losses in chunks])

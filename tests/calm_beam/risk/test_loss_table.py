@@ -37,6 +37,15 @@ def test_order_is_that_of_salted_hashes(seed: int) -> None:
     assert hash(merged) == hash(_table(list(range(20))))
 
 
+def test_many_small_tables_make_few_chunks() -> None:
+    """Merging one by one neither piles up chunks nor loses a loss."""
+    merged = LossTable()
+    for index in range(300):
+        merged = merged.merge(LossTable.of([f"{index}"], np.full((1, 1, 1), index), salt="salt"))
+    assert len(merged.chunks) < 10
+    assert sorted(merged.in_order().reshape(-1).tolist()) == list(range(300))
+
+
 def test_salt_decides_the_order() -> None:
     """Another salt gives another order of the same losses."""
     one, other = _table(list(range(20))).in_order(), _table(list(range(20)), salt="pepper").in_order()

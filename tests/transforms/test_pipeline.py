@@ -242,7 +242,7 @@ def test_every_p_value_is_the_same_however_work_is_split(
 
 
 def test_clusters_count_once(id_model: pathlib.Path, tmp_path: pathlib.Path) -> None:
-    """The losses of a cluster are averaged exactly, wherever its examples are stored, and examples are still counted."""
+    """Losses of a cluster are averaged exactly, wherever its examples are stored, and examples are still counted."""
     rows = [{**row, "page": f"p{index % 4}"} for index, row in enumerate(id_rows(14))]
     run_calibration(
         tmp_path / "single", model=id_model, paths=[str(write_rows(tmp_path / "a.jsonl", rows))], specs=TEXTUAL

@@ -101,7 +101,9 @@ def _parser() -> FlagParser:
     )
     test = parser.add_argument_group("test")
     test.add_argument(
-        "--risk_loss", choices=LOSSES["risk"], default="signed", help="for risk consistency; relu is the paper's"
+        "--risk_loss",
+        choices=LOSSES["risk"],
+        help="for risk consistency; relu is the paper's; default: signed, or relu if --p_value needs losses in [0, 1]",
     )
     test.add_argument(
         "--p_value",

@@ -85,7 +85,7 @@ def all_specs(
     metrics: Sequence[str],
     deltas: Sequence[float],
     epsilons: Sequence[float],
-    risk_loss: str = LOSSES["risk"][0],
+    risk_loss: str | None = None,
     p_value: str | None = None,
     procedure: str = "fixed_sequence",
     joint: bool = False,
@@ -97,7 +97,7 @@ def all_specs(
       metrics: Names of metrics.
       deltas: Risk tolerances.
       epsilons: Allowed probabilities of error.
-      risk_loss: Loss of risk consistency.
+      risk_loss: Loss of risk consistency; None takes `signed`, or `relu` if the p-value is for losses in [0, 1].
       p_value: Test of one threshold; None takes the best suited to each loss.
       procedure: How several thresholds are tested.
       joint: Whether all guarantees are to hold together with probability 1 - epsilon. Then there must be one epsilon,
@@ -112,6 +112,9 @@ def all_specs(
             raise ValueError(f"{name} must list one or more different values, got {list(values)}.")
     if joint and len(epsilons) > 1:
         raise ValueError(f"a joint guarantee divides one epsilon among all entries, got {list(epsilons)}. Choose one.")
+    if risk_loss is None:
+        is_for_unit_interval = p_value is not None and p_value in P_VALUES and not P_VALUES[p_value].takes_signed
+        risk_loss = "relu" if is_for_unit_interval else "signed"
     shares = len(consistencies) * len(metrics) * len(deltas) if joint else 1
     specs = []
     for consistency, metric, delta, epsilon in itertools.product(consistencies, metrics, deltas, epsilons):

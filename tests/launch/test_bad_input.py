@@ -153,7 +153,7 @@ def test_bad_flags(flag: str, place: _Place, capsys: pytest.CaptureFixture[str])
             "a joint guarantee divides one epsilon among all entries, got [0.05, 0.1]. Choose one.",
         ),
         (
-            ["--consistency=risk", "--p_value=hoeffding"],
+            ["--consistency=risk", "--p_value=hoeffding", "--risk_loss=signed"],
             "p_value hoeffding is for losses in [0, 1], but the signed loss of risk consistency lies in [-1, 1]. Take "
             "signed_mixture or wsr, or risk_loss=relu.",
         ),

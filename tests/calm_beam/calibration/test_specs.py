@@ -94,14 +94,17 @@ def test_p_value_and_procedure_are_taken_as_given() -> None:
 
 @pytest.mark.parametrize("p_value", ["hoeffding", "hoeffding_bentkus", "exact_binomial", "empirical_bernstein"])
 def test_signed_losses_need_a_p_value_that_takes_them(p_value: str) -> None:
-    """p-values for losses in [0, 1] are refused with the signed loss, in words, and taken with the relu."""
+    """p-values for losses in [0, 1] are refused with the signed loss, in words, and taken with the relu, which is then the default."""
     message = (
         f"p_value {p_value} is for losses in [0, 1], but the signed loss of risk consistency lies in [-1, 1]. Take "
         "signed_mixture or wsr, or risk_loss=relu."
     )
     with pytest.raises(ValueError, match=re.escape(message)):
-        _specs(p_value=p_value)
-    assert {spec.p_value for spec in _specs(p_value=p_value, risk_loss="relu")} == {p_value}
+        _specs(p_value=p_value, risk_loss="signed")
+    # Naming such a p-value alone asks for the loss that it is made for.
+    for specs in (_specs(p_value=p_value, risk_loss="relu"), _specs(p_value=p_value)):
+        assert {spec.p_value for spec in specs} == {p_value}
+        assert {spec.objective.loss for spec in specs} == {"dissimilarity", "relu"}
 
 
 def test_a_joint_guarantee_divides_epsilon() -> None:

@@ -248,7 +248,7 @@ def _print(manifest: Manifest, losses: FreshLosses, verdicts: Sequence[Verdict],
     console.print(table)
     units = f"{losses.examples} examples" if flags.cluster_key is None else f"{len(losses.table)} clusters"
     never = len(manifest.calibrations) - len(verdicts)
-    console.print(f"{units}, {losses.failed} failed{f'; {never} entries say never exit' if never else ''}.")
+    console.print(f"{units}, {losses.failed} failed; {never} of the manifest's entries say never exit.")
     broken = sum(verdict.is_broken for verdict in verdicts)
     if broken:
         console.print(
@@ -256,8 +256,9 @@ def _print(manifest: Manifest, losses: FreshLosses, verdicts: Sequence[Verdict],
             f"all were kept, the chance of such a finding would be at most {flags.alpha:g}. Calibrate anew."
         )
     else:
+        proved = sum(verdict.is_proved_again for verdict in verdicts)
         console.print(
-            f"No promise is found broken at level {flags.alpha:g}. Only those proved again are shown to hold, each at "
+            f"No promise is found broken at level {flags.alpha:g}; {proved} of {len(verdicts)} are proved again, each at "
             "its own epsilon."
         )
 

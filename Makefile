@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/installed
 
-.PHONY: calibrate test test-fast lint format types demo-model clean
+.PHONY: calibrate test test-fast test-validity lint format types demo-model clean
 
 calibrate: $(INSTALLED)  ## calibrate the embedded model on the embedded data
 	$(BIN)/calm-beam calibrate --output=build/demo-calibration --overwrite
@@ -15,6 +15,10 @@ test: $(INSTALLED) lint types  ## everything: lint, format, types, all tests
 
 test-fast: $(INSTALLED)  ## without simulations and worker processes
 	$(BIN)/python -m pytest -m "not slow"
+
+test-validity: $(INSTALLED)  ## the guarantee itself: 10,000 simulated calibrations in every world (some minutes)
+	$(BIN)/python -m pytest tests/validity
+	$(BIN)/python -m tests.validity --output=build/validity.md
 
 lint: $(INSTALLED)
 	$(BIN)/ruff check .

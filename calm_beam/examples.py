@@ -26,6 +26,7 @@ class Example:
       input: The prompt as text, without task prefix; None if it came as token ids.
       input_ids: The prompt as token ids, taken as they are; None if it came as text.
       references: Right answers, possibly none.
+      cluster: Name of the cluster it was drawn with; None where every example is drawn by itself.
       file_index: Which of the sorted data files it came from.
       line: Line number in that file, from 1.
     """
@@ -35,6 +36,7 @@ class Example:
     input: str | None
     input_ids: tuple[int, ...] | None
     references: tuple[str, ...]
+    cluster: str | None = None
     file_index: int
     line: int
 
@@ -43,12 +45,20 @@ class Example:
         return hashlib.sha256(json.dumps([self.input, self.input_ids]).encode()).digest()
 
     def content_digest(self) -> bytes:
-        """Returns a digest of id, prompt and references, 32 bytes."""
-        return hashlib.sha256(json.dumps([self.id, self.input, self.input_ids, self.references]).encode()).digest()
+        """Returns a digest of id, prompt, references and cluster, 32 bytes."""
+        content = [self.id, self.input, self.input_ids, self.references]
+        if self.cluster is not None:
+            content.append(self.cluster)
+        return hashlib.sha256(json.dumps(content).encode()).digest()
 
 
 def parse_examples(
-    raw: BinaryIO, *, path: str, file_index: int = 0, needs_references: bool = False
+    raw: BinaryIO,
+    *,
+    path: str,
+    file_index: int = 0,
+    needs_references: bool = False,
+    cluster_key: str | None = None,
 ) -> Iterator[Example]:
     """Yields the examples of one JSONL file.
 
@@ -57,6 +67,7 @@ def parse_examples(
       path: Its name, for messages; read as gzip if it ends in `.gz`.
       file_index: Recorded in the examples.
       needs_references: Whether an example without references is an error.
+      cluster_key: Key of the cluster's name, as in `parse_example`.
 
     Raises:
       DataError: If the file is damaged or a line is not an example; names file and line.
@@ -65,7 +76,9 @@ def parse_examples(
     try:
         with gzip.open(raw) if path.endswith(".gz") else raw as lines:
             for line_number, line in enumerate(lines, start=1):
-                example = parse_example(line, path=path, line_number=line_number, file_index=file_index)
+                example = parse_example(
+                    line, path=path, line_number=line_number, file_index=file_index, cluster_key=cluster_key
+                )
                 if needs_references and not example.references:
                     raise DataError(
                         f"{path}, line {line_number}: risk consistency needs references, example {example.id} has none."
@@ -75,7 +88,9 @@ def parse_examples(
         raise DataError(f"{path}: damaged gzip data after line {line_number} ({error}).") from error
 
 
-def parse_example(line: bytes | str, *, path: str, line_number: int, file_index: int = 0) -> Example:
+def parse_example(
+    line: bytes | str, *, path: str, line_number: int, file_index: int = 0, cluster_key: str | None = None
+) -> Example:
     """Returns the example in one line of a JSONL file.
 
     Args:
@@ -84,6 +99,7 @@ def parse_example(line: bytes | str, *, path: str, line_number: int, file_index:
       path: The file, for messages.
       line_number: The line in it, from 1.
       file_index: Which of the data files it is.
+      cluster_key: Key of the cluster's name, a text or an integer; None reads no cluster.
 
     Returns:
       The example. Without `id`, the id is derived from prompt and references.
@@ -108,7 +124,8 @@ def parse_example(line: bytes | str, *, path: str, line_number: int, file_index:
     own_id = row.get("id")
     if own_id is not None and (not isinstance(own_id, str) or not own_id):
         raise DataError(f"{where}: id must be a text that is not empty, got {own_id!r}.")
-    for value in (text, own_id, *references):
+    cluster = _cluster(row, cluster_key, where) if cluster_key is not None else None
+    for value in (text, own_id, cluster, *references):
         _check_unicode(value, where)
     content = json.dumps([text, ids, references]).encode()
     return Example(
@@ -117,6 +134,7 @@ def parse_example(line: bytes | str, *, path: str, line_number: int, file_index:
         input=text,
         input_ids=ids,
         references=references,
+        cluster=cluster,
         file_index=file_index,
         line=line_number,
     )
@@ -143,6 +161,18 @@ def _input_ids(row: Mapping[str, Any], where: str) -> tuple[int, ...]:
     if not end:
         raise DataError(f"{where}: input_ids is empty or holds padding (0) only.")
     return tuple(value[:end])
+
+
+def _cluster(row: Mapping[str, Any], key: str, where: str) -> str:
+    if key not in row:
+        raise DataError(
+            f"{where}: has no {key!r}, by which examples were to be clustered. Every line must name its cluster."
+        )
+    value = row[key]
+    # True is an integer to Python.
+    if not isinstance(value, str | int) or isinstance(value, bool) or value == "":
+        raise DataError(f"{where}: {key} must be a text that is not empty or an integer, got {value!r}.")
+    return str(value)
 
 
 def _check_unicode(value: str | None, where: str) -> None:

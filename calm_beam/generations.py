@@ -67,6 +67,7 @@ _SCHEMA = pyarrow.schema(
         ("input", pyarrow.string()),
         ("input_ids", pyarrow.list_(pyarrow.int32())),
         ("references", pyarrow.list_(pyarrow.string())),
+        ("cluster", pyarrow.string()),
         ("file_index", pyarrow.int32()),
         ("line", pyarrow.int64()),
         ("truncated", pyarrow.bool_()),
@@ -109,6 +110,16 @@ def read_generations(path: str | os.PathLike[str]) -> Iterator[Generation]:
                     for output in row.pop("outputs")
                 )
                 yield Generation(example=Example(**example), outputs=outputs, **row)
+
+
+def stored_prompts(path: str | os.PathLike[str]) -> set[tuple[str | None, tuple[int, ...] | None]]:
+    """Returns the prompts of one shard, as pairs of text and token ids, one of which is None.
+
+    Args:
+      path: A file of `write_generations`.
+    """
+    table = pyarrow.parquet.read_table(path, columns=["input", "input_ids"])
+    return {(row["input"], _as_tuple(row["input_ids"])) for row in table.to_pylist()}
 
 
 def _as_tuple(value: Any) -> Any:

@@ -16,14 +16,25 @@ from collections.abc import Sequence
 import apache_beam as beam
 
 from calm_beam import __version__
-from calm_beam.calibration import RunRecord, Spec, all_specs
+from calm_beam.calibration import Plan, RunRecord, Spec, all_specs
+from calm_beam.calibration.specs import LOSSES
 from calm_beam.demo import embedded
 from calm_beam.manifest import ManifestError, ModelRecord, VocabularyRecord, read_manifest
 from calm_beam.metrics.registry import checked_score, get_metric
+from calm_beam.risk.fwer import PROCEDURES
 from calm_beam.risk.pvalues import P_VALUES
 from calm_beam.transforms import CalibrateGenerations, DecodeExamples, ReadExamples
 
-from .flags import FlagParser, UsageError, add_decode_flags, numbers, parse_flags, refuse_cloud_paths, texts
+from .flags import (
+    FlagParser,
+    UsageError,
+    add_decode_flags,
+    numbers,
+    parse_flags,
+    refuse_cloud_paths,
+    texts,
+    whole_number,
+)
 from .progress import shown_progress
 from .runners import PipelineError, is_local, make_runner, run_pipeline
 from .setup_run import PreparedRun, prepare_run
@@ -39,8 +50,9 @@ def main(argv: Sequence[str]) -> int:
         _fill_in_defaults(flags)
         specs = _specs(flags)
         output = _checked_output(flags)
-        run = prepare_run(flags, needs_references="risk" in flags.consistency)
+        run = prepare_run(flags, needs_references="risk" in flags.consistency, cluster_key=flags.cluster_key)
         _check_servable(run)
+        plan = _plan(flags, run, specs)
         pipeline = beam.Pipeline(runner=make_runner(options), options=options)
     except (UsageError, ValueError) as error:
         print(f"calm-beam calibrate: {error}", file=sys.stderr)
@@ -48,17 +60,19 @@ def main(argv: Sequence[str]) -> int:
     start = time.monotonic()
     try:
         with staged(output) as staging, shown_progress(enabled=is_local(options)) as progress:
-            plan = run.plan(flags, staging / "generations" / run.generations_name())
+            needs_references = "risk" in flags.consistency
+            decode_plan = run.plan(flags, staging / "generations" / run.generations_name())
             _ = (
                 pipeline
-                | "ReadExamples" >> ReadExamples(run.paths, flags.num_shards, "risk" in flags.consistency, progress)
-                | "DecodeExamples" >> DecodeExamples(plan, progress)
+                | "ReadExamples"
+                >> ReadExamples(run.paths, flags.num_shards, needs_references, progress, flags.cluster_key)
+                | "DecodeExamples" >> DecodeExamples(decode_plan, progress)
                 | "CalibrateGenerations"
                 >> CalibrateGenerations(
-                    specs=specs,
-                    p_value=flags.p_value,
+                    plan=plan,
+                    # Taken before any example is decoded, and compared with what was tested at the end.
+                    plan_digest=plan.record().digest,
                     record=_record(flags, run),
-                    on_error=flags.on_error,
                     output=str(staging),
                 )
             )
@@ -83,7 +97,25 @@ def _parser() -> FlagParser:
     goal.add_argument(
         "--epsilon", type=numbers, default=(0.05,), help="allowed probabilities of error in (0, 1); default: 0.05"
     )
-    goal.add_argument("--p_value", choices=tuple(P_VALUES), default="hoeffding_bentkus", help="test of one threshold")
+    goal.add_argument(
+        "--joint", action="store_true", help="let all entries hold together, with probability 1 - epsilon"
+    )
+    test = parser.add_argument_group("test")
+    test.add_argument(
+        "--risk_loss",
+        choices=LOSSES["risk"],
+        help="for risk consistency; relu is the paper's; default: signed, or relu if --p_value needs losses in [0, 1]",
+    )
+    test.add_argument(
+        "--p_value",
+        choices=tuple(P_VALUES),
+        help="test of one threshold; default: signed_mixture for signed losses, else hoeffding_bentkus",
+    )
+    test.add_argument(
+        "--procedure", choices=tuple(PROCEDURES), default="fixed_sequence", help="test of the grid of thresholds"
+    )
+    test.add_argument("--cluster_key", help="key of a row that names its cluster, where examples are drawn in clusters")
+    test.add_argument("--seed", type=whole_number(0), default=0, help="of the order in which wsr bets on examples")
     goal.add_argument("--output", default="calibration", help="directory for manifest, risk table and generations")
     return parser
 
@@ -108,7 +140,29 @@ def _specs(flags: argparse.Namespace) -> tuple[Spec, ...]:
     for name in flags.metric:
         # Tried on one pair of texts: a metric that cannot be called is better known before hours of decoding.
         checked_score(get_metric(name), name, "a text", ("a text",), example_id="of the trial before the run")
-    return all_specs(consistencies=flags.consistency, metrics=flags.metric, deltas=flags.delta, epsilons=flags.epsilon)
+    return all_specs(
+        consistencies=flags.consistency,
+        metrics=flags.metric,
+        deltas=flags.delta,
+        epsilons=flags.epsilon,
+        risk_loss=flags.risk_loss,
+        p_value=flags.p_value,
+        procedure=flags.procedure,
+        joint=flags.joint,
+    )
+
+
+def _plan(flags: argparse.Namespace, run: PreparedRun, specs: tuple[Spec, ...]) -> Plan:
+    return Plan.of(
+        specs,
+        run.settings,
+        model=run.model_fingerprint,
+        vocabulary=run.vocabulary_fingerprint(),
+        joint_epsilon=flags.epsilon[0] if flags.joint else None,
+        cluster_key=flags.cluster_key,
+        seed=flags.seed,
+        on_error=flags.on_error,
+    )
 
 
 def _check_servable(run: PreparedRun) -> None:
@@ -116,8 +170,8 @@ def _check_servable(run: PreparedRun) -> None:
     rule = run.settings.rule
     if rule.token_from == "last_layer":
         raise UsageError(
-            "--token_from=last_layer takes every token from the full model, so there is nothing to calibrate. decode and "
-            "evaluate accept it."
+            "--token_from=last_layer takes every token from the full model, so there is nothing to calibrate. decode "
+            "accepts it."
         )
     if rule.needs_full_model():
         print(

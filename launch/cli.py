@@ -10,7 +10,8 @@ The same on worker processes of one machine, with Beam's own flags:
     calm-beam calibrate --checkpoint=model/ --data='calibration/*.jsonl.gz' --output=calibration \
         --direct_num_workers=2 --direct_running_mode=multi_processing
 
-Exit status: 0 when done (also when no threshold is safe), 1 on failure, 2 on bad usage, 130 when interrupted.
+Exit status: 0 when done (also when no threshold is safe), 1 on failure, 2 on bad usage, 3 when `monitor` or `verify`
+finds a bound broken, 130 when interrupted.
 """
 
 import importlib
@@ -29,7 +30,10 @@ _COMMANDS = {
     "decode": "write the outputs of a data set at given thresholds",
     "evaluate": "measure what early exits do: state propagation, sensitivity to errors, trade-offs",
     "inspect": "say in words what a manifest or a checkpoint holds",
+    "monitor": "watch the losses of a model in service, and raise an alarm when they exceed the bound",
+    "plan": "say how many examples a calibration needs",
     "train": "train or fine-tune an early-exit model",
+    "verify": "test the promises of a manifest on fresh data",
 }
 
 

@@ -11,7 +11,7 @@ from calm_beam.manifest import Manifest, ManifestError, read_manifest
 from calm_beam.vocabulary import Vocabulary, VocabularyError
 
 from .flags import FlagParser, UsageError, parse_own_flags
-from .summary import choices_table
+from .summary import choices_table, tests_in_words
 
 
 def main(argv: Sequence[str]) -> int:
@@ -58,11 +58,16 @@ def _describe_manifest(console: Console, manifest: Manifest) -> None:
         f"Lengths: inputs up to {decode.max_input_length} tokens, outputs up to {decode.max_decode_length}; "
         f"task prefix {decode.task_prefix!r}."
     )
+    clusters = "" if data.clusters is None else f" in {data.clusters} clusters"
     console.print(
-        f"Calibration set: {data.examples} examples of {', '.join(data.patterns)}; {data.duplicates} repeated inputs, "
+        f"Calibration set: {data.examples} examples{clusters} of {', '.join(data.patterns)}; "
+        f"{data.duplicates} repeated inputs, "
         f"{data.truncated} cut, {data.failed} failed."
     )
     console.print(choices_table(manifest))
+    console.print(tests_in_words(manifest))
+    if manifest.plan is not None:
+        console.print(f"Plan, settled before any loss was seen: {manifest.plan.digest}", soft_wrap=True)
     console.print(manifest.guarantee)
 
 

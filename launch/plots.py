@@ -1,10 +1,12 @@
-"""Figures as SVG files."""
+"""Figures as files, drawn with matplotlib."""
 
 import contextlib
 import importlib.util
 import pathlib
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
+
+from calm_beam.storage import replacing
 
 from .flags import UsageError
 
@@ -25,10 +27,11 @@ def check_plots_available() -> None:
 
 @contextlib.contextmanager
 def saved_figure(path: pathlib.Path, *, width: float = 7.0, height: float = 4.0) -> "Iterator[Figure]":
-    """Gives an empty figure, in inches, and writes it as SVG once the block has drawn on it.
+    """Gives an empty figure, in inches, and writes it once the block has drawn on it.
 
-    Equal figures give equal files.
+    The file, .svg, .png or .pdf, appears whole or not at all; equal figures give equal files.
     """
+    # Here, since it is an extra. Not through pyplot, which keeps state and looks for a display.
     import matplotlib
     from matplotlib.figure import Figure
 
@@ -36,7 +39,10 @@ def saved_figure(path: pathlib.Path, *, width: float = 7.0, height: float = 4.0)
     with matplotlib.rc_context({"svg.hashsalt": "calm-beam", "font.size": 9.0}):
         figure = Figure(figsize=(width, height), layout="constrained")
         yield figure
-        figure.savefig(path, format="svg", metadata={"Date": None})
+        kind = path.suffix[1:]
+        dates = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}
+        with replacing(path) as temporary:
+            figure.savefig(temporary, format=kind, dpi=150, metadata=dates.get(kind))
 
 
 def tidy(axes: "Axes") -> None:

@@ -56,7 +56,15 @@ def run_pipeline(pipeline: beam.Pipeline) -> None:
 
 _ERROR_LINE = re.compile(r"^(?:[\w.]+\.)?(\w*(?:Error|Exception|Interrupt)): ", re.MULTILINE)
 _STEP_SUFFIX = re.compile(r" \[while running .*$", re.DOTALL)
-_OWN_ERRORS = ("DataError", "DecodeError", "MetricError", "CheckpointError", "VocabularyError", "ManifestError")
+_OWN_ERRORS = (
+    "DataError",
+    "DecodeError",
+    "MetricError",
+    "CheckpointError",
+    "VocabularyError",
+    "ManifestError",
+    "EvidenceError",
+)
 
 
 def first_cause(trace: str) -> str:

@@ -43,8 +43,11 @@ class PreparedRun:
 
     def generations_name(self) -> str:
         """Returns the name of the folder of the outputs: a fingerprint of all that decides them but the data."""
-        vocabulary = f"{self.vocabulary.fingerprint}+{self.vocabulary.extra_ids}" if self.vocabulary else None
-        return self.settings.fingerprint(model=self.model_fingerprint, vocabulary=vocabulary)
+        return self.settings.fingerprint(model=self.model_fingerprint, vocabulary=self.vocabulary_fingerprint())
+
+    def vocabulary_fingerprint(self) -> str | None:
+        """Returns a fingerprint of the vocabulary with its extra ids; None for token ids."""
+        return f"{self.vocabulary.fingerprint}+{self.vocabulary.extra_ids}" if self.vocabulary else None
 
     def plan(self, flags: argparse.Namespace, directory: pathlib.Path) -> DecodePlan:
         """Returns what workers need to decode into `directory`."""
@@ -63,13 +66,18 @@ class PreparedRun:
 
 
 def prepare_run(
-    flags: argparse.Namespace, *, needs_references: bool, settings: DecodeSettings | None = None
+    flags: argparse.Namespace,
+    *,
+    needs_references: bool,
+    cluster_key: str | None = None,
+    settings: DecodeSettings | None = None,
 ) -> PreparedRun:
     """Returns a run whose flags, model, vocabulary and first examples have been checked.
 
     Args:
       flags: Of `add_decode_flags`, or of `add_task_flags` if settings are given.
       needs_references: Whether every example must have references.
+      cluster_key: Key of the name of an example's cluster, which every example must then have.
       settings: What determines the outputs; as the flags say if omitted.
 
     Raises:
@@ -83,7 +91,7 @@ def prepare_run(
     try:
         settings = settings or decode_settings(flags)
         paths = find_files("--data", flags.data)
-        is_text = preview_data(paths, needs_references=needs_references)
+        is_text = preview_data(paths, needs_references=needs_references, cluster_key=cluster_key)
         checkpoint = load_checkpoint(flags.checkpoint)
         settings.rule.exit_layers(checkpoint.config.num_decoder_layers)
         if settings.rule.confidence == "classifier" and not checkpoint.config.exit_classifier:
@@ -147,7 +155,7 @@ def decode_settings(flags: argparse.Namespace) -> DecodeSettings:
     )
 
 
-def preview_data(paths: Sequence[str], *, needs_references: bool) -> bool:
+def preview_data(paths: Sequence[str], *, needs_references: bool, cluster_key: str | None = None) -> bool:
     """Returns whether prompts are text, having checked the first examples of every file.
 
     Raises:
@@ -155,7 +163,8 @@ def preview_data(paths: Sequence[str], *, needs_references: bool) -> bool:
     """
     is_text = False
     for path in paths:
-        first = list(itertools.islice(read_examples(path, needs_references=needs_references), _PREVIEWED_EXAMPLES))
+        examples = read_examples(path, needs_references=needs_references, cluster_key=cluster_key)
+        first = list(itertools.islice(examples, _PREVIEWED_EXAMPLES))
         if not first:
             raise DataError(f"--data {path}: holds no examples.")
         is_text = is_text or any(example.input is not None for example in first)

@@ -27,9 +27,11 @@ def print_summary(manifest: Manifest, output: pathlib.Path, *, seconds: float) -
             console.print(table)
     console.print(choices_table(manifest))
     data = manifest.data
+    console.print(tests_in_words(manifest))
+    clusters = "" if data.clusters is None else f" in {data.clusters} clusters"
     console.print(
-        f"{data.examples} examples in {seconds:.0f} s; {data.duplicates} repeated inputs, {data.truncated} cut, "
-        f"{data.failed} failed."
+        f"{data.examples} examples{clusters} in {seconds:.0f} s; {data.duplicates} repeated inputs, "
+        f"{data.truncated} cut, {data.failed} failed."
     )
     if data.failed:
         console.print("Failed examples count with loss 1 at every threshold.")
@@ -93,7 +95,19 @@ def choices_table(manifest: Manifest) -> Table:
     return table
 
 
+def tests_in_words(manifest: Manifest) -> str:
+    """Returns which losses were tested, and how."""
+    kinds = dict.fromkeys((entry.consistency, entry.loss, entry.p_value) for entry in manifest.calibrations)
+    tests = "; ".join(
+        f"{consistency} by {p_value}{'' if loss is None else f' of {loss} losses'}"
+        for consistency, loss, p_value in kinds
+    )
+    return f"Tests: {tests}. Procedure: {', '.join(dict.fromkeys(e.procedure for e in manifest.calibrations))}."
+
+
 def _end_of_test(entry: Calibration) -> str:
-    """Returns the threshold at which testing ended, and its p-value if that was too high."""
+    """Returns the threshold at which testing ended, and its p-value if that was too high; other tests see the grid."""
+    if entry.procedure != "fixed_sequence":
+        return "end of grid"
     last = entry.path[-1]
     return "end of grid" if last.rejected else f"{last.threshold:g}\np = {last.p_value:.2g}"

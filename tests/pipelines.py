@@ -12,7 +12,7 @@ import safetensors.numpy
 from apache_beam.options.pipeline_options import PipelineOptions
 from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 
-from calm_beam.calibration import RunRecord, Spec, all_specs
+from calm_beam.calibration import Plan, RunRecord, Spec, all_specs
 from calm_beam.checkpoints import load_checkpoint, write_native
 from calm_beam.decoding.settings import DecodeSettings
 from calm_beam.exits.rule import ExitRule
@@ -135,12 +135,14 @@ def run_calibration(
     created: str = "2026-01-31T12:00:00Z",
     progress: str | None = None,
     options: Sequence[str] = (),
+    cluster_key: str | None = None,
+    seed: int = 0,
 ) -> Manifest:
     """Runs the whole pipeline on the in-process runner, and returns the manifest it wrote into `output`."""
     checkpoint = load_checkpoint(model)
     vocabulary = Vocabulary(checkpoint.vocabulary_path) if checkpoint.vocabulary_path else None
     (output / "generations").mkdir(parents=True, exist_ok=True)
-    plan = DecodePlan(
+    decode_plan = DecodePlan(
         checkpoint=str(model),
         model_fingerprint=checkpoint.fingerprint(),
         vocabulary=str(checkpoint.vocabulary_path) if vocabulary else None,
@@ -162,17 +164,24 @@ def run_calibration(
         patterns=("data/*.jsonl",),
         software={"calm-beam": "0"},
     )
+    plan = Plan.of(
+        specs,
+        settings,
+        model=checkpoint.fingerprint(),
+        vocabulary=vocabulary.fingerprint if vocabulary else None,
+        cluster_key=cluster_key,
+        seed=seed,
+        on_error=on_error,
+    )
     log = ProgressLog(progress)
     needs_references = any(spec.objective.consistency == "risk" for spec in specs)
     pipeline = beam.Pipeline(runner=FnApiRunner(), options=PipelineOptions(list(options)))
     _ = (
         pipeline
-        | "ReadExamples" >> ReadExamples(paths, num_shards, needs_references, log)
-        | "DecodeExamples" >> DecodeExamples(plan, log)
+        | "ReadExamples" >> ReadExamples(paths, num_shards, needs_references, log, cluster_key)
+        | "DecodeExamples" >> DecodeExamples(decode_plan, log)
         | "CalibrateGenerations"
-        >> CalibrateGenerations(
-            specs=specs, p_value="hoeffding_bentkus", record=record, on_error=on_error, output=str(output)
-        )
+        >> CalibrateGenerations(plan=plan, plan_digest=plan.record().digest, record=record, output=str(output))
     )
     pipeline.run().wait_until_finish()
     return read_manifest(output / "manifest.json")

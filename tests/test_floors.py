@@ -117,6 +117,8 @@ _BEAM = ("apache_beam", "google.cloud")
         ("calm_beam.launch.convert", _BEAM),
         ("calm_beam.launch.train", _BEAM),
         ("calm_beam.launch.inspect", _BEAM),
+        ("calm_beam.launch.monitor", ("jax", "flax", *_BEAM)),
+        ("calm_beam.launch.plan", ("jax", "flax", "matplotlib", *_BEAM)),
     ],
 )
 def test_imports_are_light(module: str, absent: tuple[str, ...]) -> None:

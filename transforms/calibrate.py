@@ -1,19 +1,23 @@
 """Scoring generations, summing exactly, testing, and writing the results."""
 
 import dataclasses
+import itertools
 import pathlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 
 import apache_beam as beam
 import numpy as np
 
-from calm_beam.calibration import CalibrationTotals, RunRecord, Spec, calibrate, risk_rows, score_generation
+from calm_beam.calibration import CalibrationTotals, Layout, Plan, RunRecord, calibrate, risk_rows, score_generation
 from calm_beam.calibration.risk_table import write_risk_table
-from calm_beam.calibration.specs import objectives_of
 from calm_beam.examples import DataError
 from calm_beam.generations import Generation, read_generations
 from calm_beam.manifest import write_manifest
 from calm_beam.metrics.registry import MetricError, get_metric
+from calm_beam.risk.clusters import ClusterLosses
+
+# Examples whose totals are made at once: arrays long enough to be fast, short enough to stay in the cache.
+_BATCH = 64
 
 
 @dataclasses.dataclass
@@ -21,65 +25,133 @@ class CalibrateGenerations(beam.PTransform):
     """Turns paths of generations into a risk table and a manifest in the output directory.
 
     Attributes:
-      specs: The guarantees asked for.
-      p_value: Name of the p-value.
+      plan: The guarantees asked for, and their tests.
+      plan_digest: Digest of the plan when it was settled.
       record: What else the manifest says.
-      on_error: `fail` or `worst_case`, for examples on which a metric fails.
       output: Output directory.
     """
 
-    specs: Sequence[Spec]
-    p_value: str
+    plan: Plan
+    plan_digest: str
     record: RunRecord
-    on_error: str
     output: str
 
     def expand(self, paths: beam.PCollection) -> beam.PCollection:
         """Returns a PCollection of str with the manifest's path."""
-        num_thresholds = len(self.record.settings.thresholds)
+        if self.plan.cluster_key is None:
+            totals = paths | "ScoreExamples" >> beam.ParDo(_ScoreShard(self.plan))
+        else:
+            totals = paths | "ScoreClusters" >> _ScoreClusters(self.plan)
         return (
-            paths
-            | "ScoreExamples" >> beam.ParDo(_ScoreShard(self.specs, num_thresholds, self.on_error))
-            | "SumLosses" >> beam.CombineGlobally(_SumTotals(len(objectives_of(self.specs)), num_thresholds))
-            | "WriteResults" >> beam.Map(_write_results, self.specs, self.p_value, self.record, self.output)
+            totals
+            | "SumLosses" >> beam.CombineGlobally(_SumTotals(self.plan.layout()))
+            | "WriteResults"
+            >> beam.Map(_write_results, plan=self.plan, digest=self.plan_digest, record=self.record, output=self.output)
         )
 
 
-class _ScoreShard(beam.DoFn):
-    """Yields the totals of every example of a stored shard."""
+class _Scorer:
+    """Reads a stored shard in batches, with the losses of every example."""
 
-    def __init__(self, specs: Sequence[Spec], num_thresholds: int, on_error: str) -> None:
-        self._objectives = objectives_of(specs)
-        self._num_thresholds = num_thresholds
-        self._on_error = on_error
+    def __init__(self, plan: Plan) -> None:
+        self._layout = plan.layout()
+        self._metrics = {objective.metric: get_metric(objective.metric) for objective in self._layout.objectives}
+        self._fails = plan.on_error == "fail"
+
+    def batches(self, path: str) -> Iterator[tuple[list[Generation], np.ndarray]]:
+        """Yields generations, and their losses of shape (examples, objectives, thresholds), int64."""
+        generations = read_generations(path)
+        while batch := list(itertools.islice(generations, _BATCH)):
+            scored = [self._score(generation) for generation in batch]
+            yield [generation for generation, _ in scored], np.stack([losses for _, losses in scored])
+
+    def _score(self, generation: Generation) -> tuple[Generation, np.ndarray]:
+        try:
+            return generation, self._losses(generation)
+        except MetricError as error:
+            if self._fails:
+                raise
+            failed = dataclasses.replace(generation, failure=str(error))
+            return failed, self._losses(failed)
+
+    def _losses(self, generation: Generation) -> np.ndarray:
+        layout = self._layout
+        return score_generation(generation, layout.objectives, self._metrics, num_thresholds=layout.thresholds)
+
+
+class _ScoreShard(beam.DoFn):
+    """Yields totals over the examples of a stored shard, each of which is a unit by itself."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
 
     def setup(self) -> None:
-        self._metrics = {objective.metric: get_metric(objective.metric) for objective in self._objectives}
+        self._scorer = _Scorer(self._plan)
 
     def process(self, path: str) -> Iterator[CalibrationTotals]:
-        for generation in read_generations(path):
-            try:
-                losses = self._score(generation)
-            except MetricError as error:
-                if self._on_error == "fail":
-                    raise
-                generation = dataclasses.replace(generation, failure=str(error))
-                losses = self._score(generation)
-            yield CalibrationTotals.of(generation, losses)
+        layout = self._plan.layout()
+        for generations, losses in self._scorer.batches(path):
+            ids = [generation.example.id for generation in generations]
+            of_losses = CalibrationTotals.of_losses(ids, losses, layout, salt=self._plan.salt)
+            yield CalibrationTotals.of_examples(generations, layout).merge(of_losses)
 
-    def _score(self, generation: Generation) -> np.ndarray:
-        return score_generation(generation, self._objectives, self._metrics, num_thresholds=self._num_thresholds)
+
+@dataclasses.dataclass
+class _ScoreClusters(beam.PTransform):
+    """Turns paths of generations into totals whose units are clusters, wherever their examples are stored."""
+
+    plan: Plan
+
+    def expand(self, paths: beam.PCollection) -> beam.PCollection:
+        layout = self.plan.layout()
+        scored = paths | "ScoreMembers" >> beam.ParDo(_ScoreMembers(self.plan)).with_outputs("losses", main="examples")
+        units = (
+            scored.losses
+            | "GroupByCluster" >> beam.CombinePerKey(_merged_clusters)
+            | "AverageClusters" >> beam.Map(_totals_of_cluster, layout=layout, salt=self.plan.salt)
+        )
+        return (scored.examples, units) | "JoinTotals" >> beam.Flatten()
+
+
+class _ScoreMembers(beam.DoFn):
+    """Yields totals over the examples of a shard without their losses, and those by cluster under the tag `losses`."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan = plan
+
+    def setup(self) -> None:
+        self._scorer = _Scorer(self._plan)
+
+    def process(self, path: str) -> Iterator[CalibrationTotals | beam.pvalue.TaggedOutput]:
+        layout = self._plan.layout()
+        for generations, losses in self._scorer.batches(path):
+            for generation, of_example in zip(generations, losses, strict=True):
+                cluster = generation.example.cluster
+                assert cluster is not None
+                yield beam.pvalue.TaggedOutput("losses", (cluster, ClusterLosses(size=1, sums=of_example)))
+            yield CalibrationTotals.of_examples(generations, layout)
+
+
+def _merged_clusters(parts: Iterable[ClusterLosses]) -> ClusterLosses:
+    first, *others = parts
+    for part in others:
+        first = first.merge(part)
+    return first
+
+
+def _totals_of_cluster(element: tuple[str, ClusterLosses], *, layout: Layout, salt: str) -> CalibrationTotals:
+    cluster, losses = element
+    return CalibrationTotals.of_losses([cluster], losses.mean()[None], layout, salt=salt)
 
 
 class _SumTotals(beam.CombineFn):
     """Merges `CalibrationTotals`; the arithmetic is theirs."""
 
-    def __init__(self, num_objectives: int, num_thresholds: int) -> None:
-        self._num_objectives = num_objectives
-        self._num_thresholds = num_thresholds
+    def __init__(self, layout: Layout) -> None:
+        self._layout = layout
 
     def create_accumulator(self) -> CalibrationTotals:
-        return CalibrationTotals.zero(objectives=self._num_objectives, thresholds=self._num_thresholds)
+        return CalibrationTotals.zero(self._layout)
 
     def add_input(self, accumulator: CalibrationTotals, element: CalibrationTotals) -> CalibrationTotals:
         return accumulator.merge(element)
@@ -94,20 +166,13 @@ class _SumTotals(beam.CombineFn):
         return accumulator
 
 
-def _write_results(
-    totals: CalibrationTotals,
-    specs: Sequence[Spec],
-    p_value: str,
-    record: RunRecord,
-    output: str,
-) -> str:
+def _write_results(totals: CalibrationTotals, *, plan: Plan, digest: str, record: RunRecord, output: str) -> str:
     """Writes the risk table, then the manifest; returns the manifest's path."""
     if totals.risk.n == 0:
         raise DataError(f"the calibration set is empty: no examples in {', '.join(record.patterns)}.")
-    rows = risk_rows(
-        totals, specs, thresholds=record.settings.thresholds, p_value=p_value, num_layers=record.model.layers
-    )
-    manifest = record.manifest(totals, calibrate(rows, specs=specs, p_value=p_value, num_layers=record.model.layers))
+    num_layers = record.model.layers
+    rows = risk_rows(totals, plan, num_layers=num_layers)
+    manifest = record.manifest(totals, calibrate(rows, plan, num_layers=num_layers), plan, digest=digest)
     directory = pathlib.Path(output)
     directory.mkdir(parents=True, exist_ok=True)
     write_risk_table(directory / "risk_table.csv", rows)

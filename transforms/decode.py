@@ -99,7 +99,7 @@ class _DecodeShard(beam.DoFn):
         assert self._loaded is not None
         shard, unordered = element
         plan = self._plan
-        examples = _with_unique_ids(unordered)
+        examples = with_unique_ids(unordered)
         encode = functools.partial(
             encode_prompt,
             vocabulary=self._loaded.vocabulary,
@@ -134,6 +134,22 @@ class _DecodeShard(beam.DoFn):
         yield path
 
 
+def with_unique_ids(examples: Iterable[Example]) -> list[Example]:
+    """Returns the examples in an order of their own, with equal derived ids told apart by a number.
+
+    Args:
+      examples: Of one shard, or of a whole data set: equal derived ids always meet in one shard.
+    """
+    ordered = sorted(examples, key=lambda example: (example.id, example.file_index, example.line))
+    seen: dict[str, int] = {}
+    unique = []
+    for example in ordered:
+        # An id that stood in the data occurs once, or the run has ended before.
+        count = seen[example.id] = seen.get(example.id, 0) + 1
+        unique.append(dataclasses.replace(example, id=f"{example.id}-{count}") if count > 1 else example)
+    return unique
+
+
 @dataclasses.dataclass(frozen=True)
 class _Loaded:
     """What one process needs to decode; a class, since `Shared` keeps a weak reference to it."""
@@ -165,18 +181,6 @@ def _load(plan: DecodePlan) -> _Loaded:
         batch_size=plan.batch_size,
     )
     return _Loaded(vocabulary, checkpoint.config.vocab_size, decoder)
-
-
-def _with_unique_ids(examples: Iterable[Example]) -> list[Example]:
-    """Returns the examples in an order of their own, with equal derived ids told apart by a number."""
-    ordered = sorted(examples, key=lambda example: (example.id, example.file_index, example.line))
-    seen: dict[str, int] = {}
-    unique = []
-    for example in ordered:
-        # An id that stood in the data occurs once, or the run has ended before.
-        count = seen[example.id] = seen.get(example.id, 0) + 1
-        unique.append(dataclasses.replace(example, id=f"{example.id}-{count}") if count > 1 else example)
-    return unique
 
 
 def _duplicate_prompts(examples: list[Example]) -> frozenset[str]:

@@ -26,12 +26,14 @@ class ReadExamples(beam.PTransform):
       num_shards: Number of shards.
       needs_references: Whether an example without references is an error.
       progress: Where to report.
+      cluster_key: Key of the name of an example's cluster; None reads no clusters.
     """
 
     paths: Sequence[str]
     num_shards: int
     needs_references: bool
     progress: ProgressLog
+    cluster_key: str | None = None
 
     def expand(self, pipeline: beam.Pipeline) -> beam.PCollection:
         """Returns a PCollection of (int, Iterable[Example])."""
@@ -40,7 +42,7 @@ class ReadExamples(beam.PTransform):
             | "ListFiles" >> beam.Create(list(enumerate(self.paths)))
             # So that one worker does not read all files: Create is one bundle.
             | "SpreadFiles" >> beam.Reshuffle()
-            | "ParseExamples" >> beam.ParDo(_ParseFile(self.needs_references, self.progress))
+            | "ParseExamples" >> beam.ParDo(_ParseFile(self.needs_references, self.cluster_key, self.progress))
         )
         ids_are_unique = (
             examples
@@ -72,15 +74,18 @@ def _shard_and_example(example: Example, num_shards: int) -> tuple[int, Example]
 class _ParseFile(beam.DoFn):
     """Yields the examples of one file."""
 
-    def __init__(self, needs_references: bool, progress: ProgressLog) -> None:
+    def __init__(self, needs_references: bool, cluster_key: str | None, progress: ProgressLog) -> None:
         self._needs_references = needs_references
+        self._cluster_key = cluster_key
         self._progress = progress
         self._examples = Metrics.counter("calm_beam", "read-examples")
 
     def process(self, element: tuple[int, str]) -> Iterator[Example]:
         file_index, path = element
         count = 0
-        for example in read_examples(path, file_index=file_index, needs_references=self._needs_references):
+        for example in read_examples(
+            path, file_index=file_index, needs_references=self._needs_references, cluster_key=self._cluster_key
+        ):
             count += 1
             yield example
         if not count:
@@ -89,19 +94,24 @@ class _ParseFile(beam.DoFn):
         self._progress.report("read", count)
 
 
-def read_examples(path: str, *, file_index: int = 0, needs_references: bool = False) -> Iterator[Example]:
+def read_examples(
+    path: str, *, file_index: int = 0, needs_references: bool = False, cluster_key: str | None = None
+) -> Iterator[Example]:
     """Yields the examples of one JSONL file on any file system that Beam knows.
 
     Args:
       path: The file, read as gzip if it ends in `.gz`.
       file_index: Recorded in the examples.
       needs_references: Whether an example without references is an error.
+      cluster_key: Key of the cluster's name; None reads no clusters.
 
     Raises:
       DataError: If the file is damaged or a line is not an example; names file and line.
     """
     with FileSystems.open(path, compression_type=CompressionTypes.UNCOMPRESSED) as raw:
-        yield from parse_examples(raw, path=path, file_index=file_index, needs_references=needs_references)
+        yield from parse_examples(
+            raw, path=path, file_index=file_index, needs_references=needs_references, cluster_key=cluster_key
+        )
 
 
 class _CheckUniqueId(beam.DoFn):

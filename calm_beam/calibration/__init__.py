@@ -1,5 +1,9 @@
 """From generations to calibrated thresholds: losses, totals, tests."""
 
+from .fingerprint import content_sum_of as content_sum_of
+from .fingerprint import fingerprint_text as fingerprint_text
+from .layout import Layout as Layout
+from .plan import Plan as Plan
 from .record import RunRecord as RunRecord
 from .result import RiskRow as RiskRow
 from .result import calibrate as calibrate
@@ -9,3 +13,8 @@ from .specs import Objective as Objective
 from .specs import Spec as Spec
 from .specs import all_specs as all_specs
 from .totals import CalibrationTotals as CalibrationTotals
+from .verification import FreshLosses as FreshLosses
+from .verification import Verdict as Verdict
+from .verification import objective_of as objective_of
+from .verification import promised_thresholds as promised_thresholds
+from .verification import verify as verify

@@ -3,8 +3,17 @@
 import dataclasses
 
 from calm_beam.decoding.settings import DTYPE, DecodeSettings
-from calm_beam.manifest import Calibration, DataRecord, DecodeRecord, Manifest, ModelRecord, VocabularyRecord
+from calm_beam.manifest import (
+    Calibration,
+    DataRecord,
+    DecodeRecord,
+    Manifest,
+    ModelRecord,
+    VocabularyRecord,
+    guarantee_in_words,
+)
 
+from .plan import Plan
 from .totals import CalibrationTotals
 
 
@@ -28,13 +37,22 @@ class RunRecord:
     patterns: tuple[str, ...]
     software: dict[str, str]
 
-    def manifest(self, totals: CalibrationTotals, calibrations: tuple[Calibration, ...]) -> Manifest:
+    def manifest(
+        self, totals: CalibrationTotals, calibrations: tuple[Calibration, ...], plan: Plan, *, digest: str
+    ) -> Manifest:
         """Returns the manifest of a run.
 
         Args:
           totals: Over the whole calibration set.
           calibrations: From `calibrate`.
+          plan: What was planned.
+          digest: Of the plan, as it was before any loss was seen.
+
+        Raises:
+          ManifestError: If the calibrations are not those that were planned.
         """
+        planned = plan.record()
+        assert planned.digest == digest, "the plan was changed after it was settled"
         rule = self.settings.rule
         return Manifest(
             created=self.created,
@@ -54,12 +72,15 @@ class RunRecord:
             ),
             data=DataRecord(
                 patterns=self.patterns,
-                examples=totals.risk.n,
+                examples=totals.examples,
+                clusters=None if plan.cluster_key is None else totals.risk.n,
                 duplicates=totals.duplicates,
                 failed=totals.failed,
                 truncated=totals.truncated,
                 fingerprint=totals.data_fingerprint(),
             ),
+            plan=planned,
             calibrations=calibrations,
+            guarantee=guarantee_in_words(joint_epsilon=plan.joint_epsilon, cluster_key=plan.cluster_key),
             software=self.software,
         )

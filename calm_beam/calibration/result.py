@@ -1,14 +1,15 @@
-"""From totals to chosen thresholds: p-values, fixed sequence test, and the table of risks."""
+"""From totals to chosen thresholds: p-values, tests of the whole grid, and the table of risks."""
 
 import dataclasses
 from collections.abc import Sequence
 
 from calm_beam.manifest import Calibration, PathEntry
 from calm_beam.risk.fixed_point import loss_sum_upper
-from calm_beam.risk.fixed_sequence import FixedSequenceResult, fixed_sequence_test
+from calm_beam.risk.fwer import PROCEDURES
 from calm_beam.risk.pvalues import P_VALUES
+from calm_beam.risk.statistics import Loss
 
-from .specs import Spec, objectives_of
+from .plan import Plan
 from .totals import CalibrationTotals
 
 
@@ -19,20 +20,22 @@ class RiskRow:
     Attributes:
       consistency: Kind of consistency.
       metric: Name of the metric.
+      loss: What is made of its scores.
       delta: Risk tolerance.
       epsilon: Allowed probability of error.
       threshold: Exit threshold.
-      n: Number of examples.
+      n: Number of independent units: examples, or clusters of them.
       loss_sum: Exact sum of losses in units of 2^-32.
       risk: Mean loss.
       p_value: Of "the risk exceeds delta".
-      tested: Whether fixed sequence testing got to this threshold.
+      tested: Whether the procedure looked at this threshold.
       rejected: Whether it was found safe.
       layers: Mean decoder layers per token.
     """
 
     consistency: str
     metric: str
+    loss: str
     delta: float
     epsilon: float
     threshold: float
@@ -45,81 +48,74 @@ class RiskRow:
     layers: float
 
 
-def risk_rows(
-    totals: CalibrationTotals,
-    specs: Sequence[Spec],
-    *,
-    thresholds: Sequence[float],
-    p_value: str,
-    num_layers: int,
-) -> tuple[RiskRow, ...]:
-    """Returns the risk of every threshold under every spec, and how far its fixed sequence test got.
+def risk_rows(totals: CalibrationTotals, plan: Plan, *, num_layers: int) -> tuple[RiskRow, ...]:
+    """Returns the risk of every threshold under every spec, and what its test says of it.
 
     Args:
-      totals: Over the whole calibration set.
-      specs: The guarantees asked for.
-      thresholds: The grid, descending: the testing order, fixed before any loss was seen.
-      p_value: A key of `P_VALUES`.
+      totals: Over the whole calibration set, in the plan's layout.
+      plan: What is asked for, fixed before any loss was seen.
       num_layers: Decoder depth.
 
     Raises:
       ValueError: If there are no examples.
+      EvidenceError: If the losses do not allow a p-value that was planned.
 
     Source: CALM Algorithm 1 (calibration with fixed sequence testing).
     """
-    objectives = objectives_of(specs)
-    risks = totals.risk.empirical_risk()
     layers = totals.mean_layers(num_layers)[1:]
     rows: list[RiskRow] = []
-    for spec in specs:
-        index = objectives.index(spec.objective)
-        sums = totals.risk.loss_sums[index]
-        p_values = P_VALUES[p_value](loss_sum_upper(sums), n=totals.risk.n, delta=spec.delta)
-        test: FixedSequenceResult = fixed_sequence_test(p_values, epsilon=spec.epsilon)
+    for spec in plan.specs:
+        evidence = totals.evidence(spec.objective)
+        sums = evidence.sums[Loss()]
+        risks = loss_sum_upper(sums) / evidence.n
+        p_values = P_VALUES[spec.p_value].p_values(evidence, spec.delta)
+        test = PROCEDURES[spec.procedure](p_values, epsilon=spec.epsilon)
         rows.extend(
             RiskRow(
                 consistency=spec.objective.consistency,
                 metric=spec.objective.metric,
+                loss=spec.objective.loss,
                 delta=spec.delta,
                 epsilon=spec.epsilon,
                 threshold=threshold,
-                n=totals.risk.n,
+                n=evidence.n,
                 loss_sum=int(sums[place]),
-                risk=float(risks[index, place]),
+                risk=float(risks[place]),
                 p_value=float(p_values[place]),
-                tested=place < test.num_tested,
-                rejected=place < test.num_rejected,
+                tested=bool(test.tested[place]),
+                rejected=bool(test.rejected[place]),
                 layers=layers[place],
             )
-            for place, threshold in enumerate(thresholds)
+            for place, threshold in enumerate(plan.thresholds)
         )
     return tuple(rows)
 
 
-def calibrate(
-    rows: Sequence[RiskRow], *, specs: Sequence[Spec], p_value: str, num_layers: int
-) -> tuple[Calibration, ...]:
-    """Returns one manifest entry per spec: the lowest threshold found safe, and the whole tested path.
+def calibrate(rows: Sequence[RiskRow], plan: Plan, *, num_layers: int) -> tuple[Calibration, ...]:
+    """Returns one manifest entry per spec: the lowest threshold found safe, and every threshold tested.
+
+    Every rejected threshold is safe, so the choice among them is free; the lowest exits earliest. With procedures that
+    go on after a failure, thresholds above it need not have been rejected.
 
     Args:
       rows: From `risk_rows`.
-      specs: As given there.
-      p_value: As given there.
+      plan: As given there.
       num_layers: Decoder depth, reported for "never exit".
     """
-    per_spec = len(rows) // len(specs)
+    per_spec = len(plan.thresholds)
     entries = []
-    for index, spec in enumerate(specs):
+    for index, spec in enumerate(plan.specs):
         tested = [row for row in rows[index * per_spec : (index + 1) * per_spec] if row.tested]
         chosen = next((row for row in reversed(tested) if row.rejected), None)
         entries.append(
             Calibration(
                 consistency=spec.objective.consistency,
                 metric=spec.objective.metric,
+                loss=spec.objective.loss,
                 delta=spec.delta,
                 epsilon=spec.epsilon,
-                p_value=p_value,
-                procedure="fixed_sequence",
+                p_value=spec.p_value,
+                procedure=spec.procedure,
                 threshold=chosen.threshold if chosen else None,
                 layers=chosen.layers if chosen else num_layers,
                 risk=chosen.risk if chosen else 0.0,

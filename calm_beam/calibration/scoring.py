@@ -7,7 +7,8 @@ import numpy as np
 from calm_beam.examples import DataError
 from calm_beam.generations import Generation
 from calm_beam.metrics.registry import Metric, checked_score
-from calm_beam.risk.losses import risk_loss, textual_loss
+from calm_beam.risk.fixed_point import to_signed_fixed_point
+from calm_beam.risk.losses import relu_risk_loss, signed_risk_loss, textual_loss
 
 from .specs import Objective
 
@@ -24,7 +25,8 @@ def score_generation(
       num_thresholds: Size of the grid.
 
     Returns:
-      float64, shape (objectives, thresholds), in [0, 1]. All 1 if the example failed.
+      Shape (objectives, thresholds), int64 in units of 2^-32, rounded up; each in [0, LOSS_SCALE], where the loss is
+      signed in [-LOSS_SCALE, LOSS_SCALE]. All LOSS_SCALE, the worst there is, if the example failed.
 
     Raises:
       DataError: If risk consistency is asked for and the example has no references.
@@ -33,7 +35,7 @@ def score_generation(
     Source: CALM, "Defining p-values for consistent early-exiting" (the losses of textual and risk consistency).
     """
     if generation.failure is not None:
-        return np.ones((len(objectives), num_thresholds))
+        return to_signed_fixed_point(np.ones((len(objectives), num_thresholds)))
     full, *early = (output.text for output in generation.outputs)
     assert len(early) == num_thresholds
     example = generation.example
@@ -49,8 +51,11 @@ def score_generation(
             for text in dict.fromkeys((full, *early))
         }
         early_scores = np.array([scores[text] for text in early])
-        if objective.consistency == "risk":
-            rows.append(risk_loss(early_score=early_scores, full_score=scores[full]))
-        else:
-            rows.append(textual_loss(early_scores))
-    return np.stack(rows)
+        match objective.loss:
+            case "dissimilarity":
+                rows.append(textual_loss(early_scores))
+            case "signed":
+                rows.append(signed_risk_loss(early_score=early_scores, full_score=scores[full]))
+            case "relu":
+                rows.append(relu_risk_loss(early_score=early_scores, full_score=scores[full]))
+    return to_signed_fixed_point(np.stack(rows))

@@ -1,28 +1,46 @@
-"""What a calibration is asked to guarantee."""
+"""What a calibration is asked to guarantee, and by which test."""
 
 import dataclasses
 import itertools
 from collections.abc import Sequence
 
-CONSISTENCIES = ("textual", "risk")
+from calm_beam.risk.fwer import PROCEDURES
+from calm_beam.risk.pvalues import P_VALUES
+
+# The losses that each kind of consistency can be measured by, the default first.
+LOSSES = {"textual": ("dissimilarity",), "risk": ("signed", "relu")}
+CONSISTENCIES = tuple(LOSSES)
+DEFAULT_P_VALUES = {"dissimilarity": "hoeffding_bentkus", "signed": "signed_mixture", "relu": "hoeffding_bentkus"}
 
 
 @dataclasses.dataclass(frozen=True)
 class Objective:
-    """A loss: the kind of consistency and the metric it is measured by.
+    """A loss: the kind of consistency, the metric it is measured by, and what is made of its scores.
 
     Attributes:
       consistency: `textual` (the early output against the full model's; CALM Definition 1) or `risk` (both against the
         references; CALM Definition 2).
       metric: Name of a metric.
+      loss: One of `LOSSES[consistency]`; see `calm_beam.risk.losses`.
     """
 
     consistency: str
     metric: str
+    loss: str
 
     def __post_init__(self) -> None:
         if self.consistency not in CONSISTENCIES:
             raise ValueError(f"consistency must be one of {', '.join(CONSISTENCIES)}; got {self.consistency!r}.")
+        allowed = LOSSES[self.consistency]
+        if self.loss not in allowed:
+            raise ValueError(
+                f"loss must be one of {', '.join(allowed)} for {self.consistency} consistency; got {self.loss!r}."
+            )
+
+    @property
+    def is_signed(self) -> bool:
+        """Whether losses lie in [-1, 1] and not in [0, 1]."""
+        return self.loss == "signed"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -33,34 +51,84 @@ class Spec:
       objective: Which loss.
       delta: Risk tolerance, in (0, 1).
       epsilon: Allowed probability that the chosen threshold breaks the tolerance, in (0, 1).
+      p_value: Test of one threshold, a key of `P_VALUES`.
+      procedure: How several thresholds are tested, a key of `PROCEDURES`.
     """
 
     objective: Objective
     delta: float
     epsilon: float
+    p_value: str
+    procedure: str = "fixed_sequence"
 
     def __post_init__(self) -> None:
         for name, value in (("delta", self.delta), ("epsilon", self.epsilon)):
             if not 0 < value < 1:
                 raise ValueError(f"{name} must be in (0, 1), got {value}. It is a fraction: for 5 % pass {name}=0.05.")
+        for name, choice, known in (
+            ("p_value", self.p_value, P_VALUES),
+            ("procedure", self.procedure, PROCEDURES),
+        ):
+            if choice not in known:
+                raise ValueError(f"{name} must be one of {', '.join(known)}; got {choice!r}.")
+        if self.objective.is_signed and not P_VALUES[self.p_value].takes_signed:
+            valid = " or ".join(name for name, method in P_VALUES.items() if method.takes_signed)
+            raise ValueError(
+                f"p_value {self.p_value} is for losses in [0, 1], but the signed loss of risk consistency lies in "
+                f"[-1, 1]. Take {valid}, or risk_loss=relu."
+            )
 
 
 def all_specs(
-    *, consistencies: Sequence[str], metrics: Sequence[str], deltas: Sequence[float], epsilons: Sequence[float]
+    *,
+    consistencies: Sequence[str],
+    metrics: Sequence[str],
+    deltas: Sequence[float],
+    epsilons: Sequence[float],
+    risk_loss: str | None = None,
+    p_value: str | None = None,
+    procedure: str = "fixed_sequence",
+    joint: bool = False,
 ) -> tuple[Spec, ...]:
-    """Returns every combination as one spec, in the order of the arguments, the last varying fastest.
+    """Returns every combination of the lists as one spec, in the order of the arguments, the last varying fastest.
+
+    Args:
+      consistencies: Kinds of consistency.
+      metrics: Names of metrics.
+      deltas: Risk tolerances.
+      epsilons: Allowed probabilities of error.
+      risk_loss: Loss of risk consistency; None takes `signed`, or `relu` if the p-value is for losses in [0, 1].
+      p_value: Test of one threshold; None takes the best suited to each loss.
+      procedure: How several thresholds are tested.
+      joint: Whether all guarantees are to hold together with probability 1 - epsilon. Then there must be one epsilon,
+        of which each spec gets an equal share (Bonferroni).
 
     Raises:
-      ValueError: If a list is empty or holds a value twice, or a value is not allowed.
+      ValueError: If a list is empty or holds a value twice, or a value or combination is not allowed.
     """
     lists = {"consistency": consistencies, "metric": metrics, "delta": deltas, "epsilon": epsilons}
     for name, values in lists.items():
         if not values or len(set(values)) != len(values):
             raise ValueError(f"{name} must list one or more different values, got {list(values)}.")
-    return tuple(
-        Spec(objective=Objective(consistency, metric), delta=delta, epsilon=epsilon)
-        for consistency, metric, delta, epsilon in itertools.product(consistencies, metrics, deltas, epsilons)
-    )
+    if joint and len(epsilons) > 1:
+        raise ValueError(f"a joint guarantee divides one epsilon among all entries, got {list(epsilons)}. Choose one.")
+    if risk_loss is None:
+        is_for_unit_interval = p_value is not None and p_value in P_VALUES and not P_VALUES[p_value].takes_signed
+        risk_loss = "relu" if is_for_unit_interval else "signed"
+    shares = len(consistencies) * len(metrics) * len(deltas) if joint else 1
+    specs = []
+    for consistency, metric, delta, epsilon in itertools.product(consistencies, metrics, deltas, epsilons):
+        objective = Objective(consistency, metric, risk_loss if consistency == "risk" else "dissimilarity")
+        # Checked before it is divided, so that a message speaks of the value that was given.
+        whole = Spec(
+            objective=objective,
+            delta=delta,
+            epsilon=epsilon,
+            p_value=p_value or DEFAULT_P_VALUES[objective.loss],
+            procedure=procedure,
+        )
+        specs.append(dataclasses.replace(whole, epsilon=epsilon / shares))
+    return tuple(specs)
 
 
 def objectives_of(specs: Sequence[Spec]) -> tuple[Objective, ...]:

@@ -8,12 +8,16 @@ other are enforced by the records.
 from ._checks import ManifestError as ManifestError
 from ._manifest import GUARANTEE as GUARANTEE
 from ._manifest import Manifest as Manifest
+from ._manifest import guarantee_in_words as guarantee_in_words
+from ._plan import PlannedTest as PlannedTest
+from ._plan import PlanRecord as PlanRecord
 from ._record import SCHEMA as SCHEMA
 from .digest import content_digest as content_digest
 from .reader import parse_manifest as parse_manifest
 from .reader import read_manifest as read_manifest
 from .records import CONFIDENCES as CONFIDENCES
 from .records import CONSISTENCIES as CONSISTENCIES
+from .records import LOSSES as LOSSES
 from .records import PROCEDURES as PROCEDURES
 from .records import SCHEDULES as SCHEDULES
 from .records import STATE_PROPAGATIONS as STATE_PROPAGATIONS

@@ -2,18 +2,41 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
-from typing import Self
+from typing import ClassVar, Self
 
 from ._checks import ManifestError, check_text, check_utc_time, shown
+from ._plan import PlanRecord
 from ._record import SCHEMA, Record, check_record, check_tuple, checked_keys, records_from_json
 from .digest import content_digest
 from .records import Calibration, DataRecord, DecodeRecord, ModelRecord, VocabularyRecord
 
+_DRAWS = "for prompts drawn independently from the same distribution as the calibration set"
 GUARANTEE = (
     "Each calibration entry holds alone: with probability at least 1 - epsilon over the draw of the calibration set, "
-    "the expected loss at its threshold is at most delta, for prompts drawn independently from the same distribution "
-    "as the calibration set. Several entries are not promised to hold together."
+    f"the expected loss at its threshold is at most delta, {_DRAWS}. Several entries are not promised to hold together."
 )
+
+
+def guarantee_in_words(*, joint_epsilon: float | None = None, cluster_key: str | None = None) -> str:
+    """Returns what a manifest promises.
+
+    Args:
+      joint_epsilon: Probability with which any entry may be broken, if they hold together; None if each alone.
+      cluster_key: Field of a data row that names its cluster, if clusters are the independent units.
+    """
+    promise = GUARANTEE
+    if joint_epsilon is not None:
+        promise = (
+            f"All calibration entries hold together: with probability at least 1 - {joint_epsilon:g} over the draw of "
+            "the calibration set, the expected loss at the threshold of every entry is at most that entry's delta, "
+            f"{_DRAWS}. Each alone holds with probability at least 1 - its own epsilon."
+        )
+    if cluster_key is not None:
+        promise += (
+            f" A prompt is drawn here by drawing a cluster, which {cluster_key} names, and then one of its prompts: "
+            "clusters are what must be drawn independently, and every cluster weighs the same."
+        )
+    return promise
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,16 +49,20 @@ class Manifest(Record):
       vocabulary: Its vocabulary; None when the data are token ids.
       decode: How it decodes.
       data: The calibration set.
+      plan: What was settled before any loss was seen; None in manifests that do not say.
       calibrations: The promises, at least one.
       guarantee: What they mean, in words.
       software: Versions by name. Copied, so that later changes to the caller's dict do not reach the manifest.
     """
+
+    _OPTIONAL: ClassVar[tuple[str, ...]] = ("plan",)
 
     created: str
     model: ModelRecord
     vocabulary: VocabularyRecord | None
     decode: DecodeRecord
     data: DataRecord
+    plan: PlanRecord | None = None
     calibrations: tuple[Calibration, ...]
     guarantee: str = GUARANTEE
     # Left out of the hash only because a dict has none; equality does compare it.
@@ -58,7 +85,7 @@ class Manifest(Record):
         """
         check_schema(value)
         keys = ["schema", *(f.name for f in fields(cls)), "digest"]
-        given = checked_keys(value, keys, at=at)
+        given = checked_keys(value, keys, optional=cls._OPTIONAL, at=at)
         manifest = super().from_dict({k: v for k, v in given.items() if k not in ("schema", "digest")}, at=at)
         check_digest(given)
         return manifest
@@ -76,6 +103,8 @@ class Manifest(Record):
                 return DataRecord.from_dict(value, at=at)
             case "calibrations":
                 return records_from_json(Calibration, value, at=at)
+            case "plan":
+                return PlanRecord.from_dict(value, at=at)
         return value
 
     def __post_init__(self) -> None:
@@ -102,14 +131,20 @@ class Manifest(Record):
             )
         for index, calibration in enumerate(self.calibrations):
             self._check_against_run(calibration, at=f"calibrations[{index}]")
+        if self.plan is not None:
+            check_record("plan", self.plan, PlanRecord)
+            self._check_against_plan(self.plan)
 
     def _check_against_run(self, calibration: Calibration, *, at: str) -> None:
         """Refuses a calibration that is at odds with the model or the data."""
-        full, examples, failed = self.model.layers, self.data.examples, self.data.failed
+        full, failed, units = self.model.layers, self.data.failed, self.data.units
+        # What failed examples add to the mean of losses that are at least 0.
+        least_risk = failed / units if calibration.loss != "signed" and self.data.clusters is None else -1
         for index, entry in enumerate(calibration.path):
-            if entry.n != examples:
+            if entry.n != units:
+                unit = "examples" if self.data.clusters is None else "clusters"
                 raise ManifestError(
-                    f"{at}.path[{index}].n must be data.examples, which is {examples} (failed examples count, "
+                    f"{at}.path[{index}].n must be data.{unit}, which is {units} (failed examples count, "
                     f"with loss 1), got {entry.n}"
                 )
             if entry.layers > full:
@@ -118,16 +153,30 @@ class Manifest(Record):
                     f"got {shown(entry.layers)}"
                 )
             # Division rounds monotonically, so a mean over losses that include these ones cannot come out below.
-            if entry.risk < failed / examples:
+            if entry.risk < least_risk:
                 raise ManifestError(
-                    f"{at}.path[{index}].risk must be at least {shown(failed / examples)}, since {failed} of "
-                    f"{examples} examples failed and count with loss 1, got {shown(entry.risk)}"
+                    f"{at}.path[{index}].risk must be at least {shown(least_risk)}, since {failed} of "
+                    f"{units} examples failed and count with loss 1, got {shown(entry.risk)}"
                 )
         if calibration.threshold is None and calibration.layers != full:
             raise ManifestError(
                 f"{at}.layers must be model.layers, which is {full}, when threshold is null, "
                 f"got {shown(calibration.layers)}"
             )
+
+    def _check_against_plan(self, plan: PlanRecord) -> None:
+        """Refuses a run that is not the one that was planned."""
+        if plan.model != self.model.fingerprint:
+            raise ManifestError(
+                f"plan.model must be model.fingerprint, which is {shown(self.model.fingerprint)}, "
+                f"got {shown(plan.model)}"
+            )
+        if (plan.cluster_key is None) != (self.data.clusters is None):
+            raise ManifestError(
+                "data.clusters must be there exactly if plan.cluster_key is not null, got "
+                f"{shown(self.data.clusters)} and {shown(plan.cluster_key)}"
+            )
+        plan.check_calibrations(self.calibrations)
 
     @property
     def digest(self) -> str:

@@ -1,8 +1,8 @@
 """How the parts of a manifest go to plain JSON values and come back, naming the key path of what is refused."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
-from typing import Self, TypeVar
+from typing import ClassVar, Self, TypeVar
 
 from ._checks import ManifestError, shown
 
@@ -11,6 +11,9 @@ SCHEMA = "calm-beam/manifest/v1"
 
 class Record:
     """A frozen dataclass that goes to plain JSON values and comes back, naming the key path of what it refuses."""
+
+    # Keys that a manifest of an earlier writer does not have; None stands for their absence.
+    _OPTIONAL: ClassVar[tuple[str, ...]] = ()
 
     @classmethod
     def from_dict(cls, value: object, *, at: str = "") -> Self:
@@ -27,7 +30,8 @@ class Record:
           ManifestError: If a key is unknown or missing, or a value is of the wrong type, out of range or at odds
             with another value.
         """
-        given = checked_keys(value, [f.name for f in fields(cls)], at=at or cls.__name__)  # type: ignore[arg-type]
+        names = [f.name for f in fields(cls)]  # type: ignore[arg-type]
+        given = checked_keys(value, names, optional=cls._OPTIONAL, at=at or cls.__name__)
         arguments = {key: cls._from_json(key, item, at=_join(at, key)) for key, item in given.items()}
         try:
             return cls(**arguments)
@@ -42,23 +46,29 @@ class Record:
 
     def to_dict(self) -> dict[str, object]:
         """Returns the record as plain JSON values: dicts in field order, lists, strings, numbers, booleans, None."""
-        return {f.name: _plain(getattr(self, f.name)) for f in fields(self)}  # type: ignore[arg-type]
+        values = {f.name: _plain(getattr(self, f.name)) for f in fields(self)}  # type: ignore[arg-type]
+        return {key: value for key, value in values.items() if value is not None or key not in self._OPTIONAL}
 
 
 _R = TypeVar("_R", bound=Record)
 
 
-def checked_keys(value: object, keys: list[str], *, at: str) -> dict[str, object]:
-    """Returns the dict's items in the order of `keys`, refusing any other set of keys."""
+def checked_keys(value: object, keys: list[str], *, optional: Sequence[str] = (), at: str) -> dict[str, object]:
+    """Returns the dict's items in the order of `keys`, refusing any other set of keys.
+
+    Keys in `optional` may be missing, but not null: what is not there is not written.
+    """
     if not isinstance(value, Mapping):
         raise ManifestError(f"{at} must be a JSON object, got {shown(value)}")
     for key in value:
         if key not in keys:
             raise ManifestError(f"{_join(at, str(key))} is not a key of {SCHEMA}; expected {', '.join(keys)}")
     for key in keys:
-        if key not in value:
+        if key not in value and key not in optional:
             raise ManifestError(f"{_join(at, key)} is missing")
-    return {key: value[key] for key in keys}
+        if key in optional and key in value and value[key] is None:
+            raise ManifestError(f"{_join(at, key)} must not be null: where there is none, the key is left out")
+    return {key: value[key] for key in keys if key in value}
 
 
 def checked_list(value: object, *, at: str) -> list[object]:

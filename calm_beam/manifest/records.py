@@ -5,6 +5,7 @@ Numbers stay as given (1 does not become 1.0): the digest is taken over them.
 
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import ClassVar
 
 from ._checks import (
     ManifestError,
@@ -22,7 +23,8 @@ CONFIDENCES = ("softmax", "softmax_max", "state", "classifier", "oracle", "stati
 SCHEDULES = ("constant", "decay", "decay_t5x")
 STATE_PROPAGATIONS = ("from_exit", "from_first_exit", "full_cache", "projected")
 CONSISTENCIES = ("textual", "risk")
-PROCEDURES = ("fixed_sequence",)
+LOSSES = ("dissimilarity", "signed", "relu")
+PROCEDURES = ("fixed_sequence", "multi_start", "fallback", "holm", "bonferroni")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,14 +115,18 @@ class DataRecord(Record):
     Attributes:
       patterns: File patterns it was read from.
       examples: Number of examples, failed ones included.
+      clusters: Number of clusters, where they and not examples are the independent units; None otherwise.
       duplicates: Examples whose input had already occurred; they weaken the assumption of independent draws.
       failed: Examples that could not be decoded and count with loss 1 at every threshold.
       truncated: Examples whose input was cut to the longest allowed.
       fingerprint: Identifies the examples.
     """
 
+    _OPTIONAL: ClassVar[tuple[str, ...]] = ("clusters",)
+
     patterns: tuple[str, ...]
     examples: int
+    clusters: int | None = None
     duplicates: int
     failed: int
     truncated: int
@@ -140,6 +146,15 @@ class DataRecord(Record):
             if count > self.examples:
                 raise ManifestError(f"{key} must be at most examples, which is {self.examples}, got {count}")
         check_text("fingerprint", self.fingerprint)
+        if self.clusters is not None:
+            check_count("clusters", self.clusters, low=1)
+            if self.clusters > self.examples:
+                raise ManifestError(f"clusters must be at most examples, which is {self.examples}, got {self.clusters}")
+
+    @property
+    def units(self) -> int:
+        """Number of independent units: clusters where there are some, examples otherwise."""
+        return self.examples if self.clusters is None else self.clusters
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -148,8 +163,8 @@ class PathEntry(Record):
 
     Attributes:
       threshold: The exit threshold, in [0, 1].
-      n: Number of examples the test counted.
-      risk: Empirical risk, in [0, 1].
+      n: Number of independent units the test counted: examples, or clusters of them.
+      risk: Empirical risk, in [0, 1]; in [-1, 1] where the loss is signed.
       p_value: For the null "the risk at this threshold exceeds delta", in [0, 1].
       rejected: Whether the null was rejected, that is, the threshold accepted.
       layers: Mean decoder layers per token.
@@ -165,7 +180,7 @@ class PathEntry(Record):
     def __post_init__(self) -> None:
         check_number("threshold", self.threshold, low=0, high=1)
         check_count("n", self.n, low=1)
-        check_number("risk", self.risk, low=0, high=1)
+        check_number("risk", self.risk, low=-1, high=1)
         check_number("p_value", self.p_value, low=0, high=1)
         check_bool("rejected", self.rejected)
         check_number("layers", self.layers, low=1)
@@ -178,6 +193,7 @@ class Calibration(Record):
     Attributes:
       consistency: What quality is compared with, one of `CONSISTENCIES`.
       metric: Name of the metric behind the loss.
+      loss: What is made of the metric's scores, one of `LOSSES`; None in manifests that do not say.
       delta: Risk tolerance, in (0, 1).
       epsilon: Allowed probability that the chosen threshold breaks the tolerance, in (0, 1).
       p_value: Name of the p-value. Any name is read, so that later methods need no new schema.
@@ -185,11 +201,14 @@ class Calibration(Record):
       threshold: The lowest accepted threshold, or None for "never exit".
       layers: Mean decoder layers per token at the threshold; all layers when it is None.
       risk: Empirical risk at the threshold; 0 when it is None.
-      path: Every threshold tested, in testing order (descending).
+      path: Every threshold tested, in descending order, which is that of testing.
     """
+
+    _OPTIONAL: ClassVar[tuple[str, ...]] = ("loss",)
 
     consistency: str
     metric: str
+    loss: str | None = None
     delta: float
     epsilon: float
     p_value: str
@@ -213,10 +232,15 @@ class Calibration(Record):
         if self.threshold is not None:
             check_number("threshold", self.threshold, low=0, high=1)
         check_number("layers", self.layers, low=1)
-        check_number("risk", self.risk, low=0, high=1)
+        if self.loss is not None:
+            check_choice("loss", self.loss, LOSSES)
+        lowest = -1 if self.loss == "signed" else 0
+        check_number("risk", self.risk, low=lowest, high=1)
         check_tuple("path", self.path, of=PathEntry)
         if not self.path:
             raise ManifestError("path must have an entry for every threshold tested, got []")
+        for index, entry in enumerate(self.path):
+            check_number(f"path[{index}].risk", entry.risk, low=lowest, high=1)
         self._check_testing_order()
         self._check_decisions()
         self._check_choice_follows()
@@ -228,14 +252,16 @@ class Calibration(Record):
                     f"path[{index}].threshold must be below the one tested before it, {shown(before.threshold)}, "
                     f"got {shown(entry.threshold)}"
                 )
-            if not before.rejected:
+            if self.procedure == "fixed_sequence" and not before.rejected:
                 raise ManifestError(
                     f"path[{index - 1}].rejected is false, so the test stops there, but path[{index}] follows"
                 )
 
     def _check_decisions(self) -> None:
         for index, entry in enumerate(self.path):
-            if entry.rejected != (entry.p_value <= self.epsilon):
+            is_small = entry.p_value <= self.epsilon
+            # Other procedures may reject fewer, by thresholds of their own on the p-values, and never more.
+            if entry.rejected != is_small and (entry.rejected or self.procedure == "fixed_sequence"):
                 raise ManifestError(
                     f"path[{index}].rejected must be {shown(not entry.rejected)}, got {shown(entry.rejected)}: "
                     f"p_value is {shown(entry.p_value)} and epsilon {shown(self.epsilon)}"

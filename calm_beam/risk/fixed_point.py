@@ -8,7 +8,7 @@ loss itself, so the guarantee survives the rounding exactly, at a price of at mo
 import numpy as np
 from numpy.typing import ArrayLike
 
-from calm_beam.risk.unit_interval import require_unit_interval
+from calm_beam.risk.unit_interval import require_signed_unit_interval, require_unit_interval
 
 _FRACTION_BITS = 32
 LOSS_SCALE = 2**_FRACTION_BITS
@@ -31,16 +31,54 @@ def to_fixed_point(losses: ArrayLike) -> np.ndarray:
     >>> to_fixed_point([0.0, 0.25, 1e-300, 1.0])
     array([         0, 1073741824,          1, 4294967296])
     """
-    # Multiplying by a power of two is exact (only the exponent moves), so `ceil` sees the true value.
-    scaled = require_unit_interval(losses, name="losses") * LOSS_SCALE
-    return np.asarray(np.ceil(scaled).astype(np.int64))
+    return _rounded_up(require_unit_interval(losses, name="losses"))
+
+
+def to_signed_fixed_point(losses: ArrayLike) -> np.ndarray:
+    """Returns signed losses in units of 2^-32, rounded up.
+
+    Args:
+      losses: Any shape, each in [-1, 1].
+
+    Returns:
+      The same shape, int64, each in [-LOSS_SCALE, LOSS_SCALE]: the least k with k / LOSS_SCALE >= loss.
+
+    Raises:
+      ValueError: If a loss is NaN or outside [-1, 1].
+
+    Source: ours; see the module docstring.
+
+    >>> to_signed_fixed_point([-1.0, -1e-300, 0.25])
+    array([-4294967296,           0,  1073741824])
+    """
+    return _rounded_up(require_signed_unit_interval(losses, name="losses"))
+
+
+def squares_upper(fixed_losses: np.ndarray) -> np.ndarray:
+    """Returns the squares of losses in units of 2^-32, rounded up.
+
+    Args:
+      fixed_losses: Any shape, int64 in units of 2^-32, each in [0, LOSS_SCALE].
+
+    Returns:
+      The same shape, int64, each in [0, LOSS_SCALE] and never above the loss itself.
+
+    Source: ours; see the module docstring.
+
+    >>> squares_upper(to_fixed_point([0.0, 1e-300, 0.5, 1.0]))
+    array([         0,          1, 1073741824, 4294967296])
+    """
+    # Only the square of LOSS_SCALE itself, 2^64, does not fit into 64 bits; there it is replaced at the end.
+    full = fixed_losses.astype(np.uint64) ** 2
+    squares = (full >> np.uint64(_FRACTION_BITS)).astype(np.int64) + (full & np.uint64(LOSS_SCALE - 1) != 0)
+    return np.asarray(np.where(fixed_losses == LOSS_SCALE, LOSS_SCALE, squares))
 
 
 def loss_sum_upper(totals: ArrayLike) -> np.ndarray:
     """Returns the least float64 that is at least the loss sum.
 
     Args:
-      totals: Any shape, integers >= 0: sums of `to_fixed_point` values.
+      totals: Any shape, integers: sums of `to_fixed_point` or `to_signed_fixed_point` values.
 
     Returns:
       The same shape, float64. Exact while the total is below 2^53 (a loss sum below 2,097,152), rounded up beyond.
@@ -48,7 +86,7 @@ def loss_sum_upper(totals: ArrayLike) -> np.ndarray:
 
     Raises:
       TypeError: If `totals` does not hold integers.
-      ValueError: If a total is negative or above the int64 range.
+      ValueError: If a total is outside the int64 range.
 
     Source: ours; see the module docstring.
 
@@ -66,27 +104,9 @@ def loss_sum_upper(totals: ArrayLike) -> np.ndarray:
     return np.asarray(np.where(was_rounded_down, np.nextafter(nearest, np.inf), nearest) / LOSS_SCALE)
 
 
-def loss_sum_ceil(totals: ArrayLike) -> np.ndarray:
-    """Returns the least integer that is at least the loss sum, in integer arithmetic throughout.
-
-    Args:
-      totals: Any shape, integers >= 0: sums of `to_fixed_point` values.
-
-    Returns:
-      The same shape, int64.
-
-    Raises:
-      TypeError: If `totals` does not hold integers.
-      ValueError: If a total is negative or above the int64 range.
-
-    Source: ours; see the module docstring.
-
-    >>> loss_sum_ceil([0, 1, LOSS_SCALE, LOSS_SCALE + 1])
-    array([0, 1, 1, 2])
-    """
-    # The shift rounds towards minus infinity, so that of the negated total rounds the sum up. Adding
-    # LOSS_SCALE - 1 instead could overflow.
-    return np.asarray(-((-_require_totals(totals)) >> _FRACTION_BITS))
+def _rounded_up(losses: np.ndarray) -> np.ndarray:
+    # Multiplying by a power of two is exact (only the exponent moves), so `ceil` sees the true value.
+    return np.asarray(np.ceil(losses * LOSS_SCALE).astype(np.int64))
 
 
 def _require_totals(totals: ArrayLike) -> np.ndarray:
@@ -94,7 +114,7 @@ def _require_totals(totals: ArrayLike) -> np.ndarray:
     given = np.asarray(totals)
     if given.dtype.kind not in "iu":
         raise TypeError(f"totals must be integers (sums of to_fixed_point values), got dtype {given.dtype}.")
-    is_outside = (given < 0) | (given > np.iinfo(np.int64).max)
+    is_outside = given > np.iinfo(np.int64).max
     if is_outside.any():
-        raise ValueError(f"totals must be in [0, 2^63), got {int(given[is_outside].flat[0])}.")
+        raise ValueError(f"totals must be in [-2^63, 2^63), got {int(given[is_outside].flat[0])}.")
     return given.astype(np.int64)

@@ -1,4 +1,4 @@
-"""The two losses of one example: how much an early-exit output loses to the full model's."""
+"""The losses of one example: how much an early-exit output loses to the full model's."""
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -27,11 +27,36 @@ def textual_loss(similarity: ArrayLike) -> np.ndarray:
     return np.asarray(1.0 - require_unit_interval(similarity, name="similarity"))
 
 
-def risk_loss(*, early_score: ArrayLike, full_score: ArrayLike) -> np.ndarray:
-    """Returns max(0, R(Y_early, Z) - R(Y_full, Z)): the risk added by exiting early, on one example.
+def signed_risk_loss(*, early_score: ArrayLike, full_score: ArrayLike) -> np.ndarray:
+    """Returns R(Y_early, Z) - R(Y_full, Z): what exiting early adds to the risk on one example, or takes from it.
 
     With R = 1 - m the difference of risks is m(Y_full, Z) - m(Y_early, Z), and that is what we compute: one rounding
     instead of three, and equal scores give exactly 0.
+
+    Args:
+      early_score: shape (thresholds,), each in [0, 1]. The metric of the early-exit output against the references Z.
+      full_score: scalar or shape (thresholds,), in [0, 1]. The metric of the full model's output against the same.
+
+    Returns:
+      Shape (thresholds,), each in [-1, 1]. Its expectation is what Definition 2 bounds.
+
+    Raises:
+      ValueError: If a score is NaN or outside [0, 1].
+
+    Source: CALM Definition 2 (risk consistency).
+
+    >>> signed_risk_loss(early_score=[0.5, 0.25, 1.0], full_score=0.5)
+    array([ 0.  ,  0.25, -0.5 ])
+    """
+    early = require_unit_interval(early_score, name="early_score")
+    full = require_unit_interval(full_score, name="full_score")
+    return np.asarray(full - early)
+
+
+def relu_risk_loss(*, early_score: ArrayLike, full_score: ArrayLike) -> np.ndarray:
+    """Returns max(0, R(Y_early, Z) - R(Y_full, Z)): the risk added by exiting early, on one example.
+
+    The paper's loss: see `signed_risk_loss` for one that gives no power away.
 
     Args:
       early_score: shape (thresholds,), each in [0, 1]. The metric of the early-exit output against the references Z.
@@ -46,10 +71,8 @@ def risk_loss(*, early_score: ArrayLike, full_score: ArrayLike) -> np.ndarray:
 
     Source: CALM Definition 2 (risk consistency) and Eq. 11 (its loss).
 
-    >>> risk_loss(early_score=[0.5, 0.25, 1.0], full_score=0.5)
+    >>> relu_risk_loss(early_score=[0.5, 0.25, 1.0], full_score=0.5)
     array([0.  , 0.25, 0.  ])
     """
-    # Both are checked here and not only on the way out: the maximum would turn an early score of 1.2 into a loss of 0.
-    early = require_unit_interval(early_score, name="early_score")
-    full = require_unit_interval(full_score, name="full_score")
-    return np.asarray(np.maximum(0.0, full - early))
+    # The maximum of a signed loss that was checked: it would turn an early score of 1.2 into a loss of 0.
+    return np.asarray(np.maximum(0.0, signed_risk_loss(early_score=early_score, full_score=full_score)))

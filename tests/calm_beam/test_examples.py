@@ -135,6 +135,36 @@ def test_digests_tell_prompt_from_content() -> None:
     assert len(one.content_digest()) == 32
 
 
+def test_a_cluster_is_read_where_it_is_asked_for() -> None:
+    """The named key gives the cluster, a text or an integer; without a name no cluster is read."""
+    row = {"id": "x", "input": "a", "paragraph": "p 1"}
+    assert _parse(row).cluster is None
+    clustered = _parse(row, cluster_key="paragraph")
+    assert clustered.cluster == "p 1"
+    assert _parse({**row, "paragraph": 17}, cluster_key="paragraph").cluster == "17"
+    assert clustered.content_digest() != _parse(row).content_digest()
+    assert clustered.input_digest() == _parse(row).input_digest()
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({}, "has no 'paragraph', by which examples were to be clustered. Every line must name its cluster."),
+        ({"paragraph": ""}, "paragraph must be a text that is not empty or an integer, got ''."),
+        ({"paragraph": None}, "paragraph must be a text that is not empty or an integer, got None."),
+        ({"paragraph": True}, "paragraph must be a text that is not empty or an integer, got True."),
+        ({"paragraph": 1.5}, "paragraph must be a text that is not empty or an integer, got 1.5."),
+        ({"paragraph": ["p"]}, "paragraph must be a text that is not empty or an integer, got ['p']."),
+        ({"paragraph": "\ud800"}, "'\\ud800' is not Unicode text"),
+    ],
+)
+def test_a_row_without_a_cluster_is_named(row: dict[str, Any], message: str) -> None:
+    """A row that does not say its cluster is refused with its file and line: guessing would feign independence."""
+    with pytest.raises(DataError) as caught:
+        _parse({"input": "a", **row}, cluster_key="paragraph")
+    assert str(caught.value).startswith(f"data/a.jsonl, line 17: {message}")
+
+
 def test_a_row_nested_too_deeply_is_refused() -> None:
     """JSON that is nested beyond what can be read is a malformed row too, not a crash."""
     with pytest.raises(DataError, match=r"data/a\.jsonl, line 17: not valid JSON"):
@@ -170,6 +200,14 @@ def test_damaged_gzip_is_refused(kept: int) -> None:
         _read(gzip.compress(_LINES)[:kept], path="a.jsonl.gz")
     with pytest.raises(DataError, match=r"^a\.jsonl\.gz: damaged gzip data after line 0"):
         _read(_LINES, path="a.jsonl.gz")
+
+
+def test_clusters_are_read_from_files() -> None:
+    """The key reaches every line."""
+    lines = b'{"input": "a", "page": 3}\n{"input": "b", "page": "3"}\n'
+    assert [example.cluster for example in _read(lines, cluster_key="page")] == ["3", "3"]
+    with pytest.raises(DataError, match=r"^a\.jsonl, line 1: has no 'page', by which"):
+        _read(_LINES, cluster_key="page")
 
 
 def test_references_can_be_required() -> None:

@@ -18,6 +18,7 @@ def _example(**changes: Any) -> Example:
         "input": "häst ☃ \n",
         "input_ids": None,
         "references": ("one", ""),
+        "cluster": "§ 3",
         "file_index": 3,
         "line": 2**40,
     }
@@ -39,7 +40,9 @@ _WHOLE = Generation(
 _GENERATIONS = [
     _WHOLE,
     Generation(
-        example=_example(id="b", has_own_id=False, input=None, input_ids=(7, 0, 2**31 - 1), references=()),
+        example=_example(
+            id="b", has_own_id=False, input=None, input_ids=(7, 0, 2**31 - 1), references=(), cluster=None
+        ),
         truncated=False,
         duplicate=True,
         failure=None,

@@ -94,6 +94,10 @@ _BAD_FLAGS = {
     "--metric=math:": 'metric "math:": expected module:function',
     "--consistency=lexical": "consistency must be one of textual, risk; got 'lexical'.",
     "--p_value=best": "argument --p_value: invalid choice: 'best' (choose from",
+    "--risk_loss=squared": "argument --risk_loss: invalid choice: 'squared' (choose from",
+    "--procedure=luck": "argument --procedure: invalid choice: 'luck' (choose from",
+    "--seed=-1": "argument --seed: expected a whole number of at least 0, got '-1'",
+    "--cluster_key=page": "rows.jsonl, line 1: has no 'page', by which examples were to be clustered.",
     "--confidence=gut": "argument --confidence: invalid choice: 'gut' (choose from",
     "--confidence=classifier": "--confidence=classifier needs decoder/meta_cls in the checkpoint;",
     "--schedule=decay": "schedule 'decay' needs a finite tau of at least 0, got None.",
@@ -146,6 +150,15 @@ def test_bad_flags(flag: str, place: _Place, capsys: pytest.CaptureFixture[str])
         (["--schedule=decay", "--tau=-1"], "schedule 'decay' needs a finite tau of at least 0, got -1.0."),
         (["--schedule=decay", "--tau=nan"], "schedule 'decay' needs a finite tau of at least 0, got nan."),
         (["--delta", "0.1", "0.2"], "unknown argument 0.2."),
+        (
+            ["--joint", "--epsilon=0.05,0.1"],
+            "a joint guarantee divides one epsilon among all entries, got [0.05, 0.1]. Choose one.",
+        ),
+        (
+            ["--consistency=risk", "--p_value=hoeffding", "--risk_loss=signed"],
+            "p_value hoeffding is for losses in [0, 1], but the signed loss of risk consistency lies in [-1, 1]. Take "
+            "signed_mixture or wsr, or risk_loss=relu.",
+        ),
     ],
 )
 def test_bad_combinations(flags: list[str], message: str, place: _Place, capsys: pytest.CaptureFixture[str]) -> None:

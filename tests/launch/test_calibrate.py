@@ -94,7 +94,8 @@ def test_end_to_end(
 def test_manifest_records_what_was_asked(model: pathlib.Path, data: pathlib.Path, tmp_path: pathlib.Path) -> None:
     """Flags that change a token, and the data's patterns as given, stand in the manifest."""
     flags = ("--schedule=decay", "--tau=4", "--min_exit_layer=2", "--exit_interval=2", "--p_value=hoeffding")
-    assert _calibrate(model, data, tmp_path / "out", *flags, "--state_propagation=from_first_exit") == 0
+    more = ("--state_propagation=from_first_exit", "--risk_loss=relu", "--procedure=holm", "--seed=5")
+    assert _calibrate(model, data, tmp_path / "out", *flags, *more) == 0
     manifest = read_manifest(tmp_path / "out" / "manifest.json")
     decode = manifest.decode
     assert (decode.schedule, decode.tau, decode.min_exit_layer, decode.exit_interval) == ("decay", 4.0, 2, 2)
@@ -102,7 +103,13 @@ def test_manifest_records_what_was_asked(model: pathlib.Path, data: pathlib.Path
     assert (decode.max_input_length, decode.max_decode_length) == (32, 6)
     assert manifest.data.patterns == (str(data),)
     assert manifest.model.layers == 4
-    assert {entry.p_value for entry in manifest.calibrations} == {"hoeffding"}
+    assert {(entry.p_value, entry.procedure) for entry in manifest.calibrations} == {("hoeffding", "holm")}
+    assert [entry.loss for entry in manifest.calibrations] == ["dissimilarity"] * 2 + ["relu"] * 2
+    assert manifest.plan is not None
+    assert manifest.plan.salt == "calm-beam/5"
+    assert manifest.plan.thresholds == SETTINGS.thresholds
+    (outputs,) = (tmp_path / "out" / "generations").iterdir()
+    assert manifest.plan.outputs == outputs.name
     assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ", manifest.created)
     assert {"calm-beam", "python", "jax", "apache-beam"} <= manifest.software.keys()
 
@@ -119,6 +126,42 @@ def test_what_cannot_be_served_is_said(
         assert (expected in capsys.readouterr().err) is not is_servable
         decode = read_manifest(output / "manifest.json").decode
         assert (decode.confidence, decode.state_propagation) == (confidence, propagation)
+
+
+def test_joint_guarantee(
+    model: pathlib.Path, data: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With --joint the four entries share epsilon, and manifest and terminal say that they hold together."""
+    assert _calibrate(model, data, tmp_path / "out", "--joint") == 0
+    manifest = read_manifest(tmp_path / "out" / "manifest.json")
+    assert [entry.epsilon for entry in manifest.calibrations] == [0.025] * 4
+    assert manifest.plan is not None
+    assert manifest.plan.joint_epsilon == 0.1
+    assert manifest.guarantee.startswith("All calibration entries hold together: with probability at least 1 - 0.1 ")
+    assert manifest.guarantee in " ".join(capsys.readouterr().out.split())
+
+
+def test_clusters(model: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """With --cluster_key the tests count clusters, and manifest and terminal say so."""
+    rows = [{**row, "page": index // 5} for index, row in enumerate(id_rows(30))]
+    data = write_rows(tmp_path / "rows.jsonl", rows)
+    assert _calibrate(model, data, tmp_path / "out", "--cluster_key=page", "--p_value=wsr") == 0
+    manifest = read_manifest(tmp_path / "out" / "manifest.json")
+    assert (manifest.data.examples, manifest.data.clusters) == (30, 6)
+    assert {row["n"] for row in _table(tmp_path / "out")} == {"6"}
+    assert "30 examples in 6 clusters in" in capsys.readouterr().out
+
+
+def test_fractions_are_refused_by_the_binomial_test(
+    model: pathlib.Path, data: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Losses between 0 and 1 end a run that planned the binomial p-value, in words and without a manifest."""
+    flags = ("--p_value=exact_binomial", "--risk_loss=relu")
+    assert _calibrate(model, data, tmp_path / "out", *flags) == 1
+    message = capsys.readouterr().err.splitlines()[-1]
+    assert message.startswith("calm-beam calibrate: exact_binomial is for losses of 0 and 1 only, but at one threshold")
+    assert not (tmp_path / "out").exists()
+    assert _calibrate(model, data, tmp_path / "out", *flags, "--metric=exact_match") == 0
 
 
 def test_an_earlier_result_is_kept(

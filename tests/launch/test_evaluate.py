@@ -132,7 +132,7 @@ def test_tradeoff(
 def test_measures_are_those_of_the_checkpoint(
     classifier: int, measures: int, data: pathlib.Path, tmp_path: pathlib.Path
 ) -> None:
-    """By default all measures are compared, the classifier only where there is one; two more passes are for the bounds."""
+    """By default all measures are compared, the classifier where there is one; two more passes are for the bounds."""
     model = write_model(tmp_path / "model", config=build_config(exit_classifier=classifier))
     parser = FlagParser(prog="calm-beam evaluate")
     add_task_flags(parser)

@@ -1,5 +1,6 @@
 """`calm-beam inspect`: manifests and checkpoints in words."""
 
+import dataclasses
 import json
 import pathlib
 import re
@@ -10,7 +11,7 @@ from calm_beam.checkpoints import load_checkpoint
 from calm_beam.launch.cli import main
 from calm_beam.manifest import DataRecord, ModelRecord, write_manifest
 from tests.builders import build_arrays, build_config, write_hugging_face, write_t5x
-from tests.calm_beam.manifest.builders import build_manifest
+from tests.calm_beam.manifest.builders import build_manifest, build_plan_record, build_planned_manifest
 from tests.pipelines import CONFIG, write_model, write_vocabulary
 
 
@@ -43,6 +44,30 @@ def test_a_manifest_in_words(tmp_path: pathlib.Path, capsys: pytest.CaptureFixtu
     assert printed.err == ""
     assert main(["inspect", str(tmp_path)]) == 0
     assert capsys.readouterr() == printed
+
+
+def test_a_plan_in_words(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Losses, tests, clusters and the digest of the plan are told where the manifest has them."""
+    manifest = build_planned_manifest(
+        plan=build_plan_record(cluster_key="page"), data=dataclasses.replace(build_manifest().data, clusters=200)
+    )
+    write_manifest(manifest, tmp_path / "manifest.json")
+    assert main(["inspect", str(tmp_path)]) == 0
+    printed = capsys.readouterr().out
+    assert manifest.plan is not None
+    for part in (
+        "200 examples in 200 clusters of gs://data/calibration-*.jsonl.gz;",
+        "Tests: textual by hoeffding_bentkus of dissimilarity losses; risk by signed_mixture of signed losses. "
+        "Procedure: fixed_sequence, bonferroni.",
+        f"Plan, settled before any loss was seen: {manifest.plan.digest}",
+        "end of grid",
+    ):
+        assert part in printed
+    write_manifest(build_manifest(), tmp_path / "manifest.json")
+    assert main(["inspect", str(tmp_path)]) == 0
+    early = capsys.readouterr().out
+    assert "Tests: textual by hoeffding_bentkus. Procedure: fixed_sequence." in early
+    assert "Plan" not in early
 
 
 def test_square_brackets_are_printed_as_they_are(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:

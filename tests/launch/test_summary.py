@@ -1,16 +1,18 @@
 """The tables on the terminal, at the width that terminals have by default."""
 
+import dataclasses
 import io
 import pathlib
 
+import numpy as np
 import pytest
 from rich.console import Console
 
-from calm_beam.calibration import CalibrationTotals, all_specs, calibrate, risk_rows
+from calm_beam.calibration import all_specs, calibrate, risk_rows
 from calm_beam.calibration.risk_table import write_risk_table
 from calm_beam.launch.summary import choices_table, print_summary
 from calm_beam.manifest import Manifest
-from calm_beam.risk.totals import RiskTotals
+from tests.calm_beam.calibration.builders import build_plan, build_totals
 from tests.calm_beam.manifest.builders import build_calibration, build_manifest, build_never_exit, build_path_entry
 
 _GRID = (0.9, 0.55, 0.125)
@@ -19,20 +21,22 @@ _METRICS = ("rouge_l", "rouge_l_unicode", "token_f1", "exact_match")
 
 def _write_run(folder: pathlib.Path, *, consistencies: tuple[str, ...], metrics: tuple[str, ...]) -> Manifest:
     """Writes the table of a run over 200 examples whose risks are all different, and returns its manifest."""
-    specs = all_specs(consistencies=consistencies, metrics=metrics, deltas=(0.1, 0.35), epsilons=(0.05,))
-    totals = RiskTotals.zero(objectives=len(consistencies) * len(metrics), thresholds=len(_GRID))
-    for index in range(200):
-        totals = totals.add(
-            [
-                [float(index < 7 * row + 31 * column) for column in range(len(_GRID))]
-                for row in range(totals.loss_sums.shape[0])
-            ]
-        )
-    layers = (6 * 1000, *(6 * 1000 - 777 * place for place in range(1, 4)))
-    whole = CalibrationTotals(risk=totals, layer_sums=layers, token_counts=(1000,) * 4, failed=0, duplicates=3)
-    rows = risk_rows(whole, specs, thresholds=_GRID, p_value="hoeffding", num_layers=6)
+    specs = all_specs(
+        consistencies=consistencies, metrics=metrics, deltas=(0.1, 0.35), epsilons=(0.05,), p_value="signed_mixture"
+    )
+    plan = build_plan(specs, _GRID)
+    layout = plan.layout()
+    firsts = np.array(
+        [[7 * row + 31 * column for column in range(len(_GRID))] for row in range(len(layout.objectives))]
+    )
+    totals = dataclasses.replace(
+        build_totals(np.arange(200)[:, None, None] < firsts, layout),
+        layer_sums=(6 * 1000, *(6 * 1000 - 777 * place for place in range(1, 4))),
+        token_counts=(1000,) * 4,
+    )
+    rows = risk_rows(totals, plan, num_layers=6)
     write_risk_table(folder / "risk_table.csv", rows)
-    entries = calibrate(rows, specs=specs, p_value="hoeffding", num_layers=6)
+    entries = calibrate(rows, plan, num_layers=6)
     data = build_manifest().data
     return build_manifest(
         calibrations=entries,
@@ -94,6 +98,7 @@ def test_what_is_said_besides(
     monkeypatch.setenv("COLUMNS", "300")
     manifest = _write_run(tmp_path, consistencies=("textual",), metrics=("token_f1",))
     text = _printed(tmp_path, manifest, capsys)
+    assert "Tests: textual by signed_mixture of dissimilarity losses. Procedure: fixed_sequence." in text
     assert "200 examples in 13 s; 3 repeated inputs, 7 cut, 0 failed." in text
     assert "Repeated inputs weaken the assumption that examples are independent draws." in text
     assert manifest.guarantee in text

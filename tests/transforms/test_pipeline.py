@@ -3,15 +3,17 @@
 import collections
 import csv
 import dataclasses
+import math
 import pathlib
 import re
 from collections.abc import Sequence
+from fractions import Fraction
 
 import pytest
 
-from calm_beam.calibration import CalibrationTotals, RiskRow, calibrate, risk_rows, score_generation
+from calm_beam.calibration import CalibrationTotals, Plan, RiskRow, calibrate, risk_rows, score_generation
 from calm_beam.calibration.risk_table import risk_table_text
-from calm_beam.calibration.specs import all_specs, objectives_of
+from calm_beam.calibration.specs import all_specs
 from calm_beam.checkpoints import CheckpointError, load_checkpoint
 from calm_beam.decoding.generate import DecodeError
 from calm_beam.decoding.prompts import encode_prompt
@@ -63,8 +65,9 @@ def _plainly(model: pathlib.Path, paths: Sequence[str]) -> _Plain:
         batch_size=BATCH_SIZE,
     )
     examples = [example for i, path in enumerate(paths) for example in read_examples(path, file_index=i)]
-    objectives = objectives_of(SPECS)
-    totals = CalibrationTotals.zero(objectives=len(objectives), thresholds=len(SETTINGS.thresholds))
+    plan = Plan.of(SPECS, SETTINGS, model="m", vocabulary=None)
+    layout = plan.layout()
+    totals = CalibrationTotals.zero(layout)
     ids: collections.Counter[str] = collections.Counter()
     prompts_seen = set()
     generations = {}
@@ -95,11 +98,11 @@ def _plainly(model: pathlib.Path, paths: Sequence[str]) -> _Plain:
         )
         prompts_seen.add(prompt.ids)
         generations[example.id] = generation
-        losses = score_generation(generation, objectives, METRICS, num_thresholds=len(SETTINGS.thresholds))
-        totals = totals.merge(CalibrationTotals.of(generation, losses))
-    rows = risk_rows(totals, SPECS, thresholds=SETTINGS.thresholds, p_value="hoeffding_bentkus", num_layers=4)
-    entries = calibrate(rows, specs=SPECS, p_value="hoeffding_bentkus", num_layers=4)
-    return _Plain(generations, totals, rows, entries)
+        losses = score_generation(generation, layout.objectives, METRICS, num_thresholds=layout.thresholds)
+        totals = totals.merge(CalibrationTotals.of_examples([generation], layout))
+        totals = totals.merge(CalibrationTotals.of_losses([example.id], losses[None], layout, salt=plan.salt))
+    rows = risk_rows(totals, plan, num_layers=4)
+    return _Plain(generations, totals, rows, calibrate(rows, plan, num_layers=4))
 
 
 def _check_equal(output: pathlib.Path, model: pathlib.Path, paths: Sequence[str]) -> None:
@@ -185,6 +188,106 @@ def test_results_do_not_depend_on_how_work_is_split(
     assert tables[0] == tables[1]
     assert manifest != base
     assert without_time(manifest) == without_time(base)
+
+
+_EVERY_P_VALUE = [
+    *all_specs(consistencies=("textual",), metrics=("token_f1",), deltas=(0.6,), epsilons=(0.1,), p_value="hoeffding"),
+    *(
+        spec
+        for p_value in ("empirical_bernstein", "signed_mixture", "wsr")
+        for spec in all_specs(
+            consistencies=("textual",), metrics=("token_f1",), deltas=(0.5,), epsilons=(0.1,), p_value=p_value
+        )
+    ),
+    *all_specs(
+        consistencies=("textual",), metrics=("exact_match",), deltas=(0.9,), epsilons=(0.1,), p_value="exact_binomial"
+    ),
+    *(
+        spec
+        for p_value in ("signed_mixture", "wsr")
+        for spec in all_specs(
+            consistencies=("risk",), metrics=("token_f1",), deltas=(0.3,), epsilons=(0.1,), p_value=p_value
+        )
+    ),
+]
+
+
+@pytest.mark.parametrize("cluster_key", [None, "page"])
+def test_every_p_value_is_the_same_however_work_is_split(
+    id_model: pathlib.Path, tmp_path: pathlib.Path, cluster_key: str | None
+) -> None:
+    """Sums, tables of single losses and clusters across shards give one risk table, to the last bit."""
+    rows = [{**row, "page": index % 11} for index, row in enumerate(id_rows(30))]
+    specs = [spec for spec in _EVERY_P_VALUE if cluster_key is None or spec.p_value != "exact_binomial"]
+    tables = set()
+    for name, num_shards, files, options in (
+        ("one", 1, 1, ()),
+        ("many", 7, 3, ()),
+        ("twice", 3, 2, ("--direct_runner_bundle_repeat=1",)),
+        ("threads", 5, 3, ("--direct_num_workers=3", "--direct_running_mode=multi_threading")),
+    ):
+        manifest = run_calibration(
+            tmp_path / name,
+            model=id_model,
+            paths=split_rows(tmp_path / f"data-{name}", rows, files=files),
+            num_shards=num_shards,
+            specs=specs,
+            options=options,
+            cluster_key=cluster_key,
+        )
+        tables.add((tmp_path / name / "risk_table.csv").read_bytes())
+        assert manifest.data.examples == 30
+        assert manifest.data.clusters == (None if cluster_key is None else 11)
+    assert len(tables) == 1
+
+
+def test_clusters_count_once(id_model: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    """Losses of a cluster are averaged exactly, wherever its examples are stored, and examples are still counted."""
+    rows = [{**row, "page": f"p{index % 4}"} for index, row in enumerate(id_rows(14))]
+    run_calibration(
+        tmp_path / "single", model=id_model, paths=[str(write_rows(tmp_path / "a.jsonl", rows))], specs=TEXTUAL
+    )
+    manifest = run_calibration(
+        tmp_path / "out",
+        model=id_model,
+        paths=split_rows(tmp_path / "data", rows, files=3),
+        specs=TEXTUAL,
+        cluster_key="page",
+    )
+    assert (manifest.data.examples, manifest.data.clusters, manifest.data.duplicates) == (14, 4, 2)
+    stored = [item for path in (tmp_path / "single" / "generations").iterdir() for item in read_generations(path)]
+    page_of = {row["id"]: row["page"] for row in rows}
+    objective = TEXTUAL[0].objective
+    pages: dict[str, list[list[int]]] = {}
+    for item in stored:
+        losses = score_generation(item, [objective], METRICS, num_thresholds=len(SETTINGS.thresholds))
+        pages.setdefault(page_of[item.example.id], []).append(losses[0].tolist())
+    expected = [
+        sum(math.ceil(Fraction(sum(column), len(column))) for column in columns)
+        for columns in zip(*(zip(*losses, strict=True) for losses in pages.values()), strict=True)
+    ]
+    with open(tmp_path / "out" / "risk_table.csv", newline="") as file:
+        table = list(csv.DictReader(file))
+    assert [int(row["loss_sum"]) for row in table] == expected
+    assert {row["n"] for row in table} == {"4"}
+
+
+def test_seed_decides_the_betting_order_alone(id_model: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    """Another seed is another plan and may change wsr; sums stay."""
+    specs = [spec for spec in _EVERY_P_VALUE if spec.p_value in ("wsr", "hoeffding")]
+    paths = split_rows(tmp_path / "data", id_rows(30), files=2)
+    rows, digests = [], set()
+    for seed in (0, 1):
+        manifest = run_calibration(tmp_path / str(seed), model=id_model, paths=paths, specs=specs, seed=seed)
+        assert manifest.plan is not None
+        digests.add(manifest.plan.digest)
+        with open(tmp_path / str(seed) / "risk_table.csv", newline="") as file:
+            rows.append(list(csv.DictReader(file)))
+    assert len(digests) == 2
+    assert [row["loss_sum"] for row in rows[0]] == [row["loss_sum"] for row in rows[1]]
+    hoeffding = len(SETTINGS.thresholds)
+    assert rows[0][:hoeffding] == rows[1][:hoeffding]
+    assert [row["p_value"] for row in rows[0][hoeffding:]] != [row["p_value"] for row in rows[1][hoeffding:]]
 
 
 def test_settings_of_the_pipeline_reach_the_decoder(id_model: pathlib.Path, tmp_path: pathlib.Path) -> None:

@@ -1,10 +1,15 @@
-"""Examples and generations with known texts and layers, for tests of what is made of them."""
+"""Examples, generations, plans and totals with known content, for tests of what is made of them."""
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
+from numpy.typing import ArrayLike
+
+from calm_beam.calibration import CalibrationTotals, Layout, Plan, Spec
 from calm_beam.examples import Example
 from calm_beam.generations import Generation, Output
+from calm_beam.risk.fixed_point import to_signed_fixed_point
 
 
 def build_example(**changes: Any) -> Example:
@@ -41,3 +46,33 @@ def build_generation(texts: Sequence[str] = ("cat", "cat", "dog"), **changes: An
         "outputs": tuple(build_output(text) for text in texts),
     }
     return Generation(**{**values, **changes})
+
+
+def build_plan(specs: Sequence[Spec], thresholds: Sequence[float], **changes: Any) -> Plan:
+    """Returns the plan of these specs on a grid, with the given fields changed."""
+    values: dict[str, Any] = {
+        "specs": tuple(specs),
+        "thresholds": tuple(thresholds),
+        "joint_epsilon": None,
+        "cluster_key": None,
+        "salt": "salt",
+        "on_error": "fail",
+        "model": "sha256:aa",
+        "outputs": "0123",
+    }
+    return Plan(**{**values, **changes})
+
+
+def build_totals(losses: ArrayLike, layout: Layout, *, salt: str = "salt") -> CalibrationTotals:
+    """Returns the totals of losses of shape (units, objectives, thresholds); threshold k takes 4 - k / 2 layers.
+
+    Units are named by their numbers, and count as one example each.
+    """
+    fixed = to_signed_fixed_point(losses)
+    keys = [str(index) for index in range(len(fixed))]
+    return dataclasses.replace(
+        CalibrationTotals.of_losses(keys, fixed, layout, salt=salt),
+        examples=len(fixed),
+        layer_sums=(40, *(40 - 5 * place for place in range(layout.thresholds))),
+        token_counts=(10,) * (layout.thresholds + 1),
+    )

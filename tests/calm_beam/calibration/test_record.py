@@ -3,12 +3,22 @@
 import dataclasses
 import pathlib
 
-import numpy as np
+import pytest
 
-from calm_beam.calibration import CalibrationTotals, RunRecord, all_specs, calibrate, risk_rows
+from calm_beam.calibration import CalibrationTotals, Plan, RunRecord, all_specs, calibrate, risk_rows
 from calm_beam.decoding.settings import DecodeSettings
 from calm_beam.exits.rule import ExitRule
-from calm_beam.manifest import ModelRecord, VocabularyRecord, read_manifest, write_manifest
+from calm_beam.manifest import (
+    GUARANTEE,
+    Manifest,
+    ManifestError,
+    ModelRecord,
+    VocabularyRecord,
+    guarantee_in_words,
+    read_manifest,
+    write_manifest,
+)
+from calm_beam.risk.fixed_point import to_fixed_point
 from tests.calm_beam.calibration.builders import build_example, build_generation, build_output
 
 _RECORD = RunRecord(
@@ -33,32 +43,43 @@ _RECORD = RunRecord(
     software={"calm-beam": "0.1.0"},
 )
 _SPECS = all_specs(consistencies=("textual",), metrics=("token_f1",), deltas=(0.3, 0.9), epsilons=(0.05,))
+_PLAN = Plan.of(_SPECS, _RECORD.settings, model="sha256:aa", vocabulary="sha256:bb")
 
 
-def _totals() -> CalibrationTotals:
-    totals = CalibrationTotals.zero(objectives=1, thresholds=2)
-    for index in range(12):
-        generation = build_generation(
+def _totals(plan: Plan = _PLAN) -> CalibrationTotals:
+    """Twelve examples and one that failed, each a unit by itself."""
+    layout = plan.layout()
+    generations = [
+        build_generation(
             example=build_example(id=str(index)),
             outputs=tuple(build_output("t", exit_layers=(4, 2 + lane % 2)) for lane in range(3)),
             truncated=index < 3,
             duplicate=index < 2,
         )
-        totals = totals.merge(CalibrationTotals.of(generation, np.array([[0.0, index / 16]])))
+        for index in range(12)
+    ]
     failed = build_generation(example=build_example(id="x"), outputs=(), failure="broken")
-    return totals.merge(CalibrationTotals.of(failed, np.ones((1, 2))))
+    losses = [*([[0.0, index / 16]] for index in range(12)), [[1.0, 1.0]]]
+    of_losses = CalibrationTotals.of_losses(
+        [str(index) for index in range(13)], to_fixed_point(losses), layout, salt=plan.salt
+    )
+    return CalibrationTotals.of_examples([*generations, failed], layout).merge(of_losses)
+
+
+def _manifest(totals: CalibrationTotals, plan: Plan = _PLAN, record: RunRecord = _RECORD) -> Manifest:
+    entries = calibrate(risk_rows(totals, plan, num_layers=4), plan, num_layers=4)
+    return record.manifest(totals, entries, plan, digest=plan.record().digest)
 
 
 def test_manifest_is_valid_and_reads_back(tmp_path: pathlib.Path) -> None:
     """The manifest says what the record, the totals and the choices say, and the reader accepts it."""
     totals = _totals()
-    rows = risk_rows(totals, _SPECS, thresholds=(0.9, 0.5), p_value="hoeffding_bentkus", num_layers=4)
-    entries = calibrate(rows, specs=_SPECS, p_value="hoeffding_bentkus", num_layers=4)
-    manifest = _RECORD.manifest(totals, entries)
+    manifest = _manifest(totals)
     write_manifest(manifest, tmp_path / "manifest.json")
     read = read_manifest(tmp_path / "manifest.json", model_fingerprint="sha256:aa")
     assert read == manifest
-    assert read.calibrations == entries
+    assert read.plan == _PLAN.record()
+    assert read.guarantee == GUARANTEE
     assert (read.data.examples, read.data.failed, read.data.truncated, read.data.duplicates) == (13, 1, 3, 2)
     assert read.data.fingerprint == totals.data_fingerprint()
     assert read.data.patterns == _RECORD.patterns
@@ -68,9 +89,7 @@ def test_manifest_is_valid_and_reads_back(tmp_path: pathlib.Path) -> None:
 
 def test_every_setting_that_changes_a_token_is_recorded() -> None:
     """Each field of rule and settings stands in `decode`, under its own name; the grid stands in the paths."""
-    totals = _totals()
-    rows = risk_rows(totals, _SPECS, thresholds=(0.9, 0.5), p_value="hoeffding", num_layers=4)
-    decode = _RECORD.manifest(totals, calibrate(rows, specs=_SPECS, p_value="hoeffding", num_layers=4)).decode
+    decode = _manifest(_totals()).decode
     settings = dataclasses.asdict(_RECORD.settings)
     expected = {**settings.pop("rule"), **settings, "dtype": "float32"}
     del expected["thresholds"]
@@ -79,7 +98,42 @@ def test_every_setting_that_changes_a_token_is_recorded() -> None:
 
 def test_token_ids_have_no_vocabulary() -> None:
     """Without a vocabulary the manifest says null."""
+    record = dataclasses.replace(_RECORD, vocabulary=None)
+    assert _manifest(_totals(), record=record).to_dict()["vocabulary"] is None
+
+
+def test_a_plan_that_was_changed_is_not_written() -> None:
+    """What is tested must have the digest that was taken before any loss was seen."""
     totals = _totals()
-    rows = risk_rows(totals, _SPECS, thresholds=(0.9, 0.5), p_value="hoeffding", num_layers=4)
-    entries = calibrate(rows, specs=_SPECS, p_value="hoeffding", num_layers=4)
-    assert dataclasses.replace(_RECORD, vocabulary=None).manifest(totals, entries).to_dict()["vocabulary"] is None
+    entries = calibrate(risk_rows(totals, _PLAN, num_layers=4), _PLAN, num_layers=4)
+    with pytest.raises(AssertionError, match="the plan was changed after it was settled"):
+        _RECORD.manifest(totals, entries, _PLAN, digest="sha256:" + "0" * 64)
+    other = dataclasses.replace(_PLAN, specs=_PLAN.specs[::-1])
+    with pytest.raises(ManifestError, match=r"calibrations\[0\].delta must be 0.9, as was planned, got 0.3"):
+        _RECORD.manifest(totals, entries, other, digest=other.record().digest)
+
+
+def test_a_joint_guarantee_is_said() -> None:
+    """Entries that hold together say so, with the whole epsilon and their own."""
+    specs = all_specs(consistencies=("textual",), metrics=("token_f1",), deltas=(0.3, 0.9), epsilons=(0.1,), joint=True)
+    plan = Plan.of(specs, _RECORD.settings, model="sha256:aa", vocabulary=None, joint_epsilon=0.1)
+    manifest = _manifest(_totals(plan), plan)
+    assert manifest.guarantee == guarantee_in_words(joint_epsilon=0.1)
+    assert "hold together: with probability at least 1 - 0.1 over" in manifest.guarantee
+    assert manifest.plan is not None
+    assert manifest.plan.joint_epsilon == 0.1
+    assert [entry.epsilon for entry in manifest.calibrations] == [0.05, 0.05]
+
+
+def test_clusters_are_counted() -> None:
+    """With clusters the manifest says both numbers, and tests count clusters."""
+    plan = dataclasses.replace(_PLAN, cluster_key="paragraph")
+    layout = plan.layout()
+    examples = CalibrationTotals.of_examples([build_generation() for _ in range(12)], layout)
+    units = CalibrationTotals.of_losses(["a", "b"], to_fixed_point([[[0.0, 0.5]]] * 2), layout, salt=plan.salt)
+    manifest = _manifest(examples.merge(units), plan)
+    assert (manifest.data.examples, manifest.data.clusters) == (12, 2)
+    assert manifest.guarantee == guarantee_in_words(cluster_key="paragraph")
+    assert manifest.guarantee.startswith(GUARANTEE)
+    assert "drawing a cluster, which paragraph names, and then one of its prompts" in manifest.guarantee
+    assert {step.n for entry in manifest.calibrations for step in entry.path} == {2}

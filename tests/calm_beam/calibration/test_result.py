@@ -1,41 +1,46 @@
 """From totals to thresholds, against a loop written here."""
 
+import hashlib
 import math
+import re
+from typing import Any
 
 import numpy as np
 import pytest
 
 from calm_beam.calibration.result import RiskRow, calibrate, risk_rows
-from calm_beam.calibration.specs import Objective, Spec, all_specs, objectives_of
+from calm_beam.calibration.specs import Spec, all_specs, objectives_of
 from calm_beam.calibration.totals import CalibrationTotals
 from calm_beam.manifest import Calibration
-from calm_beam.risk.totals import RiskTotals
+from calm_beam.risk.evidence import EvidenceError
+from calm_beam.risk.fixed_point import LOSS_SCALE
+from calm_beam.risk.in_memory import p_values_of
+from calm_beam.risk.pvalues import P_VALUES
+from tests.calm_beam.calibration.builders import build_plan, build_totals
 
 _GRID = (0.9, 0.6, 0.3, 0.0)
-_SPECS = all_specs(consistencies=("textual", "risk"), metrics=("token_f1",), deltas=(0.1, 0.3), epsilons=(0.05, 0.2))
 
 
-def _totals(losses: np.ndarray) -> CalibrationTotals:
-    """Totals of losses of shape (examples, objectives, thresholds); threshold k takes 4 - k / 2 layers."""
-    _, objectives, thresholds = losses.shape
-    risk = RiskTotals.zero(objectives=objectives, thresholds=thresholds)
-    for example in losses:
-        risk = risk.add(example)
-    return CalibrationTotals(
-        risk=risk,
-        layer_sums=(40, *(40 - 5 * place for place in range(thresholds))),
-        token_counts=(10,) * (thresholds + 1),
-    )
+def _specs(**changes: Any) -> tuple[Spec, ...]:
+    values: dict[str, Any] = {
+        "consistencies": ("textual",),
+        "metrics": ("token_f1",),
+        "deltas": (0.3,),
+        "epsilons": (0.05,),
+        "risk_loss": "relu",
+        "p_value": "hoeffding",
+    }
+    return all_specs(**{**values, **changes})
+
+
+_MANY = _specs(consistencies=("textual", "risk"), deltas=(0.1, 0.3), epsilons=(0.05, 0.2))
 
 
 def _run(losses: np.ndarray, specs: tuple[Spec, ...]) -> tuple[tuple[RiskRow, ...], tuple[Calibration, ...]]:
-    grid = _GRID[: losses.shape[2]]
-    rows = risk_rows(_totals(losses), specs, thresholds=grid, p_value="hoeffding", num_layers=4)
-    return rows, calibrate(rows, specs=specs, p_value="hoeffding", num_layers=4)
-
-
-def _spec(*, delta: float = 0.3, epsilon: float = 0.05) -> tuple[Spec, ...]:
-    return (Spec(objective=Objective("textual", "token_f1"), delta=delta, epsilon=epsilon),)
+    """Calibrates on losses of shape (examples, objectives, thresholds)."""
+    plan = build_plan(specs, _GRID[: losses.shape[2]])
+    rows = risk_rows(build_totals(losses, plan.layout()), plan, num_layers=4)
+    return rows, calibrate(rows, plan, num_layers=4)
 
 
 def _constant(*risks: float, n: int = 100) -> np.ndarray:
@@ -44,7 +49,7 @@ def _constant(*risks: float, n: int = 100) -> np.ndarray:
 
 def test_path_ends_at_the_first_failure() -> None:
     """Nothing below the first failure is tested, though its p-value would pass."""
-    rows, (entry,) = _run(_constant(0.0, 0.125, 0.5, 0.0), _spec())
+    rows, (entry,) = _run(_constant(0.0, 0.125, 0.5, 0.0), _specs())
     assert [row.tested for row in rows] == [True, True, True, False]
     assert [row.rejected for row in rows] == [True, True, False, False]
     assert rows[3].p_value < 0.05
@@ -55,7 +60,7 @@ def test_path_ends_at_the_first_failure() -> None:
 
 def test_never_exit() -> None:
     """If the safest threshold fails, the choice is to use all layers, at no risk."""
-    rows, (entry,) = _run(_constant(0.5, 0.0), _spec())
+    rows, (entry,) = _run(_constant(0.5, 0.0), _specs())
     assert (entry.threshold, entry.layers, entry.risk) == (None, 4, 0.0)
     assert len(entry.path) == 1
     assert [row.rejected for row in rows] == [False, False]
@@ -63,7 +68,7 @@ def test_never_exit() -> None:
 
 def test_end_of_grid() -> None:
     """If every threshold passes, the last one is chosen."""
-    _, (entry,) = _run(_constant(0.0, 0.0, 0.0, 0.0), _spec())
+    _, (entry,) = _run(_constant(0.0, 0.0, 0.0, 0.0), _specs())
     assert (entry.threshold, entry.layers) == (0.0, 2.5)
     assert all(step.rejected for step in entry.path)
     assert len(entry.path) == 4
@@ -72,18 +77,61 @@ def test_end_of_grid() -> None:
 def test_a_p_value_equal_to_epsilon_passes() -> None:
     """The rule is p <= epsilon, as the manifest's reader demands."""
     p_value = math.exp(-2 * 100 * 0.125**2)
-    _, (entry,) = _run(_constant(0.125), _spec(delta=0.25, epsilon=p_value))
+    _, (entry,) = _run(_constant(0.125), _specs(deltas=(0.25,), epsilons=(p_value,)))
     assert entry.path[0].p_value == p_value
     assert entry.threshold == 0.9
-    _, (entry,) = _run(_constant(0.125), _spec(delta=0.25, epsilon=math.nextafter(p_value, 0)))
+    _, (entry,) = _run(_constant(0.125), _specs(deltas=(0.25,), epsilons=(math.nextafter(p_value, 0),)))
     assert entry.threshold is None
 
 
 def test_no_examples() -> None:
     """No examples, no risk: an error, not a promise."""
-    empty = CalibrationTotals.zero(objectives=1, thresholds=4)
+    plan = build_plan(_specs(), _GRID)
     with pytest.raises(ValueError, match="Is the calibration set empty"):
-        risk_rows(empty, _spec(), thresholds=_GRID, p_value="hoeffding", num_layers=4)
+        risk_rows(CalibrationTotals.zero(plan.layout()), plan, num_layers=4)
+
+
+def test_the_lowest_rejected_threshold_is_chosen_whatever_came_before() -> None:
+    """A procedure that goes on after a failure may choose a threshold below one that is not safe."""
+    rows, (entry,) = _run(_constant(0.0, 0.5, 0.0, 0.5), _specs(procedure="bonferroni"))
+    assert all(row.tested for row in rows)
+    assert [step.rejected for step in entry.path] == [True, False, True, False]
+    assert (entry.threshold, entry.procedure) == (0.3, "bonferroni")
+    _, (entry,) = _run(_constant(0.0, 0.5, 0.0, 0.5), _specs())
+    assert entry.threshold == 0.9
+
+
+@pytest.mark.parametrize("p_value", P_VALUES)
+def test_every_p_value_gets_what_it_needs(p_value: str) -> None:
+    """Each p-value, by way of plan, layout and totals, is what it is of the losses at hand."""
+    losses = np.random.default_rng(3).integers(0, 2, size=(60, 1, 4)).astype(float) * [1, 1, 0, 1]
+    specs = _specs(p_value=p_value, deltas=(0.6, 0.7))
+    rows, _ = _run(losses, specs)
+    order = np.argsort([hashlib.sha256(f"salt\n{unit}".encode()).digest()[:16] for unit in range(60)])
+    expected = [p_values_of(losses[order, 0], p_value=p_value, delta=delta).tolist() for delta in (0.6, 0.7)]
+    assert [[row.p_value for row in rows[:4]], [row.p_value for row in rows[4:]]] == expected
+    assert len({row.p_value for row in rows}) > 2
+
+
+def test_signed_losses() -> None:
+    """A mean below 0 is reported as it is; what the paper's loss counts as 0 makes room for the rest."""
+    losses = np.tile([[[-1.0, -0.5]], [[0.0, 1.0]]], (100, 1, 1))
+    rows, (entry,) = _run(losses, _specs(consistencies=("risk",), risk_loss="signed", p_value="signed_mixture"))
+    assert [row.risk for row in rows] == [-0.5, 0.25]
+    assert [row.loss_sum for row in rows] == [-100 * LOSS_SCALE, 50 * LOSS_SCALE]
+    assert (entry.threshold, entry.loss, entry.risk) == (0.9, "signed", -0.5)
+    rows, (entry,) = _run(np.maximum(losses, 0), _specs(consistencies=("risk",)))
+    assert [row.risk for row in rows] == [0, 0.5]
+
+
+def test_fractions_are_no_coins() -> None:
+    """The binomial p-value on losses in between is refused, and says what to take instead."""
+    message = (
+        "exact_binomial is for losses of 0 and 1 only, but at one threshold 100 of 100 losses lie in between. Take "
+        "hoeffding_bentkus, or a metric such as exact_match."
+    )
+    with pytest.raises(EvidenceError, match=re.escape(message)):
+        _run(_constant(0.0, 0.5), _specs(p_value="exact_binomial"))
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -93,10 +141,10 @@ def test_agrees_with_a_brute_force(seed: int) -> None:
     shape = (80, 2, len(_GRID))
     is_bad = generator.random(shape) < np.linspace(0.02, 0.5, len(_GRID))
     losses = np.where(is_bad, generator.integers(0, 257, shape) / 256, 0)
-    rows, entries = _run(losses, _SPECS)
+    rows, entries = _run(losses, _MANY)
     place = 0
-    for spec, entry in zip(_SPECS, entries, strict=True):
-        of_spec = losses[:, objectives_of(_SPECS).index(spec.objective)]
+    for spec, entry in zip(_MANY, entries, strict=True):
+        of_spec = losses[:, objectives_of(_MANY).index(spec.objective)]
         chosen, open_ = None, True
         for k, threshold in enumerate(_GRID):
             risk = sum(of_spec[:, k].tolist()) / 80
@@ -121,5 +169,5 @@ def test_loops_differ_in_their_choices() -> None:
     """The brute-force test above meets several outcomes, so that it can fail."""
     generator = np.random.default_rng(0)
     is_bad = generator.random((80, 2, 4)) < np.linspace(0.02, 0.5, 4)
-    _, entries = _run(np.where(is_bad, generator.integers(0, 257, (80, 2, 4)) / 256, 0), _SPECS)
+    _, entries = _run(np.where(is_bad, generator.integers(0, 257, (80, 2, 4)) / 256, 0), _MANY)
     assert len({entry.threshold for entry in entries}) > 1

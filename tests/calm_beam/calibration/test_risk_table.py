@@ -14,6 +14,7 @@ from calm_beam.calibration.risk_table import risk_table_text, write_risk_table
 _ROW = RiskRow(
     consistency="risk",
     metric="my.scores:chrf",
+    loss="relu",
     delta=0.1,
     epsilon=0.05,
     threshold=1 / 3,
@@ -32,7 +33,9 @@ def test_header_and_lines() -> None:
     text = risk_table_text([_ROW])
     header, line, end = text.split("\n")
     assert header.split(",") == [field.name for field in dataclasses.fields(RiskRow)]
-    assert line.startswith("risk,my.scores:chrf,0.1,0.05,0.3333333333333333,7,9007199254740993,0.30000000000000004,")
+    assert line.startswith(
+        "risk,my.scores:chrf,relu,0.1,0.05,0.3333333333333333,7,9007199254740993,0.30000000000000004,"
+    )
     assert end == ""
 
 

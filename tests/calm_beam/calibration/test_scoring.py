@@ -10,10 +10,12 @@ from calm_beam.calibration.scoring import score_generation
 from calm_beam.calibration.specs import Objective
 from calm_beam.examples import DataError
 from calm_beam.metrics.registry import METRICS, MetricError
+from calm_beam.risk.fixed_point import LOSS_SCALE
 from tests.calm_beam.calibration.builders import build_example, build_generation
 
-_TEXTUAL = Objective("textual", "token_f1")
-_RISK = Objective("risk", "token_f1")
+_TEXTUAL = Objective("textual", "token_f1", "dissimilarity")
+_RELU = Objective("risk", "token_f1", "relu")
+_SIGNED = Objective("risk", "token_f1", "signed")
 
 
 def test_textual_loss_is_distance_to_the_full_output() -> None:
@@ -23,8 +25,9 @@ def test_textual_loss_is_distance_to_the_full_output() -> None:
     )
     losses = score_generation(generation, [_TEXTUAL], METRICS, num_thresholds=4)
     assert losses.shape == (1, 4)
-    assert losses.dtype == np.float64
-    np.testing.assert_allclose(losses[0], [0, 1 / 3, 1 / 3, 1], rtol=1e-15)
+    assert losses.dtype == np.int64
+    # A third of 2^32, rounded up.
+    assert losses[0].tolist() == [0, 1431655766, 1431655766, LOSS_SCALE]
 
 
 def test_risk_loss_is_what_early_exits_lose() -> None:
@@ -32,16 +35,25 @@ def test_risk_loss_is_what_early_exits_lose() -> None:
     generation = build_generation(
         ("red cat", "red dog", "cat", "red", "fish"), example=build_example(references=("cat", "red dog"))
     )
-    losses = score_generation(generation, [_RISK], METRICS, num_thresholds=4)
-    np.testing.assert_allclose(losses[0], [0, 0, 0, 2 / 3], rtol=1e-15)
+    losses = score_generation(generation, [_RELU], METRICS, num_thresholds=4)
+    np.testing.assert_allclose(losses[0] / LOSS_SCALE, [0, 0, 0, 2 / 3], rtol=0, atol=2**-32)
+
+
+def test_signed_loss_lets_better_outputs_pay() -> None:
+    """The same outputs by the signed loss: what scores 1 gains a third, what scores 0 loses two."""
+    generation = build_generation(
+        ("red cat", "red dog", "cat", "red cat", "fish"), example=build_example(references=("cat", "red dog"))
+    )
+    losses = score_generation(generation, [_SIGNED], METRICS, num_thresholds=4)
+    np.testing.assert_allclose(losses[0] / LOSS_SCALE, [-1 / 3, -1 / 3, 0, 2 / 3], rtol=0, atol=2**-32)
 
 
 def test_one_row_per_objective() -> None:
     """Losses come in the order of the objectives."""
     generation = build_generation(("cat", "cat", "a dog"))
-    objectives = [_RISK, Objective("textual", "exact_match"), _TEXTUAL]
+    objectives = [_RELU, Objective("textual", "exact_match", "dissimilarity"), _TEXTUAL]
     losses = score_generation(generation, objectives, METRICS, num_thresholds=2)
-    assert losses.tolist() == [[0, 1], [0, 1], [0, 1]]
+    assert losses.tolist() == [[0, LOSS_SCALE]] * 3
     alone = [score_generation(generation, [objective], METRICS, num_thresholds=2)[0] for objective in objectives]
     assert losses.tolist() == np.stack(alone).tolist()
 
@@ -49,15 +61,15 @@ def test_one_row_per_objective() -> None:
 def test_a_failed_example_loses_everything() -> None:
     """An example that could not be decoded has loss 1 everywhere, with or without references."""
     generation = build_generation(outputs=(), failure="broken", example=build_example(references=()))
-    losses = score_generation(generation, [_TEXTUAL, _RISK], METRICS, num_thresholds=3)
-    assert losses.tolist() == [[1, 1, 1], [1, 1, 1]]
+    losses = score_generation(generation, [_TEXTUAL, _RELU, _SIGNED], METRICS, num_thresholds=3)
+    assert losses.tolist() == [[LOSS_SCALE] * 3] * 3
 
 
 def test_risk_needs_references() -> None:
     """Risk consistency without references is an error that names the example."""
     generation = build_generation(example=build_example(id="lonely", references=()))
     with pytest.raises(DataError, match="example lonely: risk consistency needs references, it has none"):
-        score_generation(generation, [_RISK], METRICS, num_thresholds=2)
+        score_generation(generation, [_SIGNED], METRICS, num_thresholds=2)
 
 
 def test_each_distinct_text_is_scored_once() -> None:
@@ -69,7 +81,7 @@ def test_each_distinct_text_is_scored_once() -> None:
         return METRICS["exact_match"](candidate, references)
 
     generation = build_generation(("a", "a", "a", "b", "b", "a", "c"))
-    objectives = [Objective("textual", "mine"), Objective("risk", "mine")]
+    objectives = [Objective("textual", "mine", "dissimilarity"), Objective("risk", "mine", "signed")]
     score_generation(generation, objectives, {"mine": metric}, num_thresholds=6)
     assert seen == {(text, references): 1 for text in "abc" for references in (("a",), ("cat",))}
 
@@ -78,5 +90,6 @@ def test_each_distinct_text_is_scored_once() -> None:
 def test_scores_outside_the_range_are_refused(score: float) -> None:
     """A metric that leaves [0, 1] is an error naming metric and example."""
     generation = build_generation(example=build_example(id="odd"))
+    objectives = [Objective("textual", "mine", "dissimilarity")]
     with pytest.raises(MetricError, match=f'metric "mine" on example "odd": returned .*{score}.*expected a number'):
-        score_generation(generation, [Objective("textual", "mine")], {"mine": lambda *_: score}, num_thresholds=2)
+        score_generation(generation, objectives, {"mine": lambda *_: score}, num_thresholds=2)

@@ -2,33 +2,72 @@
 
 import dataclasses
 import functools
+import pickle
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from calm_beam.calibration.layout import Layout
+from calm_beam.calibration.specs import Objective, Spec
 from calm_beam.calibration.totals import CalibrationTotals
 from calm_beam.generations import Generation
+from calm_beam.risk.fixed_point import LOSS_SCALE
+from calm_beam.risk.pvalues import P_VALUES
+from calm_beam.risk.statistics import IsFraction, Loss, SquaredLoss
 from tests.calm_beam.calibration.builders import build_example, build_generation, build_output
 
-_ZERO = CalibrationTotals.zero(objectives=2, thresholds=3)
-_LOSS = st.floats(0, 1, allow_subnormal=True)
+# Every statistic there is, and a table: one spec for each p-value and loss.
+_SPECS = [
+    *(
+        Spec(objective=Objective("textual", "rouge_l", "dissimilarity"), delta=0.1, epsilon=0.05, p_value=p_value)
+        for p_value in P_VALUES
+    ),
+    *(
+        Spec(objective=Objective("risk", "rouge_l", "signed"), delta=delta, epsilon=0.05, p_value="signed_mixture")
+        for delta in (0.1, 0.9)
+    ),
+]
+_LAYOUT = Layout.of(_SPECS, thresholds=3)
+_ZERO = CalibrationTotals.zero(_LAYOUT)
+_UNIT = st.one_of(st.integers(0, LOSS_SCALE), st.sampled_from([0, 1, LOSS_SCALE - 1, LOSS_SCALE]))
+_SIGNED_UNIT = st.one_of(st.integers(-LOSS_SCALE, LOSS_SCALE), st.sampled_from([-LOSS_SCALE, 0, LOSS_SCALE]))
+
+
+def _totals_of(generations: Sequence[Generation], losses: np.ndarray | None = None) -> CalibrationTotals:
+    """Totals of examples that are units by themselves, by default without any loss."""
+    fixed = np.zeros((len(generations), 2, 3), np.int64) if losses is None else losses
+    ids = [generation.example.id for generation in generations]
+    return CalibrationTotals.of_examples(generations, _LAYOUT).merge(
+        CalibrationTotals.of_losses(ids, fixed, _LAYOUT, salt="s")
+    )
 
 
 @st.composite
-def _totals(draw: st.DrawFn) -> CalibrationTotals:
-    """Totals of one example with arbitrary losses and layers; sometimes a failed one."""
-    losses = np.array(draw(st.lists(st.lists(_LOSS, min_size=3, max_size=3), min_size=2, max_size=2)))
-    example = build_example(id=draw(st.text(min_size=1, max_size=3)))
+def _example(draw: st.DrawFn) -> tuple[Generation, np.ndarray]:
+    """One example with arbitrary losses and layers; sometimes a failed one."""
+    textual, signed = (draw(st.lists(unit, min_size=3, max_size=3)) for unit in (_UNIT, _SIGNED_UNIT))
+    losses = np.array([textual, signed], np.int64)
+    example = build_example(id=draw(st.uuids()).hex)
     if draw(st.booleans()):
-        return CalibrationTotals.of(build_generation(example=example, outputs=(), failure="x"), np.ones((2, 3)))
+        return build_generation(example=example, outputs=(), failure="x"), np.full((2, 3), LOSS_SCALE)
     layers = st.lists(st.integers(1, 4), min_size=1, max_size=4)
     outputs = tuple(build_output("t", exit_layers=draw(layers)) for _ in range(4))
-    generation = build_generation(
-        example=example, outputs=outputs, truncated=draw(st.booleans()), duplicate=draw(st.booleans())
-    )
-    return CalibrationTotals.of(generation, losses)
+    flags: dict[str, Any] = {"truncated": draw(st.booleans()), "duplicate": draw(st.booleans())}
+    return build_generation(example=example, outputs=outputs, **flags), losses
+
+
+def _all_totals(examples: Sequence[tuple[Generation, np.ndarray]]) -> CalibrationTotals:
+    """Totals of one batch."""
+    if not examples:
+        return _ZERO
+    return _totals_of([generation for generation, _ in examples], np.stack([losses for _, losses in examples]))
+
+
+_TOTALS = _example().map(lambda example: _all_totals([example]))
 
 
 def _merged(parts: list[CalibrationTotals]) -> CalibrationTotals:
@@ -36,17 +75,33 @@ def _merged(parts: list[CalibrationTotals]) -> CalibrationTotals:
 
 
 @settings(max_examples=60, deadline=None)
-@given(parts=st.lists(_totals(), max_size=8), data=st.data())
-def test_any_sharding_gives_the_same_totals(parts: list[CalibrationTotals], data: st.DataObject) -> None:
-    """Any order, dealt to any shards, merged in any order, gives the identical value."""
-    shuffled = data.draw(st.permutations(parts))
-    owners = data.draw(st.lists(st.integers(0, 3), min_size=len(parts), max_size=len(parts)))
-    shards = [_merged([part for part, owner in zip(shuffled, owners, strict=True) if owner == i]) for i in range(4)]
-    assert _merged(data.draw(st.permutations(shards))) == _merged(parts)
+@given(examples=st.lists(_example(), max_size=8), data=st.data())
+def test_any_sharding_gives_the_same_totals(examples: list[tuple[Generation, np.ndarray]], data: st.DataObject) -> None:
+    """Any order, dealt to any shards in batches or one by one, merged in any tree, gives the identical value."""
+    shuffled = data.draw(st.permutations(examples))
+    owners = data.draw(st.lists(st.integers(0, 3), min_size=len(examples), max_size=len(examples)))
+    dealt = [[part for part, owner in zip(shuffled, owners, strict=True) if owner == i] for i in range(4)]
+    one_by_one = [_merged([_all_totals([example]) for example in shard]) for shard in dealt[:2]]
+    parts = data.draw(st.permutations([*one_by_one, *(_all_totals(shard) for shard in dealt[2:])]))
+    left = data.draw(st.integers(0, 4))
+    tree = _merged(parts[:left]).merge(_merged(parts[left:]))
+    whole = _all_totals(examples)
+    assert tree == whole
+    if examples:
+        assert _p_values(tree) == _p_values(whole)
+
+
+def _p_values(totals: CalibrationTotals) -> list[list[float]]:
+    """Every p-value, to the last bit, but the binomial one, which is for coins only."""
+    return [
+        P_VALUES[spec.p_value].p_values(totals.evidence(spec.objective), spec.delta).tolist()
+        for spec in _SPECS
+        if spec.p_value != "exact_binomial"
+    ]
 
 
 @settings(max_examples=40, deadline=None)
-@given(_totals(), _totals(), _totals())
+@given(_TOTALS, _TOTALS, _TOTALS)
 def test_merge_laws(a: CalibrationTotals, b: CalibrationTotals, c: CalibrationTotals) -> None:
     """Merging is associative and commutative, with zero as its unit."""
     assert a.merge(b).merge(c) == a.merge(b.merge(c))
@@ -59,12 +114,21 @@ def test_one_example() -> None:
     """One example's totals are its losses, layers, tokens and flags."""
     outputs = tuple(build_output("t", exit_layers=layers) for layers in ((4, 4, 4), (4, 2), (1,), (1, 1)))
     generation = build_generation(outputs=outputs, truncated=True, duplicate=True)
-    totals = CalibrationTotals.of(generation, np.array([[0, 0.25, 1], [0, 0, 0.5]]))
-    assert totals.risk.n == 1
-    assert totals.risk.empirical_risk().tolist() == [[0, 0.25, 1], [0, 0, 0.5]]
+    losses = np.array([[[0, 2**30, LOSS_SCALE], [-(2**30), 0, 7]]])
+    totals = _totals_of([generation], losses)
+    for objective, row in zip(_LAYOUT.objectives, losses[0], strict=True):
+        evidence = totals.evidence(objective)
+        assert evidence.n == 1
+        assert evidence.sums[Loss()].tolist() == row.tolist()
+    textual = totals.evidence(_LAYOUT.objectives[0])
+    assert textual.sums[SquaredLoss()].tolist() == [0, 2**28, LOSS_SCALE]
+    assert textual.sums[IsFraction()].tolist() == [0, 1, 0]
+    assert textual.table is not None
+    assert textual.table.tolist() == losses[0, :1].tolist()
+    assert totals.evidence(_LAYOUT.objectives[1]).table is None
     assert totals.layer_sums == (12, 6, 1, 2)
     assert totals.token_counts == (3, 2, 1, 2)
-    assert (totals.failed, totals.truncated, totals.duplicates) == (0, 1, 1)
+    assert (totals.examples, totals.failed, totals.truncated, totals.duplicates) == (1, 0, 1, 1)
 
 
 def test_layers_are_means_over_tokens() -> None:
@@ -72,11 +136,10 @@ def test_layers_are_means_over_tokens() -> None:
     long = build_generation(outputs=tuple(build_output("t", exit_layers=(4, 1, 1)) for _ in range(4)))
     short = build_generation(outputs=tuple(build_output("t", exit_layers=(2,)) for _ in range(4)))
     failed = build_generation(outputs=(), failure="x")
-    losses = np.ones((2, 3))
-    totals = _merged([CalibrationTotals.of(generation, losses) for generation in (long, short, failed)])
+    totals = _totals_of([long, short, failed])
     assert totals.mean_layers(4) == (2.0,) * 4
     assert totals.failed == 1
-    assert totals.risk.n == 3
+    assert totals.risk.n == totals.examples == 3
 
 
 def test_layers_without_tokens_are_all_layers() -> None:
@@ -86,12 +149,19 @@ def test_layers_without_tokens_are_all_layers() -> None:
 
 def test_totals_over_other_grids_do_not_merge() -> None:
     """Totals over another number of thresholds are refused."""
-    with pytest.raises(ValueError, match="Only totals over the same objectives and grid can be added"):
-        _ZERO.merge(CalibrationTotals.zero(objectives=2, thresholds=4))
+    with pytest.raises(ValueError, match=r"only totals with the same layout .* can be added"):
+        _ZERO.merge(CalibrationTotals.zero(dataclasses.replace(_LAYOUT, thresholds=4)))
+
+
+def test_totals_survive_pickling() -> None:
+    """What workers send each other arrives equal."""
+    totals = _totals_of([build_generation(outputs=_OUTPUTS)])
+    assert pickle.loads(pickle.dumps(totals)) == totals
+    assert totals != _ZERO
 
 
 def _fingerprint(*generations: Generation) -> str:
-    return _merged([CalibrationTotals.of(item, np.zeros((2, 3))) for item in generations]).data_fingerprint()
+    return CalibrationTotals.of_examples(generations, _LAYOUT).data_fingerprint()
 
 
 _OUTPUTS = tuple(build_output("t") for _ in range(4))
@@ -116,10 +186,11 @@ def test_fingerprint_does_not_depend_on_order_or_outputs() -> None:
         {"references": ("dog",)},
         {"references": ("cat", "cat")},
         {"references": ()},
+        {"cluster": "p"},
     ],
 )
 def test_fingerprint_depends_on_content(change: dict[str, object]) -> None:
-    """Another id, prompt or reference gives another fingerprint."""
+    """Another id, prompt, reference or cluster gives another fingerprint."""
     example = build_example()
     changed = dataclasses.replace(example, **change)  # type: ignore[arg-type]
     assert _fingerprint(build_generation(outputs=_OUTPUTS, example=example)) != _fingerprint(

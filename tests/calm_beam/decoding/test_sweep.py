@@ -138,12 +138,10 @@ def test_the_variants_differ() -> None:
     """All state propagations, given the same model and thresholds, are told apart by the prompts used here."""
     checkpoint = build_checkpoint(_CONFIG)
     plain = NumpyT5(_CONFIG, checkpoint.arrays)
+    rules = [dataclasses.replace(_RULE, state_propagation=name) for name in STATE_PROPAGATIONS]
+    rules.append(dataclasses.replace(_RULE, token_from="last_layer"))
     outputs = [
-        [
-            plain.decode(prompt, dataclasses.replace(_RULE, **changes), 0.5, max_decode_length=_STEPS).tokens
-            for prompt in _PROMPTS
-        ]
-        for changes in (*({"state_propagation": name} for name in STATE_PROPAGATIONS), {"token_from": "last_layer"})
+        [plain.decode(prompt, rule, 0.5, max_decode_length=_STEPS).tokens for prompt in _PROMPTS] for rule in rules
     ]
     for one, other in itertools.combinations(outputs, 2):
         assert one != other

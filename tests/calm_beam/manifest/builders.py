@@ -10,6 +10,8 @@ from calm_beam.manifest import (
     Manifest,
     ModelRecord,
     PathEntry,
+    PlannedTest,
+    PlanRecord,
     VocabularyRecord,
     content_digest,
 )
@@ -65,7 +67,7 @@ def build_never_exit(**changes: Any) -> Calibration:
 
 
 def build_manifest(**changes: Any) -> Manifest:
-    """Returns a manifest with two calibrations, with the given fields changed."""
+    """Returns a manifest as early writers made it, with two calibrations, with the given fields changed."""
     values: dict[str, Any] = {
         "created": "2026-01-31T12:00:00Z",
         "model": ModelRecord(uri="gs://models/t5-small", fingerprint="sha256:6d6f64656c", layers=6),
@@ -94,6 +96,71 @@ def build_manifest(**changes: Any) -> Manifest:
         "software": {"jax": "0.8.1", "calm-beam": "0.1.0"},
     }
     return Manifest(**{**values, **changes})
+
+
+def build_plan_record(**changes: Any) -> PlanRecord:
+    """Returns the plan behind `build_planned_manifest`, with the given fields changed."""
+    tests = (
+        PlannedTest(
+            consistency="textual",
+            metric="rouge_l",
+            loss="dissimilarity",
+            delta=0.1,
+            epsilon=0.05,
+            p_value="hoeffding_bentkus",
+            procedure="fixed_sequence",
+        ),
+        PlannedTest(
+            consistency="risk",
+            metric="rouge_l",
+            loss="signed",
+            delta=0.02,
+            epsilon=0.05,
+            p_value="signed_mixture",
+            procedure="bonferroni",
+        ),
+    )
+    values: dict[str, Any] = {
+        "thresholds": (0.9, 0.8, 0.7, 0.6),
+        "tests": tests,
+        "joint_epsilon": None,
+        "cluster_key": None,
+        "salt": "calm-beam/0",
+        "on_error": "fail",
+        "model": "sha256:6d6f64656c",
+        "outputs": "0123456789abcdef01234567",
+    }
+    return PlanRecord(**{**values, **changes})
+
+
+def build_signed_calibration(**changes: Any) -> Calibration:
+    """Returns a calibration of the signed loss by Bonferroni, 0.9 and 0.7 rejected, with the given fields changed."""
+    values: dict[str, Any] = {
+        "consistency": "risk",
+        "loss": "signed",
+        "delta": 0.02,
+        "p_value": "signed_mixture",
+        "procedure": "bonferroni",
+        "threshold": 0.7,
+        "layers": 3.5,
+        "risk": 0.0025,
+        "path": (
+            build_path_entry(risk=-0.01, p_value=0.001),
+            build_path_entry(threshold=0.8, risk=0.005, p_value=0.03, layers=4.25, rejected=False),
+            build_path_entry(threshold=0.7, risk=0.0025, p_value=0.01, layers=3.5),
+            build_path_entry(threshold=0.6, risk=0.03, p_value=1, layers=3.125, rejected=False),
+        ),
+    }
+    return build_calibration(**{**values, **changes})
+
+
+def build_planned_manifest(**changes: Any) -> Manifest:
+    """Returns a manifest with a plan, and two calibrations that name their losses, with the given fields changed."""
+    values: dict[str, Any] = {
+        "plan": build_plan_record(),
+        "calibrations": (build_calibration(loss="dissimilarity"), build_signed_calibration()),
+    }
+    return build_manifest(**{**values, **changes})
 
 
 def unsealed(path: tuple[str | int, ...], value: object) -> dict[str, Any]:

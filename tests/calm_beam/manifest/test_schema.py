@@ -1,5 +1,6 @@
 """The schema file and the reader describe the same form."""
 
+import dataclasses
 import importlib.resources
 import json
 from collections.abc import Iterator
@@ -9,8 +10,16 @@ import jsonschema
 import pytest
 
 from calm_beam import manifest as manifest_module
+from calm_beam.calibration.specs import LOSSES
 from calm_beam.manifest import Manifest, ManifestError, manifest_text
-from tests.calm_beam.manifest.builders import REMOVED, build_manifest, changed
+from calm_beam.risk.fwer import PROCEDURES
+from tests.calm_beam.manifest.builders import (
+    REMOVED,
+    build_manifest,
+    build_plan_record,
+    build_planned_manifest,
+    changed,
+)
 
 _SCHEMA = json.loads(
     importlib.resources.files("calm_beam.manifest").joinpath("manifest.schema.json").read_text(encoding="utf-8")
@@ -35,40 +44,72 @@ def test_schema_is_valid() -> None:
 
 
 def test_schema_is_strict_and_described() -> None:
-    """Every object allows its named keys only, requires each, and every key is described."""
+    """Every object allows its named keys only, requires all but a few, and every key is described."""
     objects = list(_objects(_SCHEMA))
-    assert len(objects) == 7
+    assert len(objects) == 9
+    optional = []
     for described in objects:
         assert described["additionalProperties"] is False
-        assert list(described["properties"]) == described["required"]
+        assert [key for key in described["properties"] if key in described["required"]] == described["required"]
+        optional += [key for key in described["properties"] if key not in described["required"]]
         assert all(key["description"] for key in described["properties"].values())
+    assert sorted(optional) == ["clusters", "loss", "plan"]
 
 
-@pytest.mark.parametrize("changes", [{}, {"vocabulary": None}])
-def test_schema_takes_what_the_writer_writes(changes: dict[str, Any]) -> None:
-    """A written manifest is valid, with a vocabulary and without."""
-    assert list(_VALIDATOR.iter_errors(json.loads(manifest_text(build_manifest(**changes))))) == []
+@pytest.mark.parametrize(
+    "manifest",
+    [
+        build_manifest(),
+        build_manifest(vocabulary=None),
+        build_planned_manifest(),
+        build_planned_manifest(
+            plan=build_plan_record(cluster_key="paragraph", joint_epsilon=0.1),
+            data=dataclasses.replace(build_manifest().data, clusters=200),
+        ),
+    ],
+)
+def test_schema_takes_what_the_writer_writes(manifest: Manifest) -> None:
+    """A written manifest is valid, with a vocabulary and without, with a plan and as early writers made it."""
+    assert list(_VALIDATOR.iter_errors(json.loads(manifest_text(manifest)))) == []
 
 
 def test_schema_and_reader_name_the_same_choices() -> None:
     """The enums of the schema are the constants of the records, in the same order."""
-    decode, calibration = _SCHEMA["properties"]["decode"]["properties"], _SCHEMA["$defs"]["calibration"]["properties"]
+    decode, definitions = _SCHEMA["properties"]["decode"]["properties"], _SCHEMA["$defs"]
     assert _SCHEMA["properties"]["schema"]["const"] == manifest_module.SCHEMA
     assert tuple(decode["confidence"]["enum"]) == manifest_module.CONFIDENCES
     assert tuple(decode["schedule"]["enum"]) == manifest_module.SCHEDULES
     assert tuple(decode["state_propagation"]["enum"]) == manifest_module.STATE_PROPAGATIONS
-    assert tuple(calibration["consistency"]["enum"]) == manifest_module.CONSISTENCIES
-    assert tuple(calibration["procedure"]["enum"]) == manifest_module.PROCEDURES
+    for described in (definitions["calibration"], definitions["planned_test"]):
+        assert tuple(described["properties"]["consistency"]["enum"]) == manifest_module.CONSISTENCIES
+    assert tuple(definitions["loss"]["enum"]) == manifest_module.LOSSES
+    assert tuple(definitions["procedure"]["enum"]) == manifest_module.PROCEDURES
 
 
 def test_schema_and_reader_name_the_same_keys() -> None:
     """A written manifest has the keys of the schema, in the same order at every level."""
-    content: Any = build_manifest().to_dict()
-    assert list(content) == _SCHEMA["required"]
-    for key in ("model", "vocabulary", "decode", "data"):
-        assert list(content[key]) == _SCHEMA["properties"][key]["required"]
-    assert list(content["calibrations"][0]) == _SCHEMA["$defs"]["calibration"]["required"]
-    assert list(content["calibrations"][0]["path"][0]) == _SCHEMA["$defs"]["path_entry"]["required"]
+    early: Any = build_manifest().to_dict()
+    assert list(early) == _SCHEMA["required"]
+    assert list(early["data"]) == _SCHEMA["properties"]["data"]["required"]
+    assert list(early["calibrations"][0]) == _SCHEMA["$defs"]["calibration"]["required"]
+    clustered = build_planned_manifest(
+        plan=build_plan_record(cluster_key="paragraph"), data=dataclasses.replace(build_manifest().data, clusters=200)
+    )
+    content: Any = clustered.to_dict()
+    assert list(content) == list(_SCHEMA["properties"])
+    for key in ("model", "vocabulary", "decode", "data", "plan"):
+        assert list(content[key]) == list(_SCHEMA["properties"][key]["properties"])
+    definitions = _SCHEMA["$defs"]
+    assert list(content["plan"]["tests"][0]) == list(definitions["planned_test"]["properties"])
+    assert list(content["calibrations"][0]) == list(definitions["calibration"]["properties"])
+    assert list(content["calibrations"][0]["path"][0]) == list(definitions["path_entry"]["properties"])
+
+
+def test_core_and_manifest_name_the_same_choices() -> None:
+    """What can be calibrated can be written, and the other way round."""
+    assert set(manifest_module.PROCEDURES) == set(PROCEDURES)
+    assert tuple(LOSSES) == manifest_module.CONSISTENCIES
+    assert tuple(loss for losses in LOSSES.values() for loss in losses) == manifest_module.LOSSES
 
 
 @pytest.mark.parametrize(
@@ -115,10 +156,16 @@ def test_schema_and_reader_name_the_same_keys() -> None:
         ((*_CALIBRATION, "delta"), "x"),
         ((*_CALIBRATION, "epsilon"), 1),
         ((*_CALIBRATION, "p_value"), ""),
-        ((*_CALIBRATION, "procedure"), "bonferroni"),
+        ((*_CALIBRATION, "procedure"), "sequential"),
+        ((*_CALIBRATION, "loss"), "squared"),
+        ((*_CALIBRATION, "loss"), None),
+        (("data", "clusters"), 0),
+        (("data", "clusters"), None),
+        (("plan",), None),
+        (("plan",), {}),
         ((*_CALIBRATION, "threshold"), 1.5),
         ((*_CALIBRATION, "layers"), 0.5),
-        ((*_CALIBRATION, "risk"), -0.1),
+        ((*_CALIBRATION, "risk"), -1.5),
         ((*_CALIBRATION, "path"), []),
         ((*_CALIBRATION, "alpha"), 0.1),
         ((*_PATH_ENTRY, "threshold"), None),
@@ -149,6 +196,8 @@ def test_schema_and_reader_refuse_the_same_form(path: tuple[str | int, ...], val
         (("decode", "task_prefix"), ""),
         (("data", "patterns"), []),
         ((*_CALIBRATION, "p_value"), "a_method_of_tomorrow"),
+        ((*_CALIBRATION, "loss"), "dissimilarity"),
+        (("data", "clusters"), 200),
         (("software",), {}),
     ],
 )

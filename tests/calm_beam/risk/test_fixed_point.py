@@ -9,16 +9,36 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from calm_beam.risk.fixed_point import LOSS_SCALE, loss_sum_ceil, loss_sum_upper, to_fixed_point
+from calm_beam.risk.fixed_point import (
+    LOSS_SCALE,
+    loss_sum_upper,
+    squares_upper,
+    to_fixed_point,
+    to_signed_fixed_point,
+)
 
 _LOSSES = st.floats(min_value=0.0, max_value=1.0)
-_TOTALS = st.integers(min_value=0, max_value=2**63 - 1)
+_TOTALS = st.integers(min_value=-(2**63), max_value=2**63 - 1)
 
 
 @given(loss=_LOSSES)
 def test_loss_is_rounded_up_to_the_next_multiple(loss: float) -> None:
     """The integer is the ceiling of loss * 2^32 in rational arithmetic: up, and by less than one unit."""
     assert int(to_fixed_point(loss)) == math.ceil(Fraction(loss) * LOSS_SCALE)
+
+
+@given(loss=st.floats(min_value=-1.0, max_value=1.0))
+def test_signed_loss_is_rounded_up_too(loss: float) -> None:
+    """A negative loss is rounded towards 0, which is up; where both apply, both functions agree."""
+    assert int(to_signed_fixed_point(loss)) == math.ceil(Fraction(loss) * LOSS_SCALE)
+    if loss >= 0:
+        assert to_signed_fixed_point(loss) == to_fixed_point(loss)
+
+
+@given(units=st.one_of(st.integers(0, LOSS_SCALE), st.sampled_from([1, 2**16, LOSS_SCALE - 1, LOSS_SCALE])))
+def test_squares_are_rounded_up(units: int) -> None:
+    """The square in units of 2^-32 is the ceiling of the exact one, for a full loss as well."""
+    assert int(squares_upper(np.array(units))) == math.ceil(Fraction(units, LOSS_SCALE) ** 2 * LOSS_SCALE)
 
 
 @given(units=st.integers(min_value=0, max_value=LOSS_SCALE))
@@ -51,6 +71,13 @@ def test_loss_outside_is_refused(loss: float) -> None:
         to_fixed_point([0.0, loss])
 
 
+@pytest.mark.parametrize("loss", [math.nan, -1.0000001, 1.0000001, -math.inf])
+def test_signed_loss_outside_is_refused(loss: float) -> None:
+    """A signed loss that is NaN or outside [-1, 1] is refused by value and place."""
+    with pytest.raises(ValueError, match=re.escape(f"losses[1] must be in [-1, 1], got {loss}.")):
+        to_signed_fixed_point([0.0, loss])
+
+
 @given(total=_TOTALS)
 def test_upper_sum_is_the_least_float_not_below(total: int) -> None:
     """The float sum is at least the exact one, and the next float down is below it."""
@@ -67,18 +94,15 @@ def test_upper_sum_is_exact_for_two_million_examples(total: int) -> None:
 
 
 @given(total=_TOTALS)
-def test_ceilings_agree(total: int) -> None:
-    """The integer ceiling is exact, and so is `ceil` of the float sum, rounded up as it is."""
-    exact = math.ceil(Fraction(total, LOSS_SCALE))
-    assert int(loss_sum_ceil(total)) == exact
-    assert math.ceil(float(loss_sum_upper(total))) == exact
+def test_ceiling_is_exact(total: int) -> None:
+    """`ceil` of the float sum is that of the exact one, rounded up as it is."""
+    assert math.ceil(float(loss_sum_upper(total))) == math.ceil(Fraction(total, LOSS_SCALE))
 
 
 @pytest.mark.parametrize("total", [2**53 + 1, 2**62 + 1, 2**63 - 1, 2**63 - 512, 2**63 - 1024, 2**63 - 1025])
 def test_upper_sum_where_floats_are_sparse(total: int) -> None:
     """Near the top of int64, where rounding to nearest may go down or to 2^63, the sum is still rounded up."""
     assert Fraction(float(loss_sum_upper(total))) >= Fraction(total, LOSS_SCALE)
-    assert int(loss_sum_ceil(total)) == math.ceil(Fraction(total, LOSS_SCALE))
 
 
 def test_rounding_to_nearest_would_go_down() -> None:
@@ -92,16 +116,12 @@ def test_ceiling_of_a_rounded_mean_is_off_by_one() -> None:
     pairs = [(n, k) for n in range(1, 200) for k in range(n + 1)]
     wrong = [(n, k) for n, k in pairs if math.ceil(n * (k / n)) != k]
     assert wrong
-    assert all(int(loss_sum_ceil(k * LOSS_SCALE)) == k for _, k in wrong)
+    assert all(math.ceil(float(loss_sum_upper(k * LOSS_SCALE))) == k for _, k in wrong)
 
 
-@pytest.mark.parametrize("convert", [loss_sum_upper, loss_sum_ceil])
-def test_totals_are_checked(convert: object) -> None:
-    """Totals that are no integers, negative or beyond int64 are refused by value."""
-    assert callable(convert)
+def test_totals_are_checked() -> None:
+    """Totals that are no integers or beyond int64 are refused by value."""
     with pytest.raises(TypeError, match=re.escape("totals must be integers")):
-        convert([0.5])
-    with pytest.raises(ValueError, match=re.escape("totals must be in [0, 2^63), got -3.")):
-        convert([1, -3])
-    with pytest.raises(ValueError, match=re.escape(f"totals must be in [0, 2^63), got {2**63}.")):
-        convert(np.array([2**63], dtype=np.uint64))
+        loss_sum_upper([0.5])
+    with pytest.raises(ValueError, match=re.escape(f"totals must be in [-2^63, 2^63), got {2**63}.")):
+        loss_sum_upper(np.array([2**63], dtype=np.uint64))

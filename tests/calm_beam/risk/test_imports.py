@@ -3,7 +3,10 @@
 import subprocess
 import sys
 
-_MODULES = "calm_beam.risk.totals, calm_beam.risk.pvalues, calm_beam.risk.fixed_sequence, calm_beam.risk.losses"
+_MODULES = ", ".join(
+    f"calm_beam.risk.{name}"
+    for name in ("totals", "loss_table", "clusters", "pvalues", "fwer", "losses", "excess", "monitor", "sample_size")
+)
 _ABSENT = ("jax", "flax", "apache_beam", "rouge_score", "scipy.stats")
 
 

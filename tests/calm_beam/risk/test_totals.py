@@ -1,4 +1,4 @@
-"""Tests of the exact totals: the merge laws, by value, for any sharding, order and merge tree."""
+"""The exact totals: the merge laws, by value, for any sharding, order and merge tree."""
 
 import dataclasses
 import functools
@@ -6,26 +6,28 @@ import itertools
 import pickle
 import random
 import re
-from fractions import Fraction
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from calm_beam.risk.fixed_point import LOSS_SCALE, to_fixed_point
+from calm_beam.risk.fixed_point import LOSS_SCALE
 from calm_beam.risk.totals import RiskTotals
 
-_OBJECTIVES, _THRESHOLDS = 2, 3
-_INT64_MAX = 2**63 - 1
-_ZERO = RiskTotals.zero(objectives=_OBJECTIVES, thresholds=_THRESHOLDS)
+_ROWS, _THRESHOLDS = 2, 3
+_INT64_MAX, _INT64_MIN = 2**63 - 1, -(2**63)
+_ZERO = RiskTotals.zero(rows=_ROWS, thresholds=_THRESHOLDS)
 
-# Thirds and tenths are where float sums start to depend on the order.
-_LOSS = st.one_of(st.floats(min_value=0.0, max_value=1.0), st.sampled_from([0.0, 0.1, 0.3, 1 / 3, 0.7, 1.0]))
-_EXAMPLE = st.lists(_LOSS, min_size=6, max_size=6).map(lambda row: np.reshape(row, (_OBJECTIVES, _THRESHOLDS)))
-_EXAMPLES = st.lists(_EXAMPLE, max_size=12)
-_TOTALS = st.lists(_EXAMPLE, max_size=3).map(lambda examples: functools.reduce(RiskTotals.add, examples, _ZERO))
-_few_examples = settings(max_examples=40)  # Each draws dozens of losses, so drawing is what takes the time.
+_VALUE = st.one_of(st.integers(-(2**40), 2**40), st.sampled_from([0, 1, -1, LOSS_SCALE]))
+_UNIT = st.lists(_VALUE, min_size=6, max_size=6).map(lambda row: np.reshape(row, (1, _ROWS, _THRESHOLDS)))
+_UNITS = st.lists(_UNIT, max_size=12)
+_TOTALS = st.lists(_UNIT, max_size=3).map(lambda units: _sum(units))
+_few_examples = settings(max_examples=40)  # Each draws dozens of values, so drawing is what takes the time.
+
+
+def _sum(units: list[np.ndarray]) -> RiskTotals:
+    return functools.reduce(RiskTotals.merge, map(RiskTotals.of, units), _ZERO)
 
 
 def _merge_in_any_tree(parts: list[RiskTotals], rng: random.Random) -> RiskTotals:
@@ -39,16 +41,20 @@ def _merge_in_any_tree(parts: list[RiskTotals], rng: random.Random) -> RiskTotal
 
 
 @_few_examples
-@given(examples=_EXAMPLES, num_shards=st.integers(min_value=1, max_value=5), rng=st.randoms(use_true_random=False))
+@given(units=_UNITS, num_shards=st.integers(min_value=1, max_value=5), rng=st.randoms(use_true_random=False))
 def test_totals_do_not_depend_on_sharding_order_or_merge_tree(
-    examples: list[np.ndarray], num_shards: int, rng: random.Random
+    units: list[np.ndarray], num_shards: int, rng: random.Random
 ) -> None:
-    """Examples dealt at random to shards, merged in a random tree, give the totals of one pass."""
+    """Units dealt at random to shards, merged in a random tree, give the totals of one batch and of plain integers."""
     shards = [_ZERO] * num_shards
-    for example in rng.sample(examples, len(examples)):
+    for unit in rng.sample(units, len(units)):
         shard = rng.randrange(num_shards)
-        shards[shard] = shards[shard].add(example)
-    assert _merge_in_any_tree(shards, rng) == functools.reduce(RiskTotals.add, examples, _ZERO)
+        shards[shard] = shards[shard].merge(RiskTotals.of(unit))
+    merged = _merge_in_any_tree(shards, rng)
+    assert merged == (RiskTotals.of(np.concatenate(units)) if units else _ZERO)
+    exact = [sum(int(unit[0, i, j]) for unit in units) for i, j in np.ndindex(_ROWS, _THRESHOLDS)]
+    assert merged.sums.reshape(-1).tolist() == exact
+    assert merged.n == len(units)
 
 
 @_few_examples
@@ -67,115 +73,76 @@ def test_float_sums_break_the_law() -> None:
 
 
 @_few_examples
-@given(examples=st.lists(_EXAMPLE, min_size=1, max_size=12))
-def test_sums_are_exact(examples: list[np.ndarray]) -> None:
-    """The sums equal those of the rounded losses in rational arithmetic, and the risk is their mean."""
-    totals = functools.reduce(RiskTotals.add, examples, _ZERO)
-    for place in np.ndindex(_OBJECTIVES, _THRESHOLDS):
-        exact = sum(Fraction(int(to_fixed_point(example[place])), LOSS_SCALE) for example in examples)
-        assert Fraction(int(totals.loss_sums[place]), LOSS_SCALE) == exact
-        # Below 2^53 units the sum is a float, so the division rounds once.
-        assert totals.empirical_risk()[place] == float(exact) / len(examples)
-
-
-@_few_examples
 @given(totals=_TOTALS)
 def test_pickle_keeps_the_value(totals: RiskTotals) -> None:
     """A pickled value comes back equal, with the same hash, and still read-only."""
     back = pickle.loads(pickle.dumps(totals))
     assert back == totals
     assert hash(back) == hash(totals)
-    assert not back.loss_sums.flags.writeable
+    assert not back.sums.flags.writeable
 
 
 def test_equality_is_by_value() -> None:
     """Different counts, sums, shapes and types are unequal; equal content is equal."""
-    one = _ZERO.add(np.zeros((2, 3)))
-    assert one == RiskTotals(n=1, loss_sums=np.zeros((2, 3), dtype=np.int64))
+    one = RiskTotals.of(np.zeros((1, 2, 3), np.int64))
+    assert one == RiskTotals(n=1, sums=np.zeros((2, 3), dtype=np.int64))
     assert one != _ZERO
-    assert one != _ZERO.add(np.full((2, 3), 0.5))
-    assert one != RiskTotals(n=1, loss_sums=np.zeros((3, 2), dtype=np.int64))
+    assert one != RiskTotals.of(np.ones((1, 2, 3), np.int64))
+    assert one != RiskTotals(n=1, sums=np.zeros((3, 2), dtype=np.int64))
     assert one != (1, [[0, 0, 0], [0, 0, 0]])
 
 
 def test_values_cannot_be_changed() -> None:
     """Neither the fields nor the array, nor the array that was passed in, change a value."""
     given_sums = np.zeros((1, 1), dtype=np.int64)
-    totals = RiskTotals(n=1, loss_sums=given_sums)
+    totals = RiskTotals(n=1, sums=given_sums)
     given_sums[0, 0] = 5
-    assert totals.loss_sums[0, 0] == 0
+    assert totals.sums[0, 0] == 0
     with pytest.raises(ValueError, match="read-only"):
-        totals.loss_sums[0, 0] = 1
+        totals.sums[0, 0] = 1
     with pytest.raises(dataclasses.FrozenInstanceError):
         totals.n = 2  # type: ignore[misc]
 
 
-def test_add_and_merge_leave_their_operands() -> None:
-    """Adding and merging return new values."""
-    one = _ZERO.add(np.full((2, 3), 0.5))
-    one.merge(one)
-    one.add(np.ones((2, 3)))
-    assert one == RiskTotals(n=1, loss_sums=np.full((2, 3), LOSS_SCALE // 2))
-    assert _ZERO.n == 0
+@pytest.mark.parametrize(("most", "more"), [(_INT64_MAX, 1), (_INT64_MIN, -1)])
+def test_sums_may_reach_the_last_integer_and_not_pass_it(most: int, more: int) -> None:
+    """The ends of int64 are held exactly; one step further is an OverflowError in words, in either order."""
+    nearly = RiskTotals(n=9, sums=np.array([[most - more]]))
+    step = RiskTotals(n=1, sums=np.array([[more]]))
+    full = nearly.merge(step)
+    assert full.sums.tolist() == [[most]]
+    for left, right in ((full, step), (step, full)):
+        message = f"sums[0, 0] overflows int64 at n = 11: {int(left.sums[0, 0])} + {int(right.sums[0, 0])}. Use a"
+        with pytest.raises(OverflowError, match=re.escape(message)):
+            left.merge(right)
 
 
-def test_two_billion_losses_of_one_fit_and_the_next_overflows() -> None:
-    """2^31 - 1 examples of loss 1 are held exactly; one more is an OverflowError in words."""
-    most = _INT64_MAX // LOSS_SCALE
-    full = RiskTotals(n=most, loss_sums=np.full((1, 1), most * LOSS_SCALE))
-    assert full.empirical_risk().tolist() == [[1.0]]
-    where = f"loss_sums[0, 0] overflows int64 at n = {most + 1}: "
-    advice = f". The sums hold {most} examples of loss 1; use a smaller calibration set."
-    with pytest.raises(OverflowError, match=re.escape(f"{where}{most * LOSS_SCALE} + {LOSS_SCALE}{advice}")):
-        full.add([[1.0]])
-    one = RiskTotals.zero(objectives=1, thresholds=1).add([[1.0]])
-    with pytest.raises(OverflowError, match=re.escape(f"{where}{LOSS_SCALE} + {most * LOSS_SCALE}{advice}")):
-        one.merge(full)
-
-
-def test_sum_may_reach_the_last_integer() -> None:
-    """A sum of exactly 2^63 - 1 is no overflow."""
-    most = _INT64_MAX // LOSS_SCALE + 1
-    nearly = RiskTotals(n=most, loss_sums=np.full((1, 1), _INT64_MAX - 1))
-    assert nearly.add([[2.0**-32]]).loss_sums.tolist() == [[_INT64_MAX]]
+def test_a_batch_that_may_overflow_is_refused() -> None:
+    """Adding up a batch never wraps around."""
+    assert RiskTotals.of(np.full((2, 1, 1), 2**62 - 1)).sums.tolist() == [[2**63 - 2]]
+    with pytest.raises(OverflowError, match=re.escape(f"the sum of 2 values up to {2**62} overflows int64.")):
+        RiskTotals.of(np.full((2, 1, 1), 2**62))
 
 
 def test_shapes_have_to_agree() -> None:
-    """Losses or totals of another shape are refused with both shapes, never broadcast."""
-    message = "losses has shape (3,), these totals have (2, 3) (objectives, thresholds)."
+    """Totals of another shape are refused with both shapes, never broadcast."""
+    message = "other.sums has shape (1, 3), these totals have (2, 3) (rows, thresholds). Only totals over the same"
     with pytest.raises(ValueError, match=re.escape(message)):
-        _ZERO.add([0.0, 0.5, 1.0])
-    message = "other.loss_sums has shape (1, 3), these totals have (2, 3)"
-    with pytest.raises(ValueError, match=re.escape(message)):
-        _ZERO.merge(RiskTotals.zero(objectives=1, thresholds=3))
-
-
-def test_losses_outside_are_refused() -> None:
-    """A loss outside [0, 1] or NaN is refused by value and place."""
-    with pytest.raises(ValueError, match=re.escape("losses[1, 2] must be in [0, 1], got nan.")):
-        _ZERO.add([[0.0, 0.0, 0.0], [0.0, 0.0, float("nan")]])
-
-
-def test_risk_of_no_examples_is_refused() -> None:
-    """An empty calibration set has no risk."""
-    with pytest.raises(ValueError, match=re.escape("empirical_risk needs at least one example, got n = 0.")):
-        _ZERO.empirical_risk()
+        _ZERO.merge(RiskTotals.zero(rows=1, thresholds=3))
+    with pytest.raises(ValueError, match=re.escape("must have shape (units, rows, thresholds), got (2, 3).")):
+        RiskTotals.of(np.zeros((2, 3), np.int64))
 
 
 def test_constructor_checks() -> None:
-    """A count or sums that no examples can give are refused by value."""
+    """A count or sums that cannot be are refused by value."""
     zeros = np.zeros((1, 1), dtype=np.int64)
     with pytest.raises(ValueError, match=re.escape("n must be at least 0, got -1.")):
-        RiskTotals(n=-1, loss_sums=zeros)
-    with pytest.raises(TypeError, match=re.escape("loss_sums must be int64 (see to_fixed_point), got dtype float64.")):
-        RiskTotals(n=1, loss_sums=zeros / 2)
-    with pytest.raises(ValueError, match=re.escape("must have shape (objectives, thresholds), got (1,).")):
-        RiskTotals(n=1, loss_sums=zeros[0])
-    with pytest.raises(ValueError, match=re.escape(f"must be in [0, {LOSS_SCALE}] for n = 1 examples, got values in")):
-        RiskTotals(n=1, loss_sums=zeros + LOSS_SCALE + 1)
-    with pytest.raises(ValueError, match=re.escape("got values in [-1, -1].")):
-        RiskTotals(n=1, loss_sums=zeros - 1)
-    with pytest.raises(ValueError, match=re.escape("objectives must be at least 1, got 0.")):
-        RiskTotals.zero(objectives=0, thresholds=1)
+        RiskTotals(n=-1, sums=zeros)
+    with pytest.raises(TypeError, match=re.escape("sums must be int64 (see to_fixed_point), got dtype float64.")):
+        RiskTotals(n=1, sums=zeros / 2)
+    with pytest.raises(ValueError, match=re.escape("must have shape (rows, thresholds), got (1,).")):
+        RiskTotals(n=1, sums=zeros[0])
+    with pytest.raises(ValueError, match=re.escape("rows must be at least 1, got 0.")):
+        RiskTotals.zero(rows=0, thresholds=1)
     with pytest.raises(ValueError, match=re.escape("thresholds must be at least 1, got -2.")):
-        RiskTotals.zero(objectives=1, thresholds=-2)
+        RiskTotals.zero(rows=1, thresholds=-2)

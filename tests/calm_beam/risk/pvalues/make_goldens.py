@@ -1,6 +1,6 @@
-"""Writes `pvalue_goldens.json`: p-values in 60-digit arithmetic, from their textbook formulas.
+"""Writes `goldens.json`: p-values in 60-digit arithmetic, from their textbook formulas.
 
-    python -m tests.calm_beam.risk.make_pvalue_goldens
+    python -m tests.calm_beam.risk.pvalues.make_goldens
 
 Nothing of the package is used. Inputs are float64 values, exactly as the p-value functions get them: `total` is the
 exact decimal expansion of one (a multiple of 2^-32, as all our loss sums are), `delta` the shortest text that
@@ -9,12 +9,13 @@ reads back as it. So whatever differs from these values was lost in computing, n
 
 import decimal
 import json
+import math
 import pathlib
 from fractions import Fraction
 
 import mpmath
 
-OUTPUT = pathlib.Path(__file__).with_name("pvalue_goldens.json")
+OUTPUT = pathlib.Path(__file__).with_name("goldens.json")
 
 _SCALE = 2**32
 _DIGITS = 60
@@ -58,7 +59,7 @@ def binomial_cdf(successes: int, n: int, probability: Fraction) -> mpmath.mpf:
 def totals(n: int, delta: float) -> set[Fraction]:
     """Returns loss sums at risk 0, below, at and above delta, beside an integer, and deep in the tail."""
     exact = Fraction(delta)
-    wanted = [Fraction(0), n * exact / 4, n * exact * 9 / 10, n * exact * 12 / 10]
+    wanted = [Fraction(0), n * exact / 4, n * exact * 9 / 10, n * exact * 12 / 10, Fraction(round(n * delta))]
     # The two multiples of 2^-32 around n delta, and two sums that differ by their ceiling alone.
     grid_at_delta = n * exact * _SCALE // 1
     wanted += [Fraction(grid_at_delta, _SCALE), Fraction(grid_at_delta + 1, _SCALE)]
@@ -69,7 +70,8 @@ def totals(n: int, delta: float) -> set[Fraction]:
         # The normal approximation is near enough to aim by.
         risk = exact - Fraction(float(mpmath.sqrt(2 * exponent * mpmath.log(10) * delta * (1 - delta) / n)))
         if risk > 0:
-            wanted.append(n * risk)
+            # The whole number is for the binomial test, which is for no other sum.
+            wanted += [n * risk, Fraction(math.ceil(n * risk))]
     on_grid = {Fraction(value * _SCALE // 1, _SCALE) for value in wanted}
     return {value for value in on_grid if value <= n and Fraction(float(value)) == value}
 
@@ -88,6 +90,9 @@ def rows() -> list[dict[str, object]]:
                         "delta": repr(delta),
                         "hoeffding": mpmath.nstr(hoeffding(total, n, exact), 20),
                         "hb": mpmath.nstr(hoeffding_bentkus(total, n, exact), 20),
+                        "binomial": mpmath.nstr(binomial_cdf(int(total), n, exact), 20)
+                        if total == int(total)
+                        else None,
                     }
                 )
     return made
@@ -111,7 +116,7 @@ def main() -> None:
     """Writes the file beside this script, one row per line."""
     with mpmath.workdps(_DIGITS):
         lines = ",\n".join(json.dumps(row) for row in rows())
-    about = "p-values in 60-digit arithmetic; made by make_pvalue_goldens.py, which says what the columns are"
+    about = "p-values in 60-digit arithmetic; made by make_goldens.py, which says what the columns are"
     OUTPUT.write_text(f'{{"about": {json.dumps(about)}, "rows": [\n{lines}\n]}}\n', encoding="utf-8")
 
 

@@ -1,0 +1,152 @@
+"""What it costs to add up the losses: time per example, size of the state, memory.
+
+    python -m benchmarks.combine --examples=1000000 --thresholds=100 --trials=50
+
+Losses are drawn at random, batch by batch, outside the times. Three things are measured on one process: the sums of one
+calibration, those of many random splits at once, and the latter through Beam's in-process runner.
+"""
+
+import argparse
+import pickle
+import resource
+import time
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import apache_beam as beam
+import numpy as np
+from apache_beam.runners.portability.fn_api_runner import FnApiRunner
+
+from calm_beam.calibration import Layout, Objective, Spec
+from calm_beam.risk.fixed_point import LOSS_SCALE
+from calm_beam.risk.split_totals import SplitTotals
+from calm_beam.risk.totals import RiskTotals
+
+from .machine import describe_machine
+
+_SHARE = 0.8
+_MERGES = 1000
+_SPECS = {
+    "hoeffding_bentkus": Objective("textual", "rouge_l", "dissimilarity"),
+    "signed_mixture": Objective("risk", "rouge_l", "signed"),
+}
+
+
+def main() -> None:
+    """Prints one line for every measurement."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--examples", type=int, default=1_000_000)
+    parser.add_argument("--thresholds", type=int, default=100)
+    parser.add_argument("--trials", type=int, default=50)
+    parser.add_argument("--batch", type=int, default=64, help="examples added at once")
+    flags = parser.parse_args()
+    print(describe_machine())
+    before = _largest_resident_mb()
+    print(
+        f"{flags.examples} examples, {flags.thresholds} thresholds, {flags.trials} trials, batches of {flags.batch}\n"
+    )
+    print("| p-value | state | size, MB | add, us per example | add all, s | merge, us |")
+    print("|---|---|---:|---:|---:|---:|")
+    for p_value in _SPECS:
+        layout = _layout(p_value, flags.thresholds)
+        for trials in (None, flags.trials):
+            _measure(p_value, layout, flags.examples, flags.batch, trials)
+    start = time.perf_counter()
+    _through_beam(_layout("signed_mixture", flags.thresholds), flags.examples, flags.batch, flags.trials)
+    print(
+        f"\nthrough Beam, signed_mixture, {flags.trials} trials, drawing included: {time.perf_counter() - start:.1f} s"
+    )
+    print(f"largest resident size: {_largest_resident_mb():.0f} MB, {before:.0f} MB of it imports")
+
+
+def _largest_resident_mb() -> float:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+def _layout(p_value: str, thresholds: int) -> Layout:
+    spec = Spec(objective=_SPECS[p_value], delta=0.1, epsilon=0.05, p_value=p_value)
+    return Layout.of([spec], thresholds=thresholds)
+
+
+def _draw(layout: Layout, count: int, trials: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Returns random losses, and which of them each trial's part holds."""
+    rng = np.random.default_rng(seed)
+    lowest = -LOSS_SCALE if layout.objectives[0].is_signed else 0
+    losses = rng.integers(lowest, LOSS_SCALE, size=(count, 1, layout.thresholds), endpoint=True)
+    return losses, rng.random((count, trials), dtype=np.float32) < _SHARE
+
+
+def _measure(p_value: str, layout: Layout, examples: int, batch: int, trials: int | None) -> None:
+    """Prints a line for the sums of one calibration, or of many splits."""
+    totals: Any = _zero(layout, trials)
+    seconds = 0.0
+    for start in range(0, examples, batch):
+        losses, is_in_part = _draw(layout, min(batch, examples - start), trials or 1, start)
+        begun = time.perf_counter()
+        values = layout.values(losses)
+        totals = totals.merge(RiskTotals.of(values) if trials is None else SplitTotals.of(values, is_in_part))
+        seconds += time.perf_counter() - begun
+    begun = time.perf_counter()
+    for _ in range(_MERGES):
+        totals.merge(_zero(layout, trials))
+    merge_seconds = (time.perf_counter() - begun) / _MERGES
+    state = "one calibration" if trials is None else f"{trials} trials"
+    print(
+        f"| {p_value} | {state} | {len(pickle.dumps(totals)) / 2**20:.3f} | {1e6 * seconds / examples:.2f} "
+        f"| {seconds:.1f} | {1e6 * merge_seconds:.0f} |"
+    )
+
+
+def _zero(layout: Layout, trials: int | None) -> RiskTotals | SplitTotals:
+    rows, thresholds = len(layout.rows), layout.thresholds
+    if trials is None:
+        return RiskTotals.zero(rows=rows, thresholds=thresholds)
+    return SplitTotals.zero(trials=trials, rows=rows, thresholds=thresholds)
+
+
+class _SumSplits(beam.CombineFn):
+    """Merges `SplitTotals`."""
+
+    def __init__(self, trials: int, rows: int, thresholds: int) -> None:
+        self._sizes = {"trials": trials, "rows": rows, "thresholds": thresholds}
+
+    def create_accumulator(self) -> SplitTotals:
+        return SplitTotals.zero(**self._sizes)
+
+    def add_input(self, accumulator: SplitTotals, element: SplitTotals) -> SplitTotals:
+        return accumulator.merge(element)
+
+    def merge_accumulators(self, accumulators: Iterable[SplitTotals]) -> SplitTotals:
+        merged = self.create_accumulator()
+        for accumulator in accumulators:
+            merged = merged.merge(accumulator)
+        return merged
+
+    def extract_output(self, accumulator: SplitTotals) -> SplitTotals:
+        return accumulator
+
+
+def _through_beam(layout: Layout, examples: int, batch: int, trials: int) -> None:
+    def totals_of_shard(start: int) -> Iterator[SplitTotals]:
+        for first in range(start, min(start + shard, examples), batch):
+            losses, is_in_part = _draw(layout, min(batch, examples - first), trials, first)
+            yield SplitTotals.of(layout.values(losses), is_in_part)
+
+    shard = 100 * batch
+    with beam.Pipeline(runner=FnApiRunner()) as pipeline:
+        _ = (
+            pipeline
+            | beam.Create(range(0, examples, shard))
+            | beam.FlatMap(totals_of_shard)
+            | beam.CombineGlobally(_SumSplits(trials, len(layout.rows), layout.thresholds))
+            | beam.Map(_check_count, examples=examples)
+        )
+
+
+def _check_count(totals: SplitTotals, *, examples: int) -> None:
+    """Checks that no example was lost: parts hold their share, up to chance."""
+    assert np.all(np.abs(totals.counts / examples - _SHARE) < 5 / examples**0.5)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,60 @@
+"""What is gathered from the losses of a run, and where it stands in the totals."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Self
+
+import numpy as np
+
+from calm_beam.risk.pvalues import P_VALUES
+from calm_beam.risk.statistics import Loss, Statistic
+
+from .specs import Objective, Spec, objectives_of
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Layout:
+    """The rows of the sums, and the objectives whose single losses are kept.
+
+    Attributes:
+      objectives: Distinct objectives, in the order in which losses come.
+      rows: Objective and statistic of each row that is summed.
+      tabled: Objectives with a spec whose p-value needs every single loss.
+      thresholds: Size of the grid.
+    """
+
+    objectives: tuple[Objective, ...]
+    rows: tuple[tuple[Objective, Statistic], ...]
+    tabled: tuple[Objective, ...]
+    thresholds: int
+
+    @classmethod
+    def of(cls, specs: Sequence[Spec], *, thresholds: int) -> Self:
+        """Returns the layout that serves all specs: what their p-values need, and the losses for the risk table."""
+        objectives = objectives_of(specs)
+        needed: list[tuple[Objective, Statistic]] = [(objective, Loss()) for objective in objectives]
+        for spec in specs:
+            statistics = P_VALUES[spec.p_value].statistics(spec.delta)
+            needed.extend((spec.objective, statistic) for statistic in statistics)
+        return cls(
+            objectives=objectives,
+            rows=tuple(dict.fromkeys(needed)),
+            tabled=objectives_of([spec for spec in specs if P_VALUES[spec.p_value].needs_table]),
+            thresholds=thresholds,
+        )
+
+    def values(self, fixed_losses: np.ndarray) -> np.ndarray:
+        """Returns what is to be summed.
+
+        Args:
+          fixed_losses: shape (units, objectives, thresholds), int64 in units of 2^-32.
+
+        Returns:
+          Shape (units, rows, thresholds), int64.
+        """
+        by_objective = dict(zip(self.objectives, np.moveaxis(fixed_losses, 1, 0), strict=True))
+        return np.stack([statistic.of(by_objective[objective]) for objective, statistic in self.rows], axis=1)
+
+    def tabled_losses(self, fixed_losses: np.ndarray) -> np.ndarray:
+        """Returns the losses that are kept one by one: those of `tabled`, in its order."""
+        return fixed_losses[:, [self.objectives.index(objective) for objective in self.tabled]]

@@ -1,0 +1,100 @@
+"""What is settled before any loss is seen: the promise of every p-value and procedure rests on that."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Self
+
+from calm_beam.decoding.settings import DecodeSettings
+from calm_beam.manifest import PlannedTest, PlanRecord
+
+from .layout import Layout
+from .specs import Spec
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Plan:
+    """Everything that the outcome depends on besides the data.
+
+    Attributes:
+      specs: The guarantees asked for, and their tests.
+      thresholds: The grid, descending: the testing order.
+      joint_epsilon: Probability with which any entry may be wrong, if they are to hold together; None if each alone.
+      cluster_key: Field of a data row that names its cluster, the independent unit; None where examples are.
+      salt: Decides the order of examples, for p-values that need one.
+      on_error: `fail` or `worst_case`: what becomes of examples that cannot be decoded or scored.
+      model: Fingerprint of the model.
+      outputs: Fingerprint of all that decides its outputs but the data.
+    """
+
+    specs: tuple[Spec, ...]
+    thresholds: tuple[float, ...]
+    joint_epsilon: float | None
+    cluster_key: str | None
+    salt: str
+    on_error: str
+    model: str
+    outputs: str
+
+    @classmethod
+    def of(
+        cls,
+        specs: Sequence[Spec],
+        settings: DecodeSettings,
+        *,
+        model: str,
+        vocabulary: str | None,
+        joint_epsilon: float | None = None,
+        cluster_key: str | None = None,
+        seed: int = 0,
+        on_error: str = "fail",
+    ) -> Self:
+        """Returns the plan of a run.
+
+        Args:
+          specs: From `all_specs`.
+          settings: How outputs are decoded; their grid is the testing order.
+          model: Fingerprint of the model.
+          vocabulary: Fingerprint of the vocabulary, or None for token ids.
+          joint_epsilon: As above.
+          cluster_key: As above.
+          seed: Decides the salt.
+          on_error: As above.
+        """
+        return cls(
+            specs=tuple(specs),
+            thresholds=settings.thresholds,
+            joint_epsilon=joint_epsilon,
+            cluster_key=cluster_key,
+            salt=f"calm-beam/{seed}",
+            on_error=on_error,
+            model=model,
+            outputs=settings.fingerprint(model=model, vocabulary=vocabulary),
+        )
+
+    def layout(self) -> Layout:
+        """Returns what is gathered for the planned tests."""
+        return Layout.of(self.specs, thresholds=len(self.thresholds))
+
+    def record(self) -> PlanRecord:
+        """Returns the plan as it stands in the manifest."""
+        return PlanRecord(
+            thresholds=self.thresholds,
+            tests=tuple(
+                PlannedTest(
+                    consistency=spec.objective.consistency,
+                    metric=spec.objective.metric,
+                    loss=spec.objective.loss,
+                    delta=spec.delta,
+                    epsilon=spec.epsilon,
+                    p_value=spec.p_value,
+                    procedure=spec.procedure,
+                )
+                for spec in self.specs
+            ),
+            joint_epsilon=self.joint_epsilon,
+            cluster_key=self.cluster_key,
+            salt=self.salt,
+            on_error=self.on_error,
+            model=self.model,
+            outputs=self.outputs,
+        )

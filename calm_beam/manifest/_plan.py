@@ -1,0 +1,139 @@
+"""What was settled before any loss was seen, and whether that is what was then tested."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from itertools import pairwise
+from typing import Self
+
+from ._checks import ManifestError, check_choice, check_number, check_share, check_text, shown
+from ._record import Record, check_tuple, checked_keys, checked_list, records_from_json
+from .digest import content_digest
+from .records import CONSISTENCIES, LOSSES, PROCEDURES, Calibration
+
+ON_ERROR = ("fail", "worst_case")
+# Shares of epsilon, added up, may differ from the whole by their rounding.
+_ROUNDING = 1e-12
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlannedTest(Record):
+    """One promise that was asked for; its attributes are those of `Calibration`."""
+
+    consistency: str
+    metric: str
+    loss: str
+    delta: float
+    epsilon: float
+    p_value: str
+    procedure: str
+
+    def __post_init__(self) -> None:
+        check_choice("consistency", self.consistency, CONSISTENCIES)
+        check_text("metric", self.metric)
+        check_choice("loss", self.loss, LOSSES)
+        check_share("delta", self.delta)
+        check_share("epsilon", self.epsilon)
+        check_text("p_value", self.p_value)
+        check_choice("procedure", self.procedure, PROCEDURES)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanRecord(Record):
+    """Everything that the outcome depends on besides the data, settled and hashed before any loss was seen.
+
+    Attributes:
+      thresholds: The grid in testing order: descending.
+      tests: The promises asked for, one for each calibration, in the same order.
+      joint_epsilon: Probability with which any of them may be broken, where they hold together; None: each alone.
+      cluster_key: Field of a data row that names its cluster, the independent unit; None: every example is one.
+      salt: Decides the order of examples, for p-values that need one.
+      on_error: What became of examples that could not be decoded or scored, one of `ON_ERROR`.
+      model: Fingerprint of the model.
+      outputs: Fingerprint of all that decides its outputs but the data.
+    """
+
+    thresholds: tuple[float, ...]
+    tests: tuple[PlannedTest, ...]
+    joint_epsilon: float | None
+    cluster_key: str | None
+    salt: str
+    on_error: str
+    model: str
+    outputs: str
+
+    @classmethod
+    def from_dict(cls, value: object, *, at: str = "") -> Self:
+        """Returns the plan that plain JSON values describe, "digest" included, having checked that."""
+        given = checked_keys(value, [*(f.name for f in fields(cls)), "digest"], at=at or cls.__name__)
+        digest = given.pop("digest")
+        plan = super().from_dict(given, at=at)
+        if digest != plan.digest:
+            raise ManifestError(f"{at}.digest is {shown(digest)}, but that of the plan is {shown(plan.digest)}")
+        return plan
+
+    def to_dict(self) -> dict[str, object]:
+        """Returns the plan as plain JSON values, with "digest" last."""
+        return {**super().to_dict(), "digest": self.digest}
+
+    @property
+    def digest(self) -> str:
+        """The digest of the plan, computed as the manifest's own: `"sha256:"` and 64 hexadecimal digits."""
+        return content_digest(super().to_dict())
+
+    @classmethod
+    def _from_json(cls, key: str, value: object, *, at: str) -> object:
+        match key:
+            case "thresholds":
+                return tuple(checked_list(value, at=at))
+            case "tests":
+                return records_from_json(PlannedTest, value, at=at)
+        return value
+
+    def __post_init__(self) -> None:
+        check_tuple("thresholds", self.thresholds)
+        for index, threshold in enumerate(self.thresholds):
+            check_number(f"thresholds[{index}]", threshold, low=0, high=1)
+        if any(lower >= upper for upper, lower in pairwise(self.thresholds)):
+            raise ManifestError(f"thresholds must be strictly descending, got {shown(self.thresholds)}")
+        check_tuple("tests", self.tests, of=PlannedTest)
+        if self.joint_epsilon is not None:
+            check_share("joint_epsilon", self.joint_epsilon)
+            total = sum(test.epsilon for test in self.tests)
+            if total > self.joint_epsilon * (1 + _ROUNDING):
+                raise ManifestError(
+                    f"joint_epsilon must be at least the sum of the tests' epsilons, {shown(total)}, "
+                    f"got {shown(self.joint_epsilon)}"
+                )
+        if self.cluster_key is not None:
+            check_text("cluster_key", self.cluster_key)
+        check_text("salt", self.salt)
+        check_choice("on_error", self.on_error, ON_ERROR)
+        check_text("model", self.model)
+        check_text("outputs", self.outputs)
+
+    def check_calibrations(self, calibrations: Sequence[Calibration]) -> None:
+        """Refuses calibrations other than those that were planned.
+
+        Raises:
+          ManifestError: If their number, a setting or a tested threshold differs.
+        """
+        if len(calibrations) != len(self.tests):
+            raise ManifestError(
+                f"calibrations must be the {len(self.tests)} that were planned, got {len(calibrations)}"
+            )
+        for index, (planned, entry) in enumerate(zip(self.tests, calibrations, strict=True)):
+            for name, value in planned.to_dict().items():
+                found = getattr(entry, name)
+                if found != value:
+                    raise ManifestError(
+                        f"calibrations[{index}].{name} must be {shown(value)}, as was planned, got {shown(found)}"
+                    )
+            tested = [step.threshold for step in entry.path]
+            expected = [threshold for threshold in self.thresholds if threshold in tested]
+            if entry.procedure == "fixed_sequence":
+                expected = list(self.thresholds[: len(tested)])
+            if tested != expected:
+                raise ManifestError(
+                    f"calibrations[{index}].path must test thresholds in the planned order, which begins "
+                    f"{shown(expected)}, got {shown(tested)}"
+                )

@@ -1,0 +1,214 @@
+"""Watching the risk while a model serves: a test that may look after every loss, forever.
+
+A bettor who believes that the risk exceeds delta multiplies what is staked by 1 + bet (loss - delta) on every loss. If
+the risk is at most delta the capital is a supermartingale, and the chance that it ever reaches 1 / alpha is at most
+alpha (Ville's inequality), however long the stream is and however often it is looked at.
+
+Two things make for a quick alarm. There are several bettors, since the best bet depends on how far the risk has moved
+and on how the losses spread. And none of them stakes everything at the start: a little of what is kept back is added
+with every loss, so that a drift after a long good time is found by fresh money, although old stakes are long lost.
+"""
+
+import dataclasses
+import math
+import operator
+from collections.abc import Iterable, Mapping
+from typing import Self
+
+import numpy as np
+
+from calm_beam.risk.fixed_point import LOSS_SCALE, to_signed_fixed_point
+from calm_beam.risk.unit_interval import require_signed_unit_interval, require_unit_interval
+
+# Shares of the largest bet that cannot lose everything, from slow drifts to sudden failure.
+_SHARES = (0.0125, 0.025, 0.05, 0.1, 0.2, 0.4, 0.8)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RiskMonitor:
+    """The state of the test: small, and a value, so that it can be stored and taken up again.
+
+    Attributes:
+      delta: Risk tolerance, in (0, 1).
+      alpha: Chance of ever raising a false alarm, in (0, 1).
+      is_signed: Whether losses lie in [-1, 1] and not in [0, 1].
+      n: Losses seen.
+      loss_sum: Their sum in units of 2^-32, each rounded up.
+      log_stakes: Natural logarithms of what the bettors have at stake, in multiples of their starting capitals.
+      alarm_at: Number of the loss at which the alarm was raised, from 1; None before. An alarm stays.
+
+    Source: Ville (1939); Shafer (2021), "Testing by betting"; staking bit by bit is the mixture over starting times of
+    Shin, Ramdas and Rinaldo (2023), "E-detectors", with weights that add up to 1.
+
+    >>> RiskMonitor.start(delta=0.1, alpha=0.05).observe([0.0] * 50 + [1.0] * 10).alarm_at
+    56
+    """
+
+    delta: float
+    alpha: float
+    is_signed: bool
+    n: int
+    loss_sum: int
+    log_stakes: tuple[float, ...]
+    alarm_at: int | None
+
+    def __post_init__(self) -> None:
+        for name, value in (("delta", self.delta), ("alpha", self.alpha)):
+            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1:
+                raise ValueError(f"{name} must be in (0, 1), got {value!r}. It is a fraction: for 5 % pass 0.05.")
+        if not isinstance(self.is_signed, bool):
+            raise ValueError(f"is_signed must be true or false, got {self.is_signed!r}.")
+        n = _require_count("n", self.n)
+        lowest = -n * LOSS_SCALE if self.is_signed else 0
+        if not lowest <= _require_count("loss_sum", self.loss_sum, lowest=lowest) <= n * LOSS_SCALE:
+            raise ValueError(f"loss_sum must be in [{lowest}, {n * LOSS_SCALE}] for n = {n}, got {self.loss_sum}.")
+        stakes = self.log_stakes
+        if len(stakes) != len(_SHARES) or not all(isinstance(value, float) and value < math.inf for value in stakes):
+            raise ValueError(f"log_stakes must be {len(_SHARES)} numbers below infinity, got {stakes!r}.")
+        if self.alarm_at is not None and not 1 <= _require_count("alarm_at", self.alarm_at) <= n:
+            raise ValueError(f"alarm_at must be in [1, {n}] for n = {n}, got {self.alarm_at}.")
+
+    @classmethod
+    def start(cls, *, delta: float, alpha: float, is_signed: bool = False) -> Self:
+        """Returns the monitor that has seen nothing.
+
+        Args:
+          delta: Risk tolerance, in (0, 1).
+          alpha: Chance of ever raising a false alarm, in (0, 1).
+          is_signed: Whether losses lie in [-1, 1] and not in [0, 1].
+
+        Raises:
+          ValueError: If a number is out of range.
+
+        Source: ours.
+        """
+        stakes = (-math.inf,) * len(_SHARES)
+        return cls(delta=delta, alpha=alpha, is_signed=is_signed, n=0, loss_sum=0, log_stakes=stakes, alarm_at=None)
+
+    def observe(self, losses: Iterable[float]) -> Self:
+        """Returns the monitor after some more losses, in the order in which they came.
+
+        The same stream gives the same state, bit for bit, however it is cut into parts. Losses after an alarm count in
+        `n` and `loss_sum`; the alarm stays.
+
+        Args:
+          losses: Each in [0, 1], or in [-1, 1] for signed ones.
+
+        Raises:
+          ValueError: If a loss is NaN or out of range; nothing of the part is then taken in.
+
+        Source: as the class.
+        """
+        require = require_signed_unit_interval if self.is_signed else require_unit_interval
+        checked = require(list(losses), name="losses")
+        stakes, alarm_at = np.array(self.log_stakes), self.alarm_at
+        for number, loss in enumerate(checked, start=self.n + 1):
+            stakes = grown_stakes(stakes, loss, number=number, delta=self.delta, is_signed=self.is_signed)
+            if alarm_at is None and log_capital(stakes, number=number) >= -math.log(self.alpha):
+                alarm_at = number
+        return dataclasses.replace(
+            self,
+            n=self.n + checked.size,
+            loss_sum=self.loss_sum + int(to_signed_fixed_point(checked).sum()),
+            log_stakes=tuple(stakes.tolist()),
+            alarm_at=alarm_at,
+        )
+
+    @property
+    def mean_loss(self) -> float | None:
+        """The mean of all losses so far; None before the first."""
+        return self.loss_sum / LOSS_SCALE / self.n if self.n else None
+
+    @property
+    def capital(self) -> float:
+        """What the bettors have together now, having started with 1: the evidence against "the risk is at most delta".
+
+        The alarm is raised when it first reaches 1 / alpha; infinity beyond the range of float64.
+        """
+        logarithm = float(log_capital(np.array(self.log_stakes), number=self.n))
+        return math.exp(logarithm) if logarithm < 709 else math.inf
+
+    def to_dict(self) -> dict[str, object]:
+        """Returns the state as plain JSON values; numbers read back exactly.
+
+        Nothing at stake, whose logarithm has no form in JSON, is written as null.
+        """
+        values = dataclasses.asdict(self)
+        values["log_stakes"] = [None if value == -math.inf else value for value in self.log_stakes]
+        return values
+
+    @classmethod
+    def from_dict(cls, value: Mapping[str, object]) -> Self:
+        """Returns the state that `to_dict` gave.
+
+        Raises:
+          ValueError: If a key is missing or unknown, or a value cannot be.
+        """
+        names = {field.name for field in dataclasses.fields(cls)}
+        if value.keys() != names:
+            raise ValueError(
+                f"a monitor's state has the keys {', '.join(sorted(names))}; "
+                f"missing: {sorted(names - value.keys())}, unknown: {sorted(value.keys() - names)}."
+            )
+        stakes = value["log_stakes"]
+        if not isinstance(stakes, list):
+            raise ValueError(f"log_stakes must be a list, got {stakes!r}.")
+        read = tuple(-math.inf if stake is None else stake for stake in stakes)
+        return cls(**{**value, "log_stakes": read})  # type: ignore[arg-type]
+
+
+def grown_stakes(
+    log_stakes: np.ndarray, losses: np.ndarray, *, number: int, delta: float, is_signed: bool
+) -> np.ndarray:
+    """Returns what is at stake after one more loss.
+
+    Args:
+      log_stakes: shape (..., bettors). Before the loss; minus infinity for nothing.
+      losses: shape (...). The loss, of one stream or of several.
+      number: Its number in the stream, from 1.
+      delta: Risk tolerance, in (0, 1).
+      is_signed: Whether losses lie in [-1, 1].
+
+    Returns:
+      Shape (..., bettors).
+
+    Source: as `RiskMonitor`.
+    """
+    # The factor is least at the least loss there can be, 0 or -1, and still positive there.
+    bets = np.array(_SHARES) / (delta + 1 if is_signed else delta)
+    fresh = math.log(_kept_back(number - 1) - _kept_back(number))
+    return np.logaddexp(log_stakes, fresh) + np.log1p(bets * (np.asarray(losses)[..., None] - delta))
+
+
+def log_capital(log_stakes: np.ndarray, *, number: int) -> np.ndarray:
+    """Returns the logarithm of all capital, at stake and kept back, after some losses.
+
+    Args:
+      log_stakes: shape (..., bettors).
+      number: How many losses there were.
+
+    Returns:
+      Shape (...).
+
+    Source: as `RiskMonitor`.
+    """
+    at_stake = np.logaddexp.reduce(log_stakes, axis=-1) - math.log(len(_SHARES))
+    return np.asarray(np.logaddexp(at_stake, math.log(_kept_back(number))))
+
+
+def _kept_back(number: int) -> float:
+    """Returns the share of the capital not yet staked after so many losses.
+
+    It falls so slowly that a drift at loss T is met with about 1 / (T log^2 T): the delay grows with log T only.
+    """
+    return 1 / (1 + math.log1p(number))
+
+
+def _require_count(name: str, value: object, *, lowest: int = 0) -> int:
+    try:
+        number = operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        number = lowest - 1
+    if isinstance(value, bool) or number < lowest:
+        raise ValueError(f"{name} must be a whole number of at least {lowest}, got {value!r}.")
+    return number

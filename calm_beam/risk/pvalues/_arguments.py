@@ -1,0 +1,44 @@
+"""The checks that every p-value makes of its arguments."""
+
+import operator
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+
+def require_n_and_delta(n: int, delta: float) -> tuple[int, float]:
+    """Returns both with their types made plain, having checked their ranges."""
+    try:
+        count = operator.index(n)
+    except TypeError:
+        raise TypeError(f"n must be an integer, got {n!r}.") from None
+    if count < 1:
+        raise ValueError(f"n must be at least 1, got {count}. Is the calibration set empty?")
+    if not 0 < delta < 1:
+        raise ValueError(f"delta must be in (0, 1), got {delta}. Tolerances are fractions: for 5 % pass delta=0.05.")
+    return count, float(delta)
+
+
+def require_sums(sums: ArrayLike, *, n: int, name: str, meaning: str) -> np.ndarray:
+    """Returns the sums as float64, having checked that n values in [0, 1] can have them.
+
+    Args:
+      sums: Any shape.
+      n: Number of summands.
+      name: What to call the sums in the message, as the caller wrote it.
+      meaning: What they are, for who passed something else.
+    """
+    checked = np.asarray(sums, dtype=np.float64)
+    is_inside = (checked >= 0) & (checked <= n)
+    if not is_inside.all():
+        place = tuple(int(i) for i in np.argwhere(~is_inside)[0])
+        where = f"{name}[{', '.join(map(str, place))}]" if place else name
+        raise ValueError(f"{where} must be in [0, {n}] for n = {n}, got {float(checked[place])}. {meaning}")
+    return checked
+
+
+def require_loss_sum(loss_sum: ArrayLike, *, n: int, delta: float) -> tuple[np.ndarray, int, float]:
+    """Returns the arguments that most p-values have, checked."""
+    count, delta = require_n_and_delta(n, delta)
+    meaning = "It is the sum of n losses in [0, 1], not their mean."
+    return require_sums(loss_sum, n=count, name="loss_sum", meaning=meaning), count, delta

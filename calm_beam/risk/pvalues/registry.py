@@ -1,0 +1,89 @@
+"""The p-values by name, with what each needs to have been gathered."""
+
+import dataclasses
+import types
+from collections.abc import Callable, Mapping
+
+import numpy as np
+
+from calm_beam.risk.evidence import Evidence, EvidenceError
+from calm_beam.risk.fixed_point import loss_sum_upper
+from calm_beam.risk.statistics import IsFraction, LogCapital, Loss, SquaredLoss, Statistic
+
+from .empirical_bernstein import empirical_bernstein_p_value
+from .exact_binomial import exact_binomial_p_value
+from .hoeffding import hoeffding_p_value
+from .hoeffding_bentkus import hoeffding_bentkus_p_value
+from .signed_mixture import BETS, mixture_p_value
+from .wsr import table_p_value
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PValueMethod:
+    """A p-value: what it can be used on, what it needs, how it is computed.
+
+    Attributes:
+      takes_signed: Whether it is valid for losses in [-1, 1]; otherwise for losses in [0, 1] only.
+      statistics: Given delta, what is to be summed.
+      needs_table: Whether it needs every single loss, in an order fixed beforehand.
+      p_values: Given evidence and delta, one p-value per threshold.
+    """
+
+    takes_signed: bool = False
+    statistics: Callable[[float], tuple[Statistic, ...]]
+    needs_table: bool = False
+    p_values: Callable[[Evidence, float], np.ndarray]
+
+
+def _hoeffding(evidence: Evidence, delta: float) -> np.ndarray:
+    return hoeffding_p_value(_upper(evidence, Loss()), n=evidence.n, delta=delta)
+
+
+def _hoeffding_bentkus(evidence: Evidence, delta: float) -> np.ndarray:
+    return hoeffding_bentkus_p_value(_upper(evidence, Loss()), n=evidence.n, delta=delta)
+
+
+def _exact_binomial(evidence: Evidence, delta: float) -> np.ndarray:
+    fractions = int(evidence.sums[IsFraction()].max())
+    if fractions:
+        raise EvidenceError(
+            f"exact_binomial is for losses of 0 and 1 only, but at one threshold {fractions} of {evidence.n} losses "
+            "lie in between. Take hoeffding_bentkus, or a metric such as exact_match."
+        )
+    return exact_binomial_p_value(_upper(evidence, Loss()), n=evidence.n, delta=delta)
+
+
+def _empirical_bernstein(evidence: Evidence, delta: float) -> np.ndarray:
+    squares = _upper(evidence, SquaredLoss())
+    return empirical_bernstein_p_value(_upper(evidence, Loss()), squares, n=evidence.n, delta=delta)
+
+
+def _bets(delta: float) -> tuple[LogCapital, ...]:
+    return tuple(LogCapital(delta=delta, share=share) for share in BETS)
+
+
+def _signed_mixture(evidence: Evidence, delta: float) -> np.ndarray:
+    return mixture_p_value(np.stack([evidence.sums[bet] for bet in _bets(delta)]))
+
+
+def _wsr(evidence: Evidence, delta: float) -> np.ndarray:
+    assert evidence.table is not None
+    return table_p_value(evidence.table, delta=delta)
+
+
+def _upper(evidence: Evidence, statistic: Statistic) -> np.ndarray:
+    return loss_sum_upper(evidence.sums[statistic])
+
+
+P_VALUES: Mapping[str, PValueMethod] = types.MappingProxyType(
+    {
+        "hoeffding": PValueMethod(statistics=lambda _: (Loss(),), p_values=_hoeffding),
+        "hoeffding_bentkus": PValueMethod(statistics=lambda _: (Loss(),), p_values=_hoeffding_bentkus),
+        "exact_binomial": PValueMethod(statistics=lambda _: (Loss(), IsFraction()), p_values=_exact_binomial),
+        "empirical_bernstein": PValueMethod(
+            statistics=lambda _: (Loss(), SquaredLoss()), p_values=_empirical_bernstein
+        ),
+        "signed_mixture": PValueMethod(takes_signed=True, statistics=_bets, p_values=_signed_mixture),
+        "wsr": PValueMethod(takes_signed=True, statistics=lambda _: (), needs_table=True, p_values=_wsr),
+    }
+)

@@ -1,0 +1,65 @@
+"""A mixture of constant bets against the null: for signed losses, with sums that merge in any order."""
+
+import types
+
+import numpy as np
+from numpy.typing import ArrayLike
+from scipy import special
+
+from calm_beam.risk.fixed_point import LOSS_SCALE, to_signed_fixed_point
+from calm_beam.risk.log_capital import log_capital
+
+from ._arguments import require_n_and_delta
+
+# Each bettor's stake, as a share of the largest that cannot lose everything, and its part of the starting capital;
+# fixed before any data are seen. The large stakes decide on thousands of examples. On a million, risks so close to
+# delta can be told from it that only small stakes grow; keeping some costs the large ones a tenth of their capital.
+BETS = types.MappingProxyType({0.01: 0.05, 0.03: 0.05, 0.1: 0.3, 0.3: 0.3, 0.6: 0.3})
+
+
+def signed_mixture_p_value(losses: ArrayLike, *, delta: float) -> np.ndarray:
+    """Returns the p-value of "the mean loss exceeds delta" from n losses in [-1, 1], one per threshold.
+
+    Bettor k stakes eta_k on every example in turn, and multiplies its capital by 1 + eta_k (delta - D). If the mean of
+    D exceeds delta no bettor gains in expectation, so all of them together, having started with a capital of 1, end
+    with a capital W of expectation at most 1, and by Markov's inequality 1 / W is a p-value, whatever the order.
+
+    Unlike Hoeffding's bounds this takes signed losses as they are: examples on which early exits do better pay for
+    those on which they do worse, which is what Definition 2 of the paper asks for.
+
+    Args:
+      losses: shape (..., n, thresholds), each in [-1, 1].
+      delta: Risk tolerance, in (0, 1).
+
+    Returns:
+      Shape (..., thresholds), values in [0, 1].
+
+    Raises:
+      ValueError: If a loss or `delta` is out of range or NaN, or there are no examples.
+
+    Source: the capital process of Waudby-Smith and Ramdas (2023), "Estimating means of bounded random variables by
+    betting", one-sided, with constant bets; a mixture of such processes is one again (Robbins' method of mixtures).
+
+    >>> signed_mixture_p_value(np.tile([[0.0, 0.1], [-0.1, 0.1]], (50, 1)), delta=0.1).round(5)
+    array([2.5e-04, 1.0e+00])
+    """
+    fixed = to_signed_fixed_point(losses)
+    if fixed.ndim < 2:
+        raise ValueError(f"losses must have shape (..., n, thresholds), got {fixed.shape}.")
+    require_n_and_delta(fixed.shape[-2], delta)
+    capitals = [log_capital(fixed, delta=delta, share=share).sum(axis=-2) for share in BETS]
+    return mixture_p_value(np.stack(capitals))
+
+
+def mixture_p_value(log_capitals: np.ndarray) -> np.ndarray:
+    """Returns min(1, 1 / W), where W is what the bettors have together.
+
+    Args:
+      log_capitals: shape (bettors, ...), int64: for each of `BETS`, the sum of `log_capital` over the examples.
+
+    Returns:
+      Shape (...), values in [0, 1].
+    """
+    starts = np.reshape(list(BETS.values()), (-1,) + (1,) * (log_capitals.ndim - 1))
+    log_wealth = special.logsumexp(log_capitals / LOSS_SCALE, b=starts, axis=0)
+    return np.asarray(np.exp(-np.maximum(0.0, log_wealth)))

@@ -1,0 +1,213 @@
+"""`calm-beam monitor`: watches the losses of a model in service, and raises an alarm once its bound no longer holds.
+
+    calm-beam monitor --manifest=calibration --losses=losses.txt --state=monitor.json --alpha=0.05
+
+One loss per line, measured on served prompts as the calibration measured it, with loss 1 for outputs that failed. With
+`--losses=-` they are taken from standard input as they come, and the command ends at the alarm. `--state` keeps what
+was learnt from one call to the next: give every loss once.
+
+If the risk is at most delta, the chance that an alarm is ever raised is at most alpha, however long the stream is and
+however often it is looked at. The prompts need not be drawn independently, but which of them are measured must not
+depend on their losses.
+
+Exit status: 0 no alarm, 1 failure, 2 bad usage, 3 alarm, 130 interrupted (with `--losses=-`, after the state was kept).
+"""
+
+import argparse
+import json
+import math
+import pathlib
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+
+from calm_beam.manifest import Calibration, Manifest, ManifestError, read_manifest
+from calm_beam.risk.monitor import RiskMonitor
+from calm_beam.storage import replacing
+
+from .flags import FlagParser, UsageError, parse_own_flags, refuse_cloud_paths
+
+ALARM = 3
+_INTERRUPTED = 130
+_SCHEMA = "calm-beam/monitor/v1"
+_STREAM = "-"
+_LOSSES_BETWEEN_SAVES = 100
+
+
+class MonitorError(ValueError):
+    """Losses or a stored state that cannot be used."""
+
+
+def main(argv: Sequence[str]) -> int:
+    """Runs the command and returns its exit status."""
+    try:
+        flags = parse_own_flags(_parser(), argv)
+        refuse_cloud_paths((f"--{name}", str(getattr(flags, name) or "")) for name in ("manifest", "losses", "state"))
+        if not 0 < flags.alpha < 1:
+            raise UsageError(f"--alpha must be in (0, 1), got {flags.alpha:g}. It is a probability: for 5 % pass 0.05.")
+        manifest = _read_manifest(flags.manifest)
+        entry = _chosen_entry(manifest, flags)
+        if flags.losses != _STREAM and not pathlib.Path(flags.losses).is_file():
+            raise UsageError(f"--losses {flags.losses}: no such file. Pass - for standard input.")
+        session = _Session(manifest, entry, flags)
+    except UsageError as error:
+        print(f"calm-beam monitor: {error}", file=sys.stderr)
+        return 2
+    except (ManifestError, MonitorError, OSError) as error:
+        print(f"calm-beam monitor: {error}", file=sys.stderr)
+        return 1
+    try:
+        if flags.losses == _STREAM:
+            session.follow(_losses(sys.stdin, "standard input", is_signed=session.monitor.is_signed))
+        else:
+            with open(flags.losses, encoding="utf-8") as file:
+                session.take(list(_losses(file, flags.losses, is_signed=session.monitor.is_signed)))
+    except KeyboardInterrupt:
+        print(session.report())
+        return _INTERRUPTED
+    except (MonitorError, OSError, UnicodeDecodeError) as error:
+        print(f"calm-beam monitor: {error}", file=sys.stderr)
+        return 1
+    print(session.report())
+    return ALARM if session.monitor.alarm_at else 0
+
+
+def _parser() -> FlagParser:
+    parser = FlagParser(prog="calm-beam monitor", description=(__doc__ or "").split(": ", 1)[1].split("\n\n")[0])
+    parser.add_argument("--manifest", required=True, help="a manifest, or the calibration directory that holds one")
+    parser.add_argument("--losses", required=True, help="file with one loss per line, or - for standard input")
+    parser.add_argument("--alpha", type=float, default=0.05, help="chance of ever raising a false alarm, in (0, 1)")
+    parser.add_argument("--state", help="file that keeps the state between calls; made if there is none")
+    which = parser.add_argument_group("which entry of the manifest, where it has several")
+    which.add_argument("--consistency", help="textual or risk")
+    which.add_argument("--metric", help="name of the metric")
+    which.add_argument("--delta", type=float, help="risk tolerance, as calibrated")
+    which.add_argument("--epsilon", type=float, help="allowed probability of error, as calibrated")
+    return parser
+
+
+def _read_manifest(name: str) -> Manifest:
+    path = pathlib.Path(name)
+    path = path / "manifest.json" if path.is_dir() else path
+    if not path.is_file():
+        raise UsageError(f"--manifest {name}: no such file.")
+    return read_manifest(path)
+
+
+def _chosen_entry(manifest: Manifest, flags: argparse.Namespace) -> Calibration:
+    asked = {name: getattr(flags, name) for name in ("consistency", "metric", "delta", "epsilon")}
+    asked = {name: value for name, value in asked.items() if value is not None}
+    found = [
+        entry
+        for entry in manifest.calibrations
+        if all(getattr(entry, name) == value for name, value in asked.items()) and entry.threshold is not None
+    ]
+    if len(found) != 1:
+        there = "; ".join(_described(entry) for entry in manifest.calibrations)
+        raise UsageError(
+            f"{len(found)} entries of the manifest have a threshold and match what was asked; exactly one is watched. "
+            f"Choose by --consistency, --metric, --delta and --epsilon. The manifest has: {there}."
+        )
+    return found[0]
+
+
+def _described(entry: Calibration) -> str:
+    threshold = "never exit" if entry.threshold is None else f"threshold {entry.threshold:g}"
+    return f"{entry.consistency}, {entry.metric}, delta {entry.delta:g}, epsilon {entry.epsilon:g} ({threshold})"
+
+
+def _losses(lines: Iterable[str], name: str, *, is_signed: bool) -> Iterator[float]:
+    """Yields the losses of a text, one a line."""
+    low = -1 if is_signed else 0
+    for number, line in enumerate(lines, start=1):
+        try:
+            loss = float(line)
+        except ValueError:
+            loss = math.nan
+        if not low <= loss <= 1:
+            raise MonitorError(f"{name}, line {number}: expected a loss in [{low}, 1], got {line.strip()!r}.")
+        yield loss
+
+
+class _Session:
+    """A monitor, and the file that keeps it."""
+
+    def __init__(self, manifest: Manifest, entry: Calibration, flags: argparse.Namespace) -> None:
+        """Takes up the stored state, or starts anew."""
+        self._entry = entry
+        self._path = pathlib.Path(flags.state) if flags.state else None
+        # What the state belongs to: another promise would be tested with losses that are not its own.
+        self._about = {
+            "schema": _SCHEMA,
+            "manifest": manifest.digest,
+            "calibration": manifest.calibrations.index(entry),
+        }
+        self.monitor = RiskMonitor.start(delta=entry.delta, alpha=flags.alpha, is_signed=entry.loss == "signed")
+        if self._path is None:
+            return
+        if not self._path.parent.is_dir():
+            raise UsageError(f"--state {self._path}: the folder {self._path.parent} does not exist.")
+        if self._path.exists():
+            stored = self._load()
+            if stored.alpha != flags.alpha:
+                raise UsageError(
+                    f"--state {self._path}: was kept with --alpha={stored.alpha:g}, now it is {flags.alpha:g}. An "
+                    "alpha changed on the way promises nothing: go on with the old one, or start a new state."
+                )
+            self.monitor = stored
+
+    def _load(self) -> RiskMonitor:
+        assert self._path is not None
+        try:
+            content = json.loads(self._path.read_text(encoding="utf-8"))
+            if not isinstance(content, dict) or content.keys() != {*self._about, "monitor"}:
+                raise ValueError(f"expected an object with the keys {', '.join(self._about)} and monitor.")
+            if not isinstance(content["monitor"], dict):
+                raise ValueError("monitor must be an object.")
+            monitor = RiskMonitor.from_dict(content["monitor"])
+        except (ValueError, RecursionError) as error:
+            raise MonitorError(f"state {self._path}: {error}") from error
+        about = {name: content[name] for name in self._about}
+        if about != self._about or (monitor.delta, monitor.is_signed) != (self.monitor.delta, self.monitor.is_signed):
+            raise UsageError(
+                f"--state {self._path}: belongs to {about}, not to {self._about}. Name the manifest and the entry that "
+                "it was kept for, or start a new state."
+            )
+        return monitor
+
+    def _save(self) -> None:
+        if self._path is not None:
+            content = {**self._about, "monitor": self.monitor.to_dict()}
+            with replacing(self._path) as temporary:
+                temporary.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+
+    def take(self, losses: Sequence[float]) -> None:
+        """Takes in all losses, and keeps the state."""
+        self.monitor = self.monitor.observe(losses)
+        self._save()
+
+    def follow(self, losses: Iterator[float]) -> None:
+        """Takes in losses one by one up to the alarm, and keeps the state now and then, at the end, and on errors."""
+        try:
+            while self.monitor.alarm_at is None:
+                loss = next(losses, None)
+                if loss is None:
+                    return
+                self.monitor = self.monitor.observe([loss])
+                if self.monitor.n % _LOSSES_BETWEEN_SAVES == 0:
+                    self._save()
+        finally:
+            self._save()
+
+    def report(self) -> str:
+        """Returns the finding in words."""
+        monitor, entry = self.monitor, self._entry
+        watched = f"{_described(entry)}: {monitor.n} losses"
+        if monitor.mean_loss is not None:
+            watched += f", mean {monitor.mean_loss:.4f}"
+        if monitor.alarm_at:
+            return (
+                f"{watched}.\nALARM at loss {monitor.alarm_at}: the risk has exceeded delta {entry.delta:g}. "
+                f"If it never had, the chance of this would be at most {monitor.alpha:g}. Serve the full model, and "
+                "calibrate anew."
+            )
+        return f"{watched}.\nNo alarm: the evidence stands at {monitor.capital:.3g}; {1 / monitor.alpha:g} raises it."

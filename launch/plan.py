@@ -1,0 +1,253 @@
+"""`calm-beam plan`: says how many examples a calibration needs, before anybody pays for a sweep.
+
+    calm-beam plan --delta=0.1 --epsilon=0.05 --risk_guess=0.03,0.05,0.07 --output=plan.svg
+
+answers for thresholds whose expected loss is 0.03, 0.05 or 0.07: with so many examples they are accepted with
+probability `--power`. Without more said, losses are taken to be 0 or 1, the widest spread there is; `--loss_std`
+narrows it (to a beta distribution), and `--pilot` takes some losses that were measured, one per line, for a guess.
+
+Only the threshold itself is looked at. Fixed sequence testing accepts the safer ones before it more easily; for
+procedures that divide epsilon among K thresholds, or entries that are to hold together, divide `--epsilon` as they do.
+"""
+
+import argparse
+import dataclasses
+import math
+import pathlib
+import sys
+from collections.abc import Callable, Sequence
+
+import numpy as np
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from calm_beam.risk.pvalues import P_VALUES
+from calm_beam.risk.sample_size import (
+    SUM_P_VALUES,
+    Losses,
+    beta_losses,
+    coin_losses,
+    exact_power,
+    examples_needed,
+    resampled_losses,
+    simulated_power,
+)
+
+from .flags import FlagParser, UsageError, numbers, parse_own_flags, refuse_cloud_paths, texts, whole_number
+from .plots import check_plots_available
+from .power_plot import Curve, write_power_plot
+
+_MOST_EXAMPLES_COMPUTED = 10_000_000
+_MOST_EXAMPLES_SIMULATED = 100_000
+_POINTS_OF_A_CURVE = 16
+
+# Gives the power of a p-value at a number of examples.
+Power = Callable[[int], float]
+
+
+def main(argv: Sequence[str]) -> int:
+    """Runs the command and returns its exit status."""
+    try:
+        flags = parse_own_flags(_parser(), argv)
+        _check(flags)
+        guesses = _guesses(flags)
+        names = _p_values(flags, guesses)
+    except (UsageError, ValueError) as error:
+        print(f"calm-beam plan: {error}", file=sys.stderr)
+        return 2
+    try:
+        curves = [_curves(guess, names, flags) for guess in guesses]
+        _print(guesses, curves, flags)
+        if flags.output:
+            write_power_plot(
+                pathlib.Path(flags.output),
+                {guess.title: row for guess, row in zip(guesses, curves, strict=True)},
+                target=flags.power,
+                title=f"delta {flags.delta:g}, epsilon {flags.epsilon:g}",
+            )
+            print(f"Plot: {flags.output}")
+    except OSError as error:
+        print(f"calm-beam plan: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _parser() -> FlagParser:
+    parser = FlagParser(prog="calm-beam plan", description=(__doc__ or "").split(": ", 1)[1].split("\n\n")[0])
+    parser.add_argument("--delta", type=float, required=True, help="risk tolerance, in (0, 1)")
+    parser.add_argument("--epsilon", type=float, default=0.05, help="allowed probability of error, in (0, 1)")
+    parser.add_argument("--risk_guess", type=numbers, help="expected losses below delta, comma-separated")
+    parser.add_argument("--loss_std", type=float, help="standard deviation of the losses; without it they are 0 or 1")
+    parser.add_argument("--pilot", help="file with one measured loss per line, instead of --risk_guess and --loss_std")
+    parser.add_argument("--power", type=float, default=0.9, help="probability of acceptance asked for, in (0, 1)")
+    parser.add_argument("--p_value", type=texts, help=f"of {', '.join(P_VALUES)}; default: all that take such losses")
+    parser.add_argument(
+        "--replications", type=whole_number(100), default=1000, help="simulated calibrations, where some are needed"
+    )
+    parser.add_argument("--seed", type=whole_number(0), default=0, help="of the simulation")
+    parser.add_argument("--output", help="file for a plot of power over examples: .svg, .png or .pdf")
+    return parser
+
+
+def _check(flags: argparse.Namespace) -> None:
+    for name in ("delta", "epsilon", "power"):
+        value = getattr(flags, name)
+        if not 0 < value < 1:
+            raise UsageError(f"--{name} must be in (0, 1), got {value:g}. It is a fraction: for 5 % pass 0.05.")
+    for name in flags.p_value or ():
+        if name not in P_VALUES:
+            raise UsageError(f"--p_value {name}: not known. Choose from {', '.join(P_VALUES)}.")
+    refuse_cloud_paths([("--pilot", flags.pilot or ""), ("--output", flags.output or "")])
+    if flags.output:
+        output = pathlib.Path(flags.output)
+        if output.suffix not in (".svg", ".png", ".pdf"):
+            raise UsageError(f"--output {flags.output}: expected a name that ends in .svg, .png or .pdf.")
+        if not output.parent.is_dir():
+            raise UsageError(f"--output {flags.output}: the folder {output.parent} does not exist.")
+        check_plots_available()
+
+
+class _Guess:
+    """How the losses at one threshold may be distributed.
+
+    Attributes:
+      risk: Expected loss.
+      std: Standard deviation.
+      losses: Draws them.
+      is_coin: Whether they are 0 or 1.
+      is_signed: Whether some are negative.
+    """
+
+    def __init__(
+        self, risk: float, std: float, losses: Losses, *, is_coin: bool = False, is_signed: bool = False
+    ) -> None:
+        self.risk = risk
+        self.std = std
+        self.losses = losses
+        self.is_coin = is_coin
+        self.is_signed = is_signed
+
+    @property
+    def title(self) -> str:
+        """The guess in words."""
+        return f"expected loss {self.risk:.4g}, deviation {self.std:.3g}"
+
+
+def _guesses(flags: argparse.Namespace) -> list[_Guess]:
+    if flags.pilot is not None:
+        if flags.risk_guess is not None or flags.loss_std is not None:
+            raise UsageError("--pilot takes the place of --risk_guess and --loss_std: leave them out.")
+        guesses = [_pilot_guess(flags.pilot)]
+    elif flags.risk_guess is None:
+        raise UsageError("--risk_guess is missing: expected losses, comma-separated (or --pilot with measured ones).")
+    else:
+        for risk in flags.risk_guess:
+            if not 0 <= risk < 1:
+                raise UsageError(f"--risk_guess must be in [0, 1), got {risk:g}.")
+        guesses = [_own_guess(risk, flags.loss_std) for risk in flags.risk_guess]
+    for guess in guesses:
+        if guess.risk >= flags.delta:
+            raise UsageError(
+                f"an expected loss of {guess.risk:g} is not below --delta={flags.delta:g}: no number of examples can "
+                "prove that it is. Plan for a larger delta or a safer threshold."
+            )
+    return guesses
+
+
+def _own_guess(risk: float, std: float | None) -> _Guess:
+    if std is None:
+        return _Guess(risk, math.sqrt(risk * (1 - risk)), coin_losses(risk), is_coin=True)
+    return _Guess(risk, std, beta_losses(risk, std=std))
+
+
+def _pilot_guess(path: str) -> _Guess:
+    if not pathlib.Path(path).is_file():
+        raise UsageError(f"--pilot {path}: no such file.")
+    losses = []
+    with open(path, encoding="utf-8", errors="replace") as file:
+        for number, line in enumerate(file, start=1):
+            try:
+                loss = float(line)
+            except ValueError:
+                loss = math.nan
+            if not -1 <= loss <= 1:
+                raise UsageError(f"--pilot {path}, line {number}: expected a loss in [-1, 1], got {line.strip()!r}.")
+            losses.append(loss)
+    if not losses:
+        raise UsageError(f"--pilot {path}: holds no losses.")
+    values = np.array(losses)
+    return _Guess(
+        float(values.mean()),
+        float(values.std()),
+        resampled_losses(losses),
+        is_coin=bool(np.isin(values, (0, 1)).all()),
+        is_signed=bool((values < 0).any()),
+    )
+
+
+def _p_values(flags: argparse.Namespace, guesses: Sequence[_Guess]) -> list[str]:
+    """Returns the p-values to plan for: those asked for, or all that apply."""
+    is_coin, is_signed = all(guess.is_coin for guess in guesses), any(guess.is_signed for guess in guesses)
+    names = []
+    for name in dict.fromkeys(flags.p_value or P_VALUES):
+        applies = (is_coin or name != "exact_binomial") and (not is_signed or P_VALUES[name].takes_signed)
+        if applies:
+            names.append(name)
+        elif flags.p_value:
+            kind = "in [0, 1]" if is_signed else "of 0 and 1"
+            raise UsageError(f"--p_value {name}: is for losses {kind} only.")
+    return names
+
+
+def _curves(guess: _Guess, names: Sequence[str], flags: argparse.Namespace) -> list[Curve]:
+    """Returns the number of examples needed by each p-value and, with a plot to make, the power around it."""
+    curves, powers = [], []
+    for name in names:
+        power, is_exact = _power(guess, name, flags)
+        # One more accepted loss takes about 1 / delta more examples: one tooth of the saw.
+        window = math.ceil(1 / flags.delta) if is_exact else 0
+        at_most = _MOST_EXAMPLES_COMPUTED if is_exact else _MOST_EXAMPLES_SIMULATED
+        needed = examples_needed(power, power=flags.power, window=window, at_most=at_most)
+        curves.append(Curve(name=name, needed=needed, at_most=at_most, points=()))
+        powers.append(power)
+    if not flags.output:
+        return curves
+    found = [curve.needed or curve.at_most for curve in curves]
+    grid = sorted({int(n) for n in np.geomspace(max(1, min(found) / 10), 1.5 * max(found), _POINTS_OF_A_CURVE)})
+    return [
+        dataclasses.replace(curve, points=tuple((n, power(n)) for n in grid if n <= curve.at_most))
+        for curve, power in zip(curves, powers, strict=True)
+    ]
+
+
+def _power(guess: _Guess, name: str, flags: argparse.Namespace) -> tuple[Power, bool]:
+    """Returns the power as a function of the number of examples, and whether it is exact."""
+    if guess.is_coin and name in SUM_P_VALUES:
+        return lambda n: exact_power(name, n=n, risk=guess.risk, delta=flags.delta, epsilon=flags.epsilon), True
+    return lambda n: simulated_power(
+        name,
+        guess.losses,
+        n=n,
+        delta=flags.delta,
+        epsilon=flags.epsilon,
+        replications=flags.replications,
+        seed=flags.seed,
+    ), False
+
+
+def _print(guesses: Sequence[_Guess], curves: Sequence[Sequence[Curve]], flags: argparse.Namespace) -> None:
+    console = Console(markup=False, emoji=False)
+    title = f"Examples needed to accept a threshold at delta {flags.delta:g} with probability {flags.power:g}"
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("expected loss\ndeviation", no_wrap=True)
+    for guess in guesses:
+        table.add_column(f"{guess.risk:.4g}\n{guess.std:.3g}", justify="right", no_wrap=True)
+    for by_guess in zip(*curves, strict=True):
+        needed = [f"{curve.needed:,}" if curve.needed else f"> {curve.at_most:,}" for curve in by_guess]
+        table.add_row(by_guess[0].name, *needed)
+    console.print(table)
+    console.print(
+        f"Epsilon {flags.epsilon:g}. Power is exact for losses of 0 and 1 with p-values of their sum, elsewhere "
+        f"simulated ({flags.replications} calibrations, seed {flags.seed}). Settle the p-value before calibrating."
+    )

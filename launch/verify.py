@@ -1,0 +1,269 @@
+"""`calm-beam verify`: tests the promises of a manifest on fresh data.
+
+    calm-beam verify --manifest=calibration --data='fresh-*.jsonl' --checkpoint=checkpoints/my_t5
+
+decodes the fresh data at the thresholds of the manifest alone, as the calibration did, and says of every entry whether
+
+* it is BROKEN: the fresh losses prove that the risk exceeds delta. Over all entries together, the chance of calling one
+  broken that is kept is at most `--alpha`. Exit status 3.
+* it is proved again: the fresh examples alone would have accepted the threshold at the entry's epsilon.
+* it is not contradicted: neither. Nothing was found out; more data may tell. Exit status 0, like the one before.
+
+Both use the entry's own p-value. A threshold that was wrongly accepted, which happens with probability epsilon at most,
+is found out here too; a status of 3 alone does not say that the distribution has changed.
+
+Fresh data are drawn independently of the calibration set. The calibration set itself is refused, and prompts that it
+shares with the fresh data are counted, where its generations still stand beside the manifest.
+
+Exit status: 0 no promise broken, 1 failure, 2 bad usage, 3 a promise is broken.
+"""
+
+import argparse
+import pathlib
+import sys
+import tempfile
+from collections.abc import Sequence
+
+import apache_beam as beam
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from calm_beam.calibration import (
+    FreshLosses,
+    Verdict,
+    content_sum_of,
+    fingerprint_text,
+    objective_of,
+    promised_thresholds,
+    verify,
+)
+from calm_beam.decoding.settings import DTYPE
+from calm_beam.examples import DataError, Example
+from calm_beam.generations import read_generations, stored_prompts
+from calm_beam.manifest import Calibration, Manifest, ManifestError, read_manifest
+from calm_beam.metrics.registry import MetricError, checked_score, get_metric
+from calm_beam.risk.evidence import EvidenceError
+from calm_beam.risk.pvalues import P_VALUES
+from calm_beam.transforms import DecodeExamples, ReadExamples
+from calm_beam.transforms.decode import with_unique_ids
+from calm_beam.transforms.examples import read_examples
+
+from .flags import FlagParser, UsageError, parse_flags, refuse_cloud_paths, texts, whole_number
+from .progress import shown_progress
+from .runners import PipelineError, is_local, make_runner, run_pipeline
+from .setup_run import PreparedRun, prepare_run
+
+BROKEN = 3
+# Order of bets in manifests that do not say; any that was fixed beforehand will do.
+_DEFAULT_SALT = "calm-beam/0"
+
+
+def main(argv: Sequence[str]) -> int:
+    """Runs the command and returns its exit status."""
+    try:
+        flags, options = parse_flags(_parser(), argv)
+        if not 0 < flags.alpha < 1:
+            raise UsageError(f"--alpha must be in (0, 1), got {flags.alpha:g}. It is a probability: for 5 % pass 0.05.")
+        manifest, path = _read_manifest(flags.manifest)
+        entries = tuple(entry for entry in manifest.calibrations if entry.threshold is not None)
+        if not is_local(options):
+            raise UsageError("verify scores what it decodes on this machine: leave --runner out.")
+        if not entries:
+            print("Every entry of the manifest says never exit: there is nothing that could be broken.")
+            return 0
+        _check_entries(entries)
+        _take_settings(flags, manifest, entries)
+        run = _prepare(flags, manifest, entries)
+        _check_data(run, flags, manifest, path)
+        pipeline = beam.Pipeline(runner=make_runner(options), options=options)
+    except (UsageError, ValueError) as error:
+        # A manifest that cannot be trusted is a failure, like one that belongs to another model.
+        print(f"calm-beam verify: {error}", file=sys.stderr)
+        return 1 if isinstance(error, ManifestError) else 2
+    except OSError as error:
+        print(f"calm-beam verify: {error}", file=sys.stderr)
+        return 1
+    try:
+        losses = _decode(pipeline, run, flags, manifest, entries)
+        verdicts = verify(losses, entries, alpha=flags.alpha)
+    except (PipelineError, DataError, MetricError, EvidenceError, OSError) as error:
+        print(f"calm-beam verify: {error}", file=sys.stderr)
+        return 1
+    _print(manifest, losses, verdicts, flags)
+    return BROKEN if any(verdict.is_broken for verdict in verdicts) else 0
+
+
+def _parser() -> FlagParser:
+    parser = FlagParser(prog="calm-beam verify", description=(__doc__ or "").split(": ", 1)[1].split("\n\n")[0])
+    parser.add_argument("--manifest", required=True, help="a manifest, or the calibration directory that holds one")
+    parser.add_argument("--data", type=texts, help="fresh JSONL files, .gz or not: globs, comma-separated")
+    parser.add_argument("--checkpoint", help="model folder; default: where the manifest says that it was")
+    parser.add_argument("--vocabulary", help="SentencePiece model; default: in or beside the checkpoint")
+    parser.add_argument(
+        "--alpha", type=float, default=0.05, help="chance of calling any promise broken that is kept, in (0, 1)"
+    )
+    parser.add_argument("--on_long", choices=("truncate", "error"), default="truncate", help="for longer inputs")
+    parser.add_argument("--batch_size", type=whole_number(1), default=8, help="prompts decoded together")
+    parser.add_argument("--num_shards", type=whole_number(1), default=4, help="parts of the data")
+    return parser
+
+
+def _read_manifest(name: str) -> tuple[Manifest, pathlib.Path]:
+    refuse_cloud_paths([("--manifest", name)])
+    path = pathlib.Path(name)
+    path = path / "manifest.json" if path.is_dir() else path
+    if not path.is_file():
+        raise UsageError(f"--manifest {name}: no such file.")
+    return read_manifest(path), path
+
+
+def _check_entries(entries: Sequence[Calibration]) -> None:
+    for entry in entries:
+        if entry.p_value not in P_VALUES:
+            raise UsageError(
+                f"the manifest was made with p-value {entry.p_value!r}, which this calm-beam does not know. Upgrade it."
+            )
+        checked_score(get_metric(entry.metric), entry.metric, "a text", ("a text",), example_id="of the trial")
+
+
+def _take_settings(flags: argparse.Namespace, manifest: Manifest, entries: Sequence[Calibration]) -> None:
+    """Adds to the flags all that the manifest decides: outputs have to be those that were calibrated."""
+    decode, plan = manifest.decode, manifest.plan
+    if decode.dtype != DTYPE:
+        raise UsageError(f"the manifest was made in {decode.dtype}, this calm-beam computes in {DTYPE}.")
+    flags.checkpoint = flags.checkpoint or manifest.model.uri
+    flags.thresholds, flags.grid_step, flags.default_grid_step = promised_thresholds(entries), None, None
+    for name in (
+        "confidence",
+        "schedule",
+        "tau",
+        "state_propagation",
+        "min_exit_layer",
+        "exit_interval",
+        "max_input_length",
+        "max_decode_length",
+        "task_prefix",
+    ):
+        setattr(flags, name, getattr(decode, name))
+    flags.extra_ids = manifest.vocabulary.extra_ids if manifest.vocabulary else 0
+    flags.cluster_key = plan.cluster_key if plan else None
+    flags.on_error = plan.on_error if plan else "fail"
+
+
+def _prepare(flags: argparse.Namespace, manifest: Manifest, entries: Sequence[Calibration]) -> PreparedRun:
+    """Returns the run, whose model and vocabulary are those of the manifest."""
+    run = prepare_run(flags, needs_references=_needs_references(entries), cluster_key=flags.cluster_key)
+    if run.model_fingerprint != manifest.model.fingerprint:
+        raise UsageError(
+            f"--checkpoint {flags.checkpoint}: fingerprint is {run.model_fingerprint}, the manifest is about "
+            f"{manifest.model.fingerprint}. Its thresholds hold for no other model."
+        )
+    expected = manifest.vocabulary.fingerprint if manifest.vocabulary else None
+    found = run.vocabulary.fingerprint if run.vocabulary else None
+    if found != expected:
+        raise UsageError(
+            f"the vocabulary is {found or 'none, since the data are token ids'}, but that of the manifest "
+            f"{expected or 'none'}: outputs would not be those that were calibrated."
+        )
+    return run
+
+
+def _needs_references(entries: Sequence[Calibration]) -> bool:
+    return any(entry.consistency == "risk" for entry in entries)
+
+
+def _check_data(run: PreparedRun, flags: argparse.Namespace, manifest: Manifest, path: pathlib.Path) -> None:
+    """Refuses the calibration set itself, and tells how many of its prompts come again."""
+    fresh: list[Example] = []
+    for index, name in enumerate(run.paths):
+        fresh.extend(read_examples(name, file_index=index, cluster_key=flags.cluster_key))
+    if fingerprint_text(content_sum_of(with_unique_ids(fresh))) == manifest.data.fingerprint:
+        raise UsageError(
+            f"--data {','.join(flags.data)}: is the calibration set itself. What chose the threshold cannot test it: "
+            "take examples that were drawn anew."
+        )
+    stored = sorted(path.parent.glob("generations/*/*.parquet"))
+    if not stored:
+        print(
+            "whether the data share prompts with the calibration set cannot be told: its generations do not stand "
+            "beside the manifest",
+            file=sys.stderr,
+        )
+        return
+    calibrated = {prompt for name in stored for prompt in stored_prompts(name)}
+    shared = sum((example.input, example.input_ids) in calibrated for example in fresh)
+    if shared:
+        print(
+            f"warning: {shared} of {len(fresh)} prompts are in the calibration set too. Unless prompts repeat by "
+            "themselves, the data are not fresh, and what they seem to prove again they do not.",
+            file=sys.stderr,
+        )
+
+
+def _decode(
+    pipeline: beam.Pipeline,
+    run: PreparedRun,
+    flags: argparse.Namespace,
+    manifest: Manifest,
+    entries: Sequence[Calibration],
+) -> FreshLosses:
+    """Returns the losses of the fresh data; the outputs themselves are not kept."""
+    metrics = {entry.metric: get_metric(entry.metric) for entry in entries}
+    with tempfile.TemporaryDirectory(prefix="calm-beam-verify-") as folder, shown_progress(enabled=True) as progress:
+        needs_references = _needs_references(entries)
+        _ = (
+            pipeline
+            | "ReadExamples" >> ReadExamples(run.paths, flags.num_shards, needs_references, progress, flags.cluster_key)
+            | "DecodeExamples" >> DecodeExamples(run.plan(flags, pathlib.Path(folder)), progress)
+        )
+        run_pipeline(pipeline)
+        return FreshLosses.of(
+            (item for path in sorted(pathlib.Path(folder).iterdir()) for item in read_generations(path)),
+            entries,
+            metrics=metrics,
+            salt=manifest.plan.salt if manifest.plan else _DEFAULT_SALT,
+            on_error=flags.on_error,
+        )
+
+
+def _print(manifest: Manifest, losses: FreshLosses, verdicts: Sequence[Verdict], flags: argparse.Namespace) -> None:
+    console = Console(markup=False, emoji=False)
+    table = Table(
+        title="The manifest's entries on fresh data", title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False
+    )
+    table.add_column("consistency\nmetric", overflow="fold")
+    for name in ("delta\nepsilon", "threshold", "risk then\nnow", "p proved\np broken", "verdict"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for verdict in verdicts:
+        entry = verdict.entry
+        table.add_row(
+            f"{entry.consistency}{' (relu)' if objective_of(entry).loss == 'relu' else ''}\n{entry.metric}",
+            f"{entry.delta:g}\n{entry.epsilon:g}",
+            f"{entry.threshold:g}",
+            f"{entry.risk:.4f}\n{verdict.risk:.4f}",
+            f"{verdict.p_value:.2g}\n{verdict.excess_p_value:.2g}",
+            _in_words(verdict),
+        )
+    console.print(table)
+    units = f"{losses.examples} examples" if flags.cluster_key is None else f"{len(losses.table)} clusters"
+    never = len(manifest.calibrations) - len(verdicts)
+    console.print(f"{units}, {losses.failed} failed; {never} of the manifest's entries say never exit.")
+    broken = sum(verdict.is_broken for verdict in verdicts)
+    if broken:
+        console.print(
+            f"{broken} of {len(verdicts)} promises are BROKEN: the fresh losses prove that the risk exceeds delta. If "
+            f"all were kept, the chance of such a finding would be at most {flags.alpha:g}. Calibrate anew."
+        )
+    else:
+        proved = sum(verdict.is_proved_again for verdict in verdicts)
+        console.print(
+            f"No promise is found broken at level {flags.alpha:g}; {proved} of {len(verdicts)} are proved again, each "
+            "at its own epsilon."
+        )
+
+
+def _in_words(verdict: Verdict) -> str:
+    if verdict.is_broken:
+        return "BROKEN"
+    return "proved again" if verdict.is_proved_again else "not contradicted"

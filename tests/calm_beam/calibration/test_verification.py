@@ -1,0 +1,198 @@
+"""Tests of what fresh losses say about promises."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from calm_beam.calibration import FreshLosses, objective_of, promised_thresholds, verify
+from calm_beam.examples import DataError
+from calm_beam.manifest import Calibration
+from calm_beam.metrics.registry import METRICS, MetricError
+from calm_beam.risk.evidence import EvidenceError
+from tests.calm_beam.calibration.builders import build_example, build_generation
+from tests.calm_beam.manifest.builders import (
+    build_calibration,
+    build_never_exit,
+    build_path_entry,
+    build_signed_calibration,
+)
+
+
+def _entry(**changes: Any) -> Calibration:
+    return build_calibration(metric="exact_match", **changes)
+
+
+def _fresh(columns: Sequence[np.ndarray], entries: Sequence[Calibration]) -> FreshLosses:
+    """Returns losses of which entry k sees column k; entries differ in their thresholds or objectives."""
+    objectives = tuple(dict.fromkeys(objective_of(entry) for entry in entries))
+    thresholds = promised_thresholds(entries)
+    table = np.zeros((len(columns[0]), len(objectives), len(thresholds)))
+    for column, entry in zip(columns, entries, strict=True):
+        assert entry.threshold is not None
+        table[:, objectives.index(objective_of(entry)), thresholds.index(entry.threshold)] = column
+    return FreshLosses(objectives=objectives, thresholds=thresholds, table=table, examples=len(columns[0]), failed=0)
+
+
+def _coins(heads: int, n: int = 100) -> np.ndarray:
+    return np.repeat([1.0, 0.0], [heads, n - heads])
+
+
+@pytest.mark.parametrize(
+    ("heads", "is_broken", "is_proved_again"),
+    [(0, False, True), (3, False, True), (10, False, False), (14, False, False), (25, True, False), (100, True, False)],
+)
+def test_verdicts(heads: int, is_broken: bool, is_proved_again: bool) -> None:
+    """At delta 0.1, few losses in 100 prove the promise again, many break it, and about ten say nothing."""
+    entry = _entry()
+    (verdict,) = verify(_fresh([_coins(heads)], [entry]), [entry], alpha=0.05)
+    assert (verdict.is_broken, verdict.is_proved_again) == (is_broken, is_proved_again)
+    assert verdict.risk == heads / 100
+    assert verdict.entry == entry
+
+
+def test_p_values_are_the_binomial_tails() -> None:
+    """With the exact p-value, both questions are answered by the tails of the binomial distribution."""
+    entry = _entry(p_value="exact_binomial")
+    (verdict,) = verify(_fresh([_coins(12)], [entry]), [entry], alpha=0.05)
+    assert verdict.p_value == pytest.approx(stats.binom.cdf(12, 100, 0.1), rel=1e-12)
+    assert verdict.excess_p_value == pytest.approx(stats.binom.sf(11, 100, 0.1), rel=1e-12)
+
+
+def test_fractions_for_a_binomial_promise_are_refused() -> None:
+    """An entry whose p-value is for losses of 0 and 1 cannot be verified with others."""
+    entry = _entry(p_value="exact_binomial")
+    with pytest.raises(EvidenceError, match="exact_binomial is for losses of 0 and 1 only"):
+        verify(_fresh([np.full(10, 0.5)], [entry]), [entry], alpha=0.05)
+
+
+def test_several_entries_share_alpha() -> None:
+    """Evidence that breaks one promise alone may not do so among many, and never the ones that are kept."""
+    path = (build_path_entry(threshold=0.5, risk=0.03, p_value=0.01, layers=4.25),)
+    entries = [_entry(p_value="exact_binomial")]
+    entries += [_entry(p_value="exact_binomial", threshold=0.5, path=path, delta=0.1 + k / 100) for k in range(9)]
+    columns = [_coins(16), *[_coins(2)] * 9]
+    alone = verify(_fresh(columns[:1], entries[:1]), entries[:1], alpha=0.05)
+    together = verify(_fresh(columns, entries), entries, alpha=0.05)
+    assert alone[0].is_broken
+    assert alone[0].excess_p_value == together[0].excess_p_value > 0.005
+    assert not any(verdict.is_broken for verdict in together)
+
+
+def test_signed_losses_are_verified_as_they_are() -> None:
+    """Examples on which the early exit does better pay for the others."""
+    entry = build_signed_calibration(metric="exact_match", delta=0.1)
+    better = np.tile([0.5, -0.5], 100)
+    worse = np.tile([0.5, 0.3], 100)
+    assert verify(_fresh([better], [entry]), [entry], alpha=0.05)[0].is_proved_again
+    assert verify(_fresh([worse], [entry]), [entry], alpha=0.05)[0].is_broken
+
+
+def test_losses_of_generations() -> None:
+    """Losses stand where their entry finds them, in an order that the salt decides, whatever order they come in."""
+    entries = [_entry(), build_signed_calibration(metric="exact_match"), build_never_exit()]
+    assert promised_thresholds(entries) == (0.8, 0.7)
+    texts = {"a": ("x", "x", "x"), "b": ("x", "x", "y"), "c": ("y", "x", "x"), "d": ("y", "y", "x")}
+    generations = [
+        build_generation(outputs, example=build_example(id=name, references=("x",))) for name, outputs in texts.items()
+    ]
+    textual = {"a": 0.0, "b": 0.0, "c": 1.0, "d": 0.0}
+    signed = {"a": 0.0, "b": 1.0, "c": -1.0, "d": -1.0}
+
+    def fresh(items: Sequence[Any], salt: str) -> FreshLosses:
+        return FreshLosses.of(items, entries[:2], metrics=METRICS, salt=salt, on_error="fail")
+
+    losses = fresh(generations, "salt")
+    assert (losses.examples, losses.failed) == (4, 0)
+    pairs = list(zip(losses.at(entries[0]).tolist(), losses.at(entries[1]).tolist(), strict=True))
+    assert sorted(pairs) == sorted((textual[name], signed[name]) for name in texts)
+    shuffled = fresh(generations[::-1], "salt")
+    assert np.array_equal(shuffled.table, losses.table)
+    orders = {tuple(fresh(generations, str(number)).table.ravel()) for number in range(20)}
+    assert len(orders) > 1
+
+
+def test_clusters_are_averaged() -> None:
+    """Where examples have clusters these are the units, each with the mean loss of its examples."""
+    entry = _entry()
+    generations = [
+        build_generation(("x", early), example=build_example(id=str(number), cluster=cluster))
+        for number, (early, cluster) in enumerate((("x", "p"), ("y", "p"), ("y", "q")))
+    ]
+    losses = FreshLosses.of(generations, [entry], metrics=METRICS, salt="s", on_error="fail")
+    assert sorted(losses.at(entry).tolist()) == [0.5, 1.0]
+    assert losses.examples == 3
+
+
+def test_failures_count_with_loss_one() -> None:
+    """An example that could not be decoded or scored is never left out; by default a metric that fails ends it all."""
+
+    def refuses(candidate: str, references: Sequence[str]) -> float:
+        raise RuntimeError("no score")
+
+    entry = _entry()
+    failed = build_generation(failure="too long", outputs=())
+    losses = FreshLosses.of([failed], [entry], metrics=METRICS, salt="s", on_error="fail")
+    assert (losses.at(entry).tolist(), losses.failed) == ([1.0], 1)
+    scored = build_generation(("x", "x"))
+    metrics = {"exact_match": refuses}
+    losses = FreshLosses.of([scored], [entry], metrics=metrics, salt="s", on_error="worst_case")
+    assert (losses.at(entry).tolist(), losses.failed) == ([1.0], 1)
+    with pytest.raises(MetricError, match="no score"):
+        FreshLosses.of([scored], [entry], metrics=metrics, salt="s", on_error="fail")
+
+
+def test_no_examples_are_an_error() -> None:
+    """Without examples nothing is said."""
+    with pytest.raises(DataError, match="there are no fresh examples"):
+        FreshLosses.of([], [_entry()], metrics=METRICS, salt="s", on_error="fail")
+
+
+def test_manifests_that_do_not_say_mean_the_loss_of_the_paper() -> None:
+    """Early manifests had one loss for each consistency."""
+    assert objective_of(build_calibration(consistency="risk")).loss == "relu"
+    assert objective_of(build_calibration()).loss == "dissimilarity"
+    assert objective_of(build_signed_calibration()).loss == "signed"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("p_value", ["hoeffding_bentkus", "exact_binomial", "signed_mixture", "wsr"])
+def test_kept_promises_are_seldom_called_broken(p_value: str) -> None:
+    """With the risk of three promises at delta, any is called broken in at most a share alpha of all fresh sets."""
+    path = (build_path_entry(threshold=0.5, risk=0.03, p_value=0.01, layers=4.25),)
+    lower = (build_path_entry(threshold=0.4, risk=0.03, p_value=0.01, layers=4.25),)
+    entries = [
+        _entry(p_value=p_value),
+        _entry(p_value=p_value, threshold=0.5, path=path),
+        _entry(p_value=p_value, threshold=0.4, path=lower),
+    ]
+    rng, sets, wrong = np.random.default_rng(14), 600, 0
+    for _ in range(sets):
+        columns = [np.asarray(rng.uniform(size=120) < 0.1, dtype=np.float64) for _ in entries]
+        wrong += any(verdict.is_broken for verdict in verify(_fresh(columns, entries), entries, alpha=0.1))
+    assert wrong <= stats.binom.ppf(0.9995, sets, 0.1)
+
+
+@pytest.mark.slow
+def test_not_proved_again_is_not_broken() -> None:
+    """The twin: calling a promise broken because fresh data do not prove it again would be wrong nearly always."""
+    entry = _entry(p_value="exact_binomial")
+    rng, not_proved, broken = np.random.default_rng(15), 0, 0
+    for _ in range(300):
+        # The promise is kept, with little to spare.
+        column = np.asarray(rng.uniform(size=200) < 0.095, dtype=np.float64)
+        (verdict,) = verify(_fresh([column], [entry]), [entry], alpha=0.05)
+        not_proved += not verdict.is_proved_again
+        broken += verdict.is_broken
+    assert not_proved > 0.8 * 300
+    assert broken <= stats.binom.ppf(0.9995, 300, 0.05)
+
+
+def test_alpha_outside_is_refused() -> None:
+    """Alpha is a probability."""
+    entry = _entry()
+    losses = _fresh([_coins(1)], [entry])
+    with pytest.raises(ValueError, match="must be in"):
+        verify(losses, [entry], alpha=5)

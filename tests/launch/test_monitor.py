@@ -1,0 +1,201 @@
+"""`calm-beam monitor` from flags to exit status."""
+
+import io
+import json
+import pathlib
+import re
+from collections.abc import Iterator
+
+import pytest
+
+from calm_beam.launch.cli import main
+from calm_beam.manifest import write_manifest
+from tests.calm_beam.manifest.builders import build_calibration, build_manifest, build_never_exit
+
+_GOOD = ([0.0] * 9 + [0.5]) * 10
+_BAD = [1.0] * 12
+
+
+@pytest.fixture
+def manifest(tmp_path: pathlib.Path) -> pathlib.Path:
+    """A manifest with one entry that has a threshold, at delta 0.1, and one that has none."""
+    path = tmp_path / "manifest.json"
+    write_manifest(build_manifest(), path)
+    return path
+
+
+def _write(path: pathlib.Path, losses: list[float]) -> pathlib.Path:
+    path.write_text("".join(f"{loss}\n" for loss in losses), encoding="utf-8")
+    return path
+
+
+def test_good_losses_raise_no_alarm(
+    manifest: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The status is 0, and what was watched and found is printed."""
+    losses = _write(tmp_path / "losses.txt", _GOOD)
+    assert main(["monitor", f"--manifest={manifest}", f"--losses={losses}"]) == 0
+    printed = capsys.readouterr()
+    watched = "textual, rouge_l, delta 0.1, epsilon 0.05 (threshold 0.8): 100 losses, mean 0.0500."
+    assert printed.out.splitlines()[0] == watched
+    assert re.search(r"No alarm: the evidence stands at 0\.\d+; 20 raises it\.", printed.out)
+    assert printed.err == ""
+
+
+def test_bad_losses_raise_the_alarm(
+    manifest: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The status is 3, and the loss at which the alarm was raised is named; all losses of the file are counted."""
+    losses = _write(tmp_path / "losses.txt", _GOOD + _BAD)
+    assert main(["monitor", f"--manifest={tmp_path}", f"--losses={losses}"]) == 3
+    printed = capsys.readouterr().out
+    assert "112 losses" in printed
+    assert re.search(r"ALARM at loss 10\d: the risk has exceeded delta 0\.1\.", printed)
+
+
+def test_the_state_is_taken_up_again(
+    manifest: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Losses given in two calls count as those given in one, and an alarm stays."""
+    flags = ["monitor", f"--manifest={manifest}", f"--state={tmp_path / 'state.json'}"]
+    whole = ["monitor", f"--manifest={manifest}", f"--state={tmp_path / 'whole.json'}"]
+    assert main([*flags, f"--losses={_write(tmp_path / 'a', _GOOD)}"]) == 0
+    assert main([*flags, f"--losses={_write(tmp_path / 'b', _BAD)}"]) == 3
+    assert main([*whole, f"--losses={_write(tmp_path / 'c', _GOOD + _BAD)}"]) == 3
+    assert (tmp_path / "state.json").read_text() == (tmp_path / "whole.json").read_text()
+    capsys.readouterr()
+    assert main([*flags, f"--losses={_write(tmp_path / 'd', [0.0] * 300)}"]) == 3
+    assert "412 losses" in capsys.readouterr().out
+
+
+def test_a_stream_ends_at_the_alarm(
+    manifest: pathlib.Path,
+    tmp_path: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """From standard input, nothing is read after the alarm, and an alarm that was kept needs no loss at all."""
+    stream = io.StringIO("1\n" * 50)
+    monkeypatch.setattr("sys.stdin", stream)
+    flags = ["monitor", f"--manifest={manifest}", "--losses=-", f"--state={tmp_path / 'state.json'}"]
+    assert main(flags) == 3
+    read = 50 - len(stream.read().split())
+    found = re.search(r"(\d+) losses, mean 1.0000.\nALARM at loss (\d+):", capsys.readouterr().out)
+    assert found is not None
+    assert int(found[1]) == int(found[2]) == read < 20
+    monkeypatch.setattr("sys.stdin", io.StringIO("no loss\n"))
+    assert main(flags) == 3
+
+
+def test_a_stream_that_ends_keeps_its_state(
+    manifest: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What a stream gave up to its end, a bad line or Ctrl-C is kept: it will not come again."""
+
+    def interrupted() -> Iterator[str]:
+        yield "0.5\n"
+        raise KeyboardInterrupt
+
+    flags = ["monitor", f"--manifest={manifest}", "--losses=-", f"--state={tmp_path / 'state.json'}"]
+    counts = []
+    for stream, status in ((io.StringIO("0\n" * 250), 0), (io.StringIO("0\nx\n"), 1), (interrupted(), 130)):
+        monkeypatch.setattr("sys.stdin", stream)
+        assert main(flags) == status
+        counts.append(json.loads((tmp_path / "state.json").read_text())["monitor"]["n"])
+    assert counts == [250, 251, 252]
+
+
+def test_a_file_with_a_bad_line_changes_nothing(
+    manifest: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A wrong line is named with its number and value; the file can be given again once it is put right."""
+    flags = ["monitor", f"--manifest={manifest}", f"--state={tmp_path / 'state.json'}"]
+    assert main([*flags, f"--losses={_write(tmp_path / 'a', [0.5])}"]) == 0
+    before = (tmp_path / "state.json").read_text()
+    for line in ("half", "1.5", "-0.5", "nan", ""):
+        losses = tmp_path / "bad"
+        losses.write_text(f"0\n{line}\n")
+        assert main([*flags, f"--losses={losses}"]) == 1
+        assert f"{losses}, line 2: expected a loss in [0, 1], got {line!r}." in capsys.readouterr().err
+    assert (tmp_path / "state.json").read_text() == before
+
+
+def test_signed_losses_may_be_negative(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Where the manifest's loss is signed, losses lie in [-1, 1]."""
+    entry = build_calibration(consistency="risk", loss="signed", p_value="signed_mixture")
+    write_manifest(build_manifest(calibrations=(entry,)), tmp_path / "manifest.json")
+    losses = _write(tmp_path / "losses.txt", [-0.5, 0.5])
+    assert main(["monitor", f"--manifest={tmp_path}", f"--losses={losses}"]) == 0
+    assert "2 losses, mean 0.0000." in capsys.readouterr().out
+
+
+def test_one_of_several_entries_is_chosen(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Where several entries have a threshold, flags say which; without them the entries are listed."""
+    entries = (build_calibration(), build_calibration(metric="token_f1"), build_never_exit())
+    write_manifest(build_manifest(calibrations=entries), tmp_path / "manifest.json")
+    flags = ["monitor", f"--manifest={tmp_path}", f"--losses={_write(tmp_path / 'losses.txt', [0.0])}"]
+    assert main(flags) == 2
+    message = capsys.readouterr().err
+    assert "2 entries of the manifest have a threshold and match what was asked; exactly one is watched." in message
+    assert "textual, rouge_l, delta 0.01, epsilon 0.05 (never exit)" in message
+    assert main([*flags, "--metric=token_f1"]) == 0
+    assert "textual, token_f1, delta 0.1" in capsys.readouterr().out
+    assert main([*flags, "--delta=0.01"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ([], "the following arguments are required: --manifest, --losses"),
+        (["--manifest={tmp}/none", "--losses=-"], "--manifest {tmp}/none: no such file."),
+        (["--manifest={tmp}", "--losses={tmp}/none"], "--losses {tmp}/none: no such file. Pass - for standard input."),
+        (["--manifest={tmp}", "--losses=-", "--alpha=5"], "--alpha must be in (0, 1), got 5."),
+        (["--manifest={tmp}", "--losses=-", "--alpha=nan"], "--alpha must be in (0, 1), got nan."),
+        (["--manifest={tmp}", "--losses=-", "--alpha=low"], "argument --alpha: invalid float value: 'low'"),
+        (["--manifest={tmp}", "--losses=-", "--delta=0.2"], "0 entries of the manifest have a threshold and match"),
+        (["--manifest={tmp}", "--losses=-", "--state={tmp}/no/s"], "--state {tmp}/no/s: the folder {tmp}/no does not"),
+        (["--manifest={tmp}", "--losses=gs://b/x"], "--losses gs://b/x: object stores are not supported yet."),
+        (["--manifest={tmp}", "--losses=-", "--sate=x"], "unknown flag --sate. Did you mean --state?"),
+    ],
+)
+def test_bad_usage(
+    flags: list[str], message: str, manifest: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each has status 2 and says what was wrong."""
+    assert main(["monitor", *(flag.format(tmp=tmp_path) for flag in flags)]) == 2
+    assert message.format(tmp=tmp_path) in capsys.readouterr().err
+
+
+def test_a_state_of_another_promise_is_refused(
+    manifest: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A state goes on with the manifest, the entry and the alpha that it began with."""
+    flags = [f"--losses={_write(tmp_path / 'a', [0.5])}", f"--state={tmp_path / 'state.json'}"]
+    assert main(["monitor", f"--manifest={manifest}", *flags]) == 0
+    assert main(["monitor", f"--manifest={manifest}", "--alpha=0.01", *flags]) == 2
+    assert "was kept with --alpha=0.05, now it is 0.01." in capsys.readouterr().err
+    write_manifest(build_manifest(created="2027-01-31T12:00:00Z"), manifest)
+    assert main(["monitor", f"--manifest={manifest}", *flags]) == 2
+    assert "Name the manifest and the entry that it was kept for, or start a new state." in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "content", ["", "[]", "{}", '{"schema": 1, "manifest": 1, "calibration": 1, "monitor": []}', "[" * 100_000]
+)
+def test_a_state_that_is_none_is_refused(
+    content: str, manifest: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A file that is no state has status 1, is named, and stays as it is."""
+    state = tmp_path / "state.json"
+    state.write_text(content)
+    losses = _write(tmp_path / "a", [0.5])
+    assert main(["monitor", f"--manifest={manifest}", f"--losses={losses}", f"--state={state}"]) == 1
+    assert f"calm-beam monitor: state {state}: " in capsys.readouterr().err
+    assert state.read_text() == content
+
+
+def test_a_broken_manifest_is_refused(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A manifest that cannot be trusted has status 1."""
+    (tmp_path / "manifest.json").write_text("{}")
+    assert main(["monitor", f"--manifest={tmp_path}", "--losses=-"]) == 1
+    assert "schema is missing" in capsys.readouterr().err

@@ -1,0 +1,180 @@
+"""`calm-beam plan` from flags to the table and the plot."""
+
+import importlib.util
+import math
+import pathlib
+import re
+
+import pytest
+
+from calm_beam.launch.cli import main
+from calm_beam.risk.sample_size import exact_power
+
+_NEEDS_PLOTS = pytest.mark.skipif(importlib.util.find_spec("matplotlib") is None, reason="needs the extra `plots`")
+
+
+@pytest.fixture(autouse=True)
+def _wide_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+
+
+def _rows(printed: str) -> dict[str, list[str]]:
+    """Returns the cells of the table by p-value."""
+    rows = [line.split() for line in printed.splitlines() if re.match(r" (?!deviation)\w+ +[\d>]", line)]
+    return {row[0]: row[1:] for row in rows}
+
+
+def test_examples_needed_for_coins(capsys: pytest.CaptureFixture[str]) -> None:
+    """One row per p-value, one column per guess; the numbers have the power asked for, and fewer have not."""
+    assert main(["plan", "--delta=0.1", "--risk_guess=0.02,0.05", "--replications=200"]) == 0
+    printed = capsys.readouterr().out
+    rows = _rows(printed)
+    assert list(rows) == [
+        "hoeffding",
+        "hoeffding_bentkus",
+        "exact_binomial",
+        "empirical_bernstein",
+        "signed_mixture",
+        "wsr",
+    ]
+    for name in ("hoeffding", "hoeffding_bentkus", "exact_binomial"):
+        for risk, cell in zip((0.02, 0.05), rows[name], strict=True):
+            needed = int(cell.replace(",", ""))
+            powers = [exact_power(name, n=needed + k, risk=risk, delta=0.1, epsilon=0.05) for k in range(-1, 11)]
+            assert min(powers[1:]) >= 0.9
+            assert min(powers[:-1]) < 0.9
+    numbers = {name: [int(cell.replace(",", "")) for cell in cells] for name, cells in rows.items()}
+    assert all(few < many for few, many in numbers.values())
+    assert numbers["exact_binomial"][0] < numbers["hoeffding_bentkus"][0] < numbers["hoeffding"][0]
+    assert "Epsilon 0.05." in printed
+    assert "0.02" in printed
+    assert f"{math.sqrt(0.02 * 0.98):.3g}" in printed
+
+
+def test_less_spread_needs_fewer_examples(capsys: pytest.CaptureFixture[str]) -> None:
+    """p-values that learn the spread of the losses need fewer examples when it is small; the binomial one drops out."""
+    flags = ["plan", "--delta=0.1", "--risk_guess=0.05", "--p_value=wsr,signed_mixture", "--replications=200"]
+    assert main(flags) == 0
+    wide = _rows(capsys.readouterr().out)
+    assert main([*flags, "--loss_std=0.08"]) == 0
+    narrow = _rows(capsys.readouterr().out)
+    assert list(wide) == list(narrow) == ["wsr", "signed_mixture"]
+    assert all(int(narrow[name][0]) < int(wide[name][0]) for name in wide)
+    assert main(["plan", "--delta=0.4", "--risk_guess=0.05", "--loss_std=0.08", "--replications=100"]) == 0
+    assert "exact_binomial" not in _rows(capsys.readouterr().out)
+
+
+def test_a_simulation_is_reproducible(capsys: pytest.CaptureFixture[str]) -> None:
+    """The same seed prints the same."""
+    flags = ["plan", "--delta=0.1", "--risk_guess=0.05", "--p_value=wsr", "--replications=100"]
+    outputs = []
+    for seed in (1, 1, 2):
+        assert main([*flags, f"--seed={seed}"]) == 0
+        outputs.append(capsys.readouterr().out)
+    assert outputs[0] == outputs[1] != outputs[2]
+
+
+def test_a_pilot_takes_the_place_of_guesses(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Measured losses of 0 and 1 are coins; signed ones leave the p-values that take them."""
+    pilot = tmp_path / "pilot.txt"
+    pilot.write_text("0\n" * 19 + "1\n")
+    assert main(["plan", "--delta=0.1", f"--pilot={pilot}", "--p_value=exact_binomial"]) == 0
+    from_pilot = _rows(capsys.readouterr().out)
+    assert main(["plan", "--delta=0.1", "--risk_guess=0.05", "--p_value=exact_binomial"]) == 0
+    assert from_pilot == _rows(capsys.readouterr().out)
+    pilot.write_text("0\n-0.25\n0.25\n0\n")
+    assert main(["plan", "--delta=0.1", f"--pilot={pilot}", "--replications=100"]) == 0
+    assert list(_rows(capsys.readouterr().out)) == ["signed_mixture", "wsr"]
+
+
+def test_what_cannot_be_had_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    """A guess hardly below delta may need more examples than the search goes to."""
+    flags = ["plan", "--delta=0.1", "--risk_guess=0.09999", "--p_value=exact_binomial"]
+    assert main(flags) == 0
+    assert "> 10,000,000" in capsys.readouterr().out
+
+
+@_NEEDS_PLOTS
+@pytest.mark.parametrize(("suffix", "start"), [(".svg", b"<?xml"), (".png", b"\x89PNG"), (".pdf", b"%PDF")])
+def test_plot(suffix: str, start: bytes, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The plot is written in the format of its name, the same each time."""
+    output = tmp_path / f"plan{suffix}"
+    flags = ["plan", "--delta=0.2", "--risk_guess=0.05,0.1", "--p_value=exact_binomial", f"--output={output}"]
+    assert main(flags) == 0
+    assert f"Plot: {output}" in capsys.readouterr().out
+    content = output.read_bytes()
+    assert content.startswith(start)
+    assert list(tmp_path.iterdir()) == [output]
+    assert main(flags) == 0
+    assert output.read_bytes() == content
+
+
+@_NEEDS_PLOTS
+def test_plot_shows_every_guess_and_p_value(tmp_path: pathlib.Path) -> None:
+    """Each guess has a panel, and each p-value a curve in it with the number of examples."""
+    output = tmp_path / "plan.svg"
+    flags = ["plan", "--delta=0.2", "--risk_guess=0.05,0.1", "--p_value=exact_binomial,hoeffding", f"--output={output}"]
+    assert main(flags) == 0
+    drawn = output.read_text()
+    assert drawn.count("<!-- exact_binomial: ") == drawn.count("<!-- hoeffding: ") == 2
+    assert "<!-- expected loss 0.05, deviation 0.218 -->" in drawn
+    assert "<!-- expected loss 0.1, deviation 0.3 -->" in drawn
+
+
+def test_a_missing_extra_is_named(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Without matplotlib a plot is refused before anything is computed, and the extra is named."""
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert main(["plan", "--delta=0.1", "--risk_guess=0.05", f"--output={tmp_path / 'plan.svg'}"]) == 2
+    printed = capsys.readouterr()
+    assert "plots need matplotlib, which is not installed: pip install 'calm-beam[plots]'." in printed.err
+    assert printed.out == ""
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--risk_guess=0.1"], "the following arguments are required: --delta"),
+        (["--delta=0.1"], "--risk_guess is missing: expected losses, comma-separated (or --pilot with measured ones)."),
+        (["--delta=5", "--risk_guess=0.1"], "--delta must be in (0, 1), got 5. It is a fraction"),
+        (["--delta=0.1", "--epsilon=0", "--risk_guess=0.05"], "--epsilon must be in (0, 1), got 0."),
+        (["--delta=0.1", "--power=nan", "--risk_guess=0.05"], "--power must be in (0, 1), got nan."),
+        (["--delta=0.1", "--risk_guess=-0.1"], "--risk_guess must be in [0, 1), got -0.1."),
+        (["--delta=0.1", "--risk_guess=nan"], "--risk_guess must be in [0, 1), got nan."),
+        (["--delta=0.1", "--risk_guess=0.05,0.1"], "an expected loss of 0.1 is not below --delta=0.1: no number of"),
+        (["--delta=0.1", "--risk_guess=low"], "argument --risk_guess: expected numbers separated by commas, got 'low'"),
+        (["--delta=0.1", "--risk_guess=0.05", "--loss_std=0.5"], "loss_std must be above 0 and below 0.2179, which"),
+        (["--delta=0.1", "--risk_guess=0", "--loss_std=0.5"], "loss_std must be above 0 and below 0,"),
+        (["--delta=0.1", "--risk_guess=0.05", "--p_value=best"], "--p_value best: not known. Choose from hoeffding,"),
+        (
+            ["--delta=0.1", "--risk_guess=0.05", "--loss_std=0.1", "--p_value=exact_binomial"],
+            "--p_value exact_binomial: is for losses of 0 and 1 only.",
+        ),
+        (
+            ["--delta=0.1", "--risk_guess=0.05", "--replications=10"],
+            "expected a whole number of at least 100, got '10'",
+        ),
+        (["--delta=0.1", "--risk_guess=0.05", "--output=plan.txt"], "--output plan.txt: expected a name that ends in"),
+        (["--delta=0.1", "--risk_guess=0.05", "--output=/no/p.svg"], "--output /no/p.svg: the folder /no does not"),
+        (["--delta=0.1", "--pilot=/no/such"], "--pilot /no/such: no such file."),
+        (["--delta=0.1", "--pilot=gs://b/p"], "--pilot gs://b/p: object stores are not supported yet."),
+        (["--delta=0.1", "--pilot={pilot}", "--risk_guess=0.05"], "--pilot takes the place of --risk_guess and"),
+        (
+            ["--delta=0.1", "--pilot={pilot}", "--p_value=hoeffding"],
+            "--p_value hoeffding: is for losses in [0, 1] only.",
+        ),
+        (["--delta=0.1", "--pilot={bad}"], "--pilot {bad}, line 2: expected a loss in [-1, 1], got 'x'."),
+        (["--delta=0.1", "--pilot={empty}"], "--pilot {empty}: holds no losses."),
+        (["--delta=0.1", "--risk_gues=0.05"], "unknown flag --risk_gues. Did you mean --risk_guess?"),
+    ],
+)
+def test_bad_usage(flags: list[str], message: str, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each has status 2 and says what was wrong."""
+    files = {name: tmp_path / name for name in ("pilot", "bad", "empty")}
+    for path, content in zip(files.values(), ("0\n-0.5\n", "0\nx\n", ""), strict=True):
+        path.write_text(content)
+    assert main(["plan", *(flag.format(**files) for flag in flags)]) == 2
+    printed = capsys.readouterr()
+    assert message.format(**files) in printed.err
+    assert printed.out == ""

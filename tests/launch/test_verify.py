@@ -1,0 +1,252 @@
+"""`calm-beam verify` from flags to exit status."""
+
+import dataclasses
+import json
+import pathlib
+import shutil
+from typing import Any
+
+import pytest
+
+from calm_beam.launch.cli import main
+from calm_beam.manifest import Manifest, read_manifest, write_manifest
+from tests.pipelines import SHORT_FLAGS, id_rows, text_rows, write_model, write_rows, write_vocabulary
+
+_RUN = ("--batch_size=4", "--num_shards=3")
+
+
+@pytest.fixture(autouse=True)
+def _wide_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+
+
+@dataclasses.dataclass(frozen=True)
+class _Place:
+    """A model, a calibration of it, and fresh data; `flags` verify it."""
+
+    model: pathlib.Path
+    calibration: pathlib.Path
+    calibrated: pathlib.Path
+    fresh: pathlib.Path
+
+    @property
+    def flags(self) -> list[str]:
+        return ["verify", f"--manifest={self.calibration}", f"--data={self.fresh}", *_RUN]
+
+
+def _calibrate(place: _Place, *flags: str) -> int:
+    paths = [f"--checkpoint={place.model}", f"--data={place.calibrated}", f"--output={place.calibration}"]
+    return main(["calibrate", *paths, *SHORT_FLAGS, "--metric=token_f1", "--epsilon=0.1", *flags])
+
+
+@pytest.fixture(scope="module")
+def calibrated(tmp_path_factory: pytest.TempPathFactory) -> _Place:
+    """Forty prompts calibrated at tolerances that a random model meets, and sixty fresh ones."""
+    folder = tmp_path_factory.mktemp("verify")
+    place = _Place(
+        model=write_model(folder / "model"),
+        calibration=folder / "calibration",
+        calibrated=write_rows(folder / "calibration.jsonl", id_rows(40)),
+        fresh=write_rows(folder / "fresh.jsonl", id_rows(60, seed=1)),
+    )
+    assert _calibrate(place, "--consistency=textual,risk", "--delta=0.7,0.8") == 0
+    return place
+
+
+@pytest.fixture
+def place(calibrated: _Place, tmp_path: pathlib.Path) -> _Place:
+    """The same with a calibration of its own, to be changed."""
+    own = tmp_path / "calibration"
+    shutil.copytree(calibrated.calibration, own)
+    return dataclasses.replace(calibrated, calibration=own)
+
+
+def _change(place: _Place, **changes: Any) -> None:
+    """Writes the manifest anew with other values, sealed, as if it had been made so."""
+    path = place.calibration / "manifest.json"
+    write_manifest(dataclasses.replace(read_manifest(path), **changes), path)
+
+
+def _manifest(place: _Place) -> Manifest:
+    return read_manifest(place.calibration / "manifest.json")
+
+
+def test_kept_promises(calibrated: _Place, capsys: pytest.CaptureFixture[str]) -> None:
+    """Promises that fresh data bear out are proved again, with status 0; the model is found where it was."""
+    assert main(calibrated.flags) == 0
+    printed = capsys.readouterr()
+    assert "proved again" in printed.out
+    assert "BROKEN" not in printed.out
+    assert "60 examples, 0 failed" in printed.out
+    assert "No promise is found broken at level 0.05; 4 of 4 are proved again" in printed.out
+    assert "warning" not in printed.err
+
+
+def test_a_broken_promise(place: _Place, capsys: pytest.CaptureFixture[str]) -> None:
+    """A promise of much less than the loss that there is has status 3; others stay what they are."""
+    entries = list(_manifest(place).calibrations)
+    place_of_textual = next(i for i, e in enumerate(entries) if e.consistency == "textual" and e.threshold is not None)
+    entries[place_of_textual] = dataclasses.replace(entries[place_of_textual], delta=0.01)
+    _change(place, calibrations=tuple(entries), plan=None)
+    assert main([*place.flags, f"--checkpoint={place.model}"]) == 3
+    printed = capsys.readouterr().out
+    assert printed.count("BROKEN") == 2
+    assert "1 of " in printed
+    assert "promises are BROKEN: the fresh losses prove that the risk exceeds delta." in printed
+    assert "proved again" in printed
+
+
+def test_fresh_losses_are_those_of_a_calibration(place: _Place, capsys: pytest.CaptureFixture[str]) -> None:
+    """The risks and p-values that verify finds on fresh data are those a calibration on them finds."""
+    assert main(place.flags) == 0
+    found = capsys.readouterr().out
+    again = dataclasses.replace(place, calibrated=place.fresh, calibration=place.calibration.parent / "again")
+    assert _calibrate(again, "--consistency=textual,risk", "--delta=0.7,0.8") == 0
+    by_key = {(e.consistency, e.delta): e for e in _manifest(again).calibrations}
+    compared = 0
+    for entry in _manifest(place).calibrations:
+        for tested in by_key[entry.consistency, entry.delta].path:
+            if tested.threshold == entry.threshold:
+                compared += 1
+                assert f"{tested.risk:.4f}" in found
+                assert f"{tested.p_value:.2g}" in found
+    assert compared
+
+
+def test_the_calibration_set_is_refused(calibrated: _Place, capsys: pytest.CaptureFixture[str]) -> None:
+    """The data that chose the thresholds cannot test them, in whatever order or number of files they come."""
+    rows = id_rows(40)
+    parts = [write_rows(calibrated.fresh.parent / f"part{k}.jsonl", rows[::-1][k::2]) for k in range(2)]
+    for data in (calibrated.calibrated, *[f"{parts[0]},{parts[1]}"]):
+        assert main([*calibrated.flags, f"--data={data}"]) == 2
+        assert f"--data {data}: is the calibration set itself." in capsys.readouterr().err
+
+
+def test_repeated_rows_without_ids_are_recognized(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The calibration set is recognized also where equal rows got numbers of their own."""
+    model = write_model(tmp_path / "model", vocabulary=write_vocabulary(tmp_path / "trained.model"))
+    place = _Place(
+        model=model,
+        calibration=tmp_path / "calibration",
+        calibrated=write_rows(tmp_path / "rows.jsonl", text_rows(20)),
+        fresh=tmp_path / "rows.jsonl",
+    )
+    assert _calibrate(place, "--delta=0.9") == 0
+    assert main(place.flags) == 2
+    assert "is the calibration set itself." in capsys.readouterr().err
+
+
+def test_shared_prompts_are_counted(place: _Place, capsys: pytest.CaptureFixture[str]) -> None:
+    """Prompts of the calibration set among the fresh ones are counted, or it is said that they cannot be."""
+    mixed = write_rows(place.calibration / "mixed.jsonl", [*id_rows(5), *id_rows(40, seed=1)[5:]])
+    assert main([*place.flags, f"--data={mixed}"]) in (0, 3)
+    assert "warning: 5 of 40 prompts are in the calibration set too." in capsys.readouterr().err
+    shutil.rmtree(place.calibration / "generations")
+    assert main([*place.flags, f"--data={mixed}"]) in (0, 3)
+    assert "cannot be told: its generations do not stand beside the manifest" in capsys.readouterr().err
+
+
+def test_clusters_and_failures_are_those_of_the_plan(
+    calibrated: _Place, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Fresh examples are clustered by the plan's key, and fail as it says."""
+    rows = [{**row, "paragraph": index // 2} for index, row in enumerate(id_rows(40))]
+    fresh = [{**row, "paragraph": index // 3} for index, row in enumerate(id_rows(30, seed=2))]
+    place = dataclasses.replace(
+        calibrated,
+        calibration=tmp_path / "clustered",
+        calibrated=write_rows(tmp_path / "rows.jsonl", rows),
+        fresh=write_rows(tmp_path / "fresh.jsonl", fresh),
+    )
+    assert _calibrate(place, "--delta=0.9", "--cluster_key=paragraph", "--on_error=worst_case") == 0
+    capsys.readouterr()
+    assert main(place.flags) == 0
+    assert "10 clusters, 0 failed" in capsys.readouterr().out
+    assert main([*place.flags, f"--data={calibrated.fresh}"]) == 2
+    assert "has no 'paragraph', by which examples were to be clustered." in capsys.readouterr().err
+
+
+def test_never_exit_cannot_be_broken(place: _Place, capsys: pytest.CaptureFixture[str]) -> None:
+    """Where no threshold was found safe there is nothing to decode."""
+    manifest = _manifest(place)
+    never = dataclasses.replace(
+        manifest.calibrations[0],
+        threshold=None,
+        risk=0,
+        layers=manifest.model.layers,
+        path=(dataclasses.replace(manifest.calibrations[0].path[0], p_value=1.0, rejected=False),),
+    )
+    _change(place, calibrations=(never,), plan=None)
+    assert main(place.flags) == 0
+    assert "Every entry of the manifest says never exit" in capsys.readouterr().out
+
+
+def test_another_model_is_refused(place: _Place, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The thresholds of one model say nothing of another."""
+    other = write_model(tmp_path / "other", seed=1)
+    assert main([*place.flags, f"--checkpoint={other}"]) == 2
+    assert "Its thresholds hold for no other model." in capsys.readouterr().err
+
+
+def test_what_cannot_be_decoded_alike_is_refused(place: _Place, capsys: pytest.CaptureFixture[str]) -> None:
+    """Another precision, an unknown p-value or another vocabulary would not test what was promised."""
+    manifest = _manifest(place)
+    _change(place, decode=dataclasses.replace(manifest.decode, dtype="bfloat16"))
+    assert main(place.flags) == 2
+    assert "the manifest was made in bfloat16, this calm-beam computes in float32." in capsys.readouterr().err
+    entry = next(entry for entry in manifest.calibrations if entry.threshold is not None)
+    entries = (dataclasses.replace(entry, p_value="best"),)
+    _change(place, decode=manifest.decode, calibrations=entries, plan=None)
+    assert main(place.flags) == 2
+    assert "the manifest was made with p-value 'best', which this calm-beam does not know." in capsys.readouterr().err
+    vocabulary = write_vocabulary(place.calibration / "v.model")
+    _change(place, calibrations=manifest.calibrations)
+    assert main([*place.flags, f"--vocabulary={vocabulary}"]) == 2
+    assert "but that of the manifest none: outputs would not be those" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ([], "the following arguments are required: --manifest"),
+        (["--manifest={tmp}/none"], "--manifest {tmp}/none: no such file."),
+        (["--manifest=gs://b/m.json"], "--manifest gs://b/m.json: object stores are not supported yet."),
+        (["--manifest={manifest}"], "--data is missing: JSONL files with the examples."),
+        (["--manifest={manifest}", "--data={tmp}/no.jsonl"], "--data {tmp}/no.jsonl: no such file."),
+        (["--manifest={manifest}", "--alpha=0"], "--alpha must be in (0, 1), got 0."),
+        (["--manifest={manifest}", "--alpha=nan"], "--alpha must be in (0, 1), got nan."),
+        (["--manifest={manifest}", "--thresholds=0.5"], "unknown flag --thresholds"),
+        (["--manifest={manifest}", "--confidence=state"], "unknown flag --confidence"),
+        (["--manifest={manifest}", "--runner=DataflowRunner"], "verify scores what it decodes on this machine"),
+        (["--manifest={manifest}", "--batch_size=0"], "argument --batch_size: expected a whole number of at least 1"),
+        (["--manifst={manifest}"], "the following arguments are required: --manifest"),
+    ],
+)
+def test_bad_usage(
+    flags: list[str], message: str, calibrated: _Place, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each has status 2 and says what was wrong."""
+    paths = {"tmp": tmp_path, "manifest": calibrated.calibration}
+    assert main(["verify", *(flag.format(**paths) for flag in flags)]) == 2
+    printed = capsys.readouterr()
+    assert message.format(**paths) in printed.err
+    assert printed.out == ""
+
+
+def test_a_changed_manifest_is_a_failure(place: _Place, capsys: pytest.CaptureFixture[str]) -> None:
+    """A manifest with a number changed by hand has status 1."""
+    path = place.calibration / "manifest.json"
+    content = json.loads(path.read_text())
+    content["calibrations"][0]["delta"] = 0.71
+    path.write_text(json.dumps(content))
+    assert main(place.flags) == 1
+    assert "the manifest was changed after it was written" in capsys.readouterr().err
+
+
+def test_a_bad_line_is_named(place: _Place, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Fresh data are checked before anything is decoded."""
+    data = write_rows(tmp_path / "bad.jsonl", id_rows(150, seed=3))
+    with open(data, "a", encoding="utf-8") as file:
+        file.write("{}\n")
+    assert main([*place.flags, f"--data={data}"]) == 2
+    assert f"{data}, line 151: " in capsys.readouterr().err

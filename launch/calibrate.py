@@ -57,6 +57,8 @@ def main(argv: Sequence[str]) -> int:
     except (UsageError, ValueError) as error:
         print(f"calm-beam calibrate: {error}", file=sys.stderr)
         return 2
+    # Now, so that a log can show later what had been settled by then.
+    print(f"plan {plan.record().digest}", file=sys.stderr)
     start = time.monotonic()
     try:
         with staged(output) as staging, shown_progress(enabled=is_local(options)) as progress:
@@ -162,6 +164,7 @@ def _plan(flags: argparse.Namespace, run: PreparedRun, specs: tuple[Spec, ...]) 
         cluster_key=flags.cluster_key,
         seed=flags.seed,
         on_error=flags.on_error,
+        on_long=flags.on_long,
     )
 
 

@@ -148,8 +148,8 @@ def add_task_flags(parser: FlagParser) -> None:
     task = parser.add_argument_group("model and data")
     task.add_argument(
         "--checkpoint",
-        help="model folder: native, Hugging Face, T5X or Orbax (checkpoint_<step>, or the folder of them); without model and "
-        "data, calibrate and evaluate use embedded ones",
+        help="model folder: native, Hugging Face, T5X or Orbax (checkpoint_<step>, or the folder of them); without "
+        "model and data, calibrate and evaluate use embedded ones",
     )
     task.add_argument("--vocabulary", help="SentencePiece model; default: in or beside the checkpoint")
     task.add_argument("--extra_ids", type=whole_number(0), default=0, help="sentinels <extra_id_0>... to add")

@@ -67,7 +67,7 @@ def _describe_manifest(console: Console, manifest: Manifest) -> None:
     console.print(choices_table(manifest))
     console.print(tests_in_words(manifest))
     if manifest.plan is not None:
-        console.print(f"Plan, settled before any loss was seen: {manifest.plan.digest}", soft_wrap=True)
+        console.print(f"Plan that the run started with: {manifest.plan.digest}", soft_wrap=True)
     console.print(manifest.guarantee)
 
 

@@ -1,4 +1,4 @@
-"""`calm-beam monitor`: watches the losses of a model in service, and raises an alarm once its bound no longer holds.
+"""`calm-beam monitor`: watches the losses of a model in service, and raises an alarm when they show a broken bound.
 
     calm-beam monitor --manifest=calibration --losses=losses.txt --state=monitor.json --alpha=0.05
 
@@ -6,8 +6,10 @@ One loss per line, measured on served prompts as the calibration measured it, wi
 `--losses=-` they are taken from standard input as they come, and the command ends at the alarm. `--state` keeps what
 was learnt from one call to the next: give every loss once.
 
-If the risk is at most delta, the chance that an alarm is ever raised is at most alpha, however long the stream is and
-however often it is looked at. The prompts need not be drawn independently, but which of them are measured must not
+As long as the expected next loss, given all losses before it, is at most delta, the chance that an alarm is ever
+raised is at most alpha, however long the stream is and however often it is looked at. Independent prompts whose risk is
+at most delta are such a stream. Losses that come in clusters, such as questions on one text, are not:
+give the mean loss of each cluster, as the calibration with `--cluster_key` took it. Which prompts are measured must not
 depend on their losses.
 
 Exit status: 0 no alarm, 1 failure, 2 bad usage, 3 alarm, 130 interrupted (with `--losses=-`, after the state was kept).
@@ -48,6 +50,8 @@ def main(argv: Sequence[str]) -> int:
         entry = _chosen_entry(manifest, flags)
         if flags.losses != _STREAM and not pathlib.Path(flags.losses).is_file():
             raise UsageError(f"--losses {flags.losses}: no such file. Pass - for standard input.")
+        if manifest.data.clusters is not None:
+            print("the manifest is about clusters: every line has to be the mean loss of one", file=sys.stderr)
         session = _Session(manifest, entry, flags)
     except UsageError as error:
         print(f"calm-beam monitor: {error}", file=sys.stderr)
@@ -206,8 +210,8 @@ class _Session:
             watched += f", mean {monitor.mean_loss:.4f}"
         if monitor.alarm_at:
             return (
-                f"{watched}.\nALARM at loss {monitor.alarm_at}: the risk has exceeded delta {entry.delta:g}. "
-                f"If it never had, the chance of this would be at most {monitor.alpha:g}. Serve the full model, and "
-                "calibrate anew."
+                f"{watched}.\nALARM at loss {monitor.alarm_at}: the losses show that the risk exceeds delta "
+                f"{entry.delta:g}. If it never had, the chance of this would be at most {monitor.alpha:g}. Serve the "
+                "full model, and calibrate anew."
             )
         return f"{watched}.\nNo alarm: the evidence stands at {monitor.capital:.3g}; {1 / monitor.alpha:g} raises it."

@@ -79,7 +79,11 @@ def _parser() -> FlagParser:
     parser.add_argument("--epsilon", type=float, default=0.05, help="allowed probability of error, in (0, 1)")
     parser.add_argument("--risk_guess", type=numbers, help="expected losses below delta, comma-separated")
     parser.add_argument("--loss_std", type=float, help="standard deviation of the losses; without it they are 0 or 1")
-    parser.add_argument("--pilot", help="file with one measured loss per line, instead of --risk_guess and --loss_std")
+    parser.add_argument(
+        "--pilot",
+        help="file with one measured loss per line, of examples that the calibration will not use, instead of "
+        "--risk_guess and --loss_std",
+    )
     parser.add_argument("--power", type=float, default=0.9, help="probability of acceptance asked for, in (0, 1)")
     parser.add_argument("--p_value", type=texts, help=f"of {', '.join(P_VALUES)}; default: all that take such losses")
     parser.add_argument(

@@ -36,7 +36,7 @@ def print_summary(manifest: Manifest, output: pathlib.Path, *, seconds: float) -
     if data.failed:
         console.print("Failed examples count with loss 1 at every threshold.")
     if data.duplicates:
-        console.print("Repeated inputs weaken the assumption that examples are independent draws.")
+        console.print("Unless prompts repeat by themselves, repeated inputs void the guarantee: take them out.")
     console.print(manifest.guarantee)
     console.print(f"Manifest: {output / 'manifest.json'}", soft_wrap=True)
 

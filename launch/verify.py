@@ -9,11 +9,12 @@ decodes the fresh data at the thresholds of the manifest alone, as the calibrati
 * it is proved again: the fresh examples alone would have accepted the threshold at the entry's epsilon.
 * it is not contradicted: neither. Nothing was found out; more data may tell. Exit status 0, like the one before.
 
-Both use the entry's own p-value. A threshold that was wrongly accepted, which happens with probability epsilon at most,
-is found out here too; a status of 3 alone does not say that the distribution has changed.
+Both use the entry's own p-value. An output that failed counts with loss 1 when a promise is to be proved again, and
+with the lowest loss there is when it is to be called broken. A threshold that was wrongly accepted, which happens with
+probability epsilon at most, is found out here too; a status of 3 alone does not say that the distribution has changed.
 
-Fresh data are drawn independently of the calibration set. The calibration set itself is refused, and prompts that it
-shares with the fresh data are counted, where its generations still stand beside the manifest.
+Fresh data are drawn independently of the calibration set. The calibration set itself is refused; prompts that it shares
+with the fresh data are counted and warned of where its generations still stand beside the manifest, and only there.
 
 Exit status: 0 no promise broken, 1 failure, 2 bad usage, 3 a promise is broken.
 """
@@ -38,8 +39,9 @@ from calm_beam.calibration import (
     promised_thresholds,
     verify,
 )
-from calm_beam.decoding.settings import DTYPE
+from calm_beam.decoding.settings import DTYPE, DecodeSettings
 from calm_beam.examples import DataError, Example
+from calm_beam.exits.rule import ExitRule
 from calm_beam.generations import read_generations, stored_prompts
 from calm_beam.manifest import Calibration, Manifest, ManifestError, read_manifest
 from calm_beam.metrics.registry import MetricError, checked_score, get_metric
@@ -73,7 +75,7 @@ def main(argv: Sequence[str]) -> int:
             print("Every entry of the manifest says never exit: there is nothing that could be broken.")
             return 0
         _check_entries(entries)
-        _take_settings(flags, manifest, entries)
+        _take_policies(flags, manifest)
         run = _prepare(flags, manifest, entries)
         _check_data(run, flags, manifest, path)
         pipeline = beam.Pipeline(runner=make_runner(options), options=options)
@@ -103,7 +105,6 @@ def _parser() -> FlagParser:
     parser.add_argument(
         "--alpha", type=float, default=0.05, help="chance of calling any promise broken that is kept, in (0, 1)"
     )
-    parser.add_argument("--on_long", choices=("truncate", "error"), default="truncate", help="for longer inputs")
     parser.add_argument("--batch_size", type=whole_number(1), default=8, help="prompts decoded together")
     parser.add_argument("--num_shards", type=whole_number(1), default=4, help="parts of the data")
     return parser
@@ -127,33 +128,45 @@ def _check_entries(entries: Sequence[Calibration]) -> None:
         checked_score(get_metric(entry.metric), entry.metric, "a text", ("a text",), example_id="of the trial")
 
 
-def _take_settings(flags: argparse.Namespace, manifest: Manifest, entries: Sequence[Calibration]) -> None:
-    """Adds to the flags all that the manifest decides: outputs have to be those that were calibrated."""
-    decode, plan = manifest.decode, manifest.plan
+def _settings(manifest: Manifest, entries: Sequence[Calibration]) -> DecodeSettings:
+    """Returns how to decode: outputs have to be those that were calibrated, at the promised thresholds alone."""
+    decode = manifest.decode
     if decode.dtype != DTYPE:
         raise UsageError(f"the manifest was made in {decode.dtype}, this calm-beam computes in {DTYPE}.")
+    return DecodeSettings(
+        rule=ExitRule(
+            confidence=decode.confidence,
+            schedule=decode.schedule,
+            tau=decode.tau,
+            state_propagation=decode.state_propagation,
+            min_exit_layer=decode.min_exit_layer,
+            exit_interval=decode.exit_interval,
+        ),
+        thresholds=promised_thresholds(entries),
+        max_input_length=decode.max_input_length,
+        max_decode_length=decode.max_decode_length,
+        task_prefix=decode.task_prefix,
+    )
+
+
+def _take_policies(flags: argparse.Namespace, manifest: Manifest) -> None:
+    """Adds to the flags what else the manifest decides; one without a plan was made with the defaults."""
+    plan = manifest.plan
     flags.checkpoint = flags.checkpoint or manifest.model.uri
-    flags.thresholds, flags.grid_step, flags.default_grid_step = promised_thresholds(entries), None, None
-    for name in (
-        "confidence",
-        "schedule",
-        "tau",
-        "state_propagation",
-        "min_exit_layer",
-        "exit_interval",
-        "max_input_length",
-        "max_decode_length",
-        "task_prefix",
-    ):
-        setattr(flags, name, getattr(decode, name))
     flags.extra_ids = manifest.vocabulary.extra_ids if manifest.vocabulary else 0
     flags.cluster_key = plan.cluster_key if plan else None
     flags.on_error = plan.on_error if plan else "fail"
+    flags.on_long = plan.on_long if plan else "truncate"
 
 
 def _prepare(flags: argparse.Namespace, manifest: Manifest, entries: Sequence[Calibration]) -> PreparedRun:
     """Returns the run, whose model and vocabulary are those of the manifest."""
-    run = prepare_run(flags, needs_references=_needs_references(entries), cluster_key=flags.cluster_key)
+    run = prepare_run(
+        flags,
+        needs_references=_needs_references(entries),
+        cluster_key=flags.cluster_key,
+        settings=_settings(manifest, entries),
+    )
     if run.model_fingerprint != manifest.model.fingerprint:
         raise UsageError(
             f"--checkpoint {flags.checkpoint}: fingerprint is {run.model_fingerprint}, the manifest is about "

@@ -172,6 +172,7 @@ def run_calibration(
         cluster_key=cluster_key,
         seed=seed,
         on_error=on_error,
+        on_long=on_long,
     )
     log = ProgressLog(progress)
     needs_references = any(spec.objective.consistency == "risk" for spec in specs)

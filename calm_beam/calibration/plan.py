@@ -13,7 +13,7 @@ from .specs import Spec
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Plan:
-    """Everything that the outcome depends on besides the data.
+    """Everything that the outcome depends on besides the data and the code of metrics.
 
     Attributes:
       specs: The guarantees asked for, and their tests.
@@ -22,6 +22,7 @@ class Plan:
       cluster_key: Field of a data row that names its cluster, the independent unit; None where examples are.
       salt: Decides the order of examples, for p-values that need one.
       on_error: `fail` or `worst_case`: what becomes of examples that cannot be decoded or scored.
+      on_long: `truncate` or `error`: what becomes of prompts that are too long.
       model: Fingerprint of the model.
       outputs: Fingerprint of all that decides its outputs but the data.
     """
@@ -32,6 +33,7 @@ class Plan:
     cluster_key: str | None
     salt: str
     on_error: str
+    on_long: str
     model: str
     outputs: str
 
@@ -47,6 +49,7 @@ class Plan:
         cluster_key: str | None = None,
         seed: int = 0,
         on_error: str = "fail",
+        on_long: str = "truncate",
     ) -> Self:
         """Returns the plan of a run.
 
@@ -59,6 +62,7 @@ class Plan:
           cluster_key: As above.
           seed: Decides the salt.
           on_error: As above.
+          on_long: As above.
         """
         return cls(
             specs=tuple(specs),
@@ -67,6 +71,7 @@ class Plan:
             cluster_key=cluster_key,
             salt=f"calm-beam/{seed}",
             on_error=on_error,
+            on_long=on_long,
             model=model,
             outputs=settings.fingerprint(model=model, vocabulary=vocabulary),
         )
@@ -95,6 +100,7 @@ class Plan:
             cluster_key=self.cluster_key,
             salt=self.salt,
             on_error=self.on_error,
+            on_long=self.on_long,
             model=self.model,
             outputs=self.outputs,
         )

@@ -8,6 +8,7 @@ from calm_beam.manifest import (
     DataRecord,
     DecodeRecord,
     Manifest,
+    ManifestError,
     ModelRecord,
     VocabularyRecord,
     guarantee_in_words,
@@ -52,8 +53,11 @@ class RunRecord:
           ManifestError: If the calibrations are not those that were planned.
         """
         planned = plan.record()
-        assert planned.digest == digest, "the plan was changed after it was settled"
+        if planned.digest != digest:
+            raise ManifestError(f"the plan is {planned.digest}, but the run was started with {digest}.")
         rule = self.settings.rule
+        if rule.token_from != "exit_layer":
+            raise ManifestError(f"token_from must be exit_layer, got {rule.token_from}: nothing can be served by that.")
         return Manifest(
             created=self.created,
             model=self.model,

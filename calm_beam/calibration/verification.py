@@ -7,6 +7,9 @@ Two questions are put to the fresh losses at each promised threshold, and they a
 * Is it *proved again*: would they, alone, have accepted the threshold at the entry's epsilon? The null is "the risk
   exceeds delta", as in calibration.
 
+Each question is answered conservatively: an example that failed has loss 1 for the second, and the lowest loss there is
+for the first.
+
 With few examples the answer to both is no: then nothing was found out. That is why a failure to prove again is not
 called broken. A threshold whose risk is just below delta can hardly ever be proved again, and is not wrong for it.
 """
@@ -40,13 +43,16 @@ class FreshLosses:
       objectives: Which losses.
       thresholds: Descending.
       table: float64, shape (units, objectives, thresholds), in betting order; units are examples, or clusters of them.
+        Examples that failed have loss 1.
+      lenient_table: The same, but that failed examples have the lowest loss there is: they prove no excess of risk.
       examples: Number of examples.
-      failed: Examples that could not be decoded or scored, counted with loss 1.
+      failed: Examples that could not be decoded or scored.
     """
 
     objectives: tuple[Objective, ...]
     thresholds: tuple[float, ...]
     table: np.ndarray
+    lenient_table: np.ndarray
     examples: int
     failed: int
 
@@ -77,6 +83,7 @@ class FreshLosses:
         """
         objectives = tuple(dict.fromkeys(objective_of(entry) for entry in entries))
         thresholds = promised_thresholds(entries)
+        lowest = np.array([-LOSS_SCALE if objective.is_signed else 0 for objective in objectives])[:, None]
         units: dict[str, ClusterLosses] = {}
         examples = failed = 0
         for generation in generations:
@@ -90,25 +97,30 @@ class FreshLosses:
             example = generation.example
             # Ids are unique, so that each example is a unit where there are no clusters.
             unit = example.id if example.cluster is None else example.cluster
-            of_example = ClusterLosses(size=1, sums=losses)
+            lenient = losses if generation.failure is None else np.broadcast_to(lowest, losses.shape)
+            of_example = ClusterLosses(size=1, sums=np.stack([losses, lenient]))
             units[unit] = units[unit].merge(of_example) if unit in units else of_example
             examples += 1
             failed += generation.failure is not None
         if not units:
             raise DataError("there are no fresh examples.")
-        table = LossTable.of(list(units), np.stack([unit.mean() for unit in units.values()]), salt=salt)
+        # [units, 2, objectives, thresholds] -> [2, units, objectives, thresholds]
+        means = np.stack([unit.mean() for unit in units.values()], axis=1)
+        table, lenient_table = (LossTable.of(list(units), part, salt=salt).in_order() / LOSS_SCALE for part in means)
         return cls(
             objectives=objectives,
             thresholds=thresholds,
-            table=table.in_order() / LOSS_SCALE,
+            table=table,
+            lenient_table=lenient_table,
             examples=examples,
             failed=failed,
         )
 
-    def at(self, entry: Calibration) -> np.ndarray:
+    def at(self, entry: Calibration, *, lenient: bool = False) -> np.ndarray:
         """Returns the losses that an entry is about, shape (units,)."""
         assert entry.threshold is not None
-        return self.table[:, self.objectives.index(objective_of(entry)), self.thresholds.index(entry.threshold)]
+        table = self.lenient_table if lenient else self.table
+        return table[:, self.objectives.index(objective_of(entry)), self.thresholds.index(entry.threshold)]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -155,7 +167,8 @@ def verify(losses: FreshLosses, entries: Sequence[Calibration], *, alpha: float)
         at_entry = losses.at(entry)
         is_signed = objective_of(entry).is_signed
         p_values[place] = p_values_of(at_entry, p_value=entry.p_value, delta=entry.delta)
-        excess[place] = excess_p_values(at_entry, p_value=entry.p_value, delta=entry.delta, is_signed=is_signed)
+        lenient = losses.at(entry, lenient=True)
+        excess[place] = excess_p_values(lenient, p_value=entry.p_value, delta=entry.delta, is_signed=is_signed)
     is_broken = holm_test(excess, epsilon=alpha).rejected
     return tuple(
         Verdict(

@@ -1,4 +1,4 @@
-"""What was settled before any loss was seen, and whether that is what was then tested."""
+"""What a run was asked for when it started, and whether that is what was then tested."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
@@ -11,6 +11,9 @@ from .digest import content_digest
 from .records import CONSISTENCIES, LOSSES, PROCEDURES, Calibration
 
 ON_ERROR = ("fail", "worst_case")
+ON_LONG = ("truncate", "error")
+# Procedures in which every p-value of the grid has a say.
+_WHOLE_GRID = ("fallback", "holm", "bonferroni")
 # Shares of epsilon, added up, may differ from the whole by their rounding.
 _ROUNDING = 1e-12
 
@@ -39,7 +42,7 @@ class PlannedTest(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class PlanRecord(Record):
-    """Everything that the outcome depends on besides the data, settled and hashed before any loss was seen.
+    """Everything that the outcome depends on besides the data and the code of metrics, as it was when the run started.
 
     Attributes:
       thresholds: The grid in testing order: descending.
@@ -48,6 +51,7 @@ class PlanRecord(Record):
       cluster_key: Field of a data row that names its cluster, the independent unit; None: every example is one.
       salt: Decides the order of examples, for p-values that need one.
       on_error: What became of examples that could not be decoded or scored, one of `ON_ERROR`.
+      on_long: What became of prompts that were too long, one of `ON_LONG`.
       model: Fingerprint of the model.
       outputs: Fingerprint of all that decides its outputs but the data.
     """
@@ -58,6 +62,7 @@ class PlanRecord(Record):
     cluster_key: str | None
     salt: str
     on_error: str
+    on_long: str
     model: str
     outputs: str
 
@@ -108,6 +113,7 @@ class PlanRecord(Record):
             check_text("cluster_key", self.cluster_key)
         check_text("salt", self.salt)
         check_choice("on_error", self.on_error, ON_ERROR)
+        check_choice("on_long", self.on_long, ON_LONG)
         check_text("model", self.model)
         check_text("outputs", self.outputs)
 
@@ -132,6 +138,8 @@ class PlanRecord(Record):
             expected = [threshold for threshold in self.thresholds if threshold in tested]
             if entry.procedure == "fixed_sequence":
                 expected = list(self.thresholds[: len(tested)])
+            elif entry.procedure in _WHOLE_GRID:
+                expected = list(self.thresholds)
             if tested != expected:
                 raise ManifestError(
                     f"calibrations[{index}].path must test thresholds in the planned order, which begins "

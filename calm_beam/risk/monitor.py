@@ -1,8 +1,9 @@
 """Watching the risk while a model serves: a test that may look after every loss, forever.
 
 A bettor who believes that the risk exceeds delta multiplies what is staked by 1 + bet (loss - delta) on every loss. If
-the risk is at most delta the capital is a supermartingale, and the chance that it ever reaches 1 / alpha is at most
-alpha (Ville's inequality), however long the stream is and however often it is looked at.
+the expected next loss, given all before it, is at most delta, the capital is a supermartingale, and the chance that it
+ever reaches 1 / alpha is at most alpha (Ville's inequality), however long the stream is and however often it is looked
+at. Losses in clusters are no such stream, though their mean may be below delta: take one mean loss per cluster.
 
 Two things make for a quick alarm. There are several bettors, since the best bet depends on how far the risk has moved
 and on how the losses spread. And none of them stakes everything at the start: a little of what is kept back is added

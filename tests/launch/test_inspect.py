@@ -59,7 +59,7 @@ def test_a_plan_in_words(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[s
         "200 examples in 200 clusters of gs://data/calibration-*.jsonl.gz;",
         "Tests: textual by hoeffding_bentkus of dissimilarity losses; risk by signed_mixture of signed losses. "
         "Procedure: fixed_sequence, bonferroni.",
-        f"Plan, settled before any loss was seen: {manifest.plan.digest}",
+        f"Plan that the run started with: {manifest.plan.digest}",
         "end of grid",
     ):
         assert part in printed

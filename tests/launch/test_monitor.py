@@ -50,7 +50,7 @@ def test_bad_losses_raise_the_alarm(
     assert main(["monitor", f"--manifest={tmp_path}", f"--losses={losses}"]) == 3
     printed = capsys.readouterr().out
     assert "112 losses" in printed
-    assert re.search(r"ALARM at loss 10\d: the risk has exceeded delta 0\.1\.", printed)
+    assert re.search(r"ALARM at loss 10\d: the losses show that the risk exceeds delta 0\.1\.", printed)
 
 
 def test_the_state_is_taken_up_again(

@@ -100,7 +100,7 @@ def test_what_is_said_besides(
     text = _printed(tmp_path, manifest, capsys)
     assert "Tests: textual by signed_mixture of dissimilarity losses. Procedure: fixed_sequence." in text
     assert "200 examples in 13 s; 3 repeated inputs, 7 cut, 0 failed." in text
-    assert "Repeated inputs weaken the assumption that examples are independent draws." in text
+    assert "Unless prompts repeat by themselves, repeated inputs void the guarantee: take them out." in text
     assert manifest.guarantee in text
     assert f"Manifest: {tmp_path / 'manifest.json'}" in text
 

@@ -57,6 +57,7 @@ def build_plan(specs: Sequence[Spec], thresholds: Sequence[float], **changes: An
         "cluster_key": None,
         "salt": "salt",
         "on_error": "fail",
+        "on_long": "truncate",
         "model": "sha256:aa",
         "outputs": "0123",
     }

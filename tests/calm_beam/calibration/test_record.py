@@ -93,7 +93,15 @@ def test_every_setting_that_changes_a_token_is_recorded() -> None:
     settings = dataclasses.asdict(_RECORD.settings)
     expected = {**settings.pop("rule"), **settings, "dtype": "float32"}
     del expected["thresholds"]
+    assert expected.pop("token_from") == "exit_layer"
     assert dataclasses.asdict(decode) == expected
+
+
+def test_tokens_of_the_last_layer_make_no_manifest() -> None:
+    """There is no word for them in a manifest: whoever served by it would serve other tokens."""
+    settings = dataclasses.replace(_RECORD.settings, rule=ExitRule(token_from="last_layer"))
+    with pytest.raises(ManifestError, match="token_from must be exit_layer, got last_layer"):
+        _manifest(_totals(), record=dataclasses.replace(_RECORD, settings=settings))
 
 
 def test_token_ids_have_no_vocabulary() -> None:
@@ -106,7 +114,7 @@ def test_a_plan_that_was_changed_is_not_written() -> None:
     """What is tested must have the digest that was taken before any loss was seen."""
     totals = _totals()
     entries = calibrate(risk_rows(totals, _PLAN, num_layers=4), _PLAN, num_layers=4)
-    with pytest.raises(AssertionError, match="the plan was changed after it was settled"):
+    with pytest.raises(ManifestError, match=r"the plan is sha256:.*, but the run was started with sha256:0000"):
         _RECORD.manifest(totals, entries, _PLAN, digest="sha256:" + "0" * 64)
     other = dataclasses.replace(_PLAN, specs=_PLAN.specs[::-1])
     with pytest.raises(ManifestError, match=r"calibrations\[0\].delta must be 0.9, as was planned, got 0.3"):

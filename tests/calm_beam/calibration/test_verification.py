@@ -33,7 +33,14 @@ def _fresh(columns: Sequence[np.ndarray], entries: Sequence[Calibration]) -> Fre
     for column, entry in zip(columns, entries, strict=True):
         assert entry.threshold is not None
         table[:, objectives.index(objective_of(entry)), thresholds.index(entry.threshold)] = column
-    return FreshLosses(objectives=objectives, thresholds=thresholds, table=table, examples=len(columns[0]), failed=0)
+    return FreshLosses(
+        objectives=objectives,
+        thresholds=thresholds,
+        table=table,
+        lenient_table=table,
+        examples=len(columns[0]),
+        failed=0,
+    )
 
 
 def _coins(heads: int, n: int = 100) -> np.ndarray:
@@ -142,6 +149,22 @@ def test_failures_count_with_loss_one() -> None:
     assert (losses.at(entry).tolist(), losses.failed) == ([1.0], 1)
     with pytest.raises(MetricError, match="no score"):
         FreshLosses.of([scored], [entry], metrics=metrics, salt="s", on_error="fail")
+
+
+@pytest.mark.parametrize("is_signed", [False, True])
+def test_failures_prove_no_excess(is_signed: bool) -> None:
+    """Failed examples do not call a promise broken, however many there are; nor do they prove it again."""
+    entry = build_signed_calibration() if is_signed else _entry()
+    failures = [
+        build_generation(failure="too long", outputs=(), example=build_example(id=str(number))) for number in range(200)
+    ]
+    metrics = {entry.metric: METRICS["exact_match"]}
+    losses = FreshLosses.of(failures, [entry], metrics=metrics, salt="s", on_error="fail")
+    assert set(losses.at(entry, lenient=True).tolist()) == {-1.0 if is_signed else 0.0}
+    (verdict,) = verify(losses, [entry], alpha=0.5)
+    assert not verdict.is_broken
+    assert not verdict.is_proved_again
+    assert verdict.risk == 1
 
 
 def test_no_examples_are_an_error() -> None:

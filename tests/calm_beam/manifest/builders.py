@@ -127,6 +127,7 @@ def build_plan_record(**changes: Any) -> PlanRecord:
         "cluster_key": None,
         "salt": "calm-beam/0",
         "on_error": "fail",
+        "on_long": "truncate",
         "model": "sha256:6d6f64656c",
         "outputs": "0123456789abcdef01234567",
     }

@@ -79,6 +79,7 @@ def test_plan_has_a_digest_of_its_own() -> None:
         ({"cluster_key": ""}, 'cluster_key must be a non-empty string, got ""'),
         ({"salt": ""}, 'salt must be a non-empty string, got ""'),
         ({"on_error": "skip"}, 'on_error must be one of fail, worst_case, got "skip"'),
+        ({"on_long": "skip"}, 'on_long must be one of truncate, error, got "skip"'),
     ],
 )
 def test_plans_check_themselves(changes: dict[str, Any], message: str) -> None:
@@ -117,7 +118,7 @@ def test_plans_check_themselves(changes: dict[str, Any], message: str) -> None:
         ),
         (
             {"plan": build_plan_record(thresholds=(0.9, 0.8, 0.7, 0.5))},
-            "calibrations[1].path must test thresholds in the planned order, which begins [0.9, 0.8, 0.7], "
+            "calibrations[1].path must test thresholds in the planned order, which begins [0.9, 0.8, 0.7, 0.5], "
             "got [0.9, 0.8, 0.7, 0.6]",
         ),
     ],

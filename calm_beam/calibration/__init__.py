@@ -3,6 +3,8 @@
 from .fingerprint import content_sum_of as content_sum_of
 from .fingerprint import fingerprint_text as fingerprint_text
 from .layout import Layout as Layout
+from .pareto import ParetoChoice as ParetoChoice
+from .pareto import pareto_calibration as pareto_calibration
 from .plan import Plan as Plan
 from .record import RunRecord as RunRecord
 from .result import RiskRow as RiskRow

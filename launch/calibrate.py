@@ -20,7 +20,7 @@ from calm_beam.calibration import Plan, RunRecord, Spec, all_specs
 from calm_beam.calibration.specs import LOSSES
 from calm_beam.demo import embedded
 from calm_beam.manifest import ManifestError, ModelRecord, VocabularyRecord, read_manifest
-from calm_beam.metrics.registry import checked_score, get_metric
+from calm_beam.metrics.registry import METRICS, checked_score, get_metric
 from calm_beam.risk.fwer import PROCEDURES
 from calm_beam.risk.pvalues import P_VALUES
 from calm_beam.transforms import CalibrateGenerations, DecodeExamples, ReadExamples
@@ -142,6 +142,13 @@ def _specs(flags: argparse.Namespace) -> tuple[Spec, ...]:
     for name in flags.metric:
         # Tried on one pair of texts: a metric that cannot be called is better known before hours of decoding.
         checked_score(get_metric(name), name, "a text", ("a text",), example_id="of the trial before the run")
+    fractional = [name for name in flags.metric if name in METRICS and name != "exact_match"]
+    if flags.p_value == "exact_binomial" and fractional:
+        # Losses in between would be found, but only after everything was decoded.
+        raise UsageError(
+            f"--p_value=exact_binomial is for losses of 0 and 1 only, and those of {fractional[0]} lie in between. "
+            "Take hoeffding_bentkus, or --metric=exact_match."
+        )
     return all_specs(
         consistencies=flags.consistency,
         metrics=flags.metric,

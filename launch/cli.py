@@ -16,6 +16,7 @@ finds a bound broken, 130 when interrupted.
 
 import importlib
 import logging
+import signal
 import sys
 from collections.abc import Sequence
 
@@ -69,6 +70,8 @@ def entry_point() -> None:
     """
     logging.basicConfig(level=logging.ERROR)
     logging.getLogger("apache_beam").setLevel(logging.CRITICAL)
+    # Schedulers end a job so: then too, nothing half-written may stay behind.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     sys.exit(main())
 
 

@@ -100,16 +100,17 @@ def _read_manifest(name: str) -> Manifest:
 def _chosen_entry(manifest: Manifest, flags: argparse.Namespace) -> Calibration:
     asked = {name: getattr(flags, name) for name in ("consistency", "metric", "delta", "epsilon")}
     asked = {name: value for name, value in asked.items() if value is not None}
-    found = [
-        entry
-        for entry in manifest.calibrations
-        if all(getattr(entry, name) == value for name, value in asked.items()) and entry.threshold is not None
+    named = [
+        entry for entry in manifest.calibrations if all(getattr(entry, name) == value for name, value in asked.items())
     ]
+    found = [entry for entry in named if entry.threshold is not None]
+    if named and not found:
+        raise UsageError("what was asked for says never exit: there is no risk to watch.")
     if len(found) != 1:
         there = "; ".join(_described(entry) for entry in manifest.calibrations)
         raise UsageError(
             f"{len(found)} entries of the manifest have a threshold and match what was asked; exactly one is watched. "
-            f"Choose by --consistency, --metric, --delta and --epsilon. The manifest has: {there}."
+            f"Choose by --consistency, --metric, --delta and --epsilon, the entry's own. The manifest has: {there}."
         )
     return found[0]
 
@@ -173,8 +174,8 @@ class _Session:
         about = {name: content[name] for name in self._about}
         if about != self._about or (monitor.delta, monitor.is_signed) != (self.monitor.delta, self.monitor.is_signed):
             raise UsageError(
-                f"--state {self._path}: belongs to {about}, not to {self._about}. Name the manifest and the entry that "
-                "it was kept for, or start a new state."
+                f"--state {self._path}: was kept for another manifest or entry than {_described(self._entry)} of this "
+                "one. Name those that it was kept for, or start a new state."
             )
         return monitor
 

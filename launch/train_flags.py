@@ -182,16 +182,16 @@ def _check_best_by(flags: argparse.Namespace) -> None:
     if flags.best_by == "loss":
         _refuse(flags, ("best_by_rows",), "belongs to a metric in --best_by")
         return
+    try:
+        get_metric(flags.best_by)
+    except ValueError as error:
+        raise UsageError(f'--best_by is "loss" or a metric; {error}') from error
     flags.best_by_rows = flags.best_by_rows or _BEST_BY_ROWS
     if not flags.validate_every:
         raise UsageError(
             f"--best_by={flags.best_by} needs --validate_every: with one validation, at the end, there is nothing to "
             "choose from."
         )
-    try:
-        get_metric(flags.best_by)
-    except ValueError as error:
-        raise UsageError(f'--best_by is "loss" or a metric; {error}') from error
 
 
 def _refuse(flags: argparse.Namespace, names: Iterable[str], why: str) -> None:

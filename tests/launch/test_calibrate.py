@@ -3,6 +3,7 @@
 import csv
 import pathlib
 import re
+from collections.abc import Sequence
 
 import pytest
 
@@ -41,6 +42,11 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
 def data(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     """Thirty prompts of token ids, four of them repeated."""
     return write_rows(tmp_path_factory.mktemp("calibrate") / "rows.jsonl", id_rows(30))
+
+
+def half(candidate: str, references: Sequence[str]) -> float:
+    """Returns a score that makes losses which are neither 0 nor 1."""
+    return 0.5
 
 
 def _calibrate(model: pathlib.Path, data: pathlib.Path, output: pathlib.Path, *flags: str) -> int:
@@ -155,9 +161,12 @@ def test_clusters(model: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.Ca
 def test_fractions_are_refused_by_the_binomial_test(
     model: pathlib.Path, data: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Losses between 0 and 1 end a run that planned the binomial p-value, in words and without a manifest."""
+    """Losses between 0 and 1 end a run that planned the binomial p-value; known metrics are refused before that."""
     flags = ("--p_value=exact_binomial", "--risk_loss=relu")
-    assert _calibrate(model, data, tmp_path / "out", *flags) == 1
+    assert _calibrate(model, data, tmp_path / "out", *flags) == 2
+    message = capsys.readouterr().err
+    assert "--p_value=exact_binomial is for losses of 0 and 1 only, and those of token_f1 lie in between." in message
+    assert _calibrate(model, data, tmp_path / "out", *flags, "--metric=tests.launch.test_calibrate:half") == 1
     message = capsys.readouterr().err.splitlines()[-1]
     assert message.startswith("calm-beam calibrate: exact_binomial is for losses of 0 and 1 only, but at one threshold")
     assert not (tmp_path / "out").exists()

@@ -101,3 +101,17 @@ def test_ctrl_c_has_a_status_of_its_own(monkeypatch: pytest.MonkeyPatch, capsys:
     monkeypatch.setattr("calm_beam.launch.inspect.main", interrupted)
     assert main(["inspect", "anything"]) == 130
     assert capsys.readouterr().err == "calm-beam inspect: interrupted; nothing was written.\n"
+
+
+def test_termination_is_an_interrupt() -> None:
+    """SIGTERM, with which schedulers end a job, ends a command as Ctrl-C does, so that it can clean up."""
+    script = (
+        "import os, signal, sys\n"
+        "from calm_beam.launch import cli, inspect\n"
+        "inspect.main = lambda argv: os.kill(os.getpid(), signal.SIGTERM)\n"
+        "sys.argv = ['calm-beam', 'inspect']\n"
+        "cli.entry_point()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 130
+    assert done.stderr == "calm-beam inspect: interrupted; nothing was written.\n"

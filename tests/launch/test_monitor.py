@@ -141,6 +141,7 @@ def test_one_of_several_entries_is_chosen(tmp_path: pathlib.Path, capsys: pytest
     assert main([*flags, "--metric=token_f1"]) == 0
     assert "textual, token_f1, delta 0.1" in capsys.readouterr().out
     assert main([*flags, "--delta=0.01"]) == 2
+    assert "what was asked for says never exit: there is no risk to watch." in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -176,7 +177,7 @@ def test_a_state_of_another_promise_is_refused(
     assert "was kept with --alpha=0.05, now it is 0.01." in capsys.readouterr().err
     write_manifest(build_manifest(created="2027-01-31T12:00:00Z"), manifest)
     assert main(["monitor", f"--manifest={manifest}", *flags]) == 2
-    assert "Name the manifest and the entry that it was kept for, or start a new state." in capsys.readouterr().err
+    assert "Name those that it was kept for, or start a new state." in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

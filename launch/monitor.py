@@ -27,6 +27,7 @@ from calm_beam.risk.monitor import RiskMonitor
 from calm_beam.storage import replacing
 
 from .flags import FlagParser, UsageError, parse_own_flags, refuse_cloud_paths
+from .manifest_file import find_manifest
 
 ALARM = 3
 _INTERRUPTED = 130
@@ -43,10 +44,10 @@ def main(argv: Sequence[str]) -> int:
     """Runs the command and returns its exit status."""
     try:
         flags = parse_own_flags(_parser(), argv)
-        refuse_cloud_paths((f"--{name}", str(getattr(flags, name) or "")) for name in ("manifest", "losses", "state"))
+        refuse_cloud_paths((f"--{name}", str(getattr(flags, name) or "")) for name in ("losses", "state"))
         if not 0 < flags.alpha < 1:
             raise UsageError(f"--alpha must be in (0, 1), got {flags.alpha:g}. It is a probability: for 5 % pass 0.05.")
-        manifest = _read_manifest(flags.manifest)
+        manifest = read_manifest(find_manifest(flags.manifest))
         entry = _chosen_entry(manifest, flags)
         if flags.losses != _STREAM and not pathlib.Path(flags.losses).is_file():
             raise UsageError(f"--losses {flags.losses}: no such file. Pass - for standard input.")
@@ -87,14 +88,6 @@ def _parser() -> FlagParser:
     which.add_argument("--delta", type=float, help="risk tolerance, as calibrated")
     which.add_argument("--epsilon", type=float, help="allowed probability of error, as calibrated")
     return parser
-
-
-def _read_manifest(name: str) -> Manifest:
-    path = pathlib.Path(name)
-    path = path / "manifest.json" if path.is_dir() else path
-    if not path.is_file():
-        raise UsageError(f"--manifest {name}: no such file.")
-    return read_manifest(path)
 
 
 def _chosen_entry(manifest: Manifest, flags: argparse.Namespace) -> Calibration:

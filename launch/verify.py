@@ -51,7 +51,8 @@ from calm_beam.transforms import DecodeExamples, ReadExamples
 from calm_beam.transforms.decode import with_unique_ids
 from calm_beam.transforms.examples import read_examples
 
-from .flags import FlagParser, UsageError, parse_flags, refuse_cloud_paths, texts, whole_number
+from .flags import FlagParser, UsageError, parse_flags, texts, whole_number
+from .manifest_file import find_manifest
 from .progress import shown_progress
 from .runners import PipelineError, is_local, make_runner, run_pipeline
 from .setup_run import PreparedRun, prepare_run
@@ -67,7 +68,8 @@ def main(argv: Sequence[str]) -> int:
         flags, options = parse_flags(_parser(), argv)
         if not 0 < flags.alpha < 1:
             raise UsageError(f"--alpha must be in (0, 1), got {flags.alpha:g}. It is a probability: for 5 % pass 0.05.")
-        manifest, path = _read_manifest(flags.manifest)
+        path = find_manifest(flags.manifest)
+        manifest = read_manifest(path)
         entries = tuple(entry for entry in manifest.calibrations if entry.threshold is not None)
         if not is_local(options):
             raise UsageError("verify scores what it decodes on this machine: leave --runner out.")
@@ -108,15 +110,6 @@ def _parser() -> FlagParser:
     parser.add_argument("--batch_size", type=whole_number(1), default=8, help="prompts decoded together")
     parser.add_argument("--num_shards", type=whole_number(1), default=4, help="parts of the data")
     return parser
-
-
-def _read_manifest(name: str) -> tuple[Manifest, pathlib.Path]:
-    refuse_cloud_paths([("--manifest", name)])
-    path = pathlib.Path(name)
-    path = path / "manifest.json" if path.is_dir() else path
-    if not path.is_file():
-        raise UsageError(f"--manifest {name}: no such file.")
-    return read_manifest(path), path
 
 
 def _check_entries(entries: Sequence[Calibration]) -> None:

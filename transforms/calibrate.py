@@ -8,12 +8,12 @@ from collections.abc import Iterable, Iterator
 import apache_beam as beam
 import numpy as np
 
-from calm_beam.calibration import CalibrationTotals, Layout, Plan, RunRecord, calibrate, risk_rows, score_generation
+from calm_beam.calibration import CalibrationTotals, Layout, Plan, RunRecord, calibrate, risk_rows, score_by_policy
 from calm_beam.calibration.risk_table import write_risk_table
 from calm_beam.examples import DataError
 from calm_beam.generations import Generation, read_generations
 from calm_beam.manifest import write_manifest
-from calm_beam.metrics.registry import MetricError, get_metric
+from calm_beam.metrics.registry import get_metric
 from calm_beam.risk.clusters import ClusterLosses
 
 # Examples whose totals are made at once: arrays long enough to be fast, short enough to stay in the cache.
@@ -56,7 +56,7 @@ class _Scorer:
     def __init__(self, plan: Plan) -> None:
         self._layout = plan.layout()
         self._metrics = {objective.metric: get_metric(objective.metric) for objective in self._layout.objectives}
-        self._fails = plan.on_error == "fail"
+        self._on_error = plan.on_error
 
     def batches(self, path: str) -> Iterator[tuple[list[Generation], np.ndarray]]:
         """Yields generations, and their losses of shape (examples, objectives, thresholds), int64."""
@@ -66,17 +66,10 @@ class _Scorer:
             yield [generation for generation, _ in scored], np.stack([losses for _, losses in scored])
 
     def _score(self, generation: Generation) -> tuple[Generation, np.ndarray]:
-        try:
-            return generation, self._losses(generation)
-        except MetricError as error:
-            if self._fails:
-                raise
-            failed = dataclasses.replace(generation, failure=str(error))
-            return failed, self._losses(failed)
-
-    def _losses(self, generation: Generation) -> np.ndarray:
         layout = self._layout
-        return score_generation(generation, layout.objectives, self._metrics, num_thresholds=layout.thresholds)
+        return score_by_policy(
+            generation, layout.objectives, self._metrics, num_thresholds=layout.thresholds, on_error=self._on_error
+        )
 
 
 class _ScoreShard(beam.DoFn):

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from calm_beam.checkpoints import Checkpoint
-from calm_beam.decoding.sweep import bucket_width
+from calm_beam.decoding.sweep import members_by_width
 from calm_beam.model import EarlyExitT5
 from calm_beam.model.network import PAD_ID, padding_bias
 from calm_beam.vocabulary import EOS_ID
@@ -87,11 +87,11 @@ class PerturbationDecoder:
 
         Args:
           prompts: Token ids of each prompt, 1 to `max_input_length` of them.
+
+        Raises:
+          ValueError: If a prompt is empty or too long.
         """
-        by_width: dict[int, list[int]] = {}
-        for index, prompt in enumerate(prompts):
-            by_width.setdefault(bucket_width(len(prompt), self._max_input_length), []).append(index)
-        for width, members in sorted(by_width.items()):
+        for width, members in members_by_width(prompts, self._max_input_length).items():
             # A batch takes as long as its longest output, and those of prompts alike in length are alike.
             members.sort(key=lambda index: len(prompts[index]))
             for start in range(0, len(members), self._rows):

@@ -10,6 +10,7 @@ from .record import RunRecord as RunRecord
 from .result import RiskRow as RiskRow
 from .result import calibrate as calibrate
 from .result import risk_rows as risk_rows
+from .scoring import score_by_policy as score_by_policy
 from .scoring import score_generation as score_generation
 from .specs import Objective as Objective
 from .specs import Spec as Spec

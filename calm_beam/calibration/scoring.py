@@ -1,12 +1,13 @@
 """The losses of one example at every threshold."""
 
+import dataclasses
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from calm_beam.examples import DataError
 from calm_beam.generations import Generation
-from calm_beam.metrics.registry import Metric, checked_score
+from calm_beam.metrics.registry import Metric, MetricError, checked_score
 from calm_beam.risk.fixed_point import to_signed_fixed_point
 from calm_beam.risk.losses import relu_risk_loss, signed_risk_loss, textual_loss
 
@@ -59,3 +60,33 @@ def score_generation(
             case "relu":
                 rows.append(relu_risk_loss(early_score=early_scores, full_score=scores[full]))
     return to_signed_fixed_point(np.stack(rows))
+
+
+def score_by_policy(
+    generation: Generation,
+    objectives: Sequence[Objective],
+    metrics: Mapping[str, Metric],
+    *,
+    num_thresholds: int,
+    on_error: str,
+) -> tuple[Generation, np.ndarray]:
+    """Returns an example and its losses; one that cannot be scored comes back as failed, with the losses of that.
+
+    Args:
+      generation: As in `score_generation`.
+      objectives: As there.
+      metrics: As there.
+      num_thresholds: As there.
+      on_error: `fail` or `worst_case`, for examples that cannot be scored.
+
+    Raises:
+      DataError: As there.
+      MetricError: As there, if `on_error` is `fail`.
+    """
+    try:
+        return generation, score_generation(generation, objectives, metrics, num_thresholds=num_thresholds)
+    except MetricError as error:
+        if on_error == "fail":
+            raise
+        failed = dataclasses.replace(generation, failure=str(error))
+        return failed, score_generation(failed, objectives, metrics, num_thresholds=num_thresholds)

@@ -23,7 +23,7 @@ import numpy as np
 from calm_beam.examples import DataError
 from calm_beam.generations import Generation
 from calm_beam.manifest import Calibration
-from calm_beam.metrics.registry import Metric, MetricError
+from calm_beam.metrics.registry import Metric
 from calm_beam.risk.clusters import ClusterLosses
 from calm_beam.risk.excess import excess_p_values
 from calm_beam.risk.fixed_point import LOSS_SCALE
@@ -31,7 +31,7 @@ from calm_beam.risk.fwer import holm_test
 from calm_beam.risk.in_memory import p_values_of
 from calm_beam.risk.loss_table import LossTable
 
-from .scoring import score_generation
+from .scoring import score_by_policy
 from .specs import LOSSES, Objective
 
 
@@ -87,13 +87,9 @@ class FreshLosses:
         units: dict[str, ClusterLosses] = {}
         examples = failed = 0
         for generation in generations:
-            try:
-                losses = score_generation(generation, objectives, metrics, num_thresholds=len(thresholds))
-            except MetricError as error:
-                if on_error == "fail":
-                    raise
-                generation = dataclasses.replace(generation, failure=str(error))
-                losses = score_generation(generation, objectives, metrics, num_thresholds=len(thresholds))
+            generation, losses = score_by_policy(
+                generation, objectives, metrics, num_thresholds=len(thresholds), on_error=on_error
+            )
             example = generation.example
             # Ids are unique, so that each example is a unit where there are no clusters.
             unit = example.id if example.cluster is None else example.cluster

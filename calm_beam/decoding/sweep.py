@@ -113,14 +113,7 @@ class SweepDecoder:
         Raises:
           ValueError: If a prompt is empty or too long.
         """
-        buckets: dict[int, list[int]] = {}
-        for index, prompt in enumerate(prompts):
-            if not 1 <= len(prompt) <= self._max_input_length:
-                raise ValueError(
-                    f"prompts must have 1 to {self._max_input_length} tokens, prompt {index} has {len(prompt)}."
-                )
-            buckets.setdefault(bucket_width(len(prompt), self._max_input_length), []).append(index)
-        for width, members in sorted(buckets.items()):
+        for width, members in members_by_width(prompts, self._max_input_length).items():
             # Long prompts tend to have long outputs: begun first, they do not run alone at the end.
             members.sort(key=lambda index: -len(prompts[index]))
             yield from self._decode_bucket(prompts, members, width)
@@ -166,6 +159,20 @@ def bucket_width(length: int, max_input_length: int) -> int:
     while width < length:
         width *= 2
     return min(width, max_input_length)
+
+
+def members_by_width(prompts: Sequence[Sequence[int]], max_input_length: int) -> dict[int, list[int]]:
+    """Returns the indices of the prompts that are padded to each width, ascending in both.
+
+    Raises:
+      ValueError: If a prompt is empty or too long.
+    """
+    buckets: dict[int, list[int]] = {}
+    for index, prompt in enumerate(prompts):
+        if not 1 <= len(prompt) <= max_input_length:
+            raise ValueError(f"prompts must have 1 to {max_input_length} tokens, prompt {index} has {len(prompt)}.")
+        buckets.setdefault(bucket_width(len(prompt), max_input_length), []).append(index)
+    return dict(sorted(buckets.items()))
 
 
 def _result(host: dict[str, np.ndarray], slot: int) -> SweepResult:

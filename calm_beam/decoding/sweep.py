@@ -1,65 +1,25 @@
 """The sweep: the greedy output of every prompt at every threshold, and of the full model.
 
-Every threshold of a prompt is a lane of its own, and every layer is evaluated for every lane; only then is it decided
-where the lane has exited, and what the layers above keep of the token. That is the plain reading of the paper, and the
-reference for decoders that share work between lanes. Prompts occupy slots of a batch of fixed shape; a slot whose lanes
-have all ended is given the next prompt, so that a long output does not keep the others waiting.
-
 The seam is `SweepDecoder.decode`: prompts in; tokens, exit layers and confidences out.
 """
 
-import collections
-import dataclasses
-import functools
 from collections.abc import Iterator, Sequence
-from typing import Any
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
 from calm_beam.checkpoints import Checkpoint
-from calm_beam.exits.agreement import agreement
-from calm_beam.exits.propagation import KeysValues, at_layer, propagated_keys_values
 from calm_beam.exits.rule import ExitRule
-from calm_beam.exits.saturation import hidden_state_saturation
 from calm_beam.exits.schedule import scheduled_thresholds
-from calm_beam.exits.softmax_response import softmax_gap, softmax_max
-from calm_beam.model import EarlyExitT5
-from calm_beam.model.network import PAD_ID, padding_bias
-from calm_beam.vocabulary import EOS_ID
 
-State = dict[str, Any]
-
-_NARROWEST_BUCKET = 32
-# Slots are refilled once this share of them is free: each refill costs a call of the encoder of fixed shape.
-_REFILL_SHARE = 4
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class SweepResult:
-    """Outputs of one prompt in every lane; lane 0 is the full model, lane k the k-th threshold.
-
-    Attributes:
-      tokens: int32, shape (lanes, max_decode_length). 0 after the output's end; eos is part of the output.
-      exit_layers: int32, shape of `tokens`. Layers used, counted from 1; 0 after the end.
-      confidences: float32, shape of `tokens`. Confidence at the exit layer; 0 after the end. It is the
-        last layer's in the full model's lane, and wherever a token went that far.
-      lengths: int32, shape (lanes,). Number of tokens, eos included.
-      is_finite: Whether all logits and confidences that were used are finite numbers.
-    """
-
-    tokens: np.ndarray
-    exit_layers: np.ndarray
-    confidences: np.ndarray
-    lengths: np.ndarray
-    is_finite: bool
+from .plain import PlainSweep
+from .result import SweepResult as SweepResult
+from .shared import SharedSweep
 
 
 class SweepDecoder:
     """Decodes prompts at all thresholds of a grid; prompts and lanes never influence each other.
 
-    Compiles once for every width that prompts are padded to.
+    Thresholds share the work that they have in common, unless the rule runs every layer for every token anyway.
     """
 
     def __init__(
@@ -95,14 +55,9 @@ class SweepDecoder:
         rule.exit_layers(checkpoint.config.num_decoder_layers)
         # [steps, thresholds]; no confidence reaches the full model's, which is not a threshold of 1: some are 1.
         by_step = scheduled_thresholds(rule, tuple(thresholds), max_decode_length)
-        self._thresholds = jnp.asarray(
-            np.concatenate([np.full((max_decode_length, 1), np.inf, np.float32), by_step], axis=1)
-        )
-        self._parameters = jax.device_put({"params": checkpoint.parameters()})
-        self._model = EarlyExitT5(checkpoint.config)
-        self._rule = rule
-        self._max_input_length = max_input_length
-        self._slots = batch_size
+        lanes = np.concatenate([np.full((max_decode_length, 1), np.inf, np.float32), by_step], axis=1)
+        sweep = PlainSweep if rule.needs_full_model() else SharedSweep
+        self._sweep = sweep(checkpoint, rule, lanes, max_input_length=max_input_length, slots=batch_size)
 
     def decode(self, prompts: Sequence[Sequence[int]]) -> Iterator[tuple[int, SweepResult]]:
         """Yields the outputs of every prompt, with its index, in the order in which they end.
@@ -113,242 +68,4 @@ class SweepDecoder:
         Raises:
           ValueError: If a prompt is empty or too long.
         """
-        for width, members in members_by_width(prompts, self._max_input_length).items():
-            # Long prompts tend to have long outputs: begun first, they do not run alone at the end.
-            members.sort(key=lambda index: -len(prompts[index]))
-            yield from self._decode_bucket(prompts, members, width)
-
-    def _decode_bucket(
-        self, prompts: Sequence[Sequence[int]], members: Sequence[int], width: int
-    ) -> Iterator[tuple[int, SweepResult]]:
-        """Yields the outputs of the prompts that are padded to one width."""
-        chunk = max(1, self._slots // _REFILL_SHARE)
-        waiting = collections.deque(members)
-        owners: dict[int, int] = {}
-        state = _empty_state(self._model, self._slots, self._thresholds.shape, width)
-        while waiting or owners:
-            free = [slot for slot in range(self._slots) if slot not in owners]
-            while waiting and free:
-                admitted = [(free.pop(0), waiting.popleft()) for _ in range(min(chunk, len(free), len(waiting)))]
-                owners.update(admitted)
-                source_tokens = np.zeros((chunk, width), np.int32)
-                # Rows that admit nobody are sent to a slot that does not exist, and dropped.
-                slots = np.full(chunk, self._slots, np.int32)
-                for row, (slot, index) in enumerate(admitted):
-                    source_tokens[row, : len(prompts[index])] = prompts[index]
-                    slots[row] = slot
-                state = _admit(self._model, self._parameters, state, slots, source_tokens)
-            enough_busy = self._slots - chunk if waiting else 0
-            state = _advance(self._model, self._rule, self._parameters, state, self._thresholds, np.int32(enough_busy))
-            fields = ("finished", "tokens", "exit_layers", "confidences", "is_finite")
-            host = jax.device_get({name: state[name] for name in fields})
-            for slot in np.flatnonzero(host["finished"].all(axis=1)).tolist():
-                if slot in owners:
-                    yield owners.pop(slot), _result(host, slot)
-
-
-def bucket_width(length: int, max_input_length: int) -> int:
-    """Returns the width that a prompt is padded to: the next of 32, 64, 128, ..., at most `max_input_length`.
-
-    It depends on the prompt alone, so that it does not matter beside which others it is decoded.
-
-    >>> bucket_width(33, 512), bucket_width(33, 48)
-    (64, 48)
-    """
-    width = _NARROWEST_BUCKET
-    while width < length:
-        width *= 2
-    return min(width, max_input_length)
-
-
-def members_by_width(prompts: Sequence[Sequence[int]], max_input_length: int) -> dict[int, list[int]]:
-    """Returns the indices of the prompts that are padded to each width, ascending in both.
-
-    Raises:
-      ValueError: If a prompt is empty or too long.
-    """
-    buckets: dict[int, list[int]] = {}
-    for index, prompt in enumerate(prompts):
-        if not 1 <= len(prompt) <= max_input_length:
-            raise ValueError(f"prompts must have 1 to {max_input_length} tokens, prompt {index} has {len(prompt)}.")
-        buckets.setdefault(bucket_width(len(prompt), max_input_length), []).append(index)
-    return dict(sorted(buckets.items()))
-
-
-def _result(host: dict[str, np.ndarray], slot: int) -> SweepResult:
-    exit_layers = host["exit_layers"][slot].copy()
-    return SweepResult(
-        tokens=host["tokens"][slot].copy(),
-        exit_layers=exit_layers,
-        confidences=host["confidences"][slot].copy(),
-        lengths=(exit_layers > 0).sum(axis=1),
-        is_finite=bool(host["is_finite"][slot]),
-    )
-
-
-def _empty_state(model: EarlyExitT5, slots: int, shape: tuple[int, ...], width: int) -> State:
-    """Returns a batch of free slots; `shape` is (steps, lanes)."""
-    steps, lanes = shape
-    config = model.config
-
-    def no_keys_values(*prefix: int, positions: int) -> list[KeysValues]:
-        cache_shape = (slots, *prefix, config.num_heads, positions, config.head_dim)
-        # Two arrays a layer, not one twice: a buffer can only be given away once.
-        return [(jnp.zeros(cache_shape), jnp.zeros(cache_shape)) for _ in range(config.num_decoder_layers)]
-
-    return {
-        "step": jnp.zeros((slots,), jnp.int32),
-        "previous": jnp.zeros((slots, lanes), jnp.int32),
-        "finished": jnp.ones((slots, lanes), bool),
-        "cache": no_keys_values(lanes, positions=steps),
-        "cross": no_keys_values(positions=width),
-        "source_mask": jnp.zeros((slots, width), bool),
-        "tokens": jnp.zeros((slots, lanes, steps), jnp.int32),
-        "exit_layers": jnp.zeros((slots, lanes, steps), jnp.int32),
-        "confidences": jnp.zeros((slots, lanes, steps)),
-        "is_finite": jnp.ones((slots,), bool),
-    }
-
-
-@functools.partial(jax.jit, static_argnums=0, donate_argnums=2)
-def _admit(model: EarlyExitT5, parameters: Any, state: State, slots: jax.Array, source_tokens: jax.Array) -> State:
-    """Returns the state with new prompts, (rows, width), in `slots`; slot numbers beyond the last are dropped."""
-    encoded = model.apply(parameters, source_tokens, method="encode")
-    cross = model.apply(parameters, encoded, method="cross_keys_values")
-
-    def put(values: jax.Array, new: Any) -> jax.Array:
-        return values.at[slots].set(new, mode="drop")
-
-    return {
-        **state,
-        # Positions not yet written are masked, but 0 * NaN is NaN: what a broken prompt left must not stay.
-        "cache": [tuple(put(values, np.float32(0)) for values in pair) for pair in state["cache"]],
-        "cross": [
-            tuple(put(old, new) for old, new in zip(olds, news, strict=True))
-            for olds, news in zip(state["cross"], cross, strict=True)
-        ],
-        "source_mask": put(state["source_mask"], source_tokens != PAD_ID),
-        "step": put(state["step"], 0),
-        "previous": put(state["previous"], 0),
-        "finished": put(state["finished"], False),
-        "tokens": put(state["tokens"], 0),
-        "exit_layers": put(state["exit_layers"], 0),
-        "confidences": put(state["confidences"], np.float32(0)),
-        "is_finite": put(state["is_finite"], True),
-    }
-
-
-@functools.partial(jax.jit, static_argnums=(0, 1), donate_argnums=3)
-def _advance(
-    model: EarlyExitT5, rule: ExitRule, parameters: Any, state: State, thresholds: jax.Array, enough_busy: jax.Array
-) -> State:
-    """Returns the state after as many steps as leave at most `enough_busy` slots busy.
-
-    Args:
-      model: Sizes.
-      rule: How exits are decided.
-      parameters: Weights.
-      state: Of `_empty_state` or `_admit`.
-      thresholds: shape (steps, lanes); lane 0 is the full model.
-      enough_busy: Stop once no more slots than this have lanes that go on.
-    """
-    steps = thresholds.shape[0]
-    apply = functools.partial(model.apply, parameters)
-    position_bias = apply(steps, method="decoder_position_bias")
-    cross, cross_bias = state["cross"], padding_bias(state["source_mask"])
-    each_slot = jnp.arange(state["step"].shape[0])
-
-    def has_too_many_busy(state: State) -> jax.Array:
-        return jnp.sum(~jnp.all(state["finished"], axis=1)) > enough_busy
-
-    def generate_token(state: State) -> State:
-        step, finished = state["step"], state["finished"]
-        # [heads, slots, positions] -> [slots, 1, heads, 1, positions]
-        self_bias = jnp.swapaxes(position_bias[:, step], 0, 1)[:, None, :, None]
-        token, exit_layer, confidence, is_finite, cache = _one_token(
-            rule, model.config.num_decoder_layers, apply, state, thresholds[step], self_bias, cross, cross_bias
-        )
-
-        def record(values: jax.Array, new: jax.Array) -> jax.Array:
-            kept = values[each_slot, :, step]
-            return values.at[each_slot, :, step].set(jnp.where(finished, kept, new))
-
-        is_last = step == steps - 1
-        return {
-            **state,
-            "step": jnp.where(is_last, step, step + 1),
-            "previous": token,
-            "finished": finished | (token == EOS_ID) | is_last[:, None],
-            "cache": cache,
-            "tokens": record(state["tokens"], token),
-            "exit_layers": record(state["exit_layers"], exit_layer),
-            "confidences": record(state["confidences"], confidence),
-            "is_finite": state["is_finite"] & jnp.all(is_finite | finished, axis=1),
-        }
-
-    return jax.lax.while_loop(has_too_many_busy, generate_token, state)
-
-
-def _one_token(
-    rule: ExitRule,
-    num_layers: int,
-    apply: Any,
-    state: State,
-    thresholds: jax.Array,
-    self_bias: jax.Array,
-    cross: list[KeysValues],
-    cross_bias: jax.Array,
-) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array, list[KeysValues]]:
-    """Returns token, exit layer, confidence and finiteness of every lane, each (slots, lanes), and the new caches."""
-    exit_layers = rule.exit_layers(num_layers)
-    previous, step = state["previous"], state["step"]
-    each_slot = jnp.arange(previous.shape[0])
-
-    def put(cached: KeysValues, new: KeysValues) -> KeysValues:
-        return tuple(old.at[each_slot, :, :, step].set(values) for old, values in zip(cached, new, strict=True))
-
-    below = apply(previous, method="embed")
-    states, own, cache = [], [], []
-    for layer in range(1, num_layers + 1):
-        own.append(apply(below, layer, method="self_keys_values"))
-        cache.append(put(state["cache"][layer - 1], own[-1]))
-        below = apply(below, layer, cache[-1], self_bias, cross[layer - 1], cross_bias, method="decoder_layer")
-        states.append(below)
-    measured = _confidences(rule.confidence, exit_layers, apply, states)
-    exit_layer, confidence = jnp.full(previous.shape, num_layers, jnp.int32), measured[-1]
-    for layer, value in reversed(list(zip(exit_layers[:-1], measured[:-1], strict=True))):
-        exits = value >= thresholds
-        exit_layer, confidence = jnp.where(exits, layer, exit_layer), jnp.where(exits, value, confidence)
-    kept = propagated_keys_values(
-        rule.state_propagation,
-        states,
-        own,
-        exit_layer,
-        first_exit=exit_layers[0],
-        project=functools.partial(apply, method="self_keys_values"),
-    )
-    cache = [put(pair, new) for pair, new in zip(cache, kept, strict=True)]
-    logits = apply(states[-1] if rule.token_from == "last_layer" else at_layer(states, exit_layer), method="head")
-    is_finite = jnp.isfinite(jnp.max(logits, axis=-1)) & jnp.isfinite(confidence)
-    return jnp.argmax(logits, axis=-1).astype(jnp.int32), exit_layer, confidence, is_finite, cache
-
-
-def _confidences(measure: str, exit_layers: Sequence[int], apply: Any, states: Sequence[jax.Array]) -> list[jax.Array]:
-    """Returns the confidence of every lane, (slots, lanes), at each of the layers that may exit."""
-    outputs = [states[layer - 1] for layer in exit_layers]
-    if measure == "classifier":
-        return [apply(output, method="exit_score") for output in outputs]
-    if measure == "state":
-        # Layer 1 has nothing below that it could be close to: CALM lets it exit at threshold 0 only.
-        return [
-            hidden_state_saturation(states[layer - 1], states[layer - 2])
-            if layer > 1
-            else jnp.zeros(states[0].shape[:-1])
-            for layer in exit_layers
-        ]
-    if measure == "static":
-        return [jnp.full(states[0].shape[:-1], layer / len(states), jnp.float32) for layer in exit_layers]
-    logits = [apply(output, method="head") for output in outputs]
-    if measure == "oracle":
-        return [agreement(values, logits[-1]) for values in logits]
-    return [softmax_gap(values) if measure == "softmax" else softmax_max(values) for values in logits]
+        yield from self._sweep.decode(prompts)

@@ -1,11 +1,16 @@
 """T5 attention: no scaling of the logits, no biases, one relative position bias shared by a stack."""
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 
 from .config import T5Config
+
+# What attention does between its dense layers: moves rows to where their keys are and back, or all of it.
+Arrange = Callable[[jax.Array], jax.Array]
 
 # Float32 matrix products stay float32 on accelerators too: a calibrated threshold is only worth something
 # if serving computes the same confidences.
@@ -36,27 +41,46 @@ class Attention(nn.Module):
         self.dropout = nn.Dropout(self.dropout_rate)
 
     def attend(
-        self, inputs: jax.Array, keys: jax.Array, values: jax.Array, bias: jax.Array, *, deterministic: bool = True
+        self,
+        inputs: jax.Array,
+        keys: jax.Array,
+        values: jax.Array,
+        bias: jax.Array,
+        *,
+        deterministic: bool = True,
+        place: Arrange = lambda rows: rows,
+        pick: Arrange = lambda rows: rows,
     ) -> jax.Array:
         """Returns the attention output of every query, before the residual is added.
 
         Args:
-          inputs: shape (..., queries, width).
+          inputs: shape (..., queries, width), or whatever `place` turns into that.
           keys: shape (..., heads, positions, head_dim).
           values: shape (..., heads, positions, head_dim).
           bias: Added to the logits; broadcastable to (..., heads, queries, positions), of the same rank.
           deterministic: Whether dropout is off.
+          place: Brings packed rows to where their keys are, so that the dense layers need not run on padding.
+          pick: Brings them back.
 
         Returns:
-          Shape (..., queries, width).
+          Shape of `inputs`.
         """
-        queries = self._split(self.query(inputs))
+        queries = self._split(place(self.query(inputs)))
         # [..., heads, queries, head_dim] x [..., heads, positions, head_dim] -> [..., heads, queries, positions]
         logits = jnp.matmul(queries, jnp.swapaxes(keys, -1, -2), precision=PRECISION) + bias
         weights = self.dropout(jax.nn.softmax(logits), deterministic=deterministic)
         # [..., heads, queries, head_dim] -> [..., queries, heads, head_dim]
         mixed = jnp.swapaxes(jnp.matmul(weights, values, precision=PRECISION), -2, -3)
-        return self.out(mixed.reshape(*mixed.shape[:-2], -1))
+        return self.out(pick(mixed.reshape(*mixed.shape[:-2], -1)))
+
+    def attend_by(self, inputs: jax.Array, mix: Arrange) -> jax.Array:
+        """Returns the attention output of packed rows, (rows, width), where somebody else holds keys and values.
+
+        Args:
+          inputs: shape (rows, width).
+          mix: Turns queries, (rows, heads * head_dim), into the values that they attend to, of that shape.
+        """
+        return self.out(mix(self.query(inputs)))
 
     def keys_values(self, inputs: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Returns keys and values, each of shape (..., heads, positions, head_dim), of (..., positions, width)."""

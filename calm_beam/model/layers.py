@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from .attention import PRECISION, Attention
+from .attention import PRECISION, Arrange, Attention
 from .config import T5Config
 
 _NORM_EPSILON = 1e-6
@@ -110,12 +110,26 @@ class DecoderLayer(nn.Module):
         attended = self.self_attention.attend(normed, keys, values, bias, deterministic=deterministic)
         return hidden + self.dropout(attended, deterministic=deterministic)
 
+    def self_attend_by(self, hidden: jax.Array, mix: Arrange) -> jax.Array:
+        """Returns the states after self-attention, residual included, (rows, width); `mix` as in `attend_by`."""
+        return hidden + self.self_attention.attend_by(self.pre_self_attention_layer_norm(hidden), mix)
+
     def cross_attend_and_feed_forward(
-        self, hidden: jax.Array, keys: jax.Array, values: jax.Array, bias: jax.Array, *, deterministic: bool = True
+        self,
+        hidden: jax.Array,
+        keys: jax.Array,
+        values: jax.Array,
+        bias: jax.Array,
+        *,
+        deterministic: bool = True,
+        place: Arrange = lambda rows: rows,
+        pick: Arrange = lambda rows: rows,
     ) -> jax.Array:
         """Returns the layer's output, shape of `hidden`, of the states after self-attention."""
         normed = self.pre_cross_attention_layer_norm(hidden)
-        attended = self.encoder_decoder_attention.attend(normed, keys, values, bias, deterministic=deterministic)
+        attended = self.encoder_decoder_attention.attend(
+            normed, keys, values, bias, deterministic=deterministic, place=place, pick=pick
+        )
         hidden = hidden + self.dropout(attended, deterministic=deterministic)
         output = self.mlp(self.pre_mlp_layer_norm(hidden), deterministic=deterministic)
         return hidden + self.dropout(output, deterministic=deterministic)

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 from calm_beam.checkpoints import Checkpoint
-from calm_beam.decoding.sweep import SweepDecoder, SweepResult, bucket_width
+from calm_beam.decoding.sweep import SweepDecoder, SweepResult
+from calm_beam.decoding.widths import bucket_width
 from calm_beam.exits.rule import STATE_PROPAGATIONS, ExitRule
 from calm_beam.model import EarlyExitT5, parameter_shapes
 from tests.builders import build_arrays, build_checkpoint, build_config, checkpoint_of

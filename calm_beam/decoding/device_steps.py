@@ -1,0 +1,240 @@
+"""The steps of the shared sweep that run on the device: one function each, of fixed shapes, compiled once per shape.
+
+Rows are packed: what a step gets is as many rows as there are groups, whoever's they are, padded to the next of a few
+sizes. Padding rows have numbers beyond the last: reads there give anything, writes are dropped.
+
+States live in one buffer, float32 (layers + 1, slots * lanes, width): row `lane` of entry i is the output of layer i for
+the group whose first lane it is; entry 0 is the embedding. Each layer has a store of keys and one of values, (nodes,
+heads * head_dim), from which a row gathers what its path names.
+"""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from calm_beam.exits.decision import decide
+from calm_beam.exits.propagation import KeysValues
+from calm_beam.exits.saturation import hidden_state_saturation
+from calm_beam.model import EarlyExitT5, T5Config
+from calm_beam.model.attention import MASKED, PRECISION
+from calm_beam.model.layers import DecoderLayer
+from calm_beam.model.network import PAD_ID
+
+Parameters = Any
+
+
+@functools.partial(jax.jit, static_argnums=0, donate_argnums=(2, 3))
+def admit(
+    config: T5Config,
+    parameters: Parameters,
+    cross: list[KeysValues],
+    source_mask: jax.Array,
+    source_tokens: jax.Array,
+    places: jax.Array,
+) -> tuple[list[KeysValues], jax.Array]:
+    """Returns the sources' keys and values and their mask, with those of new prompts, (rows, source), at `places`."""
+    model = EarlyExitT5(config)
+    encoded = model.apply(parameters, source_tokens, method="encode")
+    new = model.apply(parameters, encoded, method="cross_keys_values")
+    cross = [
+        tuple(old.at[places].set(values, mode="drop") for old, values in zip(pair, news, strict=True))
+        for pair, news in zip(cross, new, strict=True)
+    ]
+    return cross, source_mask.at[places].set(source_tokens != PAD_ID, mode="drop")
+
+
+@functools.partial(jax.jit, donate_argnums=1)
+def embed(embedding: jax.Array, states: jax.Array, tokens: jax.Array, lanes: jax.Array) -> jax.Array:
+    """Returns the states with the embeddings of tokens, (rows,), as the input of layer 1."""
+    return states.at[0, lanes].set(embedding[tokens], mode="drop")
+
+
+@functools.partial(jax.jit, static_argnums=0, donate_argnums=(2, 3))
+def attend_to_output(
+    config: T5Config,
+    parameters: Parameters,
+    states: jax.Array,
+    cache: KeysValues,
+    bias_by_age: jax.Array,
+    layer: jax.Array,
+    below: jax.Array,
+    lanes: jax.Array,
+    nodes: jax.Array,
+    paths: jax.Array,
+    steps: jax.Array,
+) -> tuple[jax.Array, KeysValues]:
+    """Runs the self-attention of one decoder layer for one token of every row.
+
+    Args:
+      config: Sizes.
+      parameters: Of this layer.
+      states: The buffer of states.
+      cache: This layer's store of keys and values.
+      bias_by_age: shape (heads, steps). Relative position bias, by how many steps a key is older.
+      layer: int32 scalar, from 1.
+      below: shape (rows,). Where the input of each row stands in the entry below.
+      lanes: shape (rows,). Where its output goes.
+      nodes: shape (rows,). Where the keys and values made here go.
+      paths: shape (rows, length). The nodes that it attends to, its own included.
+      steps: shape (rows,). Its step, below `length`; nodes of later ones are masked.
+
+    Returns:
+      The buffer, with the states after self-attention in this layer's entry, and the store.
+    """
+    apply = functools.partial(DecoderLayer(config).apply, {"params": parameters})
+    hidden = states.at[layer - 1, below].get(mode="clip")
+    cache = _written(cache, apply(hidden, method="self_keys_values"), nodes)
+    # [rows, length]
+    age = steps[:, None] - jnp.arange(paths.shape[1])
+    is_past = age >= 0
+    # [heads, rows, length] -> [rows, heads, length]
+    bias = jnp.swapaxes(bias_by_age[:, jnp.maximum(age, 0)], 0, 1)
+
+    def mix(queries: jax.Array) -> jax.Array:
+        # Matrix products, though of one query each: XLA 0.10.2 gives wrong sums on CPU when it fuses a gather, a product
+        # and a sum of more than about 12,000 positions.
+        keys, values = (_split_heads(config, store.at[paths].get(mode="clip")) for store in cache)
+        logits = jnp.einsum("rhd,rthd->rht", _split_heads(config, queries), keys, precision=PRECISION) + bias
+        weights = jax.nn.softmax(jnp.where(is_past[:, None], logits, MASKED))
+        # What is not of the past may be what a broken prompt left: 0 * NaN is NaN.
+        values = jnp.where(is_past[:, :, None, None], values, jnp.float32(0))
+        return jnp.einsum("rht,rthd->rhd", weights, values, precision=PRECISION).reshape(queries.shape)
+
+    output = apply(hidden, mix, method="self_attend_by")
+    return states.at[layer, lanes].set(output, mode="drop"), cache
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1, 2), donate_argnums=4)
+def finish_layer(
+    config: T5Config,
+    measure: str,
+    num_ranks: int,
+    parameters: Parameters,
+    states: jax.Array,
+    cross: KeysValues,
+    source_mask: jax.Array,
+    layer: jax.Array,
+    below: jax.Array,
+    lanes: jax.Array,
+    places: jax.Array,
+    ranks: jax.Array,
+) -> tuple[jax.Array, jax.Array]:
+    """Runs the rest of a decoder layer, cross-attention and feed-forward, for one token of every row.
+
+    The rows of a prompt are the queries of one attention over its source.
+
+    Args:
+      config: Sizes.
+      measure: Confidence measure.
+      num_ranks: Most rows of one prompt.
+      parameters: Of this layer, and of the exit classifier if that is the measure.
+      states: The buffer of states, with the states after self-attention in this layer's entry.
+      cross: This layer's keys and values of the sources, each (places, heads, source, head_dim).
+      source_mask: shape (places, source).
+      layer: int32 scalar, from 1.
+      below: shape (rows,). Where the layer's input stands in the entry below.
+      lanes: shape (rows,). Where the states stand, and the output goes.
+      places: shape (rows,). Where each row's source stands.
+      ranks: shape (rows,). Below `num_ranks`, different for the rows of a place.
+
+    Returns:
+      The buffer, and float32 confidences, (rows,); 0 if the measure needs logits.
+    """
+    apply = functools.partial(DecoderLayer(config).apply, {"params": parameters["layer"]})
+    hidden = states.at[layer, lanes].get(mode="clip")
+
+    def place(rows: jax.Array) -> jax.Array:
+        spread = jnp.zeros((len(source_mask), num_ranks, rows.shape[-1]), rows.dtype)
+        return spread.at[places, ranks].set(rows, mode="drop")
+
+    def pick(spread: jax.Array) -> jax.Array:
+        return spread.at[places, ranks].get(mode="clip")
+
+    bias = jnp.where(source_mask, jnp.float32(0), MASKED)[:, None, None]
+    output = apply(hidden, *cross, bias, place=place, pick=pick, method="cross_attend_and_feed_forward")
+    if measure == "state":
+        inputs = states.at[layer - 1, below].get(mode="clip")
+        # Layer 1 has nothing below that it could be close to: CALM lets it exit at threshold 0 only.
+        confidence = jnp.where(layer > 1, hidden_state_saturation(output, inputs), jnp.float32(0))
+    elif measure == "classifier":
+        confidence = EarlyExitT5(config).apply(parameters["classifier"], output, method="exit_score")
+    else:
+        confidence = jnp.zeros(lanes.shape)
+    return states.at[layer, lanes].set(output, mode="drop"), confidence
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def decide_rows(
+    config: T5Config, measure: str, parameters: Parameters, states: jax.Array, layers: jax.Array, lanes: jax.Array
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Returns token, confidence and finiteness of what the head makes of states, given by layer and lane, (rows,)."""
+    project = functools.partial(EarlyExitT5(config).apply, parameters, method="head")
+    rows = states.at[layers, lanes].get(mode="clip")
+    return decide(project, rows, measure=measure, vocab_size=config.vocab_size)
+
+
+@functools.partial(jax.jit, static_argnums=0, donate_argnums=2)
+def fill_skipped(
+    config: T5Config,
+    parameters: list[Parameters],
+    cache: list[KeysValues],
+    states: jax.Array,
+    layers: jax.Array,
+    lanes: jax.Array,
+    nodes: jax.Array,
+) -> list[KeysValues]:
+    """Returns the stores with what skipped layers make of propagated states, all layers in one step.
+
+    Args:
+      config: Sizes.
+      parameters: Of layers 2 to L.
+      cache: Of layers 2 to L.
+      states: The buffer of states.
+      layers: shape (rows,). Entry of each propagated state.
+      lanes: shape (rows,). Its place there.
+      nodes: shape (layers - 1, rows). Where its keys and values go; beyond the store where the layer was not skipped.
+    """
+    kept = states.at[layers, lanes].get(mode="clip")
+    return [
+        _written(pair, DecoderLayer(config).apply({"params": of_layer}, kept, method="self_keys_values"), nodes[index])
+        for index, (of_layer, pair) in enumerate(zip(parameters, cache, strict=True))
+    ]
+
+
+@functools.partial(jax.jit, donate_argnums=0)
+def copy_skipped(
+    cache: list[KeysValues], source_layers: jax.Array, source_nodes: jax.Array, nodes: jax.Array
+) -> list[KeysValues]:
+    """Returns the stores with what skipped layers copy of an exit layer's keys and values (`projected`).
+
+    Args:
+      cache: Of layers 1 to L.
+      source_layers: shape (rows,). Exit layer of each.
+      source_nodes: shape (rows,). Its node there.
+      nodes: shape (layers - 1, rows), for layers 2 to L, as in `fill_skipped`.
+    """
+    copied = []
+    for part in range(2):
+        chosen = cache[0][part][source_nodes]
+        for layer, pair in enumerate(cache[1:], start=2):
+            chosen = jnp.where((source_layers == layer)[:, None], pair[part][source_nodes], chosen)
+        copied.append(chosen)
+    above = [
+        tuple(old.at[nodes[index]].set(new, mode="drop") for old, new in zip(pair, copied, strict=True))
+        for index, pair in enumerate(cache[1:])
+    ]
+    return [cache[0], *above]
+
+
+def _split_heads(config: T5Config, values: jax.Array) -> jax.Array:
+    return values.reshape(*values.shape[:-1], config.num_heads, config.head_dim)
+
+
+def _written(cache: KeysValues, new: KeysValues, nodes: jax.Array) -> KeysValues:
+    """Returns a store with new keys and values, each (heads, rows, head_dim), at the node of each row."""
+    return tuple(
+        old.at[nodes].set(jnp.swapaxes(values, 0, 1).reshape(len(nodes), -1), mode="drop")
+        for old, values in zip(cache, new, strict=True)
+    )

@@ -1,0 +1,169 @@
+"""Which lanes of a prompt are in the same state at which layer, and where their keys and values stand.
+
+The output of layer i at step t depends on the tokens so far and on what layers 1 to i kept of the earlier tokens, and
+that only on min(exit_s, i - 1) for each earlier step s: above its exit layer, a token's state does not change any more.
+Lanes with equal keys at layer i form a *group* that computes layer i once. Groups at layer i + 1 refine those at layer
+i, and groups only ever split, so lanes that have parted at an upper layer go on sharing the lower ones.
+
+What a layer has kept of one token for one group is a *node*: a row of that layer's store of keys and values. Each lane
+has its path, the nodes that it attends to. A split copies numbers, never keys and values; the nodes of a prompt are
+given back when it has ended.
+
+Nothing here decides what is computed, only what is computed once: any partition finer than the keys gives the same
+outputs with more work.
+"""
+
+import dataclasses
+
+import numpy as np
+
+
+@dataclasses.dataclass(frozen=True)
+class Rows:
+    """The groups that go through one layer at one step, a row each, ordered by prompt.
+
+    Attributes:
+      lanes: shape (rows,). The first lane of each, as a number in (slots * lanes).
+      slots: shape (rows,). The prompt's slot.
+      steps: shape (rows,). The prompt's step, from 0.
+      nodes: shape (rows,). The node that the layer makes of this token.
+      of_lane: shape (slots * lanes,). Each lane's row; meaningless where the lane takes no part.
+    """
+
+    lanes: np.ndarray
+    slots: np.ndarray
+    steps: np.ndarray
+    nodes: np.ndarray
+    of_lane: np.ndarray
+
+
+class LaneTree:
+    """Groups, nodes and paths of the prompts in a batch of slots."""
+
+    def __init__(self, *, slots: int, lanes: int, steps: int, layers: int, separates_exit: bool, capacity: int) -> None:
+        """Prepares free slots.
+
+        Args:
+          slots: Prompts at a time.
+          lanes: Lanes of each.
+          steps: Most tokens of an output.
+          layers: Decoder depth L.
+          separates_exit: Whether layer i tells exits at i - 1 from later ones, so that its key is min(exit, i): what a
+            layer right above the exit keeps is then something else than what it would make itself (`from_first_exit`,
+            `projected`). Under `from_exit` both are its keys and values of d^(i-1).
+          capacity: Nodes of each layer's store.
+        """
+        self._shape = (slots, lanes)
+        self._layers = layers
+        self._shift = 0 if separates_exit else 1
+        # Index 0 of the first axis is layer 1. A lane where this is set is in another group than the lane before it.
+        self._starts = np.ones((layers, slots, lanes), bool)
+        self._paths = np.zeros((layers, slots, lanes, steps), np.int32)
+        # Slot of the prompt that each node belongs to, -1 where it is free.
+        self._owners = np.full((layers, 0), -1, np.int32)
+        self._free = [np.zeros(0, np.int32) for _ in range(layers)]
+        self.step = np.zeros(slots, np.int32)
+        self.grow(capacity)
+
+    @property
+    def capacity(self) -> int:
+        """Nodes of each layer's store."""
+        return self._owners.shape[1]
+
+    def room(self) -> int:
+        """Returns how many nodes every layer has left. A step takes at most one per live lane."""
+        return min(len(free) for free in self._free)
+
+    def grow(self, added: int) -> None:
+        """Adds free nodes to every layer's store."""
+        new = np.arange(self.capacity, self.capacity + added, dtype=np.int32)
+        self._owners = np.pad(self._owners, ((0, 0), (0, added)), constant_values=-1)
+        self._free = [np.concatenate([free, new]) for free in self._free]
+
+    def admit(self, slots: np.ndarray) -> None:
+        """Starts a prompt in each of `slots`: all lanes together, nothing kept."""
+        self._starts[:, slots] = False
+        self._starts[:, slots, 0] = True
+        self.step[slots] = 0
+
+    def release(self, slot: int) -> None:
+        """Gives back the nodes of a prompt that has ended."""
+        for layer, free in enumerate(self._free):
+            nodes = np.flatnonzero(self._owners[layer] == slot).astype(np.int32)
+            self._owners[layer, nodes] = -1
+            self._free[layer] = np.concatenate([free, nodes])
+
+    def rows(self, layer: int, alive: np.ndarray) -> Rows:
+        """Returns the groups of the lanes that go through a layer, and gives each a node for this token.
+
+        Args:
+          layer: From 1.
+          alive: bool, shape (slots, lanes). Lanes that go on and have not left below.
+        """
+        first = alive & self._starts[layer - 1]
+        first[:, 0] = alive[:, 0]
+        # A lane after one that has left starts a row of its own; where it was in that lane's group this shares less.
+        first[:, 1:] |= alive[:, 1:] & ~alive[:, :-1]
+        lanes = np.flatnonzero(first)
+        nodes = self._new_nodes(layer, lanes)
+        of_lane = np.cumsum(first) - 1
+        members = np.flatnonzero(alive)
+        self._set_path(layer, members, nodes[of_lane[members]])
+        slots = lanes // self._shape[1]
+        return Rows(lanes, slots, self.step[slots], nodes, of_lane)
+
+    def keep(self, layer: int, states: np.ndarray, members: np.ndarray, of_member: np.ndarray) -> np.ndarray:
+        """Gives lanes that skipped a layer nodes for what it keeps of this token, and returns these, (states,).
+
+        Args:
+          layer: The layer that was skipped.
+          states: A lane of each distinct state that is propagated.
+          members: The lanes that skipped the layer.
+          of_member: For each of them, the index of its state.
+        """
+        nodes = self._new_nodes(layer, states)
+        self._set_path(layer, members, nodes[of_member])
+        return nodes
+
+    def newest(self, layers: np.ndarray, lanes: np.ndarray) -> np.ndarray:
+        """Returns the node that each lane, as a number in (slots * lanes), has of this token at a layer of its own."""
+        slots, lanes = np.divmod(lanes, self._shape[1])
+        return self._paths[layers - 1, slots, lanes, self.step[slots]]
+
+    def paths(self, layer: int, lanes: np.ndarray, length: int) -> np.ndarray:
+        """Returns the nodes that lanes attend to at a layer, (lanes, length); those beyond a lane's step are no nodes.
+
+        Args:
+          layer: From 1.
+          lanes: Numbers in (slots * lanes).
+          length: Steps to return, from the first.
+        """
+        slots, lanes = np.divmod(lanes, self._shape[1])
+        return self._paths[layer - 1, slots, lanes, :length]
+
+    def advance(self, tokens: np.ndarray, exits: np.ndarray, alive: np.ndarray) -> None:
+        """Splits the groups whose lanes have parted, and goes to the next step.
+
+        Args:
+          tokens: shape (slots, lanes). Generated at this step.
+          exits: shape (slots, lanes). Exit layers at this step.
+          alive: bool, shape (slots, lanes). Lanes that generated.
+        """
+        parted = tokens[:, 1:] != tokens[:, :-1]
+        for layer in range(1, self._layers + 1):
+            seen = np.minimum(exits, layer - self._shift)
+            self._starts[layer - 1, :, 1:] |= parted | (seen[:, 1:] != seen[:, :-1])
+        self.step += alive.any(axis=1)
+
+    def _new_nodes(self, layer: int, lanes: np.ndarray) -> np.ndarray:
+        """Returns a free node for each lane's prompt."""
+        free = self._free[layer - 1]
+        rest = len(free) - len(lanes)
+        assert rest >= 0, "a step takes at most one node per live lane"
+        self._free[layer - 1], nodes = free[:rest], free[rest:]
+        self._owners[layer - 1, nodes] = lanes // self._shape[1]
+        return nodes
+
+    def _set_path(self, layer: int, members: np.ndarray, nodes: np.ndarray) -> None:
+        slots, lanes = np.divmod(members, self._shape[1])
+        self._paths[layer - 1, slots, lanes, self.step[slots]] = nodes

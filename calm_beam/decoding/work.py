@@ -1,0 +1,28 @@
+"""How much work a sweep did, counted in rows that went through the model."""
+
+import dataclasses
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Work:
+    """Counts of a sweep; those of several are added.
+
+    Attributes:
+      prompts: Prompts decoded.
+      tokens: Tokens of the full model's outputs.
+      layer_rows: Rows that went through a decoder layer. One pass of the full model takes `tokens` times L.
+      projection_rows: Rows that were projected onto the vocabulary. One pass of the full model takes `tokens`.
+      fill_rows: Keys and values made of propagated states for a layer that was skipped.
+      padded_rows: Rows of padding that went through layers beside `layer_rows`.
+    """
+
+    prompts: int = 0
+    tokens: int = 0
+    layer_rows: int = 0
+    projection_rows: int = 0
+    fill_rows: int = 0
+    padded_rows: int = 0
+
+    def __add__(self, other: "Work") -> "Work":
+        names = [field.name for field in dataclasses.fields(self)]
+        return Work(**{name: getattr(self, name) + getattr(other, name) for name in names})

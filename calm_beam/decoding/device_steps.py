@@ -93,8 +93,8 @@ def attend_to_output(
     bias = jnp.swapaxes(bias_by_age[:, jnp.maximum(age, 0)], 0, 1)
 
     def mix(queries: jax.Array) -> jax.Array:
-        # Matrix products, though of one query each: XLA 0.10.2 gives wrong sums on CPU when it fuses a gather, a product
-        # and a sum of more than about 12,000 positions.
+        # Matrix products, though of one query each: on CPU, XLA (jaxlib 0.10.2) gives wrong sums where it fuses a
+        # gather, a product and a sum over more than about 12,000 positions.
         keys, values = (_split_heads(config, store.at[paths].get(mode="clip")) for store in cache)
         logits = jnp.einsum("rhd,rthd->rht", _split_heads(config, queries), keys, precision=PRECISION) + bias
         weights = jax.nn.softmax(jnp.where(is_past[:, None], logits, MASKED))

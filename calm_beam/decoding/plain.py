@@ -1,9 +1,9 @@
 """The plain sweep: every threshold of a prompt is a lane of its own, and every layer is evaluated for every lane.
 
 Only then is it decided where the lane has exited, and what the layers above keep of the token. That is the plain
-reading of the paper: the reference for the sweep that shares work, and what runs the rules that need every layer anyway.
-Prompts occupy slots of a batch of fixed shape; a slot whose lanes have all ended is given the next prompt, so that a
-long output does not keep the others waiting.
+reading of the paper: the reference for the sweep that shares work, and what runs the rules that need every layer
+anyway. Prompts occupy slots of a batch of fixed shape; a slot whose lanes have all ended is given the next prompt, so
+that a long output does not keep the others waiting.
 """
 
 import collections

@@ -254,7 +254,9 @@ class _Batch:
             self._groups[layer, members] = rows.lanes[of_member]
             if layer not in self._exit_layers:
                 continue
-            row_tokens, row_confidences, row_finite = self._decide(layer, rows, of_member, measured)
+            row_tokens, row_confidences, row_finite = self._decide(
+                layer, rows, of_member, np.isfinite(thresholds.flat[members]), measured
+            )
             leaves = (row_confidences[of_member] >= thresholds.flat[members]) | (layer == self._layers)
             leaving, row = members[leaves], of_member[leaves]
             exits.flat[leaving] = layer
@@ -339,16 +341,16 @@ class _Batch:
                 yield chosen[start : start + most], min(length, len(self._thresholds))
 
     def _decide(
-        self, layer: int, rows: Rows, of_member: np.ndarray, measured: np.ndarray
+        self, layer: int, rows: Rows, of_member: np.ndarray, may_leave: np.ndarray, measured: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Returns token, confidence and finiteness of every row; the tokens are 0 if logits do not decide."""
         count = len(rows.lanes)
         tokens = np.zeros(count, np.int32)
         if not self._decides_by_logits():
             return tokens, measured, np.isfinite(measured)
-        # A row that only the full model's lane is in has nothing to decide below the last layer.
-        is_full_only = (rows.lanes % self._lanes == 0) & (np.bincount(of_member, minlength=count) == 1)
-        asked = np.flatnonzero(~is_full_only | (layer == self._layers))
+        # A row whose lanes no confidence lets out, such as the full model's, has nothing to decide below the last layer.
+        may_leave = np.bincount(of_member, weights=may_leave, minlength=count) > 0
+        asked = np.flatnonzero(may_leave | (layer == self._layers))
         confidences, is_finite = np.full(count, -np.inf, np.float32), np.ones(count, bool)
         tokens[asked], confidences[asked], is_finite[asked] = self._project(
             np.full(len(asked), layer), rows.lanes[asked], self._rule.confidence

@@ -7,6 +7,7 @@ have all ended is given the next prompt.
 """
 
 import collections
+import dataclasses
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 
@@ -22,7 +23,7 @@ from calm_beam.vocabulary import EOS_ID
 from . import device_steps
 from .lanes import LaneTree, Rows
 from .memory import Budget
-from .result import SweepResult
+from .result import KnownOutput, SweepResult
 from .widths import members_by_width
 from .work import Work
 
@@ -61,13 +62,20 @@ class SharedSweep:
         self._weights = _Weights(checkpoint, steps=len(thresholds))
         self.work = Work()
 
-    def decode(self, prompts: Sequence[Sequence[int]]) -> Iterator[tuple[int, SweepResult]]:
-        """Yields the outputs of every prompt, with its index, in the order in which they end."""
+    def decode(
+        self, prompts: Sequence[Sequence[int]], known: Sequence[KnownOutput] | None = None
+    ) -> Iterator[tuple[int, SweepResult]]:
+        """Yields the outputs of every prompt, with its index, in the order in which they end.
+
+        Args:
+          prompts: Token ids of each prompt.
+          known: Outputs at a threshold above all of these; what lanes have in common with them is not decided again.
+        """
         waiting = members_by_width(prompts, self._max_input_length)
         while waiting:
             left = {index for members in waiting.values() for index in members}
             try:
-                for index, result in self._decode(prompts, waiting):
+                for index, result in self._decode(prompts, waiting, known):
                     left.remove(index)
                     yield index, result
             except jax.errors.JaxRuntimeError as error:
@@ -82,7 +90,10 @@ class SharedSweep:
             waiting = {width: kept for width, members in waiting.items() if (kept := [i for i in members if i in left])}
 
     def _decode(
-        self, prompts: Sequence[Sequence[int]], members_by_width: Mapping[int, Sequence[int]]
+        self,
+        prompts: Sequence[Sequence[int]],
+        members_by_width: Mapping[int, Sequence[int]],
+        known: Sequence[KnownOutput] | None,
     ) -> Iterator[tuple[int, SweepResult]]:
         """Yields the outputs of the given members of the prompts."""
         batch = _Batch(self._config, self._rule, self._weights, self._thresholds, self._budget, members_by_width)
@@ -92,7 +103,7 @@ class SharedSweep:
             for width, members in sorted(members_by_width.items(), reverse=True)
         }
         while any(waiting.values()) or batch.is_busy():
-            batch.admit(waiting, prompts)
+            batch.admit(waiting, prompts, known)
             for width, index in batch.make_room():
                 waiting[width].appendleft(index)
             for index, result in batch.step():
@@ -139,6 +150,76 @@ class _Sources:
         return self.mask.shape[0]
 
 
+@dataclasses.dataclass(frozen=True)
+class _Outcome:
+    """What one step gave every lane; each of shape (slots, lanes), 0 where a lane did not take part."""
+
+    tokens: np.ndarray
+    exits: np.ndarray
+    confidences: np.ndarray
+    runner_ups: np.ndarray
+    is_finite: np.ndarray
+
+    @classmethod
+    def of_known(cls, outputs: "_Outputs", step: np.ndarray, is_known: np.ndarray) -> "_Outcome":
+        """Returns the outcome of lanes whose step stands in their output already, the others open."""
+        at_step = np.arange(len(step)), slice(None), step
+        return cls(
+            tokens=np.where(is_known, outputs.tokens[at_step], 0),
+            exits=np.where(is_known, outputs.exits[at_step], 0),
+            confidences=np.where(is_known, outputs.confidences[at_step], np.float32(0)),
+            runner_ups=np.where(is_known, outputs.runner_ups[at_step], np.float32(-np.inf)),
+            is_finite=np.ones(is_known.shape, bool),
+        )
+
+
+class _Outputs:
+    """What the lanes of every slot have generated so far; each of shape (slots, lanes, steps)."""
+
+    def __init__(self, slots: int, lanes: int, steps: int) -> None:
+        self.tokens = np.zeros((slots, lanes, steps), np.int32)
+        self.exits = np.zeros((slots, lanes, steps), np.int32)
+        self.confidences = np.zeros((slots, lanes, steps), np.float32)
+        self.runner_ups = np.zeros((slots, lanes, steps), np.float32)
+
+    def clear(self, slots: np.ndarray) -> None:
+        """Empties slots."""
+        for values in (self.tokens, self.exits, self.confidences, self.runner_ups):
+            values[slots] = 0
+
+    def share(self, slot: int, known: KnownOutput, steps: np.ndarray) -> None:
+        """Copies the first steps of a known output to the lanes of a slot, for each lane as many as are given."""
+        length = len(known.tokens)
+        is_shared = np.arange(length) < steps[:, None]
+        for values, new in (
+            (self.tokens, known.tokens),
+            (self.exits, known.exit_layers),
+            (self.confidences, known.confidences),
+            (self.runner_ups, known.runner_ups),
+        ):
+            values[slot, :, :length] = np.where(is_shared, new, values[slot, :, :length])
+
+    def record(self, outcome: _Outcome, step: np.ndarray, live: np.ndarray) -> None:
+        """Adds what a step gave the live lanes."""
+        slots, lanes = np.nonzero(live)
+        at_step = slots, lanes, step[slots]
+        self.tokens[at_step] = outcome.tokens[live]
+        self.exits[at_step] = outcome.exits[live]
+        self.confidences[at_step] = outcome.confidences[live]
+        self.runner_ups[at_step] = outcome.runner_ups[live]
+
+    def result(self, slot: int, *, is_finite: bool) -> SweepResult:
+        """Returns the outputs of a prompt that has ended."""
+        return SweepResult(
+            tokens=self.tokens[slot].copy(),
+            exit_layers=self.exits[slot].copy(),
+            confidences=self.confidences[slot].copy(),
+            lengths=(self.exits[slot] > 0).sum(axis=1),
+            is_finite=is_finite,
+            runner_ups=self.runner_ups[slot].copy(),
+        )
+
+
 class _Batch:
     """Slots of prompts, with what their lanes have generated."""
 
@@ -181,9 +262,9 @@ class _Batch:
         self._live = np.zeros((slots, lanes), bool)
         self._previous = np.zeros((slots, lanes), np.int32)
         self._is_finite = np.ones(slots, bool)
-        self._tokens = np.zeros((slots, lanes, steps), np.int32)
-        self._exits = np.zeros((slots, lanes, steps), np.int32)
-        self._confidences = np.zeros((slots, lanes, steps), np.float32)
+        self._outputs = _Outputs(slots, lanes, steps)
+        # How many steps of a lane are those of a known output, which then stand in the lane's output from the start.
+        self._shared_steps = np.zeros((slots, lanes), np.int32)
         store = (self._tree.capacity, config.num_heads * config.head_dim)
         self._cache = [(jnp.zeros(store), jnp.zeros(store)) for _ in range(self._layers)]
         self._states = jnp.zeros((self._layers + 1, slots * lanes, config.emb_dim))
@@ -197,7 +278,12 @@ class _Batch:
         """Returns whether any slot holds a prompt."""
         return bool((self._owners >= 0).any())
 
-    def admit(self, waiting: Mapping[int, collections.deque[int]], prompts: Sequence[Sequence[int]]) -> None:
+    def admit(
+        self,
+        waiting: Mapping[int, collections.deque[int]],
+        prompts: Sequence[Sequence[int]],
+        known: Sequence[KnownOutput] | None,
+    ) -> None:
         """Moves waiting prompts into free slots, once enough are free."""
         if self._is_crowded:
             return
@@ -227,37 +313,34 @@ class _Batch:
                 self._tree.admit(slots)
                 self._live[slots] = True
                 self._is_finite[slots] = True
-                for values in (self._previous, self._tokens, self._exits, self._confidences):
-                    values[slots] = 0
+                self._shared_steps[slots] = 0
+                self._outputs.clear(slots)
+                self._previous[slots] = 0
+                if known:
+                    for slot in slots.tolist():
+                        self._share(slot, known[int(self._owners[slot])])
 
     def step(self) -> Iterator[tuple[int, SweepResult]]:
         """Generates one token in every live lane, and yields the prompts that have ended."""
         live = self._live
-        exits, tokens, confidences, is_finite = self._run_layers()
-        goes_on = live & (tokens != EOS_ID) & (self._tree.step < len(self._thresholds) - 1)[:, None]
-        self._propagate(exits, goes_on)
-        step = np.broadcast_to(self._tree.step[:, None], live.shape)[live]
-        slot, lane = np.nonzero(live)
-        self._tokens[slot, lane, step] = tokens[live]
-        self._exits[slot, lane, step] = exits[live]
-        self._confidences[slot, lane, step] = confidences[live]
-        self._is_finite &= (is_finite | ~live).all(axis=1)
-        self._tree.advance(tokens, exits, live)
-        self._previous, self._live = tokens, goes_on
-        for ended in np.flatnonzero((self._owners >= 0) & ~goes_on.any(axis=1)).tolist():
-            _, index = self._vacate(ended)
+        outcome = self._run_layers()
+        goes_on = live & (outcome.tokens != EOS_ID) & (self._tree.step < len(self._thresholds) - 1)[:, None]
+        self._propagate(outcome.exits, goes_on)
+        self._outputs.record(outcome, self._tree.step, live)
+        self._is_finite &= (outcome.is_finite | ~live).all(axis=1)
+        self._tree.advance(outcome.tokens, outcome.exits, live)
+        self._previous, self._live = outcome.tokens, goes_on
+        for slot in np.flatnonzero((self._owners >= 0) & ~goes_on.any(axis=1)).tolist():
+            _, index = self._vacate(slot)
             self._is_crowded = False
-            exit_layers = self._exits[ended].copy()
-            yield (
-                index,
-                SweepResult(
-                    tokens=self._tokens[ended].copy(),
-                    exit_layers=exit_layers,
-                    confidences=self._confidences[ended].copy(),
-                    lengths=(exit_layers > 0).sum(axis=1),
-                    is_finite=bool(self._is_finite[ended]),
-                ),
-            )
+            yield index, self._outputs.result(slot, is_finite=bool(self._is_finite[slot]))
+
+    def _share(self, slot: int, known: KnownOutput) -> None:
+        """Gives a slot's lanes what they have in common with a known output; some may have all of it."""
+        shared = known.steps_shared(self._thresholds)
+        self._shared_steps[slot] = shared
+        self._live[slot] = shared < len(known.tokens)
+        self._outputs.share(slot, known, shared)
 
     def make_room(self) -> Iterator[tuple[int, int]]:
         """Sees that every layer has a free node for each live lane, and yields the prompts that had to leave for it.
@@ -287,12 +370,13 @@ class _Batch:
         self._tree.release(slot)
         return width, index
 
-    def _run_layers(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-        """Returns exit layer, token, confidence and finiteness of every lane, each (slots, lanes)."""
-        shape = self._live.shape
-        exits, tokens = np.zeros(shape, np.int32), np.zeros(shape, np.int32)
-        confidences, is_finite = np.zeros(shape, np.float32), np.ones(shape, bool)
-        thresholds = self._thresholds[np.minimum(self._tree.step, len(self._thresholds) - 1)]
+    def _run_layers(self) -> "_Outcome":
+        """Returns what this step gave every lane."""
+        step = np.minimum(self._tree.step, len(self._thresholds) - 1)
+        # Lanes whose step is known already; it stands in their output.
+        is_known = self._live & (self._tree.step[:, None] < self._shared_steps)
+        outcome = _Outcome.of_known(self._outputs, step, is_known)
+        thresholds = self._thresholds[step]
         alive = self._live.copy()
         # First lane of each lane's group, by layer: where the group's state stands.
         self._groups = np.zeros((self._layers + 1, alive.size), np.int32)
@@ -308,20 +392,23 @@ class _Batch:
             self._groups[layer, members] = rows.lanes[of_member]
             if layer not in self._exit_layers:
                 continue
-            row_tokens, row_confidences, row_finite = self._decide(
-                layer, rows, of_member, np.isfinite(thresholds.flat[members]), measured
-            )
-            leaves = (row_confidences[of_member] >= thresholds.flat[members]) | (layer == self._layers)
-            leaving, row = members[leaves], of_member[leaves]
-            exits.flat[leaving] = layer
-            tokens.flat[leaving] = row_tokens[row]
-            confidences.flat[leaving] = row_confidences[row]
-            is_finite.flat[leaving] = row_finite[row]
-            alive.flat[leaving] = False
+            known, is_last = is_known.flat[members], layer == self._layers
+            asks = ~known & (np.isfinite(thresholds.flat[members]) | is_last)
+            tokens, confidences, is_finite = self._decide(layer, rows, of_member, asks, measured)
+            exceeds = (confidences[of_member] >= thresholds.flat[members]) | is_last
+            leaves = np.where(known, outcome.exits.flat[members] == layer, exceeds)
+            decided = members[leaves & ~known]
+            row = rows.of_lane[decided]
+            outcome.exits.flat[decided] = layer
+            outcome.tokens.flat[decided] = tokens[row]
+            outcome.confidences.flat[decided] = confidences[row]
+            outcome.is_finite.flat[decided] = is_finite[row]
+            stays = members[~leaves & ~known]
+            outcome.runner_ups.flat[stays] = np.fmax(outcome.runner_ups.flat[stays], confidences[rows.of_lane[stays]])
+            alive.flat[members[leaves]] = False
         if not self._decides_by_logits():
-            tokens, made_of_numbers = self._tokens_at(exits)
-            is_finite &= made_of_numbers
-        return exits, tokens, confidences, is_finite
+            self._read_tokens(outcome, is_known)
+        return outcome
 
     def _decides_by_logits(self) -> bool:
         return self._rule.confidence in ("softmax", "softmax_max")
@@ -395,30 +482,36 @@ class _Batch:
                 yield chosen[start : start + most], min(length, len(self._thresholds))
 
     def _decide(
-        self, layer: int, rows: Rows, of_member: np.ndarray, may_leave: np.ndarray, measured: np.ndarray
+        self, layer: int, rows: Rows, of_member: np.ndarray, asks: np.ndarray, measured: np.ndarray
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Returns token, confidence and finiteness of every row; the tokens are 0 if logits do not decide."""
+        """Returns token, confidence and finiteness of every row; the tokens are 0 if logits do not decide.
+
+        Args:
+          layer: Which.
+          rows: Of that layer.
+          of_member: Row of each lane that takes part.
+          asks: bool, for each of them, whether its decision depends on the confidence or the token here. The full
+            model's lane asks at the last layer only.
+          measured: Confidence of every row, if logits do not decide.
+        """
         count = len(rows.lanes)
         tokens = np.zeros(count, np.int32)
         if not self._decides_by_logits():
             return tokens, measured, np.isfinite(measured)
-        # Rows whose lanes no confidence lets out, such as the full model's, decide nothing below the last layer.
-        is_asked = np.bincount(of_member, weights=may_leave, minlength=count) > 0
-        asked = np.flatnonzero(is_asked | (layer == self._layers))
+        asked = np.flatnonzero(np.bincount(of_member, weights=asks, minlength=count))
         confidences, is_finite = np.full(count, -np.inf, np.float32), np.ones(count, bool)
         tokens[asked], confidences[asked], is_finite[asked] = self._project(
             np.full(len(asked), layer), rows.lanes[asked], self._rule.confidence
         )
         return tokens, confidences, is_finite & np.isfinite(confidences)
 
-    def _tokens_at(self, exits: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Returns token and finiteness of every lane, projecting the state of each exit once."""
-        tokens, is_finite = np.zeros(exits.shape, np.int32), np.ones(exits.shape, bool)
-        members = np.flatnonzero(exits)
-        layers, lanes, of_member = self._distinct(exits.flat[members], members)
-        row_tokens, _, row_finite = self._project(layers, lanes, self._rule.confidence)
-        tokens.flat[members], is_finite.flat[members] = row_tokens[of_member], row_finite[of_member]
-        return tokens, is_finite
+    def _read_tokens(self, outcome: "_Outcome", is_known: np.ndarray) -> None:
+        """Sets the tokens that are not known, projecting the state of each exit once."""
+        members = np.flatnonzero((outcome.exits > 0) & ~is_known)
+        layers, lanes, of_member = self._distinct(outcome.exits.flat[members], members)
+        tokens, _, is_finite = self._project(layers, lanes, self._rule.confidence)
+        outcome.tokens.flat[members] = tokens[of_member]
+        outcome.is_finite.flat[members] &= is_finite[of_member]
 
     def _project(self, layers: np.ndarray, lanes: np.ndarray, measure: str) -> tuple[np.ndarray, ...]:
         """Returns token, confidence and finiteness that the head makes of states."""

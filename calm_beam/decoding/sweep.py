@@ -13,6 +13,7 @@ from calm_beam.exits.schedule import scheduled_thresholds
 
 from .memory import choose_budget
 from .plain import PlainSweep
+from .result import KnownOutput
 from .result import SweepResult as SweepResult
 from .shared import SharedSweep
 
@@ -36,6 +37,7 @@ class SweepDecoder:
         max_input_length: int = 512,
         batch_size: int | None = None,
         token_budget: int | None = None,
+        with_full_model: bool = True,
     ) -> None:
         """Prepares a decoder.
 
@@ -49,6 +51,7 @@ class SweepDecoder:
             no output.
           token_budget: Most positions whose keys and values are held at a time, those of the sources included; None
             for a share of the device's memory.
+          with_full_model: Whether lane 0 is the full model; else lane k is the threshold k + 1.
 
         Raises:
           ValueError: If the rule does not fit the model (no exit classifier, `min_exit_layer` too high), a number is
@@ -68,7 +71,8 @@ class SweepDecoder:
         rule.exit_layers(checkpoint.config.num_decoder_layers)
         # [steps, thresholds]; no confidence reaches the full model's, which is not a threshold of 1: some are 1.
         by_step = scheduled_thresholds(rule, tuple(thresholds), max_decode_length)
-        lanes = np.concatenate([np.full((max_decode_length, 1), np.inf, np.float32), by_step], axis=1)
+        full_model = np.full((max_decode_length, int(with_full_model)), np.inf, np.float32)
+        lanes = np.concatenate([full_model, by_step], axis=1)
         if rule.needs_full_model():
             slots = batch_size or _PLAIN_SLOTS
             self._sweep: PlainSweep | SharedSweep = PlainSweep(
@@ -85,13 +89,20 @@ class SweepDecoder:
         )
         self._sweep = SharedSweep(checkpoint, rule, lanes, max_input_length=max_input_length, budget=budget)
 
-    def decode(self, prompts: Sequence[Sequence[int]]) -> Iterator[tuple[int, SweepResult]]:
+    def decode(
+        self, prompts: Sequence[Sequence[int]], known: Sequence[KnownOutput] | None = None
+    ) -> Iterator[tuple[int, SweepResult]]:
         """Yields the outputs of every prompt, with its index, in the order in which they end.
 
         Args:
           prompts: Token ids of each prompt, 1 to `max_input_length` of them.
+          known: Output of each prompt at a threshold above all of these, with which lower ones share their beginning.
+            Of no use to rules that need the full model.
 
         Raises:
           ValueError: If a prompt is empty or too long.
         """
-        yield from self._sweep.decode(prompts)
+        if isinstance(self._sweep, PlainSweep):
+            yield from self._sweep.decode(prompts)
+        else:
+            yield from self._sweep.decode(prompts, known)

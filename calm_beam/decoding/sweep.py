@@ -5,12 +5,14 @@ The seam is `SweepDecoder.decode`: prompts in; tokens, exit layers and confidenc
 
 from collections.abc import Iterator, Sequence
 
+import jax
 import numpy as np
 
 from calm_beam.checkpoints import Checkpoint
 from calm_beam.exits.rule import ExitRule
 from calm_beam.exits.schedule import scheduled_thresholds
 
+from .devices import decode_on_devices
 from .memory import choose_budget
 from .plain import PlainSweep
 from .result import KnownOutput
@@ -38,6 +40,7 @@ class SweepDecoder:
         batch_size: int | None = None,
         token_budget: int | None = None,
         with_full_model: bool = True,
+        devices: Sequence[jax.Device] | None = None,
     ) -> None:
         """Prepares a decoder.
 
@@ -52,6 +55,7 @@ class SweepDecoder:
           token_budget: Most positions whose keys and values are held at a time, those of the sources included; None
             for a share of the device's memory.
           with_full_model: Whether lane 0 is the full model; else lane k is the threshold k + 1.
+          devices: Where to decode, with a model on each; None for all of this process.
 
         Raises:
           ValueError: If the rule does not fit the model (no exit classifier, `min_exit_layer` too high), a number is
@@ -73,21 +77,25 @@ class SweepDecoder:
         by_step = scheduled_thresholds(rule, tuple(thresholds), max_decode_length)
         full_model = np.full((max_decode_length, int(with_full_model)), np.inf, np.float32)
         lanes = np.concatenate([full_model, by_step], axis=1)
+        self._plain: PlainSweep | None = None
+        self._shared: list[tuple[jax.Device, SharedSweep]] = []
         if rule.needs_full_model():
             slots = batch_size or _PLAIN_SLOTS
-            self._sweep: PlainSweep | SharedSweep = PlainSweep(
-                checkpoint, rule, lanes, max_input_length=max_input_length, slots=slots
-            )
+            self._plain = PlainSweep(checkpoint, rule, lanes, max_input_length=max_input_length, slots=slots)
             return
-        budget = choose_budget(
-            checkpoint.config,
-            lanes=lanes.shape[1],
-            steps=max_decode_length,
-            source=max_input_length,
-            batch_size=batch_size,
-            token_budget=token_budget,
-        )
-        self._sweep = SharedSweep(checkpoint, rule, lanes, max_input_length=max_input_length, budget=budget)
+        for device in devices or jax.local_devices():
+            budget = choose_budget(
+                checkpoint.config,
+                device,
+                lanes=lanes.shape[1],
+                steps=max_decode_length,
+                source=max_input_length,
+                batch_size=batch_size,
+                token_budget=token_budget,
+            )
+            with jax.default_device(device):
+                sweep = SharedSweep(checkpoint, rule, lanes, max_input_length=max_input_length, budget=budget)
+            self._shared.append((device, sweep))
 
     def decode(
         self, prompts: Sequence[Sequence[int]], known: Sequence[KnownOutput] | None = None
@@ -102,7 +110,9 @@ class SweepDecoder:
         Raises:
           ValueError: If a prompt is empty or too long.
         """
-        if isinstance(self._sweep, PlainSweep):
-            yield from self._sweep.decode(prompts)
+        if self._plain is not None:
+            yield from self._plain.decode(prompts)
+        elif len(self._shared) == 1:
+            yield from self._shared[0][1].decode(prompts, known)
         else:
-            yield from self._sweep.decode(prompts, known)
+            yield from decode_on_devices(self._shared, prompts, known)

@@ -27,11 +27,13 @@ from calm_beam.vocabulary import EOS_ID
 
 from .result import SweepResult
 from .widths import members_by_width
+from .work import Work
 
 State = dict[str, Any]
 
 # Slots are refilled once this share of them is free: each refill costs a call of the encoder of fixed shape.
 _REFILL_SHARE = 4
+_OF_LOGITS = ("softmax", "softmax_max", "oracle")
 
 
 class PlainSweep:
@@ -64,6 +66,10 @@ class PlainSweep:
         self._rule = rule
         self._max_input_length = max_input_length
         self._slots = slots
+        # A projection of every state that may exit, where logits decide, and one for the token.
+        asked = len(rule.exit_layers(checkpoint.config.num_decoder_layers)) if rule.confidence in _OF_LOGITS else 0
+        self._projections = asked + 1
+        self.work = Work()
 
     def decode(self, prompts: Sequence[Sequence[int]]) -> Iterator[tuple[int, SweepResult]]:
         """Yields the outputs of every prompt, with its index, in the order in which they end."""
@@ -98,7 +104,15 @@ class PlainSweep:
             host = jax.device_get({name: state[name] for name in fields})
             for slot in np.flatnonzero(host["finished"].all(axis=1)).tolist():
                 if slot in owners:
-                    yield owners.pop(slot), _result(host, slot)
+                    result = _result(host, slot)
+                    lane_tokens = int(result.lengths.sum())
+                    self.work += Work(
+                        prompts=1,
+                        tokens=int(result.lengths[0]),
+                        layer_rows=lane_tokens * self._model.config.num_decoder_layers,
+                        projection_rows=lane_tokens * self._projections,
+                    )
+                    yield owners.pop(slot), result
 
 
 def _result(host: dict[str, np.ndarray], slot: int) -> SweepResult:

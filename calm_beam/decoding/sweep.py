@@ -18,6 +18,7 @@ from .plain import PlainSweep
 from .result import KnownOutput
 from .result import SweepResult as SweepResult
 from .shared import SharedSweep
+from .work import Work
 
 # Every lane of these runs through every layer: more of them fit no cache.
 _PLAIN_SLOTS = 8
@@ -96,6 +97,13 @@ class SweepDecoder:
             with jax.default_device(device):
                 sweep = SharedSweep(checkpoint, rule, lanes, max_input_length=max_input_length, budget=budget)
             self._shared.append((device, sweep))
+
+    @property
+    def work(self) -> Work:
+        """What has been decoded so far, counted."""
+        if self._plain is not None:
+            return self._plain.work
+        return sum((sweep.work for _, sweep in self._shared), Work())
 
     def decode(
         self, prompts: Sequence[Sequence[int]], known: Sequence[KnownOutput] | None = None

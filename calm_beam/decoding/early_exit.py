@@ -85,9 +85,8 @@ class EarlyExitDecoder:
             raise ValueError(f"threshold must be in [0, 1], or None to never exit; got {threshold}.")
         if rule.needs_full_model():
             raise ValueError(
-                f"a rule with confidence {rule.confidence!r}, state_propagation {rule.state_propagation!r} and token_from "
-                f"{rule.token_from!r} needs every layer for every token, so that there is nothing to skip: it is for "
-                "analysis only. Decode it with the sweep."
+                f"nothing can be skipped with {_needing_all_layers(rule)}: it needs every layer for every token, "
+                "and is meant for analysis. Decode it with the sweep, or serve another rule."
             )
         if rule.confidence == "classifier" and not checkpoint.config.exit_classifier:
             raise ValueError("confidence 'classifier' needs decoder/meta_cls in the checkpoint, which has none.")
@@ -175,6 +174,13 @@ class _Rows(NamedTuple):
     def replaced(self, **changes: Any) -> "_Rows":
         """Returns the rows with some fields changed where they are open."""
         return self._replace(**{name: self.for_open(new, getattr(self, name)) for name, new in changes.items()})
+
+
+def _needing_all_layers(rule: ExitRule) -> str:
+    """Returns the first setting of a rule for which every layer has to run."""
+    if rule.confidence == "oracle":
+        return "confidence 'oracle'"
+    return "state_propagation 'full_cache'" if rule.state_propagation == "full_cache" else "token_from 'last_layer'"
 
 
 def _certain_exit(rule: ExitRule, threshold: float | None, num_layers: int) -> int | None:

@@ -24,7 +24,7 @@ from calm_beam.model import EarlyExitT5
 from calm_beam.model.network import PAD_ID, padding_bias
 from calm_beam.vocabulary import EOS_ID
 
-from .sweep import members_by_width
+from .widths import members_by_width
 
 # Measures that are made of the logits, which then need not be computed again for the token.
 _OF_LOGITS = {"softmax": softmax_gap, "softmax_max": softmax_max}

@@ -1,15 +1,18 @@
 """A model of the paper's dimensions with random weights, and prompts for it.
 
-What a sweep costs depends on where tokens exit and on whether layers agree, which weights drawn alike in all layers do
-not show: nearly all similarities of states would be the same. Two things are set instead:
+What a sweep costs depends on where tokens exit. Two things are set so that this differs between thresholds:
 
-- Norms. Decoder layer i adds so much to the state that its output and its input have a cosine similarity of about
-  (i + 1) / (L + 1) for i above 1: lower layers change the state much, upper ones little, as in trained models, and
-  they come to agree on the token.
-- Scales. The output head is so steep that the gap between the two largest of 32,128 probabilities is anywhere in
-  (0, 1), and so is the exit classifier's score.
+- Decoder layer i adds so much to the state that its output and its input have a cosine similarity of about
+  (L + i) / (2 L + 1): lower layers change the state more than upper ones, as in trained models. With weights drawn
+  alike in all layers, nearly all similarities would be the same.
+- The output head is so steep that the gap between the two largest of 32,128 probabilities is anywhere in (0, 1), and
+  so is the exit classifier's score.
 
-Nothing is fitted: `benchmarks.sweep` prints the mean exit layers that come out.
+Measured on 128 tokens, the 5th and 95th percentiles of the gap are 0.02 to 0.06 and 0.96 to 1 at every layer; those of
+the similarity rise from 0.50 and 0.59 at layer 2 to 0.93 and 0.94 at layer 8. `benchmarks.sweep` prints the mean exit
+layers that come out. What trained models have and this one has not is agreement: below the last two layers, a layer
+hardly ever predicts the token that the last one does. Outputs of different thresholds part early and share little,
+which is a hard case for a sweep.
 """
 
 import pathlib
@@ -33,7 +36,7 @@ PAPER_DIMENSIONS = T5Config(
 )
 # Logits have about this standard deviation. Below sqrt(2 ln 32128) = 4.5 all probabilities would be small.
 _LOGIT_SCALE = 9.0
-# Root mean square of what a layer with kernels of unit gain adds to the state: two attentions and feed-forward.
+# About what a layer whose kernels have unit gain adds to the state, as a root mean square.
 _ADDED = 0.8
 
 
@@ -88,5 +91,5 @@ def _norms(num_layers: int) -> list[float]:
     norms = [1.0]
     for layer in range(1, num_layers + 1):
         # What is added is as good as orthogonal to the state: the similarity is the ratio of the norms.
-        norms.append(norms[-1] * (num_layers + 1) / (max(layer, 2) + 1))
+        norms.append(norms[-1] * (2 * num_layers + 1) / (layer + num_layers))
     return norms

@@ -6,6 +6,7 @@ Google's client is imported when the first `gs://` path is used. Whatever goes w
 
 from ._cache import cached_folder as cached_folder
 from ._error import StorageError as StorageError
+from ._files import check_writable as check_writable
 from ._files import exists as exists
 from ._files import is_file as is_file
 from ._files import is_folder as is_folder
@@ -16,6 +17,9 @@ from ._files import remove_file as remove_file
 from ._files import remove_folder as remove_folder
 from ._files import replacing as replacing
 from ._files import version as version
+from ._google import CloudFile as CloudFile
+from ._google import list_below as list_below
+from ._google import stat as stat
 from ._paths import absolute as absolute
 from ._paths import base_name as base_name
 from ._paths import is_cloud_path as is_cloud_path

@@ -90,6 +90,18 @@ def replacing(path: AnyPath, *, overwrite: bool = True, replaces: str | None = N
         _google.upload(temporary, path, expected=expected)
 
 
+def check_writable(path: AnyPath) -> None:
+    """Finds out, without a trace, whether a file may be written.
+
+    Raises:
+      OSError: If it may not; says why.
+    """
+    if is_cloud_path(path):
+        _google.check_writable(path)
+    else:
+        _local.check_writable(path)
+
+
 def make_folder(path: AnyPath) -> None:
     """Makes a folder with those above it, where folders are not there by themselves, as on Cloud Storage."""
     if not is_cloud_path(path):

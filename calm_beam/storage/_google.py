@@ -134,6 +134,13 @@ def upload(source: pathlib.Path, path: AnyPath, *, expected: str | None) -> None
                 raise FileExistsError(f"{path}: was written by somebody else in the meantime.") from None
 
 
+def check_writable(path: AnyPath) -> None:
+    """Begins an upload, for which the service asks the same permission as for a whole one, and leaves it at that."""
+    bucket, name = bucket_and_name(path)
+    with _in_words(path) as client:
+        client.bucket(bucket).blob(name).create_resumable_upload_session(**_attempts())
+
+
 def download(file: CloudFile, target: pathlib.Path) -> None:
     """Writes one generation of an object to a local path; compare its checksum with `is_intact`.
 

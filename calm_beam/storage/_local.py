@@ -24,6 +24,13 @@ def version(path: AnyPath) -> str:
     return f"{found.st_dev}-{found.st_ino}-{found.st_mtime_ns}-{found.st_size}"
 
 
+def check_writable(path: AnyPath) -> None:
+    """Raises PermissionError if the folder that a file would be in, or the nearest above it, cannot be written."""
+    folder = next(folder for folder in pathlib.Path(path).absolute().parents if folder.exists())
+    if not os.access(folder, os.W_OK):
+        raise PermissionError(f"{path}: permission denied: {folder} cannot be written.")
+
+
 @contextlib.contextmanager
 def replacing(path: AnyPath, *, expected: str | None) -> Iterator[pathlib.Path]:
     """Gives a temporary path in the same folder, and moves it to `path` in a single step at the end.

@@ -147,8 +147,11 @@ def test_an_existing_output_is_kept(
         ([], "--output is missing: the JSONL file to write."),
         (["--output={tmp}"], "--output {tmp}: is a directory, expected a file such as {tmp}/outputs.jsonl."),
         (["--output={tmp}/no/out.jsonl"], "--output {tmp}/no/out.jsonl: the folder {tmp}/no does not exist."),
-        (["--output=gs://b/out.jsonl"], "--output gs://b/out.jsonl: object stores are not supported yet."),
-        (["--output={tmp}/x", "--runner=DataflowRunner"], "decode writes one local file and runs on this machine"),
+        (
+            ["--output=s3://b/out.jsonl"],
+            "--output s3://b/out.jsonl: of object stores only",
+        ),
+        (["--output={tmp}/x", "--runner=DataflowRunner"], "decode writes one file and runs on this machine"),
         (["--output={tmp}/x", "--delta=0.1"], "unknown flag --delta."),
     ],
 )

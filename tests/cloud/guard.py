@@ -12,7 +12,7 @@ import http.server
 import json
 import threading
 import urllib.parse
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 _OBJECT = "/storage/v1/b/"
 # Preconditions that are enforced, on requests that are not resumed.
@@ -63,6 +63,7 @@ class Guard:
       faults: Answers to give instead of the emulator's, from now on.
       corrupted: Names of objects whose content arrives with one bit changed.
       page_size: Most objects in one answer to a listing.
+      before: Called with method, unquoted address and body of every request, before it is answered.
     """
 
     def __init__(self, emulator_port: int) -> None:
@@ -75,15 +76,18 @@ class Guard:
         self.faults: list[Fault] = []
         self.corrupted: set[str] = set()
         self.page_size = 1000
+        self.before: Callable[[str, str, bytes], None] | None = None
 
     def reset(self) -> None:
         """Forgets requests and failures."""
-        self.requests, self.faults, self.corrupted, self.page_size = [], [], set(), 1000
+        self.requests, self.faults, self.corrupted, self.page_size, self.before = [], [], set(), 1000, None
 
     def answer(self, method: str, target: str, headers: list[tuple[str, str]], body: bytes) -> _Answer:
         """Returns what a request gets."""
+        place = urllib.parse.unquote(target)
+        if self.before is not None:
+            self.before(method, place, body)
         with self._lock:
-            place = urllib.parse.unquote(target)
             self.requests.append((method, place))
             fault = next((fault for fault in self.faults if fault.method == method and fault.part in place), None)
             if fault is None:

@@ -50,6 +50,8 @@ def serving_cloud(folder: pathlib.Path) -> Iterator[CloudService]:
         logging.getLogger(name).setLevel(logging.CRITICAL)
     with contextlib.ExitStack() as stack:
         emulator = stack.enter_context(gcp_storage_emulator.server.create_server("127.0.0.1", 0, in_memory=True))
+        # It would write all its metadata again with every request, for a restart that never comes.
+        emulator._storage._write_config_to_file = lambda: None
         port = emulator._api._httpd.server_address[1]
         guard = stack.enter_context(serving_guard(port))
         credentials = stack.enter_context(fake_credentials(folder))

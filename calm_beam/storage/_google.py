@@ -25,8 +25,8 @@ if TYPE_CHECKING:
 # Of one request with its retries, and of one attempt to connect or to receive more.
 _DEADLINE_SECONDS = 300.0
 _TIMEOUT_SECONDS = 60.0
-# Read at once: a request costs as much time as a megabyte.
-_READ_BYTES = 8 * 2**20
+# Read at once: a request costs as much time as a megabyte, and of large files the first lines are looked at alone.
+_READ_BYTES = 2**20
 _WILDCARD = re.compile(r"[*?[]")
 _LOG_IN = (
     "Log in with `gcloud auth application-default login`, or set GOOGLE_APPLICATION_CREDENTIALS to the key of a "
@@ -307,8 +307,17 @@ def _in_words(path: AnyPath, *, generation: int | None = None) -> "Iterator[Clie
         ) from None
     except (exceptions.Unauthorized, GoogleAuthError) as error:
         raise StorageError(f"{path}: the credentials do not work ({_message(error)}). {_LOG_IN}") from None
-    except (exceptions.GoogleAPIError, RequestException) as error:
-        raise StorageError(f"{path}: Google Cloud Storage gives no answer ({_message(error)}).") from None
+    except (exceptions.GoogleAPIError, RequestException, _corruption_error()) as error:
+        raise StorageError(f"{path}: the request to Google Cloud Storage failed ({_message(error)}).") from None
+
+
+def _corruption_error() -> type[Exception]:
+    """Returns what uploads raise that arrived with another checksum; it moved in version 3."""
+    try:
+        from google.cloud.storage.exceptions import DataCorruption
+    except ImportError:
+        from google.resumable_media import DataCorruption
+    return DataCorruption
 
 
 def _client(path: AnyPath) -> "Client":

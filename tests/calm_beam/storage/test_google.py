@@ -334,7 +334,7 @@ def test_failures_that_do_not_pass_are_told(
 
     monkeypatch.setattr(_google, "_DEADLINE_SECONDS", 0.5)
     cloud.guard.faults.append(Fault(503, "GET", "/a?", times=10**6))
-    with pytest.raises(StorageError, match=r"^gs://bucket-\d+/a: Google Cloud Storage gives no answer \(.*\)\.$"):
+    with pytest.raises(StorageError, match=r"^gs://bucket-\d+/a: the request to Google Cloud Storage failed \(.*\)\.$"):
         storage.version(f"{bucket}/a")
 
 

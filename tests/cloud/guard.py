@@ -62,6 +62,7 @@ class Guard:
       requests: Method and unquoted address of every request so far.
       faults: Answers to give instead of the emulator's, from now on.
       corrupted: Names of objects whose content arrives with one bit changed.
+      damage: Bytes of uploads that arrive changed, and what they become; None for none.
       page_size: Most objects in one answer to a listing.
       before: Called with method, unquoted address and body of every request, before it is answered.
     """
@@ -75,12 +76,14 @@ class Guard:
         self.requests: list[tuple[str, str]] = []
         self.faults: list[Fault] = []
         self.corrupted: set[str] = set()
+        self.damage: tuple[bytes, bytes] | None = None
         self.page_size = 1000
         self.before: Callable[[str, str, bytes], None] | None = None
 
     def reset(self) -> None:
         """Forgets requests and failures."""
-        self.requests, self.faults, self.corrupted, self.page_size, self.before = [], [], set(), 1000, None
+        self.requests, self.faults, self.corrupted, self.damage, self.page_size = [], [], set(), None, 1000
+        self.before = None
 
     def answer(self, method: str, target: str, headers: list[tuple[str, str]], body: bytes) -> _Answer:
         """Returns what a request gets."""
@@ -118,6 +121,8 @@ class Guard:
             # The real service says 404 to who reads what is not there.
             status = 404 if method == "GET" and generation is None else 412
             return _error(status, "At least one of the pre-conditions you specified did not hold.")
+        if self.damage is not None and parts.path.startswith("/upload/"):
+            body = body.replace(*self.damage)
         answer = self._forward(method, target, headers, body)
         if query.get("uploadType") == "resumable" and upload_id is None:
             location = dict(answer.headers).get("Location", "")

@@ -428,6 +428,18 @@ def test_damage_on_the_way_is_told(cloud: "CloudService", bucket: str) -> None:
         read(f"{bucket}/a")
 
 
+@pytest.mark.parametrize("size", [10, 2**19])
+def test_an_upload_that_arrives_damaged_is_told(
+    cloud: "CloudService", bucket: str, monkeypatch: pytest.MonkeyPatch, size: int
+) -> None:
+    """An upload of which something else arrives is refused by its checksum, and leaves no file."""
+    monkeypatch.setattr("google.cloud.storage.blob._MAX_MULTIPART_SIZE", 2**18)
+    cloud.guard.damage = (b"mark", b"Mark")
+    with pytest.raises(StorageError, match=r"a: the request to Google Cloud Storage failed \(.*(?i:checksum|crc32c)"):
+        write(f"{bucket}/a", b"mark".ljust(size, b"x"))
+    assert not storage.exists(f"{bucket}/a")
+
+
 def test_without_the_client_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where google-cloud-storage is not installed, every operation says how to install it."""
     for name in [name for name in sys.modules if name.startswith(("google.cloud", "google.api_core", "google.auth"))]:

@@ -28,9 +28,14 @@ _CORE = [
 
 _PLOTS = ["matplotlib>=3.9,<4"]
 
+# For gs:// paths.
+_GCP = ["google-cloud-storage>=2.18,<4"]
+
 _DEV = [
+    *_GCP,
     *_PLOTS,
     "build>=1.2,<2",
+    "gcp-storage-emulator>=2026.7,<2028",
     "hypothesis>=6.100,<7",
     "jsonschema>=4.20,<5",
     "mpmath>=1.3,<2",
@@ -67,6 +72,6 @@ setuptools.setup(
         "calm_beam": ["py.typed"],
     },
     install_requires=_CORE,
-    extras_require={"dev": _DEV, "plots": _PLOTS},
+    extras_require={"dev": _DEV, "gcp": _GCP, "plots": _PLOTS},
     entry_points={"console_scripts": ["calm-beam = calm_beam.launch.cli:entry_point"]},
 )

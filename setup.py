@@ -31,8 +31,11 @@ _PLOTS = ["matplotlib>=3.9,<4"]
 # For gs:// paths.
 _GCP = ["google-cloud-storage>=2.18,<4"]
 
+# For --runner=DataflowRunner: Beam's clients of it.
+_DATAFLOW = [*_GCP, "apache-beam[gcp]>=2.70,<2.80"]
+
 _DEV = [
-    *_GCP,
+    *_DATAFLOW,
     *_PLOTS,
     "build>=1.2,<2",
     "gcp-storage-emulator>=2026.7,<2028",
@@ -72,6 +75,6 @@ setuptools.setup(
         "calm_beam": ["py.typed"],
     },
     install_requires=_CORE,
-    extras_require={"dev": _DEV, "gcp": _GCP, "plots": _PLOTS},
+    extras_require={"dataflow": _DATAFLOW, "dev": _DEV, "gcp": _GCP, "plots": _PLOTS},
     entry_points={"console_scripts": ["calm-beam = calm_beam.launch.cli:entry_point"]},
 )

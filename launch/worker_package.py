@@ -1,6 +1,7 @@
 """How workers on other machines get calm_beam."""
 
 import pathlib
+import re
 import sys
 import tarfile
 import zipfile
@@ -69,7 +70,7 @@ def _check_readable(package: str) -> None:
 def _holds_calm_beam(package: str) -> bool:
     """Returns whether a wheel or an sdist holds all three floors; whoever names one on Cloud Storage is believed."""
     if package.startswith("gs://"):
-        return pathlib.PurePosixPath(package).name.startswith("calm_beam-")
+        return re.match(r"calm[-_]beam-", pathlib.PurePosixPath(package).name) is not None
     if zipfile.is_zipfile(package):
         with zipfile.ZipFile(package) as archive:
             names = archive.namelist()

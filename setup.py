@@ -47,6 +47,8 @@ _DEV = [
     "pytest>=8.2,<10",
     "pytest-timeout>=2.3,<3",
     "ruff>=0.15,<0.18",
+    # What pyproject.toml builds with; tests build without fetching it again.
+    "setuptools>=77",
 ]
 
 _VERSION = re.search(r'__version__ = "(.+)"', (_ROOT / "calm_beam" / "__init__.py").read_text(encoding="utf-8"))

@@ -43,6 +43,8 @@ class DataflowService:
                 {"time": time, "messageText": text, "messageImportance": "JOB_MESSAGE_ERROR"} for text in self.errors
             ]
             return 200, {"jobMessages": messages}
+        if method == "GET" and match["part"] == "metrics":
+            return 200, {}
         if method == "GET" and match["id"] is not None:
             return 200, {"id": match["id"], "currentState": self.final_state}
         return 501, {"error": {"code": 501, "message": f"the stand-in does not know {method} {target}"}}

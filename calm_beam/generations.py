@@ -13,7 +13,7 @@ import pyarrow
 import pyarrow.parquet
 
 from calm_beam.examples import Example
-from calm_beam.storage import replacing
+from calm_beam.storage import open_input, replacing
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -101,7 +101,7 @@ def read_generations(path: str | os.PathLike[str]) -> Iterator[Generation]:
       path: A file of `write_generations`.
     """
     example_fields = [field.name for field in dataclasses.fields(Example)]
-    with pyarrow.parquet.ParquetFile(path) as file:
+    with open_input(path) as raw, pyarrow.parquet.ParquetFile(raw) as file:
         for batch in file.iter_batches():
             for row in batch.to_pylist():
                 example = {name: _as_tuple(row.pop(name)) for name in example_fields}
@@ -118,7 +118,8 @@ def stored_prompts(path: str | os.PathLike[str]) -> set[tuple[str | None, tuple[
     Args:
       path: A file of `write_generations`.
     """
-    table = pyarrow.parquet.read_table(path, columns=["input", "input_ids"])
+    with open_input(path) as raw:
+        table = pyarrow.parquet.read_table(raw, columns=["input", "input_ids"])
     return {(row["input"], _as_tuple(row["input_ids"])) for row in table.to_pylist()}
 
 

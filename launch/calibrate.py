@@ -7,7 +7,6 @@ With no flags it calibrates the embedded model on the embedded data. Writes `man
 import argparse
 import datetime
 import importlib.metadata
-import pathlib
 import platform
 import sys
 import time
@@ -23,16 +22,17 @@ from calm_beam.manifest import ManifestError, ModelRecord, VocabularyRecord, rea
 from calm_beam.metrics.registry import METRICS, checked_score, get_metric
 from calm_beam.risk.fwer import PROCEDURES
 from calm_beam.risk.pvalues import P_VALUES
+from calm_beam.storage import absolute, check_writable, is_cloud_path, is_file, joined, version
 from calm_beam.transforms import CalibrateGenerations, DecodeExamples, ReadExamples
 
-from .dataflow import add_job_flags, job_paths, prepare_job
+from .dataflow import add_job_flags, job_paths, prepare_job, template_location
 from .flags import (
     FlagParser,
     UsageError,
     add_decode_flags,
+    naming,
     numbers,
     parse_flags,
-    refuse_cloud_paths,
     texts,
     whole_number,
 )
@@ -51,7 +51,7 @@ def main(argv: Sequence[str]) -> int:
         _fill_in_defaults(flags)
         prepare_job(options, accelerator=flags.accelerator, paths=job_paths(flags), num_shards=flags.num_shards)
         specs = _specs(flags)
-        output = _checked_output(flags)
+        output, replaces = _checked_output(flags)
         run = prepare_run(flags, needs_references="risk" in flags.consistency, cluster_key=flags.cluster_key)
         _check_servable(run)
         plan = _plan(flags, run, specs)
@@ -65,7 +65,7 @@ def main(argv: Sequence[str]) -> int:
     try:
         with staged(output) as staging, shown_progress(enabled=is_local(options)) as progress:
             needs_references = "risk" in flags.consistency
-            decode_plan = run.plan(flags, staging / "generations" / run.generations_name())
+            decode_plan = run.plan(flags, joined(staging, "generations", run.generations_name()))
             _ = (
                 pipeline
                 | "ReadExamples"
@@ -83,11 +83,16 @@ def main(argv: Sequence[str]) -> int:
                     # Taken before any example is decoded, and compared with what was tested at the end.
                     plan_digest=plan.record().digest,
                     record=_record(flags, run),
-                    output=str(staging),
+                    output=staging,
+                    # What is staged locally replaces nothing yet.
+                    replaces=replaces if is_cloud_path(output) else "",
                 )
             )
             run_pipeline(pipeline)
-        manifest = read_manifest(output / MANIFEST)
+        if template := template_location(options):
+            print(f"Template: {template}. It has not run.")
+            return 0
+        manifest = read_manifest(joined(output, MANIFEST))
     except (PipelineError, ManifestError, OSError) as error:
         print(f"calm-beam calibrate: {error}", file=sys.stderr)
         return 1
@@ -200,15 +205,18 @@ def _check_servable(run: PreparedRun) -> None:
         )
 
 
-def _checked_output(flags: argparse.Namespace) -> pathlib.Path:
-    refuse_cloud_paths([("--output", flags.output)])
-    # Absolute, since workers have folders of their own.
-    output = pathlib.Path(flags.output).resolve()
-    if output.exists() and not output.is_dir():
-        raise UsageError(f"--output {output}: is a file, expected a directory.")
-    if (output / MANIFEST).exists() and not flags.overwrite:
+def _checked_output(flags: argparse.Namespace) -> tuple[str, str]:
+    """Returns the directory to write to, and the version of the manifest that it holds now."""
+    with naming("--output"):
+        # Absolute, since workers have folders of their own.
+        output = absolute(flags.output)
+        if is_file(output):
+            raise UsageError(f"--output {output}: is a file, expected a directory.")
+        replaces = version(joined(output, MANIFEST))
+        check_writable(joined(output, MANIFEST))
+    if replaces and not flags.overwrite:
         raise UsageError(f"--output {output}: holds a manifest already. Choose another directory, or pass --overwrite.")
-    return output
+    return output, replaces
 
 
 def _record(flags: argparse.Namespace, run: PreparedRun) -> RunRecord:
@@ -219,7 +227,7 @@ def _record(flags: argparse.Namespace, run: PreparedRun) -> RunRecord:
     return RunRecord(
         created=created.isoformat().replace("+00:00", "Z"),
         model=ModelRecord(
-            uri=str(run.checkpoint.directory),
+            uri=run.checkpoint.uri,
             fingerprint=run.model_fingerprint,
             layers=run.checkpoint.config.num_decoder_layers,
         ),

@@ -90,6 +90,12 @@ def job_address(result: PipelineResult, options: PipelineOptions) -> str | None:
     return f"https://console.cloud.google.com/dataflow/jobs/{cloud.region}/{result.job_id()}?project={cloud.project}"
 
 
+def template_location(options: PipelineOptions) -> str | None:
+    """Returns where a job is written instead of being submitted, as the launcher of a Flex Template asks; or None."""
+    location: str | None = options.view_as(GoogleCloudOptions).template_location
+    return location if is_dataflow(options) else None
+
+
 def _check_place(options: PipelineOptions) -> None:
     cloud = options.view_as(GoogleCloudOptions)
     if not cloud.project:

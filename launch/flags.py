@@ -1,8 +1,9 @@
 """Flags: ours next to Beam's, with every unknown one refused."""
 
 import argparse
+import contextlib
 import difflib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from calm_beam.exits.rule import CONFIDENCES, SCHEDULES, STATE_PROPAGATIONS, TOKEN_SOURCES
@@ -13,6 +14,15 @@ if TYPE_CHECKING:
 
 class UsageError(ValueError):
     """A flag or its value is wrong; nothing has been done."""
+
+
+@contextlib.contextmanager
+def naming(flag: str) -> Iterator[None]:
+    """Turns what goes wrong with a file, while the value of a flag is checked, into a `UsageError` that names it."""
+    try:
+        yield
+    except OSError as error:
+        raise UsageError(f"{flag} {error}") from error
 
 
 class _HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
@@ -185,12 +195,3 @@ def add_exit_flags(parser: FlagParser, *, default_grid_step: float | None) -> No
     )
     exits.add_argument("--min_exit_layer", type=whole_number(1), default=1, help="lowest layer that may exit")
     exits.add_argument("--exit_interval", type=whole_number(1), default=1, help="distance of layers that may exit")
-
-
-def refuse_cloud_paths(paths: Iterable[tuple[str, str]]) -> None:
-    """Raises `UsageError` for a path on an object store; `paths` are pairs of flag and path."""
-    from calm_beam.storage import is_cloud_path
-
-    for flag, path in paths:
-        if is_cloud_path(path):
-            raise UsageError(f"{flag} {path}: object stores are not supported yet. Copy it to a local or mounted disk.")

@@ -3,19 +3,19 @@
 import argparse
 import dataclasses
 import itertools
-import pathlib
 from collections.abc import Sequence
 
 from calm_beam.checkpoints import Checkpoint, CheckpointError, load_checkpoint
 from calm_beam.decoding.settings import DecodeSettings, descending_grid, uniform_grid
 from calm_beam.examples import DataError
 from calm_beam.exits.rule import ExitRule
+from calm_beam.storage import absolute
 from calm_beam.transforms.decode import DecodePlan
 from calm_beam.transforms.examples import read_examples
 from calm_beam.vocabulary import Vocabulary, VocabularyError
 
 from .data_files import find_files
-from .flags import UsageError, refuse_cloud_paths
+from .flags import UsageError
 
 # Looked at in every file before work starts; the rest is checked by the workers.
 _PREVIEWED_EXAMPLES = 100
@@ -49,10 +49,10 @@ class PreparedRun:
         """Returns a fingerprint of the vocabulary with its extra ids; None for token ids."""
         return f"{self.vocabulary.fingerprint}+{self.vocabulary.extra_ids}" if self.vocabulary else None
 
-    def plan(self, flags: argparse.Namespace, directory: pathlib.Path) -> DecodePlan:
+    def plan(self, flags: argparse.Namespace, directory: str) -> DecodePlan:
         """Returns what workers need to decode into `directory`."""
         return DecodePlan(
-            checkpoint=str(self.checkpoint.directory),
+            checkpoint=self.checkpoint.uri,
             model_fingerprint=self.model_fingerprint,
             vocabulary=self.vocabulary_path,
             extra_ids=flags.extra_ids,
@@ -60,7 +60,7 @@ class PreparedRun:
             batch_size=flags.batch_size,
             on_long=flags.on_long,
             on_error=flags.on_error,
-            directory=str(directory),
+            directory=directory,
             num_shards=flags.num_shards,
         )
 
@@ -87,7 +87,6 @@ def prepare_run(
         raise UsageError("--checkpoint is missing: the folder of the model.")
     if flags.data is None:
         raise UsageError("--data is missing: JSONL files with the examples.")
-    refuse_cloud_paths([("--checkpoint", flags.checkpoint), ("--vocabulary", flags.vocabulary or "")])
     try:
         settings = settings or decode_settings(flags)
         paths = find_files("--data", flags.data)
@@ -98,11 +97,10 @@ def prepare_run(
             raise UsageError(
                 f"--confidence=classifier needs decoder/meta_cls in the checkpoint; {flags.checkpoint} has none."
             )
-        vocabulary_path = flags.vocabulary or (checkpoint.vocabulary_path if is_text else None)
+        vocabulary_path = flags.vocabulary or (checkpoint.vocabulary_uri if is_text else None)
         if is_text and vocabulary_path is None:
             raise UsageError(
-                f"no sentencepiece.model in or beside {checkpoint.directory}: pass --vocabulary, or data that "
-                "has input_ids."
+                f"no sentencepiece.model in or beside {checkpoint.uri}: pass --vocabulary, or data that has input_ids."
             )
         vocabulary = Vocabulary(vocabulary_path, extra_ids=flags.extra_ids) if vocabulary_path else None
     except (CheckpointError, VocabularyError, DataError, ValueError, OSError) as error:
@@ -117,7 +115,7 @@ def prepare_run(
         paths=paths,
         checkpoint=checkpoint,
         vocabulary=vocabulary,
-        vocabulary_path=str(pathlib.Path(vocabulary_path).resolve()) if vocabulary_path else None,
+        vocabulary_path=absolute(vocabulary_path) if vocabulary_path else None,
         settings=settings,
         model_fingerprint=checkpoint.fingerprint(),
     )

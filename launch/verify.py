@@ -20,7 +20,8 @@ Exit status: 0 no promise broken, 1 failure, 2 bad usage, 3 a promise is broken.
 """
 
 import argparse
-import pathlib
+import glob
+import os
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -47,6 +48,7 @@ from calm_beam.manifest import Calibration, Manifest, ManifestError, read_manife
 from calm_beam.metrics.registry import MetricError, checked_score, get_metric
 from calm_beam.risk.evidence import EvidenceError
 from calm_beam.risk.pvalues import P_VALUES
+from calm_beam.storage import joined, list_files, parent
 from calm_beam.transforms import DecodeExamples, ReadExamples
 from calm_beam.transforms.decode import with_unique_ids
 from calm_beam.transforms.examples import read_examples
@@ -179,7 +181,7 @@ def _needs_references(entries: Sequence[Calibration]) -> bool:
     return any(entry.consistency == "risk" for entry in entries)
 
 
-def _check_data(run: PreparedRun, flags: argparse.Namespace, manifest: Manifest, path: pathlib.Path) -> None:
+def _check_data(run: PreparedRun, flags: argparse.Namespace, manifest: Manifest, path: str) -> None:
     """Refuses the calibration set itself, and tells how many of its prompts come again."""
     fresh: list[Example] = []
     for index, name in enumerate(run.paths):
@@ -189,7 +191,7 @@ def _check_data(run: PreparedRun, flags: argparse.Namespace, manifest: Manifest,
             f"--data {','.join(flags.data)}: is the calibration set itself. What chose the threshold cannot test it: "
             "take examples that were drawn anew."
         )
-    stored = sorted(path.parent.glob("generations/*/*.parquet"))
+    stored = list_files(joined(glob.escape(parent(path)), "generations", "*", "*.parquet"))
     if not stored:
         print(
             "whether the data share prompts with the calibration set cannot be told: its generations do not stand "
@@ -221,11 +223,11 @@ def _decode(
         _ = (
             pipeline
             | "ReadExamples" >> ReadExamples(run.paths, flags.num_shards, needs_references, progress, flags.cluster_key)
-            | "DecodeExamples" >> DecodeExamples(run.plan(flags, pathlib.Path(folder)), progress)
+            | "DecodeExamples" >> DecodeExamples(run.plan(flags, folder), progress)
         )
         run_pipeline(pipeline)
         return FreshLosses.of(
-            (item for path in sorted(pathlib.Path(folder).iterdir()) for item in read_generations(path)),
+            (item for name in sorted(os.listdir(folder)) for item in read_generations(os.path.join(folder, name))),
             entries,
             metrics=metrics,
             salt=manifest.plan.salt if manifest.plan else _DEFAULT_SALT,

@@ -2,7 +2,6 @@
 
 import dataclasses
 import itertools
-import pathlib
 from collections.abc import Iterable, Iterator
 
 import apache_beam as beam
@@ -15,6 +14,7 @@ from calm_beam.generations import Generation, read_generations
 from calm_beam.manifest import write_manifest
 from calm_beam.metrics.registry import get_metric
 from calm_beam.risk.clusters import ClusterLosses
+from calm_beam.storage import joined, make_folder
 
 # Examples whose totals are made at once: arrays long enough to be fast, short enough to stay in the cache.
 _BATCH = 64
@@ -29,12 +29,14 @@ class CalibrateGenerations(beam.PTransform):
       plan_digest: Digest of the plan when it was settled.
       record: What else the manifest says.
       output: Output directory.
+      replaces: Version of the manifest there that is to be replaced, empty for none; another one is not.
     """
 
     plan: Plan
     plan_digest: str
     record: RunRecord
     output: str
+    replaces: str = ""
 
     def expand(self, paths: beam.PCollection) -> beam.PCollection:
         """Returns a PCollection of str with the manifest's path."""
@@ -46,7 +48,14 @@ class CalibrateGenerations(beam.PTransform):
             totals
             | "SumLosses" >> beam.CombineGlobally(_SumTotals(self.plan.layout()))
             | "WriteResults"
-            >> beam.Map(_write_results, plan=self.plan, digest=self.plan_digest, record=self.record, output=self.output)
+            >> beam.Map(
+                _write_results,
+                plan=self.plan,
+                digest=self.plan_digest,
+                record=self.record,
+                output=self.output,
+                replaces=self.replaces,
+            )
         )
 
 
@@ -159,16 +168,17 @@ class _SumTotals(beam.CombineFn):
         return accumulator
 
 
-def _write_results(totals: CalibrationTotals, *, plan: Plan, digest: str, record: RunRecord, output: str) -> str:
+def _write_results(
+    totals: CalibrationTotals, *, plan: Plan, digest: str, record: RunRecord, output: str, replaces: str
+) -> str:
     """Writes the risk table, then the manifest; returns the manifest's path."""
     if totals.risk.n == 0:
         raise DataError(f"the calibration set is empty: no examples in {', '.join(record.patterns)}.")
     num_layers = record.model.layers
     rows = risk_rows(totals, plan, num_layers=num_layers)
     manifest = record.manifest(totals, calibrate(rows, plan, num_layers=num_layers), plan, digest=digest)
-    directory = pathlib.Path(output)
-    directory.mkdir(parents=True, exist_ok=True)
-    write_risk_table(directory / "risk_table.csv", rows)
-    path = directory / "manifest.json"
-    write_manifest(manifest, path)
-    return str(path)
+    make_folder(output)
+    write_risk_table(joined(output, "risk_table.csv"), rows)
+    path = joined(output, "manifest.json")
+    write_manifest(manifest, path, overwrite=True, replaces=replaces)
+    return path

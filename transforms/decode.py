@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import pathlib
 import time
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
@@ -15,6 +14,7 @@ from calm_beam.decoding.prompts import Prompt, encode_prompt
 from calm_beam.decoding.settings import DecodeSettings
 from calm_beam.examples import DataError, Example
 from calm_beam.generations import Generation, write_generations
+from calm_beam.storage import joined, make_folder
 from calm_beam.vocabulary import Vocabulary
 
 from .devices import require_accelerator
@@ -54,7 +54,7 @@ class DecodePlan:
 
     def shard_path(self, shard: int) -> str:
         """Returns the file of a shard."""
-        return str(pathlib.Path(self.directory) / f"generations-{shard:05d}-of-{self.num_shards:05d}.parquet")
+        return joined(self.directory, f"generations-{shard:05d}-of-{self.num_shards:05d}.parquet")
 
 
 @dataclasses.dataclass
@@ -144,7 +144,7 @@ class _DecodeShard(beam.DoFn):
             self._prompts.inc()
             self._progress.report("decoded", 1)
         self._shard_msec.update(round(1000 * (time.perf_counter() - start)))
-        pathlib.Path(plan.directory).mkdir(parents=True, exist_ok=True)
+        make_folder(plan.directory)
         path = plan.shard_path(shard)
         write_generations(path, sorted(generations, key=lambda generation: generation.example.id))
         yield path

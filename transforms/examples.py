@@ -5,11 +5,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import apache_beam as beam
-from apache_beam.io.filesystem import CompressionTypes
-from apache_beam.io.filesystems import FileSystems
 from apache_beam.metrics import Metrics
 
 from calm_beam.examples import DataError, Example, parse_examples
+from calm_beam.storage import open_input
 
 from .progress import ProgressLog
 
@@ -97,7 +96,7 @@ class _ParseFile(beam.DoFn):
 def read_examples(
     path: str, *, file_index: int = 0, needs_references: bool = False, cluster_key: str | None = None
 ) -> Iterator[Example]:
-    """Yields the examples of one JSONL file on any file system that Beam knows.
+    """Yields the examples of one JSONL file, local or on Cloud Storage.
 
     Args:
       path: The file, read as gzip if it ends in `.gz`.
@@ -108,7 +107,7 @@ def read_examples(
     Raises:
       DataError: If the file is damaged or a line is not an example; names file and line.
     """
-    with FileSystems.open(path, compression_type=CompressionTypes.UNCOMPRESSED) as raw:
+    with open_input(path) as raw:
         yield from parse_examples(
             raw, path=path, file_index=file_index, needs_references=needs_references, cluster_key=cluster_key
         )

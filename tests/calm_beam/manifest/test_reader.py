@@ -171,16 +171,6 @@ def test_guarantee_says_what_holds() -> None:
         assert phrase in GUARANTEE
 
 
-@pytest.mark.parametrize("name", ["gs://bucket/m.json", pathlib.PurePosixPath("gs://bucket/m.json")])
-def test_cloud_paths_are_refused(name: str | pathlib.PurePosixPath) -> None:
-    """The reader has no storage client, and says what to do instead."""
-    with _refused(
-        f"manifest {name}: only local files are read here. Read the bytes with a storage client and pass them to "
-        "parse_manifest."
-    ):
-        read_manifest(name)
-
-
 def test_a_missing_file_is_an_os_error(tmp_path: pathlib.Path) -> None:
     """A file that is not there is told apart from one that cannot be trusted."""
     with pytest.raises(FileNotFoundError, match=r"absent\.json"):

@@ -7,7 +7,7 @@ import traceback
 import apache_beam as beam
 from apache_beam.options.pipeline_options import DirectOptions, PipelineOptions, StandardOptions
 from apache_beam.runners.portability.fn_api_runner import FnApiRunner
-from apache_beam.runners.runner import PipelineRunner, create_runner
+from apache_beam.runners.runner import PipelineResult, PipelineRunner, create_runner
 
 from .dataflow import job_address
 
@@ -47,7 +47,7 @@ def run_pipeline(pipeline: beam.Pipeline) -> None:
         result = pipeline.run()
         if address := job_address(result, pipeline.options):
             print(f"job {address}", file=sys.stderr)
-        result.wait_until_finish()
+        _wait(result, address)
     except Exception as error:
         # Runners wrap what a worker raised in types of their own, with its traceback as text.
         trace = "".join(traceback.format_exception_only(error))
@@ -58,6 +58,16 @@ def run_pipeline(pipeline: beam.Pipeline) -> None:
             # Nothing that the user did is known to cause this: what helps is where it happened.
             traceback.print_exception(error)
         raise PipelineError(first_cause(trace)) from error
+
+
+def _wait(result: PipelineResult, address: str | None) -> None:
+    try:
+        result.wait_until_finish()
+    except KeyboardInterrupt as error:
+        if address is None:
+            raise
+        # Whoever ends this process ends the watching, not the job.
+        raise KeyboardInterrupt(f"the job goes on: {address}") from error
 
 
 _ERROR_LINE = re.compile(r"^(?:[\w.]+\.)?(\w*(?:Error|Exception|Interrupt)): ", re.MULTILINE)

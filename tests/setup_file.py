@@ -14,5 +14,4 @@ def read_setup() -> dict[str, Any]:
     """Returns the arguments with which setup.py calls setuptools."""
     with mock.patch.object(setuptools, "setup") as setup:
         runpy.run_path(str(_SETUP))
-    keywords: dict[str, Any] = setup.call_args.kwargs
-    return keywords
+    return dict(setup.call_args.kwargs)

@@ -17,8 +17,9 @@ class DataflowService:
     Attributes:
       endpoint: Value of `--dataflow_endpoint`.
       jobs: The jobs that were submitted, in order, as their JSON says.
-      final_state: Of every job, the first time that somebody asks.
+      final_state: Of every job, whenever somebody asks.
       errors: Error messages of every job.
+      was_asked: Set when somebody asks for the state of a job.
     """
 
     def __init__(self) -> None:
@@ -26,6 +27,7 @@ class DataflowService:
         self.jobs: list[dict[str, Any]] = []
         self.final_state = "JOB_STATE_DONE"
         self.errors: list[str] = []
+        self.was_asked = threading.Event()
 
     def answer(self, method: str, target: str, body: bytes) -> tuple[int, dict[str, Any]]:
         """Returns status and content of the answer to a request; 501 to one that is not known."""
@@ -46,6 +48,7 @@ class DataflowService:
         if method == "GET" and match["part"] == "metrics":
             return 200, {}
         if method == "GET" and match["id"] is not None:
+            self.was_asked.set()
             return 200, {"id": match["id"], "currentState": self.final_state}
         return 501, {"error": {"code": 501, "message": f"the stand-in does not know {method} {target}"}}
 

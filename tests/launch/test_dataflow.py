@@ -14,6 +14,7 @@ from apache_beam.options.pipeline_options import (
 )
 
 from calm_beam.launch.accelerators import parse_accelerator
+from calm_beam.launch.cli import main
 from calm_beam.launch.dataflow import is_dataflow, prepare_job
 from calm_beam.launch.flags import UsageError
 
@@ -214,3 +215,22 @@ def test_an_accelerator_needs_an_image(accelerator: str) -> None:
     """Without an image that has JAX for it, an accelerator would be paid for and idle."""
     with pytest.raises(UsageError, match="--sdk_container_image is missing: Beam's own image has no JAX for accelera"):
         _prepare(*_PLACE, accelerator=accelerator)
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ([], "--project is missing"),
+        (["--accelerator=l4"], "argument --accelerator: expected a type such as nvidia-l4"),
+        ([*_PLACE[1:], _IMAGE], "demo/model: Dataflow's workers do not see this disk"),
+        ([*_PLACE[1:], _IMAGE, "--checkpoint=model", "--data=gs://bucket/a"], "--checkpoint model: Dataflow's workers"),
+        ([*_PLACE[1:], _IMAGE, "--checkpoint=gs://b/m", "--data=gs://b/a,b.jsonl"], "--data b.jsonl: Dataflow's work"),
+        ([*_PLACE[1:], _IMAGE, "--checkpoint=gs://b/m", "--data=gs://b/a"], "--output calibration: Dataflow's workers"),
+    ],
+)
+def test_calibrate_checks_its_job(flags: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """`calibrate` refuses what Dataflow cannot do as bad usage, before it reads model or data."""
+    assert main(["calibrate", "--runner=DataflowRunner", *flags]) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert message in printed.err

@@ -12,6 +12,8 @@ import zipfile
 import pytest
 
 from calm_beam import __version__
+from calm_beam.manifest import read_manifest
+from tests.pipelines import SHORT_FLAGS, id_rows, without_time, write_model, write_rows
 
 _ROOT = pathlib.Path(__file__).parents[2]
 _FLOORS = {"calm_beam": "calm_beam", "transforms": "calm_beam/transforms", "launch": "calm_beam/launch"}
@@ -24,7 +26,7 @@ _DATA = {
     "calm_beam/demo/model/sentencepiece.model",
 }
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.timeout(600)
 
 
 @pytest.fixture(scope="module")
@@ -96,3 +98,31 @@ def test_the_sdist_holds_the_floors(built: pathlib.Path) -> None:
         names = {name.partition("/")[2] for name in archive.getnames()}
     assert {"setup.py", "pyproject.toml", "launch/cli.py", "transforms/decode.py", "calm_beam/__init__.py"} <= names
     assert not {name for name in names if name.startswith(("tests", "benchmarks", "calm_beam/launch"))}
+
+
+@pytest.mark.slow
+def test_the_wheel_calibrates_from_anywhere(wheel: zipfile.ZipFile, tmp_path: pathlib.Path) -> None:
+    """Far from the sources, the wheel's calm_beam calibrates to the same table and manifest as that of the sources."""
+    model = write_model(tmp_path / "model")
+    data = write_rows(tmp_path / "rows.jsonl", id_rows(12))
+    (tmp_path / "elsewhere").mkdir()
+    wheel.extractall(tmp_path / "installed")
+    code = "import sys, calm_beam.launch.cli as cli; print(cli.__file__); sys.exit(cli.main())"
+    manifests = []
+    for place in (tmp_path / "installed", _ROOT):
+        output = tmp_path / f"out-{place.name}"
+        flags = [f"--checkpoint={model}", f"--data={data}", f"--output={output}", "--metric=token_f1", *SHORT_FLAGS]
+        done = subprocess.run(
+            [sys.executable, "-c", code, "calibrate", *flags],
+            capture_output=True,
+            text=True,
+            env={**os.environ, "PYTHONPATH": str(place)},
+            cwd=tmp_path / "elsewhere",
+            timeout=240,
+        )
+        assert done.returncode == 0, done.stderr
+        assert done.stdout.startswith(str(place))
+        manifests.append(
+            (without_time(read_manifest(output / "manifest.json")), (output / "risk_table.csv").read_bytes())
+        )
+    assert manifests[0] == manifests[1]

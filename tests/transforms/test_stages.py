@@ -52,9 +52,7 @@ def _fused(pipeline: beam_runner_api_pb2.Pipeline, start: str) -> set[str]:
             if step.unique_name in reached
             for collection in (*step.inputs.values(), *step.outputs.values())
         }
-        reached |= {
-            step.unique_name for step in kept if touched & {*step.inputs.values(), *step.outputs.values()}
-        }
+        reached |= {step.unique_name for step in kept if touched & {*step.inputs.values(), *step.outputs.values()}}
     return reached
 
 

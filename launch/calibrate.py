@@ -25,6 +25,7 @@ from calm_beam.risk.pvalues import P_VALUES
 from calm_beam.storage import absolute, check_writable, is_cloud_path, is_file, joined, version
 from calm_beam.transforms import CalibrateGenerations, DecodeExamples, ReadExamples
 
+from .dataflow import add_job_flags, job_paths, prepare_job, template_location
 from .flags import (
     FlagParser,
     UsageError,
@@ -48,6 +49,7 @@ def main(argv: Sequence[str]) -> int:
     try:
         flags, options = parse_flags(parser, argv)
         _fill_in_defaults(flags)
+        prepare_job(options, accelerator=flags.accelerator, paths=job_paths(flags), num_shards=flags.num_shards)
         specs = _specs(flags)
         output, replaces = _checked_output(flags)
         run = prepare_run(flags, needs_references="risk" in flags.consistency, cluster_key=flags.cluster_key)
@@ -68,7 +70,13 @@ def main(argv: Sequence[str]) -> int:
                 pipeline
                 | "ReadExamples"
                 >> ReadExamples(run.paths, flags.num_shards, needs_references, progress, flags.cluster_key)
-                | "DecodeExamples" >> DecodeExamples(decode_plan, progress)
+                | "DecodeExamples"
+                >> DecodeExamples(
+                    decode_plan,
+                    progress,
+                    accelerator_hint=flags.accelerator.hint() if flags.accelerator else None,
+                    needs_accelerator=flags.accelerator is not None,
+                )
                 | "CalibrateGenerations"
                 >> CalibrateGenerations(
                     plan=plan,
@@ -81,6 +89,9 @@ def main(argv: Sequence[str]) -> int:
                 )
             )
             run_pipeline(pipeline)
+        if template := template_location(options):
+            print(f"Template: {template}. It has not run.")
+            return 0
         manifest = read_manifest(joined(output, MANIFEST))
     except (PipelineError, ManifestError, OSError) as error:
         print(f"calm-beam calibrate: {error}", file=sys.stderr)
@@ -92,6 +103,7 @@ def main(argv: Sequence[str]) -> int:
 def _parser() -> FlagParser:
     parser = FlagParser(prog="calm-beam calibrate", description=(__doc__ or "").split("\n\n")[0])
     add_decode_flags(parser, default_grid_step=0.05)
+    add_job_flags(parser)
     goal = parser.add_argument_group("guarantee (lists are comma-separated; every combination is one manifest entry)")
     goal.add_argument("--consistency", type=texts, help="textual, risk; default: textual (embedded model: both)")
     goal.add_argument(

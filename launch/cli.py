@@ -58,8 +58,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     # Each command is imported alone: Beam takes seconds, and `train` does without it.
     try:
         return importlib.import_module(f"calm_beam.launch.{command}").main(flags)
-    except KeyboardInterrupt:
-        print(f"calm-beam {command}: interrupted; nothing was written.", file=sys.stderr)
+    except KeyboardInterrupt as interrupt:
+        # A command that keeps what it has done says so.
+        print(f"calm-beam {command}: interrupted; {str(interrupt) or 'nothing was written.'}", file=sys.stderr)
         return _INTERRUPTED
 
 

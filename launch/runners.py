@@ -1,12 +1,15 @@
 """Which Beam runner executes a pipeline, and what its failures say."""
 
 import re
+import sys
 import traceback
 
 import apache_beam as beam
 from apache_beam.options.pipeline_options import DirectOptions, PipelineOptions, StandardOptions
 from apache_beam.runners.portability.fn_api_runner import FnApiRunner
-from apache_beam.runners.runner import PipelineRunner, create_runner
+from apache_beam.runners.runner import PipelineResult, PipelineRunner, create_runner
+
+from .dataflow import job_address
 
 # Beam's own DirectRunner tries to download a binary at every start and behaves by what it finds; ours is explicit.
 _LOCAL_RUNNERS = ("", "directrunner", "fnapirunner", "bundlebaseddirectrunner")
@@ -35,13 +38,16 @@ def make_runner(options: PipelineOptions) -> PipelineRunner:
 
 
 def run_pipeline(pipeline: beam.Pipeline) -> None:
-    """Runs a pipeline to its end.
+    """Runs a pipeline to its end; tells where to watch it, if that is elsewhere.
 
     Raises:
       PipelineError: If it did not succeed.
     """
     try:
-        pipeline.run().wait_until_finish()
+        result = pipeline.run()
+        if address := job_address(result, pipeline.options):
+            print(f"job {address}", file=sys.stderr)
+        _wait(result, address)
     except Exception as error:
         # Runners wrap what a worker raised in types of their own, with its traceback as text.
         trace = "".join(traceback.format_exception_only(error))
@@ -52,6 +58,16 @@ def run_pipeline(pipeline: beam.Pipeline) -> None:
             # Nothing that the user did is known to cause this: what helps is where it happened.
             traceback.print_exception(error)
         raise PipelineError(first_cause(trace)) from error
+
+
+def _wait(result: PipelineResult, address: str | None) -> None:
+    try:
+        result.wait_until_finish()
+    except KeyboardInterrupt as error:
+        if address is None:
+            raise
+        # Whoever ends this process ends the watching, not the job.
+        raise KeyboardInterrupt(f"the job goes on: {address}") from error
 
 
 _ERROR_LINE = re.compile(r"^(?:[\w.]+\.)?(\w*(?:Error|Exception|Interrupt)): ", re.MULTILINE)

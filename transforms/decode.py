@@ -17,6 +17,7 @@ from calm_beam.generations import Generation, write_generations
 from calm_beam.storage import joined, make_folder
 from calm_beam.vocabulary import Vocabulary
 
+from .devices import require_accelerator
 from .progress import ProgressLog
 
 if TYPE_CHECKING:
@@ -65,22 +66,35 @@ class DecodeExamples(beam.PTransform):
     Attributes:
       plan: What to decode with.
       progress: Where to report.
+      accelerator_hint: Resource hint of the step that decodes, and of no other; None for none.
+      needs_accelerator: Whether a worker on which JAX finds only a CPU refuses to decode.
     """
 
     plan: DecodePlan
     progress: ProgressLog
+    accelerator_hint: str | None = None
+    needs_accelerator: bool = False
 
     def expand(self, shards: beam.PCollection) -> beam.PCollection:
         """Returns a PCollection of str."""
-        return shards | "DecodeShards" >> beam.ParDo(_DecodeShard(self.plan, self.progress))
+        decode = beam.ParDo(_DecodeShard(self.plan, self.progress, needs_accelerator=self.needs_accelerator))
+        if self.accelerator_hint is not None:
+            decode = decode.with_resource_hints(accelerator=self.accelerator_hint)
+        return (
+            shards
+            | "DecodeShards" >> decode
+            # What follows runs elsewhere, and when it is retried, nothing is decoded again.
+            | "KeepPaths" >> beam.Reshuffle()
+        )
 
 
 class _DecodeShard(beam.DoFn):
     """Decodes one shard; the model is loaded once per process."""
 
-    def __init__(self, plan: DecodePlan, progress: ProgressLog) -> None:
+    def __init__(self, plan: DecodePlan, progress: ProgressLog, *, needs_accelerator: bool) -> None:
         self._plan = plan
         self._progress = progress
+        self._needs_accelerator = needs_accelerator
         self._shared = Shared()
         self._prompts = Metrics.counter("calm_beam", "decoded-prompts")
         self._shard_msec = Metrics.distribution("calm_beam", "decode-shard-msec")
@@ -88,6 +102,8 @@ class _DecodeShard(beam.DoFn):
 
     def setup(self) -> None:
         # Deferred to the worker: JAX must not be initialised in the process that forks or pickles.
+        if self._needs_accelerator:
+            require_accelerator()
         self._loaded = self._shared.acquire(lambda: _load(self._plan), tag=repr(self._plan))
 
     def teardown(self) -> None:

@@ -28,8 +28,11 @@ _CORE = [
 
 _PLOTS = ["matplotlib>=3.9,<4"]
 
+_DASK = ["dask>=2025.1,<2027", "distributed>=2025.1,<2027"]
+
 _DEV = [
     *_PLOTS,
+    *_DASK,
     "build>=1.2,<2",
     "hypothesis>=6.100,<7",
     "jsonschema>=4.20,<5",
@@ -67,6 +70,6 @@ setuptools.setup(
         "calm_beam": ["py.typed"],
     },
     install_requires=_CORE,
-    extras_require={"dev": _DEV, "plots": _PLOTS},
+    extras_require={"dask": _DASK, "dev": _DEV, "plots": _PLOTS},
     entry_points={"console_scripts": ["calm-beam = calm_beam.launch.cli:entry_point"]},
 )

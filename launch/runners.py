@@ -131,6 +131,7 @@ _OWN_ERRORS = (
     "VocabularyError",
     "ManifestError",
     "EvidenceError",
+    "UsageError",
     "WorkerError",
 )
 

@@ -22,7 +22,9 @@ _EXAMPLE = Example(
 
 
 def _output(*exit_layers: int) -> Output:
-    return Output(text="", tokens=(7,) * len(exit_layers), exit_layers=exit_layers, confidences=(0.5,) * len(exit_layers))
+    return Output(
+        text="", tokens=(7,) * len(exit_layers), exit_layers=exit_layers, confidences=(0.5,) * len(exit_layers)
+    )
 
 
 def _generation(*outputs: Output, failure: str | None = None) -> Generation:

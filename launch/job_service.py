@@ -1,12 +1,15 @@
 """A portable job service that runs jobs on several worker processes.
 
 Beam's own Python job service gives every job one worker, whatever the job asks for; this one gives it as many as
-`--sdk_worker_parallelism` says. On one machine, in four terminals or in the background:
+`--sdk_worker_parallelism` says. On one machine, in three terminals:
 
     python -m calm_beam.launch.job_service --port=8099
     python -m apache_beam.runners.worker.worker_pool_main --service_port=50000
+
     calm-beam calibrate ... --runner=PortableRunner --job_endpoint=localhost:8099 \
         --environment_type=EXTERNAL --environment_config=localhost:50000 --sdk_worker_parallelism=2
+
+The pool starts the `python` on its PATH; data, checkpoint and output must be on a disk that all of them see.
 """
 
 import argparse
@@ -54,7 +57,9 @@ def start_job_service(port: int = 0) -> tuple[LocalJobServicer, int]:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Serves until it is interrupted or terminated."""
-    parser = argparse.ArgumentParser(prog="python -m calm_beam.launch.job_service", description=(__doc__ or "")[:76])
+    parser = argparse.ArgumentParser(
+        prog="python -m calm_beam.launch.job_service", description=(__doc__ or "").split("\n")[0]
+    )
     parser.add_argument("--port", type=int, required=True, help="0 for a free one")
     flags = parser.parse_args(argv)
     logging.basicConfig(level=logging.ERROR)

@@ -15,6 +15,7 @@ from apache_beam.options.pipeline_options import PipelineOptions
 from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 from apache_beam.transforms.userstate import BagStateSpec
 from apache_beam.transforms.window import FixedWindows, GlobalWindow, TimestampedValue
+from apache_beam.utils.shared import Shared
 from apache_beam.utils.windowed_value import WindowedValue
 
 pytest.importorskip("distributed")
@@ -187,6 +188,43 @@ def test_a_killed_worker_changes_nothing(tmp_path: pathlib.Path, cluster: Any) -
     there = _results(build, tmp_path / "there", CorrectedDaskRunner(), address)
     assert was_killed.exists()
     assert there == _results(build, tmp_path / "here", FnApiRunner())
+
+
+class _Model(list[int]):
+    """What a DoFn shares; `Shared` keeps a weak reference to it."""
+
+
+class _UseShared(beam.DoFn):
+    def __init__(self, log: str) -> None:
+        self._log = log
+        self._shared = Shared()
+
+    def setup(self) -> None:
+        def load() -> _Model:
+            with open(self._log, "a", encoding="utf-8") as file:
+                file.write(f"{os.getpid()}\n")
+            return _Model([10])
+
+        self._model = self._shared.acquire(load)
+
+    def process(self, element: int) -> Iterator[int]:
+        yield element * self._model[0]
+
+
+@pytest.mark.slow
+def test_a_model_is_loaded_once_per_process(tmp_path: pathlib.Path, cluster: Any) -> None:
+    """What a DoFn shares is loaded once by each worker that has bundles of it, however many they are."""
+    log = tmp_path / "loads"
+
+    def build(pipeline: beam.Pipeline) -> Outputs:
+        numbers = pipeline | beam.Create(range(40)) | beam.Reshuffle()
+        return {"tens": numbers | beam.ParDo(_UseShared(str(log)))}
+
+    address = f"--dask_client_address={cluster.scheduler_address}"
+    results = _results(build, tmp_path / "there", CorrectedDaskRunner(), address, "--dask_npartitions=20")
+    assert results["tens"] == sorted(str(10 * number) for number in range(40))
+    processes = log.read_text().split()
+    assert 1 <= len(processes) == len(set(processes)) <= 2
 
 
 @pytest.mark.slow

@@ -48,11 +48,12 @@ def test_local_runners_are_ours(runner: str) -> None:
     assert isinstance(make_runner(options), FnApiRunner)
 
 
-def test_other_runners_are_beams() -> None:
-    """Another runner is made by Beam, and does not share this machine's disk."""
-    options = PipelineOptions(["--runner=PortableRunner"])
+@pytest.mark.parametrize("name", ["PortableRunner", "FlinkRunner", "SparkRunner"])
+def test_other_runners_are_beams(name: str) -> None:
+    """Another runner is made by Beam, and does not share this machine's disk; its own flags are known."""
+    _, options = parse_flags(FlagParser(prog="test"), [f"--runner={name}", "--flink_master=m", "--spark_master_url=u"])
     assert not is_local(options)
-    assert type(make_runner(options)).__name__ == "PortableRunner"
+    assert type(make_runner(options)).__name__ == name
 
 
 def test_unknown_runners_are_named() -> None:

@@ -34,9 +34,13 @@ _GCP = ["google-cloud-storage>=2.18,<4"]
 # For --runner=DataflowRunner: Beam's clients of it.
 _DATAFLOW = [*_GCP, "apache-beam[gcp]>=2.70,<2.80"]
 
+# For --runner=DaskRunner.
+_DASK = ["dask>=2025.1,<2027", "distributed>=2025.1,<2027"]
+
 _DEV = [
     *_DATAFLOW,
     *_PLOTS,
+    *_DASK,
     "build>=1.2,<2",
     "gcp-storage-emulator>=2026.7,<2028",
     "hypothesis>=6.100,<7",
@@ -77,6 +81,6 @@ setuptools.setup(
         "calm_beam": ["py.typed"],
     },
     install_requires=_CORE,
-    extras_require={"dataflow": _DATAFLOW, "dev": _DEV, "gcp": _GCP, "plots": _PLOTS},
+    extras_require={"dask": _DASK, "dataflow": _DATAFLOW, "dev": _DEV, "gcp": _GCP, "plots": _PLOTS},
     entry_points={"console_scripts": ["calm-beam = calm_beam.launch.cli:entry_point"]},
 )

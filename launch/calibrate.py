@@ -37,7 +37,8 @@ from .flags import (
     whole_number,
 )
 from .progress import shown_progress
-from .runners import PipelineError, is_local, make_runner, run_pipeline
+from .run_metrics import metrics_in_words
+from .runners import PipelineError, make_runner, may_report_progress, run_pipeline
 from .setup_run import PreparedRun, prepare_run
 from .staging import MANIFEST, staged
 from .summary import print_summary
@@ -63,7 +64,7 @@ def main(argv: Sequence[str]) -> int:
     print(f"plan {plan.record().digest}", file=sys.stderr)
     start = time.monotonic()
     try:
-        with staged(output) as staging, shown_progress(enabled=is_local(options)) as progress:
+        with staged(output) as staging, shown_progress(enabled=may_report_progress(options)) as progress:
             needs_references = "risk" in flags.consistency
             decode_plan = run.plan(flags, joined(staging, "generations", run.generations_name()))
             _ = (
@@ -88,7 +89,7 @@ def main(argv: Sequence[str]) -> int:
                     replaces=replaces if is_cloud_path(output) else "",
                 )
             )
-            run_pipeline(pipeline)
+            metrics = run_pipeline(pipeline)
         if template := template_location(options):
             print(f"Template: {template}. It has not run.")
             return 0
@@ -96,7 +97,9 @@ def main(argv: Sequence[str]) -> int:
     except (PipelineError, ManifestError, OSError) as error:
         print(f"calm-beam calibrate: {error}", file=sys.stderr)
         return 1
-    print_summary(manifest, output, seconds=time.monotonic() - start)
+    seconds = time.monotonic() - start
+    print(metrics_in_words(metrics, seconds=seconds), file=sys.stderr)
+    print_summary(manifest, output, seconds=seconds)
     return 0
 
 

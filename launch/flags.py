@@ -3,6 +3,7 @@
 import argparse
 import contextlib
 import difflib
+import importlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -74,6 +75,7 @@ def parse_flags(parser: FlagParser, argv: Sequence[str]) -> "tuple[argparse.Name
     from apache_beam.options.pipeline_options import PipelineOptions
 
     ours, rest = parser.parse_known_args(list(argv))
+    _declare_dask_flags(rest)
     beam_parser = FlagParser(prog=parser.prog, add_help=False)
     for options_class in _all_subclasses(PipelineOptions):
         if "_add_argparse_args" in vars(options_class):
@@ -81,6 +83,16 @@ def parse_flags(parser: FlagParser, argv: Sequence[str]) -> "tuple[argparse.Name
     _, unknown = beam_parser.parse_known_args(rest)
     _refuse_unknown(unknown, parser, known=[*parser._option_string_actions, *beam_parser._option_string_actions])
     return ours, PipelineOptions(rest)
+
+
+def _declare_dask_flags(flags: Sequence[str]) -> None:
+    """Makes Beam's flags for Dask known if one is used: the module that has them can only be imported with dask."""
+    if any(flag.startswith("--dask_") for flag in flags):
+        try:
+            importlib.import_module("apache_beam.runners.dask.dask_runner")
+        except (ImportError, AttributeError) as error:
+            # Without dask, an annotation in that module is an AttributeError.
+            raise UsageError("flags of Dask need it: pip install 'calm-beam[dask]'.") from error
 
 
 def _refuse_unknown(unknown: Sequence[str], parser: FlagParser, *, known: Iterable[str]) -> None:
@@ -149,6 +161,12 @@ def add_decode_flags(parser: FlagParser, *, default_grid_step: float | None) -> 
         type=whole_number(1),
         default=4,
         help="parts of the data, decoded independently: several per worker",
+    )
+    run.add_argument(
+        "--model_copies",
+        type=whole_number(1),
+        default=1,
+        help="most copies of the model in one worker process; its threads take turns",
     )
     run.add_argument("--overwrite", action="store_true", help="replace an earlier result")
 

@@ -62,6 +62,7 @@ class PreparedRun:
             on_error=flags.on_error,
             directory=directory,
             num_shards=flags.num_shards,
+            model_copies=flags.model_copies,
         )
 
 

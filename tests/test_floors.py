@@ -123,6 +123,7 @@ _BEAM = ("apache_beam", "google.cloud")
         ("calm_beam.training.train", (*_BEAM, "calm_beam.transforms", "calm_beam.launch")),
         ("calm_beam.transforms", ("jax", "flax", "calm_beam.launch")),
         ("calm_beam.launch.cli", ("numpy", "jax", *_BEAM)),
+        ("calm_beam.launch.runners", ("jax", "flax", "dask", "distributed")),
         ("calm_beam.launch.convert", _BEAM),
         ("calm_beam.launch.train", _BEAM),
         ("calm_beam.launch.inspect", _BEAM),

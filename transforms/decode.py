@@ -7,7 +7,6 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 import apache_beam as beam
-from apache_beam.metrics import Metrics
 from apache_beam.utils.shared import Shared
 
 from calm_beam.decoding.prompts import Prompt, encode_prompt
@@ -18,6 +17,8 @@ from calm_beam.storage import joined, make_folder
 from calm_beam.vocabulary import Vocabulary
 
 from .devices import require_accelerator
+from .metrics import DecodeCounts, DecodeMetrics
+from .model_copies import ModelCopies
 from .progress import ProgressLog
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ class DecodePlan:
       on_error: `fail` or `worst_case`, for prompts that cannot be decoded.
       directory: Where generations go; made when the first shard is done.
       num_shards: Number of shards, part of the files' names.
+      model_copies: Most copies of the model in one process; threads beyond them wait.
     """
 
     checkpoint: str
@@ -51,6 +53,7 @@ class DecodePlan:
     on_error: str
     directory: str
     num_shards: int
+    model_copies: int = 1
 
     def shard_path(self, shard: int) -> str:
         """Returns the file of a shard."""
@@ -89,38 +92,47 @@ class DecodeExamples(beam.PTransform):
 
 
 class _DecodeShard(beam.DoFn):
-    """Decodes one shard; the model is loaded once per process."""
+    """Decodes one shard; threads of a process share its copies of the model."""
 
     def __init__(self, plan: DecodePlan, progress: ProgressLog, *, needs_accelerator: bool) -> None:
         self._plan = plan
         self._progress = progress
         self._needs_accelerator = needs_accelerator
         self._shared = Shared()
-        self._prompts = Metrics.counter("calm_beam", "decoded-prompts")
-        self._shard_msec = Metrics.distribution("calm_beam", "decode-shard-msec")
-        self._loaded: _Loaded | None = None
+        self._metrics = DecodeMetrics()
+        self._models: ModelCopies[_Loaded] | None = None
 
     def setup(self) -> None:
         # Deferred to the worker: JAX must not be initialised in the process that forks or pickles.
         if self._needs_accelerator:
             require_accelerator()
-        self._loaded = self._shared.acquire(lambda: _load(self._plan), tag=repr(self._plan))
+        self._models = self._shared.acquire(
+            lambda: ModelCopies(lambda: _load(self._plan), most=self._plan.model_copies), tag=repr(self._plan)
+        )
 
     def teardown(self) -> None:
-        self._loaded = None
+        self._models = None
 
     def process(self, element: tuple[int, Iterable[Example]]) -> Iterator[str]:
+        assert self._models is not None
+        # All of a shard, before what follows sees any of it: that must not keep others waiting for the model.
+        with self._models.borrowed() as loaded:
+            paths = list(self._decode(loaded, element))
+        # Here, since Beam has nowhere to count in `setup`.
+        self._metrics.count_loads(self._models.take_load_msecs())
+        yield from paths
+
+    def _decode(self, loaded: "_Loaded", element: tuple[int, Iterable[Example]]) -> Iterator[str]:
         from calm_beam.decoding.generate import generate
 
-        assert self._loaded is not None
         shard, unordered = element
         plan = self._plan
         examples = with_unique_ids(unordered)
         encode = functools.partial(
             encode_prompt,
-            vocabulary=self._loaded.vocabulary,
+            vocabulary=loaded.vocabulary,
             settings=plan.settings,
-            vocab_size=self._loaded.vocab_size,
+            vocab_size=loaded.vocab_size,
             on_long=plan.on_long,
         )
         duplicates = _duplicate_prompts(examples)
@@ -136,14 +148,15 @@ class _DecodeShard(beam.DoFn):
                 generations.append(
                     Generation(example=example, truncated=False, duplicate=is_duplicate, failure=str(error), outputs=())
                 )
-        start = time.perf_counter()
+        start, undecodable = time.perf_counter(), len(generations)
         for generation in generate(
-            self._loaded.decoder, prompts, self._loaded.vocabulary, on_error=plan.on_error, duplicates=duplicates
+            loaded.decoder, prompts, loaded.vocabulary, on_error=plan.on_error, duplicates=duplicates
         ):
             generations.append(generation)
-            self._prompts.inc()
             self._progress.report("decoded", 1)
-        self._shard_msec.update(round(1000 * (time.perf_counter() - start)))
+        seconds = time.perf_counter() - start
+        self._metrics.count_call(DecodeCounts.of_generations(generations[undecodable:], seconds=seconds))
+        self._metrics.count_failures(generations)
         make_folder(plan.directory)
         path = plan.shard_path(shard)
         write_generations(path, sorted(generations, key=lambda generation: generation.example.id))
@@ -168,7 +181,7 @@ def with_unique_ids(examples: Iterable[Example]) -> list[Example]:
 
 @dataclasses.dataclass(frozen=True)
 class _Loaded:
-    """What one process needs to decode; a class, since `Shared` keeps a weak reference to it."""
+    """What one thread needs to decode."""
 
     vocabulary: Vocabulary | None
     vocab_size: int

@@ -18,6 +18,7 @@ from .reader import read_manifest as read_manifest
 from .records import CONFIDENCES as CONFIDENCES
 from .records import CONSISTENCIES as CONSISTENCIES
 from .records import LOSSES as LOSSES
+from .records import MOST_FAILED_IDS as MOST_FAILED_IDS
 from .records import PROCEDURES as PROCEDURES
 from .records import SCHEDULES as SCHEDULES
 from .records import STATE_PROPAGATIONS as STATE_PROPAGATIONS

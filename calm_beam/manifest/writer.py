@@ -21,7 +21,7 @@ def manifest_text(manifest: Manifest) -> str:
     return json.dumps(manifest.to_dict(), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
 
-def write_manifest(manifest: Manifest, path: str | os.PathLike[str]) -> None:
+def write_manifest(manifest: Manifest, path: str | os.PathLike[str], *, overwrite: bool = True) -> None:
     """Writes the manifest to a local file, replacing an older one in a single step.
 
     Whoever reads the path at any moment, or after a crash, finds the old file or the new one, never a part.
@@ -29,8 +29,10 @@ def write_manifest(manifest: Manifest, path: str | os.PathLike[str]) -> None:
     Args:
       manifest: The manifest.
       path: A local file in a folder that exists.
+      overwrite: Whether an older manifest is replaced.
 
     Raises:
+      FileExistsError: If there is a file and `overwrite` is False.
       ManifestError: If the path is on Google Cloud Storage.
       OSError: If the file cannot be written. The path is then as it was before.
     """
@@ -40,5 +42,5 @@ def write_manifest(manifest: Manifest, path: str | os.PathLike[str]) -> None:
             f"manifest {name}: only local files are written here. Write manifest_text(manifest) with a storage client."
         )
     content = manifest_text(manifest).encode("utf-8")
-    with replacing(name) as temporary:
+    with replacing(name, overwrite=overwrite) as temporary:
         temporary.write_bytes(content)

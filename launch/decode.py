@@ -12,6 +12,7 @@ from typing import Any
 
 import apache_beam as beam
 
+from calm_beam.generation_folder import shard_files
 from calm_beam.generations import Generation, read_generations
 from calm_beam.storage import replacing
 from calm_beam.transforms import DecodeExamples, ReadExamples
@@ -40,7 +41,7 @@ def main(argv: Sequence[str]) -> int:
     try:
         # Beside the output, so that the same disk has to hold both.
         with tempfile.TemporaryDirectory(prefix=f".{output.name}.", dir=output.parent) as folder:
-            plan = run.plan(flags, pathlib.Path(folder))
+            plan = run.plan(flags, folder)
             with shown_progress(enabled=True) as progress:
                 _ = (
                     pipeline
@@ -48,7 +49,7 @@ def main(argv: Sequence[str]) -> int:
                     | "DecodeExamples" >> DecodeExamples(plan, progress)
                 )
                 run_pipeline(pipeline)
-            generations = [item for path in sorted(pathlib.Path(folder).iterdir()) for item in read_generations(path)]
+            generations = [item for path in shard_files(folder) for item in read_generations(path)]
             generations.sort(key=lambda generation: (generation.example.file_index, generation.example.line))
             with replacing(output) as temporary, open(temporary, "w", encoding="utf-8") as file:
                 for generation in generations:

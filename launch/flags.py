@@ -132,7 +132,12 @@ def add_decode_flags(parser: FlagParser, *, default_grid_step: float | None) -> 
         "--on_error",
         choices=("fail", "worst_case"),
         default="fail",
-        help="for examples that cannot be decoded: end the run, or count loss 1 at every threshold",
+        help="for examples that fail, also when tried again alone: end the run, or count loss 1 at every threshold",
+    )
+    run.add_argument(
+        "--max_failures",
+        type=whole_number(0),
+        help="with --on_error=worst_case, end the run if more examples fail; default: 1 %% of them, at least 10",
     )
     run.add_argument(
         "--num_shards",

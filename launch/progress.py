@@ -62,7 +62,7 @@ def _watch(path: pathlib.Path, done: threading.Event) -> None:
         while True:
             is_last = done.wait(_TERMINAL_SECONDS)
             counts = _read_counts(path)
-            read, decoded = counts.get("read", 0), counts.get("decoded", 0)
+            read, decoded = _to_decode(counts), counts.get("decoded", 0)
             phase = "reading" if not decoded and not read else "decoding" if decoded < read else "scoring"
             progress.update(task, description=phase, total=read or None, completed=decoded)
             if is_last:
@@ -74,10 +74,15 @@ def _log(path: pathlib.Path, done: threading.Event) -> None:
     start = time.monotonic()
     while not done.wait(_LOG_SECONDS):
         counts = _read_counts(path)
-        read, decoded = counts.get("read", 0), counts.get("decoded", 0)
+        read, decoded = _to_decode(counts), counts.get("decoded", 0)
         seconds = time.monotonic() - start
         eta = f", about {seconds / decoded * (read - decoded):.0f} s left" if decoded else ""
         print(f"decoded {decoded} of {read} prompts in {seconds:.0f} s{eta}", file=sys.stderr)
+
+
+def _to_decode(counts: dict[str, int]) -> int:
+    """Returns how many prompts this run decodes: those that an earlier one has stored take no time."""
+    return counts.get("read", 0) - counts.get("stored", 0)
 
 
 def _read_counts(path: pathlib.Path) -> dict[str, int]:

@@ -64,6 +64,7 @@ _OWN_ERRORS = (
     "VocabularyError",
     "ManifestError",
     "EvidenceError",
+    "GenerationsError",
 )
 
 

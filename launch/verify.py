@@ -42,6 +42,7 @@ from calm_beam.calibration import (
 from calm_beam.decoding.settings import DTYPE, DecodeSettings
 from calm_beam.examples import DataError, Example
 from calm_beam.exits.rule import ExitRule
+from calm_beam.generation_folder import shard_files
 from calm_beam.generations import read_generations, stored_prompts
 from calm_beam.manifest import Calibration, Manifest, ManifestError, read_manifest
 from calm_beam.metrics.registry import MetricError, checked_score, get_metric
@@ -150,6 +151,8 @@ def _take_policies(flags: argparse.Namespace, manifest: Manifest) -> None:
     flags.cluster_key = plan.cluster_key if plan else None
     flags.on_error = plan.on_error if plan else "fail"
     flags.on_long = plan.on_long if plan else "truncate"
+    # However many fail: the verdicts count them.
+    flags.max_failures = sys.maxsize
 
 
 def _prepare(flags: argparse.Namespace, manifest: Manifest, entries: Sequence[Calibration]) -> PreparedRun:
@@ -221,11 +224,11 @@ def _decode(
         _ = (
             pipeline
             | "ReadExamples" >> ReadExamples(run.paths, flags.num_shards, needs_references, progress, flags.cluster_key)
-            | "DecodeExamples" >> DecodeExamples(run.plan(flags, pathlib.Path(folder)), progress)
+            | "DecodeExamples" >> DecodeExamples(run.plan(flags, folder), progress)
         )
         run_pipeline(pipeline)
         return FreshLosses.of(
-            (item for path in sorted(pathlib.Path(folder).iterdir()) for item in read_generations(path)),
+            (item for path in shard_files(folder) for item in read_generations(path)),
             entries,
             metrics=metrics,
             salt=manifest.plan.salt if manifest.plan else _DEFAULT_SALT,

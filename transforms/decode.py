@@ -1,8 +1,6 @@
 """Decoding shards of examples at every threshold, into one Parquet file a shard."""
 
 import dataclasses
-import functools
-import pathlib
 import time
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
@@ -14,9 +12,20 @@ from apache_beam.utils.shared import Shared
 from calm_beam.decoding.prompts import Prompt, encode_prompt
 from calm_beam.decoding.settings import DecodeSettings
 from calm_beam.examples import DataError, Example
-from calm_beam.generations import Generation, write_generations
+from calm_beam.failures import check_failures, failure_limit
+from calm_beam.generation_folder import Completion, check_files, shard_digest, shard_path
+from calm_beam.generations import (
+    Generation,
+    GenerationsError,
+    StoredShard,
+    stored_failures,
+    stored_shard,
+    write_generations,
+)
+from calm_beam.storage import exists
 from calm_beam.vocabulary import Vocabulary
 
+from .examples import ExamplesRead
 from .progress import ProgressLog
 
 if TYPE_CHECKING:
@@ -36,7 +45,9 @@ class DecodePlan:
       batch_size: Prompts decoded together.
       on_long: `truncate` or `error`, for prompts longer than the settings allow.
       on_error: `fail` or `worst_case`, for prompts that cannot be decoded.
-      directory: Where generations go; made when the first shard is done.
+      max_failures: Most examples that may fail; None as in `failure_limit`.
+      job: Digest of the `DecodeJob`, part of what shards are known by.
+      directory: Folder of generations.
       num_shards: Number of shards, part of the files' names.
     """
 
@@ -48,19 +59,22 @@ class DecodePlan:
     batch_size: int
     on_long: str
     on_error: str
+    max_failures: int | None
+    job: str
     directory: str
     num_shards: int
 
     def shard_path(self, shard: int) -> str:
         """Returns the file of a shard."""
-        return str(pathlib.Path(self.directory) / f"generations-{shard:05d}-of-{self.num_shards:05d}.parquet")
+        return shard_path(self.directory, shard, num_shards=self.num_shards)
 
 
 @dataclasses.dataclass
 class DecodeExamples(beam.PTransform):
-    """Turns (shard, examples) pairs into paths of Parquet files with their generations.
+    """Decodes shards of examples into a folder of generations, and marks it as complete at the end.
 
-    A retried shard replaces its file by an equal one.
+    A shard that the folder holds already is taken over if it is of the same job and the same examples; if it is not,
+    the run fails before anything is decoded. So a retried bundle, or a later run, finds what an earlier one has done.
 
     Attributes:
       plan: What to decode with.
@@ -70,9 +84,76 @@ class DecodeExamples(beam.PTransform):
     plan: DecodePlan
     progress: ProgressLog
 
-    def expand(self, shards: beam.PCollection) -> beam.PCollection:
-        """Returns a PCollection of str."""
-        return shards | "DecodeShards" >> beam.ParDo(_DecodeShard(self.plan, self.progress))
+    def expand(self, examples: tuple[beam.PCollection, beam.PCollection]) -> beam.PCollection:
+        """Returns a PCollection of one `Completion`, given `ExamplesRead`."""
+        read = ExamplesRead(*examples)
+        count = beam.pvalue.AsSingleton(read.count)
+        is_checked = (
+            read.shards
+            | "CheckStored" >> beam.ParDo(_CheckStored(self.plan))
+            | "ListShards" >> beam.CombineGlobally(beam.combiners.ToListCombineFn())
+            | "CheckFolder" >> beam.Map(_check_folder, plan=self.plan)
+        )
+        return (
+            read.shards
+            | "DecodeShards"
+            >> beam.ParDo(_DecodeShard(self.plan, self.progress), beam.pvalue.AsSingleton(is_checked), count)
+            | "ListDecoded" >> beam.CombineGlobally(beam.combiners.ToListCombineFn())
+            | "MarkComplete" >> beam.Map(_mark_complete, count, plan=self.plan)
+        )
+
+
+class _CheckStored(beam.DoFn):
+    """Yields the numbers of shards, and fails for one that is stored but not what would be decoded now."""
+
+    def __init__(self, plan: DecodePlan) -> None:
+        self._plan = plan
+
+    def process(self, element: tuple[int, Iterable[Example]]) -> Iterator[int]:
+        shard, examples = element
+        _taken_over(self._plan, shard, with_unique_ids(examples))
+        yield shard
+
+
+def _check_folder(shards: list[int], *, plan: DecodePlan) -> bool:
+    check_files(plan.directory, shards, num_shards=plan.num_shards)
+    return True
+
+
+def _taken_over(plan: DecodePlan, shard: int, examples: list[Example]) -> StoredShard | None:
+    """Returns the shard that is stored already, None if none is.
+
+    Raises:
+      GenerationsError: If it is of other examples.
+      DataError: If it has failures, which are not allowed now.
+    """
+    path = plan.shard_path(shard)
+    if not exists(path):
+        return None
+    stored = stored_shard(path)
+    if stored.digest != shard_digest(plan.job, shard, examples):
+        raise GenerationsError(
+            f"{path}: was decoded from other examples than the data give now for shard {shard} of {plan.num_shards}, "
+            "so the data have changed since. Restore them, or decode anew with --overwrite."
+        )
+    if stored.failed and plan.on_error == "fail":
+        name, reason = stored_failures(path)[0]
+        raise DataError(
+            f"{path}: holds {stored.failed} examples that could not be decoded, {name} first: {reason}. Go on with "
+            "--on_error=worst_case, or decode anew with --overwrite."
+        )
+    return stored
+
+
+def _mark_complete(shards: list[StoredShard], count: int, *, plan: DecodePlan) -> Completion:
+    completion = Completion.of(shards, job=plan.job, examples=count)
+    limit = failure_limit(plan.max_failures, examples=count)
+    if completion.failed > limit:
+        failing = [plan.shard_path(shard.shard) for shard in completion.shards if shard.failed]
+        failures = [failure for path in failing for failure in stored_failures(path)]
+        check_failures(sorted(failures), failed=completion.failed, limit=limit)
+    completion.write(plan.directory)
+    return completion
 
 
 class _DecodeShard(beam.DoFn):
@@ -83,6 +164,8 @@ class _DecodeShard(beam.DoFn):
         self._progress = progress
         self._shared = Shared()
         self._prompts = Metrics.counter("calm_beam", "decoded-prompts")
+        self._taken_over = Metrics.counter("calm_beam", "taken-over-prompts")
+        self._failed = Metrics.counter("calm_beam", "failed-prompts")
         self._shard_msec = Metrics.distribution("calm_beam", "decode-shard-msec")
         self._loaded: _Loaded | None = None
 
@@ -93,45 +176,71 @@ class _DecodeShard(beam.DoFn):
     def teardown(self) -> None:
         self._loaded = None
 
-    def process(self, element: tuple[int, Iterable[Example]]) -> Iterator[str]:
-        from calm_beam.decoding.generate import generate
-
-        assert self._loaded is not None
+    def process(self, element: tuple[int, Iterable[Example]], is_checked: bool, count: int) -> Iterator[StoredShard]:
         shard, unordered = element
         plan = self._plan
         examples = with_unique_ids(unordered)
-        encode = functools.partial(
-            encode_prompt,
-            vocabulary=self._loaded.vocabulary,
-            settings=plan.settings,
-            vocab_size=self._loaded.vocab_size,
-            on_long=plan.on_long,
-        )
-        duplicates = _duplicate_prompts(examples)
-        prompts: list[Prompt] = []
+        stored = _taken_over(plan, shard, examples)
+        if stored is not None:
+            self._taken_over.inc(stored.examples)
+            self._progress.report("stored", stored.examples)
+            yield stored
+            return
+        limit = failure_limit(plan.max_failures, examples=count)
         generations: list[Generation] = []
-        for example in examples:
-            try:
-                prompts.append(encode(example))
-            except DataError as error:
-                if plan.on_error == "fail":
-                    raise
-                is_duplicate = example.id in duplicates
-                generations.append(
-                    Generation(example=example, truncated=False, duplicate=is_duplicate, failure=str(error), outputs=())
-                )
+        failures: list[tuple[str, str]] = []
         start = time.perf_counter()
-        for generation in generate(
-            self._loaded.decoder, prompts, self._loaded.vocabulary, on_error=plan.on_error, duplicates=duplicates
-        ):
+        for generation in self._generations(examples):
             generations.append(generation)
             self._prompts.inc()
             self._progress.report("decoded", 1)
+            if generation.failure is not None:
+                self._failed.inc()
+                failures.append((generation.example.id, generation.failure))
+                # Now, and not after hours on a device that is broken.
+                check_failures(failures, failed=len(failures), limit=limit)
         self._shard_msec.update(round(1000 * (time.perf_counter() - start)))
-        pathlib.Path(plan.directory).mkdir(parents=True, exist_ok=True)
         path = plan.shard_path(shard)
-        write_generations(path, sorted(generations, key=lambda generation: generation.example.id))
-        yield path
+        write_generations(
+            path,
+            sorted(generations, key=lambda generation: generation.example.id),
+            shard=shard,
+            digest=shard_digest(plan.job, shard, examples),
+        )
+        # As it was stored, not as it is remembered.
+        yield stored_shard(path)
+
+    def _generations(self, examples: list[Example]) -> Iterator[Generation]:
+        """Yields the generation of every example; first of those whose prompt is already unfit."""
+        from calm_beam.decoding.generate import DecodeError, generate, reason_of
+
+        assert self._loaded is not None
+        plan = self._plan
+        duplicates = _duplicate_prompts(examples)
+        prompts: list[Prompt] = []
+        for example in examples:
+            try:
+                prompts.append(
+                    encode_prompt(
+                        example,
+                        vocabulary=self._loaded.vocabulary,
+                        settings=plan.settings,
+                        vocab_size=self._loaded.vocab_size,
+                        on_long=plan.on_long,
+                    )
+                )
+            except Exception as error:
+                is_data = isinstance(error, DataError)
+                failure = str(error) if is_data else f"its prompt cannot be turned into token ids ({reason_of(error)})"
+                if plan.on_error == "fail":
+                    if is_data:
+                        raise
+                    raise DecodeError(f"example {example.id}: {failure}.") from error
+                is_duplicate = example.id in duplicates
+                yield Generation(example=example, truncated=False, duplicate=is_duplicate, failure=failure, outputs=())
+        yield from generate(
+            self._loaded.decoder, prompts, self._loaded.vocabulary, on_error=plan.on_error, duplicates=duplicates
+        )
 
 
 def with_unique_ids(examples: Iterable[Example]) -> list[Example]:

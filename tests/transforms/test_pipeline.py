@@ -108,7 +108,7 @@ def _plainly(model: pathlib.Path, paths: Sequence[str]) -> _Plain:
 def _check_equal(output: pathlib.Path, model: pathlib.Path, paths: Sequence[str]) -> None:
     """Checks generations, table and manifest of a run in `output` against plain functions."""
     plain = _plainly(model, paths)
-    stored = [item for path in (output / "generations").iterdir() for item in read_generations(path)]
+    stored = [item for path in (output / "generations").glob("*.parquet") for item in read_generations(path)]
     # Which of equal prompts counts as the duplicate is a matter of order; how many do is not.
     found = {item.example.id: dataclasses.replace(item, duplicate=False) for item in stored}
     assert found == {name: dataclasses.replace(item, duplicate=False) for name, item in plain.generations.items()}
@@ -255,7 +255,9 @@ def test_clusters_count_once(id_model: pathlib.Path, tmp_path: pathlib.Path) -> 
         cluster_key="page",
     )
     assert (manifest.data.examples, manifest.data.clusters, manifest.data.duplicates) == (14, 4, 2)
-    stored = [item for path in (tmp_path / "single" / "generations").iterdir() for item in read_generations(path)]
+    stored = [
+        item for path in (tmp_path / "single" / "generations").glob("*.parquet") for item in read_generations(path)
+    ]
     page_of = {row["id"]: row["page"] for row in rows}
     objective = TEXTUAL[0].objective
     pages: dict[str, list[list[int]]] = {}
@@ -361,7 +363,7 @@ def test_failures_count_with_loss_1(tmp_path: pathlib.Path) -> None:
     assert (manifest.data.examples, manifest.data.failed) == (15, 3)
     stored = {
         item.example.id: item
-        for path in (tmp_path / "out" / "generations").iterdir()
+        for path in (tmp_path / "out" / "generations").glob("*.parquet")
         for item in read_generations(path)
     }
     assert {name for name, item in stored.items() if item.failure} == {"broken-0", "broken-1", "broken-2"}
@@ -409,6 +411,8 @@ def test_a_checkpoint_that_changed_is_refused(id_model: pathlib.Path, tmp_path: 
         batch_size=BATCH_SIZE,
         on_long="error",
         on_error="fail",
+        max_failures=None,
+        job="sha256:0",
         directory=str(tmp_path),
         num_shards=1,
     )

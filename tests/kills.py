@@ -75,7 +75,9 @@ class KillBench:
             while process.poll() is None and not list(output.glob("generations/*/decode.json")):
                 time.sleep(0.005)
         time.sleep(seconds)
-        victims = [process.pid] if self._target == "launcher" else _children(process.pid)
+        # Beam starts workers through a shell, whose end they would survive.
+        workers = [pid for pid in _children(process.pid) if not _children(pid)]
+        victims = [process.pid] if self._target == "launcher" else workers
         if victims:
             _kill(random.Random(name).choice(victims))
         first: int | None

@@ -194,10 +194,11 @@ def _set_defaults(options: PipelineOptions, accelerator: Accelerator | None, *, 
 
 
 def job_paths(flags: argparse.Namespace) -> list[tuple[str, str | None]]:
-    """Returns the paths of `add_task_flags` and `--output`, each with its flag."""
+    """Returns the paths of `add_task_flags`, `--generations` and `--output`, each with its flag."""
     return [
         ("--checkpoint", flags.checkpoint),
         ("--vocabulary", flags.vocabulary),
         *(("--data", pattern) for pattern in flags.data or ()),
+        ("--generations", flags.generations),
         ("--output", flags.output),
     ]

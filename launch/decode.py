@@ -4,7 +4,6 @@ Rows come in the order of the data, the full model (threshold null) before the t
 """
 
 import json
-import os
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -12,6 +11,7 @@ from typing import Any
 
 import apache_beam as beam
 
+from calm_beam.generation_folder import shard_files
 from calm_beam.generations import Generation, read_generations
 from calm_beam.storage import base_name, check_writable, exists, is_cloud_path, is_folder, parent, replacing
 from calm_beam.transforms import DecodeExamples, ReadExamples
@@ -49,8 +49,7 @@ def main(argv: Sequence[str]) -> int:
                     | "DecodeExamples" >> DecodeExamples(plan, progress)
                 )
                 run_pipeline(pipeline)
-            shards = [os.path.join(folder, name) for name in sorted(os.listdir(folder))]
-            generations = [item for shard in shards for item in read_generations(shard)]
+            generations = [item for path in shard_files(folder) for item in read_generations(path)]
             generations.sort(key=lambda generation: (generation.example.file_index, generation.example.line))
             with (
                 replacing(output, overwrite=flags.overwrite) as temporary,

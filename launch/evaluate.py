@@ -23,6 +23,7 @@ from calm_beam.decoding.generate import DecodeError
 from calm_beam.decoding.prompts import encode_prompt
 from calm_beam.demo import embedded
 from calm_beam.examples import DataError, Example
+from calm_beam.manifest import MANIFEST
 from calm_beam.metrics.registry import MetricError, checked_score, get_metric
 from calm_beam.storage import absolute, check_writable, exists, is_file, joined, replacing
 from calm_beam.transforms.examples import read_examples
@@ -35,7 +36,7 @@ from .flags import FlagParser, UsageError, add_task_flags, naming, parse_own_fla
 from .plots import check_plots_available, saved_figure
 from .progress import shown_progress
 from .setup_run import PreparedRun, prepare_run
-from .staging import MANIFEST, staged
+from .staging import staged
 
 _EXPERIMENTS = {"propagation": PROPAGATION, "sensitivity": SENSITIVITY, "tradeoff": TRADEOFF}
 

@@ -154,21 +154,31 @@ def add_decode_flags(parser: FlagParser, *, default_grid_step: float | None) -> 
         "--on_error",
         choices=("fail", "worst_case"),
         default="fail",
-        help="for examples that cannot be decoded: end the run, or count loss 1 at every threshold",
+        help="for examples that fail, also when tried again alone: end the run, or count loss 1 at every threshold",
     )
     run.add_argument(
+        "--max_failures",
+        type=whole_number(0),
+        help="with --on_error=worst_case, end the run if more examples fail; default: 1 %% of them, at least 10",
+    )
+    add_worker_flags(run)
+    run.add_argument("--overwrite", action="store_true", help="replace an earlier result")
+
+
+def add_worker_flags(group: argparse._ActionsContainer) -> None:
+    """Adds the flags that say how decoding is spread over workers, which moves no output."""
+    group.add_argument(
         "--num_shards",
         type=whole_number(1),
         default=4,
         help="parts of the data, decoded independently: several per worker",
     )
-    run.add_argument(
+    group.add_argument(
         "--model_copies",
         type=whole_number(1),
         default=1,
         help="most copies of the model in one worker process; its threads take turns",
     )
-    run.add_argument("--overwrite", action="store_true", help="replace an earlier result")
 
 
 def add_task_flags(parser: FlagParser) -> None:
@@ -187,8 +197,18 @@ def add_task_flags(parser: FlagParser) -> None:
     task.add_argument("--max_input_length", type=whole_number(1), default=512, help="in tokens, eos included")
     task.add_argument("--on_long", choices=("truncate", "error"), default="truncate", help="for longer inputs")
     task.add_argument("--max_decode_length", type=whole_number(1), default=64, help="in tokens, eos included")
-    task.add_argument(
-        "--batch_size", type=whole_number(1), default=8, help="prompts decoded together; more on an accelerator"
+    add_memory_flags(task)
+
+
+def add_memory_flags(group: argparse._ActionsContainer) -> None:
+    """Adds the flags that say how much is decoded at a time, which moves no output."""
+    group.add_argument(
+        "--batch_size", type=whole_number(1), help="most prompts decoded together; default: by the memory that is free"
+    )
+    group.add_argument(
+        "--token_budget",
+        type=whole_number(1),
+        help="most positions held at a time, of prompts and of outputs; default: by the memory that is free",
     )
 
 

@@ -1,9 +1,9 @@
 """Finding the manifest that `--manifest` names."""
 
+from calm_beam.manifest import MANIFEST
 from calm_beam.storage import is_file, is_folder, joined
 
 from .flags import UsageError, naming
-from .staging import MANIFEST
 
 
 def find_manifest(name: str) -> str:

@@ -79,9 +79,12 @@ def _log(path: pathlib.Path, done: threading.Event) -> None:
 
 
 def _read_and_decoded(path: pathlib.Path) -> tuple[int, int]:
-    """Returns how many prompts were read, and how many of them decoded; work that is done twice counts once at most."""
+    """Returns how many prompts this run has to decode, and how many it has decoded.
+
+    Those that an earlier run has stored take no time, and work that is done twice counts once at most.
+    """
     counts = _read_counts(path)
-    read = counts.get("read", 0)
+    read = counts.get("read", 0) - counts.get("stored", 0)
     return read, min(read, counts.get("decoded", 0))
 
 

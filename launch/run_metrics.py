@@ -63,15 +63,16 @@ def metrics_in_words(metrics: RunMetrics | None, *, seconds: float) -> str:
     if metrics is None:
         return "workers: this runner keeps no metrics."
     counters, spreads = metrics.counters, metrics.spreads
-    prompts, tokens = counters.get("decoded-prompts", 0), counters.get("generated-tokens", 0)
-    rows, padded = counters.get("layer-rows", 0), counters.get("padded-layer-rows", 0)
+    names = ("decoded-prompts", "generated-tokens", "layer-rows", "padded-layer-rows", "projection-rows")
+    prompts, tokens, rows, padded, projections = (counters.get(name, 0) for name in names)
+    failed, stored = counters.get("failed-prompts", 0), counters.get("taken-over-prompts", 0)
     calls = spreads.get("decode-call-msec", Spread(count=0, total=0, largest=0))
     loads = spreads.get("model-load-msec", Spread(count=0, total=0, largest=0))
-    padding = f", {padded / rows:.0%} of them padding" if rows else ""
     return "\n".join(
         [
-            f"workers: {prompts:,} prompts decoded ({prompts / seconds:.1f} a second), {tokens:,} tokens, "
-            f"{rows:,} layer rows{padding}; {counters.get('failed-prompts', 0):,} prompts failed.",
+            f"workers: {prompts:,} prompts decoded ({prompts / seconds:.1f} a second), {tokens:,} tokens "
+            f"of the full model, {rows:,} layer rows and {padded:,} of padding, {projections:,} projections; "
+            f"{failed:,} prompts failed, {stored:,} were stored already.",
             f"workers: decoding took {calls.total / 1000:.1f} s in {_times(calls.count, 'call')}, the longest "
             f"{calls.largest / 1000:.1f} s; the model was loaded {_times(loads.count, 'time')}, "
             f"in {loads.total / 1000:.1f} s.",

@@ -11,7 +11,7 @@ from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 from apache_beam.runners.runner import PipelineResult, PipelineRunner, create_runner
 from apache_beam.transforms.environments import Environment
 
-from .dataflow import job_address
+from .dataflow import job_address, template_location
 from .flags import UsageError
 from .run_metrics import RunMetrics, run_metrics
 from .worker_processes import provision_info, watch_workers
@@ -102,7 +102,7 @@ def run_pipeline(pipeline: beam.Pipeline) -> RunMetrics | None:
     """Runs a pipeline to its end; tells where to watch it, if that is elsewhere.
 
     Returns:
-      What its workers counted; None from runners that keep no metrics.
+      What its workers counted; None from runners that keep no metrics, and for a job that was only described.
 
     Raises:
       PipelineError: If it did not succeed.
@@ -122,7 +122,7 @@ def run_pipeline(pipeline: beam.Pipeline) -> RunMetrics | None:
             # Nothing that the user did is known to cause this: what helps is where it happened.
             traceback.print_exception(error)
         raise PipelineError(first_cause(trace)) from error
-    return run_metrics(result)
+    return None if template_location(pipeline.options) else run_metrics(result)
 
 
 def _wait(result: PipelineResult, address: str | None) -> None:
@@ -145,6 +145,8 @@ _OWN_ERRORS = (
     "VocabularyError",
     "ManifestError",
     "EvidenceError",
+    "GenerationsError",
+    "StorageError",
     "UsageError",
     "WorkerError",
 )

@@ -8,15 +8,12 @@ from collections.abc import Iterator
 
 from calm_beam.storage import is_cloud_path
 
-MANIFEST = "manifest.json"
-
 
 @contextlib.contextmanager
 def staged(path: str) -> Iterator[str]:
     """Gives an empty directory to write to, whose entries replace those of `output` once the block has succeeded.
 
-    Until then `output` stays as it is, and it stays so if the block raises. An earlier manifest is taken away before
-    anything else and the new one put in place last, so that no manifest ever stands beside the outputs of another run.
+    Until then `output` stays as it is, and it stays so if the block raises.
 
     Args:
       path: The directory to fill; need not exist.
@@ -34,8 +31,7 @@ def staged(path: str) -> Iterator[str]:
     try:
         yield str(staging)
         output.mkdir(parents=True, exist_ok=True)
-        (output / MANIFEST).unlink(missing_ok=True)
-        for entry in sorted(staging.iterdir(), key=lambda entry: entry.name == MANIFEST):
+        for entry in staging.iterdir():
             target = output / entry.name
             if target.is_dir():
                 shutil.rmtree(target)

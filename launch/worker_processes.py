@@ -208,7 +208,7 @@ class _WorkerProcess(GrpcWorkerHandler):
         how = f"was killed ({signal.Signals(-code).name})" if code < 0 else f"ended with status {code}"
         return (
             f"worker process {self._process.pid} {how} before its work was done. If memory ran out, take fewer workers "
-            "or a smaller --batch_size"
+            "or a smaller --token_budget"
         )
 
 
@@ -246,7 +246,7 @@ class _PooledWorker(ExternalWorkerHandler):
     def _explain(self) -> str:
         return (
             f"a worker of the pool at {self._pool} was lost before its work was done: killed, or its machine is gone. "
-            "If memory ran out, take fewer workers or a smaller --batch_size"
+            "If memory ran out, take fewer workers or a smaller --token_budget"
         )
 
 

@@ -15,6 +15,7 @@ from .memory import choose_budget
 from .plain import PlainSweep
 from .result import SweepResult as SweepResult
 from .shared import SharedSweep
+from .work import Work
 
 # Every lane of these runs through every layer: more of them fit no cache.
 _PLAIN_SLOTS = 8
@@ -84,6 +85,11 @@ class SweepDecoder:
             token_budget=token_budget,
         )
         self._sweep = SharedSweep(checkpoint, rule, lanes, max_input_length=max_input_length, budget=budget)
+
+    @property
+    def work(self) -> Work:
+        """What it has done so far."""
+        return self._sweep.work
 
     def decode(self, prompts: Sequence[Sequence[int]]) -> Iterator[tuple[int, SweepResult]]:
         """Yields the outputs of every prompt, with its index, in the order in which they end.

@@ -9,6 +9,9 @@ from ._checks import ManifestError
 from ._manifest import Manifest
 from .reader import read_manifest
 
+MANIFEST = "manifest.json"
+"""What the file is called in an output directory."""
+
 
 def manifest_text(manifest: Manifest) -> str:
     """Returns the content of the manifest's file: indented JSON with its digest, and a final newline.
@@ -50,17 +53,24 @@ def write_manifest(
         with replacing(name, overwrite=overwrite, replaces=replaces) as temporary:
             temporary.write_bytes(content)
     except FileExistsError:
-        raise ManifestError(
-            f"manifest {name}: another one was published there first ({_known_by(name)}), and this one was not: no run "
-            "replaces what it did not find when it began. Publish to another place, or, to replace that one, run again "
-            "with --overwrite."
-        ) from None
+        raise lost_race(name) from None
 
 
-def _known_by(name: str) -> str:
+def lost_race(path: str) -> ManifestError:
+    """Returns the error of a run whose result is not published, since another one's was; it names that one."""
+    return ManifestError(
+        f"manifest {path}: another one was published there first ({_known_by(path)}), and this one was not: no run "
+        "replaces what it did not find when it began. Publish to another place, or, to replace that one, run again "
+        "with --overwrite."
+    )
+
+
+def _known_by(path: str) -> str:
     """Returns what tells a manifest from others."""
     try:
-        found = read_manifest(name)
+        found = read_manifest(path)
+    except FileNotFoundError:
+        return "which is not there yet, though files beside it are"
     except (ManifestError, OSError) as error:
         return f"which cannot be read: {error}"
     return f"of {found.created}, {found.digest}"

@@ -13,6 +13,8 @@ import pathlib
 import shutil
 from collections.abc import Iterator, Sequence
 
+from calm_beam.cache import cache_folder
+
 from . import _google
 from ._error import StorageError
 from ._google import CloudFile
@@ -52,9 +54,7 @@ def cached_folder(root: str, files: Sequence[CloudFile]) -> pathlib.Path:
 
 def _cache_directory() -> pathlib.Path:
     """Returns where copies are kept; readable by this user alone, as the objects may be."""
-    named = os.environ.get("CALM_BEAM_CACHE")
-    base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
-    directory = pathlib.Path(named or os.path.join(base, "calm-beam"))
+    directory = cache_folder()
     try:
         directory.mkdir(parents=True, exist_ok=True, mode=0o700)
     except OSError as error:

@@ -108,12 +108,20 @@ def make_folder(path: AnyPath) -> None:
         os.makedirs(path, exist_ok=True)
 
 
-def remove_file(path: AnyPath) -> None:
-    """Removes a file, if it is there."""
+def remove_file(path: AnyPath, *, removes: str | None = None) -> None:
+    """Removes a file, if it is there.
+
+    Args:
+      path: The file.
+      removes: The `version` that it must have, empty for none; None for any.
+
+    Raises:
+      FileExistsError: If it has another.
+    """
     if is_cloud_path(path):
-        _google.remove_file(path)
+        _google.remove_file(path, expected=removes)
     else:
-        pathlib.Path(path).unlink(missing_ok=True)
+        _local.remove_file(path, expected=removes)
 
 
 def remove_folder(path: AnyPath) -> None:

@@ -164,14 +164,33 @@ def is_intact(path: pathlib.Path, file: CloudFile) -> bool:
     return base64.b64encode(checksum.digest()).decode() == file.crc32c
 
 
-def remove_file(path: AnyPath) -> None:
-    """Removes an object, if it is there."""
+def remove_file(path: AnyPath, *, expected: str | None = None) -> None:
+    """Removes an object, if it is there.
+
+    Args:
+      path: The object.
+      expected: Generation that it must have, empty for none; None for any.
+
+    Raises:
+      FileExistsError: If it has another.
+    """
     bucket, name = bucket_and_name(path)
+    if expected == "":
+        if version(path):
+            raise FileExistsError(f"{path}: was written by somebody else in the meantime.")
+        return
+    generation = None if expected is None else int(expected)
     with _in_words(path) as client:
         from google.api_core import exceptions
 
-        with contextlib.suppress(exceptions.NotFound):
-            client.bucket(bucket).blob(name).delete(**_attempts())
+        try:
+            client.bucket(bucket).blob(name).delete(if_generation_match=generation, **_attempts())
+        except exceptions.NotFound:
+            pass
+        except exceptions.PreconditionFailed:
+            # An attempt whose answer was lost fails when it is retried: what it was to remove is gone.
+            if client.bucket(bucket).get_blob(name, **_attempts()) is not None:
+                raise FileExistsError(f"{path}: was written by somebody else in the meantime.") from None
 
 
 def remove_folder(path: AnyPath) -> None:

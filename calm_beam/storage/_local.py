@@ -55,6 +55,19 @@ def replacing(path: AnyPath, *, expected: str | None) -> Iterator[pathlib.Path]:
         temporary.unlink(missing_ok=True)
 
 
+def remove_file(path: AnyPath, *, expected: str | None) -> None:
+    """Removes a file, if it is there; `expected` is the version that it must have then, None for any."""
+    target = pathlib.Path(path)
+    if expected is None:
+        target.unlink(missing_ok=True)
+    elif target.exists():
+        with _locked(target.parent):
+            found = version(target)
+            if found and found != expected:
+                raise FileExistsError(f"{target}: was written by somebody else in the meantime.")
+            target.unlink(missing_ok=True)
+
+
 def _publish(temporary: pathlib.Path, target: pathlib.Path, expected: str) -> None:
     with _locked(target.parent):
         found = version(target)

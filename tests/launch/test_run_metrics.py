@@ -19,12 +19,14 @@ def test_runners_without_metrics() -> None:
 
 
 def test_words() -> None:
-    """Counts come with rates and shares, and one time is not "times"."""
+    """Counts come with rates, and one time is not "times"."""
     counters = {
         "decoded-prompts": 2000,
         "generated-tokens": 123456,
         "layer-rows": 1000,
         "padded-layer-rows": 250,
+        "projection-rows": 4000,
+        "taken-over-prompts": 1500,
         "failed-prompts": 3,
     }
     spreads = {
@@ -32,13 +34,16 @@ def test_words() -> None:
         "model-load-msec": Spread(count=1, total=1_500, largest=1_500),
     }
     assert metrics_in_words(RunMetrics(counters=counters, spreads=spreads), seconds=50.0).splitlines() == [
-        "workers: 2,000 prompts decoded (40.0 a second), 123,456 tokens, 1,000 layer rows, 25% of them padding; "
-        "3 prompts failed.",
+        "workers: 2,000 prompts decoded (40.0 a second), 123,456 tokens of the full model, 1,000 "
+        "layer rows and 250 of padding, 4,000 projections; 3 prompts failed, 1,500 were stored already.",
         "workers: decoding took 40.0 s in 16 calls, the longest 9.1 s; the model was loaded 1 time, in 1.5 s.",
     ]
 
 
 def test_a_run_that_decoded_nothing() -> None:
-    """Without anything counted there is no share to give, and nothing is divided by."""
+    """Where nothing was counted, the counts are 0."""
     words = metrics_in_words(RunMetrics(counters={}, spreads={}), seconds=2.0)
-    assert "0 prompts decoded (0.0 a second), 0 tokens, 0 layer rows; 0 prompts failed." in words
+    assert (
+        "0 prompts decoded (0.0 a second), 0 tokens of the full model, 0 layer rows and 0 of padding, 0 projections; "
+        in words
+    )

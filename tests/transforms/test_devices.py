@@ -28,17 +28,21 @@ def test_decoding_waits_for_its_device() -> None:
         checkpoint="/nowhere",
         model_fingerprint="none",
         vocabulary=None,
+        vocabulary_fingerprint=None,
         extra_ids=0,
         settings=SETTINGS,
         batch_size=2,
+        token_budget=None,
         on_long="truncate",
         on_error="fail",
+        max_failures=None,
+        job="sha256:0",
         directory="/nowhere",
         num_shards=1,
     )
     for needs_accelerator, message in ((True, "JAX finds only its CPU"), (False, "/nowhere")):
         pipeline = beam.Pipeline(runner=FnApiRunner(), options=PipelineOptions([]))
         decode = DecodeExamples(plan, ProgressLog(None), needs_accelerator=needs_accelerator)
-        _ = pipeline | beam.Create([(0, ())]) | decode
+        _ = (pipeline | "Shards" >> beam.Create([(0, ())]), pipeline | "Count" >> beam.Create([0])) | decode
         with pytest.raises(Exception, match=message):
             pipeline.run().wait_until_finish()

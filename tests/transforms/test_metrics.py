@@ -4,44 +4,11 @@ import apache_beam as beam
 from apache_beam.options.pipeline_options import PipelineOptions
 from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 
-from calm_beam.examples import Example
-from calm_beam.generations import Generation, Output
+from calm_beam.decoding.work import Work
 from calm_beam.launch.run_metrics import Spread, run_metrics
-from calm_beam.transforms.metrics import DecodeCounts, DecodeMetrics
+from calm_beam.transforms.metrics import DecodeMetrics
 
-_EXAMPLE = Example(
-    id="a",
-    has_own_id=True,
-    input=None,
-    input_ids=(5,),
-    references=(),
-    cluster=None,
-    file_index=0,
-    line=1,
-)
-
-
-def _output(*exit_layers: int) -> Output:
-    return Output(
-        text="", tokens=(7,) * len(exit_layers), exit_layers=exit_layers, confidences=(0.5,) * len(exit_layers)
-    )
-
-
-def _generation(*outputs: Output, failure: str | None = None) -> Generation:
-    return Generation(example=_EXAMPLE, truncated=False, duplicate=False, failure=failure, outputs=outputs)
-
-
-# Of four layers: three lanes of 3, 2 and 1 tokens, and one prompt that failed.
-_GENERATIONS = (
-    _generation(_output(4, 4, 4), _output(2, 4), _output(1)),
-    _generation(failure="the model gave logits that are not finite"),
-)
-
-
-def test_counts_of_a_call() -> None:
-    """Every lane runs all layers as long as the longest; what is beyond its own end is padding."""
-    counts = DecodeCounts.of_generations(_GENERATIONS, seconds=0.5)
-    assert counts == DecodeCounts(prompts=2, tokens=6, layer_rows=3 * 3 * 4, padded_rows=(1 + 2) * 4, seconds=0.5)
+_WORK = Work(prompts=2, tokens=6, layer_rows=36, projection_rows=15, fill_rows=4, padded_rows=12)
 
 
 class _Count(beam.DoFn):
@@ -49,8 +16,9 @@ class _Count(beam.DoFn):
         self._metrics = DecodeMetrics()
 
     def process(self, seconds: float) -> None:
-        self._metrics.count_call(DecodeCounts.of_generations(_GENERATIONS, seconds=seconds))
-        self._metrics.count_failures(_GENERATIONS)
+        self._metrics.count_call(_WORK, seconds=seconds)
+        self._metrics.count_failures(1)
+        self._metrics.count_taken_over(7)
         self._metrics.count_loads([30, 20] if seconds > 1 else [])
 
 
@@ -65,6 +33,8 @@ def test_counts_become_metrics() -> None:
         "generated-tokens": 12,
         "layer-rows": 72,
         "padded-layer-rows": 24,
+        "projection-rows": 30,
+        "taken-over-prompts": 14,
         "failed-prompts": 2,
     }
     assert metrics.spreads == {

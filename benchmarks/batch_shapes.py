@@ -8,13 +8,12 @@ the threshold, or two logits within rounding of each other, that can change a de
 
 import argparse
 
-import numpy as np
-
 from calm_beam.checkpoints import Checkpoint, load_checkpoint
 from calm_beam.decoding.settings import DecodeSettings, uniform_grid
 from calm_beam.decoding.sweep import SweepDecoder, SweepResult
 from calm_beam.exits.rule import ExitRule
 
+from .differences import compare
 from .machine import describe_machine
 from .prompts import read_prompts
 
@@ -39,10 +38,9 @@ def main() -> None:
     first, *others = (int(size) for size in flags.batch_sizes.split(","))
     print(describe_machine())
     reference = _decode(checkpoint, settings, prompts, first)
-    tokens = sum(int(result.lengths.sum()) for result in reference.values())
     for size in others:
         results = _decode(checkpoint, settings, prompts, size)
-        _report(f"batch size {size} against {first}", reference, results, settings, tokens)
+        compare(f"batch size {size} against {first}", reference, results, settings.thresholds)
 
 
 def _decode(
@@ -56,37 +54,6 @@ def _decode(
         batch_size=batch_size,
     )
     return dict(decoder.decode(prompts))
-
-
-def _report(
-    title: str,
-    reference: dict[int, SweepResult],
-    results: dict[int, SweepResult],
-    settings: DecodeSettings,
-    tokens: int,
-) -> None:
-    """Prints how many outputs differ, and the margin of each first differing decision."""
-    differing = 0
-    largest_change = 0.0
-    for index, expected in reference.items():
-        found = results[index]
-        for lane in range(len(settings.thresholds) + 1):
-            exits_differ = expected.exit_layers[lane] != found.exit_layers[lane]
-            unequal = np.flatnonzero((expected.tokens[lane] != found.tokens[lane]) | exits_differ)
-            equal_until = unequal[0] if unequal.size else expected.lengths[lane]
-            changes = np.abs(expected.confidences[lane, :equal_until] - found.confidences[lane, :equal_until])
-            largest_change = max(largest_change, float(changes.max(initial=0)))
-            if unequal.size:
-                differing += 1
-                step = unequal[0]
-                threshold = "never" if lane == 0 else settings.thresholds[lane - 1]
-                confidences = float(expected.confidences[lane, step]), float(found.confidences[lane, step])
-                print(f"  prompt {index}, threshold {threshold}, step {step}: confidences {confidences}")
-    outputs = len(reference) * (len(settings.thresholds) + 1)
-    print(
-        f"{title}: {differing} of {outputs} outputs ({tokens} tokens) differ; "
-        f"confidences elsewhere move by at most {largest_change:.1e}"
-    )
 
 
 if __name__ == "__main__":

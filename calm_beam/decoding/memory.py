@@ -40,12 +40,20 @@ class Budget:
 
 
 def choose_budget(
-    config: T5Config, *, lanes: int, steps: int, source: int, batch_size: int | None, token_budget: int | None
+    config: T5Config,
+    device: jax.Device,
+    *,
+    lanes: int,
+    steps: int,
+    source: int,
+    batch_size: int | None,
+    token_budget: int | None,
 ) -> Budget:
-    """Returns what a sweep may hold on this machine's device, as far as the user leaves it open.
+    """Returns what a sweep may hold on a device, as far as the user leaves it open.
 
     Args:
       config: Sizes of the model.
+      device: Where it runs.
       lanes: Lanes of a prompt.
       steps: Most tokens of an output.
       source: Most tokens of a prompt.
@@ -62,7 +70,6 @@ def choose_budget(
             f"outputs of {steps} in {lanes} lanes can need as many. Raise it, or lower max_input_length, "
             "max_decode_length or the number of thresholds."
         )
-    device = jax.local_devices()[0]
     is_host = device.platform == "cpu"
     free = _free_bytes(device) * (_HOST_SHARE if is_host else _DEVICE_SHARE)
     # Keys and values of a position at every layer; states of a slot's lanes before and after every layer.

@@ -33,8 +33,7 @@ State = dict[str, Any]
 
 # Slots are refilled once this share of them is free: each refill costs a call of the encoder of fixed shape.
 _REFILL_SHARE = 4
-# Measures that project every layer that may exit onto the vocabulary.
-_NEED_LOGITS = ("softmax", "softmax_max", "oracle")
+_OF_LOGITS = ("softmax", "softmax_max", "oracle")
 
 
 class PlainSweep:
@@ -67,6 +66,9 @@ class PlainSweep:
         self._rule = rule
         self._max_input_length = max_input_length
         self._slots = slots
+        # A projection of every state that may exit, where logits decide, and one for the token.
+        asked = len(rule.exit_layers(checkpoint.config.num_decoder_layers)) if rule.confidence in _OF_LOGITS else 0
+        self._projections = asked + 1
         self.work = Work()
 
     def decode(self, prompts: Sequence[Sequence[int]]) -> Iterator[tuple[int, SweepResult]]:
@@ -98,24 +100,19 @@ class PlainSweep:
                 state = _admit(self._model, self._parameters, state, slots, source_tokens)
             enough_busy = self._slots - chunk if waiting else 0
             state = _advance(self._model, self._rule, self._parameters, state, self._thresholds, np.int32(enough_busy))
-            fields = ("finished", "tokens", "exit_layers", "confidences", "is_finite", "steps_run")
+            fields = ("finished", "tokens", "exit_layers", "confidences", "is_finite")
             host = jax.device_get({name: state[name] for name in fields})
-            # Of free slots and of lanes that have ended too.
-            self.work += self._work_of_rows(int(host["steps_run"]) * self._thresholds.shape[1] * self._slots)
             for slot in np.flatnonzero(host["finished"].all(axis=1)).tolist():
                 if slot in owners:
                     result = _result(host, slot)
-                    used = int(result.lengths.sum()) * self._model.config.num_decoder_layers
-                    # Until then they were taken for padding.
-                    self.work += Work(prompts=1, tokens=int(result.lengths[0]), layer_rows=used, padded_rows=-used)
+                    lane_tokens = int(result.lengths.sum())
+                    self.work += Work(
+                        prompts=1,
+                        tokens=int(result.lengths[0]),
+                        layer_rows=lane_tokens * self._model.config.num_decoder_layers,
+                        projection_rows=lane_tokens * self._projections,
+                    )
                     yield owners.pop(slot), result
-
-    def _work_of_rows(self, rows: int) -> Work:
-        """Returns what it takes to generate a token in so many lanes, whether or not anybody waits for it."""
-        layers = self._model.config.num_decoder_layers
-        decisions = len(self._rule.exit_layers(layers)) if self._rule.confidence in _NEED_LOGITS else 0
-        fills = layers if self._rule.state_propagation in ("from_exit", "from_first_exit") else 0
-        return Work(padded_rows=rows * layers, projection_rows=rows * (decisions + 1), fill_rows=rows * fills)
 
 
 def _result(host: dict[str, np.ndarray], slot: int) -> SweepResult:
@@ -140,7 +137,6 @@ def _empty_state(model: EarlyExitT5, slots: int, shape: tuple[int, ...], width: 
         return [(jnp.zeros(cache_shape), jnp.zeros(cache_shape)) for _ in range(config.num_decoder_layers)]
 
     return {
-        "steps_run": jnp.zeros((), jnp.int32),
         "step": jnp.zeros((slots,), jnp.int32),
         "previous": jnp.zeros((slots, lanes), jnp.int32),
         "finished": jnp.ones((slots, lanes), bool),
@@ -186,7 +182,7 @@ def _admit(model: EarlyExitT5, parameters: Any, state: State, slots: jax.Array, 
 def _advance(
     model: EarlyExitT5, rule: ExitRule, parameters: Any, state: State, thresholds: jax.Array, enough_busy: jax.Array
 ) -> State:
-    """Returns the state after as many steps as leave at most `enough_busy` slots busy, and how many those were.
+    """Returns the state after as many steps as leave at most `enough_busy` slots busy.
 
     Args:
       model: Sizes.
@@ -220,7 +216,6 @@ def _advance(
         is_last = step == steps - 1
         return {
             **state,
-            "steps_run": state["steps_run"] + 1,
             "step": jnp.where(is_last, step, step + 1),
             "previous": token,
             "finished": finished | (token == EOS_ID) | is_last[:, None],
@@ -231,7 +226,7 @@ def _advance(
             "is_finite": state["is_finite"] & jnp.all(is_finite | finished, axis=1),
         }
 
-    return jax.lax.while_loop(has_too_many_busy, generate_token, {**state, "steps_run": jnp.zeros((), jnp.int32)})
+    return jax.lax.while_loop(has_too_many_busy, generate_token, state)
 
 
 def _one_token(

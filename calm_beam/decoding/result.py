@@ -16,6 +16,9 @@ class SweepResult:
         last layer's in the full model's lane, and wherever a token went that far.
       lengths: int32, shape (lanes,). Number of tokens, eos included.
       is_finite: Whether all logits and confidences that were used are finite numbers.
+      runner_ups: float32, shape of `tokens`. Largest confidence at the layers below the exit layer that may exit: down
+        to a threshold above it the step stays as it is. -inf where there is none or, in the full model's lane, nobody
+        asked. None from a sweep that does not tell.
     """
 
     tokens: np.ndarray
@@ -23,3 +26,36 @@ class SweepResult:
     confidences: np.ndarray
     lengths: np.ndarray
     is_finite: bool
+    runner_ups: np.ndarray | None = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class KnownOutput:
+    """The output of a prompt at a threshold above all that are to be decoded.
+
+    Attributes:
+      tokens: int32, shape (length,).
+      exit_layers: int32, shape (length,).
+      confidences: float32, shape (length,).
+      runner_ups: float32, shape (length,).
+    """
+
+    tokens: np.ndarray
+    exit_layers: np.ndarray
+    confidences: np.ndarray
+    runner_ups: np.ndarray
+
+    def steps_shared(self, thresholds: np.ndarray) -> np.ndarray:
+        """Returns how many of its first steps each lane has in common with it.
+
+        A layer below the exit layer whose confidence does not reach a threshold is no exit at that threshold either,
+        and the exit layer is one at every lower threshold.
+
+        Args:
+          thresholds: float32, shape (steps, lanes). Below those of the known output.
+
+        Returns:
+          int, shape (lanes,), up to the output's length.
+        """
+        parts = self.runner_ups[:, None] >= thresholds[: len(self.tokens)]
+        return np.where(parts.any(axis=0), parts.argmax(axis=0), len(self.tokens))

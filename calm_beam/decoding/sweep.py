@@ -5,14 +5,17 @@ The seam is `SweepDecoder.decode`: prompts in; tokens, exit layers and confidenc
 
 from collections.abc import Iterator, Sequence
 
+import jax
 import numpy as np
 
 from calm_beam.checkpoints import Checkpoint
 from calm_beam.exits.rule import ExitRule
 from calm_beam.exits.schedule import scheduled_thresholds
 
+from .devices import decode_on_devices
 from .memory import choose_budget
 from .plain import PlainSweep
+from .result import KnownOutput
 from .result import SweepResult as SweepResult
 from .shared import SharedSweep
 from .work import Work
@@ -37,6 +40,8 @@ class SweepDecoder:
         max_input_length: int = 512,
         batch_size: int | None = None,
         token_budget: int | None = None,
+        with_full_model: bool = True,
+        devices: Sequence[jax.Device] | None = None,
     ) -> None:
         """Prepares a decoder.
 
@@ -50,6 +55,8 @@ class SweepDecoder:
             no output.
           token_budget: Most positions whose keys and values are held at a time, those of the sources included; None
             for a share of the device's memory.
+          with_full_model: Whether lane 0 is the full model; else lane k is the threshold k + 1.
+          devices: Where to decode, with a model on each; None for all of this process.
 
         Raises:
           ValueError: If the rule does not fit the model (no exit classifier, `min_exit_layer` too high), a number is
@@ -69,35 +76,51 @@ class SweepDecoder:
         rule.exit_layers(checkpoint.config.num_decoder_layers)
         # [steps, thresholds]; no confidence reaches the full model's, which is not a threshold of 1: some are 1.
         by_step = scheduled_thresholds(rule, tuple(thresholds), max_decode_length)
-        lanes = np.concatenate([np.full((max_decode_length, 1), np.inf, np.float32), by_step], axis=1)
+        full_model = np.full((max_decode_length, int(with_full_model)), np.inf, np.float32)
+        lanes = np.concatenate([full_model, by_step], axis=1)
+        self._plain: PlainSweep | None = None
+        self._shared: list[tuple[jax.Device, SharedSweep]] = []
         if rule.needs_full_model():
             slots = batch_size or _PLAIN_SLOTS
-            self._sweep: PlainSweep | SharedSweep = PlainSweep(
-                checkpoint, rule, lanes, max_input_length=max_input_length, slots=slots
-            )
+            self._plain = PlainSweep(checkpoint, rule, lanes, max_input_length=max_input_length, slots=slots)
             return
-        budget = choose_budget(
-            checkpoint.config,
-            lanes=lanes.shape[1],
-            steps=max_decode_length,
-            source=max_input_length,
-            batch_size=batch_size,
-            token_budget=token_budget,
-        )
-        self._sweep = SharedSweep(checkpoint, rule, lanes, max_input_length=max_input_length, budget=budget)
+        for device in devices or jax.local_devices():
+            budget = choose_budget(
+                checkpoint.config,
+                device,
+                lanes=lanes.shape[1],
+                steps=max_decode_length,
+                source=max_input_length,
+                batch_size=batch_size,
+                token_budget=token_budget,
+            )
+            with jax.default_device(device):
+                sweep = SharedSweep(checkpoint, rule, lanes, max_input_length=max_input_length, budget=budget)
+            self._shared.append((device, sweep))
 
     @property
     def work(self) -> Work:
-        """What it has done so far."""
-        return self._sweep.work
+        """What has been decoded so far, counted."""
+        if self._plain is not None:
+            return self._plain.work
+        return sum((sweep.work for _, sweep in self._shared), Work())
 
-    def decode(self, prompts: Sequence[Sequence[int]]) -> Iterator[tuple[int, SweepResult]]:
+    def decode(
+        self, prompts: Sequence[Sequence[int]], known: Sequence[KnownOutput] | None = None
+    ) -> Iterator[tuple[int, SweepResult]]:
         """Yields the outputs of every prompt, with its index, in the order in which they end.
 
         Args:
           prompts: Token ids of each prompt, 1 to `max_input_length` of them.
+          known: Output of each prompt at a threshold above all of these, with which lower ones share their beginning.
+            Of no use to rules that need the full model.
 
         Raises:
           ValueError: If a prompt is empty or too long.
         """
-        yield from self._sweep.decode(prompts)
+        if self._plain is not None:
+            yield from self._plain.decode(prompts)
+        elif len(self._shared) == 1:
+            yield from self._shared[0][1].decode(prompts, known)
+        else:
+            yield from decode_on_devices(self._shared, prompts, known)

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from calm_beam.checkpoints import Checkpoint, load_checkpoint
+from calm_beam.decoding.early_exit import EarlyExitDecoder
 from calm_beam.decoding.sweep import SweepDecoder, SweepResult
 from calm_beam.exits.rule import ExitRule
 from calm_beam.model import EarlyExitT5
@@ -86,6 +87,22 @@ def test_every_decode_is_the_references(name: str, method: str) -> None:
         np.testing.assert_array_equal(result.exit_layers[1:], np.where(was_generated, golden["exits"][:, prompt], 0))
         confidences = np.where(was_generated, golden["confidences"][:, prompt], 0)
         np.testing.assert_allclose(result.confidences[1:], confidences, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize(("name", "method"), _DECODES)
+def test_every_output_as_it_is_served_is_the_references(name: str, method: str) -> None:
+    """With layers skipped, one prompt at a time, tokens and exit layers are identical, confidences within 1e-4."""
+    golden = {key.removeprefix(f"{method}/"): value for key, value in _load(f"decode_{name}").items()}
+    for lane, threshold in enumerate(golden["thresholds"].tolist()):
+        decoder = EarlyExitDecoder(_checkpoint(), _rule(name, method), threshold=threshold, max_decode_length=_STEPS)
+        for prompt, result in decoder.decode(_prompts()):
+            was_generated = golden["exits"][lane, prompt] > 0
+            assert result.is_finite
+            assert result.length == was_generated.sum()
+            np.testing.assert_array_equal(result.tokens, golden["tokens"][lane, prompt])
+            np.testing.assert_array_equal(result.exit_layers, np.where(was_generated, golden["exits"][lane, prompt], 0))
+            confidences = np.where(was_generated, golden["confidences"][lane, prompt], 0)
+            np.testing.assert_allclose(result.confidences, confidences, rtol=0, atol=1e-4)
 
 
 @pytest.mark.parametrize(("name", "method"), _DECODES)

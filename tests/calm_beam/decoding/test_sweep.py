@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import hypothesis
 import hypothesis.strategies as st
@@ -387,7 +388,7 @@ def test_exits_fall_with_the_threshold_in_equal_states(rule: ExitRule) -> None:
 
 
 @pytest.mark.parametrize("sizes", [{"max_decode_length": 0}, {"max_input_length": 0}, {"batch_size": -1}], ids=str)
-def test_sizes_below_one_are_refused(sizes: Mapping[str, int]) -> None:
+def test_sizes_below_one_are_refused(sizes: Mapping[str, Any]) -> None:
     """Lengths and batch size must be at least 1; the message names the one that is not."""
     ((name, value),) = sizes.items()
     with pytest.raises(ValueError, match=f"{name} must be at least 1, got {value}"):

@@ -1,0 +1,97 @@
+"""The two large steps of the shared sweep by themselves, with batches that are full."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from calm_beam.checkpoints import Checkpoint
+from calm_beam.decoding import device_steps
+from calm_beam.exits.rule import ExitRule
+
+from .multiply_adds import layer_row, projection_row, seconds_per_call
+
+# A size that the sweep pads to, and how many prompts these rows belong to.
+ROWS = 512
+_PLACES = 64
+
+
+def projection_step_rate(checkpoint: Checkpoint, rule: ExitRule) -> float:
+    """Returns the multiply-adds per second of the output head when it decides `ROWS` rows."""
+    config, weights = checkpoint.config, jax.device_put({"params": checkpoint.parameters()})
+    states = _states(config.num_decoder_layers, config.emb_dim)
+    layers, lanes = np.ones(ROWS, np.int32), np.arange(ROWS, dtype=np.int32)
+    seconds = seconds_per_call(
+        lambda: device_steps.decide_rows(config, rule.confidence, weights, states, layers, lanes)
+    )
+    return ROWS * projection_row(config) / seconds
+
+
+def layer_step_rate(checkpoint: Checkpoint, rule: ExitRule, *, steps: int, source: int) -> float:
+    """Returns the multiply-adds per second of a decoder layer when it runs `ROWS` rows.
+
+    Args:
+      checkpoint: The model.
+      rule: Its confidence is made in the step, unless it is made of logits.
+      steps: Tokens so far, all of which the rows attend to.
+      source: Tokens of each prompt.
+    """
+    config = checkpoint.config
+    tree = jax.device_put(checkpoint.parameters())
+    weights = tree["decoder"]["layers_0"]
+    parameters = {"layer": weights}
+    if rule.confidence == "classifier":
+        parameters["classifier"] = {"params": {"decoder": {"meta_cls": tree["decoder"]["meta_cls"]}}}
+    inner = config.num_heads * config.head_dim
+    state: dict[str, Any] = {
+        "states": _states(config.num_decoder_layers, config.emb_dim),
+        "cache": tuple(_normal(part, ROWS * steps, inner) for part in range(2)),
+    }
+    cross = tuple(_normal(part, _PLACES, config.num_heads, source, config.head_dim) for part in range(2))
+    mask = jnp.ones((_PLACES, source), bool)
+    bias = jnp.zeros((config.num_heads, steps))
+    layer, lanes = np.int32(1), np.arange(ROWS, dtype=np.int32)
+    paths = np.arange(ROWS * steps, dtype=np.int32).reshape(ROWS, steps)
+    places, ranks = np.divmod(lanes, np.int32(ROWS // _PLACES))
+
+    def run() -> tuple[jax.Array, jax.Array]:
+        # Both steps take their buffers over and give them back.
+        state["states"], state["cache"] = device_steps.attend_to_output(
+            config,
+            weights,
+            state["states"],
+            state["cache"],
+            bias,
+            layer,
+            lanes,
+            lanes,
+            paths[:, -1],
+            paths,
+            np.full(ROWS, steps - 1, np.int32),
+        )
+        state["states"], confidences = device_steps.finish_layer(
+            config,
+            rule.confidence,
+            ROWS // _PLACES,
+            parameters,
+            state["states"],
+            cross,
+            mask,
+            layer,
+            lanes,
+            lanes,
+            places,
+            ranks,
+        )
+        return state["states"], confidences
+
+    return ROWS * layer_row(config) / seconds_per_call(run)
+
+
+def _states(num_layers: int, width: int) -> jax.Array:
+    return _normal(0, num_layers + 1, ROWS, width)
+
+
+def _normal(seed: int, *shape: int) -> jax.Array:
+    return jax.random.normal(jax.random.key(seed), shape)

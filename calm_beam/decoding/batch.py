@@ -1,0 +1,376 @@
+"""A batch of prompts whose lanes take one step at a time, sharing what they have in common."""
+
+import collections
+from collections.abc import Iterator, Mapping, Sequence
+
+import jax.numpy as jnp
+import numpy as np
+
+from calm_beam.exits.rule import ExitRule
+from calm_beam.model import T5Config
+from calm_beam.vocabulary import EOS_ID
+
+from . import device_steps
+from .lanes import LaneTree, Rows
+from .memory import Budget
+from .outputs import Outcome, Outputs
+from .result import KnownOutput, SweepResult
+from .shapes import most_rows, padded, path_lengths, rank_bucket, row_bucket
+from .weights import Sources, Weights
+from .work import Work
+
+# Slots are refilled once this share of them is free: each refill costs a call of the encoder of fixed shape.
+_REFILL_SHARE = 4
+# Most bytes that attention gathers at a time.
+_GATHERED_BYTES = 1 << 24
+
+
+class Batch:
+    """Slots of prompts, with what their lanes have generated."""
+
+    def __init__(
+        self,
+        config: T5Config,
+        rule: ExitRule,
+        weights: Weights,
+        thresholds: np.ndarray,
+        budget: Budget,
+        members_by_width: Mapping[int, Sequence[int]],
+    ) -> None:
+        self._work = Work()
+        self._config, self._rule, self._weights, self._thresholds = config, rule, weights, thresholds
+        self._layers = config.num_decoder_layers
+        self._exit_layers = frozenset(rule.exit_layers(self._layers))
+        steps, lanes = thresholds.shape
+        self._lanes = lanes
+        slots = min(budget.slots, sum(len(members) for members in members_by_width.values()))
+        # A third of the tokens for sources, each width at a time; there is always room for one prompt.
+        places = {
+            width: max(1, min(slots, len(members), budget.tokens // (3 * width)))
+            for width, members in members_by_width.items()
+        }
+        self._most_nodes = max(lanes * steps, budget.tokens - sum(width * count for width, count in places.items()))
+        self._tree = LaneTree(
+            slots=slots,
+            lanes=lanes,
+            steps=steps,
+            layers=self._layers,
+            separates_exit=rule.state_propagation != "from_exit",
+            capacity=min(slots * max(lanes, 2 * steps), self._most_nodes),
+        )
+        self._sources = {width: Sources(config, width=width, places=count) for width, count in places.items()}
+        self._is_crowded = False
+        self._slots = slots
+        self._owners = np.full(slots, -1)
+        self._widths = np.zeros(slots, np.int32)
+        self._places = np.zeros(slots, np.int32)
+        self._live = np.zeros((slots, lanes), bool)
+        self._previous = np.zeros((slots, lanes), np.int32)
+        self._is_finite = np.ones(slots, bool)
+        self._outputs = Outputs(slots, lanes, steps)
+        # How many steps of a lane are those of a known output, which then stand in the lane's output from the start.
+        self._shared_steps = np.zeros((slots, lanes), np.int32)
+        store = (self._tree.capacity, config.num_heads * config.head_dim)
+        self._cache = [(jnp.zeros(store), jnp.zeros(store)) for _ in range(self._layers)]
+        self._states = jnp.zeros((self._layers + 1, slots * lanes, config.emb_dim))
+
+    def take_work(self) -> Work:
+        """Returns what was counted since the last call."""
+        taken, self._work = self._work, Work()
+        return taken
+
+    def is_busy(self) -> bool:
+        """Returns whether any slot holds a prompt."""
+        return bool((self._owners >= 0).any())
+
+    def admit(
+        self,
+        waiting: Mapping[int, collections.deque[int]],
+        prompts: Sequence[Sequence[int]],
+        known: Sequence[KnownOutput] | None,
+    ) -> None:
+        """Moves waiting prompts into free slots, once enough are free."""
+        if self._is_crowded:
+            return
+        for width, queue in waiting.items():
+            sources = self._sources[width]
+            chunk = max(1, sources.places // _REFILL_SHARE)
+            while queue:
+                free = np.flatnonzero(self._owners < 0)
+                count = min(chunk, len(queue))
+                if len(free) < count or len(sources.free) < count:
+                    # In order, so that widths follow each other and are not all in use at once.
+                    return
+                slots = free[:count]
+                source_tokens = np.zeros((chunk, width), np.int32)
+                for row, slot in enumerate(slots):
+                    self._owners[slot] = index = queue.popleft()
+                    self._widths[slot], self._places[slot] = width, sources.free.pop()
+                    source_tokens[row, : len(prompts[index])] = prompts[index]
+                sources.cross, sources.mask = device_steps.admit(
+                    self._config,
+                    self._weights.all,
+                    sources.cross,
+                    sources.mask,
+                    source_tokens,
+                    padded(self._places[slots], chunk, fill=sources.places),
+                )
+                self._tree.admit(slots)
+                self._live[slots] = True
+                self._is_finite[slots] = True
+                self._shared_steps[slots] = 0
+                self._outputs.clear(slots)
+                self._previous[slots] = 0
+                if known:
+                    for slot in slots.tolist():
+                        self._share(slot, known[int(self._owners[slot])])
+
+    def step(self) -> Iterator[tuple[int, SweepResult]]:
+        """Generates one token in every live lane, and yields the prompts that have ended."""
+        live = self._live
+        outcome = self._run_layers()
+        goes_on = live & (outcome.tokens != EOS_ID) & (self._tree.step < len(self._thresholds) - 1)[:, None]
+        self._propagate(outcome.exits, goes_on)
+        self._outputs.record(outcome, self._tree.step, live)
+        self._is_finite &= (outcome.is_finite | ~live).all(axis=1)
+        self._tree.advance(outcome.tokens, outcome.exits, live)
+        self._previous, self._live = outcome.tokens, goes_on
+        for slot in np.flatnonzero((self._owners >= 0) & ~goes_on.any(axis=1)).tolist():
+            _, index = self._vacate(slot)
+            self._is_crowded = False
+            yield index, self._outputs.result(slot, is_finite=bool(self._is_finite[slot]))
+
+    def _share(self, slot: int, known: KnownOutput) -> None:
+        """Gives a slot's lanes what they have in common with a known output; some may have all of it."""
+        shared = known.steps_shared(self._thresholds)
+        self._shared_steps[slot] = shared
+        self._live[slot] = shared < len(known.tokens)
+        self._outputs.share(slot, known, shared)
+
+    def make_room(self) -> Iterator[tuple[int, int]]:
+        """Sees that every layer has a free node for each live lane, and yields the prompts that had to leave for it.
+
+        Stores are widened as far as the budget goes. Beyond that the youngest prompts give way, by width and index, and
+        start again later; until a prompt has ended, none is admitted.
+        """
+        while self._tree.room() < self._live.sum():
+            added = min(self._tree.capacity, self._most_nodes - self._tree.capacity)
+            if added:
+                self._tree.grow(added)
+                wider = ((0, added), (0, 0))
+                self._cache = [(jnp.pad(keys, wider), jnp.pad(values, wider)) for keys, values in self._cache]
+                continue
+            busy = np.flatnonzero(self._owners >= 0)
+            assert len(busy) > 1, "the budget has room for one prompt"
+            youngest = busy.tolist()[int(np.argmin(self._tree.step[busy]))]
+            self._live[youngest] = False
+            self._is_crowded = True
+            yield self._vacate(youngest)
+
+    def _vacate(self, slot: int) -> tuple[int, int]:
+        """Frees a slot, and returns width and index of its prompt."""
+        width, index = int(self._widths[slot]), int(self._owners[slot])
+        self._owners[slot] = -1
+        self._sources[width].free.append(int(self._places[slot]))
+        self._tree.release(slot)
+        return width, index
+
+    def _run_layers(self) -> Outcome:
+        """Returns what this step gave every lane."""
+        step = np.minimum(self._tree.step, len(self._thresholds) - 1)
+        # Lanes whose step is known already; it stands in their output.
+        is_known = self._live & (self._tree.step[:, None] < self._shared_steps)
+        outcome = Outcome.of_known(self._outputs, step, is_known)
+        thresholds = self._thresholds[step]
+        alive = self._live.copy()
+        # First lane of each lane's group, by layer: where the group's state stands.
+        self._groups = np.zeros((self._layers + 1, alive.size), np.int32)
+        for layer in range(1, self._layers + 1):
+            rows = self._tree.rows(layer, alive)
+            if not len(rows.lanes):
+                break
+            if layer == 1:
+                self._embed(rows)
+            measured = self._run_layer(layer, rows)
+            members = np.flatnonzero(alive)
+            of_member = rows.of_lane[members]
+            self._groups[layer, members] = rows.lanes[of_member]
+            if layer not in self._exit_layers:
+                continue
+            known, is_last = is_known.flat[members], layer == self._layers
+            asks = ~known & (np.isfinite(thresholds.flat[members]) | is_last)
+            tokens, confidences, is_finite = self._decide(layer, rows, of_member, asks, measured)
+            exceeds = (confidences[of_member] >= thresholds.flat[members]) | is_last
+            leaves = np.where(known, outcome.exits.flat[members] == layer, exceeds)
+            decided = members[leaves & ~known]
+            row = rows.of_lane[decided]
+            outcome.exits.flat[decided] = layer
+            outcome.tokens.flat[decided] = tokens[row]
+            outcome.confidences.flat[decided] = confidences[row]
+            outcome.is_finite.flat[decided] = is_finite[row]
+            stays = members[~leaves & ~known]
+            outcome.runner_ups.flat[stays] = np.fmax(outcome.runner_ups.flat[stays], confidences[rows.of_lane[stays]])
+            alive.flat[members[leaves]] = False
+        if not self._decides_by_logits():
+            self._read_tokens(outcome, is_known)
+        return outcome
+
+    def _decides_by_logits(self) -> bool:
+        return self._rule.confidence in ("softmax", "softmax_max")
+
+    def _embed(self, rows: Rows) -> None:
+        size = row_bucket(len(rows.lanes))
+        self._states = device_steps.embed(
+            self._weights.embedding,
+            self._states,
+            padded(self._previous.flat[rows.lanes], size),
+            padded(rows.lanes, size, fill=self._live.size),
+        )
+
+    def _run_layer(self, layer: int, rows: Rows) -> np.ndarray:
+        """Runs a layer for its rows, and returns the confidence of each that needs no logits."""
+        below = rows.lanes if layer == 1 else self._groups[layer - 1, rows.lanes]
+        weights = self._weights.layers[layer - 1]
+        for chosen, length in self._by_length(rows.steps):
+            size = row_bucket(len(chosen))
+            self._states, self._cache[layer - 1] = device_steps.attend_to_output(
+                self._config,
+                weights,
+                self._states,
+                self._cache[layer - 1],
+                self._weights.bias_by_age,
+                np.int32(layer),
+                padded(below[chosen], size),
+                padded(rows.lanes[chosen], size, fill=self._live.size),
+                padded(rows.nodes[chosen], size, fill=self._tree.capacity),
+                padded(self._tree.paths(layer, rows.lanes[chosen], length), size),
+                padded(rows.steps[chosen], size),
+            )
+        parameters = {"layer": weights}
+        if self._rule.confidence == "classifier":
+            parameters["classifier"] = self._weights.classifier
+        measured = np.full(len(rows.lanes), layer / self._layers, np.float32)
+        widths = self._widths[rows.slots]
+        # Rows are ordered by slot: how many of the same slot stand before each.
+        ranks = np.arange(len(rows.slots)) - np.searchsorted(rows.slots, rows.slots)
+        for width in np.unique(widths).tolist():
+            chosen, sources = np.flatnonzero(widths == width), self._sources[width]
+            size = row_bucket(len(chosen))
+            self._work += Work(layer_rows=len(chosen), padded_rows=size - len(chosen))
+            self._states, confidences = device_steps.finish_layer(
+                self._config,
+                self._rule.confidence,
+                rank_bucket(int(ranks[chosen].max()) + 1),
+                parameters,
+                self._states,
+                sources.cross[layer - 1],
+                sources.mask,
+                np.int32(layer),
+                padded(below[chosen], size),
+                padded(rows.lanes[chosen], size, fill=self._live.size),
+                padded(self._places[rows.slots[chosen]], size, fill=sources.places),
+                padded(ranks[chosen], size),
+            )
+            if self._rule.confidence in ("state", "classifier"):
+                measured[chosen] = np.asarray(confidences)[: len(chosen)]
+        return measured
+
+    def _by_length(self, steps: np.ndarray) -> Iterator[tuple[np.ndarray, int]]:
+        """Yields rows that are run together, and the length of path that covers their steps."""
+        lengths = path_lengths(steps)
+        for length in np.unique(lengths).tolist():
+            chosen = np.flatnonzero(lengths == length)
+            most = most_rows(_GATHERED_BYTES // (4 * length * self._config.num_heads * self._config.head_dim))
+            for start in range(0, len(chosen), most):
+                yield chosen[start : start + most], min(length, len(self._thresholds))
+
+    def _decide(
+        self, layer: int, rows: Rows, of_member: np.ndarray, asks: np.ndarray, measured: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Returns token, confidence and finiteness of every row; the tokens are 0 if logits do not decide.
+
+        Args:
+          layer: Which.
+          rows: Of that layer.
+          of_member: Row of each lane that takes part.
+          asks: bool, for each of them, whether its decision depends on the confidence or the token here. The full
+            model's lane asks at the last layer only.
+          measured: Confidence of every row, if logits do not decide.
+        """
+        count = len(rows.lanes)
+        tokens = np.zeros(count, np.int32)
+        if not self._decides_by_logits():
+            return tokens, measured, np.isfinite(measured)
+        asked = np.flatnonzero(np.bincount(of_member, weights=asks, minlength=count))
+        confidences, is_finite = np.full(count, -np.inf, np.float32), np.ones(count, bool)
+        tokens[asked], confidences[asked], is_finite[asked] = self._project(
+            np.full(len(asked), layer), rows.lanes[asked], self._rule.confidence
+        )
+        return tokens, confidences, is_finite & np.isfinite(confidences)
+
+    def _read_tokens(self, outcome: Outcome, is_known: np.ndarray) -> None:
+        """Sets the tokens that are not known, projecting the state of each exit once."""
+        members = np.flatnonzero((outcome.exits > 0) & ~is_known)
+        layers, lanes, of_member = self._distinct(outcome.exits.flat[members], members)
+        tokens, _, is_finite = self._project(layers, lanes, self._rule.confidence)
+        outcome.tokens.flat[members] = tokens[of_member]
+        outcome.is_finite.flat[members] &= is_finite[of_member]
+
+    def _project(self, layers: np.ndarray, lanes: np.ndarray, measure: str) -> tuple[np.ndarray, ...]:
+        """Returns token, confidence and finiteness that the head makes of states."""
+        count = len(lanes)
+        if not count:
+            return np.zeros(0, np.int32), np.zeros(0, np.float32), np.zeros(0, bool)
+        self._work += Work(projection_rows=count)
+        size = row_bucket(count)
+        made = device_steps.decide_rows(
+            self._config,
+            measure,
+            self._weights.head,
+            self._states,
+            padded(layers, size),
+            padded(lanes, size),
+        )
+        return tuple(np.asarray(values)[:count] for values in made)
+
+    def _distinct(self, layers: np.ndarray, members: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Returns layer and group lane of the distinct states that lanes have at layers, by lane, and each lane's."""
+        keys = self._groups[layers, members].astype(np.int64) * (self._layers + 1) + layers
+        distinct, of_member = np.unique(keys, return_inverse=True)
+        lanes, of_state = np.divmod(distinct, self._layers + 1)
+        return of_state, lanes, of_member
+
+    def _propagate(self, exits: np.ndarray, goes_on: np.ndarray) -> None:
+        """Gives the layers that tokens skipped what they keep of them (CALM, "State propagation")."""
+        members = np.flatnonzero((exits < self._layers) & goes_on)
+        if not len(members):
+            return
+        exits = exits.flat[members]
+        first = min(self._exit_layers)
+        sources = np.full_like(exits, first) if self._rule.state_propagation == "from_first_exit" else exits
+        layers, lanes, of_member = self._distinct(sources, members)
+        lowest = np.full(len(lanes), self._layers)
+        np.minimum.at(lowest, of_member, exits)
+        size = row_bucket(len(lanes))
+        nodes = np.full((self._layers - 1, size), self._tree.capacity, np.int32)
+        for layer in range(2, self._layers + 1):
+            skipped = np.flatnonzero(lowest < layer)
+            place = np.cumsum(lowest < layer) - 1
+            skips = exits < layer
+            nodes[layer - 2, skipped] = self._tree.keep(layer, lanes[skipped], members[skips], place[of_member[skips]])
+        if self._rule.state_propagation == "projected":
+            source_nodes = self._tree.newest(layers, lanes)
+            self._cache = device_steps.copy_skipped(
+                self._cache, padded(layers, size), padded(source_nodes, size), nodes
+            )
+            return
+        self._work += Work(fill_rows=int((nodes < self._tree.capacity).sum()))
+        self._cache[1:] = device_steps.fill_skipped(
+            self._config,
+            self._weights.layers[1:],
+            self._cache[1:],
+            self._states,
+            padded(layers, size),
+            padded(lanes, size),
+            nodes,
+        )

@@ -1,0 +1,438 @@
+"""Decoding at one threshold, as it is served: a layer that no row needs is not run.
+
+The outputs are those of the sweep's lane at that threshold. What differs is what is computed: a step goes up the layers
+only as far as its least confident row, and there makes the keys and values that the layers above keep of the token.
+Rows leave each at a layer of their own; one that has left keeps its state while others go on.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from calm_beam.checkpoints import Checkpoint
+from calm_beam.exits.propagation import KeysValues
+from calm_beam.exits.rule import ExitRule
+from calm_beam.exits.saturation import hidden_state_saturation
+from calm_beam.exits.schedule import scheduled_thresholds
+from calm_beam.exits.softmax_response import softmax_gap, softmax_max
+from calm_beam.model import EarlyExitT5
+from calm_beam.model.network import PAD_ID, padding_bias
+from calm_beam.vocabulary import EOS_ID
+
+from .widths import members_by_width
+
+# Measures that are made of the logits, which then need not be computed again for the token.
+_OF_LOGITS = {"softmax": softmax_gap, "softmax_max": softmax_max}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EarlyExitResult:
+    """The output of one prompt.
+
+    Attributes:
+      tokens: int32, shape (max_decode_length,). 0 after the output's end; eos is part of the output.
+      exit_layers: int32, shape of `tokens`. Layers used, counted from 1; 0 after the end.
+      confidences: float32, shape of `tokens`. Confidence at the exit layer; 0 after the end.
+      length: Number of tokens, eos included.
+      is_finite: Whether all logits and confidences that were used are finite numbers; if not, the tokens mean nothing.
+    """
+
+    tokens: np.ndarray
+    exit_layers: np.ndarray
+    confidences: np.ndarray
+    length: int
+    is_finite: bool
+
+
+class EarlyExitDecoder:
+    """Decodes prompts at one threshold, skipping the layers above the exit.
+
+    Compiles once for every width that prompts are padded to; decoders of the same model and rule share that, whatever
+    their thresholds. Nothing is changed after construction, so threads may share a decoder.
+    """
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        rule: ExitRule,
+        *,
+        threshold: float | None,
+        max_decode_length: int,
+        max_input_length: int = 512,
+        batch_size: int = 1,
+    ) -> None:
+        """Prepares a decoder.
+
+        Args:
+          checkpoint: The model.
+          rule: How exits are decided.
+          threshold: Exit threshold in [0, 1]; None never exits, which is the full model.
+          max_decode_length: Most tokens to generate, eos included.
+          max_input_length: Most tokens of a prompt.
+          batch_size: Prompts decoded together. A layer runs as long as one of them needs it: meant for 1 to 8.
+
+        Raises:
+          ValueError: If the threshold is outside [0, 1], the rule needs the full model at every token or does not fit
+            the model (no exit classifier, `min_exit_layer` too high), or a number is below 1.
+        """
+        num_layers = checkpoint.config.num_decoder_layers
+        if threshold is not None and not 0 <= threshold <= 1:
+            raise ValueError(f"threshold must be in [0, 1], or None to never exit; got {threshold}.")
+        if rule.needs_full_model():
+            raise ValueError(
+                f"nothing can be skipped with {_needing_all_layers(rule)}: it needs every layer for every token, "
+                "and is meant for analysis. Decode it with the sweep, or serve another rule."
+            )
+        if rule.confidence == "classifier" and not checkpoint.config.exit_classifier:
+            raise ValueError("confidence 'classifier' needs decoder/meta_cls in the checkpoint, which has none.")
+        sizes = {"max_decode_length": max_decode_length, "max_input_length": max_input_length, "batch_size": batch_size}
+        for name, value in sizes.items():
+            if value < 1:
+                raise ValueError(f"{name} must be at least 1, got {value}.")
+        rule.exit_layers(num_layers)
+        self._certain_exit = _certain_exit(rule, threshold, num_layers)
+        # The full model has no thresholds; what stands here is not looked at.
+        self._thresholds = scheduled_thresholds(rule, (threshold or 0.0,), max_decode_length)[:, 0]
+        self._parameters = jax.device_put({"params": checkpoint.parameters()})
+        self._model = EarlyExitT5(checkpoint.config)
+        self._rule = rule
+        self._max_input_length = max_input_length
+        self._rows = batch_size
+
+    def decode(self, prompts: Sequence[Sequence[int]]) -> Iterator[tuple[int, EarlyExitResult]]:
+        """Yields the output of every prompt, with its index: shorter widths first, then in the order given.
+
+        Args:
+          prompts: Token ids of each prompt, 1 to `max_input_length` of them.
+
+        Raises:
+          ValueError: If a prompt is empty or too long.
+        """
+        for width, members in members_by_width(prompts, self._max_input_length).items():
+            for start in range(0, len(members), self._rows):
+                together = members[start : start + self._rows]
+                source_tokens = np.zeros((self._rows, width), np.int32)
+                for row, index in enumerate(together):
+                    source_tokens[row, : len(prompts[index])] = prompts[index]
+                host = jax.device_get(
+                    _decode(
+                        self._model,
+                        self._rule,
+                        self._certain_exit,
+                        self._parameters,
+                        self._thresholds,
+                        source_tokens,
+                        np.arange(self._rows) < len(together),
+                    )
+                )
+                yield from ((index, _result(host, row)) for row, index in enumerate(together))
+
+
+class _Outcome(NamedTuple):
+    """What a step gives, one of each for every row: shape (rows, 1)."""
+
+    token: jax.Array
+    exit_layer: jax.Array
+    confidence: jax.Array
+    is_finite: jax.Array
+
+
+class _Rows(NamedTuple):
+    """Where the rows of a step stand on their way up.
+
+    Attributes:
+      hidden: shape (rows, 1, width). State that each row has, or left with.
+      is_open: shape (rows, 1). Whether the row goes on.
+      exit_layer: shape (rows, 1).
+      confidence: shape (rows, 1). Of the highest layer so far at which the row was asked.
+      logits: shape (rows, 1, vocabulary) at that layer, with a measure that needs them; else None.
+      first: shape of `hidden`. State at the first layer that may exit, where it is what is passed on; None below it.
+      copied: Keys and values, each (rows, 1, heads, head_dim), of the highest layer that the row went through, where
+        they are what is passed on; else None.
+    """
+
+    hidden: jax.Array
+    is_open: jax.Array
+    exit_layer: jax.Array
+    confidence: jax.Array
+    logits: jax.Array | None = None
+    first: jax.Array | None = None
+    copied: KeysValues | None = None
+
+    def for_open(self, new: Any, old: Any) -> Any:
+        """Returns the new arrays, (rows, 1, ...), for rows that are open, and the old ones for those that left."""
+        # Layers only run while some row is open: a single one then is.
+        if old is None or self.is_open.size == 1:
+            return new
+        return jax.tree.map(lambda n, o: jnp.where(self.is_open.reshape(-1, *(1,) * (n.ndim - 1)), n, o), new, old)
+
+    def replaced(self, **changes: Any) -> "_Rows":
+        """Returns the rows with some fields changed where they are open."""
+        return self._replace(**{name: self.for_open(new, getattr(self, name)) for name, new in changes.items()})
+
+
+def _needing_all_layers(rule: ExitRule) -> str:
+    """Returns the first setting of a rule for which every layer has to run."""
+    if rule.confidence == "oracle":
+        return "confidence 'oracle'"
+    return "state_propagation 'full_cache'" if rule.state_propagation == "full_cache" else "token_from 'last_layer'"
+
+
+def _certain_exit(rule: ExitRule, threshold: float | None, num_layers: int) -> int | None:
+    """Returns the layer at which every token leaves, where that is known beforehand; else None."""
+    if threshold is None:
+        return num_layers
+    if rule.confidence != "static":
+        return None
+    exit_layers = rule.exit_layers(num_layers)
+    reached = (layer for layer in exit_layers if _static_confidence(layer, num_layers) >= np.float32(threshold))
+    return next(reached, num_layers)
+
+
+def _static_confidence(layer: int, num_layers: int) -> np.float32:
+    return np.float32(layer / num_layers)
+
+
+def _result(host: dict[str, np.ndarray], row: int) -> EarlyExitResult:
+    exit_layers = host["exit_layers"][row].copy()
+    return EarlyExitResult(
+        tokens=host["tokens"][row].copy(),
+        exit_layers=exit_layers,
+        confidences=host["confidences"][row].copy(),
+        length=int((exit_layers > 0).sum()),
+        is_finite=bool(host["is_finite"][row, 0]),
+    )
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1, 2))
+def _decode(
+    model: EarlyExitT5,
+    rule: ExitRule,
+    certain_exit: int | None,
+    parameters: Any,
+    thresholds: jax.Array,
+    source_tokens: jax.Array,
+    is_used: jax.Array,
+) -> dict[str, jax.Array]:
+    """Returns the outputs of the prompts, (rows, width), each array of shape (rows, steps) but `is_finite`, (rows, 1).
+
+    Args:
+      model: Sizes.
+      rule: How exits are decided.
+      certain_exit: The layer at which every token leaves; None if that depends on the token.
+      parameters: Weights.
+      thresholds: shape (steps,).
+      source_tokens: shape (rows, width), 0-padded.
+      is_used: shape (rows,). Rows without a prompt get no output.
+    """
+    rows, steps = source_tokens.shape[0], thresholds.shape[0]
+    config = model.config
+    apply = functools.partial(model.apply, parameters)
+    cross = apply(apply(source_tokens, method="encode"), method="cross_keys_values")
+    cross_bias = padding_bias(source_tokens != PAD_ID)
+    position_bias = apply(steps, method="decoder_position_bias")
+    # Layers above a certain exit are never run, and nobody reads what they keep.
+    depth = certain_exit or config.num_decoder_layers
+    empty = jnp.zeros((rows, 1, config.num_heads, steps, config.head_dim))
+
+    def goes_on(state: dict[str, Any]) -> jax.Array:
+        return (state["step"] < steps) & ~jnp.all(state["finished"])
+
+    def generate_token(state: dict[str, Any]) -> dict[str, Any]:
+        step, finished = state["step"], state["finished"]
+        # [heads, positions] -> [1, 1, heads, 1, positions]
+        self_bias = jax.lax.dynamic_index_in_dim(position_bias, step, 1, keepdims=False)[None, None, :, None]
+        way = _Step(
+            rule=rule,
+            num_layers=config.num_decoder_layers,
+            certain_exit=certain_exit,
+            apply=apply,
+            cross=cross,
+            cross_bias=cross_bias,
+            cache=state["cache"],
+            step=step,
+            self_bias=self_bias,
+            threshold=thresholds[step],
+        )
+        beginning = _Rows(
+            hidden=apply(state["previous"], method="embed"),
+            is_open=~finished,
+            exit_layer=jnp.zeros(finished.shape, jnp.int32),
+            confidence=jnp.zeros(finished.shape),
+        )
+        outcome, kept = way.climb(1, beginning)
+
+        def record(values: jax.Array, new: jax.Array) -> jax.Array:
+            new = jnp.where(finished, jnp.zeros_like(new), new)
+            return jax.lax.dynamic_update_slice(values, new, (0, step))
+
+        return {
+            "step": step + 1,
+            "previous": outcome.token,
+            "finished": finished | (outcome.token == EOS_ID),
+            "cache": [_put(pair, new, step) for pair, new in zip(state["cache"], kept, strict=True)],
+            "tokens": record(state["tokens"], outcome.token),
+            "exit_layers": record(state["exit_layers"], outcome.exit_layer),
+            "confidences": record(state["confidences"], outcome.confidence),
+            "is_finite": state["is_finite"] & (outcome.is_finite | finished),
+        }
+
+    end = jax.lax.while_loop(
+        goes_on,
+        generate_token,
+        {
+            "step": jnp.int32(0),
+            "previous": jnp.zeros((rows, 1), jnp.int32),
+            "finished": ~is_used[:, None],
+            "cache": [(empty, empty)] * depth,
+            "tokens": jnp.zeros((rows, steps), jnp.int32),
+            "exit_layers": jnp.zeros((rows, steps), jnp.int32),
+            "confidences": jnp.zeros((rows, steps)),
+            "is_finite": jnp.ones((rows, 1), bool),
+        },
+    )
+    return {name: end[name] for name in ("tokens", "exit_layers", "confidences", "is_finite")}
+
+
+def _put(cached: KeysValues, new: KeysValues, step: jax.Array) -> KeysValues:
+    """Returns a layer's cache, (rows, 1, heads, positions, head_dim), with a position's keys and values."""
+    return tuple(
+        jax.lax.dynamic_update_slice(old, values[:, :, :, None], (0, 0, 0, step, 0))
+        for old, values in zip(cached, new, strict=True)
+    )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Step:
+    """The way of one token of every row up the layers.
+
+    Attributes:
+      rule: How exits are decided.
+      num_layers: Decoder depth L.
+      certain_exit: The layer at which every token leaves; None if that depends on the token.
+      apply: Calls a method of the model.
+      cross: Every layer's keys and values of the source.
+      cross_bias: Hides padding of the source.
+      cache: Keys and values of the earlier tokens, of the layers that may run.
+      step: Number of this token, from 0.
+      self_bias: shape (1, 1, heads, 1, positions).
+      threshold: Of this step.
+    """
+
+    rule: ExitRule
+    num_layers: int
+    certain_exit: int | None
+    apply: Callable[..., Any]
+    cross: list[KeysValues]
+    cross_bias: jax.Array
+    cache: list[KeysValues]
+    step: jax.Array
+    self_bias: jax.Array
+    threshold: jax.Array
+
+    def climb(self, layer: int, rows: _Rows) -> tuple[_Outcome, list[KeysValues]]:
+        """Returns how the token comes out of this layer and those above, and what each of them keeps of it.
+
+        Layers above are run inside a conditional, which has small results only: caches are written outside, so that
+        they need not be copied through it.
+        """
+        own = self._keys_values(layer, rows)
+        output = self.apply(
+            rows.hidden,
+            layer,
+            _put(self.cache[layer - 1], own, self.step),
+            self.self_bias,
+            self.cross[layer - 1],
+            self.cross_bias,
+            method="decoder_layer",
+        )
+        below, rows = rows.hidden, rows.replaced(hidden=output)
+        if self.rule.state_propagation == "projected":
+            rows = rows.replaced(copied=own)
+        if self.certain_exit is None:
+            asked = self.rule.exit_layers(self.num_layers)
+            last = self.num_layers
+        else:
+            asked, last = (self.certain_exit,), self.certain_exit
+        if layer in asked:
+            rows = self._with_confidence(layer, rows, below)
+        if layer == last:
+            return self._outcome(rows), [own]
+        if layer not in asked:
+            outcome, kept = self.climb(layer + 1, rows)
+            return outcome, [own, *kept]
+        if layer == asked[0] and self.rule.state_propagation == "from_first_exit":
+            rows = rows._replace(first=rows.hidden)
+        rows = rows._replace(is_open=rows.is_open & ~(rows.confidence >= self.threshold))
+        outcome, kept = jax.lax.cond(
+            jnp.any(rows.is_open),
+            functools.partial(self.climb, layer + 1),
+            lambda rows: (self._outcome(rows), self._passed_on(layer, rows)),
+            rows,
+        )
+        return outcome, [own, *kept]
+
+    def _keys_values(self, layer: int, rows: _Rows) -> KeysValues:
+        """Returns what a layer that is run keeps: its own of rows that go on, what is passed on of rows that left."""
+        if self.rule.state_propagation == "from_first_exit" and rows.first is not None:
+            return self._project(rows.for_open(rows.hidden, rows.first), layer)
+        # With from_exit, the state of a row that has left is that of its exit layer.
+        own = self._project(rows.hidden, layer)
+        if self.rule.state_propagation == "projected" and rows.copied is not None:
+            return tuple(rows.for_open(mine, copied) for mine, copied in zip(own, rows.copied, strict=True))
+        return own
+
+    def _passed_on(self, layer: int, rows: _Rows) -> list[KeysValues]:
+        """Returns what the layers above `layer` keep, once all rows have left."""
+        above = range(layer + 1, self.num_layers + 1)
+        if self.rule.state_propagation == "projected":
+            assert rows.copied is not None
+            return [rows.copied for _ in above]
+        states = rows.hidden if rows.first is None else rows.first
+        return [self._project(states, skipped) for skipped in above]
+
+    def _project(self, states: jax.Array, layer: int) -> KeysValues:
+        return self.apply(states, layer, method="self_keys_values")
+
+    def _with_confidence(self, layer: int, rows: _Rows, below: jax.Array) -> _Rows:
+        """Returns the rows, of which those that are open have been asked for their confidence at this layer."""
+        measure = self.rule.confidence
+        shape = rows.is_open.shape
+        if measure in _OF_LOGITS:
+            logits = self.apply(rows.hidden, method="head")
+            rows, confidence = rows.replaced(logits=logits), _OF_LOGITS[measure](logits)
+        elif measure == "classifier":
+            confidence = self.apply(rows.hidden, method="exit_score")
+        elif measure == "static":
+            confidence = jnp.full(shape, _static_confidence(layer, self.num_layers))
+        elif layer == 1:
+            # Layer 1 has nothing below that it could be close to: CALM lets it exit at threshold 0 only.
+            confidence = jnp.zeros(shape)
+        else:
+            confidence = hidden_state_saturation(rows.hidden, below)
+        return rows.replaced(confidence=confidence, exit_layer=jnp.full(shape, layer, jnp.int32))
+
+    def _outcome(self, rows: _Rows) -> _Outcome:
+        logits = self.apply(rows.hidden, method="head") if rows.logits is None else rows.logits
+        largest = jnp.max(logits, axis=-1, keepdims=True)
+        return _Outcome(
+            token=_first_index(logits == largest),
+            exit_layer=rows.exit_layer,
+            confidence=rows.confidence,
+            is_finite=jnp.isfinite(largest[..., 0]) & jnp.isfinite(rows.confidence),
+        )
+
+
+def _first_index(chosen: jax.Array) -> jax.Array:
+    """Returns the first index at which the last axis is true, the last index if it never is.
+
+    With `logits == max` that is argmax, which on CPU is many times slower than two reductions of one operand.
+    """
+    last = chosen.shape[-1] - 1
+    indices = jnp.arange(last + 1, dtype=jnp.int32).reshape((1,) * (chosen.ndim - 1) + (-1,))
+    return jnp.min(jnp.where(chosen, indices, np.int32(last)), axis=-1)

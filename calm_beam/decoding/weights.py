@@ -1,0 +1,45 @@
+"""The model's weights and the sources of its prompts, as the device steps take them."""
+
+import jax
+import jax.numpy as jnp
+
+from calm_beam.checkpoints import Checkpoint
+from calm_beam.model import EarlyExitT5, T5Config
+
+
+class Weights:
+    """The model's weights on the device, in the parts that the steps take."""
+
+    def __init__(self, checkpoint: Checkpoint, *, steps: int) -> None:
+        tree = jax.device_put(checkpoint.parameters())
+        decoder = tree["decoder"]
+        config = checkpoint.config
+        self.all = {"params": tree}
+        self.embedding = tree["token_embedder"]["embedding"]
+        self.layers = [decoder[f"layers_{index}"] for index in range(config.num_decoder_layers)]
+        head = {"decoder_norm": decoder["decoder_norm"]}
+        if config.tied_head:
+            self.head = {"params": {"decoder": head, "token_embedder": tree["token_embedder"]}}
+        else:
+            self.head = {"params": {"decoder": {**head, "logits_dense": decoder["logits_dense"]}}}
+        self.classifier = {"params": {"decoder": {"meta_cls": decoder["meta_cls"]}}} if config.exit_classifier else {}
+        bias = EarlyExitT5(config).apply(self.all, steps, method="decoder_position_bias")
+        # [heads, query, key], of the last query -> [heads, age]
+        self.bias_by_age = bias[:, -1, ::-1]
+
+
+class Sources:
+    """Keys and values of the sources of one padded width."""
+
+    def __init__(self, config: T5Config, *, width: int, places: int) -> None:
+        self.width = width
+        shape = (places, config.num_heads, width, config.head_dim)
+        # Two arrays a layer, not one twice: a buffer can only be given away once.
+        self.cross = [(jnp.zeros(shape), jnp.zeros(shape)) for _ in range(config.num_decoder_layers)]
+        self.mask = jnp.zeros((places, width), bool)
+        self.free = list(range(places))
+
+    @property
+    def places(self) -> int:
+        """Sources that there is room for."""
+        return self.mask.shape[0]

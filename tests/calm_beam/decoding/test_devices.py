@@ -1,0 +1,53 @@
+"""Several devices in one process."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+_PROGRAM = """
+import jax, numpy as np
+from calm_beam.decoding.devices import decode_on_devices
+from calm_beam.decoding.sweep import SweepDecoder
+from calm_beam.exits.rule import ExitRule
+from tests.builders import build_checkpoint
+
+devices = jax.local_devices()
+assert len(devices) == 2
+generator = np.random.default_rng(0)
+prompts = [tuple(generator.integers(2, 64, generator.integers(2, 12)).tolist()) for _ in range(13)]
+settings = dict(thresholds=(0.6, 0.2), max_decode_length=8)
+one = SweepDecoder(build_checkpoint(), ExitRule(), devices=devices[:1], **settings)
+two = SweepDecoder(build_checkpoint(), ExitRule(), **settings)
+expected, found = dict(one.decode(prompts)), dict(two.decode(prompts))
+assert sorted(found) == list(range(13))
+for index in expected:
+    np.testing.assert_array_equal(found[index].tokens, expected[index].tokens)
+assert (two.work.tokens, two.work.layer_rows) == (one.work.tokens, one.work.layer_rows)
+
+class Broken:
+    def decode(self, prompts, known):
+        raise ValueError("no use")
+
+try:
+    list(decode_on_devices([(devices[0], Broken()), (devices[1], Broken())], prompts, None))
+except ValueError as error:
+    assert str(error) == "no use"
+else:
+    raise AssertionError("the error of a device was lost")
+print("same")
+"""
+
+
+@pytest.mark.timeout(180)
+def test_two_devices_give_the_outputs_of_one() -> None:
+    """Prompts spread over two devices come back all, once, and as from one; a device's error is raised."""
+    run = subprocess.run(
+        [sys.executable, "-c", _PROGRAM],
+        env={**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=2"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert run.stdout == "same\n", run.stderr

@@ -1,0 +1,95 @@
+"""Going on from an output that is known at a higher threshold."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from calm_beam.decoding.result import KnownOutput
+from calm_beam.decoding.sweep import SweepDecoder, SweepResult
+from calm_beam.exits.rule import ExitRule
+from tests.builders import build_checkpoint
+
+_GRID = (0.95, 0.8, 0.6, 0.45, 0.3, 0.1, 0.0)
+_CHECKPOINT = build_checkpoint()
+
+
+def _prompts(count: int) -> list[tuple[int, ...]]:
+    generator = np.random.default_rng(8)
+    return [tuple(generator.integers(2, 64, generator.integers(2, 12)).tolist()) for _ in range(count)]
+
+
+def _known(result: SweepResult) -> KnownOutput:
+    length = result.lengths[-1]
+    assert result.runner_ups is not None
+    return KnownOutput(
+        tokens=result.tokens[-1, :length],
+        exit_layers=result.exit_layers[-1, :length],
+        confidences=result.confidences[-1, :length],
+        runner_ups=result.runner_ups[-1, :length],
+    )
+
+
+def _decoder(rule: ExitRule, thresholds: tuple[float, ...], *, with_full_model: bool = True) -> SweepDecoder:
+    return SweepDecoder(
+        _CHECKPOINT, rule, thresholds=thresholds, max_decode_length=10, with_full_model=with_full_model, batch_size=8
+    )
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [
+        ExitRule(),
+        ExitRule(confidence="state", state_propagation="from_first_exit", min_exit_layer=2),
+        ExitRule(confidence="classifier", state_propagation="projected", schedule="decay", tau=4.0),
+        ExitRule(confidence="static", exit_interval=2),
+    ],
+    ids=lambda rule: f"{rule.confidence}-{rule.state_propagation}-{rule.schedule}",
+)
+def test_blocks_give_the_outputs_of_the_whole_grid(rule: ExitRule) -> None:
+    """Decoding the grid in blocks, each from the last output of the one above, changes no output."""
+    prompts = _prompts(9)
+    whole = dict(_decoder(rule, _GRID).decode(prompts))
+    known = None
+    for start, end in ((0, 2), (2, 3), (3, 7)):
+        lanes = [*([0] if start == 0 else []), *range(1 + start, 1 + end)]
+        results = dict(_decoder(rule, _GRID[start:end], with_full_model=start == 0).decode(prompts, known))
+        for index, result in results.items():
+            expected = whole[index]
+            np.testing.assert_array_equal(result.tokens, expected.tokens[lanes])
+            np.testing.assert_array_equal(result.exit_layers, expected.exit_layers[lanes])
+            np.testing.assert_array_equal(result.lengths, expected.lengths[lanes])
+            np.testing.assert_allclose(result.confidences, expected.confidences[lanes], atol=1e-5)
+        known = [_known(results[index]) for index in range(len(prompts))]
+
+
+def test_what_is_known_is_not_decided_again() -> None:
+    """A block costs fewer projections from a known output than without; an output shared whole costs nothing."""
+    prompts = _prompts(9)
+    above = dict(_decoder(ExitRule(), _GRID[:4]).decode(prompts))
+    known = [_known(above[index]) for index in range(len(prompts))]
+    costs = []
+    for given in (None, known):
+        decoder = _decoder(ExitRule(), _GRID[4:], with_full_model=False)
+        list(decoder.decode(prompts, given))
+        costs.append(decoder.work.projection_rows)
+    assert costs[1] < costs[0]
+    certain = [dataclasses.replace(output, runner_ups=np.full_like(output.runner_ups, -1)) for output in known]
+    decoder = _decoder(ExitRule(), _GRID[4:], with_full_model=False)
+    results = dict(decoder.decode(prompts, certain))
+    assert decoder.work.layer_rows == 0
+    for index, result in results.items():
+        for lane in range(3):
+            np.testing.assert_array_equal(result.tokens[lane], above[index].tokens[-1])
+
+
+def test_steps_are_shared_until_a_layer_below_would_exit() -> None:
+    """A lane parts at the first step whose runner-up reaches its threshold, equality included."""
+    output = KnownOutput(
+        tokens=np.array([5, 6, 1], np.int32),
+        exit_layers=np.array([3, 4, 2], np.int32),
+        confidences=np.array([0.9, 0.9, 0.95], np.float32),
+        runner_ups=np.array([0.2, 0.5, -np.inf], np.float32),
+    )
+    thresholds = np.tile(np.array([0.6, 0.5, 0.3, 0.2, 0.0], np.float32), (4, 1))
+    np.testing.assert_array_equal(output.steps_shared(thresholds), [3, 1, 1, 0, 0])

@@ -1,0 +1,133 @@
+"""How much a sweep holds, and what it does where that is too much."""
+
+import logging
+from collections.abc import Sequence
+
+import jax
+import numpy as np
+import pytest
+
+from calm_beam.decoding import device_steps
+from calm_beam.decoding.memory import Budget, choose_budget, keep_freed_memory
+from calm_beam.decoding.shared import SharedSweep
+from calm_beam.decoding.sweep import SweepDecoder, SweepResult
+from calm_beam.exits.rule import ExitRule
+from tests.builders import build_checkpoint, build_config
+
+_STEPS, _THRESHOLDS = 8, (0.7, 0.4, 0.1)
+_CHECKPOINT = build_checkpoint()
+
+
+def _lanes(steps: int, thresholds: Sequence[float]) -> np.ndarray:
+    return np.tile(np.array([np.inf, *thresholds], np.float32), (steps, 1))
+
+
+def _prompts(count: int) -> list[tuple[int, ...]]:
+    generator = np.random.default_rng(5)
+    return [tuple(generator.integers(2, 64, generator.integers(2, 12)).tolist()) for _ in range(count)]
+
+
+def _sweep(budget: Budget, lanes: np.ndarray | None = None) -> SharedSweep:
+    lanes = _lanes(_STEPS, _THRESHOLDS) if lanes is None else lanes
+    return SharedSweep(_CHECKPOINT, ExitRule(), lanes, max_input_length=32, budget=budget)
+
+
+def _assert_same(found: dict[int, SweepResult], expected: dict[int, SweepResult]) -> None:
+    assert found.keys() == expected.keys()
+    for index, result in expected.items():
+        np.testing.assert_array_equal(found[index].tokens, result.tokens)
+        np.testing.assert_array_equal(found[index].exit_layers, result.exit_layers)
+        np.testing.assert_allclose(found[index].confidences, result.confidences, atol=1e-5)
+
+
+@pytest.fixture(scope="module")
+def expected() -> dict[int, SweepResult]:
+    """Outputs of twelve prompts where memory is no limit."""
+    return dict(_sweep(Budget(slots=12, tokens=100_000)).decode(_prompts(12)))
+
+
+def test_prompts_give_way_where_the_budget_is_short() -> None:
+    """A short budget gives the same outputs with some work done again, one with room for a prompt by one and one."""
+    lanes = _lanes(24, np.linspace(0.9, 0.05, 16).tolist())
+    roomy = _sweep(Budget(slots=12, tokens=100_000), lanes)
+    expected = dict(roomy.decode(_prompts(12)))
+    short = _sweep(Budget(slots=12, tokens=1000), lanes)
+    _assert_same(dict(short.decode(_prompts(12))), expected)
+    assert short.work.layer_rows > roomy.work.layer_rows
+    one = _sweep(Budget(slots=12, tokens=32 + lanes.size), lanes)
+    _assert_same(dict(one.decode(_prompts(12))), expected)
+    assert short.work.prompts == one.work.prompts == roomy.work.prompts == 12
+
+
+def test_a_full_device_halves_the_budget(
+    expected: dict[int, SweepResult], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """When the device runs out of memory, what has not ended is decoded again with half the budget, and it is told."""
+    calls = 0
+    real = device_steps.finish_layer
+
+    def full_at_first(*arguments: object) -> object:
+        nonlocal calls
+        calls += 1
+        if calls in (20, 50):
+            raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 1 bytes.")
+        return real(*arguments)
+
+    monkeypatch.setattr(device_steps, "finish_layer", full_at_first)
+    with caplog.at_level(logging.WARNING):
+        results = list(_sweep(Budget(slots=12, tokens=1000)).decode(_prompts(12)))
+    assert len(results) == 12
+    _assert_same(dict(results), expected)
+    assert [record.args for record in caplog.records] == [(6, 500), (3, 250)]
+
+
+def test_an_empty_device_is_an_error_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where not even one prompt fits, the device's own error is raised."""
+
+    def full(*arguments: object) -> object:
+        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 1 bytes.")
+
+    monkeypatch.setattr(device_steps, "finish_layer", full)
+    with pytest.raises(jax.errors.JaxRuntimeError, match="RESOURCE_EXHAUSTED"):
+        list(_sweep(Budget(slots=12, tokens=1000)).decode(_prompts(2)))
+
+
+def test_other_errors_of_the_device_are_raised(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only lack of memory is answered with a smaller budget."""
+
+    def broken(*arguments: object) -> object:
+        raise jax.errors.JaxRuntimeError("INTERNAL: something else")
+
+    monkeypatch.setattr(device_steps, "finish_layer", broken)
+    with pytest.raises(jax.errors.JaxRuntimeError, match="INTERNAL"):
+        list(_sweep(Budget(slots=2, tokens=1000)).decode(_prompts(2)))
+
+
+def test_the_budget_is_of_free_memory() -> None:
+    """Without a wish the budget fits into the machine; a wish for fewer prompts or tokens is followed."""
+    device = jax.local_devices()[0]
+    config = build_config()
+    sizes = {"lanes": 4, "steps": 8, "source": 32}
+    chosen = choose_budget(config, device, **sizes, batch_size=None, token_budget=None)
+    position = config.num_decoder_layers * 2 * config.num_heads * config.head_dim * 4
+    assert 64 <= chosen.tokens * position < 2**36
+    assert chosen.slots == 256
+    asked = choose_budget(config, device, **sizes, batch_size=3, token_budget=64)
+    assert asked == Budget(slots=3, tokens=64)
+    assert Budget(slots=3, tokens=65).halved() == Budget(slots=1, tokens=32)
+    assert Budget(slots=1, tokens=1).halved() == Budget(slots=1, tokens=1)
+
+
+def test_a_budget_without_room_for_one_prompt_is_refused() -> None:
+    """The message says how much one prompt can need."""
+    with pytest.raises(ValueError, match=r"token_budget must be at least 64, got 63: one prompt of 32 tokens"):
+        SweepDecoder(
+            _CHECKPOINT, ExitRule(), thresholds=_THRESHOLDS, max_decode_length=8, max_input_length=32, token_budget=63
+        )
+
+
+def test_memory_can_be_kept_twice() -> None:
+    """Asking the C library to keep freed memory is harmless, also again."""
+    keep_freed_memory()
+    keep_freed_memory()
+    assert np.zeros(10_000_000).sum() == 0

@@ -1,0 +1,176 @@
+"""The benchmark of the sweep, on a tiny model."""
+
+import json
+import pathlib
+import subprocess
+import sys
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from benchmarks import multiply_adds, sweep
+from benchmarks.process import CompileTime
+from calm_beam.checkpoints import load_checkpoint
+from calm_beam.decoding.sweep import SweepDecoder
+from calm_beam.decoding.work import Work
+from calm_beam.exits.rule import ExitRule
+from calm_beam.model import parameter_shapes
+from tests.builders import build_arrays, build_config, write_t5x
+
+_ROOT = pathlib.Path(__file__).resolve().parents[1]
+_PROMPTS = [[5, 9, 12, 1], [7, 3, 1], [20, 21, 22, 23, 24, 1]]
+_STEPS = 5
+_REQUIRED = {
+    "layer_work_over_full_pass",
+    "projection_work_over_full_pass",
+    "speedup_over_per_threshold",
+    "speedup_over_batch_1",
+    "matmul_share",
+    "peak_memory_bytes",
+    "compile_seconds",
+}
+
+
+@pytest.fixture(scope="module")
+def model_and_data(tmp_path_factory: pytest.TempPathFactory) -> tuple[pathlib.Path, pathlib.Path]:
+    """Returns a tiny checkpoint's folder and a file of three prompts."""
+    folder = tmp_path_factory.mktemp("benchmark")
+    checkpoint = write_t5x(folder, build_arrays(build_config(exit_classifier=2), 0))
+    data = folder / "prompts.jsonl"
+    lines = [json.dumps({"id": str(index), "input_ids": ids}) for index, ids in enumerate(_PROMPTS)]
+    data.write_text("\n".join(lines) + "\n")
+    return checkpoint, data
+
+
+@pytest.fixture(autouse=True)
+def _small_products(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rates of this machine are of no interest here."""
+    monkeypatch.setattr(multiply_adds, "_SIDE", 64)
+    monkeypatch.setattr(multiply_adds, "_SECONDS", 0.0)
+
+
+def _run(capsys: pytest.CaptureFixture[str], model_and_data: tuple[pathlib.Path, pathlib.Path], *more: str) -> Any:
+    checkpoint, data = model_and_data
+    arguments = [f"--checkpoint={checkpoint}", f"--data={data}", f"--max_decode_length={_STEPS}", "--batch_size=2"]
+    assert sweep.main([*arguments, "--json", *more]) == 0
+    return json.loads(capsys.readouterr().out.splitlines()[-1])
+
+
+def test_the_counts_are_those_of_the_outputs(
+    capsys: pytest.CaptureFixture[str], model_and_data: tuple[pathlib.Path, pathlib.Path]
+) -> None:
+    """Work of the full model and of every threshold alone is what their exit layers add up to; the sweep does less."""
+    figures = _run(capsys, model_and_data, "--thresholds=2", "--prompts=3", "--runs=2")
+    assert set(figures) >= _REQUIRED
+    checkpoint = load_checkpoint(model_and_data[0])
+    decoder = SweepDecoder(checkpoint, ExitRule(), thresholds=(0.5, 0.0), max_decode_length=_STEPS)
+    exits = np.stack([result.exit_layers for _, result in decoder.decode(_PROMPTS)])
+    full = exits[:, 0].sum()
+    assert full == 4 * figures["tokens_of_full_model"]
+    assert figures["tokens_of_all_lanes"] == (exits > 0).sum()
+    assert figures["full_pass_layer_work"] == figures["full_pass_projection_work"] == 1
+    assert figures["per_threshold_layer_work_over_full_pass"] == pytest.approx(exits.sum() / full)
+    # With softmax, every layer that may exit asks the head; the full model only the last one.
+    assert figures["per_threshold_projection_work_over_full_pass"] == pytest.approx(1 + exits[:, 1:].sum() / full * 4)
+    assert 1 <= figures["layer_work_over_full_pass"] < figures["per_threshold_layer_work_over_full_pass"]
+    assert figures["mean_exit_layer_by_threshold"] == [
+        pytest.approx(lane[lane > 0].mean(), abs=1e-3) for lane in (exits[:, 1], exits[:, 2])
+    ]
+    assert figures["per_threshold_outputs_compared"] == 6
+    assert figures["per_threshold_outputs_that_differ"] == 0
+    assert figures["peak_memory_bytes"] >= figures["memory_before_sweep_bytes"] > 0
+
+
+@pytest.mark.parametrize("confidence", ["state", "classifier"])
+def test_confidences_that_need_no_logits_project_every_token_once(
+    capsys: pytest.CaptureFixture[str], model_and_data: tuple[pathlib.Path, pathlib.Path], confidence: str
+) -> None:
+    """Once per threshold, such a measure takes as many projections as there are tokens in all lanes."""
+    figures = _run(capsys, model_and_data, "--thresholds=2", "--prompts=3", f"--confidence={confidence}")
+    tokens = figures["tokens_of_all_lanes"] / figures["tokens_of_full_model"]
+    assert figures["per_threshold_projection_work_over_full_pass"] == pytest.approx(tokens)
+
+
+def test_long_grids_are_measured_in_part_and_scaled(
+    capsys: pytest.CaptureFixture[str],
+    model_and_data: tuple[pathlib.Path, pathlib.Path],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Thresholds that are left out count as the measured ones do, and both numbers are given; prompts repeat."""
+    monkeypatch.setattr(sweep, "_MOST_MEASURED", 1)
+    figures = _run(capsys, model_and_data, "--thresholds=3", "--prompts=4")
+    assert (figures["thresholds"], figures["per_threshold_measured"]) == (3, 1)
+    assert (figures["prompts"], figures["distinct_prompts"]) == (4, 3)
+    decoder = SweepDecoder(
+        load_checkpoint(model_and_data[0]), ExitRule(), thresholds=(1 / 3,), max_decode_length=_STEPS
+    )
+    exits = np.stack([result.exit_layers for _, result in decoder.decode([*_PROMPTS, _PROMPTS[0]])])
+    full, alone = exits[:, 0].sum(), exits[:, 1].sum()
+    assert figures["per_threshold_layer_work_over_full_pass"] == pytest.approx(1 + 3 * alone / full)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--thresholds=0"], "--thresholds must be at least 1, got 0"),
+        (["--data=prompts.jsonl"], "--checkpoint and --data go together"),
+        (["--paper_dimensions", "--checkpoint=m", "--data=d"], "--paper_dimensions makes a model and prompts"),
+        (["--confidence=classifier", "--prompts=1"], "--confidence=classifier needs a model with an exit classifier"),
+    ],
+)
+def test_flags_that_do_not_fit_are_refused(
+    capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
+) -> None:
+    """Nothing is decoded, and the message says what to pass."""
+    with pytest.raises(SystemExit, match="2"):
+        sweep.main(arguments)
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.timeout(60)
+@pytest.mark.parametrize("how", [["benchmarks/sweep.py"], ["-m", "benchmarks.sweep"]])
+def test_it_starts_as_a_file_and_as_a_module(how: list[str]) -> None:
+    """Both ways find the packages of this repository."""
+    command = [sys.executable, *how, "--thresholds=0"]
+    done = subprocess.run(command, cwd=_ROOT, capture_output=True, text=True, timeout=50, check=False)
+    assert done.returncode == 2
+    assert "--thresholds must be at least 1" in done.stderr
+
+
+def test_multiply_adds_are_the_kernels_sizes() -> None:
+    """A layer's row goes through each of its kernels once, but for the keys and values of the source."""
+    for gated in (True, False):
+        config = build_config(gated_mlp=gated)
+        shapes = parameter_shapes(config)
+        kernels = {
+            name: np.prod(shape)
+            for name, shape in shapes.items()
+            if name.startswith("decoder/layers_0/") and name.endswith("kernel")
+        }
+        source = [kernels[f"decoder/layers_0/encoder_decoder_attention/{part}/kernel"] for part in ("key", "value")]
+        made = [kernels[f"decoder/layers_0/self_attention/{part}/kernel"] for part in ("key", "value")]
+        layer, head = sum(kernels.values()) - sum(source), np.prod(shapes["decoder/logits_dense/kernel"])
+        work = Work(layer_rows=3, projection_rows=5, fill_rows=7, padded_rows=11)
+        assert multiply_adds.large_steps(config, work) == 3 * layer + 5 * head + 7 * sum(made)
+
+
+def test_nested_compilation_counts_once() -> None:
+    """A function that is traced inside another is part of the other's time."""
+
+    @jax.jit
+    def inner(values: jax.Array) -> jax.Array:
+        return jnp.sin(values)
+
+    @jax.jit
+    def outer(values: jax.Array) -> jax.Array:
+        return inner(values) + inner(values * 2)
+
+    with CompileTime() as compiling:
+        outer(jnp.ones(3))
+    seconds = compiling.seconds()
+    assert seconds > 0
+    outer(jnp.ones(4))
+    assert compiling.seconds() == seconds

@@ -28,9 +28,21 @@ _CORE = [
 
 _PLOTS = ["matplotlib>=3.9,<4"]
 
+# For gs:// paths.
+_GCP = ["google-cloud-storage>=2.18,<4"]
+
+# For --runner=DataflowRunner: Beam's clients of it.
+_DATAFLOW = [*_GCP, "apache-beam[gcp]>=2.70,<2.80"]
+
+# For --runner=DaskRunner.
+_DASK = ["dask>=2025.1,<2027", "distributed>=2025.1,<2027"]
+
 _DEV = [
+    *_DATAFLOW,
     *_PLOTS,
+    *_DASK,
     "build>=1.2,<2",
+    "gcp-storage-emulator>=2026.7,<2028",
     "hypothesis>=6.100,<7",
     "jsonschema>=4.20,<5",
     "mpmath>=1.3,<2",
@@ -39,6 +51,8 @@ _DEV = [
     "pytest>=8.2,<10",
     "pytest-timeout>=2.3,<3",
     "ruff>=0.15,<0.18",
+    # What pyproject.toml builds with; tests build without fetching it again.
+    "setuptools>=77",
 ]
 
 _VERSION = re.search(r'__version__ = "(.+)"', (_ROOT / "calm_beam" / "__init__.py").read_text(encoding="utf-8"))
@@ -67,6 +81,6 @@ setuptools.setup(
         "calm_beam": ["py.typed"],
     },
     install_requires=_CORE,
-    extras_require={"dev": _DEV, "plots": _PLOTS},
+    extras_require={"dask": _DASK, "dataflow": _DATAFLOW, "dev": _DEV, "gcp": _GCP, "plots": _PLOTS},
     entry_points={"console_scripts": ["calm-beam = calm_beam.launch.cli:entry_point"]},
 )

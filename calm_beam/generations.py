@@ -5,6 +5,7 @@ stored.
 """
 
 import dataclasses
+import json
 import os
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -13,7 +14,7 @@ import pyarrow
 import pyarrow.parquet
 
 from calm_beam.examples import Example
-from calm_beam.storage import replacing
+from calm_beam.storage import open_input, replacing
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -52,6 +53,27 @@ class Generation:
     outputs: tuple[Output, ...]
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StoredShard:
+    """What a shard's file says about itself.
+
+    Attributes:
+      shard: Number of the shard, from 0.
+      examples: Number of its examples.
+      failed: Examples among them that could not be decoded.
+      digest: Of the examples, and of how they were decoded.
+    """
+
+    shard: int
+    examples: int
+    failed: int
+    digest: str
+
+
+class GenerationsError(ValueError):
+    """Stored generations that cannot be trusted, or are not those that were asked for."""
+
+
 _OUTPUT = pyarrow.struct(
     [
         ("text", pyarrow.string()),
@@ -76,22 +98,51 @@ _SCHEMA = pyarrow.schema(
         ("outputs", pyarrow.list_(_OUTPUT)),
     ]
 )
+_METADATA_KEY = b"calm_beam"
 
 
-def write_generations(path: str | os.PathLike[str], generations: Iterable[Generation]) -> None:
+def write_generations(
+    path: str | os.PathLike[str], generations: Iterable[Generation], *, shard: int = 0, digest: str = ""
+) -> None:
     """Writes one shard as Parquet; the file appears whole or not at all.
 
     Args:
       path: Where to; an existing file is replaced.
       generations: The shard's generations.
+      shard: Number of the shard.
+      digest: Of the examples and of how they were decoded: what tells whether a later run may take the file over.
     """
     rows = []
     for generation in generations:
         row = dataclasses.asdict(generation)
         rows.append({**row.pop("example"), **row})
-    table = pyarrow.Table.from_pylist(rows, schema=_SCHEMA)
+    failed = sum(row["failure"] is not None for row in rows)
+    about = {"shard": shard, "examples": len(rows), "failed": failed, "digest": digest}
+    schema = _SCHEMA.with_metadata({_METADATA_KEY: json.dumps(about).encode()})
+    table = pyarrow.Table.from_pylist(rows, schema=schema)
     with replacing(path) as temporary:
         pyarrow.parquet.write_table(table, temporary, compression="zstd")
+
+
+def stored_shard(path: str) -> StoredShard:
+    """Returns what a shard's file says about itself, reading no generation.
+
+    Raises:
+      GenerationsError: If it is no file of `write_generations`.
+    """
+    try:
+        with open_input(path) as raw, pyarrow.parquet.ParquetFile(raw) as file:
+            about = json.loads((file.schema_arrow.metadata or {})[_METADATA_KEY])
+            shard = StoredShard(**about)
+            rows = file.metadata.num_rows
+    except (pyarrow.ArrowException, KeyError, TypeError, ValueError) as error:
+        raise GenerationsError(
+            f"{path}: is no file of generations of this version of calm-beam ({type(error).__name__}: {error}). Remove "
+            "it to have the shard decoded again."
+        ) from error
+    if rows != shard.examples:
+        raise GenerationsError(f"{path}: holds {rows} examples, but says that it has {shard.examples}.")
+    return shard
 
 
 def read_generations(path: str | os.PathLike[str]) -> Iterator[Generation]:
@@ -101,7 +152,7 @@ def read_generations(path: str | os.PathLike[str]) -> Iterator[Generation]:
       path: A file of `write_generations`.
     """
     example_fields = [field.name for field in dataclasses.fields(Example)]
-    with pyarrow.parquet.ParquetFile(path) as file:
+    with open_input(path) as raw, pyarrow.parquet.ParquetFile(raw) as file:
         for batch in file.iter_batches():
             for row in batch.to_pylist():
                 example = {name: _as_tuple(row.pop(name)) for name in example_fields}
@@ -112,13 +163,25 @@ def read_generations(path: str | os.PathLike[str]) -> Iterator[Generation]:
                 yield Generation(example=Example(**example), outputs=outputs, **row)
 
 
+def stored_failures(path: str) -> list[tuple[str, str]]:
+    """Returns id and reason of every example of a shard that could not be decoded.
+
+    Args:
+      path: A file of `write_generations`.
+    """
+    with open_input(path) as raw:
+        table = pyarrow.parquet.read_table(raw, columns=["id", "failure"])
+    return [(row["id"], row["failure"]) for row in table.to_pylist() if row["failure"] is not None]
+
+
 def stored_prompts(path: str | os.PathLike[str]) -> set[tuple[str | None, tuple[int, ...] | None]]:
     """Returns the prompts of one shard, as pairs of text and token ids, one of which is None.
 
     Args:
       path: A file of `write_generations`.
     """
-    table = pyarrow.parquet.read_table(path, columns=["input", "input_ids"])
+    with open_input(path) as raw:
+        table = pyarrow.parquet.read_table(raw, columns=["input", "input_ids"])
     return {(row["input"], _as_tuple(row["input_ids"])) for row in table.to_pylist()}
 
 

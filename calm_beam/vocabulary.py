@@ -2,11 +2,12 @@
 
 import hashlib
 import os
-import pathlib
 from collections.abc import Sequence
 
 import sentencepiece
 from google.protobuf.message import DecodeError
+
+from calm_beam.storage import open_input
 
 PAD_ID = 0
 EOS_ID = 1
@@ -27,7 +28,7 @@ class Vocabulary:
         """Loads a SentencePiece model.
 
         Args:
-          path: The `sentencepiece.model` file.
+          path: The `sentencepiece.model` file, local or on Cloud Storage.
           extra_ids: Number of sentinels to add, 100 for the public T5 vocabularies.
 
         Raises:
@@ -37,7 +38,8 @@ class Vocabulary:
         if extra_ids < 0:
             raise ValueError(f"extra_ids must be at least 0, got {extra_ids}.")
         try:
-            serialized = pathlib.Path(path).read_bytes()
+            with open_input(path) as file:
+                serialized = file.read()
             model = _with_extra_ids(serialized, extra_ids)
             self._processor = sentencepiece.SentencePieceProcessor(model_proto=model)
         except (OSError, RuntimeError, DecodeError) as error:

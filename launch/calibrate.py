@@ -1,45 +1,100 @@
 """`calm-beam calibrate`: the main job, as a Beam pipeline.
 
 With no flags it calibrates the embedded model on the embedded data. Writes `manifest.json`, `risk_table.csv` and
-`generations/` into `--output`.
+`generations/` into `--output`, and `failures.jsonl` where examples failed.
+
+Generations are kept while they are made: when a run fails or is killed, the same command with `--resume` decodes the
+missing shards only. `--generations=DIR` calibrates generations that are there already, for other metrics, tolerances or
+tests, or a coarser grid: no model is needed, and nothing is decoded.
+
+Who calibrates the same data again and again until the result pleases chooses by the data what was promised before
+seeing them. Several tolerances and metrics belong into one call: its manifest lists them all, and `--joint` lets them
+hold together.
 """
 
 import argparse
+import dataclasses
 import datetime
-import importlib.metadata
-import pathlib
-import platform
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import apache_beam as beam
 
-from calm_beam import __version__
 from calm_beam.calibration import Plan, RunRecord, Spec, all_specs
+from calm_beam.calibration.publish import EarlierResult
 from calm_beam.calibration.specs import LOSSES
+from calm_beam.decoding.settings import DecodeSettings, descending_grid, uniform_grid
 from calm_beam.demo import embedded
-from calm_beam.manifest import ManifestError, ModelRecord, VocabularyRecord, read_manifest
+from calm_beam.generation_folder import Completion, DecodeJob
+from calm_beam.manifest import MANIFEST, ManifestError, read_manifest
 from calm_beam.metrics.registry import METRICS, checked_score, get_metric
 from calm_beam.risk.fwer import PROCEDURES
 from calm_beam.risk.pvalues import P_VALUES
-from calm_beam.transforms import CalibrateGenerations, DecodeExamples, ReadExamples
+from calm_beam.storage import absolute, check_writable, is_file, joined, make_folder
+from calm_beam.transforms import CalibrateGenerations, DecodeExamples, ReadExamples, StoredGenerations
+from calm_beam.transforms.progress import ProgressLog
 
+from .dataflow import add_job_flags, job_paths, prepare_job, template_location
 from .flags import (
     FlagParser,
     UsageError,
     add_decode_flags,
+    naming,
     numbers,
     parse_flags,
-    refuse_cloud_paths,
     texts,
     whole_number,
 )
+from .generations import after_failure, begin_generations, find_generations
 from .progress import shown_progress
-from .runners import PipelineError, is_local, make_runner, run_pipeline
-from .setup_run import PreparedRun, prepare_run
-from .staging import MANIFEST, staged
+from .run_metrics import metrics_in_words
+from .runners import PipelineError, is_local, make_runner, may_report_progress, run_pipeline
 from .summary import print_summary
+from .versions import run_versions
+
+# What decides generations cannot be chosen for those that are there already.
+_DECODING_FLAGS = (
+    "--checkpoint",
+    "--vocabulary",
+    "--extra_ids",
+    "--data",
+    "--data_format",
+    "--task_prefix",
+    "--max_input_length",
+    "--on_long",
+    "--max_decode_length",
+    "--batch_size",
+    "--token_budget",
+    "--confidence",
+    "--schedule",
+    "--tau",
+    "--state_propagation",
+    "--token_from",
+    "--min_exit_layer",
+    "--exit_interval",
+    "--num_shards",
+    "--model_copies",
+    "--accelerator",
+    "--resume",
+)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Source:
+    """Where the generations of a run come from.
+
+    Attributes:
+      job: What they are generations of.
+      settings: The job's, with the grid that is calibrated.
+      folder: Makes their folder ready and returns it.
+      completions: Adds what makes them complete to a pipeline: reading and decoding, or nothing.
+    """
+
+    job: DecodeJob
+    settings: DecodeSettings
+    folder: Callable[[], str]
+    completions: Callable[[beam.Pipeline, str, ProgressLog], beam.PCollection]
 
 
 def main(argv: Sequence[str]) -> int:
@@ -48,48 +103,169 @@ def main(argv: Sequence[str]) -> int:
     try:
         flags, options = parse_flags(parser, argv)
         _fill_in_defaults(flags)
+        stored = None if flags.generations is None else _stored_source(flags, argv)
+        prepare_job(
+            options,
+            accelerator=flags.accelerator,
+            paths=job_paths(flags),
+            num_shards=stored.job.num_shards if stored else flags.num_shards,
+        )
         specs = _specs(flags)
-        output = _checked_output(flags)
-        run = prepare_run(flags, needs_references="risk" in flags.consistency, cluster_key=flags.cluster_key)
-        _check_servable(run)
-        plan = _plan(flags, run, specs)
+        output, earlier = _checked_output(flags)
+        source = stored or _decoded_source(flags, output, earlier)
+        _check_servable(source.settings)
+        plan = _plan(flags, source, specs)
+        if flags.resume and earlier.manifest:
+            return _say_what_is_done(output, plan, source.job)
         pipeline = beam.Pipeline(runner=make_runner(options), options=options)
+        folder = source.folder()
     except (UsageError, ValueError) as error:
         print(f"calm-beam calibrate: {error}", file=sys.stderr)
         return 2
+    except OSError as error:
+        print(f"calm-beam calibrate: {error}", file=sys.stderr)
+        return 1
     # Now, so that a log can show later what had been settled by then.
     print(f"plan {plan.record().digest}", file=sys.stderr)
     start = time.monotonic()
     try:
-        with staged(output) as staging, shown_progress(enabled=is_local(options)) as progress:
-            needs_references = "risk" in flags.consistency
-            decode_plan = run.plan(flags, staging / "generations" / run.generations_name())
-            _ = (
-                pipeline
-                | "ReadExamples"
-                >> ReadExamples(run.paths, flags.num_shards, needs_references, progress, flags.cluster_key)
-                | "DecodeExamples" >> DecodeExamples(decode_plan, progress)
-                | "CalibrateGenerations"
-                >> CalibrateGenerations(
-                    plan=plan,
-                    # Taken before any example is decoded, and compared with what was tested at the end.
-                    plan_digest=plan.record().digest,
-                    record=_record(flags, run),
-                    output=str(staging),
-                )
+        make_folder(output)
+        with shown_progress(enabled=may_report_progress(options)) as progress:
+            _ = source.completions(pipeline, folder, progress) | "CalibrateGenerations" >> CalibrateGenerations(
+                plan=plan,
+                # Taken before any example is decoded, and compared with what was tested at the end.
+                plan_digest=plan.record().digest,
+                record=_record(source),
+                stored=StoredGenerations(
+                    directory=folder, num_shards=source.job.num_shards, thresholds=source.job.settings.thresholds
+                ),
+                output=output,
+                # What decodes has taken an earlier result away before.
+                earlier=earlier if stored or not flags.overwrite else EarlierResult(),
+                max_failures=flags.max_failures,
             )
-            run_pipeline(pipeline)
-        manifest = read_manifest(output / MANIFEST)
+            metrics = run_pipeline(pipeline)
+        if template := template_location(options):
+            print(f"Template: {template}. It has not run.")
+            return 0
+        manifest = read_manifest(joined(output, MANIFEST))
     except (PipelineError, ManifestError, OSError) as error:
+        left = "" if stored else after_failure(output, folder, is_over=is_local(options))
+        print(f"calm-beam calibrate: {error} {left}".rstrip(), file=sys.stderr)
+        return 1
+    except KeyboardInterrupt as interrupt:
+        # What goes on elsewhere has left nothing yet, and says so itself.
+        if stored or interrupt.args:
+            raise
+        raise KeyboardInterrupt(after_failure(output, folder, is_over=is_local(options))) from interrupt
+    seconds = time.monotonic() - start
+    if not stored:
+        print(metrics_in_words(metrics, seconds=seconds), file=sys.stderr)
+    print_summary(manifest, output, seconds=seconds)
+    return 0
+
+
+def _decoded_source(flags: argparse.Namespace, output: str, earlier: EarlierResult) -> _Source:
+    """Returns generations that are decoded now, all or the missing ones."""
+    # Here, since it needs JAX, which calibrating stored generations does not.
+    from .setup_run import prepare_run
+
+    needs_references = "risk" in flags.consistency
+    run = prepare_run(flags, needs_references=needs_references, cluster_key=flags.cluster_key)
+    job = run.job(flags, cluster_key=flags.cluster_key)
+
+    def decode(pipeline: beam.Pipeline, folder: str, progress: ProgressLog) -> beam.PCollection:
+        return (
+            pipeline
+            | "ReadExamples" >> ReadExamples(run.paths, flags.num_shards, needs_references, progress, flags.cluster_key)
+            | "DecodeExamples"
+            >> DecodeExamples(
+                run.plan(flags, folder, job=job),
+                progress,
+                accelerator_hint=flags.accelerator.hint() if flags.accelerator else None,
+                needs_accelerator=flags.accelerator is not None,
+            )
+        )
+
+    return _Source(
+        job=job,
+        settings=job.settings,
+        folder=lambda: begin_generations(output, job, resume=flags.resume, overwrite=flags.overwrite, earlier=earlier),
+        completions=decode,
+    )
+
+
+def _stored_source(flags: argparse.Namespace, argv: Sequence[str]) -> _Source:
+    """Returns generations that are stored completely."""
+    given = next((name for name in _DECODING_FLAGS if any(arg.split("=")[0] == name for arg in argv)), None)
+    if given is not None:
+        raise UsageError(
+            f"{given} decides what is decoded, and --generations={flags.generations} is decoded already: leave one out."
+        )
+    with naming("--generations"):
+        folder = find_generations(absolute(flags.generations))
+        job = DecodeJob.read(folder)
+        completion = Completion.read(folder, job)
+    if flags.cluster_key != job.cluster_key:
+        raise UsageError(
+            f"--cluster_key is {flags.cluster_key}, but the generations in {folder} were read with {job.cluster_key}: "
+            "what is drawn independently is no choice of the calibration. "
+            + ("Leave it out." if job.cluster_key is None else f"Pass --cluster_key={job.cluster_key}.")
+        )
+    if completion.failed and flags.on_error == "fail":
+        raise UsageError(
+            f"{completion.failed} of the examples in {folder} could not be decoded. Pass --on_error=worst_case to "
+            "count them with loss 1 at every threshold."
+        )
+    return _Source(
+        job=job,
+        settings=dataclasses.replace(job.settings, thresholds=_part_of_grid(flags, job.settings.thresholds)),
+        folder=lambda: folder,
+        completions=lambda pipeline, _, __: pipeline | "TakeGenerations" >> beam.Create([completion]),
+    )
+
+
+def _part_of_grid(flags: argparse.Namespace, stored: tuple[float, ...]) -> tuple[float, ...]:
+    """Returns the thresholds asked for, all of which must be stored; all of those if none are asked for."""
+    if flags.thresholds is not None and flags.grid_step is not None:
+        raise UsageError(f"--thresholds and --grid_step={flags.grid_step:g} both give a grid: leave one of them out.")
+    if flags.thresholds is not None:
+        grid = descending_grid(flags.thresholds)
+    elif flags.grid_step is not None:
+        grid = uniform_grid(flags.grid_step)
+    else:
+        return stored
+    missing = [f"{threshold:g}" for threshold in grid if threshold not in stored]
+    if missing:
+        raise UsageError(
+            f"thresholds {', '.join(missing)} were not decoded: take some of "
+            f"{', '.join(f'{threshold:g}' for threshold in stored)}, or decode anew."
+        )
+    return grid
+
+
+def _say_what_is_done(output: str, plan: Plan, job: DecodeJob) -> int:
+    """Says that there is nothing left to do, or that what is done is something else; returns the exit status."""
+    path = joined(output, MANIFEST)
+    try:
+        manifest = read_manifest(path)
+    except (ManifestError, OSError) as error:
         print(f"calm-beam calibrate: {error}", file=sys.stderr)
         return 1
-    print_summary(manifest, output, seconds=time.monotonic() - start)
+    if manifest.plan != plan.record() or manifest.data.patterns != job.patterns:
+        raise UsageError(
+            f"--resume: {path} is finished, and was asked for something else. For other metrics, tolerances or tests "
+            f"of the same generations pass --generations={output} and another --output; to begin anew, --overwrite."
+        )
+    print(f"--resume: {path} is finished; nothing is left to do.", file=sys.stderr)
+    print_summary(manifest, output, seconds=0)
     return 0
 
 
 def _parser() -> FlagParser:
     parser = FlagParser(prog="calm-beam calibrate", description=(__doc__ or "").split("\n\n")[0])
     add_decode_flags(parser, default_grid_step=0.05)
+    add_job_flags(parser)
     goal = parser.add_argument_group("guarantee (lists are comma-separated; every combination is one manifest entry)")
     goal.add_argument("--consistency", type=texts, help="textual, risk; default: textual (embedded model: both)")
     goal.add_argument(
@@ -119,12 +295,24 @@ def _parser() -> FlagParser:
     test.add_argument("--cluster_key", help="key of a row that names its cluster, where examples are drawn in clusters")
     test.add_argument("--seed", type=whole_number(0), default=0, help="of the order in which wsr bets on examples")
     goal.add_argument("--output", default="calibration", help="directory for manifest, risk table and generations")
+    again = parser.add_argument_group("going on")
+    again.add_argument(
+        "--resume",
+        action="store_true",
+        help="go on with a run that was killed or failed: decode the missing shards only",
+    )
+    again.add_argument(
+        "--generations",
+        metavar="DIR",
+        help="calibrate the generations of an earlier run, its --output or a folder below generations/, and decode "
+        "nothing; --thresholds or --grid_step may take a part of its grid",
+    )
     return parser
 
 
 def _fill_in_defaults(flags: argparse.Namespace) -> None:
     """Sets what the user left open: the embedded task where neither model nor data were named."""
-    if flags.checkpoint is None and flags.data is None:
+    if flags.generations is None and flags.checkpoint is None and flags.data is None:
         print("no --checkpoint and no --data: calibrating the embedded model on the embedded data", file=sys.stderr)
         flags.checkpoint = str(embedded.MODEL)
         flags.data = (str(embedded.CALIBRATION_SET),)
@@ -161,23 +349,23 @@ def _specs(flags: argparse.Namespace) -> tuple[Spec, ...]:
     )
 
 
-def _plan(flags: argparse.Namespace, run: PreparedRun, specs: tuple[Spec, ...]) -> Plan:
+def _plan(flags: argparse.Namespace, source: _Source, specs: tuple[Spec, ...]) -> Plan:
     return Plan.of(
         specs,
-        run.settings,
-        model=run.model_fingerprint,
-        vocabulary=run.vocabulary_fingerprint(),
+        source.settings,
+        model=source.job.model.fingerprint,
+        vocabulary=source.job.vocabulary_identity(),
         joint_epsilon=flags.epsilon[0] if flags.joint else None,
         cluster_key=flags.cluster_key,
         seed=flags.seed,
         on_error=flags.on_error,
-        on_long=flags.on_long,
+        on_long=source.job.on_long,
     )
 
 
-def _check_servable(run: PreparedRun) -> None:
+def _check_servable(settings: DecodeSettings) -> None:
     """Refuses what a manifest has no word for, and warns of what can be certified but not served."""
-    rule = run.settings.rule
+    rule = settings.rule
     if rule.token_from == "last_layer":
         raise UsageError(
             "--token_from=last_layer takes every token from the full model, so there is nothing to calibrate. decode "
@@ -191,33 +379,29 @@ def _check_servable(run: PreparedRun) -> None:
         )
 
 
-def _checked_output(flags: argparse.Namespace) -> pathlib.Path:
-    refuse_cloud_paths([("--output", flags.output)])
-    # Absolute, since workers have folders of their own.
-    output = pathlib.Path(flags.output).resolve()
-    if output.exists() and not output.is_dir():
-        raise UsageError(f"--output {output}: is a file, expected a directory.")
-    if (output / MANIFEST).exists() and not flags.overwrite:
+def _checked_output(flags: argparse.Namespace) -> tuple[str, EarlierResult]:
+    """Returns the directory to write to, and the result that it holds now."""
+    with naming("--output"):
+        # Absolute, since workers have folders of their own.
+        output = absolute(flags.output)
+        if is_file(output):
+            raise UsageError(f"--output {output}: is a file, expected a directory.")
+        earlier = EarlierResult.found_in(output)
+        check_writable(joined(output, MANIFEST))
+    if flags.resume and flags.overwrite:
+        raise UsageError("--resume goes on with what is there, --overwrite begins anew: leave one of them out.")
+    if earlier.manifest and not flags.overwrite and not flags.resume:
         raise UsageError(f"--output {output}: holds a manifest already. Choose another directory, or pass --overwrite.")
-    return output
+    return output, earlier
 
 
-def _record(flags: argparse.Namespace, run: PreparedRun) -> RunRecord:
-    packages = ("apache-beam", "jax", "flax", "numpy", "scipy", "sentencepiece", "rouge-score")
-    versions = {package: importlib.metadata.version(package) for package in packages}
+def _record(source: _Source) -> RunRecord:
     created = datetime.datetime.now(datetime.UTC).replace(microsecond=0)
-    vocabulary = run.vocabulary
     return RunRecord(
         created=created.isoformat().replace("+00:00", "Z"),
-        model=ModelRecord(
-            uri=str(run.checkpoint.directory),
-            fingerprint=run.model_fingerprint,
-            layers=run.checkpoint.config.num_decoder_layers,
-        ),
-        vocabulary=VocabularyRecord(fingerprint=vocabulary.fingerprint, extra_ids=vocabulary.extra_ids)
-        if vocabulary
-        else None,
-        settings=run.settings,
-        patterns=flags.data,
-        software={"calm-beam": __version__, "python": platform.python_version(), **versions},
+        model=source.job.model,
+        vocabulary=source.job.vocabulary,
+        settings=source.settings,
+        patterns=source.job.patterns,
+        software=run_versions(source.job.software),
     )

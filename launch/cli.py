@@ -10,6 +10,11 @@ The same on worker processes of one machine, with Beam's own flags:
     calm-beam calibrate --checkpoint=model/ --data='calibration/*.jsonl.gz' --output=calibration \
         --direct_num_workers=2 --direct_running_mode=multi_processing
 
+Going on with a run that failed, was interrupted or killed: the same command with `--resume`. Other metrics, tolerances
+or tests of what was decoded, without the model:
+
+    calm-beam calibrate --generations=calibration --metric=token_f1 --delta=0.02 --output=calibration-2
+
 Exit status: 0 when done (also when no threshold is safe), 1 on failure, 2 on bad usage, 3 when `monitor` or `verify`
 finds a bound broken, 130 when interrupted.
 """
@@ -58,8 +63,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     # Each command is imported alone: Beam takes seconds, and `train` does without it.
     try:
         return importlib.import_module(f"calm_beam.launch.{command}").main(flags)
-    except KeyboardInterrupt:
-        print(f"calm-beam {command}: interrupted; nothing was written.", file=sys.stderr)
+    except KeyboardInterrupt as interrupt:
+        # A command that keeps what it has done says so.
+        print(f"calm-beam {command}: interrupted; {str(interrupt) or 'nothing was written.'}", file=sys.stderr)
         return _INTERRUPTED
 
 

@@ -12,11 +12,21 @@ A trained model in T5X's layout, as step 2000, to be served or fine-tuned there:
 import argparse
 import pathlib
 import sys
+import tempfile
 from collections.abc import Sequence
 
-from calm_beam.checkpoints import Checkpoint, CheckpointError, find_model, load_checkpoint, write_native, write_t5x
+from calm_beam.checkpoints import (
+    Checkpoint,
+    CheckpointError,
+    find_model,
+    load_checkpoint,
+    store_model,
+    write_native,
+    write_t5x,
+)
+from calm_beam.storage import check_writable, exists, is_cloud_path, joined
 
-from .flags import FlagParser, UsageError, parse_own_flags, refuse_cloud_paths, whole_number
+from .flags import FlagParser, UsageError, naming, parse_own_flags, whole_number
 
 
 def main(argv: Sequence[str]) -> int:
@@ -55,30 +65,46 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
 
 def _run(flags: argparse.Namespace) -> None:
     """Checks everything, writes, and reads back what was written."""
-    refuse_cloud_paths([("--checkpoint", flags.checkpoint), ("--output", flags.output)])
     if flags.layout == "t5x" and flags.dtype is not None:
         raise UsageError(f"--dtype={flags.dtype} is for --layout=native: T5X's layout is written in float32.")
     if flags.layout == "native" and flags.step is not None:
         raise UsageError(f"--step={flags.step} is for --layout=t5x: the native layout has no steps.")
     try:
         checkpoint = load_checkpoint(flags.checkpoint)
-    except CheckpointError as error:
+    except (CheckpointError, OSError) as error:
         raise UsageError(f"--checkpoint: {error}") from error
     # Step 0 is a model that T5X would not find.
     step = (flags.step or checkpoint.step or 1) if flags.layout == "t5x" else None
-    output = pathlib.Path(flags.output)
-    _check_output(output, layout=flags.layout, step=step, overwrite=flags.overwrite)
-    if step is None:
-        write_native(
-            output,
-            checkpoint.config,
-            checkpoint.arrays,
-            vocabulary_path=checkpoint.vocabulary_path,
-            dtype=flags.dtype or "float32",
-        )
+    if is_cloud_path(flags.output):
+        _check_cloud_output(flags.output)
+        with tempfile.TemporaryDirectory(prefix="calm-beam-") as folder:
+            _write(pathlib.Path(folder), checkpoint, step=step, dtype=flags.dtype)
+            store_model(pathlib.Path(folder), flags.output)
     else:
-        write_t5x(output, checkpoint.config, checkpoint.arrays, step=step, vocabulary_path=checkpoint.vocabulary_path)
-    _report(checkpoint, load_checkpoint(output))
+        output = pathlib.Path(flags.output)
+        _check_output(output, layout=flags.layout, step=step, overwrite=flags.overwrite)
+        _write(output, checkpoint, step=step, dtype=flags.dtype)
+    _report(checkpoint, load_checkpoint(flags.output))
+
+
+def _write(output: pathlib.Path, checkpoint: Checkpoint, *, step: int | None, dtype: str | None) -> None:
+    """Writes the model in the native layout, or as a step in T5X's."""
+    config, arrays, vocabulary_path = checkpoint.config, checkpoint.arrays, checkpoint.vocabulary_path
+    if step is None:
+        write_native(output, config, arrays, vocabulary_path=vocabulary_path, dtype=dtype or "float32")
+    else:
+        write_t5x(output, config, arrays, step=step, vocabulary_path=vocabulary_path)
+
+
+def _check_cloud_output(output: str) -> None:
+    """Refuses a folder on Cloud Storage that holds anything: there, a model is not replaced in one step."""
+    with naming("--output"):
+        if exists(output):
+            raise UsageError(
+                f"--output={output}: is not empty. On Cloud Storage a model is written to a folder of its own only: "
+                "name another, or empty it."
+            )
+        check_writable(joined(output, "config.json"))
 
 
 def _check_output(output: pathlib.Path, *, layout: str, step: int | None, overwrite: bool) -> None:
@@ -100,8 +126,8 @@ def _check_output(output: pathlib.Path, *, layout: str, step: int | None, overwr
 
 def _report(checkpoint: Checkpoint, written: Checkpoint) -> None:
     before, after = checkpoint.fingerprint(), written.fingerprint()
-    print(f"Read {checkpoint.directory} ({checkpoint.layout}).")
-    print(f"Wrote {written.directory} ({written.layout}).")
+    print(f"Read {checkpoint.uri} ({checkpoint.layout}).")
+    print(f"Wrote {written.uri} ({written.layout}).")
     if checkpoint.vocabulary_path is None:
         print("There is no vocabulary in or beside the model, so none was copied.")
     print(f"Fingerprint: {after}")

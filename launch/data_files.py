@@ -1,10 +1,10 @@
 """Finding the files that a data flag names."""
 
-import glob
-import pathlib
 from collections.abc import Sequence
 
-from .flags import UsageError, refuse_cloud_paths
+from calm_beam.storage import absolute, is_folder, list_files
+
+from .flags import UsageError, naming
 
 
 def find_files(flag: str, patterns: Sequence[str]) -> tuple[str, ...]:
@@ -12,18 +12,19 @@ def find_files(flag: str, patterns: Sequence[str]) -> tuple[str, ...]:
 
     Args:
       flag: The flag, for messages.
-      patterns: Paths or globs.
+      patterns: Paths or globs, local or on Cloud Storage.
 
     Raises:
-      UsageError: If a pattern matches no file; none is passed over silently.
+      UsageError: If a pattern matches no file, and none is passed over silently; or if Cloud Storage cannot be listed.
     """
-    refuse_cloud_paths((flag, pattern) for pattern in patterns)
     found: set[str] = set()
     for pattern in patterns:
-        matches = {str(pathlib.Path(path).resolve()) for path in glob.glob(pattern) if pathlib.Path(path).is_file()}
+        with naming(flag):
+            matches = {absolute(path) for path in list_files(pattern)}
+            is_directory = not matches and is_folder(pattern)
+        if is_directory:
+            raise UsageError(f"{flag} {pattern}: is a directory. Name its files, for example '{pattern}/*.jsonl'.")
         if not matches:
-            if pathlib.Path(pattern).is_dir():
-                raise UsageError(f"{flag} {pattern}: is a directory. Name its files, for example '{pattern}/*.jsonl'.")
             raise UsageError(f"{flag} {pattern}: no such file.")
         found |= matches
     return tuple(sorted(found))

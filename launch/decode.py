@@ -4,7 +4,6 @@ Rows come in the order of the data, the full model (threshold null) before the t
 """
 
 import json
-import pathlib
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -12,11 +11,12 @@ from typing import Any
 
 import apache_beam as beam
 
+from calm_beam.generation_folder import shard_files
 from calm_beam.generations import Generation, read_generations
-from calm_beam.storage import replacing
+from calm_beam.storage import base_name, check_writable, exists, is_cloud_path, is_folder, parent, replacing
 from calm_beam.transforms import DecodeExamples, ReadExamples
 
-from .flags import FlagParser, UsageError, add_decode_flags, parse_flags, refuse_cloud_paths
+from .flags import FlagParser, UsageError, add_decode_flags, naming, parse_flags
 from .progress import shown_progress
 from .runners import PipelineError, is_local, make_runner, run_pipeline
 from .setup_run import prepare_run
@@ -31,7 +31,7 @@ def main(argv: Sequence[str]) -> int:
         flags, options = parse_flags(parser, argv)
         output = _checked_output(flags.output, overwrite=flags.overwrite)
         if not is_local(options):
-            raise UsageError("decode writes one local file and runs on this machine: leave --runner out.")
+            raise UsageError("decode writes one file and runs on this machine: leave --runner out.")
         run = prepare_run(flags, needs_references=False)
         pipeline = beam.Pipeline(runner=make_runner(options), options=options)
     except (UsageError, ValueError) as error:
@@ -39,8 +39,9 @@ def main(argv: Sequence[str]) -> int:
         return 2
     try:
         # Beside the output, so that the same disk has to hold both.
-        with tempfile.TemporaryDirectory(prefix=f".{output.name}.", dir=output.parent) as folder:
-            plan = run.plan(flags, pathlib.Path(folder))
+        beside = None if is_cloud_path(output) else parent(output)
+        with tempfile.TemporaryDirectory(prefix=f".{base_name(output)}.", dir=beside) as folder:
+            plan = run.plan(flags, folder)
             with shown_progress(enabled=True) as progress:
                 _ = (
                     pipeline
@@ -48,9 +49,12 @@ def main(argv: Sequence[str]) -> int:
                     | "DecodeExamples" >> DecodeExamples(plan, progress)
                 )
                 run_pipeline(pipeline)
-            generations = [item for path in sorted(pathlib.Path(folder).iterdir()) for item in read_generations(path)]
+            generations = [item for path in shard_files(folder) for item in read_generations(path)]
             generations.sort(key=lambda generation: (generation.example.file_index, generation.example.line))
-            with replacing(output) as temporary, open(temporary, "w", encoding="utf-8") as file:
+            with (
+                replacing(output, overwrite=flags.overwrite) as temporary,
+                open(temporary, "w", encoding="utf-8") as file,
+            ):
                 for generation in generations:
                     for row in _rows(generation, run.settings.thresholds):
                         file.write(json.dumps(row, ensure_ascii=False) + "\n")
@@ -64,18 +68,18 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def _checked_output(path: str | None, *, overwrite: bool) -> pathlib.Path:
+def _checked_output(path: str | None, *, overwrite: bool) -> str:
     if path is None:
         raise UsageError("--output is missing: the JSONL file to write.")
-    refuse_cloud_paths([("--output", path)])
-    output = pathlib.Path(path)
-    if output.is_dir():
-        raise UsageError(f"--output {path}: is a directory, expected a file such as {path}/outputs.jsonl.")
-    if not output.parent.is_dir():
-        raise UsageError(f"--output {path}: the folder {output.parent} does not exist.")
-    if output.exists() and not overwrite:
-        raise UsageError(f"--output {path}: exists already. Choose another file, or pass --overwrite.")
-    return output
+    with naming("--output"):
+        if is_folder(path):
+            raise UsageError(f"--output {path}: is a directory, expected a file such as {path}/outputs.jsonl.")
+        if not is_cloud_path(path) and not is_folder(parent(path)):
+            raise UsageError(f"--output {path}: the folder {parent(path)} does not exist.")
+        if exists(path) and not overwrite:
+            raise UsageError(f"--output {path}: exists already. Choose another file, or pass --overwrite.")
+        check_writable(path)
+    return path
 
 
 def _rows(generation: Generation, thresholds: Sequence[float]) -> Iterator[dict[str, Any]]:

@@ -8,7 +8,6 @@ import argparse
 import csv
 import importlib.metadata
 import json
-import pathlib
 import platform
 import sys
 import time
@@ -24,18 +23,20 @@ from calm_beam.decoding.generate import DecodeError
 from calm_beam.decoding.prompts import encode_prompt
 from calm_beam.demo import embedded
 from calm_beam.examples import DataError, Example
+from calm_beam.manifest import MANIFEST
 from calm_beam.metrics.registry import MetricError, checked_score, get_metric
+from calm_beam.storage import absolute, check_writable, exists, is_file, joined, replacing
 from calm_beam.transforms.examples import read_examples
 
 from .evaluate_propagation import PROPAGATION
 from .evaluate_sensitivity import SENSITIVITY
 from .evaluate_tradeoff import TRADEOFF
 from .experiment import Findings
-from .flags import FlagParser, UsageError, add_task_flags, parse_own_flags, refuse_cloud_paths, whole_number
+from .flags import FlagParser, UsageError, add_task_flags, naming, parse_own_flags, whole_number
 from .plots import check_plots_available, saved_figure
 from .progress import shown_progress
 from .setup_run import PreparedRun, prepare_run
-from .staging import MANIFEST, staged
+from .staging import staged
 
 _EXPERIMENTS = {"propagation": PROPAGATION, "sensitivity": SENSITIVITY, "tradeoff": TRADEOFF}
 
@@ -76,7 +77,7 @@ def main(argv: Sequence[str]) -> int:
         console.print(table)
     console.print(findings.notes)
     console.print(f"{sample} {time.monotonic() - start:.0f} s.")
-    console.print(f"Files: {', '.join(str(output / file) for file in _file_names(name))}", soft_wrap=True)
+    console.print(f"Files: {', '.join(joined(output, file) for file in _file_names(name))}", soft_wrap=True)
     return 0
 
 
@@ -124,14 +125,15 @@ def _fill_in_defaults(flags: argparse.Namespace) -> None:
     flags.metric = flags.metric or "rouge_l"
 
 
-def _checked_output(flags: argparse.Namespace, name: str) -> pathlib.Path:
-    refuse_cloud_paths([("--output", flags.output)])
-    output = pathlib.Path(flags.output).resolve()
-    if output.exists() and not output.is_dir():
-        raise UsageError(f"--output {output}: is a file, expected a directory.")
-    if (output / MANIFEST).exists():
-        raise UsageError(f"--output {output}: holds a calibration. Choose another directory.")
-    found = [file for file in _file_names(name) if (output / file).exists()]
+def _checked_output(flags: argparse.Namespace, name: str) -> str:
+    with naming("--output"):
+        output = absolute(flags.output)
+        if is_file(output):
+            raise UsageError(f"--output {output}: is a file, expected a directory.")
+        if exists(joined(output, MANIFEST)):
+            raise UsageError(f"--output {output}: holds a calibration. Choose another directory.")
+        found = [file for file in _file_names(name) if exists(joined(output, file))]
+        check_writable(joined(output, _file_names(name)[0]))
     if found and not flags.overwrite:
         raise UsageError(f"--output {output}: holds {found[0]} already. Choose another directory, or pass --overwrite.")
     return output
@@ -198,13 +200,14 @@ def _file_names(name: str) -> tuple[str, ...]:
     return tuple(f"{name}.{suffix}" for suffix in ("csv", "json", "svg"))
 
 
-def _write(directory: pathlib.Path, name: str, findings: Findings, record: dict[str, Any]) -> None:
-    table, content, plot = (directory / file for file in _file_names(name))
-    with open(table, "w", encoding="utf-8", newline="") as file:
+def _write(directory: str, name: str, findings: Findings, record: dict[str, Any]) -> None:
+    table, content, plot = (joined(directory, file) for file in _file_names(name))
+    with replacing(table) as temporary, open(temporary, "w", encoding="utf-8", newline="") as file:
         writer = csv.DictWriter(file, fieldnames=list(findings.rows[0]), lineterminator="\n")
         writer.writeheader()
         writer.writerows(findings.rows)
     text = json.dumps({"experiment": name, **record, "rows": findings.rows}, ensure_ascii=False, indent=1)
-    content.write_text(text + "\n", encoding="utf-8")
+    with replacing(content) as temporary:
+        temporary.write_text(text + "\n", encoding="utf-8")
     with saved_figure(plot) as figure:
         findings.draw(figure)

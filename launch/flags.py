@@ -1,8 +1,10 @@
 """Flags: ours next to Beam's, with every unknown one refused."""
 
 import argparse
+import contextlib
 import difflib
-from collections.abc import Callable, Iterable, Sequence
+import importlib
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from calm_beam.exits.rule import CONFIDENCES, SCHEDULES, STATE_PROPAGATIONS, TOKEN_SOURCES
@@ -13,6 +15,15 @@ if TYPE_CHECKING:
 
 class UsageError(ValueError):
     """A flag or its value is wrong; nothing has been done."""
+
+
+@contextlib.contextmanager
+def naming(flag: str) -> Iterator[None]:
+    """Turns what goes wrong with a file, while the value of a flag is checked, into a `UsageError` that names it."""
+    try:
+        yield
+    except OSError as error:
+        raise UsageError(f"{flag} {error}") from error
 
 
 class _HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
@@ -64,6 +75,7 @@ def parse_flags(parser: FlagParser, argv: Sequence[str]) -> "tuple[argparse.Name
     from apache_beam.options.pipeline_options import PipelineOptions
 
     ours, rest = parser.parse_known_args(list(argv))
+    _declare_dask_flags(rest)
     beam_parser = FlagParser(prog=parser.prog, add_help=False)
     for options_class in _all_subclasses(PipelineOptions):
         if "_add_argparse_args" in vars(options_class):
@@ -71,6 +83,16 @@ def parse_flags(parser: FlagParser, argv: Sequence[str]) -> "tuple[argparse.Name
     _, unknown = beam_parser.parse_known_args(rest)
     _refuse_unknown(unknown, parser, known=[*parser._option_string_actions, *beam_parser._option_string_actions])
     return ours, PipelineOptions(rest)
+
+
+def _declare_dask_flags(flags: Sequence[str]) -> None:
+    """Makes Beam's flags for Dask known if one is used: the module that has them can only be imported with dask."""
+    if any(flag.startswith("--dask_") for flag in flags):
+        try:
+            importlib.import_module("apache_beam.runners.dask.dask_runner")
+        except (ImportError, AttributeError) as error:
+            # Without dask, an annotation in that module is an AttributeError.
+            raise UsageError("flags of Dask need it: pip install 'calm-beam[dask]'.") from error
 
 
 def _refuse_unknown(unknown: Sequence[str], parser: FlagParser, *, known: Iterable[str]) -> None:
@@ -132,15 +154,31 @@ def add_decode_flags(parser: FlagParser, *, default_grid_step: float | None) -> 
         "--on_error",
         choices=("fail", "worst_case"),
         default="fail",
-        help="for examples that cannot be decoded: end the run, or count loss 1 at every threshold",
+        help="for examples that fail, also when tried again alone: end the run, or count loss 1 at every threshold",
     )
     run.add_argument(
+        "--max_failures",
+        type=whole_number(0),
+        help="with --on_error=worst_case, end the run if more examples fail; default: 1 %% of them, at least 10",
+    )
+    add_worker_flags(run)
+    run.add_argument("--overwrite", action="store_true", help="replace an earlier result")
+
+
+def add_worker_flags(group: argparse._ActionsContainer) -> None:
+    """Adds the flags that say how decoding is spread over workers, which moves no output."""
+    group.add_argument(
         "--num_shards",
         type=whole_number(1),
         default=4,
         help="parts of the data, decoded independently: several per worker",
     )
-    run.add_argument("--overwrite", action="store_true", help="replace an earlier result")
+    group.add_argument(
+        "--model_copies",
+        type=whole_number(1),
+        default=1,
+        help="most copies of the model in one worker process; its threads take turns",
+    )
 
 
 def add_task_flags(parser: FlagParser) -> None:
@@ -159,8 +197,18 @@ def add_task_flags(parser: FlagParser) -> None:
     task.add_argument("--max_input_length", type=whole_number(1), default=512, help="in tokens, eos included")
     task.add_argument("--on_long", choices=("truncate", "error"), default="truncate", help="for longer inputs")
     task.add_argument("--max_decode_length", type=whole_number(1), default=64, help="in tokens, eos included")
-    task.add_argument(
-        "--batch_size", type=whole_number(1), default=8, help="prompts decoded together; more on an accelerator"
+    add_memory_flags(task)
+
+
+def add_memory_flags(group: argparse._ActionsContainer) -> None:
+    """Adds the flags that say how much is decoded at a time, which moves no output."""
+    group.add_argument(
+        "--batch_size", type=whole_number(1), help="most prompts decoded together; default: by the memory that is free"
+    )
+    group.add_argument(
+        "--token_budget",
+        type=whole_number(1),
+        help="most positions held at a time, of prompts and of outputs; default: by the memory that is free",
     )
 
 
@@ -185,12 +233,3 @@ def add_exit_flags(parser: FlagParser, *, default_grid_step: float | None) -> No
     )
     exits.add_argument("--min_exit_layer", type=whole_number(1), default=1, help="lowest layer that may exit")
     exits.add_argument("--exit_interval", type=whole_number(1), default=1, help="distance of layers that may exit")
-
-
-def refuse_cloud_paths(paths: Iterable[tuple[str, str]]) -> None:
-    """Raises `UsageError` for a path on an object store; `paths` are pairs of flag and path."""
-    from calm_beam.storage import is_cloud_path
-
-    for flag, path in paths:
-        if is_cloud_path(path):
-            raise UsageError(f"{flag} {path}: object stores are not supported yet. Copy it to a local or mounted disk.")

@@ -1,6 +1,5 @@
 """`calm-beam inspect PATH`: says in words what a manifest or a checkpoint holds, and checks its integrity."""
 
-import pathlib
 import sys
 from collections.abc import Sequence
 
@@ -8,9 +7,10 @@ from rich.console import Console
 
 from calm_beam.checkpoints import CheckpointError, load_checkpoint
 from calm_beam.manifest import Manifest, ManifestError, read_manifest
+from calm_beam.storage import exists, is_file, is_folder, joined
 from calm_beam.vocabulary import Vocabulary, VocabularyError
 
-from .flags import FlagParser, UsageError, parse_own_flags
+from .flags import FlagParser, UsageError, naming, parse_own_flags
 from .summary import choices_table, tests_in_words
 
 
@@ -21,12 +21,10 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--checkpoint", help="check that the manifest belongs to this model")
     try:
         flags = parse_own_flags(parser, argv)
-        path = pathlib.Path(flags.path)
-        if not path.exists():
-            raise UsageError(f"{path}: no such file or directory.")
+        path = flags.path
+        manifest_path = _manifest_in(path)
         console = Console(markup=False, emoji=False)
-        manifest_path = path / "manifest.json" if path.is_dir() else path
-        if manifest_path.is_file():
+        if manifest_path is not None:
             expected = load_checkpoint(flags.checkpoint).fingerprint() if flags.checkpoint else None
             _describe_manifest(console, read_manifest(manifest_path, model_fingerprint=expected))
             if expected:
@@ -42,6 +40,15 @@ def main(argv: Sequence[str]) -> int:
         print(f"calm-beam inspect: {error}", file=sys.stderr)
         return 1
     return 0
+
+
+def _manifest_in(path: str) -> str | None:
+    """Returns the manifest that a path names or holds, or None if there is none there."""
+    with naming("PATH"):
+        if not exists(path):
+            raise UsageError(f"{path}: no such file or directory.")
+        manifest = joined(path, "manifest.json") if is_folder(path) else path
+        return manifest if is_file(manifest) else None
 
 
 def _describe_manifest(console: Console, manifest: Manifest) -> None:
@@ -71,11 +78,11 @@ def _describe_manifest(console: Console, manifest: Manifest) -> None:
     console.print(manifest.guarantee)
 
 
-def _describe_checkpoint(console: Console, path: pathlib.Path) -> None:
+def _describe_checkpoint(console: Console, path: str) -> None:
     checkpoint = load_checkpoint(path)
     config = checkpoint.config
     weights = sum(array.size for array in checkpoint.arrays.values())
-    console.print(f"Checkpoint in {checkpoint.layout} layout: {checkpoint.directory}", soft_wrap=True)
+    console.print(f"Checkpoint in {checkpoint.layout} layout: {checkpoint.uri}", soft_wrap=True)
     console.print(f"Fingerprint: {checkpoint.fingerprint()}", soft_wrap=True)
     console.print(
         f"T5 with {'gated GELU' if config.gated_mlp else 'ReLU'}: {config.num_encoder_layers} encoder and "
@@ -88,4 +95,4 @@ def _describe_checkpoint(console: Console, path: pathlib.Path) -> None:
         console.print("Vocabulary: none in or beside it.")
     else:
         vocabulary = Vocabulary(checkpoint.vocabulary_path)
-        console.print(f"Vocabulary: {vocabulary.size} ids, {checkpoint.vocabulary_path}", soft_wrap=True)
+        console.print(f"Vocabulary: {vocabulary.size} ids, {checkpoint.vocabulary_uri}", soft_wrap=True)

@@ -1,20 +1,19 @@
 """Finding the manifest that `--manifest` names."""
 
-import pathlib
+from calm_beam.manifest import MANIFEST
+from calm_beam.storage import is_file, is_folder, joined
 
-from .flags import UsageError, refuse_cloud_paths
-from .staging import MANIFEST
+from .flags import UsageError, naming
 
 
-def find_manifest(name: str) -> pathlib.Path:
+def find_manifest(name: str) -> str:
     """Returns the path of a manifest, given it or the calibration directory that holds it.
 
     Raises:
-      UsageError: If there is none, or it is on an object store.
+      UsageError: If there is none, or Cloud Storage does not say.
     """
-    refuse_cloud_paths([("--manifest", name)])
-    path = pathlib.Path(name)
-    path = path / MANIFEST if path.is_dir() else path
-    if not path.is_file():
-        raise UsageError(f"--manifest {name}: no such file.")
+    with naming("--manifest"):
+        path = joined(name, MANIFEST) if is_folder(name) else name
+        if not is_file(path):
+            raise UsageError(f"--manifest {name}: no such file.")
     return path

@@ -16,17 +16,26 @@ Exit status: 0 no alarm, 1 failure, 2 bad usage, 3 alarm, 130 interrupted (with 
 """
 
 import argparse
+import io
 import json
 import math
-import pathlib
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 
 from calm_beam.manifest import Calibration, Manifest, ManifestError, read_manifest
 from calm_beam.risk.monitor import RiskMonitor
-from calm_beam.storage import replacing
+from calm_beam.storage import (
+    check_writable,
+    exists,
+    is_cloud_path,
+    is_file,
+    is_folder,
+    open_input,
+    parent,
+    replacing,
+)
 
-from .flags import FlagParser, UsageError, parse_own_flags, refuse_cloud_paths
+from .flags import FlagParser, UsageError, naming, parse_own_flags
 from .manifest_file import find_manifest
 
 ALARM = 3
@@ -44,13 +53,13 @@ def main(argv: Sequence[str]) -> int:
     """Runs the command and returns its exit status."""
     try:
         flags = parse_own_flags(_parser(), argv)
-        refuse_cloud_paths((f"--{name}", str(getattr(flags, name) or "")) for name in ("losses", "state"))
         if not 0 < flags.alpha < 1:
             raise UsageError(f"--alpha must be in (0, 1), got {flags.alpha:g}. It is a probability: for 5 % pass 0.05.")
         manifest = read_manifest(find_manifest(flags.manifest))
         entry = _chosen_entry(manifest, flags)
-        if flags.losses != _STREAM and not pathlib.Path(flags.losses).is_file():
-            raise UsageError(f"--losses {flags.losses}: no such file. Pass - for standard input.")
+        with naming("--losses"):
+            if flags.losses != _STREAM and not is_file(flags.losses):
+                raise UsageError(f"--losses {flags.losses}: no such file. Pass - for standard input.")
         if manifest.data.clusters is not None:
             print("the manifest is about clusters: every line has to be the mean loss of one", file=sys.stderr)
         session = _Session(manifest, entry, flags)
@@ -64,7 +73,7 @@ def main(argv: Sequence[str]) -> int:
         if flags.losses == _STREAM:
             session.follow(_losses(sys.stdin, "standard input", is_signed=session.monitor.is_signed))
         else:
-            with open(flags.losses, encoding="utf-8") as file:
+            with open_input(flags.losses) as raw, io.TextIOWrapper(raw, "utf-8") as file:
                 session.take(list(_losses(file, flags.losses, is_signed=session.monitor.is_signed)))
     except KeyboardInterrupt:
         print(session.report())
@@ -132,7 +141,7 @@ class _Session:
     def __init__(self, manifest: Manifest, entry: Calibration, flags: argparse.Namespace) -> None:
         """Takes up the stored state, or starts anew."""
         self._entry = entry
-        self._path = pathlib.Path(flags.state) if flags.state else None
+        self._path: str | None = flags.state or None
         # What the state belongs to: another promise would be tested with losses that are not its own.
         self._about = {
             "schema": _SCHEMA,
@@ -142,9 +151,12 @@ class _Session:
         self.monitor = RiskMonitor.start(delta=entry.delta, alpha=flags.alpha, is_signed=entry.loss == "signed")
         if self._path is None:
             return
-        if not self._path.parent.is_dir():
-            raise UsageError(f"--state {self._path}: the folder {self._path.parent} does not exist.")
-        if self._path.exists():
+        with naming("--state"):
+            if not is_cloud_path(self._path) and not is_folder(parent(self._path)):
+                raise UsageError(f"--state {self._path}: the folder {parent(self._path)} does not exist.")
+            check_writable(self._path)
+            is_stored = exists(self._path)
+        if is_stored:
             stored = self._load()
             if stored.alpha != flags.alpha:
                 raise UsageError(
@@ -156,7 +168,8 @@ class _Session:
     def _load(self) -> RiskMonitor:
         assert self._path is not None
         try:
-            content = json.loads(self._path.read_text(encoding="utf-8"))
+            with open_input(self._path) as file:
+                content = json.loads(file.read())
             if not isinstance(content, dict) or content.keys() != {*self._about, "monitor"}:
                 raise ValueError(f"expected an object with the keys {', '.join(self._about)} and monitor.")
             if not isinstance(content["monitor"], dict):

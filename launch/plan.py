@@ -12,8 +12,8 @@ procedures that divide epsilon among K thresholds, or entries that are to hold t
 
 import argparse
 import dataclasses
+import io
 import math
-import pathlib
 import sys
 from collections.abc import Callable, Sequence
 
@@ -33,8 +33,9 @@ from calm_beam.risk.sample_size import (
     resampled_losses,
     simulated_power,
 )
+from calm_beam.storage import check_writable, is_cloud_path, is_file, is_folder, open_input, parent
 
-from .flags import FlagParser, UsageError, numbers, parse_own_flags, refuse_cloud_paths, texts, whole_number
+from .flags import FlagParser, UsageError, naming, numbers, parse_own_flags, texts, whole_number
 from .plots import check_plots_available
 from .power_plot import Curve, write_power_plot
 
@@ -61,7 +62,7 @@ def main(argv: Sequence[str]) -> int:
         _print(guesses, curves, flags)
         if flags.output:
             write_power_plot(
-                pathlib.Path(flags.output),
+                flags.output,
                 {guess.title: row for guess, row in zip(guesses, curves, strict=True)},
                 target=flags.power,
                 title=f"delta {flags.delta:g}, epsilon {flags.epsilon:g}",
@@ -102,13 +103,13 @@ def _check(flags: argparse.Namespace) -> None:
     for name in flags.p_value or ():
         if name not in P_VALUES:
             raise UsageError(f"--p_value {name}: not known. Choose from {', '.join(P_VALUES)}.")
-    refuse_cloud_paths([("--pilot", flags.pilot or ""), ("--output", flags.output or "")])
     if flags.output:
-        output = pathlib.Path(flags.output)
-        if output.suffix not in (".svg", ".png", ".pdf"):
+        if not flags.output.endswith((".svg", ".png", ".pdf")):
             raise UsageError(f"--output {flags.output}: expected a name that ends in .svg, .png or .pdf.")
-        if not output.parent.is_dir():
-            raise UsageError(f"--output {flags.output}: the folder {output.parent} does not exist.")
+        with naming("--output"):
+            if not is_cloud_path(flags.output) and not is_folder(parent(flags.output)):
+                raise UsageError(f"--output {flags.output}: the folder {parent(flags.output)} does not exist.")
+            check_writable(flags.output)
         check_plots_available()
 
 
@@ -166,10 +167,12 @@ def _own_guess(risk: float, std: float | None) -> _Guess:
 
 
 def _pilot_guess(path: str) -> _Guess:
-    if not pathlib.Path(path).is_file():
-        raise UsageError(f"--pilot {path}: no such file.")
+    with naming("--pilot"):
+        if not is_file(path):
+            raise UsageError(f"--pilot {path}: no such file.")
+        opened = open_input(path)
     losses = []
-    with open(path, encoding="utf-8", errors="replace") as file:
+    with opened as raw, io.TextIOWrapper(raw, "utf-8", errors="replace") as file:
         for number, line in enumerate(file, start=1):
             try:
                 loss = float(line)

@@ -2,7 +2,7 @@
 
 import contextlib
 import importlib.util
-import pathlib
+import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
@@ -26,7 +26,7 @@ def check_plots_available() -> None:
 
 
 @contextlib.contextmanager
-def saved_figure(path: pathlib.Path, *, width: float = 7.0, height: float = 4.0) -> "Iterator[Figure]":
+def saved_figure(path: str, *, width: float = 7.0, height: float = 4.0) -> "Iterator[Figure]":
     """Gives an empty figure, in inches, and writes it once the block has drawn on it.
 
     The file, .svg, .png or .pdf, appears whole or not at all; equal figures give equal files.
@@ -39,7 +39,7 @@ def saved_figure(path: pathlib.Path, *, width: float = 7.0, height: float = 4.0)
     with matplotlib.rc_context({"svg.hashsalt": "calm-beam", "font.size": 9.0}):
         figure = Figure(figsize=(width, height), layout="constrained")
         yield figure
-        kind = path.suffix[1:]
+        kind = os.path.splitext(path)[1][1:]
         dates = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}
         with replacing(path) as temporary:
             figure.savefig(temporary, format=kind, dpi=150, metadata=dates.get(kind))

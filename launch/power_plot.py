@@ -1,7 +1,6 @@
 """The power of a calibration over its number of examples, drawn with matplotlib."""
 
 import dataclasses
-import pathlib
 from collections.abc import Mapping, Sequence
 
 from .plots import saved_figure
@@ -27,7 +26,7 @@ class Curve:
     points: tuple[tuple[int, float], ...]
 
 
-def write_power_plot(path: pathlib.Path, panels: Mapping[str, Sequence[Curve]], *, target: float, title: str) -> None:
+def write_power_plot(path: str, panels: Mapping[str, Sequence[Curve]], *, target: float, title: str) -> None:
     """Writes the plot.
 
     Args:

@@ -61,8 +61,7 @@ def _watch(path: pathlib.Path, done: threading.Event) -> None:
         task = progress.add_task("reading", total=None)
         while True:
             is_last = done.wait(_TERMINAL_SECONDS)
-            counts = _read_counts(path)
-            read, decoded = counts.get("read", 0), counts.get("decoded", 0)
+            read, decoded = _read_and_decoded(path)
             phase = "reading" if not decoded and not read else "decoding" if decoded < read else "scoring"
             progress.update(task, description=phase, total=read or None, completed=decoded)
             if is_last:
@@ -73,11 +72,20 @@ def _log(path: pathlib.Path, done: threading.Event) -> None:
     """Prints a line every few seconds, for logs."""
     start = time.monotonic()
     while not done.wait(_LOG_SECONDS):
-        counts = _read_counts(path)
-        read, decoded = counts.get("read", 0), counts.get("decoded", 0)
+        read, decoded = _read_and_decoded(path)
         seconds = time.monotonic() - start
         eta = f", about {seconds / decoded * (read - decoded):.0f} s left" if decoded else ""
         print(f"decoded {decoded} of {read} prompts in {seconds:.0f} s{eta}", file=sys.stderr)
+
+
+def _read_and_decoded(path: pathlib.Path) -> tuple[int, int]:
+    """Returns how many prompts this run has to decode, and how many it has decoded.
+
+    Those that an earlier run has stored take no time, and work that is done twice counts once at most.
+    """
+    counts = _read_counts(path)
+    read = counts.get("read", 0) - counts.get("stored", 0)
+    return read, min(read, counts.get("decoded", 0))
 
 
 def _read_counts(path: pathlib.Path) -> dict[str, int]:

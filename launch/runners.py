@@ -1,15 +1,29 @@
 """Which Beam runner executes a pipeline, and what its failures say."""
 
 import re
+import sys
 import traceback
 
 import apache_beam as beam
-from apache_beam.options.pipeline_options import DirectOptions, PipelineOptions, StandardOptions
+import grpc
+from apache_beam.options.pipeline_options import DirectOptions, PipelineOptions, PortableOptions, StandardOptions
 from apache_beam.runners.portability.fn_api_runner import FnApiRunner
-from apache_beam.runners.runner import PipelineRunner, create_runner
+from apache_beam.runners.runner import PipelineResult, PipelineRunner, create_runner
+from apache_beam.transforms.environments import Environment
+
+from .dataflow import job_address, template_location
+from .flags import UsageError
+from .run_metrics import RunMetrics, run_metrics
+from .worker_processes import provision_info, watch_workers
 
 # Beam's own DirectRunner tries to download a binary at every start and behaves by what it finds; ours is explicit.
 _LOCAL_RUNNERS = ("", "directrunner", "fnapirunner", "bundlebaseddirectrunner")
+# Workers of these may be on this machine, and can then report their progress to a file.
+_PERHAPS_HERE = ("daskrunner", "portablerunner")
+
+_ENDPOINT_SECONDS = 10
+# Beam lets a job service answer for 300 s, and takes a job that runs longer for a failed one.
+_JOB_SECONDS = 10_000_000
 
 
 class PipelineError(RuntimeError):
@@ -21,27 +35,83 @@ def is_local(options: PipelineOptions) -> bool:
     return (options.view_as(StandardOptions).runner or "").lower() in _LOCAL_RUNNERS
 
 
+def may_report_progress(options: PipelineOptions) -> bool:
+    """Returns whether workers may be on this machine, where they find the file to report to."""
+    return is_local(options) or options.view_as(StandardOptions).runner.lower() in _PERHAPS_HERE
+
+
 def make_runner(options: PipelineOptions) -> PipelineRunner:
     """Returns the runner that options name; the in-process one by default.
 
-    Several workers mean worker processes, unless `--direct_running_mode` says otherwise.
+    Several workers mean worker processes, unless `--direct_running_mode` says otherwise; with
+    `--environment_type=EXTERNAL`, those of a worker pool. `DaskRunner` is our own correction of Beam's.
+
+    Raises:
+      UsageError: If it cannot run here, or loses outputs.
+      ValueError: If Beam does not know it.
     """
+    watch_workers()
+    name = options.view_as(StandardOptions).runner or ""
+    if name.lower() == "daskrunner":
+        return _dask_runner()
+    if name.lower().endswith(".daskrunner"):
+        raise UsageError(
+            f"--runner={name}: Beam's own DaskRunner loses outputs and reports success. Pass --runner=DaskRunner: here "
+            "that is a corrected one."
+        )
     if not is_local(options):
-        return create_runner(options.view_as(StandardOptions).runner)
-    direct = options.view_as(DirectOptions)
+        _prepare_job_endpoint(options)
+        return create_runner(name)
+    direct, portable = options.view_as(DirectOptions), options.view_as(PortableOptions)
+    if portable.environment_type == "EXTERNAL":
+        return FnApiRunner(
+            default_environment=Environment.from_options(portable), provision_info=provision_info(options)
+        )
     if direct.direct_num_workers != 1 and direct.direct_running_mode == "in_memory":
         direct.direct_running_mode = "multi_processing"
-    return FnApiRunner()
+    return FnApiRunner(provision_info=provision_info(options))
 
 
-def run_pipeline(pipeline: beam.Pipeline) -> None:
-    """Runs a pipeline to its end.
+def _dask_runner() -> PipelineRunner:
+    try:
+        from .dask_runner import CorrectedDaskRunner
+    except (ImportError, AttributeError) as error:
+        # Beam's module needs dask for its annotations, and has an AttributeError for those who do not have it.
+        raise UsageError("--runner=DaskRunner needs dask: pip install 'calm-beam[dask]'.") from error
+    return CorrectedDaskRunner()
+
+
+def _prepare_job_endpoint(options: PipelineOptions) -> None:
+    """Checks that a job service answers, and lets its jobs take their time."""
+    portable = options.view_as(PortableOptions)
+    endpoint = portable.job_endpoint
+    if endpoint is None or endpoint == "embed":
+        return
+    with grpc.insecure_channel(endpoint) as channel:
+        try:
+            grpc.channel_ready_future(channel).result(_ENDPOINT_SECONDS)
+        except grpc.FutureTimeoutError as error:
+            raise UsageError(
+                f"--job_endpoint={endpoint}: no job service answers there. Start one: python -m "
+                f"calm_beam.launch.job_service --port={endpoint.rpartition(':')[2]}"
+            ) from error
+    portable.job_server_timeout = _JOB_SECONDS
+
+
+def run_pipeline(pipeline: beam.Pipeline) -> RunMetrics | None:
+    """Runs a pipeline to its end; tells where to watch it, if that is elsewhere.
+
+    Returns:
+      What its workers counted; None from runners that keep no metrics, and for a job that was only described.
 
     Raises:
       PipelineError: If it did not succeed.
     """
     try:
-        pipeline.run().wait_until_finish()
+        result = pipeline.run()
+        if address := job_address(result, pipeline.options):
+            print(f"job {address}", file=sys.stderr)
+        _wait(result, address)
     except Exception as error:
         # Runners wrap what a worker raised in types of their own, with its traceback as text.
         trace = "".join(traceback.format_exception_only(error))
@@ -52,6 +122,17 @@ def run_pipeline(pipeline: beam.Pipeline) -> None:
             # Nothing that the user did is known to cause this: what helps is where it happened.
             traceback.print_exception(error)
         raise PipelineError(first_cause(trace)) from error
+    return None if template_location(pipeline.options) else run_metrics(result)
+
+
+def _wait(result: PipelineResult, address: str | None) -> None:
+    try:
+        result.wait_until_finish()
+    except KeyboardInterrupt as error:
+        if address is None:
+            raise
+        # Whoever ends this process ends the watching, not the job.
+        raise KeyboardInterrupt(f"the job goes on: {address}") from error
 
 
 _ERROR_LINE = re.compile(r"^(?:[\w.]+\.)?(\w*(?:Error|Exception|Interrupt)): ", re.MULTILINE)
@@ -64,6 +145,10 @@ _OWN_ERRORS = (
     "VocabularyError",
     "ManifestError",
     "EvidenceError",
+    "GenerationsError",
+    "StorageError",
+    "UsageError",
+    "WorkerError",
 )
 
 

@@ -3,19 +3,22 @@
 import argparse
 import dataclasses
 import itertools
-import pathlib
 from collections.abc import Sequence
 
 from calm_beam.checkpoints import Checkpoint, CheckpointError, load_checkpoint
 from calm_beam.decoding.settings import DecodeSettings, descending_grid, uniform_grid
 from calm_beam.examples import DataError
 from calm_beam.exits.rule import ExitRule
+from calm_beam.generation_folder import DecodeJob
+from calm_beam.manifest import ModelRecord, VocabularyRecord
+from calm_beam.storage import absolute
 from calm_beam.transforms.decode import DecodePlan
 from calm_beam.transforms.examples import read_examples
 from calm_beam.vocabulary import Vocabulary, VocabularyError
 
 from .data_files import find_files
-from .flags import UsageError, refuse_cloud_paths
+from .flags import UsageError
+from .versions import decoding_versions
 
 # Looked at in every file before work starts; the rest is checked by the workers.
 _PREVIEWED_EXAMPLES = 100
@@ -41,27 +44,45 @@ class PreparedRun:
     settings: DecodeSettings
     model_fingerprint: str
 
-    def generations_name(self) -> str:
-        """Returns the name of the folder of the outputs: a fingerprint of all that decides them but the data."""
-        return self.settings.fingerprint(model=self.model_fingerprint, vocabulary=self.vocabulary_fingerprint())
+    def job(self, flags: argparse.Namespace, *, cluster_key: str | None = None) -> DecodeJob:
+        """Returns what decides the generations of the run."""
+        vocabulary = self.vocabulary
+        return DecodeJob(
+            model=ModelRecord(
+                uri=self.checkpoint.uri,
+                fingerprint=self.model_fingerprint,
+                layers=self.checkpoint.config.num_decoder_layers,
+            ),
+            vocabulary=VocabularyRecord(fingerprint=vocabulary.fingerprint, extra_ids=vocabulary.extra_ids)
+            if vocabulary
+            else None,
+            settings=self.settings,
+            on_long=flags.on_long,
+            cluster_key=cluster_key,
+            patterns=flags.data,
+            files=self.paths,
+            num_shards=flags.num_shards,
+            software=decoding_versions(),
+        )
 
-    def vocabulary_fingerprint(self) -> str | None:
-        """Returns a fingerprint of the vocabulary with its extra ids; None for token ids."""
-        return f"{self.vocabulary.fingerprint}+{self.vocabulary.extra_ids}" if self.vocabulary else None
-
-    def plan(self, flags: argparse.Namespace, directory: pathlib.Path) -> DecodePlan:
-        """Returns what workers need to decode into `directory`."""
+    def plan(self, flags: argparse.Namespace, directory: str, *, job: DecodeJob | None = None) -> DecodePlan:
+        """Returns what workers need to decode into `directory`; `job` is the run's own unless it reads clusters."""
         return DecodePlan(
-            checkpoint=str(self.checkpoint.directory),
+            checkpoint=self.checkpoint.uri,
             model_fingerprint=self.model_fingerprint,
             vocabulary=self.vocabulary_path,
+            vocabulary_fingerprint=self.vocabulary.fingerprint if self.vocabulary else None,
             extra_ids=flags.extra_ids,
             settings=self.settings,
             batch_size=flags.batch_size,
+            token_budget=flags.token_budget,
             on_long=flags.on_long,
             on_error=flags.on_error,
-            directory=str(directory),
+            max_failures=flags.max_failures,
+            job=(job or self.job(flags)).digest(),
+            directory=directory,
             num_shards=flags.num_shards,
+            model_copies=flags.model_copies,
         )
 
 
@@ -87,7 +108,6 @@ def prepare_run(
         raise UsageError("--checkpoint is missing: the folder of the model.")
     if flags.data is None:
         raise UsageError("--data is missing: JSONL files with the examples.")
-    refuse_cloud_paths([("--checkpoint", flags.checkpoint), ("--vocabulary", flags.vocabulary or "")])
     try:
         settings = settings or decode_settings(flags)
         paths = find_files("--data", flags.data)
@@ -98,11 +118,10 @@ def prepare_run(
             raise UsageError(
                 f"--confidence=classifier needs decoder/meta_cls in the checkpoint; {flags.checkpoint} has none."
             )
-        vocabulary_path = flags.vocabulary or (checkpoint.vocabulary_path if is_text else None)
+        vocabulary_path = flags.vocabulary or (checkpoint.vocabulary_uri if is_text else None)
         if is_text and vocabulary_path is None:
             raise UsageError(
-                f"no sentencepiece.model in or beside {checkpoint.directory}: pass --vocabulary, or data that "
-                "has input_ids."
+                f"no sentencepiece.model in or beside {checkpoint.uri}: pass --vocabulary, or data that has input_ids."
             )
         vocabulary = Vocabulary(vocabulary_path, extra_ids=flags.extra_ids) if vocabulary_path else None
     except (CheckpointError, VocabularyError, DataError, ValueError, OSError) as error:
@@ -117,7 +136,7 @@ def prepare_run(
         paths=paths,
         checkpoint=checkpoint,
         vocabulary=vocabulary,
-        vocabulary_path=str(pathlib.Path(vocabulary_path).resolve()) if vocabulary_path else None,
+        vocabulary_path=absolute(vocabulary_path) if vocabulary_path else None,
         settings=settings,
         model_fingerprint=checkpoint.fingerprint(),
     )

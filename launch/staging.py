@@ -6,30 +6,32 @@ import pathlib
 import shutil
 from collections.abc import Iterator
 
-MANIFEST = "manifest.json"
+from calm_beam.storage import is_cloud_path
 
 
 @contextlib.contextmanager
-def staged(output: pathlib.Path) -> Iterator[pathlib.Path]:
+def staged(path: str) -> Iterator[str]:
     """Gives an empty directory to write to, whose entries replace those of `output` once the block has succeeded.
 
-    Until then `output` stays as it is, and it stays so if the block raises. An earlier manifest is taken away before
-    anything else and the new one put in place last, so that no manifest ever stands beside the outputs of another run.
+    Until then `output` stays as it is, and it stays so if the block raises.
 
     Args:
-      output: The directory to fill; need not exist.
+      path: The directory to fill; need not exist.
 
     Yields:
-      A directory on the same disk.
+      A directory on the same disk. On Cloud Storage, where nothing can be moved in one step, `path` itself.
     """
+    if is_cloud_path(path):
+        yield path
+        return
+    output = pathlib.Path(path)
     existing = next(folder for folder in output.parents if folder.is_dir())
     staging = existing / f".{output.name}.{os.urandom(6).hex()}.partial"
     staging.mkdir()
     try:
-        yield staging
+        yield str(staging)
         output.mkdir(parents=True, exist_ok=True)
-        (output / MANIFEST).unlink(missing_ok=True)
-        for entry in sorted(staging.iterdir(), key=lambda entry: entry.name == MANIFEST):
+        for entry in staging.iterdir():
             target = output / entry.name
             if target.is_dir():
                 shutil.rmtree(target)

@@ -1,7 +1,7 @@
 """What a calibration found, as tables on the terminal."""
 
 import csv
-import pathlib
+import io
 from collections.abc import Iterator
 
 from rich import box
@@ -9,11 +9,12 @@ from rich.console import Console
 from rich.table import Table
 
 from calm_beam.manifest import Calibration, Manifest
+from calm_beam.storage import joined, open_input
 
 _OBJECTIVES_PER_TABLE = 3
 
 
-def print_summary(manifest: Manifest, output: pathlib.Path, *, seconds: float) -> None:
+def print_summary(manifest: Manifest, output: str, *, seconds: float) -> None:
     """Prints the trade-off over the grid, the chosen thresholds, and where the files are.
 
     Args:
@@ -22,7 +23,7 @@ def print_summary(manifest: Manifest, output: pathlib.Path, *, seconds: float) -
       seconds: How long the run took.
     """
     console = Console(markup=False, emoji=False)
-    with open(output / "risk_table.csv", encoding="utf-8", newline="") as file:
+    with open_input(joined(output, "risk_table.csv")) as raw, io.TextIOWrapper(raw, "utf-8", newline="") as file:
         for table in _trade_offs(list(csv.DictReader(file)), manifest.model.layers):
             console.print(table)
     console.print(choices_table(manifest))
@@ -38,7 +39,7 @@ def print_summary(manifest: Manifest, output: pathlib.Path, *, seconds: float) -
     if data.duplicates:
         console.print("Unless prompts repeat by themselves, repeated inputs void the guarantee: take them out.")
     console.print(manifest.guarantee)
-    console.print(f"Manifest: {output / 'manifest.json'}", soft_wrap=True)
+    console.print(f"Manifest: {joined(output, 'manifest.json')}", soft_wrap=True)
 
 
 def _trade_offs(rows: list[dict[str, str]], num_layers: int) -> Iterator[Table]:

@@ -7,13 +7,14 @@ from typing import Any
 
 from calm_beam.metrics.registry import METRICS, get_metric
 from calm_beam.model import T5Config
+from calm_beam.storage import is_cloud_path
 from calm_beam.training.config import TrainingConfig
 from calm_beam.training.exit_objective import OBJECTIVES
 from calm_beam.training.objective import LAYER_WEIGHTS
 from calm_beam.training.optimizer import AdafactorConfig, MuonConfig
 from calm_beam.training.train_classifier import ClassifierConfig
 
-from .flags import FlagParser, UsageError, parse_own_flags, refuse_cloud_paths, texts, whole_number
+from .flags import FlagParser, UsageError, parse_own_flags, texts, whole_number
 
 _STEPS, _SAVE_EVERY, _BEST_BY_ROWS = 2000, 500, 200
 # Sizes of a new model; a checkpoint has its own.
@@ -48,7 +49,11 @@ def parse_train_flags(argv: Sequence[str]) -> argparse.Namespace:
       UsageError: If a flag is unknown or malformed, or does not go with the others.
     """
     flags = parse_own_flags(_parser(), argv)
-    refuse_cloud_paths([("--output", flags.output), ("--checkpoint", flags.checkpoint or "")])
+    if is_cloud_path(flags.output):
+        raise UsageError(
+            f"--output={flags.output}: training writes its states and its model to a local folder. Copy the model "
+            "afterwards, with calm-beam convert."
+        )
     others = _OF_MODEL if flags.stage == "classifier" else _OF_CLASSIFIER
     _refuse(flags, others, f"not a flag of --stage={flags.stage}")
     if flags.stage == "classifier":

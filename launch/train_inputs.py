@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from calm_beam.checkpoints import Checkpoint, CheckpointError, load_checkpoint
 from calm_beam.examples import DataError, Example, parse_examples
 from calm_beam.model import T5Config
+from calm_beam.storage import open_input
 from calm_beam.training.batches import Pair
 from calm_beam.training.vocabulary import train_vocabulary
 from calm_beam.vocabulary import Vocabulary, VocabularyError
@@ -22,7 +23,7 @@ def load_model(path: str) -> Checkpoint:
     """
     try:
         checkpoint = load_checkpoint(path)
-    except CheckpointError as error:
+    except (CheckpointError, OSError) as error:
         raise UsageError(f"--checkpoint: {error}") from error
     if checkpoint.vocabulary_path is None:
         raise UsageError(f"--checkpoint={path}: has no vocabulary. Put its sentencepiece.model beside it.")
@@ -38,7 +39,7 @@ def read_rows(flag: str, patterns: Sequence[str]) -> list[Example]:
     examples = []
     for path in find_files(flag, patterns):
         try:
-            with open(path, "rb") as raw:
+            with open_input(path) as raw:
                 for example in parse_examples(raw, path=path):
                     if example.input is None or not example.references:
                         raise DataError(f"{path}, line {example.line}: training needs input as text, and references.")

@@ -20,7 +20,7 @@ Exit status: 0 no promise broken, 1 failure, 2 bad usage, 3 a promise is broken.
 """
 
 import argparse
-import pathlib
+import glob
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -42,16 +42,18 @@ from calm_beam.calibration import (
 from calm_beam.decoding.settings import DTYPE, DecodeSettings
 from calm_beam.examples import DataError, Example
 from calm_beam.exits.rule import ExitRule
+from calm_beam.generation_folder import shard_files
 from calm_beam.generations import read_generations, stored_prompts
 from calm_beam.manifest import Calibration, Manifest, ManifestError, read_manifest
 from calm_beam.metrics.registry import MetricError, checked_score, get_metric
 from calm_beam.risk.evidence import EvidenceError
 from calm_beam.risk.pvalues import P_VALUES
+from calm_beam.storage import joined, list_files, parent
 from calm_beam.transforms import DecodeExamples, ReadExamples
 from calm_beam.transforms.decode import with_unique_ids
 from calm_beam.transforms.examples import read_examples
 
-from .flags import FlagParser, UsageError, parse_flags, texts, whole_number
+from .flags import FlagParser, UsageError, add_memory_flags, add_worker_flags, parse_flags, texts
 from .manifest_file import find_manifest
 from .progress import shown_progress
 from .runners import PipelineError, is_local, make_runner, run_pipeline
@@ -107,8 +109,8 @@ def _parser() -> FlagParser:
     parser.add_argument(
         "--alpha", type=float, default=0.05, help="chance of calling any promise broken that is kept, in (0, 1)"
     )
-    parser.add_argument("--batch_size", type=whole_number(1), default=8, help="prompts decoded together")
-    parser.add_argument("--num_shards", type=whole_number(1), default=4, help="parts of the data")
+    add_memory_flags(parser)
+    add_worker_flags(parser)
     return parser
 
 
@@ -150,6 +152,8 @@ def _take_policies(flags: argparse.Namespace, manifest: Manifest) -> None:
     flags.cluster_key = plan.cluster_key if plan else None
     flags.on_error = plan.on_error if plan else "fail"
     flags.on_long = plan.on_long if plan else "truncate"
+    # However many fail: the verdicts count them.
+    flags.max_failures = sys.maxsize
 
 
 def _prepare(flags: argparse.Namespace, manifest: Manifest, entries: Sequence[Calibration]) -> PreparedRun:
@@ -179,7 +183,7 @@ def _needs_references(entries: Sequence[Calibration]) -> bool:
     return any(entry.consistency == "risk" for entry in entries)
 
 
-def _check_data(run: PreparedRun, flags: argparse.Namespace, manifest: Manifest, path: pathlib.Path) -> None:
+def _check_data(run: PreparedRun, flags: argparse.Namespace, manifest: Manifest, path: str) -> None:
     """Refuses the calibration set itself, and tells how many of its prompts come again."""
     fresh: list[Example] = []
     for index, name in enumerate(run.paths):
@@ -189,7 +193,7 @@ def _check_data(run: PreparedRun, flags: argparse.Namespace, manifest: Manifest,
             f"--data {','.join(flags.data)}: is the calibration set itself. What chose the threshold cannot test it: "
             "take examples that were drawn anew."
         )
-    stored = sorted(path.parent.glob("generations/*/*.parquet"))
+    stored = list_files(joined(glob.escape(parent(path)), "generations", "*", "*.parquet"))
     if not stored:
         print(
             "whether the data share prompts with the calibration set cannot be told: its generations do not stand "
@@ -221,11 +225,11 @@ def _decode(
         _ = (
             pipeline
             | "ReadExamples" >> ReadExamples(run.paths, flags.num_shards, needs_references, progress, flags.cluster_key)
-            | "DecodeExamples" >> DecodeExamples(run.plan(flags, pathlib.Path(folder)), progress)
+            | "DecodeExamples" >> DecodeExamples(run.plan(flags, folder), progress)
         )
         run_pipeline(pipeline)
         return FreshLosses.of(
-            (item for path in sorted(pathlib.Path(folder).iterdir()) for item in read_generations(path)),
+            (item for path in shard_files(folder) for item in read_generations(path)),
             entries,
             metrics=metrics,
             salt=manifest.plan.salt if manifest.plan else _DEFAULT_SALT,

@@ -13,12 +13,13 @@ from apache_beam.options.pipeline_options import PipelineOptions
 from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 
 from calm_beam.calibration import Plan, RunRecord, Spec, all_specs
+from calm_beam.calibration.publish import EarlierResult
 from calm_beam.checkpoints import load_checkpoint, write_native
 from calm_beam.decoding.settings import DecodeSettings
 from calm_beam.exits.rule import ExitRule
 from calm_beam.manifest import Manifest, ModelRecord, VocabularyRecord, read_manifest
 from calm_beam.model import T5Config
-from calm_beam.transforms import CalibrateGenerations, DecodeExamples, DecodePlan, ReadExamples
+from calm_beam.transforms import CalibrateGenerations, DecodeExamples, DecodePlan, ReadExamples, StoredGenerations
 from calm_beam.transforms.progress import ProgressLog
 from calm_beam.vocabulary import Vocabulary
 from tests.builders import build_arrays, build_config, train_vocabulary
@@ -132,6 +133,7 @@ def run_calibration(
     settings: DecodeSettings = SETTINGS,
     on_error: str = "fail",
     on_long: str = "truncate",
+    max_failures: int | None = None,
     created: str = "2026-01-31T12:00:00Z",
     progress: str | None = None,
     options: Sequence[str] = (),
@@ -146,11 +148,15 @@ def run_calibration(
         checkpoint=str(model),
         model_fingerprint=checkpoint.fingerprint(),
         vocabulary=str(checkpoint.vocabulary_path) if vocabulary else None,
+        vocabulary_fingerprint=vocabulary.fingerprint if vocabulary else None,
         extra_ids=0,
         settings=settings,
         batch_size=BATCH_SIZE,
+        token_budget=None,
         on_long=on_long,
         on_error=on_error,
+        max_failures=max_failures,
+        job="sha256:0",
         directory=str(output / "generations"),
         num_shards=num_shards,
     )
@@ -182,7 +188,17 @@ def run_calibration(
         | "ReadExamples" >> ReadExamples(paths, num_shards, needs_references, log, cluster_key)
         | "DecodeExamples" >> DecodeExamples(decode_plan, log)
         | "CalibrateGenerations"
-        >> CalibrateGenerations(plan=plan, plan_digest=plan.record().digest, record=record, output=str(output))
+        >> CalibrateGenerations(
+            plan=plan,
+            plan_digest=plan.record().digest,
+            record=record,
+            stored=StoredGenerations(
+                directory=str(output / "generations"), num_shards=num_shards, thresholds=settings.thresholds
+            ),
+            output=str(output),
+            earlier=EarlierResult.found_in(str(output)),
+            max_failures=max_failures,
+        )
     )
     pipeline.run().wait_until_finish()
     return read_manifest(output / "manifest.json")

@@ -2,17 +2,18 @@
 
 import dataclasses
 import itertools
-import pathlib
 from collections.abc import Iterable, Iterator
 
 import apache_beam as beam
 import numpy as np
 
-from calm_beam.calibration import CalibrationTotals, Layout, Plan, RunRecord, calibrate, risk_rows, score_by_policy
-from calm_beam.calibration.risk_table import write_risk_table
+from calm_beam.calibration import Layout, Plan, RunRecord, Tally, calibrate, risk_rows, score_by_policy
+from calm_beam.calibration.publish import EarlierResult, publish
+from calm_beam.calibration.totals import CalibrationTotals
 from calm_beam.examples import DataError
-from calm_beam.generations import Generation, read_generations
-from calm_beam.manifest import write_manifest
+from calm_beam.failures import check_failures, failure_limit
+from calm_beam.generation_folder import Completion, shard_path
+from calm_beam.generations import Generation, GenerationsError, StoredShard, read_generations, stored_shard
 from calm_beam.metrics.registry import get_metric
 from calm_beam.risk.clusters import ClusterLosses
 
@@ -20,109 +21,210 @@ from calm_beam.risk.clusters import ClusterLosses
 _BATCH = 64
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StoredGenerations:
+    """Where generations are stored, and what stands in each of them.
+
+    Attributes:
+      directory: Their folder.
+      num_shards: Part of the files' names.
+      thresholds: The grid that was decoded, descending; that of the plan is the same or a part of it.
+    """
+
+    directory: str
+    num_shards: int
+    thresholds: tuple[float, ...]
+
+
 @dataclasses.dataclass
 class CalibrateGenerations(beam.PTransform):
-    """Turns paths of generations into a risk table and a manifest in the output directory.
+    """Turns complete generations into a risk table and a manifest in the output directory.
+
+    Every shard counts once, however often runner or reader bring it: shards are told apart by their number, and at the
+    end what was counted is compared with what is stored.
 
     Attributes:
       plan: The guarantees asked for, and their tests.
       plan_digest: Digest of the plan when it was settled.
       record: What else the manifest says.
-      output: Output directory.
+      stored: The generations.
+      output: Output directory, which exists.
+      earlier: The result there that may be replaced.
+      max_failures: Most examples that may fail, in decoding and scoring together; None as in `failure_limit`.
     """
 
     plan: Plan
     plan_digest: str
     record: RunRecord
+    stored: StoredGenerations
     output: str
+    earlier: EarlierResult
+    max_failures: int | None = None
 
-    def expand(self, paths: beam.PCollection) -> beam.PCollection:
-        """Returns a PCollection of str with the manifest's path."""
-        if self.plan.cluster_key is None:
-            totals = paths | "ScoreExamples" >> beam.ParDo(_ScoreShard(self.plan))
-        else:
-            totals = paths | "ScoreClusters" >> _ScoreClusters(self.plan)
-        return (
-            totals
-            | "SumLosses" >> beam.CombineGlobally(_SumTotals(self.plan.layout()))
-            | "WriteResults"
-            >> beam.Map(_write_results, plan=self.plan, digest=self.plan_digest, record=self.record, output=self.output)
+    def expand(self, completions: beam.PCollection) -> beam.PCollection:
+        """Returns a PCollection of str with the manifest's path, given one of a single `Completion`."""
+        completion = beam.pvalue.AsSingleton(completions)
+        shards = (
+            completions
+            | "ListShards" >> beam.FlatMap(_numbered_shards)
+            # Also spreads them over workers: the list is one element.
+            | "CountShardsOnce" >> beam.GroupByKey()
         )
+        scorer = _Scorer(self.plan, self.stored, self.max_failures)
+        if self.plan.cluster_key is None:
+            tallies = shards | "ScoreExamples" >> beam.ParDo(_ScoreShard(scorer), completion)
+        else:
+            tallies = (shards, completions) | "ScoreClusters" >> _ScoreClusters(scorer)
+        return (
+            tallies
+            | "SumLosses" >> beam.CombineGlobally(_SumTallies(self.plan.layout()))
+            | "WriteResults"
+            >> beam.Map(
+                _write_results,
+                completion,
+                plan=self.plan,
+                digest=self.plan_digest,
+                record=self.record,
+                output=self.output,
+                earlier=self.earlier,
+                max_failures=self.max_failures,
+            )
+        )
+
+
+def _numbered_shards(completion: Completion) -> Iterator[tuple[int, StoredShard]]:
+    return ((shard.shard, shard) for shard in completion.shards)
 
 
 class _Scorer:
     """Reads a stored shard in batches, with the losses of every example."""
 
-    def __init__(self, plan: Plan) -> None:
-        self._layout = plan.layout()
-        self._metrics = {objective.metric: get_metric(objective.metric) for objective in self._layout.objectives}
-        self._on_error = plan.on_error
+    def __init__(self, plan: Plan, stored: StoredGenerations, max_failures: int | None) -> None:
+        self.plan = plan
+        self._stored = stored
+        self._max_failures = max_failures
+        # The full model's output stands before those of the thresholds.
+        self._lanes = (0, *(1 + stored.thresholds.index(threshold) for threshold in plan.thresholds))
 
-    def batches(self, path: str) -> Iterator[tuple[list[Generation], np.ndarray]]:
-        """Yields generations, and their losses of shape (examples, objectives, thresholds), int64."""
+    def setup(self) -> None:
+        """Looks up metrics, which may not travel between processes."""
+        self._layout = self.plan.layout()
+        self._metrics = {objective.metric: get_metric(objective.metric) for objective in self._layout.objectives}
+
+    def batches(
+        self, element: tuple[int, Iterable[StoredShard]], completion: Completion
+    ) -> Iterator[tuple[Tally, list[Generation], np.ndarray]]:
+        """Yields batches of a shard: a tally without losses, the generations, and their losses.
+
+        Losses have shape (examples, objectives, thresholds), int64.
+
+        Raises:
+          GenerationsError: If the file is not the one that was marked as complete.
+          DataError: If more examples fail than may.
+        """
+        number, copies = element
+        (shard,) = set(copies)
+        path = shard_path(self._stored.directory, number, num_shards=self._stored.num_shards)
+        if stored_shard(path) != shard:
+            raise GenerationsError(f"{path}: was replaced after decoding was complete. Decode anew, with --overwrite.")
+        limit = failure_limit(self._max_failures, examples=completion.examples)
         generations = read_generations(path)
+        failures: list[tuple[str, str]] = []
         while batch := list(itertools.islice(generations, _BATCH)):
-            scored = [self._score(generation) for generation in batch]
-            yield [generation for generation, _ in scored], np.stack([losses for _, losses in scored])
+            scored = [self._score(self._at_lanes(generation, path)) for generation in batch]
+            failed = [(each.example.id, each.failure) for each, _ in scored if each.failure is not None]
+            failures.extend(failed)
+            # Before they are more than a worker can hold.
+            check_failures(failures, failed=len(failures), limit=limit)
+            tally = Tally(
+                totals=CalibrationTotals.of_examples([generation for generation, _ in scored], self._layout),
+                by_shard=((number, len(scored)),),
+                failures=tuple(sorted(failed)),
+            )
+            yield tally, [generation for generation, _ in scored], np.stack([losses for _, losses in scored])
+
+    def _at_lanes(self, generation: Generation, path: str) -> Generation:
+        """Returns the generation with the outputs of the plan's thresholds alone."""
+        if generation.failure is not None:
+            return generation
+        if len(generation.outputs) != 1 + len(self._stored.thresholds):
+            raise GenerationsError(
+                f"{path}: example {generation.example.id} has {len(generation.outputs)} outputs, not one for the full "
+                f"model and each of {len(self._stored.thresholds)} thresholds."
+            )
+        return dataclasses.replace(generation, outputs=tuple(generation.outputs[lane] for lane in self._lanes))
 
     def _score(self, generation: Generation) -> tuple[Generation, np.ndarray]:
         layout = self._layout
         return score_by_policy(
-            generation, layout.objectives, self._metrics, num_thresholds=layout.thresholds, on_error=self._on_error
+            generation,
+            layout.objectives,
+            self._metrics,
+            num_thresholds=layout.thresholds,
+            on_error=self.plan.on_error,
         )
 
 
 class _ScoreShard(beam.DoFn):
-    """Yields totals over the examples of a stored shard, each of which is a unit by itself."""
+    """Yields the tally of a stored shard, each example of which is a unit by itself."""
 
-    def __init__(self, plan: Plan) -> None:
-        self._plan = plan
+    def __init__(self, scorer: _Scorer) -> None:
+        self._scorer = scorer
 
     def setup(self) -> None:
-        self._scorer = _Scorer(self._plan)
+        self._scorer.setup()
 
-    def process(self, path: str) -> Iterator[CalibrationTotals]:
-        layout = self._plan.layout()
-        for generations, losses in self._scorer.batches(path):
+    def process(self, element: tuple[int, Iterable[StoredShard]], completion: Completion) -> Iterator[Tally]:
+        plan = self._scorer.plan
+        layout = plan.layout()
+        whole = Tally.zero(layout)
+        for tally, generations, losses in self._scorer.batches(element, completion):
             ids = [generation.example.id for generation in generations]
-            of_losses = CalibrationTotals.of_losses(ids, losses, layout, salt=self._plan.salt)
-            yield CalibrationTotals.of_examples(generations, layout).merge(of_losses)
+            of_losses = CalibrationTotals.of_losses(ids, losses, layout, salt=plan.salt)
+            whole = whole.merge(tally).merge(Tally(totals=of_losses, scored=len(ids)))
+        yield whole
 
 
 @dataclasses.dataclass
 class _ScoreClusters(beam.PTransform):
-    """Turns paths of generations into totals whose units are clusters, wherever their examples are stored."""
+    """Turns stored shards into tallies whose units are clusters, wherever their examples are stored."""
 
-    plan: Plan
+    scorer: _Scorer
 
-    def expand(self, paths: beam.PCollection) -> beam.PCollection:
-        layout = self.plan.layout()
-        scored = paths | "ScoreMembers" >> beam.ParDo(_ScoreMembers(self.plan)).with_outputs("losses", main="examples")
+    def expand(self, inputs: tuple[beam.PCollection, beam.PCollection]) -> beam.PCollection:
+        shards, completions = inputs
+        plan = self.scorer.plan
+        scored = shards | "ScoreMembers" >> beam.ParDo(
+            _ScoreMembers(self.scorer), beam.pvalue.AsSingleton(completions)
+        ).with_outputs("losses", main="examples")
         units = (
             scored.losses
             | "GroupByCluster" >> beam.CombinePerKey(_merged_clusters)
-            | "AverageClusters" >> beam.Map(_totals_of_cluster, layout=layout, salt=self.plan.salt)
+            | "AverageClusters" >> beam.Map(_tally_of_cluster, layout=plan.layout(), salt=plan.salt)
         )
         return (scored.examples, units) | "JoinTotals" >> beam.Flatten()
 
 
 class _ScoreMembers(beam.DoFn):
-    """Yields totals over the examples of a shard without their losses, and those by cluster under the tag `losses`."""
+    """Yields tallies of a shard without its losses, and those by cluster under the tag `losses`."""
 
-    def __init__(self, plan: Plan) -> None:
-        self._plan = plan
+    def __init__(self, scorer: _Scorer) -> None:
+        self._scorer = scorer
 
     def setup(self) -> None:
-        self._scorer = _Scorer(self._plan)
+        self._scorer.setup()
 
-    def process(self, path: str) -> Iterator[CalibrationTotals | beam.pvalue.TaggedOutput]:
-        layout = self._plan.layout()
-        for generations, losses in self._scorer.batches(path):
+    def process(
+        self, element: tuple[int, Iterable[StoredShard]], completion: Completion
+    ) -> Iterator[Tally | beam.pvalue.TaggedOutput]:
+        whole = Tally.zero(self._scorer.plan.layout())
+        for tally, generations, losses in self._scorer.batches(element, completion):
+            whole = whole.merge(tally)
             for generation, of_example in zip(generations, losses, strict=True):
                 cluster = generation.example.cluster
                 assert cluster is not None
                 yield beam.pvalue.TaggedOutput("losses", (cluster, ClusterLosses(size=1, sums=of_example)))
-            yield CalibrationTotals.of_examples(generations, layout)
+        yield whole
 
 
 def _merged_clusters(parts: Iterable[ClusterLosses]) -> ClusterLosses:
@@ -132,43 +234,58 @@ def _merged_clusters(parts: Iterable[ClusterLosses]) -> ClusterLosses:
     return first
 
 
-def _totals_of_cluster(element: tuple[str, ClusterLosses], *, layout: Layout, salt: str) -> CalibrationTotals:
+def _tally_of_cluster(element: tuple[str, ClusterLosses], *, layout: Layout, salt: str) -> Tally:
     cluster, losses = element
-    return CalibrationTotals.of_losses([cluster], losses.mean()[None], layout, salt=salt)
+    totals = CalibrationTotals.of_losses([cluster], losses.mean()[None], layout, salt=salt)
+    return Tally(totals=totals, scored=losses.size)
 
 
-class _SumTotals(beam.CombineFn):
-    """Merges `CalibrationTotals`; the arithmetic is theirs."""
+class _SumTallies(beam.CombineFn):
+    """Merges `Tally`; the arithmetic is theirs."""
 
     def __init__(self, layout: Layout) -> None:
         self._layout = layout
 
-    def create_accumulator(self) -> CalibrationTotals:
-        return CalibrationTotals.zero(self._layout)
+    def create_accumulator(self) -> Tally:
+        return Tally.zero(self._layout)
 
-    def add_input(self, accumulator: CalibrationTotals, element: CalibrationTotals) -> CalibrationTotals:
+    def add_input(self, accumulator: Tally, element: Tally) -> Tally:
         return accumulator.merge(element)
 
-    def merge_accumulators(self, accumulators: Iterable[CalibrationTotals]) -> CalibrationTotals:
+    def merge_accumulators(self, accumulators: Iterable[Tally]) -> Tally:
         merged = self.create_accumulator()
         for accumulator in accumulators:
             merged = merged.merge(accumulator)
         return merged
 
-    def extract_output(self, accumulator: CalibrationTotals) -> CalibrationTotals:
+    def extract_output(self, accumulator: Tally) -> Tally:
         return accumulator
 
 
-def _write_results(totals: CalibrationTotals, *, plan: Plan, digest: str, record: RunRecord, output: str) -> str:
-    """Writes the risk table, then the manifest; returns the manifest's path."""
-    if totals.risk.n == 0:
+def _write_results(
+    tally: Tally,
+    completion: Completion,
+    *,
+    plan: Plan,
+    digest: str,
+    record: RunRecord,
+    output: str,
+    earlier: EarlierResult,
+    max_failures: int | None,
+) -> str:
+    """Checks what was counted, then writes failures, risk table and manifest; returns the manifest's path."""
+    if not completion.examples:
         raise DataError(f"the calibration set is empty: no examples in {', '.join(record.patterns)}.")
+    tally.check(completion)
+    limit = failure_limit(max_failures, examples=completion.examples)
+    check_failures(tally.failures, failed=len(tally.failures), limit=limit)
     num_layers = record.model.layers
-    rows = risk_rows(totals, plan, num_layers=num_layers)
-    manifest = record.manifest(totals, calibrate(rows, plan, num_layers=num_layers), plan, digest=digest)
-    directory = pathlib.Path(output)
-    directory.mkdir(parents=True, exist_ok=True)
-    write_risk_table(directory / "risk_table.csv", rows)
-    path = directory / "manifest.json"
-    write_manifest(manifest, path)
-    return str(path)
+    rows = risk_rows(tally.totals, plan, num_layers=num_layers)
+    manifest = record.manifest(
+        tally.totals,
+        calibrate(rows, plan, num_layers=num_layers),
+        plan,
+        digest=digest,
+        failed_ids=tuple(name for name, _ in tally.failures),
+    )
+    return publish(output, manifest, rows, tally.failures, earlier=earlier)

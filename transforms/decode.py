@@ -1,22 +1,33 @@
 """Decoding shards of examples at every threshold, into one Parquet file a shard."""
 
 import dataclasses
-import functools
-import pathlib
 import time
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING
 
 import apache_beam as beam
-from apache_beam.metrics import Metrics
 from apache_beam.utils.shared import Shared
 
 from calm_beam.decoding.prompts import Prompt, encode_prompt
 from calm_beam.decoding.settings import DecodeSettings
 from calm_beam.examples import DataError, Example
-from calm_beam.generations import Generation, write_generations
-from calm_beam.vocabulary import Vocabulary
+from calm_beam.failures import check_failures, failure_limit
+from calm_beam.generation_folder import Completion, check_files, shard_digest, shard_path
+from calm_beam.generations import (
+    Generation,
+    GenerationsError,
+    StoredShard,
+    stored_failures,
+    stored_shard,
+    write_generations,
+)
+from calm_beam.storage import is_file
+from calm_beam.vocabulary import Vocabulary, VocabularyError
 
+from .devices import require_accelerator
+from .examples import ExamplesRead
+from .metrics import DecodeMetrics
+from .model_copies import ModelCopies
 from .progress import ProgressLog
 
 if TYPE_CHECKING:
@@ -31,107 +42,230 @@ class DecodePlan:
       checkpoint: Path of the model.
       model_fingerprint: What the weights there must be; a worker that finds others refuses to decode.
       vocabulary: Path of the SentencePiece model; None if all prompts are token ids.
+      vocabulary_fingerprint: What it must be there, like the weights; None if there is none.
       extra_ids: Sentinels of the vocabulary.
       settings: What determines the outputs.
-      batch_size: Prompts decoded together.
+      batch_size: Most prompts decoded together; None for as many as memory and speed recommend.
+      token_budget: Most positions held at a time; None for a share of the memory that is free.
       on_long: `truncate` or `error`, for prompts longer than the settings allow.
       on_error: `fail` or `worst_case`, for prompts that cannot be decoded.
-      directory: Where generations go; made when the first shard is done.
+      max_failures: Most examples that may fail; None as in `failure_limit`.
+      job: Digest of the `DecodeJob`, part of what shards are known by.
+      directory: Folder of generations.
       num_shards: Number of shards, part of the files' names.
+      model_copies: Most copies of the model in one process; threads beyond them wait.
     """
 
     checkpoint: str
     model_fingerprint: str
     vocabulary: str | None
+    vocabulary_fingerprint: str | None
     extra_ids: int
     settings: DecodeSettings
-    batch_size: int
+    batch_size: int | None
+    token_budget: int | None
     on_long: str
     on_error: str
+    max_failures: int | None
+    job: str
     directory: str
     num_shards: int
+    model_copies: int = 1
 
     def shard_path(self, shard: int) -> str:
         """Returns the file of a shard."""
-        return str(pathlib.Path(self.directory) / f"generations-{shard:05d}-of-{self.num_shards:05d}.parquet")
+        return shard_path(self.directory, shard, num_shards=self.num_shards)
 
 
 @dataclasses.dataclass
 class DecodeExamples(beam.PTransform):
-    """Turns (shard, examples) pairs into paths of Parquet files with their generations.
+    """Decodes shards of examples into a folder of generations, and marks it as complete at the end.
 
-    A retried shard replaces its file by an equal one.
+    A shard that the folder holds already is taken over if it is of the same job and the same examples; if it is not,
+    the run fails before anything is decoded. So a retried bundle, or a later run, finds what an earlier one has done.
 
     Attributes:
       plan: What to decode with.
       progress: Where to report.
+      accelerator_hint: Resource hint of the step that decodes, and of no other; None for none.
+      needs_accelerator: Whether a worker on which JAX finds only a CPU refuses to decode.
     """
 
     plan: DecodePlan
     progress: ProgressLog
+    accelerator_hint: str | None = None
+    needs_accelerator: bool = False
 
-    def expand(self, shards: beam.PCollection) -> beam.PCollection:
-        """Returns a PCollection of str."""
-        return shards | "DecodeShards" >> beam.ParDo(_DecodeShard(self.plan, self.progress))
+    def expand(self, examples: tuple[beam.PCollection, beam.PCollection]) -> beam.PCollection:
+        """Returns a PCollection of one `Completion`, given `ExamplesRead`."""
+        read = ExamplesRead(*examples)
+        count = beam.pvalue.AsSingleton(read.count)
+        is_checked = (
+            read.shards
+            | "CheckStored" >> beam.ParDo(_CheckStored(self.plan))
+            | "ListShards" >> beam.CombineGlobally(beam.combiners.ToListCombineFn())
+            | "CheckFolder" >> beam.Map(_check_folder, plan=self.plan)
+        )
+        decode = beam.ParDo(
+            _DecodeShard(self.plan, self.progress, needs_accelerator=self.needs_accelerator),
+            beam.pvalue.AsSingleton(is_checked),
+            count,
+        )
+        if self.accelerator_hint is not None:
+            decode = decode.with_resource_hints(accelerator=self.accelerator_hint)
+        return (
+            read.shards
+            | "DecodeShards" >> decode
+            | "ListDecoded" >> beam.CombineGlobally(beam.combiners.ToListCombineFn())
+            | "MarkComplete" >> beam.Map(_mark_complete, count, plan=self.plan)
+        )
+
+
+class _CheckStored(beam.DoFn):
+    """Yields the numbers of shards, and fails for one that is stored but not what would be decoded now."""
+
+    def __init__(self, plan: DecodePlan) -> None:
+        self._plan = plan
+
+    def process(self, element: tuple[int, Iterable[Example]]) -> Iterator[int]:
+        shard, examples = element
+        _taken_over(self._plan, shard, with_unique_ids(examples))
+        yield shard
+
+
+def _check_folder(shards: list[int], *, plan: DecodePlan) -> bool:
+    check_files(plan.directory, shards, num_shards=plan.num_shards)
+    return True
+
+
+def _taken_over(plan: DecodePlan, shard: int, examples: list[Example]) -> StoredShard | None:
+    """Returns the shard that is stored already, None if none is.
+
+    Raises:
+      GenerationsError: If it is of other examples.
+      DataError: If it has failures, which are not allowed now.
+    """
+    path = plan.shard_path(shard)
+    if not is_file(path):
+        return None
+    stored = stored_shard(path)
+    if stored.digest != shard_digest(plan.job, shard, examples):
+        raise GenerationsError(
+            f"{path}: was decoded from other examples than the data give now for shard {shard} of {plan.num_shards}, "
+            "so the data have changed since. Restore them, or decode anew with --overwrite."
+        )
+    if stored.failed and plan.on_error == "fail":
+        name, reason = stored_failures(path)[0]
+        raise DataError(
+            f"{path}: holds {stored.failed} examples that could not be decoded, {name} first: {reason}. Go on with "
+            "--on_error=worst_case, or decode anew with --overwrite."
+        )
+    return stored
+
+
+def _mark_complete(shards: list[StoredShard], count: int, *, plan: DecodePlan) -> Completion:
+    completion = Completion.of(shards, job=plan.job, examples=count)
+    limit = failure_limit(plan.max_failures, examples=count)
+    if completion.failed > limit:
+        failing = [plan.shard_path(shard.shard) for shard in completion.shards if shard.failed]
+        failures = [failure for path in failing for failure in stored_failures(path)]
+        check_failures(sorted(failures), failed=completion.failed, limit=limit)
+    completion.write(plan.directory)
+    return completion
 
 
 class _DecodeShard(beam.DoFn):
-    """Decodes one shard; the model is loaded once per process."""
+    """Decodes one shard; threads of a process share its copies of the model."""
 
-    def __init__(self, plan: DecodePlan, progress: ProgressLog) -> None:
+    def __init__(self, plan: DecodePlan, progress: ProgressLog, *, needs_accelerator: bool) -> None:
         self._plan = plan
         self._progress = progress
+        self._needs_accelerator = needs_accelerator
         self._shared = Shared()
-        self._prompts = Metrics.counter("calm_beam", "decoded-prompts")
-        self._shard_msec = Metrics.distribution("calm_beam", "decode-shard-msec")
-        self._loaded: _Loaded | None = None
+        self._metrics = DecodeMetrics()
+        self._models: ModelCopies[_Loaded] | None = None
 
     def setup(self) -> None:
         # Deferred to the worker: JAX must not be initialised in the process that forks or pickles.
-        self._loaded = self._shared.acquire(lambda: _load(self._plan), tag=repr(self._plan))
+        if self._needs_accelerator:
+            require_accelerator()
+        self._models = self._shared.acquire(
+            lambda: ModelCopies(lambda: _load(self._plan), most=self._plan.model_copies), tag=repr(self._plan)
+        )
 
     def teardown(self) -> None:
-        self._loaded = None
+        self._models = None
 
-    def process(self, element: tuple[int, Iterable[Example]]) -> Iterator[str]:
-        from calm_beam.decoding.generate import generate
-
-        assert self._loaded is not None
+    def process(self, element: tuple[int, Iterable[Example]], is_checked: bool, count: int) -> Iterator[StoredShard]:
+        assert self._models is not None
         shard, unordered = element
-        plan = self._plan
         examples = with_unique_ids(unordered)
-        encode = functools.partial(
-            encode_prompt,
-            vocabulary=self._loaded.vocabulary,
-            settings=plan.settings,
-            vocab_size=self._loaded.vocab_size,
-            on_long=plan.on_long,
-        )
+        stored = _taken_over(self._plan, shard, examples)
+        if stored is not None:
+            self._metrics.count_taken_over(stored.examples)
+            self._progress.report("stored", stored.examples)
+        else:
+            # For all of a shard, before what follows sees any of it: that must not keep others waiting for the model.
+            with self._models.borrowed() as loaded:
+                generations = self._decode(
+                    loaded, examples, limit=failure_limit(self._plan.max_failures, examples=count)
+                )
+            path = self._plan.shard_path(shard)
+            write_generations(
+                path,
+                sorted(generations, key=lambda generation: generation.example.id),
+                shard=shard,
+                digest=shard_digest(self._plan.job, shard, examples),
+            )
+            # As it was stored, not as it is remembered.
+            stored = stored_shard(path)
+        # Here, since Beam has nowhere to count in `setup`.
+        self._metrics.count_loads(self._models.take_load_msecs())
+        yield stored
+
+    def _decode(self, loaded: "_Loaded", examples: list[Example], *, limit: int) -> list[Generation]:
+        generations: list[Generation] = []
+        failures: list[tuple[str, str]] = []
+        start, before = time.perf_counter(), loaded.decoder.work
+        for generation in self._generations(loaded, examples):
+            generations.append(generation)
+            self._progress.report("decoded", 1)
+            if generation.failure is not None:
+                failures.append((generation.example.id, generation.failure))
+                # Now, and not after hours on a device that is broken.
+                check_failures(failures, failed=len(failures), limit=limit)
+        self._metrics.count_call(loaded.decoder.work - before, seconds=time.perf_counter() - start)
+        self._metrics.count_failures(len(failures))
+        return generations
+
+    def _generations(self, loaded: "_Loaded", examples: list[Example]) -> Iterator[Generation]:
+        """Yields the generation of every example; first of those whose prompt is already unfit."""
+        from calm_beam.decoding.generate import DecodeError, generate, reason_of
+
+        plan = self._plan
         duplicates = _duplicate_prompts(examples)
         prompts: list[Prompt] = []
-        generations: list[Generation] = []
         for example in examples:
             try:
-                prompts.append(encode(example))
-            except DataError as error:
-                if plan.on_error == "fail":
-                    raise
-                is_duplicate = example.id in duplicates
-                generations.append(
-                    Generation(example=example, truncated=False, duplicate=is_duplicate, failure=str(error), outputs=())
+                prompts.append(
+                    encode_prompt(
+                        example,
+                        vocabulary=loaded.vocabulary,
+                        settings=plan.settings,
+                        vocab_size=loaded.vocab_size,
+                        on_long=plan.on_long,
+                    )
                 )
-        start = time.perf_counter()
-        for generation in generate(
-            self._loaded.decoder, prompts, self._loaded.vocabulary, on_error=plan.on_error, duplicates=duplicates
-        ):
-            generations.append(generation)
-            self._prompts.inc()
-            self._progress.report("decoded", 1)
-        self._shard_msec.update(round(1000 * (time.perf_counter() - start)))
-        pathlib.Path(plan.directory).mkdir(parents=True, exist_ok=True)
-        path = plan.shard_path(shard)
-        write_generations(path, sorted(generations, key=lambda generation: generation.example.id))
-        yield path
+            except Exception as error:
+                is_data = isinstance(error, DataError)
+                failure = str(error) if is_data else f"its prompt cannot be turned into token ids ({reason_of(error)})"
+                if plan.on_error == "fail":
+                    if is_data:
+                        raise
+                    raise DecodeError(f"example {example.id}: {failure}.") from error
+                is_duplicate = example.id in duplicates
+                yield Generation(example=example, truncated=False, duplicate=is_duplicate, failure=failure, outputs=())
+        yield from generate(loaded.decoder, prompts, loaded.vocabulary, on_error=plan.on_error, duplicates=duplicates)
 
 
 def with_unique_ids(examples: Iterable[Example]) -> list[Example]:
@@ -152,7 +286,7 @@ def with_unique_ids(examples: Iterable[Example]) -> list[Example]:
 
 @dataclasses.dataclass(frozen=True)
 class _Loaded:
-    """What one process needs to decode; a class, since `Shared` keeps a weak reference to it."""
+    """What one thread needs to decode."""
 
     vocabulary: Vocabulary | None
     vocab_size: int
@@ -161,8 +295,12 @@ class _Loaded:
 
 def _load(plan: DecodePlan) -> _Loaded:
     from calm_beam.checkpoints import CheckpointError, load_checkpoint
+    from calm_beam.decoding.compilation import use_compilation_cache
+    from calm_beam.decoding.memory import keep_freed_memory
     from calm_beam.decoding.sweep import SweepDecoder
 
+    keep_freed_memory()
+    use_compilation_cache()
     checkpoint = load_checkpoint(plan.checkpoint)
     found = checkpoint.fingerprint()
     if found != plan.model_fingerprint:
@@ -171,6 +309,11 @@ def _load(plan: DecodePlan) -> _Loaded:
             "Do not change a checkpoint while it is calibrated."
         )
     vocabulary = Vocabulary(plan.vocabulary, extra_ids=plan.extra_ids) if plan.vocabulary else None
+    if vocabulary is not None and vocabulary.fingerprint != plan.vocabulary_fingerprint:
+        raise VocabularyError(
+            f"vocabulary {plan.vocabulary}: fingerprint is {vocabulary.fingerprint}, the run was started for "
+            f"{plan.vocabulary_fingerprint}. Do not change a vocabulary while a model is calibrated."
+        )
     settings = plan.settings
     decoder = SweepDecoder(
         checkpoint,
@@ -179,6 +322,7 @@ def _load(plan: DecodePlan) -> _Loaded:
         max_decode_length=settings.max_decode_length,
         max_input_length=settings.max_input_length,
         batch_size=plan.batch_size,
+        token_budget=plan.token_budget,
     )
     return _Loaded(vocabulary, checkpoint.config.vocab_size, decoder)
 

@@ -2,16 +2,27 @@
 
 import dataclasses
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import apache_beam as beam
-from apache_beam.io.filesystem import CompressionTypes
-from apache_beam.io.filesystems import FileSystems
 from apache_beam.metrics import Metrics
 
 from calm_beam.examples import DataError, Example, parse_examples
+from calm_beam.storage import open_input
 
 from .progress import ProgressLog
+
+
+class ExamplesRead(NamedTuple):
+    """What was read.
+
+    Attributes:
+      shards: Pairs of int and Iterable[Example], one for every shard that has examples.
+      count: One int: how many examples were read, counted where ids are compared and not where shards are made.
+    """
+
+    shards: beam.PCollection
+    count: beam.PCollection
 
 
 @dataclasses.dataclass
@@ -35,8 +46,9 @@ class ReadExamples(beam.PTransform):
     progress: ProgressLog
     cluster_key: str | None = None
 
-    def expand(self, pipeline: beam.Pipeline) -> beam.PCollection:
-        """Returns a PCollection of (int, Iterable[Example])."""
+    # Beam reads annotations, and knows no named tuples.
+    def expand(self, pipeline: beam.Pipeline) -> tuple[beam.PCollection, beam.PCollection]:
+        """Returns `ExamplesRead`: shards of examples, and how many examples there are."""
         examples = (
             pipeline
             | "ListFiles" >> beam.Create(list(enumerate(self.paths)))
@@ -44,22 +56,24 @@ class ReadExamples(beam.PTransform):
             | "SpreadFiles" >> beam.Reshuffle()
             | "ParseExamples" >> beam.ParDo(_ParseFile(self.needs_references, self.cluster_key, self.progress))
         )
-        ids_are_unique = (
+        count = (
             examples
             | "KeyById" >> beam.Map(_id_and_place)
             | "GroupById" >> beam.GroupByKey()
             | "CheckUniqueIds" >> beam.ParDo(_CheckUniqueId(list(self.paths)))
+            | "CountExamples" >> beam.CombineGlobally(sum)
         )
-        return (
+        shards = (
             examples
             | "KeyByShard" >> beam.Map(_shard_and_example, self.num_shards)
             | "GroupByShard" >> beam.GroupByKey()
-            # The side input is always empty. Waiting for it keeps decoding from starting before ids are checked.
-            | "AwaitUniqueIds" >> beam.Map(_first, _=beam.pvalue.AsIter(ids_are_unique))
+            # Waiting for the side input keeps decoding from starting before ids are checked.
+            | "AwaitUniqueIds" >> beam.Map(_first, _=beam.pvalue.AsSingleton(count))
         )
+        return ExamplesRead(shards, count)
 
 
-def _first(element: Any, _: Iterable[Any]) -> Any:
+def _first(element: Any, _: int) -> Any:
     return element
 
 
@@ -97,7 +111,7 @@ class _ParseFile(beam.DoFn):
 def read_examples(
     path: str, *, file_index: int = 0, needs_references: bool = False, cluster_key: str | None = None
 ) -> Iterator[Example]:
-    """Yields the examples of one JSONL file on any file system that Beam knows.
+    """Yields the examples of one JSONL file, local or on Cloud Storage.
 
     Args:
       path: The file, read as gzip if it ends in `.gz`.
@@ -108,14 +122,14 @@ def read_examples(
     Raises:
       DataError: If the file is damaged or a line is not an example; names file and line.
     """
-    with FileSystems.open(path, compression_type=CompressionTypes.UNCOMPRESSED) as raw:
+    with open_input(path) as raw:
         yield from parse_examples(
             raw, path=path, file_index=file_index, needs_references=needs_references, cluster_key=cluster_key
         )
 
 
 class _CheckUniqueId(beam.DoFn):
-    """Fails for an id that two examples have; yields nothing.
+    """Fails for an id that two examples have; yields how many have it.
 
     Ids derived from content are no claim of identity: equal examples without ids are counted as duplicates instead.
     """
@@ -123,7 +137,7 @@ class _CheckUniqueId(beam.DoFn):
     def __init__(self, paths: list[str]) -> None:
         self._paths = paths
 
-    def process(self, element: tuple[str, Iterable[tuple[int, int, bool]]]) -> Iterator[None]:
+    def process(self, element: tuple[str, Iterable[tuple[int, int, bool]]]) -> Iterator[int]:
         example_id, found = element
         all_places = list(found)
         places = sorted((file, line) for file, line, _ in all_places)
@@ -133,4 +147,4 @@ class _CheckUniqueId(beam.DoFn):
                 f"id {example_id!r} occurs {len(places)} times ({named}). Ids must be unique: an example that counts "
                 "twice voids the guarantee."
             )
-        yield from ()
+        yield len(all_places)

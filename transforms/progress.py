@@ -10,10 +10,10 @@ import os
 
 @dataclasses.dataclass(frozen=True)
 class ProgressLog:
-    """Where to report progress; nowhere if the path is None, as on runners whose workers share no disk.
+    """Where to report progress; nowhere if the path is None, or leads to no file on the worker's machine.
 
     Attributes:
-      path: The file to append to.
+      path: The file to append to, which its reader has made.
     """
 
     path: str | None
@@ -22,7 +22,11 @@ class ProgressLog:
         """Appends one line, such as `decoded 32`."""
         if self.path is None:
             return
-        descriptor = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT)
+        try:
+            # Not made if it is missing: then this is another machine, where nobody would read it.
+            descriptor = os.open(self.path, os.O_WRONLY | os.O_APPEND)
+        except FileNotFoundError:
+            return
         try:
             os.write(descriptor, f"{event} {count}\n".encode())
         finally:

@@ -15,6 +15,7 @@ from .scoring import score_generation as score_generation
 from .specs import Objective as Objective
 from .specs import Spec as Spec
 from .specs import all_specs as all_specs
+from .tally import Tally as Tally
 from .totals import CalibrationTotals as CalibrationTotals
 from .verification import FreshLosses as FreshLosses
 from .verification import Verdict as Verdict

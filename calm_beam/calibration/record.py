@@ -4,6 +4,7 @@ import dataclasses
 
 from calm_beam.decoding.settings import DTYPE, DecodeSettings
 from calm_beam.manifest import (
+    MOST_FAILED_IDS,
     Calibration,
     DataRecord,
     DecodeRecord,
@@ -39,7 +40,13 @@ class RunRecord:
     software: dict[str, str]
 
     def manifest(
-        self, totals: CalibrationTotals, calibrations: tuple[Calibration, ...], plan: Plan, *, digest: str
+        self,
+        totals: CalibrationTotals,
+        calibrations: tuple[Calibration, ...],
+        plan: Plan,
+        *,
+        digest: str,
+        failed_ids: tuple[str, ...] = (),
     ) -> Manifest:
         """Returns the manifest of a run.
 
@@ -48,6 +55,7 @@ class RunRecord:
           calibrations: From `calibrate`.
           plan: What was planned.
           digest: Of the plan, as it was before any loss was seen.
+          failed_ids: Ids of the examples that count as failed, sorted; the manifest lists the first of them.
 
         Raises:
           ManifestError: If the calibrations are not those that were planned.
@@ -80,6 +88,7 @@ class RunRecord:
                 clusters=None if plan.cluster_key is None else totals.risk.n,
                 duplicates=totals.duplicates,
                 failed=totals.failed,
+                failed_ids=failed_ids[:MOST_FAILED_IDS] or None,
                 truncated=totals.truncated,
                 fingerprint=totals.data_fingerprint(),
             ),

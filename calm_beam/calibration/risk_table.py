@@ -3,7 +3,7 @@
 import csv
 import dataclasses
 import io
-import pathlib
+import os
 from collections.abc import Sequence
 
 from calm_beam.storage import replacing
@@ -24,9 +24,9 @@ def risk_table_text(rows: Sequence[RiskRow]) -> str:
     return text.getvalue()
 
 
-def write_risk_table(path: pathlib.Path, rows: Sequence[RiskRow]) -> None:
-    """Writes the table; the file appears whole or not at all."""
-    with replacing(path) as temporary:
+def write_risk_table(path: str | os.PathLike[str], rows: Sequence[RiskRow], *, replaces: str | None = None) -> None:
+    """Writes the table; the file appears whole or not at all, and `replaces` is as in `storage.replacing`."""
+    with replacing(path, replaces=replaces) as temporary:
         temporary.write_text(risk_table_text(rows), encoding="utf-8")
 
 

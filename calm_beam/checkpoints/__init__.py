@@ -4,6 +4,7 @@ from .checkpoint import Checkpoint as Checkpoint
 from .checkpoint import CheckpointError as CheckpointError
 from .checkpoint import FloatArrays as FloatArrays
 from .checkpoint import fingerprint as fingerprint
+from .cloud import store_model as store_model
 from .load import find_model as find_model
 from .load import load_checkpoint as load_checkpoint
 from .native import write_native as write_native

@@ -25,10 +25,12 @@ class Checkpoint:
     Attributes:
       config: Sizes of the model.
       arrays: float32 arrays by name (names as in `calm_beam.model.parameter_shapes`).
-      directory: The folder that holds the weights themselves.
+      directory: The local folder that holds the weights themselves.
       vocabulary_path: `sentencepiece.model` or `spiece.model` in or beside that folder, or None.
       layout: `native`, `hugging_face`, `t5x` or `orbax`.
       step: The training step that the folder is named by, or None.
+      cloud_directory: The folder on Cloud Storage that `directory` is a copy of, or None.
+      cloud_vocabulary: The file on Cloud Storage that `vocabulary_path` is a copy of, or None.
     """
 
     config: T5Config
@@ -37,6 +39,18 @@ class Checkpoint:
     vocabulary_path: pathlib.Path | None
     layout: str
     step: int | None = None
+    cloud_directory: str | None = None
+    cloud_vocabulary: str | None = None
+
+    @property
+    def uri(self) -> str:
+        """Where other machines, too, find the model, if it is anywhere that they can see."""
+        return self.cloud_directory or str(self.directory)
+
+    @property
+    def vocabulary_uri(self) -> str | None:
+        """Where they find its vocabulary; None if there is none."""
+        return self.cloud_vocabulary or (str(self.vocabulary_path) if self.vocabulary_path else None)
 
     def parameters(self) -> dict[str, Any]:
         """Returns the tree that `EarlyExitT5.apply` takes as `{"params": tree}`."""

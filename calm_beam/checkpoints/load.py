@@ -2,23 +2,19 @@
 
 import dataclasses
 import pathlib
-import re
 
 import numpy as np
 
 from calm_beam.model import T5Config, infer_config
+from calm_beam.storage import is_cloud_path
 
 from .checkpoint import Checkpoint, CheckpointError
+from .cloud import STEP, VOCABULARIES, fetch_model
 from .hugging_face import is_hugging_face, read_hugging_face
 from .native import read_native
 from .orbax import find_item, read_orbax
 from .scanned import unstack_layers
 from .t5x import read_t5x
-
-# The second is Hugging Face's name for the same file.
-_VOCABULARIES = ("sentencepiece.model", "spiece.model")
-# Folders of steps: T5X's, and the numbers alone that Orbax names them by.
-_STEP = re.compile(r"(?:checkpoint_)?(\d+)")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -50,14 +46,28 @@ def load_checkpoint(path: str | pathlib.Path) -> Checkpoint:
 
     Args:
       path: A native folder, one of Hugging Face's, a step's folder of T5X or Orbax, or a folder of those, of which the
-        latest is read.
+        latest is read; local, or on Cloud Storage, of which a local copy is kept.
 
     Returns:
       The weights as float32, checked against the sizes inferred from them.
 
     Raises:
       CheckpointError: If there is no model, it is damaged, or its arrays are not those of a T5 encoder-decoder.
+      OSError: If Cloud Storage cannot be read.
     """
+    if is_cloud_path(path):
+        fetched = fetch_model(str(path))
+        try:
+            checkpoint = load_checkpoint(fetched.directory)
+        except CheckpointError as error:
+            # The user knows nothing of copies.
+            raise CheckpointError(str(error).replace(str(fetched.root), fetched.cloud_root)) from error
+        vocabulary = checkpoint.vocabulary_path
+        return dataclasses.replace(
+            checkpoint,
+            cloud_directory=fetched.cloud_path(checkpoint.directory),
+            cloud_vocabulary=fetched.cloud_path(vocabulary) if vocabulary else None,
+        )
     # Absolute, since workers have folders of their own and TensorStore takes no other.
     directory = pathlib.Path(path).resolve()
     if not directory.is_dir():
@@ -95,7 +105,7 @@ def load_checkpoint(path: str | pathlib.Path) -> Checkpoint:
 
 def _find_step(directory: pathlib.Path) -> FoundModel | None:
     """Returns the model in the folder of one training step."""
-    match = _STEP.fullmatch(directory.name)
+    match = STEP.fullmatch(directory.name)
     step = int(match.group(1)) if match else None
     if find_item(directory) is not None:
         return FoundModel(layout="orbax", directory=directory, step=step)
@@ -122,5 +132,5 @@ def _find_vocabulary(found: FoundModel) -> pathlib.Path | None:
     if found.layout in ("t5x", "orbax"):
         # Shared by the steps of a run.
         folders.append(found.directory.parent)
-    paths = [folder / name for folder in folders for name in _VOCABULARIES]
+    paths = [folder / name for folder in folders for name in VOCABULARIES]
     return next((path for path in paths if path.is_file()), None)

@@ -1,26 +1,23 @@
 """Compiled code, kept on disk between runs."""
 
 import hashlib
-import os
 import pathlib
 import platform
 
 import jax
 
+from calm_beam.cache import cache_folder
+
 
 def use_compilation_cache() -> None:
-    """Has JAX keep what it compiles below `$CALM_BEAM_CACHE`, else `$XDG_CACHE_HOME` or `~/.cache`, under `calm-beam`.
+    """Has JAX keep what it compiles in `cache_folder`.
 
     A folder is for one kind of processor: code compiled for another may not run. Does nothing if JAX has been given a
     cache already, or there is no place for one.
     """
     if jax.config.values["jax_compilation_cache_dir"]:
         return
-    base = os.environ.get("CALM_BEAM_CACHE")
-    if base is None:
-        home = os.environ.get("XDG_CACHE_HOME") or pathlib.Path("~/.cache").expanduser()
-        base = os.path.join(home, "calm-beam")
-    folder = pathlib.Path(base) / "compiled" / _processor()
+    folder = cache_folder() / "compiled" / _processor()
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError:

@@ -2,6 +2,8 @@
 
 from collections.abc import Iterator, Sequence
 
+import jax
+
 from calm_beam.generations import Generation, Output
 from calm_beam.vocabulary import EOS_ID, Vocabulary
 
@@ -10,7 +12,12 @@ from .sweep import SweepDecoder, SweepResult
 
 
 class DecodeError(RuntimeError):
-    """An example that could not be decoded."""
+    """An example that could not be decoded, or a device that cannot go on."""
+
+
+_NOT_FINITE = "the model gave logits that are not finite"
+# Reasons are for readers; some errors repeat whole programs.
+_LONGEST_REASON = 300
 
 
 def generate(
@@ -23,6 +30,9 @@ def generate(
 ) -> Iterator[Generation]:
     """Yields the generation of every prompt, in the order in which they end.
 
+    A prompt that fails does not take those beside it along: they are decoded without it, and it is tried again alone
+    before it counts as failed.
+
     Args:
       decoder: Decodes at all thresholds.
       prompts: The prompts.
@@ -32,11 +42,18 @@ def generate(
       duplicates: Ids of examples whose prompt counts before them.
 
     Raises:
-      DecodeError: If logits are not finite and `on_error` is `fail`; names the example.
+      DecodeError: If a prompt cannot be decoded, also alone, or its logits are not finite, and `on_error` is `fail`;
+        names the example. Whatever `on_error` is, if the device has no memory left: that is no prompt's fault.
     """
-    for index, result in decoder.decode([prompt.ids for prompt in prompts]):
+    for index, result in _results(decoder, prompts, range(len(prompts)), is_retry=False):
         prompt = prompts[index]
-        failure = None if result.is_finite else "the model gave logits that are not finite"
+        outputs: tuple[Output, ...] = ()
+        failure = result if isinstance(result, str) else None
+        if isinstance(result, SweepResult):
+            try:
+                outputs = _outputs(result, vocabulary if prompt.example.input is not None else None)
+            except Exception as error:
+                failure = reason_of(error)
         if failure and on_error == "fail":
             raise DecodeError(
                 f"example {prompt.example.id}: {failure}. Check the checkpoint; --on_error=worst_case counts such "
@@ -47,8 +64,61 @@ def generate(
             truncated=prompt.truncated,
             duplicate=prompt.example.id in duplicates,
             failure=failure,
-            outputs=() if failure else _outputs(result, vocabulary if prompt.example.input is not None else None),
+            outputs=outputs,
         )
+
+
+def reason_of(error: Exception) -> str:
+    """Returns the type and the beginning of an error's message, in one line."""
+    return " ".join(f"{type(error).__name__}: {error}".split())[:_LONGEST_REASON]
+
+
+def _results(
+    decoder: SweepDecoder, prompts: Sequence[Prompt], members: Sequence[int], *, is_retry: bool
+) -> Iterator[tuple[int, SweepResult | str]]:
+    """Yields index and result of every member, or in words why it has none.
+
+    After a crash, those without a result are decoded again by halves, until the culprit stands alone.
+    """
+    waiting = dict.fromkeys(members)
+    not_finite: list[int] = []
+    crash: Exception | None = None
+    try:
+        for place, result in decoder.decode([prompts[member].ids for member in members]):
+            member = members[place]
+            del waiting[member]
+            if result.is_finite:
+                yield member, result
+            else:
+                not_finite.append(member)
+    except Exception as error:
+        _check_memory(error)
+        crash = error
+    if crash and not waiting:
+        # No prompt is to blame, and nobody knows what else is wrong.
+        raise crash
+    if waiting and not crash:
+        raise DecodeError(f"the decoder gave no result for {len(waiting)} of {len(members)} prompts.")
+    if is_retry and len(members) == 1:
+        yield from ((member, _NOT_FINITE) for member in not_finite)
+        yield from ((member, reason_of(crash)) for member in waiting if crash)
+        return
+    left = list(waiting)
+    middle = (len(left) + 1) // 2
+    for again in (*([member] for member in not_finite), left[:middle], left[middle:]):
+        if again:
+            yield from _results(decoder, prompts, again, is_retry=True)
+
+
+def _check_memory(error: Exception) -> None:
+    """Raises where an error says that memory is short: the next prompts would fare no better."""
+    if isinstance(error, MemoryError) or (
+        isinstance(error, jax.errors.JaxRuntimeError) and "RESOURCE_EXHAUSTED" in str(error)
+    ):
+        raise DecodeError(
+            f"out of memory while decoding ({reason_of(error)}). Take a smaller --token_budget, a coarser grid or a "
+            "larger machine; calibrate keeps the shards that were finished, and goes on from there with --resume."
+        ) from error
 
 
 def _outputs(result: SweepResult, vocabulary: Vocabulary | None) -> tuple[Output, ...]:

@@ -24,5 +24,10 @@ class Work:
     padded_rows: int = 0
 
     def __add__(self, other: "Work") -> "Work":
-        names = [field.name for field in dataclasses.fields(self)]
-        return Work(**{name: getattr(self, name) + getattr(other, name) for name in names})
+        return Work(**{name: getattr(self, name) + getattr(other, name) for name in _NAMES})
+
+    def __sub__(self, other: "Work") -> "Work":
+        return Work(**{name: getattr(self, name) - getattr(other, name) for name in _NAMES})
+
+
+_NAMES = tuple(field.name for field in dataclasses.fields(Work))

@@ -18,6 +18,7 @@ from .reader import read_manifest as read_manifest
 from .records import CONFIDENCES as CONFIDENCES
 from .records import CONSISTENCIES as CONSISTENCIES
 from .records import LOSSES as LOSSES
+from .records import MOST_FAILED_IDS as MOST_FAILED_IDS
 from .records import PROCEDURES as PROCEDURES
 from .records import SCHEDULES as SCHEDULES
 from .records import STATE_PROPAGATIONS as STATE_PROPAGATIONS
@@ -27,5 +28,7 @@ from .records import DecodeRecord as DecodeRecord
 from .records import ModelRecord as ModelRecord
 from .records import PathEntry as PathEntry
 from .records import VocabularyRecord as VocabularyRecord
+from .writer import MANIFEST as MANIFEST
+from .writer import lost_race as lost_race
 from .writer import manifest_text as manifest_text
 from .writer import write_manifest as write_manifest

@@ -4,34 +4,29 @@ import json
 import math
 import os
 
+from calm_beam.storage import open_input
+
 from ._checks import ManifestError, shown
 from ._manifest import Manifest, check_digest, check_schema
 
 
 def read_manifest(path: str | os.PathLike[str], *, model_fingerprint: str | None = None) -> Manifest:
-    """Returns the manifest in a local file, after checking that it can be trusted.
+    """Returns the manifest in a file, after checking that it can be trusted.
 
     Args:
-      path: A local file.
+      path: A local file, or `gs://bucket/name`, for which google-cloud-storage has to be installed.
       model_fingerprint: Fingerprint of the model about to be served. None leaves the check to the caller.
 
     Returns:
       The manifest.
 
     Raises:
-      ManifestError: As `parse_manifest`, or if the path is on Google Cloud Storage.
+      ManifestError: As `parse_manifest`.
       OSError: If the file cannot be read.
     """
-    name = os.fspath(path)
-    # pathlib turns gs:// into gs:/.
-    if name.startswith("gs:/"):
-        raise ManifestError(
-            f"manifest {name}: only local files are read here. Read the bytes with a storage client and pass them to "
-            "parse_manifest."
-        )
-    with open(name, "rb") as file:
+    with open_input(path) as file:
         content = file.read()
-    return parse_manifest(content, source=f"manifest {name}", model_fingerprint=model_fingerprint)
+    return parse_manifest(content, source=f"manifest {os.fspath(path)}", model_fingerprint=model_fingerprint)
 
 
 def parse_manifest(text: str | bytes, *, source: str = "manifest", model_fingerprint: str | None = None) -> Manifest:

@@ -24,6 +24,8 @@ SCHEDULES = ("constant", "decay", "decay_t5x")
 STATE_PROPAGATIONS = ("from_exit", "from_first_exit", "full_cache", "projected")
 CONSISTENCIES = ("textual", "risk")
 LOSSES = ("dissimilarity", "signed", "relu")
+# Readers hold a manifest in memory; the whole list stands in `failures.jsonl` beside it.
+MOST_FAILED_IDS = 1000
 PROCEDURES = ("fixed_sequence", "multi_start", "fallback", "holm", "bonferroni")
 
 
@@ -117,24 +119,27 @@ class DataRecord(Record):
       examples: Number of examples, failed ones included.
       clusters: Number of clusters, where they and not examples are the independent units; None otherwise.
       duplicates: Examples whose input had already occurred; they weaken the assumption of independent draws.
-      failed: Examples that could not be decoded and count with loss 1 at every threshold.
+      failed: Examples that could not be decoded or scored and count with loss 1 at every threshold.
+      failed_ids: Their ids in ascending order, the first `MOST_FAILED_IDS` of them; None in manifests that do not say,
+        and where none failed.
       truncated: Examples whose input was cut to the longest allowed.
       fingerprint: Identifies the examples.
     """
 
-    _OPTIONAL: ClassVar[tuple[str, ...]] = ("clusters",)
+    _OPTIONAL: ClassVar[tuple[str, ...]] = ("clusters", "failed_ids")
 
     patterns: tuple[str, ...]
     examples: int
     clusters: int | None = None
     duplicates: int
     failed: int
+    failed_ids: tuple[str, ...] | None = None
     truncated: int
     fingerprint: str
 
     @classmethod
     def _from_json(cls, key: str, value: object, *, at: str) -> object:
-        return tuple(checked_list(value, at=at)) if key == "patterns" else value
+        return tuple(checked_list(value, at=at)) if key in ("patterns", "failed_ids") else value
 
     def __post_init__(self) -> None:
         check_tuple("patterns", self.patterns)
@@ -146,10 +151,25 @@ class DataRecord(Record):
             if count > self.examples:
                 raise ManifestError(f"{key} must be at most examples, which is {self.examples}, got {count}")
         check_text("fingerprint", self.fingerprint)
+        if self.failed_ids is not None:
+            self._check_failed_ids(self.failed_ids)
         if self.clusters is not None:
             check_count("clusters", self.clusters, low=1)
             if self.clusters > self.examples:
                 raise ManifestError(f"clusters must be at most examples, which is {self.examples}, got {self.clusters}")
+
+    def _check_failed_ids(self, failed_ids: tuple[str, ...]) -> None:
+        check_tuple("failed_ids", failed_ids)
+        for index, name in enumerate(failed_ids):
+            check_text(f"failed_ids[{index}]", name)
+        if any(after <= before for before, after in pairwise(failed_ids)):
+            raise ManifestError(f"failed_ids must ascend, each id once, got {shown(failed_ids)}")
+        listed = min(self.failed, MOST_FAILED_IDS)
+        if not failed_ids or len(failed_ids) != listed:
+            raise ManifestError(
+                f"failed_ids must have {listed} ids, since failed is {self.failed} (left out where that is 0), "
+                f"got {len(failed_ids)}"
+            )
 
     @property
     def units(self) -> int:

@@ -1,12 +1,16 @@
-"""Writing a manifest, whole or not at all."""
+"""Writing a manifest, whole or not at all, and over no other by accident."""
 
 import json
 import os
 
-from calm_beam.storage import is_cloud_path, replacing
+from calm_beam.storage import replacing, version
 
 from ._checks import ManifestError
 from ._manifest import Manifest
+from .reader import read_manifest
+
+MANIFEST = "manifest.json"
+"""What the file is called in an output directory."""
 
 
 def manifest_text(manifest: Manifest) -> str:
@@ -21,24 +25,52 @@ def manifest_text(manifest: Manifest) -> str:
     return json.dumps(manifest.to_dict(), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
 
 
-def write_manifest(manifest: Manifest, path: str | os.PathLike[str]) -> None:
-    """Writes the manifest to a local file, replacing an older one in a single step.
+def write_manifest(
+    manifest: Manifest, path: str | os.PathLike[str], *, overwrite: bool = False, replaces: str | None = None
+) -> None:
+    """Writes the manifest to a file in a single step.
 
-    Whoever reads the path at any moment, or after a crash, finds the old file or the new one, never a part.
+    Whoever reads the path at any moment, or after a crash, finds the old file or the new one, never a part. Of several
+    who write at the same time, with or without `overwrite`, one succeeds and the others are told; writing the same
+    manifest again succeeds.
 
     Args:
       manifest: The manifest.
-      path: A local file in a folder that exists.
+      path: A local file in a folder that exists, or `gs://bucket/name`.
+      overwrite: Whether a manifest that is there may be replaced.
+      replaces: With `overwrite`, the `storage.version` of the file when the run began, empty if there was none: what
+        appeared since then is not replaced. None for the version that it has now.
 
     Raises:
-      ManifestError: If the path is on Google Cloud Storage.
+      ManifestError: If another manifest is there, or has appeared meanwhile; names it.
       OSError: If the file cannot be written. The path is then as it was before.
     """
     name = os.fspath(path)
-    if is_cloud_path(name):
-        raise ManifestError(
-            f"manifest {name}: only local files are written here. Write manifest_text(manifest) with a storage client."
-        )
     content = manifest_text(manifest).encode("utf-8")
-    with replacing(name) as temporary:
-        temporary.write_bytes(content)
+    if overwrite and replaces is None:
+        replaces = version(name)
+    try:
+        with replacing(name, overwrite=overwrite, replaces=replaces) as temporary:
+            temporary.write_bytes(content)
+    except FileExistsError:
+        raise lost_race(name) from None
+
+
+def lost_race(path: str) -> ManifestError:
+    """Returns the error of a run whose result is not published, since another one's was; it names that one."""
+    return ManifestError(
+        f"manifest {path}: another one was published there first ({_known_by(path)}), and this one was not: no run "
+        "replaces what it did not find when it began. Publish to another place, or, to replace that one, run again "
+        "with --overwrite."
+    )
+
+
+def _known_by(path: str) -> str:
+    """Returns what tells a manifest from others."""
+    try:
+        found = read_manifest(path)
+    except FileNotFoundError:
+        return "which is not there yet, though files beside it are"
+    except (ManifestError, OSError) as error:
+        return f"which cannot be read: {error}"
+    return f"of {found.created}, {found.digest}"

@@ -5,10 +5,21 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+import pyarrow
+import pyarrow.parquet
 import pytest
 
 from calm_beam.examples import Example
-from calm_beam.generations import Generation, Output, read_generations, write_generations
+from calm_beam.generations import (
+    Generation,
+    GenerationsError,
+    Output,
+    StoredShard,
+    read_generations,
+    stored_failures,
+    stored_shard,
+    write_generations,
+)
 
 
 def _example(**changes: Any) -> Example:
@@ -129,3 +140,25 @@ def test_a_shard_can_be_replaced(tmp_path: pathlib.Path) -> None:
     write_generations(path, _GENERATIONS)
     write_generations(path, [_WHOLE])
     assert list(read_generations(path)) == [_WHOLE]
+
+
+def test_a_file_says_what_it_is(tmp_path: pathlib.Path) -> None:
+    """Number, digest and counts of a shard are read without its generations; so are its failures, with reasons."""
+    path = str(tmp_path / "shard.parquet")
+    write_generations(path, _GENERATIONS, shard=7, digest="sha256:00")
+    failed = [(each.example.id, each.failure) for each in _GENERATIONS if each.failure is not None]
+    assert failed
+    expected = StoredShard(shard=7, examples=len(_GENERATIONS), failed=len(failed), digest="sha256:00")
+    assert stored_shard(path) == expected
+    assert stored_failures(path) == failed
+
+
+def test_what_is_no_shard_is_refused(tmp_path: pathlib.Path) -> None:
+    """A file that was cut, is empty or is another Parquet file is refused by its path."""
+    whole, cut, other = (tmp_path / name for name in ("whole.parquet", "cut.parquet", "other.parquet"))
+    write_generations(whole, _GENERATIONS)
+    cut.write_bytes(whole.read_bytes()[:-5])
+    pyarrow.parquet.write_table(pyarrow.table({"id": ["a"]}), other)
+    for path in (cut, other):
+        with pytest.raises(GenerationsError, match=rf"{path.name}: is no file of generations of this version"):
+            stored_shard(str(path))

@@ -169,8 +169,8 @@ def test_fractions_are_refused_by_the_binomial_test(
     assert _calibrate(model, data, tmp_path / "out", *flags, "--metric=tests.launch.test_calibrate:half") == 1
     message = capsys.readouterr().err.splitlines()[-1]
     assert message.startswith("calm-beam calibrate: exact_binomial is for losses of 0 and 1 only, but at one threshold")
-    assert not (tmp_path / "out").exists()
-    assert _calibrate(model, data, tmp_path / "out", *flags, "--metric=exact_match") == 0
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {"generations"}
+    assert _calibrate(model, data, tmp_path / "out", *flags, "--metric=exact_match", "--resume") == 0
 
 
 def test_an_earlier_result_is_kept(
@@ -252,7 +252,7 @@ def test_another_number_of_shards_replaces_the_files(
     """Overwriting with other shards leaves each generation once, not the old files beside the new ones."""
     assert _calibrate(model, data, tmp_path, "--num_shards=3") == 0
     assert _calibrate(model, data, tmp_path, "--num_shards=2", "--overwrite") == 0
-    ids = [item.example.id for path in tmp_path.glob("generations/*/*") for item in read_generations(path)]
+    ids = [item.example.id for path in tmp_path.glob("generations/*/*.parquet") for item in read_generations(path)]
     assert len(ids) == len(set(ids)) == 30
 
 
@@ -262,4 +262,4 @@ def test_a_smaller_data_set_replaces_all_files(model: pathlib.Path, data: pathli
     output = tmp_path / "out"
     assert _calibrate(model, data, output) == 0
     assert _calibrate(model, fewer, output, "--overwrite") == 0
-    assert sum(len(list(read_generations(path))) for path in output.glob("generations/*/*")) == 2
+    assert sum(len(list(read_generations(path))) for path in output.glob("generations/*/*.parquet")) == 2

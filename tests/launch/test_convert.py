@@ -125,10 +125,10 @@ def test_overwriting(model: pathlib.Path, tmp_path: pathlib.Path) -> None:
             ["--checkpoint={tmp}/notes", "--output={tmp}/x", "--layout=native"],
             "--checkpoint: checkpoint {tmp}/notes: no model here. Expected config.json with model.safetensors",
         ),
-        (["--checkpoint=gs://bucket/model", "--output={tmp}/x", "--layout=native"], "--checkpoint gs://bucket/model:"),
+        (["--checkpoint=s3://bucket/model", "--output={tmp}/x", "--layout=native"], "--checkpoint: s3://bucket/model:"),
         (
-            ["--checkpoint={model}", "--output=gs://bucket/x", "--layout=native"],
-            "--output gs://bucket/x: object stores",
+            ["--checkpoint={model}", "--output=s3://bucket/x", "--layout=native"],
+            "--output s3://bucket/x: of object stores only",
         ),
         (
             ["--checkpoint={model}", "--output={tmp}/notes/a.txt", "--layout=native"],

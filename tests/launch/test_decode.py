@@ -1,12 +1,12 @@
 """`calm-beam decode`: one row per prompt and threshold."""
 
 import json
+import os
 import pathlib
 from typing import Any
 
 import pytest
 
-from calm_beam import storage
 from calm_beam.launch.cli import main
 from tests.pipelines import (
     BROKEN_ID,
@@ -121,7 +121,7 @@ def test_output_appears_whole_or_not_at_all(
         raise OSError(28, "No space left on device")
 
     data = write_rows(tmp_path / "rows.jsonl", id_rows(2))
-    monkeypatch.setattr(storage.os, "fsync", fail)
+    monkeypatch.setattr(os, "fsync", fail)
     assert _decode(model, data, tmp_path / "out.jsonl") == 1
     assert "No space left on device" in capsys.readouterr().err
     assert {path.name for path in tmp_path.iterdir()} == {"rows.jsonl"}
@@ -147,8 +147,11 @@ def test_an_existing_output_is_kept(
         ([], "--output is missing: the JSONL file to write."),
         (["--output={tmp}"], "--output {tmp}: is a directory, expected a file such as {tmp}/outputs.jsonl."),
         (["--output={tmp}/no/out.jsonl"], "--output {tmp}/no/out.jsonl: the folder {tmp}/no does not exist."),
-        (["--output=gs://b/out.jsonl"], "--output gs://b/out.jsonl: object stores are not supported yet."),
-        (["--output={tmp}/x", "--runner=DataflowRunner"], "decode writes one local file and runs on this machine"),
+        (
+            ["--output=s3://b/out.jsonl"],
+            "--output s3://b/out.jsonl: of object stores only",
+        ),
+        (["--output={tmp}/x", "--runner=DataflowRunner"], "decode writes one file and runs on this machine"),
         (["--output={tmp}/x", "--delta=0.1"], "unknown flag --delta."),
     ],
 )

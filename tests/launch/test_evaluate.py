@@ -295,7 +295,10 @@ def test_plots_are_an_extra(
         ),
         (["--experiment=tradeoff", "--metric=rouge_k"], 'metric "rouge_k" is not known. Did you mean "rouge_l"?'),
         (["--experiment=tradeoff", "--metric=math:floor"], 'metric "math:floor" on example'),
-        (["--experiment=tradeoff", "--output=gs://b/out"], "--output gs://b/out: object stores are not supported yet."),
+        (
+            ["--experiment=tradeoff", "--output=s3://b/out"],
+            "--output s3://b/out: of object stores only",
+        ),
         (["--experiment=tradeoff", "--output={data}"], "--output {data}: is a file, expected a directory."),
         (["--experiment=tradeoff", "--data=/no/such.jsonl"], "--data /no/such.jsonl: no such file."),
         (["--experiment=tradeoff", "--checkpoint=/no/such"], "checkpoint /no/such: no such directory."),

@@ -63,7 +63,7 @@ def test_a_plan_in_words(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[s
         "end of grid",
     ):
         assert part in printed
-    write_manifest(build_manifest(), tmp_path / "manifest.json")
+    write_manifest(build_manifest(), tmp_path / "manifest.json", overwrite=True)
     assert main(["inspect", str(tmp_path)]) == 0
     early = capsys.readouterr().out
     assert "Tests: textual by hoeffding_bentkus. Procedure: fixed_sequence." in early

@@ -155,7 +155,10 @@ def test_one_of_several_entries_is_chosen(tmp_path: pathlib.Path, capsys: pytest
         (["--manifest={tmp}", "--losses=-", "--alpha=low"], "argument --alpha: invalid float value: 'low'"),
         (["--manifest={tmp}", "--losses=-", "--delta=0.2"], "0 entries of the manifest have a threshold and match"),
         (["--manifest={tmp}", "--losses=-", "--state={tmp}/no/s"], "--state {tmp}/no/s: the folder {tmp}/no does not"),
-        (["--manifest={tmp}", "--losses=gs://b/x"], "--losses gs://b/x: object stores are not supported yet."),
+        (
+            ["--manifest={tmp}", "--losses=s3://b/x"],
+            "--losses s3://b/x: of object stores only",
+        ),
         (["--manifest={tmp}", "--losses=-", "--sate=x"], "unknown flag --sate. Did you mean --state?"),
     ],
 )
@@ -175,7 +178,7 @@ def test_a_state_of_another_promise_is_refused(
     assert main(["monitor", f"--manifest={manifest}", *flags]) == 0
     assert main(["monitor", f"--manifest={manifest}", "--alpha=0.01", *flags]) == 2
     assert "was kept with --alpha=0.05, now it is 0.01." in capsys.readouterr().err
-    write_manifest(build_manifest(created="2027-01-31T12:00:00Z"), manifest)
+    write_manifest(build_manifest(created="2027-01-31T12:00:00Z"), manifest, overwrite=True)
     assert main(["monitor", f"--manifest={manifest}", *flags]) == 2
     assert "Name those that it was kept for, or start a new state." in capsys.readouterr().err
 

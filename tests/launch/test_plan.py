@@ -158,7 +158,10 @@ def test_a_missing_extra_is_named(
         (["--delta=0.1", "--risk_guess=0.05", "--output=plan.txt"], "--output plan.txt: expected a name that ends in"),
         (["--delta=0.1", "--risk_guess=0.05", "--output=/no/p.svg"], "--output /no/p.svg: the folder /no does not"),
         (["--delta=0.1", "--pilot=/no/such"], "--pilot /no/such: no such file."),
-        (["--delta=0.1", "--pilot=gs://b/p"], "--pilot gs://b/p: object stores are not supported yet."),
+        (
+            ["--delta=0.1", "--pilot=s3://b/p"],
+            "--pilot s3://b/p: of object stores only",
+        ),
         (["--delta=0.1", "--pilot={pilot}", "--risk_guess=0.05"], "--pilot takes the place of --risk_guess and"),
         (
             ["--delta=0.1", "--pilot={pilot}", "--p_value=hoeffding"],

@@ -66,3 +66,10 @@ def test_counts_are_summed(tmp_path: pathlib.Path) -> None:
     assert progress._read_counts(path) == {}
     path.write_text("read 3\ndecoded 1\nread 4\n")
     assert progress._read_counts(path) == {"read": 7, "decoded": 1}
+
+
+def test_work_that_is_done_twice_counts_once(tmp_path: pathlib.Path) -> None:
+    """A shard that is decoded again after its worker died does not make for more prompts than there are."""
+    path = tmp_path / "progress"
+    path.write_text("read 10\ndecoded 6\ndecoded 6\n")
+    assert progress._read_and_decoded(path) == (10, 10)

@@ -1,14 +1,26 @@
 """Which runner executes a pipeline, and what its failures say."""
 
+import sys
 from collections.abc import Callable
 
 import apache_beam as beam
 import pytest
-from apache_beam.options.pipeline_options import DirectOptions, PipelineOptions
+from apache_beam.options.pipeline_options import DirectOptions, PipelineOptions, PortableOptions
 from apache_beam.runners.portability.fn_api_runner import FnApiRunner
+from apache_beam.transforms.environments import ExternalEnvironment
 
 from calm_beam.examples import DataError
-from calm_beam.launch.runners import PipelineError, first_cause, is_local, make_runner, run_pipeline
+from calm_beam.launch import runners
+from calm_beam.launch.flags import FlagParser, UsageError, parse_flags
+from calm_beam.launch.job_service import start_job_service
+from calm_beam.launch.runners import (
+    PipelineError,
+    first_cause,
+    is_local,
+    make_runner,
+    may_report_progress,
+    run_pipeline,
+)
 
 
 @pytest.mark.parametrize(
@@ -36,11 +48,12 @@ def test_local_runners_are_ours(runner: str) -> None:
     assert isinstance(make_runner(options), FnApiRunner)
 
 
-def test_other_runners_are_beams() -> None:
-    """Another runner is made by Beam, and does not share this machine's disk."""
-    options = PipelineOptions(["--runner=PortableRunner"])
+@pytest.mark.parametrize("name", ["PortableRunner", "FlinkRunner", "SparkRunner"])
+def test_other_runners_are_beams(name: str) -> None:
+    """Another runner is made by Beam, and does not share this machine's disk; its own flags are known."""
+    _, options = parse_flags(FlagParser(prog="test"), [f"--runner={name}", "--flink_master=m", "--spark_master_url=u"])
     assert not is_local(options)
-    assert type(make_runner(options)).__name__ == "PortableRunner"
+    assert type(make_runner(options)).__name__ == name
 
 
 def test_unknown_runners_are_named() -> None:
@@ -131,3 +144,73 @@ def test_success_is_silent() -> None:
     pipeline = beam.Pipeline(runner=FnApiRunner(), options=PipelineOptions([]))
     _ = pipeline | beam.Create([1]) | beam.Map(str)
     run_pipeline(pipeline)
+
+
+def test_progress_of_workers_that_may_be_here() -> None:
+    """Workers of a portable runner or of Dask may find the launcher's file; those of Dataflow never do."""
+    names = ["DirectRunner", "PortableRunner", "DaskRunner", "DataflowRunner"]
+    here = [may_report_progress(PipelineOptions([f"--runner={name}"])) for name in names]
+    assert here == [True, True, True, False]
+
+
+def test_external_workers_stay_external() -> None:
+    """With an external environment, several workers are those of the pool and no processes of ours."""
+    flags = ["--environment_type=EXTERNAL", "--environment_config=localhost:50000", "--direct_num_workers=2"]
+    options = PipelineOptions(flags)
+    runner = make_runner(options)
+    assert isinstance(runner, FnApiRunner)
+    assert isinstance(runner._default_environment, ExternalEnvironment)
+    assert options.view_as(DirectOptions).direct_running_mode == "in_memory"
+
+
+def test_beams_dask_runner_is_refused() -> None:
+    """Beam's own is refused by its full name, and the message says what to pass."""
+    name = "apache_beam.runners.dask.dask_runner.DaskRunner"
+    with pytest.raises(UsageError) as caught:
+        make_runner(PipelineOptions([f"--runner={name}"]))
+    assert str(caught.value) == (
+        f"--runner={name}: Beam's own DaskRunner loses outputs and reports success. Pass --runner=DaskRunner: here "
+        "that is a corrected one."
+    )
+
+
+def test_dask_may_be_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without dask, the extra is named, for the runner and for its flags."""
+    monkeypatch.setitem(sys.modules, "calm_beam.launch.dask_runner", None)
+    with pytest.raises(UsageError, match=r"^--runner=DaskRunner needs dask: pip install 'calm-beam\[dask\]'\.$"):
+        make_runner(PipelineOptions(["--runner=DaskRunner"]))
+    monkeypatch.setitem(sys.modules, "apache_beam.runners.dask.dask_runner", None)
+    with pytest.raises(UsageError, match=r"^flags of Dask need it: pip install 'calm-beam\[dask\]'\.$"):
+        parse_flags(FlagParser(prog="test"), ["--dask_client_address=tcp://host:1"])
+
+
+def test_flags_of_dask_are_known() -> None:
+    """Beam's flags for Dask pass, and misspelled ones are refused with the nearest."""
+    _, options = parse_flags(FlagParser(prog="test"), ["--dask_client_address=tcp://host:1"])
+    assert options.get_all_options()["address"] == "tcp://host:1"
+    with pytest.raises(UsageError, match="Did you mean --dask_npartitions"):
+        parse_flags(FlagParser(prog="test"), ["--dask_npartition=3"])
+
+
+def test_job_services_that_are_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where no job service listens, the message says how to start one, before anything is submitted."""
+    monkeypatch.setattr(runners, "_ENDPOINT_SECONDS", 0.2)
+    with pytest.raises(UsageError) as caught:
+        make_runner(PipelineOptions(["--runner=PortableRunner", "--job_endpoint=localhost:1"]))
+    assert str(caught.value) == (
+        "--job_endpoint=localhost:1: no job service answers there. Start one: python -m "
+        "calm_beam.launch.job_service --port=1"
+    )
+
+
+@pytest.mark.timeout(60)
+def test_jobs_may_take_longer_than_beam_waits() -> None:
+    """Beam gives up on a job after 300 s; a calibration has months."""
+    service, port = start_job_service()
+    try:
+        options = PipelineOptions(["--runner=PortableRunner", f"--job_endpoint=localhost:{port}"])
+        assert options.view_as(PortableOptions).job_server_timeout == 300
+        make_runner(options)
+        assert options.view_as(PortableOptions).job_server_timeout > 30 * 86400
+    finally:
+        service.stop()

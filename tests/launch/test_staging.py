@@ -4,13 +4,14 @@ import pathlib
 
 import pytest
 
-from calm_beam.launch.staging import MANIFEST, staged
+from calm_beam.launch.staging import staged
 
 
-def _fill(directory: pathlib.Path, content: str) -> None:
+def _fill(folder: str | pathlib.Path, content: str) -> None:
+    directory = pathlib.Path(folder)
     (directory / "generations").mkdir(parents=True)
     (directory / "generations" / content).write_text(content)
-    (directory / MANIFEST).write_text(content)
+    (directory / "table.csv").write_text(content)
 
 
 def _files(directory: pathlib.Path) -> dict[str, str]:
@@ -20,23 +21,23 @@ def _files(directory: pathlib.Path) -> dict[str, str]:
 def test_a_new_directory_appears_with_everything(tmp_path: pathlib.Path) -> None:
     """What was written appears at the output, whose parents are made, and nothing else is left anywhere."""
     output = tmp_path / "runs" / "first"
-    with staged(output) as staging:
+    with staged(str(output)) as staging:
         _fill(staging, "new")
         assert not output.exists()
-    assert _files(tmp_path) == {"runs/first/generations/new": "new", f"runs/first/{MANIFEST}": "new"}
+    assert _files(tmp_path) == {"runs/first/generations/new": "new", "runs/first/table.csv": "new"}
 
 
 def test_an_earlier_run_is_replaced_whole(tmp_path: pathlib.Path) -> None:
     """No file of the earlier run stays among the new ones; files that are not ours stay."""
     _fill(tmp_path / "out", "old")
     (tmp_path / "out" / "notes.txt").write_text("mine")
-    with staged(tmp_path / "out") as staging:
+    with staged(str(tmp_path / "out")) as staging:
         _fill(staging, "new")
-    assert _files(tmp_path / "out") == {"generations/new": "new", MANIFEST: "new", "notes.txt": "mine"}
+    assert _files(tmp_path / "out") == {"generations/new": "new", "table.csv": "new", "notes.txt": "mine"}
 
 
 def _fail(output: pathlib.Path) -> None:
-    with staged(output) as staging:
+    with staged(str(output)) as staging:
         _fill(staging, "new")
         raise RuntimeError("worker lost")
 

@@ -47,7 +47,7 @@ def _write_run(folder: pathlib.Path, *, consistencies: tuple[str, ...], metrics:
 
 
 def _printed(folder: pathlib.Path, manifest: Manifest, capsys: pytest.CaptureFixture[str]) -> str:
-    print_summary(manifest, folder, seconds=12.6)
+    print_summary(manifest, str(folder), seconds=12.6)
     printed = capsys.readouterr()
     assert printed.err == ""
     return printed.out

@@ -139,8 +139,14 @@ def test_fine_tuning_keeps_the_vocabulary(data: pathlib.Path, tmp_path: pathlib.
         (["--stage=classifier"], "--checkpoint is missing: --stage=classifier needs the model to train it for."),
         (["--vocab_size=9000"], "--vocab_size=9000: vocabulary: 19 texts do not give one of vocab_size=9000"),
         (["--data=nothing-*.jsonl"], "--data nothing-*.jsonl: no such file."),
-        (["--validation_data=gs://b/x.jsonl"], "--validation_data gs://b/x.jsonl: object stores are not supported yet"),
-        (["--output=gs://b/model"], "--output gs://b/model: object stores are not supported yet"),
+        (
+            ["--validation_data=s3://b/x.jsonl"],
+            "--validation_data s3://b/x.jsonl: of object stores only",
+        ),
+        (
+            ["--output=gs://b/model"],
+            "--output=gs://b/model: training writes its states and its model to",
+        ),
         (["--checkpoint=nowhere"], "--checkpoint: checkpoint nowhere: no such directory."),
         (["--checkpoint=nowhere", "--emb_dim=64"], "--emb_dim: a model from --checkpoint has its own sizes."),
     ],

@@ -64,7 +64,7 @@ def place(calibrated: _Place, tmp_path: pathlib.Path) -> _Place:
 def _change(place: _Place, **changes: Any) -> None:
     """Writes the manifest anew with other values, sealed, as if it had been made so."""
     path = place.calibration / "manifest.json"
-    write_manifest(dataclasses.replace(read_manifest(path), **changes), path)
+    write_manifest(dataclasses.replace(read_manifest(path), **changes), path, overwrite=True)
 
 
 def _manifest(place: _Place) -> Manifest:
@@ -210,7 +210,10 @@ def test_what_cannot_be_decoded_alike_is_refused(place: _Place, capsys: pytest.C
     [
         ([], "the following arguments are required: --manifest"),
         (["--manifest={tmp}/none"], "--manifest {tmp}/none: no such file."),
-        (["--manifest=gs://b/m.json"], "--manifest gs://b/m.json: object stores are not supported yet."),
+        (
+            ["--manifest=s3://b/m.json"],
+            "--manifest s3://b/m.json: of object stores only",
+        ),
         (["--manifest={manifest}"], "--data is missing: JSONL files with the examples."),
         (["--manifest={manifest}", "--data={tmp}/no.jsonl"], "--data {tmp}/no.jsonl: no such file."),
         (["--manifest={manifest}", "--alpha=0"], "--alpha must be in (0, 1), got 0."),

@@ -22,8 +22,10 @@ from calm_beam.examples import DataError
 from calm_beam.generations import Generation, Output, read_generations
 from calm_beam.manifest import Calibration
 from calm_beam.metrics.registry import METRICS, MetricError
+from calm_beam.transforms import DecodePlan
+from calm_beam.transforms.decode import _load
 from calm_beam.transforms.examples import read_examples
-from calm_beam.vocabulary import EOS_ID, Vocabulary
+from calm_beam.vocabulary import EOS_ID, Vocabulary, VocabularyError
 from tests.pipelines import (
     BATCH_SIZE,
     BROKEN_ID,
@@ -108,7 +110,7 @@ def _plainly(model: pathlib.Path, paths: Sequence[str]) -> _Plain:
 def _check_equal(output: pathlib.Path, model: pathlib.Path, paths: Sequence[str]) -> None:
     """Checks generations, table and manifest of a run in `output` against plain functions."""
     plain = _plainly(model, paths)
-    stored = [item for path in (output / "generations").iterdir() for item in read_generations(path)]
+    stored = [item for path in (output / "generations").glob("*.parquet") for item in read_generations(path)]
     # Which of equal prompts counts as the duplicate is a matter of order; how many do is not.
     found = {item.example.id: dataclasses.replace(item, duplicate=False) for item in stored}
     assert found == {name: dataclasses.replace(item, duplicate=False) for name, item in plain.generations.items()}
@@ -255,7 +257,9 @@ def test_clusters_count_once(id_model: pathlib.Path, tmp_path: pathlib.Path) -> 
         cluster_key="page",
     )
     assert (manifest.data.examples, manifest.data.clusters, manifest.data.duplicates) == (14, 4, 2)
-    stored = [item for path in (tmp_path / "single" / "generations").iterdir() for item in read_generations(path)]
+    stored = [
+        item for path in (tmp_path / "single" / "generations").glob("*.parquet") for item in read_generations(path)
+    ]
     page_of = {row["id"]: row["page"] for row in rows}
     objective = TEXTUAL[0].objective
     pages: dict[str, list[list[int]]] = {}
@@ -361,7 +365,7 @@ def test_failures_count_with_loss_1(tmp_path: pathlib.Path) -> None:
     assert (manifest.data.examples, manifest.data.failed) == (15, 3)
     stored = {
         item.example.id: item
-        for path in (tmp_path / "out" / "generations").iterdir()
+        for path in (tmp_path / "out" / "generations").glob("*.parquet")
         for item in read_generations(path)
     }
     assert {name for name, item in stored.items() if item.failure} == {"broken-0", "broken-1", "broken-2"}
@@ -397,23 +401,42 @@ def test_a_set_without_examples_is_no_result(id_model: pathlib.Path, tmp_path: p
 
 def test_a_checkpoint_that_changed_is_refused(id_model: pathlib.Path, tmp_path: pathlib.Path) -> None:
     """Workers decode with the weights that the run was started for, or not at all."""
-    from calm_beam.transforms import DecodePlan
-    from calm_beam.transforms.decode import _load
+    plan = _plan(id_model, tmp_path)
+    with pytest.raises(CheckpointError, match=r"fingerprint is sha256:[0-9a-f]{64}, the run was started for sha256:0"):
+        _load(plan)
 
-    plan = DecodePlan(
-        checkpoint=str(id_model),
+
+def test_a_vocabulary_that_changed_is_refused(id_model: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    """Workers decode with the vocabulary that the run was started for, or not at all."""
+    path = write_vocabulary(tmp_path / "other.model")
+    plan = dataclasses.replace(
+        _plan(id_model, tmp_path),
+        model_fingerprint=load_checkpoint(id_model).fingerprint(),
+        vocabulary=str(path),
+        vocabulary_fingerprint="sha256:1",
+    )
+    with pytest.raises(VocabularyError, match=r"fingerprint is sha256:[0-9a-f]{64}, the run was started for sha256:1"):
+        _load(plan)
+    _load(dataclasses.replace(plan, vocabulary_fingerprint=Vocabulary(path).fingerprint))
+
+
+def _plan(model: pathlib.Path, folder: pathlib.Path) -> DecodePlan:
+    return DecodePlan(
+        checkpoint=str(model),
         model_fingerprint="sha256:0",
         vocabulary=None,
+        vocabulary_fingerprint=None,
         extra_ids=0,
         settings=SETTINGS,
         batch_size=BATCH_SIZE,
+        token_budget=None,
         on_long="error",
         on_error="fail",
-        directory=str(tmp_path),
+        max_failures=None,
+        job="sha256:0",
+        directory=str(folder),
         num_shards=1,
     )
-    with pytest.raises(CheckpointError, match=r"fingerprint is sha256:[0-9a-f]{64}, the run was started for sha256:0"):
-        _load(plan)
 
 
 def test_progress_is_reported(id_model: pathlib.Path, tmp_path: pathlib.Path) -> None:

@@ -1,6 +1,8 @@
-"""Worker processes on one machine give what one process gives."""
+"""Worker processes, however they are started, give what one process gives."""
 
+import contextlib
 import pathlib
+from collections.abc import Iterator
 
 import pytest
 
@@ -8,6 +10,7 @@ from calm_beam.generations import read_generations
 from calm_beam.launch.cli import main
 from calm_beam.manifest import read_manifest
 from tests.pipelines import SHORT_FLAGS, id_rows, text_rows, without_time, write_model, write_rows, write_vocabulary
+from tests.worker_pools import flags_of_two_workers
 
 _PROCESSES = ("--direct_num_workers=2", "--direct_running_mode=multi_processing")
 
@@ -18,17 +21,30 @@ def _calibrate(model: pathlib.Path, data: pathlib.Path, output: pathlib.Path, *f
     return main(["calibrate", *paths, *SHORT_FLAGS, *asked, *flags])
 
 
+@contextlib.contextmanager
+def _two_workers(kind: str) -> Iterator[tuple[str, ...]]:
+    if kind == "dask":
+        yield ("--runner=DaskRunner", "--direct_num_workers=2")
+    else:
+        with flags_of_two_workers(kind) as flags:
+            yield flags
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_processes_give_the_same_result(tmp_path: pathlib.Path) -> None:
-    """With two worker processes the risk table is the same to the byte, the manifest but for its time."""
+@pytest.mark.parametrize("kind", ["processes", "pool", "job service", "dask"])
+def test_processes_give_the_same_result(kind: str, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """With two workers the risk table is the same to the byte, the manifest but for its time; each loads one model."""
     model = write_model(tmp_path / "model", vocabulary=write_vocabulary(tmp_path / "trained.model"))
     for part in range(3):
         rows = [*id_rows(30)[part::3], *text_rows(10)[part::3]]
         write_rows(tmp_path / f"rows-{part}.jsonl", rows)
     data = tmp_path / "rows-*.jsonl"
     assert _calibrate(model, data, tmp_path / "one") == 0
-    assert _calibrate(model, data, tmp_path / "two", *_PROCESSES, "--num_shards=5") == 0
+    with _two_workers(kind) as flags:
+        assert _calibrate(model, data, tmp_path / "two", *flags, "--num_shards=5") == 0
+    told = "this runner keeps no metrics" if kind == "dask" else "the model was loaded 2 times"
+    assert told in capsys.readouterr().err
     one, two = (tmp_path / name / "risk_table.csv" for name in ("one", "two"))
     assert one.read_bytes() == two.read_bytes()
     manifests = [without_time(read_manifest(tmp_path / name / "manifest.json")) for name in ("one", "two")]

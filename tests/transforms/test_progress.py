@@ -19,3 +19,10 @@ def test_a_log_without_a_path_is_silent(tmp_path: pathlib.Path) -> None:
     """Where workers share no disk, a report does nothing."""
     ProgressLog(None).report("decoded", 1)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_log_on_another_machine_is_silent(tmp_path: pathlib.Path) -> None:
+    """A worker that does not find the file reports nothing, and makes none that nobody would read."""
+    ProgressLog(str(tmp_path / "progress")).report("decoded", 1)
+    ProgressLog(str(tmp_path / "none" / "progress")).report("decoded", 1)
+    assert list(tmp_path.iterdir()) == []

@@ -4,8 +4,11 @@ import dataclasses
 from collections.abc import Iterator, Sequence
 from typing import cast
 
+import hypothesis
+import jax
 import numpy as np
 import pytest
+from hypothesis import strategies as st
 
 from calm_beam.decoding.generate import DecodeError, generate
 from calm_beam.decoding.prompts import Prompt
@@ -126,3 +129,103 @@ def test_a_failure_can_be_kept() -> None:
     assert generations["bad"].failure == "the model gave logits that are not finite"
     assert generations["bad"].outputs == ()
     assert all(generations[name].failure is None and len(generations[name].outputs) == 2 for name in ("a", "c"))
+
+
+class _Fragile(_Echo):
+    """Raises when it meets certain prompts, by their first token, having given the results of those behind them."""
+
+    def __init__(self, crashes: dict[int, Exception | list[Exception]]) -> None:
+        """Prompts that begin with a key crash, always by an exception or so often as there are exceptions in a list."""
+        super().__init__()
+        object.__setattr__(self, "crashes", crashes)
+        object.__setattr__(self, "calls", [])
+
+    def decode(self, prompts: Sequence[Sequence[int]]) -> Iterator[tuple[int, SweepResult]]:
+        """Yields results from the last prompt on, until one crashes."""
+        crashes, calls = vars(self)["crashes"], vars(self)["calls"]
+        calls.append([prompt[0] for prompt in prompts])
+        for index, result in super().decode(prompts):
+            crash = crashes.get(prompts[index][0])
+            if isinstance(crash, Exception):
+                raise crash
+            if crash:
+                raise crash.pop()
+            yield index, result
+
+
+def _fragile(
+    crashes: dict[int, Exception | list[Exception]], firsts: Sequence[int], *, on_error: str = "worst_case"
+) -> tuple[dict[str, Generation], list[list[int]]]:
+    """Returns what becomes of prompts that begin with these tokens, and which were decoded together."""
+    decoder = _Fragile(crashes)
+    prompts = [_prompt(f"p{first}", (first, 5, 1)) for first in firsts]
+    found = list(generate(cast(SweepDecoder, decoder), prompts, None, on_error=on_error, duplicates=frozenset()))
+    assert len({each.example.id for each in found}) == len(found)
+    return {each.example.id: each for each in found}, vars(decoder)["calls"]
+
+
+@hypothesis.given(bad=st.sets(st.integers(20, 50), max_size=6), count=st.integers(1, 31))
+@hypothesis.settings(max_examples=40, deadline=None)
+def test_a_crash_takes_nobody_along(bad: set[int], count: int) -> None:
+    """Wherever crashes are, exactly the culprits fail, each tried alone; all others have their own outputs, once."""
+    firsts = range(20, 20 + count)
+    found, calls = _fragile({first: ValueError("boom") for first in bad}, firsts)
+    assert found.keys() == {f"p{first}" for first in firsts}
+    for first in firsts:
+        generation = found[f"p{first}"]
+        if first in bad:
+            assert (generation.failure, generation.outputs) == ("ValueError: boom", ())
+            assert [first] in calls
+        else:
+            assert generation.failure is None
+            assert generation.outputs[0].tokens == (first, 5, 1)
+
+
+def test_what_passes_alone_does_not_fail() -> None:
+    """A crash that does not come again is no failure, also for a prompt that was alone from the start."""
+    for firsts in ((20,), (20, 21, 22)):
+        found, _ = _fragile({20: [ValueError("once")]}, firsts, on_error="fail")
+        assert [generation.failure for generation in found.values()] == [None] * len(firsts)
+
+
+def test_a_prompt_that_is_not_finite_is_tried_again_alone() -> None:
+    """Not-finite logits are looked at again without neighbours before they count."""
+    found, calls = _fragile({}, (7, _BROKEN, 9))
+    assert found[f"p{_BROKEN}"].failure == "the model gave logits that are not finite"
+    assert calls == [[7, _BROKEN, 9], [_BROKEN]]
+
+
+def test_a_crash_ends_the_run_by_default() -> None:
+    """With `fail`, the message names the culprit, not its neighbours, and what it did."""
+    with pytest.raises(
+        DecodeError, match=r"example p21: ValueError: boom\. Check the checkpoint; --on_error=worst_case"
+    ):
+        _fragile({21: ValueError("boom")}, (20, 21, 22), on_error="fail")
+
+
+@pytest.mark.parametrize(
+    "error", [MemoryError("no memory"), jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: out of memory")]
+)
+def test_no_prompt_is_blamed_for_a_full_memory(error: Exception) -> None:
+    """A device without memory ends the run whatever --on_error says, and no prompt counts as failed."""
+    with pytest.raises(DecodeError, match=r"out of memory while decoding .* --batch_size.* with --resume\."):
+        _fragile({21: error}, (20, 21, 22))
+
+
+def test_a_decoder_that_loses_prompts_is_found_out() -> None:
+    """A prompt without a result and without an error is a defect, never a prompt less."""
+
+    class _Forgetful(_Echo):
+        def decode(self, prompts: Sequence[Sequence[int]]) -> Iterator[tuple[int, SweepResult]]:
+            yield from list(super().decode(prompts))[1:]
+
+    with pytest.raises(DecodeError, match="the decoder gave no result for 1 of 2 prompts"):
+        list(
+            generate(
+                cast(SweepDecoder, _Forgetful()),
+                [_prompt("a", (7, 1)), _prompt("b", (8, 1))],
+                None,
+                on_error="worst_case",
+                duplicates=frozenset(),
+            )
+        )

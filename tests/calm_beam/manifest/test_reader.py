@@ -171,16 +171,6 @@ def test_guarantee_says_what_holds() -> None:
         assert phrase in GUARANTEE
 
 
-@pytest.mark.parametrize("name", ["gs://bucket/m.json", pathlib.PurePosixPath("gs://bucket/m.json")])
-def test_cloud_paths_are_refused(name: str | pathlib.PurePosixPath) -> None:
-    """The reader has no storage client, and says what to do instead."""
-    with _refused(
-        f"manifest {name}: only local files are read here. Read the bytes with a storage client and pass them to "
-        "parse_manifest."
-    ):
-        read_manifest(name)
-
-
 def test_a_missing_file_is_an_os_error(tmp_path: pathlib.Path) -> None:
     """A file that is not there is told apart from one that cannot be trusted."""
     with pytest.raises(FileNotFoundError, match=r"absent\.json"):
@@ -294,6 +284,10 @@ def test_another_model_is_refused() -> None:
         (("data", "patterns"), "*.jsonl", "data.patterns must be a list, got {}"),
         (("data", "patterns"), ["a", 1], "data.patterns[1] must be a non-empty string, got 1"),
         (("data", "truncated"), 201, "data.truncated must be at most examples, which is 200, got {}"),
+        (("data", "failed_ids"), ["b", "a"], "data.failed_ids must ascend, each id once, got {}"),
+        (("data", "failed_ids"), ["a", "b"], "data.failed_ids must have 1 ids, since failed is 1 (left out where that "
+         "is 0), got 2"),
+        (("data", "failed_ids"), "row-7", "data.failed_ids must be a list, got {}"),
         (("calibrations",), [], "calibrations must have at least one entry, got {}"),
         (("calibrations",), {"a": 1}, "calibrations must be a list, got {}"),
         (("software",), ["jax"], "software must be a JSON object, got {}"),

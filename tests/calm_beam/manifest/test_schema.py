@@ -53,7 +53,7 @@ def test_schema_is_strict_and_described() -> None:
         assert [key for key in described["properties"] if key in described["required"]] == described["required"]
         optional += [key for key in described["properties"] if key not in described["required"]]
         assert all(key["description"] for key in described["properties"].values())
-    assert sorted(optional) == ["clusters", "loss", "plan"]
+    assert sorted(optional) == ["clusters", "failed_ids", "loss", "plan"]
 
 
 @pytest.mark.parametrize(
@@ -66,6 +66,7 @@ def test_schema_is_strict_and_described() -> None:
             plan=build_plan_record(cluster_key="paragraph", joint_epsilon=0.1),
             data=dataclasses.replace(build_manifest().data, clusters=200),
         ),
+        build_manifest(data=dataclasses.replace(build_manifest().data, failed=2, failed_ids=("a", "b"))),
     ],
 )
 def test_schema_takes_what_the_writer_writes(manifest: Manifest) -> None:
@@ -93,7 +94,8 @@ def test_schema_and_reader_name_the_same_keys() -> None:
     assert list(early["data"]) == _SCHEMA["properties"]["data"]["required"]
     assert list(early["calibrations"][0]) == _SCHEMA["$defs"]["calibration"]["required"]
     clustered = build_planned_manifest(
-        plan=build_plan_record(cluster_key="paragraph"), data=dataclasses.replace(build_manifest().data, clusters=200)
+        plan=build_plan_record(cluster_key="paragraph"),
+        data=dataclasses.replace(build_manifest().data, clusters=200, failed_ids=("row-7",)),
     )
     content: Any = clustered.to_dict()
     assert list(content) == list(_SCHEMA["properties"])
@@ -175,6 +177,10 @@ def test_core_and_manifest_name_the_same_choices() -> None:
         ((*_PATH_ENTRY, "rejected"), 1),
         ((*_PATH_ENTRY, "layers"), REMOVED),
         (("guarantee",), ""),
+        (("data", "failed_ids"), []),
+        (("data", "failed_ids"), None),
+        (("data", "failed_ids"), [7]),
+        (("data", "failed_ids"), [f"row-{index:04}" for index in range(1001)]),
         (("software",), []),
         (("software", "jax"), 8),
         (("software", ""), "1.0"),
@@ -198,6 +204,7 @@ def test_schema_and_reader_refuse_the_same_form(path: tuple[str | int, ...], val
         ((*_CALIBRATION, "p_value"), "a_method_of_tomorrow"),
         ((*_CALIBRATION, "loss"), "dissimilarity"),
         (("data", "clusters"), 200),
+        (("data", "failed_ids"), ["row-7"]),
         (("software",), {}),
     ],
 )

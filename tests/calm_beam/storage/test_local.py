@@ -1,11 +1,12 @@
 """Files that appear whole or not at all."""
 
+import os
 import pathlib
 import stat
 
 import pytest
 
-from calm_beam.storage import is_cloud_path, replacing
+from calm_beam.storage import absolute, base_name, check_writable, is_cloud_path, joined, parent, replacing
 
 
 def test_the_file_appears_at_the_end(tmp_path: pathlib.Path) -> None:
@@ -75,6 +76,42 @@ def test_others_may_read_the_file(tmp_path: pathlib.Path) -> None:
     with replacing(path) as temporary:
         temporary.write_text("x")
     assert stat.S_IMODE(path.stat().st_mode) == stat.S_IMODE(plain.stat().st_mode)
+
+
+def test_a_folder_that_cannot_be_written_is_told(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether a file may be written is asked of the folder, or of the nearest above it that exists."""
+    asked = []
+
+    def access(folder: pathlib.Path, mode: int) -> bool:
+        asked.append((folder, mode))
+        return False
+
+    check_writable(tmp_path / "new" / "folder" / "a.txt")
+    assert list(tmp_path.iterdir()) == []
+    monkeypatch.setattr(os, "access", access)
+    with pytest.raises(PermissionError, match=rf"a\.txt: permission denied: {tmp_path} cannot be written\."):
+        check_writable(tmp_path / "new" / "folder" / "a.txt")
+    assert asked == [(tmp_path, os.W_OK)]
+
+
+@pytest.mark.parametrize(
+    ("path", "folder", "name"),
+    [
+        ("out/manifest.json", "out", "manifest.json"),
+        ("out/", ".", "out"),
+        ("manifest.json", ".", "manifest.json"),
+        ("/a/b", "/a", "b"),
+        ("gs://bucket/run/a", "gs://bucket/run", "a"),
+        ("gs://bucket/run/", "gs://bucket", "run"),
+        ("gs://bucket", "gs://bucket", ""),
+        (pathlib.Path("gs://bucket/a"), "gs://bucket", "a"),
+    ],
+)
+def test_paths_have_parts(path: str | pathlib.Path, folder: str, name: str) -> None:
+    """Folder and name of a path, of either kind, and together the path again."""
+    assert (parent(path), base_name(path)) == (folder, name)
+    if name:
+        assert absolute(joined(folder, name)) == absolute(path)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,283 @@
+"""What the pipeline costs beside the sweep that it runs: the same prompts decoded bare, and calibrated.
+
+Bare is a loop over `generate` that writes what it gives, on a model that is loaded. The pipeline is the whole command
+`calm-beam calibrate`, in one process: with the checks before it, reading, grouping by prompt, decoding, writing,
+scoring, summing and testing. What it does beside decoding is then done again piece by piece.
+
+    python -m benchmarks.pipeline_overhead --prompts=10000 --checkpoint=model/ --data=calibration.jsonl.gz
+
+`--fake_decoder` puts made-up outputs in the place of the sweep: what is left is the pipeline alone, measured in
+seconds.
+"""
+
+import argparse
+import contextlib
+import dataclasses
+import importlib
+import io
+import itertools
+import json
+import pathlib
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from unittest import mock
+
+import apache_beam as beam
+import numpy as np
+from apache_beam.options.pipeline_options import PipelineOptions
+
+from calm_beam.calibration import CalibrationTotals, Plan, all_specs, score_by_policy
+from calm_beam.checkpoints import Checkpoint, load_checkpoint
+from calm_beam.decoding.generate import generate
+from calm_beam.decoding.prompts import encode_prompt
+from calm_beam.decoding.settings import DecodeSettings, uniform_grid
+from calm_beam.decoding.sweep import SweepDecoder, SweepResult
+from calm_beam.demo import embedded
+from calm_beam.examples import Example, parse_examples
+from calm_beam.exits.rule import ExitRule
+from calm_beam.generations import Generation, read_generations, write_generations
+from calm_beam.launch.cli import main as calm_beam
+from calm_beam.launch.runners import make_runner, run_pipeline
+from calm_beam.metrics.registry import get_metric
+from calm_beam.transforms import ReadExamples
+from calm_beam.transforms.progress import ProgressLog
+from calm_beam.vocabulary import Vocabulary
+
+from .machine import describe_machine
+
+_METRIC = "rouge_l"
+_SCORED_AT_ONCE = 64
+
+
+@dataclasses.dataclass
+class _Time:
+    """Seconds by the clock, and of all threads of this process."""
+
+    wall: float = 0.0
+    cpu: float = 0.0
+
+
+@contextlib.contextmanager
+def _measured(times: dict[str, _Time], part: str) -> Iterator[None]:
+    wall, cpu = time.perf_counter(), time.process_time()
+    yield
+    total = times.setdefault(part, _Time())
+    total.wall += time.perf_counter() - wall
+    total.cpu += time.process_time() - cpu
+
+
+class _FakeDecoder:
+    """Gives every prompt outputs of a few random tokens, most of them the same in many lanes, as real ones are."""
+
+    def __init__(self, checkpoint: Checkpoint, lanes: int, steps: int) -> None:
+        self._layers = checkpoint.config.num_decoder_layers
+        self._vocab_size = checkpoint.config.vocab_size
+        self._lanes = lanes
+        self._steps = steps
+
+    def decode(self, prompts: Sequence[Sequence[int]]) -> Iterator[tuple[int, SweepResult]]:
+        generator = np.random.default_rng(0)
+        for index in range(len(prompts)):
+            length = min(self._steps, 12)
+            tokens = np.zeros((self._lanes, self._steps), np.int32)
+            tokens[:, :length] = generator.integers(3, self._vocab_size, size=length)
+            # One in three lanes has a token of its own.
+            tokens[::3, length // 2] = generator.integers(3, self._vocab_size, size=len(tokens[::3]))
+            exit_layers = np.where(tokens > 0, generator.integers(1, self._layers + 1, size=tokens.shape), 0)
+            exit_layers[0] = np.where(tokens[0] > 0, self._layers, 0)
+            yield (
+                index,
+                SweepResult(
+                    tokens=tokens,
+                    exit_layers=exit_layers.astype(np.int32),
+                    confidences=generator.random(tokens.shape, np.float32),
+                    lengths=np.full(self._lanes, length),
+                    is_finite=True,
+                ),
+            )
+
+
+def main() -> None:
+    """Prints both times, and what the pipeline does beside decoding."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--checkpoint", default=str(embedded.MODEL))
+    parser.add_argument("--data", default=str(embedded.CALIBRATION_SET), help="repeated if it has fewer prompts")
+    parser.add_argument("--prompts", type=int, default=1000)
+    parser.add_argument("--grid_step", type=float, default=0.05)
+    parser.add_argument("--max_decode_length", type=int, default=48)
+    parser.add_argument("--batch_size", type=int, default=8)
+    parser.add_argument("--num_shards", type=int, default=8)
+    parser.add_argument("--fake_decoder", action="store_true")
+    flags = parser.parse_args()
+    with tempfile.TemporaryDirectory(prefix="calm-beam-") as folder:
+        _run(flags, pathlib.Path(folder))
+
+
+def _run(flags: argparse.Namespace, folder: pathlib.Path) -> None:
+    checkpoint = load_checkpoint(flags.checkpoint)
+    settings = DecodeSettings(
+        rule=ExitRule(),
+        thresholds=uniform_grid(flags.grid_step),
+        max_input_length=512,
+        max_decode_length=flags.max_decode_length,
+    )
+    data = _write_data(pathlib.Path(flags.data), folder / "data.jsonl", flags.prompts)
+    fake = _FakeDecoder(checkpoint, len(settings.thresholds) + 1, settings.max_decode_length)
+    faked = (
+        mock.patch("calm_beam.decoding.sweep.SweepDecoder", return_value=fake)
+        if flags.fake_decoder
+        else contextlib.nullcontext()
+    )
+    real = SweepDecoder(
+        checkpoint,
+        settings.rule,
+        thresholds=settings.thresholds,
+        max_decode_length=settings.max_decode_length,
+        max_input_length=settings.max_input_length,
+        batch_size=flags.batch_size,
+    )
+    bare: dict[str, _Time] = {}
+    whole: dict[str, _Time] = {}
+    _decode_bare(flags, data, checkpoint, settings, fake if flags.fake_decoder else real, folder, bare)
+    command = [
+        "calibrate",
+        f"--checkpoint={flags.checkpoint}",
+        f"--data={data}",
+        f"--grid_step={flags.grid_step}",
+        f"--max_decode_length={flags.max_decode_length}",
+        f"--batch_size={flags.batch_size}",
+        f"--num_shards={flags.num_shards}",
+        f"--metric={_METRIC}",
+        f"--output={folder / 'calibration'}",
+    ]
+    # Imported now, as it is measured by itself; the first score imports what the metric needs.
+    importlib.import_module("calm_beam.launch.calibrate")
+    get_metric(_METRIC)("a text", ("a text",))
+    with faked, contextlib.redirect_stdout(io.StringIO()), _measured(whole, "calm-beam calibrate"):
+        assert calm_beam(command) == 0
+    parts = _measure_parts(flags, data, checkpoint, settings, sorted(folder.glob("calibration/generations/*/*")))
+    _print(flags, bare, whole["calm-beam calibrate"], parts)
+
+
+def _write_data(source: pathlib.Path, target: pathlib.Path, count: int) -> pathlib.Path:
+    """Writes so many examples, with ids of their own."""
+    with open(source, "rb") as raw:
+        examples = list(parse_examples(raw, path=str(source)))
+    with open(target, "w", encoding="utf-8") as file:
+        for index, example in enumerate(itertools.islice(itertools.cycle(examples), count)):
+            content = {"input": example.input} if example.input is not None else {"input_ids": example.input_ids}
+            row = {"id": f"{index}", **content, "references": example.references}
+            file.write(json.dumps(row, ensure_ascii=False) + "\n")
+    return target
+
+
+def _decode_bare(
+    flags: argparse.Namespace,
+    data: pathlib.Path,
+    checkpoint: Checkpoint,
+    settings: DecodeSettings,
+    decoder: SweepDecoder | _FakeDecoder,
+    folder: pathlib.Path,
+    times: dict[str, _Time],
+) -> None:
+    """Decodes and writes all examples, once XLA has compiled what it will need."""
+    vocabulary = Vocabulary(checkpoint.vocabulary_path) if checkpoint.vocabulary_path else None
+    with open(data, "rb") as raw:
+        examples = list(parse_examples(raw, path=str(data)))
+
+    def decoded(some: Sequence[Example]) -> list[Generation]:
+        vocab_size = checkpoint.config.vocab_size
+        prompts = [
+            encode_prompt(example, vocabulary, settings, vocab_size=vocab_size, on_long="truncate") for example in some
+        ]
+        return list(generate(decoder, prompts, vocabulary, on_error="fail", duplicates=frozenset()))  # type: ignore[arg-type]
+
+    # The longest prompts and the shortest ones have all the widths between them, or nearly.
+    by_length = sorted(examples, key=lambda example: len(example.input or example.input_ids or ()))
+    decoded([*by_length[:4], *by_length[-4:]])
+    for shard in range(flags.num_shards):
+        with _measured(times, "decoding"):
+            generations = decoded(examples[shard :: flags.num_shards])
+        with _measured(times, "writing Parquet"):
+            write_generations(folder / f"bare-{shard}.parquet", generations)
+
+
+def _measure_parts(
+    flags: argparse.Namespace,
+    data: pathlib.Path,
+    checkpoint: Checkpoint,
+    settings: DecodeSettings,
+    shards: Sequence[pathlib.Path],
+) -> dict[str, _Time]:
+    """Returns the time of everything that the pipeline does beside decoding and writing, each by itself."""
+    times: dict[str, _Time] = {}
+    with _measured(times, "loading and hashing the model, twice"):
+        for _ in range(2):
+            load_checkpoint(flags.checkpoint).fingerprint()
+    with _measured(times, "starting an empty pipeline"):
+        _run_beam(beam.Create([0]))
+    with _measured(times, "reading, checking ids, grouping by prompt"):
+        _run_beam(ReadExamples([str(data)], flags.num_shards, False, ProgressLog(None)))
+    with _measured(times, "reading Parquet"):
+        generations = [generation for shard in shards for generation in read_generations(shard)]
+    specs = all_specs(consistencies=("textual",), metrics=(_METRIC,), deltas=(0.1,), epsilons=(0.05,))
+    layout = Plan.of(specs, settings, model=checkpoint.fingerprint(), vocabulary=None).layout()
+    metrics = {_METRIC: get_metric(_METRIC)}
+    with _measured(times, "scoring"):
+        losses = [
+            score_by_policy(generation, layout.objectives, metrics, num_thresholds=layout.thresholds, on_error="fail")[
+                1
+            ]
+            for generation in generations
+        ]
+    with _measured(times, "summing"):
+        total = CalibrationTotals.zero(layout)
+        for start in range(0, len(generations), _SCORED_AT_ONCE):
+            some = generations[start : start + _SCORED_AT_ONCE]
+            ids = [generation.example.id for generation in some]
+            stacked = np.stack(losses[start : start + _SCORED_AT_ONCE])
+            of_losses = CalibrationTotals.of_losses(ids, stacked, layout, salt="")
+            total = total.merge(CalibrationTotals.of_examples(some, layout).merge(of_losses))
+    assert total.risk.n == flags.prompts
+    return times
+
+
+def _run_beam(transform: beam.PTransform) -> None:
+    options = PipelineOptions([])
+    pipeline = beam.Pipeline(runner=make_runner(options), options=options)
+    _ = pipeline | transform
+    run_pipeline(pipeline)
+
+
+def _print(flags: argparse.Namespace, bare: dict[str, _Time], whole: _Time, parts: dict[str, _Time]) -> None:
+    print(describe_machine())
+    decoder = "a fake decoder" if flags.fake_decoder else flags.checkpoint
+    lanes = len(uniform_grid(flags.grid_step)) + 1
+    print(f"{flags.prompts} prompts, {lanes} lanes, {decoder}; seconds by the clock, and of this process")
+    sweep = _Time(sum(part.wall for part in bare.values()), sum(part.cpu for part in bare.values()))
+    for name, part in bare.items():
+        _print_row(f"  {name}", part, sweep)
+    _print_row("bare sweep", sweep, sweep)
+    _print_row("calm-beam calibrate", whole, sweep)
+    over = _Time(whole.wall - sweep.wall, whole.cpu - sweep.cpu)
+    _print_row("overhead", over, sweep)
+    for name, part in parts.items():
+        _print_row(f"  {name}", part, sweep)
+    rest = _Time(
+        over.wall - sum(part.wall for part in parts.values()), over.cpu - sum(part.cpu for part in parts.values())
+    )
+    _print_row("  rest (shards, results, noise of decoding)", rest, sweep)
+    start = time.perf_counter()
+    subprocess.run([sys.executable, "-c", "import calm_beam.launch.calibrate"], check=True, capture_output=True)
+    print(f"importing the command takes {time.perf_counter() - start:.1f} s more, once")
+
+
+def _print_row(name: str, part: _Time, sweep: _Time) -> None:
+    print(f"{name:<44} {part.wall:9.2f} {part.cpu:9.2f} {part.cpu / sweep.cpu:8.1%}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,27 @@
+"""Files on local disks and on Google Cloud Storage, by the same functions; what is written appears whole or not at all.
+
+Paths are local, or `gs://bucket/name`. Importing this needs the standard library only: the manifest reader shares it.
+Google's client is imported when the first `gs://` path is used. Whatever goes wrong is an `OSError`, in words.
+"""
+
+from ._cache import cached_folder as cached_folder
+from ._error import StorageError as StorageError
+from ._files import check_writable as check_writable
+from ._files import exists as exists
+from ._files import is_file as is_file
+from ._files import is_folder as is_folder
+from ._files import list_files as list_files
+from ._files import make_folder as make_folder
+from ._files import open_input as open_input
+from ._files import remove_file as remove_file
+from ._files import remove_folder as remove_folder
+from ._files import replacing as replacing
+from ._files import version as version
+from ._google import CloudFile as CloudFile
+from ._google import list_below as list_below
+from ._google import stat as stat
+from ._paths import absolute as absolute
+from ._paths import base_name as base_name
+from ._paths import is_cloud_path as is_cloud_path
+from ._paths import joined as joined
+from ._paths import parent as parent

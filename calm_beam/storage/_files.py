@@ -1,0 +1,132 @@
+"""Each operation on files, for either kind of path."""
+
+import contextlib
+import os
+import pathlib
+import shutil
+import tempfile
+from collections.abc import Iterator
+from typing import BinaryIO
+
+from . import _google, _local
+from ._error import StorageError
+from ._paths import AnyPath, base_name, is_cloud_path
+
+
+def is_file(path: AnyPath) -> bool:
+    """Returns whether there is a file of that name."""
+    return _google.version(path) != "" if is_cloud_path(path) else os.path.isfile(path)
+
+
+def is_folder(path: AnyPath) -> bool:
+    """Returns whether there is a folder of that name; on Cloud Storage, whether anything lies below it."""
+    return _google.is_folder(path) if is_cloud_path(path) else os.path.isdir(path)
+
+
+def exists(path: AnyPath) -> bool:
+    """Returns whether there is a file or a folder of that name."""
+    return is_file(path) or is_folder(path)
+
+
+def list_files(pattern: str) -> tuple[str, ...]:
+    """Returns the files that match a glob, sorted.
+
+    Args:
+      pattern: A path, of which `*`, `?` and `[...]` stand for characters other than `/`. As in shells, they match no
+        leading dot.
+    """
+    return _google.list_files(pattern) if is_cloud_path(pattern) else _local.list_files(pattern)
+
+
+def open_input(path: AnyPath) -> BinaryIO:
+    """Returns a file opened for reading bytes, which can seek.
+
+    On Cloud Storage, what is read is the file as it was when it was opened; if it is replaced meanwhile, reading fails.
+    Once it has been read from beginning to end, its checksum has been compared.
+    """
+    return _google.open_input(path) if is_cloud_path(path) else open(path, "rb")
+
+
+def version(path: AnyPath) -> str:
+    """Returns a text that changes whenever `replacing` has replaced the file; empty if there is none.
+
+    On Cloud Storage it is the generation.
+    """
+    return _google.version(path) if is_cloud_path(path) else _local.version(path)
+
+
+@contextlib.contextmanager
+def replacing(path: AnyPath, *, overwrite: bool = True, replaces: str | None = None) -> Iterator[pathlib.Path]:
+    """Gives a local temporary path to write to, whose content appears at `path` once the block has succeeded.
+
+    Whoever reads `path` at any moment, or after a crash, finds the old file or the new one, never a part. If the block
+    raises, `path` stays as it was.
+
+    Args:
+      path: A local file in a folder that exists, or an object in a bucket that exists.
+      overwrite: Whether a file that is there may be replaced. If not, then of several who write at the same time one
+        succeeds (hard link, or generation precondition).
+      replaces: The `version` that the file must still have when it is replaced, empty for none. So of several who mean
+        to replace the same one, too, one succeeds. Whoever writes what is there already succeeds as well: it may have
+        been himself, in an attempt whose answer was lost.
+
+    Yields:
+      A path that does not exist yet; of a local file, in the same folder.
+
+    Raises:
+      FileExistsError: If there is a file already, or another than was to be replaced.
+      OSError: If the file cannot be written.
+    """
+    expected = replaces if overwrite else ""
+    if not is_cloud_path(path):
+        with _local.replacing(path, expected=expected) as temporary:
+            yield temporary
+        return
+    if not base_name(path):
+        raise StorageError(f"{path}: is a bucket, expected the name of a file in it.")
+    with tempfile.TemporaryDirectory(prefix="calm-beam-") as folder:
+        temporary = pathlib.Path(folder, base_name(path))
+        yield temporary
+        _google.upload(temporary, path, expected=expected)
+
+
+def check_writable(path: AnyPath) -> None:
+    """Finds out, without a trace, whether a file may be written.
+
+    Raises:
+      OSError: If it may not; says why.
+    """
+    if is_cloud_path(path):
+        _google.check_writable(path)
+    else:
+        _local.check_writable(path)
+
+
+def make_folder(path: AnyPath) -> None:
+    """Makes a folder with those above it, where folders are not there by themselves, as on Cloud Storage."""
+    if not is_cloud_path(path):
+        os.makedirs(path, exist_ok=True)
+
+
+def remove_file(path: AnyPath, *, removes: str | None = None) -> None:
+    """Removes a file, if it is there.
+
+    Args:
+      path: The file.
+      removes: The `version` that it must have, empty for none; None for any.
+
+    Raises:
+      FileExistsError: If it has another.
+    """
+    if is_cloud_path(path):
+        _google.remove_file(path, expected=removes)
+    else:
+        _local.remove_file(path, expected=removes)
+
+
+def remove_folder(path: AnyPath) -> None:
+    """Removes a folder with all that is in it, if it is there."""
+    if is_cloud_path(path):
+        _google.remove_folder(path)
+    elif os.path.isdir(path):
+        shutil.rmtree(path)

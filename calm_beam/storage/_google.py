@@ -1,0 +1,372 @@
+"""Google Cloud Storage, through google-cloud-storage: the only module that imports a client of an object store.
+
+Every request is retried while its failure may be a passing one, up to a deadline; every error is told in words.
+"""
+
+import base64
+import contextlib
+import dataclasses
+import fnmatch
+import functools
+import hashlib
+import io
+import os
+import pathlib
+import re
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+from ._error import StorageError
+from ._paths import AnyPath, bucket_and_name, joined
+
+if TYPE_CHECKING:
+    from google.cloud.storage import Blob, Client
+
+# Of one request with its retries, and of one attempt to connect or to receive more.
+_DEADLINE_SECONDS = 300.0
+_TIMEOUT_SECONDS = 60.0
+# Read at once: a request costs as much time as a megabyte, and of large files the first lines are looked at alone.
+_READ_BYTES = 2**20
+_WILDCARD = re.compile(r"[*?[]")
+_LOG_IN = (
+    "Log in with `gcloud auth application-default login`, or set GOOGLE_APPLICATION_CREDENTIALS to the key of a "
+    "service account."
+)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CloudFile:
+    """One generation of an object.
+
+    Attributes:
+      path: Its path.
+      generation: Its generation.
+      size: Bytes.
+      crc32c: Checksum of the content, in base64.
+    """
+
+    path: str
+    generation: int
+    size: int
+    crc32c: str
+
+
+def version(path: AnyPath) -> str:
+    """Returns the generation of an object, or an empty text if there is none."""
+    blob = _find(path)
+    return "" if blob is None else str(blob.generation)
+
+
+def stat(path: AnyPath) -> CloudFile | None:
+    """Returns an object's current generation, or None if there is none."""
+    blob = _find(path)
+    return None if blob is None else _file_of(blob)
+
+
+def is_folder(path: AnyPath) -> bool:
+    """Returns whether any object lies below a path; for a bucket, whether it exists."""
+    bucket, name = bucket_and_name(path)
+    with _in_words(path) as client:
+        blobs = client.list_blobs(bucket, prefix=f"{name}/" if name else None, max_results=1, **_attempts())
+        return any(True for _ in blobs) or not name
+
+
+def list_below(path: AnyPath) -> tuple[CloudFile, ...]:
+    """Returns all objects below a path, sorted; not the empty ones that stand for folders."""
+    bucket, name = bucket_and_name(path)
+    with _in_words(path) as client:
+        blobs = client.list_blobs(bucket, prefix=f"{name}/" if name else None, **_attempts())
+        return tuple(_file_of(blob) for blob in blobs if not blob.name.endswith("/"))
+
+
+def list_files(pattern: str) -> tuple[str, ...]:
+    """Returns the objects that match a glob, sorted."""
+    bucket, name = bucket_and_name(pattern)
+    wildcard = _WILDCARD.search(name)
+    if wildcard is None:
+        return (joined(f"gs://{bucket}", name),) if _find(pattern) else ()
+    # Where only the last part has wildcards, nothing in folders below is listed.
+    delimiter = None if "/" in name[wildcard.start() :] else "/"
+    with _in_words(pattern) as client:
+        blobs = client.list_blobs(bucket, prefix=name[: wildcard.start()], delimiter=delimiter, **_attempts())
+        names = sorted(blob.name for blob in blobs if _matches(name, blob.name) and not blob.name.endswith("/"))
+    return tuple(joined(f"gs://{bucket}", found) for found in names)
+
+
+def open_input(path: AnyPath) -> BinaryIO:
+    """Returns an object opened for reading."""
+    blob = _find(path)
+    if blob is None:
+        raise FileNotFoundError(f"{path}: no such object.")
+    if blob.content_encoding:
+        # Whether it is unpacked on the way depends on who asks, and ranges of it mean nothing.
+        raise StorageError(
+            f"{path}: is stored with Content-Encoding {blob.content_encoding}. Store it as it is to be read: without "
+            "the encoding, or as a file that ends in .gz."
+        )
+    return io.BufferedReader(_ObjectReader(_file_of(blob)), _READ_BYTES)
+
+
+def upload(source: pathlib.Path, path: AnyPath, *, expected: str | None) -> None:
+    """Stores a local file as an object.
+
+    Args:
+      source: The file.
+      path: Where to.
+      expected: Generation that must be there now, empty for none; None for any.
+
+    Raises:
+      FileExistsError: If there is another, unless its content is the same.
+    """
+    bucket, name = bucket_and_name(path)
+    generation = None if expected is None else int(expected or 0)
+    with _in_words(path) as client:
+        from google.api_core import exceptions
+
+        blob = client.bucket(bucket).blob(name)
+        try:
+            blob.upload_from_filename(str(source), checksum="crc32c", if_generation_match=generation, **_attempts())
+        except exceptions.PreconditionFailed:
+            # An attempt whose answer was lost fails when it is retried: what it stored is there. So does a step of a
+            # pipeline that is run again.
+            stored = client.bucket(bucket).get_blob(name, **_attempts())
+            if stored is None or stored.md5_hash != _md5(source):
+                raise FileExistsError(f"{path}: was written by somebody else in the meantime.") from None
+
+
+def check_writable(path: AnyPath) -> None:
+    """Begins an upload, for which the service asks the same permission as for a whole one, and leaves it at that."""
+    bucket, name = bucket_and_name(path)
+    with _in_words(path) as client:
+        client.bucket(bucket).blob(name).create_resumable_upload_session(**_attempts())
+
+
+def download(file: CloudFile, target: pathlib.Path) -> None:
+    """Writes one generation of an object to a local path; compare its checksum with `is_intact`.
+
+    Raises:
+      StorageError: If the object has been replaced since.
+    """
+    with _in_words(file.path, generation=file.generation) as client:
+        _blob_of(file, client).download_to_filename(str(target), raw_download=True, checksum=None, **_attempts())
+
+
+def is_intact(path: pathlib.Path, file: CloudFile) -> bool:
+    """Returns whether a local file holds what was stored."""
+    import google_crc32c
+
+    if not path.is_file() or path.stat().st_size != file.size:
+        return False
+    checksum = google_crc32c.Checksum()
+    with open(path, "rb") as content:
+        while chunk := content.read(_READ_BYTES):
+            checksum.update(chunk)
+    return base64.b64encode(checksum.digest()).decode() == file.crc32c
+
+
+def remove_file(path: AnyPath, *, expected: str | None = None) -> None:
+    """Removes an object, if it is there.
+
+    Args:
+      path: The object.
+      expected: Generation that it must have, empty for none; None for any.
+
+    Raises:
+      FileExistsError: If it has another.
+    """
+    bucket, name = bucket_and_name(path)
+    if expected == "":
+        if version(path):
+            raise FileExistsError(f"{path}: was written by somebody else in the meantime.")
+        return
+    generation = None if expected is None else int(expected)
+    with _in_words(path) as client:
+        from google.api_core import exceptions
+
+        try:
+            client.bucket(bucket).blob(name).delete(if_generation_match=generation, **_attempts())
+        except exceptions.NotFound:
+            pass
+        except exceptions.PreconditionFailed:
+            # An attempt whose answer was lost fails when it is retried: what it was to remove is gone.
+            if client.bucket(bucket).get_blob(name, **_attempts()) is not None:
+                raise FileExistsError(f"{path}: was written by somebody else in the meantime.") from None
+
+
+def remove_folder(path: AnyPath) -> None:
+    """Removes all objects below a path."""
+    bucket, name = bucket_and_name(path)
+    if not name:
+        raise StorageError(f"{path}: is a whole bucket, and is not removed. Name a folder in it.")
+    with _in_words(path) as client:
+        names = [blob.name for blob in client.list_blobs(bucket, prefix=f"{name}/", **_attempts())]
+    for found in names:
+        remove_file(f"gs://{bucket}/{found}")
+
+
+class _ObjectReader(io.RawIOBase):
+    """One generation of an object, read in ranges."""
+
+    def __init__(self, file: CloudFile) -> None:
+        import google_crc32c
+
+        self._file = file
+        self._position = 0
+        # Of the bytes up to `_hashed`, as long as they have been read in order.
+        self._checksum, self._hashed = google_crc32c.Checksum(), 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        start = {os.SEEK_SET: 0, os.SEEK_CUR: self._position, os.SEEK_END: self._file.size}[whence]
+        if start + offset < 0:
+            raise ValueError(f"negative position {start + offset}")
+        self._position = start + offset
+        return self._position
+
+    def readinto(self, buffer: Any) -> int:
+        size = min(len(buffer), self._file.size - self._position)
+        if size <= 0:
+            return 0
+        file, first = self._file, self._position
+        with _in_words(file.path, generation=file.generation) as client:
+            content = _blob_of(file, client).download_as_bytes(
+                start=first, end=first + size - 1, raw_download=True, checksum=None, **_attempts()
+            )
+        if len(content) != size:
+            raise StorageError(f"{file.path}: {len(content)} bytes arrived of {size} at {first}.")
+        buffer[:size] = content
+        if first == self._hashed:
+            self._checksum.update(content)
+            self._hashed += size
+        self._position += size
+        if self._hashed == file.size and base64.b64encode(self._checksum.digest()).decode() != file.crc32c:
+            raise StorageError(f"{file.path}: what arrived has another checksum than what was stored. Try again.")
+        return size
+
+
+def _find(path: AnyPath) -> "Blob | None":
+    """Returns the object, with its metadata, or None if there is none in the bucket."""
+    bucket, name = bucket_and_name(path)
+    if not name:
+        return None
+    with _in_words(path) as client:
+        from google.api_core import exceptions
+
+        blob = client.bucket(bucket).get_blob(name, **_attempts())
+        if blob is None:
+            # A bucket that does not exist, or is misspelled, gets the same answer; only listings tell.
+            with contextlib.suppress(exceptions.Forbidden):
+                any(client.list_blobs(bucket, prefix=name, max_results=1, **_attempts()))
+        return blob
+
+
+def _file_of(blob: "Blob") -> CloudFile:
+    path = joined(f"gs://{blob.bucket.name}", blob.name)
+    return CloudFile(path=path, generation=blob.generation, size=blob.size, crc32c=blob.crc32c)
+
+
+def _blob_of(file: CloudFile, client: "Client") -> "Blob":
+    """Returns an object of which the given generation alone is read, whatever its name."""
+    bucket, name = bucket_and_name(file.path)
+    return client.bucket(bucket).blob(name, generation=file.generation)
+
+
+def _matches(pattern: str, name: str) -> bool:
+    """Returns whether a name matches a glob as a file's would: part by part, no leading dot by a wildcard."""
+    parts, found = pattern.split("/"), name.split("/")
+    return len(parts) == len(found) and all(
+        fnmatch.fnmatchcase(name, part) and not (name.startswith(".") and _WILDCARD.match(part))
+        for part, name in zip(parts, found, strict=True)
+    )
+
+
+def _md5(path: pathlib.Path) -> str:
+    with open(path, "rb") as file:
+        digest = hashlib.file_digest(file, lambda: hashlib.md5(usedforsecurity=False)).digest()
+    return base64.b64encode(digest).decode()
+
+
+def _attempts() -> dict[str, Any]:
+    """Returns the arguments by which requests are tried again."""
+    from google.cloud.storage.retry import DEFAULT_RETRY
+
+    return {"retry": DEFAULT_RETRY.with_timeout(_DEADLINE_SECONDS), "timeout": _TIMEOUT_SECONDS}
+
+
+@contextlib.contextmanager
+def _in_words(path: AnyPath, *, generation: int | None = None) -> "Iterator[Client]":
+    """Gives the client; the errors of its requests become those of files.
+
+    What the service does not find is the bucket, or the one generation that is read.
+    """
+    client = _client(path)
+    from google.api_core import exceptions
+    from google.auth.exceptions import GoogleAuthError
+    from requests.exceptions import RequestException
+
+    bucket, _ = bucket_and_name(path)
+    try:
+        yield client
+    except (exceptions.NotFound, exceptions.PreconditionFailed):
+        if generation is None:
+            raise FileNotFoundError(f"{path}: there is no bucket gs://{bucket}.") from None
+        raise StorageError(
+            f"{path}: was replaced or removed while it was read (generation {generation}). Do not change files that a "
+            "run reads."
+        ) from None
+    except exceptions.Forbidden as error:
+        raise PermissionError(
+            f"{path}: permission denied ({_message(error)}). Give this account the role Storage Object User on "
+            f"gs://{bucket}, or log in as another."
+        ) from None
+    except (exceptions.Unauthorized, GoogleAuthError) as error:
+        raise StorageError(f"{path}: the credentials do not work ({_message(error)}). {_LOG_IN}") from None
+    except (exceptions.GoogleAPIError, RequestException, _corruption_error()) as error:
+        raise StorageError(f"{path}: the request to Google Cloud Storage failed ({_message(error)}).") from None
+
+
+def _corruption_error() -> type[Exception]:
+    """Returns what uploads raise that arrived with another checksum; it moved in version 3."""
+    try:
+        from google.cloud.storage.exceptions import DataCorruption
+    except ImportError:
+        from google.resumable_media import DataCorruption
+    return DataCorruption
+
+
+def _client(path: AnyPath) -> "Client":
+    try:
+        from google.auth.exceptions import DefaultCredentialsError
+        from google.cloud import storage  # noqa: F401 - whether it is there
+    except ImportError as error:
+        raise StorageError(
+            f"{path}: Google Cloud Storage needs the extra gcp, which is not installed: pip install 'calm-beam[gcp]'."
+        ) from error
+    bucket_and_name(path)
+    try:
+        return _client_of_process(os.getpid(), os.environ.get("STORAGE_EMULATOR_HOST"))
+    except DefaultCredentialsError:
+        raise StorageError(f"{path}: there are no credentials for Google Cloud Storage. {_LOG_IN}") from None
+
+
+@functools.lru_cache(maxsize=4)
+def _client_of_process(process: int, emulator: str | None) -> "Client":
+    """Returns the client of this process; connections do not survive a fork, nor another emulator."""
+    from google.cloud import storage
+
+    # No project is needed for what lies in buckets.
+    return storage.Client(project=None)
+
+
+def _message(error: Exception) -> str:
+    """Returns what the service says of an error, or else its own text, in one line."""
+    try:
+        text = error.response.json()["error"]["message"]  # type: ignore[attr-defined]
+    except (AttributeError, KeyError, TypeError, ValueError):
+        text = str(error)
+    return " ".join(str(text).split())[:300]

@@ -1,0 +1,99 @@
+"""Local files that appear whole or not at all, and once only where that is asked."""
+
+import contextlib
+import filecmp
+import glob
+import os
+import pathlib
+from collections.abc import Iterator
+
+from ._paths import AnyPath
+
+
+def list_files(pattern: str) -> tuple[str, ...]:
+    """Returns the files that match a glob, sorted."""
+    return tuple(sorted(path for path in glob.glob(pattern) if os.path.isfile(path)))
+
+
+def version(path: AnyPath) -> str:
+    """Returns a text that changes when `replacing` has replaced the file; empty if there is none."""
+    try:
+        found = os.stat(path)
+    except FileNotFoundError:
+        return ""
+    return f"{found.st_dev}-{found.st_ino}-{found.st_mtime_ns}-{found.st_size}"
+
+
+def check_writable(path: AnyPath) -> None:
+    """Raises PermissionError if the folder that a file would be in, or the nearest above it, cannot be written."""
+    folder = next(folder for folder in pathlib.Path(path).absolute().parents if folder.exists())
+    if not os.access(folder, os.W_OK):
+        raise PermissionError(f"{path}: permission denied: {folder} cannot be written.")
+
+
+@contextlib.contextmanager
+def replacing(path: AnyPath, *, expected: str | None) -> Iterator[pathlib.Path]:
+    """Gives a temporary path in the same folder, and moves it to `path` in a single step at the end.
+
+    Args:
+      path: A file in a folder that exists.
+      expected: The version that the file must have then; None for any.
+    """
+    target = pathlib.Path(path)
+    # In the folder, since a rename is atomic only within one file system. Not tempfile: its files are readable by their
+    # owner alone, and serving often runs as somebody else.
+    temporary = target.with_name(f".{target.name}.{os.urandom(8).hex()}.tmp")
+    try:
+        yield temporary
+        with open(temporary, "rb") as file:
+            os.fsync(file.fileno())
+        if expected is None:
+            os.replace(temporary, target)
+        else:
+            _publish(temporary, target, expected)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def remove_file(path: AnyPath, *, expected: str | None) -> None:
+    """Removes a file, if it is there; `expected` is the version that it must have then, None for any."""
+    target = pathlib.Path(path)
+    if expected is None:
+        target.unlink(missing_ok=True)
+    elif target.exists():
+        with _locked(target.parent):
+            found = version(target)
+            if found and found != expected:
+                raise FileExistsError(f"{target}: was written by somebody else in the meantime.")
+            target.unlink(missing_ok=True)
+
+
+def _publish(temporary: pathlib.Path, target: pathlib.Path, expected: str) -> None:
+    with _locked(target.parent):
+        found = version(target)
+        try:
+            if found != expected:
+                raise FileExistsError
+            if found:
+                os.replace(temporary, target)
+            else:
+                # Holds against writers that know nothing of the lock, too.
+                os.link(temporary, target)
+        except FileExistsError:
+            # A step that is run again, after it had succeeded, has not lost to anybody.
+            if not target.is_file() or not filecmp.cmp(temporary, target, shallow=False):
+                raise FileExistsError(f"{target}: was written by somebody else in the meantime.") from None
+
+
+@contextlib.contextmanager
+def _locked(folder: pathlib.Path) -> Iterator[None]:
+    """Keeps others who publish in the folder waiting; the system lets go of it if the process dies."""
+    # Here, since Windows has none, and reads manifests without it.
+    import fcntl
+
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)

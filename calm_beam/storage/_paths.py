@@ -1,0 +1,71 @@
+"""Paths as text, local or `gs://bucket/name`."""
+
+import os
+import posixpath
+import re
+
+from ._error import StorageError
+
+_CLOUD_PREFIXES = ("gs:/", "s3:/", "hdfs:/")
+# pathlib takes one of two slashes.
+_GOOGLE = re.compile(r"gs:/{1,2}([^/]+)(?:/(.*))?", re.DOTALL)
+
+AnyPath = str | os.PathLike[str]
+
+
+def is_cloud_path(path: AnyPath) -> bool:
+    """Returns whether a path names an object store rather than a local file (also after pathlib took one slash)."""
+    return os.fspath(path).startswith(_CLOUD_PREFIXES)
+
+
+def bucket_and_name(path: AnyPath) -> tuple[str, str]:
+    """Returns bucket and name of an object, or of a folder without its last slash; the name of a bucket is empty.
+
+    Raises:
+      StorageError: If the path is on another object store than Google's, or names no bucket.
+    """
+    match = _GOOGLE.fullmatch(os.fspath(path))
+    if match is None:
+        raise StorageError(
+            f"{os.fspath(path)}: of object stores only Google Cloud Storage is supported, gs://bucket/name. Copy the "
+            "file there, or to a local or mounted disk."
+        )
+    return match.group(1), (match.group(2) or "").rstrip("/")
+
+
+def joined(base: AnyPath, *parts: str) -> str:
+    """Returns the path of something in a folder.
+
+    >>> joined("gs://bucket/run/", "generations", "a.parquet")
+    'gs://bucket/run/generations/a.parquet'
+    """
+    if not is_cloud_path(base):
+        return os.path.join(base, *parts)
+    bucket, name = bucket_and_name(base)
+    return "/".join([f"gs://{bucket}", *([name] if name else []), *parts])
+
+
+def parent(path: AnyPath) -> str:
+    """Returns the folder that something is in; of a bucket, the bucket.
+
+    >>> parent("gs://bucket/run/manifest.json"), parent("gs://bucket/run")
+    ('gs://bucket/run', 'gs://bucket')
+    """
+    if not is_cloud_path(path):
+        return os.path.dirname(os.fspath(path).rstrip("/")) or "."
+    bucket, name = bucket_and_name(path)
+    return joined(f"gs://{bucket}", *([posixpath.dirname(name)] if "/" in name else []))
+
+
+def base_name(path: AnyPath) -> str:
+    """Returns what a file or folder is called in its folder; of a bucket, nothing."""
+    name = bucket_and_name(path)[1] if is_cloud_path(path) else os.fspath(path).rstrip("/")
+    return posixpath.basename(name)
+
+
+def absolute(path: AnyPath) -> str:
+    """Returns the path as other processes have to name it: a local one from the root, with links resolved."""
+    if is_cloud_path(path):
+        bucket, name = bucket_and_name(path)
+        return joined(f"gs://{bucket}", *([name] if name else []))
+    return os.path.realpath(path)

@@ -1,0 +1,150 @@
+"""The generations of a calibration: begun, gone on with, or found again."""
+
+import contextlib
+import glob
+import os
+import sys
+
+from calm_beam.calibration.publish import EarlierResult, withdraw
+from calm_beam.generation_folder import JOB, DecodeJob, shard_files
+from calm_beam.generations import GenerationsError
+from calm_beam.storage import (
+    is_cloud_path,
+    is_file,
+    joined,
+    list_files,
+    make_folder,
+    parent,
+    remove_file,
+    remove_folder,
+)
+
+from .flags import UsageError
+
+_FOLDER = "generations"
+
+
+def begin_generations(output: str, job: DecodeJob, *, resume: bool, overwrite: bool, earlier: EarlierResult) -> str:
+    """Returns the folder that a run decodes into, whose `decode.json` then says what for.
+
+    Generations are written where they stay, so that those of a run that dies are not lost. An earlier result is taken
+    away before the first of them is written, its manifest before all else.
+
+    Args:
+      output: Output directory; made if it is not there.
+      job: What is decoded.
+      resume: Whether to go on with what an unfinished run has left.
+      overwrite: Whether to take away what is there.
+      earlier: The result that was there when the run was asked for, which alone is taken away.
+
+    Raises:
+      UsageError: If there is something that neither allows, or that is not of this job.
+      OSError: If files cannot be written, or another run has published a result meanwhile.
+    """
+    folder = joined(output, _FOLDER, job.outputs())
+    if overwrite:
+        withdraw(output, earlier)
+        _remove_folders(_folders(output))
+    found = _folders(output)
+    if found and not resume:
+        raise UsageError(
+            f"--output {output}: holds generations of a run that did not finish ({_extent(found[0])}). Pass --resume "
+            "to go on with it, --overwrite to begin anew, or choose another directory."
+        )
+    if found:
+        _check_same_job(found, folder, job)
+        _remove_temporary_files(output, folder)
+        print(f"--resume: going on with {_extent(folder)} in {folder}", file=sys.stderr)
+    else:
+        if resume:
+            print(f"--resume: {output} holds no generations yet; starting from the beginning", file=sys.stderr)
+        # What runs without a finished shard have left says nothing.
+        _remove_folders(_begun_folders(output))
+        make_folder(folder)
+        job.write(folder)
+    return folder
+
+
+def after_failure(output: str, folder: str, *, is_over: bool) -> str:
+    """Returns in words what a run that failed has left; nothing where no shard was finished.
+
+    Then nothing stays on disk either, if it `is_over`: workers elsewhere may go on for a while.
+    """
+    if shard_files(folder):
+        return f"{_extent(folder)} in {folder}: --resume goes on from there."
+    if not is_over:
+        return ""
+    remove_folder(folder)
+    if not is_cloud_path(output):
+        # Only if they are empty: other things may be kept there.
+        with contextlib.suppress(OSError):
+            os.rmdir(joined(output, _FOLDER))
+            os.rmdir(output)
+    return ""
+
+
+def find_generations(path: str) -> str:
+    """Returns the folder of generations that `--generations` names: it, or an output directory that holds just one.
+
+    Raises:
+      UsageError: If there is none, or several.
+    """
+    if is_file(joined(path, JOB)):
+        return path
+    found = _folders(path)
+    if not found:
+        raise UsageError(
+            f"--generations {path}: no {JOB} there and no {_FOLDER} below it. Name the output directory of a "
+            f"calibration, or its {_FOLDER}/<fingerprint>."
+        )
+    if len(found) > 1:
+        raise UsageError(f"--generations {path}: holds {len(found)} folders. Name one: {', '.join(found)}.")
+    return found[0]
+
+
+def _folders(output: str) -> list[str]:
+    """Returns the folders of generations below an output directory that hold shards."""
+    files = list_files(joined(glob.escape(output), _FOLDER, "*", "generations-*.parquet"))
+    return sorted({parent(path) for path in files})
+
+
+def _begun_folders(output: str) -> list[str]:
+    """Returns the folders of generations below an output directory in which decoding was begun."""
+    return [parent(path) for path in list_files(joined(glob.escape(output), _FOLDER, "*", JOB))]
+
+
+def _remove_folders(folders: list[str]) -> None:
+    for folder in folders:
+        remove_folder(folder)
+
+
+def _extent(folder: str) -> str:
+    """Returns in words how far a run has come."""
+    shards = len(shard_files(folder))
+    try:
+        return f"{shards} of at most {DecodeJob.read(folder).num_shards} shards decoded"
+    except GenerationsError:
+        return f"{shards} shards decoded"
+
+
+def _check_same_job(found: list[str], folder: str, job: DecodeJob) -> None:
+    """Refuses to go on with what another job has begun."""
+    for other in found:
+        try:
+            theirs = DecodeJob.read(other)
+        except GenerationsError as error:
+            raise UsageError(f"--resume: {error} Pass --overwrite to begin anew.") from error
+        differences = job.differences(theirs)
+        if differences or other != folder:
+            how = "; ".join(differences) or "under another name"
+            raise UsageError(
+                f"--resume: {other} was begun in another way: {how}. Generations of different runs are "
+                "never mixed: repeat that run as it was, or pass --overwrite to begin anew."
+            )
+
+
+def _remove_temporary_files(output: str, folder: str) -> None:
+    """Removes what a killed process has left of files that it was writing."""
+    for place in (output, folder):
+        for path in list_files(joined(glob.escape(place), ".*.tmp")):
+            remove_file(path)

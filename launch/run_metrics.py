@@ -1,0 +1,84 @@
+"""What the workers of a run counted, collected from Beam and told at its end."""
+
+import dataclasses
+from collections.abc import Mapping
+
+from apache_beam.metrics.metric import MetricResults, MetricsFilter
+from apache_beam.runners.runner import PipelineResult
+
+from calm_beam.transforms.metrics import NAMESPACE
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Spread:
+    """A quantity that was measured several times.
+
+    Attributes:
+      count: How often.
+      total: The sum.
+      largest: The largest value.
+    """
+
+    count: int
+    total: int
+    largest: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RunMetrics:
+    """Counters and measurements by name, summed over steps and workers; the names carry the units."""
+
+    counters: Mapping[str, int]
+    spreads: Mapping[str, Spread]
+
+
+def run_metrics(result: PipelineResult) -> RunMetrics | None:
+    """Returns the metrics of a run that has ended; None if its runner keeps none."""
+    try:
+        found = result.metrics().query(MetricsFilter().with_namespace(NAMESPACE))
+    except NotImplementedError:
+        return None
+    counters: dict[str, int] = {}
+    for metric in found[MetricResults.COUNTERS]:
+        name = metric.key.metric.name
+        # A job service's zero comes as None.
+        counters[name] = counters.get(name, 0) + (metric.result or 0)
+    spreads: dict[str, Spread] = {}
+    for metric in found[MetricResults.DISTRIBUTIONS]:
+        name, new = metric.key.metric.name, metric.result
+        old = spreads.get(name, Spread(count=0, total=0, largest=0))
+        spreads[name] = Spread(
+            count=old.count + new.count, total=old.total + new.sum, largest=max(old.largest, new.max)
+        )
+    return RunMetrics(counters=counters, spreads=spreads)
+
+
+def metrics_in_words(metrics: RunMetrics | None, *, seconds: float) -> str:
+    """Returns a few lines on what the workers of a run did.
+
+    Args:
+      metrics: Of `run_metrics`.
+      seconds: How long the run took, for rates.
+    """
+    if metrics is None:
+        return "workers: this runner keeps no metrics."
+    counters, spreads = metrics.counters, metrics.spreads
+    names = ("decoded-prompts", "generated-tokens", "layer-rows", "padded-layer-rows", "projection-rows")
+    prompts, tokens, rows, padded, projections = (counters.get(name, 0) for name in names)
+    failed, stored = counters.get("failed-prompts", 0), counters.get("taken-over-prompts", 0)
+    calls = spreads.get("decode-call-msec", Spread(count=0, total=0, largest=0))
+    loads = spreads.get("model-load-msec", Spread(count=0, total=0, largest=0))
+    return "\n".join(
+        [
+            f"workers: {prompts:,} prompts decoded ({prompts / seconds:.1f} a second), {tokens:,} tokens "
+            f"of the full model, {rows:,} layer rows and {padded:,} of padding, {projections:,} projections; "
+            f"{failed:,} prompts failed, {stored:,} were stored already.",
+            f"workers: decoding took {calls.total / 1000:.1f} s in {_times(calls.count, 'call')}, the longest "
+            f"{calls.largest / 1000:.1f} s; the model was loaded {_times(loads.count, 'time')}, "
+            f"in {loads.total / 1000:.1f} s.",
+        ]
+    )
+
+
+def _times(count: int, noun: str) -> str:
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"

@@ -1,0 +1,254 @@
+"""Worker processes of Beam's `FnApiRunner` whose loss ends a run with a message.
+
+As Beam has them, whatever waits for a worker that was killed waits for ever. Here every request to such a worker is
+answered with an error, and the workers that are left are stopped.
+"""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import grpc
+from apache_beam.options.pipeline_options import PipelineOptions
+from apache_beam.portability import common_urns, python_urns
+from apache_beam.portability.api import (
+    beam_fn_api_pb2,
+    beam_fn_api_pb2_grpc,
+    beam_provision_api_pb2,
+    beam_runner_api_pb2,
+    endpoints_pb2,
+)
+from apache_beam.runners.portability.fn_api_runner.fn_runner import ExtendedProvisionInfo
+from apache_beam.runners.portability.fn_api_runner.worker_handlers import (
+    DATA_BUFFER_TIME_LIMIT_MS,
+    ControlConnection,
+    ExternalWorkerHandler,
+    GrpcWorkerHandler,
+    WorkerHandler,
+)
+from apache_beam.runners.portability.local_job_service import BeamFnLoggingServicer
+from apache_beam.runners.portability.portable_runner import JobServiceHandle
+from apache_beam.runners.worker.data_plane import _GrpcDataChannel
+from apache_beam.utils import thread_pool_executor
+from google.protobuf import json_format, text_format
+
+# Importing Beam takes seconds, on a busy machine many; a process that has not connected by then never will.
+_CONNECT_SECONDS = 300
+# For a worker to end by itself once its connection is closed; it may be in the middle of a shard of a failed run.
+_STOP_SECONDS = 5
+# For a process to end after its connection has broken.
+_EXPLAIN_SECONDS = 5
+# Beam's own main, with logs sent to the runner alone: the first warning would otherwise open the terminal to them all.
+_WORKER_MAIN = """
+import logging, sys
+logging.getLogger().addHandler(logging.NullHandler())
+from apache_beam.runners.worker import sdk_worker_main
+sdk_worker_main.main(sys.argv)
+"""
+
+
+def watch_workers() -> None:
+    """Makes every `FnApiRunner` of this process start its worker processes as this module has them."""
+    WorkerHandler.register_environment(python_urns.SUBPROCESS_SDK, bytes)(_WorkerProcess)
+    WorkerHandler.register_environment(common_urns.environments.EXTERNAL.urn, beam_runner_api_pb2.ExternalPayload)(
+        _PooledWorker
+    )
+
+
+def provision_info(options: PipelineOptions) -> ExtendedProvisionInfo:
+    """Returns what worker processes are told of the options; without it they would find none."""
+    encoded = JobServiceHandle.encode_pipeline_options(options.get_all_options(drop_default=True))
+    return ExtendedProvisionInfo(
+        beam_provision_api_pb2.ProvisionInfo(retrieval_token="unused", pipeline_options=encoded)
+    )
+
+
+class WorkerError(RuntimeError):
+    """A worker process did not start, or was lost."""
+
+
+class _WatchedConnection(ControlConnection):
+    """A connection to a worker that answers with an error once it or another worker of the run has failed."""
+
+    def __init__(self, explain: Callable[[], str], all_connections: Mapping[str, "_WatchedConnection"]) -> None:
+        """Prepares a connection.
+
+        Args:
+          explain: Says why it broke.
+          all_connections: Those to all workers of the run, this one included.
+        """
+        super().__init__()
+        self.connected = threading.Event()
+        self.failed = threading.Event()
+        self._explain = explain
+        self._all = all_connections
+        self._error = ""
+        self._is_closing = False
+
+    def set_input(self, input: Any) -> None:
+        super().set_input(input)
+        self.connected.set()
+
+    def push(self, req: Any) -> Any:
+        future = super().push(req)
+        if self.failed.is_set():
+            self._answer_all()
+        return future
+
+    def close(self) -> None:
+        self._is_closing = True
+        super().close()
+
+    def lose(self, reason: str) -> None:
+        """Ends the run since this worker is gone, unless it is no longer needed."""
+        if not self._is_closing:
+            # On a line of its own, as in the traces that come from workers.
+            self._fail_all(f"\n{WorkerError.__name__}: {reason}")
+
+    def _read(self) -> None:
+        try:
+            for response in self._input:
+                if response.error and response.instruction_id.startswith("bundle_"):
+                    # Beam would first wait for the bundles of the other workers, which may take hours.
+                    self._fail_all(response.error)
+                future = self._futures_by_id.pop(response.instruction_id, None)
+                if future is not None:
+                    future.set(response)
+        except grpc.RpcError:
+            self.lose(self._explain())
+
+    def _fail_all(self, error: str) -> None:
+        for connection in list(self._all.values()):
+            connection._error = connection._error or error
+            connection.failed.set()
+            connection._answer_all()
+
+    def _answer_all(self) -> None:
+        for instruction in list(self._futures_by_id):
+            future = self._futures_by_id.pop(instruction, None)
+            if future is not None:
+                future.set(beam_fn_api_pb2.InstructionResponse(instruction_id=instruction, error=self._error))
+
+
+class _WatchedData(_GrpcDataChannel):
+    """Elements of a worker; once it is lost there are no more, and its connection says why."""
+
+    def __init__(self, connection: _WatchedConnection) -> None:
+        super().__init__(DATA_BUFFER_TIME_LIMIT_MS)
+        self._connection = connection
+
+    def input_elements(self, *arguments: Any, **options: Any) -> Iterator[Any]:
+        try:
+            yield from super().input_elements(*arguments, **options)
+        except Exception:
+            # Both streams break at the same time; what ended the worker takes a moment to find out.
+            if not self._connection.failed.wait(2 * _EXPLAIN_SECONDS):
+                raise
+
+    def _read_inputs(self, elements_iterator: Any) -> None:
+        with contextlib.suppress(grpc.RpcError):
+            super()._read_inputs(elements_iterator)
+
+
+def _watch(handler: GrpcWorkerHandler, explain: Callable[[], str]) -> None:
+    """Gives a handler that has not started its worker connections that are watched."""
+    server = handler._grpc_server
+    connections = server.control_handler._connections_by_worker_id
+    handler.control_conn = connections[handler.worker_id] = _WatchedConnection(explain, connections)
+    handler.data_conn = _WatchedData(handler.control_conn)
+    server.data_plane_handler._connections_by_worker_id[handler.worker_id, ""] = handler.data_conn
+
+
+class _WorkerProcess(GrpcWorkerHandler):
+    """Starts a worker as a child of this process."""
+
+    def __init__(self, _: bytes, state: Any, provision: ExtendedProvisionInfo, grpc_server: Any) -> None:
+        super().__init__(state, provision, grpc_server)
+        _watch(self, self._explain)
+        # A server of its own, whose log is Beam's: the runner's would tell every failure a second time.
+        self._logging_server = grpc.server(thread_pool_executor.shared_unbounded_instance())
+        self._logging_port = self._logging_server.add_insecure_port("localhost:0")
+        beam_fn_api_pb2_grpc.add_BeamFnLoggingServicer_to_server(BeamFnLoggingServicer(), self._logging_server)
+
+    def start_worker(self) -> None:
+        self._logging_server.start()
+        environment = {
+            **os.environ,
+            "WORKER_ID": self.worker_id,
+            "CONTROL_API_SERVICE_DESCRIPTOR": _descriptor(self.control_address),
+            "LOGGING_API_SERVICE_DESCRIPTOR": _descriptor(f"localhost:{self._logging_port}"),
+            "PIPELINE_OPTIONS": json_format.MessageToJson(self.provision_info.provision_info.pipeline_options),
+        }
+        self._process = subprocess.Popen([sys.executable, "-c", _WORKER_MAIN], env=environment)
+        threading.Thread(target=self._await_end, daemon=True).start()
+
+    def stop_worker(self) -> None:
+        try:
+            self._process.wait(_STOP_SECONDS)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        self._logging_server.stop(0)
+
+    def _await_end(self) -> None:
+        """Also sees processes that end before they connect."""
+        self._process.wait()
+        self.control_conn.lose(self._explain())
+
+    def _explain(self) -> str:
+        try:
+            code = self._process.wait(_EXPLAIN_SECONDS)
+        except subprocess.TimeoutExpired:
+            return f"worker process {self._process.pid} closed its connection before its work was done"
+        how = f"was killed ({signal.Signals(-code).name})" if code < 0 else f"ended with status {code}"
+        return (
+            f"worker process {self._process.pid} {how} before its work was done. If memory ran out, take fewer workers "
+            "or a smaller --token_budget"
+        )
+
+
+class _PooledWorker(ExternalWorkerHandler):
+    """Asks a worker pool, here or on another machine, for a worker."""
+
+    def __init__(self, payload: Any, state: Any, provision: ExtendedProvisionInfo, grpc_server: Any) -> None:
+        super().__init__(payload, state, provision, grpc_server)
+        self._pool = payload.endpoint.url
+        _watch(self, self._explain)
+
+    def start_worker(self) -> None:
+        try:
+            super().start_worker()
+        except grpc.RpcError as error:
+            raise WorkerError(
+                f"no worker pool answers at {self._pool}. Start one there: python -m "
+                f"apache_beam.runners.worker.worker_pool_main --service_port={self._pool.rpartition(':')[2]}"
+            ) from error
+        threading.Thread(target=self._await_connection, daemon=True).start()
+
+    def stop_worker(self) -> None:
+        # The pool may be gone, and its workers with it.
+        with contextlib.suppress(grpc.RpcError), grpc.insecure_channel(self._pool) as channel:
+            request = beam_fn_api_pb2.StopWorkerRequest(worker_id=self.worker_id)
+            beam_fn_api_pb2_grpc.BeamFnExternalWorkerPoolStub(channel).StopWorker(request, timeout=3 * _STOP_SECONDS)
+
+    def _await_connection(self) -> None:
+        if not self.control_conn.connected.wait(_CONNECT_SECONDS):
+            self.control_conn.lose(
+                f"a worker of the pool at {self._pool} has not connected within {_CONNECT_SECONDS} s. The pool starts "
+                "the `python` on its PATH, which needs calm-beam and has to reach this machine"
+            )
+
+    def _explain(self) -> str:
+        return (
+            f"a worker of the pool at {self._pool} was lost before its work was done: killed, or its machine is gone. "
+            "If memory ran out, take fewer workers or a smaller --token_budget"
+        )
+
+
+def _descriptor(address: str) -> str:
+    return text_format.MessageToString(endpoints_pb2.ApiServiceDescriptor(url=address))

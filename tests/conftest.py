@@ -1,0 +1,42 @@
+"""Fixtures for all tests: a Google Cloud Storage on this machine, for those that ask for it."""
+
+import itertools
+import pathlib
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from tests.cloud.service import CloudService
+
+_bucket_numbers = itertools.count(1)
+
+
+@pytest.fixture(scope="session")
+def _cloud_service(tmp_path_factory: pytest.TempPathFactory) -> "Iterator[CloudService]":
+    # Here, so that other tests do not load the clients.
+    from tests.cloud.service import serving_cloud
+
+    with serving_cloud(tmp_path_factory.mktemp("cloud")) as service:
+        yield service
+
+
+@pytest.fixture
+def cloud(_cloud_service: "CloudService", monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> "CloudService":
+    """The service; this process and its children talk to it, with a cache of their own."""
+    _cloud_service.guard.reset()
+    for name, value in _cloud_service.environment().items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("CALM_BEAM_CACHE", str(tmp_path / "cache"))
+    return _cloud_service
+
+
+@pytest.fixture
+def bucket(cloud: "CloudService") -> str:
+    """Address of an empty bucket, such as `gs://bucket-1`."""
+    from tests.cloud.service import make_bucket
+
+    address = make_bucket(cloud, f"bucket-{next(_bucket_numbers)}")
+    cloud.guard.reset()
+    return address

@@ -1,0 +1,169 @@
+"""Runs of `calm-beam calibrate` that are killed at random moments, and gone on with.
+
+    python -m tests.kills --target=worker --kills=20
+
+A run is killed with SIGKILL, which no process can answer: the launcher, or one of two worker processes. It has to end
+by itself or with `--resume` on the second call, in what a run that nobody disturbed has written, to the byte but for
+its time. In between there is no manifest, or a whole one.
+"""
+
+import argparse
+import contextlib
+import dataclasses
+import os
+import pathlib
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+
+from calm_beam.manifest import read_manifest
+from tests.pipelines import id_rows, without_time, write_model, write_rows
+
+_ENTRY = "from calm_beam.launch.cli import entry_point; entry_point()"
+_EXAMPLES = 60
+SHARDS = 12
+# Slow enough that a kill meets decoding, and that shards are finished one by one.
+_DECODING = ("--thresholds=0.9,0.5,0.2,0", "--max_input_length=32", "--max_decode_length=48", "--batch_size=1")
+_ASKED = ("--consistency=textual,risk", "--metric=token_f1", "--delta=0.3,0.6", "--epsilon=0.1")
+_PROCESSES = ("--direct_num_workers=2", "--direct_running_mode=multi_processing")
+# Far more than a run takes: a runner that hangs is an outcome of its own.
+_LONGEST = 400.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """What became of a run that was killed.
+
+    Attributes:
+      after: Finished shards that the kill waited for, and then how many seconds.
+      first: Exit status of the disturbed run; None if it hung and had to be killed altogether.
+      shards: Finished shards that it left.
+      had_result: Whether it had written its manifest.
+      second: Exit status of the same call with `--resume`.
+    """
+
+    after: tuple[int, float]
+    first: int | None
+    shards: int
+    had_result: bool
+    second: int
+
+
+class KillBench:
+    """A model, data, and what an undisturbed run makes of them."""
+
+    def __init__(self, folder: pathlib.Path, target: str) -> None:
+        """Runs once undisturbed; `target` is `launcher` or `worker`."""
+        self._folder, self._target = folder, target
+        self._model = write_model(folder / "model")
+        self._data = write_rows(folder / "rows.jsonl", id_rows(_EXAMPLES))
+        self._whole = folder / "whole"
+        assert self._start(self._whole).wait(_LONGEST) == 0
+
+    def kill(self, name: str, *, shards: int, seconds: float) -> Outcome:
+        """Kills a run so many seconds after it has finished so many shards, goes on with it, and checks the result."""
+        output = self._folder / name
+        process = self._start(output)
+        while process.poll() is None and len(list(output.glob("generations/*/*.parquet"))) < shards:
+            time.sleep(0.005)
+        if not shards:
+            # Then the folder is there, and the model is being loaded.
+            while process.poll() is None and not list(output.glob("generations/*/decode.json")):
+                time.sleep(0.005)
+        time.sleep(seconds)
+        # Beam starts workers through a shell, whose end they would survive.
+        workers = [pid for pid in _children(process.pid) if not _children(pid)]
+        victims = [process.pid] if self._target == "launcher" else workers
+        if victims:
+            _kill(random.Random(name).choice(victims))
+        first: int | None
+        try:
+            first = process.wait(_LONGEST)
+        except subprocess.TimeoutExpired:
+            first = None
+        for pid in [*_children(process.pid), process.pid] if first is None else []:
+            _kill(pid)
+        process.wait()
+        left = len(list(output.glob("generations/*/*.parquet")))
+        had_result = (output / "manifest.json").exists()
+        if had_result:
+            self._check(output)
+        second = self._start(output, "--resume").wait(_LONGEST)
+        assert second == 0, (output.parent / f"{name}.log").read_text()
+        self._check(output)
+        return Outcome((shards, round(seconds, 2)), first, left, had_result, second)
+
+    def _start(self, output: pathlib.Path, *flags: str) -> subprocess.Popen[bytes]:
+        command = [sys.executable, "-c", _ENTRY, "calibrate", f"--output={output}"]
+        paths = [f"--checkpoint={self._model}", f"--data={self._data}", f"--num_shards={SHARDS}"]
+        processes = _PROCESSES if self._target == "worker" else ()
+        # Compiling is most of the time, and none of the matter.
+        cache = {
+            "JAX_COMPILATION_CACHE_DIR": str(self._folder / "compiled"),
+            "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+        }
+        with open(self._folder / f"{output.name}.log", "ab") as log:
+            return subprocess.Popen(
+                [*command, *paths, *_DECODING, *_ASKED, *processes, *flags],
+                stdout=log,
+                stderr=log,
+                env={**os.environ, **cache},
+            )
+
+    def _check(self, output: pathlib.Path) -> None:
+        """Checks that a result is the undisturbed one."""
+        table = "risk_table.csv"
+        assert (output / table).read_bytes() == (self._whole / table).read_bytes()
+        manifest = read_manifest(output / "manifest.json")
+        assert without_time(manifest) == without_time(read_manifest(self._whole / "manifest.json"))
+        assert manifest.data.examples == _EXAMPLES
+        names = {path.name for path in output.rglob("*") if path.is_file()}
+        assert not [name for name in names if name.startswith(".")]
+        assert {path.name for path in output.iterdir()} == {"generations", "manifest.json", table}
+
+
+def _kill(pid: int) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+
+
+def _children(pid: int) -> list[int]:
+    """Returns the processes that a process has started, and those that they have started."""
+    parents: dict[int, int] = {}
+    for stat in pathlib.Path("/proc").glob("[0-9]*/stat"):
+        try:
+            # The name in parentheses may hold spaces.
+            parents[int(stat.parent.name)] = int(stat.read_text().rpartition(")")[2].split()[1])
+        except OSError:
+            continue
+    found: list[int] = []
+    wanted = [pid]
+    while wanted:
+        parent = wanted.pop()
+        below = [child for child, of in parents.items() if of == parent]
+        found += below
+        wanted += below
+    return sorted(found)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Kills many runs and prints what became of each."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
+    parser.add_argument("--target", choices=("launcher", "worker"), required=True)
+    parser.add_argument("--kills", type=int, default=20)
+    parser.add_argument("--seed", type=int, default=0)
+    flags = parser.parse_args(argv)
+    generator = random.Random(flags.seed)
+    with tempfile.TemporaryDirectory(prefix="calm-beam-kills-") as folder:
+        bench = KillBench(pathlib.Path(folder), flags.target)
+        for index in range(flags.kills):
+            shards, seconds = generator.randint(0, SHARDS - 1), generator.uniform(0, 0.3)
+            print(bench.kill(f"run-{index}", shards=shards, seconds=seconds), flush=True)
+
+
+if __name__ == "__main__":
+    main()

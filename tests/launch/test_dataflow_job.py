@@ -1,0 +1,321 @@
+"""The job that `calm-beam calibrate` submits to Dataflow: Beam's own runner against stand-ins for the services."""
+
+import dataclasses
+import io
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import tarfile
+from collections.abc import Iterator
+from typing import Any
+
+import apache_beam
+import pytest
+from apache_beam.internal import pickler
+from apache_beam.portability import common_urns
+from apache_beam.portability.api import beam_runner_api_pb2
+
+from tests.cloud.dataflow_service import DataflowService, serving_dataflow
+from tests.cloud.service import CloudService, make_bucket, raw_client
+from tests.pipelines import SHORT_FLAGS, id_rows, write_model, write_rows
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+
+_ROOT = pathlib.Path(__file__).parents[2]
+_DECODE = "DecodeExamples/DecodeShards"
+_IMAGE = "us-docker.pkg.dev/a-project/calm-beam/worker:1"
+# What a worker's exception looks like in the messages of a job.
+_TRACE = """Traceback (most recent call last):
+  File "apache_beam/runners/common.py", line 1498, in apache_beam.runners.common.DoFnRunner.process
+calm_beam.examples.DataError: gs://bucket/rows.jsonl, line 7: bad [while running 'ReadExamples/ParseExamples-31']
+"""
+
+
+@dataclasses.dataclass(frozen=True)
+class _Place:
+    """The stand-ins, and a bucket with a model and data.
+
+    Attributes:
+      bucket: Its address.
+      storage: The storage service.
+      dataflow: The job service.
+      environment: By which a process finds them.
+      folder: An empty folder, far from the sources.
+    """
+
+    bucket: str
+    storage: CloudService
+    dataflow: DataflowService
+    environment: dict[str, str]
+    folder: pathlib.Path
+
+    def read(self, path: str) -> bytes:
+        """Returns the content of a file in the bucket."""
+        bucket = raw_client(self.storage).bucket(self.bucket.removeprefix("gs://"))
+        content: bytes = bucket.blob(path.removeprefix(f"{self.bucket}/")).download_as_bytes()
+        return content
+
+
+@dataclasses.dataclass(frozen=True)
+class _Run:
+    """What a run of the command left.
+
+    Attributes:
+      status: Its exit status.
+      output: What it printed.
+      errors: What it printed to stderr.
+      job: The job, as Dataflow got it or as it stands in the template.
+      pipeline: The pipeline that was staged.
+    """
+
+    status: int
+    output: str
+    errors: str
+    job: dict[str, Any]
+    pipeline: beam_runner_api_pb2.Pipeline
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Beam's flags as workers will see them."""
+        options: dict[str, Any] = self.job["environment"]["sdkPipelineOptions"]["options"]
+        return options
+
+    @property
+    def pool(self) -> dict[str, Any]:
+        """The job's pool of workers."""
+        (pool,) = self.job["environment"]["workerPools"]
+        assert isinstance(pool, dict)
+        return pool
+
+    def hints(self) -> dict[str, dict[str, bytes]]:
+        """Returns the resource hints of each step that has any."""
+        components = self.pipeline.components
+        return {
+            step.unique_name: dict(components.environments[step.environment_id].resource_hints)
+            for step in components.transforms.values()
+            if step.environment_id and components.environments[step.environment_id].resource_hints
+        }
+
+
+@pytest.fixture(scope="module")
+def place(_cloud_service: CloudService, tmp_path_factory: pytest.TempPathFactory) -> Iterator[_Place]:
+    """Running stand-ins, and a bucket with a tiny model and six prompts."""
+    folder = tmp_path_factory.mktemp("dataflow")
+    environment = {**_cloud_service.environment(), "CALM_BEAM_CACHE": str(folder / "cache")}
+    with pytest.MonkeyPatch.context() as patch, serving_dataflow() as dataflow:
+        for name, value in environment.items():
+            patch.setenv(name, value)
+        address = make_bucket(_cloud_service, "dataflow-job")
+        bucket = raw_client(_cloud_service).bucket("dataflow-job")
+        write_model(folder / "model")
+        for path in sorted((folder / "model").iterdir()):
+            bucket.blob(f"model/{path.name}").upload_from_filename(path)
+        bucket.blob("rows.jsonl").upload_from_filename(write_rows(folder / "rows.jsonl", id_rows(6)))
+        (folder / "elsewhere").mkdir()
+        yield _Place(address, _cloud_service, dataflow, environment, folder / "elsewhere")
+
+
+def _calibrate(place: _Place, name: str, *flags: str) -> tuple[int, str, str]:
+    """Runs the command, and returns its exit status and what it printed."""
+    process = _started(place, name, *flags)
+    output, errors = process.communicate(timeout=240)
+    return process.returncode, output, errors
+
+
+def _started(place: _Place, name: str, *flags: str) -> "subprocess.Popen[str]":
+    """Starts the command in a process of its own: Beam keeps credentials and clients for good."""
+    arguments = [
+        "calibrate",
+        "--runner=DataflowRunner",
+        "--project=a-project",
+        "--region=us-central1",
+        f"--dataflow_endpoint={place.dataflow.endpoint}",
+        f"--temp_location={place.bucket}/temp",
+        f"--checkpoint={place.bucket}/model",
+        f"--data={place.bucket}/rows.jsonl",
+        f"--output={place.bucket}/{name}",
+        "--metric=token_f1",
+        *SHORT_FLAGS,
+        *flags,
+    ]
+    code = "from calm_beam.launch.cli import entry_point; entry_point()"
+    environment = {**os.environ, **place.environment, "PYTHONPATH": str(_ROOT)}
+    return subprocess.Popen(
+        [sys.executable, "-c", code, *arguments],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=environment,
+        cwd=place.folder,
+    )
+
+
+def _run_of(place: _Place, done: tuple[int, str, str], job: dict[str, Any]) -> _Run:
+    staged = place.read(job["environment"]["sdkPipelineOptions"]["options"]["pipelineUrl"])
+    return _Run(*done, job=job, pipeline=beam_runner_api_pb2.Pipeline.FromString(staged))
+
+
+def _submitted(place: _Place, name: str, *flags: str) -> _Run:
+    before = len(place.dataflow.jobs)
+    done = _calibrate(place, name, *flags)
+    assert len(place.dataflow.jobs) == before + 1, done
+    return _run_of(place, done, place.dataflow.jobs[-1])
+
+
+@pytest.fixture(scope="module")
+def from_sources(place: _Place) -> _Run:
+    """A job on plain machines whose workers install the sources; it fails for a bad line of the data."""
+    place.dataflow.final_state, place.dataflow.errors = "JOB_STATE_FAILED", [_TRACE]
+    return _submitted(place, "from_sources", "--num_shards=12", "--worker_machine_type=n2-standard-8")
+
+
+@pytest.fixture(scope="module")
+def on_gpus(place: _Place) -> _Run:
+    """A job that decodes on GPUs, in an image; it ends well, but nothing was run, so there is no manifest."""
+    place.dataflow.final_state, place.dataflow.errors = "JOB_STATE_DONE", []
+    flags = (f"--sdk_container_image={_IMAGE}", "--accelerator=nvidia-l4", "--num_shards=12", "--max_num_workers=3")
+    return _submitted(place, "on_gpus", *flags)
+
+
+@pytest.fixture(scope="module")
+def template_on_tpus(place: _Place) -> _Run:
+    """A job on TPUs that is written as a template, as the launcher of a Flex Template asks for."""
+    before = len(place.dataflow.jobs)
+    flags = (f"--sdk_container_image={_IMAGE}", "--accelerator=tpu-v6e-slice", "--worker_zone=us-central1-b")
+    done = _calibrate(place, "on_tpus", *flags, f"--template_location={place.bucket}/templates/job.json")
+    assert done[0] == 0, done
+    assert len(place.dataflow.jobs) == before
+    return _run_of(place, done, json.loads(place.read("templates/job.json")))
+
+
+def test_steps(from_sources: _Run) -> None:
+    """The staged pipeline reads, decodes, scores, sums and writes, and no step asks for a device."""
+    names = {step.unique_name for step in from_sources.pipeline.components.transforms.values()}
+    assert {
+        "ReadExamples/ParseExamples",
+        "ReadExamples/GroupByShard",
+        _DECODE,
+        "CalibrateGenerations/ScoreExamples",
+        "CalibrateGenerations/SumLosses",
+        "CalibrateGenerations/WriteResults",
+    } <= names
+    assert from_sources.hints() == {}
+
+
+def test_workers_read_cloud_storage(place: _Place, from_sources: _Run) -> None:
+    """The step that decodes is told paths on Cloud Storage, never those of a copy on the launching machine."""
+    (step,) = [step for step in from_sources.pipeline.components.transforms.values() if step.unique_name == _DECODE]
+    payload = beam_runner_api_pb2.ParDoPayload.FromString(step.spec.payload)
+    plan = pickler.loads(payload.do_fn.payload)[0]._plan
+    assert plan.checkpoint == f"{place.bucket}/model"
+    assert plan.directory.startswith(f"{place.bucket}/from_sources/")
+    assert plan.num_shards == 12
+
+
+def test_plain_machines(from_sources: _Run) -> None:
+    """A job without accelerators has the machines that were named, scales up to its shards, and fills their cores."""
+    pool = from_sources.pool
+    assert pool["machineType"] == "n2-standard-8"
+    # 2 is by throughput.
+    assert pool["autoscalingSettings"] == {"algorithm": 2, "maxNumWorkers": 12}
+    experiments = from_sources.job["environment"]["experiments"]
+    assert "use_multiple_sdk_containers" in experiments
+    assert "no_use_multiple_sdk_containers" not in experiments
+    assert "serviceOptions" not in from_sources.job["environment"]
+    assert from_sources.options["save_main_session"] is False
+
+
+def test_image_without_one(from_sources: _Run) -> None:
+    """Without an image, workers run Beam's for this version of it and of Python."""
+    python = f"python{sys.version_info.major}.{sys.version_info.minor}"
+    assert from_sources.pool["workerHarnessContainerImage"].endswith(f"/beam_{python}_sdk:{apache_beam.__version__}")
+
+
+def test_the_staged_package_is_whole(place: _Place, from_sources: _Run) -> None:
+    """The package that workers install has every module of the three floors, as it stands in the sources."""
+    packages = {package["name"]: package["location"] for package in from_sources.pool["packages"]}
+    bucket = f"storage.googleapis.com/{place.bucket[5:]}/"
+    content = place.read(packages["workflow.tar.gz"].removeprefix(bucket))
+    staged = {}
+    with tarfile.open(fileobj=io.BytesIO(content)) as archive:
+        for member in archive.getmembers():
+            name = member.name.partition("/")[2]
+            if member.isfile() and name.startswith(("calm_beam/", "transforms/", "launch/")):
+                file = archive.extractfile(member)
+                assert file is not None
+                staged[name] = file.read()
+    links = {_ROOT / "calm_beam" / "transforms", _ROOT / "calm_beam" / "launch"}
+    modules = {
+        path.relative_to(_ROOT).as_posix(): path.read_bytes()
+        for floor in ("calm_beam", "transforms", "launch")
+        for path in (_ROOT / floor).rglob("*.py")
+        if not links & set(path.parents) and (path.parent / "__init__.py").exists()
+    }
+    assert len(modules) > 100
+    assert {name: content for name, content in staged.items() if name.endswith(".py")} == modules
+    assert "calm_beam/manifest/manifest.schema.json" in staged
+
+
+def test_what_a_job_fails_with(from_sources: _Run) -> None:
+    """The job's address is told at once, and what ended it in our own words alone, with exit status 1."""
+    assert from_sources.status == 1
+    assert "job https://console.cloud.google.com/dataflow/jobs/us-central1/job-" in from_sources.errors
+    last = from_sources.errors.strip().splitlines()[-1]
+    assert last == "calm-beam calibrate: gs://bucket/rows.jsonl, line 7: bad"
+
+
+def test_ctrl_c_ends_the_watching_alone(place: _Place) -> None:
+    """Interrupted while it waits, the command ends as interrupted, and says that the job goes on and where."""
+    place.dataflow.final_state, place.dataflow.errors = "JOB_STATE_RUNNING", []
+    place.dataflow.was_asked.clear()
+    process = _started(place, "interrupted", f"--sdk_container_image={_IMAGE}")
+    assert place.dataflow.was_asked.wait(200)
+    process.send_signal(signal.SIGINT)
+    output, errors = process.communicate(timeout=200)
+    assert (process.returncode, output) == (130, "")
+    job = f"https://console.cloud.google.com/dataflow/jobs/us-central1/job-{len(place.dataflow.jobs)}?project=a-project"
+    assert errors.splitlines()[-1] == f"calm-beam calibrate: interrupted; the job goes on: {job}"
+
+
+def test_only_decoding_asks_for_gpus(on_gpus: _Run) -> None:
+    """The one step that decodes has the accelerator's hint, with machine and driver."""
+    hint = b"type:nvidia-l4;count:1;machine_type:g2-standard-4;install-nvidia-driver"
+    assert on_gpus.hints() == {_DECODE: {common_urns.resource_hints.ACCELERATOR.urn: hint}}
+    # Dataflow takes hints only without the service option.
+    assert "serviceOptions" not in on_gpus.job["environment"]
+
+
+def test_machines_around_gpus(on_gpus: _Run) -> None:
+    """Other steps run on small machines; every worker runs one process with one thread, in the image."""
+    pool = on_gpus.pool
+    assert (pool["machineType"], pool["diskSizeGb"], pool["numThreadsPerWorker"]) == ("e2-standard-2", 50, 1)
+    assert pool["autoscalingSettings"] == {"algorithm": 2, "maxNumWorkers": 3}
+    experiments = on_gpus.job["environment"]["experiments"]
+    assert "no_use_multiple_sdk_containers" in experiments
+    assert "use_multiple_sdk_containers" not in experiments
+    images = {image["environmentId"]: image["containerImage"] for image in pool["sdkHarnessContainerImages"]}
+    assert list(images.values()) == [_IMAGE, _IMAGE]
+    assert "workflow.tar.gz" not in {package["name"] for package in pool.get("packages", ())}
+
+
+def test_a_job_without_a_manifest_has_failed(on_gpus: _Run) -> None:
+    """A job that says it is done, and has left no manifest, is a failure."""
+    assert on_gpus.status == 1
+    assert "manifest.json" in on_gpus.errors.strip().splitlines()[-1]
+    assert on_gpus.output == ""
+
+
+def test_a_template_on_tpus(place: _Place, template_on_tpus: _Run) -> None:
+    """A template is written and nothing submitted; its workers all have the TPU, by service option and machine."""
+    assert template_on_tpus.output == f"Template: {place.bucket}/templates/job.json. It has not run.\n"
+    environment = template_on_tpus.job["environment"]
+    assert environment["serviceOptions"] == ["worker_accelerator=type:tpu-v6e-slice;topology:1x1"]
+    assert environment["workerZone"] == "us-central1-b"
+    assert "no_use_multiple_sdk_containers" in environment["experiments"]
+    pool = template_on_tpus.pool
+    assert (pool["machineType"], pool["numThreadsPerWorker"]) == ("ct6e-standard-1t", 1)
+    assert pool["workerHarnessContainerImage"] == _IMAGE
+    assert template_on_tpus.hints() == {}

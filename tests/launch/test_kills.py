@@ -1,0 +1,20 @@
+"""Runs that are killed complete on the second call, with the right n and the undisturbed result."""
+
+import pathlib
+import random
+
+import pytest
+
+from tests.kills import SHARDS, KillBench
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("target", ["launcher", "worker"])
+def test_a_killed_run_completes(tmp_path: pathlib.Path, target: str) -> None:
+    """SIGKILL, three times at random moments of decoding: --resume gives the undisturbed result; see tests/kills.py."""
+    bench, generator = KillBench(tmp_path, target), random.Random(7)
+    for index in range(3):
+        shards, seconds = generator.randint(0, SHARDS - 1), generator.uniform(0, 0.3)
+        outcome = bench.kill(f"run-{index}", shards=shards, seconds=seconds)
+        assert outcome.second == 0

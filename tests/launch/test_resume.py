@@ -1,0 +1,546 @@
+"""Generations survive a run, and are gone on with or calibrated again; what is not theirs is refused."""
+
+import dataclasses
+import json
+import pathlib
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+
+import pytest
+
+from calm_beam.calibration import Plan, all_specs
+from calm_beam.generation_folder import COMPLETE, Completion, DecodeJob
+from calm_beam.generations import GenerationsError, read_generations, stored_shard, write_generations
+from calm_beam.launch import calibrate
+from calm_beam.launch.cli import main
+from calm_beam.manifest import Manifest, read_manifest
+from calm_beam.transforms.calibrate import StoredGenerations, _Scorer
+from tests.pipelines import BROKEN_ID, SHORT_FLAGS, id_rows, without_time, write_model, write_rows
+
+_ASKED = ("--consistency=textual,risk", "--metric=token_f1", "--delta=0.3,0.6", "--epsilon=0.1")
+
+
+@pytest.fixture(autouse=True)
+def _wide_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    """A tiny random model without a vocabulary, whose logits are not finite once a prompt has `BROKEN_ID`."""
+    return write_model(tmp_path_factory.mktemp("resume") / "model", is_broken=True)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    """Thirty prompts of token ids in clusters of five."""
+    rows = [{**row, "page": index // 5} for index, row in enumerate(id_rows(30))]
+    return write_rows(tmp_path_factory.mktemp("resume") / "rows.jsonl", rows)
+
+
+@pytest.fixture(scope="module")
+def whole(model: pathlib.Path, data: pathlib.Path, tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    """The output of a run that nobody disturbed."""
+    output = tmp_path_factory.mktemp("resume") / "whole"
+    assert _calibrate(model, data, output) == 0
+    return output
+
+
+def _calibrate(model: pathlib.Path, data: pathlib.Path, output: pathlib.Path, *flags: str) -> int:
+    return main(
+        ["calibrate", f"--checkpoint={model}", f"--data={data}", f"--output={output}", *SHORT_FLAGS, *_ASKED, *flags]
+    )
+
+
+def _recalibrate(generations: pathlib.Path, output: pathlib.Path, *flags: str) -> int:
+    return main(["calibrate", f"--generations={generations}", f"--output={output}", *_ASKED, *flags])
+
+
+def _folder(output: pathlib.Path) -> pathlib.Path:
+    (folder,) = (output / "generations").iterdir()
+    return folder
+
+
+def _interrupted(whole: pathlib.Path, output: pathlib.Path, *, lost: int = 1) -> pathlib.Path:
+    """Copies an output as a killed run would have left it, without so many of its shards; returns their folder."""
+    shutil.copytree(whole, output)
+    for name in ("manifest.json", "risk_table.csv"):
+        (output / name).unlink()
+    folder = _folder(output)
+    (folder / COMPLETE).unlink()
+    shards = sorted(folder.glob("*.parquet"))
+    for shard in shards[:lost]:
+        shard.unlink()
+    (folder / f".{shards[0].name}.0badcafe.tmp").write_bytes(b"PAR1 half")
+    (output / ".manifest.json.0badcafe.tmp").write_bytes(b"{")
+    return folder
+
+
+def _check_same(output: pathlib.Path, whole: pathlib.Path) -> None:
+    """Checks that two results are the same to the byte, but for the manifest's time."""
+    assert (output / "risk_table.csv").read_bytes() == (whole / "risk_table.csv").read_bytes()
+    manifests = [read_manifest(each / "manifest.json") for each in (output, whole)]
+    assert without_time(manifests[0]) == without_time(manifests[1])
+
+
+def _error(capsys: pytest.CaptureFixture[str]) -> str:
+    return capsys.readouterr().err.splitlines()[-1]
+
+
+@pytest.mark.parametrize("lost", [0, 1, 2])
+def test_only_missing_shards_are_decoded(
+    model: pathlib.Path,
+    data: pathlib.Path,
+    whole: pathlib.Path,
+    tmp_path: pathlib.Path,
+    capsys: pytest.CaptureFixture[str],
+    lost: int,
+) -> None:
+    """With --resume, finished shards stay as they are, the rest is decoded, and the result is the undisturbed one."""
+    folder = _interrupted(whole, tmp_path / "out", lost=lost)
+    before = {path: path.stat() for path in folder.glob("*.parquet")}
+    assert _calibrate(model, data, tmp_path / "out", "--resume") == 0
+    assert f"--resume: going on with {3 - lost} of at most 3 shards decoded in {folder}" in capsys.readouterr().err
+    for path, stat in before.items():
+        assert (path.stat().st_ino, path.stat().st_mtime_ns) == (stat.st_ino, stat.st_mtime_ns)
+    _check_same(tmp_path / "out", whole)
+    for path in sorted(_folder(whole).iterdir()):
+        assert (folder / path.name).read_bytes() == path.read_bytes()
+    assert not list((tmp_path / "out").rglob(".*"))
+
+
+def test_an_unfinished_run_is_not_begun_anew_by_accident(
+    model: pathlib.Path,
+    data: pathlib.Path,
+    whole: pathlib.Path,
+    tmp_path: pathlib.Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Without --resume unfinished generations are refused untouched; --overwrite begins anew; both is refused."""
+    output = tmp_path / "out"
+    folder = _interrupted(whole, output)
+    before = {path: path.read_bytes() for path in output.rglob("*") if path.is_file()}
+    assert _calibrate(model, data, output) == 2
+    assert _error(capsys) == (
+        f"calm-beam calibrate: --output {output}: holds generations of a run that did not finish (2 of at most 3 "
+        "shards decoded). Pass --resume to go on with it, --overwrite to begin anew, or choose another directory."
+    )
+    assert _calibrate(model, data, output, "--resume", "--overwrite") == 2
+    assert "--resume goes on with what is there, --overwrite begins anew: leave one of them out." in _error(capsys)
+    assert {path: path.read_bytes() for path in output.rglob("*") if path.is_file()} == before
+    inodes = {path.stat().st_ino for path in folder.glob("*.parquet")}
+    assert _calibrate(model, data, output, "--overwrite") == 0
+    assert not inodes & {path.stat().st_ino for path in folder.glob("*.parquet")}
+    _check_same(output, whole)
+
+
+def test_resuming_nothing_and_what_is_done(
+    model: pathlib.Path,
+    data: pathlib.Path,
+    whole: pathlib.Path,
+    tmp_path: pathlib.Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Where nothing is, --resume starts and says so; what is finished stays, and other wishes are sent elsewhere."""
+    output = tmp_path / "out"
+    assert _calibrate(model, data, output, "--resume") == 0
+    assert f"--resume: {output} holds no generations yet; starting from the beginning" in capsys.readouterr().err
+    _check_same(output, whole)
+    before = {path: path.read_bytes() for path in output.rglob("*") if path.is_file()}
+    assert _calibrate(model, data, output, "--resume") == 0
+    printed = capsys.readouterr()
+    assert f"--resume: {output / 'manifest.json'} is finished; nothing is left to do." in printed.err
+    assert f"Manifest: {output / 'manifest.json'}" in printed.out
+    assert _calibrate(model, data, output, "--resume", "--delta=0.2") == 2
+    assert "is finished, and was asked for something else. For other metrics, tolerances or tests of the same " in (
+        _error(capsys)
+    )
+    assert {path: path.read_bytes() for path in output.rglob("*") if path.is_file()} == before
+
+
+@pytest.mark.parametrize(
+    ("flags", "difference"),
+    [
+        (("--max_decode_length=7",), "settings.max_decode_length is 6 there, 7 here"),
+        (("--confidence=softmax_max",), "settings.rule.confidence is 'softmax' there, 'softmax_max' here"),
+        (("--thresholds=0.9,0.5",), "settings.thresholds is [0.9, 0.5, 0.2, 0.05, 0.0] there, [0.9, 0.5] here"),
+        (("--num_shards=4",), "num_shards is 3 there, 4 here"),
+        (("--on_long=error",), "on_long is 'truncate' there, 'error' here"),
+        (("--cluster_key=page",), "cluster_key is None there, 'page' here"),
+    ],
+)
+def test_other_settings_are_refused(
+    model: pathlib.Path,
+    data: pathlib.Path,
+    whole: pathlib.Path,
+    tmp_path: pathlib.Path,
+    capsys: pytest.CaptureFixture[str],
+    flags: tuple[str, ...],
+    difference: str,
+) -> None:
+    """--resume with another setting is refused before decoding, with both values, and touches nothing."""
+    folder = _interrupted(whole, tmp_path / "out")
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    assert _calibrate(model, data, tmp_path / "out", "--resume", *flags) == 2
+    message = _error(capsys)
+    assert message.startswith(f"calm-beam calibrate: --resume: {folder} was begun in another way: ")
+    assert difference in message
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+
+
+def test_another_model_is_refused(
+    data: pathlib.Path, whole: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """--resume with other weights is refused by their fingerprints."""
+    _interrupted(whole, tmp_path / "out")
+    other = write_model(tmp_path / "other", seed=1)
+    assert _calibrate(other, data, tmp_path / "out", "--resume") == 2
+    assert re.search(r"model\.fingerprint is 'sha256:\w{64}' there, 'sha256:\w{64}' here", _error(capsys))
+
+
+def _other_text(rows: list[dict[str, object]]) -> None:
+    rows[3]["references"] = ["another"]
+
+
+def _swapped(rows: list[dict[str, object]]) -> None:
+    rows[3], rows[4] = rows[4], rows[3]
+
+
+def _none_of_a_shard(rows: list[dict[str, object]]) -> None:
+    rows[:] = [row for row in rows if row["input_ids"] == rows[0]["input_ids"]]
+
+
+@pytest.mark.parametrize("change", [_other_text, _swapped, list.pop, _none_of_a_shard])
+def test_other_data_are_refused(
+    model: pathlib.Path,
+    tmp_path: pathlib.Path,
+    capsys: pytest.CaptureFixture[str],
+    change: Callable[[list[dict[str, object]]], object],
+) -> None:
+    """When the data have changed since, --resume names the shard and decodes nothing; with the old data it goes on."""
+    rows: list[dict[str, object]] = list(id_rows(30))
+    data = write_rows(tmp_path / "rows.jsonl", rows)
+    assert _calibrate(model, data, tmp_path / "whole") == 0
+    content = data.read_bytes()
+    folder = _interrupted(tmp_path / "whole", tmp_path / "out")
+    present = sorted(folder.glob("*.parquet"))
+    change(rows)
+    write_rows(data, rows)
+    assert _calibrate(model, data, tmp_path / "out", "--resume") == 1
+    assert re.search(
+        r"generations-0000\d-of-00003\.parquet: (was decoded from other examples than the data give now for shard \d "
+        r"of 3, so the data have changed since|the data have no example for this file)",
+        _error(capsys),
+    )
+    assert sorted(folder.glob("*.parquet")) == present
+    assert not (tmp_path / "out" / "manifest.json").exists()
+    data.write_bytes(content)
+    assert _calibrate(model, data, tmp_path / "out", "--resume") == 0
+    _check_same(tmp_path / "out", tmp_path / "whole")
+
+
+def test_a_damaged_shard_is_refused(
+    model: pathlib.Path,
+    data: pathlib.Path,
+    whole: pathlib.Path,
+    tmp_path: pathlib.Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """A shard that is no Parquet file of ours is named, and not decoded over."""
+    folder = _interrupted(whole, tmp_path / "out")
+    damaged = sorted(folder.glob("*.parquet"))[0]
+    damaged.write_bytes(damaged.read_bytes()[:-20])
+    assert _calibrate(model, data, tmp_path / "out", "--resume") == 1
+    assert f"{damaged}: is no file of generations of this version of calm-beam" in _error(capsys)
+
+
+def _broken_rows() -> list[dict[str, object]]:
+    return [
+        *id_rows(13),
+        *({"id": f"broken-{i}", "input_ids": [i + 3, BROKEN_ID], "references": ["5"]} for i in range(3)),
+    ]
+
+
+def test_a_failed_run_goes_on_with_the_worst_case(
+    model: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Shards finished before a failure are kept; --resume --on_error=worst_case goes on, and lists failures by id."""
+    data = write_rows(tmp_path / "rows.jsonl", _broken_rows())
+    assert _calibrate(model, data, tmp_path / "out", "--num_shards=40") == 1
+    message = _error(capsys)
+    assert re.match(r"calm-beam calibrate: example broken-\d: the model gave logits that are not finite\.", message)
+    kept = len(list((tmp_path / "out").rglob("*.parquet")))
+    assert kept
+    assert (
+        f"{kept} of at most 40 shards decoded in {_folder(tmp_path / 'out')}: --resume goes on from there." in message
+    )
+    flags = ("--num_shards=40", "--on_error=worst_case")
+    assert _calibrate(model, data, tmp_path / "out", *flags, "--resume") == 0
+    assert "3 failed." in capsys.readouterr().out
+    assert _calibrate(model, data, tmp_path / "whole", *flags) == 0
+    _check_same(tmp_path / "out", tmp_path / "whole")
+    manifest = read_manifest(tmp_path / "out" / "manifest.json")
+    ids = ("broken-0", "broken-1", "broken-2")
+    assert (manifest.data.examples, manifest.data.failed, manifest.data.failed_ids) == (16, 3, ids)
+    lines = [json.loads(line) for line in (tmp_path / "out" / "failures.jsonl").read_text().splitlines()]
+    assert lines == [{"id": name, "reason": "the model gave logits that are not finite"} for name in ids]
+
+
+def test_failures_are_not_forgotten(
+    model: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Stored failures are refused where failures are not allowed: on --resume, by --generations, above the limit."""
+    data, output = write_rows(tmp_path / "rows.jsonl", _broken_rows()), tmp_path / "out"
+    assert _calibrate(model, data, output, "--on_error=worst_case", "--max_failures=2") == 1
+    message = _error(capsys)
+    assert "3 examples failed, more than the 2 that may. The first: broken-0 (the model gave logits" in message
+    assert "pass --max_failures=3 or more." in message
+    assert not (output / "manifest.json").exists()
+    assert _calibrate(model, data, output, "--resume") == 1
+    assert re.search(
+        r"parquet: holds \d examples that could not be decoded, broken-\d first: the model", _error(capsys)
+    )
+    assert _calibrate(model, data, output, "--resume", "--on_error=worst_case", "--max_failures=3") == 0
+    capsys.readouterr()
+    assert _recalibrate(output, tmp_path / "again") == 2
+    assert "3 of the examples in " in _error(capsys)
+    assert _recalibrate(output, tmp_path / "again", "--on_error=worst_case", "--max_failures=2") == 1
+    assert "3 examples failed, more than the 2 that may." in _error(capsys)
+    assert _recalibrate(output, tmp_path / "again", "--on_error=worst_case") == 0
+    _check_same(tmp_path / "again", output)
+    assert (tmp_path / "again" / "failures.jsonl").read_text() == (output / "failures.jsonl").read_text()
+
+
+def test_what_finished_nothing_leaves_nothing(
+    model: pathlib.Path, data: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A run that fails while reading leaves no folder of its own, and the next one starts without further ado."""
+    twice = write_rows(tmp_path / "rows.jsonl", [*id_rows(3), id_rows(1)[0]])
+    assert _calibrate(model, twice, tmp_path / "out") == 1
+    assert _error(capsys).endswith("an example that counts twice voids the guarantee.")
+    assert not (tmp_path / "out").exists()
+    mine = tmp_path / "out" / "generations" / "notes.txt"
+    mine.parent.mkdir(parents=True)
+    mine.write_text("mine")
+    assert _calibrate(model, twice, tmp_path / "out") == 1
+    assert [path for path in (tmp_path / "out").rglob("*") if path.is_file()] == [mine]
+    # As a run leaves it that is killed before its first shard.
+    begun = mine.parent / "0123456789abcdef01234567"
+    begun.mkdir()
+    (begun / "decode.json").write_text("{}")
+    assert _calibrate(model, data, tmp_path / "out") == 0
+    assert mine.read_text() == "mine"
+    assert not begun.exists()
+
+
+def test_an_interrupt_says_how_to_go_on(
+    model: pathlib.Path,
+    data: pathlib.Path,
+    tmp_path: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Ctrl-C ends with status 130, names what is kept, and --resume goes on with it."""
+    run = calibrate.run_pipeline
+
+    def interrupted(pipeline: object) -> None:
+        run(pipeline)
+        (tmp_path / "out" / "manifest.json").unlink()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(calibrate, "run_pipeline", interrupted)
+    assert _calibrate(model, data, tmp_path / "out") == 130
+    folder = _folder(tmp_path / "out")
+    assert _error(capsys) == (
+        f"calm-beam calibrate: interrupted; 3 of at most 3 shards decoded in {folder}: --resume goes on from there."
+    )
+    monkeypatch.undo()
+    assert _calibrate(model, data, tmp_path / "out", "--resume") == 0
+
+
+def test_repeated_bundles_count_once(
+    model: pathlib.Path, data: pathlib.Path, whole: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    """A runner that runs every bundle twice gives the same result, for examples and for clusters."""
+    assert _calibrate(model, data, tmp_path / "out", "--direct_runner_bundle_repeat=1") == 0
+    _check_same(tmp_path / "out", whole)
+    repeated, once = tmp_path / "repeated", tmp_path / "once"
+    assert _calibrate(model, data, once, "--cluster_key=page") == 0
+    assert _calibrate(model, data, repeated, "--cluster_key=page", "--direct_runner_bundle_repeat=1") == 0
+    _check_same(repeated, once)
+
+
+@pytest.mark.parametrize(
+    ("decoded", "again"),
+    [
+        ((), ("--metric=exact_match,token_f1", "--delta=0.1,0.2", "--epsilon=0.2")),
+        ((), ("--p_value=hoeffding", "--risk_loss=relu", "--procedure=holm", "--joint", "--seed=3")),
+        (("--thresholds=0.5,0.9,0",), ("--thresholds=0,0.5,0.9",)),
+        (("--thresholds=0.5,0",), ("--grid_step=0.5",)),
+    ],
+)
+def test_stored_generations_are_calibrated_again(
+    model: pathlib.Path,
+    data: pathlib.Path,
+    whole: pathlib.Path,
+    tmp_path: pathlib.Path,
+    decoded: tuple[str, ...],
+    again: tuple[str, ...],
+) -> None:
+    """Other metrics, tolerances, tests or a coarser grid give exactly the manifest of a run with those flags."""
+    flags = tuple(flag for flag in again if not flag.startswith(("--thresholds", "--grid_step")))
+    assert _calibrate(model, data, tmp_path / "anew", *decoded, *flags) == 0
+    for place in (whole, _folder(whole)):
+        output = tmp_path / f"again-{place.name}"
+        assert _recalibrate(place, output, *again) == 0
+        _check_same(output, tmp_path / "anew")
+        assert {path.name for path in output.iterdir()} == {"manifest.json", "risk_table.csv"}
+
+
+def test_a_result_is_replaced_beside_its_generations(
+    whole: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Into the same output only with --overwrite, which then leaves the generations where they are."""
+    output = tmp_path / "out"
+    shutil.copytree(whole, output)
+    before = {path.name: path.read_bytes() for path in _folder(output).iterdir()}
+    assert _recalibrate(output, output, "--delta=0.2") == 2
+    assert f"--output {output}: holds a manifest already." in _error(capsys)
+    assert _recalibrate(output, output, "--delta=0.2", "--overwrite") == 0
+    assert {entry.delta for entry in read_manifest(output / "manifest.json").calibrations} == {0.2}
+    assert {path.name: path.read_bytes() for path in _folder(output).iterdir()} == before
+
+
+def test_clusters_are_calibrated_again(
+    model: pathlib.Path,
+    data: pathlib.Path,
+    whole: pathlib.Path,
+    tmp_path: pathlib.Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Stored clusters give the manifest of their run; whether there are clusters is no choice of the second run."""
+    assert _calibrate(model, data, tmp_path / "once", "--cluster_key=page") == 0
+    assert _recalibrate(tmp_path / "once", tmp_path / "again", "--cluster_key=page") == 0
+    _check_same(tmp_path / "again", tmp_path / "once")
+    capsys.readouterr()
+    assert _recalibrate(tmp_path / "once", tmp_path / "no") == 2
+    assert _error(capsys).endswith("is no choice of the calibration. Pass --cluster_key=page.")
+    assert _recalibrate(whole, tmp_path / "no", "--cluster_key=page") == 2
+    assert _error(capsys).endswith("is no choice of the calibration. Leave it out.")
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (("--checkpoint=model",), "--checkpoint decides what is decoded, and --generations="),
+        (("--data", "rows.jsonl"), "--data decides what is decoded, and --generations="),
+        (("--confidence=softmax",), "--confidence decides what is decoded, and --generations="),
+        (("--resume",), "--resume decides what is decoded, and --generations="),
+        (("--thresholds=0.9,0.7,0.3",), "thresholds 0.7, 0.3 were not decoded: take some of 0.9, 0.5, 0.2, 0.05, 0,"),
+        (("--grid_step=0.4",), "thresholds 0.8, 0.4 were not decoded"),
+        (("--thresholds=0.9", "--grid_step=0.5"), "--thresholds and --grid_step=0.5 both give a grid"),
+    ],
+)
+def test_what_generations_decide_is_refused(
+    whole: pathlib.Path,
+    tmp_path: pathlib.Path,
+    capsys: pytest.CaptureFixture[str],
+    flags: tuple[str, ...],
+    message: str,
+) -> None:
+    """Beside --generations, a flag that decides what is decoded, or a threshold that was not, is refused."""
+    assert _recalibrate(whole, tmp_path / "out", *flags) == 2
+    assert message in _error(capsys)
+    assert not (tmp_path / "out").exists()
+
+
+def test_unfinished_generations_are_not_calibrated(
+    whole: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Without the mark of success, or where nothing is, --generations is refused."""
+    _interrupted(whole, tmp_path / "out")
+    assert _recalibrate(tmp_path / "out", tmp_path / "again") == 2
+    assert "has no complete.json, so decoding did not finish there. Repeat that run with --resume first." in _error(
+        capsys
+    )
+    assert _recalibrate(tmp_path, tmp_path / "again") == 2
+    assert f"--generations {tmp_path}: no decode.json there and no generations below it." in _error(capsys)
+
+
+def test_generations_need_no_model(whole: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    """Calibrating again works where JAX and Flax cannot be imported, and the model is not there."""
+    code = (
+        "import sys\n"
+        "class Missing:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name.split('.')[0] in ('jax', 'flax'): raise ImportError(name)\n"
+        "sys.meta_path.insert(0, Missing())\n"
+        "from calm_beam.launch.cli import main\n"
+        "sys.exit(main(sys.argv[1:]))\n"
+    )
+    flags = [f"--generations={whole}", f"--output={tmp_path / 'out'}", *_ASKED]
+    done = subprocess.run(
+        [sys.executable, "-c", code, "calibrate", *flags], capture_output=True, text=True, timeout=200, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    _check_same(tmp_path / "out", whole)
+
+
+def _scorer(folder: pathlib.Path) -> tuple[_Scorer, Completion]:
+    job = DecodeJob.read(str(folder))
+    completion = Completion.read(str(folder), job)
+    specs = all_specs(consistencies=("textual",), metrics=("token_f1",), deltas=(0.3,), epsilons=(0.1,))
+    plan = Plan.of(specs, job.settings, model="m", vocabulary=None)
+    stored = StoredGenerations(directory=str(folder), num_shards=job.num_shards, thresholds=job.settings.thresholds)
+    scorer = _Scorer(plan, stored, None)
+    scorer.setup()
+    return scorer, completion
+
+
+def test_a_shard_that_comes_twice_counts_once(whole: pathlib.Path) -> None:
+    """A shard that is listed twice is scored once."""
+    scorer, completion = _scorer(_folder(whole))
+    shard = completion.shards[0]
+    counted = [tally.by_shard for tally, _, _ in scorer.batches((shard.shard, [shard, shard]), completion)]
+    assert counted == [((shard.shard, shard.examples),)]
+
+
+def test_a_shard_that_was_replaced_is_refused(whole: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    """What stands in a shard's place after decoding was complete is not scored, nor is one with too few outputs."""
+    shutil.copytree(_folder(whole), tmp_path / "folder")
+    scorer, completion = _scorer(tmp_path / "folder")
+    shard = completion.shards[0]
+    path = tmp_path / "folder" / f"generations-{shard.shard:05d}-of-00003.parquet"
+    generations = list(read_generations(path))
+    fewer = [dataclasses.replace(each, outputs=each.outputs[:-1]) for each in generations]
+    write_generations(path, fewer, shard=shard.shard, digest=shard.digest)
+    with pytest.raises(GenerationsError, match=r"has 5 outputs, not one for the full model and each of 5 thresholds\."):
+        list(scorer.batches((shard.shard, [shard]), completion))
+    write_generations(path, generations[1:], shard=shard.shard, digest=shard.digest)
+    assert stored_shard(str(path)).examples == shard.examples - 1
+    with pytest.raises(GenerationsError, match=r"was replaced after decoding was complete\. Decode anew"):
+        list(scorer.batches((shard.shard, [shard]), completion))
+
+
+def test_other_software_is_told_apart(
+    model: pathlib.Path,
+    data: pathlib.Path,
+    whole: pathlib.Path,
+    tmp_path: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Shards of two versions are never mixed; calibrated again, the manifest names the versions of both steps."""
+    from calm_beam.launch import versions
+
+    _interrupted(whole, tmp_path / "out")
+    monkeypatch.setattr(versions, "__version__", "99")
+    assert _calibrate(model, data, tmp_path / "out", "--resume") == 2
+    assert re.search(r"software\.calm-beam is '[^']+' there, '99' here", _error(capsys))
+    assert _recalibrate(whole, tmp_path / "again") == 0
+    manifest: Manifest = read_manifest(tmp_path / "again" / "manifest.json")
+    decoded = read_manifest(whole / "manifest.json").software
+    assert manifest.software == {**decoded, "calm-beam": "99", "calm-beam (decoding)": decoded["calm-beam"]}

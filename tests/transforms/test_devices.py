@@ -1,0 +1,48 @@
+"""What a worker decodes on."""
+
+import apache_beam as beam
+import jax
+import pytest
+from apache_beam.options.pipeline_options import PipelineOptions
+from apache_beam.runners.portability.fn_api_runner import FnApiRunner
+
+from calm_beam.transforms import DecodeExamples, DecodePlan
+from calm_beam.transforms.devices import require_accelerator
+from calm_beam.transforms.progress import ProgressLog
+from tests.pipelines import SETTINGS
+
+
+def test_a_cpu_is_no_accelerator(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker on which JAX falls back to the CPU stops and says so; one with a device goes on."""
+    monkeypatch.setattr(jax, "default_backend", lambda: "cpu")
+    with pytest.raises(RuntimeError, match="JAX finds only its CPU"):
+        require_accelerator()
+    for backend in ("gpu", "tpu"):
+        monkeypatch.setattr(jax, "default_backend", lambda backend=backend: backend)
+        require_accelerator()
+
+
+def test_decoding_waits_for_its_device() -> None:
+    """A step that needs an accelerator stops before it looks for the model; one that does not, looks for it."""
+    plan = DecodePlan(
+        checkpoint="/nowhere",
+        model_fingerprint="none",
+        vocabulary=None,
+        vocabulary_fingerprint=None,
+        extra_ids=0,
+        settings=SETTINGS,
+        batch_size=2,
+        token_budget=None,
+        on_long="truncate",
+        on_error="fail",
+        max_failures=None,
+        job="sha256:0",
+        directory="/nowhere",
+        num_shards=1,
+    )
+    for needs_accelerator, message in ((True, "JAX finds only its CPU"), (False, "/nowhere")):
+        pipeline = beam.Pipeline(runner=FnApiRunner(), options=PipelineOptions([]))
+        decode = DecodeExamples(plan, ProgressLog(None), needs_accelerator=needs_accelerator)
+        _ = (pipeline | "Shards" >> beam.Create([(0, ())]), pipeline | "Count" >> beam.Create([0])) | decode
+        with pytest.raises(Exception, match=message):
+            pipeline.run().wait_until_finish()

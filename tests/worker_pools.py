@@ -1,0 +1,47 @@
+"""Worker pools and job services in the process of a test."""
+
+import contextlib
+import os
+import pathlib
+import sys
+from collections.abc import Iterator
+from unittest import mock
+
+from apache_beam.runners.worker.worker_pool_main import BeamFnExternalWorkerPoolServicer
+
+from calm_beam.launch.job_service import start_job_service
+
+_ROOT = pathlib.Path(__file__).parent.parent
+
+
+@contextlib.contextmanager
+def worker_pool() -> Iterator[str]:
+    """Gives the address of a pool that starts workers as children of this process, with this interpreter."""
+    # A pool starts the `python` it finds, and workers import what tests define.
+    path = os.pathsep.join([os.path.dirname(sys.executable), os.environ["PATH"]])
+    packages = os.pathsep.join([str(_ROOT), os.environ.get("PYTHONPATH", "")])
+    with mock.patch.dict(os.environ, {"PATH": path, "PYTHONPATH": packages}):
+        address, server = BeamFnExternalWorkerPoolServicer.start(use_process=True)
+        try:
+            yield address
+        finally:
+            server.stop(0)
+
+
+@contextlib.contextmanager
+def flags_of_two_workers(kind: str) -> Iterator[tuple[str, ...]]:
+    """Gives the flags for two workers: `processes`, those of a `pool`, or of a pool behind a `job service`."""
+    if kind == "processes":
+        yield ("--direct_num_workers=2", "--direct_running_mode=multi_processing")
+        return
+    with worker_pool() as address:
+        external = ("--environment_type=EXTERNAL", f"--environment_config={address}")
+        if kind == "pool":
+            yield (*external, "--direct_num_workers=2")
+            return
+        service, port = start_job_service()
+        try:
+            endpoint = ("--runner=PortableRunner", f"--job_endpoint=localhost:{port}")
+            yield (*endpoint, *external, "--sdk_worker_parallelism=2")
+        finally:
+            service.stop()

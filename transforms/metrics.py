@@ -1,0 +1,46 @@
+"""What decoding counts, as Beam metrics whose names carry their units."""
+
+from collections.abc import Sequence
+
+from apache_beam.metrics import Metrics
+
+from calm_beam.decoding.work import Work
+
+NAMESPACE = "calm_beam"
+
+
+class DecodeMetrics:
+    """Beam's counters of decoding; pickled with the DoFn that counts."""
+
+    def __init__(self) -> None:
+        self._prompts = Metrics.counter(NAMESPACE, "decoded-prompts")
+        self._tokens = Metrics.counter(NAMESPACE, "generated-tokens")
+        self._layer_rows = Metrics.counter(NAMESPACE, "layer-rows")
+        self._padded_rows = Metrics.counter(NAMESPACE, "padded-layer-rows")
+        self._projection_rows = Metrics.counter(NAMESPACE, "projection-rows")
+        self._taken_over = Metrics.counter(NAMESPACE, "taken-over-prompts")
+        self._failures = Metrics.counter(NAMESPACE, "failed-prompts")
+        self._call_msec = Metrics.distribution(NAMESPACE, "decode-call-msec")
+        self._load_msec = Metrics.distribution(NAMESPACE, "model-load-msec")
+
+    def count_call(self, work: Work, *, seconds: float) -> None:
+        """Adds one call of the decoder: what it did, and how long it took, compilation included."""
+        self._prompts.inc(work.prompts)
+        self._tokens.inc(work.tokens)
+        self._layer_rows.inc(work.layer_rows)
+        self._padded_rows.inc(work.padded_rows)
+        self._projection_rows.inc(work.projection_rows)
+        self._call_msec.update(round(1000 * seconds))
+
+    def count_taken_over(self, examples: int) -> None:
+        """Adds examples that an earlier attempt has decoded and stored."""
+        self._taken_over.inc(examples)
+
+    def count_failures(self, examples: int) -> None:
+        """Adds examples that could not be decoded, before the decoder or by it."""
+        self._failures.inc(examples)
+
+    def count_loads(self, msecs: Sequence[int]) -> None:
+        """Adds models that were loaded, each with the time it took."""
+        for msec in msecs:
+            self._load_msec.update(msec)

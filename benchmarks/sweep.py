@@ -38,6 +38,7 @@ from benchmarks.process import CompileTime, peak_memory_bytes
 from benchmarks.prompts import read_prompts
 from calm_beam.checkpoints import Checkpoint, load_checkpoint
 from calm_beam.decoding.early_exit import EarlyExitDecoder
+from calm_beam.decoding.memory import Budget, keep_freed_memory
 from calm_beam.decoding.result import SweepResult
 from calm_beam.decoding.settings import DecodeSettings
 from calm_beam.decoding.shared import SharedSweep
@@ -114,6 +115,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             "--confidence=classifier needs a model with an exit classifier, which this one is without: pass another "
             "--checkpoint and --data, or --paper_dimensions"
         )
+    keep_freed_memory()
     print(describe_machine())
     for note in notes:
         print(note)
@@ -242,7 +244,11 @@ def _lanes(task: _Task, thresholds: Sequence[float | None]) -> np.ndarray:
 
 
 def _decode(task: _Task, lanes: np.ndarray) -> _Run:
-    decoder = SharedSweep(task.checkpoint, task.rule, lanes, max_input_length=_MAX_INPUT_LENGTH, slots=task.batch_size)
+    steps, num_lanes = lanes.shape
+    # Room for every prompt at its worst: nobody gives way in any run.
+    tokens = task.batch_size * (_MAX_INPUT_LENGTH + steps * num_lanes)
+    budget = Budget(slots=task.batch_size, tokens=tokens)
+    decoder = SharedSweep(task.checkpoint, task.rule, lanes, max_input_length=_MAX_INPUT_LENGTH, budget=budget)
     start = time.perf_counter()
     results = dict(decoder.decode(task.prompts))
     seconds = time.perf_counter() - start

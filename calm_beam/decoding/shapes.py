@@ -2,7 +2,7 @@
 
 import numpy as np
 
-_FEWEST_ROWS = 64
+_FEWEST_ROWS = 16
 _FEWEST_STEPS = 16
 _FEWEST_RANKS = 8
 
@@ -15,11 +15,11 @@ def padded(values: np.ndarray, size: int, *, fill: int = 0) -> np.ndarray:
 
 
 def row_bucket(count: int) -> int:
-    """Returns the next of 64, 128, 192, 256, 384, 512, ...: few shapes, and at most a third of a batch is padding."""
+    """Returns the next of 16, 64, 128, 192, 256, 384, 512, ...: few shapes, and little padding where rows are many."""
     size = _FEWEST_ROWS
     while size < count:
         is_power = size & (size - 1) == 0
-        size = size * 2 if size == _FEWEST_ROWS else size * 3 // 2 if is_power else size * 4 // 3
+        size = {16: 64, 64: 128}.get(size, size * 3 // 2 if is_power else size * 4 // 3)
     return size
 
 

@@ -43,11 +43,6 @@ class Accelerator:
         """Whether this is a TPU, which every worker of a job must then have."""
         return self.type.startswith("tpu-")
 
-    @property
-    def is_single(self) -> bool:
-        """Whether there is one device; decoding uses the first."""
-        return self.amount in ("1", "1x1")
-
     def hint(self) -> str | None:
         """Returns the resource hint of the step that decodes; None for TPUs, which are no matter of hints."""
         if self.is_tpu:

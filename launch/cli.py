@@ -84,3 +84,7 @@ def entry_point() -> None:
 def _usage() -> str:
     commands = "\n".join(f"  {name:<10} {text}" for name, text in _COMMANDS.items())
     return f"usage: calm-beam COMMAND [flags]\n\n{commands}\n\ncalm-beam COMMAND --help lists the flags of a command."
+
+
+if __name__ == "__main__":
+    entry_point()

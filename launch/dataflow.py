@@ -140,12 +140,6 @@ def _check_accelerator(options: PipelineOptions, accelerator: Accelerator | None
             f"Name it with the accelerator: 'type:{accelerator.type};count:{accelerator.amount};"
             f"machine_type:{machine};install-nvidia-driver'."
         )
-    if not accelerator.is_single:
-        print(
-            f"caution: each worker decodes in one process on one device, so of {accelerator.amount} {accelerator.type} "
-            "the others will idle.",
-            file=sys.stderr,
-        )
 
 
 def _has_accelerator(options: PipelineOptions, accelerator: Accelerator | None) -> bool:

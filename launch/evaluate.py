@@ -170,6 +170,7 @@ def _task(flags: argparse.Namespace, run: PreparedRun, examples: Sequence[Exampl
         max_input_length=flags.max_input_length,
         max_decode_length=flags.max_decode_length,
         batch_size=flags.batch_size,
+        token_budget=flags.token_budget,
     )
 
 

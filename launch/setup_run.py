@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Self
 
 from calm_beam.checkpoints import Checkpoint, CheckpointError, load_checkpoint
+from calm_beam.decoding.memory import checked_least_tokens
 from calm_beam.decoding.settings import DecodeSettings, descending_grid, uniform_grid
 from calm_beam.examples import DataError
 from calm_beam.exits.rule import ExitRule
@@ -116,6 +117,7 @@ def prepare_run(
         raise UsageError("--data is missing: JSONL files with the examples.")
     try:
         settings = settings or decode_settings(flags)
+        _check_token_budget(flags.token_budget, settings)
         paths = find_files("--data", flags.data)
         is_text = preview_data(paths, needs_references=needs_references, cluster_key=cluster_key)
         checkpoint = load_checkpoint(flags.checkpoint)
@@ -146,6 +148,17 @@ def prepare_run(
         settings=settings,
         model_fingerprint=checkpoint.fingerprint(),
     )
+
+
+def _check_token_budget(token_budget: int | None, settings: DecodeSettings) -> None:
+    # Rules that run every layer hold a batch and no budget.
+    if not settings.rule.needs_full_model():
+        checked_least_tokens(
+            token_budget,
+            lanes=1 + len(settings.thresholds),
+            steps=settings.max_decode_length,
+            source=settings.max_input_length,
+        )
 
 
 def decode_settings(flags: argparse.Namespace) -> DecodeSettings:

@@ -116,6 +116,7 @@ def _generations(task: Task, variant: Variant, decoded: Callable[[], None]) -> l
         max_decode_length=task.max_decode_length,
         max_input_length=task.max_input_length,
         batch_size=task.batch_size,
+        token_budget=task.token_budget,
     )
     generations = []
     for generation in generate(decoder, task.prompts, task.vocabulary, on_error="worst_case", duplicates=frozenset()):

@@ -19,6 +19,8 @@ from calm_beam.model import EarlyExitT5
 from calm_beam.model.network import PAD_ID, padding_bias
 from calm_beam.vocabulary import EOS_ID
 
+_BATCH_SIZE = 8
+
 KINDS = ("sampling", "layer")
 """By what a token is replaced: the last layer's choice of a given rank, or the first layer's prediction."""
 
@@ -50,7 +52,7 @@ class PerturbationDecoder:
         rank: int,
         max_decode_length: int,
         max_input_length: int = 512,
-        batch_size: int = 8,
+        batch_size: int | None = None,
     ) -> None:
         """Prepares a decoder.
 
@@ -60,7 +62,7 @@ class PerturbationDecoder:
           rank: Rank of the last layer's token that replaces its first choice in the kind `sampling`, from 1.
           max_decode_length: Most tokens to generate, eos included.
           max_input_length: Most tokens of a prompt.
-          batch_size: Prompts decoded together, each with two lanes per position.
+          batch_size: Prompts decoded together, each with two lanes per position; None for 8.
 
         Raises:
           ValueError: If there is no position, one is outside [0, max_decode_length) or given twice, or there is no
@@ -80,7 +82,7 @@ class PerturbationDecoder:
         self._rank = rank
         self._steps = max_decode_length
         self._max_input_length = max_input_length
-        self._rows = batch_size
+        self._rows = batch_size or _BATCH_SIZE
 
     def decode(self, prompts: Sequence[Sequence[int]]) -> Iterator[tuple[int, Perturbed]]:
         """Yields the outputs of every prompt, with its index, not in order.

@@ -20,7 +20,8 @@ class Task:
       metric: Name of the metric, as in `get_metric`.
       max_input_length: Most tokens of a prompt.
       max_decode_length: Most tokens of an output, eos included.
-      batch_size: Prompts decoded together.
+      batch_size: Most prompts decoded together; None for as many as memory and speed recommend.
+      token_budget: Most positions held at a time; None for a share of the memory that is free.
     """
 
     checkpoint: Checkpoint
@@ -29,7 +30,8 @@ class Task:
     metric: str
     max_input_length: int
     max_decode_length: int
-    batch_size: int
+    batch_size: int | None = None
+    token_budget: int | None = None
 
     def scores(self, prompt_id: str, texts: Iterable[str], references: Sequence[str]) -> dict[str, float]:
         """Returns the metric of each text, each distinct one scored once.

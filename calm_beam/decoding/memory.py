@@ -63,13 +63,7 @@ def choose_budget(
     Raises:
       ValueError: If the token budget has no room for one prompt that needs the most.
     """
-    needed = source + lanes * steps
-    if token_budget is not None and token_budget < needed:
-        raise ValueError(
-            f"token_budget must be at least {needed}, got {token_budget}: one prompt of {source} tokens and its "
-            f"outputs of {steps} in {lanes} lanes can need as many. Raise it, or lower max_input_length, "
-            "max_decode_length or the number of thresholds."
-        )
+    needed = checked_least_tokens(token_budget, lanes=lanes, steps=steps, source=source)
     is_host = device.platform == "cpu"
     free = _free_bytes(device) * (_HOST_SHARE if is_host else _DEVICE_SHARE)
     # Keys and values of a position at every layer; states of a slot's lanes before and after every layer.
@@ -79,6 +73,21 @@ def choose_budget(
     slots = max(1, min(most, int(free / 4 / states)))
     tokens = token_budget or max(needed, int(free / 2 / position))
     return Budget(slots=slots, tokens=tokens)
+
+
+def checked_least_tokens(token_budget: int | None, *, lanes: int, steps: int, source: int) -> int:
+    """Returns the positions that one prompt can need at most, which a token budget has to have room for.
+
+    Arguments and errors are those of `choose_budget`, but no device is looked for.
+    """
+    needed = source + lanes * steps
+    if token_budget is not None and token_budget < needed:
+        raise ValueError(
+            f"token_budget must be at least {needed}, got {token_budget}: one prompt of {source} tokens and its "
+            f"outputs of {steps} in {lanes} lanes can need as many. Raise it, or lower max_input_length, "
+            "max_decode_length or the number of thresholds."
+        )
+    return needed
 
 
 def _free_bytes(device: jax.Device) -> int:

@@ -56,20 +56,6 @@ def test_tpus_are_service_options(text: str, option: str, machine: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "is_single"),
-    [
-        ("nvidia-l4", True),
-        ("tpu-v6e-slice", True),
-        ("type:nvidia-tesla-t4;count:2", False),
-        ("type:tpu-v6e-slice;topology:2x2;machine_type:ct6e-standard-4t", False),
-    ],
-)
-def test_one_device_is_used(text: str, is_single: bool) -> None:
-    """It is known whether there is more than the one device that decoding uses."""
-    assert parse_accelerator(text).is_single == is_single
-
-
-@pytest.mark.parametrize(
     ("text", "message"),
     [
         ("", "expected a type such as nvidia-l4 or tpu-v6e-slice, or type:nvidia-l4;"),

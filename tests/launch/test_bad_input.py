@@ -111,6 +111,7 @@ _BAD_FLAGS = {
     "--min_exit_layer=0": "argument --min_exit_layer: expected a whole number of at least 1, got '0'",
     "--exit_interval=1.5": "argument --exit_interval: expected a whole number of at least 1, got '1.5'",
     "--batch_size=-4": "argument --batch_size: expected a whole number of at least 1, got '-4'",
+    "--token_budget=67": "token_budget must be at least 68, got 67: one prompt of 32 tokens and its outputs of 6 in",
     "--num_shards=0": "argument --num_shards: expected a whole number of at least 1, got '0'",
     "--max_input_length=0": "argument --max_input_length: expected a whole number of at least 1, got '0'",
     "--max_decode_length=long": "argument --max_decode_length: expected a whole number of at least 1, got 'long'",

@@ -175,14 +175,6 @@ def test_idle_workers_are_mentioned(capsys: pytest.CaptureFixture[str]) -> None:
     assert "--num_shards=10 gives work to 10 of the 11 workers" in capsys.readouterr().err
 
 
-def test_idle_devices_are_mentioned(capsys: pytest.CaptureFixture[str]) -> None:
-    """More than one device per worker is told of, since one process uses one; a single one is not."""
-    _prepare(*_PLACE, _IMAGE, accelerator="nvidia-tesla-t4")
-    assert capsys.readouterr().err == ""
-    _prepare(*_PLACE, _IMAGE, accelerator="type:nvidia-tesla-t4;count:2")
-    assert "so of 2 nvidia-tesla-t4 the others will idle" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize(
     ("flags", "accelerator", "message"),
     [

@@ -323,10 +323,10 @@ def test_one_compilation_serves_every_threshold() -> None:
     """Decoders that differ in their threshold alone do not compile again."""
     checkpoint = build_checkpoint(_CONFIG)
     _decode(checkpoint, _RULE, _PROMPTS[:1], 0.5)
-    before = early_exit._decode._cache_size()
+    before = early_exit._decode._cache_size()  # type: ignore[attr-defined]
     for threshold in (0.9, 0.1, 0.0):
         _decode(checkpoint, _RULE, _PROMPTS[:1], threshold)
-    assert early_exit._decode._cache_size() == before
+    assert early_exit._decode._cache_size() == before  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("threshold", [-0.1, 1.1, 5.0, float("nan")])
@@ -398,11 +398,11 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[collections.Counter[tuple
         monkeypatch.setattr(EarlyExitT5, name, counted)
 
     # What was compiled before does not count, and what is compiled here must not be used later.
-    early_exit._decode.clear_cache()
+    early_exit._decode.clear_cache()  # type: ignore[attr-defined]
     for name in ("decoder_layer", "self_keys_values", "head"):
         count(name)
     yield counter
-    early_exit._decode.clear_cache()
+    early_exit._decode.clear_cache()  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize(

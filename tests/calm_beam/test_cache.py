@@ -1,0 +1,19 @@
+"""Where caches are."""
+
+import pathlib
+
+import pytest
+
+from calm_beam.cache import cache_folder
+
+
+def test_the_first_name_that_is_set_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Caches are in the folder that the user names, else where the system keeps them; empty names are none."""
+    monkeypatch.setenv("HOME", "/home/somebody")
+    monkeypatch.delenv("CALM_BEAM_CACHE", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", "")
+    assert cache_folder() == pathlib.Path("/home/somebody/.cache/calm-beam")
+    monkeypatch.setenv("XDG_CACHE_HOME", "/caches")
+    assert cache_folder() == pathlib.Path("/caches/calm-beam")
+    monkeypatch.setenv("CALM_BEAM_CACHE", "/ours")
+    assert cache_folder() == pathlib.Path("/ours")

@@ -87,7 +87,7 @@ def attend_to_output(
     hidden = states.at[layer - 1, below].get(mode="clip")
     cache = _written(cache, apply(hidden, method="self_keys_values"), nodes)
     # [rows, length]
-    age = steps[:, None] - jnp.arange(paths.shape[1])
+    age = steps[:, None] - jnp.arange(paths.shape[1])[None]
     is_past = age >= 0
     # [heads, rows, length] -> [rows, heads, length]
     bias = jnp.swapaxes(bias_by_age[:, jnp.maximum(age, 0)], 0, 1)

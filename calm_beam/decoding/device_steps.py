@@ -3,9 +3,9 @@
 Rows are packed: what a step gets is as many rows as there are groups, whoever's they are, padded to the next of a few
 sizes. Padding rows have numbers beyond the last: reads there give anything, writes are dropped.
 
-States live in one buffer, float32 (layers + 1, slots * lanes, width): row `lane` of entry i is the output of layer i for
-the group whose first lane it is; entry 0 is the embedding. Each layer has a store of keys and one of values, (nodes,
-heads * head_dim), from which a row gathers what its path names.
+States live in one buffer, float32 (layers + 1, slots * lanes, width): row `lane` of entry i is the output of layer i
+for the group whose first lane it is; entry 0 is the embedding. Each layer has a store of keys and one of values,
+(nodes, heads * head_dim), from which a row gathers what its path names.
 """
 
 import functools

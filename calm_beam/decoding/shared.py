@@ -7,6 +7,7 @@ have all ended is given the next prompt.
 """
 
 import collections
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 
 import jax
@@ -20,9 +21,12 @@ from calm_beam.vocabulary import EOS_ID
 
 from . import device_steps
 from .lanes import LaneTree, Rows
+from .memory import Budget
 from .result import SweepResult
 from .widths import members_by_width
 from .work import Work
+
+_LOGGER = logging.getLogger(__name__)
 
 # Slots are refilled once this share of them is free: each refill costs a call of the encoder of fixed shape.
 _REFILL_SHARE = 4
@@ -37,54 +41,64 @@ class SharedSweep:
     """Decodes prompts at all thresholds of a grid, sharing the work of lanes that are in the same state."""
 
     def __init__(
-        self,
-        checkpoint: Checkpoint,
-        rule: ExitRule,
-        thresholds: np.ndarray,
-        *,
-        max_input_length: int,
-        slots: int,
+        self, checkpoint: Checkpoint, rule: ExitRule, thresholds: np.ndarray, *, max_input_length: int, budget: Budget
     ) -> None:
         """Prepares a decoder.
 
         Args:
           checkpoint: The model.
           rule: How exits are decided; not one that needs the full model.
-          thresholds: float32, shape (steps, lanes); +inf in lane 0, the full model.
+          thresholds: float32, shape (steps, lanes); +inf in a lane of the full model.
           max_input_length: Most tokens of a prompt.
-          slots: Prompts decoded at the same time.
+          budget: What it may hold at a time. If the device has no room for that, it is halved.
         """
         assert not rule.needs_full_model()
         self._config = checkpoint.config
         self._rule = rule
         self._thresholds = thresholds
         self._max_input_length = max_input_length
-        self._slots = slots
+        self._budget = budget
         self._weights = _Weights(checkpoint, steps=len(thresholds))
         self.work = Work()
 
     def decode(self, prompts: Sequence[Sequence[int]]) -> Iterator[tuple[int, SweepResult]]:
         """Yields the outputs of every prompt, with its index, in the order in which they end."""
-        widths = members_by_width(prompts, self._max_input_length)
-        batch = _Batch(
-            self._config,
-            self._rule,
-            self._weights,
-            self._thresholds,
-            slots=min(self._slots, len(prompts)),
-            widths={width: len(members) for width, members in widths.items()},
-        )
+        waiting = members_by_width(prompts, self._max_input_length)
+        while waiting:
+            left = {index for members in waiting.values() for index in members}
+            try:
+                for index, result in self._decode(prompts, waiting):
+                    left.remove(index)
+                    yield index, result
+            except jax.errors.JaxRuntimeError as error:
+                if "RESOURCE_EXHAUSTED" not in str(error) or self._budget == self._budget.halved():
+                    raise
+                self._budget = self._budget.halved()
+                _LOGGER.warning(
+                    "the device has no memory left; going on with half the budget: %d prompts and %d tokens at a time",
+                    self._budget.slots,
+                    self._budget.tokens,
+                )
+            waiting = {width: kept for width, members in waiting.items() if (kept := [i for i in members if i in left])}
+
+    def _decode(
+        self, prompts: Sequence[Sequence[int]], members_by_width: Mapping[int, Sequence[int]]
+    ) -> Iterator[tuple[int, SweepResult]]:
+        """Yields the outputs of the given members of the prompts."""
+        batch = _Batch(self._config, self._rule, self._weights, self._thresholds, self._budget, members_by_width)
         # Long prompts tend to have long outputs: begun first, they do not run alone at the end.
         waiting = {
             width: collections.deque(sorted(members, key=lambda index: -len(prompts[index])))
-            for width, members in sorted(widths.items(), reverse=True)
+            for width, members in sorted(members_by_width.items(), reverse=True)
         }
         while any(waiting.values()) or batch.is_busy():
             batch.admit(waiting, prompts)
+            for width, index in batch.make_room():
+                waiting[width].appendleft(index)
             for index, result in batch.step():
-                self.work += Work(prompts=1, tokens=int(result.lengths[0]))
+                self.work += Work(prompts=1, tokens=int(result.lengths[0])) + batch.take_work()
                 yield index, result
-        self.work += batch.work
+        self.work += batch.take_work()
 
 
 class _Weights:
@@ -134,25 +148,32 @@ class _Batch:
         rule: ExitRule,
         weights: _Weights,
         thresholds: np.ndarray,
-        *,
-        slots: int,
-        widths: Mapping[int, int],
+        budget: Budget,
+        members_by_width: Mapping[int, Sequence[int]],
     ) -> None:
-        self.work = Work()
+        self._work = Work()
         self._config, self._rule, self._weights, self._thresholds = config, rule, weights, thresholds
         self._layers = config.num_decoder_layers
         self._exit_layers = frozenset(rule.exit_layers(self._layers))
         steps, lanes = thresholds.shape
         self._lanes = lanes
+        slots = min(budget.slots, sum(len(members) for members in members_by_width.values()))
+        # A third of the tokens for sources, each width at a time; there is always room for one prompt.
+        places = {
+            width: max(1, min(slots, len(members), budget.tokens // (3 * width)))
+            for width, members in members_by_width.items()
+        }
+        self._most_nodes = max(lanes * steps, budget.tokens - sum(width * count for width, count in places.items()))
         self._tree = LaneTree(
             slots=slots,
             lanes=lanes,
             steps=steps,
             layers=self._layers,
             separates_exit=rule.state_propagation != "from_exit",
-            capacity=slots * max(lanes, 2 * steps),
+            capacity=min(slots * max(lanes, 2 * steps), self._most_nodes),
         )
-        self._sources = {width: _Sources(config, width=width, places=min(slots, n)) for width, n in widths.items()}
+        self._sources = {width: _Sources(config, width=width, places=count) for width, count in places.items()}
+        self._is_crowded = False
         self._slots = slots
         self._owners = np.full(slots, -1)
         self._widths = np.zeros(slots, np.int32)
@@ -167,12 +188,19 @@ class _Batch:
         self._cache = [(jnp.zeros(store), jnp.zeros(store)) for _ in range(self._layers)]
         self._states = jnp.zeros((self._layers + 1, slots * lanes, config.emb_dim))
 
+    def take_work(self) -> Work:
+        """Returns what was counted since the last call."""
+        taken, self._work = self._work, Work()
+        return taken
+
     def is_busy(self) -> bool:
         """Returns whether any slot holds a prompt."""
         return bool((self._owners >= 0).any())
 
     def admit(self, waiting: Mapping[int, collections.deque[int]], prompts: Sequence[Sequence[int]]) -> None:
         """Moves waiting prompts into free slots, once enough are free."""
+        if self._is_crowded:
+            return
         for width, queue in waiting.items():
             sources = self._sources[width]
             chunk = max(1, sources.places // _REFILL_SHARE)
@@ -205,7 +233,6 @@ class _Batch:
     def step(self) -> Iterator[tuple[int, SweepResult]]:
         """Generates one token in every live lane, and yields the prompts that have ended."""
         live = self._live
-        self._make_room(int(live.sum()))
         exits, tokens, confidences, is_finite = self._run_layers()
         goes_on = live & (tokens != EOS_ID) & (self._tree.step < len(self._thresholds) - 1)[:, None]
         self._propagate(exits, goes_on)
@@ -217,21 +244,48 @@ class _Batch:
         self._is_finite &= (is_finite | ~live).all(axis=1)
         self._tree.advance(tokens, exits, live)
         self._previous, self._live = tokens, goes_on
-        for slot in np.flatnonzero((self._owners >= 0) & ~goes_on.any(axis=1)).tolist():
-            index, self._owners[slot] = int(self._owners[slot]), -1
-            self._sources[int(self._widths[slot])].free.append(int(self._places[slot]))
-            self._tree.release(slot)
-            exit_layers = self._exits[slot].copy()
+        for ended in np.flatnonzero((self._owners >= 0) & ~goes_on.any(axis=1)).tolist():
+            _, index = self._vacate(ended)
+            self._is_crowded = False
+            exit_layers = self._exits[ended].copy()
             yield (
                 index,
                 SweepResult(
-                    tokens=self._tokens[slot].copy(),
+                    tokens=self._tokens[ended].copy(),
                     exit_layers=exit_layers,
-                    confidences=self._confidences[slot].copy(),
+                    confidences=self._confidences[ended].copy(),
                     lengths=(exit_layers > 0).sum(axis=1),
-                    is_finite=bool(self._is_finite[slot]),
+                    is_finite=bool(self._is_finite[ended]),
                 ),
             )
+
+    def make_room(self) -> Iterator[tuple[int, int]]:
+        """Sees that every layer has a free node for each live lane, and yields the prompts that had to leave for it.
+
+        Stores are widened as far as the budget goes. Beyond that the youngest prompts give way, by width and index, and
+        start again later; until a prompt has ended, none is admitted.
+        """
+        while self._tree.room() < self._live.sum():
+            added = min(self._tree.capacity, self._most_nodes - self._tree.capacity)
+            if added:
+                self._tree.grow(added)
+                wider = ((0, added), (0, 0))
+                self._cache = [(jnp.pad(keys, wider), jnp.pad(values, wider)) for keys, values in self._cache]
+                continue
+            busy = np.flatnonzero(self._owners >= 0)
+            assert len(busy) > 1, "the budget has room for one prompt"
+            youngest = busy.tolist()[int(np.argmin(self._tree.step[busy]))]
+            self._live[youngest] = False
+            self._is_crowded = True
+            yield self._vacate(youngest)
+
+    def _vacate(self, slot: int) -> tuple[int, int]:
+        """Frees a slot, and returns width and index of its prompt."""
+        width, index = int(self._widths[slot]), int(self._owners[slot])
+        self._owners[slot] = -1
+        self._sources[width].free.append(int(self._places[slot]))
+        self._tree.release(slot)
+        return width, index
 
     def _run_layers(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
         """Returns exit layer, token, confidence and finiteness of every lane, each (slots, lanes)."""
@@ -310,7 +364,7 @@ class _Batch:
         for width in np.unique(widths).tolist():
             chosen, sources = np.flatnonzero(widths == width), self._sources[width]
             size = _row_bucket(len(chosen))
-            self.work += Work(layer_rows=len(chosen), padded_rows=size - len(chosen))
+            self._work += Work(layer_rows=len(chosen), padded_rows=size - len(chosen))
             self._states, confidences = device_steps.finish_layer(
                 self._config,
                 self._rule.confidence,
@@ -348,9 +402,9 @@ class _Batch:
         tokens = np.zeros(count, np.int32)
         if not self._decides_by_logits():
             return tokens, measured, np.isfinite(measured)
-        # A row whose lanes no confidence lets out, such as the full model's, has nothing to decide below the last layer.
-        may_leave = np.bincount(of_member, weights=may_leave, minlength=count) > 0
-        asked = np.flatnonzero(may_leave | (layer == self._layers))
+        # Rows whose lanes no confidence lets out, such as the full model's, decide nothing below the last layer.
+        is_asked = np.bincount(of_member, weights=may_leave, minlength=count) > 0
+        asked = np.flatnonzero(is_asked | (layer == self._layers))
         confidences, is_finite = np.full(count, -np.inf, np.float32), np.ones(count, bool)
         tokens[asked], confidences[asked], is_finite[asked] = self._project(
             np.full(len(asked), layer), rows.lanes[asked], self._rule.confidence
@@ -371,7 +425,7 @@ class _Batch:
         count = len(lanes)
         if not count:
             return np.zeros(0, np.int32), np.zeros(0, np.float32), np.zeros(0, bool)
-        self.work += Work(projection_rows=count)
+        self._work += Work(projection_rows=count)
         size = _row_bucket(count)
         made = device_steps.decide_rows(
             self._config,
@@ -414,7 +468,7 @@ class _Batch:
                 self._cache, _padded(layers, size), _padded(source_nodes, size), nodes
             )
             return
-        self.work += Work(fill_rows=int((nodes < self._tree.capacity).sum()))
+        self._work += Work(fill_rows=int((nodes < self._tree.capacity).sum()))
         self._cache[1:] = device_steps.fill_skipped(
             self._config,
             self._weights.layers[1:],
@@ -424,13 +478,6 @@ class _Batch:
             _padded(lanes, size),
             nodes,
         )
-
-    def _make_room(self, nodes: int) -> None:
-        """Widens the stores until every layer has that many free nodes."""
-        while self._tree.room() < nodes:
-            added = self._tree.capacity
-            self._tree.grow(added)
-            self._cache = [tuple(jnp.pad(values, ((0, added), (0, 0))) for values in pair) for pair in self._cache]
 
 
 def _padded(values: np.ndarray, size: int, *, fill: int = 0) -> np.ndarray:

@@ -225,7 +225,6 @@ def test_stores_that_grow_change_nothing(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_a_small_budget_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Prompts that have to give way begin again later, and nothing is lost, doubled or changed."""
-    assert _default()
     left = []
     make_room = shared._Batch.make_room
 
@@ -235,12 +234,15 @@ def test_a_small_budget_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None
             yield leaving
 
     monkeypatch.setattr(shared._Batch, "make_room", counted)
-    # One prompt can need this many positions, its source included.
-    results, work = _shared(ExitRule(), tokens=32 + _STEPS * (1 + len(_grid(0))))
-    _assert_all_same(results, _default()[0])
+    # Lanes that share nothing with their neighbours, and room for four sources but not for all that they may need.
+    thresholds = (1.0, 0.0) * 6
+    expected, least = _shared(ExitRule(), thresholds=thresholds)
+    assert not left
+    results, work = _shared(ExitRule(), thresholds=thresholds, tokens=4 * 3 * 32)
+    _assert_all_same(results, expected)
     assert left
-    assert work.layer_rows > _default()[1].layer_rows
-    assert (work.prompts, work.tokens) == (_default()[1].prompts, _default()[1].tokens)
+    assert work.layer_rows > least.layer_rows
+    assert (work.prompts, work.tokens) == (least.prompts, least.tokens)
 
 
 def test_a_full_device_halves_the_budget(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
@@ -334,8 +336,8 @@ def _expected_work(results: Sequence[SweepResult], depth: int) -> tuple[int, int
                     rows[layer, lane] = rows[layer, last] if shares else lane
                     last = lane
                 layer_rows += len({row for (at, _), row in rows.items() if at == layer})
-            states = {lane: (int(result.exit_layers[lane, step]),) for lane in lanes}
-            states = {lane: (layer, rows[layer, lane]) for lane, (layer,) in states.items()}
+            exits = {lane: int(result.exit_layers[lane, step]) for lane in lanes}
+            states = {lane: (layer, rows[layer, lane]) for lane, layer in exits.items()}
             head_rows += len(set(states.values()))
             on = [lane for lane in lanes if result.lengths[lane] > step + 1]
             fill_rows += sum(depth - layer for layer, _ in {states[lane] for lane in on})

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 import pytest
 
-from calm_beam.decoding import device_steps, shared
+from calm_beam.decoding import batch, device_steps, shapes
 from calm_beam.decoding.memory import Budget
 from calm_beam.decoding.plain import PlainSweep
 from calm_beam.decoding.result import SweepResult
@@ -202,8 +202,8 @@ def test_attention_in_parts_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> 
         return attend(*arguments)
 
     monkeypatch.setattr(device_steps, "attend_to_output", counted)
-    monkeypatch.setattr(shared, "_GATHERED_BYTES", 1)
-    monkeypatch.setattr(shared, "_FEWEST_ROWS", 4)
+    monkeypatch.setattr(batch, "_GATHERED_BYTES", 1)
+    monkeypatch.setattr(shapes, "_FEWEST_ROWS", 4)
     _assert_all_same(_shared(ExitRule())[0], _default()[0])
     assert set(calls) == {(4,)}
 
@@ -212,13 +212,13 @@ def test_stores_that_grow_change_nothing(monkeypatch: pytest.MonkeyPatch) -> Non
     """Stores that begin too small are widened, and no key or value is lost on the way."""
     assert _default()
     sizes = []
-    tree = shared.LaneTree
+    tree = batch.LaneTree
 
     def small(*, capacity: int, **options: Any) -> Any:
         sizes.append(capacity)
         return tree(capacity=70, **options)
 
-    monkeypatch.setattr(shared, "LaneTree", small)
+    monkeypatch.setattr(batch, "LaneTree", small)
     _assert_all_same(_shared(ExitRule())[0], _default()[0])
     assert sizes[0] > 70
 
@@ -226,14 +226,14 @@ def test_stores_that_grow_change_nothing(monkeypatch: pytest.MonkeyPatch) -> Non
 def test_a_small_budget_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Prompts that have to give way begin again later, and nothing is lost, doubled or changed."""
     left = []
-    make_room = shared._Batch.make_room
+    make_room = batch.Batch.make_room
 
-    def counted(batch: Any) -> Iterator[tuple[int, int]]:
-        for leaving in make_room(batch):
+    def counted(crowded: Any) -> Iterator[tuple[int, int]]:
+        for leaving in make_room(crowded):
             left.append(leaving)
             yield leaving
 
-    monkeypatch.setattr(shared._Batch, "make_room", counted)
+    monkeypatch.setattr(batch.Batch, "make_room", counted)
     # Lanes that share nothing with their neighbours, and room for four sources but not for all that they may need.
     thresholds = (1.0, 0.0) * 6
     expected, least = _shared(ExitRule(), thresholds=thresholds)
@@ -364,9 +364,9 @@ def test_work_does_not_depend_on_the_batch() -> None:
 
 
 def test_rows_come_in_few_sizes() -> None:
-    """Sizes are powers of two and three halves of them; the largest that fits a number is found, and at least 64."""
-    sizes = sorted({shared._row_bucket(count) for count in range(1, 1600)})
-    assert sizes == [64, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048]
-    for count in (0, 63, 64, 127, 128, 500, 1536):
-        assert shared._most_rows(count) == max(size for size in (64, *sizes) if size <= max(count, 64))
-    assert [shared._rank_bucket(count) for count in (1, 8, 9, 33, 128, 129)] == [8, 8, 32, 128, 128, 512]
+    """Sizes are 16, then powers of two and three halves of them; the largest that fits a number is found."""
+    sizes = sorted({shapes.row_bucket(count) for count in range(1, 1600)})
+    assert sizes == [16, 64, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048]
+    for count in (0, 16, 63, 64, 127, 128, 500, 1536):
+        assert shapes.most_rows(count) == max(size for size in sizes if size <= max(count, 16))
+    assert [shapes.rank_bucket(count) for count in (1, 8, 9, 33, 128, 129)] == [8, 8, 32, 128, 128, 512]

@@ -41,3 +41,23 @@ def test_counts_become_metrics() -> None:
         "decode-call-msec": Spread(count=2, total=1750, largest=1500),
         "model-load-msec": Spread(count=2, total=50, largest=30),
     }
+
+
+class _MeasureNothing(beam.DoFn):
+    def __init__(self) -> None:
+        self._metrics = DecodeMetrics()
+
+    def process(self, _: int) -> None:
+        self._metrics.count_loads([])
+        self._metrics.count_taken_over(3)
+
+
+def test_what_was_not_measured_is_no_spread() -> None:
+    """A run that decodes nothing, or whose bundles are repeated, has spreads of what was measured alone."""
+    for flags in ([], ["--direct_runner_bundle_repeat=1"]):
+        pipeline = beam.Pipeline(runner=FnApiRunner(), options=PipelineOptions(flags))
+        _ = pipeline | beam.Create([1]) | beam.ParDo(_MeasureNothing())
+        metrics = run_metrics(pipeline.run())
+        assert metrics is not None
+        assert metrics.spreads == {}
+        assert metrics.counters["taken-over-prompts"] >= 3

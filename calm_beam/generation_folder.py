@@ -140,6 +140,21 @@ class DecodeJob:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class StoredGenerations:
+    """Where generations are stored, and what stands in each of them.
+
+    Attributes:
+      directory: Their folder.
+      num_shards: Part of the files' names.
+      thresholds: The grid that was decoded, descending; that of the plan is the same or a part of it.
+    """
+
+    directory: str
+    num_shards: int
+    thresholds: tuple[float, ...]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Completion:
     """The mark of success of a folder: all its shards.
 

@@ -44,6 +44,8 @@ class Generation:
       duplicate: Whether another example with the same prompt counts before it.
       failure: Why it could not be decoded; None if it was.
       outputs: The full model's output, then one per threshold in descending order; empty after a failure.
+      runner_ups: Of the last output, what a sweep needs to go on below its threshold (`SweepResult.runner_ups`); None
+        where none goes on.
     """
 
     example: Example
@@ -51,6 +53,7 @@ class Generation:
     duplicate: bool
     failure: str | None
     outputs: tuple[Output, ...]
+    runner_ups: tuple[float, ...] | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -96,6 +99,7 @@ _SCHEMA = pyarrow.schema(
         ("duplicate", pyarrow.bool_()),
         ("failure", pyarrow.string()),
         ("outputs", pyarrow.list_(_OUTPUT)),
+        ("runner_ups", pyarrow.list_(pyarrow.float32())),
     ]
 )
 _METADATA_KEY = b"calm_beam"
@@ -160,7 +164,8 @@ def read_generations(path: str | os.PathLike[str]) -> Iterator[Generation]:
                     Output(**{name: _as_tuple(value) for name, value in output.items()})
                     for output in row.pop("outputs")
                 )
-                yield Generation(example=Example(**example), outputs=outputs, **row)
+                runner_ups = _as_tuple(row.pop("runner_ups"))
+                yield Generation(example=Example(**example), outputs=outputs, runner_ups=runner_ups, **row)
 
 
 def stored_failures(path: str) -> list[tuple[str, str]]:

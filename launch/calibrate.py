@@ -22,17 +22,18 @@ from collections.abc import Callable, Sequence
 import apache_beam as beam
 
 from calm_beam.calibration import Plan, RunRecord, Spec, all_specs
+from calm_beam.calibration.plan import block_ends
 from calm_beam.calibration.publish import EarlierResult
 from calm_beam.calibration.specs import LOSSES
 from calm_beam.decoding.settings import DecodeSettings, descending_grid, uniform_grid
 from calm_beam.demo import embedded
-from calm_beam.generation_folder import Completion, DecodeJob
+from calm_beam.generation_folder import Completion, DecodeJob, StoredGenerations
 from calm_beam.manifest import MANIFEST, ManifestError, read_manifest
 from calm_beam.metrics.registry import METRICS, checked_score, get_metric
 from calm_beam.risk.fwer import PROCEDURES
 from calm_beam.risk.pvalues import P_VALUES
 from calm_beam.storage import absolute, check_writable, is_file, joined, make_folder
-from calm_beam.transforms import CalibrateGenerations, DecodeExamples, ReadExamples, StoredGenerations
+from calm_beam.transforms import CalibrateGenerations, DecodeExamples, ReadExamples
 from calm_beam.transforms.progress import ProgressLog
 
 from .dataflow import add_job_flags, job_paths, prepare_job, template_location
@@ -46,7 +47,13 @@ from .flags import (
     texts,
     whole_number,
 )
-from .generations import after_failure, begin_generations, find_generations
+from .generations import (
+    after_failure,
+    begin_generations,
+    find_generations,
+    keep_last_generations,
+    next_generations,
+)
 from .progress import shown_progress
 from .run_metrics import metrics_in_words
 from .runners import PipelineError, is_local, make_runner, may_report_progress, run_pipeline
@@ -76,8 +83,24 @@ _DECODING_FLAGS = (
     "--num_shards",
     "--model_copies",
     "--accelerator",
+    "--sweep",
     "--resume",
 )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Part:
+    """Generations at the upper part of the grid, or at all of it.
+
+    Attributes:
+      job: What they are generations of.
+      folder: Makes their folder ready and returns it.
+      completions: Adds what makes them complete to a pipeline: reading and decoding, or nothing.
+    """
+
+    job: DecodeJob
+    folder: Callable[[], str]
+    completions: Callable[[beam.Pipeline, str, ProgressLog], beam.PCollection]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -85,16 +108,14 @@ class _Source:
     """Where the generations of a run come from.
 
     Attributes:
-      job: What they are generations of.
+      job: What all of them are generations of.
       settings: The job's, with the grid that is calibrated.
-      folder: Makes their folder ready and returns it.
-      completions: Adds what makes them complete to a pipeline: reading and decoding, or nothing.
+      parts: What is made ready one after the other, each with more of the grid, until no test goes on.
     """
 
     job: DecodeJob
     settings: DecodeSettings
-    folder: Callable[[], str]
-    completions: Callable[[beam.Pipeline, str, ProgressLog], beam.PCollection]
+    parts: tuple[_Part, ...]
 
 
 def main(argv: Sequence[str]) -> int:
@@ -117,8 +138,10 @@ def main(argv: Sequence[str]) -> int:
         plan = _plan(flags, source, specs)
         if flags.resume and earlier.manifest:
             return _say_what_is_done(output, plan, source.job)
-        pipeline = beam.Pipeline(runner=make_runner(options), options=options)
-        folder = source.folder()
+        if len(source.parts) > 1 and template_location(options):
+            raise UsageError("--sweep=lazy decides between pipelines what to decode, which a template cannot.")
+        make_runner(options)
+        folder = source.parts[0].folder()
     except (UsageError, ValueError) as error:
         print(f"calm-beam calibrate: {error}", file=sys.stderr)
         return 2
@@ -127,27 +150,39 @@ def main(argv: Sequence[str]) -> int:
         return 1
     # Now, so that a log can show later what had been settled by then.
     print(f"plan {plan.record().digest}", file=sys.stderr)
+    record = _record(source)
     start = time.monotonic()
     try:
         make_folder(output)
-        with shown_progress(enabled=may_report_progress(options)) as progress:
-            _ = source.completions(pipeline, folder, progress) | "CalibrateGenerations" >> CalibrateGenerations(
-                plan=plan,
-                # Taken before any example is decoded, and compared with what was tested at the end.
-                plan_digest=plan.record().digest,
-                record=_record(source),
-                stored=StoredGenerations(
-                    directory=folder, num_shards=source.job.num_shards, thresholds=source.job.settings.thresholds
-                ),
-                output=output,
-                # What decodes has taken an earlier result away before.
-                earlier=earlier if stored or not flags.overwrite else EarlierResult(),
-                max_failures=flags.max_failures,
-            )
-            metrics = run_pipeline(pipeline)
-        if template := template_location(options):
-            print(f"Template: {template}. It has not run.")
-            return 0
+        for place, part in enumerate(source.parts):
+            if place:
+                folder = part.folder()
+            thresholds = part.job.settings.thresholds
+            if len(source.parts) > 1:
+                print(f"thresholds down to {thresholds[-1]:g} of {plan.thresholds[-1]:g}", file=sys.stderr)
+            pipeline = beam.Pipeline(runner=make_runner(options), options=options)
+            with shown_progress(enabled=may_report_progress(options)) as progress:
+                _ = part.completions(pipeline, folder, progress) | "CalibrateGenerations" >> CalibrateGenerations(
+                    plan=plan,
+                    # Taken before any example is decoded, and compared with what was tested at the end.
+                    plan_digest=plan.record().digest,
+                    record=record,
+                    stored=StoredGenerations(directory=folder, num_shards=part.job.num_shards, thresholds=thresholds),
+                    tested=len(thresholds) if len(source.parts) > 1 else len(plan.thresholds),
+                    output=output,
+                    # What decodes has taken an earlier result away before.
+                    earlier=earlier if stored or not flags.overwrite else EarlierResult(),
+                    max_failures=flags.max_failures,
+                )
+                metrics = run_pipeline(pipeline)
+            if template := template_location(options):
+                print(f"Template: {template}. It has not run.")
+                return 0
+            if not stored:
+                print(metrics_in_words(metrics, seconds=time.monotonic() - start), file=sys.stderr)
+            if is_file(joined(output, MANIFEST)):
+                keep_last_generations(output, [part.job for part in source.parts[: place + 1]])
+                break
         manifest = read_manifest(joined(output, MANIFEST))
     except (PipelineError, ManifestError, OSError) as error:
         left = "" if stored else after_failure(output, folder, is_over=is_local(options))
@@ -158,10 +193,7 @@ def main(argv: Sequence[str]) -> int:
         if stored or interrupt.args:
             raise
         raise KeyboardInterrupt(after_failure(output, folder, is_over=is_local(options))) from interrupt
-    seconds = time.monotonic() - start
-    if not stored:
-        print(metrics_in_words(metrics, seconds=seconds), file=sys.stderr)
-    print_summary(manifest, output, seconds=seconds)
+    print_summary(manifest, output, seconds=time.monotonic() - start)
     return 0
 
 
@@ -173,26 +205,45 @@ def _decoded_source(flags: argparse.Namespace, output: str, earlier: EarlierResu
     needs_references = "risk" in flags.consistency
     run = prepare_run(flags, needs_references=needs_references, cluster_key=flags.cluster_key)
     job = run.job(flags, cluster_key=flags.cluster_key)
+    ends = block_ends(len(job.settings.thresholds)) if flags.sweep == "lazy" else (len(job.settings.thresholds),)
+    runs = [run.with_upper_part(end) for end in ends]
+    jobs = [each.job(flags, cluster_key=flags.cluster_key) for each in runs]
+    folders: list[str] = []
 
-    def decode(pipeline: beam.Pipeline, folder: str, progress: ProgressLog) -> beam.PCollection:
-        return (
-            pipeline
-            | "ReadExamples" >> ReadExamples(run.paths, flags.num_shards, needs_references, progress, flags.cluster_key)
-            | "DecodeExamples"
-            >> DecodeExamples(
-                run.plan(flags, folder, job=job),
-                progress,
-                accelerator_hint=flags.accelerator.hint() if flags.accelerator else None,
-                needs_accelerator=flags.accelerator is not None,
+    def part(place: int) -> _Part:
+        def folder() -> str:
+            if place:
+                folders.append(next_generations(output, jobs[place]))
+            else:
+                folders.append(
+                    begin_generations(output, jobs, resume=flags.resume, overwrite=flags.overwrite, earlier=earlier)
+                )
+            return folders[-1]
+
+        def decode(pipeline: beam.Pipeline, folder: str, progress: ProgressLog) -> beam.PCollection:
+            above = None
+            if place:
+                thresholds = jobs[place - 1].settings.thresholds
+                above = StoredGenerations(
+                    directory=folders[place - 1], num_shards=flags.num_shards, thresholds=thresholds
+                )
+            plan = runs[place].plan(flags, folder, job=jobs[place])
+            return (
+                pipeline
+                | "ReadExamples"
+                >> ReadExamples(run.paths, flags.num_shards, needs_references, progress, flags.cluster_key)
+                | "DecodeExamples"
+                >> DecodeExamples(
+                    dataclasses.replace(plan, above=above, goes_on=place + 1 < len(jobs)),
+                    progress,
+                    accelerator_hint=flags.accelerator.hint() if flags.accelerator else None,
+                    needs_accelerator=flags.accelerator is not None,
+                )
             )
-        )
 
-    return _Source(
-        job=job,
-        settings=job.settings,
-        folder=lambda: begin_generations(output, job, resume=flags.resume, overwrite=flags.overwrite, earlier=earlier),
-        completions=decode,
-    )
+        return _Part(job=jobs[place], folder=folder, completions=decode)
+
+    return _Source(job=job, settings=job.settings, parts=tuple(part(place) for place in range(len(jobs))))
 
 
 def _stored_source(flags: argparse.Namespace, argv: Sequence[str]) -> _Source:
@@ -220,8 +271,13 @@ def _stored_source(flags: argparse.Namespace, argv: Sequence[str]) -> _Source:
     return _Source(
         job=job,
         settings=dataclasses.replace(job.settings, thresholds=_part_of_grid(flags, job.settings.thresholds)),
-        folder=lambda: folder,
-        completions=lambda pipeline, _, __: pipeline | "TakeGenerations" >> beam.Create([completion]),
+        parts=(
+            _Part(
+                job=job,
+                folder=lambda: folder,
+                completions=lambda pipeline, _, __: pipeline | "TakeGenerations" >> beam.Create([completion]),
+            ),
+        ),
     )
 
 
@@ -295,6 +351,13 @@ def _parser() -> FlagParser:
     test.add_argument("--cluster_key", help="key of a row that names its cluster, where examples are drawn in clusters")
     test.add_argument("--seed", type=whole_number(0), default=0, help="of the order in which wsr bets on examples")
     goal.add_argument("--output", default="calibration", help="directory for manifest, risk table and generations")
+    test.add_argument(
+        "--sweep",
+        choices=("full", "lazy"),
+        default="full",
+        help="lazy decodes the grid in blocks from the top, until no guarantee's test goes on: the same manifest "
+        "entries for less work, with generations of the upper thresholds only",
+    )
     again = parser.add_argument_group("going on")
     again.add_argument(
         "--resume",
@@ -336,6 +399,11 @@ def _specs(flags: argparse.Namespace) -> tuple[Spec, ...]:
         raise UsageError(
             f"--p_value=exact_binomial is for losses of 0 and 1 only, and those of {fractional[0]} lie in between. "
             "Take hoeffding_bentkus, or --metric=exact_match."
+        )
+    if flags.sweep == "lazy" and flags.procedure != "fixed_sequence":
+        raise UsageError(
+            f"--sweep=lazy stops where fixed sequence testing fails; --procedure={flags.procedure} looks at thresholds "
+            "below. Leave one of them out."
         )
     return all_specs(
         consistencies=flags.consistency,

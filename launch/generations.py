@@ -4,6 +4,7 @@ import contextlib
 import glob
 import os
 import sys
+from collections.abc import Sequence
 
 from calm_beam.calibration.publish import EarlierResult, withdraw
 from calm_beam.generation_folder import JOB, DecodeJob, shard_files
@@ -24,15 +25,17 @@ from .flags import UsageError
 _FOLDER = "generations"
 
 
-def begin_generations(output: str, job: DecodeJob, *, resume: bool, overwrite: bool, earlier: EarlierResult) -> str:
-    """Returns the folder that a run decodes into, whose `decode.json` then says what for.
+def begin_generations(
+    output: str, jobs: Sequence[DecodeJob], *, resume: bool, overwrite: bool, earlier: EarlierResult
+) -> str:
+    """Returns the folder that a run decodes into first, whose `decode.json` then says what for.
 
     Generations are written where they stay, so that those of a run that dies are not lost. An earlier result is taken
     away before the first of them is written, its manifest before all else.
 
     Args:
       output: Output directory; made if it is not there.
-      job: What is decoded.
+      jobs: What is decoded, one after the other, each into a folder of its own.
       resume: Whether to go on with what an unfinished run has left.
       overwrite: Whether to take away what is there.
       earlier: The result that was there when the run was asked for, which alone is taken away.
@@ -41,7 +44,6 @@ def begin_generations(output: str, job: DecodeJob, *, resume: bool, overwrite: b
       UsageError: If there is something that neither allows, or that is not of this job.
       OSError: If files cannot be written, or another run has published a result meanwhile.
     """
-    folder = joined(output, _FOLDER, job.outputs())
     if overwrite:
         withdraw(output, earlier)
         _remove_folders(_folders(output))
@@ -52,17 +54,30 @@ def begin_generations(output: str, job: DecodeJob, *, resume: bool, overwrite: b
             "to go on with it, --overwrite to begin anew, or choose another directory."
         )
     if found:
-        _check_same_job(found, folder, job)
-        _remove_temporary_files(output, folder)
-        print(f"--resume: going on with {_extent(folder)} in {folder}", file=sys.stderr)
+        _check_same_run(found, output, jobs)
+        for folder in found:
+            _remove_temporary_files(output, folder)
+            print(f"--resume: going on with {_extent(folder)} in {folder}", file=sys.stderr)
     else:
         if resume:
             print(f"--resume: {output} holds no generations yet; starting from the beginning", file=sys.stderr)
         # What runs without a finished shard have left says nothing.
         _remove_folders(_begun_folders(output))
+    return next_generations(output, jobs[0])
+
+
+def next_generations(output: str, job: DecodeJob) -> str:
+    """Returns the folder that a run which has begun decodes a job into."""
+    folder = joined(output, _FOLDER, job.outputs())
+    if not is_file(joined(folder, JOB)):
         make_folder(folder)
         job.write(folder)
     return folder
+
+
+def keep_last_generations(output: str, jobs: Sequence[DecodeJob]) -> None:
+    """Removes the folders of all jobs but the last: its generations hold those of the others."""
+    _remove_folders([joined(output, _FOLDER, job.outputs()) for job in jobs[:-1]])
 
 
 def after_failure(output: str, folder: str, *, is_over: bool) -> str:
@@ -127,15 +142,16 @@ def _extent(folder: str) -> str:
         return f"{shards} shards decoded"
 
 
-def _check_same_job(found: list[str], folder: str, job: DecodeJob) -> None:
-    """Refuses to go on with what another job has begun."""
+def _check_same_run(found: list[str], output: str, jobs: Sequence[DecodeJob]) -> None:
+    """Refuses to go on with what another run has begun."""
+    own = {joined(output, _FOLDER, job.outputs()): job for job in jobs}
     for other in found:
         try:
             theirs = DecodeJob.read(other)
         except GenerationsError as error:
             raise UsageError(f"--resume: {error} Pass --overwrite to begin anew.") from error
-        differences = job.differences(theirs)
-        if differences or other != folder:
+        differences = own.get(other, jobs[-1]).differences(theirs)
+        if differences or other not in own:
             how = "; ".join(differences) or "under another name"
             raise UsageError(
                 f"--resume: {other} was begun in another way: {how}. Generations of different runs are "

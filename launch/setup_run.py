@@ -4,6 +4,7 @@ import argparse
 import dataclasses
 import itertools
 from collections.abc import Sequence
+from typing import Self
 
 from calm_beam.checkpoints import Checkpoint, CheckpointError, load_checkpoint
 from calm_beam.decoding.memory import checked_least_tokens
@@ -65,6 +66,11 @@ class PreparedRun:
             num_shards=flags.num_shards,
             software=decoding_versions(),
         )
+
+    def with_upper_part(self, thresholds: int) -> Self:
+        """Returns the run with the first thresholds of its grid alone."""
+        settings = dataclasses.replace(self.settings, thresholds=self.settings.thresholds[:thresholds])
+        return dataclasses.replace(self, settings=settings)
 
     def plan(self, flags: argparse.Namespace, directory: str, *, job: DecodeJob | None = None) -> DecodePlan:
         """Returns what workers need to decode into `directory`; `job` is the run's own unless it reads clusters."""

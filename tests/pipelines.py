@@ -17,9 +17,10 @@ from calm_beam.calibration.publish import EarlierResult
 from calm_beam.checkpoints import load_checkpoint, write_native
 from calm_beam.decoding.settings import DecodeSettings
 from calm_beam.exits.rule import ExitRule
+from calm_beam.generation_folder import StoredGenerations
 from calm_beam.manifest import Manifest, ModelRecord, VocabularyRecord, read_manifest
 from calm_beam.model import T5Config
-from calm_beam.transforms import CalibrateGenerations, DecodeExamples, DecodePlan, ReadExamples, StoredGenerations
+from calm_beam.transforms import CalibrateGenerations, DecodeExamples, DecodePlan, ReadExamples
 from calm_beam.transforms.progress import ProgressLog
 from calm_beam.vocabulary import Vocabulary
 from tests.builders import build_arrays, build_config, train_vocabulary
@@ -195,6 +196,7 @@ def run_calibration(
             stored=StoredGenerations(
                 directory=str(output / "generations"), num_shards=num_shards, thresholds=settings.thresholds
             ),
+            tested=len(plan.thresholds),
             output=str(output),
             earlier=EarlierResult.found_in(str(output)),
             max_failures=max_failures,

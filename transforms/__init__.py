@@ -1,7 +1,6 @@
 """Apache Beam transforms: reading, decoding, scoring and testing as a pipeline."""
 
 from .calibrate import CalibrateGenerations as CalibrateGenerations
-from .calibrate import StoredGenerations as StoredGenerations
 from .decode import DecodeExamples as DecodeExamples
 from .decode import DecodePlan as DecodePlan
 from .examples import ReadExamples as ReadExamples

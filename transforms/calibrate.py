@@ -7,33 +7,18 @@ from collections.abc import Iterable, Iterator
 import apache_beam as beam
 import numpy as np
 
-from calm_beam.calibration import Layout, Plan, RunRecord, Tally, calibrate, risk_rows, score_by_policy
+from calm_beam.calibration import Layout, Plan, RunRecord, Tally, calibrate, has_ended, risk_rows, score_by_policy
 from calm_beam.calibration.publish import EarlierResult, publish
 from calm_beam.calibration.totals import CalibrationTotals
 from calm_beam.examples import DataError
 from calm_beam.failures import check_failures, failure_limit
-from calm_beam.generation_folder import Completion, shard_path
+from calm_beam.generation_folder import Completion, StoredGenerations, shard_path
 from calm_beam.generations import Generation, GenerationsError, StoredShard, read_generations, stored_shard
 from calm_beam.metrics.registry import get_metric
 from calm_beam.risk.clusters import ClusterLosses
 
 # Examples whose totals are made at once: arrays long enough to be fast, short enough to stay in the cache.
 _BATCH = 64
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class StoredGenerations:
-    """Where generations are stored, and what stands in each of them.
-
-    Attributes:
-      directory: Their folder.
-      num_shards: Part of the files' names.
-      thresholds: The grid that was decoded, descending; that of the plan is the same or a part of it.
-    """
-
-    directory: str
-    num_shards: int
-    thresholds: tuple[float, ...]
 
 
 @dataclasses.dataclass
@@ -48,6 +33,8 @@ class CalibrateGenerations(beam.PTransform):
       plan_digest: Digest of the plan when it was settled.
       record: What else the manifest says.
       stored: The generations.
+      tested: How many of the plan's thresholds are tested, from the top. If the tests of some guarantee would go on
+        below, nothing is written.
       output: Output directory, which exists.
       earlier: The result there that may be replaced.
       max_failures: Most examples that may fail, in decoding and scoring together; None as in `failure_limit`.
@@ -57,12 +44,14 @@ class CalibrateGenerations(beam.PTransform):
     plan_digest: str
     record: RunRecord
     stored: StoredGenerations
+    tested: int
     output: str
     earlier: EarlierResult
     max_failures: int | None = None
 
     def expand(self, completions: beam.PCollection) -> beam.PCollection:
-        """Returns a PCollection of str with the manifest's path, given one of a single `Completion`."""
+        """Returns a PCollection of str with the manifest's path if it was written, given one of a `Completion`."""
+        tested = self.plan.upper_part(self.tested)
         completion = beam.pvalue.AsSingleton(completions)
         shards = (
             completions
@@ -70,19 +59,20 @@ class CalibrateGenerations(beam.PTransform):
             # Also spreads them over workers: the list is one element.
             | "CountShardsOnce" >> beam.GroupByKey()
         )
-        scorer = _Scorer(self.plan, self.stored, self.max_failures)
+        scorer = _Scorer(tested, self.stored, self.max_failures)
         if self.plan.cluster_key is None:
             tallies = shards | "ScoreExamples" >> beam.ParDo(_ScoreShard(scorer), completion)
         else:
             tallies = (shards, completions) | "ScoreClusters" >> _ScoreClusters(scorer)
         return (
             tallies
-            | "SumLosses" >> beam.CombineGlobally(_SumTallies(self.plan.layout()))
+            | "SumLosses" >> beam.CombineGlobally(_SumTallies(tested.layout()))
             | "WriteResults"
-            >> beam.Map(
+            >> beam.FlatMap(
                 _write_results,
                 completion,
                 plan=self.plan,
+                tested=tested,
                 digest=self.plan_digest,
                 record=self.record,
                 output=self.output,
@@ -267,25 +257,28 @@ def _write_results(
     completion: Completion,
     *,
     plan: Plan,
+    tested: Plan,
     digest: str,
     record: RunRecord,
     output: str,
     earlier: EarlierResult,
     max_failures: int | None,
-) -> str:
-    """Checks what was counted, then writes failures, risk table and manifest; returns the manifest's path."""
+) -> Iterator[str]:
+    """Checks what was counted, then writes failures, risk table and manifest, and yields the manifest's path.
+
+    Writes and yields nothing if tests would go on below the thresholds that were tested.
+    """
     if not completion.examples:
         raise DataError(f"the calibration set is empty: no examples in {', '.join(record.patterns)}.")
     tally.check(completion)
     limit = failure_limit(max_failures, examples=completion.examples)
     check_failures(tally.failures, failed=len(tally.failures), limit=limit)
     num_layers = record.model.layers
-    rows = risk_rows(tally.totals, plan, num_layers=num_layers)
+    rows = risk_rows(tally.totals, tested, num_layers=num_layers)
+    calibrations = calibrate(rows, tested, num_layers=num_layers)
+    if tested != plan and not has_ended(calibrations):
+        return
     manifest = record.manifest(
-        tally.totals,
-        calibrate(rows, plan, num_layers=num_layers),
-        plan,
-        digest=digest,
-        failed_ids=tuple(name for name, _ in tally.failures),
+        tally.totals, calibrations, plan, digest=digest, failed_ids=tuple(name for name, _ in tally.failures)
     )
-    return publish(output, manifest, rows, tally.failures, earlier=earlier)
+    yield publish(output, manifest, rows, tally.failures, earlier=earlier)

@@ -2,7 +2,7 @@
 
 import dataclasses
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 import apache_beam as beam
@@ -12,11 +12,12 @@ from calm_beam.decoding.prompts import Prompt, encode_prompt
 from calm_beam.decoding.settings import DecodeSettings
 from calm_beam.examples import DataError, Example
 from calm_beam.failures import check_failures, failure_limit
-from calm_beam.generation_folder import Completion, check_files, shard_digest, shard_path
+from calm_beam.generation_folder import Completion, StoredGenerations, check_files, shard_digest, shard_path
 from calm_beam.generations import (
     Generation,
     GenerationsError,
     StoredShard,
+    read_generations,
     stored_failures,
     stored_shard,
     write_generations,
@@ -54,6 +55,9 @@ class DecodePlan:
       directory: Folder of generations.
       num_shards: Number of shards, part of the files' names.
       model_copies: Most copies of the model in one process; threads beyond them wait.
+      above: Where the upper part of the grid is stored, complete; the settings' grid begins with it, and only what
+        follows is decoded. None if all of it is.
+      goes_on: Whether another run is to go on below this grid.
     """
 
     checkpoint: str
@@ -71,6 +75,8 @@ class DecodePlan:
     directory: str
     num_shards: int
     model_copies: int = 1
+    above: StoredGenerations | None = None
+    goes_on: bool = False
 
     def shard_path(self, shard: int) -> str:
         """Returns the file of a shard."""
@@ -206,9 +212,10 @@ class _DecodeShard(beam.DoFn):
             self._progress.report("stored", stored.examples)
         else:
             # For all of a shard, before what follows sees any of it: that must not keep others waiting for the model.
+            above = _generations_above(self._plan, shard)
             with self._models.borrowed() as loaded:
                 generations = self._decode(
-                    loaded, examples, limit=failure_limit(self._plan.max_failures, examples=count)
+                    loaded, examples, above, limit=failure_limit(self._plan.max_failures, examples=count)
                 )
             path = self._plan.shard_path(shard)
             write_generations(
@@ -223,11 +230,13 @@ class _DecodeShard(beam.DoFn):
         self._metrics.count_loads(self._models.take_load_msecs())
         yield stored
 
-    def _decode(self, loaded: "_Loaded", examples: list[Example], *, limit: int) -> list[Generation]:
+    def _decode(
+        self, loaded: "_Loaded", examples: list[Example], above: Mapping[str, Generation] | None, *, limit: int
+    ) -> list[Generation]:
         generations: list[Generation] = []
         failures: list[tuple[str, str]] = []
         start, before = time.perf_counter(), loaded.decoder.work
-        for generation in self._generations(loaded, examples):
+        for generation in self._generations(loaded, examples, above):
             generations.append(generation)
             self._progress.report("decoded", 1)
             if generation.failure is not None:
@@ -238,14 +247,19 @@ class _DecodeShard(beam.DoFn):
         self._metrics.count_failures(len(failures))
         return generations
 
-    def _generations(self, loaded: "_Loaded", examples: list[Example]) -> Iterator[Generation]:
-        """Yields the generation of every example; first of those whose prompt is already unfit."""
+    def _generations(
+        self, loaded: "_Loaded", examples: list[Example], above: Mapping[str, Generation] | None
+    ) -> Iterator[Generation]:
+        """Yields the generation of every example; first of those whose prompt is already unfit, or failed above."""
         from calm_beam.decoding.generate import DecodeError, generate, reason_of
 
         plan = self._plan
         duplicates = _duplicate_prompts(examples)
         prompts: list[Prompt] = []
         for example in examples:
+            if above is not None and above[example.id].failure is not None:
+                yield above[example.id]
+                continue
             try:
                 prompts.append(
                     encode_prompt(
@@ -265,7 +279,23 @@ class _DecodeShard(beam.DoFn):
                     raise DecodeError(f"example {example.id}: {failure}.") from error
                 is_duplicate = example.id in duplicates
                 yield Generation(example=example, truncated=False, duplicate=is_duplicate, failure=failure, outputs=())
-        yield from generate(loaded.decoder, prompts, loaded.vocabulary, on_error=plan.on_error, duplicates=duplicates)
+        yield from generate(
+            loaded.decoder,
+            prompts,
+            loaded.vocabulary,
+            on_error=plan.on_error,
+            duplicates=duplicates,
+            above=[above[prompt.example.id] for prompt in prompts] if above is not None else None,
+            goes_on=plan.goes_on,
+        )
+
+
+def _generations_above(plan: DecodePlan, shard: int) -> dict[str, Generation] | None:
+    """Returns the generations of a shard at the upper part of the grid, by id; None if there is no such part."""
+    if plan.above is None:
+        return None
+    path = shard_path(plan.above.directory, shard, num_shards=plan.num_shards)
+    return {generation.example.id: generation for generation in read_generations(path)}
 
 
 def with_unique_ids(examples: Iterable[Example]) -> list[Example]:
@@ -318,7 +348,8 @@ def _load(plan: DecodePlan) -> _Loaded:
     decoder = SweepDecoder(
         checkpoint,
         settings.rule,
-        thresholds=settings.thresholds,
+        thresholds=settings.thresholds[len(plan.above.thresholds) if plan.above else 0 :],
+        with_full_model=plan.above is None,
         max_decode_length=settings.max_decode_length,
         max_input_length=settings.max_input_length,
         batch_size=plan.batch_size,

@@ -9,6 +9,7 @@ from .plan import Plan as Plan
 from .record import RunRecord as RunRecord
 from .result import RiskRow as RiskRow
 from .result import calibrate as calibrate
+from .result import has_ended as has_ended
 from .result import risk_rows as risk_rows
 from .scoring import score_by_policy as score_by_policy
 from .scoring import score_generation as score_generation

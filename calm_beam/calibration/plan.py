@@ -10,6 +10,8 @@ from calm_beam.manifest import PlannedTest, PlanRecord
 from .layout import Layout
 from .specs import Spec
 
+_BLOCKS = 5
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Plan:
@@ -76,6 +78,13 @@ class Plan:
             outputs=settings.fingerprint(model=model, vocabulary=vocabulary),
         )
 
+    def upper_part(self, thresholds: int) -> Self:
+        """Returns the plan of the first thresholds of the testing order alone, to test as far as they go.
+
+        Valid for fixed sequence testing, whose decisions do not depend on what would be tested later.
+        """
+        return dataclasses.replace(self, thresholds=self.thresholds[:thresholds])
+
     def layout(self) -> Layout:
         """Returns what is gathered for the planned tests."""
         return Layout.of(self.specs, thresholds=len(self.thresholds))
@@ -104,3 +113,15 @@ class Plan:
             model=self.model,
             outputs=self.outputs,
         )
+
+
+def block_ends(thresholds: int) -> tuple[int, ...]:
+    """Returns where the blocks of a grid end that are decoded and tested one after the other.
+
+    A fifth of the grid each: at tolerances as in the paper, tests mostly fail in the first or second.
+
+    >>> block_ends(20), block_ends(7), block_ends(1)
+    ((4, 8, 12, 16, 20), (2, 4, 6, 7), (1,))
+    """
+    size = -(-thresholds // _BLOCKS)
+    return tuple(min(end, thresholds) for end in range(size, thresholds + size, size))

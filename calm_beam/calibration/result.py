@@ -133,3 +133,8 @@ def calibrate(rows: Sequence[RiskRow], plan: Plan, *, num_layers: int) -> tuple[
             )
         )
     return tuple(entries)
+
+
+def has_ended(calibrations: Sequence[Calibration]) -> bool:
+    """Returns whether fixed sequence testing has failed in every entry, so that lower thresholds are not tested."""
+    return all(not entry.path[-1].rejected for entry in calibrations)

@@ -3,12 +3,14 @@
 from collections.abc import Iterator, Sequence
 
 import jax
+import numpy as np
 
 from calm_beam.generations import Generation, Output
 from calm_beam.vocabulary import EOS_ID, Vocabulary
 
 from .prompts import Prompt
-from .sweep import SweepDecoder, SweepResult
+from .result import KnownOutput, SweepResult
+from .sweep import SweepDecoder
 
 
 class DecodeError(RuntimeError):
@@ -27,6 +29,8 @@ def generate(
     *,
     on_error: str,
     duplicates: frozenset[str],
+    above: Sequence[Generation] | None = None,
+    goes_on: bool = False,
 ) -> Iterator[Generation]:
     """Yields the generation of every prompt, in the order in which they end.
 
@@ -40,12 +44,16 @@ def generate(
       on_error: `fail` raises for an example that cannot be decoded, `worst_case` returns it with its failure, to be
         counted with loss 1 at every threshold. It is never dropped: that would bias the risk.
       duplicates: Ids of examples whose prompt counts before them.
+      above: The generation of each prompt at the thresholds above the decoder's, which is completed: outputs follow
+        those that it has. None if the decoder's lanes are all there is.
+      goes_on: Whether another sweep is to go on below the last threshold.
 
     Raises:
       DecodeError: If a prompt cannot be decoded, also alone, or its logits are not finite, and `on_error` is `fail`;
         names the example. Whatever `on_error` is, if the device has no memory left: that is no prompt's fault.
     """
-    for index, result in _results(decoder, prompts, range(len(prompts)), is_retry=False):
+    known = _known_outputs(above) if above is not None else None
+    for index, result in _results(decoder, prompts, known, range(len(prompts)), is_retry=False):
         prompt = prompts[index]
         outputs: tuple[Output, ...] = ()
         failure = result if isinstance(result, str) else None
@@ -64,8 +72,31 @@ def generate(
             truncated=prompt.truncated,
             duplicate=prompt.example.id in duplicates,
             failure=failure,
-            outputs=outputs,
+            outputs=(*above[index].outputs, *outputs) if above is not None and not failure else outputs,
+            runner_ups=_runner_ups(result) if goes_on and isinstance(result, SweepResult) and not failure else None,
         )
+
+
+def _known_outputs(above: Sequence[Generation]) -> list[KnownOutput] | None:
+    """Returns the last output of every prompt; None if the sweep did not tell what it takes to go on from there."""
+    known = []
+    for generation in above:
+        if generation.runner_ups is None:
+            return None
+        output = generation.outputs[-1]
+        known.append(
+            KnownOutput(
+                tokens=np.array(output.tokens, np.int32),
+                exit_layers=np.array(output.exit_layers, np.int32),
+                confidences=np.array(output.confidences, np.float32),
+                runner_ups=np.array(generation.runner_ups, np.float32),
+            )
+        )
+    return known
+
+
+def _runner_ups(result: SweepResult) -> tuple[float, ...] | None:
+    return None if result.runner_ups is None else tuple(result.runner_ups[-1, : result.lengths[-1]].tolist())
 
 
 def reason_of(error: Exception) -> str:
@@ -74,7 +105,12 @@ def reason_of(error: Exception) -> str:
 
 
 def _results(
-    decoder: SweepDecoder, prompts: Sequence[Prompt], members: Sequence[int], *, is_retry: bool
+    decoder: SweepDecoder,
+    prompts: Sequence[Prompt],
+    known: Sequence[KnownOutput] | None,
+    members: Sequence[int],
+    *,
+    is_retry: bool,
 ) -> Iterator[tuple[int, SweepResult | str]]:
     """Yields index and result of every member, or in words why it has none.
 
@@ -84,7 +120,8 @@ def _results(
     not_finite: list[int] = []
     crash: Exception | None = None
     try:
-        for place, result in decoder.decode([prompts[member].ids for member in members]):
+        known_here = [known[member] for member in members] if known is not None else None
+        for place, result in decoder.decode([prompts[member].ids for member in members], known_here):
             member = members[place]
             del waiting[member]
             if result.is_finite:
@@ -107,7 +144,7 @@ def _results(
     middle = (len(left) + 1) // 2
     for again in (*([member] for member in not_finite), left[:middle], left[middle:]):
         if again:
-            yield from _results(decoder, prompts, again, is_retry=True)
+            yield from _results(decoder, prompts, known, again, is_retry=True)
 
 
 def _check_memory(error: Exception) -> None:

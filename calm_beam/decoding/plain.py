@@ -269,7 +269,8 @@ def _one_token(
     )
     cache = [put(pair, new) for pair, new in zip(cache, kept, strict=True)]
     logits = apply(states[-1] if rule.token_from == "last_layer" else at_layer(states, exit_layer), method="head")
-    is_finite = jnp.isfinite(jnp.max(logits, axis=-1)) & jnp.isfinite(confidence)
+    # The maximum may pass over a NaN: on CPU, XLA's does.
+    is_finite = jnp.isfinite(jnp.max(logits, axis=-1)) & ~jnp.any(jnp.isnan(logits), axis=-1) & jnp.isfinite(confidence)
     return jnp.argmax(logits, axis=-1).astype(jnp.int32), exit_layer, confidence, is_finite, cache
 
 

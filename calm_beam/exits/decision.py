@@ -60,4 +60,6 @@ def _decide(logits: jax.Array, measure: str) -> tuple[jax.Array, jax.Array, jax.
         confidence = 1 / reduced(jnp.sum, jnp.exp(blocked - largest))
     else:
         confidence = jnp.zeros_like(largest)
-    return token[:, 0, 0], confidence[:, 0, 0], jnp.isfinite(largest)[:, 0, 0]
+    # A NaN that the maximum has passed over (on CPU, XLA's may) is one in the sum of the softmax, if there is a sum.
+    has_nan = jnp.isnan(confidence) if measure in ("softmax", "softmax_max") else reduced(jnp.any, jnp.isnan(blocked))
+    return token[:, 0, 0], confidence[:, 0, 0], (jnp.isfinite(largest) & ~has_nan)[:, 0, 0]

@@ -12,12 +12,12 @@ from collections.abc import Callable
 import pytest
 
 from calm_beam.calibration import Plan, all_specs
-from calm_beam.generation_folder import COMPLETE, Completion, DecodeJob
+from calm_beam.generation_folder import COMPLETE, Completion, DecodeJob, StoredGenerations
 from calm_beam.generations import GenerationsError, read_generations, stored_shard, write_generations
 from calm_beam.launch import calibrate
 from calm_beam.launch.cli import main
 from calm_beam.manifest import Manifest, read_manifest
-from calm_beam.transforms.calibrate import StoredGenerations, _Scorer
+from calm_beam.transforms.calibrate import _Scorer
 from tests.pipelines import BROKEN_ID, SHORT_FLAGS, id_rows, without_time, write_model, write_rows
 
 _ASKED = ("--consistency=textual,risk", "--metric=token_f1", "--delta=0.3,0.6", "--epsilon=0.1")

@@ -1,0 +1,257 @@
+"""Every step of the device with thousands of rows, against the same rows in small parts and against numpy.
+
+Fused reductions over many rows are compiled differently from those over few, and have been compiled wrongly.
+"""
+
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy.special
+
+from calm_beam.decoding import device_steps
+from tests.builders import build_arrays, build_config, checkpoint_of
+
+_ROWS = 2048
+_PART = 64
+_RANKS = 8
+_SOURCE = 5
+_NODES = 3 * _ROWS
+_CONFIG = build_config(exit_classifier=2)
+_WIDTH, _HEADS, _HEAD = _CONFIG.emb_dim, _CONFIG.num_heads, _CONFIG.head_dim
+_DEPTH = _CONFIG.num_decoder_layers
+_ARRAYS = build_arrays(_CONFIG, 0)
+_TREE = checkpoint_of(_CONFIG, _ARRAYS).parameters()
+_LAYERS = [_TREE["decoder"][f"layers_{index}"] for index in range(_DEPTH)]
+_CLASSIFIER = {"params": {"decoder": {"meta_cls": _TREE["decoder"]["meta_cls"]}}}
+_HEAD_WEIGHTS = {"params": {"decoder": {name: _TREE["decoder"][name] for name in ("decoder_norm", "logits_dense")}}}
+_GENERATOR = np.random.default_rng(0)
+_STATES = _GENERATOR.standard_normal((_DEPTH + 1, _ROWS, _WIDTH)).astype(np.float32)
+_BELOW, _LANES = (_GENERATOR.permutation(_ROWS).astype(np.int32) for _ in range(2))
+_STORES = [
+    [_GENERATOR.standard_normal((_NODES, _HEADS * _HEAD)).astype(np.float32) for _ in range(2)] for _ in range(_DEPTH)
+]
+
+
+@pytest.fixture(autouse=True)
+def _strict() -> Iterator[None]:
+    with jax.numpy_dtype_promotion("strict"), jax.numpy_rank_promotion("raise"):
+        yield
+
+
+def _parts() -> list[slice]:
+    return [slice(start, start + _PART) for start in range(0, _ROWS, _PART)]
+
+
+def _stores(layers: slice) -> list[tuple[jax.Array, ...]]:
+    """Returns stores that may be given away."""
+    return [tuple(jnp.array(values) for values in pair) for pair in _STORES[layers]]
+
+
+def _weights(name: str) -> np.ndarray:
+    return _ARRAYS[name].astype(np.float64)
+
+
+def _normed(values: np.ndarray, scale: str) -> np.ndarray:
+    values = values.astype(np.float64)
+    return values / np.sqrt((values**2).mean(-1, keepdims=True) + 1e-6) * _weights(f"{scale}/scale")
+
+
+def _kept(layer: int, states: np.ndarray) -> list[np.ndarray]:
+    """Returns the keys and values that a layer, from 1, makes of states, (rows, heads * head_dim)."""
+    name = f"decoder/layers_{layer - 1}"
+    normed = _normed(states, f"{name}/pre_self_attention_layer_norm")
+    return [normed @ _weights(f"{name}/self_attention/{kernel}/kernel") for kernel in ("key", "value")]
+
+
+@pytest.mark.parametrize("length", [16, 64])
+def test_many_rows_attend_as_few_do(length: int) -> None:
+    """Self-attention over gathered paths, and the keys and values that it writes, are numpy's for 2,048 rows."""
+    generator = np.random.default_rng(length)
+    steps = generator.integers(0, length, _ROWS).astype(np.int32)
+    paths = generator.integers(0, _ROWS, (_ROWS, length)).astype(np.int32)
+    nodes = (_ROWS + generator.permutation(_NODES - _ROWS)[:_ROWS]).astype(np.int32)
+    paths[np.arange(_ROWS), steps] = nodes
+    bias = generator.standard_normal((_HEADS, length)).astype(np.float32)
+    # What comes later in a path belongs to others, and may be anything.
+    stores = [values.copy() for values in _STORES[1]]
+    for values in stores:
+        values[_ROWS - 1] = np.nan
+    paths[(paths == _ROWS - 1) & (np.arange(length) <= steps[:, None])] = 0
+
+    def run(part: slice) -> tuple[np.ndarray, ...]:
+        states, cache = device_steps.attend_to_output(
+            _CONFIG,
+            _LAYERS[1],
+            jnp.array(_STATES),
+            tuple(jnp.array(values) for values in stores),
+            bias,
+            np.int32(2),
+            _BELOW[part],
+            _LANES[part],
+            nodes[part],
+            paths[part],
+            steps[part],
+        )
+        return (np.asarray(states)[2, _LANES[part]], *(np.asarray(values)[nodes[part]] for values in cache))
+
+    many = run(slice(None))
+    for values, few in zip(many, zip(*map(run, _parts()), strict=True), strict=True):
+        np.testing.assert_allclose(values, np.concatenate(few), rtol=0, atol=1e-5)
+    inputs = _STATES[1, _BELOW]
+    kept = _kept(2, inputs)
+    for values, expected in zip(many[1:], kept, strict=True):
+        np.testing.assert_allclose(values, expected, rtol=0, atol=2e-5)
+    stores = [values.astype(np.float64) for values in stores]
+    for store, new in zip(stores, kept, strict=True):
+        store[nodes] = new
+    name = "decoder/layers_1"
+    queries = _normed(inputs, f"{name}/pre_self_attention_layer_norm") @ _weights(f"{name}/self_attention/query/kernel")
+    outputs = np.zeros((_ROWS, _HEADS * _HEAD))
+    for row in range(_ROWS):
+        path = paths[row, : steps[row] + 1]
+        keys, values = (store[path].reshape(-1, _HEADS, _HEAD) for store in stores)
+        logits = np.einsum("hd,thd->ht", queries[row].reshape(_HEADS, _HEAD), keys) + bias[:, steps[row] :: -1]
+        outputs[row] = np.einsum("ht,thd->hd", scipy.special.softmax(logits, axis=-1), values).reshape(-1)
+    expected = inputs + outputs @ _weights(f"{name}/self_attention/out/kernel")
+    np.testing.assert_allclose(many[0], expected, rtol=0, atol=5e-5)
+
+
+@pytest.mark.parametrize("measure", ["state", "classifier"])
+def test_many_rows_finish_a_layer_as_few_do(measure: str) -> None:
+    """Cross-attention, feed-forward and confidence of 2,048 rows are those of 64 at a time; confidences are numpy's."""
+    generator = np.random.default_rng(1)
+    count = _ROWS // _RANKS
+    shape = (count, _HEADS, _SOURCE, _HEAD)
+    cross = tuple(generator.standard_normal(shape).astype(np.float32) for _ in range(2))
+    mask = np.arange(_SOURCE) <= generator.integers(0, _SOURCE, (count, 1))
+    places = np.repeat(np.arange(count), _RANKS).astype(np.int32)
+    ranks = np.tile(np.arange(_RANKS), count).astype(np.int32)
+
+    def run(part: slice) -> tuple[np.ndarray, ...]:
+        states, confidence = device_steps.finish_layer(
+            _CONFIG,
+            measure,
+            _RANKS,
+            {"layer": _LAYERS[1], "classifier": _CLASSIFIER},
+            jnp.array(_STATES),
+            cross,
+            mask,
+            np.int32(2),
+            _BELOW[part],
+            _LANES[part],
+            places[part],
+            ranks[part],
+        )
+        return np.asarray(states)[2, _LANES[part]], np.asarray(confidence)
+
+    many = run(slice(None))
+    for values, few in zip(many, zip(*map(run, _parts()), strict=True), strict=True):
+        np.testing.assert_allclose(values, np.concatenate(few), rtol=0, atol=2e-5)
+    name = "decoder/layers_1"
+    inputs = _STATES[2, _LANES].astype(np.float64)
+    attention = f"{name}/encoder_decoder_attention"
+    normed = _normed(inputs, f"{name}/pre_cross_attention_layer_norm")
+    queries = (normed @ _weights(f"{attention}/query/kernel")).reshape(_ROWS, _HEADS, _HEAD)
+    logits = np.einsum("rhd,rhsd->rhs", queries, cross[0][places].astype(np.float64))
+    logits = np.where(mask[places][:, None], logits, -np.inf)
+    mixed = np.einsum("rhs,rhsd->rhd", scipy.special.softmax(logits, axis=-1), cross[1][places].astype(np.float64))
+    hidden = inputs + mixed.reshape(_ROWS, -1) @ _weights(f"{attention}/out/kernel")
+    normed = _normed(hidden, f"{name}/pre_mlp_layer_norm")
+    gate, linear = (normed @ _weights(f"{name}/mlp/{kernel}/kernel") for kernel in ("wi_0", "wi_1"))
+    gelu = gate / 2 * (1 + np.tanh(np.sqrt(2 / np.pi) * (gate + 0.044715 * gate**3)))
+    expected = hidden + gelu * linear @ _weights(f"{name}/mlp/wo/kernel")
+    np.testing.assert_allclose(many[0], expected, rtol=0, atol=5e-5)
+    if measure == "state":
+        below = _STATES[1, _BELOW].astype(np.float64)
+        norms = np.linalg.norm(below, axis=-1) * np.linalg.norm(expected, axis=-1)
+        confidence = (below * expected).sum(-1) / norms
+    else:
+        scores = expected @ _weights("decoder/meta_cls/kernel") + _weights("decoder/meta_cls/bias")
+        confidence = scipy.special.softmax(scores, axis=-1)[:, 1]
+    np.testing.assert_allclose(many[1], confidence, rtol=0, atol=2e-5)
+
+
+@pytest.mark.parametrize("measure", ["softmax", "softmax_max"])
+def test_many_rows_are_decided_as_few_are(measure: str) -> None:
+    """Token and confidence of 2,048 states, of any layers, are those of 64 at a time, and numpy's."""
+    layers = np.random.default_rng(2).integers(1, _DEPTH + 1, _ROWS).astype(np.int32)
+
+    def run(part: slice) -> tuple[np.ndarray, ...]:
+        made = device_steps.decide_rows(_CONFIG, measure, _HEAD_WEIGHTS, _STATES, layers[part], _LANES[part])
+        return tuple(map(np.asarray, made))
+
+    many = run(slice(None))
+    for values, few in zip(many, zip(*map(run, _parts()), strict=True), strict=True):
+        np.testing.assert_allclose(values, np.concatenate(few), rtol=0, atol=2e-6)
+    logits = _normed(_STATES[layers, _LANES], "decoder/decoder_norm") @ _weights("decoder/logits_dense/kernel")
+    ordered = np.sort(scipy.special.softmax(logits, axis=-1))
+    np.testing.assert_array_equal(many[0], np.argmax(logits, axis=-1))
+    expected = ordered[:, -1] - (ordered[:, -2] if measure == "softmax" else 0)
+    np.testing.assert_allclose(many[1], expected, rtol=0, atol=1e-5)
+    assert many[2].all()
+
+
+def _skipped() -> tuple[np.ndarray, np.ndarray]:
+    """Returns exit layers, (rows,), and the nodes of the layers above, (layers - 1, rows), none where not skipped."""
+    generator = np.random.default_rng(3)
+    layers = generator.integers(1, _DEPTH, _ROWS).astype(np.int32)
+    nodes = np.stack([_ROWS + generator.permutation(_NODES - _ROWS)[:_ROWS] for _ in range(_DEPTH - 1)])
+    nodes[np.arange(2, _DEPTH + 1)[:, None] <= layers] = _NODES
+    return layers, nodes.astype(np.int32)
+
+
+def _assert_stores(made: list[Any], nodes: np.ndarray, expected: dict[tuple[int, int], np.ndarray]) -> None:
+    """Checks layers 2 to L: `expected` by layer and part, and everything else as it was."""
+    for layer, pair in enumerate(made, start=2):
+        is_skipped = nodes[layer - 2] < _NODES
+        for part, values in enumerate(pair):
+            store = _STORES[layer - 1][part].astype(np.float64)
+            store[nodes[layer - 2, is_skipped]] = expected[layer, part][is_skipped]
+            np.testing.assert_allclose(values, store, rtol=0, atol=2e-5)
+
+
+def test_many_rows_are_filled_as_numpy_does() -> None:
+    """Skipped layers make keys and values of 2,048 states; all other nodes stay as they are."""
+    layers, nodes = _skipped()
+    made = device_steps.fill_skipped(_CONFIG, _LAYERS[1:], _stores(slice(1, None)), _STATES, layers, _LANES, nodes)
+    kept = _STATES[layers, _LANES]
+    expected = {(layer, part): new for layer in range(2, _DEPTH + 1) for part, new in enumerate(_kept(layer, kept))}
+    _assert_stores(made, nodes, expected)
+
+
+def test_many_rows_are_copied() -> None:
+    """Skipped layers take over 2,048 keys and values, bit for bit; all other nodes stay as they are."""
+    layers, nodes = _skipped()
+    source_nodes = np.random.default_rng(4).permutation(_ROWS).astype(np.int32)
+    first, *made = device_steps.copy_skipped(_stores(slice(None)), layers, source_nodes, nodes)
+    stores = np.array(_STORES)
+    expected = {
+        (layer, part): stores[layers - 1, part, source_nodes] for layer in range(2, _DEPTH + 1) for part in range(2)
+    }
+    _assert_stores(made, nodes, expected)
+    for values, before in zip(first, _STORES[0], strict=True):
+        np.testing.assert_array_equal(values, before)
+
+
+def test_many_sources_are_encoded_as_few_are() -> None:
+    """Keys and values of 256 sources of 32 tokens are those of 8 at a time, and go where they were sent."""
+    tokens = np.random.default_rng(5).integers(0, _CONFIG.vocab_size, (256, 32)).astype(np.int32)
+    places = np.random.default_rng(6).permutation(256).astype(np.int32)
+
+    def run(part: slice) -> list[np.ndarray]:
+        shape = (256, _HEADS, 32, _HEAD)
+        cross: list[Any] = [(jnp.zeros(shape), jnp.zeros(shape)) for _ in range(_DEPTH)]
+        made, mask = device_steps.admit(
+            _CONFIG, {"params": _TREE}, cross, jnp.zeros((256, 32), bool), tokens[part], places[part]
+        )
+        np.testing.assert_array_equal(np.asarray(mask)[places[part]], tokens[part] != 0)
+        return [np.asarray(values)[places[part]] for pair in made for values in pair]
+
+    many = run(slice(None))
+    few = [run(slice(start, start + 8)) for start in range(0, 256, 8)]
+    for values, parts in zip(many, zip(*few, strict=True), strict=True):
+        np.testing.assert_allclose(values, np.concatenate(parts), rtol=0, atol=5e-5)

@@ -1,0 +1,292 @@
+"""Groups, nodes and paths of lanes, against what follows from each lane's whole history."""
+
+import dataclasses
+
+import hypothesis
+import hypothesis.strategies as st
+import numpy as np
+import pytest
+
+from calm_beam.decoding.lanes import LaneTree
+
+# Whatever tells the states apart that a layer's keys and values of one token were made of.
+Content = tuple[object, ...]
+
+
+@dataclasses.dataclass
+class _Lane:
+    """What one lane has generated, and who made the nodes that each layer has of it."""
+
+    prompt: int
+    tokens: list[int]
+    exits: list[int]
+    nodes: dict[int, list[int]]
+
+    def key(self, layer: int, *, separates_exit: bool) -> Content:
+        """What the output of a layer at the next token depends on."""
+        seen = layer if separates_exit else layer - 1
+        return (self.prompt, *self.tokens, *(min(exit_layer, seen) for exit_layer in self.exits))
+
+    def content(self, layer: int, step: int, *, separates_exit: bool) -> Content:
+        """What a layer keeps of an earlier token: made of d^m, the highest state up to the layer below the layer.
+
+        Where the exit shows, it is copied from the exit layer instead, if that is below.
+        """
+        exits = self.exits[:step]
+        if separates_exit:
+            source = min(self.exits[step], layer)
+            return (self.prompt, step, source, *self.tokens[:step], *(min(before, source) for before in exits))
+        source = min(self.exits[step], layer - 1)
+        # d^m was computed with keys and values that know of exits below m only.
+        return (self.prompt, step, source, *self.tokens[:step], *(min(before, max(source - 1, 0)) for before in exits))
+
+
+class _Simulation:
+    """A tree driven with random tokens and exits, as the sweep drives it, beside the histories of all lanes."""
+
+    def __init__(self, seed: int, *, slots: int, lanes: int, layers: int, steps: int, separates_exit: bool) -> None:
+        self.generator = np.random.default_rng(seed)
+        self.slots, self.lanes, self.layers, self.steps = slots, lanes, layers, steps
+        self.separates_exit = separates_exit
+        self.tree = LaneTree(
+            slots=slots, lanes=lanes, steps=steps, layers=layers, separates_exit=separates_exit, capacity=lanes
+        )
+        self.prompts = 0
+        self.histories: dict[int, _Lane] = {}
+        self.live = np.zeros((slots, lanes), bool)
+        # Prompt and content of every node in use, by layer.
+        self.contents: list[dict[int, Content]] = [{} for _ in range(layers + 1)]
+        self.rows_run = self.lanes_run = 0
+
+    def admit(self, slot: int) -> None:
+        self.tree.admit(np.array([slot]))
+        for lane in range(slot * self.lanes, (slot + 1) * self.lanes):
+            self.histories[lane] = _Lane(self.prompts, [], [], {layer: [] for layer in range(1, self.layers + 1)})
+        self.live[slot] = True
+        self.prompts += 1
+
+    def end(self, slot: int) -> None:
+        (prompt,) = {self.histories[slot * self.lanes + lane].prompt for lane in range(self.lanes)}
+        self.live[slot] = False
+        self.tree.release(slot)
+        for layer in range(1, self.layers + 1):
+            kept = self.contents[layer].items()
+            self.contents[layer] = {node: content for node, content in kept if content[0] != prompt}
+
+    def step(self) -> None:
+        """Runs one token of every live lane, and checks everything that the tree says on the way."""
+        members = np.flatnonzero(self.live)
+        while self.tree.room() < len(members):
+            self.tree.grow(self.tree.capacity)
+        room = self.tree.room()
+        # Few values and long runs of them: lanes stay together for a while, as they do in truth.
+        exits = np.sort(self.generator.integers(1, self.layers + 1, (self.slots, self.lanes)))[:, ::-1]
+        exits[self.generator.random((self.slots, self.lanes)) < 0.05] = self.generator.integers(1, self.layers + 1)
+        tokens = np.where(self.generator.random((self.slots, self.lanes)) < 0.03, 3, 2)
+        exits, tokens = np.where(self.live, exits, 0), np.where(self.live, tokens, 0)
+        for lane in members.tolist():
+            self.histories[lane].exits.append(int(exits.flat[lane]))
+            self.histories[lane].tokens.append(int(tokens.flat[lane]))
+        groups = np.full((self.layers + 1, self.live.size), -1)
+        for layer in range(1, self.layers + 1):
+            self.run_layer(layer, exits, groups)
+        goes_on = self.live & (self.generator.random(self.live.shape) > 0.04)
+        self.keep(exits, goes_on, groups)
+        self.check_paths(goes_on)
+        assert self.tree.room() >= room - len(members)
+        assert self.tree.room() == self.tree.capacity - max(map(len, self.contents))
+        self.tree.advance(tokens, exits, self.live)
+        busy = self.live.any(axis=1)
+        self.live = goes_on
+        for slot in np.flatnonzero(busy & ~goes_on.any(axis=1)).tolist():
+            self.end(slot)
+
+    def run_layer(self, layer: int, exits: np.ndarray, groups: np.ndarray) -> None:
+        alive = self.live & (exits >= layer)
+        rows = self.tree.rows(layer, alive)
+        members = np.flatnonzero(alive)
+        row_of = rows.of_lane[members]
+        assert set(row_of.tolist()) == set(range(len(rows.lanes)))
+        before = {lane: self.before(lane) for lane in members.tolist()}
+        keys = {lane: before[lane].key(layer, separates_exit=self.separates_exit) for lane in members.tolist()}
+        for lane, row in zip(members.tolist(), row_of.tolist(), strict=True):
+            first = int(rows.lanes[row])
+            assert first <= lane
+            assert rows.slots[row] == lane // self.lanes
+            assert rows.steps[row] == len(before[lane].tokens)
+            # Soundness: a row's lanes are in one state, and what the first of them attends to is what they all do.
+            assert keys[first] == keys[lane]
+            seen = self.tree.paths(layer, np.array([first]), self.steps)[0, : len(before[lane].tokens)].tolist()
+            assert [self.contents[layer][node] for node in seen] == [
+                self.histories[lane].content(layer, step, separates_exit=self.separates_exit)
+                for step in range(len(before[lane].tokens))
+            ]
+            # Sharing: neighbours in one state are not computed twice.
+            neighbour = lane - 1
+            if lane % self.lanes and alive.flat[neighbour] and keys[neighbour] == keys[lane]:
+                assert rows.of_lane[neighbour] == row
+        assert (np.diff(rows.lanes) > 0).all()
+        self.make(layer, rows.nodes, rows.lanes, [self.layers] * len(rows.lanes))
+        for lane, row in zip(members.tolist(), row_of.tolist(), strict=True):
+            self.histories[lane].nodes[layer].append(int(rows.nodes[row]))
+        groups[layer, members] = rows.lanes[row_of]
+        self.rows_run += len(rows.lanes)
+        self.lanes_run += len(members)
+
+    def keep(self, exits: np.ndarray, goes_on: np.ndarray, groups: np.ndarray) -> None:
+        members = np.flatnonzero(goes_on & (exits < self.layers))
+        sources = [(int(groups[exits.flat[lane], lane]), int(exits.flat[lane])) for lane in members]
+        if members.size:
+            lanes, layers = (np.array(values) for values in zip(*sources, strict=True))
+            newest = self.tree.newest(layers, lanes)
+            assert newest.tolist() == [self.histories[lane].nodes[layer][-1] for lane, layer in sources]
+        for layer in range(2, self.layers + 1):
+            skips = [place for place, lane in enumerate(members) if exits.flat[lane] < layer]
+            states = sorted({sources[place] for place in skips})
+            of_member = np.array([states.index(sources[place]) for place in skips], int)
+            firsts = np.array([first for first, _ in states], int)
+            nodes = self.tree.keep(layer, firsts, members[skips], of_member)
+            self.make(layer, nodes, firsts, [exit_layer for _, exit_layer in states])
+            for place, state in zip(skips, of_member.tolist(), strict=True):
+                self.histories[int(members[place])].nodes[layer].append(int(nodes[state]))
+
+    def make(self, layer: int, nodes: np.ndarray, lanes: np.ndarray, exits: list[int]) -> None:
+        """Notes what new nodes hold, which must have been free: what the lanes had if they went up to `exits`."""
+        assert len(set(nodes.tolist())) == len(nodes)
+        for node, lane, exit_layer in zip(nodes.tolist(), lanes.tolist(), exits, strict=True):
+            assert 0 <= node < self.tree.capacity
+            assert node not in self.contents[layer]
+            before = self.before(lane)
+            made = dataclasses.replace(before, exits=[*before.exits, exit_layer])
+            content = made.content(layer, len(before.tokens), separates_exit=self.separates_exit)
+            self.contents[layer][node] = content
+
+    def check_paths(self, goes_on: np.ndarray) -> None:
+        """Every lane that goes on attends to the nodes that it was given, which still hold what is its own."""
+        for lane in np.flatnonzero(goes_on).tolist():
+            history = self.histories[lane]
+            for layer in range(1, self.layers + 1):
+                path = self.tree.paths(layer, np.array([lane]), len(history.tokens))[0].tolist()
+                assert path == history.nodes[layer]
+                assert [self.contents[layer][node] for node in path] == [
+                    history.content(layer, step, separates_exit=self.separates_exit) for step in range(len(path))
+                ]
+
+    def before(self, lane: int) -> _Lane:
+        """Returns a lane's history without the token that is being made."""
+        history = self.histories[lane]
+        return dataclasses.replace(history, tokens=history.tokens[:-1], exits=history.exits[:-1])
+
+
+@hypothesis.settings(max_examples=60, deadline=None, derandomize=True)
+@hypothesis.given(
+    seed=st.integers(0, 2**32),
+    slots=st.integers(1, 3),
+    lanes=st.integers(1, 7),
+    layers=st.integers(1, 5),
+    steps=st.integers(1, 7),
+    separates_exit=st.booleans(),
+)
+def test_groups_and_paths_are_those_of_the_histories(
+    seed: int, slots: int, lanes: int, layers: int, steps: int, separates_exit: bool
+) -> None:
+    """Rows never mix states and never part neighbours in one; paths name what a lane has kept; nodes never alias."""
+    simulation = _Simulation(seed, slots=slots, lanes=lanes, layers=layers, steps=steps, separates_exit=separates_exit)
+    for _ in range(3 * steps):
+        for slot in np.flatnonzero(~simulation.live.any(axis=1)).tolist():
+            # Prompts start at different times.
+            if simulation.generator.random() < 0.6:
+                simulation.admit(slot)
+        for slot in np.flatnonzero(simulation.live.any(axis=1) & (simulation.tree.step == steps)).tolist():
+            simulation.end(slot)
+        simulation.step()
+    for slot in np.flatnonzero(simulation.live.any(axis=1)).tolist():
+        simulation.end(slot)
+    assert simulation.tree.room() == simulation.tree.capacity
+
+
+@pytest.mark.parametrize("separates_exit", [False, True])
+def test_work_is_shared(separates_exit: bool) -> None:
+    """Over many steps, far fewer rows are run than there are lanes: the properties above are not empty."""
+    simulation = _Simulation(0, slots=2, lanes=12, layers=4, steps=12, separates_exit=separates_exit)
+    for _ in range(24):
+        for slot in np.flatnonzero(~simulation.live.any(axis=1) | (simulation.tree.step == 12)).tolist():
+            if simulation.live[slot].any():
+                simulation.end(slot)
+            simulation.admit(slot)
+        simulation.step()
+    assert simulation.rows_run < 0.6 * simulation.lanes_run
+    assert simulation.prompts >= 4
+
+
+def _step(tree: LaneTree, exits: list[int], tokens: list[int] | None = None) -> list[list[int]]:
+    """Runs a token of a single prompt, and returns the first lane of each row, by layer."""
+    at = np.array([exits])
+    rows = [tree.rows(layer, at >= layer).lanes.tolist() for layer in (1, 2, 3)]
+    tree.advance(np.array([tokens or [2] * len(exits)]), at, at > 0)
+    return rows
+
+
+def _tree(*, separates_exit: bool = False, lanes: int = 4) -> LaneTree:
+    tree = LaneTree(slots=1, lanes=lanes, steps=8, layers=3, separates_exit=separates_exit, capacity=64)
+    tree.admit(np.array([0]))
+    return tree
+
+
+def test_lanes_that_part_at_an_upper_layer_share_the_lower_ones() -> None:
+    """Exits at 3, 3, 2 and 1 leave all in one row at layer 1, and part layer 3 only where the key says so."""
+    tree = _tree()
+    assert _step(tree, [3, 3, 2, 1]) == [[0], [0], [0]]
+    # min(exit, 0), min(exit, 1) and min(exit, 2): equal, equal, and 2, 2, 2, 1.
+    assert _step(tree, [3, 3, 3, 3]) == [[0], [0], [0, 3]]
+
+
+def test_an_exit_right_below_shows_where_it_must() -> None:
+    """Where a skipped layer keeps something of its own kind, exits at i - 1 and above part at layer i already."""
+    tree = _tree(separates_exit=True)
+    _step(tree, [3, 3, 2, 1])
+    assert _step(tree, [3, 3, 3, 3]) == [[0], [0, 3], [0, 2, 3]]
+
+
+def test_other_tokens_part_every_layer() -> None:
+    """Lanes with different tokens share nothing any more, also if later tokens are equal."""
+    tree = _tree()
+    _step(tree, [3, 3, 3, 3], [2, 2, 5, 5])
+    for _ in range(2):
+        assert _step(tree, [3, 3, 3, 3]) == [[0, 2], [0, 2], [0, 2]]
+
+
+def test_a_new_prompt_starts_together() -> None:
+    """A slot that is used again knows nothing of who was there: one row a layer, from step 0."""
+    tree = _tree()
+    _step(tree, [3, 2, 1, 1], [2, 3, 4, 5])
+    tree.release(0)
+    assert tree.room() == 64
+    tree.admit(np.array([0]))
+    assert tree.step.tolist() == [0]
+    assert _step(tree, [3, 3, 3, 3]) == [[0], [0], [0]]
+
+
+def test_a_free_slot_does_not_advance() -> None:
+    """Steps count for slots with live lanes only."""
+    tree = LaneTree(slots=2, lanes=2, steps=8, layers=1, separates_exit=False, capacity=8)
+    tree.admit(np.array([1]))
+    alive = np.array([[False, False], [True, True]])
+    rows = tree.rows(1, alive)
+    assert (rows.lanes.tolist(), rows.slots.tolist(), rows.steps.tolist()) == ([2], [1], [0])
+    tree.advance(np.full((2, 2), 2), np.ones((2, 2), int), alive)
+    assert tree.step.tolist() == [0, 1]
+
+
+def test_room_shrinks_by_the_rows_of_the_fullest_layer() -> None:
+    """Free nodes are counted for the layer that has fewest; growing adds to every layer."""
+    tree = LaneTree(slots=1, lanes=3, steps=8, layers=2, separates_exit=False, capacity=5)
+    tree.admit(np.array([0]))
+    tree.rows(1, np.ones((1, 3), bool))
+    assert tree.room() == 4
+    tree.keep(2, np.array([0, 1, 2]), np.arange(3), np.arange(3))
+    assert tree.room() == 2
+    tree.grow(10)
+    assert (tree.room(), tree.capacity) == (12, 15)
+    tree.release(0)
+    assert tree.room() == 15

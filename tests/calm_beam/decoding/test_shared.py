@@ -1,0 +1,372 @@
+"""The sweep with shared work against the plain sweep, what it holds and gives back, and how much it does."""
+
+import dataclasses
+import functools
+import itertools
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from calm_beam.decoding import device_steps, shared
+from calm_beam.decoding.memory import Budget
+from calm_beam.decoding.plain import PlainSweep
+from calm_beam.decoding.result import SweepResult
+from calm_beam.decoding.shared import SharedSweep
+from calm_beam.decoding.work import Work
+from calm_beam.exits.rule import SCHEDULES, ExitRule
+from calm_beam.exits.schedule import scheduled_thresholds
+from calm_beam.model import T5Config
+from tests.builders import build_arrays, build_checkpoint, build_config, checkpoint_of
+
+_CONFIG = build_config(exit_classifier=2)
+# Everything that the first is not.
+_OTHER = build_config(exit_classifier=1, tied_head=True, gated_mlp=False, num_decoder_layers=3, vocab_size=128)
+_STEPS = 10
+_LANES = 8
+_SERVABLE = tuple(
+    ExitRule(confidence=confidence, state_propagation=propagation, min_exit_layer=lowest, exit_interval=interval)
+    for confidence in ("softmax", "softmax_max", "state", "classifier", "static")
+    for propagation in ("from_exit", "from_first_exit", "projected")
+    for lowest, interval in ((1, 1), (1, 2), (2, 1))
+)
+# Every measure, every propagation twice or more, every set of exits: the plain sweep compiles anew for each.
+_FEW = tuple(
+    ExitRule(confidence=confidence, state_propagation=propagation, min_exit_layer=lowest, exit_interval=interval)
+    for confidence, propagation, lowest, interval in (
+        ("softmax", "from_exit", 1, 1),
+        ("softmax_max", "projected", 2, 1),
+        ("state", "from_first_exit", 1, 2),
+        ("classifier", "from_first_exit", 2, 1),
+        ("classifier", "projected", 1, 1),
+        ("static", "from_exit", 1, 2),
+    )
+)
+
+
+@pytest.fixture(autouse=True)
+def _strict() -> Iterator[None]:
+    with jax.numpy_dtype_promotion("strict"), jax.numpy_rank_promotion("raise"):
+        yield
+
+
+def _name(rule: ExitRule) -> str:
+    return f"{rule.confidence}-{rule.state_propagation}-{rule.min_exit_layer}-{rule.exit_interval}"
+
+
+def _prompts(*lengths: int, seed: int = 0) -> list[list[int]]:
+    """Returns random prompts without pad and without id 63."""
+    generator = np.random.default_rng(seed)
+    return [generator.integers(2, 63, size=length).tolist() for length in lengths]
+
+
+_PROMPTS = _prompts(4, 9, 1, 30, 6, 2, 13)
+
+
+def _grid(seed: int, *, lanes: int = _LANES) -> tuple[float, ...]:
+    """Returns random thresholds, with 1 and 0, some close together, some equal."""
+    generator = np.random.default_rng(seed)
+    inner = generator.random(lanes - 3).round(2)
+    inner[1] = inner[0]
+    return (1.0, *sorted([*inner.tolist(), float(inner[-1]) / 2], reverse=True)[: lanes - 3], 0.0)
+
+
+def _by_step(rule: ExitRule, thresholds: Sequence[float]) -> np.ndarray:
+    full = np.full((_STEPS, 1), np.inf, np.float32)
+    return np.concatenate([full, scheduled_thresholds(rule, tuple(thresholds), _STEPS)], axis=1)
+
+
+def _in_order(pairs: Iterator[tuple[int, SweepResult]], count: int) -> list[SweepResult]:
+    results = list(pairs)
+    assert sorted(index for index, _ in results) == list(range(count))
+    return [result for _, result in sorted(results, key=lambda pair: pair[0])]
+
+
+def _shared(
+    rule: ExitRule,
+    prompts: Sequence[Sequence[int]] = _PROMPTS,
+    *,
+    config: T5Config = _CONFIG,
+    arrays: dict[str, np.ndarray] | None = None,
+    seed: int = 0,
+    thresholds: Sequence[float] | None = None,
+    slots: int = 7,
+    tokens: int = 100_000,
+) -> tuple[list[SweepResult], Work]:
+    checkpoint = checkpoint_of(config, arrays) if arrays else build_checkpoint(config, seed=seed)
+    grid = _by_step(rule, _grid(seed) if thresholds is None else thresholds)
+    sweep = SharedSweep(checkpoint, rule, grid, max_input_length=64, budget=Budget(slots=slots, tokens=tokens))
+    return _in_order(sweep.decode(prompts), len(prompts)), sweep.work
+
+
+def _plain(rule: ExitRule, *, config: T5Config, seed: int) -> list[SweepResult]:
+    # A schedule is in the thresholds alone: without it in the rule, one compiled sweep does for all of them.
+    constant = dataclasses.replace(rule, schedule="constant", tau=None)
+    grid = _by_step(rule, _grid(seed))
+    sweep = PlainSweep(build_checkpoint(config, seed=seed), constant, grid, max_input_length=64, slots=7)
+    return _in_order(sweep.decode(_PROMPTS), len(_PROMPTS))
+
+
+def _assert_same(one: SweepResult, other: SweepResult) -> None:
+    for field in ("tokens", "exit_layers", "lengths"):
+        np.testing.assert_array_equal(getattr(one, field), getattr(other, field))
+    np.testing.assert_allclose(one.confidences, other.confidences, rtol=0, atol=1e-5)
+    assert one.is_finite == other.is_finite
+
+
+def _assert_all_same(ones: Sequence[SweepResult], others: Sequence[SweepResult]) -> None:
+    for one, other in zip(ones, others, strict=True):
+        _assert_same(one, other)
+
+
+@functools.cache
+def _default() -> tuple[list[SweepResult], Work]:
+    return _shared(ExitRule())
+
+
+def _check_against_plain(rule: ExitRule, config: T5Config, seeds: Sequence[int]) -> None:
+    schedules = SCHEDULES if rule.confidence != "static" else ("constant",)
+    for (place, schedule), seed in itertools.product(enumerate(schedules), seeds):
+        scheduled = dataclasses.replace(rule, schedule=schedule, tau=None if schedule == "constant" else 1.0 + place)
+        results, _ = _shared(scheduled, config=config, seed=seed)
+        _assert_all_same(results, _plain(scheduled, config=config, seed=seed))
+        # Otherwise there would be nothing to compare.
+        assert len({tuple(row) for result in results for row in result.exit_layers.tolist()}) > 3
+        assert len({length for result in results for length in result.lengths.tolist()}) > 1
+
+
+@pytest.mark.parametrize("rule", _FEW, ids=_name)
+def test_shared_work_changes_nothing(rule: ExitRule) -> None:
+    """Tokens, exit layers, lengths and confidences are the plain sweep's, under every schedule."""
+    _check_against_plain(rule, _CONFIG, (0, 1))
+
+
+def test_shared_work_changes_nothing_in_another_kind_of_model() -> None:
+    """Neither with a tied head, ReLU, a classifier of one logit and a vocabulary that is reduced side by side."""
+    _check_against_plain(ExitRule(confidence="classifier"), _OTHER, (0, 1))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rule", [rule for rule in _SERVABLE if rule not in _FEW], ids=_name)
+def test_shared_work_changes_nothing_under_any_rule(rule: ExitRule) -> None:
+    """The same for every other measure, propagation and set of exits."""
+    _check_against_plain(rule, _CONFIG, (0, 1, 2, 3))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rule", _FEW, ids=_name)
+def test_shared_work_changes_nothing_in_another_kind_of_model_under_any_rule(rule: ExitRule) -> None:
+    """The same for the other model."""
+    _check_against_plain(rule, _OTHER, (0, 1, 2, 3))
+
+
+@pytest.mark.parametrize("slots", [1, 3, 50])
+def test_slots_do_not_matter(slots: int) -> None:
+    """One prompt at a time, a few, or more than there are: all give the same."""
+    _assert_all_same(_shared(ExitRule(), slots=slots)[0], _default()[0])
+
+
+def test_order_does_not_matter() -> None:
+    """Prompts in another order give the same results in that order."""
+    order = [6, 2, 0, 5, 1, 4, 3]
+    results, _ = _shared(ExitRule(), [_PROMPTS[index] for index in order])
+    _assert_all_same(results, [_default()[0][index] for index in order])
+
+
+def test_widths_do_not_matter() -> None:
+    """Prompts beside longer ones, that are padded to another width, give what they give without them."""
+    results, _ = _shared(ExitRule(), [*_prompts(40, 64, seed=1), *_PROMPTS])
+    _assert_all_same(results[2:], _default()[0])
+
+
+def test_thresholds_in_any_order_give_the_same() -> None:
+    """Unsorted thresholds share less and change nothing."""
+    order = np.random.default_rng(3).permutation(len(_grid(0)))
+    results, work = _shared(ExitRule(), thresholds=[_grid(0)[place] for place in order])
+    for result, expected in zip(results, _default()[0], strict=True):
+        np.testing.assert_array_equal(result.tokens[1:], expected.tokens[1 + order])
+        np.testing.assert_array_equal(result.exit_layers[1:], expected.exit_layers[1 + order])
+    assert work.layer_rows > _default()[1].layer_rows
+
+
+def test_attention_in_parts_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the keys and values that rows attend to are gathered in several parts, all results are the same."""
+    assert _default()
+    calls = []
+    attend = device_steps.attend_to_output
+
+    def counted(*arguments: Any) -> Any:
+        calls.append(arguments[7].shape)
+        return attend(*arguments)
+
+    monkeypatch.setattr(device_steps, "attend_to_output", counted)
+    monkeypatch.setattr(shared, "_GATHERED_BYTES", 1)
+    monkeypatch.setattr(shared, "_FEWEST_ROWS", 4)
+    _assert_all_same(_shared(ExitRule())[0], _default()[0])
+    assert set(calls) == {(4,)}
+
+
+def test_stores_that_grow_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stores that begin too small are widened, and no key or value is lost on the way."""
+    assert _default()
+    sizes = []
+    tree = shared.LaneTree
+
+    def small(*, capacity: int, **options: Any) -> Any:
+        sizes.append(capacity)
+        return tree(capacity=70, **options)
+
+    monkeypatch.setattr(shared, "LaneTree", small)
+    _assert_all_same(_shared(ExitRule())[0], _default()[0])
+    assert sizes[0] > 70
+
+
+def test_a_small_budget_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prompts that have to give way begin again later, and nothing is lost, doubled or changed."""
+    left = []
+    make_room = shared._Batch.make_room
+
+    def counted(batch: Any) -> Iterator[tuple[int, int]]:
+        for leaving in make_room(batch):
+            left.append(leaving)
+            yield leaving
+
+    monkeypatch.setattr(shared._Batch, "make_room", counted)
+    # Lanes that share nothing with their neighbours, and room for four sources but not for all that they may need.
+    thresholds = (1.0, 0.0) * 6
+    expected, least = _shared(ExitRule(), thresholds=thresholds)
+    assert not left
+    results, work = _shared(ExitRule(), thresholds=thresholds, tokens=4 * 3 * 32)
+    _assert_all_same(results, expected)
+    assert left
+    assert work.layer_rows > least.layer_rows
+    assert (work.prompts, work.tokens) == (least.prompts, least.tokens)
+
+
+def test_a_full_device_halves_the_budget(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """Where memory runs out, in the middle of outputs, half as many prompts go on, and each comes out once."""
+    assert _default()
+    calls = itertools.count()
+    finish = device_steps.finish_layer
+
+    def full(*arguments: Any) -> Any:
+        if next(calls) in (35, 50):
+            raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory")
+        return finish(*arguments)
+
+    monkeypatch.setattr(device_steps, "finish_layer", full)
+    _assert_all_same(_shared(ExitRule(), slots=4)[0], _default()[0])
+    assert [record.args[0] for record in caplog.records] == [2, 1]  # type: ignore[index]
+
+
+@pytest.mark.parametrize("message", ["RESOURCE_EXHAUSTED: Out of memory", "INTERNAL: something else"])
+def test_other_errors_are_not_swallowed(message: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An error that is not a lack of memory, and a lack where nothing can be halved, fail the sweep."""
+
+    def broken(*_: Any) -> Any:
+        raise jax.errors.JaxRuntimeError(message)
+
+    monkeypatch.setattr(device_steps, "finish_layer", broken)
+    with pytest.raises(jax.errors.JaxRuntimeError, match=message):
+        _shared(ExitRule(), slots=1, tokens=1)
+
+
+@pytest.mark.parametrize("confidence", ["softmax", "state"])
+def test_a_broken_prompt_leaves_nothing_behind(confidence: str) -> None:
+    """Who shares a batch with NaN, and who later takes its slot, its nodes and its source, is not touched."""
+    arrays = build_arrays(_CONFIG, 0)
+    # No output has the token 63, so that only prompts are broken by it.
+    arrays["decoder/logits_dense/kernel"][:, 63] = 0
+    whole = {**arrays, "token_embedder/embedding": arrays["token_embedder/embedding"].copy()}
+    arrays["token_embedder/embedding"][63] = np.nan
+    rule = ExitRule(confidence=confidence, state_propagation="from_first_exit")
+    expected, _ = _shared(rule, arrays=whole)
+    assert not any((result.tokens == 63).any() for result in expected)
+    for slots in (1, 3):
+        # The broken prompts are the longest of their width, hence the first.
+        broken = [[63] * 31, [8, 63] * 15]
+        results, _ = _shared(rule, [broken[0], *_PROMPTS[:4], broken[1], *_PROMPTS[4:]], arrays=arrays, slots=slots)
+        assert [result.is_finite for result in results] == [index not in (0, 5) for index in range(9)]
+        _assert_all_same([results[index] for index in (1, 2, 3, 4, 6, 7, 8)], expected)
+
+
+def test_the_full_model_alone_does_no_more_than_one_pass() -> None:
+    """Without thresholds, every token goes through every layer once and onto the vocabulary once."""
+    for rule in (ExitRule(), ExitRule(confidence="state")):
+        results, work = _shared(rule, thresholds=())
+        tokens = sum(int(result.lengths[0]) for result in results)
+        depth = _CONFIG.num_decoder_layers
+        assert dataclasses.replace(work, padded_rows=0) == Work(
+            prompts=7, tokens=tokens, layer_rows=tokens * depth, projection_rows=tokens
+        )
+        for result, expected in zip(results, _default()[0], strict=True):
+            np.testing.assert_array_equal(result.tokens[0], expected.tokens[0])
+
+
+def test_equal_thresholds_cost_as_much_as_one() -> None:
+    """Five lanes of one threshold are one lane's work, whatever it is."""
+    one, work = _shared(ExitRule(), thresholds=(0.4,))
+    five, same_work = _shared(ExitRule(), thresholds=(0.4,) * 5)
+    assert same_work == work
+    for single, several in zip(one, five, strict=True):
+        np.testing.assert_array_equal(several.tokens[1:], np.broadcast_to(single.tokens[1], (5, _STEPS)))
+
+
+def _expected_work(results: Sequence[SweepResult], depth: int) -> tuple[int, int, int]:
+    """Counts rows of layers, of the head and of fills from the outputs alone, under `from_exit` and `state`.
+
+    A lane shares a row of layer i with its neighbour if both go through it in one state.
+    """
+    layer_rows = head_rows = fill_rows = 0
+    for result in results:
+        for step in range(_STEPS):
+            lanes = np.flatnonzero(result.lengths > step).tolist()
+
+            def key(lane: int, layer: int, step: int = step, result: SweepResult = result) -> tuple[int, ...]:
+                exits = np.minimum(result.exit_layers[lane, :step], layer - 1)
+                return (*result.tokens[lane, :step].tolist(), *exits.tolist())
+
+            rows: dict[tuple[int, int], int] = {}
+            for layer in range(1, depth + 1):
+                last = -2
+                for lane in (lane for lane in lanes if result.exit_layers[lane, step] >= layer):
+                    shares = lane == last + 1 and key(lane, layer) == key(last, layer)
+                    rows[layer, lane] = rows[layer, last] if shares else lane
+                    last = lane
+                layer_rows += len({row for (at, _), row in rows.items() if at == layer})
+            exits = {lane: int(result.exit_layers[lane, step]) for lane in lanes}
+            states = {lane: (layer, rows[layer, lane]) for lane, layer in exits.items()}
+            head_rows += len(set(states.values()))
+            on = [lane for lane in lanes if result.lengths[lane] > step + 1]
+            fill_rows += sum(depth - layer for layer, _ in {states[lane] for lane in on})
+    return layer_rows, head_rows, fill_rows
+
+
+@pytest.mark.parametrize("seed", [0, 4])
+def test_work_is_what_the_outputs_need(seed: int) -> None:
+    """Rows of layers, head and fills are those counted by brute force from tokens and exit layers."""
+    results, work = _shared(ExitRule(confidence="state"), seed=seed)
+    counted = _expected_work(results, _CONFIG.num_decoder_layers)
+    assert (work.layer_rows, work.projection_rows, work.fill_rows) == counted
+    assert work.prompts == len(_PROMPTS)
+    assert work.tokens == sum(int(result.lengths[0]) for result in results)
+    # Each lane by itself would run the sum of its exit layers.
+    alone = sum(int(result.exit_layers.sum()) for result in results)
+    assert work.layer_rows < 0.8 * alone
+
+
+def test_work_does_not_depend_on_the_batch() -> None:
+    """However many slots, the same rows are run; only the padding differs."""
+    work = _shared(ExitRule(), slots=3)[1]
+    assert dataclasses.replace(work, padded_rows=0) == dataclasses.replace(_default()[1], padded_rows=0)
+
+
+def test_rows_come_in_few_sizes() -> None:
+    """Sizes are powers of two and three halves of them; the largest that fits a number is found, and at least 64."""
+    sizes = sorted({shared._row_bucket(count) for count in range(1, 1600)})
+    assert sizes == [64, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048]
+    for count in (0, 63, 64, 127, 128, 500, 1536):
+        assert shared._most_rows(count) == max(size for size in (64, *sizes) if size <= max(count, 64))
+    assert [shared._rank_bucket(count) for count in (1, 8, 9, 33, 128, 129)] == [8, 8, 32, 128, 128, 512]

@@ -1,0 +1,166 @@
+"""Decisions taken block by block, against the plain measures and numpy's float64."""
+
+import functools
+from collections.abc import Iterator
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy.special
+
+from calm_beam.exits import decision
+from calm_beam.exits.softmax_response import softmax_gap, softmax_max
+
+# Divisible by the 128 that are reduced side by side, by fewer, and by nothing.
+_VOCABULARIES = (256, 384, 200, 67, 1)
+_NAMES = ("token", "confidence", "is_finite")
+
+
+@pytest.fixture(autouse=True)
+def _strict() -> Iterator[None]:
+    with jax.numpy_dtype_promotion("strict"), jax.numpy_rank_promotion("raise"):
+        yield
+
+
+@functools.partial(jax.jit, static_argnums=1)
+def _decided(logits: jax.Array, measure: str) -> tuple[jax.Array, ...]:
+    return decision.decide(lambda rows: rows, logits, measure=measure, vocab_size=logits.shape[1])
+
+
+def _decide(logits: np.ndarray, measure: str = "softmax") -> dict[str, np.ndarray]:
+    values = _decided(jnp.asarray(logits, jnp.float32), measure)
+    return {name: np.asarray(value) for name, value in zip(_NAMES, values, strict=True)}
+
+
+def _logits(rows: int, vocab_size: int, scale: float = 3, seed: int = 0) -> np.ndarray:
+    return (np.random.default_rng(seed).standard_normal((rows, vocab_size)) * scale).astype(np.float32)
+
+
+@pytest.mark.parametrize("vocab_size", [size for size in _VOCABULARIES if size > 1])
+@pytest.mark.parametrize("scale", [0.05, 3, 40])
+def test_decisions_are_those_of_a_sorted_softmax(vocab_size: int, scale: float) -> None:
+    """Token, gap and maximum are numpy's, in float64, and those of the plain measures, for any size of vocabulary."""
+    logits = _logits(64, vocab_size, scale)
+    ordered = np.sort(scipy.special.softmax(logits.astype(np.float64), axis=-1))
+    gap, largest = _decide(logits), _decide(logits, "softmax_max")
+    np.testing.assert_allclose(gap["confidence"], ordered[:, -1] - ordered[:, -2], rtol=1e-4, atol=2e-7)
+    np.testing.assert_allclose(largest["confidence"], ordered[:, -1], rtol=3e-6)
+    np.testing.assert_allclose(gap["confidence"], softmax_gap(jnp.asarray(logits)), rtol=0, atol=5e-7)
+    np.testing.assert_allclose(largest["confidence"], softmax_max(jnp.asarray(logits)), rtol=0, atol=5e-7)
+    for decided in (gap, largest, _decide(logits, "state")):
+        np.testing.assert_array_equal(decided["token"], np.argmax(logits, axis=-1))
+        assert decided["is_finite"].all()
+        assert (decided["token"].dtype, decided["confidence"].dtype) == (np.int32, np.float32)
+
+
+def test_other_measures_have_no_confidence_here() -> None:
+    """Where the confidence does not come from logits it is 0."""
+    assert not _decide(_logits(8, 256), "static")["confidence"].any()
+
+
+@pytest.mark.parametrize("vocab_size", [256, 200])
+@pytest.mark.parametrize("places", [(0, 1), (3, 131), (131, 3), (127, 128), (5, 133), (198, 199), (4, 68, 132, 199)])
+def test_ties_go_to_the_first(vocab_size: int, places: tuple[int, ...]) -> None:
+    """Of equal largest logits, in one block or in several, the first is the token, and there is no gap."""
+    logits = _logits(3, vocab_size)
+    logits[:, list(places)] = 50
+    decided = _decide(logits)
+    assert decided["token"].tolist() == [min(places)] * 3
+    assert (decided["confidence"] == 0).all()
+    np.testing.assert_allclose(_decide(logits, "softmax_max")["confidence"], 1 / len(places), rtol=1e-6)
+
+
+def test_a_row_of_equal_logits_is_token_0() -> None:
+    """A flat distribution has its first token, gap 0 and a maximum of one over the vocabulary."""
+    logits = np.full((2, 384), -3.5, np.float32)
+    assert _decide(logits)["token"].tolist() == [0, 0]
+    assert (_decide(logits)["confidence"] == 0).all()
+    np.testing.assert_allclose(_decide(logits, "softmax_max")["confidence"], 1 / 384, rtol=1e-6)
+
+
+def test_a_vocabulary_of_one() -> None:
+    """The only token is certain."""
+    decided = _decide(np.array([[3.0], [-2.0]]))
+    assert decided["token"].tolist() == [0, 0]
+    assert decided["confidence"].tolist() == [1, 1]
+
+
+@pytest.mark.parametrize("measure", ["softmax", "softmax_max", "state"])
+@pytest.mark.parametrize("vocab_size", [256, 200])
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_a_row_that_is_not_finite_says_so(measure: str, vocab_size: int, value: float) -> None:
+    """One NaN or infinity anywhere in a row marks it, gives a token that exists, and leaves the other rows alone."""
+    logits = _logits(vocab_size, vocab_size)
+    clean = _decide(logits, measure)
+    broken = logits.copy()
+    # In every second row, at every second place.
+    marked = np.arange(0, vocab_size, 2)
+    broken[marked, marked] = value
+    decided = _decide(broken, measure)
+    assert not decided["is_finite"][marked].any()
+    assert ((decided["token"] >= 0) & (decided["token"] < vocab_size)).all()
+    for name in _NAMES:
+        np.testing.assert_array_equal(decided[name][1::2], clean[name][1::2])
+    if measure != "state":
+        # No threshold accepts it.
+        assert not (decided["confidence"][marked] >= 0).any()
+
+
+def test_a_row_of_nan_or_of_nothing_is_not_finite() -> None:
+    """All NaN, and all minus infinity, are no distributions."""
+    logits = np.array([[np.nan] * 256, [-np.inf] * 256], np.float32)
+    for measure in ("softmax", "softmax_max", "state"):
+        assert not _decide(logits, measure)["is_finite"].any()
+
+
+def test_minus_infinity_forbids_a_token_only() -> None:
+    """A logit of minus infinity has probability 0; the row is finite as long as its largest is."""
+    logits = _logits(4, 256)
+    logits[:, 7:] = -np.inf
+    expected = np.sort(scipy.special.softmax(logits[:, :7].astype(np.float64), axis=-1))
+    decided = _decide(logits)
+    assert decided["is_finite"].all()
+    np.testing.assert_allclose(decided["confidence"], expected[:, -1] - expected[:, -2], rtol=1e-5)
+
+
+@pytest.mark.parametrize("measure", ["softmax", "softmax_max", "classifier"])
+@pytest.mark.parametrize("rows", [192, 2048])
+@pytest.mark.parametrize("held", [1, 40 * 384 * 4])
+def test_chunks_change_nothing(measure: str, rows: int, held: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Deciding some rows at a time is deciding all at once, bit for bit; one or three at a time, but for rounding."""
+    logits = _logits(rows, 384)
+
+    def decided() -> tuple[jax.Array, ...]:
+        def run(logits: jax.Array) -> tuple[jax.Array, ...]:
+            return decision.decide(lambda part: part * np.float32(2), logits, measure=measure, vocab_size=384)
+
+        return jax.jit(run)(logits)
+
+    whole = decided()
+    sizes: list[int] = []
+    decide_all = decision._decide
+
+    def decide_part(part: jax.Array, name: str) -> tuple[jax.Array, jax.Array, jax.Array]:
+        sizes.append(part.shape[0])
+        return decide_all(part, name)
+
+    monkeypatch.setattr(decision, "_LOGITS_BYTES", held)
+    monkeypatch.setattr(decision, "_decide", decide_part)
+    for one, other in zip(whole, decided(), strict=True):
+        np.testing.assert_allclose(one, other, rtol=0, atol=1e-6 if held == 1 else 0)
+    # 192 is 3 times a power of 2.
+    assert sizes[0] == {(1, 192): 3, (1, 2048): 1}.get((held, rows), {192: 24, 2048: 32}[rows])
+
+
+def test_many_rows_are_decided_as_few_are() -> None:
+    """Thousands of rows give what they give sixty-four at a time, and what numpy gives."""
+    logits = _logits(4096, 512)
+    ordered = np.sort(scipy.special.softmax(logits.astype(np.float64), axis=-1))
+    decided = _decide(logits)
+    np.testing.assert_array_equal(decided["token"], np.argmax(logits, axis=-1))
+    np.testing.assert_allclose(decided["confidence"], ordered[:, -1] - ordered[:, -2], rtol=0, atol=1e-6)
+    for start in range(0, 4096, 1024):
+        part = _decide(logits[start : start + 64])
+        for name in _NAMES:
+            np.testing.assert_allclose(part[name], decided[name][start : start + 64], rtol=0, atol=1e-6)

@@ -46,6 +46,9 @@ def run_metrics(result: PipelineResult) -> RunMetrics | None:
     spreads: dict[str, Spread] = {}
     for metric in found[MetricResults.DISTRIBUTIONS]:
         name, new = metric.key.metric.name, metric.result
+        # Of a bundle that measured nothing: its extremes are None.
+        if new is None or not new.count:
+            continue
         old = spreads.get(name, Spread(count=0, total=0, largest=0))
         spreads[name] = Spread(
             count=old.count + new.count, total=old.total + new.sum, largest=max(old.largest, new.max)

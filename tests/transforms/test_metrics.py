@@ -41,3 +41,23 @@ def test_counts_become_metrics() -> None:
         "decode-call-msec": Spread(count=2, total=1750, largest=1500),
         "model-load-msec": Spread(count=2, total=50, largest=30),
     }
+
+
+class _MeasureOnce(beam.DoFn):
+    def setup(self) -> None:
+        self._metrics = DecodeMetrics()
+        self._msecs = [30]
+
+    def process(self, _: int) -> None:
+        measured, self._msecs = self._msecs, []
+        self._metrics.count_loads(measured)
+
+
+def test_what_was_not_measured_is_no_spread() -> None:
+    """A bundle that is run again, and then measures nothing, has no spread: its extremes would be none."""
+    for flags, found in (([], [30]), (["--direct_runner_bundle_repeat=1"], [])):
+        pipeline = beam.Pipeline(runner=FnApiRunner(), options=PipelineOptions(flags))
+        _ = pipeline | beam.Create([1]) | beam.ParDo(_MeasureOnce())
+        metrics = run_metrics(pipeline.run())
+        assert metrics is not None
+        assert [spread.largest for spread in metrics.spreads.values()] == found

@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 
 from calm_beam.checkpoints import Checkpoint
-from calm_beam.decoding import early_exit
 from calm_beam.decoding.early_exit import EarlyExitDecoder, EarlyExitResult
 from calm_beam.decoding.sweep import SweepDecoder, SweepResult
 from calm_beam.exits.rule import CONFIDENCES, ExitRule
@@ -319,6 +318,7 @@ def test_threads_share_a_decoder() -> None:
         _assert_same(result, alone)
 
 
+<<<<<<< HEAD
 def test_one_compilation_serves_every_threshold() -> None:
     """Decoders that differ in their threshold alone do not compile again."""
     checkpoint = build_checkpoint(_CONFIG)
@@ -327,6 +327,22 @@ def test_one_compilation_serves_every_threshold() -> None:
     for threshold in (0.9, 0.1, 0.0):
         _decode(checkpoint, _RULE, _PROMPTS[:1], threshold)
     assert early_exit._decode._cache_size() == before  # type: ignore[attr-defined]
+=======
+def test_one_compilation_serves_every_threshold(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Decoders that differ in their threshold alone trace, and so compile, once."""
+    traced: list[object] = []
+    encode = EarlyExitT5.encode
+
+    def counted(model: EarlyExitT5, source_tokens: jax.Array) -> jax.Array:
+        traced.append(source_tokens)
+        return encode(model, source_tokens)
+
+    monkeypatch.setattr(EarlyExitT5, "encode", counted)
+    for threshold in (0.9, 0.1, 0.0):
+        # A length of its own, which nothing has been compiled for.
+        _decode(build_checkpoint(_CONFIG), _RULE, _PROMPTS[:1], threshold, max_decode_length=6)
+    assert len(traced) == 1
+>>>>>>> serving
 
 
 @pytest.mark.parametrize("threshold", [-0.1, 1.1, 5.0, float("nan")])
@@ -398,11 +414,19 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[collections.Counter[tuple
         monkeypatch.setattr(EarlyExitT5, name, counted)
 
     # What was compiled before does not count, and what is compiled here must not be used later.
+<<<<<<< HEAD
     early_exit._decode.clear_cache()  # type: ignore[attr-defined]
     for name in ("decoder_layer", "self_keys_values", "head"):
         count(name)
     yield counter
     early_exit._decode.clear_cache()  # type: ignore[attr-defined]
+=======
+    jax.clear_caches()
+    for name in ("decoder_layer", "self_keys_values", "head"):
+        count(name)
+    yield counter
+    jax.clear_caches()
+>>>>>>> serving
 
 
 @pytest.mark.parametrize(

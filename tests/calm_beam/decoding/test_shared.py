@@ -134,7 +134,9 @@ def _check_against_plain(rule: ExitRule, config: T5Config, seeds: Sequence[int])
         _assert_all_same(results, _plain(scheduled, config=config, seed=seed))
         # Otherwise there would be nothing to compare.
         assert len({tuple(row) for result in results for row in result.exit_layers.tolist()}) > 3
-        assert len({length for result in results for length in result.lengths.tolist()}) > 1
+        if not config.tied_head:
+            # The embedding makes for a head that never ends an output.
+            assert len({length for result in results for length in result.lengths.tolist()}) > 1
 
 
 @pytest.mark.parametrize("rule", _FEW, ids=_name)

@@ -155,15 +155,9 @@ def _print_table(
         measured = theirs.min(axis=0).sum() / per_token / ours.min(axis=0).sum()
         median = statistics.median((theirs.sum(axis=1) / per_token / ours.sum(axis=1)).tolist())
         counts = [f"{count / work.tokens:.2f}" for count in (work.layers, work.projections, work.fills)]
-<<<<<<< HEAD
-        speed = f"{ours.min(axis=0).sum() / work.tokens * 1e6:.0f} | {allowed:.2f} | {measured:.2f}"
-        share_of_allowed = f"{measured / allowed:.0%} | {median:.2f}"
-        print(f"| {measure} | {threshold:.4f} | {' | '.join(counts)} | {speed} | {share_of_allowed} |")
-=======
         speeds = (f"{ours.min(axis=0).sum() / work.tokens * 1e6:.0f}", f"{allowed:.2f}", f"{measured:.2f}")
         cells = (measure, f"{threshold:.4f}", *counts, *speeds, f"{measured / allowed:.0%}", f"{median:.2f}")
         print(f"| {' | '.join(cells)} |", flush=True)
->>>>>>> serving
 
 
 def _searched(

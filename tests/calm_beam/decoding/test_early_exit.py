@@ -318,16 +318,6 @@ def test_threads_share_a_decoder() -> None:
         _assert_same(result, alone)
 
 
-<<<<<<< HEAD
-def test_one_compilation_serves_every_threshold() -> None:
-    """Decoders that differ in their threshold alone do not compile again."""
-    checkpoint = build_checkpoint(_CONFIG)
-    _decode(checkpoint, _RULE, _PROMPTS[:1], 0.5)
-    before = early_exit._decode._cache_size()  # type: ignore[attr-defined]
-    for threshold in (0.9, 0.1, 0.0):
-        _decode(checkpoint, _RULE, _PROMPTS[:1], threshold)
-    assert early_exit._decode._cache_size() == before  # type: ignore[attr-defined]
-=======
 def test_one_compilation_serves_every_threshold(monkeypatch: pytest.MonkeyPatch) -> None:
     """Decoders that differ in their threshold alone trace, and so compile, once."""
     traced: list[object] = []
@@ -342,7 +332,6 @@ def test_one_compilation_serves_every_threshold(monkeypatch: pytest.MonkeyPatch)
         # A length of its own, which nothing has been compiled for.
         _decode(build_checkpoint(_CONFIG), _RULE, _PROMPTS[:1], threshold, max_decode_length=6)
     assert len(traced) == 1
->>>>>>> serving
 
 
 @pytest.mark.parametrize("threshold", [-0.1, 1.1, 5.0, float("nan")])
@@ -414,19 +403,11 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[collections.Counter[tuple
         monkeypatch.setattr(EarlyExitT5, name, counted)
 
     # What was compiled before does not count, and what is compiled here must not be used later.
-<<<<<<< HEAD
-    early_exit._decode.clear_cache()  # type: ignore[attr-defined]
-    for name in ("decoder_layer", "self_keys_values", "head"):
-        count(name)
-    yield counter
-    early_exit._decode.clear_cache()  # type: ignore[attr-defined]
-=======
     jax.clear_caches()
     for name in ("decoder_layer", "self_keys_values", "head"):
         count(name)
     yield counter
     jax.clear_caches()
->>>>>>> serving
 
 
 @pytest.mark.parametrize(

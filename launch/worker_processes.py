@@ -111,7 +111,7 @@ class _WatchedConnection(ControlConnection):
             self._fail_all(f"\n{WorkerError.__name__}: {reason}")
 
     def _read(self) -> None:
-        try:
+        with contextlib.suppress(grpc.RpcError):
             for response in self._input:
                 if response.error and response.instruction_id.startswith("bundle_"):
                     # Beam would first wait for the bundles of the other workers, which may take hours.
@@ -119,7 +119,8 @@ class _WatchedConnection(ControlConnection):
                 future = self._futures_by_id.pop(response.instruction_id, None)
                 if future is not None:
                     future.set(response)
-        except grpc.RpcError:
+        # Of a worker that was killed, gRPC tells as an error or as the end of the stream, whichever it notices first.
+        if not self._is_closing:
             self.lose(self._explain())
 
     def _fail_all(self, error: str) -> None:

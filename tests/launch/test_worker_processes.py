@@ -5,16 +5,18 @@ import pathlib
 import re
 import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import apache_beam as beam
+import grpc
 import pytest
 from apache_beam.options.pipeline_options import PipelineOptions
+from apache_beam.portability.api import beam_fn_api_pb2
 
 from calm_beam.examples import DataError
 from calm_beam.launch import worker_processes
 from calm_beam.launch.runners import PipelineError, make_runner, run_pipeline
-from calm_beam.launch.worker_processes import provision_info
+from calm_beam.launch.worker_processes import _WatchedConnection, provision_info
 from tests.worker_pools import flags_of_two_workers, worker_pool
 
 pytestmark = pytest.mark.timeout(300)
@@ -68,6 +70,28 @@ def test_a_failure_does_not_wait_for_other_workers(failing: int) -> None:
 
     with flags_of_two_workers("processes") as flags:
         assert _failure(flags, fail) == "a.jsonl, line 3: bad"
+
+
+def _broken() -> Iterator[object]:
+    yield from ()
+    raise grpc.RpcError
+
+
+@pytest.mark.parametrize("ended", [iter(()), _broken()], ids=["at its end", "broken"])
+def test_a_stream_that_ends_is_a_lost_worker(ended: Iterator[object]) -> None:
+    """However gRPC tells that a worker is gone, whoever waits for any worker of the run is answered."""
+    connections: dict[str, _WatchedConnection] = {}
+    for name in ("lost", "other"):
+        connections[name] = _WatchedConnection(lambda: "it is gone", connections)
+    futures = [
+        connection.push(beam_fn_api_pb2.InstructionRequest(instruction_id="bundle_1"))
+        for connection in connections.values()
+    ]
+    connections["lost"].set_input(ended)
+    for future in futures:
+        answer = future.get(timeout=30)
+        assert answer is not None
+        assert answer.error == "\nWorkerError: it is gone"
 
 
 def test_processes_that_do_not_start(monkeypatch: pytest.MonkeyPatch) -> None:

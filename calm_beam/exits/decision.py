@@ -1,10 +1,20 @@
 """What a decision needs of the output distribution: the best token, and how sure it is."""
 
+import functools
+import logging
 from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
+from calm_beam.model.attention import PRECISION
+
+_LOGGER = logging.getLogger(__name__)
+# Where the kernel takes over.
+_KERNEL_PLATFORMS = ("gpu", "tpu")
+# Of what the kernel is tried on: not divisible by its blocks, and more than one of them.
+_PROBE_ROWS, _PROBE_ENTRIES = 300, 2500
 # Bytes of logits that are held at a time: they stay in the cache, and a large vocabulary never fills the memory.
 _LOGITS_BYTES = 1 << 23
 # Vocabulary entries that are reduced side by side: a reduction along the innermost axis alone is not vectorised on CPU.
@@ -12,26 +22,93 @@ _ABREAST = 128
 
 
 def decide(
-    project: Callable[[jax.Array], jax.Array], states: jax.Array, *, measure: str, vocab_size: int
+    states: jax.Array, weights: jax.Array, *, vocab_axis: int, measure: str
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Returns token, confidence and finiteness of every state, without ever holding all logits.
 
+    On GPU and TPU by `decision_kernel`, if it gives there what the code for CPU does; else, with a warning, by that.
+
     Args:
-      project: Turns states (rows, width) into logits (rows, vocabulary).
-      states: shape (rows, width).
+      states: float32, shape (rows, width). What the head's weights multiply (`EarlyExitT5.head_inputs`).
+      weights: float32, shape (width, vocabulary), or its transpose (`EarlyExitT5.head_weights`).
+      vocab_axis: Axis of the vocabulary in `weights`.
       measure: `softmax`, `softmax_max`, or another, for which the confidence is 0 here: it does not come from logits.
-      vocab_size: Size of the vocabulary.
 
     Returns:
       int32, float32 and bool, each of shape (rows,). The token is the first of the largest logits.
     """
+    platform = jax.default_backend()
+    if platform in _KERNEL_PLATFORMS and _kernel_agrees(platform, *weights.shape, vocab_axis):
+        return _decide_fused(platform, states, weights, vocab_axis, measure)
+    return _decide_in_chunks(states, weights, vocab_axis, measure)
+
+
+@functools.cache
+def _kernel_agrees(platform: str, *shape_and_axis: int) -> bool:
+    """Returns whether the kernel, for weights of a shape, compiles here and decides as the chunked code does.
+
+    Compared on more rows and entries of the vocabulary than a block has, at the full width: on that, the kernel's need
+    of memory depends.
+    """
+    *shape, vocab_axis = shape_and_axis
+    shape[vocab_axis] = min(shape[vocab_axis], _PROBE_ENTRIES)
+    generator = np.random.default_rng(0)
+    states = generator.standard_normal((_PROBE_ROWS, shape[1 - vocab_axis])).astype(np.float32)
+    weights = generator.standard_normal(shape).astype(np.float32) * np.float32(2 / np.sqrt(shape[1 - vocab_axis]))
+    states[1, 0] = np.nan
+    try:
+        # decide() is traced: what is compared has to run now.
+        with jax.ensure_compile_time_eval():
+            for measure in ("softmax", "softmax_max"):
+                fused = jax.jit(_decide_fused, static_argnums=(0, 3, 4))(platform, states, weights, vocab_axis, measure)
+                plain = jax.jit(_decide_in_chunks, static_argnums=(2, 3))(states, weights, vocab_axis, measure)
+                for values, expected in zip(fused, plain, strict=True):
+                    np.testing.assert_allclose(values, expected, rtol=0, atol=1e-5)
+    except Exception as error:  # Whatever the compiler raises: the chunked code computes the same, only slower.
+        _LOGGER.warning(
+            "The decision kernel is not used on this %s, for a head of width %d: it does not compile, or gives other "
+            "numbers than the plain code, which is used instead: the results stand, decoding is slower. Report this "
+            "with the versions of jax and jaxlib. Cause: %s: %s",
+            platform,
+            shape[1 - vocab_axis],
+            type(error).__name__,
+            error,
+        )
+        return False
+    return True
+
+
+def _decide_fused(
+    platform: str, states: jax.Array, weights: jax.Array, vocab_axis: int, measure: str
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    # Imported here: nothing but an accelerator needs Pallas.
+    from calm_beam.exits.decision_kernel import summarise
+
+    largest, token, second, total = summarise(states, weights, vocab_axis=vocab_axis, platform=platform)
+    if measure == "softmax":
+        confidence = -jnp.expm1(second - largest) / total
+    elif measure == "softmax_max":
+        confidence = 1 / total
+    else:
+        confidence = jnp.zeros_like(largest)
+    return token, confidence, jnp.isfinite(largest)
+
+
+def _decide_in_chunks(
+    states: jax.Array, weights: jax.Array, vocab_axis: int, measure: str
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    kernel = weights if vocab_axis else weights.T
     rows = states.shape[0]
     chunk = rows
-    while chunk % 2 == 0 and chunk * vocab_size * 4 > _LOGITS_BYTES:
+    while chunk % 2 == 0 and chunk * kernel.shape[1] * 4 > _LOGITS_BYTES:
         chunk //= 2
+
+    def decided(part: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+        return _decide(jnp.dot(part, kernel, precision=PRECISION), measure)
+
     if chunk == rows:
-        return _decide(project(states), measure)
-    parts = jax.lax.map(lambda part: _decide(project(part), measure), states.reshape(rows // chunk, chunk, -1))
+        return decided(states)
+    parts = jax.lax.map(decided, states.reshape(rows // chunk, chunk, -1))
     return tuple(values.reshape(rows) for values in parts)
 
 

@@ -36,6 +36,7 @@ def decide(
 
     Returns:
       int32, float32 and bool, each of shape (rows,). The token is the first of the largest logits.
+      Where a logit is NaN, the token is 0 and nothing is finite.
     """
     platform = jax.default_backend()
     if platform in _KERNEL_PLATFORMS and _kernel_agrees(platform, *weights.shape, vocab_axis):
@@ -57,13 +58,11 @@ def _kernel_agrees(platform: str, *shape_and_axis: int) -> bool:
     weights = generator.standard_normal(shape).astype(np.float32) * np.float32(2 / np.sqrt(shape[1 - vocab_axis]))
     states[1, 0] = np.nan
     try:
-        # decide() is traced: what is compared has to run now.
-        with jax.ensure_compile_time_eval():
-            for measure in ("softmax", "softmax_max"):
-                fused = jax.jit(_decide_fused, static_argnums=(0, 3, 4))(platform, states, weights, vocab_axis, measure)
-                plain = jax.jit(_decide_in_chunks, static_argnums=(2, 3))(states, weights, vocab_axis, measure)
-                for values, expected in zip(fused, plain, strict=True):
-                    np.testing.assert_allclose(values, expected, rtol=0, atol=1e-5)
+        for measure in ("softmax", "softmax_max"):
+            fused = _run_now(functools.partial(_decide_fused, platform), states, weights, vocab_axis, measure)
+            plain = _run_now(_decide_in_chunks, states, weights, vocab_axis, measure)
+            for values, expected in zip(fused, plain, strict=True):
+                np.testing.assert_allclose(values, expected, rtol=0, atol=1e-5)
     except Exception as error:  # Whatever the compiler raises: the chunked code computes the same, only slower.
         _LOGGER.warning(
             "The decision kernel is not used on this %s, for a head of width %d: it does not compile, or gives other "
@@ -76,6 +75,18 @@ def _kernel_agrees(platform: str, *shape_and_axis: int) -> bool:
         )
         return False
     return True
+
+
+def _run_now(
+    decided: Callable[..., tuple[jax.Array, ...]],
+    states: np.ndarray,
+    weights: np.ndarray,
+    vocab_axis: int,
+    measure: str,
+) -> tuple[jax.Array, ...]:
+    """Returns what a function decides. It runs at once, compiled, also where the caller is being traced."""
+    compute = functools.partial(decided, vocab_axis=vocab_axis, measure=measure)
+    return jax.jit(compute).lower(states, weights).compile()(states, weights)
 
 
 def _decide_fused(
@@ -126,8 +137,9 @@ def _decide(logits: jax.Array, measure: str) -> tuple[jax.Array, jax.Array, jax.
     index = (jax.lax.broadcasted_iota(jnp.int32, shape, 0) * abreast + jax.lax.broadcasted_iota(jnp.int32, shape, 1))[
         None
     ]
-    largest = reduced(jnp.max, blocked)
-    # Not argmax: a reduction of pairs, which is many times slower on CPU. A row of NaN has no largest: token 0.
+    # A maximum alone loses a NaN among numbers on CPU (jaxlib 0.10.2), and a broken model would go unnoticed.
+    largest = jnp.where(reduced(jnp.any, jnp.isnan(blocked)), jnp.nan, reduced(jnp.max, blocked))
+    # Not argmax: a reduction of pairs, which is many times slower on CPU. A row with NaN has no largest: token 0.
     token = reduced(jnp.min, jnp.where(blocked == largest, index, vocab_size))
     token = jnp.where(token == vocab_size, 0, token)
     if measure == "softmax":

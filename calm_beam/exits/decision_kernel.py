@@ -188,7 +188,7 @@ def _of_block(logits: jax.Array, first: Any, vocab_size: int) -> Summary:
     # What lies beyond the vocabulary may be anything, NaN too.
     logits = jnp.where(index < vocab_size, logits, -jnp.inf)
     # Whether a maximum passes NaN on differs from device to device; inf and an index below all others do everywhere.
-    is_nan = logits != logits  # noqa: PLR0124
+    is_nan = logits != logits
     logits, index = jnp.where(is_nan, jnp.inf, logits), jnp.where(is_nan, -1, index)
     return _union(Summary(logits, index, jnp.full_like(logits, -jnp.inf), jnp.ones_like(logits)))
 

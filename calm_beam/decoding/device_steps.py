@@ -170,9 +170,10 @@ def decide_rows(
     config: T5Config, measure: str, parameters: Parameters, states: jax.Array, layers: jax.Array, lanes: jax.Array
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Returns token, confidence and finiteness of what the head makes of states, given by layer and lane, (rows,)."""
-    project = functools.partial(EarlyExitT5(config).apply, parameters, method="head")
-    rows = states.at[layers, lanes].get(mode="clip")
-    return decide(project, rows, measure=measure, vocab_size=config.vocab_size)
+    apply = functools.partial(EarlyExitT5(config).apply, parameters)
+    inputs = apply(states.at[layers, lanes].get(mode="clip"), method="head_inputs")
+    weights, vocab_axis = apply(method="head_weights")
+    return decide(inputs, weights, vocab_axis=vocab_axis, measure=measure)
 
 
 @functools.partial(jax.jit, static_argnums=0, donate_argnums=2)

@@ -33,6 +33,17 @@ class Encoder(nn.Module):
         return dropout(RMSNorm(name="encoder_norm")(hidden), deterministic=deterministic)
 
 
+class Projection(nn.Module):
+    """The kernel of a dense layer without a bias, for callers that multiply by it themselves."""
+
+    inputs: int
+    outputs: int
+
+    def setup(self) -> None:
+        """Declares the kernel, [in, out]."""
+        self.kernel = self.param("kernel", nn.initializers.lecun_normal(), (self.inputs, self.outputs))
+
+
 class Decoder(nn.Module):
     """The decoder stack, whose layers and head are called one by one."""
 
@@ -47,7 +58,7 @@ class Decoder(nn.Module):
         self.decoder_norm = RMSNorm()
         self.dropout = nn.Dropout(self.dropout_rate)
         if not config.tied_head:
-            self.logits_dense = nn.Dense(config.vocab_size, use_bias=False, precision=PRECISION)
+            self.logits_dense = Projection(config.emb_dim, config.vocab_size)
         if config.exit_classifier:
             self.meta_cls = nn.Dense(config.exit_classifier, precision=PRECISION)
 
@@ -167,12 +178,21 @@ class EarlyExitT5(nn.Module):
         Returns:
           Shape (..., vocabulary).
         """
+        weights, vocab_axis = self.head_weights()
+        inputs = self.head_inputs(states, deterministic=deterministic)
+        return jnp.dot(inputs, weights if vocab_axis else weights.T, precision=PRECISION)
+
+    def head_inputs(self, states: jax.Array, *, deterministic: bool = True) -> jax.Array:
+        """Returns what the head's weights multiply, shape and arguments as of `head`: the normed, scaled states."""
         normed = self.decoder.dropout(self.decoder.decoder_norm(states), deterministic=deterministic)
+        # T5's tied head undoes the scale of the embeddings (Raffel et al., 2020; T5X `logits_via_embedding`).
+        return normed / np.float32(np.sqrt(self.config.emb_dim)) if self.config.tied_head else normed
+
+    def head_weights(self) -> tuple[jax.Array, int]:
+        """Returns the head's weights as they are stored, and the axis of the vocabulary in them."""
         if self.config.tied_head:
-            # T5's tied head undoes the scale of the embeddings (Raffel et al., 2020; T5X `logits_via_embedding`).
-            embedding = self.token_embedder.embedding
-            return jnp.dot(normed / np.float32(np.sqrt(self.config.emb_dim)), embedding.T, precision=PRECISION)
-        return self.decoder.logits_dense(normed)
+            return self.token_embedder.embedding, 0
+        return self.decoder.logits_dense.kernel, 1
 
     def exit_score(self, states: jax.Array) -> jax.Array:
         """Returns the exit classifier's probability of "exit", shape (...), of raw layer outputs (..., width).

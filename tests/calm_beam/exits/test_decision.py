@@ -25,7 +25,7 @@ def _strict() -> Iterator[None]:
 
 @functools.partial(jax.jit, static_argnums=1)
 def _decided(logits: jax.Array, measure: str) -> tuple[jax.Array, ...]:
-    return decision.decide(lambda rows: rows, logits, measure=measure, vocab_size=logits.shape[1])
+    return decision._in_chunks(lambda rows: rows, logits, measure=measure, vocab_size=logits.shape[1])
 
 
 def _decide(logits: np.ndarray, measure: str = "softmax") -> dict[str, np.ndarray]:
@@ -133,7 +133,7 @@ def test_chunks_change_nothing(measure: str, rows: int, held: int, monkeypatch: 
 
     def decided() -> tuple[jax.Array, ...]:
         def run(logits: jax.Array) -> tuple[jax.Array, ...]:
-            return decision.decide(lambda part: part * np.float32(2), logits, measure=measure, vocab_size=384)
+            return decision._in_chunks(lambda part: part * np.float32(2), logits, measure=measure, vocab_size=384)
 
         return jax.jit(run)(logits)
 

@@ -1,0 +1,230 @@
+"""What a decision needs of the logits, on accelerators: projection and reduction in one Pallas kernel.
+
+The logits of a block of rows and a block of the vocabulary live in the kernel alone; what leaves it is four numbers a
+row. The products are full float32 ones, as everywhere: a calibrated threshold must meet the confidences it was
+calibrated on.
+
+TPU (Mosaic): the blocks of the vocabulary are the sequential last dimension of the grid, and the numbers of a row are
+merged where they stay in VMEM. GPU (Triton): programs run side by side, so each takes a span of the vocabulary, and
+the spans are merged outside. Mosaic GPU, the default of JAX 0.10, has matrix products of float32 only as tensor-core
+instructions, which round the factors to TF32; Triton has true ones. JAX 0.11 deprecates Pallas on Triton.
+
+Neither has run on a device yet: the kernel is compared in interpret mode, and lowered for both. `decide` therefore
+compares it with the plain code on the device at hand before it trusts it.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+
+# TPU: rows and vocabulary entries of a block, and bytes of weights in one, of which VMEM (16 MiB) holds two and more.
+_TPU_ROWS, _TPU_ENTRIES, _TPU_WEIGHTS_BYTES = 256, 1024, 1 << 21
+# The vocabulary is blocked by whole lanes.
+_TPU_LANES = 128
+# GPU: most rows, entries of the vocabulary and of the width of a block; powers of two, from 16.
+_GPU_ROWS, _GPU_ENTRIES, _GPU_WIDTH = 64, 128, 32
+# Programs that fill a large GPU twice.
+_GPU_PROGRAMS = 256
+
+# Above every index.
+_NO_TOKEN = 2**31 - 1
+
+
+class Summary(NamedTuple):
+    """What a decision needs of some logits of every row; merged, it is that of their union.
+
+    A NaN counts as the largest of logits.
+
+    Attributes:
+      largest: float32. The largest logit, inf for NaN.
+      token: int32. Its first index, -1 for NaN.
+      second: float32. The second largest; the same number again if the largest occurs twice.
+      total: float32. Sum of exp(logit - largest).
+    """
+
+    largest: jax.Array
+    token: jax.Array
+    second: jax.Array
+    total: jax.Array
+
+
+def summarise(
+    states: jax.Array, weights: jax.Array, *, vocab_axis: int, platform: str, interpret: bool = False
+) -> Summary:
+    """Returns largest, token, second and total of every row's logits, each of shape (rows,).
+
+    Where a logit is NaN, `largest` is NaN and `token` 0; where the largest is not finite, `total` is NaN.
+
+    Args:
+      states: float32, shape (rows, width). What the head's weights multiply.
+      weights: float32, shape (width, vocabulary), or its transpose.
+      vocab_axis: Axis of the vocabulary in `weights`.
+      platform: `tpu` or `gpu`.
+      interpret: Whether the kernel is interpreted, on any platform.
+    """
+    rows = states.shape[0]
+    run, block_rows = {"tpu": (_on_tpu, _TPU_ROWS), "gpu": (_on_gpu, _GPU_ROWS)}[platform]
+    # Powers of two: a block of rows is a tile of the matrix unit, or a vector of a program.
+    block_rows = min(block_rows, max(16, pl.next_power_of_2(rows)))
+    padded = jnp.pad(states, ((0, -rows % block_rows), (0, 0)))
+    merged = run(padded, weights, vocab_axis, block_rows, interpret)
+    largest, token, second, total = (values[:rows] for values in merged)
+    is_nan = token < 0
+    return Summary(
+        jnp.where(is_nan, jnp.nan, largest),
+        jnp.where(is_nan, 0, token),
+        second,
+        jnp.where(jnp.isfinite(largest), total, jnp.nan),
+    )
+
+
+def _on_tpu(states: jax.Array, weights: jax.Array, vocab_axis: int, block_rows: int, interpret: bool) -> Summary:
+    from jax.experimental.pallas import tpu
+
+    rows, width = states.shape
+    vocab_size = weights.shape[vocab_axis]
+    fitting = _TPU_WEIGHTS_BYTES // (4 * width) // _TPU_LANES * _TPU_LANES
+    block = min(vocab_size, max(_TPU_LANES, min(_TPU_ENTRIES, fitting)))
+
+    def kernel(states_ref: Any, weights_ref: Any, *kept: Any) -> None:
+        step = pl.program_id(1)
+        logits = _product(states_ref[...], weights_ref[...], vocab_axis)
+        new = _of_block(logits, step * block, vocab_size)
+
+        @pl.when(step == 0)
+        def _first() -> None:
+            _write(kept, new)
+
+        @pl.when(step > 0)
+        def _merge() -> None:
+            _write(kept, _merged(Summary(*(ref[...] for ref in kept)), new))
+
+    return _column(
+        pl.pallas_call(
+            kernel,
+            grid=(rows // block_rows, pl.cdiv(vocab_size, block)),
+            in_specs=[
+                pl.BlockSpec((block_rows, width), lambda row, step: (row, 0)),
+                pl.BlockSpec((width, block), lambda row, step: (0, step))
+                if vocab_axis
+                else pl.BlockSpec((block, width), lambda row, step: (step, 0)),
+            ],
+            # The same block at every step: it is written back after the last.
+            out_specs=[pl.BlockSpec((block_rows, 1), lambda row, step: (row, 0))] * 4,
+            out_shape=_shapes(rows, 1),
+            compiler_params=tpu.CompilerParams(dimension_semantics=("parallel", "arbitrary")),
+            interpret=interpret,
+        )(states, weights)
+    )
+
+
+def _on_gpu(states: jax.Array, weights: jax.Array, vocab_axis: int, block_rows: int, interpret: bool) -> Summary:
+    from jax.experimental.pallas import triton
+
+    rows, width = states.shape
+    vocab_size = weights.shape[vocab_axis]
+    blocks = pl.cdiv(vocab_size, _GPU_ENTRIES)
+    span = pl.cdiv(blocks, max(1, _GPU_PROGRAMS * block_rows // rows))
+    spans = pl.cdiv(blocks, span)
+
+    def kernel(states_ref: Any, weights_ref: Any, *parts: Any) -> None:
+        first_row, first_entry = pl.program_id(0) * block_rows, pl.program_id(1) * span * _GPU_ENTRIES
+
+        def logits_from(entry: jax.Array) -> jax.Array:
+            def add(step: jax.Array, logits: jax.Array) -> jax.Array:
+                column = step * _GPU_WIDTH
+                part = _load(triton.load, states_ref, (first_row, column), (block_rows, _GPU_WIDTH))
+                corner, shape = (column, entry), (_GPU_WIDTH, _GPU_ENTRIES)
+                if vocab_axis == 0:
+                    corner, shape = corner[::-1], shape[::-1]
+                return logits + _product(part, _load(triton.load, weights_ref, corner, shape), vocab_axis)
+
+            zero = jnp.zeros((block_rows, _GPU_ENTRIES), jnp.float32)
+            return jax.lax.fori_loop(0, pl.cdiv(width, _GPU_WIDTH), add, zero)
+
+        def merge(step: jax.Array, kept: Summary) -> Summary:
+            entry = first_entry + step * _GPU_ENTRIES
+            return _merged(kept, _of_block(logits_from(entry), entry, vocab_size))
+
+        shape = (block_rows, 1)
+        lowest = jnp.full(shape, -jnp.inf, jnp.float32)
+        nothing = Summary(lowest, jnp.full(shape, _NO_TOKEN, jnp.int32), lowest, jnp.zeros(shape, jnp.float32))
+        _write(parts, jax.lax.fori_loop(0, span, merge, nothing))
+
+    whole = pl.BlockSpec(memory_space=pl.ANY)
+    made = pl.pallas_call(
+        kernel,
+        grid=(rows // block_rows, spans),
+        in_specs=[whole, whole],
+        out_specs=[pl.BlockSpec((block_rows, 1), lambda row, part: (row, part))] * 4,
+        out_shape=_shapes(rows, spans),
+        compiler_params=triton.CompilerParams(num_warps=8),
+        interpret=interpret,
+    )(states, weights)
+    # [rows, spans] -> [rows]
+    return _column(_union(Summary(*made)))
+
+
+def _product(states: jax.Array, weights: jax.Array, vocab_axis: int) -> jax.Array:
+    dimensions = (((1,), (1 - vocab_axis,)), ((), ()))
+    return jax.lax.dot_general(states, weights, dimensions, precision=jax.lax.Precision.HIGHEST)
+
+
+def _load(load: Callable[..., jax.Array], ref: Any, corner: tuple[Any, Any], shape: tuple[int, int]) -> jax.Array:
+    """Returns a block of a matrix, 0 where it reaches beyond."""
+    inside = [
+        start + jax.lax.broadcasted_iota(jnp.int32, shape, axis) < ref.shape[axis] for axis, start in enumerate(corner)
+    ]
+    block = tuple(pl.ds(start, size) for start, size in zip(corner, shape, strict=True))
+    return load(ref.at[block], mask=inside[0] & inside[1], other=0.0)
+
+
+def _of_block(logits: jax.Array, first: Any, vocab_size: int) -> Summary:
+    """Returns the summary, each (rows, 1), of a block of logits, (rows, entries), that starts at entry `first`."""
+    index = first + jax.lax.broadcasted_iota(jnp.int32, logits.shape, 1)
+    # What lies beyond the vocabulary may be anything, NaN too.
+    logits = jnp.where(index < vocab_size, logits, -jnp.inf)
+    # Whether a maximum passes NaN on differs from device to device; inf and an index below all others do everywhere.
+    is_nan = logits != logits
+    logits, index = jnp.where(is_nan, jnp.inf, logits), jnp.where(is_nan, -1, index)
+    return _union(Summary(logits, index, jnp.full_like(logits, -jnp.inf), jnp.ones_like(logits)))
+
+
+def _union(parts: Summary) -> Summary:
+    """Returns the summary, each (rows, 1), of all that summaries, each (rows, parts), are of."""
+    largest = jnp.max(parts.largest, axis=1, keepdims=True)
+    # Not argmax: it reduces pairs. Of several that are equally large, the first.
+    token = jnp.min(jnp.where(parts.largest == largest, parts.token, _NO_TOKEN), axis=1, keepdims=True)
+    second = jnp.max(jnp.where(parts.token == token, parts.second, parts.largest), axis=1, keepdims=True)
+    total = jnp.sum(parts.total * _exp_below(parts.largest, largest), axis=1, keepdims=True)
+    return Summary(largest, token, second, total)
+
+
+def _merged(one: Summary, other: Summary) -> Summary:
+    largest = jnp.maximum(one.largest, other.largest)
+    tokens = [jnp.where(part.largest == largest, part.token, _NO_TOKEN) for part in (one, other)]
+    second = jnp.maximum(jnp.minimum(one.largest, other.largest), jnp.maximum(one.second, other.second))
+    totals = [part.total * _exp_below(part.largest, largest) for part in (one, other)]
+    return Summary(largest, jnp.minimum(*tokens), second, totals[0] + totals[1])
+
+
+def _exp_below(values: jax.Array, largest: jax.Array) -> jax.Array:
+    """Returns exp(values - largest), 0 where both are -inf."""
+    return jnp.exp(values - jnp.where(largest == -jnp.inf, 0.0, largest))
+
+
+def _write(refs: Any, summary: Summary) -> None:
+    for ref, values in zip(refs, summary, strict=True):
+        ref[...] = values
+
+
+def _shapes(rows: int, parts: int) -> list[jax.ShapeDtypeStruct]:
+    number, index = (jax.ShapeDtypeStruct((rows, parts), dtype) for dtype in (jnp.float32, jnp.int32))
+    return [number, index, number, number]
+
+
+def _column(made: Any) -> Summary:
+    return Summary(*(values[:, 0] for values in made))

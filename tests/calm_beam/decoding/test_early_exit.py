@@ -411,21 +411,21 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[collections.Counter[tuple
 
 
 @pytest.mark.parametrize(
-    ("rule", "batch_size"),
+    ("rule", "threshold", "batch_size"),
     [
-        (ExitRule(), 1),
-        (ExitRule(confidence="softmax_max", state_propagation="from_first_exit", min_exit_layer=2), 3),
-        (ExitRule(confidence="classifier", state_propagation="projected"), 1),
-        (ExitRule(confidence="state"), 3),
+        (ExitRule(), 0.4, 1),
+        (ExitRule(confidence="softmax_max", state_propagation="from_first_exit", min_exit_layer=2), 0.4, 3),
+        (ExitRule(confidence="classifier", state_propagation="projected"), 0.4, 1),
+        (ExitRule(confidence="state"), 0.7, 3),
     ],
     ids=str,
 )
 def test_only_the_work_that_is_needed_is_done(
-    calls: collections.Counter[tuple[str, int]], rule: ExitRule, batch_size: int
+    calls: collections.Counter[tuple[str, int]], rule: ExitRule, threshold: float, batch_size: int
 ) -> None:
     """A layer runs once a step if some row goes that far, and never else; the vocabulary is not projected to twice."""
     prompts = _PROMPTS[:3]
-    results = _decode(build_checkpoint(_CONFIG), rule, prompts, 0.4, batch_size=batch_size)
+    results = _decode(build_checkpoint(_CONFIG), rule, prompts, threshold, batch_size=batch_size)
     jax.effects_barrier()
     if batch_size == 1:
         deepest = np.concatenate([result.exit_layers[: result.length] for result in results])

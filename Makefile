@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/installed
 
-.PHONY: calibrate test test-fast test-validity lint format types demo-model clean
+.PHONY: calibrate test test-fast test-exhaustive test-validity lint format types demo-model clean
 
 calibrate: $(INSTALLED)  ## calibrate the embedded model on the embedded data
 	$(BIN)/calm-beam calibrate --output=build/demo-calibration --overwrite
@@ -14,7 +14,10 @@ test: $(INSTALLED) lint types  ## everything: lint, format, types, all tests
 	$(BIN)/python -m pytest
 
 test-fast: $(INSTALLED)  ## without simulations and worker processes
-	$(BIN)/python -m pytest -m "not slow"
+	$(BIN)/python -m pytest -m "not slow and not exhaustive"
+
+test-exhaustive: $(INSTALLED)  ## every exit rule in every decoder (a quarter of an hour)
+	$(BIN)/python -m pytest -m exhaustive
 
 test-validity: $(INSTALLED)  ## the guarantee itself: 10,000 simulated calibrations in every world (some minutes)
 	$(BIN)/python -m pytest tests/validity

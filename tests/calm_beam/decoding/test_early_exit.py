@@ -151,7 +151,7 @@ def test_every_output_is_the_sweeps(rule: ExitRule, batch_size: int) -> None:
     _assert_all_is_swept(rule, batch_size)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("rule", [*_all_rules()], ids=_name)
 def test_every_output_of_every_rule_is_the_sweeps(rule: ExitRule) -> None:
     """The same for every measure with every propagation, schedule and set of exit layers, and both batch sizes."""

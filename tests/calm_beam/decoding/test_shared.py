@@ -150,14 +150,14 @@ def test_shared_work_changes_nothing_in_another_kind_of_model() -> None:
     _check_against_plain(ExitRule(confidence="classifier"), _OTHER, (0, 1))
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("rule", [rule for rule in _SERVABLE if rule not in _FEW], ids=_name)
 def test_shared_work_changes_nothing_under_any_rule(rule: ExitRule) -> None:
     """The same for every other measure, propagation and set of exits."""
     _check_against_plain(rule, _CONFIG, (0, 1, 2, 3))
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("rule", _FEW, ids=_name)
 def test_shared_work_changes_nothing_in_another_kind_of_model_under_any_rule(rule: ExitRule) -> None:
     """The same for the other model."""

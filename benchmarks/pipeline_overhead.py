@@ -78,7 +78,7 @@ class _FakeDecoder:
         self._lanes = lanes
         self._steps = steps
 
-    def decode(self, prompts: Sequence[Sequence[int]]) -> Iterator[tuple[int, SweepResult]]:
+    def decode(self, prompts: Sequence[Sequence[int]], known: object = None) -> Iterator[tuple[int, SweepResult]]:
         generator = np.random.default_rng(0)
         for index in range(len(prompts)):
             length = min(self._steps, 12)

@@ -30,7 +30,7 @@ class _Echo:
 
     steps: int = 6
 
-    def decode(self, prompts: Sequence[Sequence[int]]) -> Iterator[tuple[int, SweepResult]]:
+    def decode(self, prompts: Sequence[Sequence[int]], known: object = None) -> Iterator[tuple[int, SweepResult]]:
         """Yields the results, the last prompt's first."""
         for index, prompt in reversed(list(enumerate(prompts))):
             tokens = np.zeros((2, self.steps), np.int32)
@@ -140,7 +140,7 @@ class _Fragile(_Echo):
         object.__setattr__(self, "crashes", crashes)
         object.__setattr__(self, "calls", [])
 
-    def decode(self, prompts: Sequence[Sequence[int]]) -> Iterator[tuple[int, SweepResult]]:
+    def decode(self, prompts: Sequence[Sequence[int]], known: object = None) -> Iterator[tuple[int, SweepResult]]:
         """Yields results from the last prompt on, until one crashes."""
         crashes, calls = vars(self)["crashes"], vars(self)["calls"]
         calls.append([prompt[0] for prompt in prompts])
@@ -208,7 +208,7 @@ def test_a_crash_ends_the_run_by_default() -> None:
 )
 def test_no_prompt_is_blamed_for_a_full_memory(error: Exception) -> None:
     """A device without memory ends the run whatever --on_error says, and no prompt counts as failed."""
-    with pytest.raises(DecodeError, match=r"out of memory while decoding .* --batch_size.* with --resume\."):
+    with pytest.raises(DecodeError, match=r"out of memory while decoding .* --token_budget.* with --resume\."):
         _fragile({21: error}, (20, 21, 22))
 
 
@@ -216,7 +216,7 @@ def test_a_decoder_that_loses_prompts_is_found_out() -> None:
     """A prompt without a result and without an error is a defect, never a prompt less."""
 
     class _Forgetful(_Echo):
-        def decode(self, prompts: Sequence[Sequence[int]]) -> Iterator[tuple[int, SweepResult]]:
+        def decode(self, prompts: Sequence[Sequence[int]], known: object = None) -> Iterator[tuple[int, SweepResult]]:
             yield from list(super().decode(prompts))[1:]
 
     with pytest.raises(DecodeError, match="the decoder gave no result for 1 of 2 prompts"):

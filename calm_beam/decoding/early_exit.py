@@ -420,11 +420,13 @@ class _Step:
     def _outcome(self, rows: _Rows) -> _Outcome:
         logits = self.apply(rows.hidden, method="head") if rows.logits is None else rows.logits
         largest = jnp.max(logits, axis=-1, keepdims=True)
+        # The maximum alone passes over a NaN among numbers on CPU (jaxlib 0.10.2).
+        has_nan = jnp.any(jnp.isnan(logits), axis=-1)
         return _Outcome(
             token=_first_index(logits == largest),
             exit_layer=rows.exit_layer,
             confidence=rows.confidence,
-            is_finite=jnp.isfinite(largest[..., 0]) & jnp.isfinite(rows.confidence),
+            is_finite=jnp.isfinite(largest[..., 0]) & jnp.isfinite(rows.confidence) & ~has_nan,
         )
 
 

@@ -273,7 +273,8 @@ def test_ctrl_c_ends_the_watching_alone(place: _Place) -> None:
     place.dataflow.was_asked.clear()
     process = _started(place, "interrupted", f"--sdk_container_image={_IMAGE}")
     assert place.dataflow.was_asked.wait(200)
-    process.send_signal(signal.SIGINT)
+    # What the command takes for Ctrl-C too; Ctrl-C itself is ignored below a shell that started the tests in background.
+    process.send_signal(signal.SIGTERM)
     output, errors = process.communicate(timeout=200)
     assert (process.returncode, output) == (130, "")
     job = f"https://console.cloud.google.com/dataflow/jobs/us-central1/job-{len(place.dataflow.jobs)}?project=a-project"

@@ -273,7 +273,7 @@ def test_ctrl_c_ends_the_watching_alone(place: _Place) -> None:
     place.dataflow.was_asked.clear()
     process = _started(place, "interrupted", f"--sdk_container_image={_IMAGE}")
     assert place.dataflow.was_asked.wait(200)
-    # What the command takes for Ctrl-C too; Ctrl-C itself is ignored below a shell that started the tests in background.
+    # What the command takes for Ctrl-C too, which is ignored below a shell that started the tests in the background.
     process.send_signal(signal.SIGTERM)
     output, errors = process.communicate(timeout=200)
     assert (process.returncode, output) == (130, "")

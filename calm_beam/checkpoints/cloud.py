@@ -107,8 +107,8 @@ def store_model(folder: pathlib.Path, path: str) -> None:
 def _needed(names: Iterable[str]) -> list[str]:
     """Returns the files that a reader of the folder needs, of those that are there.
 
-    >>> _needed(["checkpoint_9/checkpoint", "checkpoint_10/checkpoint", "checkpoint_11/log", "spiece.model"])
-    ['spiece.model', 'checkpoint_10/checkpoint']
+    >>> sorted(_needed(["checkpoint_9/checkpoint", "checkpoint_10/checkpoint", "checkpoint_11/log", "spiece.model"]))
+    ['checkpoint_10/checkpoint', 'spiece.model']
     """
     names = list(names)
     if "config.json" in names:

@@ -72,9 +72,7 @@ class RowKeys:
 DEFAULT_KEYS = RowKeys()
 
 
-def parse_examples(
-    raw: BinaryIO, *, path: str, file_index: int = 0, keys: RowKeys = DEFAULT_KEYS
-) -> Iterator[Example]:
+def parse_examples(raw: BinaryIO, *, path: str, file_index: int = 0, keys: RowKeys = DEFAULT_KEYS) -> Iterator[Example]:
     """Yields the examples of one JSONL file.
 
     Args:

@@ -20,11 +20,6 @@ def imported(module: str, *, extra: str, needed_for: str) -> Any:
 
     Raises:
       MissingExtraError: If it cannot be imported; says how to get it.
-
-    >>> imported("no_such_package", extra="plots", needed_for="plotting")
-    Traceback (most recent call last):
-    calm_beam.extras.MissingExtraError: plotting needs no_such_package (No module named 'no_such_package'): pip install \
-'calm-beam[plots]', here and on every worker.
     """
     try:
         return importlib.import_module(module)

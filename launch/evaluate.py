@@ -23,10 +23,10 @@ from calm_beam.decoding.generate import DecodeError
 from calm_beam.decoding.prompts import encode_prompt
 from calm_beam.demo import embedded
 from calm_beam.examples import DataError, Example
+from calm_beam.inputs import Reading, place_of, read_examples
 from calm_beam.manifest import MANIFEST
 from calm_beam.metrics.registry import MetricError, checked_score, get_metric
 from calm_beam.storage import absolute, check_writable, exists, is_file, joined, replacing
-from calm_beam.transforms.examples import read_examples
 
 from .evaluate_propagation import PROPAGATION
 from .evaluate_sensitivity import SENSITIVITY
@@ -56,7 +56,7 @@ def main(argv: Sequence[str]) -> int:
         experiment = _EXPERIMENTS[name]
         run = prepare_run(flags, needs_references=False, settings=experiment.settings(flags))
         plan = experiment.plan(flags, run)
-        examples = _read_all(run.paths)
+        examples = _read_all(run.paths, run.reading)
         task = _task(flags, run, sampled(examples, flags.max_examples))
     except (ValueError, OSError) as error:
         print(f"calm-beam evaluate: {error}", file=sys.stderr)
@@ -139,14 +139,16 @@ def _checked_output(flags: argparse.Namespace, name: str) -> str:
     return output
 
 
-def _read_all(paths: Sequence[str]) -> list[Example]:
+def _read_all(paths: Sequence[str], reading: Reading) -> list[Example]:
     """Returns the examples of all files, each id of its own once, and with references either all or none."""
-    examples = [example for index, path in enumerate(paths) for example in read_examples(path, file_index=index)]
+    examples = [
+        example for index, path in enumerate(paths) for example in read_examples(path, reading, file_index=index)
+    ]
     seen: dict[str, Example] = {}
     for example in examples:
         other = seen.setdefault(example.id, example)
         if other is not example and (example.has_own_id or other.has_own_id):
-            places = " and ".join(f"{paths[each.file_index]}, line {each.line}" for each in (other, example))
+            places = " and ".join(place_of(paths[each.file_index], each.line, reading) for each in (other, example))
             raise DataError(f"id {example.id!r} occurs twice ({places}). Ids must be unique.")
         if bool(example.references) != bool(examples[0].references):
             raise DataError(
@@ -184,7 +186,7 @@ def _sample_in_words(task: Task, total: int) -> str:
 def _record(flags: argparse.Namespace, run: PreparedRun) -> dict[str, Any]:
     """Returns what it takes to measure the same again."""
     packages = ("jax", "flax", "numpy", "rouge-score", "sentencepiece")
-    left_out = ("default_grid_step", "experiment", "output", "overwrite")
+    left_out = ("default_grid_step", "default_seqio_split", "experiment", "output", "overwrite")
     return {
         "flags": {name: value for name, value in sorted(vars(flags).items()) if name not in left_out},
         "model": {"fingerprint": run.model_fingerprint, "layers": run.checkpoint.config.num_decoder_layers},

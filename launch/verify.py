@@ -44,6 +44,7 @@ from calm_beam.examples import DataError, Example
 from calm_beam.exits.rule import ExitRule
 from calm_beam.generation_folder import shard_files
 from calm_beam.generations import read_generations, stored_prompts
+from calm_beam.inputs import read_examples
 from calm_beam.manifest import Calibration, Manifest, ManifestError, read_manifest
 from calm_beam.metrics.registry import MetricError, checked_score, get_metric
 from calm_beam.risk.evidence import EvidenceError
@@ -51,9 +52,8 @@ from calm_beam.risk.pvalues import P_VALUES
 from calm_beam.storage import joined, list_files, parent
 from calm_beam.transforms import DecodeExamples, ReadExamples
 from calm_beam.transforms.decode import with_unique_ids
-from calm_beam.transforms.examples import read_examples
 
-from .flags import FlagParser, UsageError, add_memory_flags, add_worker_flags, parse_flags, texts
+from .flags import FlagParser, UsageError, add_data_flags, add_memory_flags, add_worker_flags, parse_flags
 from .manifest_file import find_manifest
 from .progress import shown_progress
 from .runners import PipelineError, is_local, make_runner, run_pipeline
@@ -103,7 +103,7 @@ def main(argv: Sequence[str]) -> int:
 def _parser() -> FlagParser:
     parser = FlagParser(prog="calm-beam verify", description=(__doc__ or "").split(": ", 1)[1].split("\n\n")[0])
     parser.add_argument("--manifest", required=True, help="a manifest, or the calibration directory that holds one")
-    parser.add_argument("--data", type=texts, help="fresh JSONL files, .gz or not: globs, comma-separated")
+    add_data_flags(parser, kind="fresh examples")
     parser.add_argument("--checkpoint", help="model folder; default: where the manifest says that it was")
     parser.add_argument("--vocabulary", help="SentencePiece model; default: in or beside the checkpoint")
     parser.add_argument(
@@ -187,7 +187,7 @@ def _check_data(run: PreparedRun, flags: argparse.Namespace, manifest: Manifest,
     """Refuses the calibration set itself, and tells how many of its prompts come again."""
     fresh: list[Example] = []
     for index, name in enumerate(run.paths):
-        fresh.extend(read_examples(name, file_index=index, cluster_key=flags.cluster_key))
+        fresh.extend(read_examples(name, run.reading, file_index=index))
     if fingerprint_text(content_sum_of(with_unique_ids(fresh))) == manifest.data.fingerprint:
         raise UsageError(
             f"--data {','.join(flags.data)}: is the calibration set itself. What chose the threshold cannot test it: "
@@ -224,7 +224,8 @@ def _decode(
         needs_references = _needs_references(entries)
         _ = (
             pipeline
-            | "ReadExamples" >> ReadExamples(run.paths, flags.num_shards, needs_references, progress, flags.cluster_key)
+            | "ReadExamples"
+            >> ReadExamples(run.paths, flags.num_shards, needs_references, progress, flags.cluster_key, run.reading)
             | "DecodeExamples" >> DecodeExamples(run.plan(flags, folder), progress)
         )
         run_pipeline(pipeline)

@@ -8,7 +8,7 @@ import apache_beam as beam
 from apache_beam.metrics import Metrics
 
 from calm_beam.examples import DataError, Example
-from calm_beam.inputs import AS_USUAL, Part, Reading, format_of, no_examples, parts_of, read_examples
+from calm_beam.inputs import AS_USUAL, Part, Reading, no_examples, parts_of, place_of, read_examples
 
 from .progress import ProgressLog
 
@@ -130,12 +130,9 @@ class _CheckUniqueId(beam.DoFn):
     def process(self, element: tuple[str, Iterable[tuple[int, int, bool]]]) -> Iterator[int]:
         example_id, found = element
         all_places = list(found)
-        places = sorted((file, line) for file, line, _ in all_places)
+        places = sorted((file, row) for file, row, _ in all_places)
         if len(places) > 1 and any(is_own for _, _, is_own in all_places):
-            named = " and ".join(
-                f"{self._paths[file]}, {format_of(self._paths[file], self._reading).row} {row}"
-                for file, row in places[:2]
-            )
+            named = " and ".join(place_of(self._paths[file], row, self._reading) for file, row in places[:2])
             raise DataError(
                 f"id {example_id!r} occurs {len(places)} times ({named}). Ids must be unique: an example that counts "
                 "twice voids the guarantee."

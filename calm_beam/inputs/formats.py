@@ -6,12 +6,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Protocol
 
 from calm_beam.examples import DataError, Example
+from calm_beam.seqio_names import is_seqio
 
 from .jsonl import Jsonl
 from .parquet import Parquet
 from .parts import Part
 from .reading import AS_USUAL, Reading
-from .seqio_names import is_seqio
 from .seqio_tasks import SeqIOTasks
 from .text import PlainText
 from .tfrecord import TFRecord
@@ -122,6 +122,11 @@ def read_examples(source: str | Part, reading: Reading = AS_USUAL, *, file_index
     format_ = format_of(source, reading)
     for part in format_.parts(source, file_index=file_index):
         yield from format_.examples(part, reading)
+
+
+def place_of(path: str, position: int, reading: Reading = AS_USUAL) -> str:
+    """Returns in words where an example stands, such as `a.jsonl, line 3`."""
+    return f"{path}, {format_of(path, reading).row} {position}"
 
 
 def no_examples(path: str) -> str:

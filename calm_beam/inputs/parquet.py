@@ -65,9 +65,7 @@ class Parquet:
                 for batch in file.iter_batches(_BATCH, row_groups=[part.row_group], columns=columns):
                     for row in _rows(batch, part.path, position):
                         where = f"{part.path}, row {position}"
-                        yield example_of_row(
-                            row, where=where, position=position, file_index=part.file_index, keys=keys
-                        )
+                        yield example_of_row(row, where=where, position=position, file_index=part.file_index, keys=keys)
                         position += 1
         except (pyarrow.ArrowException, OSError) as error:
             # Whatever is wrong with a page comes as one of the two.

@@ -12,12 +12,12 @@ from typing import Any
 
 from calm_beam.examples import DataError, Example, RowKeys, example_of_row
 from calm_beam.extras import imported, tensorflow_on_cpu
+from calm_beam.seqio_names import SeqIOShard, task_and_split
 
+from .features import as_texts, ids_as_text, single
 from .parts import Part
 from .reading import Reading
-from .seqio_names import SeqIOShard, task_and_split
 from .tfrecord import INPUTS, TARGETS
-from .token_ids import ids_as_text
 
 _NEEDS: Any = {"extra": "seqio", "needed_for": "reading SeqIO tasks"}
 # Of preprocessors that draw random numbers: every worker and every attempt has to see the same examples.
@@ -161,7 +161,7 @@ def _row(features: Mapping[str, Any], keys: RowKeys, where: str) -> dict[str, An
         )
     row: dict[str, Any] = {}
     if _is_text(inputs):
-        row[keys.inputs] = _single(_texts(inputs, keys.inputs, where), keys.inputs, where)
+        row[keys.inputs] = single(_texts(inputs, keys.inputs, where), keys.inputs, where)
         targets = _with_text(features, keys.targets)
         if targets is not None:
             if not _is_text(targets):
@@ -177,7 +177,7 @@ def _row(features: Mapping[str, Any], keys: RowKeys, where: str) -> dict[str, An
     for name in ("id", keys.cluster):
         if name is not None and name in features:
             value = features[name]
-            row[name] = _single(_texts(value, name, where), name, where) if _is_text(value) else _integer(value)
+            row[name] = single(_texts(value, name, where), name, where) if _is_text(value) else _integer(value)
     return row
 
 
@@ -188,14 +188,11 @@ def _with_text(features: Mapping[str, Any], name: str) -> Any:
 
 def _is_text(value: Any) -> bool:
     # A scalar comes as bytes, more of them as an array of objects.
-    return isinstance(value, bytes) or getattr(value, "dtype", None) == object
+    return isinstance(value, bytes) or getattr(getattr(value, "dtype", None), "kind", "") == "O"
 
 
 def _texts(value: Any, name: str, where: str) -> list[str]:
-    try:
-        return [text.decode() for text in ([value] if isinstance(value, bytes) else value.ravel().tolist())]
-    except UnicodeDecodeError as error:
-        raise DataError(f"{where}: {name} is not UTF-8 ({error}).") from error
+    return as_texts([value] if isinstance(value, bytes) else value.ravel().tolist(), name, where)
 
 
 def _ids(value: Any, name: str, where: str) -> list[int]:
@@ -207,9 +204,3 @@ def _ids(value: Any, name: str, where: str) -> list[int]:
 
 def _integer(value: Any) -> Any:
     return value.item() if hasattr(value, "item") else value
-
-
-def _single(values: Sequence[Any], name: str, where: str) -> Any:
-    if len(values) != 1:
-        raise DataError(f"{where}: {name} must have one value, got {len(values)}.")
-    return values[0]

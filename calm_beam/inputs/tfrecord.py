@@ -14,9 +14,9 @@ from calm_beam.examples import DataError, Example, RowKeys, example_of_row
 from calm_beam.extras import imported, tensorflow_on_cpu
 from calm_beam.storage import is_cloud_path, open_input
 
+from .features import as_texts, ids_as_text, single
 from .parts import Part
 from .reading import Reading
-from .token_ids import ids_as_text
 
 INPUTS, TARGETS = "inputs", "targets"
 _NEEDS: Any = {"extra": "tensorflow", "needed_for": "reading TFRecord files"}
@@ -103,7 +103,7 @@ def _row(features: Mapping[str, Any], keys: RowKeys, where: str) -> dict[str, An
     if inputs and isinstance(inputs[0], int):
         row["input_ids"] = inputs
     else:
-        row[keys.inputs] = _single(inputs, keys.inputs, where)
+        row[keys.inputs] = single(inputs, keys.inputs, where)
     if keys.targets in features:
         targets = _values(features, keys.targets, where)
         are_ids = bool(targets) and isinstance(targets[0], int)
@@ -115,7 +115,7 @@ def _row(features: Mapping[str, Any], keys: RowKeys, where: str) -> dict[str, An
         row[keys.targets] = [ids_as_text(targets)] if are_ids else targets
     for name in ("id", keys.cluster):
         if name is not None and name in features:
-            row[name] = _single(_values(features, name, where), name, where)
+            row[name] = single(_values(features, name, where), name, where)
     return row
 
 
@@ -124,17 +124,8 @@ def _values(features: Mapping[str, Any], name: str, where: str) -> list[Any]:
     feature = features[name]
     match feature.WhichOneof("kind"):
         case "bytes_list":
-            try:
-                return [value.decode() for value in feature.bytes_list.value]
-            except UnicodeDecodeError as error:
-                raise DataError(f"{where}: {name} is not UTF-8 ({error}).") from error
+            return as_texts(feature.bytes_list.value, name, where)
         case "int64_list":
             return list(feature.int64_list.value)
         case kind:
             raise DataError(f"{where}: {name} must hold bytes or int64, got {kind or 'nothing'}.")
-
-
-def _single(values: Sequence[Any], name: str, where: str) -> Any:
-    if len(values) != 1:
-        raise DataError(f"{where}: {name} must have one value, got {len(values)}.")
-    return values[0]

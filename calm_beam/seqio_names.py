@@ -49,5 +49,5 @@ def task_and_split(name: str) -> tuple[str, str]:
     """
     match = _NAME.fullmatch(name)
     if match is None or match[3]:
-        raise ValueError(f"{name}: expected {SEQIO_PREFIX}TASK/SPLIT, for example {seqio_name('my_task', 'validation')}.")
+        raise ValueError(f"{name}: expected {SEQIO_PREFIX}TASK/SPLIT, such as {seqio_name('wmt', 'validation')}.")
     return match[1], match[2]

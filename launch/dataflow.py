@@ -190,12 +190,13 @@ def _set_defaults(options: PipelineOptions, accelerator: Accelerator | None, *, 
 
 
 def job_paths(flags: argparse.Namespace) -> list[tuple[str, str | None]]:
-    """Returns the paths of `add_task_flags`, `--generations` and `--output`, each with its flag."""
+    """Returns the paths that `calibrate` is given, each with its flag."""
     return [
         ("--checkpoint", flags.checkpoint),
         ("--vocabulary", flags.vocabulary),
         # TensorFlow opens what SeqIO reads, by paths that the task knows.
         *(("--data", pattern) for pattern in flags.data or () if not is_seqio(pattern)),
         ("--generations", flags.generations),
+        ("--bleurt_checkpoint", flags.bleurt_checkpoint),
         ("--output", flags.output),
     ]

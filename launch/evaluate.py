@@ -25,7 +25,7 @@ from calm_beam.demo import embedded
 from calm_beam.examples import DataError, Example
 from calm_beam.inputs import Reading, place_of, read_examples
 from calm_beam.manifest import MANIFEST
-from calm_beam.metrics.registry import MetricError, checked_score, get_metric
+from calm_beam.metrics.registry import MetricError
 from calm_beam.storage import absolute, check_writable, exists, is_file, joined, replacing
 
 from .evaluate_propagation import PROPAGATION
@@ -33,6 +33,7 @@ from .evaluate_sensitivity import SENSITIVITY
 from .evaluate_tradeoff import TRADEOFF
 from .experiment import Findings
 from .flags import FlagParser, UsageError, add_task_flags, naming, parse_own_flags, whole_number
+from .metric_flags import METRIC_NAMES, add_metric_settings, checked_metrics, metric_settings
 from .plots import check_plots_available, saved_figure
 from .progress import shown_progress
 from .setup_run import PreparedRun, prepare_run
@@ -51,8 +52,7 @@ def main(argv: Sequence[str]) -> int:
         _fill_in_defaults(flags)
         output = _checked_output(flags, name)
         check_plots_available()
-        # Tried on one pair of texts: a metric that cannot be called is better known before decoding.
-        checked_score(get_metric(flags.metric), flags.metric, "a text", ("a text",), example_id="of the trial")
+        (flags.metric,) = checked_metrics([flags.metric], metric_settings(flags))
         experiment = _EXPERIMENTS[name]
         run = prepare_run(flags, needs_references=False, settings=experiment.settings(flags))
         plan = experiment.plan(flags, run)
@@ -104,7 +104,8 @@ def _parser(name: str | None) -> FlagParser:
     _add_experiment_flag(parser)
     add_task_flags(parser)
     run = parser.add_argument_group("run")
-    run.add_argument("--metric", help="rouge_l (default), rouge_l_unicode, token_f1, exact_match, module:function")
+    run.add_argument("--metric", help=f"{METRIC_NAMES}; default: rouge_l")
+    add_metric_settings(run)
     run.add_argument(
         "--max_examples", type=whole_number(1), default=200, help="size of the sample, drawn by a hash of the ids"
     )
@@ -169,6 +170,7 @@ def _task(flags: argparse.Namespace, run: PreparedRun, examples: Sequence[Exampl
         vocabulary=run.vocabulary,
         prompts=prompts,
         metric=flags.metric,
+        metric_settings=metric_settings(flags),
         max_input_length=flags.max_input_length,
         max_decode_length=flags.max_decode_length,
         batch_size=flags.batch_size,

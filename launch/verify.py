@@ -46,7 +46,8 @@ from calm_beam.generation_folder import shard_files
 from calm_beam.generations import read_generations, stored_prompts
 from calm_beam.inputs import read_examples
 from calm_beam.manifest import Calibration, Manifest, ManifestError, read_manifest
-from calm_beam.metrics.registry import MetricError, checked_score, get_metric
+from calm_beam.metrics.registry import MetricError, get_metric
+from calm_beam.metrics.settings import MetricSettings
 from calm_beam.risk.evidence import EvidenceError
 from calm_beam.risk.pvalues import P_VALUES
 from calm_beam.storage import joined, list_files, parent
@@ -55,6 +56,7 @@ from calm_beam.transforms.decode import with_unique_ids
 
 from .flags import FlagParser, UsageError, add_data_flags, add_memory_flags, add_worker_flags, parse_flags
 from .manifest_file import find_manifest
+from .metric_flags import add_metric_settings, checked_metrics, metric_settings
 from .progress import shown_progress
 from .runners import PipelineError, is_local, make_runner, run_pipeline
 from .setup_run import PreparedRun, prepare_run
@@ -78,7 +80,7 @@ def main(argv: Sequence[str]) -> int:
         if not entries:
             print("Every entry of the manifest says never exit: there is nothing that could be broken.")
             return 0
-        _check_entries(entries)
+        _check_entries(entries, metric_settings(flags))
         _take_policies(flags, manifest)
         run = _prepare(flags, manifest, entries)
         _check_data(run, flags, manifest, path)
@@ -109,18 +111,19 @@ def _parser() -> FlagParser:
     parser.add_argument(
         "--alpha", type=float, default=0.05, help="chance of calling any promise broken that is kept, in (0, 1)"
     )
+    add_metric_settings(parser)
     add_memory_flags(parser)
     add_worker_flags(parser)
     return parser
 
 
-def _check_entries(entries: Sequence[Calibration]) -> None:
+def _check_entries(entries: Sequence[Calibration], settings: MetricSettings) -> None:
     for entry in entries:
         if entry.p_value not in P_VALUES:
             raise UsageError(
                 f"the manifest was made with p-value {entry.p_value!r}, which this calm-beam does not know. Upgrade it."
             )
-        checked_score(get_metric(entry.metric), entry.metric, "a text", ("a text",), example_id="of the trial")
+    checked_metrics(sorted({entry.metric for entry in entries}), settings)
 
 
 def _settings(manifest: Manifest, entries: Sequence[Calibration]) -> DecodeSettings:
@@ -219,7 +222,7 @@ def _decode(
     entries: Sequence[Calibration],
 ) -> FreshLosses:
     """Returns the losses of the fresh data; the outputs themselves are not kept."""
-    metrics = {entry.metric: get_metric(entry.metric) for entry in entries}
+    metrics = {entry.metric: get_metric(entry.metric, metric_settings(flags)) for entry in entries}
     with tempfile.TemporaryDirectory(prefix="calm-beam-verify-") as folder, shown_progress(enabled=True) as progress:
         needs_references = _needs_references(entries)
         _ = (

@@ -41,13 +41,13 @@ _DASK = ["dask>=2025.1,<2027", "distributed>=2025.1,<2027"]
 _METRICS = ["rapidfuzz>=3.9,<4", "sacrebleu>=2.4,<3"]
 
 # For data in TFRecord files.
-_TENSORFLOW = ["tensorflow>=2.18,<2.22"]
+_TENSORFLOW = ["tensorflow>=2.21,<2.22"]
 
 # For data that are SeqIO tasks, those of TFDS among them.
 _SEQIO = [*_TENSORFLOW, "seqio>=0.0.20,<0.1"]
 
 # For the metric bleurt. tensorflow-text is built for one version of TensorFlow each.
-_BLEURT = [*_TENSORFLOW, "tensorflow-text>=2.18,<2.22"]
+_BLEURT = [*_TENSORFLOW, "tensorflow-text>=2.21,<2.22"]
 
 _DEV = [
     *_DATAFLOW,

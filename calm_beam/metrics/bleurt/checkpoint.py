@@ -60,9 +60,8 @@ class BleurtConfig:
             vocabulary = folder / str(config.get("vocab_file") or "vocab.txt")
         for path in (vocabulary, folder / "saved_model.pb", folder / "variables" / "variables.index"):
             if not path.is_file():
-                raise BleurtError(
-                    f"BLEURT checkpoint {folder}: has no {path.relative_to(folder)}. Unpack the published archive whole."
-                )
+                name = path.relative_to(folder)
+                raise BleurtError(f"BLEURT checkpoint {folder}: has no {name}. Unpack the published archive whole.")
         return cls(
             folder=folder,
             name=str(config.get("name") or folder.name),

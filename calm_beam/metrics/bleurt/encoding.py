@@ -110,12 +110,12 @@ def _sentencepiece(config: BleurtConfig) -> tuple[Callable[[str], list[int]], di
 
 
 def normalized(text: str, *, lower_case: bool) -> str:
-    """Returns a text as BERT's tokenizer normalises it before it splits words.
+    r"""Returns a text as BERT's tokenizer normalises it before it splits words.
 
     Control characters go, white space of any kind becomes a space; lower-case models see neither case nor accents.
     Done here, since TensorFlow's tokenizer folds case (ß becomes ss) where BERT's takes lower case.
 
-    >>> normalized("Été à\\tla plage", lower_case=True), normalized("Été", lower_case=False)
+    >>> normalized("Été à\tla plage", lower_case=True), normalized("Été", lower_case=False)
     ('ete a la plage', 'Été')
     """
     clean = "".join(_clean(character) for character in text)

@@ -37,10 +37,25 @@ _DATAFLOW = [*_GCP, "apache-beam[gcp]>=2.70,<2.80"]
 # For --runner=DaskRunner.
 _DASK = ["dask>=2025.1,<2027", "distributed>=2025.1,<2027"]
 
+# For the metrics chrf, sentence_bleu and edit_distance.
+_METRICS = ["rapidfuzz>=3.9,<4", "sacrebleu>=2.4,<3"]
+
+# For data in TFRecord files.
+_TENSORFLOW = ["tensorflow>=2.21,<2.22"]
+
+# For data that are SeqIO tasks, those of TFDS among them.
+_SEQIO = [*_TENSORFLOW, "seqio>=0.0.20,<0.1"]
+
+# For the metric bleurt. tensorflow-text is built for one version of TensorFlow each.
+_BLEURT = [*_TENSORFLOW, "tensorflow-text>=2.21,<2.22"]
+
 _DEV = [
     *_DATAFLOW,
     *_PLOTS,
     *_DASK,
+    *_METRICS,
+    *_SEQIO,
+    *_BLEURT,
     "build>=1.2,<2",
     "gcp-storage-emulator>=2026.7,<2028",
     "hypothesis>=6.100,<7",
@@ -83,6 +98,16 @@ setuptools.setup(
         "calm_beam": ["py.typed"],
     },
     install_requires=_CORE,
-    extras_require={"dask": _DASK, "dataflow": _DATAFLOW, "dev": _DEV, "gcp": _GCP, "plots": _PLOTS},
+    extras_require={
+        "bleurt": _BLEURT,
+        "dask": _DASK,
+        "dataflow": _DATAFLOW,
+        "dev": _DEV,
+        "gcp": _GCP,
+        "metrics": _METRICS,
+        "plots": _PLOTS,
+        "seqio": _SEQIO,
+        "tensorflow": _TENSORFLOW,
+    },
     entry_points={"console_scripts": ["calm-beam = calm_beam.launch.cli:entry_point"]},
 )

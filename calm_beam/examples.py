@@ -1,4 +1,4 @@
-"""Calibration examples, and their JSONL form."""
+"""Calibration examples: what a row of any format must be, and their JSONL form."""
 
 import dataclasses
 import gzip
@@ -28,7 +28,7 @@ class Example:
       references: Right answers, possibly none.
       cluster: Name of the cluster it was drawn with; None where every example is drawn by itself.
       file_index: Which of the sorted data files it came from.
-      line: Line number in that file, from 1.
+      line: Number of its line, row or record in that file, from 1.
     """
 
     id: str
@@ -52,57 +52,72 @@ class Example:
         return hashlib.sha256(json.dumps(content).encode()).digest()
 
 
-def parse_examples(
-    raw: BinaryIO,
-    *,
-    path: str,
-    file_index: int = 0,
-    needs_references: bool = False,
-    cluster_key: str | None = None,
-) -> Iterator[Example]:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RowKeys:
+    """Which keys of a row hold what, and what every row must have; token ids are under `input_ids`, ids under `id`.
+
+    Attributes:
+      inputs: Key of the prompt's text.
+      targets: Key of the references: a list of texts, or, under another key than `references`, one text.
+      cluster: Key of the cluster's name, a text or an integer; None reads no cluster.
+      needs_references: Whether an example without references is an error.
+    """
+
+    inputs: str = "input"
+    targets: str = "references"
+    cluster: str | None = None
+    needs_references: bool = False
+
+
+DEFAULT_KEYS = RowKeys()
+
+
+def parse_examples(raw: BinaryIO, *, path: str, file_index: int = 0, keys: RowKeys = DEFAULT_KEYS) -> Iterator[Example]:
     """Yields the examples of one JSONL file.
 
     Args:
       raw: The file's bytes.
       path: Its name, for messages; read as gzip if it ends in `.gz`.
       file_index: Recorded in the examples.
-      needs_references: Whether an example without references is an error.
-      cluster_key: Key of the cluster's name, as in `parse_example`.
+      keys: As in `example_of_row`.
 
     Raises:
       DataError: If the file is damaged or a line is not an example; names file and line.
     """
-    line_number = 0
+    for line_number, line in numbered_lines(raw, path=path):
+        yield parse_example(line, path=path, line_number=line_number, file_index=file_index, keys=keys)
+
+
+def numbered_lines(raw: BinaryIO, *, path: str) -> Iterator[tuple[int, bytes]]:
+    """Yields the lines of a file with their numbers, from 1.
+
+    Args:
+      raw: The file's bytes.
+      path: Its name, for messages; read as gzip if it ends in `.gz`.
+
+    Raises:
+      DataError: If gzip data are damaged or incomplete.
+    """
+    number = 0
     try:
         with gzip.open(raw) if path.endswith(".gz") else raw as lines:
-            for line_number, line in enumerate(lines, start=1):
-                example = parse_example(
-                    line, path=path, line_number=line_number, file_index=file_index, cluster_key=cluster_key
-                )
-                if needs_references and not example.references:
-                    raise DataError(
-                        f"{path}, line {line_number}: risk consistency needs references, example {example.id} has none."
-                    )
-                yield example
+            for number, line in enumerate(lines, start=1):
+                yield number, line
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-        raise DataError(f"{path}: damaged gzip data after line {line_number} ({error}).") from error
+        raise DataError(f"{path}: damaged gzip data after line {number} ({error}).") from error
 
 
 def parse_example(
-    line: bytes | str, *, path: str, line_number: int, file_index: int = 0, cluster_key: str | None = None
+    line: bytes | str, *, path: str, line_number: int, file_index: int = 0, keys: RowKeys = DEFAULT_KEYS
 ) -> Example:
     """Returns the example in one line of a JSONL file.
 
     Args:
-      line: A JSON object with `input` (text) or `input_ids` (list of token ids, padding 0 at the end is dropped), and
-        optionally `id` (text) and `references` (list of texts). Other keys are ignored.
+      line: A JSON object, as in `example_of_row`.
       path: The file, for messages.
       line_number: The line in it, from 1.
       file_index: Which of the data files it is.
-      cluster_key: Key of the cluster's name, a text or an integer; None reads no cluster.
-
-    Returns:
-      The example. Without `id`, the id is derived from prompt and references.
+      keys: As in `example_of_row`.
 
     Raises:
       DataError: If the line is not such an object; names file and line.
@@ -116,19 +131,42 @@ def parse_example(
         raise DataError(f"{where}: not valid JSON ({error}). Every line must be one JSON object.") from error
     if not isinstance(row, dict):
         raise DataError(f"{where}: expected a JSON object, got {type(row).__name__}.")
-    if ("input" in row) == ("input_ids" in row):
-        raise DataError(f"{where}: expected exactly one of the keys input and input_ids, got keys {sorted(row)}.")
-    text = _input_text(row, where) if "input" in row else None
+    return example_of_row(row, where=where, position=line_number, file_index=file_index, keys=keys)
+
+
+def example_of_row(
+    row: Mapping[str, Any], *, where: str, position: int, file_index: int = 0, keys: RowKeys = DEFAULT_KEYS
+) -> Example:
+    """Returns the example in one row, of whatever format: equal rows give equal examples, ids included.
+
+    Args:
+      row: Has `input` (text) or `input_ids` (list of token ids, padding 0 at the end is dropped), and optionally `id`
+        (text) and `references` (list of texts). Other keys are ignored.
+      where: File and row, for messages.
+      position: Number of the row in its file, from 1.
+      file_index: Which of the data files it is.
+      keys: What the row has its input and references under, and what it must have.
+
+    Returns:
+      The example. Without `id`, the id is derived from prompt and references.
+
+    Raises:
+      DataError: If the row has no such values; names the place.
+    """
+    if (keys.inputs in row) == ("input_ids" in row):
+        found = sorted(row)
+        raise DataError(f"{where}: expected exactly one of the keys {keys.inputs} and input_ids, got keys {found}.")
+    text = _input_text(row, keys.inputs, where) if keys.inputs in row else None
     ids = _input_ids(row, where) if "input_ids" in row else None
-    references = _references(row, where)
+    references = _references(row, keys.targets, where)
     own_id = row.get("id")
     if own_id is not None and (not isinstance(own_id, str) or not own_id):
         raise DataError(f"{where}: id must be a text that is not empty, got {own_id!r}.")
-    cluster = _cluster(row, cluster_key, where) if cluster_key is not None else None
+    cluster = _cluster(row, keys.cluster, where) if keys.cluster is not None else None
     for value in (text, own_id, cluster, *references):
         _check_unicode(value, where)
     content = json.dumps([text, ids, references]).encode()
-    return Example(
+    example = Example(
         id=own_id or f"content-{hashlib.sha256(content).hexdigest()[:24]}",
         has_own_id=own_id is not None,
         input=text,
@@ -136,16 +174,19 @@ def parse_example(
         references=references,
         cluster=cluster,
         file_index=file_index,
-        line=line_number,
+        line=position,
     )
+    if keys.needs_references and not references:
+        raise DataError(f"{where}: risk consistency needs references, example {example.id} has none.")
+    return example
 
 
-def _input_text(row: Mapping[str, Any], where: str) -> str:
-    value = row["input"]
+def _input_text(row: Mapping[str, Any], key: str, where: str) -> str:
+    value = row[key]
     if not isinstance(value, str):
-        raise DataError(f"{where}: input must be a text, got {type(value).__name__}.")
+        raise DataError(f"{where}: {key} must be a text, got {type(value).__name__}.")
     if not value.strip():
-        raise DataError(f"{where}: input is empty.")
+        raise DataError(f"{where}: {key} is empty.")
     return value
 
 
@@ -183,8 +224,10 @@ def _check_unicode(value: str | None, where: str) -> None:
         raise DataError(f"{where}: {value!r} is not Unicode text ({error}).") from error
 
 
-def _references(row: Mapping[str, Any], where: str) -> tuple[str, ...]:
-    value = row.get("references", [])
+def _references(row: Mapping[str, Any], key: str, where: str) -> tuple[str, ...]:
+    value = row.get(key, [])
+    if key != RowKeys.targets and isinstance(value, str):
+        return (value,)
     if not isinstance(value, list) or not all(isinstance(reference, str) for reference in value):
-        raise DataError(f"{where}: references must be a list of texts, got {value!r}.")
+        raise DataError(f"{where}: {key} must be a list of texts, got {value!r}.")
     return tuple(value)

@@ -45,6 +45,7 @@ class DecodeJob:
       files: The files that they name, sorted.
       num_shards: Number of shards, those without examples included.
       software: Versions of what decodes, by name.
+      reading: What was chosen about the form of the data, as in `Reading.choices`.
     """
 
     model: ModelRecord
@@ -56,6 +57,7 @@ class DecodeJob:
     files: tuple[str, ...]
     num_shards: int
     software: Mapping[str, str] = dataclasses.field(hash=False)
+    reading: Mapping[str, Any] = dataclasses.field(hash=False, default_factory=dict)
 
     def outputs(self) -> str:
         """Returns the fingerprint of all that decides the outputs but the data: the folder's name."""
@@ -110,6 +112,7 @@ class DecodeJob:
                 files=tuple(content["files"]),
                 num_shards=content["num_shards"],
                 software=content["software"],
+                reading=content["reading"],
             )
         except (KeyError, TypeError, ValueError) as error:
             raise GenerationsError(
@@ -136,6 +139,7 @@ class DecodeJob:
             "files": list(self.files),
             "num_shards": self.num_shards,
             "software": dict(self.software),
+            "reading": dict(self.reading),
         }
 
 

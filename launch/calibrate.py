@@ -25,7 +25,7 @@ from calm_beam.calibration.publish import EarlierResult
 from calm_beam.decoding.settings import DecodeSettings
 from calm_beam.generation_folder import DecodeJob, StoredGenerations
 from calm_beam.manifest import MANIFEST, Manifest, ManifestError, read_manifest
-from calm_beam.metrics.registry import METRICS, checked_score, get_metric
+from calm_beam.metrics.registry import METRICS, is_bleurt
 from calm_beam.storage import absolute, check_writable, is_file, joined, make_folder
 from calm_beam.transforms import CalibrateGenerations
 
@@ -33,8 +33,9 @@ from .calibrate_flags import calibrate_parser, fill_in_defaults
 from .dataflow import job_paths, prepare_job, template_location
 from .flags import UsageError, naming, parse_flags
 from .generations import after_failure, keep_last_generations
+from .metric_flags import checked_metrics, metric_settings
 from .progress import shown_progress
-from .run_metrics import metrics_in_words
+from .run_metrics import clipped_in_words, metrics_in_words
 from .runners import PipelineError, is_local, make_runner, may_report_progress, run_pipeline
 from .sources import Source, decoded_source, stored_source
 from .summary import print_summary
@@ -73,7 +74,7 @@ def main(argv: Sequence[str]) -> int:
         return 1
     # Now, so that a log can show later what had been settled by then.
     print(f"plan {plan.record().digest}", file=sys.stderr)
-    record = _record(source)
+    record = _record(source, specs)
     start = time.monotonic()
     try:
         make_folder(output)
@@ -96,6 +97,7 @@ def main(argv: Sequence[str]) -> int:
                     # What decodes has taken an earlier result away before.
                     earlier=earlier if stored or not flags.overwrite else EarlierResult(),
                     max_failures=flags.max_failures,
+                    metric_settings=metric_settings(flags),
                 )
                 metrics = run_pipeline(pipeline)
             if template := template_location(options):
@@ -103,6 +105,8 @@ def main(argv: Sequence[str]) -> int:
                 return 0
             if not stored:
                 print(metrics_in_words(metrics, seconds=time.monotonic() - start), file=sys.stderr)
+            if clipped := clipped_in_words(metrics):
+                print(clipped, file=sys.stderr)
             if is_file(joined(output, MANIFEST)):
                 break
         manifest = _published(output, plan, record)
@@ -154,10 +158,8 @@ def _say_what_is_done(output: str, plan: Plan, job: DecodeJob) -> int:
 
 
 def _specs(flags: argparse.Namespace) -> tuple[Spec, ...]:
-    for name in flags.metric:
-        # Tried on one pair of texts: a metric that cannot be called is better known before hours of decoding.
-        checked_score(get_metric(name), name, "a text", ("a text",), example_id="of the trial before the run")
-    fractional = [name for name in flags.metric if name in METRICS and name != "exact_match"]
+    metrics = checked_metrics(flags.metric, metric_settings(flags))
+    fractional = [name for name in metrics if (name in METRICS and name != "exact_match") or is_bleurt(name)]
     if flags.p_value == "exact_binomial" and fractional:
         # Losses in between would be found, but only after everything was decoded.
         raise UsageError(
@@ -171,7 +173,7 @@ def _specs(flags: argparse.Namespace) -> tuple[Spec, ...]:
         )
     return all_specs(
         consistencies=flags.consistency,
-        metrics=flags.metric,
+        metrics=metrics,
         deltas=flags.delta,
         epsilons=flags.epsilon,
         risk_loss=flags.risk_loss,
@@ -227,7 +229,7 @@ def _checked_output(flags: argparse.Namespace) -> tuple[str, EarlierResult]:
     return output, earlier
 
 
-def _record(source: Source) -> RunRecord:
+def _record(source: Source, specs: Sequence[Spec]) -> RunRecord:
     created = datetime.datetime.now(datetime.UTC).replace(microsecond=0)
     return RunRecord(
         created=created.isoformat().replace("+00:00", "Z"),
@@ -235,5 +237,5 @@ def _record(source: Source) -> RunRecord:
         vocabulary=source.job.vocabulary,
         settings=source.settings,
         patterns=source.job.patterns,
-        software=run_versions(source.job.software),
+        software=run_versions(source.job.software, metrics={spec.objective.metric for spec in specs}),
     )

@@ -10,6 +10,7 @@ from calm_beam.risk.pvalues import P_VALUES
 
 from .dataflow import add_job_flags
 from .flags import FlagParser, add_decode_flags, numbers, texts, whole_number
+from .metric_flags import METRIC_NAMES, add_metric_settings
 
 
 def calibrate_parser(description: str) -> FlagParser:
@@ -19,9 +20,8 @@ def calibrate_parser(description: str) -> FlagParser:
     add_job_flags(parser)
     goal = parser.add_argument_group("guarantee (lists are comma-separated; every combination is one manifest entry)")
     goal.add_argument("--consistency", type=texts, help="textual, risk; default: textual (embedded model: both)")
-    goal.add_argument(
-        "--metric", type=texts, help="rouge_l (default), rouge_l_unicode, token_f1, exact_match, module:function"
-    )
+    goal.add_argument("--metric", type=texts, help=f"{METRIC_NAMES}; default: rouge_l")
+    add_metric_settings(goal)
     goal.add_argument("--delta", type=numbers, help="risk tolerances in (0, 1); default: 0.1")
     goal.add_argument(
         "--epsilon", type=numbers, default=(0.05,), help="allowed probabilities of error in (0, 1); default: 0.05"

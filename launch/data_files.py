@@ -1,24 +1,44 @@
-"""Finding the files that a data flag names."""
+"""Finding the files that a data flag names, and how they are read."""
 
+import argparse
 from collections.abc import Sequence
 
+from calm_beam.inputs import Reading, check_installed, format_of, is_seqio, seqio_shards
 from calm_beam.storage import absolute, is_folder, list_files
 
 from .flags import UsageError, naming
 
 
-def find_files(flag: str, patterns: Sequence[str]) -> tuple[str, ...]:
-    """Returns the files that match, as absolute paths, sorted, each once.
+def reading_of(flags: argparse.Namespace, *, cluster_key: str | None = None, needs_references: bool = False) -> Reading:
+    """Returns how the data are read that the flags of `add_data_flags` name."""
+    return Reading(
+        data_format=None if flags.data_format == "seqio" else flags.data_format,
+        inputs_field=flags.inputs_field,
+        targets_field=flags.targets_field,
+        seqio_modules=flags.seqio_module or (),
+        cluster_key=cluster_key,
+        needs_references=needs_references,
+    )
+
+
+def find_files(flag: str, patterns: Sequence[str], reading: Reading) -> tuple[str, ...]:
+    """Returns the files that match, as absolute paths, sorted, each once; of SeqIO tasks, their shards.
 
     Args:
       flag: The flag, for messages.
-      patterns: Paths or globs, local or on Cloud Storage.
+      patterns: Paths or globs, local or on Cloud Storage, or names of SeqIO data.
+      reading: How they will be read.
 
     Raises:
-      UsageError: If a pattern matches no file, and none is passed over silently; or if Cloud Storage cannot be listed.
+      UsageError: If a pattern matches no file, and none is passed over silently; or if Cloud Storage cannot be listed,
+        a file has no format, or one without the fields that are named.
+      ValueError: If packages that they need are missing, or a SeqIO task.
     """
     found: set[str] = set()
     for pattern in patterns:
+        if is_seqio(pattern):
+            found |= set(seqio_shards(pattern, reading.seqio_modules))
+            continue
         with naming(flag):
             matches = {absolute(path) for path in list_files(pattern)}
             is_directory = not matches and is_folder(pattern)
@@ -27,4 +47,10 @@ def find_files(flag: str, patterns: Sequence[str]) -> tuple[str, ...]:
         if not matches:
             raise UsageError(f"{flag} {pattern}: no such file.")
         found |= matches
+    check_installed(found, reading)
+    for name in ("inputs_field", "targets_field"):
+        if getattr(reading, name) is not None:
+            without = next((path for path in sorted(found) if not format_of(path, reading).has_fields), None)
+            if without is not None:
+                raise UsageError(f"--{name} names a field, and {without} is plain text, which has none. Leave it out.")
     return tuple(sorted(found))

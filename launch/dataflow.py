@@ -21,6 +21,8 @@ from apache_beam.options.pipeline_options import (
 )
 from apache_beam.runners.runner import PipelineResult
 
+from calm_beam.seqio_names import is_seqio
+
 from .accelerators import BUILT_IN_FAMILIES, Accelerator, parse_accelerator
 from .flags import FlagParser, UsageError
 from .worker_package import choose_package
@@ -188,11 +190,13 @@ def _set_defaults(options: PipelineOptions, accelerator: Accelerator | None, *, 
 
 
 def job_paths(flags: argparse.Namespace) -> list[tuple[str, str | None]]:
-    """Returns the paths of `add_task_flags`, `--generations` and `--output`, each with its flag."""
+    """Returns the paths that `calibrate` is given, each with its flag."""
     return [
         ("--checkpoint", flags.checkpoint),
         ("--vocabulary", flags.vocabulary),
-        *(("--data", pattern) for pattern in flags.data or ()),
+        # TensorFlow opens what SeqIO reads, by paths that the task knows.
+        *(("--data", pattern) for pattern in flags.data or () if not is_seqio(pattern)),
         ("--generations", flags.generations),
+        ("--bleurt_checkpoint", flags.bleurt_checkpoint),
         ("--output", flags.output),
     ]

@@ -45,7 +45,7 @@ def main(argv: Sequence[str]) -> int:
             with shown_progress(enabled=True) as progress:
                 _ = (
                     pipeline
-                    | "ReadExamples" >> ReadExamples(run.paths, flags.num_shards, False, progress)
+                    | "ReadExamples" >> ReadExamples(run.paths, flags.num_shards, False, progress, reading=run.reading)
                     | "DecodeExamples" >> DecodeExamples(plan, progress)
                 )
                 run_pipeline(pipeline)

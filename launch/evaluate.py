@@ -23,16 +23,17 @@ from calm_beam.decoding.generate import DecodeError
 from calm_beam.decoding.prompts import encode_prompt
 from calm_beam.demo import embedded
 from calm_beam.examples import DataError, Example
+from calm_beam.inputs import Reading, place_of, read_examples
 from calm_beam.manifest import MANIFEST
-from calm_beam.metrics.registry import MetricError, checked_score, get_metric
+from calm_beam.metrics.registry import MetricError
 from calm_beam.storage import absolute, check_writable, exists, is_file, joined, replacing
-from calm_beam.transforms.examples import read_examples
 
 from .evaluate_propagation import PROPAGATION
 from .evaluate_sensitivity import SENSITIVITY
 from .evaluate_tradeoff import TRADEOFF
 from .experiment import Findings
 from .flags import FlagParser, UsageError, add_task_flags, naming, parse_own_flags, whole_number
+from .metric_flags import METRIC_NAMES, add_metric_settings, checked_metrics, metric_settings
 from .plots import check_plots_available, saved_figure
 from .progress import shown_progress
 from .setup_run import PreparedRun, prepare_run
@@ -51,12 +52,11 @@ def main(argv: Sequence[str]) -> int:
         _fill_in_defaults(flags)
         output = _checked_output(flags, name)
         check_plots_available()
-        # Tried on one pair of texts: a metric that cannot be called is better known before decoding.
-        checked_score(get_metric(flags.metric), flags.metric, "a text", ("a text",), example_id="of the trial")
+        (flags.metric,) = checked_metrics([flags.metric], metric_settings(flags))
         experiment = _EXPERIMENTS[name]
         run = prepare_run(flags, needs_references=False, settings=experiment.settings(flags))
         plan = experiment.plan(flags, run)
-        examples = _read_all(run.paths)
+        examples = _read_all(run.paths, run.reading)
         task = _task(flags, run, sampled(examples, flags.max_examples))
     except (ValueError, OSError) as error:
         print(f"calm-beam evaluate: {error}", file=sys.stderr)
@@ -104,7 +104,8 @@ def _parser(name: str | None) -> FlagParser:
     _add_experiment_flag(parser)
     add_task_flags(parser)
     run = parser.add_argument_group("run")
-    run.add_argument("--metric", help="rouge_l (default), rouge_l_unicode, token_f1, exact_match, module:function")
+    run.add_argument("--metric", help=f"{METRIC_NAMES}; default: rouge_l")
+    add_metric_settings(run)
     run.add_argument(
         "--max_examples", type=whole_number(1), default=200, help="size of the sample, drawn by a hash of the ids"
     )
@@ -139,14 +140,16 @@ def _checked_output(flags: argparse.Namespace, name: str) -> str:
     return output
 
 
-def _read_all(paths: Sequence[str]) -> list[Example]:
+def _read_all(paths: Sequence[str], reading: Reading) -> list[Example]:
     """Returns the examples of all files, each id of its own once, and with references either all or none."""
-    examples = [example for index, path in enumerate(paths) for example in read_examples(path, file_index=index)]
+    examples = [
+        example for index, path in enumerate(paths) for example in read_examples(path, reading, file_index=index)
+    ]
     seen: dict[str, Example] = {}
     for example in examples:
         other = seen.setdefault(example.id, example)
         if other is not example and (example.has_own_id or other.has_own_id):
-            places = " and ".join(f"{paths[each.file_index]}, line {each.line}" for each in (other, example))
+            places = " and ".join(place_of(paths[each.file_index], each.line, reading) for each in (other, example))
             raise DataError(f"id {example.id!r} occurs twice ({places}). Ids must be unique.")
         if bool(example.references) != bool(examples[0].references):
             raise DataError(
@@ -167,6 +170,7 @@ def _task(flags: argparse.Namespace, run: PreparedRun, examples: Sequence[Exampl
         vocabulary=run.vocabulary,
         prompts=prompts,
         metric=flags.metric,
+        metric_settings=metric_settings(flags),
         max_input_length=flags.max_input_length,
         max_decode_length=flags.max_decode_length,
         batch_size=flags.batch_size,
@@ -184,7 +188,7 @@ def _sample_in_words(task: Task, total: int) -> str:
 def _record(flags: argparse.Namespace, run: PreparedRun) -> dict[str, Any]:
     """Returns what it takes to measure the same again."""
     packages = ("jax", "flax", "numpy", "rouge-score", "sentencepiece")
-    left_out = ("default_grid_step", "experiment", "output", "overwrite")
+    left_out = ("default_grid_step", "default_seqio_split", "experiment", "output", "overwrite")
     return {
         "flags": {name: value for name, value in sorted(vars(flags).items()) if name not in left_out},
         "model": {"fingerprint": run.model_fingerprint, "layers": run.checkpoint.config.num_decoder_layers},

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from calm_beam.exits.rule import CONFIDENCES, SCHEDULES, STATE_PROPAGATIONS, TOKEN_SOURCES
+from calm_beam.seqio_names import seqio_name
 
 if TYPE_CHECKING:
     from apache_beam.options.pipeline_options import PipelineOptions
@@ -58,6 +59,7 @@ def parse_own_flags(parser: FlagParser, argv: Sequence[str]) -> argparse.Namespa
     """
     flags, unknown = parser.parse_known_args(list(argv))
     _refuse_unknown(unknown, parser, known=parser._option_string_actions)
+    _take_seqio_task(flags)
     return flags
 
 
@@ -82,6 +84,7 @@ def parse_flags(parser: FlagParser, argv: Sequence[str]) -> "tuple[argparse.Name
             vars(options_class)["_add_argparse_args"].__get__(None, options_class)(beam_parser)
     _, unknown = beam_parser.parse_known_args(rest)
     _refuse_unknown(unknown, parser, known=[*parser._option_string_actions, *beam_parser._option_string_actions])
+    _take_seqio_task(ours)
     return ours, PipelineOptions(rest)
 
 
@@ -191,13 +194,62 @@ def add_task_flags(parser: FlagParser) -> None:
     )
     task.add_argument("--vocabulary", help="SentencePiece model; default: in or beside the checkpoint")
     task.add_argument("--extra_ids", type=whole_number(0), default=0, help="sentinels <extra_id_0>... to add")
-    task.add_argument("--data", type=texts, help="JSONL files, .gz or not: globs, comma-separated")
-    task.add_argument("--data_format", choices=("jsonl",), default="jsonl", help="format of the data")
+    add_data_flags(task)
     task.add_argument("--task_prefix", default="", help="put before every input")
     task.add_argument("--max_input_length", type=whole_number(1), default=512, help="in tokens, eos included")
     task.add_argument("--on_long", choices=("truncate", "error"), default="truncate", help="for longer inputs")
     task.add_argument("--max_decode_length", type=whole_number(1), default=64, help="in tokens, eos included")
     add_memory_flags(task)
+
+
+def add_data_flags(group: argparse._ActionsContainer, *, kind: str = "data", split: str = "validation") -> None:
+    """Adds the flags that say which data are read, and how.
+
+    Args:
+      group: Where to.
+      kind: What the data are, in the help of the flags.
+      split: The split of a SeqIO task that is read unless another is named.
+    """
+    group.add_argument("--data", type=texts, help=f"files with the {kind}: globs, comma-separated")
+    group.add_argument(
+        "--data_format",
+        choices=("jsonl", "text", "parquet", "tfrecord", "seqio"),
+        help="format of the data; default: by suffix (.jsonl, .txt, .tfrecord, each also with .gz; .parquet)",
+    )
+    group.add_argument(
+        "--inputs_field", help="field of a row with the prompt; default: input, in TFRecord and SeqIO inputs"
+    )
+    group.add_argument(
+        "--targets_field", help="field of a row with the references; default: references, in TFRecord and SeqIO targets"
+    )
+    group.add_argument("--seqio_task", help="SeqIO task to read instead of --data")
+    group.add_argument("--seqio_split", help=f"its split; default: {split}")
+    group.add_argument(
+        "--seqio_module", type=texts, help="modules that register the task, comma-separated; importable on workers too"
+    )
+    group.set_defaults(default_seqio_split=split)
+
+
+def _take_seqio_task(flags: argparse.Namespace) -> None:
+    """Sets `data` to what the flags of SeqIO name; all that follows sees it as a file.
+
+    Raises:
+      UsageError: If data are named in two ways, or a flag does not go with the format.
+    """
+    if not hasattr(flags, "seqio_task"):
+        return
+    if flags.seqio_task is None:
+        for name in ("seqio_split", "seqio_module"):
+            if getattr(flags, name) is not None:
+                raise UsageError(f"--{name} belongs to --seqio_task, which is missing.")
+        if flags.data_format == "seqio":
+            raise UsageError("--data_format=seqio needs --seqio_task, the name of the task.")
+        return
+    if flags.data is not None:
+        raise UsageError(f"--seqio_task={flags.seqio_task} and --data both name the data: leave one of them out.")
+    if flags.data_format not in (None, "seqio"):
+        raise UsageError(f"--seqio_task is read as seqio, not --data_format={flags.data_format}: leave that out.")
+    flags.data = (seqio_name(flags.seqio_task, flags.seqio_split or flags.default_seqio_split),)
 
 
 def add_memory_flags(group: argparse._ActionsContainer) -> None:

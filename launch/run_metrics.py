@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from apache_beam.metrics.metric import MetricResults, MetricsFilter
 from apache_beam.runners.runner import PipelineResult
 
-from calm_beam.transforms.metrics import NAMESPACE
+from calm_beam.transforms.metrics import CLIPPED_SCORES, NAMESPACE
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -81,6 +81,15 @@ def metrics_in_words(metrics: RunMetrics | None, *, seconds: float) -> str:
             f"in {loads.total / 1000:.1f} s.",
         ]
     )
+
+
+def clipped_in_words(metrics: RunMetrics | None) -> str:
+    """Returns a line on scores that metrics have clipped to [0, 1]; nothing if there were none.
+
+    A step that a runner repeats counts again, which is why the count stands in no manifest.
+    """
+    clipped = 0 if metrics is None else metrics.counters.get(CLIPPED_SCORES, 0)
+    return f"workers: {clipped:,} scores of a metric lay outside [0, 1] and were clipped." if clipped else ""
 
 
 def _times(count: int, noun: str) -> str:

@@ -12,13 +12,13 @@ from calm_beam.decoding.settings import DecodeSettings, descending_grid, uniform
 from calm_beam.examples import DataError
 from calm_beam.exits.rule import ExitRule
 from calm_beam.generation_folder import DecodeJob
+from calm_beam.inputs import Reading, read_examples
 from calm_beam.manifest import ModelRecord, VocabularyRecord
 from calm_beam.storage import absolute
 from calm_beam.transforms.decode import DecodePlan
-from calm_beam.transforms.examples import read_examples
 from calm_beam.vocabulary import Vocabulary, VocabularyError
 
-from .data_files import find_files
+from .data_files import find_files, reading_of
 from .flags import UsageError
 from .versions import decoding_versions
 
@@ -32,6 +32,7 @@ class PreparedRun:
 
     Attributes:
       paths: Data files, sorted.
+      reading: How they are read.
       checkpoint: The model.
       vocabulary: Its vocabulary; None if the data are token ids and there is none.
       vocabulary_path: Where that was read.
@@ -40,6 +41,7 @@ class PreparedRun:
     """
 
     paths: tuple[str, ...]
+    reading: Reading
     checkpoint: Checkpoint
     vocabulary: Vocabulary | None
     vocabulary_path: str | None
@@ -63,6 +65,7 @@ class PreparedRun:
             cluster_key=cluster_key,
             patterns=flags.data,
             files=self.paths,
+            reading=self.reading.choices(),
             num_shards=flags.num_shards,
             software=decoding_versions(),
         )
@@ -114,12 +117,13 @@ def prepare_run(
     if flags.checkpoint is None:
         raise UsageError("--checkpoint is missing: the folder of the model.")
     if flags.data is None:
-        raise UsageError("--data is missing: JSONL files with the examples.")
+        raise UsageError("--data is missing: files with the examples, or --seqio_task.")
     try:
         settings = settings or decode_settings(flags)
         _check_token_budget(flags.token_budget, settings)
-        paths = find_files("--data", flags.data)
-        is_text = preview_data(paths, needs_references=needs_references, cluster_key=cluster_key)
+        reading = reading_of(flags, cluster_key=cluster_key, needs_references=needs_references)
+        paths = find_files("--data", flags.data, reading)
+        is_text = preview_data(paths, reading)
         checkpoint = load_checkpoint(flags.checkpoint)
         settings.rule.exit_layers(checkpoint.config.num_decoder_layers)
         if settings.rule.confidence == "classifier" and not checkpoint.config.exit_classifier:
@@ -142,6 +146,7 @@ def prepare_run(
         )
     return PreparedRun(
         paths=paths,
+        reading=reading,
         checkpoint=checkpoint,
         vocabulary=vocabulary,
         vocabulary_path=absolute(vocabulary_path) if vocabulary_path else None,
@@ -193,7 +198,7 @@ def decode_settings(flags: argparse.Namespace) -> DecodeSettings:
     )
 
 
-def preview_data(paths: Sequence[str], *, needs_references: bool, cluster_key: str | None = None) -> bool:
+def preview_data(paths: Sequence[str], reading: Reading) -> bool:
     """Returns whether prompts are text, having checked the first examples of every file.
 
     Raises:
@@ -201,8 +206,7 @@ def preview_data(paths: Sequence[str], *, needs_references: bool, cluster_key: s
     """
     is_text = False
     for path in paths:
-        examples = read_examples(path, needs_references=needs_references, cluster_key=cluster_key)
-        first = list(itertools.islice(examples, _PREVIEWED_EXAMPLES))
+        first = list(itertools.islice(read_examples(path, reading), _PREVIEWED_EXAMPLES))
         if not first:
             raise DataError(f"--data {path}: holds no examples.")
         is_text = is_text or any(example.input is not None for example in first)

@@ -24,6 +24,11 @@ _DECODING_FLAGS = (
     "--extra_ids",
     "--data",
     "--data_format",
+    "--inputs_field",
+    "--targets_field",
+    "--seqio_task",
+    "--seqio_split",
+    "--seqio_module",
     "--task_prefix",
     "--max_input_length",
     "--on_long",
@@ -109,7 +114,7 @@ def decoded_source(flags: argparse.Namespace, output: str, earlier: EarlierResul
             return (
                 pipeline
                 | "ReadExamples"
-                >> ReadExamples(run.paths, flags.num_shards, needs_references, progress, flags.cluster_key)
+                >> ReadExamples(run.paths, flags.num_shards, needs_references, progress, flags.cluster_key, run.reading)
                 | "DecodeExamples"
                 >> DecodeExamples(
                     dataclasses.replace(plan, above=above, goes_on=place + 1 < len(jobs)),

@@ -37,6 +37,7 @@ from calm_beam.training.saved_state import ResumeError, SavedState, StateFolder,
 from calm_beam.training.train import train
 from calm_beam.vocabulary import Vocabulary
 
+from .data_files import reading_of
 from .flags import UsageError
 from .train_classifier import run_classifier_stage
 from .train_flags import checked_output, new_model_config, parse_train_flags, training_config
@@ -90,8 +91,9 @@ def _train_model(flags: argparse.Namespace, console: Console) -> None:
     saved = _saved_state(flags, states, console)
     checkpoint = None if flags.checkpoint is None else load_model(flags.checkpoint)
     model_config = new_model_config(flags) if checkpoint is None else checkpoint.config
-    rows = read_rows("--data", flags.data)
-    validation_rows = read_rows("--validation_data", flags.validation_data) if flags.validation_data else []
+    reading = reading_of(flags)
+    rows = read_rows("--data", flags.data, reading)
+    validation_rows = read_rows("--validation_data", flags.validation_data, reading) if flags.validation_data else []
     with tempfile.TemporaryDirectory() as folder:
         if checkpoint is None:
             vocabulary_path = pathlib.Path(folder, "sentencepiece.model")

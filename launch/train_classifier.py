@@ -11,6 +11,7 @@ from rich.table import Table
 from calm_beam.checkpoints import FloatArrays, write_native
 from calm_beam.training.train_classifier import TrainedClassifier, train_classifier
 
+from .data_files import reading_of
 from .flags import UsageError
 from .train_flags import checked_output, classifier_config
 from .train_inputs import load_model, open_vocabulary, read_rows, training_pairs, validation_pairs
@@ -32,8 +33,9 @@ def run_classifier_stage(flags: argparse.Namespace, console: Console) -> None:
     assert checkpoint.vocabulary_path is not None
     _check_dtype(checkpoint.arrays, flags.dtype)
     vocabulary = open_vocabulary(checkpoint.vocabulary_path, checkpoint.config)
-    pairs = training_pairs(vocabulary, flags.task_prefix, read_rows("--data", flags.data))
-    rows = read_rows("--validation_data", flags.validation_data)
+    reading = reading_of(flags)
+    pairs = training_pairs(vocabulary, flags.task_prefix, read_rows("--data", flags.data, reading))
+    rows = read_rows("--validation_data", flags.validation_data, reading)
     measured_pairs = validation_pairs(vocabulary, flags.task_prefix, rows)
 
     def say(line: str) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 from calm_beam.metrics.registry import METRICS, get_metric
 from calm_beam.model import T5Config
+from calm_beam.seqio_names import seqio_name
 from calm_beam.storage import is_cloud_path
 from calm_beam.training.config import TrainingConfig
 from calm_beam.training.exit_objective import OBJECTIVES
@@ -14,7 +15,7 @@ from calm_beam.training.objective import LAYER_WEIGHTS
 from calm_beam.training.optimizer import AdafactorConfig, MuonConfig
 from calm_beam.training.train_classifier import ClassifierConfig
 
-from .flags import FlagParser, UsageError, parse_own_flags, texts, whole_number
+from .flags import FlagParser, UsageError, add_data_flags, parse_own_flags, texts, whole_number
 
 _STEPS, _SAVE_EVERY, _BEST_BY_ROWS = 2000, 500, 200
 # Sizes of a new model; a checkpoint has its own.
@@ -49,6 +50,9 @@ def parse_train_flags(argv: Sequence[str]) -> argparse.Namespace:
       UsageError: If a flag is unknown or malformed, or does not go with the others.
     """
     flags = parse_own_flags(_parser(), argv)
+    if flags.data is None:
+        raise UsageError("--data is missing: files with the rows to learn from, or --seqio_task.")
+    _take_validation_split(flags)
     if is_cloud_path(flags.output):
         raise UsageError(
             f"--output={flags.output}: training writes its states and its model to a local folder. Copy the model "
@@ -124,8 +128,9 @@ def _parser() -> FlagParser:
     defaults, muon = TrainingConfig(steps=_STEPS), MuonConfig()
     add = parser.add_argument
     add("--stage", choices=("model", "classifier"), default="model", help="what to train")
-    add("--data", type=texts, required=True, help="JSONL files (.gz read as is) to learn from; globs, comma-separated")
-    add("--validation_data", type=texts, help="JSONL files to measure on; globs, comma-separated")
+    add_data_flags(parser, kind="rows to learn from", split="train")
+    add("--validation_data", type=texts, help="files with the rows to measure on, in the same format")
+    add("--seqio_validation_split", help="split of --seqio_task to measure on, instead of --validation_data")
     add("--output", required=True, help="folder to write the model to")
     add(
         "--overwrite", action="store_true", help="write even if --output holds files, or an interrupted run left states"
@@ -177,6 +182,15 @@ def _parser() -> FlagParser:
     logits = "2 as T5X stores a classifier, 1 for the d + 1 weights of the paper (default 2)"
     add("--classifier_logits", type=int, choices=(1, 2), help=logits)
     return parser
+
+
+def _take_validation_split(flags: argparse.Namespace) -> None:
+    split = flags.seqio_validation_split
+    if split is None:
+        return
+    if flags.seqio_task is None or flags.validation_data is not None:
+        raise UsageError("--seqio_validation_split goes with --seqio_task, and instead of --validation_data.")
+    flags.validation_data = (seqio_name(flags.seqio_task, split),)
 
 
 def _check_best_by(flags: argparse.Namespace) -> None:

@@ -4,9 +4,9 @@ import pathlib
 from collections.abc import Sequence
 
 from calm_beam.checkpoints import Checkpoint, CheckpointError, load_checkpoint
-from calm_beam.examples import DataError, Example, parse_examples
+from calm_beam.examples import DataError, Example
+from calm_beam.inputs import Reading, place_of, read_examples
 from calm_beam.model import T5Config
-from calm_beam.storage import open_input
 from calm_beam.training.batches import Pair
 from calm_beam.training.vocabulary import train_vocabulary
 from calm_beam.vocabulary import Vocabulary, VocabularyError
@@ -30,22 +30,22 @@ def load_model(path: str) -> Checkpoint:
     return checkpoint
 
 
-def read_rows(flag: str, patterns: Sequence[str]) -> list[Example]:
+def read_rows(flag: str, patterns: Sequence[str], reading: Reading) -> list[Example]:
     """Returns all examples of the files, each with text and at least one reference to learn from.
 
     Raises:
-      UsageError: If there is no file or no example, or one is malformed; names file and line.
+      UsageError: If there is no file or no example, or one is malformed; names file and row.
     """
     examples = []
-    for path in find_files(flag, patterns):
-        try:
-            with open_input(path) as raw:
-                for example in parse_examples(raw, path=path):
-                    if example.input is None or not example.references:
-                        raise DataError(f"{path}, line {example.line}: training needs input as text, and references.")
-                    examples.append(example)
-        except (DataError, OSError) as error:
-            raise UsageError(str(error)) from error
+    try:
+        for path in find_files(flag, patterns, reading):
+            for example in read_examples(path, reading):
+                if example.input is None or not example.references:
+                    place = place_of(path, example.line, reading)
+                    raise DataError(f"{place}: training needs input as text, and references.")
+                examples.append(example)
+    except (ValueError, OSError) as error:
+        raise UsageError(str(error)) from error
     if not examples:
         raise UsageError(f"{flag} {','.join(patterns)}: there are no examples.")
     return examples

@@ -44,17 +44,19 @@ from calm_beam.examples import DataError, Example
 from calm_beam.exits.rule import ExitRule
 from calm_beam.generation_folder import shard_files
 from calm_beam.generations import read_generations, stored_prompts
+from calm_beam.inputs import read_examples
 from calm_beam.manifest import Calibration, Manifest, ManifestError, read_manifest
-from calm_beam.metrics.registry import MetricError, checked_score, get_metric
+from calm_beam.metrics.registry import MetricError, get_metric
+from calm_beam.metrics.settings import MetricSettings
 from calm_beam.risk.evidence import EvidenceError
 from calm_beam.risk.pvalues import P_VALUES
 from calm_beam.storage import joined, list_files, parent
 from calm_beam.transforms import DecodeExamples, ReadExamples
 from calm_beam.transforms.decode import with_unique_ids
-from calm_beam.transforms.examples import read_examples
 
-from .flags import FlagParser, UsageError, add_memory_flags, add_worker_flags, parse_flags, texts
+from .flags import FlagParser, UsageError, add_data_flags, add_memory_flags, add_worker_flags, parse_flags
 from .manifest_file import find_manifest
+from .metric_flags import add_metric_settings, checked_metrics, metric_settings
 from .progress import shown_progress
 from .runners import PipelineError, is_local, make_runner, run_pipeline
 from .setup_run import PreparedRun, prepare_run
@@ -78,7 +80,7 @@ def main(argv: Sequence[str]) -> int:
         if not entries:
             print("Every entry of the manifest says never exit: there is nothing that could be broken.")
             return 0
-        _check_entries(entries)
+        _check_entries(entries, metric_settings(flags))
         _take_policies(flags, manifest)
         run = _prepare(flags, manifest, entries)
         _check_data(run, flags, manifest, path)
@@ -103,24 +105,25 @@ def main(argv: Sequence[str]) -> int:
 def _parser() -> FlagParser:
     parser = FlagParser(prog="calm-beam verify", description=(__doc__ or "").split(": ", 1)[1].split("\n\n")[0])
     parser.add_argument("--manifest", required=True, help="a manifest, or the calibration directory that holds one")
-    parser.add_argument("--data", type=texts, help="fresh JSONL files, .gz or not: globs, comma-separated")
+    add_data_flags(parser, kind="fresh examples")
     parser.add_argument("--checkpoint", help="model folder; default: where the manifest says that it was")
     parser.add_argument("--vocabulary", help="SentencePiece model; default: in or beside the checkpoint")
     parser.add_argument(
         "--alpha", type=float, default=0.05, help="chance of calling any promise broken that is kept, in (0, 1)"
     )
+    add_metric_settings(parser)
     add_memory_flags(parser)
     add_worker_flags(parser)
     return parser
 
 
-def _check_entries(entries: Sequence[Calibration]) -> None:
+def _check_entries(entries: Sequence[Calibration], settings: MetricSettings) -> None:
     for entry in entries:
         if entry.p_value not in P_VALUES:
             raise UsageError(
                 f"the manifest was made with p-value {entry.p_value!r}, which this calm-beam does not know. Upgrade it."
             )
-        checked_score(get_metric(entry.metric), entry.metric, "a text", ("a text",), example_id="of the trial")
+    checked_metrics(sorted({entry.metric for entry in entries}), settings)
 
 
 def _settings(manifest: Manifest, entries: Sequence[Calibration]) -> DecodeSettings:
@@ -187,7 +190,7 @@ def _check_data(run: PreparedRun, flags: argparse.Namespace, manifest: Manifest,
     """Refuses the calibration set itself, and tells how many of its prompts come again."""
     fresh: list[Example] = []
     for index, name in enumerate(run.paths):
-        fresh.extend(read_examples(name, file_index=index, cluster_key=flags.cluster_key))
+        fresh.extend(read_examples(name, run.reading, file_index=index))
     if fingerprint_text(content_sum_of(with_unique_ids(fresh))) == manifest.data.fingerprint:
         raise UsageError(
             f"--data {','.join(flags.data)}: is the calibration set itself. What chose the threshold cannot test it: "
@@ -219,12 +222,13 @@ def _decode(
     entries: Sequence[Calibration],
 ) -> FreshLosses:
     """Returns the losses of the fresh data; the outputs themselves are not kept."""
-    metrics = {entry.metric: get_metric(entry.metric) for entry in entries}
+    metrics = {entry.metric: get_metric(entry.metric, metric_settings(flags)) for entry in entries}
     with tempfile.TemporaryDirectory(prefix="calm-beam-verify-") as folder, shown_progress(enabled=True) as progress:
         needs_references = _needs_references(entries)
         _ = (
             pipeline
-            | "ReadExamples" >> ReadExamples(run.paths, flags.num_shards, needs_references, progress, flags.cluster_key)
+            | "ReadExamples"
+            >> ReadExamples(run.paths, flags.num_shards, needs_references, progress, flags.cluster_key, run.reading)
             | "DecodeExamples" >> DecodeExamples(run.plan(flags, folder), progress)
         )
         run_pipeline(pipeline)

@@ -2,7 +2,7 @@
 
 import importlib.metadata
 import platform
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from calm_beam import __version__
 
@@ -10,6 +10,8 @@ from calm_beam import __version__
 _DECODING_ONLY = ("jax", "flax", "sentencepiece")
 _BOTH = ("numpy",)
 _SCORING_ONLY = ("apache-beam", "scipy", "rouge-score")
+# Packages of extras, and the metrics that they decide.
+_OF_METRICS = {"chrf": "sacrebleu", "sentence_bleu": "sacrebleu", "edit_distance": "rapidfuzz", "bleurt": "tensorflow"}
 
 
 def decoding_versions() -> dict[str, str]:
@@ -17,14 +19,18 @@ def decoding_versions() -> dict[str, str]:
     return _versions(_DECODING_ONLY + _BOTH)
 
 
-def run_versions(decoded_with: Mapping[str, str]) -> dict[str, str]:
+def run_versions(decoded_with: Mapping[str, str], *, metrics: Collection[str]) -> dict[str, str]:
     """Returns the versions of what a calibration rests on.
 
     Args:
       decoded_with: What the generations were decoded with. Where that differs from what scores them here, its version
         stands under `NAME (decoding)`.
+      metrics: Names of the metrics that score.
     """
-    scoring = _versions(_BOTH + _SCORING_ONLY)
+    # What follows an @ is the fingerprint of a checkpoint.
+    families = {name.split("@")[0] for name in metrics}
+    optional = tuple(sorted({_OF_METRICS[family] for family in families & _OF_METRICS.keys()}))
+    scoring = _versions(_BOTH + _SCORING_ONLY + optional)
     others = {
         name if name not in scoring else f"{name} (decoding)": version
         for name, version in decoded_with.items()

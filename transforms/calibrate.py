@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 
 import apache_beam as beam
 import numpy as np
+from apache_beam.metrics import Metrics
 
 from calm_beam.calibration import Layout, Plan, RunRecord, Tally, calibrate, has_ended, risk_rows, score_by_policy
 from calm_beam.calibration.publish import EarlierResult, publish
@@ -14,8 +15,11 @@ from calm_beam.examples import DataError
 from calm_beam.failures import check_failures, failure_limit
 from calm_beam.generation_folder import Completion, StoredGenerations, shard_path
 from calm_beam.generations import Generation, GenerationsError, StoredShard, read_generations, stored_shard
-from calm_beam.metrics.registry import get_metric
+from calm_beam.metrics.registry import get_metric, take_clipped
+from calm_beam.metrics.settings import NO_SETTINGS, MetricSettings
 from calm_beam.risk.clusters import ClusterLosses
+
+from .metrics import CLIPPED_SCORES, NAMESPACE
 
 # Examples whose totals are made at once: arrays long enough to be fast, short enough to stay in the cache.
 _BATCH = 64
@@ -38,6 +42,7 @@ class CalibrateGenerations(beam.PTransform):
       output: Output directory, which exists.
       earlier: The result there that may be replaced.
       max_failures: Most examples that may fail, in decoding and scoring together; None as in `failure_limit`.
+      metric_settings: What metrics need.
     """
 
     plan: Plan
@@ -48,6 +53,7 @@ class CalibrateGenerations(beam.PTransform):
     output: str
     earlier: EarlierResult
     max_failures: int | None = None
+    metric_settings: MetricSettings = NO_SETTINGS
 
     def expand(self, completions: beam.PCollection) -> beam.PCollection:
         """Returns a PCollection of str with the manifest's path if it was written, given one of a `Completion`."""
@@ -59,7 +65,7 @@ class CalibrateGenerations(beam.PTransform):
             # Also spreads them over workers: the list is one element.
             | "CountShardsOnce" >> beam.GroupByKey()
         )
-        scorer = _Scorer(tested, self.stored, self.max_failures)
+        scorer = _Scorer(tested, self.stored, self.max_failures, self.metric_settings)
         if self.plan.cluster_key is None:
             tallies = shards | "ScoreExamples" >> beam.ParDo(_ScoreShard(scorer), completion)
         else:
@@ -89,8 +95,12 @@ def _numbered_shards(completion: Completion) -> Iterator[tuple[int, StoredShard]
 class _Scorer:
     """Reads a stored shard in batches, with the losses of every example."""
 
-    def __init__(self, plan: Plan, stored: StoredGenerations, max_failures: int | None) -> None:
+    def __init__(
+        self, plan: Plan, stored: StoredGenerations, max_failures: int | None, metric_settings: MetricSettings
+    ) -> None:
         self.plan = plan
+        self._metric_settings = metric_settings
+        self._clipped = Metrics.counter(NAMESPACE, CLIPPED_SCORES)
         self._stored = stored
         self._max_failures = max_failures
         # The full model's output stands before those of the thresholds.
@@ -99,7 +109,10 @@ class _Scorer:
     def setup(self) -> None:
         """Looks up metrics, which may not travel between processes."""
         self._layout = self.plan.layout()
-        self._metrics = {objective.metric: get_metric(objective.metric) for objective in self._layout.objectives}
+        self._metrics = {
+            objective.metric: get_metric(objective.metric, self._metric_settings)
+            for objective in self._layout.objectives
+        }
 
     def batches(
         self, element: tuple[int, Iterable[StoredShard]], completion: Completion
@@ -122,6 +135,7 @@ class _Scorer:
         failures: list[tuple[str, str]] = []
         while batch := list(itertools.islice(generations, _BATCH)):
             scored = [self._score(self._at_lanes(generation, path)) for generation in batch]
+            self._clipped.inc(sum(map(take_clipped, self._metrics.values())))
             failed = [(each.example.id, each.failure) for each, _ in scored if each.failure is not None]
             failures.extend(failed)
             # Before they are more than a worker can hold.

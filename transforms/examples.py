@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 import apache_beam as beam
 from apache_beam.metrics import Metrics
 
-from calm_beam.examples import DataError, Example, parse_examples
-from calm_beam.storage import open_input
+from calm_beam.examples import DataError, Example
+from calm_beam.inputs import AS_USUAL, Part, Reading, no_examples, parts_of, place_of, read_examples
 
 from .progress import ProgressLog
 
@@ -27,17 +27,18 @@ class ExamplesRead(NamedTuple):
 
 @dataclasses.dataclass
 class ReadExamples(beam.PTransform):
-    """Reads JSONL files into (shard, examples) pairs, and fails before decoding if two examples have one id.
+    """Reads data files into (shard, examples) pairs, and fails before decoding if two examples have one id.
 
     The shard of an example depends on its prompt alone, so equal prompts meet in one shard, and what is in a shard
     does not depend on files, workers or order.
 
     Attributes:
-      paths: The files, `.gz` or not.
+      paths: The files, or shards of SeqIO tasks.
       num_shards: Number of shards.
       needs_references: Whether an example without references is an error.
       progress: Where to report.
       cluster_key: Key of the name of an example's cluster; None reads no clusters.
+      reading: In which format files are read, and by which names of fields.
     """
 
     paths: Sequence[str]
@@ -45,23 +46,30 @@ class ReadExamples(beam.PTransform):
     needs_references: bool
     progress: ProgressLog
     cluster_key: str | None = None
+    reading: Reading = AS_USUAL
 
     # Beam has no type hints for tuples of PCollections, and would say so at every run.
     @beam.typehints.decorators.no_annotations
     def expand(self, pipeline: beam.Pipeline) -> tuple[beam.PCollection, beam.PCollection]:
         """Returns `ExamplesRead`: shards of examples, and how many examples there are."""
+        reading = dataclasses.replace(
+            self.reading, needs_references=self.needs_references, cluster_key=self.cluster_key
+        )
         examples = (
             pipeline
             | "ListFiles" >> beam.Create(list(enumerate(self.paths)))
             # So that one worker does not read all files: Create is one bundle.
             | "SpreadFiles" >> beam.Reshuffle()
-            | "ParseExamples" >> beam.ParDo(_ParseFile(self.needs_references, self.cluster_key, self.progress))
+            | "DivideFiles" >> beam.FlatMap(_parts_of_file, reading)
+            # Nor all of a file that can be read in parts.
+            | "SpreadParts" >> beam.Reshuffle()
+            | "ParseExamples" >> beam.ParDo(_ParsePart(reading, self.progress))
         )
         count = (
             examples
             | "KeyById" >> beam.Map(_id_and_place)
             | "GroupById" >> beam.GroupByKey()
-            | "CheckUniqueIds" >> beam.ParDo(_CheckUniqueId(list(self.paths)))
+            | "CheckUniqueIds" >> beam.ParDo(_CheckUniqueId(list(self.paths), reading))
             | "CountExamples" >> beam.CombineGlobally(sum)
         )
         shards = (
@@ -86,47 +94,28 @@ def _shard_and_example(example: Example, num_shards: int) -> tuple[int, Example]
     return int.from_bytes(example.input_digest()[:8], "big") % num_shards, example
 
 
-class _ParseFile(beam.DoFn):
-    """Yields the examples of one file."""
+def _parts_of_file(element: tuple[int, str], reading: Reading) -> Sequence[Part]:
+    file_index, path = element
+    return parts_of(path, reading, file_index=file_index)
 
-    def __init__(self, needs_references: bool, cluster_key: str | None, progress: ProgressLog) -> None:
-        self._needs_references = needs_references
-        self._cluster_key = cluster_key
+
+class _ParsePart(beam.DoFn):
+    """Yields the examples of one file, or of a part of it."""
+
+    def __init__(self, reading: Reading, progress: ProgressLog) -> None:
+        self._reading = reading
         self._progress = progress
         self._examples = Metrics.counter("calm_beam", "read-examples")
 
-    def process(self, element: tuple[int, str]) -> Iterator[Example]:
-        file_index, path = element
+    def process(self, part: Part) -> Iterator[Example]:
         count = 0
-        for example in read_examples(
-            path, file_index=file_index, needs_references=self._needs_references, cluster_key=self._cluster_key
-        ):
+        for example in read_examples(part, self._reading):
             count += 1
             yield example
         if not count:
-            raise DataError(f"{path}: holds no examples. A part that was lost would bias the result.")
+            raise DataError(no_examples(part.path))
         self._examples.inc(count)
         self._progress.report("read", count)
-
-
-def read_examples(
-    path: str, *, file_index: int = 0, needs_references: bool = False, cluster_key: str | None = None
-) -> Iterator[Example]:
-    """Yields the examples of one JSONL file, local or on Cloud Storage.
-
-    Args:
-      path: The file, read as gzip if it ends in `.gz`.
-      file_index: Recorded in the examples.
-      needs_references: Whether an example without references is an error.
-      cluster_key: Key of the cluster's name; None reads no clusters.
-
-    Raises:
-      DataError: If the file is damaged or a line is not an example; names file and line.
-    """
-    with open_input(path) as raw:
-        yield from parse_examples(
-            raw, path=path, file_index=file_index, needs_references=needs_references, cluster_key=cluster_key
-        )
 
 
 class _CheckUniqueId(beam.DoFn):
@@ -135,15 +124,16 @@ class _CheckUniqueId(beam.DoFn):
     Ids derived from content are no claim of identity: equal examples without ids are counted as duplicates instead.
     """
 
-    def __init__(self, paths: list[str]) -> None:
+    def __init__(self, paths: list[str], reading: Reading) -> None:
         self._paths = paths
+        self._reading = reading
 
     def process(self, element: tuple[str, Iterable[tuple[int, int, bool]]]) -> Iterator[int]:
         example_id, found = element
         all_places = list(found)
-        places = sorted((file, line) for file, line, _ in all_places)
+        places = sorted((file, row) for file, row, _ in all_places)
         if len(places) > 1 and any(is_own for _, _, is_own in all_places):
-            named = " and ".join(f"{self._paths[file]}, line {line}" for file, line in places[:2])
+            named = " and ".join(place_of(self._paths[file], row, self._reading) for file, row in places[:2])
             raise DataError(
                 f"id {example_id!r} occurs {len(places)} times ({named}). Ids must be unique: an example that counts "
                 "twice voids the guarantee."

@@ -1,4 +1,4 @@
-"""What decoding counts, as Beam metrics whose names carry their units."""
+"""What decoding and scoring count, as Beam metrics whose names carry their units."""
 
 from collections.abc import Sequence
 
@@ -7,6 +7,7 @@ from apache_beam.metrics import Metrics
 from calm_beam.decoding.work import Work
 
 NAMESPACE = "calm_beam"
+CLIPPED_SCORES = "clipped-scores"
 
 
 class DecodeMetrics:

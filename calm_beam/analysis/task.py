@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from calm_beam.checkpoints import Checkpoint
 from calm_beam.decoding.prompts import Prompt
 from calm_beam.metrics.registry import checked_score, get_metric
+from calm_beam.metrics.settings import NO_SETTINGS, MetricSettings
 from calm_beam.vocabulary import Vocabulary
 
 
@@ -18,6 +19,7 @@ class Task:
       vocabulary: Its vocabulary; None if all prompts are token ids.
       prompts: The sample.
       metric: Name of the metric, as in `get_metric`.
+      metric_settings: What it needs.
       max_input_length: Most tokens of a prompt.
       max_decode_length: Most tokens of an output, eos included.
       batch_size: Most prompts decoded together; None for as many as memory and speed recommend.
@@ -32,6 +34,7 @@ class Task:
     max_decode_length: int
     batch_size: int | None = None
     token_budget: int | None = None
+    metric_settings: MetricSettings = NO_SETTINGS
 
     def scores(self, prompt_id: str, texts: Iterable[str], references: Sequence[str]) -> dict[str, float]:
         """Returns the metric of each text, each distinct one scored once.
@@ -44,7 +47,7 @@ class Task:
         Raises:
           MetricError: If the metric fails or leaves [0, 1].
         """
-        metric = get_metric(self.metric)
+        metric = get_metric(self.metric, self.metric_settings)
         return {
             text: checked_score(metric, self.metric, text, references, example_id=prompt_id)
             for text in dict.fromkeys(texts)

@@ -9,9 +9,13 @@ from collections.abc import Mapping, Sequence
 from typing import cast
 
 from calm_beam.metrics.best_reference import Metric as Metric
+from calm_beam.metrics.chrf import chrf
+from calm_beam.metrics.edit_distance import edit_distance
 from calm_beam.metrics.exact_match import exact_match
 from calm_beam.metrics.rouge_l import rouge_l
 from calm_beam.metrics.rouge_l_unicode import rouge_l_unicode
+from calm_beam.metrics.sentence_bleu import sentence_bleu
+from calm_beam.metrics.settings import NO_SETTINGS, MetricSettings
 from calm_beam.metrics.token_f1 import token_f1
 
 METRICS: Mapping[str, Metric] = types.MappingProxyType(
@@ -20,26 +24,38 @@ METRICS: Mapping[str, Metric] = types.MappingProxyType(
         "rouge_l_unicode": rouge_l_unicode,
         "token_f1": token_f1,
         "exact_match": exact_match,
+        "chrf": chrf,
+        "sentence_bleu": sentence_bleu,
+        "edit_distance": edit_distance,
     }
 )
+
+BLEURT = "bleurt"
+"""The metric that needs a checkpoint; its full name is `bleurt@` and the first digits of the checkpoint's digest."""
+
+_BLEURT_DIGITS = 16
 
 
 class MetricError(ValueError):
     """A metric failed on an example, or returned something that is not a score in [0, 1]."""
 
 
-def get_metric(name: str) -> Metric:
+def get_metric(name: str, settings: MetricSettings = NO_SETTINGS) -> Metric:
     """Returns the metric of that name.
 
     Args:
-      name: A key of `METRICS`, or `module:function` for a metric of your own, which is then imported. The function
-        takes (candidate, references) and returns a score in [0, 1]; it has to be importable on every worker.
+      name: A key of `METRICS`; `bleurt`, or its `full_name`; or `module:function` for a metric of your own, which is
+        then imported. The function takes (candidate, references) and returns a score in [0, 1]; it has to be importable
+        on every worker.
+      settings: What metrics need.
 
     Returns:
       The metric.
 
     Raises:
-      ValueError: If the name is not known, or what it points to cannot be imported or called.
+      ValueError: If the name is not known, or what it points to cannot be imported or called; or if the BLEURT
+        checkpoint of the settings is missing, cannot be read or is another than the name says.
+      OSError: If the BLEURT checkpoint is on Cloud Storage, which cannot be read.
 
     Source: ours.
 
@@ -50,12 +66,43 @@ def get_metric(name: str) -> Metric:
         return _import_metric(name)
     if name in METRICS:
         return METRICS[name]
-    nearest = difflib.get_close_matches(name, METRICS, n=1)
+    if is_bleurt(name):
+        return _bleurt(name, settings)
+    known = (*METRICS, BLEURT)
+    nearest = difflib.get_close_matches(name, known, n=1)
     hint = f' Did you mean "{nearest[0]}"?' if nearest else ""
     raise ValueError(
-        f'metric "{name}" is not known.{hint} Known metrics: {", ".join(METRICS)}; '
+        f'metric "{name}" is not known.{hint} Known metrics: {", ".join(known)}; '
         "for one of your own write module:function."
     )
+
+
+def full_name(name: str, settings: MetricSettings) -> str:
+    """Returns the name under which a metric's scores may be compared: of `bleurt`, with its checkpoint's digest.
+
+    That is what plans and manifests have, so that scores of one checkpoint are never held against those of another.
+
+    Raises:
+      ValueError: As in `get_metric`.
+      OSError: As there.
+    """
+    if name != BLEURT:
+        return name
+    # Here, as in `_bleurt`, since few need it.
+    from calm_beam.metrics.bleurt import load_bleurt
+
+    return f"{BLEURT}@{load_bleurt(_bleurt_checkpoint(name, settings))[1][:_BLEURT_DIGITS]}"
+
+
+def is_bleurt(name: str) -> bool:
+    """Returns whether a metric is BLEURT, by whatever checkpoint."""
+    return name == BLEURT or name.startswith(f"{BLEURT}@")
+
+
+def take_clipped(metric: Metric) -> int:
+    """Returns how many scores the metric has clipped to [0, 1] since this was last asked; most never clip."""
+    take = getattr(metric, "take_clipped", None)
+    return 0 if take is None else take()
 
 
 def checked_score(metric: Metric, name: str, candidate: str, references: Sequence[str], *, example_id: str) -> float:
@@ -97,6 +144,28 @@ def checked_score(metric: Metric, name: str, candidate: str, references: Sequenc
             "The bounds hold for scores in that range only: normalize or clip the metric."
         )
     return score
+
+
+def _bleurt(name: str, settings: MetricSettings) -> Metric:
+    from calm_beam.metrics.bleurt import load_bleurt
+
+    metric, fingerprint = load_bleurt(_bleurt_checkpoint(name, settings))
+    expected = name.removeprefix(BLEURT).removeprefix("@")
+    if expected and fingerprint[:_BLEURT_DIGITS] != expected:
+        raise ValueError(
+            f'metric "{name}": the checkpoint {settings.bleurt_checkpoint} is {BLEURT}@{fingerprint[:_BLEURT_DIGITS]}. '
+            "Scores of different checkpoints are not comparable."
+        )
+    return metric
+
+
+def _bleurt_checkpoint(name: str, settings: MetricSettings) -> str:
+    if settings.bleurt_checkpoint is None:
+        raise ValueError(
+            f'metric "{name}" needs a checkpoint, which does not come with calm-beam: pass --bleurt_checkpoint, the '
+            "folder of a published one."
+        )
+    return settings.bleurt_checkpoint
 
 
 def _as_float(value: object) -> float | None:

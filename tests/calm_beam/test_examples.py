@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from calm_beam.examples import DataError, Example, parse_example, parse_examples
+from calm_beam.examples import DataError, Example, RowKeys, parse_example, parse_examples
 
 
 def _parse(line: bytes | str | dict[str, Any], **changes: Any) -> Example:
@@ -139,9 +139,9 @@ def test_a_cluster_is_read_where_it_is_asked_for() -> None:
     """The named key gives the cluster, a text or an integer; without a name no cluster is read."""
     row = {"id": "x", "input": "a", "paragraph": "p 1"}
     assert _parse(row).cluster is None
-    clustered = _parse(row, cluster_key="paragraph")
+    clustered = _parse(row, keys=RowKeys(cluster="paragraph"))
     assert clustered.cluster == "p 1"
-    assert _parse({**row, "paragraph": 17}, cluster_key="paragraph").cluster == "17"
+    assert _parse({**row, "paragraph": 17}, keys=RowKeys(cluster="paragraph")).cluster == "17"
     assert clustered.content_digest() != _parse(row).content_digest()
     assert clustered.input_digest() == _parse(row).input_digest()
 
@@ -161,7 +161,7 @@ def test_a_cluster_is_read_where_it_is_asked_for() -> None:
 def test_a_row_without_a_cluster_is_named(row: dict[str, Any], message: str) -> None:
     """A row that does not say its cluster is refused with its file and line: guessing would feign independence."""
     with pytest.raises(DataError) as caught:
-        _parse({"input": "a", **row}, cluster_key="paragraph")
+        _parse({"input": "a", **row}, keys=RowKeys(cluster="paragraph"))
     assert str(caught.value).startswith(f"data/a.jsonl, line 17: {message}")
 
 
@@ -205,9 +205,9 @@ def test_damaged_gzip_is_refused(kept: int) -> None:
 def test_clusters_are_read_from_files() -> None:
     """The key reaches every line."""
     lines = b'{"input": "a", "page": 3}\n{"input": "b", "page": "3"}\n'
-    assert [example.cluster for example in _read(lines, cluster_key="page")] == ["3", "3"]
+    assert [example.cluster for example in _read(lines, keys=RowKeys(cluster="page"))] == ["3", "3"]
     with pytest.raises(DataError, match=r"^a\.jsonl, line 1: has no 'page', by which"):
-        _read(_LINES, cluster_key="page")
+        _read(_LINES, keys=RowKeys(cluster="page"))
 
 
 def test_references_can_be_required() -> None:
@@ -215,4 +215,4 @@ def test_references_can_be_required() -> None:
     with pytest.raises(
         DataError, match=r"^a\.jsonl, line 2: risk consistency needs references, example content-\w+ has"
     ):
-        _read(_LINES, needs_references=True)
+        _read(_LINES, keys=RowKeys(needs_references=True))

@@ -214,7 +214,7 @@ def test_what_cannot_be_decoded_alike_is_refused(place: _Place, capsys: pytest.C
             ["--manifest=s3://b/m.json"],
             "--manifest s3://b/m.json: of object stores only",
         ),
-        (["--manifest={manifest}"], "--data is missing: JSONL files with the examples."),
+        (["--manifest={manifest}"], "--data is missing: files with the examples, or --seqio_task."),
         (["--manifest={manifest}", "--data={tmp}/no.jsonl"], "--data {tmp}/no.jsonl: no such file."),
         (["--manifest={manifest}", "--alpha=0"], "--alpha must be in (0, 1), got 0."),
         (["--manifest={manifest}", "--alpha=nan"], "--alpha must be in (0, 1), got nan."),

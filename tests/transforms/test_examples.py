@@ -13,8 +13,8 @@ from apache_beam.options.pipeline_options import PipelineOptions
 from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 
 from calm_beam.examples import DataError, Example
+from calm_beam.inputs import Reading, read_examples
 from calm_beam.transforms import ReadExamples
-from calm_beam.transforms.examples import read_examples
 from calm_beam.transforms.progress import ProgressLog
 from tests.pipelines import TEXTUAL, run_calibration, write_model, write_rows
 
@@ -186,7 +186,7 @@ def test_references_are_needed_for_risk(tmp_path: pathlib.Path) -> None:
     assert len(list(read_examples(str(path)))) == 3
     message = f"{path}, line 3: risk consistency needs references, example bare has none."
     with pytest.raises(DataError, match=re.escape(message)):
-        list(read_examples(str(path), needs_references=True))
+        list(read_examples(str(path), Reading(needs_references=True)))
     with pytest.raises(DataError, match=re.escape(message)):
         _read(path, needs_references=True)
 

@@ -20,11 +20,11 @@ from calm_beam.decoding.prompts import encode_prompt
 from calm_beam.decoding.sweep import SweepDecoder
 from calm_beam.examples import DataError
 from calm_beam.generations import Generation, Output, read_generations
+from calm_beam.inputs import read_examples
 from calm_beam.manifest import Calibration
 from calm_beam.metrics.registry import METRICS, MetricError
 from calm_beam.transforms import DecodePlan
 from calm_beam.transforms.decode import _load
-from calm_beam.transforms.examples import read_examples
 from calm_beam.vocabulary import EOS_ID, Vocabulary, VocabularyError
 from tests.pipelines import (
     BATCH_SIZE,

@@ -1,0 +1,60 @@
+"""Packages that only some need: imported when they are used, and their extra named where they are missing."""
+
+import importlib
+import os
+import threading
+from typing import Any
+
+
+class MissingExtraError(ValueError):
+    """A package is needed that the plain installation of calm-beam does not bring."""
+
+
+def imported(module: str, *, extra: str, needed_for: str) -> Any:
+    """Returns an optional module.
+
+    Args:
+      module: Its name.
+      extra: The extra of calm-beam that installs it.
+      needed_for: What cannot be done without it, for the message.
+
+    Raises:
+      MissingExtraError: If it cannot be imported; says how to get it.
+    """
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise MissingExtraError(
+            f"{needed_for} needs {module} ({error}): pip install 'calm-beam[{extra}]', here and on every worker."
+        ) from error
+
+
+_tensorflow_lock = threading.Lock()
+
+
+def tensorflow_on_cpu(*, extra: str, needed_for: str) -> Any:
+    """Returns TensorFlow, which from then on uses no accelerator in this process.
+
+    By default it takes nearly all memory of every GPU that it sees, at its first operation; JAX would find none left.
+
+    Args:
+      extra: As in `imported`.
+      needed_for: As in `imported`.
+
+    Raises:
+      MissingExtraError: If it is not installed, or if it has been using a GPU in this process before.
+    """
+    with _tensorflow_lock:
+        # Its greeting at every import, once in every worker; errors still show.
+        os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+        tensorflow = imported("tensorflow", extra=extra, needed_for=needed_for)
+        try:
+            tensorflow.config.set_visible_devices([], "GPU")
+        except RuntimeError as error:
+            # Its devices are settled at its first operation.
+            if tensorflow.config.get_visible_devices("GPU"):
+                raise MissingExtraError(
+                    f"{needed_for} needs TensorFlow on the CPU, but this process has begun to use it on a GPU: call "
+                    'tensorflow.config.set_visible_devices([], "GPU") before its first operation.'
+                ) from error
+        return tensorflow

@@ -1,0 +1,48 @@
+"""Values of features, which name neither texts nor lists, as rows have them."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from calm_beam.examples import DataError
+from calm_beam.vocabulary import EOS_ID, PAD_ID
+
+
+def as_texts(values: Iterable[bytes], name: str, where: str) -> list[str]:
+    """Returns bytes as texts.
+
+    Raises:
+      DataError: If they are not UTF-8; names the feature.
+    """
+    try:
+        return [value.decode() for value in values]
+    except UnicodeDecodeError as error:
+        raise DataError(f"{where}: {name} is not UTF-8 ({error}).") from error
+
+
+def single(values: Sequence[Any], name: str, where: str) -> Any:
+    """Returns the only value of a feature.
+
+    Raises:
+      DataError: If it has none or several; names the feature.
+    """
+    if len(values) != 1:
+        raise DataError(f"{where}: {name} must have one value, got {len(values)}.")
+    return values[0]
+
+
+def ids_as_text(ids: Iterable[int]) -> str:
+    """Returns token ids of a reference as outputs are written whose prompts are token ids: joined by spaces.
+
+    Up to the first eos, and without padding at the end.
+
+    >>> ids_as_text([5, 7, 1, 0, 0]), ids_as_text([0])
+    ('5 7', '')
+    """
+    kept: list[int] = []
+    for index in ids:
+        if index == EOS_ID:
+            break
+        kept.append(index)
+    while kept and kept[-1] == PAD_ID:
+        kept.pop()
+    return " ".join(map(str, kept))

@@ -1,0 +1,90 @@
+"""Parquet: one row an example, read by row group."""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pyarrow
+import pyarrow.parquet
+
+from calm_beam.examples import DEFAULT_KEYS, DataError, Example, example_of_row
+from calm_beam.storage import open_input, version
+
+from .parts import Part
+from .reading import Reading
+
+# Rows that are turned into Python objects at a time.
+_BATCH = 1024
+
+
+class Parquet:
+    """Parquet with the columns of a JSONL row; an entry that is null is as if the key were not there.
+
+    A row group is a part, so that workers share a large file.
+    """
+
+    row = "row"
+    has_fields = True
+
+    def check_installed(self) -> None:
+        """Nothing is needed: generations are stored in Parquet, too."""
+
+    def parts(self, path: str, *, file_index: int) -> Sequence[Part]:
+        """Returns the row groups that have rows."""
+        found = version(path)
+        try:
+            with open_input(path) as raw, pyarrow.parquet.ParquetFile(raw) as file:
+                sizes = [file.metadata.row_group(group).num_rows for group in range(file.num_row_groups)]
+        except pyarrow.ArrowException as error:
+            raise DataError(f"{path}: cannot be read as Parquet ({error}).") from error
+        firsts = [1 + sum(sizes[:group]) for group in range(len(sizes))]
+        return tuple(
+            Part(path=path, file_index=file_index, row_group=group, first=first, version=found)
+            for group, (first, size) in enumerate(zip(firsts, sizes, strict=True))
+            if size
+        )
+
+    def examples(self, part: Part, reading: Reading) -> Iterator[Example]:
+        """Yields the examples of a row group; `DataError` names the row that is none."""
+        keys = reading.keys(inputs=DEFAULT_KEYS.inputs, targets=DEFAULT_KEYS.targets)
+        wanted = {keys.inputs, "input_ids", keys.targets, "id", keys.cluster}
+        position = part.first
+        try:
+            with (
+                open_input(part.path) as raw,
+                # Where pages have checksums, as those of many writers do.
+                pyarrow.parquet.ParquetFile(raw, page_checksum_verification=True) as file,
+            ):
+                if version(part.path) != part.version:
+                    raise DataError(f"{part.path}: was replaced while it was read. Start again.")
+                columns = [name for name in file.schema_arrow.names if name in wanted]
+                if not columns:
+                    raise DataError(
+                        f"{part.path}: has none of the columns {keys.inputs} and input_ids, only "
+                        f"{', '.join(file.schema_arrow.names)}. Name the column of the prompts with --inputs_field."
+                    )
+                for batch in file.iter_batches(_BATCH, row_groups=[part.row_group], columns=columns):
+                    for row in _rows(batch, part.path, position):
+                        where = f"{part.path}, row {position}"
+                        yield example_of_row(row, where=where, position=position, file_index=part.file_index, keys=keys)
+                        position += 1
+        except (pyarrow.ArrowException, OSError) as error:
+            # Whatever is wrong with a page comes as one of the two.
+            raise DataError(f"{part.path}: damaged Parquet data after row {position - 1} ({error}).") from error
+
+
+def _rows(batch: pyarrow.RecordBatch, path: str, position: int) -> list[dict[str, Any]]:
+    """Returns the rows of a batch that begins at a position, without what is null."""
+    try:
+        rows = batch.to_pylist()
+    except UnicodeDecodeError:
+        rows = [_row(batch, index, f"{path}, row {position + index}") for index in range(batch.num_rows)]
+    return [{name: value for name, value in row.items() if value is not None} for row in rows]
+
+
+def _row(batch: pyarrow.RecordBatch, index: int, where: str) -> dict[str, Any]:
+    """Returns one row of a batch that holds text which is none."""
+    try:
+        (row,) = batch.slice(index, 1).to_pylist()
+    except UnicodeDecodeError as error:
+        raise DataError(f"{where}: holds text that is not UTF-8 ({error}).") from error
+    return row

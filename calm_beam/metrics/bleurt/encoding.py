@@ -1,0 +1,132 @@
+"""Texts as the ids that BLEURT's model takes: [CLS] reference [SEP] candidate [SEP]."""
+
+import dataclasses
+import unicodedata
+from collections.abc import Callable
+from typing import Self
+
+import sentencepiece
+
+from calm_beam.extras import imported
+
+from .checkpoint import NEEDS, BleurtConfig, BleurtError
+
+# Longest word that is looked for in pieces; longer ones are unknown. In bytes, of which a character has four at most.
+_LONGEST_WORD = 800
+_SPECIAL_TOKENS = 3
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Encoder:
+    """Turns pairs of texts into ids.
+
+    Attributes:
+      tokenize: Returns the ids of a text, without special ones.
+      cls_id: Id of [CLS].
+      sep_id: Id of [SEP].
+      max_length: Most ids of a pair, the three special ones included.
+    """
+
+    tokenize: Callable[[str], list[int]]
+    cls_id: int
+    sep_id: int
+    max_length: int
+
+    @classmethod
+    def of(cls, config: BleurtConfig) -> Self:
+        """Returns the encoder of a checkpoint.
+
+        Raises:
+          BleurtError: If its vocabulary cannot be read, lacks special tokens or does not fit to its model.
+          MissingExtraError: If a package that it needs is not installed.
+        """
+        read = _sentencepiece if config.is_sentencepiece else _word_pieces
+        tokenize, ids, size = read(config)
+        # The embedding of SentencePiece models may be padded; a list of word pieces is as long as it.
+        if size > config.vocab_size or (size < config.vocab_size and not config.is_sentencepiece):
+            raise BleurtError(
+                f"BLEURT checkpoint {config.folder}: {config.vocabulary.name} has {size} pieces, its model "
+                f"{config.vocab_size}. They do not belong together."
+            )
+        missing = [token for token, index in ids.items() if index is None]
+        if missing:
+            raise BleurtError(f"BLEURT checkpoint {config.folder}: {config.vocabulary.name} has no {missing[0]}.")
+        cls_id, sep_id = ids["[CLS]"], ids["[SEP]"]
+        assert cls_id is not None
+        assert sep_id is not None
+        return cls(tokenize=tokenize, cls_id=cls_id, sep_id=sep_id, max_length=config.max_seq_length)
+
+    def encode(self, *, reference: str, candidate: str) -> tuple[list[int], list[int]]:
+        """Returns the ids of a pair, and for each of them its segment: 0 up to the first [SEP], then 1.
+
+        Where there are too many, the longer text loses its last id, again and again; of two of equal length, the
+        candidate does.
+        """
+        first, second = self.tokenize(reference), self.tokenize(candidate)
+        room = self.max_length - _SPECIAL_TOKENS
+        while len(first) + len(second) > room:
+            (first if len(first) > len(second) else second).pop()
+        ids = [self.cls_id, *first, self.sep_id, *second, self.sep_id]
+        return ids, [0] * (len(first) + 2) + [1] * (len(second) + 1)
+
+
+def _word_pieces(config: BleurtConfig) -> tuple[Callable[[str], list[int]], dict[str, int | None], int]:
+    """Returns how a list of word pieces tokenizes, the ids of special tokens, and its size."""
+    try:
+        pieces = config.vocabulary.read_text(encoding="utf-8").split("\n")
+    except UnicodeDecodeError as error:
+        raise BleurtError(
+            f"BLEURT checkpoint {config.folder}: {config.vocabulary.name} is not UTF-8 ({error})."
+        ) from error
+    if pieces[-1] == "":
+        pieces.pop()
+    ids = {token: pieces.index(token) if token in pieces else None for token in ("[CLS]", "[SEP]", "[UNK]")}
+    text = imported("tensorflow_text", **NEEDS)
+    tokenizer = text.BertTokenizer(
+        str(config.vocabulary), lower_case=False, unknown_token="[UNK]", max_bytes_per_word=_LONGEST_WORD
+    )
+
+    def tokenize(raw: str) -> list[int]:
+        found: list[int] = (
+            tokenizer.tokenize([normalized(raw, lower_case=config.do_lower_case)]).flat_values.numpy().tolist()
+        )
+        return found
+
+    return tokenize, ids, len(pieces)
+
+
+def _sentencepiece(config: BleurtConfig) -> tuple[Callable[[str], list[int]], dict[str, int | None], int]:
+    """Returns how a SentencePiece model tokenizes, the ids of special tokens, and its size."""
+    try:
+        processor = sentencepiece.SentencePieceProcessor(model_file=str(config.vocabulary))
+    except (OSError, RuntimeError) as error:
+        raise BleurtError(
+            f"BLEURT checkpoint {config.folder}: {config.vocabulary.name} is no SentencePiece model ({error})."
+        ) from error
+    unknown = processor.unk_id()
+    found = {token: processor.piece_to_id(token) for token in ("[CLS]", "[SEP]")}
+    ids = {token: None if index == unknown else index for token, index in found.items()}
+    return processor.encode, ids, processor.get_piece_size()
+
+
+def normalized(text: str, *, lower_case: bool) -> str:
+    r"""Returns a text as BERT's tokenizer normalises it before it splits words.
+
+    Control characters go, white space of any kind becomes a space; lower-case models see neither case nor accents.
+    Done here, since TensorFlow's tokenizer folds case (ß becomes ss) where BERT's takes lower case.
+
+    >>> normalized("Été à\tla plage", lower_case=True), normalized("Été", lower_case=False)
+    ('ete a la plage', 'Été')
+    """
+    clean = "".join(_clean(character) for character in text)
+    if not lower_case:
+        return clean
+    decomposed = unicodedata.normalize("NFD", clean.lower())
+    return "".join(character for character in decomposed if unicodedata.category(character) != "Mn")
+
+
+def _clean(character: str) -> str:
+    category = unicodedata.category(character)
+    if character in "\t\n\r" or category == "Zs":
+        return " "
+    return "" if character == "\ufffd" or category in ("Cc", "Cf") else character

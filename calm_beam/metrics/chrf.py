@@ -1,0 +1,48 @@
+"""chrF: how many short runs of characters two texts share."""
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+from calm_beam.extras import imported
+from calm_beam.metrics.best_reference import best_over_references
+
+
+def chrf(candidate: str, references: Sequence[str]) -> float:
+    """Returns chrF2 of the candidate, best over references, as a fraction.
+
+    The F-score, with recall counting twice as much (beta 2), of character n-grams up to length 6, without spaces and
+    without n-grams of words. Case and accents count; no language needs a tokeniser.
+
+    Args:
+      candidate: The text to score.
+      references: At least one text.
+
+    Returns:
+      A score in [0, 1]. Identical texts score 1, also where nothing but space is in them; otherwise a text without
+      characters scores 0.
+
+    Raises:
+      TypeError: If `references` is a single string.
+      ValueError: If `references` is empty.
+      MissingExtraError: If the sacrebleu package is missing.
+
+    Source: Popovic (2015), "chrF: character n-gram F-score for automatic MT evaluation", as computed by sacrebleu with
+    its defaults (nc:6, nw:0, space:no, eff:yes).
+
+    >>> round(chrf("the cat sat", ["the cat sat down"]), 4)
+    0.7353
+    """
+    return best_over_references(_score, candidate, references)
+
+
+def _score(candidate: str, reference: str) -> float:
+    if candidate == reference:
+        return 1.0
+    return float(min(1.0, _scorer().sentence_score(candidate, [reference]).score / 100))
+
+
+@functools.cache
+def _scorer() -> Any:
+    sacrebleu = imported("sacrebleu.metrics", extra="metrics", needed_for='the metric "chrf"')
+    return sacrebleu.CHRF(char_order=6, word_order=0, beta=2)

@@ -1,0 +1,217 @@
+"""Formats that need no TensorFlow: the same examples out of each, and what is said of damaged files."""
+
+import codecs
+import gzip
+import pathlib
+import re
+from typing import Any
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+
+from calm_beam.examples import DataError, Example
+from calm_beam.inputs import FORMATS, Reading, format_of, parts_of, place_of, read_examples
+from tests.data_files import write_parquet
+from tests.pipelines import write_rows
+
+_ROWS: list[dict[str, Any]] = [
+    {"input": "où est-il ?", "references": ["a", "b"]},
+    {"input": " two  spaces ", "references": []},
+    {"input": "ligne\u2028une", "references": ["\n"]},
+]
+
+
+def _read(path: pathlib.Path, **reading: Any) -> list[Example]:
+    return list(read_examples(str(path), Reading(**reading), file_index=3))
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [_ROWS, [{"id": f"x{index}", "input_ids": [5 + index, 7, 1], "references": ["7"]} for index in range(3)]],
+    ids=["text", "ids"],
+)
+def test_parquet_holds_what_jsonl_holds(rows: list[dict[str, Any]], tmp_path: pathlib.Path) -> None:
+    """The same rows in Parquet give equal examples, with equal ids, also where they lie in several row groups."""
+    expected = _read(write_rows(tmp_path / "a.jsonl", rows))
+    assert _read(write_parquet(tmp_path / "a.parquet", rows)) == expected
+    assert _read(write_parquet(tmp_path / "b.parquet", rows, row_group_size=2)) == expected
+    assert {example.file_index for example in expected} == {3}
+
+
+def test_row_groups_are_read_independently(tmp_path: pathlib.Path) -> None:
+    """Each part knows where in the file its rows stand; together they are all of it, in whatever order."""
+    path = str(write_parquet(tmp_path / "a.parquet", [{"input": f"p{index}"} for index in range(5)], row_group_size=2))
+    parts = parts_of(path, file_index=1)
+    found = [
+        (example.input, example.line, example.file_index) for part in parts[::-1] for example in read_examples(part)
+    ]
+    assert found == [("p4", 5, 1), ("p2", 3, 1), ("p3", 4, 1), ("p0", 1, 1), ("p1", 2, 1)]
+
+
+def test_a_null_is_a_missing_key(tmp_path: pathlib.Path) -> None:
+    """Parquet has no missing entries: a null stands for one."""
+    rows = [{"input": "a", "input_ids": None, "id": None, "references": None}, {"input": None, "input_ids": [4]}]
+    text, ids = _read(write_parquet(tmp_path / "a.parquet", rows))
+    assert (text.input, text.input_ids, text.has_own_id, text.references) == ("a", None, False, ())
+    assert (ids.input, ids.input_ids) == (None, (4,))
+    with pytest.raises(DataError, match="row 1: expected exactly one of the keys input and input_ids, got keys"):
+        _read(write_parquet(tmp_path / "b.parquet", [{"input": None, "input_ids": None}]))
+
+
+def test_plain_text_is_one_prompt_a_line(tmp_path: pathlib.Path) -> None:
+    """Lines are prompts as they are, but for the line's end and the mark of UTF-8; compressed or not."""
+    path, packed = tmp_path / "a.txt", tmp_path / "a.txt.gz"
+    path.write_bytes(codecs.BOM_UTF8 + b"eins \r\nzw\xc3\xb6lf\nend")
+    packed.write_bytes(gzip.compress(path.read_bytes()))
+    examples = _read(path)
+    assert [(each.input, each.line) for each in examples] == [("eins ", 1), ("zwölf", 2), ("end", 3)]
+    assert _read(packed) == examples
+    rows = write_rows(tmp_path / "a.jsonl", [{"input": each.input} for each in examples])
+    assert _read(rows) == examples
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"a\n\nb\n", "line 2: is blank. Every line must be one prompt."),
+        (b"a\nb\xff\n", "line 2: is not UTF-8 ("),
+    ],
+)
+def test_bad_lines_of_text(content: bytes, message: str, tmp_path: pathlib.Path) -> None:
+    """A line that is no prompt is named."""
+    (tmp_path / "a.txt").write_bytes(content)
+    with pytest.raises(DataError, match=re.escape(f"a.txt, {message}")):
+        _read(tmp_path / "a.txt")
+
+
+def test_text_has_no_references(tmp_path: pathlib.Path) -> None:
+    """Where references or clusters are needed, the first line is refused: there are none in plain text."""
+    (tmp_path / "a.txt").write_text("a\n")
+    with pytest.raises(DataError, match=r"a\.txt, line 1: risk consistency needs references"):
+        _read(tmp_path / "a.txt", needs_references=True)
+    with pytest.raises(DataError, match=r"a\.txt, line 1: has no 'page', by which"):
+        _read(tmp_path / "a.txt", cluster_key="page")
+
+
+@pytest.mark.parametrize(
+    ("columns", "message"),
+    [
+        ({"prompt": ["a"]}, "has none of the columns input and input_ids, only prompt. Name the column of the prompts"),
+        ({"input": ["a", ""]}, "row 2: input is empty."),
+        ({"input": [1.5]}, "row 1: input must be a text, got float."),
+        ({"input": [b"\xff"]}, "row 1: input must be a text, got bytes."),
+        ({"input": ["a"], "references": ["b"]}, "row 1: references must be a list of texts, got 'b'."),
+        ({"input": ["a"], "id": [7]}, "row 1: id must be a text that is not empty, got 7."),
+        ({"input_ids": [[4], [5, -1]]}, "row 2: input_ids must be a list of integers of at least 0, got [5, -1]."),
+    ],
+)
+def test_bad_rows_of_parquet(columns: dict[str, list[Any]], message: str, tmp_path: pathlib.Path) -> None:
+    """What is wrong with a row is said as for JSONL, with file and row."""
+    pyarrow.parquet.write_table(pyarrow.table(columns), tmp_path / "a.parquet")
+    with pytest.raises(DataError, match=re.escape(message)) as caught:
+        _read(tmp_path / "a.parquet")
+    assert str(caught.value).startswith(f"{tmp_path / 'a.parquet'}")
+
+
+def test_text_in_parquet_that_is_not_utf_8(tmp_path: pathlib.Path) -> None:
+    """A column that claims to be text and is not is refused by its row."""
+    column = pyarrow.array([b"a", b"\xff\xfe", b"c"]).cast(pyarrow.binary())
+    broken = pyarrow.StringArray.from_buffers(3, *column.buffers()[1:])
+    pyarrow.parquet.write_table(pyarrow.table({"input": broken}), tmp_path / "a.parquet")
+    with pytest.raises(DataError, match=r"a\.parquet, row 2: holds text that is not UTF-8"):
+        _read(tmp_path / "a.parquet")
+
+
+def test_damaged_parquet(tmp_path: pathlib.Path) -> None:
+    """A file that is none, was cut off or has a damaged page is refused by name."""
+    path = write_parquet(tmp_path / "a.parquet", [{"input": f"prompt {index}"} for index in range(50)])
+    content = path.read_bytes()
+    path.write_bytes(content[:-20])
+    with pytest.raises(DataError, match=r"a\.parquet: cannot be read as Parquet \("):
+        _read(path)
+    pyarrow.parquet.write_table(
+        pyarrow.table({"input": [f"prompt {index}" for index in range(50)]}),
+        path,
+        write_page_checksum=True,
+        compression="none",
+        use_dictionary=False,
+    )
+    content = path.read_bytes()
+    path.write_bytes(content.replace(b"prompt 17", b"prompt 71", 1))
+    with pytest.raises(DataError, match=r"a\.parquet: damaged Parquet data after row 0 \("):
+        _read(path)
+
+
+def test_a_file_that_was_replaced_is_noticed(tmp_path: pathlib.Path) -> None:
+    """Parts of two files are never mixed, though they are opened one after the other."""
+    path = tmp_path / "a.parquet"
+    parts = parts_of(str(write_parquet(path, [{"input": "a"}, {"input": "b"}], row_group_size=1)))
+    path.unlink()
+    write_parquet(path, [{"input": "c"}, {"input": "d"}], row_group_size=1)
+    with pytest.raises(DataError, match=r"a\.parquet: was replaced while it was read\."):
+        list(read_examples(parts[0]))
+
+
+def test_fields_may_have_other_names(tmp_path: pathlib.Path) -> None:
+    """A named field of references may hold one text; ids do not depend on names."""
+    rows = [{"question": "a", "answer": "b"}, {"question": "c", "answer": ["d", "e"]}]
+    usual = [{"input": "a", "references": ["b"]}, {"input": "c", "references": ["d", "e"]}]
+    named = {"inputs_field": "question", "targets_field": "answer"}
+    expected = _read(write_rows(tmp_path / "usual.jsonl", usual))
+    assert _read(write_rows(tmp_path / "a.jsonl", rows), **named) == expected
+    assert _read(write_parquet(tmp_path / "a.parquet", rows[:1]), **named) == expected[:1]
+    with pytest.raises(DataError, match="expected exactly one of the keys question and input_ids, got keys"):
+        _read(write_rows(tmp_path / "b.jsonl", usual), **named)
+
+
+@pytest.mark.parametrize(
+    ("path", "name"),
+    [
+        ("a.jsonl", "jsonl"),
+        ("gs://b/c.d/a.jsonl.gz", "jsonl"),
+        ("a.txt", "text"),
+        ("a.txt.gz", "text"),
+        ("a.parquet", "parquet"),
+        ("a.tfrecord", "tfrecord"),
+        ("a.tfrecords.gz", "tfrecord"),
+        ("wmt-validation.tfrecord-00003-of-00016", "tfrecord"),
+        ("seqio:wmt/validation/00003-of-00016", "seqio"),
+    ],
+)
+def test_suffixes_tell_formats(path: str, name: str) -> None:
+    """Without a format, the suffix decides; with one, it decides but for SeqIO tasks."""
+    assert format_of(path) is FORMATS[name]
+    named = format_of(path, Reading(data_format="text"))
+    assert named is FORMATS["seqio" if name == "seqio" else "text"]
+
+
+@pytest.mark.parametrize("path", ["a.csv", "a", "a.jsonl.bz2", "a.parquet.gz", "jsonl"])
+def test_other_suffixes_tell_none(path: str) -> None:
+    """A file whose format is not known is refused rather than guessed."""
+    with pytest.raises(DataError, match=re.escape(f"{path}: its suffix tells no format (.jsonl, .txt,")):
+        format_of(path)
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.txt", "a.parquet"])
+def test_empty_files_hold_nothing(name: str, tmp_path: pathlib.Path) -> None:
+    """A file without rows gives no examples; whoever reads a data set refuses it."""
+    path = tmp_path / name
+    path.touch()
+    if name == "a.parquet":
+        pyarrow.parquet.write_table(pyarrow.table({"input": pyarrow.array([], pyarrow.string())}), path)
+        with pytest.raises(DataError, match=re.escape(f"{path}: holds no examples.")):
+            parts_of(str(path))
+    assert _read(path) == []
+
+
+def test_places_are_named_as_formats_count() -> None:
+    """Messages speak of lines, rows, records and examples."""
+    places = {place_of(path, 3) for path in ("a.jsonl", "a.txt", "a.parquet", "a.tfrecord", "seqio:t/s/00000-of-00001")}
+    assert places == {
+        "a.jsonl, line 3",
+        "a.txt, line 3",
+        "a.parquet, row 3",
+        "a.tfrecord, record 3",
+        "seqio:t/s/00000-of-00001, example 3",
+    }

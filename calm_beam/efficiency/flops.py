@@ -118,7 +118,7 @@ def flops_calm_table(
     Raises:
       ValueError: As there.
 
-    Source: inferred from CALM Table 2 (test efficiency gains); all but the tests from Elbayad et al. (2020), Appendix B.
+    Source: inferred from CALM Table 2 (test efficiency gains); Elbayad et al. (2020), Appendix B, but for the tests.
     """
     exits = _checked(exit_layers, sizes, source_length)
     deepest = np.full_like(exits, exits.max(initial=1))

@@ -11,6 +11,7 @@ import numpy as np
 
 from calm_beam.calibration import Spec
 from calm_beam.calibration.splits import SplitTally
+from calm_beam.examples import DataError
 from calm_beam.metrics.corpus_bleu import bleu_of
 from calm_beam.risk.evidence import Evidence
 from calm_beam.risk.fixed_point import LOSS_SCALE, loss_sum_upper
@@ -130,7 +131,7 @@ def trial_outcomes(
       num_layers: Decoder depth, reported where a part has no token.
 
     Raises:
-      ValueError: If a part of some trial is empty.
+      DataError: If a part of some trial is empty.
       EvidenceError: If the losses do not allow a p-value.
     """
     trials = len(tally.losses.counts) - 1
@@ -142,7 +143,7 @@ def trial_outcomes(
             calibration = tally.calibration_part(trial, spec.objective)
             test = tally.test_part(trial, spec.objective)
             if not calibration.n or not test.n:
-                raise ValueError(
+                raise DataError(
                     f"trial {trial} has {calibration.n} units for calibration and {test.n} for the test, needs both. "
                     "Take more examples, or a share closer to 0.5."
                 )
@@ -254,7 +255,8 @@ def _summary(measure: str, spec: Spec, group: Sequence[TrialOutcome]) -> Summary
     middle = statistics.median_high([never if each.threshold is None else each.threshold for each in group])
     risk = Spread.of([each.test_risk for each in group])
     layers = Spread.of([each.layers for each in group])
-    assert risk and layers
+    assert risk is not None
+    assert layers is not None
     return Summary(
         measure=measure,
         spec=spec,

@@ -72,13 +72,11 @@ class SplitTally:
       tally: Of the whole set: tells that every example was counted, and once.
       losses: Sums of the layout's rows; as trials, those of the splits and then the whole set.
       counts: Sums of counts over outputs, the full model's first; as trials, the same.
-      unreferenced: Number of examples without references.
     """
 
     tally: Tally
     losses: SplitTotals
     counts: SplitTotals
-    unreferenced: int = 0
 
     @classmethod
     def zero(cls, layout: Layout, splits: Splits, *, count_rows: int) -> Self:
@@ -116,7 +114,6 @@ class SplitTally:
             tally=self.tally.merge(other.tally),
             losses=self.losses.merge(other.losses),
             counts=self.counts.merge(other.counts),
-            unreferenced=self.unreferenced + other.unreferenced,
         )
 
     def calibration_part(self, trial: int, objective: Objective) -> Evidence:
@@ -126,9 +123,7 @@ class SplitTally:
     def test_part(self, trial: int, objective: Objective) -> Evidence:
         """Returns what the rest of the set tells of a loss."""
         counts, sums = self.losses.counts, self.losses.sums
-        return _evidence(
-            self.tally.totals.layout, objective, counts[-1] - counts[trial], sums[-1] - sums[trial]
-        )
+        return _evidence(self.tally.totals.layout, objective, counts[-1] - counts[trial], sums[-1] - sums[trial])
 
     def test_counts(self, trial: int) -> np.ndarray:
         """Returns the counts over outputs of a trial's test part; shape (count rows, 1 + thresholds), int64."""

@@ -55,8 +55,8 @@ def _table(group: Sequence[Summary], speedups: Speedups, *, num_layers: int, wit
     spec = group[0].spec
     objective = spec.objective
     title = (
-        f"{objective.consistency} consistency, {objective.metric}: {objective.loss} loss, {spec.p_value}, "
-        f"{spec.procedure}, epsilon {spec.epsilon:g}"
+        f"{objective.consistency} consistency, {objective.metric} ({objective.loss} loss)\n"
+        f"{spec.p_value}, {spec.procedure}, epsilon {spec.epsilon:g}"
     )
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
     with_flops = any(summary.flops_appendix_b for summary in group)

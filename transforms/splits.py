@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 import apache_beam as beam
 import numpy as np
@@ -141,9 +142,8 @@ class _ScoreShard(beam.DoFn):
             if source.vocabulary
         }
 
-    def process(
-        self, element: tuple[tuple[int, int], Iterable[StoredShard]]
-    ) -> Iterator[tuple[int, SplitTally] | beam.pvalue.TaggedOutput]:
+    # Pairs, and tagged ones: Beam takes a union of both for what `CombinePerKey` gets.
+    def process(self, element: tuple[tuple[int, int], Iterable[StoredShard]]) -> Iterator[Any]:
         (place, number), copies = element
         source = self._sources[place]
         layout = source.plan.layout()

@@ -28,6 +28,9 @@ _CORE = [
 
 _PLOTS = ["matplotlib>=3.9,<4"]
 
+# For metrics that are reported beside the tested ones.
+_METRICS = ["sacrebleu>=2.4,<3"]
+
 # For gs:// paths.
 _GCP = ["google-cloud-storage>=2.18,<4"]
 
@@ -40,6 +43,7 @@ _DASK = ["dask>=2025.1,<2027", "distributed>=2025.1,<2027"]
 _DEV = [
     *_DATAFLOW,
     *_PLOTS,
+    *_METRICS,
     *_DASK,
     "build>=1.2,<2",
     "gcp-storage-emulator>=2026.7,<2028",
@@ -81,6 +85,13 @@ setuptools.setup(
         "calm_beam": ["py.typed"],
     },
     install_requires=_CORE,
-    extras_require={"dask": _DASK, "dataflow": _DATAFLOW, "dev": _DEV, "gcp": _GCP, "plots": _PLOTS},
+    extras_require={
+        "dask": _DASK,
+        "dataflow": _DATAFLOW,
+        "dev": _DEV,
+        "gcp": _GCP,
+        "metrics": _METRICS,
+        "plots": _PLOTS,
+    },
     entry_points={"console_scripts": ["calm-beam = calm_beam.launch.cli:entry_point"]},
 )

@@ -48,7 +48,7 @@ def main(argv: Sequence[str]) -> int:
     try:
         name = _experiment_name(argv)
         if name == "splits":
-            return evaluate_splits.main(argv)
+            return evaluate_splits.main(argv, add_experiment_flag=_add_experiment_flag)
         flags = parse_own_flags(_parser(name), argv)
         _fill_in_defaults(flags)
         output = _checked_output(flags, name)

@@ -22,7 +22,7 @@ import dataclasses
 import json
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import apache_beam as beam
@@ -71,12 +71,21 @@ _TABLE, _CURVES, _TRIALS, _GRID, _RECORD = (
 _FIGURES = tuple(f"splits_{name}.{kind}" for name in ("curves", "tradeoff") for kind in ("svg", "png"))
 _FILES = (_TABLE, _CURVES, _TRIALS, "splits_grid.csv", _GRID, _RECORD, *_FIGURES)
 
+# Of those that `add_decode_flags` adds, what means something for stored generations too.
+_NOT_OF_DECODING = ("--checkpoint", "--vocabulary", "--on_error", "--max_failures", "--overwrite")
 
-def main(argv: Sequence[str]) -> int:
-    """Runs the experiment and returns the exit status of the command."""
+
+def main(argv: Sequence[str], *, add_experiment_flag: Callable[[FlagParser], None]) -> int:
+    """Runs the experiment and returns the exit status of the command.
+
+    Args:
+      argv: All flags.
+      add_experiment_flag: Adds `--experiment`, which names all experiments of the command.
+    """
     start = time.monotonic()
     try:
-        flags, options = parse_flags(_parser(), argv)
+        parser = _parser(add_experiment_flag)
+        flags, options = parse_flags(parser, argv)
         if not is_local(options):
             raise UsageError("evaluate runs on this machine: leave --runner out.")
         output = _checked_output(flags)
@@ -85,6 +94,8 @@ def main(argv: Sequence[str]) -> int:
         _fill_in_metric(flags)
         if flags.generations is None:
             flags.generations = _sweep(flags, argv, output)
+        else:
+            _refuse_decoding_flags(flags, argv)
         measures = find_measures(flags.generations)
         has_references = _settle_objectives(flags, measures)
         specs, curve = _specs(flags)
@@ -138,12 +149,17 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def _parser() -> FlagParser:
-    parser = FlagParser(prog="calm-beam evaluate", description=(__doc__ or "").split("\n\n")[0])
-    # For sweeps that are made first; below, some of them get another meaning.
-    add_decode_flags(parser, default_grid_step=0.05)
-    parser.add_argument("--experiment", choices=("splits",), default="splits", help="this one is the default")
+def _parser(add_experiment_flag: Callable[[FlagParser], None]) -> FlagParser:
+    parser = FlagParser(
+        prog="calm-beam evaluate",
+        description=(__doc__ or "").split("\n\n")[0],
+        epilog="With --experiment=NAME, --help lists the flags of that experiment.",
+    )
+    add_experiment_flag(parser)
     _add_own_flags(parser)
+    # For sweeps that are made first.
+    add_decode_flags(parser, default_grid_step=0.05)
+    _add_flags_of_both(parser)
     return parser
 
 
@@ -181,6 +197,10 @@ def _add_own_flags(parser: FlagParser) -> None:
         help="measure the served decoder against the full model, one prompt at a time, at the thresholds of the table",
     )
     speed.add_argument("--speedup_prompts", type=whole_number(1), default=200, help="prompts timed, the same for all")
+
+
+def _add_flags_of_both(parser: FlagParser) -> None:
+    """Adds flags that sweeps have too, with another meaning."""
     parser.add_argument(
         "--confidence",
         dest="confidences",
@@ -211,6 +231,19 @@ def _checked_output(flags: argparse.Namespace) -> str:
     return output
 
 
+def _refuse_decoding_flags(flags: argparse.Namespace, argv: Sequence[str]) -> None:
+    """Refuses what would decide how to decode, where nothing is decoded."""
+    decoding = FlagParser(prog="calm-beam evaluate", add_help=False)
+    add_decode_flags(decoding, default_grid_step=None)
+    given = [name for arg in argv if (name := arg.split("=")[0]) in decoding._option_string_actions]
+    refused = [name for name in given if name not in _NOT_OF_DECODING]
+    if refused:
+        raise UsageError(
+            f"{refused[0]} decides what is decoded, and --generations={','.join(flags.generations)} is decoded "
+            "already: leave one out."
+        )
+
+
 class _SweepFailedError(Exception):
     """A sweep failed, and has said why."""
 
@@ -227,6 +260,7 @@ def _sweep(flags: argparse.Namespace, argv: Sequence[str], output: str) -> tuple
 
     own = FlagParser(prog="calm-beam evaluate", add_help=False)
     _add_own_flags(own)
+    _add_flags_of_both(own)
     own.add_argument("--experiment")
     _, decoding = own.parse_known_args(list(argv))
     measures = flags.confidences

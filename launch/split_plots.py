@@ -110,7 +110,7 @@ def draw_tradeoff(grid: Sequence[GridRow], *, figure: "Figure") -> None:
         axes.set_ylabel(
             f"{objective.metric} against\nthe full model's output"
             if objective.consistency == "textual"
-            else f"{objective.metric} against the references,\nless the full model's"
+            else f"{objective.metric}\nagainst the references,\nless the full model's"
             + (" (losses only)" if objective.loss == "relu" else "")
         )
         tidy(axes)

@@ -174,6 +174,8 @@ def test_model_and_data_are_swept_first(tmp_path: pathlib.Path, capsys: pytest.C
         (("--runner=DataflowRunner",), "evaluate runs on this machine: leave --runner out."),
         (("--trails=3",), "unknown flag --trails. Did you mean --trials?"),
         (("--checkpoint=nowhere",), "--checkpoint nowhere:"),
+        (("--confidence=state",), "--confidence decides what is decoded, and --generations="),
+        (("--data", "x.jsonl"), "--data decides what is decoded, and --generations="),
         (("--generations=nowhere",), "no decode.json there and no generations below it"),
     ],
 )

@@ -138,4 +138,5 @@ def _factor(spread: Spread | None) -> str:
 
 
 def _spread(name: str, spread: Spread | None) -> dict[str, Cell]:
-    return {name: spread and spread.mean, f"{name}_std": spread and spread.std}
+    mean, std = (None, None) if spread is None else (spread.mean, spread.std)
+    return {name: mean, f"{name}_std": std}

@@ -1,6 +1,7 @@
 """Repeated splits of stored generations into calibration and test parts: every trial of every measure in one pass."""
 
 import dataclasses
+import functools
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -9,7 +10,7 @@ import numpy as np
 
 from calm_beam.analysis.output_counts import OutputCounter
 from calm_beam.analysis.split_files import GridRow, write_grid, write_trials
-from calm_beam.analysis.split_outcomes import lane_counts, trial_outcomes
+from calm_beam.analysis.split_outcomes import TrialOutcome, lane_counts, trial_outcomes
 from calm_beam.calibration import Plan, Tally
 from calm_beam.calibration.splits import Splits, SplitTally
 from calm_beam.decoding.prompts import encode_prompt
@@ -154,7 +155,7 @@ class _ScoreShard(beam.DoFn):
                     source.counter.of(
                         generation,
                         lanes=1 + layout.thresholds,
-                        source_length=lambda example=generation.example: self._source_length(source, example),
+                        source_length=functools.partial(self._source_length, source, generation.example),
                     )
                     for generation in generations
                 ]
@@ -222,7 +223,8 @@ def _write_results(
     """Checks what was counted, then writes trials and grid, and returns the path of the trials."""
     by_place = dict(tallies)
     assert len(by_place) == len(tallies) == len(sources)
-    outcomes, grid = [], []
+    outcomes: list[TrialOutcome] = []
+    grid: list[GridRow] = []
     for place, source in enumerate(sources):
         tally = by_place[place]
         tally.tally.check(source.completion)

@@ -83,7 +83,7 @@ def test_all_measures_in_one_run(
     assert len({row.bleu for row in full}) == 1
     assert full[0].bleu is not None
     printed = capsys.readouterr().out
-    assert "textual consistency, token_f1: dissimilarity loss, hoeffding_bentkus" in printed
+    assert "textual consistency, token_f1 (dissimilarity loss)" in printed
     assert f"of the full model's {_COUNT}, at most" in printed
     record = json.loads((output / "splits.json").read_text(encoding="utf-8"))
     assert [measure["name"] for measure in record["measures"]] == ["softmax", "state", "oracle"]

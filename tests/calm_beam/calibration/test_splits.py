@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+from typing import Any
 
 import numpy as np
 import pytest
@@ -85,7 +86,7 @@ def test_sums_do_not_depend_on_sharding_or_order(order: int) -> None:
         ({"calibration_share": 1.0}, r"calibration_share must be in \(0, 1\), got 1\.0"),
     ],
 )
-def test_impossible_splits_are_refused(changes: dict[str, float], message: str) -> None:
+def test_impossible_splits_are_refused(changes: dict[str, Any], message: str) -> None:
     """Both parts need examples, and there is at least one split."""
     with pytest.raises(ValueError, match=message):
         dataclasses.replace(_SPLITS, **changes)

@@ -28,6 +28,9 @@ _CORE = [
 
 _PLOTS = ["matplotlib>=3.9,<4"]
 
+# For metrics that are reported beside the tested ones.
+_METRICS = ["sacrebleu>=2.4,<3"]
+
 # For gs:// paths.
 _GCP = ["google-cloud-storage>=2.18,<4"]
 
@@ -52,8 +55,8 @@ _BLEURT = [*_TENSORFLOW, "tensorflow-text>=2.21,<2.22"]
 _DEV = [
     *_DATAFLOW,
     *_PLOTS,
-    *_DASK,
     *_METRICS,
+    *_DASK,
     *_SEQIO,
     *_BLEURT,
     "build>=1.2,<2",

@@ -190,5 +190,17 @@ def stored_prompts(path: str | os.PathLike[str]) -> set[tuple[str | None, tuple[
     return {(row["input"], _as_tuple(row["input_ids"])) for row in table.to_pylist()}
 
 
+def stored_examples(path: str | os.PathLike[str]) -> list[Example]:
+    """Returns the examples of one shard, without their outputs.
+
+    Args:
+      path: A file of `write_generations`.
+    """
+    names = [field.name for field in dataclasses.fields(Example)]
+    with open_input(path) as raw:
+        table = pyarrow.parquet.read_table(raw, columns=names)
+    return [Example(**{name: _as_tuple(value) for name, value in row.items()}) for row in table.to_pylist()]
+
+
 def _as_tuple(value: Any) -> Any:
     return tuple(value) if isinstance(value, list) else value

@@ -34,7 +34,7 @@ _COMMANDS = {
     "calibrate": "decode a calibration set at every threshold and write the manifest",
     "convert": "write a model in another layout: native or T5X's",
     "decode": "write the outputs of a data set at given thresholds",
-    "evaluate": "measure what early exits do: state propagation, sensitivity to errors, trade-offs",
+    "evaluate": "measure what calibrated thresholds gain and keep, over repeated random splits, and what exits do",
     "inspect": "say in words what a manifest or a checkpoint holds",
     "monitor": "watch the losses of a model in service, and raise an alarm when they exceed the bound",
     "plan": "say how many examples a calibration needs",

@@ -1,7 +1,8 @@
-"""`calm-beam evaluate --experiment=NAME`: the paper's experiments, on a sample of prompts.
+"""`calm-beam evaluate --experiment=NAME`: the paper's experiments.
 
-With no other flags, on the embedded model and data. Writes NAME.csv, NAME.json and NAME.svg into `--output`. Decodes in
-this process: a sample is small, and its outputs are kept in memory.
+The default, `splits`, is about whole sets: see `calm_beam.launch.evaluate_splits`. The others are on a sample of
+prompts, with no other flags of the embedded data, by the embedded model. They write NAME.csv, NAME.json and NAME.svg
+into `--output`, and decode in this process: a sample is small, and its outputs are kept in memory.
 """
 
 import argparse
@@ -28,6 +29,7 @@ from calm_beam.manifest import MANIFEST
 from calm_beam.metrics.registry import MetricError
 from calm_beam.storage import absolute, check_writable, exists, is_file, joined, replacing
 
+from . import evaluate_splits
 from .evaluate_propagation import PROPAGATION
 from .evaluate_sensitivity import SENSITIVITY
 from .evaluate_tradeoff import TRADEOFF
@@ -46,9 +48,9 @@ def main(argv: Sequence[str]) -> int:
     """Runs the command and returns its exit status."""
     try:
         name = _experiment_name(argv)
+        if name == "splits":
+            return evaluate_splits.main(argv, add_experiment_flag=_add_experiment_flag)
         flags = parse_own_flags(_parser(name), argv)
-        if name is None:
-            raise UsageError(f"--experiment is missing: one of {', '.join(_EXPERIMENTS)}.")
         _fill_in_defaults(flags)
         output = _checked_output(flags, name)
         check_plots_available()
@@ -81,26 +83,24 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def _experiment_name(argv: Sequence[str]) -> str | None:
+def _experiment_name(argv: Sequence[str]) -> str:
     """Returns which experiment is asked for: that decides which other flags there are."""
     parser = FlagParser(prog="calm-beam evaluate", add_help=False)
     _add_experiment_flag(parser)
-    name: str | None = parser.parse_known_args(list(argv))[0].experiment
+    name: str = parser.parse_known_args(list(argv))[0].experiment
     return name
 
 
 def _add_experiment_flag(parser: FlagParser) -> None:
-    described = "; ".join(f"{name}: {experiment.description}" for name, experiment in _EXPERIMENTS.items())
-    parser.add_argument("--experiment", choices=tuple(_EXPERIMENTS), help=described)
+    descriptions = {"splits": evaluate_splits.DESCRIPTION}
+    descriptions |= {name: experiment.description for name, experiment in _EXPERIMENTS.items()}
+    described = "; ".join(f"{name}: {description}" for name, description in descriptions.items())
+    parser.add_argument("--experiment", choices=tuple(descriptions), default="splits", help=described)
 
 
-def _parser(name: str | None) -> FlagParser:
-    """Returns the parser of an experiment's flags, or of those that all have."""
-    parser = FlagParser(
-        prog="calm-beam evaluate",
-        description=(__doc__ or "").split("\n\n")[0],
-        epilog="With --experiment=NAME, --help lists the flags of that experiment too.",
-    )
+def _parser(name: str) -> FlagParser:
+    """Returns the parser of an experiment's flags."""
+    parser = FlagParser(prog="calm-beam evaluate", description=(__doc__ or "").split("\n\n")[0])
     _add_experiment_flag(parser)
     add_task_flags(parser)
     run = parser.add_argument_group("run")
@@ -111,8 +111,7 @@ def _parser(name: str | None) -> FlagParser:
     )
     run.add_argument("--output", default="evaluation", help="directory for table and plot")
     run.add_argument("--overwrite", action="store_true", help="replace an earlier result of this experiment")
-    if name is not None:
-        _EXPERIMENTS[name].add_flags(parser)
+    _EXPERIMENTS[name].add_flags(parser)
     return parser
 
 

@@ -3,7 +3,7 @@
 import argparse
 import functools
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rich import box
 from rich.table import Table
@@ -17,15 +17,12 @@ from calm_beam.decoding.settings import DecodeSettings
 from .experiment import Experiment, Findings, Plan
 from .flags import FlagParser, UsageError, add_exit_flags, texts
 from .performance_rows import MEANING, performance_row, performance_table
-from .plots import BLACK, COLOURS, GREY, tidy
+from .plots import BLACK, MEASURES, measure_style, tidy
 from .setup_run import PreparedRun, decode_settings
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
-
-# What could be served; static layers and the oracle are always measured beside them.
-_MEASURES = ("softmax", "softmax_max", "state", "classifier")
 
 
 def _add_flags(parser: FlagParser) -> None:
@@ -34,21 +31,21 @@ def _add_flags(parser: FlagParser) -> None:
         "--confidence",
         dest="confidences",
         type=texts,
-        help=f"confidence measures, comma-separated, of {', '.join(_MEASURES)}; default: all that the checkpoint has",
+        help=f"confidence measures, comma-separated, of {', '.join(MEASURES)}; default: all that the checkpoint has",
     )
 
 
 def _settings(flags: argparse.Namespace) -> DecodeSettings:
     for name in flags.confidences or ():
-        if name not in _MEASURES:
+        if name not in MEASURES:
             raise UsageError(
-                f"--confidence must list measures of {', '.join(_MEASURES)}, got {name!r}. Static layers and the "
+                f"--confidence must list measures of {', '.join(MEASURES)}, got {name!r}. Static layers and the "
                 "oracle are always measured beside them."
             )
     if len(set(flags.confidences or ())) < len(flags.confidences or ()):
         raise UsageError(f"--confidence must list different measures, got {', '.join(flags.confidences)}.")
     # The first stands for all of them.
-    return decode_settings(argparse.Namespace(**vars(flags), confidence=_MEASURES[0]))
+    return decode_settings(argparse.Namespace(**vars(flags), confidence=MEASURES[0]))
 
 
 def _plan(flags: argparse.Namespace, run: PreparedRun) -> Plan:
@@ -64,7 +61,7 @@ def _plan(flags: argparse.Namespace, run: PreparedRun) -> Plan:
 def _confidences(flags: argparse.Namespace, checkpoint: Checkpoint) -> tuple[str, ...]:
     has_classifier = bool(checkpoint.config.exit_classifier)
     if flags.confidences is None:
-        return tuple(name for name in _MEASURES if has_classifier or name != "classifier")
+        return tuple(name for name in MEASURES if has_classifier or name != "classifier")
     if "classifier" in flags.confidences and not has_classifier:
         raise UsageError(
             f"--confidence=classifier needs decoder/meta_cls in the checkpoint; {flags.checkpoint} has none."
@@ -100,7 +97,7 @@ def _measure(variants: Sequence[Variant], task: Task, decoded: Callable[[], None
 
 def _grid_table(curves: dict[str, list[Measured]], *, metric: str) -> Table:
     """Returns layers and score of every measure at every threshold."""
-    measures = [name for name in curves if name in _MEASURES]
+    measures = [name for name in curves if name in MEASURES]
     has_references = curves[measures[0]][0].performance.quality is not None
     title = f"Layers per token and {'quality' if has_references else 'similarity'} ({metric})"
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
@@ -133,14 +130,8 @@ def _draw(full: Measured, curves: dict[str, list[Measured]], metric: str, figure
 
 
 def _draw_panel(axes: "Axes", full: Measured, curves: dict[str, list[Measured]], field: str) -> None:
-    measures = [name for name in curves if name in _MEASURES]
-    styles: dict[str, dict[str, Any]] = {
-        name: {"color": COLOURS[_MEASURES.index(name)], "marker": "."} for name in measures
-    }
-    styles["static"] = {"color": GREY, "marker": "s", "linestyle": "--", "markersize": 3}
-    styles["oracle"] = {"color": BLACK, "marker": "*", "linestyle": "none", "markersize": 9}
-    for name, style in styles.items():
-        points = [measured.performance for measured in curves[name]]
+    for name, found in curves.items():
+        points = [measured.performance for measured in found]
         scores = [getattr(point, field) for point in points]
         axes.errorbar(
             [point.layers.mean for point in points],
@@ -149,7 +140,7 @@ def _draw_panel(axes: "Axes", full: Measured, curves: dict[str, list[Measured]],
             elinewidth=0.6,
             linewidth=1.2,
             label=f"{name} layers" if name == "static" else name,
-            **style,
+            **measure_style(name),
         )
     axes.axhline(getattr(full.performance, field).mean, color=BLACK, linewidth=0.8, linestyle=":", label="full model")
 

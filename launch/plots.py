@@ -4,7 +4,7 @@ import contextlib
 import importlib.util
 import os
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from calm_beam.storage import replacing
 
@@ -17,6 +17,9 @@ if TYPE_CHECKING:
 # Told apart by readers who are colour-blind too (Okabe and Ito, "Color universal design", 2008).
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 BLACK, GREY = "#000000", "#777777"
+
+MEASURES = ("softmax", "softmax_max", "state", "classifier")
+"""Confidence measures that could be served; each has a colour of its own."""
 
 
 def check_plots_available() -> None:
@@ -43,6 +46,21 @@ def saved_figure(path: str, *, width: float = 7.0, height: float = 4.0) -> "Iter
         dates = {"svg": {"Date": None}, "pdf": {"CreationDate": None}}
         with replacing(path) as temporary:
             figure.savefig(temporary, format=kind, dpi=150, metadata=dates.get(kind))
+
+
+def measure_style(name: str, *, place: int = 0) -> dict[str, Any]:
+    """Returns how a measure is drawn, the same in all figures.
+
+    Args:
+      name: A confidence measure, or another name that needs a colour too.
+      place: Of that other name among its like, from 0.
+    """
+    if name == "static":
+        return {"color": GREY, "marker": "s", "linestyle": "--", "markersize": 3}
+    if name == "oracle":
+        return {"color": BLACK, "marker": "*", "linestyle": "none", "markersize": 9}
+    index = MEASURES.index(name) if name in MEASURES else len(MEASURES) + place
+    return {"color": COLOURS[index % len(COLOURS)], "marker": "."}
 
 
 def tidy(axes: "Axes") -> None:

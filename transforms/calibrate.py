@@ -1,28 +1,21 @@
 """Scoring generations, summing exactly, testing, and writing the results."""
 
 import dataclasses
-import itertools
 from collections.abc import Iterable, Iterator
 
 import apache_beam as beam
-import numpy as np
-from apache_beam.metrics import Metrics
 
-from calm_beam.calibration import Layout, Plan, RunRecord, Tally, calibrate, has_ended, risk_rows, score_by_policy
+from calm_beam.calibration import Layout, Plan, RunRecord, Tally, calibrate, has_ended, risk_rows
 from calm_beam.calibration.publish import EarlierResult, publish
 from calm_beam.calibration.totals import CalibrationTotals
 from calm_beam.examples import DataError
 from calm_beam.failures import check_failures, failure_limit
-from calm_beam.generation_folder import Completion, StoredGenerations, shard_path
-from calm_beam.generations import Generation, GenerationsError, StoredShard, read_generations, stored_shard
-from calm_beam.metrics.registry import get_metric, take_clipped
+from calm_beam.generation_folder import Completion, StoredGenerations
+from calm_beam.generations import StoredShard
 from calm_beam.metrics.settings import NO_SETTINGS, MetricSettings
 from calm_beam.risk.clusters import ClusterLosses
 
-from .metrics import CLIPPED_SCORES, NAMESPACE
-
-# Examples whose totals are made at once: arrays long enough to be fast, short enough to stay in the cache.
-_BATCH = 64
+from .scoring import ShardScorer
 
 
 @dataclasses.dataclass
@@ -65,7 +58,7 @@ class CalibrateGenerations(beam.PTransform):
             # Also spreads them over workers: the list is one element.
             | "CountShardsOnce" >> beam.GroupByKey()
         )
-        scorer = _Scorer(tested, self.stored, self.max_failures, self.metric_settings)
+        scorer = ShardScorer(tested, self.stored, self.max_failures, self.metric_settings)
         if self.plan.cluster_key is None:
             tallies = shards | "ScoreExamples" >> beam.ParDo(_ScoreShard(scorer), completion)
         else:
@@ -92,87 +85,10 @@ def _numbered_shards(completion: Completion) -> Iterator[tuple[int, StoredShard]
     return ((shard.shard, shard) for shard in completion.shards)
 
 
-class _Scorer:
-    """Reads a stored shard in batches, with the losses of every example."""
-
-    def __init__(
-        self, plan: Plan, stored: StoredGenerations, max_failures: int | None, metric_settings: MetricSettings
-    ) -> None:
-        self.plan = plan
-        self._metric_settings = metric_settings
-        self._clipped = Metrics.counter(NAMESPACE, CLIPPED_SCORES)
-        self._stored = stored
-        self._max_failures = max_failures
-        # The full model's output stands before those of the thresholds.
-        self._lanes = (0, *(1 + stored.thresholds.index(threshold) for threshold in plan.thresholds))
-
-    def setup(self) -> None:
-        """Looks up metrics, which may not travel between processes."""
-        self._layout = self.plan.layout()
-        self._metrics = {
-            objective.metric: get_metric(objective.metric, self._metric_settings)
-            for objective in self._layout.objectives
-        }
-
-    def batches(
-        self, element: tuple[int, Iterable[StoredShard]], completion: Completion
-    ) -> Iterator[tuple[Tally, list[Generation], np.ndarray]]:
-        """Yields batches of a shard: a tally without losses, the generations, and their losses.
-
-        Losses have shape (examples, objectives, thresholds), int64.
-
-        Raises:
-          GenerationsError: If the file is not the one that was marked as complete.
-          DataError: If more examples fail than may.
-        """
-        number, copies = element
-        (shard,) = set(copies)
-        path = shard_path(self._stored.directory, number, num_shards=self._stored.num_shards)
-        if stored_shard(path) != shard:
-            raise GenerationsError(f"{path}: was replaced after decoding was complete. Decode anew, with --overwrite.")
-        limit = failure_limit(self._max_failures, examples=completion.examples)
-        generations = read_generations(path)
-        failures: list[tuple[str, str]] = []
-        while batch := list(itertools.islice(generations, _BATCH)):
-            scored = [self._score(self._at_lanes(generation, path)) for generation in batch]
-            self._clipped.inc(sum(map(take_clipped, self._metrics.values())))
-            failed = [(each.example.id, each.failure) for each, _ in scored if each.failure is not None]
-            failures.extend(failed)
-            # Before they are more than a worker can hold.
-            check_failures(failures, failed=len(failures), limit=limit)
-            tally = Tally(
-                totals=CalibrationTotals.of_examples([generation for generation, _ in scored], self._layout),
-                by_shard=((number, len(scored)),),
-                failures=tuple(sorted(failed)),
-            )
-            yield tally, [generation for generation, _ in scored], np.stack([losses for _, losses in scored])
-
-    def _at_lanes(self, generation: Generation, path: str) -> Generation:
-        """Returns the generation with the outputs of the plan's thresholds alone."""
-        if generation.failure is not None:
-            return generation
-        if len(generation.outputs) != 1 + len(self._stored.thresholds):
-            raise GenerationsError(
-                f"{path}: example {generation.example.id} has {len(generation.outputs)} outputs, not one for the full "
-                f"model and each of {len(self._stored.thresholds)} thresholds."
-            )
-        return dataclasses.replace(generation, outputs=tuple(generation.outputs[lane] for lane in self._lanes))
-
-    def _score(self, generation: Generation) -> tuple[Generation, np.ndarray]:
-        layout = self._layout
-        return score_by_policy(
-            generation,
-            layout.objectives,
-            self._metrics,
-            num_thresholds=layout.thresholds,
-            on_error=self.plan.on_error,
-        )
-
-
 class _ScoreShard(beam.DoFn):
     """Yields the tally of a stored shard, each example of which is a unit by itself."""
 
-    def __init__(self, scorer: _Scorer) -> None:
+    def __init__(self, scorer: ShardScorer) -> None:
         self._scorer = scorer
 
     def setup(self) -> None:
@@ -193,7 +109,7 @@ class _ScoreShard(beam.DoFn):
 class _ScoreClusters(beam.PTransform):
     """Turns stored shards into tallies whose units are clusters, wherever their examples are stored."""
 
-    scorer: _Scorer
+    scorer: ShardScorer
 
     # Beam has no type hints for tuples of PCollections, and would say so at every run.
     @beam.typehints.decorators.no_annotations
@@ -214,7 +130,7 @@ class _ScoreClusters(beam.PTransform):
 class _ScoreMembers(beam.DoFn):
     """Yields tallies of a shard without its losses, and those by cluster under the tag `losses`."""
 
-    def __init__(self, scorer: _Scorer) -> None:
+    def __init__(self, scorer: ShardScorer) -> None:
         self._scorer = scorer
 
     def setup(self) -> None:

@@ -17,7 +17,7 @@ from calm_beam.generations import GenerationsError, read_generations, stored_sha
 from calm_beam.launch import calibrate
 from calm_beam.launch.cli import main
 from calm_beam.manifest import Manifest, read_manifest
-from calm_beam.transforms.calibrate import _Scorer
+from calm_beam.transforms.scoring import ShardScorer
 from tests.pipelines import BROKEN_ID, SHORT_FLAGS, id_rows, without_time, write_model, write_rows
 
 _ASKED = ("--consistency=textual,risk", "--metric=token_f1", "--delta=0.3,0.6", "--epsilon=0.1")
@@ -489,13 +489,13 @@ def test_generations_need_no_model(whole: pathlib.Path, tmp_path: pathlib.Path) 
     _check_same(tmp_path / "out", whole)
 
 
-def _scorer(folder: pathlib.Path) -> tuple[_Scorer, Completion]:
+def _scorer(folder: pathlib.Path) -> tuple[ShardScorer, Completion]:
     job = DecodeJob.read(str(folder))
     completion = Completion.read(str(folder), job)
     specs = all_specs(consistencies=("textual",), metrics=("token_f1",), deltas=(0.3,), epsilons=(0.1,))
     plan = Plan.of(specs, job.settings, model="m", vocabulary=None)
     stored = StoredGenerations(directory=str(folder), num_shards=job.num_shards, thresholds=job.settings.thresholds)
-    scorer = _Scorer(plan, stored, None)
+    scorer = ShardScorer(plan, stored, None)
     scorer.setup()
     return scorer, completion
 

@@ -1,0 +1,478 @@
+"""`calm-beam evaluate`, or `--experiment=splits`: repeated random splits into a calibration and a test part.
+
+    calm-beam evaluate --generations=softmax,state,classifier --metric=rouge_l_unicode --consistency=textual,risk \
+        --delta=0.02,0.05,0.1 --output=evaluation
+
+where the three are output directories of `calibrate`, of the same model and data with another `--confidence` each.
+With `--checkpoint` and `--data` instead, they are made first, under `sweeps` in the output directory.
+
+In each of `--trials` splits, the calibration part chooses a threshold for every tolerance, loss, measure and test, and
+the rest says what it is worth: risk, layers, operations, BLEU. All trials of all measures are summed in one pass over
+the generations. Every example (or cluster) draws by a hash of seed, id and trial whether it calibrates, so that the
+parts have about, not exactly, the sizes of `--calibration_share`; see `calm_beam.calibration.splits`.
+
+Writes splits.csv (the table), splits_curves.csv (all tolerances), splits_trials.parquet (every trial),
+splits_grid.csv and .parquet (the whole set at every threshold), splits.json (how), and two figures as .svg and .png.
+"""
+
+import argparse
+import contextlib
+import csv
+import dataclasses
+import json
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import apache_beam as beam
+from rich.console import Console
+
+from calm_beam.analysis.output_counts import OutputCounter
+from calm_beam.analysis.sample import sampled
+from calm_beam.analysis.split_files import GridRow, read_grid, read_trials
+from calm_beam.analysis.split_outcomes import Summary, summaries
+from calm_beam.calibration import Plan, Spec, all_specs
+from calm_beam.calibration.specs import LOSSES
+from calm_beam.calibration.splits import Splits
+from calm_beam.demo import embedded
+from calm_beam.efficiency.flops import DecoderSizes
+from calm_beam.exits.rule import ExitRule
+from calm_beam.generation_folder import StoredGenerations, shard_files
+from calm_beam.generations import stored_examples
+from calm_beam.manifest import MANIFEST
+from calm_beam.metrics.corpus_bleu import is_bleu_available
+from calm_beam.risk.fwer import PROCEDURES
+from calm_beam.risk.pvalues import P_VALUES
+from calm_beam.storage import absolute, check_writable, exists, is_file, joined, replacing
+from calm_beam.transforms.splits import SplitGenerations, SplitSource
+
+from .experiment import Cell
+from .flags import FlagParser, UsageError, add_decode_flags, naming, numbers, parse_flags, texts, whole_number
+from .metric_flags import METRIC_NAMES, add_metric_settings, checked_metrics, metric_settings
+from .plots import check_plots_available, saved_figure
+from .runners import PipelineError, is_local, make_runner, run_pipeline
+from .split_plots import PANEL_WIDTH, by_test, draw_curves, draw_tradeoff, tradeoff_objectives
+from .split_sources import ModelOfGenerations, StoredMeasure, find_measures, find_model, have_references
+from .split_tables import Speedups, notes, summary_row, summary_tables
+from .staging import staged
+from .versions import run_versions
+
+DESCRIPTION = "repeated random splits: thresholds chosen on one part, measured on the rest (the default)"
+
+_CURVE = (0.01, 0.02, 0.03, 0.04, 0.05, 0.06, 0.08, 0.1, 0.12, 0.15, 0.2, 0.25, 0.3, 0.35, 0.4, 0.45, 0.5)
+_TABLE, _CURVES, _TRIALS, _GRID, _RECORD = (
+    "splits.csv",
+    "splits_curves.csv",
+    "splits_trials.parquet",
+    "splits_grid.parquet",
+    "splits.json",
+)
+_FIGURES = tuple(f"splits_{name}.{kind}" for name in ("curves", "tradeoff") for kind in ("svg", "png"))
+_FILES = (_TABLE, _CURVES, _TRIALS, "splits_grid.csv", _GRID, _RECORD, *_FIGURES)
+
+# Of those that `add_decode_flags` adds, what means something for stored generations too.
+_NOT_OF_DECODING = ("--checkpoint", "--vocabulary", "--on_error", "--max_failures", "--overwrite")
+
+
+def main(argv: Sequence[str], *, add_experiment_flag: Callable[[FlagParser], None]) -> int:
+    """Runs the experiment and returns the exit status of the command.
+
+    Args:
+      argv: All flags.
+      add_experiment_flag: Adds `--experiment`, which names all experiments of the command.
+    """
+    start = time.monotonic()
+    try:
+        parser = _parser(add_experiment_flag)
+        flags, options = parse_flags(parser, argv)
+        if not is_local(options):
+            raise UsageError("evaluate runs on this machine: leave --runner out.")
+        output = _checked_output(flags)
+        check_plots_available()
+        splits = Splits(trials=flags.trials, calibration_share=flags.calibration_share, seed=flags.seed)
+        _fill_in_metric(flags)
+        if flags.generations is None:
+            flags.generations = _sweep(flags, argv, output)
+        else:
+            _refuse_decoding_flags(flags, argv)
+        measures = find_measures(flags.generations)
+        has_references = _settle_objectives(flags, measures)
+        specs, curve = _specs(flags)
+        model = find_model(measures[0], checkpoint=flags.checkpoint, vocabulary=flags.vocabulary)
+        if flags.speedup and model is None:
+            raise UsageError("--speedup needs the model: pass --checkpoint.")
+        sources = _sources(
+            flags,
+            measures,
+            model,
+            tuple(dict.fromkeys((*specs, *curve))),
+            with_bleu=has_references and is_bleu_available(),
+        )
+        pipeline = beam.Pipeline(runner=make_runner(options), options=options)
+    except _SweepFailedError as error:
+        return error.status
+    except (ValueError, OSError) as error:
+        print(f"calm-beam evaluate: {error}", file=sys.stderr)
+        return 2
+    try:
+        with staged(output) as staging:
+            trials, whole = joined(staging, _TRIALS), joined(staging, _GRID)
+            _ = pipeline | "SplitGenerations" >> SplitGenerations(
+                sources=sources,
+                splits=splits,
+                trials_path=trials,
+                grid_path=whole,
+                max_failures=flags.max_failures,
+                metric_settings=metric_settings(flags),
+            )
+            run_pipeline(pipeline)
+            found, grid = summaries(read_trials(trials)), read_grid(whole)
+            table = [summary for summary in found if summary.spec in specs]
+            speedups = _speedups(flags, measures, model, table) if flags.speedup and model else {}
+            _write(staging, _record(flags, measures, splits), found, table, grid, speedups, sources[0].num_layers)
+    except (PipelineError, ValueError, OSError) as error:
+        print(f"calm-beam evaluate: {error}", file=sys.stderr)
+        return 1
+    console = Console(markup=False, emoji=False)
+    for each in summary_tables(table, speedups, num_layers=sources[0].num_layers, with_speedup=bool(flags.speedup)):
+        console.print(each)
+    for note in notes(table, grid, max_decode_length=measures[0].job.settings.max_decode_length):
+        console.print(note)
+    if not is_bleu_available():
+        console.print("No BLEU: it needs sacrebleu, pip install 'calm-beam[metrics]'.")
+    completion = measures[0].completion
+    console.print(
+        f"{completion.examples} examples, {completion.failed} failed; {len(measures)} measures. "
+        f"{time.monotonic() - start:.0f} s."
+    )
+    console.print(f"Files: {joined(output, 'splits*')}", soft_wrap=True)
+    return 0
+
+
+def _parser(add_experiment_flag: Callable[[FlagParser], None]) -> FlagParser:
+    parser = FlagParser(
+        prog="calm-beam evaluate",
+        description=(__doc__ or "").split("\n\n")[0],
+        epilog="With --experiment=NAME, --help lists the flags of that experiment.",
+    )
+    add_experiment_flag(parser)
+    _add_own_flags(parser)
+    # For sweeps that are made first.
+    add_decode_flags(parser, default_grid_step=0.05)
+    _add_flags_of_both(parser)
+    return parser
+
+
+def _add_own_flags(parser: FlagParser) -> None:
+    """Adds the flags that say nothing about how to decode."""
+    parser.add_argument(
+        "--generations",
+        type=texts,
+        help="output directories of calibrations, or folders of generations, comma-separated: one for each confidence "
+        "measure, of the same model and data; without it, --checkpoint and --data are swept first",
+    )
+    splits = parser.add_argument_group("splits")
+    splits.add_argument("--trials", type=whole_number(1), default=50, help="number of random splits")
+    splits.add_argument(
+        "--calibration_share", type=float, default=0.8, help="expected share of the calibration part, in (0, 1)"
+    )
+    splits.add_argument("--seed", type=whole_number(0), default=0, help="decides the splits")
+    goal = parser.add_argument_group("guarantee (lists are comma-separated; every combination is tried)")
+    goal.add_argument("--consistency", type=texts, help="textual, risk; default: both if there are references")
+    goal.add_argument("--metric", type=texts, help=f"{METRIC_NAMES}; default: rouge_l")
+    add_metric_settings(goal)
+    goal.add_argument("--delta", type=numbers, default=(0.02, 0.05, 0.1, 0.25), help="risk tolerances of the table")
+    goal.add_argument("--curve_delta", type=numbers, default=_CURVE, help="risk tolerances of the curves")
+    goal.add_argument("--epsilon", type=numbers, default=(0.05,), help="allowed probabilities of error")
+    goal.add_argument("--risk_loss", choices=LOSSES["risk"], help="for risk consistency; relu is the paper's")
+    goal.add_argument(
+        "--p_value",
+        type=texts,
+        help="tests of one threshold; default: signed_mixture for signed losses, else the paper's",
+    )
+    goal.add_argument("--procedure", type=texts, default=("fixed_sequence",), help=f"of {', '.join(PROCEDURES)}")
+    speed = parser.add_argument_group("speedup")
+    speed.add_argument(
+        "--speedup",
+        action="store_true",
+        help="measure the served decoder against the full model, one prompt at a time, at the thresholds of the table",
+    )
+    speed.add_argument("--speedup_prompts", type=whole_number(1), default=200, help="prompts timed, the same for all")
+
+
+def _add_flags_of_both(parser: FlagParser) -> None:
+    """Adds flags that sweeps have too, with another meaning."""
+    parser.add_argument(
+        "--confidence",
+        dest="confidences",
+        type=texts,
+        help="confidence measures to sweep; default: softmax, state, and classifier if the model has one",
+    )
+    parser.add_argument("--output", default="evaluation", help="directory for tables, figures and sweeps")
+    parser.add_argument("--overwrite", action="store_true", help="replace an earlier result of this experiment")
+
+
+def _fill_in_metric(flags: argparse.Namespace) -> None:
+    """Sets the metric that the user left open: one for French where that is the embedded task."""
+    is_embedded = flags.generations is None and flags.checkpoint is None and flags.data is None
+    flags.metric = flags.metric or (("rouge_l_unicode",) if is_embedded else ("rouge_l",))
+
+
+def _checked_output(flags: argparse.Namespace) -> str:
+    with naming("--output"):
+        output = absolute(flags.output)
+        if is_file(output):
+            raise UsageError(f"--output {output}: is a file, expected a directory.")
+        if exists(joined(output, MANIFEST)):
+            raise UsageError(f"--output {output}: holds a calibration. Choose another directory.")
+        found = [file for file in _FILES if exists(joined(output, file))]
+        check_writable(joined(output, _TABLE))
+    if found and not flags.overwrite:
+        raise UsageError(f"--output {output}: holds {found[0]} already. Choose another directory, or pass --overwrite.")
+    return output
+
+
+def _refuse_decoding_flags(flags: argparse.Namespace, argv: Sequence[str]) -> None:
+    """Refuses what would decide how to decode, where nothing is decoded."""
+    decoding = FlagParser(prog="calm-beam evaluate", add_help=False)
+    add_decode_flags(decoding, default_grid_step=None)
+    given = [name for arg in argv if (name := arg.split("=")[0]) in decoding._option_string_actions]
+    refused = [name for name in given if name not in _NOT_OF_DECODING]
+    if refused:
+        raise UsageError(
+            f"{refused[0]} decides what is decoded, and --generations={','.join(flags.generations)} is decoded "
+            "already: leave one out."
+        )
+
+
+class _SweepFailedError(Exception):
+    """A sweep failed, and has said why."""
+
+    def __init__(self, status: int) -> None:
+        super().__init__(status)
+        self.status = status
+
+
+def _sweep(flags: argparse.Namespace, argv: Sequence[str], output: str) -> tuple[str, ...]:
+    """Makes the generations of every measure, and returns where."""
+    from calm_beam.checkpoints import load_checkpoint
+
+    from . import calibrate
+
+    own = FlagParser(prog="calm-beam evaluate", add_help=False)
+    _add_own_flags(own)
+    _add_flags_of_both(own)
+    own.add_argument("--experiment")
+    _, decoding = own.parse_known_args(list(argv))
+    measures = flags.confidences
+    if measures is None:
+        has_classifier = load_checkpoint(flags.checkpoint or str(embedded.MODEL)).config.exit_classifier
+        measures = ("softmax", "state", *(("classifier",) if has_classifier else ()))
+    folders = []
+    for measure in measures:
+        folder = joined(output, "sweeps", measure)
+        print(f"sweep {measure}", file=sys.stderr)
+        arguments = [*decoding, f"--confidence={measure}", f"--output={folder}"]
+        if flags.consistency:
+            arguments.append(f"--consistency={','.join(flags.consistency)}")
+        # What calibrate prints is no result of this command.
+        with contextlib.redirect_stdout(sys.stderr):
+            status = calibrate.main(arguments)
+        if status:
+            raise _SweepFailedError(status)
+        folders.append(folder)
+    return tuple(folders)
+
+
+def _specs(flags: argparse.Namespace) -> tuple[tuple[Spec, ...], tuple[Spec, ...]]:
+    """Returns the specs of the table, and those of the curves."""
+    flags.metric = checked_metrics(flags.metric, metric_settings(flags))
+    for name in flags.p_value or ():
+        if name in P_VALUES and P_VALUES[name].needs_table:
+            raise UsageError(
+                f"--p_value={name} needs every single loss in an order of its own, and splits keep sums alone. Take "
+                "one that is made of sums, such as signed_mixture."
+            )
+
+    def specs(deltas: Sequence[float]) -> tuple[Spec, ...]:
+        found = [
+            spec
+            for p_value in flags.p_value or (None,)
+            for procedure in flags.procedure
+            for spec in all_specs(
+                consistencies=flags.consistency,
+                metrics=flags.metric,
+                deltas=deltas,
+                epsilons=flags.epsilon,
+                risk_loss=flags.risk_loss,
+                p_value=p_value,
+                procedure=procedure,
+            )
+        ]
+        return tuple(dict.fromkeys(found))
+
+    return specs(flags.delta), specs(flags.curve_delta)
+
+
+def _settle_objectives(flags: argparse.Namespace, measures: Sequence[StoredMeasure]) -> bool:
+    """Sets what the user left open, and returns whether every example has references."""
+    referenced = have_references(measures[0])
+    if flags.consistency is None:
+        flags.consistency = ("textual", "risk") if referenced else ("textual",)
+    if "risk" in flags.consistency and not referenced:
+        raise UsageError(
+            f"--consistency=risk needs references, and not every example in {measures[0].folder} has some."
+        )
+    return referenced
+
+
+def _sources(
+    flags: argparse.Namespace,
+    measures: Sequence[StoredMeasure],
+    model: ModelOfGenerations | None,
+    specs: tuple[Spec, ...],
+    *,
+    with_bleu: bool,
+) -> tuple[SplitSource, ...]:
+    sizes = DecoderSizes.of(model.checkpoint.config) if model else None
+    sources = []
+    for measure in measures:
+        job = measure.job
+        if measure.completion.failed and flags.on_error == "fail":
+            raise UsageError(
+                f"{measure.completion.failed} of the examples in {measure.folder} could not be decoded. Pass "
+                "--on_error=worst_case to count them with loss 1 at every threshold."
+            )
+        sources.append(
+            SplitSource(
+                measure=measure.name,
+                plan=Plan.of(
+                    specs,
+                    job.settings,
+                    model=job.model.fingerprint,
+                    vocabulary=job.vocabulary_identity(),
+                    cluster_key=job.cluster_key,
+                    on_error=flags.on_error,
+                    on_long=job.on_long,
+                ),
+                stored=StoredGenerations(
+                    directory=measure.folder, num_shards=job.num_shards, thresholds=job.settings.thresholds
+                ),
+                completion=measure.completion,
+                counter=OutputCounter(
+                    max_decode_length=job.settings.max_decode_length,
+                    rule=measure.rule,
+                    sizes=sizes,
+                    with_bleu=with_bleu,
+                ),
+                settings=job.settings,
+                vocabulary=model.vocabulary_path if model else None,
+                extra_ids=job.vocabulary.extra_ids if job.vocabulary else 0,
+                num_layers=job.model.layers,
+                is_tested=not measure.rule.needs_full_model(),
+            )
+        )
+    if not any(source.is_tested for source in sources):
+        raise UsageError(
+            f"--generations: nothing can be served by {', '.join(source.measure for source in sources)}, which needs "
+            "every layer for every token: it is only shown beside others. Name another measure too."
+        )
+    return tuple(sources)
+
+
+def _speedups(
+    flags: argparse.Namespace,
+    measures: Sequence[StoredMeasure],
+    model: ModelOfGenerations,
+    table: Sequence[Summary],
+) -> Speedups:
+    """Returns the speedup at every threshold of the table, measured here."""
+    # Here, since it loads JAX.
+    from calm_beam.decoding.early_exit import EarlyExitDecoder
+    from calm_beam.decoding.prompts import encode_prompt
+    from calm_beam.efficiency.speedup import measure_speedups
+
+    job = measures[0].job
+    settings = job.settings
+    lengths = {"max_decode_length": settings.max_decode_length, "max_input_length": settings.max_input_length}
+    rules = {measure.name: measure.rule for measure in measures}
+    chosen = dict.fromkeys((each.measure, each.threshold) for each in table if each.threshold is not None)
+    examples = [example for path in shard_files(measures[0].folder) for example in stored_examples(path)]
+    vocab_size = model.checkpoint.config.vocab_size
+    prompts = [
+        encode_prompt(example, model.vocabulary, settings, vocab_size=vocab_size, on_long="truncate").ids
+        for example in sampled(examples, flags.speedup_prompts)
+    ]
+    print(
+        f"speedup: {len(prompts)} prompts by the full model and at {len(chosen)} thresholds, one at a time",
+        file=sys.stderr,
+    )
+    return measure_speedups(
+        # Static confidence is known without computing anything.
+        EarlyExitDecoder(model.checkpoint, ExitRule(confidence="static"), threshold=None, **lengths),
+        {
+            (name, threshold): EarlyExitDecoder(model.checkpoint, rules[name], threshold=threshold, **lengths)
+            for name, threshold in chosen
+        },
+        prompts,
+        max_input_length=settings.max_input_length,
+    )
+
+
+def _record(flags: argparse.Namespace, measures: Sequence[StoredMeasure], splits: Splits) -> dict[str, Any]:
+    """Returns what it takes to find the same again."""
+    job = measures[0].job
+    return {
+        "experiment": "splits",
+        "measures": [
+            {
+                "name": measure.name,
+                "generations": measure.folder,
+                "rule": dataclasses.asdict(measure.rule),
+                "thresholds": measure.job.settings.thresholds,
+                "examples": measure.completion.examples,
+                "failed": measure.completion.failed,
+            }
+            for measure in measures
+        ],
+        "splits": dataclasses.asdict(splits),
+        "model": job.model.to_dict(),
+        "data": job.patterns,
+        "cluster_key": job.cluster_key,
+        "max_decode_length": job.settings.max_decode_length,
+        "on_error": flags.on_error,
+        "speedup_prompts": flags.speedup_prompts if flags.speedup else None,
+        "software": run_versions(job.software),
+    }
+
+
+def _write(
+    directory: str,
+    record: Mapping[str, Any],
+    found: Sequence[Summary],
+    table: Sequence[Summary],
+    grid: Sequence[GridRow],
+    speedups: Speedups,
+    num_layers: int,
+) -> None:
+    _write_csv(joined(directory, _TABLE), [summary_row(summary, speedups) for summary in table])
+    _write_csv(joined(directory, _CURVES), [summary_row(summary, speedups) for summary in found])
+    _write_csv(joined(directory, "splits_grid.csv"), [dataclasses.asdict(row) for row in grid])
+    with replacing(joined(directory, _RECORD)) as temporary:
+        temporary.write_text(json.dumps(record, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
+    groups = by_test(found)
+    for kind in ("svg", "png"):
+        width = 1 + PANEL_WIDTH * len(groups)
+        with saved_figure(joined(directory, f"splits_curves.{kind}"), width=width, height=5.5) as figure:
+            draw_curves(groups, num_layers=num_layers, figure=figure)
+        width = 1 + PANEL_WIDTH * len(tradeoff_objectives(grid))
+        with saved_figure(joined(directory, f"splits_tradeoff.{kind}"), width=width) as figure:
+            draw_tradeoff(grid, figure=figure)
+
+
+def _write_csv(path: str, rows: Sequence[Mapping[str, Cell]]) -> None:
+    with replacing(path) as temporary, open(temporary, "w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, fieldnames=list(rows[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)

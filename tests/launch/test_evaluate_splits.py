@@ -1,0 +1,230 @@
+"""`calm-beam evaluate` as it is without `--experiment`: from stored generations to tables, files and figures."""
+
+import csv
+import json
+import pathlib
+
+import pyarrow.parquet
+import pytest
+
+from calm_beam.analysis.split_files import read_grid, read_trials
+from calm_beam.calibration.splits import Splits
+from calm_beam.launch.cli import main
+from calm_beam.launch.evaluate_splits import _FILES
+from tests.pipelines import SHORT_FLAGS, id_rows, text_rows, write_model, write_rows, write_vocabulary
+
+pytestmark = pytest.mark.timeout(300)
+
+_COUNT = 40
+
+
+@pytest.fixture(autouse=True)
+def _wide_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "160")
+
+
+@pytest.fixture(scope="module")
+def swept(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    """A folder with a model, and calibrations of it on text by two measures and the oracle."""
+    folder = tmp_path_factory.mktemp("splits")
+    vocabulary = write_vocabulary(folder / "pieces.model")
+    model = write_model(folder / "model", vocabulary=vocabulary)
+    # Every prompt once.
+    rows = [row for index, row in enumerate(text_rows(_COUNT * 5 // 4)) if index % 5 != 4]
+    data = write_rows(folder / "rows.jsonl", [{**row, "id": f"row-{index}"} for index, row in enumerate(rows)])
+    for measure in ("softmax", "state", "oracle"):
+        flags = (*SHORT_FLAGS, "--metric=token_f1", f"--confidence={measure}", f"--output={folder / measure}")
+        assert main(["calibrate", f"--checkpoint={model}", f"--data={data}", *flags]) == 0
+    return folder
+
+
+def _evaluate(swept: pathlib.Path, output: pathlib.Path, *flags: str, measures: str = "softmax,state,oracle") -> int:
+    generations = ",".join(str(swept / name) for name in measures.split(","))
+    own = ("--trials=6", "--calibration_share=0.7", "--metric=token_f1", "--delta=0.5,0.9", "--curve_delta=0.3,0.9")
+    return main(["evaluate", f"--generations={generations}", f"--output={output}", *own, *flags])
+
+
+def _rows(path: pathlib.Path) -> list[dict[str, str]]:
+    with open(path, encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def test_all_measures_in_one_run(
+    swept: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A line for each loss, tolerance and measure; every trial and the whole set in files; the oracle as a bound."""
+    output = tmp_path / "out"
+    assert _evaluate(swept, output, "--speedup", "--speedup_prompts=3", "--p_value=hoeffding_bentkus") == 0
+    assert {path.name for path in output.iterdir()} == set(_FILES)
+    table = _rows(output / "splits.csv")
+    assert [(row["consistency"], row["delta"], row["measure"]) for row in table] == [
+        (consistency, delta, measure)
+        for measure in ("softmax", "state")
+        for consistency in ("textual", "risk")
+        for delta in ("0.5", "0.9")
+    ]
+    assert {(row["loss"], row["trials"]) for row in table} == {("dissimilarity", "6"), ("relu", "6")}
+    assert {row["delta"] for row in _rows(output / "splits_curves.csv")} == {"0.3", "0.5", "0.9"}
+    trials = read_trials(str(output / "splits_trials.parquet"))
+    # Two measures, two losses, three tolerances.
+    assert len(trials) == 6 * 2 * 2 * 3
+    assert {trial.n_calibration + trial.n_test for trial in trials} == {_COUNT}
+    expected = Splits(trials=6, calibration_share=0.7, seed=0).parts([f"row-{index}" for index in range(_COUNT)])
+    assert {(trial.trial, trial.n_calibration) for trial in trials} == set(enumerate(expected[:, :-1].sum(axis=0)))
+    for row in table:
+        # Where a line has a threshold, its speedup was measured.
+        assert (row["speedup"] != "") == (row["threshold"] != "")
+        assert float(row["exceeding_low"]) <= float(row["exceeding_share"]) <= float(row["exceeding_high"])
+        assert float(row["flops_calm_table"]) <= float(row["flops_appendix_b"])
+    grid = read_grid(str(output / "splits_grid.parquet"))
+    assert {row.measure for row in grid} == {"softmax", "state", "oracle"}
+    full = [row for row in grid if row.threshold is None]
+    assert {(row.layers, row.risk, row.flops_appendix_b, row.outputs) for row in full} == {(4.0, 0.0, 1.0, _COUNT)}
+    assert len({row.bleu for row in full}) == 1
+    assert full[0].bleu is not None
+    printed = capsys.readouterr().out
+    assert "textual consistency, token_f1 (dissimilarity loss)" in printed
+    assert f"of the full model's {_COUNT}, at most" in printed
+    record = json.loads((output / "splits.json").read_text(encoding="utf-8"))
+    assert [measure["name"] for measure in record["measures"]] == ["softmax", "state", "oracle"]
+    assert record["splits"] == {"trials": 6, "calibration_share": 0.7, "seed": 0}
+
+
+def test_the_whole_set_is_that_of_the_calibration(swept: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    """Risk and layers at every threshold are those of the calibration's own risk table."""
+    assert _evaluate(swept, tmp_path / "out", measures="softmax") == 0
+    calibrated = {
+        float(row["threshold"]): (float(row["risk"]), float(row["layers"]))
+        for row in _rows(swept / "softmax" / "risk_table.csv")
+    }
+    grid = read_grid(str(tmp_path / "out" / "splits_grid.parquet"))
+    textual = {row.threshold: (row.risk, row.layers) for row in grid if row.consistency == "textual"}
+    assert {key: value for key, value in textual.items() if key is not None} == calibrated
+
+
+def test_results_do_not_depend_on_workers(swept: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    """Repeating bundles and another company change no number of any trial."""
+    for name, measures, flags in (
+        ("one", "softmax", ()),
+        ("two", "state,softmax", ("--direct_runner_bundle_repeat=1",)),
+    ):
+        assert _evaluate(swept, tmp_path / name, *flags, measures=measures) == 0
+    alone, beside = (
+        [trial for trial in read_trials(str(tmp_path / name / "splits_trials.parquet")) if trial.measure == "softmax"]
+        for name in ("one", "two")
+    )
+    assert alone == beside
+
+
+def test_clusters_are_split_as_a_whole(tmp_path: pathlib.Path) -> None:
+    """Examples of one cluster count as one unit, in one part, with the mean of their losses."""
+    rows = [{**row, "topic": f"topic-{index // 4}"} for index, row in enumerate(id_rows(24))]
+    data = write_rows(tmp_path / "rows.jsonl", rows)
+    model = write_model(tmp_path / "model")
+    flags = (*SHORT_FLAGS, "--metric=token_f1", "--cluster_key=topic", f"--output={tmp_path / 'softmax'}")
+    assert main(["calibrate", f"--checkpoint={model}", f"--data={data}", *flags]) == 0
+    assert _evaluate(tmp_path, tmp_path / "out", measures="softmax") == 0
+    trials = read_trials(str(tmp_path / "out" / "splits_trials.parquet"))
+    members = Splits(trials=6, calibration_share=0.7, seed=0).parts([f"topic-{index}" for index in range(6)])
+    assert {(trial.trial, trial.n_calibration) for trial in trials} == set(enumerate(members[:, :-1].sum(axis=0)))
+    calibrated = {row["threshold"]: float(row["risk"]) for row in _rows(tmp_path / "softmax" / "risk_table.csv")}
+    grid = read_grid(str(tmp_path / "out" / "splits_grid.parquet"))
+    assert {
+        str(row.threshold): row.risk for row in grid if row.consistency == "textual" and row.threshold is not None
+    } == calibrated
+    assert {row.n for row in grid} == {6}
+
+
+def test_operations_are_left_out_without_the_model(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Generations whose model is gone are split all the same; what needs the model is missing, and it is said why."""
+    model = write_model(tmp_path / "model")
+    data = write_rows(tmp_path / "rows.jsonl", id_rows(24))
+    flags = (*SHORT_FLAGS, "--metric=token_f1", f"--output={tmp_path / 'softmax'}")
+    assert main(["calibrate", f"--checkpoint={model}", f"--data={data}", *flags]) == 0
+    (tmp_path / "model").rename(tmp_path / "elsewhere")
+    assert _evaluate(tmp_path, tmp_path / "out", measures="softmax") == 0
+    assert "operations are not counted" in capsys.readouterr().err
+    columns = pyarrow.parquet.read_table(tmp_path / "out" / "splits_trials.parquet").to_pydict()
+    assert set(columns["flops_appendix_b"]) == {None}
+    assert _evaluate(tmp_path, tmp_path / "again", f"--checkpoint={tmp_path / 'elsewhere'}", measures="softmax") == 0
+    assert all(float(row["flops_appendix_b"]) > 0 for row in _rows(tmp_path / "again" / "splits.csv"))
+
+
+def test_model_and_data_are_swept_first(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """With a model and data instead of generations, each measure is decoded below the output directory."""
+    model = write_model(tmp_path / "model")
+    data = write_rows(tmp_path / "rows.jsonl", id_rows(24))
+    own = ("--trials=3", "--metric=token_f1", "--delta=0.9", "--curve_delta=0.9", "--confidence=softmax,state")
+    output = tmp_path / "out"
+    assert main(["evaluate", f"--checkpoint={model}", f"--data={data}", f"--output={output}", *SHORT_FLAGS, *own]) == 0
+    assert {row["measure"] for row in _rows(output / "splits.csv")} == {"softmax", "state"}
+    assert (output / "sweeps" / "state" / "manifest.json").is_file()
+    # What the sweeps print is no result of this command.
+    assert "Manifest:" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (("--trials=0",), "--trials: expected a whole number of at least 1, got '0'"),
+        (("--calibration_share=80",), "calibration_share must be in (0, 1), got 80.0"),
+        (("--p_value=wsr",), "--p_value=wsr needs every single loss in an order of its own"),
+        (("--delta=5",), "delta must be in (0, 1), got 5"),
+        (("--metric=rogue_l",), 'metric "rogue_l" is not known. Did you mean "rouge_l"?'),
+        (("--runner=DataflowRunner",), "evaluate runs on this machine: leave --runner out."),
+        (("--trails=3",), "unknown flag --trails. Did you mean --trials?"),
+        (("--checkpoint=nowhere",), "--checkpoint nowhere:"),
+        (("--confidence=state",), "--confidence decides what is decoded, and --generations="),
+        (("--data", "x.jsonl"), "--data decides what is decoded, and --generations="),
+        (("--generations=nowhere",), "no decode.json there and no generations below it"),
+    ],
+)
+def test_bad_input(
+    swept: pathlib.Path,
+    tmp_path: pathlib.Path,
+    capsys: pytest.CaptureFixture[str],
+    flags: tuple[str, ...],
+    message: str,
+) -> None:
+    """Refused before anything is read or written, with what was expected."""
+    assert _evaluate(swept, tmp_path / "out", *flags, measures="softmax") == 2
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("measures", "message"),
+    [
+        ("softmax,softmax", "softmax is there twice. Name each way of exiting once."),
+        ("oracle", "nothing can be served by oracle"),
+    ],
+)
+def test_measures_that_cannot_be_compared(
+    swept: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str], measures: str, message: str
+) -> None:
+    """Each way of exiting comes once, and at least one of them can be served."""
+    assert _evaluate(swept, tmp_path / "out", measures=measures) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_another_data_set_is_refused(
+    swept: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Measures of other data files are not compared; nor are files that hold other examples than they did."""
+    data = write_rows(tmp_path / "rows.jsonl", [{**row, "id": str(index)} for index, row in enumerate(text_rows(8))])
+    flags = (*SHORT_FLAGS, "--metric=token_f1", "--confidence=state", f"--output={tmp_path / 'other'}")
+    assert main(["calibrate", f"--checkpoint={swept / 'model'}", f"--data={data}", *flags]) == 0
+    both = f"--generations={swept / 'softmax'},{tmp_path / 'other'}"
+    assert main(["evaluate", both, f"--output={tmp_path / 'out'}", "--metric=token_f1"]) == 2
+    assert "Measures are compared on the same model and data." in capsys.readouterr().err
+
+
+def test_an_earlier_result_stays(
+    swept: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It is replaced by --overwrite alone."""
+    assert _evaluate(swept, tmp_path, "--trials=2", measures="softmax") == 0
+    assert _evaluate(swept, tmp_path, "--trials=3", measures="softmax") == 2
+    assert "holds splits.csv already. Choose another directory, or pass --overwrite." in capsys.readouterr().err
+    assert _evaluate(swept, tmp_path, "--trials=3", "--overwrite", measures="softmax") == 0
+    assert {row["trials"] for row in _rows(tmp_path / "splits.csv")} == {"3"}

@@ -1,0 +1,287 @@
+"""Repeated splits of stored generations into calibration and test parts: every trial of every measure in one pass."""
+
+import dataclasses
+import functools
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import apache_beam as beam
+import numpy as np
+
+from calm_beam.analysis.output_counts import OutputCounter
+from calm_beam.analysis.split_files import GridRow, write_grid, write_trials
+from calm_beam.analysis.split_outcomes import TrialOutcome, lane_counts, trial_outcomes
+from calm_beam.calibration import Plan, Tally
+from calm_beam.calibration.splits import Splits, SplitTally
+from calm_beam.decoding.prompts import encode_prompt
+from calm_beam.decoding.settings import DecodeSettings
+from calm_beam.examples import DataError, Example
+from calm_beam.failures import check_failures, failure_limit
+from calm_beam.generation_folder import Completion, StoredGenerations
+from calm_beam.generations import StoredShard
+from calm_beam.metrics.settings import NO_SETTINGS, MetricSettings
+from calm_beam.risk.clusters import ClusterLosses
+from calm_beam.risk.fixed_point import LOSS_SCALE
+from calm_beam.risk.statistics import Loss
+from calm_beam.vocabulary import Vocabulary
+
+from .scoring import ShardScorer
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SplitSource:
+    """The generations of one measure.
+
+    Attributes:
+      measure: Name of the measure.
+      plan: The guarantees asked for, and their tests.
+      stored: The generations.
+      completion: What they hold.
+      counter: What is counted of outputs.
+      settings: How they were decoded.
+      vocabulary: Path of the vocabulary that prompts were encoded with; None for token ids, or if nothing needs it.
+      extra_ids: Sentinels added to it.
+      num_layers: Decoder depth.
+      is_tested: Whether thresholds are chosen for it; if not, it stands beside the others as a bound.
+    """
+
+    measure: str
+    plan: Plan
+    stored: StoredGenerations
+    completion: Completion
+    counter: OutputCounter
+    settings: DecodeSettings
+    vocabulary: str | None
+    extra_ids: int
+    num_layers: int
+    is_tested: bool
+
+
+@dataclasses.dataclass
+class SplitGenerations(beam.PTransform):
+    """Splits stored generations again and again, and writes what was found.
+
+    Attributes:
+      sources: The measures; all of the same examples, which is checked at the end.
+      splits: How they are split.
+      trials_path: Parquet file of every trial, to write.
+      grid_path: Parquet file of the whole set at every threshold, to write.
+      max_failures: Most examples of a measure that may fail; None as in `failure_limit`.
+      metric_settings: What metrics need.
+    """
+
+    sources: tuple[SplitSource, ...]
+    splits: Splits
+    trials_path: str
+    grid_path: str
+    max_failures: int | None = None
+    metric_settings: MetricSettings = NO_SETTINGS
+
+    def expand(self, begin: beam.pvalue.PBegin) -> beam.PCollection:
+        """Returns a PCollection of str with the path of the trials, once everything is written."""
+        shards = (
+            begin
+            | "ListShards"
+            >> beam.Create(
+                [
+                    ((place, shard.shard), shard)
+                    for place, source in enumerate(self.sources)
+                    for shard in source.completion.shards
+                ]
+            )
+            # Also spreads them over workers.
+            | "CountShardsOnce" >> beam.GroupByKey()
+        )
+        score = _ScoreShard(self.sources, self.splits, self.max_failures, self.metric_settings)
+        if self.sources[0].plan.cluster_key is None:
+            tallies = shards | "ScoreExamples" >> beam.ParDo(score)
+        else:
+            scored = shards | "ScoreMembers" >> beam.ParDo(score).with_outputs("members", main="tallies")
+            clusters = (
+                scored.members
+                | "GroupByCluster" >> beam.CombinePerKey(_merged_members)
+                | "SplitClusters" >> beam.Map(_tally_of_cluster, sources=self.sources, splits=self.splits)
+            )
+            tallies = (scored.tallies, clusters) | "JoinTallies" >> beam.Flatten()
+        return (
+            tallies
+            | "SumSplits" >> beam.CombinePerKey(_merged_tallies)
+            | "GatherMeasures" >> beam.combiners.ToList()
+            | "WriteResults"
+            >> beam.Map(
+                _write_results,
+                sources=self.sources,
+                trials_path=self.trials_path,
+                grid_path=self.grid_path,
+                max_failures=self.max_failures,
+            )
+        )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Members:
+    """Examples of one cluster: sums of their losses and counts."""
+
+    losses: ClusterLosses
+    counts: np.ndarray
+
+
+class _ScoreShard(beam.DoFn):
+    """Yields the tally of a stored shard, keyed by its measure's place.
+
+    Where units are clusters, their members come under the tag `members`, keyed by place and cluster.
+    """
+
+    def __init__(
+        self,
+        sources: tuple[SplitSource, ...],
+        splits: Splits,
+        max_failures: int | None,
+        metric_settings: MetricSettings,
+    ) -> None:
+        self._sources = sources
+        self._splits = splits
+        self._scorers = [ShardScorer(source.plan, source.stored, max_failures, metric_settings) for source in sources]
+
+    def setup(self) -> None:
+        for scorer in self._scorers:
+            scorer.setup()
+        self._vocabularies = {
+            (source.vocabulary, source.extra_ids): Vocabulary(source.vocabulary, extra_ids=source.extra_ids)
+            for source in self._sources
+            if source.vocabulary
+        }
+
+    # Pairs, and tagged ones: Beam takes a union of both for what `CombinePerKey` gets.
+    def process(self, element: tuple[tuple[int, int], Iterable[StoredShard]]) -> Iterator[Any]:
+        (place, number), copies = element
+        source = self._sources[place]
+        layout = source.plan.layout()
+        whole = SplitTally.zero(layout, self._splits, count_rows=len(source.counter.rows))
+        for tally, generations, losses in self._scorers[place].batches((number, copies), source.completion):
+            counts = np.stack(
+                [
+                    source.counter.of(
+                        generation,
+                        lanes=1 + layout.thresholds,
+                        source_length=functools.partial(self._source_length, source, generation.example),
+                    )
+                    for generation in generations
+                ]
+            )
+            whole = dataclasses.replace(whole, tally=whole.tally.merge(tally))
+            if source.plan.cluster_key is None:
+                ids = [generation.example.id for generation in generations]
+                units = SplitTally.of_units(ids, losses, counts, layout, self._splits)
+                units = dataclasses.replace(units, tally=dataclasses.replace(units.tally, scored=len(ids)))
+                whole = whole.merge(units)
+                continue
+            for generation, of_example, counted in zip(generations, losses, counts, strict=True):
+                cluster = generation.example.cluster
+                assert cluster is not None
+                members = _Members(losses=ClusterLosses(size=1, sums=of_example), counts=counted)
+                yield beam.pvalue.TaggedOutput("members", ((place, cluster), members))
+        yield place, whole
+
+    def _source_length(self, source: SplitSource, example: Example) -> int:
+        """Returns how many tokens of the prompt the encoder saw."""
+        vocabulary = self._vocabularies.get((source.vocabulary, source.extra_ids)) if source.vocabulary else None
+        assert source.counter.sizes is not None
+        prompt = encode_prompt(
+            example,
+            vocabulary,
+            source.settings,
+            vocab_size=source.counter.sizes.vocab_size,
+            on_long="truncate",
+        )
+        return len(prompt.ids)
+
+
+def _merged_members(parts: Iterable[_Members]) -> _Members:
+    first, *others = parts
+    for part in others:
+        first = _Members(losses=first.losses.merge(part.losses), counts=first.counts + part.counts)
+    return first
+
+
+def _tally_of_cluster(
+    element: tuple[tuple[int, str], _Members], *, sources: tuple[SplitSource, ...], splits: Splits
+) -> tuple[int, SplitTally]:
+    (place, cluster), members = element
+    layout = sources[place].plan.layout()
+    tally = SplitTally.of_units([cluster], members.losses.mean()[None], members.counts[None], layout, splits)
+    scored: Tally = dataclasses.replace(tally.tally, scored=members.losses.size)
+    return place, dataclasses.replace(tally, tally=scored)
+
+
+def _merged_tallies(parts: Iterable[SplitTally]) -> SplitTally:
+    first, *others = parts
+    for part in others:
+        first = first.merge(part)
+    return first
+
+
+def _write_results(
+    tallies: list[tuple[int, SplitTally]],
+    *,
+    sources: tuple[SplitSource, ...],
+    trials_path: str,
+    grid_path: str,
+    max_failures: int | None,
+) -> str:
+    """Checks what was counted, then writes trials and grid, and returns the path of the trials."""
+    by_place = dict(tallies)
+    assert len(by_place) == len(tallies) == len(sources)
+    outcomes: list[TrialOutcome] = []
+    grid: list[GridRow] = []
+    for place, source in enumerate(sources):
+        tally = by_place[place]
+        tally.tally.check(source.completion)
+        failures = tally.tally.failures
+        limit = failure_limit(max_failures, examples=source.completion.examples)
+        check_failures(failures, failed=len(failures), limit=limit)
+        if tally.tally.totals.content_sum != by_place[0].tally.totals.content_sum:
+            raise DataError(
+                f"{source.stored.directory}: holds other examples than {sources[0].stored.directory}. Measures are "
+                "compared on the same data: decode them from the same files."
+            )
+        grid.extend(_grid_rows(source, tally))
+        if source.is_tested:
+            outcomes.extend(
+                trial_outcomes(
+                    source.measure,
+                    tally,
+                    source.plan.specs,
+                    source.plan.thresholds,
+                    count_rows=source.counter.rows,
+                    num_layers=source.num_layers,
+                )
+            )
+    write_grid(grid_path, grid)
+    write_trials(trials_path, outcomes)
+    return trials_path
+
+
+def _grid_rows(source: SplitSource, tally: SplitTally) -> Iterator[GridRow]:
+    """Yields the whole set at every threshold, the full model first."""
+    counts = tally.whole_counts()
+    for lane, threshold in enumerate((None, *source.plan.thresholds)):
+        found = lane_counts(counts, source.counter.rows, lane)
+        for objective in source.plan.layout().objectives:
+            evidence = tally.calibration_part(-1, objective)
+            risk = 0.0 if threshold is None else int(evidence.sums[Loss()][lane - 1]) / LOSS_SCALE / evidence.n
+            yield GridRow(
+                measure=source.measure,
+                threshold=threshold,
+                consistency=objective.consistency,
+                metric=objective.metric,
+                loss=objective.loss,
+                n=evidence.n,
+                risk=risk,
+                layers=float(source.num_layers) if found.layers is None else found.layers,
+                flops_appendix_b=found.flops_appendix_b,
+                flops_calm_table=found.flops_calm_table,
+                bleu=found.bleu,
+                cut=found.cut,
+                outputs=tally.tally.totals.examples - tally.tally.totals.failed,
+            )

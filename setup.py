@@ -48,6 +48,8 @@ _DEV = [
     "mpmath>=1.3,<2",
     "mypy>=1.15,<3",
     "orbax-checkpoint>=0.11,<0.13",
+    # Drives the browser that a machine has, in tests of the report; brings none.
+    "playwright>=1.50,<2",
     "pytest>=8.2,<10",
     "pytest-timeout>=2.3,<3",
     "ruff>=0.15,<0.18",
@@ -78,6 +80,7 @@ setuptools.setup(
     package_data={
         "calm_beam.manifest": ["manifest.schema.json"],
         "calm_beam.demo": ["model/*", "calibration.jsonl.gz"],
+        "calm_beam.report": ["template.html", "*.css", "*.js"],
         "calm_beam": ["py.typed"],
     },
     install_requires=_CORE,

@@ -55,6 +55,7 @@ from .generations import (
     next_generations,
 )
 from .progress import shown_progress
+from .report import report_after
 from .run_metrics import metrics_in_words
 from .runners import PipelineError, is_local, make_runner, may_report_progress, run_pipeline
 from .summary import print_summary
@@ -194,6 +195,8 @@ def main(argv: Sequence[str]) -> int:
             raise
         raise KeyboardInterrupt(after_failure(output, folder, is_over=is_local(options))) from interrupt
     print_summary(manifest, output, seconds=time.monotonic() - start)
+    # Last, since the manifest stands by itself: a report that fails takes nothing away, and can be built again.
+    report_after(output, folder, checkpoint=flags.checkpoint, vocabulary=flags.vocabulary)
     return 0
 
 

@@ -13,6 +13,7 @@ from .risk_table import write_risk_table
 
 RISK_TABLE = "risk_table.csv"
 FAILURES = "failures.jsonl"
+REPORT = "report.html"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -41,6 +42,8 @@ def withdraw(output: str, earlier: EarlierResult) -> None:
       FileExistsError: If a file was written since by another run.
     """
     remove_file(joined(output, MANIFEST), removes=earlier.manifest)
+    # Whoever made it and when: it shows the result that is no more.
+    remove_file(joined(output, REPORT))
     remove_file(joined(output, RISK_TABLE), removes=earlier.risk_table)
     remove_file(joined(output, FAILURES), removes=earlier.failures)
 
@@ -55,7 +58,8 @@ def publish(
 ) -> str:
     """Writes risk table, list of failures and manifest, the manifest last; returns its path.
 
-    Each file appears whole or not at all. Until the manifest stands there is no result, whatever else does. Of several
+    Each file appears whole or not at all. Until the manifest stands there is no result, whatever else does. A report is
+    made of the result afterwards; that of an earlier one is taken away first, so that it never shows another. Of several
     runs that publish, the one whose table is there first does so, and the others write nothing more. A step that is
     run again publishes the same once more, and succeeds.
 
@@ -75,6 +79,7 @@ def publish(
         return path
     try:
         remove_file(path, removes=earlier.manifest)
+        remove_file(joined(output, REPORT))
         write_risk_table(joined(output, RISK_TABLE), rows, replaces=earlier.risk_table)
         _write_failures(joined(output, FAILURES), failures, replaces=earlier.failures)
     except FileExistsError:

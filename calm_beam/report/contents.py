@@ -7,6 +7,7 @@ from calm_beam.calibration.result import RiskRow
 from calm_beam.calibration.specs import Objective
 from calm_beam.calibration.verification import objective_of
 from calm_beam.manifest import Calibration, Manifest
+from calm_beam.storage import base_name
 
 from .promise import CONDITION, cautions, end_in_words, promise_in_words, together_in_words
 from .stored import Calibrated
@@ -51,10 +52,12 @@ def results(calibrated: Calibrated, shown: Sequence[int]) -> dict[str, Any]:
     manifest = calibrated.manifest
     objectives = list(dict.fromkeys(objective_of(entry) for entry in manifest.calibrations))
     lines = [[rows[place] for place in shown] for rows in calibrated.table]
-    first = {objective_of(entry): rows for entry, rows in reversed(list(zip(manifest.calibrations, lines, strict=True)))}
+    first = {
+        objective_of(entry): rows for entry, rows in reversed(list(zip(manifest.calibrations, lines, strict=True)))
+    }
     return {
         "created": manifest.created,
-        "digest": manifest.digest,
+        "model": base_name(manifest.model.uri.rstrip("/")) or manifest.model.uri,
         "numLayers": manifest.model.layers,
         "thresholds": [row.threshold for row in lines[0]],
         "gridSize": len(calibrated.thresholds),

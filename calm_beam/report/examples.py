@@ -56,9 +56,7 @@ def pieces_of(tokens: Iterable[int], vocabulary: Vocabulary | None) -> list[str]
 
     The end of an output is written as an empty piece.
     """
-    return [
-        "" if token == EOS_ID else vocabulary.piece(token) if vocabulary else f"▁{token}" for token in tokens
-    ]
+    return ["" if token == EOS_ID else vocabulary.piece(token) if vocabulary else f"▁{token}" for token in tokens]
 
 
 def counted_exits(stored: StoredOutputs, lanes: Sequence[int], *, num_layers: int) -> dict[str, Any]:
@@ -76,9 +74,7 @@ def counted_exits(stored: StoredOutputs, lanes: Sequence[int], *, num_layers: in
     counts = ExitCounts.zero(lanes=len(lanes), num_layers=num_layers)
     for path in stored.paths:
         counts = counts.merge(
-            count_exits(
-                path, lanes, num_layers=num_layers, max_decode_length=stored.job.settings.max_decode_length
-            )
+            count_exits(path, lanes, num_layers=num_layers, max_decode_length=stored.job.settings.max_decode_length)
         )
     width = max(1, -(-counts.tokens.shape[1] // _MOST_COLUMNS))
     return {

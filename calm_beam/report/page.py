@@ -9,19 +9,23 @@ import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from calm_beam.calibration.verification import promised_thresholds
+from calm_beam.efficiency.flops import DecoderSizes
 from calm_beam.vocabulary import Vocabulary
 
 from .contents import results, shown_thresholds
-from .efficiency import Efficiency
 from .examples import counted_exits, example_values, pieces_of
 from .packing import Dictionary
 from .palette import layer_styles
+from .savings import counted_savings
 from .stored import Calibrated, ReportError, StoredOutputs
 
 LARGEST_PAGE = 5_000_000
 """Most bytes of a page."""
 
 _SCRIPTS = ("outputs.js", "drawing.js", "charts.js", "examples.js", "report.js")
+# Never exit: by neither formula.
+_NOTHING = (1.0, 1.0)
 _MARK = re.compile(r"\{\{(\w+)\}\}")
 
 
@@ -30,7 +34,7 @@ def build_page(
     stored: StoredOutputs | None,
     *,
     vocabulary: Vocabulary | None,
-    efficiency: Efficiency | None = None,
+    sizes: DecoderSizes | None,
     most_examples: int,
     seed: int,
     remarks: Sequence[str] = (),
@@ -41,7 +45,7 @@ def build_page(
       calibrated: What was calibrated.
       stored: The generations; None shows no outputs.
       vocabulary: That of the model; None shows token ids.
-      efficiency: What exits save, besides layers; None where it is not known.
+      sizes: Those of its decoder; None counts no operations.
       most_examples: Size of the sample.
       seed: Decides the sample.
       remarks: What could not be shown, and why.
@@ -52,10 +56,17 @@ def build_page(
     places = shown_thresholds(calibrated)
     content = results(calibrated, places)
     content["remarks"] = list(remarks)
-    content["efficiency"] = efficiency.values(content["entries"], places) if efficiency else None
-    content |= {"exits": None, "sample": None, "pieces": [], "examples": []}
+    content |= {"exits": None, "savings": None, "sample": None, "pieces": [], "examples": []}
     if stored is None:
         return _checked(_assembled(content))
+    sample = list(stored.sample(most_examples, seed=seed))
+    if sizes is not None:
+        entries = calibrated.manifest.calibrations
+        examples, factors = counted_savings(sample, promised_thresholds(entries), stored, sizes, vocabulary)
+        content["savings"] = {
+            "examples": examples,
+            "flops": [factors[entry.threshold] if entry.threshold is not None else _NOTHING for entry in entries],
+        }
     grid = stored.job.settings.thresholds
     lanes = [0, *(1 + grid.index(calibrated.thresholds[place]) for place in places)]
     content["exits"] = counted_exits(stored, lanes, num_layers=calibrated.manifest.model.layers)
@@ -70,7 +81,7 @@ def build_page(
     room = LARGEST_PAGE - len(_checked(_assembled(content)).encode())
     dictionary = Dictionary()
     known = 0
-    for generation in stored.sample(most_examples, seed=seed):
+    for generation in sample:
         values = example_values(generation, lanes, dictionary, vocabulary)
         new = pieces_of(dictionary.tokens()[known:], vocabulary)
         room -= _size(values) + sum(map(_size, new))
@@ -105,6 +116,7 @@ def _assembled(content: dict[str, Any]) -> str:
         "style": style,
         "script": script,
         "data": _json(content),
+        "title": html.escape(f"calm-beam: {content['model']}"),
         "promises": _promises(content["entries"]),
     }
     # In one go: what is put in is not looked at again.

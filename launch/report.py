@@ -2,8 +2,8 @@
 
     calm-beam report --calibration=calibration
 
-`calibrate` makes the same file at its end. What it shows is read from the directory: manifest, risk table, failures, and
-the generations, which --generations names where they lie elsewhere. For texts of tokens it needs the vocabulary, and
+`calibrate` makes the same file at its end. What it shows is read from the directory: manifest, risk table, failures,
+and the generations, which --generations names where they lie elsewhere. For texts of tokens it needs the vocabulary,
 for floating point operations the sizes of the model: both are looked for where the manifest says that the model was.
 """
 
@@ -61,9 +61,8 @@ def report_after(output: str, folder: str, *, checkpoint: str | None, vocabulary
         raise KeyboardInterrupt(f"the result in {output} is whole; only its report is missing: {again}") from interrupt
     # Whatever it is: the calibration succeeded, and must not seem to have failed.
     except Exception as error:
-        print(
-            f"caution: no report ({type(error).__name__}: {error}). The result is whole; try: {again}", file=sys.stderr
-        )
+        reason = f"{type(error).__name__}: {error}"
+        print(f"caution: no report ({reason}). The result in {output} is whole; try: {again}", file=sys.stderr)
     else:
         print(f"Report: {path}")
 

@@ -58,10 +58,10 @@ def publish(
 ) -> str:
     """Writes risk table, list of failures and manifest, the manifest last; returns its path.
 
-    Each file appears whole or not at all. Until the manifest stands there is no result, whatever else does. A report is
-    made of the result afterwards; that of an earlier one is taken away first, so that it never shows another. Of several
+    Each file appears whole or not at all. Until the manifest stands there is no result, whatever else does. Of several
     runs that publish, the one whose table is there first does so, and the others write nothing more. A step that is
-    run again publishes the same once more, and succeeds.
+    run again publishes the same once more, and succeeds. An earlier result's report is taken away: it is made anew of
+    what was published.
 
     Args:
       output: A directory that exists.

@@ -52,9 +52,8 @@ def results(calibrated: Calibrated, shown: Sequence[int]) -> dict[str, Any]:
     manifest = calibrated.manifest
     objectives = list(dict.fromkeys(objective_of(entry) for entry in manifest.calibrations))
     lines = [[rows[place] for place in shown] for rows in calibrated.table]
-    first = {
-        objective_of(entry): rows for entry, rows in reversed(list(zip(manifest.calibrations, lines, strict=True)))
-    }
+    # Risks are the same for all entries of an objective.
+    by_objective = dict(zip(map(objective_of, manifest.calibrations), lines, strict=True))
     return {
         "created": manifest.created,
         "model": base_name(manifest.model.uri.rstrip("/")) or manifest.model.uri,
@@ -64,7 +63,7 @@ def results(calibrated: Calibrated, shown: Sequence[int]) -> dict[str, Any]:
         "planned": len(manifest.plan.thresholds) if manifest.plan else len(calibrated.thresholds),
         # The full model comes first, as everywhere.
         "layers": [manifest.model.layers, *(_rounded(row.layers) for row in lines[0])],
-        "objectives": [_objective(objective, first[objective]) for objective in objectives],
+        "objectives": [_objective(objective, by_objective[objective]) for objective in objectives],
         "entries": [
             _entry(entry, rows, manifest, objectives.index(objective_of(entry)))
             for entry, rows in zip(manifest.calibrations, lines, strict=True)

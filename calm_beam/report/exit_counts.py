@@ -20,7 +20,7 @@ class ExitCounts:
     """Counts over some examples.
 
     Attributes:
-      tokens: int64, shape (lanes, positions, layers). Tokens that exited at a layer; the full model's lane is the first.
+      tokens: int64, shape (lanes, positions, layers). Tokens that exited at a layer; the full model's lane is first.
       cut: int64, shape (lanes,). Outputs that ended at the longest length allowed, without eos.
       outputs: Examples that have outputs: all but those that failed.
     """

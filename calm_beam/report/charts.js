@@ -166,10 +166,11 @@ function drawPanel(title, explanation, points, format) {
 
 function drawExits(figure, lane) {
   const { width: positions, tokens } = data.exits;
-  const columns = tokens[lane];
-  const totals = columns.map((column) => column.reduce((sum, count) => sum + count, 0));
-  // The full model's lane is among the longest, but others may go on for longer: one scale for all of them.
-  const count = columns.length;
+  const sum = (column) => column.reduce((total, exits) => total + exits, 0);
+  // As far as outputs go here or with the full model; low thresholds make some that never end.
+  const count = 1 + Math.max(0, ...[0, lane].map((each) => tokens[each].findLastIndex((column) => sum(column) > 0)));
+  const columns = tokens[lane].slice(0, count);
+  const totals = columns.map(sum);
   const most = Math.max(...totals, 1);
   const plot = plotOf(figure, figure.clientWidth < 520 ? 260 : 300, [10, 16, 44, 52]);
   const strip = 34;
@@ -215,7 +216,7 @@ function drawExits(figure, lane) {
       positions > 1 ? `positions ${first}–${first + positions - 1}` : `position ${first}`,
       `${whole(totals[place])} tokens`,
       ...used.slice(0, 5).map(([exits, layer]) => `layer ${layer}: ${percent(exits / totals[place])}`),
-      ...(used.length > 5 ? [`others: ${percent(used.slice(5).reduce((sum, [exits]) => sum + exits, 0) / totals[place])}`] : []),
+      ...(used.length > 5 ? [`others: ${percent(sum(used.slice(5).map(([exits]) => exits)) / totals[place])}`] : []),
     ];
   };
   figure.place = (place) => [plot.left + (place + 0.5) * step, plot.top + 20];

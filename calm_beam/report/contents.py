@@ -62,7 +62,7 @@ def results(calibrated: Calibrated, shown: Sequence[int]) -> dict[str, Any]:
         "gridSize": len(calibrated.thresholds),
         "planned": len(manifest.plan.thresholds) if manifest.plan else len(calibrated.thresholds),
         # The full model comes first, as everywhere.
-        "layers": [manifest.model.layers, *(_rounded(row.layers) for row in lines[0])],
+        "layers": [manifest.model.layers, *(row.layers for row in lines[0])],
         "objectives": [_objective(objective, by_objective[objective]) for objective in objectives],
         "entries": [
             _entry(entry, rows, manifest, objectives.index(objective_of(entry)))
@@ -83,7 +83,7 @@ def _objective(objective: Objective, rows: Sequence[RiskRow]) -> dict[str, Any]:
         "consistency": objective.consistency,
         "metric": objective.metric,
         "loss": objective.loss,
-        "risks": [0, *(_rounded(row.risk) for row in rows)],
+        "risks": [0, *(row.risk for row in rows)],
     }
 
 
@@ -103,7 +103,7 @@ def _entry(entry: Calibration, rows: Sequence[RiskRow], manifest: Manifest, obje
         "units": manifest.data.units,
         "sentence": promise_in_words(entry, manifest),
         "end": end_in_words(entry),
-        "pValues": [None, *(_rounded(row.p_value) for row in rows)],
+        "pValues": [None, *(float(f"{row.p_value:.5g}") for row in rows)],
         "tests": [_NOT_TESTED, *(_test(row) for row in rows)],
     }
 
@@ -158,8 +158,3 @@ def _failures(calibrated: Calibrated) -> list[list[str]]:
     ids = calibrated.manifest.data.failed_ids or ()
     failures = calibrated.failures or tuple((name, "") for name in ids)
     return [[name[:_LONGEST_REASON], reason[:_LONGEST_REASON]] for name, reason in failures[:_MOST_FAILURES]]
-
-
-def _rounded(value: float) -> float:
-    """Returns a number with the digits that can be shown."""
-    return float(f"{value:.5g}")

@@ -11,8 +11,10 @@ function outputsOf(index) {
 // Returns what stands before a token, and the token as it is read.
 function written(piece, isFirst) {
   if (piece === "") return { space: isFirst ? "" : " ", text: "end", isEnd: true };
-  const text = piece.replace(/^▁/, "").replace(/▁/g, " ");
-  return { space: piece.startsWith("▁") && !isFirst ? " " : "", text: text === "" ? "␣" : text, isEnd: false };
+  const text = piece.replace(/▁/g, " ");
+  // A token that is a space alone is seen by its colour; in other tokens the space is none of theirs.
+  if (text === " " || !text.startsWith(" ")) return { space: "", text, isEnd: false };
+  return { space: isFirst ? "" : " ", text: text.slice(1), isEnd: false };
 }
 
 function plainText(tokens) {

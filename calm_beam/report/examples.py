@@ -15,7 +15,7 @@ from .stored import StoredOutputs
 # Longer ones are cut, which the page says of each.
 _LONGEST_TEXT = 2_000
 _MOST_REFERENCES = 5
-_MOST_COLUMNS = 48
+_MOST_COLUMNS = 64
 
 
 def example_values(

@@ -54,8 +54,8 @@ function writePromise() {
   const cutShare = data.exits && data.exits.outputs < data.counts[0][1] ? ` of ${whole(data.exits.outputs)}` : "";
   byId("tiles").replaceChildren(
     tile(entry.chosen ? short(entry.threshold, 6) : "never exit", "threshold λ"),
-    tile(`${entry.layers.toFixed(2)} of ${data.numLayers}`, `layers, ${percent(1 - entry.layers / data.numLayers)} saved`),
-    tile(loss(entry.risk), `measured risk, δ ${short(entry.delta, 6)}`),
+    tile(`${entry.layers.toFixed(2)} of ${data.numLayers}`, `layers per token, ${percent(1 - entry.layers / data.numLayers)} saved`),
+    tile(loss(entry.risk), `measured risk, at δ ${short(entry.delta, 6)}`),
     ...data.counts.map(([name, count, isLoud]) => tile(whole(count), name, isLoud)),
     ...(cut === null ? [] : [tile(`${whole(cut)}${cutShare}`, "outputs cut at the longest length", cut > 0)]),
   );
@@ -123,10 +123,10 @@ function writeSavings(entry) {
   const { consistency, metric } = data.objectives[entry.objective];
   byId("saved-lead").textContent =
     `At the thresholds chosen for ${consistency} consistency, ${metric}, ε = ${short(entry.epsilon, 4)}. Dashed: the full model.` +
-    (data.savings ? ` Operations of the decoder, counted over ${whole(data.savings.examples)} examples; exit tests project onto the vocabulary, which is why few FLOPs may be saved by many layers.` : "");
+    (data.savings ? ` Operations are the decoder’s, exit tests included, counted over ${whole(data.savings.examples)} examples.` : "");
   const rows = data.entries.map((other, index) => {
     const objective = data.objectives[other.objective];
-    const choose = make("button", { type: "button", class: "link", "data-entry": index }, `${objective.consistency}, ${objective.metric}`);
+    const choose = make("button", { type: "button", class: "link", "data-entry": index }, objective.consistency, make("small", {}, objective.metric));
     return make(
       "tr",
       other === entry ? { class: "now" } : {},
@@ -155,6 +155,7 @@ function writeLane() {
     make("span", { class: `verdict v${lane ? entry.tests[lane] : 3}` }, verdict(entry, lane)),
   );
   byId("slider").setAttribute("aria-valuetext", laneName(lane));
+  byId("chosen").textContent = entry.chosen ? `Back to ${short(entry.threshold, 6)}` : "Never exit";
   byId("chosen").disabled = lane === entry.chosen;
   drawRisk(byId("risk-chart"), entry, lane, state.isWhole);
   byId("range").textContent = state.isWhole ? "Near δ" : "Whole range";

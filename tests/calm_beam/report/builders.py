@@ -134,9 +134,7 @@ def write_calibration(
         if not part:
             continue
         digest = shard_digest(job.digest(), shard, [item.example for item in part])
-        write_generations(
-            shard_path(str(stored), shard, num_shards=num_shards), part, shard=shard, digest=digest
-        )
+        write_generations(shard_path(str(stored), shard, num_shards=num_shards), part, shard=shard, digest=digest)
         failed = sum(item.failure is not None for item in part)
         shards.append(StoredShard(shard=shard, examples=len(part), failed=failed, digest=digest))
     Completion.of(shards, job=job.digest(), examples=len(generations)).write(str(stored))
@@ -150,7 +148,10 @@ def write_calibration(
         on_error="worst_case",
     )
     lanes = [0, *(1 + decoded.thresholds.index(threshold) for threshold in settings.thresholds)]
-    kept = [dataclasses.replace(item, outputs=tuple(item.outputs[lane] for lane in lanes)) if item.outputs else item for item in generations]
+    kept = [
+        dataclasses.replace(item, outputs=tuple(item.outputs[lane] for lane in lanes if item.outputs))
+        for item in generations
+    ]
     rows = risk_rows(_totals(kept, plan), plan, num_layers=num_layers)
     failures = [(item.example.id, item.failure) for item in generations if item.failure is not None]
     manifest = RunRecord(
@@ -175,9 +176,7 @@ def _totals(generations: Sequence[Generation], plan: Plan) -> CalibrationTotals:
     layout = plan.layout()
     objectives = objectives_of(plan.specs)
     metrics: dict[str, Any] = {objective.metric: get_metric(objective.metric) for objective in objectives}
-    losses = [
-        score_generation(item, objectives, metrics, num_thresholds=len(plan.thresholds)) for item in generations
-    ]
+    losses = [score_generation(item, objectives, metrics, num_thresholds=len(plan.thresholds)) for item in generations]
     ids = [item.example.id for item in generations]
     return CalibrationTotals.of_examples(generations, layout).merge(
         CalibrationTotals.of_losses(ids, np.stack(losses), layout, salt=plan.salt)

@@ -65,7 +65,7 @@ function chosenExamples(lane, query, onlyChanged) {
 }
 
 function labelled(name, note, ...children) {
-  return make("div", { class: `row ${name.split(" ")[0]}` }, make("p", { class: "label" }, name, note ? make("span", {}, note) : null), ...children);
+  return make("div", { class: "row" }, make("p", { class: "label" }, name, note ? make("span", {}, note) : null), ...children);
 }
 
 function exampleCard(index, lane) {

@@ -13,17 +13,24 @@ class ParsedPage(html.parser.HTMLParser):
         self.tags: list[str] = []
         self.attributes: list[tuple[str, str | None]] = []
         self.texts: dict[str, list[str]] = {}
+        self._open: str | None = None
         self.feed(page)
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         """Takes up an element."""
         self.tags.append(tag)
         self.attributes.extend(attrs)
+        self.texts.setdefault(tag, []).append("")
+        self._open = tag
+
+    def handle_endtag(self, tag: str) -> None:
+        """Ends an element."""
+        self._open = None
 
     def handle_data(self, data: str) -> None:
-        """Takes up a text as that of the element that began last."""
-        if self.tags:
-            self.texts.setdefault(self.tags[-1], []).append(data)
+        """Takes up a text of the element that began last, up to its end."""
+        if self._open:
+            self.texts[self._open][-1] += data
 
 
 def page_data(page: str) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 import json
 
 import numpy as np
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from calm_beam.report.packing import Dictionary, pack_outputs
@@ -13,6 +13,7 @@ from tests.calm_beam.report.unpacking import unpack_outputs
 _TOKENS = st.lists(st.tuples(st.integers(0, 5), st.integers(1, 3), st.sampled_from([0.0, 0.25, 0.5, 1.0])), max_size=8)
 
 
+@settings(max_examples=50)
 @given(st.lists(_TOKENS, min_size=1, max_size=6))
 def test_what_is_packed_comes_back(outputs: list[list[tuple[int, int, float]]]) -> None:
     """Tokens, layers and confidences of any outputs come back from JSON, in order."""

@@ -136,26 +136,26 @@ def test_promises_stand_in_the_html(folder: pathlib.Path) -> None:
 
 def test_the_page_stays_below_its_limit(tmp_path: pathlib.Path) -> None:
     """Of a set that would take more than 5 MB as many examples are shown as fit, and the page says how many of all."""
-    generations = random_generations(2500, thresholds=1, length=4)
+    generations = random_generations(800, thresholds=1, length=4)
     for index, item in enumerate(generations):
-        example = dataclasses.replace(item.example, input=f"{index} é<" * 500)
+        example = dataclasses.replace(item.example, input=f"{index}" + "é<" * 1000)
         generations[index] = dataclasses.replace(item, example=example)
     folder = write_calibration(tmp_path / "out", generations, specs=SPECS[:1], thresholds=(0.5,), max_decode_length=4)
-    page = _page(folder, most_examples=2500)
+    page = _page(folder, most_examples=800)
     data = page_data(page)
     assert 0.97 * LARGEST_PAGE < len(page.encode()) <= LARGEST_PAGE
     assert data["sample"] == {
         "shown": len(data["examples"]),
-        "lookedAt": 2500,
-        "all": 2500,
+        "lookedAt": 800,
+        "all": 800,
         "seed": 0,
         "hasPieces": False,
     }
-    assert 500 < len(data["examples"]) < 2500
+    assert 500 < len(data["examples"]) < 800
     assert max(len(example["prompt"]) for example in data["examples"]) == 2000
 
 
-@pytest.mark.parametrize("limit", [0, 1_000, 10_000])
+@pytest.mark.parametrize("limit", [0, 1_000, 4_000])
 def test_a_smaller_room_holds_fewer_examples(folder: pathlib.Path, monkeypatch: pytest.MonkeyPatch, limit: int) -> None:
     """Whatever room is left beside the rest, the page fills it and no more, with the first examples of the sample."""
     whole = [example["id"] for example in page_data(_page(folder))["examples"]]

@@ -2,6 +2,7 @@
 
 const NOT_TESTED = 0;
 const ACCEPTED = 1;
+const NOT_ACCEPTED = 2;
 const VERDICTS = ["not tested", "proved safe", "not proved safe"];
 
 function laneName(lane) {
@@ -79,11 +80,22 @@ function drawRisk(figure, entry, lane, isWhole) {
     if (y(risk) < plot.top - 6) return;
     inside.append(drawMark(entry, place, x(place), y(risk)));
   });
-  const stopped = entry.procedure === "fixed_sequence" && entry.tests[lastTested] === 2 ? lastTested : null;
-  if (entry.chosen) drawFlag(plot, x(entry.chosen), y(risks[entry.chosen]), "chosen", "flag");
-  else drawFlag(plot, x(0), y(0), "never exit", "flag");
-  if (stopped !== null && y(risks[stopped]) > plot.top - 6 && stopped !== entry.chosen + 1) {
-    drawFlag(plot, x(stopped), y(risks[stopped]), "stopped", "flag stop");
+  // Risks mostly grow to the right, so there is room below a point to its right, and above it to its left.
+  const isLeft = x(entry.chosen) < plot.right - 80;
+  const below = y(risks[entry.chosen]) + 20;
+  plot.svg.append(
+    draw(
+      "text",
+      { class: "flag", x: x(entry.chosen) + (isLeft ? 9 : -9), y: below < plot.bottom - 3 ? below : below - 34, "text-anchor": isLeft ? "start" : "end" },
+      entry.chosen ? "chosen" : "never exit",
+    ),
+  );
+  const hasStopped = entry.procedure === "fixed_sequence" && entry.tests[lastTested] === NOT_ACCEPTED;
+  if (hasStopped && y(risks[lastTested]) > plot.top - 6) {
+    const isRoomy = x(lastTested) > plot.left + 76;
+    plot.svg.append(
+      draw("text", { class: "flag stop", x: x(lastTested) - 9, y: y(risks[lastTested]) - 9, "text-anchor": "end" }, isRoomy ? "test stops" : ""),
+    );
   }
   svg.setAttribute("aria-label", `Measured risk at ${lanes - 1} thresholds, with the tolerance ${entry.delta}`);
   figure.replaceChildren(svg);
@@ -128,15 +140,6 @@ function drawMark(entry, place, x, y) {
       return draw("circle", { class: "mark open", cx: x, cy: y, r: 3 });
   }
   return draw("path", { class: "mark failed", d: `M${x - 5},${y - 5}l10,10m0,-10l-10,10` });
-}
-
-function drawFlag(plot, x, y, text, name) {
-  const isRight = x < plot.left + plot.width * 0.75;
-  const top = Math.max(plot.top + 4, Math.min(y - 34, plot.bottom - 60));
-  plot.svg.append(
-    draw("line", { class: name, x1: x, x2: x, y1: y - 9, y2: top }),
-    draw("text", { class: name, x: isRight ? x + 5 : x - 5, y: top + 5, "text-anchor": isRight ? "start" : "end" }, text),
-  );
 }
 
 // One small drawing for each quantity, over the tolerances of one kind of promise.

@@ -7,7 +7,7 @@ from calm_beam.calibration.result import RiskRow
 from calm_beam.calibration.specs import Objective
 from calm_beam.calibration.verification import objective_of
 from calm_beam.manifest import Calibration, Manifest
-from calm_beam.storage import base_name
+from calm_beam.storage import base_name, parent
 
 from .promise import CONDITION, cautions, end_in_words, promise_in_words, together_in_words
 from .stored import Calibrated
@@ -56,7 +56,7 @@ def results(calibrated: Calibrated, shown: Sequence[int]) -> dict[str, Any]:
     by_objective = dict(zip(map(objective_of, manifest.calibrations), lines, strict=True))
     return {
         "created": manifest.created,
-        "model": base_name(manifest.model.uri.rstrip("/")) or manifest.model.uri,
+        "model": _short_name(manifest.model.uri),
         "numLayers": manifest.model.layers,
         "thresholds": [row.threshold for row in lines[0]],
         "gridSize": len(calibrated.thresholds),
@@ -76,6 +76,12 @@ def results(calibrated: Calibrated, shown: Sequence[int]) -> dict[str, Any]:
         "facts": _facts(manifest),
         "failures": _failures(calibrated),
     }
+
+
+def _short_name(uri: str) -> str:
+    """Returns what a model's folder is called; one that is named by a step alone, with the folder above."""
+    name = base_name(uri)
+    return f"{base_name(parent(uri))}/{name}" if name.startswith("checkpoint_") else name or uri
 
 
 def _objective(objective: Objective, rows: Sequence[RiskRow]) -> dict[str, Any]:

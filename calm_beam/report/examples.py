@@ -69,7 +69,7 @@ def counted_exits(stored: StoredOutputs, lanes: Sequence[int], *, num_layers: in
 
     Returns:
       `width`, the positions that stand in one column; `tokens`, for each lane and column the tokens of every layer;
-      `cut`, for each lane the outputs cut at the longest length; and `outputs`.
+      `cut`, for each lane the outputs cut at the `longest` length; and `outputs`, the examples that have some.
     """
     counts = ExitCounts.zero(lanes=len(lanes), num_layers=num_layers)
     for path in stored.paths:
@@ -81,6 +81,7 @@ def counted_exits(stored: StoredOutputs, lanes: Sequence[int], *, num_layers: in
         "width": width,
         "tokens": _in_columns(counts.tokens, width).tolist(),
         "cut": counts.cut.tolist(),
+        "longest": stored.job.settings.max_decode_length,
         "outputs": counts.outputs,
     }
 

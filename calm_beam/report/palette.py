@@ -11,7 +11,7 @@ Colour = tuple[float, float, float]
 
 # From few layers to many; lightness is monotone along each.
 _ON_LIGHT = ("#fdf1c2", "#a5d7b8", "#4ba3b3", "#2f6ba8", "#2a2f72")
-_ON_DARK = ("#2b3050", "#2f5d92", "#3f96a6", "#93cfae", "#fbeeb5")
+_ON_DARK = ("#2b3050", "#2f5d92", "#3f96a6", "#8cc7a8", "#e6d9a6")
 _BLACK, _WHITE = "#000000", "#ffffff"
 
 

@@ -57,7 +57,7 @@ function writePromise() {
     tile(`${entry.layers.toFixed(2)} of ${data.numLayers}`, `layers per token, ${percent(1 - entry.layers / data.numLayers)} saved`),
     tile(loss(entry.risk), `measured risk, at δ ${short(entry.delta, 6)}`),
     ...data.counts.map(([name, count, isLoud]) => tile(whole(count), name, isLoud)),
-    ...(cut === null ? [] : [tile(`${whole(cut)}${cutShare}`, "outputs cut at the longest length", cut > 0)]),
+    ...(cut === null ? [] : [tile(`${whole(cut)}${cutShare}`, `outputs cut at ${data.exits.longest} tokens`, cut > 0)]),
   );
   const tested = entry.tests.filter((test) => test !== NOT_TESTED).length;
   byId("risk-lead").textContent =
@@ -123,7 +123,8 @@ function writeSavings(entry) {
   const { consistency, metric } = data.objectives[entry.objective];
   byId("saved-lead").textContent =
     `At the thresholds chosen for ${consistency} consistency, ${metric}, ε = ${short(entry.epsilon, 4)}. Dashed: the full model.` +
-    (data.savings ? ` Operations are the decoder’s, exit tests included, counted over ${whole(data.savings.examples)} examples.` : "");
+    (data.savings ? ` Operations are the decoder’s, exit tests included, counted over ${whole(data.savings.examples)} examples.` : "") +
+    (data.savings && data.savings.flops.flat().some((factor) => factor < 1) ? " Below ×1, exit tests cost more than skipped layers save." : "");
   const rows = data.entries.map((other, index) => {
     const objective = data.objectives[other.objective];
     const choose = make("button", { type: "button", class: "link", "data-entry": index }, objective.consistency, make("small", {}, objective.metric));
@@ -164,7 +165,7 @@ function writeLane() {
     drawExits(byId("exits-chart"), lane);
     const { exits, counts } = data;
     const of = exits.outputs < counts[0][1] ? `${whole(exits.outputs)} of ${whole(counts[0][1])}` : `all ${whole(exits.outputs)}`;
-    byId("exits-lead").textContent = `Shares of exit layers at each position of the output, ${laneName(lane)}, over ${of} examples; below, how many outputs are that long. ${whole(exits.cut[lane])} outputs were cut at the longest length.`;
+    byId("exits-lead").textContent = `Shares of exit layers at each position of the output, ${laneName(lane)}, over ${of} examples; below, how many outputs are that long. ${whole(exits.cut[lane])} outputs were cut at ${exits.longest} tokens.`;
     writeExamples();
   }
 }

@@ -36,7 +36,7 @@ def test_ends_of_the_scale() -> None:
     for num_layers in (2, 5, 24):
         colours = layer_colours(num_layers)
         assert (colours[0].light, colours[-1].light) == ("#fdf1c2", "#2a2f72")
-        assert (colours[0].dark, colours[-1].dark) == ("#2b3050", "#fbeeb5")
+        assert (colours[0].dark, colours[-1].dark) == ("#2b3050", "#e6d9a6")
 
 
 def test_every_layer_has_a_class() -> None:

@@ -127,7 +127,7 @@ function drawThresholds(plot, lanes, x, lane) {
   }
   plot.svg.append(
     draw("line", { class: "axis", x1: plot.left, x2: plot.right, y1: plot.bottom, y2: plot.bottom }),
-    draw("text", { class: "axis-name", x: plot.right, y: plot.bottom + 38, "text-anchor": "end" }, "exit threshold λ: testing goes from left to right →"),
+    draw("text", { class: "axis-name", x: plot.right, y: plot.bottom + 38, "text-anchor": "end" }, "exit threshold λ, from the safest on →"),
   );
 }
 

@@ -9,7 +9,7 @@ Parts = tuple[str, ...]
 """A sentence in parts, of which every second one is a number or a word that matters."""
 
 CONDITION = (
-    "It holds for prompts drawn independently from the distribution that the calibration set was drawn from, and for "
+    "A promise holds for prompts drawn independently from the distribution that the calibration set was drawn from, and for "
     "the model and the decoding named below. Nothing is assumed about the model or its confidence. Drift, prompts that "
     "repeat more often here than there, or a calibration set that was used for training void it."
 )

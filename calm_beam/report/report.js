@@ -24,11 +24,14 @@ function writeOnce() {
   byId("made").textContent = `${data.model} · ${data.created.slice(0, 16).replace("T", " ")} UTC`;
   byId("entry").append(...data.entries.map((entry, index) => make("option", { value: index }, promiseName(entry))));
   byId("condition").textContent = [data.condition, data.together].filter(Boolean).join(" ");
-  for (const [kind, text] of data.cautions) byId("cautions").append(make("li", { class: kind }, text));
-  for (const remark of data.remarks) byId("cautions").append(make("li", { class: "note" }, remark));
+  // What may void a promise stands right below it.
+  for (const [kind, text] of data.cautions) byId(kind === "void" ? "cautions" : "notes").append(make("li", { class: kind }, text));
+  for (const remark of data.remarks) byId("notes").append(make("li", {}, remark));
   if (data.failures.length) {
     const failures = data.failures.map(([name, reason]) => make("li", {}, make("code", {}, name), reason ? `: ${reason}` : ""));
-    byId("cautions").append(make("li", { class: "void" }, make("details", {}, make("summary", {}, "Examples that failed"), make("ul", {}, ...failures))));
+    const [, failed] = data.counts.find(([name]) => name.startsWith("failed"));
+    const summary = `Which examples failed, and why${failed > failures.length ? ` (${failures.length} of ${whole(failed)})` : ""}`;
+    byId("cautions").append(make("li", { class: "void" }, make("details", {}, make("summary", {}, summary), make("ul", {}, ...failures))));
   }
   byId("facts").append(...data.facts.flatMap(([name, value]) => [make("dt", {}, name), make("dd", {}, value)]));
   const slider = byId("slider");

@@ -356,5 +356,5 @@ def test_a_page_without_outputs(browser: Any, report: pathlib.Path, tmp_path: pa
         assert seen.page.locator("#risk-chart svg").is_visible()
         assert not seen.page.locator("#examples").is_visible()
         assert not seen.page.locator("#exits").is_visible()
-        assert "why there are none" in seen.text("#cautions")
+        assert "why there are none" in seen.text("#notes")
         seen.move(2)

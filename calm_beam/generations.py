@@ -184,19 +184,6 @@ def stored_failures(path: str) -> list[tuple[str, str]]:
     return [(row["id"], row["failure"]) for row in table.to_pylist() if row["failure"] is not None]
 
 
-def stored_examples(path: str | os.PathLike[str]) -> Iterator[Example]:
-    """Yields the examples of one shard without their outputs, in the order in which they were written.
-
-    Args:
-      path: A file of `write_generations`.
-    """
-    names = [field.name for field in dataclasses.fields(Example)]
-    with open_input(path) as raw:
-        table = pyarrow.parquet.read_table(raw, columns=names)
-    for row in table.to_pylist():
-        yield Example(**{name: _as_tuple(value) for name, value in row.items()})
-
-
 def stored_prompts(path: str | os.PathLike[str]) -> set[tuple[str | None, tuple[int, ...] | None]]:
     """Returns the prompts of one shard, as pairs of text and token ids, one of which is None.
 
@@ -206,6 +193,18 @@ def stored_prompts(path: str | os.PathLike[str]) -> set[tuple[str | None, tuple[
     with open_input(path) as raw:
         table = pyarrow.parquet.read_table(raw, columns=["input", "input_ids"])
     return {(row["input"], _as_tuple(row["input_ids"])) for row in table.to_pylist()}
+
+
+def stored_examples(path: str | os.PathLike[str]) -> list[Example]:
+    """Returns the examples of one shard, without their outputs.
+
+    Args:
+      path: A file of `write_generations`.
+    """
+    names = [field.name for field in dataclasses.fields(Example)]
+    with open_input(path) as raw:
+        table = pyarrow.parquet.read_table(raw, columns=names)
+    return [Example(**{name: _as_tuple(value) for name, value in row.items()}) for row in table.to_pylist()]
 
 
 def _as_tuple(value: Any) -> Any:

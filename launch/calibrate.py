@@ -23,7 +23,7 @@ import apache_beam as beam
 
 from calm_beam.calibration import Plan, RunRecord, Spec, all_specs
 from calm_beam.calibration.plan import block_ends
-from calm_beam.calibration.publish import EarlierResult
+from calm_beam.calibration.publish import REPORT, EarlierResult
 from calm_beam.calibration.specs import LOSSES
 from calm_beam.decoding.settings import DecodeSettings, descending_grid, uniform_grid
 from calm_beam.demo import embedded
@@ -317,6 +317,8 @@ def _say_what_is_done(output: str, plan: Plan, job: DecodeJob) -> int:
             f"of the same generations pass --generations={output} and another --output; to begin anew, --overwrite."
         )
     print(f"--resume: {path} is finished; nothing is left to do.", file=sys.stderr)
+    if not is_file(joined(output, REPORT)):
+        print(f"its report is missing: calm-beam report --calibration={output}", file=sys.stderr)
     print_summary(manifest, output, seconds=0)
     return 0
 

@@ -88,7 +88,7 @@ class StoredOutputs:
             if sum(map(len, ids)) >= _ENOUGH_EXAMPLES:
                 break
             paths.append(shard_path(folder, shard.shard, num_shards=job.num_shards))
-            examples = list(stored_examples(paths[-1]))
+            examples = stored_examples(paths[-1])
             ids.append(tuple(example.id for example in examples))
             sums.append(content_sum_of(examples))
         if len(paths) == len(completion.shards):

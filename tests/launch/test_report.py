@@ -111,7 +111,7 @@ def test_files_of_another_run(
     assert "is not the risk table of the manifest beside it" in capsys.readouterr().err
 
 
-def _calibrate(place: pathlib.Path, output: pathlib.Path, *flags: str) -> int:
+def _calibrate(output: pathlib.Path, *flags: str) -> int:
     return main(["calibrate", f"--output={output}", "--metric=token_f1", "--delta=0.3,0.6", *SHORT_FLAGS, *flags])
 
 
@@ -128,7 +128,7 @@ def test_calibrate_makes_the_report(
 ) -> None:
     """A run ends with a report, with pieces and operations, which `report` builds again to the same bytes."""
     output = tmp_path / "out"
-    assert _calibrate(tmp_path, output, *decoded) == 0
+    assert _calibrate(output, *decoded) == 0
     assert capsys.readouterr().out.endswith(f"Report: {output / 'report.html'}\n")
     data = _data(output / "report.html")
     assert (data["sample"]["hasPieces"], data["remarks"]) == (True, [])
@@ -150,10 +150,10 @@ def test_a_report_that_fails_takes_nothing_away(
         raise RuntimeError("no ink")
 
     output = tmp_path / "out"
-    assert _calibrate(tmp_path, output, *decoded) == 0
+    assert _calibrate(output, *decoded) == 0
     digest = read_manifest(output / "manifest.json").digest
     monkeypatch.setattr(report_command, "build_page", fail)
-    assert _calibrate(tmp_path, output, *decoded, "--overwrite", "--epsilon=0.2") == 0
+    assert _calibrate(output, *decoded, "--overwrite", "--epsilon=0.2") == 0
     error = capsys.readouterr().err
     assert "caution: no report (RuntimeError: no ink)." in error
     assert f"try: calm-beam report --calibration={output}" in error
@@ -170,14 +170,14 @@ def test_an_interrupted_report_leaves_the_result(
         raise KeyboardInterrupt
 
     monkeypatch.setattr(report_command, "build_page", interrupt)
-    assert _calibrate(tmp_path, tmp_path / "out", *decoded) == 130
+    assert _calibrate(tmp_path / "out", *decoded) == 130
     assert f"the result in {tmp_path / 'out'} is whole; only its report is missing" in capsys.readouterr().err
     read_manifest(tmp_path / "out" / "manifest.json")
 
 
 def test_stored_generations_are_shown_too(decoded: list[str], tmp_path: pathlib.Path) -> None:
     """Calibrating stored generations into another directory makes a report with their outputs."""
-    assert _calibrate(tmp_path, tmp_path / "out", *decoded) == 0
+    assert _calibrate(tmp_path / "out", *decoded) == 0
     again = ["--metric=exact_match", "--thresholds=0.5,0", f"--generations={tmp_path / 'out'}"]
     assert main(["calibrate", f"--output={tmp_path / 'again'}", *again]) == 0
     data = _data(tmp_path / "again" / "report.html")
@@ -195,3 +195,17 @@ def test_reports_on_cloud_storage(calibration: pathlib.Path, bucket: str) -> Non
     assert _report(f"--calibration={bucket}/out") == 0
     with storage.open_input(f"{bucket}/out/report.html") as file:
         assert b"calibration report" in file.read()
+
+
+def test_resuming_a_finished_run_names_a_missing_report(
+    decoded: list[str], tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A run that died between result and report is finished; resuming it says how to get the report."""
+    output = tmp_path / "out"
+    assert _calibrate(output, *decoded) == 0
+    assert _calibrate(output, *decoded, "--resume") == 0
+    hint = f"its report is missing: calm-beam report --calibration={output}"
+    assert hint not in capsys.readouterr().err
+    (output / "report.html").unlink()
+    assert _calibrate(output, *decoded, "--resume") == 0
+    assert hint in capsys.readouterr().err

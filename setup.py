@@ -67,6 +67,8 @@ _DEV = [
     "mypy>=1.15,<3",
     "orbax-checkpoint>=0.11,<0.13",
     "pdoc>=15,<17",
+    # Drives the browser that a machine has, in tests of the report; brings none.
+    "playwright>=1.50,<2",
     "pytest>=8.2,<10",
     "pytest-timeout>=2.3,<3",
     "pytest-xdist>=3.6,<4",
@@ -98,6 +100,7 @@ setuptools.setup(
     package_data={
         "calm_beam.manifest": ["manifest.schema.json"],
         "calm_beam.demo": ["model/*", "calibration.jsonl.gz"],
+        "calm_beam.report": ["template.html", "*.css", "*.js"],
         "calm_beam": ["py.typed"],
     },
     install_requires=_CORE,

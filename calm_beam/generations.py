@@ -7,10 +7,11 @@ stored.
 import dataclasses
 import json
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
 import pyarrow
+import pyarrow.compute
 import pyarrow.parquet
 
 from calm_beam.examples import Example
@@ -149,15 +150,19 @@ def stored_shard(path: str) -> StoredShard:
     return shard
 
 
-def read_generations(path: str | os.PathLike[str]) -> Iterator[Generation]:
+def read_generations(path: str | os.PathLike[str], *, only: Collection[str] | None = None) -> Iterator[Generation]:
     """Yields the generations of one shard, in the order in which they were written.
 
     Args:
       path: A file of `write_generations`.
+      only: Ids of those that are wanted; None for all.
     """
     example_fields = [field.name for field in dataclasses.fields(Example)]
     with open_input(path) as raw, pyarrow.parquet.ParquetFile(raw) as file:
         for batch in file.iter_batches():
+            if only is not None:
+                wanted = pyarrow.array(only, pyarrow.string())
+                batch = batch.filter(pyarrow.compute.is_in(batch["id"], value_set=wanted))
             for row in batch.to_pylist():
                 example = {name: _as_tuple(row.pop(name)) for name in example_fields}
                 outputs = tuple(

@@ -67,6 +67,10 @@ class Vocabulary:
         """Returns the ids of a text, without eos."""
         return self._processor.encode(text)
 
+    def piece(self, index: int) -> str:
+        """Returns the piece of an id, ▁ standing for a space; ids the vocabulary does not have read as unknown."""
+        return self._processor.id_to_piece(index if 0 <= index < self.size else UNK_ID)
+
     def decode(self, ids: Sequence[int]) -> str:
         """Returns the text of ids up to the first eos; ids the vocabulary does not have read as unknown.
 

@@ -21,7 +21,7 @@ from collections.abc import Sequence
 import apache_beam as beam
 
 from calm_beam.calibration import Plan, RunRecord, Spec, all_specs
-from calm_beam.calibration.publish import EarlierResult
+from calm_beam.calibration.publish import REPORT, EarlierResult
 from calm_beam.decoding.settings import DecodeSettings
 from calm_beam.generation_folder import DecodeJob, StoredGenerations
 from calm_beam.manifest import MANIFEST, Manifest, ManifestError, read_manifest
@@ -35,6 +35,7 @@ from .flags import UsageError, naming, parse_flags
 from .generations import after_failure, keep_last_generations
 from .metric_flags import checked_metrics, metric_settings
 from .progress import shown_progress
+from .report import report_after
 from .run_metrics import clipped_in_words, metrics_in_words
 from .runners import PipelineError, is_local, make_runner, may_report_progress, run_pipeline
 from .sources import Source, decoded_source, stored_source
@@ -121,6 +122,8 @@ def main(argv: Sequence[str]) -> int:
             raise
         raise KeyboardInterrupt(after_failure(output, folder, is_over=is_local(options))) from interrupt
     print_summary(manifest, output, seconds=time.monotonic() - start)
+    # Last, since the manifest stands by itself: a report that fails takes nothing away, and can be built again.
+    report_after(output, folder, checkpoint=flags.checkpoint, vocabulary=flags.vocabulary)
     return 0
 
 
@@ -153,6 +156,8 @@ def _say_what_is_done(output: str, plan: Plan, job: DecodeJob) -> int:
             f"of the same generations pass --generations={output} and another --output; to begin anew, --overwrite."
         )
     print(f"--resume: {path} is finished; nothing is left to do.", file=sys.stderr)
+    if not is_file(joined(output, REPORT)):
+        print(f"its report is missing: calm-beam report --calibration={output}", file=sys.stderr)
     print_summary(manifest, output, seconds=0)
     return 0
 

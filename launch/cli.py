@@ -38,6 +38,7 @@ _COMMANDS = {
     "inspect": "say in words what a manifest or a checkpoint holds",
     "monitor": "watch the losses of a model in service, and raise an alarm when they exceed the bound",
     "plan": "say how many examples a calibration needs",
+    "report": "build the report of a calibration, one HTML file",
     "train": "train or fine-tune an early-exit model, or its exit classifier",
     "verify": "test the promises of a manifest on fresh data",
 }

@@ -13,6 +13,7 @@ from .risk_table import write_risk_table
 
 RISK_TABLE = "risk_table.csv"
 FAILURES = "failures.jsonl"
+REPORT = "report.html"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -41,6 +42,8 @@ def withdraw(output: str, earlier: EarlierResult) -> None:
       FileExistsError: If a file was written since by another run.
     """
     remove_file(joined(output, MANIFEST), removes=earlier.manifest)
+    # Whoever made it and when: it shows the result that is no more.
+    remove_file(joined(output, REPORT))
     remove_file(joined(output, RISK_TABLE), removes=earlier.risk_table)
     remove_file(joined(output, FAILURES), removes=earlier.failures)
 
@@ -57,7 +60,8 @@ def publish(
 
     Each file appears whole or not at all. Until the manifest stands there is no result, whatever else does. Of several
     runs that publish, the one whose table is there first does so, and the others write nothing more. A step that is
-    run again publishes the same once more, and succeeds.
+    run again publishes the same once more, and succeeds. An earlier result's report is taken away: it is made anew of
+    what was published.
 
     Args:
       output: A directory that exists.
@@ -75,6 +79,7 @@ def publish(
         return path
     try:
         remove_file(path, removes=earlier.manifest)
+        remove_file(joined(output, REPORT))
         write_risk_table(joined(output, RISK_TABLE), rows, replaces=earlier.risk_table)
         _write_failures(joined(output, FAILURES), failures, replaces=earlier.failures)
     except FileExistsError:

@@ -63,25 +63,14 @@ class RunRecord:
         planned = plan.record()
         if planned.digest != digest:
             raise ManifestError(f"the plan is {planned.digest}, but the run was started with {digest}.")
-        rule = self.settings.rule
-        if rule.token_from != "exit_layer":
-            raise ManifestError(f"token_from must be exit_layer, got {rule.token_from}: nothing can be served by that.")
+        token_from = self.settings.rule.token_from
+        if token_from != "exit_layer":
+            raise ManifestError(f"token_from must be exit_layer, got {token_from}: nothing can be served by that.")
         return Manifest(
             created=self.created,
             model=self.model,
             vocabulary=self.vocabulary,
-            decode=DecodeRecord(
-                confidence=rule.confidence,
-                schedule=rule.schedule,
-                tau=rule.tau,
-                state_propagation=rule.state_propagation,
-                min_exit_layer=rule.min_exit_layer,
-                exit_interval=rule.exit_interval,
-                max_input_length=self.settings.max_input_length,
-                max_decode_length=self.settings.max_decode_length,
-                task_prefix=self.settings.task_prefix,
-                dtype=DTYPE,
-            ),
+            decode=decode_record(self.settings),
             data=DataRecord(
                 patterns=self.patterns,
                 examples=totals.examples,
@@ -97,3 +86,20 @@ class RunRecord:
             guarantee=guarantee_in_words(joint_epsilon=plan.joint_epsilon, cluster_key=plan.cluster_key),
             software=self.software,
         )
+
+
+def decode_record(settings: DecodeSettings) -> DecodeRecord:
+    """Returns settings as they stand in a manifest, which says of the grid elsewhere."""
+    rule = settings.rule
+    return DecodeRecord(
+        confidence=rule.confidence,
+        schedule=rule.schedule,
+        tau=rule.tau,
+        state_propagation=rule.state_propagation,
+        min_exit_layer=rule.min_exit_layer,
+        exit_interval=rule.exit_interval,
+        max_input_length=settings.max_input_length,
+        max_decode_length=settings.max_decode_length,
+        task_prefix=settings.task_prefix,
+        dtype=DTYPE,
+    )

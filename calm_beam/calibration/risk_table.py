@@ -4,9 +4,10 @@ import csv
 import dataclasses
 import io
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
-from calm_beam.storage import replacing
+from calm_beam.storage import open_input, replacing
 
 from .result import RiskRow
 
@@ -28,6 +29,35 @@ def write_risk_table(path: str | os.PathLike[str], rows: Sequence[RiskRow], *, r
     """Writes the table; the file appears whole or not at all, and `replaces` is as in `storage.replacing`."""
     with replacing(path, replaces=replaces) as temporary:
         temporary.write_text(risk_table_text(rows), encoding="utf-8")
+
+
+def read_risk_table(path: str | os.PathLike[str]) -> tuple[RiskRow, ...]:
+    """Returns the rows of a file of `write_risk_table`.
+
+    Raises:
+      ValueError: If it is none; says where.
+    """
+    types = {field.name: _READERS[field.type] for field in dataclasses.fields(RiskRow)}
+    rows = []
+    with open_input(path) as raw, io.TextIOWrapper(raw, "utf-8", newline="") as file:
+        reader = csv.DictReader(file)
+        for row in reader:
+            try:
+                rows.append(RiskRow(**{name: types[name](text) for name, text in row.items()}))
+            except (KeyError, TypeError, ValueError) as error:
+                raise ValueError(
+                    f"{path}, line {reader.line_num}: is no line of a risk table ({type(error).__name__}: {error})."
+                ) from error
+    return tuple(rows)
+
+
+# By the annotations of `RiskRow`.
+_READERS: dict[Any, Callable[[str], Any]] = {
+    str: str,
+    int: int,
+    float: float,
+    bool: lambda text: {"true": True, "false": False}[text],
+}
 
 
 def _cell(value: object) -> str:

@@ -82,7 +82,12 @@ def test_end_to_end(
     """A run writes generations, a risk table and a manifest whose choices follow from the table."""
     output = tmp_path / "deep" / "out"
     assert _calibrate(model, data, output) == 0
-    assert {path.name for path in output.iterdir()} == {"generations", "manifest.json", "risk_table.csv"}
+    assert {path.name for path in output.iterdir()} == {
+        "generations",
+        "manifest.json",
+        "report.html",
+        "risk_table.csv",
+    }
     manifest = read_manifest(output / "manifest.json", model_fingerprint=load_checkpoint(model).fingerprint())
     assert len(manifest.calibrations) == 4
     assert len({entry.threshold for entry in manifest.calibrations}) > 1

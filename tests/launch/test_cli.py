@@ -18,6 +18,7 @@ _COMMANDS = {
     "inspect": "--checkpoint",
     "monitor": "--losses",
     "plan": "--risk_guess",
+    "report": "--calibration",
     "train": "--checkpoint",
     "verify": "--manifest",
 }

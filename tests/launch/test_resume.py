@@ -397,7 +397,7 @@ def test_stored_generations_are_calibrated_again(
         output = tmp_path / f"again-{place.name}"
         assert _recalibrate(place, output, *again) == 0
         _check_same(output, tmp_path / "anew")
-        assert {path.name for path in output.iterdir()} == {"manifest.json", "risk_table.csv"}
+        assert {path.name for path in output.iterdir()} == {"manifest.json", "report.html", "risk_table.csv"}
 
 
 def test_a_result_is_replaced_beside_its_generations(

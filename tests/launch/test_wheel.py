@@ -19,6 +19,13 @@ _ROOT = pathlib.Path(__file__).parents[2]
 _FLOORS = {"calm_beam": "calm_beam", "transforms": "calm_beam/transforms", "launch": "calm_beam/launch"}
 _DATA = {
     "calm_beam/py.typed",
+    "calm_beam/report/template.html",
+    "calm_beam/report/report.css",
+    "calm_beam/report/outputs.js",
+    "calm_beam/report/drawing.js",
+    "calm_beam/report/charts.js",
+    "calm_beam/report/examples.js",
+    "calm_beam/report/report.js",
     "calm_beam/manifest/manifest.schema.json",
     "calm_beam/demo/calibration.jsonl.gz",
     "calm_beam/demo/model/config.json",

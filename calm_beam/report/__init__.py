@@ -1,0 +1,11 @@
+"""The report of a calibration: one HTML file that shows what is guaranteed, and what early exits do to outputs.
+
+Everything in it is read back from what a calibration has stored: manifest, risk table, failures and generations.
+"""
+
+from .page import LARGEST_PAGE as LARGEST_PAGE
+from .page import build_page as build_page
+from .stored import Calibrated as Calibrated
+from .stored import ReportError as ReportError
+from .stored import StoredOutputs as StoredOutputs
+from .stored import read_calibrated as read_calibrated

@@ -1,0 +1,166 @@
+"""What the page shows, as JSON values: promises and curves of the manifest and its risk table."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from calm_beam.calibration.result import RiskRow
+from calm_beam.calibration.specs import Objective
+from calm_beam.calibration.verification import objective_of
+from calm_beam.manifest import Calibration, Manifest
+from calm_beam.storage import base_name, parent
+
+from .promise import CONDITION, cautions, end_in_words, promise_in_words, together_in_words
+from .stored import Calibrated
+
+# Of a finer grid the page shows some, evenly chosen: a finger cannot tell more apart.
+_MOST_THRESHOLDS = 100
+# The whole list stands in `failures.jsonl`.
+_MOST_FAILURES = 50
+_LONGEST_REASON = 300
+
+_NOT_TESTED, _ACCEPTED, _NOT_ACCEPTED = 0, 1, 2
+
+
+def shown_thresholds(calibrated: Calibrated) -> tuple[int, ...]:
+    """Returns the places of the thresholds that the page shows: of each entry those where something was decided.
+
+    >>> from calm_beam.report.contents import evenly
+    >>> evenly(10, 4)
+    {0, 9, 3, 6}
+    """
+    thresholds = calibrated.thresholds
+    if len(thresholds) <= _MOST_THRESHOLDS:
+        return tuple(range(len(thresholds)))
+    decided = {entry.threshold for entry in calibrated.manifest.calibrations}
+    decided |= {entry.path[-1].threshold for entry in calibrated.manifest.calibrations}
+    places = {place for place, threshold in enumerate(thresholds) if threshold in decided}
+    return tuple(sorted(places | evenly(len(thresholds), _MOST_THRESHOLDS)))
+
+
+def evenly(count: int, most: int) -> set[int]:
+    """Returns `most` places of `count`, the first and the last among them, as far apart as can be."""
+    return {round(index * (count - 1) / (most - 1)) for index in range(most)}
+
+
+def results(calibrated: Calibrated, shown: Sequence[int]) -> dict[str, Any]:
+    """Returns what manifest and risk table say.
+
+    Args:
+      calibrated: The calibration.
+      shown: Places of the thresholds to show.
+    """
+    manifest = calibrated.manifest
+    objectives = list(dict.fromkeys(objective_of(entry) for entry in manifest.calibrations))
+    lines = [[rows[place] for place in shown] for rows in calibrated.table]
+    # Risks are the same for all entries of an objective.
+    by_objective = dict(zip(map(objective_of, manifest.calibrations), lines, strict=True))
+    return {
+        "created": manifest.created,
+        "model": _short_name(manifest.model.uri),
+        "numLayers": manifest.model.layers,
+        "thresholds": [row.threshold for row in lines[0]],
+        "gridSize": len(calibrated.thresholds),
+        "planned": len(manifest.plan.thresholds) if manifest.plan else len(calibrated.thresholds),
+        # The full model comes first, as everywhere.
+        "layers": [manifest.model.layers, *(row.layers for row in lines[0])],
+        "objectives": [_objective(objective, by_objective[objective]) for objective in objectives],
+        "entries": [
+            _entry(entry, rows, manifest, objectives.index(objective_of(entry)))
+            for entry, rows in zip(manifest.calibrations, lines, strict=True)
+        ],
+        "condition": CONDITION,
+        "together": together_in_words(manifest),
+        "guarantee": manifest.guarantee,
+        "cautions": [[caution.kind, caution.text] for caution in cautions(manifest)],
+        "counts": _counts(manifest),
+        "facts": _facts(manifest),
+        "failures": _failures(calibrated),
+    }
+
+
+def _short_name(uri: str) -> str:
+    """Returns what a model's folder is called; one that is named by a step alone, with the folder above."""
+    name = base_name(uri)
+    return f"{base_name(parent(uri))}/{name}" if name.startswith("checkpoint_") else name or uri
+
+
+def _objective(objective: Objective, rows: Sequence[RiskRow]) -> dict[str, Any]:
+    return {
+        "consistency": objective.consistency,
+        "metric": objective.metric,
+        "loss": objective.loss,
+        "risks": [0, *(row.risk for row in rows)],
+    }
+
+
+def _entry(entry: Calibration, rows: Sequence[RiskRow], manifest: Manifest, objective: int) -> dict[str, Any]:
+    chosen = [row.threshold for row in rows].index(entry.threshold) if entry.threshold is not None else None
+    return {
+        "objective": objective,
+        "delta": entry.delta,
+        "epsilon": entry.epsilon,
+        "procedure": entry.procedure,
+        "pValue": entry.p_value,
+        # As places among the lanes, of which the full model's is 0.
+        "chosen": 0 if chosen is None else chosen + 1,
+        "threshold": entry.threshold,
+        "layers": entry.layers,
+        "risk": entry.risk,
+        "units": manifest.data.units,
+        "sentence": promise_in_words(entry, manifest),
+        "end": end_in_words(entry),
+        "pValues": [None, *(float(f"{row.p_value:.5g}") for row in rows)],
+        "tests": [_NOT_TESTED, *(_test(row) for row in rows)],
+    }
+
+
+def _test(row: RiskRow) -> int:
+    if not row.tested:
+        return _NOT_TESTED
+    return _ACCEPTED if row.rejected else _NOT_ACCEPTED
+
+
+def _counts(manifest: Manifest) -> list[list[Any]]:
+    """Returns what was counted, with whether it should be looked at."""
+    data = manifest.data
+    clusters = [["clusters", data.clusters, False]] if data.clusters is not None else []
+    return [
+        ["examples", data.examples, False],
+        *clusters,
+        ["failed, loss 1", data.failed, data.failed > 0],
+        ["repeated prompts", data.duplicates, data.duplicates > 0],
+        ["prompts cut", data.truncated, data.truncated > 0],
+    ]
+
+
+def _facts(manifest: Manifest) -> list[list[str]]:
+    """Returns what the guarantee is about, as pairs of a name and a value."""
+    model, decode, data, plan = manifest.model, manifest.decode, manifest.data, manifest.plan
+    schedule = decode.schedule if decode.tau is None else f"{decode.schedule}, τ = {decode.tau:g}"
+    facts = [
+        ["Model", f"{model.uri} ({model.layers} decoder layers)"],
+        ["Model fingerprint", model.fingerprint],
+        ["Confidence", decode.confidence],
+        ["Schedule", schedule],
+        ["State propagation", decode.state_propagation],
+        ["Exits", f"from layer {decode.min_exit_layer} on, every {decode.exit_interval}. layer"],
+        ["Lengths", f"prompts up to {decode.max_input_length} tokens, outputs up to {decode.max_decode_length}"],
+        ["Task prefix", repr(decode.task_prefix) if decode.task_prefix else "none"],
+        ["Arithmetic", decode.dtype],
+        ["Calibration set", ", ".join(data.patterns)],
+        ["Fingerprint of the set", data.fingerprint],
+        ["Manifest", manifest.digest],
+    ]
+    if plan is not None:
+        facts.append(["Plan", plan.digest])
+        if plan.cluster_key is not None:
+            facts.append(["Clusters named by", plan.cluster_key])
+        facts.append(["On failing examples", plan.on_error])
+    facts.append(["Software", ", ".join(f"{name} {version}" for name, version in sorted(manifest.software.items()))])
+    return facts
+
+
+def _failures(calibrated: Calibrated) -> list[list[str]]:
+    ids = calibrated.manifest.data.failed_ids or ()
+    failures = calibrated.failures or tuple((name, "") for name in ids)
+    return [[name[:_LONGEST_REASON], reason[:_LONGEST_REASON]] for name, reason in failures[:_MOST_FAILURES]]

@@ -1,0 +1,98 @@
+"""How many tokens exit at each layer, by output position and threshold; counted in columns, not example by example."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any, Self
+
+import numpy as np
+import pyarrow
+import pyarrow.compute
+import pyarrow.parquet
+
+from calm_beam.storage import open_input
+from calm_beam.vocabulary import EOS_ID
+
+_ROWS_AT_A_TIME = 2048
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ExitCounts:
+    """Counts over some examples.
+
+    Attributes:
+      tokens: int64, shape (lanes, positions, layers). Tokens that exited at a layer; the full model's lane is first.
+      cut: int64, shape (lanes,). Outputs that ended at the longest length allowed, without eos.
+      outputs: Examples that have outputs: all but those that failed.
+    """
+
+    tokens: np.ndarray
+    cut: np.ndarray
+    outputs: int
+
+    @classmethod
+    def zero(cls, *, lanes: int, num_layers: int) -> Self:
+        """Returns the counts of no examples."""
+        return cls(tokens=np.zeros((lanes, 0, num_layers), np.int64), cut=np.zeros(lanes, np.int64), outputs=0)
+
+    def merge(self, other: Self) -> Self:
+        """Returns the counts of both sets together."""
+        longest = max(self.tokens.shape[1], other.tokens.shape[1])
+        return dataclasses.replace(
+            self,
+            tokens=_lengthened(self.tokens, longest) + _lengthened(other.tokens, longest),
+            cut=self.cut + other.cut,
+            outputs=self.outputs + other.outputs,
+        )
+
+
+def count_exits(path: str, lanes: Sequence[int], *, num_layers: int, max_decode_length: int) -> ExitCounts:
+    """Returns the counts of one shard.
+
+    Args:
+      path: A file of `write_generations`.
+      lanes: Which of the outputs of every example to count, the full model's being 0.
+      num_layers: Decoder depth.
+      max_decode_length: Most tokens of an output.
+    """
+    counts = ExitCounts.zero(lanes=len(lanes), num_layers=num_layers)
+    with open_input(path) as raw, pyarrow.parquet.ParquetFile(raw) as file:
+        for batch in file.iter_batches(batch_size=_ROWS_AT_A_TIME, columns=["outputs"]):
+            counts = counts.merge(_count(batch.column(0), lanes, num_layers, max_decode_length))
+    return counts
+
+
+def _count(column: Any, lanes: Sequence[int], num_layers: int, max_decode_length: int) -> ExitCounts:
+    """Returns the counts of a column of lists of outputs; failed examples have empty lists."""
+    stored = np.asarray(pyarrow.compute.list_value_length(column))
+    decoded = stored[stored > 0]
+    outputs = column.flatten()
+    if not len(outputs):
+        return ExitCounts.zero(lanes=len(lanes), num_layers=num_layers)
+    # Lane of each output, as its place among those asked for; -1 for the others.
+    places = np.full(decoded.max(), -1)
+    places[list(lanes)] = np.arange(len(lanes))
+    lane = places[np.concatenate([np.arange(length) for length in decoded])]
+
+    layers = pyarrow.compute.struct_field(outputs, "exit_layers")
+    lengths = np.asarray(pyarrow.compute.list_value_length(layers))
+    starts = np.cumsum(lengths) - lengths
+    positions = np.arange(lengths.sum()) - np.repeat(starts, lengths)
+    lane_of_token = np.repeat(lane, lengths)
+    wanted = lane_of_token >= 0
+    shape = (len(lanes), int(lengths.max(initial=0)), num_layers)
+    index = np.ravel_multi_index(
+        (lane_of_token[wanted], positions[wanted], np.asarray(layers.flatten())[wanted] - 1), shape
+    )
+    tokens = np.asarray(pyarrow.compute.struct_field(outputs, "tokens").flatten())
+    # An output without tokens has no last one, and was not cut.
+    last = np.where(lengths > 0, tokens[np.maximum(starts + lengths - 1, 0)], EOS_ID) if len(tokens) else lengths
+    is_cut = (lengths >= max_decode_length) & (last != EOS_ID) & (lane >= 0)
+    return ExitCounts(
+        tokens=np.bincount(index, minlength=int(np.prod(shape))).reshape(shape),
+        cut=np.bincount(lane[is_cut], minlength=len(lanes)),
+        outputs=len(decoded),
+    )
+
+
+def _lengthened(tokens: np.ndarray, longest: int) -> np.ndarray:
+    return np.pad(tokens, ((0, 0), (0, longest - tokens.shape[1]), (0, 0)))

@@ -1,0 +1,85 @@
+"""The outputs of a prompt at all thresholds, as short JSON: each as what it changes in the one before it.
+
+Neighbouring thresholds share most of an output. So an output is written as two splices of its neighbour's: of the
+tokens, and of the exits. A splice names how much of the beginning and of the end stays, and what stands in between.
+`report.js` has the reader; `tests/calm_beam/report/unpacking.py` is its twin.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from calm_beam.generations import Output
+
+# Layers are written by one character: of these, and beyond them by code points from _MORE_LAYERS on.
+_DIGITS = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz-_"
+_MORE_LAYERS = 0x100
+_EXIT = 3
+
+
+class Dictionary:
+    """Token ids in the order in which they first occur; what is stored of a token is its place here."""
+
+    def __init__(self) -> None:
+        self._places: dict[int, int] = {}
+
+    def place(self, token: int) -> int:
+        """Returns the place of a token, the next free one if it is new."""
+        return self._places.setdefault(token, len(self._places))
+
+    def tokens(self) -> tuple[int, ...]:
+        """Returns all tokens by place."""
+        return tuple(self._places)
+
+
+def pack_outputs(outputs: Sequence[Output], dictionary: Dictionary) -> list[Any]:
+    """Returns outputs as JSON values, each as the difference to the one before, the first to an empty one.
+
+    Args:
+      outputs: The full model's, then one per threshold.
+      dictionary: Takes up the tokens.
+
+    Returns:
+      For each output 0 if it equals the one before, else `[tokens, exits]`: `tokens` is 0 or [kept at the beginning,
+      kept at the end, list of places between]; `exits` is 0 or [kept at the beginning, kept at the end, text between],
+      three characters a token: its layer, then its confidence in thousandths, 1000 added, rounded down.
+    """
+    packed: list[Any] = []
+    tokens: list[int] = []
+    exits: list[str] = []
+    for output in outputs:
+        next_tokens = [dictionary.place(token) for token in output.tokens]
+        next_exits = [
+            _layer_digit(layer) + _confidence_digits(confidence)
+            for layer, confidence in zip(output.exit_layers, output.confidences, strict=True)
+        ]
+        of_tokens = _splice(tokens, next_tokens)
+        of_exits = _splice(exits, next_exits)
+        if of_exits != 0:
+            of_exits[2] = "".join(of_exits[2])
+        packed.append([of_tokens, of_exits] if of_tokens != 0 or of_exits != 0 else 0)
+        tokens, exits = next_tokens, next_exits
+    return packed
+
+
+def _splice(before: Sequence[Any], after: Sequence[Any]) -> Any:
+    """Returns how much of the beginning and of the end stays, and what comes between; 0 if all stays."""
+    if before == after:
+        return 0
+    most = min(len(before), len(after))
+    head = next((place for place in range(most) if before[place] != after[place]), most)
+    most -= head
+    tail = next((place for place in range(most) if before[-1 - place] != after[-1 - place]), most)
+    return [head, tail, list(after[head : len(after) - tail])]
+
+
+def _layer_digit(layer: int) -> str:
+    return _DIGITS[layer] if layer < len(_DIGITS) else chr(_MORE_LAYERS + layer)
+
+
+def _confidence_digits(confidence: float) -> str:
+    # Down, so that what is shown never reaches a threshold that was missed; the little that is added is what a
+    # threshold such as 0.95 loses as a float32.
+    thousandths = math.floor(1000 * min(max(confidence, -1.0), 1.0) + 1e-3) + 1000
+    high, low = divmod(thousandths, len(_DIGITS))
+    return _DIGITS[high] + _DIGITS[low]

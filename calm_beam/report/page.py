@@ -1,0 +1,151 @@
+"""The page: one HTML file that asks the network for nothing."""
+
+import base64
+import hashlib
+import html
+import importlib.resources
+import json
+import re
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from calm_beam.calibration.verification import promised_thresholds
+from calm_beam.efficiency.flops import DecoderSizes
+from calm_beam.vocabulary import Vocabulary
+
+from .contents import results, shown_thresholds
+from .examples import counted_exits, example_values, pieces_of
+from .packing import Dictionary
+from .palette import layer_styles
+from .savings import counted_savings
+from .stored import Calibrated, ReportError, StoredOutputs
+
+LARGEST_PAGE = 5_000_000
+"""Most bytes of a page."""
+
+_SCRIPTS = ("outputs.js", "drawing.js", "charts.js", "examples.js", "report.js")
+# Never exit: by neither formula.
+_NOTHING = (1.0, 1.0)
+_MARK = re.compile(r"\{\{(\w+)\}\}")
+
+
+def build_page(
+    calibrated: Calibrated,
+    stored: StoredOutputs | None,
+    *,
+    vocabulary: Vocabulary | None,
+    sizes: DecoderSizes | None,
+    most_examples: int,
+    seed: int,
+    remarks: Sequence[str] = (),
+) -> str:
+    """Returns the page, of at most `LARGEST_PAGE` bytes: of the sample as many examples are shown as fit.
+
+    Args:
+      calibrated: What was calibrated.
+      stored: The generations; None shows no outputs.
+      vocabulary: That of the model; None shows token ids.
+      sizes: Those of its decoder; None counts no operations.
+      most_examples: Size of the sample.
+      seed: Decides the sample.
+      remarks: What could not be shown, and why.
+
+    Raises:
+      ReportError: If it would be larger even without examples.
+    """
+    places = shown_thresholds(calibrated)
+    content = results(calibrated, places)
+    content["remarks"] = list(remarks)
+    content |= {"exits": None, "savings": None, "sample": None, "pieces": [], "examples": []}
+    if stored is None:
+        return _checked(_assembled(content))
+    sample = list(stored.sample(most_examples, seed=seed))
+    if sizes is not None:
+        entries = calibrated.manifest.calibrations
+        examples, factors = counted_savings(sample, promised_thresholds(entries), stored, sizes, vocabulary)
+        content["savings"] = {
+            "examples": examples,
+            "flops": [factors[entry.threshold] if entry.threshold is not None else _NOTHING for entry in entries],
+        }
+    grid = stored.job.settings.thresholds
+    lanes = [0, *(1 + grid.index(calibrated.thresholds[place]) for place in places)]
+    content["exits"] = counted_exits(stored, lanes, num_layers=calibrated.manifest.model.layers)
+    content["sample"] = {
+        "shown": most_examples,
+        "lookedAt": stored.looked_at,
+        "all": stored.examples,
+        "seed": seed,
+        "hasPieces": vocabulary is not None,
+    }
+    # Its own numbers are no longer than those it was measured with.
+    room = LARGEST_PAGE - len(_checked(_assembled(content)).encode())
+    dictionary = Dictionary()
+    known = 0
+    for generation in sample:
+        values = example_values(generation, lanes, dictionary, vocabulary)
+        new = pieces_of(dictionary.tokens()[known:], vocabulary)
+        room -= _size(values) + sum(map(_size, new))
+        if room < 0:
+            break
+        known += len(new)
+        content["examples"].append(values)
+        content["pieces"].extend(new)
+    content["sample"]["shown"] = len(content["examples"])
+    return _checked(_assembled(content))
+
+
+def _checked(page: str) -> str:
+    size = len(page.encode())
+    if size > LARGEST_PAGE:
+        raise ReportError(
+            f"the report would have {size:,} bytes without a single example, and {LARGEST_PAGE:,} are the most. "
+            "Calibrate with fewer entries."
+        )
+    return page
+
+
+def _assembled(content: dict[str, Any]) -> str:
+    """Returns the whole page."""
+    style = _file("report.css") + layer_styles(content["numLayers"])
+    script = '"use strict";\n(() => {\n' + "\n".join(map(_file, _SCRIPTS)) + "\n})();\n"
+    parts = {
+        "policy": (
+            f"default-src 'none'; style-src {_hash(style)}; script-src {_hash(script)}; img-src data:; "
+            "base-uri 'none'; form-action 'none'"
+        ),
+        "style": style,
+        "script": script,
+        "data": _json(content),
+        "title": html.escape(f"calm-beam: {content['model']}"),
+        "promises": _promises(content["entries"]),
+    }
+    # In one go: what is put in is not looked at again.
+    return _MARK.sub(lambda mark: parts[mark.group(1)], _file("template.html"))
+
+
+def _promises(entries: Iterable[dict[str, Any]]) -> str:
+    """Returns the promises for readers without scripts."""
+    return "\n".join(f"<li>{html.escape(''.join(entry['sentence']))}</li>" for entry in entries)
+
+
+def _json(content: Any) -> str:
+    """Returns JSON in which nothing can end or begin an element of HTML."""
+    text = json.dumps(content, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    # These stand in strings only, where they may be written so.
+    for character in "<>&\u2028\u2029":
+        text = text.replace(character, f"\\u{ord(character):04x}")
+    return text
+
+
+def _size(value: Any) -> int:
+    """Returns the bytes of a value in a list."""
+    return len(_json(value).encode()) + 1
+
+
+def _hash(text: str) -> str:
+    """Returns the source expression that lets an inline element with just this text through."""
+    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
+
+
+def _file(name: str) -> str:
+    return importlib.resources.files(__package__).joinpath(name).read_text(encoding="utf-8")

@@ -1,0 +1,179 @@
+"""What a calibration has stored, read back and found to belong together."""
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Iterator, Sequence
+from typing import Self
+
+from calm_beam.calibration.fingerprint import content_sum_of, fingerprint_text, merged_sums
+from calm_beam.calibration.publish import FAILURES, RISK_TABLE
+from calm_beam.calibration.record import decode_record
+from calm_beam.calibration.result import RiskRow
+from calm_beam.calibration.risk_table import read_risk_table
+from calm_beam.generation_folder import Completion, DecodeJob, shard_path
+from calm_beam.generations import Generation, read_generations, stored_examples
+from calm_beam.manifest import MANIFEST, Calibration, Manifest, PathEntry, read_manifest
+from calm_beam.storage import is_file, joined, open_input
+
+# Examples are counted and drawn from whole shards until they are so many. A shard holds the prompts of a hash, so some
+# of the shards are a fair sample of all.
+_ENOUGH_EXAMPLES = 20_000
+
+
+class ReportError(ValueError):
+    """Files that do not belong together, or hold more than a page can show."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Calibrated:
+    """A finished calibration.
+
+    Attributes:
+      manifest: Its manifest.
+      table: For each entry of the manifest, the lines of the risk table in descending order of thresholds.
+      failures: Id and reason of the examples that failed.
+    """
+
+    manifest: Manifest
+    table: tuple[tuple[RiskRow, ...], ...]
+    failures: tuple[tuple[str, str], ...]
+
+    @property
+    def thresholds(self) -> tuple[float, ...]:
+        """The grid, as far as it was decoded; descending."""
+        return tuple(row.threshold for row in self.table[0])
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StoredOutputs:
+    """The generations of a calibration, or as many shards of them as a report looks at.
+
+    Attributes:
+      job: What they are generations of.
+      paths: Their files.
+      ids: The examples in them, those of each file.
+      examples: Number of examples of all shards.
+    """
+
+    job: DecodeJob
+    paths: tuple[str, ...]
+    ids: tuple[tuple[str, ...], ...]
+    examples: int
+
+    @property
+    def looked_at(self) -> int:
+        """Number of examples in the files."""
+        return sum(map(len, self.ids))
+
+    @classmethod
+    def read(cls, folder: str, manifest: Manifest) -> Self:
+        """Returns the generations in a folder, having checked that the manifest is about them.
+
+        Args:
+          folder: As `DecodeJob.read` takes it.
+          manifest: Of the calibration.
+
+        Raises:
+          GenerationsError: If they are not complete.
+          ReportError: If they are others than were calibrated.
+        """
+        job = DecodeJob.read(folder)
+        completion = Completion.read(folder, job)
+        _check_same_decoding(folder, job, completion, manifest)
+        paths: list[str] = []
+        ids: list[tuple[str, ...]] = []
+        sums = []
+        for shard in sorted(completion.shards, key=lambda shard: _rank(str(shard.shard), seed=0)):
+            if sum(map(len, ids)) >= _ENOUGH_EXAMPLES:
+                break
+            paths.append(shard_path(folder, shard.shard, num_shards=job.num_shards))
+            examples = stored_examples(paths[-1])
+            ids.append(tuple(example.id for example in examples))
+            sums.append(content_sum_of(examples))
+        if len(paths) == len(completion.shards):
+            found = fingerprint_text(merged_sums(sums))
+            if found != manifest.data.fingerprint:
+                raise ReportError(
+                    f"{folder}: its examples have fingerprint {found}, those of the manifest "
+                    f"{manifest.data.fingerprint}. The report needs the generations that were calibrated."
+                )
+        return cls(job=job, paths=tuple(paths), ids=tuple(ids), examples=completion.examples)
+
+    def sample(self, most: int, *, seed: int) -> Iterator[Generation]:
+        """Yields up to so many of the examples, drawn by their ids alone; a larger sample begins with a smaller one."""
+        drawn = sorted((name for names in self.ids for name in names), key=lambda name: _rank(name, seed=seed))[:most]
+        found: dict[str, Generation] = {}
+        for path, names in zip(self.paths, self.ids, strict=True):
+            wanted = sorted(set(drawn) & set(names))
+            if wanted:
+                found.update((item.example.id, item) for item in read_generations(path, only=wanted))
+        yield from (found[name] for name in drawn)
+
+
+def read_calibrated(directory: str) -> Calibrated:
+    """Returns what a calibration has written into its output directory, but for its generations.
+
+    Raises:
+      ManifestError: If the manifest cannot be trusted.
+      ReportError: If the risk table is not that of the manifest.
+      OSError: If a file is missing or cannot be read.
+    """
+    manifest = read_manifest(joined(directory, MANIFEST))
+    path = joined(directory, RISK_TABLE)
+    try:
+        rows = read_risk_table(path)
+    except ValueError as error:
+        raise ReportError(str(error)) from error
+    entries = manifest.calibrations
+    size, rest = divmod(len(rows), len(entries))
+    table = tuple(rows[place * size : (place + 1) * size] for place in range(len(entries)))
+    if rest or not all(_is_of(lines, entry) for lines, entry in zip(table, entries, strict=True)):
+        raise ReportError(
+            f"{path}: is not the risk table of the manifest beside it. Both are written by the same run: restore them, "
+            "or calibrate again from the stored generations (--generations)."
+        )
+    failures: list[tuple[str, str]] = []
+    if is_file(joined(directory, FAILURES)):
+        with open_input(joined(directory, FAILURES)) as file:
+            failures = [(row["id"], row["reason"]) for row in map(json.loads, file)]
+    return Calibrated(manifest=manifest, table=table, failures=tuple(failures))
+
+
+def _is_of(lines: Sequence[RiskRow], entry: Calibration) -> bool:
+    """Returns whether lines of the risk table are those of an entry, and say of each tested threshold what it says."""
+    promised = (entry.consistency, entry.metric, entry.delta, entry.epsilon)
+    path = tuple(
+        PathEntry(
+            threshold=row.threshold,
+            n=row.n,
+            risk=row.risk,
+            p_value=row.p_value,
+            rejected=row.rejected,
+            layers=row.layers,
+        )
+        for row in lines
+        if row.tested
+    )
+    return path == entry.path and all(
+        (row.consistency, row.metric, row.delta, row.epsilon) == promised for row in lines
+    )
+
+
+def _check_same_decoding(folder: str, job: DecodeJob, completion: Completion, manifest: Manifest) -> None:
+    for what, theirs, ours in (
+        ("model", job.model.fingerprint, manifest.model.fingerprint),
+        ("vocabulary", job.vocabulary, manifest.vocabulary),
+        ("decoding", decode_record(job.settings), manifest.decode),
+        ("number of examples", completion.examples, manifest.data.examples),
+    ):
+        if theirs != ours:
+            raise ReportError(
+                f"{folder}: {what} is {theirs} there, {ours} in the manifest. The report needs the generations that "
+                "were calibrated."
+            )
+
+
+def _rank(name: str, *, seed: int) -> bytes:
+    """Returns a digest whose order is a draw of its own for every seed."""
+    return hashlib.sha256(f"calm-beam report {seed} {name}".encode()).digest()

@@ -1,0 +1,183 @@
+"""`calm-beam report --calibration=DIR`: builds the report of a calibration, one HTML file that opens offline.
+
+    calm-beam report --calibration=calibration
+
+`calibrate` makes the same file at its end. What it shows is read from the directory: manifest, risk table, failures,
+and the generations, which --generations names where they lie elsewhere. For texts of tokens it needs the vocabulary,
+for floating point operations the sizes of the model: both are looked for where the manifest says that the model was.
+"""
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from calm_beam.calibration.publish import REPORT
+from calm_beam.efficiency.flops import DecoderSizes
+from calm_beam.generations import GenerationsError
+from calm_beam.manifest import MANIFEST, Manifest, ManifestError
+from calm_beam.report import Calibrated, ReportError, StoredOutputs, build_page, read_calibrated
+from calm_beam.storage import absolute, base_name, check_writable, is_file, is_folder, joined, parent, replacing
+from calm_beam.vocabulary import Vocabulary, VocabularyError
+
+from .flags import FlagParser, UsageError, naming, parse_own_flags, whole_number
+from .generations import find_generations
+
+_MOST_EXAMPLES = 500
+
+
+def main(argv: Sequence[str]) -> int:
+    """Runs the command and returns its exit status."""
+    parser = _parser()
+    try:
+        flags = parse_own_flags(parser, argv)
+        output = _checked_output(flags)
+        _build(flags, output)
+    except UsageError as error:
+        print(f"calm-beam report: {error}", file=sys.stderr)
+        return 2
+    except (ReportError, ManifestError, GenerationsError, OSError) as error:
+        print(f"calm-beam report: {error}", file=sys.stderr)
+        return 1
+    print(f"Report: {output}")
+    return 0
+
+
+def report_after(output: str, folder: str, *, checkpoint: str | None, vocabulary: str | None) -> None:
+    """Builds the report of a calibration that has just published its result; says so if that fails.
+
+    Args:
+      output: Its output directory.
+      folder: Its generations.
+      checkpoint: The model, if the user named it.
+      vocabulary: The vocabulary, if the user named it.
+    """
+    path = joined(output, REPORT)
+    flags = _parser().parse_args([f"--calibration={output}", f"--generations={folder}"])
+    flags.checkpoint, flags.vocabulary = checkpoint, vocabulary
+    again = f"calm-beam report --calibration={output}"
+    try:
+        _build(flags, path)
+    except KeyboardInterrupt as interrupt:
+        raise KeyboardInterrupt(f"the result in {output} is whole; only its report is missing: {again}") from interrupt
+    # Whatever it is: the calibration succeeded, and must not seem to have failed.
+    except Exception as error:
+        reason = f"{type(error).__name__}: {error}"
+        print(f"caution: no report ({reason}). The result in {output} is whole; try: {again}", file=sys.stderr)
+    else:
+        print(f"Report: {path}")
+
+
+def _parser() -> FlagParser:
+    parser = FlagParser(prog="calm-beam report", description=(__doc__ or "").split(": ", 1)[1].split("\n\n")[0])
+    parser.add_argument("--calibration", metavar="DIR", help="output directory of a calibration")
+    parser.add_argument("--output", metavar="FILE", help=f"where to; default: {REPORT} in that directory")
+    parser.add_argument(
+        "--generations", metavar="DIR", help="its generations, if it was made with --generations; default: its own"
+    )
+    parser.add_argument("--checkpoint", help="the model, if it is no longer where the manifest says")
+    parser.add_argument("--vocabulary", help="SentencePiece model; default: in or beside the checkpoint")
+    parser.add_argument(
+        "--max_examples",
+        type=whole_number(0),
+        default=_MOST_EXAMPLES,
+        help="most examples to show; fewer where the page would grow beyond 5 MB",
+    )
+    parser.add_argument("--seed", type=whole_number(0), default=0, help="of the draw of examples")
+    return parser
+
+
+def _checked_output(flags: argparse.Namespace) -> str:
+    """Returns the file to write."""
+    if flags.calibration is None:
+        raise UsageError("--calibration is missing: the output directory of a calibration.")
+    with naming("--calibration"):
+        if base_name(flags.calibration) == MANIFEST:
+            flags.calibration = parent(flags.calibration)
+        if not is_file(joined(flags.calibration, MANIFEST)):
+            raise UsageError(f"--calibration {flags.calibration}: has no {MANIFEST}, so no calibration finished there.")
+    with naming("--output"):
+        output = flags.output or joined(flags.calibration, REPORT)
+        if is_folder(output):
+            raise UsageError(f"--output {output}: is a directory, expected the name of a file, such as {REPORT}.")
+        check_writable(output)
+    return output
+
+
+def _build(flags: argparse.Namespace, output: str) -> None:
+    """Reads everything and writes the page."""
+    calibrated = read_calibrated(flags.calibration)
+    manifest = calibrated.manifest
+    remarks: list[str] = []
+    stored = _stored(flags, calibrated, remarks)
+    vocabulary, sizes = _model(flags, manifest, remarks) if stored else (None, None)
+    if vocabulary is None and manifest.vocabulary is not None:
+        # Prompts are texts, whose lengths in tokens nobody knows then.
+        sizes = None
+    page = build_page(
+        calibrated,
+        stored,
+        vocabulary=vocabulary,
+        sizes=sizes,
+        most_examples=flags.max_examples,
+        seed=flags.seed,
+        remarks=remarks,
+    )
+    for remark in remarks:
+        print(f"calm-beam report: {remark}", file=sys.stderr)
+    with replacing(output) as temporary:
+        temporary.write_text(page, encoding="utf-8", newline="\n")
+
+
+def _stored(flags: argparse.Namespace, calibrated: Calibrated, remarks: list[str]) -> StoredOutputs | None:
+    """Returns the generations; None if nobody named them and there are none."""
+    if flags.generations is not None:
+        with naming("--generations"):
+            folder = find_generations(absolute(flags.generations))
+        return StoredOutputs.read(folder, calibrated.manifest)
+    try:
+        folder = find_generations(flags.calibration)
+    except UsageError:
+        remarks.append(
+            "Exit layers and outputs are not shown: the generations do not lie beside the manifest (calm-beam report "
+            "--generations=DIR)."
+        )
+        return None
+    return StoredOutputs.read(folder, calibrated.manifest)
+
+
+def _model(
+    flags: argparse.Namespace, manifest: Manifest, remarks: list[str]
+) -> tuple[Vocabulary | None, DecoderSizes | None]:
+    """Returns vocabulary and sizes; None for what cannot be had, unless it was named and is wrong."""
+    # Here, since it needs JAX, which a calibration of stored generations does without.
+    from calm_beam.checkpoints import CheckpointError, load_checkpoint
+
+    vocabulary_path = flags.vocabulary
+    sizes = None
+    try:
+        checkpoint = load_checkpoint(flags.checkpoint or manifest.model.uri)
+        if checkpoint.fingerprint() != manifest.model.fingerprint:
+            raise CheckpointError(
+                f"checkpoint {checkpoint.uri}: fingerprint is {checkpoint.fingerprint()}, the manifest is about "
+                f"{manifest.model.fingerprint}."
+            )
+        sizes = DecoderSizes.of(checkpoint.config)
+        vocabulary_path = vocabulary_path or checkpoint.vocabulary_uri
+    except (CheckpointError, OSError) as error:
+        if flags.checkpoint is not None:
+            raise UsageError(f"--checkpoint: {error}") from error
+        remarks.append(f"Floating point operations are not counted, since the model cannot be had: {error}")
+    if manifest.vocabulary is None:
+        return None, sizes
+    try:
+        if vocabulary_path is None:
+            raise VocabularyError("no sentencepiece.model in or beside the model.")
+        vocabulary = Vocabulary(vocabulary_path, extra_ids=manifest.vocabulary.extra_ids)
+        if vocabulary.fingerprint != manifest.vocabulary.fingerprint:
+            raise VocabularyError(f"vocabulary {vocabulary_path}: is not the one that was calibrated with.")
+    except VocabularyError as error:
+        if flags.vocabulary is not None:
+            raise UsageError(f"--vocabulary: {error}") from error
+        remarks.append(f"Tokens are shown as ids, since the vocabulary cannot be had: {error}")
+        return None, sizes
+    return vocabulary, sizes

@@ -1,0 +1,39 @@
+"""Reading a page back."""
+
+import html.parser
+import json
+from typing import Any
+
+
+class ParsedPage(html.parser.HTMLParser):
+    """Texts of the elements that matter, and the names of all."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.attributes: list[tuple[str, str | None]] = []
+        self.texts: dict[str, list[str]] = {}
+        self._open: str | None = None
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        """Takes up an element."""
+        self.tags.append(tag)
+        self.attributes.extend(attrs)
+        self.texts.setdefault(tag, []).append("")
+        self._open = tag
+
+    def handle_endtag(self, tag: str) -> None:
+        """Ends an element."""
+        self._open = None
+
+    def handle_data(self, data: str) -> None:
+        """Takes up a text of the element that began last, up to its end."""
+        if self._open:
+            self.texts[self._open][-1] += data
+
+
+def page_data(page: str) -> dict[str, Any]:
+    """Returns what the page's script reads: the first of the two scripts."""
+    content: dict[str, Any] = json.loads(ParsedPage(page).texts["script"][0])
+    return content

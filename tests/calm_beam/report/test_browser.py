@@ -1,0 +1,360 @@
+"""The page in a browser: what moves, what is found, and that nothing is asked of the network."""
+
+import contextlib
+import dataclasses
+import pathlib
+import shutil
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from calm_beam.efficiency.flops import DecoderSizes
+from calm_beam.generations import Generation
+from calm_beam.report import StoredOutputs, build_page, read_calibrated
+from calm_beam.report.palette import layer_colours
+from tests.calm_beam.report.builders import GRID, NUM_LAYERS, random_generations, write_calibration
+
+playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright: pip install 'calm-beam[dev]'")
+
+_CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
+
+pytestmark = [
+    pytest.mark.skipif(_CHROMIUM is None, reason="needs a browser: apt-get install chromium"),
+    pytest.mark.timeout(240),
+]
+
+_EVIL = "</script><script>document.title = 'broken out'</script><img src=http://example.invalid/x.png>"
+
+
+class _Seen:
+    """A page, with all that it said and asked for."""
+
+    def __init__(self, page: Any) -> None:
+        self.page = page
+        self.messages: list[str] = []
+        self.requests: list[str] = []
+        page.on("console", lambda message: self.messages.append(message.text))
+        page.on("pageerror", lambda error: self.messages.append(str(error)))
+        page.on("request", lambda request: self.requests.append(request.url))
+
+    def move(self, lane: int) -> None:
+        """Moves the slider as a hand does, and waits for what follows."""
+        slider = self.page.locator("#slider")
+        slider.focus()
+        now = int(slider.input_value())
+        for _ in range(abs(lane - now)):
+            self.page.keyboard.press("ArrowRight" if lane > now else "ArrowLeft")
+        self.settle()
+
+    def settle(self) -> None:
+        """Waits until what was asked for has been drawn."""
+        self.page.evaluate("() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
+
+    def text(self, selector: str) -> str:
+        """Returns the text of an element."""
+        return str(self.page.locator(selector).text_content())
+
+    def tokens(self) -> list[dict[str, Any]]:
+        """Returns text, layer and colour of the tokens of the first output."""
+        found: list[dict[str, Any]] = (
+            self.page.locator(".example")
+            .first.locator(".output")
+            .first.evaluate(
+                """(output) => [...output.querySelectorAll(".token")].map((token) => ({
+                text: token.textContent,
+                layer: Number([...token.classList].find((name) => /^l\\d+$/.test(name)).slice(1)),
+                colour: getComputedStyle(token).backgroundColor,
+            }))"""
+            )
+        )
+        return found
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    """A headless browser."""
+    with playwright.sync_playwright() as driver:
+        # Containers often have no user that a sandbox could be given to.
+        started = driver.chromium.launch(executable_path=_CHROMIUM, args=["--no-sandbox"])
+        yield started
+        started.close()
+
+
+@pytest.fixture(scope="module")
+def generations() -> list[Generation]:
+    """Thirty examples; one has markup in all its texts, one failed."""
+    items = random_generations(30)
+    example = dataclasses.replace(items[3].example, id="evil", input=_EVIL, references=(_EVIL,))
+    items[3] = dataclasses.replace(items[3], example=example)
+    items[5] = dataclasses.replace(items[5], outputs=(), failure="lost")
+    return items
+
+
+@pytest.fixture(scope="module")
+def report(tmp_path_factory: pytest.TempPathFactory, generations: list[Generation]) -> pathlib.Path:
+    """Their report."""
+    folder = write_calibration(tmp_path_factory.mktemp("browser") / "out", generations)
+    calibrated = read_calibrated(str(folder))
+    (stored,) = folder.glob("generations/*")
+    page = build_page(
+        calibrated,
+        StoredOutputs.read(str(stored), calibrated.manifest),
+        vocabulary=None,
+        sizes=None,
+        most_examples=500,
+        seed=0,
+    )
+    path = folder / "report.html"
+    path.write_text(page, encoding="utf-8")
+    return path
+
+
+@contextlib.contextmanager
+def _open(browser: Any, report: pathlib.Path, **options: Any) -> Iterator[_Seen]:
+    """Opens the file without a network; in the end, there was no message and no request but for the file itself."""
+    context = browser.new_context(**{"viewport": {"width": 1280, "height": 900}, **options})
+    try:
+        seen = _Seen(context.new_page())
+        seen.page.goto(report.as_uri())
+        seen.settle()
+        yield seen
+        assert seen.messages == []
+        assert seen.requests == [report.as_uri()]
+    finally:
+        context.close()
+
+
+def _rgb(colour: str) -> str:
+    red, green, blue = (int(colour[place : place + 2], 16) for place in (1, 3, 5))
+    return f"rgb({red}, {green}, {blue})"
+
+
+def test_the_slider_moves_everything(browser: Any, report: pathlib.Path, generations: list[Generation]) -> None:
+    """At every threshold the first output has the stored tokens, in the colours of their exit layers."""
+    colours = layer_colours(NUM_LAYERS)
+    with _open(browser, report, color_scheme="light") as seen:
+        name = seen.page.locator(".example").first.locator(".id").text_content()
+        (item,) = (item for item in generations if item.example.id == name)
+        charts = set()
+        for lane in range(len(GRID) + 1):
+            seen.move(lane)
+            output = item.outputs[lane]
+            assert seen.tokens() == [
+                {
+                    "text": "end" if token == 1 else str(token),
+                    "layer": layer,
+                    "colour": _rgb(colours[layer - 1].light),
+                }
+                for token, layer in zip(output.tokens, output.exit_layers, strict=True)
+            ]
+            assert seen.text("#lambda") == (f"λ {GRID[lane - 1]:g}" if lane else "never exit")
+            charts.add(seen.page.locator("#exits-chart").inner_html())
+            charts.add(seen.page.locator("#risk-chart").inner_html())
+        assert len(charts) == 2 * (len(GRID) + 1)
+
+
+def test_all_outputs_are_unpacked(browser: Any, report: pathlib.Path, generations: list[Generation]) -> None:
+    """What the page counts as different from the full model is what differs in the stored outputs."""
+    decoded = [item for item in generations if item.outputs]
+    with _open(browser, report) as seen:
+        seen.page.locator("#changed").check()
+        for lane in range(1, len(GRID) + 1):
+            seen.move(lane)
+            changed = sum(item.outputs[lane].tokens != item.outputs[0].tokens for item in decoded)
+            assert f", {changed} of these outputs differ" in seen.text("#examples-lead")
+            assert seen.text("#found") == f"{changed} found"
+            assert changed > 0
+
+
+def test_differences_are_marked(browser: Any, report: pathlib.Path) -> None:
+    """Without the marked tokens, the two outputs of an example are the same; those that are the same have no marks."""
+    with _open(browser, report) as seen:
+        seen.move(len(GRID))
+        pairs = seen.page.locator(".pair").evaluate_all(
+            """(pairs) => pairs.map((pair) => [...pair.querySelectorAll(".output")].map((output) =>
+                [...output.querySelectorAll(".token")].map((token) =>
+                    [token.textContent, token.classList.contains("different")])))"""
+        )
+        assert len(pairs) > 10
+        for pair in pairs:
+            early, full = ([text for text, is_different in output if not is_different] for output in pair)
+            assert early == full
+            whole = [[text for text, _ in output] for output in pair]
+            assert (whole[0] == whole[1]) is not any(is_different for output in pair for _, is_different in output)
+
+
+def test_search(browser: Any, report: pathlib.Path) -> None:
+    """Examples are found by words of id, prompt or outputs, all of which must be there; an empty field shows all."""
+    with _open(browser, report) as seen:
+        count = seen.page.locator(".example").count()
+        search = seen.page.get_by_label("Search examples")
+        for query, expected in (("row-12", ["row-12"]), ("PROMPT number 17", ["row-17"]), ("row-12 17", [])):
+            search.fill(query)
+            seen.settle()
+            ids = seen.page.locator(".example .id").all_text_contents()
+            if expected:
+                assert expected[0] in ids
+                assert len(ids) < count
+            else:
+                assert ids == []
+        search.fill("")
+        seen.settle()
+        assert seen.page.locator(".example").count() == count
+
+
+def test_more_examples_are_shown_on_demand(browser: Any, report: pathlib.Path) -> None:
+    """Twenty are shown at first, and the button brings the others, until it is gone."""
+    with _open(browser, report) as seen:
+        assert seen.page.locator(".example").count() == 20
+        seen.page.locator("#more").click()
+        assert seen.page.locator(".example").count() == 30
+        assert not seen.page.locator("#more").is_visible()
+        assert "failed, counts with loss 1: lost" in " ".join(seen.page.locator(".failure").all_text_contents())
+
+
+def test_themes(browser: Any, report: pathlib.Path) -> None:
+    """The page follows the system's theme until the button is pressed, and the colours of layers follow the page."""
+    background = "getComputedStyle(document.body).backgroundColor"
+    first = layer_colours(NUM_LAYERS)
+    seen_colours = {}
+    for scheme in ("light", "dark"):
+        with _open(browser, report, color_scheme=scheme) as seen:
+            seen_colours[scheme] = seen.page.evaluate(background)
+            for theme in (scheme, "dark" if scheme == "light" else "light"):
+                token = seen.tokens()[0]
+                colour = getattr(first[token["layer"] - 1], theme)
+                assert token["colour"] == _rgb(colour)
+                before = seen.page.evaluate(background)
+                seen.page.locator("#theme").click()
+                assert seen.page.evaluate(background) != before
+    assert seen_colours["light"] != seen_colours["dark"]
+
+
+def test_promises_are_chosen(browser: Any, report: pathlib.Path) -> None:
+    """Choosing an entry brings its sentence, its threshold and its end; never exit is said in so many words."""
+    entries = read_calibrated(str(report.parent)).manifest.calibrations
+    with _open(browser, report) as seen:
+        for index, entry in enumerate(entries):
+            seen.page.locator("#entry").select_option(str(index))
+            seen.settle()
+            sentence = seen.text("#sentence")
+            assert f"at most {entry.delta:g} token_f1" in sentence
+            assert f"({entry.consistency} consistency)" in sentence
+            assert sentence.startswith("Never exit") is (entry.threshold is None)
+            assert seen.text("#lambda") == ("never exit" if entry.threshold is None else f"λ {entry.threshold:g}")
+            seen.move(len(GRID))
+            if entry.threshold != GRID[-1]:
+                seen.page.locator("#chosen").click()
+                seen.settle()
+                assert seen.page.locator("#chosen").is_disabled()
+    assert len({entry.threshold for entry in entries}) > 1
+    assert None in {entry.threshold for entry in entries}
+
+
+def test_values_are_told_where_one_points(browser: Any, report: pathlib.Path) -> None:
+    """Pointing at a threshold tells its risk, p-value and verdict; at a token, its layer and confidence."""
+    calibrated = read_calibrated(str(report.parent))
+    with _open(browser, report) as seen:
+        seen.page.locator("#entry").select_option("0")
+        chart = seen.page.locator("#risk-chart")
+        chart.scroll_into_view_if_needed()
+        chart.focus()
+        seen.page.keyboard.press("ArrowRight")
+        row = calibrated.table[0][0]
+        told = seen.text("#tip")
+        assert f"measured risk {row.risk:.4f}" in told
+        assert "proved safe" in told or "not proved safe" in told
+        box = chart.bounding_box()
+        seen.page.mouse.move(box["x"] + box["width"] - 30, box["y"] + 100)
+        assert seen.text("#tip").startswith("λ 0")
+        token = seen.page.locator(".example").first.locator(".output .token").first
+        token.scroll_into_view_if_needed()
+        token.hover()
+        assert seen.text("#tip").startswith(f"layer {seen.tokens()[0]['layer']} of {NUM_LAYERS}")
+        assert "confidence 0." in seen.text("#tip")
+
+
+def test_everything_is_reached_by_keys(browser: Any, report: pathlib.Path) -> None:
+    """Tab reaches the theme, the promise, charts, search, outputs and slider; arrows go through tokens."""
+    with _open(browser, report) as seen:
+        reached = []
+        for _ in range(60):
+            seen.page.keyboard.press("Tab")
+            reached.append(seen.page.evaluate("document.activeElement.id || document.activeElement.className"))
+        expected = ["theme", "entry", "range", "risk-chart", "exits-chart", "search", "changed", "output"]
+        assert [name for name in reached if name in expected][: len(expected)] == expected
+        output = seen.page.locator(".example").first.locator(".output").first
+        output.focus()
+        layers = [token["layer"] for token in seen.tokens()]
+        for layer in layers[:2]:
+            seen.page.keyboard.press("ArrowRight")
+            assert seen.text("#said").startswith(f"layer {layer} of {NUM_LAYERS}, confidence")
+        seen.page.keyboard.press("Escape")
+        assert not seen.page.locator("#tip").is_visible()
+
+
+def test_phones(browser: Any, report: pathlib.Path) -> None:
+    """At 375 pixels nothing is wider than the screen, and a tap tells what pointing does."""
+    phone = {"viewport": {"width": 375, "height": 812}, "has_touch": True, "is_mobile": True}
+    with _open(browser, report, **phone) as seen:
+        sizes = seen.page.evaluate("[document.documentElement.scrollWidth, window.innerWidth]")
+        assert sizes == [375, 375]
+        token = seen.page.locator(".example").first.locator(".output .token").nth(1)
+        token.scroll_into_view_if_needed()
+        token.tap()
+        assert seen.page.locator("#tip").is_visible()
+        box = seen.page.locator("#tip").bounding_box()
+        assert box["x"] >= 0
+        assert box["x"] + box["width"] <= 375
+
+
+def test_markup_in_texts_stays_text(browser: Any, report: pathlib.Path) -> None:
+    """A prompt with a script in it is read as it was written, and does nothing."""
+    with _open(browser, report) as seen:
+        seen.page.get_by_label("Search examples").fill("evil")
+        seen.settle()
+        card = seen.page.locator(".example").first
+        assert card.locator(".prompt").text_content() == _EVIL
+        assert card.locator(".reference").text_content() == _EVIL
+        assert seen.page.title() == "calm-beam: tiny"
+
+
+def test_foreign_scripts_do_not_run(browser: Any, report: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    """What somebody put into the file is refused by its policy, and the check for messages sees it."""
+    changed = tmp_path / "changed.html"
+    foreign = "<script>document.title = 'foreign'</script><img src='http://example.invalid/x.png'></main>"
+    changed.write_text(report.read_text(encoding="utf-8").replace("</main>", foreign), encoding="utf-8")
+    context = browser.new_context()
+    seen = _Seen(context.new_page())
+    failures: list[str] = []
+    seen.page.on("requestfailed", lambda request: failures.append(f"{request.failure} {request.url}"))
+    seen.page.goto(changed.as_uri())
+    seen.settle()
+    assert seen.page.title() == "calm-beam: tiny"
+    assert [("Content Security Policy" in message) for message in seen.messages] == [True, True]
+    assert failures == ["csp http://example.invalid/x.png"]
+    context.close()
+
+
+def test_a_page_without_outputs(browser: Any, report: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    """Without generations the promises and the chart of risks are there, and what would be empty is not."""
+    page = build_page(
+        read_calibrated(str(report.parent)),
+        None,
+        vocabulary=None,
+        sizes=DecoderSizes(
+            num_layers=NUM_LAYERS, width=8, attention_width=8, mlp_width=8, encoder_width=8, vocab_size=8
+        ),
+        most_examples=500,
+        seed=0,
+        remarks=["why there are none"],
+    )
+    bare = tmp_path / "bare.html"
+    bare.write_text(page, encoding="utf-8")
+    with _open(browser, bare) as seen:
+        assert seen.page.locator("#risk-chart svg").is_visible()
+        assert not seen.page.locator("#examples").is_visible()
+        assert not seen.page.locator("#exits").is_visible()
+        assert "why there are none" in seen.text("#notes")
+        seen.move(2)

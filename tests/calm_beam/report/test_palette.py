@@ -1,0 +1,46 @@
+"""The colours of layers can be told apart, and read upon."""
+
+import itertools
+
+import pytest
+
+from calm_beam.report.palette import contrast, layer_colours, layer_styles
+
+
+@pytest.mark.parametrize("num_layers", [1, 2, 6, 8, 12, 24, 48])
+def test_texts_can_be_read_on_every_colour(num_layers: int) -> None:
+    """The contrast of text and background is at least WCAG's 4.5 on both pages."""
+    for colour in layer_colours(num_layers):
+        assert contrast(colour.light, colour.light_ink) >= 4.5
+        assert contrast(colour.dark, colour.dark_ink) >= 4.5
+
+
+@pytest.mark.parametrize("num_layers", [2, 6, 8, 12, 24])
+def test_lightness_alone_orders_the_layers(num_layers: int) -> None:
+    """Later layers are ever darker on a light page and ever lighter on a dark one, so no hue has to be seen."""
+    colours = layer_colours(num_layers)
+    for below, above in itertools.pairwise(colours):
+        assert contrast(below.light, "#000000") > contrast(above.light, "#000000")
+        assert contrast(below.dark, "#000000") < contrast(above.dark, "#000000")
+
+
+def test_contrast_of_known_colours() -> None:
+    """Black on white has the largest contrast, 21; a colour on itself has 1; #777777 on white has 4.48."""
+    assert contrast("#000000", "#ffffff") == pytest.approx(21)
+    assert contrast("#4ba3b3", "#4ba3b3") == 1
+    assert contrast("#777777", "#ffffff") == pytest.approx(4.48, abs=0.005)
+
+
+def test_ends_of_the_scale() -> None:
+    """The first and the last layer have the colours at the ends, whatever lies between."""
+    for num_layers in (2, 5, 24):
+        colours = layer_colours(num_layers)
+        assert (colours[0].light, colours[-1].light) == ("#fdf1c2", "#2a2f72")
+        assert (colours[0].dark, colours[-1].dark) == ("#2b3050", "#e6d9a6")
+
+
+def test_every_layer_has_a_class() -> None:
+    """The style sheet names each layer from 1 on."""
+    styles = layer_styles(3)
+    assert [line.partition("{")[0] for line in styles.splitlines()] == [".l1", ".l2", ".l3"]
+    assert "light-dark(#fdf1c2,#2b3050)" in styles

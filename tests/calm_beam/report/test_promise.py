@@ -1,0 +1,135 @@
+"""What the page says of every kind of result."""
+
+import dataclasses
+from typing import Any
+
+import pytest
+
+from calm_beam.manifest import Manifest
+from calm_beam.report.promise import cautions, end_in_words, promise_in_words, together_in_words
+from tests.calm_beam.manifest.builders import (
+    build_calibration,
+    build_manifest,
+    build_never_exit,
+    build_path_entry,
+    build_plan_record,
+    build_planned_manifest,
+    build_signed_calibration,
+)
+
+
+def _sentence(entry: Any, **changes: Any) -> str:
+    return "".join(promise_in_words(entry, build_manifest(**changes)))
+
+
+def _data(**changes: Any) -> Any:
+    data = {"duplicates": 0, "failed": 0, "truncated": 0, **changes}
+    return dataclasses.replace(build_manifest().data, **data)
+
+
+def _texts(manifest: Manifest) -> list[str]:
+    return [f"{caution.kind}: {caution.text}" for caution in cautions(manifest)]
+
+
+def test_textual_consistency() -> None:
+    """The sentence has probability, examples, threshold, tolerance, metric, kind of consistency and layers saved."""
+    assert _sentence(build_calibration()) == (
+        "With probability at least 95 % over the draw of the 200 calibration examples, exiting at threshold 0.8 costs "
+        "in expectation at most 0.1 rouge_l against the full model’s own outputs (textual consistency), and saves 29 % "
+        "of the decoder layers: tokens use 4.25 of 6 on average."
+    )
+
+
+def test_numbers_are_set_off() -> None:
+    """Every second part of a sentence is a number, which the page sets in bold."""
+    assert promise_in_words(build_calibration(), build_manifest())[1::2] == (
+        "95 %",
+        "200 calibration examples",
+        "0.8",
+        "0.1 rouge_l",
+        "29 %",
+        "4.25 of 6",
+    )
+
+
+def test_risk_consistency() -> None:
+    """Scores are compared against references; the paper's loss says that better outputs count as no change."""
+    signed = _sentence(build_signed_calibration(epsilon=0.025))
+    assert "With probability at least 97.5 %" in signed
+    assert (
+        "exiting at threshold 0.7 lets outputs score worse in expectation by at most 0.02 rouge_l than the full "
+        "model’s against the references (risk consistency), and saves 42 %" in signed
+    )
+    for loss in ("relu", None):
+        entry = build_calibration(consistency="risk", loss=loss)
+        assert "where prompts on which they score better count as no change (risk consistency)" in _sentence(entry)
+
+
+@pytest.mark.parametrize("consistency", ["textual", "risk"])
+def test_never_exit(consistency: str) -> None:
+    """Where nothing is safe the sentence begins with that, and says what it means."""
+    sentence = _sentence(build_never_exit(consistency=consistency))
+    assert sentence.startswith("Never exit: from 200 calibration examples, no threshold could be proved")
+    assert "at most 0.01 rouge_l" in sentence
+    assert (
+        f"({'textual consistency' if consistency == 'textual' else 'risk consistency'}). All 6 layers run" in sentence
+    )
+    assert sentence.endswith("for every token, and nothing is saved.")
+
+
+def test_clusters_are_the_units() -> None:
+    """Where examples come in clusters, the sentence counts these."""
+    assert "the draw of the 40 calibration clusters (200 examples)" in _sentence(
+        build_calibration(path=(build_path_entry(n=40, threshold=0.8, p_value=0.05, risk=0.03, layers=4.25),)),
+        data=_data(clusters=40),
+        calibrations=(build_never_exit(path=(build_path_entry(n=40, p_value=0.3, rejected=False),)),),
+    )
+
+
+def test_where_the_test_ended() -> None:
+    """The end is told: at the first failure with its p-value, at the end of the grid, or over the whole grid."""
+    assert end_in_words(build_calibration()) == (
+        "Fixed sequence testing went from 0.9 down and stopped at 0.7, the first threshold that could not be proved "
+        "safe: p = 0.4 exceeds ε = 0.05, measured loss 0.0800."
+    )
+    whole = build_calibration(path=build_calibration().path[:2])
+    assert end_in_words(whole) == (
+        "Fixed sequence testing went from 0.9 down to 0.8 and proved every threshold safe: the end of the grid."
+    )
+    assert end_in_words(build_signed_calibration()) == (
+        "bonferroni looked at 4 thresholds, from 0.9 to 0.6, and proved 2 of them safe; the lowest of them is chosen."
+    )
+    none = build_never_exit(procedure="holm")
+    assert end_in_words(none).endswith("proved 0 of them safe; so nothing is chosen.")
+
+
+def test_whether_promises_hold_together() -> None:
+    """One promise needs no word; several hold alone, and choosing among them afterwards is warned of, or jointly."""
+    alone = build_manifest(calibrations=(build_calibration(),))
+    assert together_in_words(alone) == ""
+    assert "Each of the 2 promises holds alone." in together_in_words(build_manifest())
+    assert "choosing the best of them here voids its guarantee" in together_in_words(build_manifest())
+    joint = build_planned_manifest(plan=build_plan_record(joint_epsilon=0.1))
+    assert together_in_words(joint) == "All 2 promises of this manifest hold together with probability at least 90 %."
+
+
+def test_nothing_to_warn_of() -> None:
+    """A planned calibration of clean data has no caution."""
+    assert _texts(build_planned_manifest(data=_data())) == []
+
+
+def test_what_may_void_the_guarantee() -> None:
+    """Repeated prompts, failures and a missing plan are told, each with its number."""
+    texts = _texts(build_manifest())
+    assert [text.split(":")[0] for text in texts] == ["void", "void", "void", "note"]
+    assert texts[0].startswith("void: 3 examples repeat prompts of the calibration set.")
+    assert texts[1].startswith("void: 1 example of 200 failed and counts with loss 1")
+    assert "does not say what was planned" in texts[2]
+    assert texts[3] == "note: 7 prompts were cut to 512 tokens; serving must cut alike."
+
+
+@pytest.mark.parametrize("changes", [{"confidence": "oracle"}, {"state_propagation": "full_cache"}])
+def test_what_cannot_be_served(changes: dict[str, str]) -> None:
+    """Oracle and full cache come first of all cautions."""
+    decode = dataclasses.replace(build_manifest().decode, **changes)
+    assert _texts(build_manifest(decode=decode))[0].startswith("void: Cannot be served: confidence")

@@ -35,6 +35,7 @@ _COMMANDS = {
     "convert": "write a model in another layout: native or T5X's",
     "decode": "write the outputs of a data set at given thresholds",
     "evaluate": "measure what early exits do: state propagation, sensitivity to errors, trade-offs",
+    "generate": "answer prompts under a manifest, skipping layers",
     "inspect": "say in words what a manifest or a checkpoint holds",
     "monitor": "watch the losses of a model in service, and raise an alarm when they exceed the bound",
     "plan": "say how many examples a calibration needs",

@@ -61,9 +61,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     if command not in _COMMANDS:
         print(f"calm-beam: unknown command {command!r}.\n\n{_usage()}", file=sys.stderr)
         return 2
-    # Each command is imported alone: Beam takes seconds, and `train` does without it.
     try:
-        return importlib.import_module(f"calm_beam.launch.{command}").main(flags)
+        # Each command is imported alone: Beam takes seconds, and `train` does without it.
+        module = importlib.import_module(f"calm_beam.launch.{command}")
+    except ModuleNotFoundError as error:
+        print(
+            f"calm-beam {command}: there is no {error.name} here. calm-beam-serving does without what calibrating and "
+            "training need: pip install calm-beam.",
+            file=sys.stderr,
+        )
+        return 1
+    try:
+        return module.main(flags)
     except KeyboardInterrupt as interrupt:
         # A command that keeps what it has done says so.
         print(f"calm-beam {command}: interrupted; {str(interrupt) or 'nothing was written.'}", file=sys.stderr)

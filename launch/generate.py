@@ -25,11 +25,9 @@ from typing import TYPE_CHECKING, TypeAlias
 from rich.console import Console
 from rich.progress import track
 
-from calm_beam.checkpoints import CheckpointError
 from calm_beam.examples import DataError, parse_examples
 from calm_beam.manifest import Manifest, ManifestError, read_manifest
 from calm_beam.storage import is_file, open_input, replacing
-from calm_beam.vocabulary import VocabularyError
 
 from .data_files import find_output
 from .flags import FlagParser, UsageError, naming, parse_own_flags, whole_number
@@ -63,7 +61,7 @@ def main(argv: Sequence[str]) -> int:
         generator = _generator(flags, manifest)
         if prompts is not None:
             generator.check([prompt for _, prompt in prompts], names=[name for name, _ in prompts])
-    except (ManifestError, CheckpointError, VocabularyError, PromptError) as error:
+    except ValueError as error:
         return _failed(error, status=2)
     except OSError as error:
         return _failed(error, status=1)

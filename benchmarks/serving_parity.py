@@ -162,9 +162,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     seconds = time.perf_counter() - start
     far = sum(not differs.is_near_tie for differs in found)
     print(
-        f"{len(found)} of {prompts} outputs ({tokens} tokens) differ, {far} of them by more than {_LARGEST_MARGIN:g} from "
-        f"the threshold; confidences elsewhere move by at most {largest_change:.1e}. {failed} stored failures left out. "
-        f"{seconds:.0f} s, {seconds / max(1, prompts) * 1e3:.1f} ms per prompt."
+        f"{len(found)} of {prompts} outputs ({tokens} tokens) differ, {far} of them by more than {_LARGEST_MARGIN:g} "
+        f"from the threshold; confidences elsewhere move by at most {largest_change:.1e}. {failed} stored failures "
+        f"left out. {seconds:.0f} s, {seconds / max(1, prompts) * 1e3:.1f} ms per prompt."
     )
     return 1 if far else 0
 

@@ -12,11 +12,10 @@ from collections.abc import Sequence
 from calm_beam.manifest import ManifestError
 from calm_beam.metrics.registry import checked_score, get_metric
 from calm_beam.risk.losses import relu_risk_loss, signed_risk_loss, textual_loss
-from calm_beam.storage import check_writable, is_cloud_path, is_folder, parent
+from calm_beam.storage import append_line, check_writable, is_cloud_path, is_folder, parent
 
 from .answer import Answer
 from .generator import AnyPrompt, Generator
-from .loss_log import append_line
 
 _HASHED_BITS = 64
 _LONGEST_REASON = 200

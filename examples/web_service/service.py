@@ -2,8 +2,8 @@
 
     python service.py --manifest=calibration --checkpoint=model --port=8000
 
-POST /generate takes {"prompt": "..."} and gives text, tokens and the layer at which each token left. What the client got
-wrong is a status of 4xx and says what; 503 means: busy, come again. GET /health says what is served.
+POST /generate takes {"prompt": "..."} and gives text, tokens and the layer at which each token left. What the client
+got wrong is a status of 4xx and says what; 503 means: busy, come again. GET /health says what is served.
 """
 
 import argparse

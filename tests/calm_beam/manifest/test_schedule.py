@@ -43,7 +43,7 @@ def _manifest(threshold: float, schedule: str, tau: float | None, steps: int, po
     steps=st.integers(1, 70),
 )
 def test_the_decoders_thresholds_are_accepted(threshold: float, schedule: str, tau: float, steps: int) -> None:
-    """Whatever the settings, what numpy makes of them is what the reader makes of them, and comes back from the text."""
+    """Whatever the settings, what numpy makes of them the reader makes of them too; they come back from the text."""
     given_tau = None if schedule == "constant" else tau
     rule = ExitRule(schedule=schedule, tau=given_tau)
     positions = scheduled_thresholds(rule, (threshold,), steps)[:, 0]

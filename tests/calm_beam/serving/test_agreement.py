@@ -13,9 +13,9 @@ from calm_beam.serving import Generator
 from calm_beam.vocabulary import Vocabulary
 from tests.builders import build_checkpoint, build_config, train_vocabulary
 from tests.calm_beam.serving.builders import build_served_manifest
-from tests.pipelines import write_vocabulary
+from tests.pipelines import CONFIG, write_vocabulary
 
-_CHECKPOINT = build_checkpoint()
+_CHECKPOINT = build_checkpoint(CONFIG)
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +26,7 @@ def vocabulary_path(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
 
 def test_another_model_is_refused() -> None:
     """A single other weight makes another model, and the message names both fingerprints."""
-    other = build_checkpoint(seed=1)
+    other = build_checkpoint(CONFIG, seed=1)
     expected, found = _CHECKPOINT.fingerprint(), other.fingerprint()
     with pytest.raises(
         ManifestError,
@@ -51,7 +51,7 @@ def test_another_vocabulary_is_refused(vocabulary_path: pathlib.Path, tmp_path: 
     other = train_vocabulary(tmp_path / "other.model", size=45)
     with pytest.raises(ManifestError, match=f"fingerprint {vocabulary.fingerprint} and 0 extra ids, the one to serve"):
         Generator.from_manifest(manifest, _CHECKPOINT, vocabulary=other)
-    with pytest.raises(ManifestError, match="no vocabulary in or beside /nowhere: say where its sentencepiece.model"):
+    with pytest.raises(ManifestError, match=r"no vocabulary in or beside /nowhere: say where its sentencepiece.model"):
         Generator.from_manifest(manifest, _CHECKPOINT)
     with pytest.raises(ManifestError, match="is about prompts of token ids: leave the vocabulary out"):
         Generator.from_manifest(build_served_manifest(_CHECKPOINT), _CHECKPOINT, vocabulary=vocabulary_path)

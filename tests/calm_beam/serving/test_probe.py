@@ -18,8 +18,9 @@ from calm_beam.serving import Answer, Generator, LossProbe, OutputError
 from tests.builders import build_checkpoint
 from tests.calm_beam.calibration.builders import build_example
 from tests.calm_beam.serving.builders import build_entry, build_served_manifest
+from tests.pipelines import CONFIG
 
-_CHECKPOINT = build_checkpoint()
+_CHECKPOINT = build_checkpoint(CONFIG)
 _PROMPTS = [[5, 9, 12, 1], [7, 3, 1], [20, 21, 22, 23, 24, 1], [63], [40, 2, 1]]
 _REFERENCES = ("20 7 33 20 15", "9 9 9")
 
@@ -140,7 +141,7 @@ def test_what_cannot_be_watched_is_refused(tmp_path: pathlib.Path) -> None:
     for share in (0, 1.5, float("nan")):
         with pytest.raises(ValueError, match=r"share must be in \(0, 1\], got"):
             _probe(tmp_path / "losses", share=share)
-    with pytest.raises(OSError, match="the folder .*absent does not exist"):
+    with pytest.raises(OSError, match=r"the folder .*absent does not exist"):
         _probe(tmp_path / "absent" / "losses")
     with pytest.raises(OSError, match="are added to a local file"):
         LossProbe(Generator.from_manifest(manifest, _CHECKPOINT), "gs://bucket/losses", share=1, salt="")

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from calm_beam.serving.loss_log import append_line
+from calm_beam.storage import append_line
 
 
 def test_lines_are_added(tmp_path: pathlib.Path) -> None:
@@ -48,7 +48,7 @@ def test_another_file_is_left_alone(tmp_path: pathlib.Path) -> None:
 def test_threads_and_processes_share_a_file(tmp_path: pathlib.Path) -> None:
     """Of many that add lines at once, every line arrives whole and once."""
     code = (
-        "import sys; from calm_beam.serving.loss_log import append_line\n"
+        "import sys; from calm_beam.storage import append_line\n"
         "for number in range(50): append_line(sys.argv[1], sys.argv[2] * 40 + f'-{number}')"
     )
     path = str(tmp_path / "log")

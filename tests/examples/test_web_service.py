@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -18,7 +19,7 @@ from fastapi.testclient import TestClient
 
 from calm_beam.checkpoints import load_checkpoint
 from calm_beam.manifest import write_manifest
-from calm_beam.serving import Generator, LossProbe, OutputError
+from calm_beam.serving import Answer, Generator, LossProbe, OutputError
 from calm_beam.vocabulary import Vocabulary
 from examples.web_service.service import Limits, build_app
 from tests.calm_beam.serving.builders import build_entry, build_served_manifest
@@ -134,6 +135,30 @@ def test_a_model_that_breaks_down_is_the_services_fault(
     assert (failed["loss"], failed["failure"]) == (1, "OutputError: the prompt: not finite")
 
 
+def test_who_comes_when_all_places_are_taken_is_turned_away(
+    generator: Generator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beyond those that run and those that may wait, requests hear 503 at once; the others are answered."""
+    answer, may_go_on, running = generator.generate(_PROMPTS[0]), threading.Event(), threading.Event()
+
+    def slow(_: object, __: object) -> Answer:
+        running.set()
+        assert may_go_on.wait(60)
+        return answer
+
+    app = build_app(generator, limits=Limits(running=1, waiting=0))
+    with TestClient(app) as client, concurrent.futures.ThreadPoolExecutor(1) as pool:
+        monkeypatch.setattr(Generator, "generate", slow)
+        first = pool.submit(client.post, "/generate", json={"prompt": "a"})
+        assert running.wait(60)
+        second = client.post("/generate", json={"prompt": "b"})
+        may_go_on.set()
+        assert (second.status_code, second.json()) == (503, {"detail": "busy, try again later"})
+        assert second.headers["Retry-After"] == "1"
+        assert first.result(60).status_code == 200
+        assert client.post("/generate", json={"prompt": "c"}).status_code == 200
+
+
 def _free_port() -> int:
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
@@ -152,7 +177,7 @@ def _threads_and_megabytes(process: subprocess.Popen[str]) -> tuple[int, float]:
 @pytest.mark.timeout(240)
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="threads and memory are read from /proc")
 def test_under_load_every_answer_is_right_and_nothing_grows(folder: pathlib.Path, generator: Generator) -> None:
-    """Eight clients at once get the generator's answers or are turned away; then the service ends as it is told."""
+    """Eight clients at once get the generator's answers, a sample is measured; then the service ends as it is told."""
     port = _free_port()
     command = [sys.executable, str(_SERVICE), f"--manifest={folder / 'manifest.json'}", f"--port={port}"]
     command += [f"--checkpoint={folder / 'model'}", f"--losses={folder / 'losses.jsonl'}", "--share=0.2"]

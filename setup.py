@@ -1,35 +1,52 @@
-"""Packages the three top-level folders as one importable package, `calm_beam`."""
+"""Packages the three top-level folders as one importable package, `calm_beam`.
 
+Two distributions are built of it. `calm-beam` is whole, for calibrating. `calm-beam-serving` is for images that serve:
+it leaves out the packages that only calibrating and training use, and does not require Beam. An extra could not do
+that, since extras only add requirements, and `pip install calm-beam` is to stay whole; nor could `calm-beam` require a
+distribution of the rest, since Dataflow's workers install what is staged, which must be all of it. As both hold the
+same modules, an environment has one or the other. The first is built by default, the second by
+
+    CALM_BEAM_DISTRIBUTION=calm-beam-serving python -m build --wheel
+"""
+
+import os
 import pathlib
 import re
+import sys
 
 import setuptools
 
 _ROOT = pathlib.Path(__file__).parent
 
+_WHOLE, _FOR_SERVING = "calm-beam", "calm-beam-serving"
+
 # Ranges that are known to work together on Python 3.11 to 3.13. sentencepiece 0.2.3 was built against a newer
 # protobuf than Apache Beam allows and does not import next to it.
-_CORE = [
-    "apache-beam>=2.70,<2.80",
+_SERVING = [
     "flax>=0.12,<0.13",
     "jax>=0.8,<0.12",
     "ml_dtypes>=0.5,<0.7",
     "msgpack>=1.0.8,<2",
     "numpy>=2.0,<3",
-    "optax>=0.2.5,<0.3",
-    "pyarrow>=16,<26",
+    "protobuf>=5.26,<8",
     "rich>=13.7,<16",
-    "rouge-score>=0.1.2,<0.2",
     "safetensors>=0.5,<0.9",
-    "scipy>=1.13,<2",
     "sentencepiece>=0.2.0,<0.2.3",
     "tensorstore>=0.1.70,<0.2",
 ]
 
-_PLOTS = ["matplotlib>=3.9,<4"]
+_ROUGE = ["rouge-score>=0.1.2,<0.2"]
 
-# For metrics that are reported beside the tested ones.
-_METRICS = ["sacrebleu>=2.4,<3"]
+_CORE = [
+    *_SERVING,
+    *_ROUGE,
+    "apache-beam>=2.70,<2.80",
+    "optax>=0.2.5,<0.3",
+    "pyarrow>=16,<26",
+    "scipy>=1.13,<2",
+]
+
+_PLOTS = ["matplotlib>=3.9,<4"]
 
 # For gs:// paths.
 _GCP = ["google-cloud-storage>=2.18,<4"]
@@ -40,7 +57,7 @@ _DATAFLOW = [*_GCP, "apache-beam[gcp]>=2.70,<2.80"]
 # For --runner=DaskRunner.
 _DASK = ["dask>=2025.1,<2027", "distributed>=2025.1,<2027"]
 
-# For the metrics chrf, sentence_bleu and edit_distance.
+# For the metrics chrf, sentence_bleu and edit_distance, and for BLEU in evaluations.
 _METRICS = ["rapidfuzz>=3.9,<4", "sacrebleu>=2.4,<3"]
 
 # For data in TFRecord files.
@@ -60,7 +77,10 @@ _DEV = [
     *_SEQIO,
     *_BLEURT,
     "build>=1.2,<2",
+    # For examples/web_service.
+    "fastapi>=0.115,<1",
     "gcp-storage-emulator>=2026.7,<2028",
+    "httpx>=0.27,<1",
     "hypothesis>=6.100,<7",
     "jsonschema>=4.20,<5",
     "mpmath>=1.3,<2",
@@ -75,6 +95,39 @@ _DEV = [
     "ruff>=0.15,<0.18",
     # What pyproject.toml builds with; tests build without fetching it again.
     "setuptools>=77",
+    "uvicorn>=0.30,<1",
+]
+
+_EXTRAS = {
+    "bleurt": _BLEURT,
+    "dask": _DASK,
+    "dataflow": _DATAFLOW,
+    "dev": _DEV,
+    "gcp": _GCP,
+    "metrics": _METRICS,
+    "plots": _PLOTS,
+    "seqio": _SEQIO,
+    "tensorflow": _TENSORFLOW,
+}
+
+# Metrics are what a service may measure its losses by.
+_SERVING_EXTRAS = {"bleurt": _BLEURT, "gcp": _GCP, "metrics": [*_ROUGE, *_METRICS]}
+
+# Without those that calibrate, train and evaluate. Of `calm_beam.launch`, `generate`, `inspect` and `monitor` work.
+_SERVING_PACKAGES = [
+    "calm_beam",
+    "calm_beam.checkpoints",
+    "calm_beam.decoding",
+    "calm_beam.exits",
+    "calm_beam.inputs",
+    "calm_beam.launch",
+    "calm_beam.manifest",
+    "calm_beam.metrics",
+    "calm_beam.metrics.bleurt",
+    "calm_beam.model",
+    "calm_beam.risk",
+    "calm_beam.serving",
+    "calm_beam.storage",
 ]
 
 _VERSION = re.search(r'__version__ = "(.+)"', (_ROOT / "calm_beam" / "__init__.py").read_text(encoding="utf-8"))
@@ -86,16 +139,25 @@ _PACKAGES = setuptools.find_packages(
     include=["calm_beam", "calm_beam.*"], exclude=["calm_beam.transforms*", "calm_beam.launch*"]
 )
 
+_NAME = os.environ.get("CALM_BEAM_DISTRIBUTION") or _WHOLE
+if _NAME not in (_WHOLE, _FOR_SERVING):
+    sys.exit(f"CALM_BEAM_DISTRIBUTION must be {_WHOLE} or {_FOR_SERVING}, got {_NAME!r}.")
+_IS_WHOLE = _NAME == _WHOLE
+if not _IS_WHOLE and "sdist" in sys.argv:
+    # It would not know which of the two it is; and as nothing is compiled, one wheel serves everybody.
+    sys.exit(f"of {_NAME}, wheels are built only: python -m build --wheel")
+
 setuptools.setup(
-    name="calm-beam",
+    name=_NAME,
     version=_VERSION.group(1),
-    description="Calibrated early exits for T5 decoders: CALM's risk control as an Apache Beam pipeline.",
+    description="Calibrated early exits for T5 decoders: "
+    + ("CALM's risk control as an Apache Beam pipeline." if _IS_WHOLE else "what serving under a manifest needs."),
     long_description=(_ROOT / "README.md").read_text(encoding="utf-8"),
     long_description_content_type="text/markdown",
     license="Apache-2.0",
     license_files=["LICENSE"],
     python_requires=">=3.11,<3.14",
-    packages=[*_PACKAGES, "calm_beam.transforms", "calm_beam.launch"],
+    packages=[*_PACKAGES, "calm_beam.transforms", "calm_beam.launch"] if _IS_WHOLE else _SERVING_PACKAGES,
     package_dir={"calm_beam.transforms": "transforms", "calm_beam.launch": "launch"},
     package_data={
         "calm_beam.manifest": ["manifest.schema.json"],
@@ -103,17 +165,9 @@ setuptools.setup(
         "calm_beam.report": ["template.html", "*.css", "*.js"],
         "calm_beam": ["py.typed"],
     },
-    install_requires=_CORE,
-    extras_require={
-        "bleurt": _BLEURT,
-        "dask": _DASK,
-        "dataflow": _DATAFLOW,
-        "dev": _DEV,
-        "gcp": _GCP,
-        "metrics": _METRICS,
-        "plots": _PLOTS,
-        "seqio": _SEQIO,
-        "tensorflow": _TENSORFLOW,
-    },
+    install_requires=_CORE if _IS_WHOLE else _SERVING,
+    extras_require=_EXTRAS if _IS_WHOLE else _SERVING_EXTRAS,
     entry_points={"console_scripts": ["calm-beam = calm_beam.launch.cli:entry_point"]},
+    # What one build leaves is not taken into a wheel of the other.
+    options={} if _IS_WHOLE else {"build": {"build_base": "build/serving"}},
 )

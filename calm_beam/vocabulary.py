@@ -81,6 +81,16 @@ class Vocabulary:
         return self._processor.decode(known[:end])
 
 
+def output_text(tokens: Sequence[int], vocabulary: Vocabulary | None) -> str:
+    """Returns the text of an output that metrics see, without eos: it is no content, and makes outputs look alike.
+
+    Args:
+      tokens: Generated ids.
+      vocabulary: None if the prompt was token ids; then the text is the ids joined by spaces.
+    """
+    return vocabulary.decode(tokens) if vocabulary else " ".join(str(token) for token in tokens if token != EOS_ID)
+
+
 def _with_extra_ids(serialized: bytes, extra_ids: int) -> bytes:
     """Returns the model with sentinels appended as pieces of their own, so that they are found in text too."""
     if not extra_ids:

@@ -35,6 +35,7 @@ _COMMANDS = {
     "convert": "write a model in another layout: native or T5X's",
     "decode": "write the outputs of a data set at given thresholds",
     "evaluate": "measure what calibrated thresholds gain and keep, over repeated random splits, and what exits do",
+    "generate": "answer prompts under a manifest, skipping layers",
     "inspect": "say in words what a manifest or a checkpoint holds",
     "monitor": "watch the losses of a model in service, and raise an alarm when they exceed the bound",
     "plan": "say how many examples a calibration needs",
@@ -61,9 +62,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     if command not in _COMMANDS:
         print(f"calm-beam: unknown command {command!r}.\n\n{_usage()}", file=sys.stderr)
         return 2
-    # Each command is imported alone: Beam takes seconds, and `train` does without it.
     try:
-        return importlib.import_module(f"calm_beam.launch.{command}").main(flags)
+        # Each command is imported alone: Beam takes seconds, and `train` does without it.
+        module = importlib.import_module(f"calm_beam.launch.{command}")
+    except ModuleNotFoundError as error:
+        print(
+            f"calm-beam {command}: there is no {error.name} here. calm-beam-serving does without what calibrating and "
+            "training need: pip install calm-beam.",
+            file=sys.stderr,
+        )
+        return 1
+    try:
+        return module.main(flags)
     except KeyboardInterrupt as interrupt:
         # A command that keeps what it has done says so.
         print(f"calm-beam {command}: interrupted; {str(interrupt) or 'nothing was written.'}", file=sys.stderr)

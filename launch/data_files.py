@@ -1,10 +1,10 @@
-"""Finding the files that a data flag names, and how they are read."""
+"""Finding the files that data flags name, and how they are read."""
 
 import argparse
 from collections.abc import Sequence
 
 from calm_beam.inputs import Reading, check_installed, format_of, is_seqio, seqio_shards
-from calm_beam.storage import absolute, is_folder, list_files
+from calm_beam.storage import absolute, check_writable, exists, is_cloud_path, is_folder, list_files, parent
 
 from .flags import UsageError, naming
 
@@ -54,3 +54,22 @@ def find_files(flag: str, patterns: Sequence[str], reading: Reading) -> tuple[st
             if without is not None:
                 raise UsageError(f"--{name} names a field, and {without} is plain text, which has none. Leave it out.")
     return tuple(sorted(found))
+
+
+def find_output(path: str | None, *, overwrite: bool) -> str:
+    """Returns the path of `--output`, a JSONL file that can be written.
+
+    Raises:
+      UsageError: If there is none, it is there already and may not be replaced, or it cannot be written.
+    """
+    if path is None:
+        raise UsageError("--output is missing: the JSONL file to write.")
+    with naming("--output"):
+        if is_folder(path):
+            raise UsageError(f"--output {path}: is a directory, expected a file such as {path}/outputs.jsonl.")
+        if not is_cloud_path(path) and not is_folder(parent(path)):
+            raise UsageError(f"--output {path}: the folder {parent(path)} does not exist.")
+        if exists(path) and not overwrite:
+            raise UsageError(f"--output {path}: exists already. Choose another file, or pass --overwrite.")
+        check_writable(path)
+    return path

@@ -13,10 +13,11 @@ import apache_beam as beam
 
 from calm_beam.generation_folder import shard_files
 from calm_beam.generations import Generation, read_generations
-from calm_beam.storage import base_name, check_writable, exists, is_cloud_path, is_folder, parent, replacing
+from calm_beam.storage import base_name, is_cloud_path, parent, replacing
 from calm_beam.transforms import DecodeExamples, ReadExamples
 
-from .flags import FlagParser, UsageError, add_decode_flags, naming, parse_flags
+from .data_files import find_output
+from .flags import FlagParser, UsageError, add_decode_flags, parse_flags
 from .progress import shown_progress
 from .runners import PipelineError, is_local, make_runner, run_pipeline
 from .setup_run import prepare_run
@@ -29,7 +30,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--output", help="JSONL file to write")
     try:
         flags, options = parse_flags(parser, argv)
-        output = _checked_output(flags.output, overwrite=flags.overwrite)
+        output = find_output(flags.output, overwrite=flags.overwrite)
         if not is_local(options):
             raise UsageError("decode writes one file and runs on this machine: leave --runner out.")
         run = prepare_run(flags, needs_references=False)
@@ -66,20 +67,6 @@ def main(argv: Sequence[str]) -> int:
     if failed:
         print(f"{failed} prompts could not be decoded; their rows say why under `failure`.")
     return 0
-
-
-def _checked_output(path: str | None, *, overwrite: bool) -> str:
-    if path is None:
-        raise UsageError("--output is missing: the JSONL file to write.")
-    with naming("--output"):
-        if is_folder(path):
-            raise UsageError(f"--output {path}: is a directory, expected a file such as {path}/outputs.jsonl.")
-        if not is_cloud_path(path) and not is_folder(parent(path)):
-            raise UsageError(f"--output {path}: the folder {parent(path)} does not exist.")
-        if exists(path) and not overwrite:
-            raise UsageError(f"--output {path}: exists already. Choose another file, or pass --overwrite.")
-        check_writable(path)
-    return path
 
 
 def _rows(generation: Generation, thresholds: Sequence[float]) -> Iterator[dict[str, Any]]:

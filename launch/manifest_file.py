@@ -1,9 +1,9 @@
-"""Finding the manifest that `--manifest` names."""
+"""Finding the manifest that `--manifest` names, and naming one of its entries."""
 
-from calm_beam.manifest import MANIFEST
+from calm_beam.manifest import MANIFEST, Calibration
 from calm_beam.storage import is_file, is_folder, joined
 
-from .flags import UsageError, naming
+from .flags import FlagParser, UsageError, naming
 
 
 def find_manifest(name: str) -> str:
@@ -17,3 +17,18 @@ def find_manifest(name: str) -> str:
         if not is_file(path):
             raise UsageError(f"--manifest {name}: no such file.")
     return path
+
+
+def add_entry_flags(parser: FlagParser) -> None:
+    """Adds the flags that name an entry, as attributes that are called as the entry's own."""
+    which = parser.add_argument_group("which entry of the manifest, where it has several")
+    which.add_argument("--consistency", help="textual or risk")
+    which.add_argument("--metric", help="name of the metric")
+    which.add_argument("--delta", type=float, help="risk tolerance, as calibrated")
+    which.add_argument("--epsilon", type=float, help="allowed probability of error, as calibrated")
+
+
+def entry_in_words(entry: Calibration) -> str:
+    """Returns what an entry is about, and its threshold."""
+    threshold = "never exit" if entry.threshold is None else f"threshold {entry.threshold:g}"
+    return f"{entry.consistency}, {entry.metric}, delta {entry.delta:g}, epsilon {entry.epsilon:g} ({threshold})"

@@ -2,9 +2,10 @@
 
     calm-beam monitor --manifest=calibration --losses=losses.txt --state=monitor.json --alpha=0.05
 
-One loss per line, measured on served prompts as the calibration measured it, with loss 1 for outputs that failed. With
-`--losses=-` they are taken from standard input as they come, and the command ends at the alarm. `--state` keeps what
-was learnt from one call to the next: give every loss once.
+One loss per line, measured on served prompts as the calibration measured it, with loss 1 for outputs that failed: a
+number, or a row that `calm_beam.serving.LossProbe` wrote. With `--losses=-` they are taken from standard input as they
+come, and the command ends at the alarm. `--state` keeps what was learnt from one call to the next: give every loss
+once.
 
 As long as the expected next loss, given all losses before it, is at most delta, the chance that an alarm is ever
 raised is at most alpha, however long the stream is and however often it is looked at. Independent prompts whose risk is
@@ -36,7 +37,7 @@ from calm_beam.storage import (
 )
 
 from .flags import FlagParser, UsageError, naming, parse_own_flags
-from .manifest_file import find_manifest
+from .manifest_file import add_entry_flags, entry_in_words, find_manifest
 
 ALARM = 3
 _INTERRUPTED = 130
@@ -71,10 +72,10 @@ def main(argv: Sequence[str]) -> int:
         return 1
     try:
         if flags.losses == _STREAM:
-            session.follow(_losses(sys.stdin, "standard input", is_signed=session.monitor.is_signed))
+            session.follow(_losses(sys.stdin, "standard input", session))
         else:
             with open_input(flags.losses) as raw, io.TextIOWrapper(raw, "utf-8") as file:
-                session.take(list(_losses(file, flags.losses, is_signed=session.monitor.is_signed)))
+                session.take(list(_losses(file, flags.losses, session)))
     except KeyboardInterrupt:
         print(session.report())
         return _INTERRUPTED
@@ -88,14 +89,14 @@ def main(argv: Sequence[str]) -> int:
 def _parser() -> FlagParser:
     parser = FlagParser(prog="calm-beam monitor", description=(__doc__ or "").split(": ", 1)[1].split("\n\n")[0])
     parser.add_argument("--manifest", required=True, help="a manifest, or the calibration directory that holds one")
-    parser.add_argument("--losses", required=True, help="file with one loss per line, or - for standard input")
+    parser.add_argument(
+        "--losses",
+        required=True,
+        help="file with one loss per line, a number or a row of a loss probe; - for stdin",
+    )
     parser.add_argument("--alpha", type=float, default=0.05, help="chance of ever raising a false alarm, in (0, 1)")
     parser.add_argument("--state", help="file that keeps the state between calls; made if there is none")
-    which = parser.add_argument_group("which entry of the manifest, where it has several")
-    which.add_argument("--consistency", help="textual or risk")
-    which.add_argument("--metric", help="name of the metric")
-    which.add_argument("--delta", type=float, help="risk tolerance, as calibrated")
-    which.add_argument("--epsilon", type=float, help="allowed probability of error, as calibrated")
+    add_entry_flags(parser)
     return parser
 
 
@@ -109,7 +110,7 @@ def _chosen_entry(manifest: Manifest, flags: argparse.Namespace) -> Calibration:
     if named and not found:
         raise UsageError("what was asked for says never exit: there is no risk to watch.")
     if len(found) != 1:
-        there = "; ".join(_described(entry) for entry in manifest.calibrations)
+        there = "; ".join(entry_in_words(entry) for entry in manifest.calibrations)
         raise UsageError(
             f"{len(found)} entries of the manifest have a threshold and match what was asked; exactly one is watched. "
             f"Choose by --consistency, --metric, --delta and --epsilon, the entry's own. The manifest has: {there}."
@@ -117,22 +118,33 @@ def _chosen_entry(manifest: Manifest, flags: argparse.Namespace) -> Calibration:
     return found[0]
 
 
-def _described(entry: Calibration) -> str:
-    threshold = "never exit" if entry.threshold is None else f"threshold {entry.threshold:g}"
-    return f"{entry.consistency}, {entry.metric}, delta {entry.delta:g}, epsilon {entry.epsilon:g} ({threshold})"
-
-
-def _losses(lines: Iterable[str], name: str, *, is_signed: bool) -> Iterator[float]:
+def _losses(lines: Iterable[str], name: str, session: "_Session") -> Iterator[float]:
     """Yields the losses of a text, one a line."""
-    low = -1 if is_signed else 0
+    low = -1 if session.monitor.is_signed else 0
     for number, line in enumerate(lines, start=1):
         try:
-            loss = float(line)
-        except ValueError:
+            loss = _loss(line, session)
+        except UsageError as error:
+            raise MonitorError(f"{name}, line {number}: {error}") from error
+        except (ValueError, RecursionError):
             loss = math.nan
         if not low <= loss <= 1:
-            raise MonitorError(f"{name}, line {number}: expected a loss in [{low}, 1], got {line.strip()!r}.")
+            raise MonitorError(f"{name}, line {number}: expected a loss in [{low}, 1], got {line.strip()!r:.100}.")
         yield loss
+
+
+def _loss(line: str, session: "_Session") -> float:
+    """Returns the loss in a line: a number, or a row that a `LossProbe` wrote for the same promise."""
+    if not line.lstrip().startswith("{"):
+        return float(line)
+    row = json.loads(line)
+    if any(row.get(key) != value for key, value in session.promise.items()):
+        raise UsageError(
+            "was measured for another manifest or entry. Losses of one promise tell nothing of another: name the one "
+            "that it was measured for."
+        )
+    loss = row.get("loss")
+    return math.nan if isinstance(loss, bool) or not isinstance(loss, int | float) else loss
 
 
 class _Session:
@@ -143,11 +155,8 @@ class _Session:
         self._entry = entry
         self._path: str | None = flags.state or None
         # What the state belongs to: another promise would be tested with losses that are not its own.
-        self._about = {
-            "schema": _SCHEMA,
-            "manifest": manifest.digest,
-            "calibration": manifest.calibrations.index(entry),
-        }
+        self.promise = {"manifest": manifest.digest, "calibration": manifest.calibrations.index(entry)}
+        self._about = {"schema": _SCHEMA, **self.promise}
         self.monitor = RiskMonitor.start(delta=entry.delta, alpha=flags.alpha, is_signed=entry.loss == "signed")
         if self._path is None:
             return
@@ -180,8 +189,8 @@ class _Session:
         about = {name: content[name] for name in self._about}
         if about != self._about or (monitor.delta, monitor.is_signed) != (self.monitor.delta, self.monitor.is_signed):
             raise UsageError(
-                f"--state {self._path}: was kept for another manifest or entry than {_described(self._entry)} of this "
-                "one. Name those that it was kept for, or start a new state."
+                f"--state {self._path}: was kept for another manifest or entry than {entry_in_words(self._entry)} of "
+                "this one. Name those that it was kept for, or start a new state."
             )
         return monitor
 
@@ -212,7 +221,7 @@ class _Session:
     def report(self) -> str:
         """Returns the finding in words."""
         monitor, entry = self.monitor, self._entry
-        watched = f"{_described(entry)}: {monitor.n} losses"
+        watched = f"{entry_in_words(entry)}: {monitor.n} losses"
         if monitor.mean_loss is not None:
             watched += f", mean {monitor.mean_loss:.4f}"
         if monitor.alarm_at:

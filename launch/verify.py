@@ -39,9 +39,8 @@ from calm_beam.calibration import (
     promised_thresholds,
     verify,
 )
-from calm_beam.decoding.settings import DTYPE, DecodeSettings
+from calm_beam.decoding.recorded import recorded_settings
 from calm_beam.examples import DataError, Example
-from calm_beam.exits.rule import ExitRule
 from calm_beam.generation_folder import shard_files
 from calm_beam.generations import read_generations, stored_prompts
 from calm_beam.inputs import read_examples
@@ -126,27 +125,6 @@ def _check_entries(entries: Sequence[Calibration], settings: MetricSettings) -> 
     checked_metrics(sorted({entry.metric for entry in entries}), settings)
 
 
-def _settings(manifest: Manifest, entries: Sequence[Calibration]) -> DecodeSettings:
-    """Returns how to decode: outputs have to be those that were calibrated, at the promised thresholds alone."""
-    decode = manifest.decode
-    if decode.dtype != DTYPE:
-        raise UsageError(f"the manifest was made in {decode.dtype}, this calm-beam computes in {DTYPE}.")
-    return DecodeSettings(
-        rule=ExitRule(
-            confidence=decode.confidence,
-            schedule=decode.schedule,
-            tau=decode.tau,
-            state_propagation=decode.state_propagation,
-            min_exit_layer=decode.min_exit_layer,
-            exit_interval=decode.exit_interval,
-        ),
-        thresholds=promised_thresholds(entries),
-        max_input_length=decode.max_input_length,
-        max_decode_length=decode.max_decode_length,
-        task_prefix=decode.task_prefix,
-    )
-
-
 def _take_policies(flags: argparse.Namespace, manifest: Manifest) -> None:
     """Adds to the flags what else the manifest decides; one without a plan was made with the defaults."""
     plan = manifest.plan
@@ -165,7 +143,7 @@ def _prepare(flags: argparse.Namespace, manifest: Manifest, entries: Sequence[Ca
         flags,
         needs_references=_needs_references(entries),
         cluster_key=flags.cluster_key,
-        settings=_settings(manifest, entries),
+        settings=recorded_settings(manifest.decode, promised_thresholds(entries)),
     )
     if run.model_fingerprint != manifest.model.fingerprint:
         raise UsageError(

@@ -3,7 +3,8 @@
 import dataclasses
 from collections.abc import Callable
 
-from calm_beam.decoding.generate import DecodeError, output_text
+from calm_beam.decoding.generate import DecodeError
+from calm_beam.vocabulary import output_text
 
 from .estimates import Estimate, estimated_mean
 from .perturbation import KINDS, PerturbationDecoder, Perturbed

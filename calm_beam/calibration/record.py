@@ -3,6 +3,7 @@
 import dataclasses
 
 from calm_beam.decoding.settings import DTYPE, DecodeSettings
+from calm_beam.exits.schedule import scheduled_thresholds
 from calm_beam.manifest import (
     MOST_FAILED_IDS,
     Calibration,
@@ -82,10 +83,18 @@ class RunRecord:
                 fingerprint=totals.data_fingerprint(),
             ),
             plan=planned,
-            calibrations=calibrations,
+            calibrations=tuple(self._with_positions(entry) for entry in calibrations),
             guarantee=guarantee_in_words(joint_epsilon=plan.joint_epsilon, cluster_key=plan.cluster_key),
             software=self.software,
         )
+
+    def _with_positions(self, entry: Calibration) -> Calibration:
+        """Returns the entry with its threshold spelt out for every position, as decoders compare it."""
+        if entry.threshold is None:
+            return entry
+        settings = self.settings
+        positions = scheduled_thresholds(settings.rule, (entry.threshold,), settings.max_decode_length)[:, 0]
+        return dataclasses.replace(entry, threshold_by_position=tuple(positions.tolist()))
 
 
 def decode_record(settings: DecodeSettings) -> DecodeRecord:

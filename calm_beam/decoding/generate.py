@@ -6,7 +6,7 @@ import jax
 import numpy as np
 
 from calm_beam.generations import Generation, Output
-from calm_beam.vocabulary import EOS_ID, Vocabulary
+from calm_beam.vocabulary import Vocabulary, output_text
 
 from .prompts import Prompt
 from .result import KnownOutput, SweepResult
@@ -171,13 +171,3 @@ def _outputs(result: SweepResult, vocabulary: Vocabulary | None) -> tuple[Output
             )
         )
     return tuple(outputs)
-
-
-def output_text(tokens: Sequence[int], vocabulary: Vocabulary | None) -> str:
-    """Returns the text of an output that metrics see, without eos: it is no content, and makes outputs look alike.
-
-    Args:
-      tokens: Generated ids.
-      vocabulary: None if the prompt was token ids; then the text is the ids joined by spaces.
-    """
-    return vocabulary.decode(tokens) if vocabulary else " ".join(str(token) for token in tokens if token != EOS_ID)

@@ -7,6 +7,7 @@ from typing import ClassVar, Self
 from ._checks import ManifestError, check_text, check_utc_time, shown
 from ._plan import PlanRecord
 from ._record import SCHEMA, Record, check_record, check_tuple, checked_keys, records_from_json
+from ._schedule import check_positions
 from .digest import content_digest
 from .records import Calibration, DataRecord, DecodeRecord, ModelRecord, VocabularyRecord
 
@@ -163,6 +164,13 @@ class Manifest(Record):
                 f"{at}.layers must be model.layers, which is {full}, when threshold is null, "
                 f"got {shown(calibration.layers)}"
             )
+        if calibration.threshold is not None and calibration.threshold_by_position is not None:
+            check_positions(
+                f"{at}.threshold_by_position",
+                calibration.threshold_by_position,
+                threshold=calibration.threshold,
+                decode=self.decode,
+            )
 
     def _check_against_plan(self, plan: PlanRecord) -> None:
         """Refuses a run that is not the one that was planned."""
@@ -188,14 +196,21 @@ class Manifest(Record):
         content = {"schema": SCHEMA, **super().to_dict()}
         return {**content, "digest": content_digest(content)}
 
-    def calibration(self, *, consistency: str, metric: str, delta: float, epsilon: float | None = None) -> Calibration:
-        """Returns the one calibration that was run with these settings.
+    def calibration(
+        self,
+        *,
+        consistency: str | None = None,
+        metric: str | None = None,
+        delta: float | None = None,
+        epsilon: float | None = None,
+    ) -> Calibration:
+        """Returns the one calibration that was run with these settings; any may be left out where one matches the rest.
 
         Args:
           consistency: "textual" or "risk".
           metric: Name of the metric.
           delta: Risk tolerance, exactly as calibrated.
-          epsilon: Allowed probability of breaking it; may be left out where only one was calibrated.
+          epsilon: Allowed probability of breaking it, exactly as calibrated.
 
         Returns:
           The calibration. Its `threshold` is None where no threshold was found safe: then never exit early.
@@ -203,21 +218,22 @@ class Manifest(Record):
         Raises:
           ManifestError: If no entry or more than one matches; the message lists those there are.
         """
-        found = [
-            entry
-            for entry in self.calibrations
-            if (entry.consistency, entry.metric, entry.delta) == (consistency, metric, delta)
-            and epsilon in (None, entry.epsilon)
-        ]
+        settings = {"consistency": consistency, "metric": metric, "delta": delta, "epsilon": epsilon}
+        asked = {name: value for name, value in settings.items() if value is not None}
+        found = [entry for entry in self.calibrations if all(getattr(entry, name) == asked[name] for name in asked)]
         if len(found) == 1:
             return found[0]
-        asked = f"consistency={consistency}, metric={metric}, delta={shown(delta)}"
-        if epsilon is not None:
-            asked += f", epsilon={shown(epsilon)}"
+        described = ", ".join(
+            f"{name}={value if isinstance(value, str) else shown(value)}" for name, value in asked.items()
+        )
         if not found:
-            raise ManifestError(f"no calibration has {asked}. The manifest has: {_listed(self.calibrations)}.")
-        remedy = "Say which epsilon" if epsilon is None else "Choose one from `calibrations`"
-        raise ManifestError(f"{len(found)} calibrations have {asked}. {remedy}: {_listed(found)}.")
+            raise ManifestError(f"no calibration has {described}. The manifest has: {_listed(self.calibrations)}.")
+        differing = [
+            name for name in settings if name not in asked and len({getattr(entry, name) for entry in found}) > 1
+        ]
+        remedy = f"Say which {' and '.join(differing)}" if differing else "Choose one from `calibrations`"
+        has = f"{len(found)} calibrations have {described}" if asked else f"there are {len(found)} calibrations"
+        raise ManifestError(f"{has}. {remedy}: {_listed(found)}.")
 
 
 def check_schema(value: object) -> None:

@@ -4,8 +4,6 @@ import json
 import math
 import os
 
-from calm_beam.storage import open_input
-
 from ._checks import ManifestError, shown
 from ._manifest import Manifest, check_digest, check_schema
 
@@ -24,6 +22,9 @@ def read_manifest(path: str | os.PathLike[str], *, model_fingerprint: str | None
       ManifestError: As `parse_manifest`.
       OSError: If the file cannot be read.
     """
+    # Here, since it takes as long to import as all the rest, and who gets a manifest otherwise needs no files.
+    from calm_beam.storage import open_input
+
     with open_input(path) as file:
         content = file.read()
     return parse_manifest(content, source=f"manifest {os.fspath(path)}", model_fingerprint=model_fingerprint)

@@ -219,12 +219,14 @@ class Calibration(Record):
       p_value: Name of the p-value. Any name is read, so that later methods need no new schema.
       procedure: How several thresholds are tested, one of `PROCEDURES`.
       threshold: The lowest accepted threshold, or None for "never exit".
+      threshold_by_position: What the schedule makes of it, a float32 for each position of the output; None where it is
+        None, and in manifests of early writers.
       layers: Mean decoder layers per token at the threshold; all layers when it is None.
       risk: Empirical risk at the threshold; 0 when it is None.
       path: Every threshold tested, in descending order, which is that of testing.
     """
 
-    _OPTIONAL: ClassVar[tuple[str, ...]] = ("loss",)
+    _OPTIONAL: ClassVar[tuple[str, ...]] = ("loss", "threshold_by_position")
 
     consistency: str
     metric: str
@@ -234,13 +236,19 @@ class Calibration(Record):
     p_value: str
     procedure: str
     threshold: float | None
+    threshold_by_position: tuple[float, ...] | None = None
     layers: float
     risk: float
     path: tuple[PathEntry, ...]
 
     @classmethod
     def _from_json(cls, key: str, value: object, *, at: str) -> object:
-        return records_from_json(PathEntry, value, at=at) if key == "path" else value
+        match key:
+            case "path":
+                return records_from_json(PathEntry, value, at=at)
+            case "threshold_by_position":
+                return tuple(checked_list(value, at=at))
+        return value
 
     def __post_init__(self) -> None:
         check_choice("consistency", self.consistency, CONSISTENCIES)
@@ -251,6 +259,11 @@ class Calibration(Record):
         check_choice("procedure", self.procedure, PROCEDURES)
         if self.threshold is not None:
             check_number("threshold", self.threshold, low=0, high=1)
+        elif self.threshold_by_position is not None:
+            raise ManifestError(
+                "threshold_by_position must be left out when threshold is null, "
+                f"got {shown(self.threshold_by_position)}"
+            )
         check_number("layers", self.layers, low=1)
         if self.loss is not None:
             check_choice("loss", self.loss, LOSSES)

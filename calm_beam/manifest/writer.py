@@ -2,8 +2,7 @@
 
 import json
 import os
-
-from calm_beam.storage import replacing, version
+import re
 
 from ._checks import ManifestError
 from ._manifest import Manifest
@@ -12,9 +11,14 @@ from .reader import read_manifest
 MANIFEST = "manifest.json"
 """What the file is called in an output directory."""
 
+# As json.dumps indents it. No string holds a line break of its own, so this is never the inside of one.
+_LIST_OF_NUMBERS = re.compile(r"\[\n\s+([-+.0-9eE]+(?:,\n\s+[-+.0-9eE]+)*)\n\s+\]")
+
 
 def manifest_text(manifest: Manifest) -> str:
     """Returns the content of the manifest's file: indented JSON with its digest, and a final newline.
+
+    A list of numbers stands in one line.
 
     Args:
       manifest: The manifest.
@@ -22,7 +26,8 @@ def manifest_text(manifest: Manifest) -> str:
     Returns:
       Text that `parse_manifest` turns back into an equal manifest, floats to the last bit. Encode it as UTF-8.
     """
-    return json.dumps(manifest.to_dict(), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    text = json.dumps(manifest.to_dict(), indent=2, ensure_ascii=False, allow_nan=False)
+    return _LIST_OF_NUMBERS.sub(lambda found: f"[{' '.join(found[1].split())}]", text) + "\n"
 
 
 def write_manifest(
@@ -45,6 +50,9 @@ def write_manifest(
       ManifestError: If another manifest is there, or has appeared meanwhile; names it.
       OSError: If the file cannot be written. The path is then as it was before.
     """
+    # Here, as in the reader.
+    from calm_beam.storage import replacing, version
+
     name = os.fspath(path)
     content = manifest_text(manifest).encode("utf-8")
     if overwrite and replaces is None:

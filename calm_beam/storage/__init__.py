@@ -4,6 +4,7 @@ Paths are local, or `gs://bucket/name`. Importing this needs the standard librar
 Google's client is imported when the first `gs://` path is used. Whatever goes wrong is an `OSError`, in words.
 """
 
+from ._append import append_line as append_line
 from ._cache import cached_folder as cached_folder
 from ._error import StorageError as StorageError
 from ._files import check_writable as check_writable

@@ -4,7 +4,6 @@ One copy serves all processes of a machine. It is named by the generations of it
 copy, and it is compared with their checksums every time it is used.
 """
 
-import concurrent.futures
 import contextlib
 import hashlib
 import json
@@ -73,6 +72,9 @@ def _relative(root: str, file: CloudFile) -> str:
 
 
 def _download(folder: pathlib.Path, names: Sequence[str], files: Sequence[CloudFile]) -> None:
+    # Here, since it takes long to import, and readers of manifests need none.
+    import concurrent.futures
+
     for name in names:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
     with concurrent.futures.ThreadPoolExecutor(_PARALLEL_DOWNLOADS) as pool:

@@ -15,6 +15,7 @@ _COMMANDS = {
     "convert": "--layout",
     "decode": "--checkpoint",
     "evaluate": "--experiment",
+    "generate": "--show_layers",
     "inspect": "--checkpoint",
     "monitor": "--losses",
     "plan": "--risk_guess",
@@ -91,6 +92,21 @@ def test_entry_point_hands_the_status_to_the_shell() -> None:
     )
     assert done.returncode == 2
     assert done.stderr.startswith("calm-beam: unknown command 'nothing'.")
+
+
+def test_a_command_without_its_packages_says_what_to_install(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Where Beam is not installed, as in an image that serves, a command that needs it says so, with status 1."""
+    for name in list(sys.modules):
+        if name.startswith(("calm_beam.launch.decode", "apache_beam")):
+            monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "apache_beam", None)
+    assert main(["decode"]) == 1
+    assert capsys.readouterr().err == (
+        "calm-beam decode: there is no apache_beam here. calm-beam-serving does without what calibrating and training "
+        "need: pip install calm-beam.\n"
+    )
 
 
 def test_ctrl_c_has_a_status_of_its_own(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,8 +1,9 @@
-"""The package that is built: all three floors, their data, and nothing else."""
+"""The packages that are built: all three floors, their data, and nothing else; and the part of them that serves."""
 
 import email
 import os
 import pathlib
+import re
 import shutil
 import subprocess
 import sys
@@ -12,8 +13,12 @@ import zipfile
 import pytest
 
 from calm_beam import __version__
-from calm_beam.manifest import read_manifest
+from calm_beam.checkpoints import load_checkpoint
+from calm_beam.manifest import read_manifest, write_manifest
+from calm_beam.serving import Generator
+from tests.calm_beam.serving.builders import build_served_manifest
 from tests.pipelines import SHORT_FLAGS, id_rows, without_time, write_model, write_rows
+from tests.setup_file import read_setup
 
 _ROOT = pathlib.Path(__file__).parents[2]
 _FLOORS = {"calm_beam": "calm_beam", "transforms": "calm_beam/transforms", "launch": "calm_beam/launch"}
@@ -47,18 +52,30 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
         shutil.copy(_ROOT / name, sources)
     for floor in _FLOORS:
         shutil.copytree(_ROOT / floor, sources / floor, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
+    _build(sources, folder)
+    return folder
+
+
+def _build(sources: pathlib.Path, folder: pathlib.Path, *flags: str, **variables: str) -> None:
     # Without those of an enclosing run, such as a PYTHONPATH that shows another calm_beam.
-    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
-    command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(folder), str(sources)]
+    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"} | variables
+    command = [sys.executable, "-m", "build", "--no-isolation", *flags, "--outdir", str(folder), str(sources)]
     done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=240)
     assert done.returncode == 0, done.stdout + done.stderr
-    return folder
 
 
 @pytest.fixture(scope="module")
 def wheel(built: pathlib.Path) -> zipfile.ZipFile:
     """The wheel."""
-    (path,) = built.glob("*.whl")
+    (path,) = built.glob("calm_beam-*.whl")
+    return zipfile.ZipFile(path)
+
+
+@pytest.fixture(scope="module")
+def serving_wheel(built: pathlib.Path) -> zipfile.ZipFile:
+    """The wheel of calm-beam-serving, built of sources beside which the other build left its files."""
+    _build(built / "sources", built, "--wheel", CALM_BEAM_DISTRIBUTION="calm-beam-serving")
+    (path,) = built.glob("calm_beam_serving-*.whl")
     return zipfile.ZipFile(path)
 
 
@@ -133,3 +150,86 @@ def test_the_wheel_calibrates_from_anywhere(wheel: zipfile.ZipFile, tmp_path: pa
             (without_time(read_manifest(output / "manifest.json")), (output / "risk_table.csv").read_bytes())
         )
     assert manifests[0] == manifests[1]
+
+
+_SERVING_RECORDS = f"calm_beam_serving-{__version__}.dist-info"
+# Of each of these, something else than calm-beam-serving has to bring it along, or nothing does.
+_NOT_REQUIRED = ("apache-beam", "pyarrow", "optax", "dask", "rouge-score", "google-cloud-storage", "fastapi")
+
+
+def test_the_serving_wheel_is_a_part_of_the_whole(wheel: zipfile.ZipFile, serving_wheel: zipfile.ZipFile) -> None:
+    """It holds the same files as the whole, only fewer: none that calibrates or trains, all that serves."""
+    names = {name for name in serving_wheel.namelist() if not name.startswith(_SERVING_RECORDS)}
+    assert {name: serving_wheel.read(name) for name in names} == {name: wheel.read(name) for name in names}
+    folders = {name.split("/")[1] for name in names if name.count("/") > 1}
+    assert {"serving", "manifest", "decoding", "launch"} <= folders
+    assert not folders & {"transforms", "training", "calibration", "analysis", "demo"}
+    assert {"calm_beam/manifest/manifest.schema.json", "calm_beam/py.typed"} <= names
+
+
+def test_what_the_serving_wheel_requires(serving_wheel: zipfile.ZipFile) -> None:
+    """It is called by its own name, has the command, and requires neither Beam nor what only calibrating needs."""
+    metadata = email.message_from_bytes(serving_wheel.read(f"{_SERVING_RECORDS}/METADATA"))
+    assert (metadata["Name"], metadata["Version"]) == ("calm-beam-serving", __version__)
+    required = [line for line in metadata.get_all("Requires-Dist", []) if "extra ==" not in line]
+    assert any(re.match(r"jax\b", line) for line in required)
+    assert [line for line in required if line.startswith(_NOT_REQUIRED)] == []
+    assert set(metadata.get_all("Provides-Extra", [])) == {"gcp", "metrics"}
+    assert b"calm-beam = calm_beam.launch.cli:entry_point" in serving_wheel.read(f"{_SERVING_RECORDS}/entry_points.txt")
+
+
+_SERVE = """
+import importlib.abc, sys
+
+class Missing(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in ("apache_beam", "pyarrow", "rouge_score", "dask"):
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, Missing())
+from calm_beam.launch import cli
+assert cli.__file__.startswith(sys.argv[1]), cli.__file__
+manifest, model, losses = (f"--{name}={path}" for name, path in zip(("manifest", "checkpoint", "losses"), sys.argv[2:]))
+print(cli.main(["generate", manifest, model, f"--input={sys.argv[5]}"]))
+print(cli.main(["inspect", sys.argv[2]]), cli.main(["monitor", manifest, losses]), cli.main(["calibrate"]))
+"""
+
+
+def test_the_serving_wheel_serves(serving_wheel: zipfile.ZipFile, tmp_path: pathlib.Path) -> None:
+    """Where Beam and all that only calibrating needs are missing, it answers, inspects and watches."""
+    serving_wheel.extractall(tmp_path / "installed")
+    model = write_model(tmp_path / "model")
+    manifest = build_served_manifest(load_checkpoint(model))
+    write_manifest(manifest, tmp_path / "manifest.json")
+    rows = write_rows(tmp_path / "rows.jsonl", id_rows(3))
+    (tmp_path / "losses").write_text("0\n0.5\n")
+    paths = [str(tmp_path / name) for name in ("installed", "manifest.json", "model", "losses")]
+    done = subprocess.run(
+        [sys.executable, "-c", _SERVE, *paths, str(rows)],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "PYTHONPATH": paths[0]},
+        cwd=tmp_path,
+        timeout=240,
+    )
+    assert done.returncode == 0, done.stderr
+    answers = Generator.from_manifest(manifest, model).generate_batch([row["input_ids"] for row in id_rows(3)])
+    lines = done.stdout.splitlines()
+    assert lines[:4] == [*(answer.text for answer in answers), "0"]
+    assert lines[-1] == "0 0 1"
+    assert "calm-beam calibrate: there is no apache_beam here." in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("name", "command", "message"),
+    [
+        ("calm-beam-serving", "sdist", "of calm-beam-serving, wheels are built only: python -m build --wheel"),
+        ("serving", "bdist_wheel", "CALM_BEAM_DISTRIBUTION must be calm-beam or calm-beam-serving, got 'serving'."),
+    ],
+)
+def test_what_is_not_built(monkeypatch: pytest.MonkeyPatch, name: str, command: str, message: str) -> None:
+    """An sdist would not know which of the two it is of, and of other names there is none."""
+    monkeypatch.setenv("CALM_BEAM_DISTRIBUTION", name)
+    monkeypatch.setattr(sys, "argv", ["setup.py", command])
+    with pytest.raises(SystemExit, match=re.escape(message)):
+        read_setup()

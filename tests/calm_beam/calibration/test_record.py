@@ -3,11 +3,13 @@
 import dataclasses
 import pathlib
 
+import numpy as np
 import pytest
 
 from calm_beam.calibration import CalibrationTotals, Plan, RunRecord, all_specs, calibrate, risk_rows
 from calm_beam.decoding.settings import DecodeSettings
 from calm_beam.exits.rule import ExitRule
+from calm_beam.exits.schedule import scheduled_thresholds
 from calm_beam.manifest import (
     GUARANTEE,
     Manifest,
@@ -95,6 +97,17 @@ def test_every_setting_that_changes_a_token_is_recorded() -> None:
     del expected["thresholds"]
     assert expected.pop("token_from") == "exit_layer"
     assert dataclasses.asdict(decode) == expected
+
+
+def test_every_position_has_its_threshold() -> None:
+    """An entry that exits says at which threshold in each position, in float32; one that never exits does not."""
+    exits, never = _manifest(_totals()).calibrations[::-1]
+    assert (exits.threshold, never.threshold) == (0.5, None)
+    expected = scheduled_thresholds(_RECORD.settings.rule, (0.5,), 12)[:, 0]
+    assert exits.threshold_by_position is not None
+    assert np.array_equal(np.array(exits.threshold_by_position, np.float32), expected)
+    assert list(exits.threshold_by_position) == [float(value) for value in expected]
+    assert never.threshold_by_position is None
 
 
 def test_tokens_of_the_last_layer_make_no_manifest() -> None:

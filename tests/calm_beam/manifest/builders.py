@@ -3,6 +3,8 @@
 import copy
 from typing import Any
 
+from calm_beam.exits.rule import ExitRule
+from calm_beam.exits.schedule import scheduled_thresholds
 from calm_beam.manifest import (
     Calibration,
     DataRecord,
@@ -155,11 +157,21 @@ def build_signed_calibration(**changes: Any) -> Calibration:
     return build_calibration(**{**values, **changes})
 
 
+def build_positions(threshold: float, **changes: Any) -> tuple[float, ...]:
+    """Returns the threshold of every position in `build_manifest`'s schedule, with fields of the rule changed."""
+    decode = build_manifest().decode
+    rule = ExitRule(**{"schedule": decode.schedule, "tau": decode.tau, **changes})
+    return tuple(scheduled_thresholds(rule, (threshold,), decode.max_decode_length)[:, 0].tolist())
+
+
 def build_planned_manifest(**changes: Any) -> Manifest:
-    """Returns a manifest with a plan, and two calibrations that name their losses, with the given fields changed."""
+    """Returns a manifest with a plan, and two calibrations as they are written now, with the given fields changed."""
     values: dict[str, Any] = {
         "plan": build_plan_record(),
-        "calibrations": (build_calibration(loss="dissimilarity"), build_signed_calibration()),
+        "calibrations": (
+            build_calibration(loss="dissimilarity", threshold_by_position=build_positions(0.8)),
+            build_signed_calibration(threshold_by_position=build_positions(0.7)),
+        ),
     }
     return build_manifest(**{**values, **changes})
 

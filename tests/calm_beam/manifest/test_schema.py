@@ -18,6 +18,7 @@ from tests.calm_beam.manifest.builders import (
     build_manifest,
     build_plan_record,
     build_planned_manifest,
+    build_positions,
     changed,
 )
 
@@ -53,7 +54,7 @@ def test_schema_is_strict_and_described() -> None:
         assert [key for key in described["properties"] if key in described["required"]] == described["required"]
         optional += [key for key in described["properties"] if key not in described["required"]]
         assert all(key["description"] for key in described["properties"].values())
-    assert sorted(optional) == ["clusters", "failed_ids", "loss", "plan"]
+    assert sorted(optional) == ["clusters", "failed_ids", "loss", "plan", "threshold_by_position"]
 
 
 @pytest.mark.parametrize(
@@ -166,6 +167,11 @@ def test_core_and_manifest_name_the_same_choices() -> None:
         (("plan",), None),
         (("plan",), {}),
         ((*_CALIBRATION, "threshold"), 1.5),
+        ((*_CALIBRATION, "threshold_by_position"), None),
+        ((*_CALIBRATION, "threshold_by_position"), []),
+        ((*_CALIBRATION, "threshold_by_position"), 0.8),
+        ((*_CALIBRATION, "threshold_by_position"), [*build_positions(0.8)[:-1], "0.8"]),
+        ((*_CALIBRATION, "threshold_by_position"), [1.5, *build_positions(0.8)[1:]]),
         ((*_CALIBRATION, "layers"), 0.5),
         ((*_CALIBRATION, "risk"), -1.5),
         ((*_CALIBRATION, "path"), []),
@@ -203,6 +209,7 @@ def test_schema_and_reader_refuse_the_same_form(path: tuple[str | int, ...], val
         (("data", "patterns"), []),
         ((*_CALIBRATION, "p_value"), "a_method_of_tomorrow"),
         ((*_CALIBRATION, "loss"), "dissimilarity"),
+        ((*_CALIBRATION, "threshold_by_position"), list(build_positions(0.8))),
         (("data", "clusters"), 200),
         (("data", "failed_ids"), ["row-7"]),
         (("software",), {}),

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from calm_beam.manifest import content_digest, manifest_text, read_manifest, write_manifest
-from tests.calm_beam.manifest.builders import build_manifest
+from tests.calm_beam.manifest.builders import build_manifest, build_planned_manifest, build_positions
 
 _OLD = build_manifest(created="2025-01-01T00:00:00Z")
 
@@ -35,6 +35,15 @@ def test_numbers_stay_as_given() -> None:
     text = manifest_text(build_manifest())
     assert '"layers": 6,\n      "risk": 0,' in text
     assert '"p_value": 0.0007,' in text
+
+
+def test_lists_of_numbers_stand_in_one_line() -> None:
+    """Long lists of numbers do not fill the page, and strings that look alike stay as they are."""
+    manifest = build_planned_manifest(software={"a": "[\n  1,\n  2\n]"})
+    text = manifest_text(manifest)
+    assert '\n    "thresholds": [0.9, 0.8, 0.7, 0.6],\n' in text
+    assert f'"threshold_by_position": {list(build_positions(0.8))},\n' in text
+    assert json.loads(text) == manifest.to_dict()
 
 
 def test_software_is_sorted() -> None:

@@ -1,0 +1,36 @@
+"""How a manifest says that its model decodes, as settings to decode by."""
+
+from collections.abc import Sequence
+
+from calm_beam.exits.rule import ExitRule
+from calm_beam.manifest import DecodeRecord
+
+from .settings import DTYPE, DecodeSettings
+
+
+def recorded_settings(decode: DecodeRecord, thresholds: Sequence[float]) -> DecodeSettings:
+    """Returns the settings that give the outputs which were calibrated.
+
+    Args:
+      decode: Of the manifest.
+      thresholds: Those to decode at, strictly descending.
+
+    Raises:
+      ValueError: If the outputs were computed in another type than ours, or nothing decodes in that way.
+    """
+    if decode.dtype != DTYPE:
+        raise ValueError(f"the manifest was made in {decode.dtype}, this calm-beam computes in {DTYPE}.")
+    return DecodeSettings(
+        rule=ExitRule(
+            confidence=decode.confidence,
+            schedule=decode.schedule,
+            tau=decode.tau,
+            state_propagation=decode.state_propagation,
+            min_exit_layer=decode.min_exit_layer,
+            exit_interval=decode.exit_interval,
+        ),
+        thresholds=tuple(thresholds),
+        max_input_length=decode.max_input_length,
+        max_decode_length=decode.max_decode_length,
+        task_prefix=decode.task_prefix,
+    )

@@ -1,0 +1,8 @@
+"""Serving under a manifest: the decoder that was calibrated, or a refusal in words. Needs JAX, and no Beam."""
+
+from .answer import Answer as Answer
+from .answer import OutputError as OutputError
+from .answer import PromptError as PromptError
+from .generator import Generator as Generator
+from .pieces import token_texts as token_texts
+from .probe import LossProbe as LossProbe

@@ -1,0 +1,43 @@
+"""What a served prompt becomes, and what goes wrong instead."""
+
+import dataclasses
+
+
+class PromptError(ValueError):
+    """A prompt that is not served: whoever sent it has to change it."""
+
+
+class OutputError(RuntimeError):
+    """A prompt that was served as it should be, and has no output: the model or the device is broken."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Answer:
+    """The output of one prompt.
+
+    Attributes:
+      text: The output, as the calibration's metrics saw it: without eos; for prompts of token ids, the generated ids
+        joined by spaces.
+      tokens: Generated ids, with the final eos if it was generated.
+      exit_layers: Layers used for each token, from 1.
+      confidences: Confidence at each token's exit layer.
+      num_layers: Decoder depth: layers that the full model uses for each token.
+      truncated: Whether the prompt was longer than the manifest allows, and was cut.
+    """
+
+    text: str
+    tokens: tuple[int, ...]
+    exit_layers: tuple[int, ...]
+    confidences: tuple[float, ...]
+    num_layers: int
+    truncated: bool
+
+    @property
+    def layers_used(self) -> int:
+        """Decoder layers that were run, over all tokens."""
+        return sum(self.exit_layers)
+
+    @property
+    def layers_saved(self) -> int:
+        """Decoder layers that the full model would have run besides, for the same tokens."""
+        return self.num_layers * len(self.tokens) - self.layers_used

@@ -1,0 +1,137 @@
+"""Measuring losses in service, for `calm-beam monitor`: a sample of prompts is decoded by the full model too.
+
+Which requests are measured is decided by a hash of their ids, before anybody sees an output: a sample that depended on
+losses would tell nothing about the risk. Requests that are refused (`PromptError`) have no output and no loss.
+"""
+
+import hashlib
+import json
+import os
+from collections.abc import Sequence
+
+from calm_beam.manifest import ManifestError
+from calm_beam.metrics.registry import checked_score, get_metric
+from calm_beam.risk.losses import relu_risk_loss, signed_risk_loss, textual_loss
+from calm_beam.storage import append_line, check_writable, is_cloud_path, is_folder, parent
+
+from .answer import Answer
+from .generator import AnyPrompt, Generator
+
+_HASHED_BITS = 64
+_LONGEST_REASON = 200
+
+
+class LossProbe:
+    """Measures the losses of sampled requests as the calibration measured them, and adds them to a file.
+
+    Each row is a JSON object: `id` of the request, `loss`, `failure` (why it has loss 1 without having been measured,
+    else null), `manifest` (its digest) and `calibration` (the entry's place), so that losses of another promise are not
+    taken for those of this one. Threads and processes may share the file.
+    """
+
+    def __init__(self, generator: Generator, path: str | os.PathLike[str], *, share: float, salt: str) -> None:
+        """Prepares the full model, which shares the generator's weights.
+
+        Args:
+          generator: What serves.
+          path: Local file to add to; made if there is none.
+          share: Of the requests that are measured, in (0, 1]. Each costs a decode by the full model.
+          salt: Decides which requests are measured. Keep it secret if clients choose the ids.
+
+        Raises:
+          ManifestError: If there is nothing to watch, as the entry never exits, or its promise is about clusters of
+            prompts, of which single requests tell nothing.
+          MetricError: If the metric does not work here.
+          ValueError: If the share is out of range, or the metric is not known.
+          OSError: If the file cannot be written.
+        """
+        manifest, entry = generator.manifest, generator.entry
+        if not 0 < share <= 1:
+            raise ValueError(f"share must be in (0, 1], got {share}. It is a fraction: for 5 % pass 0.05.")
+        if entry.threshold is None:
+            raise ManifestError("the entry says never exit: there is no risk to watch.")
+        if manifest.data.clusters is not None:
+            raise ManifestError(
+                "the manifest is about clusters of prompts, whose mean losses are watched: single requests do not "
+                "give them. Measure whole clusters, and give calm-beam monitor their means."
+            )
+        self._path = os.fspath(path)
+        if is_cloud_path(self._path):
+            raise OSError(f"{self._path}: losses are added to a local file; copy it to Cloud Storage from there.")
+        if not is_folder(parent(self._path)):
+            raise FileNotFoundError(f"{self._path}: the folder {parent(self._path)} does not exist.")
+        check_writable(self._path)
+        self._metric = get_metric(entry.metric)
+        checked_score(self._metric, entry.metric, "a text", ("a text",), example_id="of the trial")
+        self._entry = entry
+        self._about = {"manifest": manifest.digest, "calibration": manifest.calibrations.index(entry)}
+        self._full = generator.full_model()
+        self._share = share
+        self._salt = salt
+
+    def warm_up(self) -> None:
+        """Compiles the full model for every width, as `Generator.warm_up` does with what serves."""
+        self._full.warm_up()
+
+    def is_sampled(self, request_id: str) -> bool:
+        """Returns whether a request is measured: the same answer for the same id, whatever becomes of it.
+
+        Args:
+          request_id: Any text, different for different requests.
+        """
+        digest = hashlib.sha256(f"{self._salt}\n{request_id}".encode()).digest()
+        return int.from_bytes(digest[: _HASHED_BITS // 8], "big") < self._share * 2**_HASHED_BITS
+
+    def observe(self, request_id: str, prompt: AnyPrompt, answer: Answer, *, references: Sequence[str] = ()) -> float:
+        """Measures the loss of a sampled request that has been answered, adds it to the file, and returns it.
+
+        May be called later and in another thread than the answer was made in. Whoever answers a sampled request has to
+        call this or `observe_failure` in the end, once.
+
+        Args:
+          request_id: Of the request.
+          prompt: As it was given to the generator.
+          answer: What that gave.
+          references: Right answers, which the losses of risk consistency need. Live traffic has none: there, watch an
+            entry of textual consistency, and give those of risk consistency to `calm-beam verify` with labelled data.
+
+        Returns:
+          The loss; 1 if it cannot be measured, the reason of which stands in the file.
+
+        Raises:
+          ValueError: If references are needed and there are none; nothing is written.
+          OSError: If the file cannot be written.
+        """
+        if self._entry.consistency == "risk" and not references:
+            raise ValueError(f"request {request_id}: risk consistency needs references to measure a loss, got none.")
+        try:
+            full = self._full.generate(prompt)
+            loss = self._loss(request_id, answer.text, full.text, references)
+        except Exception as error:
+            # Left out, it would bias what is watched: the calibration counts an output that fails in the same way.
+            return self.observe_failure(request_id, error)
+        return self._add(request_id, loss, failure=None)
+
+    def observe_failure(self, request_id: str, error: Exception) -> float:
+        """Adds loss 1 for a sampled request that should have been answered and has no output, and returns it.
+
+        Raises:
+          OSError: If the file cannot be written.
+        """
+        return self._add(request_id, 1.0, failure=f"{type(error).__name__}: {error}"[:_LONGEST_REASON])
+
+    def _loss(self, request_id: str, early: str, full: str, references: Sequence[str]) -> float:
+        name, against = self._entry.metric, references if self._entry.consistency == "risk" else (full,)
+        score, full_score = (
+            checked_score(self._metric, name, text, against, example_id=request_id) for text in (early, full)
+        )
+        if self._entry.consistency == "textual":
+            return float(textual_loss(score))
+        # Manifests that do not say mean the paper's loss.
+        of_scores = signed_risk_loss if self._entry.loss == "signed" else relu_risk_loss
+        return float(of_scores(early_score=score, full_score=full_score))
+
+    def _add(self, request_id: str, loss: float, *, failure: str | None) -> float:
+        row = {"id": request_id, "loss": loss, "failure": failure, **self._about}
+        append_line(self._path, json.dumps(row))
+        return loss

@@ -1,0 +1,93 @@
+"""Manifests of tiny models, to be served."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from calm_beam.checkpoints import Checkpoint
+from calm_beam.exits.rule import ExitRule
+from calm_beam.exits.schedule import scheduled_thresholds
+from calm_beam.manifest import (
+    Calibration,
+    DataRecord,
+    DecodeRecord,
+    Manifest,
+    ModelRecord,
+    PathEntry,
+    VocabularyRecord,
+)
+from calm_beam.vocabulary import Vocabulary
+
+STEPS = 6
+
+
+def build_entry(threshold: float | None, *, rule: ExitRule | None = None, **changes: Any) -> Calibration:
+    """Returns an entry that accepts one threshold, or rejects 0.9, with the given fields changed."""
+    accepted = threshold is not None
+    step = PathEntry(
+        threshold=0.9 if threshold is None else threshold,
+        n=200,
+        risk=0.03 if accepted else 0.3,
+        p_value=0.001 if accepted else 0.9,
+        rejected=accepted,
+        layers=3,
+    )
+    values: dict[str, Any] = {
+        "consistency": "textual",
+        "metric": "token_f1",
+        "loss": "dissimilarity",
+        "delta": 0.1,
+        "epsilon": 0.05,
+        "p_value": "hoeffding_bentkus",
+        "procedure": "fixed_sequence",
+        "threshold": threshold,
+        "layers": 3 if accepted else 4,
+        "risk": step.risk if accepted else 0,
+        "path": (step,),
+    }
+    if accepted:
+        positions = scheduled_thresholds(rule or ExitRule(), (threshold,), STEPS)[:, 0]
+        values["threshold_by_position"] = tuple(positions.tolist())
+    return Calibration(**{**values, **changes})
+
+
+def build_served_manifest(
+    checkpoint: Checkpoint,
+    entries: Sequence[Calibration] = (),
+    *,
+    rule: ExitRule | None = None,
+    vocabulary: Vocabulary | None = None,
+    decode: dict[str, Any] | None = None,
+    **changes: Any,
+) -> Manifest:
+    """Returns a manifest of a model, by default with one entry at threshold 0.5, with the given fields changed."""
+    rule = rule or ExitRule()
+    values: dict[str, Any] = {
+        "created": "2026-01-31T12:00:00Z",
+        "model": ModelRecord(
+            uri="/models/tiny", fingerprint=checkpoint.fingerprint(), layers=checkpoint.config.num_decoder_layers
+        ),
+        "vocabulary": None
+        if vocabulary is None
+        else VocabularyRecord(fingerprint=vocabulary.fingerprint, extra_ids=vocabulary.extra_ids),
+        "decode": DecodeRecord(
+            **{
+                "confidence": rule.confidence,
+                "schedule": rule.schedule,
+                "tau": rule.tau,
+                "state_propagation": rule.state_propagation,
+                "min_exit_layer": rule.min_exit_layer,
+                "exit_interval": rule.exit_interval,
+                "max_input_length": 32,
+                "max_decode_length": STEPS,
+                "task_prefix": "",
+                "dtype": "float32",
+                **(decode or {}),
+            }
+        ),
+        "data": DataRecord(
+            patterns=("data/*.jsonl",), examples=200, duplicates=0, failed=0, truncated=0, fingerprint="sha256:64"
+        ),
+        "calibrations": tuple(entries) or (build_entry(0.5, rule=rule),),
+        "software": {},
+    }
+    return Manifest(**{**values, **changes})

@@ -1,0 +1,109 @@
+"""Whatever differs from what was calibrated is refused in words."""
+
+import dataclasses
+import json
+import pathlib
+from typing import Any
+
+import pytest
+
+from calm_beam.exits.rule import ExitRule
+from calm_beam.manifest import ManifestError, VocabularyRecord, content_digest
+from calm_beam.serving import Generator
+from calm_beam.vocabulary import Vocabulary
+from tests.builders import build_checkpoint, build_config, train_vocabulary
+from tests.calm_beam.serving.builders import build_served_manifest
+from tests.pipelines import CONFIG, write_vocabulary
+
+_CHECKPOINT = build_checkpoint(CONFIG)
+
+
+@pytest.fixture(scope="module")
+def vocabulary_path(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    """The file of a small vocabulary."""
+    return write_vocabulary(tmp_path_factory.mktemp("vocabulary") / "v.model")
+
+
+def test_another_model_is_refused() -> None:
+    """A single other weight makes another model, and the message names both fingerprints."""
+    other = build_checkpoint(CONFIG, seed=1)
+    expected, found = _CHECKPOINT.fingerprint(), other.fingerprint()
+    with pytest.raises(
+        ManifestError,
+        match=rf"fingerprint {expected} \(from /models/tiny\), the model to serve, /nowhere, has {found}. Thresholds "
+        "hold for no other model: serve that one, or calibrate this one.",
+    ):
+        Generator.from_manifest(build_served_manifest(_CHECKPOINT), other)
+
+
+def test_another_depth_is_refused() -> None:
+    """A manifest that is wrong about the depth is refused, though the fingerprint is right."""
+    manifest = build_served_manifest(_CHECKPOINT)
+    manifest = dataclasses.replace(manifest, model=dataclasses.replace(manifest.model, layers=5))
+    with pytest.raises(ManifestError, match="says that the model has 5 decoder layers, but it has 4"):
+        Generator.from_manifest(manifest, _CHECKPOINT)
+
+
+def test_another_vocabulary_is_refused(vocabulary_path: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    """Another model file, other sentinels, none where there should be one, or one where there should be none."""
+    vocabulary = Vocabulary(vocabulary_path)
+    manifest = build_served_manifest(_CHECKPOINT, vocabulary=vocabulary)
+    other = train_vocabulary(tmp_path / "other.model", size=45)
+    with pytest.raises(ManifestError, match=f"fingerprint {vocabulary.fingerprint} and 0 extra ids, the one to serve"):
+        Generator.from_manifest(manifest, _CHECKPOINT, vocabulary=other)
+    with pytest.raises(ManifestError, match=r"no vocabulary in or beside /nowhere: say where its sentencepiece.model"):
+        Generator.from_manifest(manifest, _CHECKPOINT)
+    with pytest.raises(ManifestError, match="is about prompts of token ids: leave the vocabulary out"):
+        Generator.from_manifest(build_served_manifest(_CHECKPOINT), _CHECKPOINT, vocabulary=vocabulary_path)
+
+
+def test_a_vocabulary_beyond_the_head_is_refused(vocabulary_path: pathlib.Path) -> None:
+    """Ids that the model does not have cannot be its vocabulary's."""
+    small = build_checkpoint(build_config(vocab_size=41))
+    vocabulary = Vocabulary(vocabulary_path)
+    manifest = build_served_manifest(small, vocabulary=vocabulary)
+    record = VocabularyRecord(fingerprint=vocabulary.fingerprint, extra_ids=2)
+    with pytest.raises(ManifestError, match="the vocabulary has 42 ids, the model's output head 41"):
+        Generator.from_manifest(dataclasses.replace(manifest, vocabulary=record), small, vocabulary=vocabulary_path)
+
+
+@pytest.mark.parametrize(
+    ("decode", "message"),
+    [
+        ({"dtype": "bfloat16"}, "the manifest was made in bfloat16, this calm-beam computes in float32. It cannot be"),
+        ({"confidence": "oracle"}, "is of confidence oracle and state_propagation from_exit, which need every layer"),
+        ({"state_propagation": "full_cache"}, "state_propagation full_cache, which need every layer for every token"),
+        ({"tau": 2.0}, "tau must not be given with schedule 'constant', got 2.0. It cannot be served here."),
+    ],
+)
+def test_what_cannot_be_served_alike_is_refused(decode: dict[str, Any], message: str) -> None:
+    """Another precision, and rules that need every layer for every token."""
+    with pytest.raises(ManifestError, match=message):
+        Generator.from_manifest(build_served_manifest(_CHECKPOINT, decode=decode), _CHECKPOINT)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("schedule", "linear", 'decode.schedule must be one of constant, decay, decay_t5x, got "linear"'),
+        ("state_propagation", "from_best", "decode.state_propagation must be one of from_exit, from_first_exit"),
+        ("token_from", "last_layer", "decode.token_from is not a key of calm-beam/manifest/v1"),
+        ("beam_size", 4, "decode.beam_size is not a key of calm-beam/manifest/v1"),
+    ],
+)
+def test_words_that_are_not_known_are_refused(tmp_path: pathlib.Path, key: str, value: object, message: str) -> None:
+    """A manifest of a later writer, with semantics that this decoder does not have, is not served by half."""
+    content: Any = build_served_manifest(_CHECKPOINT).to_dict()
+    content["decode"][key] = value
+    path = tmp_path / "manifest.json"
+    path.write_text(json.dumps({**content, "digest": content_digest(content)}))
+    with pytest.raises(ManifestError, match=message):
+        Generator.from_manifest(path, _CHECKPOINT)
+
+
+def test_a_model_without_an_exit_classifier_is_refused() -> None:
+    """Confidence by a classifier needs one."""
+    bare = build_checkpoint(build_config())
+    manifest = build_served_manifest(bare, rule=ExitRule(confidence="classifier"))
+    with pytest.raises(ValueError, match="confidence 'classifier' needs decoder/meta_cls in the checkpoint"):
+        Generator.from_manifest(manifest, bare)

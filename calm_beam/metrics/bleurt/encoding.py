@@ -81,7 +81,7 @@ def _word_pieces(config: BleurtConfig) -> tuple[_Tokenize, dict[str, int]]:
     )
 
     def tokenize(raw: str) -> list[int]:
-        tokens: Any = tokenizer.tokenize([normalized(raw, lower_case=config.do_lower_case)])
+        tokens = tokenizer.tokenize([normalized(raw, lower_case=config.do_lower_case)])
         return list(map(int, tokens.flat_values.numpy()))
 
     return tokenize, ids

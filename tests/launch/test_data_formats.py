@@ -2,12 +2,18 @@
 
 import json
 import pathlib
+import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 
 import pytest
 
+from calm_beam.inputs import Reading
 from calm_beam.launch.cli import main
+from calm_beam.launch.data_files import reading_of
+from calm_beam.launch.flags import UsageError
+from calm_beam.launch.train_flags import parse_train_flags
+from calm_beam.launch.train_inputs import read_rows
 from calm_beam.manifest import read_manifest
 from tests.data_files import write_parquet, write_tfrecord
 from tests.pipelines import SHORT_FLAGS, text_rows, without_time, write_model, write_rows, write_vocabulary
@@ -136,6 +142,31 @@ def test_what_is_wrong_is_said_first(
     assert main(["calibrate", *model_flag, f"--output={tmp_path / 'out'}", *flags]) == 2
     assert message in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
+
+
+def test_training_reads_every_format(tmp_path: pathlib.Path) -> None:
+    """The rows to learn from are the same, and so are those of a task and its splits."""
+    paths = [write_rows(tmp_path / "a.jsonl", _ROWS), write_parquet(tmp_path / "a.parquet", _ROWS)]
+    rows = [read_rows("--data", [str(path)], Reading()) for path in paths]
+    assert rows[0] == rows[1]
+    task = ["--output=x", "--seqio_task=calm_beam_text", "--seqio_module=tests.seqio_tasks"]
+    flags = parse_train_flags([*task, "--seqio_split=validation", "--seqio_validation_split=validation"])
+    assert flags.data == flags.validation_data == ("seqio:calm_beam_text/validation",)
+    assert parse_train_flags(task).data == ("seqio:calm_beam_text/train",)
+    assert read_rows("--data", flags.data, reading_of(flags)) == rows[0]
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ([], "--data is missing: files with the rows to learn from, or --seqio_task."),
+        (["--data=x", "--seqio_validation_split=y"], "--seqio_validation_split goes with --seqio_task, and instead of"),
+    ],
+)
+def test_training_without_data(flags: list[str], message: str) -> None:
+    """What names no data, or two, is refused."""
+    with pytest.raises(UsageError, match=re.escape(message)):
+        parse_train_flags(["--output=x", *flags])
 
 
 @pytest.mark.parametrize(

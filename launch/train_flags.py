@@ -204,7 +204,7 @@ def _check_best_by(flags: argparse.Namespace) -> None:
         return
     try:
         (flags.best_by,) = checked_metrics([flags.best_by], metric_settings(flags))
-    except (ValueError, OSError) as error:
+    except ValueError as error:
         raise UsageError(f'--best_by is "loss" or a metric; {error}') from error
     flags.best_by_rows = flags.best_by_rows or _BEST_BY_ROWS
     if not flags.validate_every:

@@ -96,7 +96,11 @@ class _Scorer:
     """Reads a stored shard in batches, with the losses of every example."""
 
     def __init__(
-        self, plan: Plan, stored: StoredGenerations, max_failures: int | None, metric_settings: MetricSettings
+        self,
+        plan: Plan,
+        stored: StoredGenerations,
+        max_failures: int | None,
+        metric_settings: MetricSettings = NO_SETTINGS,
     ) -> None:
         self.plan = plan
         self._metric_settings = metric_settings

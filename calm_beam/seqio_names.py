@@ -8,11 +8,11 @@ _NAME = re.compile(rf"{SEQIO_PREFIX}([^/]+)/([^/]+)(?:/(\d+)-of-(\d+))?")
 
 
 class SeqIOShard(NamedTuple):
-    """One of `shards` parts of a task's split."""
+    """One of `shards` parts of a task's split; `number` counts from 0."""
 
     task: str
     split: str
-    index: int
+    number: int
     shards: int
 
     def name(self) -> str:
@@ -21,7 +21,7 @@ class SeqIOShard(NamedTuple):
         >>> SeqIOShard("wmt", "validation", 3, 16).name()
         'seqio:wmt/validation/00003-of-00016'
         """
-        return f"{seqio_name(self.task, self.split)}/{self.index:05d}-of-{self.shards:05d}"
+        return f"{seqio_name(self.task, self.split)}/{self.number:05d}-of-{self.shards:05d}"
 
     @classmethod
     def of(cls, name: str) -> "SeqIOShard":

@@ -3,7 +3,7 @@
 import argparse
 from collections.abc import Sequence
 
-from calm_beam.inputs import Reading, check_installed, format_of, is_seqio, seqio_shards
+from calm_beam.inputs import AS_USUAL, Reading, check_installed, format_of, is_seqio, seqio_shards
 from calm_beam.storage import absolute, check_writable, exists, is_cloud_path, is_folder, list_files, parent
 
 from .flags import UsageError, naming
@@ -21,7 +21,7 @@ def reading_of(flags: argparse.Namespace, *, cluster_key: str | None = None, nee
     )
 
 
-def find_files(flag: str, patterns: Sequence[str], reading: Reading) -> tuple[str, ...]:
+def find_files(flag: str, patterns: Sequence[str], reading: Reading = AS_USUAL) -> tuple[str, ...]:
     """Returns the files that match, as absolute paths, sorted, each once; of SeqIO tasks, their shards.
 
     Args:

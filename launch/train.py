@@ -39,6 +39,7 @@ from calm_beam.vocabulary import Vocabulary
 
 from .data_files import reading_of
 from .flags import UsageError
+from .metric_flags import metric_settings
 from .train_classifier import run_classifier_stage
 from .train_flags import checked_output, new_model_config, parse_train_flags, training_config
 from .train_inputs import load_model, open_vocabulary, read_rows, training_pairs, validation_pairs, write_vocabulary
@@ -181,6 +182,7 @@ def _score(
         [row.references for row in rows[: flags.best_by_rows]],
         decode=vocabulary.decode,
         max_target_length=config.max_target_length,
+        metric_settings=metric_settings(flags),
     )
 
 

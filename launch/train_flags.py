@@ -5,7 +5,6 @@ import pathlib
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from calm_beam.metrics.registry import METRICS, get_metric
 from calm_beam.model import T5Config
 from calm_beam.seqio_names import seqio_name
 from calm_beam.storage import is_cloud_path
@@ -16,6 +15,7 @@ from calm_beam.training.optimizer import AdafactorConfig, MuonConfig
 from calm_beam.training.train_classifier import ClassifierConfig
 
 from .flags import FlagParser, UsageError, add_data_flags, parse_own_flags, texts, whole_number
+from .metric_flags import BLEURT_CHECKPOINT_HELP, METRIC_NAMES, checked_metrics, metric_settings
 
 _STEPS, _SAVE_EVERY, _BEST_BY_ROWS = 2000, 500, 200
 # Sizes of a new model; a checkpoint has its own.
@@ -34,7 +34,7 @@ _RATES = {
     "adafactor": ("learning_rate",),
 }
 _SETTINGS = ("dropout", "layer_weights", "sampled_layers", "label_smoothing", "z_loss", "validate_every")
-_BEST_AND_STATES = ("best_by", "best_by_rows", "save_every", "resume")
+_BEST_AND_STATES = ("best_by", "best_by_rows", "bleurt_checkpoint", "save_every", "resume")
 # Flags of one stage, which the other refuses.
 _OF_MODEL = (*_NEW_MODEL, *_SETTINGS, "optimizer", *_RATES["muon"], *_RATES["adafactor"], *_BEST_AND_STATES)
 _OF_CLASSIFIER = ("objective", "balance_classes", "classifier_logits")
@@ -165,8 +165,9 @@ def _parser() -> FlagParser:
     for name, kind in (("muon_learning_rate", float), ("adam_learning_rate", float), ("warmup_steps", int)):
         add(f"--{name}", type=kind, help=f"{name.replace('_', ' ')}, of muon (default {getattr(muon, name)})")
     add("--validate_every", type=int, help="steps between validations; 0 for one at the end (default 0)")
-    metrics = ", ".join(METRICS)
-    add("--best_by", help=f"what decides the best weights: loss (of the last layer; default), or a metric: {metrics}")
+    best_by = f"what decides the best weights: loss (of the last layer; default), or a metric: {METRIC_NAMES}"
+    add("--best_by", help=best_by)
+    add("--bleurt_checkpoint", help=BLEURT_CHECKPOINT_HELP)
     rows = f"validation rows that the metric is measured on (default {_BEST_BY_ROWS})"
     add("--best_by_rows", type=whole_number(1), help=rows)
     add("--save_every", type=int, help=f"steps between states to resume from; 0 for none (default {_SAVE_EVERY})")
@@ -202,7 +203,7 @@ def _check_best_by(flags: argparse.Namespace) -> None:
         _refuse(flags, ("best_by_rows",), "belongs to a metric in --best_by")
         return
     try:
-        get_metric(flags.best_by)
+        (flags.best_by,) = checked_metrics([flags.best_by], metric_settings(flags))
     except ValueError as error:
         raise UsageError(f'--best_by is "loss" or a metric; {error}') from error
     flags.best_by_rows = flags.best_by_rows or _BEST_BY_ROWS

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from calm_beam.checkpoints import Checkpoint, CheckpointError, load_checkpoint
 from calm_beam.examples import DataError, Example
-from calm_beam.inputs import Reading, place_of, read_examples
+from calm_beam.inputs import AS_USUAL, Reading, place_of, read_examples
 from calm_beam.model import T5Config
 from calm_beam.training.batches import Pair
 from calm_beam.training.vocabulary import train_vocabulary
@@ -30,7 +30,7 @@ def load_model(path: str) -> Checkpoint:
     return checkpoint
 
 
-def read_rows(flag: str, patterns: Sequence[str], reading: Reading) -> list[Example]:
+def read_rows(flag: str, patterns: Sequence[str], reading: Reading = AS_USUAL) -> list[Example]:
     """Returns all examples of the files, each with text and at least one reference to learn from.
 
     Raises:

@@ -105,6 +105,7 @@ def _loaded_by(module: str, *names: str) -> list[str]:
 
 
 _BEAM = ("apache_beam", "google.cloud")
+_OF_EXTRAS = ("tensorflow", "tensorflow_text", "seqio", "sacrebleu", "rapidfuzz")
 
 
 @pytest.mark.parametrize(
@@ -118,12 +119,15 @@ _BEAM = ("apache_beam", "google.cloud")
         ("calm_beam.exits.rule", ("jax", "flax", *_BEAM)),
         ("calm_beam.calibration", ("jax", "flax", *_BEAM)),
         ("calm_beam.checkpoints", ("orbax", "torch", "transformers", *_BEAM)),
-        ("calm_beam.metrics.registry", ("jax", "flax", *_BEAM)),
+        ("calm_beam.inputs", ("jax", "flax", *_OF_EXTRAS, *_BEAM)),
+        ("calm_beam.metrics.bleurt", ("jax", "flax", *_OF_EXTRAS, *_BEAM)),
+        ("calm_beam.metrics.registry", ("jax", "flax", *_OF_EXTRAS, *_BEAM)),
         ("calm_beam.decoding.generate", (*_BEAM, "calm_beam.transforms", "calm_beam.launch")),
         ("calm_beam.serving", ("pyarrow", "rouge_score", *_BEAM, "calm_beam.transforms", "calm_beam.launch")),
         ("calm_beam.training.train", (*_BEAM, "calm_beam.transforms", "calm_beam.launch")),
-        ("calm_beam.transforms", ("jax", "flax", "calm_beam.launch")),
+        ("calm_beam.transforms", ("jax", "flax", "calm_beam.launch", *_OF_EXTRAS)),
         ("calm_beam.launch.cli", ("numpy", "jax", *_BEAM)),
+        ("calm_beam.launch.calibrate", _OF_EXTRAS),
         ("calm_beam.launch.runners", ("jax", "flax", "dask", "distributed")),
         ("calm_beam.launch.convert", _BEAM),
         ("calm_beam.launch.train", _BEAM),
@@ -142,3 +146,8 @@ def test_the_check_sees_what_is_loaded() -> None:
     """The check above fails for a module that loads them."""
     assert _loaded_by("calm_beam.decoding.sweep", "jax", "flax", "apache_beam") == ["jax", "flax"]
     assert "apache_beam" in _loaded_by("calm_beam.transforms", "apache_beam")
+
+
+def test_the_check_sees_extras() -> None:
+    """Packages of extras are seen as well, once something imports them."""
+    assert _loaded_by("tests.seqio_tasks", "tensorflow", "seqio") == ["tensorflow", "seqio"]

@@ -13,7 +13,7 @@ from calm_beam.failures import check_failures, failure_limit
 from calm_beam.generation_folder import Completion, StoredGenerations, shard_path
 from calm_beam.generations import Generation, GenerationsError, StoredShard, read_generations, stored_shard
 from calm_beam.metrics.registry import get_metric, take_clipped
-from calm_beam.metrics.settings import MetricSettings
+from calm_beam.metrics.settings import NO_SETTINGS, MetricSettings
 
 from .metrics import CLIPPED_SCORES, NAMESPACE
 
@@ -25,7 +25,11 @@ class ShardScorer:
     """Reads a stored shard in batches, with the losses of every example."""
 
     def __init__(
-        self, plan: Plan, stored: StoredGenerations, max_failures: int | None, metric_settings: MetricSettings
+        self,
+        plan: Plan,
+        stored: StoredGenerations,
+        max_failures: int | None,
+        metric_settings: MetricSettings = NO_SETTINGS,
     ) -> None:
         self.plan = plan
         self._metric_settings = metric_settings

@@ -139,7 +139,7 @@ def _dataset(tensorflow: Any, task: Any, shard: SeqIOShard) -> Any:
         raise DataError(f"{shard.name()}: the split has {count} shards now, {shard.shards} when the run was started.")
     with _lock:
         source = task.source.get_dataset(
-            split=shard.split, shuffle=False, shard_info=seqio.ShardInfo(shard.index, shard.shards)
+            split=shard.split, shuffle=False, shard_info=seqio.ShardInfo(shard.number, shard.shards)
         )
         # Preprocessors may filter all of it out, but a file that is empty has been lost.
         if not any(True for _ in source.take(1)):

@@ -8,6 +8,7 @@ from calm_beam.checkpoints import Checkpoint, FloatArrays
 from calm_beam.decoding.sweep import SweepDecoder
 from calm_beam.exits.rule import ExitRule
 from calm_beam.metrics.registry import checked_score, get_metric
+from calm_beam.metrics.settings import NO_SETTINGS, MetricSettings
 from calm_beam.model import T5Config
 
 _BATCH_SIZE = 32
@@ -25,6 +26,7 @@ class GenerationScore:
         *,
         decode: Callable[[Sequence[int]], str],
         max_target_length: int,
+        metric_settings: MetricSettings = NO_SETTINGS,
     ) -> None:
         """Prepares the score.
 
@@ -35,12 +37,13 @@ class GenerationScore:
           references: Right answers to each prompt.
           decode: Turns token ids into text.
           max_target_length: Most tokens to generate, eos included.
+          metric_settings: What the metric needs.
 
         Raises:
-          ValueError: If the metric is not known.
+          ValueError: If the metric is not known, or lacks what it needs.
         """
         self.name = f"{metric} of {len(prompts)} outputs"
-        self._metric_name, self._metric = metric, get_metric(metric)
+        self._metric_name, self._metric = metric, get_metric(metric, metric_settings)
         self._model_config = model_config
         self._prompts, self._references = prompts, references
         self._decode = decode

@@ -13,7 +13,7 @@ from .checkpoint import NEEDS, BleurtConfig, BleurtError
 
 # Longest word that is looked for in pieces; longer ones are unknown. In bytes, of which a character has four at most.
 _LONGEST_WORD = 800
-_SPECIAL_TOKENS = 3
+_SPECIAL_TOKENS = ("[CLS]", "[SEP]")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -40,21 +40,8 @@ class Encoder:
           BleurtError: If its vocabulary cannot be read, lacks special tokens or does not fit to its model.
           MissingExtraError: If a package that it needs is not installed.
         """
-        read = _sentencepiece if config.is_sentencepiece else _word_pieces
-        tokenize, ids, size = read(config)
-        # The embedding of SentencePiece models may be padded; a list of word pieces is as long as it.
-        if size > config.vocab_size or (size < config.vocab_size and not config.is_sentencepiece):
-            raise BleurtError(
-                f"BLEURT checkpoint {config.folder}: {config.vocabulary.name} has {size} pieces, its model "
-                f"{config.vocab_size}. They do not belong together."
-            )
-        missing = [token for token, index in ids.items() if index is None]
-        if missing:
-            raise BleurtError(f"BLEURT checkpoint {config.folder}: {config.vocabulary.name} has no {missing[0]}.")
-        cls_id, sep_id = ids["[CLS]"], ids["[SEP]"]
-        assert cls_id is not None
-        assert sep_id is not None
-        return cls(tokenize=tokenize, cls_id=cls_id, sep_id=sep_id, max_length=config.max_seq_length)
+        tokenize, ids = _sentencepiece(config) if config.is_sentencepiece else _word_pieces(config)
+        return cls(tokenize=tokenize, cls_id=ids["[CLS]"], sep_id=ids["[SEP]"], max_length=config.max_seq_length)
 
     def encode(self, *, reference: str, candidate: str) -> tuple[list[int], list[int]]:
         """Returns the ids of a pair, and for each of them its segment: 0 up to the first [SEP], then 1.
@@ -63,50 +50,65 @@ class Encoder:
         candidate does.
         """
         first, second = self.tokenize(reference), self.tokenize(candidate)
-        room = self.max_length - _SPECIAL_TOKENS
+        # Three are special.
+        room = self.max_length - 3
         while len(first) + len(second) > room:
             (first if len(first) > len(second) else second).pop()
         ids = [self.cls_id, *first, self.sep_id, *second, self.sep_id]
         return ids, [0] * (len(first) + 2) + [1] * (len(second) + 1)
 
 
-def _word_pieces(config: BleurtConfig) -> tuple[Callable[[str], list[int]], dict[str, int | None], int]:
-    """Returns how a list of word pieces tokenizes, the ids of special tokens, and its size."""
+_Tokenize = Callable[[str], list[int]]
+
+
+def _word_pieces(config: BleurtConfig) -> tuple[_Tokenize, dict[str, int]]:
+    """Returns how a list of word pieces tokenizes, and the ids of special tokens."""
     try:
-        pieces = config.vocabulary.read_text(encoding="utf-8").split("\n")
+        pieces = config.vocabulary.read_text(encoding="utf-8").removesuffix("\n").split("\n")
     except UnicodeDecodeError as error:
-        raise BleurtError(
-            f"BLEURT checkpoint {config.folder}: {config.vocabulary.name} is not UTF-8 ({error})."
-        ) from error
-    if pieces[-1] == "":
-        pieces.pop()
-    ids = {token: pieces.index(token) if token in pieces else None for token in ("[CLS]", "[SEP]", "[UNK]")}
+        raise BleurtError(f"{_named(config)} is not UTF-8 ({error}).") from error
+    if len(pieces) != config.vocab_size:
+        raise BleurtError(_size_mismatch(config, len(pieces)))
+    ids = {piece: index for index, piece in enumerate(pieces)}
+    if len(ids) != len(pieces):
+        raise BleurtError(f"{_named(config)} has {len(pieces) - len(ids)} pieces twice.")
+    for token in ("[UNK]", *_SPECIAL_TOKENS):
+        if token not in ids:
+            raise BleurtError(f"{_named(config)} has no {token}.")
     text = imported("tensorflow_text", **NEEDS)
     tokenizer = text.BertTokenizer(
         str(config.vocabulary), lower_case=False, unknown_token="[UNK]", max_bytes_per_word=_LONGEST_WORD
     )
 
     def tokenize(raw: str) -> list[int]:
-        found: list[int] = (
-            tokenizer.tokenize([normalized(raw, lower_case=config.do_lower_case)]).flat_values.numpy().tolist()
-        )
-        return found
+        tokens = tokenizer.tokenize([normalized(raw, lower_case=config.do_lower_case)])
+        return list(map(int, tokens.flat_values.numpy()))
 
-    return tokenize, ids, len(pieces)
+    return tokenize, ids
 
 
-def _sentencepiece(config: BleurtConfig) -> tuple[Callable[[str], list[int]], dict[str, int | None], int]:
-    """Returns how a SentencePiece model tokenizes, the ids of special tokens, and its size."""
+def _sentencepiece(config: BleurtConfig) -> tuple[_Tokenize, dict[str, int]]:
+    """Returns how a SentencePiece model tokenizes, and the ids of special tokens."""
     try:
         processor = sentencepiece.SentencePieceProcessor(model_file=str(config.vocabulary))
     except (OSError, RuntimeError) as error:
-        raise BleurtError(
-            f"BLEURT checkpoint {config.folder}: {config.vocabulary.name} is no SentencePiece model ({error})."
-        ) from error
-    unknown = processor.unk_id()
-    found = {token: processor.piece_to_id(token) for token in ("[CLS]", "[SEP]")}
-    ids = {token: None if index == unknown else index for token, index in found.items()}
-    return processor.encode, ids, processor.get_piece_size()
+        raise BleurtError(f"{_named(config)} is no SentencePiece model ({error}).") from error
+    # The model's embedding may be padded.
+    if processor.get_piece_size() > config.vocab_size:
+        raise BleurtError(_size_mismatch(config, processor.get_piece_size()))
+    ids = {token: processor.piece_to_id(token) for token in _SPECIAL_TOKENS}
+    for token, index in ids.items():
+        if index == processor.unk_id():
+            raise BleurtError(f"{_named(config)} has no {token}.")
+    return processor.encode, ids
+
+
+def _named(config: BleurtConfig) -> str:
+    return f"BLEURT checkpoint {config.folder}: {config.vocabulary.name}"
+
+
+def _size_mismatch(config: BleurtConfig, size: int) -> str:
+    return f"{_named(config)} has {size} pieces, its model {config.vocab_size}. They do not belong together."
 
 
 def normalized(text: str, *, lower_case: bool) -> str:

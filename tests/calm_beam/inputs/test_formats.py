@@ -51,7 +51,10 @@ def test_row_groups_are_read_independently(tmp_path: pathlib.Path) -> None:
 
 def test_a_null_is_a_missing_key(tmp_path: pathlib.Path) -> None:
     """Parquet has no missing entries: a null stands for one."""
-    rows = [{"input": "a", "input_ids": None, "id": None, "references": None}, {"input": None, "input_ids": [4]}]
+    rows: list[dict[str, Any]] = [
+        {"input": "a", "input_ids": None, "id": None, "references": None},
+        {"input": None, "input_ids": [4]},
+    ]
     text, ids = _read(write_parquet(tmp_path / "a.parquet", rows))
     assert (text.input, text.input_ids, text.has_own_id, text.references) == ("a", None, False, ())
     assert (ids.input, ids.input_ids) == (None, (4,))
@@ -155,7 +158,7 @@ def test_a_file_that_was_replaced_is_noticed(tmp_path: pathlib.Path) -> None:
 
 def test_fields_may_have_other_names(tmp_path: pathlib.Path) -> None:
     """A named field of references may hold one text; ids do not depend on names."""
-    rows = [{"question": "a", "answer": "b"}, {"question": "c", "answer": ["d", "e"]}]
+    rows: list[dict[str, Any]] = [{"question": "a", "answer": "b"}, {"question": "c", "answer": ["d", "e"]}]
     usual = [{"input": "a", "references": ["b"]}, {"input": "c", "references": ["d", "e"]}]
     named = {"inputs_field": "question", "targets_field": "answer"}
     expected = _read(write_rows(tmp_path / "usual.jsonl", usual))

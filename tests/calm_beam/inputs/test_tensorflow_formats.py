@@ -5,6 +5,7 @@ import itertools
 import pathlib
 import re
 import struct
+import tempfile
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -14,9 +15,10 @@ import tensorflow as tf
 
 from calm_beam.examples import DataError, Example
 from calm_beam.inputs import Reading, read_examples, seqio_shards
+from calm_beam.storage import replacing
 from tests import seqio_tasks
 from tests.builders import train_vocabulary
-from tests.data_files import feature_map, write_tfrecord
+from tests.data_files import feature_map, write_parquet, write_tfrecord
 from tests.pipelines import id_rows, text_rows, write_rows
 
 _numbers = itertools.count()
@@ -145,6 +147,25 @@ def test_compressed_records_that_were_cut_off(tmp_path: pathlib.Path) -> None:
     packed.write_bytes(gzip.compress(records[: 8 + 4 + size + 4])[:-8])
     with pytest.raises(DataError, match=r"a\.tfrecord\.gz: damaged gzip data \("):
         _read(packed)
+
+
+@pytest.mark.timeout(120)
+def test_files_on_cloud_storage(bucket: str, tmp_path: pathlib.Path) -> None:
+    """TFRecord and Parquet files are read there as they are here, and leave no copy behind."""
+    expected = _read(write_rows(tmp_path / "a.jsonl", text_rows(6)))
+    tempdir = tmp_path / "temporary"
+    tempdir.mkdir()
+    for write, name in (
+        (write_tfrecord, "a.tfrecord"),
+        (write_tfrecord, "a.tfrecord.gz"),
+        (write_parquet, "a.parquet"),
+    ):
+        with replacing(f"{bucket}/{name}") as temporary:
+            temporary.write_bytes(write(tmp_path / name, text_rows(6)).read_bytes())
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(tempfile, "tempdir", str(tempdir))
+            assert _read(f"{bucket}/{name}") == expected
+    assert not list(tempdir.iterdir())
 
 
 def test_a_task_of_texts_holds_what_jsonl_holds(tmp_path: pathlib.Path) -> None:

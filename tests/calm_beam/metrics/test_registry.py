@@ -11,7 +11,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pytest
 
-from calm_beam.metrics.registry import METRICS, MetricError, checked_score, get_metric
+from calm_beam.metrics.registry import METRICS, MetricError, checked_score, full_name, get_metric, take_clipped
+from calm_beam.metrics.settings import NO_SETTINGS
 
 _OWN_MODULE = """
 VERSION = "1"
@@ -45,22 +46,35 @@ def _score(value: object) -> float:
 
 
 def test_named_metrics() -> None:
-    """The four names that a manifest may carry give their functions, each 1 on a match and 0 on a miss."""
-    assert list(METRICS) == ["rouge_l", "rouge_l_unicode", "token_f1", "exact_match"]
+    """The names that a manifest may carry give their functions, each 1 on a match and 0 on a miss."""
+    assert list(METRICS) == [
+        *("rouge_l", "rouge_l_unicode", "token_f1", "exact_match"),
+        *("chrf", "sentence_bleu", "edit_distance"),
+    ]
     for name in METRICS:
         metric = get_metric(name)
         assert metric is METRICS[name]
+        assert full_name(name, NO_SETTINGS) == name
         assert metric("yes", ["yes"]) == 1.0
         assert metric("yes", ["no"]) == 0.0
+        assert take_clipped(metric) == 0
 
 
 @pytest.mark.parametrize(
     ("name", "hint"),
-    [("rougeL", 'Did you mean "rouge_l"?'), ("tokenf1", 'Did you mean "token_f1"?'), ("zzz", "Known metrics:")],
+    [
+        ("rougeL", 'Did you mean "rouge_l"?'),
+        ("tokenf1", 'Did you mean "token_f1"?'),
+        ("bluert", 'Did you mean "bleurt"?'),
+        ("zzz", "Known metrics:"),
+    ],
 )
 def test_unknown_name_gets_the_nearest(name: str, hint: str) -> None:
     """An unknown name is refused with the nearest real one, if any is near, and with all of them."""
-    known = "Known metrics: rouge_l, rouge_l_unicode, token_f1, exact_match; for one of your own write module:function."
+    known = (
+        "Known metrics: rouge_l, rouge_l_unicode, token_f1, exact_match, chrf, sentence_bleu, edit_distance, bleurt; "
+        "for one of your own write module:function."
+    )
     with pytest.raises(ValueError, match=f'^{re.escape(f"""metric "{name}" is not known. {hint}""")}') as caught:
         get_metric(name)
     assert known in str(caught.value)
@@ -153,18 +167,26 @@ def test_arguments_reach_the_metric() -> None:
 
 def _loaded_after(code: str) -> set[str]:
     """Returns which heavy modules a fresh interpreter has loaded after running the code."""
-    heavy = ("rouge_score", "nltk", "numpy", "apache_beam", "jax")
+    heavy = ("rouge_score", "nltk", "sacrebleu", "rapidfuzz", "tensorflow", "numpy", "apache_beam", "jax")
     check = f"{code}\nimport sys; print(*[name for name in {heavy} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", check], capture_output=True, text=True, check=True, timeout=120)
     return set(done.stdout.split())
 
 
 def test_import_is_light() -> None:
-    """Importing the registry and looking up a metric loads neither rouge-score nor anything numerical."""
-    assert _loaded_after("import calm_beam.metrics.registry as r; r.get_metric('rouge_l')") == set()
+    """Importing the registry and looking up metrics loads none of their packages, nor anything numerical."""
+    assert _loaded_after("import calm_beam.metrics.registry as r; [r.get_metric(name) for name in r.METRICS]") == set()
 
 
 def test_the_check_sees_rouge_score() -> None:
     """The twin: the first pair of different texts does load it."""
     code = "from calm_beam.metrics.rouge_l import rouge_l; rouge_l('a', ['b'])"
     assert {"rouge_score", "nltk"} <= _loaded_after(code)
+
+
+def test_other_packages_wait_for_their_metric() -> None:
+    """The others come with the first pair of different texts, too."""
+    code = (
+        "import calm_beam.metrics.registry as r; [r.get_metric(name)('a', ['b']) for name in ('chrf', 'edit_distance')]"
+    )
+    assert {"sacrebleu", "rapidfuzz"} <= _loaded_after(code)

@@ -1,0 +1,235 @@
+"""BLEURT by small random checkpoints in the published layout."""
+
+import concurrent.futures
+import itertools
+import json
+import pathlib
+import re
+import shutil
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import pytest
+import sentencepiece
+import tensorflow as tf
+
+from calm_beam.metrics.bleurt import Bleurt, BleurtError, checkpoint_fingerprint
+from calm_beam.metrics.bleurt.checkpoint import BleurtConfig
+from calm_beam.metrics.bleurt.encoding import Encoder, normalized
+from calm_beam.metrics.registry import MetricError, checked_score, full_name, get_metric, take_clipped
+from calm_beam.metrics.settings import MetricSettings
+from tests.bleurt_builder import WORD_PIECES, write_bleurt
+
+_TEXTS = ("", "the cat sat on the mat", "a dog", "the cats sat.", "a dog, the cat " * 5, "unable " * 40, "zzz", "日本")
+_KINDS = {
+    "uncased": {},
+    "cased": {"do_lower_case": False},
+    "sentencepiece": {"is_sentencepiece": True},
+    "one length": {"takes_any_length": False},
+}
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, pathlib.Path]:
+    """A checkpoint of each kind."""
+    root = tmp_path_factory.mktemp("bleurt")
+    return {kind: write_bleurt(root / str(place), **options) for place, (kind, options) in enumerate(_KINDS.items())}  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def copied(folders: dict[str, pathlib.Path], tmp_path: pathlib.Path) -> Callable[[str], pathlib.Path]:
+    """Gives a copy of a checkpoint, to be spoiled."""
+
+    def copy(kind: str) -> pathlib.Path:
+        return pathlib.Path(shutil.copytree(folders[kind], tmp_path / "copy"))
+
+    return copy
+
+
+def _direct(folder: pathlib.Path, ids: Sequence[int], segments: Sequence[int], length: int) -> float:
+    """Returns what TensorFlow's own loader predicts for ids, padded to a length."""
+    predict = tf.saved_model.load(str(folder)).signatures["serving_default"]
+    padding = [0] * (length - len(ids))
+    arrays = {
+        "input_ids": [[*ids, *padding]],
+        "input_mask": [[1] * len(ids) + padding],
+        "segment_ids": [[*segments, *padding]],
+    }
+    inputs = {name: tf.constant(array, tf.int64) for name, array in arrays.items()}
+    return float(predict(**inputs)["predictions"][0])
+
+
+@pytest.mark.parametrize("kind", ["uncased", "sentencepiece", "one length"])
+def test_scores_equal_a_direct_forward_pass(kind: str, folders: dict[str, pathlib.Path]) -> None:
+    """A score is to the last bit what the SavedModel gives for the pair's ids, at the length they are padded to."""
+    folder = folders[kind]
+    bleurt, encoder = Bleurt(folder), Encoder.of(BleurtConfig.read(folder))
+    pairs = list(itertools.product(_TEXTS[1:6], _TEXTS[:4]))
+    scores = []
+    for reference, candidate in pairs:
+        ids, segments = encoder.encode(reference=reference, candidate=candidate)
+        length = 64 if kind == "one length" or len(ids) > 32 else 32
+        scores.append(_direct(folder, ids, segments, length))
+        assert bleurt.score(reference=reference, candidate=candidate) == scores[-1]
+    assert len(set(scores)) > len(pairs) // 2
+
+
+def test_what_is_scored_beside_it_and_when_changes_no_bit(folders: dict[str, pathlib.Path]) -> None:
+    """Order, threads, other texts and another instance leave every score as it is."""
+    pairs = [(left, right) for left, right in itertools.product(_TEXTS, _TEXTS) if left != right]
+    bleurt = Bleurt(folders["uncased"])
+    expected = {pair: bleurt(pair[0], [pair[1]]) for pair in pairs}
+    other = Bleurt(folders["uncased"])
+    shuffled = [pairs[index] for index in np.random.default_rng(3).permutation(len(pairs))]
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        found = dict(zip(shuffled, pool.map(lambda pair: other(pair[0], [pair[1]]), shuffled), strict=True))
+    assert found == expected
+    some = pairs[:6]
+    best = max(expected[("a dog", reference)] for _, reference in some if ("a dog", reference) in expected)
+    assert bleurt("a dog", [reference for _, reference in some if reference != "a dog"]) == best
+
+
+def test_ids_of_word_pieces(folders: dict[str, pathlib.Path]) -> None:
+    """[CLS] reference [SEP] candidate [SEP], words in pieces, unknown ones as one; segments part after the first."""
+    encoder = Encoder.of(BleurtConfig.read(folders["uncased"]))
+    ids, segments = encoder.encode(reference="The UNABLE cat's, L'ÉTÉ", candidate="日本 zzz")
+    pieces = "[CLS] the un ##able cat ' [UNK] , l ' ete [SEP] 日 本 [UNK] [SEP]"
+    assert [WORD_PIECES[index] for index in ids] == pieces.split()
+    assert segments == [0] * 12 + [1] * 4
+    cased = Encoder.of(BleurtConfig.read(folders["cased"]))
+    ids, _ = cased.encode(reference="the The", candidate="Été straße")
+    assert [WORD_PIECES[index] for index in ids] == ["[CLS]", "the", "[UNK]", "[SEP]", "Été", "straße", "[SEP]"]
+    ids, _ = encoder.encode(reference="STRASSE straße", candidate="[SEP]")
+    assert [WORD_PIECES[index] for index in ids] == ["[CLS]", "[UNK]", "straße", "[SEP]", *["[UNK]"] * 3, "[SEP]"]
+
+
+def test_ids_of_sentencepiece(folders: dict[str, pathlib.Path]) -> None:
+    """The ids are those of the SentencePiece model, between its own [CLS] and [SEP]."""
+    folder = folders["sentencepiece"]
+    processor = sentencepiece.SentencePieceProcessor(model_file=str(folder / "sent_piece.model"))
+    first, second = processor.piece_to_id("[CLS]"), processor.piece_to_id("[SEP]")
+    ids, segments = Encoder.of(BleurtConfig.read(folder)).encode(reference="the Cat", candidate="été")
+    reference, candidate = processor.encode("the Cat"), processor.encode("été")
+    assert ids == [first, *reference, second, *candidate, second]
+    assert segments == [0] * (len(reference) + 2) + [1] * (len(candidate) + 1)
+
+
+@pytest.mark.parametrize(
+    ("reference", "candidate", "kept"),
+    [(3, 2, (3, 2)), (8, 1, (4, 1)), (1, 8, (1, 4)), (9, 9, (3, 2)), (3, 4, (3, 2)), (5, 0, (5, 0)), (0, 7, (0, 5))],
+)
+def test_the_longer_side_is_trimmed(reference: int, candidate: int, kept: tuple[int, int]) -> None:
+    """Ids go one by one from the end of the longer text, from the candidate where both are as long."""
+    encoder = Encoder(tokenize=lambda text: list(range(10, 10 + int(text))), cls_id=1, sep_id=2, max_length=8)
+    ids, segments = encoder.encode(reference=str(reference), candidate=str(candidate))
+    assert ids == [1, *range(10, 10 + kept[0]), 2, *range(10, 10 + kept[1]), 2]
+    assert len(ids) == len(segments) <= 8
+
+
+def test_normalisation() -> None:
+    """Control characters go, spaces of any kind are spaces; only lower-case models lose case and accents."""
+    text = "A\u00a0b\x00c\u200bÉ\r\n\ufffdß\u2003Σ"
+    assert normalized(text, lower_case=False) == "A bcÉ  ß Σ"
+    assert normalized(text, lower_case=True) == "a bce  ß σ"
+
+
+def test_scores_outside_are_clipped_and_counted(tmp_path: pathlib.Path) -> None:
+    """What lies outside [0, 1] is clipped, each time counted once; equal texts score 1 and are asked of no model."""
+    bleurt = Bleurt(write_bleurt(tmp_path / "wide", spread=3.0))
+    raw = {text: bleurt.score(reference="the cat", candidate=text) for text in _TEXTS}
+    assert min(raw.values()) < 0 or max(raw.values()) > 1
+    clipped = {text: bleurt(text, ["the cat"]) for text in _TEXTS}
+    assert clipped == {text: min(max(score, 0.0), 1.0) for text, score in raw.items()}
+    assert take_clipped(bleurt) == sum(not 0 <= score <= 1 for score in raw.values())
+    assert take_clipped(bleurt) == 0
+    assert [bleurt(text, [text]) for text in _TEXTS] == [1.0] * len(_TEXTS)
+
+
+def test_nan_is_refused_by_name(copied: Callable[[str], pathlib.Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model that gives NaN is no metric; clipping does not hide it."""
+    bleurt = Bleurt(copied("uncased"))
+    monkeypatch.setattr(bleurt, "_predict", lambda ids, segments: float("nan"))
+    with pytest.raises(MetricError, match=r'metric "bleurt" on example "7": returned nan, expected'):
+        checked_score(bleurt, "bleurt", "a", ["b"], example_id="7")
+
+
+def test_the_name_holds_the_checkpoint(folders: dict[str, pathlib.Path], tmp_path: pathlib.Path) -> None:
+    """`bleurt` becomes a name that only this checkpoint answers to; a copy of it does, another does not."""
+    settings = MetricSettings(bleurt_checkpoint=str(folders["uncased"]))
+    name = full_name("bleurt", settings)
+    assert re.fullmatch("bleurt@[0-9a-f]{16}", name)
+    assert checkpoint_fingerprint(folders["uncased"]).startswith(name.removeprefix("bleurt@"))
+    copy = MetricSettings(bleurt_checkpoint=str(shutil.copytree(folders["uncased"], tmp_path / "copy")))
+    assert full_name("bleurt", copy) == name
+    assert get_metric(name, copy)("a dog", ["a cat"]) == get_metric("bleurt", settings)("a dog", ["a cat"])
+    other = MetricSettings(bleurt_checkpoint=str(folders["cased"]))
+    with pytest.raises(ValueError, match=rf'metric "{name}": the checkpoint .* is bleurt@.* are not comparable\.'):
+        get_metric(name, other)
+    with pytest.raises(ValueError, match=r'metric "bleurt" needs a checkpoint, .* pass --bleurt_checkpoint'):
+        get_metric("bleurt")
+
+
+_NAMES = ("bleurt_config.json", "bert_config.json", "vocab.txt", "saved_model.pb", "variables/variables.index")
+
+
+@pytest.mark.parametrize("name", _NAMES)
+def test_missing_files(name: str, copied: Callable[[str], pathlib.Path]) -> None:
+    """A checkpoint that lacks a file is refused with its name."""
+    folder = copied("uncased")
+    (folder / name).unlink()
+    with pytest.raises(BleurtError, match=re.escape(f"BLEURT checkpoint {folder}: has no {name}.")):
+        Bleurt(folder)
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "content", "message"),
+    [
+        ("uncased", "bleurt_config.json", b"{", "bleurt_config.json cannot be read ("),
+        ("uncased", "bleurt_config.json", b"[]", "bleurt_config.json is no JSON object."),
+        ("uncased", "bleurt_config.json", b"{}", "bleurt_config.json has max_seq_length None, expected an integer."),
+        ("uncased", "vocab.txt", b"[CLS]\n[SEP]\n[UNK]\n", f"vocab.txt has 3 pieces, its model {len(WORD_PIECES)}."),
+        ("uncased", "vocab.txt", b"a\n" * len(WORD_PIECES), f"vocab.txt has {len(WORD_PIECES) - 1} pieces twice."),
+        ("uncased", "vocab.txt", "\n".join(map(str, range(len(WORD_PIECES)))).encode(), "vocab.txt has no [UNK]."),
+        ("uncased", "vocab.txt", b"\xff\n", "vocab.txt is not UTF-8 ("),
+        ("uncased", "saved_model.pb", b"no model", "TensorFlow cannot load it ("),
+        ("uncased", "variables/variables.index", b"", "TensorFlow cannot load it ("),
+        ("sentencepiece", "sent_piece.model", b"no model", "sent_piece.model is no SentencePiece model ("),
+        ("sentencepiece", "bert_config.json", b'{"vocab_size": 40}', "sent_piece.model has 48 pieces, its model 40."),
+    ],
+)
+def test_damaged_files(
+    kind: str, name: str, content: bytes, message: str, copied: Callable[[str], pathlib.Path]
+) -> None:
+    """A checkpoint with a file that is not what it should be is refused in words."""
+    folder = copied(kind)
+    (folder / name).write_bytes(content)
+    with pytest.raises(BleurtError, match=re.escape(f"BLEURT checkpoint {folder}: {message}")):
+        Bleurt(folder)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"output": "scores"}, "and gives scores; BLEURT takes input_ids, input_mask, segment_ids, int64"),
+        ({"dtype": tf.int32}, "its model takes input_ids int32[None, None], input_mask int32[None, None], segment_ids"),
+    ],
+)
+def test_other_models_are_refused(options: dict[str, object], message: str, tmp_path: pathlib.Path) -> None:
+    """A SavedModel with another signature is no BLEURT."""
+    with pytest.raises(BleurtError, match=re.escape(message)):
+        Bleurt(write_bleurt(tmp_path / "other", **options))  # type: ignore[arg-type]
+
+
+def test_a_length_that_does_not_fit(copied: Callable[[str], pathlib.Path]) -> None:
+    """A model of one length and a configuration of another do not belong together."""
+    folder = copied("one length")
+    config = json.loads((folder / "bleurt_config.json").read_text())
+    (folder / "bleurt_config.json").write_text(json.dumps({**config, "max_seq_length": 128}))
+    with pytest.raises(BleurtError, match=r"its model takes 64 tokens, bleurt_config\.json says max_seq_length 128\."):
+        Bleurt(folder)
+
+
+def test_a_folder_that_is_not_there() -> None:
+    """A checkpoint that is not there is said to be so."""
+    with pytest.raises(ValueError, match=r"^BLEURT checkpoint /no/such: no such folder\.$"):
+        full_name("bleurt", MetricSettings(bleurt_checkpoint="/no/such"))

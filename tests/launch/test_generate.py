@@ -58,7 +58,7 @@ def test_a_prompt_is_answered(folder: pathlib.Path, generator: Generator, capsys
     layers = answer.layers_used / len(answer.tokens)
     saved = answer.layers_saved / (answer.layers_saved + answer.layers_used)
     assert last == (
-        f"1 prompts, 0 of them cut; {len(answer.tokens)} tokens, {layers:.2f} layers per token, {saved:.0%} of the "
+        f"prompts: 1, of which cut: 0; tokens: {len(answer.tokens)}, {layers:.2f} layers per token, {saved:.0%} of the "
         "full model's saved"
     )
 
@@ -79,7 +79,7 @@ def test_a_file_of_lines_is_answered_line_by_line(
     printed = capsys.readouterr()
     assert printed.out.splitlines() == [generator.generate(text).text for text in (*_TEXTS, "the cat " * 40)]
     assert f"{path}, line 4: was longer than the manifest allows, and was cut" in printed.err
-    assert "4 prompts, 1 of them cut;" in printed.err
+    assert "prompts: 4, of which cut: 1;" in printed.err
 
 
 def test_rows_are_written(

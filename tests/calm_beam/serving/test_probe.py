@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import pathlib
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,6 +13,7 @@ from calm_beam.calibration import Objective, score_generation
 from calm_beam.generations import Generation, Output
 from calm_beam.launch.cli import main
 from calm_beam.manifest import Calibration, ManifestError, write_manifest
+from calm_beam.metrics import rouge_l
 from calm_beam.metrics.registry import METRICS, MetricError
 from calm_beam.risk.fixed_point import LOSS_SCALE, to_signed_fixed_point
 from calm_beam.serving import Answer, Generator, LossProbe, OutputError
@@ -129,7 +131,7 @@ def test_monitor_refuses_rows_of_another_promise(tmp_path: pathlib.Path, capsys:
     assert "losses, line 1: was measured for another manifest or entry." in capsys.readouterr().err
 
 
-def test_what_cannot_be_watched_is_refused(tmp_path: pathlib.Path) -> None:
+def test_what_cannot_be_watched_is_refused(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Never exit, clusters, references that are not there, shares out of range and bad paths are refused in words."""
     with pytest.raises(ManifestError, match="the entry says never exit: there is no risk to watch"):
         _probe(tmp_path / "losses", build_entry(None))
@@ -147,6 +149,11 @@ def test_what_cannot_be_watched_is_refused(tmp_path: pathlib.Path) -> None:
         LossProbe(Generator.from_manifest(manifest, _CHECKPOINT), "gs://bucket/losses", share=1, salt="")
     with pytest.raises(MetricError, match="on example"):
         _probe(tmp_path / "losses", build_entry(0.2, metric="builtins:len"))
+    # As where the rouge-score package is missing.
+    monkeypatch.setitem(sys.modules, "rouge_score", None)
+    rouge_l._scorer.cache_clear()
+    with pytest.raises(MetricError, match='metric "rouge_l" on example "of the trial": raised ModuleNotFoundError'):
+        _probe(tmp_path / "losses", build_entry(0.2, metric="rouge_l"))
     generator, probe = _probe(tmp_path / "losses", build_entry(0.2, consistency="risk", loss="relu"))
     with pytest.raises(ValueError, match="request a: risk consistency needs references to measure a loss, got none"):
         probe.observe("a", _PROMPTS[0], generator.generate(_PROMPTS[0]))

@@ -58,8 +58,8 @@ def test_a_prompt_is_answered(folder: pathlib.Path, generator: Generator, capsys
     layers = answer.layers_used / len(answer.tokens)
     saved = answer.layers_saved / (answer.layers_saved + answer.layers_used)
     assert last == (
-        f"prompts: 1, of which cut: 0; tokens: {len(answer.tokens)}, {layers:.2f} layers per token, {saved:.0%} of the "
-        "full model's saved"
+        f"prompts: 1, of which cut: 0; tokens: {len(answer.tokens)}, {layers:.2f} layers per token, {saved:.0%} of "
+        "the full model's saved"
     )
 
 

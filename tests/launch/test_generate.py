@@ -92,7 +92,8 @@ def test_rows_are_written(
     flags = _flags(folder, f"--input={data}", f"--output={output}")
     assert main(flags) == 0
     assert capsys.readouterr().out == ""
-    for line, name, prompt in zip(output.read_text().splitlines(), "ab", (_TEXTS[0], [5, 9, 1]), strict=True):
+    prompts: list[str | list[int]] = [_TEXTS[0], [5, 9, 1]]
+    for line, name, prompt in zip(output.read_text().splitlines(), "ab", prompts, strict=True):
         answer = generator.generate(prompt)
         assert json.loads(line) == {
             "id": name,

@@ -227,8 +227,8 @@ class _Tally:
         layers = f"{self.used / self.tokens:.2f} layers per token" if self.tokens else "no layers"
         saved = self.saved / max(1, self.used + self.saved)
         return (
-            f"{self.prompts} prompts, {self.truncated} of them cut; {self.tokens} tokens, {layers}, {saved:.0%} of the "
-            "full model's saved"
+            f"prompts: {self.prompts}, of which cut: {self.truncated}; tokens: {self.tokens}, {layers}, {saved:.0%} of "
+            "the full model's saved"
         )
 
 

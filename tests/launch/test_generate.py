@@ -58,8 +58,8 @@ def test_a_prompt_is_answered(folder: pathlib.Path, generator: Generator, capsys
     layers = answer.layers_used / len(answer.tokens)
     saved = answer.layers_saved / (answer.layers_saved + answer.layers_used)
     assert last == (
-        f"1 prompts, 0 of them cut; {len(answer.tokens)} tokens, {layers:.2f} layers per token, {saved:.0%} of the "
-        "full model's saved"
+        f"prompts: 1, of which cut: 0; tokens: {len(answer.tokens)}, {layers:.2f} layers per token, {saved:.0%} of "
+        "the full model's saved"
     )
 
 
@@ -79,7 +79,7 @@ def test_a_file_of_lines_is_answered_line_by_line(
     printed = capsys.readouterr()
     assert printed.out.splitlines() == [generator.generate(text).text for text in (*_TEXTS, "the cat " * 40)]
     assert f"{path}, line 4: was longer than the manifest allows, and was cut" in printed.err
-    assert "4 prompts, 1 of them cut;" in printed.err
+    assert "prompts: 4, of which cut: 1;" in printed.err
 
 
 def test_rows_are_written(
@@ -92,7 +92,8 @@ def test_rows_are_written(
     flags = _flags(folder, f"--input={data}", f"--output={output}")
     assert main(flags) == 0
     assert capsys.readouterr().out == ""
-    for line, name, prompt in zip(output.read_text().splitlines(), "ab", (_TEXTS[0], [5, 9, 1]), strict=True):
+    prompts: list[str | list[int]] = [_TEXTS[0], [5, 9, 1]]
+    for line, name, prompt in zip(output.read_text().splitlines(), "ab", prompts, strict=True):
         answer = generator.generate(prompt)
         assert json.loads(line) == {
             "id": name,

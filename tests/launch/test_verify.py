@@ -172,6 +172,7 @@ def test_never_exit_cannot_be_broken(place: _Place, capsys: pytest.CaptureFixtur
     never = dataclasses.replace(
         manifest.calibrations[0],
         threshold=None,
+        threshold_by_position=None,
         risk=0,
         layers=manifest.model.layers,
         path=(dataclasses.replace(manifest.calibrations[0].path[0], p_value=1.0, rejected=False),),

@@ -22,13 +22,12 @@ STEPS = 6
 
 def build_entry(threshold: float | None, *, rule: ExitRule | None = None, **changes: Any) -> Calibration:
     """Returns an entry that accepts one threshold, or rejects 0.9, with the given fields changed."""
-    accepted = threshold is not None
     step = PathEntry(
         threshold=0.9 if threshold is None else threshold,
         n=200,
-        risk=0.03 if accepted else 0.3,
-        p_value=0.001 if accepted else 0.9,
-        rejected=accepted,
+        risk=0.3 if threshold is None else 0.03,
+        p_value=0.9 if threshold is None else 0.001,
+        rejected=threshold is not None,
         layers=3,
     )
     values: dict[str, Any] = {
@@ -40,11 +39,11 @@ def build_entry(threshold: float | None, *, rule: ExitRule | None = None, **chan
         "p_value": "hoeffding_bentkus",
         "procedure": "fixed_sequence",
         "threshold": threshold,
-        "layers": 3 if accepted else 4,
-        "risk": step.risk if accepted else 0,
+        "layers": 4 if threshold is None else 3,
+        "risk": 0 if threshold is None else step.risk,
         "path": (step,),
     }
-    if accepted:
+    if threshold is not None:
         positions = scheduled_thresholds(rule or ExitRule(), (threshold,), STEPS)[:, 0]
         values["threshold_by_position"] = tuple(positions.tolist())
     return Calibration(**{**values, **changes})

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import pathlib
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,6 +13,7 @@ from calm_beam.calibration import Objective, score_generation
 from calm_beam.generations import Generation, Output
 from calm_beam.launch.cli import main
 from calm_beam.manifest import Calibration, ManifestError, write_manifest
+from calm_beam.metrics import rouge_l
 from calm_beam.metrics.registry import METRICS, MetricError
 from calm_beam.risk.fixed_point import LOSS_SCALE, to_signed_fixed_point
 from calm_beam.serving import Answer, Generator, LossProbe, OutputError
@@ -22,7 +24,6 @@ from tests.pipelines import CONFIG
 
 _CHECKPOINT = build_checkpoint(CONFIG)
 _PROMPTS = [[5, 9, 12, 1], [7, 3, 1], [20, 21, 22, 23, 24, 1], [63], [40, 2, 1]]
-_REFERENCES = ("20 7 33 20 15", "9 9 9")
 
 
 def _probe(path: pathlib.Path, entry: Calibration | None = None, **options: Any) -> tuple[Generator, LossProbe]:
@@ -64,14 +65,17 @@ def _calibrated_loss(answer: Answer, full: Answer, entry: Calibration, reference
 def test_losses_are_those_of_calibration(tmp_path: pathlib.Path, entry: Calibration) -> None:
     """Each kind of loss is what scoring makes of the same outputs; some differ from 0, and all stand in the file."""
     generator, probe = _probe(tmp_path / "losses", entry)
-    references = _REFERENCES if entry.consistency == "risk" else ()
     found = []
     for number, prompt in enumerate(_PROMPTS):
         answer, full = generator.generate(prompt), generator.full_model().generate(prompt)
+        # Right is what one of the two says, so that losses of both signs come up.
+        right = (full, answer)[number % 2].text
+        references = (right, "9 9 9") if entry.consistency == "risk" else ()
         loss = probe.observe(str(number), prompt, answer, references=references)
         assert int(to_signed_fixed_point([loss])[0]) == _calibrated_loss(answer, full, entry, references)
         found.append(loss)
-    assert any(loss != 0 for loss in found)
+    assert max(found) > 0
+    assert min(found) < 0 or entry.loss != "signed"
     about = {"failure": None, "manifest": generator.manifest.digest, "calibration": 0}
     assert _rows(tmp_path / "losses") == [
         {"id": str(number), "loss": loss, **about} for number, loss in enumerate(found)
@@ -107,7 +111,7 @@ def test_failures_have_loss_1(tmp_path: pathlib.Path) -> None:
 
 def test_monitor_reads_the_rows(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
     """`calm-beam monitor` takes the rows of the probe for the losses that they are, and raises its alarm by them."""
-    generator, probe = _probe(tmp_path / "losses")
+    generator, probe = _probe(tmp_path / "losses", build_entry(0.9, delta=0.5))
     write_manifest(generator.manifest, tmp_path / "manifest.json")
     losses = [probe.observe(str(number), prompt, generator.generate(prompt)) for number, prompt in enumerate(_PROMPTS)]
     flags = ["monitor", f"--manifest={tmp_path}", f"--losses={tmp_path / 'losses'}"]
@@ -129,7 +133,7 @@ def test_monitor_refuses_rows_of_another_promise(tmp_path: pathlib.Path, capsys:
     assert "losses, line 1: was measured for another manifest or entry." in capsys.readouterr().err
 
 
-def test_what_cannot_be_watched_is_refused(tmp_path: pathlib.Path) -> None:
+def test_what_cannot_be_watched_is_refused(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Never exit, clusters, references that are not there, shares out of range and bad paths are refused in words."""
     with pytest.raises(ManifestError, match="the entry says never exit: there is no risk to watch"):
         _probe(tmp_path / "losses", build_entry(None))
@@ -147,6 +151,11 @@ def test_what_cannot_be_watched_is_refused(tmp_path: pathlib.Path) -> None:
         LossProbe(Generator.from_manifest(manifest, _CHECKPOINT), "gs://bucket/losses", share=1, salt="")
     with pytest.raises(MetricError, match="on example"):
         _probe(tmp_path / "losses", build_entry(0.2, metric="builtins:len"))
+    # As where the rouge-score package is missing.
+    monkeypatch.setitem(sys.modules, "rouge_score", None)
+    rouge_l._scorer.cache_clear()
+    with pytest.raises(MetricError, match='metric "rouge_l" on example "of the trial": raised ModuleNotFoundError'):
+        _probe(tmp_path / "losses", build_entry(0.2, metric="rouge_l"))
     generator, probe = _probe(tmp_path / "losses", build_entry(0.2, consistency="risk", loss="relu"))
     with pytest.raises(ValueError, match="request a: risk consistency needs references to measure a loss, got none"):
         probe.observe("a", _PROMPTS[0], generator.generate(_PROMPTS[0]))

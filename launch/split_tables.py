@@ -117,7 +117,7 @@ def notes(summaries: Sequence[Summary], grid: Sequence[GridRow], *, max_decode_l
         yield f"BLEU of the full model: {full.mean:.1f}. BLEU is reported, and never tested."
     cut = {row.threshold: row.cut for row in grid if row.measure == grid[0].measure}
     yield (
-        f"Outputs cut at {max_decode_length} tokens: {cut[None]} of the full model's {grid[0].outputs}, at most "
+        f"Outputs cut at {max_decode_length} tokens: {cut[None]} of the full model's {grid[0].examples - grid[0].failed}, at most "
         f"{max(row.cut for row in grid)} at any threshold of any measure."
     )
 

@@ -115,9 +115,10 @@ def notes(summaries: Sequence[Summary], grid: Sequence[GridRow], *, max_decode_l
     full = next((summary.full_bleu for summary in summaries if summary.full_bleu), None)
     if full is not None:
         yield f"BLEU of the full model: {full.mean:.1f}. BLEU is reported, and never tested."
-    cut = {row.threshold: row.cut for row in grid if row.measure == grid[0].measure}
+    outputs = grid[0].examples - grid[0].failed
+    full_cut = next(row.cut for row in grid if row.threshold is None)
     yield (
-        f"Outputs cut at {max_decode_length} tokens: {cut[None]} of the full model's {grid[0].examples - grid[0].failed}, at most "
+        f"Outputs cut at {max_decode_length} tokens: {full_cut} of the full model's {outputs}, at most "
         f"{max(row.cut for row in grid)} at any threshold of any measure."
     )
 

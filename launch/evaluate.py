@@ -6,7 +6,6 @@ into `--output`, and decode in this process: a sample is small, and its outputs 
 """
 
 import argparse
-import csv
 import importlib.metadata
 import json
 import platform
@@ -25,16 +24,16 @@ from calm_beam.decoding.prompts import encode_prompt
 from calm_beam.demo import embedded
 from calm_beam.examples import DataError, Example
 from calm_beam.inputs import Reading, place_of, read_examples
-from calm_beam.manifest import MANIFEST
 from calm_beam.metrics.registry import MetricError
-from calm_beam.storage import absolute, check_writable, exists, is_file, joined, replacing
+from calm_beam.storage import joined, replacing
 
 from . import evaluate_splits
 from .evaluate_propagation import PROPAGATION
 from .evaluate_sensitivity import SENSITIVITY
 from .evaluate_tradeoff import TRADEOFF
+from .evaluation_files import checked_output, write_rows
 from .experiment import Findings
-from .flags import FlagParser, UsageError, add_task_flags, naming, parse_own_flags, whole_number
+from .flags import FlagParser, add_task_flags, parse_own_flags, whole_number
 from .metric_flags import METRIC_NAMES, add_metric_settings, checked_metrics, metric_settings
 from .plots import check_plots_available, saved_figure
 from .progress import shown_progress
@@ -52,7 +51,7 @@ def main(argv: Sequence[str]) -> int:
             return evaluate_splits.main(argv, add_experiment_flag=_add_experiment_flag)
         flags = parse_own_flags(_parser(name), argv)
         _fill_in_defaults(flags)
-        output = _checked_output(flags, name)
+        output = checked_output(flags, _file_names(name))
         check_plots_available()
         (flags.metric,) = checked_metrics([flags.metric], metric_settings(flags))
         experiment = _EXPERIMENTS[name]
@@ -125,20 +124,6 @@ def _fill_in_defaults(flags: argparse.Namespace) -> None:
     flags.metric = flags.metric or "rouge_l"
 
 
-def _checked_output(flags: argparse.Namespace, name: str) -> str:
-    with naming("--output"):
-        output = absolute(flags.output)
-        if is_file(output):
-            raise UsageError(f"--output {output}: is a file, expected a directory.")
-        if exists(joined(output, MANIFEST)):
-            raise UsageError(f"--output {output}: holds a calibration. Choose another directory.")
-        found = [file for file in _file_names(name) if exists(joined(output, file))]
-        check_writable(joined(output, _file_names(name)[0]))
-    if found and not flags.overwrite:
-        raise UsageError(f"--output {output}: holds {found[0]} already. Choose another directory, or pass --overwrite.")
-    return output
-
-
 def _read_all(paths: Sequence[str], reading: Reading) -> list[Example]:
     """Returns the examples of all files, each id of its own once, and with references either all or none."""
     examples = [
@@ -206,10 +191,7 @@ def _file_names(name: str) -> tuple[str, ...]:
 
 def _write(directory: str, name: str, findings: Findings, record: dict[str, Any]) -> None:
     table, content, plot = (joined(directory, file) for file in _file_names(name))
-    with replacing(table) as temporary, open(temporary, "w", encoding="utf-8", newline="") as file:
-        writer = csv.DictWriter(file, fieldnames=list(findings.rows[0]), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(findings.rows)
+    write_rows(table, findings.rows)
     text = json.dumps({"experiment": name, **record, "rows": findings.rows}, ensure_ascii=False, indent=1)
     with replacing(content) as temporary:
         temporary.write_text(text + "\n", encoding="utf-8")

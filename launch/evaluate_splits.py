@@ -17,7 +17,6 @@ splits_grid.csv and .parquet (the whole set at every threshold), splits.json (ho
 
 import argparse
 import contextlib
-import csv
 import dataclasses
 import json
 import sys
@@ -32,26 +31,30 @@ from calm_beam.analysis.output_counts import OutputCounter
 from calm_beam.analysis.sample import sampled
 from calm_beam.analysis.split_files import GridRow, read_grid, read_trials
 from calm_beam.analysis.split_outcomes import Summary, summaries
-from calm_beam.calibration import Plan, Spec, all_specs
-from calm_beam.calibration.specs import LOSSES
+from calm_beam.calibration import Plan, Spec
 from calm_beam.calibration.splits import Splits
 from calm_beam.demo import embedded
 from calm_beam.efficiency.flops import DecoderSizes
 from calm_beam.exits.rule import ExitRule
 from calm_beam.generation_folder import StoredGenerations, shard_files
 from calm_beam.generations import stored_examples
-from calm_beam.manifest import MANIFEST
 from calm_beam.metrics.corpus_bleu import is_bleu_available
-from calm_beam.risk.fwer import PROCEDURES
-from calm_beam.risk.pvalues import P_VALUES
-from calm_beam.storage import absolute, check_writable, exists, is_file, joined, replacing
+from calm_beam.storage import joined, replacing
 from calm_beam.transforms.splits import SplitGenerations, SplitSource
 
-from .experiment import Cell
-from .flags import FlagParser, UsageError, add_decode_flags, naming, numbers, parse_flags, texts, whole_number
-from .metric_flags import METRIC_NAMES, add_metric_settings, checked_metrics, metric_settings
+from .evaluation_files import checked_output, write_rows
+from .flags import FlagParser, UsageError, parse_flags
+from .metric_flags import metric_settings
 from .plots import check_plots_available, saved_figure
 from .runners import PipelineError, is_local, make_runner, run_pipeline
+from .split_flags import (
+    add_flags_of_both,
+    add_own_flags,
+    asked_specs,
+    fill_in_metric,
+    refuse_decoding_flags,
+    split_parser,
+)
 from .split_plots import PANEL_WIDTH, by_test, draw_curves, draw_tradeoff, tradeoff_objectives
 from .split_sources import ModelOfGenerations, StoredMeasure, find_measures, find_model, have_references
 from .split_tables import Speedups, notes, summary_row, summary_tables
@@ -60,7 +63,6 @@ from .versions import run_versions
 
 DESCRIPTION = "repeated random splits: thresholds chosen on one part, measured on the rest (the default)"
 
-_CURVE = (0.01, 0.02, 0.03, 0.04, 0.05, 0.06, 0.08, 0.1, 0.12, 0.15, 0.2, 0.25, 0.3, 0.35, 0.4, 0.45, 0.5)
 _TABLE, _CURVES, _TRIALS, _GRID, _RECORD = (
     "splits.csv",
     "splits_curves.csv",
@@ -70,9 +72,6 @@ _TABLE, _CURVES, _TRIALS, _GRID, _RECORD = (
 )
 _FIGURES = tuple(f"splits_{name}.{kind}" for name in ("curves", "tradeoff") for kind in ("svg", "png"))
 _FILES = (_TABLE, _CURVES, _TRIALS, "splits_grid.csv", _GRID, _RECORD, *_FIGURES)
-
-# Of those that `add_decode_flags` adds, what means something for stored generations too.
-_NOT_OF_DECODING = ("--checkpoint", "--vocabulary", "--on_error", "--max_failures", "--overwrite")
 
 
 def main(argv: Sequence[str], *, add_experiment_flag: Callable[[FlagParser], None]) -> int:
@@ -84,21 +83,24 @@ def main(argv: Sequence[str], *, add_experiment_flag: Callable[[FlagParser], Non
     """
     start = time.monotonic()
     try:
-        parser = _parser(add_experiment_flag)
+        parser = split_parser(add_experiment_flag)
         flags, options = parse_flags(parser, argv)
         if not is_local(options):
             raise UsageError("evaluate runs on this machine: leave --runner out.")
-        output = _checked_output(flags)
+        output = checked_output(flags, _FILES)
         check_plots_available()
         splits = Splits(trials=flags.trials, calibration_share=flags.calibration_share, seed=flags.seed)
-        _fill_in_metric(flags)
+        fill_in_metric(flags)
+        # Before sweeps, which take their time.
+        asked_specs(flags, flags.consistency or ("textual",))
         if flags.generations is None:
             flags.generations = _sweep(flags, argv, output)
         else:
-            _refuse_decoding_flags(flags, argv)
+            refuse_decoding_flags(flags, argv)
         measures = find_measures(flags.generations)
-        has_references = _settle_objectives(flags, measures)
-        specs, curve = _specs(flags)
+        has_references = have_references(measures[0])
+        consistencies = _consistencies(flags, measures[0], has_references=has_references)
+        specs, curve = asked_specs(flags, consistencies)
         model = find_model(measures[0], checkpoint=flags.checkpoint, vocabulary=flags.vocabulary)
         if flags.speedup and model is None:
             raise UsageError("--speedup needs the model: pass --checkpoint.")
@@ -116,6 +118,11 @@ def main(argv: Sequence[str], *, add_experiment_flag: Callable[[FlagParser], Non
         print(f"calm-beam evaluate: {error}", file=sys.stderr)
         return 2
     try:
+        lanes = sum(len(source.plan.thresholds) for source in sources)
+        print(
+            f"scoring {measures[0].completion.examples} examples at {lanes} thresholds of {len(sources)} measures",
+            file=sys.stderr,
+        )
         with staged(output) as staging:
             trials, whole = joined(staging, _TRIALS), joined(staging, _GRID)
             _ = pipeline | "SplitGenerations" >> SplitGenerations(
@@ -130,7 +137,9 @@ def main(argv: Sequence[str], *, add_experiment_flag: Callable[[FlagParser], Non
             found, grid = summaries(read_trials(trials)), read_grid(whole)
             table = [summary for summary in found if summary.spec in specs]
             speedups = _speedups(flags, measures, model, table) if flags.speedup and model else {}
-            _write(staging, _record(flags, measures, splits), found, table, grid, speedups, sources[0].num_layers)
+            _write(
+                staging, _record(flags, measures, splits, specs), found, table, grid, speedups, sources[0].num_layers
+            )
     except (PipelineError, ValueError, OSError) as error:
         print(f"calm-beam evaluate: {error}", file=sys.stderr)
         return 1
@@ -141,109 +150,16 @@ def main(argv: Sequence[str], *, add_experiment_flag: Callable[[FlagParser], Non
         console.print(note)
     if not is_bleu_available():
         console.print("No BLEU: it needs sacrebleu, pip install 'calm-beam[metrics]'.")
-    completion = measures[0].completion
     console.print(
-        f"{completion.examples} examples, {completion.failed} failed; {len(measures)} measures. "
-        f"{time.monotonic() - start:.0f} s."
+        f"{grid[0].examples} examples, {grid[0].repeated} repeated inputs, {max(row.failed for row in grid)} failed; "
+        f"{len(measures)} measures. {time.monotonic() - start:.0f} s."
     )
+    if grid[0].repeated:
+        console.print(
+            "Unless prompts repeat by themselves, repeated inputs make test parts look better than fresh data would."
+        )
     console.print(f"Files: {joined(output, 'splits*')}", soft_wrap=True)
     return 0
-
-
-def _parser(add_experiment_flag: Callable[[FlagParser], None]) -> FlagParser:
-    parser = FlagParser(
-        prog="calm-beam evaluate",
-        description=(__doc__ or "").split("\n\n")[0],
-        epilog="With --experiment=NAME, --help lists the flags of that experiment.",
-    )
-    add_experiment_flag(parser)
-    _add_own_flags(parser)
-    # For sweeps that are made first.
-    add_decode_flags(parser, default_grid_step=0.05)
-    _add_flags_of_both(parser)
-    return parser
-
-
-def _add_own_flags(parser: FlagParser) -> None:
-    """Adds the flags that say nothing about how to decode."""
-    parser.add_argument(
-        "--generations",
-        type=texts,
-        help="output directories of calibrations, or folders of generations, comma-separated: one for each confidence "
-        "measure, of the same model and data; without it, --checkpoint and --data are swept first",
-    )
-    splits = parser.add_argument_group("splits")
-    splits.add_argument("--trials", type=whole_number(1), default=50, help="number of random splits")
-    splits.add_argument(
-        "--calibration_share", type=float, default=0.8, help="expected share of the calibration part, in (0, 1)"
-    )
-    splits.add_argument("--seed", type=whole_number(0), default=0, help="decides the splits")
-    goal = parser.add_argument_group("guarantee (lists are comma-separated; every combination is tried)")
-    goal.add_argument("--consistency", type=texts, help="textual, risk; default: both if there are references")
-    goal.add_argument("--metric", type=texts, help=f"{METRIC_NAMES}; default: rouge_l")
-    add_metric_settings(goal)
-    goal.add_argument("--delta", type=numbers, default=(0.02, 0.05, 0.1, 0.25), help="risk tolerances of the table")
-    goal.add_argument("--curve_delta", type=numbers, default=_CURVE, help="risk tolerances of the curves")
-    goal.add_argument("--epsilon", type=numbers, default=(0.05,), help="allowed probabilities of error")
-    goal.add_argument("--risk_loss", choices=LOSSES["risk"], help="for risk consistency; relu is the paper's")
-    goal.add_argument(
-        "--p_value",
-        type=texts,
-        help="tests of one threshold; default: signed_mixture for signed losses, else the paper's",
-    )
-    goal.add_argument("--procedure", type=texts, default=("fixed_sequence",), help=f"of {', '.join(PROCEDURES)}")
-    speed = parser.add_argument_group("speedup")
-    speed.add_argument(
-        "--speedup",
-        action="store_true",
-        help="measure the served decoder against the full model, one prompt at a time, at the thresholds of the table",
-    )
-    speed.add_argument("--speedup_prompts", type=whole_number(1), default=200, help="prompts timed, the same for all")
-
-
-def _add_flags_of_both(parser: FlagParser) -> None:
-    """Adds flags that sweeps have too, with another meaning."""
-    parser.add_argument(
-        "--confidence",
-        dest="confidences",
-        type=texts,
-        help="confidence measures to sweep; default: softmax, state, and classifier if the model has one",
-    )
-    parser.add_argument("--output", default="evaluation", help="directory for tables, figures and sweeps")
-    parser.add_argument("--overwrite", action="store_true", help="replace an earlier result of this experiment")
-
-
-def _fill_in_metric(flags: argparse.Namespace) -> None:
-    """Sets the metric that the user left open: one for French where that is the embedded task."""
-    is_embedded = flags.generations is None and flags.checkpoint is None and flags.data is None
-    flags.metric = flags.metric or (("rouge_l_unicode",) if is_embedded else ("rouge_l",))
-
-
-def _checked_output(flags: argparse.Namespace) -> str:
-    with naming("--output"):
-        output = absolute(flags.output)
-        if is_file(output):
-            raise UsageError(f"--output {output}: is a file, expected a directory.")
-        if exists(joined(output, MANIFEST)):
-            raise UsageError(f"--output {output}: holds a calibration. Choose another directory.")
-        found = [file for file in _FILES if exists(joined(output, file))]
-        check_writable(joined(output, _TABLE))
-    if found and not flags.overwrite:
-        raise UsageError(f"--output {output}: holds {found[0]} already. Choose another directory, or pass --overwrite.")
-    return output
-
-
-def _refuse_decoding_flags(flags: argparse.Namespace, argv: Sequence[str]) -> None:
-    """Refuses what would decide how to decode, where nothing is decoded."""
-    decoding = FlagParser(prog="calm-beam evaluate", add_help=False)
-    add_decode_flags(decoding, default_grid_step=None)
-    given = [name for arg in argv if (name := arg.split("=")[0]) in decoding._option_string_actions]
-    refused = [name for name in given if name not in _NOT_OF_DECODING]
-    if refused:
-        raise UsageError(
-            f"{refused[0]} decides what is decoded, and --generations={','.join(flags.generations)} is decoded "
-            "already: leave one out."
-        )
 
 
 class _SweepFailedError(Exception):
@@ -261,8 +177,8 @@ def _sweep(flags: argparse.Namespace, argv: Sequence[str], output: str) -> tuple
     from . import calibrate
 
     own = FlagParser(prog="calm-beam evaluate", add_help=False)
-    _add_own_flags(own)
-    _add_flags_of_both(own)
+    add_own_flags(own)
+    add_flags_of_both(own)
     own.add_argument("--experiment")
     _, decoding = own.parse_known_args(list(argv))
     measures = flags.confidences
@@ -273,7 +189,8 @@ def _sweep(flags: argparse.Namespace, argv: Sequence[str], output: str) -> tuple
     for measure in measures:
         folder = joined(output, "sweeps", measure)
         print(f"sweep {measure}", file=sys.stderr)
-        arguments = [*decoding, f"--confidence={measure}", f"--output={folder}"]
+        # A sweep that is there already is taken as it is, and one that was killed goes on.
+        arguments = [*decoding, f"--confidence={measure}", f"--output={folder}", "--resume"]
         if flags.consistency:
             arguments.append(f"--consistency={','.join(flags.consistency)}")
         # What calibrate prints is no result of this command.
@@ -285,46 +202,14 @@ def _sweep(flags: argparse.Namespace, argv: Sequence[str], output: str) -> tuple
     return tuple(folders)
 
 
-def _specs(flags: argparse.Namespace) -> tuple[tuple[Spec, ...], tuple[Spec, ...]]:
-    """Returns the specs of the table, and those of the curves."""
-    flags.metric = checked_metrics(flags.metric, metric_settings(flags))
-    for name in flags.p_value or ():
-        if name in P_VALUES and P_VALUES[name].needs_table:
-            raise UsageError(
-                f"--p_value={name} needs every single loss in an order of its own, and splits keep sums alone. Take "
-                "one that is made of sums, such as signed_mixture."
-            )
-
-    def specs(deltas: Sequence[float]) -> tuple[Spec, ...]:
-        found = [
-            spec
-            for p_value in flags.p_value or (None,)
-            for procedure in flags.procedure
-            for spec in all_specs(
-                consistencies=flags.consistency,
-                metrics=flags.metric,
-                deltas=deltas,
-                epsilons=flags.epsilon,
-                risk_loss=flags.risk_loss,
-                p_value=p_value,
-                procedure=procedure,
-            )
-        ]
-        return tuple(dict.fromkeys(found))
-
-    return specs(flags.delta), specs(flags.curve_delta)
-
-
-def _settle_objectives(flags: argparse.Namespace, measures: Sequence[StoredMeasure]) -> bool:
-    """Sets what the user left open, and returns whether every example has references."""
-    referenced = have_references(measures[0])
+def _consistencies(flags: argparse.Namespace, measure: StoredMeasure, *, has_references: bool) -> tuple[str, ...]:
+    """Returns the kinds of consistency: those asked for, or all that the data allow."""
     if flags.consistency is None:
-        flags.consistency = ("textual", "risk") if referenced else ("textual",)
-    if "risk" in flags.consistency and not referenced:
-        raise UsageError(
-            f"--consistency=risk needs references, and not every example in {measures[0].folder} has some."
-        )
-    return referenced
+        return ("textual", "risk") if has_references else ("textual",)
+    if "risk" in flags.consistency and not has_references:
+        raise UsageError(f"--consistency=risk needs references, and not every example in {measure.folder} has some.")
+    asked: tuple[str, ...] = flags.consistency
+    return asked
 
 
 def _sources(
@@ -420,7 +305,9 @@ def _speedups(
     )
 
 
-def _record(flags: argparse.Namespace, measures: Sequence[StoredMeasure], splits: Splits) -> dict[str, Any]:
+def _record(
+    flags: argparse.Namespace, measures: Sequence[StoredMeasure], splits: Splits, specs: Sequence[Spec]
+) -> dict[str, Any]:
     """Returns what it takes to find the same again."""
     job = measures[0].job
     return {
@@ -443,7 +330,7 @@ def _record(flags: argparse.Namespace, measures: Sequence[StoredMeasure], splits
         "max_decode_length": job.settings.max_decode_length,
         "on_error": flags.on_error,
         "speedup_prompts": flags.speedup_prompts if flags.speedup else None,
-        "software": run_versions(job.software),
+        "software": run_versions(job.software, metrics={spec.objective.metric for spec in specs}),
     }
 
 
@@ -456,9 +343,9 @@ def _write(
     speedups: Speedups,
     num_layers: int,
 ) -> None:
-    _write_csv(joined(directory, _TABLE), [summary_row(summary, speedups) for summary in table])
-    _write_csv(joined(directory, _CURVES), [summary_row(summary, speedups) for summary in found])
-    _write_csv(joined(directory, "splits_grid.csv"), [dataclasses.asdict(row) for row in grid])
+    write_rows(joined(directory, _TABLE), [summary_row(summary, speedups) for summary in table])
+    write_rows(joined(directory, _CURVES), [summary_row(summary, speedups) for summary in found])
+    write_rows(joined(directory, "splits_grid.csv"), [dataclasses.asdict(row) for row in grid])
     with replacing(joined(directory, _RECORD)) as temporary:
         temporary.write_text(json.dumps(record, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
     groups = by_test(found)
@@ -469,10 +356,3 @@ def _write(
         width = 1 + PANEL_WIDTH * len(tradeoff_objectives(grid))
         with saved_figure(joined(directory, f"splits_tradeoff.{kind}"), width=width) as figure:
             draw_tradeoff(grid, figure=figure)
-
-
-def _write_csv(path: str, rows: Sequence[Mapping[str, Cell]]) -> None:
-    with replacing(path) as temporary, open(temporary, "w", encoding="utf-8", newline="") as file:
-        writer = csv.DictWriter(file, fieldnames=list(rows[0]), lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)

@@ -96,15 +96,17 @@ def _table(group: Sequence[Summary], speedups: Speedups, *, num_layers: int, wit
 def notes(summaries: Sequence[Summary], grid: Sequence[GridRow], *, max_decode_length: int) -> Iterator[str]:
     """Yields how to read the tables, and what they do not show, a sentence or two each."""
     trials = summaries[0].trials
-    _, high = binomial_interval(0, trials)
+    worst = max(summary.exceeding for summary in summaries)
+    low, high = binomial_interval(worst, trials)
     yield (
         f"Means over {trials} random splits; threshold: the middle one. Layers, FLOPs reductions, risk and BLEU are of "
         "the test part alone."
     )
     yield (
-        "risk > delta: trials whose mean loss on the test part exceeds delta. That is an estimate itself: it may "
-        "exceed delta where the true risk, which the guarantee is about, does not. Trials share their examples. Of "
-        f"{trials} trials, 0 are compatible with any share up to {high:.1%} (95 %); the files have every interval."
+        f"risk > delta: trials whose mean loss on the test part exceeds delta, at most {worst} of {trials} in a line "
+        f"(95 % interval of that share: {low:.1%} to {high:.1%}, were trials independent; they share their examples). "
+        "The mean loss of a test part is an estimate itself: it may exceed delta where the true risk, which the "
+        "guarantee is about, does not."
     )
     broken = sum(summary.proved_broken for summary in summaries)
     tests = sum(summary.trials for summary in summaries)
@@ -115,9 +117,10 @@ def notes(summaries: Sequence[Summary], grid: Sequence[GridRow], *, max_decode_l
     full = next((summary.full_bleu for summary in summaries if summary.full_bleu), None)
     if full is not None:
         yield f"BLEU of the full model: {full.mean:.1f}. BLEU is reported, and never tested."
-    cut = {row.threshold: row.cut for row in grid if row.measure == grid[0].measure}
+    outputs = grid[0].examples - grid[0].failed
+    full_cut = next(row.cut for row in grid if row.threshold is None)
     yield (
-        f"Outputs cut at {max_decode_length} tokens: {cut[None]} of the full model's {grid[0].outputs}, at most "
+        f"Outputs cut at {max_decode_length} tokens: {full_cut} of the full model's {outputs}, at most "
         f"{max(row.cut for row in grid)} at any threshold of any measure."
     )
 

@@ -264,7 +264,7 @@ def _write_results(
 
 def _grid_rows(source: SplitSource, tally: SplitTally) -> Iterator[GridRow]:
     """Yields the whole set at every threshold, the full model first."""
-    counts = tally.whole_counts()
+    counts, totals = tally.whole_counts(), tally.tally.totals
     for lane, threshold in enumerate((None, *source.plan.thresholds)):
         found = lane_counts(counts, source.counter.rows, lane)
         for objective in source.plan.layout().objectives:
@@ -283,5 +283,7 @@ def _grid_rows(source: SplitSource, tally: SplitTally) -> Iterator[GridRow]:
                 flops_calm_table=found.flops_calm_table,
                 bleu=found.bleu,
                 cut=found.cut,
-                outputs=tally.tally.totals.examples - tally.tally.totals.failed,
+                examples=totals.examples,
+                repeated=totals.duplicates,
+                failed=totals.failed,
             )

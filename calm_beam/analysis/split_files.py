@@ -47,7 +47,9 @@ _GRID = pyarrow.schema(
         "flops_calm_table": _REAL,
         "bleu": _REAL,
         "cut": _WHOLE,
-        "outputs": _WHOLE,
+        "examples": _WHOLE,
+        "repeated": _WHOLE,
+        "failed": _WHOLE,
     }
 )
 
@@ -69,7 +71,9 @@ class GridRow:
       flops_calm_table: As there.
       bleu: As there.
       cut: Outputs that ended at the greatest length and not with eos.
-      outputs: Number of outputs.
+      examples: Number of examples, those that failed included.
+      repeated: Examples whose prompt another one has too, each prompt's first not counted.
+      failed: Examples without outputs, which count with loss 1.
     """
 
     measure: str
@@ -84,7 +88,9 @@ class GridRow:
     flops_calm_table: float | None
     bleu: float | None
     cut: int
-    outputs: int
+    examples: int
+    repeated: int
+    failed: int
 
 
 def write_trials(path: str, outcomes: Sequence[TrialOutcome]) -> None:

@@ -79,7 +79,7 @@ class LaneCounts:
       flops_appendix_b: As in `TrialOutcome`.
       flops_calm_table: As there.
       bleu: As there.
-      cut: Share of outputs that ended at the greatest length and not with eos.
+      cut: Outputs that ended at the greatest length and not with eos.
     """
 
     layers: float | None

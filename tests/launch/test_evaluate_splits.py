@@ -79,7 +79,7 @@ def test_all_measures_in_one_run(
     grid = read_grid(str(output / "splits_grid.parquet"))
     assert {row.measure for row in grid} == {"softmax", "state", "oracle"}
     full = [row for row in grid if row.threshold is None]
-    assert {(row.layers, row.risk, row.flops_appendix_b, row.outputs) for row in full} == {(4.0, 0.0, 1.0, _COUNT)}
+    assert {(row.layers, row.risk, row.flops_appendix_b, row.examples) for row in full} == {(4.0, 0.0, 1.0, _COUNT)}
     assert len({row.bleu for row in full}) == 1
     assert full[0].bleu is not None
     printed = capsys.readouterr().out

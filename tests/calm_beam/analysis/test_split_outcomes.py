@@ -150,7 +150,9 @@ def test_files_give_back_what_was_written(tmp_path: pathlib.Path) -> None:
         flops_calm_table=1.0,
         bleu=None,
         cut=0,
-        outputs=3,
+        examples=3,
+        repeated=1,
+        failed=0,
     )
     write_grid(str(tmp_path / "grid.parquet"), [row, dataclasses.replace(row, threshold=0.5)])
     assert read_grid(str(tmp_path / "grid.parquet")) == [row, dataclasses.replace(row, threshold=0.5)]

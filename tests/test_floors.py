@@ -128,6 +128,7 @@ _BEAM = ("apache_beam", "google.cloud")
         ("calm_beam.launch.train", _BEAM),
         ("calm_beam.launch.inspect", _BEAM),
         ("calm_beam.launch.monitor", ("jax", "flax", *_BEAM)),
+        ("calm_beam.launch.report", ("jax", "flax", *_BEAM)),
         ("calm_beam.launch.plan", ("jax", "flax", "matplotlib", *_BEAM)),
     ],
 )

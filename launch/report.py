@@ -5,6 +5,7 @@
 `calibrate` makes the same file at its end. What it shows is read from the directory: manifest, risk table, failures,
 and the generations, which --generations names where they lie elsewhere. For texts of tokens it needs the vocabulary,
 for floating point operations the sizes of the model: both are looked for where the manifest says that the model was.
+Speedups are shown where `evaluate` measured some at the chosen thresholds (--speedup).
 """
 
 import argparse
@@ -15,7 +16,7 @@ from calm_beam.calibration.publish import REPORT
 from calm_beam.efficiency.flops import DecoderSizes
 from calm_beam.generations import GenerationsError
 from calm_beam.manifest import MANIFEST, Manifest, ManifestError
-from calm_beam.report import Calibrated, ReportError, StoredOutputs, build_page, read_calibrated
+from calm_beam.report import Calibrated, ReportError, StoredOutputs, build_page, read_calibrated, read_speedups
 from calm_beam.storage import absolute, base_name, check_writable, is_file, is_folder, joined, parent, replacing
 from calm_beam.vocabulary import Vocabulary, VocabularyError
 
@@ -77,6 +78,9 @@ def _parser() -> FlagParser:
     parser.add_argument("--checkpoint", help="the model, if it is no longer where the manifest says")
     parser.add_argument("--vocabulary", help="SentencePiece model; default: in or beside the checkpoint")
     parser.add_argument(
+        "--speedup", metavar="DIR", help="output directory of calm-beam evaluate --speedup with the same model"
+    )
+    parser.add_argument(
         "--max_examples",
         type=whole_number(0),
         default=_MOST_EXAMPLES,
@@ -118,6 +122,7 @@ def _build(flags: argparse.Namespace, output: str) -> None:
         stored,
         vocabulary=vocabulary,
         sizes=sizes,
+        speedups=read_speedups(flags.speedup, manifest) if flags.speedup else None,
         most_examples=flags.max_examples,
         seed=flags.seed,
         remarks=remarks,

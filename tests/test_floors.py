@@ -134,6 +134,7 @@ _OF_EXTRAS = ("tensorflow", "tensorflow_text", "seqio", "sacrebleu", "rapidfuzz"
         ("calm_beam.launch.generate", ("jax", "flax", "pyarrow", *_BEAM)),
         ("calm_beam.launch.inspect", _BEAM),
         ("calm_beam.launch.monitor", ("jax", "flax", *_BEAM)),
+        ("calm_beam.launch.report", ("jax", "flax", *_BEAM)),
         ("calm_beam.launch.plan", ("jax", "flax", "matplotlib", *_BEAM)),
     ],
 )

@@ -5,6 +5,7 @@ Everything in it is read back from what a calibration has stored: manifest, risk
 
 from .page import LARGEST_PAGE as LARGEST_PAGE
 from .page import build_page as build_page
+from .speedups import read_speedups as read_speedups
 from .stored import Calibrated as Calibrated
 from .stored import ReportError as ReportError
 from .stored import StoredOutputs as StoredOutputs

@@ -144,14 +144,14 @@ function drawMark(entry, place, x, y) {
 
 // One small drawing for each quantity, over the tolerances of one kind of promise.
 function drawPanel(title, explanation, points, format) {
-  const width = 300;
-  const height = 150;
+  const width = 250;
+  const height = 140;
   const values = points.map((point) => point.value);
   const low = Math.min(...values, points[0].base);
   const high = Math.max(...values, points[0].base);
   const room = (high - low || 1) * 0.25;
   const y = linear([low - room, high + room], [height - 26, 22]);
-  const x = (place) => 24 + (place + 0.5) * ((width - 48) / points.length);
+  const x = (place) => 10 + (place + 0.5) * ((width - 20) / points.length);
   const svg = draw("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": `${title} against delta` });
   svg.append(
     draw("line", { class: "delta", x1: 8, x2: width - 8, y1: y(points[0].base), y2: y(points[0].base) }),

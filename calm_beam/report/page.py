@@ -6,11 +6,12 @@ import html
 import importlib.resources
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from calm_beam.calibration.verification import promised_thresholds
 from calm_beam.efficiency.flops import DecoderSizes
+from calm_beam.manifest import Calibration
 from calm_beam.vocabulary import Vocabulary
 
 from .contents import results, shown_thresholds
@@ -35,6 +36,7 @@ def build_page(
     *,
     vocabulary: Vocabulary | None,
     sizes: DecoderSizes | None,
+    speedups: Mapping[float, float] | None = None,
     most_examples: int,
     seed: int,
     remarks: Sequence[str] = (),
@@ -46,6 +48,7 @@ def build_page(
       stored: The generations; None shows no outputs.
       vocabulary: That of the model; None shows token ids.
       sizes: Those of its decoder; None counts no operations.
+      speedups: Where they were measured, how many times faster than the full model it is, by threshold.
       most_examples: Size of the sample.
       seed: Decides the sample.
       remarks: What could not be shown, and why.
@@ -56,6 +59,9 @@ def build_page(
     places = shown_thresholds(calibrated)
     content = results(calibrated, places)
     content["remarks"] = list(remarks)
+    content["speedups"] = (
+        [_speedup(entry, speedups) for entry in calibrated.manifest.calibrations] if speedups else None
+    )
     content |= {"exits": None, "savings": None, "sample": None, "pieces": [], "examples": []}
     if stored is None:
         return _checked(_assembled(content))
@@ -92,6 +98,10 @@ def build_page(
         content["pieces"].extend(new)
     content["sample"]["shown"] = len(content["examples"])
     return _checked(_assembled(content))
+
+
+def _speedup(entry: Calibration, speedups: Mapping[float, float]) -> float | None:
+    return 1.0 if entry.threshold is None else speedups.get(entry.threshold)
 
 
 def _checked(page: str) -> str:

@@ -9,9 +9,9 @@ Parts = tuple[str, ...]
 """A sentence in parts, of which every second one is a number or a word that matters."""
 
 CONDITION = (
-    "A promise holds for prompts drawn independently from the distribution that the calibration set was drawn from, and for "
-    "the model and the decoding named below. Nothing is assumed about the model or its confidence. Drift, prompts that "
-    "repeat more often here than there, or a calibration set that was used for training void it."
+    "A promise holds for prompts drawn independently from the distribution that the calibration set was drawn from, "
+    "and for the model and the decoding named below. Nothing is assumed about the model or its confidence. Drift, "
+    "prompts that repeat in the calibration set alone, or a set that was used for training void it."
 )
 
 

@@ -113,7 +113,9 @@ function writeSavings(entry) {
     .filter(({ other }) => other.objective === entry.objective && other.epsilon === entry.epsilon)
     .sort((one, two) => one.other.delta - two.other.delta);
   const points = (base, valueOf) =>
-    alike.map(({ other, index }) => ({ delta: other.delta, value: valueOf(other, index), base, isNow: other === entry }));
+    alike
+      .map(({ other, index }) => ({ delta: other.delta, value: valueOf(other, index), base, isNow: other === entry }))
+      .filter(({ value }) => value !== null);
   const panels = [drawPanel("Layers per token", `of ${data.numLayers}`, points(data.numLayers, (other) => other.layers), (value) => value.toFixed(2))];
   const times = (value) => `×${value.toFixed(2)}`;
   if (data.savings) {
@@ -121,6 +123,10 @@ function writeSavings(entry) {
       drawPanel("FLOPs, as the paper’s table", "full model / with exits", points(1, (_, index) => data.savings.flops[index][1]), times),
       drawPanel("FLOPs, by Appendix B", "full model / with exits", points(1, (_, index) => data.savings.flops[index][0]), times),
     );
+  }
+  if (data.speedups) {
+    const measured = points(1, (_, index) => data.speedups[index]);
+    if (measured.length) panels.push(drawPanel("Speedup", "measured, one prompt at a time", measured, times));
   }
   byId("saved-panels").replaceChildren(...panels);
   const { consistency, metric } = data.objectives[entry.objective];
@@ -142,10 +148,12 @@ function writeSavings(entry) {
       make("td", {}, percent(1 - other.layers / data.numLayers)),
       make("td", {}, loss(other.risk)),
       ...(data.savings ? [make("td", {}, times(data.savings.flops[index][1])), make("td", {}, times(data.savings.flops[index][0]))] : []),
+      ...(data.speedups ? [make("td", {}, data.speedups[index] === null ? "–" : times(data.speedups[index]))] : []),
     );
   });
   const flops = data.savings ? ["FLOPs (table)", "FLOPs (App. B)"] : [];
-  byId("saved-table").replaceChildren(tableOf(["promise", "δ", "ε", "threshold", "layers", "saved", "risk", ...flops], rows));
+  const speedups = data.speedups ? ["speedup"] : [];
+  byId("saved-table").replaceChildren(tableOf(["promise", "δ", "ε", "threshold", "layers", "saved", "risk", ...flops, ...speedups], rows));
 }
 
 function writeLane() {

@@ -16,6 +16,7 @@ from calm_beam.generations import (
     Output,
     StoredShard,
     read_generations,
+    stored_examples,
     stored_failures,
     stored_shard,
     write_generations,
@@ -88,6 +89,22 @@ def test_an_output_without_tokens_survives(tmp_path: pathlib.Path) -> None:
     empty = Generation(example=_example(), truncated=False, duplicate=False, failure=None, outputs=(_output(),))
     write_generations(path, [empty])
     assert list(read_generations(path)) == [empty]
+
+
+def test_some_generations_are_read(tmp_path: pathlib.Path) -> None:
+    """Those of some ids come in the order of the file, ids that are not there are no matter, and none is none."""
+    path = tmp_path / "shard.parquet"
+    write_generations(path, _GENERATIONS)
+    ids = [item.example.id for item in _GENERATIONS]
+    assert list(read_generations(path, only=[ids[1], "another", ids[0]])) == _GENERATIONS[:2]
+    assert list(read_generations(path, only=[])) == []
+
+
+def test_examples_are_read_without_outputs(tmp_path: pathlib.Path) -> None:
+    """The examples of a shard are those of its generations."""
+    path = tmp_path / "shard.parquet"
+    write_generations(path, _GENERATIONS)
+    assert stored_examples(path) == [item.example for item in _GENERATIONS]
 
 
 def test_an_empty_shard(tmp_path: pathlib.Path) -> None:

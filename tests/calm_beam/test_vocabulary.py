@@ -49,6 +49,14 @@ def test_decoding_stops_at_the_first_eos(path: pathlib.Path) -> None:
     assert vocabulary.decode([]) == ""
 
 
+def test_pieces_are_those_of_plain_sentencepiece(path: pathlib.Path) -> None:
+    """A piece has ▁ where a space was, all pieces of a text make the text, and unknown ids have the unknown piece."""
+    vocabulary = Vocabulary(path, extra_ids=2)
+    assert "".join(map(vocabulary.piece, vocabulary.encode("the cat sat"))) == "▁the▁cat▁sat"
+    assert vocabulary.piece(vocabulary.size - 1) == "▁<extra_id_0>"
+    assert {vocabulary.piece(index) for index in (UNK_ID, vocabulary.size, -1)} == {"<unk>"}
+
+
 @pytest.mark.parametrize("index", [48, 49, 10**6, -1])
 def test_ids_beyond_the_vocabulary_read_as_unknown(path: pathlib.Path, index: int) -> None:
     """An id that only a padded output head has reads as the unknown token does."""

@@ -1,5 +1,6 @@
 """`calm-beam report`, and the report that `calibrate` makes."""
 
+import json
 import pathlib
 import shutil
 from typing import Any
@@ -112,34 +113,50 @@ def test_files_of_another_run(
 
 
 def _calibrate(output: pathlib.Path, *flags: str) -> int:
-    return main(["calibrate", f"--output={output}", "--metric=token_f1", "--delta=0.3,0.6", *SHORT_FLAGS, *flags])
+    return main(["calibrate", f"--output={output}", "--metric=token_f1", "--delta=0.3,0.6", *flags])
 
 
 @pytest.fixture(scope="module")
-def decoded(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """Flags of a tiny model with a vocabulary, and its data."""
-    place = tmp_path_factory.mktemp("decoded")
+def decoding(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    """Flags that name a tiny model with a vocabulary, and its data."""
+    place = tmp_path_factory.mktemp("decoding")
     model = write_model(place / "model", vocabulary=write_vocabulary(place / "sentencepiece.model"))
-    return [f"--checkpoint={model}", f"--data={write_rows(place / 'rows.jsonl', text_rows(10))}"]
+    return [f"--checkpoint={model}", f"--data={write_rows(place / 'rows.jsonl', text_rows(10))}", *SHORT_FLAGS]
 
 
-def test_calibrate_makes_the_report(
-    decoded: list[str], tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+@pytest.fixture(scope="module")
+def finished(decoding: list[str], tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    """What a run has left."""
+    output = tmp_path_factory.mktemp("finished") / "out"
+    assert _calibrate(output, *decoding) == 0
+    return output
+
+
+def test_calibrate_makes_the_report(finished: pathlib.Path) -> None:
     """A run ends with a report, with pieces and operations, which `report` builds again to the same bytes."""
-    output = tmp_path / "out"
-    assert _calibrate(output, *decoded) == 0
-    assert capsys.readouterr().out.endswith(f"Report: {output / 'report.html'}\n")
-    data = _data(output / "report.html")
+    data = _data(finished / "report.html")
     assert (data["sample"]["hasPieces"], data["remarks"]) == (True, [])
     assert data["savings"]["examples"] == 10
-    first = (output / "report.html").read_bytes()
-    assert _report(f"--calibration={output}") == 0
-    assert (output / "report.html").read_bytes() == first
+    first = (finished / "report.html").read_bytes()
+    assert _report(f"--calibration={finished}") == 0
+    assert (finished / "report.html").read_bytes() == first
+
+
+def test_stored_generations_are_shown_too(
+    finished: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Calibrating stored generations into another directory makes a report with their outputs, and names it."""
+    output = tmp_path / "again"
+    assert _calibrate(output, "--metric=exact_match", "--thresholds=0.5,0", f"--generations={finished}") == 0
+    assert capsys.readouterr().out.endswith(f"Report: {output / 'report.html'}\n")
+    data = _data(output / "report.html")
+    assert data["thresholds"] == [0.5, 0.0]
+    assert len(data["examples"]) == 10
+    assert data["sample"]["hasPieces"]
 
 
 def test_a_report_that_fails_takes_nothing_away(
-    decoded: list[str],
+    finished: pathlib.Path,
     tmp_path: pathlib.Path,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
@@ -150,10 +167,11 @@ def test_a_report_that_fails_takes_nothing_away(
         raise RuntimeError("no ink")
 
     output = tmp_path / "out"
-    assert _calibrate(output, *decoded) == 0
+    assert _calibrate(output, f"--generations={finished}") == 0
+    assert (output / "report.html").exists()
     digest = read_manifest(output / "manifest.json").digest
     monkeypatch.setattr(report_command, "build_page", fail)
-    assert _calibrate(output, *decoded, "--overwrite", "--epsilon=0.2") == 0
+    assert _calibrate(output, f"--generations={finished}", "--overwrite", "--epsilon=0.2") == 0
     error = capsys.readouterr().err
     assert "caution: no report (RuntimeError: no ink)." in error
     assert f"try: calm-beam report --calibration={output}" in error
@@ -162,7 +180,10 @@ def test_a_report_that_fails_takes_nothing_away(
 
 
 def test_an_interrupted_report_leaves_the_result(
-    decoded: list[str], tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    finished: pathlib.Path,
+    tmp_path: pathlib.Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Whoever interrupts the report is told that the result is whole, and how to get the report."""
 
@@ -170,20 +191,22 @@ def test_an_interrupted_report_leaves_the_result(
         raise KeyboardInterrupt
 
     monkeypatch.setattr(report_command, "build_page", interrupt)
-    assert _calibrate(tmp_path / "out", *decoded) == 130
+    assert _calibrate(tmp_path / "out", f"--generations={finished}") == 130
     assert f"the result in {tmp_path / 'out'} is whole; only its report is missing" in capsys.readouterr().err
     read_manifest(tmp_path / "out" / "manifest.json")
 
 
-def test_stored_generations_are_shown_too(decoded: list[str], tmp_path: pathlib.Path) -> None:
-    """Calibrating stored generations into another directory makes a report with their outputs."""
-    assert _calibrate(tmp_path / "out", *decoded) == 0
-    again = ["--metric=exact_match", "--thresholds=0.5,0", f"--generations={tmp_path / 'out'}"]
-    assert main(["calibrate", f"--output={tmp_path / 'again'}", *again]) == 0
-    data = _data(tmp_path / "again" / "report.html")
-    assert data["thresholds"] == [0.5, 0.0]
-    assert len(data["examples"]) == 10
-    assert data["sample"]["hasPieces"]
+def test_resuming_a_finished_run_names_a_missing_report(
+    finished: pathlib.Path, decoding: list[str], tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A run that died between result and report is finished; resuming it says how to get the report."""
+    output = shutil.copytree(finished, tmp_path / "out")
+    hint = f"its report is missing: calm-beam report --calibration={output}"
+    assert _calibrate(output, *decoding, "--resume") == 0
+    assert hint not in capsys.readouterr().err
+    (output / "report.html").unlink()
+    assert _calibrate(output, *decoding, "--resume") == 0
+    assert hint in capsys.readouterr().err
 
 
 def test_reports_on_cloud_storage(calibration: pathlib.Path, bucket: str) -> None:
@@ -197,15 +220,23 @@ def test_reports_on_cloud_storage(calibration: pathlib.Path, bucket: str) -> Non
         assert b"calibration report" in file.read()
 
 
-def test_resuming_a_finished_run_names_a_missing_report(
-    decoded: list[str], tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+def test_measured_speedups_are_shown(
+    calibration: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A run that died between result and report is finished; resuming it says how to get the report."""
-    output = tmp_path / "out"
-    assert _calibrate(output, *decoded) == 0
-    assert _calibrate(output, *decoded, "--resume") == 0
-    hint = f"its report is missing: calm-beam report --calibration={output}"
-    assert hint not in capsys.readouterr().err
-    (output / "report.html").unlink()
-    assert _calibrate(output, *decoded, "--resume") == 0
-    assert hint in capsys.readouterr().err
+    """Of evaluate's results, the speedup at each chosen threshold is shown; without them the status is 1."""
+    manifest = read_manifest(calibration / "manifest.json")
+    rule = {name: getattr(manifest.decode, name) for name in ("confidence", "schedule", "tau", "state_propagation")}
+    record = {
+        "model": {"fingerprint": manifest.model.fingerprint},
+        "max_decode_length": manifest.decode.max_decode_length,
+        "measures": [{"name": "softmax", "rule": {**rule, "min_exit_layer": 1, "exit_interval": 1}}],
+    }
+    (tmp_path / "splits.json").write_text(json.dumps(record), encoding="utf-8")
+    chosen = next(entry.threshold for entry in manifest.calibrations if entry.threshold is not None)
+    (tmp_path / "splits.csv").write_text(f"measure,threshold,speedup\nsoftmax,{chosen},1.5\n", encoding="utf-8")
+    output = tmp_path / "report.html"
+    assert _report(f"--calibration={calibration}", f"--output={output}", f"--speedup={tmp_path}") == 0
+    assert _data(output)["speedups"] == [{None: 1, chosen: 1.5}.get(entry.threshold) for entry in manifest.calibrations]
+    (tmp_path / "splits.json").unlink()
+    assert _report(f"--calibration={calibration}", f"--output={output}", f"--speedup={tmp_path}") == 1
+    assert "splits.json" in capsys.readouterr().err

@@ -36,6 +36,20 @@ def test_a_result_has_a_list_of_failures_if_there_are_any(tmp_path: pathlib.Path
     assert read_manifest(path) == _LATER
 
 
+def test_a_report_of_another_result_is_taken_away(tmp_path: pathlib.Path) -> None:
+    """No result has an earlier one's report beside it, no withdrawn one leaves its own; a repeated step keeps it."""
+    report = tmp_path / "report.html"
+    publish(str(tmp_path), build_manifest(), (), (), earlier=EarlierResult())
+    report.write_text("of the first", encoding="utf-8")
+    publish(str(tmp_path), build_manifest(), (), (), earlier=EarlierResult())
+    assert report.exists()
+    publish(str(tmp_path), _LATER, (), (), earlier=_earlier(tmp_path))
+    assert not report.exists()
+    report.write_text("of the second", encoding="utf-8")
+    withdraw(str(tmp_path), _earlier(tmp_path))
+    assert _names(tmp_path) == set()
+
+
 @pytest.mark.parametrize("is_replaced", [False, True])
 def test_a_repeated_step_publishes_once_more(tmp_path: pathlib.Path, is_replaced: bool) -> None:
     """A step that a runner runs again finds its own files, and succeeds, also where it has replaced a result."""

@@ -9,7 +9,7 @@ from collections.abc import Callable
 import pytest
 
 from calm_beam.calibration.result import RiskRow
-from calm_beam.calibration.risk_table import risk_table_text, write_risk_table
+from calm_beam.calibration.risk_table import read_risk_table, risk_table_text, write_risk_table
 
 _ROW = RiskRow(
     consistency="risk",
@@ -71,3 +71,16 @@ def test_file_is_whole_or_absent(tmp_path: pathlib.Path, monkeypatch: pytest.Mon
             write_risk_table(path, [_ROW, _ROW])
     assert path.read_text(encoding="utf-8") == risk_table_text([_ROW])
     assert [child.name for child in tmp_path.iterdir()] == ["risk_table.csv"]
+
+
+def test_a_table_is_read_back(tmp_path: pathlib.Path) -> None:
+    """What was written comes back to the last digit; what is no line of a table is named with its number."""
+    path = tmp_path / "risk_table.csv"
+    rows = (_ROW, dataclasses.replace(_ROW, tested=False, rejected=True, metric='a "quoted", name'))
+    write_risk_table(path, rows)
+    assert read_risk_table(path) == rows
+    text = risk_table_text([_ROW])
+    for broken in (text.replace("true,false", "true,perhaps"), text.replace(",3.9625", "")):
+        path.write_text(broken, encoding="utf-8")
+        with pytest.raises(ValueError, match=r"risk_table\.csv, line 2: is no line of a risk table"):
+            read_risk_table(path)

@@ -129,7 +129,7 @@ def test_what_may_void_the_guarantee() -> None:
 
 
 @pytest.mark.parametrize("changes", [{"confidence": "oracle"}, {"state_propagation": "full_cache"}])
-def test_what_cannot_be_served(changes: dict[str, str]) -> None:
+def test_what_cannot_be_served(changes: dict[str, Any]) -> None:
     """Oracle and full cache come first of all cautions."""
     decode = dataclasses.replace(build_manifest().decode, **changes)
     assert _texts(build_manifest(decode=decode))[0].startswith("void: Cannot be served: confidence")

@@ -12,6 +12,7 @@ import pytest
 from calm_beam import storage
 from calm_beam.checkpoints import load_checkpoint
 from calm_beam.generations import Generation, read_generations
+from calm_beam.inputs import AS_USUAL
 from calm_beam.launch.cli import main
 from calm_beam.launch.train_inputs import load_model, read_rows
 from calm_beam.manifest import Manifest, manifest_text, read_manifest
@@ -307,8 +308,8 @@ def test_convert(local: _Local, stored: str, capsys: pytest.CaptureFixture[str],
 
 def test_training_reads(local: _Local, stored: str) -> None:
     """Rows and models to train from may lie there."""
-    rows = read_rows("--data", [f"{stored}/data/*"])
-    assert [row.input for row in rows] == [row.input for row in read_rows("--data", [f"{local.data}/*"])]
+    rows = read_rows("--data", [f"{stored}/data/*"], AS_USUAL)
+    assert [row.input for row in rows] == [row.input for row in read_rows("--data", [f"{local.data}/*"], AS_USUAL)]
     assert load_model(f"{stored}/model").fingerprint() == load_checkpoint(local.model).fingerprint()
 
 

@@ -195,9 +195,13 @@ def _typed_lines() -> Iterator[str]:
     # Lets lines be edited and called back.
     with contextlib.suppress(ImportError):
         import readline  # noqa: F401
-    with contextlib.suppress(EOFError):
-        while True:
-            yield input("> ")
+    while True:
+        try:
+            line = input("> ")
+        except EOFError:
+            print(file=sys.stderr)
+            return
+        yield line
 
 
 @dataclasses.dataclass

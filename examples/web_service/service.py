@@ -134,7 +134,10 @@ def _answer(generator: Generator, probe: LossProbe | None, prompt: str) -> Answe
     is_sampled = probe is not None and probe.is_sampled(request_id)
     try:
         answer = generator.generate(prompt)
-    except OutputError as error:
+    except PromptError:
+        # Refused, so that there is no loss.
+        raise
+    except Exception as error:
         if probe is not None and is_sampled:
             probe.observe_failure(request_id, error)
         raise

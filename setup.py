@@ -63,8 +63,8 @@ _METRICS = ["rapidfuzz>=3.9,<4", "sacrebleu>=2.4,<3"]
 # For data in TFRecord files.
 _TENSORFLOW = ["tensorflow>=2.21,<2.22"]
 
-# For data that are SeqIO tasks, those of TFDS among them.
-_SEQIO = [*_TENSORFLOW, "seqio>=0.0.20,<0.1"]
+# For data that are SeqIO tasks, those of TFDS among them; TFDS needs the last one and does not say so.
+_SEQIO = [*_TENSORFLOW, "seqio>=0.0.20,<0.1", "importlib_resources>=6,<8"]
 
 # For the metric bleurt. tensorflow-text is built for one version of TensorFlow each.
 _BLEURT = [*_TENSORFLOW, "tensorflow-text>=2.21,<2.22"]

@@ -198,6 +198,32 @@ def test_shards_of_a_task_are_its_files(tmp_path: pathlib.Path) -> None:
         _read(shards[2])
 
 
+def test_datasets_of_tfds_are_tasks_too(tmp_path: pathlib.Path) -> None:
+    """A dataset on disk in the layout of TFDS is read through SeqIO, each of its files as a shard."""
+    pytest.importorskip("importlib_resources", reason="TFDS needs it, and comes without it")
+    import tensorflow_datasets as tfds
+
+    rows = [{**row, "references": row["references"][:1]} for row in text_rows(9)]
+    folder = tmp_path / "tiny_pairs" / "1.0.0"
+    folder.mkdir(parents=True)
+    for part in range(3):
+        write_tfrecord(folder / f"tiny_pairs-test.tfrecord-0000{part}-of-00003", rows[3 * part : 3 * part + 3])
+    texts = {"inputs": tfds.features.Text(), "targets": tfds.features.Text()}
+    split = tfds.core.SplitInfo(name="test", shard_lengths=[3, 3, 3], num_bytes=0)
+    tfds.folder_dataset.write_metadata(
+        data_dir=folder,
+        features=tfds.features.FeaturesDict(texts),
+        split_infos=[split],
+        filename_template="{DATASET}-{SPLIT}.{FILEFORMAT}-{SHARD_X_OF_Y}",
+        check_data=False,
+    )
+    source = seqio.TfdsDataSource(tfds_name="tiny_pairs:1.0.0", tfds_data_dir=str(tmp_path), splits=["test"])
+    name = _add_task(source)
+    expected = [(row["input"], tuple(row["references"])) for row in rows]
+    assert len(seqio_shards(name, ())) == 3
+    assert [(example.input, example.references) for example in _read_task(name)] == expected
+
+
 def test_a_tokenized_task_is_read_as_text(tmp_path: pathlib.Path) -> None:
     """Where preprocessors keep the text beside its tokens it is what counts, as in other formats; else the ids."""
     vocabulary = seqio.SentencePieceVocabulary(str(train_vocabulary(tmp_path / "sentencepiece.model")))

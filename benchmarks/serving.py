@@ -11,16 +11,13 @@ the layers.
     python -m benchmarks.serving --checkpoint=model/ --data=validation.jsonl.gz
     python -m benchmarks.serving --paper_dimensions
 
-With `--paper_dimensions` the model has the sizes of T5 1.1 small and random weights. The output head is scaled so that
-its confidences are spread over (0, 1), and so is the exit classifier. Every layer adds about as much to the state, so
-that the state's similarity grows with depth, as it does in trained models.
+`--paper_dimensions` takes the random weights of `benchmarks/paper_model.py`.
 """
 
 import argparse
 import collections
 import dataclasses
 import functools
-import pathlib
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -34,24 +31,15 @@ from calm_beam.checkpoints import Checkpoint, load_checkpoint
 from calm_beam.decoding.early_exit import EarlyExitDecoder, EarlyExitResult
 from calm_beam.decoding.settings import DecodeSettings
 from calm_beam.exits.rule import ExitRule
-from calm_beam.model import EarlyExitT5, T5Config, parameter_shapes
+from calm_beam.model import EarlyExitT5
 from calm_beam.model.network import PAD_ID, padding_bias
 
 from .machine import describe_machine
+from .paper_model import build_paper_model, draw_prompts
 from .prompts import read_prompts
 
 _MEASURES = ("softmax", "softmax_max", "state", "classifier", "static")
 _SHARES = (0.25, 0.5)
-_PAPER_DIMENSIONS = T5Config(
-    vocab_size=32128,
-    emb_dim=512,
-    num_heads=6,
-    head_dim=64,
-    mlp_dim=1024,
-    num_encoder_layers=8,
-    num_decoder_layers=8,
-    exit_classifier=2,
-)
 # Long enough that starting a loop costs nothing next to it.
 _REPEATS = 32
 # Halvings of [0, 1] in the search for a threshold.
@@ -95,9 +83,7 @@ def main() -> None:
         parser.error("pass --checkpoint and --data, or --paper_dimensions")
     steps = flags.max_decode_length
     if flags.paper_dimensions:
-        checkpoint = _random_checkpoint(_PAPER_DIMENSIONS, seed=0)
-        generator = np.random.default_rng(1)
-        prompts = [(*generator.integers(2, 32000, size=63).tolist(), 1) for _ in range(flags.prompts)]
+        checkpoint, prompts = build_paper_model(), draw_prompts(flags.prompts)
     else:
         checkpoint = load_checkpoint(flags.checkpoint)
         settings = DecodeSettings(rule=ExitRule(), thresholds=(0.5,), max_input_length=512, max_decode_length=steps)
@@ -284,31 +270,6 @@ def _timed(work: Callable[[], Any]) -> float:
     start = time.perf_counter()
     work()
     return time.perf_counter() - start
-
-
-def _random_checkpoint(config: T5Config, *, seed: int) -> Checkpoint:
-    """Returns random weights whose confidences are spread."""
-    generator = np.random.default_rng(seed)
-    arrays = {}
-    for name, shape in parameter_shapes(config).items():
-        if name.endswith("/scale"):
-            arrays[name] = np.ones(shape, np.float32)
-            continue
-        deviation = shape[0] ** -0.5
-        if name == "token_embedder/embedding":
-            deviation = 1.0
-        elif name.endswith("/rel_embedding"):
-            deviation = 0.5
-        elif name.endswith("/query/kernel"):
-            # T5 does not divide attention logits by sqrt(head_dim).
-            deviation = (config.emb_dim * config.head_dim) ** -0.5
-        elif name == "decoder/logits_dense/kernel":
-            deviation *= 8.0
-        elif name.startswith("decoder/meta_cls/"):
-            deviation = 0.03
-        arrays[name] = (generator.standard_normal(shape, np.float32) * np.float32(deviation)).astype(np.float32)
-    nowhere = pathlib.Path()
-    return Checkpoint(config=config, arrays=arrays, directory=nowhere, vocabulary_path=None, layout="native")
 
 
 if __name__ == "__main__":

@@ -66,6 +66,12 @@ def build_checkpoint(config: T5Config | None = None, seed: int = 0, **options: A
     return checkpoint_of(config, build_arrays(config, seed, **options))
 
 
+def build_prompts(*lengths: int, seed: int = 0) -> list[list[int]]:
+    """Returns random prompts of these lengths for the tiny model that end in eos, without pad and without id 63."""
+    generator = np.random.default_rng(seed)
+    return [[*generator.integers(2, 63, size=length - 1).tolist(), _EOS_ID] for length in lengths]
+
+
 def checkpoint_of(config: T5Config, arrays: Mapping[str, np.ndarray]) -> Checkpoint:
     """Returns the given weights as a checkpoint in memory."""
     nowhere = pathlib.Path("/nowhere")

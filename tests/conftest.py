@@ -40,3 +40,12 @@ def bucket(cloud: "CloudService") -> str:
     address = make_bucket(cloud, f"bucket-{next(_bucket_numbers)}")
     cloud.guard.reset()
     return address
+
+
+@pytest.fixture
+def strict_promotion() -> Iterator[None]:
+    """Makes an error of every dtype and every rank that JAX would change by itself."""
+    import jax
+
+    with jax.numpy_dtype_promotion("strict"), jax.numpy_rank_promotion("raise"):
+        yield

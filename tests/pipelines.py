@@ -124,6 +124,26 @@ def split_rows(folder: pathlib.Path, rows: Sequence[object], *, files: int) -> t
     return tuple(str(write_rows(folder / f"part-{part}.jsonl", rows[part::files])) for part in range(files))
 
 
+def unreadable_plan(folder: str, *, num_shards: int) -> DecodePlan:
+    """Returns a plan to decode with a model that is not there, for pipelines of which only the shape is looked at."""
+    return DecodePlan(
+        checkpoint=f"{folder}/model",
+        model_fingerprint="none",
+        vocabulary=None,
+        vocabulary_fingerprint=None,
+        extra_ids=0,
+        settings=SETTINGS,
+        batch_size=2,
+        token_budget=None,
+        on_long="truncate",
+        on_error="fail",
+        max_failures=None,
+        job="sha256:0",
+        directory=f"{folder}/out",
+        num_shards=num_shards,
+    )
+
+
 def run_calibration(
     output: pathlib.Path,
     *,

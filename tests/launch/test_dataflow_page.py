@@ -7,8 +7,8 @@ import shlex
 
 import pytest
 
-from calm_beam.launch import calibrate
 from calm_beam.launch.accelerators import parse_accelerator
+from calm_beam.launch.calibrate_flags import calibrate_parser
 from calm_beam.launch.flags import UsageError, parse_flags
 
 _ROOT = pathlib.Path(__file__).parents[2]
@@ -26,7 +26,7 @@ def test_the_first_command_is_understood() -> None:
     """The command that the page starts with is one that calibrate takes."""
     first = _COMMANDS[0]
     assert first[:2] == ["calm-beam", "calibrate"]
-    flags, _ = parse_flags(calibrate._parser(), first[2:])
+    flags, _ = parse_flags(calibrate_parser(""), first[2:])
     assert flags.accelerator == parse_accelerator("nvidia-l4")
 
 
@@ -52,7 +52,7 @@ def test_flags_in_the_text_exist() -> None:
 
 def _refusal(flag: str) -> str:
     try:
-        parse_flags(calibrate._parser(), [flag])
+        parse_flags(calibrate_parser(""), [flag])
     except UsageError as error:
         return str(error)
     return ""

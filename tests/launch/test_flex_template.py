@@ -11,8 +11,8 @@ import pytest
 from apache_beam.options.pipeline_options import PipelineOptions
 from google.cloud.dataflow import TemplateMetadata
 
-from calm_beam.launch import calibrate
 from calm_beam.launch.accelerators import parse_accelerator
+from calm_beam.launch.calibrate_flags import calibrate_parser
 from calm_beam.launch.flags import parse_flags
 
 _FOLDER = pathlib.Path(__file__).parents[2] / "launch" / "flex_template"
@@ -65,9 +65,9 @@ def test_dataflow_understands_the_file() -> None:
 def test_each_parameter_is_a_flag(name: str) -> None:
     """A parameter arrives as the flag of its name, and its good value is parsed to something other than the default."""
     value, _ = _VALUES[name]
-    flags, options = parse_flags(calibrate._parser(), [f"--{name}={value}"])
+    flags, options = parse_flags(calibrate_parser(""), [f"--{name}={value}"])
     parsed = {**options.get_all_options(), **vars(flags)}
-    defaults = {**PipelineOptions([]).get_all_options(), **vars(calibrate._parser().parse_args([]))}
+    defaults = {**PipelineOptions([]).get_all_options(), **vars(calibrate_parser("").parse_args([]))}
     assert parsed[name] != defaults[name]
 
 

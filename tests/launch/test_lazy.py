@@ -3,10 +3,13 @@
 import json
 import pathlib
 import shutil
+from typing import Any
 
+import apache_beam as beam
 import pytest
 
 from calm_beam.generation_folder import COMPLETE
+from calm_beam.launch import calibrate
 from calm_beam.launch.cli import main
 from calm_beam.manifest import read_manifest
 from tests.pipelines import SHORT_FLAGS, id_rows, without_time, write_model, write_rows
@@ -104,3 +107,25 @@ def test_procedures_that_look_further_are_refused(
     assert _calibrate(model, data, tmp_path / "out", "--sweep=lazy", "--procedure=holm") == 2
     assert "--sweep=lazy stops where fixed sequence testing fails; --procedure=holm" in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
+
+
+def test_a_manifest_of_another_run_is_not_taken_for_the_end(
+    model: pathlib.Path,
+    data: pathlib.Path,
+    tmp_path: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Who finds that another run published between two blocks says so, and ends with status 1."""
+    assert _calibrate(model, data, tmp_path / "other", "--delta=0.999") == 0
+    run_pipeline = calibrate.run_pipeline
+
+    def run_beside_another(pipeline: beam.Pipeline) -> Any:
+        metrics = run_pipeline(pipeline)
+        shutil.copy(tmp_path / "other" / "manifest.json", tmp_path / "out")
+        return metrics
+
+    monkeypatch.setattr(calibrate, "run_pipeline", run_beside_another)
+    capsys.readouterr()
+    assert _calibrate(model, data, tmp_path / "out", "--delta=0.3,0.6", "--sweep=lazy") == 1
+    assert f"{tmp_path / 'out' / 'manifest.json'}: another run has published it meanwhile" in capsys.readouterr().err

@@ -6,10 +6,10 @@ import pytest
 from apache_beam.options.pipeline_options import PipelineOptions
 from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 
-from calm_beam.transforms import DecodeExamples, DecodePlan
+from calm_beam.transforms import DecodeExamples
 from calm_beam.transforms.devices import require_accelerator
 from calm_beam.transforms.progress import ProgressLog
-from tests.pipelines import SETTINGS
+from tests.pipelines import unreadable_plan
 
 
 def test_a_cpu_is_no_accelerator(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -24,22 +24,7 @@ def test_a_cpu_is_no_accelerator(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_decoding_waits_for_its_device() -> None:
     """A step that needs an accelerator stops before it looks for the model; one that does not, looks for it."""
-    plan = DecodePlan(
-        checkpoint="/nowhere",
-        model_fingerprint="none",
-        vocabulary=None,
-        vocabulary_fingerprint=None,
-        extra_ids=0,
-        settings=SETTINGS,
-        batch_size=2,
-        token_budget=None,
-        on_long="truncate",
-        on_error="fail",
-        max_failures=None,
-        job="sha256:0",
-        directory="/nowhere",
-        num_shards=1,
-    )
+    plan = unreadable_plan("/nowhere", num_shards=1)
     for needs_accelerator, message in ((True, "JAX finds only its CPU"), (False, "/nowhere")):
         pipeline = beam.Pipeline(runner=FnApiRunner(), options=PipelineOptions([]))
         decode = DecodeExamples(plan, ProgressLog(None), needs_accelerator=needs_accelerator)

@@ -7,28 +7,13 @@ from apache_beam.portability.api import beam_runner_api_pb2
 from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 from apache_beam.utils import proto_utils
 
-from calm_beam.transforms import DecodeExamples, DecodePlan, ReadExamples
+from calm_beam.transforms import DecodeExamples, ReadExamples
 from calm_beam.transforms.progress import ProgressLog
-from tests.pipelines import SETTINGS
+from tests.pipelines import unreadable_plan
 
 _HINT = "type:nvidia-l4;count:1;install-nvidia-driver"
 _DECODE = "DecodeExamples/DecodeShards"
-_PLAN = DecodePlan(
-    checkpoint="gs://bucket/model",
-    model_fingerprint="none",
-    vocabulary=None,
-    vocabulary_fingerprint=None,
-    extra_ids=0,
-    settings=SETTINGS,
-    batch_size=2,
-    token_budget=None,
-    on_long="truncate",
-    on_error="fail",
-    max_failures=None,
-    job="sha256:0",
-    directory="gs://bucket/out",
-    num_shards=8,
-)
+_PLAN = unreadable_plan("gs://bucket", num_shards=8)
 
 
 def _pipeline(hint: str | None) -> beam_runner_api_pb2.Pipeline:

@@ -19,7 +19,9 @@ from calm_beam.decoding.early_exit import EarlyExitDecoder, EarlyExitResult
 from calm_beam.decoding.sweep import SweepDecoder, SweepResult
 from calm_beam.exits.rule import CONFIDENCES, ExitRule
 from calm_beam.model import EarlyExitT5, parameter_shapes
-from tests.builders import build_arrays, build_checkpoint, build_config, checkpoint_of
+from tests.builders import build_arrays, build_checkpoint, build_config, build_prompts, checkpoint_of
+
+pytestmark = pytest.mark.usefixtures("strict_promotion")
 
 # As small as it can be with layers to skip, since every rule is compiled for every batch size.
 _CONFIG = build_config(num_encoder_layers=1, num_decoder_layers=3, exit_classifier=2)
@@ -68,19 +70,7 @@ def _name(rule: ExitRule) -> str:
     return "-".join(map(str, fields))
 
 
-@pytest.fixture(autouse=True)
-def _strict() -> Iterator[None]:
-    with jax.numpy_dtype_promotion("strict"), jax.numpy_rank_promotion("raise"):
-        yield
-
-
-def _prompts(*lengths: int, seed: int = 0) -> list[list[int]]:
-    """Returns random prompts that end in eos, without pad and without id 63."""
-    generator = np.random.default_rng(seed)
-    return [[*generator.integers(2, 63, size=length - 1).tolist(), 1] for length in lengths]
-
-
-_PROMPTS = _prompts(4, 9, 1, 30, 6, 2, 13)
+_PROMPTS = build_prompts(4, 9, 1, 30, 6, 2, 13)
 
 
 def _decode(
@@ -297,7 +287,7 @@ def test_a_broken_prompt_disturbs_nobody(batch_size: int, threshold: float | Non
 def test_widths_and_order() -> None:
     """Prompts of several widths come back under their own index, shorter widths first, in the order given."""
     checkpoint = build_checkpoint(_CONFIG)
-    prompts = _prompts(33, 4, 50, 9, 12)
+    prompts = build_prompts(33, 4, 50, 9, 12)
     decoder = EarlyExitDecoder(
         checkpoint, _RULE, threshold=0.5, max_decode_length=_STEPS, max_input_length=64, batch_size=2
     )

@@ -19,7 +19,9 @@ from calm_beam.decoding.work import Work
 from calm_beam.exits.rule import SCHEDULES, ExitRule
 from calm_beam.exits.schedule import scheduled_thresholds
 from calm_beam.model import T5Config
-from tests.builders import build_arrays, build_checkpoint, build_config, checkpoint_of
+from tests.builders import build_arrays, build_checkpoint, build_config, build_prompts, checkpoint_of
+
+pytestmark = pytest.mark.usefixtures("strict_promotion")
 
 _CONFIG = build_config(exit_classifier=2)
 # Everything that the first is not.
@@ -46,23 +48,11 @@ _FEW = tuple(
 )
 
 
-@pytest.fixture(autouse=True)
-def _strict() -> Iterator[None]:
-    with jax.numpy_dtype_promotion("strict"), jax.numpy_rank_promotion("raise"):
-        yield
-
-
 def _name(rule: ExitRule) -> str:
     return f"{rule.confidence}-{rule.state_propagation}-{rule.min_exit_layer}-{rule.exit_interval}"
 
 
-def _prompts(*lengths: int, seed: int = 0) -> list[list[int]]:
-    """Returns random prompts without pad and without id 63."""
-    generator = np.random.default_rng(seed)
-    return [generator.integers(2, 63, size=length).tolist() for length in lengths]
-
-
-_PROMPTS = _prompts(4, 9, 1, 30, 6, 2, 13)
+_PROMPTS = build_prompts(4, 9, 1, 30, 6, 2, 13)
 
 
 def _grid(seed: int, *, lanes: int = _LANES) -> tuple[float, ...]:
@@ -179,7 +169,7 @@ def test_order_does_not_matter() -> None:
 
 def test_widths_do_not_matter() -> None:
     """Prompts beside longer ones, that are padded to another width, give what they give without them."""
-    results, _ = _shared(ExitRule(), [*_prompts(40, 64, seed=1), *_PROMPTS])
+    results, _ = _shared(ExitRule(), [*build_prompts(40, 64, seed=1), *_PROMPTS])
     _assert_all_same(results[2:], _default()[0])
 
 

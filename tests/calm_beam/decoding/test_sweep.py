@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import hypothesis
@@ -17,8 +17,10 @@ from calm_beam.decoding.sweep import SweepDecoder, SweepResult
 from calm_beam.decoding.widths import bucket_width
 from calm_beam.exits.rule import STATE_PROPAGATIONS, ExitRule
 from calm_beam.model import EarlyExitT5, parameter_shapes
-from tests.builders import build_arrays, build_checkpoint, build_config, checkpoint_of
+from tests.builders import build_arrays, build_checkpoint, build_config, build_prompts, checkpoint_of
 from tests.numpy_t5 import Decoded, NumpyT5
+
+pytestmark = pytest.mark.usefixtures("strict_promotion")
 
 _CONFIG = build_config(exit_classifier=2)
 _DEPTH = _CONFIG.num_decoder_layers
@@ -53,19 +55,7 @@ def _name(rule: ExitRule) -> str:
     return "-".join(map(str, (*fields, *(["noisy"] if rule.token_from == "last_layer" else []))))
 
 
-@pytest.fixture(autouse=True)
-def _strict() -> Iterator[None]:
-    with jax.numpy_dtype_promotion("strict"), jax.numpy_rank_promotion("raise"):
-        yield
-
-
-def _prompts(*lengths: int, seed: int = 0) -> list[list[int]]:
-    """Returns random prompts that end in eos, without pad and without id 63."""
-    generator = np.random.default_rng(seed)
-    return [[*generator.integers(2, 63, size=length - 1).tolist(), 1] for length in lengths]
-
-
-_PROMPTS = _prompts(4, 9, 1, 30, 6, 2, 13)
+_PROMPTS = build_prompts(4, 9, 1, 30, 6, 2, 13)
 
 
 def _sweep(
@@ -123,7 +113,7 @@ def test_every_lane_equals_plain_numpy(rule: ExitRule) -> None:
     for seed in (0, 1):
         checkpoint = build_checkpoint(_CONFIG, seed=seed)
         plain = NumpyT5(_CONFIG, checkpoint.arrays)
-        prompts = _prompts(5, 2, 11, seed=seed)
+        prompts = build_prompts(5, 2, 11, seed=seed)
         for prompt, result in zip(prompts, _sweep(checkpoint, rule, prompts), strict=True):
             assert result.is_finite
             for lane, threshold in enumerate((None, *_THRESHOLDS)):
@@ -250,7 +240,7 @@ def test_lanes_follow_the_thresholds_as_given() -> None:
 def test_prompts_of_different_widths() -> None:
     """Short and long prompts are padded to different widths and each comes back under its own index."""
     checkpoint = build_checkpoint(_CONFIG)
-    prompts = _prompts(33, 4, 50, 9)
+    prompts = build_prompts(33, 4, 50, 9)
     plain = NumpyT5(_CONFIG, checkpoint.arrays)
     for prompt, result in zip(prompts, _sweep(checkpoint, _RULE, prompts), strict=True):
         for lane in (0, 4):

@@ -1,7 +1,7 @@
 """The Flax model against plain numpy, under JAX's strictest settings."""
 
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -13,14 +13,10 @@ from calm_beam.model import EarlyExitT5, T5Config
 from tests.builders import build_checkpoint, build_config
 from tests.numpy_t5 import NumpyT5
 
+pytestmark = pytest.mark.usefixtures("strict_promotion")
+
 _SOURCES = ([9, 33, 4, 60, 12, 1], [5, 1], [2, 2, 7, 1])
 _TARGETS = ([0, 14, 8, 8, 63], [0, 3, 0, 21, 40], [0, 1, 2, 3, 4])
-
-
-@pytest.fixture(autouse=True)
-def _strict() -> Iterator[None]:
-    with jax.numpy_dtype_promotion("strict"), jax.numpy_rank_promotion("raise"):
-        yield
 
 
 @pytest.fixture(params=[{}, {"tied_head": True}, {"tied_head": True, "gated_mlp": False}], ids=["1.1", "tied", "1.0"])

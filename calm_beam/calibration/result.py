@@ -47,6 +47,17 @@ class RiskRow:
     rejected: bool
     layers: float
 
+    def path_entry(self) -> PathEntry:
+        """Returns what a manifest says of the test of this threshold."""
+        return PathEntry(
+            threshold=self.threshold,
+            n=self.n,
+            risk=self.risk,
+            p_value=self.p_value,
+            rejected=self.rejected,
+            layers=self.layers,
+        )
+
 
 def risk_rows(totals: CalibrationTotals, plan: Plan, *, num_layers: int) -> tuple[RiskRow, ...]:
     """Returns the risk of every threshold under every spec, and what its test says of it.
@@ -119,17 +130,7 @@ def calibrate(rows: Sequence[RiskRow], plan: Plan, *, num_layers: int) -> tuple[
                 threshold=chosen.threshold if chosen else None,
                 layers=chosen.layers if chosen else num_layers,
                 risk=chosen.risk if chosen else 0.0,
-                path=tuple(
-                    PathEntry(
-                        threshold=row.threshold,
-                        n=row.n,
-                        risk=row.risk,
-                        p_value=row.p_value,
-                        rejected=row.rejected,
-                        layers=row.layers,
-                    )
-                    for row in tested
-                ),
+                path=tuple(row.path_entry() for row in tested),
             )
         )
     return tuple(entries)

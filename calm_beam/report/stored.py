@@ -13,7 +13,7 @@ from calm_beam.calibration.result import RiskRow
 from calm_beam.calibration.risk_table import read_risk_table
 from calm_beam.generation_folder import Completion, DecodeJob, shard_path
 from calm_beam.generations import Generation, read_generations, stored_examples
-from calm_beam.manifest import MANIFEST, Calibration, Manifest, PathEntry, read_manifest
+from calm_beam.manifest import MANIFEST, Calibration, Manifest, read_manifest
 from calm_beam.storage import is_file, joined, open_input
 
 # Examples are counted and drawn from whole shards until they are so many. A shard holds the prompts of a hash, so some
@@ -143,19 +143,7 @@ def read_calibrated(directory: str) -> Calibrated:
 def _is_of(lines: Sequence[RiskRow], entry: Calibration) -> bool:
     """Returns whether lines of the risk table are those of an entry, and say of each tested threshold what it says."""
     promised = (entry.consistency, entry.metric, entry.delta, entry.epsilon)
-    path = tuple(
-        PathEntry(
-            threshold=row.threshold,
-            n=row.n,
-            risk=row.risk,
-            p_value=row.p_value,
-            rejected=row.rejected,
-            layers=row.layers,
-        )
-        for row in lines
-        if row.tested
-    )
-    return path == entry.path and all(
+    return tuple(row.path_entry() for row in lines if row.tested) == entry.path and all(
         (row.consistency, row.metric, row.delta, row.epsilon) == promised for row in lines
     )
 

@@ -3,17 +3,19 @@
 import json
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from calm_beam.report.packing import Dictionary, pack_outputs
 from tests.calm_beam.report.builders import build_output, random_generations
 from tests.calm_beam.report.unpacking import unpack_outputs
 
+# Machines that are busy draw slowly.
+_FEW = settings(max_examples=60, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 _TOKENS = st.lists(st.tuples(st.integers(0, 5), st.integers(1, 3), st.sampled_from([0.0, 0.25, 0.5, 1.0])), max_size=8)
 
 
-@settings(max_examples=50)
+@_FEW
 @given(st.lists(_TOKENS, min_size=1, max_size=6))
 def test_what_is_packed_comes_back(outputs: list[list[tuple[int, int, float]]]) -> None:
     """Tokens, layers and confidences of any outputs come back from JSON, in order."""
@@ -25,6 +27,7 @@ def test_what_is_packed_comes_back(outputs: list[list[tuple[int, int, float]]]) 
     ]
 
 
+@_FEW
 @given(st.floats(-1, 1, width=32))
 def test_confidences_are_rounded_down(confidence: float) -> None:
     """What is shown is less than a thousandth below the confidence, and not above it but by a float32's rounding."""

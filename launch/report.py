@@ -55,7 +55,8 @@ def report_after(output: str, folder: str, *, checkpoint: str | None, vocabulary
     path = joined(output, REPORT)
     flags = _parser().parse_args([f"--calibration={output}", f"--generations={folder}"])
     flags.checkpoint, flags.vocabulary = checkpoint, vocabulary
-    again = f"calm-beam report --calibration={output}"
+    elsewhere = "" if folder.startswith(joined(output, "")) else f" --generations={folder}"
+    again = f"calm-beam report --calibration={output}{elsewhere}"
     try:
         _build(flags, path)
     except KeyboardInterrupt as interrupt:

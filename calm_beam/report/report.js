@@ -126,7 +126,7 @@ function writeSavings(entry) {
   }
   if (data.speedups) {
     const measured = points(1, (_, index) => data.speedups[index]);
-    if (measured.length) panels.push(drawPanel("Speedup", "measured, one prompt at a time", measured, times));
+    if (measured.length) panels.push(drawPanel("Speedup", "measured, batch of one", measured, times));
   }
   byId("saved-panels").replaceChildren(...panels);
   const { consistency, metric } = data.objectives[entry.objective];

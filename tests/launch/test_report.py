@@ -174,7 +174,7 @@ def test_a_report_that_fails_takes_nothing_away(
     assert _calibrate(output, f"--generations={finished}", "--overwrite", "--epsilon=0.2") == 0
     error = capsys.readouterr().err
     assert "caution: no report (RuntimeError: no ink)." in error
-    assert f"try: calm-beam report --calibration={output}" in error
+    assert f"try: calm-beam report --calibration={output} --generations={finished}" in error
     assert read_manifest(output / "manifest.json").digest != digest
     assert not (output / "report.html").exists()
 

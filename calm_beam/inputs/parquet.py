@@ -1,16 +1,16 @@
 """Parquet: one row an example, read by row group."""
 
 from collections.abc import Iterator, Sequence
-from typing import Any
-
-import pyarrow
-import pyarrow.parquet
+from typing import TYPE_CHECKING, Any
 
 from calm_beam.examples import DEFAULT_KEYS, DataError, Example, example_of_row
 from calm_beam.storage import open_input, version
 
 from .parts import Part
 from .reading import Reading
+
+if TYPE_CHECKING:
+    import pyarrow
 
 # Rows that are turned into Python objects at a time.
 _BATCH = 1024
@@ -30,6 +30,9 @@ class Parquet:
 
     def parts(self, path: str, *, file_index: int) -> Sequence[Part]:
         """Returns the row groups that have rows."""
+        # Here, since what serves reads no Parquet and is installed without it.
+        import pyarrow.parquet
+
         found = version(path)
         try:
             with open_input(path) as raw, pyarrow.parquet.ParquetFile(raw) as file:
@@ -45,6 +48,8 @@ class Parquet:
 
     def examples(self, part: Part, reading: Reading) -> Iterator[Example]:
         """Yields the examples of a row group; `DataError` names the row that is none."""
+        import pyarrow.parquet
+
         keys = reading.keys(inputs=DEFAULT_KEYS.inputs, targets=DEFAULT_KEYS.targets)
         wanted = {keys.inputs, "input_ids", keys.targets, "id", keys.cluster}
         position = part.first
@@ -72,7 +77,7 @@ class Parquet:
             raise DataError(f"{part.path}: damaged Parquet data after row {position - 1} ({error}).") from error
 
 
-def _rows(batch: pyarrow.RecordBatch, path: str, position: int) -> list[dict[str, Any]]:
+def _rows(batch: "pyarrow.RecordBatch", path: str, position: int) -> list[dict[str, Any]]:
     """Returns the rows of a batch that begins at a position, without what is null."""
     try:
         rows = batch.to_pylist()
@@ -81,7 +86,7 @@ def _rows(batch: pyarrow.RecordBatch, path: str, position: int) -> list[dict[str
     return [{name: value for name, value in row.items() if value is not None} for row in rows]
 
 
-def _row(batch: pyarrow.RecordBatch, index: int, where: str) -> dict[str, Any]:
+def _row(batch: "pyarrow.RecordBatch", index: int, where: str) -> dict[str, Any]:
     """Returns one row of a batch that holds text which is none."""
     try:
         (row,) = batch.slice(index, 1).to_pylist()

@@ -35,12 +35,12 @@ _SERVING = [
     "tensorstore>=0.1.70,<0.2",
 ]
 
-# Two of the metrics, by which a service may measure losses.
-_METRICS = ["rouge-score>=0.1.2,<0.2"]
+# For two of the metrics, by which a service may measure losses.
+_ROUGE = ["rouge-score>=0.1.2,<0.2"]
 
 _CORE = [
     *_SERVING,
-    *_METRICS,
+    *_ROUGE,
     "apache-beam>=2.70,<2.80",
     "optax>=0.2.5,<0.3",
     "pyarrow>=16,<26",
@@ -134,7 +134,7 @@ setuptools.setup(
     install_requires=_CORE if _IS_WHOLE else _SERVING,
     extras_require={"dask": _DASK, "dataflow": _DATAFLOW, "dev": _DEV, "gcp": _GCP, "plots": _PLOTS}
     if _IS_WHOLE
-    else {"gcp": _GCP, "metrics": _METRICS},
+    else {"gcp": _GCP, "metrics": _ROUGE},
     entry_points={"console_scripts": ["calm-beam = calm_beam.launch.cli:entry_point"]},
     # What one build leaves is not taken into a wheel of the other.
     options={} if _IS_WHOLE else {"build": {"build_base": "build/serving"}},

@@ -35,6 +35,7 @@ _SERVING = [
     "tensorstore>=0.1.70,<0.2",
 ]
 
+# For two of the metrics, by which a service may measure losses.
 _ROUGE = ["rouge-score>=0.1.2,<0.2"]
 
 _CORE = [

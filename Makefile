@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/installed
 
-.PHONY: calibrate test test-fast test-exhaustive test-validity lint format types demo-model clean
+.PHONY: calibrate test test-fast test-exhaustive test-validity lint format types api demo-model clean
 
 calibrate: $(INSTALLED)  ## calibrate the embedded model on the embedded data
 	$(BIN)/calm-beam calibrate --output=build/demo-calibration --overwrite
@@ -33,6 +33,9 @@ types: $(INSTALLED)
 format: $(INSTALLED)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+api: $(INSTALLED)  ## the API reference, from the docstrings, in build/api
+	$(BIN)/pdoc --docformat google --no-show-source --output-directory build/api calm_beam
 
 demo-model: $(INSTALLED)  ## regenerate the embedded data and train the embedded model again (about an hour)
 	$(BIN)/python -m calm_beam.demo.write_data --output=build/demo

@@ -63,8 +63,10 @@ _DEV = [
     "mpmath>=1.3,<2",
     "mypy>=1.15,<3",
     "orbax-checkpoint>=0.11,<0.13",
+    "pdoc>=15,<17",
     "pytest>=8.2,<10",
     "pytest-timeout>=2.3,<3",
+    "pytest-xdist>=3.6,<4",
     "ruff>=0.15,<0.18",
     # What pyproject.toml builds with; tests build without fetching it again.
     "setuptools>=77",

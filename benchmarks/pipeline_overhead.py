@@ -32,9 +32,11 @@ from apache_beam.options.pipeline_options import PipelineOptions
 from calm_beam.calibration import CalibrationTotals, Plan, all_specs, score_by_policy
 from calm_beam.checkpoints import Checkpoint, load_checkpoint
 from calm_beam.decoding.generate import generate
+from calm_beam.decoding.memory import keep_freed_memory
 from calm_beam.decoding.prompts import encode_prompt
 from calm_beam.decoding.settings import DecodeSettings, uniform_grid
 from calm_beam.decoding.sweep import SweepDecoder, SweepResult
+from calm_beam.decoding.work import Work
 from calm_beam.demo import embedded
 from calm_beam.examples import Example, parse_examples
 from calm_beam.exits.rule import ExitRule
@@ -77,6 +79,7 @@ class _FakeDecoder:
         self._vocab_size = checkpoint.config.vocab_size
         self._lanes = lanes
         self._steps = steps
+        self.work = Work()
 
     def decode(self, prompts: Sequence[Sequence[int]], known: object = None) -> Iterator[tuple[int, SweepResult]]:
         generator = np.random.default_rng(0)
@@ -100,7 +103,7 @@ class _FakeDecoder:
             )
 
 
-def main() -> None:
+def main(argv: Sequence[str] | None = None) -> None:
     """Prints both times, and what the pipeline does beside decoding."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--checkpoint", default=str(embedded.MODEL))
@@ -108,15 +111,17 @@ def main() -> None:
     parser.add_argument("--prompts", type=int, default=1000)
     parser.add_argument("--grid_step", type=float, default=0.05)
     parser.add_argument("--max_decode_length", type=int, default=48)
-    parser.add_argument("--batch_size", type=int, default=8)
+    parser.add_argument("--batch_size", type=int, help="default: as the command chooses")
     parser.add_argument("--num_shards", type=int, default=8)
     parser.add_argument("--fake_decoder", action="store_true")
-    flags = parser.parse_args()
+    flags = parser.parse_args(argv)
     with tempfile.TemporaryDirectory(prefix="calm-beam-") as folder:
         _run(flags, pathlib.Path(folder))
 
 
 def _run(flags: argparse.Namespace, folder: pathlib.Path) -> None:
+    # As workers do: without it, large steps take twice the time.
+    keep_freed_memory()
     checkpoint = load_checkpoint(flags.checkpoint)
     settings = DecodeSettings(
         rule=ExitRule(),
@@ -148,7 +153,7 @@ def _run(flags: argparse.Namespace, folder: pathlib.Path) -> None:
         f"--data={data}",
         f"--grid_step={flags.grid_step}",
         f"--max_decode_length={flags.max_decode_length}",
-        f"--batch_size={flags.batch_size}",
+        *([f"--batch_size={flags.batch_size}"] if flags.batch_size else []),
         f"--num_shards={flags.num_shards}",
         f"--metric={_METRIC}",
         f"--output={folder / 'calibration'}",
@@ -158,7 +163,9 @@ def _run(flags: argparse.Namespace, folder: pathlib.Path) -> None:
     get_metric(_METRIC)("a text", ("a text",))
     with faked, contextlib.redirect_stdout(io.StringIO()), _measured(whole, "calm-beam calibrate"):
         assert calm_beam(command) == 0
-    parts = _measure_parts(flags, data, checkpoint, settings, sorted(folder.glob("calibration/generations/*/*")))
+    parts = _measure_parts(
+        flags, data, checkpoint, settings, sorted(folder.glob("calibration/generations/*/*.parquet"))
+    )
     _print(flags, bare, whole["calm-beam calibrate"], parts)
 
 

@@ -1,4 +1,4 @@
-"""The benchmark of the sweep, on a tiny model."""
+"""The benchmarks of the sweep and of the pipeline around it, on tiny models and fake decoders."""
 
 import json
 import pathlib
@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from benchmarks import multiply_adds, sweep
+from benchmarks import multiply_adds, pipeline_overhead, sweep
 from benchmarks.process import CompileTime
 from calm_beam.checkpoints import load_checkpoint
 from calm_beam.decoding.sweep import SweepDecoder
@@ -174,3 +174,11 @@ def test_nested_compilation_counts_once() -> None:
     assert seconds > 0
     outer(jnp.ones(4))
     assert compiling.seconds() == seconds
+
+
+def test_the_overhead_is_taken_apart(capsys: pytest.CaptureFixture[str]) -> None:
+    """The pipeline's time is printed beside that of the bare loop, with every piece of it."""
+    pipeline_overhead.main(["--fake_decoder", "--prompts=20", "--num_shards=2"])
+    printed = capsys.readouterr().out
+    for name in ("bare sweep", "calm-beam calibrate", "overhead", "reading Parquet", "scoring", "summing"):
+        assert f"{name}  " in printed

@@ -199,6 +199,8 @@ class _ScoreClusters(beam.PTransform):
 
     scorer: _Scorer
 
+    # Beam has no type hints for tuples of PCollections, and would say so at every run.
+    @beam.typehints.decorators.no_annotations
     def expand(self, inputs: tuple[beam.PCollection, beam.PCollection]) -> beam.PCollection:
         shards, completions = inputs
         plan = self.scorer.plan

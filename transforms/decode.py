@@ -102,6 +102,8 @@ class DecodeExamples(beam.PTransform):
     accelerator_hint: str | None = None
     needs_accelerator: bool = False
 
+    # Beam has no type hints for tuples of PCollections, and would say so at every run.
+    @beam.typehints.decorators.no_annotations
     def expand(self, examples: tuple[beam.PCollection, beam.PCollection]) -> beam.PCollection:
         """Returns a PCollection of one `Completion`, given `ExamplesRead`."""
         read = ExamplesRead(*examples)

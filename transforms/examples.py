@@ -48,7 +48,8 @@ class ReadExamples(beam.PTransform):
     cluster_key: str | None = None
     reading: Reading = AS_USUAL
 
-    # Beam reads annotations, and knows no named tuples.
+    # Beam has no type hints for tuples of PCollections, and would say so at every run.
+    @beam.typehints.decorators.no_annotations
     def expand(self, pipeline: beam.Pipeline) -> tuple[beam.PCollection, beam.PCollection]:
         """Returns `ExamplesRead`: shards of examples, and how many examples there are."""
         reading = dataclasses.replace(

@@ -51,10 +51,10 @@ class SweepDecoder:
           thresholds: Exit thresholds in [0, 1], any order; lane k of a result belongs to the k-th.
           max_decode_length: Most tokens to generate, eos included.
           max_input_length: Most tokens of a prompt.
-          batch_size: Most prompts decoded at the same time; None for as many as memory and speed recommend. It moves
-            no output.
+          batch_size: Most prompts decoded at the same time; None for as many as memory and speed recommend.
+            What is packed together moves confidences by about 1e-6, and so no output but at a near tie.
           token_budget: Most positions whose keys and values are held at a time, those of the sources included; None
-            for a share of the device's memory.
+            for a share of the device's memory. A rule that needs the full model at every token takes no notice of it.
           with_full_model: Whether lane 0 is the full model; else lane k is the threshold k + 1.
           devices: Where to decode, with a model on each; None for all of this process.
 

@@ -1,26 +1,19 @@
 """One JSON object a line."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from calm_beam.examples import DEFAULT_KEYS, Example, parse_examples
 from calm_beam.storage import open_input
 
-from .parts import Part
+from .parts import Part, WholeFiles
 from .reading import Reading
 
 
-class Jsonl:
+class Jsonl(WholeFiles):
     """JSONL, read as gzip where the name ends in `.gz`; a file is one part, since lines have no index."""
 
     row = "line"
     has_fields = True
-
-    def check_installed(self) -> None:
-        """Nothing is needed."""
-
-    def parts(self, path: str, *, file_index: int) -> Sequence[Part]:
-        """Returns the whole file."""
-        return (Part(path=path, file_index=file_index),)
 
     def examples(self, part: Part, reading: Reading) -> Iterator[Example]:
         """Yields the examples; `DataError` names the line that is none."""

@@ -1,6 +1,7 @@
 """Parts of a data file that can be read independently of each other."""
 
 import dataclasses
+from collections.abc import Sequence
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -20,3 +21,14 @@ class Part:
     row_group: int | None = None
     first: int = 1
     version: str = ""
+
+
+class WholeFiles:
+    """What formats have in common whose files have no index, so that a file is one part."""
+
+    def check_installed(self) -> None:
+        """Nothing is needed, unless a format says otherwise."""
+
+    def parts(self, path: str, *, file_index: int) -> Sequence[Part]:
+        """Returns the whole file."""
+        return (Part(path=path, file_index=file_index),)

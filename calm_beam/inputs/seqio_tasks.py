@@ -15,7 +15,7 @@ from calm_beam.extras import imported, tensorflow_on_cpu
 from calm_beam.seqio_names import SeqIOShard, task_and_split
 
 from .features import as_texts, ids_as_text, single
-from .parts import Part
+from .parts import Part, WholeFiles
 from .reading import Reading
 from .tfrecord import INPUTS, TARGETS
 
@@ -26,7 +26,7 @@ _SEED = 0
 _lock = threading.Lock()
 
 
-class SeqIOTasks:
+class SeqIOTasks(WholeFiles):
     """The examples of a task as its preprocessors leave them, in the order of the source and without trimming.
 
     Where preprocessors have kept the text (`inputs_pretokenized`, or `inputs` that is one), prompt and references are
@@ -40,10 +40,6 @@ class SeqIOTasks:
         """Raises `MissingExtraError` without SeqIO."""
         tensorflow_on_cpu(**_NEEDS)
         imported("seqio", **_NEEDS)
-
-    def parts(self, path: str, *, file_index: int) -> Sequence[Part]:
-        """Returns the whole shard that a name stands for."""
-        return (Part(path=path, file_index=file_index),)
 
     def examples(self, part: Part, reading: Reading) -> Iterator[Example]:
         """Yields the examples; `DataError` names the shard, and the example that is none."""

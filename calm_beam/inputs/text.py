@@ -1,27 +1,20 @@
 """One prompt a line: no ids, and no references."""
 
 import codecs
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from calm_beam.examples import DEFAULT_KEYS, DataError, Example, example_of_row, numbered_lines
 from calm_beam.storage import open_input
 
-from .parts import Part
+from .parts import Part, WholeFiles
 from .reading import Reading
 
 
-class PlainText:
+class PlainText(WholeFiles):
     """Plain text in UTF-8, read as gzip where the name ends in `.gz`; a prompt is its line without the line's end."""
 
     row = "line"
     has_fields = False
-
-    def check_installed(self) -> None:
-        """Nothing is needed."""
-
-    def parts(self, path: str, *, file_index: int) -> Sequence[Part]:
-        """Returns the whole file."""
-        return (Part(path=path, file_index=file_index),)
 
     def examples(self, part: Part, reading: Reading) -> Iterator[Example]:
         """Yields the examples; `DataError` names the line that is none."""

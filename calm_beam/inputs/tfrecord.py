@@ -5,24 +5,24 @@ import gzip
 import shutil
 import tempfile
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from google.protobuf.message import DecodeError
 
 from calm_beam.examples import DataError, Example, RowKeys, example_of_row
-from calm_beam.extras import imported, tensorflow_on_cpu
+from calm_beam.extras import tensorflow_on_cpu
 from calm_beam.storage import is_cloud_path, open_input
 
 from .features import as_texts, ids_as_text, single
-from .parts import Part
+from .parts import Part, WholeFiles
 from .reading import Reading
 
 INPUTS, TARGETS = "inputs", "targets"
 _NEEDS: Any = {"extra": "tensorflow", "needed_for": "reading TFRecord files"}
 
 
-class TFRecord:
+class TFRecord(WholeFiles):
     """TFRecord files, compressed where the name ends in `.gz`; a file is one part, since records have no index.
 
     The feature `inputs` of a record is a text (one value of bytes) or token ids (int64), `targets` any number of texts,
@@ -34,11 +34,7 @@ class TFRecord:
 
     def check_installed(self) -> None:
         """Raises `MissingExtraError` without TensorFlow."""
-        imported("tensorflow", **_NEEDS)
-
-    def parts(self, path: str, *, file_index: int) -> Sequence[Part]:
-        """Returns the whole file."""
-        return (Part(path=path, file_index=file_index),)
+        tensorflow_on_cpu(**_NEEDS)
 
     def examples(self, part: Part, reading: Reading) -> Iterator[Example]:
         """Yields the examples; `DataError` names the record that is none."""

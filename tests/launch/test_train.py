@@ -180,9 +180,11 @@ def test_bad_choices_of_the_best_are_explained(
 
 
 def test_missing_flags_are_named(capsys: pytest.CaptureFixture[str]) -> None:
-    """Without data and output, the status is 2 and both are named."""
+    """Without data or output, the status is 2 and what is missing is named."""
     assert main([]) == 2
-    assert "--data, --output" in capsys.readouterr().err
+    assert "the following arguments are required: --output" in capsys.readouterr().err
+    assert main(["--output=x"]) == 2
+    assert "--data is missing: files with the rows to learn from, or --seqio_task." in capsys.readouterr().err
 
 
 def test_a_full_output_is_kept(data: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 from calm_beam.manifest import ManifestError
 from calm_beam.metrics.registry import checked_score, get_metric
+from calm_beam.metrics.settings import NO_SETTINGS, MetricSettings
 from calm_beam.risk.losses import relu_risk_loss, signed_risk_loss, textual_loss
 from calm_beam.storage import append_line, check_writable, is_cloud_path, is_folder, parent
 
@@ -29,7 +30,15 @@ class LossProbe:
     taken for those of this one. Threads and processes may share the file.
     """
 
-    def __init__(self, generator: Generator, path: str | os.PathLike[str], *, share: float, salt: str) -> None:
+    def __init__(
+        self,
+        generator: Generator,
+        path: str | os.PathLike[str],
+        *,
+        share: float,
+        salt: str,
+        metric_settings: MetricSettings = NO_SETTINGS,
+    ) -> None:
         """Prepares the full model, which shares the generator's weights.
 
         Args:
@@ -37,6 +46,7 @@ class LossProbe:
           path: Local file to add to; made if there is none.
           share: Of the requests that are measured, in (0, 1]. Each costs a decode by the full model.
           salt: Decides which requests are measured. Keep it secret if clients choose the ids.
+          metric_settings: What the metric needs: for `bleurt`, where its checkpoint lies.
 
         Raises:
           ManifestError: If there is nothing to watch, as the entry never exits, or its promise is about clusters of
@@ -61,7 +71,7 @@ class LossProbe:
         if not is_folder(parent(self._path)):
             raise FileNotFoundError(f"{self._path}: the folder {parent(self._path)} does not exist.")
         check_writable(self._path)
-        self._metric = get_metric(entry.metric)
+        self._metric = get_metric(entry.metric, metric_settings)
         # Texts that differ: some metrics give equal ones 1 before they import what they need.
         checked_score(self._metric, entry.metric, "a text", ("other words",), example_id="of the trial")
         self._entry = entry

@@ -69,7 +69,7 @@ def _draw_bands(axes: "Axes", group: Sequence[Summary], field: str) -> None:
         deltas = [each.spec.delta for each in line]
         spreads = [getattr(each, field) for each in line]
         style = measure_style(measure, place=place)
-        axes.plot(deltas, [spread.mean for spread in spreads], linewidth=1.2, markersize=4, label=measure, **style)
+        axes.plot(deltas, [spread.mean for spread in spreads], linewidth=1.2, label=measure, **style)
         axes.fill_between(
             deltas,
             [spread.mean - spread.std for spread in spreads],

@@ -9,6 +9,7 @@ import re
 from collections.abc import Sequence
 from fractions import Fraction
 
+import numpy as np
 import pytest
 
 from calm_beam.calibration import CalibrationTotals, Plan, RiskRow, calibrate, risk_rows, score_generation
@@ -131,13 +132,26 @@ def text_model(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     return write_model(folder / "text", vocabulary=write_vocabulary(folder / "trained.model"))
 
 
+def _at_every_position(entries: Sequence[Calibration]) -> tuple[Calibration, ...]:
+    """Returns entries as a manifest spells them out, for a schedule that is constant."""
+    assert SETTINGS.rule.schedule == "constant"
+    return tuple(
+        entry
+        if entry.threshold is None
+        else dataclasses.replace(
+            entry, threshold_by_position=(float(np.float32(entry.threshold)),) * SETTINGS.max_decode_length
+        )
+        for entry in entries
+    )
+
+
 def test_token_ids(id_model: pathlib.Path, tmp_path: pathlib.Path) -> None:
     """Prompts given as ids: generations, table and manifest are those of plain functions."""
     paths = split_rows(tmp_path / "data", id_rows(30), files=2)
     manifest = run_calibration(tmp_path / "out", model=id_model, paths=paths)
     _check_equal(tmp_path / "out", id_model, paths)
     plain = _plainly(id_model, paths)
-    assert manifest.calibrations == plain.calibrations
+    assert manifest.calibrations == _at_every_position(plain.calibrations)
     assert manifest.vocabulary is None
     assert (manifest.data.examples, manifest.data.duplicates, manifest.data.failed) == (30, plain.totals.duplicates, 0)
     assert manifest.data.duplicates == 4
@@ -152,7 +166,7 @@ def test_texts(text_model: pathlib.Path, tmp_path: pathlib.Path) -> None:
     manifest = run_calibration(tmp_path / "out", model=text_model, paths=paths)
     _check_equal(tmp_path / "out", text_model, paths)
     plain = _plainly(text_model, paths)
-    assert manifest.calibrations == plain.calibrations
+    assert manifest.calibrations == _at_every_position(plain.calibrations)
     assert manifest.data.duplicates == plain.totals.duplicates == 5
     assert manifest.data.fingerprint == plain.totals.data_fingerprint()
     assert manifest.vocabulary is not None

@@ -58,7 +58,7 @@ def _table(group: Sequence[Summary], speedups: Speedups, *, num_layers: int, wit
         f"{objective.consistency} consistency, {objective.metric} ({objective.loss} loss)\n"
         f"{spec.p_value}, {spec.procedure}, epsilon {spec.epsilon:g}"
     )
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, padding=0)
     with_flops = any(summary.flops_appendix_b for summary in group)
     with_bleu = any(summary.bleu for summary in group)
     columns = [
@@ -73,7 +73,9 @@ def _table(group: Sequence[Summary], speedups: Speedups, *, num_layers: int, wit
         *(["BLEU"] if with_bleu else []),
     ]
     for column in columns:
-        table.add_column(column, justify="left" if column == "measure" else "right", no_wrap=column != "measure")
+        is_name = column == "measure"
+        # All columns fit into the 80 characters of a terminal, names of measures as a whole.
+        table.add_column(column, justify="left" if is_name else "right", no_wrap=not is_name, min_width=10 * is_name)
     deltas = list(dict.fromkeys(summary.spec.delta for summary in group))
     for delta in deltas:
         lines = [summary for summary in group if summary.spec.delta == delta]

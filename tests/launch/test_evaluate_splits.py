@@ -84,6 +84,9 @@ def test_all_measures_in_one_run(
     assert full[0].bleu is not None
     printed = capsys.readouterr().out
     assert "textual consistency, token_f1 (dissimilarity loss)" in printed
+    # Names stand whole, beside all columns there are.
+    assert printed.count("softmax") >= 4
+    assert printed.count("state") >= 4
     assert f"of the full model's {_COUNT}, at most" in printed
     record = json.loads((output / "splits.json").read_text(encoding="utf-8"))
     assert [measure["name"] for measure in record["measures"]] == ["softmax", "state", "oracle"]

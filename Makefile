@@ -11,7 +11,7 @@ calibrate: $(INSTALLED)  ## calibrate the embedded model on the embedded data
 	$(BIN)/calm-beam calibrate --output=build/demo-calibration --overwrite
 
 test: $(INSTALLED) lint types  ## everything: lint, format, types, all tests
-	$(BIN)/python -m pytest -n auto --dist loadfile
+	$(BIN)/python -m pytest -n auto --maxprocesses=4 --dist loadfile
 
 test-fast: $(INSTALLED)  ## without simulations and worker processes
 	$(BIN)/python -m pytest -m "not slow and not exhaustive"

@@ -4,8 +4,9 @@ import functools
 from collections.abc import Sequence
 from typing import Any
 
-from calm_beam.extras import imported
 from calm_beam.metrics.best_reference import best_over_references
+
+from .by_sacrebleu import fraction_score, sacrebleu_metrics
 
 
 def chrf(candidate: str, references: Sequence[str]) -> float:
@@ -39,10 +40,9 @@ def chrf(candidate: str, references: Sequence[str]) -> float:
 def _score(candidate: str, reference: str) -> float:
     if candidate == reference:
         return 1.0
-    return float(min(1.0, _scorer().sentence_score(candidate, [reference]).score / 100))
+    return fraction_score(_scorer(), candidate, reference)
 
 
 @functools.cache
 def _scorer() -> Any:
-    sacrebleu = imported("sacrebleu.metrics", extra="metrics", needed_for='the metric "chrf"')
-    return sacrebleu.CHRF(char_order=6, word_order=0, beta=2)
+    return sacrebleu_metrics(needed_for="chrf").CHRF(char_order=6, word_order=0, beta=2)

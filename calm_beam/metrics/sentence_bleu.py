@@ -4,8 +4,9 @@ import functools
 from collections.abc import Sequence
 from typing import Any
 
-from calm_beam.extras import imported
 from calm_beam.metrics.best_reference import best_over_references
+
+from .by_sacrebleu import fraction_score, sacrebleu_metrics
 
 
 def sentence_bleu(candidate: str, references: Sequence[str]) -> float:
@@ -42,11 +43,9 @@ def sentence_bleu(candidate: str, references: Sequence[str]) -> float:
 def _score(candidate: str, reference: str) -> float:
     if candidate == reference:
         return 1.0
-    # Equal words give 100.00000000000004.
-    return float(min(1.0, _scorer().sentence_score(candidate, [reference]).score / 100))
+    return fraction_score(_scorer(), candidate, reference)
 
 
 @functools.cache
 def _scorer() -> Any:
-    sacrebleu = imported("sacrebleu.metrics", extra="metrics", needed_for='the metric "sentence_bleu"')
-    return sacrebleu.BLEU(tokenize="13a", smooth_method="exp", effective_order=True)
+    return sacrebleu_metrics(needed_for="sentence_bleu").BLEU(tokenize="13a", smooth_method="exp", effective_order=True)

@@ -154,7 +154,9 @@ def finish_layer(
 
     bias = jnp.where(source_mask, jnp.float32(0), MASKED)[:, None, None]
     output = apply(hidden, *cross, bias, place=place, pick=pick, method="cross_attend_and_feed_forward")
+    states = states.at[layer, lanes].set(output, mode="drop")
     if measure == "state":
+        # Read after the write: nothing else would make XLA read first, and it would copy the whole buffer before it.
         inputs = states.at[layer - 1, below].get(mode="clip")
         # Layer 1 has nothing below that it could be close to: CALM lets it exit at threshold 0 only.
         confidence = jnp.where(layer > 1, hidden_state_saturation(output, inputs), jnp.float32(0))
@@ -162,7 +164,7 @@ def finish_layer(
         confidence = EarlyExitT5(config).apply(parameters["classifier"], output, method="exit_score")
     else:
         confidence = jnp.zeros(lanes.shape)
-    return states.at[layer, lanes].set(output, mode="drop"), confidence
+    return states, confidence
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))

@@ -3,6 +3,7 @@
 import functools
 import logging
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -10,14 +11,17 @@ import numpy as np
 
 from calm_beam.model.attention import PRECISION
 
+from .logit_summary import Summary, exp_below, merged, nothing, settled
+
 _LOGGER = logging.getLogger(__name__)
 # Where the kernel takes over.
 _KERNEL_PLATFORMS = ("gpu", "tpu")
 # Of what the kernel is tried on: not divisible by its blocks, and more than one of them.
 _PROBE_ROWS, _PROBE_ENTRIES = 300, 2500
-# Bytes of logits that are held at a time: they stay in the cache, and a large vocabulary never fills the memory.
-_LOGITS_BYTES = 1 << 23
-# Vocabulary entries that are reduced side by side: a reduction along the innermost axis alone is not vectorised on CPU.
+# Most rows, and entries of the vocabulary, whose logits are held at a time: 4 MiB, which stay in the cache. Fewer rows
+# would read the weights more often.
+_ROWS, _ENTRIES = 512, 2048
+# Entries that are reduced side by side: a reduction along the innermost axis alone is not vectorised on CPU.
 _ABREAST = 128
 
 
@@ -41,12 +45,12 @@ def decide(
     platform = jax.default_backend()
     if platform in _KERNEL_PLATFORMS and _kernel_agrees(platform, *weights.shape, vocab_axis):
         return _decide_fused(platform, states, weights, vocab_axis, measure)
-    return _decide_in_chunks(states, weights, vocab_axis, measure)
+    return _decide_in_blocks(states, weights, vocab_axis, measure)
 
 
 @functools.cache
 def _kernel_agrees(platform: str, *shape_and_axis: int) -> bool:
-    """Returns whether the kernel, for weights of a shape, compiles here and decides as the chunked code does.
+    """Returns whether the kernel, for weights of a shape, compiles here and decides as the blocked code does.
 
     Compared on more rows and entries of the vocabulary than a block has, at the full width: on that, the kernel's need
     of memory depends.
@@ -60,10 +64,10 @@ def _kernel_agrees(platform: str, *shape_and_axis: int) -> bool:
     try:
         for measure in ("softmax", "softmax_max"):
             fused = _run_now(functools.partial(_decide_fused, platform), states, weights, vocab_axis, measure)
-            plain = _run_now(_decide_in_chunks, states, weights, vocab_axis, measure)
+            plain = _run_now(_decide_in_blocks, states, weights, vocab_axis, measure)
             for values, expected in zip(fused, plain, strict=True):
                 np.testing.assert_allclose(values, expected, rtol=0, atol=1e-5)
-    except Exception as error:  # Whatever the compiler raises: the chunked code computes the same, only slower.
+    except Exception as error:  # Whatever the compiler raises: the blocked code computes the same, only slower.
         _LOGGER.warning(
             "The decision kernel is not used on this %s, for a head of width %d: it does not compile, or gives other "
             "numbers than the plain code, which is used instead: the results stand, decoding is slower. Report this "
@@ -95,62 +99,81 @@ def _decide_fused(
     # Imported here: nothing but an accelerator needs Pallas.
     from calm_beam.exits.decision_kernel import summarise
 
-    largest, token, second, total = summarise(states, weights, vocab_axis=vocab_axis, platform=platform)
-    if measure == "softmax":
-        confidence = -jnp.expm1(second - largest) / total
-    elif measure == "softmax_max":
-        confidence = 1 / total
-    else:
-        confidence = jnp.zeros_like(largest)
-    return token, confidence, jnp.isfinite(largest)
+    return _decided(summarise(states, weights, vocab_axis=vocab_axis, platform=platform), measure)
 
 
-def _decide_in_chunks(
+def _decide_in_blocks(
     states: jax.Array, weights: jax.Array, vocab_axis: int, measure: str
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    kernel = weights if vocab_axis else weights.T
-    return _in_chunks(
-        lambda part: jnp.dot(part, kernel, precision=PRECISION), states, vocab_size=kernel.shape[1], measure=measure
-    )
+    def project(part: jax.Array, first: Any, entries: int) -> jax.Array:
+        columns = jax.lax.dynamic_slice_in_dim(weights, first, entries, vocab_axis)
+        return jax.lax.dot_general(part, columns, (((1,), (1 - vocab_axis,)), ((), ())), precision=PRECISION)
+
+    return _in_blocks(project, states, vocab_size=weights.shape[vocab_axis], measure=measure)
 
 
-def _in_chunks(
-    project: Callable[[jax.Array], jax.Array], states: jax.Array, *, vocab_size: int, measure: str
+def _in_blocks(
+    project: Callable[[jax.Array, Any, int], jax.Array], states: jax.Array, *, vocab_size: int, measure: str
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    rows = states.shape[0]
-    chunk = rows
-    while chunk % 2 == 0 and chunk * vocab_size * 4 > _LOGITS_BYTES:
-        chunk //= 2
-    if chunk == rows:
-        return _decide(project(states), measure)
-    parts = jax.lax.map(lambda part: _decide(project(part), measure), states.reshape(rows // chunk, chunk, -1))
-    return tuple(values.reshape(rows) for values in parts)
+    """Returns what `decide` does, of logits that `project` makes of some states from an entry on, so many."""
+    whole, rest = divmod(vocab_size, _ENTRIES)
+
+    def summarise(part: jax.Array) -> Summary:
+        def merge(block: Any, summary: Summary) -> Summary:
+            first = block * _ENTRIES
+            return merged(summary, _of_block(project(part, first, _ENTRIES), first, measure))
+
+        summary = nothing(part.shape[:1])
+        if whole:
+            summary = jax.lax.fori_loop(0, whole, merge, summary)
+        if rest:
+            first = whole * _ENTRIES
+            summary = merged(summary, _of_block(project(part, first, rest), first, measure))
+        return summary
+
+    rows = together = states.shape[0]
+    while together % 2 == 0 and together > _ROWS:
+        together //= 2
+    if together == rows:
+        return _decided(settled(summarise(states)), measure)
+    parts = jax.lax.map(summarise, states.reshape(rows // together, together, -1))
+    return _decided(settled(Summary(*(values.reshape(rows) for values in parts))), measure)
 
 
-def _decide(logits: jax.Array, measure: str) -> tuple[jax.Array, jax.Array, jax.Array]:
-    rows, vocab_size = logits.shape
-    abreast = _ABREAST if vocab_size % _ABREAST == 0 else 1
-    # [rows, vocabulary] -> [rows, blocks, abreast]: first over blocks, then over what is left.
-    blocked = logits.reshape(rows, -1, abreast)
+def _of_block(logits: jax.Array, first: Any, measure: str) -> Summary:
+    """Returns the summary, each (rows,), of a block of logits, (rows, entries); 0 in what the measure does not need."""
+    rows, entries = logits.shape
+    abreast = _ABREAST if entries % _ABREAST == 0 else 1
+    # [rows, entries] -> [rows, groups, abreast]: first over groups, then over what is left.
+    grouped = logits.reshape(rows, -1, abreast)
 
     def reduced(reduce: Callable[..., jax.Array], values: jax.Array) -> jax.Array:
         return reduce(reduce(values, axis=1), axis=1)[:, None, None]
 
-    shape = blocked.shape[1:]
-    # [1, blocks, abreast]
+    shape = grouped.shape[1:]
+    # [1, groups, abreast]
     index = (jax.lax.broadcasted_iota(jnp.int32, shape, 0) * abreast + jax.lax.broadcasted_iota(jnp.int32, shape, 1))[
         None
     ]
     # A maximum alone passes over a NaN among numbers on CPU (jaxlib 0.10.2), and a broken model would go unnoticed.
-    largest = jnp.where(reduced(jnp.any, jnp.isnan(blocked)), jnp.float32(jnp.nan), reduced(jnp.max, blocked))
-    # Not argmax: a reduction of pairs, which is many times slower on CPU. A row with NaN has no largest: token 0.
-    token = reduced(jnp.min, jnp.where(blocked == largest, index, vocab_size))
-    token = jnp.where(token == vocab_size, 0, token)
+    is_nan = reduced(jnp.any, jnp.isnan(grouped))
+    largest = jnp.where(is_nan, jnp.float32(jnp.inf), reduced(jnp.max, grouped))
+    # Not argmax: a reduction of pairs, which is many times slower on CPU.
+    place = reduced(jnp.min, jnp.where(grouped == largest, index, entries))
+    second = total = jnp.zeros_like(largest)
     if measure == "softmax":
-        second = reduced(jnp.max, jnp.where(index == token, -jnp.inf, blocked))
-        confidence = -jnp.expm1(second - largest) / reduced(jnp.sum, jnp.exp(blocked - largest))
+        second = reduced(jnp.max, jnp.where(index == place, -jnp.inf, grouped))
+    if measure in ("softmax", "softmax_max"):
+        total = reduced(jnp.sum, exp_below(grouped, largest))
+    summary = Summary(largest, jnp.where(is_nan, -1, first + place), second, total)
+    return Summary(*(values[:, 0, 0] for values in summary))
+
+
+def _decided(summary: Summary, measure: str) -> tuple[jax.Array, jax.Array, jax.Array]:
+    if measure == "softmax":
+        confidence = -jnp.expm1(summary.second - summary.largest) / summary.total
     elif measure == "softmax_max":
-        confidence = 1 / reduced(jnp.sum, jnp.exp(blocked - largest))
+        confidence = 1 / summary.total
     else:
-        confidence = jnp.zeros_like(largest)
-    return token[:, 0, 0], confidence[:, 0, 0], jnp.isfinite(largest)[:, 0, 0]
+        confidence = jnp.zeros_like(summary.largest)
+    return summary.token, confidence, jnp.isfinite(summary.largest)

@@ -14,11 +14,13 @@ compares it with the plain code on the device at hand before it trusts it.
 """
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
+
+from .logit_summary import Summary, merged, nothing, settled, union
 
 # TPU: rows and vocabulary entries of a block, and bytes of weights in one, of which VMEM (16 MiB) holds two and more.
 _TPU_ROWS, _TPU_ENTRIES, _TPU_WEIGHTS_BYTES = 256, 1024, 1 << 21
@@ -28,27 +30,6 @@ _TPU_LANES = 128
 _GPU_ROWS, _GPU_ENTRIES, _GPU_WIDTH = 64, 128, 32
 # Programs that fill a large GPU twice.
 _GPU_PROGRAMS = 256
-
-# Above every index.
-_NO_TOKEN = 2**31 - 1
-
-
-class Summary(NamedTuple):
-    """What a decision needs of some logits of every row; merged, it is that of their union.
-
-    A NaN counts as the largest of logits.
-
-    Attributes:
-      largest: float32. The largest logit, inf for NaN.
-      token: int32. Its first index, -1 for NaN.
-      second: float32. The second largest; the same number again if the largest occurs twice.
-      total: float32. Sum of exp(logit - largest).
-    """
-
-    largest: jax.Array
-    token: jax.Array
-    second: jax.Array
-    total: jax.Array
 
 
 def summarise(
@@ -70,15 +51,8 @@ def summarise(
     # Powers of two: a block of rows is a tile of the matrix unit, or a vector of a program.
     block_rows = min(block_rows, max(16, pl.next_power_of_2(rows)))
     padded = jnp.pad(states, ((0, -rows % block_rows), (0, 0)))
-    merged = run(padded, weights, vocab_axis, block_rows, interpret)
-    largest, token, second, total = (values[:rows] for values in merged)
-    is_nan = token < 0
-    return Summary(
-        jnp.where(is_nan, jnp.nan, largest),
-        jnp.where(is_nan, 0, token),
-        second,
-        jnp.where(jnp.isfinite(largest), total, jnp.nan),
-    )
+    summary = run(padded, weights, vocab_axis, block_rows, interpret)
+    return settled(Summary(*(values[:rows] for values in summary)))
 
 
 def _on_tpu(states: jax.Array, weights: jax.Array, vocab_axis: int, block_rows: int, interpret: bool) -> Summary:
@@ -100,7 +74,7 @@ def _on_tpu(states: jax.Array, weights: jax.Array, vocab_axis: int, block_rows: 
 
         @pl.when(step > 0)
         def _merge() -> None:
-            _write(kept, _merged(Summary(*(ref[...] for ref in kept)), new))
+            _write(kept, merged(Summary(*(ref[...] for ref in kept)), new))
 
     return _column(
         pl.pallas_call(
@@ -147,12 +121,9 @@ def _on_gpu(states: jax.Array, weights: jax.Array, vocab_axis: int, block_rows: 
 
         def merge(step: jax.Array, kept: Summary) -> Summary:
             entry = first_entry + step * _GPU_ENTRIES
-            return _merged(kept, _of_block(logits_from(entry), entry, vocab_size))
+            return merged(kept, _of_block(logits_from(entry), entry, vocab_size))
 
-        shape = (block_rows, 1)
-        lowest = jnp.full(shape, -jnp.inf, jnp.float32)
-        nothing = Summary(lowest, jnp.full(shape, _NO_TOKEN, jnp.int32), lowest, jnp.zeros(shape, jnp.float32))
-        _write(parts, jax.lax.fori_loop(0, span, merge, nothing))
+        _write(parts, jax.lax.fori_loop(0, span, merge, nothing((block_rows, 1))))
 
     whole = pl.BlockSpec(memory_space=pl.ANY)
     made = pl.pallas_call(
@@ -165,7 +136,7 @@ def _on_gpu(states: jax.Array, weights: jax.Array, vocab_axis: int, block_rows: 
         interpret=interpret,
     )(states, weights)
     # [rows, spans] -> [rows]
-    return _column(_union(Summary(*made)))
+    return _column(union(Summary(*made)))
 
 
 def _product(states: jax.Array, weights: jax.Array, vocab_axis: int) -> jax.Array:
@@ -190,30 +161,7 @@ def _of_block(logits: jax.Array, first: Any, vocab_size: int) -> Summary:
     # Whether a maximum passes NaN on differs from device to device; inf and an index below all others do everywhere.
     is_nan = logits != logits
     logits, index = jnp.where(is_nan, jnp.inf, logits), jnp.where(is_nan, -1, index)
-    return _union(Summary(logits, index, jnp.full_like(logits, -jnp.inf), jnp.ones_like(logits)))
-
-
-def _union(parts: Summary) -> Summary:
-    """Returns the summary, each (rows, 1), of all that summaries, each (rows, parts), are of."""
-    largest = jnp.max(parts.largest, axis=1, keepdims=True)
-    # Not argmax: it reduces pairs. Of several that are equally large, the first.
-    token = jnp.min(jnp.where(parts.largest == largest, parts.token, _NO_TOKEN), axis=1, keepdims=True)
-    second = jnp.max(jnp.where(parts.token == token, parts.second, parts.largest), axis=1, keepdims=True)
-    total = jnp.sum(parts.total * _exp_below(parts.largest, largest), axis=1, keepdims=True)
-    return Summary(largest, token, second, total)
-
-
-def _merged(one: Summary, other: Summary) -> Summary:
-    largest = jnp.maximum(one.largest, other.largest)
-    tokens = [jnp.where(part.largest == largest, part.token, _NO_TOKEN) for part in (one, other)]
-    second = jnp.maximum(jnp.minimum(one.largest, other.largest), jnp.maximum(one.second, other.second))
-    totals = [part.total * _exp_below(part.largest, largest) for part in (one, other)]
-    return Summary(largest, jnp.minimum(*tokens), second, totals[0] + totals[1])
-
-
-def _exp_below(values: jax.Array, largest: jax.Array) -> jax.Array:
-    """Returns exp(values - largest), 0 where both are -inf."""
-    return jnp.exp(values - jnp.where(largest == -jnp.inf, 0.0, largest))
+    return union(Summary(logits, index, jnp.full_like(logits, -jnp.inf), jnp.ones_like(logits)))
 
 
 def _write(refs: Any, summary: Summary) -> None:

@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Iterator
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -12,8 +13,8 @@ import scipy.special
 from calm_beam.exits import decision
 from calm_beam.exits.softmax_response import softmax_gap, softmax_max
 
-# Divisible by the 128 that are reduced side by side, by fewer, and by nothing.
-_VOCABULARIES = (256, 384, 200, 67, 1)
+# Divisible by the 128 that are reduced side by side, by fewer, and by nothing; one block, and several.
+_VOCABULARIES = (256, 384, 200, 67, 1, 2048, 2049, 5000, 8192)
 _NAMES = ("token", "confidence", "is_finite")
 
 
@@ -25,7 +26,16 @@ def _strict() -> Iterator[None]:
 
 @functools.partial(jax.jit, static_argnums=1)
 def _decided(logits: jax.Array, measure: str) -> tuple[jax.Array, ...]:
-    return decision._in_chunks(lambda rows: rows, logits, measure=measure, vocab_size=logits.shape[1])
+    return decision._in_blocks(_cut, logits, measure=measure, vocab_size=logits.shape[1])
+
+
+def _afresh(logits: np.ndarray, measure: str) -> tuple[jax.Array, ...]:
+    """Returns what `_decided` does, compiled for the sizes of blocks as they are now."""
+    return jax.jit(functools.partial(_decided.__wrapped__, measure=measure))(logits)
+
+
+def _cut(logits: jax.Array, first: Any, entries: int) -> jax.Array:
+    return jax.lax.dynamic_slice_in_dim(logits, first, entries, 1)
 
 
 def _decide(logits: np.ndarray, measure: str = "softmax") -> dict[str, np.ndarray]:
@@ -59,14 +69,16 @@ def test_other_measures_have_no_confidence_here() -> None:
     assert not _decide(_logits(8, 256), "static")["confidence"].any()
 
 
-@pytest.mark.parametrize("vocab_size", [256, 200])
-@pytest.mark.parametrize("places", [(0, 1), (3, 131), (131, 3), (127, 128), (5, 133), (198, 199), (4, 68, 132, 199)])
+@pytest.mark.parametrize("vocab_size", [256, 200, 4200])
+@pytest.mark.parametrize(
+    "places", [(0, 1), (3, 131), (131, 3), (127, 128), (5, 133), (198, 199), (4, 68, 132, 199), (-1, 2), (-1, 150)]
+)
 def test_ties_go_to_the_first(vocab_size: int, places: tuple[int, ...]) -> None:
     """Of equal largest logits, in one block or in several, the first is the token, and there is no gap."""
     logits = _logits(3, vocab_size)
     logits[:, list(places)] = 50
     decided = _decide(logits)
-    assert decided["token"].tolist() == [min(places)] * 3
+    assert decided["token"].tolist() == [min(place % vocab_size for place in places)] * 3
     assert (decided["confidence"] == 0).all()
     np.testing.assert_allclose(_decide(logits, "softmax_max")["confidence"], 1 / len(places), rtol=1e-6)
 
@@ -87,7 +99,7 @@ def test_a_vocabulary_of_one() -> None:
 
 
 @pytest.mark.parametrize("measure", ["softmax", "softmax_max", "state"])
-@pytest.mark.parametrize("vocab_size", [256, 200])
+@pytest.mark.parametrize("vocab_size", [256, 200, 2100])
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 def test_a_row_that_is_not_finite_says_so(measure: str, vocab_size: int, value: float) -> None:
     """One NaN or infinity anywhere in a row marks it, gives a token that exists, and leaves the other rows alone."""
@@ -126,31 +138,36 @@ def test_minus_infinity_forbids_a_token_only() -> None:
 
 @pytest.mark.parametrize("measure", ["softmax", "softmax_max", "classifier"])
 @pytest.mark.parametrize("rows", [192, 2048])
-@pytest.mark.parametrize("held", [1, 40 * 384 * 4])
-def test_chunks_change_nothing(measure: str, rows: int, held: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("held", [1, 64])
+def test_few_rows_at_a_time_change_nothing(measure: str, rows: int, held: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Deciding some rows at a time is deciding all at once, bit for bit; one or three at a time, but for rounding."""
     logits = _logits(rows, 384)
-
-    def decided() -> tuple[jax.Array, ...]:
-        def run(logits: jax.Array) -> tuple[jax.Array, ...]:
-            return decision._in_chunks(lambda part: part * np.float32(2), logits, measure=measure, vocab_size=384)
-
-        return jax.jit(run)(logits)
-
-    whole = decided()
+    monkeypatch.setattr(decision, "_ROWS", rows)
+    whole = _afresh(logits, measure)
     sizes: list[int] = []
-    decide_all = decision._decide
 
-    def decide_part(part: jax.Array, name: str) -> tuple[jax.Array, jax.Array, jax.Array]:
+    def cut(part: jax.Array, first: Any, entries: int) -> jax.Array:
         sizes.append(part.shape[0])
-        return decide_all(part, name)
+        return _cut(part, first, entries)
 
-    monkeypatch.setattr(decision, "_LOGITS_BYTES", held)
-    monkeypatch.setattr(decision, "_decide", decide_part)
-    for one, other in zip(whole, decided(), strict=True):
+    monkeypatch.setattr(decision, "_ROWS", held)
+    parts = jax.jit(lambda logits: decision._in_blocks(cut, logits, measure=measure, vocab_size=384))(logits)
+    for one, other in zip(whole, parts, strict=True):
         np.testing.assert_allclose(one, other, rtol=0, atol=1e-6 if held == 1 else 0)
     # 192 is 3 times a power of 2.
-    assert sizes[0] == {(1, 192): 3, (1, 2048): 1}.get((held, rows), {192: 24, 2048: 32}[rows])
+    assert sizes[0] == {(1, 192): 3, (1, 2048): 1, (64, 192): 48, (64, 2048): 64}[held, rows]
+
+
+@pytest.mark.parametrize("measure", ["softmax", "softmax_max", "classifier"])
+@pytest.mark.parametrize("entries", [64, 100, 128, 383])
+def test_blocks_of_the_vocabulary_change_nothing(measure: str, entries: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Deciding by blocks that fit the vocabulary, or do not, is deciding at once, but for rounding of the sum."""
+    logits = _logits(96, 384)
+    whole = _afresh(logits, measure)
+    monkeypatch.setattr(decision, "_ENTRIES", entries)
+    for one, other in zip(whole, _afresh(logits, measure), strict=True):
+        np.testing.assert_allclose(one, other, rtol=0, atol=1e-6)
+    np.testing.assert_array_equal(whole[0], np.argmax(logits, axis=-1))
 
 
 def test_many_rows_are_decided_as_few_are() -> None:

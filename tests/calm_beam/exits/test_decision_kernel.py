@@ -17,7 +17,8 @@ import scipy.special
 
 from calm_beam.exits import decision, decision_kernel
 from calm_beam.exits.decision import decide
-from calm_beam.exits.decision_kernel import Summary, summarise
+from calm_beam.exits.decision_kernel import summarise
+from calm_beam.exits.logit_summary import Summary
 from calm_beam.model import EarlyExitT5
 from tests.builders import build_checkpoint, build_config
 
@@ -129,7 +130,7 @@ def test_broken_logits_are_judged_as_by_the_plain_code(
         weights = jnp.asarray(values[None] if vocab_axis else values[:, None])
         states = jnp.array([[1], [2]], jnp.float32)
         made = decision._decide_fused(platform, states, weights, vocab_axis, measure)
-        expected = decision._decide_in_chunks(states, weights, vocab_axis, measure)
+        expected = decision._decide_in_blocks(states, weights, vocab_axis, measure)
         for got, wanted in zip(made, expected, strict=True):
             np.testing.assert_allclose(got, wanted, rtol=0, atol=1e-6, err_msg=str(broken)[:60])
         assert bool(made[2].all()) == (np.isfinite(values.max()))
@@ -260,7 +261,7 @@ def test_a_kernel_with_other_numbers_is_replaced_with_a_warning(
 
 @pytest.mark.usefixtures("_unknown")
 def test_on_cpu_the_kernel_is_not_tried(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The chunked code decides there without a look at the kernel."""
+    """The blocked code decides there without a look at the kernel."""
     monkeypatch.setattr(decision_kernel, "summarise", None)
     states, weights = _draw(8, 16, 64, 1)
     tokens, *_ = decide(states, weights, vocab_axis=1, measure="softmax")
@@ -268,11 +269,12 @@ def test_on_cpu_the_kernel_is_not_tried(monkeypatch: pytest.MonkeyPatch) -> None
     assert decision._kernel_agrees.cache_info().currsize == 0
 
 
-def test_many_rows_are_decided_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Chunks change nothing, for weights stored either way."""
+def test_blocks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks of rows and of the vocabulary change nothing, for weights stored either way."""
     states, weights = _draw(64, 16, 100, 1)
     whole = decide(states, weights, vocab_axis=1, measure="softmax")
-    monkeypatch.setattr(decision, "_LOGITS_BYTES", 4 * 100 * 8)
+    monkeypatch.setattr(decision, "_ROWS", 8)
+    monkeypatch.setattr(decision, "_ENTRIES", 40)
     for values, axis in ((weights, 1), (weights.T, 0)):
         parts = decide(states, values, vocab_axis=axis, measure="softmax")
         np.testing.assert_array_equal(parts[0], whole[0])

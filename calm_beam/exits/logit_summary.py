@@ -1,0 +1,74 @@
+"""The four numbers of a row's logits that a decision needs, and how those of parts of the vocabulary are merged.
+
+Plain elementwise code, which a kernel may contain.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+# Above every index.
+_NO_TOKEN = 2**31 - 1
+
+
+class Summary(NamedTuple):
+    """What a decision needs of some logits of every row; merged, it is that of their union.
+
+    A NaN counts as the largest of logits.
+
+    Attributes:
+      largest: float32. The largest logit, inf for NaN.
+      token: int32. Its first index, -1 for NaN.
+      second: float32. The second largest; the same number again if the largest occurs twice.
+      total: float32. Sum of exp(logit - largest).
+    """
+
+    largest: jax.Array
+    token: jax.Array
+    second: jax.Array
+    total: jax.Array
+
+
+def nothing(shape: tuple[int, ...]) -> Summary:
+    """Returns the summary of no logits."""
+    lowest = jnp.full(shape, -jnp.inf, jnp.float32)
+    return Summary(lowest, jnp.full(shape, _NO_TOKEN, jnp.int32), lowest, jnp.zeros(shape, jnp.float32))
+
+
+def merged(one: Summary, other: Summary) -> Summary:
+    """Returns the summary of the logits of both, of arrays of one shape."""
+    largest = jnp.maximum(one.largest, other.largest)
+    tokens = [jnp.where(part.largest == largest, part.token, _NO_TOKEN) for part in (one, other)]
+    second = jnp.maximum(jnp.minimum(one.largest, other.largest), jnp.maximum(one.second, other.second))
+    totals = [part.total * exp_below(part.largest, largest) for part in (one, other)]
+    return Summary(largest, jnp.minimum(*tokens), second, totals[0] + totals[1])
+
+
+def union(parts: Summary) -> Summary:
+    """Returns the summary, each (rows, 1), of all that summaries, each (rows, parts), are of."""
+    largest = jnp.max(parts.largest, axis=1, keepdims=True)
+    # Not argmax: it reduces pairs. Of several that are equally large, the first.
+    token = jnp.min(jnp.where(parts.largest == largest, parts.token, _NO_TOKEN), axis=1, keepdims=True)
+    second = jnp.max(jnp.where(parts.token == token, parts.second, parts.largest), axis=1, keepdims=True)
+    total = jnp.sum(parts.total * exp_below(parts.largest, largest), axis=1, keepdims=True)
+    return Summary(largest, token, second, total)
+
+
+def exp_below(values: jax.Array, largest: jax.Array) -> jax.Array:
+    """Returns exp(values - largest), 0 where both are -inf."""
+    return jnp.exp(values - jnp.where(largest == -jnp.inf, jnp.float32(0), largest))
+
+
+def settled(summary: Summary) -> Summary:
+    """Returns a summary of all logits as numbers to use: where one is NaN, `largest` is NaN and `token` 0.
+
+    Where the largest is not finite, `total` is NaN.
+    """
+    is_nan = summary.token < 0
+    return Summary(
+        jnp.where(is_nan, jnp.float32(jnp.nan), summary.largest),
+        jnp.where(is_nan, 0, summary.token),
+        summary.second,
+        jnp.where(jnp.isfinite(summary.largest), summary.total, jnp.float32(jnp.nan)),
+    )

@@ -3,8 +3,11 @@
     python benchmarks/sweep.py --json --thresholds=20 --prompts=64
     python benchmarks/sweep.py --checkpoint=model/ --data=validation.jsonl.gz --confidence=state --thresholds=100
     python benchmarks/sweep.py --paper_dimensions --confidence=classifier --thresholds=20 --prompts=16
+    python benchmarks/sweep.py --paper_dimensions --checkpoint=model/ --data=validation.jsonl.gz --thresholds=100
 
-The embedded model and data are taken unless others are named. The sweep is compared with
+The embedded model and data are taken unless others are named. With `--paper_dimensions`, a model that is named is
+widened to them, so that it generates what it did at a larger model's cost; else the weights and prompts are random.
+The sweep is compared with
 
 - the same decoder once per threshold and once without exits, with as many prompts at a time;
 - one pass of the full model;
@@ -36,6 +39,7 @@ from benchmarks.machine import describe_machine
 from benchmarks.paper_model import build_paper_model, draw_prompts
 from benchmarks.process import CompileTime, peak_memory_bytes
 from benchmarks.prompts import read_prompts
+from benchmarks.widened_model import widen_to_paper
 from calm_beam.checkpoints import Checkpoint, load_checkpoint
 from calm_beam.decoding.early_exit import EarlyExitDecoder
 from calm_beam.decoding.memory import Budget, keep_freed_memory
@@ -93,13 +97,15 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--checkpoint", help="the embedded model if omitted")
     parser.add_argument("--data", help="JSONL file of prompts; the embedded data if omitted")
-    parser.add_argument("--paper_dimensions", action="store_true", help="random weights of the paper's dimensions")
+    parser.add_argument(
+        "--paper_dimensions", action="store_true", help="widen --checkpoint to them; random weights if none is named"
+    )
     parser.add_argument("--confidence", choices=_CONFIDENCES, default="softmax")
     parser.add_argument("--thresholds", type=int, default=20, help="how many, evenly in [0, 1)")
     parser.add_argument("--prompts", type=int, default=64)
     parser.add_argument("--batch_size", type=int, default=64, help="prompts decoded at the same time")
     parser.add_argument("--runs", type=int, default=1, help="time everything so often; the fastest counts")
-    parser.add_argument("--max_decode_length", type=int, help="64 if omitted; 32 with --paper_dimensions")
+    parser.add_argument("--max_decode_length", type=int, help="64 if omitted; 32 with random weights")
     parser.add_argument("--json", action="store_true", help="print a JSON object as the last line")
     flags = parser.parse_args(argv)
     for name in ("thresholds", "prompts", "batch_size", "runs", "max_decode_length"):
@@ -107,9 +113,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             parser.error(f"--{name} must be at least 1, got {value}")
     if bool(flags.checkpoint) != bool(flags.data):
         parser.error("--checkpoint and --data go together: pass both, or neither for the embedded ones")
-    if flags.paper_dimensions and flags.checkpoint:
-        parser.error("--paper_dimensions makes a model and prompts of its own: pass no --checkpoint and --data")
-    task, notes = _task(flags)
+    try:
+        task, notes = _task(flags)
+    except ValueError as error:
+        parser.error(str(error))
     if flags.confidence == "classifier" and not task.checkpoint.config.exit_classifier:
         parser.error(
             "--confidence=classifier needs a model with an exit classifier, which this one is without: pass another "
@@ -120,8 +127,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     for note in notes:
         print(note)
     figures = _measure(task)
-    model = "paper_dimensions" if flags.paper_dimensions else flags.checkpoint or "embedded"
-    figures = {"machine": describe_machine(), "model": model, **figures}
+    model = flags.checkpoint or ("random" if flags.paper_dimensions else "embedded")
+    figures = {"machine": describe_machine(), "model": model, "paper_dimensions": flags.paper_dimensions, **figures}
     if flags.json:
         print(json.dumps(figures))
     return 0
@@ -132,7 +139,7 @@ def _task(flags: argparse.Namespace) -> tuple[_Task, list[str]]:
     rule = ExitRule(confidence=flags.confidence)
     grid = tuple(index / flags.thresholds for index in reversed(range(flags.thresholds)))
     notes = []
-    if flags.paper_dimensions:
+    if flags.paper_dimensions and not flags.checkpoint:
         steps = flags.max_decode_length or 32
         checkpoint, prompts = build_paper_model(), draw_prompts(flags.prompts)
     else:
@@ -144,6 +151,8 @@ def _task(flags: argparse.Namespace) -> tuple[_Task, list[str]]:
         data = flags.data or str(embedded.CALIBRATION_SET)
         distinct = read_prompts(data, checkpoint, settings, count=flags.prompts)
         prompts = [distinct[index % len(distinct)] for index in range(flags.prompts)]
+        if flags.paper_dimensions:
+            checkpoint = widen_to_paper(checkpoint)
         if len(distinct) < len(prompts):
             notes.append(f"The data has {len(distinct)} prompts only: they are repeated. No decoder gains by that.")
     task = _Task(

@@ -1,5 +1,7 @@
 """The benchmarks of the sweep and of the pipeline around it, on tiny models and fake decoders."""
 
+import dataclasses
+import functools
 import json
 import pathlib
 import subprocess
@@ -12,13 +14,15 @@ import numpy as np
 import pytest
 
 from benchmarks import multiply_adds, pipeline_overhead, sweep
+from benchmarks.paper_model import PAPER_DIMENSIONS
 from benchmarks.process import CompileTime
+from benchmarks.widened_model import widen_to_paper
 from calm_beam.checkpoints import load_checkpoint
 from calm_beam.decoding.sweep import SweepDecoder
 from calm_beam.decoding.work import Work
 from calm_beam.exits.rule import ExitRule
-from calm_beam.model import parameter_shapes
-from tests.builders import build_arrays, build_config, write_t5x
+from calm_beam.model import EarlyExitT5, parameter_shapes
+from tests.builders import build_arrays, build_config, checkpoint_of, write_t5x
 
 _ROOT = pathlib.Path(__file__).resolve().parents[1]
 _PROMPTS = [[5, 9, 12, 1], [7, 3, 1], [20, 21, 22, 23, 24, 1]]
@@ -117,17 +121,59 @@ def test_long_grids_are_measured_in_part_and_scaled(
     [
         (["--thresholds=0"], "--thresholds must be at least 1, got 0"),
         (["--data=prompts.jsonl"], "--checkpoint and --data go together"),
-        (["--paper_dimensions", "--checkpoint=m", "--data=d"], "--paper_dimensions makes a model and prompts"),
+        (["--paper_dimensions", "--checkpoint=MODEL", "--data=DATA"], "its num_decoder_layers is 4, the paper's 8"),
         (["--confidence=classifier", "--prompts=1"], "--confidence=classifier needs a model with an exit classifier"),
     ],
 )
 def test_flags_that_do_not_fit_are_refused(
-    capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
+    capsys: pytest.CaptureFixture[str],
+    model_and_data: tuple[pathlib.Path, pathlib.Path],
+    arguments: list[str],
+    message: str,
 ) -> None:
     """Nothing is decoded, and the message says what to pass."""
+    model, data = map(str, model_and_data)
     with pytest.raises(SystemExit, match="2"):
-        sweep.main(arguments)
+        sweep.main([argument.replace("MODEL", model).replace("DATA", data) for argument in arguments])
     assert message in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("exit_classifier", [1, 2])
+def test_a_widened_model_computes_what_it_did(exit_classifier: int) -> None:
+    """In the paper's dimensions, logits and scores of every layer are the small model's; no added token is likely."""
+    config = build_config(num_decoder_layers=8, exit_classifier=exit_classifier)
+    small = checkpoint_of(config, build_arrays(config, 0))
+    wide = widen_to_paper(small)
+    assert dataclasses.replace(wide.config, exit_classifier=1) == PAPER_DIMENSIONS
+    generator = np.random.default_rng(0)
+    source, target = (generator.integers(3, config.vocab_size, (3, size)).astype(np.int32) for size in (9, 7))
+    source[1, 4:] = 0
+    logits, scores = [], []
+    for checkpoint in (small, wide):
+        apply = functools.partial(EarlyExitT5(checkpoint.config).apply, {"params": checkpoint.parameters()})
+        states = apply(source, target, method="decode_teacher_forced")
+        logits.append(apply(states, method="head"))
+        scores.append(apply(states, method="exit_score"))
+    own, added = np.split(np.asarray(logits[1]), [config.vocab_size], axis=-1)
+    np.testing.assert_allclose(own, logits[0], rtol=0, atol=1e-3 * np.abs(logits[0]).max())
+    assert np.ptp(scores[0]) > 0.05
+    np.testing.assert_allclose(scores[1], scores[0], rtol=0, atol=2e-3)
+    assert added.max() < -1000
+
+
+@pytest.mark.parametrize(
+    ("sizes", "message"),
+    [
+        ({"tied_head": True}, "its tied_head is True, the paper's False"),
+        ({"vocab_size": 32129}, "its vocab_size is 32129, the paper's 32128"),
+        ({"emb_dim": 512}, "its emb_dim is the paper's already"),
+    ],
+)
+def test_models_that_do_not_fit_are_not_widened(sizes: dict[str, Any], message: str) -> None:
+    """The message says which size is in the way."""
+    config = build_config(num_decoder_layers=8, **sizes)
+    with pytest.raises(ValueError, match=message):
+        widen_to_paper(checkpoint_of(config, build_arrays(config, 0)))
 
 
 @pytest.mark.timeout(60)

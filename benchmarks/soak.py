@@ -1,4 +1,4 @@
-"""Whether a long sweep stays within its memory: resident memory after every part of many prompts.
+"""Whether a long sweep stays within its memory: what is resident after every part of many prompts, and the most so far.
 
 python -m benchmarks.soak --checkpoint=model/ --data=train.jsonl.gz --prompts=20000 --token_budget=60000
 """
@@ -15,6 +15,7 @@ from calm_beam.decoding.sweep import SweepDecoder
 from calm_beam.exits.rule import ExitRule
 
 from .machine import describe_machine
+from .process import peak_memory_bytes
 from .prompts import read_prompts
 
 _PART = 1000
@@ -61,7 +62,7 @@ def main() -> None:
         done = min(begin + _PART, len(prompts))
         print(
             f"{done} prompts, {tokens} tokens of the full model, {time.perf_counter() - start:.0f} s: "
-            f"{_resident_mib():.0f} MiB resident",
+            f"{_resident_mib():.0f} MiB resident, {peak_memory_bytes() / 2**20:.0f} MiB at most so far",
             flush=True,
         )
 

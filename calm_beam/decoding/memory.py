@@ -3,6 +3,7 @@
 import ctypes
 import dataclasses
 import os
+from typing import Any
 
 import jax
 
@@ -105,10 +106,28 @@ def keep_freed_memory() -> None:
     system and has every page faulted in again, which makes the large steps of a decoder two to five times slower. Does
     nothing where the C library is another.
     """
+    mallopt = _glibc("mallopt")
+    if mallopt:
+        mallopt(_M_MMAP_THRESHOLD, _LARGEST_MMAP_THRESHOLD)
+        mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)
+        mallopt(_M_TOP_PAD, 64 << 20)
+
+
+def return_freed_memory() -> None:
+    """Gives the system back what this process has freed.
+
+    Meant for the end of a sweep: the buffers of the next one are allocated anew, and where they do not fit into the
+    gaps that were kept, the process would grow with every sweep. Does nothing where the C library is another than
+    glibc.
+    """
+    malloc_trim = _glibc("malloc_trim")
+    if malloc_trim:
+        malloc_trim(ctypes.c_size_t(0))
+
+
+def _glibc(name: str) -> Any:
+    """Returns a function of the C library, None where there is none of that name."""
     try:
-        mallopt = ctypes.CDLL(None).mallopt
-    except (AttributeError, OSError):
-        return
-    mallopt(_M_MMAP_THRESHOLD, _LARGEST_MMAP_THRESHOLD)
-    mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)
-    mallopt(_M_TOP_PAD, 64 << 20)
+        return getattr(ctypes.CDLL(None), name, None)
+    except OSError:
+        return None

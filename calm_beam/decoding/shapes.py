@@ -14,6 +14,11 @@ def padded(values: np.ndarray, size: int, *, fill: int = 0) -> np.ndarray:
     return longer
 
 
+def next_power_of_two(count: int) -> int:
+    """Returns the next of 1, 2, 4, ...."""
+    return 1 << (count - 1).bit_length()
+
+
 def row_bucket(count: int) -> int:
     """Returns the next of 16, 64, 128, 192, 256, 384, 512, ...: few shapes, and little padding where rows are many."""
     size = _FEWEST_ROWS

@@ -17,7 +17,7 @@ from calm_beam.checkpoints import Checkpoint
 from calm_beam.exits.rule import ExitRule
 
 from .batch import Batch
-from .memory import Budget
+from .memory import Budget, return_freed_memory
 from .result import KnownOutput, SweepResult
 from .weights import Weights
 from .widths import members_by_width
@@ -75,6 +75,8 @@ class SharedSweep:
                     self._budget.slots,
                     self._budget.tokens,
                 )
+            finally:
+                return_freed_memory()
             waiting = {width: kept for width, members in waiting.items() if (kept := [i for i in members if i in left])}
 
     def _decode(

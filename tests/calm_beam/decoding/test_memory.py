@@ -1,13 +1,16 @@
 """How much a sweep holds, and what it does where that is too much."""
 
 import logging
+import platform
+import subprocess
+import sys
 from collections.abc import Sequence
 
 import jax
 import numpy as np
 import pytest
 
-from calm_beam.decoding import device_steps
+from calm_beam.decoding import device_steps, shared
 from calm_beam.decoding.memory import Budget, choose_budget, keep_freed_memory
 from calm_beam.decoding.shared import SharedSweep
 from calm_beam.decoding.sweep import SweepDecoder, SweepResult
@@ -131,3 +134,47 @@ def test_memory_can_be_kept_twice() -> None:
     keep_freed_memory()
     keep_freed_memory()
     assert np.zeros(10_000_000).sum() == 0
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C library")
+def test_freed_memory_is_given_back() -> None:
+    """What lies free between blocks in use is kept until the end of a sweep, and then returned to the system."""
+    code = """
+import os, numpy as np
+from calm_beam.decoding.memory import keep_freed_memory, return_freed_memory
+def resident():
+    return int(open("/proc/self/statm").read().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
+keep_freed_memory()
+blocks = [np.ones(1 << 20) for _ in range(40)]
+held = resident()
+del blocks[::2]
+kept = resident()
+return_freed_memory()
+print(held - kept, kept - resident())
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=100, check=True)
+    at_once, at_the_end = map(float, done.stdout.split())
+    assert abs(at_once) < 20
+    assert at_the_end > 140
+
+
+def test_every_sweep_gives_back_and_few_sizes_are_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sweeps of five to eight prompts hold the same buffers; each gives freed memory back, also one that is left."""
+    sizes, returns = set(), []
+    embed = device_steps.embed
+
+    def watched(embedding: jax.Array, states: jax.Array, *rest: object) -> jax.Array:
+        sizes.add(states.shape)
+        return embed(embedding, states, *rest)
+
+    monkeypatch.setattr(device_steps, "embed", watched)
+    monkeypatch.setattr(shared, "return_freed_memory", lambda: returns.append(1))
+    sweep = _sweep(Budget(slots=12, tokens=100_000))
+    for count in (5, 6, 7, 8):
+        assert len(dict(sweep.decode(_prompts(count)))) == count
+    left = sweep.decode(_prompts(8))
+    next(left)
+    assert len(returns) == 4
+    left.close()
+    assert len(returns) == 5
+    assert len(sizes) == 1

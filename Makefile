@@ -17,7 +17,7 @@ test-fast: $(INSTALLED)  ## without simulations and worker processes
 	$(BIN)/python -m pytest -m "not slow and not exhaustive"
 
 test-exhaustive: $(INSTALLED)  ## every exit rule in every decoder (a quarter of an hour)
-	$(BIN)/python -m pytest -m exhaustive
+	$(BIN)/python -m pytest -m exhaustive -n auto --maxprocesses=4 --dist worksteal
 
 test-validity: $(INSTALLED)  ## the guarantee itself: 10,000 simulated calibrations in every world (some minutes)
 	$(BIN)/python -m pytest tests/validity

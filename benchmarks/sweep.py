@@ -13,9 +13,9 @@ The sweep is compared with
 - one pass of the full model;
 - a decoder of one prompt at a time that skips the layers above the exit, once per threshold and once without exits.
 
-All times are of runs in which nothing is compiled. Of many thresholds, the baselines decode some that stand evenly
-in the grid, and the third some prompts; what they took is scaled up, which the output states. The process's peak memory
-is read before the baselines run.
+All times are of runs in which next to nothing is compiled. Of many thresholds, the baselines decode some that stand
+evenly in the grid, and the third some prompts; what they took is scaled up, which the output states. The process's peak
+memory is read before the baselines run.
 """
 
 import argparse
@@ -58,6 +58,8 @@ _MAX_INPUT_LENGTH = 512
 _MOST_MEASURED = 20
 _BATCH_1_THRESHOLDS = 5
 _BATCH_1_PROMPTS = 4
+# So short a run is easily disturbed.
+_BATCH_1_RUNS = 3
 # Share of a run's time.
 _MOST_COMPILING = 0.01
 
@@ -106,7 +108,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--thresholds", type=int, default=20, help="how many, evenly in [0, 1)")
     parser.add_argument("--prompts", type=int, default=64)
     parser.add_argument("--batch_size", type=int, default=64, help="prompts decoded at the same time")
-    parser.add_argument("--runs", type=int, default=1, help="time everything so often; the fastest counts")
+    parser.add_argument(
+        "--runs",
+        type=int,
+        default=1,
+        help="time everything so often (one prompt at a time: 3 at least); the fastest counts",
+    )
     parser.add_argument("--max_decode_length", type=int, help="64 if omitted; 32 with random weights")
     parser.add_argument("--json", action="store_true", help="print a JSON object as the last line")
     flags = parser.parse_args(argv)
@@ -122,7 +129,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if flags.confidence == "classifier" and not task.checkpoint.config.exit_classifier:
         parser.error(
             "--confidence=classifier needs a model with an exit classifier, which this one is without: pass another "
-            "--checkpoint and --data, or --paper_dimensions"
+            "--checkpoint and --data, or --paper_dimensions alone"
         )
     keep_freed_memory()
     print(describe_machine())
@@ -299,7 +306,7 @@ def _batch_1(task: _Task, results: Mapping[int, SweepResult]) -> dict[str, Any]:
         )
         made = sum(result.length for _, result in decoder.decode(chosen))
         times = []
-        for _ in range(task.runs):
+        for _ in range(max(task.runs, _BATCH_1_RUNS)):
             start = time.perf_counter()
             list(decoder.decode(chosen))
             times.append(time.perf_counter() - start)

@@ -18,6 +18,7 @@ splits_grid.csv and .parquet (the whole set at every threshold), splits.json (ho
 import argparse
 import contextlib
 import dataclasses
+import functools
 import json
 import sys
 import time
@@ -280,7 +281,12 @@ def _speedups(
 
     job = measures[0].job
     settings = job.settings
-    lengths = {"max_decode_length": settings.max_decode_length, "max_input_length": settings.max_input_length}
+    decoder = functools.partial(
+        EarlyExitDecoder,
+        model.checkpoint,
+        max_decode_length=settings.max_decode_length,
+        max_input_length=settings.max_input_length,
+    )
     rules = {measure.name: measure.rule for measure in measures}
     chosen = dict.fromkeys((each.measure, each.threshold) for each in table if each.threshold is not None)
     examples = [example for path in shard_files(measures[0].folder) for example in stored_examples(path)]
@@ -295,11 +301,8 @@ def _speedups(
     )
     return measure_speedups(
         # Static confidence is known without computing anything.
-        EarlyExitDecoder(model.checkpoint, ExitRule(confidence="static"), threshold=None, **lengths),
-        {
-            (name, threshold): EarlyExitDecoder(model.checkpoint, rules[name], threshold=threshold, **lengths)
-            for name, threshold in chosen
-        },
+        decoder(ExitRule(confidence="static"), threshold=None),
+        {(name, threshold): decoder(rules[name], threshold=threshold) for name, threshold in chosen},
         prompts,
         max_input_length=settings.max_input_length,
     )

@@ -15,7 +15,7 @@ from .lanes import LaneTree, Rows
 from .memory import Budget
 from .outputs import Outcome, Outputs
 from .result import KnownOutput, SweepResult
-from .shapes import most_rows, next_power_of_two, padded, path_lengths, rank_bucket, row_bucket
+from .shapes import buffer_bucket, most_rows, padded, path_lengths, rank_bucket, row_bucket
 from .weights import Sources, Weights
 from .work import Work
 
@@ -44,10 +44,10 @@ class Batch:
         steps, lanes = thresholds.shape
         self._lanes = lanes
         # Sizes of buffers are parts of the compiled shapes: few, whatever the number of prompts.
-        slots = min(budget.slots, next_power_of_two(sum(len(members) for members in members_by_width.values())))
+        slots = min(budget.slots, buffer_bucket(sum(len(members) for members in members_by_width.values())))
         # A third of the tokens for sources, each width at a time; there is always room for one prompt.
         places = {
-            width: max(1, min(slots, next_power_of_two(len(members)), budget.tokens // (3 * width)))
+            width: max(1, min(slots, buffer_bucket(len(members)), budget.tokens // (3 * width)))
             for width, members in members_by_width.items()
         }
         self._most_nodes = max(lanes * steps, budget.tokens - sum(width * count for width, count in places.items()))

@@ -65,6 +65,7 @@ class EarlyExitDecoder:
         max_decode_length: int,
         max_input_length: int = 512,
         batch_size: int = 1,
+        threshold_by_position: Sequence[float] | None = None,
     ) -> None:
         """Prepares a decoder.
 
@@ -75,10 +76,14 @@ class EarlyExitDecoder:
           max_decode_length: Most tokens to generate, eos included.
           max_input_length: Most tokens of a prompt.
           batch_size: Prompts decoded together. A layer runs as long as one of them needs it: meant for 1 to 8.
+          threshold_by_position: What the rule's schedule made of the threshold where it was calibrated, a float32 for
+            each of `max_decode_length` tokens; computed here if None, where `exp` may differ in the last bit. `static`
+            has no schedule, and goes by the threshold alone.
 
         Raises:
           ValueError: If the threshold is outside [0, 1], the rule needs the full model at every token or does not fit
-            the model (no exit classifier, `min_exit_layer` too high), or a number is below 1.
+            the model (no exit classifier, `min_exit_layer` too high), a number is below 1, or the thresholds by
+            position are not so many, not in [0, 1], or come without a threshold.
         """
         num_layers = checkpoint.config.num_decoder_layers
         if threshold is not None and not 0 <= threshold <= 1:
@@ -96,8 +101,18 @@ class EarlyExitDecoder:
                 raise ValueError(f"{name} must be at least 1, got {value}.")
         rule.exit_layers(num_layers)
         self._certain_exit = _certain_exit(rule, threshold, num_layers)
-        # The full model has no thresholds; what stands here is not looked at.
-        self._thresholds = scheduled_thresholds(rule, (threshold or 0.0,), max_decode_length)[:, 0]
+        if threshold_by_position is None:
+            # The full model has no thresholds; what stands here is not looked at.
+            self._thresholds = scheduled_thresholds(rule, (threshold or 0.0,), max_decode_length)[:, 0]
+        elif threshold is None or len(threshold_by_position) != max_decode_length:
+            raise ValueError(
+                f"threshold_by_position must be {max_decode_length} numbers beside a threshold, got "
+                f"{len(threshold_by_position)} numbers beside {threshold}."
+            )
+        elif not all(0 <= value <= 1 for value in threshold_by_position):
+            raise ValueError(f"threshold_by_position must be numbers in [0, 1], got {list(threshold_by_position)}.")
+        else:
+            self._thresholds = np.array(threshold_by_position, np.float32)
         self._parameters = jax.device_put({"params": checkpoint.parameters()})
         self._model = EarlyExitT5(checkpoint.config)
         self._rule = rule

@@ -1,4 +1,4 @@
-"""How much a sweep may hold at a time, and how memory is kept between calls of XLA."""
+"""How much a sweep may hold at a time, and how memory is kept between calls of XLA and given back after a sweep."""
 
 import ctypes
 import dataclasses

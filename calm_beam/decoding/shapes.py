@@ -14,9 +14,10 @@ def padded(values: np.ndarray, size: int, *, fill: int = 0) -> np.ndarray:
     return longer
 
 
-def next_power_of_two(count: int) -> int:
-    """Returns the next of 1, 2, 4, ...."""
-    return 1 << (count - 1).bit_length()
+def buffer_bucket(count: int) -> int:
+    """Returns the next of 1, 2, 3, 4, 6, 8, 12, ...: at most a third of a buffer is there for nothing."""
+    power = 1 << (count - 1).bit_length()
+    return power * 3 // 4 if power > 2 and count <= power * 3 // 4 else power
 
 
 def row_bucket(count: int) -> int:

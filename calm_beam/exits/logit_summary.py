@@ -1,6 +1,6 @@
 """The four numbers of a row's logits that a decision needs, and how those of parts of the vocabulary are merged.
 
-Plain elementwise code, which a kernel may contain.
+Elementwise code and reductions along rows, which a kernel may contain.
 """
 
 from typing import NamedTuple
@@ -20,7 +20,8 @@ class Summary(NamedTuple):
     Attributes:
       largest: float32. The largest logit, inf for NaN.
       token: int32. Its first index, -1 for NaN.
-      second: float32. The second largest; the same number again if the largest occurs twice.
+      second: float32. The second largest; the same number again if the largest occurs twice. Without meaning where
+        there is a NaN.
       total: float32. Sum of exp(logit - largest).
     """
 

@@ -56,6 +56,7 @@ class Generator:
             max_decode_length=settings.max_decode_length,
             max_input_length=settings.max_input_length,
             batch_size=batch_size,
+            threshold_by_position=None if threshold is None else entry.threshold_by_position,
         )
 
     @classmethod

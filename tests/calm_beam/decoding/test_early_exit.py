@@ -18,6 +18,7 @@ from calm_beam.checkpoints import Checkpoint
 from calm_beam.decoding.early_exit import EarlyExitDecoder, EarlyExitResult
 from calm_beam.decoding.sweep import SweepDecoder, SweepResult
 from calm_beam.exits.rule import CONFIDENCES, ExitRule
+from calm_beam.exits.schedule import scheduled_thresholds
 from calm_beam.model import EarlyExitT5, parameter_shapes
 from tests.builders import build_arrays, build_checkpoint, build_config, build_prompts, checkpoint_of
 
@@ -27,7 +28,7 @@ pytestmark = pytest.mark.usefixtures("strict_promotion")
 _CONFIG = build_config(num_encoder_layers=1, num_decoder_layers=3, exit_classifier=2)
 _DEPTH = _CONFIG.num_decoder_layers
 _STEPS = 10
-_THRESHOLDS = (1.0, 0.93, 0.7, 0.3, 0.0)
+_THRESHOLDS = (1.0, 0.93, 0.7, 0.5, 0.3, 0.0)
 _RULE = ExitRule()
 _SERVED = tuple(name for name in CONFIDENCES if name != "oracle")
 _PROPAGATIONS = ("from_exit", "from_first_exit", "projected")
@@ -349,11 +350,48 @@ def test_rules_that_need_the_full_model_are_refused(rule: ExitRule, named: str, 
 
 
 @pytest.mark.parametrize("sizes", [{"max_decode_length": 0}, {"max_input_length": 0}, {"batch_size": -1}], ids=str)
-def test_sizes_below_one_are_refused(sizes: Mapping[str, int]) -> None:
+def test_sizes_below_one_are_refused(sizes: Mapping[str, Any]) -> None:
     """Lengths and batch size must be at least 1; the message names the one that is not."""
     ((name, value),) = sizes.items()
     with pytest.raises(ValueError, match=f"{name} must be at least 1, got {value}"):
         EarlyExitDecoder(build_checkpoint(_CONFIG), _RULE, threshold=0.5, **{"max_decode_length": 5, **sizes})
+
+
+def test_thresholds_by_position_take_the_place_of_the_schedule() -> None:
+    """Given what Eq. 5 makes of a threshold, a decoder of the constant schedule generates as one of that schedule."""
+    checkpoint, decay = build_checkpoint(_CONFIG), ExitRule(schedule="decay", tau=4.0)
+    positions = scheduled_thresholds(decay, (0.6,), _STEPS)[:, 0].tolist()
+    decoder = EarlyExitDecoder(
+        checkpoint, ExitRule(), threshold=0.6, max_decode_length=_STEPS, threshold_by_position=positions
+    )
+    expected = _decode(checkpoint, decay, _PROMPTS, 0.6)
+    constant = _decode(checkpoint, ExitRule(), _PROMPTS, 0.6)
+    assert any((one.exit_layers != other.exit_layers).any() for one, other in zip(expected, constant, strict=True))
+    for index, result in decoder.decode(_PROMPTS):
+        _assert_same(result, expected[index])
+
+
+@pytest.mark.parametrize(
+    ("threshold", "positions", "message"),
+    [
+        (0.5, [0.5] * 4, "must be 5 numbers beside a threshold, got 4 numbers beside 0.5"),
+        (None, [0.5] * 5, "must be 5 numbers beside a threshold, got 5 numbers beside None"),
+        (0.5, [0.5] * 4 + [1.5], r"must be numbers in \[0, 1\], got "),
+        (0.5, [0.5] * 4 + [float("nan")], r"must be numbers in \[0, 1\], got "),
+    ],
+)
+def test_thresholds_by_position_that_do_not_fit_are_refused(
+    threshold: float | None, positions: list[float], message: str
+) -> None:
+    """There is one for each token, and none for the full model."""
+    with pytest.raises(ValueError, match=message):
+        EarlyExitDecoder(
+            build_checkpoint(_CONFIG),
+            _RULE,
+            threshold=threshold,
+            max_decode_length=5,
+            threshold_by_position=positions,
+        )
 
 
 def test_a_rule_that_does_not_fit_the_model_is_refused() -> None:

@@ -4,7 +4,8 @@ import logging
 import platform
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
+from typing import Any
 
 import jax
 import numpy as np
@@ -15,6 +16,7 @@ from calm_beam.decoding.memory import Budget, choose_budget, keep_freed_memory
 from calm_beam.decoding.shared import SharedSweep
 from calm_beam.decoding.sweep import SweepDecoder, SweepResult
 from calm_beam.exits.rule import ExitRule
+from calm_beam.model import T5Config
 from tests.builders import build_checkpoint, build_config
 
 _STEPS, _THRESHOLDS = 8, (0.7, 0.4, 0.1)
@@ -159,22 +161,28 @@ print(held - kept, kept - resident())
 
 
 def test_every_sweep_gives_back_and_few_sizes_are_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sweeps of five to eight prompts hold the same buffers; each gives freed memory back, also one that is left."""
-    sizes, returns = set(), []
-    embed = device_steps.embed
+    """Sweeps of nine to twelve prompts hold the same buffers; each gives freed memory back, also one that is left."""
+    states_sizes, source_sizes, returns = set(), set(), []
+    embed, admit = device_steps.embed, device_steps.admit
 
-    def watched(embedding: jax.Array, states: jax.Array, *rest: object) -> jax.Array:
-        sizes.add(states.shape)
+    def watched_embed(embedding: jax.Array, states: jax.Array, *rest: object) -> jax.Array:
+        states_sizes.add(states.shape)
         return embed(embedding, states, *rest)
 
-    monkeypatch.setattr(device_steps, "embed", watched)
+    def watched_admit(config: T5Config, parameters: object, cross: object, mask: jax.Array, *rest: Any) -> Any:
+        source_sizes.add((mask.shape, rest[0].shape))
+        return admit(config, parameters, cross, mask, *rest)
+
+    monkeypatch.setattr(device_steps, "embed", watched_embed)
+    monkeypatch.setattr(device_steps, "admit", watched_admit)
     monkeypatch.setattr(shared, "return_freed_memory", lambda: returns.append(1))
     sweep = _sweep(Budget(slots=12, tokens=100_000))
-    for count in (5, 6, 7, 8):
+    for count in (9, 10, 11, 12):
         assert len(dict(sweep.decode(_prompts(count)))) == count
-    left = sweep.decode(_prompts(8))
+    left = sweep.decode(_prompts(12))
+    assert isinstance(left, Generator)
     next(left)
     assert len(returns) == 4
     left.close()
     assert len(returns) == 5
-    assert len(sizes) == 1
+    assert len(states_sizes) == len(source_sizes) == 1

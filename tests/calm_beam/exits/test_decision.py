@@ -24,14 +24,16 @@ def _strict() -> Iterator[None]:
         yield
 
 
-@functools.partial(jax.jit, static_argnums=1)
-def _decided(logits: jax.Array, measure: str) -> tuple[jax.Array, ...]:
+def _in_blocks(logits: jax.Array, measure: str) -> tuple[jax.Array, ...]:
     return decision._in_blocks(_cut, logits, measure=measure, vocab_size=logits.shape[1])
+
+
+_decided = functools.partial(jax.jit, static_argnums=1)(_in_blocks)
 
 
 def _afresh(logits: np.ndarray, measure: str) -> tuple[jax.Array, ...]:
     """Returns what `_decided` does, compiled for the sizes of blocks as they are now."""
-    return jax.jit(functools.partial(_decided.__wrapped__, measure=measure))(logits)
+    return jax.jit(functools.partial(_in_blocks, measure=measure))(logits)
 
 
 def _cut(logits: jax.Array, first: Any, entries: int) -> jax.Array:
@@ -111,7 +113,8 @@ def test_a_row_that_is_not_finite_says_so(measure: str, vocab_size: int, value: 
     broken[marked, marked] = value
     decided = _decide(broken, measure)
     assert not decided["is_finite"][marked].any()
-    assert ((decided["token"] >= 0) & (decided["token"] < vocab_size)).all()
+    expected = 0 if np.isnan(value) else marked
+    np.testing.assert_array_equal(decided["token"][marked], expected)
     for name in _NAMES:
         np.testing.assert_array_equal(decided[name][1::2], clean[name][1::2])
     if measure != "state":
@@ -126,13 +129,16 @@ def test_a_row_of_nan_or_of_nothing_is_not_finite() -> None:
         assert not _decide(logits, measure)["is_finite"].any()
 
 
-def test_minus_infinity_forbids_a_token_only() -> None:
-    """A logit of minus infinity has probability 0; the row is finite as long as its largest is."""
-    logits = _logits(4, 256)
-    logits[:, 7:] = -np.inf
-    expected = np.sort(scipy.special.softmax(logits[:, :7].astype(np.float64), axis=-1))
+@pytest.mark.parametrize("vocab_size", [256, 5000])
+@pytest.mark.parametrize("allowed", [slice(0, 7), slice(-7, None)])
+def test_minus_infinity_forbids_a_token_only(vocab_size: int, allowed: slice) -> None:
+    """A logit of minus infinity has probability 0, whole blocks of it too; the row is finite as its largest is."""
+    logits = np.full((4, vocab_size), -np.inf, np.float32)
+    logits[:, allowed] = _logits(4, 7)
+    expected = np.sort(scipy.special.softmax(logits[:, allowed].astype(np.float64), axis=-1))
     decided = _decide(logits)
     assert decided["is_finite"].all()
+    np.testing.assert_array_equal(decided["token"], np.argmax(logits, axis=-1))
     np.testing.assert_allclose(decided["confidence"], expected[:, -1] - expected[:, -2], rtol=1e-5)
 
 

@@ -6,12 +6,14 @@ import json
 import pathlib
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from benchmarks.process import CompileTime
 from calm_beam.checkpoints import Checkpoint, load_checkpoint
+from calm_beam.decoding import early_exit
 from calm_beam.decoding.prompts import encode_prompt
 from calm_beam.decoding.settings import DecodeSettings
 from calm_beam.decoding.sweep import SweepDecoder
@@ -75,6 +77,16 @@ def test_answers_are_the_lanes_of_the_sweep(rule: ExitRule, threshold: float | N
         assert answer.exit_layers == tuple(expected[index].exit_layers[lane, :length])
         assert answer.confidences == pytest.approx(expected[index].confidences[lane, :length], abs=1e-5)
         assert answer.text == " ".join(str(token) for token in answer.tokens if token != 1)
+
+
+def test_the_manifests_thresholds_are_compared_with(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the schedule came to where it was calibrated is served, whatever this machine would make of it."""
+    rule = ExitRule(schedule="decay", tau=4.0)
+    options: dict[str, Any] = {"entries": (build_entry(0.6, rule=rule),), "rule": rule}
+    expected = _generator(**options).generate_batch(_PROMPTS)
+    monkeypatch.setattr(early_exit, "scheduled_thresholds", lambda *_: np.zeros((STEPS, 1), np.float32))
+    assert _generator(**options).generate_batch(_PROMPTS) == expected
+    assert max(layer for answer in expected for layer in answer.exit_layers) > 1
 
 
 def test_layers_are_counted(generator: Generator) -> None:

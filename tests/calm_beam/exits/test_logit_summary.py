@@ -1,0 +1,77 @@
+"""The laws of merging: however logits are cut into parts, their summary is the same."""
+
+import functools
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import scipy.special
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from calm_beam.exits import logit_summary
+from calm_beam.exits.logit_summary import Summary
+
+pytestmark = pytest.mark.usefixtures("strict_promotion")
+
+# Few values, so that ties are frequent.
+_LOGITS = st.lists(st.sampled_from([-np.inf, -3.0, 0.0, 1.5, 1.5, 7.25, np.inf, np.nan]), min_size=1, max_size=6)
+# Every length is compiled once.
+_slowly = settings(deadline=None)
+
+
+def _parts(logits: list[float]) -> Summary:
+    """Returns a summary of each logit by itself, (1, logits)."""
+    values = jnp.array([logits], jnp.float32)
+    is_nan = jnp.isnan(values)
+    index = jnp.arange(len(logits), dtype=jnp.int32)[None]
+    return Summary(
+        jnp.where(is_nan, jnp.float32(jnp.inf), values),
+        jnp.where(is_nan, -1, index),
+        jnp.full_like(values, -jnp.inf),
+        jnp.ones_like(values),
+    )
+
+
+def _folded(parts: Summary, order: list[int]) -> Summary:
+    columns = [Summary(*(values[:, place : place + 1] for values in parts)) for place in order]
+    return functools.reduce(logit_summary.merged, columns, logit_summary.nothing((1, 1)))
+
+
+def _assert_same(one: Summary, other: Summary) -> None:
+    found, expected = logit_summary.settled(one), logit_summary.settled(other)
+    for name in ("largest", "token", "total"):
+        np.testing.assert_allclose(getattr(found, name), getattr(expected, name), rtol=1e-6)
+    if not np.isnan(expected.largest).any():
+        np.testing.assert_array_equal(found.second, expected.second)
+
+
+@_slowly
+@given(logits=_LOGITS, data=st.data())
+def test_any_order_and_the_union_at_once_are_the_same(logits: list[float], data: st.DataObject) -> None:
+    """Merged one by one in any order, beginning with nothing, parts have the summary of their union."""
+    parts = _parts(logits)
+    order = data.draw(st.permutations(range(len(logits))))
+    _assert_same(_folded(parts, order), logit_summary.union(parts))
+
+
+@_slowly
+@given(logits=_LOGITS)
+def test_the_summary_is_that_of_the_sorted_logits(logits: list[float]) -> None:
+    """Largest, its first index, runner-up and sum are numpy's; NaN counts as the largest, and leaves nothing to use."""
+    largest, token, second, total = (
+        values.item() for values in logit_summary.settled(_folded(_parts(logits), [*range(len(logits))]))
+    )
+    if np.isnan(logits).any():
+        assert np.isnan(largest)
+        assert token == 0
+        assert np.isnan(total)
+        return
+    ordered = np.sort(logits)
+    assert largest == ordered[-1]
+    assert token == int(np.argmax(logits))
+    assert second == (ordered[-2] if len(logits) > 1 else -np.inf)
+    if np.isfinite(largest):
+        assert total == pytest.approx(np.exp(scipy.special.logsumexp(logits) - largest), rel=1e-6)
+    else:
+        assert np.isnan(total)

@@ -45,9 +45,10 @@ class Batch:
         self._lanes = lanes
         # Sizes of buffers are parts of the compiled shapes: few, whatever the number of prompts.
         slots = min(budget.slots, buffer_bucket(sum(len(members) for members in members_by_width.values())))
-        # A third of the tokens for sources, each width at a time; there is always room for one prompt.
+        # A third of the tokens for sources, an equal part of it for each width; there is always room for one prompt.
+        part = budget.tokens // (3 * len(members_by_width))
         places = {
-            width: max(1, min(slots, buffer_bucket(len(members)), budget.tokens // (3 * width)))
+            width: max(1, min(slots, buffer_bucket(len(members)), part // width))
             for width, members in members_by_width.items()
         }
         self._most_nodes = max(lanes * steps, budget.tokens - sum(width * count for width, count in places.items()))

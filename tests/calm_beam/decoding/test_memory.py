@@ -11,7 +11,7 @@ import jax
 import numpy as np
 import pytest
 
-from calm_beam.decoding import device_steps, shared
+from calm_beam.decoding import batch, device_steps, shared
 from calm_beam.decoding.memory import Budget, choose_budget, keep_freed_memory
 from calm_beam.decoding.shared import SharedSweep
 from calm_beam.decoding.sweep import SweepDecoder, SweepResult
@@ -62,6 +62,30 @@ def test_prompts_give_way_where_the_budget_is_short() -> None:
     one = _sweep(Budget(slots=12, tokens=32 + lanes.size), lanes)
     _assert_same(dict(one.decode(_prompts(12))), expected)
     assert short.work.prompts == one.work.prompts == roomy.work.prompts == 12
+
+
+def test_sources_and_outputs_together_stay_within_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Positions of all widths and of every layer's store are never more than the budget's, and all prompts end."""
+    sources: dict[int, int] = {}
+    held: set[int] = set()
+    make_sources, attend = batch.Sources, device_steps.attend_to_output
+
+    def watched_sources(config: T5Config, *, width: int, places: int) -> Any:
+        sources[width] = places * width
+        return make_sources(config, width=width, places=places)
+
+    def watched_attend(*arguments: Any) -> Any:
+        held.add(arguments[3][0].shape[0])
+        return attend(*arguments)
+
+    monkeypatch.setattr(batch, "Sources", watched_sources)
+    monkeypatch.setattr(device_steps, "attend_to_output", watched_attend)
+    lengths = [5] * 30 + [40] * 15 + [100] * 7 + [200] * 3
+    budget = Budget(slots=55, tokens=3000)
+    sweep = SharedSweep(_CHECKPOINT, ExitRule(), _lanes(_STEPS, _THRESHOLDS), max_input_length=256, budget=budget)
+    assert len(dict(sweep.decode([[7] * length for length in lengths]))) == len(lengths)
+    assert sorted(sources) == [32, 64, 128, 256]
+    assert sum(sources.values()) + max(held) <= 3000
 
 
 def test_a_full_device_halves_the_budget(

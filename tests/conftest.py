@@ -1,4 +1,4 @@
-"""Fixtures for all tests: a Google Cloud Storage on this machine, for those that ask for it."""
+"""For all tests: compiled code shared between their processes; a Google Cloud Storage on this machine, on request."""
 
 import itertools
 import pathlib
@@ -11,6 +11,13 @@ if TYPE_CHECKING:
     from tests.cloud.service import CloudService
 
 _bucket_numbers = itertools.count(1)
+
+
+def pytest_configure() -> None:
+    """Has all processes share what they compile, which is most of their time, in the folder that `calm-beam` uses."""
+    from calm_beam.decoding.compilation import use_compilation_cache
+
+    use_compilation_cache()
 
 
 @pytest.fixture(scope="session")

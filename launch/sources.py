@@ -104,20 +104,20 @@ def decoded_source(flags: argparse.Namespace, output: str, earlier: EarlierResul
             return folders[-1]
 
         def decode(pipeline: beam.Pipeline, folder: str, progress: ProgressLog) -> beam.PCollection:
-            above = None
+            plan = dataclasses.replace(runs[place].plan(flags, folder, job=jobs[place]), goes_on=place + 1 < len(jobs))
             if place:
-                thresholds = jobs[place - 1].settings.thresholds
+                upper = jobs[place - 1]
                 above = StoredGenerations(
-                    directory=folders[place - 1], num_shards=flags.num_shards, thresholds=thresholds
+                    directory=folders[place - 1], num_shards=flags.num_shards, thresholds=upper.settings.thresholds
                 )
-            plan = runs[place].plan(flags, folder, job=jobs[place])
+                plan = dataclasses.replace(plan, above=above, above_job=upper.digest())
             return (
                 pipeline
                 | "ReadExamples"
                 >> ReadExamples(run.paths, flags.num_shards, needs_references, progress, flags.cluster_key, run.reading)
                 | "DecodeExamples"
                 >> DecodeExamples(
-                    dataclasses.replace(plan, above=above, goes_on=place + 1 < len(jobs)),
+                    plan,
                     progress,
                     accelerator_hint=flags.accelerator.hint() if flags.accelerator else None,
                     needs_accelerator=flags.accelerator is not None,

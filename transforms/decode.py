@@ -57,6 +57,7 @@ class DecodePlan:
       model_copies: Most copies of the model in one process; threads beyond them wait.
       above: Where the upper part of the grid is stored, complete; the settings' grid begins with it, and only what
         follows is decoded. None if all of it is.
+      above_job: Digest of the job of that part, by which its shards are known; None if there is none.
       goes_on: Whether another run is to go on below this grid.
     """
 
@@ -76,6 +77,7 @@ class DecodePlan:
     num_shards: int
     model_copies: int = 1
     above: StoredGenerations | None = None
+    above_job: str | None = None
     goes_on: bool = False
 
     def shard_path(self, shard: int) -> str:
@@ -130,19 +132,23 @@ class DecodeExamples(beam.PTransform):
 
 
 class _CheckStored(beam.DoFn):
-    """Yields the numbers of shards, and fails for one that is stored but not what would be decoded now."""
+    """Yields the numbers of shards, and fails for one that is stored, or was above, of other examples than now."""
 
     def __init__(self, plan: DecodePlan) -> None:
         self._plan = plan
 
     def process(self, element: tuple[int, Iterable[Example]]) -> Iterator[int]:
-        shard, examples = element
-        _taken_over(self._plan, shard, with_unique_ids(examples))
+        shard, unordered = element
+        examples = with_unique_ids(unordered)
+        _taken_over(self._plan, shard, examples)
+        _path_above(self._plan, shard, examples)
         yield shard
 
 
 def _check_folder(shards: list[int], *, plan: DecodePlan) -> bool:
     check_files(plan.directory, shards, num_shards=plan.num_shards)
+    if plan.above is not None:
+        check_files(plan.above.directory, shards, num_shards=plan.num_shards)
     return True
 
 
@@ -157,11 +163,7 @@ def _taken_over(plan: DecodePlan, shard: int, examples: list[Example]) -> Stored
     if not is_file(path):
         return None
     stored = stored_shard(path)
-    if stored.digest != shard_digest(plan.job, shard, examples):
-        raise GenerationsError(
-            f"{path}: was decoded from other examples than the data give now for shard {shard} of {plan.num_shards}, "
-            "so the data have changed since. Restore them, or decode anew with --overwrite."
-        )
+    _require_examples(stored, path, job=plan.job, examples=examples, num_shards=plan.num_shards)
     if stored.failed and plan.on_error == "fail":
         name, reason = stored_failures(path)[0]
         raise DataError(
@@ -169,6 +171,32 @@ def _taken_over(plan: DecodePlan, shard: int, examples: list[Example]) -> Stored
             "--on_error=worst_case, or decode anew with --overwrite."
         )
     return stored
+
+
+def _path_above(plan: DecodePlan, shard: int, examples: list[Example]) -> str | None:
+    """Returns the file of a shard at the upper part of the grid, None if there is no such part.
+
+    Raises:
+      GenerationsError: If it is of other examples: outputs of different prompts must not meet in one generation.
+    """
+    if plan.above is None or plan.above_job is None:
+        return None
+    path = shard_path(plan.above.directory, shard, num_shards=plan.num_shards)
+    if not is_file(path):
+        raise GenerationsError(
+            f"{path}: is missing, although the data give {len(examples)} examples for this shard: they have changed "
+            "since the upper part of the grid was decoded. Restore them, or decode anew with --overwrite."
+        )
+    _require_examples(stored_shard(path), path, job=plan.above_job, examples=examples, num_shards=plan.num_shards)
+    return path
+
+
+def _require_examples(stored: StoredShard, path: str, *, job: str, examples: list[Example], num_shards: int) -> None:
+    if stored.digest != shard_digest(job, stored.shard, examples):
+        raise GenerationsError(
+            f"{path}: was decoded from other examples than the data give now for shard {stored.shard} of {num_shards}, "
+            "so the data have changed since. Restore them, or decode anew with --overwrite."
+        )
 
 
 def _mark_complete(shards: list[StoredShard], count: int, *, plan: DecodePlan) -> Completion:
@@ -214,7 +242,7 @@ class _DecodeShard(beam.DoFn):
             self._progress.report("stored", stored.examples)
         else:
             # For all of a shard, before what follows sees any of it: that must not keep others waiting for the model.
-            above = _generations_above(self._plan, shard)
+            above = _generations_above(self._plan, shard, examples)
             with self._models.borrowed() as loaded:
                 generations = self._decode(
                     loaded, examples, above, limit=failure_limit(self._plan.max_failures, examples=count)
@@ -292,11 +320,11 @@ class _DecodeShard(beam.DoFn):
         )
 
 
-def _generations_above(plan: DecodePlan, shard: int) -> dict[str, Generation] | None:
+def _generations_above(plan: DecodePlan, shard: int, examples: list[Example]) -> dict[str, Generation] | None:
     """Returns the generations of a shard at the upper part of the grid, by id; None if there is no such part."""
-    if plan.above is None:
+    path = _path_above(plan, shard, examples)
+    if path is None:
         return None
-    path = shard_path(plan.above.directory, shard, num_shards=plan.num_shards)
     return {generation.example.id: generation for generation in read_generations(path)}
 
 

@@ -17,6 +17,7 @@ from .outputs import Outcome, Outputs
 from .result import KnownOutput, SweepResult
 from .shapes import buffer_bucket, most_rows, padded, path_lengths, rank_bucket, row_bucket
 from .weights import Sources, Weights
+from .widths import places_by_width
 from .work import Work
 
 # Slots are refilled once this share of them is free: each refill costs a call of the encoder of fixed shape.
@@ -45,12 +46,7 @@ class Batch:
         self._lanes = lanes
         # Sizes of buffers are parts of the compiled shapes: few, whatever the number of prompts.
         slots = min(budget.slots, buffer_bucket(sum(len(members) for members in members_by_width.values())))
-        # A third of the tokens for sources, an equal part of it for each width; there is always room for one prompt.
-        part = budget.tokens // (3 * len(members_by_width))
-        places = {
-            width: max(1, min(slots, buffer_bucket(len(members)), part // width))
-            for width, members in members_by_width.items()
-        }
+        places = places_by_width(members_by_width, tokens=budget.source_tokens(lanes * steps), slots=slots)
         self._most_nodes = max(lanes * steps, budget.tokens - sum(width * count for width, count in places.items()))
         self._tree = LaneTree(
             slots=slots,
@@ -160,7 +156,9 @@ class Batch:
             if added:
                 self._tree.grow(added)
                 wider = ((0, added), (0, 0))
-                self._cache = [(jnp.pad(keys, wider), jnp.pad(values, wider)) for keys, values in self._cache]
+                # Layer by layer, so that no more than one is held twice.
+                for layer, (keys, values) in enumerate(self._cache):
+                    self._cache[layer] = jnp.pad(keys, wider), jnp.pad(values, wider)
                 continue
             busy = np.flatnonzero(self._owners >= 0)
             assert len(busy) > 1, "the budget has room for one prompt"

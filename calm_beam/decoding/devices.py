@@ -25,7 +25,8 @@ def decode_on_devices(
       known: As in `SharedSweep.decode`.
 
     Raises:
-      Exception: What a sweep raises; the others are not waited for.
+      Exception: What a sweep raises, once the others have stopped, which they do at their next result: whoever decodes
+        again finds the devices free.
     """
     # A device runs ahead of its reader by one result at most, so that results do not pile up.
     results: queue.Queue[_Item] = queue.Queue(maxsize=len(sweeps))
@@ -53,9 +54,12 @@ def decode_on_devices(
         except BaseException as error:
             put(error)
 
-    for number, (device, sweep) in enumerate(sweeps):
-        members = by_length[number :: len(sweeps)]
-        threading.Thread(target=run, args=(device, sweep, members), daemon=True).start()
+    threads = [
+        threading.Thread(target=run, args=(device, sweep, by_length[number :: len(sweeps)]), daemon=True)
+        for number, (device, sweep) in enumerate(sweeps)
+    ]
+    for thread in threads:
+        thread.start()
     try:
         running = len(sweeps)
         while running:
@@ -68,3 +72,5 @@ def decode_on_devices(
                 yield item
     finally:
         is_abandoned.set()
+        for thread in threads:
+            thread.join()

@@ -35,6 +35,10 @@ class Budget:
     slots: int
     tokens: int
 
+    def source_tokens(self, outputs: int) -> int:
+        """Returns how many of the tokens sources may take: a third, or what is left by the outputs of one prompt."""
+        return min(self.tokens // 3, self.tokens - outputs)
+
     def halved(self) -> "Budget":
         """Returns half of it, of each at least 1."""
         return Budget(slots=max(1, self.slots // 2), tokens=max(1, self.tokens // 2))

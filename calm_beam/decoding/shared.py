@@ -20,7 +20,7 @@ from .batch import Batch
 from .memory import Budget, return_freed_memory
 from .result import KnownOutput, SweepResult
 from .weights import Weights
-from .widths import members_by_width
+from .widths import joined_widths, members_by_width
 from .work import Work
 
 _LOGGER = logging.getLogger(__name__)
@@ -86,6 +86,7 @@ class SharedSweep:
         known: Sequence[KnownOutput] | None,
     ) -> Iterator[tuple[int, SweepResult]]:
         """Yields the outputs of the given members of the prompts."""
+        members_by_width = joined_widths(members_by_width, tokens=self._budget.source_tokens(self._thresholds.size))
         batch = Batch(self._config, self._rule, self._weights, self._thresholds, self._budget, members_by_width)
         # Long prompts tend to have long outputs: begun first, they do not run alone at the end.
         waiting = {

@@ -56,11 +56,11 @@ class SweepDecoder:
           token_budget: Most positions whose keys and values are held at a time, those of the sources included; None
             for a share of the device's memory. A rule that needs the full model at every token takes no notice of it.
           with_full_model: Whether lane 0 is the full model; else lane k is the threshold k + 1.
-          devices: Where to decode, with a model on each; None for all of this process.
+          devices: Where to decode, with a model on each; None for all of this process. Of JAX's default platform.
 
         Raises:
           ValueError: If the rule does not fit the model (no exit classifier, `min_exit_layer` too high), a number is
-            below 1, or the budget has no room for one prompt.
+            below 1, the budget has no room for one prompt, or a device is of another platform.
         """
         if rule.confidence == "classifier" and not checkpoint.config.exit_classifier:
             raise ValueError("confidence 'classifier' needs decoder/meta_cls in the checkpoint, which has none.")
@@ -85,6 +85,8 @@ class SweepDecoder:
             self._plain = PlainSweep(checkpoint, rule, lanes, max_input_length=max_input_length, slots=slots)
             return
         for device in devices or jax.local_devices():
+            if device.platform != jax.default_backend():
+                raise ValueError(f"device {device} is no {jax.default_backend()}: set JAX_PLATFORMS to choose another.")
             budget = choose_budget(
                 checkpoint.config,
                 device,
@@ -120,7 +122,7 @@ class SweepDecoder:
         """
         if self._plain is not None:
             yield from self._plain.decode(prompts)
-        elif len(self._shared) == 1:
+        elif [device for device, _ in self._shared] == jax.local_devices()[:1]:
             yield from self._shared[0][1].decode(prompts, known)
         else:
             yield from decode_on_devices(self._shared, prompts, known)

@@ -1,6 +1,7 @@
 """What a decision needs of the output distribution: the best token, and how sure it is."""
 
 import functools
+import itertools
 import logging
 from collections.abc import Callable
 from typing import Any
@@ -16,8 +17,9 @@ from .logit_summary import Summary, exp_below, merged, nothing, settled
 _LOGGER = logging.getLogger(__name__)
 # Where the kernel takes over.
 _KERNEL_PLATFORMS = ("gpu", "tpu")
-# Of what the kernel is tried on: not divisible by its blocks, and more than one of them.
-_PROBE_ROWS, _PROBE_ENTRIES = 300, 2500
+# Of what the kernel is tried on: not divisible by its blocks, and more than one of them. On a GPU, a program takes one
+# block of the vocabulary if rows are few, and several if they are many.
+_PROBE_ROWS, _PROBE_ENTRIES = (300, 1100), 2500
 # Most rows, and entries of the vocabulary, whose logits are held at a time: 4 MiB, which stay in the cache. Fewer rows
 # would read the weights more often.
 _ROWS, _ENTRIES = 512, 2048
@@ -58,13 +60,14 @@ def _kernel_agrees(platform: str, *shape_and_axis: int) -> bool:
     *shape, vocab_axis = shape_and_axis
     shape[vocab_axis] = min(shape[vocab_axis], _PROBE_ENTRIES)
     generator = np.random.default_rng(0)
-    states = generator.standard_normal((_PROBE_ROWS, shape[1 - vocab_axis])).astype(np.float32)
+    states = generator.standard_normal((max(_PROBE_ROWS), shape[1 - vocab_axis])).astype(np.float32)
     weights = generator.standard_normal(shape).astype(np.float32) * np.float32(2 / np.sqrt(shape[1 - vocab_axis]))
     states[1, 0] = np.nan
     try:
-        for measure in ("softmax", "softmax_max"):
-            fused = _run_now(functools.partial(_decide_fused, platform), states, weights, vocab_axis, measure)
-            plain = _run_now(_decide_in_blocks, states, weights, vocab_axis, measure)
+        for rows, measure in itertools.product(_PROBE_ROWS, ("softmax", "softmax_max")):
+            some = states[:rows]
+            fused = _run_now(functools.partial(_decide_fused, platform), some, weights, vocab_axis, measure)
+            plain = _run_now(_decide_in_blocks, some, weights, vocab_axis, measure)
             for values, expected in zip(fused, plain, strict=True):
                 np.testing.assert_allclose(values, expected, rtol=0, atol=1e-5)
     except Exception as error:  # Whatever the compiler raises: the blocked code computes the same, only slower.

@@ -3,6 +3,7 @@
 import json
 import pathlib
 import shutil
+from collections.abc import Callable
 from typing import Any
 
 import apache_beam as beam
@@ -88,6 +89,46 @@ def test_a_run_that_died_between_blocks_goes_on(
     assert without_time(half) == without_time(whole)
     (folder,) = (tmp_path / "half" / "generations").iterdir()
     assert (folder / COMPLETE).exists()
+
+
+_OTHER = "was decoded from other examples than the data give now for shard"
+
+
+@pytest.mark.parametrize(
+    ("edit", "message"),
+    [
+        (lambda rows: [*rows[:-1], {**rows[-1], "references": ["7"]}], _OTHER),
+        (lambda rows: rows[1:], _OTHER),
+        (lambda rows: [*rows, {**rows[0], "id": "another"}], _OTHER),
+        # It alone was in its shard.
+        (lambda rows: rows[:-1], "the data have no example for this file"),
+        (lambda rows: [*rows, {"id": "new", "input_ids": [9, 8, 1], "references": ["7"]}], "is missing, although the"),
+    ],
+    ids=["changed", "removed", "added", "shard removed", "shard added"],
+)
+def test_data_that_change_between_blocks_end_the_run(
+    edit: Callable[[list[dict[str, Any]]], list[dict[str, Any]]],
+    message: str,
+    model: pathlib.Path,
+    tmp_path: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Outputs of the upper part of the grid never meet those of other prompts; nothing is published."""
+    rows = id_rows(30)
+    data = write_rows(tmp_path / "rows.jsonl", rows)
+    run_pipeline = calibrate.run_pipeline
+
+    def run_and_edit(pipeline: beam.Pipeline) -> Any:
+        metrics = run_pipeline(pipeline)
+        write_rows(data, edit(rows))
+        return metrics
+
+    monkeypatch.setattr(calibrate, "run_pipeline", run_and_edit)
+    flags = ("--delta=0.3,0.6", "--sweep=lazy", "--num_shards=64")
+    assert _calibrate(model, data, tmp_path / "out", *flags) == 1
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "out" / "manifest.json").exists()
 
 
 def test_another_sweep_does_not_go_on_with_it(

@@ -7,7 +7,10 @@ import sys
 import pytest
 
 _PROGRAM = """
+import time
+
 import jax, numpy as np
+from calm_beam.decoding import device_steps
 from calm_beam.decoding.devices import decode_on_devices
 from calm_beam.decoding.sweep import SweepDecoder
 from calm_beam.exits.rule import ExitRule
@@ -26,6 +29,19 @@ for index in expected:
     np.testing.assert_array_equal(found[index].tokens, expected[index].tokens)
 assert (two.work.tokens, two.work.layer_rows) == (one.work.tokens, one.work.layer_rows)
 
+second = SweepDecoder(build_checkpoint(), ExitRule(), devices=devices[1:], **settings)
+embed, used = device_steps.embed, set()
+
+def watched(embedding, states, *rest):
+    used.update(states.devices())
+    return embed(embedding, states, *rest)
+
+device_steps.embed = watched
+found = dict(second.decode(prompts))
+assert used == {devices[1]}, used
+for index in expected:
+    np.testing.assert_array_equal(found[index].tokens, expected[index].tokens)
+
 class Broken:
     def decode(self, prompts, known):
         raise ValueError("no use")
@@ -36,13 +52,34 @@ except ValueError as error:
     assert str(error) == "no use"
 else:
     raise AssertionError("the error of a device was lost")
+
+class Slow:
+    is_running = False
+
+    def decode(self, prompts, known):
+        self.is_running = True
+        try:
+            for index in range(len(prompts)):
+                time.sleep(0.2)
+                yield index, None
+        finally:
+            self.is_running = False
+
+slow = Slow()
+try:
+    list(decode_on_devices([(devices[0], slow), (devices[1], Broken())], prompts, None))
+except ValueError:
+    assert not slow.is_running, "a device is still busy when the next call could come"
 print("same")
 """
 
 
 @pytest.mark.timeout(180)
 def test_two_devices_give_the_outputs_of_one() -> None:
-    """Prompts spread over two devices come back all, once, and as from one; a device's error is raised."""
+    """Prompts spread over two devices come back all, once, and as from one, also from the second alone.
+
+    A device's error is raised when the others have stopped.
+    """
     run = subprocess.run(
         [sys.executable, "-c", _PROGRAM],
         env={**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=2"},

@@ -64,7 +64,22 @@ def test_prompts_give_way_where_the_budget_is_short() -> None:
     assert short.work.prompts == one.work.prompts == roomy.work.prompts == 12
 
 
-def test_sources_and_outputs_together_stay_within_the_budget(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("tokens", "thresholds", "widths"),
+    [
+        (3000, 3, [32, 64, 128, 256]),
+        # The least that is accepted: one place, of the widest.
+        (256 + 4 * _STEPS, 3, [256]),
+        (256 + 41 * _STEPS, 40, [256]),
+        # Room for some widths: the narrowest prompts are padded further.
+        (1200, 3, [128, 256]),
+        # Outputs take most of it.
+        (1190, 99, [128, 256]),
+    ],
+)
+def test_sources_and_outputs_together_stay_within_the_budget(
+    tokens: int, thresholds: int, widths: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Positions of all widths and of every layer's store are never more than the budget's, and all prompts end."""
     sources: dict[int, int] = {}
     held: set[int] = set()
@@ -81,11 +96,12 @@ def test_sources_and_outputs_together_stay_within_the_budget(monkeypatch: pytest
     monkeypatch.setattr(batch, "Sources", watched_sources)
     monkeypatch.setattr(device_steps, "attend_to_output", watched_attend)
     lengths = [5] * 30 + [40] * 15 + [100] * 7 + [200] * 3
-    budget = Budget(slots=55, tokens=3000)
-    sweep = SharedSweep(_CHECKPOINT, ExitRule(), _lanes(_STEPS, _THRESHOLDS), max_input_length=256, budget=budget)
+    lanes = _lanes(_STEPS, np.linspace(0.9, 0.1, thresholds).tolist())
+    budget = Budget(slots=55, tokens=tokens)
+    sweep = SharedSweep(_CHECKPOINT, ExitRule(), lanes, max_input_length=256, budget=budget)
     assert len(dict(sweep.decode([[7] * length for length in lengths]))) == len(lengths)
-    assert sorted(sources) == [32, 64, 128, 256]
-    assert sum(sources.values()) + max(held) <= 3000
+    assert sorted(sources) == widths
+    assert sum(sources.values()) + max(held) <= tokens
 
 
 def test_a_full_device_halves_the_budget(
@@ -153,6 +169,20 @@ def test_a_budget_without_room_for_one_prompt_is_refused() -> None:
         SweepDecoder(
             _CHECKPOINT, ExitRule(), thresholds=_THRESHOLDS, max_decode_length=8, max_input_length=32, token_budget=63
         )
+
+
+def test_devices_of_another_platform_are_refused() -> None:
+    """What is compiled is for JAX's default platform."""
+
+    class Gpu:
+        platform = "gpu"
+
+        def __str__(self) -> str:
+            return "gpu:0"
+
+    devices: Any = [Gpu()]
+    with pytest.raises(ValueError, match=r"device gpu:0 is no cpu: set JAX_PLATFORMS"):
+        SweepDecoder(_CHECKPOINT, ExitRule(), thresholds=_THRESHOLDS, max_decode_length=8, devices=devices)
 
 
 def test_memory_can_be_kept_twice() -> None:

@@ -55,7 +55,7 @@ def accelerator(monkeypatch: pytest.MonkeyPatch, _unknown: None) -> pytest.Monke
     """`decide` takes this machine for a GPU."""
     monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
     # Still more than a block of each, and quick to interpret.
-    monkeypatch.setattr(decision, "_PROBE_ROWS", 70)
+    monkeypatch.setattr(decision, "_PROBE_ROWS", (70, 130))
     monkeypatch.setattr(decision, "_PROBE_ENTRIES", 300)
     return monkeypatch
 

@@ -179,8 +179,9 @@ def _path_above(plan: DecodePlan, shard: int, examples: list[Example]) -> str | 
     Raises:
       GenerationsError: If it is of other examples: outputs of different prompts must not meet in one generation.
     """
-    if plan.above is None or plan.above_job is None:
+    if plan.above is None:
         return None
+    assert plan.above_job is not None, "the part above has a job"
     path = shard_path(plan.above.directory, shard, num_shards=plan.num_shards)
     if not is_file(path):
         raise GenerationsError(

@@ -8,11 +8,13 @@ import zlib
 from collections.abc import Iterator, Mapping
 from typing import Any, BinaryIO
 
+from calm_beam.errors import CalmBeamError
+
 # Ids are decoded and stored as int32.
 _LARGEST_ID = 2**31 - 1
 
 
-class DataError(ValueError):
+class DataError(CalmBeamError, ValueError):
     """An example that is malformed, or a data set that cannot be calibrated on."""
 
 

@@ -5,8 +5,10 @@ import os
 import threading
 from typing import Any
 
+from calm_beam.errors import CalmBeamError
 
-class MissingExtraError(ValueError):
+
+class MissingExtraError(CalmBeamError, ValueError):
     """A package is needed that the plain installation of calm-beam does not bring."""
 
 

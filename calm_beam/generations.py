@@ -14,6 +14,7 @@ import pyarrow
 import pyarrow.compute
 import pyarrow.parquet
 
+from calm_beam.errors import CalmBeamError
 from calm_beam.examples import Example
 from calm_beam.storage import open_input, replacing
 
@@ -74,7 +75,7 @@ class StoredShard:
     digest: str
 
 
-class GenerationsError(ValueError):
+class GenerationsError(CalmBeamError, ValueError):
     """Stored generations that cannot be trusted, or are not those that were asked for."""
 
 

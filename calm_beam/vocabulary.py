@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import sentencepiece
 from google.protobuf.message import DecodeError
 
+from calm_beam.errors import CalmBeamError
 from calm_beam.storage import open_input
 
 PAD_ID = 0
@@ -14,7 +15,7 @@ EOS_ID = 1
 UNK_ID = 2
 
 
-class VocabularyError(ValueError):
+class VocabularyError(CalmBeamError, ValueError):
     """A SentencePiece model that cannot be read or does not follow T5's conventions."""
 
 

@@ -7,6 +7,7 @@ import importlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from calm_beam.errors import CalmBeamError
 from calm_beam.exits.rule import CONFIDENCES, SCHEDULES, STATE_PROPAGATIONS, TOKEN_SOURCES
 from calm_beam.seqio_names import seqio_name
 
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
     from apache_beam.options.pipeline_options import PipelineOptions
 
 
-class UsageError(ValueError):
+class UsageError(CalmBeamError, ValueError):
     """A flag or its value is wrong; nothing has been done."""
 
 

@@ -23,6 +23,7 @@ import math
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 
+from calm_beam.errors import CalmBeamError
 from calm_beam.manifest import Calibration, Manifest, ManifestError, read_manifest
 from calm_beam.risk.monitor import RiskMonitor
 from calm_beam.storage import (
@@ -46,7 +47,7 @@ _STREAM = "-"
 _LOSSES_BETWEEN_SAVES = 100
 
 
-class MonitorError(ValueError):
+class MonitorError(CalmBeamError, ValueError):
     """Losses or a stored state that cannot be used."""
 
 

@@ -1,5 +1,6 @@
 """Which Beam runner executes a pipeline, and what its failures say."""
 
+import importlib
 import re
 import sys
 import traceback
@@ -10,6 +11,8 @@ from apache_beam.options.pipeline_options import DirectOptions, PipelineOptions,
 from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 from apache_beam.runners.runner import PipelineResult, PipelineRunner, create_runner
 from apache_beam.transforms.environments import Environment
+
+from calm_beam.errors import CalmBeamError
 
 from .dataflow import job_address, template_location
 from .flags import UsageError
@@ -26,7 +29,7 @@ _ENDPOINT_SECONDS = 10
 _JOB_SECONDS = 10_000_000
 
 
-class PipelineError(RuntimeError):
+class PipelineError(CalmBeamError, RuntimeError):
     """A pipeline ended without a result; its message is the first cause in words."""
 
 
@@ -118,7 +121,7 @@ def run_pipeline(pipeline: beam.Pipeline) -> RunMetrics | None:
         name, message = _last_error(trace)
         if message == "KeyboardInterrupt":
             raise KeyboardInterrupt from error
-        if name not in _OWN_ERRORS:
+        if not _is_own(name):
             # Nothing that the user did is known to cause this: what helps is where it happened.
             traceback.print_exception(error)
         raise PipelineError(first_cause(trace)) from error
@@ -135,31 +138,30 @@ def _wait(result: PipelineResult, address: str | None) -> None:
         raise KeyboardInterrupt(f"the job goes on: {address}") from error
 
 
-_ERROR_LINE = re.compile(r"^(?:[\w.]+\.)?(\w*(?:Error|Exception|Interrupt)): ", re.MULTILINE)
+_ERROR_LINE = re.compile(r"^([\w.]*(?:Error|Exception|Interrupt)): ", re.MULTILINE)
 _STEP_SUFFIX = re.compile(r" \[while running .*$", re.DOTALL)
-_OWN_ERRORS = (
-    "DataError",
-    "DecodeError",
-    "MetricError",
-    "CheckpointError",
-    "VocabularyError",
-    "ManifestError",
-    "EvidenceError",
-    "GenerationsError",
-    "StorageError",
-    "UsageError",
-    "WorkerError",
-)
 
 
 def first_cause(trace: str) -> str:
-    r"""Returns what a runner's text says of the error it ends with: our own in its words alone, others with their type.
+    """Returns what a runner's text says of the error it ends with: our own in its words alone, others with their type.
 
-    >>> first_cause("Traceback (most recent call last):\n  ...\na.DataError: bad line [while running 'Parse']")
-    'bad line'
+    >>> first_cause("calm_beam.examples.DataError: bad [while running 'Parse']")
+    'bad'
     """
     name, message = _last_error(trace)
-    return message if name in _OWN_ERRORS or not name else f"{name}: {message}"
+    return message if not name or _is_own(name) else f"{name.rpartition('.')[2]}: {message}"
+
+
+def _is_own(name: str) -> bool:
+    """Returns whether a traceback's name of a class is one of our errors."""
+    module, _, class_name = name.rpartition(".")
+    if not module.startswith("calm_beam."):
+        return False
+    try:
+        named = getattr(importlib.import_module(module), class_name, None)
+    except ImportError:
+        return False
+    return isinstance(named, type) and issubclass(named, CalmBeamError)
 
 
 def _last_error(trace: str) -> tuple[str, str]:

@@ -37,6 +37,8 @@ from apache_beam.runners.worker.data_plane import _GrpcDataChannel
 from apache_beam.utils import thread_pool_executor
 from google.protobuf import json_format, text_format
 
+from calm_beam.errors import CalmBeamError
+
 # Importing Beam takes seconds, on a busy machine many; a process that has not connected by then never will.
 _CONNECT_SECONDS = 300
 # For a worker to end by itself once its connection is closed; it may be in the middle of a shard of a failed run.
@@ -68,7 +70,7 @@ def provision_info(options: PipelineOptions) -> ExtendedProvisionInfo:
     )
 
 
-class WorkerError(RuntimeError):
+class WorkerError(CalmBeamError, RuntimeError):
     """A worker process did not start, or was lost."""
 
 

@@ -9,12 +9,13 @@ from typing import Any
 import flax.traverse_util
 import numpy as np
 
+from calm_beam.errors import CalmBeamError
 from calm_beam.model import T5Config
 
 FloatArrays = Mapping[str, np.ndarray]
 
 
-class CheckpointError(ValueError):
+class CheckpointError(CalmBeamError, ValueError):
     """A checkpoint that cannot be read, or is not one."""
 
 

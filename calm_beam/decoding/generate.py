@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 import jax
 import numpy as np
 
+from calm_beam.errors import CalmBeamError
 from calm_beam.generations import Generation, Output
 from calm_beam.vocabulary import Vocabulary, output_text
 
@@ -13,7 +14,7 @@ from .result import KnownOutput, SweepResult
 from .sweep import SweepDecoder
 
 
-class DecodeError(RuntimeError):
+class DecodeError(CalmBeamError, RuntimeError):
     """An example that could not be decoded, or a device that cannot go on."""
 
 

@@ -6,11 +6,13 @@ import sys
 from collections.abc import Sequence
 from datetime import datetime
 
+from calm_beam.errors import CalmBeamError
+
 _UTC_TIME = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}(\.[0-9]{1,6})?Z")
 _LONGEST_SHOWN = 100
 
 
-class ManifestError(ValueError):
+class ManifestError(CalmBeamError, ValueError):
     """A manifest that cannot be trusted, or does not hold what was asked of it."""
 
 

@@ -8,6 +8,7 @@ import types
 from collections.abc import Mapping, Sequence
 from typing import cast
 
+from calm_beam.errors import CalmBeamError
 from calm_beam.metrics.best_reference import Metric as Metric
 from calm_beam.metrics.chrf import chrf
 from calm_beam.metrics.edit_distance import edit_distance
@@ -36,7 +37,7 @@ BLEURT = "bleurt"
 _BLEURT_DIGITS = 16
 
 
-class MetricError(ValueError):
+class MetricError(CalmBeamError, ValueError):
     """A metric failed on an example, or returned something that is not a score in [0, 1]."""
 
 

@@ -11,6 +11,7 @@ from calm_beam.calibration.publish import FAILURES, RISK_TABLE
 from calm_beam.calibration.record import decode_record
 from calm_beam.calibration.result import RiskRow
 from calm_beam.calibration.risk_table import read_risk_table
+from calm_beam.errors import CalmBeamError
 from calm_beam.generation_folder import Completion, DecodeJob, shard_path
 from calm_beam.generations import Generation, read_generations, stored_examples
 from calm_beam.manifest import MANIFEST, Calibration, Manifest, read_manifest
@@ -21,7 +22,7 @@ from calm_beam.storage import is_file, joined, open_input
 _ENOUGH_EXAMPLES = 20_000
 
 
-class ReportError(ValueError):
+class ReportError(CalmBeamError, ValueError):
     """Files that do not belong together, or hold more than a page can show."""
 
 

@@ -5,10 +5,11 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from calm_beam.errors import CalmBeamError
 from calm_beam.risk.statistics import Statistic
 
 
-class EvidenceError(ValueError):
+class EvidenceError(CalmBeamError, ValueError):
     """The losses that were found do not allow the p-value that was planned."""
 
 

@@ -2,12 +2,14 @@
 
 import dataclasses
 
+from calm_beam.errors import CalmBeamError
 
-class PromptError(ValueError):
+
+class PromptError(CalmBeamError, ValueError):
     """A prompt that is not served: whoever sent it has to change it."""
 
 
-class OutputError(RuntimeError):
+class OutputError(CalmBeamError, RuntimeError):
     """A prompt that was served as it should be, and has no output: the model or the device is broken."""
 
 

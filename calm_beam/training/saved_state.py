@@ -14,6 +14,7 @@ import numpy as np
 import safetensors
 import safetensors.numpy
 
+from calm_beam.errors import CalmBeamError
 from calm_beam.storage import replacing
 
 from .validation import Validation
@@ -26,7 +27,7 @@ _KEPT_STATES = 2
 Arrays = Mapping[str, np.ndarray]
 
 
-class ResumeError(ValueError):
+class ResumeError(CalmBeamError, ValueError):
     """A run that cannot be taken up: its state cannot be read, or is that of a run with other settings or data."""
 
 

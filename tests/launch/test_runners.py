@@ -79,7 +79,9 @@ Traceback (most recent call last):
     [
         ("", "the pipeline failed without a message"),
         ("  something odd\nhappened  ", "something odd\nhappened"),
-        ("DataError: a.jsonl, line 2: bad", "a.jsonl, line 2: bad"),
+        ("calm_beam.examples.DataError: a.jsonl, line 2: bad", "a.jsonl, line 2: bad"),
+        ("elsewhere.DataError: not ours", "DataError: not ours"),
+        ("calm_beam.launch.evaluate_splits.SimulatedError: gone", "SimulatedError: gone"),
         ("calm_beam.examples.DataError: bad: really", "bad: really"),
         ("OSError: [Errno 28] No space left on device: '/x'", "OSError: [Errno 28] No space left on device: '/x'"),
         (_TRACE + "calm_beam.examples.DataError: bad [while running 'Read/Parse']", "bad"),
@@ -96,7 +98,7 @@ def test_first_cause(trace: str, message: str) -> None:
 
 def test_brackets_in_a_message_survive() -> None:
     """Only Beam's suffix is cut."""
-    assert first_cause("DataError: got keys ['a'] [while running 'Parse']") == "got keys ['a']"
+    assert first_cause("calm_beam.examples.DataError: got keys ['a'] [while running 'Parse']") == "got keys ['a']"
 
 
 def _fail(_: int) -> None:

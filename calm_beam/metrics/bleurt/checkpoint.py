@@ -9,6 +9,7 @@ from typing import Any, Self
 
 import numpy as np
 
+from calm_beam.errors import CalmBeamError
 from calm_beam.extras import tensorflow_on_cpu
 from calm_beam.storage import cached_folder, is_cloud_path, joined, list_below
 
@@ -18,7 +19,7 @@ _INPUTS = ("input_ids", "input_mask", "segment_ids")
 _OUTPUT = "predictions"
 
 
-class BleurtError(ValueError):
+class BleurtError(CalmBeamError, ValueError):
     """A BLEURT checkpoint that cannot be read, or is none."""
 
 

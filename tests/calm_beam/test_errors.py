@@ -1,0 +1,42 @@
+"""Every error class of ours has the one base class."""
+
+import importlib
+import pkgutil
+
+import pytest
+
+import calm_beam
+from calm_beam.errors import CalmBeamError
+from calm_beam.examples import DataError
+
+
+def _defined_errors() -> list[type[BaseException]]:
+    """Returns all public exception classes that modules of the package define."""
+    found = []
+    for module in pkgutil.walk_packages(calm_beam.__path__, "calm_beam."):
+        if module.name.endswith("__main__"):
+            continue
+        namespace = vars(importlib.import_module(module.name))
+        found += [
+            value
+            for name, value in namespace.items()
+            if isinstance(value, type)
+            and issubclass(value, Exception)
+            and value.__module__ == module.name
+            and not name.startswith("_")
+        ]
+    return found
+
+
+def test_all_errors_have_one_base() -> None:
+    """So who calls us can tell our words from a defect; failures of workers are told apart by it too."""
+    errors = _defined_errors()
+    assert DataError in errors
+    assert len(errors) > 15
+    assert [error.__qualname__ for error in errors if not issubclass(error, CalmBeamError)] == []
+
+
+@pytest.mark.parametrize("base", [ValueError, CalmBeamError])
+def test_built_in_bases_stay(base: type[Exception]) -> None:
+    """Who catches the built-in that fits goes on to do so."""
+    assert issubclass(DataError, base)

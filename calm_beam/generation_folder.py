@@ -131,7 +131,7 @@ class DecodeJob:
             "model": self.model.to_dict(),
             "vocabulary": self.vocabulary.to_dict() if self.vocabulary else None,
             # As JSON gives it back: tuples become lists.
-            "settings": json.loads(json.dumps(dataclasses.asdict(self.settings))),
+            "settings": json.loads(json.dumps(self.settings.to_dict())),
             "dtype": DTYPE,
             "on_long": self.on_long,
             "cluster_key": self.cluster_key,

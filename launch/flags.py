@@ -8,7 +8,9 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from calm_beam.errors import CalmBeamError
-from calm_beam.exits.rule import CONFIDENCES, SCHEDULES, STATE_PROPAGATIONS, TOKEN_SOURCES
+from calm_beam.exits.measures import MEASURES, is_measure_name
+from calm_beam.exits.propagations import PROPAGATIONS
+from calm_beam.exits.rule import SCHEDULES, TOKEN_SOURCES
 from calm_beam.seqio_names import seqio_name
 
 if TYPE_CHECKING:
@@ -253,6 +255,21 @@ def _take_seqio_task(flags: argparse.Namespace) -> None:
     flags.data = (seqio_name(flags.seqio_task, flags.seqio_split or flags.default_seqio_split),)
 
 
+def confidence(text: str) -> str:
+    """Returns the name of a confidence measure, which it must be; a type of flags."""
+    if not is_measure_name(text):
+        raise argparse.ArgumentTypeError(
+            f"invalid choice: {text!r} (choose from {', '.join(map(repr, MEASURES))}, or module:function of your own)"
+        )
+    return text
+
+
+def _measures_in_words() -> str:
+    """Returns what the help says of every measure."""
+    ours = "; ".join(f"{measure.name} ({measure.meaning})" for measure in MEASURES.values())
+    return f"{ours}; or module:function of your own, of (logits) or of (state, below)"
+
+
 def add_memory_flags(group: argparse._ActionsContainer) -> None:
     """Adds the flags that say how much is decoded at a time, which moves no output."""
     group.add_argument(
@@ -268,7 +285,14 @@ def add_memory_flags(group: argparse._ActionsContainer) -> None:
 def add_exit_flags(parser: FlagParser, *, default_grid_step: float | None) -> None:
     """Adds the flags that say how tokens exit; `default_grid_step` is that of `add_decode_flags`."""
     exits = parser.add_argument_group("exits")
-    exits.add_argument("--confidence", choices=CONFIDENCES, default="softmax", help="confidence measure")
+    exits.add_argument(
+        "--confidence", type=confidence, default="softmax", help=f"confidence measure: {_measures_in_words()}"
+    )
+    exits.add_argument(
+        "--patience",
+        type=whole_number(1),
+        help="with --confidence=patience: how many layers have to agree at threshold 1",
+    )
     exits.add_argument("--thresholds", type=numbers, help="exit thresholds, comma-separated; instead of --grid_step")
     default = "" if default_grid_step is None else f"; {default_grid_step} without --thresholds"
     exits.add_argument("--grid_step", type=float, help=f"grid of its multiples below 1, down to 0{default}")
@@ -276,7 +300,7 @@ def add_exit_flags(parser: FlagParser, *, default_grid_step: float | None) -> No
     exits.add_argument("--schedule", choices=SCHEDULES, default="constant", help="threshold over output positions")
     exits.add_argument("--tau", type=float, help="temperature of a decaying schedule")
     exits.add_argument(
-        "--state_propagation", choices=STATE_PROPAGATIONS, default="from_exit", help="what skipped layers attend to"
+        "--state_propagation", choices=tuple(PROPAGATIONS), default="from_exit", help="what skipped layers attend to"
     )
     exits.add_argument(
         "--token_from",

@@ -10,6 +10,7 @@ from calm_beam.checkpoints import Checkpoint, CheckpointError, load_checkpoint
 from calm_beam.decoding.memory import checked_least_tokens
 from calm_beam.decoding.settings import DecodeSettings, descending_grid, uniform_grid
 from calm_beam.examples import DataError
+from calm_beam.exits.measures import Need, is_own, source_digest
 from calm_beam.exits.rule import ExitRule
 from calm_beam.generation_folder import DecodeJob
 from calm_beam.inputs import Reading, read_examples
@@ -126,9 +127,10 @@ def prepare_run(
         is_text = preview_data(paths, reading)
         checkpoint = load_checkpoint(flags.checkpoint)
         settings.rule.exit_layers(checkpoint.config.num_decoder_layers)
-        if settings.rule.confidence == "classifier" and not checkpoint.config.exit_classifier:
+        if settings.rule.measure().needs is Need.CLASSIFIER and not checkpoint.config.exit_classifier:
             raise UsageError(
-                f"--confidence=classifier needs decoder/meta_cls in the checkpoint; {flags.checkpoint} has none."
+                f"--confidence={settings.rule.confidence} needs decoder/meta_cls in the checkpoint; {flags.checkpoint} "
+                "has none."
             )
         vocabulary_path = flags.vocabulary or (checkpoint.vocabulary_uri if is_text else None)
         if is_text and vocabulary_path is None:
@@ -190,6 +192,8 @@ def decode_settings(flags: argparse.Namespace) -> DecodeSettings:
             token_from=flags.token_from,
             min_exit_layer=flags.min_exit_layer,
             exit_interval=flags.exit_interval,
+            patience=flags.patience,
+            confidence_source=source_digest(flags.confidence) if is_own(flags.confidence) else None,
         ),
         thresholds=grid,
         max_input_length=flags.max_input_length,

@@ -103,13 +103,13 @@ class NumpyT5:
                 memory = [*kept[layer - 1], self._key_value(layer, states[-1])]
                 states.append(self._decoder_layer(layer, memory, states[-1], encoded))
             allowed = [layer for layer in range(1, depth + 1) if may_exit(rule, layer, depth)]
-            for exit_layer in allowed:
-                confidence = self._confidence(rule.confidence, exit_layer, states)
+            for place, exit_layer in enumerate(allowed):
+                confidence = self._confidence(rule, allowed[: place + 1], states)
                 if exit_layer < depth and limit is not None:
-                    is_certain = rule.confidence in ("oracle", "static") or (rule.confidence, exit_layer) == (
-                        "state",
-                        1,
-                    )
+                    is_certain = rule.confidence in ("oracle", "static", "patience") or (
+                        rule.confidence,
+                        exit_layer,
+                    ) == ("state", 1)
                     min_margin = min(min_margin, math.inf if is_certain else abs(confidence - limit))
                     if confidence >= limit:
                         break
@@ -122,7 +122,11 @@ class NumpyT5:
                     passed_on = exit_layer if rule.state_propagation == "from_exit" else allowed[0]
                     kept[layer - 1].append(self._key_value(layer, states[passed_on]))
             logits = self.logits(states[depth if rule.token_from == "last_layer" else exit_layer])
-            compared = [logits] if rule.confidence != "oracle" else [self.logits(state) for state in states[1:]]
+            compared = (
+                [logits]
+                if rule.confidence not in ("oracle", "patience")
+                else [self.logits(state) for state in states[1:]]
+            )
             for values in compared:
                 runner_up, best = np.sort(values)[-2:]
                 min_gap = min(min_gap, float(best - runner_up))
@@ -133,8 +137,17 @@ class NumpyT5:
             tokens=tokens, exit_layers=exit_layers, confidences=confidences, min_margin=min_margin, min_gap=min_gap
         )
 
-    def _confidence(self, measure: str, layer: int, states: Sequence[np.ndarray]) -> float:
+    def _confidence(self, rule: ExitRule, asked: Sequence[int], states: Sequence[np.ndarray]) -> float:
+        """Returns the confidence at the last of the layers that were asked so far."""
+        measure, layer = rule.confidence, asked[-1]
         output, below = states[layer], states[layer - 1]
+        if measure == "patience":
+            assert rule.patience is not None
+            tokens = [int(np.argmax(self.logits(states[each]))) for each in asked[-rule.patience :]]
+            return float(np.float32(tokens.count(tokens[-1]) / rule.patience))
+        if measure == "entropy":
+            shares = _softmax(self.logits(output))
+            return float(1 + (shares * np.log(shares)).sum() / math.log(len(shares)))
         if measure == "classifier":
             return float(self.exit_score(output))
         if measure == "state":

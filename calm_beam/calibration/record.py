@@ -111,4 +111,6 @@ def decode_record(settings: DecodeSettings) -> DecodeRecord:
         max_decode_length=settings.max_decode_length,
         task_prefix=settings.task_prefix,
         dtype=DTYPE,
+        patience=rule.patience,
+        confidence_source=rule.confidence_source,
     )

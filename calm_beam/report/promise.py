@@ -3,6 +3,8 @@
 import dataclasses
 
 from calm_beam.calibration.verification import objective_of
+from calm_beam.exits.measures import MEASURES, Need
+from calm_beam.exits.propagations import PROPAGATIONS
 from calm_beam.manifest import Calibration, Manifest
 
 Parts = tuple[str, ...]
@@ -103,7 +105,9 @@ def cautions(manifest: Manifest) -> tuple[Caution, ...]:
     """Returns what a reader has to be warned of, the gravest first."""
     data, decode = manifest.data, manifest.decode
     found = []
-    if decode.confidence == "oracle" or decode.state_propagation == "full_cache":
+    measure = MEASURES.get(decode.confidence)
+    saves_nothing = measure is not None and measure.needs is Need.LAST_LOGITS
+    if saves_nothing or PROPAGATIONS[decode.state_propagation].needs_full_model:
         found.append(
             Caution(
                 "void",

@@ -58,5 +58,5 @@ def read_speedups(directory: str, manifest: Manifest) -> dict[float, float]:
 
 def _is_alike(rule: dict[str, Any], manifest: Manifest) -> bool:
     """Returns whether a measure exits as the manifest says."""
-    names = ("confidence", "schedule", "tau", "state_propagation", "min_exit_layer", "exit_interval")
-    return all(rule[name] == getattr(manifest.decode, name) for name in names)
+    names = ("confidence", "schedule", "tau", "state_propagation", "min_exit_layer", "exit_interval", "patience")
+    return all(rule.get(name) == getattr(manifest.decode, name) for name in names)

@@ -17,10 +17,11 @@ import pytest
 from calm_beam.checkpoints import Checkpoint
 from calm_beam.decoding.early_exit import EarlyExitDecoder, EarlyExitResult
 from calm_beam.decoding.sweep import SweepDecoder, SweepResult
-from calm_beam.exits.rule import CONFIDENCES, ExitRule
+from calm_beam.exits.measures import MEASURES
+from calm_beam.exits.rule import ExitRule
 from calm_beam.exits.schedule import scheduled_thresholds
 from calm_beam.model import EarlyExitT5, parameter_shapes
-from tests.builders import build_arrays, build_checkpoint, build_config, build_prompts, checkpoint_of
+from tests.builders import build_arrays, build_checkpoint, build_config, build_prompts, build_rule, checkpoint_of
 
 pytestmark = pytest.mark.usefixtures("strict_promotion")
 
@@ -30,7 +31,7 @@ _DEPTH = _CONFIG.num_decoder_layers
 _STEPS = 10
 _THRESHOLDS = (1.0, 0.93, 0.7, 0.5, 0.3, 0.0)
 _RULE = ExitRule()
-_SERVED = tuple(name for name in CONFIDENCES if name != "oracle")
+_SERVED = tuple(name for name in MEASURES if name != "oracle")
 _PROPAGATIONS = ("from_exit", "from_first_exit", "projected")
 _SCHEDULES: tuple[dict[str, Any], ...] = (
     {"schedule": "constant"},
@@ -48,6 +49,9 @@ _RULES = (
     (ExitRule(confidence="state", state_propagation="from_first_exit", min_exit_layer=2), 1),
     (ExitRule(confidence="classifier", exit_interval=2), 3),
     (ExitRule(confidence="classifier", state_propagation="projected", schedule="decay", tau=4.0), 1),
+    (build_rule("entropy"), 3),
+    (build_rule("patience", state_propagation="from_first_exit"), 3),
+    (build_rule("patience", patience=3, schedule="decay", tau=4.0), 1),
 )
 
 
@@ -57,8 +61,8 @@ def _all_rules() -> Iterator[ExitRule]:
         _SERVED, _PROPAGATIONS, _SCHEDULES, _LAYERS
     ):
         if confidence != "static" or schedule["schedule"] == "constant":
-            yield ExitRule(
-                confidence=confidence,
+            yield build_rule(
+                confidence,
                 state_propagation=propagation,
                 min_exit_layer=lowest,
                 exit_interval=interval,

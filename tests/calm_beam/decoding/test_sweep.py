@@ -15,9 +15,10 @@ import pytest
 from calm_beam.checkpoints import Checkpoint
 from calm_beam.decoding.sweep import SweepDecoder, SweepResult
 from calm_beam.decoding.widths import bucket_width
-from calm_beam.exits.rule import STATE_PROPAGATIONS, ExitRule
+from calm_beam.exits.propagations import PROPAGATIONS
+from calm_beam.exits.rule import ExitRule
 from calm_beam.model import EarlyExitT5, parameter_shapes
-from tests.builders import build_arrays, build_checkpoint, build_config, build_prompts, checkpoint_of
+from tests.builders import build_arrays, build_checkpoint, build_config, build_prompts, build_rule, checkpoint_of
 from tests.numpy_t5 import Decoded, NumpyT5
 
 pytestmark = pytest.mark.usefixtures("strict_promotion")
@@ -45,6 +46,9 @@ _RULES = (
     ExitRule(confidence="oracle", state_propagation="from_first_exit"),
     ExitRule(confidence="oracle", state_propagation="projected", min_exit_layer=2),
     ExitRule(confidence="oracle", state_propagation="full_cache", exit_interval=3),
+    build_rule("entropy", state_propagation="from_first_exit"),
+    build_rule("patience"),
+    build_rule("patience", patience=3, state_propagation="projected", schedule="decay", tau=4.0),
     ExitRule(confidence="static"),
     ExitRule(confidence="static", state_propagation="projected"),
 )
@@ -130,7 +134,7 @@ def test_the_variants_differ() -> None:
     """All state propagations, given the same model and thresholds, are told apart by the prompts used here."""
     checkpoint = build_checkpoint(_CONFIG)
     plain = NumpyT5(_CONFIG, checkpoint.arrays)
-    rules = [dataclasses.replace(_RULE, state_propagation=name) for name in STATE_PROPAGATIONS]
+    rules = [dataclasses.replace(_RULE, state_propagation=name) for name in PROPAGATIONS]
     rules.append(dataclasses.replace(_RULE, token_from="last_layer"))
     outputs = [
         [plain.decode(prompt, rule, 0.5, max_decode_length=_STEPS).tokens for prompt in _PROMPTS] for rule in rules
@@ -155,7 +159,7 @@ def test_the_paper_s_classifier_has_one_logit() -> None:
         np.testing.assert_allclose(left.confidences, right.confidences, atol=1e-6)
 
 
-@pytest.mark.parametrize("state_propagation", STATE_PROPAGATIONS)
+@pytest.mark.parametrize("state_propagation", PROPAGATIONS)
 def test_static_layers_are_those_of_a_shallower_model(state_propagation: str) -> None:
     """Threshold m / L uses m layers for every token, and gives what a decoder cut down to its first m layers gives."""
     checkpoint = build_checkpoint(_CONFIG)

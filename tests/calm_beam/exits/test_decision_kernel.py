@@ -71,7 +71,7 @@ def accelerator(monkeypatch: pytest.MonkeyPatch, _unknown: None) -> pytest.Monke
 def test_the_summary_is_that_of_sorted_float64_logits(
     platform: str, vocab_axis: int, rows: int, width: int, vocab_size: int
 ) -> None:
-    """For sizes that fill blocks and that do not, and weights stored either way, all four numbers are right."""
+    """For sizes that fill blocks and that do not, and weights stored either way, all numbers are right."""
     states, weights = _draw(rows, width, vocab_size, vocab_axis)
     with jax.numpy_dtype_promotion("strict"), jax.numpy_rank_promotion("raise"):
         made = _interpreted(states, weights, vocab_axis=vocab_axis, platform=platform)
@@ -81,7 +81,9 @@ def test_the_summary_is_that_of_sorted_float64_logits(
     np.testing.assert_allclose(made.largest, ordered[:, -1], atol=1e-5)
     np.testing.assert_allclose(made.second, ordered[:, -2] if vocab_size > 1 else np.full(rows, -np.inf), atol=1e-5)
     np.testing.assert_allclose(made.total, np.exp(scipy.special.logsumexp(logits, axis=1) - ordered[:, -1]), rtol=2e-5)
-    assert [values.dtype for values in made] == [np.float32, np.int32, np.float32, np.float32]
+    below = logits - ordered[:, -1:]
+    np.testing.assert_allclose(made.weighted, (np.exp(below) * below).sum(axis=1), rtol=2e-5, atol=1e-5)
+    assert [values.dtype for values in made] == [np.float32, np.int32, np.float32, np.float32, np.float32]
 
 
 @pytest.mark.parametrize("platform", _PLATFORMS)

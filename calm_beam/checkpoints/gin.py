@@ -15,7 +15,7 @@ from .checkpoint import CheckpointError
 from .metadata import read_text
 
 # Values are short; macros of macros could make them long.
-_MOST_TOKENS = 500
+_MOST_TOKENS, _MOST_MACROS = 500, 50
 
 Tokens = Sequence[tokenize.TokenInfo]
 
@@ -35,7 +35,11 @@ class GinBindings:
         self.path = path
         try:
             # A later binding of the same parameter wins, as in gin.
-            self._bindings = dict(_bindings(read_text(path)))
+            text = read_text(path)
+            if "\0" in text:
+                # Of which versions of Python think differently.
+                raise SyntaxError("it holds NUL characters")
+            self._bindings = dict(_bindings(text))
         except (tokenize.TokenError, SyntaxError) as error:
             raise CheckpointError(
                 f"{path}: cannot be read as a gin file ({error.args[0]}). Mend it, or move it away and pass activation "
@@ -70,6 +74,8 @@ class GinBindings:
 
     def _expanded(self, name: str, tokens: Tokens, macros: tuple[str, ...]) -> Iterator[str]:
         """Yields the texts of a value's tokens with those of macros in their place."""
+        if len(macros) > _MOST_MACROS:
+            raise self._too_long(name)
         remaining = iter(tokens)
         length = 0
         for token in remaining:
@@ -81,8 +87,11 @@ class GinBindings:
                 expanded = list(self._expanded(name, self._bindings[macro], (*macros, macro)))
             length += len(expanded)
             if length > _MOST_TOKENS:
-                raise CheckpointError(f"{self.path}: the value of {name} is too long.")
+                raise self._too_long(name)
             yield from expanded
+
+    def _too_long(self, name: str) -> CheckpointError:
+        return CheckpointError(f"{self.path}: the value of {name} is too long.")
 
 
 def _bindings(text: str) -> Iterator[tuple[str, Tokens]]:
@@ -101,7 +110,8 @@ def _bindings(text: str) -> Iterator[tuple[str, Tokens]]:
 
 def _lines(text: str) -> Iterator[tuple[bool, Tokens]]:
     """Yields logical lines, and whether they are indented: without comments, with what brackets or backslashes join."""
-    depth, line = 0, []
+    depth = 0
+    line: list[tokenize.TokenInfo] = []
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
         if token.type == tokenize.INDENT:
             depth += 1

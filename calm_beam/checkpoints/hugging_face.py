@@ -128,8 +128,8 @@ def read_hugging_face(
     }
 
 
-def _sizes(path: pathlib.Path, fields: Mapping[str, Any]) -> dict[str, int]:
-    sizes: dict[str, int] = {}
+def _sizes(path: pathlib.Path, fields: Mapping[str, Any]) -> dict[str, Any]:
+    sizes: dict[str, Any] = {}
     for ours, (key, default) in _SIZES.items():
         value = fields.get(key, default)
         if key == "num_decoder_layers" and value is None:
@@ -169,7 +169,10 @@ def _read_tensors(directory: pathlib.Path, keeps: Callable[[str], bool]) -> dict
             "pytorch_model.bin, are not read: save the model again with save_pretrained of a recent transformers."
         )
     parts = read_json(index).get("weight_map")
-    if not isinstance(parts, dict) or not all(isinstance(part, str) for part in parts.values()):
+    # Names alone: nothing outside of the folder is a part of the model.
+    if not isinstance(parts, dict) or not all(
+        isinstance(part, str) and part == pathlib.PurePath(part).name for part in parts.values()
+    ):
         raise CheckpointError(f'{index}: expected {{"weight_map": {{name of a tensor: name of its file}}}}.')
     tensors: dict[str, np.ndarray] = {}
     for part in sorted(set(parts.values())):

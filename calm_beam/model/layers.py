@@ -1,6 +1,7 @@
 """The layers of a T5 stack."""
 
 import functools
+from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +11,7 @@ from .attention import PRECISION, Arrange, Attention, RelativePositionBias
 from .config import T5Config
 
 _NORM_EPSILON = 1e-6
-_ACTIVATIONS = {
+_ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
     "gelu": functools.partial(jax.nn.gelu, approximate=True),
     "silu": jax.nn.silu,
     "relu": jax.nn.relu,

@@ -8,11 +8,16 @@ import sentencepiece
 from google.protobuf.message import DecodeError
 
 from calm_beam.errors import CalmBeamError
+from calm_beam.sentinels import SentinelsError, extra_ids_beside
 from calm_beam.storage import open_input
 
 PAD_ID = 0
 EOS_ID = 1
 UNK_ID = 2
+
+# The largest known SentencePiece model has 5 MB, the most sentinels are 300.
+_MOST_BYTES = 256 << 20
+_MOST_EXTRA_IDS = 100_000
 
 
 class VocabularyError(CalmBeamError, ValueError):
@@ -33,14 +38,20 @@ class Vocabulary:
           extra_ids: Number of sentinels to add, 100 for the public T5 vocabularies.
 
         Raises:
-          VocabularyError: If the file is missing, not a SentencePiece model, or has other ids for pad, eos or unknown.
-          ValueError: If `extra_ids` is negative.
+          VocabularyError: If the file is missing, not a SentencePiece model, or has other ids for pad, eos or unknown;
+            or if `extra_ids` is negative, or more than any model has.
         """
-        if extra_ids < 0:
-            raise ValueError(f"extra_ids must be at least 0, got {extra_ids}.")
+        if not 0 <= extra_ids <= _MOST_EXTRA_IDS:
+            raise VocabularyError(
+                f"extra_ids must be from 0 to {_MOST_EXTRA_IDS}, got {extra_ids}. The public T5 vocabularies have 100."
+            )
         try:
             with open_input(path) as file:
-                serialized = file.read()
+                serialized = file.read(_MOST_BYTES + 1)
+            if len(serialized) > _MOST_BYTES:
+                raise VocabularyError(
+                    f"vocabulary {path}: is larger than {_MOST_BYTES >> 20} MiB, which no SentencePiece model is."
+                )
             model = _with_extra_ids(serialized, extra_ids)
             self._processor = sentencepiece.SentencePieceProcessor(model_proto=model)
         except (OSError, RuntimeError, DecodeError) as error:
@@ -64,6 +75,10 @@ class Vocabulary:
         """`sha256:` and the digest of the model file."""
         return f"sha256:{self._fingerprint}"
 
+    def has_sentinels(self) -> bool:
+        """Returns whether `<extra_id_0>` is one of the pieces."""
+        return any(self._processor.piece_to_id(piece) != UNK_ID for piece in ("<extra_id_0>", "▁<extra_id_0>"))
+
     def encode(self, text: str) -> list[int]:
         """Returns the ids of a text, without eos."""
         return self._processor.encode(text)
@@ -80,6 +95,27 @@ class Vocabulary:
         known = [int(index) if 0 <= index < self.size else UNK_ID for index in ids]
         end = known.index(EOS_ID) if EOS_ID in known else len(known)
         return self._processor.decode(known[:end])
+
+
+def open_vocabulary(path: str | os.PathLike[str], *, extra_ids: int | None = None) -> Vocabulary:
+    """Returns a vocabulary with its sentinels.
+
+    Args:
+      path: As `Vocabulary` takes it.
+      extra_ids: Number of sentinels; with None, as many as files of its tokenizer beside it name, and it does not hold
+        itself.
+
+    Raises:
+      VocabularyError: If it, or such a file, cannot be read.
+    """
+    if extra_ids is not None:
+        return Vocabulary(path, extra_ids=extra_ids)
+    plain = Vocabulary(path)
+    try:
+        beside = extra_ids_beside(path)
+    except SentinelsError as error:
+        raise VocabularyError(str(error)) from error
+    return Vocabulary(path, extra_ids=beside) if beside and not plain.has_sentinels() else plain
 
 
 def output_text(tokens: Sequence[int], vocabulary: Vocabulary | None) -> str:

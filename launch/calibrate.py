@@ -123,7 +123,7 @@ def main(argv: Sequence[str]) -> int:
         raise KeyboardInterrupt(after_failure(output, folder, is_over=is_local(options))) from interrupt
     print_summary(manifest, output, seconds=time.monotonic() - start)
     # Last, since the manifest stands by itself: a report that fails takes nothing away, and can be built again.
-    report_after(output, folder, checkpoint=flags.checkpoint, vocabulary=flags.vocabulary)
+    report_after(output, folder, flags)
     return 0
 
 

@@ -46,6 +46,7 @@ from calm_beam.transforms.splits import SplitGenerations, SplitSource
 from .evaluation_files import checked_output, write_rows
 from .flags import FlagParser, UsageError, parse_flags
 from .metric_flags import metric_settings
+from .model_flags import declared
 from .plots import check_plots_available, saved_figure
 from .runners import PipelineError, is_local, make_runner, run_pipeline
 from .split_flags import (
@@ -102,7 +103,9 @@ def main(argv: Sequence[str], *, add_experiment_flag: Callable[[FlagParser], Non
         has_references = have_references(measures[0])
         consistencies = _consistencies(flags, measures[0], has_references=has_references)
         specs, curve = asked_specs(flags, consistencies)
-        model = find_model(measures[0], checkpoint=flags.checkpoint, vocabulary=flags.vocabulary)
+        model = find_model(
+            measures[0], checkpoint=flags.checkpoint, declared=declared(flags), vocabulary=flags.vocabulary
+        )
         if flags.speedup and model is None:
             raise UsageError("--speedup needs the model: pass --checkpoint.")
         sources = _sources(
@@ -184,7 +187,8 @@ def _sweep(flags: argparse.Namespace, argv: Sequence[str], output: str) -> tuple
     _, decoding = own.parse_known_args(list(argv))
     measures = flags.confidences
     if measures is None:
-        has_classifier = load_checkpoint(flags.checkpoint or str(embedded.MODEL)).config.exit_classifier
+        checkpoint = load_checkpoint(flags.checkpoint or str(embedded.MODEL), declared=declared(flags))
+        has_classifier = checkpoint.config.exit_classifier
         measures = ("softmax", "state", *(("classifier",) if has_classifier else ()))
     folders = []
     for measure in measures:

@@ -4,6 +4,7 @@ import argparse
 import contextlib
 import difflib
 import importlib
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -12,6 +13,8 @@ from calm_beam.exits.measures import MEASURES, is_measure_name
 from calm_beam.exits.propagations import PROPAGATIONS
 from calm_beam.exits.rule import SCHEDULES, TOKEN_SOURCES
 from calm_beam.seqio_names import seqio_name
+
+from .model_flags import add_model_flags
 
 if TYPE_CHECKING:
     from apache_beam.options.pipeline_options import PipelineOptions
@@ -146,6 +149,14 @@ def whole_number(low: int) -> Callable[[str], int]:
     return parse
 
 
+def pattern(value: str) -> re.Pattern[str]:
+    """Returns a regular expression."""
+    try:
+        return re.compile(value)
+    except (re.error, OverflowError, RecursionError) as error:
+        raise argparse.ArgumentTypeError(f"expected a regular expression, got {value!r}: {error}") from error
+
+
 def add_decode_flags(parser: FlagParser, *, default_grid_step: float | None) -> None:
     """Adds the flags that say what to decode, and how, as a pipeline.
 
@@ -196,7 +207,12 @@ def add_task_flags(parser: FlagParser) -> None:
         "model and data, calibrate and evaluate use embedded ones",
     )
     task.add_argument("--vocabulary", help="SentencePiece model; default: in or beside the checkpoint")
-    task.add_argument("--extra_ids", type=whole_number(0), default=0, help="sentinels <extra_id_0>... to add")
+    task.add_argument(
+        "--extra_ids",
+        type=whole_number(0),
+        help="sentinels <extra_id_0>... to add; default: as many as tokenizer files beside the vocabulary name, or 0",
+    )
+    add_model_flags(task)
     add_data_flags(task)
     task.add_argument("--task_prefix", default="", help="put before every input")
     task.add_argument("--max_input_length", type=whole_number(1), default=512, help="in tokens, eos included")

@@ -33,6 +33,7 @@ from .data_files import find_output
 from .flags import FlagParser, UsageError, naming, parse_own_flags, whole_number
 from .layer_colours import LayerPrinter
 from .manifest_file import add_entry_flags, entry_in_words, find_manifest
+from .model_flags import add_model_flags, declared
 
 if TYPE_CHECKING:
     from calm_beam.serving import Answer, Generator
@@ -90,6 +91,7 @@ def _parser() -> FlagParser:
     parser = FlagParser(prog="calm-beam generate", description=(__doc__ or "").split(": ", 1)[1].split("\n\n")[0])
     parser.add_argument("--manifest", required=True, help="a manifest, or the calibration directory that holds one")
     parser.add_argument("--checkpoint", help="model folder; default: where the manifest says that it was")
+    add_model_flags(parser)
     parser.add_argument("--vocabulary", help="SentencePiece model; default: in or beside the checkpoint")
     parser.add_argument("--prompt", help="the prompt; default: --input, or standard input")
     parser.add_argument("--input", help="file of prompts: JSONL (.jsonl, .jsonl.gz), else one a line (also .gz)")
@@ -152,6 +154,7 @@ def _generator(flags: argparse.Namespace, manifest: Manifest) -> "Generator":
     return Generator.from_manifest(
         manifest,
         flags.checkpoint or manifest.model.uri,
+        declared=declared(flags),
         vocabulary=flags.vocabulary,
         consistency=flags.consistency,
         metric=flags.metric,

@@ -1,17 +1,21 @@
 """`calm-beam inspect PATH`: says in words what a manifest or a checkpoint holds, and checks its integrity."""
 
+import argparse
 import sys
 from collections.abc import Sequence
 
 from rich.console import Console
 
-from calm_beam.checkpoints import CheckpointError, load_checkpoint
+from calm_beam.checkpoints import Checkpoint, CheckpointError, load_checkpoint, missing_folder
 from calm_beam.manifest import Manifest, ManifestError, read_manifest
 from calm_beam.storage import exists, is_file, is_folder, joined
-from calm_beam.vocabulary import Vocabulary, VocabularyError
+from calm_beam.vocabulary import VocabularyError, open_vocabulary
 
 from .flags import FlagParser, UsageError, naming, parse_own_flags
+from .model_flags import add_model_flags, declared
 from .summary import choices_table, tests_in_words
+
+_ACTIVATIONS = {"gelu": "GELU", "silu": "SiLU", "relu": "ReLU"}
 
 
 def main(argv: Sequence[str]) -> int:
@@ -19,20 +23,21 @@ def main(argv: Sequence[str]) -> int:
     parser = FlagParser(prog="calm-beam inspect", description=(__doc__ or "").split(": ", 1)[1])
     parser.add_argument("path", help="a manifest, a calibration directory that holds one, or a checkpoint")
     parser.add_argument("--checkpoint", help="check that the manifest belongs to this model")
+    add_model_flags(parser)
     try:
         flags = parse_own_flags(parser, argv)
         path = flags.path
         manifest_path = _manifest_in(path)
         console = Console(markup=False, emoji=False)
         if manifest_path is not None:
-            expected = load_checkpoint(flags.checkpoint).fingerprint() if flags.checkpoint else None
+            expected = _load(flags, flags.checkpoint).fingerprint() if flags.checkpoint else None
             _describe_manifest(console, read_manifest(manifest_path, model_fingerprint=expected))
             if expected:
                 console.print(f"It belongs to the model in {flags.checkpoint}.")
         elif flags.checkpoint:
             raise UsageError(f"{path} holds no manifest; --checkpoint is for checking one.")
         else:
-            _describe_checkpoint(console, path)
+            _describe_checkpoint(console, _load(flags, path))
     except UsageError as error:
         print(f"calm-beam inspect: {error}", file=sys.stderr)
         return 2
@@ -46,7 +51,7 @@ def _manifest_in(path: str) -> str | None:
     """Returns the manifest that a path names or holds, or None if there is none there."""
     with naming("PATH"):
         if not exists(path):
-            raise UsageError(f"{path}: no such file or directory.")
+            raise UsageError(missing_folder(path).replace("no such directory", "no such file or directory"))
         manifest = joined(path, "manifest.json") if is_folder(path) else path
         return manifest if is_file(manifest) else None
 
@@ -78,21 +83,29 @@ def _describe_manifest(console: Console, manifest: Manifest) -> None:
     console.print(manifest.guarantee)
 
 
-def _describe_checkpoint(console: Console, path: str) -> None:
-    checkpoint = load_checkpoint(path)
+def _load(flags: argparse.Namespace, path: str) -> Checkpoint:
+    return load_checkpoint(path, declared=declared(flags))
+
+
+def _describe_checkpoint(console: Console, checkpoint: Checkpoint) -> None:
     config = checkpoint.config
     weights = sum(array.size for array in checkpoint.arrays.values())
     console.print(f"Checkpoint in {checkpoint.layout} layout: {checkpoint.uri}", soft_wrap=True)
     console.print(f"Fingerprint: {checkpoint.fingerprint()}", soft_wrap=True)
     console.print(
-        f"T5 with {'gated GELU' if config.gated_mlp else 'ReLU'}: {config.num_encoder_layers} encoder and "
-        f"{config.num_decoder_layers} decoder layers, width {config.emb_dim}, {config.num_heads} heads of "
-        f"{config.head_dim}, feed-forward {config.mlp_dim}, {config.vocab_size} token ids, "
-        f"{'tied' if config.tied_head else 'untied'} head; {weights:,} weights."
+        f"T5 with {'gated ' if config.gated_mlp else ''}{_ACTIVATIONS[config.activation]}: "
+        f"{config.num_encoder_layers} encoder and {config.num_decoder_layers} decoder layers, "
+        f"width {config.emb_dim}, {config.num_heads} heads of {config.head_dim}, feed-forward {config.mlp_dim}, "
+        f"{config.vocab_size} token ids, {'tied' if config.tied_head else 'untied'} head; {weights:,} weights."
     )
+    if config.relative_bias_per_layer:
+        console.print("Every layer has a table of relative positions of its own.")
+    for sentence in (*checkpoint.stated, *checkpoint.assumed):
+        console.print(sentence, soft_wrap=True)
     console.print(f"Exit classifier: {'yes' if config.exit_classifier else 'no'}.")
     if checkpoint.vocabulary_path is None:
         console.print("Vocabulary: none in or beside it.")
     else:
-        vocabulary = Vocabulary(checkpoint.vocabulary_path)
-        console.print(f"Vocabulary: {vocabulary.size} ids, {checkpoint.vocabulary_uri}", soft_wrap=True)
+        vocabulary = open_vocabulary(checkpoint.vocabulary_path)
+        sentinels = f", {vocabulary.extra_ids} of them sentinels" if vocabulary.extra_ids else ""
+        console.print(f"Vocabulary: {vocabulary.size} ids{sentinels}, {checkpoint.vocabulary_uri}", soft_wrap=True)

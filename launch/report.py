@@ -22,6 +22,7 @@ from calm_beam.vocabulary import Vocabulary, VocabularyError
 
 from .flags import FlagParser, UsageError, naming, parse_own_flags, whole_number
 from .generations import find_generations
+from .model_flags import add_model_flags, declared
 
 _MOST_EXAMPLES = 500
 
@@ -43,18 +44,18 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def report_after(output: str, folder: str, *, checkpoint: str | None, vocabulary: str | None) -> None:
+def report_after(output: str, folder: str, calibrate_flags: argparse.Namespace) -> None:
     """Builds the report of a calibration that has just published its result; says so if that fails.
 
     Args:
       output: Its output directory.
       folder: Its generations.
-      checkpoint: The model, if the user named it.
-      vocabulary: The vocabulary, if the user named it.
+      calibrate_flags: Its flags, which may name model and vocabulary.
     """
     path = joined(output, REPORT)
     flags = _parser().parse_args([f"--calibration={output}", f"--generations={folder}"])
-    flags.checkpoint, flags.vocabulary = checkpoint, vocabulary
+    for name in ("checkpoint", "activation", "relative_max_distance", "vocabulary"):
+        setattr(flags, name, getattr(calibrate_flags, name))
     elsewhere = "" if folder.startswith(joined(output, "")) else f" --generations={folder}"
     again = f"calm-beam report --calibration={output}{elsewhere}"
     try:
@@ -77,6 +78,7 @@ def _parser() -> FlagParser:
         "--generations", metavar="DIR", help="its generations, if it was made with --generations; default: its own"
     )
     parser.add_argument("--checkpoint", help="the model, if it is no longer where the manifest says")
+    add_model_flags(parser)
     parser.add_argument("--vocabulary", help="SentencePiece model; default: in or beside the checkpoint")
     parser.add_argument(
         "--speedup", metavar="DIR", help="output directory of calm-beam evaluate --speedup with the same model"
@@ -161,7 +163,7 @@ def _model(
     vocabulary_path = flags.vocabulary
     sizes = None
     try:
-        checkpoint = load_checkpoint(flags.checkpoint or manifest.model.uri)
+        checkpoint = load_checkpoint(flags.checkpoint or manifest.model.uri, declared=declared(flags))
         if checkpoint.fingerprint() != manifest.model.fingerprint:
             raise CheckpointError(
                 f"checkpoint {checkpoint.uri}: fingerprint is {checkpoint.fingerprint()}, the manifest is about "

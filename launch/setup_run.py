@@ -3,6 +3,7 @@
 import argparse
 import dataclasses
 import itertools
+import sys
 from collections.abc import Sequence
 from typing import Self
 
@@ -17,10 +18,11 @@ from calm_beam.inputs import Reading, read_examples
 from calm_beam.manifest import ModelRecord, VocabularyRecord
 from calm_beam.storage import absolute
 from calm_beam.transforms.decode import DecodePlan
-from calm_beam.vocabulary import Vocabulary, VocabularyError
+from calm_beam.vocabulary import Vocabulary, VocabularyError, open_vocabulary
 
 from .data_files import find_files, reading_of
 from .flags import UsageError
+from .model_flags import declared
 from .versions import decoding_versions
 
 # Looked at in every file before work starts; the rest is checked by the workers.
@@ -83,7 +85,9 @@ class PreparedRun:
             model_fingerprint=self.model_fingerprint,
             vocabulary=self.vocabulary_path,
             vocabulary_fingerprint=self.vocabulary.fingerprint if self.vocabulary else None,
-            extra_ids=flags.extra_ids,
+            extra_ids=self.vocabulary.extra_ids if self.vocabulary else 0,
+            activation=self.checkpoint.config.activation,
+            relative_max_distance=self.checkpoint.config.relative_max_distance,
             settings=self.settings,
             batch_size=flags.batch_size,
             token_budget=flags.token_budget,
@@ -125,7 +129,9 @@ def prepare_run(
         reading = reading_of(flags, cluster_key=cluster_key, needs_references=needs_references)
         paths = find_files("--data", flags.data, reading)
         is_text = preview_data(paths, reading)
-        checkpoint = load_checkpoint(flags.checkpoint)
+        checkpoint = load_checkpoint(flags.checkpoint, declared=declared(flags))
+        for sentence in checkpoint.assumed:
+            print(f"note: {sentence}", file=sys.stderr)
         settings.rule.exit_layers(checkpoint.config.num_decoder_layers)
         if settings.rule.measure().needs is Need.CLASSIFIER and not checkpoint.config.exit_classifier:
             raise UsageError(
@@ -137,7 +143,7 @@ def prepare_run(
             raise UsageError(
                 f"no sentencepiece.model in or beside {checkpoint.uri}: pass --vocabulary, or data that has input_ids."
             )
-        vocabulary = Vocabulary(vocabulary_path, extra_ids=flags.extra_ids) if vocabulary_path else None
+        vocabulary = open_vocabulary(vocabulary_path, extra_ids=flags.extra_ids) if vocabulary_path else None
     except (CheckpointError, VocabularyError, DataError, ValueError, OSError) as error:
         raise UsageError(str(error)) from error
     head = checkpoint.config.vocab_size

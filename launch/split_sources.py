@@ -4,7 +4,7 @@ import dataclasses
 import sys
 from collections.abc import Sequence
 
-from calm_beam.checkpoints import Checkpoint, CheckpointError, load_checkpoint
+from calm_beam.checkpoints import Checkpoint, CheckpointError, Declared, load_checkpoint
 from calm_beam.decoding.settings import DecodeSettings
 from calm_beam.exits.rule import ExitRule
 from calm_beam.generation_folder import Completion, DecodeJob, shard_files
@@ -126,12 +126,15 @@ def have_references(measure: StoredMeasure) -> bool:
     return all(example.references for path in shard_files(measure.folder) for example in stored_examples(path))
 
 
-def find_model(measure: StoredMeasure, *, checkpoint: str | None, vocabulary: str | None) -> ModelOfGenerations | None:
+def find_model(
+    measure: StoredMeasure, *, checkpoint: str | None, declared: Declared, vocabulary: str | None
+) -> ModelOfGenerations | None:
     """Returns the model that generations are of; None if it is no longer where it was, and no other place was named.
 
     Args:
       measure: The generations.
       checkpoint: Where the user says that it is; None looks where it was.
+      declared: What its files do not say of it.
       vocabulary: The same for the vocabulary; None looks in and beside the checkpoint.
 
     Raises:
@@ -139,7 +142,7 @@ def find_model(measure: StoredMeasure, *, checkpoint: str | None, vocabulary: st
     """
     job = measure.job
     try:
-        loaded = load_checkpoint(checkpoint or job.model.uri)
+        loaded = load_checkpoint(checkpoint or job.model.uri, declared=declared)
         path = vocabulary or (loaded.vocabulary_uri if job.vocabulary else None)
         if job.vocabulary is not None and path is None:
             raise UsageError(f"no sentencepiece.model in or beside {loaded.uri}: pass --vocabulary.")

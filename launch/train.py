@@ -20,6 +20,7 @@ trained, `OUTPUT.training` holds its log and the states that `--resume` goes on 
 
 import argparse
 import contextlib
+import functools
 import pathlib
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -40,6 +41,7 @@ from calm_beam.vocabulary import Vocabulary
 from .data_files import reading_of
 from .flags import UsageError
 from .metric_flags import metric_settings
+from .model_flags import declared
 from .train_classifier import run_classifier_stage
 from .train_flags import checked_output, new_model_config, parse_train_flags, training_config
 from .train_inputs import load_model, open_vocabulary, read_rows, training_pairs, validation_pairs, write_vocabulary
@@ -90,7 +92,7 @@ def _train_model(flags: argparse.Namespace, console: Console) -> None:
     # Beside the output: on the same disk, and never mistaken for a part of the model.
     states = StateFolder(output.with_name(f"{output.name}.training"))
     saved = _saved_state(flags, states, console)
-    checkpoint = None if flags.checkpoint is None else load_model(flags.checkpoint)
+    checkpoint = None if flags.checkpoint is None else load_model(flags.checkpoint, declared(flags))
     model_config = new_model_config(flags) if checkpoint is None else checkpoint.config
     reading = reading_of(flags)
     rows = read_rows("--data", flags.data, reading)
@@ -124,7 +126,7 @@ def _train_model(flags: argparse.Namespace, console: Console) -> None:
                 on_save=states.save,
                 resume_from=saved,
             )
-        _write(console, output, model_config, model.arrays, vocabulary_path, flags.dtype)
+        _write(console, output, model_config, model.arrays, vocabulary_path, vocabulary.extra_ids, flags.dtype)
     log.move_to(output / _LOG)
     states.delete()
     _report_end(console, flags, model)
@@ -192,14 +194,18 @@ def _write(
     config: T5Config,
     arrays: FloatArrays,
     vocabulary_path: pathlib.Path,
+    extra_ids: int,
     dtype: str,
 ) -> None:
     """Writes the model; in float32 if float16 cannot hold it, rather than losing it."""
+    write = functools.partial(
+        write_native, output, config, arrays, vocabulary_path=vocabulary_path, extra_ids=extra_ids
+    )
     try:
-        write_native(output, config, arrays, vocabulary_path=vocabulary_path, dtype=dtype)
+        write(dtype=dtype)
     except ValueError as error:
         _say(console, f"{error} Writing float32 instead.")
-        write_native(output, config, arrays, vocabulary_path=vocabulary_path)
+        write()
 
 
 def _report_start(

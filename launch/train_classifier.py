@@ -13,6 +13,7 @@ from calm_beam.training.train_classifier import TrainedClassifier, train_classif
 
 from .data_files import reading_of
 from .flags import UsageError
+from .model_flags import declared
 from .train_flags import checked_output, classifier_config
 from .train_inputs import load_model, open_vocabulary, read_rows, training_pairs, validation_pairs
 from .train_progress import StepBar
@@ -29,7 +30,7 @@ def run_classifier_stage(flags: argparse.Namespace, console: Console) -> None:
       UsageError: If a flag, the model or the data are not as they should be; nothing has been written.
     """
     config, output = classifier_config(flags), checked_output(flags)
-    checkpoint = load_model(flags.checkpoint)
+    checkpoint = load_model(flags.checkpoint, declared(flags))
     assert checkpoint.vocabulary_path is not None
     _check_dtype(checkpoint.arrays, flags.dtype)
     vocabulary = open_vocabulary(checkpoint.vocabulary_path, checkpoint.config)
@@ -52,7 +53,14 @@ def run_classifier_stage(flags: argparse.Namespace, console: Console) -> None:
             measured_pairs,
             on_progress=lambda step, steps: bar.show(step, steps, "batches of states"),
         )
-    write_native(output, trained.config, trained.arrays, vocabulary_path=checkpoint.vocabulary_path, dtype=flags.dtype)
+    write_native(
+        output,
+        trained.config,
+        trained.arrays,
+        vocabulary_path=checkpoint.vocabulary_path,
+        extra_ids=vocabulary.extra_ids,
+        dtype=flags.dtype,
+    )
     console.print(quality_table(trained))
     say(
         f"Learned from {trained.tokens} tokens in {trained.newton_steps} Newton steps. Loss per token: "

@@ -56,6 +56,7 @@ from calm_beam.transforms.decode import with_unique_ids
 from .flags import FlagParser, UsageError, add_data_flags, add_memory_flags, add_worker_flags, parse_flags
 from .manifest_file import find_manifest
 from .metric_flags import add_metric_settings, checked_metrics, metric_settings
+from .model_flags import add_model_flags
 from .progress import shown_progress
 from .runners import PipelineError, is_local, make_runner, run_pipeline
 from .setup_run import PreparedRun, prepare_run
@@ -106,6 +107,7 @@ def _parser() -> FlagParser:
     parser.add_argument("--manifest", required=True, help="a manifest, or the calibration directory that holds one")
     add_data_flags(parser, kind="fresh examples")
     parser.add_argument("--checkpoint", help="model folder; default: where the manifest says that it was")
+    add_model_flags(parser)
     parser.add_argument("--vocabulary", help="SentencePiece model; default: in or beside the checkpoint")
     parser.add_argument(
         "--alpha", type=float, default=0.05, help="chance of calling any promise broken that is kept, in (0, 1)"
@@ -149,6 +151,7 @@ def _prepare(flags: argparse.Namespace, manifest: Manifest, entries: Sequence[Ca
         raise UsageError(
             f"--checkpoint {flags.checkpoint}: fingerprint is {run.model_fingerprint}, the manifest is about "
             f"{manifest.model.fingerprint}. Its thresholds hold for no other model."
+            f"{''.join(f' {sentence}' for sentence in run.checkpoint.assumed)}"
         )
     expected = manifest.vocabulary.fingerprint if manifest.vocabulary else None
     found = run.vocabulary.fingerprint if run.vocabulary else None

@@ -59,6 +59,8 @@ class DecodePlan:
         follows is decoded. None if all of it is.
       above_job: Digest of the job of that part, by which its shards are known; None if there is none.
       goes_on: Whether another run is to go on below this grid.
+      activation: Of the model, for layouts that do not say it; None to go by the files.
+      relative_max_distance: The same.
     """
 
     checkpoint: str
@@ -79,6 +81,8 @@ class DecodePlan:
     above: StoredGenerations | None = None
     above_job: str | None = None
     goes_on: bool = False
+    activation: str | None = None
+    relative_max_distance: int | None = None
 
     def shard_path(self, shard: int) -> str:
         """Returns the file of a shard."""
@@ -355,14 +359,17 @@ class _Loaded:
 
 
 def _load(plan: DecodePlan) -> _Loaded:
-    from calm_beam.checkpoints import CheckpointError, load_checkpoint
+    from calm_beam.checkpoints import CheckpointError, Declared, load_checkpoint
     from calm_beam.decoding.compilation import use_compilation_cache
     from calm_beam.decoding.memory import keep_freed_memory
     from calm_beam.decoding.sweep import SweepDecoder
 
     keep_freed_memory()
     use_compilation_cache()
-    checkpoint = load_checkpoint(plan.checkpoint)
+    checkpoint = load_checkpoint(
+        plan.checkpoint,
+        declared=Declared(activation=plan.activation, relative_max_distance=plan.relative_max_distance),
+    )
     found = checkpoint.fingerprint()
     if found != plan.model_fingerprint:
         raise CheckpointError(

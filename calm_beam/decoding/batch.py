@@ -246,7 +246,7 @@ class Batch:
                 weights,
                 self._states,
                 self._cache[layer - 1],
-                self._weights.bias_by_age,
+                self._weights.bias_by_age(layer),
                 np.int32(layer),
                 padded(below[chosen], size),
                 padded(rows.lanes[chosen], size, fill=self._live.size),

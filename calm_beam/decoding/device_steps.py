@@ -72,7 +72,7 @@ def attend_to_output(
       parameters: Of this layer.
       states: The buffer of states.
       cache: This layer's store of keys and values.
-      bias_by_age: shape (heads, steps). Relative position bias, by how many steps a key is older.
+      bias_by_age: shape (heads, steps). Relative position bias of this layer, by how many steps a key is older.
       layer: int32 scalar, from 1.
       below: shape (rows,). Where the input of each row stands in the entry below.
       lanes: shape (rows,). Where its output goes.

@@ -21,7 +21,7 @@ from calm_beam.exits.propagations import PassedOn
 from calm_beam.exits.rule import ExitRule
 from calm_beam.exits.schedule import scheduled_thresholds
 from calm_beam.model import EarlyExitT5
-from calm_beam.model.network import PAD_ID, padding_bias
+from calm_beam.model.network import PAD_ID, of_layer, padding_bias
 from calm_beam.vocabulary import EOS_ID
 
 from .widths import members_by_width
@@ -244,7 +244,7 @@ def _decode(
     apply = functools.partial(model.apply, parameters)
     cross = apply(apply(source_tokens, method="encode"), method="cross_keys_values")
     cross_bias = padding_bias(source_tokens != PAD_ID)
-    position_bias = apply(steps, method="decoder_position_bias")
+    position_biases = apply(steps, method="decoder_position_biases")
     # Layers above a certain exit are never run, and nobody reads what they keep.
     depth = certain_exit or config.num_decoder_layers
     empty = jnp.zeros((rows, 1, config.num_heads, steps, config.head_dim))
@@ -255,7 +255,9 @@ def _decode(
     def generate_token(state: dict[str, Any]) -> dict[str, Any]:
         step, finished = state["step"], state["finished"]
         # [heads, positions] -> [1, 1, heads, 1, positions]
-        self_bias = jax.lax.dynamic_index_in_dim(position_bias, step, 1, keepdims=False)[None, None, :, None]
+        self_biases = [
+            jax.lax.dynamic_index_in_dim(bias, step, 1, keepdims=False)[None, None, :, None] for bias in position_biases
+        ]
         way = _Step(
             rule=rule,
             num_layers=config.num_decoder_layers,
@@ -265,7 +267,7 @@ def _decode(
             cross_bias=cross_bias,
             cache=state["cache"],
             step=step,
-            self_bias=self_bias,
+            self_biases=self_biases,
             threshold=thresholds[step],
         )
         beginning = _Rows(
@@ -329,7 +331,7 @@ class _Step:
       cross_bias: Hides padding of the source.
       cache: Keys and values of the earlier tokens, of the layers that may run.
       step: Number of this token, from 0.
-      self_bias: shape (1, 1, heads, 1, positions).
+      self_biases: Each of shape (1, 1, heads, 1, positions); one for every layer, or one for all.
       threshold: Of this step.
     """
 
@@ -341,7 +343,7 @@ class _Step:
     cross_bias: jax.Array
     cache: list[KeysValues]
     step: jax.Array
-    self_bias: jax.Array
+    self_biases: list[jax.Array]
     threshold: jax.Array
 
     @property
@@ -359,7 +361,7 @@ class _Step:
             rows.hidden,
             layer,
             _put(self.cache[layer - 1], own, self.step),
-            self.self_bias,
+            of_layer(self.self_biases, layer),
             self.cross[layer - 1],
             self.cross_bias,
             method="decoder_layer",

@@ -20,7 +20,7 @@ from calm_beam.exits.measures import Measure, Need
 from calm_beam.exits.propagation import KeysValues, at_layer, propagated_keys_values
 from calm_beam.exits.rule import ExitRule
 from calm_beam.model import EarlyExitT5
-from calm_beam.model.network import PAD_ID, padding_bias
+from calm_beam.model.network import PAD_ID, of_layer, padding_bias
 from calm_beam.vocabulary import EOS_ID
 
 from .result import SweepResult
@@ -191,7 +191,7 @@ def _advance(
     """
     steps = thresholds.shape[0]
     apply = functools.partial(model.apply, parameters)
-    position_bias = apply(steps, method="decoder_position_bias")
+    position_biases = apply(steps, method="decoder_position_biases")
     cross, cross_bias = state["cross"], padding_bias(state["source_mask"])
     each_slot = jnp.arange(state["step"].shape[0])
 
@@ -201,9 +201,9 @@ def _advance(
     def generate_token(state: State) -> State:
         step, finished = state["step"], state["finished"]
         # [heads, slots, positions] -> [slots, 1, heads, 1, positions]
-        self_bias = jnp.swapaxes(position_bias[:, step], 0, 1)[:, None, :, None]
+        self_biases = [jnp.swapaxes(bias[:, step], 0, 1)[:, None, :, None] for bias in position_biases]
         token, exit_layer, confidence, is_finite, cache = _one_token(
-            rule, model.config.num_decoder_layers, apply, state, thresholds[step], self_bias, cross, cross_bias
+            rule, model.config.num_decoder_layers, apply, state, thresholds[step], self_biases, cross, cross_bias
         )
 
         def record(values: jax.Array, new: jax.Array) -> jax.Array:
@@ -232,7 +232,7 @@ def _one_token(
     apply: Any,
     state: State,
     thresholds: jax.Array,
-    self_bias: jax.Array,
+    self_biases: Sequence[jax.Array],
     cross: list[KeysValues],
     cross_bias: jax.Array,
 ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array, list[KeysValues]]:
@@ -249,6 +249,7 @@ def _one_token(
     for layer in range(1, num_layers + 1):
         own.append(apply(below, layer, method="self_keys_values"))
         cache.append(put(state["cache"][layer - 1], own[-1]))
+        self_bias = of_layer(self_biases, layer)
         below = apply(below, layer, cache[-1], self_bias, cross[layer - 1], cross_bias, method="decoder_layer")
         states.append(below)
     inputs = [embedded, *states[:-1]]

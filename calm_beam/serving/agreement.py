@@ -46,7 +46,7 @@ def _check_model(manifest: Manifest, checkpoint: Checkpoint) -> None:
         raise ManifestError(
             f"the manifest is about a model with fingerprint {manifest.model.fingerprint} (from {manifest.model.uri}), "
             f"the model to serve, {checkpoint.uri}, has {found}. Thresholds hold for no other model: serve that one, "
-            "or calibrate this one."
+            f"or calibrate this one.{''.join(f' {sentence}' for sentence in checkpoint.assumed)}"
         )
     if layers != manifest.model.layers:
         raise ManifestError(

@@ -7,7 +7,7 @@ from typing import Any, Self
 
 import jax
 
-from calm_beam.checkpoints import Checkpoint, load_checkpoint
+from calm_beam.checkpoints import Checkpoint, Declared, load_checkpoint
 from calm_beam.decoding.early_exit import EarlyExitDecoder, EarlyExitResult
 from calm_beam.decoding.prompts import Prompt, encode_prompt
 from calm_beam.decoding.settings import DecodeSettings
@@ -21,6 +21,8 @@ from .answer import Answer, OutputError, PromptError
 
 AnyPrompt = str | Sequence[int]
 """A prompt: text, or token ids where that is what was calibrated."""
+
+_NOTHING = Declared()
 
 
 class Generator:
@@ -65,6 +67,7 @@ class Generator:
         manifest: Manifest | str | os.PathLike[str],
         checkpoint: Checkpoint | str | os.PathLike[str],
         *,
+        declared: Declared = _NOTHING,
         vocabulary: str | os.PathLike[str] | None = None,
         consistency: str | None = None,
         metric: str | None = None,
@@ -77,6 +80,7 @@ class Generator:
         Args:
           manifest: The manifest, or its file.
           checkpoint: The model that was calibrated, or its folder.
+          declared: What the checkpoint's files do not say of the model, if it was calibrated with more than T5's.
           vocabulary: SentencePiece model; by default the one in or beside the checkpoint.
           consistency: Of the entry. This and the next three may be left out where the manifest has one entry that
             matches the rest.
@@ -103,7 +107,7 @@ class Generator:
             manifest = read_manifest(manifest)
         entry = manifest.calibration(consistency=consistency, metric=metric, delta=delta, epsilon=epsilon)
         if not isinstance(checkpoint, Checkpoint):
-            checkpoint = load_checkpoint(os.fspath(checkpoint))
+            checkpoint = load_checkpoint(os.fspath(checkpoint), declared=declared)
         loaded = None
         if vocabulary is None and manifest.vocabulary is not None:
             vocabulary = checkpoint.vocabulary_path

@@ -17,7 +17,7 @@ from calm_beam.decoding.sweep import SweepDecoder, SweepResult
 from calm_beam.decoding.widths import bucket_width
 from calm_beam.exits.propagations import PROPAGATIONS
 from calm_beam.exits.rule import ExitRule
-from calm_beam.model import EarlyExitT5, parameter_shapes
+from calm_beam.model import EarlyExitT5, T5Config, parameter_shapes
 from tests.builders import build_arrays, build_checkpoint, build_config, build_prompts, build_rule, checkpoint_of
 from tests.numpy_t5 import Decoded, NumpyT5
 
@@ -25,6 +25,8 @@ pytestmark = pytest.mark.usefixtures("strict_promotion")
 
 _CONFIG = build_config(exit_classifier=2)
 _DEPTH = _CONFIG.num_decoder_layers
+# As T5X's scalable_t5 trains them.
+_SCALABLE = build_config(relative_bias_per_layer=True, activation="silu")
 _STEPS = 10
 _THRESHOLDS = (1.0, 0.93, 0.85, 0.7, 0.5, 0.3, 0.15, 0.0)
 _RULE = ExitRule()
@@ -112,11 +114,21 @@ def _default_sweep() -> tuple[SweepResult, ...]:
 @pytest.mark.parametrize("rule", _RULES, ids=_name)
 def test_every_lane_equals_plain_numpy(rule: ExitRule) -> None:
     """Tokens, exit layers and confidences of every prompt and threshold, and of the full model, are numpy's."""
+    _check_against_numpy(_CONFIG, rule)
+
+
+@pytest.mark.parametrize("rule", [_RULE, ExitRule(confidence="oracle")], ids=_name)
+def test_layers_with_a_bias_of_their_own_equal_plain_numpy(rule: ExitRule) -> None:
+    """So are those of a gated SiLU model whose layers each have a table of relative positions, in both sweeps."""
+    _check_against_numpy(_SCALABLE, rule)
+
+
+def _check_against_numpy(config: T5Config, rule: ExitRule) -> None:
     seen_layers: set[int] = set()
     lengths: set[int] = set()
     for seed in (0, 1):
-        checkpoint = build_checkpoint(_CONFIG, seed=seed)
-        plain = NumpyT5(_CONFIG, checkpoint.arrays)
+        checkpoint = build_checkpoint(config, seed=seed)
+        plain = NumpyT5(config, checkpoint.arrays)
         prompts = build_prompts(5, 2, 11, seed=seed)
         for prompt, result in zip(prompts, _sweep(checkpoint, rule, prompts), strict=True):
             assert result.is_finite
@@ -126,7 +138,7 @@ def test_every_lane_equals_plain_numpy(rule: ExitRule) -> None:
             lengths |= set(result.lengths.tolist())
     # Otherwise the comparison would prove little.
     never_used = {1} if rule.confidence == "state" and rule.schedule == "decay" else set()
-    assert seen_layers == set(rule.exit_layers(_DEPTH)) - never_used
+    assert seen_layers == set(rule.exit_layers(config.num_decoder_layers)) - never_used
     assert len(lengths) > 1
 
 

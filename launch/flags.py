@@ -273,7 +273,13 @@ def add_exit_flags(parser: FlagParser, *, default_grid_step: float | None) -> No
     default = "" if default_grid_step is None else f"; {default_grid_step} without --thresholds"
     exits.add_argument("--grid_step", type=float, help=f"grid of its multiples below 1, down to 0{default}")
     parser.set_defaults(default_grid_step=default_grid_step)
-    exits.add_argument("--schedule", choices=SCHEDULES, default="constant", help="threshold over output positions")
+    exits.add_argument(
+        "--schedule",
+        choices=SCHEDULES,
+        default="constant",
+        help="threshold over output positions: the same, falling by the paper's Eq. 5, or by the formula in the "
+        "released T5X code (which itself, as released, decodes with a constant one)",
+    )
     exits.add_argument("--tau", type=float, help="temperature of a decaying schedule")
     exits.add_argument(
         "--state_propagation", choices=STATE_PROPAGATIONS, default="from_exit", help="what skipped layers attend to"

@@ -18,7 +18,8 @@ class ExitRule:
         where a layer predicts the token that the last layer would, else 0: any threshold above 0 exits at the first
         layer that agrees) or `static` (i / L at layer i: threshold m / L exits every token at layer m).
       schedule: `constant` (the threshold at every step), `decay` (CALM Eq. 5, decaying threshold) or `decay_t5x` (the
-        released T5X formula, whose last term is scaled by the threshold too).
+        formula in the released T5X code, whose last term is scaled by the threshold too; as released, that code never
+        passes the position, and decodes as `constant` does).
       tau: Temperature of a decaying schedule; None with `constant`.
       state_propagation: What skipped layers make their keys and values from. `from_exit`: the state of the exit
         layer (CALM, "State propagation"). `from_first_exit`: the output of the first layer that may exit, whatever

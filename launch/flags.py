@@ -19,6 +19,10 @@ class UsageError(CalmBeamError, ValueError):
     """A flag or its value is wrong; nothing has been done."""
 
 
+class HelpShown(SystemExit):
+    """`--help` was asked for and shown; nothing else may end the process with success before its work is done."""
+
+
 @contextlib.contextmanager
 def naming(flag: str) -> Iterator[None]:
     """Turns what goes wrong with a file, while the value of a flag is checked, into a `UsageError` that names it."""
@@ -46,6 +50,10 @@ class FlagParser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Raises `UsageError`."""
         raise UsageError(f"{message}. See {self.prog} --help.")
+
+    def exit(self, status: int = 0, message: str | None = None) -> NoReturn:
+        """Raises `HelpShown`: only `--help` ends here, since errors do not."""
+        raise HelpShown(status)
 
     def add_value_provider_argument(self, *args: Any, **kwargs: Any) -> None:
         """Adds a flag; part of the interface by which Beam's option classes declare theirs."""

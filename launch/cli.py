@@ -74,6 +74,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
     try:
         return module.main(flags)
+    except SystemExit as ended:
+        from .flags import HelpShown
+
+        if isinstance(ended, HelpShown):
+            raise
+        # Code that the user brought along, such as a runner, or a library. Its status may be 0, and nothing is done.
+        print(f"calm-beam {command}: some code tried to end the process (SystemExit: {ended.code}).", file=sys.stderr)
+        return 1
     except KeyboardInterrupt as interrupt:
         # A command that keeps what it has done says so.
         print(f"calm-beam {command}: interrupted; {str(interrupt) or 'nothing was written.'}", file=sys.stderr)

@@ -24,6 +24,10 @@ class UsageError(CalmBeamError, ValueError):
     """A flag or its value is wrong; nothing has been done."""
 
 
+class HelpShown(SystemExit):
+    """`--help` was asked for and shown; nothing else may end the process with success before its work is done."""
+
+
 @contextlib.contextmanager
 def naming(flag: str) -> Iterator[None]:
     """Turns what goes wrong with a file, while the value of a flag is checked, into a `UsageError` that names it."""
@@ -51,6 +55,10 @@ class FlagParser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Raises `UsageError`."""
         raise UsageError(f"{message}. See {self.prog} --help.")
+
+    def exit(self, status: int = 0, message: str | None = None) -> NoReturn:
+        """Raises `HelpShown`: only `--help` ends here, since errors do not."""
+        raise HelpShown(status)
 
     def add_value_provider_argument(self, *args: Any, **kwargs: Any) -> None:
         """Adds a flag; part of the interface by which Beam's option classes declare theirs."""
@@ -313,7 +321,13 @@ def add_exit_flags(parser: FlagParser, *, default_grid_step: float | None) -> No
     default = "" if default_grid_step is None else f"; {default_grid_step} without --thresholds"
     exits.add_argument("--grid_step", type=float, help=f"grid of its multiples below 1, down to 0{default}")
     parser.set_defaults(default_grid_step=default_grid_step)
-    exits.add_argument("--schedule", choices=SCHEDULES, default="constant", help="threshold over output positions")
+    exits.add_argument(
+        "--schedule",
+        choices=SCHEDULES,
+        default="constant",
+        help="threshold over output positions: the same, falling by the paper's Eq. 5, or by the formula in the "
+        "released T5X code (which itself, as released, decodes with a constant one)",
+    )
     exits.add_argument("--tau", type=float, help="temperature of a decaying schedule")
     exits.add_argument(
         "--state_propagation", choices=tuple(PROPAGATIONS), default="from_exit", help="what skipped layers attend to"

@@ -16,7 +16,8 @@ class ExitRule:
     Attributes:
       confidence: Name of one of `MEASURES`, or of a measure of the user's, `module:name`.
       schedule: `constant` (the threshold at every step), `decay` (CALM Eq. 5, decaying threshold) or `decay_t5x` (the
-        released T5X formula, whose last term is scaled by the threshold too).
+        formula in the released T5X code, whose last term is scaled by the threshold too; as released, that code never
+        passes the position, and decodes as `constant` does).
       tau: Temperature of a decaying schedule; None with `constant`.
       state_propagation: Name of one of `PROPAGATIONS`: what skipped layers make their keys and values from.
       token_from: `exit_layer`, or `last_layer`: the token is the last layer's prediction whatever layer exited, so that

@@ -15,8 +15,10 @@ def threshold_factors(rule: ExitRule, max_decode_length: int) -> tuple[np.ndarra
     Returns:
       `scale` and `shift`, float64, each of shape (N,). Step 0 is the first generated token.
 
-    Source: CALM Eq. 5 (decaying threshold): clip(0.9 threshold + 0.1 exp(-tau t / N)). The released T5X code computes
-    threshold (0.9 + 0.1 exp(-tau t / N)) instead, offered as `decay_t5x`.
+    Source: CALM Eq. 5 (decaying threshold): clip(0.9 threshold + 0.1 exp(-tau t / N)). The released T5X code holds
+    another formula, threshold (0.9 + 0.1 exp(-tau t / N)), offered as `decay_t5x`. As released, its sampler never
+    passes the position, so that t is always 0: whatever its tau, that code decodes with a constant threshold. To repeat
+    what it does, take `constant`.
     """
     steps = np.arange(max_decode_length)
     if rule.schedule == "constant":

@@ -16,7 +16,7 @@ or tests of what was decoded, without the model:
     calm-beam calibrate --generations=calibration --metric=token_f1 --delta=0.02 --output=calibration-2
 
 Exit status: 0 when done (also when no threshold is safe), 1 on failure, 2 on bad usage, 3 when `monitor` or `verify`
-finds a bound broken, 130 when interrupted.
+finds a bound broken, 130 when interrupted, 141 when nobody reads the output any more.
 """
 
 import importlib
@@ -26,6 +26,9 @@ import sys
 from collections.abc import Sequence
 
 from calm_beam import __version__
+from calm_beam.errors import CalmBeamError
+
+from .streams import StreamError, prepare_streams
 
 # What shells report for a process that Ctrl-C ended.
 _INTERRUPTED = 130
@@ -74,6 +77,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
     try:
         return module.main(flags)
+    except (CalmBeamError, OSError) as error:
+        # Commands say themselves what they expect to go wrong, and what is left behind; this is for the rest.
+        print(f"calm-beam {command}: {error}", file=sys.stderr)
+        return 1
+    except MemoryError:
+        print(
+            f"calm-beam {command}: this machine has no memory left. Take less at a time, or a larger machine.",
+            file=sys.stderr,
+        )
+        return 1
     except KeyboardInterrupt as interrupt:
         # A command that keeps what it has done says so.
         print(f"calm-beam {command}: interrupted; {str(interrupt) or 'nothing was written.'}", file=sys.stderr)
@@ -85,11 +98,19 @@ def entry_point() -> None:
 
     It warns of extras that are not installed, and tells each failure again with its traceback.
     """
+    prepare_streams()
     logging.basicConfig(level=logging.ERROR)
     logging.getLogger("apache_beam").setLevel(logging.CRITICAL)
     # Schedulers end a job so: then too, nothing half-written may stay behind.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    sys.exit(main())
+    try:
+        status = main()
+        sys.stdout.flush()
+    except StreamError as error:
+        if not error.is_reader_gone:
+            print(f"calm-beam: {error}", file=sys.stderr)
+        status = error.status
+    sys.exit(status)
 
 
 def _usage() -> str:

@@ -73,7 +73,7 @@ def main(argv: Sequence[str]) -> int:
     except (DataError, DecodeError, MetricError, OSError) as error:
         print(f"calm-beam evaluate: {error}", file=sys.stderr)
         return 1
-    console = Console(markup=False, emoji=False)
+    console = Console(markup=False, emoji=False, highlight=False)
     for table in findings.tables:
         console.print(table)
     console.print(findings.notes)

@@ -144,7 +144,7 @@ def main(argv: Sequence[str], *, add_experiment_flag: Callable[[FlagParser], Non
     except (PipelineError, ValueError, OSError) as error:
         print(f"calm-beam evaluate: {error}", file=sys.stderr)
         return 1
-    console = Console(markup=False, emoji=False)
+    console = Console(markup=False, emoji=False, highlight=False)
     for each in summary_tables(table, speedups, num_layers=sources[0].num_layers, with_speedup=bool(flags.speedup)):
         console.print(each)
     for note in notes(table, grid, max_decode_length=measures[0].job.settings.max_decode_length):

@@ -23,7 +23,7 @@ def main(argv: Sequence[str]) -> int:
         flags = parse_own_flags(parser, argv)
         path = flags.path
         manifest_path = _manifest_in(path)
-        console = Console(markup=False, emoji=False)
+        console = Console(markup=False, emoji=False, highlight=False)
         if manifest_path is not None:
             expected = load_checkpoint(flags.checkpoint).fingerprint() if flags.checkpoint else None
             _describe_manifest(console, read_manifest(manifest_path, model_fingerprint=expected))

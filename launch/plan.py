@@ -243,7 +243,7 @@ def _simulated_power(name: str, guess: _Guess, simulation: Mapping[str, Any], n:
 
 
 def _print(guesses: Sequence[_Guess], curves: Sequence[Sequence[Curve]], flags: argparse.Namespace) -> None:
-    console = Console(markup=False, emoji=False)
+    console = Console(markup=False, emoji=False, highlight=False)
     title = f"Examples needed to accept a threshold at delta {flags.delta:g} with probability {flags.power:g}"
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("expected loss\ndeviation", no_wrap=True)

@@ -22,7 +22,7 @@ def print_summary(manifest: Manifest, output: str, *, seconds: float) -> None:
       output: Directory that holds it and the risk table.
       seconds: How long the run took.
     """
-    console = Console(markup=False, emoji=False)
+    console = Console(markup=False, emoji=False, highlight=False)
     with open_input(joined(output, "risk_table.csv")) as raw, io.TextIOWrapper(raw, "utf-8", newline="") as file:
         for table in _trade_offs(list(csv.DictReader(file)), manifest.model.layers):
             console.print(table)

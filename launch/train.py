@@ -61,7 +61,7 @@ def main(argv: Sequence[str]) -> int:
     Raises:
       KeyboardInterrupt: If interrupted without such a state.
     """
-    console = Console(stderr=True)
+    console = Console(stderr=True, highlight=False)
     try:
         flags = parse_train_flags(argv)
         if flags.stage == "classifier":

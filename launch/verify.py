@@ -220,7 +220,7 @@ def _decode(
 
 
 def _print(manifest: Manifest, losses: FreshLosses, verdicts: Sequence[Verdict], flags: argparse.Namespace) -> None:
-    console = Console(markup=False, emoji=False)
+    console = Console(markup=False, emoji=False, highlight=False)
     table = Table(
         title="The manifest's entries on fresh data", title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False
     )

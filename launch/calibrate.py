@@ -115,9 +115,12 @@ def main(argv: Sequence[str]) -> int:
         if stored or interrupt.args:
             raise
         raise KeyboardInterrupt(after_failure(output, folder, is_over=is_local(options))) from interrupt
-    print_summary(manifest, output, seconds=time.monotonic() - start)
-    # Last, since the manifest stands by itself: a report that fails takes nothing away, and can be built again.
-    report_after(output, folder, flags)
+    try:
+        print_summary(manifest, output, seconds=time.monotonic() - start)
+    finally:
+        # Last, since the manifest stands by itself: a report that fails takes nothing away, and can be built again.
+        # Also if nobody reads the summary any more.
+        report_after(output, folder, flags)
     return 0
 
 

@@ -16,7 +16,7 @@ or tests of what was decoded, without the model:
     calm-beam calibrate --generations=calibration --metric=token_f1 --delta=0.02 --output=calibration-2
 
 Exit status: 0 when done (also when no threshold is safe), 1 on failure, 2 on bad usage, 3 when `monitor` or `verify`
-finds a bound broken, 130 when interrupted.
+finds a bound broken, 130 when interrupted, 141 when nobody reads the output any more.
 """
 
 import importlib
@@ -28,7 +28,8 @@ from collections.abc import Sequence
 from calm_beam import __version__
 from calm_beam.errors import CalmBeamError
 
-from .flags import UsageError
+from .flags import HelpShown, UsageError
+from .streams import StreamError, prepare_streams
 from .terminal import say
 
 # What shells report for a process that Ctrl-C ended.
@@ -78,12 +79,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return module.main(flags)
     except SystemExit as ended:
-        from .flags import HelpShown
-
         if isinstance(ended, HelpShown):
             raise
         # Code that the user brought along, such as a runner, or a library. Its status may be 0, and nothing is done.
-        print(f"calm-beam {command}: some code tried to end the process (SystemExit: {ended.code}).", file=sys.stderr)
+        say(f"calm-beam {command}: some code tried to end the process (SystemExit: {ended.code}).")
         return 1
     except KeyboardInterrupt as interrupt:
         # A command that keeps what it has done says so.
@@ -109,11 +108,19 @@ def entry_point() -> None:
 
     It warns of extras that are not installed, and tells each failure again with its traceback.
     """
+    prepare_streams()
     logging.basicConfig(level=logging.ERROR)
     logging.getLogger("apache_beam").setLevel(logging.CRITICAL)
     # Schedulers end a job so: then too, nothing half-written may stay behind.
     signal.signal(signal.SIGTERM, signal.default_int_handler)
-    sys.exit(main())
+    try:
+        status = main()
+        sys.stdout.flush()
+    except StreamError as error:
+        if not error.is_reader_gone:
+            print(f"calm-beam: {error}", file=sys.stderr)
+        status = error.status
+    sys.exit(status)
 
 
 def _usage() -> str:

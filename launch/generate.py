@@ -153,7 +153,7 @@ def _answers(
 ) -> Iterator[tuple[str, "Answer"]]:
     """Yields name and answer of prompts that have been checked, with a progress bar where answers are not seen."""
     starts = range(0, len(prompts), flags.batch_size)
-    console = Console(stderr=True)
+    console = Console(stderr=True, highlight=False)
     is_hidden = not console.is_terminal or flags.prompt is not None or (flags.output is None and sys.stdout.isatty())
     for start in track(starts, "answering", console=console, disable=is_hidden):
         names, batch = zip(*prompts[start : start + flags.batch_size], strict=True)

@@ -44,7 +44,7 @@ def shown_progress(*, enabled: bool) -> Iterator[ProgressLog]:
 
 
 def _watch(path: pathlib.Path, done: threading.Event) -> None:
-    console = Console(stderr=True)
+    console = Console(stderr=True, highlight=False)
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),

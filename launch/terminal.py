@@ -24,7 +24,8 @@ class PlainConsole(Console):
 
     def __init__(self, *, stderr: bool = False, **settings: Any) -> None:
         """Prepares to print on standard output or standard error."""
-        super().__init__(stderr=stderr, markup=False, emoji=False, **settings)
+        # Highlighting takes quadratic time on long words.
+        super().__init__(stderr=stderr, markup=False, emoji=False, highlight=False, **settings)
 
     def render_str(self, text: str, **settings: Any) -> Text:
         """Returns what every text that is printed, and every cell of a table, becomes on its way."""

@@ -124,6 +124,15 @@ def test_lines_of_standard_input_are_answered_as_they_come(
     assert "calm-beam generate: standard input, line 4: is empty." in printed.err
 
 
+def test_a_line_that_is_no_text_is_named(
+    folder: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Bytes that are not UTF-8 come as surrogates; the line that has them ends the command in words."""
+    monkeypatch.setattr("sys.stdin", io.StringIO(f"{_TEXTS[0]}\na \udcff\n"))
+    assert main(_flags(folder)) == 1
+    assert "calm-beam generate: standard input, line 2: is not Unicode text" in capsys.readouterr().err
+
+
 class _Terminal(io.StringIO):
     """Typed text."""
 

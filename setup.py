@@ -67,8 +67,8 @@ _TENSORFLOW = ["tensorflow>=2.21,<2.22"]
 # For data that are SeqIO tasks, those of TFDS among them; TFDS needs the last one and does not say so.
 _SEQIO = [*_TENSORFLOW, "seqio>=0.0.20,<0.1", "importlib_resources>=6,<8"]
 
-# For the metric bleurt. tensorflow-text is built for one version of TensorFlow each.
-_BLEURT = [*_TENSORFLOW, "tensorflow-text>=2.21,<2.22"]
+# For the metric bleurt.
+_BLEURT = _TENSORFLOW
 
 _DEV = [
     *_DATAFLOW,
@@ -76,7 +76,6 @@ _DEV = [
     *_METRICS,
     *_DASK,
     *_SEQIO,
-    *_BLEURT,
     "build>=1.2,<2",
     # For examples/web_service.
     "fastapi>=0.115,<1",

@@ -39,7 +39,7 @@ from calm_beam.storage import check_writable, is_cloud_path, is_file, is_folder,
 from .flags import FlagParser, UsageError, as_usage, naming, numbers, parse_own_flags, texts, whole_number
 from .plots import check_plots_available
 from .power_plot import Curve, write_power_plot
-from .terminal import PlainConsole, tell
+from .terminal import PlainConsole, say, tell
 
 _MOST_EXAMPLES_COMPUTED = 10_000_000
 _MOST_EXAMPLES_SIMULATED = 100_000
@@ -212,7 +212,7 @@ def _curves(guess: _Guess, names: Sequence[str], flags: argparse.Namespace) -> l
             at_most = _MOST_EXAMPLES_SIMULATED
             simulation = {**test, "replications": flags.replications, "seed": flags.seed}
             # It may take a minute.
-            print(f"simulating {name} at {guess.title}", file=sys.stderr)
+            say(f"simulating {name} at {guess.title}")
             needed = simulated_examples_needed(name, guess.losses, power=flags.power, at_most=at_most, **simulation)
             powers.append(functools.partial(_simulated_power, name, guess, simulation))
         curves.append(Curve(name=name, needed=needed, at_most=at_most, points=()))

@@ -3,7 +3,6 @@
 import argparse
 import dataclasses
 import itertools
-import sys
 from collections.abc import Sequence
 from typing import Self
 
@@ -23,6 +22,7 @@ from calm_beam.vocabulary import Vocabulary, VocabularyError, open_vocabulary
 from .data_files import find_files, reading_of
 from .flags import UsageError
 from .model_flags import declared
+from .terminal import say
 from .versions import decoding_versions
 
 # Looked at in every file before work starts; the rest is checked by the workers.
@@ -131,7 +131,7 @@ def prepare_run(
         is_text = preview_data(paths, reading)
         checkpoint = load_checkpoint(flags.checkpoint, declared=declared(flags))
         for sentence in checkpoint.assumed:
-            print(f"note: {sentence}", file=sys.stderr)
+            say(f"note: {sentence}")
         settings.rule.exit_layers(checkpoint.config.num_decoder_layers)
         if settings.rule.measure().needs is Need.CLASSIFIER and not checkpoint.config.exit_classifier:
             raise UsageError(

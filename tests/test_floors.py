@@ -105,7 +105,7 @@ def _loaded_by(module: str, *names: str) -> list[str]:
 
 
 _BEAM = ("apache_beam", "google.cloud")
-_OF_EXTRAS = ("tensorflow", "tensorflow_text", "seqio", "sacrebleu", "rapidfuzz")
+_OF_EXTRAS = ("tensorflow", "seqio", "sacrebleu", "rapidfuzz")
 
 
 @pytest.mark.parametrize(

@@ -1,18 +1,14 @@
 """Texts as the ids that BLEURT's model takes: [CLS] reference [SEP] candidate [SEP]."""
 
 import dataclasses
-import unicodedata
 from collections.abc import Callable
 from typing import Self
 
 import sentencepiece
 
-from calm_beam.extras import imported
+from .checkpoint import BleurtConfig, BleurtError
+from .word_pieces import UNKNOWN, word_ids, words
 
-from .checkpoint import NEEDS, BleurtConfig, BleurtError
-
-# Longest word that is looked for in pieces; longer ones are unknown. In bytes, of which a character has four at most.
-_LONGEST_WORD = 800
 _SPECIAL_TOKENS = ("[CLS]", "[SEP]")
 
 
@@ -38,7 +34,6 @@ class Encoder:
 
         Raises:
           BleurtError: If its vocabulary cannot be read, lacks special tokens or does not fit to its model.
-          MissingExtraError: If a package that it needs is not installed.
         """
         tokenize, ids = _sentencepiece(config) if config.is_sentencepiece else _word_pieces(config)
         return cls(tokenize=tokenize, cls_id=ids["[CLS]"], sep_id=ids["[SEP]"], max_length=config.max_seq_length)
@@ -64,25 +59,21 @@ _Tokenize = Callable[[str], list[int]]
 def _word_pieces(config: BleurtConfig) -> tuple[_Tokenize, dict[str, int]]:
     """Returns how a list of word pieces tokenizes, and the ids of special tokens."""
     try:
-        pieces = config.vocabulary.read_text(encoding="utf-8").removesuffix("\n").split("\n")
+        lines = config.vocabulary.read_text(encoding="utf-8").removesuffix("\n").split("\n")
     except UnicodeDecodeError as error:
         raise BleurtError(f"{_named(config)} is not UTF-8 ({error}).") from error
+    pieces = [line.strip() for line in lines]
     if len(pieces) != config.vocab_size:
         raise BleurtError(_size_mismatch(config, len(pieces)))
     ids = {piece: index for index, piece in enumerate(pieces)}
     if len(ids) != len(pieces):
         raise BleurtError(f"{_named(config)} has {len(pieces) - len(ids)} pieces twice.")
-    for token in ("[UNK]", *_SPECIAL_TOKENS):
+    for token in (UNKNOWN, *_SPECIAL_TOKENS):
         if token not in ids:
             raise BleurtError(f"{_named(config)} has no {token}.")
-    text = imported("tensorflow_text", **NEEDS)
-    tokenizer = text.BertTokenizer(
-        str(config.vocabulary), lower_case=False, unknown_token="[UNK]", max_bytes_per_word=_LONGEST_WORD
-    )
 
-    def tokenize(raw: str) -> list[int]:
-        tokens = tokenizer.tokenize([normalized(raw, lower_case=config.do_lower_case)])
-        return list(map(int, tokens.flat_values.numpy()))
+    def tokenize(text: str) -> list[int]:
+        return [index for word in words(text, lower_case=config.do_lower_case) for index in word_ids(word, ids)]
 
     return tokenize, ids
 
@@ -109,26 +100,3 @@ def _named(config: BleurtConfig) -> str:
 
 def _size_mismatch(config: BleurtConfig, size: int) -> str:
     return f"{_named(config)} has {size} pieces, its model {config.vocab_size}. They do not belong together."
-
-
-def normalized(text: str, *, lower_case: bool) -> str:
-    r"""Returns a text as BERT's tokenizer normalises it before it splits words.
-
-    Control characters go, white space of any kind becomes a space; lower-case models see neither case nor accents.
-    Done here, since TensorFlow's tokenizer folds case (ß becomes ss) where BERT's takes lower case.
-
-    >>> normalized("Été à\tla plage", lower_case=True), normalized("Été", lower_case=False)
-    ('ete a la plage', 'Été')
-    """
-    clean = "".join(_clean(character) for character in text)
-    if not lower_case:
-        return clean
-    decomposed = unicodedata.normalize("NFD", clean.lower())
-    return "".join(character for character in decomposed if unicodedata.category(character) != "Mn")
-
-
-def _clean(character: str) -> str:
-    category = unicodedata.category(character)
-    if character in "\t\n\r" or category == "Zs":
-        return " "
-    return "" if character == "\ufffd" or category in ("Cc", "Cf") else character

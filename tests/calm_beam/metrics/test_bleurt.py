@@ -15,7 +15,8 @@ import tensorflow as tf
 
 from calm_beam.metrics.bleurt import Bleurt, BleurtError, checkpoint_fingerprint
 from calm_beam.metrics.bleurt.checkpoint import BleurtConfig
-from calm_beam.metrics.bleurt.encoding import Encoder, normalized
+from calm_beam.metrics.bleurt.encoding import Encoder
+from calm_beam.metrics.bleurt.word_pieces import word_ids, words
 from calm_beam.metrics.registry import MetricError, checked_score, full_name, get_metric, take_clipped
 from calm_beam.metrics.settings import MetricSettings
 from tests.bleurt_builder import WORD_PIECES, write_bleurt
@@ -126,11 +127,31 @@ def test_the_longer_side_is_trimmed(reference: int, candidate: int, kept: tuple[
     assert len(ids) == len(segments) <= 8
 
 
-def test_normalisation() -> None:
-    """Control characters go, spaces of any kind are spaces; only lower-case models lose case and accents."""
-    text = "A\u00a0b\x00c\u200bÉ\r\n\ufffdß\u2003Σ"
-    assert normalized(text, lower_case=False) == "A bcÉ  ß Σ"
-    assert normalized(text, lower_case=True) == "a bce  ß σ"
+@pytest.mark.parametrize(
+    ("text", "cased", "uncased"),
+    [
+        ("A\u00a0b\x00c\u200bÉ\r\n\ufffdß\u2003ΑΣ", "A bcÉ ß ΑΣ", "a bce ß ας"),
+        ("one\u2028two\u2029three\x85four", "one two threefour", "one two threefour"),
+        ("5$+x=`y~|^<z>", "5 $ + x = ` y ~ | ^ < z >", "5 $ + x = ` y ~ | ^ < z >"),
+        ("«l’été»—Ça…", "« l ’ été » — Ça …", "« l ’ ete » — ca …"),
+        ("日本ばU\U00020000\uf900", "日 本 ばU \U00020000 \uf900", "日 本 はu \U00020000 豈"),
+        ("a\u037eb \u1fef", "a \u037e b \u1fef", "a ; b `"),
+        ("[SEP] ##s", "[ SEP ] # # s", "[ sep ] # # s"),
+        (" \u2028\t", "", ""),
+    ],
+)
+def test_words(text: str, cased: str, uncased: str) -> None:
+    """Words part where BERT's own tokenizer parts them; the expected ones are what that gave for these texts."""
+    assert " ".join(words(text, lower_case=False)) == cased
+    assert " ".join(words(text, lower_case=True)) == uncased
+
+
+@pytest.mark.parametrize("letter", ["a", "é", "日", "𐐷"])
+def test_words_of_more_than_200_characters_are_unknown(letter: str) -> None:
+    """Characters count, however many bytes they have."""
+    ids = {"[UNK]": 0, letter: 1, f"##{letter}": 2, f"##{letter * 3}": 3}
+    assert word_ids(letter * 200, ids) == [1, *[3] * 66, 2]
+    assert word_ids(letter * 201, ids) == [0]
 
 
 def test_scores_outside_are_clipped_and_counted(tmp_path: pathlib.Path) -> None:

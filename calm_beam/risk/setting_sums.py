@@ -246,7 +246,7 @@ def control_risk(sums: LossSums, tests: Sequence[RiskTest], *, order: Sequence[s
     """
     evidence = sums.evidence(order)
     risks = loss_sum_upper(evidence.sums[Loss()]) / evidence.n
-    results = []
+    results: list[SettingResult] = []
     for test in tests:
         p_values = P_VALUES[test.p_value].p_values(evidence, test.delta)
         found = PROCEDURES[test.procedure](p_values, epsilon=test.epsilon)

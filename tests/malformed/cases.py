@@ -94,7 +94,7 @@ def _link_to_itself(here: Here) -> None:
 
 def _t5x_embedding_without_dimensions(here: Here) -> None:
     shutil.rmtree(here / "t5x")
-    write_t5x(here / "t5x", {**build_arrays(CONFIG, 0), _EMBEDDING: np.float32(1)}, inline=[_EMBEDDING])
+    write_t5x(here / "t5x", {**build_arrays(CONFIG, 0), _EMBEDDING: np.array(1, np.float32)}, inline=[_EMBEDDING])
 
 
 def _absurd_zarr(here: Here) -> None:

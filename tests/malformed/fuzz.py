@@ -138,7 +138,7 @@ def _with_bytes_changed(content: bytes, generator: random.Random) -> bytes:
     return bytes(changed)
 
 
-_VALUES = (
+_VALUES: tuple[Any, ...] = (
     *(None, True, False, 0, 1, -1, 10**9, 10**30, -0.0, 0.5, 1e308, float("nan"), float("inf")),
     *("", "x", "\x00", "\ud800", "9" * 5000, "../../etc", [], {}, [[]], {"a": 1}, [None], ["x"]),
 )
@@ -155,7 +155,7 @@ def _with_a_value_changed(value: Any, generator: random.Random) -> Any:
         case 0:
             del changed[key]
         case 1 if isinstance(changed, dict):
-            changed[generator.choice(["", "x", "__class__", key + "s"])] = changed.pop(key)
+            changed[generator.choice(["", "x", "__class__", f"{key}s"])] = changed.pop(key)
         case 2 if isinstance(changed, list):
             changed.append(changed[key])
         case _:

@@ -9,7 +9,7 @@ from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 from apache_beam.testing.util import assert_that, equal_to
 
 from calm_beam import transforms
-from calm_beam.risk.setting_sums import LossSums, RiskTest, control_risk
+from calm_beam.risk.setting_sums import LossSums, RiskTest, SettingResult, control_risk
 
 _TESTS = (
     RiskTest(delta=0.3, epsilon=0.05),
@@ -30,7 +30,8 @@ def _rows(seed: int) -> list[tuple[str, str, float]]:
 @pytest.mark.parametrize("options", [[], ["--direct_runner_bundle_repeat=1"]])
 def test_the_pipeline_gives_what_the_function_gives(options: list[str]) -> None:
     """Per key, in any order, and with every bundle run twice, results are those of the losses in memory."""
-    expected, elements = [], []
+    expected: list[SettingResult] = []
+    elements: list[tuple[str, tuple[str, str, float]]] = []
     for group in ("en", "fr"):
         rows, sums = _rows(len(elements)), LossSums(_TESTS)
         for row in rows:

@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -19,7 +20,7 @@ _SOURCES = ([9, 33, 4, 60, 12, 1], [5, 1], [2, 2, 7, 1])
 _TARGETS = ([0, 14, 8, 8, 63], [0, 3, 0, 21, 40], [0, 1, 2, 3, 4])
 
 
-_KINDS = {
+_KINDS: dict[str, dict[str, Any]] = {
     "1.1": {},
     "tied": {"tied_head": True},
     "1.0": {"tied_head": True, "gated_mlp": False},

@@ -108,14 +108,20 @@ def open_vocabulary(path: str | os.PathLike[str], *, extra_ids: int | None = Non
     Raises:
       VocabularyError: If it, or such a file, cannot be read.
     """
-    if extra_ids is not None:
-        return Vocabulary(path, extra_ids=extra_ids)
-    plain = Vocabulary(path)
+    return Vocabulary(path, extra_ids=missing_sentinels(path) if extra_ids is None else extra_ids)
+
+
+def missing_sentinels(path: str | os.PathLike[str]) -> int:
+    """Returns how many sentinels files beside a vocabulary name, if it does not hold them itself.
+
+    Raises:
+      VocabularyError: If such a file cannot be read, or names some and the vocabulary cannot be read.
+    """
     try:
         beside = extra_ids_beside(path)
     except SentinelsError as error:
         raise VocabularyError(str(error)) from error
-    return Vocabulary(path, extra_ids=beside) if beside and not plain.has_sentinels() else plain
+    return 0 if not beside or Vocabulary(path).has_sentinels() else beside
 
 
 def output_text(tokens: Sequence[int], vocabulary: Vocabulary | None) -> str:

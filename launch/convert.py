@@ -6,7 +6,7 @@ A Hugging Face, Orbax or T5X model in the native layout, in half the space:
 
 A model with a head that only its training needed, without it:
 
-    calm-beam convert --checkpoint=free_t5 --output=model --layout=native --drop_arrays='cm_head\.(weight|bias)'
+    calm-beam convert --checkpoint=free_t5 --output=free_model --layout=native --drop_arrays='cm_head.*'
 
 A trained model in T5X's layout, as step 2000, to be served or fine-tuned there (docs/t5x.md):
 
@@ -29,7 +29,7 @@ from calm_beam.checkpoints import (
 )
 from calm_beam.errors import CalmBeamError
 from calm_beam.storage import check_writable, exists, is_cloud_path, joined
-from calm_beam.vocabulary import VocabularyError, open_vocabulary
+from calm_beam.vocabulary import VocabularyError, missing_sentinels
 
 from .flags import FlagParser, UsageError, naming, parse_own_flags, pattern, whole_number
 from .model_flags import add_model_flags, declared
@@ -89,7 +89,7 @@ def _run(flags: argparse.Namespace) -> None:
     try:
         checkpoint = load_checkpoint(flags.checkpoint, declared=declared(flags), drop_arrays=flags.drop_arrays)
         vocabulary_path = checkpoint.vocabulary_path
-        extra_ids = open_vocabulary(vocabulary_path).extra_ids if vocabulary_path else 0
+        extra_ids = missing_sentinels(vocabulary_path) if vocabulary_path else 0
     except (CheckpointError, VocabularyError, OSError) as error:
         raise UsageError(f"--checkpoint: {error}") from error
     # Step 0 is a model that T5X would not find.

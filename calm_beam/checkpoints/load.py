@@ -103,13 +103,14 @@ def load_checkpoint(
 
     try:
         checkpoint = _read(found, declared, keeps)
-    except CheckpointError as error:
-        raise CheckpointError(f"{error}{_DROP_HINT if _UNKNOWN.search(str(error)) else ''}") from error
+        if drop_arrays is not None and not dropped:
+            raise ValueError("there is nothing to leave out.")
     except ValueError as error:
+        place = "" if isinstance(error, CheckpointError) else f"checkpoint {found.directory}: "
         hint = _DROP_HINT if _UNKNOWN.search(str(error)) else ""
-        raise CheckpointError(f"checkpoint {found.directory}: {error}{hint}") from error
-    if drop_arrays is not None and not dropped:
-        raise CheckpointError(f"checkpoint {found.directory}: no array's whole name matches {drop_arrays.pattern!r}.")
+        if drop_arrays is not None and not dropped:
+            hint = f" No array's whole name matches {drop_arrays.pattern!r}."
+        raise CheckpointError(f"{place}{error}{hint}") from error
     _check_finite(found.directory, checkpoint.arrays)
     return dataclasses.replace(checkpoint, dropped=tuple(sorted(dropped)))
 

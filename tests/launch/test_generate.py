@@ -5,16 +5,18 @@ import io
 import json
 import pathlib
 import re
+import shutil
 from typing import Any
 
 import pytest
 
-from calm_beam.checkpoints import load_checkpoint
+from calm_beam.checkpoints import Declared, load_checkpoint
 from calm_beam.launch.cli import main
 from calm_beam.launch.layer_colours import LayerPrinter
 from calm_beam.manifest import write_manifest
 from calm_beam.serving import Generator, token_texts
 from calm_beam.vocabulary import Vocabulary
+from tests.builders import write_t5x
 from tests.calm_beam.serving.builders import build_entry, build_served_manifest
 from tests.pipelines import BROKEN_ID, write_model, write_rows, write_vocabulary
 
@@ -61,6 +63,22 @@ def test_a_prompt_is_answered(folder: pathlib.Path, generator: Generator, capsys
         f"prompts: 1, of which cut: 0; tokens: {len(answer.tokens)}, {layers:.2f} layers per token, {saved:.0%} of "
         "the full model's saved"
     )
+
+
+def test_an_assumed_activation_is_named_where_models_differ(
+    folder: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A model that was calibrated with a declared activation is served with it; without, what is assumed is said."""
+    write_t5x(tmp_path, load_checkpoint(folder / "model").arrays)
+    shutil.copy(folder / "model" / "sentencepiece.model", tmp_path)
+    declared = load_checkpoint(tmp_path, declared=Declared(activation="silu"))
+    manifest = build_served_manifest(declared, (build_entry(0.3),), vocabulary=Vocabulary(folder / "v.model"))
+    write_manifest(manifest, tmp_path / "manifest.json")
+    command = ["generate", f"--manifest={tmp_path}", f"--checkpoint={tmp_path}", f"--prompt={_TEXTS[0]}"]
+    assert main([*command, "--activation=silu"]) == 0
+    capsys.readouterr()
+    assert main(command) != 0
+    assert "Activation is assumed to be gelu, as in T5" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", ["prompts.txt", "prompts.txt.gz"])

@@ -5,6 +5,7 @@ import json
 import pathlib
 import re
 
+import numpy as np
 import pytest
 
 from calm_beam.checkpoints import load_checkpoint
@@ -141,6 +142,51 @@ def test_a_t5x_checkpoint(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[
     assert f"Checkpoint in t5x layout: {latest}" in printed
     assert "Exit classifier: no." in printed
     assert "Vocabulary: none in or beside it." in printed
+
+
+def test_what_no_array_shows(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What is assumed of a T5X model is said with its reason, and what the user or a file says with its source."""
+    write_t5x(tmp_path, build_arrays(CONFIG, 0))
+    assert main(["inspect", str(tmp_path)]) == 0
+    assert "Activation is assumed to be gelu, as in T5: there is no config.gin in" in capsys.readouterr().out
+    assert main(["inspect", str(tmp_path), "--activation=silu", "--relative_max_distance=64"]) == 0
+    printed = capsys.readouterr().out
+    assert "T5 with gated SiLU:" in printed
+    assert "Activation is silu: you said so.\nRelative max distance is 64: you said so.\n" in printed
+    (tmp_path / "config.gin").write_text("T5Config.mlp_activations = ('relu', 'linear')")
+    assert main(["inspect", str(tmp_path)]) == 0
+    assert f"Activation is relu: {tmp_path}/config.gin says so.\n" in capsys.readouterr().out
+    assert main(["inspect", str(tmp_path), "--activation=silu"]) == 1
+    assert "activation is relu by" in capsys.readouterr().err
+
+
+def test_layers_with_tables_and_a_vocabulary_with_sentinels(
+    tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Tables of relative positions in every layer are told, and so are sentinels named beside the vocabulary."""
+    config = build_config(relative_bias_per_layer=True)
+    folder = write_model(tmp_path / "model", config=config, vocabulary=write_vocabulary(tmp_path / "trained.model"))
+    (folder / "tokenizer_config.json").write_text('{"extra_ids": 4}')
+    assert main(["inspect", str(folder)]) == 0
+    printed = capsys.readouterr().out
+    assert "Every layer has a table of relative positions of its own." in printed
+    assert "Vocabulary: 44 ids, 4 of them sentinels," in printed
+
+
+def test_weights_that_are_not_finite(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A model with NaN is named as damaged, with the array."""
+    arrays = build_arrays(CONFIG, 0)
+    arrays["decoder/decoder_norm/scale"][3] = np.nan
+    write_t5x(tmp_path, arrays)
+    assert main(["inspect", str(tmp_path)]) == 1
+    error = capsys.readouterr().err
+    assert "weights are not finite numbers in decoder/decoder_norm/scale (1 of 16 values)" in error
+
+
+def test_a_name_on_the_hub(capsys: pytest.CaptureFixture[str]) -> None:
+    """A name on the Hub is answered with the command that fetches it."""
+    assert main(["inspect", "google/t5-v1_1-small"]) == 2
+    assert "hf download google/t5-v1_1-small --local-dir t5-v1_1-small" in capsys.readouterr().err
 
 
 def test_a_hugging_face_checkpoint(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:

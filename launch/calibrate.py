@@ -14,7 +14,6 @@ hold together.
 
 import argparse
 import datetime
-import sys
 import time
 from collections.abc import Sequence
 
@@ -23,15 +22,16 @@ import apache_beam as beam
 from calm_beam.calibration import Plan, RunRecord, Spec, all_specs
 from calm_beam.calibration.publish import REPORT, EarlierResult
 from calm_beam.decoding.settings import DecodeSettings
+from calm_beam.errors import CalmBeamError
 from calm_beam.generation_folder import DecodeJob, StoredGenerations
-from calm_beam.manifest import MANIFEST, Manifest, ManifestError, read_manifest
+from calm_beam.manifest import MANIFEST, Manifest, read_manifest
 from calm_beam.metrics.registry import METRICS, is_bleurt
 from calm_beam.storage import absolute, check_writable, is_file, joined, make_folder
 from calm_beam.transforms import CalibrateGenerations
 
 from .calibrate_flags import calibrate_parser, fill_in_defaults
 from .dataflow import job_paths, prepare_job, template_location
-from .flags import UsageError, naming, parse_flags
+from .flags import UsageError, as_usage, naming, parse_flags
 from .generations import after_failure, keep_last_generations
 from .metric_flags import checked_metrics, metric_settings
 from .progress import shown_progress
@@ -40,13 +40,14 @@ from .run_metrics import clipped_in_words, metrics_in_words
 from .runners import PipelineError, is_local, make_runner, may_report_progress, run_pipeline
 from .sources import Source, decoded_source, stored_source
 from .summary import print_summary
+from .terminal import say, tell
 from .versions import run_versions
 
 
 def main(argv: Sequence[str]) -> int:
     """Runs the command and returns its exit status."""
     parser = calibrate_parser((__doc__ or "").split("\n\n")[0])
-    try:
+    with as_usage():
         flags, options = parse_flags(parser, argv)
         fill_in_defaults(flags)
         stored = None if flags.generations is None else stored_source(flags, argv)
@@ -67,14 +68,8 @@ def main(argv: Sequence[str]) -> int:
             raise UsageError("--sweep=lazy decides between pipelines what to decode, which a template cannot.")
         make_runner(options)
         folder = source.parts[0].folder()
-    except (UsageError, ValueError) as error:
-        print(f"calm-beam calibrate: {error}", file=sys.stderr)
-        return 2
-    except OSError as error:
-        print(f"calm-beam calibrate: {error}", file=sys.stderr)
-        return 1
     # Now, so that a log can show later what had been settled by then.
-    print(f"plan {plan.record().digest}", file=sys.stderr)
+    say(f"plan {plan.record().digest}")
     record = _record(source, specs)
     start = time.monotonic()
     try:
@@ -84,7 +79,7 @@ def main(argv: Sequence[str]) -> int:
                 folder = part.folder()
             thresholds = part.job.settings.thresholds
             if len(source.parts) > 1:
-                print(f"thresholds down to {thresholds[-1]:g} of {plan.thresholds[-1]:g}", file=sys.stderr)
+                say(f"thresholds down to {thresholds[-1]:g} of {plan.thresholds[-1]:g}")
             pipeline = beam.Pipeline(runner=make_runner(options), options=options)
             with shown_progress(enabled=may_report_progress(options)) as progress:
                 _ = part.completions(pipeline, folder, progress) | "CalibrateGenerations" >> CalibrateGenerations(
@@ -102,20 +97,19 @@ def main(argv: Sequence[str]) -> int:
                 )
                 metrics = run_pipeline(pipeline)
             if template := template_location(options):
-                print(f"Template: {template}. It has not run.")
+                tell(f"Template: {template}. It has not run.")
                 return 0
             if not stored:
-                print(metrics_in_words(metrics, seconds=time.monotonic() - start), file=sys.stderr)
+                say(metrics_in_words(metrics, seconds=time.monotonic() - start))
             if clipped := clipped_in_words(metrics):
-                print(clipped, file=sys.stderr)
+                say(clipped)
             if is_file(joined(output, MANIFEST)):
                 break
         manifest = _published(output, plan, record)
         keep_last_generations(output, [part.job for part in source.parts[: place + 1]])
-    except (PipelineError, ManifestError, OSError) as error:
+    except (CalmBeamError, OSError) as error:
         left = "" if stored else after_failure(output, folder, is_over=is_local(options))
-        print(f"calm-beam calibrate: {error} {left}".rstrip(), file=sys.stderr)
-        return 1
+        raise PipelineError(f"{error} {left}".rstrip()) from error
     except KeyboardInterrupt as interrupt:
         # What goes on elsewhere has left nothing yet, and says so itself.
         if stored or interrupt.args:
@@ -145,19 +139,15 @@ def _published(output: str, plan: Plan, record: RunRecord) -> Manifest:
 def _say_what_is_done(output: str, plan: Plan, job: DecodeJob) -> int:
     """Says that there is nothing left to do, or that what is done is something else; returns the exit status."""
     path = joined(output, MANIFEST)
-    try:
-        manifest = read_manifest(path)
-    except (ManifestError, OSError) as error:
-        print(f"calm-beam calibrate: {error}", file=sys.stderr)
-        return 1
+    manifest = read_manifest(path)
     if manifest.plan != plan.record() or manifest.data.patterns != job.patterns:
         raise UsageError(
             f"--resume: {path} is finished, and was asked for something else. For other metrics, tolerances or tests "
             f"of the same generations pass --generations={output} and another --output; to begin anew, --overwrite."
         )
-    print(f"--resume: {path} is finished; nothing is left to do.", file=sys.stderr)
+    say(f"--resume: {path} is finished; nothing is left to do.")
     if not is_file(joined(output, REPORT)):
-        print(f"its report is missing: calm-beam report --calibration={output}", file=sys.stderr)
+        say(f"its report is missing: calm-beam report --calibration={output}")
     print_summary(manifest, output, seconds=0)
     return 0
 
@@ -211,10 +201,9 @@ def _check_servable(settings: DecodeSettings) -> None:
             "accepts it."
         )
     if rule.needs_full_model():
-        print(
+        say(
             f"caution: confidence {rule.confidence} with state propagation {rule.state_propagation} runs every layer "
-            "for every token. The manifest is for analysis; nothing can be served by it.",
-            file=sys.stderr,
+            "for every token. The manifest is for analysis; nothing can be served by it."
         )
 
 

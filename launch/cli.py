@@ -26,6 +26,10 @@ import sys
 from collections.abc import Sequence
 
 from calm_beam import __version__
+from calm_beam.errors import CalmBeamError
+
+from .flags import UsageError
+from .terminal import say
 
 # What shells report for a process that Ctrl-C ended.
 _INTERRUPTED = 130
@@ -66,18 +70,30 @@ def main(argv: Sequence[str] | None = None) -> int:
         # Each command is imported alone: Beam takes seconds, and `train` does without it.
         module = importlib.import_module(f"calm_beam.launch.{command}")
     except ModuleNotFoundError as error:
-        print(
+        say(
             f"calm-beam {command}: there is no {error.name} here. calm-beam-serving does without what calibrating and "
-            "training need: pip install calm-beam.",
-            file=sys.stderr,
+            "training need: pip install calm-beam."
         )
         return 1
     try:
         return module.main(flags)
     except KeyboardInterrupt as interrupt:
         # A command that keeps what it has done says so.
-        print(f"calm-beam {command}: interrupted; {str(interrupt) or 'nothing was written.'}", file=sys.stderr)
+        say(f"calm-beam {command}: interrupted; {str(interrupt) or 'nothing was written.'}")
         return _INTERRUPTED
+    # All that a command may end with, and no defect of ours: that keeps its traceback.
+    except (CalmBeamError, OSError, MemoryError, RecursionError) as error:
+        say(f"calm-beam {command}: {_in_words(error)}")
+        return 2 if isinstance(error, UsageError) else 1
+
+
+def _in_words(error: Exception) -> str:
+    """Returns what an error says, or what Python's own mean that say little or nothing."""
+    if isinstance(error, MemoryError):
+        return f"memory ran out. Lower --batch_size, --token_budget or the number of workers. {error}".rstrip()
+    if isinstance(error, RecursionError):
+        return f"something that was read is nested too deeply ({error})."
+    return str(error)
 
 
 def entry_point() -> None:

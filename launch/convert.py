@@ -11,7 +11,6 @@ A trained model in T5X's layout, as step 2000, to be served or fine-tuned there:
 
 import argparse
 import pathlib
-import sys
 import tempfile
 from collections.abc import Sequence
 
@@ -24,9 +23,11 @@ from calm_beam.checkpoints import (
     write_native,
     write_t5x,
 )
+from calm_beam.errors import CalmBeamError
 from calm_beam.storage import check_writable, exists, is_cloud_path, joined
 
 from .flags import FlagParser, UsageError, naming, parse_own_flags, whole_number
+from .terminal import tell
 
 
 def main(argv: Sequence[str]) -> int:
@@ -38,15 +39,18 @@ def main(argv: Sequence[str]) -> int:
     Returns:
       Exit status: 0 done, 1 failure, 2 bad usage.
     """
+    flags = _parse(argv)
     try:
-        _run(_parse(argv))
-    except UsageError as error:
-        print(f"calm-beam convert: {error}", file=sys.stderr)
-        return 2
-    except (OSError, ValueError) as error:
-        print(f"calm-beam convert: {error}", file=sys.stderr)
-        return 1
+        _run(flags)
+    except CalmBeamError:
+        raise
+    except ValueError as error:
+        raise ConversionError(str(error)) from error
     return 0
+
+
+class ConversionError(CalmBeamError, ValueError):
+    """A model that the other layout cannot hold."""
 
 
 def _parse(argv: Sequence[str]) -> argparse.Namespace:
@@ -126,10 +130,10 @@ def _check_output(output: pathlib.Path, *, layout: str, step: int | None, overwr
 
 def _report(checkpoint: Checkpoint, written: Checkpoint) -> None:
     before, after = checkpoint.fingerprint(), written.fingerprint()
-    print(f"Read {checkpoint.uri} ({checkpoint.layout}).")
-    print(f"Wrote {written.uri} ({written.layout}).")
+    tell(f"Read {checkpoint.uri} ({checkpoint.layout}).")
+    tell(f"Wrote {written.uri} ({written.layout}).")
     if checkpoint.vocabulary_path is None:
-        print("There is no vocabulary in or beside the model, so none was copied.")
-    print(f"Fingerprint: {after}")
+        tell("There is no vocabulary in or beside the model, so none was copied.")
+    tell(f"Fingerprint: {after}")
     if before != after:
-        print(f"Weights were rounded. Manifests of the model as it was ({before}) do not belong to this one.")
+        tell(f"Weights were rounded. Manifests of the model as it was ({before}) do not belong to this one.")

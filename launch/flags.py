@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from calm_beam.errors import CalmBeamError
 from calm_beam.exits.rule import CONFIDENCES, SCHEDULES, STATE_PROPAGATIONS, TOKEN_SOURCES
+from calm_beam.manifest import ManifestError
 from calm_beam.seqio_names import seqio_name
 
 if TYPE_CHECKING:
@@ -26,6 +27,21 @@ def naming(flag: str) -> Iterator[None]:
         yield
     except OSError as error:
         raise UsageError(f"{flag} {error}") from error
+
+
+@contextlib.contextmanager
+def as_usage(kinds: type[Exception] | tuple[type[Exception], ...] = ValueError) -> Iterator[None]:
+    """Turns what goes wrong while flags and what they name are checked into a `UsageError`.
+
+    Args:
+      kinds: What is turned. A manifest that cannot be trusted never is: that is a failure.
+    """
+    try:
+        yield
+    except (UsageError, ManifestError):
+        raise
+    except kinds as error:
+        raise UsageError(str(error)) from error
 
 
 class _HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):

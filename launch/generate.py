@@ -26,13 +26,15 @@ from rich.console import Console
 from rich.progress import track
 
 from calm_beam.examples import DataError, parse_examples
-from calm_beam.manifest import Manifest, ManifestError, read_manifest
+from calm_beam.manifest import Manifest, read_manifest
+from calm_beam.printable import printable_line
 from calm_beam.storage import is_file, open_input, replacing
 
 from .data_files import find_output
-from .flags import FlagParser, UsageError, naming, parse_own_flags, whole_number
+from .flags import FlagParser, UsageError, as_usage, naming, parse_own_flags, whole_number
 from .layer_colours import LayerPrinter
 from .manifest_file import add_entry_flags, entry_in_words, find_manifest
+from .terminal import say
 
 if TYPE_CHECKING:
     from calm_beam.serving import Answer, Generator
@@ -43,47 +45,29 @@ _Named: TypeAlias = tuple[str, str | tuple[int, ...]]
 
 def main(argv: Sequence[str]) -> int:
     """Runs the command and returns its exit status."""
-    try:
-        flags = parse_own_flags(_parser(), argv)
-        _check_flags(flags)
-        manifest = read_manifest(find_manifest(flags.manifest))
-        prompts = _given_prompts(flags)
-    except UsageError as error:
-        return _failed(error, status=2)
-    except (ManifestError, OSError) as error:
-        return _failed(error, status=1)
+    flags = parse_own_flags(_parser(), argv)
+    _check_flags(flags)
+    manifest = read_manifest(find_manifest(flags.manifest))
+    prompts = _given_prompts(flags)
     # Here, since JAX takes seconds.
     from calm_beam.decoding.compilation import use_compilation_cache
-    from calm_beam.serving import OutputError, PromptError
 
     use_compilation_cache()
-    try:
+    with as_usage():
         generator = _generator(flags, manifest)
         if prompts is not None:
             generator.check([prompt for _, prompt in prompts], names=[name for name, _ in prompts])
-    except ValueError as error:
-        return _failed(error, status=2)
-    except OSError as error:
-        return _failed(error, status=1)
     says = entry_in_words(generator.entry)
     layers = f"{generator.entry.layers:.2f} of {generator.num_layers} layers per token"
-    print(f"{says}, calibrated at {layers}", file=sys.stderr)
+    say(f"{says}, calibrated at {layers}")
     tally = _Tally()
     answers = _answers_to_lines(generator) if prompts is None else _answers(generator, prompts, flags)
-    try:
-        if flags.output is not None:
-            _write(tally.of(answers), flags)
-        else:
-            _print(tally.of(answers), generator, show_layers=flags.show_layers)
-    except (PromptError, OutputError, OSError) as error:
-        return _failed(error, status=1)
-    print(tally.in_words(), file=sys.stderr)
+    if flags.output is not None:
+        _write(tally.of(answers), flags)
+    else:
+        _print(tally.of(answers), generator, show_layers=flags.show_layers)
+    say(tally.in_words())
     return 0
-
-
-def _failed(error: Exception, *, status: int) -> int:
-    print(f"calm-beam generate: {error}", file=sys.stderr)
-    return status
 
 
 def _parser() -> FlagParser:
@@ -188,7 +172,7 @@ def _answers_to_lines(generator: "Generator") -> Iterator[tuple[str, "Answer"]]:
         except PromptError as error:
             if not is_typed:
                 raise
-            print(error, file=sys.stderr)
+            say(error)
 
 
 def _typed_lines() -> Iterator[str]:
@@ -223,7 +207,7 @@ class _Tally:
             self.saved += answer.layers_saved
             if answer.truncated:
                 self.truncated += 1
-                print(f"{name}: was longer than the manifest allows, and was cut", file=sys.stderr)
+                say(f"{name}: was longer than the manifest allows, and was cut")
             yield name, answer
 
     def in_words(self) -> str:
@@ -257,10 +241,11 @@ def _write(answers: Iterable[tuple[str, "Answer"]], flags: argparse.Namespace) -
 
 
 def _print(answers: Iterable[tuple[str, "Answer"]], generator: "Generator", *, show_layers: bool) -> None:
-    """Prints the text of every answer in a line of its own, as soon as it is there."""
+    """Prints the text of every answer in a line of its own, as soon as it is there; to a file or a pipe as it is."""
     if not show_layers:
+        shown = printable_line if sys.stdout.isatty() else str
         for _, answer in answers:
-            print(answer.text, flush=True)
+            print(shown(answer.text), flush=True)
         return
     from calm_beam.serving import token_texts
 

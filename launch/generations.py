@@ -3,7 +3,6 @@
 import contextlib
 import glob
 import os
-import sys
 from collections.abc import Sequence
 
 from calm_beam.calibration.publish import EarlierResult, withdraw
@@ -21,6 +20,7 @@ from calm_beam.storage import (
 )
 
 from .flags import UsageError
+from .terminal import say
 
 _FOLDER = "generations"
 
@@ -57,10 +57,10 @@ def begin_generations(
         _check_same_run(found, output, jobs)
         for folder in found:
             _remove_temporary_files(output, folder)
-            print(f"--resume: going on with {_extent(folder)} in {folder}", file=sys.stderr)
+            say(f"--resume: going on with {_extent(folder)} in {folder}")
     else:
         if resume:
-            print(f"--resume: {output} holds no generations yet; starting from the beginning", file=sys.stderr)
+            say(f"--resume: {output} holds no generations yet; starting from the beginning")
         # What runs without a finished shard have left says nothing.
         _remove_folders(_begun_folders(output))
     return next_generations(output, jobs[0])

@@ -1,17 +1,16 @@
 """`calm-beam inspect PATH`: says in words what a manifest or a checkpoint holds, and checks its integrity."""
 
-import sys
 from collections.abc import Sequence
 
-from rich.console import Console
-
-from calm_beam.checkpoints import CheckpointError, load_checkpoint
-from calm_beam.manifest import Manifest, ManifestError, read_manifest
+from calm_beam.checkpoints import load_checkpoint
+from calm_beam.manifest import Manifest, read_manifest
+from calm_beam.printable import printable_line
 from calm_beam.storage import exists, is_file, is_folder, joined
-from calm_beam.vocabulary import Vocabulary, VocabularyError
+from calm_beam.vocabulary import Vocabulary
 
 from .flags import FlagParser, UsageError, naming, parse_own_flags
 from .summary import choices_table, tests_in_words
+from .terminal import PlainConsole
 
 
 def main(argv: Sequence[str]) -> int:
@@ -19,26 +18,19 @@ def main(argv: Sequence[str]) -> int:
     parser = FlagParser(prog="calm-beam inspect", description=(__doc__ or "").split(": ", 1)[1])
     parser.add_argument("path", help="a manifest, a calibration directory that holds one, or a checkpoint")
     parser.add_argument("--checkpoint", help="check that the manifest belongs to this model")
-    try:
-        flags = parse_own_flags(parser, argv)
-        path = flags.path
-        manifest_path = _manifest_in(path)
-        console = Console(markup=False, emoji=False)
-        if manifest_path is not None:
-            expected = load_checkpoint(flags.checkpoint).fingerprint() if flags.checkpoint else None
-            _describe_manifest(console, read_manifest(manifest_path, model_fingerprint=expected))
-            if expected:
-                console.print(f"It belongs to the model in {flags.checkpoint}.")
-        elif flags.checkpoint:
-            raise UsageError(f"{path} holds no manifest; --checkpoint is for checking one.")
-        else:
-            _describe_checkpoint(console, path)
-    except UsageError as error:
-        print(f"calm-beam inspect: {error}", file=sys.stderr)
-        return 2
-    except (ManifestError, CheckpointError, VocabularyError, OSError) as error:
-        print(f"calm-beam inspect: {error}", file=sys.stderr)
-        return 1
+    flags = parse_own_flags(parser, argv)
+    path = flags.path
+    manifest_path = _manifest_in(path)
+    console = PlainConsole()
+    if manifest_path is not None:
+        expected = load_checkpoint(flags.checkpoint).fingerprint() if flags.checkpoint else None
+        _describe_manifest(console, read_manifest(manifest_path, model_fingerprint=expected))
+        if expected:
+            console.print(f"It belongs to the model in {flags.checkpoint}.")
+    elif flags.checkpoint:
+        raise UsageError(f"{path} holds no manifest; --checkpoint is for checking one.")
+    else:
+        _describe_checkpoint(console, path)
     return 0
 
 
@@ -51,12 +43,12 @@ def _manifest_in(path: str) -> str | None:
         return manifest if is_file(manifest) else None
 
 
-def _describe_manifest(console: Console, manifest: Manifest) -> None:
+def _describe_manifest(console: PlainConsole, manifest: Manifest) -> None:
     model, decode, data = manifest.model, manifest.decode, manifest.data
     schedule = decode.schedule if decode.tau is None else f"{decode.schedule}, tau {decode.tau:g}"
-    console.print(f"Manifest of {manifest.created}; its digest is right.")
+    console.print(f"Manifest of {printable_line(manifest.created)}; its digest is right.")
     console.print(f"Model: {model.layers} decoder layers, {model.fingerprint}", soft_wrap=True)
-    console.print(f"  read from {model.uri}", soft_wrap=True)
+    console.print(f"  read from {printable_line(model.uri)}", soft_wrap=True)
     console.print(
         f"Exits: confidence {decode.confidence}, schedule {schedule}, state propagation {decode.state_propagation}, "
         f"from layer {decode.min_exit_layer} in steps of {decode.exit_interval}; {decode.dtype}."
@@ -67,7 +59,7 @@ def _describe_manifest(console: Console, manifest: Manifest) -> None:
     )
     clusters = "" if data.clusters is None else f" in {data.clusters} clusters"
     console.print(
-        f"Calibration set: {data.examples} examples{clusters} of {', '.join(data.patterns)}; "
+        f"Calibration set: {data.examples} examples{clusters} of {printable_line(', '.join(data.patterns))}; "
         f"{data.duplicates} repeated inputs, "
         f"{data.truncated} cut, {data.failed} failed."
     )
@@ -75,10 +67,10 @@ def _describe_manifest(console: Console, manifest: Manifest) -> None:
     console.print(tests_in_words(manifest))
     if manifest.plan is not None:
         console.print(f"Plan that the run started with: {manifest.plan.digest}", soft_wrap=True)
-    console.print(manifest.guarantee)
+    console.print(printable_line(manifest.guarantee))
 
 
-def _describe_checkpoint(console: Console, path: str) -> None:
+def _describe_checkpoint(console: PlainConsole, path: str) -> None:
     checkpoint = load_checkpoint(path)
     config = checkpoint.config
     weights = sum(array.size for array in checkpoint.arrays.values())

@@ -24,7 +24,7 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 
 from calm_beam.errors import CalmBeamError
-from calm_beam.manifest import Calibration, Manifest, ManifestError, read_manifest
+from calm_beam.manifest import Calibration, Manifest, read_manifest
 from calm_beam.risk.monitor import RiskMonitor
 from calm_beam.storage import (
     check_writable,
@@ -39,6 +39,7 @@ from calm_beam.storage import (
 
 from .flags import FlagParser, UsageError, naming, parse_own_flags
 from .manifest_file import add_entry_flags, entry_in_words, find_manifest
+from .terminal import say, tell
 
 ALARM = 3
 _INTERRUPTED = 130
@@ -53,24 +54,17 @@ class MonitorError(CalmBeamError, ValueError):
 
 def main(argv: Sequence[str]) -> int:
     """Runs the command and returns its exit status."""
-    try:
-        flags = parse_own_flags(_parser(), argv)
-        if not 0 < flags.alpha < 1:
-            raise UsageError(f"--alpha must be in (0, 1), got {flags.alpha:g}. It is a probability: for 5 % pass 0.05.")
-        manifest = read_manifest(find_manifest(flags.manifest))
-        entry = _chosen_entry(manifest, flags)
-        with naming("--losses"):
-            if flags.losses != _STREAM and not is_file(flags.losses):
-                raise UsageError(f"--losses {flags.losses}: no such file. Pass - for standard input.")
-        if manifest.data.clusters is not None:
-            print("the manifest is about clusters: every line has to be the mean loss of one", file=sys.stderr)
-        session = _Session(manifest, entry, flags)
-    except UsageError as error:
-        print(f"calm-beam monitor: {error}", file=sys.stderr)
-        return 2
-    except (ManifestError, MonitorError, OSError) as error:
-        print(f"calm-beam monitor: {error}", file=sys.stderr)
-        return 1
+    flags = parse_own_flags(_parser(), argv)
+    if not 0 < flags.alpha < 1:
+        raise UsageError(f"--alpha must be in (0, 1), got {flags.alpha:g}. It is a probability: for 5 % pass 0.05.")
+    manifest = read_manifest(find_manifest(flags.manifest))
+    entry = _chosen_entry(manifest, flags)
+    with naming("--losses"):
+        if flags.losses != _STREAM and not is_file(flags.losses):
+            raise UsageError(f"--losses {flags.losses}: no such file. Pass - for standard input.")
+    if manifest.data.clusters is not None:
+        say("the manifest is about clusters: every line has to be the mean loss of one")
+    session = _Session(manifest, entry, flags)
     try:
         if flags.losses == _STREAM:
             session.follow(_losses(sys.stdin, "standard input", session))
@@ -78,12 +72,11 @@ def main(argv: Sequence[str]) -> int:
             with open_input(flags.losses) as raw, io.TextIOWrapper(raw, "utf-8") as file:
                 session.take(list(_losses(file, flags.losses, session)))
     except KeyboardInterrupt:
-        print(session.report())
+        tell(session.report())
         return _INTERRUPTED
-    except (MonitorError, OSError, UnicodeDecodeError) as error:
-        print(f"calm-beam monitor: {error}", file=sys.stderr)
-        return 1
-    print(session.report())
+    except UnicodeDecodeError as error:
+        raise MonitorError(str(error)) from error
+    tell(session.report())
     return ALARM if session.monitor.alarm_at else 0
 
 

@@ -14,12 +14,10 @@ import argparse
 import dataclasses
 import io
 import math
-import sys
 from collections.abc import Callable, Sequence
 
 import numpy as np
 from rich import box
-from rich.console import Console
 from rich.table import Table
 
 from calm_beam.risk.pvalues import P_VALUES
@@ -35,9 +33,10 @@ from calm_beam.risk.sample_size import (
 )
 from calm_beam.storage import check_writable, is_cloud_path, is_file, is_folder, open_input, parent
 
-from .flags import FlagParser, UsageError, naming, numbers, parse_own_flags, texts, whole_number
+from .flags import FlagParser, UsageError, as_usage, naming, numbers, parse_own_flags, texts, whole_number
 from .plots import check_plots_available
 from .power_plot import Curve, write_power_plot
+from .terminal import PlainConsole, tell
 
 _MOST_EXAMPLES_COMPUTED = 10_000_000
 _MOST_EXAMPLES_SIMULATED = 100_000
@@ -49,28 +48,21 @@ Power = Callable[[int], float]
 
 def main(argv: Sequence[str]) -> int:
     """Runs the command and returns its exit status."""
-    try:
+    with as_usage():
         flags = parse_own_flags(_parser(), argv)
         _check(flags)
         guesses = _guesses(flags)
         names = _p_values(flags, guesses)
-    except (UsageError, ValueError) as error:
-        print(f"calm-beam plan: {error}", file=sys.stderr)
-        return 2
-    try:
-        curves = [_curves(guess, names, flags) for guess in guesses]
-        _print(guesses, curves, flags)
-        if flags.output:
-            write_power_plot(
-                flags.output,
-                {guess.title: row for guess, row in zip(guesses, curves, strict=True)},
-                target=flags.power,
-                title=f"delta {flags.delta:g}, epsilon {flags.epsilon:g}",
-            )
-            print(f"Plot: {flags.output}")
-    except OSError as error:
-        print(f"calm-beam plan: {error}", file=sys.stderr)
-        return 1
+    curves = [_curves(guess, names, flags) for guess in guesses]
+    _print(guesses, curves, flags)
+    if flags.output:
+        write_power_plot(
+            flags.output,
+            {guess.title: row for guess, row in zip(guesses, curves, strict=True)},
+            target=flags.power,
+            title=f"delta {flags.delta:g}, epsilon {flags.epsilon:g}",
+        )
+        tell(f"Plot: {flags.output}")
     return 0
 
 
@@ -244,7 +236,7 @@ def _power(guess: _Guess, name: str, flags: argparse.Namespace) -> tuple[Power, 
 
 
 def _print(guesses: Sequence[_Guess], curves: Sequence[Sequence[Curve]], flags: argparse.Namespace) -> None:
-    console = Console(markup=False, emoji=False)
+    console = PlainConsole()
     title = f"Examples needed to accept a threshold at delta {flags.delta:g} with probability {flags.power:g}"
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("expected loss\ndeviation", no_wrap=True)

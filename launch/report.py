@@ -9,19 +9,18 @@ Speedups are shown where `evaluate` measured some at the chosen thresholds (--sp
 """
 
 import argparse
-import sys
 from collections.abc import Sequence
 
 from calm_beam.calibration.publish import REPORT
 from calm_beam.efficiency.flops import DecoderSizes
-from calm_beam.generations import GenerationsError
-from calm_beam.manifest import MANIFEST, Manifest, ManifestError
-from calm_beam.report import Calibrated, ReportError, StoredOutputs, build_page, read_calibrated, read_speedups
+from calm_beam.manifest import MANIFEST, Manifest
+from calm_beam.report import Calibrated, StoredOutputs, build_page, read_calibrated, read_speedups
 from calm_beam.storage import absolute, base_name, check_writable, is_file, is_folder, joined, parent, replacing
 from calm_beam.vocabulary import Vocabulary, VocabularyError
 
 from .flags import FlagParser, UsageError, naming, parse_own_flags, whole_number
 from .generations import find_generations
+from .terminal import say, tell
 
 _MOST_EXAMPLES = 500
 
@@ -29,17 +28,10 @@ _MOST_EXAMPLES = 500
 def main(argv: Sequence[str]) -> int:
     """Runs the command and returns its exit status."""
     parser = _parser()
-    try:
-        flags = parse_own_flags(parser, argv)
-        output = _checked_output(flags)
-        _build(flags, output)
-    except UsageError as error:
-        print(f"calm-beam report: {error}", file=sys.stderr)
-        return 2
-    except (ReportError, ManifestError, GenerationsError, OSError) as error:
-        print(f"calm-beam report: {error}", file=sys.stderr)
-        return 1
-    print(f"Report: {output}")
+    flags = parse_own_flags(parser, argv)
+    output = _checked_output(flags)
+    _build(flags, output)
+    tell(f"Report: {output}")
     return 0
 
 
@@ -64,9 +56,9 @@ def report_after(output: str, folder: str, *, checkpoint: str | None, vocabulary
     # Whatever it is: the calibration succeeded, and must not seem to have failed.
     except Exception as error:
         reason = f"{type(error).__name__}: {error}"
-        print(f"caution: no report ({reason}). The result in {output} is whole; try: {again}", file=sys.stderr)
+        say(f"caution: no report ({reason}). The result in {output} is whole; try: {again}")
     else:
-        print(f"Report: {path}")
+        tell(f"Report: {path}")
 
 
 def _parser() -> FlagParser:
@@ -129,7 +121,7 @@ def _build(flags: argparse.Namespace, output: str) -> None:
         remarks=remarks,
     )
     for remark in remarks:
-        print(f"calm-beam report: {remark}", file=sys.stderr)
+        say(f"calm-beam report: {remark}")
     with replacing(output) as temporary:
         temporary.write_text(page, encoding="utf-8", newline="\n")
 

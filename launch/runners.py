@@ -2,7 +2,6 @@
 
 import importlib
 import re
-import sys
 import traceback
 
 import apache_beam as beam
@@ -17,6 +16,7 @@ from calm_beam.errors import CalmBeamError
 from .dataflow import job_address, template_location
 from .flags import UsageError
 from .run_metrics import RunMetrics, run_metrics
+from .terminal import say
 from .worker_processes import provision_info, watch_workers
 
 # Beam's own DirectRunner tries to download a binary at every start and behaves by what it finds; ours is explicit.
@@ -113,7 +113,7 @@ def run_pipeline(pipeline: beam.Pipeline) -> RunMetrics | None:
     try:
         result = pipeline.run()
         if address := job_address(result, pipeline.options):
-            print(f"job {address}", file=sys.stderr)
+            say(f"job {address}")
         _wait(result, address)
     except Exception as error:
         # Runners wrap what a worker raised in types of their own, with its traceback as text.
@@ -123,7 +123,7 @@ def run_pipeline(pipeline: beam.Pipeline) -> RunMetrics | None:
             raise KeyboardInterrupt from error
         if not _is_own(name):
             # Nothing that the user did is known to cause this: what helps is where it happened.
-            traceback.print_exception(error)
+            say("".join(traceback.format_exception(error)))
         raise PipelineError(first_cause(trace)) from error
     return None if template_location(pipeline.options) else run_metrics(result)
 

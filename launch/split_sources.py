@@ -1,7 +1,6 @@
 """The stored generations that `calm-beam evaluate` compares, and the model that they are of."""
 
 import dataclasses
-import sys
 from collections.abc import Sequence
 
 from calm_beam.checkpoints import Checkpoint, CheckpointError, load_checkpoint
@@ -14,6 +13,7 @@ from calm_beam.vocabulary import Vocabulary, VocabularyError
 
 from .flags import UsageError, naming
 from .generations import find_generations
+from .terminal import say
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -155,7 +155,7 @@ def find_model(measure: StoredMeasure, *, checkpoint: str | None, vocabulary: st
     except (CheckpointError, VocabularyError, UsageError, OSError) as error:
         if checkpoint or vocabulary:
             raise UsageError(f"--checkpoint {checkpoint or job.model.uri}: {error}") from error
-        print(f"operations are not counted: {error} Pass --checkpoint to have them counted.", file=sys.stderr)
+        say(f"operations are not counted: {error} Pass --checkpoint to have them counted.")
         return None
     return ModelOfGenerations(
         checkpoint=loaded, vocabulary=opened, vocabulary_path=absolute(path) if opened and path else None

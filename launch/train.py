@@ -24,8 +24,6 @@ import pathlib
 import tempfile
 from collections.abc import Iterator, Sequence
 
-from rich.console import Console
-
 from calm_beam.checkpoints import FloatArrays, write_native
 from calm_beam.examples import Example
 from calm_beam.metrics.registry import MetricError
@@ -40,6 +38,7 @@ from calm_beam.vocabulary import Vocabulary
 from .data_files import reading_of
 from .flags import UsageError
 from .metric_flags import metric_settings
+from .terminal import PlainConsole
 from .train_classifier import run_classifier_stage
 from .train_flags import checked_output, new_model_config, parse_train_flags, training_config
 from .train_inputs import load_model, open_vocabulary, read_rows, training_pairs, validation_pairs, write_vocabulary
@@ -61,7 +60,7 @@ def main(argv: Sequence[str]) -> int:
     Raises:
       KeyboardInterrupt: If interrupted without such a state.
     """
-    console = Console(stderr=True)
+    console = PlainConsole(stderr=True)
     try:
         flags = parse_train_flags(argv)
         if flags.stage == "classifier":
@@ -84,7 +83,7 @@ class _ResumableInterruptError(Exception):
     """Ctrl-C, in a run that can be resumed."""
 
 
-def _train_model(flags: argparse.Namespace, console: Console) -> None:
+def _train_model(flags: argparse.Namespace, console: PlainConsole) -> None:
     """Checks everything, trains and writes."""
     output, config = checked_output(flags), training_config(flags)
     # Beside the output: on the same disk, and never mistaken for a part of the model.
@@ -130,7 +129,7 @@ def _train_model(flags: argparse.Namespace, console: Console) -> None:
     _report_end(console, flags, model)
 
 
-def _saved_state(flags: argparse.Namespace, states: StateFolder, console: Console) -> SavedState | None:
+def _saved_state(flags: argparse.Namespace, states: StateFolder, console: PlainConsole) -> SavedState | None:
     """Returns the state to go on from, or None to start anew."""
     steps = states.steps()
     if not flags.resume:
@@ -187,7 +186,7 @@ def _score(
 
 
 def _write(
-    console: Console,
+    console: PlainConsole,
     output: pathlib.Path,
     config: T5Config,
     arrays: FloatArrays,
@@ -203,7 +202,7 @@ def _write(
 
 
 def _report_start(
-    console: Console, model: T5Config, config: TrainingConfig, pairs: Sequence[Pair], validation: Sequence[Pair]
+    console: PlainConsole, model: T5Config, config: TrainingConfig, pairs: Sequence[Pair], validation: Sequence[Pair]
 ) -> None:
     _say(
         console,
@@ -221,7 +220,7 @@ def _report_start(
         )
 
 
-def _report_end(console: Console, flags: argparse.Namespace, model: TrainedModel) -> None:
+def _report_end(console: PlainConsole, flags: argparse.Namespace, model: TrainedModel) -> None:
     chosen = "the last"
     if model.validation is not None:
         console.print(loss_table(model.validation.losses))
@@ -231,5 +230,5 @@ def _report_end(console: Console, flags: argparse.Namespace, model: TrainedModel
     _say(console, f"Wrote {flags.output}: the weights after step {model.step}, {chosen}.")
 
 
-def _say(console: Console, line: str) -> None:
+def _say(console: PlainConsole, line: str) -> None:
     console.print(line, markup=False, highlight=False, soft_wrap=True)

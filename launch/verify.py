@@ -27,7 +27,6 @@ from collections.abc import Sequence
 
 import apache_beam as beam
 from rich import box
-from rich.console import Console
 from rich.table import Table
 
 from calm_beam.calibration import (
@@ -40,25 +39,26 @@ from calm_beam.calibration import (
     verify,
 )
 from calm_beam.decoding.recorded import recorded_settings
-from calm_beam.examples import DataError, Example
+from calm_beam.examples import Example
 from calm_beam.generation_folder import shard_files
 from calm_beam.generations import read_generations, stored_prompts
 from calm_beam.inputs import read_examples
-from calm_beam.manifest import Calibration, Manifest, ManifestError, read_manifest
-from calm_beam.metrics.registry import MetricError, get_metric
+from calm_beam.manifest import Calibration, Manifest, read_manifest
+from calm_beam.metrics.registry import get_metric
 from calm_beam.metrics.settings import MetricSettings
-from calm_beam.risk.evidence import EvidenceError
+from calm_beam.printable import printable_line
 from calm_beam.risk.pvalues import P_VALUES
 from calm_beam.storage import joined, list_files, parent
 from calm_beam.transforms import DecodeExamples, ReadExamples
 from calm_beam.transforms.decode import with_unique_ids
 
-from .flags import FlagParser, UsageError, add_data_flags, add_memory_flags, add_worker_flags, parse_flags
+from .flags import FlagParser, UsageError, add_data_flags, add_memory_flags, add_worker_flags, as_usage, parse_flags
 from .manifest_file import find_manifest
 from .metric_flags import add_metric_settings, checked_metrics, metric_settings
 from .progress import shown_progress
-from .runners import PipelineError, is_local, make_runner, run_pipeline
+from .runners import is_local, make_runner, run_pipeline
 from .setup_run import PreparedRun, prepare_run
+from .terminal import PlainConsole, say, tell
 
 BROKEN = 3
 # Order of bets in manifests that do not say; any that was fixed beforehand will do.
@@ -67,7 +67,7 @@ _DEFAULT_SALT = "calm-beam/0"
 
 def main(argv: Sequence[str]) -> int:
     """Runs the command and returns its exit status."""
-    try:
+    with as_usage():
         flags, options = parse_flags(_parser(), argv)
         if not 0 < flags.alpha < 1:
             raise UsageError(f"--alpha must be in (0, 1), got {flags.alpha:g}. It is a probability: for 5 % pass 0.05.")
@@ -77,26 +77,15 @@ def main(argv: Sequence[str]) -> int:
         if not is_local(options):
             raise UsageError("verify scores what it decodes on this machine: leave --runner out.")
         if not entries:
-            print("Every entry of the manifest says never exit: there is nothing that could be broken.")
+            tell("Every entry of the manifest says never exit: there is nothing that could be broken.")
             return 0
         _check_entries(entries, metric_settings(flags))
         _take_policies(flags, manifest)
         run = _prepare(flags, manifest, entries)
         _check_data(run, flags, manifest, path)
         pipeline = beam.Pipeline(runner=make_runner(options), options=options)
-    except (UsageError, ValueError) as error:
-        # A manifest that cannot be trusted is a failure, like one that belongs to another model.
-        print(f"calm-beam verify: {error}", file=sys.stderr)
-        return 1 if isinstance(error, ManifestError) else 2
-    except OSError as error:
-        print(f"calm-beam verify: {error}", file=sys.stderr)
-        return 1
-    try:
-        losses = _decode(pipeline, run, flags, manifest, entries)
-        verdicts = verify(losses, entries, alpha=flags.alpha)
-    except (PipelineError, DataError, MetricError, EvidenceError, OSError) as error:
-        print(f"calm-beam verify: {error}", file=sys.stderr)
-        return 1
+    losses = _decode(pipeline, run, flags, manifest, entries)
+    verdicts = verify(losses, entries, alpha=flags.alpha)
     _print(manifest, losses, verdicts, flags)
     return BROKEN if any(verdict.is_broken for verdict in verdicts) else 0
 
@@ -176,19 +165,17 @@ def _check_data(run: PreparedRun, flags: argparse.Namespace, manifest: Manifest,
         )
     stored = list_files(joined(glob.escape(parent(path)), "generations", "*", "*.parquet"))
     if not stored:
-        print(
+        say(
             "whether the data share prompts with the calibration set cannot be told: its generations do not stand "
-            "beside the manifest",
-            file=sys.stderr,
+            "beside the manifest"
         )
         return
     calibrated = {prompt for name in stored for prompt in stored_prompts(name)}
     shared = sum((example.input, example.input_ids) in calibrated for example in fresh)
     if shared:
-        print(
+        say(
             f"warning: {shared} of {len(fresh)} prompts are in the calibration set too. Unless prompts repeat by "
-            "themselves, the data are not fresh, and what they seem to prove again they do not.",
-            file=sys.stderr,
+            "themselves, the data are not fresh, and what they seem to prove again they do not."
         )
 
 
@@ -220,7 +207,7 @@ def _decode(
 
 
 def _print(manifest: Manifest, losses: FreshLosses, verdicts: Sequence[Verdict], flags: argparse.Namespace) -> None:
-    console = Console(markup=False, emoji=False)
+    console = PlainConsole()
     table = Table(
         title="The manifest's entries on fresh data", title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False
     )
@@ -230,7 +217,8 @@ def _print(manifest: Manifest, losses: FreshLosses, verdicts: Sequence[Verdict],
     for verdict in verdicts:
         entry = verdict.entry
         table.add_row(
-            f"{entry.consistency}{' (relu)' if objective_of(entry).loss == 'relu' else ''}\n{entry.metric}",
+            f"{entry.consistency}{' (relu)' if objective_of(entry).loss == 'relu' else ''}\n"
+            f"{printable_line(entry.metric)}",
             f"{entry.delta:g}\n{entry.epsilon:g}",
             f"{entry.threshold:g}",
             f"{entry.risk:.4f}\n{verdict.risk:.4f}",

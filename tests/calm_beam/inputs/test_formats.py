@@ -28,7 +28,7 @@ def _read(path: pathlib.Path, **reading: Any) -> list[Example]:
 
 @pytest.mark.parametrize(
     "rows",
-    [_ROWS, [{"id": f"x{index}", "input_ids": [5 + index, 7, 1], "references": ["7"]} for index in range(3)]],
+    [_ROWS, [{"id": f"x{index}", "input_ids": [5 + index, 7, 1], "reference_ids": [[7]]} for index in range(3)]],
     ids=["text", "ids"],
 )
 def test_parquet_holds_what_jsonl_holds(rows: list[dict[str, Any]], tmp_path: pathlib.Path) -> None:

@@ -65,7 +65,7 @@ class Example:
     @property
     def has_empty_reference(self) -> bool:
         """Whether a right answer is to say nothing, so that no other output gets a score from it."""
-        return not all(map(str.strip, self.references)) or not all(self.reference_ids or ())
+        return not all(map(str.strip, self.references)) or any(map(_is_empty, self.reference_ids or ()))
 
     def input_digest(self) -> bytes:
         """Returns a digest of the prompt: equal for two examples exactly if their prompts are equal."""
@@ -160,7 +160,7 @@ def parse_example(
         raise DataError(f"{where}: is blank. Every line must be one JSON object.")
     try:
         # What is passed over may hold NaN, which many programs write.
-        row = strict_json.loads(line, constants_allowed=True)
+        row = strict_json.loads(line.strip(), constants_allowed=True)
     except strict_json.StrictJSONError as error:
         raise DataError(f"{where}: {error}. Every line must be one JSON object.") from error
     if not isinstance(row, dict):
@@ -272,6 +272,12 @@ def _without_padding(value: Any, name: str, where: str) -> tuple[int, ...]:
     while end and value[end - 1] == 0:
         end -= 1
     return tuple(value[:end])
+
+
+def _is_empty(ids: tuple[int, ...]) -> bool:
+    """Returns whether token ids hold nothing but padding before the first eos."""
+    end = ids.index(1) if 1 in ids else len(ids)
+    return not any(ids[:end])
 
 
 def _cluster(row: Mapping[str, Any], key: str, where: str) -> str:

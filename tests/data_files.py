@@ -34,7 +34,7 @@ def write_tfrecord(
 
 
 def tf_example(row: Row, *, inputs: str = "inputs", targets: str = "targets") -> bytes:
-    """Returns a row as a serialized tf.Example, with texts as bytes and lists of integers as int64; ids of one reference."""
+    """Returns a row as a serialized tf.Example, with texts as bytes and ids, of one reference, as int64."""
     names = {"input": inputs, "input_ids": inputs, "references": targets, "reference_ids": targets}
     if "reference_ids" in row:
         (ids,) = row["reference_ids"]

@@ -84,7 +84,7 @@ def write_vocabulary(path: pathlib.Path, *, size: int = 40) -> pathlib.Path:
 
 
 def id_rows(count: int, *, seed: int = 0) -> list[dict[str, Any]]:
-    """Returns rows of random token ids with ids, references as token ids too; every seventh repeats the prompt before it."""
+    """Returns rows of random token ids with ids; every seventh repeats the prompt before it. References are ids too."""
     generator = np.random.default_rng(seed)
     rows: list[dict[str, Any]] = []
     for index in range(count):

@@ -197,7 +197,7 @@ def _bad_json(place: _Place) -> str:
     write_rows(place.data, id_rows(3))
     with open(place.data, "a", encoding="utf-8") as file:
         file.write("{'input': 5}\n")
-    return f"{place.data}, line 4: not valid JSON ("
+    return f"{place.data}, line 4: not JSON: "
 
 
 def _both_inputs(place: _Place) -> str:
@@ -213,7 +213,7 @@ def _damaged_gzip(place: _Place) -> str:
 
 def _nested_json(place: _Place) -> str:
     place.data.write_text("[" * 100_000)
-    return f"{place.data}, line 1: not valid JSON"
+    return f"{place.data}, line 1: not JSON that we read: nested deeper than 100 levels."
 
 
 def _directory_as_data(place: _Place) -> str:
@@ -293,7 +293,7 @@ def _output_is_a_file(place: _Place) -> str:
 
 
 def _no_references(place: _Place) -> str:
-    rows = [{**row, "references": []} if index == 4 else row for index, row in enumerate(id_rows(6))]
+    rows = [{**row, "reference_ids": []} if index == 4 else row for index, row in enumerate(id_rows(6))]
     write_rows(place.data, rows)
     return f"{place.data}, line 5: risk consistency needs references, example row-4 has none."
 
@@ -356,7 +356,7 @@ def test_bad_files(
 
 def _late_text(place: _Place) -> str:
     write_rows(place.data, [*id_rows(110), {"id": "late", "input": "some text", "reference_ids": [[5]]}])
-    return "example late: its input is text, which needs a vocabulary. Pass --vocabulary."
+    return f"{place.data}, line 111: its prompt is text, but that of {place.data}, line 1 is token ids."
 
 
 def _late_json(place: _Place) -> str:

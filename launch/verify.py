@@ -135,6 +135,8 @@ def _prepare(flags: argparse.Namespace, manifest: Manifest, entries: Sequence[Ca
         needs_references=_needs_references(entries),
         cluster_key=flags.cluster_key,
         settings=recorded_settings(manifest.decode, promised_thresholds(entries)),
+        # Without one, metrics have compared token ids, and have to do so again.
+        finds_vocabulary=manifest.vocabulary is not None,
     )
     if run.model_fingerprint != manifest.model.fingerprint:
         raise UsageError(
@@ -146,7 +148,7 @@ def _prepare(flags: argparse.Namespace, manifest: Manifest, entries: Sequence[Ca
     found = run.vocabulary.fingerprint if run.vocabulary else None
     if found != expected:
         raise UsageError(
-            f"the vocabulary is {found or 'none, since the data are token ids'}, but that of the manifest "
+            f"the vocabulary is {found or 'none'}, but that of the manifest "
             f"{expected or 'none'}: outputs would not be those that were calibrated."
         )
     return run

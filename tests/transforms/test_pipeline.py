@@ -366,7 +366,7 @@ def test_a_failing_metric_counts_with_loss_1(id_model: pathlib.Path, tmp_path: p
 
 
 def _rows_with_broken_ones() -> list[dict[str, object]]:
-    broken = [{"id": f"broken-{i}", "input_ids": [5, BROKEN_ID, i + 2, 1], "references": ["5"]} for i in range(3)]
+    broken = [{"id": f"broken-{i}", "input_ids": [5, BROKEN_ID, i + 2, 1], "reference_ids": [[5]]} for i in range(3)]
     return [*id_rows(12), *broken]
 
 

@@ -69,10 +69,12 @@ def test_losses_are_those_of_calibration(tmp_path: pathlib.Path, entry: Calibrat
     for number, prompt in enumerate(_PROMPTS):
         answer, full = generator.generate(prompt), generator.full_model().generate(prompt)
         # Right is what one of the two says, so that losses of both signs come up.
-        right = (full, answer)[number % 2].text
-        references = (right, "9 9 9") if entry.consistency == "risk" else ()
+        right = (full, answer)[number % 2]
+        # As ids, since the manifest has no vocabulary; eos and padding are none of the text.
+        references = ([*right.tokens, 0], [9, 9, 9]) if entry.consistency == "risk" else ()
+        texts = (right.text, "9 9 9") if references else ()
         loss = probe.observe(str(number), prompt, answer, references=references)
-        assert int(to_signed_fixed_point([loss])[0]) == _calibrated_loss(answer, full, entry, references)
+        assert int(to_signed_fixed_point([loss])[0]) == _calibrated_loss(answer, full, entry, texts)
         found.append(loss)
     assert max(found) > 0
     assert min(found) < 0 or entry.loss != "signed"

@@ -1,6 +1,7 @@
 """Finding out which layout a folder has, and reading it."""
 
 import dataclasses
+import os
 import pathlib
 import re
 from collections.abc import Callable
@@ -117,6 +118,8 @@ def load_checkpoint(
 
 def missing_folder(path: str | pathlib.Path) -> str:
     """Returns the words for a path that does not exist; says how to get a model whose name on the Hub it may be."""
+    if os.path.islink(path):
+        return f"{path}: is a link that leads nowhere, or in a circle."
     match = _HUB_NAME.fullmatch(str(path))
     is_folder_there = match is not None and pathlib.Path(match.group(1)).exists()
     if match is None or is_folder_there:

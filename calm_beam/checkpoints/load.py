@@ -174,7 +174,9 @@ def _read(found: FoundModel, declared: Declared, keeps: Callable[[str], bool]) -
     assumed: tuple[str, ...] = ()
     if stored is None:
         gated_mlp = "decoder/layers_0/mlp/wi_0/kernel" in shapes
-        facts = find_facts(_folders(found), declared, gated_mlp=gated_mlp)
+        # A folder that is no step of a run has nothing to do with the one above.
+        folders = _folders(found) if found.step is not None else (found.directory,)
+        facts = find_facts(folders, declared, gated_mlp=gated_mlp)
         config = infer_config(shapes, activation=facts.activation, relative_max_distance=facts.relative_max_distance)
         stated, assumed = facts.stated, facts.assumed
     else:

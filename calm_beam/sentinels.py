@@ -64,10 +64,9 @@ def _extra_ids(path: str) -> int:
     numbers = set(ids) | _listed(fields)
     stated = fields.get("extra_ids") if isinstance(fields, dict) else None
     count = stated if type(stated) is int and stated >= 0 else len(numbers)
-    top = max((index for index in ids.values() if index is not None), default=0)
-    if numbers not in (set(), set(range(count))) or any(
-        index is not None and index != top - number for number, index in ids.items()
-    ):
+    top = max(ids.values(), default=0)
+    is_whole = not numbers or (len(numbers) == count and max(numbers) == count - 1)
+    if not is_whole or any(index != top - number for number, index in ids.items()):
         raise SentinelsError(
             f"{path}: names {len(numbers)} sentinels, and not as T5 does: expected <extra_id_0> with the highest id, "
             f"<extra_id_1> below it, and so on{f', {count} in all' if stated else ''}. Pass extra_ids yourself."
@@ -75,7 +74,7 @@ def _extra_ids(path: str) -> int:
     return count
 
 
-def _numbered(fields: Any) -> dict[int, Any]:
+def _numbered(fields: Any) -> dict[int, int]:
     """Returns the ids of sentinels by their numbers, from `{text: id}` or `{"added_tokens_decoder": {id: token}}`."""
     if not isinstance(fields, dict):
         return {}

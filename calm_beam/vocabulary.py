@@ -54,7 +54,11 @@ class Vocabulary:
                 )
             model = _with_extra_ids(serialized, extra_ids)
             self._processor = sentencepiece.SentencePieceProcessor(model_proto=model)
-        except (OSError, RuntimeError, DecodeError) as error:
+        except (RuntimeError, DecodeError) as error:
+            raise VocabularyError(
+                f"vocabulary {path}: cannot be read as a SentencePiece model: it is damaged, or something else."
+            ) from error
+        except OSError as error:
             raise VocabularyError(f"vocabulary {path}: cannot be read as a SentencePiece model: {error}") from error
         found = (self._processor.pad_id(), self._processor.eos_id(), self._processor.unk_id())
         if found != (PAD_ID, EOS_ID, UNK_ID):

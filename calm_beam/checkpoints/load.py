@@ -1,6 +1,7 @@
 """Finding out which layout a folder has, and reading it."""
 
 import dataclasses
+import os
 import pathlib
 import re
 from collections.abc import Callable
@@ -117,6 +118,8 @@ def load_checkpoint(
 
 def missing_folder(path: str | pathlib.Path) -> str:
     """Returns the words for a path that does not exist; says how to get a model whose name on the Hub it may be."""
+    if os.path.islink(path):
+        return f"{path}: is a link that leads nowhere, or in a circle."
     match = _HUB_NAME.fullmatch(str(path))
     is_folder_there = match is not None and pathlib.Path(match.group(1)).exists()
     if match is None or is_folder_there:
@@ -171,7 +174,9 @@ def _read(found: FoundModel, declared: Declared, keeps: Callable[[str], bool]) -
     assumed: tuple[str, ...] = ()
     if stored is None:
         gated_mlp = "decoder/layers_0/mlp/wi_0/kernel" in shapes
-        facts = find_facts(_folders(found), declared, gated_mlp=gated_mlp)
+        # A folder that is no step of a run has nothing to do with the one above.
+        folders = _folders(found) if found.step is not None else (found.directory,)
+        facts = find_facts(folders, declared, gated_mlp=gated_mlp)
         config = infer_config(shapes, activation=facts.activation, relative_max_distance=facts.relative_max_distance)
         stated, assumed = facts.stated, facts.assumed
     else:

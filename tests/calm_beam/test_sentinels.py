@@ -73,6 +73,15 @@ def test_a_vocabulary_has_its_sentinels(tmp_path: pathlib.Path) -> None:
     assert not (tmp_path / "tokenizer_config.json").exists()
 
 
+def test_an_absurd_number_in_a_file_is_refused(tmp_path: pathlib.Path) -> None:
+    """A file that names a billion sentinels, one of them by name or none, is refused before any is counted."""
+    vocabulary = train_vocabulary(tmp_path / "spiece.model")
+    for fields in ({"extra_ids": 10**9}, {"extra_ids": 10**9, "additional_special_tokens": _NAMES[:1]}):
+        (tmp_path / "tokenizer_config.json").write_text(json.dumps(fields))
+        with pytest.raises(VocabularyError, match=r"extra_ids must be from 0 to 100000|not as T5 does"):
+            open_vocabulary(vocabulary)
+
+
 @pytest.mark.parametrize("extra_ids", [-1, 100_001, 1_000_000_000])
 def test_absurd_numbers_of_sentinels_are_refused(tmp_path: pathlib.Path, extra_ids: int) -> None:
     """A number that no vocabulary has is refused before pieces are made."""

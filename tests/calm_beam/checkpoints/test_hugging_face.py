@@ -1,5 +1,6 @@
 """Hugging Face folders: those that transformers itself saved, with its logits, and every way of not being a T5."""
 
+import dataclasses
 import json
 import pathlib
 from collections.abc import Mapping
@@ -128,6 +129,23 @@ def test_both_stacks_are_as_deep_by_default(tmp_path: pathlib.Path) -> None:
 def test_other_words_for_the_same(fields: dict[str, Any], tmp_path: pathlib.Path) -> None:
     """Configs that say the same in other words, or more that does not matter, are read."""
     assert load_checkpoint(_write(tmp_path, **fields)).config == _T5_1_1
+
+
+@pytest.mark.parametrize(
+    ("config", "fields"),
+    [
+        (dataclasses.replace(_T5_1_1, activation="silu"), {"feed_forward_proj": "gated-silu"}),
+        (dataclasses.replace(_T5_1_1, activation="silu"), {"feed_forward_proj": "gated-swish"}),
+        (dataclasses.replace(_T5_1_1, activation="relu"), {"feed_forward_proj": "gated-relu"}),
+        (dataclasses.replace(_T5_1_1, activation="silu"), {"dense_act_fn": "silu"}),
+        (dataclasses.replace(_ORIGINAL, activation="gelu"), {"feed_forward_proj": "gelu_new"}),
+        (dataclasses.replace(_ORIGINAL, activation="silu"), {"feed_forward_proj": "silu"}),
+    ],
+    ids=str,
+)
+def test_other_activations(config: T5Config, fields: dict[str, Any], tmp_path: pathlib.Path) -> None:
+    """Gated SiLU, as UL2 has it, and the other activations that are computed here, gated or not."""
+    assert load_checkpoint(_write(tmp_path, config, **fields)).config == config
 
 
 @pytest.mark.parametrize(

@@ -73,6 +73,12 @@ def test_config_gin_is_read(tmp_path: pathlib.Path, gin: str, activation: str, d
     assert load_checkpoint(tmp_path).config == config
 
 
+def test_the_file_of_another_folder_is_not_read(tmp_path: pathlib.Path) -> None:
+    """A model in a folder that is no step of a run does not take what lies in the folder above for its own."""
+    (_model(tmp_path, _OF_T5X) / "checkpoint_1000").rename(tmp_path / "model")
+    assert load_checkpoint(tmp_path / "model").config.activation == "gelu"
+
+
 def test_what_is_assumed_is_said(tmp_path: pathlib.Path) -> None:
     """What no file says is T5's, and a sentence says so and why; what one says, where."""
     alone = load_checkpoint(_model(tmp_path))

@@ -14,22 +14,27 @@ hold together.
 
 import argparse
 import datetime
+import itertools
 import time
 from collections.abc import Sequence
 
 import apache_beam as beam
 
-from calm_beam.calibration import Plan, RunRecord, Spec, all_specs
+from calm_beam.calibration import Plan, RunRecord, Spec, all_specs, content_sum_of, fingerprint_text
 from calm_beam.calibration.publish import REPORT, EarlierResult
 from calm_beam.decoding.settings import DecodeSettings
 from calm_beam.errors import CalmBeamError
 from calm_beam.generation_folder import DecodeJob, StoredGenerations
+from calm_beam.generations import GenerationsError
+from calm_beam.inputs import read_examples
 from calm_beam.manifest import MANIFEST, Manifest, read_manifest
 from calm_beam.metrics.registry import METRICS, is_bleurt
 from calm_beam.storage import absolute, check_writable, is_file, joined, make_folder
 from calm_beam.transforms import CalibrateGenerations
+from calm_beam.transforms.decode import with_unique_ids
 
 from .calibrate_flags import calibrate_parser, fill_in_defaults
+from .data_files import reading_of
 from .dataflow import job_paths, prepare_job, template_location
 from .flags import UsageError, as_usage, naming, parse_flags
 from .generations import after_failure, keep_last_generations
@@ -63,7 +68,7 @@ def main(argv: Sequence[str]) -> int:
         _check_servable(source.settings)
         plan = _plan(flags, source, specs)
         if flags.resume and earlier.manifest:
-            return _say_what_is_done(output, plan, source.job)
+            return _say_what_is_done(output, plan, source.job, flags)
         if len(source.parts) > 1 and template_location(options):
             raise UsageError("--sweep=lazy decides between pipelines what to decode, which a template cannot.")
         make_runner(options)
@@ -111,6 +116,9 @@ def main(argv: Sequence[str]) -> int:
         keep_last_generations(output, [part.job for part in source.parts[: place + 1]])
     except (CalmBeamError, OSError) as error:
         left = "" if stored else after_failure(output, folder, is_over=is_local(options))
+        if isinstance(error, PipelineError) and error.cause is GenerationsError:
+            # It says itself why --resume does not go on from there.
+            left = ""
         raise PipelineError(f"{error} {left}".rstrip()) from error
     except KeyboardInterrupt as interrupt:
         # What goes on elsewhere has left nothing yet, and says so itself.
@@ -141,7 +149,7 @@ def _published(output: str, plan: Plan, record: RunRecord) -> Manifest:
     return manifest
 
 
-def _say_what_is_done(output: str, plan: Plan, job: DecodeJob) -> int:
+def _say_what_is_done(output: str, plan: Plan, job: DecodeJob, flags: argparse.Namespace) -> int:
     """Says that there is nothing left to do, or that what is done is something else; returns the exit status."""
     path = joined(output, MANIFEST)
     manifest = read_manifest(path)
@@ -150,11 +158,23 @@ def _say_what_is_done(output: str, plan: Plan, job: DecodeJob) -> int:
             f"--resume: {path} is finished, and was asked for something else. For other metrics, tolerances or tests "
             f"of the same generations pass --generations={output} and another --output; to begin anew, --overwrite."
         )
+    if manifest.data.fingerprint != _data_fingerprint(job, flags):
+        raise UsageError(
+            f"--resume: {path} is finished, and the data have changed since: it is about the examples that were there. "
+            "Restore them, calibrate the new ones with another --output, or pass --overwrite to begin anew."
+        )
     say(f"--resume: {path} is finished; nothing is left to do.")
     if not is_file(joined(output, REPORT)):
         say(f"its report is missing: calm-beam report --calibration={output}")
     print_summary(manifest, output, seconds=0)
     return 0
+
+
+def _data_fingerprint(job: DecodeJob, flags: argparse.Namespace) -> str:
+    """Returns what a manifest calls the data as they are now."""
+    reading = reading_of(flags, cluster_key=flags.cluster_key, needs_references="risk" in flags.consistency)
+    examples = (read_examples(path, reading, file_index=index) for index, path in enumerate(job.files))
+    return fingerprint_text(content_sum_of(with_unique_ids(itertools.chain.from_iterable(examples))))
 
 
 def _specs(flags: argparse.Namespace) -> tuple[Spec, ...]:

@@ -193,12 +193,11 @@ def _sweep(flags: argparse.Namespace, argv: Sequence[str], output: str) -> tuple
         try:
             with contextlib.redirect_stdout(sys.stderr):
                 calibrate.main(arguments)
-        except UsageError as error:
-            raise UsageError(
-                f"sweep {measure}: {error} (--overwrite of evaluate keeps sweeps: to make one anew, remove {folder}.)"
-            ) from error
-        except OSError as error:
-            raise PipelineError(str(error)) from error
+        except (CalmBeamError, OSError) as error:
+            kind = UsageError if isinstance(error, UsageError) else PipelineError
+            # The flag of this command is about its own files.
+            hint = f" Here, remove {folder} instead of passing --overwrite." if "--overwrite" in str(error) else ""
+            raise kind(f"sweep {measure}: {error}{hint}") from error
         folders.append(folder)
     return tuple(folders)
 

@@ -21,6 +21,13 @@ if TYPE_CHECKING:
     from apache_beam.options.pipeline_options import PipelineOptions
 
 
+# Shares of letters that two names have in common.
+_ALIKE = 0.6
+_MUCH_MORE_ALIKE = 0.15
+# With its dashes; shorter ones begin too many names.
+_LEAST_ABBREVIATION = 5
+
+
 class UsageError(CalmBeamError, ValueError):
     """A flag or its value is wrong; nothing has been done."""
 
@@ -88,7 +95,7 @@ def parse_own_flags(parser: FlagParser, argv: Sequence[str]) -> argparse.Namespa
       UsageError: If a flag is unknown; names the nearest that is known.
     """
     flags, unknown = parser.parse_known_args(list(argv))
-    _refuse_unknown(unknown, parser, known=parser._option_string_actions)
+    _refuse_unknown(unknown, parser)
     _take_seqio_task(flags)
     return flags
 
@@ -113,7 +120,7 @@ def parse_flags(parser: FlagParser, argv: Sequence[str]) -> "tuple[argparse.Name
         if "_add_argparse_args" in vars(options_class):
             vars(options_class)["_add_argparse_args"].__get__(None, options_class)(beam_parser)
     _, unknown = beam_parser.parse_known_args(rest)
-    _refuse_unknown(unknown, parser, known=[*parser._option_string_actions, *beam_parser._option_string_actions])
+    _refuse_unknown(unknown, parser, beams=beam_parser._option_string_actions)
     _take_seqio_task(ours)
     return ours, PipelineOptions(rest)
 
@@ -128,13 +135,35 @@ def _declare_dask_flags(flags: Sequence[str]) -> None:
             raise UsageError("flags of Dask need it: pip install 'calm-beam[dask]'.") from error
 
 
-def _refuse_unknown(unknown: Sequence[str], parser: FlagParser, *, known: Iterable[str]) -> None:
+def _refuse_unknown(unknown: Sequence[str], parser: FlagParser, *, beams: Iterable[str] = ()) -> None:
     if unknown:
         flag = unknown[0].split("=")[0]
-        nearest = difflib.get_close_matches(flag, list(known), n=1)
-        hint = f" Did you mean {nearest[0]}?" if nearest else ""
+        nearest = _nearest(flag, ours=parser._option_string_actions, beams=beams)
+        hint = f" Did you mean {nearest}?" if nearest else ""
         kind = "flag" if flag.startswith("-") else "argument"
         raise UsageError(f"unknown {kind} {flag}.{hint} See {parser.prog} --help.")
+
+
+def _nearest(flag: str, *, ours: Iterable[str], beams: Iterable[str]) -> str | None:
+    """Returns the flag that was probably meant: one of ours unless one of Beam's is much more like it, or None.
+
+    Whoever abbreviates one of ours means that one.
+    """
+    meant = [name for name in ours if name.startswith(flag) and len(flag) >= _LEAST_ABBREVIATION]
+    if meant:
+        return max(meant, key=lambda name: _likeness(flag, name))
+    best_of_ours, best_of_beams = (
+        max(((_likeness(flag, name), name) for name in names), default=(0.0, "")) for names in (ours, beams)
+    )
+    best = best_of_ours if best_of_ours[0] >= _ALIKE else best_of_beams
+    if best_of_beams[0] > best[0] + _MUCH_MORE_ALIKE:
+        best = best_of_beams
+    return best[1] if best[0] >= _ALIKE else None
+
+
+def _likeness(flag: str, name: str) -> float:
+    """Returns how alike two flags are, from 0 to 1, the dashes before them apart."""
+    return difflib.SequenceMatcher(None, flag.lstrip("-"), name.lstrip("-")).ratio()
 
 
 def _all_subclasses(cls: type) -> list[type]:

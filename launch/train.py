@@ -29,6 +29,7 @@ from calm_beam.checkpoints import FloatArrays, write_native
 from calm_beam.examples import Example
 from calm_beam.metrics.registry import MetricError
 from calm_beam.model import T5Config
+from calm_beam.storage import refuse_links
 from calm_beam.training.batches import Pair, end_pairs
 from calm_beam.training.config import TrainingConfig
 from calm_beam.training.generation_score import GenerationScore
@@ -133,6 +134,7 @@ def _train_model(flags: argparse.Namespace, console: PlainConsole) -> None:
 
 def _saved_state(flags: argparse.Namespace, states: StateFolder, console: PlainConsole) -> SavedState | None:
     """Returns the state to go on from, or None to start anew."""
+    refuse_links(states.path, inside=states.path.parent)
     steps = states.steps()
     if not flags.resume:
         if steps and not flags.overwrite:

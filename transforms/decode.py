@@ -2,7 +2,7 @@
 
 import dataclasses
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import apache_beam as beam
@@ -18,6 +18,7 @@ from calm_beam.generations import (
     GenerationsError,
     StoredShard,
     read_generations,
+    stored_examples,
     stored_failures,
     stored_shard,
     write_generations,
@@ -200,8 +201,23 @@ def _require_examples(stored: StoredShard, path: str, *, job: str, examples: lis
     if stored.digest != shard_digest(job, stored.shard, examples):
         raise GenerationsError(
             f"{path}: was decoded from other examples than the data give now for shard {stored.shard} of {num_shards}, "
-            "so the data have changed since. Restore them, or decode anew with --overwrite."
+            f"so the data have changed since{_change(stored_examples(path), examples)}. Restore them, or decode anew "
+            "with --overwrite."
         )
+
+
+def _change(before: Sequence[Example], now: Sequence[Example]) -> str:
+    """Returns in parentheses what happened to the first example that is not as it was; nothing if all are."""
+    old, new = ({example.id: dataclasses.asdict(example) for example in examples} for examples in (before, now))
+    for name in sorted(old | new):
+        if name not in new:
+            return f" (example {name!r} is gone)"
+        if name not in old:
+            return f" (example {name!r} is new)"
+        changed = [field for field in old[name] if old[name][field] != new[name][field]]
+        if changed:
+            return f" (example {name!r} has another {' and another '.join(changed)})"
+    return ""
 
 
 def _mark_complete(shards: list[StoredShard], count: int, *, plan: DecodePlan) -> Completion:

@@ -107,12 +107,16 @@ def write_t5x(
         if text is not None:
             with replacing(directory / GIN_FILE) as gin_file:
                 gin_file.write_text(text, encoding="utf-8")
-        if final.exists():
+        if os.path.lexists(final):
             os.rename(final, replaced)
         os.rename(temporary, final)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
-    shutil.rmtree(replaced, ignore_errors=True)
+    if replaced.is_symlink():
+        # What lies behind it is not ours.
+        replaced.unlink()
+    else:
+        shutil.rmtree(replaced, ignore_errors=True)
     if vocabulary_path is None:
         vocabulary.unlink(missing_ok=True)
     return final

@@ -56,6 +56,13 @@ def test_our_flags_are_not_given_to_beam() -> None:
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
+        # Of Beam's, --zone is as near.
+        (["--conf=softmax"], "unknown flag --conf. Did you mean --confidence?"),
+        (["--checkpint=x"], "unknown flag --checkpint. Did you mean --checkpoint?"),
+        (["--batch-size=4"], "unknown flag --batch-size. Did you mean --batch_size?"),
+        (["--num_shard=4"], "unknown flag --num_shard. Did you mean --num_shards?"),
+        (["--num_worker=4"], "unknown flag --num_worker. Did you mean --num_workers?"),
+        (["--regio=x"], "unknown flag --regio. Did you mean --region?"),
         (["--thresold=0.5"], "unknown flag --thresold. Did you mean --thresholds?"),
         (["--direct_num_worker=2"], "unknown flag --direct_num_worker. Did you mean --direct_num_workers?"),
         (["--projet", "p"], "unknown flag --projet. Did you mean --project?"),

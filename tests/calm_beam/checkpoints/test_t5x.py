@@ -290,3 +290,18 @@ def test_what_t5x_wrote_is_written_again(tmp_path: pathlib.Path) -> None:
             # Compressed bytes change with the version of the library.
             found, expected = (zlib.decompress((each / name / chunk).read_bytes(), 31) for each in (folder, reference))
             assert found == expected
+
+
+def test_a_step_that_is_a_link_is_replaced_alone(tmp_path: pathlib.Path) -> None:
+    """What the link leads to stays, and nothing else is left beside the new step."""
+    kept = write_independently(tmp_path / "elsewhere", _ARRAYS, step=5)
+    before = {path: path.read_bytes() for path in kept.rglob("*") if path.is_file()}
+    (tmp_path / "run").mkdir()
+    for target in (kept, tmp_path / "absent"):
+        (tmp_path / "run" / "checkpoint_5").unlink(missing_ok=True)
+        (tmp_path / "run" / "checkpoint_5").symlink_to(target)
+        final = write_t5x(tmp_path / "run", _CONFIG, _ARRAYS, step=5, vocabulary_path=None)
+        assert not final.is_symlink()
+        assert list((tmp_path / "run").iterdir()) == [final]
+        shutil.rmtree(final)
+    assert {path: path.read_bytes() for path in kept.rglob("*") if path.is_file()} == before

@@ -24,9 +24,7 @@ class UserCode:
     calm_beam.errors.CalmBeamError: my_metric raised SystemExit: 0, which would have ended the process
     """
 
-    def __init__(
-        self, error: Callable[[str], CalmBeamError], *, passing: type[CalmBeamError] | tuple[()] = ()
-    ) -> None:
+    def __init__(self, error: Callable[[str], CalmBeamError], *, passing: type[CalmBeamError] | tuple[()] = ()) -> None:
         """Takes what makes the error, given the exception in words, and the errors of ours that pass as they are."""
         self._error = error
         self._passing = passing

@@ -35,7 +35,7 @@ SETTINGS = DecodeSettings(
 )
 BATCH_SIZE = 4
 SPECS = all_specs(
-    consistencies=("textual", "risk"), metrics=("token_f1", "exact_match"), deltas=(0.3, 0.6), epsilons=(0.1,)
+    consistencies=("textual", "risk"), metrics=("token_f1", "edit_distance"), deltas=(0.3, 0.6), epsilons=(0.1,)
 )
 
 TEXTUAL = all_specs(consistencies=("textual",), metrics=("token_f1",), deltas=(0.3,), epsilons=(0.1,))

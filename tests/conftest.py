@@ -5,6 +5,7 @@ import pathlib
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+import hypothesis
 import pytest
 
 if TYPE_CHECKING:
@@ -14,7 +15,12 @@ _bucket_numbers = itertools.count(1)
 
 
 def pytest_configure() -> None:
-    """Has all processes share what they compile, which is most of their time, in the folder that `calm-beam` uses."""
+    """Has all processes share what they compile, which is most of their time, in the folder that `calm-beam` uses.
+
+    And lets no test of random examples fail for its time: the machine may be busy with others.
+    """
+    hypothesis.settings.register_profile("untimed", deadline=None)
+    hypothesis.settings.load_profile("untimed")
     from calm_beam.decoding.compilation import use_compilation_cache
 
     use_compilation_cache()

@@ -15,6 +15,7 @@ called broken. A threshold whose risk is just below delta can hardly ever be pro
 """
 
 import dataclasses
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Self
 
@@ -172,7 +173,7 @@ def verify(losses: FreshLosses, entries: Sequence[Calibration], *, alpha: float)
     return tuple(
         Verdict(
             entry=entry,
-            risk=float(losses.at(entry).mean()),
+            risk=math.fsum(losses.at(entry)) / len(losses.table),
             p_value=float(p_values[place]),
             excess_p_value=float(excess[place]),
             is_broken=bool(is_broken[place]),

@@ -74,8 +74,8 @@ class EarlyExitDecoder:
           max_input_length: Most tokens of a prompt.
           batch_size: Prompts decoded together. A layer runs as long as one of them needs it: meant for 1 to 8.
           threshold_by_position: What the rule's schedule made of the threshold where it was calibrated, a float32 for
-            each of `max_decode_length` tokens; computed here if None, where `exp` may differ in the last bit. `static`
-            has no schedule, and goes by the threshold alone.
+            each of `max_decode_length` tokens; computed here if None. `static` has no schedule, and goes by the
+            threshold alone.
 
         Raises:
           ValueError: If the threshold is outside [0, 1], the rule needs the full model at every token or does not fit

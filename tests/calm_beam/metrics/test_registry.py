@@ -167,7 +167,7 @@ async def _coming() -> float:
         *(np.array([0.5]), np.array("text"), np.array("0.5"), np.str_("0.5"), np.bytes_(b"0.5"), np.complex64(0.5)),
         *(np.array(0.5, dtype=object), np.datetime64(0, "s"), np.timedelta64(0, "s"), _Number(TypeError("none"))),
     ],
-    ids=repr,
+    ids=lambda value: type(value).__name__,
 )
 def test_what_is_no_number_is_refused(value: object) -> None:
     """Something that is not one real number is an error, even where it could be made into one."""

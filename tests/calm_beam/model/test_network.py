@@ -28,7 +28,7 @@ _KINDS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.fixture(params=_KINDS.values(), ids=_KINDS)
+@pytest.fixture(params=list(_KINDS.values()), ids=list(_KINDS))
 def checkpoint(request: pytest.FixtureRequest) -> Checkpoint:
     """Gives a T5 1.1, one whose head shares the embedding, an original T5, and one as `scalable_t5` trains them."""
     return build_checkpoint(build_config(exit_classifier=2, **request.param), seed=3)

@@ -36,6 +36,7 @@ from calm_beam.calibration.splits import Splits
 from calm_beam.demo import embedded
 from calm_beam.efficiency.flops import DecoderSizes
 from calm_beam.errors import CalmBeamError
+from calm_beam.exits.measures import check_may_run
 from calm_beam.exits.rule import ExitRule
 from calm_beam.generation_folder import StoredGenerations, shard_files
 from calm_beam.generations import stored_examples
@@ -224,6 +225,7 @@ def _sources(
     sources = []
     for measure in measures:
         job = measure.job
+        check_may_run(job.settings.rule.confidence, named=flags.confidences or ())
         if measure.completion.failed and flags.on_error == "fail":
             raise UsageError(
                 f"{measure.completion.failed} of the examples in {measure.folder} could not be decoded. Pass "

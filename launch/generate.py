@@ -33,7 +33,7 @@ from calm_beam.storage import is_file, open_input, replacing
 from .data_files import find_output
 from .flags import FlagParser, UsageError, as_usage, naming, parse_own_flags, whole_number
 from .layer_colours import LayerPrinter
-from .manifest_file import add_entry_flags, entry_in_words, find_manifest
+from .manifest_file import add_confidence_flag, add_entry_flags, entry_in_words, find_manifest
 from .model_flags import add_model_flags, declared
 from .terminal import say
 
@@ -76,6 +76,7 @@ def _parser() -> FlagParser:
     parser.add_argument("--manifest", required=True, help="a manifest, or the calibration directory that holds one")
     parser.add_argument("--checkpoint", help="model folder; default: where the manifest says that it was")
     add_model_flags(parser)
+    add_confidence_flag(parser)
     parser.add_argument("--vocabulary", help="SentencePiece model; default: in or beside the checkpoint")
     parser.add_argument("--prompt", help="the prompt; default: --input, or standard input")
     parser.add_argument("--input", help="file of prompts: JSONL (.jsonl, .jsonl.gz), else one a line (also .gz)")
@@ -145,6 +146,7 @@ def _generator(flags: argparse.Namespace, manifest: Manifest) -> "Generator":
         delta=flags.delta,
         epsilon=flags.epsilon,
         batch_size=flags.batch_size,
+        confidence=flags.confidence,
     )
 
 

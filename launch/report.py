@@ -13,6 +13,7 @@ from collections.abc import Sequence
 
 from calm_beam.calibration.publish import REPORT
 from calm_beam.efficiency.flops import DecoderSizes
+from calm_beam.exits.measures import MeasureError, check_may_run
 from calm_beam.manifest import MANIFEST, Manifest
 from calm_beam.report import Calibrated, StoredOutputs, build_page, read_calibrated, read_speedups
 from calm_beam.storage import absolute, base_name, check_writable, is_file, is_folder, joined, parent, replacing
@@ -20,6 +21,7 @@ from calm_beam.vocabulary import Vocabulary, VocabularyError
 
 from .flags import FlagParser, UsageError, naming, parse_own_flags, whole_number
 from .generations import find_generations
+from .manifest_file import add_confidence_flag
 from .model_flags import add_model_flags, declared
 from .terminal import say, tell
 
@@ -46,7 +48,7 @@ def report_after(output: str, folder: str, calibrate_flags: argparse.Namespace) 
     """
     path = joined(output, REPORT)
     flags = _parser().parse_args([f"--calibration={output}", f"--generations={folder}"])
-    for name in ("checkpoint", "activation", "relative_max_distance", "vocabulary"):
+    for name in ("checkpoint", "confidence", "activation", "relative_max_distance", "vocabulary"):
         setattr(flags, name, getattr(calibrate_flags, name))
     elsewhere = "" if folder.startswith(joined(output, "")) else f" --generations={folder}"
     again = f"calm-beam report --calibration={output}{elsewhere}"
@@ -71,6 +73,7 @@ def _parser() -> FlagParser:
     )
     parser.add_argument("--checkpoint", help="the model, if it is no longer where the manifest says")
     add_model_flags(parser)
+    add_confidence_flag(parser)
     parser.add_argument("--vocabulary", help="SentencePiece model; default: in or beside the checkpoint")
     parser.add_argument(
         "--speedup", metavar="DIR", help="output directory of calm-beam evaluate --speedup with the same model"
@@ -161,8 +164,12 @@ def _model(
                 f"checkpoint {checkpoint.uri}: fingerprint is {checkpoint.fingerprint()}, the manifest is about "
                 f"{manifest.model.fingerprint}."
             )
+        # Which operations a test takes, its measure says.
+        check_may_run(manifest.decode.confidence, named=(flags.confidence,))
         sizes = DecoderSizes.of(checkpoint.config)
         vocabulary_path = vocabulary_path or checkpoint.vocabulary_uri
+    except MeasureError as error:
+        remarks.append(f"Floating point operations are not counted: {error}")
     except (CheckpointError, OSError) as error:
         if flags.checkpoint is not None:
             raise UsageError(f"--checkpoint: {error}") from error

@@ -13,6 +13,9 @@ Both use the entry's own p-value. An output that failed counts with loss 1 when 
 with the lowest loss there is when it is to be called broken. A threshold that was wrongly accepted, which happens with
 probability epsilon at most, is found out here too; a status of 3 alone does not say that the distribution has changed.
 
+A manifest may name a metric of somebody's own, `module:function`. That is code, and is imported only if `--metric` also
+names it.
+
 Fresh data are drawn independently of the calibration set. The calibration set itself is refused; prompts that it shares
 with the fresh data are counted and warned of where its generations still stand beside the manifest, and only there.
 
@@ -40,20 +43,29 @@ from calm_beam.calibration import (
 )
 from calm_beam.decoding.recorded import recorded_settings
 from calm_beam.examples import Example
+from calm_beam.exits.measures import check_may_run as check_measure_may_run
 from calm_beam.generation_folder import shard_files
 from calm_beam.generations import read_generations, stored_prompts
 from calm_beam.inputs import read_examples
 from calm_beam.manifest import Calibration, Manifest, read_manifest
-from calm_beam.metrics.registry import get_metric
-from calm_beam.metrics.settings import MetricSettings
+from calm_beam.metrics.registry import BLEURT, check_may_run, full_name, get_metric
 from calm_beam.printable import printable_line
 from calm_beam.risk.pvalues import P_VALUES
 from calm_beam.storage import joined, list_files, parent
 from calm_beam.transforms import DecodeExamples, ReadExamples
 from calm_beam.transforms.decode import with_unique_ids
 
-from .flags import FlagParser, UsageError, add_data_flags, add_memory_flags, add_worker_flags, as_usage, parse_flags
-from .manifest_file import find_manifest
+from .flags import (
+    FlagParser,
+    UsageError,
+    add_data_flags,
+    add_memory_flags,
+    add_worker_flags,
+    as_usage,
+    parse_flags,
+    texts,
+)
+from .manifest_file import add_confidence_flag, find_manifest
 from .metric_flags import add_metric_settings, checked_metrics, metric_settings
 from .model_flags import add_model_flags
 from .progress import shown_progress
@@ -77,10 +89,13 @@ def main(argv: Sequence[str]) -> int:
         entries = tuple(entry for entry in manifest.calibrations if entry.threshold is not None)
         if not is_local(options):
             raise UsageError("verify scores what it decodes on this machine: leave --runner out.")
+        if flags.metric is not None:
+            entries = _with_metrics(entries, flags, manifest)
         if not entries:
-            tell("Every entry of the manifest says never exit: there is nothing that could be broken.")
+            of_them = "" if flags.metric is None else f" of {', '.join(flags.metric)}"
+            tell(f"Every entry of the manifest{of_them} says never exit: there is nothing that could be broken.")
             return 0
-        _check_entries(entries, metric_settings(flags))
+        _check_entries(entries, flags)
         _take_policies(flags, manifest)
         run = _prepare(flags, manifest, entries)
         _check_data(run, flags, manifest, path)
@@ -97,9 +112,16 @@ def _parser() -> FlagParser:
     add_data_flags(parser, kind="fresh examples")
     parser.add_argument("--checkpoint", help="model folder; default: where the manifest says that it was")
     add_model_flags(parser)
+    add_confidence_flag(parser)
     parser.add_argument("--vocabulary", help="SentencePiece model; default: in or beside the checkpoint")
     parser.add_argument(
         "--alpha", type=float, default=0.05, help="chance of calling any promise broken that is kept, in (0, 1)"
+    )
+    parser.add_argument(
+        "--metric",
+        type=texts,
+        help="test the entries of these metrics alone, comma-separated; a metric of your own, module:function, is "
+        "imported only if it is named here",
     )
     add_metric_settings(parser)
     add_memory_flags(parser)
@@ -107,13 +129,29 @@ def _parser() -> FlagParser:
     return parser
 
 
-def _check_entries(entries: Sequence[Calibration], settings: MetricSettings) -> None:
+def _with_metrics(
+    entries: tuple[Calibration, ...], flags: argparse.Namespace, manifest: Manifest
+) -> tuple[Calibration, ...]:
+    """Returns the entries of the metrics that `--metric` names; which they are is settled before any loss is seen."""
+    # Others are taken as they are: to look one up might import it.
+    named = {full_name(name, metric_settings(flags)) if name == BLEURT else name for name in flags.metric}
+    known = dict.fromkeys(entry.metric for entry in manifest.calibrations)
+    for name in sorted(named - known.keys()):
+        raise UsageError(f"--metric={name}: the manifest has no entry of it, only of {', '.join(known)}.")
+    return tuple(entry for entry in entries if entry.metric in named)
+
+
+def _check_entries(entries: Sequence[Calibration], flags: argparse.Namespace) -> None:
+    metrics = sorted({entry.metric for entry in entries})
+    for name in metrics:
+        how = f"pass --metric={','.join(metrics)}, or name the metrics to test without it"
+        check_may_run(name, named=flags.metric or (), how=how)
     for entry in entries:
         if entry.p_value not in P_VALUES:
             raise UsageError(
                 f"the manifest was made with p-value {entry.p_value!r}, which this calm-beam does not know. Upgrade it."
             )
-    checked_metrics(sorted({entry.metric for entry in entries}), settings)
+    checked_metrics(metrics, metric_settings(flags))
 
 
 def _take_policies(flags: argparse.Namespace, manifest: Manifest) -> None:
@@ -130,6 +168,7 @@ def _take_policies(flags: argparse.Namespace, manifest: Manifest) -> None:
 
 def _prepare(flags: argparse.Namespace, manifest: Manifest, entries: Sequence[Calibration]) -> PreparedRun:
     """Returns the run, whose model and vocabulary are those of the manifest."""
+    check_measure_may_run(manifest.decode.confidence, named=(flags.confidence,))
     run = prepare_run(
         flags,
         needs_references=_needs_references(entries),
@@ -232,8 +271,10 @@ def _print(manifest: Manifest, losses: FreshLosses, verdicts: Sequence[Verdict],
         )
     console.print(table)
     units = f"{losses.examples} examples" if flags.cluster_key is None else f"{len(losses.table)} clusters"
-    never = len(manifest.calibrations) - len(verdicts)
+    never = sum(entry.threshold is None for entry in manifest.calibrations)
     console.print(f"{units}, {losses.failed} failed; {never} of the manifest's entries say never exit.")
+    if left_out := len(manifest.calibrations) - never - len(verdicts):
+        console.print(f"{left_out} promises of other metrics were not tested.")
     broken = sum(verdict.is_broken for verdict in verdicts)
     if broken:
         console.print(

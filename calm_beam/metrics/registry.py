@@ -5,7 +5,7 @@ import functools
 import importlib
 import numbers
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import cast
 
 from calm_beam.errors import CalmBeamError
@@ -103,6 +103,26 @@ def full_name(name: str, settings: MetricSettings) -> str:
 def is_bleurt(name: str) -> bool:
     """Returns whether a metric is BLEURT, by whatever checkpoint."""
     return name == BLEURT or name.startswith(f"{BLEURT}@")
+
+
+def check_may_run(recorded: str, *, named: Collection[str], how: str) -> None:
+    """Refuses a metric that a file names and that is code, unless the caller names the same one.
+
+    To look it up would import a module, so that whoever wrote the file would decide what runs here.
+
+    Args:
+      recorded: Name of a metric, as a manifest has it.
+      named: Names of metrics, as the caller has them.
+      how: Says how to name it, for the message.
+
+    Raises:
+      MetricError: If it is `module:function` and not among them.
+    """
+    if ":" in recorded and recorded not in named:
+        raise MetricError(
+            f"metric {shown(recorded)} is code that the manifest names, and a manifest does not decide what runs here. "
+            f"If you know and trust that code, {how}."
+        )
 
 
 def take_clipped(metric: Metric) -> int:

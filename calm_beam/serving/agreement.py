@@ -3,12 +3,18 @@
 from calm_beam.checkpoints import Checkpoint
 from calm_beam.decoding.recorded import recorded_settings
 from calm_beam.decoding.settings import DecodeSettings
+from calm_beam.exits.measures import check_may_run
 from calm_beam.manifest import Calibration, Manifest, ManifestError
 from calm_beam.vocabulary import Vocabulary
 
 
 def agreed_settings(
-    manifest: Manifest, entry: Calibration, checkpoint: Checkpoint, vocabulary: Vocabulary | None
+    manifest: Manifest,
+    entry: Calibration,
+    checkpoint: Checkpoint,
+    vocabulary: Vocabulary | None,
+    *,
+    confidence: str | None = None,
 ) -> DecodeSettings:
     """Returns how to decode, having found that model and vocabulary are those that were calibrated.
 
@@ -17,6 +23,7 @@ def agreed_settings(
       entry: Its entry that is to be served.
       checkpoint: The model.
       vocabulary: Its vocabulary; None where there is none.
+      confidence: The measure, which the caller has to name if it is code of the user's.
 
     Returns:
       The settings, with the thresholds that the entry tested.
@@ -24,7 +31,9 @@ def agreed_settings(
     Raises:
       ManifestError: If model or vocabulary are others, outputs were computed in another type, or they follow a rule
         that no decoder which skips layers can follow.
+      MeasureError: If the confidence measure is code that the caller did not name.
     """
+    check_may_run(manifest.decode.confidence, named=() if confidence is None else (confidence,))
     _check_model(manifest, checkpoint)
     _check_vocabulary(manifest, vocabulary, checkpoint)
     try:

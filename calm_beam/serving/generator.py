@@ -74,6 +74,7 @@ class Generator:
         delta: float | None = None,
         epsilon: float | None = None,
         batch_size: int = 1,
+        confidence: str | None = None,
     ) -> Self:
         """Returns a generator for one entry of a manifest.
 
@@ -89,6 +90,8 @@ class Generator:
           epsilon: Of the entry.
           batch_size: Prompts decoded together. All decoding is done with so many rows, single prompts too: an answer
             does not depend on what was asked beside it. More than 1 is for `generate_batch`; meant for 1 to 8.
+          confidence: The confidence measure, if the manifest names code of the user's, `module:function`: a file alone
+            does not decide what runs here.
 
         Returns:
           The generator. Where the entry's threshold is None, no threshold was found safe: it then runs the full model.
@@ -115,7 +118,7 @@ class Generator:
             # Sentinels are in no file.
             extra_ids = manifest.vocabulary.extra_ids if manifest.vocabulary else 0
             loaded = Vocabulary(vocabulary, extra_ids=extra_ids)
-        settings = agreed_settings(manifest, entry, checkpoint, loaded)
+        settings = agreed_settings(manifest, entry, checkpoint, loaded, confidence=confidence)
         return cls(
             manifest,
             entry,

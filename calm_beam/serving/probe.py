@@ -10,7 +10,7 @@ import os
 from collections.abc import Sequence
 
 from calm_beam.manifest import ManifestError
-from calm_beam.metrics.registry import checked_score, get_metric
+from calm_beam.metrics.registry import check_may_run, checked_score, get_metric
 from calm_beam.metrics.settings import NO_SETTINGS, MetricSettings
 from calm_beam.risk.losses import relu_risk_loss, signed_risk_loss, textual_loss
 from calm_beam.storage import append_line, check_writable, is_cloud_path, is_folder, parent
@@ -38,6 +38,7 @@ class LossProbe:
         *,
         share: float,
         salt: str,
+        metric: str | None = None,
         metric_settings: MetricSettings = NO_SETTINGS,
     ) -> None:
         """Prepares the full model, which shares the generator's weights.
@@ -47,13 +48,15 @@ class LossProbe:
           path: Local file to add to; made if there is none.
           share: Of the requests that are measured, in (0, 1]. Each costs a decode by the full model.
           salt: Decides which requests are measured. Keep it secret if clients choose the ids.
+          metric: Name of the entry's metric. A metric of your own (`module:function`) is imported only if you name it
+            here: a manifest does not decide what runs. Of others it may be left out.
           metric_settings: What the metric needs: for `bleurt`, where its checkpoint lies.
 
         Raises:
           ManifestError: If there is nothing to watch, as the entry never exits, or its promise is about clusters of
-            prompts, of which single requests tell nothing.
-          MetricError: If the metric does not work here.
-          ValueError: If the share is out of range, or the metric is not known.
+            prompts, of which single requests tell nothing; or if it is about another metric than was named.
+          MetricError: If the metric is not known, does not work here, or is code that was not named.
+          ValueError: If the share is out of range.
           OSError: If the file cannot be written.
         """
         manifest, entry = generator.manifest, generator.entry
@@ -72,6 +75,9 @@ class LossProbe:
         if not is_folder(parent(self._path)):
             raise FileNotFoundError(f"{self._path}: the folder {parent(self._path)} does not exist.")
         check_writable(self._path)
+        if metric is not None and metric != entry.metric:
+            raise ManifestError(f'the entry is about metric "{entry.metric}", not "{metric}".')
+        check_may_run(entry.metric, named=() if metric is None else (metric,), how="name it: LossProbe(metric=...)")
         self._metric = get_metric(entry.metric, metric_settings)
         # Texts that differ: some metrics give equal ones 1 before they import what they need.
         checked_score(self._metric, entry.metric, "a text", ("other words",), example_id="of the trial")

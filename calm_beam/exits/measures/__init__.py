@@ -10,6 +10,7 @@ JAX when they are called.
 from .measure import Measure as Measure
 from .measure import Need as Need
 from .own import MeasureError as MeasureError
+from .own import check_may_run as check_may_run
 from .own import is_own as is_own
 from .own import source_digest as source_digest
 from .registry import COMPARABLE as COMPARABLE

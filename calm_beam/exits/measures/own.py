@@ -6,7 +6,7 @@ import importlib
 import inspect
 import pathlib
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import Any
 
 from calm_beam.errors import CalmBeamError
@@ -86,6 +86,25 @@ def _confidence(name: str, function: Callable[..., Any], count: int, *given: Any
             "for each row."
         )
     return made
+
+
+def check_may_run(recorded: str, *, named: Collection[str | None]) -> None:
+    """Refuses a measure that a file names and that is code, unless the caller names the same one.
+
+    To look it up would import a module, so that whoever wrote the file would decide what runs here.
+
+    Args:
+      recorded: Name of a measure, as a manifest has it.
+      named: Those that the caller named.
+
+    Raises:
+      MeasureError: If it is `module:name` and the caller did not name it.
+    """
+    if is_own(recorded) and recorded not in named:
+        raise MeasureError(
+            f"confidence {recorded!r} is code that the manifest names, and a manifest does not decide what runs here. "
+            f"If you know and trust that code, name it: --confidence={recorded} (confidence= in Python)."
+        )
 
 
 def source_digest(name: str) -> str:

@@ -84,6 +84,23 @@ def test_losses_are_those_of_calibration(tmp_path: pathlib.Path, entry: Calibrat
     ]
 
 
+def score(candidate: str, references: Sequence[str]) -> float:
+    """Returns a score, as a metric of the user's."""
+    return float(candidate in references)
+
+
+def test_a_manifest_runs_no_code(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A metric that is code is imported only if whoever makes the probe names it, and no other in its place."""
+    own = "tests.calm_beam.serving.test_probe:score"
+    _probe(tmp_path / "losses", build_entry(0.2, metric=own), metric=own)
+    _probe(tmp_path / "losses", build_entry(0.2), metric="token_f1")
+    monkeypatch.setattr("importlib.import_module", lambda name: pytest.fail(f"{name} was imported"))
+    with pytest.raises(MetricError, match=f"^metric '{own}' is code that the manifest names, .* name it: LossProbe"):
+        _probe(tmp_path / "losses", build_entry(0.2, metric=own))
+    with pytest.raises(ManifestError, match=f'the entry is about metric "{own}", not "other:score"'):
+        _probe(tmp_path / "losses", build_entry(0.2, metric=own), metric="other:score")
+
+
 def test_the_sample_is_decided_by_id_and_salt(tmp_path: pathlib.Path) -> None:
     """About the share of all ids is sampled, the same ids every time, other ones with another salt."""
     _, probe = _probe(tmp_path / "losses", share=0.3)
@@ -152,7 +169,7 @@ def test_what_cannot_be_watched_is_refused(tmp_path: pathlib.Path, monkeypatch: 
     with pytest.raises(OSError, match="are added to a local file"):
         LossProbe(Generator.from_manifest(manifest, _CHECKPOINT), "gs://bucket/losses", share=1, salt="")
     with pytest.raises(MetricError, match="on example"):
-        _probe(tmp_path / "losses", build_entry(0.2, metric="builtins:len"))
+        _probe(tmp_path / "losses", build_entry(0.2, metric="builtins:len"), metric="builtins:len")
     # As where the rouge-score package is missing.
     monkeypatch.setitem(sys.modules, "rouge_score", None)
     rouge_l._scorer.cache_clear()

@@ -15,7 +15,7 @@ from calm_beam.decoding.early_exit import EarlyExitDecoder
 from calm_beam.decoding.plain import PlainSweep
 from calm_beam.decoding.sweep import SweepDecoder
 from calm_beam.efficiency.flops import DecoderSizes, flops_appendix_b
-from calm_beam.exits.measures import MeasureError, is_own, measure_named, source_digest
+from calm_beam.exits.measures import MeasureError, check_may_run, is_own, measure_named, source_digest
 from calm_beam.exits.rule import ExitRule
 from calm_beam.exits.schedule import scheduled_thresholds
 from tests.builders import build_checkpoint, build_config, build_prompts
@@ -130,3 +130,11 @@ def test_a_fingerprint_made_before_stands() -> None:
     assert json.loads(json.dumps(settings.to_dict()["rule"])).keys() == {
         *("confidence", "schedule", "tau", "state_propagation", "token_from", "min_exit_layer", "exit_interval")
     }
+
+
+def test_a_file_alone_runs_no_code() -> None:
+    """A measure that a manifest names is imported only if the caller names the same; ours are no code."""
+    check_may_run("softmax", named=())
+    check_may_run("module:f", named=("softmax", "module:f"))
+    with pytest.raises(MeasureError, match="--confidence=module:f"):
+        check_may_run("module:f", named=("module:g", None))

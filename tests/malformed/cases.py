@@ -89,7 +89,7 @@ _EMBEDDING = "token_embedder/embedding"
 
 
 def _link_to_itself(here: Here) -> None:
-    (here / "loop").symlink_to(here / "loop")
+    (here / "loop").symlink_to("loop")
 
 
 def _t5x_embedding_without_dimensions(here: Here) -> None:
@@ -209,7 +209,7 @@ def _foreign_generations(here: Here) -> None:
     (here / "out").mkdir()
     (here / "precious").mkdir()
     (here / "precious" / "thesis.txt").write_text("years of work")
-    (here / "out" / "generations").symlink_to(here / "precious")
+    (here / "out" / "generations").symlink_to("../precious")
     shutil.copy(here / "done" / "manifest.json", here / "out" / "manifest.json")
 
 
@@ -289,7 +289,7 @@ CASES: Mapping[str, Case] = {
     "a job with a repeated key": Case(
         argv=_AGAIN, names=("decode.json",), spoil=_job_file('{"a": 1, "a": 2}', "decode.json")
     ),
-    "ids beside text": calibrate(names=("input_ids", "rows.jsonl"), spoil=_ids_and_text),
+    "ids beside text": calibrate(names=("token ids", "rows.jsonl, line 13"), spoil=_ids_and_text),
     # Checkpoints.
     "nested native config": calibrate(names=("config.json",), spoil=writing("model/config.json", _DEEP)),
     "nested Hugging Face config": calibrate(
@@ -320,7 +320,7 @@ CASES: Mapping[str, Case] = {
         names=("num_decoder_layers",), spoil=editing("model/config.json", num_decoder_layers=10**9)
     ),
     "a billion encoder layers": calibrate(
-        "--checkpoint=hugging_face", names=("num_layers",), spoil=editing("hugging_face/config.json", num_layers=10**9)
+        "--checkpoint=hugging_face", names=("num_encoder_layers",), spoil=editing("hugging_face/config.json", num_layers=10**9)
     ),
     "a distance of 1": calibrate(
         names=("relative_max_distance",), spoil=editing("model/config.json", relative_max_distance=1)

@@ -325,8 +325,9 @@ def test_without_exits_a_lane_is_the_full_model() -> None:
     for result in _default_sweep():
         assert result.confidences.max() < 1
         assert result.lengths[1] == result.lengths[0]
-        for name in ("tokens", "exit_layers", "confidences"):
+        for name in ("tokens", "exit_layers"):
             np.testing.assert_array_equal(getattr(result, name)[1], getattr(result, name)[0])
+        np.testing.assert_allclose(result.confidences[1], result.confidences[0], rtol=0, atol=1e-5)
 
 
 def test_the_full_model_is_the_whole_decoder() -> None:
@@ -383,7 +384,7 @@ def test_first_exits_fall_with_the_threshold(seed: int, thresholds: list[float],
     # Who exits at the same layer has the same token and confidence.
     for layer in set(first.tolist()):
         assert len(set(result.tokens[first == layer, 0].tolist())) == 1
-        assert len(set(result.confidences[first == layer, 0].tolist())) == 1
+        assert np.ptp(result.confidences[first == layer, 0]) <= 1e-5
 
 
 @pytest.mark.parametrize("rule", _RULES, ids=_name)

@@ -1,7 +1,6 @@
 """What decides about thresholds has the same bits on every machine."""
 
 import functools
-import importlib
 import json
 import os
 import subprocess
@@ -11,21 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests import old_processor
 from tests.calm_beam.risk import bits
-
-_UMATH = importlib.import_module("numpy._core._multiarray_umath")
-# The parts of numpy that are compiled for newer processors, as far as this one has them.
-_FEATURES = [name for name in _UMATH.__cpu_dispatch__ if _UMATH.__cpu_features__.get(name)]
-# The same for the functions of the GNU C library; others ignore it.
-_TUNABLES = "glibc.cpu.hwcaps=-AVX2,-FMA,-FMA4,-AVX512F,-AVX512VL,-AVX512BW,-AVX512DQ"
 
 
 @functools.cache
 def _computed(*, as_on_an_old_processor: bool) -> dict[str, Any]:
     """Returns what a fresh process computes."""
-    environment = dict(os.environ)
-    if as_on_an_old_processor:
-        environment |= {"NPY_DISABLE_CPU_FEATURES": " ".join(_FEATURES), "GLIBC_TUNABLES": _TUNABLES}
+    environment = {**os.environ, **(old_processor.environment() if as_on_an_old_processor else {})}
     command = [sys.executable, "-m", "tests.calm_beam.risk.bits"]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=240)
     return json.loads(done.stdout)
@@ -39,7 +31,9 @@ def test_an_old_processor_gives_the_same_bits() -> None:
     assert old["rows"] == new["rows"]
 
 
-@pytest.mark.skipif("X86_V3" not in _FEATURES, reason="this processor has no instructions that can be switched off")
+@pytest.mark.skipif(
+    "X86_V3" not in old_processor.NUMPY_FEATURES, reason="this processor has no instructions that can be switched off"
+)
 def test_the_check_sees_a_processor() -> None:
     """The twin: exponentials of numpy and libm do differ between the two processes."""
     assert _computed(as_on_an_old_processor=True)["theirs"] != _computed(as_on_an_old_processor=False)["theirs"]

@@ -21,6 +21,7 @@ finds a bound broken, 130 when interrupted.
 
 import importlib
 import logging
+import os
 import signal
 import sys
 from collections.abc import Sequence
@@ -76,15 +77,27 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
         return 1
     try:
-        return module.main(flags)
+        status: int = module.main(flags)
+        # Now, while a disk that is full, or a reader who has gone, can still be told of.
+        sys.stdout.flush()
+        return status
     except KeyboardInterrupt as interrupt:
         # A command that keeps what it has done says so.
         say(f"calm-beam {command}: interrupted; {str(interrupt) or 'nothing was written.'}")
         return _INTERRUPTED
     # All that a command may end with, and no defect of ours: that keeps its traceback.
     except (CalmBeamError, OSError, MemoryError, RecursionError) as error:
+        _let_go_of_output()
         say(f"calm-beam {command}: {_in_words(error)}")
         return 2 if isinstance(error, UsageError) else 1
+
+
+def _let_go_of_output() -> None:
+    """Drops what standard output cannot take: Python would try again at its end, and complain in words of its own."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def _in_words(error: Exception) -> str:

@@ -1,5 +1,6 @@
 """The command line as a whole: help, version, commands."""
 
+import pathlib
 import re
 import subprocess
 import sys
@@ -10,7 +11,8 @@ import calm_beam
 from calm_beam.decoding.generate import DecodeError
 from calm_beam.launch.cli import main
 from calm_beam.launch.flags import UsageError
-from calm_beam.manifest import ManifestError
+from calm_beam.manifest import ManifestError, write_manifest
+from tests.calm_beam.manifest.builders import build_manifest
 
 # Each with a flag of its own.
 _COMMANDS = {
@@ -174,3 +176,15 @@ def test_a_defect_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("calm_beam.launch.inspect.main", failing)
     with pytest.raises(KeyError, match="defect"):
         main(["inspect", "anything"])
+
+
+@pytest.mark.skipif(not pathlib.Path("/dev/full").exists(), reason="no device that is always full")
+@pytest.mark.parametrize("argv", [["inspect", "MANIFEST"], ["plan", "--delta=0.1", "--risk_guess=0.01"]])
+def test_an_output_that_cannot_be_written_is_told_once(argv: list[str], tmp_path: pathlib.Path) -> None:
+    """Where standard output is full, the command says so in one line, with status 1, and Python says nothing more."""
+    write_manifest(build_manifest(), tmp_path / "manifest.json")
+    command = [sys.executable, "-m", "calm_beam.launch.cli", *(str(tmp_path) if a == "MANIFEST" else a for a in argv)]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=120)
+    assert done.stderr == "calm-beam: standard output cannot be written: No space left on device.\n"
+    assert done.returncode == 1

@@ -51,6 +51,7 @@ from calm_beam.manifest import Calibration, Manifest, ManifestError, read_manife
 from calm_beam.metrics.registry import BLEURT, MetricError, check_may_run, full_name, get_metric
 from calm_beam.risk.evidence import EvidenceError
 from calm_beam.risk.pvalues import P_VALUES
+from calm_beam.serving.agreement import check_model, check_vocabulary
 from calm_beam.storage import joined, list_files, parent
 from calm_beam.transforms import DecodeExamples, ReadExamples
 from calm_beam.transforms.decode import with_unique_ids
@@ -172,18 +173,11 @@ def _prepare(flags: argparse.Namespace, manifest: Manifest, entries: Sequence[Ca
         cluster_key=flags.cluster_key,
         settings=recorded_settings(manifest.decode, promised_thresholds(entries)),
     )
-    if run.model_fingerprint != manifest.model.fingerprint:
-        raise UsageError(
-            f"--checkpoint {flags.checkpoint}: fingerprint is {run.model_fingerprint}, the manifest is about "
-            f"{manifest.model.fingerprint}. Its thresholds hold for no other model."
-        )
-    expected = manifest.vocabulary.fingerprint if manifest.vocabulary else None
-    found = run.vocabulary.fingerprint if run.vocabulary else None
-    if found != expected:
-        raise UsageError(
-            f"the vocabulary is {found or 'none, since the data are token ids'}, but that of the manifest "
-            f"{expected or 'none'}: outputs would not be those that were calibrated."
-        )
+    try:
+        check_model(manifest.model, run.checkpoint)
+        check_vocabulary(manifest.vocabulary, run.vocabulary, run.checkpoint)
+    except ManifestError as error:
+        raise UsageError(f"--checkpoint {flags.checkpoint}: {error}") from error
     return run
 
 

@@ -70,10 +70,25 @@ class _HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
 
 
 class FlagParser(argparse.ArgumentParser):
-    """An argument parser that raises `UsageError` instead of ending the process, and takes no abbreviations."""
+    """An argument parser that raises `UsageError` instead of ending the process, and takes no abbreviations.
+
+    A flag that is given must have a value, unless no text at all is what it has by default: an empty path would be the
+    current folder, and an empty name that of nothing. Scripts whose variables are not set write such flags.
+    """
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(allow_abbrev=False, conflict_handler="resolve", formatter_class=_HelpFormatter, **kwargs)
+
+    # The base class has overloads for namespaces of one's own, of which there are none here.
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[argparse.Namespace, list[str]]:  # type: ignore[override]
+        """Returns flags and unknown arguments; raises `UsageError` for an empty value."""
+        flags, unknown = super().parse_known_args(args, namespace)
+        for action in self._actions:
+            value = getattr(flags, action.dest, None)
+            if isinstance(value, str) and not value.strip() and action.default != "":
+                name = next(iter(action.option_strings), action.metavar or action.dest)
+                self.error(f"{name} is empty; leave it out, or give it a value")
+        return flags, unknown
 
     def error(self, message: str) -> NoReturn:
         """Raises `UsageError`."""

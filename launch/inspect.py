@@ -10,6 +10,7 @@ from calm_beam.storage import exists, is_file, is_folder, joined
 from calm_beam.vocabulary import open_vocabulary
 
 from .flags import FlagParser, UsageError, naming, parse_own_flags
+from .manifest_file import add_confidence_flag
 from .model_flags import add_model_flags, declared
 from .summary import choices_table, tests_in_words
 from .terminal import PlainConsole
@@ -21,19 +22,22 @@ def main(argv: Sequence[str]) -> int:
     """Runs the command and returns its exit status."""
     parser = FlagParser(prog="calm-beam inspect", description=(__doc__ or "").split(": ", 1)[1])
     parser.add_argument("path", help="a manifest, a calibration directory that holds one, or a checkpoint")
-    parser.add_argument("--checkpoint", help="check that the manifest belongs to this model")
+    parser.add_argument("--checkpoint", help="check that the manifest belongs to this model, and can be served by it")
+    parser.add_argument("--vocabulary", help="its SentencePiece model; default: in or beside --checkpoint")
     add_model_flags(parser)
+    add_confidence_flag(parser)
     flags = parse_own_flags(parser, argv)
     path = flags.path
     manifest_path = _manifest_in(path)
     console = PlainConsole()
     if manifest_path is not None:
-        expected = _load(flags, flags.checkpoint).fingerprint() if flags.checkpoint else None
-        _describe_manifest(console, read_manifest(manifest_path, model_fingerprint=expected))
-        if expected:
-            console.print(f"It belongs to the model in {flags.checkpoint}.")
-    elif flags.checkpoint:
-        raise UsageError(f"{path} holds no manifest; --checkpoint is for checking one.")
+        manifest = read_manifest(manifest_path)
+        agreed = _check_agreement(manifest, flags)
+        _describe_manifest(console, manifest)
+        if agreed:
+            console.print(agreed)
+    elif given := next((name for name in ("checkpoint", "vocabulary") if getattr(flags, name)), None):
+        raise UsageError(f"{path} holds no manifest; --{given} is for checking one.")
     else:
         _describe_checkpoint(console, _load(flags, path))
     return 0
@@ -46,6 +50,28 @@ def _manifest_in(path: str) -> str | None:
             raise UsageError(missing_folder(path).replace("no such directory", "no such file or directory"))
         manifest = joined(path, "manifest.json") if is_folder(path) else path
         return manifest if is_file(manifest) else None
+
+
+def _check_agreement(manifest: Manifest, flags: argparse.Namespace) -> str | None:
+    """Returns that the manifest belongs to the model of the flags, if they name one.
+
+    Raises:
+      ManifestError: If it does not, or nobody can serve it: what `calm-beam generate` would say.
+      UsageError: If a vocabulary is named without a model.
+    """
+    if flags.checkpoint is None:
+        if flags.vocabulary is not None:
+            raise UsageError("--vocabulary belongs to --checkpoint, which is missing.")
+        return None
+    # Here, since it needs JAX, which a manifest alone does not.
+    from calm_beam.serving.agreement import agreed_settings, recorded_vocabulary
+
+    checkpoint = _load(flags, flags.checkpoint)
+    vocabulary = recorded_vocabulary(manifest.vocabulary, checkpoint, flags.vocabulary)
+    for entry in manifest.calibrations:
+        agreed_settings(manifest, entry, checkpoint, vocabulary, confidence=flags.confidence)
+    with_vocabulary = "" if vocabulary is None else ", and to its vocabulary"
+    return f"It belongs to the model in {flags.checkpoint}{with_vocabulary}."
 
 
 def _describe_manifest(console: PlainConsole, manifest: Manifest) -> None:

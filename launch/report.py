@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from calm_beam.calibration.publish import REPORT
 from calm_beam.efficiency.flops import DecoderSizes
 from calm_beam.exits.measures import MeasureError, check_may_run
-from calm_beam.manifest import MANIFEST, Manifest
+from calm_beam.manifest import MANIFEST, Manifest, ManifestError
 from calm_beam.report import Calibrated, StoredOutputs, build_page, read_calibrated, read_speedups
 from calm_beam.storage import absolute, base_name, check_writable, is_file, is_folder, joined, parent, replacing
 from calm_beam.vocabulary import Vocabulary, VocabularyError
@@ -154,35 +154,32 @@ def _model(
     """Returns vocabulary and sizes; None for what cannot be had, unless it was named and is wrong."""
     # Here, since it needs JAX, which a calibration of stored generations does without.
     from calm_beam.checkpoints import CheckpointError, load_checkpoint
+    from calm_beam.serving.agreement import check_model, check_vocabulary
 
     vocabulary_path = flags.vocabulary
-    sizes = None
+    checkpoint = sizes = None
     try:
         checkpoint = load_checkpoint(flags.checkpoint or manifest.model.uri, declared=declared(flags))
-        if checkpoint.fingerprint() != manifest.model.fingerprint:
-            raise CheckpointError(
-                f"checkpoint {checkpoint.uri}: fingerprint is {checkpoint.fingerprint()}, the manifest is about "
-                f"{manifest.model.fingerprint}."
-            )
+        check_model(manifest.model, checkpoint)
         # Which operations a test takes, its measure says.
         check_may_run(manifest.decode.confidence, named=(flags.confidence,))
         sizes = DecoderSizes.of(checkpoint.config)
         vocabulary_path = vocabulary_path or checkpoint.vocabulary_uri
     except MeasureError as error:
         remarks.append(f"Floating point operations are not counted: {error}")
-    except (CheckpointError, OSError) as error:
+    except (CheckpointError, ManifestError, OSError) as error:
         if flags.checkpoint is not None:
             raise UsageError(f"--checkpoint: {error}") from error
         remarks.append(f"Floating point operations are not counted, since the model cannot be had: {error}")
-    if manifest.vocabulary is None:
+    if manifest.vocabulary is None and flags.vocabulary is None:
         return None, sizes
     try:
-        if vocabulary_path is None:
-            raise VocabularyError("no sentencepiece.model in or beside the model.")
-        vocabulary = Vocabulary(vocabulary_path, extra_ids=manifest.vocabulary.extra_ids)
-        if vocabulary.fingerprint != manifest.vocabulary.fingerprint:
-            raise VocabularyError(f"vocabulary {vocabulary_path}: is not the one that was calibrated with.")
-    except VocabularyError as error:
+        vocabulary = None
+        if vocabulary_path is not None:
+            extra_ids = manifest.vocabulary.extra_ids if manifest.vocabulary else 0
+            vocabulary = Vocabulary(vocabulary_path, extra_ids=extra_ids)
+        check_vocabulary(manifest.vocabulary, vocabulary, checkpoint)
+    except (VocabularyError, ManifestError) as error:
         if flags.vocabulary is not None:
             raise UsageError(f"--vocabulary: {error}") from error
         remarks.append(f"Tokens are shown as ids, since the vocabulary cannot be had: {error}")

@@ -8,6 +8,8 @@ from calm_beam.decoding.settings import DecodeSettings
 from calm_beam.exits.rule import ExitRule
 from calm_beam.generation_folder import Completion, DecodeJob, shard_files
 from calm_beam.generations import stored_examples
+from calm_beam.manifest import ManifestError
+from calm_beam.serving.agreement import check_model, check_vocabulary, recorded_vocabulary
 from calm_beam.storage import absolute
 from calm_beam.vocabulary import Vocabulary, VocabularyError
 
@@ -144,18 +146,11 @@ def find_model(
     try:
         loaded = load_checkpoint(checkpoint or job.model.uri, declared=declared)
         path = vocabulary or (loaded.vocabulary_uri if job.vocabulary else None)
-        if job.vocabulary is not None and path is None:
-            raise UsageError(f"no sentencepiece.model in or beside {loaded.uri}: pass --vocabulary.")
-        opened = None
-        if job.vocabulary is not None and path is not None:
-            opened = Vocabulary(path, extra_ids=job.vocabulary.extra_ids)
-        for what, theirs, ours in (
-            ("model", loaded.fingerprint(), job.model.fingerprint),
-            ("vocabulary", opened and opened.fingerprint, job.vocabulary and job.vocabulary.fingerprint),
-        ):
-            if theirs != ours:
-                raise UsageError(f"the {what} there is {theirs}, the generations in {measure.folder} are of {ours}.")
-    except (CheckpointError, VocabularyError, UsageError, OSError) as error:
+        opened = recorded_vocabulary(job.vocabulary, loaded, path)
+        of = f"what is stored in {measure.folder}"
+        check_model(job.model, loaded, of=of)
+        check_vocabulary(job.vocabulary, opened, loaded, of=of)
+    except (CheckpointError, VocabularyError, ManifestError, OSError) as error:
         if checkpoint or vocabulary:
             raise UsageError(f"--checkpoint {checkpoint or job.model.uri}: {error}") from error
         say(f"operations are not counted: {error} Pass --checkpoint to have them counted.")

@@ -47,10 +47,11 @@ from calm_beam.exits.measures import check_may_run as check_measure_may_run
 from calm_beam.generation_folder import shard_files
 from calm_beam.generations import read_generations, stored_prompts
 from calm_beam.inputs import read_examples
-from calm_beam.manifest import Calibration, Manifest, read_manifest
+from calm_beam.manifest import Calibration, Manifest, ManifestError, read_manifest
 from calm_beam.metrics.registry import BLEURT, check_may_run, full_name, get_metric
 from calm_beam.printable import printable_line
 from calm_beam.risk.pvalues import P_VALUES
+from calm_beam.serving.agreement import check_model, check_vocabulary
 from calm_beam.storage import joined, list_files, parent
 from calm_beam.transforms import DecodeExamples, ReadExamples
 from calm_beam.transforms.decode import with_unique_ids
@@ -177,19 +178,11 @@ def _prepare(flags: argparse.Namespace, manifest: Manifest, entries: Sequence[Ca
         # Without one, metrics have compared token ids, and have to do so again.
         finds_vocabulary=manifest.vocabulary is not None,
     )
-    if run.model_fingerprint != manifest.model.fingerprint:
-        raise UsageError(
-            f"--checkpoint {flags.checkpoint}: fingerprint is {run.model_fingerprint}, the manifest is about "
-            f"{manifest.model.fingerprint}. Its thresholds hold for no other model."
-            f"{''.join(f' {sentence}' for sentence in run.checkpoint.assumed)}"
-        )
-    expected = manifest.vocabulary.fingerprint if manifest.vocabulary else None
-    found = run.vocabulary.fingerprint if run.vocabulary else None
-    if found != expected:
-        raise UsageError(
-            f"the vocabulary is {found or 'none'}, but that of the manifest "
-            f"{expected or 'none'}: outputs would not be those that were calibrated."
-        )
+    try:
+        check_model(manifest.model, run.checkpoint)
+        check_vocabulary(manifest.vocabulary, run.vocabulary, run.checkpoint)
+    except ManifestError as error:
+        raise UsageError(f"--checkpoint {flags.checkpoint}: {error}") from error
     return run
 
 

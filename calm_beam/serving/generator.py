@@ -16,7 +16,7 @@ from calm_beam.examples import NUL_CHARACTER, Example
 from calm_beam.manifest import Calibration, Manifest, read_manifest
 from calm_beam.vocabulary import EOS_ID, PAD_ID, Vocabulary, output_text
 
-from .agreement import agreed_settings
+from .agreement import agreed_settings, recorded_vocabulary
 from .answer import Answer, OutputError, PromptError
 
 AnyPrompt = str | Sequence[int]
@@ -111,13 +111,7 @@ class Generator:
         entry = manifest.calibration(consistency=consistency, metric=metric, delta=delta, epsilon=epsilon)
         if not isinstance(checkpoint, Checkpoint):
             checkpoint = load_checkpoint(os.fspath(checkpoint), declared=declared)
-        loaded = None
-        if vocabulary is None and manifest.vocabulary is not None:
-            vocabulary = checkpoint.vocabulary_path
-        if vocabulary is not None:
-            # Sentinels are in no file.
-            extra_ids = manifest.vocabulary.extra_ids if manifest.vocabulary else 0
-            loaded = Vocabulary(vocabulary, extra_ids=extra_ids)
+        loaded = recorded_vocabulary(manifest.vocabulary, checkpoint, vocabulary)
         settings = agreed_settings(manifest, entry, checkpoint, loaded, confidence=confidence)
         return cls(
             manifest,

@@ -191,7 +191,7 @@ def test_the_entry_has_to_be_named(folder: pathlib.Path, capsys: pytest.CaptureF
         (["--output=b.jsonl"], 2, "--output is written as a whole: pass --prompt or --input with it."),
         (["--prompt=a", "--output=absent/b.jsonl"], 2, "the folder absent does not exist"),
         (["--input=absent.txt"], 2, "--input absent.txt: no such file."),
-        (["--prompt= "], 2, "the prompt: is empty."),
+        (["--prompt= "], 2, "--prompt is empty; leave it out, or give it a value."),
         (["--prompt=a", "--batch_size=0"], 2, "expected a whole number of at least 1, got '0'"),
         (["--prompt=a", "--metric=rouge"], 2, "no calibration has metric=rouge, delta=0.1. The manifest has:"),
         (["--prompt=a", "--checkpoint=absent"], 2, "checkpoint absent: no such directory."),

@@ -13,6 +13,7 @@ from calm_beam.launch.cli import main
 from calm_beam.manifest import DataRecord, ModelRecord, write_manifest
 from tests.builders import build_arrays, build_config, write_hugging_face, write_t5x
 from tests.calm_beam.manifest.builders import build_manifest, build_plan_record, build_planned_manifest
+from tests.calm_beam.serving.builders import build_served_manifest
 from tests.pipelines import CONFIG, write_model, write_vocabulary
 
 
@@ -92,13 +93,13 @@ def test_square_brackets_are_printed_as_they_are(tmp_path: pathlib.Path, capsys:
 def test_a_manifest_and_its_model(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
     """With --checkpoint, the manifest has to belong to that model."""
     ours, other = write_model(tmp_path / "ours"), write_model(tmp_path / "other", seed=1)
-    record = ModelRecord(uri="x", fingerprint=load_checkpoint(ours).fingerprint(), layers=6)
-    path = _write(tmp_path / "manifest.json", model=record)
+    path = tmp_path / "manifest.json"
+    write_manifest(build_served_manifest(load_checkpoint(ours)), path)
     assert main(["inspect", str(path), f"--checkpoint={ours}"]) == 0
     assert f"It belongs to the model in {ours}." in capsys.readouterr().out
     assert main(["inspect", str(path), f"--checkpoint={other}"]) == 1
     printed = capsys.readouterr()
-    assert "Its thresholds hold for no other model" in printed.err
+    assert "Thresholds hold for no other model" in printed.err
     assert "its digest is right" not in printed.out
 
 
@@ -207,6 +208,8 @@ def test_a_hugging_face_checkpoint(tmp_path: pathlib.Path, capsys: pytest.Captur
         (["{tmp}/none"], "{tmp}/none: no such file or directory."),
         (["{tmp}", "--chekpoint=x"], "unknown flag --chekpoint. Did you mean --checkpoint?"),
         (["{tmp}", "--check=x"], "unknown flag --check"),
+        (["{tmp}", "--checkpoint=x"], "{tmp} holds no manifest; --checkpoint is for checking one."),
+        (["{tmp}", "--vocabulary=x"], "{tmp} holds no manifest; --vocabulary is for checking one."),
         (["{tmp}", "{tmp}"], "unknown argument {tmp}"),
         (["{tmp}", "--runner=DirectRunner"], "unknown flag --runner"),
     ],

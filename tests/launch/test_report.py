@@ -79,7 +79,7 @@ def test_flags_say_where_things_are(calibration: pathlib.Path, tmp_path: pathlib
         (("--calibration={out}", "--generations={place}"), "no decode.json there"),
         (("--calibration={out}", "--checkpoint={place}/none"), "--checkpoint: checkpoint"),
         (("--calibration={out}", "--vocabulary={place}/none"), "--vocabulary: vocabulary"),
-        (("--calibration={out}", "--vocabulary={place}/other.model"), "is not the one that was calibrated with."),
+        (("--calibration={out}", "--vocabulary={place}/other.model"), "--vocabulary: the manifest is about"),
         (("--calibration={out}", "--max_examples=-1"), "expected a whole number of at least 0"),
         (("--calibraton={out}",), "Did you mean --calibration?"),
     ],

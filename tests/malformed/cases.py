@@ -241,7 +241,7 @@ def _job_file(content: str, name: str) -> Callable[[Here], None]:
 
 _AGAIN = ("calibrate", "--generations=done", "--metric=token_f1", "--delta=0.2", "--epsilon=0.1", "--output=out")
 _GENERATE = ("generate", "--manifest=done/manifest.json", "--checkpoint=model")
-_MONITOR = ("monitor", "--manifest=done/manifest.json", "--state=state.json")
+_MONITOR = ("monitor", "--manifest=done/manifest.json", "--state=state.json", "--losses=-")
 _PLAN = ("plan", "--epsilon=0.05")
 
 CASES: Mapping[str, Case] = {
@@ -320,7 +320,9 @@ CASES: Mapping[str, Case] = {
         names=("num_decoder_layers",), spoil=editing("model/config.json", num_decoder_layers=10**9)
     ),
     "a billion encoder layers": calibrate(
-        "--checkpoint=hugging_face", names=("num_encoder_layers",), spoil=editing("hugging_face/config.json", num_layers=10**9)
+        "--checkpoint=hugging_face",
+        names=("num_encoder_layers",),
+        spoil=editing("hugging_face/config.json", num_layers=10**9),
     ),
     "a distance of 1": calibrate(
         names=("relative_max_distance",), spoil=editing("model/config.json", relative_max_distance=1)
@@ -367,11 +369,13 @@ CASES: Mapping[str, Case] = {
     ),
     "a delta of words": Case(argv=(*_PLAN, "--delta=small"), names=("--delta",)),
     "a plan that needs no time": Case(
-        argv=(*_PLAN, "--delta=0.001", "--risk=0.0001"), names=(), statuses=(0,), lines=0
+        argv=(*_PLAN, "--delta=0.001", "--risk_guess=0.0001"), names=(), statuses=(0,), lines=0
     ),
-    "a plan of millions": Case(argv=(*_PLAN, "--delta=0.0001", "--risk=0.00001"), names=(), statuses=(0,), lines=0),
+    "a plan of millions": Case(
+        argv=(*_PLAN, "--delta=0.0001", "--risk_guess=0.00001"), names=(), statuses=(0,), lines=0
+    ),
     "a threshold of infinity": calibrate("--thresholds=inf", names=("thresholds", "inf")),
-    "a number of 400 digits": calibrate(f"--seed={10**400}", names=("--seed",)),
+    "a number of 400 digits": calibrate(f"--max_decode_length={10**400}", names=("--max_decode_length",)),
     # Streams and texts.
     "stdin that is no UTF-8": Case(
         argv=_GENERATE,

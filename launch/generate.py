@@ -26,7 +26,7 @@ from rich.console import Console
 from rich.progress import track
 
 from calm_beam.examples import DataError, parse_examples
-from calm_beam.manifest import Manifest, read_manifest
+from calm_beam.manifest import Manifest, ManifestError, read_manifest
 from calm_beam.printable import printable_line
 from calm_beam.storage import is_file, open_input, replacing
 
@@ -54,10 +54,14 @@ def main(argv: Sequence[str]) -> int:
     from calm_beam.decoding.compilation import use_compilation_cache
 
     use_compilation_cache()
-    with as_usage():
-        generator = _generator(flags, manifest)
-        if prompts is not None:
-            generator.check([prompt for _, prompt in prompts], names=[name for name, _ in prompts])
+    try:
+        with as_usage():
+            generator = _generator(flags, manifest)
+            if prompts is not None:
+                generator.check([prompt for _, prompt in prompts], names=[name for name, _ in prompts])
+    except ManifestError as error:
+        # The manifest is sound; what was asked for is not in it, or it is about another model.
+        raise UsageError(str(error)) from error
     says = entry_in_words(generator.entry)
     layers = f"{generator.entry.layers:.2f} of {generator.num_layers} layers per token"
     say(f"{says}, calibrated at {layers}")

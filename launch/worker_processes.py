@@ -118,8 +118,8 @@ class _WatchedConnection(ControlConnection):
     def lose(self, reason: str) -> None:
         """Ends the run since this worker is gone, unless it is no longer needed."""
         if not self._is_closing:
-            # On a line of its own, as in the traces that come from workers.
-            self._fail_all(f"\n{WorkerError.__name__}: {reason}")
+            # On a line of its own, and with its module, as in the traces that come from workers.
+            self._fail_all(f"\n{WorkerError.__module__}.{WorkerError.__name__}: {reason}")
 
     def _read(self) -> None:
         with contextlib.suppress(grpc.RpcError):

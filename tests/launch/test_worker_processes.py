@@ -91,7 +91,7 @@ def test_a_stream_that_ends_is_a_lost_worker(ended: Iterator[object]) -> None:
     for future in futures:
         answer = future.get(timeout=30)
         assert answer is not None
-        assert answer.error == "\nWorkerError: it is gone"
+        assert answer.error == "\ncalm_beam.launch.worker_processes.WorkerError: it is gone"
 
 
 def test_processes_that_do_not_start(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,6 +23,7 @@ import importlib
 import logging
 import signal
 import sys
+import textwrap
 from collections.abc import Sequence
 
 from calm_beam import __version__
@@ -65,7 +66,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     command, flags = arguments[0], arguments[1:]
     if command not in _COMMANDS:
-        print(f"calm-beam: unknown command {command!r}.\n\n{_usage()}", file=sys.stderr)
+        say(f"calm-beam: unknown command {command!r}.\n\n{_usage()}")
         return 2
     try:
         # Each command is imported alone: Beam takes seconds, and `train` does without it.
@@ -124,7 +125,9 @@ def entry_point() -> None:
 
 
 def _usage() -> str:
-    commands = "\n".join(f"  {name:<10} {text}" for name, text in _COMMANDS.items())
+    commands = "\n".join(
+        textwrap.fill(f"  {name:<10} {text}", width=80, subsequent_indent=" " * 13) for name, text in _COMMANDS.items()
+    )
     return f"usage: calm-beam COMMAND [flags]\n\n{commands}\n\ncalm-beam COMMAND --help lists the flags of a command."
 
 

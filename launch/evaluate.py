@@ -60,6 +60,7 @@ def main(argv: Sequence[str]) -> int:
     with staged(output) as staging:
         with shown_progress(enabled=True) as progress:
             progress.report("read", plan.passes * len(task.prompts))
+            progress.report("compiling", 1)
             findings = plan.measure(task, lambda: progress.report("decoded", 1))
         sample = _sample_in_words(task, len(examples))
         _write(staging, name, findings, {"sample": sample, **_record(flags, run)})

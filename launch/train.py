@@ -239,4 +239,4 @@ def _report_end(console: PlainConsole, flags: argparse.Namespace, model: Trained
 
 
 def _say(console: PlainConsole, line: str) -> None:
-    console.print(line, markup=False, highlight=False, soft_wrap=True)
+    console.say(line)

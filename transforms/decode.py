@@ -264,7 +264,10 @@ class _DecodeShard(beam.DoFn):
         else:
             # For all of a shard, before what follows sees any of it: that must not keep others waiting for the model.
             above = _generations_above(self._plan, shard, examples)
+            self._progress.report("loading", 1)
             with self._models.borrowed() as loaded:
+                # Beam counts nothing before the end, and until the first prompt is decoded, XLA compiles.
+                self._progress.report("compiling", 1)
                 generations = self._decode(
                     loaded, examples, above, limit=failure_limit(self._plan.max_failures, examples=count)
                 )

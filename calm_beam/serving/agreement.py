@@ -54,7 +54,7 @@ def agreed_settings(
         )
     if settings.rule.measure().needs is Need.CLASSIFIER and not checkpoint.config.exit_classifier:
         raise ManifestError(
-            f"the manifest is of confidence {settings.rule.confidence!r}, which needs decoder/meta_cls in the checkpoint; "
+            f"the manifest is of confidence {settings.rule.confidence!r}, which needs decoder/meta_cls; "
             f"{checkpoint.uri} has none."
         )
     return settings

@@ -28,6 +28,8 @@ from .versions import decoding_versions
 # Looked at in every file before work starts; the rest is checked by the workers.
 _PREVIEWED_EXAMPLES = 100
 
+_WITHOUT_VOCABULARY = "but what was calibrated are token ids without a vocabulary. Take data that has"
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PreparedRun:
@@ -116,7 +118,8 @@ def prepare_run(
       needs_references: Whether every example must have references.
       cluster_key: Key of the name of an example's cluster, which every example must then have.
       settings: What determines the outputs; as the flags say if omitted.
-      finds_vocabulary: Whether the one in or beside the checkpoint is taken where the flags name none.
+      finds_vocabulary: Whether the one in or beside the checkpoint is taken where the flags name none. Not where the
+        calibration had none.
 
     Raises:
       UsageError: If anything is wrong; nothing has been written.
@@ -142,12 +145,16 @@ def prepare_run(
             )
         vocabulary_path = flags.vocabulary or (checkpoint.vocabulary_uri if finds_vocabulary else None)
         if preview.text_prompt and vocabulary_path is None:
-            searched = f"no sentencepiece.model in or beside {checkpoint.uri}"
+            if not finds_vocabulary:
+                raise UsageError(f"{preview.text_prompt}: its prompt is text, {_WITHOUT_VOCABULARY} input_ids.")
             raise UsageError(
-                f"{searched if finds_vocabulary else f'{preview.text_prompt}: its prompt is text'}: pass --vocabulary, "
-                "or data that has input_ids."
+                f"no sentencepiece.model in or beside {checkpoint.uri}: pass --vocabulary, or data that has input_ids."
             )
         if preview.text_reference and vocabulary_path is None:
+            if not finds_vocabulary:
+                raise UsageError(
+                    f"{preview.text_reference}: its references are texts, {_WITHOUT_VOCABULARY} reference_ids."
+                )
             raise UsageError(no_vocabulary_for(f"{preview.text_reference}: its"))
         vocabulary = open_vocabulary(vocabulary_path, extra_ids=flags.extra_ids) if vocabulary_path else None
     except (CheckpointError, VocabularyError, DataError, ValueError, OSError) as error:

@@ -55,6 +55,7 @@ from calm_beam.serving.agreement import check_model, check_vocabulary
 from calm_beam.storage import joined, list_files, parent
 from calm_beam.transforms import DecodeExamples, ReadExamples
 from calm_beam.transforms.decode import with_unique_ids
+from calm_beam.vocabulary import EOS_ID
 
 from .flags import (
     FlagParser,
@@ -207,13 +208,20 @@ def _check_data(run: PreparedRun, flags: argparse.Namespace, manifest: Manifest,
             "beside the manifest"
         )
         return
-    calibrated = {prompt for name in stored for prompt in stored_prompts(name)}
-    shared = sum((example.input, example.input_ids) in calibrated for example in fresh)
+    calibrated = {_whole_prompt(run, *prompt) for name in stored for prompt in stored_prompts(name)}
+    shared = sum(_whole_prompt(run, example.input, example.input_ids) in calibrated for example in fresh)
     if shared:
         say(
             f"warning: {shared} of {len(fresh)} prompts are in the calibration set too. Unless prompts repeat by "
             "themselves, the data are not fresh, and what they seem to prove again they do not."
         )
+
+
+def _whole_prompt(run: PreparedRun, text: str | None, ids: tuple[int, ...] | None) -> str | tuple[int, ...] | None:
+    """Returns a prompt as token ids, where they can be had: what came as text may come back as ids."""
+    if text is None or run.vocabulary is None:
+        return text if ids is None else ids
+    return (*run.vocabulary.encode(run.settings.task_prefix + text), EOS_ID)
 
 
 def _decode(

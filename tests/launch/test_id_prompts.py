@@ -246,7 +246,10 @@ def test_fresh_ids_are_verified_as_they_were_calibrated(
         write_vocabulary(model / "sentencepiece.model")
     flags = (f"--manifest={manifest}", f"--checkpoint={model}", "--batch_size=4", "--num_shards=3")
     assert main(["verify", f"--data={data}", *flags]) == 0
-    assert "10 examples, 0 failed" in capsys.readouterr().out
+    printed = capsys.readouterr()
+    assert "10 examples, 0 failed" in printed.out
+    # All of them were calibrated on as texts.
+    assert ("warning: 10 of 10 prompts are in the calibration set too" in printed.err) == (name == "folder")
     if name == "bare":
         for row in ({"input_ids": [5, 1], "references": ["a"]}, {"input": "a", "reference_ids": [[5]]}):
             assert main(["verify", f"--data={write_rows(data, [row])}", *flags]) == 2

@@ -239,7 +239,7 @@ def test_an_output_may_be_a_link(
 
 
 def _other_text(rows: list[dict[str, object]]) -> None:
-    rows[3]["references"] = ["another"]
+    rows[3]["reference_ids"] = [[9, 9]]
 
 
 def _swapped(rows: list[dict[str, object]]) -> None:
@@ -330,7 +330,7 @@ def test_a_damaged_shard_is_refused(
 def _broken_rows() -> list[dict[str, object]]:
     return [
         *id_rows(13),
-        *({"id": f"broken-{i}", "input_ids": [i + 3, BROKEN_ID], "references": ["5"]} for i in range(3)),
+        *({"id": f"broken-{i}", "input_ids": [i + 3, BROKEN_ID], "reference_ids": [[5]]} for i in range(3)),
     ]
 
 

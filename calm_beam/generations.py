@@ -14,6 +14,7 @@ import pyarrow
 import pyarrow.compute
 import pyarrow.parquet
 
+from calm_beam import strict_json
 from calm_beam.errors import CalmBeamError
 from calm_beam.examples import Example
 from calm_beam.storage import open_input, replacing
@@ -139,7 +140,7 @@ def stored_shard(path: str) -> StoredShard:
     """
     try:
         with open_input(path) as raw, pyarrow.parquet.ParquetFile(raw) as file:
-            about = json.loads((file.schema_arrow.metadata or {})[_METADATA_KEY])
+            about = strict_json.loads((file.schema_arrow.metadata or {})[_METADATA_KEY])
             shard = StoredShard(**about)
             rows = file.metadata.num_rows
     except (pyarrow.ArrowException, KeyError, TypeError, ValueError) as error:

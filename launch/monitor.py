@@ -23,6 +23,7 @@ import math
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 
+from calm_beam import strict_json
 from calm_beam.errors import CalmBeamError
 from calm_beam.manifest import Calibration, Manifest, read_manifest
 from calm_beam.risk.monitor import RiskMonitor
@@ -120,7 +121,9 @@ def _losses(lines: Iterable[str], name: str, session: "_Session") -> Iterator[fl
             loss = _loss(line, session)
         except UsageError as error:
             raise MonitorError(f"{name}, line {number}: {error}") from error
-        except (ValueError, RecursionError):
+        except strict_json.StrictJSONError as error:
+            raise MonitorError(f"{name}, line {number}: expected a loss or a row of a probe, got {error}.") from error
+        except ValueError:
             loss = math.nan
         if not low <= loss <= 1:
             raise MonitorError(f"{name}, line {number}: expected a loss in [{low}, 1], got {line.strip()!r:.100}.")
@@ -131,7 +134,7 @@ def _loss(line: str, session: "_Session") -> float:
     """Returns the loss in a line: a number, or a row that a `LossProbe` wrote for the same promise."""
     if not line.lstrip().startswith("{"):
         return float(line)
-    row = json.loads(line)
+    row = strict_json.loads(line)
     if any(row.get(key) != value for key, value in session.promise.items()):
         raise UsageError(
             "was measured for another manifest or entry. Losses of one promise tell nothing of another: name the one "
@@ -172,13 +175,13 @@ class _Session:
         assert self._path is not None
         try:
             with open_input(self._path) as file:
-                content = json.loads(file.read())
+                content = strict_json.loads(file.read())
             if not isinstance(content, dict) or content.keys() != {*self._about, "monitor"}:
                 raise ValueError(f"expected an object with the keys {', '.join(self._about)} and monitor.")
             if not isinstance(content["monitor"], dict):
                 raise ValueError("monitor must be an object.")
             monitor = RiskMonitor.from_dict(content["monitor"])
-        except (ValueError, RecursionError) as error:
+        except ValueError as error:
             raise MonitorError(f"state {self._path}: {error}") from error
         about = {name: content[name] for name in self._about}
         if about != self._about or (monitor.delta, monitor.is_signed) != (self.monitor.delta, self.monitor.is_signed):

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from rich.console import Console
 from rich.progress import track
 
-from calm_beam.examples import DataError, parse_examples
+from calm_beam.examples import DataError, bounded_lines, parse_examples
 from calm_beam.manifest import Manifest, ManifestError, read_manifest
 from calm_beam.printable import printable_line
 from calm_beam.storage import is_file, open_input, replacing
@@ -133,7 +133,7 @@ def _read(path: str) -> Iterator[_Named]:
                 yield example.id, example.input if example.input is not None else example.input_ids or ()
             return
         with gzip.open(raw) if path.endswith(".gz") else raw as content, io.TextIOWrapper(content, "utf-8") as lines:
-            for number, line in enumerate(lines, start=1):
+            for number, line in bounded_lines(lines, name=path):
                 yield f"{path}, line {number}", line.removesuffix("\n")
 
 
@@ -174,7 +174,8 @@ def _answers_to_lines(generator: "Generator") -> Iterator[tuple[str, "Answer"]]:
     from calm_beam.serving import PromptError
 
     is_typed = sys.stdin.isatty()
-    for number, line in enumerate(_typed_lines() if is_typed else sys.stdin, start=1):
+    lines = enumerate(_typed_lines(), start=1) if is_typed else bounded_lines(sys.stdin, name="standard input")
+    for number, line in lines:
         name = f"standard input, line {number}"
         try:
             yield name, generator.generate_batch([line.removesuffix("\n")], names=[name])[0]

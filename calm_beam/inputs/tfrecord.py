@@ -4,6 +4,7 @@ import collections
 import contextlib
 import functools
 import gzip
+import os
 import shutil
 import tempfile
 import zlib
@@ -13,7 +14,7 @@ from typing import Any
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.message import DecodeError
 
-from calm_beam.examples import DataError, Example, RowKeys, example_of_row
+from calm_beam.examples import DataError, Example, RowKeys, check_row_size, example_of_row
 from calm_beam.extras import tensorflow_on_cpu
 from calm_beam.storage import is_cloud_path, open_input
 
@@ -44,6 +45,7 @@ class TFRecord(WholeFiles):
         tensorflow = tensorflow_on_cpu(**_NEEDS)
         keys = reading.keys(inputs=INPUTS, targets=TARGETS)
         with _local_file(part.path) as path:
+            _check_sizes(path, part.path)
             for position, record in enumerate(_records(tensorflow, path, part.path), start=1):
                 where = f"{part.path}, record {position}"
                 try:
@@ -74,6 +76,24 @@ def _local_file(path: str) -> Iterator[str]:
             raise DataError(f"{path}: damaged gzip data ({error}).") from error
         copy.flush()
         yield copy.name
+
+
+def _check_sizes(path: str, name: str) -> None:
+    """Refuses a record that is too large, before TensorFlow has it in memory.
+
+    A record is its length, 8 bytes and a checksum of 4, its content, and another checksum. What does not fit into the
+    file is damaged, as TensorFlow will find.
+    """
+    end = os.path.getsize(path)
+    with open(path, "rb") as file:
+        position = 0
+        while len(header := file.read(12)) == 12:
+            position += 1
+            length = int.from_bytes(header[:8], "little")
+            if file.tell() + length > end:
+                return
+            check_row_size(length, f"{name}, record {position}")
+            file.seek(length + 4, os.SEEK_CUR)
 
 
 def _records(tensorflow: Any, path: str, name: str) -> Iterator[bytes]:

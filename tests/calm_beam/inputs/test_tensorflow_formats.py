@@ -13,7 +13,7 @@ import pytest
 import seqio
 import tensorflow as tf
 
-from calm_beam.examples import DataError, Example
+from calm_beam.examples import LARGEST_ROW, DataError, Example
 from calm_beam.inputs import Reading, read_examples, seqio_shards
 from calm_beam.storage import replacing
 from tests import seqio_tasks
@@ -326,3 +326,11 @@ def test_shards_that_are_no_longer_the_same(tmp_path: pathlib.Path) -> None:
     source = seqio.TFExampleDataSource({"test": str(tmp_path / "*.tfrecord")}, {})
     with pytest.raises(DataError, match=r"there are no files of split test\."):
         seqio_shards(_add_task(source), ())
+
+
+@pytest.mark.parametrize("name", ["a.tfrecord", "a.tfrecord.gz"])
+def test_a_record_without_end_is_refused(name: str, tmp_path: pathlib.Path) -> None:
+    """A record longer than any row may be is named, and TensorFlow is not asked for it."""
+    path = write_tfrecord(tmp_path / name, [{"input": "a"}, {"input": "a" * LARGEST_ROW}])
+    with pytest.raises(DataError, match=re.escape(f"{path}, record 2: is longer than 4 MiB, the most that a row may")):
+        _read(path)

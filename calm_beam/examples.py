@@ -7,7 +7,7 @@ import json
 import reprlib
 import zlib
 from collections.abc import Iterator, Mapping
-from typing import IO, Any, AnyStr, BinaryIO
+from typing import Any, AnyStr, BinaryIO, Protocol
 
 from calm_beam import strict_json
 from calm_beam.errors import CalmBeamError
@@ -143,7 +143,13 @@ def numbered_lines(raw: BinaryIO, *, path: str) -> Iterator[tuple[int, bytes]]:
         raise DataError(f"{path}: damaged gzip data after line {number} ({error}).") from error
 
 
-def bounded_lines(lines: IO[AnyStr], *, name: str) -> Iterator[tuple[int, AnyStr]]:
+class _Lines(Protocol[AnyStr]):
+    """An open file of text or of bytes."""
+
+    def readline(self, size: int = -1, /) -> AnyStr: ...
+
+
+def bounded_lines(lines: _Lines[AnyStr], *, name: str) -> Iterator[tuple[int, AnyStr]]:
     """Yields the lines of an open file with their numbers, from 1; no more of one than may be is ever in memory.
 
     Args:

@@ -93,7 +93,7 @@ def test_a_stream_that_ends_keeps_its_state(
     """What a stream gave up to its end, a bad line or Ctrl-C is kept: it will not come again."""
 
     class Interrupted(io.StringIO):
-        def readline(self, size: int | None = -1, /) -> str:
+        def readline(self, size: int | None = -1, /) -> str:  # type: ignore[override]
             line = super().readline(size or -1)
             if not line:
                 raise KeyboardInterrupt

@@ -7,7 +7,7 @@ import json
 import reprlib
 import zlib
 from collections.abc import Iterator, Mapping
-from typing import Any, AnyStr, BinaryIO, Protocol
+from typing import Any, AnyStr, BinaryIO, Protocol, TypeVar
 
 from calm_beam import strict_json
 from calm_beam.errors import CalmBeamError
@@ -143,10 +143,13 @@ def numbered_lines(raw: BinaryIO, *, path: str) -> Iterator[tuple[int, bytes]]:
         raise DataError(f"{path}: damaged gzip data after line {number} ({error}).") from error
 
 
-class _Lines(Protocol[AnyStr]):
+_Line = TypeVar("_Line", str, bytes, covariant=True)
+
+
+class _Lines(Protocol[_Line]):
     """An open file of text or of bytes."""
 
-    def readline(self, size: int = -1, /) -> AnyStr: ...
+    def readline(self, size: int = -1, /) -> _Line: ...
 
 
 def bounded_lines(lines: _Lines[AnyStr], *, name: str) -> Iterator[tuple[int, AnyStr]]:

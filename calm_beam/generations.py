@@ -14,6 +14,7 @@ import pyarrow
 import pyarrow.compute
 import pyarrow.parquet
 
+from calm_beam.counted import counted
 from calm_beam.errors import CalmBeamError
 from calm_beam.examples import Example
 from calm_beam.storage import open_input, replacing
@@ -147,7 +148,7 @@ def stored_shard(path: str) -> StoredShard:
             "it to have the shard decoded again."
         ) from error
     if rows != shard.examples:
-        raise GenerationsError(f"{path}: holds {rows} examples, but says that it has {shard.examples}.")
+        raise GenerationsError(f"{path}: holds {counted(rows, 'example')}, but says that it has {shard.examples}.")
     return shard
 
 

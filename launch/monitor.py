@@ -23,6 +23,7 @@ import math
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 
+from calm_beam.counted import counted
 from calm_beam.errors import CalmBeamError
 from calm_beam.manifest import Calibration, Manifest, read_manifest
 from calm_beam.risk.monitor import RiskMonitor
@@ -215,7 +216,7 @@ class _Session:
     def report(self) -> str:
         """Returns the finding in words."""
         monitor, entry = self.monitor, self._entry
-        watched = f"{entry_in_words(entry)}: {monitor.n} losses"
+        watched = f"{entry_in_words(entry)}: {counted(monitor.n, 'loss', 'losses')}"
         if monitor.mean_loss is not None:
             watched += f", mean {monitor.mean_loss:.4f}"
         if monitor.alarm_at:

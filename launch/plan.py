@@ -20,6 +20,7 @@ import numpy as np
 from rich import box
 from rich.table import Table
 
+from calm_beam.counted import counted
 from calm_beam.risk.pvalues import P_VALUES
 from calm_beam.risk.sample_size import (
     SUM_P_VALUES,
@@ -248,5 +249,6 @@ def _print(guesses: Sequence[_Guess], curves: Sequence[Sequence[Curve]], flags: 
     console.print(table)
     console.print(
         f"Epsilon {flags.epsilon:g}. Power is exact for losses of 0 and 1 with p-values of their sum, elsewhere "
-        f"simulated ({flags.replications} calibrations, seed {flags.seed}). Settle the p-value before calibrating."
+        f"simulated ({counted(flags.replications, 'calibration')}, seed {flags.seed}). Settle the p-value before "
+        "calibrating."
     )

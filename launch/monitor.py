@@ -25,6 +25,7 @@ from collections.abc import Iterator, Sequence
 from typing import IO
 
 from calm_beam import strict_json
+from calm_beam.counted import counted
 from calm_beam.errors import CalmBeamError
 from calm_beam.examples import bounded_lines
 from calm_beam.manifest import Calibration, Manifest, read_manifest
@@ -220,7 +221,7 @@ class _Session:
     def report(self) -> str:
         """Returns the finding in words."""
         monitor, entry = self.monitor, self._entry
-        watched = f"{entry_in_words(entry)}: {monitor.n} losses"
+        watched = f"{entry_in_words(entry)}: {counted(monitor.n, 'loss', 'losses')}"
         if monitor.mean_loss is not None:
             watched += f", mean {monitor.mean_loss:.4f}"
         if monitor.alarm_at:

@@ -22,6 +22,7 @@ import numpy as np
 from rich import box
 from rich.table import Table
 
+from calm_beam.counted import counted
 from calm_beam.examples import bounded_lines
 from calm_beam.risk.pvalues import P_VALUES
 from calm_beam.risk.sample_size import (
@@ -251,5 +252,5 @@ def _print(guesses: Sequence[_Guess], curves: Sequence[Sequence[Curve]], flags: 
     console.print(
         f"Epsilon {flags.epsilon:g}. From so many examples on, the probability is reached and stays so. That is exact "
         "for losses of 0 and 1 with p-values that take no notice of their order, elsewhere simulated "
-        f"({flags.replications} calibrations, seed {flags.seed}). Settle the p-value before calibrating."
+        f"({counted(flags.replications, 'calibration')}, seed {flags.seed}). Settle the p-value before calibrating."
     )

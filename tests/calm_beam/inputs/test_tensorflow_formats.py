@@ -321,7 +321,7 @@ def test_tasks_that_cannot_be_had(name: str, modules: tuple[str, ...], message: 
 
 def test_shards_that_are_no_longer_the_same(tmp_path: pathlib.Path) -> None:
     """A source that has lost or gained files since the run was started is refused."""
-    with pytest.raises(DataError, match=r"/00001-of-00002: the split has 1 shards now, 2 when the run was started\."):
+    with pytest.raises(DataError, match=r"/00001-of-00002: the split has 1 shard now, 2 when the run was started\."):
         _read(f"{_TEXT}/00001-of-00002")
     source = seqio.TFExampleDataSource({"test": str(tmp_path / "*.tfrecord")}, {})
     with pytest.raises(DataError, match=r"there are no files of split test\."):

@@ -21,14 +21,12 @@ finds a bound broken, 130 when interrupted.
 
 import importlib
 import logging
-import signal
 import sys
 from collections.abc import Sequence
 
 from calm_beam import __version__
 
-# What shells report for a process that Ctrl-C ended.
-_INTERRUPTED = 130
+from .interrupts import INTERRUPTED, run_interruptible
 
 _COMMANDS = {
     "calibrate": "decode a calibration set at every threshold and write the manifest",
@@ -77,7 +75,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt as interrupt:
         # A command that keeps what it has done says so.
         print(f"calm-beam {command}: interrupted; {str(interrupt) or 'nothing was written.'}", file=sys.stderr)
-        return _INTERRUPTED
+        return INTERRUPTED
 
 
 def entry_point() -> None:
@@ -87,9 +85,7 @@ def entry_point() -> None:
     """
     logging.basicConfig(level=logging.ERROR)
     logging.getLogger("apache_beam").setLevel(logging.CRITICAL)
-    # Schedulers end a job so: then too, nothing half-written may stay behind.
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    sys.exit(main())
+    sys.exit(run_interruptible(main))
 
 
 def _usage() -> str:

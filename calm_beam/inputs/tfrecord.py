@@ -1,8 +1,6 @@
 """TFRecord files of tf.Example."""
 
-import contextlib
 import gzip
-import shutil
 import tempfile
 import zlib
 from collections.abc import Iterator, Mapping
@@ -12,13 +10,18 @@ from google.protobuf.message import DecodeError
 
 from calm_beam.examples import DataError, Example, RowKeys, example_of_row
 from calm_beam.extras import tensorflow_on_cpu
-from calm_beam.storage import is_cloud_path, open_input
+from calm_beam.storage import open_input
 
 from .features import as_texts, ids_as_text, single
 from .parts import Part, WholeFiles
 from .reading import Reading
 
 INPUTS, TARGETS = "inputs", "targets"
+# Length and its checksum, 8 and 4 bytes, come before a record, its checksum behind it.
+_HEAD_BYTES, _TAIL_BYTES = 12, 4
+# Far more than a prompt, and far less than a machine's memory.
+_LARGEST_RECORD = 2**28
+_COPIED_BYTES = 2**22
 _NEEDS: Any = {"extra": "tensorflow", "needed_for": "reading TFRecord files"}
 
 
@@ -40,51 +43,75 @@ class TFRecord(WholeFiles):
         """Yields the examples; `DataError` names the record that is none."""
         tensorflow = tensorflow_on_cpu(**_NEEDS)
         keys = reading.keys(inputs=INPUTS, targets=TARGETS)
-        with _local_file(part.path) as path:
-            for position, record in enumerate(_records(tensorflow, path, part.path), start=1):
-                where = f"{part.path}, record {position}"
-                try:
-                    features = tensorflow.train.Example.FromString(record).features.feature
-                except DecodeError as error:
-                    raise DataError(f"{where}: is no tf.Example ({error}).") from error
-                row = _row(features, keys, where)
-                yield example_of_row(row, where=where, position=position, file_index=part.file_index, keys=keys)
+        for position, record in enumerate(_records(tensorflow, part.path), start=1):
+            where = f"{part.path}, record {position}"
+            try:
+                features = tensorflow.train.Example.FromString(record).features.feature
+            except DecodeError as error:
+                raise DataError(f"{where}: is no tf.Example ({error}).") from error
+            row = _row(features, keys, where)
+            yield example_of_row(row, where=where, position=position, file_index=part.file_index, keys=keys)
 
 
-@contextlib.contextmanager
-def _local_file(path: str) -> Iterator[str]:
-    """Gives the file, uncompressed, where TensorFlow can read it.
+class _DamageError(Exception):
+    """Bytes that are no records."""
 
-    A copy on this machine's disk if it is on Cloud Storage or compressed: so its checksum is compared, and a compressed
-    file that was cut off is noticed, which TensorFlow takes for one that has ended.
+
+def _records(tensorflow: Any, path: str) -> Iterator[bytes]:
+    """Yields the records of a file, whose checksums TensorFlow compares.
+
+    It is given copies of some records at a time: so no more is read than is asked for, and each byte is copied once.
+    By itself it takes a compressed file that was cut off for one that has ended, ends the process at a length that no
+    memory holds, and reads Cloud Storage its own way.
     """
-    is_compressed = path.endswith(".gz")
-    if not is_compressed and not is_cloud_path(path):
-        yield path
-        return
+    count = 0
     with tempfile.NamedTemporaryFile(prefix="calm-beam-", suffix=".tfrecord") as copy:
         try:
-            with open_input(path) as raw, gzip.open(raw) if is_compressed else raw as content:
-                shutil.copyfileobj(content, copy)
+            for some in _copied_together(path):
+                copy.seek(0)
+                copy.truncate()
+                copy.write(some)
+                copy.flush()
+                for record in tensorflow.data.TFRecordDataset(copy.name).as_numpy_iterator():
+                    count += 1
+                    yield record
+        except (tensorflow.errors.OpError, _DamageError) as error:
+            reason = getattr(error, "message", error)
+            raise DataError(f"{path}: damaged TFRecord data after record {count} ({reason}).") from error
         except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-            raise DataError(f"{path}: damaged gzip data ({error}).") from error
-        copy.flush()
-        yield copy.name
+            raise DataError(f"{path}: damaged gzip data after record {count} ({error}).") from error
 
 
-def _records(tensorflow: Any, path: str, name: str) -> Iterator[bytes]:
-    """Yields the records of a file, whose checksums TensorFlow compares."""
-    records = tensorflow.data.TFRecordDataset(path).as_numpy_iterator()
-    count = 0
-    while True:
-        try:
-            record = next(records)
-        except StopIteration:
-            return
-        except tensorflow.errors.OpError as error:
-            raise DataError(f"{name}: damaged TFRecord data after record {count} ({error.message}).") from error
-        count += 1
-        yield record
+def _copied_together(path: str) -> Iterator[bytes]:
+    """Yields some megabytes of whole records at a time; what is whole comes before the error about what is not."""
+    frames: list[bytes] = []
+    size, error = 0, None
+    try:
+        for frame in _frames(path):
+            frames.append(frame)
+            size += len(frame)
+            if size >= _COPIED_BYTES:
+                yield b"".join(frames)
+                frames, size = [], 0
+    except (_DamageError, EOFError, zlib.error, gzip.BadGzipFile) as damage:
+        error = damage
+    if frames:
+        yield b"".join(frames)
+    if error is not None:
+        raise error
+
+
+def _frames(path: str) -> Iterator[bytes]:
+    """Yields records with their lengths and checksums, which are not looked at."""
+    with open_input(path) as raw, gzip.open(raw) if path.endswith(".gz") else raw as content:
+        while head := content.read(_HEAD_BYTES):
+            length = int.from_bytes(head[:8], "little")
+            if length > _LARGEST_RECORD:
+                raise _DamageError(f"a record claims {length} bytes, and {_LARGEST_RECORD} are the most that are read")
+            frame = head + content.read(length + _TAIL_BYTES)
+            if len(frame) < _HEAD_BYTES + length + _TAIL_BYTES:
+                raise _DamageError("truncated record")
+            yield frame
 
 
 def _row(features: Mapping[str, Any], keys: RowKeys, where: str) -> dict[str, Any]:

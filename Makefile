@@ -4,14 +4,20 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/installed
+# What decides about outputs and thresholds.
+COMPUTING := $(addprefix tests/,calm_beam/risk calm_beam/calibration calm_beam/decoding calm_beam/exits calm_beam/serving \
+    calm_beam/checkpoints/test_round_trips.py transforms $(addprefix launch/test_,decode.py calibrate.py resume.py generate.py))
 
-.PHONY: calibrate test test-fast test-exhaustive test-validity lint format types api demo-model clean
+.PHONY: calibrate test test-all test-fast test-exhaustive test-validity lint format types api demo-model clean
 
 calibrate: $(INSTALLED)  ## calibrate the embedded model on the embedded data
 	$(BIN)/calm-beam calibrate --output=build/demo-calibration --overwrite
 
 test: $(INSTALLED) lint types  ## everything: lint, format, types, all tests
 	$(BIN)/python -m pytest -n auto --maxprocesses=4 --dist loadfile
+
+test-all: test  ## and what computes once more, as on an old processor with one core
+	$(BIN)/python -m tests.old_processor -m "not slow and not exhaustive" $(COMPUTING)
 
 test-fast: $(INSTALLED)  ## without simulations and worker processes
 	$(BIN)/python -m pytest -m "not slow and not exhaustive"

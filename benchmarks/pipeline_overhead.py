@@ -235,9 +235,9 @@ def _measure_parts(
     metrics = {_METRIC: get_metric(_METRIC)}
     with _measured(times, "scoring"):
         losses = [
-            score_by_policy(generation, layout.objectives, metrics, num_thresholds=layout.thresholds, on_error="fail")[
-                1
-            ]
+            score_by_policy(
+                generation, layout.objectives, metrics, num_thresholds=layout.thresholds, on_error="fail"
+            ).losses
             for generation in generations
         ]
     with _measured(times, "summing"):

@@ -32,7 +32,7 @@ from calm_beam.decoding.early_exit import EarlyExitDecoder, EarlyExitResult
 from calm_beam.decoding.settings import DecodeSettings
 from calm_beam.exits.rule import ExitRule
 from calm_beam.model import EarlyExitT5
-from calm_beam.model.network import PAD_ID, padding_bias
+from calm_beam.model.network import PAD_ID, of_layer, padding_bias
 
 from .machine import describe_machine
 from .paper_model import build_paper_model, draw_prompts
@@ -206,16 +206,19 @@ def _pieces(checkpoint: Checkpoint, *, width: int, steps: int) -> Iterator[tuple
 
     def layers(parameters: Any, cross: Any, hidden: jax.Array) -> Any:
         apply = functools.partial(model.apply, parameters)
-        bias = apply(steps, method="decoder_position_bias")
+        biases = apply(steps, method="decoder_position_biases")
         cross_bias = padding_bias(source != PAD_ID)
 
         def all_layers(repeat: jax.Array, state: Any) -> Any:
             hidden, cache = state
             step = repeat % steps
-            self_bias = jax.lax.dynamic_index_in_dim(bias, step, 1, keepdims=False)[None, None, :, None]
+            self_biases = [
+                jax.lax.dynamic_index_in_dim(bias, step, 1, keepdims=False)[None, None, :, None] for bias in biases
+            ]
             kept = []
             for layer in range(1, depth + 1):
                 own = put(cache[layer - 1], apply(hidden, layer, method="self_keys_values"), step)
+                self_bias = of_layer(self_biases, layer)
                 hidden = apply(hidden, layer, own, self_bias, cross[layer - 1], cross_bias, method="decoder_layer")
                 kept.append(own)
             return hidden, kept

@@ -39,7 +39,7 @@ def widen_to_paper(checkpoint: Checkpoint) -> Checkpoint:
         relative_max_distance=small.relative_max_distance,
         exit_classifier=small.exit_classifier,
     )
-    kept = ("num_decoder_layers", "relative_buckets", "gated_mlp", "tied_head")
+    kept = ("num_decoder_layers", "relative_buckets", "gated_mlp", "activation", "relative_bias_per_layer", "tied_head")
     for field in dataclasses.fields(T5Config):
         has, becomes = getattr(small, field.name), getattr(large, field.name)
         if has != becomes if field.name in kept else has > becomes:

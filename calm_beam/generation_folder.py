@@ -18,6 +18,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Self
 
+from calm_beam import strict_json
 from calm_beam.decoding.settings import DTYPE, DecodeSettings
 from calm_beam.examples import Example
 from calm_beam.exits.rule import ExitRule
@@ -28,7 +29,8 @@ from calm_beam.storage import is_file, joined, list_files, open_input, replacing
 
 JOB = "decode.json"
 COMPLETE = "complete.json"
-_SCHEMA = "calm-beam/generations/v1"
+# The first version kept outputs of id prompts as ids whatever vocabulary there was, and held them against texts.
+_SCHEMA = "calm-beam/generations/v2"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -37,7 +39,7 @@ class DecodeJob:
 
     Attributes:
       model: The model.
-      vocabulary: Its vocabulary; None for token ids.
+      vocabulary: Its vocabulary, which decides the texts of outputs; None where there is none, and they are ids.
       settings: How it decodes.
       on_long: `truncate` or `error`, for prompts longer than the settings allow.
       cluster_key: Key of a row that names its cluster; None where none is read.
@@ -64,7 +66,7 @@ class DecodeJob:
         return self.settings.fingerprint(model=self.model.fingerprint, vocabulary=self.vocabulary_identity())
 
     def vocabulary_identity(self) -> str | None:
-        """Returns a fingerprint of the vocabulary with its extra ids; None for token ids."""
+        """Returns a fingerprint of the vocabulary with its extra ids; None where there is none."""
         return f"{self.vocabulary.fingerprint}+{self.vocabulary.extra_ids}" if self.vocabulary else None
 
     def digest(self) -> str:
@@ -114,11 +116,12 @@ class DecodeJob:
                 software=content["software"],
                 reading=content["reading"],
             )
-        except (KeyError, TypeError, ValueError) as error:
+            is_alike = job._content() == {key: value for key, value in content.items() if key != "digest"}
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
             raise GenerationsError(
                 f"{path}: is not as calm-beam writes it ({type(error).__name__}: {error})."
             ) from error
-        if job._content() != {key: value for key, value in content.items() if key != "digest"}:
+        if not is_alike:
             raise GenerationsError(
                 f"{path}: is of another version of calm-beam, or computes in another type than {DTYPE}."
             )
@@ -131,7 +134,7 @@ class DecodeJob:
             "model": self.model.to_dict(),
             "vocabulary": self.vocabulary.to_dict() if self.vocabulary else None,
             # As JSON gives it back: tuples become lists.
-            "settings": json.loads(json.dumps(dataclasses.asdict(self.settings))),
+            "settings": json.loads(json.dumps(self.settings.to_dict())),
             "dtype": DTYPE,
             "on_long": self.on_long,
             "cluster_key": self.cluster_key,
@@ -233,13 +236,13 @@ class Completion:
         content = _read(path)
         try:
             completion = cls(job=content["job"], shards=tuple(StoredShard(**shard) for shard in content["shards"]))
-            examples = content["examples"]
+            numbers = [shard.shard for shard in completion.shards]
+            is_sound = completion.examples == content["examples"] and len(set(numbers)) == len(numbers)
         except (KeyError, TypeError) as error:
             raise GenerationsError(
                 f"{path}: is not as calm-beam writes it ({type(error).__name__}: {error})."
             ) from error
-        numbers = [shard.shard for shard in completion.shards]
-        if completion.examples != examples or len(set(numbers)) != len(numbers) or completion.job != job.digest():
+        if not is_sound or completion.job != job.digest():
             raise GenerationsError(f"{path}: does not fit to {JOB} beside it, or to itself.")
         check_files(folder, numbers, num_shards=job.num_shards)
         found = set(shard_files(folder))
@@ -297,16 +300,17 @@ def _write(path: str, content: dict[str, Any]) -> None:
 def _read(path: str) -> dict[str, Any]:
     try:
         with open_input(path) as file:
-            content = json.loads(file.read())
+            content = strict_json.loads(file.read())
         if not isinstance(content, dict) or content.get("schema") != _SCHEMA:
-            raise GenerationsError(f"{path}: is not of the form {_SCHEMA}, the only one that this calm-beam knows.")
+            raise GenerationsError(
+                f"{path}: is not of the form {_SCHEMA}, the only one that this calm-beam knows. Decode anew."
+            )
         is_unchanged = content.get("digest") == content_digest(content)
     except FileNotFoundError as error:
         raise GenerationsError(f"{path}: no such file, so nothing says what the generations beside it are.") from error
-    except (TypeError, ValueError) as error:
-        if isinstance(error, GenerationsError):
-            raise
-        raise GenerationsError(f"{path}: not JSON ({error}).") from error
+    # Half a surrogate pair, which JSON can write, is no text that could be hashed.
+    except (strict_json.StrictJSONError, UnicodeEncodeError) as error:
+        raise GenerationsError(f"{path}: {error}.") from error
     if not is_unchanged:
         raise GenerationsError(f"{path}: was changed after it was written: its digest is another.")
     return content

@@ -14,6 +14,7 @@ import pyarrow
 import pyarrow.compute
 import pyarrow.parquet
 
+from calm_beam import strict_json
 from calm_beam.errors import CalmBeamError
 from calm_beam.examples import Example
 from calm_beam.storage import open_input, replacing
@@ -24,7 +25,7 @@ class Output:
     """One output of one prompt.
 
     Attributes:
-      text: The text that metrics see; for prompts given as token ids, the generated ids joined by spaces. Without eos.
+      text: The text that metrics see, without eos; where there was no vocabulary, the generated ids joined by spaces.
       tokens: Generated ids, with the final eos if it was generated.
       exit_layers: Layers used for each token, from 1.
       confidences: Confidence at each token's exit layer.
@@ -94,6 +95,7 @@ _SCHEMA = pyarrow.schema(
         ("input", pyarrow.string()),
         ("input_ids", pyarrow.list_(pyarrow.int32())),
         ("references", pyarrow.list_(pyarrow.string())),
+        ("reference_ids", pyarrow.list_(pyarrow.list_(pyarrow.int32()))),
         ("cluster", pyarrow.string()),
         ("file_index", pyarrow.int32()),
         ("line", pyarrow.int64()),
@@ -138,7 +140,7 @@ def stored_shard(path: str) -> StoredShard:
     """
     try:
         with open_input(path) as raw, pyarrow.parquet.ParquetFile(raw) as file:
-            about = json.loads((file.schema_arrow.metadata or {})[_METADATA_KEY])
+            about = strict_json.loads((file.schema_arrow.metadata or {})[_METADATA_KEY])
             shard = StoredShard(**about)
             rows = file.metadata.num_rows
     except (pyarrow.ArrowException, KeyError, TypeError, ValueError) as error:
@@ -209,4 +211,7 @@ def stored_examples(path: str | os.PathLike[str]) -> list[Example]:
 
 
 def _as_tuple(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value
+    if not isinstance(value, list):
+        return value
+    # Of lists within lists alone, since the other lists are long.
+    return tuple(map(_as_tuple, value)) if value and isinstance(value[0], list) else tuple(value)

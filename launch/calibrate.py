@@ -14,39 +14,45 @@ hold together.
 
 import argparse
 import datetime
-import sys
+import itertools
 import time
 from collections.abc import Sequence
 
 import apache_beam as beam
 
-from calm_beam.calibration import Plan, RunRecord, Spec, all_specs
+from calm_beam.calibration import Plan, RunRecord, Spec, all_specs, content_sum_of, fingerprint_text
 from calm_beam.calibration.publish import REPORT, EarlierResult
 from calm_beam.decoding.settings import DecodeSettings
+from calm_beam.errors import CalmBeamError
 from calm_beam.generation_folder import DecodeJob, StoredGenerations
-from calm_beam.manifest import MANIFEST, Manifest, ManifestError, read_manifest
+from calm_beam.generations import GenerationsError
+from calm_beam.inputs import read_examples
+from calm_beam.manifest import MANIFEST, Manifest, read_manifest
 from calm_beam.metrics.registry import METRICS, is_bleurt
 from calm_beam.storage import absolute, check_writable, is_file, joined, make_folder
 from calm_beam.transforms import CalibrateGenerations
+from calm_beam.transforms.decode import with_unique_ids
 
 from .calibrate_flags import calibrate_parser, fill_in_defaults
+from .data_files import reading_of
 from .dataflow import job_paths, prepare_job, template_location
-from .flags import UsageError, naming, parse_flags
+from .flags import UsageError, as_usage, naming, parse_flags
 from .generations import after_failure, keep_last_generations
 from .metric_flags import checked_metrics, metric_settings
 from .progress import shown_progress
 from .report import report_after
-from .run_metrics import clipped_in_words, metrics_in_words
+from .run_metrics import clipped_in_words, empty_references_in_words, metrics_in_words
 from .runners import PipelineError, is_local, make_runner, may_report_progress, run_pipeline
 from .sources import Source, decoded_source, stored_source
 from .summary import print_summary
+from .terminal import say, tell
 from .versions import run_versions
 
 
 def main(argv: Sequence[str]) -> int:
     """Runs the command and returns its exit status."""
     parser = calibrate_parser((__doc__ or "").split("\n\n")[0])
-    try:
+    with as_usage():
         flags, options = parse_flags(parser, argv)
         fill_in_defaults(flags)
         stored = None if flags.generations is None else stored_source(flags, argv)
@@ -62,19 +68,13 @@ def main(argv: Sequence[str]) -> int:
         _check_servable(source.settings)
         plan = _plan(flags, source, specs)
         if flags.resume and earlier.manifest:
-            return _say_what_is_done(output, plan, source.job)
+            return _say_what_is_done(output, plan, source.job, flags)
         if len(source.parts) > 1 and template_location(options):
             raise UsageError("--sweep=lazy decides between pipelines what to decode, which a template cannot.")
         make_runner(options)
         folder = source.parts[0].folder()
-    except (UsageError, ValueError) as error:
-        print(f"calm-beam calibrate: {error}", file=sys.stderr)
-        return 2
-    except OSError as error:
-        print(f"calm-beam calibrate: {error}", file=sys.stderr)
-        return 1
     # Now, so that a log can show later what had been settled by then.
-    print(f"plan {plan.record().digest}", file=sys.stderr)
+    say(f"plan {plan.record().digest}")
     record = _record(source, specs)
     start = time.monotonic()
     try:
@@ -84,7 +84,7 @@ def main(argv: Sequence[str]) -> int:
                 folder = part.folder()
             thresholds = part.job.settings.thresholds
             if len(source.parts) > 1:
-                print(f"thresholds down to {thresholds[-1]:g} of {plan.thresholds[-1]:g}", file=sys.stderr)
+                say(f"thresholds down to {thresholds[-1]:g} of {plan.thresholds[-1]:g}")
             pipeline = beam.Pipeline(runner=make_runner(options), options=options)
             with shown_progress(enabled=may_report_progress(options)) as progress:
                 _ = part.completions(pipeline, folder, progress) | "CalibrateGenerations" >> CalibrateGenerations(
@@ -102,28 +102,35 @@ def main(argv: Sequence[str]) -> int:
                 )
                 metrics = run_pipeline(pipeline)
             if template := template_location(options):
-                print(f"Template: {template}. It has not run.")
+                tell(f"Template: {template}. It has not run.")
                 return 0
             if not stored:
-                print(metrics_in_words(metrics, seconds=time.monotonic() - start), file=sys.stderr)
+                say(metrics_in_words(metrics, seconds=time.monotonic() - start))
             if clipped := clipped_in_words(metrics):
-                print(clipped, file=sys.stderr)
+                say(clipped)
+            if empty := empty_references_in_words(metrics):
+                say(empty)
             if is_file(joined(output, MANIFEST)):
                 break
         manifest = _published(output, plan, record)
         keep_last_generations(output, [part.job for part in source.parts[: place + 1]])
-    except (PipelineError, ManifestError, OSError) as error:
+    except (CalmBeamError, OSError) as error:
         left = "" if stored else after_failure(output, folder, is_over=is_local(options))
-        print(f"calm-beam calibrate: {error} {left}".rstrip(), file=sys.stderr)
-        return 1
+        if isinstance(error, PipelineError) and error.cause is GenerationsError:
+            # It says itself why --resume does not go on from there.
+            left = ""
+        raise PipelineError(f"{error} {left}".rstrip()) from error
     except KeyboardInterrupt as interrupt:
         # What goes on elsewhere has left nothing yet, and says so itself.
         if stored or interrupt.args:
             raise
         raise KeyboardInterrupt(after_failure(output, folder, is_over=is_local(options))) from interrupt
-    print_summary(manifest, output, seconds=time.monotonic() - start)
-    # Last, since the manifest stands by itself: a report that fails takes nothing away, and can be built again.
-    report_after(output, folder, checkpoint=flags.checkpoint, vocabulary=flags.vocabulary)
+    try:
+        print_summary(manifest, output, seconds=time.monotonic() - start)
+    finally:
+        # Last, since the manifest stands by itself: a report that fails takes nothing away, and can be built again.
+        # Also if nobody reads the summary any more.
+        report_after(output, folder, flags)
     return 0
 
 
@@ -142,24 +149,32 @@ def _published(output: str, plan: Plan, record: RunRecord) -> Manifest:
     return manifest
 
 
-def _say_what_is_done(output: str, plan: Plan, job: DecodeJob) -> int:
+def _say_what_is_done(output: str, plan: Plan, job: DecodeJob, flags: argparse.Namespace) -> int:
     """Says that there is nothing left to do, or that what is done is something else; returns the exit status."""
     path = joined(output, MANIFEST)
-    try:
-        manifest = read_manifest(path)
-    except (ManifestError, OSError) as error:
-        print(f"calm-beam calibrate: {error}", file=sys.stderr)
-        return 1
+    manifest = read_manifest(path)
     if manifest.plan != plan.record() or manifest.data.patterns != job.patterns:
         raise UsageError(
             f"--resume: {path} is finished, and was asked for something else. For other metrics, tolerances or tests "
             f"of the same generations pass --generations={output} and another --output; to begin anew, --overwrite."
         )
-    print(f"--resume: {path} is finished; nothing is left to do.", file=sys.stderr)
+    if manifest.data.fingerprint != _data_fingerprint(job, flags):
+        raise UsageError(
+            f"--resume: {path} is finished, and the data have changed since: it is about the examples that were there. "
+            "Restore them, calibrate the new ones with another --output, or pass --overwrite to begin anew."
+        )
+    say(f"--resume: {path} is finished; nothing is left to do.")
     if not is_file(joined(output, REPORT)):
-        print(f"its report is missing: calm-beam report --calibration={output}", file=sys.stderr)
+        say(f"its report is missing: calm-beam report --calibration={output}")
     print_summary(manifest, output, seconds=0)
     return 0
+
+
+def _data_fingerprint(job: DecodeJob, flags: argparse.Namespace) -> str:
+    """Returns what a manifest calls the data as they are now."""
+    reading = reading_of(flags, cluster_key=flags.cluster_key, needs_references="risk" in flags.consistency)
+    examples = (read_examples(path, reading, file_index=index) for index, path in enumerate(job.files))
+    return fingerprint_text(content_sum_of(with_unique_ids(itertools.chain.from_iterable(examples))))
 
 
 def _specs(flags: argparse.Namespace) -> tuple[Spec, ...]:
@@ -211,10 +226,9 @@ def _check_servable(settings: DecodeSettings) -> None:
             "accepts it."
         )
     if rule.needs_full_model():
-        print(
+        say(
             f"caution: confidence {rule.confidence} with state propagation {rule.state_propagation} runs every layer "
-            "for every token. The manifest is for analysis; nothing can be served by it.",
-            file=sys.stderr,
+            "for every token. The manifest is for analysis; nothing can be served by it."
         )
 
 

@@ -1,7 +1,6 @@
 """The flags of `calm-beam calibrate`, and what is taken where they are left out."""
 
 import argparse
-import sys
 
 from calm_beam.calibration.specs import LOSSES
 from calm_beam.demo import embedded
@@ -11,6 +10,7 @@ from calm_beam.risk.pvalues import P_VALUES
 from .dataflow import add_job_flags
 from .flags import FlagParser, add_decode_flags, numbers, texts, whole_number
 from .metric_flags import METRIC_NAMES, add_metric_settings
+from .terminal import say
 
 
 def calibrate_parser(description: str) -> FlagParser:
@@ -71,7 +71,7 @@ def calibrate_parser(description: str) -> FlagParser:
 def fill_in_defaults(flags: argparse.Namespace) -> None:
     """Sets what the user left open: the embedded task where neither model nor data were named."""
     if flags.generations is None and flags.checkpoint is None and flags.data is None:
-        print("no --checkpoint and no --data: calibrating the embedded model on the embedded data", file=sys.stderr)
+        say("no --checkpoint and no --data: calibrating the embedded model on the embedded data")
         flags.checkpoint = str(embedded.MODEL)
         flags.data = (str(embedded.CALIBRATION_SET),)
         if flags.grid_step is None:

@@ -16,17 +16,22 @@ or tests of what was decoded, without the model:
     calm-beam calibrate --generations=calibration --metric=token_f1 --delta=0.02 --output=calibration-2
 
 Exit status: 0 when done (also when no threshold is safe), 1 on failure, 2 on bad usage, 3 when `monitor` or `verify`
-finds a bound broken, 130 when interrupted.
+finds a bound broken, 130 when interrupted, 141 when nobody reads the output any more.
 """
 
 import importlib
 import logging
 import sys
+import textwrap
 from collections.abc import Sequence
 
 from calm_beam import __version__
+from calm_beam.errors import CalmBeamError
 
+from .flags import HelpShown, UsageError
 from .interrupts import INTERRUPTED, run_interruptible
+from .streams import StreamError, prepare_streams
+from .terminal import say
 
 _COMMANDS = {
     "calibrate": "decode a calibration set at every threshold and write the manifest",
@@ -58,24 +63,42 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     command, flags = arguments[0], arguments[1:]
     if command not in _COMMANDS:
-        print(f"calm-beam: unknown command {command!r}.\n\n{_usage()}", file=sys.stderr)
+        say(f"calm-beam: unknown command {command!r}.\n\n{_usage()}")
         return 2
     try:
         # Each command is imported alone: Beam takes seconds, and `train` does without it.
         module = importlib.import_module(f"calm_beam.launch.{command}")
     except ModuleNotFoundError as error:
-        print(
+        say(
             f"calm-beam {command}: there is no {error.name} here. calm-beam-serving does without what calibrating and "
-            "training need: pip install calm-beam.",
-            file=sys.stderr,
+            "training need: pip install calm-beam."
         )
         return 1
     try:
         return module.main(flags)
+    except SystemExit as ended:
+        if isinstance(ended, HelpShown):
+            raise
+        # Code that the user brought along, such as a runner, or a library. Its status may be 0, and nothing is done.
+        say(f"calm-beam {command}: some code tried to end the process (SystemExit: {ended.code}).")
+        return 1
     except KeyboardInterrupt as interrupt:
         # A command that keeps what it has done says so.
-        print(f"calm-beam {command}: interrupted; {str(interrupt) or 'nothing was written.'}", file=sys.stderr)
+        say(f"calm-beam {command}: interrupted; {str(interrupt) or 'nothing was written.'}")
         return INTERRUPTED
+    # All that a command may end with, and no defect of ours: that keeps its traceback.
+    except (CalmBeamError, OSError, MemoryError, RecursionError) as error:
+        say(f"calm-beam {command}: {_in_words(error)}")
+        return 2 if isinstance(error, UsageError) else 1
+
+
+def _in_words(error: Exception) -> str:
+    """Returns what an error says, or what Python's own mean that say little or nothing."""
+    if isinstance(error, MemoryError):
+        return f"memory ran out. Lower --batch_size, --token_budget or the number of workers. {error}".rstrip()
+    if isinstance(error, RecursionError):
+        return f"something that was read is nested too deeply ({error})."
+    return str(error)
 
 
 def entry_point() -> None:
@@ -83,13 +106,28 @@ def entry_point() -> None:
 
     It warns of extras that are not installed, and tells each failure again with its traceback.
     """
+    prepare_streams()
     logging.basicConfig(level=logging.ERROR)
     logging.getLogger("apache_beam").setLevel(logging.CRITICAL)
-    sys.exit(run_interruptible(main))
+    sys.exit(run_interruptible(_status))
+
+
+def _status() -> int:
+    """Returns the status of the process's command line, output included."""
+    try:
+        status = main()
+        sys.stdout.flush()
+    except StreamError as error:
+        if not error.is_reader_gone:
+            print(f"calm-beam: {error}", file=sys.stderr)
+        status = error.status
+    return status
 
 
 def _usage() -> str:
-    commands = "\n".join(f"  {name:<10} {text}" for name, text in _COMMANDS.items())
+    commands = "\n".join(
+        textwrap.fill(f"  {name:<10} {text}", width=80, subsequent_indent=" " * 13) for name, text in _COMMANDS.items()
+    )
     return f"usage: calm-beam COMMAND [flags]\n\n{commands}\n\ncalm-beam COMMAND --help lists the flags of a command."
 
 

@@ -1,17 +1,20 @@
-"""`calm-beam convert`: writes a model in another layout, vocabulary included.
+r"""`calm-beam convert`: writes a model in another layout, vocabulary included.
 
 A Hugging Face, Orbax or T5X model in the native layout, in half the space:
 
     calm-beam convert --checkpoint=flan-t5-small --output=model --layout=native --dtype=float16
 
-A trained model in T5X's layout, as step 2000, to be served or fine-tuned there:
+A model with a head that only its training needed, without it:
+
+    calm-beam convert --checkpoint=free_t5 --output=free_model --layout=native --drop_arrays='cm_head.*'
+
+A trained model in T5X's layout, as step 2000, to be served or fine-tuned there (docs/t5x.md):
 
     calm-beam convert --checkpoint=model --output=t5x_model --layout=t5x --step=2000
 """
 
 import argparse
 import pathlib
-import sys
 import tempfile
 from collections.abc import Sequence
 
@@ -24,9 +27,13 @@ from calm_beam.checkpoints import (
     write_native,
     write_t5x,
 )
+from calm_beam.errors import CalmBeamError
 from calm_beam.storage import check_writable, exists, is_cloud_path, joined
+from calm_beam.vocabulary import VocabularyError, missing_sentinels
 
-from .flags import FlagParser, UsageError, naming, parse_own_flags, whole_number
+from .flags import FlagParser, UsageError, naming, parse_own_flags, pattern, whole_number
+from .model_flags import add_model_flags, declared
+from .terminal import tell
 
 
 def main(argv: Sequence[str]) -> int:
@@ -38,15 +45,18 @@ def main(argv: Sequence[str]) -> int:
     Returns:
       Exit status: 0 done, 1 failure, 2 bad usage.
     """
+    flags = _parse(argv)
     try:
-        _run(_parse(argv))
-    except UsageError as error:
-        print(f"calm-beam convert: {error}", file=sys.stderr)
-        return 2
-    except (OSError, ValueError) as error:
-        print(f"calm-beam convert: {error}", file=sys.stderr)
-        return 1
+        _run(flags)
+    except CalmBeamError:
+        raise
+    except ValueError as error:
+        raise ConversionError(str(error)) from error
     return 0
+
+
+class ConversionError(CalmBeamError, ValueError):
+    """A model that the other layout cannot hold."""
 
 
 def _parse(argv: Sequence[str]) -> argparse.Namespace:
@@ -55,6 +65,13 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     )
     add = parser.add_argument
     add("--checkpoint", required=True, help="the model: native, Hugging Face, T5X or Orbax, or a folder of steps")
+    add_model_flags(parser)
+    add(
+        "--drop_arrays",
+        metavar="REGEX",
+        type=pattern,
+        help="leave out arrays whose whole stored name matches, such as heads that only training needs",
+    )
     add("--output", required=True, help="folder to write to")
     add("--layout", choices=("native", "t5x"), required=True, help="layout to write")
     add("--step", type=whole_number(1), help="for t5x: number of the step; default: that of --checkpoint, or 1")
@@ -70,30 +87,35 @@ def _run(flags: argparse.Namespace) -> None:
     if flags.layout == "native" and flags.step is not None:
         raise UsageError(f"--step={flags.step} is for --layout=t5x: the native layout has no steps.")
     try:
-        checkpoint = load_checkpoint(flags.checkpoint)
-    except (CheckpointError, OSError) as error:
+        checkpoint = load_checkpoint(flags.checkpoint, declared=declared(flags), drop_arrays=flags.drop_arrays)
+        vocabulary_path = checkpoint.vocabulary_path
+        extra_ids = missing_sentinels(vocabulary_path) if vocabulary_path else 0
+    except (CheckpointError, VocabularyError, OSError) as error:
         raise UsageError(f"--checkpoint: {error}") from error
     # Step 0 is a model that T5X would not find.
     step = (flags.step or checkpoint.step or 1) if flags.layout == "t5x" else None
     if is_cloud_path(flags.output):
         _check_cloud_output(flags.output)
         with tempfile.TemporaryDirectory(prefix="calm-beam-") as folder:
-            _write(pathlib.Path(folder), checkpoint, step=step, dtype=flags.dtype)
+            _write(pathlib.Path(folder), checkpoint, extra_ids=extra_ids, step=step, dtype=flags.dtype)
             store_model(pathlib.Path(folder), flags.output)
     else:
         output = pathlib.Path(flags.output)
         _check_output(output, layout=flags.layout, step=step, overwrite=flags.overwrite)
-        _write(output, checkpoint, step=step, dtype=flags.dtype)
+        _write(output, checkpoint, extra_ids=extra_ids, step=step, dtype=flags.dtype)
     _report(checkpoint, load_checkpoint(flags.output))
 
 
-def _write(output: pathlib.Path, checkpoint: Checkpoint, *, step: int | None, dtype: str | None) -> None:
+def _write(
+    output: pathlib.Path, checkpoint: Checkpoint, *, extra_ids: int, step: int | None, dtype: str | None
+) -> None:
     """Writes the model in the native layout, or as a step in T5X's."""
     config, arrays, vocabulary_path = checkpoint.config, checkpoint.arrays, checkpoint.vocabulary_path
     if step is None:
-        write_native(output, config, arrays, vocabulary_path=vocabulary_path, dtype=dtype or "float32")
+        dtype = dtype or "float32"
+        write_native(output, config, arrays, vocabulary_path=vocabulary_path, extra_ids=extra_ids, dtype=dtype)
     else:
-        write_t5x(output, config, arrays, step=step, vocabulary_path=vocabulary_path)
+        write_t5x(output, config, arrays, step=step, vocabulary_path=vocabulary_path, extra_ids=extra_ids)
 
 
 def _check_cloud_output(output: str) -> None:
@@ -126,10 +148,14 @@ def _check_output(output: pathlib.Path, *, layout: str, step: int | None, overwr
 
 def _report(checkpoint: Checkpoint, written: Checkpoint) -> None:
     before, after = checkpoint.fingerprint(), written.fingerprint()
-    print(f"Read {checkpoint.uri} ({checkpoint.layout}).")
-    print(f"Wrote {written.uri} ({written.layout}).")
+    tell(f"Read {checkpoint.uri} ({checkpoint.layout}).")
+    for sentence in (*checkpoint.stated, *checkpoint.assumed):
+        tell(sentence)
+    if checkpoint.dropped:
+        tell(f"Left out {len(checkpoint.dropped)} arrays: {', '.join(checkpoint.dropped)}.")
+    tell(f"Wrote {written.uri} ({written.layout}).")
     if checkpoint.vocabulary_path is None:
-        print("There is no vocabulary in or beside the model, so none was copied.")
-    print(f"Fingerprint: {after}")
+        tell("There is no vocabulary in or beside the model, so none was copied.")
+    tell(f"Fingerprint: {after}")
     if before != after:
-        print(f"Weights were rounded. Manifests of the model as it was ({before}) do not belong to this one.")
+        tell(f"Weights were rounded. Manifests of the model as it was ({before}) do not belong to this one.")

@@ -11,6 +11,7 @@ than the global one, bundle finalization. It keeps no metrics.
 import hashlib
 import itertools
 import logging
+import os
 from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn
 
@@ -30,9 +31,11 @@ from apache_beam.transforms.window import GlobalWindow, GlobalWindows
 from apache_beam.utils.windowed_value import WindowedValue
 
 from .flags import UsageError
+from .loopback import HOST
 
 # Partitions for every thread of the cluster: with several, the slowest is not waited for so long.
 _PARTITIONS_PER_THREAD = 4
+_CONNECT_SECONDS = 10
 
 # What a task holds: the elements of one partition of a PCollection.
 Elements = list[WindowedValue]
@@ -67,16 +70,32 @@ class CorrectedDaskRunner(DaskRunner):
 
 def _connect(given: dict[str, Any], *, num_workers: int) -> tuple[distributed.Client, distributed.LocalCluster | None]:
     if "address" in given or "scheduler_file" in given:
-        return distributed.Client(**given), None
+        return _connected(given), None
     logging.getLogger("distributed").setLevel(logging.CRITICAL)
     # Spawned, not forked: JAX does not survive a fork. One thread each, since decoding uses all cores by itself.
     cluster = distributed.LocalCluster(
         n_workers=num_workers or None,
         threads_per_worker=1,
         memory_limit=None,
-        dashboard_address=None,
+        # For this machine alone, also where a configuration of Dask's says otherwise.
+        host=HOST,
+        dashboard_address=f"{HOST}:0",
+        worker_dashboard_address=f"{HOST}:0",
     )
     return distributed.Client(cluster, **given), cluster
+
+
+def _connected(given: dict[str, Any]) -> distributed.Client:
+    """Returns a client of a cluster that runs already."""
+    file = given.get("scheduler_file")
+    if file is not None and not os.path.isfile(file):
+        # Dask would wait for it, for ever.
+        raise UsageError(f"--dask_scheduler_file={file}: no such file. The scheduler writes it when it starts.")
+    try:
+        return distributed.Client(**{"timeout": _CONNECT_SECONDS, **given})
+    except (OSError, TypeError, ValueError) as error:
+        where = f"--dask_scheduler_file={file}" if file is not None else f"--dask_client_address={given['address']}"
+        raise UsageError(f"{where}: no Dask scheduler answers there ({error}).") from error
 
 
 class _DaskResult(PipelineResult):

@@ -8,7 +8,6 @@ From sources on this machine, which workers install, to a job on plain machines;
 
 import argparse
 import re
-import sys
 from collections.abc import Iterable
 
 from apache_beam.options.pipeline_options import (
@@ -25,6 +24,7 @@ from calm_beam.seqio_names import is_seqio
 
 from .accelerators import BUILT_IN_FAMILIES, Accelerator, parse_accelerator
 from .flags import FlagParser, UsageError
+from .terminal import say
 from .worker_package import choose_package
 
 # Images with CUDA do not leave room on the disk that Dataflow gives to batch workers.
@@ -165,10 +165,9 @@ def _set_defaults(options: PipelineOptions, accelerator: Accelerator | None, *, 
     if worker.max_num_workers is None:
         worker.max_num_workers = max(num_shards, worker.num_workers or 1)
     elif worker.max_num_workers > num_shards:
-        print(
+        say(
             f"caution: --num_shards={num_shards} gives work to {num_shards} of the {worker.max_num_workers} workers of "
-            "--max_num_workers. Results do not depend on it: take several shards per worker.",
-            file=sys.stderr,
+            "--max_num_workers. Results do not depend on it: take several shards per worker."
         )
     if not _has_accelerator(options, accelerator):
         return

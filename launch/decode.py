@@ -4,7 +4,6 @@ Rows come in the order of the data, the full model (threshold null) before the t
 """
 
 import json
-import sys
 import tempfile
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -17,10 +16,11 @@ from calm_beam.storage import base_name, is_cloud_path, parent, replacing
 from calm_beam.transforms import DecodeExamples, ReadExamples
 
 from .data_files import find_output
-from .flags import FlagParser, UsageError, add_decode_flags, parse_flags
+from .flags import FlagParser, UsageError, add_decode_flags, as_usage, parse_flags
 from .progress import shown_progress
-from .runners import PipelineError, is_local, make_runner, run_pipeline
+from .runners import is_local, make_runner, run_pipeline
 from .setup_run import prepare_run
+from .terminal import tell
 
 
 def main(argv: Sequence[str]) -> int:
@@ -28,44 +28,37 @@ def main(argv: Sequence[str]) -> int:
     parser = FlagParser(prog="calm-beam decode", description=(__doc__ or "").split("\n\n")[0])
     add_decode_flags(parser, default_grid_step=None)
     parser.add_argument("--output", help="JSONL file to write")
-    try:
+    with as_usage():
         flags, options = parse_flags(parser, argv)
         output = find_output(flags.output, overwrite=flags.overwrite)
         if not is_local(options):
             raise UsageError("decode writes one file and runs on this machine: leave --runner out.")
         run = prepare_run(flags, needs_references=False)
         pipeline = beam.Pipeline(runner=make_runner(options), options=options)
-    except (UsageError, ValueError) as error:
-        print(f"calm-beam decode: {error}", file=sys.stderr)
-        return 2
-    try:
-        # Beside the output, so that the same disk has to hold both.
-        beside = None if is_cloud_path(output) else parent(output)
-        with tempfile.TemporaryDirectory(prefix=f".{base_name(output)}.", dir=beside) as folder:
-            plan = run.plan(flags, folder)
-            with shown_progress(enabled=True) as progress:
-                _ = (
-                    pipeline
-                    | "ReadExamples" >> ReadExamples(run.paths, flags.num_shards, False, progress, reading=run.reading)
-                    | "DecodeExamples" >> DecodeExamples(plan, progress)
-                )
-                run_pipeline(pipeline)
-            generations = [item for path in shard_files(folder) for item in read_generations(path)]
-            generations.sort(key=lambda generation: (generation.example.file_index, generation.example.line))
-            with (
-                replacing(output, overwrite=flags.overwrite) as temporary,
-                open(temporary, "w", encoding="utf-8") as file,
-            ):
-                for generation in generations:
-                    for row in _rows(generation, run.settings.thresholds):
-                        file.write(json.dumps(row, ensure_ascii=False) + "\n")
-    except (PipelineError, OSError) as error:
-        print(f"calm-beam decode: {error}", file=sys.stderr)
-        return 1
+    # Beside the output, so that the same disk has to hold both.
+    beside = None if is_cloud_path(output) else parent(output)
+    with tempfile.TemporaryDirectory(prefix=f".{base_name(output)}.", dir=beside) as folder:
+        plan = run.plan(flags, folder)
+        with shown_progress(enabled=True) as progress:
+            _ = (
+                pipeline
+                | "ReadExamples" >> ReadExamples(run.paths, flags.num_shards, False, progress, reading=run.reading)
+                | "DecodeExamples" >> DecodeExamples(plan, progress)
+            )
+            run_pipeline(pipeline)
+        generations = [item for path in shard_files(folder) for item in read_generations(path)]
+        generations.sort(key=lambda generation: (generation.example.file_index, generation.example.line))
+        with (
+            replacing(output, overwrite=flags.overwrite) as temporary,
+            open(temporary, "w", encoding="utf-8") as file,
+        ):
+            for generation in generations:
+                for row in _rows(generation, run.settings.thresholds):
+                    file.write(json.dumps(row, ensure_ascii=False) + "\n")
     failed = sum(generation.failure is not None for generation in generations)
-    print(f"{len(generations)} prompts at {len(run.settings.thresholds)} thresholds and in full: {output}")
+    tell(f"{len(generations)} prompts at {len(run.settings.thresholds)} thresholds and in full: {output}")
     if failed:
-        print(f"{failed} prompts could not be decoded; their rows say why under `failure`.")
+        tell(f"{failed} prompts could not be decoded; their rows say why under `failure`.")
     return 0
 
 

@@ -9,22 +9,17 @@ import argparse
 import importlib.metadata
 import json
 import platform
-import sys
 import time
 from collections.abc import Sequence
 from typing import Any
 
-from rich.console import Console
-
 from calm_beam import __version__
 from calm_beam.analysis.sample import sampled
 from calm_beam.analysis.task import Task
-from calm_beam.decoding.generate import DecodeError
 from calm_beam.decoding.prompts import encode_prompt
 from calm_beam.demo import embedded
-from calm_beam.examples import DataError, Example
+from calm_beam.examples import DataError, Example, mixed_prompts
 from calm_beam.inputs import Reading, place_of, read_examples
-from calm_beam.metrics.registry import MetricError
 from calm_beam.storage import joined, replacing
 
 from . import evaluate_splits
@@ -33,22 +28,24 @@ from .evaluate_sensitivity import SENSITIVITY
 from .evaluate_tradeoff import TRADEOFF
 from .evaluation_files import checked_output, write_rows
 from .experiment import Findings
-from .flags import FlagParser, add_task_flags, parse_own_flags, whole_number
+from .flags import FlagParser, add_task_flags, as_usage, parse_own_flags, whole_number
 from .metric_flags import METRIC_NAMES, add_metric_settings, checked_metrics, metric_settings
 from .plots import check_plots_available, saved_figure
 from .progress import shown_progress
 from .setup_run import PreparedRun, prepare_run
 from .staging import staged
+from .terminal import PlainConsole, say
 
 _EXPERIMENTS = {"propagation": PROPAGATION, "sensitivity": SENSITIVITY, "tradeoff": TRADEOFF}
 
 
 def main(argv: Sequence[str]) -> int:
     """Runs the command and returns its exit status."""
-    try:
+    with as_usage():
         name = _experiment_name(argv)
-        if name == "splits":
-            return evaluate_splits.main(argv, add_experiment_flag=_add_experiment_flag)
+    if name == "splits":
+        return evaluate_splits.main(argv, add_experiment_flag=_add_experiment_flag)
+    with as_usage((ValueError, OSError)):
         flags = parse_own_flags(_parser(name), argv)
         _fill_in_defaults(flags)
         output = checked_output(flags, _file_names(name))
@@ -59,21 +56,15 @@ def main(argv: Sequence[str]) -> int:
         plan = experiment.plan(flags, run)
         examples = _read_all(run.paths, run.reading)
         task = _task(flags, run, sampled(examples, flags.max_examples))
-    except (ValueError, OSError) as error:
-        print(f"calm-beam evaluate: {error}", file=sys.stderr)
-        return 2
     start = time.monotonic()
-    try:
-        with staged(output) as staging:
-            with shown_progress(enabled=True) as progress:
-                progress.report("read", plan.passes * len(task.prompts))
-                findings = plan.measure(task, lambda: progress.report("decoded", 1))
-            sample = _sample_in_words(task, len(examples))
-            _write(staging, name, findings, {"sample": sample, **_record(flags, run)})
-    except (DataError, DecodeError, MetricError, OSError) as error:
-        print(f"calm-beam evaluate: {error}", file=sys.stderr)
-        return 1
-    console = Console(markup=False, emoji=False)
+    with staged(output) as staging:
+        with shown_progress(enabled=True) as progress:
+            progress.report("read", plan.passes * len(task.prompts))
+            progress.report("compiling", 1)
+            findings = plan.measure(task, lambda: progress.report("decoded", 1))
+        sample = _sample_in_words(task, len(examples))
+        _write(staging, name, findings, {"sample": sample, **_record(flags, run)})
+    console = PlainConsole()
     for table in findings.tables:
         console.print(table)
     console.print(findings.notes)
@@ -117,7 +108,7 @@ def _parser(name: str) -> FlagParser:
 def _fill_in_defaults(flags: argparse.Namespace) -> None:
     """Sets what the user left open: the embedded task where neither model nor data were named."""
     if flags.checkpoint is None and flags.data is None:
-        print("no --checkpoint and no --data: the embedded model on the embedded data", file=sys.stderr)
+        say("no --checkpoint and no --data: the embedded model on the embedded data")
         flags.checkpoint = str(embedded.MODEL)
         flags.data = (str(embedded.CALIBRATION_SET),)
         flags.metric = flags.metric or "rouge_l_unicode"
@@ -135,10 +126,14 @@ def _read_all(paths: Sequence[str], reading: Reading) -> list[Example]:
         if other is not example and (example.has_own_id or other.has_own_id):
             places = " and ".join(place_of(paths[each.file_index], each.line, reading) for each in (other, example))
             raise DataError(f"id {example.id!r} occurs twice ({places}). Ids must be unique.")
-        if bool(example.references) != bool(examples[0].references):
+        if (example.input is None) != (examples[0].input is None):
+            both = sorted((example, examples[0]), key=lambda each: each.input is None)
+            raise DataError(mixed_prompts(*(place_of(paths[each.file_index], each.line, reading) for each in both)))
+        if example.has_references != examples[0].has_references:
             raise DataError(
-                f"example {example.id} has {'' if example.references else 'no '}references, example {examples[0].id} "
-                "differs: a mean over some of them would be of another sample. Give all examples references, or none."
+                f"example {example.id} has {'' if example.has_references else 'no '}references, example "
+                f"{examples[0].id} differs: a mean over some of them would be of another sample. Give all examples "
+                "references, or none."
             )
     return examples
 

@@ -9,7 +9,8 @@ from calm_beam.analysis.performance import Measured, Variant, measure_variants
 from calm_beam.analysis.propagation import propagation_variants
 from calm_beam.analysis.task import Task
 from calm_beam.decoding.settings import DecodeSettings, descending_grid
-from calm_beam.exits.rule import CONFIDENCES, ExitRule
+from calm_beam.exits.measures import COMPARABLE
+from calm_beam.exits.rule import ExitRule
 
 from .experiment import Experiment, Findings, Plan
 from .flags import FlagParser, numbers
@@ -25,7 +26,7 @@ def _add_flags(parser: FlagParser) -> None:
     group = parser.add_argument_group(
         "propagation: the noisy cache, in which exits are real but tokens the last layer's"
     )
-    group.add_argument("--confidence", choices=CONFIDENCES, default="softmax", help="its confidence measure")
+    group.add_argument("--confidence", choices=COMPARABLE, default="softmax", help="its confidence measure")
     group.add_argument(
         "--thresholds",
         type=numbers,

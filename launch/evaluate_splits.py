@@ -22,11 +22,10 @@ import functools
 import json
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import apache_beam as beam
-from rich.console import Console
 
 from calm_beam.analysis.output_counts import OutputCounter
 from calm_beam.analysis.sample import sampled
@@ -36,6 +35,8 @@ from calm_beam.calibration import Plan, Spec
 from calm_beam.calibration.splits import Splits
 from calm_beam.demo import embedded
 from calm_beam.efficiency.flops import DecoderSizes
+from calm_beam.errors import CalmBeamError
+from calm_beam.exits.measures import check_may_run
 from calm_beam.exits.rule import ExitRule
 from calm_beam.generation_folder import StoredGenerations, shard_files
 from calm_beam.generations import stored_examples
@@ -44,8 +45,9 @@ from calm_beam.storage import joined, replacing
 from calm_beam.transforms.splits import SplitGenerations, SplitSource
 
 from .evaluation_files import checked_output, write_rows
-from .flags import FlagParser, UsageError, parse_flags
+from .flags import FlagParser, UsageError, as_usage, parse_flags
 from .metric_flags import metric_settings
+from .model_flags import declared
 from .plots import check_plots_available, saved_figure
 from .runners import PipelineError, is_local, make_runner, run_pipeline
 from .split_flags import (
@@ -60,6 +62,7 @@ from .split_plots import PANEL_WIDTH, by_test, draw_curves, draw_tradeoff, trade
 from .split_sources import ModelOfGenerations, StoredMeasure, find_measures, find_model, have_references
 from .split_tables import Speedups, notes, summary_row, summary_tables
 from .staging import staged
+from .terminal import PlainConsole, say
 from .versions import run_versions
 
 DESCRIPTION = "repeated random splits: thresholds chosen on one part, measured on the rest (the default)"
@@ -83,7 +86,7 @@ def main(argv: Sequence[str], *, add_experiment_flag: Callable[[FlagParser], Non
       add_experiment_flag: Adds `--experiment`, which names all experiments of the command.
     """
     start = time.monotonic()
-    try:
+    with as_usage((ValueError, OSError)):
         parser = split_parser(add_experiment_flag)
         flags, options = parse_flags(parser, argv)
         if not is_local(options):
@@ -102,7 +105,9 @@ def main(argv: Sequence[str], *, add_experiment_flag: Callable[[FlagParser], Non
         has_references = have_references(measures[0])
         consistencies = _consistencies(flags, measures[0], has_references=has_references)
         specs, curve = asked_specs(flags, consistencies)
-        model = find_model(measures[0], checkpoint=flags.checkpoint, vocabulary=flags.vocabulary)
+        model = find_model(
+            measures[0], checkpoint=flags.checkpoint, declared=declared(flags), vocabulary=flags.vocabulary
+        )
         if flags.speedup and model is None:
             raise UsageError("--speedup needs the model: pass --checkpoint.")
         sources = _sources(
@@ -113,17 +118,9 @@ def main(argv: Sequence[str], *, add_experiment_flag: Callable[[FlagParser], Non
             with_bleu=has_references and is_bleu_available(),
         )
         pipeline = beam.Pipeline(runner=make_runner(options), options=options)
-    except _SweepFailedError as error:
-        return error.status
-    except (ValueError, OSError) as error:
-        print(f"calm-beam evaluate: {error}", file=sys.stderr)
-        return 2
-    try:
+    with _as_failure():
         lanes = sum(len(source.plan.thresholds) for source in sources)
-        print(
-            f"scoring {measures[0].completion.examples} examples at {lanes} thresholds of {len(sources)} measures",
-            file=sys.stderr,
-        )
+        say(f"scoring {measures[0].completion.examples} examples at {lanes} thresholds of {len(sources)} measures")
         with staged(output) as staging:
             trials, whole = joined(staging, _TRIALS), joined(staging, _GRID)
             _ = pipeline | "SplitGenerations" >> SplitGenerations(
@@ -141,10 +138,7 @@ def main(argv: Sequence[str], *, add_experiment_flag: Callable[[FlagParser], Non
             _write(
                 staging, _record(flags, measures, splits, specs), found, table, grid, speedups, sources[0].num_layers
             )
-    except (PipelineError, ValueError, OSError) as error:
-        print(f"calm-beam evaluate: {error}", file=sys.stderr)
-        return 1
-    console = Console(markup=False, emoji=False)
+    console = PlainConsole()
     for each in summary_tables(table, speedups, num_layers=sources[0].num_layers, with_speedup=bool(flags.speedup)):
         console.print(each)
     for note in notes(table, grid, max_decode_length=measures[0].job.settings.max_decode_length):
@@ -163,12 +157,13 @@ def main(argv: Sequence[str], *, add_experiment_flag: Callable[[FlagParser], Non
     return 0
 
 
-class _SweepFailedError(Exception):
-    """A sweep failed, and has said why."""
-
-    def __init__(self, status: int) -> None:
-        super().__init__(status)
-        self.status = status
+@contextlib.contextmanager
+def _as_failure() -> Iterator[None]:
+    """Turns what is wrong with values that were found good, or made here, into a failure of the run."""
+    try:
+        yield
+    except (CalmBeamError, ValueError) as error:
+        raise PipelineError(str(error)) from error
 
 
 def _sweep(flags: argparse.Namespace, argv: Sequence[str], output: str) -> tuple[str, ...]:
@@ -184,21 +179,26 @@ def _sweep(flags: argparse.Namespace, argv: Sequence[str], output: str) -> tuple
     _, decoding = own.parse_known_args(list(argv))
     measures = flags.confidences
     if measures is None:
-        has_classifier = load_checkpoint(flags.checkpoint or str(embedded.MODEL)).config.exit_classifier
+        checkpoint = load_checkpoint(flags.checkpoint or str(embedded.MODEL), declared=declared(flags))
+        has_classifier = checkpoint.config.exit_classifier
         measures = ("softmax", "state", *(("classifier",) if has_classifier else ()))
     folders = []
     for measure in measures:
         folder = joined(output, "sweeps", measure)
-        print(f"sweep {measure}", file=sys.stderr)
+        say(f"sweep {measure}")
         # A sweep that is there already is taken as it is, and one that was killed goes on.
         arguments = [*decoding, f"--confidence={measure}", f"--output={folder}", "--resume"]
         if flags.consistency:
             arguments.append(f"--consistency={','.join(flags.consistency)}")
         # What calibrate prints is no result of this command.
-        with contextlib.redirect_stdout(sys.stderr):
-            status = calibrate.main(arguments)
-        if status:
-            raise _SweepFailedError(status)
+        try:
+            with contextlib.redirect_stdout(sys.stderr):
+                calibrate.main(arguments)
+        except (CalmBeamError, OSError) as error:
+            kind = UsageError if isinstance(error, UsageError) else PipelineError
+            # The flag of this command is about its own files.
+            hint = f" Here, remove {folder} instead of passing --overwrite." if "--overwrite" in str(error) else ""
+            raise kind(f"sweep {measure}: {error}{hint}") from error
         folders.append(folder)
     return tuple(folders)
 
@@ -225,6 +225,7 @@ def _sources(
     sources = []
     for measure in measures:
         job = measure.job
+        check_may_run(job.settings.rule.confidence, named=flags.confidences or ())
         if measure.completion.failed and flags.on_error == "fail":
             raise UsageError(
                 f"{measure.completion.failed} of the examples in {measure.folder} could not be decoded. Pass "
@@ -295,10 +296,7 @@ def _speedups(
         encode_prompt(example, model.vocabulary, settings, vocab_size=vocab_size, on_long="truncate").ids
         for example in sampled(examples, flags.speedup_prompts)
     ]
-    print(
-        f"speedup: {len(prompts)} prompts by the full model and at {len(chosen)} thresholds, one at a time",
-        file=sys.stderr,
-    )
+    say(f"speedup: {len(prompts)} prompts by the full model and at {len(chosen)} thresholds, one at a time")
     return measure_speedups(
         # Static confidence is known without computing anything.
         decoder(ExitRule(confidence="static"), threshold=None),

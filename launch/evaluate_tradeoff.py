@@ -13,11 +13,12 @@ from calm_beam.analysis.task import Task
 from calm_beam.analysis.tradeoff import tradeoff_variants
 from calm_beam.checkpoints import Checkpoint
 from calm_beam.decoding.settings import DecodeSettings
+from calm_beam.exits.measures import COMPARABLE, Need, measure_named
 
 from .experiment import Experiment, Findings, Plan
 from .flags import FlagParser, UsageError, add_exit_flags, texts
 from .performance_rows import MEANING, performance_row, performance_table
-from .plots import BLACK, MEASURES, measure_style, tidy
+from .plots import BLACK, measure_style, tidy
 from .setup_run import PreparedRun, decode_settings
 
 if TYPE_CHECKING:
@@ -31,21 +32,21 @@ def _add_flags(parser: FlagParser) -> None:
         "--confidence",
         dest="confidences",
         type=texts,
-        help=f"confidence measures, comma-separated, of {', '.join(MEASURES)}; default: all that the checkpoint has",
+        help=f"confidence measures, comma-separated, of {', '.join(COMPARABLE)}; default: all that the checkpoint has",
     )
 
 
 def _settings(flags: argparse.Namespace) -> DecodeSettings:
     for name in flags.confidences or ():
-        if name not in MEASURES:
+        if name not in COMPARABLE:
             raise UsageError(
-                f"--confidence must list measures of {', '.join(MEASURES)}, got {name!r}. Static layers and the "
+                f"--confidence must list measures of {', '.join(COMPARABLE)}, got {name!r}. Static layers and the "
                 "oracle are always measured beside them."
             )
     if len(set(flags.confidences or ())) < len(flags.confidences or ()):
         raise UsageError(f"--confidence must list different measures, got {', '.join(flags.confidences)}.")
     # The first stands for all of them.
-    return decode_settings(argparse.Namespace(**vars(flags), confidence=MEASURES[0]))
+    return decode_settings(argparse.Namespace(**vars(flags), confidence=COMPARABLE[0]))
 
 
 def _plan(flags: argparse.Namespace, run: PreparedRun) -> Plan:
@@ -61,12 +62,17 @@ def _plan(flags: argparse.Namespace, run: PreparedRun) -> Plan:
 def _confidences(flags: argparse.Namespace, checkpoint: Checkpoint) -> tuple[str, ...]:
     has_classifier = bool(checkpoint.config.exit_classifier)
     if flags.confidences is None:
-        return tuple(name for name in MEASURES if has_classifier or name != "classifier")
-    if "classifier" in flags.confidences and not has_classifier:
+        return tuple(name for name in COMPARABLE if has_classifier or not _needs_classifier(name))
+    needing = next((name for name in flags.confidences if _needs_classifier(name)), None)
+    if needing is not None and not has_classifier:
         raise UsageError(
-            f"--confidence=classifier needs decoder/meta_cls in the checkpoint; {flags.checkpoint} has none."
+            f"--confidence={needing} needs decoder/meta_cls in the checkpoint; {flags.checkpoint} has none."
         )
     return flags.confidences
+
+
+def _needs_classifier(name: str) -> bool:
+    return measure_named(name).needs is Need.CLASSIFIER
 
 
 def _measure(variants: Sequence[Variant], task: Task, decoded: Callable[[], None]) -> Findings:
@@ -97,7 +103,7 @@ def _measure(variants: Sequence[Variant], task: Task, decoded: Callable[[], None
 
 def _grid_table(curves: dict[str, list[Measured]], *, metric: str) -> Table:
     """Returns layers and score of every measure at every threshold."""
-    measures = [name for name in curves if name in MEASURES]
+    measures = [name for name in curves if name in COMPARABLE]
     has_references = curves[measures[0]][0].performance.quality is not None
     title = f"Layers per token and {'quality' if has_references else 'similarity'} ({metric})"
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)

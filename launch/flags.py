@@ -4,19 +4,36 @@ import argparse
 import contextlib
 import difflib
 import importlib
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from calm_beam.errors import CalmBeamError
-from calm_beam.exits.rule import CONFIDENCES, SCHEDULES, STATE_PROPAGATIONS, TOKEN_SOURCES
+from calm_beam.exits.measures import MEASURES, is_measure_name
+from calm_beam.exits.propagations import PROPAGATIONS
+from calm_beam.exits.rule import SCHEDULES, TOKEN_SOURCES
+from calm_beam.manifest import ManifestError
 from calm_beam.seqio_names import seqio_name
+
+from .model_flags import add_model_flags
 
 if TYPE_CHECKING:
     from apache_beam.options.pipeline_options import PipelineOptions
 
 
+# Shares of letters that two names have in common.
+_ALIKE = 0.6
+_MUCH_MORE_ALIKE = 0.15
+# With its dashes; shorter ones begin too many names.
+_LEAST_ABBREVIATION = 5
+
+
 class UsageError(CalmBeamError, ValueError):
     """A flag or its value is wrong; nothing has been done."""
+
+
+class HelpShown(SystemExit):
+    """`--help` was asked for and shown; nothing else may end the process with success before its work is done."""
 
 
 @contextlib.contextmanager
@@ -26,6 +43,21 @@ def naming(flag: str) -> Iterator[None]:
         yield
     except OSError as error:
         raise UsageError(f"{flag} {error}") from error
+
+
+@contextlib.contextmanager
+def as_usage(kinds: type[Exception] | tuple[type[Exception], ...] = ValueError) -> Iterator[None]:
+    """Turns what goes wrong while flags and what they name are checked into a `UsageError`.
+
+    Args:
+      kinds: What is turned. A manifest that cannot be trusted never is: that is a failure.
+    """
+    try:
+        yield
+    except (UsageError, ManifestError):
+        raise
+    except kinds as error:
+        raise UsageError(str(error)) from error
 
 
 class _HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
@@ -38,14 +70,33 @@ class _HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
 
 
 class FlagParser(argparse.ArgumentParser):
-    """An argument parser that raises `UsageError` instead of ending the process, and takes no abbreviations."""
+    """An argument parser that raises `UsageError` instead of ending the process, and takes no abbreviations.
+
+    A flag that is given must have a value, unless no text at all is what it has by default: an empty path would be the
+    current folder, and an empty name that of nothing. Scripts whose variables are not set write such flags.
+    """
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(allow_abbrev=False, conflict_handler="resolve", formatter_class=_HelpFormatter, **kwargs)
 
+    # The base class has overloads for namespaces of one's own, of which there are none here.
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[argparse.Namespace, list[str]]:  # type: ignore[override]
+        """Returns flags and unknown arguments; raises `UsageError` for an empty value."""
+        flags, unknown = super().parse_known_args(args, namespace)
+        for action in self._actions:
+            value = getattr(flags, action.dest, None)
+            if isinstance(value, str) and not value.strip() and action.default != "":
+                name = next(iter(action.option_strings), action.metavar or action.dest)
+                self.error(f"{name} is empty; leave it out, or give it a value")
+        return flags, unknown
+
     def error(self, message: str) -> NoReturn:
         """Raises `UsageError`."""
         raise UsageError(f"{message}. See {self.prog} --help.")
+
+    def exit(self, status: int = 0, message: str | None = None) -> NoReturn:
+        """Raises `HelpShown`: only `--help` ends here, since errors do not."""
+        raise HelpShown(status)
 
     def add_value_provider_argument(self, *args: Any, **kwargs: Any) -> None:
         """Adds a flag; part of the interface by which Beam's option classes declare theirs."""
@@ -59,7 +110,7 @@ def parse_own_flags(parser: FlagParser, argv: Sequence[str]) -> argparse.Namespa
       UsageError: If a flag is unknown; names the nearest that is known.
     """
     flags, unknown = parser.parse_known_args(list(argv))
-    _refuse_unknown(unknown, parser, known=parser._option_string_actions)
+    _refuse_unknown(unknown, parser)
     _take_seqio_task(flags)
     return flags
 
@@ -84,7 +135,7 @@ def parse_flags(parser: FlagParser, argv: Sequence[str]) -> "tuple[argparse.Name
         if "_add_argparse_args" in vars(options_class):
             vars(options_class)["_add_argparse_args"].__get__(None, options_class)(beam_parser)
     _, unknown = beam_parser.parse_known_args(rest)
-    _refuse_unknown(unknown, parser, known=[*parser._option_string_actions, *beam_parser._option_string_actions])
+    _refuse_unknown(unknown, parser, beams=beam_parser._option_string_actions)
     _take_seqio_task(ours)
     return ours, PipelineOptions(rest)
 
@@ -99,13 +150,35 @@ def _declare_dask_flags(flags: Sequence[str]) -> None:
             raise UsageError("flags of Dask need it: pip install 'calm-beam[dask]'.") from error
 
 
-def _refuse_unknown(unknown: Sequence[str], parser: FlagParser, *, known: Iterable[str]) -> None:
+def _refuse_unknown(unknown: Sequence[str], parser: FlagParser, *, beams: Iterable[str] = ()) -> None:
     if unknown:
         flag = unknown[0].split("=")[0]
-        nearest = difflib.get_close_matches(flag, list(known), n=1)
-        hint = f" Did you mean {nearest[0]}?" if nearest else ""
+        nearest = _nearest(flag, ours=parser._option_string_actions, beams=beams)
+        hint = f" Did you mean {nearest}?" if nearest else ""
         kind = "flag" if flag.startswith("-") else "argument"
         raise UsageError(f"unknown {kind} {flag}.{hint} See {parser.prog} --help.")
+
+
+def _nearest(flag: str, *, ours: Iterable[str], beams: Iterable[str]) -> str | None:
+    """Returns the flag that was probably meant: one of ours unless one of Beam's is much more like it, or None.
+
+    Whoever abbreviates one of ours means that one.
+    """
+    meant = [name for name in ours if name.startswith(flag) and len(flag) >= _LEAST_ABBREVIATION]
+    if meant:
+        return max(meant, key=lambda name: _likeness(flag, name))
+    best_of_ours, best_of_beams = (
+        max(((_likeness(flag, name), name) for name in names), default=(0.0, "")) for names in (ours, beams)
+    )
+    best = best_of_ours if best_of_ours[0] >= _ALIKE else best_of_beams
+    if best_of_beams[0] > best[0] + _MUCH_MORE_ALIKE:
+        best = best_of_beams
+    return best[1] if best[0] >= _ALIKE else None
+
+
+def _likeness(flag: str, name: str) -> float:
+    """Returns how alike two flags are, from 0 to 1, the dashes before them apart."""
+    return difflib.SequenceMatcher(None, flag.lstrip("-"), name.lstrip("-")).ratio()
 
 
 def _all_subclasses(cls: type) -> list[type]:
@@ -142,6 +215,14 @@ def whole_number(low: int) -> Callable[[str], int]:
         return number
 
     return parse
+
+
+def pattern(value: str) -> re.Pattern[str]:
+    """Returns a regular expression."""
+    try:
+        return re.compile(value)
+    except (re.error, OverflowError, RecursionError) as error:
+        raise argparse.ArgumentTypeError(f"expected a regular expression, got {value!r}: {error}") from error
 
 
 def add_decode_flags(parser: FlagParser, *, default_grid_step: float | None) -> None:
@@ -194,7 +275,12 @@ def add_task_flags(parser: FlagParser) -> None:
         "model and data, calibrate and evaluate use embedded ones",
     )
     task.add_argument("--vocabulary", help="SentencePiece model; default: in or beside the checkpoint")
-    task.add_argument("--extra_ids", type=whole_number(0), default=0, help="sentinels <extra_id_0>... to add")
+    task.add_argument(
+        "--extra_ids",
+        type=whole_number(0),
+        help="sentinels <extra_id_0>... to add; default: as many as tokenizer files beside the vocabulary name, or 0",
+    )
+    add_model_flags(task)
     add_data_flags(task)
     task.add_argument("--task_prefix", default="", help="put before every input")
     task.add_argument("--max_input_length", type=whole_number(1), default=512, help="in tokens, eos included")
@@ -253,6 +339,21 @@ def _take_seqio_task(flags: argparse.Namespace) -> None:
     flags.data = (seqio_name(flags.seqio_task, flags.seqio_split or flags.default_seqio_split),)
 
 
+def confidence(text: str) -> str:
+    """Returns the name of a confidence measure, which it must be; a type of flags."""
+    if not is_measure_name(text):
+        raise argparse.ArgumentTypeError(
+            f"invalid choice: {text!r} (choose from {', '.join(map(repr, MEASURES))}, or module:function of your own)"
+        )
+    return text
+
+
+def _measures_in_words() -> str:
+    """Returns what the help says of every measure."""
+    ours = "; ".join(f"{measure.name} ({measure.meaning})" for measure in MEASURES.values())
+    return f"{ours}; or module:function of your own, of (logits) or of (state, below)"
+
+
 def add_memory_flags(group: argparse._ActionsContainer) -> None:
     """Adds the flags that say how much is decoded at a time, which moves no output."""
     group.add_argument(
@@ -268,15 +369,28 @@ def add_memory_flags(group: argparse._ActionsContainer) -> None:
 def add_exit_flags(parser: FlagParser, *, default_grid_step: float | None) -> None:
     """Adds the flags that say how tokens exit; `default_grid_step` is that of `add_decode_flags`."""
     exits = parser.add_argument_group("exits")
-    exits.add_argument("--confidence", choices=CONFIDENCES, default="softmax", help="confidence measure")
+    exits.add_argument(
+        "--confidence", type=confidence, default="softmax", help=f"confidence measure: {_measures_in_words()}"
+    )
+    exits.add_argument(
+        "--patience",
+        type=whole_number(1),
+        help="with --confidence=patience: how many layers have to agree at threshold 1",
+    )
     exits.add_argument("--thresholds", type=numbers, help="exit thresholds, comma-separated; instead of --grid_step")
     default = "" if default_grid_step is None else f"; {default_grid_step} without --thresholds"
     exits.add_argument("--grid_step", type=float, help=f"grid of its multiples below 1, down to 0{default}")
     parser.set_defaults(default_grid_step=default_grid_step)
-    exits.add_argument("--schedule", choices=SCHEDULES, default="constant", help="threshold over output positions")
+    exits.add_argument(
+        "--schedule",
+        choices=SCHEDULES,
+        default="constant",
+        help="threshold over output positions: the same, falling by the paper's Eq. 5, or by the formula in the "
+        "released T5X code (which itself, as released, decodes with a constant one)",
+    )
     exits.add_argument("--tau", type=float, help="temperature of a decaying schedule")
     exits.add_argument(
-        "--state_propagation", choices=STATE_PROPAGATIONS, default="from_exit", help="what skipped layers attend to"
+        "--state_propagation", choices=tuple(PROPAGATIONS), default="from_exit", help="what skipped layers attend to"
     )
     exits.add_argument(
         "--token_from",

@@ -24,12 +24,15 @@ from rich.progress import track
 
 from calm_beam.inputs import Reading, format_of, place_of, read_examples
 from calm_beam.manifest import Manifest, ManifestError, read_manifest
+from calm_beam.printable import printable_line
 from calm_beam.storage import replacing
 
 from .data_files import find_files, find_output
-from .flags import FlagParser, UsageError, parse_own_flags, whole_number
+from .flags import FlagParser, UsageError, as_usage, parse_own_flags, whole_number
 from .layer_colours import LayerPrinter
-from .manifest_file import add_entry_flags, entry_in_words, find_manifest
+from .manifest_file import add_confidence_flag, add_entry_flags, entry_in_words, find_manifest
+from .model_flags import add_model_flags, declared
+from .terminal import say
 
 if TYPE_CHECKING:
     from calm_beam.serving import Answer, Generator
@@ -52,53 +55,41 @@ class _Asked:
 
 def main(argv: Sequence[str]) -> int:
     """Runs the command and returns its exit status."""
-    try:
-        flags = parse_own_flags(_parser(), argv)
-        _check_flags(flags)
-        manifest = read_manifest(find_manifest(flags.manifest))
-        prompts = _given_prompts(flags)
-    except UsageError as error:
-        return _failed(error, status=2)
-    except (ManifestError, OSError) as error:
-        return _failed(error, status=1)
+    flags = parse_own_flags(_parser(), argv)
+    _check_flags(flags)
+    manifest = read_manifest(find_manifest(flags.manifest))
+    prompts = _given_prompts(flags)
     # Here, since JAX takes seconds.
     from calm_beam.decoding.compilation import use_compilation_cache
-    from calm_beam.serving import OutputError, PromptError
 
     use_compilation_cache()
     try:
-        generator = _generator(flags, manifest)
-        if prompts is not None:
-            generator.check([asked.prompt for asked in prompts], names=[asked.place for asked in prompts])
-    except ValueError as error:
-        return _failed(error, status=2)
-    except OSError as error:
-        return _failed(error, status=1)
+        with as_usage():
+            generator = _generator(flags, manifest)
+            if prompts is not None:
+                generator.check([asked.prompt for asked in prompts], names=[asked.place for asked in prompts])
+    except ManifestError as error:
+        # The manifest is sound; what was asked for is not in it, or it is about another model.
+        raise UsageError(str(error)) from error
     says = entry_in_words(generator.entry)
     layers = f"{generator.entry.layers:.2f} of {generator.num_layers} layers per token"
-    print(f"{says}, calibrated at {layers}", file=sys.stderr)
+    say(f"{says}, calibrated at {layers}")
     tally = _Tally()
     answers = _answers_to_lines(generator) if prompts is None else _answers(generator, prompts, flags)
-    try:
-        if flags.output is not None:
-            _write(tally.of(answers), flags)
-        else:
-            _print(tally.of(answers), generator, show_layers=flags.show_layers)
-    except (PromptError, OutputError, OSError) as error:
-        return _failed(error, status=1)
-    print(tally.in_words(), file=sys.stderr)
+    if flags.output is not None:
+        _write(tally.of(answers), flags)
+    else:
+        _print(tally.of(answers), generator, show_layers=flags.show_layers)
+    say(tally.in_words())
     return 0
-
-
-def _failed(error: Exception, *, status: int) -> int:
-    print(f"calm-beam generate: {error}", file=sys.stderr)
-    return status
 
 
 def _parser() -> FlagParser:
     parser = FlagParser(prog="calm-beam generate", description=(__doc__ or "").split(": ", 1)[1].split("\n\n")[0])
     parser.add_argument("--manifest", required=True, help="a manifest, or the calibration directory that holds one")
     parser.add_argument("--checkpoint", help="model folder; default: where the manifest says that it was")
+    add_model_flags(parser)
+    add_confidence_flag(parser)
     parser.add_argument("--vocabulary", help="SentencePiece model; default: in or beside the checkpoint")
     parser.add_argument("--prompt", help="the prompt; default: --input, or standard input")
     parser.add_argument("--input", help="files of prompts: a path or a glob")
@@ -171,12 +162,14 @@ def _generator(flags: argparse.Namespace, manifest: Manifest) -> "Generator":
     return Generator.from_manifest(
         manifest,
         flags.checkpoint or manifest.model.uri,
+        declared=declared(flags),
         vocabulary=flags.vocabulary,
         consistency=flags.consistency,
         metric=flags.metric,
         delta=flags.delta,
         epsilon=flags.epsilon,
         batch_size=flags.batch_size,
+        confidence=flags.confidence,
     )
 
 
@@ -185,7 +178,7 @@ def _answers(
 ) -> Iterator[tuple[_Asked, "Answer"]]:
     """Yields prompts that have been checked with their answers, with a progress bar where answers are not seen."""
     starts = range(0, len(prompts), flags.batch_size)
-    console = Console(stderr=True)
+    console = Console(stderr=True, highlight=False)
     is_hidden = not console.is_terminal or flags.prompt is not None or (flags.output is None and sys.stdout.isatty())
     for start in track(starts, "answering", console=console, disable=is_hidden):
         batch = prompts[start : start + flags.batch_size]
@@ -209,7 +202,7 @@ def _answers_to_lines(generator: "Generator") -> Iterator[tuple[_Asked, "Answer"
         except PromptError as error:
             if not is_typed:
                 raise
-            print(error, file=sys.stderr)
+            say(error)
 
 
 def _typed_lines() -> Iterator[str]:
@@ -244,7 +237,7 @@ class _Tally:
             self.saved += answer.layers_saved
             if answer.truncated:
                 self.truncated += 1
-                print(f"{asked.place}: was longer than the manifest allows, and was cut", file=sys.stderr)
+                say(f"{asked.place}: was longer than the manifest allows, and was cut")
             yield asked, answer
 
     def in_words(self) -> str:
@@ -278,10 +271,11 @@ def _write(answers: Iterable[tuple[_Asked, "Answer"]], flags: argparse.Namespace
 
 
 def _print(answers: Iterable[tuple[_Asked, "Answer"]], generator: "Generator", *, show_layers: bool) -> None:
-    """Prints the text of every answer in a line of its own, as soon as it is there."""
+    """Prints the text of every answer in a line of its own, as soon as it is there; to a file or a pipe as it is."""
     if not show_layers:
+        shown = printable_line if sys.stdout.isatty() else str
         for _, answer in answers:
-            print(answer.text, flush=True)
+            print(shown(answer.text), flush=True)
         return
     from calm_beam.serving import token_texts
 

@@ -3,7 +3,6 @@
 import contextlib
 import glob
 import os
-import sys
 from collections.abc import Sequence
 
 from calm_beam.calibration.publish import EarlierResult, withdraw
@@ -16,11 +15,13 @@ from calm_beam.storage import (
     list_files,
     make_folder,
     parent,
+    refuse_links,
     remove_file,
     remove_folder,
 )
 
-from .flags import UsageError
+from .flags import UsageError, naming
+from .terminal import say
 
 _FOLDER = "generations"
 
@@ -44,9 +45,13 @@ def begin_generations(
       UsageError: If there is something that neither allows, or that is not of this job.
       OSError: If files cannot be written, or another run has published a result meanwhile.
     """
+    with naming("--output"):
+        # Now, and not when the first of them is removed, after hours.
+        for folder in (*(joined(output, _FOLDER, job.outputs()) for job in jobs), *_folders(output)):
+            refuse_links(folder, inside=output)
     if overwrite:
         withdraw(output, earlier)
-        _remove_folders(_folders(output))
+        _remove_folders(_folders(output), output)
     found = _folders(output)
     if found and not resume:
         raise UsageError(
@@ -57,12 +62,12 @@ def begin_generations(
         _check_same_run(found, output, jobs)
         for folder in found:
             _remove_temporary_files(output, folder)
-            print(f"--resume: going on with {_extent(folder)} in {folder}", file=sys.stderr)
+            say(f"--resume: found {_extent(folder)} in {folder}; those of unchanged examples stay as they are")
     else:
         if resume:
-            print(f"--resume: {output} holds no generations yet; starting from the beginning", file=sys.stderr)
+            say(f"--resume: {output} holds no generations yet; starting from the beginning")
         # What runs without a finished shard have left says nothing.
-        _remove_folders(_begun_folders(output))
+        _remove_folders(_begun_folders(output), output)
     return next_generations(output, jobs[0])
 
 
@@ -77,7 +82,7 @@ def next_generations(output: str, job: DecodeJob) -> str:
 
 def keep_last_generations(output: str, jobs: Sequence[DecodeJob]) -> None:
     """Removes the folders of all jobs but the last: its generations hold those of the others."""
-    _remove_folders([joined(output, _FOLDER, job.outputs()) for job in jobs[:-1]])
+    _remove_folders([joined(output, _FOLDER, job.outputs()) for job in jobs[:-1]], output)
 
 
 def after_failure(output: str, folder: str, *, is_over: bool) -> str:
@@ -89,7 +94,7 @@ def after_failure(output: str, folder: str, *, is_over: bool) -> str:
         return f"{_extent(folder)} in {folder}: --resume goes on from there."
     if not is_over:
         return ""
-    remove_folder(folder)
+    remove_folder(folder, inside=output)
     if not is_cloud_path(output):
         # Only if they are empty: other things may be kept there.
         with contextlib.suppress(OSError):
@@ -128,9 +133,9 @@ def _begun_folders(output: str) -> list[str]:
     return [parent(path) for path in list_files(joined(glob.escape(output), _FOLDER, "*", JOB))]
 
 
-def _remove_folders(folders: list[str]) -> None:
+def _remove_folders(folders: Sequence[str], output: str) -> None:
     for folder in folders:
-        remove_folder(folder)
+        remove_folder(folder, inside=output)
 
 
 def _extent(folder: str) -> str:

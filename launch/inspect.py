@@ -1,44 +1,45 @@
 """`calm-beam inspect PATH`: says in words what a manifest or a checkpoint holds, and checks its integrity."""
 
-import sys
+import argparse
 from collections.abc import Sequence
 
-from rich.console import Console
-
-from calm_beam.checkpoints import CheckpointError, load_checkpoint
-from calm_beam.manifest import Manifest, ManifestError, read_manifest
+from calm_beam.checkpoints import Checkpoint, load_checkpoint, missing_folder
+from calm_beam.manifest import Manifest, read_manifest
+from calm_beam.printable import printable_line
 from calm_beam.storage import exists, is_file, is_folder, joined
-from calm_beam.vocabulary import Vocabulary, VocabularyError
+from calm_beam.vocabulary import open_vocabulary
 
 from .flags import FlagParser, UsageError, naming, parse_own_flags
+from .manifest_file import add_confidence_flag
+from .model_flags import add_model_flags, declared
 from .summary import choices_table, tests_in_words
+from .terminal import PlainConsole
+
+_ACTIVATIONS = {"gelu": "GELU", "silu": "SiLU", "relu": "ReLU"}
 
 
 def main(argv: Sequence[str]) -> int:
     """Runs the command and returns its exit status."""
     parser = FlagParser(prog="calm-beam inspect", description=(__doc__ or "").split(": ", 1)[1])
     parser.add_argument("path", help="a manifest, a calibration directory that holds one, or a checkpoint")
-    parser.add_argument("--checkpoint", help="check that the manifest belongs to this model")
-    try:
-        flags = parse_own_flags(parser, argv)
-        path = flags.path
-        manifest_path = _manifest_in(path)
-        console = Console(markup=False, emoji=False)
-        if manifest_path is not None:
-            expected = load_checkpoint(flags.checkpoint).fingerprint() if flags.checkpoint else None
-            _describe_manifest(console, read_manifest(manifest_path, model_fingerprint=expected))
-            if expected:
-                console.print(f"It belongs to the model in {flags.checkpoint}.")
-        elif flags.checkpoint:
-            raise UsageError(f"{path} holds no manifest; --checkpoint is for checking one.")
-        else:
-            _describe_checkpoint(console, path)
-    except UsageError as error:
-        print(f"calm-beam inspect: {error}", file=sys.stderr)
-        return 2
-    except (ManifestError, CheckpointError, VocabularyError, OSError) as error:
-        print(f"calm-beam inspect: {error}", file=sys.stderr)
-        return 1
+    parser.add_argument("--checkpoint", help="check that the manifest belongs to this model, and can be served by it")
+    parser.add_argument("--vocabulary", help="its SentencePiece model; default: in or beside --checkpoint")
+    add_model_flags(parser)
+    add_confidence_flag(parser)
+    flags = parse_own_flags(parser, argv)
+    path = flags.path
+    manifest_path = _manifest_in(path)
+    console = PlainConsole()
+    if manifest_path is not None:
+        manifest = read_manifest(manifest_path)
+        agreed = _check_agreement(manifest, flags)
+        _describe_manifest(console, manifest)
+        if agreed:
+            console.print(agreed)
+    elif given := next((name for name in ("checkpoint", "vocabulary") if getattr(flags, name)), None):
+        raise UsageError(f"{path} holds no manifest; --{given} is for checking one.")
+    else:
+        _describe_checkpoint(console, _load(flags, path))
     return 0
 
 
@@ -46,17 +47,39 @@ def _manifest_in(path: str) -> str | None:
     """Returns the manifest that a path names or holds, or None if there is none there."""
     with naming("PATH"):
         if not exists(path):
-            raise UsageError(f"{path}: no such file or directory.")
+            raise UsageError(missing_folder(path).replace("no such directory", "no such file or directory"))
         manifest = joined(path, "manifest.json") if is_folder(path) else path
         return manifest if is_file(manifest) else None
 
 
-def _describe_manifest(console: Console, manifest: Manifest) -> None:
+def _check_agreement(manifest: Manifest, flags: argparse.Namespace) -> str | None:
+    """Returns that the manifest belongs to the model of the flags, if they name one.
+
+    Raises:
+      ManifestError: If it does not, or nobody can serve it: what `calm-beam generate` would say.
+      UsageError: If a vocabulary is named without a model.
+    """
+    if flags.checkpoint is None:
+        if flags.vocabulary is not None:
+            raise UsageError("--vocabulary belongs to --checkpoint, which is missing.")
+        return None
+    # Here, since it needs JAX, which a manifest alone does not.
+    from calm_beam.serving.agreement import agreed_settings, recorded_vocabulary
+
+    checkpoint = _load(flags, flags.checkpoint)
+    vocabulary = recorded_vocabulary(manifest.vocabulary, checkpoint, flags.vocabulary)
+    for entry in manifest.calibrations:
+        agreed_settings(manifest, entry, checkpoint, vocabulary, confidence=flags.confidence)
+    with_vocabulary = "" if vocabulary is None else ", and to its vocabulary"
+    return f"It belongs to the model in {flags.checkpoint}{with_vocabulary}."
+
+
+def _describe_manifest(console: PlainConsole, manifest: Manifest) -> None:
     model, decode, data = manifest.model, manifest.decode, manifest.data
     schedule = decode.schedule if decode.tau is None else f"{decode.schedule}, tau {decode.tau:g}"
-    console.print(f"Manifest of {manifest.created}; its digest is right.")
+    console.print(f"Manifest of {printable_line(manifest.created)}; its digest is right.")
     console.print(f"Model: {model.layers} decoder layers, {model.fingerprint}", soft_wrap=True)
-    console.print(f"  read from {model.uri}", soft_wrap=True)
+    console.print(f"  read from {printable_line(model.uri)}", soft_wrap=True)
     console.print(
         f"Exits: confidence {decode.confidence}, schedule {schedule}, state propagation {decode.state_propagation}, "
         f"from layer {decode.min_exit_layer} in steps of {decode.exit_interval}; {decode.dtype}."
@@ -67,7 +90,7 @@ def _describe_manifest(console: Console, manifest: Manifest) -> None:
     )
     clusters = "" if data.clusters is None else f" in {data.clusters} clusters"
     console.print(
-        f"Calibration set: {data.examples} examples{clusters} of {', '.join(data.patterns)}; "
+        f"Calibration set: {data.examples} examples{clusters} of {printable_line(', '.join(data.patterns))}; "
         f"{data.duplicates} repeated inputs, "
         f"{data.truncated} cut, {data.failed} failed."
     )
@@ -75,24 +98,32 @@ def _describe_manifest(console: Console, manifest: Manifest) -> None:
     console.print(tests_in_words(manifest))
     if manifest.plan is not None:
         console.print(f"Plan that the run started with: {manifest.plan.digest}", soft_wrap=True)
-    console.print(manifest.guarantee)
+    console.print(printable_line(manifest.guarantee))
 
 
-def _describe_checkpoint(console: Console, path: str) -> None:
-    checkpoint = load_checkpoint(path)
+def _load(flags: argparse.Namespace, path: str) -> Checkpoint:
+    return load_checkpoint(path, declared=declared(flags))
+
+
+def _describe_checkpoint(console: PlainConsole, checkpoint: Checkpoint) -> None:
     config = checkpoint.config
     weights = sum(array.size for array in checkpoint.arrays.values())
     console.print(f"Checkpoint in {checkpoint.layout} layout: {checkpoint.uri}", soft_wrap=True)
     console.print(f"Fingerprint: {checkpoint.fingerprint()}", soft_wrap=True)
     console.print(
-        f"T5 with {'gated GELU' if config.gated_mlp else 'ReLU'}: {config.num_encoder_layers} encoder and "
-        f"{config.num_decoder_layers} decoder layers, width {config.emb_dim}, {config.num_heads} heads of "
-        f"{config.head_dim}, feed-forward {config.mlp_dim}, {config.vocab_size} token ids, "
-        f"{'tied' if config.tied_head else 'untied'} head; {weights:,} weights."
+        f"T5 with {'gated ' if config.gated_mlp else ''}{_ACTIVATIONS[config.activation]}: "
+        f"{config.num_encoder_layers} encoder and {config.num_decoder_layers} decoder layers, "
+        f"width {config.emb_dim}, {config.num_heads} heads of {config.head_dim}, feed-forward {config.mlp_dim}, "
+        f"{config.vocab_size} token ids, {'tied' if config.tied_head else 'untied'} head; {weights:,} weights."
     )
+    if config.relative_bias_per_layer:
+        console.print("Every layer has a table of relative positions of its own.")
+    for sentence in (*checkpoint.stated, *checkpoint.assumed):
+        console.print(sentence, soft_wrap=True)
     console.print(f"Exit classifier: {'yes' if config.exit_classifier else 'no'}.")
     if checkpoint.vocabulary_path is None:
         console.print("Vocabulary: none in or beside it.")
     else:
-        vocabulary = Vocabulary(checkpoint.vocabulary_path)
-        console.print(f"Vocabulary: {vocabulary.size} ids, {checkpoint.vocabulary_uri}", soft_wrap=True)
+        vocabulary = open_vocabulary(checkpoint.vocabulary_path)
+        sentinels = f", {vocabulary.extra_ids} of them sentinels" if vocabulary.extra_ids else ""
+        console.print(f"Vocabulary: {vocabulary.size} ids{sentinels}, {checkpoint.vocabulary_uri}", soft_wrap=True)

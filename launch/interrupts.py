@@ -10,6 +10,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
+from .streams import StreamError
+
 # What shells report for a process that Ctrl-C ended.
 INTERRUPTED = 130
 
@@ -93,6 +95,6 @@ def _leave(status: int) -> None:
         return
     for stream in (sys.stdout, sys.stderr):
         # A reader that is gone takes nothing away from a failure.
-        with contextlib.suppress(OSError, ValueError):
+        with contextlib.suppress(OSError, ValueError, StreamError):
             stream.flush()
     os._exit(status)

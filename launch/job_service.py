@@ -4,12 +4,12 @@ Beam's own Python job service gives every job one worker, whatever the job asks 
 `--sdk_worker_parallelism` says. On one machine, in three terminals:
 
     python -m calm_beam.launch.job_service --port=8099
-    python -m apache_beam.runners.worker.worker_pool_main --service_port=50000
+    python -m calm_beam.launch.worker_pool --port=50000
 
     calm-beam calibrate ... --runner=PortableRunner --job_endpoint=localhost:8099 \
         --environment_type=EXTERNAL --environment_config=localhost:50000 --sdk_worker_parallelism=2
 
-The pool starts the `python` on its PATH; data, checkpoint and output must be on a disk that all of them see.
+The pool starts the `python` on its PATH. Both answer to this machine alone: they ask nobody for a password.
 """
 
 import argparse
@@ -24,6 +24,7 @@ from apache_beam.options.pipeline_options import PortableOptions
 from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 from apache_beam.runners.portability.local_job_service import BeamJob, LocalJobServicer
 
+from .loopback import OpenPortError, port_number, require_loopback
 from .worker_processes import watch_workers
 
 
@@ -52,7 +53,9 @@ def start_job_service(port: int = 0) -> tuple[LocalJobServicer, int]:
     """
     watch_workers()
     service = LocalJobServicer(beam_job_type=_Job)
-    return service, service.start_grpc_server(port)
+    port = service.start_grpc_server(port)
+    require_loopback(vars(service).values())
+    return service, port
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -60,13 +63,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m calm_beam.launch.job_service", description=(__doc__ or "").split("\n")[0]
     )
-    parser.add_argument("--port", type=int, required=True, help="0 for a free one")
+    parser.add_argument("--port", type=port_number, required=True, help="0 for a free one")
     flags = parser.parse_args(argv)
     logging.basicConfig(level=logging.ERROR)
+    try:
+        service, port = start_job_service(flags.port)
+    except (OpenPortError, OSError) as error:
+        print(f"job service: {error}", file=sys.stderr)
+        return 1
     ended = threading.Event()
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, lambda *_: ended.set())
-    service, port = start_job_service(flags.port)
     print(f"job service at localhost:{port}", flush=True)
     ended.wait()
     service.stop()

@@ -2,9 +2,12 @@
 
 from collections.abc import Sequence
 
-from rich.console import Console
 from rich.style import Style
 from rich.text import Text
+
+from calm_beam.printable import printable_line
+
+from .terminal import PlainConsole
 
 # From little work to much: pale yellow, blue-green, dark blue, in red, green and blue.
 _ANCHORS = ((255, 255, 204), (65, 182, 196), (12, 44, 132))
@@ -21,7 +24,7 @@ class LayerPrinter:
     def __init__(self, num_layers: int) -> None:
         """Prepares to print on standard output; `num_layers` is the decoder's depth."""
         self._num_layers = num_layers
-        self._console = Console(markup=False, emoji=False, highlight=False, soft_wrap=True)
+        self._console = PlainConsole(highlight=False, soft_wrap=True)
         self._has_colours = self._console.color_system is not None and not self._console.no_color
 
     def print_legend(self) -> None:
@@ -43,7 +46,7 @@ class LayerPrinter:
         """
         line = Text()
         for text, layer in zip(texts, exit_layers, strict=True):
-            shown = text.replace("\n", "⏎") or _NO_TEXT
+            shown = printable_line(text.replace("\n", "⏎")) or _NO_TEXT
             if self._has_colours:
                 line.append(shown, _style(layer, self._num_layers))
             else:

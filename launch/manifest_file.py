@@ -3,7 +3,7 @@
 from calm_beam.manifest import MANIFEST, Calibration
 from calm_beam.storage import is_file, is_folder, joined
 
-from .flags import FlagParser, UsageError, naming
+from .flags import FlagParser, UsageError, confidence, naming
 
 
 def find_manifest(name: str) -> str:
@@ -26,6 +26,16 @@ def add_entry_flags(parser: FlagParser) -> None:
     which.add_argument("--metric", help="name of the metric")
     which.add_argument("--delta", type=float, help="risk tolerance, as calibrated")
     which.add_argument("--epsilon", type=float, help="allowed probability of error, as calibrated")
+
+
+def add_confidence_flag(parser: FlagParser) -> None:
+    """Adds the flag by which a user trusts code that a manifest names."""
+    parser.add_argument(
+        "--confidence",
+        type=confidence,
+        help="confidence measure of the manifest; needed where that is module:function of your own, which is imported "
+        "only if it is named here",
+    )
 
 
 def entry_in_words(entry: Calibration) -> str:

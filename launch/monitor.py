@@ -23,8 +23,9 @@ import math
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 
+from calm_beam import strict_json
 from calm_beam.errors import CalmBeamError
-from calm_beam.manifest import Calibration, Manifest, ManifestError, read_manifest
+from calm_beam.manifest import Calibration, Manifest, read_manifest
 from calm_beam.risk.monitor import RiskMonitor
 from calm_beam.storage import (
     check_writable,
@@ -39,6 +40,7 @@ from calm_beam.storage import (
 
 from .flags import FlagParser, UsageError, naming, parse_own_flags
 from .manifest_file import add_entry_flags, entry_in_words, find_manifest
+from .terminal import say, tell
 
 ALARM = 3
 _INTERRUPTED = 130
@@ -53,24 +55,17 @@ class MonitorError(CalmBeamError, ValueError):
 
 def main(argv: Sequence[str]) -> int:
     """Runs the command and returns its exit status."""
-    try:
-        flags = parse_own_flags(_parser(), argv)
-        if not 0 < flags.alpha < 1:
-            raise UsageError(f"--alpha must be in (0, 1), got {flags.alpha:g}. It is a probability: for 5 % pass 0.05.")
-        manifest = read_manifest(find_manifest(flags.manifest))
-        entry = _chosen_entry(manifest, flags)
-        with naming("--losses"):
-            if flags.losses != _STREAM and not is_file(flags.losses):
-                raise UsageError(f"--losses {flags.losses}: no such file. Pass - for standard input.")
-        if manifest.data.clusters is not None:
-            print("the manifest is about clusters: every line has to be the mean loss of one", file=sys.stderr)
-        session = _Session(manifest, entry, flags)
-    except UsageError as error:
-        print(f"calm-beam monitor: {error}", file=sys.stderr)
-        return 2
-    except (ManifestError, MonitorError, OSError) as error:
-        print(f"calm-beam monitor: {error}", file=sys.stderr)
-        return 1
+    flags = parse_own_flags(_parser(), argv)
+    if not 0 < flags.alpha < 1:
+        raise UsageError(f"--alpha must be in (0, 1), got {flags.alpha:g}. It is a probability: for 5 % pass 0.05.")
+    manifest = read_manifest(find_manifest(flags.manifest))
+    entry = _chosen_entry(manifest, flags)
+    with naming("--losses"):
+        if flags.losses != _STREAM and not is_file(flags.losses):
+            raise UsageError(f"--losses {flags.losses}: no such file. Pass - for standard input.")
+    if manifest.data.clusters is not None:
+        say("the manifest is about clusters: every line has to be the mean loss of one")
+    session = _Session(manifest, entry, flags)
     try:
         if flags.losses == _STREAM:
             session.follow(_losses(sys.stdin, "standard input", session))
@@ -78,12 +73,11 @@ def main(argv: Sequence[str]) -> int:
             with open_input(flags.losses) as raw, io.TextIOWrapper(raw, "utf-8") as file:
                 session.take(list(_losses(file, flags.losses, session)))
     except KeyboardInterrupt:
-        print(session.report())
+        tell(session.report())
         return _INTERRUPTED
-    except (MonitorError, OSError, UnicodeDecodeError) as error:
-        print(f"calm-beam monitor: {error}", file=sys.stderr)
-        return 1
-    print(session.report())
+    except UnicodeDecodeError as error:
+        raise MonitorError(str(error)) from error
+    tell(session.report())
     return ALARM if session.monitor.alarm_at else 0
 
 
@@ -127,7 +121,9 @@ def _losses(lines: Iterable[str], name: str, session: "_Session") -> Iterator[fl
             loss = _loss(line, session)
         except UsageError as error:
             raise MonitorError(f"{name}, line {number}: {error}") from error
-        except (ValueError, RecursionError):
+        except strict_json.StrictJSONError as error:
+            raise MonitorError(f"{name}, line {number}: expected a loss or a row of a probe, got {error}.") from error
+        except ValueError:
             loss = math.nan
         if not low <= loss <= 1:
             raise MonitorError(f"{name}, line {number}: expected a loss in [{low}, 1], got {line.strip()!r:.100}.")
@@ -138,7 +134,7 @@ def _loss(line: str, session: "_Session") -> float:
     """Returns the loss in a line: a number, or a row that a `LossProbe` wrote for the same promise."""
     if not line.lstrip().startswith("{"):
         return float(line)
-    row = json.loads(line)
+    row = strict_json.loads(line)
     if any(row.get(key) != value for key, value in session.promise.items()):
         raise UsageError(
             "was measured for another manifest or entry. Losses of one promise tell nothing of another: name the one "
@@ -179,13 +175,13 @@ class _Session:
         assert self._path is not None
         try:
             with open_input(self._path) as file:
-                content = json.loads(file.read())
+                content = strict_json.loads(file.read())
             if not isinstance(content, dict) or content.keys() != {*self._about, "monitor"}:
                 raise ValueError(f"expected an object with the keys {', '.join(self._about)} and monitor.")
             if not isinstance(content["monitor"], dict):
                 raise ValueError("monitor must be an object.")
             monitor = RiskMonitor.from_dict(content["monitor"])
-        except (ValueError, RecursionError) as error:
+        except ValueError as error:
             raise MonitorError(f"state {self._path}: {error}") from error
         about = {name: content[name] for name in self._about}
         if about != self._about or (monitor.delta, monitor.is_signed) != (self.monitor.delta, self.monitor.is_signed):

@@ -12,65 +12,57 @@ procedures that divide epsilon among K thresholds, or entries that are to hold t
 
 import argparse
 import dataclasses
+import functools
 import io
 import math
-import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from rich import box
-from rich.console import Console
 from rich.table import Table
 
 from calm_beam.risk.pvalues import P_VALUES
 from calm_beam.risk.sample_size import (
-    SUM_P_VALUES,
+    COIN_P_VALUES,
     Losses,
     beta_losses,
+    coin_examples_needed,
     coin_losses,
     exact_power,
-    examples_needed,
     resampled_losses,
+    simulated_examples_needed,
     simulated_power,
 )
 from calm_beam.storage import check_writable, is_cloud_path, is_file, is_folder, open_input, parent
 
-from .flags import FlagParser, UsageError, naming, numbers, parse_own_flags, texts, whole_number
+from .flags import FlagParser, UsageError, as_usage, naming, numbers, parse_own_flags, texts, whole_number
 from .plots import check_plots_available
 from .power_plot import Curve, write_power_plot
+from .terminal import PlainConsole, say, tell
 
 _MOST_EXAMPLES_COMPUTED = 10_000_000
 _MOST_EXAMPLES_SIMULATED = 100_000
 _POINTS_OF_A_CURVE = 16
 
-# Gives the power of a p-value at a number of examples.
-Power = Callable[[int], float]
-
 
 def main(argv: Sequence[str]) -> int:
     """Runs the command and returns its exit status."""
-    try:
+    with as_usage():
         flags = parse_own_flags(_parser(), argv)
         _check(flags)
         guesses = _guesses(flags)
         names = _p_values(flags, guesses)
-    except (UsageError, ValueError) as error:
-        print(f"calm-beam plan: {error}", file=sys.stderr)
-        return 2
-    try:
-        curves = [_curves(guess, names, flags) for guess in guesses]
-        _print(guesses, curves, flags)
-        if flags.output:
-            write_power_plot(
-                flags.output,
-                {guess.title: row for guess, row in zip(guesses, curves, strict=True)},
-                target=flags.power,
-                title=f"delta {flags.delta:g}, epsilon {flags.epsilon:g}",
-            )
-            print(f"Plot: {flags.output}")
-    except OSError as error:
-        print(f"calm-beam plan: {error}", file=sys.stderr)
-        return 1
+    curves = [_curves(guess, names, flags) for guess in guesses]
+    _print(guesses, curves, flags)
+    if flags.output:
+        write_power_plot(
+            flags.output,
+            {guess.title: row for guess, row in zip(guesses, curves, strict=True)},
+            target=flags.power,
+            title=f"delta {flags.delta:g}, epsilon {flags.epsilon:g}",
+        )
+        tell(f"Plot: {flags.output}")
     return 0
 
 
@@ -210,14 +202,20 @@ def _p_values(flags: argparse.Namespace, guesses: Sequence[_Guess]) -> list[str]
 def _curves(guess: _Guess, names: Sequence[str], flags: argparse.Namespace) -> list[Curve]:
     """Returns the number of examples needed by each p-value and, with a plot to make, the power around it."""
     curves, powers = [], []
+    test: dict[str, float] = {"delta": flags.delta, "epsilon": flags.epsilon}
     for name in names:
-        power, is_exact = _power(guess, name, flags)
-        # One more accepted loss takes about 1 / delta more examples: one tooth of the saw.
-        window = math.ceil(1 / flags.delta) if is_exact else 0
-        at_most = _MOST_EXAMPLES_COMPUTED if is_exact else _MOST_EXAMPLES_SIMULATED
-        needed = examples_needed(power, power=flags.power, window=window, at_most=at_most)
+        if guess.is_coin and name in COIN_P_VALUES:
+            at_most = _MOST_EXAMPLES_COMPUTED
+            needed = coin_examples_needed(name, risk=guess.risk, power=flags.power, at_most=at_most, **test)
+            powers.append(functools.partial(_exact_power, name, guess, test))
+        else:
+            at_most = _MOST_EXAMPLES_SIMULATED
+            simulation = {**test, "replications": flags.replications, "seed": flags.seed}
+            # It may take a minute.
+            say(f"simulating {name} at {guess.title}")
+            needed = simulated_examples_needed(name, guess.losses, power=flags.power, at_most=at_most, **simulation)
+            powers.append(functools.partial(_simulated_power, name, guess, simulation))
         curves.append(Curve(name=name, needed=needed, at_most=at_most, points=()))
-        powers.append(power)
     if not flags.output:
         return curves
     found = [curve.needed or curve.at_most for curve in curves]
@@ -228,23 +226,16 @@ def _curves(guess: _Guess, names: Sequence[str], flags: argparse.Namespace) -> l
     ]
 
 
-def _power(guess: _Guess, name: str, flags: argparse.Namespace) -> tuple[Power, bool]:
-    """Returns the power as a function of the number of examples, and whether it is exact."""
-    if guess.is_coin and name in SUM_P_VALUES:
-        return lambda n: exact_power(name, n=n, risk=guess.risk, delta=flags.delta, epsilon=flags.epsilon), True
-    return lambda n: simulated_power(
-        name,
-        guess.losses,
-        n=n,
-        delta=flags.delta,
-        epsilon=flags.epsilon,
-        replications=flags.replications,
-        seed=flags.seed,
-    ), False
+def _exact_power(name: str, guess: _Guess, test: Mapping[str, Any], n: int) -> float:
+    return exact_power(name, n=n, risk=guess.risk, **test)
+
+
+def _simulated_power(name: str, guess: _Guess, simulation: Mapping[str, Any], n: int) -> float:
+    return simulated_power(name, guess.losses, n=n, **simulation)
 
 
 def _print(guesses: Sequence[_Guess], curves: Sequence[Sequence[Curve]], flags: argparse.Namespace) -> None:
-    console = Console(markup=False, emoji=False)
+    console = PlainConsole()
     title = f"Examples needed to accept a threshold at delta {flags.delta:g} with probability {flags.power:g}"
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("expected loss\ndeviation", no_wrap=True)
@@ -255,6 +246,7 @@ def _print(guesses: Sequence[_Guess], curves: Sequence[Sequence[Curve]], flags: 
         table.add_row(by_guess[0].name, *needed)
     console.print(table)
     console.print(
-        f"Epsilon {flags.epsilon:g}. Power is exact for losses of 0 and 1 with p-values of their sum, elsewhere "
-        f"simulated ({flags.replications} calibrations, seed {flags.seed}). Settle the p-value before calibrating."
+        f"Epsilon {flags.epsilon:g}. From so many examples on, the probability is reached and stays so. That is exact "
+        "for losses of 0 and 1 with p-values that take no notice of their order, elsewhere simulated "
+        f"({flags.replications} calibrations, seed {flags.seed}). Settle the p-value before calibrating."
     )

@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from calm_beam.exits.measures import COMPARABLE
 from calm_beam.storage import replacing
 
 from .flags import UsageError
@@ -17,9 +18,6 @@ if TYPE_CHECKING:
 # Told apart by readers who are colour-blind too (Okabe and Ito, "Color universal design", 2008).
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 BLACK, GREY = "#000000", "#777777"
-
-MEASURES = ("softmax", "softmax_max", "state", "classifier")
-"""Confidence measures that could be served; each has a colour of its own."""
 
 
 def check_plots_available() -> None:
@@ -59,7 +57,7 @@ def measure_style(name: str, *, place: int = 0) -> dict[str, Any]:
         return {"color": GREY, "marker": "s", "linestyle": "--", "markersize": 3}
     if name == "oracle":
         return {"color": BLACK, "marker": "*", "linestyle": "none", "markersize": 9}
-    index = MEASURES.index(name) if name in MEASURES else len(MEASURES) + place
+    index = COMPARABLE.index(name) if name in COMPARABLE else len(COMPARABLE) + place
     return {"color": COLOURS[index % len(COLOURS)], "marker": "."}
 
 

@@ -9,19 +9,21 @@ Speedups are shown where `evaluate` measured some at the chosen thresholds (--sp
 """
 
 import argparse
-import sys
 from collections.abc import Sequence
 
 from calm_beam.calibration.publish import REPORT
 from calm_beam.efficiency.flops import DecoderSizes
-from calm_beam.generations import GenerationsError
+from calm_beam.exits.measures import MeasureError, check_may_run
 from calm_beam.manifest import MANIFEST, Manifest, ManifestError
-from calm_beam.report import Calibrated, ReportError, StoredOutputs, build_page, read_calibrated, read_speedups
+from calm_beam.report import Calibrated, StoredOutputs, build_page, read_calibrated, read_speedups
 from calm_beam.storage import absolute, base_name, check_writable, is_file, is_folder, joined, parent, replacing
 from calm_beam.vocabulary import Vocabulary, VocabularyError
 
 from .flags import FlagParser, UsageError, naming, parse_own_flags, whole_number
 from .generations import find_generations
+from .manifest_file import add_confidence_flag
+from .model_flags import add_model_flags, declared
+from .terminal import say, tell
 
 _MOST_EXAMPLES = 500
 
@@ -29,32 +31,25 @@ _MOST_EXAMPLES = 500
 def main(argv: Sequence[str]) -> int:
     """Runs the command and returns its exit status."""
     parser = _parser()
-    try:
-        flags = parse_own_flags(parser, argv)
-        output = _checked_output(flags)
-        _build(flags, output)
-    except UsageError as error:
-        print(f"calm-beam report: {error}", file=sys.stderr)
-        return 2
-    except (ReportError, ManifestError, GenerationsError, OSError) as error:
-        print(f"calm-beam report: {error}", file=sys.stderr)
-        return 1
-    print(f"Report: {output}")
+    flags = parse_own_flags(parser, argv)
+    output = _checked_output(flags)
+    _build(flags, output)
+    tell(f"Report: {output}")
     return 0
 
 
-def report_after(output: str, folder: str, *, checkpoint: str | None, vocabulary: str | None) -> None:
+def report_after(output: str, folder: str, calibrate_flags: argparse.Namespace) -> None:
     """Builds the report of a calibration that has just published its result; says so if that fails.
 
     Args:
       output: Its output directory.
       folder: Its generations.
-      checkpoint: The model, if the user named it.
-      vocabulary: The vocabulary, if the user named it.
+      calibrate_flags: Its flags, which may name model and vocabulary.
     """
     path = joined(output, REPORT)
     flags = _parser().parse_args([f"--calibration={output}", f"--generations={folder}"])
-    flags.checkpoint, flags.vocabulary = checkpoint, vocabulary
+    for name in ("checkpoint", "confidence", "activation", "relative_max_distance", "vocabulary"):
+        setattr(flags, name, getattr(calibrate_flags, name))
     elsewhere = "" if folder.startswith(joined(output, "")) else f" --generations={folder}"
     again = f"calm-beam report --calibration={output}{elsewhere}"
     try:
@@ -64,9 +59,9 @@ def report_after(output: str, folder: str, *, checkpoint: str | None, vocabulary
     # Whatever it is: the calibration succeeded, and must not seem to have failed.
     except Exception as error:
         reason = f"{type(error).__name__}: {error}"
-        print(f"caution: no report ({reason}). The result in {output} is whole; try: {again}", file=sys.stderr)
+        say(f"caution: no report ({reason}). The result in {output} is whole; try: {again}")
     else:
-        print(f"Report: {path}")
+        tell(f"Report: {path}")
 
 
 def _parser() -> FlagParser:
@@ -77,6 +72,8 @@ def _parser() -> FlagParser:
         "--generations", metavar="DIR", help="its generations, if it was made with --generations; default: its own"
     )
     parser.add_argument("--checkpoint", help="the model, if it is no longer where the manifest says")
+    add_model_flags(parser)
+    add_confidence_flag(parser)
     parser.add_argument("--vocabulary", help="SentencePiece model; default: in or beside the checkpoint")
     parser.add_argument(
         "--speedup", metavar="DIR", help="output directory of calm-beam evaluate --speedup with the same model"
@@ -129,7 +126,7 @@ def _build(flags: argparse.Namespace, output: str) -> None:
         remarks=remarks,
     )
     for remark in remarks:
-        print(f"calm-beam report: {remark}", file=sys.stderr)
+        say(f"calm-beam report: {remark}")
     with replacing(output) as temporary:
         temporary.write_text(page, encoding="utf-8", newline="\n")
 
@@ -157,31 +154,32 @@ def _model(
     """Returns vocabulary and sizes; None for what cannot be had, unless it was named and is wrong."""
     # Here, since it needs JAX, which a calibration of stored generations does without.
     from calm_beam.checkpoints import CheckpointError, load_checkpoint
+    from calm_beam.serving.agreement import check_model, check_vocabulary
 
     vocabulary_path = flags.vocabulary
-    sizes = None
+    checkpoint = sizes = None
     try:
-        checkpoint = load_checkpoint(flags.checkpoint or manifest.model.uri)
-        if checkpoint.fingerprint() != manifest.model.fingerprint:
-            raise CheckpointError(
-                f"checkpoint {checkpoint.uri}: fingerprint is {checkpoint.fingerprint()}, the manifest is about "
-                f"{manifest.model.fingerprint}."
-            )
+        checkpoint = load_checkpoint(flags.checkpoint or manifest.model.uri, declared=declared(flags))
+        check_model(manifest.model, checkpoint)
+        # Which operations a test takes, its measure says.
+        check_may_run(manifest.decode.confidence, named=(flags.confidence,))
         sizes = DecoderSizes.of(checkpoint.config)
         vocabulary_path = vocabulary_path or checkpoint.vocabulary_uri
-    except (CheckpointError, OSError) as error:
+    except MeasureError as error:
+        remarks.append(f"Floating point operations are not counted: {error}")
+    except (CheckpointError, ManifestError, OSError) as error:
         if flags.checkpoint is not None:
             raise UsageError(f"--checkpoint: {error}") from error
         remarks.append(f"Floating point operations are not counted, since the model cannot be had: {error}")
-    if manifest.vocabulary is None:
+    if manifest.vocabulary is None and flags.vocabulary is None:
         return None, sizes
     try:
-        if vocabulary_path is None:
-            raise VocabularyError("no sentencepiece.model in or beside the model.")
-        vocabulary = Vocabulary(vocabulary_path, extra_ids=manifest.vocabulary.extra_ids)
-        if vocabulary.fingerprint != manifest.vocabulary.fingerprint:
-            raise VocabularyError(f"vocabulary {vocabulary_path}: is not the one that was calibrated with.")
-    except VocabularyError as error:
+        vocabulary = None
+        if vocabulary_path is not None:
+            extra_ids = manifest.vocabulary.extra_ids if manifest.vocabulary else 0
+            vocabulary = Vocabulary(vocabulary_path, extra_ids=extra_ids)
+        check_vocabulary(manifest.vocabulary, vocabulary, checkpoint)
+    except (VocabularyError, ManifestError) as error:
         if flags.vocabulary is not None:
             raise UsageError(f"--vocabulary: {error}") from error
         remarks.append(f"Tokens are shown as ids, since the vocabulary cannot be had: {error}")

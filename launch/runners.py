@@ -1,9 +1,11 @@
 """Which Beam runner executes a pipeline, and what its failures say."""
 
+import contextlib
 import importlib
 import re
-import sys
+import tempfile
 import traceback
+from collections.abc import Iterator
 
 import apache_beam as beam
 import grpc
@@ -17,10 +19,10 @@ from calm_beam.errors import CalmBeamError
 from .dataflow import job_address, template_location
 from .flags import UsageError
 from .run_metrics import RunMetrics, run_metrics
+from .runner_flags import LOCAL_RUNNERS, check_runner_flags
+from .terminal import say
 from .worker_processes import provision_info, watch_workers
 
-# Beam's own DirectRunner tries to download a binary at every start and behaves by what it finds; ours is explicit.
-_LOCAL_RUNNERS = ("", "directrunner", "fnapirunner", "bundlebaseddirectrunner")
 # Workers of these may be on this machine, and can then report their progress to a file.
 _PERHAPS_HERE = ("daskrunner", "portablerunner")
 
@@ -30,12 +32,20 @@ _JOB_SECONDS = 10_000_000
 
 
 class PipelineError(CalmBeamError, RuntimeError):
-    """A pipeline ended without a result; its message is the first cause in words."""
+    """A pipeline ended without a result; its message is the first cause in words.
+
+    Attributes:
+      cause: Class of the first cause, if it is one of our errors.
+    """
+
+    def __init__(self, message: str, *, cause: type[CalmBeamError] | None = None) -> None:
+        super().__init__(message)
+        self.cause = cause
 
 
 def is_local(options: PipelineOptions) -> bool:
     """Returns whether the pipeline runs on this machine's disks, in this process or its children."""
-    return (options.view_as(StandardOptions).runner or "").lower() in _LOCAL_RUNNERS
+    return (options.view_as(StandardOptions).runner or "").lower() in LOCAL_RUNNERS
 
 
 def may_report_progress(options: PipelineOptions) -> bool:
@@ -50,9 +60,10 @@ def make_runner(options: PipelineOptions) -> PipelineRunner:
     `--environment_type=EXTERNAL`, those of a worker pool. `DaskRunner` is our own correction of Beam's.
 
     Raises:
-      UsageError: If it cannot run here, or loses outputs.
+      UsageError: If it cannot run here, or loses outputs, or flags contradict each other.
       ValueError: If Beam does not know it.
     """
+    check_runner_flags(options)
     watch_workers()
     name = options.view_as(StandardOptions).runner or ""
     if name.lower() == "daskrunner":
@@ -66,13 +77,20 @@ def make_runner(options: PipelineOptions) -> PipelineRunner:
         _prepare_job_endpoint(options)
         return create_runner(name)
     direct, portable = options.view_as(DirectOptions), options.view_as(PortableOptions)
-    if portable.environment_type == "EXTERNAL":
-        return FnApiRunner(
-            default_environment=Environment.from_options(portable), provision_info=provision_info(options)
-        )
+    if (portable.environment_type or "").upper() == "EXTERNAL":
+        return _PoolRunner(provision_info=provision_info(options))
     if direct.direct_num_workers != 1 and direct.direct_running_mode == "in_memory":
         direct.direct_running_mode = "multi_processing"
     return FnApiRunner(provision_info=provision_info(options))
+
+
+class _PoolRunner(FnApiRunner):
+    """Runs on workers of the pool that options name."""
+
+    def run_pipeline(self, pipeline: beam.Pipeline, options: PipelineOptions) -> PipelineResult:
+        # Here, since Beam makes temporary files for it.
+        self._default_environment = Environment.from_options(options.view_as(PortableOptions))
+        return super().run_pipeline(pipeline, options)
 
 
 def _dask_runner() -> PipelineRunner:
@@ -111,21 +129,35 @@ def run_pipeline(pipeline: beam.Pipeline) -> RunMetrics | None:
       PipelineError: If it did not succeed.
     """
     try:
-        result = pipeline.run()
-        if address := job_address(result, pipeline.options):
-            print(f"job {address}", file=sys.stderr)
-        _wait(result, address)
+        with _temporary_files_removed():
+            result = pipeline.run()
+            if address := job_address(result, pipeline.options):
+                say(f"job {address}")
+            _wait(result, address)
     except Exception as error:
         # Runners wrap what a worker raised in types of their own, with its traceback as text.
         trace = "".join(traceback.format_exception_only(error))
         name, message = _last_error(trace)
         if message == "KeyboardInterrupt":
             raise KeyboardInterrupt from error
-        if not _is_own(name):
+        own = _own_class(name)
+        if own is None:
             # Nothing that the user did is known to cause this: what helps is where it happened.
-            traceback.print_exception(error)
-        raise PipelineError(first_cause(trace)) from error
+            say("".join(traceback.format_exception(error)))
+        raise PipelineError(first_cause(trace), cause=own) from error
     return None if template_location(pipeline.options) else run_metrics(result)
+
+
+@contextlib.contextmanager
+def _temporary_files_removed() -> Iterator[None]:
+    """Removes what is left in the folder for temporary files when the block ends: Beam leaves some of its own there."""
+    before = tempfile.tempdir
+    with tempfile.TemporaryDirectory(prefix="calm-beam-", ignore_cleanup_errors=True) as folder:
+        tempfile.tempdir = folder
+        try:
+            yield
+        finally:
+            tempfile.tempdir = before
 
 
 def _wait(result: PipelineResult, address: str | None) -> None:
@@ -149,19 +181,19 @@ def first_cause(trace: str) -> str:
     'bad'
     """
     name, message = _last_error(trace)
-    return message if not name or _is_own(name) else f"{name.rpartition('.')[2]}: {message}"
+    return message if not name or _own_class(name) else f"{name.rpartition('.')[2]}: {message}"
 
 
-def _is_own(name: str) -> bool:
-    """Returns whether a traceback's name of a class is one of our errors."""
+def _own_class(name: str) -> type[CalmBeamError] | None:
+    """Returns which of our errors a traceback's name of a class is, None if it is none of them."""
     module, _, class_name = name.rpartition(".")
     if not module.startswith("calm_beam."):
-        return False
+        return None
     try:
         named = getattr(importlib.import_module(module), class_name, None)
     except ImportError:
-        return False
-    return isinstance(named, type) and issubclass(named, CalmBeamError)
+        return None
+    return named if isinstance(named, type) and issubclass(named, CalmBeamError) else None
 
 
 def _last_error(trace: str) -> tuple[str, str]:

@@ -22,6 +22,8 @@ _DECODING_FLAGS = (
     "--checkpoint",
     "--vocabulary",
     "--extra_ids",
+    "--activation",
+    "--relative_max_distance",
     "--data",
     "--data_format",
     "--inputs_field",

@@ -13,7 +13,15 @@ from .metric_flags import METRIC_NAMES, add_metric_settings, checked_metrics, me
 
 _CURVE = (0.01, 0.02, 0.03, 0.04, 0.05, 0.06, 0.08, 0.1, 0.12, 0.15, 0.2, 0.25, 0.3, 0.35, 0.4, 0.45, 0.5)
 # Of those that `add_decode_flags` adds, what means something for stored generations too.
-_NOT_OF_DECODING = ("--checkpoint", "--vocabulary", "--on_error", "--max_failures", "--overwrite")
+_NOT_OF_DECODING = (
+    "--checkpoint",
+    "--activation",
+    "--relative_max_distance",
+    "--vocabulary",
+    "--on_error",
+    "--max_failures",
+    "--overwrite",
+)
 
 
 def split_parser(add_experiment_flag: Callable[[FlagParser], None]) -> FlagParser:

@@ -1,19 +1,21 @@
 """The stored generations that `calm-beam evaluate` compares, and the model that they are of."""
 
 import dataclasses
-import sys
 from collections.abc import Sequence
 
-from calm_beam.checkpoints import Checkpoint, CheckpointError, load_checkpoint
+from calm_beam.checkpoints import Checkpoint, CheckpointError, Declared, load_checkpoint
 from calm_beam.decoding.settings import DecodeSettings
 from calm_beam.exits.rule import ExitRule
 from calm_beam.generation_folder import Completion, DecodeJob, shard_files
 from calm_beam.generations import stored_examples
+from calm_beam.manifest import ManifestError
+from calm_beam.serving.agreement import check_model, check_vocabulary, recorded_vocabulary
 from calm_beam.storage import absolute
 from calm_beam.vocabulary import Vocabulary, VocabularyError
 
 from .flags import UsageError, naming
 from .generations import find_generations
+from .terminal import say
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -44,7 +46,7 @@ class ModelOfGenerations:
 
     Attributes:
       checkpoint: The model.
-      vocabulary: Its vocabulary; None for token ids.
+      vocabulary: Its vocabulary; None where there was none.
       vocabulary_path: Where that was read.
     """
 
@@ -123,15 +125,18 @@ def _names(rules: Sequence[ExitRule]) -> list[str]:
 
 def have_references(measure: StoredMeasure) -> bool:
     """Returns whether every example has references."""
-    return all(example.references for path in shard_files(measure.folder) for example in stored_examples(path))
+    return all(example.has_references for path in shard_files(measure.folder) for example in stored_examples(path))
 
 
-def find_model(measure: StoredMeasure, *, checkpoint: str | None, vocabulary: str | None) -> ModelOfGenerations | None:
+def find_model(
+    measure: StoredMeasure, *, checkpoint: str | None, declared: Declared, vocabulary: str | None
+) -> ModelOfGenerations | None:
     """Returns the model that generations are of; None if it is no longer where it was, and no other place was named.
 
     Args:
       measure: The generations.
       checkpoint: Where the user says that it is; None looks where it was.
+      declared: What its files do not say of it.
       vocabulary: The same for the vocabulary; None looks in and beside the checkpoint.
 
     Raises:
@@ -139,23 +144,16 @@ def find_model(measure: StoredMeasure, *, checkpoint: str | None, vocabulary: st
     """
     job = measure.job
     try:
-        loaded = load_checkpoint(checkpoint or job.model.uri)
+        loaded = load_checkpoint(checkpoint or job.model.uri, declared=declared)
         path = vocabulary or (loaded.vocabulary_uri if job.vocabulary else None)
-        if job.vocabulary is not None and path is None:
-            raise UsageError(f"no sentencepiece.model in or beside {loaded.uri}: pass --vocabulary.")
-        opened = None
-        if job.vocabulary is not None and path is not None:
-            opened = Vocabulary(path, extra_ids=job.vocabulary.extra_ids)
-        for what, theirs, ours in (
-            ("model", loaded.fingerprint(), job.model.fingerprint),
-            ("vocabulary", opened and opened.fingerprint, job.vocabulary and job.vocabulary.fingerprint),
-        ):
-            if theirs != ours:
-                raise UsageError(f"the {what} there is {theirs}, the generations in {measure.folder} are of {ours}.")
-    except (CheckpointError, VocabularyError, UsageError, OSError) as error:
+        opened = recorded_vocabulary(job.vocabulary, loaded, path)
+        of = f"what is stored in {measure.folder}"
+        check_model(job.model, loaded, of=of)
+        check_vocabulary(job.vocabulary, opened, loaded, of=of)
+    except (CheckpointError, VocabularyError, ManifestError, OSError) as error:
         if checkpoint or vocabulary:
             raise UsageError(f"--checkpoint {checkpoint or job.model.uri}: {error}") from error
-        print(f"operations are not counted: {error} Pass --checkpoint to have them counted.", file=sys.stderr)
+        say(f"operations are not counted: {error} Pass --checkpoint to have them counted.")
         return None
     return ModelOfGenerations(
         checkpoint=loaded, vocabulary=opened, vocabulary_path=absolute(path) if opened and path else None

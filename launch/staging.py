@@ -33,7 +33,10 @@ def staged(path: str) -> Iterator[str]:
         output.mkdir(parents=True, exist_ok=True)
         for entry in staging.iterdir():
             target = output / entry.name
-            if target.is_dir():
+            if target.is_symlink():
+                # The link, not what lies behind it.
+                target.unlink()
+            elif target.is_dir():
                 shutil.rmtree(target)
             os.replace(entry, target)
     finally:

@@ -5,11 +5,13 @@ import io
 from collections.abc import Iterator
 
 from rich import box
-from rich.console import Console
 from rich.table import Table
 
 from calm_beam.manifest import Calibration, Manifest
+from calm_beam.printable import printable_line
 from calm_beam.storage import joined, open_input
+
+from .terminal import PlainConsole
 
 _OBJECTIVES_PER_TABLE = 3
 
@@ -22,7 +24,7 @@ def print_summary(manifest: Manifest, output: str, *, seconds: float) -> None:
       output: Directory that holds it and the risk table.
       seconds: How long the run took.
     """
-    console = Console(markup=False, emoji=False)
+    console = PlainConsole()
     with open_input(joined(output, "risk_table.csv")) as raw, io.TextIOWrapper(raw, "utf-8", newline="") as file:
         for table in _trade_offs(list(csv.DictReader(file)), manifest.model.layers):
             console.print(table)
@@ -38,7 +40,7 @@ def print_summary(manifest: Manifest, output: str, *, seconds: float) -> None:
         console.print("Failed examples count with loss 1 at every threshold.")
     if data.duplicates:
         console.print("Unless prompts repeat by themselves, repeated inputs void the guarantee: take them out.")
-    console.print(manifest.guarantee)
+    console.print(printable_line(manifest.guarantee))
     console.print(f"Manifest: {joined(output, 'manifest.json')}", soft_wrap=True)
 
 
@@ -56,7 +58,7 @@ def _trade_off(rows: list[dict[str, str]], objectives: list[tuple[str, str]], nu
     table.add_column(f"layers\nof {num_layers}", justify="right", no_wrap=True)
     for consistency, metric in objectives:
         # Names of imported metrics may be long.
-        table.add_column(f"{consistency}\n{metric}", justify="right", overflow="fold")
+        table.add_column(f"{consistency}\n{printable_line(metric)}", justify="right", overflow="fold")
     risks: dict[str, dict[tuple[str, str], str]] = {}
     layers: dict[str, str] = {}
     for row in rows:
@@ -85,7 +87,7 @@ def choices_table(manifest: Manifest) -> Table:
     for entry in manifest.calibrations:
         saved = 1 - entry.layers / manifest.model.layers
         table.add_row(
-            f"{entry.consistency}\n{entry.metric}",
+            f"{entry.consistency}\n{printable_line(entry.metric)}",
             f"{entry.delta:g}\n{entry.epsilon:g}",
             "never exit" if entry.threshold is None else f"{entry.threshold:g}",
             f"{entry.layers:.2f}",

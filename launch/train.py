@@ -20,16 +20,16 @@ trained, `OUTPUT.training` holds its log and the states that `--resume` goes on 
 
 import argparse
 import contextlib
+import functools
 import pathlib
 import tempfile
 from collections.abc import Iterator, Sequence
-
-from rich.console import Console
 
 from calm_beam.checkpoints import FloatArrays, write_native
 from calm_beam.examples import Example
 from calm_beam.metrics.registry import MetricError
 from calm_beam.model import T5Config
+from calm_beam.storage import refuse_links
 from calm_beam.training.batches import Pair, end_pairs
 from calm_beam.training.config import TrainingConfig
 from calm_beam.training.generation_score import GenerationScore
@@ -41,6 +41,8 @@ from .data_files import reading_of
 from .flags import UsageError
 from .interrupts import INTERRUPTED
 from .metric_flags import metric_settings
+from .model_flags import declared
+from .terminal import PlainConsole
 from .train_classifier import run_classifier_stage
 from .train_flags import checked_output, new_model_config, parse_train_flags, training_config
 from .train_inputs import load_model, open_vocabulary, read_rows, training_pairs, validation_pairs, write_vocabulary
@@ -61,7 +63,7 @@ def main(argv: Sequence[str]) -> int:
     Raises:
       KeyboardInterrupt: If interrupted without such a state.
     """
-    console = Console(stderr=True)
+    console = PlainConsole(stderr=True)
     try:
         flags = parse_train_flags(argv)
         if flags.stage == "classifier":
@@ -84,13 +86,13 @@ class _ResumableInterruptError(Exception):
     """Ctrl-C, in a run that can be resumed."""
 
 
-def _train_model(flags: argparse.Namespace, console: Console) -> None:
+def _train_model(flags: argparse.Namespace, console: PlainConsole) -> None:
     """Checks everything, trains and writes."""
     output, config = checked_output(flags), training_config(flags)
     # Beside the output: on the same disk, and never mistaken for a part of the model.
     states = StateFolder(output.with_name(f"{output.name}.training"))
     saved, going_on = _saved_state(flags, states)
-    checkpoint = None if flags.checkpoint is None else load_model(flags.checkpoint)
+    checkpoint = None if flags.checkpoint is None else load_model(flags.checkpoint, declared(flags))
     model_config = new_model_config(flags) if checkpoint is None else checkpoint.config
     reading = reading_of(flags)
     rows = read_rows("--data", flags.data, reading)
@@ -132,7 +134,7 @@ def _train_model(flags: argparse.Namespace, console: Console) -> None:
                 on_save=states.save,
                 resume_from=saved,
             )
-        _write(console, output, model_config, model.arrays, vocabulary_path, flags.dtype)
+        _write(console, output, model_config, model.arrays, vocabulary_path, vocabulary.extra_ids, flags.dtype)
     log.move_to(output / _LOG)
     states.delete()
     _report_end(console, flags, model)
@@ -140,6 +142,7 @@ def _train_model(flags: argparse.Namespace, console: Console) -> None:
 
 def _saved_state(flags: argparse.Namespace, states: StateFolder) -> tuple[SavedState | None, str]:
     """Returns the state to go on from, or None to start anew; and what to say once it has been found to fit."""
+    refuse_links(states.path, inside=states.path.parent)
     steps = states.steps()
     if not flags.resume:
         if steps and not flags.overwrite:
@@ -196,23 +199,27 @@ def _score(
 
 
 def _write(
-    console: Console,
+    console: PlainConsole,
     output: pathlib.Path,
     config: T5Config,
     arrays: FloatArrays,
     vocabulary_path: pathlib.Path,
+    extra_ids: int,
     dtype: str,
 ) -> None:
     """Writes the model; in float32 if float16 cannot hold it, rather than losing it."""
+    write = functools.partial(
+        write_native, output, config, arrays, vocabulary_path=vocabulary_path, extra_ids=extra_ids
+    )
     try:
-        write_native(output, config, arrays, vocabulary_path=vocabulary_path, dtype=dtype)
+        write(dtype=dtype)
     except ValueError as error:
         _say(console, f"{error} Writing float32 instead.")
-        write_native(output, config, arrays, vocabulary_path=vocabulary_path)
+        write()
 
 
 def _report_start(
-    console: Console, model: T5Config, config: TrainingConfig, pairs: Sequence[Pair], validation: Sequence[Pair]
+    console: PlainConsole, model: T5Config, config: TrainingConfig, pairs: Sequence[Pair], validation: Sequence[Pair]
 ) -> None:
     _say(
         console,
@@ -230,7 +237,7 @@ def _report_start(
         )
 
 
-def _report_end(console: Console, flags: argparse.Namespace, model: TrainedModel) -> None:
+def _report_end(console: PlainConsole, flags: argparse.Namespace, model: TrainedModel) -> None:
     chosen = "the last"
     if model.validation is not None:
         console.print(loss_table(model.validation.losses))
@@ -240,5 +247,5 @@ def _report_end(console: Console, flags: argparse.Namespace, model: TrainedModel
     _say(console, f"Wrote {flags.output}: the weights after step {model.step}, {chosen}.")
 
 
-def _say(console: Console, line: str) -> None:
-    console.print(line, markup=False, highlight=False, soft_wrap=True)
+def _say(console: PlainConsole, line: str) -> None:
+    console.say(line)

@@ -5,7 +5,6 @@ import math
 
 import numpy as np
 from rich import box
-from rich.console import Console
 from rich.table import Table
 
 from calm_beam.checkpoints import FloatArrays, write_native
@@ -13,12 +12,14 @@ from calm_beam.training.train_classifier import TrainedClassifier, train_classif
 
 from .data_files import reading_of
 from .flags import UsageError
+from .model_flags import declared
+from .terminal import PlainConsole
 from .train_flags import checked_output, classifier_config
 from .train_inputs import load_model, open_vocabulary, read_rows, training_pairs, validation_pairs
 from .train_progress import StepBar
 
 
-def run_classifier_stage(flags: argparse.Namespace, console: Console) -> None:
+def run_classifier_stage(flags: argparse.Namespace, console: PlainConsole) -> None:
     """Checks everything, trains the classifier, writes the model with it, and says how good it is.
 
     Args:
@@ -29,7 +30,7 @@ def run_classifier_stage(flags: argparse.Namespace, console: Console) -> None:
       UsageError: If a flag, the model or the data are not as they should be; nothing has been written.
     """
     config, output = classifier_config(flags), checked_output(flags)
-    checkpoint = load_model(flags.checkpoint)
+    checkpoint = load_model(flags.checkpoint, declared(flags))
     assert checkpoint.vocabulary_path is not None
     _check_dtype(checkpoint.arrays, flags.dtype)
     vocabulary = open_vocabulary(checkpoint.vocabulary_path, checkpoint.config)
@@ -38,11 +39,8 @@ def run_classifier_stage(flags: argparse.Namespace, console: Console) -> None:
     rows = read_rows("--validation_data", flags.validation_data, reading)
     measured_pairs = validation_pairs(vocabulary, flags.task_prefix, rows)
 
-    def say(line: str) -> None:
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
-
     if checkpoint.config.exit_classifier:
-        say(f"Replacing the exit classifier of {flags.checkpoint}.")
+        console.say(f"Replacing the exit classifier of {flags.checkpoint}.")
     with StepBar(console) as bar:
         trained = train_classifier(
             config,
@@ -52,13 +50,20 @@ def run_classifier_stage(flags: argparse.Namespace, console: Console) -> None:
             measured_pairs,
             on_progress=lambda step, steps: bar.show(step, steps, "batches of states"),
         )
-    write_native(output, trained.config, trained.arrays, vocabulary_path=checkpoint.vocabulary_path, dtype=flags.dtype)
+    write_native(
+        output,
+        trained.config,
+        trained.arrays,
+        vocabulary_path=checkpoint.vocabulary_path,
+        extra_ids=vocabulary.extra_ids,
+        dtype=flags.dtype,
+    )
     console.print(quality_table(trained))
-    say(
+    console.say(
         f"Learned from {trained.tokens} tokens in {trained.newton_steps} Newton steps. Loss per token: "
         f"{trained.training_loss:.4f} on them, {trained.validation_loss:.4f} on the validation data."
     )
-    say(f"Wrote {flags.output}: the same model with an exit classifier; its other weights are unchanged.")
+    console.say(f"Wrote {flags.output}: the same model with an exit classifier; its other weights are unchanged.")
 
 
 def quality_table(trained: TrainedClassifier) -> Table:

@@ -16,6 +16,7 @@ from calm_beam.training.train_classifier import ClassifierConfig
 
 from .flags import FlagParser, UsageError, add_data_flags, parse_own_flags, texts, whole_number
 from .metric_flags import BLEURT_CHECKPOINT_HELP, METRIC_NAMES, checked_metrics, metric_settings
+from .model_flags import add_model_flags
 
 _STEPS, _SAVE_EVERY, _BEST_BY_ROWS = 2000, 500, 200
 # Sizes of a new model; a checkpoint has its own.
@@ -105,7 +106,7 @@ def new_model_config(flags: argparse.Namespace) -> T5Config:
     Raises:
       UsageError: If a value is out of range.
     """
-    return _build(T5Config, **{**_NEW_MODEL, **_given(flags, _NEW_MODEL)})
+    return _build(T5Config, **{**_NEW_MODEL, **_given(flags, (*_NEW_MODEL, "activation", "relative_max_distance"))})
 
 
 def checked_output(flags: argparse.Namespace) -> pathlib.Path:
@@ -136,6 +137,7 @@ def _parser() -> FlagParser:
         "--overwrite", action="store_true", help="write even if --output holds files, or an interrupted run left states"
     )
     add("--checkpoint", help="model to start from, with its vocabulary; without it, a new one of the sizes below")
+    add_model_flags(parser)
     add("--task_prefix", default="", help="text to put before every input")
     add("--dtype", choices=("float32", "float16"), default="float32", help="precision of the weights as stored")
     steps = (

@@ -3,26 +3,27 @@
 import pathlib
 from collections.abc import Sequence
 
-from calm_beam.checkpoints import Checkpoint, CheckpointError, load_checkpoint
+from calm_beam.checkpoints import Checkpoint, CheckpointError, Declared, load_checkpoint
 from calm_beam.examples import DataError, Example
 from calm_beam.inputs import AS_USUAL, Reading, place_of, read_examples
 from calm_beam.model import T5Config
 from calm_beam.training.batches import Pair
 from calm_beam.training.vocabulary import train_vocabulary
 from calm_beam.vocabulary import Vocabulary, VocabularyError
+from calm_beam.vocabulary import open_vocabulary as with_its_sentinels
 
 from .data_files import find_files
 from .flags import UsageError
 
 
-def load_model(path: str) -> Checkpoint:
+def load_model(path: str, declared: Declared) -> Checkpoint:
     """Returns the model of `--checkpoint`.
 
     Raises:
       UsageError: If it cannot be read, or comes without its vocabulary.
     """
     try:
-        checkpoint = load_checkpoint(path)
+        checkpoint = load_checkpoint(path, declared=declared)
     except (CheckpointError, OSError) as error:
         raise UsageError(f"--checkpoint: {error}") from error
     if checkpoint.vocabulary_path is None:
@@ -71,7 +72,7 @@ def open_vocabulary(path: pathlib.Path, model: T5Config) -> Vocabulary:
       UsageError: If it cannot be read, or has more ids than the model.
     """
     try:
-        vocabulary = Vocabulary(path)
+        vocabulary = with_its_sentinels(path)
     except VocabularyError as error:
         raise UsageError(str(error)) from error
     if vocabulary.size > model.vocab_size:

@@ -8,7 +8,6 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as ProgressBar
 from rich.table import Table
@@ -16,13 +15,15 @@ from rich.table import Table
 from calm_beam.storage import replacing
 from calm_beam.training.train import Progress
 
+from .terminal import PlainConsole
+
 _SECONDS_BETWEEN_LINES = 10.0
 
 
 class StepBar:
     """A bar on a terminal, elsewhere a line every ten seconds and at the end; each with the time left."""
 
-    def __init__(self, console: Console, *, done: int = 0) -> None:
+    def __init__(self, console: PlainConsole, *, done: int = 0) -> None:
         """Prepares to show a run of which some steps were `done` by an earlier process."""
         self._console = console
         self._first = done
@@ -61,7 +62,7 @@ class StepBar:
 
     def say(self, line: str) -> None:
         """Prints a line, above the bar if there is one."""
-        self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+        self._console.say(line)
 
 
 class TrainingReporter:

@@ -13,6 +13,9 @@ Both use the entry's own p-value. An output that failed counts with loss 1 when 
 with the lowest loss there is when it is to be called broken. A threshold that was wrongly accepted, which happens with
 probability epsilon at most, is found out here too; a status of 3 alone does not say that the distribution has changed.
 
+A manifest may name a metric of somebody's own, `module:function`. That is code, and is imported only if `--metric` also
+names it.
+
 Fresh data are drawn independently of the calibration set. The calibration set itself is refused; prompts that it shares
 with the fresh data are counted and warned of where its generations still stand beside the manifest, and only there.
 
@@ -27,7 +30,6 @@ from collections.abc import Sequence
 
 import apache_beam as beam
 from rich import box
-from rich.console import Console
 from rich.table import Table
 
 from calm_beam.calibration import (
@@ -40,25 +42,38 @@ from calm_beam.calibration import (
     verify,
 )
 from calm_beam.decoding.recorded import recorded_settings
-from calm_beam.examples import DataError, Example
+from calm_beam.examples import Example
+from calm_beam.exits.measures import check_may_run as check_measure_may_run
 from calm_beam.generation_folder import shard_files
 from calm_beam.generations import read_generations, stored_prompts
 from calm_beam.inputs import read_examples
 from calm_beam.manifest import Calibration, Manifest, ManifestError, read_manifest
-from calm_beam.metrics.registry import MetricError, get_metric
-from calm_beam.metrics.settings import MetricSettings
-from calm_beam.risk.evidence import EvidenceError
+from calm_beam.metrics.registry import BLEURT, check_may_run, full_name, get_metric
+from calm_beam.printable import printable_line
 from calm_beam.risk.pvalues import P_VALUES
+from calm_beam.serving.agreement import check_model, check_vocabulary
 from calm_beam.storage import joined, list_files, parent
 from calm_beam.transforms import DecodeExamples, ReadExamples
 from calm_beam.transforms.decode import with_unique_ids
+from calm_beam.vocabulary import EOS_ID
 
-from .flags import FlagParser, UsageError, add_data_flags, add_memory_flags, add_worker_flags, parse_flags
-from .manifest_file import find_manifest
+from .flags import (
+    FlagParser,
+    UsageError,
+    add_data_flags,
+    add_memory_flags,
+    add_worker_flags,
+    as_usage,
+    parse_flags,
+    texts,
+)
+from .manifest_file import add_confidence_flag, find_manifest
 from .metric_flags import add_metric_settings, checked_metrics, metric_settings
+from .model_flags import add_model_flags
 from .progress import shown_progress
-from .runners import PipelineError, is_local, make_runner, run_pipeline
+from .runners import is_local, make_runner, run_pipeline
 from .setup_run import PreparedRun, prepare_run
+from .terminal import PlainConsole, say, tell
 
 BROKEN = 3
 # Order of bets in manifests that do not say; any that was fixed beforehand will do.
@@ -67,7 +82,7 @@ _DEFAULT_SALT = "calm-beam/0"
 
 def main(argv: Sequence[str]) -> int:
     """Runs the command and returns its exit status."""
-    try:
+    with as_usage():
         flags, options = parse_flags(_parser(), argv)
         if not 0 < flags.alpha < 1:
             raise UsageError(f"--alpha must be in (0, 1), got {flags.alpha:g}. It is a probability: for 5 % pass 0.05.")
@@ -76,27 +91,19 @@ def main(argv: Sequence[str]) -> int:
         entries = tuple(entry for entry in manifest.calibrations if entry.threshold is not None)
         if not is_local(options):
             raise UsageError("verify scores what it decodes on this machine: leave --runner out.")
+        if flags.metric is not None:
+            entries = _with_metrics(entries, flags, manifest)
         if not entries:
-            print("Every entry of the manifest says never exit: there is nothing that could be broken.")
+            of_them = "" if flags.metric is None else f" of {', '.join(flags.metric)}"
+            tell(f"Every entry of the manifest{of_them} says never exit: there is nothing that could be broken.")
             return 0
-        _check_entries(entries, metric_settings(flags))
+        _check_entries(entries, flags)
         _take_policies(flags, manifest)
         run = _prepare(flags, manifest, entries)
         _check_data(run, flags, manifest, path)
         pipeline = beam.Pipeline(runner=make_runner(options), options=options)
-    except (UsageError, ValueError) as error:
-        # A manifest that cannot be trusted is a failure, like one that belongs to another model.
-        print(f"calm-beam verify: {error}", file=sys.stderr)
-        return 1 if isinstance(error, ManifestError) else 2
-    except OSError as error:
-        print(f"calm-beam verify: {error}", file=sys.stderr)
-        return 1
-    try:
-        losses = _decode(pipeline, run, flags, manifest, entries)
-        verdicts = verify(losses, entries, alpha=flags.alpha)
-    except (PipelineError, DataError, MetricError, EvidenceError, OSError) as error:
-        print(f"calm-beam verify: {error}", file=sys.stderr)
-        return 1
+    losses = _decode(pipeline, run, flags, manifest, entries)
+    verdicts = verify(losses, entries, alpha=flags.alpha)
     _print(manifest, losses, verdicts, flags)
     return BROKEN if any(verdict.is_broken for verdict in verdicts) else 0
 
@@ -106,9 +113,17 @@ def _parser() -> FlagParser:
     parser.add_argument("--manifest", required=True, help="a manifest, or the calibration directory that holds one")
     add_data_flags(parser, kind="fresh examples")
     parser.add_argument("--checkpoint", help="model folder; default: where the manifest says that it was")
+    add_model_flags(parser)
+    add_confidence_flag(parser)
     parser.add_argument("--vocabulary", help="SentencePiece model; default: in or beside the checkpoint")
     parser.add_argument(
         "--alpha", type=float, default=0.05, help="chance of calling any promise broken that is kept, in (0, 1)"
+    )
+    parser.add_argument(
+        "--metric",
+        type=texts,
+        help="test the entries of these metrics alone, comma-separated; a metric of your own, module:function, is "
+        "imported only if it is named here",
     )
     add_metric_settings(parser)
     add_memory_flags(parser)
@@ -116,13 +131,29 @@ def _parser() -> FlagParser:
     return parser
 
 
-def _check_entries(entries: Sequence[Calibration], settings: MetricSettings) -> None:
+def _with_metrics(
+    entries: tuple[Calibration, ...], flags: argparse.Namespace, manifest: Manifest
+) -> tuple[Calibration, ...]:
+    """Returns the entries of the metrics that `--metric` names; which they are is settled before any loss is seen."""
+    # Others are taken as they are: to look one up might import it.
+    named = {full_name(name, metric_settings(flags)) if name == BLEURT else name for name in flags.metric}
+    known = dict.fromkeys(entry.metric for entry in manifest.calibrations)
+    for name in sorted(named - known.keys()):
+        raise UsageError(f"--metric={name}: the manifest has no entry of it, only of {', '.join(known)}.")
+    return tuple(entry for entry in entries if entry.metric in named)
+
+
+def _check_entries(entries: Sequence[Calibration], flags: argparse.Namespace) -> None:
+    metrics = sorted({entry.metric for entry in entries})
+    for name in metrics:
+        how = f"pass --metric={','.join(metrics)}, or name the metrics to test without it"
+        check_may_run(name, named=flags.metric or (), how=how)
     for entry in entries:
         if entry.p_value not in P_VALUES:
             raise UsageError(
                 f"the manifest was made with p-value {entry.p_value!r}, which this calm-beam does not know. Upgrade it."
             )
-    checked_metrics(sorted({entry.metric for entry in entries}), settings)
+    checked_metrics(metrics, metric_settings(flags))
 
 
 def _take_policies(flags: argparse.Namespace, manifest: Manifest) -> None:
@@ -139,24 +170,20 @@ def _take_policies(flags: argparse.Namespace, manifest: Manifest) -> None:
 
 def _prepare(flags: argparse.Namespace, manifest: Manifest, entries: Sequence[Calibration]) -> PreparedRun:
     """Returns the run, whose model and vocabulary are those of the manifest."""
+    check_measure_may_run(manifest.decode.confidence, named=(flags.confidence,))
     run = prepare_run(
         flags,
         needs_references=_needs_references(entries),
         cluster_key=flags.cluster_key,
         settings=recorded_settings(manifest.decode, promised_thresholds(entries)),
+        # Without one, metrics have compared token ids, and have to do so again.
+        finds_vocabulary=manifest.vocabulary is not None,
     )
-    if run.model_fingerprint != manifest.model.fingerprint:
-        raise UsageError(
-            f"--checkpoint {flags.checkpoint}: fingerprint is {run.model_fingerprint}, the manifest is about "
-            f"{manifest.model.fingerprint}. Its thresholds hold for no other model."
-        )
-    expected = manifest.vocabulary.fingerprint if manifest.vocabulary else None
-    found = run.vocabulary.fingerprint if run.vocabulary else None
-    if found != expected:
-        raise UsageError(
-            f"the vocabulary is {found or 'none, since the data are token ids'}, but that of the manifest "
-            f"{expected or 'none'}: outputs would not be those that were calibrated."
-        )
+    try:
+        check_model(manifest.model, run.checkpoint)
+        check_vocabulary(manifest.vocabulary, run.vocabulary, run.checkpoint)
+    except ManifestError as error:
+        raise UsageError(f"--checkpoint {flags.checkpoint}: {error}") from error
     return run
 
 
@@ -176,20 +203,25 @@ def _check_data(run: PreparedRun, flags: argparse.Namespace, manifest: Manifest,
         )
     stored = list_files(joined(glob.escape(parent(path)), "generations", "*", "*.parquet"))
     if not stored:
-        print(
+        say(
             "whether the data share prompts with the calibration set cannot be told: its generations do not stand "
-            "beside the manifest",
-            file=sys.stderr,
+            "beside the manifest"
         )
         return
-    calibrated = {prompt for name in stored for prompt in stored_prompts(name)}
-    shared = sum((example.input, example.input_ids) in calibrated for example in fresh)
+    calibrated = {_whole_prompt(run, *prompt) for name in stored for prompt in stored_prompts(name)}
+    shared = sum(_whole_prompt(run, example.input, example.input_ids) in calibrated for example in fresh)
     if shared:
-        print(
+        say(
             f"warning: {shared} of {len(fresh)} prompts are in the calibration set too. Unless prompts repeat by "
-            "themselves, the data are not fresh, and what they seem to prove again they do not.",
-            file=sys.stderr,
+            "themselves, the data are not fresh, and what they seem to prove again they do not."
         )
+
+
+def _whole_prompt(run: PreparedRun, text: str | None, ids: tuple[int, ...] | None) -> str | tuple[int, ...] | None:
+    """Returns a prompt as token ids, where they can be had: what came as text may come back as ids."""
+    if text is None or run.vocabulary is None:
+        return text if ids is None else ids
+    return (*run.vocabulary.encode(run.settings.task_prefix + text), EOS_ID)
 
 
 def _decode(
@@ -220,7 +252,7 @@ def _decode(
 
 
 def _print(manifest: Manifest, losses: FreshLosses, verdicts: Sequence[Verdict], flags: argparse.Namespace) -> None:
-    console = Console(markup=False, emoji=False)
+    console = PlainConsole()
     table = Table(
         title="The manifest's entries on fresh data", title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False
     )
@@ -230,7 +262,8 @@ def _print(manifest: Manifest, losses: FreshLosses, verdicts: Sequence[Verdict],
     for verdict in verdicts:
         entry = verdict.entry
         table.add_row(
-            f"{entry.consistency}{' (relu)' if objective_of(entry).loss == 'relu' else ''}\n{entry.metric}",
+            f"{entry.consistency}{' (relu)' if objective_of(entry).loss == 'relu' else ''}\n"
+            f"{printable_line(entry.metric)}",
             f"{entry.delta:g}\n{entry.epsilon:g}",
             f"{entry.threshold:g}",
             f"{entry.risk:.4f}\n{verdict.risk:.4f}",
@@ -239,8 +272,10 @@ def _print(manifest: Manifest, losses: FreshLosses, verdicts: Sequence[Verdict],
         )
     console.print(table)
     units = f"{losses.examples} examples" if flags.cluster_key is None else f"{len(losses.table)} clusters"
-    never = len(manifest.calibrations) - len(verdicts)
+    never = sum(entry.threshold is None for entry in manifest.calibrations)
     console.print(f"{units}, {losses.failed} failed; {never} of the manifest's entries say never exit.")
+    if left_out := len(manifest.calibrations) - never - len(verdicts):
+        console.print(f"{left_out} promises of other metrics were not tested.")
     broken = sum(verdict.is_broken for verdict in verdicts)
     if broken:
         console.print(

@@ -2,7 +2,6 @@
 
 import pathlib
 import re
-import sys
 import tarfile
 import zipfile
 
@@ -11,6 +10,7 @@ from apache_beam.options.pipeline_options import PipelineOptions, SetupOptions, 
 import calm_beam
 
 from .flags import UsageError
+from .terminal import say
 
 _FLOORS = ("calm_beam", "transforms", "launch")
 
@@ -51,10 +51,9 @@ def choose_package(options: PipelineOptions, *, needs_image: bool) -> None:
                 "workers have no calm-beam: pass --sdk_container_image with an image of launch/Dockerfile, "
                 "--extra_package with its wheel or sdist, or --setup_file with the setup.py of its sources."
             )
-        print(
+        say(
             f"no --sdk_container_image: every worker will install calm-beam from the sources beside {setup_file}, "
-            "which takes minutes; an image of launch/Dockerfile starts faster",
-            file=sys.stderr,
+            "which takes minutes; an image of launch/Dockerfile starts faster"
         )
         setup.setup_file = str(setup_file)
     if setup.setup_file:

@@ -1,12 +1,14 @@
-"""Worker processes of Beam's `FnApiRunner` whose loss ends a run with a message.
+"""Worker processes of Beam's `FnApiRunner` whose loss ends a run with a message, and which only this machine reaches.
 
 As Beam has them, whatever waits for a worker that was killed waits for ever. Here every request to such a worker is
 answered with an error, and the workers that are left are stopped.
 """
 
 import contextlib
+import ipaddress
 import os
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -39,6 +41,8 @@ from google.protobuf import json_format, text_format
 
 from calm_beam.errors import CalmBeamError
 
+from .loopback import HOST, listen_on_loopback, require_loopback
+
 # Importing Beam takes seconds, on a busy machine many; a process that has not connected by then never will.
 _CONNECT_SECONDS = 300
 # For a worker to end by itself once its connection is closed; it may be in the middle of a shard of a failed run.
@@ -60,7 +64,12 @@ os._exit(0)
 
 
 def watch_workers() -> None:
-    """Makes every `FnApiRunner` of this process start its worker processes as this module has them."""
+    """Makes every `FnApiRunner` of this process start its worker processes as this module has them.
+
+    Raises:
+      OpenPortError: If they could be reached from other machines.
+    """
+    listen_on_loopback()
     WorkerHandler.register_environment(python_urns.SUBPROCESS_SDK, bytes)(_WorkerProcess)
     WorkerHandler.register_environment(common_urns.environments.EXTERNAL.urn, beam_runner_api_pb2.ExternalPayload)(
         _PooledWorker
@@ -114,8 +123,8 @@ class _WatchedConnection(ControlConnection):
     def lose(self, reason: str) -> None:
         """Ends the run since this worker is gone, unless it is no longer needed."""
         if not self._is_closing:
-            # On a line of its own, as in the traces that come from workers.
-            self._fail_all(f"\n{WorkerError.__name__}: {reason}")
+            # On a line of its own, and with its module, as in the traces that come from workers.
+            self._fail_all(f"\n{WorkerError.__module__}.{WorkerError.__name__}: {reason}")
 
     def _read(self) -> None:
         with contextlib.suppress(grpc.RpcError):
@@ -166,6 +175,8 @@ class _WatchedData(_GrpcDataChannel):
 def _watch(handler: GrpcWorkerHandler, explain: Callable[[], str]) -> None:
     """Gives a handler that has not started its worker connections that are watched."""
     server = handler._grpc_server
+    # Beam may one day get it from elsewhere.
+    require_loopback(vars(server).values())
     connections = server.control_handler._connections_by_worker_id
     handler.control_conn = connections[handler.worker_id] = _WatchedConnection(explain, connections)
     handler.data_conn = _WatchedData(handler.control_conn)
@@ -180,8 +191,11 @@ class _WorkerProcess(GrpcWorkerHandler):
         _watch(self, self._explain)
         # A server of its own, whose log is Beam's: the runner's would tell every failure a second time.
         self._logging_server = grpc.server(thread_pool_executor.shared_unbounded_instance())
-        self._logging_port = self._logging_server.add_insecure_port("localhost:0")
+        self._logging_port = self._logging_server.add_insecure_port(f"{HOST}:0")
         beam_fn_api_pb2_grpc.add_BeamFnLoggingServicer_to_server(BeamFnLoggingServicer(), self._logging_server)
+
+    def host_from_worker(self) -> str:
+        return HOST
 
     def start_worker(self) -> None:
         self._logging_server.start()
@@ -189,7 +203,7 @@ class _WorkerProcess(GrpcWorkerHandler):
             **os.environ,
             "WORKER_ID": self.worker_id,
             "CONTROL_API_SERVICE_DESCRIPTOR": _descriptor(self.control_address),
-            "LOGGING_API_SERVICE_DESCRIPTOR": _descriptor(f"localhost:{self._logging_port}"),
+            "LOGGING_API_SERVICE_DESCRIPTOR": _descriptor(f"{HOST}:{self._logging_port}"),
             "PIPELINE_OPTIONS": json_format.MessageToJson(self.provision_info.provision_info.pipeline_options),
         }
         self._process = subprocess.Popen([sys.executable, "-c", _WORKER_MAIN], env=environment)
@@ -221,12 +235,17 @@ class _WorkerProcess(GrpcWorkerHandler):
 
 
 class _PooledWorker(ExternalWorkerHandler):
-    """Asks a worker pool, here or on another machine, for a worker."""
+    """Asks a worker pool of this machine for a worker."""
 
     def __init__(self, payload: Any, state: Any, provision: ExtendedProvisionInfo, grpc_server: Any) -> None:
         super().__init__(payload, state, provision, grpc_server)
         self._pool = payload.endpoint.url
+        if not is_loopback(self._pool):
+            raise WorkerError(foreign_pool(self._pool))
         _watch(self, self._explain)
+
+    def host_from_worker(self) -> str:
+        return HOST
 
     def start_worker(self) -> None:
         try:
@@ -234,7 +253,7 @@ class _PooledWorker(ExternalWorkerHandler):
         except grpc.RpcError as error:
             raise WorkerError(
                 f"no worker pool answers at {self._pool}. Start one there: python -m "
-                f"apache_beam.runners.worker.worker_pool_main --service_port={self._pool.rpartition(':')[2]}"
+                f"calm_beam.launch.worker_pool --port={self._pool.rpartition(':')[2]}"
             ) from error
         threading.Thread(target=self._await_connection, daemon=True).start()
 
@@ -248,7 +267,7 @@ class _PooledWorker(ExternalWorkerHandler):
         if not self.control_conn.connected.wait(_CONNECT_SECONDS):
             self.control_conn.lose(
                 f"a worker of the pool at {self._pool} has not connected within {_CONNECT_SECONDS} s. The pool starts "
-                "the `python` on its PATH, which needs calm-beam and has to reach this machine"
+                "the `python` on its PATH, which needs calm-beam"
             )
 
     def _explain(self) -> str:
@@ -256,6 +275,25 @@ class _PooledWorker(ExternalWorkerHandler):
             f"a worker of the pool at {self._pool} was lost before its work was done: killed, or its machine is gone. "
             "If memory ran out, take fewer workers or a smaller --token_budget"
         )
+
+
+def is_loopback(address: str) -> bool:
+    """Returns whether an address, `HOST:PORT`, is one that only this machine reaches."""
+    try:
+        found = socket.getaddrinfo(address.rpartition(":")[0].strip("[]") or None, None)
+    except (OSError, UnicodeError):
+        return False
+    # An address of IPv6 may name an interface after a percent sign.
+    return all(ipaddress.ip_address(str(place[0]).partition("%")[0]).is_loopback for _, _, _, _, place in found)
+
+
+def foreign_pool(address: str) -> str:
+    """Returns in words why workers of a pool that is not here are refused."""
+    return (
+        f"a worker pool at {address}: expected one on this machine, such as localhost:50000. Workers elsewhere would "
+        "need ports of this machine that are open to the network and ask for no password. Over several machines, run "
+        "on Dask, Dataflow, Flink or Spark."
+    )
 
 
 def _descriptor(address: str) -> str:

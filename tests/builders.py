@@ -15,6 +15,8 @@ import sentencepiece
 import tensorstore
 
 from calm_beam.checkpoints import Checkpoint
+from calm_beam.exits.measures import MEASURES, Need
+from calm_beam.exits.rule import ExitRule
 from calm_beam.model import T5Config, parameter_shapes
 
 _EOS_ID = 1
@@ -32,6 +34,12 @@ def build_config(**changes: Any) -> T5Config:
         "num_decoder_layers": 4,
     }
     return T5Config(**{**sizes, **changes})
+
+
+def build_rule(confidence: str, **fields: Any) -> ExitRule:
+    """Returns a rule by a measure, with the setting that the measure needs."""
+    needs_patience = MEASURES[confidence].needs is Need.TOKENS
+    return ExitRule(**{"confidence": confidence, "patience": 2 if needs_patience else None, **fields})
 
 
 def build_arrays(config: T5Config, seed: int, *, logit_scale: float = 4.0) -> dict[str, np.ndarray]:

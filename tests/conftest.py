@@ -1,23 +1,59 @@
-"""For all tests: compiled code shared between their processes; a Google Cloud Storage on this machine, on request."""
+"""For all tests: compiled code shared between processes, bounded memory; a Google Cloud Storage here, on request."""
 
+import gc
 import itertools
+import os
 import pathlib
+import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+import hypothesis
 import pytest
 
 if TYPE_CHECKING:
     from tests.cloud.service import CloudService
 
 _bucket_numbers = itertools.count(1)
+_MEMORY_BOUND = 1 << 30
+_memory_bound = [_MEMORY_BOUND]
 
 
 def pytest_configure() -> None:
-    """Has all processes share what they compile, which is most of their time, in the folder that `calm-beam` uses."""
+    """Has all processes share what they compile, which is most of their time, in the folder that `calm-beam` uses.
+
+    And lets no test of random examples fail for its time: the machine may be busy with others.
+    """
+    hypothesis.settings.register_profile("untimed", deadline=None)
+    hypothesis.settings.load_profile("untimed")
     from calm_beam.decoding.compilation import use_compilation_cache
 
     use_compilation_cache()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown() -> None:
+    """Lets compiled code go where a process has grown large: JAX keeps all that it ever compiled, gigabytes in a run.
+
+    What is needed again comes from the folder.
+    """
+    if "jax" not in sys.modules or _resident_bytes() < _memory_bound[0]:
+        return
+    from calm_beam.decoding.memory import return_freed_memory
+
+    sys.modules["jax"].clear_caches()
+    gc.collect()
+    return_freed_memory()
+    # Other libraries may need more than the bound: they are not looked for after every test again.
+    _memory_bound[0] = max(_MEMORY_BOUND, _resident_bytes() + _MEMORY_BOUND // 2)
+
+
+def _resident_bytes() -> int:
+    """Returns how much memory this process has; 0 where the system does not say."""
+    try:
+        return int(pathlib.Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:
+        return 0
 
 
 @pytest.fixture(scope="session")

@@ -47,13 +47,13 @@ class NumpyT5:
     def encode(self, source: Sequence[int]) -> np.ndarray:
         """Returns the encoder's output, shape (source, width), of ids without padding."""
         hidden = self.arrays["token_embedder/embedding"][list(source)]
-        for index in range(self.config.num_encoder_layers):
-            layer = f"encoder/layers_{index}"
+        for number in range(1, self.config.num_encoder_layers + 1):
+            layer = f"encoder/layers_{number - 1}"
             normed = self._norm(hidden, f"{layer}/pre_attention_layer_norm")
             positions = range(len(source))
             hidden = hidden + np.stack(
                 [
-                    self._attend(f"{layer}/attention", normed[q], normed, self._bias("encoder", q, len(source)))
+                    self._attend(f"{layer}/attention", normed[q], normed, self._bias("encoder", number, q, len(source)))
                     for q in positions
                 ]
             )
@@ -103,13 +103,13 @@ class NumpyT5:
                 memory = [*kept[layer - 1], self._key_value(layer, states[-1])]
                 states.append(self._decoder_layer(layer, memory, states[-1], encoded))
             allowed = [layer for layer in range(1, depth + 1) if may_exit(rule, layer, depth)]
-            for exit_layer in allowed:
-                confidence = self._confidence(rule.confidence, exit_layer, states)
+            for place, exit_layer in enumerate(allowed):
+                confidence = self._confidence(rule, allowed[: place + 1], states)
                 if exit_layer < depth and limit is not None:
-                    is_certain = rule.confidence in ("oracle", "static") or (rule.confidence, exit_layer) == (
-                        "state",
-                        1,
-                    )
+                    is_certain = rule.confidence in ("oracle", "static", "patience") or (
+                        rule.confidence,
+                        exit_layer,
+                    ) == ("state", 1)
                     min_margin = min(min_margin, math.inf if is_certain else abs(confidence - limit))
                     if confidence >= limit:
                         break
@@ -122,7 +122,11 @@ class NumpyT5:
                     passed_on = exit_layer if rule.state_propagation == "from_exit" else allowed[0]
                     kept[layer - 1].append(self._key_value(layer, states[passed_on]))
             logits = self.logits(states[depth if rule.token_from == "last_layer" else exit_layer])
-            compared = [logits] if rule.confidence != "oracle" else [self.logits(state) for state in states[1:]]
+            compared = (
+                [logits]
+                if rule.confidence not in ("oracle", "patience")
+                else [self.logits(state) for state in states[1:]]
+            )
             for values in compared:
                 runner_up, best = np.sort(values)[-2:]
                 min_gap = min(min_gap, float(best - runner_up))
@@ -133,8 +137,17 @@ class NumpyT5:
             tokens=tokens, exit_layers=exit_layers, confidences=confidences, min_margin=min_margin, min_gap=min_gap
         )
 
-    def _confidence(self, measure: str, layer: int, states: Sequence[np.ndarray]) -> float:
+    def _confidence(self, rule: ExitRule, asked: Sequence[int], states: Sequence[np.ndarray]) -> float:
+        """Returns the confidence at the last of the layers that were asked so far."""
+        measure, layer = rule.confidence, asked[-1]
         output, below = states[layer], states[layer - 1]
+        if measure == "patience":
+            assert rule.patience is not None
+            tokens = [int(np.argmax(self.logits(states[each]))) for each in asked[-rule.patience :]]
+            return float(np.float32(tokens.count(tokens[-1]) / rule.patience))
+        if measure == "entropy":
+            shares = _softmax(self.logits(output))
+            return float(1 + (shares * np.log(shares)).sum() / math.log(len(shares)))
         if measure == "classifier":
             return float(self.exit_score(output))
         if measure == "state":
@@ -162,7 +175,7 @@ class NumpyT5:
         name = f"decoder/layers_{layer - 1}"
         keys, values = (np.stack(parts) for parts in zip(*memory, strict=True))
         normed = self._norm(state, f"{name}/pre_self_attention_layer_norm")
-        bias = self._bias("decoder", len(memory) - 1, len(memory))
+        bias = self._bias("decoder", layer, len(memory) - 1, len(memory))
         hidden = state + self._gather(f"{name}/self_attention", normed, keys, values, bias)
         normed = self._norm(hidden, f"{name}/pre_cross_attention_layer_norm")
         hidden = hidden + self._attend(f"{name}/encoder_decoder_attention", normed, encoded, None)
@@ -188,22 +201,34 @@ class NumpyT5:
             heads.append(_softmax(logits) @ values[:, part])
         return np.concatenate(heads) @ self.arrays[f"{name}/out/kernel"]
 
-    def _bias(self, stack: str, query: int, length: int) -> np.ndarray:
-        """Returns the bias, (heads, length), of a query position to the first key positions."""
-        table = self.arrays[f"{stack}/relpos_bias/rel_embedding"]
+    def _bias(self, stack: str, layer: int, query: int, length: int) -> np.ndarray:
+        """Returns the bias, (heads, length), of a layer's query position to the first key positions."""
+        home = f"{stack}/layers_{layer - 1}" if self.config.relative_bias_per_layer else stack
+        table = self.arrays[f"{home}/relpos_bias/rel_embedding"]
         buckets, farthest = self.config.relative_buckets, self.config.relative_max_distance
         is_encoder = stack == "encoder"
         return table[:, [bucket_of(key - query, buckets, farthest, both_ways=is_encoder) for key in range(length)]]
 
     def _feed_forward(self, name: str, inputs: np.ndarray) -> np.ndarray:
+        activation = _ACTIVATIONS[self.config.activation]
         if not self.config.gated_mlp:
-            return np.maximum(inputs @ self.arrays[f"{name}/wi/kernel"], 0) @ self.arrays[f"{name}/wo/kernel"]
-        gate = inputs @ self.arrays[f"{name}/wi_0/kernel"]
-        gelu = 0.5 * gate * (1 + np.tanh(math.sqrt(2 / math.pi) * (gate + 0.044715 * gate**3)))
-        return gelu * (inputs @ self.arrays[f"{name}/wi_1/kernel"]) @ self.arrays[f"{name}/wo/kernel"]
+            return activation(inputs @ self.arrays[f"{name}/wi/kernel"]) @ self.arrays[f"{name}/wo/kernel"]
+        gate = activation(inputs @ self.arrays[f"{name}/wi_0/kernel"])
+        return gate * (inputs @ self.arrays[f"{name}/wi_1/kernel"]) @ self.arrays[f"{name}/wo/kernel"]
 
     def _norm(self, inputs: np.ndarray, name: str) -> np.ndarray:
         return inputs / np.sqrt(np.mean(inputs**2, axis=-1, keepdims=True) + 1e-6) * self.arrays[f"{name}/scale"]
+
+
+def _gelu(values: np.ndarray) -> np.ndarray:
+    return 0.5 * values * (1 + np.tanh(math.sqrt(2 / math.pi) * (values + 0.044715 * values**3)))
+
+
+_ACTIVATIONS = {
+    "gelu": _gelu,
+    "silu": lambda values: values / (1 + np.exp(-values)),
+    "relu": lambda values: np.maximum(values, 0),
+}
 
 
 def may_exit(rule: ExitRule, layer: int, depth: int) -> bool:

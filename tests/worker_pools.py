@@ -7,9 +7,8 @@ import sys
 from collections.abc import Iterator
 from unittest import mock
 
-from apache_beam.runners.worker.worker_pool_main import BeamFnExternalWorkerPoolServicer
-
 from calm_beam.launch.job_service import start_job_service
+from calm_beam.launch.worker_pool import start_worker_pool
 
 _ROOT = pathlib.Path(__file__).parent.parent
 
@@ -21,7 +20,7 @@ def worker_pool() -> Iterator[str]:
     path = os.pathsep.join([os.path.dirname(sys.executable), os.environ["PATH"]])
     packages = os.pathsep.join([str(_ROOT), os.environ.get("PYTHONPATH", "")])
     with mock.patch.dict(os.environ, {"PATH": path, "PYTHONPATH": packages}):
-        address, server = BeamFnExternalWorkerPoolServicer.start(use_process=True)
+        address, server = start_worker_pool()
         try:
             yield address
         finally:

@@ -4,3 +4,5 @@ from .calibrate import CalibrateGenerations as CalibrateGenerations
 from .decode import DecodeExamples as DecodeExamples
 from .decode import DecodePlan as DecodePlan
 from .examples import ReadExamples as ReadExamples
+from .losses import ControlRisk as ControlRisk
+from .losses import SumLosses as SumLosses

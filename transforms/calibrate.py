@@ -1,6 +1,7 @@
 """Scoring generations, summing exactly, testing, and writing the results."""
 
 import dataclasses
+import functools
 from collections.abc import Iterable, Iterator
 
 import apache_beam as beam
@@ -12,6 +13,7 @@ from calm_beam.examples import DataError
 from calm_beam.failures import check_failures, failure_limit
 from calm_beam.generation_folder import Completion, StoredGenerations
 from calm_beam.generations import StoredShard
+from calm_beam.metrics.registry import get_metric
 from calm_beam.metrics.settings import NO_SETTINGS, MetricSettings
 from calm_beam.risk.clusters import ClusterLosses
 
@@ -77,6 +79,7 @@ class CalibrateGenerations(beam.PTransform):
                 output=self.output,
                 earlier=self.earlier,
                 max_failures=self.max_failures,
+                metric_settings=self.metric_settings,
             )
         )
 
@@ -195,6 +198,7 @@ def _write_results(
     output: str,
     earlier: EarlierResult,
     max_failures: int | None,
+    metric_settings: MetricSettings,
 ) -> Iterator[str]:
     """Checks what was counted, then writes failures, risk table and manifest, and yields the manifest's path.
 
@@ -203,6 +207,7 @@ def _write_results(
     if not completion.examples:
         raise DataError(f"the calibration set is empty: no examples in {', '.join(record.patterns)}.")
     tally.check(completion)
+    tally.contrast.check(tested.layout().objectives, functools.partial(get_metric, settings=metric_settings))
     limit = failure_limit(max_failures, examples=completion.examples)
     check_failures(tally.failures, failed=len(tally.failures), limit=limit)
     num_layers = record.model.layers

@@ -2,7 +2,7 @@
 
 import dataclasses
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import apache_beam as beam
@@ -18,6 +18,7 @@ from calm_beam.generations import (
     GenerationsError,
     StoredShard,
     read_generations,
+    stored_examples,
     stored_failures,
     stored_shard,
     write_generations,
@@ -42,7 +43,7 @@ class DecodePlan:
     Attributes:
       checkpoint: Path of the model.
       model_fingerprint: What the weights there must be; a worker that finds others refuses to decode.
-      vocabulary: Path of the SentencePiece model; None if all prompts are token ids.
+      vocabulary: Path of the SentencePiece model; None if there is none, and all prompts are token ids.
       vocabulary_fingerprint: What it must be there, like the weights; None if there is none.
       extra_ids: Sentinels of the vocabulary.
       settings: What determines the outputs.
@@ -59,6 +60,8 @@ class DecodePlan:
         follows is decoded. None if all of it is.
       above_job: Digest of the job of that part, by which its shards are known; None if there is none.
       goes_on: Whether another run is to go on below this grid.
+      activation: Of the model, for layouts that do not say it; None to go by the files.
+      relative_max_distance: The same.
     """
 
     checkpoint: str
@@ -79,6 +82,8 @@ class DecodePlan:
     above: StoredGenerations | None = None
     above_job: str | None = None
     goes_on: bool = False
+    activation: str | None = None
+    relative_max_distance: int | None = None
 
     def shard_path(self, shard: int) -> str:
         """Returns the file of a shard."""
@@ -196,8 +201,23 @@ def _require_examples(stored: StoredShard, path: str, *, job: str, examples: lis
     if stored.digest != shard_digest(job, stored.shard, examples):
         raise GenerationsError(
             f"{path}: was decoded from other examples than the data give now for shard {stored.shard} of {num_shards}, "
-            "so the data have changed since. Restore them, or decode anew with --overwrite."
+            f"so the data have changed since{_change(stored_examples(path), examples)}. Restore them, or decode anew "
+            "with --overwrite."
         )
+
+
+def _change(before: Sequence[Example], now: Sequence[Example]) -> str:
+    """Returns in parentheses what happened to the first example that is not as it was; nothing if all are."""
+    old, new = ({example.id: dataclasses.asdict(example) for example in examples} for examples in (before, now))
+    for name in sorted(old | new):
+        if name not in new:
+            return f" (example {name!r} is gone)"
+        if name not in old:
+            return f" (example {name!r} is new)"
+        changed = [field for field in old[name] if old[name][field] != new[name][field]]
+        if changed:
+            return f" (example {name!r} has another {' and another '.join(changed)})"
+    return ""
 
 
 def _mark_complete(shards: list[StoredShard], count: int, *, plan: DecodePlan) -> Completion:
@@ -244,7 +264,10 @@ class _DecodeShard(beam.DoFn):
         else:
             # For all of a shard, before what follows sees any of it: that must not keep others waiting for the model.
             above = _generations_above(self._plan, shard, examples)
+            self._progress.report("loading", 1)
             with self._models.borrowed() as loaded:
+                # Beam counts nothing before the end, and until the first prompt is decoded, XLA compiles.
+                self._progress.report("compiling", 1)
                 generations = self._decode(
                     loaded, examples, above, limit=failure_limit(self._plan.max_failures, examples=count)
                 )
@@ -355,14 +378,17 @@ class _Loaded:
 
 
 def _load(plan: DecodePlan) -> _Loaded:
-    from calm_beam.checkpoints import CheckpointError, load_checkpoint
+    from calm_beam.checkpoints import CheckpointError, Declared, load_checkpoint
     from calm_beam.decoding.compilation import use_compilation_cache
     from calm_beam.decoding.memory import keep_freed_memory
     from calm_beam.decoding.sweep import SweepDecoder
 
     keep_freed_memory()
     use_compilation_cache()
-    checkpoint = load_checkpoint(plan.checkpoint)
+    checkpoint = load_checkpoint(
+        plan.checkpoint,
+        declared=Declared(activation=plan.activation, relative_max_distance=plan.relative_max_distance),
+    )
     found = checkpoint.fingerprint()
     if found != plan.model_fingerprint:
         raise CheckpointError(

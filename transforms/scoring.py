@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 from apache_beam.metrics import Metrics
 
-from calm_beam.calibration import Plan, Tally, score_by_policy
+from calm_beam.calibration import Contrast, Plan, ScoredGeneration, Tally, score_by_policy
 from calm_beam.calibration.totals import CalibrationTotals
 from calm_beam.failures import check_failures, failure_limit
 from calm_beam.generation_folder import Completion, StoredGenerations, shard_path
@@ -69,16 +69,18 @@ class ShardScorer:
         while batch := list(itertools.islice(generations, _BATCH)):
             scored = [self._score(self._at_lanes(generation, path)) for generation in batch]
             self._clipped.inc(sum(map(take_clipped, self._metrics.values())))
-            failed = [(each.example.id, each.failure) for each, _ in scored if each.failure is not None]
+            examples = [each.generation for each in scored]
+            failed = [(each.example.id, each.failure) for each in examples if each.failure is not None]
             failures.extend(failed)
             # Before they are more than a worker can hold.
             check_failures(failures, failed=len(failures), limit=limit)
             tally = Tally(
-                totals=CalibrationTotals.of_examples([generation for generation, _ in scored], self._layout),
+                totals=CalibrationTotals.of_examples(examples, self._layout),
+                contrast=Contrast.merged(each.contrast for each in scored),
                 by_shard=((number, len(scored)),),
                 failures=tuple(sorted(failed)),
             )
-            yield tally, [generation for generation, _ in scored], np.stack([losses for _, losses in scored])
+            yield tally, examples, np.stack([each.losses for each in scored])
 
     def _at_lanes(self, generation: Generation, path: str) -> Generation:
         """Returns the generation with the outputs of the plan's thresholds alone."""
@@ -91,7 +93,7 @@ class ShardScorer:
             )
         return dataclasses.replace(generation, outputs=tuple(generation.outputs[lane] for lane in self._lanes))
 
-    def _score(self, generation: Generation) -> tuple[Generation, np.ndarray]:
+    def _score(self, generation: Generation) -> ScoredGeneration:
         layout = self._layout
         return score_by_policy(
             generation,

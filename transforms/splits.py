@@ -19,6 +19,7 @@ from calm_beam.examples import DataError, Example
 from calm_beam.failures import check_failures, failure_limit
 from calm_beam.generation_folder import Completion, StoredGenerations
 from calm_beam.generations import StoredShard
+from calm_beam.metrics.registry import get_metric
 from calm_beam.metrics.settings import NO_SETTINGS, MetricSettings
 from calm_beam.risk.clusters import ClusterLosses
 from calm_beam.risk.fixed_point import LOSS_SCALE
@@ -39,7 +40,7 @@ class SplitSource:
       completion: What they hold.
       counter: What is counted of outputs.
       settings: How they were decoded.
-      vocabulary: Path of the vocabulary that prompts were encoded with; None for token ids, or if nothing needs it.
+      vocabulary: Path of the vocabulary that prompts were encoded with; None if there was none, or nothing needs it.
       extra_ids: Sentinels added to it.
       num_layers: Decoder depth.
       is_tested: Whether thresholds are chosen for it; if not, it stands beside the others as a bound.
@@ -114,6 +115,7 @@ class SplitGenerations(beam.PTransform):
                 trials_path=self.trials_path,
                 grid_path=self.grid_path,
                 max_failures=self.max_failures,
+                metric_settings=self.metric_settings,
             )
         )
 
@@ -228,6 +230,7 @@ def _write_results(
     trials_path: str,
     grid_path: str,
     max_failures: int | None,
+    metric_settings: MetricSettings,
 ) -> str:
     """Checks what was counted, then writes trials and grid, and returns the path of the trials."""
     by_place = dict(tallies)
@@ -237,6 +240,9 @@ def _write_results(
     for place, source in enumerate(sources):
         tally = by_place[place]
         tally.tally.check(source.completion)
+        tally.tally.contrast.check(
+            source.plan.layout().objectives, functools.partial(get_metric, settings=metric_settings)
+        )
         failures = tally.tally.failures
         limit = failure_limit(max_failures, examples=source.completion.examples)
         check_failures(failures, failed=len(failures), limit=limit)

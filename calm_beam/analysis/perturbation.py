@@ -16,7 +16,7 @@ import numpy as np
 from calm_beam.checkpoints import Checkpoint
 from calm_beam.decoding.widths import members_by_width
 from calm_beam.model import EarlyExitT5
-from calm_beam.model.network import PAD_ID, padding_bias
+from calm_beam.model.network import PAD_ID, of_layer, padding_bias
 from calm_beam.vocabulary import EOS_ID
 
 _BATCH_SIZE = 8
@@ -148,14 +148,14 @@ def _decode(
     source_mask = source_tokens != PAD_ID
     cross = apply(apply(source_tokens, method="encode"), method="cross_keys_values")
     cross_bias = padding_bias(source_mask)
-    position_bias = apply(steps, method="decoder_position_bias")
+    position_biases = apply(steps, method="decoder_position_biases")
     is_empty = ~jnp.any(source_mask, axis=1)
     cache_shape = (rows, lanes, config.num_heads, steps, config.head_dim)
 
     def generate_token(state: dict[str, Any]) -> dict[str, Any]:
         step, finished = state["step"], state["finished"]
         # [heads, positions] -> [1, 1, heads, 1, positions]
-        self_bias = position_bias[:, step][None, None, :, None]
+        self_biases = [bias[:, step][None, None, :, None] for bias in position_biases]
         hidden = apply(state["previous"], method="embed")
         cache, first_layer = [], hidden
         for layer in range(1, config.num_decoder_layers + 1):
@@ -165,6 +165,7 @@ def _decode(
                 for cached, values in zip(state["cache"][layer - 1], new, strict=True)
             )
             cache.append(keys_values)
+            self_bias = of_layer(self_biases, layer)
             hidden = apply(hidden, layer, keys_values, self_bias, cross[layer - 1], cross_bias, method="decoder_layer")
             if layer == 1:
                 first_layer = hidden

@@ -6,7 +6,8 @@ what later tokens find in the cache.
 
 from collections.abc import Sequence
 
-from calm_beam.exits.rule import STATE_PROPAGATIONS, ExitRule
+from calm_beam.exits.propagations import PROPAGATIONS
+from calm_beam.exits.rule import ExitRule
 
 from .performance import Variant
 
@@ -25,8 +26,7 @@ def propagation_variants(confidence: str, thresholds: Sequence[float]) -> tuple[
     at 1.53 layers, 38.31 with the first layer's states, 23.02 for `projected`.
     """
     oracles = [
-        Variant(rule=ExitRule(confidence="oracle", state_propagation=name), thresholds=(1.0,))
-        for name in STATE_PROPAGATIONS
+        Variant(rule=ExitRule(confidence="oracle", state_propagation=name), thresholds=(1.0,)) for name in PROPAGATIONS
     ]
     noisy = ExitRule(confidence=confidence, token_from="last_layer")
     return (*oracles, Variant(rule=noisy, thresholds=tuple(thresholds)))

@@ -26,7 +26,7 @@ def tradeoff_variants(
         Variant(rule=dataclasses.replace(rule, confidence=confidence), thresholds=tuple(thresholds))
         for confidence in confidences
     ]
-    static = dataclasses.replace(rule, confidence="static", schedule="constant", tau=None)
+    static = dataclasses.replace(rule, confidence="static", schedule="constant", tau=None, patience=None)
     layers = tuple(layer / num_layers for layer in reversed(rule.exit_layers(num_layers)))
     oracle = dataclasses.replace(static, confidence="oracle")
     return (*measures, Variant(rule=static, thresholds=layers), Variant(rule=oracle, thresholds=(1.0,)))

@@ -1,5 +1,6 @@
 """From generations to calibrated thresholds: losses, totals, tests."""
 
+from .contrast import Contrast as Contrast
 from .fingerprint import content_sum_of as content_sum_of
 from .fingerprint import fingerprint_text as fingerprint_text
 from .layout import Layout as Layout
@@ -11,6 +12,7 @@ from .result import RiskRow as RiskRow
 from .result import calibrate as calibrate
 from .result import has_ended as has_ended
 from .result import risk_rows as risk_rows
+from .scoring import ScoredGeneration as ScoredGeneration
 from .scoring import score_by_policy as score_by_policy
 from .scoring import score_generation as score_generation
 from .specs import Objective as Objective

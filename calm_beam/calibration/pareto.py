@@ -5,6 +5,7 @@ and one column of losses and of costs per setting comes here.
 """
 
 import dataclasses
+import math
 from collections.abc import Sequence
 
 import numpy as np
@@ -82,7 +83,8 @@ def pareto_calibration(
     order = LossTable.of(keys, np.arange(len(keys))[:, None, None], salt=salt).in_order()[:, 0, 0]
     first, second = order[:num_choosing], order[num_choosing:]
     path = pareto_path(
-        p_values_of(losses[first], p_value=p_value, delta=delta), costs=costs[first].mean(axis=0, dtype=np.float64)
+        p_values_of(losses[first], p_value=p_value, delta=delta),
+        costs=[math.fsum(column) / len(first) for column in costs[first].T],
     )
     test = pareto_test(p_values_of(losses[second], p_value=p_value, delta=delta), epsilon=epsilon, path=path)
     # On the front costs fall along the path, so the last one accepted is the cheapest.

@@ -27,7 +27,7 @@ class RunRecord:
     Attributes:
       created: When the run was started, ISO 8601 in UTC.
       model: The model.
-      vocabulary: Its vocabulary; None for token ids.
+      vocabulary: Its vocabulary; None where there is none.
       settings: How it was decoded.
       patterns: Data patterns as the user gave them.
       software: Versions by name.
@@ -111,4 +111,6 @@ def decode_record(settings: DecodeSettings) -> DecodeRecord:
         max_decode_length=settings.max_decode_length,
         task_prefix=settings.task_prefix,
         dtype=DTYPE,
+        patience=rule.patience,
+        confidence_source=rule.confidence_source,
     )

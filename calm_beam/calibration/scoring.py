@@ -5,13 +5,29 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from calm_beam.examples import DataError
+from calm_beam.examples import DataError, Example
 from calm_beam.generations import Generation
 from calm_beam.metrics.registry import Metric, MetricError, checked_score
 from calm_beam.risk.fixed_point import to_signed_fixed_point
 from calm_beam.risk.losses import relu_risk_loss, signed_risk_loss, textual_loss
 
+from .contrast import Contrast
 from .specs import Objective
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ScoredGeneration:
+    """An example with its losses.
+
+    Attributes:
+      generation: The example; with a failure if it could not be scored.
+      losses: As `score_generation` returns them.
+      contrast: What its scores tell apart; that of no examples if it failed.
+    """
+
+    generation: Generation
+    losses: np.ndarray
+    contrast: Contrast
 
 
 def score_generation(
@@ -35,31 +51,7 @@ def score_generation(
 
     Source: CALM, "Defining p-values for consistent early-exiting" (the losses of textual and risk consistency).
     """
-    if generation.failure is not None:
-        return to_signed_fixed_point(np.ones((len(objectives), num_thresholds)))
-    full, *early = (output.text for output in generation.outputs)
-    assert len(early) == num_thresholds
-    example = generation.example
-    rows = []
-    for objective in objectives:
-        if objective.consistency == "risk" and not example.references:
-            raise DataError(f"example {example.id}: risk consistency needs references, it has none.")
-        references = example.references if objective.consistency == "risk" else (full,)
-        metric = metrics[objective.metric]
-        # Many thresholds give the same text: each distinct one is scored once.
-        scores = {
-            text: checked_score(metric, objective.metric, text, references, example_id=example.id)
-            for text in dict.fromkeys((full, *early))
-        }
-        early_scores = np.array([scores[text] for text in early])
-        match objective.loss:
-            case "dissimilarity":
-                rows.append(textual_loss(early_scores))
-            case "signed":
-                rows.append(signed_risk_loss(early_score=early_scores, full_score=scores[full]))
-            case "relu":
-                rows.append(relu_risk_loss(early_score=early_scores, full_score=scores[full]))
-    return to_signed_fixed_point(np.stack(rows))
+    return _scored(generation, objectives, metrics, num_thresholds=num_thresholds).losses
 
 
 def score_by_policy(
@@ -69,8 +61,8 @@ def score_by_policy(
     *,
     num_thresholds: int,
     on_error: str,
-) -> tuple[Generation, np.ndarray]:
-    """Returns an example and its losses; one that cannot be scored comes back as failed, with the losses of that.
+) -> ScoredGeneration:
+    """Returns an example with its losses; one that cannot be scored comes back as failed, with the losses of that.
 
     Args:
       generation: As in `score_generation`.
@@ -84,9 +76,50 @@ def score_by_policy(
       MetricError: As there, if `on_error` is `fail`.
     """
     try:
-        return generation, score_generation(generation, objectives, metrics, num_thresholds=num_thresholds)
+        return _scored(generation, objectives, metrics, num_thresholds=num_thresholds)
     except MetricError as error:
         if on_error == "fail":
             raise
         failed = dataclasses.replace(generation, failure=str(error))
-        return failed, score_generation(failed, objectives, metrics, num_thresholds=num_thresholds)
+        return _scored(failed, objectives, metrics, num_thresholds=num_thresholds)
+
+
+def _scored(
+    generation: Generation, objectives: Sequence[Objective], metrics: Mapping[str, Metric], *, num_thresholds: int
+) -> ScoredGeneration:
+    if generation.failure is not None:
+        losses = to_signed_fixed_point(np.ones((len(objectives), num_thresholds)))
+        return ScoredGeneration(generation=generation, losses=losses, contrast=Contrast())
+    texts = [output.text for output in generation.outputs]
+    assert len(texts) == 1 + num_thresholds
+    scores = [_scores(generation.example, texts, objective, metrics[objective.metric]) for objective in objectives]
+    rows = [_losses(np.array(row), objective) for row, objective in zip(scores, objectives, strict=True)]
+    return ScoredGeneration(
+        generation=generation,
+        losses=to_signed_fixed_point(np.stack(rows)),
+        contrast=Contrast.of(generation.example, texts, scores),
+    )
+
+
+def _scores(example: Example, texts: Sequence[str], objective: Objective, metric: Metric) -> list[float]:
+    """Returns the scores of an example's outputs, of which the first is the full model's."""
+    if objective.consistency == "risk" and not example.references:
+        raise DataError(f"example {example.id}: risk consistency needs references, it has none.")
+    references = example.references if objective.consistency == "risk" else texts[:1]
+    # Many thresholds give the same text: each distinct one is scored once.
+    scores = {
+        text: checked_score(metric, objective.metric, text, references, example_id=example.id)
+        for text in dict.fromkeys(texts)
+    }
+    return [scores[text] for text in texts]
+
+
+def _losses(scores: np.ndarray, objective: Objective) -> np.ndarray:
+    """Returns the loss at every threshold; the first score is the full model's."""
+    full, early = scores[0], scores[1:]
+    match objective.loss:
+        case "dissimilarity":
+            return textual_loss(early)
+        case "signed":
+            return signed_risk_loss(early_score=early, full_score=full)
+    return relu_risk_loss(early_score=early, full_score=full)

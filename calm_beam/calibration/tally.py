@@ -7,6 +7,7 @@ from typing import Self
 from calm_beam.generation_folder import Completion
 from calm_beam.generations import GenerationsError
 
+from .contrast import Contrast
 from .layout import Layout
 from .totals import CalibrationTotals
 
@@ -17,12 +18,14 @@ class Tally:
 
     Attributes:
       totals: Sums and counts.
+      contrast: What the scores of the examples tell apart.
       scored: Number of examples whose losses are in the totals, by themselves or within their cluster.
       by_shard: For every shard, ascending, how many of its examples were counted.
       failures: Id and reason of every example that counts as failed, sorted.
     """
 
     totals: CalibrationTotals
+    contrast: Contrast = dataclasses.field(default_factory=Contrast)
     scored: int = 0
     by_shard: tuple[tuple[int, int], ...] = ()
     failures: tuple[tuple[str, str], ...] = ()
@@ -36,6 +39,7 @@ class Tally:
         """Returns the tally of both together; counts of the same shard add up, so that counting twice shows."""
         return type(self)(
             totals=self.totals.merge(other.totals),
+            contrast=Contrast.merged((self.contrast, other.contrast)),
             scored=self.scored + other.scored,
             by_shard=_added(self.by_shard, other.by_shard),
             failures=tuple(sorted((*self.failures, *other.failures))),

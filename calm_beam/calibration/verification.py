@@ -15,6 +15,7 @@ called broken. A threshold whose risk is just below delta can hardly ever be pro
 """
 
 import dataclasses
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Self
 
@@ -31,6 +32,7 @@ from calm_beam.risk.fwer import holm_test
 from calm_beam.risk.in_memory import p_values_of
 from calm_beam.risk.loss_table import LossTable
 
+from .contrast import Contrast
 from .scoring import score_by_policy
 from .specs import LOSSES, Objective
 
@@ -78,7 +80,7 @@ class FreshLosses:
 
         Raises:
           DataError: If there are no examples, or one lacks references that are needed.
-          MetricError: If a metric fails and `on_error` says so.
+          MetricError: If a metric fails and `on_error` says so, or tells nothing (see `Contrast`).
           EvidenceError: If there are too many losses to keep.
         """
         objectives = tuple(dict.fromkeys(objective_of(entry) for entry in entries))
@@ -86,10 +88,11 @@ class FreshLosses:
         lowest = np.array([-LOSS_SCALE if objective.is_signed else 0 for objective in objectives])[:, None]
         units: dict[str, ClusterLosses] = {}
         examples = failed = 0
+        contrast = Contrast()
         for generation in generations:
-            generation, losses = score_by_policy(
-                generation, objectives, metrics, num_thresholds=len(thresholds), on_error=on_error
-            )
+            scored = score_by_policy(generation, objectives, metrics, num_thresholds=len(thresholds), on_error=on_error)
+            generation, losses = scored.generation, scored.losses
+            contrast = Contrast.merged((contrast, scored.contrast))
             example = generation.example
             # Ids are unique, so that each example is a unit where there are no clusters.
             unit = example.id if example.cluster is None else example.cluster
@@ -100,6 +103,7 @@ class FreshLosses:
             failed += generation.failure is not None
         if not units:
             raise DataError("there are no fresh examples.")
+        contrast.check(objectives, metrics.__getitem__)
         # [units, 2, objectives, thresholds] -> [2, units, objectives, thresholds]
         means = np.stack([unit.mean() for unit in units.values()], axis=1)
         table, lenient_table = (LossTable.of(list(units), part, salt=salt).in_order() / LOSS_SCALE for part in means)
@@ -169,7 +173,7 @@ def verify(losses: FreshLosses, entries: Sequence[Calibration], *, alpha: float)
     return tuple(
         Verdict(
             entry=entry,
-            risk=float(losses.at(entry).mean()),
+            risk=math.fsum(losses.at(entry)) / len(losses.table),
             p_value=float(p_values[place]),
             excess_p_value=float(excess[place]),
             is_broken=bool(is_broken[place]),

@@ -5,7 +5,9 @@ from .checkpoint import CheckpointError as CheckpointError
 from .checkpoint import FloatArrays as FloatArrays
 from .checkpoint import fingerprint as fingerprint
 from .cloud import store_model as store_model
+from .declared import Declared as Declared
 from .load import find_model as find_model
 from .load import load_checkpoint as load_checkpoint
+from .load import missing_folder as missing_folder
 from .native import write_native as write_native
 from .t5x import write_t5x as write_t5x

@@ -10,7 +10,7 @@ import flax.traverse_util
 import numpy as np
 
 from calm_beam.errors import CalmBeamError
-from calm_beam.model import T5Config
+from calm_beam.model import T5Config, default_activation
 
 FloatArrays = Mapping[str, np.ndarray]
 
@@ -32,6 +32,9 @@ class Checkpoint:
       step: The training step that the folder is named by, or None.
       cloud_directory: The folder on Cloud Storage that `directory` is a copy of, or None.
       cloud_vocabulary: The file on Cloud Storage that `vocabulary_path` is a copy of, or None.
+      stated: Sentences on what no array shows, and where it is said.
+      assumed: Sentences on what no array shows and nobody says, and why it is taken for true.
+      dropped: Names of stored arrays that were left out on demand.
     """
 
     config: T5Config
@@ -42,6 +45,9 @@ class Checkpoint:
     step: int | None = None
     cloud_directory: str | None = None
     cloud_vocabulary: str | None = None
+    stated: tuple[str, ...] = ()
+    assumed: tuple[str, ...] = ()
+    dropped: tuple[str, ...] = ()
 
     @property
     def uri(self) -> str:
@@ -58,22 +64,31 @@ class Checkpoint:
         return flax.traverse_util.unflatten_dict(dict(self.arrays), sep="/")
 
     def fingerprint(self) -> str:
-        """Returns the content fingerprint of the weights."""
-        return fingerprint(self.arrays, relative_max_distance=self.config.relative_max_distance)
+        """Returns the content fingerprint of the weights, and of what they do not show of the model."""
+        config = self.config
+        # Of T5's own nothing is said: their fingerprints are older than other activations.
+        is_t5 = config.activation == default_activation(gated_mlp=config.gated_mlp)
+        return fingerprint(
+            self.arrays,
+            relative_max_distance=config.relative_max_distance,
+            activation="" if is_t5 else config.activation,
+        )
 
 
-def fingerprint(arrays: FloatArrays, *, relative_max_distance: int = 128) -> str:
+def fingerprint(arrays: FloatArrays, *, relative_max_distance: int = 128, activation: str = "") -> str:
     """Returns a digest of names, shapes and float32 values, which does not depend on layout or stored precision.
 
     Args:
       arrays: Arrays by name. Values are compared as float32, so weights that float16 can hold exactly have the same
         fingerprint stored as float16 or as float32.
       relative_max_distance: The one size of a model that no shape shows.
+      activation: That of the feed-forward layers, if it is not T5's for such arrays.
 
     Returns:
       `sha256:` followed by 64 hexadecimal digits.
     """
-    digest = hashlib.sha256(f"calm-beam model v1, {relative_max_distance}\n".encode())
+    computed = f", {activation}" if activation else ""
+    digest = hashlib.sha256(f"calm-beam model v1, {relative_max_distance}{computed}\n".encode())
     for name in sorted(arrays):
         values = np.ascontiguousarray(arrays[name], dtype="<f4")
         digest.update(f"{name} {','.join(map(str, values.shape))}\n".encode())

@@ -11,12 +11,16 @@ import re
 import shutil
 from collections.abc import Iterable
 
+from calm_beam.sentinels import SENTINEL_FILES
 from calm_beam.storage import base_name, cached_folder, joined, list_below, parent, replacing, stat
 
 from .checkpoint import CheckpointError
+from .t5x_facts import GIN_FILE
 
 # The second is Hugging Face's name for the same file.
 VOCABULARIES = ("sentencepiece.model", "spiece.model")
+# What the steps of a run share: vocabulary, its sentinels, and what T5X was configured with.
+_BESIDE = (*VOCABULARIES, *SENTINEL_FILES, GIN_FILE)
 # Folders of steps: T5X's, and the numbers alone that Orbax names them by.
 STEP = re.compile(r"(?:checkpoint_)?(\d+)")
 
@@ -73,7 +77,7 @@ def fetch_model(path: str) -> FetchedModel:
     cloud_root = parent(folder) if base_name(folder) else folder
     if _is_step(below) and base_name(folder):
         # Shared by the steps of a run.
-        beside = [stat(joined(cloud_root, name)) for name in VOCABULARIES]
+        beside = [stat(joined(cloud_root, name)) for name in _BESIDE]
         files += [file for file in beside if file is not None]
     root = cached_folder(cloud_root, files)
     return FetchedModel(directory=root / base_name(folder), root=root, cloud_root=cloud_root)
@@ -124,7 +128,7 @@ def _needed(names: Iterable[str]) -> list[str]:
     if not steps:
         return []
     latest = max(steps, key=_step_of)
-    return [name for name in names if name in VOCABULARIES or name.startswith(f"{latest}/")]
+    return [name for name in names if name in _BESIDE or name.startswith(f"{latest}/")]
 
 
 def _is_step(names: Iterable[str]) -> bool:

@@ -1,25 +1,24 @@
 """Folders that Hugging Face's transformers saves: `config.json` of `"model_type": "t5"` and safetensors.
 
-T5 1.1 (gated GELU, a head of its own) and the original T5 (ReLU, tied head), read without transformers or torch.
+T5 1.1 (gated GELU, a head of its own), the original T5 (ReLU, tied head) and UL2 (gated SiLU), read without
+transformers or torch.
 Whatever the config says that would be computed in another way than here is refused. Tensors are stored [out, in], and
 the tables of relative positions [buckets, heads].
 Source: transformers `configuration_t5.py` and `modeling_t5.py`, versions 4 and 5.
 """
 
-import json
 import pathlib
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-# For the name bfloat16, which numpy does not know otherwise.
-import ml_dtypes  # noqa: F401
 import numpy as np
-import safetensors
 
 from calm_beam.model import T5Config, parameter_shapes
 
 from .checkpoint import CheckpointError
+from .metadata import read_json, shortened
+from .safetensors_files import read_safetensors
 
 Tensors = Mapping[str, np.ndarray]
 
@@ -43,10 +42,8 @@ _FIXED = {
     "eos_token_id": 1,
     "decoder_start_token_id": 0,
 }
-# The feed-forward layers of T5 1.1 and of the original T5: whether it is gated, and the activation.
-_GATED_GELU = (True, "gelu_new")
-_RELU = (False, "relu")
-_FLOATS = ("float32", "float16", "bfloat16")
+# What transformers calls the activations; its "gelu" is not the tanh form.
+_ACTIVATIONS = {"gelu_new": "gelu", "gelu_pytorch_tanh": "gelu", "silu": "silu", "swish": "silu", "relu": "relu"}
 
 _SUBLAYERS = {
     "encoder/pre_attention_layer_norm": "0.layer_norm",
@@ -81,17 +78,19 @@ _UNUSED = "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weigh
 def is_hugging_face(directory: pathlib.Path) -> bool:
     """Returns whether a folder holds a `config.json` that names a type of model, as transformers writes it."""
     try:
-        fields = json.loads((directory / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        return "model_type" in read_json(directory / "config.json")
+    except CheckpointError:
         return False
-    return isinstance(fields, dict) and "model_type" in fields
 
 
-def read_hugging_face(directory: pathlib.Path) -> tuple[T5Config, dict[str, np.ndarray]]:
+def read_hugging_face(
+    directory: pathlib.Path, *, keeps: Callable[[str], bool]
+) -> tuple[T5Config, dict[str, np.ndarray]]:
     """Returns config and float32 weights of a folder that transformers saved.
 
     Args:
       directory: Folder with `config.json` and `model.safetensors`, or the parts named by its index.
+      keeps: Which tensors to read, by name.
 
     Returns:
       The config, and the arrays by the names of `parameter_shapes`, kernels [in, out].
@@ -101,22 +100,27 @@ def read_hugging_face(directory: pathlib.Path) -> tuple[T5Config, dict[str, np.n
         or a tensor is missing, unknown or of another type than a float of 16 or 32 bits.
     """
     path = directory / "config.json"
-    fields = _read_json(path)
+    fields = read_json(path)
     if fields.get("model_type") != "t5":
-        raise CheckpointError(f'{path}: model_type is {fields.get("model_type")!r}, expected "t5".')
+        raise CheckpointError(f'{path}: model_type is {shortened(repr(fields.get("model_type")))}, expected "t5".')
     sizes = _sizes(path, fields)
-    gated_mlp = _gated_mlp(path, fields)
+    gated_mlp, activation = _feed_forward(path, fields)
+    for key in ("tie_word_embeddings", "scale_decoder_outputs"):
+        if type(fields.get(key, True)) is not bool:
+            raise CheckpointError(f"{path}: {key} must be true or false, got {shortened(repr(fields[key]))}.")
     for key, expected in _FIXED.items():
         # Left out and null are the same; some configs list the one id that ends an output.
         if fields.get(key) not in (None, expected, [expected]):
-            raise CheckpointError(f"{path}: {key} is {fields[key]!r}; only {expected!r} is supported.")
-    tensors = _read_tensors(directory)
+            raise CheckpointError(f"{path}: {key} is {shortened(repr(fields[key]))}; only {expected!r} is supported.")
+    # Refuses sizes out of all range before anything is made of them.
+    T5Config(**sizes, gated_mlp=gated_mlp, activation=activation)
+    tensors = _read_tensors(directory, keeps)
     tensors.pop(_UNUSED, None)
     tensors["shared.weight"] = embedding = _embedding(directory, tensors)
     head = _head(directory, fields, tensors, embedding)
     if head is not None:
         tensors["lm_head.weight"] = head
-    config = T5Config(**sizes, gated_mlp=gated_mlp, tied_head=head is None)
+    config = T5Config(**sizes, gated_mlp=gated_mlp, activation=activation, tied_head=head is None)
     names = {name: _their_name(name) for name in parameter_shapes(config)}
     _check_names(directory, found=tensors, expected=names.values())
     return config, {
@@ -124,78 +128,60 @@ def read_hugging_face(directory: pathlib.Path) -> tuple[T5Config, dict[str, np.n
     }
 
 
-def _read_json(path: pathlib.Path) -> dict[str, Any]:
-    try:
-        fields = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{path}: cannot be read as JSON: {error}") from error
-    if not isinstance(fields, dict):
-        raise CheckpointError(f"{path}: expected a JSON object, got {type(fields).__name__}.")
-    return fields
-
-
-def _sizes(path: pathlib.Path, fields: Mapping[str, Any]) -> dict[str, int]:
-    sizes: dict[str, int] = {}
+def _sizes(path: pathlib.Path, fields: Mapping[str, Any]) -> dict[str, Any]:
+    sizes: dict[str, Any] = {}
     for ours, (key, default) in _SIZES.items():
         value = fields.get(key, default)
         if key == "num_decoder_layers" and value is None:
             value = sizes["num_encoder_layers"]
         if type(value) is not int or value < 1:
-            raise CheckpointError(f"{path}: {key} must be a whole number of at least 1, got {value!r}.")
+            raise CheckpointError(f"{path}: {key} must be a whole number of at least 1, got {shortened(repr(value))}.")
         sizes[ours] = value
     return sizes
 
 
-def _gated_mlp(path: pathlib.Path, fields: Mapping[str, Any]) -> bool:
-    """Returns whether the feed-forward layer is T5 1.1's; anything but that and the original T5's is refused."""
+def _feed_forward(path: pathlib.Path, fields: Mapping[str, Any]) -> tuple[bool, str]:
+    """Returns whether the feed-forward layer is gated, and our name of its activation."""
     projection = str(fields.get("feed_forward_proj", "relu"))
     parts = projection.split("-")
     # In T5, "gated-gelu" has always meant the tanh form.
     activation = "gelu_new" if projection == "gated-gelu" else parts[-1]
     # These two are derived, but transformers believes the file.
-    kind = (fields.get("is_gated_act", parts[0] == "gated"), fields.get("dense_act_fn", activation))
-    if kind not in (_GATED_GELU, _RELU):
+    is_gated, name = fields.get("is_gated_act", parts[0] == "gated"), fields.get("dense_act_fn", activation)
+    is_form = projection == parts[-1] or parts[:-1] == ["gated"]
+    if type(is_gated) is not bool or not isinstance(name, str) or name not in _ACTIVATIONS or not is_form:
         raise CheckpointError(
-            f"{path}: feed_forward_proj is {projection!r}, (is_gated_act, dense_act_fn) {kind}; expected 'gated-gelu', "
-            f"{_GATED_GELU}, as in T5 1.1, or 'relu', {_RELU}, as in the original T5."
+            f"{path}: feed_forward_proj is {shortened(repr(projection))}, (is_gated_act, dense_act_fn) "
+            f"{shortened((is_gated, name))}; expected 'gated-gelu', as in T5 1.1, 'relu', as in the original T5, "
+            f"'gated-silu', as in UL2, or another of the activations {', '.join(_ACTIVATIONS)}, gated or not."
         )
-    return kind == _GATED_GELU
+    return is_gated, _ACTIVATIONS[name]
 
 
-def _read_tensors(directory: pathlib.Path) -> dict[str, np.ndarray]:
+def _read_tensors(directory: pathlib.Path, keeps: Callable[[str], bool]) -> dict[str, np.ndarray]:
     """Returns all tensors of the folder as float32."""
     index = directory / "model.safetensors.index.json"
-    if (directory / "model.safetensors").is_file():
-        return _read_file(directory / "model.safetensors")
+    if (directory / "model.safetensors").exists():
+        return read_safetensors(directory / "model.safetensors", keeps=keeps)
     if not index.is_file():
         raise CheckpointError(
             f"{directory}: no model.safetensors, nor model.safetensors.index.json. Weights in other files, such as "
             "pytorch_model.bin, are not read: save the model again with save_pretrained of a recent transformers."
         )
-    parts = _read_json(index).get("weight_map")
-    if not isinstance(parts, dict) or not all(isinstance(part, str) for part in parts.values()):
+    parts = read_json(index).get("weight_map")
+    # Names alone: nothing outside of the folder is a part of the model.
+    if not isinstance(parts, dict) or not all(
+        isinstance(part, str) and part == pathlib.PurePath(part).name for part in parts.values()
+    ):
         raise CheckpointError(f'{index}: expected {{"weight_map": {{name of a tensor: name of its file}}}}.')
     tensors: dict[str, np.ndarray] = {}
     for part in sorted(set(parts.values())):
-        found = _read_file(directory / part)
-        if found.keys() != {name for name, place in parts.items() if place == part}:
-            raise CheckpointError(f"{directory / part}: does not hold the tensors that {index.name} says it holds.")
+        found = read_safetensors(directory / part, keeps=keeps)
+        if found.keys() != {name for name, place in parts.items() if place == part and keeps(name)}:
+            raise CheckpointError(
+                f"{shortened(directory / part)}: does not hold the tensors that {index.name} says it holds."
+            )
         tensors.update(found)
-    return tensors
-
-
-def _read_file(path: pathlib.Path) -> dict[str, np.ndarray]:
-    tensors = {}
-    try:
-        with safetensors.safe_open(path, framework="numpy") as file:
-            for name in file.keys():  # noqa: SIM118 - it is no mapping
-                tensor = file.get_tensor(name)
-                if tensor.dtype.name not in _FLOATS:
-                    raise CheckpointError(f"{path}: {name} is {tensor.dtype.name}, expected {', '.join(_FLOATS)}.")
-                tensors[name] = tensor.astype(np.float32)
-    # AttributeError, TypeError: a type that numpy does not have.
-    except (OSError, AttributeError, TypeError, safetensors.SafetensorError) as error:
-        raise CheckpointError(f"{path}: cannot be read as safetensors: {error}") from error
     return tensors
 
 

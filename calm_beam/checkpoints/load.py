@@ -1,20 +1,31 @@
 """Finding out which layout a folder has, and reading it."""
 
 import dataclasses
+import os
 import pathlib
+import re
+from collections.abc import Callable
 
 import numpy as np
 
 from calm_beam.model import T5Config, infer_config
 from calm_beam.storage import is_cloud_path
 
-from .checkpoint import Checkpoint, CheckpointError
+from .checkpoint import Checkpoint, CheckpointError, FloatArrays
 from .cloud import STEP, VOCABULARIES, fetch_model
+from .declared import Declared
 from .hugging_face import is_hugging_face, read_hugging_face
 from .native import read_native
 from .orbax import find_item, read_orbax
 from .scanned import unstack_layers
 from .t5x import read_t5x
+from .t5x_facts import find_facts
+
+_NOTHING = Declared()
+# A name on Hugging Face's Hub, or the address of its page.
+_HUB_NAME = re.compile(r"(?:https://huggingface\.co/|hf://)?([\w-][\w.-]*)/([\w-][\w.-]*)/?", re.ASCII)
+_UNKNOWN = re.compile(r"unknown (?!none|keys)")
+_DROP_HINT = " If the model does not need them, calm-beam convert --drop_arrays=REGEX leaves them out."
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -41,24 +52,29 @@ def find_model(directory: pathlib.Path) -> FoundModel | None:
     return _find_step(directory) or max(steps, key=lambda found: found.step or 0, default=None)
 
 
-def load_checkpoint(path: str | pathlib.Path) -> Checkpoint:
+def load_checkpoint(
+    path: str | pathlib.Path, *, declared: Declared = _NOTHING, drop_arrays: re.Pattern[str] | None = None
+) -> Checkpoint:
     """Returns the model in a folder, whatever its layout.
 
     Args:
       path: A native folder, one of Hugging Face's, a step's folder of T5X or Orbax, or a folder of those, of which the
         latest is read; local, or on Cloud Storage, of which a local copy is kept.
+      declared: What no array shows, for layouts that do not say it.
+      drop_arrays: Arrays to leave out if their whole name, as it is stored, matches.
 
     Returns:
       The weights as float32, checked against the sizes inferred from them.
 
     Raises:
-      CheckpointError: If there is no model, it is damaged, or its arrays are not those of a T5 encoder-decoder.
+      CheckpointError: If there is no model, it is damaged, its arrays are not those of a T5 encoder-decoder, or not
+        all finite; or if the files contradict what was declared, or no array was dropped that should be.
       OSError: If Cloud Storage cannot be read.
     """
     if is_cloud_path(path):
         fetched = fetch_model(str(path))
         try:
-            checkpoint = load_checkpoint(fetched.directory)
+            checkpoint = load_checkpoint(fetched.directory, declared=declared, drop_arrays=drop_arrays)
         except CheckpointError as error:
             # The user knows nothing of copies.
             raise CheckpointError(str(error).replace(str(fetched.root), fetched.cloud_root)) from error
@@ -67,11 +83,10 @@ def load_checkpoint(path: str | pathlib.Path) -> Checkpoint:
             checkpoint,
             cloud_directory=fetched.cloud_path(checkpoint.directory),
             cloud_vocabulary=fetched.cloud_path(vocabulary) if vocabulary else None,
+            stated=tuple(text.replace(str(fetched.root), fetched.cloud_root) for text in checkpoint.stated),
+            assumed=tuple(text.replace(str(fetched.root), fetched.cloud_root) for text in checkpoint.assumed),
         )
-    # Absolute, since workers have folders of their own and TensorStore takes no other.
-    directory = pathlib.Path(path).resolve()
-    if not directory.is_dir():
-        raise CheckpointError(f"checkpoint {path}: no such directory.")
+    directory = _resolved(path)
     found = find_model(directory)
     if found is None:
         names = ", ".join(sorted(child.name for child in directory.iterdir())[:8]) or "nothing"
@@ -79,28 +94,55 @@ def load_checkpoint(path: str | pathlib.Path) -> Checkpoint:
             f"checkpoint {path}: no model here. Expected config.json with model.safetensors (native or Hugging Face), "
             f"checkpoint_<step>/checkpoint (T5X) or checkpoint_<step> with _METADATA in it (Orbax); found {names}."
         )
+    dropped: list[str] = []
+
+    def keeps(name: str) -> bool:
+        if drop_arrays is None or not drop_arrays.fullmatch(name):
+            return True
+        dropped.append(name)
+        return False
+
     try:
-        stored_config, arrays = _read(found)
-        config = infer_config({name: array.shape for name, array in arrays.items()})
-    except CheckpointError:
-        raise
+        checkpoint = _read(found, declared, keeps)
+        if drop_arrays is not None and not dropped:
+            raise ValueError("there is nothing to leave out.")
     except ValueError as error:
-        raise CheckpointError(f"checkpoint {found.directory}: {error}") from error
-    if stored_config is not None:
-        # The only size that no shape shows.
-        config = dataclasses.replace(config, relative_max_distance=stored_config.relative_max_distance)
-    if stored_config not in (None, config):
-        raise CheckpointError(
-            f"checkpoint {found.directory}: config.json says {stored_config}, the arrays are of {config}."
-        )
-    return Checkpoint(
-        config=config,
-        arrays=arrays,
-        directory=found.directory,
-        vocabulary_path=_find_vocabulary(found),
-        layout=found.layout,
-        step=found.step,
+        place = "" if isinstance(error, CheckpointError) else f"checkpoint {found.directory}: "
+        hint = _DROP_HINT if _UNKNOWN.search(str(error)) else ""
+        if drop_arrays is not None and not dropped:
+            hint = f" No array's whole name matches {drop_arrays.pattern!r}."
+        raise CheckpointError(f"{place}{error}{hint}") from error
+    _check_finite(found.directory, checkpoint.arrays)
+    return dataclasses.replace(checkpoint, dropped=tuple(sorted(dropped)))
+
+
+def missing_folder(path: str | pathlib.Path) -> str:
+    """Returns the words for a path that does not exist; says how to get a model whose name on the Hub it may be."""
+    if os.path.islink(path):
+        return f"{path}: is a link that leads nowhere, or in a circle."
+    match = _HUB_NAME.fullmatch(str(path))
+    is_folder_there = match is not None and pathlib.Path(match.group(1)).exists()
+    if match is None or is_folder_there:
+        return f"{path}: no such directory."
+    owner, name = match.groups()
+    return (
+        f"{path}: no such directory. If that is a model on the Hugging Face Hub, fetch it first and name the folder: "
+        f"hf download {owner}/{name} --local-dir {name}"
     )
+
+
+def _resolved(path: str | pathlib.Path) -> pathlib.Path:
+    """Returns an existing folder, absolute: workers have folders of their own, and TensorStore takes no other."""
+    try:
+        directory = pathlib.Path(path).resolve(strict=True)
+    except FileNotFoundError:
+        raise CheckpointError(f"checkpoint {missing_folder(path)}") from None
+    # Links in circles, and characters that no path has.
+    except (OSError, RuntimeError, ValueError) as error:
+        raise CheckpointError(f"checkpoint {path}: cannot be opened: {error}.") from error
+    if not directory.is_dir():
+        raise CheckpointError(f"checkpoint {path}: no such directory.")
+    return directory
 
 
 def _find_step(directory: pathlib.Path) -> FoundModel | None:
@@ -114,23 +156,77 @@ def _find_step(directory: pathlib.Path) -> FoundModel | None:
     return None
 
 
-def _read(found: FoundModel) -> tuple[T5Config | None, dict[str, np.ndarray]]:
-    """Returns the stored config, where there is one, and the arrays."""
+def _read(found: FoundModel, declared: Declared, keeps: Callable[[str], bool]) -> Checkpoint:
+    """Returns the model, not yet checked for values that are not finite."""
+    stored: T5Config | None = None
     if found.layout == "native":
-        return read_native(found.directory)
-    if found.layout == "hugging_face":
-        return read_hugging_face(found.directory)
-    if found.layout == "t5x":
-        return None, unstack_layers(read_t5x(found.directory))
-    item = find_item(found.directory)
-    assert item is not None
-    return None, unstack_layers(read_orbax(item))
+        stored, arrays = read_native(found.directory, keeps=keeps)
+    elif found.layout == "hugging_face":
+        stored, arrays = read_hugging_face(found.directory, keeps=keeps)
+    elif found.layout == "t5x":
+        arrays = unstack_layers(read_t5x(found.directory, keeps=keeps))
+    else:
+        item = find_item(found.directory)
+        assert item is not None
+        arrays = unstack_layers(read_orbax(item, keeps=keeps))
+    shapes = {name: array.shape for name, array in arrays.items()}
+    stated: tuple[str, ...] = ()
+    assumed: tuple[str, ...] = ()
+    if stored is None:
+        gated_mlp = "decoder/layers_0/mlp/wi_0/kernel" in shapes
+        # A folder that is no step of a run has nothing to do with the one above.
+        folders = _folders(found) if found.step is not None else (found.directory,)
+        facts = find_facts(folders, declared, gated_mlp=gated_mlp)
+        config = infer_config(shapes, activation=facts.activation, relative_max_distance=facts.relative_max_distance)
+        stated, assumed = facts.stated, facts.assumed
+    else:
+        config = infer_config(shapes, activation=stored.activation, relative_max_distance=stored.relative_max_distance)
+        _check_config(found.directory, stored, config)
+        declared.check(
+            activation=stored.activation,
+            relative_max_distance=stored.relative_max_distance,
+            source=str(found.directory / "config.json"),
+        )
+    return Checkpoint(
+        config=config,
+        arrays=arrays,
+        directory=found.directory,
+        vocabulary_path=_find_vocabulary(found),
+        layout=found.layout,
+        step=found.step,
+        stated=stated,
+        assumed=assumed,
+    )
+
+
+def _check_config(directory: pathlib.Path, stored: T5Config, found: T5Config) -> None:
+    """Refuses a stored config that is not that of the arrays."""
+    names = [field.name for field in dataclasses.fields(T5Config)]
+    differing = [name for name in names if getattr(stored, name) != getattr(found, name)]
+    if differing:
+        says, has = (", ".join(f"{name}={getattr(config, name)}" for name in differing) for config in (stored, found))
+        raise CheckpointError(f"checkpoint {directory}: config.json says {says}, the arrays are of {has}.")
+
+
+def _check_finite(directory: pathlib.Path, arrays: FloatArrays) -> None:
+    """Refuses weights that are not finite numbers: whatever they touch is not, either."""
+    broken = {name: count for name, array in arrays.items() if (count := array.size - np.isfinite(array).sum())}
+    if broken:
+        named = ", ".join(f"{name} ({count} of {arrays[name].size} values)" for name, count in [*broken.items()][:4])
+        more = f" and {len(broken) - 4} more" if len(broken) > 4 else ""
+        raise CheckpointError(
+            f"checkpoint {directory}: weights are not finite numbers in {named}{more}. The model is damaged, or its "
+            "training diverged: use another step or copy of it."
+        )
+
+
+def _folders(found: FoundModel) -> tuple[pathlib.Path, ...]:
+    """Returns where files beside the weights may be: with them, or shared by the steps of a run."""
+    if found.layout in ("t5x", "orbax"):
+        return (found.directory, found.directory.parent)
+    return (found.directory,)
 
 
 def _find_vocabulary(found: FoundModel) -> pathlib.Path | None:
-    folders = [found.directory]
-    if found.layout in ("t5x", "orbax"):
-        # Shared by the steps of a run.
-        folders.append(found.directory.parent)
-    paths = [folder / name for folder in folders for name in VOCABULARIES]
+    paths = [folder / name for folder in _folders(found) for name in VOCABULARIES]
     return next((path for path in paths if path.is_file()), None)

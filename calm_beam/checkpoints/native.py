@@ -8,25 +8,31 @@ import dataclasses
 import json
 import pathlib
 import shutil
+from collections.abc import Callable
 
 import numpy as np
-import safetensors
 import safetensors.numpy
 
 from calm_beam.model import T5Config
+from calm_beam.sentinels import write_extra_ids
 from calm_beam.storage import replacing
 
 from .checkpoint import CheckpointError, FloatArrays
+from .metadata import read_json, shortened
+from .safetensors_files import read_safetensors
 
 _FORMAT = "calm-beam/model/v1"
 _WRITABLE = ("float32", "float16")
+# Keys without which a model is T5's.
+_ADDED_LATER = {"activation", "relative_bias_per_layer"}
 
 
-def read_native(directory: pathlib.Path) -> tuple[T5Config, dict[str, np.ndarray]]:
+def read_native(directory: pathlib.Path, *, keeps: Callable[[str], bool]) -> tuple[T5Config, dict[str, np.ndarray]]:
     """Returns config and float32 weights of a native model folder.
 
     Args:
       directory: Folder with `config.json` and `model.safetensors`.
+      keeps: Which arrays to read, by name.
 
     Returns:
       The config as written, and the arrays by name.
@@ -35,30 +41,19 @@ def read_native(directory: pathlib.Path) -> tuple[T5Config, dict[str, np.ndarray
       CheckpointError: If either file is missing, malformed or of an unknown format.
     """
     path = directory / "config.json"
-    try:
-        fields = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{path}: cannot be read as JSON: {error}") from error
-    if not isinstance(fields, dict) or fields.pop("format", None) != _FORMAT:
-        raise CheckpointError(
-            f'{path}: expected a JSON object with "format": "{_FORMAT}", or with "model_type": "t5" (Hugging Face).'
-        )
+    expected = f'a JSON object with "format": "{_FORMAT}", or with "model_type": "t5" (Hugging Face)'
+    fields = read_json(path, constants_allowed=False, expected=expected)
+    if fields.pop("format", None) != _FORMAT:
+        raise CheckpointError(f"{path}: expected {expected}.")
     known = {field.name for field in dataclasses.fields(T5Config)}
-    if fields.keys() != known:
-        raise CheckpointError(
-            f"{path}: unknown keys {sorted(fields.keys() - known)}, missing keys {sorted(known - fields.keys())}."
-        )
-    weights = directory / "model.safetensors"
-    try:
-        arrays = safetensors.numpy.load_file(weights)
-    # AttributeError: a type that numpy does not have.
-    except (OSError, AttributeError, safetensors.SafetensorError) as error:
-        raise CheckpointError(f"{weights}: cannot be read as safetensors: {error}") from error
+    unknown, missing = fields.keys() - known, known - fields.keys() - _ADDED_LATER
+    if unknown or missing:
+        raise CheckpointError(f"{path}: unknown keys {shortened(sorted(unknown))}, missing keys {sorted(missing)}.")
     try:
         config = T5Config(**fields)
     except (TypeError, ValueError) as error:
         raise CheckpointError(f"{path}: {error}") from error
-    return config, {name: np.asarray(array, np.float32) for name, array in arrays.items()}
+    return config, read_safetensors(directory / "model.safetensors", keeps=keeps)
 
 
 def write_native(
@@ -67,6 +62,7 @@ def write_native(
     arrays: FloatArrays,
     *,
     vocabulary_path: pathlib.Path | None,
+    extra_ids: int = 0,
     dtype: str = "float32",
 ) -> None:
     """Writes a native model folder; each file appears whole or not at all, `config.json` last.
@@ -76,6 +72,7 @@ def write_native(
       config: Sizes of the model.
       arrays: Weights by name.
       vocabulary_path: The SentencePiece model to copy beside the weights; with None, none is left there.
+      extra_ids: Its sentinels, which a file beside it then names.
       dtype: `float32` or `float16`. float16 halves the file and rounds the weights.
 
     Raises:
@@ -97,6 +94,7 @@ def write_native(
     else:
         with replacing(directory / "sentencepiece.model") as temporary:
             shutil.copyfile(vocabulary_path, temporary)
+    write_extra_ids(directory, extra_ids if vocabulary_path else 0)
     with replacing(directory / "model.safetensors") as temporary:
         # Not save_file: it makes a file that only its owner can read.
         temporary.write_bytes(safetensors.numpy.save(stored))

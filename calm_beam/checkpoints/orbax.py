@@ -5,9 +5,9 @@ or, asked for the weights alone, fails on the checkpoints of T5X, whose step lie
 own early versions. Source: Orbax `PyTreeCheckpointHandler`, versions 0.2 to 0.12; T5X `checkpoints.py`.
 """
 
-import json
+import mmap
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import flax.serialization
@@ -15,6 +15,7 @@ import flax.traverse_util
 import numpy as np
 
 from .checkpoint import CheckpointError
+from .metadata import read_json, read_whole, shortened
 from .zarr_arrays import read_arrays
 
 # Folders of a step in which a CheckpointManager puts the tree: T5X's, its own default, and the usual one.
@@ -33,12 +34,13 @@ def find_item(directory: pathlib.Path) -> pathlib.Path | None:
     return next((folder for folder in folders if _is_item(folder)), None)
 
 
-def read_orbax(item: pathlib.Path) -> dict[str, np.ndarray]:
+def read_orbax(item: pathlib.Path, *, keeps: Callable[[str], bool]) -> dict[str, np.ndarray]:
     """Returns the weights in a folder of `find_item` as float32 arrays by name.
 
     Args:
       item: The folder with `_METADATA`, or with the msgpack file `checkpoint` of early versions. The weights are the
         tree's `target` (T5X) or `params`, or all of it.
+      keeps: Which arrays to read, by name.
 
     Returns:
       Mapping from names such as `decoder/layers_0/mlp/wi_0/kernel` to arrays.
@@ -46,19 +48,18 @@ def read_orbax(item: pathlib.Path) -> dict[str, np.ndarray]:
     Raises:
       CheckpointError: If the tree cannot be read, or an array is missing or broken.
     """
-    path = item / "_METADATA"
-    metadata = _read_json(path) if path.is_file() else {}
+    source = item / "_METADATA"
+    metadata = read_json(source) if source.is_file() else {}
     if (item / "checkpoint").is_file():
-        leaves = _leaves_of_msgpack(item / "checkpoint")
+        source = item / "checkpoint"
+        leaves = _leaves_of_msgpack(source)
     else:
-        leaves = _leaves_of_metadata(path, metadata)
+        leaves = _leaves_of_metadata(source, metadata)
     for key in _WEIGHTS:
         leaves = {name[1:]: leaf for name, leaf in leaves.items() if name[:1] == (key,)} or leaves
     driver = "zarr3" if metadata.get("use_zarr3") else "zarr"
-    try:
-        return read_arrays({"/".join(name): _place(item, driver, leaf) for name, leaf in leaves.items()})
-    except (ValueError, TypeError) as error:
-        raise CheckpointError(f"{item}: cannot read its arrays: {error}") from error
+    named = {"/".join(name): leaf for name, leaf in leaves.items()}
+    return read_arrays(item, {name: _place(item, driver, leaf) for name, leaf in named.items() if keeps(name)})
 
 
 def _is_item(folder: pathlib.Path) -> bool:
@@ -66,27 +67,24 @@ def _is_item(folder: pathlib.Path) -> bool:
         return True
     # Early versions wrote the msgpack file alone, and T5X's own layout has one of that name.
     msgpack = folder / "checkpoint"
-    return msgpack.is_file() and _PLACEHOLDER.encode() in msgpack.read_bytes()
-
-
-def _read_json(path: pathlib.Path) -> dict[str, Any]:
-    try:
-        metadata = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise CheckpointError(f"{path}: cannot be read as JSON: {error}") from error
-    if not isinstance(metadata, dict):
-        raise CheckpointError(f"{path}: expected a JSON object, got {type(metadata).__name__}.")
-    return metadata
+    if not msgpack.is_file() or not msgpack.stat().st_size:
+        return False
+    with msgpack.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
+        return content.find(_PLACEHOLDER.encode()) >= 0
 
 
 def _leaves_of_msgpack(path: pathlib.Path) -> dict[Key, Any]:
     """Returns arrays, or the names they are stored by, of the tree that versions before 0.6 wrote."""
+    content = read_whole(path)
     try:
-        tree = flax.traverse_util.flatten_dict(flax.serialization.msgpack_restore(path.read_bytes()))
+        tree = flax.traverse_util.flatten_dict(flax.serialization.msgpack_restore(content))
+        keys = {leaf: tuple(map(str, leaf)) for leaf in tree}
     except Exception as error:
         # As for T5X: damaged msgpack raises a dozen unrelated types.
-        raise CheckpointError(f"{path}: not an Orbax checkpoint ({type(error).__name__}: {error}).") from error
-    return {key: leaf.removeprefix(_PLACEHOLDER) if isinstance(leaf, str) else leaf for key, leaf in tree.items()}
+        raise CheckpointError(
+            f"{path}: not an Orbax checkpoint ({type(error).__name__}: {shortened(error)})."
+        ) from error
+    return {keys[key]: leaf.removeprefix(_PLACEHOLDER) if isinstance(leaf, str) else leaf for key, leaf in tree.items()}
 
 
 def _leaves_of_metadata(path: pathlib.Path, metadata: Mapping[str, Any]) -> dict[Key, Any]:
@@ -95,7 +93,8 @@ def _leaves_of_metadata(path: pathlib.Path, metadata: Mapping[str, Any]) -> dict
         keys = [tuple(str(part["key"]) for part in leaf["key_metadata"]) for leaf in metadata["tree_metadata"].values()]
     except (AttributeError, KeyError, TypeError) as error:
         raise CheckpointError(
-            f"{path}: expected tree_metadata with the key_metadata of every array ({type(error).__name__}: {error})."
+            f"{path}: expected tree_metadata with the key_metadata of every array ({type(error).__name__}: "
+            f"{shortened(error)})."
         ) from error
     return {key: ".".join(key) for key in keys}
 

@@ -1,60 +1,91 @@
-"""Trees of models that scan over their layers, where one array holds a parameter of all layers of a stack.
+"""Trees of T5X's models that scan over their layers, or whose layers have relative position biases of their own.
 
-Flaxformer keeps them under `encoder/encoder` and `decoder/decoder`, T5X's `examples/scalable_t5` under `encoder/layers`
-and `decoder/layers`. Both stack on axis 1, at times keep the heads of attention kernels on an axis of their own, and
-have a table of relative positions in every layer, where T5 shares one in a stack.
-Source: Flaxformer `t5_architecture.py` (`scan_axis`), T5X `examples/scalable_t5/network.py`.
+A scanned model keeps a parameter of all layers of a stack in one array: Flaxformer and T5X's `examples/scalable_t5`
+below `encoder/encoder` and `decoder/decoder`, some below `encoder/layers` and `decoder/layers`. Layers are on axis 1 by
+default (`param_scan_axis`), or on axis 0. With or without scanning, `scalable_t5` has a table of relative positions in
+every layer, where T5 has one for a stack, and the heads of attention kernels on an axis of their own.
+Source: Flaxformer `t5_architecture.py` (`scan_axis`), T5X `examples/scalable_t5/network.py` and `layers.py`.
 """
 
 import re
+from collections.abc import Sequence
 
 import numpy as np
 
+from calm_beam.model import MOST_LAYERS, check_dimensions
+
 from .checkpoint import FloatArrays
 
-_LAYER_AXIS = 1
-_STACKED = re.compile(r"(encoder|decoder)/(?:\1|layers)/(.+)")
+_AXES = (1, 0)
+_EMBEDDING = "token_embedder/embedding"
+_STACKED = re.compile(r"((encoder|decoder)/(?:\2|layers)/)(.+)")
 _HEADS_APART = re.compile(r".*attention/(query|key|value|out)/kernel")
-_TABLE_OF_A_LAYER = re.compile(r"(encoder|decoder)/layers_\d+/(?:relpos_bias|relative_posemb)/rel_embedding")
+_TABLE_OF_A_LAYER = re.compile(r"(encoder|decoder)/layers_(\d+)/(?:relpos_bias|relative_posemb)/rel_embedding")
 
 
 def unstack_layers(arrays: FloatArrays) -> dict[str, np.ndarray]:
     """Returns the arrays under the names and in the shapes of a tree without scanned layers, such as most are.
 
     Args:
-      arrays: Weights by name, of a tree of either kind.
+      arrays: Weights by name, of a tree of any kind.
 
     Returns:
-      The arrays by names such as `decoder/layers_0/mlp/wi_0/kernel`, with one table of relative positions a stack.
+      The arrays by names such as `decoder/layers_0/mlp/wi_0/kernel`, attention kernels as matrices. Tables of relative
+      positions are those of the stacks where the layers of each have equal ones, and of the layers where they differ.
 
     Raises:
-      ValueError: If arrays are stacked on another axis, or the tables of a stack's layers differ.
+      ValueError: If it is not certain on which axis layers are stacked, or an array has no values.
     """
-    width = arrays["token_embedder/embedding"].shape[-1] if "token_embedder/embedding" in arrays else 0
+    check_dimensions({name: array.shape for name, array in arrays.items()})
+    stacked: dict[str, list[str]] = {}
     unstacked = {}
     for name, array in arrays.items():
         match = _STACKED.fullmatch(name)
-        if match is None:
+        if match is None or _EMBEDDING not in arrays:
             unstacked[name] = array
-            continue
-        stack, rest = match.groups()
-        _check_axis(arrays, name.removesuffix(rest), name, width)
-        for index, layer in enumerate(np.moveaxis(array, _LAYER_AXIS, 0)):
-            unstacked[f"{stack}/layers_{index}/{rest}"] = layer
-    return _share_tables({name: _join_heads(name, array) for name, array in unstacked.items()})
+        else:
+            stacked.setdefault(match.group(1), []).append(name)
+    for home, names in stacked.items():
+        axis = _layer_axis(arrays, home, names)
+        stack = home.partition("/")[0]
+        for name in names:
+            for index, layer in enumerate(np.moveaxis(arrays[name], axis, 0)):
+                unstacked[f"{stack}/layers_{index}/{name.removeprefix(home)}"] = layer
+    return _with_settled_tables({name: _join_heads(name, array) for name, array in unstacked.items()})
 
 
-def _check_axis(arrays: FloatArrays, stack: str, name: str, width: int) -> None:
-    """Refuses an array whose layers are not surely on axis 1; the norms, of two axes, tell how many there are."""
-    norm = f"{stack}pre_mlp_layer_norm/scale"
+def split_heads(name: str, kernel: np.ndarray, *, num_heads: int) -> np.ndarray:
+    """Returns an attention kernel with heads on an axis of their own, and any other array as it is."""
+    match = _HEADS_APART.fullmatch(name)
+    if match is None:
+        return kernel
+    # [heads * head_dim, width] -> [heads, head_dim, width]; [width, heads * head_dim] -> [width, heads, head_dim]
+    return kernel.reshape(
+        (num_heads, -1, kernel.shape[1]) if match.group(1) == "out" else (kernel.shape[0], num_heads, -1)
+    )
+
+
+def _layer_axis(arrays: FloatArrays, home: str, names: Sequence[str]) -> int:
+    """Returns the only axis on which all arrays of a stack can have its layers; the norms, of two axes, tell."""
+    norm, width = f"{home}pre_mlp_layer_norm/scale", arrays[_EMBEDDING].shape[-1]
     shape = arrays[norm].shape if norm in arrays else ()
-    is_certain = len(shape) == 2 and shape[0] == width != shape[1]
-    if not is_certain or arrays[name].shape[_LAYER_AXIS : _LAYER_AXIS + 1] != shape[_LAYER_AXIS:]:
-        raise ValueError(
-            f"{name} has shape {arrays[name].shape} and {norm} {shape or 'is missing'}: expected scanned layers on "
-            f"axis {_LAYER_AXIS} (T5X's default for scan_axis), so that norms are ({width}, layers). Move that axis, "
-            "or split each array into layers_0, layers_1, ..., and save the checkpoint again."
-        )
+    # Axes that the norms leave, and for each an array that has another number of layers there.
+    odd = {
+        axis: next((name for name in names if arrays[name].shape[axis : axis + 1] != (shape[axis],)), None)
+        for axis in _AXES
+        if len(shape) == 2 and shape[1 - axis] == width and shape[axis] <= MOST_LAYERS
+    }
+    found = [axis for axis, name in odd.items() if name is None]
+    if len(found) == 1:
+        return found[0]
+    name = next((name for name in odd.values() if name is not None), norm)
+    shown = f"has shape {arrays[name].shape}" if name in arrays else "is missing"
+    beside = "" if name == norm else f" and {norm} {shape}"
+    raise ValueError(
+        f"{name} {shown}{beside}: expected scanned layers on axis 1 or on axis 0 of all arrays, at most {MOST_LAYERS}, "
+        f"so that norms are ({width}, layers) or (layers, {width}); {'both are' if found else 'neither is'} possible "
+        "here. Split each array into layers_0, layers_1, ..., and save the checkpoint again."
+    )
 
 
 def _join_heads(name: str, kernel: np.ndarray) -> np.ndarray:
@@ -65,18 +96,39 @@ def _join_heads(name: str, kernel: np.ndarray) -> np.ndarray:
     return kernel.reshape((-1, kernel.shape[2]) if match.group(1) == "out" else (kernel.shape[0], -1))
 
 
-def _share_tables(arrays: FloatArrays) -> dict[str, np.ndarray]:
-    """Returns the arrays with the equal tables of a stack's layers replaced by the one of the stack."""
-    shared: dict[str, np.ndarray] = {}
+def _with_settled_tables(arrays: FloatArrays) -> dict[str, np.ndarray]:
+    """Returns the arrays with tables of all stacks, or of all layers, of one name."""
+    settled: dict[str, np.ndarray] = {}
+    of_layers: dict[str, dict[str, np.ndarray]] = {"encoder": {}, "decoder": {}}
     for name, array in arrays.items():
         match = _TABLE_OF_A_LAYER.fullmatch(name)
-        table = f"{match.group(1)}/relpos_bias/rel_embedding" if match else name
         # With a table of both kinds, what the model computes is unknown: the layers' stay, and are refused by name.
-        if match is None or table in arrays:
-            shared[name] = array
-        elif not np.array_equal(shared.setdefault(table, array), array):
-            raise ValueError(
-                f"{name} differs from the table of another layer: relative positions of each layer's own, as UMT5 has "
-                "them, are not supported. T5 shares one table in a stack."
-            )
-    return shared
+        if match is None or _table_of(match.group(1)) in arrays:
+            settled[name] = array
+        else:
+            of_layers[match.group(1)][match.group(2)] = array
+    if any(_differ(list(tables.values())) for tables in of_layers.values()):
+        for stack, tables in of_layers.items():
+            if not tables and _table_of(stack) in settled:
+                # One for a stack is the same for each of its layers.
+                shared = settled.pop(_table_of(stack))
+                tables = dict.fromkeys(_layers_of(arrays, stack), shared)
+            settled |= {f"{stack}/layers_{index}/relpos_bias/rel_embedding": table for index, table in tables.items()}
+    else:
+        settled |= {_table_of(stack): next(iter(tables.values())) for stack, tables in of_layers.items() if tables}
+    return settled
+
+
+def _table_of(stack: str) -> str:
+    return f"{stack}/relpos_bias/rel_embedding"
+
+
+def _differ(tables: Sequence[np.ndarray]) -> bool:
+    # Bits are compared: no table that is not finite is equal to another.
+    return any(not np.array_equal(tables[0], table) for table in tables[1:])
+
+
+def _layers_of(arrays: FloatArrays, stack: str) -> list[str]:
+    """Returns the numbers of a stack's layers, as their names have them."""
+    pattern = re.compile(rf"{stack}/layers_(\d+)/")
+    return sorted({match.group(1) for name in arrays if (match := pattern.match(name))})

@@ -9,6 +9,7 @@ Source: T5X `checkpoints.py` (version 3 of its format) and `train_state.py` (`In
 import os
 import pathlib
 import shutil
+from collections.abc import Callable
 from typing import Any
 
 import flax.serialization
@@ -17,20 +18,26 @@ import numpy as np
 import tensorstore
 
 from calm_beam.model import T5Config
+from calm_beam.sentinels import write_extra_ids
 from calm_beam.storage import replacing
 
 from .checkpoint import CheckpointError, FloatArrays
+from .declared import Declared
+from .metadata import read_whole, shortened
+from .scanned import split_heads
+from .t5x_facts import GIN_FILE, find_facts, gin_text
 from .zarr_arrays import read_arrays
 
 _VERSION = 3
 _CHUNK_BYTES = 64 * 2**20
 
 
-def read_t5x(directory: pathlib.Path) -> dict[str, np.ndarray]:
+def read_t5x(directory: pathlib.Path, *, keeps: Callable[[str], bool]) -> dict[str, np.ndarray]:
     """Returns the weights of a `checkpoint_<step>` folder as float32 arrays by name.
 
     Args:
       directory: The folder with the msgpack file `checkpoint`.
+      keeps: Which arrays to read, by name.
 
     Returns:
       Mapping from names such as `decoder/layers_0/mlp/wi_0/kernel` to arrays.
@@ -39,25 +46,23 @@ def read_t5x(directory: pathlib.Path) -> dict[str, np.ndarray]:
       CheckpointError: If the msgpack file is not a T5X checkpoint, or an array is missing or broken.
     """
     path = directory / "checkpoint"
+    content = read_whole(path)
     try:
-        tree = flax.serialization.msgpack_restore(path.read_bytes())
-        target = tree["optimizer"]["target"]
+        target = flax.serialization.msgpack_restore(content)["optimizer"]["target"]
+        if not isinstance(target, dict):
+            raise TypeError(f"its target is a {type(target).__name__}, not a tree")
+        leaves = flax.traverse_util.flatten_dict(target, is_leaf=lambda _, value: _is_spec(value), sep="/")
     except Exception as error:
         # msgpack raises a dozen unrelated types on damaged input; all of them mean the same to the user.
         raise CheckpointError(
-            f"{path}: not a T5X checkpoint ({type(error).__name__}: {error}). "
+            f"{path}: not a T5X checkpoint ({type(error).__name__}: {shortened(error)}). "
             'Expected msgpack with {"optimizer": {"target": ...}}.'
         ) from error
-    if not isinstance(target, dict):
-        raise CheckpointError(f"{path}: not a T5X checkpoint: its target is a {type(target).__name__}, not a tree.")
-    leaves = flax.traverse_util.flatten_dict(target, is_leaf=lambda _, value: _is_spec(value), sep="/")
-    unreadable = [name for name, leaf in leaves.items() if not isinstance(leaf, np.ndarray) and not _is_spec(leaf)]
+    kept = {name: leaf for name, leaf in leaves.items() if keeps(name)}
+    unreadable = [name for name, leaf in kept.items() if not isinstance(leaf, np.ndarray) and not _is_spec(leaf)]
     if unreadable:
-        raise CheckpointError(f"{path}: {unreadable[0]} is neither an array nor the place of one.")
-    try:
-        return read_arrays({name: _place(directory, leaf) for name, leaf in leaves.items()})
-    except (ValueError, TypeError) as error:
-        raise CheckpointError(f"{path}: cannot read its arrays: {error}") from error
+        raise CheckpointError(f"{path}: {shortened(unreadable[0])} is neither an array nor the place of one.")
+    return read_arrays(path, {name: _place(directory, leaf) for name, leaf in kept.items()})
 
 
 def write_t5x(
@@ -67,8 +72,12 @@ def write_t5x(
     *,
     step: int,
     vocabulary_path: pathlib.Path | None,
+    extra_ids: int = 0,
 ) -> pathlib.Path:
     """Writes a `checkpoint_<step>` folder, which appears whole or not at all, and returns it.
+
+    Beside it, `config.gin` says what the arrays do not show, where that is not T5's. A model whose layers have relative
+    position biases of their own is written as `scalable_t5` has it with `scan_layers=False`, heads on their own axis.
 
     Args:
       directory: Where to; made if needed.
@@ -76,36 +85,55 @@ def write_t5x(
       arrays: Weights by name; stored as float32.
       step: Number of the training step, at least 1: T5X takes 0 for "there is none". One of that number is replaced.
       vocabulary_path: The SentencePiece model to copy to `directory`; with None, none is left there.
+      extra_ids: Its sentinels, which a file beside it then names.
 
     Raises:
-      ValueError: If `step` is below 1, or the model has a size that this layout cannot say.
+      ValueError: If `step` is below 1, or a `config.gin` in `directory` is of another model.
     """
     if step < 1:
         raise ValueError(f"step must be at least 1, got {step}.")
-    if config.relative_max_distance != T5Config.relative_max_distance:
-        raise ValueError(
-            f"relative_max_distance is {config.relative_max_distance}: T5X's layout does not hold it, and every reader "
-            f"would take {T5Config.relative_max_distance}. Keep the native layout."
-        )
+    text = _missing_gin_text(directory, config)
     final, vocabulary = directory / f"checkpoint_{step}", directory / "sentencepiece.model"
     # Names that no reader takes for a step.
     mark = os.urandom(8).hex()
     temporary, replaced = directory / f".{final.name}.{mark}.tmp", directory / f".{final.name}.{mark}.old"
     temporary.mkdir(parents=True)
     try:
-        _write_tree(temporary, arrays, step)
+        _write_tree(temporary, config, arrays, step)
         if vocabulary_path is not None:
             with replacing(vocabulary) as copy:
                 shutil.copyfile(vocabulary_path, copy)
-        if final.exists():
+        write_extra_ids(directory, extra_ids if vocabulary_path else 0)
+        if text is not None:
+            with replacing(directory / GIN_FILE) as gin_file:
+                gin_file.write_text(text, encoding="utf-8")
+        if os.path.lexists(final):
             os.rename(final, replaced)
         os.rename(temporary, final)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
-    shutil.rmtree(replaced, ignore_errors=True)
+    if replaced.is_symlink():
+        # What lies behind it is not ours.
+        replaced.unlink()
+    else:
+        shutil.rmtree(replaced, ignore_errors=True)
     if vocabulary_path is None:
         vocabulary.unlink(missing_ok=True)
     return final
+
+
+def _missing_gin_text(directory: pathlib.Path, config: T5Config) -> str | None:
+    """Returns the `config.gin` that readers of a model need and do not find; None if they take it for what it is."""
+    found = find_facts((directory,), Declared(), gated_mlp=config.gated_mlp)
+    if (found.activation, found.relative_max_distance) == (config.activation, config.relative_max_distance):
+        return None
+    if (directory / GIN_FILE).exists():
+        raise ValueError(
+            f"{directory / GIN_FILE}: is of another model, with activation {found.activation} and relative max "
+            f"distance {found.relative_max_distance}; this one has {config.activation} and "
+            f"{config.relative_max_distance}. Write to another folder."
+        )
+    return gin_text(config)
 
 
 def _is_spec(value: Any) -> bool:
@@ -116,14 +144,16 @@ def _place(directory: pathlib.Path, leaf: Any) -> Any:
     """Returns an array in the tree itself, or where the zarr array is; T5X stores its path relative to the folder."""
     if isinstance(leaf, np.ndarray):
         return leaf
-    relative = pathlib.PurePosixPath(leaf["kvstore"].get("path", "")).name
+    relative = pathlib.PurePosixPath(str(leaf["kvstore"].get("path", ""))).name
     return {"driver": "zarr", "kvstore": {"driver": "file", "path": f"{directory / relative}/"}}
 
 
-def _write_tree(folder: pathlib.Path, arrays: FloatArrays, step: int) -> None:
+def _write_tree(folder: pathlib.Path, config: T5Config, arrays: FloatArrays, step: int) -> None:
     specs, pending = {}, []
     for name, array in arrays.items():
         values = np.asarray(array, np.float32)
+        if config.relative_bias_per_layer:
+            values = split_heads(name, values, num_heads=config.num_heads)
         specs[name] = _spec(name, values.shape)
         kvstore = {"driver": "file", "path": f"{folder / specs[name]['kvstore']['path']}/"}
         store = tensorstore.open({**specs[name], "kvstore": kvstore}, create=True).result()

@@ -6,6 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 import jax.numpy as jnp
 import numpy as np
 
+from calm_beam.exits.measures import Need
+from calm_beam.exits.propagations import PassedOn
 from calm_beam.exits.rule import ExitRule
 from calm_beam.model import T5Config
 from calm_beam.vocabulary import EOS_ID
@@ -40,6 +42,7 @@ class Batch:
     ) -> None:
         self._work = Work()
         self._config, self._rule, self._weights, self._thresholds = config, rule, weights, thresholds
+        self._measure, self._passed_on = rule.measure(), rule.propagation().passed_on
         self._layers = config.num_decoder_layers
         self._exit_layers = frozenset(rule.exit_layers(self._layers))
         steps, lanes = thresholds.shape
@@ -53,7 +56,7 @@ class Batch:
             lanes=lanes,
             steps=steps,
             layers=self._layers,
-            separates_exit=rule.state_propagation != "from_exit",
+            separates_exit=rule.propagation().separates_exit,
             capacity=min(slots * max(lanes, 2 * steps), self._most_nodes),
         )
         self._sources = {width: Sources(config, width=width, places=count) for width, count in places.items()}
@@ -185,6 +188,8 @@ class Batch:
         alive = self._live.copy()
         # First lane of each lane's group, by layer: where the group's state stands.
         self._groups = np.zeros((self._layers + 1, alive.size), np.int32)
+        # What each lane's layers below have predicted, the nearest first, for measures that compare it.
+        self._earlier = np.full((alive.size, max(0, (self._rule.patience or 1) - 1)), -1, np.int32)
         for layer in range(1, self._layers + 1):
             rows = self._tree.rows(layer, alive)
             if not len(rows.lanes):
@@ -198,8 +203,11 @@ class Batch:
             if layer not in self._exit_layers:
                 continue
             known, is_last = is_known.flat[members], layer == self._layers
-            asks = ~known & (np.isfinite(thresholds.flat[members]) | is_last)
+            asks = ~known & (self._measure.needs is Need.TOKENS or np.isfinite(thresholds.flat[members]) | is_last)
             tokens, confidences, is_finite = self._decide(layer, rows, of_member, asks, measured)
+            if self._earlier.size:
+                kept = self._earlier[members, :-1]
+                self._earlier[members] = np.concatenate([tokens[of_member][:, None], kept], axis=1)
             exceeds = (confidences[of_member] >= thresholds.flat[members]) | is_last
             leaves = np.where(known, outcome.exits.flat[members] == layer, exceeds)
             decided = members[leaves & ~known]
@@ -216,7 +224,7 @@ class Batch:
         return outcome
 
     def _decides_by_logits(self) -> bool:
-        return self._rule.confidence in ("softmax", "softmax_max")
+        return self._measure.needs in (Need.LOGITS, Need.TOKENS)
 
     def _embed(self, rows: Rows) -> None:
         size = row_bucket(len(rows.lanes))
@@ -238,7 +246,7 @@ class Batch:
                 weights,
                 self._states,
                 self._cache[layer - 1],
-                self._weights.bias_by_age,
+                self._weights.bias_by_age(layer),
                 np.int32(layer),
                 padded(below[chosen], size),
                 padded(rows.lanes[chosen], size, fill=self._live.size),
@@ -247,9 +255,11 @@ class Batch:
                 padded(rows.steps[chosen], size),
             )
         parameters = {"layer": weights}
-        if self._rule.confidence == "classifier":
+        if self._measure.needs is Need.CLASSIFIER:
             parameters["classifier"] = self._weights.classifier
-        measured = np.full(len(rows.lanes), layer / self._layers, np.float32)
+        measured = np.zeros(len(rows.lanes), np.float32)
+        if self._measure.needs is Need.LAYER:
+            measured[:] = self._measure.confidence(layer, self._layers)
         widths = self._widths[rows.slots]
         # Rows are ordered by slot: how many of the same slot stand before each.
         ranks = np.arange(len(rows.slots)) - np.searchsorted(rows.slots, rows.slots)
@@ -271,7 +281,7 @@ class Batch:
                 padded(self._places[rows.slots[chosen]], size, fill=sources.places),
                 padded(ranks[chosen], size),
             )
-            if self._rule.confidence in ("state", "classifier"):
+            if self._measure.needs in (Need.STATES, Need.CLASSIFIER):
                 measured[chosen] = np.asarray(confidences)[: len(chosen)]
         return measured
 
@@ -294,7 +304,7 @@ class Batch:
           rows: Of that layer.
           of_member: Row of each lane that takes part.
           asks: bool, for each of them, whether its decision depends on the confidence or the token here. The full
-            model's lane asks at the last layer only.
+            model's lane asks at the last layer only, unless tokens of the layers below are compared.
           measured: Confidence of every row, if logits do not decide.
         """
         count = len(rows.lanes)
@@ -304,19 +314,22 @@ class Batch:
         asked = np.flatnonzero(np.bincount(of_member, weights=asks, minlength=count))
         confidences, is_finite = np.full(count, -np.inf, np.float32), np.ones(count, bool)
         tokens[asked], confidences[asked], is_finite[asked] = self._project(
-            np.full(len(asked), layer), rows.lanes[asked], self._rule.confidence
+            np.full(len(asked), layer), rows.lanes[asked]
         )
+        if self._measure.needs is Need.TOKENS:
+            # The lanes of a row have all that is below in common.
+            confidences[asked] = self._measure.confidence(tokens[asked], self._earlier[rows.lanes[asked]])
         return tokens, confidences, is_finite & np.isfinite(confidences)
 
     def _read_tokens(self, outcome: Outcome, is_known: np.ndarray) -> None:
         """Sets the tokens that are not known, projecting the state of each exit once."""
         members = np.flatnonzero((outcome.exits > 0) & ~is_known)
         layers, lanes, of_member = self._distinct(outcome.exits.flat[members], members)
-        tokens, _, is_finite = self._project(layers, lanes, self._rule.confidence)
+        tokens, _, is_finite = self._project(layers, lanes)
         outcome.tokens.flat[members] = tokens[of_member]
         outcome.is_finite.flat[members] &= is_finite[of_member]
 
-    def _project(self, layers: np.ndarray, lanes: np.ndarray, measure: str) -> tuple[np.ndarray, ...]:
+    def _project(self, layers: np.ndarray, lanes: np.ndarray) -> tuple[np.ndarray, ...]:
         """Returns token, confidence and finiteness that the head makes of states."""
         count = len(lanes)
         if not count:
@@ -325,7 +338,7 @@ class Batch:
         size = row_bucket(count)
         made = device_steps.decide_rows(
             self._config,
-            measure,
+            self._rule.confidence,
             self._weights.head,
             self._states,
             padded(layers, size),
@@ -347,7 +360,7 @@ class Batch:
             return
         exits = exits.flat[members]
         first = min(self._exit_layers)
-        sources = np.full_like(exits, first) if self._rule.state_propagation == "from_first_exit" else exits
+        sources = np.full_like(exits, first) if self._passed_on is PassedOn.FIRST_STATE else exits
         layers, lanes, of_member = self._distinct(sources, members)
         lowest = np.full(len(lanes), self._layers)
         np.minimum.at(lowest, of_member, exits)
@@ -358,7 +371,7 @@ class Batch:
             place = np.cumsum(lowest < layer) - 1
             skips = exits < layer
             nodes[layer - 2, skipped] = self._tree.keep(layer, lanes[skipped], members[skips], place[of_member[skips]])
-        if self._rule.state_propagation == "projected":
+        if self._passed_on is PassedOn.KEYS_VALUES:
             source_nodes = self._tree.newest(layers, lanes)
             self._cache = device_steps.copy_skipped(
                 self._cache, padded(layers, size), padded(source_nodes, size), nodes

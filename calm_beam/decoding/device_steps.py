@@ -15,8 +15,8 @@ import jax
 import jax.numpy as jnp
 
 from calm_beam.exits.decision import decide
+from calm_beam.exits.measures import Need, measure_named
 from calm_beam.exits.propagation import KeysValues
-from calm_beam.exits.saturation import hidden_state_saturation
 from calm_beam.model import EarlyExitT5, T5Config
 from calm_beam.model.attention import MASKED, PRECISION
 from calm_beam.model.layers import DecoderLayer
@@ -72,7 +72,7 @@ def attend_to_output(
       parameters: Of this layer.
       states: The buffer of states.
       cache: This layer's store of keys and values.
-      bias_by_age: shape (heads, steps). Relative position bias, by how many steps a key is older.
+      bias_by_age: shape (heads, steps). Relative position bias of this layer, by how many steps a key is older.
       layer: int32 scalar, from 1.
       below: shape (rows,). Where the input of each row stands in the entry below.
       lanes: shape (rows,). Where its output goes.
@@ -127,7 +127,7 @@ def finish_layer(
 
     Args:
       config: Sizes.
-      measure: Confidence measure.
+      measure: Name of the confidence measure.
       num_ranks: Most rows of one prompt.
       parameters: Of this layer, and of the exit classifier if that is the measure.
       states: The buffer of states, with the states after self-attention in this layer's entry.
@@ -140,7 +140,7 @@ def finish_layer(
       ranks: shape (rows,). Below `num_ranks`, different for the rows of a place.
 
     Returns:
-      The buffer, and float32 confidences, (rows,); 0 if the measure needs logits.
+      The buffer, and float32 confidences, (rows,); 0 if the measure needs something else than states.
     """
     apply = functools.partial(DecoderLayer(config).apply, {"params": parameters["layer"]})
     hidden = states.at[layer, lanes].get(mode="clip")
@@ -155,13 +155,14 @@ def finish_layer(
     bias = jnp.where(source_mask, jnp.float32(0), MASKED)[:, None, None]
     output = apply(hidden, *cross, bias, place=place, pick=pick, method="cross_attend_and_feed_forward")
     states = states.at[layer, lanes].set(output, mode="drop")
-    if measure == "state":
+    measured = measure_named(measure)
+    if measured.needs is Need.STATES:
         # Read after the write: nothing else would make XLA read first, and it would copy the whole buffer before it.
         inputs = states.at[layer - 1, below].get(mode="clip")
-        # Layer 1 has nothing below that it could be close to: CALM lets it exit at threshold 0 only.
-        confidence = jnp.where(layer > 1, hidden_state_saturation(output, inputs), jnp.float32(0))
-    elif measure == "classifier":
-        confidence = EarlyExitT5(config).apply(parameters["classifier"], output, method="exit_score")
+        confidence = measured.confidence(output, inputs, layer)
+    elif measured.needs is Need.CLASSIFIER:
+        score = EarlyExitT5(config).apply(parameters["classifier"], output, method="exit_score")
+        confidence = measured.confidence(score)
     else:
         confidence = jnp.zeros(lanes.shape)
     return states, confidence
@@ -175,7 +176,7 @@ def decide_rows(
     apply = functools.partial(EarlyExitT5(config).apply, parameters)
     inputs = apply(states.at[layers, lanes].get(mode="clip"), method="head_inputs")
     weights, vocab_axis = apply(method="head_weights")
-    return decide(inputs, weights, vocab_axis=vocab_axis, measure=measure)
+    return decide(inputs, weights, vocab_axis=vocab_axis, measure=measure_named(measure))
 
 
 @functools.partial(jax.jit, static_argnums=0, donate_argnums=2)

@@ -15,19 +15,16 @@ import jax.numpy as jnp
 import numpy as np
 
 from calm_beam.checkpoints import Checkpoint
+from calm_beam.exits.measures import Need
 from calm_beam.exits.propagation import KeysValues
+from calm_beam.exits.propagations import PassedOn
 from calm_beam.exits.rule import ExitRule
-from calm_beam.exits.saturation import hidden_state_saturation
 from calm_beam.exits.schedule import scheduled_thresholds
-from calm_beam.exits.softmax_response import softmax_gap, softmax_max
 from calm_beam.model import EarlyExitT5
-from calm_beam.model.network import PAD_ID, padding_bias
+from calm_beam.model.network import PAD_ID, of_layer, padding_bias
 from calm_beam.vocabulary import EOS_ID
 
 from .widths import members_by_width
-
-# Measures that are made of the logits, which then need not be computed again for the token.
-_OF_LOGITS = {"softmax": softmax_gap, "softmax_max": softmax_max}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -77,8 +74,8 @@ class EarlyExitDecoder:
           max_input_length: Most tokens of a prompt.
           batch_size: Prompts decoded together. A layer runs as long as one of them needs it: meant for 1 to 8.
           threshold_by_position: What the rule's schedule made of the threshold where it was calibrated, a float32 for
-            each of `max_decode_length` tokens; computed here if None, where `exp` may differ in the last bit. `static`
-            has no schedule, and goes by the threshold alone.
+            each of `max_decode_length` tokens; computed here if None. `static` has no schedule, and goes by the
+            threshold alone.
 
         Raises:
           ValueError: If the threshold is outside [0, 1], the rule needs the full model at every token or does not fit
@@ -90,11 +87,13 @@ class EarlyExitDecoder:
             raise ValueError(f"threshold must be in [0, 1], or None to never exit; got {threshold}.")
         if rule.needs_full_model():
             raise ValueError(
-                f"nothing can be skipped with {_needing_all_layers(rule)}: it needs every layer for every token, "
+                f"nothing can be skipped with {rule.reason_for_full_model()}: it needs every layer for every token, "
                 "and is meant for analysis. Decode it with the sweep, or serve another rule."
             )
-        if rule.confidence == "classifier" and not checkpoint.config.exit_classifier:
-            raise ValueError("confidence 'classifier' needs decoder/meta_cls in the checkpoint, which has none.")
+        if rule.measure().needs is Need.CLASSIFIER and not checkpoint.config.exit_classifier:
+            raise ValueError(
+                f"confidence {rule.confidence!r} needs decoder/meta_cls in the checkpoint, which has none."
+            )
         sizes = {"max_decode_length": max_decode_length, "max_input_length": max_input_length, "batch_size": batch_size}
         for name, value in sizes.items():
             if value < 1:
@@ -167,6 +166,8 @@ class _Rows(NamedTuple):
       confidence: shape (rows, 1). Of the highest layer so far at which the row was asked.
       logits: shape (rows, 1, vocabulary) at that layer, with a measure that needs them; else None.
       first: shape of `hidden`. State at the first layer that may exit, where it is what is passed on; None below it.
+      earlier: int32, shape (rows, 1, patience - 1). Tokens predicted at the layers below that may exit, the nearest
+        first, with a measure that compares them; else None.
       copied: Keys and values, each (rows, 1, heads, head_dim), of the highest layer that the row went through, where
         they are what is passed on; else None.
     """
@@ -177,6 +178,7 @@ class _Rows(NamedTuple):
     confidence: jax.Array
     logits: jax.Array | None = None
     first: jax.Array | None = None
+    earlier: jax.Array | None = None
     copied: KeysValues | None = None
 
     def for_open(self, new: Any, old: Any) -> Any:
@@ -191,26 +193,18 @@ class _Rows(NamedTuple):
         return self._replace(**{name: self.for_open(new, getattr(self, name)) for name, new in changes.items()})
 
 
-def _needing_all_layers(rule: ExitRule) -> str:
-    """Returns the first setting of a rule for which every layer has to run."""
-    if rule.confidence == "oracle":
-        return "confidence 'oracle'"
-    return "state_propagation 'full_cache'" if rule.state_propagation == "full_cache" else "token_from 'last_layer'"
-
-
 def _certain_exit(rule: ExitRule, threshold: float | None, num_layers: int) -> int | None:
     """Returns the layer at which every token leaves, where that is known beforehand; else None."""
     if threshold is None:
         return num_layers
-    if rule.confidence != "static":
+    measure = rule.measure()
+    if measure.needs is not Need.LAYER:
         return None
     exit_layers = rule.exit_layers(num_layers)
-    reached = (layer for layer in exit_layers if _static_confidence(layer, num_layers) >= np.float32(threshold))
+    reached = (
+        layer for layer in exit_layers if np.float32(measure.confidence(layer, num_layers)) >= np.float32(threshold)
+    )
     return next(reached, num_layers)
-
-
-def _static_confidence(layer: int, num_layers: int) -> np.float32:
-    return np.float32(layer / num_layers)
 
 
 def _result(host: dict[str, np.ndarray], row: int) -> EarlyExitResult:
@@ -250,7 +244,7 @@ def _decode(
     apply = functools.partial(model.apply, parameters)
     cross = apply(apply(source_tokens, method="encode"), method="cross_keys_values")
     cross_bias = padding_bias(source_tokens != PAD_ID)
-    position_bias = apply(steps, method="decoder_position_bias")
+    position_biases = apply(steps, method="decoder_position_biases")
     # Layers above a certain exit are never run, and nobody reads what they keep.
     depth = certain_exit or config.num_decoder_layers
     empty = jnp.zeros((rows, 1, config.num_heads, steps, config.head_dim))
@@ -261,7 +255,9 @@ def _decode(
     def generate_token(state: dict[str, Any]) -> dict[str, Any]:
         step, finished = state["step"], state["finished"]
         # [heads, positions] -> [1, 1, heads, 1, positions]
-        self_bias = jax.lax.dynamic_index_in_dim(position_bias, step, 1, keepdims=False)[None, None, :, None]
+        self_biases = [
+            jax.lax.dynamic_index_in_dim(bias, step, 1, keepdims=False)[None, None, :, None] for bias in position_biases
+        ]
         way = _Step(
             rule=rule,
             num_layers=config.num_decoder_layers,
@@ -271,7 +267,7 @@ def _decode(
             cross_bias=cross_bias,
             cache=state["cache"],
             step=step,
-            self_bias=self_bias,
+            self_biases=self_biases,
             threshold=thresholds[step],
         )
         beginning = _Rows(
@@ -335,7 +331,7 @@ class _Step:
       cross_bias: Hides padding of the source.
       cache: Keys and values of the earlier tokens, of the layers that may run.
       step: Number of this token, from 0.
-      self_bias: shape (1, 1, heads, 1, positions).
+      self_biases: Each of shape (1, 1, heads, 1, positions); one for every layer, or one for all.
       threshold: Of this step.
     """
 
@@ -347,8 +343,12 @@ class _Step:
     cross_bias: jax.Array
     cache: list[KeysValues]
     step: jax.Array
-    self_bias: jax.Array
+    self_biases: list[jax.Array]
     threshold: jax.Array
+
+    @property
+    def _passed_on(self) -> PassedOn:
+        return self.rule.propagation().passed_on
 
     def climb(self, layer: int, rows: _Rows) -> tuple[_Outcome, list[KeysValues]]:
         """Returns how the token comes out of this layer and those above, and what each of them keeps of it.
@@ -361,13 +361,13 @@ class _Step:
             rows.hidden,
             layer,
             _put(self.cache[layer - 1], own, self.step),
-            self.self_bias,
+            of_layer(self.self_biases, layer),
             self.cross[layer - 1],
             self.cross_bias,
             method="decoder_layer",
         )
         below, rows = rows.hidden, rows.replaced(hidden=output)
-        if self.rule.state_propagation == "projected":
+        if self._passed_on is PassedOn.KEYS_VALUES:
             rows = rows.replaced(copied=own)
         if self.certain_exit is None:
             asked = self.rule.exit_layers(self.num_layers)
@@ -381,31 +381,31 @@ class _Step:
         if layer not in asked:
             outcome, kept = self.climb(layer + 1, rows)
             return outcome, [own, *kept]
-        if layer == asked[0] and self.rule.state_propagation == "from_first_exit":
+        if layer == asked[0] and self._passed_on is PassedOn.FIRST_STATE:
             rows = rows._replace(first=rows.hidden)
         rows = rows._replace(is_open=rows.is_open & ~(rows.confidence >= self.threshold))
         outcome, kept = jax.lax.cond(
             jnp.any(rows.is_open),
             functools.partial(self.climb, layer + 1),
-            lambda rows: (self._outcome(rows), self._passed_on(layer, rows)),
+            lambda rows: (self._outcome(rows), self._kept_above(layer, rows)),
             rows,
         )
         return outcome, [own, *kept]
 
     def _keys_values(self, layer: int, rows: _Rows) -> KeysValues:
         """Returns what a layer that is run keeps: its own of rows that go on, what is passed on of rows that left."""
-        if self.rule.state_propagation == "from_first_exit" and rows.first is not None:
+        if self._passed_on is PassedOn.FIRST_STATE and rows.first is not None:
             return self._project(rows.for_open(rows.hidden, rows.first), layer)
         # With from_exit, the state of a row that has left is that of its exit layer.
         own = self._project(rows.hidden, layer)
-        if self.rule.state_propagation == "projected" and rows.copied is not None:
+        if self._passed_on is PassedOn.KEYS_VALUES and rows.copied is not None:
             return tuple(rows.for_open(mine, copied) for mine, copied in zip(own, rows.copied, strict=True))
         return own
 
-    def _passed_on(self, layer: int, rows: _Rows) -> list[KeysValues]:
+    def _kept_above(self, layer: int, rows: _Rows) -> list[KeysValues]:
         """Returns what the layers above `layer` keep, once all rows have left."""
         above = range(layer + 1, self.num_layers + 1)
-        if self.rule.state_propagation == "projected":
+        if self._passed_on is PassedOn.KEYS_VALUES:
             assert rows.copied is not None
             return [rows.copied for _ in above]
         states = rows.hidden if rows.first is None else rows.first
@@ -416,33 +416,48 @@ class _Step:
 
     def _with_confidence(self, layer: int, rows: _Rows, below: jax.Array) -> _Rows:
         """Returns the rows, of which those that are open have been asked for their confidence at this layer."""
-        measure = self.rule.confidence
+        measure = self.rule.measure()
         shape = rows.is_open.shape
-        if measure in _OF_LOGITS:
-            logits = self.apply(rows.hidden, method="head")
-            rows, confidence = rows.replaced(logits=logits), _OF_LOGITS[measure](logits)
-        elif measure == "classifier":
-            confidence = self.apply(rows.hidden, method="exit_score")
-        elif measure == "static":
-            confidence = jnp.full(shape, _static_confidence(layer, self.num_layers))
-        elif layer == 1:
-            # Layer 1 has nothing below that it could be close to: CALM lets it exit at threshold 0 only.
-            confidence = jnp.zeros(shape)
-        else:
-            confidence = hidden_state_saturation(rows.hidden, below)
+        match measure.needs:
+            case Need.LAYER:
+                confidence = jnp.full(shape, measure.confidence(layer, self.num_layers), jnp.float32)
+            case Need.STATES:
+                confidence = measure.confidence(rows.hidden, below, layer)
+            case Need.CLASSIFIER:
+                confidence = measure.confidence(self.apply(rows.hidden, method="exit_score"))
+            case Need.LOGITS:
+                logits = self.apply(rows.hidden, method="head")
+                rows, confidence = rows.replaced(logits=logits), measure.confidence(logits)
+            case Need.TOKENS:
+                logits = self.apply(rows.hidden, method="head")
+                token, earlier = _largest(logits), rows.earlier
+                if earlier is None:
+                    earlier = jnp.full((*shape, (self.rule.patience or 1) - 1), -1, jnp.int32)
+                confidence = measure.confidence(token, earlier)
+                # Not `replaced`: what rows that have left predict is not looked at.
+                rows = rows.replaced(logits=logits)._replace(
+                    earlier=jnp.concatenate([token[..., None], earlier], axis=-1)[..., : earlier.shape[-1]]
+                )
+            case _:
+                raise AssertionError(f"{measure.needs} is refused at construction")
         return rows.replaced(confidence=confidence, exit_layer=jnp.full(shape, layer, jnp.int32))
 
     def _outcome(self, rows: _Rows) -> _Outcome:
         logits = self.apply(rows.hidden, method="head") if rows.logits is None else rows.logits
-        largest = jnp.max(logits, axis=-1, keepdims=True)
+        largest = jnp.max(logits, axis=-1)
         # The maximum alone passes over a NaN among numbers on CPU (jaxlib 0.10.2).
         has_nan = jnp.any(jnp.isnan(logits), axis=-1)
         return _Outcome(
-            token=_first_index(logits == largest),
+            token=_largest(logits),
             exit_layer=rows.exit_layer,
             confidence=rows.confidence,
-            is_finite=jnp.isfinite(largest[..., 0]) & jnp.isfinite(rows.confidence) & ~has_nan,
+            is_finite=jnp.isfinite(largest) & jnp.isfinite(rows.confidence) & ~has_nan,
         )
+
+
+def _largest(logits: jax.Array) -> jax.Array:
+    """Returns the token of the largest logit, the first of several."""
+    return _first_index(logits == jnp.max(logits, axis=-1, keepdims=True))
 
 
 def _first_index(chosen: jax.Array) -> jax.Array:

@@ -16,13 +16,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from calm_beam.checkpoints import Checkpoint
-from calm_beam.exits.agreement import agreement
+from calm_beam.exits.measures import Measure, Need
 from calm_beam.exits.propagation import KeysValues, at_layer, propagated_keys_values
 from calm_beam.exits.rule import ExitRule
-from calm_beam.exits.saturation import hidden_state_saturation
-from calm_beam.exits.softmax_response import softmax_gap, softmax_max
 from calm_beam.model import EarlyExitT5
-from calm_beam.model.network import PAD_ID, padding_bias
+from calm_beam.model.network import PAD_ID, of_layer, padding_bias
 from calm_beam.vocabulary import EOS_ID
 
 from .result import SweepResult
@@ -33,7 +31,6 @@ State = dict[str, Any]
 
 # Slots are refilled once this share of them is free: each refill costs a call of the encoder of fixed shape.
 _REFILL_SHARE = 4
-_OF_LOGITS = ("softmax", "softmax_max", "oracle")
 
 
 class PlainSweep:
@@ -67,7 +64,7 @@ class PlainSweep:
         self._max_input_length = max_input_length
         self._slots = slots
         # A projection of every state that may exit, where logits decide, and one for the token.
-        asked = len(rule.exit_layers(checkpoint.config.num_decoder_layers)) if rule.confidence in _OF_LOGITS else 0
+        asked = len(rule.exit_layers(checkpoint.config.num_decoder_layers)) if rule.measure().needs.asks_head else 0
         self._projections = asked + 1
         self.work = Work()
 
@@ -194,7 +191,7 @@ def _advance(
     """
     steps = thresholds.shape[0]
     apply = functools.partial(model.apply, parameters)
-    position_bias = apply(steps, method="decoder_position_bias")
+    position_biases = apply(steps, method="decoder_position_biases")
     cross, cross_bias = state["cross"], padding_bias(state["source_mask"])
     each_slot = jnp.arange(state["step"].shape[0])
 
@@ -204,9 +201,9 @@ def _advance(
     def generate_token(state: State) -> State:
         step, finished = state["step"], state["finished"]
         # [heads, slots, positions] -> [slots, 1, heads, 1, positions]
-        self_bias = jnp.swapaxes(position_bias[:, step], 0, 1)[:, None, :, None]
+        self_biases = [jnp.swapaxes(bias[:, step], 0, 1)[:, None, :, None] for bias in position_biases]
         token, exit_layer, confidence, is_finite, cache = _one_token(
-            rule, model.config.num_decoder_layers, apply, state, thresholds[step], self_bias, cross, cross_bias
+            rule, model.config.num_decoder_layers, apply, state, thresholds[step], self_biases, cross, cross_bias
         )
 
         def record(values: jax.Array, new: jax.Array) -> jax.Array:
@@ -235,7 +232,7 @@ def _one_token(
     apply: Any,
     state: State,
     thresholds: jax.Array,
-    self_bias: jax.Array,
+    self_biases: Sequence[jax.Array],
     cross: list[KeysValues],
     cross_bias: jax.Array,
 ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array, list[KeysValues]]:
@@ -247,20 +244,22 @@ def _one_token(
     def put(cached: KeysValues, new: KeysValues) -> KeysValues:
         return tuple(old.at[each_slot, :, :, step].set(values) for old, values in zip(cached, new, strict=True))
 
-    below = apply(previous, method="embed")
+    embedded = below = apply(previous, method="embed")
     states, own, cache = [], [], []
     for layer in range(1, num_layers + 1):
         own.append(apply(below, layer, method="self_keys_values"))
         cache.append(put(state["cache"][layer - 1], own[-1]))
+        self_bias = of_layer(self_biases, layer)
         below = apply(below, layer, cache[-1], self_bias, cross[layer - 1], cross_bias, method="decoder_layer")
         states.append(below)
-    measured = _confidences(rule.confidence, exit_layers, apply, states)
+    inputs = [embedded, *states[:-1]]
+    measured = _confidences(rule, exit_layers, apply, inputs, states)
     exit_layer, confidence = jnp.full(previous.shape, num_layers, jnp.int32), measured[-1]
     for layer, value in reversed(list(zip(exit_layers[:-1], measured[:-1], strict=True))):
         exits = value >= thresholds
         exit_layer, confidence = jnp.where(exits, layer, exit_layer), jnp.where(exits, value, confidence)
     kept = propagated_keys_values(
-        rule.state_propagation,
+        rule.propagation().passed_on,
         states,
         own,
         exit_layer,
@@ -274,22 +273,34 @@ def _one_token(
     return jnp.argmax(logits, axis=-1).astype(jnp.int32), exit_layer, confidence, is_finite, cache
 
 
-def _confidences(measure: str, exit_layers: Sequence[int], apply: Any, states: Sequence[jax.Array]) -> list[jax.Array]:
+def _confidences(
+    rule: ExitRule, exit_layers: Sequence[int], apply: Any, inputs: Sequence[jax.Array], states: Sequence[jax.Array]
+) -> list[jax.Array]:
     """Returns the confidence of every lane, (slots, lanes), at each of the layers that may exit."""
+    measure = rule.measure()
     outputs = [states[layer - 1] for layer in exit_layers]
-    if measure == "classifier":
-        return [apply(output, method="exit_score") for output in outputs]
-    if measure == "state":
-        # Layer 1 has nothing below that it could be close to: CALM lets it exit at threshold 0 only.
-        return [
-            hidden_state_saturation(states[layer - 1], states[layer - 2])
-            if layer > 1
-            else jnp.zeros(states[0].shape[:-1])
-            for layer in exit_layers
-        ]
-    if measure == "static":
-        return [jnp.full(states[0].shape[:-1], layer / len(states), jnp.float32) for layer in exit_layers]
+    match measure.needs:
+        case Need.LAYER:
+            shape = states[0].shape[:-1]
+            return [jnp.full(shape, measure.confidence(layer, len(states)), jnp.float32) for layer in exit_layers]
+        case Need.STATES:
+            return [measure.confidence(states[layer - 1], inputs[layer - 1], layer) for layer in exit_layers]
+        case Need.CLASSIFIER:
+            return [measure.confidence(apply(output, method="exit_score")) for output in outputs]
     logits = [apply(output, method="head") for output in outputs]
-    if measure == "oracle":
-        return [agreement(values, logits[-1]) for values in logits]
-    return [softmax_gap(values) if measure == "softmax" else softmax_max(values) for values in logits]
+    match measure.needs:
+        case Need.LAST_LOGITS:
+            return [measure.confidence(values, logits[-1]) for values in logits]
+        case Need.TOKENS:
+            return _of_tokens(measure, [jnp.argmax(values, axis=-1).astype(jnp.int32) for values in logits], rule)
+    return [measure.confidence(values) for values in logits]
+
+
+def _of_tokens(measure: Measure, tokens: Sequence[jax.Array], rule: ExitRule) -> list[jax.Array]:
+    assert rule.patience is not None
+    none = [jnp.full(tokens[0].shape, -1, jnp.int32)] * (rule.patience - 1)
+    found = []
+    for place, token in enumerate(tokens):
+        earlier = [*reversed(tokens[:place]), *none][: rule.patience - 1]
+        found.append(measure.confidence(token, jnp.stack(earlier, -1) if earlier else jnp.zeros((*token.shape, 0))))
+    return found

@@ -28,6 +28,8 @@ def recorded_settings(decode: DecodeRecord, thresholds: Sequence[float]) -> Deco
             state_propagation=decode.state_propagation,
             min_exit_layer=decode.min_exit_layer,
             exit_interval=decode.exit_interval,
+            patience=decode.patience,
+            confidence_source=decode.confidence_source,
         ),
         thresholds=tuple(thresholds),
         max_input_length=decode.max_input_length,

@@ -6,6 +6,7 @@ import itertools
 import json
 from collections.abc import Iterable
 from decimal import Decimal
+from typing import Any
 
 import numpy as np
 
@@ -46,6 +47,14 @@ class DecodeSettings:
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}.")
 
+    def to_dict(self) -> dict[str, Any]:
+        """Returns plain values, without settings that the measure has no use for: fingerprints made before stand."""
+        content = dataclasses.asdict(self)
+        for name in ("patience", "confidence_source"):
+            if content["rule"][name] is None:
+                del content["rule"][name]
+        return content
+
     def fingerprint(self, *, model: str, vocabulary: str | None) -> str:
         """Returns 24 hexadecimal digits that name the outputs of a model under these settings.
 
@@ -53,7 +62,7 @@ class DecodeSettings:
           model: The model's fingerprint.
           vocabulary: The vocabulary's fingerprint, or None for token ids.
         """
-        content = json.dumps([dataclasses.asdict(self), DTYPE, model, vocabulary], sort_keys=True)
+        content = json.dumps([self.to_dict(), DTYPE, model, vocabulary], sort_keys=True)
         return hashlib.sha256(content.encode()).hexdigest()[:24]
 
 

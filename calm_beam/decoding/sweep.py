@@ -9,6 +9,7 @@ import jax
 import numpy as np
 
 from calm_beam.checkpoints import Checkpoint
+from calm_beam.exits.measures import Need
 from calm_beam.exits.rule import ExitRule
 from calm_beam.exits.schedule import scheduled_thresholds
 
@@ -62,8 +63,10 @@ class SweepDecoder:
           ValueError: If the rule does not fit the model (no exit classifier, `min_exit_layer` too high), a number is
             below 1, the budget has no room for one prompt, or a device is of another platform.
         """
-        if rule.confidence == "classifier" and not checkpoint.config.exit_classifier:
-            raise ValueError("confidence 'classifier' needs decoder/meta_cls in the checkpoint, which has none.")
+        if rule.measure().needs is Need.CLASSIFIER and not checkpoint.config.exit_classifier:
+            raise ValueError(
+                f"confidence {rule.confidence!r} needs decoder/meta_cls in the checkpoint, which has none."
+            )
         sizes = {
             "max_decode_length": max_decode_length,
             "max_input_length": max_input_length,

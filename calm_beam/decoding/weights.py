@@ -5,6 +5,7 @@ import jax.numpy as jnp
 
 from calm_beam.checkpoints import Checkpoint
 from calm_beam.model import EarlyExitT5, T5Config
+from calm_beam.model.network import of_layer
 
 
 class Weights:
@@ -23,9 +24,13 @@ class Weights:
         else:
             self.head = {"params": {"decoder": {**head, "logits_dense": decoder["logits_dense"]}}}
         self.classifier = {"params": {"decoder": {"meta_cls": decoder["meta_cls"]}}} if config.exit_classifier else {}
-        bias = EarlyExitT5(config).apply(self.all, steps, method="decoder_position_bias")
+        biases = EarlyExitT5(config).apply(self.all, steps, method="decoder_position_biases")
         # [heads, query, key], of the last query -> [heads, age]
-        self.bias_by_age = bias[:, -1, ::-1]
+        self._biases_by_age = [bias[:, -1, ::-1] for bias in biases]
+
+    def bias_by_age(self, layer: int) -> jax.Array:
+        """Returns a layer's relative position bias, (heads, steps), by how many steps a key is older."""
+        return of_layer(self._biases_by_age, layer)
 
 
 class Sources:

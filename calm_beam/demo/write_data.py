@@ -46,10 +46,17 @@ def _write(path: pathlib.Path, pairs: Sequence[SentencePair], prefix: str) -> No
         temporary.write_bytes(gzip.compress(text.encode(), mtime=0))
 
 
+def _folder(name: str) -> pathlib.Path:
+    # Of an empty name, a path would be the current folder.
+    if not name.strip():
+        raise argparse.ArgumentTypeError("is empty")
+    return pathlib.Path(name)
+
+
 def main() -> None:
     """Writes the files that the embedded model was made with."""
     parser = argparse.ArgumentParser(description="Writes the demo task as JSONL files.")
-    parser.add_argument("--output", type=pathlib.Path, required=True, help="directory to write to")
+    parser.add_argument("--output", type=_folder, required=True, help="directory to write to")
     write_data(parser.parse_args().output, seed=SEED, training=TRAINING, validation=VALIDATION, calibration=CALIBRATION)
 
 

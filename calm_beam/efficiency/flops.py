@@ -172,8 +172,8 @@ def _without_tests(exits: np.ndarray, sizes: DecoderSizes, source_length: int) -
 
 def _tests(depths: np.ndarray, sizes: DecoderSizes, rule: ExitRule | None) -> np.ndarray:
     """Returns the operations of the exit tests of tokens that go as deep as this."""
-    if rule is None or rule.confidence in ("state", "oracle", "static"):
+    if rule is None:
         return np.zeros_like(depths)
-    per_test = 2 * sizes.width * (1 if rule.confidence == "classifier" else sizes.vocab_size)
+    per_test = rule.measure().test_operations(width=sizes.width, vocab_size=sizes.vocab_size)
     *tested, _ = rule.exit_layers(sizes.num_layers)
     return per_test * np.searchsorted(tested, depths, side="right")

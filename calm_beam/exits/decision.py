@@ -13,6 +13,7 @@ import numpy as np
 from calm_beam.model.attention import PRECISION
 
 from .logit_summary import Summary, exp_below, merged, nothing, settled
+from .measures import MEASURES, Measure, Need
 
 _LOGGER = logging.getLogger(__name__)
 # Where the kernel takes over.
@@ -28,9 +29,9 @@ _ABREAST = 128
 
 
 def decide(
-    states: jax.Array, weights: jax.Array, *, vocab_axis: int, measure: str
+    states: jax.Array, weights: jax.Array, *, vocab_axis: int, measure: Measure
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Returns token, confidence and finiteness of every state, without ever holding all logits.
+    """Returns token, confidence and finiteness of every state, without holding all logits if the measure allows it.
 
     On GPU and TPU by `decision_kernel`, if it gives there what the code for CPU does; else, with a warning, by that.
 
@@ -38,12 +39,14 @@ def decide(
       states: float32, shape (rows, width). What the head's weights multiply (`EarlyExitT5.head_inputs`).
       weights: float32, shape (width, vocabulary), or its transpose (`EarlyExitT5.head_weights`).
       vocab_axis: Axis of the vocabulary in `weights`.
-      measure: `softmax`, `softmax_max`, or another, for which the confidence is 0 here: it does not come from logits.
+      measure: Of logits; with another, the confidence is 0 here.
 
     Returns:
       int32, float32 and bool, each of shape (rows,). The token is the first of the largest logits.
       Where a logit is NaN, the token is 0 and nothing is finite.
     """
+    if measure.needs is Need.LOGITS and measure.of_summary is None:
+        return _decide_by_logits(states, weights, vocab_axis, measure)
     platform = jax.default_backend()
     if platform in _KERNEL_PLATFORMS and _kernel_agrees(platform, *weights.shape, vocab_axis):
         return _decide_fused(platform, states, weights, vocab_axis, measure)
@@ -64,7 +67,7 @@ def _kernel_agrees(platform: str, *shape_and_axis: int) -> bool:
     weights = generator.standard_normal(shape).astype(np.float32) * np.float32(2 / np.sqrt(shape[1 - vocab_axis]))
     states[1, 0] = np.nan
     try:
-        for rows, measure in itertools.product(_PROBE_ROWS, ("softmax", "softmax_max")):
+        for rows, measure in itertools.product(_PROBE_ROWS, _of_summaries()):
             some = states[:rows]
             fused = _run_now(functools.partial(_decide_fused, platform), some, weights, vocab_axis, measure)
             plain = _run_now(_decide_in_blocks, some, weights, vocab_axis, measure)
@@ -84,12 +87,16 @@ def _kernel_agrees(platform: str, *shape_and_axis: int) -> bool:
     return True
 
 
+def _of_summaries() -> list[Measure]:
+    return [measure for measure in MEASURES.values() if measure.of_summary is not None]
+
+
 def _run_now(
     decided: Callable[..., tuple[jax.Array, ...]],
     states: np.ndarray,
     weights: np.ndarray,
     vocab_axis: int,
-    measure: str,
+    measure: Measure,
 ) -> tuple[jax.Array, ...]:
     """Returns what a function decides. It runs at once, compiled, also where the caller is being traced."""
     compute = functools.partial(decided, vocab_axis=vocab_axis, measure=measure)
@@ -97,16 +104,18 @@ def _run_now(
 
 
 def _decide_fused(
-    platform: str, states: jax.Array, weights: jax.Array, vocab_axis: int, measure: str
+    platform: str, states: jax.Array, weights: jax.Array, vocab_axis: int, measure: Measure
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     # Imported here: nothing but an accelerator needs Pallas.
     from calm_beam.exits.decision_kernel import summarise
 
-    return _decided(summarise(states, weights, vocab_axis=vocab_axis, platform=platform), measure)
+    return _decided(
+        summarise(states, weights, vocab_axis=vocab_axis, platform=platform), measure, weights.shape[vocab_axis]
+    )
 
 
 def _decide_in_blocks(
-    states: jax.Array, weights: jax.Array, vocab_axis: int, measure: str
+    states: jax.Array, weights: jax.Array, vocab_axis: int, measure: Measure
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     def project(part: jax.Array, first: Any, entries: int) -> jax.Array:
         columns = jax.lax.dynamic_slice_in_dim(weights, first, entries, vocab_axis)
@@ -116,7 +125,7 @@ def _decide_in_blocks(
 
 
 def _in_blocks(
-    project: Callable[[jax.Array, Any, int], jax.Array], states: jax.Array, *, vocab_size: int, measure: str
+    project: Callable[[jax.Array, Any, int], jax.Array], states: jax.Array, *, vocab_size: int, measure: Measure
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Returns what `decide` does, of logits that `project` makes of some states from an entry on, so many."""
     whole, rest = divmod(vocab_size, _ENTRIES)
@@ -138,12 +147,12 @@ def _in_blocks(
     while together % 2 == 0 and together > _ROWS:
         together //= 2
     if together == rows:
-        return _decided(settled(summarise(states)), measure)
+        return _decided(settled(summarise(states)), measure, vocab_size)
     parts = jax.lax.map(summarise, states.reshape(rows // together, together, -1))
-    return _decided(settled(Summary(*(values.reshape(rows) for values in parts))), measure)
+    return _decided(settled(Summary(*(values.reshape(rows) for values in parts))), measure, vocab_size)
 
 
-def _of_block(logits: jax.Array, first: Any, measure: str) -> Summary:
+def _of_block(logits: jax.Array, first: Any, measure: Measure) -> Summary:
     """Returns the summary, each (rows,), of a block of logits, (rows, entries); 0 in what the measure does not need."""
     rows, entries = logits.shape
     abreast = _ABREAST if entries % _ABREAST == 0 else 1
@@ -163,20 +172,45 @@ def _of_block(logits: jax.Array, first: Any, measure: str) -> Summary:
     largest = jnp.where(is_nan, jnp.float32(jnp.inf), reduced(jnp.max, grouped))
     # Not argmax: a reduction of pairs, which is many times slower on CPU.
     place = reduced(jnp.min, jnp.where(grouped == largest, index, entries))
-    second = total = jnp.zeros_like(largest)
-    if measure == "softmax":
+    second = total = weighted = jnp.zeros_like(largest)
+    if "second" in measure.summary_parts:
         second = reduced(jnp.max, jnp.where(index == place, -jnp.inf, grouped))
-    if measure in ("softmax", "softmax_max"):
+    if "total" in measure.summary_parts:
         total = reduced(jnp.sum, exp_below(grouped, largest))
-    summary = Summary(largest, jnp.where(is_nan, -1, first + place), second, total)
+    if "weighted" in measure.summary_parts:
+        scale = exp_below(grouped, largest)
+        weighted = reduced(jnp.sum, jnp.where(scale > 0, scale * (grouped - largest), jnp.float32(0)))
+    summary = Summary(largest, jnp.where(is_nan, -1, first + place), second, total, weighted)
     return Summary(*(values[:, 0, 0] for values in summary))
 
 
-def _decided(summary: Summary, measure: str) -> tuple[jax.Array, jax.Array, jax.Array]:
-    if measure == "softmax":
-        confidence = -jnp.expm1(summary.second - summary.largest) / summary.total
-    elif measure == "softmax_max":
-        confidence = 1 / summary.total
+def _decided(summary: Summary, measure: Measure, vocab_size: int) -> tuple[jax.Array, jax.Array, jax.Array]:
+    if measure.of_summary is not None:
+        confidence = measure.of_summary(summary, vocab_size)
     else:
         confidence = jnp.zeros_like(summary.largest)
     return summary.token, confidence, jnp.isfinite(summary.largest)
+
+
+def _decide_by_logits(
+    states: jax.Array, weights: jax.Array, vocab_axis: int, measure: Measure
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Does what `decide` does for a measure that wants all logits of a row; holds those of some rows at a time."""
+
+    def of_rows(part: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+        logits = jax.lax.dot_general(part, weights, (((1,), (1 - vocab_axis,)), ((), ())), precision=PRECISION)
+        largest = jnp.max(logits, axis=-1)
+        is_nan = jnp.any(jnp.isnan(logits), axis=-1)
+        index = jax.lax.broadcasted_iota(jnp.int32, logits.shape, 1)
+        # Not argmax: a reduction of pairs, which is many times slower on CPU.
+        token = jnp.min(jnp.where(logits == largest[:, None], index, logits.shape[1] - 1), axis=-1)
+        return jnp.where(is_nan, 0, token), measure.confidence(logits), jnp.isfinite(largest) & ~is_nan
+
+    rows = together = states.shape[0]
+    while together % 2 == 0 and together > _ROWS:
+        together //= 2
+    if together == rows:
+        return of_rows(states)
+    made = jax.lax.map(of_rows, states.reshape(rows // together, together, -1))
+    token, confidence, is_finite = (values.reshape(rows) for values in made)
+    return token, confidence, is_finite

@@ -1,6 +1,6 @@
 """What a decision needs of the logits, on accelerators: projection and reduction in one Pallas kernel.
 
-The logits of a block of rows and a block of the vocabulary live in the kernel alone; what leaves it is four numbers a
+The logits of a block of rows and a block of the vocabulary live in the kernel alone; what leaves it is five numbers a
 row. The products are full float32 ones, as everywhere: a calibrated threshold must meet the confidences it was
 calibrated on.
 
@@ -35,9 +35,7 @@ _GPU_PROGRAMS = 256
 def summarise(
     states: jax.Array, weights: jax.Array, *, vocab_axis: int, platform: str, interpret: bool = False
 ) -> Summary:
-    """Returns largest, token, second and total of every row's logits, each of shape (rows,).
-
-    Where a logit is NaN, `largest` is NaN and `token` 0; where the largest is not finite, `total` is NaN.
+    """Returns the summary of every row's logits, each of shape (rows,), settled.
 
     Args:
       states: float32, shape (rows, width). What the head's weights multiply.
@@ -87,7 +85,7 @@ def _on_tpu(states: jax.Array, weights: jax.Array, vocab_axis: int, block_rows: 
                 else pl.BlockSpec((block, width), lambda row, step: (step, 0)),
             ],
             # The same block at every step: it is written back after the last.
-            out_specs=[pl.BlockSpec((block_rows, 1), lambda row, step: (row, 0))] * 4,
+            out_specs=[pl.BlockSpec((block_rows, 1), lambda row, step: (row, 0))] * len(Summary._fields),
             out_shape=_shapes(rows, 1),
             compiler_params=tpu.CompilerParams(dimension_semantics=("parallel", "arbitrary")),
             interpret=interpret,
@@ -130,7 +128,7 @@ def _on_gpu(states: jax.Array, weights: jax.Array, vocab_axis: int, block_rows: 
         kernel,
         grid=(rows // block_rows, spans),
         in_specs=[whole, whole],
-        out_specs=[pl.BlockSpec((block_rows, 1), lambda row, part: (row, part))] * 4,
+        out_specs=[pl.BlockSpec((block_rows, 1), lambda row, part: (row, part))] * len(Summary._fields),
         out_shape=_shapes(rows, spans),
         compiler_params=triton.CompilerParams(num_warps=8),
         interpret=interpret,
@@ -161,7 +159,8 @@ def _of_block(logits: jax.Array, first: Any, vocab_size: int) -> Summary:
     # Whether a maximum passes NaN on differs from device to device; inf and an index below all others do everywhere.
     is_nan = logits != logits
     logits, index = jnp.where(is_nan, jnp.inf, logits), jnp.where(is_nan, -1, index)
-    return union(Summary(logits, index, jnp.full_like(logits, -jnp.inf), jnp.ones_like(logits)))
+    lowest, one, zero = jnp.full_like(logits, -jnp.inf), jnp.ones_like(logits), jnp.zeros_like(logits)
+    return union(Summary(logits, index, lowest, one, zero))
 
 
 def _write(refs: Any, summary: Summary) -> None:
@@ -171,7 +170,7 @@ def _write(refs: Any, summary: Summary) -> None:
 
 def _shapes(rows: int, parts: int) -> list[jax.ShapeDtypeStruct]:
     number, index = (jax.ShapeDtypeStruct((rows, parts), dtype) for dtype in (jnp.float32, jnp.int32))
-    return [number, index, number, number]
+    return [number, index, number, number, number]
 
 
 def _column(made: Any) -> Summary:

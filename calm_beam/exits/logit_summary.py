@@ -1,4 +1,4 @@
-"""The four numbers of a row's logits that a decision needs, and how those of parts of the vocabulary are merged.
+"""The numbers of a row's logits that a decision needs, and how those of parts of the vocabulary are merged.
 
 Elementwise code and reductions along rows, which a kernel may contain.
 """
@@ -23,18 +23,21 @@ class Summary(NamedTuple):
       second: float32. The second largest; the same number again if the largest occurs twice. Without meaning where
         there is a NaN.
       total: float32. Sum of exp(logit - largest).
+      weighted: float32. Sum of exp(logit - largest) (logit - largest), of which the entropy is made.
     """
 
     largest: jax.Array
     token: jax.Array
     second: jax.Array
     total: jax.Array
+    weighted: jax.Array
 
 
 def nothing(shape: tuple[int, ...]) -> Summary:
     """Returns the summary of no logits."""
     lowest = jnp.full(shape, -jnp.inf, jnp.float32)
-    return Summary(lowest, jnp.full(shape, _NO_TOKEN, jnp.int32), lowest, jnp.zeros(shape, jnp.float32))
+    zero = jnp.zeros(shape, jnp.float32)
+    return Summary(lowest, jnp.full(shape, _NO_TOKEN, jnp.int32), lowest, zero, zero)
 
 
 def merged(one: Summary, other: Summary) -> Summary:
@@ -43,7 +46,8 @@ def merged(one: Summary, other: Summary) -> Summary:
     tokens = [jnp.where(part.largest == largest, part.token, _NO_TOKEN) for part in (one, other)]
     second = jnp.maximum(jnp.minimum(one.largest, other.largest), jnp.maximum(one.second, other.second))
     totals = [part.total * exp_below(part.largest, largest) for part in (one, other)]
-    return Summary(largest, jnp.minimum(*tokens), second, totals[0] + totals[1])
+    weighted = [_weighted_below(part, largest) for part in (one, other)]
+    return Summary(largest, jnp.minimum(*tokens), second, totals[0] + totals[1], weighted[0] + weighted[1])
 
 
 def union(parts: Summary) -> Summary:
@@ -53,7 +57,16 @@ def union(parts: Summary) -> Summary:
     token = jnp.min(jnp.where(parts.largest == largest, parts.token, _NO_TOKEN), axis=1, keepdims=True)
     second = jnp.max(jnp.where(parts.token == token, parts.second, parts.largest), axis=1, keepdims=True)
     total = jnp.sum(parts.total * exp_below(parts.largest, largest), axis=1, keepdims=True)
-    return Summary(largest, token, second, total)
+    weighted = jnp.sum(_weighted_below(parts, largest), axis=1, keepdims=True)
+    return Summary(largest, token, second, total, weighted)
+
+
+def _weighted_below(part: Summary, largest: jax.Array) -> jax.Array:
+    """Returns what the weighted sum of a part is in terms of a larger `largest`."""
+    scale = exp_below(part.largest, largest)
+    # 0 times -inf is NaN, and stands for 0.
+    shift = jnp.where(scale > 0, part.largest - largest, jnp.float32(0))
+    return scale * (part.weighted + shift * part.total)
 
 
 def exp_below(values: jax.Array, largest: jax.Array) -> jax.Array:
@@ -64,12 +77,14 @@ def exp_below(values: jax.Array, largest: jax.Array) -> jax.Array:
 def settled(summary: Summary) -> Summary:
     """Returns a summary of all logits as numbers to use: where one is NaN, `largest` is NaN and `token` 0.
 
-    Where the largest is not finite, `total` is NaN.
+    Where the largest is not finite, `total` and `weighted` are NaN.
     """
     is_nan = summary.token < 0
+    is_finite = jnp.isfinite(summary.largest)
     return Summary(
         jnp.where(is_nan, jnp.float32(jnp.nan), summary.largest),
         jnp.where(is_nan, 0, summary.token),
         summary.second,
-        jnp.where(jnp.isfinite(summary.largest), summary.total, jnp.float32(jnp.nan)),
+        jnp.where(is_finite, summary.total, jnp.float32(jnp.nan)),
+        jnp.where(is_finite, summary.weighted, jnp.float32(jnp.nan)),
     )

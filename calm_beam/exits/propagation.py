@@ -5,6 +5,8 @@ from collections.abc import Callable, Sequence
 import jax
 import jax.numpy as jnp
 
+from .propagations import PassedOn
+
 # Keys and values of one position, each of shape (..., heads, head_dim).
 KeysValues = tuple[jax.Array, ...]
 
@@ -26,7 +28,7 @@ def at_layer(values: Sequence[jax.Array], layer: jax.Array) -> jax.Array:
 
 
 def propagated_keys_values(
-    state_propagation: str,
+    passed_on: PassedOn,
     states: Sequence[jax.Array],
     own: Sequence[KeysValues],
     exit_layer: jax.Array,
@@ -38,13 +40,13 @@ def propagated_keys_values(
 
     A layer that the token went through keeps its own. For a skipped layer k > j, with exit layer j:
 
-      from_exit: made by layer k of d^j (CALM, "State propagation": d^k = d^j);
-      from_first_exit: made by layer k of the output of the first layer that may exit (the released T5X code);
-      projected: those of layer j, copied (CALM, "State propagation": the ablation that does badly);
-      full_cache: its own, as if nothing had been skipped.
+      EXIT_STATE: made by layer k of d^j (CALM, "State propagation": d^k = d^j);
+      FIRST_STATE: made by layer k of the output of the first layer that may exit (the released T5X code);
+      KEYS_VALUES: those of layer j, copied (CALM, "State propagation": the ablation that does badly);
+      NOTHING: its own, as if nothing had been skipped.
 
     Args:
-      state_propagation: One of these names.
+      passed_on: One of these.
       states: Output of layers 1 to L had the token gone through them all, each of shape (rows..., width).
       own: Keys and values that layers 1 to L made on the way, of the output of the layer below.
       exit_layer: shape (rows...), in [1, L].
@@ -54,15 +56,15 @@ def propagated_keys_values(
     Returns:
       For layers 1 to L, as `own`.
     """
-    if state_propagation == "full_cache":
+    if passed_on is PassedOn.NOTHING:
         return list(own)
     copied: KeysValues = ()
-    if state_propagation == "projected":
+    if passed_on is PassedOn.KEYS_VALUES:
         copied = tuple(at_layer([pair[part] for pair in own], exit_layer) for part in range(2))
-    source = states[first_exit - 1] if state_propagation == "from_first_exit" else at_layer(states, exit_layer)
+    source = states[first_exit - 1] if passed_on is PassedOn.FIRST_STATE else at_layer(states, exit_layer)
     kept = []
     for layer, pair in enumerate(own, start=1):
         is_skipped = (exit_layer < layer)[..., None, None]
-        passed_on = copied or project(source, layer)
-        kept.append(tuple(jnp.where(is_skipped, new, mine) for new, mine in zip(passed_on, pair, strict=True)))
+        theirs = copied or project(source, layer)
+        kept.append(tuple(jnp.where(is_skipped, new, mine) for new, mine in zip(theirs, pair, strict=True)))
     return kept

@@ -2,9 +2,10 @@
 
 import dataclasses
 
-CONFIDENCES = ("softmax", "softmax_max", "state", "classifier", "oracle", "static")
+from .measures import MEASURES, Measure, MeasureError, Need, is_measure_name, is_own, measure_named, source_digest
+from .propagations import PROPAGATIONS, Propagation
+
 SCHEDULES = ("constant", "decay", "decay_t5x")
-STATE_PROPAGATIONS = ("from_exit", "from_first_exit", "full_cache", "projected")
 TOKEN_SOURCES = ("exit_layer", "last_layer")
 
 
@@ -13,22 +14,19 @@ class ExitRule:
     """How confidence is measured and compared, and what a skipped layer is given.
 
     Attributes:
-      confidence: `softmax` (gap between the two largest probabilities), `softmax_max` (largest probability), `state`
-        (cosine similarity of a layer's output to the one below), `classifier` (trained exit classifier), `oracle` (1
-        where a layer predicts the token that the last layer would, else 0: any threshold above 0 exits at the first
-        layer that agrees) or `static` (i / L at layer i: threshold m / L exits every token at layer m).
+      confidence: Name of one of `MEASURES`, or of a measure of the user's, `module:name`.
       schedule: `constant` (the threshold at every step), `decay` (CALM Eq. 5, decaying threshold) or `decay_t5x` (the
-        released T5X formula, whose last term is scaled by the threshold too).
+        formula in the released T5X code, whose last term is scaled by the threshold too; as released, that code never
+        passes the position, and decodes as `constant` does).
       tau: Temperature of a decaying schedule; None with `constant`.
-      state_propagation: What skipped layers make their keys and values from. `from_exit`: the state of the exit
-        layer (CALM, "State propagation"). `from_first_exit`: the output of the first layer that may exit, whatever
-        layer the token exited at (what the released T5X code does). `projected`: they copy keys and values of the exit
-        layer (the paper's ablation). `full_cache`: nothing is skipped, the cache is the one that the full model would
-        have for these tokens.
+      state_propagation: Name of one of `PROPAGATIONS`: what skipped layers make their keys and values from.
       token_from: `exit_layer`, or `last_layer`: the token is the last layer's prediction whatever layer exited, so that
         exits show in the cache only (T5X's `oracle_tok_noisy_cache`).
       min_exit_layer: Lowest layer that may exit, counted from 1.
       exit_interval: Distance between layers that may exit, from `min_exit_layer` on. The last layer always may.
+      patience: How many layers a measure that compares predicted tokens looks at; None with other measures.
+      confidence_source: Of a measure of the user's, `source_digest` of the file it was calibrated with; None for one of
+        ours, and where nobody asked.
     """
 
     confidence: str = "softmax"
@@ -38,17 +36,21 @@ class ExitRule:
     token_from: str = "exit_layer"
     min_exit_layer: int = 1
     exit_interval: int = 1
+    patience: int | None = None
+    confidence_source: str | None = None
 
     def __post_init__(self) -> None:
-        _check_choice("confidence", self.confidence, CONFIDENCES)
+        if not is_measure_name(self.confidence):
+            raise ValueError(f"confidence must be one of {', '.join(MEASURES)}; got {self.confidence!r}.")
         _check_choice("schedule", self.schedule, SCHEDULES)
-        _check_choice("state_propagation", self.state_propagation, STATE_PROPAGATIONS)
+        _check_choice("state_propagation", self.state_propagation, tuple(PROPAGATIONS))
         _check_choice("token_from", self.token_from, TOKEN_SOURCES)
         if self.schedule == "constant" and self.tau is not None:
             raise ValueError(f"tau must not be given with schedule 'constant', got {self.tau}.")
         if self.schedule != "constant" and (self.tau is None or not 0 <= self.tau < float("inf")):
             raise ValueError(f"schedule {self.schedule!r} needs a finite tau of at least 0, got {self.tau}.")
-        if self.schedule != "constant" and self.confidence in ("oracle", "static"):
+        known = MEASURES.get(self.confidence)
+        if self.schedule != "constant" and known is not None and not known.takes_schedule:
             raise ValueError(
                 f"schedule must be constant with confidence {self.confidence!r}, whose values are not certainties; got "
                 f"{self.schedule!r}."
@@ -56,10 +58,56 @@ class ExitRule:
         for name in ("min_exit_layer", "exit_interval"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}.")
+        if known is not None:
+            self._check_patience(known)
+        if self.confidence_source is not None and not is_own(self.confidence):
+            raise ValueError(f"confidence_source must not be given with confidence {self.confidence!r}.")
+
+    def _check_patience(self, measure: Measure) -> None:
+        if measure.needs is not Need.TOKENS:
+            if self.patience is not None:
+                raise ValueError(f"patience must not be given with confidence {measure.name!r}, got {self.patience}.")
+        elif self.patience is None or self.patience < 1:
+            raise ValueError(
+                f"confidence {measure.name!r} needs a patience of at least 1, the number of layers that it compares; "
+                f"got {self.patience}."
+            )
+
+    def measure(self) -> Measure:
+        """Returns the confidence measure. One of the user's is imported, which runs code.
+
+        Raises:
+          MeasureError: If it cannot be had, or is not the one that was calibrated.
+        """
+        measure = measure_named(self.confidence)
+        if self.confidence_source is not None:
+            found = source_digest(self.confidence)
+            if found != self.confidence_source:
+                raise MeasureError(
+                    f'confidence "{self.confidence}": its module is now {found}, calibrated was '
+                    f"{self.confidence_source}. Another function exits elsewhere: calibrate again."
+                )
+        if is_own(self.confidence):
+            self._check_patience(measure)
+        return measure
+
+    def propagation(self) -> Propagation:
+        """Returns the state propagation."""
+        return PROPAGATIONS[self.state_propagation]
 
     def needs_full_model(self) -> bool:
         """Returns whether every layer has to run for every token, so that exits save nothing: for analysis only."""
-        return self.confidence == "oracle" or self.state_propagation == "full_cache" or self.token_from == "last_layer"
+        return self.reason_for_full_model() is not None
+
+    def reason_for_full_model(self) -> str | None:
+        """Returns the first setting for which every layer has to run; None if there is none. Imports no measure."""
+        known = MEASURES.get(self.confidence)
+        # A measure of the user's may not need the last layer.
+        if known is not None and known.needs is Need.LAST_LOGITS:
+            return f"confidence {self.confidence!r}"
+        if self.propagation().needs_full_model:
+            return f"state_propagation {self.state_propagation!r}"
+        return f"token_from {self.token_from!r}" if self.token_from != "exit_layer" else None
 
     def exit_layers(self, num_layers: int) -> tuple[int, ...]:
         """Returns the layers at which a token may exit, ascending, the last layer included.

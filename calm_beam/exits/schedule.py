@@ -2,6 +2,8 @@
 
 import numpy as np
 
+from calm_beam import elementary
+
 from .rule import ExitRule
 
 
@@ -13,16 +15,19 @@ def threshold_factors(rule: ExitRule, max_decode_length: int) -> tuple[np.ndarra
       max_decode_length: N, the largest number of generated tokens.
 
     Returns:
-      `scale` and `shift`, float64, each of shape (N,). Step 0 is the first generated token.
+      `scale` and `shift`, float64, each of shape (N,), with the same bits on every machine. Step 0 is the first
+      generated token.
 
-    Source: CALM Eq. 5 (decaying threshold): clip(0.9 threshold + 0.1 exp(-tau t / N)). The released T5X code computes
-    threshold (0.9 + 0.1 exp(-tau t / N)) instead, offered as `decay_t5x`.
+    Source: CALM Eq. 5 (decaying threshold): clip(0.9 threshold + 0.1 exp(-tau t / N)). The released T5X code holds
+    another formula, threshold (0.9 + 0.1 exp(-tau t / N)), offered as `decay_t5x`. As released, its sampler never
+    passes the position, so that t is always 0: whatever its tau, that code decodes with a constant threshold. To repeat
+    what it does, take `constant`.
     """
     steps = np.arange(max_decode_length)
     if rule.schedule == "constant":
         return np.ones(max_decode_length), np.zeros(max_decode_length)
     assert rule.tau is not None
-    decay = 0.1 * np.exp(-rule.tau * steps / max_decode_length)
+    decay = 0.1 * elementary.exp(-rule.tau * steps / max_decode_length)
     if rule.schedule == "decay":
         return np.full(max_decode_length, 0.9), decay
     return 0.9 + decay, np.zeros(max_decode_length)

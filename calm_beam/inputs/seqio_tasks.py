@@ -5,6 +5,7 @@ What SeqIO reads it reads its own way: its sources, also on Cloud Storage, are o
 """
 
 import difflib
+import functools
 import importlib
 import threading
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,8 +14,9 @@ from typing import Any
 from calm_beam.examples import DataError, Example, RowKeys, example_of_row
 from calm_beam.extras import imported, tensorflow_on_cpu
 from calm_beam.seqio_names import SeqIOShard, task_and_split
+from calm_beam.user_code import UserCode
 
-from .features import as_texts, ids_as_text, single
+from .features import as_texts, single
 from .parts import Part, WholeFiles
 from .reading import Reading
 from .tfrecord import INPUTS, TARGETS
@@ -30,7 +32,8 @@ class SeqIOTasks(WholeFiles):
     """The examples of a task as its preprocessors leave them, in the order of the source and without trimming.
 
     Where preprocessors have kept the text (`inputs_pretokenized`, or `inputs` that is one), prompt and references are
-    text, the same as in any other format; where they have not, they are token ids. Every shard of the source is a part.
+    text, the same as in any other format; where they have not, they are token ids (`targets` may still be text). Every
+    shard of the source is a part.
     """
 
     row = "example"
@@ -49,18 +52,24 @@ class SeqIOTasks(WholeFiles):
         task = _task(shard.task, shard.split, reading.seqio_modules)
         position = 0
         # Sources and preprocessors are the user's, and can fail in any way; what is wrong with a row says so itself.
-        try:
-            for features in _dataset(tensorflow, task, shard).as_numpy_iterator():
-                position += 1
-                where = f"{part.path}, example {position}"
-                yield example_of_row(
+        may_fail = UserCode(
+            lambda said: DataError(f"{part.path}: SeqIO cannot read on after example {position} ({said})."),
+            passing=DataError,
+        )
+        with may_fail:
+            rows = iter(_dataset(tensorflow, task, shard).as_numpy_iterator())
+        while True:
+            with may_fail:
+                features = next(rows, None)
+            if features is None:
+                return
+            position += 1
+            where = f"{part.path}, example {position}"
+            with may_fail:
+                example = example_of_row(
                     _row(features, keys, where), where=where, position=position, file_index=part.file_index, keys=keys
                 )
-        except DataError:
-            raise
-        except Exception as error:
-            reason = f"{type(error).__name__}: {error}"
-            raise DataError(f"{part.path}: SeqIO cannot read on after example {position} ({reason}).") from error
+            yield example
 
 
 def seqio_shards(name: str, modules: Sequence[str]) -> tuple[str, ...]:
@@ -85,14 +94,9 @@ def _task(name: str, split: str, modules: Sequence[str]) -> Any:
     tensorflow_on_cpu(**_NEEDS)
     seqio = imported("seqio", **_NEEDS)
     for module in modules:
-        try:
+        # The module is the user's, and can fail in any way when it runs.
+        with UserCode(functools.partial(_not_imported, module)):
             importlib.import_module(module)
-        except Exception as error:
-            # The module is the user's, and can fail in any way when it runs.
-            raise DataError(
-                f"SeqIO module {module}: cannot be imported ({type(error).__name__}: {error}). It has to be installed "
-                "or on the PYTHONPATH, here and on every worker."
-            ) from error
     known = seqio.TaskRegistry.names()
     if name in seqio.MixtureRegistry.names() and name not in known:
         raise DataError(
@@ -105,22 +109,30 @@ def _task(name: str, split: str, modules: Sequence[str]) -> Any:
             f"SeqIO task {name}: is not registered.{hint} Pass the module that registers it as --seqio_module."
         )
     task = seqio.TaskRegistry.get(name)
-    if task.requires_caching:
+    with UserCode(lambda said: DataError(f"SeqIO task {name}: its splits cannot be listed ({said}).")), _lock:
+        requires_caching, splits = task.requires_caching, sorted(task.splits)
+    if requires_caching:
         raise DataError(f"SeqIO task {name}: can only be read from SeqIO's cache, which is not supported.")
-    with _lock:
-        splits = sorted(task.splits)
     if split not in splits:
         raise DataError(f"SeqIO task {name}: has no split {split}, only {', '.join(splits)}.")
     return task
 
 
+def _not_imported(module: str, said: str) -> DataError:
+    return DataError(
+        f"SeqIO module {module}: cannot be imported ({said}). It has to be installed or on the PYTHONPATH, here and on "
+        "every worker."
+    )
+
+
 def _count_shards(task: Any, split: str) -> int:
-    try:
-        with _lock:
-            count = len(task.source.list_shards(split))
-    except Exception as error:
-        reason = f"{type(error).__name__}: {error}"
-        raise DataError(f"SeqIO task {task.name}: the files of split {split} cannot be listed ({reason}).") from error
+    with (
+        UserCode(
+            lambda said: DataError(f"SeqIO task {task.name}: the files of split {split} cannot be listed ({said}).")
+        ),
+        _lock,
+    ):
+        count = len(task.source.list_shards(split))
     if not count:
         raise DataError(f"SeqIO task {task.name}: there are no files of split {split}.")
     return count
@@ -168,8 +180,12 @@ def _row(features: Mapping[str, Any], keys: RowKeys, where: str) -> dict[str, An
             row[keys.targets] = _texts(targets, keys.targets, where)
     else:
         row["input_ids"] = _ids(inputs, keys.inputs, where)
-        if keys.targets in features:
-            row[keys.targets] = [ids_as_text(_ids(features[keys.targets], keys.targets, where))]
+        # Ids where there are both: they are of the same vocabulary as the prompt's.
+        targets = features.get(keys.targets)
+        if targets is not None and _is_text(targets):
+            row[keys.targets] = _texts(targets, keys.targets, where)
+        elif targets is not None:
+            row["reference_ids"] = [_ids(targets, keys.targets, where)]
     for name in ("id", keys.cluster):
         if name is not None and name in features:
             value = features[name]

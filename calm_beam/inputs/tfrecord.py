@@ -1,18 +1,21 @@
 """TFRecord files of tf.Example."""
 
+import collections
+import functools
 import gzip
 import tempfile
 import zlib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.message import DecodeError
 
 from calm_beam.examples import DataError, Example, RowKeys, example_of_row
 from calm_beam.extras import tensorflow_on_cpu
 from calm_beam.storage import open_input
 
-from .features import as_texts, ids_as_text, single
+from .features import as_texts, single
 from .parts import Part, WholeFiles
 from .reading import Reading
 
@@ -49,6 +52,7 @@ class TFRecord(WholeFiles):
                 features = tensorflow.train.Example.FromString(record).features.feature
             except DecodeError as error:
                 raise DataError(f"{where}: is no tf.Example ({error}).") from error
+            _check_names(record, where)
             row = _row(features, keys, where)
             yield example_of_row(row, where=where, position=position, file_index=part.file_index, keys=keys)
 
@@ -114,6 +118,33 @@ def _frames(path: str) -> Iterator[bytes]:
             yield frame
 
 
+def _check_names(record: bytes, where: str) -> None:
+    """Refuses a record that has a feature twice, of which a map would keep the last without a word."""
+    names = [entry.key for entry in _record_entries().FromString(record).features.feature]
+    twice = next((name for name, count in collections.Counter(names).items() if count > 1), None)
+    if twice is not None:
+        raise DataError(f"{where}: has two features named {as_texts([twice], 'a name', where)[0]!r}.")
+
+
+@functools.cache
+def _record_entries() -> Any:
+    """Returns a message class that reads a tf.Example's map of features as the list of entries that it is on disk."""
+    file = descriptor_pb2.FileDescriptorProto(
+        name="calm_beam/record_entries.proto", package="calm_beam", syntax="proto3"
+    )
+    field = descriptor_pb2.FieldDescriptorProto
+    for name, its_field, label, type_, type_name in (
+        ("Entry", "key", field.LABEL_OPTIONAL, field.TYPE_BYTES, None),
+        ("Entries", "feature", field.LABEL_REPEATED, field.TYPE_MESSAGE, ".calm_beam.Entry"),
+        ("Record", "features", field.LABEL_OPTIONAL, field.TYPE_MESSAGE, ".calm_beam.Entries"),
+    ):
+        message = file.message_type.add(name=name)
+        message.field.add(name=its_field, number=1, label=label, type=type_, type_name=type_name)
+    pool = descriptor_pool.DescriptorPool()
+    pool.Add(file)
+    return message_factory.GetMessageClass(pool.FindMessageTypeByName("calm_beam.Record"))
+
+
 def _row(features: Mapping[str, Any], keys: RowKeys, where: str) -> dict[str, Any]:
     """Returns the features of a record as a row."""
     if keys.inputs not in features:
@@ -135,7 +166,7 @@ def _row(features: Mapping[str, Any], keys: RowKeys, where: str) -> dict[str, An
                 f"{where}: {keys.targets} are token ids, but {keys.inputs} is a text. Outputs are compared with "
                 "references as text: write both as bytes, or both as int64."
             )
-        row[keys.targets] = [ids_as_text(targets)] if are_ids else targets
+        row["reference_ids" if are_ids else keys.targets] = [targets] if are_ids else targets
     for name in ("id", keys.cluster):
         if name is not None and name in features:
             row[name] = single(_values(features, name, where), name, where)

@@ -15,13 +15,11 @@ from ._record import SCHEMA as SCHEMA
 from .digest import content_digest as content_digest
 from .reader import parse_manifest as parse_manifest
 from .reader import read_manifest as read_manifest
-from .records import CONFIDENCES as CONFIDENCES
 from .records import CONSISTENCIES as CONSISTENCIES
 from .records import LOSSES as LOSSES
 from .records import MOST_FAILED_IDS as MOST_FAILED_IDS
 from .records import PROCEDURES as PROCEDURES
 from .records import SCHEDULES as SCHEDULES
-from .records import STATE_PROPAGATIONS as STATE_PROPAGATIONS
 from .records import Calibration as Calibration
 from .records import DataRecord as DataRecord
 from .records import DecodeRecord as DecodeRecord

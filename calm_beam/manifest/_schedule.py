@@ -30,7 +30,7 @@ def check_positions(key: str, positions: tuple[float, ...], *, threshold: float,
     Raises:
       ManifestError: If their number or a value differs.
 
-    Source: CALM Eq. 5 (decaying threshold), and the released T5X code; as `calm_beam.exits.schedule`.
+    Source: CALM Eq. 5 (decaying threshold), and the formula in the released T5X code; as `calm_beam.exits.schedule`.
     """
     check_tuple(key, positions)
     if len(positions) != decode.max_decode_length:

@@ -7,6 +7,9 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import ClassVar
 
+from calm_beam.exits.measures import MEASURES, is_own
+from calm_beam.exits.propagations import PROPAGATIONS
+
 from ._checks import (
     ManifestError,
     check_bool,
@@ -19,9 +22,7 @@ from ._checks import (
 )
 from ._record import Record, check_tuple, checked_list, records_from_json
 
-CONFIDENCES = ("softmax", "softmax_max", "state", "classifier", "oracle", "static")
 SCHEDULES = ("constant", "decay", "decay_t5x")
-STATE_PROPAGATIONS = ("from_exit", "from_first_exit", "full_cache", "projected")
 CONSISTENCIES = ("textual", "risk")
 LOSSES = ("dissimilarity", "signed", "relu")
 # Readers hold a manifest in memory; the whole list stands in `failures.jsonl` beside it.
@@ -51,7 +52,7 @@ class ModelRecord(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class VocabularyRecord(Record):
-    """The vocabulary that turned text into token ids.
+    """The vocabulary that turned text into token ids, and outputs into text.
 
     Attributes:
       fingerprint: Identifies the SentencePiece model.
@@ -71,17 +72,21 @@ class DecodeRecord(Record):
     """Everything that can change a generated token; serving must decode in the same way.
 
     Attributes:
-      confidence: One of `CONFIDENCES`.
+      confidence: Name of one of `calm_beam.exits.measures.MEASURES`, or `module:name` of a user's own.
       schedule: One of `SCHEDULES`.
       tau: Temperature of a decaying schedule, at least 0; None where the schedule has none.
-      state_propagation: One of `STATE_PROPAGATIONS`.
+      state_propagation: Name of one of `calm_beam.exits.propagations.PROPAGATIONS`.
       min_exit_layer: First layer at which a token may exit, counted from 1.
       exit_interval: Number of layers from one possible exit to the next.
       max_input_length: Longest input in tokens; longer ones are cut.
       max_decode_length: Longest output in tokens; also N of a decaying schedule.
       task_prefix: Text put before every input, possibly empty.
       dtype: Type in which the model computes.
+      patience: How many layers a measure that compares predicted tokens looks at; None with other measures.
+      confidence_source: Digest of the file that defines a user's own measure; None with ours.
     """
+
+    _OPTIONAL: ClassVar[tuple[str, ...]] = ("patience", "confidence_source")
 
     confidence: str
     schedule: str
@@ -93,21 +98,28 @@ class DecodeRecord(Record):
     max_decode_length: int
     task_prefix: str
     dtype: str
+    patience: int | None = None
+    confidence_source: str | None = None
 
     def __post_init__(self) -> None:
-        check_choice("confidence", self.confidence, CONFIDENCES)
+        if not is_own(self.confidence):
+            check_choice("confidence", self.confidence, tuple(MEASURES))
         check_choice("schedule", self.schedule, SCHEDULES)
         if self.tau is not None:
             check_number("tau", self.tau, low=0)
         elif self.schedule != "constant":
             raise ManifestError(f"tau must be a number when schedule is {shown(self.schedule)}, got null")
-        check_choice("state_propagation", self.state_propagation, STATE_PROPAGATIONS)
+        check_choice("state_propagation", self.state_propagation, tuple(PROPAGATIONS))
         check_count("min_exit_layer", self.min_exit_layer, low=1)
         check_count("exit_interval", self.exit_interval, low=1)
         check_count("max_input_length", self.max_input_length, low=1)
         check_count("max_decode_length", self.max_decode_length, low=1)
         check_text("task_prefix", self.task_prefix, empty_allowed=True)
         check_text("dtype", self.dtype)
+        if self.patience is not None:
+            check_count("patience", self.patience, low=1)
+        if self.confidence_source is not None:
+            check_text("confidence_source", self.confidence_source)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,7 +5,7 @@ import functools
 import importlib
 import numbers
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import cast
 
 from calm_beam.errors import CalmBeamError
@@ -18,6 +18,7 @@ from calm_beam.metrics.rouge_l_unicode import rouge_l_unicode
 from calm_beam.metrics.sentence_bleu import sentence_bleu
 from calm_beam.metrics.settings import NO_SETTINGS, MetricSettings
 from calm_beam.metrics.token_f1 import token_f1
+from calm_beam.user_code import UserCode, shown, text_of
 
 METRICS: Mapping[str, Metric] = types.MappingProxyType(
     {
@@ -35,10 +36,12 @@ BLEURT = "bleurt"
 """The metric that needs a checkpoint; its full name is `bleurt@` and the first digits of the checkpoint's digest."""
 
 _BLEURT_DIGITS = 16
+# Kinds of numpy's types whose scalars `float` takes, or tries to.
+_NOT_REAL = tuple("SUOMmc")
 
 
 class MetricError(CalmBeamError, ValueError):
-    """A metric failed on an example, or returned something that is not a score in [0, 1]."""
+    """A metric that cannot be had, failed on an example, or returned something that is not a score in [0, 1]."""
 
 
 def get_metric(name: str, settings: MetricSettings = NO_SETTINGS) -> Metric:
@@ -54,8 +57,9 @@ def get_metric(name: str, settings: MetricSettings = NO_SETTINGS) -> Metric:
       The metric.
 
     Raises:
-      ValueError: If the name is not known, or what it points to cannot be imported or called; or if the BLEURT
-        checkpoint of the settings is missing, cannot be read or is another than the name says.
+      MetricError: If the name is not known, or what it points to cannot be imported or called; or if the BLEURT
+        checkpoint of the settings is missing or is another than the name says.
+      BleurtError: If it cannot be read.
       OSError: If the BLEURT checkpoint is on Cloud Storage, which cannot be read.
 
     Source: ours.
@@ -72,7 +76,7 @@ def get_metric(name: str, settings: MetricSettings = NO_SETTINGS) -> Metric:
     known = (*METRICS, BLEURT)
     nearest = difflib.get_close_matches(name, known, n=1)
     hint = f' Did you mean "{nearest[0]}"?' if nearest else ""
-    raise ValueError(
+    raise MetricError(
         f'metric "{name}" is not known.{hint} Known metrics: {", ".join(known)}; '
         "for one of your own write module:function."
     )
@@ -84,7 +88,8 @@ def full_name(name: str, settings: MetricSettings) -> str:
     That is what plans and manifests have, so that scores of one checkpoint are never held against those of another.
 
     Raises:
-      ValueError: As in `get_metric`.
+      MetricError: As in `get_metric`.
+      BleurtError: As there.
       OSError: As there.
     """
     if name != BLEURT:
@@ -100,10 +105,31 @@ def is_bleurt(name: str) -> bool:
     return name == BLEURT or name.startswith(f"{BLEURT}@")
 
 
+def check_may_run(recorded: str, *, named: Collection[str], how: str) -> None:
+    """Refuses a metric that a file names and that is code, unless the caller names the same one.
+
+    To look it up would import a module, so that whoever wrote the file would decide what runs here.
+
+    Args:
+      recorded: Name of a metric, as a manifest has it.
+      named: Names of metrics, as the caller has them.
+      how: Says how to name it, for the message.
+
+    Raises:
+      MetricError: If it is `module:function` and not among them.
+    """
+    if ":" in recorded and recorded not in named:
+        raise MetricError(
+            f"metric {shown(recorded)} is code that the manifest names, and a manifest does not decide what runs here. "
+            f"If you know and trust that code, {how}."
+        )
+
+
 def take_clipped(metric: Metric) -> int:
     """Returns how many scores the metric has clipped to [0, 1] since this was last asked; most never clip."""
-    take = getattr(metric, "take_clipped", None)
-    return 0 if take is None else take()
+    # Of its class, since a function of the user may have any attribute.
+    take = getattr(type(metric), "take_clipped", None)
+    return 0 if take is None else take(metric)
 
 
 def checked_score(metric: Metric, name: str, candidate: str, references: Sequence[str], *, example_id: str) -> float:
@@ -123,8 +149,8 @@ def checked_score(metric: Metric, name: str, candidate: str, references: Sequenc
       A score in [0, 1].
 
     Raises:
-      MetricError: If the metric raises (its exception is the cause), or returns NaN, a value outside [0, 1] or
-        something that is not a real number.
+      MetricError: If the metric raises or tries to end the process (what it raised is the cause), or returns NaN, a
+        value outside [0, 1] or something that is not a real number.
 
     Source: ours.
 
@@ -132,13 +158,12 @@ def checked_score(metric: Metric, name: str, candidate: str, references: Sequenc
     1.0
     """
     where = f'metric "{name}" on example "{example_id}"'
-    try:
+    # What a metric returns may run code of the user, too, when it is made a float.
+    with UserCode(lambda said: MetricError(f"{where}: raised {said}.")):
         value = metric(candidate, references)
-    except Exception as error:
-        raise MetricError(f"{where}: raised {type(error).__name__}: {error}") from error
-    score = _as_float(value)
+        score = _as_float(value)
     if score is None:
-        raise MetricError(f"{where}: returned {value!r}, expected a number in [0, 1].")
+        raise MetricError(f"{where}: returned {shown(value)}, expected a number in [0, 1].")
     if not 0 <= score <= 1:
         raise MetricError(
             f"{where}: returned {score}, expected a number in [0, 1]. "
@@ -153,7 +178,7 @@ def _bleurt(name: str, settings: MetricSettings) -> Metric:
     metric, fingerprint = load_bleurt(_bleurt_checkpoint(name, settings))
     expected = name.removeprefix(BLEURT).removeprefix("@")
     if expected and fingerprint[:_BLEURT_DIGITS] != expected:
-        raise ValueError(
+        raise MetricError(
             f'metric "{name}": the checkpoint {settings.bleurt_checkpoint} is {BLEURT}@{fingerprint[:_BLEURT_DIGITS]}. '
             "Scores of different checkpoints are not comparable."
         )
@@ -162,7 +187,7 @@ def _bleurt(name: str, settings: MetricSettings) -> Metric:
 
 def _bleurt_checkpoint(name: str, settings: MetricSettings) -> str:
     if settings.bleurt_checkpoint is None:
-        raise ValueError(
+        raise MetricError(
             f'metric "{name}" needs a checkpoint, which does not come with calm-beam: pass --bleurt_checkpoint, the '
             "folder of a published one."
         )
@@ -173,7 +198,8 @@ def _as_float(value: object) -> float | None:
     """Returns the value as a float, or None if it is not one real number."""
     # Scalars of numpy, JAX and friends are no numbers.Real, but have no axes; strings and lists are neither.
     is_number = isinstance(value, numbers.Real) or getattr(value, "ndim", None) == 0
-    if not is_number:
+    # Of numpy's scalars, texts have no axes either, and `float` would read them; complex ones would lose a part.
+    if not is_number or getattr(getattr(value, "dtype", None), "kind", "") in _NOT_REAL:
         return None
     try:
         return float(cast(float, value))
@@ -185,28 +211,42 @@ def _import_metric(name: str) -> Metric:
     module_name, _, path = name.partition(":")
     # A leading dot would be a relative import, and there is nothing here that it could be relative to.
     if not module_name or not path or module_name.startswith("."):
-        raise ValueError(f'metric "{name}": expected module:function, for example "my_package.scores:chrf".')
-    try:
-        module = importlib.import_module(module_name)
-    except ImportError as error:
-        raise ValueError(
-            f'metric "{name}": cannot import module "{module_name}" ({error}). '
+        raise MetricError(f'metric "{name}": expected module:function, for example "my_package.scores:chrf".')
+    # The module is the user's, and can fail in any way when it runs.
+    with UserCode(
+        lambda said: MetricError(f'metric "{name}": cannot import module "{module_name}" (it raises {said}).')
+    ):
+        module, missing = _imported(module_name)
+    if missing is not None:
+        raise MetricError(
+            f'metric "{name}": cannot import module "{module_name}" ({text_of(missing)}). '
             "It has to be installed or on the PYTHONPATH, here and on every worker."
-        ) from error
-    except Exception as error:
-        # The module is the user's, and can fail in any way when it runs.
-        raise ValueError(
-            f'metric "{name}": cannot import module "{module_name}" (it raises {type(error).__name__}: {error}).'
-        ) from error
-    try:
-        found = functools.reduce(getattr, path.split("."), module)
-    except AttributeError:
-        nearest = difflib.get_close_matches(path, dir(module), n=1)
-        hint = f' Did you mean "{module_name}:{nearest[0]}"?' if nearest else ""
-        raise ValueError(f'metric "{name}": module "{module_name}" has no "{path}".{hint}') from None
+        ) from missing
+    # A module may make up its names as they are asked for.
+    with UserCode(lambda said: MetricError(f'metric "{name}": "{path}" cannot be had (it raises {said}).')):
+        found, nearest = _attribute(module, path)
+    if nearest is not None:
+        hint = f' Did you mean "{module_name}:{nearest}"?' if nearest else ""
+        raise MetricError(f'metric "{name}": module "{module_name}" has no "{path}".{hint}')
     if not callable(found):
-        raise ValueError(
+        raise MetricError(
             f'metric "{name}": "{path}" is not callable, it is of type {type(found).__name__}. '
             "Point to a function of (candidate, references)."
         )
     return cast(Metric, found)
+
+
+def _imported(module_name: str) -> tuple[object, ImportError | None]:
+    """Returns a module, or why there is none."""
+    try:
+        return importlib.import_module(module_name), None
+    except ImportError as error:
+        return None, error
+
+
+def _attribute(module: object, path: str) -> tuple[object, str | None]:
+    """Returns what a path names in a module, and None; or if there is no such thing, the nearest name or no text."""
+    try:
+        return functools.reduce(getattr, path.split("."), module), None
+    except AttributeError:
+        return None, next(iter(difflib.get_close_matches(path, dir(module), n=1)), "")

@@ -1,12 +1,15 @@
 """Sentence BLEU: how many runs of words two sentences share."""
 
+import decimal
 import functools
 from collections.abc import Sequence
 from typing import Any
 
 from calm_beam.metrics.best_reference import best_over_references
 
-from .by_sacrebleu import fraction_score, sacrebleu_metrics
+from .by_sacrebleu import sacrebleu_metrics
+
+_CONTEXT = decimal.Context(prec=40, rounding=decimal.ROUND_HALF_EVEN)
 
 
 def sentence_bleu(candidate: str, references: Sequence[str]) -> float:
@@ -43,7 +46,19 @@ def sentence_bleu(candidate: str, references: Sequence[str]) -> float:
 def _score(candidate: str, reference: str) -> float:
     if candidate == reference:
         return 1.0
-    return fraction_score(_scorer(), candidate, reference)
+    found = _scorer().sentence_score(candidate, [reference])
+    if not any(found.counts):
+        return 0.0
+    # sacrebleu's own score is made with the system's exp and log, which differ in their last digits between processors;
+    # losses are rounded up, and one last digit more can be a step more. Those of decimal are rounded correctly.
+    with decimal.localcontext(_CONTEXT):
+        logarithms = [
+            (decimal.Decimal(precision) / 100).ln()
+            for precision, total in zip(found.precisions, found.totals, strict=True)
+            if total
+        ]
+        brevity = min(decimal.Decimal(0), 1 - decimal.Decimal(found.ref_len) / found.sys_len)
+        return min(1.0, float((sum(logarithms) / len(logarithms) + brevity).exp()))
 
 
 @functools.cache

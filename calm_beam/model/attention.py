@@ -1,4 +1,4 @@
-"""T5 attention: no scaling of the logits, no biases, one relative position bias shared by a stack."""
+"""T5 attention: no scaling of the logits, no biases, and a relative position bias of a stack or of each layer."""
 
 from collections.abc import Callable
 
@@ -94,7 +94,7 @@ class Attention(nn.Module):
 
 
 class RelativePositionBias(nn.Module):
-    """The learned bias of a (query, key) distance, shared by all self-attention layers of a stack.
+    """The learned bias of a (query, key) distance, of all self-attention layers of a stack or of one.
 
     Attributes:
       config: Sizes of the model.

@@ -6,10 +6,21 @@ from collections.abc import Mapping
 
 Shapes = Mapping[str, tuple[int, ...]]
 
+# Between the kernels of a feed-forward layer: GELU in its tanh form, SiLU (also called swish), ReLU.
+ACTIVATIONS = ("gelu", "silu", "relu")
+
+# Far more than any T5 has, and few enough to write out the names of all arrays.
+MOST_LAYERS = 1000
+# What indices on devices are made of.
+_TOO_LARGE = 2**31
+# Of the encoder's, half are for either direction, and half of those hold one distance each.
+_LEAST_BUCKETS = 4
+_LONGEST_SHOWN = 100
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class T5Config:
-    """Sizes of a T5 encoder-decoder: the original T5, T5 1.1, or a mixture of both.
+    """Sizes of a T5 encoder-decoder: the original T5, T5 1.1, those that T5X's `scalable_t5` trains, or a mixture.
 
     Attributes:
       vocab_size: Rows of the embedding, and width of the output head.
@@ -21,7 +32,10 @@ class T5Config:
       num_decoder_layers: Decoder depth L; exit layers are counted from 1 to L.
       relative_buckets: Buckets of the relative position bias.
       relative_max_distance: Distance from which all positions share one bucket.
-      gated_mlp: Whether the feed-forward layer is T5 1.1's gated GELU; if not, it is the original T5's ReLU.
+      gated_mlp: Whether the feed-forward layer is gated, as T5 1.1's is; the original T5's is not.
+      activation: One of `ACTIVATIONS`; left out, T5 1.1's GELU if gated, and the original T5's ReLU if not.
+      relative_bias_per_layer: Whether every layer has a relative position bias of its own, as T5X's `scalable_t5` has
+        them, where T5 has one for a stack.
       tied_head: Whether the output head is the transposed embedding, with hidden states scaled by 1/sqrt(d), as in the
         original T5.
       exit_classifier: Logits of the early-exit classifier `decoder/meta_cls`: 2 as the released T5X code has it, 1 for
@@ -38,18 +52,46 @@ class T5Config:
     relative_buckets: int = 32
     relative_max_distance: int = 128
     gated_mlp: bool = True
+    activation: str = ""
+    relative_bias_per_layer: bool = False
     tied_head: bool = False
     exit_classifier: int = 0
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
             value = getattr(self, field.name)
-            if field.type is int and type(value) is not int:
-                raise ValueError(f"{field.name} must be a whole number, got {value!r}.")
-            if field.type is int and value < 1 and field.name != "exit_classifier":
-                raise ValueError(f"{field.name} must be at least 1, got {value}.")
+            if field.type is bool and type(value) is not bool:
+                raise ValueError(f"{field.name} must be true or false, got {_cut(repr(value))}.")
+            if field.type is not int:
+                continue
+            if type(value) is not int:
+                raise ValueError(f"{field.name} must be a whole number, got {_cut(repr(value))}.")
+            if value < 1 and field.name != "exit_classifier":
+                raise ValueError(f"{field.name} must be at least 1, got {_cut(str(value))}.")
+            if value >= _TOO_LARGE:
+                raise ValueError(f"{field.name} must be below 2**31, got {_cut(str(value))}.")
+            if value > MOST_LAYERS and field.name.endswith("_layers"):
+                raise ValueError(f"{field.name} must be at most {MOST_LAYERS}, got {value}.")
+        if self.activation == "":
+            object.__setattr__(self, "activation", default_activation(gated_mlp=self.gated_mlp))
+        if self.activation not in ACTIVATIONS:
+            raise ValueError(f"activation must be one of {', '.join(ACTIVATIONS)}; got {_cut(repr(self.activation))}.")
         if self.exit_classifier not in (0, 1, 2):
             raise ValueError(f"exit_classifier must be 0, 1 or 2 logits, got {self.exit_classifier}.")
+        if self.relative_buckets < _LEAST_BUCKETS:
+            raise ValueError(f"relative_buckets must be at least {_LEAST_BUCKETS}, got {self.relative_buckets}.")
+        # The decoder's first buckets hold one distance each; the others share what is left.
+        exact = self.relative_buckets // 2
+        if self.relative_max_distance <= exact:
+            raise ValueError(
+                f"relative_max_distance must be above {exact}, half of the {self.relative_buckets} buckets, got "
+                f"{self.relative_max_distance}. T5 has {T5Config.relative_max_distance}."
+            )
+
+
+def default_activation(*, gated_mlp: bool) -> str:
+    """Returns the activation of T5 1.1 if the feed-forward layer is gated, else that of the original T5."""
+    return "gelu" if gated_mlp else "relu"
 
 
 def parameter_shapes(config: T5Config) -> dict[str, tuple[int, ...]]:
@@ -68,10 +110,11 @@ def parameter_shapes(config: T5Config) -> dict[str, tuple[int, ...]]:
     shapes: dict[str, tuple[int, ...]] = {"token_embedder/embedding": (config.vocab_size, width)}
 
     def add_stack(stack: str, depth: int, attentions: Mapping[str, str]) -> None:
-        shapes[f"{stack}/relpos_bias/rel_embedding"] = (config.num_heads, config.relative_buckets)
+        layers = [f"{stack}/layers_{index}" for index in range(depth)]
+        for home in layers if config.relative_bias_per_layer else [stack]:
+            shapes[f"{home}/relpos_bias/rel_embedding"] = (config.num_heads, config.relative_buckets)
         shapes[f"{stack}/{stack}_norm/scale"] = (width,)
-        for index in range(depth):
-            layer = f"{stack}/layers_{index}"
+        for layer in layers:
             shapes[f"{layer}/pre_mlp_layer_norm/scale"] = (width,)
             for name, norm in attentions.items():
                 shapes[f"{layer}/{norm}/scale"] = (width,)
@@ -95,11 +138,15 @@ def parameter_shapes(config: T5Config) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
-def infer_config(shapes: Shapes) -> T5Config:
+def infer_config(
+    shapes: Shapes, *, activation: str = "", relative_max_distance: int = T5Config.relative_max_distance
+) -> T5Config:
     """Returns the sizes of the model that a parameter tree belongs to.
 
     Args:
       shapes: Name and shape of every array, names as in `parameter_shapes`.
+      activation: Of `T5Config`; no shape shows it.
+      relative_max_distance: The same.
 
     Returns:
       The config, whose `parameter_shapes` equal `shapes`.
@@ -107,24 +154,24 @@ def infer_config(shapes: Shapes) -> T5Config:
     Raises:
       ValueError: If the tree is not a T5 encoder-decoder; says which names were expected and found.
     """
+    check_dimensions(shapes)
     gated_mlp = "decoder/layers_0/mlp/wi/kernel" not in shapes
     mlp_input = f"decoder/layers_0/mlp/{'wi_0' if gated_mlp else 'wi'}/kernel"
-    landmarks = (
-        "token_embedder/embedding",
-        "decoder/relpos_bias/rel_embedding",
-        "decoder/layers_0/self_attention/query/kernel",
-        mlp_input,
-    )
+    table = "decoder/relpos_bias/rel_embedding"
+    per_layer = table not in shapes and "decoder/layers_0/relpos_bias/rel_embedding" in shapes
+    if per_layer:
+        table = "decoder/layers_0/relpos_bias/rel_embedding"
+    landmarks = ("token_embedder/embedding", table, "decoder/layers_0/self_attention/query/kernel", mlp_input)
     missing = [name for name in landmarks if name not in shapes]
     if missing:
-        found = ", ".join(sorted(shapes)[:8]) or "nothing"
+        found = ", ".join(_cut(name) for name in sorted(shapes)[:8]) or "nothing"
         raise ValueError(
             f"not a T5 parameter tree: expected {', '.join(missing)}; found {len(shapes)} arrays ({found}, ...)."
         )
     for name in landmarks:
         if len(shapes[name]) != 2:
             raise ValueError(f"{name} must have 2 dimensions, got shape {shapes[name]}.")
-    num_heads, buckets = shapes["decoder/relpos_bias/rel_embedding"]
+    num_heads, buckets = shapes[table]
     vocab_size, emb_dim = shapes["token_embedder/embedding"]
     inner = shapes["decoder/layers_0/self_attention/query/kernel"][1]
     config = T5Config(
@@ -136,12 +183,26 @@ def infer_config(shapes: Shapes) -> T5Config:
         num_encoder_layers=_depth(shapes, "encoder"),
         num_decoder_layers=_depth(shapes, "decoder"),
         relative_buckets=buckets,
+        relative_max_distance=relative_max_distance,
         gated_mlp=gated_mlp,
+        activation=activation,
+        relative_bias_per_layer=per_layer,
         tied_head="decoder/logits_dense/kernel" not in shapes,
         exit_classifier=shapes.get("decoder/meta_cls/kernel", (0,))[-1],
     )
     _check_tree(shapes, parameter_shapes(config))
     return config
+
+
+def check_dimensions(shapes: Shapes) -> None:
+    """Refuses arrays without dimensions or without values.
+
+    Raises:
+      ValueError: If there is one; names it.
+    """
+    for name, shape in shapes.items():
+        if not shape or min(shape) < 1:
+            raise ValueError(f"{_cut(name)} has shape {tuple(shape)}, expected dimensions of at least 1.")
 
 
 def _depth(shapes: Shapes, stack: str) -> int:
@@ -163,5 +224,9 @@ def _check_tree(found: Shapes, expected: Shapes) -> None:
 
 
 def _few(names: list[str]) -> str:
-    shown = ", ".join(names[:4]) or "none"
+    shown = ", ".join(_cut(name) for name in names[:4]) or "none"
     return f"{shown} and {len(names) - 4} more" if len(names) > 4 else shown
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]}..."

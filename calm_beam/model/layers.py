@@ -1,13 +1,21 @@
 """The layers of a T5 stack."""
 
+import functools
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from .attention import PRECISION, Arrange, Attention
+from .attention import PRECISION, Arrange, Attention, RelativePositionBias
 from .config import T5Config
 
 _NORM_EPSILON = 1e-6
+_ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
+    "gelu": functools.partial(jax.nn.gelu, approximate=True),
+    "silu": jax.nn.silu,
+    "relu": jax.nn.relu,
+}
 
 
 class RMSNorm(nn.Module):
@@ -24,10 +32,10 @@ class RMSNorm(nn.Module):
 class FeedForward(nn.Module):
     """The feed-forward layer, without biases: to a wider space, and back to the model's width.
 
-    T5 1.1 has gelu(x W0) * (x W1), GELU in its tanh form; the original T5 has relu(x W).
+    A gated one, such as T5 1.1's, has f(x W0) * (x W1), one without a gate, such as the original T5's, f(x W).
 
     Attributes:
-      config: Sizes of the model; `gated_mlp` says which of the two.
+      config: Sizes of the model; `gated_mlp` says which of the two, `activation` which f.
       dropout_rate: Dropout between the kernels, used only with `deterministic=False`.
     """
 
@@ -37,10 +45,11 @@ class FeedForward(nn.Module):
     @nn.compact
     def __call__(self, inputs: jax.Array, *, deterministic: bool = True) -> jax.Array:
         """Returns the output before the residual is added, shape (..., width)."""
+        activation = _ACTIVATIONS[self.config.activation]
         if self.config.gated_mlp:
-            hidden = jax.nn.gelu(self._widened(inputs, "wi_0"), approximate=True) * self._widened(inputs, "wi_1")
+            hidden = activation(self._widened(inputs, "wi_0")) * self._widened(inputs, "wi_1")
         else:
-            hidden = jax.nn.relu(self._widened(inputs, "wi"))
+            hidden = activation(self._widened(inputs, "wi"))
         hidden = nn.Dropout(self.dropout_rate)(hidden, deterministic=deterministic)
         return nn.Dense(inputs.shape[-1], use_bias=False, precision=PRECISION, name="wo")(hidden)
 
@@ -59,12 +68,22 @@ class EncoderLayer(nn.Module):
         config = self.config
         self.pre_attention_layer_norm = RMSNorm()
         self.attention = Attention(config, self.dropout_rate)
+        if config.relative_bias_per_layer:
+            self.relpos_bias = RelativePositionBias(config, bidirectional=True)
         self.pre_mlp_layer_norm = RMSNorm()
         self.mlp = FeedForward(config, self.dropout_rate)
         self.dropout = nn.Dropout(self.dropout_rate)
 
     def __call__(self, hidden: jax.Array, bias: jax.Array, *, deterministic: bool = True) -> jax.Array:
-        """Returns the layer's output, shape (batch, source, width), of an input of that shape."""
+        """Returns the layer's output, shape (batch, source, width), of an input of that shape.
+
+        Args:
+          hidden: The input.
+          bias: Hides padding; with the stack's relative positions, if the layer has none of its own.
+          deterministic: Whether dropout is off.
+        """
+        if self.config.relative_bias_per_layer:
+            bias = bias + self.relpos_bias(hidden.shape[1])[None]
         normed = self.pre_attention_layer_norm(hidden)
         keys, values = self.attention.keys_values(normed)
         attended = self.attention.attend(normed, keys, values, bias, deterministic=deterministic)
@@ -88,6 +107,8 @@ class DecoderLayer(nn.Module):
         config = self.config
         self.pre_self_attention_layer_norm = RMSNorm()
         self.self_attention = Attention(config, self.dropout_rate)
+        if config.relative_bias_per_layer:
+            self.relpos_bias = RelativePositionBias(config, bidirectional=False)
         self.pre_cross_attention_layer_norm = RMSNorm()
         self.encoder_decoder_attention = Attention(config, self.dropout_rate)
         self.pre_mlp_layer_norm = RMSNorm()

@@ -1,5 +1,7 @@
 """The encoder-decoder: encoding, one decoder layer at a time, and the output head at any layer."""
 
+from collections.abc import Sequence
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -22,9 +24,11 @@ class Encoder(nn.Module):
     def __call__(self, embedded: jax.Array, source_mask: jax.Array, *, deterministic: bool = True) -> jax.Array:
         """Returns the encoder's output, shape (batch, source, width), of embedded tokens and their mask."""
         config = self.config
-        relative = RelativePositionBias(config, bidirectional=True, name="relpos_bias")(embedded.shape[1])
-        # [heads, source, source], [batch, source] -> [batch, heads, source, source]
-        bias = relative[None] + padding_bias(source_mask)
+        bias = padding_bias(source_mask)
+        if not config.relative_bias_per_layer:
+            relative = RelativePositionBias(config, bidirectional=True, name="relpos_bias")(embedded.shape[1])
+            # [heads, source, source], [batch, source] -> [batch, heads, source, source]
+            bias = relative[None] + bias
         dropout = nn.Dropout(self.dropout_rate)
         hidden = dropout(embedded, deterministic=deterministic)
         for index in range(config.num_encoder_layers):
@@ -53,7 +57,8 @@ class Decoder(nn.Module):
     def setup(self) -> None:
         """Declares the layers, the shared final norm, the head and the exit classifier."""
         config = self.config
-        self.relpos_bias = RelativePositionBias(config, bidirectional=False)
+        if not config.relative_bias_per_layer:
+            self.relpos_bias = RelativePositionBias(config, bidirectional=False)
         self.layers = [DecoderLayer(config, self.dropout_rate) for _ in range(config.num_decoder_layers)]
         self.decoder_norm = RMSNorm()
         self.dropout = nn.Dropout(self.dropout_rate)
@@ -96,10 +101,15 @@ class EarlyExitT5(nn.Module):
         """Returns every decoder layer's keys and values of the encoder's output, each (batch, heads, source, dim)."""
         return [layer.cross_keys_values(encoded) for layer in self.decoder.layers]
 
-    def decoder_position_bias(self, length: int) -> jax.Array:
-        """Returns the decoder's relative position bias with future keys masked, shape (heads, length, length)."""
-        causal = np.tril(np.ones((length, length), bool))
-        return self.decoder.relpos_bias(length) + jnp.where(causal, np.float32(0), MASKED)[None]
+    def decoder_position_biases(self, length: int) -> list[jax.Array]:
+        """Returns the decoder's relative position biases with future keys masked, each (heads, length, length).
+
+        There is one for every layer, or a single one that all of them share: see `of_layer`.
+        """
+        causal = jnp.where(np.tril(np.ones((length, length), bool)), np.float32(0), MASKED)[None]
+        if self.config.relative_bias_per_layer:
+            return [layer.relpos_bias(length) + causal for layer in self.decoder.layers]
+        return [self.decoder.relpos_bias(length) + causal]
 
     def self_keys_values(self, states: jax.Array, layer: int) -> tuple[jax.Array, jax.Array]:
         """Returns the keys and values that decoder layer `layer` makes of one position of every lane.
@@ -157,11 +167,12 @@ class EarlyExitT5(nn.Module):
         """
         encoded = self.encode(source_tokens, deterministic=deterministic)
         cross_bias = padding_bias(source_tokens != PAD_ID)
-        self_bias = self.decoder_position_bias(decoder_inputs.shape[1])[None]
+        self_biases = self.decoder_position_biases(decoder_inputs.shape[1])
         hidden = self.decoder.dropout(self.embed(decoder_inputs), deterministic=deterministic)
         states = []
-        for layer in self.decoder.layers:
+        for number, layer in enumerate(self.decoder.layers, start=1):
             keys, values = layer.self_keys_values(hidden)
+            self_bias = of_layer(self_biases, number)[None]
             hidden = layer.self_attend(hidden, keys, values, self_bias, deterministic=deterministic)
             cross = layer.cross_keys_values(encoded)
             hidden = layer.cross_attend_and_feed_forward(hidden, *cross, cross_bias, deterministic=deterministic)
@@ -211,6 +222,11 @@ class EarlyExitT5(nn.Module):
         if self.config.exit_classifier:
             self.exit_score(states)
         return self.head(states)
+
+
+def of_layer(biases: Sequence[jax.Array], layer: int) -> jax.Array:
+    """Returns the one of `decoder_position_biases` that a decoder layer, counted from 1, adds."""
+    return biases[0] if len(biases) == 1 else biases[layer - 1]
 
 
 def padding_bias(mask: jax.Array) -> jax.Array:

@@ -3,10 +3,16 @@
 const NOT_TESTED = 0;
 const ACCEPTED = 1;
 const NOT_ACCEPTED = 2;
+// Shares of fewer are faded: with 30, one share in two is off by nine percentage points either way.
+const FEW_TOKENS = 30;
 const VERDICTS = ["not tested", "proved safe", "not proved safe"];
 
 function laneName(lane) {
   return lane === 0 ? "never exit" : `λ ${short(data.thresholds[lane - 1], 6)}`;
+}
+
+function pValue(entry, lane) {
+  return apart(entry.pValues[lane], entry.epsilon, short, 2);
 }
 
 function verdict(entry, lane) {
@@ -41,12 +47,15 @@ function drawGrid(plot, ticks, y, format) {
 function drawRisk(figure, entry, lane, isWhole) {
   const { risks } = data.objectives[entry.objective];
   const lanes = risks.length;
-  const plot = plotOf(figure, figure.clientWidth < 520 ? 280 : 340, [22, 16, 46, 52]);
   const lowest = Math.min(0, ...risks);
   const highest = Math.max(...risks, entry.delta * 1.1);
   // Near delta, where the decision falls; risks at low thresholds are often many times as large.
   const top = isWhole ? highest * 1.05 : Math.min(highest * 1.05, entry.delta * 3);
-  const bottom = isWhole ? lowest * 1.05 : Math.max(lowest * 1.05, -entry.delta);
+  const bottom = isWhole ? lowest * 1.05 : Math.max(lowest * 1.05, Math.min(-entry.delta, risks[entry.chosen] * 1.2));
+  const ticks = ticksOf(bottom, top, 5);
+  const tickName = (tick) => minus(short(tick));
+  const left = Math.max(52, 14 + Math.max(...ticks.map((tick) => widthOf(tickName(tick), false))));
+  const plot = plotOf(figure, figure.clientWidth < 520 ? 280 : 340, [22, 16, 46, left]);
   const y = linear([bottom, top], [plot.bottom, plot.top]);
   const step = plot.width / lanes;
   const x = (place) => plot.left + (place + 0.5) * step;
@@ -59,7 +68,7 @@ function drawRisk(figure, entry, lane, isWhole) {
   svg.append(
     draw("rect", { class: "within", x: plot.left, y: y(entry.delta), width: plot.width, height: plot.bottom - y(entry.delta) }),
   );
-  drawGrid(plot, ticksOf(bottom, top, 5), y, (tick) => short(tick).replace("-", "−"));
+  drawGrid(plot, ticks, y, tickName);
   drawThresholds(plot, lanes, x, lane);
 
   const inside = draw("g", { "clip-path": "url(#plot-area)" });
@@ -72,38 +81,39 @@ function drawRisk(figure, entry, lane, isWhole) {
   const isTested = (place) => place === 0 || entry.tests[place] !== NOT_TESTED;
   const lastTested = risks.reduce((last, _, place) => (isTested(place) ? place : last), 0);
   inside.append(line(lastTested, lanes - 1, "path after"), line(0, lastTested, "path"));
-  svg.append(
-    draw("line", { class: "delta", x1: plot.left, x2: plot.right, y1: y(entry.delta), y2: y(entry.delta) }),
-    draw("text", { class: "delta-name", x: plot.right, y: y(entry.delta) - 7, "text-anchor": "end" }, `δ = ${short(entry.delta, 6)}`),
-  );
+  svg.append(draw("line", { class: "delta", x1: plot.left, x2: plot.right, y1: y(entry.delta), y2: y(entry.delta) }));
+  const taken = [];
   risks.forEach((risk, place) => {
-    if (y(risk) < plot.top - 6) return;
+    if (y(risk) < plot.top - 6 || y(risk) > plot.bottom + 6) return;
     inside.append(drawMark(entry, place, x(place), y(risk)));
+    taken.push(boxAround(x(place), y(risk), 7));
   });
-  // Risks mostly grow to the right, so there is room below a point to its right, and above it to its left.
-  const isLeft = x(entry.chosen) < plot.right - 80;
-  const below = y(risks[entry.chosen]) + 20;
-  plot.svg.append(
-    draw(
-      "text",
-      { class: "flag", x: x(entry.chosen) + (isLeft ? 9 : -9), y: below < plot.bottom - 3 ? below : below - 34, "text-anchor": isLeft ? "start" : "end" },
-      entry.chosen ? "chosen" : "never exit",
-    ),
-  );
-  const hasStopped = entry.procedure === "fixed_sequence" && entry.tests[lastTested] === NOT_ACCEPTED;
-  if (hasStopped && y(risks[lastTested]) > plot.top - 6) {
-    const isRoomy = x(lastTested) > plot.left + 76;
-    plot.svg.append(
-      draw("text", { class: "flag stop", x: x(lastTested) - 9, y: y(risks[lastTested]) - 9, "text-anchor": "end" }, isRoomy ? "test stops" : ""),
-    );
+  // Of what lies above or below the drawing, the label stands at the edge.
+  const at = (place) => [x(place), Math.min(Math.max(y(risks[place]), plot.top), plot.bottom)];
+  const path = boxesAlong(risks.map((risk, place) => [x(place), y(risk)]));
+  const labels = {
+    taken,
+    crossed: [
+      ...path,
+      { left: plot.left, right: plot.right, top: y(entry.delta) - 2, bottom: y(entry.delta) + 2 },
+    ],
+    area: { left: plot.left + 3, right: Math.max(plot.right, plot.left + 90), top: plot.top - 16, bottom: plot.bottom - 3 },
+  };
+  svg.append(labelFor(entry.chosen ? "chosen" : "never exit", "flag", at(entry.chosen), { ...labels, wish: [1, 1] }));
+  if (entry.procedure === "fixed_sequence" && entry.tests[lastTested] === NOT_ACCEPTED) {
+    const arrow = y(risks[lastTested]) < plot.top - 6 ? " ↑" : "";
+    svg.append(labelFor(`test stops${arrow}`, "flag stop", at(lastTested), { ...labels, wish: [-1, -1] }));
   }
+  // Anywhere along its line, best at the right end.
+  const name = `δ = ${short(entry.delta, 6)}`;
+  svg.append(placeAlong(name, "delta-name", y(entry.delta), { ...labels, crossed: path }));
   svg.setAttribute("aria-label", `Measured risk at ${lanes - 1} thresholds, with the tolerance ${entry.delta}`);
   figure.replaceChildren(svg);
 
   figure.describe = (place) => [
     laneName(place),
-    `measured risk ${loss(risks[place])}`,
-    ...(place ? [`p = ${short(entry.pValues[place], 2)}, ε = ${short(entry.epsilon, 6)}`] : []),
+    `measured risk ${lossBeside(risks[place], entry.delta)}`,
+    ...(place ? [`p = ${pValue(entry, place)}, ε = ${short(entry.epsilon, 6)}`] : []),
     `${data.layers[place].toFixed(2)} of ${data.numLayers} layers`,
     verdict(entry, place),
   ];
@@ -112,19 +122,14 @@ function drawRisk(figure, entry, lane, isWhole) {
 }
 
 function drawThresholds(plot, lanes, x, lane) {
-  // As many names as have room; those at the ends and at the slider always.
-  const every = Math.max(1, Math.ceil((lanes * 40) / plot.width));
-  for (let place = 0; place < lanes; place += 1) {
-    const isEnd = place === 0 || place === lanes - 1 || place === lane;
-    const isFree = place % every === 0 && Math.min(place, lanes - 1 - place, Math.abs(place - lane)) >= every;
-    if (!isEnd && !isFree) continue;
-    // The slider's own name takes the room of an end that is near.
-    if (isEnd && place !== lane && Math.abs(place - lane) < every) continue;
-    const name = place === 0 ? "never" : short(data.thresholds[place - 1], 4).replace(/^0\./, ".");
-    plot.svg.append(
-      draw("text", { class: place === lane ? "tick now" : "tick", x: x(place), y: plot.bottom + 18, "text-anchor": "middle" }, name),
-    );
-  }
+  // The slider's own first, then the ends, then as many as have room.
+  const texts = [lane, ...orderOf(lanes, 40, plot.width)].map((place) => ({
+    x: x(place),
+    text: place === 0 ? "never" : short(data.thresholds[place - 1], 6).replace(/^0\./, "."),
+    name: place === lane ? "tick now" : "tick",
+    isBold: place === lane,
+  }));
+  plot.svg.append(...rowOf(texts, plot.bottom + 18));
   plot.svg.append(
     draw("line", { class: "axis", x1: plot.left, x2: plot.right, y1: plot.bottom, y2: plot.bottom }),
     draw("text", { class: "axis-name", x: plot.right, y: plot.bottom + 38, "text-anchor": "end" }, "exit threshold λ, from the safest on →"),
@@ -142,6 +147,22 @@ function drawMark(entry, place, x, y) {
   return draw("path", { class: "mark failed", d: `M${x - 5},${y - 5}l10,10m0,-10l-10,10` });
 }
 
+// Returns the name of a horizontal line, on it or just below it, as far to the right as there is room.
+function placeAlong(text, name, y, { taken, crossed, area }) {
+  const width = widthOf(text, true);
+  let best = null;
+  for (let right = area.right; right - width >= area.left; right -= 8) {
+    for (const baseline of [y - 7, y + 7 + ASCENT]) {
+      if (baseline + DESCENT > area.bottom) continue;
+      const box = boxOf(right, baseline, width, "end");
+      const cost = (area.right - right) * 0.1 + (baseline > y ? 6 : 0) + [...taken, ...crossed].reduce((sum, other) => sum + 100 * overlap(box, other), 0);
+      if (!best || cost < best.cost) best = { cost, box, right, baseline };
+    }
+  }
+  taken.push(best.box);
+  return draw("text", { class: name, x: best.right, y: best.baseline, "text-anchor": "end" }, text);
+}
+
 // One small drawing for each quantity, over the tolerances of one kind of promise.
 function drawPanel(title, explanation, points, format) {
   const width = 250;
@@ -151,19 +172,31 @@ function drawPanel(title, explanation, points, format) {
   const high = Math.max(...values, points[0].base);
   const room = (high - low || 1) * 0.25;
   const y = linear([low - room, high + room], [height - 26, 22]);
-  const x = (place) => 10 + (place + 0.5) * ((width - 20) / points.length);
+  const x = (place) => 14 + (place + 0.5) * ((width - 28) / points.length);
   const svg = draw("svg", { viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": `${title} against delta` });
+  const base = y(points[0].base);
   svg.append(
-    draw("line", { class: "delta", x1: 8, x2: width - 8, y1: y(points[0].base), y2: y(points[0].base) }),
+    draw("line", { class: "delta", x1: 8, x2: width - 8, y1: base, y2: base }),
     draw("polyline", { class: "path", points: values.map((value, place) => `${x(place)},${y(value)}`).join(" ") }),
   );
+  const taken = points.map((point, place) => boxAround(x(place), y(point.value), point.isNow ? 7 : 5));
+  const labels = {
+    taken,
+    crossed: [...boxesAlong(values.map((value, place) => [x(place), y(value)])), { left: 8, right: width - 8, top: base - 1, bottom: base + 1 }],
+    area: { left: 2, right: width - 2, top: 2, bottom: height - 24 },
+  };
   points.forEach((point, place) => {
-    svg.append(
-      draw("circle", { class: point.isNow ? "mark accepted choice" : "mark accepted", cx: x(place), cy: y(point.value), r: point.isNow ? 6 : 4 }),
-      draw("text", { class: point.isNow ? "value now" : "value", x: x(place), y: y(point.value) - 11, "text-anchor": "middle" }, format(point.value)),
-      draw("text", { class: "tick", x: x(place), y: height - 6, "text-anchor": "middle" }, (place ? "" : "δ ") + short(point.delta, 4)),
-    );
+    svg.append(draw("circle", { class: point.isNow ? "mark accepted choice" : "mark accepted", cx: x(place), cy: y(point.value), r: point.isNow ? 6 : 4 }));
   });
+  // The chosen one first; of many the others stand in the table alone.
+  const order = [points.findIndex((point) => point.isNow), 0, points.length - 1, ...points.keys()].filter((place) => place >= 0);
+  const named = points.length > 6 ? order.slice(0, 3) : order;
+  for (const place of new Set(named)) {
+    const point = points[place];
+    svg.append(labelFor(format(point.value), point.isNow ? "value now" : "value", [x(place), y(point.value)], { ...labels, wish: [0, -1] }));
+  }
+  const texts = order.map((place) => ({ x: x(place), text: (place ? "" : "δ ") + short(points[place].delta, 4) }));
+  svg.append(...rowOf(texts, height - 6));
   return make("figure", { class: "panel" }, make("figcaption", {}, make("strong", {}, title), make("span", {}, explanation)), svg);
 }
 
@@ -175,7 +208,7 @@ function drawExits(figure, lane) {
   const columns = tokens[lane].slice(0, count);
   const totals = columns.map(sum);
   const most = Math.max(...totals, 1);
-  const plot = plotOf(figure, figure.clientWidth < 520 ? 260 : 300, [10, 16, 44, 52]);
+  const plot = plotOf(figure, figure.clientWidth < 520 ? 276 : 316, [10, 16, 60, 58]);
   const strip = 34;
   const base = plot.bottom - strip - 10;
   const y = linear([0, 1], [base, plot.top]);
@@ -183,6 +216,7 @@ function drawExits(figure, lane) {
   drawGrid(plot, [0, 0.5, 1], y, percent);
   columns.forEach((column, place) => {
     if (!totals[place]) return;
+    const bar = draw("g", totals[place] < FEW_TOKENS ? { class: "bar few", opacity: 0.15 + (0.5 * totals[place]) / FEW_TOKENS } : { class: "bar" });
     let below = 0;
     const x = plot.left + place * step;
     const gap = step > 6 ? 1 : 0;
@@ -190,23 +224,20 @@ function drawExits(figure, lane) {
       if (!exits) return;
       const share = exits / totals[place];
       const height = y(below) - y(below + share);
-      plot.svg.append(draw("rect", { class: `part l${layer + 1}`, x, y: y(below + share), width: step - gap, height: Math.max(height, 0.5) }));
+      bar.append(draw("rect", { class: `part l${layer + 1}`, x, y: y(below + share), width: step - gap, height: Math.max(height, 0.5) }));
       below += share;
     });
     const height = Math.max((totals[place] / most) * strip, 1);
-    plot.svg.append(draw("rect", { class: "strip", x, y: plot.bottom - height, width: step - gap, height }));
+    plot.svg.append(bar, draw("rect", { class: "strip", x, y: plot.bottom - height, width: step - gap, height }));
   });
-  const every = Math.max(1, Math.ceil((count * 28) / plot.width));
-  for (let place = 0; place < count; place += 1) {
-    if (place % every && place !== count - 1) continue;
-    if (place !== count - 1 && count - 1 - place < every) continue;
-    plot.svg.append(
-      draw("text", { class: "tick", x: plot.left + (place + 0.5) * step, y: plot.bottom + 16, "text-anchor": "middle" }, String(place * positions + 1)),
-    );
-  }
+  const middle = (place) => plot.left + (place + 0.5) * step;
+  const row = (widest, textOf) => orderOf(count, widest, plot.width).map((place) => ({ x: middle(place), text: textOf(place) }));
   plot.svg.append(
-    draw("text", { class: "axis-name", x: plot.right, y: plot.bottom + 36, "text-anchor": "end" }, "position in the output →"),
+    ...rowOf(row(30, (place) => String(place * positions + 1)), plot.bottom + 16),
+    ...rowOf(row(44, (place) => whole(totals[place])), plot.bottom + 33),
+    draw("text", { class: "axis-name", x: plot.right, y: plot.bottom + 52, "text-anchor": "end" }, "position in the output →"),
     draw("text", { class: "tick", x: plot.left - 8, y: plot.bottom - 2, "text-anchor": "end" }, "tokens"),
+    draw("text", { class: "tick", x: plot.left - 20, y: plot.bottom + 33, "text-anchor": "end" }, "n"),
   );
   plot.svg.setAttribute("aria-label", `Shares of exit layers at ${count} output positions, ${laneName(lane)}`);
   figure.replaceChildren(plot.svg);
@@ -217,7 +248,7 @@ function drawExits(figure, lane) {
     used.sort((one, other) => other[0] - one[0]);
     return [
       positions > 1 ? `positions ${first}–${first + positions - 1}` : `position ${first}`,
-      `${whole(totals[place])} tokens`,
+      `${counted(totals[place], "token", "tokens")}${totals[place] < FEW_TOKENS ? ": few" : ""}`,
       ...used.slice(0, 5).map(([exits, layer]) => `layer ${layer}: ${percent(exits / totals[place])}`),
       ...(used.length > 5 ? [`others: ${percent(sum(used.slice(5).map(([exits]) => exits)) / totals[place])}`] : []),
     ];

@@ -1,15 +1,24 @@
 """What the page shows, as JSON values: promises and curves of the manifest and its risk table."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from calm_beam.calibration.result import RiskRow
 from calm_beam.calibration.specs import Objective
 from calm_beam.calibration.verification import objective_of
-from calm_beam.manifest import Calibration, Manifest
+from calm_beam.manifest import Calibration, DecodeRecord, Manifest
 from calm_beam.storage import base_name, parent
 
-from .promise import CONDITION, cautions, end_in_words, promise_in_words, together_in_words
+from .foreign import short_place, visible_name, visible_text, with_short_places
+from .promise import (
+    CONDITION,
+    cautions,
+    counted,
+    end_in_words,
+    operations_in_words,
+    promise_in_words,
+    together_in_words,
+)
 from .stored import Calibrated
 
 # Of a finer grid the page shows some, evenly chosen: a finger cannot tell more apart.
@@ -17,6 +26,7 @@ _MOST_THRESHOLDS = 100
 # The whole list stands in `failures.jsonl`.
 _MOST_FAILURES = 50
 _LONGEST_REASON = 300
+_MOST_LAYERS_NAMED = 12
 
 _NOT_TESTED, _ACCEPTED, _NOT_ACCEPTED = 0, 1, 2
 
@@ -42,12 +52,15 @@ def evenly(count: int, most: int) -> set[int]:
     return {round(index * (count - 1) / (most - 1)) for index in range(most)}
 
 
-def results(calibrated: Calibrated, shown: Sequence[int]) -> dict[str, Any]:
+def results(
+    calibrated: Calibrated, shown: Sequence[int], *, factors: Mapping[float, Sequence[float]] | None
+) -> dict[str, Any]:
     """Returns what manifest and risk table say.
 
     Args:
       calibrated: The calibration.
       shown: Places of the thresholds to show.
+      factors: By which operations fall at the promised thresholds, as `counted_savings` gives them.
     """
     manifest = calibrated.manifest
     objectives = list(dict.fromkeys(objective_of(entry) for entry in manifest.calibrations))
@@ -65,12 +78,11 @@ def results(calibrated: Calibrated, shown: Sequence[int]) -> dict[str, Any]:
         "layers": [manifest.model.layers, *(row.layers for row in lines[0])],
         "objectives": [_objective(objective, by_objective[objective]) for objective in objectives],
         "entries": [
-            _entry(entry, rows, manifest, objectives.index(objective_of(entry)))
+            _entry(entry, rows, manifest, objective=objectives.index(objective_of(entry)), factors=factors)
             for entry, rows in zip(manifest.calibrations, lines, strict=True)
         ],
         "condition": CONDITION,
         "together": together_in_words(manifest),
-        "guarantee": manifest.guarantee,
         "cautions": [[caution.kind, caution.text] for caution in cautions(manifest)],
         "counts": _counts(manifest),
         "facts": _facts(manifest),
@@ -81,19 +93,27 @@ def results(calibrated: Calibrated, shown: Sequence[int]) -> dict[str, Any]:
 def _short_name(uri: str) -> str:
     """Returns what a model's folder is called; one that is named by a step alone, with the folder above."""
     name = base_name(uri)
-    return f"{base_name(parent(uri))}/{name}" if name.startswith("checkpoint_") else name or uri
+    return visible_name(f"{base_name(parent(uri))}/{name}" if name.startswith("checkpoint_") else name or uri)
 
 
 def _objective(objective: Objective, rows: Sequence[RiskRow]) -> dict[str, Any]:
     return {
         "consistency": objective.consistency,
-        "metric": objective.metric,
+        "metric": visible_name(objective.metric),
         "loss": objective.loss,
         "risks": [0, *(row.risk for row in rows)],
     }
 
 
-def _entry(entry: Calibration, rows: Sequence[RiskRow], manifest: Manifest, objective: int) -> dict[str, Any]:
+def _entry(
+    entry: Calibration,
+    rows: Sequence[RiskRow],
+    manifest: Manifest,
+    *,
+    objective: int,
+    factors: Mapping[float, Sequence[float]] | None,
+) -> dict[str, Any]:
+    operations = None if factors is None or entry.threshold is None else factors[entry.threshold]
     chosen = [row.threshold for row in rows].index(entry.threshold) if entry.threshold is not None else None
     return {
         "objective": objective,
@@ -107,7 +127,8 @@ def _entry(entry: Calibration, rows: Sequence[RiskRow], manifest: Manifest, obje
         "layers": entry.layers,
         "risk": entry.risk,
         "units": manifest.data.units,
-        "sentence": promise_in_words(entry, manifest),
+        "sentence": [visible_name(part) for part in promise_in_words(entry, manifest, operations)],
+        "operations": None if operations is None else operations_in_words(operations),
         "end": end_in_words(entry),
         "pValues": [None, *(float(f"{row.p_value:.5g}") for row in rows)],
         "tests": [_NOT_TESTED, *(_test(row) for row in rows)],
@@ -121,15 +142,15 @@ def _test(row: RiskRow) -> int:
 
 
 def _counts(manifest: Manifest) -> list[list[Any]]:
-    """Returns what was counted, with whether it should be looked at."""
+    """Returns what was counted: the name for one and for several, the number, and whether it should be looked at."""
     data = manifest.data
-    clusters = [["clusters", data.clusters, False]] if data.clusters is not None else []
+    clusters = [["cluster", "clusters", data.clusters, False]] if data.clusters is not None else []
     return [
-        ["examples", data.examples, False],
+        ["example", "examples", data.examples, False],
         *clusters,
-        ["failed, loss 1", data.failed, data.failed > 0],
-        ["repeated prompts", data.duplicates, data.duplicates > 0],
-        ["prompts cut", data.truncated, data.truncated > 0],
+        ["failed, loss 1", "failed, loss 1", data.failed, data.failed > 0],
+        ["repeated prompt", "repeated prompts", data.duplicates, data.duplicates > 0],
+        ["prompt cut", "prompts cut", data.truncated, data.truncated > 0],
     ]
 
 
@@ -138,16 +159,20 @@ def _facts(manifest: Manifest) -> list[list[str]]:
     model, decode, data, plan = manifest.model, manifest.decode, manifest.data, manifest.plan
     schedule = decode.schedule if decode.tau is None else f"{decode.schedule}, τ = {decode.tau:g}"
     facts = [
-        ["Model", f"{model.uri} ({model.layers} decoder layers)"],
+        ["Model", f"{short_place(model.uri)} ({counted(model.layers, 'decoder layer', 'decoder layers')})"],
         ["Model fingerprint", model.fingerprint],
         ["Confidence", decode.confidence],
         ["Schedule", schedule],
         ["State propagation", decode.state_propagation],
-        ["Exits", f"from layer {decode.min_exit_layer} on, every {decode.exit_interval}. layer"],
-        ["Lengths", f"prompts up to {decode.max_input_length} tokens, outputs up to {decode.max_decode_length}"],
+        ["Exits", _exits(decode, num_layers=model.layers)],
+        [
+            "Lengths",
+            f"prompts up to {counted(decode.max_input_length, 'token', 'tokens')}, "
+            f"outputs up to {decode.max_decode_length}",
+        ],
         ["Task prefix", repr(decode.task_prefix) if decode.task_prefix else "none"],
         ["Arithmetic", decode.dtype],
-        ["Calibration set", ", ".join(data.patterns)],
+        ["Calibration set", ", ".join(map(short_place, data.patterns))],
         ["Fingerprint of the set", data.fingerprint],
         ["Manifest", manifest.digest],
     ]
@@ -157,10 +182,28 @@ def _facts(manifest: Manifest) -> list[list[str]]:
             facts.append(["Clusters named by", plan.cluster_key])
         facts.append(["On failing examples", plan.on_error])
     facts.append(["Software", ", ".join(f"{name} {version}" for name, version in sorted(manifest.software.items()))])
-    return facts
+    return [[name, visible_name(value)] for name, value in facts]
+
+
+def _exits(decode: DecodeRecord, *, num_layers: int) -> str:
+    """Returns after which layers a token may exit."""
+    first, step = decode.min_exit_layer, decode.exit_interval
+    if first >= num_layers:
+        return "after the last layer only"
+    if step == 1:
+        return "after every layer" if first == 1 else f"after layer {first} and every later one"
+    layers = range(first, num_layers, step)
+    if len(layers) == 1:
+        return f"after layer {first} or the last one"
+    named = ", ".join(map(str, layers[:_MOST_LAYERS_NAMED]))
+    others = ", and so on in these steps" if len(layers) > _MOST_LAYERS_NAMED else ""
+    return f"after layers {named}{others}, or the last one"
 
 
 def _failures(calibrated: Calibrated) -> list[list[str]]:
     ids = calibrated.manifest.data.failed_ids or ()
     failures = calibrated.failures or tuple((name, "") for name in ids)
-    return [[name[:_LONGEST_REASON], reason[:_LONGEST_REASON]] for name, reason in failures[:_MOST_FAILURES]]
+    return [
+        [visible_name(name[:_LONGEST_REASON]), visible_text(with_short_places(reason))[:_LONGEST_REASON]]
+        for name, reason in failures[:_MOST_FAILURES]
+    ]

@@ -25,6 +25,55 @@ function plainText(tokens) {
     .join("");
 }
 
+// Languages without spaces have words too.
+const segmenter = Intl.Segmenter ? new Intl.Segmenter("en", { granularity: "word" }) : null;
+const END = "\0";
+
+function segmentsOf(text) {
+  const found = segmenter
+    ? [...segmenter.segment(text)].map(({ segment, index }) => [segment, index])
+    : [...text.matchAll(/\S+/g)].map((match) => [match[0], match.index]);
+  return found.filter(([segment]) => segment.trim() !== "");
+}
+
+// Returns the words of an output as they are read, with a space before those that have one, and for each word the places
+// of its tokens. The end of an output is a word; spaces are none.
+function wordsOf(tokens) {
+  const pieces = tokens.map((token, place) => written(data.pieces[token], place === 0));
+  let text = "";
+  const spans = pieces.map((piece) => {
+    const start = text.length + (piece.isEnd ? 0 : piece.space.length);
+    if (!piece.isEnd) text += piece.space + piece.text;
+    return [start, text.length];
+  });
+  let first = 0;
+  const words = segmentsOf(text).map(([segment, start]) => {
+    const end = start + segment.length;
+    while (first < spans.length && spans[first][1] <= start) first += 1;
+    const places = [];
+    for (let place = first; place < spans.length && spans[place][0] < end; place += 1) places.push(place);
+    const isApart = start === 0 || /\s/.test(text[start - 1]);
+    return { word: (isApart ? " " : "") + segment, places };
+  });
+  pieces.forEach((piece, place) => {
+    if (piece.isEnd) words.push({ word: END, places: [place] });
+  });
+  return words;
+}
+
+// Returns for both outputs which of their tokens are in words that differ, and how many words a reader sees differ: where
+// words stand for others, the more of the two.
+function differingWords(early, full) {
+  const [one, other] = [wordsOf(early), wordsOf(full)];
+  const [inOne, inOther] = differences(one.map(({ word }) => word), other.map(({ word }) => word));
+  const marked = (words, differs, count) => {
+    const tokens = new Array(count).fill(false);
+    words.forEach(({ places }, index) => differs[index] && places.forEach((place) => (tokens[place] = true)));
+    return tokens;
+  };
+  return { inEarly: marked(one, inOne, early.length), inFull: marked(other, inOther, full.length), count: countedDifferences(inOne, inOther) };
+}
+
 function tokenSpans(output, isDifferent, isColoured) {
   return output.tokens.flatMap((token, place) => {
     const { space, text, isEnd } = written(data.pieces[token], place === 0);
@@ -52,7 +101,15 @@ function matches(index, words, lane) {
 
 function isChanged(index, lane) {
   const outputs = outputsOf(index);
-  return outputs.length > 0 && !sameTokens(outputs[lane].tokens, outputs[0].tokens);
+  return outputs.length > 0 && !readsAlike(outputs[lane].tokens, outputs[0].tokens);
+}
+
+// Whether two outputs have the same words, whatever tokens these are made of.
+function readsAlike(one, other) {
+  if (sameTokens(one, other)) return true;
+  const read = (tokens) => [plainText(tokens).trim().replace(/\s+/g, " "), tokens.some((token) => data.pieces[token] === "")];
+  const [[text, ends], [otherText, otherEnds]] = [read(one), read(other)];
+  return text === otherText && ends === otherEnds;
 }
 
 // Returns the examples to show, and how many of all of them an exit changes.
@@ -74,18 +131,18 @@ function exampleCard(index, lane) {
   const card = make(
     "li",
     { class: "example", "data-example": index },
-    make("p", { class: "id" }, example.id, ...marks),
+    make("p", { class: "id" }, foreign(example.id), ...marks),
     make("p", { class: "prompt", dir: "auto" }, example.prompt),
   );
   if (example.failure) {
-    card.append(make("p", { class: "failure" }, `failed, counts with loss 1: ${example.failure}`));
+    card.append(make("p", { class: "failure" }, "failed, counts with loss 1: ", foreign(example.failure)));
     return card;
   }
   const outputs = outputsOf(index);
   const [early, full] = [outputs[lane], outputs[0]];
-  const [inEarly, inFull] = differences(early.tokens, full.tokens);
-  const changes = inEarly.filter(Boolean).length + inFull.filter(Boolean).length;
-  const note = changes === 0 ? "as the full model" : `${changes} ${changes === 1 ? "difference" : "differences"}`;
+  const { inEarly, inFull, count } = differingWords(early.tokens, full.tokens);
+  const isSame = sameTokens(early.tokens, full.tokens);
+  const note = isSame ? "as the full model" : count === 0 ? "same words, other tokens" : counted(count, "word differs", "words differ");
   const layers = `${meanOf(early.layers).toFixed(1)} layers · ${note}`;
   const text = (output, different, isColoured) =>
     make(
@@ -115,7 +172,7 @@ function tokenLines(index, lane, place) {
     lines: [
       `layer ${layer} of ${data.numLayers}`,
       `confidence ${output.confidences[place].toFixed(3).replace("-", "−")}`,
-      piece === "" ? "end of the output" : data.sample.hasPieces ? `token “${piece}”` : `token id ${piece.slice(1)}`,
+      piece === "" ? "end of the output" : data.sample.hasPieces ? `token “${isolated(piece)}”` : `token id ${piece.slice(1)}`,
     ],
     layer,
   };

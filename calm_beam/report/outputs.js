@@ -75,3 +75,19 @@ function differences(one, other) {
   }
   return [inOne, inOther];
 }
+
+// Returns how many members differ, by what `differences` found: of those that stand for each other, the more.
+function countedDifferences(inOne, inOther) {
+  let count = 0;
+  let [one, other] = [0, 0];
+  while (one < inOne.length || other < inOther.length) {
+    const [fromOne, fromOther] = [one, other];
+    while (inOne[one]) one += 1;
+    while (inOther[other]) other += 1;
+    count += Math.max(one - fromOne, other - fromOther);
+    // One that both have.
+    one += 1;
+    other += 1;
+  }
+  return count;
+}

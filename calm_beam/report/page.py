@@ -16,6 +16,7 @@ from calm_beam.vocabulary import Vocabulary
 
 from .contents import results, shown_thresholds
 from .examples import counted_exits, example_values, pieces_of
+from .foreign import isolated, visible_text, with_short_places
 from .packing import Dictionary
 from .palette import layer_styles
 from .savings import counted_savings
@@ -57,22 +58,24 @@ def build_page(
       ReportError: If it would be larger even without examples.
     """
     places = shown_thresholds(calibrated)
-    content = results(calibrated, places)
-    content["remarks"] = list(remarks)
-    content["speedups"] = (
-        [_speedup(entry, speedups) for entry in calibrated.manifest.calibrations] if speedups else None
-    )
-    content |= {"exits": None, "savings": None, "sample": None, "pieces": [], "examples": []}
-    if stored is None:
-        return _checked(_assembled(content))
-    sample = list(stored.sample(most_examples, seed=seed))
-    if sizes is not None:
-        entries = calibrated.manifest.calibrations
+    entries = calibrated.manifest.calibrations
+    sample = list(stored.sample(most_examples, seed=seed)) if stored else []
+    examples, factors = 0, None
+    if stored and sizes is not None:
         examples, factors = counted_savings(sample, promised_thresholds(entries), stored, sizes, vocabulary)
+        # None of the examples that were drawn has an output: there is nothing to divide.
+        factors = factors if examples else None
+    content = results(calibrated, places, factors=factors)
+    content["remarks"] = [visible_text(with_short_places(remark)) for remark in remarks]
+    content["speedups"] = [_speedup(entry, speedups) for entry in entries] if speedups else None
+    content |= {"exits": None, "savings": None, "sample": None, "pieces": [], "examples": []}
+    if factors is not None:
         content["savings"] = {
             "examples": examples,
             "flops": [factors[entry.threshold] if entry.threshold is not None else _NOTHING for entry in entries],
         }
+    if stored is None:
+        return _checked(_assembled(content))
     grid = stored.job.settings.thresholds
     lanes = [0, *(1 + grid.index(calibrated.thresholds[place]) for place in places)]
     content["exits"] = counted_exits(stored, lanes, num_layers=calibrated.manifest.model.layers)
@@ -126,7 +129,7 @@ def _assembled(content: dict[str, Any]) -> str:
         "style": style,
         "script": script,
         "data": _json(content),
-        "title": html.escape(f"calm-beam: {content['model']}"),
+        "title": html.escape(f"calm-beam: {isolated(content['model'])}"),
         "promises": _promises(content["entries"]),
     }
     # In one go: what is put in is not looked at again.
@@ -135,7 +138,11 @@ def _assembled(content: dict[str, Any]) -> str:
 
 def _promises(entries: Iterable[dict[str, Any]]) -> str:
     """Returns the promises for readers without scripts."""
-    return "\n".join(f"<li>{html.escape(''.join(entry['sentence']))}</li>" for entry in entries)
+    sentences = (
+        "".join(isolated(part) if place % 2 else part for place, part in enumerate(entry["sentence"]))
+        for entry in entries
+    )
+    return "\n".join(f"<li>{html.escape(sentence)}</li>" for sentence in sentences)
 
 
 def _json(content: Any) -> str:

@@ -1,8 +1,11 @@
 """What a manifest entry promises, under which condition, and what a reader has to be warned of; all in words."""
 
 import dataclasses
+from collections.abc import Sequence
 
 from calm_beam.calibration.verification import objective_of
+from calm_beam.exits.measures import MEASURES, Need
+from calm_beam.exits.propagations import PROPAGATIONS
 from calm_beam.manifest import Calibration, Manifest
 
 Parts = tuple[str, ...]
@@ -13,6 +16,8 @@ CONDITION = (
     "and for the model and the decoding named below. Nothing is assumed about the model or its confidence. Drift, "
     "prompts that repeat in the calibration set alone, or a set that was used for training void it."
 )
+
+_AS_MANY = "as many"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,8 +33,15 @@ class Caution:
     text: str
 
 
-def promise_in_words(entry: Calibration, manifest: Manifest) -> Parts:
-    """Returns one sentence with all numbers of a promise: threshold, delta, epsilon, examples and layers saved."""
+def promise_in_words(entry: Calibration, manifest: Manifest, factors: Sequence[float] | None = None) -> Parts:
+    """Returns a promise with all its numbers: threshold, delta, epsilon, examples, layers saved and operations.
+
+    Args:
+      entry: The promise.
+      manifest: It is from there.
+      factors: The operations of the full model divided by those with exits, by one or several ways of counting; None
+        if nobody counted them.
+    """
     sure = f"{100 * (1 - entry.epsilon):.6g} %"
     layers = manifest.model.layers
     if entry.threshold is None:
@@ -42,9 +54,17 @@ def promise_in_words(entry: Calibration, manifest: Manifest) -> Parts:
             sure,
             f" to {_harm(entry, verb='cost', scored='let outputs score')} at most ",
             f"{entry.delta:g} {entry.metric}",
-            f" {_compared(entry)}. All ",
-            f"{layers} layers",
-            " run for every token, and nothing is saved.",
+            f" {_compared(entry)}. {'Its only' if layers == 1 else 'All'} ",
+            "layer" if layers == 1 else f"{layers} layers",
+            f" {'runs' if layers == 1 else 'run'} for every token, and nothing is saved.",
+        )
+    if factors is None:
+        operations: Parts = (" on average. How many operations that saves was not counted.",)
+    else:
+        operations = (
+            " on average. Exit tests included, the decoder does ",
+            f"{operations_in_words(factors)} operations",
+            f" {'as' if operations_in_words(factors) == _AS_MANY else 'than'} the full model.",
         )
     return (
         "With probability at least ",
@@ -59,40 +79,70 @@ def promise_in_words(entry: Calibration, manifest: Manifest) -> Parts:
         f"{1 - entry.layers / layers:.0%}".replace("%", " %"),
         " of the decoder layers: tokens use ",
         f"{entry.layers:.2f} of {layers}",
-        " on average.",
+        *operations,
     )
+
+
+def operations_in_words(factors: Sequence[float]) -> str:
+    """Returns how many more or fewer operations there are with exits than without, over all ways of counting.
+
+    Args:
+      factors: The operations of the full model divided by those with exits, at least one.
+
+    >>> operations_in_words([0.8, 0.95]), operations_in_words([1.4, 0.99]), operations_in_words([1.4])
+    ('5 % to 25 % more', '29 % fewer to 1 % more', '29 % fewer')
+    """
+    changes = sorted({round(100 / factor - 100) for factor in factors})
+    low, high = changes[0], changes[-1]
+    if low == high == 0:
+        return _AS_MANY
+    if low < 0 < high:
+        return f"{-low} % fewer to {high} % more"
+    ends = sorted({abs(low), abs(high)})
+    return f"{' to '.join(f'{end} %' for end in ends)} {'fewer' if low < 0 else 'more'}"
 
 
 def end_in_words(entry: Calibration) -> str:
     """Returns how the test of the grid went, and where it ended."""
     first, last = entry.path[0], entry.path[-1]
+    tested = len(entry.path)
     if entry.procedure != "fixed_sequence":
         accepted = sum(step.rejected for step in entry.path)
-        chosen = "the lowest of them is chosen" if accepted else "so nothing is chosen"
+        if tested == 1:
+            found = "proved it safe" if accepted else "could not prove it safe, so nothing is chosen"
+            return f"{entry.procedure} looked at one threshold, {first.threshold:g}, and {found}."
+        chosen = {0: "nothing is chosen", 1: "it is chosen"}.get(accepted, "the lowest of them is chosen")
         return (
-            f"{entry.procedure} looked at {len(entry.path)} thresholds, from {first.threshold:g} to "
-            f"{last.threshold:g}, and proved {accepted} of them safe; {chosen}."
+            f"{entry.procedure} looked at {tested} thresholds, from {first.threshold:g} to {last.threshold:g}, and "
+            f"proved {accepted or 'none'} of them safe; {chosen}."
         )
     if last.rejected:
+        if tested == 1:
+            return f"Fixed sequence testing proved the only threshold, {first.threshold:g}, safe: the end of the grid."
         return (
             f"Fixed sequence testing went from {first.threshold:g} down to {last.threshold:g} and proved every "
             "threshold safe: the end of the grid."
         )
+    why = (
+        f"could not be proved safe: p = {_beyond(last.p_value, entry.epsilon)} exceeds ε = {entry.epsilon:g}, "
+        f"measured loss {last.risk:.4f}."
+    )
+    if tested == 1:
+        return f"Fixed sequence testing stopped at its first threshold, {first.threshold:g}, which {why}"
     return (
         f"Fixed sequence testing went from {first.threshold:g} down and stopped at {last.threshold:g}, the first "
-        f"threshold that could not be proved safe: p = {last.p_value:.2g} exceeds ε = {entry.epsilon:g}, measured loss "
-        f"{last.risk:.4f}."
+        f"threshold that {why}"
     )
 
 
 def together_in_words(manifest: Manifest) -> str:
     """Returns whether several promises hold together; empty for a single one."""
     entries = len(manifest.calibrations)
+    if entries == 1:
+        return ""
     if manifest.plan is not None and manifest.plan.joint_epsilon is not None:
         sure = f"{100 * (1 - manifest.plan.joint_epsilon):.6g} %"
         return f"All {entries} promises of this manifest hold together with probability at least {sure}."
-    if entries == 1:
-        return ""
     return (
         f"Each of the {entries} promises holds alone. Which of them is served must have been settled before anybody "
         "saw these results: choosing the best of them here voids its guarantee."
@@ -103,7 +153,9 @@ def cautions(manifest: Manifest) -> tuple[Caution, ...]:
     """Returns what a reader has to be warned of, the gravest first."""
     data, decode = manifest.data, manifest.decode
     found = []
-    if decode.confidence == "oracle" or decode.state_propagation == "full_cache":
+    measure = MEASURES.get(decode.confidence)
+    saves_nothing = measure is not None and measure.needs is Need.LAST_LOGITS
+    if saves_nothing or PROPAGATIONS[decode.state_propagation].needs_full_model:
         found.append(
             Caution(
                 "void",
@@ -116,7 +168,7 @@ def cautions(manifest: Manifest) -> tuple[Caution, ...]:
         found.append(
             Caution(
                 "void",
-                f"{_count(data.duplicates, 'example repeats a prompt', 'examples repeat prompts')} of the calibration "
+                f"{counted(data.duplicates, 'example repeats a prompt', 'examples repeat prompts')} of the calibration "
                 "set. Unless prompts repeat by themselves where the model is served, this voids the guarantee: take "
                 "them out and calibrate again.",
             )
@@ -125,7 +177,7 @@ def cautions(manifest: Manifest) -> tuple[Caution, ...]:
         found.append(
             Caution(
                 "void",
-                f"{_count(data.failed, 'example', 'examples')} of {data.examples:,} failed and "
+                f"{counted(data.failed, 'example', 'examples')} of {data.examples:,} failed and "
                 f"{'counts' if data.failed == 1 else 'count'} with loss 1, the worst there is, at every threshold. The "
                 "guarantee holds all the same; that they fail needs an explanation.",
             )
@@ -138,11 +190,17 @@ def cautions(manifest: Manifest) -> tuple[Caution, ...]:
         found.append(
             Caution(
                 "note",
-                f"{_count(data.truncated, 'prompt was', 'prompts were')} cut to {decode.max_input_length} tokens; "
+                f"{counted(data.truncated, 'prompt was', 'prompts were')} cut to "
+                f"{counted(decode.max_input_length, 'token', 'tokens')}; "
                 "serving must cut alike.",
             )
         )
     return tuple(found)
+
+
+def counted(number: int, one: str, many: str) -> str:
+    """Returns a number with what it counts."""
+    return f"{number:,} {one if number == 1 else many}"
 
 
 def _harm(entry: Calibration, *, verb: str, scored: str) -> str:
@@ -161,15 +219,17 @@ def _compared(entry: Calibration) -> str:
     return "than the full model’s against the references (risk consistency)"
 
 
+def _beyond(p_value: float, epsilon: float) -> str:
+    """Returns a p-value above epsilon in as few digits as show that it is, at least two."""
+    written = (f"{p_value:.{digits}g}" for digits in range(2, 18))
+    return next((text for text in written if float(text) > epsilon), repr(p_value))
+
+
 def _units(manifest: Manifest) -> str:
     data = manifest.data
     if data.clusters is None:
-        return _count(data.examples, "calibration example", "calibration examples")
+        return counted(data.examples, "calibration example", "calibration examples")
     return (
-        f"{_count(data.clusters, 'calibration cluster', 'calibration clusters')} "
-        f"({_count(data.examples, 'example', 'examples')})"
+        f"{counted(data.clusters, 'calibration cluster', 'calibration clusters')} "
+        f"({counted(data.examples, 'example', 'examples')})"
     )
-
-
-def _count(number: int, one: str, many: str) -> str:
-    return f"{number:,} {one if number == 1 else many}"

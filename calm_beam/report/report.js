@@ -5,14 +5,27 @@ const firstPromise = data.entries.findIndex((entry) => entry.chosen > 0);
 const state = { entry: Math.max(firstPromise, 0), lane: 0, isWhole: false, query: "", onlyChanged: false, shown: PAGE };
 state.lane = data.entries[state.entry].chosen;
 
+// What matters comes first, since narrow screens cut the rest off, and what all promises share is left out.
 function promiseName(entry) {
-  const { consistency, metric, loss: kind } = data.objectives[entry.objective];
+  const nameOf = (other) => {
+    const { consistency, metric, loss: kind } = data.objectives[other.objective];
+    return [`ε ${short(other.epsilon, 4)}`, `${consistency}${kind === "relu" ? " (relu)" : ""}`, isolated(metric)];
+  };
   const outcome = entry.chosen ? `λ ${short(entry.threshold, 6)}` : "never exit";
-  return `${consistency}${kind === "relu" ? " (relu)" : ""}, ${metric}, δ ${short(entry.delta, 6)}, ε ${short(entry.epsilon, 4)}: ${outcome}`;
+  const differing = nameOf(entry).filter((name, place) => data.entries.some((other) => nameOf(other)[place] !== name));
+  return [outcome, `δ ${short(entry.delta, 6)}`, ...differing].join(" · ");
 }
 
 function current() {
   return data.entries[state.entry];
+}
+
+function examples() {
+  return data.counts[0][2];
+}
+
+function times(factor) {
+  return `×${factor.toFixed(2)}`;
 }
 
 function risksNow() {
@@ -21,26 +34,26 @@ function risksNow() {
 
 // What never changes.
 function writeOnce() {
-  byId("made").textContent = `${data.model} · ${data.created.slice(0, 16).replace("T", " ")} UTC`;
+  byId("made").append(foreign(data.model), ` · ${data.created.slice(0, 16).replace("T", " ")} UTC`);
   byId("entry").append(...data.entries.map((entry, index) => make("option", { value: index }, promiseName(entry))));
   byId("condition").textContent = [data.condition, data.together].filter(Boolean).join(" ");
   // What may void a promise stands right below it.
   for (const [kind, text] of data.cautions) byId(kind === "void" ? "cautions" : "notes").append(make("li", { class: kind }, text));
-  for (const remark of data.remarks) byId("notes").append(make("li", {}, remark));
+  for (const remark of data.remarks) byId("notes").append(make("li", {}, foreign(remark)));
   if (data.failures.length) {
-    const failures = data.failures.map(([name, reason]) => make("li", {}, make("code", {}, name), reason ? `: ${reason}` : ""));
-    const [, failed] = data.counts.find(([name]) => name.startsWith("failed"));
+    const failures = data.failures.map(([name, reason]) => make("li", {}, make("code", {}, foreign(name)), ...(reason ? [": ", foreign(reason)] : [])));
+    const [, , failed] = data.counts.find(([name]) => name.startsWith("failed"));
     const summary = `Which examples failed, and why${failed > failures.length ? ` (${failures.length} of ${whole(failed)})` : ""}`;
     byId("cautions").append(make("li", { class: "void" }, make("details", {}, make("summary", {}, summary), make("ul", {}, ...failures))));
   }
-  byId("facts").append(...data.facts.flatMap(([name, value]) => [make("dt", {}, name), make("dd", {}, value)]));
+  byId("facts").append(...data.facts.flatMap(([name, value]) => [make("dt", {}, name), make("dd", {}, foreign(value))]));
   const slider = byId("slider");
   slider.max = data.thresholds.length;
   slider.value = state.lane;
   byId("entry").value = state.entry;
   if (data.exits) {
     byId("exits-scale").append(...scaleOf(data.numLayers, "exit layer"));
-    byId("examples-scale").append(...scaleOf(data.numLayers, "exit layer"), make("span", { class: "name" }, make("span", { class: "token different" }, "different"), " from the other output"));
+    byId("examples-scale").append(...scaleOf(data.numLayers, "exit layer"), make("span", { class: "name" }, make("span", { class: "token different" }, "words that differ"), " from the other output"));
   } else {
     byId("exits").hidden = true;
     byId("examples").hidden = true;
@@ -49,25 +62,27 @@ function writeOnce() {
 
 function writePromise() {
   const entry = current();
-  byId("sentence").replaceChildren(...entry.sentence.map((part, place) => (place % 2 ? make("strong", {}, part) : part)));
+  byId("sentence").replaceChildren(...entry.sentence.map((part, place) => (place % 2 ? make("strong", {}, foreign(together(part))) : part)));
   byId("sentence").classList.toggle("never", !entry.chosen);
-  byId("end").textContent = entry.end;
-  const tile = (value, name, isLoud) => make("li", isLoud ? { class: "loud" } : {}, make("strong", {}, value), make("span", {}, name));
+  byId("end").textContent = together(entry.end);
+  const tile = (value, name, isLoud) => make("li", isLoud ? { class: "loud" } : {}, make("strong", {}, value), make("span", {}, together(name)));
   const cut = data.exits ? data.exits.cut[entry.chosen] : null;
-  const cutShare = data.exits && data.exits.outputs < data.counts[0][1] ? ` of ${whole(data.exits.outputs)}` : "";
+  const cutShare = data.exits && data.exits.outputs < examples() ? ` of ${whole(data.exits.outputs)}` : "";
+  const operations = entry.operations ? `; ${entry.operations} operations` : "";
   byId("tiles").replaceChildren(
     tile(entry.chosen ? short(entry.threshold, 6) : "never exit", "threshold λ"),
-    tile(`${entry.layers.toFixed(2)} of ${data.numLayers}`, `layers per token, ${percent(1 - entry.layers / data.numLayers)} saved`),
-    tile(loss(entry.risk), `measured risk, at δ ${short(entry.delta, 6)}`),
-    ...data.counts.map(([name, count, isLoud]) => tile(whole(count), name, isLoud)),
-    ...(cut === null ? [] : [tile(`${whole(cut)}${cutShare}`, `outputs cut at ${data.exits.longest} tokens`, cut > 0)]),
+    tile(`${entry.layers.toFixed(2)} of ${data.numLayers}`, `layers per token, ${percent(1 - entry.layers / data.numLayers)} saved${operations}`),
+    tile(lossBeside(entry.risk, entry.delta), `measured risk, at δ ${short(entry.delta, 6)}`),
+    ...data.counts.map(([one, many, count, isLoud]) => tile(whole(count), count === 1 ? one : many, isLoud)),
+    ...(cut === null ? [] : [tile(`${whole(cut)}${cutShare}`, `${cut === 1 && !cutShare ? "output" : "outputs"} cut at ${counted(data.exits.longest, "token", "tokens")}`, cut > 0)]),
   );
   const tested = entry.tests.filter((test) => test !== NOT_TESTED).length;
+  const hasClusters = data.counts[1][0] === "cluster";
   byId("risk-lead").textContent =
-    `Mean loss over ${whole(entry.units)} ${data.counts[1][0] === "clusters" ? "clusters" : "examples"} at each threshold; ` +
-    `${tested} of ${data.gridSize} thresholds were tested by ${entry.procedure} with p-value ${entry.pValue}.` +
-    (data.gridSize > data.thresholds.length ? ` The page shows ${data.thresholds.length} of the grid.` : "") +
-    (data.planned > data.gridSize ? ` Of ${data.planned} planned thresholds the lower ones were never decoded: no test went so far.` : "");
+    `Mean loss over ${hasClusters ? counted(entry.units, "cluster", "clusters") : counted(entry.units, "example", "examples")} at each threshold; ` +
+    `${whole(tested)} of ${counted(data.gridSize, "threshold was", "thresholds were")} tested by ${entry.procedure} with p-value ${entry.pValue}.` +
+    (data.gridSize > data.thresholds.length ? ` The page shows ${whole(data.thresholds.length)} of the grid.` : "") +
+    (data.planned > data.gridSize ? ` Of ${counted(data.planned, "planned threshold", "planned thresholds")} the lower ones were never decoded: no test went so far.` : "");
   const key = (name, text) => {
     const svg = draw("svg", { width: 14, height: 14, viewBox: "0 0 14 14", "aria-hidden": "true" });
     if (name === "accepted") svg.append(draw("circle", { class: "mark accepted", cx: 7, cy: 7, r: 4 }));
@@ -94,16 +109,18 @@ function riskTable(entry) {
       lane === entry.chosen ? { class: "now" } : {},
       make("th", { scope: "row" }, lane ? short(data.thresholds[lane - 1], 6) : "never exit"),
       make("td", {}, data.layers[lane].toFixed(2)),
-      make("td", {}, loss(risk)),
-      make("td", {}, lane ? short(entry.pValues[lane], 2) : "–"),
+      make("td", {}, lossBeside(risk, entry.delta)),
+      make("td", {}, lane ? pValue(entry, lane) : "–"),
       make("td", { class: "word" }, verdict(entry, lane)),
     ),
   );
   return tableOf(["threshold", "layers", "risk", "p-value", "test"], rows);
 }
 
+// Every cell also has the name of its column: on narrow screens rows become cards, which have no head.
 function tableOf(names, rows) {
   const head = make("tr", {}, ...names.map((name) => make("th", { scope: "col" }, name)));
+  for (const row of rows) [...row.cells].forEach((cell, place) => cell.setAttribute("data-name", names[place]));
   return make("table", {}, make("thead", {}, head), make("tbody", {}, ...rows));
 }
 
@@ -117,7 +134,6 @@ function writeSavings(entry) {
       .map(({ other, index }) => ({ delta: other.delta, value: valueOf(other, index), base, isNow: other === entry }))
       .filter(({ value }) => value !== null);
   const panels = [drawPanel("Layers per token", `of ${data.numLayers}`, points(data.numLayers, (other) => other.layers), (value) => value.toFixed(2))];
-  const times = (value) => `×${value.toFixed(2)}`;
   if (data.savings) {
     panels.push(
       drawPanel("FLOPs, as the paper’s table", "full model / with exits", points(1, (_, index) => data.savings.flops[index][1]), times),
@@ -130,13 +146,16 @@ function writeSavings(entry) {
   }
   byId("saved-panels").replaceChildren(...panels);
   const { consistency, metric } = data.objectives[entry.objective];
-  byId("saved-lead").textContent =
-    `At the thresholds chosen for ${consistency} consistency, ${metric}, ε = ${short(entry.epsilon, 4)}. Dashed: the full model.` +
-    (data.savings ? ` Operations are the decoder’s, exit tests included, counted over ${whole(data.savings.examples)} examples.` : "") +
-    (data.savings && data.savings.flops.flat().some((factor) => factor < 1) ? " Below ×1, exit tests cost more than skipped layers save." : "");
+  byId("saved-lead").replaceChildren(
+    `At the thresholds chosen for ${consistency} consistency, `,
+    foreign(metric),
+    `, ε = ${short(entry.epsilon, 4)}. Dashed: the full model.`,
+    data.savings ? ` Operations are the decoder’s, exit tests included, counted over ${counted(data.savings.examples, "example", "examples")}.` : "",
+    data.savings && data.savings.flops.flat().some((factor) => factor < 1) ? " Below ×1, exit tests cost more than skipped layers save." : "",
+  );
   const rows = data.entries.map((other, index) => {
     const objective = data.objectives[other.objective];
-    const choose = make("button", { type: "button", class: "link", "data-entry": index }, objective.consistency, make("small", {}, objective.metric));
+    const choose = make("button", { type: "button", class: "link", "data-entry": index }, objective.consistency, make("small", {}, foreign(objective.metric)));
     return make(
       "tr",
       other === entry ? { class: "now" } : {},
@@ -146,14 +165,14 @@ function writeSavings(entry) {
       make("td", {}, other.chosen ? short(other.threshold, 6) : "never exit"),
       make("td", {}, other.layers.toFixed(2)),
       make("td", {}, percent(1 - other.layers / data.numLayers)),
-      make("td", {}, loss(other.risk)),
+      make("td", {}, lossBeside(other.risk, other.delta)),
       ...(data.savings ? [make("td", {}, times(data.savings.flops[index][1])), make("td", {}, times(data.savings.flops[index][0]))] : []),
       ...(data.speedups ? [make("td", {}, data.speedups[index] === null ? "–" : times(data.speedups[index]))] : []),
     );
   });
   const flops = data.savings ? ["FLOPs (table)", "FLOPs (App. B)"] : [];
   const speedups = data.speedups ? ["speedup"] : [];
-  byId("saved-table").replaceChildren(tableOf(["promise", "δ", "ε", "threshold", "layers", "saved", "risk", ...flops, ...speedups], rows));
+  byId("saved-table").replaceChildren(tableOf(["promise", "δ", "ε", "threshold", "layers", "layers saved", "risk", ...flops, ...speedups], rows));
 }
 
 function writeLane() {
@@ -163,7 +182,7 @@ function writeLane() {
   byId("lambda").replaceChildren(lane ? make("span", {}, "λ ") : "", lane ? short(data.thresholds[lane - 1], 6) : "never exit");
   byId("reading").replaceChildren(
     make("span", {}, `${data.layers[lane].toFixed(2)} of ${data.numLayers} layers`),
-    make("span", {}, `risk ${loss(risk)} ${risk <= entry.delta ? "≤" : ">"} δ ${short(entry.delta, 6)}`),
+    make("span", {}, together(`risk ${lossBeside(risk, entry.delta)} ${risk <= entry.delta ? "≤" : ">"} δ ${short(entry.delta, 6)}`)),
     make("span", { class: `verdict v${lane ? entry.tests[lane] : 3}` }, verdict(entry, lane)),
   );
   byId("slider").setAttribute("aria-valuetext", laneName(lane));
@@ -174,9 +193,12 @@ function writeLane() {
   byId("range").setAttribute("aria-pressed", state.isWhole);
   if (data.exits) {
     drawExits(byId("exits-chart"), lane);
-    const { exits, counts } = data;
-    const of = exits.outputs < counts[0][1] ? `${whole(exits.outputs)} of ${whole(counts[0][1])}` : `all ${whole(exits.outputs)}`;
-    byId("exits-lead").textContent = `Shares of exit layers at each position of the output, ${laneName(lane)}, over ${of} examples; below, how many outputs are that long. ${whole(exits.cut[lane])} outputs were cut at ${exits.longest} tokens.`;
+    const { exits } = data;
+    const of = exits.outputs < examples() ? `${whole(exits.outputs)} of ${counted(examples(), "example", "examples")}` : counted(exits.outputs, "example", "examples");
+    const cut = exits.cut[lane];
+    byId("exits-lead").textContent =
+      `Shares of exit layers at each position of the output, ${laneName(lane)}, over ${of}; below, n, the tokens there. Faded: n below ${FEW_TOKENS}, of which shares say little. ` +
+      `${counted(cut, "output was", "outputs were")} cut at ${counted(exits.longest, "token", "tokens")}.`;
     writeExamples();
   }
 }
@@ -184,9 +206,9 @@ function writeLane() {
 function writeExamples() {
   const { found, changed } = chosenExamples(state.lane, state.query, state.onlyChanged);
   const { shown, all, seed } = data.sample;
-  const sampled = shown < all ? `${whole(shown)} of ${whole(all)} examples, drawn by seed ${seed}.` : `All ${whole(all)} examples.`;
+  const sampled = shown < all ? `${whole(shown)} of ${counted(all, "example", "examples")}, drawn by seed ${seed}.` : all === 1 ? "The only example." : `All ${whole(all)} examples.`;
   byId("examples-lead").textContent =
-    `${sampled} At ${laneName(state.lane)}, ${whole(changed)} of these outputs differ from the full model’s. Hover, tap, or go with the arrow keys: a token’s layer and confidence.` +
+    `${sampled} At ${laneName(state.lane)}, ${whole(changed)} of these outputs ${changed === 1 ? "differs" : "differ"} from the full model’s. Hover, tap, or go with the arrow keys: a token’s layer and confidence.` +
     (data.sample.hasPieces ? "" : " Without the vocabulary, tokens are shown as ids.");
   byId("found").textContent = state.query || state.onlyChanged ? `${whole(found.length)} found` : "";
   byId("list").replaceChildren(...found.slice(0, state.shown).map((index) => exampleCard(index, state.lane)));

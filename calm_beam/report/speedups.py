@@ -2,9 +2,9 @@
 
 import csv
 import io
-import json
 from typing import Any
 
+from calm_beam import strict_json
 from calm_beam.manifest import Manifest
 from calm_beam.storage import joined, open_input
 
@@ -30,7 +30,7 @@ def read_speedups(directory: str, manifest: Manifest) -> dict[float, float]:
     with open_input(joined(directory, _RECORD)) as file:
         content = file.read()
     try:
-        record = json.loads(content)
+        record = strict_json.loads(content)
         fingerprint, longest = record["model"]["fingerprint"], record["max_decode_length"]
         names = [measure["name"] for measure in record["measures"] if _is_alike(measure["rule"], manifest)]
         with open_input(joined(directory, _TABLE)) as raw, io.TextIOWrapper(raw, "utf-8", newline="") as text:
@@ -58,5 +58,5 @@ def read_speedups(directory: str, manifest: Manifest) -> dict[float, float]:
 
 def _is_alike(rule: dict[str, Any], manifest: Manifest) -> bool:
     """Returns whether a measure exits as the manifest says."""
-    names = ("confidence", "schedule", "tau", "state_propagation", "min_exit_layer", "exit_interval")
-    return all(rule[name] == getattr(manifest.decode, name) for name in names)
+    names = ("confidence", "schedule", "tau", "state_propagation", "min_exit_layer", "exit_interval", "patience")
+    return all(rule.get(name) == getattr(manifest.decode, name) for name in names)

@@ -2,10 +2,10 @@
 
 import dataclasses
 import hashlib
-import json
 from collections.abc import Iterator, Sequence
 from typing import Self
 
+from calm_beam import strict_json
 from calm_beam.calibration.fingerprint import content_sum_of, fingerprint_text, merged_sums
 from calm_beam.calibration.publish import FAILURES, RISK_TABLE
 from calm_beam.calibration.record import decode_record
@@ -136,9 +136,24 @@ def read_calibrated(directory: str) -> Calibrated:
         )
     failures: list[tuple[str, str]] = []
     if is_file(joined(directory, FAILURES)):
-        with open_input(joined(directory, FAILURES)) as file:
-            failures = [(row["id"], row["reason"]) for row in map(json.loads, file)]
+        failures = list(_read_failures(joined(directory, FAILURES)))
     return Calibrated(manifest=manifest, table=table, failures=tuple(failures))
+
+
+def _read_failures(path: str) -> Iterator[tuple[str, str]]:
+    """Yields id and reason of the examples that failed."""
+    with open_input(path) as file:
+        for number, line in enumerate(file, start=1):
+            try:
+                row = strict_json.loads(line)
+                failure = (row["id"], row["reason"])
+            except (KeyError, TypeError, ValueError) as error:
+                raise ReportError(
+                    f"{path}, line {number}: is not as calm-beam writes it ({type(error).__name__}: {error})."
+                ) from error
+            if not all(isinstance(text, str) for text in failure):
+                raise ReportError(f"{path}, line {number}: is not as calm-beam writes it: id and reason must be texts.")
+            yield failure
 
 
 def _is_of(lines: Sequence[RiskRow], entry: Calibration) -> bool:

@@ -1,6 +1,9 @@
 """An interval for the probability behind a count."""
 
-from scipy import stats
+from calm_beam.risk.pvalues import exact_binomial_p_value
+
+# Ends are multiples of 10^-12, found by halving, so that they have the same bits on every machine.
+_STEPS = 10**12
 
 
 def binomial_interval(count: int, trials: int, *, confidence: float = 0.95) -> tuple[float, float]:
@@ -12,7 +15,7 @@ def binomial_interval(count: int, trials: int, *, confidence: float = 0.95) -> t
       confidence: Chance that the interval holds the probability, at least; in (0, 1).
 
     Returns:
-      Its ends, in [0, 1].
+      Its ends, in [0, 1], rounded outwards to twelve digits.
 
     Raises:
       ValueError: If the count is not in 0..trials.
@@ -26,6 +29,19 @@ def binomial_interval(count: int, trials: int, *, confidence: float = 0.95) -> t
     if not 0 <= count <= trials or trials < 1:
         raise ValueError(f"count must be in 0..trials, got {count} of {trials}.")
     tail = (1 - confidence) / 2
-    low = float(stats.beta.ppf(tail, count, trials - count + 1)) if count else 0.0
-    high = float(stats.beta.ppf(1 - tail, count + 1, trials - count)) if count < trials else 1.0
-    return low, high
+    # The other end is that of the trials in which it did not happen, seen from the other side.
+    low = 0 if count == 0 else _STEPS - _steps_to_upper_end(trials - count, trials, tail=tail)
+    high = _STEPS if count == trials else _steps_to_upper_end(count, trials, tail=tail)
+    return low / _STEPS, high / _STEPS
+
+
+def _steps_to_upper_end(count: int, trials: int, *, tail: float) -> int:
+    """Returns the least probability, in steps, under which a count so small has a chance of at most `tail`."""
+    low, high = 0, _STEPS
+    while high - low > 1:
+        middle = (low + high) // 2
+        if exact_binomial_p_value(count, n=trials, delta=middle / _STEPS) <= tail:
+            high = middle
+        else:
+            low = middle
+    return high

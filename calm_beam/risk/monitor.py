@@ -11,18 +11,20 @@ with every loss, so that a drift after a long good time is found by fresh money,
 """
 
 import dataclasses
-import math
 import operator
 from collections.abc import Iterable, Mapping
 from typing import Self
 
 import numpy as np
 
+from calm_beam import elementary
 from calm_beam.risk.fixed_point import LOSS_SCALE, to_signed_fixed_point
 from calm_beam.risk.unit_interval import require_signed_unit_interval, require_unit_interval
 
 # Shares of the largest bet that cannot lose everything, from slow drifts to sudden failure.
 _SHARES = (0.0125, 0.025, 0.05, 0.1, 0.2, 0.4, 0.8)
+# Nobody is let have more: long bad streams do not leave the range of float64, and good ones still make it less.
+_RICHEST = 2.0**1000
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -35,7 +37,7 @@ class RiskMonitor:
       is_signed: Whether losses lie in [-1, 1] and not in [0, 1].
       n: Losses seen.
       loss_sum: Their sum in units of 2^-32, each rounded up.
-      log_stakes: Natural logarithms of what the bettors have at stake, in multiples of their starting capitals.
+      stakes: What the bettors have at stake, in multiples of their starting capitals.
       alarm_at: Number of the loss at which the alarm was raised, from 1; None before. An alarm stays.
 
     Source: Ville (1939); Shafer (2021), "Testing by betting"; staking bit by bit is the mixture over starting times of
@@ -50,7 +52,7 @@ class RiskMonitor:
     is_signed: bool
     n: int
     loss_sum: int
-    log_stakes: tuple[float, ...]
+    stakes: tuple[float, ...]
     alarm_at: int | None
 
     def __post_init__(self) -> None:
@@ -63,9 +65,11 @@ class RiskMonitor:
         lowest = -n * LOSS_SCALE if self.is_signed else 0
         if not lowest <= _require_count("loss_sum", self.loss_sum, lowest=lowest) <= n * LOSS_SCALE:
             raise ValueError(f"loss_sum must be in [{lowest}, {n * LOSS_SCALE}] for n = {n}, got {self.loss_sum}.")
-        stakes = self.log_stakes
-        if len(stakes) != len(_SHARES) or not all(isinstance(value, float) and value < math.inf for value in stakes):
-            raise ValueError(f"log_stakes must be {len(_SHARES)} numbers below infinity, got {stakes!r}.")
+        stakes = self.stakes
+        if len(stakes) != len(_SHARES) or not all(
+            isinstance(value, float) and 0 <= value <= _RICHEST for value in stakes
+        ):
+            raise ValueError(f"stakes must be {len(_SHARES)} numbers from 0 to {_RICHEST:g}, got {stakes!r}.")
         if self.alarm_at is not None and not 1 <= _require_count("alarm_at", self.alarm_at) <= n:
             raise ValueError(f"alarm_at must be in [1, {n}] for n = {n}, got {self.alarm_at}.")
 
@@ -83,14 +87,14 @@ class RiskMonitor:
 
         Source: ours.
         """
-        stakes = (-math.inf,) * len(_SHARES)
-        return cls(delta=delta, alpha=alpha, is_signed=is_signed, n=0, loss_sum=0, log_stakes=stakes, alarm_at=None)
+        stakes = (0.0,) * len(_SHARES)
+        return cls(delta=delta, alpha=alpha, is_signed=is_signed, n=0, loss_sum=0, stakes=stakes, alarm_at=None)
 
     def observe(self, losses: Iterable[float]) -> Self:
         """Returns the monitor after some more losses, in the order in which they came.
 
-        The same stream gives the same state, bit for bit, however it is cut into parts. Losses after an alarm count in
-        `n` and `loss_sum`; the alarm stays.
+        The same stream gives the same state, bit for bit, on every machine and however it is cut into parts. Losses
+        after an alarm count in `n` and `loss_sum`; the alarm stays.
 
         Args:
           losses: Each in [0, 1], or in [-1, 1] for signed ones.
@@ -102,16 +106,18 @@ class RiskMonitor:
         """
         require = require_signed_unit_interval if self.is_signed else require_unit_interval
         checked = require(list(losses), name="losses")
-        stakes, alarm_at = np.array(self.log_stakes), self.alarm_at
-        for number, loss in enumerate(checked, start=self.n + 1):
-            stakes = grown_stakes(stakes, loss, number=number, delta=self.delta, is_signed=self.is_signed)
-            if alarm_at is None and log_capital(stakes, number=number) >= -math.log(self.alpha):
-                alarm_at = number
+        stakes, alarm_at = np.array(self.stakes), self.alarm_at
+        kept = kept_back(np.arange(self.n, self.n + checked.size + 1))
+        for place, loss in enumerate(checked):
+            before, after = kept[place : place + 2]
+            stakes = grown_stakes(stakes, loss, fresh=before - after, delta=self.delta, is_signed=self.is_signed)
+            if alarm_at is None and capital_of(stakes, kept=after) >= 1 / self.alpha:
+                alarm_at = self.n + place + 1
         return dataclasses.replace(
             self,
             n=self.n + checked.size,
             loss_sum=self.loss_sum + int(to_signed_fixed_point(checked).sum()),
-            log_stakes=tuple(stakes.tolist()),
+            stakes=tuple(stakes.tolist()),
             alarm_at=alarm_at,
         )
 
@@ -124,19 +130,13 @@ class RiskMonitor:
     def capital(self) -> float:
         """What the bettors have together now, having started with 1: the evidence against "the risk is at most delta".
 
-        The alarm is raised when it first reaches 1 / alpha; infinity beyond the range of float64.
+        The alarm is raised when it first reaches 1 / alpha. What a bettor has beyond 2^1000 is not counted.
         """
-        logarithm = float(log_capital(np.array(self.log_stakes), number=self.n))
-        return math.exp(logarithm) if logarithm < 709 else math.inf
+        return float(capital_of(np.array(self.stakes), kept=float(kept_back(np.array(self.n)))))
 
     def to_dict(self) -> dict[str, object]:
-        """Returns the state as plain JSON values; numbers read back exactly.
-
-        Nothing at stake, whose logarithm has no form in JSON, is written as null.
-        """
-        values = dataclasses.asdict(self)
-        values["log_stakes"] = [None if value == -math.inf else value for value in self.log_stakes]
-        return values
+        """Returns the state as plain JSON values; numbers read back exactly."""
+        return {**dataclasses.asdict(self), "stakes": list(self.stakes)}
 
     @classmethod
     def from_dict(cls, value: Mapping[str, object]) -> Self:
@@ -151,58 +151,64 @@ class RiskMonitor:
                 f"a monitor's state has the keys {', '.join(sorted(names))}; "
                 f"missing: {sorted(names - value.keys())}, unknown: {sorted(value.keys() - names)}."
             )
-        stakes = value["log_stakes"]
+        stakes = value["stakes"]
         if not isinstance(stakes, list):
-            raise ValueError(f"log_stakes must be a list, got {stakes!r}.")
-        read = tuple(-math.inf if stake is None else stake for stake in stakes)
-        return cls(**{**value, "log_stakes": read})  # type: ignore[arg-type]
+            raise ValueError(f"stakes must be a list, got {stakes!r}.")
+        return cls(**{**value, "stakes": tuple(stakes)})  # type: ignore[arg-type]
 
 
-def grown_stakes(
-    log_stakes: np.ndarray, losses: np.ndarray, *, number: int, delta: float, is_signed: bool
-) -> np.ndarray:
+def grown_stakes(stakes: np.ndarray, losses: np.ndarray, *, fresh: float, delta: float, is_signed: bool) -> np.ndarray:
     """Returns what is at stake after one more loss.
 
+    Sums and products only, which every machine rounds alike.
+
     Args:
-      log_stakes: shape (..., bettors). Before the loss; minus infinity for nothing.
+      stakes: shape (..., bettors). Before the loss, in multiples of the starting capitals.
       losses: shape (...). The loss, of one stream or of several.
-      number: Its number in the stream, from 1.
+      fresh: Share of the starting capitals that is staked anew before the loss.
       delta: Risk tolerance, in (0, 1).
       is_signed: Whether losses lie in [-1, 1].
 
     Returns:
-      Shape (..., bettors).
+      Shape (..., bettors), each at most 2^1000.
 
     Source: as `RiskMonitor`.
     """
     # The factor is least at the least loss there can be, 0 or -1, and still positive there.
     bets = np.array(_SHARES) / (delta + 1 if is_signed else delta)
-    fresh = math.log(_kept_back(number - 1) - _kept_back(number))
-    return np.logaddexp(log_stakes, fresh) + np.log1p(bets * (np.asarray(losses)[..., None] - delta))
+    return np.minimum((stakes + fresh) * (1 + bets * (np.asarray(losses)[..., None] - delta)), _RICHEST)
 
 
-def log_capital(log_stakes: np.ndarray, *, number: int) -> np.ndarray:
-    """Returns the logarithm of all capital, at stake and kept back, after some losses.
+def capital_of(stakes: np.ndarray, *, kept: float) -> np.ndarray:
+    """Returns all capital, at stake and kept back, in multiples of the starting capital.
 
     Args:
-      log_stakes: shape (..., bettors).
-      number: How many losses there were.
+      stakes: shape (..., bettors).
+      kept: Share kept back.
 
     Returns:
       Shape (...).
 
     Source: as `RiskMonitor`.
     """
-    at_stake = np.logaddexp.reduce(log_stakes, axis=-1) - math.log(len(_SHARES))
-    return np.asarray(np.logaddexp(at_stake, math.log(_kept_back(number))))
+    # An accumulation adds from left to right, by definition.
+    return np.asarray(np.add.accumulate(stakes, axis=-1)[..., -1] / len(_SHARES) + kept)
 
 
-def _kept_back(number: int) -> float:
+def kept_back(numbers: np.ndarray) -> np.ndarray:
     """Returns the share of the capital not yet staked after so many losses.
 
     It falls so slowly that a drift at loss T is met with about 1 / (T log^2 T): the delay grows with log T only.
+
+    Args:
+      numbers: Any shape, whole numbers from 0 on.
+
+    Returns:
+      The same shape, in (0, 1], falling.
+
+    Source: ours.
     """
-    return 1 / (1 + math.log1p(number))
+    return 1 / (1 + elementary.log(1.0 + numbers))
 
 
 def _require_count(name: str, value: object, *, lowest: int = 0) -> int:

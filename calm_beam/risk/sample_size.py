@@ -1,35 +1,30 @@
 """How many examples a calibration needs: the power of a test at an expected loss below delta, before any sweep.
 
 Power is the probability that a threshold whose loss is distributed as guessed is accepted. It is computed exactly for
-losses of 0 and 1 where the p-value depends on their sum alone, and by simulation otherwise.
+losses of 0 and 1, unless the p-value looks at their order, and by simulation otherwise.
 """
 
-import types
-from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+import functools
+import itertools
+import math
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
+from calm_beam.risk.evidence import Evidence
+from calm_beam.risk.fixed_point import LOSS_SCALE
 from calm_beam.risk.in_memory import p_values_of
-from calm_beam.risk.pvalues import exact_binomial_p_value, hoeffding_bentkus_p_value, hoeffding_p_value
+from calm_beam.risk.pvalues import P_VALUES, exact_binomial_p_value
+from calm_beam.risk.statistics import Statistic
 from calm_beam.risk.unit_interval import require_signed_unit_interval
 
 # Calibration sets simulated together; part of what a seed means.
 _SETS_AT_A_TIME = 50
+# How close a number of examples is searched for by simulation, whose own error is larger.
+_SIMULATED_SHARE = 0.005
 
-
-class _SumPValue(Protocol):
-    def __call__(self, loss_sum: float, *, n: int, delta: float) -> np.ndarray: ...
-
-
-# p-values that depend on the sum of the losses alone, and do not fall as it grows.
-SUM_P_VALUES: Mapping[str, _SumPValue] = types.MappingProxyType(
-    {
-        "hoeffding": hoeffding_p_value,
-        "hoeffding_bentkus": hoeffding_bentkus_p_value,
-        "exact_binomial": exact_binomial_p_value,
-    }
-)
+# p-values of losses of 0 and 1 that depend on how many are 1, and on nothing else.
+COIN_P_VALUES = tuple(name for name, method in P_VALUES.items() if not method.needs_table)
 
 # Takes a generator and a shape; returns losses.
 Losses = Callable[[np.random.Generator, tuple[int, int]], np.ndarray]
@@ -83,11 +78,36 @@ def resampled_losses(pilot: Sequence[float]) -> Losses:
     return lambda rng, shape: rng.choice(values, size=shape)
 
 
+def coin_p_value(p_value: str, ones: int, *, n: int, delta: float) -> float:
+    """Returns the p-value that a calibration computes of n losses, of which some are 1 and the others 0.
+
+    Args:
+      p_value: One of `COIN_P_VALUES`.
+      ones: How many are 1, in [0, n].
+      n: Number of examples, at least 1.
+      delta: Risk tolerance, in (0, 1).
+
+    Source: ours.
+
+    >>> round(coin_p_value("exact_binomial", 1, n=59, delta=0.1), 4)
+    0.0151
+    """
+    sums = {statistic: zero * (n - ones) + one * ones for statistic, zero, one in _coin_statistics(p_value, delta)}
+    return float(P_VALUES[p_value].p_values(Evidence(n=n, sums=sums), delta)[0])
+
+
+@functools.lru_cache
+def _coin_statistics(p_value: str, delta: float) -> tuple[tuple[Statistic, np.ndarray, np.ndarray], ...]:
+    """Returns what a p-value sums, each with its value of a loss of 0 and of a loss of 1, of shape (1,)."""
+    zero, one = np.array([0]), np.array([LOSS_SCALE])
+    return tuple((each, each.of(zero), each.of(one)) for each in P_VALUES[p_value].statistics(delta))
+
+
 def exact_power(p_value: str, *, n: int, risk: float, delta: float, epsilon: float) -> float:
     """Returns the power at n losses of 0 and 1.
 
     Args:
-      p_value: A key of `SUM_P_VALUES`.
+      p_value: One of `COIN_P_VALUES`.
       n: Number of examples, at least 1.
       risk: Expected loss, in [0, 1).
       delta: Risk tolerance, in (0, 1).
@@ -104,14 +124,125 @@ def exact_power(p_value: str, *, n: int, risk: float, delta: float, epsilon: flo
     low, high = -1, n + 1
     while high - low > 1:
         middle = (low + high) // 2
-        if SUM_P_VALUES[p_value](float(middle), n=n, delta=delta) <= epsilon:
+        if coin_p_value(p_value, middle, n=n, delta=delta) <= epsilon:
             low = middle
         else:
             high = middle
-    if low < 0 or risk == 0:
-        return float(low >= 0)
+    return _chance_of_at_most(low, n=n, risk=risk)
+
+
+def _chance_of_at_most(ones: int, *, n: int, risk: float) -> float:
+    """Returns the probability of at most so many ones among n losses."""
+    if ones < 0 or risk == 0:
+        return float(ones >= 0)
     # The binomial p-value is the distribution function, computed with care for its tails.
-    return float(exact_binomial_p_value(low, n=n, delta=risk))
+    return float(exact_binomial_p_value(ones, n=n, delta=risk))
+
+
+def coin_examples_needed(
+    p_value: str, *, risk: float, delta: float, epsilon: float, power: float, at_most: int
+) -> int | None:
+    """Returns the number of losses of 0 and 1 from which on the power is enough, and stays so.
+
+    Power saws as n grows. A count of ones is accepted from some n on; until the next count is, every further example
+    makes it less probable, and then power jumps up. So the power is least where a count has been the largest accepted
+    one for longest. There it is enough for every count but the small ones, and the number returned is where the first
+    count begins after the last for which it is not.
+
+    Args:
+      p_value: One of `COIN_P_VALUES`.
+      risk: Expected loss, in [0, delta).
+      delta: Risk tolerance, in (0, 1).
+      epsilon: Level of the test, in (0, 1).
+      power: The power asked for, in (0, 1).
+      at_most: Where to give up.
+
+    Returns:
+      A number N in [1, at_most] at which the power is enough, as at those above it up to `at_most`; at N - 1 it is not.
+      None if there is no such number.
+
+    Source: bisection over the counts. Lengths of teeth are whole numbers, which makes their ends rise not quite evenly:
+    after the bisection we look at as many more counts as that can matter for.
+    """
+    teeth = _Teeth(p_value, delta=delta, epsilon=epsilon, at_most=at_most)
+
+    def is_enough(count: int) -> bool:
+        last = teeth.last(count)
+        return last < teeth.first(count) or _chance_of_at_most(count, n=last, risk=risk) >= power
+
+    # -1 stands for the examples before any count is accepted.
+    low, high = -1, 0
+    while not is_enough(high):
+        low, high = high, 2 * high + 1
+    while high - low > 1:
+        middle = (low + high) // 2
+        if is_enough(middle):
+            high = middle
+        else:
+            low = middle
+    # A tooth that is too long by one example has `risk` more ones in expectation. From one end to the next, the count
+    # gains (1 - risk / delta) on its expectation, of which the growing spread takes half.
+    unevenness = 2 + math.ceil(2 * delta * risk / (delta - risk))
+    count = high
+    while count <= high + unevenness and teeth.first(count) <= at_most:
+        count += 1
+        if not is_enough(count - 1):
+            high = count
+    return teeth.first(high) if teeth.first(high) <= at_most else None
+
+
+class _Teeth:
+    """The numbers of examples at which each count of ones is the largest that is accepted."""
+
+    def __init__(self, p_value: str, *, delta: float, epsilon: float, at_most: int) -> None:
+        self._p_value, self._delta, self._epsilon, self._at_most = p_value, delta, epsilon, at_most
+        self._firsts = {-1: 1}
+
+    def last(self, count: int) -> int:
+        """Returns the last number of a tooth, `at_most` at the most."""
+        return self.first(count + 1) - 1
+
+    def first(self, count: int) -> int:
+        """Returns the least number of examples at which so many ones are accepted; `at_most` + 1 if it is larger."""
+        if count not in self._firsts:
+            below = max(known for known in self._firsts if known < count)
+            above = min((known for known in self._firsts if known > count), default=None)
+            low = max(count, self._firsts[below]) - 1
+            high = self._at_most + 1 if above is None else self._firsts[above]
+            # One more loss of 1 takes about 1 / delta more examples.
+            guess = min(high, low + int((count - below) / self._delta))
+            self._firsts[count] = self._bisected(count, low=low, guess=guess, high=high)
+        return self._firsts[count]
+
+    def _bisected(self, count: int, *, low: int, guess: int, high: int) -> int:
+        """Returns the least number that is accepted, above `low`, and `high` if none below it is; a guess comes first.
+
+        From the guess on, steps double until the number lies between two of them.
+        """
+        step = max(1, (guess - low) // 64)
+        probe = min(max(guess, low + 1), high)
+        if self._is_accepted(count, probe):
+            high = probe
+            while (probe := high - step) > low and self._is_accepted(count, probe):
+                high, step = probe, 2 * step
+            low = max(low, probe)
+        else:
+            low = probe
+            while (probe := low + step) < high and not self._is_accepted(count, probe):
+                low, step = probe, 2 * step
+            high = min(high, probe)
+        while high - low > 1:
+            middle = (low + high) // 2
+            if self._is_accepted(count, middle):
+                high = middle
+            else:
+                low = middle
+        return high
+
+    def _is_accepted(self, count: int, n: int) -> bool:
+        if n > self._at_most:
+            return True
+        return count <= n and coin_p_value(self._p_value, count, n=n, delta=self._delta) <= self._epsilon
 
 
 def simulated_power(
@@ -135,44 +266,73 @@ def simulated_power(
 
     Source: simulation; its standard error is sqrt(power (1 - power) / replications).
     """
-    accepted = 0
+    sets = _accepted_sets(p_value, losses, n=n, delta=delta, epsilon=epsilon, replications=replications, seed=seed)
+    return sum(sets) / replications
+
+
+def _accepted_sets(
+    p_value: str, losses: Losses, *, n: int, delta: float, epsilon: float, replications: int, seed: int
+) -> Iterator[int]:
+    """Yields how many of some simulated sets after the other are accepted."""
     for part, start in enumerate(range(0, replications, _SETS_AT_A_TIME)):
         rng = np.random.default_rng((seed, part))
         drawn = losses(rng, (n, min(_SETS_AT_A_TIME, replications - start)))
-        accepted += int(np.count_nonzero(p_values_of(drawn, p_value=p_value, delta=delta) <= epsilon))
-    return accepted / replications
+        yield int(np.count_nonzero(p_values_of(drawn, p_value=p_value, delta=delta) <= epsilon))
 
 
-def examples_needed(power_at: Callable[[int], float], *, power: float, window: int, at_most: int) -> int | None:
-    """Returns the least number of examples found whose power is enough, also a little further up.
-
-    Power saws as n grows, since a sum that is just accepted at one n is just not at another. A number is good here if
-    the power is enough at it and at the `window` following ones.
+def simulated_examples_needed(
+    p_value: str,
+    losses: Losses,
+    *,
+    delta: float,
+    epsilon: float,
+    power: float,
+    replications: int,
+    seed: int,
+    at_most: int,
+) -> int | None:
+    """Returns about how many examples it takes for the simulated power to be enough.
 
     Args:
-      power_at: Gives the power at a number of examples.
+      p_value: A key of `P_VALUES`.
+      losses: How they are distributed.
+      delta: Risk tolerance, in (0, 1).
+      epsilon: Level of the test, in (0, 1).
       power: The power asked for, in (0, 1).
-      window: How many more numbers must do; 0 takes the power as monotone.
+      replications: Number of sets, at least 1.
+      seed: Of the draws.
       at_most: Where to give up.
 
     Returns:
-      A number in [1, at_most], or None if there is none. It is the least good one as far as goodness, unlike power, is
-      monotone in n, and never one that is not good.
+      A number in [1, at_most] at which the simulated power is enough, and at one that is smaller by 0.5 % at most (at
+      least by 1) is not; None if there is none.
 
-    Source: bisection.
+    Raises:
+      EvidenceError: If the p-value does not take such losses.
+
+    Source: bisection; takes power to be monotone, as it nearly is (see `simulated_power`).
     """
 
-    def is_good(n: int) -> bool:
-        return all(power_at(m) >= power for m in range(n, n + window + 1))
+    def is_enough(n: int) -> bool:
+        # Ends as soon as the sets that are left cannot change the answer.
+        parts = _accepted_sets(p_value, losses, n=n, delta=delta, epsilon=epsilon, replications=replications, seed=seed)
+        left = replications
+        for accepted in itertools.accumulate(parts):
+            left = max(0, left - _SETS_AT_A_TIME)
+            if accepted / replications >= power:
+                return True
+            if (accepted + left) / replications < power:
+                return False
+        return False
 
     low, high = 0, 1
-    while not is_good(high):
+    while not is_enough(high):
         if high == at_most:
             return None
         low, high = high, min(2 * high, at_most)
-    while high - low > 1:
+    while high - low > max(1, int(_SIMULATED_SHARE * high)):
         middle = (low + high) // 2
-        if is_good(middle):
+        if is_enough(middle):
             high = middle
         else:
             low = middle

@@ -1,14 +1,26 @@
-"""Whether what is about to be served is what a manifest is about. If not, its threshold promises nothing."""
+"""Whether a model and a vocabulary are those that a manifest, or stored generations, are about.
+
+If they are not, a threshold promises nothing. Whoever holds a model against a manifest does it here, so that
+`Generator`, `generate`, `inspect`, `verify`, `report` and `evaluate` never disagree.
+"""
+
+import os
 
 from calm_beam.checkpoints import Checkpoint
 from calm_beam.decoding.recorded import recorded_settings
 from calm_beam.decoding.settings import DecodeSettings
-from calm_beam.manifest import Calibration, Manifest, ManifestError
+from calm_beam.exits.measures import Need, check_may_run
+from calm_beam.manifest import Calibration, Manifest, ManifestError, ModelRecord, VocabularyRecord
 from calm_beam.vocabulary import Vocabulary
 
 
 def agreed_settings(
-    manifest: Manifest, entry: Calibration, checkpoint: Checkpoint, vocabulary: Vocabulary | None
+    manifest: Manifest,
+    entry: Calibration,
+    checkpoint: Checkpoint,
+    vocabulary: Vocabulary | None,
+    *,
+    confidence: str | None = None,
 ) -> DecodeSettings:
     """Returns how to decode, having found that model and vocabulary are those that were calibrated.
 
@@ -16,7 +28,8 @@ def agreed_settings(
       manifest: The manifest.
       entry: Its entry that is to be served.
       checkpoint: The model.
-      vocabulary: Its vocabulary; None for token ids.
+      vocabulary: Its vocabulary; None where there is none.
+      confidence: The measure, which the caller has to name if it is code of the user's.
 
     Returns:
       The settings, with the thresholds that the entry tested.
@@ -24,9 +37,11 @@ def agreed_settings(
     Raises:
       ManifestError: If model or vocabulary are others, outputs were computed in another type, or they follow a rule
         that no decoder which skips layers can follow.
+      MeasureError: If the confidence measure is code that the caller did not name.
     """
-    _check_model(manifest, checkpoint)
-    _check_vocabulary(manifest, vocabulary, checkpoint)
+    check_may_run(manifest.decode.confidence, named=() if confidence is None else (confidence,))
+    check_model(manifest.model, checkpoint)
+    check_vocabulary(manifest.vocabulary, vocabulary, checkpoint)
     try:
         settings = recorded_settings(manifest.decode, [step.threshold for step in entry.path])
     except ValueError as error:
@@ -37,40 +52,88 @@ def agreed_settings(
             f"{settings.rule.state_propagation}, which need every layer for every token: it tells what could be had at "
             "best, and can be served by nobody. Calibrate with another rule."
         )
+    if settings.rule.measure().needs is Need.CLASSIFIER and not checkpoint.config.exit_classifier:
+        raise ManifestError(
+            f"the manifest is of confidence {settings.rule.confidence!r}, which needs decoder/meta_cls; "
+            f"{checkpoint.uri} has none."
+        )
     return settings
 
 
-def _check_model(manifest: Manifest, checkpoint: Checkpoint) -> None:
+def check_model(model: ModelRecord, checkpoint: Checkpoint, *, of: str = "the manifest") -> None:
+    """Refuses a model that is not the recorded one.
+
+    Args:
+      model: What a manifest, or generations, say of their model.
+      checkpoint: The model at hand.
+      of: What says so, for messages.
+
+    Raises:
+      ManifestError: If it is another one.
+    """
     found, layers = checkpoint.fingerprint(), checkpoint.config.num_decoder_layers
-    if found != manifest.model.fingerprint:
+    if found != model.fingerprint:
         raise ManifestError(
-            f"the manifest is about a model with fingerprint {manifest.model.fingerprint} (from {manifest.model.uri}), "
-            f"the model to serve, {checkpoint.uri}, has {found}. Thresholds hold for no other model: serve that one, "
-            "or calibrate this one."
+            f"{of} is about a model with fingerprint {model.fingerprint} (from {model.uri}), the one in "
+            f"{checkpoint.uri} has {found}. Thresholds hold for no other model: take that one, or calibrate this one."
+            f"{''.join(f' {sentence}' for sentence in checkpoint.assumed)}"
         )
-    if layers != manifest.model.layers:
-        raise ManifestError(
-            f"the manifest says that the model has {manifest.model.layers} decoder layers, but it has {layers}."
-        )
+    if layers != model.layers:
+        raise ManifestError(f"{of} says that the model has {model.layers} decoder layers, but it has {layers}.")
 
 
-def _check_vocabulary(manifest: Manifest, vocabulary: Vocabulary | None, checkpoint: Checkpoint) -> None:
-    if manifest.vocabulary is None:
+def recorded_vocabulary(
+    record: VocabularyRecord | None, checkpoint: Checkpoint, path: str | os.PathLike[str] | None
+) -> Vocabulary | None:
+    """Returns the vocabulary to hold against a record, with the sentinels that it says; None where there is none.
+
+    Args:
+      record: What a manifest, or generations, say of their vocabulary; None where they have none.
+      checkpoint: The model at hand.
+      path: Where the user says that the vocabulary is; None looks in and beside the checkpoint, if one is recorded.
+
+    Raises:
+      VocabularyError: If it cannot be read.
+    """
+    if path is None and record is not None:
+        path = checkpoint.vocabulary_path
+    # Sentinels are in no file.
+    return None if path is None else Vocabulary(path, extra_ids=record.extra_ids if record else 0)
+
+
+def check_vocabulary(
+    record: VocabularyRecord | None,
+    vocabulary: Vocabulary | None,
+    checkpoint: Checkpoint | None,
+    *,
+    of: str = "the manifest",
+) -> None:
+    """Refuses a vocabulary that is not the recorded one.
+
+    Args:
+      record: What a manifest, or generations, say of their vocabulary; None where they have none.
+      vocabulary: The one at hand; None if there is none.
+      checkpoint: The model at hand, if it is.
+      of: What says so, for messages.
+
+    Raises:
+      ManifestError: If it is another one, there is none, or there should be none.
+    """
+    if record is None:
         if vocabulary is not None:
-            raise ManifestError("the manifest is about prompts of token ids: leave the vocabulary out.")
+            raise ManifestError(f"{of} is about token ids, without a vocabulary: leave the vocabulary out.")
         return
     if vocabulary is None:
+        where = "" if checkpoint is None else f" in or beside {checkpoint.uri}"
         raise ManifestError(
-            f"the manifest is about text, and there is no vocabulary in or beside {checkpoint.uri}: say where its "
-            "sentencepiece.model is."
+            f"{of} is about outputs as text, and there is no vocabulary{where}: say where its sentencepiece.model is."
         )
-    expected = (manifest.vocabulary.fingerprint, manifest.vocabulary.extra_ids)
-    if (vocabulary.fingerprint, vocabulary.extra_ids) != expected:
+    if (vocabulary.fingerprint, vocabulary.extra_ids) != (record.fingerprint, record.extra_ids):
         raise ManifestError(
-            f"the manifest is about a vocabulary with fingerprint {expected[0]} and {expected[1]} extra ids, the one "
-            f"to serve has {vocabulary.fingerprint} and {vocabulary.extra_ids}: the same text would be other tokens."
+            f"{of} is about a vocabulary with fingerprint {record.fingerprint} and {record.extra_ids} extra ids, the "
+            f"one at hand has {vocabulary.fingerprint} and {vocabulary.extra_ids}: the same text would be other tokens."
         )
-    if vocabulary.size > checkpoint.config.vocab_size:
+    if checkpoint is not None and vocabulary.size > checkpoint.config.vocab_size:
         raise ManifestError(
             f"the vocabulary has {vocabulary.size} ids, the model's output head {checkpoint.config.vocab_size}: they "
             "do not belong together."

@@ -7,20 +7,22 @@ from typing import Any, Self
 
 import jax
 
-from calm_beam.checkpoints import Checkpoint, load_checkpoint
+from calm_beam.checkpoints import Checkpoint, Declared, load_checkpoint
 from calm_beam.decoding.early_exit import EarlyExitDecoder, EarlyExitResult
 from calm_beam.decoding.prompts import Prompt, encode_prompt
 from calm_beam.decoding.settings import DecodeSettings
 from calm_beam.decoding.widths import bucket_width
-from calm_beam.examples import Example
+from calm_beam.examples import NUL_CHARACTER, Example
 from calm_beam.manifest import Calibration, Manifest, read_manifest
 from calm_beam.vocabulary import EOS_ID, PAD_ID, Vocabulary, output_text
 
-from .agreement import agreed_settings
+from .agreement import agreed_settings, recorded_vocabulary
 from .answer import Answer, OutputError, PromptError
 
 AnyPrompt = str | Sequence[int]
 """A prompt: text, or token ids where that is what was calibrated."""
+
+_NOTHING = Declared()
 
 
 class Generator:
@@ -65,18 +67,21 @@ class Generator:
         manifest: Manifest | str | os.PathLike[str],
         checkpoint: Checkpoint | str | os.PathLike[str],
         *,
+        declared: Declared = _NOTHING,
         vocabulary: str | os.PathLike[str] | None = None,
         consistency: str | None = None,
         metric: str | None = None,
         delta: float | None = None,
         epsilon: float | None = None,
         batch_size: int = 1,
+        confidence: str | None = None,
     ) -> Self:
         """Returns a generator for one entry of a manifest.
 
         Args:
           manifest: The manifest, or its file.
           checkpoint: The model that was calibrated, or its folder.
+          declared: What the checkpoint's files do not say of the model, if it was calibrated with more than T5's.
           vocabulary: SentencePiece model; by default the one in or beside the checkpoint.
           consistency: Of the entry. This and the next three may be left out where the manifest has one entry that
             matches the rest.
@@ -85,6 +90,8 @@ class Generator:
           epsilon: Of the entry.
           batch_size: Prompts decoded together. All decoding is done with so many rows, single prompts too: an answer
             does not depend on what was asked beside it. More than 1 is for `generate_batch`; meant for 1 to 8.
+          confidence: The confidence measure, if the manifest names code of the user's, `module:function`: a file alone
+            does not decide what runs here.
 
         Returns:
           The generator. Where the entry's threshold is None, no threshold was found safe: it then runs the full model.
@@ -103,15 +110,9 @@ class Generator:
             manifest = read_manifest(manifest)
         entry = manifest.calibration(consistency=consistency, metric=metric, delta=delta, epsilon=epsilon)
         if not isinstance(checkpoint, Checkpoint):
-            checkpoint = load_checkpoint(os.fspath(checkpoint))
-        loaded = None
-        if vocabulary is None and manifest.vocabulary is not None:
-            vocabulary = checkpoint.vocabulary_path
-        if vocabulary is not None:
-            # Sentinels are in no file.
-            extra_ids = manifest.vocabulary.extra_ids if manifest.vocabulary else 0
-            loaded = Vocabulary(vocabulary, extra_ids=extra_ids)
-        settings = agreed_settings(manifest, entry, checkpoint, loaded)
+            checkpoint = load_checkpoint(os.fspath(checkpoint), declared=declared)
+        loaded = recorded_vocabulary(manifest.vocabulary, checkpoint, vocabulary)
+        settings = agreed_settings(manifest, entry, checkpoint, loaded, confidence=confidence)
         return cls(
             manifest,
             entry,
@@ -207,7 +208,7 @@ class Generator:
     def _answer(self, prompt: Prompt, result: EarlyExitResult) -> Answer:
         tokens = tuple(result.tokens[: result.length].tolist())
         return Answer(
-            text=output_text(tokens, self.vocabulary if prompt.example.input is not None else None),
+            text=output_text(tokens, self.vocabulary),
             tokens=tokens,
             exit_layers=tuple(result.exit_layers[: result.length].tolist()),
             confidences=tuple(result.confidences[: result.length].tolist()),
@@ -228,6 +229,8 @@ def _example(prompt: AnyPrompt, name: str, vocab_size: int) -> Example:
         text = prompt
         if not text.strip():
             raise PromptError(f"{name}: is empty.")
+        if "\0" in text:
+            raise PromptError(f"{name}: holds {NUL_CHARACTER}")
         try:
             text.encode()
         except UnicodeEncodeError as error:

@@ -3,7 +3,6 @@
 import contextlib
 import os
 import pathlib
-import shutil
 import tempfile
 from collections.abc import Iterator
 from typing import BinaryIO
@@ -124,9 +123,27 @@ def remove_file(path: AnyPath, *, removes: str | None = None) -> None:
         _local.remove_file(path, expected=removes)
 
 
-def remove_folder(path: AnyPath) -> None:
-    """Removes a folder with all that is in it, if it is there."""
+def remove_folder(path: AnyPath, *, inside: AnyPath) -> None:
+    """Removes a folder with all that is in it, if it is there, and nothing that lies behind a symbolic link.
+
+    Args:
+      path: The folder.
+      inside: A folder above it, which may itself be reached by links.
+
+    Raises:
+      OSError: If the folder, or one between the two, is a link; nothing has been removed.
+    """
     if is_cloud_path(path):
         _google.remove_folder(path)
-    elif os.path.isdir(path):
-        shutil.rmtree(path)
+    else:
+        _local.remove_folder(path, inside=inside)
+
+
+def refuse_links(path: AnyPath, *, inside: AnyPath) -> None:
+    """Finds out whether `remove_folder` would refuse a folder, or one that may come to be there.
+
+    Raises:
+      OSError: If so.
+    """
+    if not is_cloud_path(path):
+        _local.refuse_links(path, inside=inside)

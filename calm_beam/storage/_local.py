@@ -5,6 +5,7 @@ import filecmp
 import glob
 import os
 import pathlib
+import shutil
 from collections.abc import Iterator
 
 from ._paths import AnyPath
@@ -66,6 +67,27 @@ def remove_file(path: AnyPath, *, expected: str | None) -> None:
             if found and found != expected:
                 raise FileExistsError(f"{target}: was written by somebody else in the meantime.")
             target.unlink(missing_ok=True)
+
+
+def remove_folder(path: AnyPath, *, inside: AnyPath) -> None:
+    """Removes a folder below `inside` with all that is in it, if it is there; of links in it, the links alone."""
+    refuse_links(path, inside=inside)
+    if os.path.isdir(path):
+        # Looks for itself, at every step, that it follows no link.
+        shutil.rmtree(path)
+
+
+def refuse_links(path: AnyPath, *, inside: AnyPath) -> None:
+    """Raises OSError if a folder below `inside`, or one between the two, is a symbolic link."""
+    top = pathlib.Path(inside)
+    place = top
+    for part in pathlib.Path(path).relative_to(top).parts:
+        place /= part
+        if place.is_symlink():
+            raise OSError(
+                f"{place}: is a symbolic link, and what lies behind it is not removed. Put a folder there instead of "
+                "the link, or choose another output directory, which may itself be a link."
+            )
 
 
 def _publish(temporary: pathlib.Path, target: pathlib.Path, expected: str) -> None:

@@ -14,6 +14,7 @@ import numpy as np
 import safetensors
 import safetensors.numpy
 
+from calm_beam import strict_json
 from calm_beam.errors import CalmBeamError
 from calm_beam.storage import replacing
 
@@ -155,7 +156,8 @@ def _serialize(state: SavedState) -> bytes:
 def _read(path: pathlib.Path) -> SavedState:
     try:
         with safetensors.safe_open(path, framework="numpy") as file:
-            text = json.loads((file.metadata() or {})["state"])
+            # Losses of a run that diverges are no finite numbers.
+            text = strict_json.loads((file.metadata() or {})["state"], constants_allowed=True)
             arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except (OSError, KeyError, ValueError, safetensors.SafetensorError) as error:
         raise ResumeError(f"{path}: cannot be read as the state of a run ({type(error).__name__}: {error}).") from error

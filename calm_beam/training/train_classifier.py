@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from calm_beam.checkpoints import FloatArrays
-from calm_beam.exits.agreement import agreement
+from calm_beam.exits.measures.oracle import agreement
 from calm_beam.model import EarlyExitT5, T5Config
 from calm_beam.model.network import PAD_ID
 

@@ -175,7 +175,11 @@ def main() -> None:
         delta=flags.delta,
         epsilon=flags.epsilon,
     )
-    probe = LossProbe(generator, flags.losses, share=flags.share, salt="web-service") if flags.losses else None
+    probe = (
+        LossProbe(generator, flags.losses, share=flags.share, salt="web-service", metric=flags.metric)
+        if flags.losses
+        else None
+    )
     uvicorn.run(build_app(generator, probe=probe), host=flags.host, port=flags.port)
 
 

@@ -10,9 +10,9 @@ from calm_beam.errors import CalmBeamError
 from calm_beam.examples import DataError
 
 
-def _defined_errors() -> list[type[BaseException]]:
+def _defined_errors() -> list[type[Exception]]:
     """Returns all public exception classes that modules of the package define."""
-    found = []
+    found: list[type[Exception]] = []
     for module in pkgutil.walk_packages(calm_beam.__path__, "calm_beam."):
         if module.name.endswith("__main__"):
             continue

@@ -24,7 +24,7 @@ from calm_beam.generation_folder import (
     shard_path,
 )
 from calm_beam.generations import GenerationsError, StoredShard
-from calm_beam.manifest import ModelRecord, VocabularyRecord
+from calm_beam.manifest import ModelRecord, VocabularyRecord, content_digest
 
 
 def build_job(**changes: Any) -> DecodeJob:
@@ -117,9 +117,9 @@ def _edited(content: dict[str, Any]) -> str:
     ("edit", "message"),
     [
         (_edited, "decode.json: was changed after it was written: its digest is another."),
-        (lambda content: json.dumps({**content, "schema": "v9"}), "is not of the form calm-beam/generations/v1, the"),
-        (lambda content: "[]", "is not of the form calm-beam/generations/v1, the only one that this calm-beam knows."),
-        (lambda content: json.dumps(content)[:-9], "decode.json: not JSON ("),
+        (lambda content: json.dumps({**content, "schema": "v9"}), "is not of the form calm-beam/generations/v2, the"),
+        (lambda content: "[]", "is not of the form calm-beam/generations/v2, the only one that this calm-beam knows."),
+        (lambda content: json.dumps(content)[:-9], "decode.json: not JSON: "),
     ],
 )
 def test_a_job_that_was_changed_is_refused(
@@ -131,6 +131,41 @@ def test_a_job_that_was_changed_is_refused(
     path.write_text(edit(json.loads(path.read_text())))
     with pytest.raises(GenerationsError, match=re.escape(message)):
         DecodeJob.read(str(tmp_path))
+
+
+def _software_is_a_number(content: dict[str, Any]) -> dict[str, Any]:
+    return {**content, "software": 3}
+
+
+def _settings_are_a_list(content: dict[str, Any]) -> dict[str, Any]:
+    return {**content, "settings": []}
+
+
+def _model_is_a_list(content: dict[str, Any]) -> dict[str, Any]:
+    return {**content, "model": []}
+
+
+@pytest.mark.parametrize("edit", [_software_is_a_number, _settings_are_a_list, _model_is_a_list])
+def test_a_sealed_file_of_another_form_is_refused(
+    tmp_path: pathlib.Path, edit: Callable[[dict[str, Any]], dict[str, Any]]
+) -> None:
+    """A right digest does not make a job of what is none."""
+    build_job().write(str(tmp_path))
+    content = edit(json.loads((tmp_path / JOB).read_text()))
+    (tmp_path / JOB).write_text(json.dumps({**content, "digest": content_digest(content)}))
+    with pytest.raises(GenerationsError, match=r"decode\.json: is not as calm-beam writes it \("):
+        DecodeJob.read(str(tmp_path))
+
+
+@pytest.mark.parametrize("edit", [{"shards": [1]}, {"shards": None}, {"examples": "6"}, {"shards": [{"shard": 0}]}])
+def test_a_sealed_mark_of_another_form_is_refused(tmp_path: pathlib.Path, edit: dict[str, Any]) -> None:
+    """Nor does it make a mark of success."""
+    job = build_job()
+    _complete(tmp_path, job)
+    content = {**json.loads((tmp_path / COMPLETE).read_text()), **edit}
+    (tmp_path / COMPLETE).write_text(json.dumps({**content, "digest": content_digest(content)}))
+    with pytest.raises(GenerationsError, match=r"complete\.json: (is not as calm-beam writes it|does not fit)"):
+        Completion.read(str(tmp_path), job)
 
 
 def test_a_folder_without_a_job_says_nothing(tmp_path: pathlib.Path) -> None:

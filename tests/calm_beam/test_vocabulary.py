@@ -125,5 +125,5 @@ def test_a_missing_file_is_named(tmp_path: pathlib.Path) -> None:
 
 def test_a_negative_number_of_sentinels_is_refused(path: pathlib.Path) -> None:
     """The number of sentinels must be at least 0."""
-    with pytest.raises(ValueError, match="extra_ids must be at least 0, got -1"):
+    with pytest.raises(ValueError, match="extra_ids must be from 0 to 100000, got -1"):
         Vocabulary(path, extra_ids=-1)

@@ -1,5 +1,6 @@
 """The command line as a whole: help, version, commands."""
 
+import pathlib
 import re
 import subprocess
 import sys
@@ -7,7 +8,11 @@ import sys
 import pytest
 
 import calm_beam
+from calm_beam.decoding.generate import DecodeError
 from calm_beam.launch.cli import main
+from calm_beam.launch.flags import UsageError
+from calm_beam.manifest import ManifestError, write_manifest
+from tests.calm_beam.manifest.builders import build_manifest
 
 # Each with a flag of its own.
 _COMMANDS = {
@@ -132,3 +137,54 @@ def test_termination_is_an_interrupt() -> None:
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120)
     assert done.returncode == 130
     assert done.stderr == "calm-beam inspect: interrupted; nothing was written.\n"
+
+
+@pytest.mark.parametrize(
+    ("error", "status", "message"),
+    [
+        (UsageError("--a: bad."), 2, "--a: bad."),
+        (ManifestError("m.json: bad."), 1, "m.json: bad."),
+        (DecodeError("example x: bad."), 1, "example x: bad."),
+        (FileNotFoundError(2, "No such file", "/x"), 1, "[Errno 2] No such file: '/x'"),
+        (MemoryError(), 1, "memory ran out. Lower --batch_size, --token_budget or the number of workers."),
+        (RecursionError("too deep"), 1, "something that was read is nested too deeply (too deep)."),
+    ],
+)
+def test_no_error_is_a_traceback(
+    error: Exception,
+    status: int,
+    message: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Whatever of ours, of files, of memory or of depth ends a command is one line that names the command."""
+
+    def failing(argv: object) -> int:
+        raise error
+
+    monkeypatch.setattr("calm_beam.launch.inspect.main", failing)
+    assert main(["inspect", "anything"]) == status
+    assert capsys.readouterr() == ("", f"calm-beam inspect: {message}\n")
+
+
+def test_a_defect_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The twin: what nobody has foreseen is not passed off as bad input."""
+
+    def failing(argv: object) -> int:
+        raise KeyError("defect")
+
+    monkeypatch.setattr("calm_beam.launch.inspect.main", failing)
+    with pytest.raises(KeyError, match="defect"):
+        main(["inspect", "anything"])
+
+
+@pytest.mark.skipif(not pathlib.Path("/dev/full").exists(), reason="no device that is always full")
+@pytest.mark.parametrize("argv", [["inspect", "MANIFEST"], ["plan", "--delta=0.1", "--risk_guess=0.01"]])
+def test_an_output_that_cannot_be_written_is_told_once(argv: list[str], tmp_path: pathlib.Path) -> None:
+    """Where standard output is full, the command says so in one line, with status 1, and Python says nothing more."""
+    write_manifest(build_manifest(), tmp_path / "manifest.json")
+    command = [sys.executable, "-m", "calm_beam.launch.cli", *(str(tmp_path) if a == "MANIFEST" else a for a in argv)]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=120)
+    assert done.stderr == "calm-beam: standard output cannot be written: No space left on device.\n"
+    assert done.returncode == 1

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from calm_beam import storage
-from calm_beam.checkpoints import load_checkpoint
+from calm_beam.checkpoints import Declared, load_checkpoint
 from calm_beam.generations import Generation, read_generations
 from calm_beam.inputs import AS_USUAL
 from calm_beam.launch.cli import main
@@ -310,7 +310,7 @@ def test_training_reads(local: _Local, stored: str) -> None:
     """Rows and models to train from may lie there."""
     rows = read_rows("--data", [f"{stored}/data/*"], AS_USUAL)
     assert [row.input for row in rows] == [row.input for row in read_rows("--data", [f"{local.data}/*"], AS_USUAL)]
-    assert load_model(f"{stored}/model").fingerprint() == load_checkpoint(local.model).fingerprint()
+    assert load_model(f"{stored}/model", Declared()).fingerprint() == load_checkpoint(local.model).fingerprint()
 
 
 @pytest.mark.slow

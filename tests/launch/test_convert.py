@@ -3,14 +3,17 @@
 import os
 import pathlib
 import re
+import shlex
 
 import numpy as np
 import pytest
+import safetensors.numpy
 
 import calm_beam.launch.convert
 from calm_beam.checkpoints import load_checkpoint
 from calm_beam.launch.cli import main
-from tests.builders import build_arrays, build_config, write_hugging_face, write_t5x
+from calm_beam.vocabulary import open_vocabulary
+from tests.builders import build_arrays, build_config, train_vocabulary, write_hugging_face, write_t5x
 from tests.pipelines import CONFIG, write_model, write_vocabulary
 
 
@@ -61,6 +64,18 @@ def test_from_hugging_face(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture
     assert load_checkpoint(output).config == config
     assert load_checkpoint(output).fingerprint() == load_checkpoint(source).fingerprint()
     assert (output / "sentencepiece.model").read_bytes() == b"pieces"
+
+
+def test_sentinels_go_along(tmp_path: pathlib.Path) -> None:
+    """The sentinels that Hugging Face keeps beside a vocabulary are beside it in both layouts written."""
+    config = build_config(num_encoder_layers=1)
+    source = write_hugging_face(tmp_path / "source", config, build_arrays(config, 0))
+    train_vocabulary(source / "spiece.model")
+    (source / "tokenizer_config.json").write_text('{"extra_ids": 5}')
+    for layout in ("native", "t5x"):
+        output = tmp_path / layout
+        assert main(["convert", f"--checkpoint={source}", f"--output={output}", f"--layout={layout}"]) == 0
+        assert open_vocabulary(output / "sentencepiece.model").extra_ids == 5
 
 
 def test_without_a_vocabulary(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -182,10 +197,58 @@ def test_what_cannot_be_written(
     command = ["convert", f"--output={output}"]
     assert main([*command, f"--checkpoint={large}", "--layout=native", "--dtype=float16"]) == 1
     assert "token_embedder/embedding has values that are not finite in float16" in capsys.readouterr().err
-    near = write_model(tmp_path / "near", config=build_config(relative_max_distance=64))
-    assert main([*command, f"--checkpoint={near}", "--layout=t5x"]) == 1
-    assert "relative_max_distance is 64: T5X's layout does not hold it" in capsys.readouterr().err
     assert not output.exists()
+    near = write_model(tmp_path / "near", config=build_config(relative_max_distance=64))
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "config.gin").write_text("network.T5Config.mlp_activations = ('swish', 'linear')")
+    assert main(["convert", f"--checkpoint={near}", f"--output={run}", "--layout=t5x", "--overwrite"]) == 1
+    assert "config.gin: is of another model, with activation silu" in capsys.readouterr().err
+    assert os.listdir(run) == ["config.gin"]
+
+
+def test_what_the_arrays_do_not_show(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What the user says of a T5X model is carried by both layouts written, and what is assumed is said."""
+    write_t5x(tmp_path / "run", build_arrays(CONFIG, 0))
+    command = ["convert", f"--checkpoint={tmp_path / 'run'}"]
+    assert main([*command, f"--output={tmp_path / 'plain'}", "--layout=native"]) == 0
+    assert "Activation is assumed to be gelu, as in T5: there is no config.gin in" in capsys.readouterr().out
+    declared = ["--activation=silu", "--relative_max_distance=64"]
+    assert main([*command, *declared, f"--output={tmp_path / 'native'}", "--layout=native"]) == 0
+    assert "Activation is silu: you said so.\nRelative max distance is 64: you said so.\n" in capsys.readouterr().out
+    command = ["convert", f"--checkpoint={tmp_path / 'native'}"]
+    assert main([*command, f"--output={tmp_path / 't5x'}", "--layout=t5x"]) == 0
+    for folder in ("native", "t5x"):
+        config = load_checkpoint(tmp_path / folder).config
+        assert (config.activation, config.relative_max_distance) == ("silu", 64)
+    assert main([*command, "--activation=relu", f"--output={tmp_path / 'no'}", "--layout=native"]) == 2
+    assert "--checkpoint: activation is silu by" in capsys.readouterr().err
+
+
+def test_arrays_are_left_out(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A head that only training needs is named with the flag that leaves it out, and then left out."""
+    config = build_config(num_encoder_layers=1)
+    source = write_hugging_face(tmp_path / "source", config, build_arrays(config, 0))
+    tensors = safetensors.numpy.load_file(source / "model.safetensors")
+    extra = {"cm_head.weight": np.full((2, 16), np.nan, np.float32), "cm_head.bias": np.zeros(2, np.float32)}
+    safetensors.numpy.save_file({**tensors, **extra}, source / "model.safetensors")
+    command = ["convert", f"--checkpoint={source}", f"--output={tmp_path / 'output'}", "--layout=native"]
+    assert main(command) == 2
+    error = capsys.readouterr().err
+    assert "unknown cm_head.bias, cm_head.weight" in error
+    assert "calm-beam convert --drop_arrays=REGEX leaves them out" in error
+    assert main([*command, r"--drop_arrays=cm_head\..*"]) == 0
+    assert "Left out 2 arrays: cm_head.bias, cm_head.weight." in capsys.readouterr().out
+    assert load_checkpoint(tmp_path / "output").config == config
+    command[2] = f"--output={tmp_path / 'other'}"
+    for regex, message in (
+        ("cm_head", "No array's whole name matches 'cm_head'"),
+        ("cm_head.*|shared.*", "shared.weight is missing"),
+        ("(", "expected a regular expression, got '('"),
+    ):
+        assert main([*command, f"--drop_arrays={regex}"]) == 2
+        assert message in capsys.readouterr().err
+    assert not (tmp_path / "other").exists()
 
 
 def test_the_commands_of_the_docstring(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -194,7 +257,11 @@ def test_the_commands_of_the_docstring(tmp_path: pathlib.Path, monkeypatch: pyte
     write_hugging_face(tmp_path / "flan-t5-small", config, build_arrays(config, 0))
     monkeypatch.chdir(tmp_path)
     commands = re.findall(r"^    calm-beam (convert .+)$", calm_beam.launch.convert.__doc__ or "", re.MULTILINE)
-    assert len(commands) == 2
+    assert len(commands) == 3
+    free = write_hugging_face(tmp_path / "free_t5", config, build_arrays(config, 0))
+    tensors = safetensors.numpy.load_file(free / "model.safetensors")
+    extra = {"cm_head.bias": np.zeros(2, np.float32)}
+    safetensors.numpy.save_file({**tensors, **extra}, free / "model.safetensors")
     for command in commands:
-        assert main(command.split()) == 0
+        assert main(shlex.split(command)) == 0
     assert load_checkpoint("t5x_model").step == 2000

@@ -3,6 +3,7 @@
 import glob
 import os
 import pathlib
+import re
 import signal
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -27,6 +28,7 @@ from calm_beam.launch import dask_runner
 from calm_beam.launch.dask_runner import CorrectedDaskRunner
 from calm_beam.launch.flags import UsageError
 from calm_beam.launch.runners import PipelineError, run_pipeline
+from tests.sockets import family, listening, open_to_others
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -321,3 +323,30 @@ def test_what_it_cannot_do_is_refused(kind: str, monkeypatch: pytest.MonkeyPatch
     with pytest.raises(UsageError) as caught:
         pipeline.run()
     assert str(caught.value) == f"--runner=DaskRunner {message}"
+
+
+def test_a_cluster_of_our_own_is_open_to_this_machine_alone() -> None:
+    """Scheduler, workers and the pages about them listen at loopback addresses."""
+    client, own = dask_runner._connect({}, num_workers=1)
+    assert own is not None
+    with own, client:
+        addresses = listening(family(os.getpid()))
+        assert addresses
+        assert open_to_others(addresses) == []
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"scheduler_file": "/no/such.json"}, "--dask_scheduler_file=/no/such.json: no such file."),
+        (
+            {"address": "tcp://127.0.0.1:1", "timeout": 0.2},
+            "--dask_client_address=tcp://127.0.0.1:1: no Dask scheduler",
+        ),
+        ({"address": "nonsense://x"}, "--dask_client_address=nonsense://x: no Dask scheduler answers there"),
+    ],
+)
+def test_clusters_that_are_not_there(given: dict[str, Any], message: str) -> None:
+    """Where no scheduler is, the flag is named, and nobody waits for one to appear."""
+    with pytest.raises(UsageError, match=re.escape(message)):
+        dask_runner._connect(given, num_workers=1)

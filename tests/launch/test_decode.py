@@ -1,5 +1,6 @@
 """`calm-beam decode`: one row per prompt and threshold."""
 
+import dataclasses
 import json
 import os
 import pathlib
@@ -8,8 +9,10 @@ from typing import Any
 import pytest
 
 from calm_beam.launch.cli import main
+from tests.builders import build_arrays, write_t5x
 from tests.pipelines import (
     BROKEN_ID,
+    CONFIG,
     SETTINGS,
     SHORT_FLAGS,
     id_rows,
@@ -57,15 +60,58 @@ def test_rows(model: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.Captur
     assert f"12 prompts at 5 thresholds and in full: {output}" in capsys.readouterr().out
 
 
+def test_what_no_array_shows_reaches_the_workers(
+    model: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A T5X model is decoded as declared, as a native one that carries the same; what is assumed is said."""
+    write_t5x(tmp_path / "run", build_arrays(CONFIG, 0))
+    config = dataclasses.replace(CONFIG, activation="silu")
+    silu = write_model(tmp_path / "silu", config=config)
+    data = write_rows(tmp_path / "rows.jsonl", id_rows(4))
+    assert _decode(model, data, tmp_path / "gelu.txt") == 0
+    assert _decode(silu, data, tmp_path / "silu.txt") == 0
+    capsys.readouterr()
+    assert _decode(tmp_path / "run", data, tmp_path / "declared.txt", "--activation=silu") == 0
+    assert "note: Relative max distance is assumed to be 128, as in T5" in capsys.readouterr().err
+    assert (tmp_path / "declared.txt").read_bytes() == (tmp_path / "silu.txt").read_bytes()
+    assert (tmp_path / "declared.txt").read_bytes() != (tmp_path / "gelu.txt").read_bytes()
+    assert _decode(silu, data, tmp_path / "no.txt", "--activation=gelu") == 2
+    assert "activation is silu by" in capsys.readouterr().err
+
+
+def test_sentinels_of_the_tokenizer(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A prompt with sentinels is decoded as with --extra_ids once a file of the tokenizer names them."""
+    model = write_model(tmp_path / "model", vocabulary=write_vocabulary(tmp_path / "trained.model"))
+    data = write_rows(tmp_path / "rows.jsonl", [{"input": "the <extra_id_0> sees <extra_id_1>"}])
+    assert _decode(model, data, tmp_path / "none.txt") == 0
+    assert _decode(model, data, tmp_path / "given.txt", "--extra_ids=5") == 0
+    (model / "tokenizer_config.json").write_text('{"extra_ids": 5}')
+    assert _decode(model, data, tmp_path / "named.txt") == 0
+    assert _decode(model, data, tmp_path / "zero.txt", "--extra_ids=0") == 0
+    given, none, named, zero = ((tmp_path / f"{name}.txt").read_bytes() for name in ("given", "none", "named", "zero"))
+    assert named == given != none == zero
+    assert _decode(model, data, tmp_path / "no.txt", "--extra_ids=1000000000") == 2
+    assert "extra_ids must be from 0 to 100000" in capsys.readouterr().err
+    assert _decode(model, data, tmp_path / "no.txt", "--extra_ids=100") == 2
+    assert "has 140 ids, the model's output head 64" in capsys.readouterr().err
+
+
 def test_files_come_one_after_the_other(model: pathlib.Path, tmp_path: pathlib.Path) -> None:
-    """Several files are sorted by name, and lines keep their order, however the work is split."""
+    """Several files are sorted by name, and lines keep their order, however the work is split.
+
+    Rows are the same but for the last bits of confidences, which move with what is computed in one batch.
+    """
     rows = id_rows(9)
     write_rows(tmp_path / "b.jsonl", rows[:4])
     write_rows(tmp_path / "a.jsonl", rows[4:])
     assert _decode(model, tmp_path / "*.jsonl", tmp_path / "one.txt", "--num_shards=1") == 0
     assert _decode(model, tmp_path / "*.jsonl", tmp_path / "many.txt", "--num_shards=16") == 0
     assert [row["id"] for row in _read(tmp_path / "one.txt")[::6]] == [row["id"] for row in [*rows[4:], *rows[:4]]]
-    assert (tmp_path / "one.txt").read_bytes() == (tmp_path / "many.txt").read_bytes()
+    one, many = (_read(tmp_path / name) for name in ("one.txt", "many.txt"))
+    confidences = [[row.pop("confidences") for row in rows] for rows in (one, many)]
+    assert one == many
+    for ours, theirs in zip(*confidences, strict=True):
+        assert ours == pytest.approx(theirs, rel=0, abs=1e-5)
 
 
 def test_texts(tmp_path: pathlib.Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from calm_beam.analysis.perturbation import PerturbationDecoder
 from calm_beam.checkpoints import load_checkpoint
-from calm_beam.exits.rule import STATE_PROPAGATIONS
+from calm_beam.exits.propagations import PROPAGATIONS
 from calm_beam.launch import plots
 from calm_beam.launch.cli import main
 from calm_beam.launch.evaluate import _EXPERIMENTS
@@ -72,17 +72,17 @@ def test_propagation(
     rows = _checked_files(output, "propagation")["rows"]
     assert [(row["confidence"], row["state_propagation"], row["token_from"], row["threshold"]) for row in rows] == [
         (None, None, None, None),
-        *(("oracle", name, "exit_layer", 1.0) for name in STATE_PROPAGATIONS),
+        *(("oracle", name, "exit_layer", 1.0) for name in PROPAGATIONS),
         ("softmax", "from_exit", "last_layer", 0.5),
         ("softmax", "from_exit", "last_layer", 0.0),
     ]
     assert rows[0]["layers"] == 4
     assert (rows[0]["similarity"], rows[0]["quality_change"]) == (1, 0)
-    assert rows[1 + STATE_PROPAGATIONS.index("full_cache")]["similarity"] == 1
+    assert rows[1 + list(PROPAGATIONS).index("full_cache")]["similarity"] == 1
     assert rows[-1]["layers"] == 1
     assert all(row["prompts"] == 10 and 0 <= row["quality"] <= 1 for row in rows)
     printed = capsys.readouterr().out
-    for name in (*(f"oracle, {name}" for name in STATE_PROPAGATIONS), "noisy cache, softmax 0.5", "full model"):
+    for name in (*(f"oracle, {name}" for name in PROPAGATIONS), "noisy cache, softmax 0.5", "full model"):
         assert name in printed
     assert "10 prompts: all examples; 0 cut." in printed
     assert str(output / "propagation.svg") in printed
@@ -322,8 +322,13 @@ def test_bad_usage(
 
 
 def _mixed(rows: list[dict[str, Any]]) -> str:
-    del rows[3]["references"]
+    del rows[3]["reference_ids"]
     return "example row-3 has no references, example row-0 differs: a mean over some of them"
+
+
+def _text_among_ids(rows: list[dict[str, Any]]) -> str:
+    rows[3] = {"id": "row-3", "input": "some text", "reference_ids": [[5]]}
+    return "{path}, line 4: its prompt is text, but that of {path}, line 1 is token ids."
 
 
 def _repeated_id(rows: list[dict[str, Any]]) -> str:
@@ -336,7 +341,7 @@ def _unknown_id(rows: list[dict[str, Any]]) -> str:
     return "example row-2: its input_ids have 64; the model knows ids from 0 to 63."
 
 
-@pytest.mark.parametrize("spoil", [_mixed, _repeated_id, _unknown_id])
+@pytest.mark.parametrize("spoil", [_mixed, _text_among_ids, _repeated_id, _unknown_id])
 def test_bad_data(
     spoil: Callable[[list[dict[str, Any]]], str],
     model: pathlib.Path,

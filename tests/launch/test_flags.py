@@ -1,11 +1,13 @@
 """Flags: ours and Beam's together, and nothing that neither knows."""
 
 import argparse
+import pathlib
 from collections.abc import Sequence
 
 import pytest
 from apache_beam.options.pipeline_options import DirectOptions, GoogleCloudOptions, PipelineOptions, WorkerOptions
 
+from calm_beam.launch.cli import main
 from calm_beam.launch.flags import (
     FlagParser,
     UsageError,
@@ -56,6 +58,13 @@ def test_our_flags_are_not_given_to_beam() -> None:
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
+        # Of Beam's, --zone is as near.
+        (["--conf=softmax"], "unknown flag --conf. Did you mean --confidence?"),
+        (["--checkpint=x"], "unknown flag --checkpint. Did you mean --checkpoint?"),
+        (["--batch-size=4"], "unknown flag --batch-size. Did you mean --batch_size?"),
+        (["--num_shard=4"], "unknown flag --num_shard. Did you mean --num_shards?"),
+        (["--num_worker=4"], "unknown flag --num_worker. Did you mean --num_workers?"),
+        (["--regio=x"], "unknown flag --regio. Did you mean --region?"),
         (["--thresold=0.5"], "unknown flag --thresold. Did you mean --thresholds?"),
         (["--direct_num_worker=2"], "unknown flag --direct_num_worker. Did you mean --direct_num_workers?"),
         (["--projet", "p"], "unknown flag --projet. Did you mean --project?"),
@@ -144,3 +153,50 @@ def test_whole_numbers() -> None:
     for value in ("0", "-3", "1.5", "many", ""):
         with pytest.raises(argparse.ArgumentTypeError, match=f"expected a whole number of at least 1, got '{value}'"):
             whole_number(1)(value)
+
+
+_FLAGS_OF_COMMANDS = {
+    "calibrate": ("--output", "--checkpoint", "--vocabulary", "--data", "--generations", "--bleurt_checkpoint"),
+    "calibrate --resume": ("--seqio_task", "--cluster_key", "--temp_location", "--template_location", "--runner"),
+    "convert --layout=t5x --checkpoint=x": ("--output",),
+    "convert --layout=t5x --output=x": ("--checkpoint",),
+    "decode": ("--output", "--checkpoint", "--data"),
+    "evaluate": ("--output", "--generations", "--checkpoint"),
+    "evaluate --experiment=tradeoff": ("--output", "--checkpoint"),
+    "generate --manifest=x": ("--manifest", "--output", "--input", "--checkpoint", "--vocabulary", "--prompt"),
+    "inspect x": ("--checkpoint",),
+    "monitor --manifest=x --losses=x": ("--manifest", "--losses", "--state"),
+    "plan --delta=0.1": ("--output", "--pilot"),
+    "report": ("--calibration", "--output", "--speedup", "--generations", "--checkpoint", "--vocabulary"),
+    "train --output=x": ("--output", "--checkpoint", "--data", "--validation_data"),
+    "train --stage=classifier --output=x": ("--output", "--checkpoint", "--data"),
+    "verify --manifest=x": ("--manifest", "--checkpoint", "--vocabulary", "--data"),
+}
+
+
+@pytest.mark.parametrize("value", ["", " "], ids=["empty", "blank"])
+@pytest.mark.parametrize(
+    ("command", "flag"), [(command, flag) for command, flags in _FLAGS_OF_COMMANDS.items() for flag in flags]
+)
+def test_an_empty_path_is_refused(
+    command: str,
+    flag: str,
+    value: str,
+    tmp_path: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """In no command is a path without text taken for the current folder: status 2, and nothing is written."""
+    monkeypatch.chdir(tmp_path)
+    assert main([*command.split(), f"{flag}={value}"]) == 2
+    printed = capsys.readouterr()
+    assert f"{flag} is empty; leave it out" in printed.err or f"{flag}: expected values separated by" in printed.err
+    assert printed.err.count("\n") == 1
+    assert printed.out == ""
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_texts_that_may_be_empty() -> None:
+    """A flag whose default is no text may be given that, and spaces too."""
+    assert _parse("--task_prefix=")[0].task_prefix == ""
+    assert _parse("--task_prefix= ")[0].task_prefix == " "

@@ -5,18 +5,20 @@ import io
 import json
 import pathlib
 import re
+import shutil
 from typing import Any
 
 import pyarrow
 import pyarrow.parquet
 import pytest
 
-from calm_beam.checkpoints import load_checkpoint
+from calm_beam.checkpoints import Declared, load_checkpoint
 from calm_beam.launch.cli import main
 from calm_beam.launch.layer_colours import LayerPrinter
 from calm_beam.manifest import write_manifest
 from calm_beam.serving import Generator, token_texts
 from calm_beam.vocabulary import Vocabulary
+from tests.builders import write_t5x
 from tests.calm_beam.serving.builders import build_entry, build_served_manifest
 from tests.pipelines import BROKEN_ID, write_model, write_rows, write_vocabulary
 
@@ -63,6 +65,22 @@ def test_a_prompt_is_answered(folder: pathlib.Path, generator: Generator, capsys
         f"prompts: 1, of which cut: 0; tokens: {len(answer.tokens)}, {layers:.2f} layers per token, {saved:.0%} of "
         "the full model's saved"
     )
+
+
+def test_an_assumed_activation_is_named_where_models_differ(
+    folder: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A model that was calibrated with a declared activation is served with it; without, what is assumed is said."""
+    write_t5x(tmp_path, load_checkpoint(folder / "model").arrays)
+    shutil.copy(folder / "model" / "sentencepiece.model", tmp_path)
+    declared = load_checkpoint(tmp_path, declared=Declared(activation="silu"))
+    manifest = build_served_manifest(declared, (build_entry(0.3),), vocabulary=Vocabulary(folder / "v.model"))
+    write_manifest(manifest, tmp_path / "manifest.json")
+    command = ["generate", f"--manifest={tmp_path}", f"--checkpoint={tmp_path}", f"--prompt={_TEXTS[0]}"]
+    assert main([*command, "--activation=silu"]) == 0
+    capsys.readouterr()
+    assert main(command) != 0
+    assert "Activation is assumed to be gelu, as in T5" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", ["prompts.txt", "prompts.txt.gz"])
@@ -141,6 +159,15 @@ def test_lines_of_standard_input_are_answered_as_they_come(
     assert "calm-beam generate: standard input, line 4: is empty." in printed.err
 
 
+def test_a_line_that_is_no_text_is_named(
+    folder: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Bytes that are not UTF-8 come as surrogates; the line that has them ends the command in words."""
+    monkeypatch.setattr("sys.stdin", io.StringIO(f"{_TEXTS[0]}\na \udcff\n"))
+    assert main(_flags(folder)) == 1
+    assert "calm-beam generate: standard input, line 2: is not Unicode text" in capsys.readouterr().err
+
+
 class _Terminal(io.StringIO):
     """Typed text."""
 
@@ -183,7 +210,7 @@ def test_the_entry_has_to_be_named(folder: pathlib.Path, capsys: pytest.CaptureF
         (["--input=absent.txt"], 2, "--input absent.txt: no such file."),
         (["--prompt=a", "--data_format=text"], 2, "--data_format belongs to --input, which is missing."),
         (["--inputs_field=a"], 2, "--inputs_field belongs to --input, which is missing."),
-        (["--prompt= "], 2, "the prompt: is empty."),
+        (["--prompt= "], 2, "--prompt is empty; leave it out, or give it a value."),
         (["--prompt=a", "--batch_size=0"], 2, "expected a whole number of at least 1, got '0'"),
         (["--prompt=a", "--metric=rouge"], 2, "no calibration has metric=rouge, delta=0.1. The manifest has:"),
         (["--prompt=a", "--checkpoint=absent"], 2, "checkpoint absent: no such directory."),

@@ -5,6 +5,7 @@ import json
 import pathlib
 import re
 
+import numpy as np
 import pytest
 
 from calm_beam.checkpoints import load_checkpoint
@@ -12,6 +13,7 @@ from calm_beam.launch.cli import main
 from calm_beam.manifest import DataRecord, ModelRecord, write_manifest
 from tests.builders import build_arrays, build_config, write_hugging_face, write_t5x
 from tests.calm_beam.manifest.builders import build_manifest, build_plan_record, build_planned_manifest
+from tests.calm_beam.serving.builders import build_served_manifest
 from tests.pipelines import CONFIG, write_model, write_vocabulary
 
 
@@ -91,13 +93,13 @@ def test_square_brackets_are_printed_as_they_are(tmp_path: pathlib.Path, capsys:
 def test_a_manifest_and_its_model(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
     """With --checkpoint, the manifest has to belong to that model."""
     ours, other = write_model(tmp_path / "ours"), write_model(tmp_path / "other", seed=1)
-    record = ModelRecord(uri="x", fingerprint=load_checkpoint(ours).fingerprint(), layers=6)
-    path = _write(tmp_path / "manifest.json", model=record)
+    path = tmp_path / "manifest.json"
+    write_manifest(build_served_manifest(load_checkpoint(ours)), path)
     assert main(["inspect", str(path), f"--checkpoint={ours}"]) == 0
     assert f"It belongs to the model in {ours}." in capsys.readouterr().out
     assert main(["inspect", str(path), f"--checkpoint={other}"]) == 1
     printed = capsys.readouterr()
-    assert "Its thresholds hold for no other model" in printed.err
+    assert "Thresholds hold for no other model" in printed.err
     assert "its digest is right" not in printed.out
 
 
@@ -143,6 +145,51 @@ def test_a_t5x_checkpoint(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[
     assert "Vocabulary: none in or beside it." in printed
 
 
+def test_what_no_array_shows(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What is assumed of a T5X model is said with its reason, and what the user or a file says with its source."""
+    write_t5x(tmp_path, build_arrays(CONFIG, 0))
+    assert main(["inspect", str(tmp_path)]) == 0
+    assert "Activation is assumed to be gelu, as in T5: there is no config.gin in" in capsys.readouterr().out
+    assert main(["inspect", str(tmp_path), "--activation=silu", "--relative_max_distance=64"]) == 0
+    printed = capsys.readouterr().out
+    assert "T5 with gated SiLU:" in printed
+    assert "Activation is silu: you said so.\nRelative max distance is 64: you said so.\n" in printed
+    (tmp_path / "config.gin").write_text("T5Config.mlp_activations = ('relu', 'linear')")
+    assert main(["inspect", str(tmp_path)]) == 0
+    assert f"Activation is relu: {tmp_path}/config.gin says so.\n" in capsys.readouterr().out
+    assert main(["inspect", str(tmp_path), "--activation=silu"]) == 1
+    assert "activation is relu by" in capsys.readouterr().err
+
+
+def test_layers_with_tables_and_a_vocabulary_with_sentinels(
+    tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Tables of relative positions in every layer are told, and so are sentinels named beside the vocabulary."""
+    config = build_config(relative_bias_per_layer=True)
+    folder = write_model(tmp_path / "model", config=config, vocabulary=write_vocabulary(tmp_path / "trained.model"))
+    (folder / "tokenizer_config.json").write_text('{"extra_ids": 4}')
+    assert main(["inspect", str(folder)]) == 0
+    printed = capsys.readouterr().out
+    assert "Every layer has a table of relative positions of its own." in printed
+    assert "Vocabulary: 44 ids, 4 of them sentinels," in printed
+
+
+def test_weights_that_are_not_finite(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A model with NaN is named as damaged, with the array."""
+    arrays = build_arrays(CONFIG, 0)
+    arrays["decoder/decoder_norm/scale"][3] = np.nan
+    write_t5x(tmp_path, arrays)
+    assert main(["inspect", str(tmp_path)]) == 1
+    error = capsys.readouterr().err
+    assert "weights are not finite numbers in decoder/decoder_norm/scale (1 of 16 values)" in error
+
+
+def test_a_name_on_the_hub(capsys: pytest.CaptureFixture[str]) -> None:
+    """A name on the Hub is answered with the command that fetches it."""
+    assert main(["inspect", "google/t5-v1_1-small"]) == 2
+    assert "hf download google/t5-v1_1-small --local-dir t5-v1_1-small" in capsys.readouterr().err
+
+
 def test_a_hugging_face_checkpoint(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
     """An original T5 that transformers saved is told with its feed-forward layer and its head."""
     config = build_config(tied_head=True, gated_mlp=False)
@@ -161,6 +208,8 @@ def test_a_hugging_face_checkpoint(tmp_path: pathlib.Path, capsys: pytest.Captur
         (["{tmp}/none"], "{tmp}/none: no such file or directory."),
         (["{tmp}", "--chekpoint=x"], "unknown flag --chekpoint. Did you mean --checkpoint?"),
         (["{tmp}", "--check=x"], "unknown flag --check"),
+        (["{tmp}", "--checkpoint=x"], "{tmp} holds no manifest; --checkpoint is for checking one."),
+        (["{tmp}", "--vocabulary=x"], "{tmp} holds no manifest; --vocabulary is for checking one."),
         (["{tmp}", "{tmp}"], "unknown argument {tmp}"),
         (["{tmp}", "--runner=DirectRunner"], "unknown flag --runner"),
     ],

@@ -184,7 +184,15 @@ def test_a_state_of_another_promise_is_refused(
 
 
 @pytest.mark.parametrize(
-    "content", ["", "[]", "{}", '{"schema": 1, "manifest": 1, "calibration": 1, "monitor": []}', "[" * 100_000]
+    "content",
+    [
+        "",
+        "[]",
+        "{}",
+        '{"schema": 1, "manifest": 1, "calibration": 1, "monitor": []}',
+        "[" * 100_000,
+        '{"schema": 1, "schema": 2}',
+    ],
 )
 def test_a_state_that_is_none_is_refused(
     content: str, manifest: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]

@@ -72,4 +72,57 @@ def test_work_that_is_done_twice_counts_once(tmp_path: pathlib.Path) -> None:
     """A shard that is decoded again after its worker died does not make for more prompts than there are."""
     path = tmp_path / "progress"
     path.write_text("read 10\ndecoded 6\ndecoded 6\n")
-    assert progress._read_and_decoded(path) == (10, 10)
+    assert progress._read_and_decoded(progress._read_counts(path)) == (10, 10)
+
+
+@pytest.mark.parametrize(
+    ("counts", "phase"),
+    [
+        ({}, "reading"),
+        ({"read": 8}, "reading"),
+        ({"read": 8, "loading": 1}, "loading the model"),
+        ({"read": 8, "loading": 2, "compiling": 1}, "compiling"),
+        ({"read": 8, "loading": 2, "compiling": 2, "decoded": 1}, "decoding"),
+        ({"read": 8, "stored": 3, "loading": 1, "compiling": 1}, "compiling"),
+        ({"read": 8, "stored": 8}, "scoring"),
+        ({"read": 8, "loading": 1, "compiling": 1, "decoded": 8}, "scoring"),
+    ],
+)
+def test_what_a_run_is_doing(counts: dict[str, int], phase: str) -> None:
+    """Until the first prompt is decoded, a run reads, loads the model or compiles, as its workers told last."""
+    assert progress._phase_of(counts) == phase
+
+
+def test_lines_of_a_log() -> None:
+    """Before the first prompt is decoded, a line says what takes so long; after it, how long the others will take."""
+    in_phase = {"in_phase": 30.0, "in_all": 42.0}
+    assert progress._line("reading", 0, 0, **in_phase) == "reading for 30 s"
+    assert progress._line("loading the model", 8, 0, **in_phase) == "loading the model for 30 s; 8 prompts to decode"
+    assert progress._line("compiling", 1, 0, **in_phase) == "compiling for 30 s; 1 prompt to decode"
+    # Ten a second since the first one: what came before does not count.
+    assert progress._line("decoding", 1000, 300, **in_phase) == "decoded 300 of 1000 prompts in 42 s, about 70 s left"
+    assert progress._line("scoring", 1000, 1000, **in_phase) == "decoded 1000 of 1000 prompts in 42 s; scoring"
+
+
+@pytest.mark.parametrize(
+    ("terminal", "said"), [(False, "compiling for 0 s; 8 prompts to decode"), (True, "compiling ")]
+)
+def test_compiling_is_told(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], terminal: bool, said: str
+) -> None:
+    """While workers compile, logs and terminals say so."""
+    if terminal:
+        monkeypatch.setenv("FORCE_COLOR", "1")
+        monkeypatch.setenv("COLUMNS", "100")
+    monkeypatch.setattr(progress, "_LOG_SECONDS", 0.02)
+    monkeypatch.setattr(progress, "_TERMINAL_SECONDS", 0.02)
+    printed = ""
+    with shown_progress(enabled=True) as log:
+        log.report("read", 8)
+        log.report("compiling", 1)
+        for _ in range(500):
+            printed += capsys.readouterr().err
+            if said in printed:
+                break
+            threading.Event().wait(0.02)
+    assert said in printed

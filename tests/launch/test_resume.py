@@ -103,7 +103,10 @@ def test_only_missing_shards_are_decoded(
     folder = _interrupted(whole, tmp_path / "out", lost=lost)
     before = {path: path.stat() for path in folder.glob("*.parquet")}
     assert _calibrate(model, data, tmp_path / "out", "--resume") == 0
-    assert f"--resume: going on with {3 - lost} of at most 3 shards decoded in {folder}" in capsys.readouterr().err
+    assert (
+        f"--resume: found {3 - lost} of at most 3 shards decoded in {folder}; those of unchanged examples stay as they "
+        "are\n"
+    ) in capsys.readouterr().err
     for path, stat in before.items():
         assert (path.stat().st_ino, path.stat().st_mtime_ns) == (stat.st_ino, stat.st_mtime_ns)
     _check_same(tmp_path / "out", whole)
@@ -201,8 +204,42 @@ def test_another_model_is_refused(
     assert re.search(r"model\.fingerprint is 'sha256:\w{64}' there, 'sha256:\w{64}' here", _error(capsys))
 
 
+@pytest.mark.parametrize("linked", ["generations", "run"])
+def test_overwrite_follows_no_link(
+    model: pathlib.Path,
+    data: pathlib.Path,
+    whole: pathlib.Path,
+    tmp_path: pathlib.Path,
+    capsys: pytest.CaptureFixture[str],
+    linked: str,
+) -> None:
+    """Generations behind a link are not removed, nor a result beside it: the run ends with the link's name."""
+    shutil.copytree(whole, tmp_path / "out")
+    place = tmp_path / "out" / "generations" if linked == "generations" else _folder(tmp_path / "out")
+    place.rename(tmp_path / "elsewhere")
+    place.symlink_to(tmp_path / "elsewhere")
+    before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
+    assert _calibrate(model, data, tmp_path / "out", "--overwrite") == 2
+    assert f"calm-beam calibrate: --output {place}: is a symbolic link, and what lies behind it is not" in _error(
+        capsys
+    )
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+
+
+def test_an_output_may_be_a_link(
+    model: pathlib.Path, data: pathlib.Path, whole: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    """A directory that is itself a link is written to, and only what is ours in it is replaced."""
+    shutil.copytree(whole, tmp_path / "disk")
+    (tmp_path / "disk" / "notes.txt").write_text("kept")
+    (tmp_path / "out").symlink_to(tmp_path / "disk")
+    assert _calibrate(model, data, tmp_path / "out", "--overwrite") == 0
+    assert (tmp_path / "disk" / "notes.txt").read_text() == "kept"
+    _check_same(tmp_path / "disk", whole)
+
+
 def _other_text(rows: list[dict[str, object]]) -> None:
-    rows[3]["references"] = ["another"]
+    rows[3]["reference_ids"] = [[9, 9]]
 
 
 def _swapped(rows: list[dict[str, object]]) -> None:
@@ -213,14 +250,23 @@ def _none_of_a_shard(rows: list[dict[str, object]]) -> None:
     rows[:] = [row for row in rows if row["input_ids"] == rows[0]["input_ids"]]
 
 
-@pytest.mark.parametrize("change", [_other_text, _swapped, list.pop, _none_of_a_shard])
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        (_other_text, r" \(example 'row-3' has another references\)"),
+        (_swapped, r" \(example 'row-[34]' has another line\)"),
+        (list.pop, r" \(example 'row-29' is gone\)"),
+        (_none_of_a_shard, r" \(example 'row-\d+' is gone\)"),
+    ],
+)
 def test_other_data_are_refused(
     model: pathlib.Path,
     tmp_path: pathlib.Path,
     capsys: pytest.CaptureFixture[str],
     change: Callable[[list[dict[str, object]]], object],
+    what: str,
 ) -> None:
-    """When the data have changed since, --resume names the shard and decodes nothing; with the old data it goes on."""
+    """When the data have changed since, --resume says where and decodes nothing; with the old data it goes on."""
     rows: list[dict[str, object]] = list(id_rows(30))
     data = write_rows(tmp_path / "rows.jsonl", rows)
     assert _calibrate(model, data, tmp_path / "whole") == 0
@@ -232,7 +278,9 @@ def test_other_data_are_refused(
     assert _calibrate(model, data, tmp_path / "out", "--resume") == 1
     assert re.search(
         r"generations-0000\d-of-00003\.parquet: (was decoded from other examples than the data give now for shard \d "
-        r"of 3, so the data have changed since|the data have no example for this file)",
+        rf"of 3, so the data have changed since{what}\. Restore them, or decode anew with --overwrite\.|the data have "
+        r"no example for this file, so it was decoded from other data\. Restore the data, or decode anew with "
+        r"--overwrite\.)$",
         _error(capsys),
     )
     assert sorted(folder.glob("*.parquet")) == present
@@ -240,6 +288,28 @@ def test_other_data_are_refused(
     data.write_bytes(content)
     assert _calibrate(model, data, tmp_path / "out", "--resume") == 0
     _check_same(tmp_path / "out", tmp_path / "whole")
+
+
+def test_a_finished_result_of_other_data_is_not_taken_for_this_one(
+    model: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With --resume, a manifest is called finished only if it is about the data as they are now."""
+    rows: list[dict[str, object]] = list(id_rows(30))
+    data = write_rows(tmp_path / "rows.jsonl", rows)
+    assert _calibrate(model, data, tmp_path / "out") == 0
+    content = data.read_bytes()
+    before = {path: path.read_bytes() for path in (tmp_path / "out").rglob("*") if path.is_file()}
+    _other_text(rows)
+    write_rows(data, rows)
+    assert _calibrate(model, data, tmp_path / "out", "--resume") == 2
+    assert _error(capsys) == (
+        f"calm-beam calibrate: --resume: {tmp_path / 'out' / 'manifest.json'} is finished, and the data have changed "
+        "since: it is about the examples that were there. Restore them, calibrate the new ones with another --output, "
+        "or pass --overwrite to begin anew."
+    )
+    assert {path: path.read_bytes() for path in (tmp_path / "out").rglob("*") if path.is_file()} == before
+    data.write_bytes(content)
+    assert _calibrate(model, data, tmp_path / "out", "--resume") == 0
 
 
 def test_a_damaged_shard_is_refused(
@@ -260,7 +330,7 @@ def test_a_damaged_shard_is_refused(
 def _broken_rows() -> list[dict[str, object]]:
     return [
         *id_rows(13),
-        *({"id": f"broken-{i}", "input_ids": [i + 3, BROKEN_ID], "references": ["5"]} for i in range(3)),
+        *({"id": f"broken-{i}", "input_ids": [i + 3, BROKEN_ID], "reference_ids": [[5]]} for i in range(3)),
     ]
 
 

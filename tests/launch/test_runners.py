@@ -1,13 +1,15 @@
 """Which runner executes a pipeline, and what its failures say."""
 
+import contextlib
+import pathlib
 import sys
+import tempfile
 from collections.abc import Callable
 
 import apache_beam as beam
 import pytest
 from apache_beam.options.pipeline_options import DirectOptions, PipelineOptions, PortableOptions
 from apache_beam.runners.portability.fn_api_runner import FnApiRunner
-from apache_beam.transforms.environments import ExternalEnvironment
 
 from calm_beam.examples import DataError
 from calm_beam.launch import runners
@@ -51,7 +53,8 @@ def test_local_runners_are_ours(runner: str) -> None:
 @pytest.mark.parametrize("name", ["PortableRunner", "FlinkRunner", "SparkRunner"])
 def test_other_runners_are_beams(name: str) -> None:
     """Another runner is made by Beam, and does not share this machine's disk; its own flags are known."""
-    _, options = parse_flags(FlagParser(prog="test"), [f"--runner={name}", "--flink_master=m", "--spark_master_url=u"])
+    flags = [f"--runner={name}", "--flink_master=m", "--spark_master_url=u", "--job_endpoint=embed"]
+    _, options = parse_flags(FlagParser(prog="test"), flags)
     assert not is_local(options)
     assert type(make_runner(options)).__name__ == name
 
@@ -159,9 +162,7 @@ def test_external_workers_stay_external() -> None:
     """With an external environment, several workers are those of the pool and no processes of ours."""
     flags = ["--environment_type=EXTERNAL", "--environment_config=localhost:50000", "--direct_num_workers=2"]
     options = PipelineOptions(flags)
-    runner = make_runner(options)
-    assert isinstance(runner, FnApiRunner)
-    assert isinstance(runner._default_environment, ExternalEnvironment)
+    assert isinstance(make_runner(options), runners._PoolRunner)
     assert options.view_as(DirectOptions).direct_running_mode == "in_memory"
 
 
@@ -216,3 +217,16 @@ def test_jobs_may_take_longer_than_beam_waits() -> None:
         assert options.view_as(PortableOptions).job_server_timeout > 30 * 86400
     finally:
         service.stop()
+
+
+def test_runs_leave_no_temporary_files(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What Beam makes for a portable job, and forgets, is gone when the run has ended, well or not."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    for function in (str, _fail):
+        options = PipelineOptions(["--runner=PortableRunner", "--job_endpoint=embed", "--environment_type=LOOPBACK"])
+        pipeline = beam.Pipeline(runner=make_runner(options), options=options)
+        _ = pipeline | beam.Create([1]) | beam.Map(function)
+        with contextlib.suppress(PipelineError):
+            run_pipeline(pipeline)
+        assert list(tmp_path.iterdir()) == []
+    assert tempfile.tempdir == str(tmp_path)

@@ -7,8 +7,9 @@ import shlex
 import pytest
 
 from calm_beam.checkpoints import load_checkpoint
+from calm_beam.exits.measures import MEASURES
 from calm_beam.launch.cli import main
-from calm_beam.manifest import CONFIDENCES, write_manifest
+from calm_beam.manifest import write_manifest
 from calm_beam.vocabulary import Vocabulary
 from tests.calm_beam.serving.builders import build_entry, build_served_manifest
 from tests.pipelines import write_model, write_vocabulary
@@ -48,4 +49,4 @@ def test_what_the_page_shows_runs(
 
 def test_every_confidence_that_can_be_served_is_described() -> None:
     """Whoever writes a server of their own finds each measure, but for the oracle, which nobody can serve."""
-    assert re.findall(r"^\| `(\w+)` \|", _PAGE, re.MULTILINE) == [name for name in CONFIDENCES if name != "oracle"]
+    assert re.findall(r"^\| `(\w+)` \|", _PAGE, re.MULTILINE) == [name for name in MEASURES if name != "oracle"]

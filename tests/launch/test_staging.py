@@ -51,3 +51,15 @@ def test_a_failure_changes_nothing(tmp_path: pathlib.Path) -> None:
             _fail(output)
     assert _files(tmp_path) == before
     assert not (tmp_path / "new").exists()
+
+
+def test_nothing_is_removed_through_a_link(tmp_path: pathlib.Path) -> None:
+    """An entry of the earlier run that is a link is replaced as a link; what it leads to stays."""
+    _fill(tmp_path / "elsewhere", "kept")
+    (tmp_path / "out").mkdir()
+    for name in ("generations", "table.csv"):
+        (tmp_path / "out" / name).symlink_to(tmp_path / "elsewhere" / name)
+    with staged(str(tmp_path / "out")) as staging:
+        _fill(staging, "new")
+    assert _files(tmp_path / "out") == {"generations/new": "new", "table.csv": "new"}
+    assert _files(tmp_path / "elsewhere") == {"generations/kept": "kept", "table.csv": "kept"}

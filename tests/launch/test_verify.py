@@ -4,6 +4,7 @@ import dataclasses
 import json
 import pathlib
 import shutil
+import sys
 from typing import Any
 
 import pytest
@@ -186,7 +187,52 @@ def test_another_model_is_refused(place: _Place, tmp_path: pathlib.Path, capsys:
     """The thresholds of one model say nothing of another."""
     other = write_model(tmp_path / "other", seed=1)
     assert main([*place.flags, f"--checkpoint={other}"]) == 2
-    assert "Its thresholds hold for no other model." in capsys.readouterr().err
+    assert "Thresholds hold for no other model" in capsys.readouterr().err
+
+
+def _with_own_metric(place: _Place, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Path:
+    """Lets half of the manifest's entries name code that leaves a mark when it is imported, and returns the mark."""
+    mark = tmp_path / "imported"
+    code = (
+        f"open({str(mark)!r}, 'w').close()\ndef score(candidate, references):\n    return float(len(candidate) % 2)\n"
+    )
+    (tmp_path / "calm_beam_foreign.py").write_text(code)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.delitem(sys.modules, "calm_beam_foreign", raising=False)
+    entries = [entry for entry in _manifest(place).calibrations if entry.threshold is not None]
+    own = [dataclasses.replace(entry, metric="calm_beam_foreign:score") for entry in entries[:2]]
+    _change(place, calibrations=(*own, *entries[2:]), plan=None)
+    return mark
+
+
+def test_a_manifest_runs_no_code(
+    place: _Place, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Code that a manifest names is imported only if the caller names it too; the rest can be tested without."""
+    mark = _with_own_metric(place, tmp_path, monkeypatch)
+    assert main(place.flags) == 2
+    message = capsys.readouterr().err
+    assert "metric 'calm_beam_foreign:score' is code that the manifest names, and a manifest does not decide" in message
+    assert "pass --metric=calm_beam_foreign:score,token_f1, or name the metrics to test without it." in message
+    assert main([*place.flags, "--metric=calm_beam_foreign:other"]) == 2
+    assert "--metric=calm_beam_foreign:other: the manifest has no entry of it, only of" in capsys.readouterr().err
+    assert main([*place.flags, "--metric=token_f1"]) == 0
+    assert "2 of 2 are proved again" in (printed := capsys.readouterr().out)
+    assert "2 promises of other metrics were not tested." in printed
+    for command in (["inspect", str(place.calibration)], ["report", f"--calibration={place.calibration}"]):
+        main(command)
+    assert not mark.exists()
+
+
+def test_code_that_the_caller_names_is_run(
+    place: _Place, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The twin: named by the caller, the metric is imported, and its entries are tested."""
+    mark = _with_own_metric(place, tmp_path, monkeypatch)
+    assert main([*place.flags, "--metric=calm_beam_foreign:score"]) in (0, 3)
+    assert mark.exists()
+    printed = capsys.readouterr().out
+    assert "2 promises" in printed or "of 2 are proved again" in printed
 
 
 def test_what_cannot_be_decoded_alike_is_refused(place: _Place, capsys: pytest.CaptureFixture[str]) -> None:
@@ -203,7 +249,7 @@ def test_what_cannot_be_decoded_alike_is_refused(place: _Place, capsys: pytest.C
     vocabulary = write_vocabulary(place.calibration / "v.model")
     _change(place, calibrations=manifest.calibrations)
     assert main([*place.flags, f"--vocabulary={vocabulary}"]) == 2
-    assert "but that of the manifest none: outputs would not be those" in capsys.readouterr().err
+    assert "the manifest is about token ids, without a vocabulary" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -91,7 +91,7 @@ def test_a_stream_that_ends_is_a_lost_worker(ended: Iterator[object]) -> None:
     for future in futures:
         answer = future.get(timeout=30)
         assert answer is not None
-        assert answer.error == "\nWorkerError: it is gone"
+        assert answer.error == "\ncalm_beam.launch.worker_processes.WorkerError: it is gone"
 
 
 def test_processes_that_do_not_start(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -113,7 +113,7 @@ def test_pools_whose_workers_do_not_start(monkeypatch: pytest.MonkeyPatch, tmp_p
         message = _failure(flags, print)
     assert message == (
         f"a worker of the pool at {address} has not connected within 1 s. The pool starts the `python` on its PATH, "
-        "which needs calm-beam and has to reach this machine"
+        "which needs calm-beam"
     )
 
 
@@ -121,8 +121,7 @@ def test_pools_that_are_not_there() -> None:
     """Where no pool listens, the message says how to start one."""
     message = _failure(("--environment_type=EXTERNAL", "--environment_config=localhost:1"), print)
     assert message == (
-        "no worker pool answers at localhost:1. Start one there: python -m "
-        "apache_beam.runners.worker.worker_pool_main --service_port=1"
+        "no worker pool answers at localhost:1. Start one there: python -m calm_beam.launch.worker_pool --port=1"
     )
 
 

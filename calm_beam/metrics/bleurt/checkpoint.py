@@ -2,13 +2,13 @@
 
 import dataclasses
 import hashlib
-import json
 import pathlib
 from collections.abc import Callable, Mapping
 from typing import Any, Self
 
 import numpy as np
 
+from calm_beam import strict_json
 from calm_beam.errors import CalmBeamError
 from calm_beam.extras import tensorflow_on_cpu
 from calm_beam.storage import cached_folder, is_cloud_path, joined, list_below
@@ -169,7 +169,7 @@ def load_model(config: BleurtConfig) -> BleurtModel:
 
 def _read_json(path: pathlib.Path) -> dict[str, Any]:
     try:
-        content = json.loads(path.read_bytes())
+        content = strict_json.loads(path.read_bytes(), constants_allowed=True)
     except FileNotFoundError:
         raise BleurtError(
             f"BLEURT checkpoint {path.parent}: has no {path.name}. Name the folder that holds saved_model.pb."

@@ -4,6 +4,7 @@ A grid over several settings, such as exit threshold and temperature, has no nat
 is allowed as long as the losses that test it are not those that chose it.
 """
 
+import math
 import operator
 from collections.abc import Sequence
 
@@ -49,7 +50,8 @@ def pareto_path(p_values: ArrayLike, *, costs: ArrayLike) -> tuple[int, ...]:
         place = int(np.argmin(np.isfinite(prices)))
         raise ValueError(f"costs[{place}] must be finite, got {float(prices[place])}.")
     # Any strict weak order that puts a dominating setting before those it dominates will do; this one is the path.
-    order = np.lexsort((prices, evidence.sum(axis=0), evidence.max(axis=0)))
+    sums = np.array([math.fsum(column) for column in evidence.T])
+    order = np.lexsort((prices, sums, evidence.max(axis=0)))
     criteria = np.vstack([evidence, prices])
     path: list[int] = []
     for place in order:

@@ -5,6 +5,9 @@ import operator
 import numpy as np
 from numpy.typing import ArrayLike
 
+# No sum of losses tells smaller tolerances apart, and quotients by them would leave the range of float64.
+_LEAST_DELTA = 1e-280
+
 
 def require_n_and_delta(n: int, delta: float) -> tuple[int, float]:
     """Returns both with their types made plain, having checked their ranges."""
@@ -16,7 +19,7 @@ def require_n_and_delta(n: int, delta: float) -> tuple[int, float]:
         raise ValueError(f"n must be at least 1, got {count}. Is the calibration set empty?")
     if not 0 < delta < 1:
         raise ValueError(f"delta must be in (0, 1), got {delta}. Tolerances are fractions: for 5 % pass delta=0.05.")
-    return count, float(delta)
+    return count, max(float(delta), _LEAST_DELTA)
 
 
 def require_sums(sums: ArrayLike, *, n: int, name: str, meaning: str) -> np.ndarray:

@@ -4,6 +4,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from ._arguments import require_loss_sum, require_sums
+from ._deviance import gap
+from ._rounding import exp_upper
 
 
 def empirical_bernstein_p_value(loss_sum: ArrayLike, square_sum: ArrayLike, *, n: int, delta: float) -> np.ndarray:
@@ -20,7 +22,7 @@ def empirical_bernstein_p_value(loss_sum: ArrayLike, square_sum: ArrayLike, *, n
       delta: Risk tolerance, in (0, 1).
 
     Returns:
-      The same shape, values in [0, 1]; 1 once the mean reaches delta.
+      The same shape, values in (0, 1], rounded up; 1 once the mean reaches delta.
 
     Raises:
       TypeError: If `n` is not an integer.
@@ -38,7 +40,7 @@ def empirical_bernstein_p_value(loss_sum: ArrayLike, square_sum: ArrayLike, *, n
     squares = require_sums(square_sum, n=n, name="square_sum", meaning=meaning)
     if squares.shape != sums.shape:
         raise ValueError(f"square_sum has shape {squares.shape}, loss_sum {sums.shape}: they must be alike.")
-    is_too_small = squares * n < sums**2 * (1 - 1e-9)
+    is_too_small = squares * n < sums * sums * (1 - 1e-9)
     if is_too_small.any():
         place = tuple(int(i) for i in np.argwhere(is_too_small)[0])
         raise ValueError(
@@ -48,10 +50,10 @@ def empirical_bernstein_p_value(loss_sum: ArrayLike, square_sum: ArrayLike, *, n
     if n == 1:
         return np.ones(sums.shape)
     # The difference loses at most some units in the last place of the squares; we add them, so that it errs upwards.
-    spread = np.maximum(0.0, squares - sums**2 / n) + 4 * np.finfo(np.float64).eps * squares
+    spread = np.maximum(0.0, squares - sums * sums / n) + 4 * np.finfo(np.float64).eps * squares
     variance = spread / (n - 1)
-    slack = np.maximum(0.0, delta - sums / n)
+    slack = np.maximum(0.0, -gap(sums, n=n, delta=delta)) / n
     # The bound is R + b x + a x^2 with x = sqrt(log(2 / u)); this form of the root adds where the usual one cancels.
     a, b = 7 / (3 * (n - 1)), np.sqrt(2 * variance / n)
-    x = 2 * slack / (b + np.sqrt(b**2 + 4 * a * slack) + np.finfo(np.float64).tiny)
-    return np.asarray(np.minimum(1.0, 2 * np.exp(-(x**2))))
+    x = 2 * slack / (b + np.sqrt(b * b + 4 * a * slack) + np.finfo(np.float64).tiny)
+    return exp_upper(-(x * x), factor=2.0)

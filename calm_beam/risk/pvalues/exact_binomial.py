@@ -19,8 +19,8 @@ def exact_binomial_p_value(loss_sum: ArrayLike, *, n: int, delta: float) -> np.n
       delta: Risk tolerance, in (0, 1).
 
     Returns:
-      The same shape, values in [0, 1]. Non-decreasing in `loss_sum`. Above delta it does not jump to 1, and need not:
-      it is the test's real size there.
+      The same shape, values in (0, 1], rounded up. Non-decreasing in `loss_sum`. Above delta it does not jump to 1, and
+      need not: it is the test's real size there.
 
     Raises:
       TypeError: If `n` is not an integer.

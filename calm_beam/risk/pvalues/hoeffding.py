@@ -4,6 +4,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from ._arguments import require_loss_sum
+from ._deviance import gap
+from ._rounding import exp_upper
 
 
 def hoeffding_p_value(loss_sum: ArrayLike, *, n: int, delta: float) -> np.ndarray:
@@ -18,7 +20,7 @@ def hoeffding_p_value(loss_sum: ArrayLike, *, n: int, delta: float) -> np.ndarra
       delta: Risk tolerance, in (0, 1).
 
     Returns:
-      Shape (thresholds,), values in [0, 1]. Non-decreasing in `loss_sum`; 1 once the mean reaches delta.
+      Shape (thresholds,), values in (0, 1], rounded up. Non-decreasing in `loss_sum`; 1 once the mean reaches delta.
 
     Raises:
       TypeError: If `n` is not an integer.
@@ -30,5 +32,5 @@ def hoeffding_p_value(loss_sum: ArrayLike, *, n: int, delta: float) -> np.ndarra
     array([0.041, 0.449, 1.   ])
     """
     sums, n, delta = require_loss_sum(loss_sum, n=n, delta=delta)
-    slack = np.maximum(0.0, delta - sums / n)
-    return np.asarray(np.exp(-2.0 * n * slack**2))
+    below = np.maximum(0.0, -gap(sums, n=n, delta=delta))
+    return exp_upper(-2.0 * below * below / n)

@@ -1,13 +1,16 @@
 """The Hoeffding-Bentkus bound as a p-value: the paper's, and the default for losses in [0, 1]."""
 
-import math
-
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy import special
+
+from calm_beam import elementary
 
 from ._arguments import require_loss_sum
 from ._binomial import binomial_cdf
+from ._deviance import binomial_deviance, gap
+from ._rounding import rounded_up
+
+_E_UPPER = 2.7182818284590455
 
 
 def hoeffding_bentkus_p_value(loss_sum: ArrayLike, *, n: int, delta: float) -> np.ndarray:
@@ -25,7 +28,7 @@ def hoeffding_bentkus_p_value(loss_sum: ArrayLike, *, n: int, delta: float) -> n
       delta: Risk tolerance, in (0, 1).
 
     Returns:
-      Shape (thresholds,), values in [0, 1]. Non-decreasing in `loss_sum`; 1 once the mean reaches delta.
+      Shape (thresholds,), values in (0, 1], rounded up. Non-decreasing in `loss_sum`; 1 once the mean reaches delta.
 
     Raises:
       TypeError: If `n` is not an integer.
@@ -38,31 +41,10 @@ def hoeffding_bentkus_p_value(loss_sum: ArrayLike, *, n: int, delta: float) -> n
     array([0.0016, 0.0479, 0.4301, 1.    ])
     """
     sums, n, delta = require_loss_sum(loss_sum, n=n, delta=delta)
-    mean = sums / n
-    hoeffding = np.exp(-n * _bernoulli_kl(np.minimum(mean, delta), delta))
-    bentkus = math.e * binomial_cdf(np.ceil(sums), n, delta)
+    gaps = gap(sums, n=n, delta=delta)
+    deviance = binomial_deviance(sums, gaps, n=n, probability=delta, complement=1 - delta)
+    hoeffding = rounded_up(elementary.exp(-np.where(gaps < 0, deviance, 0.0)))
+    bentkus = _E_UPPER * binomial_cdf(np.ceil(sums), n, delta)
     # From delta on this is 1 by itself: KL is then 0, and the Bentkus half at least e / 2, since the median of
     # Bin(n, delta) is at most ceil(n delta).
     return np.asarray(np.minimum(1.0, np.minimum(hoeffding, bentkus)))
-
-
-def _bernoulli_kl(mean: np.ndarray, delta: float) -> np.ndarray:
-    """Returns KL(Bernoulli(mean) || Bernoulli(delta)), for mean <= delta, to full relative accuracy.
-
-    The textbook form adds two terms that nearly cancel when the mean is close to delta, and n multiplies what is left
-    of their rounding errors. With mean = delta (1 + t) and 1 - mean = (1 - delta) (1 + s) the linear parts cancel on
-    paper instead, and both terms that remain are positive.
-    """
-    gap = mean - delta
-    return delta * _xlogx_excess(gap / delta) + (1.0 - delta) * _xlogx_excess(-gap / (1.0 - delta))
-
-
-def _xlogx_excess(t: np.ndarray) -> np.ndarray:
-    """Returns (1 + t) log(1 + t) - t for t >= -1, which is t^2 / 2 near 0 and 1 at -1 (where 0 log 0 = 0)."""
-    direct = special.xlog1py(1.0 + t, t) - t
-    # The series sum over k >= 2 of (-t)^k / (k (k - 1)); its first term left out is below 1e-18 of the first kept.
-    small = np.clip(t, -0.01, 0.01)
-    series = np.zeros_like(small)
-    for k in range(10, 1, -1):
-        series = 1.0 / (k * (k - 1)) - small * series
-    return np.asarray(np.where(np.abs(t) < 0.01, small**2 * series, direct))

@@ -4,12 +4,13 @@ import types
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy import special
 
+from calm_beam import elementary
 from calm_beam.risk.fixed_point import LOSS_SCALE, to_signed_fixed_point
 from calm_beam.risk.log_capital import log_capital
 
 from ._arguments import require_n_and_delta
+from ._rounding import rounded_up
 
 # Each bettor's stake, as a share of the largest that cannot lose everything, and its part of the starting capital;
 # fixed before any data are seen. The large stakes decide on thousands of examples. On a million, risks so close to
@@ -32,7 +33,7 @@ def signed_mixture_p_value(losses: ArrayLike, *, delta: float) -> np.ndarray:
       delta: Risk tolerance, in (0, 1).
 
     Returns:
-      Shape (..., thresholds), values in [0, 1].
+      Shape (..., thresholds), values in (0, 1], rounded up.
 
     Raises:
       ValueError: If a loss or `delta` is out of range or NaN, or there are no examples.
@@ -58,8 +59,12 @@ def mixture_p_value(log_capitals: np.ndarray) -> np.ndarray:
       log_capitals: shape (bettors, ...), int64: for each of `BETS`, the sum of `log_capital` over the examples.
 
     Returns:
-      Shape (...), values in [0, 1].
+      Shape (...), values in (0, 1], rounded up.
     """
-    starts = np.reshape(list(BETS.values()), (-1,) + (1,) * (log_capitals.ndim - 1))
-    log_wealth = special.logsumexp(log_capitals / LOSS_SCALE, b=starts, axis=0)
-    return np.asarray(np.exp(-np.maximum(0.0, log_wealth)))
+    # Dividing by a power of two is exact, and where the richest has less than e^708, so is all below.
+    logarithms = log_capitals / LOSS_SCALE
+    richest = logarithms.max(axis=0)
+    wealth = np.zeros(richest.shape)
+    for logarithm, start in zip(logarithms, BETS.values(), strict=True):
+        wealth = wealth + start * elementary.exp(logarithm - richest)
+    return rounded_up(elementary.exp(-richest) / wealth)

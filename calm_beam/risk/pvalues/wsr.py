@@ -1,19 +1,21 @@
 """Betting in one fixed order, with bets that learn from the examples before: the p-value of Waudby-Smith and Ramdas."""
 
-import math
-
 import numpy as np
 from numpy.typing import ArrayLike
 
+from calm_beam import elementary
 from calm_beam.risk.fixed_point import LOSS_SCALE, to_signed_fixed_point
+from calm_beam.risk.log_capital import log_floor
 
 from ._arguments import require_n_and_delta
+from ._rounding import rounded_up
 
-# Bets are tuned for a decision at this level. The p-value is valid at every other one too.
-_TUNED_FOR = 0.05
+# Bets are tuned for a decision at the level 0.05, of which this is minus the logarithm. The p-value is valid at every
+# other one too.
+_TUNED_FOR = 2.995732273553991
 # Share of the largest bet that cannot lose everything.
 _LARGEST_SHARE = 0.75
-_LOSSES_AT_A_TIME = 1_000_000
+_LOSSES_AT_A_TIME = 100_000
 
 
 def wsr_p_value(losses: ArrayLike, *, delta: float) -> np.ndarray:
@@ -28,7 +30,7 @@ def wsr_p_value(losses: ArrayLike, *, delta: float) -> np.ndarray:
       delta: Risk tolerance, in (0, 1).
 
     Returns:
-      Shape (...), values in [0, 1].
+      Shape (...), values in (0, 1], rounded up.
 
     Raises:
       ValueError: If a loss or `delta` is out of range or NaN, or there are no examples.
@@ -54,8 +56,10 @@ def table_p_value(fixed_losses: np.ndarray, *, delta: float) -> np.ndarray:
     width = max(1, _LOSSES_AT_A_TIME // n)
     for start in range(0, columns.shape[1], width):
         losses = columns[:, start : start + width] / LOSS_SCALE
-        log_wealth = np.cumsum(np.log1p(_bets(losses, delta=delta) * (delta - losses)), axis=0)
-        p_values[start : start + width] = np.exp(-np.maximum(0.0, log_wealth.max(axis=0)))
+        # Logarithms are rounded down to integers, whose sums are exact.
+        growth = log_floor(1 + _bets(losses, delta=delta) * (delta - losses))
+        log_wealth = np.maximum(0, np.cumsum(growth, axis=0).max(axis=0))
+        p_values[start : start + width] = rounded_up(elementary.exp(-(log_wealth / LOSS_SCALE)))
     return p_values.reshape(fixed_losses.shape[1:])
 
 
@@ -64,7 +68,9 @@ def _bets(losses: np.ndarray, *, delta: float) -> np.ndarray:
     n = len(losses)
     # Before the first example: what a coin of risk delta would show.
     seen = np.arange(2, n + 2)[:, None]
+    # Running sums go from the first to the last, by definition, so that every machine rounds them alike.
     means = (delta + np.cumsum(losses, axis=0)) / seen
-    variances = (delta * (1 - delta) + np.cumsum((losses - means) ** 2, axis=0)) / seen
+    deviations = losses - means
+    variances = (delta * (1 - delta) + np.cumsum(deviations * deviations, axis=0)) / seen
     before = np.concatenate([np.full_like(variances[:1], delta * (1 - delta)), variances[:-1]])
-    return np.minimum(np.sqrt(-2 * math.log(_TUNED_FOR) / (n * before)), _LARGEST_SHARE / (1 - delta))
+    return np.minimum(np.sqrt(2 * _TUNED_FOR / (n * before)), _LARGEST_SHARE / (1 - delta))

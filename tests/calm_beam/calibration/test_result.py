@@ -15,7 +15,7 @@ from calm_beam.manifest import Calibration
 from calm_beam.risk.evidence import EvidenceError
 from calm_beam.risk.fixed_point import LOSS_SCALE
 from calm_beam.risk.in_memory import p_values_of
-from calm_beam.risk.pvalues import P_VALUES
+from calm_beam.risk.pvalues import P_VALUES, hoeffding_p_value
 from tests.calm_beam.calibration.builders import build_plan, build_totals
 
 _GRID = (0.9, 0.6, 0.3, 0.0)
@@ -76,7 +76,7 @@ def test_end_of_grid() -> None:
 
 def test_a_p_value_equal_to_epsilon_passes() -> None:
     """The rule is p <= epsilon, as the manifest's reader demands."""
-    p_value = math.exp(-2 * 100 * 0.125**2)
+    p_value = float(hoeffding_p_value(12.5, n=100, delta=0.25))
     _, (entry,) = _run(_constant(0.125), _specs(deltas=(0.25,), epsilons=(p_value,)))
     assert entry.path[0].p_value == p_value
     assert entry.threshold == 0.9

@@ -1,5 +1,6 @@
 """Weights in memory and their fingerprint."""
 
+import hashlib
 import re
 
 import numpy as np
@@ -18,6 +19,17 @@ def test_a_fingerprint_is_a_digest() -> None:
     checkpoint = build_checkpoint()
     assert checkpoint.fingerprint() == fingerprint(checkpoint.arrays)
     assert re.fullmatch("sha256:[0-9a-f]{64}", checkpoint.fingerprint())
+
+
+def test_fingerprints_are_those_of_the_first_version() -> None:
+    """Manifests name models of T5's activations and distance by this digest; it must never change."""
+    array = np.arange(6, dtype="<f4").reshape(2, 3)
+    content = b"calm-beam model v1, 128\na 2,3\n" + array.tobytes()
+    assert fingerprint({"a": array}) == f"sha256:{hashlib.sha256(content).hexdigest()}"
+    for config in (build_config(), build_config(gated_mlp=False), build_config(activation="gelu")):
+        checkpoint = build_checkpoint(config)
+        assert checkpoint.fingerprint() == fingerprint(checkpoint.arrays)
+    assert build_checkpoint(build_config(activation="silu")).fingerprint() != fingerprint(_ARRAYS)
 
 
 def test_order_and_layout_in_memory_do_not_matter() -> None:

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 
 from calm_beam import storage
-from calm_beam.checkpoints import Checkpoint, CheckpointError, load_checkpoint, store_model, write_native
+from calm_beam.checkpoints import Checkpoint, CheckpointError, Declared, load_checkpoint, store_model, write_native
+from calm_beam.vocabulary import open_vocabulary
 from tests.builders import build_arrays, build_config, write_hugging_face, write_t5x
 from tests.pipelines import write_vocabulary
 
@@ -66,6 +67,24 @@ def test_a_bucket_may_be_a_model(bucket: str, tmp_path: pathlib.Path) -> None:
     write_native(tmp_path / "model", _CONFIG, _ARRAYS, vocabulary_path=None)
     found = load_checkpoint(upload(tmp_path / "model", bucket))
     assert (found.uri, found.vocabulary_uri) == (bucket, None)
+
+
+def test_what_stands_beside_the_steps_of_t5x(bucket: str, tmp_path: pathlib.Path) -> None:
+    """`config.gin` beside the steps is read from the bucket too, named by its address there; so are sentinels."""
+    write_t5x(tmp_path / "run", _ARRAYS, inline=_INLINE)
+    (tmp_path / "run" / "config.gin").write_text("network.T5Config.mlp_activations = ('swish', 'linear')")
+    (tmp_path / "run" / "tokenizer_config.json").write_text('{"extra_ids": 3}')
+    write_vocabulary(tmp_path / "run" / "sentencepiece.model")
+    path = upload(tmp_path / "run", f"{bucket}/runs/silu")
+    for name in (path, f"{path}/checkpoint_1000"):
+        found = load_checkpoint(name)
+        assert found.config.activation == "silu"
+        assert found.stated == (f"Activation is silu: {path}/config.gin says so.",)
+        assert f"{path}/config.gin does not name it" in found.assumed[0]
+        assert found.vocabulary_uri is not None
+        assert open_vocabulary(found.vocabulary_uri).extra_ids == 3
+    with pytest.raises(CheckpointError, match=f"activation is silu by {path}/config.gin, but gelu was passed"):
+        load_checkpoint(path, declared=Declared(activation="gelu"))
 
 
 def test_the_latest_step_of_t5x(

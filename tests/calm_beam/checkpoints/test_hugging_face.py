@@ -1,5 +1,6 @@
 """Hugging Face folders: those that transformers itself saved, with its logits, and every way of not being a T5."""
 
+import dataclasses
 import json
 import pathlib
 from collections.abc import Mapping
@@ -131,19 +132,38 @@ def test_other_words_for_the_same(fields: dict[str, Any], tmp_path: pathlib.Path
 
 
 @pytest.mark.parametrize(
+    ("config", "fields"),
+    [
+        (dataclasses.replace(_T5_1_1, activation="silu"), {"feed_forward_proj": "gated-silu"}),
+        (dataclasses.replace(_T5_1_1, activation="silu"), {"feed_forward_proj": "gated-swish"}),
+        (dataclasses.replace(_T5_1_1, activation="relu"), {"feed_forward_proj": "gated-relu"}),
+        (dataclasses.replace(_T5_1_1, activation="silu"), {"dense_act_fn": "silu"}),
+        (dataclasses.replace(_ORIGINAL, activation="gelu"), {"feed_forward_proj": "gelu_new"}),
+        (dataclasses.replace(_ORIGINAL, activation="silu"), {"feed_forward_proj": "silu"}),
+    ],
+    ids=str,
+)
+def test_other_activations(config: T5Config, fields: dict[str, Any], tmp_path: pathlib.Path) -> None:
+    """Gated SiLU, as UL2 has it, and the other activations that are computed here, gated or not."""
+    assert load_checkpoint(_write(tmp_path, config, **fields)).config == config
+
+
+@pytest.mark.parametrize(
     ("fields", "message"),
     [
         ({"model_type": "mt5"}, "model_type is 'mt5', expected \"t5\""),
         (
-            {"feed_forward_proj": "gated-silu"},
-            r"feed_forward_proj is 'gated-silu', .*\(True, 'silu'\); expected 'gated",
+            {"feed_forward_proj": "gated-tanh"},
+            r"feed_forward_proj is 'gated-tanh', .*\(True, 'tanh'\); expected 'gated",
         ),
+        ({"feed_forward_proj": "doubly-gelu_new"}, r"feed_forward_proj is 'doubly-gelu_new', .*\(False, 'gelu_new'\)"),
         ({"feed_forward_proj": "relu"}, r"tensors are not those of the T5 in config\.json; missing .*wi\.weight"),
         ({"feed_forward_proj": "gelu"}, r"feed_forward_proj is 'gelu', .*\(False, 'gelu'\)"),
-        ({"feed_forward_proj": "gated-relu"}, r"\(True, 'relu'\)"),
         ({"dense_act_fn": "gelu"}, r"feed_forward_proj is 'gated-gelu', .*\(True, 'gelu'\)"),
         ({"dense_act_fn": ["relu"]}, r"\(True, \['relu'\]\)"),
-        ({"is_gated_act": False}, r"\(False, 'gelu_new'\)"),
+        ({"is_gated_act": False}, r"missing .*wi\.weight"),
+        ({"is_gated_act": "yes"}, r"\('yes', 'gelu_new'\)"),
+        ({"tie_word_embeddings": "no"}, "tie_word_embeddings must be true or false, got 'no'"),
         ({"layer_norm_epsilon": 1e-5}, "layer_norm_epsilon is 1e-05; only 1e-06 is supported"),
         ({"pad_token_id": 3}, "pad_token_id is 3; only 0 is supported"),
         ({"eos_token_id": 2}, "eos_token_id is 2; only 1 is supported"),

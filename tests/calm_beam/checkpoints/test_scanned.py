@@ -1,5 +1,6 @@
 """Trees with scanned layers, stacked here independently, as T5X and Flaxformer do."""
 
+import dataclasses
 import pathlib
 import re
 
@@ -9,9 +10,13 @@ import numpy as np
 import pytest
 
 from calm_beam.checkpoints import CheckpointError, load_checkpoint
+from calm_beam.checkpoints import write_t5x as write_step
 from calm_beam.checkpoints.scanned import unstack_layers
-from calm_beam.model import T5Config
+from calm_beam.checkpoints.zarr_arrays import read_arrays
+from calm_beam.model import EarlyExitT5, T5Config
 from tests.builders import build_arrays, build_config, write_t5x
+
+from .scalable_trees import ARRAYS, DECODER_INPUTS, MLP_ACTIVATIONS, SCALABLE, SOURCES, scalable_tree
 
 _CONFIG = build_config(num_encoder_layers=2, num_decoder_layers=3)
 _ARRAYS = build_arrays(_CONFIG, 0)
@@ -87,16 +92,50 @@ def test_a_table_in_every_layer(table: str) -> None:
     _assert_equal(unstack_layers(arrays), _ARRAYS)
 
 
-def test_tables_that_differ_are_refused(tmp_path: pathlib.Path) -> None:
-    """Layers with relative positions of their own, as in UMT5, are refused by name, from the folder on."""
+def test_tables_that_differ_stay(tmp_path: pathlib.Path) -> None:
+    """Where layers of one stack have tables of their own, those of the other, equal or shared, become the layers'."""
     arrays = _scan(_CONFIG)
     arrays["decoder/decoder/relpos_bias/rel_embedding"][0, 2, 5] += 1
-    message = r"decoder/layers_2/relpos_bias/rel_embedding differs from the table of another layer: .*UMT5"
-    with pytest.raises(ValueError, match=message):
-        unstack_layers(arrays)
-    folder = write_t5x(tmp_path, arrays)
-    with pytest.raises(CheckpointError, match=f"checkpoint {folder}: {message}"):
-        load_checkpoint(tmp_path)
+    expected = dict(_ARRAYS)
+    for stack, depth in (("encoder", 2), ("decoder", 3)):
+        shared = expected.pop(f"{stack}/relpos_bias/rel_embedding")
+        expected |= {f"{stack}/layers_{index}/relpos_bias/rel_embedding": shared.copy() for index in range(depth)}
+    expected["decoder/layers_2/relpos_bias/rel_embedding"][0, 5] += 1
+    _assert_equal(unstack_layers(arrays), expected)
+    of_a_layer = arrays.pop("encoder/encoder/relpos_bias/rel_embedding")[:, 0]
+    arrays["encoder/relpos_bias/rel_embedding"] = of_a_layer
+    _assert_equal(unstack_layers(arrays), expected)
+    write_t5x(tmp_path, arrays)
+    assert load_checkpoint(tmp_path).config == dataclasses.replace(_CONFIG, relative_bias_per_layer=True)
+
+
+@pytest.mark.parametrize("scan_axis", [None, 0, 1])
+def test_what_scalable_t5_computes(tmp_path: pathlib.Path, scan_axis: int | None) -> None:
+    """T5X's own network, with weights of ours, has our logits, however its layers are stacked."""
+    goldens = np.load(pathlib.Path(__file__).parent / "scalable_t5_goldens.npz")
+    write_t5x(tmp_path, scalable_tree(SCALABLE, ARRAYS, scan_axis=scan_axis))
+    (tmp_path / "config.gin").write_text(f"network.T5Config.mlp_activations = {MLP_ACTIVATIONS}\n")
+    checkpoint = load_checkpoint(tmp_path)
+    assert checkpoint.config == SCALABLE
+    logits = EarlyExitT5(SCALABLE).apply({"params": checkpoint.parameters()}, SOURCES, DECODER_INPUTS)[-1]
+    np.testing.assert_allclose(logits, goldens["logits"], rtol=0, atol=1e-4)
+
+
+def test_scalable_t5_restores_what_is_written(tmp_path: pathlib.Path) -> None:
+    """A model whose layers have tables of their own is written as that network has it without scanning."""
+    folder = write_step(tmp_path, SCALABLE, ARRAYS, step=3, vocabulary_path=None)
+    places = {
+        name: {"driver": "zarr", "kvstore": {"driver": "file", "path": f"{folder / f'target.{name}'}/"}}
+        for name in (path.name.removeprefix("target.") for path in folder.glob("target.*"))
+    }
+    found = read_arrays(folder, places)
+    expected = scalable_tree(SCALABLE, ARRAYS, scan_axis=None)
+    assert {name: array.shape for name, array in found.items()} == {
+        name.replace("/", "."): array.shape for name, array in expected.items()
+    }
+    written = load_checkpoint(tmp_path)
+    assert written.config == SCALABLE
+    _assert_equal(dict(written.arrays), ARRAYS)
 
 
 def test_tables_of_both_kinds_are_refused(tmp_path: pathlib.Path) -> None:
@@ -107,20 +146,50 @@ def test_tables_of_both_kinds_are_refused(tmp_path: pathlib.Path) -> None:
         load_checkpoint(tmp_path)
 
 
-def test_another_axis_is_refused() -> None:
-    """Layers stacked first are refused with the shapes found and expected, and what to do."""
-    with pytest.raises(ValueError, match="expected scanned layers on axis 1") as error:
-        unstack_layers(_scan(_CONFIG, axis=0))
-    message = str(error.value)
-    assert "encoder/encoder/pre_mlp_layer_norm/scale (2, 16)" in message
-    assert "so that norms are (16, layers). Move that axis, or split each array into layers_0, layers_1, ..." in message
+@pytest.mark.parametrize("library", ["flaxformer", "t5x"])
+@pytest.mark.parametrize("heads_apart", [False, True])
+def test_layers_on_axis_0(heads_apart: bool, library: str) -> None:
+    """Layers stacked first come apart as well: shapes tell which axis it is."""
+    _assert_equal(unstack_layers(_scan(_CONFIG, axis=0, heads_apart=heads_apart, library=library)), _ARRAYS)
 
 
-def test_as_many_layers_as_columns_are_refused() -> None:
-    """Where the model is as wide as deep, no shape tells the axis, and none is guessed."""
+@pytest.mark.parametrize("axis", [0, 1])
+def test_as_many_layers_as_columns(axis: int) -> None:
+    """Where the model is as wide as deep, norms do not tell the axis; the other arrays do."""
     config = build_config(num_encoder_layers=2, num_decoder_layers=16)
-    with pytest.raises(ValueError, match=r"decoder/decoder/.*expected scanned layers on axis 1"):
+    _assert_equal(unstack_layers(_scan(config, axis=axis)), build_arrays(config, 0))
+
+
+def test_an_axis_that_nothing_tells_is_refused() -> None:
+    """Where every size is the depth, no shape tells the axis, and none is guessed."""
+    config = build_config(
+        emb_dim=4, num_heads=4, head_dim=1, mlp_dim=4, relative_buckets=4, num_encoder_layers=4, num_decoder_layers=4
+    )
+    with pytest.raises(
+        ValueError, match=r"(en|de)coder/pre_mlp_layer_norm/scale has shape \(4, 4\): .*both are possible"
+    ):
         unstack_layers(_scan(config))
+
+
+def test_another_axis_is_refused() -> None:
+    """Layers stacked last are refused with the shapes found and expected, and what to do."""
+    arrays = _scan(_CONFIG)
+    arrays |= {
+        name: np.moveaxis(array, 1, -1) for name, array in arrays.items() if "/kernel" in name and array.ndim > 2
+    }
+    with pytest.raises(ValueError, match=r"expected scanned layers on axis 1 or on axis 0") as error:
+        unstack_layers(arrays)
+    message = str(error.value)
+    assert "encoder/encoder/pre_mlp_layer_norm/scale (16, 2)" in message
+    assert (
+        "(16, layers) or (layers, 16); neither is possible here. Split each array into layers_0, layers_1," in message
+    )
+
+
+def test_absurdly_many_layers_are_refused() -> None:
+    """An array that claims a million layers is refused before names are made of them."""
+    with pytest.raises(ValueError, match="at most 1000"):
+        unstack_layers({**_scan(_CONFIG), "decoder/decoder/pre_mlp_layer_norm/scale": np.ones((16, 1_000_000), "f4")})
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """T5X's layout: read as written independently of the reader, and written as T5X itself does it."""
 
+import dataclasses
 import hashlib
 import json
 import os
@@ -247,12 +248,19 @@ def test_steps_that_t5x_does_not_find_are_refused(step: int, tmp_path: pathlib.P
     assert not (tmp_path / "run").exists()
 
 
-def test_a_size_that_the_layout_cannot_say_is_refused(tmp_path: pathlib.Path) -> None:
-    """A model whose relative positions end elsewhere than at 128 would be read as another one."""
-    config = build_config(num_encoder_layers=1, num_decoder_layers=2, exit_classifier=2, relative_max_distance=64)
-    with pytest.raises(ValueError, match=r"relative_max_distance is 64: .* would take 128\. Keep the native layout"):
-        write_t5x(tmp_path / "run", config, _ARRAYS, step=1, vocabulary_path=None)
-    assert not (tmp_path / "run").exists()
+@pytest.mark.parametrize(
+    "fields", [{"relative_max_distance": 64}, {"activation": "silu"}, {"activation": "relu"}], ids=str
+)
+def test_what_the_arrays_do_not_show_stands_beside_them(tmp_path: pathlib.Path, fields: dict[str, Any]) -> None:
+    """A model that is not T5's in what no array shows comes back as what it is, from a `config.gin` of ours."""
+    config = dataclasses.replace(_CONFIG, **fields)
+    write_t5x(tmp_path, config, _ARRAYS, step=1, vocabulary_path=None)
+    found = load_checkpoint(tmp_path)
+    assert found.config == config
+    assert not found.assumed
+    with pytest.raises(ValueError, match=r"config\.gin: is of another model, .* Write to another folder\."):
+        _write(tmp_path)
+    assert not (tmp_path / "checkpoint_5").exists()
 
 
 _GOLDENS = os.environ.get("CALM_BEAM_GOLDENS", "")
@@ -282,3 +290,18 @@ def test_what_t5x_wrote_is_written_again(tmp_path: pathlib.Path) -> None:
             # Compressed bytes change with the version of the library.
             found, expected = (zlib.decompress((each / name / chunk).read_bytes(), 31) for each in (folder, reference))
             assert found == expected
+
+
+def test_a_step_that_is_a_link_is_replaced_alone(tmp_path: pathlib.Path) -> None:
+    """What the link leads to stays, and nothing else is left beside the new step."""
+    kept = write_independently(tmp_path / "elsewhere", _ARRAYS, step=5)
+    before = {path: path.read_bytes() for path in kept.rglob("*") if path.is_file()}
+    (tmp_path / "run").mkdir()
+    for target in (kept, tmp_path / "absent"):
+        (tmp_path / "run" / "checkpoint_5").unlink(missing_ok=True)
+        (tmp_path / "run" / "checkpoint_5").symlink_to(target)
+        final = write_t5x(tmp_path / "run", _CONFIG, _ARRAYS, step=5, vocabulary_path=None)
+        assert not final.is_symlink()
+        assert list((tmp_path / "run").iterdir()) == [final]
+        shutil.rmtree(final)
+    assert {path: path.read_bytes() for path in kept.rglob("*") if path.is_file()} == before

@@ -17,20 +17,23 @@ import pytest
 from calm_beam.checkpoints import Checkpoint
 from calm_beam.decoding.early_exit import EarlyExitDecoder, EarlyExitResult
 from calm_beam.decoding.sweep import SweepDecoder, SweepResult
-from calm_beam.exits.rule import CONFIDENCES, ExitRule
+from calm_beam.exits.measures import MEASURES
+from calm_beam.exits.rule import ExitRule
 from calm_beam.exits.schedule import scheduled_thresholds
-from calm_beam.model import EarlyExitT5, parameter_shapes
-from tests.builders import build_arrays, build_checkpoint, build_config, build_prompts, checkpoint_of
+from calm_beam.model import EarlyExitT5, T5Config, parameter_shapes
+from tests.builders import build_arrays, build_checkpoint, build_config, build_prompts, build_rule, checkpoint_of
 
 pytestmark = pytest.mark.usefixtures("strict_promotion")
 
 # As small as it can be with layers to skip, since every rule is compiled for every batch size.
 _CONFIG = build_config(num_encoder_layers=1, num_decoder_layers=3, exit_classifier=2)
 _DEPTH = _CONFIG.num_decoder_layers
+# As T5X's scalable_t5 trains them.
+_SCALABLE = build_config(num_encoder_layers=1, num_decoder_layers=3, relative_bias_per_layer=True, activation="silu")
 _STEPS = 10
 _THRESHOLDS = (1.0, 0.93, 0.7, 0.5, 0.3, 0.0)
 _RULE = ExitRule()
-_SERVED = tuple(name for name in CONFIDENCES if name != "oracle")
+_SERVED = tuple(name for name in MEASURES if name != "oracle")
 _PROPAGATIONS = ("from_exit", "from_first_exit", "projected")
 _SCHEDULES: tuple[dict[str, Any], ...] = (
     {"schedule": "constant"},
@@ -48,6 +51,9 @@ _RULES = (
     (ExitRule(confidence="state", state_propagation="from_first_exit", min_exit_layer=2), 1),
     (ExitRule(confidence="classifier", exit_interval=2), 3),
     (ExitRule(confidence="classifier", state_propagation="projected", schedule="decay", tau=4.0), 1),
+    (build_rule("entropy"), 3),
+    (build_rule("patience", state_propagation="from_first_exit"), 3),
+    (build_rule("patience", patience=3, schedule="decay", tau=4.0), 1),
 )
 
 
@@ -57,8 +63,8 @@ def _all_rules() -> Iterator[ExitRule]:
         _SERVED, _PROPAGATIONS, _SCHEDULES, _LAYERS
     ):
         if confidence != "static" or schedule["schedule"] == "constant":
-            yield ExitRule(
-                confidence=confidence,
+            yield build_rule(
+                confidence,
                 state_propagation=propagation,
                 min_exit_layer=lowest,
                 exit_interval=interval,
@@ -122,8 +128,8 @@ def _assert_same(one: EarlyExitResult, other: EarlyExitResult) -> None:
     np.testing.assert_allclose(one.confidences, other.confidences, rtol=0, atol=1e-5)
 
 
-def _assert_all_is_swept(rule: ExitRule, batch_size: int) -> None:
-    checkpoint = build_checkpoint(_CONFIG)
+def _assert_all_is_swept(rule: ExitRule, batch_size: int, config: T5Config = _CONFIG) -> None:
+    checkpoint = build_checkpoint(config)
     swept = _sweep(checkpoint, rule, _PROMPTS, _THRESHOLDS)
     seen_layers: set[int] = set()
     for lane, threshold in enumerate(_THRESHOLDS, start=1):
@@ -140,6 +146,11 @@ def _assert_all_is_swept(rule: ExitRule, batch_size: int) -> None:
 def test_every_output_is_the_sweeps(rule: ExitRule, batch_size: int) -> None:
     """Tokens, exit layers and confidences are the sweep's lane, for one prompt at a time and for three together."""
     _assert_all_is_swept(rule, batch_size)
+
+
+def test_every_output_of_layers_with_a_bias_of_their_own_is_the_sweeps() -> None:
+    """The same for a gated SiLU model whose layers each have a table of relative positions."""
+    _assert_all_is_swept(_RULE, 1, _SCALABLE)
 
 
 @pytest.mark.exhaustive

@@ -19,7 +19,7 @@ from calm_beam.decoding.work import Work
 from calm_beam.exits.rule import SCHEDULES, ExitRule
 from calm_beam.exits.schedule import scheduled_thresholds
 from calm_beam.model import T5Config
-from tests.builders import build_arrays, build_checkpoint, build_config, build_prompts, checkpoint_of
+from tests.builders import build_arrays, build_checkpoint, build_config, build_prompts, build_rule, checkpoint_of
 
 pytestmark = pytest.mark.usefixtures("strict_promotion")
 
@@ -29,14 +29,14 @@ _OTHER = build_config(exit_classifier=1, tied_head=True, gated_mlp=False, num_de
 _STEPS = 10
 _LANES = 8
 _SERVABLE = tuple(
-    ExitRule(confidence=confidence, state_propagation=propagation, min_exit_layer=lowest, exit_interval=interval)
-    for confidence in ("softmax", "softmax_max", "state", "classifier", "static")
+    build_rule(confidence, state_propagation=propagation, min_exit_layer=lowest, exit_interval=interval)
+    for confidence in ("softmax", "softmax_max", "state", "classifier", "entropy", "patience", "static")
     for propagation in ("from_exit", "from_first_exit", "projected")
     for lowest, interval in ((1, 1), (1, 2), (2, 1))
 )
 # Every measure, every propagation twice or more, every set of exits: the plain sweep compiles anew for each.
 _FEW = tuple(
-    ExitRule(confidence=confidence, state_propagation=propagation, min_exit_layer=lowest, exit_interval=interval)
+    build_rule(confidence, state_propagation=propagation, min_exit_layer=lowest, exit_interval=interval)
     for confidence, propagation, lowest, interval in (
         ("softmax", "from_exit", 1, 1),
         ("softmax_max", "projected", 2, 1),
@@ -44,6 +44,8 @@ _FEW = tuple(
         ("classifier", "from_first_exit", 2, 1),
         ("classifier", "projected", 1, 1),
         ("static", "from_exit", 1, 2),
+        ("entropy", "from_exit", 1, 1),
+        ("patience", "from_exit", 1, 1),
     )
 )
 

@@ -9,9 +9,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import scipy.special
+import scipy.stats
 
 from calm_beam.exits import decision
-from calm_beam.exits.softmax_response import softmax_gap, softmax_max
+from calm_beam.exits.measures import measure_named
+from calm_beam.exits.measures.entropy import entropy_confidence
+from calm_beam.exits.measures.softmax import softmax_gap
+from calm_beam.exits.measures.softmax_max import softmax_max
 
 # Divisible by the 128 that are reduced side by side, by fewer, and by nothing; one block, and several.
 _VOCABULARIES = (256, 384, 200, 67, 1, 2048, 2049, 5000, 8192)
@@ -25,7 +29,7 @@ def _strict() -> Iterator[None]:
 
 
 def _in_blocks(logits: jax.Array, measure: str) -> tuple[jax.Array, ...]:
-    return decision._in_blocks(_cut, logits, measure=measure, vocab_size=logits.shape[1])
+    return decision._in_blocks(_cut, logits, measure=measure_named(measure), vocab_size=logits.shape[1])
 
 
 _decided = functools.partial(jax.jit, static_argnums=1)(_in_blocks)
@@ -60,7 +64,11 @@ def test_decisions_are_those_of_a_sorted_softmax(vocab_size: int, scale: float) 
     np.testing.assert_allclose(largest["confidence"], ordered[:, -1], rtol=3e-6)
     np.testing.assert_allclose(gap["confidence"], softmax_gap(jnp.asarray(logits)), rtol=0, atol=5e-7)
     np.testing.assert_allclose(largest["confidence"], softmax_max(jnp.asarray(logits)), rtol=0, atol=5e-7)
-    for decided in (gap, largest, _decide(logits, "state")):
+    spread = _decide(logits, "entropy")
+    uncertainty = scipy.stats.entropy(ordered, axis=-1) / np.log(vocab_size)
+    np.testing.assert_allclose(spread["confidence"], 1 - uncertainty, rtol=0, atol=2e-6)
+    np.testing.assert_allclose(spread["confidence"], entropy_confidence(jnp.asarray(logits)), rtol=0, atol=2e-6)
+    for decided in (gap, largest, spread, _decide(logits, "state")):
         np.testing.assert_array_equal(decided["token"], np.argmax(logits, axis=-1))
         assert decided["is_finite"].all()
         assert (decided["token"].dtype, decided["confidence"].dtype) == (np.int32, np.float32)
@@ -100,7 +108,7 @@ def test_a_vocabulary_of_one() -> None:
     assert decided["confidence"].tolist() == [1, 1]
 
 
-@pytest.mark.parametrize("measure", ["softmax", "softmax_max", "state"])
+@pytest.mark.parametrize("measure", ["softmax", "softmax_max", "entropy", "state"])
 @pytest.mark.parametrize("vocab_size", [256, 200, 2100])
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 def test_a_row_that_is_not_finite_says_so(measure: str, vocab_size: int, value: float) -> None:
@@ -142,7 +150,7 @@ def test_minus_infinity_forbids_a_token_only(vocab_size: int, allowed: slice) ->
     np.testing.assert_allclose(decided["confidence"], expected[:, -1] - expected[:, -2], rtol=1e-5)
 
 
-@pytest.mark.parametrize("measure", ["softmax", "softmax_max", "classifier"])
+@pytest.mark.parametrize("measure", ["softmax", "softmax_max", "entropy", "classifier"])
 @pytest.mark.parametrize("rows", [192, 2048])
 @pytest.mark.parametrize("held", [1, 64])
 def test_few_rows_at_a_time_change_nothing(measure: str, rows: int, held: int, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -157,14 +165,16 @@ def test_few_rows_at_a_time_change_nothing(measure: str, rows: int, held: int, m
         return _cut(part, first, entries)
 
     monkeypatch.setattr(decision, "_ROWS", held)
-    parts = jax.jit(lambda logits: decision._in_blocks(cut, logits, measure=measure, vocab_size=384))(logits)
+    parts = jax.jit(lambda logits: decision._in_blocks(cut, logits, measure=measure_named(measure), vocab_size=384))(
+        logits
+    )
     for one, other in zip(whole, parts, strict=True):
         np.testing.assert_allclose(one, other, rtol=0, atol=1e-6 if held == 1 else 0)
     # 192 is 3 times a power of 2.
     assert sizes[0] == {(1, 192): 3, (1, 2048): 1, (64, 192): 48, (64, 2048): 64}[held, rows]
 
 
-@pytest.mark.parametrize("measure", ["softmax", "softmax_max", "classifier"])
+@pytest.mark.parametrize("measure", ["softmax", "softmax_max", "entropy", "classifier"])
 @pytest.mark.parametrize("entries", [64, 100, 128, 383])
 def test_blocks_of_the_vocabulary_change_nothing(measure: str, entries: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Deciding by blocks that fit the vocabulary, or do not, is deciding at once, but for rounding of the sum."""

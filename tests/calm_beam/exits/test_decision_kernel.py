@@ -19,6 +19,8 @@ from calm_beam.exits import decision, decision_kernel
 from calm_beam.exits.decision import decide
 from calm_beam.exits.decision_kernel import summarise
 from calm_beam.exits.logit_summary import Summary
+from calm_beam.exits.measures import measure_named
+from calm_beam.exits.measures.softmax import SOFTMAX
 from calm_beam.model import EarlyExitT5
 from tests.builders import build_checkpoint, build_config
 
@@ -69,7 +71,7 @@ def accelerator(monkeypatch: pytest.MonkeyPatch, _unknown: None) -> pytest.Monke
 def test_the_summary_is_that_of_sorted_float64_logits(
     platform: str, vocab_axis: int, rows: int, width: int, vocab_size: int
 ) -> None:
-    """For sizes that fill blocks and that do not, and weights stored either way, all four numbers are right."""
+    """For sizes that fill blocks and that do not, and weights stored either way, all numbers are right."""
     states, weights = _draw(rows, width, vocab_size, vocab_axis)
     with jax.numpy_dtype_promotion("strict"), jax.numpy_rank_promotion("raise"):
         made = _interpreted(states, weights, vocab_axis=vocab_axis, platform=platform)
@@ -79,7 +81,9 @@ def test_the_summary_is_that_of_sorted_float64_logits(
     np.testing.assert_allclose(made.largest, ordered[:, -1], atol=1e-5)
     np.testing.assert_allclose(made.second, ordered[:, -2] if vocab_size > 1 else np.full(rows, -np.inf), atol=1e-5)
     np.testing.assert_allclose(made.total, np.exp(scipy.special.logsumexp(logits, axis=1) - ordered[:, -1]), rtol=2e-5)
-    assert [values.dtype for values in made] == [np.float32, np.int32, np.float32, np.float32]
+    below = logits - ordered[:, -1:]
+    np.testing.assert_allclose(made.weighted, (np.exp(below) * below).sum(axis=1), rtol=2e-5, atol=1e-5)
+    assert [values.dtype for values in made] == [np.float32, np.int32, np.float32, np.float32, np.float32]
 
 
 @pytest.mark.parametrize("platform", _PLATFORMS)
@@ -105,7 +109,7 @@ def test_the_runner_up_is_found_wherever_it_stands(platform: str, places: tuple[
 
 
 @pytest.mark.parametrize("platform", _PLATFORMS)
-@pytest.mark.parametrize("measure", ["softmax", "softmax_max", "state"])
+@pytest.mark.parametrize("measure", ["softmax", "softmax_max", "entropy", "state"])
 @pytest.mark.parametrize("vocab_axis", [0, 1])
 def test_broken_logits_are_judged_as_by_the_plain_code(
     accelerator: pytest.MonkeyPatch, platform: str, measure: str, vocab_axis: int
@@ -129,8 +133,8 @@ def test_broken_logits_are_judged_as_by_the_plain_code(
         values[list(broken)] = list(broken.values())
         weights = jnp.asarray(values[None] if vocab_axis else values[:, None])
         states = jnp.array([[1], [2]], jnp.float32)
-        made = decision._decide_fused(platform, states, weights, vocab_axis, measure)
-        expected = decision._decide_in_blocks(states, weights, vocab_axis, measure)
+        made = decision._decide_fused(platform, states, weights, vocab_axis, measure_named(measure))
+        expected = decision._decide_in_blocks(states, weights, vocab_axis, measure_named(measure))
         for got, wanted in zip(made, expected, strict=True):
             np.testing.assert_allclose(got, wanted, rtol=0, atol=1e-6, err_msg=str(broken)[:60])
         assert bool(made[2].all()) == (np.isfinite(values.max()))
@@ -205,7 +209,7 @@ def test_decisions_of_a_model_are_the_same_with_the_kernel(
     def step(parameters: object, states: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
         weights, vocab_axis = model.apply(parameters, method="head_weights")
         inputs = model.apply(parameters, states, method="head_inputs")
-        return decide(inputs, weights, vocab_axis=vocab_axis, measure="softmax")
+        return decide(inputs, weights, vocab_axis=vocab_axis, measure=SOFTMAX)
 
     tokens, confidences, is_finite = step(parameters, states)
     probabilities = scipy.special.softmax(
@@ -227,7 +231,7 @@ def test_a_kernel_that_does_not_compile_is_replaced_with_a_warning(
     states, weights = _draw(8, 16, 64, vocab_axis)
     with caplog.at_level(logging.WARNING):
         made = [
-            jax.jit(functools.partial(decide, vocab_axis=vocab_axis, measure=measure))(states, weights)
+            jax.jit(functools.partial(decide, vocab_axis=vocab_axis, measure=measure_named(measure)))(states, weights)
             for measure in ("softmax", "softmax_max")
         ]
     (record,) = caplog.records
@@ -235,12 +239,14 @@ def test_a_kernel_that_does_not_compile_is_replaced_with_a_warning(
     assert "Only interpret mode is supported on CPU backend" in record.getMessage()
     accelerator.undo()
     for measure, values in zip(("softmax", "softmax_max"), made, strict=True):
-        plain = jax.jit(functools.partial(decide, vocab_axis=vocab_axis, measure=measure))(states, weights)
+        plain = jax.jit(functools.partial(decide, vocab_axis=vocab_axis, measure=measure_named(measure)))(
+            states, weights
+        )
         for got, expected in zip(values, plain, strict=True):
             np.testing.assert_array_equal(got, expected)
 
 
-@pytest.mark.parametrize("field", ["largest", "token", "second", "total"])
+@pytest.mark.parametrize("field", ["largest", "token", "second", "total", "weighted"])
 def test_a_kernel_with_other_numbers_is_replaced_with_a_warning(
     accelerator: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, field: str
 ) -> None:
@@ -253,7 +259,7 @@ def test_a_kernel_with_other_numbers_is_replaced_with_a_warning(
 
     accelerator.setattr(decision_kernel, "summarise", off)
     states, weights = _draw(8, 16, 64, 1)
-    tokens, *_ = decide(states, weights, vocab_axis=1, measure="softmax")
+    tokens, *_ = decide(states, weights, vocab_axis=1, measure=SOFTMAX)
     assert "gives other numbers than the plain code" in " ".join(caplog.messages)
     assert "Not equal to tolerance" in " ".join(caplog.messages)
     np.testing.assert_array_equal(tokens, (states @ weights).argmax(axis=1))
@@ -264,7 +270,7 @@ def test_on_cpu_the_kernel_is_not_tried(monkeypatch: pytest.MonkeyPatch) -> None
     """The blocked code decides there without a look at the kernel."""
     monkeypatch.setattr(decision_kernel, "summarise", None)
     states, weights = _draw(8, 16, 64, 1)
-    tokens, *_ = decide(states, weights, vocab_axis=1, measure="softmax")
+    tokens, *_ = decide(states, weights, vocab_axis=1, measure=SOFTMAX)
     np.testing.assert_array_equal(tokens, (states @ weights).argmax(axis=1))
     assert decision._kernel_agrees.cache_info().currsize == 0
 
@@ -272,11 +278,11 @@ def test_on_cpu_the_kernel_is_not_tried(monkeypatch: pytest.MonkeyPatch) -> None
 def test_blocks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks of rows and of the vocabulary change nothing, for weights stored either way."""
     states, weights = _draw(64, 16, 100, 1)
-    whole = decide(states, weights, vocab_axis=1, measure="softmax")
+    whole = decide(states, weights, vocab_axis=1, measure=SOFTMAX)
     monkeypatch.setattr(decision, "_ROWS", 8)
     monkeypatch.setattr(decision, "_ENTRIES", 40)
     for values, axis in ((weights, 1), (weights.T, 0)):
-        parts = decide(states, values, vocab_axis=axis, measure="softmax")
+        parts = decide(states, values, vocab_axis=axis, measure=SOFTMAX)
         np.testing.assert_array_equal(parts[0], whole[0])
         np.testing.assert_allclose(parts[1], whole[1], atol=1e-6)
         assert parts[2].all()

@@ -30,6 +30,7 @@ def _parts(logits: list[float]) -> Summary:
         jnp.where(is_nan, -1, index),
         jnp.full_like(values, -jnp.inf),
         jnp.ones_like(values),
+        jnp.zeros_like(values),
     )
 
 
@@ -42,6 +43,7 @@ def _assert_same(one: Summary, other: Summary) -> None:
     found, expected = logit_summary.settled(one), logit_summary.settled(other)
     for name in ("largest", "token", "total"):
         np.testing.assert_allclose(getattr(found, name), getattr(expected, name), rtol=1e-6)
+    np.testing.assert_allclose(found.weighted, expected.weighted, rtol=1e-5)
     if not np.isnan(expected.largest).any():
         np.testing.assert_array_equal(found.second, expected.second)
 
@@ -59,7 +61,7 @@ def test_any_order_and_the_union_at_once_are_the_same(logits: list[float], data:
 @given(logits=_LOGITS)
 def test_the_summary_is_that_of_the_sorted_logits(logits: list[float]) -> None:
     """Largest, its first index, runner-up and sum are numpy's; NaN counts as the largest, and leaves nothing to use."""
-    largest, token, second, total = (
+    largest, token, second, total, weighted = (
         values.item() for values in logit_summary.settled(_folded(_parts(logits), [*range(len(logits))]))
     )
     if np.isnan(logits).any():
@@ -73,5 +75,7 @@ def test_the_summary_is_that_of_the_sorted_logits(logits: list[float]) -> None:
     assert second == (ordered[-2] if len(logits) > 1 else -np.inf)
     if np.isfinite(largest):
         assert total == pytest.approx(np.exp(scipy.special.logsumexp(logits) - largest), rel=1e-6)
+        below = np.array(logits)[np.isfinite(logits)] - largest
+        assert weighted == pytest.approx((np.exp(below) * below).sum(), rel=1e-5)
     else:
         assert np.isnan(total)

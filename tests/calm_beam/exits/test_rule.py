@@ -4,7 +4,10 @@ from typing import Any
 
 import pytest
 
-from calm_beam.exits.rule import CONFIDENCES, SCHEDULES, STATE_PROPAGATIONS, TOKEN_SOURCES, ExitRule
+from calm_beam.exits.measures import MEASURES
+from calm_beam.exits.propagations import PROPAGATIONS
+from calm_beam.exits.rule import SCHEDULES, TOKEN_SOURCES, ExitRule
+from tests.builders import build_rule
 
 
 @pytest.mark.parametrize(
@@ -12,13 +15,18 @@ from calm_beam.exits.rule import CONFIDENCES, SCHEDULES, STATE_PROPAGATIONS, TOK
     [
         (
             {"confidence": "softmx"},
-            "confidence must be one of softmax, softmax_max, state, classifier, oracle, static; got 'softmx'",
+            "confidence must be one of softmax, softmax_max, state, classifier, entropy, patience, oracle, static; got "
+            "'softmx'",
         ),
         ({"schedule": "linear"}, "schedule must be one of constant, decay, decay_t5x; got 'linear'"),
         (
             {"state_propagation": "x"},
             "state_propagation must be one of from_exit, from_first_exit, full_cache, projected; got 'x'",
         ),
+        ({"patience": 2}, "patience must not be given with confidence 'softmax', got 2"),
+        ({"confidence": "patience"}, "'patience' needs a patience of at least 1, .*; got None"),
+        ({"confidence": "patience", "patience": 0}, "'patience' needs a patience of at least 1, .*; got 0"),
+        ({"confidence_source": "sha256:0"}, "confidence_source must not be given with confidence 'softmax'"),
         ({"token_from": "x"}, "token_from must be one of exit_layer, last_layer; got 'x'"),
         (
             {"confidence": "oracle", "schedule": "decay", "tau": 4.0},
@@ -42,14 +50,14 @@ def test_bad_rules_are_refused(changes: dict[str, Any], message: str) -> None:
 
 def test_every_named_choice_is_accepted() -> None:
     """All listed confidences, schedules, propagations and token sources make rules."""
-    for confidence in CONFIDENCES:
+    for confidence in MEASURES:
         for schedule in SCHEDULES:
-            for propagation in STATE_PROPAGATIONS:
+            for propagation in PROPAGATIONS:
                 if schedule != "constant" and confidence in ("oracle", "static"):
                     continue
                 for source in TOKEN_SOURCES:
-                    ExitRule(
-                        confidence=confidence,
+                    build_rule(
+                        confidence,
                         schedule=schedule,
                         tau=None if schedule == "constant" else 2.0,
                         state_propagation=propagation,

@@ -42,6 +42,14 @@ def test_without_decay_eq_5_is_not_constant() -> None:
     np.testing.assert_allclose(released, np.tile(np.array(thresholds), (6, 1)), rtol=1e-7)
 
 
+@pytest.mark.parametrize("tau", [0.0, 0.3, 4.0, 50.0])
+def test_the_released_formula_without_a_position_is_constant(tau: float) -> None:
+    """At position 0, the only one that the released sampler passes, its formula is the threshold itself, to the bit."""
+    thresholds = (1.0, 0.95, 0.7, 1 / 3, 0.05, 0.0)
+    found = scheduled_thresholds(ExitRule(schedule="decay_t5x", tau=tau), thresholds, 9)[0]
+    np.testing.assert_array_equal(found, scheduled_thresholds(ExitRule(), thresholds, 1)[0])
+
+
 def test_threshold_one_falls_below_one() -> None:
     """At a nominal threshold of 1, Eq. 5 is 1 at the first token only."""
     column = scheduled_thresholds(_DECAY, (1.0,), 24)[:, 0]

@@ -274,8 +274,8 @@ def test_another_model_is_refused() -> None:
         (("model", "uri"), REMOVED, "model.uri is missing"),
         (("guarantee",), REMOVED, "guarantee is missing"),
         (("vocabulary", "extra_ids"), -1, "vocabulary.extra_ids must be an integer of at least 0, got {}"),
-        (("decode", "confidence"), "entropy", "decode.confidence must be one of softmax, softmax_max, state, "
-         "classifier, oracle, static, got {}"),
+        (("decode", "confidence"), "surprise", "decode.confidence must be one of softmax, softmax_max, state, "
+         "classifier, entropy, patience, oracle, static, got {}"),
         (("decode", "tau"), -0.5, "decode.tau must be a finite number of at least 0, got {}"),
         (("decode", "tau"), 10**400, "decode.tau must be a finite number of at least 0, got 1" + 98 * "0" + "…"),
         (("decode", "tau"), None, 'decode.tau must be a number when schedule is "decay", got {}'),

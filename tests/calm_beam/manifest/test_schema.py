@@ -3,6 +3,7 @@
 import dataclasses
 import importlib.resources
 import json
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,6 +12,8 @@ import pytest
 
 from calm_beam import manifest as manifest_module
 from calm_beam.calibration.specs import LOSSES
+from calm_beam.exits.measures import MEASURES, is_own
+from calm_beam.exits.propagations import PROPAGATIONS
 from calm_beam.manifest import Manifest, ManifestError, manifest_text
 from calm_beam.risk.fwer import PROCEDURES
 from tests.calm_beam.manifest.builders import (
@@ -26,6 +29,7 @@ _SCHEMA = json.loads(
     importlib.resources.files("calm_beam.manifest").joinpath("manifest.schema.json").read_text(encoding="utf-8")
 )
 _VALIDATOR = jsonschema.Draft202012Validator(_SCHEMA)
+_OWN_NAMES = ("a.b:c", "a:b", "_a1:_b", "a", "a:", ":b", "a:b:c", "1a:b", "a:b.c", "a :b", "")
 _CALIBRATION = ("calibrations", 0)
 _PATH_ENTRY = ("calibrations", 0, "path", 1)
 
@@ -54,7 +58,8 @@ def test_schema_is_strict_and_described() -> None:
         assert [key for key in described["properties"] if key in described["required"]] == described["required"]
         optional += [key for key in described["properties"] if key not in described["required"]]
         assert all(key["description"] for key in described["properties"].values())
-    assert sorted(optional) == ["clusters", "failed_ids", "loss", "plan", "threshold_by_position"]
+    expected = ["clusters", "confidence_source", "failed_ids", "loss", "patience", "plan", "threshold_by_position"]
+    assert sorted(optional) == expected
 
 
 @pytest.mark.parametrize(
@@ -79,9 +84,11 @@ def test_schema_and_reader_name_the_same_choices() -> None:
     """The enums of the schema are the constants of the records, in the same order."""
     decode, definitions = _SCHEMA["properties"]["decode"]["properties"], _SCHEMA["$defs"]
     assert _SCHEMA["properties"]["schema"]["const"] == manifest_module.SCHEMA
-    assert tuple(decode["confidence"]["enum"]) == manifest_module.CONFIDENCES
+    ours, own = decode["confidence"]["anyOf"]
+    assert ours["enum"] == list(MEASURES)
+    assert all(bool(re.search(own["pattern"], name)) == is_own(name) for name in _OWN_NAMES)
     assert tuple(decode["schedule"]["enum"]) == manifest_module.SCHEDULES
-    assert tuple(decode["state_propagation"]["enum"]) == manifest_module.STATE_PROPAGATIONS
+    assert decode["state_propagation"]["enum"] == list(PROPAGATIONS)
     for described in (definitions["calibration"], definitions["planned_test"]):
         assert tuple(described["properties"]["consistency"]["enum"]) == manifest_module.CONSISTENCIES
     assert tuple(definitions["loss"]["enum"]) == manifest_module.LOSSES
@@ -97,6 +104,9 @@ def test_schema_and_reader_name_the_same_keys() -> None:
     clustered = build_planned_manifest(
         plan=build_plan_record(cluster_key="paragraph"),
         data=dataclasses.replace(build_manifest().data, clusters=200, failed_ids=("row-7",)),
+        decode=dataclasses.replace(
+            build_manifest().decode, confidence="module:measure", patience=2, confidence_source="sha256:6d"
+        ),
     )
     content: Any = clustered.to_dict()
     assert list(content) == list(_SCHEMA["properties"])
@@ -131,7 +141,7 @@ def test_core_and_manifest_name_the_same_choices() -> None:
         (("vocabulary",), "t5"),
         (("vocabulary", "extra_ids"), -1),
         (("vocabulary", "fingerprint"), REMOVED),
-        (("decode", "confidence"), "entropy"),
+        (("decode", "confidence"), "surprise"),
         (("decode", "schedule"), "linear"),
         (("decode", "tau"), "4"),
         (("decode", "tau"), -1.0),

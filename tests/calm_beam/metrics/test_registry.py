@@ -1,5 +1,6 @@
 """Tests of the registry: every name resolves or is refused in words, and no bad score gets past the check."""
 
+import decimal
 import fractions
 import math
 import pathlib
@@ -16,6 +17,7 @@ from calm_beam.metrics.settings import NO_SETTINGS
 
 _OWN_MODULE = """
 VERSION = "1"
+NOTHING = None
 
 def half(candidate, references):
     return 0.5
@@ -29,12 +31,20 @@ class Scores:
 
 @pytest.fixture
 def _own_modules(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Puts two importable modules of a user on the path, one of which lacks what it needs."""
-    (tmp_path / "own_scores.py").write_text(_OWN_MODULE, encoding="utf-8")
-    (tmp_path / "broken_scores.py").write_text("import package_that_is_not_there\n", encoding="utf-8")
-    monkeypatch.syspath_prepend(tmp_path)
-    for name in ("own_scores", "broken_scores"):
+    """Puts importable modules of a user on the path, some of which fail when they run."""
+    modules = {
+        "own_scores": _OWN_MODULE,
+        "broken_scores": "import package_that_is_not_there\n",
+        "ending_scores": "import sys\nsys.exit(0)\n",
+        "closing_scores": "raise GeneratorExit\n",
+        "failing_scores": "raise NameError('two\\nlines')\n",
+        "made_up_scores": "import sys\ndef __getattr__(name):\n    sys.exit(0)\n",
+        "listless_scores": "def __dir__():\n    raise OSError('no list')\n",
+    }
+    for name, content in modules.items():
+        (tmp_path / f"{name}.py").write_text(content, encoding="utf-8")
         monkeypatch.delitem(sys.modules, name, raising=False)
+    monkeypatch.syspath_prepend(tmp_path)
 
 
 def _returning(value: object) -> Callable[[str, Sequence[str]], float]:
@@ -99,11 +109,17 @@ def test_own_function_is_imported() -> None:
         ("own_scores:haalf", 'module "own_scores" has no "haalf". Did you mean "own_scores:half"?'),
         ("own_scores:Scores.two", 'module "own_scores" has no "Scores.two".'),
         ("own_scores:VERSION", '"VERSION" is not callable, it is of type str.'),
+        ("own_scores:NOTHING", '"NOTHING" is not callable, it is of type NoneType.'),
+        ("ending_scores:f", "(it raises SystemExit: 0, which would have ended the process)."),
+        ("closing_scores:f", "(it raises GeneratorExit: )."),
+        ("failing_scores:f", "(it raises NameError: two\\nlines)."),
+        ("made_up_scores:f", '"f" cannot be had (it raises SystemExit: 0, which would have ended the process).'),
+        ("listless_scores:f", '"f" cannot be had (it raises OSError: no list).'),
     ],
 )
 def test_own_function_that_cannot_be_had(name: str, message: str) -> None:
     """Whatever is wrong with module:function is said, under the name as it was written."""
-    with pytest.raises(ValueError, match=re.escape(message)) as caught:
+    with pytest.raises(MetricError, match=re.escape(message)) as caught:
         get_metric(name)
     assert f'metric "{name}"' in str(caught.value)
 
@@ -128,7 +144,31 @@ def test_scores_outside_name_metric_and_example(value: float) -> None:
         _score(value)
 
 
-@pytest.mark.parametrize("value", [None, "0.5", [0.5], {"f": 0.5}, 1j, np.array([0.5]), np.array("text")], ids=repr)
+class _Number:
+    """Something like a number, whose value is code of the user."""
+
+    ndim = 0
+
+    def __init__(self, raised: BaseException) -> None:
+        self._raised = raised
+
+    def __float__(self) -> float:
+        raise self._raised
+
+
+async def _coming() -> float:
+    return 0.5
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        *(None, "0.5", b"0.5", [0.5], {"f": 0.5}, 1j, decimal.Decimal("0.5"), object(), _coming, iter([0.5])),
+        *(np.array([0.5]), np.array("text"), np.array("0.5"), np.str_("0.5"), np.bytes_(b"0.5"), np.complex64(0.5)),
+        *(np.array(0.5, dtype=object), np.datetime64(0, "s"), np.timedelta64(0, "s"), _Number(TypeError("none"))),
+    ],
+    ids=lambda value: type(value).__name__,
+)
 def test_what_is_no_number_is_refused(value: object) -> None:
     """Something that is not one real number is an error, even where it could be made into one."""
     message = f'metric "chrf" on example "ex-7": returned {value!r}, expected a number in [0, 1].'
@@ -146,6 +186,30 @@ def test_metric_that_raises_names_the_example() -> None:
     with pytest.raises(MetricError, match=re.escape(message)) as caught:
         checked_score(fails, "chrf", "a", ["b"], example_id="ex-7")
     assert isinstance(caught.value.__cause__, KeyError)
+
+
+@pytest.mark.parametrize(
+    "raised", [SystemExit(0), SystemExit(None), GeneratorExit(), StopIteration(), BaseException("odd")], ids=repr
+)
+def test_a_metric_cannot_end_the_run(raised: BaseException) -> None:
+    """Whatever leaves a metric, also while its value is made a number, is a MetricError with the example."""
+
+    def fails(candidate: str, references: Sequence[str]) -> float:
+        raise raised
+
+    for metric in (fails, _returning(_Number(raised))):
+        with pytest.raises(
+            MetricError, match=f'^metric "own" on example "ex-7": raised {type(raised).__name__}: '
+        ) as caught:
+            checked_score(metric, "own", "a", ["b"], example_id="ex-7")
+        assert caught.value.__cause__ is raised
+
+
+def test_what_a_function_of_the_user_is_called_is_its_own_matter() -> None:
+    """Only metrics of a class that counts what it clips are asked for that: a function may have any attribute."""
+    metric = _returning(0.5)
+    metric.take_clipped = "often"  # type: ignore[attr-defined]
+    assert take_clipped(metric) == 0
 
 
 def test_metric_error_is_a_value_error() -> None:

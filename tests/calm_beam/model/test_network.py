@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -19,9 +20,17 @@ _SOURCES = ([9, 33, 4, 60, 12, 1], [5, 1], [2, 2, 7, 1])
 _TARGETS = ([0, 14, 8, 8, 63], [0, 3, 0, 21, 40], [0, 1, 2, 3, 4])
 
 
-@pytest.fixture(params=[{}, {"tied_head": True}, {"tied_head": True, "gated_mlp": False}], ids=["1.1", "tied", "1.0"])
+_KINDS: dict[str, dict[str, Any]] = {
+    "1.1": {},
+    "tied": {"tied_head": True},
+    "1.0": {"tied_head": True, "gated_mlp": False},
+    "scalable": {"relative_bias_per_layer": True, "activation": "silu"},
+}
+
+
+@pytest.fixture(params=list(_KINDS.values()), ids=list(_KINDS))
 def checkpoint(request: pytest.FixtureRequest) -> Checkpoint:
-    """Gives a T5 1.1, one whose head shares the embedding, and an original T5."""
+    """Gives a T5 1.1, one whose head shares the embedding, an original T5, and one as `scalable_t5` trains them."""
     return build_checkpoint(build_config(exit_classifier=2, **request.param), seed=3)
 
 

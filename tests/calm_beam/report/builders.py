@@ -88,6 +88,7 @@ def write_calibration(
     joint_epsilon: float | None = None,
     model: str = "/models/tiny",
     fingerprint: str = "sha256:6d",
+    patterns: Sequence[str] = ("data/*.jsonl",),
 ) -> pathlib.Path:
     """Calibrates generations and stores everything as the command does, and returns the output directory.
 
@@ -105,6 +106,7 @@ def write_calibration(
       joint_epsilon: As in the plan.
       model: Where the model is said to be.
       fingerprint: The model's.
+      patterns: Where the data are said to come from.
     """
     decoded = DecodeSettings(
         rule=rule or ExitRule(),
@@ -120,7 +122,7 @@ def write_calibration(
         settings=decoded,
         on_long="truncate",
         cluster_key=None,
-        patterns=("data/*.jsonl",),
+        patterns=tuple(patterns),
         files=("/data/a.jsonl",),
         num_shards=num_shards,
         software={"calm-beam": "0"},

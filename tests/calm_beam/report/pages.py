@@ -2,7 +2,10 @@
 
 import html.parser
 import json
+import pathlib
 from typing import Any
+
+_DATA = '<script type="application/json" id="data">'
 
 
 class ParsedPage(html.parser.HTMLParser):
@@ -37,3 +40,17 @@ def page_data(page: str) -> dict[str, Any]:
     """Returns what the page's script reads: the first of the two scripts."""
     content: dict[str, Any] = json.loads(ParsedPage(page).texts["script"][0])
     return content
+
+
+def with_data(page: str, content: dict[str, Any]) -> str:
+    """Returns the page about something else: with other data in the place of its own."""
+    data = json.dumps(content).replace("<", "\\u003c")
+    begin = page.index(_DATA) + len(_DATA)
+    return page[:begin] + data + page[page.index("</script>", begin) :]
+
+
+def page_about(report: pathlib.Path, content: dict[str, Any], folder: pathlib.Path) -> pathlib.Path:
+    """Writes a report about something else into a folder, and returns its path."""
+    path = folder / "changed.html"
+    path.write_text(with_data(report.read_text(encoding="utf-8"), content), encoding="utf-8")
+    return path

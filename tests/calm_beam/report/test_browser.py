@@ -1,128 +1,16 @@
 """The page in a browser: what moves, what is found, and that nothing is asked of the network."""
 
-import contextlib
-import dataclasses
 import pathlib
-import shutil
-from collections.abc import Iterator
 from typing import Any
-
-import pytest
 
 from calm_beam.efficiency.flops import DecoderSizes
 from calm_beam.generations import Generation
-from calm_beam.report import StoredOutputs, build_page, read_calibrated
+from calm_beam.report import build_page, read_calibrated
 from calm_beam.report.palette import layer_colours
-from tests.calm_beam.report.builders import GRID, NUM_LAYERS, random_generations, write_calibration
+from tests.calm_beam.report.browser import EVIL, PHONE, SeenPage, needs_browser, opened
+from tests.calm_beam.report.builders import GRID, NUM_LAYERS
 
-playwright = pytest.importorskip("playwright.sync_api", reason="needs playwright: pip install 'calm-beam[dev]'")
-
-_CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-
-pytestmark = [
-    pytest.mark.skipif(_CHROMIUM is None, reason="needs a browser: apt-get install chromium"),
-    pytest.mark.timeout(240),
-]
-
-_EVIL = "</script><script>document.title = 'broken out'</script><img src=http://example.invalid/x.png>"
-
-
-class _Seen:
-    """A page, with all that it said and asked for."""
-
-    def __init__(self, page: Any) -> None:
-        self.page = page
-        self.messages: list[str] = []
-        self.requests: list[str] = []
-        page.on("console", lambda message: self.messages.append(message.text))
-        page.on("pageerror", lambda error: self.messages.append(str(error)))
-        page.on("request", lambda request: self.requests.append(request.url))
-
-    def move(self, lane: int) -> None:
-        """Moves the slider as a hand does, and waits for what follows."""
-        slider = self.page.locator("#slider")
-        slider.focus()
-        now = int(slider.input_value())
-        for _ in range(abs(lane - now)):
-            self.page.keyboard.press("ArrowRight" if lane > now else "ArrowLeft")
-        self.settle()
-
-    def settle(self) -> None:
-        """Waits until what was asked for has been drawn."""
-        self.page.evaluate("() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
-
-    def text(self, selector: str) -> str:
-        """Returns the text of an element."""
-        return str(self.page.locator(selector).text_content())
-
-    def tokens(self) -> list[dict[str, Any]]:
-        """Returns text, layer and colour of the tokens of the first output."""
-        found: list[dict[str, Any]] = (
-            self.page.locator(".example")
-            .first.locator(".output")
-            .first.evaluate(
-                """(output) => [...output.querySelectorAll(".token")].map((token) => ({
-                text: token.textContent,
-                layer: Number([...token.classList].find((name) => /^l\\d+$/.test(name)).slice(1)),
-                colour: getComputedStyle(token).backgroundColor,
-            }))"""
-            )
-        )
-        return found
-
-
-@pytest.fixture(scope="module")
-def browser() -> Iterator[Any]:
-    """A headless browser."""
-    with playwright.sync_playwright() as driver:
-        # Containers often have no user that a sandbox could be given to.
-        started = driver.chromium.launch(executable_path=_CHROMIUM, args=["--no-sandbox"])
-        yield started
-        started.close()
-
-
-@pytest.fixture(scope="module")
-def generations() -> list[Generation]:
-    """Thirty examples; one has markup in all its texts, one failed."""
-    items = random_generations(30)
-    example = dataclasses.replace(items[3].example, id="evil", input=_EVIL, references=(_EVIL,))
-    items[3] = dataclasses.replace(items[3], example=example)
-    items[5] = dataclasses.replace(items[5], outputs=(), failure="lost")
-    return items
-
-
-@pytest.fixture(scope="module")
-def report(tmp_path_factory: pytest.TempPathFactory, generations: list[Generation]) -> pathlib.Path:
-    """Their report."""
-    folder = write_calibration(tmp_path_factory.mktemp("browser") / "out", generations)
-    calibrated = read_calibrated(str(folder))
-    (stored,) = folder.glob("generations/*")
-    page = build_page(
-        calibrated,
-        StoredOutputs.read(str(stored), calibrated.manifest),
-        vocabulary=None,
-        sizes=None,
-        most_examples=500,
-        seed=0,
-    )
-    path = folder / "report.html"
-    path.write_text(page, encoding="utf-8")
-    return path
-
-
-@contextlib.contextmanager
-def _open(browser: Any, report: pathlib.Path, **options: Any) -> Iterator[_Seen]:
-    """Opens the file without a network; in the end, there was no message and no request but for the file itself."""
-    context = browser.new_context(**{"viewport": {"width": 1280, "height": 900}, **options})
-    try:
-        seen = _Seen(context.new_page())
-        seen.page.goto(report.as_uri())
-        seen.settle()
-        yield seen
-        assert seen.messages == []
-        assert seen.requests == [report.as_uri()]
-    finally:
-        context.close()
+pytestmark = needs_browser
 
 
 def _rgb(colour: str) -> str:
@@ -133,7 +21,7 @@ def _rgb(colour: str) -> str:
 def test_the_slider_moves_everything(browser: Any, report: pathlib.Path, generations: list[Generation]) -> None:
     """At every threshold the first output has the stored tokens, in the colours of their exit layers."""
     colours = layer_colours(NUM_LAYERS)
-    with _open(browser, report, color_scheme="light") as seen:
+    with opened(browser, report, color_scheme="light") as seen:
         name = seen.page.locator(".example").first.locator(".id").text_content()
         (item,) = (item for item in generations if item.example.id == name)
         charts = set()
@@ -157,7 +45,7 @@ def test_the_slider_moves_everything(browser: Any, report: pathlib.Path, generat
 def test_all_outputs_are_unpacked(browser: Any, report: pathlib.Path, generations: list[Generation]) -> None:
     """What the page counts as different from the full model is what differs in the stored outputs."""
     decoded = [item for item in generations if item.outputs]
-    with _open(browser, report) as seen:
+    with opened(browser, report) as seen:
         seen.page.locator("#changed").check()
         for lane in range(1, len(GRID) + 1):
             seen.move(lane)
@@ -169,7 +57,7 @@ def test_all_outputs_are_unpacked(browser: Any, report: pathlib.Path, generation
 
 def test_differences_are_marked(browser: Any, report: pathlib.Path) -> None:
     """Without the marked tokens, the two outputs of an example are the same; those that are the same have no marks."""
-    with _open(browser, report) as seen:
+    with opened(browser, report) as seen:
         seen.move(len(GRID))
         pairs = seen.page.locator(".pair").evaluate_all(
             """(pairs) => pairs.map((pair) => [...pair.querySelectorAll(".output")].map((output) =>
@@ -186,7 +74,7 @@ def test_differences_are_marked(browser: Any, report: pathlib.Path) -> None:
 
 def test_search(browser: Any, report: pathlib.Path) -> None:
     """Examples are found by words of id, prompt or outputs, all of which must be there; an empty field shows all."""
-    with _open(browser, report) as seen:
+    with opened(browser, report) as seen:
         count = seen.page.locator(".example").count()
         search = seen.page.get_by_label("Search examples")
         for query, expected in (("row-12", ["row-12"]), ("PROMPT number 17", ["row-17"]), ("row-12 17", [])):
@@ -205,7 +93,7 @@ def test_search(browser: Any, report: pathlib.Path) -> None:
 
 def test_more_examples_are_shown_on_demand(browser: Any, report: pathlib.Path) -> None:
     """Twenty are shown at first, and the button brings the others, until it is gone."""
-    with _open(browser, report) as seen:
+    with opened(browser, report) as seen:
         assert seen.page.locator(".example").count() == 20
         seen.page.locator("#more").click()
         assert seen.page.locator(".example").count() == 30
@@ -219,7 +107,7 @@ def test_themes(browser: Any, report: pathlib.Path) -> None:
     first = layer_colours(NUM_LAYERS)
     seen_colours = {}
     for scheme in ("light", "dark"):
-        with _open(browser, report, color_scheme=scheme) as seen:
+        with opened(browser, report, color_scheme=scheme) as seen:
             seen_colours[scheme] = seen.page.evaluate(background)
             for theme in (scheme, "dark" if scheme == "light" else "light"):
                 token = seen.tokens()[0]
@@ -234,7 +122,7 @@ def test_themes(browser: Any, report: pathlib.Path) -> None:
 def test_promises_are_chosen(browser: Any, report: pathlib.Path) -> None:
     """Choosing an entry brings its sentence, its threshold and its end; never exit is said in so many words."""
     entries = read_calibrated(str(report.parent)).manifest.calibrations
-    with _open(browser, report) as seen:
+    with opened(browser, report) as seen:
         for index, entry in enumerate(entries):
             seen.page.locator("#entry").select_option(str(index))
             seen.settle()
@@ -255,7 +143,7 @@ def test_promises_are_chosen(browser: Any, report: pathlib.Path) -> None:
 def test_values_are_told_where_one_points(browser: Any, report: pathlib.Path) -> None:
     """Pointing at a threshold tells its risk, p-value and verdict; at a token, its layer and confidence."""
     calibrated = read_calibrated(str(report.parent))
-    with _open(browser, report) as seen:
+    with opened(browser, report) as seen:
         seen.page.locator("#entry").select_option("0")
         chart = seen.page.locator("#risk-chart")
         chart.scroll_into_view_if_needed()
@@ -277,7 +165,7 @@ def test_values_are_told_where_one_points(browser: Any, report: pathlib.Path) ->
 
 def test_everything_is_reached_by_keys(browser: Any, report: pathlib.Path) -> None:
     """Tab reaches the theme, the promise, charts, search, outputs and slider; arrows go through tokens."""
-    with _open(browser, report) as seen:
+    with opened(browser, report) as seen:
         reached = []
         for _ in range(60):
             seen.page.keyboard.press("Tab")
@@ -296,8 +184,7 @@ def test_everything_is_reached_by_keys(browser: Any, report: pathlib.Path) -> No
 
 def test_phones(browser: Any, report: pathlib.Path) -> None:
     """At 375 pixels nothing is wider than the screen, and a tap tells what pointing does."""
-    phone = {"viewport": {"width": 375, "height": 812}, "has_touch": True, "is_mobile": True}
-    with _open(browser, report, **phone) as seen:
+    with opened(browser, report, **PHONE) as seen:
         sizes = seen.page.evaluate("[document.documentElement.scrollWidth, window.innerWidth]")
         assert sizes == [375, 375]
         token = seen.page.locator(".example").first.locator(".output .token").nth(1)
@@ -311,12 +198,12 @@ def test_phones(browser: Any, report: pathlib.Path) -> None:
 
 def test_markup_in_texts_stays_text(browser: Any, report: pathlib.Path) -> None:
     """A prompt with a script in it is read as it was written, and does nothing."""
-    with _open(browser, report) as seen:
+    with opened(browser, report) as seen:
         seen.page.get_by_label("Search examples").fill("evil")
         seen.settle()
         card = seen.page.locator(".example").first
-        assert card.locator(".prompt").text_content() == _EVIL
-        assert card.locator(".reference").text_content() == _EVIL
+        assert card.locator(".prompt").text_content() == EVIL
+        assert card.locator(".reference").text_content() == EVIL
         assert seen.page.title() == "calm-beam: tiny"
 
 
@@ -326,7 +213,7 @@ def test_foreign_scripts_do_not_run(browser: Any, report: pathlib.Path, tmp_path
     foreign = "<script>document.title = 'foreign'</script><img src='http://example.invalid/x.png'></main>"
     changed.write_text(report.read_text(encoding="utf-8").replace("</main>", foreign), encoding="utf-8")
     context = browser.new_context()
-    seen = _Seen(context.new_page())
+    seen = SeenPage(context.new_page())
     failures: list[str] = []
     seen.page.on("requestfailed", lambda request: failures.append(f"{request.failure} {request.url}"))
     seen.page.goto(changed.as_uri())
@@ -352,7 +239,7 @@ def test_a_page_without_outputs(browser: Any, report: pathlib.Path, tmp_path: pa
     )
     bare = tmp_path / "bare.html"
     bare.write_text(page, encoding="utf-8")
-    with _open(browser, bare) as seen:
+    with opened(browser, bare) as seen:
         assert seen.page.locator("#risk-chart svg").is_visible()
         assert not seen.page.locator("#examples").is_visible()
         assert not seen.page.locator("#exits").is_visible()

@@ -107,8 +107,9 @@ def test_texts_cannot_break_out(tmp_path: pathlib.Path) -> None:
     assert parsed.tags.count("script") == 2
     assert [name for name, _ in parsed.attributes] == [name for name, _ in harmless.attributes]
     data = page_data(page)
-    assert {example["prompt"] for example in data["examples"]} == {_EVIL}
-    assert data["remarks"] == [_EVIL]
+    shown = _EVIL.replace("\u2028", "\\u2028")
+    assert {example["prompt"] for example in data["examples"]} == {shown}
+    assert data["remarks"] == [shown]
     assert "<" not in parsed.texts["script"][0]
 
 
@@ -201,7 +202,8 @@ def test_operations_are_counted_at_chosen_thresholds(folder: pathlib.Path, tmp_p
     rule = ExitRule(min_exit_layer=2)
     generations = random_generations(20)
     for index, item in enumerate(generations):
-        example = dataclasses.replace(item.example, input=None, input_ids=tuple(range(2, 4 + index)))
+        ids = tuple(range(2, 4 + index))
+        example = dataclasses.replace(item.example, input=None, input_ids=ids, reference_ids=((7,),))
         generations[index] = dataclasses.replace(item, example=example)
     folder = write_calibration(tmp_path / "out", generations, rule=rule)
     data = page_data(_page(folder, sizes=_SIZES))
@@ -236,7 +238,74 @@ def test_failures_are_listed(tmp_path: pathlib.Path) -> None:
     generations[2] = dataclasses.replace(generations[2], outputs=(), failure="lost in decoding")
     data = page_data(_page(write_calibration(tmp_path / "out", generations)))
     assert data["failures"] == [["row-2", "lost in decoding"]]
-    assert ["failed, loss 1", 1, True] in data["counts"]
+    assert ["failed, loss 1", "failed, loss 1", 1, True] in data["counts"]
     assert data["exits"]["outputs"] == 7
     (example,) = (example for example in data["examples"] if "failure" in example)
     assert (example["id"], example["failure"]) == ("row-2", "lost in decoding")
+
+
+def test_no_path_tells_whose_machine_it_was(tmp_path: pathlib.Path) -> None:
+    """Of local paths the page has the last names, wherever they stand; places in a cloud stand as a whole."""
+    generations = random_generations(4)
+    generations[0] = dataclasses.replace(generations[0], outputs=(), failure="/home/ada/secret/code.py: broken")
+    remarks = ["the model cannot be had: checkpoint /home/ada/secret/models/tiny: no such directory."]
+    folder = write_calibration(
+        tmp_path / "out",
+        generations,
+        model="/home/ada/secret/models/tiny",
+        patterns=("/home/ada/secret/data/a*.jsonl", "gs://bucket/some/where/b.jsonl"),
+    )
+    page = _page(folder, remarks=remarks)
+    assert "secret" not in page.replace("…/secret/code.py", "")
+    assert "/home" not in page
+    data = page_data(page)
+    facts = dict(data["facts"])
+    assert facts["Model"] == "…/models/tiny (4 decoder layers)"
+    assert facts["Calibration set"] == "…/data/a*.jsonl, gs://bucket/some/where/b.jsonl"
+    assert data["remarks"] == ["the model cannot be had: checkpoint …/models/tiny: no such directory."]
+    assert data["failures"] == [["row-0", "…/secret/code.py: broken"]]
+    assert [row["failure"] for row in data["examples"] if "failure" in row] == ["…/secret/code.py: broken"]
+
+
+@pytest.mark.parametrize(
+    ("rule", "said"),
+    [
+        (ExitRule(), "after every layer"),
+        (ExitRule(min_exit_layer=2), "after layer 2 and every later one"),
+        (ExitRule(exit_interval=2), "after layers 1, 3, or the last one"),
+        (ExitRule(min_exit_layer=2, exit_interval=2), "after layer 2 or the last one"),
+        (ExitRule(min_exit_layer=4), "after the last layer only"),
+    ],
+)
+def test_layers_that_may_exit_are_named(tmp_path: pathlib.Path, rule: ExitRule, said: str) -> None:
+    """Which of four layers may exit is said by their numbers."""
+    data = page_data(_page(write_calibration(tmp_path / "out", random_generations(4), rule=rule)))
+    assert dict(data["facts"])["Exits"] == said
+
+
+def test_what_cannot_be_seen_is_written_out(tmp_path: pathlib.Path) -> None:
+    """Controls and what turns words around stand as escapes, in names and texts; marks of a script stay in texts."""
+    turning = "a\u202eb\u2066c\x1b[31m\x85\u200fd\n"
+    generations = random_generations(3)
+    for index, item in enumerate(generations):
+        example = dataclasses.replace(item.example, id=f"{turning}{index}", input=turning, references=(turning,))
+        generations[index] = dataclasses.replace(item, example=example)
+    generations[0] = dataclasses.replace(generations[0], outputs=(), failure=turning)
+    page = _page(write_calibration(tmp_path / "out", generations, model=f"/models/{turning}"), remarks=[turning])
+    assert not set("\u202e\u2066\x1b\x85") & set(page)
+    text = "a\\u202eb\\u2066c\\x1b[31m\\x85\u200fd\n"
+    name = text.replace("\u200f", "\\u200f").replace("\n", "\\n")
+    data = page_data(page)
+    assert data["model"] == name
+    assert data["remarks"] == [text]
+    assert data["failures"] == [[f"{name}0", text]]
+    for example in data["examples"]:
+        assert example["id"].startswith(name)
+        assert (example["prompt"], example["references"]) == (text, [text])
+    assert f"<title>calm-beam: {name}</title>" in page
+
+
+def test_the_title_keeps_its_direction(tmp_path: pathlib.Path) -> None:
+    """A name that is read from the right is isolated in the title, which has no elements."""
+    page = _page(write_calibration(tmp_path / "out", random_generations(3), model="/models/שם"))
+    assert "<title>calm-beam: \u2068שם\u2069</title>" in page

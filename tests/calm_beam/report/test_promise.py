@@ -1,6 +1,7 @@
 """What the page says of every kind of result."""
 
 import dataclasses
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -36,8 +37,36 @@ def test_textual_consistency() -> None:
     assert _sentence(build_calibration()) == (
         "With probability at least 95 % over the draw of the 200 calibration examples, exiting at threshold 0.8 costs "
         "in expectation at most 0.1 rouge_l against the full model’s own outputs (textual consistency), and saves 29 % "
-        "of the decoder layers: tokens use 4.25 of 6 on average."
+        "of the decoder layers: tokens use 4.25 of 6 on average. How many operations that saves was not counted."
     )
+
+
+@pytest.mark.parametrize(
+    ("factors", "said"),
+    [
+        ((0.79, 0.95), "5 % to 27 % more operations than"),
+        ((1.25, 2.0), "20 % to 50 % fewer operations than"),
+        ((0.8, 1.25), "20 % fewer to 25 % more operations than"),
+        ((1.25, 1.25), "20 % fewer operations than"),
+        ((1.001, 0.999), "as many operations as"),
+        ((1.0, 0.8), "0 % to 25 % more operations than"),
+    ],
+)
+def test_operations_stand_beside_the_layers(factors: tuple[float, ...], said: str) -> None:
+    """Where operations were counted, the sentence that tells how many layers are saved tells them too, in percent."""
+    sentence = "".join(promise_in_words(build_calibration(), build_manifest(), factors))
+    assert "saves 29 % of the decoder layers: tokens use 4.25 of 6 on average." in sentence
+    assert sentence.endswith(f"Exit tests included, the decoder does {said} the full model.")
+
+
+def test_a_single_layer() -> None:
+    """A model of one layer has no layers in the plural."""
+    manifest = build_manifest()
+    decode = dataclasses.replace(manifest.decode, min_exit_layer=1)
+    model = dataclasses.replace(manifest.model, layers=1)
+    never = build_never_exit(layers=1, path=(build_path_entry(p_value=0.3, rejected=False, layers=1.0),))
+    sentence = _sentence(never, decode=decode, model=model, calibrations=(never,))
+    assert sentence.endswith("Its only layer runs for every token, and nothing is saved.")
 
 
 def test_numbers_are_set_off() -> None:
@@ -99,8 +128,37 @@ def test_where_the_test_ended() -> None:
     assert end_in_words(build_signed_calibration()) == (
         "bonferroni looked at 4 thresholds, from 0.9 to 0.6, and proved 2 of them safe; the lowest of them is chosen."
     )
+    none = build_never_exit(procedure="holm", path=tuple(_not_rejected(0.9, 0.8)))
+    assert (
+        end_in_words(none)
+        == "holm looked at 2 thresholds, from 0.9 to 0.8, and proved none of them safe; nothing is chosen."
+    )
+
+
+def test_a_test_of_one_threshold() -> None:
+    """A test that ended where it began does not go from a threshold down to the same one."""
+    assert end_in_words(build_never_exit()) == (
+        "Fixed sequence testing stopped at its first threshold, 0.9, which could not be proved safe: p = 0.3 exceeds "
+        "ε = 0.05, measured loss 0.0125."
+    )
+    (step, *_) = build_calibration().path
+    first = build_calibration(path=(step,), threshold=step.threshold, risk=step.risk, layers=step.layers)
+    assert end_in_words(first) == ("Fixed sequence testing proved the only threshold, 0.9, safe: the end of the grid.")
+    whole = dataclasses.replace(first, procedure="holm")
+    assert end_in_words(whole) == "holm looked at one threshold, 0.9, and proved it safe."
     none = build_never_exit(procedure="holm")
-    assert end_in_words(none).endswith("proved 0 of them safe; so nothing is chosen.")
+    assert end_in_words(none) == "holm looked at one threshold, 0.9, and could not prove it safe, so nothing is chosen."
+
+
+def test_a_p_value_just_above_epsilon() -> None:
+    """A p-value that exceeds epsilon by little is told in so many digits that it does."""
+    entry = build_never_exit(path=tuple(_not_rejected(0.9, p_value=0.0500001)))
+    assert "p = 0.0500001 exceeds ε = 0.05" in end_in_words(entry)
+
+
+def _not_rejected(*thresholds: float, p_value: float = 0.3) -> Iterator[Any]:
+    for threshold in thresholds:
+        yield build_path_entry(threshold=threshold, p_value=p_value, rejected=False)
 
 
 def test_whether_promises_hold_together() -> None:

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from calm_beam.risk.monitor import RiskMonitor, grown_stakes, log_capital
+from calm_beam.risk.monitor import RiskMonitor, capital_of, grown_stakes, kept_back
 
 _START = RiskMonitor.start(delta=0.1, alpha=0.05)
 _LOSSES = st.lists(st.floats(0, 1), max_size=30)
@@ -81,21 +81,27 @@ def test_an_alarm_stays_and_names_its_loss() -> None:
     assert monitor.observe([0.0] * 500).capital < 1
 
 
-def test_capital_beyond_float64_is_infinite() -> None:
-    """A long stream of the worst losses does not overflow with an error."""
-    assert RiskMonitor.start(delta=0.01, alpha=0.05).observe([1.0] * 300).capital == math.inf
+def test_capital_has_an_upper_end() -> None:
+    """A long stream of the worst losses does not overflow, and good losses after it use the capital up."""
+    monitor = RiskMonitor.start(delta=0.01, alpha=0.05).observe([1.0] * 2000)
+    assert monitor.stakes[-1] == 2.0**1000
+    assert monitor.stakes[-1] / 7 < monitor.capital < math.inf
+    assert RiskMonitor.from_dict(json.loads(json.dumps(monitor.to_dict()))) == monitor
+    assert monitor.observe([0.0] * 80_000).capital < 1
 
 
 def _streams(
     draw: Any, *, length: int, replications: int, delta: float, alpha: float, is_signed: bool = False
 ) -> np.ndarray:
     """Returns the number of the loss at which each of many streams raised the alarm; 0 for none."""
-    stakes = np.full((replications, len(_START.log_stakes)), -np.inf)
+    stakes = np.zeros((replications, len(_START.stakes)))
     alarm_at = np.zeros(replications, int)
+    kept = kept_back(np.arange(length + 1))
     for number in range(1, length + 1):
         losses = draw(number, replications)
-        stakes = grown_stakes(stakes, losses, number=number, delta=delta, is_signed=is_signed)
-        is_alarm = log_capital(stakes, number=number) >= -math.log(alpha)
+        fresh = kept[number - 1] - kept[number]
+        stakes = grown_stakes(stakes, losses, fresh=fresh, delta=delta, is_signed=is_signed)
+        is_alarm = capital_of(stakes, kept=kept[number]) >= 1 / alpha
         alarm_at = np.where(is_alarm & (alarm_at == 0), number, alarm_at)
     return alarm_at
 
@@ -192,9 +198,12 @@ def test_drift_is_found_soon(capsys: pytest.CaptureFixture[str]) -> None:
         ({"n": 1.5}, "n must be a whole number of at least 0, got 1.5."),
         ({"loss_sum": 2**33}, "loss_sum must be in [0, 4294967296] for n = 1, got 8589934592."),
         ({"loss_sum": -1}, "loss_sum must be a whole number of at least 0, got -1."),
-        ({"log_stakes": [0.0]}, "log_stakes must be 7 numbers below infinity, got (0.0,)."),
-        ({"log_stakes": ["0"] * 7}, "log_stakes must be 7 numbers below infinity, got ('0',"),
-        ({"log_stakes": "none"}, "log_stakes must be a list, got 'none'."),
+        ({"stakes": [0.0]}, "stakes must be 7 numbers from 0 to 1.07151e+301, got (0.0,)."),
+        ({"stakes": ["0"] * 7}, "stakes must be 7 numbers from 0 to 1.07151e+301, got ('0',"),
+        ({"stakes": [-1.0] * 7}, "stakes must be 7 numbers from 0 to 1.07151e+301, got (-1.0,"),
+        ({"stakes": [math.nan] * 7}, "stakes must be 7 numbers from 0 to 1.07151e+301, got (nan,"),
+        ({"stakes": [math.inf] * 7}, "stakes must be 7 numbers from 0 to 1.07151e+301, got (inf,"),
+        ({"stakes": "none"}, "stakes must be a list, got 'none'."),
         ({"alarm_at": 2}, "alarm_at must be in [1, 1] for n = 1, got 2."),
         ({"bets": 3}, "missing: [], unknown: ['bets']."),
     ],

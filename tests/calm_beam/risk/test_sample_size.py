@@ -7,29 +7,32 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from calm_beam.risk import sample_size
+from calm_beam.risk.in_memory import p_values_of
 from calm_beam.risk.pvalues import P_VALUES
 from calm_beam.risk.sample_size import (
-    SUM_P_VALUES,
+    COIN_P_VALUES,
     beta_losses,
+    coin_examples_needed,
     coin_losses,
+    coin_p_value,
     exact_power,
-    examples_needed,
     resampled_losses,
+    simulated_examples_needed,
     simulated_power,
 )
 
 
-@pytest.mark.parametrize("p_value", SUM_P_VALUES)
+@pytest.mark.parametrize("p_value", COIN_P_VALUES)
 @pytest.mark.parametrize(("n", "risk", "delta"), [(1, 0.1, 0.5), (40, 0.05, 0.2), (137, 0.02, 0.06), (500, 0.07, 0.1)])
 def test_exact_power_is_the_binomial_sum(p_value: str, n: int, risk: float, delta: float) -> None:
     """Power is the probability of all sums that are accepted, added up one by one."""
-    sums = np.arange(n + 1)
-    accepted = SUM_P_VALUES[p_value](sums, n=n, delta=delta) <= 0.05  # type: ignore[arg-type]
-    expected = stats.binom.pmf(sums[accepted], n, risk).sum()
+    accepted = [ones for ones in range(n + 1) if coin_p_value(p_value, ones, n=n, delta=delta) <= 0.05]
+    expected = stats.binom.pmf(accepted, n, risk).sum()
     assert exact_power(p_value, n=n, risk=risk, delta=delta, epsilon=0.05) == pytest.approx(expected, rel=1e-9, abs=0)
 
 
-@pytest.mark.parametrize("p_value", SUM_P_VALUES)
+@pytest.mark.parametrize("p_value", COIN_P_VALUES)
 def test_simulated_power_agrees_with_the_exact_one(p_value: str) -> None:
     """Within four standard errors the simulation gives what the formula does."""
     settings = {"n": 300, "delta": 0.1, "epsilon": 0.05}
@@ -40,7 +43,7 @@ def test_simulated_power_agrees_with_the_exact_one(p_value: str) -> None:
 
 def test_power_at_delta_is_the_level() -> None:
     """At a risk of delta what is called power is the chance of an error, and at most epsilon."""
-    for p_value in SUM_P_VALUES:
+    for p_value in COIN_P_VALUES:
         assert exact_power(p_value, n=700, risk=0.1, delta=0.1, epsilon=0.05) <= 0.05
 
 
@@ -68,33 +71,82 @@ def test_a_larger_set_extends_a_smaller_one() -> None:
     assert np.array_equal(short, long[:20])
 
 
-@pytest.mark.parametrize(("risk", "delta"), [(0.0, 0.1), (0.03, 0.1), (0.07, 0.1), (0.2, 0.4)])
-@pytest.mark.parametrize("p_value", SUM_P_VALUES)
+@pytest.mark.parametrize("p_value", COIN_P_VALUES)
+def test_p_values_of_coins_are_those_of_their_losses(p_value: str) -> None:
+    """Counting ones gives the p-value that a calibration computes of the losses themselves, bit for bit."""
+    for n, ones, delta in ((1, 0, 0.3), (7, 7, 0.9), (40, 2, 0.1), (300, 12, 0.1)):
+        losses = np.arange(n)[:, None] < ones
+        assert coin_p_value(p_value, ones, n=n, delta=delta) == p_values_of(losses * 1.0, p_value=p_value, delta=delta)
+
+
+def _needed_by_trying_all(
+    p_value: str, *, risk: float, delta: float, epsilon: float, power: float, at_most: int
+) -> int | None:
+    """Returns the number after the last at which the power is not enough."""
+    last_failure, largest_accepted = 0, -1
+    for n in range(1, at_most + 1):
+        # What is accepted at one number is accepted at the next.
+        while coin_p_value(p_value, largest_accepted + 1, n=n, delta=delta) <= epsilon:
+            largest_accepted += 1
+        if stats.binom.cdf(largest_accepted, n, risk) < power:
+            last_failure = n
+    return last_failure + 1 if last_failure < at_most else None
+
+
+@pytest.mark.parametrize(
+    ("risk", "delta"), [(0.0, 0.1), (0.03, 0.1), (0.06, 0.1), (0.25, 0.4), (0.5, 0.7), (0.0, 0.95), (0.9, 0.95)]
+)
+@pytest.mark.parametrize("p_value", COIN_P_VALUES)
 def test_examples_needed_by_trying_all(p_value: str, risk: float, delta: float) -> None:
-    """Beyond the number that is found the power is enough for a tooth of the saw and more; the search skips little."""
-
-    def power_at(n: int) -> float:
-        return exact_power(p_value, n=n, risk=risk, delta=delta, epsilon=0.05)
-
-    window = math.ceil(1 / delta)
-    needed = examples_needed(power_at, power=0.9, window=window, at_most=10_000)
-    assert needed is not None
-    powers = [power_at(n) for n in range(1, 2 * needed + window + 2)]
-    assert min(powers[needed - 1 :]) >= 0.9
-    # From here on the power was enough for good: the search may find nothing better.
-    last_failure = max((n for n, power in enumerate(powers, start=1) if power < 0.9), default=0)
-    assert last_failure < needed <= last_failure + 1 + window
+    """What is found is the least number from which on the power is enough everywhere, as trying all says."""
+    for epsilon, power in ((0.05, 0.9), (0.01, 0.6), (0.8, 0.1)):
+        asked = {"risk": risk, "delta": delta, "epsilon": epsilon, "power": power, "at_most": 300}
+        assert coin_examples_needed(p_value, **asked) == _needed_by_trying_all(p_value, **asked)  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("threshold", [1, 2, 3, 17, 64, 99, 100])
-def test_monotone_power_is_bisected(threshold: int) -> None:
-    """Where power is monotone and needs no window, the least number is found."""
-    assert examples_needed(lambda n: float(n >= threshold), power=0.9, window=0, at_most=100) == threshold
+def test_teeth_that_rise_unevenly() -> None:
+    """Close to delta the ends of teeth do not rise evenly; the number is right there too."""
+    asked = {"risk": 0.485, "delta": 0.5, "epsilon": 0.3, "power": 0.5, "at_most": 2000}
+    found = coin_examples_needed("hoeffding", **asked)  # type: ignore[arg-type]
+    assert found == _needed_by_trying_all("hoeffding", **asked)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("p_value", COIN_P_VALUES)
+@pytest.mark.parametrize(("risk", "delta"), [(1e-4, 1e-3), (1e-5, 1e-4), (1e-8, 1e-7), (0.0999, 0.1)])
+def test_few_p_values_are_computed(p_value: str, risk: float, delta: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However small delta is, and however close the guess, about a thousand p-values tell the number."""
+    computed: list[int] = []
+
+    def counted(name: str, ones: int, *, n: int, delta: float) -> float:
+        computed.append(n)
+        return coin_p_value(name, ones, n=n, delta=delta)
+
+    monkeypatch.setattr(sample_size, "coin_p_value", counted)
+    coin_examples_needed(p_value, risk=risk, delta=delta, epsilon=0.05, power=0.9, at_most=10_000_000)
+    assert len(computed) < 1200
+    assert max(computed) <= 10_000_000
 
 
 def test_too_many_examples_are_given_up() -> None:
     """Beyond the limit the answer is None."""
-    assert examples_needed(lambda n: float(n >= 101), power=0.9, window=0, at_most=100) is None
+    asked = {"risk": 0.0, "delta": 0.05, "epsilon": 0.05, "power": 0.9}
+    assert coin_examples_needed("exact_binomial", **asked, at_most=59) == 59
+    assert coin_examples_needed("exact_binomial", **asked, at_most=58) is None
+    simulation = {"delta": 0.05, "epsilon": 0.05, "power": 0.9, "replications": 100, "seed": 0}
+    losses = coin_losses(0.0)
+    assert simulated_examples_needed("exact_binomial", losses, **simulation, at_most=59) == 59  # type: ignore[arg-type]
+    assert simulated_examples_needed("exact_binomial", losses, **simulation, at_most=58) is None  # type: ignore[arg-type]
+
+
+def test_simulation_finds_what_it_says() -> None:
+    """The simulated power is enough at the number that is found, and not at one that is smaller by 1 %."""
+    losses = beta_losses(0.05, std=0.1)
+    simulation = {"delta": 0.1, "epsilon": 0.05, "replications": 220, "seed": 3}
+    found = simulated_examples_needed("wsr", losses, power=0.8, at_most=5000, **simulation)  # type: ignore[arg-type]
+    assert found is not None
+    assert simulated_power("wsr", losses, n=found, **simulation) >= 0.8  # type: ignore[arg-type]
+    below = min(found - 1, int(0.99 * found))
+    assert simulated_power("wsr", losses, n=below, **simulation) < 0.8  # type: ignore[arg-type]
 
 
 def test_losses_have_their_moments() -> None:

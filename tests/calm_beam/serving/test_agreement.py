@@ -30,8 +30,8 @@ def test_another_model_is_refused() -> None:
     expected, found = _CHECKPOINT.fingerprint(), other.fingerprint()
     with pytest.raises(
         ManifestError,
-        match=rf"fingerprint {expected} \(from /models/tiny\), the model to serve, /nowhere, has {found}. Thresholds "
-        "hold for no other model: serve that one, or calibrate this one.",
+        match=rf"fingerprint {expected} \(from /models/tiny\), the one in /nowhere has {found}. Thresholds hold for "
+        "no other model: take that one, or calibrate this one.",
     ):
         Generator.from_manifest(build_served_manifest(_CHECKPOINT), other)
 
@@ -49,11 +49,11 @@ def test_another_vocabulary_is_refused(vocabulary_path: pathlib.Path, tmp_path: 
     vocabulary = Vocabulary(vocabulary_path)
     manifest = build_served_manifest(_CHECKPOINT, vocabulary=vocabulary)
     other = train_vocabulary(tmp_path / "other.model", size=45)
-    with pytest.raises(ManifestError, match=f"fingerprint {vocabulary.fingerprint} and 0 extra ids, the one to serve"):
+    with pytest.raises(ManifestError, match=f"fingerprint {vocabulary.fingerprint} and 0 extra ids, the one at hand"):
         Generator.from_manifest(manifest, _CHECKPOINT, vocabulary=other)
     with pytest.raises(ManifestError, match=r"no vocabulary in or beside /nowhere: say where its sentencepiece.model"):
         Generator.from_manifest(manifest, _CHECKPOINT)
-    with pytest.raises(ManifestError, match="is about prompts of token ids: leave the vocabulary out"):
+    with pytest.raises(ManifestError, match="is about token ids, without a vocabulary: leave the vocabulary out"):
         Generator.from_manifest(build_served_manifest(_CHECKPOINT), _CHECKPOINT, vocabulary=vocabulary_path)
 
 
@@ -105,5 +105,7 @@ def test_a_model_without_an_exit_classifier_is_refused() -> None:
     """Confidence by a classifier needs one."""
     bare = build_checkpoint(build_config())
     manifest = build_served_manifest(bare, rule=ExitRule(confidence="classifier"))
-    with pytest.raises(ValueError, match="confidence 'classifier' needs decoder/meta_cls in the checkpoint"):
+    with pytest.raises(
+        ValueError, match="is of confidence 'classifier', which needs decoder/meta_cls in the checkpoint"
+    ):
         Generator.from_manifest(manifest, bare)

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import pathlib
+import re
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -69,10 +70,12 @@ def test_losses_are_those_of_calibration(tmp_path: pathlib.Path, entry: Calibrat
     for number, prompt in enumerate(_PROMPTS):
         answer, full = generator.generate(prompt), generator.full_model().generate(prompt)
         # Right is what one of the two says, so that losses of both signs come up.
-        right = (full, answer)[number % 2].text
-        references = (right, "9 9 9") if entry.consistency == "risk" else ()
+        right = (full, answer)[number % 2]
+        # As ids, since the manifest has no vocabulary; eos and padding are none of the text.
+        references = ([*right.tokens, 0], [9, 9, 9]) if entry.consistency == "risk" else ()
+        texts = (right.text, "9 9 9") if references else ()
         loss = probe.observe(str(number), prompt, answer, references=references)
-        assert int(to_signed_fixed_point([loss])[0]) == _calibrated_loss(answer, full, entry, references)
+        assert int(to_signed_fixed_point([loss])[0]) == _calibrated_loss(answer, full, entry, texts)
         found.append(loss)
     assert max(found) > 0
     assert min(found) < 0 or entry.loss != "signed"
@@ -80,6 +83,23 @@ def test_losses_are_those_of_calibration(tmp_path: pathlib.Path, entry: Calibrat
     assert _rows(tmp_path / "losses") == [
         {"id": str(number), "loss": loss, **about} for number, loss in enumerate(found)
     ]
+
+
+def score(candidate: str, references: Sequence[str]) -> float:
+    """Returns a score, as a metric of the user's."""
+    return float(candidate in references)
+
+
+def test_a_manifest_runs_no_code(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A metric that is code is imported only if whoever makes the probe names it, and no other in its place."""
+    own = "tests.calm_beam.serving.test_probe:score"
+    _probe(tmp_path / "losses", build_entry(0.2, metric=own), metric=own)
+    _probe(tmp_path / "losses", build_entry(0.2), metric="token_f1")
+    monkeypatch.setattr("importlib.import_module", lambda name: pytest.fail(f"{name} was imported"))
+    with pytest.raises(MetricError, match=f"^metric '{own}' is code that the manifest names, .* name it: LossProbe"):
+        _probe(tmp_path / "losses", build_entry(0.2, metric=own))
+    with pytest.raises(ManifestError, match=f'the entry is about metric "{own}", not "other:score"'):
+        _probe(tmp_path / "losses", build_entry(0.2, metric=own), metric="other:score")
 
 
 def test_the_sample_is_decided_by_id_and_salt(tmp_path: pathlib.Path) -> None:
@@ -96,6 +116,25 @@ def test_the_sample_is_decided_by_id_and_salt(tmp_path: pathlib.Path) -> None:
     assert sampled <= {name for name in ids if wider.is_sampled(name)}
     _, everything = _probe(tmp_path / "losses", share=1.0)
     assert all(everything.is_sampled(name) for name in ids)
+
+
+@pytest.mark.parametrize(
+    ("references", "message"),
+    [
+        (["7 9"], "request a: a reference is text, but the manifest has no vocabulary, so that answers are token ids."),
+        ("7 9", "request a: references must be a list of texts, got the text '7 9'."),
+        ([[7, 0.5]], "request a: a reference must be a text or a list of token ids, got [7, 0.5]."),
+        ([], "request a: risk consistency needs references to measure a loss, got none."),
+    ],
+)
+def test_references_that_cannot_be_compared_are_refused(
+    references: Sequence[Any], message: str, tmp_path: pathlib.Path
+) -> None:
+    """Texts are never held against ids, nor the letters of a text taken for references; nothing is written."""
+    generator, probe = _probe(tmp_path / "losses", build_entry(0.2, consistency="risk", loss="relu"))
+    with pytest.raises(ValueError, match=re.escape(message)):
+        probe.observe("a", _PROMPTS[0], generator.generate(_PROMPTS[0]), references=references)
+    assert not (tmp_path / "losses").exists()
 
 
 def test_failures_have_loss_1(tmp_path: pathlib.Path) -> None:
@@ -150,7 +189,7 @@ def test_what_cannot_be_watched_is_refused(tmp_path: pathlib.Path, monkeypatch: 
     with pytest.raises(OSError, match="are added to a local file"):
         LossProbe(Generator.from_manifest(manifest, _CHECKPOINT), "gs://bucket/losses", share=1, salt="")
     with pytest.raises(MetricError, match="on example"):
-        _probe(tmp_path / "losses", build_entry(0.2, metric="builtins:len"))
+        _probe(tmp_path / "losses", build_entry(0.2, metric="builtins:len"), metric="builtins:len")
     # As where the rouge-score package is missing.
     monkeypatch.setitem(sys.modules, "rouge_score", None)
     rouge_l._scorer.cache_clear()

@@ -92,9 +92,9 @@ def test_files_and_folders_are_told_apart(folder: str) -> None:
     assert storage.exists(storage.joined(folder, "run"))
     assert not storage.is_file(storage.joined(folder, "run"))
     assert not storage.exists(storage.joined(folder, "ru"))
-    storage.remove_folder(storage.joined(folder, "run"))
+    storage.remove_folder(storage.joined(folder, "run"), inside=folder)
     assert not storage.exists(storage.joined(folder, "run"))
-    storage.remove_folder(storage.joined(folder, "run"))
+    storage.remove_folder(storage.joined(folder, "run"), inside=folder)
 
 
 def test_removed_files_are_gone(folder: str) -> None:
@@ -140,7 +140,7 @@ def test_every_page_of_a_listing_is_read(cloud: "CloudService", bucket: str) -> 
     cloud.guard.page_size = 2
     assert storage.list_files(f"{bucket}/d/*") == tuple(names)
     assert [file.path for file in _google.list_below(f"{bucket}/d")] == names
-    storage.remove_folder(f"{bucket}/d")
+    storage.remove_folder(f"{bucket}/d", inside=bucket)
     assert storage.list_files(f"{bucket}/d/*") == ()
 
 
@@ -392,7 +392,7 @@ def test_a_bucket_is_no_file(bucket: str) -> None:
     with pytest.raises(StorageError, match="is a bucket, expected the name of a file in it"):
         write(bucket, b"")
     with pytest.raises(StorageError, match="is a whole bucket, and is not removed"):
-        storage.remove_folder(bucket)
+        storage.remove_folder(bucket, inside=bucket)
 
 
 @pytest.mark.parametrize("path", ["s3://bucket/a", "hdfs://host/a", "gs://", "gs:///a"])
@@ -453,7 +453,7 @@ def test_without_the_client_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) 
         storage.list_files,
         storage.open_input,
         storage.remove_file,
-        storage.remove_folder,
+        lambda name: storage.remove_folder(name, inside="gs://b"),
         lambda name: write(name, b""),
     ):
         with pytest.raises(StorageError, match=r"gs://b/a: .*needs the extra gcp.*: pip install 'calm-beam\[gcp\]'"):

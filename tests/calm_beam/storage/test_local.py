@@ -6,7 +6,17 @@ import stat
 
 import pytest
 
-from calm_beam.storage import absolute, base_name, check_writable, is_cloud_path, joined, parent, replacing
+from calm_beam.storage import (
+    absolute,
+    base_name,
+    check_writable,
+    is_cloud_path,
+    joined,
+    parent,
+    remove_file,
+    remove_folder,
+    replacing,
+)
 
 
 def test_the_file_appears_at_the_end(tmp_path: pathlib.Path) -> None:
@@ -131,3 +141,54 @@ def test_paths_have_parts(path: str | pathlib.Path, folder: str, name: str) -> N
 def test_cloud_paths_are_told_apart(path: str | pathlib.Path, is_cloud: bool) -> None:
     """Object stores are recognised as text and as pathlib writes them; local paths that look alike are not."""
     assert is_cloud_path(path) == is_cloud
+
+
+def _elsewhere(folder: pathlib.Path) -> pathlib.Path:
+    """Makes a folder with a file in a folder below it, which nobody may remove."""
+    kept = folder / "elsewhere" / "run" / "kept.txt"
+    kept.parent.mkdir(parents=True)
+    kept.write_text("kept")
+    return kept
+
+
+@pytest.mark.parametrize("linked", ["generations", "generations/run"])
+def test_nothing_is_removed_through_a_link(tmp_path: pathlib.Path, linked: str) -> None:
+    """A folder that is a link, or lies behind one below the output, is refused by the link's name, and stays whole."""
+    kept = _elsewhere(tmp_path)
+    link = tmp_path / "out" / linked
+    link.parent.mkdir(parents=True)
+    link.symlink_to(kept.parent.parent if linked == "generations" else kept.parent)
+    with pytest.raises(OSError, match=f"^{link}: is a symbolic link, and what lies behind it is not removed"):
+        remove_folder(tmp_path / "out" / "generations" / "run", inside=tmp_path / "out")
+    assert kept.read_text() == "kept"
+    assert link.is_symlink()
+
+
+def test_links_in_a_folder_are_removed_alone(tmp_path: pathlib.Path) -> None:
+    """With a folder go the links in it, to files and to folders, and not what they lead to; an output may be one."""
+    kept = _elsewhere(tmp_path)
+    run = tmp_path / "disk" / "run"
+    run.mkdir(parents=True)
+    (run / "folder").symlink_to(kept.parent)
+    (run / "file").symlink_to(kept)
+    (run / "nowhere").symlink_to(tmp_path / "absent")
+    (tmp_path / "out").symlink_to(tmp_path / "disk")
+    remove_folder(tmp_path / "out" / "run", inside=tmp_path / "out")
+    assert not run.exists()
+    assert kept.read_text() == "kept"
+    remove_folder(tmp_path / "out" / "run", inside=tmp_path / "out")
+
+
+def test_a_file_that_is_a_link_is_replaced_and_removed_alone(tmp_path: pathlib.Path) -> None:
+    """What it leads to stays as it is."""
+    kept = _elsewhere(tmp_path)
+    link = tmp_path / "link"
+    link.symlink_to(kept)
+    with replacing(link) as temporary:
+        temporary.write_text("new")
+    assert not link.is_symlink()
+    link.unlink()
+    link.symlink_to(kept)
+    remove_file(link)
+    assert not link.is_symlink()
+    assert kept.read_text() == "kept"

@@ -8,12 +8,14 @@ import re
 from collections.abc import Callable
 from fractions import Fraction
 
+import mpmath
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from calm_beam.risk.pvalues import exact_binomial_p_value, hoeffding_bentkus_p_value, hoeffding_p_value
+from tests.calm_beam.risk.pvalues import make_goldens
 
 _GOLDENS = pathlib.Path(__file__).with_name("goldens.json")
 _EXTERNAL = os.environ.get("CALM_BEAM_GOLDENS")
@@ -31,21 +33,25 @@ PValue = Callable[..., np.ndarray]
 all_p_values = pytest.mark.parametrize("p_value", [hoeffding_p_value, hoeffding_bentkus_p_value])
 
 
-def _assert_agrees(path: pathlib.Path, column: str, *, relative: float) -> None:
-    """Asserts that every row of the file is met to the relative tolerance, or to 1e-300."""
+def _assert_agrees(path: pathlib.Path, column: str, *, relative: float) -> tuple[list[float], list[mpmath.mpf]]:
+    """Asserts that every row of the file is met to the relative tolerance, or to 1e-300; returns ours and theirs."""
     rows = [row for row in json.loads(path.read_text(encoding="utf-8"))["rows"] if row[column] is not None]
     assert len(rows) > 100
     computed = [
         _COLUMNS[column](np.array([float(row["total"])]), n=row["n"], delta=float(row["delta"]))[0] for row in rows
     ]
-    # Below 1e-308 a golden reads back as 0, which the absolute tolerance covers.
-    np.testing.assert_allclose(computed, [float(row[column]) for row in rows], rtol=relative, atol=1e-300)
+    # We say 1e-300 of all that is less, which the absolute tolerance covers.
+    exact = [mpmath.mpf(row[column]) for row in rows]
+    np.testing.assert_allclose(computed, [float(value) for value in exact], rtol=relative, atol=1e-300)
+    return computed, exact
 
 
 @pytest.mark.parametrize("column", _COLUMNS)
 def test_agrees_with_60_digit_arithmetic(column: str) -> None:
-    """Our goldens are met to 1e-11, down to tails of 1e-200 and up to a million examples."""
-    _assert_agrees(_GOLDENS, column, relative=1e-11)
+    """Our goldens are met to 1e-11, and from above, down to tails of 1e-200 and up to a million examples."""
+    computed, exact = _assert_agrees(_GOLDENS, column, relative=1e-11)
+    # They are rounded to 20 digits.
+    assert all(ours >= theirs * (1 - mpmath.mpf(10) ** -18) for ours, theirs in zip(computed, exact, strict=True))
 
 
 @pytest.mark.skipif(_EXTERNAL is None, reason="CALM_BEAM_GOLDENS is unset: no folder with another pvalues.json")
@@ -78,9 +84,13 @@ def test_agrees_with_brute_force(n: int, delta: float) -> None:
 @pytest.mark.parametrize("delta", [0.01, 0.1, 0.5])
 @pytest.mark.parametrize("n", [1, 100, 1600])
 def test_at_risk_zero(n: int, delta: float) -> None:
-    """Without any loss HB is (1 - delta)^n and Hoeffding exp(-2 n delta^2); neither is NaN."""
-    assert hoeffding_bentkus_p_value([0.0], n=n, delta=delta)[0] == pytest.approx((1 - delta) ** n, rel=1e-12, abs=0)
-    assert hoeffding_p_value([0.0], n=n, delta=delta)[0] == pytest.approx(math.exp(-2 * n * delta**2), rel=1e-12, abs=0)
+    """Without any loss HB is (1 - delta)^n and Hoeffding exp(-2 n delta^2); neither is NaN, nor 0 where they vanish."""
+    bentkus, hoeffding = (
+        p_value([0.0], n=n, delta=delta)[0] for p_value in (hoeffding_bentkus_p_value, hoeffding_p_value)
+    )
+    assert bentkus == pytest.approx((1 - delta) ** n, rel=1e-12, abs=1e-300)
+    assert hoeffding == pytest.approx(math.exp(-2 * n * delta**2), rel=1e-12, abs=1e-300)
+    assert min(bentkus, hoeffding) > 0
 
 
 def test_each_half_can_decide() -> None:
@@ -102,6 +112,43 @@ def test_any_excess_over_an_integer_raises_the_ceiling() -> None:
     at, above, next_one = hoeffding_bentkus_p_value([60.0, 60.0 + 2.0**-32, 61.0], n=n, delta=delta)
     assert at < above
     assert above == pytest.approx(next_one, rel=1e-12, abs=0)
+
+
+@pytest.mark.parametrize("n", [1, 1000, 2**31])
+@pytest.mark.parametrize("delta", [5e-324, 1e-300, 1e-17, 1 - 2.0**-30, 1 - 2.0**-53])
+def test_extreme_tolerances(n: int, delta: float) -> None:
+    """Next to 0 and 1 nothing overflows, and p-values still grow with the losses from above 0 up to 1."""
+    sums = np.unique([0.0, 1.0, n // 2, n - 1, n])
+    for p_value in (hoeffding_p_value, hoeffding_bentkus_p_value, exact_binomial_p_value):
+        with np.errstate(all="raise", under="ignore"):
+            computed = p_value(sums, n=n, delta=delta)
+        assert np.all(computed > 0)
+        assert np.all(computed[1:] >= computed[:-1] * (1 - 1e-11))
+        assert computed[-1] == 1
+
+
+@settings(max_examples=150)
+@given(
+    n=st.one_of(st.integers(1, 200), st.integers(1, 10**5), st.sampled_from([10**6, 3 * 10**6])),
+    delta=st.one_of(_DELTA, st.sampled_from([1e-9, 1e-5, 1 - 1e-9])),
+    deviations=st.floats(-3, 37),
+    is_whole=st.booleans(),
+)
+def test_is_never_below_the_exact_value(n: int, delta: float, deviations: float, is_whole: bool) -> None:
+    """p-values are upper bounds of those in 60-digit arithmetic, and above them by a share of 1e-10 at most."""
+    total = min(max(n * delta - deviations * math.sqrt(n * delta * (1 - delta)), 0.0), float(n))
+    total = float(math.floor(total)) if is_whole else total
+    exact, p = Fraction(total), Fraction(delta)
+    with mpmath.workdps(60):
+        pairs = [
+            (hoeffding_p_value, make_goldens.hoeffding(exact, n, p)),
+            (hoeffding_bentkus_p_value, make_goldens.hoeffding_bentkus(exact, n, p)),
+        ]
+        if is_whole:
+            pairs.append((exact_binomial_p_value, make_goldens.binomial_cdf(int(total), n, p)))
+        for p_value, expected in pairs:
+            computed = mpmath.mpf(float(p_value([total], n=n, delta=delta)[0]))
+            assert min(expected, 1) <= computed <= max(expected * (1 + mpmath.mpf(10) ** -10), mpmath.mpf(1e-300))
 
 
 @all_p_values

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from calm_beam.risk.fixed_point import LOSS_SCALE
 from calm_beam.risk.pvalues import wsr_p_value
 
 _LOSS = st.integers(-(2**20), 2**20).map(lambda units: units / 2**20)
@@ -30,9 +31,11 @@ def _by_hand(losses: list[float], delta: float) -> float:
 @settings(max_examples=60, deadline=None)
 @given(losses=st.lists(_LOSS, min_size=1, max_size=40), delta=_DELTA)
 def test_agrees_with_a_loop(losses: list[float], delta: float) -> None:
-    """The p-value is one over the highest capital of a bettor who sees the examples one by one."""
+    """The p-value is one over the highest capital of a bettor who sees the examples one by one, rounded up."""
     computed = float(wsr_p_value(np.array(losses), delta=delta))
-    assert computed == pytest.approx(_by_hand(losses, delta), rel=1e-9)
+    expected = _by_hand(losses, delta)
+    # Logarithms are rounded down to multiples of 2^-32.
+    assert expected * (1 - 1e-12) <= computed <= expected * math.exp(1.01 * len(losses) / LOSS_SCALE) * (1 + 1e-12)
 
 
 def test_order_matters() -> None:

@@ -1,0 +1,184 @@
+"""Whether a metric tells outputs apart on a set of examples. If it does not, its losses are 0 whatever exits do.
+
+Two things are taken for a metric that tells nothing:
+
+* The full model scores 0 on every example (in risk consistency against the references, in textual consistency against
+  its own output). Then nothing can get worse. Mostly the two texts are not of one kind: token ids and words, or a
+  language whose letters the metric does not read.
+* No output of any example scores otherwise than the full model's, though some differ from it, *and* the metric does not
+  tell answers of different examples apart either: where the full model does best, its outputs for other examples score
+  the same. That is what a metric does which gives one constant, or looks at the references alone.
+
+A model that never changes its outputs, or one whose changes a metric rightly passes over (commas, or another right
+answer), is not refused: there, outputs of different examples do score differently. Nor does the number of examples
+matter. Where no two examples have different outputs, nothing shows that the metric works, and it is refused.
+"""
+
+import dataclasses
+import itertools
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Self
+
+from calm_beam.examples import Example
+from calm_beam.metrics.registry import Metric, MetricError, checked_score
+
+from .specs import Objective
+
+# Held, one after the other, against the references of another example.
+_MOST_SAMPLES = 8
+_LONGEST_SHOWN = 120
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Sample:
+    """Texts of one example.
+
+    Attributes:
+      id: Of the example.
+      full: The full model's output.
+      references: Of the example; empty if it has none.
+      other: The first output that is not the full model's; None if all are.
+    """
+
+    id: str
+    full: str
+    references: tuple[str, ...]
+    other: str | None
+
+    @classmethod
+    def of(cls, example: Example, texts: Sequence[str]) -> Self:
+        """Returns the sample of an example and its outputs, the full model's first."""
+        full, *early = texts
+        other = next((text for text in early if text != full), None)
+        return cls(id=example.id, full=full, references=example.references, other=other)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Contrast:
+    """What the scores of some examples tell apart; merging is exact, associative and commutative.
+
+    Attributes:
+      examples: Number of examples with scores; those that failed have none.
+      best: For each objective, the highest score of the full model, and the smallest id that has it.
+      moves: For each objective, whether an output scored otherwise than the full model's of the same example.
+      samples: Examples with different outputs of the full model: of each output the smallest id, of these the smallest.
+      changed: The smallest id among examples with an output that is not the full model's.
+    """
+
+    examples: int = 0
+    best: tuple[tuple[float, Sample], ...] = ()
+    moves: tuple[bool, ...] = ()
+    samples: tuple[Sample, ...] = ()
+    changed: Sample | None = None
+
+    @classmethod
+    def of(cls, example: Example, texts: Sequence[str], scores: Sequence[Sequence[float]]) -> Self:
+        """Returns the contrast of one example.
+
+        Args:
+          example: The example.
+          texts: Its outputs, the full model's first.
+          scores: For each objective, those of the outputs.
+        """
+        sample = Sample.of(example, texts)
+        return cls(
+            examples=1,
+            best=tuple((full, sample) for full, *_ in scores),
+            moves=tuple(any(score != full for score in early) for full, *early in scores),
+            samples=(sample,),
+            changed=None if sample.other is None else sample,
+        )
+
+    @classmethod
+    def merged(cls, contrasts: Iterable[Self]) -> Self:
+        """Returns the contrast of several sets together; that of no examples if there are none."""
+        parts = [contrast for contrast in contrasts if contrast.examples]
+        if not parts:
+            return cls()
+        return cls(
+            examples=sum(part.examples for part in parts),
+            best=tuple(
+                min(of_objective, key=lambda best: (-best[0], best[1].id))
+                for of_objective in zip(*(part.best for part in parts), strict=True)
+            ),
+            moves=tuple(map(any, zip(*(part.moves for part in parts), strict=True))),
+            samples=_smallest(sample for part in parts for sample in part.samples),
+            changed=min((part.changed for part in parts if part.changed), key=lambda sample: sample.id, default=None),
+        )
+
+    def check(self, objectives: Sequence[Objective], metric_of: Callable[[str], Metric]) -> None:
+        """Raises if a metric told nothing; see the module docstring.
+
+        Args:
+          objectives: Those of the scores.
+          metric_of: Gives a metric by its name; asked only where it is in doubt.
+
+        Raises:
+          MetricError: If a metric told nothing; names an example and what was compared.
+        """
+        if not self.examples:
+            return
+        for objective, (score, sample), moves in zip(objectives, self.best, self.moves, strict=True):
+            if score == 0:
+                raise MetricError(self._never_right(objective))
+            if not moves and self.changed is not None:
+                metric = metric_of(objective.metric)
+                if not self._tells_from_others(objective, metric, score, sample):
+                    raise MetricError(self._never_moves(objective, metric, self.changed))
+
+    def _tells_from_others(self, objective: Objective, metric: Metric, score: float, best: Sample) -> bool:
+        """Returns whether an output of another example would score otherwise in the place of the best one."""
+        against = _compared_with(objective, best)
+        return any(
+            checked_score(metric, objective.metric, other.full, against, example_id=f"{other.id} in place of {best.id}")
+            != score
+            for other in self.samples
+            if other.full != best.full
+        )
+
+    def _never_right(self, objective: Objective) -> str:
+        sample = self.samples[0]
+        compared = _shown(sample.references[0]) if objective.consistency == "risk" else "itself"
+        against = "the references" if objective.consistency == "risk" else "themselves"
+        return (
+            f'metric "{objective.metric}" tells nothing here: it gives the full model 0 on all {self.examples} '
+            f"examples, its outputs held against {against}, so that nothing could get worse. Example "
+            f"{_shown(sample.id)}: output {_shown(sample.full)} was compared with {compared}. {_advice(objective)}"
+        )
+
+    def _never_moves(self, objective: Objective, metric: Metric, changed: Sample) -> str:
+        against = _compared_with(objective, changed)
+        score = checked_score(metric, objective.metric, changed.full, against, example_id=changed.id)
+        assert changed.other is not None
+        return (
+            f'metric "{objective.metric}" tells nothing here: on all {self.examples} examples every output scores as '
+            "the full model's does, though outputs differ, and the outputs of other examples score the same. Example "
+            f"{_shown(changed.id)}: outputs {_shown(changed.full)} and {_shown(changed.other)}, compared with "
+            f"{_shown(against[0])}, both score {score:g}. {_advice(objective)}"
+        )
+
+
+def _smallest(samples: Iterable[Sample]) -> tuple[Sample, ...]:
+    return tuple(itertools.islice(_of_different_outputs(sorted(samples, key=lambda sample: sample.id)), _MOST_SAMPLES))
+
+
+def _of_different_outputs(samples: Iterable[Sample]) -> Iterator[Sample]:
+    seen = set()
+    for sample in samples:
+        if sample.full not in seen:
+            seen.add(sample.full)
+            yield sample
+
+
+def _compared_with(objective: Objective, sample: Sample) -> tuple[str, ...]:
+    return sample.references if objective.consistency == "risk" else (sample.full,)
+
+
+def _shown(text: str) -> str:
+    return repr(text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]}…")
+
+
+def _advice(objective: Objective) -> str:
+    if objective.consistency == "risk":
+        return "Check the references, take another metric, or leave risk consistency out."
+    return "Take another metric: 1 has to mean equal, and less the more texts differ."

@@ -1,0 +1,123 @@
+"""Small files of a checkpoint, and whether what they claim can be true, before anything is allocated for it."""
+
+import os
+import pathlib
+import stat
+from collections.abc import Mapping
+from typing import Any
+
+from calm_beam import strict_json
+
+from .checkpoint import CheckpointError
+
+# Of the text files of a checkpoint; the largest that are known have a few megabytes.
+_MOST_TEXT = 64 << 20
+_FLOAT_BYTES = 4
+
+
+def check_is_file(path: pathlib.Path, *, failed: str = "cannot be read") -> None:
+    """Refuses what would not end when it is read, such as a pipe; `failed` says so.
+
+    Raises:
+      CheckpointError: If there is nothing at `path`, or no regular file.
+    """
+    try:
+        mode = path.stat().st_mode
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path}: {failed}: {error}") from error
+    if not stat.S_ISREG(mode):
+        raise CheckpointError(f"{path}: {failed}: expected a regular file, found a folder, a pipe or a device.")
+
+
+def read_text(path: pathlib.Path) -> str:
+    """Returns a small UTF-8 file.
+
+    Raises:
+      CheckpointError: If it cannot be read, is not UTF-8, or is far larger than such files are.
+    """
+    try:
+        return _read(path, most=_MOST_TEXT).decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise CheckpointError(f"{path}: cannot be read as UTF-8 text: {error}") from error
+
+
+def read_json(path: pathlib.Path, *, constants_allowed: bool = True, expected: str = "a JSON object") -> dict[str, Any]:
+    """Returns the object in a JSON file.
+
+    Args:
+      path: The file.
+      constants_allowed: As in `strict_json.loads`; libraries that train write them into files that nobody reads.
+      expected: What should be in it, for messages.
+
+    Raises:
+      CheckpointError: If it cannot be read, is not strict JSON, or is not an object.
+    """
+    try:
+        value = strict_json.loads(_read(path, most=_MOST_TEXT), constants_allowed=constants_allowed)
+    except strict_json.StrictJSONError as error:
+        raise CheckpointError(f"{path}: cannot be read as JSON: {error}.") from error
+    if not isinstance(value, dict):
+        raise CheckpointError(f"{path}: expected {expected}, got {type(value).__name__}.")
+    return value
+
+
+def read_whole(path: pathlib.Path) -> bytes:
+    """Returns a file that may hold arrays.
+
+    Raises:
+      CheckpointError: If it cannot be read, or does not fit into memory.
+    """
+    return _read(path, most=_free_bytes() // 2)
+
+
+def check_memory(shapes: Mapping[str, tuple[int, ...]]) -> None:
+    """Refuses arrays that together do not fit into memory as float32; `shapes` are theirs, by name.
+
+    Raises:
+      CheckpointError: If they do not; names the largest.
+    """
+    sizes = {name: _FLOAT_BYTES * product(shape) for name, shape in shapes.items()}
+    total, free = sum(sizes.values()), _free_bytes()
+    if total > free:
+        largest = max(sizes, key=lambda name: sizes[name])
+        raise CheckpointError(
+            f"as float32, its arrays would take {total / 2**30:.3g} GiB of memory, of which {free / 2**30:.3g} GiB are "
+            f"free; the largest, {shortened(largest)}, has shape {shapes[largest]}. If the model has that, use a "
+            "machine with more memory; if not, the file is damaged."
+        )
+
+
+def product(shape: tuple[int, ...]) -> int:
+    """Returns the number of values in an array, exactly."""
+    count = 1
+    for dimension in shape:
+        count *= dimension
+    return count
+
+
+def shortened(text: object, most: int = 200) -> str:
+    """Returns a text for a message, cut if it is long."""
+    shown = str(text)
+    return shown if len(shown) <= most else f"{shown[:most]}..."
+
+
+def _read(path: pathlib.Path, *, most: int) -> bytes:
+    check_is_file(path)
+    try:
+        with path.open("rb") as file:
+            content = file.read(most + 1) if path.stat().st_size <= most else None
+    except OSError as error:
+        raise CheckpointError(f"{path}: cannot be read: {error}") from error
+    if content is None or len(content) > most:
+        raise CheckpointError(f"{path}: is larger than {most >> 20} MiB, more than is read of such a file.")
+    return content
+
+
+def _free_bytes() -> int:
+    """Returns how much memory can be had without swapping."""
+    try:
+        lines = pathlib.Path("/proc/meminfo").read_text().splitlines()
+        return next(int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:"))
+    except (OSError, StopIteration):
+        # Not Linux: what there is in all.
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

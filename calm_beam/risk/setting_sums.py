@@ -1,0 +1,265 @@
+"""Exact sums of anybody's losses, by setting, and the test of which settings keep the risk low.
+
+A setting is whatever was turned: an exit threshold, a level of quantisation, a budget. The losses may come from any
+program; what is needed is one loss for each example under each setting, and an order of the settings that was fixed
+before the losses were seen.
+"""
+
+import dataclasses
+import hashlib
+import math
+from collections.abc import Mapping, Sequence
+from typing import Self
+
+import numpy as np
+
+from calm_beam.errors import CalmBeamError
+from calm_beam.risk.evidence import Evidence
+from calm_beam.risk.fixed_point import LOSS_SCALE, loss_sum_upper
+from calm_beam.risk.fwer import PROCEDURES
+from calm_beam.risk.pvalues import P_VALUES
+from calm_beam.risk.statistics import Loss, Statistic
+
+_MODULUS = 2**256
+# Losses of one setting that wait to be summed together: one by one, numpy would take most of the time.
+_WAITING = 1024
+
+
+class LossesError(CalmBeamError, ValueError):
+    """Losses that cannot be summed or tested."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RiskTest:
+    """What is to be shown of a setting: with probability at least 1 - epsilon, its expected loss is at most delta.
+
+    Attributes:
+      delta: Risk tolerance, in (0, 1).
+      epsilon: Allowed probability that a setting is accepted whose risk exceeds delta, in (0, 1).
+      p_value: Test of one setting, a key of `P_VALUES` that needs sums only.
+      procedure: How several settings are tested, a key of `PROCEDURES`.
+    """
+
+    delta: float
+    epsilon: float
+    p_value: str = "hoeffding_bentkus"
+    procedure: str = "fixed_sequence"
+
+    def __post_init__(self) -> None:
+        for name, value in (("delta", self.delta), ("epsilon", self.epsilon)):
+            if not 0 < value < 1:
+                raise ValueError(f"{name} must be in (0, 1), got {value}. It is a fraction: for 5 % pass {name}=0.05.")
+        for name, choice, known in (("p_value", self.p_value, P_VALUES), ("procedure", self.procedure, PROCEDURES)):
+            if choice not in known:
+                raise ValueError(f"{name} must be one of {', '.join(known)}; got {choice!r}.")
+        if P_VALUES[self.p_value].needs_table:
+            summable = ", ".join(name for name, method in P_VALUES.items() if not method.needs_table)
+            raise ValueError(
+                f"p_value {self.p_value} needs every single loss in a fixed order, and there are only sums here. Take "
+                f"one of {summable}."
+            )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SettingSums:
+    """Sums over the losses of one setting.
+
+    Attributes:
+      n: Number of losses.
+      sums: For each statistic, its sum.
+      ids: Sum of the digests of the examples' ids modulo 2^256: equal for the same examples in any order.
+    """
+
+    n: int
+    sums: tuple[int, ...]
+    ids: int
+
+
+class LossSums:
+    """Sums of losses by setting; adding and merging is exact, in any order and grouping."""
+
+    def __init__(self, tests: Sequence[RiskTest]) -> None:
+        """Begins with no losses.
+
+        Args:
+          tests: What will be asked of the sums: they hold what those p-values need.
+
+        Raises:
+          ValueError: If there is no test, or one is for losses in [0, 1] only and another takes signed ones.
+        """
+        methods = [P_VALUES[test.p_value] for test in tests]
+        if not tests:
+            raise ValueError("tests must name at least one RiskTest.")
+        needed: list[Statistic] = [Loss()]
+        for test, method in zip(tests, methods, strict=True):
+            needed.extend(method.statistics(test.delta))
+        self.statistics = tuple(dict.fromkeys(needed))
+        # Signed losses are allowed where every test can take them.
+        self._lowest = -1.0 if all(method.takes_signed for method in methods) else 0.0
+        self._waiting: dict[str, list[int]] = {}
+        self._settled: dict[str, SettingSums] = {}
+
+    def add(self, example_id: str, setting: str, loss: float) -> None:
+        """Adds the loss of one example under one setting.
+
+        Raises:
+          LossesError: If the loss is not a number in [0, 1], or in [-1, 1] where all tests take signed losses.
+        """
+        is_number = isinstance(loss, (int, float, np.floating, np.integer)) and not isinstance(loss, bool)
+        if not is_number or not self._lowest <= loss <= 1:
+            raise LossesError(
+                f"example {example_id!r} under setting {setting!r}: the loss must be a number in "
+                f"[{self._lowest:g}, 1], got {loss!r}."
+            )
+        waiting = self._waiting.setdefault(setting, [])
+        # A product with a power of two is exact, and so is its ceiling.
+        waiting.append(math.ceil(float(loss) * LOSS_SCALE))
+        of_setting = self._settled.get(setting) or self._nothing()
+        digest = int.from_bytes(hashlib.sha256(example_id.encode("utf-8", "surrogatepass")).digest(), "big")
+        self._settled[setting] = dataclasses.replace(of_setting, ids=(of_setting.ids + digest) % _MODULUS)
+        if len(waiting) == _WAITING:
+            self._settle(setting)
+
+    def merge(self, other: Self) -> None:
+        """Adds all losses of another.
+
+        Raises:
+          ValueError: If that was made for other tests.
+        """
+        if other.statistics != self.statistics:
+            raise ValueError("only sums for the same tests can be added.")
+        for setting, theirs in other.by_setting().items():
+            self._settle(setting)
+            ours = self._settled.get(setting) or self._nothing()
+            self._settled[setting] = SettingSums(
+                n=ours.n + theirs.n,
+                sums=tuple(map(sum, zip(ours.sums, theirs.sums, strict=True))),
+                ids=(ours.ids + theirs.ids) % _MODULUS,
+            )
+
+    def by_setting(self) -> Mapping[str, SettingSums]:
+        """Returns the sums of every setting, by its name."""
+        for setting in list(self._waiting):
+            self._settle(setting)
+        return dict(sorted(self._settled.items()))
+
+    def evidence(self, settings: Sequence[str]) -> Evidence:
+        """Returns the sums as p-values take them.
+
+        Args:
+          settings: All settings there are losses of, in testing order.
+
+        Raises:
+          LossesError: If a setting has no losses, there are losses of others, or settings are of different examples.
+        """
+        found = self.by_setting()
+        missing = [name for name in settings if name not in found]
+        extra = [name for name in found if name not in settings]
+        if missing or extra or len(set(settings)) < len(settings) or not settings:
+            raise LossesError(
+                f"the order must name every setting once: it has {len(settings)}, without losses are {missing}, not "
+                f"named are {extra}."
+            )
+        first = found[settings[0]]
+        for name in settings[1:]:
+            other = found[name]
+            if other.n != first.n:
+                raise LossesError(
+                    f"setting {settings[0]!r} has {first.n} losses, {name!r} has {other.n}. Every example needs one "
+                    "loss under every setting: those that are left out may be the ones that fail."
+                )
+            if other.ids != first.ids:
+                raise LossesError(
+                    f"settings {settings[0]!r} and {name!r} have losses of different examples, or of one twice. Every "
+                    "example needs one loss under every setting."
+                )
+        columns = zip(*(found[name].sums for name in settings), strict=True)
+        sums = {
+            statistic: np.array(column, np.int64) for statistic, column in zip(self.statistics, columns, strict=True)
+        }
+        return Evidence(n=first.n, sums=sums)
+
+    def _nothing(self) -> SettingSums:
+        return SettingSums(n=0, sums=(0,) * len(self.statistics), ids=0)
+
+    def _settle(self, setting: str) -> None:
+        waiting = self._waiting.pop(setting, None)
+        if not waiting:
+            return
+        fixed, of_setting = np.array(waiting, np.int64), self._settled[setting]
+        # As int64 these cannot overflow: they are 1,024 values of at most a few 2^32.
+        new = (int(statistic.of(fixed).sum()) for statistic in self.statistics)
+        self._settled[setting] = dataclasses.replace(
+            of_setting,
+            n=of_setting.n + len(waiting),
+            sums=tuple(old + more for old, more in zip(of_setting.sums, new, strict=True)),
+        )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SettingResult:
+    """What a test says of one setting.
+
+    Attributes:
+      test: The test.
+      setting: The setting.
+      n: Number of examples.
+      risk: Mean loss.
+      p_value: Of "the risk exceeds delta".
+      tested: Whether the procedure looked at it.
+      accepted: Whether its risk was shown to be at most delta.
+    """
+
+    test: RiskTest
+    setting: str
+    n: int
+    risk: float
+    p_value: float
+    tested: bool
+    accepted: bool
+
+
+def control_risk(sums: LossSums, tests: Sequence[RiskTest], *, order: Sequence[str]) -> tuple[SettingResult, ...]:
+    """Returns what every test says of every setting, in testing order.
+
+    With probability at least 1 - epsilon, all settings that a test accepts have a risk of at most its delta: whichever
+    of them is chosen, by whatever criterion.
+
+    Args:
+      sums: Over all losses; each example has one under every setting, and examples are independent.
+      tests: Those that the sums were made for.
+      order: Settings in testing order, fixed before the losses were seen; the safest first.
+
+    Raises:
+      LossesError: If the order does not name every setting once, or settings are of different examples.
+      EvidenceError: If the losses do not allow a p-value, as fractions do not allow exact_binomial.
+
+    Source: Angelopoulos et al. (2021), "Learn then Test"; CALM Algorithm 1 for thresholds.
+
+    >>> test = RiskTest(delta=0.2, epsilon=0.05)
+    >>> sums = LossSums([test])
+    >>> for number in range(200):
+    ...     sums.add(f"example-{number}", "8 bits", 0.0)
+    ...     sums.add(f"example-{number}", "4 bits", float(number % 2))
+    >>> [(row.setting, row.accepted) for row in control_risk(sums, [test], order=["8 bits", "4 bits"])]
+    [('8 bits', True), ('4 bits', False)]
+    """
+    evidence = sums.evidence(order)
+    risks = loss_sum_upper(evidence.sums[Loss()]) / evidence.n
+    results: list[SettingResult] = []
+    for test in tests:
+        p_values = P_VALUES[test.p_value].p_values(evidence, test.delta)
+        found = PROCEDURES[test.procedure](p_values, epsilon=test.epsilon)
+        results.extend(
+            SettingResult(
+                test=test,
+                setting=setting,
+                n=evidence.n,
+                risk=float(risks[place]),
+                p_value=float(p_values[place]),
+                tested=bool(found.tested[place]),
+                accepted=bool(found.rejected[place]),
+            )
+            for place, setting in enumerate(order)
+        )
+    return tuple(results)

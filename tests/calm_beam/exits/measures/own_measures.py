@@ -1,0 +1,52 @@
+"""Confidence measures as a user would write them: all of each stands here."""
+
+import jax
+import jax.numpy as jnp
+
+from calm_beam.exits.measures import Measure, Need
+
+
+def largest_logit(logits: jax.Array) -> jax.Array:
+    """Returns the largest logit, squashed into (0, 1)."""
+    return jax.nn.sigmoid(jnp.max(logits, axis=-1) - 4)
+
+
+def small_change(state: jax.Array, below: jax.Array) -> jax.Array:
+    """Returns how small the change of a state is beside it."""
+    return 1 / (1 + jnp.linalg.norm(state - below, axis=-1) / jnp.linalg.norm(below, axis=-1))
+
+
+def _margin(logits: jax.Array) -> jax.Array:
+    best, second = jnp.moveaxis(jax.lax.top_k(logits, 2)[0], -1, 0)
+    return jnp.tanh((best - second) / 8)
+
+
+MARGIN = Measure(
+    name="margin",
+    meaning="margin of the two largest logits, squashed",
+    needs=Need.LOGITS,
+    confidence=_margin,
+    of_summary=lambda summary, _: jnp.tanh((summary.largest - summary.second) / 8),
+    summary_parts=frozenset({"second"}),
+)
+
+
+def of_nothing(anything: jax.Array) -> jax.Array:
+    """Has a parameter of another name."""
+    return anything
+
+
+def of_one_number(logits: jax.Array) -> jax.Array:
+    """Forgets that there are rows."""
+    return jnp.max(logits)
+
+
+def breaks(logits: jax.Array) -> jax.Array:
+    """Fails."""
+    raise KeyError("missing")
+
+
+CHEAT = Measure(
+    name="cheat", meaning="looks at the last layer", needs=Need.LAST_LOGITS, confidence=lambda logits, last: last
+)
+NUMBER = 5

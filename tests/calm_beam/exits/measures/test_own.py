@@ -1,0 +1,140 @@
+"""Measures of the user's: one file each, and nothing else to touch."""
+
+import dataclasses
+import hashlib
+import json
+import pathlib
+import subprocess
+import sys
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from calm_beam.decoding.early_exit import EarlyExitDecoder
+from calm_beam.decoding.plain import PlainSweep
+from calm_beam.decoding.sweep import SweepDecoder
+from calm_beam.efficiency.flops import DecoderSizes, flops_appendix_b
+from calm_beam.exits.measures import MeasureError, check_may_run, is_own, measure_named, source_digest
+from calm_beam.exits.rule import ExitRule
+from calm_beam.exits.schedule import scheduled_thresholds
+from tests.builders import build_checkpoint, build_config, build_prompts
+from tests.calm_beam.exits.measures import own_measures
+
+_MODULE = own_measures.__name__
+_CONFIG = build_config(num_encoder_layers=1, num_decoder_layers=3)
+_PROMPTS = build_prompts(4, 9, 1, 6)
+_THRESHOLDS = (0.9, 0.7, 0.5, 0.3)
+_STEPS = 6
+
+
+@pytest.mark.parametrize("name", ["largest_logit", "small_change", "MARGIN"])
+def test_swept_and_served_alike(name: str) -> None:
+    """A measure of the user's gives the same outputs in the plain sweep, the shared one and the served decoder."""
+    rule = ExitRule(confidence=f"{_MODULE}:{name}")
+    checkpoint = build_checkpoint(_CONFIG)
+    grid = np.concatenate(
+        [np.full((_STEPS, 1), np.inf, np.float32), scheduled_thresholds(rule, _THRESHOLDS, _STEPS)], axis=1
+    )
+    plain = dict(PlainSweep(checkpoint, rule, grid, max_input_length=16, slots=4).decode(_PROMPTS))
+    sweep = SweepDecoder(checkpoint, rule, thresholds=_THRESHOLDS, max_decode_length=_STEPS, max_input_length=16)
+    shared = dict(sweep.decode(_PROMPTS))
+    exits = set()
+    for index, result in plain.items():
+        for field in ("tokens", "exit_layers", "lengths"):
+            np.testing.assert_array_equal(getattr(result, field), getattr(shared[index], field))
+        np.testing.assert_allclose(result.confidences, shared[index].confidences, rtol=0, atol=1e-5)
+        exits |= set(result.exit_layers.ravel().tolist())
+    assert len(exits) > 2
+    served = EarlyExitDecoder(checkpoint, rule, threshold=0.5, max_decode_length=_STEPS, max_input_length=16)
+    for index, answer in served.decode(_PROMPTS):
+        np.testing.assert_array_equal(answer.tokens, plain[index].tokens[3])
+        np.testing.assert_array_equal(answer.exit_layers, plain[index].exit_layers[3])
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("no_such_module:f", r'confidence "no_such_module:f": cannot import module "no_such_module" \(ModuleNotFound'),
+        (f"{_MODULE}:none", 'has no "none"'),
+        (f"{_MODULE}:of_nothing", r"expected a function of \(logits\), of \(state, below\).*\('anything',\)"),
+        (f"{_MODULE}:NUMBER", "found int"),
+        (f"{_MODULE}:CHEAT", "may not need LAST_LOGITS"),
+        ("softmx", "confidence must be one of softmax, .*, or module:function; got 'softmx'"),
+    ],
+)
+def test_what_is_no_measure(name: str, message: str) -> None:
+    """What cannot be used is refused in words, with what would be."""
+    with pytest.raises(MeasureError, match=message):
+        measure_named(name)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("of_one_number", r"returned shape \(\) for \(2, 8\), expected \(2,\): one number for each row"),
+        ("breaks", "failed with KeyError: 'missing'"),
+    ],
+)
+def test_functions_that_fail(name: str, message: str) -> None:
+    """What a function does wrong is said with its name."""
+    with pytest.raises(MeasureError, match=message):
+        measure_named(f"{_MODULE}:{name}").confidence(jnp.zeros((2, 8)))
+
+
+def test_another_source_is_refused() -> None:
+    """A rule knows the file that it was calibrated with, and accepts no other under the same name."""
+    name = f"{_MODULE}:largest_logit"
+    file = own_measures.__file__
+    assert file is not None
+    assert source_digest(name) == f"sha256:{hashlib.sha256(pathlib.Path(file).read_bytes()).hexdigest()}"
+    rule = ExitRule(confidence=name, confidence_source=source_digest(name))
+    assert rule.measure() is measure_named(name)
+    with pytest.raises(MeasureError, match="calibrate again"):
+        dataclasses.replace(rule, confidence_source="sha256:0").measure()
+
+
+def test_a_rule_imports_nothing() -> None:
+    """A name read from a file runs no code, until somebody decodes by it."""
+    script = (
+        "import sys; from calm_beam.exits.rule import ExitRule; "
+        "rule = ExitRule(confidence='antigravity:f'); assert not rule.needs_full_model(); "
+        "assert 'antigravity' not in sys.modules and 'numpy' not in sys.modules and 'jax' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
+
+
+def test_names() -> None:
+    """A user's own is `module:name`, and nothing else is."""
+    assert is_own("a.b:c")
+    assert [name for name in ("softmax", "a:", ":b", "a:b:c", "a b:c", "../a:b", "a:b\n") if is_own(name)] == []
+
+
+def test_its_tests_are_counted() -> None:
+    """An exit test of logits costs a projection, one of states nothing."""
+    sizes = DecoderSizes.of(_CONFIG)
+
+    def cost(confidence: str) -> int:
+        rule = ExitRule(confidence=confidence)
+        return int(flops_appendix_b([2], sizes, source_length=3, rule=rule).sum())
+
+    assert cost(f"{_MODULE}:largest_logit") == cost("softmax")
+    assert cost(f"{_MODULE}:small_change") == cost("state")
+
+
+def test_a_fingerprint_made_before_stands() -> None:
+    """Settings without a measure's own settings are fingerprinted as before there were any."""
+    from calm_beam.decoding.settings import DecodeSettings
+
+    settings = DecodeSettings(rule=ExitRule(), thresholds=(0.5,), max_input_length=8, max_decode_length=4)
+    assert json.loads(json.dumps(settings.to_dict()["rule"])).keys() == {
+        *("confidence", "schedule", "tau", "state_propagation", "token_from", "min_exit_layer", "exit_interval")
+    }
+
+
+def test_a_file_alone_runs_no_code() -> None:
+    """A measure that a manifest names is imported only if the caller names the same; ours are no code."""
+    check_may_run("softmax", named=())
+    check_may_run("module:f", named=("softmax", "module:f"))
+    with pytest.raises(MeasureError, match="--confidence=module:f"):
+        check_may_run("module:f", named=("module:g", None))

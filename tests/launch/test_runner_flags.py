@@ -1,0 +1,97 @@
+"""Beam's flags about runners that contradict each other, or mean nothing here, are refused before anything starts."""
+
+import os
+import sys
+
+import pytest
+from apache_beam.options.pipeline_options import PipelineOptions
+
+from calm_beam.launch.flags import UsageError
+from calm_beam.launch.runner_flags import check_runner_flags
+
+_POOL = "--environment_config=localhost:50000"
+_REMOTE = "expected one on this machine, such as localhost:50000. Workers elsewhere would need ports of this machine"
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        [],
+        ["--direct_num_workers=0"],
+        ["--direct_num_workers=64"],
+        ["--direct_num_workers=2", "--direct_running_mode=multi_threading"],
+        ["--environment_type=EXTERNAL", _POOL, "--direct_num_workers=2"],
+        ["--environment_type=EXTERNAL", '--environment_config={"url": "127.0.0.1:1"}'],
+        ["--environment_type=EXTERNAL", "--environment_option=external_service_address=localhost:1"],
+        ["--runner=DaskRunner", "--direct_num_workers=2"],
+        ["--runner=PortableRunner", "--job_endpoint=h:8099", "--environment_type=EXTERNAL", "--environment_config=p:1"],
+        ["--runner=PortableRunner", "--job_endpoint=embed", "--sdk_worker_parallelism=2"],
+        ["--runner=FlinkRunner"],
+        ["--runner=DataflowRunner", "--num_workers=3"],
+    ],
+)
+def test_what_fits_together_passes(flags: list[str]) -> None:
+    """The twin: flags of one way to run are taken, a pool of a job service on any machine included."""
+    check_runner_flags(PipelineOptions(flags))
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (
+            ["--direct_num_workers=-1"],
+            "--direct_num_workers=-1: expected a number of workers of this machine from 1 to",
+        ),
+        (["--direct_num_workers=1000000"], "--direct_num_workers=1000000: expected a number of workers of this"),
+        (["--runner=DaskRunner", "--direct_num_workers=-1"], "--direct_num_workers=-1: expected"),
+        (["--runner=PortableRunner", "--job_endpoint=h:1", "--direct_num_workers=2"], "pass --sdk_worker_parallelism"),
+        (
+            ["--runner=DataflowRunner", "--direct_running_mode=multi_threading"],
+            "--direct_running_mode is about workers",
+        ),
+        (["--runner=PortableRunner"], "--runner=PortableRunner needs --job_endpoint, the address of a job service."),
+        (["--runner=PortableRunner", "--job_endpoint="], "--runner=PortableRunner needs --job_endpoint"),
+        (["--runner=PortableRunner", "--job_endpoint=here"], "--job_endpoint=here: expected HOST:PORT"),
+        (["--runner=PortableRunner", "--job_endpoint=h:99999"], "--job_endpoint=h:99999: expected HOST:PORT"),
+        (["--runner=FlinkRunner", "--sdk_worker_parallelism=-1"], "--sdk_worker_parallelism=-1: expected a number"),
+        (["--runner=FlinkRunner", "--sdk_worker_parallelism=two"], "--sdk_worker_parallelism=two: expected a number"),
+        (["--job_endpoint=localhost:1"], "--job_endpoint=localhost:1 needs --runner=PortableRunner"),
+        (["--runner=DaskRunner", "--job_endpoint=localhost:1"], "--job_endpoint=localhost:1 needs --runner=Portable"),
+        ([_POOL], f"{_POOL} needs --environment_type=EXTERNAL, which is missing."),
+        (["--environment_type=DOCKER"], "--environment_type=DOCKER has no meaning for this runner"),
+        (["--runner=DaskRunner", "--environment_type=EXTERNAL", _POOL], "--environment_type=EXTERNAL has no meaning"),
+        (["--environment_type=EXTERNAL"], "--environment_type=EXTERNAL needs --environment_config, the address of a"),
+        (["--environment_type=EXTERNAL", "--environment_config=pool"], "--environment_config=pool: expected HOST:PORT"),
+        (["--environment_type=EXTERNAL", "--environment_config={1}"], "--environment_config={1}: not JSON"),
+        (["--environment_type=EXTERNAL", "--environment_config=192.0.2.1:50000"], _REMOTE),
+        (["--environment_type=external", "--environment_config=no.such.invalid:1"], _REMOTE),
+        (
+            ["--environment_type=EXTERNAL", _POOL, "--direct_running_mode=multi_processing"],
+            "--direct_running_mode=multi_processing starts workers here, --environment_type=EXTERNAL takes those of a",
+        ),
+        (["--streaming"], "--streaming: the data are files, which end."),
+        (["--runner=PrismRunner"], "--runner=PrismRunner: starts a program that it downloads"),
+    ],
+)
+def test_what_does_not_is_refused(flags: list[str], message: str) -> None:
+    """The flag is named with its value, and what to pass instead."""
+    with pytest.raises(UsageError) as caught:
+        check_runner_flags(PipelineOptions(flags))
+    assert message in str(caught.value)
+
+
+def test_flags_of_dask_need_dask() -> None:
+    """Another runner would pass them over."""
+    pytest.importorskip("distributed")
+    pytest.importorskip("apache_beam.runners.dask.dask_runner")
+    with pytest.raises(UsageError, match="flags that begin with --dask_ belong to --runner=DaskRunner"):
+        check_runner_flags(PipelineOptions(["--dask_npartitions=3"]))
+    assert "apache_beam.runners.dask.dask_runner" in sys.modules
+
+
+def test_many_cores_may_have_many_workers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is too many grows with the machine."""
+    monkeypatch.setattr(os, "cpu_count", lambda: 128)
+    check_runner_flags(PipelineOptions(["--direct_num_workers=512"]))
+    with pytest.raises(UsageError, match="from 1 to 512"):
+        check_runner_flags(PipelineOptions(["--direct_num_workers=513"]))

@@ -1,0 +1,1 @@
+"""Malformed input, case by case through the command line, and files with random damage through their readers."""

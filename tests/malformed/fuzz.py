@@ -1,0 +1,192 @@
+"""Files with random damage, given to whatever reads them.
+
+Each kind of file has a reader: a function of the folder of the place. One file at a time is damaged, the reader called,
+and the file restored. A reader may succeed, since not every damage shows, or raise an error of ours; anything else is a
+defect. Run in batches, each in a process of its own, since a library in C++ may end the process.
+"""
+
+import dataclasses
+import faulthandler
+import json
+import pathlib
+import random
+import sys
+import traceback
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pyarrow.parquet
+
+from calm_beam.checkpoints import load_checkpoint
+from calm_beam.errors import CalmBeamError
+from calm_beam.generation_folder import Completion, DecodeJob
+from calm_beam.generations import read_generations, stored_shard
+from calm_beam.inputs import Reading, parts_of, read_examples
+from calm_beam.manifest import read_manifest
+from calm_beam.vocabulary import Vocabulary
+from tests.pipelines import text_rows, write_rows
+
+
+@dataclasses.dataclass(frozen=True)
+class Kind:
+    """A kind of file: which of the place it is (a glob), and what reads it, given the folder of the place."""
+
+    files: str
+    read: Callable[[pathlib.Path], object]
+
+
+def _checkpoint(name: str) -> Callable[[pathlib.Path], object]:
+    def read(here: pathlib.Path) -> object:
+        checkpoint = load_checkpoint(here / name)
+        return checkpoint.parameters(), checkpoint.fingerprint(), checkpoint.vocabulary_uri
+
+    return read
+
+
+def _vocabulary(here: pathlib.Path) -> object:
+    vocabulary = Vocabulary(here / "model" / "sentencepiece.model", extra_ids=3)
+    return vocabulary.decode(vocabulary.encode("the cat sees <extra_id_0>")), vocabulary.fingerprint
+
+
+def _examples(name: str) -> Callable[[pathlib.Path], object]:
+    reading = Reading(needs_references=True)
+
+    def read(here: pathlib.Path) -> object:
+        path = str(here / name)
+        return parts_of(path, file_index=0, reading=reading), list(read_examples(path, reading))
+
+    return read
+
+
+def _manifest(here: pathlib.Path) -> object:
+    return read_manifest(here / "done" / "manifest.json")
+
+
+def _generations(here: pathlib.Path) -> object:
+    (folder,) = (here / "done" / "generations").iterdir()
+    return [
+        (stored_shard(str(path)), list(read_generations(path))) for path in sorted(folder.glob("generations-*.parquet"))
+    ]
+
+
+def _job(here: pathlib.Path) -> object:
+    (folder,) = (here / "done" / "generations").iterdir()
+    return Completion.read(str(folder), DecodeJob.read(str(folder)))
+
+
+KINDS: Mapping[str, Kind] = {
+    "native config": Kind("model/config.json", _checkpoint("model")),
+    "native weights": Kind("model/model.safetensors", _checkpoint("model")),
+    "Hugging Face config": Kind("hugging_face/config.json", _checkpoint("hugging_face")),
+    "Hugging Face weights": Kind("hugging_face/model.safetensors", _checkpoint("hugging_face")),
+    "T5X tree": Kind("t5x/checkpoint_1000/checkpoint", _checkpoint("t5x")),
+    "T5X array": Kind("t5x/checkpoint_1000/target.decoder.layers_0.mlp.wo.kernel/*", _checkpoint("t5x")),
+    "T5X metadata": Kind("t5x/checkpoint_1000/target.token_embedder.embedding/.zarray", _checkpoint("t5x")),
+    "vocabulary": Kind("model/sentencepiece.model", _vocabulary),
+    "JSONL": Kind("rows.jsonl", _examples("rows.jsonl")),
+    "compressed JSONL": Kind("packed.jsonl.gz", _examples("packed.jsonl.gz")),
+    "Parquet": Kind("rows.parquet", _examples("rows.parquet")),
+    "manifest": Kind("done/manifest.json", _manifest),
+    "generations": Kind("done/generations/*/generations-*.parquet", _generations),
+    "job": Kind("done/generations/*/decode.json", _job),
+    "completion": Kind("done/generations/*/complete.json", _job),
+}
+
+
+def add_files(here: pathlib.Path) -> None:
+    """Adds to the place the files that only the fuzz run reads."""
+    import gzip
+
+    rows = [{"id": f"r{index}", **row} for index, row in enumerate(text_rows(12))]
+    write_rows(here / "rows.jsonl", rows)
+    (here / "packed.jsonl.gz").write_bytes(gzip.compress((here / "rows.jsonl").read_bytes()))
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), here / "rows.parquet")
+
+
+def damaged(content: bytes, generator: random.Random) -> bytes:
+    """Returns the content with one random damage: of its bytes or, where it is JSON, of one of its values."""
+    try:
+        value = json.loads(content)
+    except (ValueError, RecursionError):
+        return _with_bytes_changed(content, generator)
+    if generator.random() < 0.3:
+        return _with_bytes_changed(content, generator)
+    return json.dumps(_with_a_value_changed(value, generator)).encode()
+
+
+def _with_bytes_changed(content: bytes, generator: random.Random) -> bytes:
+    changed = bytearray(content)
+    # Headers decide more than what follows them, and some formats have theirs at the end.
+    near = min(len(changed), 400)
+    place = generator.choice(
+        [generator.randrange(near), len(changed) - 1 - generator.randrange(near), generator.randrange(len(changed))]
+    )
+    match generator.randrange(6):
+        case 0:
+            changed[place] ^= 1 << generator.randrange(8)
+        case 1:
+            changed[place] = generator.choice([0, 0x7F, 0x80, 0xFF])
+        case 2:
+            del changed[place:]
+        case 3:
+            del changed[place : place + generator.randrange(1, 40)]
+        case 4:
+            changed[place:place] = generator.randbytes(generator.randrange(1, 9))
+        case _:
+            other = generator.randrange(len(changed))
+            changed[place : place + 8] = changed[other : other + 8]
+    return bytes(changed)
+
+
+_VALUES: tuple[Any, ...] = (
+    *(None, True, False, 0, 1, -1, 10**9, 10**30, -0.0, 0.5, 1e308, float("nan"), float("inf")),
+    *("", "x", "\x00", "\ud800", "9" * 5000, "../../etc", [], {}, [[]], {"a": 1}, [None], ["x"]),
+)
+
+
+def _with_a_value_changed(value: Any, generator: random.Random) -> Any:
+    """Returns plain values with one of them, at any depth, replaced, taken away, or renamed."""
+    inner = list(value) if isinstance(value, dict) else list(range(len(value))) if isinstance(value, list) else []
+    if not inner or generator.random() < 0.15:
+        return generator.choice(_VALUES)
+    key = generator.choice(inner)
+    changed = dict(value) if isinstance(value, dict) else list(value)
+    match generator.randrange(8):
+        case 0:
+            del changed[key]
+        case 1 if isinstance(changed, dict):
+            changed[generator.choice(["", "x", "__class__", f"{key}s"])] = changed.pop(key)
+        case 2 if isinstance(changed, list):
+            changed.append(changed[key])
+        case _:
+            changed[key] = _with_a_value_changed(value[key], generator)
+    return changed
+
+
+def read_damaged(kind_name: str, count: int, seed: int) -> None:
+    """Reads files of the current folder with `count` damages; prints what is a defect, and counts, as JSON."""
+    faulthandler.enable()
+    # Deterministic for one kind, whatever the others are.
+    generator = random.Random(f"{kind_name}/{seed}")
+    kind, here = KINDS[kind_name], pathlib.Path.cwd()
+    files = sorted(path for path in here.glob(kind.files) if path.is_file())
+    contents = {path: path.read_bytes() for path in files}
+    kind.read(here)
+    counts = {"accepted": 0, "refused": 0, "refused without a word": 0}
+    for number in range(count):
+        path = generator.choice(files)
+        content = damaged(contents[path], generator)
+        path.write_bytes(content)
+        # So that a process that dies tells of what.
+        print(json.dumps({"number": number}), flush=True)
+        try:
+            kind.read(here)
+            counts["accepted"] += 1
+        except CalmBeamError as error:
+            counts["refused" if str(error).strip() else "refused without a word"] += 1
+        except Exception as error:
+            print(json.dumps({"defect": number, "file": path.name, "error": repr(error)[:500]}), flush=True)
+            traceback.print_exc(file=sys.stderr)
+        finally:
+            path.write_bytes(contents[path])
+    print(json.dumps(counts), flush=True)

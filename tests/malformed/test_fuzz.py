@@ -1,0 +1,40 @@
+"""Two thousand files with random damage: each is read, or refused in words of ours."""
+
+import json
+import pathlib
+import shutil
+
+import pytest
+
+from .forks import run_forked
+from .fuzz import KINDS, add_files, read_damaged
+from .place import build_place
+
+pytestmark = pytest.mark.slow
+
+_DAMAGES = 2010
+_LIMIT = 280
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    """A folder in order, to be copied."""
+    here = build_place(tmp_path_factory.mktemp("place"))
+    add_files(here)
+    return here
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_damaged_files(kind: str, place: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    """No damage gives an exception but ours, ends the process, hangs, or takes 2 GiB."""
+    shutil.copytree(place, tmp_path / "here")
+    count = _DAMAGES // len(KINDS)
+    ended = run_forked(read_damaged, kind, count, 0, folder=tmp_path, limit=_LIMIT)
+    lines = [json.loads(line) for line in ended.out.splitlines() if line.startswith("{")]
+    assert [line for line in lines if "defect" in line] == [], ended.err[-3000:]
+    assert ended.status == 0, f"died at {lines[-1:]}: {ended.err[-3000:]}"
+    counts = lines[-1]
+    assert counts["accepted"] + counts["refused"] == count
+    # The twin: damage does reach the reader.
+    assert counts["refused"] > count / 10
+    assert ended.peak_mib < 2048

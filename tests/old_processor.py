@@ -1,0 +1,51 @@
+"""Tests as on a processor of 2008 with one core: what must not depend on the machine may not depend on this either.
+
+    python -m tests.old_processor tests/calm_beam/decoding    # arguments are pytest's
+    python -m tests.old_processor --isa=AVX2 tests/transforms
+
+XLA compiles for an old instruction set, numpy and the C library take no newer instructions than they must, and every
+process has one core. On machines with other processors than x86-64 some of this does nothing.
+"""
+
+import importlib
+import os
+import sys
+
+import pytest
+
+_UMATH = importlib.import_module("numpy._core._multiarray_umath")
+
+NUMPY_FEATURES = tuple(name for name in _UMATH.__cpu_dispatch__ if _UMATH.__cpu_features__.get(name))
+"""The newer instructions that numpy would use here, and can do without."""
+
+
+def environment(*, isa: str = "SSE4_2") -> dict[str, str]:
+    """Returns the variables that make a process of this machine compute as on an old one.
+
+    Args:
+      isa: The newest instructions that XLA may use, as its flag `xla_cpu_max_isa` names them.
+    """
+    return {
+        "XLA_FLAGS": f"{os.environ.get('XLA_FLAGS', '')} --xla_cpu_max_isa={isa}".strip(),
+        "NPY_DISABLE_CPU_FEATURES": os.environ.get("NPY_DISABLE_CPU_FEATURES") or " ".join(NUMPY_FEATURES),
+        # Others than the GNU C library ignore it.
+        "GLIBC_TUNABLES": "glibc.cpu.hwcaps=-AVX2,-FMA,-FMA4,-AVX512F,-AVX512VL,-AVX512BW,-AVX512DQ",
+    }
+
+
+def main(arguments: list[str]) -> int:
+    """Runs pytest so; returns its exit status."""
+    isa = "SSE4_2"
+    if arguments and arguments[0].startswith("--isa="):
+        isa = arguments.pop(0).removeprefix("--isa=")
+    if f"--xla_cpu_max_isa={isa}" not in os.environ.get("XLA_FLAGS", ""):
+        # Libraries read these when a process starts.
+        command = [sys.executable, "-m", "tests.old_processor", f"--isa={isa}", *arguments]
+        os.execve(sys.executable, command, {**os.environ, **environment(isa=isa)})
+    if hasattr(os, "sched_setaffinity"):
+        os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
+    return pytest.main(arguments)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

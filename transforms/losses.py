@@ -1,0 +1,79 @@
+"""Risk control of anybody's losses: exact sums, and the test of every setting.
+
+import apache_beam as beam
+from calm_beam import transforms
+from calm_beam.risk.setting_sums import RiskTest
+
+tests = [RiskTest(delta=0.05, epsilon=0.05)]
+with beam.Pipeline() as pipeline:
+_ = (
+pipeline
+| beam.Create([("example-1", "8 bits", 0.0), ("example-1", "4 bits", 0.2)])  # (id, setting, loss)
+| beam.CombineGlobally(transforms.SumLosses(tests))
+| transforms.ControlRisk(tests, order=["8 bits", "4 bits"])
+| beam.Map(print)
+)
+"""
+
+import dataclasses
+from collections.abc import Iterable, Iterator, Sequence
+
+import apache_beam as beam
+
+from calm_beam.risk.setting_sums import LossSums, RiskTest, SettingResult, control_risk
+
+
+class SumLosses(beam.CombineFn):
+    """Sums losses exactly, by setting; for `CombineGlobally` and, for groups, `CombinePerKey`.
+
+    Takes tuples of id, setting and loss, and gives `LossSums`, which do not depend on order, sharding or workers. An
+    element that is there twice is counted twice, as everywhere in Beam: that ends in an error of `ControlRisk`, unless
+    it is so for the same examples under all settings.
+    """
+
+    def __init__(self, tests: Sequence[RiskTest]) -> None:
+        """Keeps what will be asked of the sums."""
+        super().__init__()
+        self._tests = tuple(tests)
+
+    def create_accumulator(self) -> LossSums:
+        """Returns the sums of no losses."""
+        return LossSums(self._tests)
+
+    def add_input(self, accumulator: LossSums, element: tuple[str, str, float]) -> LossSums:
+        """Adds one loss."""
+        example_id, setting, loss = element
+        accumulator.add(example_id, setting, loss)
+        return accumulator
+
+    def merge_accumulators(self, accumulators: Iterable[LossSums]) -> LossSums:
+        """Adds sums."""
+        merged = self.create_accumulator()
+        for accumulator in accumulators:
+            merged.merge(accumulator)
+        return merged
+
+    def extract_output(self, accumulator: LossSums) -> LossSums:
+        """Returns the sums."""
+        return accumulator
+
+
+@dataclasses.dataclass
+class ControlRisk(beam.PTransform):
+    """Tests every setting, given `LossSums`: yields a `SettingResult` for each test and setting.
+
+    Attributes:
+      tests: Those that the sums were made for.
+      order: Settings in testing order, fixed before the losses were seen; the safest first.
+    """
+
+    tests: Sequence[RiskTest]
+    order: Sequence[str]
+
+    def expand(self, sums: beam.PCollection) -> beam.PCollection:
+        """Returns a PCollection of `SettingResult`."""
+        return sums | "TestSettings" >> beam.FlatMap(_tested, tests=tuple(self.tests), order=tuple(self.order))
+
+
+def _tested(sums: LossSums, *, tests: tuple[RiskTest, ...], order: tuple[str, ...]) -> Iterator[SettingResult]:
+    yield from control_risk(sums, tests, order=order)

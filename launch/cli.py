@@ -21,7 +21,6 @@ finds a bound broken, 130 when interrupted, 141 when nobody reads the output any
 
 import importlib
 import logging
-import signal
 import sys
 import textwrap
 from collections.abc import Sequence
@@ -30,11 +29,9 @@ from calm_beam import __version__
 from calm_beam.errors import CalmBeamError
 
 from .flags import HelpShown, UsageError
+from .interrupts import INTERRUPTED, run_interruptible
 from .streams import StreamError, prepare_streams
 from .terminal import say
-
-# What shells report for a process that Ctrl-C ended.
-_INTERRUPTED = 130
 
 _COMMANDS = {
     "calibrate": "decode a calibration set at every threshold and write the manifest",
@@ -88,7 +85,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt as interrupt:
         # A command that keeps what it has done says so.
         say(f"calm-beam {command}: interrupted; {str(interrupt) or 'nothing was written.'}")
-        return _INTERRUPTED
+        return INTERRUPTED
     # All that a command may end with, and no defect of ours: that keeps its traceback.
     except (CalmBeamError, OSError, MemoryError, RecursionError) as error:
         say(f"calm-beam {command}: {_in_words(error)}")
@@ -112,8 +109,11 @@ def entry_point() -> None:
     prepare_streams()
     logging.basicConfig(level=logging.ERROR)
     logging.getLogger("apache_beam").setLevel(logging.CRITICAL)
-    # Schedulers end a job so: then too, nothing half-written may stay behind.
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    sys.exit(run_interruptible(_status))
+
+
+def _status() -> int:
+    """Returns the status of the process's command line, output included."""
     try:
         status = main()
         sys.stdout.flush()
@@ -121,7 +121,7 @@ def entry_point() -> None:
         if not error.is_reader_gone:
             print(f"calm-beam: {error}", file=sys.stderr)
         status = error.status
-    sys.exit(status)
+    return status
 
 
 def _usage() -> str:

@@ -3,9 +3,9 @@
     calm-beam generate --manifest=calibration --checkpoint=model --prompt='A cat sits on the mat.'
     calm-beam generate --manifest=calibration --checkpoint=model --input=prompts.jsonl --output=answers.jsonl
 
-Without `--prompt` and `--input`, prompts are read from standard input, one a line, and answered as they come. A file
-holds JSONL rows as `--data` of `calibrate` does if it is called `.jsonl` or `.jsonl.gz`, and else one prompt a line. It
-is read and checked as a whole before anything is decoded.
+Without `--prompt` and `--input`, prompts are read from standard input, one a line, and answered as they come. Files
+are of the formats that `--data` of `calibrate` takes, told by their suffixes. They are read and checked as a whole
+before anything is decoded.
 
 Answers go to standard output, one a line; with `--output`, to a JSONL file with tokens, exit layers and confidences.
 What must be as it was calibrated (model, vocabulary, precision, lengths) is compared with the manifest first.
@@ -14,24 +14,22 @@ What must be as it was calibrated (model, vocabulary, precision, lengths) is com
 import argparse
 import contextlib
 import dataclasses
-import gzip
-import io
 import json
 import sys
-import zlib
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 from rich.progress import track
 
-from calm_beam.examples import DataError, bounded_lines, parse_examples
+from calm_beam.examples import bounded_lines
+from calm_beam.inputs import Reading, format_of, place_of, read_examples
 from calm_beam.manifest import Manifest, ManifestError, read_manifest
 from calm_beam.printable import printable_line
-from calm_beam.storage import is_file, open_input, replacing
+from calm_beam.storage import replacing
 
-from .data_files import find_output
-from .flags import FlagParser, UsageError, as_usage, naming, parse_own_flags, whole_number
+from .data_files import find_files, find_output
+from .flags import FlagParser, UsageError, as_usage, parse_own_flags, whole_number
 from .layer_colours import LayerPrinter
 from .manifest_file import add_confidence_flag, add_entry_flags, entry_in_words, find_manifest
 from .model_flags import add_model_flags, declared
@@ -40,8 +38,20 @@ from .terminal import say
 if TYPE_CHECKING:
     from calm_beam.serving import Answer, Generator
 
-_Named: TypeAlias = tuple[str, str | tuple[int, ...]]
-"""What a prompt is called, and the prompt."""
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Asked:
+    """A prompt.
+
+    Attributes:
+      id: What its row of `--output` is called.
+      place: What messages call it.
+      prompt: The text, or token ids.
+    """
+
+    id: str
+    place: str
+    prompt: str | tuple[int, ...]
 
 
 def main(argv: Sequence[str]) -> int:
@@ -58,7 +68,7 @@ def main(argv: Sequence[str]) -> int:
         with as_usage():
             generator = _generator(flags, manifest)
             if prompts is not None:
-                generator.check([prompt for _, prompt in prompts], names=[name for name, _ in prompts])
+                generator.check([asked.prompt for asked in prompts], names=[asked.place for asked in prompts])
     except ManifestError as error:
         # The manifest is sound; what was asked for is not in it, or it is about another model.
         raise UsageError(str(error)) from error
@@ -83,7 +93,13 @@ def _parser() -> FlagParser:
     add_confidence_flag(parser)
     parser.add_argument("--vocabulary", help="SentencePiece model; default: in or beside the checkpoint")
     parser.add_argument("--prompt", help="the prompt; default: --input, or standard input")
-    parser.add_argument("--input", help="file of prompts: JSONL (.jsonl, .jsonl.gz), else one a line (also .gz)")
+    parser.add_argument("--input", help="files of prompts: a path or a glob")
+    parser.add_argument(
+        "--data_format",
+        choices=("jsonl", "text", "parquet", "tfrecord"),
+        help="format of --input; default: by suffix (.jsonl, .txt, .tfrecord, each also with .gz; .parquet)",
+    )
+    parser.add_argument("--inputs_field", help="field of a row with the prompt; default: input, in TFRecord inputs")
     parser.add_argument("--output", help="JSONL file to write; default: texts, to standard output")
     parser.add_argument("--overwrite", action="store_true", help="replace an earlier --output")
     parser.add_argument("--show_layers", action="store_true", help="colour every token by the layer at which it left")
@@ -97,6 +113,9 @@ def _parser() -> FlagParser:
 def _check_flags(flags: argparse.Namespace) -> None:
     if flags.prompt is not None and flags.input is not None:
         raise UsageError("--prompt and --input both give prompts: leave one of them out.")
+    for name in ("data_format", "inputs_field"):
+        if flags.input is None and getattr(flags, name) is not None:
+            raise UsageError(f"--{name} belongs to --input, which is missing.")
     if flags.output is None:
         return
     if flags.show_layers:
@@ -106,35 +125,36 @@ def _check_flags(flags: argparse.Namespace) -> None:
     find_output(flags.output, overwrite=flags.overwrite)
 
 
-def _given_prompts(flags: argparse.Namespace) -> list[_Named] | None:
+def _given_prompts(flags: argparse.Namespace) -> list[_Asked] | None:
     """Returns the prompts of `--prompt` or `--input`; None if they come from standard input."""
     if flags.prompt is not None:
-        return [("the prompt", flags.prompt)]
+        return [_Asked(id="the prompt", place="the prompt", prompt=flags.prompt)]
     if flags.input is None:
         return None
-    with naming("--input"):
-        if not is_file(flags.input):
-            raise UsageError(f"--input {flags.input}: no such file.")
-        try:
-            prompts = list(_read(flags.input))
-        except (DataError, UnicodeDecodeError) as error:
-            raise UsageError(f"--input {error}") from error
-        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-            raise UsageError(f"--input {flags.input}: damaged gzip data ({error}).") from error
+    reading = Reading(data_format=flags.data_format, inputs_field=flags.inputs_field)
+    try:
+        paths = find_files("--input", [flags.input], reading)
+        prompts = [asked for path in paths for asked in _read(path, reading)]
+    except UsageError:
+        # Which names its flag.
+        raise
+    except (ValueError, OSError) as error:
+        raise UsageError(f"--input {error}") from error
     if not prompts:
         raise UsageError(f"--input {flags.input}: holds no prompts.")
     return prompts
 
 
-def _read(path: str) -> Iterator[_Named]:
-    with open_input(path) as raw:
-        if path.removesuffix(".gz").endswith(".jsonl"):
-            for example in parse_examples(raw, path=path):
-                yield example.id, example.input if example.input is not None else example.input_ids or ()
-            return
-        with gzip.open(raw) if path.endswith(".gz") else raw as content, io.TextIOWrapper(content, "utf-8") as lines:
-            for number, line in bounded_lines(lines, name=path):
-                yield f"{path}, line {number}", line.removesuffix("\n")
+def _read(path: str, reading: Reading) -> Iterator[_Asked]:
+    has_ids = format_of(path, reading).has_fields
+    for example in read_examples(path, reading):
+        place = place_of(path, example.line, reading)
+        prompt = example.input if example.input is not None else example.input_ids or ()
+        yield _Asked(
+            id=example.id if has_ids else place,
+            place=f"{place} ({example.id})" if example.has_own_id else place,
+            prompt=prompt,
+        )
 
 
 def _generator(flags: argparse.Namespace, manifest: Manifest) -> "Generator":
@@ -155,19 +175,20 @@ def _generator(flags: argparse.Namespace, manifest: Manifest) -> "Generator":
 
 
 def _answers(
-    generator: "Generator", prompts: Sequence[_Named], flags: argparse.Namespace
-) -> Iterator[tuple[str, "Answer"]]:
-    """Yields name and answer of prompts that have been checked, with a progress bar where answers are not seen."""
+    generator: "Generator", prompts: Sequence[_Asked], flags: argparse.Namespace
+) -> Iterator[tuple[_Asked, "Answer"]]:
+    """Yields prompts that have been checked with their answers, with a progress bar where answers are not seen."""
     starts = range(0, len(prompts), flags.batch_size)
     console = Console(stderr=True, highlight=False)
     is_hidden = not console.is_terminal or flags.prompt is not None or (flags.output is None and sys.stdout.isatty())
     for start in track(starts, "answering", console=console, disable=is_hidden):
-        names, batch = zip(*prompts[start : start + flags.batch_size], strict=True)
-        yield from zip(names, generator.generate_batch(batch, names=names), strict=True)
+        batch = prompts[start : start + flags.batch_size]
+        answers = generator.generate_batch([asked.prompt for asked in batch], names=[asked.place for asked in batch])
+        yield from zip(batch, answers, strict=True)
 
 
-def _answers_to_lines(generator: "Generator") -> Iterator[tuple[str, "Answer"]]:
-    """Yields name and answer of every line of standard input as it comes.
+def _answers_to_lines(generator: "Generator") -> Iterator[tuple[_Asked, "Answer"]]:
+    """Yields every line of standard input with its answer as it comes.
 
     Who types prompts may try again after a bad one; in a stream, every line has its answer, or the command ends.
     """
@@ -177,8 +198,9 @@ def _answers_to_lines(generator: "Generator") -> Iterator[tuple[str, "Answer"]]:
     lines = enumerate(_typed_lines(), start=1) if is_typed else bounded_lines(sys.stdin, name="standard input")
     for number, line in lines:
         name = f"standard input, line {number}"
+        asked = _Asked(id=name, place=name, prompt=line.removesuffix("\n"))
         try:
-            yield name, generator.generate_batch([line.removesuffix("\n")], names=[name])[0]
+            yield asked, generator.generate_batch([asked.prompt], names=[name])[0]
         except PromptError as error:
             if not is_typed:
                 raise
@@ -208,17 +230,17 @@ class _Tally:
     used: int = 0
     saved: int = 0
 
-    def of(self, answers: Iterable[tuple[str, "Answer"]]) -> Iterator[tuple[str, "Answer"]]:
+    def of(self, answers: Iterable[tuple[_Asked, "Answer"]]) -> Iterator[tuple[_Asked, "Answer"]]:
         """Yields answers on, having counted them, and tells which prompts were cut."""
-        for name, answer in answers:
+        for asked, answer in answers:
             self.prompts += 1
             self.tokens += len(answer.tokens)
             self.used += answer.layers_used
             self.saved += answer.layers_saved
             if answer.truncated:
                 self.truncated += 1
-                say(f"{name}: was longer than the manifest allows, and was cut")
-            yield name, answer
+                say(f"{asked.place}: was longer than the manifest allows, and was cut")
+            yield asked, answer
 
     def in_words(self) -> str:
         """Returns the counts."""
@@ -230,15 +252,15 @@ class _Tally:
         )
 
 
-def _write(answers: Iterable[tuple[str, "Answer"]], flags: argparse.Namespace) -> None:
+def _write(answers: Iterable[tuple[_Asked, "Answer"]], flags: argparse.Namespace) -> None:
     """Writes a row for every answer, all or none."""
     with (
         replacing(flags.output, overwrite=flags.overwrite) as temporary,
         open(temporary, "w", encoding="utf-8") as file,
     ):
-        for name, answer in answers:
+        for asked, answer in answers:
             row = {
-                "id": name,
+                "id": asked.id,
                 "text": answer.text,
                 "tokens": answer.tokens,
                 "exit_layers": answer.exit_layers,
@@ -250,7 +272,7 @@ def _write(answers: Iterable[tuple[str, "Answer"]], flags: argparse.Namespace) -
             file.write(json.dumps(row, ensure_ascii=False) + "\n")
 
 
-def _print(answers: Iterable[tuple[str, "Answer"]], generator: "Generator", *, show_layers: bool) -> None:
+def _print(answers: Iterable[tuple[_Asked, "Answer"]], generator: "Generator", *, show_layers: bool) -> None:
     """Prints the text of every answer in a line of its own, as soon as it is there; to a file or a pipe as it is."""
     if not show_layers:
         shown = printable_line if sys.stdout.isatty() else str

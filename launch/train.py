@@ -40,6 +40,7 @@ from calm_beam.vocabulary import Vocabulary
 
 from .data_files import reading_of
 from .flags import UsageError
+from .interrupts import INTERRUPTED
 from .metric_flags import metric_settings
 from .model_flags import declared
 from .terminal import PlainConsole
@@ -49,7 +50,6 @@ from .train_inputs import load_model, open_vocabulary, read_rows, training_pairs
 from .train_progress import StepBar, TrainingLog, TrainingReporter, loss_table
 
 _LOG = "training_log.jsonl"
-_INTERRUPTED = 130
 
 
 def main(argv: Sequence[str]) -> int:
@@ -79,7 +79,7 @@ def main(argv: Sequence[str]) -> int:
         return 1
     except _ResumableInterruptError as interrupt:
         _say(console, f"calm-beam train: interrupted. With --resume, the same command goes on after {interrupt}.")
-        return _INTERRUPTED
+        return INTERRUPTED
     return 0
 
 
@@ -92,7 +92,7 @@ def _train_model(flags: argparse.Namespace, console: PlainConsole) -> None:
     output, config = checked_output(flags), training_config(flags)
     # Beside the output: on the same disk, and never mistaken for a part of the model.
     states = StateFolder(output.with_name(f"{output.name}.training"))
-    saved = _saved_state(flags, states, console)
+    saved, going_on = _saved_state(flags, states)
     checkpoint = None if flags.checkpoint is None else load_model(flags.checkpoint, declared(flags))
     model_config = new_model_config(flags) if checkpoint is None else checkpoint.config
     reading = reading_of(flags)
@@ -108,13 +108,20 @@ def _train_model(flags: argparse.Namespace, console: PlainConsole) -> None:
         vocabulary = open_vocabulary(vocabulary_path, model_config)
         pairs = training_pairs(vocabulary, flags.task_prefix, rows)
         measured_pairs = validation_pairs(vocabulary, flags.task_prefix, validation_rows)
-        if model_config.exit_classifier:
-            _say(console, "The exit classifier is kept as it is, and was trained for the weights before these.")
-        _report_start(console, model_config, config, pairs, measured_pairs)
-        if saved is None:
-            states.delete()
         done, tokens = (saved.step, saved.target_tokens) if saved else (0, 0)
         log = TrainingLog(states.path / _LOG, after_step=done)
+
+        def begin() -> None:
+            # Not before: a run that is refused leaves an earlier one as it was.
+            if saved is None:
+                states.delete()
+            log.begin()
+            if model_config.exit_classifier:
+                _say(console, "The exit classifier is kept as it is, and was trained for the weights before these.")
+            _report_start(console, model_config, config, pairs, measured_pairs)
+            if saved is not None:
+                _say(console, going_on)
+
         with _kept_if_resumable(states, log), StepBar(console, done=done) as bar:
             model = train(
                 config,
@@ -123,6 +130,7 @@ def _train_model(flags: argparse.Namespace, console: PlainConsole) -> None:
                 measured_pairs,
                 initial=None if checkpoint is None else checkpoint.arrays,
                 score=_score(flags, config, model_config, vocabulary, measured_pairs, validation_rows),
+                on_start=begin,
                 on_progress=TrainingReporter(bar, log, config.steps, target_tokens=tokens).report,
                 on_save=states.save,
                 resume_from=saved,
@@ -133,8 +141,8 @@ def _train_model(flags: argparse.Namespace, console: PlainConsole) -> None:
     _report_end(console, flags, model)
 
 
-def _saved_state(flags: argparse.Namespace, states: StateFolder, console: PlainConsole) -> SavedState | None:
-    """Returns the state to go on from, or None to start anew."""
+def _saved_state(flags: argparse.Namespace, states: StateFolder) -> tuple[SavedState | None, str]:
+    """Returns the state to go on from, or None to start anew; and what to say once it has been found to fit."""
     refuse_links(states.path, inside=states.path.parent)
     steps = states.steps()
     if not flags.resume:
@@ -143,13 +151,12 @@ def _saved_state(flags: argparse.Namespace, states: StateFolder, console: PlainC
                 f"--output={flags.output}: an interrupted run of it left states in {states.path}. Pass --resume to go "
                 "on with it, or --overwrite to start again."
             )
-        return None
+        return None, ""
     if not steps:
         raise UsageError(f"--resume: there is no state of an interrupted run in {states.path}. Leave it out to start.")
     saved = states.load()
     unread = "" if saved.step == steps[-1] else f" (the newer state, of step {steps[-1]}, cannot be read)"
-    _say(console, f"Going on after step {saved.step}{unread}.")
-    return saved
+    return saved, f"Going on after step {saved.step}{unread}."
 
 
 @contextlib.contextmanager
@@ -158,6 +165,8 @@ def _kept_if_resumable(states: StateFolder, log: TrainingLog) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
+        if not log.has_begun:
+            raise
         steps = states.steps()
         if not steps:
             log.delete()

@@ -89,16 +89,24 @@ class TrainingLog:
     """A JSONL file with a row for every report: what people plot."""
 
     def __init__(self, path: pathlib.Path, *, after_step: int) -> None:
-        """Goes on with the log of an earlier process, whose rows beyond `after_step` are made again.
+        """Prepares a log, and touches nothing.
 
         Args:
-          path: The file; made with its folder if needed.
-          after_step: 0 starts anew.
+          path: The file.
+          after_step: Where an earlier process left off, whose rows up to there are kept; 0 starts anew.
         """
-        path.parent.mkdir(parents=True, exist_ok=True)
         self._path = path
-        kept = [row for row in _read_rows(path) if row["step"] <= after_step]
-        with replacing(path) as temporary:
+        self._after_step = after_step
+        self._earlier_seconds = 0.0
+        self._start = 0.0
+        self.has_begun = False
+
+    def begin(self) -> None:
+        """Makes the file, with its folder if needed, or drops the rows of an earlier one that are made again."""
+        self.has_begun = True
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        kept = [row for row in _read_rows(self._path) if row["step"] <= self._after_step]
+        with replacing(self._path) as temporary:
             temporary.write_text("".join(json.dumps(row) + "\n" for row in kept), encoding="utf-8")
         self._earlier_seconds = kept[-1]["seconds"] if kept else 0.0
         self._start = time.monotonic()

@@ -50,11 +50,16 @@ _STOP_SECONDS = 5
 # For a process to end after its connection has broken.
 _EXPLAIN_SECONDS = 5
 # Beam's own main, with logs sent to the runner alone: the first warning would otherwise open the terminal to them all.
+# A terminal's Ctrl-C reaches all processes, and it is the runner's to end the others. They leave at once, since what
+# XLA may be compiling then can neither be stopped nor be waited for.
 _WORKER_MAIN = """
-import logging, sys
+import logging, os, signal, sys
+signal.signal(signal.SIGINT, signal.SIG_IGN)
 logging.getLogger().addHandler(logging.NullHandler())
 from apache_beam.runners.worker import sdk_worker_main
 sdk_worker_main.main(sys.argv)
+sys.stdout.flush()
+os._exit(0)
 """
 
 

@@ -1,10 +1,12 @@
 """Parquet: one row an example, read by row group."""
 
 import collections
+import importlib.util
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from calm_beam.examples import DEFAULT_KEYS, DataError, Example, example_of_row
+from calm_beam.extras import MissingExtraError
 from calm_beam.storage import open_input, version
 
 from .parts import Part
@@ -27,7 +29,9 @@ class Parquet:
     has_fields = True
 
     def check_installed(self) -> None:
-        """Nothing is needed: generations are stored in Parquet, too."""
+        """Raises `MissingExtraError` without pyarrow, which what serves is installed without."""
+        if importlib.util.find_spec("pyarrow") is None:
+            raise MissingExtraError("reading Parquet needs pyarrow: pip install pyarrow.")
 
     def parts(self, path: str, *, file_index: int) -> Sequence[Part]:
         """Returns the row groups that have rows."""

@@ -1,11 +1,8 @@
 """TFRecord files of tf.Example."""
 
 import collections
-import contextlib
 import functools
 import gzip
-import os
-import shutil
 import tempfile
 import zlib
 from collections.abc import Iterator, Mapping
@@ -16,13 +13,16 @@ from google.protobuf.message import DecodeError
 
 from calm_beam.examples import DataError, Example, RowKeys, check_row_size, example_of_row
 from calm_beam.extras import tensorflow_on_cpu
-from calm_beam.storage import is_cloud_path, open_input
+from calm_beam.storage import open_input
 
 from .features import as_texts, single
 from .parts import Part, WholeFiles
 from .reading import Reading
 
 INPUTS, TARGETS = "inputs", "targets"
+# Length and its checksum, 8 and 4 bytes, come before a record, its checksum behind it.
+_HEAD_BYTES, _TAIL_BYTES = 12, 4
+_COPIED_BYTES = 2**22
 _NEEDS: Any = {"extra": "tensorflow", "needed_for": "reading TFRecord files"}
 
 
@@ -44,71 +44,77 @@ class TFRecord(WholeFiles):
         """Yields the examples; `DataError` names the record that is none."""
         tensorflow = tensorflow_on_cpu(**_NEEDS)
         keys = reading.keys(inputs=INPUTS, targets=TARGETS)
-        with _local_file(part.path) as path:
-            _check_sizes(path, part.path)
-            for position, record in enumerate(_records(tensorflow, path, part.path), start=1):
-                where = f"{part.path}, record {position}"
-                try:
-                    features = tensorflow.train.Example.FromString(record).features.feature
-                except DecodeError as error:
-                    raise DataError(f"{where}: is no tf.Example ({error}).") from error
-                _check_names(record, where)
-                row = _row(features, keys, where)
-                yield example_of_row(row, where=where, position=position, file_index=part.file_index, keys=keys)
+        for position, record in enumerate(_records(tensorflow, part.path), start=1):
+            where = f"{part.path}, record {position}"
+            try:
+                features = tensorflow.train.Example.FromString(record).features.feature
+            except DecodeError as error:
+                raise DataError(f"{where}: is no tf.Example ({error}).") from error
+            _check_names(record, where)
+            row = _row(features, keys, where)
+            yield example_of_row(row, where=where, position=position, file_index=part.file_index, keys=keys)
 
 
-@contextlib.contextmanager
-def _local_file(path: str) -> Iterator[str]:
-    """Gives the file, uncompressed, where TensorFlow can read it.
+class _DamageError(Exception):
+    """Bytes that are no records."""
 
-    A copy on this machine's disk if it is on Cloud Storage or compressed: so its checksum is compared, and a compressed
-    file that was cut off is noticed, which TensorFlow takes for one that has ended.
+
+def _records(tensorflow: Any, path: str) -> Iterator[bytes]:
+    """Yields the records of a file, whose checksums TensorFlow compares.
+
+    It is given copies of some records at a time: so no more is read than is asked for, and each byte is copied once.
+    By itself it takes a compressed file that was cut off for one that has ended, ends the process at a length that no
+    memory holds, and reads Cloud Storage its own way.
     """
-    is_compressed = path.endswith(".gz")
-    if not is_compressed and not is_cloud_path(path):
-        yield path
-        return
+    count = 0
     with tempfile.NamedTemporaryFile(prefix="calm-beam-", suffix=".tfrecord") as copy:
         try:
-            with open_input(path) as raw, gzip.open(raw) if is_compressed else raw as content:
-                shutil.copyfileobj(content, copy)
+            for some in _copied_together(path):
+                copy.seek(0)
+                copy.truncate()
+                copy.write(some)
+                copy.flush()
+                for record in tensorflow.data.TFRecordDataset(copy.name).as_numpy_iterator():
+                    count += 1
+                    yield record
+        except (tensorflow.errors.OpError, _DamageError) as error:
+            reason = getattr(error, "message", error)
+            raise DataError(f"{path}: damaged TFRecord data after record {count} ({reason}).") from error
         except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-            raise DataError(f"{path}: damaged gzip data ({error}).") from error
-        copy.flush()
-        yield copy.name
+            raise DataError(f"{path}: damaged gzip data after record {count} ({error}).") from error
 
 
-def _check_sizes(path: str, name: str) -> None:
-    """Refuses a record that is too large, before TensorFlow has it in memory.
+def _copied_together(path: str) -> Iterator[bytes]:
+    """Yields some megabytes of whole records at a time; what is whole comes before the error about what is not."""
+    frames: list[bytes] = []
+    size, error = 0, None
+    try:
+        for frame in _frames(path):
+            frames.append(frame)
+            size += len(frame)
+            if size >= _COPIED_BYTES:
+                yield b"".join(frames)
+                frames, size = [], 0
+    except (_DamageError, EOFError, zlib.error, gzip.BadGzipFile) as damage:
+        error = damage
+    if frames:
+        yield b"".join(frames)
+    if error is not None:
+        raise error
 
-    A record is its length, 8 bytes and a checksum of 4, its content, and another checksum. What does not fit into the
-    file is damaged, as TensorFlow will find.
-    """
-    end = os.path.getsize(path)
-    with open(path, "rb") as file:
+
+def _frames(path: str) -> Iterator[bytes]:
+    """Yields records with their lengths and checksums, which are not looked at."""
+    with open_input(path) as raw, gzip.open(raw) if path.endswith(".gz") else raw as content:
         position = 0
-        while len(header := file.read(12)) == 12:
+        while head := content.read(_HEAD_BYTES):
             position += 1
-            length = int.from_bytes(header[:8], "little")
-            if file.tell() + length > end:
-                return
-            check_row_size(length, f"{name}, record {position}")
-            file.seek(length + 4, os.SEEK_CUR)
-
-
-def _records(tensorflow: Any, path: str, name: str) -> Iterator[bytes]:
-    """Yields the records of a file, whose checksums TensorFlow compares."""
-    records = tensorflow.data.TFRecordDataset(path).as_numpy_iterator()
-    count = 0
-    while True:
-        try:
-            record = next(records)
-        except StopIteration:
-            return
-        except tensorflow.errors.OpError as error:
-            raise DataError(f"{name}: damaged TFRecord data after record {count} ({error.message}).") from error
-        count += 1
-        yield record
+            length = int.from_bytes(head[:8], "little")
+            check_row_size(length, f"{path}, record {position}")
+            frame = head + content.read(length + _TAIL_BYTES)
+            if len(frame) < _HEAD_BYTES + length + _TAIL_BYTES:
+                raise _DamageError("truncated record")
+            yield frame
 
 
 def _check_names(record: bytes, where: str) -> None:

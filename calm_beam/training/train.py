@@ -50,6 +50,7 @@ def train(
     *,
     initial: Mapping[str, np.ndarray] | None = None,
     score: GenerationScore | None = None,
+    on_start: Callable[[], None] | None = None,
     on_progress: Callable[[Progress], None] | None = None,
     on_save: Callable[[SavedState], None] | None = None,
     resume_from: SavedState | None = None,
@@ -67,6 +68,7 @@ def train(
       initial: Weights to start from, names and shapes as in `parameter_shapes`; None starts anew. An exit classifier
         among them is returned as it was.
       score: What models are compared by; None compares the loss of the last layer.
+      on_start: Called once everything has been checked, and `resume_from` been taken up, before the first step.
       on_progress: Called every `config.progress_every` steps, at every validation, and after the last step.
       on_save: Takes the state every `config.save_every` steps, but for the last.
       resume_from: A state of this same run to go on from.
@@ -95,6 +97,8 @@ def train(
         losses = [np.float32(loss) for loss in resume_from.unreported_losses]
     model = EarlyExitT5(model_config, dropout_rate=config.dropout_rate)
     key = jax.random.key(config.seed)
+    if on_start is not None:
+        on_start()
 
     for step, batch in numbered_batches(ended, shapes, seed=config.seed, after=done):
         layers, weights = sample_layers(

@@ -8,6 +8,8 @@ import re
 import shutil
 from typing import Any
 
+import pyarrow
+import pyarrow.parquet
 import pytest
 
 from calm_beam.checkpoints import Declared, load_checkpoint
@@ -128,6 +130,21 @@ def test_rows_are_written(
     assert main([*flags, "--overwrite"]) == 0
 
 
+def test_every_format_gives_the_same_answers(
+    folder: pathlib.Path, generator: Generator, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Prompts are read as calibrations read them: in all formats, several files, and under the name that is given."""
+    rows = [{"id": str(index), "question": text} for index, text in enumerate(_TEXTS)]
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "a.parquet")
+    write_rows(tmp_path / "b.jsonl", rows)
+    (tmp_path / "c").write_text("\n".join(_TEXTS) + "\n")
+    answers = [generator.generate(text).text for text in _TEXTS]
+    assert main(_flags(folder, f"--input={tmp_path}/[ab].*", "--inputs_field=question", "--batch_size=4")) == 0
+    assert capsys.readouterr().out.splitlines() == [*answers, *answers]
+    assert main(_flags(folder, f"--input={tmp_path}/c", "--data_format=text")) == 0
+    assert capsys.readouterr().out.splitlines() == answers
+
+
 def test_lines_of_standard_input_are_answered_as_they_come(
     folder: pathlib.Path,
     generator: Generator,
@@ -191,6 +208,8 @@ def test_the_entry_has_to_be_named(folder: pathlib.Path, capsys: pytest.CaptureF
         (["--output=b.jsonl"], 2, "--output is written as a whole: pass --prompt or --input with it."),
         (["--prompt=a", "--output=absent/b.jsonl"], 2, "the folder absent does not exist"),
         (["--input=absent.txt"], 2, "--input absent.txt: no such file."),
+        (["--prompt=a", "--data_format=text"], 2, "--data_format belongs to --input, which is missing."),
+        (["--inputs_field=a"], 2, "--inputs_field belongs to --input, which is missing."),
         (["--prompt= "], 2, "--prompt is empty; leave it out, or give it a value."),
         (["--prompt=a", "--batch_size=0"], 2, "expected a whole number of at least 1, got '0'"),
         (["--prompt=a", "--metric=rouge"], 2, "no calibration has metric=rouge, delta=0.1. The manifest has:"),
@@ -213,16 +232,22 @@ def test_bad_usage_is_refused(
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("a.txt", b"the cat\n\nthe owl\n", "a.txt, line 2: is empty."),
+        ("a.txt", b"the cat\n\nthe owl\n", "a.txt, line 2: is blank. Every line must be one prompt."),
         ("a.txt", b"", "a.txt: holds no prompts."),
-        ("a.txt", b"\xff\xfe", "invalid start byte"),
+        ("a.txt", b"the cat\n\xff\xfe", "a.txt, line 2: is not UTF-8 ("),
+        ("a.csv", b"the cat\n", "a.csv: its suffix tells no format"),
+        ("a.parquet", b"the cat\n", "a.parquet: cannot be read as Parquet ("),
         (
             "a.jsonl",
             b'{"input": "a"}\n{"inputs": "b"}\n',
             "a.jsonl, line 2: expected exactly one of the keys input and",
         ),
-        ("a.txt.gz", b"the cat", "a.txt.gz: damaged gzip data (Not a gzipped file"),
-        ("a.jsonl", b'{"id": "x", "input_ids": [64]}\n', "x: token ids must be integers from 0 to 63, got 64."),
+        ("a.txt.gz", b"the cat", "a.txt.gz: damaged gzip data after line 0 (Not a gzipped file"),
+        (
+            "a.jsonl",
+            b'{"id": "x", "input_ids": [64]}\n',
+            "a.jsonl, line 1 (x): token ids must be integers from 0 to 63, got 64.",
+        ),
     ],
 )
 def test_bad_files_are_refused_before_anything_is_decoded(
@@ -252,7 +277,7 @@ def test_a_broken_model_writes_nothing(tmp_path: pathlib.Path, capsys: pytest.Ca
     assert "checkpoint /models/tiny: no such directory." in capsys.readouterr().err
     flags = ["generate", f"--manifest={tmp_path}", f"--checkpoint={model}", f"--input={data}", f"--output={output}"]
     assert main(flags) == 1
-    assert "bad ((63, 1)): the model gave logits that are not finite" in capsys.readouterr().err
+    assert f"{data}, line 2 (bad) ((63, 1)): the model gave logits that are not finite" in capsys.readouterr().err
     assert not output.exists()
 
 

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -280,8 +281,11 @@ def test_a_failed_run_is_resumed(
     capsys.readouterr()
     assert _train(*flags, f"--output={tmp_path / 'model'}") == 2
     assert "an interrupted run of it left states in" in capsys.readouterr().err
+    log = (folder / "training_log.jsonl").read_bytes()
     assert _train(*flags, f"--output={tmp_path / 'model'}", "--resume", "--seed=5") == 2
-    assert "the interrupted run was another one (seed: 0, now 5)" in capsys.readouterr().err
+    # Nothing is promised, and nothing touched, by what is refused.
+    assert capsys.readouterr().err.startswith("calm-beam train: the interrupted run was another one (seed: 0, now 5)")
+    assert (folder / "training_log.jsonl").read_bytes() == log
     assert _train(*flags, f"--output={tmp_path / 'model'}", "--resume") == 0
     assert "Going on after step 2." in capsys.readouterr().err
     assert not folder.exists()
@@ -323,16 +327,24 @@ def test_a_damaged_newest_state_is_passed_over(
 def test_an_interrupt_says_how_to_go_on(
     data: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Ctrl-C after a state was saved gives status 130 and names --resume; before that, nothing is left."""
+    """Ctrl-C after a state was saved gives status 130 and names --resume; before, only what was there is left."""
     flags = [f"--data={data}", f"--output={tmp_path / 'model'}", *_SIZES]
     with monkeypatch.context() as patch:
         _die_after(patch, 2, KeyboardInterrupt())
         assert _train(*flags, "--save_every=1") == 130
     assert "interrupted. With --resume, the same command goes on after step 2." in capsys.readouterr().err
 
-    def interrupted(*_: Any, **__: Any) -> None:
+    def interrupted_before(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt
 
+    def interrupted(*_: Any, on_start: Callable[[], None], **__: Any) -> None:
+        on_start()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(calm_beam.launch.train, "train", interrupted_before)
+    with pytest.raises(KeyboardInterrupt):
+        _train(*flags, "--overwrite")
+    assert (tmp_path / "model.training" / "state_00000002.safetensors").exists()
     monkeypatch.setattr(calm_beam.launch.train, "train", interrupted)
     with pytest.raises(KeyboardInterrupt):
         _train(*flags, "--overwrite")

@@ -165,8 +165,36 @@ def test_compressed_records_that_were_cut_off(tmp_path: pathlib.Path) -> None:
     packed = tmp_path / "a.tfrecord.gz"
     # One record, and the gzip stream goes on.
     packed.write_bytes(gzip.compress(records[: 8 + 4 + size + 4])[:-8])
-    with pytest.raises(DataError, match=r"a\.tfrecord\.gz: damaged gzip data \("):
+    with pytest.raises(DataError, match=r"a\.tfrecord\.gz: damaged gzip data after record 1 \("):
         _read(packed)
+
+
+def test_records_are_read_as_they_are_asked_for(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first records of a large compressed file need its beginning alone, and copies of some records at a time."""
+    monkeypatch.setattr("calm_beam.inputs.tfrecord._COPIED_BYTES", 100)
+    rows = text_rows(40)
+    path = write_tfrecord(tmp_path / "a.tfrecord.gz", rows)
+    whole = _read(path)
+    assert whole == _read(write_rows(tmp_path / "a.jsonl", rows))
+    # Stored without compression, so that bytes of the file are bytes of records.
+    packed = tmp_path / "b.tfrecord.gz"
+    packed.write_bytes(gzip.compress(gzip.decompress(path.read_bytes()), compresslevel=0)[:1500])
+    examples = read_examples(str(packed))
+    assert list(itertools.islice(examples, 5)) == whole[:5]
+    with pytest.raises(DataError, match=r"b\.tfrecord\.gz: damaged gzip data after record \d+ \("):
+        list(examples)
+
+
+@pytest.mark.parametrize("name", ["a.tfrecord", "a.tfrecord.gz"])
+@pytest.mark.parametrize("length", [2**28 + 1, 10**12, 2**63 - 1, 2**64 - 1])
+def test_a_length_that_no_record_has(length: int, name: str, tmp_path: pathlib.Path) -> None:
+    """A length that would end the process in TensorFlow, if its checksum were right, is refused in words."""
+    head = struct.pack("<Q", length)
+    content = write_tfrecord(tmp_path / "good.tfrecord", text_rows(1)).read_bytes() + head + b"sum, a record"
+    path = tmp_path / name
+    path.write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
+    with pytest.raises(DataError, match=r"record 2: is longer than 4 MiB, .* the file is damaged"):
+        _read(path)
 
 
 @pytest.mark.timeout(120)

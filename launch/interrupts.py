@@ -1,0 +1,100 @@
+"""How a command line ends that is interrupted or has failed: cleaned up, soon, and with the status that it says."""
+
+import _thread
+import atexit
+import contextlib
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+from .streams import StreamError
+
+# What shells report for a process that Ctrl-C ended.
+INTERRUPTED = 130
+
+# Worker processes are ended one after the other, each in a few seconds.
+_SECONDS_TO_CLEAN_UP = 15.0
+# Long enough for a callback to be over, and nothing to somebody who waits.
+_SECONDS_BEFORE_ANOTHER = 0.1
+
+
+def run_interruptible(main: Callable[[], int]) -> int:
+    """Returns the status of a process's command, which SIGTERM interrupts as Ctrl-C does.
+
+    To be called once, early, and to be followed by `sys.exit` with the status.
+
+    Args:
+      main: Runs the command; turns `KeyboardInterrupt` into the status `INTERRUPTED`, having cleaned up.
+    """
+    interrupts = Interrupts()
+    # Schedulers end a job by SIGTERM: then too, nothing half-written may stay behind.
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, interrupts.take)
+    sys.unraisablehook = interrupts.take_dropped
+    status = 0
+    # What is registered first is called last: whatever libraries have to do at the end is done by then.
+    atexit.register(lambda: _leave(status))
+    status = main()
+    if status == INTERRUPTED:
+        # All is cleaned up: whoever interrupts again does not want to wait.
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, lambda *_: os._exit(INTERRUPTED))
+    return status
+
+
+class Interrupts:
+    """Raises `KeyboardInterrupt` once, so that a second Ctrl-C does not break off cleaning up."""
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        """Starts with nothing interrupted; `clock` tells seconds."""
+        self._clock = clock
+        self._since: float | None = None
+
+    def take(self, *signal_and_frame: object) -> None:
+        """Handles a signal.
+
+        Raises:
+          KeyboardInterrupt: Unless there was another shortly before.
+        """
+        now = self._clock()
+        if self._since is not None and now - self._since < _SECONDS_TO_CLEAN_UP:
+            # Past the buffer of stderr, in whose midst this may have come.
+            os.write(2, b"calm-beam: interrupted already, cleaning up\n")
+            return
+        self._since = now
+        raise KeyboardInterrupt
+
+    def take_dropped(self, unraisable: Any) -> None:
+        """Interrupts once more where an interrupt was dropped, as in a callback of C code; shows other exceptions.
+
+        JAX has one that garbage collection calls. A run would go on as if nothing had been.
+        """
+        if not issubclass(unraisable.exc_type, KeyboardInterrupt):
+            sys.__unraisablehook__(unraisable)
+            return
+        self._since = None
+        # In a thread, since here it would be dropped again.
+        _thread.start_new_thread(_interrupt_soon, ())
+
+
+def _interrupt_soon() -> None:
+    time.sleep(_SECONDS_BEFORE_ANOTHER)
+    _thread.interrupt_main()
+
+
+def _leave(status: int) -> None:
+    """Ends a process whose command did not succeed, without taking down what its threads may still use.
+
+    XLA compiles in threads of its own, which cannot be stopped. An interpreter that goes on to its end waits for them,
+    minutes with a large model, and then they find gone what they were started with: a segmentation fault.
+    """
+    if not status:
+        return
+    for stream in (sys.stdout, sys.stderr):
+        # A reader that is gone takes nothing away from a failure.
+        with contextlib.suppress(OSError, ValueError, StreamError):
+            stream.flush()
+    os._exit(status)

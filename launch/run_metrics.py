@@ -106,7 +106,7 @@ def empty_references_in_words(metrics: RunMetrics | None) -> str:
     if not empty:
         return ""
     return (
-        f"caution: {counted(empty, 'example')} {'has' if empty == 1 else 'have'} an empty reference, from which only "
-        "an empty output gets a score. If these are answers that are missing, take the examples out: they make risks look "
-        "small."
+        f"caution: {counted(empty, 'example')} {'has' if empty == 1 else 'have'} an empty reference, from which "
+        "only an empty output gets a score. If these are answers that are missing, take the examples out: they make "
+        "risks look small."
     )

@@ -103,7 +103,8 @@ class Generator:
           CheckpointError: If the model cannot be read.
           VocabularyError: If the vocabulary cannot be read.
           OSError: If a file cannot be read.
-          ValueError: If `batch_size` is below 1, this machine has no memory for it, or the rule asks for an exit classifier and the model has none.
+          ValueError: If `batch_size` is below 1, this machine has no memory for it, or the rule asks for an exit
+            classifier and the model has none.
 
         Source: ours; what is decoded is CALM's, "Decoding with early exiting".
         """

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 import pytest
 
-from calm_beam.decoding import batch, device_steps, shared
+from calm_beam.decoding import batch, device_steps, memory, shared
 from calm_beam.decoding.memory import Budget, choose_budget, keep_freed_memory
 from calm_beam.decoding.shared import SharedSweep
 from calm_beam.decoding.sweep import SweepDecoder, SweepResult
@@ -246,7 +246,7 @@ def test_what_does_not_fit_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Before anything is decoded, lengths and numbers that no memory holds are refused with the flag to lower."""
     monkeypatch.setattr(memory, "free_host_bytes", lambda: 1 << 30)
     sizes = {"lanes": 6, "steps": 64, "source": 512}
-    memory.check_memory(_CONFIG, **sizes)
+    memory.check_memory(build_config(), **sizes)
     for changes, flag in (
         ({"steps": 100_000}, "Lower --max_decode_length"),
         ({"source": 1_000_000}, "Lower --max_input_length"),
@@ -254,12 +254,12 @@ def test_what_does_not_fit_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"rows": 10**6}, "Lower --batch_size"),
     ):
         with pytest.raises(ValueError, match=rf"decoding needs [\d,.]+ GiB .* 1.0 GiB are free. {flag}"):
-            memory.check_memory(_CONFIG, **{**sizes, **changes})
+            memory.check_memory(build_config(), **{**sizes, **changes})
 
 
 def test_what_is_needed_is_a_lower_bound_that_grows() -> None:
     """More lanes, tokens or rows never need less, and a small model with short texts needs a few megabytes."""
-    small = memory.least_need(_CONFIG, lanes=2, steps=8, source=16)
+    small = memory.least_need(build_config(), lanes=2, steps=8, source=16)
     assert small.total < 1 << 23
     for changes in ({"lanes": 3}, {"steps": 9}, {"source": 17}, {"rows": 2}):
-        assert memory.least_need(_CONFIG, **{"lanes": 2, "steps": 8, "source": 16, **changes}).total > small.total
+        assert memory.least_need(build_config(), **{"lanes": 2, "steps": 8, "source": 16, **changes}).total > small.total

@@ -15,9 +15,11 @@ from calm_beam.vocabulary import open_vocabulary as with_its_sentinels
 from .data_files import find_files
 from .flags import UsageError
 
+_NOTHING = Declared()
 
-def load_model(path: str, declared: Declared) -> Checkpoint:
-    """Returns the model of `--checkpoint`.
+
+def load_model(path: str, declared: Declared = _NOTHING) -> Checkpoint:
+    """Returns the model of `--checkpoint`, of which the user has declared what its files do not say.
 
     Raises:
       UsageError: If it cannot be read, or comes without its vocabulary.

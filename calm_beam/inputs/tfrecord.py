@@ -13,7 +13,7 @@ from google.protobuf.message import DecodeError
 
 from calm_beam.examples import DataError, Example, RowKeys, check_row_size, example_of_row
 from calm_beam.extras import tensorflow_on_cpu
-from calm_beam.storage import is_cloud_path, open_input
+from calm_beam.storage import is_cloud_path, open_input, writing
 
 from .features import as_texts, ids_as_text, single
 from .parts import Part, WholeFiles
@@ -66,11 +66,11 @@ def _local_file(path: str) -> Iterator[str]:
         return
     with tempfile.NamedTemporaryFile(prefix="calm-beam-", suffix=".tfrecord") as copy:
         try:
-            with open_input(path) as raw, gzip.open(raw) if is_compressed else raw as content:
+            with open_input(path) as raw, gzip.open(raw) if is_compressed else raw as content, writing(copy.name):
                 shutil.copyfileobj(content, copy)
+                copy.flush()
         except (EOFError, zlib.error, gzip.BadGzipFile) as error:
             raise DataError(f"{path}: damaged gzip data ({error}).") from error
-        copy.flush()
         yield copy.name
 
 

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 
 import sentencepiece
 
+from calm_beam.storage import writing
 from calm_beam.vocabulary import EOS_ID, PAD_ID, UNK_ID, VocabularyError
 
 
@@ -53,5 +54,6 @@ def train_vocabulary(texts: Iterable[str], path: str | os.PathLike[str], *, voca
             f"vocabulary: {len(sentences)} texts do not give one of vocab_size={vocab_size}: {error}"
         ) from error
     path = pathlib.Path(path)
-    path.write_bytes(model.getvalue())
+    with writing(path):
+        path.write_bytes(model.getvalue())
     return path

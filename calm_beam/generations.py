@@ -4,7 +4,9 @@ Everything downstream (losses, tests, reports) reads these files, never the deco
 stored.
 """
 
+import contextlib
 import dataclasses
+import hashlib
 import json
 import os
 from collections.abc import Collection, Iterable, Iterator
@@ -108,6 +110,10 @@ _SCHEMA = pyarrow.schema(
     ]
 )
 _METADATA_KEY = b"calm_beam"
+_CONTENT_KEY = b"calm_beam_content"
+_ROWS_AT_A_TIME = 1024
+# Of what the Parquet library says.
+_LONGEST_REASON = 200
 
 
 def write_generations(
@@ -126,11 +132,40 @@ def write_generations(
         row = dataclasses.asdict(generation)
         rows.append({**row.pop("example"), **row})
     failed = sum(row["failure"] is not None for row in rows)
-    about = {"shard": shard, "examples": len(rows), "failed": failed, "digest": digest}
-    schema = _SCHEMA.with_metadata({_METADATA_KEY: json.dumps(about).encode()})
-    table = pyarrow.Table.from_pylist(rows, schema=schema)
+    about = json.dumps({"shard": shard, "examples": len(rows), "failed": failed, "digest": digest}).encode()
+    table = pyarrow.Table.from_pylist(rows, schema=_SCHEMA)
+    content = _ContentDigest(about)
+    for batch in table.to_batches(_ROWS_AT_A_TIME):
+        content.add(batch.to_pylist())
+    table = table.replace_schema_metadata({_METADATA_KEY: about, _CONTENT_KEY: content.hexdigest()})
     with replacing(path) as temporary:
-        pyarrow.parquet.write_table(table, temporary, compression="zstd")
+        # Without checksums, a flipped bit could be another token.
+        pyarrow.parquet.write_table(table, temporary, compression="zstd", write_page_checksum=True)
+
+
+@contextlib.contextmanager
+def open_shard(path: str | os.PathLike[str]) -> Iterator[pyarrow.parquet.ParquetFile]:
+    """Opens a shard; whatever is found to be damaged in it while the block reads is an error that names it.
+
+    Args:
+      path: A file of `write_generations`.
+
+    Raises:
+      GenerationsError: If what is read is not what was written.
+      OSError: If there is no such file, or it may not be read.
+    """
+    try:
+        with open_input(path) as raw, pyarrow.parquet.ParquetFile(raw, page_checksum_verification=True) as file:
+            yield file
+    except (CalmBeamError, FileNotFoundError, PermissionError):
+        raise
+    # Any of these, depending on the place of what is wrong.
+    except (pyarrow.ArrowException, OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        reason = " ".join(f"{type(error).__name__}: {error}".split())[:_LONGEST_REASON]
+        raise GenerationsError(
+            f"{os.fspath(path)}: is damaged ({reason}). Remove it, and repeat the run that made it with --resume: the "
+            "shard is then decoded again."
+        ) from error
 
 
 def stored_shard(path: str) -> StoredShard:
@@ -139,16 +174,15 @@ def stored_shard(path: str) -> StoredShard:
     Raises:
       GenerationsError: If it is no file of `write_generations`.
     """
-    try:
-        with open_input(path) as raw, pyarrow.parquet.ParquetFile(raw) as file:
-            about = strict_json.loads((file.schema_arrow.metadata or {})[_METADATA_KEY])
-            shard = StoredShard(**about)
-            rows = file.metadata.num_rows
-    except (pyarrow.ArrowException, KeyError, TypeError, ValueError) as error:
-        raise GenerationsError(
-            f"{path}: is no file of generations of this version of calm-beam ({type(error).__name__}: {error}). Remove "
-            "it to have the shard decoded again."
-        ) from error
+    with open_shard(path) as file:
+        try:
+            shard = StoredShard(**strict_json.loads((file.schema_arrow.metadata or {})[_METADATA_KEY]))
+        except (KeyError, TypeError, ValueError) as error:
+            raise GenerationsError(
+                f"{path}: is no file of generations of this version of calm-beam ({type(error).__name__}: {error}). "
+                "Remove it to have the shard decoded again."
+            ) from error
+        rows = file.metadata.num_rows
     if rows != shard.examples:
         raise GenerationsError(f"{path}: holds {counted(rows, 'example')}, but says that it has {shard.examples}.")
     return shard
@@ -160,14 +194,22 @@ def read_generations(path: str | os.PathLike[str], *, only: Collection[str] | No
     Args:
       path: A file of `write_generations`.
       only: Ids of those that are wanted; None for all.
+
+    Raises:
+      GenerationsError: If it is damaged; where its parts alone do not show that, and all generations are wanted, after
+        the last of them.
     """
     example_fields = [field.name for field in dataclasses.fields(Example)]
-    with open_input(path) as raw, pyarrow.parquet.ParquetFile(raw) as file:
-        for batch in file.iter_batches():
+    with open_shard(path) as file:
+        metadata = file.schema_arrow.metadata
+        content = _ContentDigest(metadata[_METADATA_KEY])
+        for batch in file.iter_batches(_ROWS_AT_A_TIME):
             if only is not None:
                 wanted = pyarrow.array(only, pyarrow.string())
                 batch = batch.filter(pyarrow.compute.is_in(batch["id"], value_set=wanted))
-            for row in batch.to_pylist():
+            rows = batch.to_pylist()
+            content.add(rows)
+            for row in rows:
                 example = {name: _as_tuple(row.pop(name)) for name in example_fields}
                 outputs = tuple(
                     Output(**{name: _as_tuple(value) for name, value in output.items()})
@@ -175,6 +217,24 @@ def read_generations(path: str | os.PathLike[str], *, only: Collection[str] | No
                 )
                 runner_ups = _as_tuple(row.pop("runner_ups"))
                 yield Generation(example=Example(**example), outputs=outputs, runner_ups=runner_ups, **row)
+        if only is None and content.hexdigest() != metadata[_CONTENT_KEY]:
+            raise ValueError("its content is not what was written")
+
+
+class _ContentDigest:
+    """A digest of what a shard holds: pages have checksums, but what says where they are and how to read them none."""
+
+    def __init__(self, about: bytes) -> None:
+        self._digest = hashlib.sha256(about)
+
+    def add(self, rows: Iterable[dict[str, Any]]) -> None:
+        """Takes in some rows, in their order."""
+        for row in rows:
+            self._digest.update(json.dumps(row).encode())
+
+    def hexdigest(self) -> bytes:
+        """Returns 64 hexadecimal digits."""
+        return self._digest.hexdigest().encode()
 
 
 def stored_failures(path: str) -> list[tuple[str, str]]:
@@ -183,9 +243,9 @@ def stored_failures(path: str) -> list[tuple[str, str]]:
     Args:
       path: A file of `write_generations`.
     """
-    with open_input(path) as raw:
-        table = pyarrow.parquet.read_table(raw, columns=["id", "failure"])
-    return [(row["id"], row["failure"]) for row in table.to_pylist() if row["failure"] is not None]
+    with open_shard(path) as file:
+        rows = file.read(columns=["id", "failure"]).to_pylist()
+    return [(row["id"], row["failure"]) for row in rows if row["failure"] is not None]
 
 
 def stored_prompts(path: str | os.PathLike[str]) -> set[tuple[str | None, tuple[int, ...] | None]]:
@@ -194,9 +254,9 @@ def stored_prompts(path: str | os.PathLike[str]) -> set[tuple[str | None, tuple[
     Args:
       path: A file of `write_generations`.
     """
-    with open_input(path) as raw:
-        table = pyarrow.parquet.read_table(raw, columns=["input", "input_ids"])
-    return {(row["input"], _as_tuple(row["input_ids"])) for row in table.to_pylist()}
+    with open_shard(path) as file:
+        rows = file.read(columns=["input", "input_ids"]).to_pylist()
+    return {(row["input"], _as_tuple(row["input_ids"])) for row in rows}
 
 
 def stored_examples(path: str | os.PathLike[str]) -> list[Example]:
@@ -206,9 +266,9 @@ def stored_examples(path: str | os.PathLike[str]) -> list[Example]:
       path: A file of `write_generations`.
     """
     names = [field.name for field in dataclasses.fields(Example)]
-    with open_input(path) as raw:
-        table = pyarrow.parquet.read_table(raw, columns=names)
-    return [Example(**{name: _as_tuple(value) for name, value in row.items()}) for row in table.to_pylist()]
+    with open_shard(path) as file:
+        rows = file.read(columns=names).to_pylist()
+    return [Example(**{name: _as_tuple(value) for name, value in row.items()}) for row in rows]
 
 
 def _as_tuple(value: Any) -> Any:

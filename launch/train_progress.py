@@ -12,7 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemaini
 from rich.progress import Progress as ProgressBar
 from rich.table import Table
 
-from calm_beam.storage import replacing
+from calm_beam.storage import replacing, writing
 from calm_beam.training.train import Progress
 
 from .terminal import PlainConsole
@@ -123,7 +123,7 @@ class TrainingLog:
             row["validation_losses"] = progress.validation.losses
             if progress.validation.score is not None:
                 row["validation_score"] = progress.validation.score
-        with open(self._path, "a", encoding="utf-8") as file:
+        with writing(self._path), open(self._path, "a", encoding="utf-8") as file:
             file.write(json.dumps(row) + "\n")
 
     def move_to(self, path: pathlib.Path) -> None:

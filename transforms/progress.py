@@ -4,6 +4,7 @@
 makes them.
 """
 
+import contextlib
 import dataclasses
 import os
 
@@ -28,6 +29,8 @@ class ProgressLog:
         except FileNotFoundError:
             return
         try:
-            os.write(descriptor, f"{event} {count}\n".encode())
+            # A full disk ends no run that has room for its outputs: who watches sees less.
+            with contextlib.suppress(OSError):
+                os.write(descriptor, f"{event} {count}\n".encode())
         finally:
             os.close(descriptor)

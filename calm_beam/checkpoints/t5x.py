@@ -156,14 +156,26 @@ def _write_tree(folder: pathlib.Path, config: T5Config, arrays: FloatArrays, ste
             values = split_heads(name, values, num_heads=config.num_heads)
         specs[name] = _spec(name, values.shape)
         kvstore = {"driver": "file", "path": f"{folder / specs[name]['kvstore']['path']}/"}
-        store = tensorstore.open({**specs[name], "kvstore": kvstore}, create=True).result()
-        pending.append(store.write(values))
+        try:
+            store = tensorstore.open({**specs[name], "kvstore": kvstore}, create=True).result()
+            pending.append(store.write(values))
+        except ValueError as error:
+            raise _not_written(folder, error) from error
     for write in pending:
-        write.result()
+        try:
+            write.result()
+        except ValueError as error:
+            raise _not_written(folder, error) from error
     target = flax.traverse_util.unflatten_dict(specs, sep="/")
     tree = {"version": _VERSION, "optimizer": {"target": target, "state": {"step": np.asarray(step, np.int32)}}}
     with replacing(folder / "checkpoint") as path:
         path.write_bytes(flax.serialization.msgpack_serialize(tree))
+
+
+def _not_written(folder: pathlib.Path, error: ValueError) -> CheckpointError:
+    """Returns the error for what TensorStore cannot write, without its specification of the array."""
+    reason = str(error).partition(" [")[0].rpartition(": ")[2]
+    return CheckpointError(f"{folder.parent}: cannot be written: {reason}. Make room there, or choose another folder.")
 
 
 def _spec(name: str, shape: tuple[int, ...]) -> dict[str, Any]:

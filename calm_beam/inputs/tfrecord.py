@@ -13,7 +13,7 @@ from google.protobuf.message import DecodeError
 
 from calm_beam.examples import DataError, Example, RowKeys, check_row_size, example_of_row
 from calm_beam.extras import tensorflow_on_cpu
-from calm_beam.storage import open_input
+from calm_beam.storage import open_input, writing
 
 from .features import as_texts, single
 from .parts import Part, WholeFiles
@@ -70,10 +70,11 @@ def _records(tensorflow: Any, path: str) -> Iterator[bytes]:
     with tempfile.NamedTemporaryFile(prefix="calm-beam-", suffix=".tfrecord") as copy:
         try:
             for some in _copied_together(path):
-                copy.seek(0)
-                copy.truncate()
-                copy.write(some)
-                copy.flush()
+                with writing(copy.name):
+                    copy.seek(0)
+                    copy.truncate()
+                    copy.write(some)
+                    copy.flush()
                 for record in tensorflow.data.TFRecordDataset(copy.name).as_numpy_iterator():
                     count += 1
                     yield record

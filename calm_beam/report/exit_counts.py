@@ -7,9 +7,8 @@ from typing import Any, Self
 import numpy as np
 import pyarrow
 import pyarrow.compute
-import pyarrow.parquet
 
-from calm_beam.storage import open_input
+from calm_beam.generations import open_shard
 from calm_beam.vocabulary import EOS_ID
 
 _ROWS_AT_A_TIME = 2048
@@ -55,7 +54,7 @@ def count_exits(path: str, lanes: Sequence[int], *, num_layers: int, max_decode_
       max_decode_length: Most tokens of an output.
     """
     counts = ExitCounts.zero(lanes=len(lanes), num_layers=num_layers)
-    with open_input(path) as raw, pyarrow.parquet.ParquetFile(raw) as file:
+    with open_shard(path) as file:
         for batch in file.iter_batches(batch_size=_ROWS_AT_A_TIME, columns=["outputs"]):
             counts = counts.merge(_count(batch.column(0), lanes, num_layers, max_decode_length))
     return counts

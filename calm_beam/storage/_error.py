@@ -1,10 +1,10 @@
-"""What goes wrong with an object store, beyond what a local disk has errors for."""
+"""What goes wrong with an object store or a disk, beyond what Python's errors say."""
 
 from calm_beam.errors import CalmBeamError
 
 
 class StorageError(CalmBeamError, OSError):
-    """An object store cannot be used: no client, no credentials, an address it does not have, no answer.
+    """An object store cannot be used (no client, no credentials, an address it does not have, no answer), or a disk.
 
     Objects that are missing, there already, or not permitted are `FileNotFoundError`, `FileExistsError` and
     `PermissionError`, as on a disk.

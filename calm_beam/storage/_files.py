@@ -1,6 +1,7 @@
 """Each operation on files, for either kind of path."""
 
 import contextlib
+import errno
 import os
 import pathlib
 import tempfile
@@ -10,6 +11,15 @@ from typing import BinaryIO
 from . import _google, _local
 from ._error import StorageError
 from ._paths import AnyPath, base_name, is_cloud_path
+
+_MAKE_ROOM = "Make room there, or choose a folder on another disk."
+_DISK_ERRORS = {
+    errno.ENOSPC: _MAKE_ROOM,
+    errno.EDQUOT: _MAKE_ROOM,
+    errno.EFBIG: "Raise the limit (ulimit -f), or choose a folder on another disk.",
+    errno.EIO: "The disk fails: choose a folder on another one.",
+    errno.EROFS: "Choose a folder on another disk.",
+}
 
 
 def is_file(path: AnyPath) -> bool:
@@ -78,15 +88,34 @@ def replacing(path: AnyPath, *, overwrite: bool = True, replaces: str | None = N
     """
     expected = replaces if overwrite else ""
     if not is_cloud_path(path):
-        with _local.replacing(path, expected=expected) as temporary:
+        with writing(path), _local.replacing(path, expected=expected) as temporary:
             yield temporary
         return
     if not base_name(path):
         raise StorageError(f"{path}: is a bucket, expected the name of a file in it.")
-    with tempfile.TemporaryDirectory(prefix="calm-beam-") as folder:
+    with writing(tempfile.gettempdir()), tempfile.TemporaryDirectory(prefix="calm-beam-") as folder:
         temporary = pathlib.Path(folder, base_name(path))
         yield temporary
         _google.upload(temporary, path, expected=expected)
+
+
+@contextlib.contextmanager
+def writing(path: AnyPath) -> Iterator[None]:
+    """Names the file if the block cannot write it because of the disk: the system's own error names none.
+
+    Args:
+      path: What the block writes on a local disk.
+
+    Raises:
+      StorageError: If the disk is full or fails, or the file is larger than is allowed.
+    """
+    try:
+        yield
+    except OSError as error:
+        if isinstance(error, StorageError) or error.errno not in _DISK_ERRORS:
+            raise
+        reason = os.strerror(error.errno)
+        raise StorageError(f"{os.fspath(path)}: cannot be written: {reason}. {_DISK_ERRORS[error.errno]}") from error
 
 
 def check_writable(path: AnyPath) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Iterable
 import sentencepiece
 
 from calm_beam.counted import counted
+from calm_beam.storage import writing
 from calm_beam.vocabulary import EOS_ID, PAD_ID, UNK_ID, VocabularyError
 
 
@@ -55,5 +56,6 @@ def train_vocabulary(texts: Iterable[str], path: str | os.PathLike[str], *, voca
             f"vocab_size={vocab_size}: {error}"
         ) from error
     path = pathlib.Path(path)
-    path.write_bytes(model.getvalue())
+    with writing(path):
+        path.write_bytes(model.getvalue())
     return path

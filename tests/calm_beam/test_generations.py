@@ -1,7 +1,8 @@
 """Stored generations."""
 
 import pathlib
-from collections.abc import Iterator
+import re
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from calm_beam.generations import (
     read_generations,
     stored_examples,
     stored_failures,
+    stored_prompts,
     stored_shard,
     write_generations,
 )
@@ -177,11 +179,43 @@ def test_a_file_says_what_it_is(tmp_path: pathlib.Path) -> None:
 
 
 def test_what_is_no_shard_is_refused(tmp_path: pathlib.Path) -> None:
-    """A file that was cut, is empty or is another Parquet file is refused by its path."""
+    """A file that was cut, or is another Parquet file, is refused by its path."""
     whole, cut, other = (tmp_path / name for name in ("whole.parquet", "cut.parquet", "other.parquet"))
     write_generations(whole, _GENERATIONS)
     cut.write_bytes(whole.read_bytes()[:-5])
     pyarrow.parquet.write_table(pyarrow.table({"id": ["a"]}), other)
-    for path in (cut, other):
-        with pytest.raises(GenerationsError, match=rf"{path.name}: is no file of generations of this version"):
+    for path, message in ((cut, "is damaged (ArrowInvalid: "), (other, "is no file of generations of this version")):
+        with pytest.raises(GenerationsError, match=re.escape(f"{path}: {message}")):
             stored_shard(str(path))
+
+
+@pytest.mark.parametrize("read", [read_generations, stored_examples, stored_failures, stored_prompts])
+def test_damaged_pages_are_refused(read: Callable[[str], Iterable[object]], tmp_path: pathlib.Path) -> None:
+    """A flipped bit of what is read is an error that names the file and says what to do, whoever reads."""
+    path = tmp_path / "shard.parquet"
+    write_generations(path, _GENERATIONS)
+    content = bytearray(path.read_bytes())
+    # The pages stand before the footer.
+    for position in range(0, len(content) // 2, 7):
+        content[position] ^= 4
+    path.write_bytes(content)
+    with pytest.raises(GenerationsError, match=re.escape(f"{path}: is damaged (")) as raised:
+        list(read(str(path)))
+    assert "Remove it, and repeat the run that made it with --resume" in str(raised.value)
+
+
+def test_no_flipped_bit_gives_other_generations(tmp_path: pathlib.Path) -> None:
+    """Wherever a bit is flipped, the file is refused, or what is read is what was written."""
+    path = tmp_path / "shard.parquet"
+    write_generations(path, _GENERATIONS)
+    content = path.read_bytes()
+    refused = 0
+    for position in range(0, len(content), 5):
+        flipped = bytearray(content)
+        flipped[position] ^= 1 << (position % 8)
+        path.write_bytes(flipped)
+        try:
+            assert list(read_generations(path)) == _GENERATIONS
+        except GenerationsError:
+            refused += 1
+    assert refused > len(content) // 5 // 4

@@ -324,7 +324,7 @@ def test_a_damaged_shard_is_refused(
     damaged = sorted(folder.glob("*.parquet"))[0]
     damaged.write_bytes(damaged.read_bytes()[:-20])
     assert _calibrate(model, data, tmp_path / "out", "--resume") == 1
-    assert f"{damaged}: is no file of generations of this version of calm-beam" in _error(capsys)
+    assert f"{damaged}: is damaged (ArrowInvalid: Parquet magic bytes not found in footer." in _error(capsys)
 
 
 def _broken_rows() -> list[dict[str, object]]:

@@ -1,12 +1,15 @@
 """Files that appear whole or not at all."""
 
+import errno
 import os
 import pathlib
+import re
 import stat
 
 import pytest
 
 from calm_beam.storage import (
+    StorageError,
     absolute,
     base_name,
     check_writable,
@@ -16,6 +19,7 @@ from calm_beam.storage import (
     remove_file,
     remove_folder,
     replacing,
+    writing,
 )
 
 
@@ -102,6 +106,38 @@ def test_a_folder_that_cannot_be_written_is_told(tmp_path: pathlib.Path, monkeyp
     with pytest.raises(PermissionError, match=rf"a\.txt: permission denied: {tmp_path} cannot be written\."):
         check_writable(tmp_path / "new" / "folder" / "a.txt")
     assert asked == [(tmp_path, os.W_OK)]
+
+
+@pytest.mark.parametrize(
+    ("number", "advice"),
+    [
+        (errno.ENOSPC, "No space left on device. Make room there, or choose a folder on another disk."),
+        (errno.EDQUOT, "Disk quota exceeded. Make room there, or choose a folder on another disk."),
+        (errno.EFBIG, "File too large. Raise the limit (ulimit -f), or choose a folder on another disk."),
+        (errno.EIO, "Input/output error. The disk fails: choose a folder on another one."),
+        (errno.EROFS, "Read-only file system. Choose a folder on another disk."),
+    ],
+)
+def test_a_disk_that_takes_no_more_is_named(number: int, advice: str, tmp_path: pathlib.Path) -> None:
+    """The system's error names no file; ours names the one that was to be written, and leaves nothing."""
+    path = tmp_path / "a.txt"
+
+    def write(temporary: pathlib.Path) -> None:
+        temporary.write_text("a part")
+        raise OSError(number, "Error writing bytes to file")
+
+    expected = re.escape(f"{path}: cannot be written: {advice}")
+    with pytest.raises(StorageError, match=f"^{expected}$"), replacing(path) as temporary:
+        write(temporary)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_other_errors_stay_what_they_are(tmp_path: pathlib.Path) -> None:
+    """What is no matter of the disk is not taken for one."""
+    for error in (FileExistsError(errno.EEXIST, "exists"), StorageError("no client"), ValueError("no number")):
+        with pytest.raises(type(error)) as raised, writing(tmp_path / "a"):
+            raise error
+        assert raised.value is error
 
 
 @pytest.mark.parametrize(

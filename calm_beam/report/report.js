@@ -80,7 +80,7 @@ function writePromise() {
   const hasClusters = data.counts[1][0] === "cluster";
   byId("risk-lead").textContent =
     `Mean loss over ${hasClusters ? counted(entry.units, "cluster", "clusters") : counted(entry.units, "example", "examples")} at each threshold; ` +
-    `${whole(tested)} of ${counted(data.gridSize, "threshold was", "thresholds were")} tested by ${entry.procedure} with p-value ${entry.pValue}.` +
+    `${whole(tested)} of ${counted(data.gridSize, "threshold", "thresholds")} ${tested === 1 ? "was" : "were"} tested by ${entry.procedure} with p-value ${entry.pValue}.` +
     (data.gridSize > data.thresholds.length ? ` The page shows ${whole(data.thresholds.length)} of the grid.` : "") +
     (data.planned > data.gridSize ? ` Of ${counted(data.planned, "planned threshold", "planned thresholds")} the lower ones were never decoded: no test went so far.` : "");
   const key = (name, text) => {

@@ -7,7 +7,7 @@ import json
 import reprlib
 import zlib
 from collections.abc import Iterator, Mapping
-from typing import Any, BinaryIO
+from typing import Any, AnyStr, BinaryIO, Protocol, TypeVar
 
 from calm_beam import strict_json
 from calm_beam.errors import CalmBeamError
@@ -24,6 +24,9 @@ NUL_CHARACTER = (
 # For messages.
 _SHORT = reprlib.Repr()
 _SHORT.maxstring = _SHORT.maxother = 100
+
+LARGEST_ROW = 4 << 20
+"""Most bytes of a row, which a long novel has. Turning a text into token ids takes fifty times its size."""
 
 
 class DataError(CalmBeamError, ValueError):
@@ -129,15 +132,54 @@ def numbered_lines(raw: BinaryIO, *, path: str) -> Iterator[tuple[int, bytes]]:
       path: Its name, for messages; read as gzip if it ends in `.gz`.
 
     Raises:
-      DataError: If gzip data are damaged or incomplete.
+      DataError: If gzip data are damaged or incomplete, or a line is longer than `LARGEST_ROW`.
     """
     number = 0
     try:
         with gzip.open(raw) if path.endswith(".gz") else raw as lines:
-            for number, line in enumerate(lines, start=1):
+            for number, line in bounded_lines(lines, name=path):
                 yield number, line
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise DataError(f"{path}: damaged gzip data after line {number} ({error}).") from error
+
+
+_Line = TypeVar("_Line", str, bytes, covariant=True)
+
+
+class _Lines(Protocol[_Line]):
+    """An open file of text or of bytes."""
+
+    def readline(self, size: int = -1, /) -> _Line: ...
+
+
+def bounded_lines(lines: _Lines[AnyStr], *, name: str) -> Iterator[tuple[int, AnyStr]]:
+    """Yields the lines of an open file with their numbers, from 1; no more of one than may be is ever in memory.
+
+    Args:
+      lines: The file.
+      name: Its name, for messages.
+
+    Raises:
+      DataError: If a line is longer than `LARGEST_ROW`.
+    """
+    number = 1
+    while line := lines.readline(LARGEST_ROW + 1):
+        check_row_size(len(line), f"{name}, line {number}")
+        yield number, line
+        number += 1
+
+
+def check_row_size(size: int, where: str) -> None:
+    """Refuses a row that is too large; `where` names file and row.
+
+    Raises:
+      DataError: If it has more than `LARGEST_ROW` bytes.
+    """
+    if size > LARGEST_ROW:
+        raise DataError(
+            f"{where}: is longer than {LARGEST_ROW >> 20} MiB, the most that a row may have. Shorten it; if no row "
+            "should be so long, the file is damaged, or of another format."
+        )
 
 
 def parse_example(

@@ -6,6 +6,7 @@ them point at a broken device or model rather than at prompts.
 
 from collections.abc import Sequence
 
+from calm_beam.counted import counted
 from calm_beam.examples import DataError
 
 _SHARE = 100
@@ -40,6 +41,7 @@ def check_failures(failures: Sequence[tuple[str, str]], *, failed: int, limit: i
     if failed > limit:
         named = "; ".join(f"{name} ({reason})" for name, reason in failures[:_NAMED])
         raise DataError(
-            f"{failed} examples failed, more than the {limit} that may. The first: {named}. Find out why; if that is "
+            f"{counted(failed, 'example')} failed, more than the {limit} that may. The first: {named}. Find out "
+            "why; if that is "
             f"how it is, pass --max_failures={failed} or more."
         )

@@ -19,6 +19,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Self
 
 from calm_beam import strict_json
+from calm_beam.counted import counted
 from calm_beam.decoding.settings import DTYPE, DecodeSettings
 from calm_beam.examples import Example
 from calm_beam.exits.rule import ExitRule
@@ -204,7 +205,8 @@ class Completion:
         completion = cls(job=job, shards=tuple(shard for _, shard in sorted(by_number.items())))
         if completion.examples != examples:
             raise GenerationsError(
-                f"{examples} examples were read, but {completion.examples} decoded. Counting others than were drawn "
+                f"{counted(examples, 'example was', 'examples were')} read, but {completion.examples} decoded. "
+                "Counting others than were drawn "
                 "would void the guarantee."
             )
         return completion
@@ -249,7 +251,8 @@ class Completion:
         missing = [name for name in numbers if shard_path(folder, name, num_shards=job.num_shards) not in found]
         if missing:
             raise GenerationsError(
-                f"{folder}: the files of {len(missing)} shards are missing, of shard {missing[0]} first."
+                f"{folder}: {counted(len(missing), 'shard has no file', 'shards have no files')}, shard "
+                f"{missing[0]} first."
             )
         return completion
 

@@ -15,6 +15,7 @@ import pyarrow.compute
 import pyarrow.parquet
 
 from calm_beam import strict_json
+from calm_beam.counted import counted
 from calm_beam.errors import CalmBeamError
 from calm_beam.examples import Example
 from calm_beam.storage import open_input, replacing
@@ -149,7 +150,7 @@ def stored_shard(path: str) -> StoredShard:
             "it to have the shard decoded again."
         ) from error
     if rows != shard.examples:
-        raise GenerationsError(f"{path}: holds {rows} examples, but says that it has {shard.examples}.")
+        raise GenerationsError(f"{path}: holds {counted(rows, 'example')}, but says that it has {shard.examples}.")
     return shard
 
 

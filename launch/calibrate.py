@@ -64,7 +64,7 @@ def main(argv: Sequence[str]) -> int:
         )
         specs = _specs(flags)
         output, earlier = _checked_output(flags)
-        source = stored or decoded_source(flags, output, earlier)
+        source = stored or decoded_source(flags, output, earlier, runs_here=is_local(options))
         _check_servable(source.settings)
         plan = _plan(flags, source, specs)
         if flags.resume and earlier.manifest:

@@ -10,6 +10,7 @@ from typing import Any
 
 import apache_beam as beam
 
+from calm_beam.counted import counted
 from calm_beam.generation_folder import shard_files
 from calm_beam.generations import Generation, read_generations
 from calm_beam.storage import base_name, is_cloud_path, parent, replacing
@@ -56,9 +57,12 @@ def main(argv: Sequence[str]) -> int:
                 for row in _rows(generation, run.settings.thresholds):
                     file.write(json.dumps(row, ensure_ascii=False) + "\n")
     failed = sum(generation.failure is not None for generation in generations)
-    tell(f"{len(generations)} prompts at {len(run.settings.thresholds)} thresholds and in full: {output}")
+    tell(
+        f"{counted(len(generations), 'prompt')} at {counted(len(run.settings.thresholds), 'threshold')} and in "
+        f"full: {output}"
+    )
     if failed:
-        tell(f"{failed} prompts could not be decoded; their rows say why under `failure`.")
+        tell(f"{counted(failed, 'prompt')} could not be decoded; under `failure`, a row says why.")
     return 0
 
 

@@ -16,6 +16,7 @@ from typing import Any
 from calm_beam import __version__
 from calm_beam.analysis.sample import sampled
 from calm_beam.analysis.task import Task
+from calm_beam.counted import counted
 from calm_beam.decoding.prompts import encode_prompt
 from calm_beam.demo import embedded
 from calm_beam.examples import DataError, Example, mixed_prompts
@@ -159,9 +160,11 @@ def _task(flags: argparse.Namespace, run: PreparedRun, examples: Sequence[Exampl
 
 def _sample_in_words(task: Task, total: int) -> str:
     used = len(task.prompts)
-    which = "all examples" if used == total else f"of {total} examples, those whose ids have the smallest hashes"
+    which = (
+        "all examples" if used == total else f"of {counted(total, 'example')}, those whose ids have the smallest hashes"
+    )
     cut = sum(prompt.truncated for prompt in task.prompts)
-    return f"{used} prompts: {which}; {cut} cut."
+    return f"{counted(used, 'prompt')}: {which}; {cut} cut."
 
 
 def _record(flags: argparse.Namespace, run: PreparedRun) -> dict[str, Any]:

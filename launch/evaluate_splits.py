@@ -33,6 +33,7 @@ from calm_beam.analysis.split_files import GridRow, read_grid, read_trials
 from calm_beam.analysis.split_outcomes import Summary, summaries
 from calm_beam.calibration import Plan, Spec
 from calm_beam.calibration.splits import Splits
+from calm_beam.counted import counted
 from calm_beam.demo import embedded
 from calm_beam.efficiency.flops import DecoderSizes
 from calm_beam.errors import CalmBeamError
@@ -120,7 +121,10 @@ def main(argv: Sequence[str], *, add_experiment_flag: Callable[[FlagParser], Non
         pipeline = beam.Pipeline(runner=make_runner(options), options=options)
     with _as_failure():
         lanes = sum(len(source.plan.thresholds) for source in sources)
-        say(f"scoring {measures[0].completion.examples} examples at {lanes} thresholds of {len(sources)} measures")
+        say(
+            f"scoring {counted(measures[0].completion.examples, 'example')} at {counted(lanes, 'threshold')} of "
+            f"{counted(len(sources), 'measure')}"
+        )
         with staged(output) as staging:
             trials, whole = joined(staging, _TRIALS), joined(staging, _GRID)
             _ = pipeline | "SplitGenerations" >> SplitGenerations(
@@ -146,8 +150,9 @@ def main(argv: Sequence[str], *, add_experiment_flag: Callable[[FlagParser], Non
     if not is_bleu_available():
         console.print("No BLEU: it needs sacrebleu, pip install 'calm-beam[metrics]'.")
     console.print(
-        f"{grid[0].examples} examples, {grid[0].repeated} repeated inputs, {max(row.failed for row in grid)} failed; "
-        f"{len(measures)} measures. {time.monotonic() - start:.0f} s."
+        f"{counted(grid[0].examples, 'example')}, {counted(grid[0].repeated, 'repeated input')}, "
+        f"{max(row.failed for row in grid)} failed; "
+        f"{counted(len(measures), 'measure')}. {time.monotonic() - start:.0f} s."
     )
     if grid[0].repeated:
         console.print(
@@ -296,7 +301,10 @@ def _speedups(
         encode_prompt(example, model.vocabulary, settings, vocab_size=vocab_size, on_long="truncate").ids
         for example in sampled(examples, flags.speedup_prompts)
     ]
-    say(f"speedup: {len(prompts)} prompts by the full model and at {len(chosen)} thresholds, one at a time")
+    say(
+        f"speedup: {counted(len(prompts), 'prompt')} by the full model and at {counted(len(chosen), 'threshold')}, "
+        "one at a time"
+    )
     return measure_speedups(
         # Static confidence is known without computing anything.
         decoder(ExitRule(confidence="static"), threshold=None),

@@ -202,8 +202,8 @@ def numbers(value: str) -> tuple[float, ...]:
         raise argparse.ArgumentTypeError(f"expected numbers separated by commas, got {value!r}") from error
 
 
-def whole_number(low: int) -> Callable[[str], int]:
-    """Returns a parser of integers of at least `low`."""
+def whole_number(low: int, high: int = 2**31 - 1) -> Callable[[str], int]:
+    """Returns a parser of integers from `low` to `high`."""
 
     def parse(value: str) -> int:
         try:
@@ -211,7 +211,9 @@ def whole_number(low: int) -> Callable[[str], int]:
         except ValueError:
             number = low - 1
         if number < low:
-            raise argparse.ArgumentTypeError(f"expected a whole number of at least {low}, got {value!r}")
+            raise argparse.ArgumentTypeError(f"expected a whole number of at least {low}, got {value!r:.40}")
+        if number > high:
+            raise argparse.ArgumentTypeError(f"expected a whole number of at most {high}, got {value:.40}")
         return number
 
     return parse

@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.progress import track
 
+from calm_beam.examples import bounded_lines
 from calm_beam.inputs import Reading, format_of, place_of, read_examples
 from calm_beam.manifest import Manifest, ManifestError, read_manifest
 from calm_beam.printable import printable_line
@@ -194,7 +195,8 @@ def _answers_to_lines(generator: "Generator") -> Iterator[tuple[_Asked, "Answer"
     from calm_beam.serving import PromptError
 
     is_typed = sys.stdin.isatty()
-    for number, line in enumerate(_typed_lines() if is_typed else sys.stdin, start=1):
+    lines = enumerate(_typed_lines(), start=1) if is_typed else bounded_lines(sys.stdin, name="standard input")
+    for number, line in lines:
         name = f"standard input, line {number}"
         asked = _Asked(id=name, place=name, prompt=line.removesuffix("\n"))
         try:

@@ -6,6 +6,7 @@ import os
 from collections.abc import Sequence
 
 from calm_beam.calibration.publish import EarlierResult, withdraw
+from calm_beam.counted import counted
 from calm_beam.generation_folder import JOB, DecodeJob, shard_files
 from calm_beam.generations import GenerationsError
 from calm_beam.storage import (
@@ -142,9 +143,9 @@ def _extent(folder: str) -> str:
     """Returns in words how far a run has come."""
     shards = len(shard_files(folder))
     try:
-        return f"{shards} of at most {DecodeJob.read(folder).num_shards} shards decoded"
+        return f"{shards} of at most {counted(DecodeJob.read(folder).num_shards, 'shard')} decoded"
     except GenerationsError:
-        return f"{shards} shards decoded"
+        return f"{counted(shards, 'shard')} decoded"
 
 
 def _check_same_run(found: list[str], output: str, jobs: Sequence[DecodeJob]) -> None:

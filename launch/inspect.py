@@ -4,6 +4,7 @@ import argparse
 from collections.abc import Sequence
 
 from calm_beam.checkpoints import Checkpoint, load_checkpoint, missing_folder
+from calm_beam.counted import counted
 from calm_beam.manifest import Manifest, read_manifest
 from calm_beam.printable import printable_line
 from calm_beam.storage import exists, is_file, is_folder, joined
@@ -77,21 +78,23 @@ def _check_agreement(manifest: Manifest, flags: argparse.Namespace) -> str | Non
 def _describe_manifest(console: PlainConsole, manifest: Manifest) -> None:
     model, decode, data = manifest.model, manifest.decode, manifest.data
     schedule = decode.schedule if decode.tau is None else f"{decode.schedule}, tau {decode.tau:g}"
+    steps = "" if decode.exit_interval == 1 else f" in steps of {decode.exit_interval}"
     console.print(f"Manifest of {printable_line(manifest.created)}; its digest is right.")
-    console.print(f"Model: {model.layers} decoder layers, {model.fingerprint}", soft_wrap=True)
+    console.print(f"Model: {counted(model.layers, 'decoder layer')}, {model.fingerprint}", soft_wrap=True)
     console.print(f"  read from {printable_line(model.uri)}", soft_wrap=True)
     console.print(
         f"Exits: confidence {decode.confidence}, schedule {schedule}, state propagation {decode.state_propagation}, "
-        f"from layer {decode.min_exit_layer} in steps of {decode.exit_interval}; {decode.dtype}."
+        f"from layer {decode.min_exit_layer} on{steps}; {decode.dtype}."
     )
     console.print(
-        f"Lengths: inputs up to {decode.max_input_length} tokens, outputs up to {decode.max_decode_length}; "
+        f"Lengths: inputs up to {counted(decode.max_input_length, 'token')}, outputs up to {decode.max_decode_length}; "
         f"task prefix {decode.task_prefix!r}."
     )
-    clusters = "" if data.clusters is None else f" in {data.clusters} clusters"
+    clusters = "" if data.clusters is None else f" in {counted(data.clusters, 'cluster')}"
     console.print(
-        f"Calibration set: {data.examples} examples{clusters} of {printable_line(', '.join(data.patterns))}; "
-        f"{data.duplicates} repeated inputs, "
+        f"Calibration set: {counted(data.examples, 'example')}{clusters} of "
+        f"{printable_line(', '.join(data.patterns))}; "
+        f"{counted(data.duplicates, 'repeated input')}, "
         f"{data.truncated} cut, {data.failed} failed."
     )
     console.print(choices_table(manifest))

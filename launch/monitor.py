@@ -21,10 +21,13 @@ import io
 import json
 import math
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from typing import IO
 
 from calm_beam import strict_json
+from calm_beam.counted import counted
 from calm_beam.errors import CalmBeamError
+from calm_beam.examples import bounded_lines
 from calm_beam.manifest import Calibration, Manifest, read_manifest
 from calm_beam.risk.monitor import RiskMonitor
 from calm_beam.storage import (
@@ -47,6 +50,8 @@ _INTERRUPTED = 130
 _SCHEMA = "calm-beam/monitor/v1"
 _STREAM = "-"
 _LOSSES_BETWEEN_SAVES = 100
+# In bytes; states have some hundred.
+_LARGEST_STATE = 100_000
 
 
 class MonitorError(CalmBeamError, ValueError):
@@ -70,13 +75,11 @@ def main(argv: Sequence[str]) -> int:
         if flags.losses == _STREAM:
             session.follow(_losses(sys.stdin, "standard input", session))
         else:
-            with open_input(flags.losses) as raw, io.TextIOWrapper(raw, "utf-8") as file:
+            with open_input(flags.losses) as raw, io.TextIOWrapper(raw, "utf-8", errors="replace") as file:
                 session.take(list(_losses(file, flags.losses, session)))
     except KeyboardInterrupt:
         tell(session.report())
         return _INTERRUPTED
-    except UnicodeDecodeError as error:
-        raise MonitorError(str(error)) from error
     tell(session.report())
     return ALARM if session.monitor.alarm_at else 0
 
@@ -113,10 +116,10 @@ def _chosen_entry(manifest: Manifest, flags: argparse.Namespace) -> Calibration:
     return found[0]
 
 
-def _losses(lines: Iterable[str], name: str, session: "_Session") -> Iterator[float]:
+def _losses(lines: IO[str], name: str, session: "_Session") -> Iterator[float]:
     """Yields the losses of a text, one a line."""
     low = -1 if session.monitor.is_signed else 0
-    for number, line in enumerate(lines, start=1):
+    for number, line in bounded_lines(lines, name=name):
         try:
             loss = _loss(line, session)
         except UsageError as error:
@@ -175,7 +178,7 @@ class _Session:
         assert self._path is not None
         try:
             with open_input(self._path) as file:
-                content = strict_json.loads(file.read())
+                content = strict_json.loads(file.read(_LARGEST_STATE))
             if not isinstance(content, dict) or content.keys() != {*self._about, "monitor"}:
                 raise ValueError(f"expected an object with the keys {', '.join(self._about)} and monitor.")
             if not isinstance(content["monitor"], dict):
@@ -218,7 +221,7 @@ class _Session:
     def report(self) -> str:
         """Returns the finding in words."""
         monitor, entry = self.monitor, self._entry
-        watched = f"{entry_in_words(entry)}: {monitor.n} losses"
+        watched = f"{entry_in_words(entry)}: {counted(monitor.n, 'loss', 'losses')}"
         if monitor.mean_loss is not None:
             watched += f", mean {monitor.mean_loss:.4f}"
         if monitor.alarm_at:

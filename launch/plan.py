@@ -22,6 +22,8 @@ import numpy as np
 from rich import box
 from rich.table import Table
 
+from calm_beam.counted import counted
+from calm_beam.examples import bounded_lines
 from calm_beam.risk.pvalues import P_VALUES
 from calm_beam.risk.sample_size import (
     COIN_P_VALUES,
@@ -165,13 +167,15 @@ def _pilot_guess(path: str) -> _Guess:
         opened = open_input(path)
     losses = []
     with opened as raw, io.TextIOWrapper(raw, "utf-8", errors="replace") as file:
-        for number, line in enumerate(file, start=1):
+        for number, line in bounded_lines(file, name=f"--pilot {path}"):
             try:
                 loss = float(line)
             except ValueError:
                 loss = math.nan
             if not -1 <= loss <= 1:
-                raise UsageError(f"--pilot {path}, line {number}: expected a loss in [-1, 1], got {line.strip()!r}.")
+                raise UsageError(
+                    f"--pilot {path}, line {number}: expected a loss in [-1, 1], got {line.strip()!r:.100}."
+                )
             losses.append(loss)
     if not losses:
         raise UsageError(f"--pilot {path}: holds no losses.")
@@ -248,5 +252,5 @@ def _print(guesses: Sequence[_Guess], curves: Sequence[Sequence[Curve]], flags: 
     console.print(
         f"Epsilon {flags.epsilon:g}. From so many examples on, the probability is reached and stays so. That is exact "
         "for losses of 0 and 1 with p-values that take no notice of their order, elsewhere simulated "
-        f"({flags.replications} calibrations, seed {flags.seed}). Settle the p-value before calibrating."
+        f"({counted(flags.replications, 'calibration')}, seed {flags.seed}). Settle the p-value before calibrating."
     )

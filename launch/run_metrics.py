@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from apache_beam.metrics.metric import MetricResults, MetricsFilter
 from apache_beam.runners.runner import PipelineResult
 
+from calm_beam.counted import counted
 from calm_beam.transforms.metrics import CLIPPED_SCORES, EMPTY_REFERENCES, NAMESPACE
 
 
@@ -73,11 +74,13 @@ def metrics_in_words(metrics: RunMetrics | None, *, seconds: float) -> str:
     loads = spreads.get("model-load-msec", Spread(count=0, total=0, largest=0))
     return "\n".join(
         [
-            f"workers: {prompts:,} prompts decoded ({prompts / seconds:.1f} a second), {tokens:,} tokens "
-            f"of the full model, {rows:,} layer rows and {padded:,} of padding, {projections:,} projections; "
-            f"{failed:,} prompts failed, {stored:,} were stored already.",
-            f"workers: decoding took {calls.total / 1000:.1f} s in {_times(calls.count, 'call')}, the longest "
-            f"{calls.largest / 1000:.1f} s; the model was loaded {_times(loads.count, 'time')}, "
+            f"workers: {counted(prompts, 'prompt')} decoded ({prompts / seconds:.1f} a second), "
+            f"{counted(tokens, 'token')} "
+            f"of the full model, {counted(rows, 'layer row')} and {padded:,} of padding, "
+            f"{counted(projections, 'projection')}; "
+            f"{counted(failed, 'prompt')} failed, {stored:,} {'was' if stored == 1 else 'were'} stored already.",
+            f"workers: decoding took {calls.total / 1000:.1f} s in {counted(calls.count, 'call')}, the longest "
+            f"{calls.largest / 1000:.1f} s; the model was loaded {counted(loads.count, 'time')}, "
             f"in {loads.total / 1000:.1f} s.",
         ]
     )
@@ -89,7 +92,12 @@ def clipped_in_words(metrics: RunMetrics | None) -> str:
     A step that a runner repeats counts again, which is why the count stands in no manifest.
     """
     clipped = 0 if metrics is None else metrics.counters.get(CLIPPED_SCORES, 0)
-    return f"workers: {clipped:,} scores of a metric lay outside [0, 1] and were clipped." if clipped else ""
+    return (
+        f"workers: {counted(clipped, 'score')} of a metric lay outside [0, 1] and "
+        f"{'was' if clipped == 1 else 'were'} clipped."
+        if clipped
+        else ""
+    )
 
 
 def empty_references_in_words(metrics: RunMetrics | None) -> str:
@@ -98,10 +106,7 @@ def empty_references_in_words(metrics: RunMetrics | None) -> str:
     if not empty:
         return ""
     return (
-        f"caution: {empty:,} examples have an empty reference, from which only an empty output gets a score. If these "
-        "are answers that are missing, take the examples out: they make risks look small."
+        f"caution: {counted(empty, 'example')} {'has' if empty == 1 else 'have'} an empty reference, from which "
+        "only an empty output gets a score. If these are answers that are missing, take the examples out: they make "
+        "risks look small."
     )
-
-
-def _times(count: int, noun: str) -> str:
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"

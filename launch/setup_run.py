@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Self
 
 from calm_beam.checkpoints import Checkpoint, CheckpointError, load_checkpoint
-from calm_beam.decoding.memory import checked_least_tokens
+from calm_beam.decoding.memory import check_memory, checked_least_tokens
 from calm_beam.decoding.settings import DecodeSettings, descending_grid, uniform_grid
 from calm_beam.examples import DataError, mixed_prompts, no_vocabulary_for
 from calm_beam.exits.measures import Need, is_own, source_digest
@@ -115,6 +115,7 @@ def prepare_run(
     cluster_key: str | None = None,
     settings: DecodeSettings | None = None,
     finds_vocabulary: bool = True,
+    runs_here: bool = True,
 ) -> PreparedRun:
     """Returns a run whose flags, model, vocabulary and first examples have been checked.
 
@@ -123,6 +124,7 @@ def prepare_run(
       needs_references: Whether every example must have references.
       cluster_key: Key of the name of an example's cluster, which every example must then have.
       settings: What determines the outputs; as the flags say if omitted.
+      runs_here: Whether it is this machine that decodes, so that its memory has to do.
       finds_vocabulary: Whether the one in or beside the checkpoint is taken where the flags name none. Not where the
         calibration had none.
 
@@ -162,6 +164,15 @@ def prepare_run(
                 )
             raise UsageError(no_vocabulary_for(f"{preview.text_reference}: its"))
         vocabulary = open_vocabulary(vocabulary_path, extra_ids=flags.extra_ids) if vocabulary_path else None
+        if runs_here:
+            check_memory(
+                checkpoint.config,
+                lanes=1 + len(settings.thresholds),
+                steps=settings.max_decode_length,
+                source=settings.max_input_length,
+                token_budget=flags.token_budget,
+                copies=getattr(flags, "model_copies", 1),
+            )
     except (CheckpointError, VocabularyError, DataError, ValueError, OSError) as error:
         raise UsageError(str(error)) from error
     head = checkpoint.config.vocab_size

@@ -86,13 +86,15 @@ class Source:
     model: ReportedModel | None = None
 
 
-def decoded_source(flags: argparse.Namespace, output: str, earlier: EarlierResult) -> Source:
-    """Returns generations that are decoded now, all or the missing ones."""
+def decoded_source(flags: argparse.Namespace, output: str, earlier: EarlierResult, *, runs_here: bool) -> Source:
+    """Returns generations that are decoded now, all or the missing ones; `runs_here` as in `prepare_run`."""
     # Here, since it needs JAX, which calibrating stored generations does not.
     from .setup_run import prepare_run
 
     needs_references = "risk" in flags.consistency
-    run = prepare_run(flags, needs_references=needs_references, cluster_key=flags.cluster_key).without_weights()
+    run = prepare_run(
+        flags, needs_references=needs_references, cluster_key=flags.cluster_key, runs_here=runs_here
+    ).without_weights()
     job = run.job(flags, cluster_key=flags.cluster_key)
     ends = block_ends(len(job.settings.thresholds)) if flags.sweep == "lazy" else (len(job.settings.thresholds),)
     runs = [run.with_upper_part(end) for end in ends]

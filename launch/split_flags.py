@@ -53,7 +53,7 @@ def add_own_flags(parser: FlagParser) -> None:
         "measure, of the same model and data; without it, --checkpoint and --data are swept first",
     )
     splits = parser.add_argument_group("splits")
-    splits.add_argument("--trials", type=whole_number(1), default=50, help="number of random splits")
+    splits.add_argument("--trials", type=whole_number(1, 10_000), default=50, help="number of random splits")
     splits.add_argument(
         "--calibration_share", type=float, default=0.8, help="expected share of the calibration part, in (0, 1)"
     )

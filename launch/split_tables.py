@@ -7,6 +7,7 @@ from rich.table import Table
 
 from calm_beam.analysis.split_files import GridRow, spec_columns
 from calm_beam.analysis.split_outcomes import PROOF_LEVEL, Spread, Summary
+from calm_beam.counted import counted
 from calm_beam.efficiency.speedup import Speedup
 from calm_beam.risk.binomial_interval import binomial_interval
 
@@ -113,7 +114,8 @@ def notes(summaries: Sequence[Summary], grid: Sequence[GridRow], *, max_decode_l
     broken = sum(summary.proved_broken for summary in summaries)
     tests = sum(summary.trials for summary in summaries)
     yield (
-        f"The test part alone proves (level {PROOF_LEVEL:g}) a risk above delta in {broken} of {tests} trials of all "
+        f"The test part alone proves (level {PROOF_LEVEL:g}) a risk above delta in {broken} of "
+        f"{counted(tests, 'trial')} of all "
         "lines."
     )
     full = next((summary.full_bleu for summary in summaries if summary.full_bleu), None)
@@ -122,7 +124,7 @@ def notes(summaries: Sequence[Summary], grid: Sequence[GridRow], *, max_decode_l
     outputs = grid[0].examples - grid[0].failed
     full_cut = next(row.cut for row in grid if row.threshold is None)
     yield (
-        f"Outputs cut at {max_decode_length} tokens: {full_cut} of the full model's {outputs}, at most "
+        f"Outputs cut at {counted(max_decode_length, 'token')}: {full_cut} of the full model's {outputs}, at most "
         f"{max(row.cut for row in grid)} at any threshold of any measure."
     )
 

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from rich import box
 from rich.table import Table
 
+from calm_beam.counted import counted
 from calm_beam.manifest import Calibration, Manifest
 from calm_beam.printable import printable_line
 from calm_beam.storage import joined, open_input
@@ -31,9 +32,10 @@ def print_summary(manifest: Manifest, output: str, *, seconds: float) -> None:
     console.print(choices_table(manifest))
     data = manifest.data
     console.print(tests_in_words(manifest))
-    clusters = "" if data.clusters is None else f" in {data.clusters} clusters"
+    clusters = "" if data.clusters is None else f" in {counted(data.clusters, 'cluster')}"
     console.print(
-        f"{data.examples} examples{clusters} in {seconds:.0f} s; {data.duplicates} repeated inputs, "
+        f"{counted(data.examples, 'example')}{clusters} in {seconds:.0f} s; "
+        f"{counted(data.duplicates, 'repeated input')}, "
         f"{data.truncated} cut, {data.failed} failed."
     )
     if data.failed:
@@ -79,7 +81,7 @@ def choices_table(manifest: Manifest) -> Table:
         "delta\nepsilon",
         "threshold",
         f"layers\nof {manifest.model.layers}",
-        "saved",
+        "layers\nsaved",
         "risk",
         "ended at",
     ):

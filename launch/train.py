@@ -26,6 +26,7 @@ import tempfile
 from collections.abc import Iterator, Sequence
 
 from calm_beam.checkpoints import FloatArrays, write_native
+from calm_beam.counted import counted
 from calm_beam.examples import Example
 from calm_beam.metrics.registry import MetricError
 from calm_beam.model import T5Config
@@ -223,8 +224,10 @@ def _report_start(
 ) -> None:
     _say(
         console,
-        f"Training {model.num_encoder_layers} + {model.num_decoder_layers} layers of width {model.emb_dim} on "
-        f"{len(pairs)} pairs for {config.steps} steps; {len(validation)} pairs to validate on.",
+        f"Training {model.num_encoder_layers} + {counted(model.num_decoder_layers, 'layer')} of width "
+        f"{model.emb_dim} on "
+        f"{counted(len(pairs), 'pair')} for {counted(config.steps, 'step')}; {counted(len(validation), 'pair')} to "
+        "validate on.",
     )
     # The eos takes one place of each side.
     cut_inputs = sum(len(source) >= config.max_input_length for source, _ in pairs)
@@ -232,7 +235,8 @@ def _report_start(
     if cut_inputs or cut_targets:
         _say(
             console,
-            f"Cut {cut_inputs} inputs to --max_input_length={config.max_input_length} and {cut_targets} references to "
+            f"Cut {counted(cut_inputs, 'input')} to --max_input_length={config.max_input_length} and "
+            f"{counted(cut_targets, 'reference')} to "
             f"--max_target_length={config.max_target_length}.",
         )
 

@@ -8,6 +8,7 @@ from rich import box
 from rich.table import Table
 
 from calm_beam.checkpoints import FloatArrays, write_native
+from calm_beam.counted import counted
 from calm_beam.training.train_classifier import TrainedClassifier, train_classifier
 
 from .data_files import reading_of
@@ -60,7 +61,8 @@ def run_classifier_stage(flags: argparse.Namespace, console: PlainConsole) -> No
     )
     console.print(quality_table(trained))
     console.say(
-        f"Learned from {trained.tokens} tokens in {trained.newton_steps} Newton steps. Loss per token: "
+        f"Learned from {counted(trained.tokens, 'token')} in {counted(trained.newton_steps, 'Newton step')}. Loss "
+        "per token: "
         f"{trained.training_loss:.4f} on them, {trained.validation_loss:.4f} on the validation data."
     )
     console.say(f"Wrote {flags.output}: the same model with an exit classifier; its other weights are unchanged.")

@@ -41,6 +41,7 @@ from calm_beam.calibration import (
     promised_thresholds,
     verify,
 )
+from calm_beam.counted import counted
 from calm_beam.decoding.recorded import recorded_settings
 from calm_beam.examples import Example
 from calm_beam.exits.measures import check_may_run as check_measure_may_run
@@ -212,8 +213,9 @@ def _check_data(run: PreparedRun, flags: argparse.Namespace, manifest: Manifest,
     shared = sum(_whole_prompt(run, example.input, example.input_ids) in calibrated for example in fresh)
     if shared:
         say(
-            f"warning: {shared} of {len(fresh)} prompts are in the calibration set too. Unless prompts repeat by "
-            "themselves, the data are not fresh, and what they seem to prove again they do not."
+            f"warning: {shared} of {counted(len(fresh), 'prompt')} {'is' if shared == 1 else 'are'} in the calibration "
+            "set too. Unless prompts repeat by themselves, the data are not fresh, and what they seem to prove again "
+            "they do not."
         )
 
 
@@ -271,21 +273,28 @@ def _print(manifest: Manifest, losses: FreshLosses, verdicts: Sequence[Verdict],
             _in_words(verdict),
         )
     console.print(table)
-    units = f"{losses.examples} examples" if flags.cluster_key is None else f"{len(losses.table)} clusters"
+    units = counted(losses.examples, "example") if flags.cluster_key is None else counted(len(losses.table), "cluster")
     never = sum(entry.threshold is None for entry in manifest.calibrations)
-    console.print(f"{units}, {losses.failed} failed; {never} of the manifest's entries say never exit.")
+    console.print(
+        f"{units}, {losses.failed} failed; {never} of the manifest's entries "
+        f"{'says' if never == 1 else 'say'} never exit."
+    )
     if left_out := len(manifest.calibrations) - never - len(verdicts):
-        console.print(f"{left_out} promises of other metrics were not tested.")
+        console.print(
+            f"{counted(left_out, 'promise')} of other metrics {'was' if left_out == 1 else 'were'} not tested."
+        )
     broken = sum(verdict.is_broken for verdict in verdicts)
     if broken:
         console.print(
-            f"{broken} of {len(verdicts)} promises are BROKEN: the fresh losses prove that the risk exceeds delta. If "
-            f"all were kept, the chance of such a finding would be at most {flags.alpha:g}. Calibrate anew."
+            f"{broken} of {counted(len(verdicts), 'promise')} {'is' if broken == 1 else 'are'} BROKEN: the fresh "
+            "losses prove that the risk exceeds delta. If all "
+            f" were kept, the chance of such a finding would be at most {flags.alpha:g}. Calibrate anew."
         )
     else:
         proved = sum(verdict.is_proved_again for verdict in verdicts)
         console.print(
-            f"No promise is found broken at level {flags.alpha:g}; {proved} of {len(verdicts)} are proved again, each "
+            f"No promise is found broken at level {flags.alpha:g}; {proved} of {len(verdicts)} "
+            f"{'is' if proved == 1 else 'are'} proved again, each "
             "at its own epsilon."
         )
 

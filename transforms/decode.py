@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import apache_beam as beam
 from apache_beam.utils.shared import Shared
 
+from calm_beam.counted import counted
 from calm_beam.decoding.prompts import Prompt, encode_prompt
 from calm_beam.decoding.settings import DecodeSettings
 from calm_beam.examples import DataError, Example
@@ -172,7 +173,8 @@ def _taken_over(plan: DecodePlan, shard: int, examples: list[Example]) -> Stored
     if stored.failed and plan.on_error == "fail":
         name, reason = stored_failures(path)[0]
         raise DataError(
-            f"{path}: holds {stored.failed} examples that could not be decoded, {name} first: {reason}. Go on with "
+            f"{path}: holds {counted(stored.failed, 'example')} that could not be decoded, {name} first: {reason}. "
+            "Go on with "
             "--on_error=worst_case, or decode anew with --overwrite."
         )
     return stored
@@ -190,7 +192,8 @@ def _path_above(plan: DecodePlan, shard: int, examples: list[Example]) -> str | 
     path = shard_path(plan.above.directory, shard, num_shards=plan.num_shards)
     if not is_file(path):
         raise GenerationsError(
-            f"{path}: is missing, although the data give {len(examples)} examples for this shard: they have changed "
+            f"{path}: is missing, although the data give {counted(len(examples), 'example')} for this shard: they "
+            "have changed "
             "since the upper part of the grid was decoded. Restore them, or decode anew with --overwrite."
         )
     _require_examples(stored_shard(path), path, job=plan.above_job, examples=examples, num_shards=plan.num_shards)

@@ -9,6 +9,7 @@ from apache_beam.metrics import Metrics
 
 from calm_beam.calibration import Contrast, Plan, ScoredGeneration, Tally, score_by_policy
 from calm_beam.calibration.totals import CalibrationTotals
+from calm_beam.counted import counted
 from calm_beam.failures import check_failures, failure_limit
 from calm_beam.generation_folder import Completion, StoredGenerations, shard_path
 from calm_beam.generations import Generation, GenerationsError, StoredShard, read_generations, stored_shard
@@ -88,7 +89,8 @@ class ShardScorer:
             return generation
         if len(generation.outputs) != 1 + len(self._stored.thresholds):
             raise GenerationsError(
-                f"{path}: example {generation.example.id} has {len(generation.outputs)} outputs, not one for the full "
+                f"{path}: example {generation.example.id} has {counted(len(generation.outputs), 'output')}, not one "
+                "for the full "
                 f"model and each of {len(self._stored.thresholds)} thresholds."
             )
         return dataclasses.replace(generation, outputs=tuple(generation.outputs[lane] for lane in self._lanes))

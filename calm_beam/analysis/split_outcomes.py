@@ -11,6 +11,7 @@ import numpy as np
 
 from calm_beam.calibration import Spec
 from calm_beam.calibration.splits import SplitTally
+from calm_beam.counted import counted
 from calm_beam.examples import DataError
 from calm_beam.metrics.corpus_bleu import bleu_of
 from calm_beam.risk.evidence import Evidence
@@ -144,7 +145,8 @@ def trial_outcomes(
             test = tally.test_part(trial, spec.objective)
             if not calibration.n or not test.n:
                 raise DataError(
-                    f"trial {trial} has {calibration.n} units for calibration and {test.n} for the test, needs both. "
+                    f"trial {trial} has {counted(calibration.n, 'unit')} for calibration and {test.n} for the test, "
+                    "needs both. "
                     "Take more examples, or a share closer to 0.5."
                 )
             place = _chosen_place(calibration, spec)

@@ -11,7 +11,8 @@ Two things are taken for a metric that tells nothing:
 
 A model that never changes its outputs, or one whose changes a metric rightly passes over (commas, or another right
 answer), is not refused: there, outputs of different examples do score differently. Nor does the number of examples
-matter. Where no two examples have different outputs, nothing shows that the metric works, and it is refused.
+matter. In doubt a metric is refused: where the full model's outputs are all one, or where a metric of the output alone
+finds nothing in any of them, the data do not show that it works.
 """
 
 import dataclasses

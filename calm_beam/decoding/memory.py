@@ -2,12 +2,14 @@
 
 import ctypes
 import dataclasses
+import math
 import os
+import pathlib
 from typing import Any
 
 import jax
 
-from calm_beam.model import T5Config
+from calm_beam.model import T5Config, parameter_shapes
 
 # Share of the memory that is free when a decoder starts. Of an accelerator, the rest is for weights and intermediate
 # results; a host may run several decoders.
@@ -75,7 +77,9 @@ def choose_budget(
     position = config.num_decoder_layers * 2 * config.num_heads * config.head_dim * _FLOAT_BYTES
     states = (config.num_decoder_layers + 1) * lanes * config.emb_dim * _FLOAT_BYTES
     most = batch_size or (_HOST_SLOTS if is_host else _DEVICE_SLOTS)
-    slots = max(1, min(most, int(free / 4 / states)))
+    # Bookkeeping of a slot's lanes on the host: paths at every layer, and what they have generated.
+    outputs = lanes * steps * (config.num_decoder_layers + 4) * _FLOAT_BYTES
+    slots = max(1, min(most, int(free / 4 / states), int(free / 4 / outputs)))
     tokens = token_budget or max(needed, int(free / 2 / position))
     return Budget(slots=slots, tokens=tokens)
 
@@ -95,9 +99,117 @@ def checked_least_tokens(token_budget: int | None, *, lanes: int, steps: int, so
     return needed
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Need:
+    """Bytes that decoding takes at the least, however few prompts are decoded at a time.
+
+    Attributes:
+      weights: The model, as it was read and as the device has it.
+      outputs: What the longest output takes in all lanes: keys and values, and biases by position.
+      source: What the longest prompt takes in the encoder, and its keys and values.
+    """
+
+    weights: int
+    outputs: int
+    source: int
+
+    @property
+    def total(self) -> int:
+        """All of it."""
+        return self.weights + self.outputs + self.source
+
+
+def least_need(config: T5Config, *, lanes: int, steps: int, source: int, rows: int = 1) -> Need:
+    """Returns what decoding takes at the least.
+
+    Args:
+      config: Sizes of the model.
+      lanes: Lanes of a prompt, the full model's included.
+      steps: Most tokens of an output.
+      source: Most tokens of a prompt.
+      rows: Prompts that are decoded together, whatever memory recommends.
+    """
+    weights = sum(math.prod(shape) for shape in parameter_shapes(config).values())
+    position = config.num_decoder_layers * 2 * config.num_heads * config.head_dim
+    tables = config.num_decoder_layers if config.relative_bias_per_layer else 1
+    # Biases of every position to every other, and the integers they are looked up by; bookkeeping of the lanes.
+    by_position = (tables * config.num_heads + 2) * steps**2
+    outputs = rows * lanes * steps * (position + config.num_decoder_layers + 6) + by_position
+    # Attention of every position to every other, before the softmax and behind it.
+    by_source = rows * (source * position + 2 * config.num_heads * source**2 + source * config.mlp_dim)
+    return Need(weights=2 * weights * _FLOAT_BYTES, outputs=outputs * _FLOAT_BYTES, source=by_source * _FLOAT_BYTES)
+
+
+def check_memory(
+    config: T5Config,
+    *,
+    lanes: int,
+    steps: int,
+    source: int,
+    rows: int = 1,
+    token_budget: int | None = None,
+    copies: int = 1,
+) -> None:
+    """Refuses, before anything is decoded, what cannot fit into this machine.
+
+    Args:
+      config: As in `least_need`, like the next four.
+      lanes: As there.
+      steps: As there.
+      source: As there.
+      rows: As there.
+      token_budget: Positions that are to be held at a time, if the user says so.
+      copies: Copies of the model that decode side by side.
+
+    Raises:
+      ValueError: If it does not fit; says which flag to lower.
+    """
+    need, free = least_need(config, lanes=lanes, steps=steps, source=source, rows=rows), free_host_bytes()
+    position = config.num_decoder_layers * 2 * config.num_heads * config.head_dim * _FLOAT_BYTES
+    held = max(0, (token_budget or 0) * position - need.outputs - need.source)
+    wanted = copies * (need.total + held)
+    if wanted <= free:
+        return
+    parts = {
+        "--max_decode_length": need.outputs,
+        "--max_input_length": need.source,
+        "--token_budget": held,
+        "a smaller model, or fewer --model_copies": need.weights,
+    }
+    largest = max(parts, key=lambda name: parts[name])
+    also = " or the number of thresholds" if lanes > 2 else ""
+    if rows > 1:
+        advice = "Lower --batch_size"
+    else:
+        advice = f"Lower {largest}{also}" if largest.startswith("--") else f"Take {largest}"
+    raise ValueError(
+        f"decoding needs {_in_words(wanted)} of memory or more (weights {_in_words(need.weights)}, outputs of {steps} "
+        f"tokens {_in_words(need.outputs)}, prompts of {source} tokens {_in_words(need.source)}), and "
+        f"{_in_words(free)} are free. {advice}, or use a larger machine."
+    )
+
+
+def _in_words(size: int) -> str:
+    return f"{size / 2**30:,.1f} GiB"
+
+
+def free_host_bytes() -> int:
+    """Returns the memory that this process may still take: what the machine has, or its control group allows."""
+    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    try:
+        # Caches of files count as free, since they give way.
+        lines = pathlib.Path("/proc/meminfo").read_text().splitlines()
+        free = next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), free)
+        limit = pathlib.Path("/sys/fs/cgroup/memory.max").read_text().strip()
+        used = int(pathlib.Path("/sys/fs/cgroup/memory.current").read_text())
+        return free if limit == "max" else min(free, max(0, int(limit) - used))
+    except (OSError, ValueError):
+        return free
+
+
 def _free_bytes(device: jax.Device) -> int:
     if device.platform == "cpu":
-        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        return free_host_bytes()
     statistics = device.memory_stats() or {}
     # Devices that do not tell are taken for small ones.
     return statistics.get("bytes_limit", 8 << 30) - statistics.get("bytes_in_use", 0)

@@ -5,7 +5,7 @@ import types
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Protocol
 
-from calm_beam.examples import DataError, Example
+from calm_beam.examples import DataError, Example, check_row_size
 from calm_beam.seqio_names import is_seqio
 
 from .jsonl import Jsonl
@@ -116,12 +116,13 @@ def read_examples(source: str | Part, reading: Reading = AS_USUAL, *, file_index
     Raises:
       DataError: If the file is damaged or a row is not an example; names file and row. An empty file is none.
     """
-    if isinstance(source, Part):
-        yield from format_of(source.path, reading).examples(source, reading)
-        return
-    format_ = format_of(source, reading)
-    for part in format_.parts(source, file_index=file_index):
-        yield from format_.examples(part, reading)
+    path = source.path if isinstance(source, Part) else source
+    format_ = format_of(path, reading)
+    for part in [source] if isinstance(source, Part) else format_.parts(path, file_index=file_index):
+        for example in format_.examples(part, reading):
+            size = sum(map(len, (example.input or example.input_ids or "", *example.references)))
+            check_row_size(size, place_of(path, example.line, reading))
+            yield example
 
 
 def place_of(path: str, position: int, reading: Reading = AS_USUAL) -> str:

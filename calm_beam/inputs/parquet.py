@@ -15,8 +15,8 @@ from .reading import Reading
 if TYPE_CHECKING:
     import pyarrow
 
-# Rows that are turned into Python objects at a time.
-_BATCH = 1024
+# Rows that are read at a time: few, since a long text that is stored once may be in all of them.
+_BATCH = 16
 
 
 class Parquet:

@@ -11,6 +11,7 @@ import threading
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from calm_beam.counted import counted
 from calm_beam.examples import DataError, Example, RowKeys, example_of_row
 from calm_beam.extras import imported, tensorflow_on_cpu
 from calm_beam.seqio_names import SeqIOShard, task_and_split
@@ -144,7 +145,9 @@ def _dataset(tensorflow: Any, task: Any, shard: SeqIOShard) -> Any:
 
     count = _count_shards(task, shard.split)
     if count != shard.shards:
-        raise DataError(f"{shard.name()}: the split has {count} shards now, {shard.shards} when the run was started.")
+        raise DataError(
+            f"{shard.name()}: the split has {counted(count, 'shard')} now, {shard.shards} when the run was started."
+        )
     with _lock:
         source = task.source.get_dataset(
             split=shard.split, shuffle=False, shard_info=seqio.ShardInfo(shard.number, shard.shards)

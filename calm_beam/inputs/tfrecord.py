@@ -12,7 +12,7 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.message import DecodeError
 
 from calm_beam.errors import CalmBeamError
-from calm_beam.examples import DataError, Example, RowKeys, example_of_row
+from calm_beam.examples import DataError, Example, RowKeys, check_row_size, example_of_row
 from calm_beam.extras import tensorflow_on_cpu
 from calm_beam.storage import open_input
 
@@ -23,8 +23,6 @@ from .reading import Reading
 INPUTS, TARGETS = "inputs", "targets"
 # Length and its checksum, 8 and 4 bytes, come before a record, its checksum behind it.
 _HEAD_BYTES, _TAIL_BYTES = 12, 4
-# Far more than a prompt, and far less than a machine's memory.
-_LARGEST_RECORD = 2**28
 _COPIED_BYTES = 2**22
 _NEEDS: Any = {"extra": "tensorflow", "needed_for": "reading TFRecord files"}
 
@@ -109,10 +107,11 @@ def _copied_together(path: str) -> Iterator[bytes]:
 def _frames(path: str) -> Iterator[bytes]:
     """Yields records with their lengths and checksums, which are not looked at."""
     with open_input(path) as raw, gzip.open(raw) if path.endswith(".gz") else raw as content:
+        position = 0
         while head := content.read(_HEAD_BYTES):
+            position += 1
             length = int.from_bytes(head[:8], "little")
-            if length > _LARGEST_RECORD:
-                raise _DamageError(f"a record claims {length} bytes, and {_LARGEST_RECORD} are the most that are read")
+            check_row_size(length, f"{path}, record {position}")
             frame = head + content.read(length + _TAIL_BYTES)
             if len(frame) < _HEAD_BYTES + length + _TAIL_BYTES:
                 raise _DamageError("truncated record")

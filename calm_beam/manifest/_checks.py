@@ -10,6 +10,7 @@ from calm_beam.errors import CalmBeamError
 
 _UTC_TIME = re.compile(r"[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{2}:[0-9]{2}:[0-9]{2}(\.[0-9]{1,6})?Z")
 _LONGEST_SHOWN = 100
+_LARGEST_COUNT = 2**31 - 1
 
 
 class ManifestError(CalmBeamError, ValueError):
@@ -48,9 +49,11 @@ def check_share(key: str, value: object) -> None:
 
 
 def check_count(key: str, value: object, *, low: int) -> None:
-    """Refuses anything but an integer of at least `low`."""
+    """Refuses anything but an integer of at least `low`, and of no more than sums of losses can have terms."""
     if not (isinstance(value, int) and is_number(value) and value >= low):
         raise ManifestError(f"{key} must be an integer of at least {low}, got {shown(value)}")
+    if value > _LARGEST_COUNT:
+        raise ManifestError(f"{key} must be at most {_LARGEST_COUNT}, got {shown(value)}")
 
 
 def check_bool(key: str, value: object) -> None:

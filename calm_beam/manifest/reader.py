@@ -8,6 +8,9 @@ from calm_beam import strict_json
 from ._checks import ManifestError, shown
 from ._manifest import Manifest, check_digest, check_schema
 
+# A thousand thresholds of a hundred entries have a tenth of that.
+_MOST_BYTES = 256 << 20
+
 
 def read_manifest(path: str | os.PathLike[str], *, model_fingerprint: str | None = None) -> Manifest:
     """Returns the manifest in a file, after checking that it can be trusted.
@@ -27,7 +30,12 @@ def read_manifest(path: str | os.PathLike[str], *, model_fingerprint: str | None
     from calm_beam.storage import open_input
 
     with open_input(path) as file:
-        content = file.read()
+        content = file.read(_MOST_BYTES + 1)
+    if len(content) > _MOST_BYTES:
+        raise ManifestError(
+            f"manifest {os.fspath(path)}: has more than {_MOST_BYTES >> 20} MiB, so it is no manifest. Name the "
+            "manifest.json of a calibration."
+        )
     return parse_manifest(content, source=f"manifest {os.fspath(path)}", model_fingerprint=model_fingerprint)
 
 

@@ -6,14 +6,15 @@ from typing import Any
 from calm_beam.calibration.result import RiskRow
 from calm_beam.calibration.specs import Objective
 from calm_beam.calibration.verification import objective_of
+from calm_beam.counted import counted
 from calm_beam.manifest import Calibration, DecodeRecord, Manifest
+from calm_beam.printable import printable, printable_line
 from calm_beam.storage import base_name, parent
 
-from .foreign import short_place, visible_name, visible_text, with_short_places
+from .foreign import short_place, with_short_places
 from .promise import (
     CONDITION,
     cautions,
-    counted,
     end_in_words,
     operations_in_words,
     promise_in_words,
@@ -93,13 +94,13 @@ def results(
 def _short_name(uri: str) -> str:
     """Returns what a model's folder is called; one that is named by a step alone, with the folder above."""
     name = base_name(uri)
-    return visible_name(f"{base_name(parent(uri))}/{name}" if name.startswith("checkpoint_") else name or uri)
+    return printable_line(f"{base_name(parent(uri))}/{name}" if name.startswith("checkpoint_") else name or uri)
 
 
 def _objective(objective: Objective, rows: Sequence[RiskRow]) -> dict[str, Any]:
     return {
         "consistency": objective.consistency,
-        "metric": visible_name(objective.metric),
+        "metric": printable_line(objective.metric),
         "loss": objective.loss,
         "risks": [0, *(row.risk for row in rows)],
     }
@@ -127,7 +128,7 @@ def _entry(
         "layers": entry.layers,
         "risk": entry.risk,
         "units": manifest.data.units,
-        "sentence": [visible_name(part) for part in promise_in_words(entry, manifest, operations)],
+        "sentence": [printable_line(part) for part in promise_in_words(entry, manifest, operations)],
         "operations": None if operations is None else operations_in_words(operations),
         "end": end_in_words(entry),
         "pValues": [None, *(float(f"{row.p_value:.5g}") for row in rows)],
@@ -159,7 +160,7 @@ def _facts(manifest: Manifest) -> list[list[str]]:
     model, decode, data, plan = manifest.model, manifest.decode, manifest.data, manifest.plan
     schedule = decode.schedule if decode.tau is None else f"{decode.schedule}, τ = {decode.tau:g}"
     facts = [
-        ["Model", f"{short_place(model.uri)} ({counted(model.layers, 'decoder layer', 'decoder layers')})"],
+        ["Model", f"{short_place(model.uri)} ({counted(model.layers, 'decoder layer')})"],
         ["Model fingerprint", model.fingerprint],
         ["Confidence", decode.confidence],
         ["Schedule", schedule],
@@ -167,8 +168,7 @@ def _facts(manifest: Manifest) -> list[list[str]]:
         ["Exits", _exits(decode, num_layers=model.layers)],
         [
             "Lengths",
-            f"prompts up to {counted(decode.max_input_length, 'token', 'tokens')}, "
-            f"outputs up to {decode.max_decode_length}",
+            f"prompts up to {counted(decode.max_input_length, 'token')}, outputs up to {decode.max_decode_length}",
         ],
         ["Task prefix", repr(decode.task_prefix) if decode.task_prefix else "none"],
         ["Arithmetic", decode.dtype],
@@ -182,7 +182,7 @@ def _facts(manifest: Manifest) -> list[list[str]]:
             facts.append(["Clusters named by", plan.cluster_key])
         facts.append(["On failing examples", plan.on_error])
     facts.append(["Software", ", ".join(f"{name} {version}" for name, version in sorted(manifest.software.items()))])
-    return [[name, visible_name(value)] for name, value in facts]
+    return [[name, printable_line(value)] for name, value in facts]
 
 
 def _exits(decode: DecodeRecord, *, num_layers: int) -> str:
@@ -204,6 +204,6 @@ def _failures(calibrated: Calibrated) -> list[list[str]]:
     ids = calibrated.manifest.data.failed_ids or ()
     failures = calibrated.failures or tuple((name, "") for name in ids)
     return [
-        [visible_name(name[:_LONGEST_REASON]), visible_text(with_short_places(reason))[:_LONGEST_REASON]]
+        [printable_line(name[:_LONGEST_REASON]), printable(with_short_places(reason))[:_LONGEST_REASON]]
         for name, reason in failures[:_MOST_FAILURES]
     ]

@@ -6,10 +6,11 @@ from typing import Any
 import numpy as np
 
 from calm_beam.generations import Generation
+from calm_beam.printable import printable, printable_line
 from calm_beam.vocabulary import EOS_ID, Vocabulary
 
 from .exit_counts import ExitCounts, count_exits
-from .foreign import visible_name, visible_text, with_short_places
+from .foreign import with_short_places
 from .packing import Dictionary, pack_outputs
 from .stored import StoredOutputs
 
@@ -36,9 +37,9 @@ def example_values(
         ids = example.input_ids or ()
         prompt = vocabulary.decode(ids) if vocabulary else " ".join(map(str, ids))
     values: dict[str, Any] = {
-        "id": visible_name(_cut(example.id)),
-        "prompt": visible_text(_cut(prompt)),
-        "references": [visible_text(_cut(reference)) for reference in example.references[:_MOST_REFERENCES]],
+        "id": printable_line(_cut(example.id)),
+        "prompt": printable(_cut(prompt)),
+        "references": [printable(_cut(reference)) for reference in example.references[:_MOST_REFERENCES]],
     }
     marks = [
         name for name, holds in (("prompt cut", generation.truncated), ("repeated", generation.duplicate)) if holds
@@ -46,7 +47,7 @@ def example_values(
     if marks:
         values["marks"] = marks
     if generation.failure is not None:
-        values["failure"] = visible_text(with_short_places(_cut(generation.failure)))
+        values["failure"] = printable(with_short_places(_cut(generation.failure)))
     else:
         values["outputs"] = pack_outputs([generation.outputs[lane] for lane in lanes], dictionary)
     return values
@@ -58,8 +59,7 @@ def pieces_of(tokens: Iterable[int], vocabulary: Vocabulary | None) -> list[str]
     The end of an output is written as an empty piece.
     """
     return [
-        "" if token == EOS_ID else visible_text(vocabulary.piece(token)) if vocabulary else f"▁{token}"
-        for token in tokens
+        "" if token == EOS_ID else printable(vocabulary.piece(token)) if vocabulary else f"▁{token}" for token in tokens
     ]
 
 

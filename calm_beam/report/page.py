@@ -12,11 +12,12 @@ from typing import Any
 from calm_beam.calibration.verification import promised_thresholds
 from calm_beam.efficiency.flops import DecoderSizes
 from calm_beam.manifest import Calibration
+from calm_beam.printable import printable
 from calm_beam.vocabulary import Vocabulary
 
 from .contents import results, shown_thresholds
 from .examples import counted_exits, example_values, pieces_of
-from .foreign import isolated, visible_text, with_short_places
+from .foreign import isolated, with_short_places
 from .packing import Dictionary
 from .palette import layer_styles
 from .savings import counted_savings
@@ -66,7 +67,7 @@ def build_page(
         # None of the examples that were drawn has an output: there is nothing to divide.
         factors = factors if examples else None
     content = results(calibrated, places, factors=factors)
-    content["remarks"] = [visible_text(with_short_places(remark)) for remark in remarks]
+    content["remarks"] = [printable(with_short_places(remark)) for remark in remarks]
     content["speedups"] = [_speedup(entry, speedups) for entry in entries] if speedups else None
     content |= {"exits": None, "savings": None, "sample": None, "pieces": [], "examples": []}
     if factors is not None:

@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from calm_beam.calibration.verification import objective_of
+from calm_beam.counted import counted
 from calm_beam.exits.measures import MEASURES, Need
 from calm_beam.exits.propagations import PROPAGATIONS
 from calm_beam.manifest import Calibration, Manifest
@@ -177,7 +178,7 @@ def cautions(manifest: Manifest) -> tuple[Caution, ...]:
         found.append(
             Caution(
                 "void",
-                f"{counted(data.failed, 'example', 'examples')} of {data.examples:,} failed and "
+                f"{counted(data.failed, 'example')} of {data.examples:,} failed and "
                 f"{'counts' if data.failed == 1 else 'count'} with loss 1, the worst there is, at every threshold. The "
                 "guarantee holds all the same; that they fail needs an explanation.",
             )
@@ -191,16 +192,11 @@ def cautions(manifest: Manifest) -> tuple[Caution, ...]:
             Caution(
                 "note",
                 f"{counted(data.truncated, 'prompt was', 'prompts were')} cut to "
-                f"{counted(decode.max_input_length, 'token', 'tokens')}; "
+                f"{counted(decode.max_input_length, 'token')}; "
                 "serving must cut alike.",
             )
         )
     return tuple(found)
-
-
-def counted(number: int, one: str, many: str) -> str:
-    """Returns a number with what it counts."""
-    return f"{number:,} {one if number == 1 else many}"
 
 
 def _harm(entry: Calibration, *, verb: str, scored: str) -> str:
@@ -228,8 +224,5 @@ def _beyond(p_value: float, epsilon: float) -> str:
 def _units(manifest: Manifest) -> str:
     data = manifest.data
     if data.clusters is None:
-        return counted(data.examples, "calibration example", "calibration examples")
-    return (
-        f"{counted(data.clusters, 'calibration cluster', 'calibration clusters')} "
-        f"({counted(data.examples, 'example', 'examples')})"
-    )
+        return counted(data.examples, "calibration example")
+    return f"{counted(data.clusters, 'calibration cluster')} ({counted(data.examples, 'example')})"

@@ -25,6 +25,8 @@ from calm_beam.risk.unit_interval import require_signed_unit_interval, require_u
 _SHARES = (0.0125, 0.025, 0.05, 0.1, 0.2, 0.4, 0.8)
 # Nobody is let have more: long bad streams do not leave the range of float64, and good ones still make it less.
 _RICHEST = 2.0**1000
+# A trillion. Beyond, what is staked anew with each loss would be lost in rounding.
+_MOST_LOSSES = 10**12
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -58,20 +60,24 @@ class RiskMonitor:
     def __post_init__(self) -> None:
         for name, value in (("delta", self.delta), ("alpha", self.alpha)):
             if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1:
-                raise ValueError(f"{name} must be in (0, 1), got {value!r}. It is a fraction: for 5 % pass 0.05.")
+                raise ValueError(f"{name} must be in (0, 1), got {value!r:.40}. It is a fraction: for 5 % pass 0.05.")
         if not isinstance(self.is_signed, bool):
-            raise ValueError(f"is_signed must be true or false, got {self.is_signed!r}.")
+            raise ValueError(f"is_signed must be true or false, got {self.is_signed!r:.40}.")
         n = _require_count("n", self.n)
+        if n > _MOST_LOSSES:
+            raise ValueError(f"n must be at most {_MOST_LOSSES}, which no stream has; got {n!r:.40}.")
         lowest = -n * LOSS_SCALE if self.is_signed else 0
         if not lowest <= _require_count("loss_sum", self.loss_sum, lowest=lowest) <= n * LOSS_SCALE:
-            raise ValueError(f"loss_sum must be in [{lowest}, {n * LOSS_SCALE}] for n = {n}, got {self.loss_sum}.")
+            raise ValueError(
+                f"loss_sum must be in [{lowest}, {n * LOSS_SCALE}] for n = {n}, got {self.loss_sum!r:.40}."
+            )
         stakes = self.stakes
         if len(stakes) != len(_SHARES) or not all(
             isinstance(value, float) and 0 <= value <= _RICHEST for value in stakes
         ):
-            raise ValueError(f"stakes must be {len(_SHARES)} numbers from 0 to {_RICHEST:g}, got {stakes!r}.")
+            raise ValueError(f"stakes must be {len(_SHARES)} numbers from 0 to {_RICHEST:g}, got {stakes!r:.200}.")
         if self.alarm_at is not None and not 1 <= _require_count("alarm_at", self.alarm_at) <= n:
-            raise ValueError(f"alarm_at must be in [1, {n}] for n = {n}, got {self.alarm_at}.")
+            raise ValueError(f"alarm_at must be in [1, {n}] for n = {n}, got {self.alarm_at!r:.40}.")
 
     @classmethod
     def start(cls, *, delta: float, alpha: float, is_signed: bool = False) -> Self:
@@ -153,7 +159,7 @@ class RiskMonitor:
             )
         stakes = value["stakes"]
         if not isinstance(stakes, list):
-            raise ValueError(f"stakes must be a list, got {stakes!r}.")
+            raise ValueError(f"stakes must be a list, got {stakes!r:.100}.")
         return cls(**{**value, "stakes": tuple(stakes)})  # type: ignore[arg-type]
 
 
@@ -217,5 +223,5 @@ def _require_count(name: str, value: object, *, lowest: int = 0) -> int:
     except TypeError:
         number = lowest - 1
     if isinstance(value, bool) or number < lowest:
-        raise ValueError(f"{name} must be a whole number of at least {lowest}, got {value!r}.")
+        raise ValueError(f"{name} must be a whole number of at least {lowest}, got {value!r:.40}.")
     return number

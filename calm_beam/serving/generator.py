@@ -9,6 +9,7 @@ import jax
 
 from calm_beam.checkpoints import Checkpoint, Declared, load_checkpoint
 from calm_beam.decoding.early_exit import EarlyExitDecoder, EarlyExitResult
+from calm_beam.decoding.memory import check_memory
 from calm_beam.decoding.prompts import Prompt, encode_prompt
 from calm_beam.decoding.settings import DecodeSettings
 from calm_beam.decoding.widths import bucket_width
@@ -102,7 +103,7 @@ class Generator:
           CheckpointError: If the model cannot be read.
           VocabularyError: If the vocabulary cannot be read.
           OSError: If a file cannot be read.
-          ValueError: If `batch_size` is below 1, or the rule asks for an exit classifier and the model has none.
+          ValueError: If `batch_size` is below 1, this machine has no memory for it, or the rule asks for an exit classifier and the model has none.
 
         Source: ours; what is decoded is CALM's, "Decoding with early exiting".
         """
@@ -113,6 +114,13 @@ class Generator:
             checkpoint = load_checkpoint(os.fspath(checkpoint), declared=declared)
         loaded = recorded_vocabulary(manifest.vocabulary, checkpoint, vocabulary)
         settings = agreed_settings(manifest, entry, checkpoint, loaded, confidence=confidence)
+        check_memory(
+            checkpoint.config,
+            lanes=1,
+            steps=settings.max_decode_length,
+            source=settings.max_input_length,
+            rows=batch_size,
+        )
         return cls(
             manifest,
             entry,

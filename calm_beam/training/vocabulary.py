@@ -7,6 +7,7 @@ from collections.abc import Iterable
 
 import sentencepiece
 
+from calm_beam.counted import counted
 from calm_beam.vocabulary import EOS_ID, PAD_ID, UNK_ID, VocabularyError
 
 
@@ -50,7 +51,8 @@ def train_vocabulary(texts: Iterable[str], path: str | os.PathLike[str], *, voca
         )
     except RuntimeError as error:
         raise VocabularyError(
-            f"vocabulary: {len(sentences)} texts do not give one of vocab_size={vocab_size}: {error}"
+            f"vocabulary: {counted(len(sentences), 'text does', 'texts do')} not give one of "
+            f"vocab_size={vocab_size}: {error}"
         ) from error
     path = pathlib.Path(path)
     path.write_bytes(model.getvalue())

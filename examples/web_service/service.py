@@ -3,7 +3,8 @@
     python service.py --manifest=calibration --checkpoint=model --port=8000
 
 POST /generate takes {"prompt": "..."} and gives text, tokens and the layer at which each token left. What the client
-got wrong is a status of 4xx and says what; 503 means: busy, come again. GET /health says what is served.
+got wrong is a status of 4xx and says what; 503 means: busy, come again. GET /health says what is served. A request
+that is not there as a whole after some seconds is answered with 408, and its connection is closed.
 """
 
 import argparse
@@ -11,12 +12,15 @@ import asyncio
 import contextlib
 import dataclasses
 import logging
+import time
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
 
 import fastapi
+import h11
 import pydantic
 import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from calm_beam.decoding.compilation import use_compilation_cache
 from calm_beam.serving import Answer, Generator, LossProbe, OutputError, PromptError
@@ -36,11 +40,13 @@ class Limits:
       prompt_characters: Longest prompt; what is longer is refused before it is tokenized.
       running: Prompts that are decoded at the same time, each in a thread.
       waiting: Requests that wait for their turn; more are turned away.
+      arrival_seconds: How long a request may take to arrive, from the connection or its first byte to its last.
     """
 
     prompt_characters: int = 4000
     running: int = 2
     waiting: int = 32
+    arrival_seconds: float = 10.0
 
 
 class Question(pydantic.BaseModel):
@@ -64,9 +70,12 @@ def build_app(generator: Generator, *, probe: LossProbe | None = None, limits: L
 
     @contextlib.asynccontextmanager
     async def warmed_up(_: fastapi.FastAPI) -> AsyncIterator[None]:
+        _log.info("Compiling for every width of prompt. The first time takes a while; requests are taken after it.")
+        start = time.monotonic()
         for ready in (generator, probe):
             if ready is not None:
                 await asyncio.to_thread(ready.warm_up)
+        _log.info("Compiled in %.0f s.", time.monotonic() - start)
         yield
 
     app = fastapi.FastAPI(title="calm-beam", lifespan=warmed_up)
@@ -128,6 +137,48 @@ def build_app(generator: Generator, *, probe: LossProbe | None = None, limits: L
     return app
 
 
+def protocol_with(limits: Limits) -> type[H11Protocol]:
+    """Returns a protocol for uvicorn (its option `http`) that waits for no request longer than the limits say.
+
+    uvicorn itself waits for ever: clients that send a byte now and then would hold all connections that there are.
+    """
+
+    class TimedProtocol(H11Protocol):
+        _timer: asyncio.TimerHandle | None = None
+
+        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+            super().connection_made(transport)
+            self._start_timer()
+
+        def data_received(self, data: bytes) -> None:
+            # Bytes of the next request on the same connection start the time anew.
+            self._start_timer()
+            super().data_received(data)
+            if self.conn.their_state not in (h11.IDLE, h11.SEND_BODY):
+                self._stop_timer()
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            self._stop_timer()
+            super().connection_lost(exc)
+
+        def _start_timer(self) -> None:
+            if self._timer is None:
+                self._timer = self.loop.call_later(limits.arrival_seconds, self._end_connection)
+
+        def _stop_timer(self) -> None:
+            if self._timer is not None:
+                self._timer.cancel()
+                self._timer = None
+
+        def _end_connection(self) -> None:
+            # Unless it has been answered already, say for being too long.
+            if self.conn.our_state in (h11.IDLE, h11.SEND_RESPONSE):
+                self.transport.write(b"HTTP/1.1 408 Request Timeout\r\nConnection: close\r\nContent-Length: 0\r\n\r\n")
+            self.transport.close()
+
+    return TimedProtocol
+
+
 def _answer(generator: Generator, probe: LossProbe | None, prompt: str) -> Answer:
     """Returns the answer, having measured its loss if the request is sampled, which is decided first."""
     request_id = uuid.uuid4().hex
@@ -180,7 +231,9 @@ def main() -> None:
         if flags.losses
         else None
     )
-    uvicorn.run(build_app(generator, probe=probe), host=flags.host, port=flags.port)
+    limits = Limits()
+    app = build_app(generator, probe=probe, limits=limits)
+    uvicorn.run(app, host=flags.host, port=flags.port, http=protocol_with(limits), ws="none")
 
 
 if __name__ == "__main__":

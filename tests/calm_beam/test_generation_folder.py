@@ -228,7 +228,7 @@ def test_a_folder_that_is_not_complete_is_refused(tmp_path: pathlib.Path) -> Non
         Completion.read(str(tmp_path), job)
     strange.unlink()
     pathlib.Path(shard_path(str(tmp_path), 2, num_shards=4)).unlink()
-    with pytest.raises(GenerationsError, match=r"the files of 1 shards are missing, of shard 2 first"):
+    with pytest.raises(GenerationsError, match=r"1 shard has no file, shard 2 first"):
         Completion.read(str(tmp_path), job)
     (tmp_path / COMPLETE).write_text((tmp_path / COMPLETE).read_text().replace('"examples": 3', '"examples": 2'))
     with pytest.raises(GenerationsError, match=r"complete\.json: was changed after it was written"):

@@ -1,7 +1,10 @@
 """The example service answers what the generator answers, or says what is wrong."""
 
+import asyncio
 import concurrent.futures
+import contextlib
 import json
+import logging
 import pathlib
 import re
 import signal
@@ -13,15 +16,17 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+import fastapi
 import httpx
 import pytest
+import uvicorn
 from fastapi.testclient import TestClient
 
 from calm_beam.checkpoints import load_checkpoint
 from calm_beam.manifest import write_manifest
 from calm_beam.serving import Answer, Generator, LossProbe, OutputError
 from calm_beam.vocabulary import Vocabulary
-from examples.web_service.service import Limits, build_app
+from examples.web_service.service import Limits, build_app, protocol_with
 from tests.calm_beam.serving.builders import build_entry, build_served_manifest
 from tests.pipelines import text_rows, write_model, write_vocabulary
 
@@ -96,7 +101,7 @@ def test_health_says_what_is_served(client: TestClient, generator: Generator) ->
         (b"{}", 422, "body.prompt: Field required"),
         (b'{"prompt": "a", "beam_size": 4}', 422, "body.beam_size: Extra inputs are not permitted"),
         (b'{"prompt": ', 422, "body.11: JSON decode error"),
-        (b"\xff", None, None),
+        (b"\xff", 400, "There was an error parsing the body"),
         (json.dumps({"prompt": "a" * 201}).encode(), 413, "the prompt is longer than 200 characters"),
         (b" " * 4000, 413, "the body is longer than 3400 bytes"),
     ],
@@ -225,3 +230,101 @@ def _asked(client: httpx.Client, expected: dict[str, dict[str, Any]], *, rounds:
 
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
         return sum(pool.map(ask, list(expected) * rounds))
+
+
+@contextlib.contextmanager
+def _served(app: fastapi.FastAPI, limits: Limits) -> Iterator[int]:
+    """Serves an app in a thread, and yields its port."""
+    port = _free_port()
+    config = uvicorn.Config(app, port=port, http=protocol_with(limits), ws="none", log_level="warning")
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    try:
+        while not server.started:
+            assert thread.is_alive()
+            time.sleep(0.01)
+        yield port
+    finally:
+        server.should_exit = True
+        thread.join(60)
+        assert not thread.is_alive()
+
+
+def _heard(port: int, *parts: bytes) -> bytes:
+    """Sends parts of requests, and returns all that the service says until it ends the connection."""
+    heard = b""
+    with socket.create_connection(("127.0.0.1", port), timeout=60) as connection:
+        for part in parts:
+            connection.sendall(part)
+        while received := connection.recv(4096):
+            heard += received
+    return heard
+
+
+_HEAD = b"POST /generate HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nContent-Length: 30\r\n"
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [b"", b"POST /gen", _HEAD, _HEAD + b"\r\n", _HEAD + b'\r\n{"prompt": "the'],
+    ids=["nothing", "a line", "a head", "no body", "half a body"],
+)
+def test_slow_clients_hold_no_connection(sent: bytes) -> None:
+    """A request of which the rest never comes is answered with 408, wherever it stopped, and its connection ends."""
+    app = fastapi.FastAPI()
+
+    @app.post("/generate")
+    async def generate(body: dict[str, str]) -> dict[str, str]:
+        return body
+
+    with _served(app, Limits(arrival_seconds=0.2)) as port:
+        assert _heard(port, sent).startswith(b"HTTP/1.1 408 ")
+
+
+def test_answers_may_take_longer_than_requests() -> None:
+    """The limit is for what arrives: an answer that takes longer is heard, and so is the next one on the connection."""
+    app = fastapi.FastAPI()
+
+    @app.get("/{seconds}")
+    async def slow(seconds: float) -> str:
+        await asyncio.sleep(seconds)
+        return "answer"
+
+    with _served(app, Limits(arrival_seconds=1)) as port:
+        heard = _heard(
+            port,
+            b"GET /1.5 HTTP/1.1\r\nHost: a\r\n\r\n",
+            b"GET /0 HTTP/1.1\r\nHost: a\r\nConnection: close\r\n\r\n",
+        )
+    assert heard.count(b"HTTP/1.1 200 OK") == 2
+    assert heard.count(b'"answer"') == 2
+    assert b"408" not in heard
+
+
+def test_compiling_is_told(generator: Generator, caplog: pytest.LogCaptureFixture) -> None:
+    """Before it takes requests, the service says that it compiles, and then how long that took."""
+    caplog.set_level(logging.INFO, logger="uvicorn.error")
+    with TestClient(build_app(generator, limits=_LIMITS)):
+        pass
+    said = [record.message for record in caplog.records if record.name == "uvicorn.error"]
+    assert said[0].startswith("Compiling for every width of prompt.")
+    assert re.fullmatch(r"Compiled in \d+ s\.", said[1])
+
+
+def test_the_table_of_statuses_is_whole(client: TestClient) -> None:
+    """Every status that a client can provoke stands in the README's table."""
+    table = re.findall(r"^\| ([\d, ]+) \|", _SERVICE.with_name("README.md").read_text(), re.MULTILINE)
+    known = {int(status) for row in table for status in row.split(",")}
+    headers = {"Content-Type": "application/json"}
+    provoked = {
+        client.post("/generate", content=b"\xff", headers=headers).status_code,
+        client.post("/generate", content=b'{"prompt": ', headers=headers).status_code,
+        client.post("/generate", content=b" " * 4000, headers=headers).status_code,
+        client.post("/generate", content=iter([b"{", b"}"])).status_code,
+        client.post("/nowhere").status_code,
+        client.get("/generate").status_code,
+        client.get("/health").status_code,
+    }
+    assert provoked == {200, 400, 404, 405, 411, 413, 422}
+    assert provoked | {408, 500, 503} == known

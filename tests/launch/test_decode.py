@@ -139,7 +139,7 @@ def test_failed_prompts_have_a_row(tmp_path: pathlib.Path, capsys: pytest.Captur
     assert rows[12] == {"id": "broken", "failure": "the model gave logits that are not finite"}
     assert rows[13]["id"] == "last"
     assert len(rows) == 3 * 6 + 1
-    assert "1 prompts could not be decoded" in capsys.readouterr().out
+    assert "1 prompt could not be decoded" in capsys.readouterr().out
     assert _decode(model, data, tmp_path / "other.jsonl") == 1
     assert "example broken: the model gave logits that are not finite" in capsys.readouterr().err
     assert not (tmp_path / "other.jsonl").exists()

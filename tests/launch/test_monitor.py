@@ -4,10 +4,10 @@ import io
 import json
 import pathlib
 import re
-from collections.abc import Iterator
 
 import pytest
 
+from calm_beam.examples import LARGEST_ROW
 from calm_beam.launch.cli import main
 from calm_beam.manifest import write_manifest
 from tests.calm_beam.manifest.builders import build_calibration, build_manifest, build_never_exit
@@ -92,13 +92,16 @@ def test_a_stream_that_ends_keeps_its_state(
 ) -> None:
     """What a stream gave up to its end, a bad line or Ctrl-C is kept: it will not come again."""
 
-    def interrupted() -> Iterator[str]:
-        yield "0.5\n"
-        raise KeyboardInterrupt
+    class Interrupted(io.StringIO):
+        def readline(self, size: int | None = -1, /) -> str:  # type: ignore[override]
+            line = super().readline(size or -1)
+            if not line:
+                raise KeyboardInterrupt
+            return line
 
     flags = ["monitor", f"--manifest={manifest}", "--losses=-", f"--state={tmp_path / 'state.json'}"]
     counts = []
-    for stream, status in ((io.StringIO("0\n" * 250), 0), (io.StringIO("0\nx\n"), 1), (interrupted(), 130)):
+    for stream, status in ((io.StringIO("0\n" * 250), 0), (io.StringIO("0\nx\n"), 1), (Interrupted("0.5\n"), 130)):
         monkeypatch.setattr("sys.stdin", stream)
         assert main(flags) == status
         counts.append(json.loads((tmp_path / "state.json").read_text())["monitor"]["n"])
@@ -204,6 +207,32 @@ def test_a_state_that_is_none_is_refused(
     assert main(["monitor", f"--manifest={manifest}", f"--losses={losses}", f"--state={state}"]) == 1
     assert f"calm-beam monitor: state {state}: " in capsys.readouterr().err
     assert state.read_text() == content
+
+
+def test_a_state_of_more_losses_than_there_are_is_refused(
+    manifest: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A count beyond every stream, and one more loss after the last that can be counted, are errors in words."""
+    state = tmp_path / "state.json"
+    flags = ["monitor", f"--manifest={manifest}", f"--losses={_write(tmp_path / 'a', [0.5])}", f"--state={state}"]
+    assert main(flags) == 0
+    for count in (10**400, 10**12):
+        content = json.loads(state.read_text())
+        content["monitor"]["n"] = count
+        state.write_text(json.dumps(content))
+        capsys.readouterr()
+        assert main(flags) == 1
+        assert "n must be at most 1000000000000, which no stream has" in capsys.readouterr().err
+
+
+def test_a_line_without_end_is_refused(
+    manifest: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A line longer than any row may be is named, and no more of it is read."""
+    losses = tmp_path / "losses"
+    losses.write_text("0\n" + "1" * (LARGEST_ROW + 1))
+    assert main(["monitor", f"--manifest={manifest}", f"--losses={losses}"]) == 1
+    assert f"calm-beam monitor: {losses}, line 2: is longer than 4 MiB" in capsys.readouterr().err
 
 
 def test_a_broken_manifest_is_refused(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:

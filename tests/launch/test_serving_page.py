@@ -44,7 +44,7 @@ def test_what_the_page_shows_runs(
     exec(measure.replace("share=0.01", "share=1"), names)
     (monitor,) = [command[1:] for command in commands if command[:2] == ["calm-beam", "monitor"]]
     assert main(monitor) == 0
-    assert "1 losses, mean" in capsys.readouterr().out
+    assert "1 loss, mean" in capsys.readouterr().out
 
 
 def test_every_confidence_that_can_be_served_is_described() -> None:

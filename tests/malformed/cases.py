@@ -350,7 +350,7 @@ CASES: Mapping[str, Case] = {
     "a budget of 10^15": calibrate("--token_budget=1000000000000000", names=("token_budget",)),
     "minus one worker": calibrate("--direct_num_workers=-1", names=("--direct_num_workers",)),
     "a million workers": calibrate("--direct_num_workers=1000000", names=("--direct_num_workers",)),
-    "a billion shards": calibrate("--num_shards=1000000000", names=("--num_shards",)),
+    "ten billion shards": calibrate("--num_shards=10000000000", names=("--num_shards",)),
     "a portable runner alone": calibrate("--runner=PortableRunner", names=("--job_endpoint",)),
     "a trillion trials": Case(
         argv=(

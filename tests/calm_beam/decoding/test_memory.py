@@ -240,3 +240,26 @@ def test_every_sweep_gives_back_and_few_sizes_are_compiled(monkeypatch: pytest.M
     left.close()
     assert len(returns) == 5
     assert len(states_sizes) == len(source_sizes) == 1
+
+
+def test_what_does_not_fit_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before anything is decoded, lengths and numbers that no memory holds are refused with the flag to lower."""
+    monkeypatch.setattr(memory, "free_host_bytes", lambda: 1 << 30)
+    sizes = {"lanes": 6, "steps": 64, "source": 512}
+    memory.check_memory(_CONFIG, **sizes)
+    for changes, flag in (
+        ({"steps": 100_000}, "Lower --max_decode_length"),
+        ({"source": 1_000_000}, "Lower --max_input_length"),
+        ({"token_budget": 10**9}, "Lower --token_budget"),
+        ({"rows": 10**6}, "Lower --batch_size"),
+    ):
+        with pytest.raises(ValueError, match=rf"decoding needs [\d,.]+ GiB .* 1.0 GiB are free. {flag}"):
+            memory.check_memory(_CONFIG, **{**sizes, **changes})
+
+
+def test_what_is_needed_is_a_lower_bound_that_grows() -> None:
+    """More lanes, tokens or rows never need less, and a small model with short texts needs a few megabytes."""
+    small = memory.least_need(_CONFIG, lanes=2, steps=8, source=16)
+    assert small.total < 1 << 23
+    for changes in ({"lanes": 3}, {"steps": 9}, {"source": 17}, {"rows": 2}):
+        assert memory.least_need(_CONFIG, **{"lanes": 2, "steps": 8, "source": 16, **changes}).total > small.total

@@ -2,15 +2,17 @@
 
 import codecs
 import gzip
+import itertools
 import pathlib
 import re
+import tracemalloc
 from typing import Any
 
 import pyarrow
 import pyarrow.parquet
 import pytest
 
-from calm_beam.examples import DataError, Example
+from calm_beam.examples import LARGEST_ROW, DataError, Example
 from calm_beam.inputs import FORMATS, Reading, format_of, parts_of, place_of, read_examples
 from tests.data_files import write_parquet
 from tests.pipelines import write_rows
@@ -235,3 +237,50 @@ def test_places_are_named_as_formats_count() -> None:
         "a.tfrecord, record 3",
         "seqio:t/s/00000-of-00001, example 3",
     }
+
+
+@pytest.mark.parametrize("name", ["a.jsonl", "a.jsonl.gz", "a.txt", "a.txt.gz"])
+def test_a_line_without_end_is_refused(name: str, tmp_path: pathlib.Path) -> None:
+    """A line longer than any row may be is named; of what a small file unpacks to, no more of it is in memory."""
+    path = tmp_path / name
+    content = b'{"input": "a"}\n{"input": "' + b"a" * (32 << 20) + b'"}\n'
+    path.write_bytes(gzip.compress(content, 1) if path.suffix == ".gz" else content)
+    tracemalloc.start()
+    try:
+        with pytest.raises(
+            DataError, match=re.escape(f"{path}, line 2: is longer than 4 MiB, the most that a row may")
+        ):
+            _read(path)
+        assert tracemalloc.get_traced_memory()[1] < 24 << 20
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"input": "a" * (LARGEST_ROW + 1)},
+        {"input": "a", "references": ["b" * (LARGEST_ROW // 2), "c" * (LARGEST_ROW // 2)]},
+    ],
+    ids=["prompt", "references"],
+)
+def test_a_row_of_any_format_is_bounded(row: dict[str, Any], tmp_path: pathlib.Path) -> None:
+    """What a row may have is the same where it is no line: prompt and references together."""
+    rows = [{"input": "short", "references": []}, {"references": [], **row}]
+    with pytest.raises(DataError, match="row 2: is longer than 4 MiB"):
+        _read(write_parquet(tmp_path / "a.parquet", rows))
+    smaller = {key: value[:-1] if key == "input" else [text[:-1] for text in value] for key, value in row.items()}
+    rows[1] = {"references": [], **smaller, "input": smaller["input"] or "a"}
+    assert len(_read(write_parquet(tmp_path / "b.parquet", rows))) == 2
+
+
+def test_a_cell_that_is_stored_once_is_read_in_small_batches(tmp_path: pathlib.Path) -> None:
+    """A long text in every row, which takes little room in the file, is not in memory as often as there are rows."""
+    prompts = pyarrow.DictionaryArray.from_arrays(pyarrow.array([0] * 2000), ["a" * (LARGEST_ROW - 10)])
+    path = tmp_path / "a.parquet"
+    table = pyarrow.Table.from_arrays([prompts], ["input"])
+    pyarrow.parquet.write_table(table, path, dictionary_pagesize_limit=2 * LARGEST_ROW, store_schema=False)
+    assert path.stat().st_size < LARGEST_ROW
+    before = pyarrow.total_allocated_bytes()
+    assert [example.line for example in itertools.islice(read_examples(str(path)), 20)] == [*range(1, 21)]
+    assert pyarrow.default_memory_pool().max_memory() - before < 40 * LARGEST_ROW

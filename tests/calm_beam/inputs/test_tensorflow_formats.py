@@ -13,7 +13,7 @@ import pytest
 import seqio
 import tensorflow as tf
 
-from calm_beam.examples import DataError, Example
+from calm_beam.examples import LARGEST_ROW, DataError, Example
 from calm_beam.inputs import Reading, read_examples, seqio_shards
 from calm_beam.storage import replacing
 from tests import seqio_tasks
@@ -193,7 +193,7 @@ def test_a_length_that_no_record_has(length: int, name: str, tmp_path: pathlib.P
     content = write_tfrecord(tmp_path / "good.tfrecord", text_rows(1)).read_bytes() + head + b"sum, a record"
     path = tmp_path / name
     path.write_bytes(gzip.compress(content) if name.endswith(".gz") else content)
-    with pytest.raises(DataError, match=rf"damaged TFRecord data after record 1 \(a record claims {length} bytes, "):
+    with pytest.raises(DataError, match=r"record 2: is longer than 4 MiB, .* the file is damaged"):
         _read(path)
 
 
@@ -349,8 +349,16 @@ def test_tasks_that_cannot_be_had(name: str, modules: tuple[str, ...], message: 
 
 def test_shards_that_are_no_longer_the_same(tmp_path: pathlib.Path) -> None:
     """A source that has lost or gained files since the run was started is refused."""
-    with pytest.raises(DataError, match=r"/00001-of-00002: the split has 1 shards now, 2 when the run was started\."):
+    with pytest.raises(DataError, match=r"/00001-of-00002: the split has 1 shard now, 2 when the run was started\."):
         _read(f"{_TEXT}/00001-of-00002")
     source = seqio.TFExampleDataSource({"test": str(tmp_path / "*.tfrecord")}, {})
     with pytest.raises(DataError, match=r"there are no files of split test\."):
         seqio_shards(_add_task(source), ())
+
+
+@pytest.mark.parametrize("name", ["a.tfrecord", "a.tfrecord.gz"])
+def test_a_record_without_end_is_refused(name: str, tmp_path: pathlib.Path) -> None:
+    """A record longer than any row may be is named, and TensorFlow is not asked for it."""
+    path = write_tfrecord(tmp_path / name, [{"input": "a"}, {"input": "a" * LARGEST_ROW}])
+    with pytest.raises(DataError, match=re.escape(f"{path}, record 2: is longer than 4 MiB, the most that a row may")):
+        _read(path)

@@ -73,7 +73,7 @@ def manifests(draw: st.DrawFn) -> Manifest:
         path=path,
     )
     return build_manifest(
-        vocabulary=draw(st.none() | st.builds(VocabularyRecord, fingerprint=name, extra_ids=st.integers(0, 2**70))),
+        vocabulary=draw(st.none() | st.builds(VocabularyRecord, fingerprint=name, extra_ids=st.integers(0, 2**31 - 1))),
         calibrations=(calibration,),
         software=draw(st.dictionaries(name, name, max_size=3)),
     )
@@ -268,6 +268,7 @@ def test_another_model_is_refused() -> None:
         (("created",), 5, 'created must be a UTC time such as "2026-01-31T12:00:00Z", got {}'),
         (("model",), [1], "model must be a JSON object, got {}"),
         (("model", "layers"), True, "model.layers must be an integer of at least 1, got {}"),
+        (("model", "layers"), 2**31, "model.layers must be at most 2147483647, got {}"),
         (("model", "layers"), 6.0, "model.layers must be an integer of at least 1, got {}"),
         (("model", "uri"), "", "model.uri must be a non-empty string, got {}"),
         (("model", "heads"), 8, "model.heads is not a key of calm-beam/manifest/v1; expected uri, fingerprint, layers"),

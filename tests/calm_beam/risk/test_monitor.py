@@ -195,6 +195,8 @@ def test_drift_is_found_soon(capsys: pytest.CaptureFixture[str]) -> None:
         ({"alpha": "0.1"}, "alpha must be in (0, 1), got '0.1'."),
         ({"is_signed": 1}, "is_signed must be true or false, got 1."),
         ({"n": -1}, "n must be a whole number of at least 0, got -1."),
+        ({"n": 10**400}, "n must be at most 1000000000000, which no stream has; got 10000000000000000000"),
+        ({"n": 10**12 + 1}, "n must be at most 1000000000000, which no stream has; got 1000000000001."),
         ({"n": 1.5}, "n must be a whole number of at least 0, got 1.5."),
         ({"loss_sum": 2**33}, "loss_sum must be in [0, 4294967296] for n = 1, got 8589934592."),
         ({"loss_sum": -1}, "loss_sum must be a whole number of at least 0, got -1."),

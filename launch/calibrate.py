@@ -130,7 +130,7 @@ def main(argv: Sequence[str]) -> int:
     finally:
         # Last, since the manifest stands by itself: a report that fails takes nothing away, and can be built again.
         # Also if nobody reads the summary any more.
-        report_after(output, folder, flags)
+        report_after(output, folder, flags, source.model)
     return 0
 
 

@@ -34,7 +34,7 @@ def main(argv: Sequence[str]) -> int:
         output = find_output(flags.output, overwrite=flags.overwrite)
         if not is_local(options):
             raise UsageError("decode writes one file and runs on this machine: leave --runner out.")
-        run = prepare_run(flags, needs_references=False)
+        run = prepare_run(flags, needs_references=False).without_weights()
         pipeline = beam.Pipeline(runner=make_runner(options), options=options)
     # Beside the output, so that the same disk has to hold both.
     beside = None if is_cloud_path(output) else parent(output)

@@ -9,6 +9,7 @@ Speedups are shown where `evaluate` measured some at the chosen thresholds (--sp
 """
 
 import argparse
+import dataclasses
 from collections.abc import Sequence
 
 from calm_beam.calibration.publish import REPORT
@@ -38,13 +39,29 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def report_after(output: str, folder: str, calibrate_flags: argparse.Namespace) -> None:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ReportedModel:
+    """What a report needs of the model.
+
+    Attributes:
+      sizes: For floating point operations; None if they cannot be had, and are not counted.
+      vocabulary: For texts of tokens; None if it cannot be had, or there is none, and tokens are shown as ids.
+    """
+
+    sizes: DecoderSizes | None
+    vocabulary: Vocabulary | None
+
+
+def report_after(
+    output: str, folder: str, calibrate_flags: argparse.Namespace, model: ReportedModel | None = None
+) -> None:
     """Builds the report of a calibration that has just published its result; says so if that fails.
 
     Args:
       output: Its output directory.
       folder: Its generations.
       calibrate_flags: Its flags, which may name model and vocabulary.
+      model: Where the calibration has loaded the model, which then is not loaded again.
     """
     path = joined(output, REPORT)
     flags = _parser().parse_args([f"--calibration={output}", f"--generations={folder}"])
@@ -53,7 +70,7 @@ def report_after(output: str, folder: str, calibrate_flags: argparse.Namespace) 
     elsewhere = "" if folder.startswith(joined(output, "")) else f" --generations={folder}"
     again = f"calm-beam report --calibration={output}{elsewhere}"
     try:
-        _build(flags, path)
+        _build(flags, path, model)
     except KeyboardInterrupt as interrupt:
         raise KeyboardInterrupt(f"the result in {output} is whole; only its report is missing: {again}") from interrupt
     # Whatever it is: the calibration succeeded, and must not seem to have failed.
@@ -105,21 +122,23 @@ def _checked_output(flags: argparse.Namespace) -> str:
     return output
 
 
-def _build(flags: argparse.Namespace, output: str) -> None:
-    """Reads everything and writes the page."""
+def _build(flags: argparse.Namespace, output: str, model: ReportedModel | None = None) -> None:
+    """Reads everything, the model too unless it is given, and writes the page."""
     calibrated = read_calibrated(flags.calibration)
     manifest = calibrated.manifest
     remarks: list[str] = []
     stored = _stored(flags, calibrated, remarks)
-    vocabulary, sizes = _model(flags, manifest, remarks) if stored else (None, None)
-    if vocabulary is None and manifest.vocabulary is not None:
-        # Prompts are texts, whose lengths in tokens nobody knows then.
-        sizes = None
+    if not stored:
+        model = ReportedModel(sizes=None, vocabulary=None)
+    elif model is None:
+        model = _model(flags, manifest, remarks)
+    # Prompts are texts where there was a vocabulary, whose lengths in tokens nobody knows without it.
+    is_counted = model.vocabulary is not None or manifest.vocabulary is None
     page = build_page(
         calibrated,
         stored,
-        vocabulary=vocabulary,
-        sizes=sizes,
+        vocabulary=model.vocabulary,
+        sizes=model.sizes if is_counted else None,
         speedups=read_speedups(flags.speedup, manifest) if flags.speedup else None,
         most_examples=flags.max_examples,
         seed=flags.seed,
@@ -148,10 +167,8 @@ def _stored(flags: argparse.Namespace, calibrated: Calibrated, remarks: list[str
     return StoredOutputs.read(folder, calibrated.manifest)
 
 
-def _model(
-    flags: argparse.Namespace, manifest: Manifest, remarks: list[str]
-) -> tuple[Vocabulary | None, DecoderSizes | None]:
-    """Returns vocabulary and sizes; None for what cannot be had, unless it was named and is wrong."""
+def _model(flags: argparse.Namespace, manifest: Manifest, remarks: list[str]) -> ReportedModel:
+    """Returns what can be had of the model; what was named and is wrong is an error."""
     # Here, since it needs JAX, which a calibration of stored generations does without.
     from calm_beam.checkpoints import CheckpointError, load_checkpoint
     from calm_beam.serving.agreement import check_model, check_vocabulary
@@ -172,7 +189,7 @@ def _model(
             raise UsageError(f"--checkpoint: {error}") from error
         remarks.append(f"Floating point operations are not counted, since the model cannot be had: {error}")
     if manifest.vocabulary is None and flags.vocabulary is None:
-        return None, sizes
+        return ReportedModel(sizes=sizes, vocabulary=None)
     try:
         vocabulary = None
         if vocabulary_path is not None:
@@ -183,5 +200,5 @@ def _model(
         if flags.vocabulary is not None:
             raise UsageError(f"--vocabulary: {error}") from error
         remarks.append(f"Tokens are shown as ids, since the vocabulary cannot be had: {error}")
-        return None, sizes
-    return vocabulary, sizes
+        return ReportedModel(sizes=sizes, vocabulary=None)
+    return ReportedModel(sizes=sizes, vocabulary=vocabulary)

@@ -13,8 +13,9 @@ from calm_beam.examples import DataError, mixed_prompts, no_vocabulary_for
 from calm_beam.exits.measures import Need, is_own, source_digest
 from calm_beam.exits.rule import ExitRule
 from calm_beam.generation_folder import DecodeJob
-from calm_beam.inputs import Reading, place_of, read_examples
+from calm_beam.inputs import Reading, is_seqio, place_of, read_examples, seqio_name
 from calm_beam.manifest import ModelRecord, VocabularyRecord
+from calm_beam.seqio_names import SeqIOShard
 from calm_beam.storage import absolute
 from calm_beam.transforms.decode import DecodePlan
 from calm_beam.vocabulary import Vocabulary, VocabularyError, open_vocabulary
@@ -25,7 +26,7 @@ from .model_flags import declared
 from .terminal import say
 from .versions import decoding_versions
 
-# Looked at in every file before work starts; the rest is checked by the workers.
+# Looked at in every file before work starts, and in one shard of a SeqIO task; the rest is checked by the workers.
 _PREVIEWED_EXAMPLES = 100
 
 _WITHOUT_VOCABULARY = "but what was calibrated are token ids without a vocabulary. Take data that has"
@@ -74,6 +75,10 @@ class PreparedRun:
             num_shards=flags.num_shards,
             software=decoding_versions(),
         )
+
+    def without_weights(self) -> Self:
+        """Returns the run without the weights of its model, which a launcher that waits for workers need not hold."""
+        return dataclasses.replace(self, checkpoint=dataclasses.replace(self.checkpoint, arrays={}))
 
     def with_upper_part(self, thresholds: int) -> Self:
         """Returns the run with the first thresholds of its grid alone."""
@@ -249,19 +254,36 @@ class DataPreview:
 def preview_data(paths: Sequence[str], reading: Reading) -> DataPreview:
     """Returns what kinds of values the data hold, having checked the first examples of every file.
 
+    Of a SeqIO task, one shard is looked at: a task makes all its examples alike, may have a thousand shards, and each
+    takes a second to open. Preprocessors may leave nothing of a shard, so that the next one is tried then.
+
     Raises:
       DataError: If one of them is malformed, a file has none, or prompts are texts here and token ids there.
     """
     first: dict[str, str] = {}
+    has_examples: dict[str, bool] = {}
     for path in paths:
+        name = _task_name(path) if is_seqio(path) else path
+        if has_examples.get(name):
+            continue
         examples = list(itertools.islice(read_examples(path, reading), _PREVIEWED_EXAMPLES))
-        if not examples:
-            raise DataError(f"--data {path}: holds no examples.")
+        has_examples[name] = bool(examples)
+        if not examples and not is_seqio(path):
+            break
         for example in examples:
             place = place_of(path, example.line, reading)
             first.setdefault("ids" if example.input is None else "text", place)
             if example.references:
                 first.setdefault("reference", place)
+    empty = next((name for name, found in has_examples.items() if not found), None)
+    if empty is not None:
+        raise DataError(f"--data {empty}: holds no examples.")
     if "text" in first and "ids" in first:
         raise DataError(mixed_prompts(first["text"], first["ids"]))
     return DataPreview(text_prompt=first.get("text"), text_reference=first.get("reference"))
+
+
+def _task_name(shard: str) -> str:
+    """Returns the name of the split that a shard is one of."""
+    found = SeqIOShard.of(shard)
+    return seqio_name(found.task, found.split)

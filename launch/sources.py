@@ -9,6 +9,7 @@ import apache_beam as beam
 from calm_beam.calibration.plan import block_ends
 from calm_beam.calibration.publish import EarlierResult
 from calm_beam.decoding.settings import DecodeSettings, descending_grid, uniform_grid
+from calm_beam.efficiency.flops import DecoderSizes
 from calm_beam.generation_folder import Completion, DecodeJob, StoredGenerations
 from calm_beam.storage import absolute
 from calm_beam.transforms import DecodeExamples, ReadExamples
@@ -16,6 +17,7 @@ from calm_beam.transforms.progress import ProgressLog
 
 from .flags import UsageError, naming
 from .generations import begin_generations, find_generations, next_generations
+from .report import ReportedModel
 
 # What decides generations cannot be chosen for those that are there already.
 _DECODING_FLAGS = (
@@ -75,11 +77,13 @@ class Source:
       job: What all of them are generations of.
       settings: The job's, with the grid that is calibrated.
       parts: What is made ready one after the other, each with more of the grid, until no test goes on.
+      model: What the report needs of the model; None where it has not been loaded.
     """
 
     job: DecodeJob
     settings: DecodeSettings
     parts: tuple[Part, ...]
+    model: ReportedModel | None = None
 
 
 def decoded_source(flags: argparse.Namespace, output: str, earlier: EarlierResult, *, runs_here: bool) -> Source:
@@ -88,7 +92,9 @@ def decoded_source(flags: argparse.Namespace, output: str, earlier: EarlierResul
     from .setup_run import prepare_run
 
     needs_references = "risk" in flags.consistency
-    run = prepare_run(flags, needs_references=needs_references, cluster_key=flags.cluster_key, runs_here=runs_here)
+    run = prepare_run(
+        flags, needs_references=needs_references, cluster_key=flags.cluster_key, runs_here=runs_here
+    ).without_weights()
     job = run.job(flags, cluster_key=flags.cluster_key)
     ends = block_ends(len(job.settings.thresholds)) if flags.sweep == "lazy" else (len(job.settings.thresholds),)
     runs = [run.with_upper_part(end) for end in ends]
@@ -128,7 +134,12 @@ def decoded_source(flags: argparse.Namespace, output: str, earlier: EarlierResul
 
         return Part(job=jobs[place], folder=folder, completions=decode)
 
-    return Source(job=job, settings=job.settings, parts=tuple(part(place) for place in range(len(jobs))))
+    return Source(
+        job=job,
+        settings=job.settings,
+        parts=tuple(part(place) for place in range(len(jobs))),
+        model=ReportedModel(sizes=DecoderSizes.of(run.checkpoint.config), vocabulary=run.vocabulary),
+    )
 
 
 def stored_source(flags: argparse.Namespace, argv: Sequence[str]) -> Source:

@@ -11,6 +11,7 @@ from typing import Any
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.message import DecodeError
 
+from calm_beam.errors import CalmBeamError
 from calm_beam.examples import DataError, Example, RowKeys, check_row_size, example_of_row
 from calm_beam.extras import tensorflow_on_cpu
 from calm_beam.storage import open_input, writing
@@ -55,7 +56,7 @@ class TFRecord(WholeFiles):
             yield example_of_row(row, where=where, position=position, file_index=part.file_index, keys=keys)
 
 
-class _DamageError(Exception):
+class _DamageError(CalmBeamError):
     """Bytes that are no records."""
 
 

@@ -4,10 +4,12 @@ Which requests are measured is decided by a hash of their ids, before anybody se
 losses would tell nothing about the risk. Requests that are refused (`PromptError`) have no output and no loss.
 """
 
+import dataclasses
 import hashlib
 import json
 import os
 from collections.abc import Sequence
+from typing import Self
 
 from calm_beam.manifest import ManifestError
 from calm_beam.metrics.registry import check_may_run, checked_score, get_metric
@@ -20,7 +22,26 @@ from .answer import Answer
 from .generator import AnyPrompt, Generator
 
 _HASHED_BITS = 64
-_LONGEST_REASON = 200
+LONGEST_REASON = 200
+"""Characters of a reason that a row has."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MeasuredLoss:
+    """The loss of a request.
+
+    Attributes:
+      value: The loss.
+      failure: Why it is 1 without having been measured; None if it was measured.
+    """
+
+    value: float
+    failure: str | None
+
+    @classmethod
+    def of_failure(cls, error: Exception) -> Self:
+        """Returns the loss of a request that should have been answered and has no output."""
+        return cls(value=1.0, failure=f"{type(error).__name__}: {error}"[:LONGEST_REASON])
 
 
 class LossProbe:
@@ -113,8 +134,9 @@ class LossProbe:
           prompt: As it was given to the generator.
           answer: What that gave.
           references: Right answers, which the losses of risk consistency need: texts, or lists of token ids, and only
-            the latter under a manifest without a vocabulary. Live traffic has none: there, watch an entry of textual
-            consistency, and give those of risk consistency to `calm-beam verify` with labelled data.
+            the latter under a manifest without a vocabulary. `LateReferences` is for those that come later. Live
+            traffic has none: there, watch an entry of textual consistency, and give those of risk consistency to
+            `calm-beam verify` with labelled data.
 
         Returns:
           The loss; 1 if it cannot be measured, the reason of which stands in the file.
@@ -124,16 +146,7 @@ class LossProbe:
             written.
           OSError: If the file cannot be written.
         """
-        if self._entry.consistency == "risk" and not references:
-            raise ValueError(f"request {request_id}: risk consistency needs references to measure a loss, got none.")
-        texts = self._reference_texts(request_id, references)
-        try:
-            full = self._full.generate(prompt)
-            loss = self._loss(request_id, answer.text, full.text, texts)
-        except Exception as error:
-            # Left out, it would bias what is watched: the calibration counts an output that fails in the same way.
-            return self.observe_failure(request_id, error)
-        return self._add(request_id, loss, failure=None)
+        return self.add(request_id, self.measure(request_id, prompt, answer, references=references))
 
     def observe_failure(self, request_id: str, error: Exception) -> float:
         """Adds loss 1 for a sampled request that should have been answered and has no output, and returns it.
@@ -141,7 +154,36 @@ class LossProbe:
         Raises:
           OSError: If the file cannot be written.
         """
-        return self._add(request_id, 1.0, failure=f"{type(error).__name__}: {error}"[:_LONGEST_REASON])
+        return self.add(request_id, MeasuredLoss.of_failure(error))
+
+    @property
+    def needs_references(self) -> bool:
+        """Whether a loss is measured against right answers."""
+        return self._entry.consistency == "risk"
+
+    def measure(
+        self, request_id: str, prompt: AnyPrompt, answer: Answer, *, references: Sequence[str | Sequence[int]] = ()
+    ) -> MeasuredLoss:
+        """Returns what `observe` would add to the file, and adds nothing; arguments and `ValueError` are the same."""
+        if self.needs_references and not references:
+            raise ValueError(f"request {request_id}: risk consistency needs references to measure a loss, got none.")
+        texts = self._reference_texts(request_id, references)
+        try:
+            full = self._full.generate(prompt)
+            return MeasuredLoss(value=self._loss(request_id, answer.text, full.text, texts), failure=None)
+        except Exception as error:
+            # Left out, it would bias what is watched: the calibration counts an output that fails in the same way.
+            return MeasuredLoss.of_failure(error)
+
+    def add(self, request_id: str, loss: MeasuredLoss) -> float:
+        """Adds a loss to the file, and returns its value.
+
+        Raises:
+          OSError: If the file cannot be written.
+        """
+        row = {"id": request_id, "loss": loss.value, "failure": loss.failure, **self._about}
+        append_line(self._path, json.dumps(row))
+        return loss.value
 
     def _reference_texts(self, request_id: str, references: Sequence[str | Sequence[int]]) -> list[str]:
         """Returns references as the texts of answers are made, so that the two can be compared."""
@@ -177,8 +219,3 @@ class LossProbe:
         # Manifests that do not say mean the paper's loss.
         of_scores = signed_risk_loss if self._entry.loss == "signed" else relu_risk_loss
         return float(of_scores(early_score=score, full_score=full_score))
-
-    def _add(self, request_id: str, loss: float, *, failure: str | None) -> float:
-        row = {"id": request_id, "loss": loss, "failure": failure, **self._about}
-        append_line(self._path, json.dumps(row))
-        return loss

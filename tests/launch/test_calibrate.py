@@ -77,10 +77,18 @@ def _check_choices(manifest: Manifest, table: list[dict[str, str]]) -> None:
 
 
 def test_end_to_end(
-    model: pathlib.Path, data: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+    model: pathlib.Path,
+    data: pathlib.Path,
+    tmp_path: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """A run writes generations, a risk table and a manifest whose choices follow from the table."""
+    """A run writes generations, a risk table, a manifest whose choices follow from the table, and the report.
+
+    For that, the model is not loaded again.
+    """
     output = tmp_path / "deep" / "out"
+    monkeypatch.setattr("calm_beam.launch.report._model", lambda *_: pytest.fail("loaded again"))
     assert _calibrate(model, data, output) == 0
     assert {path.name for path in output.iterdir()} == {
         "generations",
@@ -97,6 +105,7 @@ def test_end_to_end(
     stored = [item for path in output.glob("generations/*/*.parquet") for item in read_generations(path)]
     assert sorted(item.example.id for item in stored) == sorted(row["id"] for row in id_rows(30))
     printed = capsys.readouterr()
+    assert "not counted" not in printed.err
     assert "30 examples in" in printed.out
     assert "; 4 repeated inputs, 0 cut, 0 failed." in printed.out
     assert f"Manifest: {output / 'manifest.json'}" in printed.out

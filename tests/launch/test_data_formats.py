@@ -4,17 +4,21 @@ import json
 import pathlib
 import re
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import pytest
 
+from calm_beam.examples import DataError, Example
 from calm_beam.inputs import Reading
+from calm_beam.launch import setup_run
 from calm_beam.launch.cli import main
 from calm_beam.launch.data_files import reading_of
 from calm_beam.launch.flags import UsageError
 from calm_beam.launch.train_flags import parse_train_flags
 from calm_beam.launch.train_inputs import read_rows
 from calm_beam.manifest import read_manifest
+from calm_beam.seqio_names import SeqIOShard
+from tests.calm_beam.calibration.builders import build_example
 from tests.data_files import write_parquet, write_tfrecord
 from tests.pipelines import SHORT_FLAGS, text_rows, without_time, write_model, write_rows, write_vocabulary
 
@@ -142,6 +146,22 @@ def test_what_is_wrong_is_said_first(
     assert main(["calibrate", *model_flag, f"--output={tmp_path / 'out'}", *flags]) == 2
     assert message in capsys.readouterr().err
     assert not (tmp_path / "out").exists()
+
+
+def test_one_shard_of_a_task_is_previewed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A task of a thousand shards is looked at in one that has examples; files are looked at each."""
+    opened: list[str] = []
+
+    def read(path: str, reading: Reading) -> Iterator[Example]:
+        opened.append(path)
+        return iter(() if "00000-of-01000" in path else [build_example(input="a")])
+
+    monkeypatch.setattr(setup_run, "read_examples", read)
+    tasks = {name: [SeqIOShard(name, "test", number, 1000).name() for number in range(1000)] for name in "ab"}
+    setup_run.preview_data(["x.txt", *tasks["a"], *tasks["b"], "y.txt"], Reading())
+    assert opened == ["x.txt", *tasks["a"][:2], *tasks["b"][:2], "y.txt"]
+    with pytest.raises(DataError, match=r"^--data seqio:a/test: holds no examples\."):
+        setup_run.preview_data(tasks["a"][:1], Reading())
 
 
 def test_training_reads_every_format(tmp_path: pathlib.Path) -> None:

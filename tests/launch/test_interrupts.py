@@ -27,7 +27,7 @@ def test_an_interrupted_process_does_not_take_down_its_threads(number: str) -> N
     """Exit handlers of libraries are called and output is flushed, but nothing that threads may use is taken away."""
     done = _run(
         "class Client:\n"
-        "    def __del__(self): os.write(1, b'taken away')\n"
+        "    def __del__(self, write=os.write): write(1, b'taken away')\n"
         "client = Client()\n"
         "def interrupted(argv):\n"
         "    atexit.register(lambda: print('handled'))\n"
@@ -45,7 +45,7 @@ def test_only_what_succeeded_ends_as_python_ends(status: int, printed: str) -> N
     """A command that failed may have threads that go on, one that succeeded has none."""
     done = _run(
         "class Client:\n"
-        "    def __del__(self): os.write(1, b'taken away')\n"
+        "    def __del__(self, write=os.write): write(1, b'taken away')\n"
         "client = Client()\n"
         f"inspect.main = lambda argv: {status}\n"
     )

@@ -435,7 +435,7 @@ def test_what_workers_find(
     status, message = _run(place, "--consistency=textual,risk", *flags, capsys=capsys)
     # Before it, a slow machine has time to say how far it is.
     *progress, error = message.splitlines()
-    assert all(line.startswith(("plan sha256:", "decoded ")) for line in progress)
+    assert all(line.startswith(("plan sha256:", "reading", "loading", "compiling", "decoded ")) for line in progress)
     assert error.startswith("calm-beam calibrate: ")
     assert expected in error
     assert "while running" not in error

@@ -15,7 +15,7 @@ _LIMIT = 120
 """Seconds; far above what any case takes on an idle machine (`python -m tests.malformed` prints that)."""
 _MOST_MIB = 2048
 
-_PROGRESS = ("plan sha256:", "decoded ", "compiling", "reading ", "progress ")
+_PROGRESS = ("plan sha256:", "reading", "loading", "compiling", "decoded ")
 
 
 @pytest.fixture(scope="module")

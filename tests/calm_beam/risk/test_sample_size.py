@@ -99,7 +99,8 @@ def _needed_by_trying_all(
 @pytest.mark.parametrize("p_value", COIN_P_VALUES)
 def test_examples_needed_by_trying_all(p_value: str, risk: float, delta: float) -> None:
     """What is found is the least number from which on the power is enough everywhere, as trying all says."""
-    for epsilon, power in ((0.05, 0.9), (0.01, 0.6), (0.8, 0.1)):
+    # None of the powers is a probability that occurs: a tie would hang on the last digit.
+    for epsilon, power in ((0.05, 0.9), (0.01, 0.6), (0.8, 0.13)):
         asked = {"risk": risk, "delta": delta, "epsilon": epsilon, "power": power, "at_most": 300}
         assert coin_examples_needed(p_value, **asked) == _needed_by_trying_all(p_value, **asked)  # type: ignore[arg-type]
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, BinaryIO
 
 from calm_beam.errors import CalmBeamError
+from calm_beam import strict_json
 
 # Ids are decoded and stored as int32.
 _LARGEST_ID = 2**31 - 1
@@ -128,9 +129,10 @@ def parse_example(
     if not line.strip():
         raise DataError(f"{where}: is blank. Every line must be one JSON object.")
     try:
-        row = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise DataError(f"{where}: not valid JSON ({error}). Every line must be one JSON object.") from error
+        # What is passed over may hold NaN, which many programs write.
+        row = strict_json.loads(line.strip(), constants_allowed=True)
+    except strict_json.StrictJSONError as error:
+        raise DataError(f"{where}: {error}. Every line must be one JSON object.") from error
     if not isinstance(row, dict):
         raise DataError(f"{where}: expected a JSON object, got {type(row).__name__}.")
     return example_of_row(row, where=where, position=line_number, file_index=file_index, keys=keys)

@@ -1,5 +1,6 @@
 """Parquet: one row an example, read by row group."""
 
+import collections
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -61,11 +62,16 @@ class Parquet:
             ):
                 if version(part.path) != part.version:
                     raise DataError(f"{part.path}: was replaced while it was read. Start again.")
-                columns = [name for name in file.schema_arrow.names if name in wanted]
+                names = file.schema_arrow.names
+                twice = next((name for name, count in collections.Counter(names).items() if count > 1), None)
+                if twice is not None:
+                    # A row could take either.
+                    raise DataError(f"{part.path}: has two columns named {twice!r}. Rename or drop one of them.")
+                columns = [name for name in names if name in wanted]
                 if not columns:
                     raise DataError(
                         f"{part.path}: has none of the columns {keys.inputs} and input_ids, only "
-                        f"{', '.join(file.schema_arrow.names)}. Name the column of the prompts with --inputs_field."
+                        f"{', '.join(names)}. Name the column of the prompts with --inputs_field."
                     )
                 for batch in file.iter_batches(_BATCH, row_groups=[part.row_group], columns=columns):
                     for row in _rows(batch, part.path, position):

@@ -1,6 +1,8 @@
 """TFRecord files of tf.Example."""
 
+import collections
 import contextlib
+import functools
 import gzip
 import shutil
 import tempfile
@@ -8,6 +10,7 @@ import zlib
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.message import DecodeError
 
 from calm_beam.examples import DataError, Example, RowKeys, example_of_row
@@ -47,6 +50,7 @@ class TFRecord(WholeFiles):
                     features = tensorflow.train.Example.FromString(record).features.feature
                 except DecodeError as error:
                     raise DataError(f"{where}: is no tf.Example ({error}).") from error
+                _check_names(record, where)
                 row = _row(features, keys, where)
                 yield example_of_row(row, where=where, position=position, file_index=part.file_index, keys=keys)
 
@@ -85,6 +89,33 @@ def _records(tensorflow: Any, path: str, name: str) -> Iterator[bytes]:
             raise DataError(f"{name}: damaged TFRecord data after record {count} ({error.message}).") from error
         count += 1
         yield record
+
+
+def _check_names(record: bytes, where: str) -> None:
+    """Refuses a record that has a feature twice, of which a map would keep the last without a word."""
+    names = [entry.key for entry in _record_entries().FromString(record).features.feature]
+    twice = next((name for name, count in collections.Counter(names).items() if count > 1), None)
+    if twice is not None:
+        raise DataError(f"{where}: has two features named {as_texts([twice], 'a name', where)[0]!r}.")
+
+
+@functools.cache
+def _record_entries() -> Any:
+    """Returns a message class that reads a tf.Example's map of features as the list of entries that it is on disk."""
+    file = descriptor_pb2.FileDescriptorProto(
+        name="calm_beam/record_entries.proto", package="calm_beam", syntax="proto3"
+    )
+    field = descriptor_pb2.FieldDescriptorProto
+    for name, its_field, label, type_, type_name in (
+        ("Entry", "key", field.LABEL_OPTIONAL, field.TYPE_BYTES, None),
+        ("Entries", "feature", field.LABEL_REPEATED, field.TYPE_MESSAGE, ".calm_beam.Entry"),
+        ("Record", "features", field.LABEL_OPTIONAL, field.TYPE_MESSAGE, ".calm_beam.Entries"),
+    ):
+        message = file.message_type.add(name=name)
+        message.field.add(name=its_field, number=1, label=label, type=type_, type_name=type_name)
+    pool = descriptor_pool.DescriptorPool()
+    pool.Add(file)
+    return message_factory.GetMessageClass(pool.FindMessageTypeByName("calm_beam.Record"))
 
 
 def _row(features: Mapping[str, Any], keys: RowKeys, where: str) -> dict[str, Any]:

@@ -52,10 +52,10 @@ _ONE_KEY = "expected exactly one of the keys input and input_ids, got keys"
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("{", "not valid JSON (Expecting property name"),
+        ("{", "not JSON: Expecting property name"),
         ("", "is blank"),
-        (b'{"input": "\xff"}', "not valid JSON ("),
-        ('{"input": "a"} {"input": "b"}', "not valid JSON (Extra data"),
+        (b'{"input": "\xff"}', "not UTF-8 text: "),
+        ('{"input": "a"} {"input": "b"}', "not JSON: Extra data"),
         ("[1, 2]", "expected a JSON object, got list."),
         ("null", "expected a JSON object, got NoneType."),
         ("{}", f"{_ONE_KEY} []."),
@@ -167,7 +167,7 @@ def test_a_row_without_a_cluster_is_named(row: dict[str, Any], message: str) -> 
 
 def test_a_row_nested_too_deeply_is_refused() -> None:
     """JSON that is nested beyond what can be read is a malformed row too, not a crash."""
-    with pytest.raises(DataError, match=r"data/a\.jsonl, line 17: not valid JSON"):
+    with pytest.raises(DataError, match=r"data/a\.jsonl, line 17: not JSON that we read: nested deeper than"):
         _parse("[" * 200_000)
 
 

@@ -197,7 +197,7 @@ def _bad_json(place: _Place) -> str:
     write_rows(place.data, id_rows(3))
     with open(place.data, "a", encoding="utf-8") as file:
         file.write("{'input': 5}\n")
-    return f"{place.data}, line 4: not valid JSON ("
+    return f"{place.data}, line 4: not JSON: "
 
 
 def _both_inputs(place: _Place) -> str:
@@ -213,7 +213,7 @@ def _damaged_gzip(place: _Place) -> str:
 
 def _nested_json(place: _Place) -> str:
     place.data.write_text("[" * 100_000)
-    return f"{place.data}, line 1: not valid JSON"
+    return f"{place.data}, line 1: not JSON that we read: nested deeper than 100 levels."
 
 
 def _directory_as_data(place: _Place) -> str:

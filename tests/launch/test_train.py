@@ -201,7 +201,7 @@ def test_a_full_output_is_kept(data: pathlib.Path, tmp_path: pathlib.Path, capsy
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("{", "line 2: not valid JSON"),
+        ("{", "line 2: not JSON: "),
         ("[]", "line 2: expected a JSON object, got list"),
         ('{"input": " ", "references": ["a"]}', "line 2: input is empty"),
         ('{"input": "a"}', "line 2: training needs input as text, and references"),

@@ -92,7 +92,7 @@ def test_shards_depend_on_prompts_alone(tmp_path: pathlib.Path) -> None:
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("{", "not valid JSON (Expecting property name"),
+        ("{", "not JSON: Expecting property name"),
         ("", "is blank"),
         ("[]", "expected a JSON object, got list."),
         ("{}", "expected exactly one of the keys input and input_ids, got keys []."),
@@ -127,7 +127,7 @@ def test_text_that_is_not_utf_8(tmp_path: pathlib.Path) -> None:
     """Latin-1 is refused with file and line rather than read as something else."""
     path = tmp_path / "rows.jsonl"
     path.write_bytes('{"input": "été"}\n'.encode("latin-1"))
-    with pytest.raises(DataError, match=re.escape(f"{path}, line 1: not valid JSON ('utf-8' codec can't decode")):
+    with pytest.raises(DataError, match=re.escape(f"{path}, line 1: not UTF-8 text: 'utf-8' codec can't decode")):
         list(read_examples(str(path)))
 
 
@@ -135,7 +135,7 @@ def test_deeply_nested_json(tmp_path: pathlib.Path) -> None:
     """JSON nested beyond what Python parses is a bad line like any other."""
     path = tmp_path / "rows.jsonl"
     path.write_text("[" * 100_000)
-    with pytest.raises(DataError, match=re.escape(f"{path}, line 1: not valid JSON")):
+    with pytest.raises(DataError, match=re.escape(f"{path}, line 1: not JSON that we read: nested")):
         list(read_examples(str(path)))
 
 

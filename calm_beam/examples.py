@@ -4,15 +4,26 @@ import dataclasses
 import gzip
 import hashlib
 import json
+import reprlib
 import zlib
 from collections.abc import Iterator, Mapping
 from typing import Any, BinaryIO
 
-from calm_beam.errors import CalmBeamError
 from calm_beam import strict_json
+from calm_beam.errors import CalmBeamError
 
 # Ids are decoded and stored as int32.
 _LARGEST_ID = 2**31 - 1
+
+NUL_CHARACTER = (
+    "a NUL character, which vocabularies read as an unknown piece and outputs never have. Take it out, or find out "
+    "whether the file is text at all."
+)
+"""What is said of a text with one."""
+
+# For messages.
+_SHORT = reprlib.Repr()
+_SHORT.maxstring = _SHORT.maxother = 100
 
 
 class DataError(CalmBeamError, ValueError):
@@ -28,7 +39,9 @@ class Example:
       has_own_id: Whether the id stood in the data; otherwise it was derived from the content.
       input: The prompt as text, without task prefix; None if it came as token ids.
       input_ids: The prompt as token ids, taken as they are; None if it came as text.
-      references: Right answers, possibly none.
+      references: Right answers as texts, possibly none. Of `reference_ids` they are made where prompts are encoded:
+        `decoding.prompts.with_reference_texts`.
+      reference_ids: Right answers as token ids; None if they came as texts.
       cluster: Name of the cluster it was drawn with; None where every example is drawn by itself.
       file_index: Which of the sorted data files it came from.
       line: Number of its line, row or record in that file, from 1.
@@ -39,17 +52,29 @@ class Example:
     input: str | None
     input_ids: tuple[int, ...] | None
     references: tuple[str, ...]
+    reference_ids: tuple[tuple[int, ...], ...] | None = None
     cluster: str | None = None
     file_index: int
     line: int
+
+    @property
+    def has_references(self) -> bool:
+        """Whether there is a right answer, as text or as token ids."""
+        return bool(self.references or self.reference_ids)
+
+    @property
+    def has_empty_reference(self) -> bool:
+        """Whether a right answer is to say nothing, so that no other output gets a score from it."""
+        return not all(map(str.strip, self.references)) or any(map(_is_empty, self.reference_ids or ()))
 
     def input_digest(self) -> bytes:
         """Returns a digest of the prompt: equal for two examples exactly if their prompts are equal."""
         return hashlib.sha256(json.dumps([self.input, self.input_ids]).encode()).digest()
 
     def content_digest(self) -> bytes:
-        """Returns a digest of id, prompt, references and cluster, 32 bytes."""
-        content = [self.id, self.input, self.input_ids, self.references]
+        """Returns a digest of id, prompt, references as they were given, and cluster, 32 bytes."""
+        references = self.references if self.reference_ids is None else self.reference_ids
+        content = [self.id, self.input, self.input_ids, references]
         if self.cluster is not None:
             content.append(self.cluster)
         return hashlib.sha256(json.dumps(content).encode()).digest()
@@ -57,19 +82,24 @@ class Example:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RowKeys:
-    """Which keys of a row hold what, and what every row must have; token ids are under `input_ids`, ids under `id`.
+    """Which keys of a row hold what, and what every row must have.
+
+    Token ids are always under `input_ids` and `reference_ids`, ids of examples under `id`.
 
     Attributes:
       inputs: Key of the prompt's text.
       targets: Key of the references: a list of texts, or, under another key than `references`, one text.
       cluster: Key of the cluster's name, a text or an integer; None reads no cluster.
       needs_references: Whether an example without references is an error.
+      has_vocabulary: Whether outputs become texts. If not, references that are texts are an error: held against token
+        ids, they would give every output a score of 0, and every risk would be 0.
     """
 
     inputs: str = "input"
     targets: str = "references"
     cluster: str | None = None
     needs_references: bool = False
+    has_vocabulary: bool = True
 
 
 DEFAULT_KEYS = RowKeys()
@@ -145,7 +175,7 @@ def example_of_row(
 
     Args:
       row: Has `input` (text) or `input_ids` (list of token ids, padding 0 at the end is dropped), and optionally `id`
-        (text) and `references` (list of texts). Other keys are ignored.
+        (text) and `references` (list of texts) or `reference_ids` (list of lists of token ids). Other keys are ignored.
       where: File and row, for messages.
       position: Number of the row in its file, from 1.
       file_index: Which of the data files it is.
@@ -155,7 +185,7 @@ def example_of_row(
       The example. Without `id`, the id is derived from prompt and references.
 
     Raises:
-      DataError: If the row has no such values; names the place.
+      DataError: If the row has no such values, or texts hold a NUL character; names the place.
     """
     if (keys.inputs in row) == ("input_ids" in row):
         found = sorted(row)
@@ -163,26 +193,46 @@ def example_of_row(
     text = _input_text(row, keys.inputs, where) if keys.inputs in row else None
     ids = _input_ids(row, where) if "input_ids" in row else None
     references = _references(row, keys.targets, where)
+    reference_ids = _reference_ids(row, keys.targets, where)
     own_id = row.get("id")
     if own_id is not None and (not isinstance(own_id, str) or not own_id):
         raise DataError(f"{where}: id must be a text that is not empty, got {own_id!r}.")
     cluster = _cluster(row, keys.cluster, where) if keys.cluster is not None else None
     for value in (text, own_id, cluster, *references):
-        _check_unicode(value, where)
-    content = json.dumps([text, ids, references]).encode()
+        _check_text(value, where)
+    content = json.dumps([text, ids, references if reference_ids is None else reference_ids]).encode()
     example = Example(
         id=own_id or f"content-{hashlib.sha256(content).hexdigest()[:24]}",
         has_own_id=own_id is not None,
         input=text,
         input_ids=ids,
         references=references,
+        reference_ids=reference_ids,
         cluster=cluster,
         file_index=file_index,
         line=position,
     )
-    if keys.needs_references and not references:
+    if keys.needs_references and not example.has_references:
         raise DataError(f"{where}: risk consistency needs references, example {example.id} has none.")
+    if references and not keys.has_vocabulary:
+        raise DataError(no_vocabulary_for(f"{where}: its"))
     return example
+
+
+def no_vocabulary_for(whose: str) -> str:
+    """Returns what is said of references that are texts, where outputs stay token ids; `whose` begins the sentence."""
+    return (
+        f"{whose} references are texts, but outputs are token ids, since there is no vocabulary in or beside the "
+        "checkpoint. Pass --vocabulary, or give reference_ids (lists of token ids) instead."
+    )
+
+
+def mixed_prompts(text: str, ids: str) -> str:
+    """Returns what is said of a data set that has both kinds of prompts; takes a row with text, and one with ids."""
+    return (
+        f"{text}: its prompt is text, but that of {ids} is token ids. Texts are encoded with prefix and eos, ids are "
+        "taken as they are: make one data set of each kind."
+    )
 
 
 def _input_text(row: Mapping[str, Any], key: str, where: str) -> str:
@@ -195,17 +245,39 @@ def _input_text(row: Mapping[str, Any], key: str, where: str) -> str:
 
 
 def _input_ids(row: Mapping[str, Any], where: str) -> tuple[int, ...]:
-    value = row["input_ids"]
+    ids = _without_padding(row["input_ids"], "input_ids", where)
+    if not ids:
+        raise DataError(f"{where}: input_ids is empty or holds padding (0) only.")
+    return ids
+
+
+def _reference_ids(row: Mapping[str, Any], targets: str, where: str) -> tuple[tuple[int, ...], ...] | None:
+    if "reference_ids" not in row:
+        return None
+    if targets in row:
+        raise DataError(f"{where}: has both {targets} and reference_ids. Leave one of them out.")
+    value = row["reference_ids"]
+    if not isinstance(value, list):
+        raise DataError(f"{where}: reference_ids must be a list of lists of token ids, got {_shown(value)}.")
+    return tuple(_without_padding(ids, "each of reference_ids", where) for ids in value)
+
+
+def _without_padding(value: Any, name: str, where: str) -> tuple[int, ...]:
+    """Returns token ids without padding at their end."""
     if not isinstance(value, list) or any(type(index) is not int or index < 0 for index in value):
-        raise DataError(f"{where}: input_ids must be a list of integers of at least 0, got {value!r}.")
+        raise DataError(f"{where}: {name} must be a list of integers of at least 0, got {_shown(value)}.")
     if any(index > _LARGEST_ID for index in value):
-        raise DataError(f"{where}: input_ids must be at most {_LARGEST_ID}, got {max(value)}.")
+        raise DataError(f"{where}: {name} must be at most {_LARGEST_ID}, got {max(value)}.")
     end = len(value)
     while end and value[end - 1] == 0:
         end -= 1
-    if not end:
-        raise DataError(f"{where}: input_ids is empty or holds padding (0) only.")
     return tuple(value[:end])
+
+
+def _is_empty(ids: tuple[int, ...]) -> bool:
+    """Returns whether token ids hold nothing but padding before the first eos."""
+    end = ids.index(1) if 1 in ids else len(ids)
+    return not any(ids[:end])
 
 
 def _cluster(row: Mapping[str, Any], key: str, where: str) -> str:
@@ -220,12 +292,14 @@ def _cluster(row: Mapping[str, Any], key: str, where: str) -> str:
     return str(value)
 
 
-def _check_unicode(value: str | None, where: str) -> None:
-    """Refuses what JSON can spell but no file can hold: half of a surrogate pair."""
+def _check_text(value: str | None, where: str) -> None:
+    """Refuses what JSON can spell but is no text: half of a surrogate pair, which no file can hold, and NUL."""
+    if "\0" in (value or ""):
+        raise DataError(f"{where}: {_shown(value)} holds {NUL_CHARACTER}")
     try:
         (value or "").encode()
     except UnicodeEncodeError as error:
-        raise DataError(f"{where}: {value!r} is not Unicode text ({error}).") from error
+        raise DataError(f"{where}: {_shown(value)} is not Unicode text ({error}).") from error
 
 
 def _references(row: Mapping[str, Any], key: str, where: str) -> tuple[str, ...]:
@@ -233,5 +307,16 @@ def _references(row: Mapping[str, Any], key: str, where: str) -> tuple[str, ...]
     if key != RowKeys.targets and isinstance(value, str):
         return (value,)
     if not isinstance(value, list) or not all(isinstance(reference, str) for reference in value):
-        raise DataError(f"{where}: {key} must be a list of texts, got {value!r}.")
+        hint = " Token ids go under reference_ids." if _are_numbers(value) else ""
+        raise DataError(f"{where}: {key} must be a list of texts, got {_shown(value)}.{hint}")
     return tuple(value)
+
+
+def _are_numbers(value: Any) -> bool:
+    first = value[0] if isinstance(value, list) and value else None
+    return isinstance(first[0] if isinstance(first, list) and first else first, int)
+
+
+def _shown(value: object) -> str:
+    """Returns a value for a message, cut when it is long."""
+    return _SHORT.repr(value)

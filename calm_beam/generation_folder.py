@@ -28,7 +28,8 @@ from calm_beam.storage import is_file, joined, list_files, open_input, replacing
 
 JOB = "decode.json"
 COMPLETE = "complete.json"
-_SCHEMA = "calm-beam/generations/v1"
+# The first version kept outputs of id prompts as ids whatever vocabulary there was, and held them against texts.
+_SCHEMA = "calm-beam/generations/v2"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -37,7 +38,7 @@ class DecodeJob:
 
     Attributes:
       model: The model.
-      vocabulary: Its vocabulary; None for token ids.
+      vocabulary: Its vocabulary, which decides the texts of outputs; None where there is none, and they are ids.
       settings: How it decodes.
       on_long: `truncate` or `error`, for prompts longer than the settings allow.
       cluster_key: Key of a row that names its cluster; None where none is read.
@@ -64,7 +65,7 @@ class DecodeJob:
         return self.settings.fingerprint(model=self.model.fingerprint, vocabulary=self.vocabulary_identity())
 
     def vocabulary_identity(self) -> str | None:
-        """Returns a fingerprint of the vocabulary with its extra ids; None for token ids."""
+        """Returns a fingerprint of the vocabulary with its extra ids; None where there is none."""
         return f"{self.vocabulary.fingerprint}+{self.vocabulary.extra_ids}" if self.vocabulary else None
 
     def digest(self) -> str:
@@ -299,7 +300,9 @@ def _read(path: str) -> dict[str, Any]:
         with open_input(path) as file:
             content = json.loads(file.read())
         if not isinstance(content, dict) or content.get("schema") != _SCHEMA:
-            raise GenerationsError(f"{path}: is not of the form {_SCHEMA}, the only one that this calm-beam knows.")
+            raise GenerationsError(
+                f"{path}: is not of the form {_SCHEMA}, the only one that this calm-beam knows. Decode anew."
+            )
         is_unchanged = content.get("digest") == content_digest(content)
     except FileNotFoundError as error:
         raise GenerationsError(f"{path}: no such file, so nothing says what the generations beside it are.") from error

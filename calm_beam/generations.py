@@ -24,7 +24,7 @@ class Output:
     """One output of one prompt.
 
     Attributes:
-      text: The text that metrics see; for prompts given as token ids, the generated ids joined by spaces. Without eos.
+      text: The text that metrics see, without eos; where there was no vocabulary, the generated ids joined by spaces.
       tokens: Generated ids, with the final eos if it was generated.
       exit_layers: Layers used for each token, from 1.
       confidences: Confidence at each token's exit layer.
@@ -94,6 +94,7 @@ _SCHEMA = pyarrow.schema(
         ("input", pyarrow.string()),
         ("input_ids", pyarrow.list_(pyarrow.int32())),
         ("references", pyarrow.list_(pyarrow.string())),
+        ("reference_ids", pyarrow.list_(pyarrow.list_(pyarrow.int32()))),
         ("cluster", pyarrow.string()),
         ("file_index", pyarrow.int32()),
         ("line", pyarrow.int64()),
@@ -209,4 +210,7 @@ def stored_examples(path: str | os.PathLike[str]) -> list[Example]:
 
 
 def _as_tuple(value: Any) -> Any:
-    return tuple(value) if isinstance(value, list) else value
+    if not isinstance(value, list):
+        return value
+    # Of lists within lists alone, since the other lists are long.
+    return tuple(map(_as_tuple, value)) if value and isinstance(value[0], list) else tuple(value)

@@ -87,9 +87,26 @@ def output_text(tokens: Sequence[int], vocabulary: Vocabulary | None) -> str:
 
     Args:
       tokens: Generated ids.
-      vocabulary: None if the prompt was token ids; then the text is the ids joined by spaces.
+      vocabulary: None if there is none, which only prompts of token ids can do without; then the text is the ids joined
+        by spaces.
     """
     return vocabulary.decode(tokens) if vocabulary else " ".join(str(token) for token in tokens if token != EOS_ID)
+
+
+def reference_text(ids: Sequence[int], vocabulary: Vocabulary | None) -> str:
+    """Returns the text of a reference that was given as token ids, made as that of an output is.
+
+    Args:
+      ids: Its ids, of which those from the first eos on, and padding at the end, are none of it.
+      vocabulary: As in `output_text`.
+
+    >>> reference_text([5, 7, 1, 0, 0], None), reference_text([0], None)
+    ('5 7', '')
+    """
+    end = ids.index(EOS_ID) if EOS_ID in ids else len(ids)
+    while end and ids[end - 1] == PAD_ID:
+        end -= 1
+    return output_text(ids[:end], vocabulary)
 
 
 def _with_extra_ids(serialized: bytes, extra_ids: int) -> bytes:

@@ -36,7 +36,7 @@ from .generations import after_failure, keep_last_generations
 from .metric_flags import checked_metrics, metric_settings
 from .progress import shown_progress
 from .report import report_after
-from .run_metrics import clipped_in_words, metrics_in_words
+from .run_metrics import clipped_in_words, empty_references_in_words, metrics_in_words
 from .runners import PipelineError, is_local, make_runner, may_report_progress, run_pipeline
 from .sources import Source, decoded_source, stored_source
 from .summary import print_summary
@@ -108,6 +108,8 @@ def main(argv: Sequence[str]) -> int:
                 print(metrics_in_words(metrics, seconds=time.monotonic() - start), file=sys.stderr)
             if clipped := clipped_in_words(metrics):
                 print(clipped, file=sys.stderr)
+            if empty := empty_references_in_words(metrics):
+                print(empty, file=sys.stderr)
             if is_file(joined(output, MANIFEST)):
                 break
         manifest = _published(output, plan, record)

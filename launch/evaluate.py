@@ -22,7 +22,7 @@ from calm_beam.analysis.task import Task
 from calm_beam.decoding.generate import DecodeError
 from calm_beam.decoding.prompts import encode_prompt
 from calm_beam.demo import embedded
-from calm_beam.examples import DataError, Example
+from calm_beam.examples import DataError, Example, mixed_prompts
 from calm_beam.inputs import Reading, place_of, read_examples
 from calm_beam.metrics.registry import MetricError
 from calm_beam.storage import joined, replacing
@@ -135,10 +135,14 @@ def _read_all(paths: Sequence[str], reading: Reading) -> list[Example]:
         if other is not example and (example.has_own_id or other.has_own_id):
             places = " and ".join(place_of(paths[each.file_index], each.line, reading) for each in (other, example))
             raise DataError(f"id {example.id!r} occurs twice ({places}). Ids must be unique.")
-        if bool(example.references) != bool(examples[0].references):
+        if (example.input is None) != (examples[0].input is None):
+            both = sorted((example, examples[0]), key=lambda each: each.input is None)
+            raise DataError(mixed_prompts(*(place_of(paths[each.file_index], each.line, reading) for each in both)))
+        if example.has_references != examples[0].has_references:
             raise DataError(
-                f"example {example.id} has {'' if example.references else 'no '}references, example {examples[0].id} "
-                "differs: a mean over some of them would be of another sample. Give all examples references, or none."
+                f"example {example.id} has {'' if example.has_references else 'no '}references, example "
+                f"{examples[0].id} differs: a mean over some of them would be of another sample. Give all examples "
+                "references, or none."
             )
     return examples
 

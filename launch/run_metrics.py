@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from apache_beam.metrics.metric import MetricResults, MetricsFilter
 from apache_beam.runners.runner import PipelineResult
 
-from calm_beam.transforms.metrics import CLIPPED_SCORES, NAMESPACE
+from calm_beam.transforms.metrics import CLIPPED_SCORES, EMPTY_REFERENCES, NAMESPACE
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -90,6 +90,17 @@ def clipped_in_words(metrics: RunMetrics | None) -> str:
     """
     clipped = 0 if metrics is None else metrics.counters.get(CLIPPED_SCORES, 0)
     return f"workers: {clipped:,} scores of a metric lay outside [0, 1] and were clipped." if clipped else ""
+
+
+def empty_references_in_words(metrics: RunMetrics | None) -> str:
+    """Returns a caution of references that are empty; nothing if there were none. Counts as in `clipped_in_words`."""
+    empty = 0 if metrics is None else metrics.counters.get(EMPTY_REFERENCES, 0)
+    if not empty:
+        return ""
+    return (
+        f"caution: {empty:,} examples have an empty reference, from which only an empty output gets a score. If these "
+        "are answers that are missing, take the examples out: they make risks look small."
+    )
 
 
 def _times(count: int, noun: str) -> str:

@@ -9,10 +9,10 @@ from typing import Self
 from calm_beam.checkpoints import Checkpoint, CheckpointError, load_checkpoint
 from calm_beam.decoding.memory import checked_least_tokens
 from calm_beam.decoding.settings import DecodeSettings, descending_grid, uniform_grid
-from calm_beam.examples import DataError
+from calm_beam.examples import DataError, mixed_prompts, no_vocabulary_for
 from calm_beam.exits.rule import ExitRule
 from calm_beam.generation_folder import DecodeJob
-from calm_beam.inputs import Reading, read_examples
+from calm_beam.inputs import Reading, place_of, read_examples
 from calm_beam.manifest import ModelRecord, VocabularyRecord
 from calm_beam.storage import absolute
 from calm_beam.transforms.decode import DecodePlan
@@ -25,6 +25,8 @@ from .versions import decoding_versions
 # Looked at in every file before work starts; the rest is checked by the workers.
 _PREVIEWED_EXAMPLES = 100
 
+_WITHOUT_VOCABULARY = "but what was calibrated are token ids without a vocabulary. Take data that has"
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PreparedRun:
@@ -34,7 +36,7 @@ class PreparedRun:
       paths: Data files, sorted.
       reading: How they are read.
       checkpoint: The model.
-      vocabulary: Its vocabulary; None if the data are token ids and there is none.
+      vocabulary: Its vocabulary, which makes texts of outputs; None if the data are token ids and there is none.
       vocabulary_path: Where that was read.
       settings: What determines the outputs.
       model_fingerprint: Of the weights.
@@ -102,6 +104,7 @@ def prepare_run(
     needs_references: bool,
     cluster_key: str | None = None,
     settings: DecodeSettings | None = None,
+    finds_vocabulary: bool = True,
 ) -> PreparedRun:
     """Returns a run whose flags, model, vocabulary and first examples have been checked.
 
@@ -110,6 +113,8 @@ def prepare_run(
       needs_references: Whether every example must have references.
       cluster_key: Key of the name of an example's cluster, which every example must then have.
       settings: What determines the outputs; as the flags say if omitted.
+      finds_vocabulary: Whether the one in or beside the checkpoint is taken where the flags name none. Not where the
+        calibration had none.
 
     Raises:
       UsageError: If anything is wrong; nothing has been written.
@@ -123,18 +128,26 @@ def prepare_run(
         _check_token_budget(flags.token_budget, settings)
         reading = reading_of(flags, cluster_key=cluster_key, needs_references=needs_references)
         paths = find_files("--data", flags.data, reading)
-        is_text = preview_data(paths, reading)
+        preview = preview_data(paths, reading)
         checkpoint = load_checkpoint(flags.checkpoint)
         settings.rule.exit_layers(checkpoint.config.num_decoder_layers)
         if settings.rule.confidence == "classifier" and not checkpoint.config.exit_classifier:
             raise UsageError(
                 f"--confidence=classifier needs decoder/meta_cls in the checkpoint; {flags.checkpoint} has none."
             )
-        vocabulary_path = flags.vocabulary or (checkpoint.vocabulary_uri if is_text else None)
-        if is_text and vocabulary_path is None:
+        vocabulary_path = flags.vocabulary or (checkpoint.vocabulary_uri if finds_vocabulary else None)
+        if preview.text_prompt and vocabulary_path is None:
+            if not finds_vocabulary:
+                raise UsageError(f"{preview.text_prompt}: its prompt is text, {_WITHOUT_VOCABULARY} input_ids.")
             raise UsageError(
                 f"no sentencepiece.model in or beside {checkpoint.uri}: pass --vocabulary, or data that has input_ids."
             )
+        if preview.text_reference and vocabulary_path is None:
+            if not finds_vocabulary:
+                raise UsageError(
+                    f"{preview.text_reference}: its references are texts, {_WITHOUT_VOCABULARY} reference_ids."
+                )
+            raise UsageError(no_vocabulary_for(f"{preview.text_reference}: its"))
         vocabulary = Vocabulary(vocabulary_path, extra_ids=flags.extra_ids) if vocabulary_path else None
     except (CheckpointError, VocabularyError, DataError, ValueError, OSError) as error:
         raise UsageError(str(error)) from error
@@ -146,7 +159,8 @@ def prepare_run(
         )
     return PreparedRun(
         paths=paths,
-        reading=reading,
+        # Workers look at the rows that are not previewed.
+        reading=dataclasses.replace(reading, has_vocabulary=vocabulary is not None),
         checkpoint=checkpoint,
         vocabulary=vocabulary,
         vocabulary_path=absolute(vocabulary_path) if vocabulary_path else None,
@@ -198,16 +212,35 @@ def decode_settings(flags: argparse.Namespace) -> DecodeSettings:
     )
 
 
-def preview_data(paths: Sequence[str], reading: Reading) -> bool:
-    """Returns whether prompts are text, having checked the first examples of every file.
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DataPreview:
+    """What the first examples of every file hold.
+
+    Attributes:
+      text_prompt: Where the first prompt stands that is text; None if all are token ids.
+      text_reference: Where the first references stand that are texts; None if there are none.
+    """
+
+    text_prompt: str | None
+    text_reference: str | None
+
+
+def preview_data(paths: Sequence[str], reading: Reading) -> DataPreview:
+    """Returns what kinds of values the data hold, having checked the first examples of every file.
 
     Raises:
-      DataError: If one of them is malformed, or a file has none.
+      DataError: If one of them is malformed, a file has none, or prompts are texts here and token ids there.
     """
-    is_text = False
+    first: dict[str, str] = {}
     for path in paths:
-        first = list(itertools.islice(read_examples(path, reading), _PREVIEWED_EXAMPLES))
-        if not first:
+        examples = list(itertools.islice(read_examples(path, reading), _PREVIEWED_EXAMPLES))
+        if not examples:
             raise DataError(f"--data {path}: holds no examples.")
-        is_text = is_text or any(example.input is not None for example in first)
-    return is_text
+        for example in examples:
+            place = place_of(path, example.line, reading)
+            first.setdefault("ids" if example.input is None else "text", place)
+            if example.references:
+                first.setdefault("reference", place)
+    if "text" in first and "ids" in first:
+        raise DataError(mixed_prompts(first["text"], first["ids"]))
+    return DataPreview(text_prompt=first.get("text"), text_reference=first.get("reference"))

@@ -44,7 +44,7 @@ class ModelOfGenerations:
 
     Attributes:
       checkpoint: The model.
-      vocabulary: Its vocabulary; None for token ids.
+      vocabulary: Its vocabulary; None where there was none.
       vocabulary_path: Where that was read.
     """
 
@@ -123,7 +123,7 @@ def _names(rules: Sequence[ExitRule]) -> list[str]:
 
 def have_references(measure: StoredMeasure) -> bool:
     """Returns whether every example has references."""
-    return all(example.references for path in shard_files(measure.folder) for example in stored_examples(path))
+    return all(example.has_references for path in shard_files(measure.folder) for example in stored_examples(path))
 
 
 def find_model(measure: StoredMeasure, *, checkpoint: str | None, vocabulary: str | None) -> ModelOfGenerations | None:

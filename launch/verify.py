@@ -52,6 +52,7 @@ from calm_beam.risk.pvalues import P_VALUES
 from calm_beam.storage import joined, list_files, parent
 from calm_beam.transforms import DecodeExamples, ReadExamples
 from calm_beam.transforms.decode import with_unique_ids
+from calm_beam.vocabulary import EOS_ID
 
 from .flags import FlagParser, UsageError, add_data_flags, add_memory_flags, add_worker_flags, parse_flags
 from .manifest_file import find_manifest
@@ -144,6 +145,8 @@ def _prepare(flags: argparse.Namespace, manifest: Manifest, entries: Sequence[Ca
         needs_references=_needs_references(entries),
         cluster_key=flags.cluster_key,
         settings=recorded_settings(manifest.decode, promised_thresholds(entries)),
+        # Without one, metrics have compared token ids, and have to do so again.
+        finds_vocabulary=manifest.vocabulary is not None,
     )
     if run.model_fingerprint != manifest.model.fingerprint:
         raise UsageError(
@@ -154,7 +157,7 @@ def _prepare(flags: argparse.Namespace, manifest: Manifest, entries: Sequence[Ca
     found = run.vocabulary.fingerprint if run.vocabulary else None
     if found != expected:
         raise UsageError(
-            f"the vocabulary is {found or 'none, since the data are token ids'}, but that of the manifest "
+            f"the vocabulary is {found or 'none'}, but that of the manifest "
             f"{expected or 'none'}: outputs would not be those that were calibrated."
         )
     return run
@@ -182,14 +185,21 @@ def _check_data(run: PreparedRun, flags: argparse.Namespace, manifest: Manifest,
             file=sys.stderr,
         )
         return
-    calibrated = {prompt for name in stored for prompt in stored_prompts(name)}
-    shared = sum((example.input, example.input_ids) in calibrated for example in fresh)
+    calibrated = {_whole_prompt(run, *prompt) for name in stored for prompt in stored_prompts(name)}
+    shared = sum(_whole_prompt(run, example.input, example.input_ids) in calibrated for example in fresh)
     if shared:
         print(
             f"warning: {shared} of {len(fresh)} prompts are in the calibration set too. Unless prompts repeat by "
             "themselves, the data are not fresh, and what they seem to prove again they do not.",
             file=sys.stderr,
         )
+
+
+def _whole_prompt(run: PreparedRun, text: str | None, ids: tuple[int, ...] | None) -> str | tuple[int, ...] | None:
+    """Returns a prompt as token ids, where they can be had: what came as text may come back as ids."""
+    if text is None or run.vocabulary is None:
+        return text if ids is None else ids
+    return (*run.vocabulary.encode(run.settings.task_prefix + text), EOS_ID)
 
 
 def _decode(

@@ -34,8 +34,11 @@ def write_tfrecord(
 
 
 def tf_example(row: Row, *, inputs: str = "inputs", targets: str = "targets") -> bytes:
-    """Returns a row as a serialized tf.Example, with texts as bytes and lists of integers as int64."""
-    names = {"input": inputs, "input_ids": inputs, "references": targets}
+    """Returns a row as a serialized tf.Example, with texts as bytes and ids, of one reference, as int64."""
+    names = {"input": inputs, "input_ids": inputs, "references": targets, "reference_ids": targets}
+    if "reference_ids" in row:
+        (ids,) = row["reference_ids"]
+        row = {**row, "reference_ids": ids}
     return feature_map({names.get(key, key): value for key, value in row.items()})
 
 

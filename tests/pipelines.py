@@ -84,18 +84,18 @@ def write_vocabulary(path: pathlib.Path, *, size: int = 40) -> pathlib.Path:
 
 
 def id_rows(count: int, *, seed: int = 0) -> list[dict[str, Any]]:
-    """Returns rows of random token ids with ids and references; every seventh repeats the prompt before it."""
+    """Returns rows of random token ids with ids; every seventh repeats the prompt before it. References are ids too."""
     generator = np.random.default_rng(seed)
     rows: list[dict[str, Any]] = []
     for index in range(count):
         ids = generator.integers(2, BROKEN_ID, size=generator.integers(1, 9)).tolist()
-        reference = " ".join(map(str, generator.integers(2, BROKEN_ID, size=12).tolist()))
+        reference = generator.integers(2, BROKEN_ID, size=12).tolist()
         repeats = index % 7 == 6
         rows.append(
             {
                 "id": f"row-{index}",
                 "input_ids": rows[-1]["input_ids"] if repeats else [*ids, 1],
-                "references": [reference, "7 8 9"],
+                "reference_ids": [reference, [7, 8, 9]],
             }
         )
     return rows

@@ -42,7 +42,7 @@ class DecodePlan:
     Attributes:
       checkpoint: Path of the model.
       model_fingerprint: What the weights there must be; a worker that finds others refuses to decode.
-      vocabulary: Path of the SentencePiece model; None if all prompts are token ids.
+      vocabulary: Path of the SentencePiece model; None if there is none, and all prompts are token ids.
       vocabulary_fingerprint: What it must be there, like the weights; None if there is none.
       extra_ids: Sentinels of the vocabulary.
       settings: What determines the outputs.

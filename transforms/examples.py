@@ -7,9 +7,10 @@ from typing import Any, NamedTuple
 import apache_beam as beam
 from apache_beam.metrics import Metrics
 
-from calm_beam.examples import DataError, Example
+from calm_beam.examples import DataError, Example, mixed_prompts
 from calm_beam.inputs import AS_USUAL, Part, Reading, no_examples, parts_of, place_of, read_examples
 
+from .metrics import EMPTY_REFERENCES, NAMESPACE
 from .progress import ProgressLog
 
 
@@ -27,7 +28,9 @@ class ExamplesRead(NamedTuple):
 
 @dataclasses.dataclass
 class ReadExamples(beam.PTransform):
-    """Reads data files into (shard, examples) pairs, and fails before decoding if two examples have one id.
+    """Reads data files into (shard, examples) pairs, and fails before decoding if they are no one data set.
+
+    That is if two examples have one id, or if prompts are texts here and token ids there.
 
     The shard of an example depends on its prompt alone, so equal prompts meet in one shard, and what is in a shard
     does not depend on files, workers or order.
@@ -72,18 +75,37 @@ class ReadExamples(beam.PTransform):
             | "CheckUniqueIds" >> beam.ParDo(_CheckUniqueId(list(self.paths), reading))
             | "CountExamples" >> beam.CombineGlobally(sum)
         )
+        is_one_kind = (
+            examples
+            | "KeyByKind" >> beam.Map(_kind_and_place)
+            | "FirstOfKind" >> beam.CombinePerKey(min)
+            | "ListKinds" >> beam.combiners.ToList()
+            | "CheckOneKind" >> beam.Map(_check_one_kind, paths=list(self.paths), reading=reading)
+        )
         shards = (
             examples
             | "KeyByShard" >> beam.Map(_shard_and_example, self.num_shards)
             | "GroupByShard" >> beam.GroupByKey()
-            # Waiting for the side input keeps decoding from starting before ids are checked.
-            | "AwaitUniqueIds" >> beam.Map(_first, _=beam.pvalue.AsSingleton(count))
+            # Waiting for the side inputs keeps decoding from starting before all examples are checked.
+            | "AwaitChecks" >> beam.Map(_first, beam.pvalue.AsSingleton(count), beam.pvalue.AsSingleton(is_one_kind))
         )
         return ExamplesRead(shards, count)
 
 
-def _first(element: Any, _: int) -> Any:
+def _first(element: Any, *_: object) -> Any:
     return element
+
+
+def _kind_and_place(example: Example) -> tuple[str, tuple[int, int]]:
+    return "token ids" if example.input is None else "text", (example.file_index, example.line)
+
+
+def _check_one_kind(found: list[tuple[str, tuple[int, int]]], *, paths: list[str], reading: Reading) -> bool:
+    """Fails if prompts are of both kinds; `found` has the first place of each."""
+    places = {kind: place_of(paths[file], row, reading) for kind, (file, row) in found}
+    if len(places) > 1:
+        raise DataError(mixed_prompts(places["text"], places["token ids"]))
+    return True
 
 
 def _id_and_place(example: Example) -> tuple[str, tuple[int, int, bool]]:
@@ -105,16 +127,19 @@ class _ParsePart(beam.DoFn):
     def __init__(self, reading: Reading, progress: ProgressLog) -> None:
         self._reading = reading
         self._progress = progress
-        self._examples = Metrics.counter("calm_beam", "read-examples")
+        self._examples = Metrics.counter(NAMESPACE, "read-examples")
+        self._empty_references = Metrics.counter(NAMESPACE, EMPTY_REFERENCES)
 
     def process(self, part: Part) -> Iterator[Example]:
-        count = 0
+        count = empty = 0
         for example in read_examples(part, self._reading):
             count += 1
+            empty += example.has_empty_reference
             yield example
         if not count:
             raise DataError(no_examples(part.path))
         self._examples.inc(count)
+        self._empty_references.inc(empty)
         self._progress.report("read", count)
 
 

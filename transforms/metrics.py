@@ -8,6 +8,7 @@ from calm_beam.decoding.work import Work
 
 NAMESPACE = "calm_beam"
 CLIPPED_SCORES = "clipped-scores"
+EMPTY_REFERENCES = "examples-with-empty-references"
 
 
 class DecodeMetrics:

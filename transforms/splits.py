@@ -39,7 +39,7 @@ class SplitSource:
       completion: What they hold.
       counter: What is counted of outputs.
       settings: How they were decoded.
-      vocabulary: Path of the vocabulary that prompts were encoded with; None for token ids, or if nothing needs it.
+      vocabulary: Path of the vocabulary that prompts were encoded with; None if there was none, or nothing needs it.
       extra_ids: Sentinels added to it.
       num_layers: Decoder depth.
       is_tested: Whether thresholds are chosen for it; if not, it stands beside the others as a bound.

@@ -64,7 +64,6 @@ def _similarities(task: Task, index: int, perturbed: Perturbed) -> dict[tuple[st
     example = task.prompts[index].example
     if not perturbed.is_finite:
         raise DecodeError(f"example {example.id}: the model gave logits that are not finite. Check the checkpoint.")
-    vocabulary = task.vocabulary if example.input is not None else None
-    texts = {lane: output_text(tokens, vocabulary) for lane, tokens in perturbed.outputs.items()}
-    scores = task.scores(example.id, texts.values(), (output_text(perturbed.unperturbed, vocabulary),))
+    texts = {lane: output_text(tokens, task.vocabulary) for lane, tokens in perturbed.outputs.items()}
+    scores = task.scores(example.id, texts.values(), (output_text(perturbed.unperturbed, task.vocabulary),))
     return {lane: scores[text] for lane, text in texts.items()}

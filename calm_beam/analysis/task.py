@@ -16,7 +16,7 @@ class Task:
 
     Attributes:
       checkpoint: The model.
-      vocabulary: Its vocabulary; None if all prompts are token ids.
+      vocabulary: Its vocabulary; None if there is none, and all prompts are token ids.
       prompts: The sample.
       metric: Name of the metric, as in `get_metric`.
       metric_settings: What it needs.

@@ -27,7 +27,7 @@ class RunRecord:
     Attributes:
       created: When the run was started, ISO 8601 in UTC.
       model: The model.
-      vocabulary: Its vocabulary; None for token ids.
+      vocabulary: Its vocabulary; None where there is none.
       settings: How it was decoded.
       patterns: Data patterns as the user gave them.
       software: Versions by name.

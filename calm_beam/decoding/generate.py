@@ -41,7 +41,7 @@ def generate(
     Args:
       decoder: Decodes at all thresholds.
       prompts: The prompts.
-      vocabulary: Turns output ids into text where the prompt was text.
+      vocabulary: Turns output ids into text; None where prompts are token ids and there is none.
       on_error: `fail` raises for an example that cannot be decoded, `worst_case` returns it with its failure, to be
         counted with loss 1 at every threshold. It is never dropped: that would bias the risk.
       duplicates: Ids of examples whose prompt counts before them.
@@ -60,7 +60,7 @@ def generate(
         failure = result if isinstance(result, str) else None
         if isinstance(result, SweepResult):
             try:
-                outputs = _outputs(result, vocabulary if prompt.example.input is not None else None)
+                outputs = _outputs(result, vocabulary)
             except Exception as error:
                 failure = reason_of(error)
         if failure and on_error == "fail":

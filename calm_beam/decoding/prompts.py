@@ -2,15 +2,15 @@
 
 import dataclasses
 
-from calm_beam.examples import DataError, Example
-from calm_beam.vocabulary import EOS_ID, Vocabulary
+from calm_beam.examples import DataError, Example, no_vocabulary_for
+from calm_beam.vocabulary import EOS_ID, Vocabulary, reference_text
 
 from .settings import DecodeSettings
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Prompt:
-    """An example's token ids, at most `max_input_length` of them, and whether some were cut."""
+    """An example with its references as texts, its token ids, at most `max_input_length`, and whether some were cut."""
 
     example: Example
     ids: tuple[int, ...]
@@ -33,8 +33,9 @@ def encode_prompt(
 
     Raises:
       DataError: If the prompt is text and there is no vocabulary, has an id the model does not know, or is too long and
-        `on_long` is `error`.
+        `on_long` is `error`; or as in `with_reference_texts`.
     """
+    example = with_reference_texts(example, vocabulary, vocab_size=vocab_size)
     end = () if example.input is None else (EOS_ID,)
     if example.input is None:
         assert example.input_ids is not None
@@ -54,3 +55,33 @@ def encode_prompt(
             f"{settings.max_input_length}. Raise it, or pass --on_long=truncate to cut and count such inputs."
         )
     return Prompt(example=example, ids=(*ids[:room], *end), truncated=len(ids) > room)
+
+
+def with_reference_texts(example: Example, vocabulary: Vocabulary | None, *, vocab_size: int) -> Example:
+    """Returns the example with `references` that metrics can hold against its outputs: both texts, or both ids.
+
+    Args:
+      example: The example, as it was read or as this function has returned it.
+      vocabulary: Turns `reference_ids` into texts, as it does with outputs; without one both are ids joined by spaces.
+      vocab_size: Token ids that the model knows.
+
+    Raises:
+      DataError: If references have an id that nothing could generate, or are texts and there is no vocabulary: held
+        against ids, they would give every output a score of 0, and so a risk of 0.
+    """
+    if example.reference_ids is None:
+        if example.references and vocabulary is None:
+            raise DataError(no_vocabulary_for(f"example {example.id}: its"))
+        return example
+    if example.references:
+        return example
+    known = vocab_size if vocabulary is None else vocabulary.size
+    largest = max((index for ids in example.reference_ids for index in ids), default=0)
+    if largest >= known:
+        whose = "the model knows" if vocabulary is None else "the vocabulary has"
+        hint = "" if largest >= vocab_size else " If these are sentinels, pass --extra_ids."
+        raise DataError(
+            f"example {example.id}: its reference_ids have {largest}; {whose} ids from 0 to {known - 1}.{hint}"
+        )
+    texts = tuple(reference_text(ids, vocabulary) for ids in example.reference_ids)
+    return dataclasses.replace(example, references=texts)

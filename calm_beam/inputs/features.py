@@ -4,7 +4,6 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from calm_beam.examples import DataError
-from calm_beam.vocabulary import EOS_ID, PAD_ID
 
 
 def as_texts(values: Iterable[bytes], name: str, where: str) -> list[str]:
@@ -28,21 +27,3 @@ def single(values: Sequence[Any], name: str, where: str) -> Any:
     if len(values) != 1:
         raise DataError(f"{where}: {name} must have one value, got {len(values)}.")
     return values[0]
-
-
-def ids_as_text(ids: Iterable[int]) -> str:
-    """Returns token ids of a reference as outputs are written whose prompts are token ids: joined by spaces.
-
-    Up to the first eos, and without padding at the end.
-
-    >>> ids_as_text([5, 7, 1, 0, 0]), ids_as_text([0])
-    ('5 7', '')
-    """
-    kept: list[int] = []
-    for index in ids:
-        if index == EOS_ID:
-            break
-        kept.append(index)
-    while kept and kept[-1] == PAD_ID:
-        kept.pop()
-    return " ".join(map(str, kept))

@@ -17,6 +17,7 @@ class Reading:
       seqio_modules: Modules to import, in which SeqIO tasks are registered.
       cluster_key: Name of the field with the name of an example's cluster; None reads no clusters.
       needs_references: Whether an example without references is an error.
+      has_vocabulary: Whether outputs become texts; if not, references that are texts are an error.
     """
 
     data_format: str | None = None
@@ -25,6 +26,7 @@ class Reading:
     seqio_modules: tuple[str, ...] = ()
     cluster_key: str | None = None
     needs_references: bool = False
+    has_vocabulary: bool = True
 
     def keys(self, *, inputs: str, targets: str) -> RowKeys:
         """Returns where rows have what; `inputs` and `targets` are the format's usual names."""
@@ -33,6 +35,7 @@ class Reading:
             targets=self.targets_field or targets,
             cluster=self.cluster_key,
             needs_references=self.needs_references,
+            has_vocabulary=self.has_vocabulary,
         )
 
     def choices(self) -> dict[str, Any]:

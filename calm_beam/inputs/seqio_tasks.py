@@ -14,7 +14,7 @@ from calm_beam.examples import DataError, Example, RowKeys, example_of_row
 from calm_beam.extras import imported, tensorflow_on_cpu
 from calm_beam.seqio_names import SeqIOShard, task_and_split
 
-from .features import as_texts, ids_as_text, single
+from .features import as_texts, single
 from .parts import Part, WholeFiles
 from .reading import Reading
 from .tfrecord import INPUTS, TARGETS
@@ -30,7 +30,8 @@ class SeqIOTasks(WholeFiles):
     """The examples of a task as its preprocessors leave them, in the order of the source and without trimming.
 
     Where preprocessors have kept the text (`inputs_pretokenized`, or `inputs` that is one), prompt and references are
-    text, the same as in any other format; where they have not, they are token ids. Every shard of the source is a part.
+    text, the same as in any other format; where they have not, they are token ids (`targets` may still be text). Every
+    shard of the source is a part.
     """
 
     row = "example"
@@ -168,8 +169,12 @@ def _row(features: Mapping[str, Any], keys: RowKeys, where: str) -> dict[str, An
             row[keys.targets] = _texts(targets, keys.targets, where)
     else:
         row["input_ids"] = _ids(inputs, keys.inputs, where)
-        if keys.targets in features:
-            row[keys.targets] = [ids_as_text(_ids(features[keys.targets], keys.targets, where))]
+        # Ids where there are both: they are of the same vocabulary as the prompt's.
+        targets = features.get(keys.targets)
+        if targets is not None and _is_text(targets):
+            row[keys.targets] = _texts(targets, keys.targets, where)
+        elif targets is not None:
+            row["reference_ids"] = [_ids(targets, keys.targets, where)]
     for name in ("id", keys.cluster):
         if name is not None and name in features:
             value = features[name]

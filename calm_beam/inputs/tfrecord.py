@@ -17,7 +17,7 @@ from calm_beam.examples import DataError, Example, RowKeys, example_of_row
 from calm_beam.extras import tensorflow_on_cpu
 from calm_beam.storage import is_cloud_path, open_input
 
-from .features import as_texts, ids_as_text, single
+from .features import as_texts, single
 from .parts import Part, WholeFiles
 from .reading import Reading
 
@@ -139,7 +139,7 @@ def _row(features: Mapping[str, Any], keys: RowKeys, where: str) -> dict[str, An
                 f"{where}: {keys.targets} are token ids, but {keys.inputs} is a text. Outputs are compared with "
                 "references as text: write both as bytes, or both as int64."
             )
-        row[keys.targets] = [ids_as_text(targets)] if are_ids else targets
+        row["reference_ids" if are_ids else keys.targets] = [targets] if are_ids else targets
     for name in ("id", keys.cluster):
         if name is not None and name in features:
             row[name] = single(_values(features, name, where), name, where)

@@ -47,7 +47,7 @@ class Manifest(Record):
     Attributes:
       created: When the run was started, ISO 8601 in UTC, ending in Z.
       model: The model that was calibrated.
-      vocabulary: Its vocabulary; None when the data are token ids.
+      vocabulary: Its vocabulary; None where there was none: metrics then compared token ids.
       decode: How it decodes.
       data: The calibration set.
       plan: What was settled before any loss was seen; None in manifests that do not say.

@@ -51,7 +51,7 @@ class ModelRecord(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class VocabularyRecord(Record):
-    """The vocabulary that turned text into token ids.
+    """The vocabulary that turned text into token ids, and outputs into text.
 
     Attributes:
       fingerprint: Identifies the SentencePiece model.

@@ -16,7 +16,7 @@ def agreed_settings(
       manifest: The manifest.
       entry: Its entry that is to be served.
       checkpoint: The model.
-      vocabulary: Its vocabulary; None for token ids.
+      vocabulary: Its vocabulary; None where there is none.
 
     Returns:
       The settings, with the thresholds that the entry tested.
@@ -57,12 +57,12 @@ def _check_model(manifest: Manifest, checkpoint: Checkpoint) -> None:
 def _check_vocabulary(manifest: Manifest, vocabulary: Vocabulary | None, checkpoint: Checkpoint) -> None:
     if manifest.vocabulary is None:
         if vocabulary is not None:
-            raise ManifestError("the manifest is about prompts of token ids: leave the vocabulary out.")
+            raise ManifestError("the manifest is about token ids, without a vocabulary: leave it out.")
         return
     if vocabulary is None:
         raise ManifestError(
-            f"the manifest is about text, and there is no vocabulary in or beside {checkpoint.uri}: say where its "
-            "sentencepiece.model is."
+            f"the manifest is about outputs as text, and there is no vocabulary in or beside {checkpoint.uri}: say "
+            "where its sentencepiece.model is."
         )
     expected = (manifest.vocabulary.fingerprint, manifest.vocabulary.extra_ids)
     if (vocabulary.fingerprint, vocabulary.extra_ids) != expected:

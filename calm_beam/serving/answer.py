@@ -18,8 +18,8 @@ class Answer:
     """The output of one prompt.
 
     Attributes:
-      text: The output, as the calibration's metrics saw it: without eos; for prompts of token ids, the generated ids
-        joined by spaces.
+      text: The output, as the calibration's metrics saw it: without eos; under a manifest without a vocabulary, the
+        generated ids joined by spaces.
       tokens: Generated ids, with the final eos if it was generated.
       exit_layers: Layers used for each token, from 1.
       confidences: Confidence at each token's exit layer.

@@ -12,7 +12,7 @@ from calm_beam.decoding.early_exit import EarlyExitDecoder, EarlyExitResult
 from calm_beam.decoding.prompts import Prompt, encode_prompt
 from calm_beam.decoding.settings import DecodeSettings
 from calm_beam.decoding.widths import bucket_width
-from calm_beam.examples import Example
+from calm_beam.examples import NUL_CHARACTER, Example
 from calm_beam.manifest import Calibration, Manifest, read_manifest
 from calm_beam.vocabulary import EOS_ID, PAD_ID, Vocabulary, output_text
 
@@ -207,7 +207,7 @@ class Generator:
     def _answer(self, prompt: Prompt, result: EarlyExitResult) -> Answer:
         tokens = tuple(result.tokens[: result.length].tolist())
         return Answer(
-            text=output_text(tokens, self.vocabulary if prompt.example.input is not None else None),
+            text=output_text(tokens, self.vocabulary),
             tokens=tokens,
             exit_layers=tuple(result.exit_layers[: result.length].tolist()),
             confidences=tuple(result.confidences[: result.length].tolist()),
@@ -228,6 +228,8 @@ def _example(prompt: AnyPrompt, name: str, vocab_size: int) -> Example:
         text = prompt
         if not text.strip():
             raise PromptError(f"{name}: is empty.")
+        if "\0" in text:
+            raise PromptError(f"{name}: holds {NUL_CHARACTER}")
         try:
             text.encode()
         except UnicodeEncodeError as error:

@@ -15,7 +15,7 @@ def token_texts(tokens: Sequence[int], vocabulary: Vocabulary | None) -> tuple[s
 
     Args:
       tokens: Generated ids, with the final eos if it was generated.
-      vocabulary: None if the prompt was token ids; then the text is the ids joined by spaces.
+      vocabulary: None where there is none; then the text is the ids joined by spaces.
 
     Returns:
       One text for each token; `</s>` for eos.

@@ -14,6 +14,7 @@ from calm_beam.metrics.registry import checked_score, get_metric
 from calm_beam.metrics.settings import NO_SETTINGS, MetricSettings
 from calm_beam.risk.losses import relu_risk_loss, signed_risk_loss, textual_loss
 from calm_beam.storage import append_line, check_writable, is_cloud_path, is_folder, parent
+from calm_beam.vocabulary import reference_text
 
 from .answer import Answer
 from .generator import AnyPrompt, Generator
@@ -93,7 +94,9 @@ class LossProbe:
         digest = hashlib.sha256(f"{self._salt}\n{request_id}".encode()).digest()
         return int.from_bytes(digest[: _HASHED_BITS // 8], "big") < self._share * 2**_HASHED_BITS
 
-    def observe(self, request_id: str, prompt: AnyPrompt, answer: Answer, *, references: Sequence[str] = ()) -> float:
+    def observe(
+        self, request_id: str, prompt: AnyPrompt, answer: Answer, *, references: Sequence[str | Sequence[int]] = ()
+    ) -> float:
         """Measures the loss of a sampled request that has been answered, adds it to the file, and returns it.
 
         May be called later and in another thread than the answer was made in. Whoever answers a sampled request has to
@@ -103,21 +106,24 @@ class LossProbe:
           request_id: Of the request.
           prompt: As it was given to the generator.
           answer: What that gave.
-          references: Right answers, which the losses of risk consistency need. Live traffic has none: there, watch an
-            entry of textual consistency, and give those of risk consistency to `calm-beam verify` with labelled data.
+          references: Right answers, which the losses of risk consistency need: texts, or lists of token ids, and only
+            the latter under a manifest without a vocabulary. Live traffic has none: there, watch an entry of textual
+            consistency, and give those of risk consistency to `calm-beam verify` with labelled data.
 
         Returns:
           The loss; 1 if it cannot be measured, the reason of which stands in the file.
 
         Raises:
-          ValueError: If references are needed and there are none; nothing is written.
+          ValueError: If references are needed and there are none, or they cannot be held against the answer; nothing is
+            written.
           OSError: If the file cannot be written.
         """
         if self._entry.consistency == "risk" and not references:
             raise ValueError(f"request {request_id}: risk consistency needs references to measure a loss, got none.")
+        texts = self._reference_texts(request_id, references)
         try:
             full = self._full.generate(prompt)
-            loss = self._loss(request_id, answer.text, full.text, references)
+            loss = self._loss(request_id, answer.text, full.text, texts)
         except Exception as error:
             # Left out, it would bias what is watched: the calibration counts an output that fails in the same way.
             return self.observe_failure(request_id, error)
@@ -130,6 +136,30 @@ class LossProbe:
           OSError: If the file cannot be written.
         """
         return self._add(request_id, 1.0, failure=f"{type(error).__name__}: {error}"[:_LONGEST_REASON])
+
+    def _reference_texts(self, request_id: str, references: Sequence[str | Sequence[int]]) -> list[str]:
+        """Returns references as the texts of answers are made, so that the two can be compared."""
+        if isinstance(references, str):
+            raise ValueError(
+                f"request {request_id}: references must be a list of texts, got the text {references!r:.60}."
+            )
+        vocabulary = self._full.vocabulary
+        texts = []
+        for reference in references:
+            if isinstance(reference, str):
+                if vocabulary is None:
+                    raise ValueError(
+                        f"request {request_id}: a reference is text, but the manifest has no vocabulary, so that "
+                        "answers are token ids. Give lists of token ids."
+                    )
+                texts.append(reference)
+            elif all(type(index) is int for index in reference):
+                texts.append(reference_text(reference, vocabulary))
+            else:
+                raise ValueError(
+                    f"request {request_id}: a reference must be a text or a list of token ids, got {reference!r:.60}."
+                )
+        return texts
 
     def _loss(self, request_id: str, early: str, full: str, references: Sequence[str]) -> float:
         name, against = self._entry.metric, references if self._entry.consistency == "risk" else (full,)

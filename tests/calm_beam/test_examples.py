@@ -1,5 +1,6 @@
 """Calibration examples in JSONL."""
 
+import dataclasses
 import gzip
 import io
 import json
@@ -75,6 +76,23 @@ _ONE_KEY = "expected exactly one of the keys input and input_ids, got keys"
         ({"input": "a", "references": "b"}, "references must be a list of texts, got 'b'."),
         ({"input": "a", "references": ["b", None]}, "references must be a list of texts, got ['b', None]."),
         ({"input": "a", "references": None}, "references must be a list of texts, got None."),
+        (
+            {"input": "a", "references": [[5, 7]]},
+            "references must be a list of texts, got [[5, 7]]. Token ids go under ref",
+        ),
+        (
+            {"input": "a", "reference_ids": [5, 7]},
+            "each of reference_ids must be a list of integers of at least 0, got 5.",
+        ),
+        ({"input": "a", "reference_ids": [[5, -7]]}, "each of reference_ids must be a list of integers of at least 0"),
+        (
+            {"input": "a", "reference_ids": [[2**31]]},
+            "each of reference_ids must be at most 2147483647, got 2147483648.",
+        ),
+        ({"input": "a", "reference_ids": None}, "reference_ids must be a list of lists of token ids, got None."),
+        ({"input": "a", "references": [], "reference_ids": []}, "has both references and reference_ids. Leave one of"),
+        ('{"input": "a", "id": "x", "input": "b"}', 'key "input" occurs twice in the same object. Every line must be'),
+        ('{"input": "a", "meta": {"b": [{"c": 1, "c": 1}]}}', 'key "c" occurs twice in the same object.'),
         ({"input": "a", "id": ""}, "id must be a text that is not empty, got ''."),
         ({"input": "a", "id": 5}, "id must be a text that is not empty, got 5."),
         ({"input": "a", "id": ["x"]}, "id must be a text that is not empty, got ['x']."),
@@ -94,6 +112,66 @@ def test_text_that_is_no_unicode_is_refused(key: str) -> None:
     row = {"input": "a", key: ["\ud800"] if key == "references" else "\ud800"}
     with pytest.raises(DataError, match=r"data/a\.jsonl, line 17: "):
         _parse(row)
+
+
+@pytest.mark.parametrize("key", ["input", "id", "references", "page"])
+def test_nul_characters_are_refused(key: str) -> None:
+    """A NUL character, which a vocabulary reads as unknown and no output can have, is refused wherever it stands."""
+    row = {"input": "a", "page": "b", key: ["c", "x\0y"] if key == "references" else "x\0y"}
+    with pytest.raises(DataError, match=r"^data/a\.jsonl, line 17: 'x\\x00y' holds a NUL character, which vocab"):
+        _parse(row, keys=RowKeys(cluster="page"))
+
+
+def test_what_is_passed_over_may_be_no_json_number() -> None:
+    """NaN in a key that nobody reads is no reason to refuse a row: many programs write it."""
+    assert _parse('{"input": "a", "score": NaN}').input == "a"
+
+
+def test_references_may_be_token_ids() -> None:
+    """Ids come without padding at their end; equal rows have equal digests, other references others."""
+    example = _parse({"input_ids": [5, 1], "reference_ids": [[7, 0, 9, 1, 0, 0], []]})
+    assert (example.references, example.reference_ids) == ((), ((7, 0, 9, 1), ()))
+    assert example.has_references
+    same = _parse({"input_ids": [5, 1], "reference_ids": [[7, 0, 9, 1], []]})
+    as_texts = dataclasses.replace(example, references=("seven", ""))
+    assert example.id == same.id
+    assert example.content_digest() == same.content_digest() == as_texts.content_digest()
+    for other in ([[7, 0, 9], []], [[7, 0, 9, 1]], []):
+        changed = _parse({"input_ids": [5, 1], "reference_ids": other})
+        assert changed.id != example.id
+        assert dataclasses.replace(changed, id=example.id).content_digest() != example.content_digest()
+    with pytest.raises(DataError, match="line 17: risk consistency needs references"):
+        _parse({"input_ids": [5, 1], "reference_ids": []}, keys=RowKeys(needs_references=True))
+    assert _parse({"input_ids": [5], "reference_ids": [[]]}, keys=RowKeys(needs_references=True)).has_references
+
+
+def test_text_references_need_a_vocabulary() -> None:
+    """Where outputs stay token ids, references that are texts are refused with their row; ids and none at all pass."""
+    keys = RowKeys(has_vocabulary=False)
+    with pytest.raises(
+        DataError, match=r"^data/a\.jsonl, line 17: its references are texts, but outputs are token ids"
+    ):
+        _parse({"input_ids": [5, 1], "references": ["a"]}, keys=keys)
+    assert _parse({"input_ids": [5, 1], "references": []}, keys=keys).references == ()
+    assert _parse({"input_ids": [5, 1], "reference_ids": [[5]]}, keys=keys).reference_ids == ((5,),)
+
+
+@pytest.mark.parametrize(
+    ("row", "is_empty"),
+    [
+        ({}, False),
+        ({"references": ["a", "b"]}, False),
+        ({"references": ["a", ""]}, True),
+        ({"references": [" \n"]}, True),
+        ({"reference_ids": [[5], [0]]}, True),
+        ({"reference_ids": [[1, 5]]}, True),
+        ({"reference_ids": [[5]]}, False),
+    ],
+    ids=str,
+)
+def test_empty_references_are_noticed(row: dict[str, Any], is_empty: bool) -> None:
+    """They are right answers like others, and are counted: only an empty output gets a score from one."""
+    assert _parse({"input": "a", **row}).has_empty_reference == is_empty
 
 
 def test_ids_too_large_to_store_are_refused() -> None:

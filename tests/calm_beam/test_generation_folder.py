@@ -117,8 +117,8 @@ def _edited(content: dict[str, Any]) -> str:
     ("edit", "message"),
     [
         (_edited, "decode.json: was changed after it was written: its digest is another."),
-        (lambda content: json.dumps({**content, "schema": "v9"}), "is not of the form calm-beam/generations/v1, the"),
-        (lambda content: "[]", "is not of the form calm-beam/generations/v1, the only one that this calm-beam knows."),
+        (lambda content: json.dumps({**content, "schema": "v9"}), "is not of the form calm-beam/generations/v2, the"),
+        (lambda content: "[]", "is not of the form calm-beam/generations/v2, the only one that this calm-beam knows."),
         (lambda content: json.dumps(content)[:-9], "decode.json: not JSON ("),
     ],
 )

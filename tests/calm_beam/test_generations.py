@@ -53,7 +53,13 @@ _GENERATIONS = [
     _WHOLE,
     Generation(
         example=_example(
-            id="b", has_own_id=False, input=None, input_ids=(7, 0, 2**31 - 1), references=(), cluster=None
+            id="b",
+            has_own_id=False,
+            input=None,
+            input_ids=(7, 0, 2**31 - 1),
+            references=("7 9", ""),
+            reference_ids=((7, 9, 1), ()),
+            cluster=None,
         ),
         truncated=False,
         duplicate=True,

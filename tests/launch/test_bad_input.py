@@ -293,7 +293,7 @@ def _output_is_a_file(place: _Place) -> str:
 
 
 def _no_references(place: _Place) -> str:
-    rows = [{**row, "references": []} if index == 4 else row for index, row in enumerate(id_rows(6))]
+    rows = [{**row, "reference_ids": []} if index == 4 else row for index, row in enumerate(id_rows(6))]
     write_rows(place.data, rows)
     return f"{place.data}, line 5: risk consistency needs references, example row-4 has none."
 
@@ -355,8 +355,8 @@ def test_bad_files(
 
 
 def _late_text(place: _Place) -> str:
-    write_rows(place.data, [*id_rows(110), {"id": "late", "input": "some text", "references": ["5"]}])
-    return "example late: its input is text, which needs a vocabulary. Pass --vocabulary."
+    write_rows(place.data, [*id_rows(110), {"id": "late", "input": "some text", "reference_ids": [[5]]}])
+    return f"{place.data}, line 111: its prompt is text, but that of {place.data}, line 1 is token ids."
 
 
 def _late_json(place: _Place) -> str:
@@ -370,28 +370,28 @@ def _late_references(place: _Place) -> str:
 
 
 def _id_beyond_the_embedding(place: _Place) -> str:
-    write_rows(place.data, [*id_rows(110), {"id": "far", "input_ids": [5, 64], "references": ["5"]}])
+    write_rows(place.data, [*id_rows(110), {"id": "far", "input_ids": [5, 64], "reference_ids": [[5]]}])
     return "example far: its input_ids have 64; the model knows ids from 0 to 63."
 
 
 def _id_twice(place: _Place) -> str:
-    write_rows(place.data, [*id_rows(4), {"id": "row-2", "input_ids": [5], "references": ["5"]}])
+    write_rows(place.data, [*id_rows(4), {"id": "row-2", "input_ids": [5], "reference_ids": [[5]]}])
     return f"id 'row-2' occurs 2 times ({place.data}, line 3 and {place.data}, line 5). Ids must be unique"
 
 
 def _long_prompt(place: _Place) -> str:
-    write_rows(place.data, [{"id": "long", "input_ids": [5] * 40, "references": ["5"]}])
+    write_rows(place.data, [{"id": "long", "input_ids": [5] * 40, "reference_ids": [[5]]}])
     return "example long: its input has 40 tokens, max_input_length is 32. Raise it, or pass --on_long=truncate"
 
 
 def _broken_embedding(place: _Place) -> str:
     write_model(place.model, is_broken=True)
-    write_rows(place.data, [{"id": "nan", "input_ids": [BROKEN_ID], "references": ["5"]}])
+    write_rows(place.data, [{"id": "nan", "input_ids": [BROKEN_ID], "reference_ids": [[5]]}])
     return "example nan: the model gave logits that are not finite. Check the checkpoint; --on_error=worst_case"
 
 
 def _metric_that_is_no_score(place: _Place) -> str:
-    write_rows(place.data, [{"id": "one", "input_ids": [5], "references": ["5"]}])
+    write_rows(place.data, [{"id": "one", "input_ids": [5], "reference_ids": [[5]]}])
     return 'metric "tests.launch.test_bad_input:two" on example "one": returned 2.0, expected a number in [0, 1].'
 
 

@@ -322,8 +322,13 @@ def test_bad_usage(
 
 
 def _mixed(rows: list[dict[str, Any]]) -> str:
-    del rows[3]["references"]
+    del rows[3]["reference_ids"]
     return "example row-3 has no references, example row-0 differs: a mean over some of them"
+
+
+def _text_among_ids(rows: list[dict[str, Any]]) -> str:
+    rows[3] = {"id": "row-3", "input": "some text", "reference_ids": [[5]]}
+    return "{path}, line 4: its prompt is text, but that of {path}, line 1 is token ids."
 
 
 def _repeated_id(rows: list[dict[str, Any]]) -> str:
@@ -336,7 +341,7 @@ def _unknown_id(rows: list[dict[str, Any]]) -> str:
     return "example row-2: its input_ids have 64; the model knows ids from 0 to 63."
 
 
-@pytest.mark.parametrize("spoil", [_mixed, _repeated_id, _unknown_id])
+@pytest.mark.parametrize("spoil", [_mixed, _text_among_ids, _repeated_id, _unknown_id])
 def test_bad_data(
     spoil: Callable[[list[dict[str, Any]]], str],
     model: pathlib.Path,

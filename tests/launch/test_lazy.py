@@ -97,12 +97,15 @@ _OTHER = "was decoded from other examples than the data give now for shard"
 @pytest.mark.parametrize(
     ("edit", "message"),
     [
-        (lambda rows: [*rows[:-1], {**rows[-1], "references": ["7"]}], _OTHER),
+        (lambda rows: [*rows[:-1], {**rows[-1], "reference_ids": [[7]]}], _OTHER),
         (lambda rows: rows[1:], _OTHER),
         (lambda rows: [*rows, {**rows[0], "id": "another"}], _OTHER),
         # It alone was in its shard.
         (lambda rows: rows[:-1], "the data have no example for this file"),
-        (lambda rows: [*rows, {"id": "new", "input_ids": [9, 8, 1], "references": ["7"]}], "is missing, although the"),
+        (
+            lambda rows: [*rows, {"id": "new", "input_ids": [9, 8, 1], "reference_ids": [[7]]}],
+            "is missing, although the",
+        ),
     ],
     ids=["changed", "removed", "added", "shard removed", "shard added"],
 )

@@ -202,7 +202,7 @@ def test_another_model_is_refused(
 
 
 def _other_text(rows: list[dict[str, object]]) -> None:
-    rows[3]["references"] = ["another"]
+    rows[3]["reference_ids"] = [[9, 9]]
 
 
 def _swapped(rows: list[dict[str, object]]) -> None:
@@ -260,7 +260,7 @@ def test_a_damaged_shard_is_refused(
 def _broken_rows() -> list[dict[str, object]]:
     return [
         *id_rows(13),
-        *({"id": f"broken-{i}", "input_ids": [i + 3, BROKEN_ID], "references": ["5"]} for i in range(3)),
+        *({"id": f"broken-{i}", "input_ids": [i + 3, BROKEN_ID], "reference_ids": [[5]]} for i in range(3)),
     ]
 
 

@@ -217,6 +217,17 @@ def test_nothing_is_decoded_before_ids_are_checked(tmp_path: pathlib.Path) -> No
     assert [path for path in (tmp_path / "out").rglob("*") if path.is_file()] == []
 
 
+@pytest.mark.parametrize("files", [1, 2])
+def test_text_and_ids_in_one_set(files: int, tmp_path: pathlib.Path) -> None:
+    """Prompts of both kinds end the run, with the first row of each, in whatever files and rows they stand."""
+    one = write_rows(tmp_path / "one.jsonl", [*_ROWS, {"input_ids": [5, 1]}, {"input_ids": [6, 1]}][: 9 + 3 // files])
+    two = write_rows(tmp_path / "two.jsonl", [{"input_ids": [5, 1]}, {"input_ids": [7, 1]}])
+    ids = f"{one}, line 11" if files == 1 else f"{two}, line 1"
+    message = f"{one}, line 1: its prompt is text, but that of {ids} is token ids."
+    with pytest.raises(DataError, match=re.escape(message)):
+        _read(*([one] if files == 1 else [two, one]))
+
+
 def test_identical_rows_without_ids_are_counted(tmp_path: pathlib.Path) -> None:
     """Rows without ids may repeat: each counts as an example, and all but one as a duplicate."""
     rows = [{"input_ids": [5, 6, 1]}] * 3 + [{"input_ids": [7, 1]}]
@@ -229,7 +240,7 @@ def test_equal_inputs_in_different_files_are_counted(tmp_path: pathlib.Path) -> 
     """A prompt that occurs again counts as a duplicate, whatever its file, id and references."""
     one = write_rows(tmp_path / "one.jsonl", [{"id": "a", "input_ids": [5, 6, 1]}, {"id": "b", "input_ids": [6, 1]}])
     two = write_rows(
-        tmp_path / "two.jsonl", [{"id": "c", "input_ids": [5, 6, 1, 0], "references": ["x"]}, {"input_ids": [6, 1]}]
+        tmp_path / "two.jsonl", [{"id": "c", "input_ids": [5, 6, 1, 0], "reference_ids": [[7]]}, {"input_ids": [6, 1]}]
     )
     manifest = run_calibration(
         tmp_path / "out", model=write_model(tmp_path / "model"), paths=[str(one), str(two)], specs=TEXTUAL

@@ -79,6 +79,7 @@ def _plainly(model: pathlib.Path, paths: Sequence[str]) -> _Plain:
         if ids[example.id] > 1:
             example = dataclasses.replace(example, id=f"{example.id}-{ids[example.id]}")
         prompt = encode_prompt(example, vocabulary, SETTINGS, vocab_size=64, on_long="error")
+        example = prompt.example
         ((_, result),) = decoder.decode([prompt.ids])
         outputs = []
         for lane, length in enumerate(result.lengths):
@@ -366,7 +367,7 @@ def test_a_failing_metric_counts_with_loss_1(id_model: pathlib.Path, tmp_path: p
 
 
 def _rows_with_broken_ones() -> list[dict[str, object]]:
-    broken = [{"id": f"broken-{i}", "input_ids": [5, BROKEN_ID, i + 2, 1], "references": ["5"]} for i in range(3)]
+    broken = [{"id": f"broken-{i}", "input_ids": [5, BROKEN_ID, i + 2, 1], "reference_ids": [[5]]} for i in range(3)]
     return [*id_rows(12), *broken]
 
 

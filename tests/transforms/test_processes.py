@@ -37,7 +37,7 @@ def test_processes_give_the_same_result(kind: str, tmp_path: pathlib.Path, capsy
     """With two workers the risk table is the same to the byte, the manifest but for its time; each loads one model."""
     model = write_model(tmp_path / "model", vocabulary=write_vocabulary(tmp_path / "trained.model"))
     for part in range(3):
-        rows = [*id_rows(30)[part::3], *text_rows(10)[part::3]]
+        rows = text_rows(40)[part::3]
         write_rows(tmp_path / f"rows-{part}.jsonl", rows)
     data = tmp_path / "rows-*.jsonl"
     assert _calibrate(model, data, tmp_path / "one") == 0
@@ -59,7 +59,7 @@ def test_processes_give_the_same_result(kind: str, tmp_path: pathlib.Path, capsy
 def test_failures_in_processes_are_told(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
     """What a worker process finds ends the run with status 1 and the same message as in one process."""
     model = write_model(tmp_path / "model")
-    data = write_rows(tmp_path / "rows.jsonl", [*id_rows(5), {"id": "row-1", "input_ids": [5], "references": ["5"]}])
+    data = write_rows(tmp_path / "rows.jsonl", [*id_rows(5), {"id": "row-1", "input_ids": [5], "reference_ids": [[5]]}])
     messages = []
     for name, flags in (("one", ()), ("two", _PROCESSES)):
         assert _calibrate(model, data, tmp_path / name, *flags) == 1

@@ -80,7 +80,7 @@ def test_decoding_is_not_fused(hint: str | None) -> None:
     # These wait, look at what is stored, or make lists of a few bytes a shard.
     lists = ("DecodeExamples/ListShards/", "DecodeExamples/ListDecoded/")
     assert {name for name in decoding if not name.startswith(lists)} == {
-        "ReadExamples/AwaitUniqueIds",
+        "ReadExamples/AwaitChecks",
         "DecodeExamples/CheckStored",
         _DECODE,
     }

@@ -1,8 +1,10 @@
 """From examples to token ids."""
 
+import dataclasses
+
 import pytest
 
-from calm_beam.decoding.prompts import encode_prompt
+from calm_beam.decoding.prompts import encode_prompt, with_reference_texts
 from calm_beam.decoding.settings import DecodeSettings
 from calm_beam.examples import DataError, Example
 from calm_beam.exits.rule import ExitRule
@@ -111,3 +113,34 @@ def test_the_vocabulary_fixture_is_small(vocabulary: Vocabulary) -> None:
     """The texts here have several pieces, so that cutting them means something."""
     assert vocabulary.size == 48
     assert len(vocabulary.encode(_TEXT)) > 6
+
+
+def test_reference_ids_become_texts_as_outputs_do(vocabulary: Vocabulary) -> None:
+    """With a vocabulary its texts, without one ids joined by spaces; both up to eos, and without padding."""
+    ids = (*vocabulary.encode(_TEXT), EOS_ID, 5)
+    example = dataclasses.replace(_example(ids=(7, 1)), reference_ids=(ids, (7, 9, 0), ()))
+    texts = with_reference_texts(example, vocabulary, vocab_size=64)
+    assert texts.references == (_TEXT, vocabulary.decode([7, 9]), "")
+    assert texts == with_reference_texts(texts, vocabulary, vocab_size=64)
+    assert texts == encode_prompt(example, vocabulary, _settings(), vocab_size=64, on_long="error").example
+    as_ids = with_reference_texts(example, None, vocab_size=64)
+    assert as_ids.references == (" ".join(map(str, ids[:-2])), "7 9", "")
+    assert as_ids.reference_ids == texts.reference_ids == example.reference_ids
+
+
+def test_text_is_never_held_against_ids() -> None:
+    """References that are texts need a vocabulary: outputs would be ids without one, and every risk 0."""
+    example = dataclasses.replace(_example(ids=(7, 1)), references=("a",))
+    with pytest.raises(DataError, match="example e7: its references are texts, but outputs are token ids, since"):
+        encode_prompt(example, None, _settings(), vocab_size=64, on_long="error")
+
+
+def test_reference_ids_that_nothing_generates_are_refused(vocabulary: Vocabulary) -> None:
+    """Ids beyond the vocabulary would all read as unknown; those beyond the model cannot come out of it at all."""
+    example = dataclasses.replace(_example(ids=(7, 1)), reference_ids=((5, 63),))
+    assert with_reference_texts(example, None, vocab_size=64).references == ("5 63",)
+    message = r"example e7: its reference_ids have 63; the vocabulary has ids from 0 to 47\. If .* pass --extra_ids\."
+    with pytest.raises(DataError, match=message):
+        with_reference_texts(example, vocabulary, vocab_size=64)
+    with pytest.raises(DataError, match=r"its reference_ids have 63; the model knows ids from 0 to 62\.$"):
+        with_reference_texts(example, None, vocab_size=63)

@@ -28,7 +28,7 @@ def _read(path: pathlib.Path, **reading: Any) -> list[Example]:
 
 @pytest.mark.parametrize(
     "rows",
-    [_ROWS, [{"id": f"x{index}", "input_ids": [5 + index, 7, 1], "references": ["7"]} for index in range(3)]],
+    [_ROWS, [{"id": f"x{index}", "input_ids": [5 + index, 7, 1], "reference_ids": [[7]]} for index in range(3)]],
     ids=["text", "ids"],
 )
 def test_parquet_holds_what_jsonl_holds(rows: list[dict[str, Any]], tmp_path: pathlib.Path) -> None:
@@ -79,6 +79,7 @@ def test_plain_text_is_one_prompt_a_line(tmp_path: pathlib.Path) -> None:
     [
         (b"a\n\nb\n", "line 2: is blank. Every line must be one prompt."),
         (b"a\nb\xff\n", "line 2: is not UTF-8 ("),
+        ("a".encode("utf-16-le"), "line 1: 'a\\x00' holds a NUL character, which"),
     ],
 )
 def test_bad_lines_of_text(content: bytes, message: str, tmp_path: pathlib.Path) -> None:
@@ -106,6 +107,12 @@ def test_text_has_no_references(tmp_path: pathlib.Path) -> None:
         ({"input": [b"\xff"]}, "row 1: input must be a text, got bytes."),
         ({"input": ["a"], "references": ["b"]}, "row 1: references must be a list of texts, got 'b'."),
         ({"input": ["a"], "id": [7]}, "row 1: id must be a text that is not empty, got 7."),
+        ({"input": ["a", "b\0"]}, "row 2: 'b\\x00' holds a NUL character, which"),
+        ({"input_ids": [[4]], "reference_ids": [[5]]}, "row 1: each of reference_ids must be a list of integers of at"),
+        (
+            {"input_ids": [[4]], "references": [["a"]], "reference_ids": [[[5]]]},
+            "row 1: has both references and reference",
+        ),
         ({"input_ids": [[4], [5, -1]]}, "row 2: input_ids must be a list of integers of at least 0, got [5, -1]."),
     ],
 )
@@ -115,6 +122,16 @@ def test_bad_rows_of_parquet(columns: dict[str, list[Any]], message: str, tmp_pa
     with pytest.raises(DataError, match=re.escape(message)) as caught:
         _read(tmp_path / "a.parquet")
     assert str(caught.value).startswith(f"{tmp_path / 'a.parquet'}")
+
+
+@pytest.mark.parametrize("name", ["input", "note"])
+def test_two_columns_of_one_name(name: str, tmp_path: pathlib.Path) -> None:
+    """Which of them is meant nobody knows, so a file with two columns of one name is refused, whatever they are."""
+    columns = [pyarrow.array(["a"]), pyarrow.array(["b"]), pyarrow.array(["c"])]
+    table = pyarrow.Table.from_arrays(columns, names=["input", name, "note"])
+    pyarrow.parquet.write_table(table, tmp_path / "a.parquet")
+    with pytest.raises(DataError, match=re.escape(f"a.parquet: has two columns named {name!r}. Rename or drop one")):
+        _read(tmp_path / "a.parquet")
 
 
 def test_text_in_parquet_that_is_not_utf_8(tmp_path: pathlib.Path) -> None:

@@ -62,8 +62,12 @@ def _rows_of(features: Mapping[str, Any], **signature: tf.TensorSpec) -> seqio.F
     return seqio.FunctionDataSource(dataset, splits=["test"])
 
 
+# A record holds the ids of one reference.
+_ID_ROWS = [{**row, "reference_ids": row["reference_ids"][:1]} for row in id_rows(6)]
+
+
 @pytest.mark.parametrize("name", ["a.tfrecord", "a.tfrecord.gz", "a.tfrecord-00000-of-00001"])
-@pytest.mark.parametrize("rows", [text_rows(6), id_rows(6)], ids=["text", "ids"])
+@pytest.mark.parametrize("rows", [text_rows(6), _ID_ROWS], ids=["text", "ids"])
 def test_tfrecord_holds_what_jsonl_holds(rows: list[dict[str, Any]], name: str, tmp_path: pathlib.Path) -> None:
     """The same rows as records give equal examples, with equal ids; compressed or not, as text or as token ids."""
     assert _read(write_tfrecord(tmp_path / name, rows)) == _read(write_rows(tmp_path / "a.jsonl", rows))
@@ -89,10 +93,25 @@ def test_clusters_in_records(tmp_path: pathlib.Path) -> None:
         _read(path, cluster_key="chapter")
 
 
-def test_references_of_token_ids_are_written_as_outputs(tmp_path: pathlib.Path) -> None:
-    """Where prompts are token ids, references are too: joined by spaces, without eos and padding."""
+def test_references_may_be_token_ids(tmp_path: pathlib.Path) -> None:
+    """Where prompts are token ids, references may be too: those of one, without padding."""
     (example,) = _read(_records(tmp_path / "a.tfrecord", [feature_map({"inputs": [5, 1, 0], "targets": [7, 9, 1, 0]})]))
-    assert (example.input_ids, example.references) == ((5, 1), ("7 9",))
+    assert (example.input_ids, example.references, example.reference_ids) == ((5, 1), (), ((7, 9, 1),))
+
+
+def test_text_references_of_ids_stay_text(tmp_path: pathlib.Path) -> None:
+    """A record may have token ids as prompt and texts as references."""
+    record = feature_map({"inputs": [5, 1], "targets": ["seven", "nine"]})
+    (example,) = _read(_records(tmp_path / "a.tfrecord", [record]))
+    assert (example.input_ids, example.references, example.reference_ids) == ((5, 1), ("seven", "nine"), None)
+
+
+def test_a_feature_twice(tmp_path: pathlib.Path) -> None:
+    """A record that names a feature twice is refused: readers of maps keep the last, and say nothing."""
+    twice = feature_map({"inputs": "a", "note": "x"}) + feature_map({"note": "y"})
+    path = _records(tmp_path / "a.tfrecord", [feature_map({"inputs": "a"}), twice])
+    with pytest.raises(DataError, match=re.escape(f"{path}, record 2: has two features named 'note'.")):
+        _read(path)
 
 
 @pytest.mark.parametrize(
@@ -110,6 +129,7 @@ def test_references_of_token_ids_are_written_as_outputs(tmp_path: pathlib.Path) 
         ({"inputs": "a", "targets": [5, 6]}, "record 2: targets are token ids, but inputs is a text."),
         ({"inputs": "a", "targets": 0.5}, "record 2: targets must hold bytes or int64, got float_list."),
         ({"inputs": "a", "targets": b"\xff"}, "record 2: targets is not UTF-8 ("),
+        ({"inputs": "a\0b"}, "record 2: 'a\\x00b' holds a NUL character, which"),
         ({"inputs": "a", "id": 7}, "record 2: id must be a text that is not empty, got 7."),
         ({"inputs": "a"}, "record 2: risk consistency needs references, example content-"),
     ],
@@ -241,7 +261,7 @@ def test_a_tokenized_task_is_read_as_text(tmp_path: pathlib.Path) -> None:
     (ids,) = _read_task(_add_task(source, features=features, preprocessors=[*steps, forget]))
     assert ids.input is None
     assert ids.input_ids == (*vocabulary.encode("the cat"), 1)
-    assert ids.references == (" ".join(map(str, vocabulary.encode("the dog"))),)
+    assert (ids.references, ids.reference_ids) == ((), ((*vocabulary.encode("the dog"), 1),))
 
 
 def test_random_preprocessors_give_the_same_examples_again() -> None:
@@ -266,6 +286,11 @@ def test_random_preprocessors_give_the_same_examples_again() -> None:
         ({"question": "a"}, "example 1: has no feature inputs, only question. Name that of the prompts with"),
         ({"inputs": "a", "targets": [4, 5]}, "example 1: targets are token ids, but inputs is a text."),
         ({"inputs": ["a", "b"]}, "example 1: inputs must have one value, got 2."),
+        (
+            {"inputs": [4, 5], "targets": 0.5},
+            "example 1: targets must be a text or token ids, got float32 of shape ().",
+        ),
+        ({"inputs": "a\0b"}, "example 1: 'a\\x00b' holds a NUL character, which"),
     ],
     ids=str,
 )

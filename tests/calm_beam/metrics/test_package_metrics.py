@@ -13,6 +13,7 @@ from calm_beam.metrics import chrf as chrf_module
 from calm_beam.metrics import sentence_bleu as bleu_module
 from calm_beam.metrics.chrf import chrf
 from calm_beam.metrics.edit_distance import edit_distance
+from calm_beam.metrics.registry import METRICS
 from calm_beam.metrics.sentence_bleu import sentence_bleu
 
 _LETTERS = st.text("ab c", max_size=8)
@@ -109,3 +110,13 @@ def test_missing_packages_are_named(metric: object, module: str, name: str, monk
     bleu_module._scorer.cache_clear()
     with pytest.raises(MissingExtraError, match=rf'^the metric "{name}" needs {module} \(.*calm-beam\[metrics\]'):
         metric("a", ["b"])
+
+
+@pytest.mark.parametrize("name", METRICS)
+def test_an_empty_reference_is_met_by_an_empty_output_alone(name: str) -> None:
+    """So says every metric; for those that leave out punctuation and articles, what consists of these is empty too."""
+    metric = METRICS[name]
+    assert metric("", [""]) == 1
+    assert metric("a cat", [""]) == metric("", ["a cat"]) == 0
+    assert metric("a cat", ["", "a cat"]) == 1
+    assert metric("the ...", [""]) == (name in ("token_f1", "exact_match"))

@@ -201,7 +201,8 @@ def test_operations_are_counted_at_chosen_thresholds(folder: pathlib.Path, tmp_p
     rule = ExitRule(min_exit_layer=2)
     generations = random_generations(20)
     for index, item in enumerate(generations):
-        example = dataclasses.replace(item.example, input=None, input_ids=tuple(range(2, 4 + index)))
+        ids = tuple(range(2, 4 + index))
+        example = dataclasses.replace(item.example, input=None, input_ids=ids, reference_ids=((7,),))
         generations[index] = dataclasses.replace(item, example=example)
     folder = write_calibration(tmp_path / "out", generations, rule=rule)
     data = page_data(_page(folder, sizes=_SIZES))

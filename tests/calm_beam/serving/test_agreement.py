@@ -53,7 +53,7 @@ def test_another_vocabulary_is_refused(vocabulary_path: pathlib.Path, tmp_path: 
         Generator.from_manifest(manifest, _CHECKPOINT, vocabulary=other)
     with pytest.raises(ManifestError, match=r"no vocabulary in or beside /nowhere: say where its sentencepiece.model"):
         Generator.from_manifest(manifest, _CHECKPOINT)
-    with pytest.raises(ManifestError, match="is about prompts of token ids: leave the vocabulary out"):
+    with pytest.raises(ManifestError, match="is about token ids, without a vocabulary: leave it out"):
         Generator.from_manifest(build_served_manifest(_CHECKPOINT), _CHECKPOINT, vocabulary=vocabulary_path)
 
 

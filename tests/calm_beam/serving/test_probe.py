@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import pathlib
+import re
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -69,10 +70,12 @@ def test_losses_are_those_of_calibration(tmp_path: pathlib.Path, entry: Calibrat
     for number, prompt in enumerate(_PROMPTS):
         answer, full = generator.generate(prompt), generator.full_model().generate(prompt)
         # Right is what one of the two says, so that losses of both signs come up.
-        right = (full, answer)[number % 2].text
-        references = (right, "9 9 9") if entry.consistency == "risk" else ()
+        right = (full, answer)[number % 2]
+        # As ids, since the manifest has no vocabulary; eos and padding are none of the text.
+        references = ([*right.tokens, 0], [9, 9, 9]) if entry.consistency == "risk" else ()
+        texts = (right.text, "9 9 9") if references else ()
         loss = probe.observe(str(number), prompt, answer, references=references)
-        assert int(to_signed_fixed_point([loss])[0]) == _calibrated_loss(answer, full, entry, references)
+        assert int(to_signed_fixed_point([loss])[0]) == _calibrated_loss(answer, full, entry, texts)
         found.append(loss)
     assert max(found) > 0
     assert min(found) < 0 or entry.loss != "signed"
@@ -96,6 +99,25 @@ def test_the_sample_is_decided_by_id_and_salt(tmp_path: pathlib.Path) -> None:
     assert sampled <= {name for name in ids if wider.is_sampled(name)}
     _, everything = _probe(tmp_path / "losses", share=1.0)
     assert all(everything.is_sampled(name) for name in ids)
+
+
+@pytest.mark.parametrize(
+    ("references", "message"),
+    [
+        (["7 9"], "request a: a reference is text, but the manifest has no vocabulary, so that answers are token ids."),
+        ("7 9", "request a: references must be a list of texts, got the text '7 9'."),
+        ([[7, 0.5]], "request a: a reference must be a text or a list of token ids, got [7, 0.5]."),
+        ([], "request a: risk consistency needs references to measure a loss, got none."),
+    ],
+)
+def test_references_that_cannot_be_compared_are_refused(
+    references: Sequence[Any], message: str, tmp_path: pathlib.Path
+) -> None:
+    """Texts are never held against ids, nor the letters of a text taken for references; nothing is written."""
+    generator, probe = _probe(tmp_path / "losses", build_entry(0.2, consistency="risk", loss="relu"))
+    with pytest.raises(ValueError, match=re.escape(message)):
+        probe.observe("a", _PROMPTS[0], generator.generate(_PROMPTS[0]), references=references)
+    assert not (tmp_path / "losses").exists()
 
 
 def test_failures_have_loss_1(tmp_path: pathlib.Path) -> None:

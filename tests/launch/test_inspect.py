@@ -36,7 +36,7 @@ def test_a_manifest_in_words(tmp_path: pathlib.Path, capsys: pytest.CaptureFixtu
         "Manifest of 2026-01-31T12:00:00Z; its digest is right.",
         "Model: 6 decoder layers, sha256:6d6f64656c",
         "read from gs://models/t5-small",
-        "confidence softmax, schedule decay, tau 4, state propagation from_exit, from layer 1 in steps of 1; bfloat16.",
+        "confidence softmax, schedule decay, tau 4, state propagation from_exit, from layer 1 on; bfloat16.",
         "inputs up to 512 tokens, outputs up to 64; task prefix 'résume: '.",
         "200 examples of gs://data/calibration-*.jsonl.gz; 3 repeated inputs, 7 cut, 1 failed.",
         "never exit",

@@ -80,7 +80,12 @@ def _parser() -> FlagParser:
         "--risk_guess and --loss_std",
     )
     parser.add_argument("--power", type=float, default=0.9, help="probability of acceptance asked for, in (0, 1)")
-    parser.add_argument("--p_value", type=texts, help=f"of {', '.join(P_VALUES)}; default: all that take such losses")
+    parser.add_argument(
+        "--p_value",
+        type=texts,
+        help=f"of {', '.join(P_VALUES)}; default: all that take such losses, but for losses of 0 and 1 only those that "
+        "need no simulation",
+    )
     parser.add_argument(
         "--replications", type=whole_number(100), default=1000, help="simulated calibrations, where some are needed"
     )
@@ -193,7 +198,9 @@ def _p_values(flags: argparse.Namespace, guesses: Sequence[_Guess]) -> list[str]
     """Returns the p-values to plan for: those asked for, or all that apply."""
     is_coin, is_signed = all(guess.is_coin for guess in guesses), any(guess.is_signed for guess in guesses)
     names = []
-    for name in dict.fromkeys(flags.p_value or P_VALUES):
+    # Of those that bet in an order nothing but a simulation tells, which may take minutes: only where it is asked for.
+    usual = COIN_P_VALUES if is_coin else P_VALUES
+    for name in dict.fromkeys(flags.p_value or usual):
         applies = (is_coin or name != "exact_binomial") and (not is_signed or P_VALUES[name].takes_signed)
         if applies:
             names.append(name)

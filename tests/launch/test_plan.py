@@ -35,7 +35,6 @@ def test_examples_needed_for_coins(capsys: pytest.CaptureFixture[str]) -> None:
         "exact_binomial",
         "empirical_bernstein",
         "signed_mixture",
-        "wsr",
     ]
     for name in ("hoeffding", "hoeffding_bentkus", "exact_binomial"):
         for risk, cell in zip((0.02, 0.05), rows[name], strict=True):

@@ -24,7 +24,7 @@ class LayerPrinter:
     def __init__(self, num_layers: int) -> None:
         """Prepares to print on standard output; `num_layers` is the decoder's depth."""
         self._num_layers = num_layers
-        self._console = PlainConsole(highlight=False, soft_wrap=True)
+        self._console = PlainConsole(soft_wrap=True)
         self._has_colours = self._console.color_system is not None and not self._console.no_color
 
     def print_legend(self) -> None:

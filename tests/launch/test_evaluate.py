@@ -128,7 +128,7 @@ def test_tradeoff(
     assert "every layer ran" not in printed
 
 
-@pytest.mark.parametrize(("classifier", "measures"), [(0, 3), (1, 4), (2, 4)])
+@pytest.mark.parametrize(("classifier", "measures"), [(0, 4), (1, 5), (2, 5)])
 def test_measures_are_those_of_the_checkpoint(
     classifier: int, measures: int, data: pathlib.Path, tmp_path: pathlib.Path
 ) -> None:

@@ -381,5 +381,5 @@ def test_the_embedded_model(tmp_path: pathlib.Path, capsys: pytest.CaptureFixtur
     assert main(["evaluate", "--experiment=sensitivity", f"--output={tmp_path / 'out'}", "--max_examples=3"]) == 0
     printed = capsys.readouterr()
     assert "no --checkpoint and no --data: the embedded model on the embedded data" in printed.err
-    assert "3 prompts: of 1000 examples" in printed.out
+    assert "3 prompts: of 1,000 examples" in printed.out
     assert _checked_files(tmp_path / "out", "sensitivity")["flags"]["metric"] == "rouge_l_unicode"

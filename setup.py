@@ -119,6 +119,7 @@ _SERVING_PACKAGES = [
     "calm_beam.checkpoints",
     "calm_beam.decoding",
     "calm_beam.exits",
+    "calm_beam.exits.measures",
     "calm_beam.inputs",
     "calm_beam.launch",
     "calm_beam.manifest",

@@ -3,7 +3,7 @@
 import dataclasses
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import apache_beam as beam
 from apache_beam.utils.shared import Shared
@@ -211,7 +211,7 @@ def _require_examples(stored: StoredShard, path: str, *, job: str, examples: lis
 
 def _change(before: Sequence[Example], now: Sequence[Example]) -> str:
     """Returns in parentheses what happened to the first example that is not as it was; nothing if all are."""
-    old, new = ({example.id: dataclasses.asdict(example) for example in examples} for examples in (before, now))
+    old, new = ({example.id: _as_given(example) for example in examples} for examples in (before, now))
     for name in sorted(old | new):
         if name not in new:
             return f" (example {name!r} is gone)"
@@ -221,6 +221,14 @@ def _change(before: Sequence[Example], now: Sequence[Example]) -> str:
         if changed:
             return f" (example {name!r} has another {' and another '.join(changed)})"
     return ""
+
+
+def _as_given(example: Example) -> dict[str, Any]:
+    """Returns an example's fields, but for references that are made of token ids once prompts are encoded."""
+    fields = dataclasses.asdict(example)
+    if example.reference_ids is not None:
+        del fields["references"]
+    return fields
 
 
 def _mark_complete(shards: list[StoredShard], count: int, *, plan: DecodePlan) -> Completion:

@@ -446,7 +446,7 @@ def test_repeated_bundles_count_once(
 @pytest.mark.parametrize(
     ("decoded", "again"),
     [
-        ((), ("--metric=exact_match,token_f1", "--delta=0.1,0.2", "--epsilon=0.2")),
+        ((), ("--metric=rouge_l,token_f1", "--delta=0.1,0.2", "--epsilon=0.2")),
         ((), ("--p_value=hoeffding", "--risk_loss=relu", "--procedure=holm", "--joint", "--seed=3")),
         (("--thresholds=0.5,0.9,0",), ("--thresholds=0,0.5,0.9",)),
         (("--thresholds=0.5,0",), ("--grid_step=0.5",)),

@@ -38,7 +38,7 @@ def test_what_the_page_shows_runs(
     (generate,) = [command[1:] for command in commands if command[:2] == ["calm-beam", "generate"]]
     assert main([*generate, "--checkpoint=model"]) == 0
     assert capsys.readouterr().out.startswith("text[layer at which the token left, of 4]")
-    serve, measure = _blocks("python")
+    serve, measure, _ = _blocks("python")
     names: dict[str, object] = {"request_id": "a", "prompt": "the cat sees"}
     exec(serve, names)
     exec(measure.replace("share=0.01", "share=1"), names)

@@ -8,6 +8,7 @@ import pytest
 
 from calm_beam.decoding.settings import DecodeSettings, descending_grid, uniform_grid
 from calm_beam.exits.rule import ExitRule
+from tests.builders import build_rule
 
 _SETTINGS = DecodeSettings(
     rule=ExitRule(schedule="decay", tau=4.0), thresholds=(0.9, 0.5), max_input_length=32, max_decode_length=8
@@ -125,10 +126,14 @@ _RULE_CHANGES: dict[str, Any] = {
 def test_every_field_is_in_the_fingerprint() -> None:
     """Changing any setting, any part of the rule, the model or the vocabulary gives another fingerprint."""
     assert _CHANGES.keys() == {field.name for field in dataclasses.fields(DecodeSettings)} - {"rule"}
-    assert _RULE_CHANGES.keys() == {field.name for field in dataclasses.fields(ExitRule)}
+    of_some = {"patience", "confidence_source"}
+    assert _RULE_CHANGES.keys() | of_some == {field.name for field in dataclasses.fields(ExitRule)}
     variants = [dataclasses.replace(_SETTINGS, **{name: value}) for name, value in _CHANGES.items()]
     for name, value in _RULE_CHANGES.items():
         variants.append(dataclasses.replace(_SETTINGS, rule=dataclasses.replace(_SETTINGS.rule, **{name: value})))
+    rules = [build_rule("patience", patience=patience) for patience in (2, 3)]
+    rules += [ExitRule(confidence="module:f", confidence_source=source) for source in (None, "sha256:1", "sha256:2")]
+    variants.extend(dataclasses.replace(_SETTINGS, rule=rule) for rule in rules)
     fingerprints = {variant.fingerprint(model="m", vocabulary="v") for variant in (_SETTINGS, *variants)}
     fingerprints.add(_SETTINGS.fingerprint(model="n", vocabulary="v"))
     fingerprints.add(_SETTINGS.fingerprint(model="m", vocabulary="w"))

@@ -80,6 +80,10 @@ def main(argv: Sequence[str]) -> int:
     except KeyboardInterrupt:
         tell(session.report())
         return _INTERRUPTED
+    except CalmBeamError:
+        raise
+    except ValueError as error:
+        raise MonitorError(str(error)) from error
     tell(session.report())
     return ALARM if session.monitor.alarm_at else 0
 

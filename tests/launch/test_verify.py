@@ -93,7 +93,7 @@ def test_a_broken_promise(place: _Place, capsys: pytest.CaptureFixture[str]) -> 
     printed = capsys.readouterr().out
     assert printed.count("BROKEN") == 2
     assert "1 of " in printed
-    assert "promises are BROKEN: the fresh losses prove that the risk exceeds delta." in printed
+    assert "promises is BROKEN: the fresh losses prove that the risk exceeds delta." in printed
     assert "proved again" in printed
 
 
@@ -266,7 +266,7 @@ def test_what_cannot_be_decoded_alike_is_refused(place: _Place, capsys: pytest.C
         (["--manifest={manifest}", "--alpha=0"], "--alpha must be in (0, 1), got 0."),
         (["--manifest={manifest}", "--alpha=nan"], "--alpha must be in (0, 1), got nan."),
         (["--manifest={manifest}", "--thresholds=0.5"], "unknown flag --thresholds"),
-        (["--manifest={manifest}", "--confidence=state"], "unknown flag --confidence"),
+        (["--manifest={manifest}", "--schedule=decay"], "unknown flag --schedule"),
         (["--manifest={manifest}", "--runner=DataflowRunner"], "verify scores what it decodes on this machine"),
         (["--manifest={manifest}", "--batch_size=0"], "argument --batch_size: expected a whole number of at least 1"),
         (["--manifst={manifest}"], "the following arguments are required: --manifest"),

@@ -9,7 +9,7 @@ from calm_beam import __version__
 # Both decide numbers, and the first group is not needed where stored generations are calibrated again.
 _DECODING_ONLY = ("jax", "flax", "sentencepiece")
 _BOTH = ("numpy",)
-_SCORING_ONLY = ("apache-beam", "scipy", "rouge-score")
+_SCORING_ONLY = ("apache-beam", "rouge-score")
 # Packages of extras, and the metrics that they decide.
 _OF_METRICS = {"chrf": "sacrebleu", "sentence_bleu": "sacrebleu", "edit_distance": "rapidfuzz", "bleurt": "tensorflow"}
 

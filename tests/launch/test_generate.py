@@ -120,7 +120,7 @@ def test_rows_are_written(
             "text": answer.text,
             "tokens": list(answer.tokens),
             "exit_layers": list(answer.exit_layers),
-            "confidences": list(answer.confidences),
+            "confidences": pytest.approx(list(answer.confidences), rel=0, abs=1e-5),
             "layers_used": answer.layers_used,
             "layers_saved": answer.layers_saved,
             "truncated": False,

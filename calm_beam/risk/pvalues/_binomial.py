@@ -5,7 +5,6 @@ import numpy as np
 from calm_beam import elementary
 
 from ._deviance import binomial_deviance, gap
-from ._rounding import LEAST
 
 # The logarithm of k! less Stirling's (k + 1/2) log k - k + log(2 pi) / 2, from k = 1 on; nothing stands for 0.
 _STIRLING_ERRORS = np.array(
@@ -73,7 +72,7 @@ def binomial_cdf(successes: np.ndarray, n: int, probability: float) -> np.ndarra
         failures = n - distinct[is_high] - 1
         high, share = _lower_tail(failures, gaps[is_high] + 1, n=n, p=1 - probability, q=probability)
         result[is_high] = 1 - high * (1 - share) + _DEVIANCE_ROUNDING
-    return np.asarray(np.clip(result, LEAST, 1.0)[places].reshape(successes.shape))
+    return np.asarray(np.minimum(result, 1.0)[places].reshape(successes.shape))
 
 
 def _lower_tail(
@@ -100,7 +99,7 @@ def _lower_tail(
         (_stirling_error(np.array(float(n))) - _stirling_error(inner)) - _stirling_error(failures),
         0.0,
     )
-    # The deviance comes rounded down, by far less than it may be wrong.
+    # The deviance comes rounded down, so that this is none too small.
     exponent = errors - binomial_deviance(successes, -below, n=n, probability=p, complement=q)
     return sums * density * elementary.exp(exponent), (_ROUNDINGS + _ROUNDINGS_PER_TERM * terms) * _UNIT
 

@@ -5,6 +5,7 @@ from numpy.typing import ArrayLike
 
 from ._arguments import require_loss_sum
 from ._binomial import binomial_cdf
+from ._rounding import LEAST
 
 
 def exact_binomial_p_value(loss_sum: ArrayLike, *, n: int, delta: float) -> np.ndarray:
@@ -40,4 +41,4 @@ def exact_binomial_p_value(loss_sum: ArrayLike, *, n: int, delta: float) -> np.n
             f"loss_sum must hold whole numbers, got {float(sums[~is_whole].flat[0])}. The binomial p-value is for "
             "losses of 0 and 1 only; for others use hoeffding_bentkus."
         )
-    return binomial_cdf(sums, n, delta)
+    return np.maximum(binomial_cdf(sums, n, delta), LEAST)

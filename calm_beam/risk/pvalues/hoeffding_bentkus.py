@@ -8,7 +8,7 @@ from calm_beam import elementary
 from ._arguments import require_loss_sum
 from ._binomial import binomial_cdf
 from ._deviance import binomial_deviance, gap
-from ._rounding import rounded_up
+from ._rounding import LEAST, rounded_up
 
 _E_UPPER = 2.7182818284590455
 
@@ -47,4 +47,4 @@ def hoeffding_bentkus_p_value(loss_sum: ArrayLike, *, n: int, delta: float) -> n
     bentkus = _E_UPPER * binomial_cdf(np.ceil(sums), n, delta)
     # From delta on this is 1 by itself: KL is then 0, and the Bentkus half at least e / 2, since the median of
     # Bin(n, delta) is at most ceil(n delta).
-    return np.asarray(np.minimum(1.0, np.minimum(hoeffding, bentkus)))
+    return np.clip(np.minimum(hoeffding, bentkus), LEAST, 1.0)

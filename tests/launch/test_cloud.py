@@ -245,7 +245,7 @@ def test_after_a_calibration(
     digest = read_manifest(local.output / "manifest.json").digest
     for path in (f"{stored}/out", f"{stored}/out/manifest.json"):
         assert main(["inspect", path, f"--checkpoint={stored}/model"]) == 0
-        assert f"It belongs to the model in {stored}/model." in capsys.readouterr().out
+        assert f"It belongs to the model in {stored}/model, and to its vocabulary." in capsys.readouterr().out
     assert main(["inspect", f"{stored}/model"]) == 0
     printed = capsys.readouterr().out
     assert f"Checkpoint in native layout: {stored}/model" in printed

@@ -154,9 +154,7 @@ def test_damaged_records(tmp_path: pathlib.Path) -> None:
     with pytest.raises(DataError, match=r"a\.tfrecord: damaged TFRecord data after record 3 \(.*truncated record"):
         _read(path)
     path.write_text("no records, but a text that is longer than a header")
-    with pytest.raises(
-        DataError, match=r"a\.tfrecord, record 1: is longer than 4 MiB, .* damaged, or of another"
-    ):
+    with pytest.raises(DataError, match=r"a\.tfrecord, record 1: is longer than 4 MiB, .* damaged, or of another"):
         _read(path)
 
 

@@ -54,8 +54,8 @@ def agreed_settings(
         )
     if settings.rule.measure().needs is Need.CLASSIFIER and not checkpoint.config.exit_classifier:
         raise ManifestError(
-            f"the manifest is of confidence {settings.rule.confidence!r}, which needs decoder/meta_cls; "
-            f"{checkpoint.uri} has none."
+            f"the manifest is of confidence {settings.rule.confidence!r}, which needs decoder/meta_cls in the "
+            f"checkpoint; {checkpoint.uri} has none."
         )
     return settings
 

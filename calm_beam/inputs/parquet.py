@@ -42,8 +42,11 @@ class Parquet:
         try:
             with open_input(path) as raw, pyarrow.parquet.ParquetFile(raw) as file:
                 sizes = [file.metadata.row_group(group).num_rows for group in range(file.num_row_groups)]
-        except pyarrow.ArrowException as error:
-            raise DataError(f"{path}: cannot be read as Parquet ({error}).") from error
+        except (pyarrow.ArrowException, OSError) as error:
+            if isinstance(error, OSError) and error.errno is not None:
+                # Of the disk, and not of what is on it.
+                raise
+            raise DataError(f"{path}: cannot be read as Parquet ({' '.join(str(error).split())}).") from error
         firsts = [1 + sum(sizes[:group]) for group in range(len(sizes))]
         return tuple(
             Part(path=path, file_index=file_index, row_group=group, first=first, version=found)

@@ -100,7 +100,7 @@ def test_errors_show_what_was_given(
 def test_ids_of_a_run(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
     """An example whose id, and file whose name, is evil is told of harmlessly, also by way of a worker's traceback."""
     model = write_model(tmp_path / "model", is_broken=True)
-    rows = [*id_rows(3), {"id": f"id{_EVIL}", "input_ids": [3, BROKEN_ID], "references": ["5"]}]
+    rows = [*id_rows(3), {"id": f"id{_EVIL}", "input_ids": [3, BROKEN_ID], "reference_ids": [[5]]}]
     data = write_rows(tmp_path / f"rows{_EVIL}.jsonl", rows)
     flags = [f"--checkpoint={model}", f"--output={tmp_path / 'out'}", *SHORT_FLAGS, "--metric=token_f1"]
     assert main(["calibrate", f"--data={tmp_path}/rows*.jsonl", *flags]) == 1

@@ -4,7 +4,17 @@ import argparse
 from collections.abc import Sequence
 
 from calm_beam.inputs import AS_USUAL, Reading, check_installed, format_of, is_seqio, seqio_shards
-from calm_beam.storage import absolute, check_writable, exists, is_cloud_path, is_folder, list_files, parent
+from calm_beam.storage import (
+    absolute,
+    check_writable,
+    exists,
+    is_cloud_path,
+    is_file,
+    is_folder,
+    list_files,
+    parent,
+    why_no_file,
+)
 
 from .flags import UsageError, naming
 
@@ -30,7 +40,7 @@ def find_files(flag: str, patterns: Sequence[str], reading: Reading = AS_USUAL) 
       reading: How they will be read.
 
     Raises:
-      UsageError: If a pattern matches no file, and none is passed over silently; or if Cloud Storage cannot be listed,
+      UsageError: If a pattern matches no file, and none is passed over silently; if Cloud Storage cannot be listed,
         a file has no format, or one without the fields that are named.
       ValueError: If packages that they need are missing, or a SeqIO task.
     """
@@ -40,12 +50,14 @@ def find_files(flag: str, patterns: Sequence[str], reading: Reading = AS_USUAL) 
             found |= set(seqio_shards(pattern, reading.seqio_modules))
             continue
         with naming(flag):
-            matches = {absolute(path) for path in list_files(pattern)}
+            # A file that is called so is meant, even where the name is a pattern too.
+            is_name = not is_cloud_path(pattern) and is_file(pattern)
+            matches = {absolute(path) for path in ([pattern] if is_name else list_files(pattern))}
             is_directory = not matches and is_folder(pattern)
         if is_directory:
             raise UsageError(f"{flag} {pattern}: is a directory. Name its files, for example '{pattern}/*.jsonl'.")
         if not matches:
-            raise UsageError(f"{flag} {pattern}: no such file.")
+            raise UsageError(f"{flag} {pattern}: {why_no_file(pattern)}{_hint(pattern, patterns)}")
         found |= matches
     check_installed(found, reading)
     for name in ("inputs_field", "targets_field"):
@@ -54,6 +66,15 @@ def find_files(flag: str, patterns: Sequence[str], reading: Reading = AS_USUAL) 
             if without is not None:
                 raise UsageError(f"--{name} names a field, and {without} is plain text, which has none. Leave it out.")
     return tuple(sorted(found))
+
+
+def _hint(pattern: str, patterns: Sequence[str]) -> str:
+    """Returns what to know about a pattern that matches nothing; empty where there is nothing."""
+    if len(patterns) > 1:
+        return " Commas separate names; of a single file, the name may have some."
+    if any(mark in pattern for mark in "*?["):
+        return " As in shells, * and ? stand for any characters, [...] for one of some, but in the name of one file."
+    return ""
 
 
 def find_output(path: str | None, *, overwrite: bool) -> str:

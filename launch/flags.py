@@ -4,6 +4,7 @@ import argparse
 import contextlib
 import difflib
 import importlib
+import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
@@ -194,6 +195,11 @@ def texts(value: str) -> tuple[str, ...]:
     return parts
 
 
+def paths(value: str) -> tuple[str, ...]:
+    """Returns the parts of a comma-separated list of paths; what is there under a name with commas is one part."""
+    return (value,) if os.path.exists(value) else texts(value)
+
+
 def numbers(value: str) -> tuple[float, ...]:
     """Returns the numbers of a comma-separated list."""
     try:
@@ -299,7 +305,7 @@ def add_data_flags(group: argparse._ActionsContainer, *, kind: str = "data", spl
       kind: What the data are, in the help of the flags.
       split: The split of a SeqIO task that is read unless another is named.
     """
-    group.add_argument("--data", type=texts, help=f"files with the {kind}: globs, comma-separated")
+    group.add_argument("--data", type=paths, help=f"files with the {kind}: globs, comma-separated")
     group.add_argument(
         "--data_format",
         choices=("jsonl", "text", "parquet", "tfrecord", "seqio"),

@@ -119,7 +119,7 @@ def _check_flags(flags: argparse.Namespace) -> None:
     if flags.output is None:
         return
     if flags.show_layers:
-        raise UsageError("--show_layers is for the terminal: rows of --output have exit_layers of themselves.")
+        raise UsageError("--show_layers colours what is printed: rows of --output have exit_layers of themselves.")
     if flags.prompt is None and flags.input is None:
         raise UsageError("--output is written as a whole: pass --prompt or --input with it.")
     find_output(flags.output, overwrite=flags.overwrite)

@@ -1,7 +1,7 @@
 """Finding the manifest that `--manifest` names, and naming one of its entries."""
 
 from calm_beam.manifest import MANIFEST, Calibration
-from calm_beam.storage import is_file, is_folder, joined
+from calm_beam.storage import is_file, is_folder, joined, why_no_file
 
 from .flags import FlagParser, UsageError, confidence, naming
 
@@ -15,7 +15,7 @@ def find_manifest(name: str) -> str:
     with naming("--manifest"):
         path = joined(name, MANIFEST) if is_folder(name) else name
         if not is_file(path):
-            raise UsageError(f"--manifest {name}: no such file.")
+            raise UsageError(f"--manifest {name}: {why_no_file(path)}")
     return path
 
 

@@ -39,6 +39,7 @@ from calm_beam.storage import (
     open_input,
     parent,
     replacing,
+    why_no_file,
 )
 
 from .flags import FlagParser, UsageError, naming, parse_own_flags
@@ -67,7 +68,7 @@ def main(argv: Sequence[str]) -> int:
     entry = _chosen_entry(manifest, flags)
     with naming("--losses"):
         if flags.losses != _STREAM and not is_file(flags.losses):
-            raise UsageError(f"--losses {flags.losses}: no such file. Pass - for standard input.")
+            raise UsageError(f"--losses {flags.losses}: {why_no_file(flags.losses)} Pass - for standard input.")
     if manifest.data.clusters is not None:
         say("the manifest is about clusters: every line has to be the mean loss of one")
     session = _Session(manifest, entry, flags)

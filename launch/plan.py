@@ -36,7 +36,7 @@ from calm_beam.risk.sample_size import (
     simulated_examples_needed,
     simulated_power,
 )
-from calm_beam.storage import check_writable, is_cloud_path, is_file, is_folder, open_input, parent
+from calm_beam.storage import check_writable, is_cloud_path, is_file, is_folder, open_input, parent, why_no_file
 
 from .flags import FlagParser, UsageError, as_usage, naming, numbers, parse_own_flags, texts, whole_number
 from .plots import check_plots_available
@@ -168,7 +168,7 @@ def _own_guess(risk: float, std: float | None) -> _Guess:
 def _pilot_guess(path: str) -> _Guess:
     with naming("--pilot"):
         if not is_file(path):
-            raise UsageError(f"--pilot {path}: no such file.")
+            raise UsageError(f"--pilot {path}: {why_no_file(path)}")
         opened = open_input(path)
     losses = []
     with opened as raw, io.TextIOWrapper(raw, "utf-8", errors="replace") as file:

@@ -8,7 +8,7 @@ from calm_beam.calibration.specs import LOSSES
 from calm_beam.risk.fwer import PROCEDURES
 from calm_beam.risk.pvalues import P_VALUES
 
-from .flags import FlagParser, UsageError, add_decode_flags, numbers, texts, whole_number
+from .flags import FlagParser, UsageError, add_decode_flags, numbers, paths, texts, whole_number
 from .metric_flags import METRIC_NAMES, add_metric_settings, checked_metrics, metric_settings
 
 _CURVE = (0.01, 0.02, 0.03, 0.04, 0.05, 0.06, 0.08, 0.1, 0.12, 0.15, 0.2, 0.25, 0.3, 0.35, 0.4, 0.45, 0.5)
@@ -48,7 +48,7 @@ def add_own_flags(parser: FlagParser) -> None:
     """Adds the flags that say nothing about how to decode."""
     parser.add_argument(
         "--generations",
-        type=texts,
+        type=paths,
         help="output directories of calibrations, or folders of generations, comma-separated: one for each confidence "
         "measure, of the same model and data; without it, --checkpoint and --data are swept first",
     )

@@ -14,7 +14,7 @@ from calm_beam.training.objective import LAYER_WEIGHTS
 from calm_beam.training.optimizer import AdafactorConfig, MuonConfig
 from calm_beam.training.train_classifier import ClassifierConfig
 
-from .flags import FlagParser, UsageError, add_data_flags, parse_own_flags, texts, whole_number
+from .flags import FlagParser, UsageError, add_data_flags, parse_own_flags, paths, whole_number
 from .metric_flags import BLEURT_CHECKPOINT_HELP, METRIC_NAMES, checked_metrics, metric_settings
 from .model_flags import add_model_flags
 
@@ -130,7 +130,7 @@ def _parser() -> FlagParser:
     add = parser.add_argument
     add("--stage", choices=("model", "classifier"), default="model", help="what to train")
     add_data_flags(parser, kind="rows to learn from", split="train")
-    add("--validation_data", type=texts, help="files with the rows to measure on, in the same format")
+    add("--validation_data", type=paths, help="files with the rows to measure on, in the same format")
     add("--seqio_validation_split", help="split of --seqio_task to measure on, instead of --validation_data")
     add("--output", required=True, help="folder to write the model to")
     add(

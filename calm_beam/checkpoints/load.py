@@ -9,7 +9,7 @@ from collections.abc import Callable
 import numpy as np
 
 from calm_beam.model import T5Config, infer_config
-from calm_beam.storage import is_cloud_path
+from calm_beam.storage import is_cloud_path, why_no_file
 
 from .checkpoint import Checkpoint, CheckpointError, FloatArrays
 from .cloud import STEP, VOCABULARIES, fetch_model
@@ -119,7 +119,7 @@ def load_checkpoint(
 def missing_folder(path: str | pathlib.Path) -> str:
     """Returns the words for a path that does not exist; says how to get a model whose name on the Hub it may be."""
     if os.path.islink(path):
-        return f"{path}: is a link that leads nowhere, or in a circle."
+        return f"{path}: {why_no_file(path)}"
     match = _HUB_NAME.fullmatch(str(path))
     is_folder_there = match is not None and pathlib.Path(match.group(1)).exists()
     if match is None or is_folder_there:

@@ -19,6 +19,7 @@ from ._files import remove_file as remove_file
 from ._files import remove_folder as remove_folder
 from ._files import replacing as replacing
 from ._files import version as version
+from ._files import why_no_file as why_no_file
 from ._files import writing as writing
 from ._google import CloudFile as CloudFile
 from ._google import list_below as list_below

@@ -27,6 +27,11 @@ def is_file(path: AnyPath) -> bool:
     return _google.version(path) != "" if is_cloud_path(path) else os.path.isfile(path)
 
 
+def why_no_file(path: AnyPath) -> str:
+    """Returns in words why `is_file` is false, as the rest of a sentence about the path."""
+    return "no such file." if is_cloud_path(path) else _local.why_no_file(path)
+
+
 def is_folder(path: AnyPath) -> bool:
     """Returns whether there is a folder of that name; on Cloud Storage, whether anything lies below it."""
     return _google.is_folder(path) if is_cloud_path(path) else os.path.isdir(path)

@@ -1,19 +1,51 @@
 """Local files that appear whole or not at all, and once only where that is asked."""
 
 import contextlib
+import errno
 import filecmp
 import glob
 import os
 import pathlib
 import shutil
+import stat
 from collections.abc import Iterator
 
 from ._paths import AnyPath
+
+_KINDS = {
+    stat.S_ISDIR: "directory",
+    stat.S_ISFIFO: "pipe",
+    stat.S_ISSOCK: "socket",
+    stat.S_ISCHR: "device",
+    stat.S_ISBLK: "device",
+}
 
 
 def list_files(pattern: str) -> tuple[str, ...]:
     """Returns the files that match a glob, sorted."""
     return tuple(sorted(path for path in glob.glob(pattern) if os.path.isfile(path)))
+
+
+def why_no_file(path: AnyPath) -> str:
+    """Returns in words why a path names no file, as the rest of a sentence about it."""
+    name = os.fspath(path)
+    try:
+        mode = os.stat(name).st_mode
+    except OSError as error:
+        if error.errno == errno.ELOOP:
+            return "is a link that leads back to itself. Name the file that it should lead to."
+        if os.path.islink(name):
+            return f"is a link to {os.readlink(name)}, which is not there. Mend the link, or name the file itself."
+        if error.errno == errno.ENAMETOOLONG:
+            return "is longer than names of files may be."
+        if isinstance(error, PermissionError):
+            return f"cannot be looked for: permission denied above {os.path.basename(name)}."
+        return "no such file."
+    for is_kind, kind in _KINDS.items():
+        if is_kind(mode):
+            how = "Name a file in it." if kind == "directory" else "Write what comes from it to a file."
+            return f"is a {kind}, expected a file. {how}"
+    return "no such file."
 
 
 def version(path: AnyPath) -> str:

@@ -3,7 +3,9 @@
 import dataclasses
 import gzip
 import json
+import os
 import pathlib
+import socket
 from collections.abc import Callable
 
 import pytest
@@ -457,3 +459,64 @@ def test_an_output_below_a_file(place: _Place, capsys: pytest.CaptureFixture[str
     assert status in (1, 2)
     assert str(place.folder / "notes") in message
     assert (place.folder / "notes").read_text() == "mine"
+
+
+@pytest.mark.parametrize("name", ["rows [1].jsonl", "rows,1.jsonl", "rows*.jsonl", "a?b.jsonl"])
+def test_a_file_is_found_by_its_name(name: str, place: _Place, capsys: pytest.CaptureFixture[str]) -> None:
+    """A file whose name would be a pattern or a list is found by its name, and no other."""
+    data = place.folder / name
+    data.write_text(place.data.read_text())
+    place.data.write_text("no example")
+    (place.folder / "rows 1.jsonl").write_text("no example")
+    assert _run(place, f"--data={data}", capsys=capsys)[0] == 0
+    assert json.loads((place.output / "manifest.json").read_text())["data"]["patterns"] == [str(data)]
+
+
+def _make_pipe(path: pathlib.Path) -> None:
+    os.mkfifo(path)
+
+
+def _make_loop(path: pathlib.Path) -> None:
+    path.symlink_to(path)
+
+
+def _make_dangling(path: pathlib.Path) -> None:
+    path.symlink_to("nowhere")
+
+
+def _make_socket(path: pathlib.Path) -> None:
+    with socket.socket(socket.AF_UNIX) as bound:
+        bound.bind(str(path))
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (_make_pipe, "is a pipe, expected a file. Write what comes from it to a file."),
+        (_make_loop, "is a link that leads back to itself. Name the file that it should lead to."),
+        (_make_dangling, "is a link to nowhere, which is not there. Mend the link, or name the file itself."),
+        (_make_socket, "is a socket, expected a file. Write what comes from it to a file."),
+    ],
+)
+def test_what_is_no_file_is_called_by_its_kind(
+    make: Callable[[pathlib.Path], None], message: str, place: _Place, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What is there, but is no file, is not said to be missing, whichever flag names it."""
+    data = place.folder / "x.jsonl"
+    make(data)
+    assert _run(place, f"--data={data}", capsys=capsys) == (2, f"calm-beam calibrate: --data {data}: {message}\n")
+    for flags in (
+        ["plan", "--delta=0.1", f"--pilot={data}"],
+        ["monitor", f"--manifest={data}", "--losses=-"],
+        ["generate", f"--manifest={data}"],
+        ["inspect", str(data)],
+    ):
+        assert main(flags) == 2
+        assert f"{data}: {message}" in capsys.readouterr().err
+
+
+def test_how_files_are_named_is_said(place: _Place, capsys: pytest.CaptureFixture[str]) -> None:
+    """Where a pattern or a list matches nothing, the message says how both are read."""
+    message = "As in shells, * and ? stand for any characters, [...] for one of some, but in the name of one file."
+    assert message in _run(place, f"--data={place.folder}/rows[12].jsonl", capsys=capsys)[1]
+    assert "no such file. Commas separate names;" in _run(place, f"--data={place.data},{place.data}x", capsys=capsys)[1]

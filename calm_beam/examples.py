@@ -82,6 +82,11 @@ class Example:
             content.append(self.cluster)
         return hashlib.sha256(json.dumps(content).encode()).digest()
 
+    def in_words(self) -> str:
+        """Returns what messages call the example; one without an id of its own is found by its place."""
+        place = "" if self.has_own_id else f" (row {self.line} of data file {self.file_index + 1}, sorted by name)"
+        return f"example {self.id}{place}"
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RowKeys:

@@ -341,7 +341,7 @@ class _DecodeShard(beam.DoFn):
                 if plan.on_error == "fail":
                     if is_data:
                         raise
-                    raise DecodeError(f"example {example.id}: {failure}.") from error
+                    raise DecodeError(f"{example.in_words()}: {failure}.") from error
                 is_duplicate = example.id in duplicates
                 yield Generation(example=example, truncated=False, duplicate=is_duplicate, failure=failure, outputs=())
         yield from generate(

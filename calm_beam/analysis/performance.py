@@ -121,7 +121,7 @@ def _generations(task: Task, variant: Variant, decoded: Callable[[], None]) -> l
     generations = []
     for generation in generate(decoder, task.prompts, task.vocabulary, on_error="worst_case", duplicates=frozenset()):
         if generation.failure is not None:
-            raise DecodeError(f"example {generation.example.id}: {generation.failure}. Check the checkpoint.")
+            raise DecodeError(f"{generation.example.in_words()}: {generation.failure}. Check the checkpoint.")
         generations.append(generation)
         decoded()
     return generations

@@ -63,7 +63,7 @@ def _similarities(task: Task, index: int, perturbed: Perturbed) -> dict[tuple[st
     """Returns the score of every perturbed output of a prompt against the unperturbed one."""
     example = task.prompts[index].example
     if not perturbed.is_finite:
-        raise DecodeError(f"example {example.id}: the model gave logits that are not finite. Check the checkpoint.")
+        raise DecodeError(f"{example.in_words()}: the model gave logits that are not finite. Check the checkpoint.")
     texts = {lane: output_text(tokens, task.vocabulary) for lane, tokens in perturbed.outputs.items()}
     scores = task.scores(example.id, texts.values(), (output_text(perturbed.unperturbed, task.vocabulary),))
     return {lane: scores[text] for lane, text in texts.items()}

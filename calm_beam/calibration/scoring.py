@@ -104,7 +104,7 @@ def _scored(
 def _scores(example: Example, texts: Sequence[str], objective: Objective, metric: Metric) -> list[float]:
     """Returns the scores of an example's outputs, of which the first is the full model's."""
     if objective.consistency == "risk" and not example.references:
-        raise DataError(f"example {example.id}: risk consistency needs references, it has none.")
+        raise DataError(f"{example.in_words()}: risk consistency needs references, it has none.")
     references = example.references if objective.consistency == "risk" else texts[:1]
     # Many thresholds give the same text: each distinct one is scored once.
     scores = {

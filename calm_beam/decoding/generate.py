@@ -65,7 +65,7 @@ def generate(
                 failure = reason_of(error)
         if failure and on_error == "fail":
             raise DecodeError(
-                f"example {prompt.example.id}: {failure}. Check the checkpoint; --on_error=worst_case counts such "
+                f"{prompt.example.in_words()}: {failure}. Check the checkpoint; --on_error=worst_case counts such "
                 "examples with loss 1 at every threshold."
             )
         yield Generation(

@@ -42,16 +42,16 @@ def encode_prompt(
         ids = example.input_ids
         if max(ids) >= vocab_size:
             raise DataError(
-                f"example {example.id}: its input_ids have {max(ids)}; the model knows ids from 0 to {vocab_size - 1}."
+                f"{example.in_words()}: its input_ids have {max(ids)}; the model knows ids from 0 to {vocab_size - 1}."
             )
     elif vocabulary is None:
-        raise DataError(f"example {example.id}: its input is text, which needs a vocabulary. Pass --vocabulary.")
+        raise DataError(f"{example.in_words()}: its input is text, which needs a vocabulary. Pass --vocabulary.")
     else:
         ids = tuple(vocabulary.encode(settings.task_prefix + example.input))
     room = settings.max_input_length - len(end)
     if len(ids) > room and on_long == "error":
         raise DataError(
-            f"example {example.id}: its input has {len(ids) + len(end)} tokens, max_input_length is "
+            f"{example.in_words()}: its input has {len(ids) + len(end)} tokens, max_input_length is "
             f"{settings.max_input_length}. Raise it, or pass --on_long=truncate to cut and count such inputs."
         )
     return Prompt(example=example, ids=(*ids[:room], *end), truncated=len(ids) > room)
@@ -71,7 +71,7 @@ def with_reference_texts(example: Example, vocabulary: Vocabulary | None, *, voc
     """
     if example.reference_ids is None:
         if example.references and vocabulary is None:
-            raise DataError(no_vocabulary_for(f"example {example.id}: its"))
+            raise DataError(no_vocabulary_for(f"{example.in_words()}: its"))
         return example
     if example.references:
         return example
@@ -81,7 +81,7 @@ def with_reference_texts(example: Example, vocabulary: Vocabulary | None, *, voc
         whose = "the model knows" if vocabulary is None else "the vocabulary has"
         hint = "" if largest >= vocab_size else " If these are sentinels, pass --extra_ids."
         raise DataError(
-            f"example {example.id}: its reference_ids have {largest}; {whose} ids from 0 to {known - 1}.{hint}"
+            f"{example.in_words()}: its reference_ids have {largest}; {whose} ids from 0 to {known - 1}.{hint}"
         )
     texts = tuple(reference_text(ids, vocabulary) for ids in example.reference_ids)
     return dataclasses.replace(example, references=texts)

@@ -1,6 +1,7 @@
 """From examples to token ids."""
 
 import dataclasses
+import re
 
 import pytest
 
@@ -101,6 +102,14 @@ def test_ids_that_the_model_does_not_know_are_refused() -> None:
     """An id at or above the embedding's rows is refused with example and id, not decoded into NaN."""
     with pytest.raises(DataError, match="example e7: its input_ids have 64; the model knows ids from 0 to 63"):
         encode_prompt(_example(ids=(7, 64)), None, _settings(), vocab_size=64, on_long="error")
+
+
+def test_an_example_without_an_id_is_found_by_its_place() -> None:
+    """Where the id was derived from the content, the message says where the row stands."""
+    example = dataclasses.replace(_example(ids=(7, 64)), id="content-0", has_own_id=False, file_index=2, line=31)
+    message = "example content-0 (row 31 of data file 3, sorted by name): its input_ids have 64; the model knows"
+    with pytest.raises(DataError, match=re.escape(message)):
+        encode_prompt(example, None, _settings(), vocab_size=64, on_long="error")
 
 
 def test_text_needs_a_vocabulary() -> None:

@@ -48,9 +48,10 @@ def _manifest_in(path: str) -> str | None:
     """Returns the manifest that a path names or holds, or None if there is none there."""
     with naming("PATH"):
         if not exists(path):
+            why = why_no_file(path)
+            if why != "no such file.":
+                raise UsageError(f"{path}: {why}")
             raise UsageError(missing_folder(path).replace("no such directory", "no such file or directory"))
-        if not is_folder(path) and not is_file(path):
-            raise UsageError(f"{path}: {why_no_file(path)}")
         manifest = joined(path, "manifest.json") if is_folder(path) else path
         return manifest if is_file(manifest) else None
 

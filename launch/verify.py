@@ -287,8 +287,8 @@ def _print(manifest: Manifest, losses: FreshLosses, verdicts: Sequence[Verdict],
     if broken:
         console.print(
             f"{broken} of {counted(len(verdicts), 'promise')} {'is' if broken == 1 else 'are'} BROKEN: the fresh "
-            "losses prove that the risk exceeds delta. If all "
-            f"were kept, the chance of such a finding would be at most {flags.alpha:g}. Calibrate anew."
+            "losses prove that the risk exceeds delta. If all were kept, the chance of such a finding would be at most "
+            f"{flags.alpha:g}. Calibrate anew."
         )
     else:
         proved = sum(verdict.is_proved_again for verdict in verdicts)

@@ -93,7 +93,7 @@ def test_a_broken_promise(place: _Place, capsys: pytest.CaptureFixture[str]) -> 
     printed = capsys.readouterr().out
     assert printed.count("BROKEN") == 2
     assert "1 of " in printed
-    assert "promises is BROKEN: the fresh losses prove that the risk exceeds delta." in printed
+    assert "promises is BROKEN: the fresh losses prove that the risk exceeds delta. If all were kept" in printed
     assert "proved again" in printed
 
 

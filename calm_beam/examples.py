@@ -15,6 +15,8 @@ from calm_beam.errors import CalmBeamError
 # Ids are decoded and stored as int32.
 _LARGEST_ID = 2**31 - 1
 
+NO_UTF_8 = "it holds bytes that are no UTF-8, or half of a surrogate pair. Convert it, for example with iconv."
+"""What to know about text that no file in UTF-8 can hold, as messages end."""
 NUL_CHARACTER = (
     "a NUL character, which vocabularies read as an unknown piece and outputs never have. Take it out, or find out "
     "whether the file is text at all."
@@ -346,7 +348,7 @@ def _check_text(value: str | None, where: str) -> None:
     try:
         (value or "").encode()
     except UnicodeEncodeError as error:
-        raise DataError(f"{where}: {_shown(value)} is not Unicode text ({error}).") from error
+        raise DataError(f"{where}: {_shown(value)} is not Unicode text: {NO_UTF_8}") from error
 
 
 def _references(row: Mapping[str, Any], key: str, where: str) -> tuple[str, ...]:

@@ -1,6 +1,7 @@
 """Finding the files that data flags name, and how they are read."""
 
 import argparse
+import os
 from collections.abc import Sequence
 
 from calm_beam.inputs import AS_USUAL, Reading, check_installed, format_of, is_seqio, seqio_shards
@@ -44,28 +45,32 @@ def find_files(flag: str, patterns: Sequence[str], reading: Reading = AS_USUAL) 
         a file has no format, or one without the fields that are named.
       ValueError: If packages that they need are missing, or a SeqIO task.
     """
-    found: set[str] = set()
+    # By what links lead to: a file of two names is read once. Its name, not that of what a link leads to, tells the
+    # format; caches keep files under digests.
+    found: dict[str, str] = {}
     for pattern in patterns:
         if is_seqio(pattern):
-            found |= set(seqio_shards(pattern, reading.seqio_modules))
+            found |= {shard: shard for shard in seqio_shards(pattern, reading.seqio_modules)}
             continue
         with naming(flag):
             # A file that is called so is meant, even where the name is a pattern too.
             is_name = not is_cloud_path(pattern) and is_file(pattern)
-            matches = {absolute(path) for path in ([pattern] if is_name else list_files(pattern))}
+            matches = [pattern] if is_name else sorted(list_files(pattern))
             is_directory = not matches and is_folder(pattern)
         if is_directory:
             raise UsageError(f"{flag} {pattern}: is a directory. Name its files, for example '{pattern}/*.jsonl'.")
         if not matches:
             raise UsageError(f"{flag} {pattern}: {why_no_file(pattern)}{_hint(pattern, patterns)}")
-        found |= matches
-    check_installed(found, reading)
+        for path in matches:
+            found.setdefault(absolute(path), path if is_cloud_path(path) else os.path.abspath(path))
+    files = sorted(found.values())
+    check_installed(files, reading)
     for name in ("inputs_field", "targets_field"):
         if getattr(reading, name) is not None:
-            without = next((path for path in sorted(found) if not format_of(path, reading).has_fields), None)
+            without = next((path for path in files if not format_of(path, reading).has_fields), None)
             if without is not None:
                 raise UsageError(f"--{name} names a field, and {without} is plain text, which has none. Leave it out.")
-    return tuple(sorted(found))
+    return tuple(files)
 
 
 def _hint(pattern: str, patterns: Sequence[str]) -> str:

@@ -13,7 +13,7 @@ from calm_beam.decoding.memory import check_memory
 from calm_beam.decoding.prompts import Prompt, encode_prompt
 from calm_beam.decoding.settings import DecodeSettings
 from calm_beam.decoding.widths import bucket_width
-from calm_beam.examples import NUL_CHARACTER, Example
+from calm_beam.examples import NO_UTF_8, NUL_CHARACTER, Example
 from calm_beam.manifest import Calibration, Manifest, read_manifest
 from calm_beam.vocabulary import EOS_ID, PAD_ID, Vocabulary, output_text
 
@@ -243,7 +243,7 @@ def _example(prompt: AnyPrompt, name: str, vocab_size: int) -> Example:
         try:
             text.encode()
         except UnicodeEncodeError as error:
-            raise PromptError(f"{name}: is not Unicode text ({error}).") from error
+            raise PromptError(f"{name}: is not Unicode text: {NO_UTF_8}") from error
     else:
         ids = _checked_ids(prompt, name, vocab_size)
     return Example(

@@ -262,7 +262,7 @@ def _none_of_a_shard(rows: list[dict[str, object]]) -> None:
 @pytest.mark.parametrize(
     ("change", "what"),
     [
-        (_other_text, r" \(example 'row-3' has another references\)"),
+        (_other_text, r" \(example 'row-3' has another reference_ids\)"),
         (_swapped, r" \(example 'row-[34]' has another line\)"),
         (list.pop, r" \(example 'row-29' is gone\)"),
         (_none_of_a_shard, r" \(example 'row-\d+' is gone\)"),

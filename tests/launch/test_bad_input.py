@@ -472,6 +472,17 @@ def test_a_file_is_found_by_its_name(name: str, place: _Place, capsys: pytest.Ca
     assert json.loads((place.output / "manifest.json").read_text())["data"]["patterns"] == [str(data)]
 
 
+def test_a_link_is_read_by_its_own_name(place: _Place, capsys: pytest.CaptureFixture[str]) -> None:
+    """Caches keep files under digests and link to them: the link tells the format, and two links are one file."""
+    blob = place.folder / "e3b0c44298fc1c14"
+    place.data.rename(blob)
+    place.data.symlink_to(blob)
+    (place.folder / "again.jsonl").symlink_to(blob)
+    assert _run(place, f"--data={place.data},{place.folder / 'again.jsonl'}", capsys=capsys)[0] == 0
+    examples = len(blob.read_text().splitlines())
+    assert json.loads((place.output / "manifest.json").read_text())["data"]["examples"] == examples
+
+
 def _make_pipe(path: pathlib.Path) -> None:
     os.mkfifo(path)
 

@@ -1,4 +1,6 @@
-"""The base class of the errors that calm-beam raises in words of its own."""
+"""The base class of the errors that calm-beam raises in words of its own, and words for the system's."""
+
+import os
 
 
 class CalmBeamError(Exception):
@@ -7,3 +9,11 @@ class CalmBeamError(Exception):
     Every error class of ours derives from it, next to the built-in that fits (`ValueError`, `OSError`). A caller who
     sees one needs its message and no traceback; any other exception out of calm-beam is a defect.
     """
+
+
+def os_error_in_words(error: OSError) -> str:
+    """Returns what an error says, the system's without its number."""
+    # Only the system's have both; errors of our own are whole sentences.
+    if error.filename is None or not error.strerror:
+        return str(error)
+    return f"{os.fspath(error.filename)}: {error.strerror[0].lower()}{error.strerror[1:]}."

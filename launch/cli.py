@@ -26,7 +26,7 @@ import textwrap
 from collections.abc import Sequence
 
 from calm_beam import __version__
-from calm_beam.errors import CalmBeamError
+from calm_beam.errors import CalmBeamError, os_error_in_words
 
 from .flags import HelpShown, UsageError
 from .interrupts import INTERRUPTED, run_interruptible
@@ -98,7 +98,7 @@ def _in_words(error: Exception) -> str:
         return f"memory ran out. Lower --batch_size, --token_budget or the number of workers. {error}".rstrip()
     if isinstance(error, RecursionError):
         return f"something that was read is nested too deeply ({error})."
-    return str(error)
+    return os_error_in_words(error) if isinstance(error, OSError) else str(error)
 
 
 def entry_point() -> None:

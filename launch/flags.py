@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from calm_beam.errors import CalmBeamError
+from calm_beam.errors import CalmBeamError, os_error_in_words
 from calm_beam.exits.measures import MEASURES, is_measure_name
 from calm_beam.exits.propagations import PROPAGATIONS
 from calm_beam.exits.rule import SCHEDULES, TOKEN_SOURCES
@@ -43,7 +43,7 @@ def naming(flag: str) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        raise UsageError(f"{flag} {error}") from error
+        raise UsageError(f"{flag} {os_error_in_words(error)}") from error
 
 
 @contextlib.contextmanager

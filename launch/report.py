@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 from calm_beam.calibration.publish import REPORT
 from calm_beam.efficiency.flops import DecoderSizes
-from calm_beam.exits.measures import MeasureError, check_may_run
+from calm_beam.exits.measures import MeasureError, check_named
 from calm_beam.manifest import MANIFEST, Manifest, ManifestError
 from calm_beam.report import Calibrated, StoredOutputs, build_page, read_calibrated, read_speedups
 from calm_beam.storage import absolute, base_name, check_writable, is_file, is_folder, joined, parent, replacing
@@ -179,7 +179,7 @@ def _model(flags: argparse.Namespace, manifest: Manifest, remarks: list[str]) ->
         checkpoint = load_checkpoint(flags.checkpoint or manifest.model.uri, declared=declared(flags))
         check_model(manifest.model, checkpoint)
         # Which operations a test takes, its measure says.
-        check_may_run(manifest.decode.confidence, named=(flags.confidence,))
+        check_named(manifest.decode.confidence, flags.confidence)
         sizes = DecoderSizes.of(checkpoint.config)
         vocabulary_path = vocabulary_path or checkpoint.vocabulary_uri
     except MeasureError as error:

@@ -44,7 +44,7 @@ from calm_beam.calibration import (
 from calm_beam.counted import counted
 from calm_beam.decoding.recorded import recorded_settings
 from calm_beam.examples import Example
-from calm_beam.exits.measures import check_may_run as check_measure_may_run
+from calm_beam.exits.measures import check_named
 from calm_beam.generation_folder import shard_files
 from calm_beam.generations import read_generations, stored_prompts
 from calm_beam.inputs import read_examples
@@ -171,7 +171,7 @@ def _take_policies(flags: argparse.Namespace, manifest: Manifest) -> None:
 
 def _prepare(flags: argparse.Namespace, manifest: Manifest, entries: Sequence[Calibration]) -> PreparedRun:
     """Returns the run, whose model and vocabulary are those of the manifest."""
-    check_measure_may_run(manifest.decode.confidence, named=(flags.confidence,))
+    check_named(manifest.decode.confidence, flags.confidence)
     run = prepare_run(
         flags,
         needs_references=_needs_references(entries),

@@ -9,7 +9,7 @@ import os
 from calm_beam.checkpoints import Checkpoint
 from calm_beam.decoding.recorded import recorded_settings
 from calm_beam.decoding.settings import DecodeSettings
-from calm_beam.exits.measures import Need, check_may_run
+from calm_beam.exits.measures import Need, check_named
 from calm_beam.manifest import Calibration, Manifest, ManifestError, ModelRecord, VocabularyRecord
 from calm_beam.vocabulary import Vocabulary
 
@@ -37,9 +37,9 @@ def agreed_settings(
     Raises:
       ManifestError: If model or vocabulary are others, outputs were computed in another type, or they follow a rule
         that no decoder which skips layers can follow.
-      MeasureError: If the confidence measure is code that the caller did not name.
+      MeasureError: If the caller named another confidence measure, or none where it is code of the user's.
     """
-    check_may_run(manifest.decode.confidence, named=() if confidence is None else (confidence,))
+    check_named(manifest.decode.confidence, confidence)
     check_model(manifest.model, checkpoint)
     check_vocabulary(manifest.vocabulary, vocabulary, checkpoint)
     try:

@@ -58,8 +58,15 @@ def version(path: AnyPath) -> str:
 
 
 def check_writable(path: AnyPath) -> None:
-    """Raises PermissionError if the folder that a file would be in, or the nearest above it, cannot be written."""
+    """Raises OSError if a file could not be written: not in its folder, or the nearest above it, or over what is there.
+
+    What is there may only be a file: a device, a pipe or a link to one would be replaced by a file.
+    """
+    if os.path.lexists(path) and not os.path.isfile(path):
+        raise FileExistsError(f"{path}: is there, and is no file that could be written over. Choose another name.")
     folder = next(folder for folder in pathlib.Path(path).absolute().parents if folder.exists())
+    if not folder.is_dir():
+        raise NotADirectoryError(f"{path}: {folder} is a file, expected a folder.")
     if not os.access(folder, os.W_OK):
         raise PermissionError(f"{path}: permission denied: {folder} cannot be written.")
 

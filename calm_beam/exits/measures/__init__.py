@@ -11,6 +11,7 @@ from .measure import Measure as Measure
 from .measure import Need as Need
 from .own import MeasureError as MeasureError
 from .own import check_may_run as check_may_run
+from .own import check_named as check_named
 from .own import is_own as is_own
 from .own import source_digest as source_digest
 from .registry import COMPARABLE as COMPARABLE

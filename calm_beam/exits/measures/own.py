@@ -107,6 +107,21 @@ def check_may_run(recorded: str, *, named: Collection[str | None]) -> None:
         )
 
 
+def check_named(recorded: str, named: str | None) -> None:
+    """Refuses a measure of a manifest's that the caller contradicts, or has to name and did not.
+
+    Args:
+      recorded: Name of a measure, as a manifest has it.
+      named: The one that the caller named, if any.
+
+    Raises:
+      MeasureError: If the caller named another, or none where the manifest names code.
+    """
+    if named not in (None, recorded):
+        raise MeasureError(f"the manifest is of confidence {recorded!r}, not {named!r}. Name that, or leave it out.")
+    check_may_run(recorded, named=(named,))
+
+
 def source_digest(name: str) -> str:
     """Returns `sha256:` and 64 digits of the file that defines a measure of the user's.
 

@@ -228,3 +228,16 @@ def test_a_file_that_is_a_link_is_replaced_and_removed_alone(tmp_path: pathlib.P
     remove_file(link)
     assert not link.is_symlink()
     assert kept.read_text() == "kept"
+
+
+def test_only_files_are_written_over(tmp_path: pathlib.Path) -> None:
+    """A pipe or a device would be replaced by a file; a file is no folder to write in."""
+    (tmp_path / "file").write_text("mine")
+    check_writable(tmp_path / "file")
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(FileExistsError, match="pipe: is there, and is no file that could be written over"):
+        check_writable(tmp_path / "pipe")
+    with pytest.raises(FileExistsError, match="/dev/null"):
+        check_writable("/dev/null")
+    with pytest.raises(NotADirectoryError, match="file is a file, expected a folder"):
+        check_writable(tmp_path / "file" / "below")

@@ -15,7 +15,7 @@ from calm_beam.decoding.early_exit import EarlyExitDecoder
 from calm_beam.decoding.plain import PlainSweep
 from calm_beam.decoding.sweep import SweepDecoder
 from calm_beam.efficiency.flops import DecoderSizes, flops_appendix_b
-from calm_beam.exits.measures import MeasureError, check_may_run, is_own, measure_named, source_digest
+from calm_beam.exits.measures import MeasureError, check_may_run, check_named, is_own, measure_named, source_digest
 from calm_beam.exits.rule import ExitRule
 from calm_beam.exits.schedule import scheduled_thresholds
 from tests.builders import build_checkpoint, build_config, build_prompts
@@ -138,3 +138,14 @@ def test_a_file_alone_runs_no_code() -> None:
     check_may_run("module:f", named=("softmax", "module:f"))
     with pytest.raises(MeasureError, match="--confidence=module:f"):
         check_may_run("module:f", named=("module:g", None))
+
+
+def test_another_measure_than_the_manifests_is_refused() -> None:
+    """What the caller names is the measure of the manifest; one of ours need not be named."""
+    check_named("softmax", None)
+    check_named("softmax", "softmax")
+    check_named("module:f", "module:f")
+    with pytest.raises(MeasureError, match="the manifest is of confidence 'softmax', not 'entropy'"):
+        check_named("softmax", "entropy")
+    with pytest.raises(MeasureError, match="--confidence=module:f"):
+        check_named("module:f", None)

@@ -1,12 +1,12 @@
 """Small files of a checkpoint, and whether what they claim can be true, before anything is allocated for it."""
 
-import os
 import pathlib
 import stat
 from collections.abc import Mapping
 from typing import Any
 
 from calm_beam import strict_json
+from calm_beam.free_memory import available_bytes
 
 from .checkpoint import CheckpointError
 
@@ -67,7 +67,7 @@ def read_whole(path: pathlib.Path) -> bytes:
     Raises:
       CheckpointError: If it cannot be read, or does not fit into memory.
     """
-    return _read(path, most=_free_bytes() // 2)
+    return _read(path, most=available_bytes() // 2)
 
 
 def check_memory(shapes: Mapping[str, tuple[int, ...]]) -> None:
@@ -77,7 +77,7 @@ def check_memory(shapes: Mapping[str, tuple[int, ...]]) -> None:
       CheckpointError: If they do not; names the largest.
     """
     sizes = {name: _FLOAT_BYTES * product(shape) for name, shape in shapes.items()}
-    total, free = sum(sizes.values()), _free_bytes()
+    total, free = sum(sizes.values()), available_bytes()
     if total > free:
         largest = max(sizes, key=lambda name: sizes[name])
         raise CheckpointError(
@@ -111,13 +111,3 @@ def _read(path: pathlib.Path, *, most: int) -> bytes:
     if content is None or len(content) > most:
         raise CheckpointError(f"{path}: is larger than {most >> 20} MiB, more than is read of such a file.")
     return content
-
-
-def _free_bytes() -> int:
-    """Returns how much memory can be had without swapping."""
-    try:
-        lines = pathlib.Path("/proc/meminfo").read_text().splitlines()
-        return next(int(line.split()[1]) << 10 for line in lines if line.startswith("MemAvailable:"))
-    except (OSError, StopIteration):
-        # Not Linux: what there is in all.
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

@@ -3,12 +3,11 @@
 import ctypes
 import dataclasses
 import math
-import os
-import pathlib
 from typing import Any
 
 import jax
 
+from calm_beam.free_memory import available_bytes
 from calm_beam.model import T5Config, parameter_shapes
 
 # Share of the memory that is free when a decoder starts. Of an accelerator, the rest is for weights and intermediate
@@ -164,7 +163,7 @@ def check_memory(
     Raises:
       ValueError: If it does not fit; says which flag to lower.
     """
-    need, free = least_need(config, lanes=lanes, steps=steps, source=source, rows=rows), free_host_bytes()
+    need, free = least_need(config, lanes=lanes, steps=steps, source=source, rows=rows), available_bytes()
     position = config.num_decoder_layers * 2 * config.num_heads * config.head_dim * _FLOAT_BYTES
     held = max(0, (token_budget or 0) * position - need.outputs - need.source)
     wanted = copies * (need.total + held)
@@ -193,23 +192,9 @@ def _in_words(size: int) -> str:
     return f"{size / 2**30:,.1f} GiB"
 
 
-def free_host_bytes() -> int:
-    """Returns the memory that this process may still take: what the machine has, or its control group allows."""
-    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    try:
-        # Caches of files count as free, since they give way.
-        lines = pathlib.Path("/proc/meminfo").read_text().splitlines()
-        free = next((int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable:")), free)
-        limit = pathlib.Path("/sys/fs/cgroup/memory.max").read_text().strip()
-        used = int(pathlib.Path("/sys/fs/cgroup/memory.current").read_text())
-        return free if limit == "max" else min(free, max(0, int(limit) - used))
-    except (OSError, ValueError):
-        return free
-
-
 def _free_bytes(device: jax.Device) -> int:
     if device.platform == "cpu":
-        return free_host_bytes()
+        return available_bytes()
     statistics = device.memory_stats() or {}
     # Devices that do not tell are taken for small ones.
     return statistics.get("bytes_limit", 8 << 30) - statistics.get("bytes_in_use", 0)

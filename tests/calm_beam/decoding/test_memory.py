@@ -244,7 +244,7 @@ def test_every_sweep_gives_back_and_few_sizes_are_compiled(monkeypatch: pytest.M
 
 def test_what_does_not_fit_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Before anything is decoded, lengths and numbers that no memory holds are refused with the flag to lower."""
-    monkeypatch.setattr(memory, "free_host_bytes", lambda: 1 << 30)
+    monkeypatch.setattr(memory, "available_bytes", lambda: 1 << 30)
     sizes = {"lanes": 6, "steps": 64, "source": 512}
     memory.check_memory(build_config(), **sizes)
     for changes, flag in (

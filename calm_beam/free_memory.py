@@ -1,0 +1,69 @@
+"""How much memory is free on this machine: what it has, its control groups allow, and a limit of the user's leaves."""
+
+import contextlib
+import os
+import pathlib
+from collections.abc import Iterator
+
+_CGROUPS = pathlib.Path("/sys/fs/cgroup")
+_OWN_GROUPS = pathlib.Path("/proc/self/cgroup")
+
+
+def available_bytes() -> int:
+    """Returns how much memory this process may still take on this machine, within the limits of its control groups."""
+    return max(0, min([_system_bytes(), *_group_bytes(), *_address_bytes()]))
+
+
+def _system_bytes() -> int:
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        for line in pathlib.Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) << 10
+    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
+def _address_bytes() -> Iterator[int]:
+    """Yields what a limit on the address space leaves (ulimit -v)."""
+    with contextlib.suppress(ImportError, OSError, ValueError):
+        import resource
+
+        limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+        if limit != resource.RLIM_INFINITY:
+            used = int(pathlib.Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
+            yield limit - used * resource.getpagesize()
+
+
+def _group_bytes() -> Iterator[int]:
+    """Yields what the control groups of this process leave, those above them included."""
+    try:
+        lines = _OWN_GROUPS.read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return
+    for line in lines:
+        _, controllers, path = line.split(":", 2)
+        if controllers == "":
+            names = "memory.max", "memory.current", "inactive_file"
+            roots = [_CGROUPS, _CGROUPS / "unified"]
+        elif "memory" in controllers.split(","):
+            names = "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"
+            roots = [_CGROUPS / "memory"]
+        else:
+            continue
+        for root in roots:
+            # In a container, its own group is what is mounted as the root.
+            group = root / path.lstrip("/")
+            for folder in {root, group, *(above for above in group.parents if above.is_relative_to(root))}:
+                with contextlib.suppress(OSError, ValueError):
+                    yield _left_in_group(folder, *names)
+
+
+def _left_in_group(folder: pathlib.Path, limit: str, usage: str, cached: str) -> int:
+    """Returns what a group leaves; raises ValueError if it has no limit."""
+    most = int((folder / limit).read_text(encoding="ascii"))
+    used = int((folder / usage).read_text(encoding="ascii"))
+    # What is only cached goes when it is needed.
+    for line in (folder / "memory.stat").read_text(encoding="ascii").splitlines():
+        name, _, value = line.partition(" ")
+        if name == cached:
+            used -= int(value)
+    return most - used

@@ -44,7 +44,7 @@ api: $(INSTALLED)  ## the API reference, from the docstrings, in build/api
 	$(BIN)/pdoc --docformat google --no-show-source --output-directory build/api calm_beam
 
 demo-model: $(INSTALLED)  ## regenerate the embedded data and train the embedded model again (about an hour)
-	$(BIN)/python -m calm_beam.demo.write_data --output=build/demo
+	$(BIN)/python -m tools.demo_task.write_data --output=build/demo
 	$(BIN)/calm-beam train --data=build/demo/training.jsonl.gz --validation_data=build/demo/validation.jsonl.gz \
 	    --vocab_size=1024 --steps=2400 --max_input_length=48 --max_target_length=48 --seed=1 --dtype=float16 \
 	    --output=build/demo/model --overwrite

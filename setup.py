@@ -122,6 +122,8 @@ _SERVING_PACKAGES = [
     "calm_beam.exits.measures",
     "calm_beam.inputs",
     "calm_beam.launch",
+    "calm_beam.launch.flags",
+    "calm_beam.launch.terminal",
     "calm_beam.manifest",
     "calm_beam.metrics",
     "calm_beam.metrics.bleurt",
@@ -129,6 +131,7 @@ _SERVING_PACKAGES = [
     "calm_beam.risk",
     "calm_beam.serving",
     "calm_beam.storage",
+    "calm_beam.upkeep",
 ]
 
 _VERSION = re.search(r'__version__ = "(.+)"', (_ROOT / "calm_beam" / "__init__.py").read_text(encoding="utf-8"))
@@ -136,9 +139,12 @@ assert _VERSION is not None
 
 # `calm_beam/transforms` and `calm_beam/launch` are symlinks for readers and type checkers; the packages
 # themselves are taken from the top-level folders, so each file is packaged once.
-_PACKAGES = setuptools.find_packages(
-    include=["calm_beam", "calm_beam.*"], exclude=["calm_beam.transforms*", "calm_beam.launch*"]
-)
+_PACKAGES = [
+    *setuptools.find_packages(
+        include=["calm_beam", "calm_beam.*"], exclude=["calm_beam.transforms*", "calm_beam.launch*"]
+    ),
+    *(f"calm_beam.{name}" for name in setuptools.find_packages(include=["transforms*", "launch*"])),
+]
 
 _NAME = os.environ.get("CALM_BEAM_DISTRIBUTION") or _WHOLE
 if _NAME not in (_WHOLE, _FOR_SERVING):
@@ -158,7 +164,7 @@ setuptools.setup(
     license="Apache-2.0",
     license_files=["LICENSE"],
     python_requires=">=3.11,<3.14",
-    packages=[*_PACKAGES, "calm_beam.transforms", "calm_beam.launch"] if _IS_WHOLE else _SERVING_PACKAGES,
+    packages=_PACKAGES if _IS_WHOLE else _SERVING_PACKAGES,
     package_dir={"calm_beam.transforms": "transforms", "calm_beam.launch": "launch"},
     package_data={
         "calm_beam.manifest": ["manifest.schema.json"],

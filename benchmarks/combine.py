@@ -18,8 +18,8 @@ import numpy as np
 from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 
 from calm_beam.calibration import Layout, Objective, Spec
+from calm_beam.evaluation.totals import SplitTotals
 from calm_beam.risk.fixed_point import LOSS_SCALE
-from calm_beam.risk.split_totals import SplitTotals
 from calm_beam.risk.totals import RiskTotals
 
 from .machine import describe_machine

@@ -15,9 +15,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from calm_beam.checkpoints import load_checkpoint
+from calm_beam.decoding.padding import bucket_width
 from calm_beam.decoding.settings import DecodeSettings
 from calm_beam.decoding.sweep import SweepDecoder
-from calm_beam.decoding.widths import bucket_width
 from calm_beam.exits.rule import ExitRule
 from calm_beam.model import EarlyExitT5
 from calm_beam.vocabulary import EOS_ID

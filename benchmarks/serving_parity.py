@@ -20,8 +20,8 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from calm_beam.exits.schedule import scheduled_thresholds
-from calm_beam.generation_folder import Completion, DecodeJob, shard_files
 from calm_beam.generations import Generation, Output, read_generations
+from calm_beam.generations.folder import Completion, DecodeJob, shard_files
 from calm_beam.manifest import MANIFEST, read_manifest
 from calm_beam.serving import Answer, Generator
 from calm_beam.storage import joined

@@ -43,10 +43,10 @@ from benchmarks.widened_model import widen_to_paper
 from calm_beam.checkpoints import Checkpoint, load_checkpoint
 from calm_beam.decoding.early_exit import EarlyExitDecoder
 from calm_beam.decoding.memory import Budget, keep_freed_memory
+from calm_beam.decoding.padding import bucket_width
 from calm_beam.decoding.result import SweepResult
 from calm_beam.decoding.settings import DecodeSettings
 from calm_beam.decoding.shared import SharedSweep
-from calm_beam.decoding.widths import bucket_width
 from calm_beam.decoding.work import Work
 from calm_beam.demo import embedded
 from calm_beam.exits.rule import ExitRule

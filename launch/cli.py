@@ -29,9 +29,9 @@ from calm_beam import __version__
 from calm_beam.errors import CalmBeamError, os_error_in_words
 
 from .flags import HelpShown, UsageError
-from .interrupts import INTERRUPTED, run_interruptible
-from .streams import StreamError, prepare_streams
 from .terminal import say
+from .terminal.interrupts import INTERRUPTED, run_interruptible
+from .terminal.streams import StreamError, prepare_streams
 
 _COMMANDS = {
     "calibrate": "decode a calibration set at every threshold and write the manifest",

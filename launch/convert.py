@@ -32,7 +32,7 @@ from calm_beam.storage import check_writable, exists, is_cloud_path, joined
 from calm_beam.vocabulary import VocabularyError, missing_sentinels
 
 from .flags import FlagParser, UsageError, naming, parse_own_flags, pattern, whole_number
-from .model_flags import add_model_flags, declared
+from .flags.model import add_model_flags, declared
 from .terminal import tell
 
 

@@ -11,17 +11,17 @@ from typing import Any
 import apache_beam as beam
 
 from calm_beam.counted import counted
-from calm_beam.generation_folder import shard_files
 from calm_beam.generations import Generation, read_generations
+from calm_beam.generations.folder import shard_files
 from calm_beam.storage import base_name, is_cloud_path, parent, replacing
 from calm_beam.transforms import DecodeExamples, ReadExamples
 
-from .data_files import find_output
 from .flags import FlagParser, UsageError, add_decode_flags, as_usage, parse_flags
-from .progress import shown_progress
+from .flags.data import find_output
 from .runners import is_local, make_runner, run_pipeline
 from .setup_run import prepare_run
 from .terminal import tell
+from .terminal.progress import shown_progress
 
 
 def main(argv: Sequence[str]) -> int:

@@ -28,12 +28,12 @@ from calm_beam.manifest import Manifest, ManifestError, read_manifest
 from calm_beam.printable import printable_line
 from calm_beam.storage import replacing
 
-from .data_files import find_files, find_output
 from .flags import FlagParser, UsageError, as_usage, parse_own_flags, whole_number
-from .layer_colours import LayerPrinter
-from .manifest_file import add_confidence_flag, add_entry_flags, entry_in_words, find_manifest
-from .model_flags import add_model_flags, declared
+from .flags.data import find_files, find_output
+from .flags.manifest import add_confidence_flag, add_entry_flags, entry_in_words, find_manifest
+from .flags.model import add_model_flags, declared
 from .terminal import say
+from .terminal.layer_colours import LayerPrinter
 
 if TYPE_CHECKING:
     from calm_beam.serving import Answer, Generator

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 from calm_beam.calibration.publish import EarlierResult, withdraw
 from calm_beam.counted import counted
-from calm_beam.generation_folder import JOB, DecodeJob, shard_files
 from calm_beam.generations import GenerationsError
+from calm_beam.generations.folder import JOB, DecodeJob, shard_files
 from calm_beam.storage import (
     is_cloud_path,
     is_file,

@@ -11,10 +11,10 @@ from calm_beam.storage import exists, is_file, is_folder, joined, why_no_file
 from calm_beam.vocabulary import open_vocabulary
 
 from .flags import FlagParser, UsageError, naming, parse_own_flags
-from .manifest_file import add_confidence_flag
-from .model_flags import add_model_flags, declared
-from .summary import choices_table, tests_in_words
+from .flags.manifest import add_confidence_flag
+from .flags.model import add_model_flags, declared
 from .terminal import PlainConsole
+from .terminal.summary import choices_table, tests_in_words
 
 _ACTIVATIONS = {"gelu": "GELU", "silu": "SiLU", "relu": "ReLU"}
 

@@ -24,8 +24,8 @@ from apache_beam.options.pipeline_options import PortableOptions
 from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 from apache_beam.runners.portability.local_job_service import BeamJob, LocalJobServicer
 
-from .loopback import OpenPortError, port_number, require_loopback
-from .worker_processes import watch_workers
+from .runners.loopback import OpenPortError, port_number, require_loopback
+from .runners.worker_processes import watch_workers
 
 
 class _Runner(FnApiRunner):

@@ -29,7 +29,6 @@ from calm_beam.counted import counted
 from calm_beam.errors import CalmBeamError
 from calm_beam.examples import bounded_lines
 from calm_beam.manifest import Calibration, Manifest, read_manifest
-from calm_beam.risk.monitor import RiskMonitor
 from calm_beam.storage import (
     check_writable,
     exists,
@@ -41,9 +40,10 @@ from calm_beam.storage import (
     replacing,
     why_no_file,
 )
+from calm_beam.upkeep.monitor import RiskMonitor
 
 from .flags import FlagParser, UsageError, naming, parse_own_flags
-from .manifest_file import add_entry_flags, entry_in_words, find_manifest
+from .flags.manifest import add_entry_flags, entry_in_words, find_manifest
 from .terminal import say, tell
 
 ALARM = 3

@@ -21,9 +21,9 @@ from calm_beam.storage import absolute, base_name, check_writable, is_file, is_f
 from calm_beam.vocabulary import Vocabulary, VocabularyError
 
 from .flags import FlagParser, UsageError, naming, parse_own_flags, whole_number
+from .flags.manifest import add_confidence_flag
+from .flags.model import add_model_flags, declared
 from .generations import find_generations
-from .manifest_file import add_confidence_flag
-from .model_flags import add_model_flags, declared
 from .terminal import say, tell
 
 _MOST_EXAMPLES = 500

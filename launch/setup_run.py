@@ -12,7 +12,7 @@ from calm_beam.decoding.settings import DecodeSettings, descending_grid, uniform
 from calm_beam.examples import DataError, mixed_prompts, no_vocabulary_for
 from calm_beam.exits.measures import Need, is_own, source_digest
 from calm_beam.exits.rule import ExitRule
-from calm_beam.generation_folder import DecodeJob
+from calm_beam.generations.folder import DecodeJob
 from calm_beam.inputs import Reading, is_seqio, place_of, read_examples, seqio_name
 from calm_beam.manifest import ModelRecord, VocabularyRecord
 from calm_beam.seqio_names import SeqIOShard
@@ -20,9 +20,9 @@ from calm_beam.storage import absolute
 from calm_beam.transforms.decode import DecodePlan
 from calm_beam.vocabulary import Vocabulary, VocabularyError, open_vocabulary
 
-from .data_files import find_files, reading_of
 from .flags import UsageError
-from .model_flags import declared
+from .flags.data import find_files, reading_of
+from .flags.model import declared
 from .terminal import say
 from .versions import decoding_versions
 

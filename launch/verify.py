@@ -45,8 +45,8 @@ from calm_beam.counted import counted
 from calm_beam.decoding.recorded import recorded_settings
 from calm_beam.examples import Example
 from calm_beam.exits.measures import check_named
-from calm_beam.generation_folder import shard_files
 from calm_beam.generations import read_generations, stored_prompts
+from calm_beam.generations.folder import shard_files
 from calm_beam.inputs import read_examples
 from calm_beam.manifest import Calibration, Manifest, ManifestError, read_manifest
 from calm_beam.metrics.registry import BLEURT, check_may_run, full_name, get_metric
@@ -68,13 +68,13 @@ from .flags import (
     parse_flags,
     texts,
 )
-from .manifest_file import add_confidence_flag, find_manifest
-from .metric_flags import add_metric_settings, checked_metrics, metric_settings
-from .model_flags import add_model_flags
-from .progress import shown_progress
+from .flags.manifest import add_confidence_flag, find_manifest
+from .flags.metrics import add_metric_settings, checked_metrics, metric_settings
+from .flags.model import add_model_flags
 from .runners import is_local, make_runner, run_pipeline
 from .setup_run import PreparedRun, prepare_run
 from .terminal import PlainConsole, say, tell
+from .terminal.progress import shown_progress
 
 BROKEN = 3
 # Order of bets in manifests that do not say; any that was fixed beforehand will do.

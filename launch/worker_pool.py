@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import grpc
 from apache_beam.runners.worker.worker_pool_main import BeamFnExternalWorkerPoolServicer
 
-from .loopback import OpenPortError, listen_on_loopback, port_number, require_loopback
+from .runners.loopback import OpenPortError, listen_on_loopback, port_number, require_loopback
 
 
 def start_worker_pool(port: int = 0) -> tuple[str, grpc.Server]:

@@ -16,8 +16,8 @@ from calm_beam.calibration.publish import EarlierResult
 from calm_beam.checkpoints import load_checkpoint, write_native
 from calm_beam.decoding.settings import DecodeSettings
 from calm_beam.exits.rule import ExitRule
-from calm_beam.generation_folder import StoredGenerations
 from calm_beam.generations import Generation
+from calm_beam.generations.folder import StoredGenerations
 from calm_beam.manifest import Manifest, ModelRecord, VocabularyRecord, read_manifest
 from calm_beam.model import T5Config
 from calm_beam.transforms import CalibrateGenerations, DecodeExamples, DecodePlan, ReadExamples

@@ -11,8 +11,8 @@ from calm_beam.calibration.publish import EarlierResult, publish
 from calm_beam.calibration.totals import CalibrationTotals
 from calm_beam.examples import DataError
 from calm_beam.failures import check_failures, failure_limit
-from calm_beam.generation_folder import Completion, StoredGenerations
 from calm_beam.generations import StoredShard
+from calm_beam.generations.folder import Completion, StoredGenerations
 from calm_beam.metrics.registry import get_metric
 from calm_beam.metrics.settings import NO_SETTINGS, MetricSettings
 from calm_beam.risk.clusters import ClusterLosses

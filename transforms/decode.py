@@ -13,7 +13,6 @@ from calm_beam.decoding.prompts import Prompt, encode_prompt
 from calm_beam.decoding.settings import DecodeSettings
 from calm_beam.examples import DataError, Example
 from calm_beam.failures import check_failures, failure_limit
-from calm_beam.generation_folder import Completion, StoredGenerations, check_files, shard_digest, shard_path
 from calm_beam.generations import (
     Generation,
     GenerationsError,
@@ -24,6 +23,7 @@ from calm_beam.generations import (
     stored_shard,
     write_generations,
 )
+from calm_beam.generations.folder import Completion, StoredGenerations, check_files, shard_digest, shard_path
 from calm_beam.storage import is_file
 from calm_beam.vocabulary import Vocabulary, VocabularyError
 

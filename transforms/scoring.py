@@ -11,8 +11,8 @@ from calm_beam.calibration import Contrast, Plan, ScoredGeneration, Tally, score
 from calm_beam.calibration.totals import CalibrationTotals
 from calm_beam.counted import counted
 from calm_beam.failures import check_failures, failure_limit
-from calm_beam.generation_folder import Completion, StoredGenerations, shard_path
 from calm_beam.generations import Generation, GenerationsError, StoredShard, read_generations, stored_shard
+from calm_beam.generations.folder import Completion, StoredGenerations, shard_path
 from calm_beam.metrics.registry import get_metric, take_clipped
 from calm_beam.metrics.settings import NO_SETTINGS, MetricSettings
 

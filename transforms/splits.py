@@ -9,16 +9,16 @@ import apache_beam as beam
 import numpy as np
 
 from calm_beam.analysis.output_counts import OutputCounter
-from calm_beam.analysis.split_files import GridRow, write_grid, write_trials
-from calm_beam.analysis.split_outcomes import TrialOutcome, lane_counts, trial_outcomes
 from calm_beam.calibration import Plan, Tally
-from calm_beam.calibration.splits import Splits, SplitTally
 from calm_beam.decoding.prompts import encode_prompt
 from calm_beam.decoding.settings import DecodeSettings
+from calm_beam.evaluation.files import GridRow, write_grid, write_trials
+from calm_beam.evaluation.outcomes import TrialOutcome, lane_counts, trial_outcomes
+from calm_beam.evaluation.splits import Splits, SplitTally
 from calm_beam.examples import DataError, Example
 from calm_beam.failures import check_failures, failure_limit
-from calm_beam.generation_folder import Completion, StoredGenerations
 from calm_beam.generations import StoredShard
+from calm_beam.generations.folder import Completion, StoredGenerations
 from calm_beam.metrics.registry import get_metric
 from calm_beam.metrics.settings import NO_SETTINGS, MetricSettings
 from calm_beam.risk.clusters import ClusterLosses

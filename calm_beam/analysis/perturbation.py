@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from calm_beam.checkpoints import Checkpoint
-from calm_beam.decoding.widths import members_by_width
+from calm_beam.decoding.padding import members_by_width
 from calm_beam.model import EarlyExitT5
 from calm_beam.model.network import PAD_ID, of_layer, padding_bias
 from calm_beam.vocabulary import EOS_ID

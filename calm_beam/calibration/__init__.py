@@ -1,5 +1,11 @@
 """From generations to calibrated thresholds: losses, totals, tests."""
 
+from calm_beam.upkeep.verification import FreshLosses as FreshLosses
+from calm_beam.upkeep.verification import Verdict as Verdict
+from calm_beam.upkeep.verification import objective_of as objective_of
+from calm_beam.upkeep.verification import promised_thresholds as promised_thresholds
+from calm_beam.upkeep.verification import verify as verify
+
 from .contrast import Contrast as Contrast
 from .fingerprint import content_sum_of as content_sum_of
 from .fingerprint import fingerprint_text as fingerprint_text
@@ -20,8 +26,3 @@ from .specs import Spec as Spec
 from .specs import all_specs as all_specs
 from .tally import Tally as Tally
 from .totals import CalibrationTotals as CalibrationTotals
-from .verification import FreshLosses as FreshLosses
-from .verification import Verdict as Verdict
-from .verification import objective_of as objective_of
-from .verification import promised_thresholds as promised_thresholds
-from .verification import verify as verify

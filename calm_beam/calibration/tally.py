@@ -5,8 +5,8 @@ import dataclasses
 from typing import Self
 
 from calm_beam.counted import counted
-from calm_beam.generation_folder import Completion
 from calm_beam.generations import GenerationsError
+from calm_beam.generations.folder import Completion
 
 from .contrast import Contrast
 from .layout import Layout

@@ -16,10 +16,9 @@ from . import device_steps
 from .lanes import LaneTree, Rows
 from .memory import Budget
 from .outputs import Outcome, Outputs
+from .padding import buffer_bucket, most_rows, padded, path_lengths, places_by_width, rank_bucket, row_bucket
 from .result import KnownOutput, SweepResult
-from .shapes import buffer_bucket, most_rows, padded, path_lengths, rank_bucket, row_bucket
 from .weights import Sources, Weights
-from .widths import places_by_width
 from .work import Work
 
 # Slots are refilled once this share of them is free: each refill costs a call of the encoder of fixed shape.

@@ -24,7 +24,7 @@ from calm_beam.model import EarlyExitT5
 from calm_beam.model.network import PAD_ID, of_layer, padding_bias
 from calm_beam.vocabulary import EOS_ID
 
-from .widths import members_by_width
+from .padding import members_by_width
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -23,8 +23,8 @@ from calm_beam.model import EarlyExitT5
 from calm_beam.model.network import PAD_ID, of_layer, padding_bias
 from calm_beam.vocabulary import EOS_ID
 
+from .padding import members_by_width
 from .result import SweepResult
-from .widths import members_by_width
 from .work import Work
 
 State = dict[str, Any]

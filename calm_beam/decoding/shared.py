@@ -18,9 +18,9 @@ from calm_beam.exits.rule import ExitRule
 
 from .batch import Batch
 from .memory import Budget, return_freed_memory
+from .padding import joined_widths, members_by_width
 from .result import KnownOutput, SweepResult
 from .weights import Weights
-from .widths import joined_widths, members_by_width
 from .work import Work
 
 _LOGGER = logging.getLogger(__name__)

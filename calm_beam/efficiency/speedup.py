@@ -9,7 +9,7 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from typing import Protocol, TypeVar
 
 from calm_beam.analysis.estimates import Estimate, estimated_ratio
-from calm_beam.decoding.widths import bucket_width
+from calm_beam.decoding.padding import bucket_width
 
 _Key = TypeVar("_Key", bound=Hashable)
 

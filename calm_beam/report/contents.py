@@ -5,11 +5,11 @@ from typing import Any
 
 from calm_beam.calibration.result import RiskRow
 from calm_beam.calibration.specs import Objective
-from calm_beam.calibration.verification import objective_of
 from calm_beam.counted import counted
 from calm_beam.manifest import Calibration, DecodeRecord, Manifest
 from calm_beam.printable import printable, printable_line
 from calm_beam.storage import base_name, parent
+from calm_beam.upkeep.verification import objective_of
 
 from .foreign import short_place, with_short_places
 from .promise import (

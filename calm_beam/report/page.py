@@ -9,10 +9,10 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from calm_beam.calibration.verification import promised_thresholds
 from calm_beam.efficiency.flops import DecoderSizes
 from calm_beam.manifest import Calibration
 from calm_beam.printable import printable
+from calm_beam.upkeep.verification import promised_thresholds
 from calm_beam.vocabulary import Vocabulary
 
 from .contents import results, shown_thresholds

@@ -3,11 +3,11 @@
 import dataclasses
 from collections.abc import Sequence
 
-from calm_beam.calibration.verification import objective_of
 from calm_beam.counted import counted
 from calm_beam.exits.measures import MEASURES, Need
 from calm_beam.exits.propagations import PROPAGATIONS
 from calm_beam.manifest import Calibration, Manifest
+from calm_beam.upkeep.verification import objective_of
 
 Parts = tuple[str, ...]
 """A sentence in parts, of which every second one is a number or a word that matters."""

@@ -12,8 +12,8 @@ from calm_beam.calibration.record import decode_record
 from calm_beam.calibration.result import RiskRow
 from calm_beam.calibration.risk_table import read_risk_table
 from calm_beam.errors import CalmBeamError
-from calm_beam.generation_folder import Completion, DecodeJob, shard_path
 from calm_beam.generations import Generation, read_generations, stored_examples
+from calm_beam.generations.folder import Completion, DecodeJob, shard_path
 from calm_beam.manifest import MANIFEST, Calibration, Manifest, read_manifest
 from calm_beam.storage import is_file, joined, open_input
 

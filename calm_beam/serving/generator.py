@@ -10,9 +10,9 @@ import jax
 from calm_beam.checkpoints import Checkpoint, Declared, load_checkpoint
 from calm_beam.decoding.early_exit import EarlyExitDecoder, EarlyExitResult
 from calm_beam.decoding.memory import check_memory
+from calm_beam.decoding.padding import bucket_width
 from calm_beam.decoding.prompts import Prompt, encode_prompt
 from calm_beam.decoding.settings import DecodeSettings
-from calm_beam.decoding.widths import bucket_width
 from calm_beam.examples import NO_UTF_8, NUL_CHARACTER, Example
 from calm_beam.manifest import Calibration, Manifest, read_manifest
 from calm_beam.vocabulary import EOS_ID, PAD_ID, Vocabulary, output_text

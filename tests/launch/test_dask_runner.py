@@ -24,10 +24,10 @@ pytest.importorskip("distributed")
 import distributed
 
 from calm_beam.examples import DataError
-from calm_beam.launch import dask_runner
-from calm_beam.launch.dask_runner import CorrectedDaskRunner
 from calm_beam.launch.flags import UsageError
 from calm_beam.launch.runners import PipelineError, run_pipeline
+from calm_beam.launch.runners import dask as dask_runner
+from calm_beam.launch.runners.dask import CorrectedDaskRunner
 from tests.sockets import family, listening, open_to_others
 
 pytestmark = pytest.mark.timeout(300)

@@ -12,10 +12,10 @@ from calm_beam.examples import DataError, Example
 from calm_beam.inputs import Reading
 from calm_beam.launch import setup_run
 from calm_beam.launch.cli import main
-from calm_beam.launch.data_files import reading_of
 from calm_beam.launch.flags import UsageError
-from calm_beam.launch.train_flags import parse_train_flags
-from calm_beam.launch.train_inputs import read_rows
+from calm_beam.launch.flags.data import reading_of
+from calm_beam.launch.train.flags import parse_train_flags
+from calm_beam.launch.train.inputs import read_rows
 from calm_beam.manifest import read_manifest
 from calm_beam.seqio_names import SeqIOShard
 from tests.calm_beam.calibration.builders import build_example

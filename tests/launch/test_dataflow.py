@@ -13,10 +13,10 @@ from apache_beam.options.pipeline_options import (
     WorkerOptions,
 )
 
-from calm_beam.launch.accelerators import parse_accelerator
 from calm_beam.launch.cli import main
-from calm_beam.launch.dataflow import is_dataflow, prepare_job
 from calm_beam.launch.flags import UsageError
+from calm_beam.launch.runners.accelerators import parse_accelerator
+from calm_beam.launch.runners.dataflow import is_dataflow, prepare_job
 
 _PLACE = ("--runner=DataflowRunner", "--project=a-project", "--region=us-central1", "--temp_location=gs://bucket/temp")
 _IMAGE = "--sdk_container_image=us-docker.pkg.dev/a-project/calm-beam/worker:1"

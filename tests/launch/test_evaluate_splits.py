@@ -7,10 +7,10 @@ import pathlib
 import pyarrow.parquet
 import pytest
 
-from calm_beam.analysis.split_files import read_grid, read_trials
-from calm_beam.calibration.splits import Splits
+from calm_beam.evaluation.files import read_grid, read_trials
+from calm_beam.evaluation.splits import Splits
 from calm_beam.launch.cli import main
-from calm_beam.launch.evaluate_splits import _FILES
+from calm_beam.launch.evaluate.splits.command import _FILES
 from tests.pipelines import SHORT_FLAGS, id_rows, text_rows, write_model, write_rows, write_vocabulary
 
 pytestmark = pytest.mark.timeout(300)

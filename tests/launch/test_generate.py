@@ -14,7 +14,7 @@ import pytest
 
 from calm_beam.checkpoints import Declared, load_checkpoint
 from calm_beam.launch.cli import main
-from calm_beam.launch.layer_colours import LayerPrinter
+from calm_beam.launch.terminal.layer_colours import LayerPrinter
 from calm_beam.manifest import write_manifest
 from calm_beam.serving import Generator, token_texts
 from calm_beam.vocabulary import Vocabulary

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from calm_beam.generation_folder import shard_files
 from calm_beam.generations import read_generations
+from calm_beam.generations.folder import shard_files
 from calm_beam.launch.cli import main
 from calm_beam.launch.generations import find_generations
 from calm_beam.manifest import Manifest, read_manifest

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from calm_beam.launch.interrupts import Interrupts
+from calm_beam.launch.terminal.interrupts import Interrupts
 
 # What XLA does when a process ends while it compiles: a thread that works on what the exit takes away.
 _START = """

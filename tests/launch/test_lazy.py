@@ -9,8 +9,8 @@ from typing import Any
 import apache_beam as beam
 import pytest
 
-from calm_beam.generation_folder import COMPLETE
-from calm_beam.launch import calibrate
+from calm_beam.generations.folder import COMPLETE
+from calm_beam.launch.calibrate import command as calibrate
 from calm_beam.launch.cli import main
 from calm_beam.manifest import read_manifest
 from tests.pipelines import SHORT_FLAGS, id_rows, without_time, write_model, write_rows

@@ -14,10 +14,10 @@ from apache_beam.options.pipeline_options import PipelineOptions
 from apache_beam.runners.portability.fn_api_runner import worker_handlers
 from apache_beam.runners.worker import worker_pool_main
 
-from calm_beam.launch import job_service, loopback, worker_pool
-from calm_beam.launch.loopback import LoopbackServer, OpenPortError, listen_on_loopback, require_loopback
-from calm_beam.launch.runners import make_runner, run_pipeline
-from calm_beam.launch.worker_processes import is_loopback
+from calm_beam.launch import job_service, worker_pool
+from calm_beam.launch.runners import loopback, make_runner, run_pipeline
+from calm_beam.launch.runners.loopback import LoopbackServer, OpenPortError, listen_on_loopback, require_loopback
+from calm_beam.launch.runners.worker_processes import is_loopback
 from tests.sockets import family, listening, open_to_others
 from tests.worker_pools import flags_of_two_workers
 

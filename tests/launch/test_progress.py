@@ -5,8 +5,8 @@ import threading
 
 import pytest
 
-from calm_beam.launch import progress
-from calm_beam.launch.progress import shown_progress
+from calm_beam.launch.terminal import progress
+from calm_beam.launch.terminal.progress import shown_progress
 
 
 def test_nothing_is_shown_elsewhere(capsys: pytest.CaptureFixture[str]) -> None:

@@ -12,9 +12,9 @@ from collections.abc import Callable
 import pytest
 
 from calm_beam.calibration import Plan, all_specs
-from calm_beam.generation_folder import COMPLETE, Completion, DecodeJob, StoredGenerations
 from calm_beam.generations import GenerationsError, read_generations, stored_shard, write_generations
-from calm_beam.launch import calibrate
+from calm_beam.generations.folder import COMPLETE, Completion, DecodeJob, StoredGenerations
+from calm_beam.launch.calibrate import command as calibrate
 from calm_beam.launch.cli import main
 from calm_beam.manifest import Manifest, read_manifest
 from calm_beam.transforms.scoring import ShardScorer

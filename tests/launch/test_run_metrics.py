@@ -4,7 +4,7 @@ from typing import NoReturn
 
 from apache_beam.runners.runner import PipelineResult, PipelineState
 
-from calm_beam.launch.run_metrics import RunMetrics, Spread, metrics_in_words, run_metrics
+from calm_beam.launch.runners.metrics import RunMetrics, Spread, metrics_in_words, run_metrics
 
 
 class _WithoutMetrics(PipelineResult):

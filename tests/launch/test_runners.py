@@ -12,7 +12,6 @@ from apache_beam.options.pipeline_options import DirectOptions, PipelineOptions,
 from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 
 from calm_beam.examples import DataError
-from calm_beam.launch import runners
 from calm_beam.launch.flags import FlagParser, UsageError, parse_flags
 from calm_beam.launch.job_service import start_job_service
 from calm_beam.launch.runners import (
@@ -21,6 +20,7 @@ from calm_beam.launch.runners import (
     is_local,
     make_runner,
     may_report_progress,
+    run,
     run_pipeline,
 )
 
@@ -84,7 +84,7 @@ Traceback (most recent call last):
         ("  something odd\nhappened  ", "something odd\nhappened"),
         ("calm_beam.examples.DataError: a.jsonl, line 2: bad", "a.jsonl, line 2: bad"),
         ("elsewhere.DataError: not ours", "DataError: not ours"),
-        ("calm_beam.launch.evaluate_splits.SimulatedError: gone", "SimulatedError: gone"),
+        ("calm_beam.launch.evaluate.splits.command.SimulatedError: gone", "SimulatedError: gone"),
         ("calm_beam.examples.DataError: bad: really", "bad: really"),
         ("OSError: [Errno 28] No space left on device: '/x'", "OSError: [Errno 28] No space left on device: '/x'"),
         (_TRACE + "calm_beam.examples.DataError: bad [while running 'Read/Parse']", "bad"),
@@ -162,7 +162,7 @@ def test_external_workers_stay_external() -> None:
     """With an external environment, several workers are those of the pool and no processes of ours."""
     flags = ["--environment_type=EXTERNAL", "--environment_config=localhost:50000", "--direct_num_workers=2"]
     options = PipelineOptions(flags)
-    assert isinstance(make_runner(options), runners._PoolRunner)
+    assert isinstance(make_runner(options), run._PoolRunner)
     assert options.view_as(DirectOptions).direct_running_mode == "in_memory"
 
 
@@ -179,7 +179,7 @@ def test_beams_dask_runner_is_refused() -> None:
 
 def test_dask_may_be_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without dask, the extra is named, for the runner and for its flags."""
-    monkeypatch.setitem(sys.modules, "calm_beam.launch.dask_runner", None)
+    monkeypatch.setitem(sys.modules, "calm_beam.launch.runners.dask", None)
     with pytest.raises(UsageError, match=r"^--runner=DaskRunner needs dask: pip install 'calm-beam\[dask\]'\.$"):
         make_runner(PipelineOptions(["--runner=DaskRunner"]))
     monkeypatch.setitem(sys.modules, "apache_beam.runners.dask.dask_runner", None)
@@ -197,7 +197,7 @@ def test_flags_of_dask_are_known() -> None:
 
 def test_job_services_that_are_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where no job service listens, the message says how to start one, before anything is submitted."""
-    monkeypatch.setattr(runners, "_ENDPOINT_SECONDS", 0.2)
+    monkeypatch.setattr(run, "_ENDPOINT_SECONDS", 0.2)
     with pytest.raises(UsageError) as caught:
         make_runner(PipelineOptions(["--runner=PortableRunner", "--job_endpoint=localhost:1"]))
     assert str(caught.value) == (

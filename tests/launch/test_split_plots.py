@@ -4,11 +4,11 @@ import pathlib
 
 import pytest
 
-from calm_beam.analysis.split_files import GridRow
-from calm_beam.analysis.split_outcomes import Spread, Summary
 from calm_beam.calibration import all_specs
+from calm_beam.evaluation.files import GridRow
+from calm_beam.evaluation.outcomes import Spread, Summary
+from calm_beam.launch.evaluate.splits.plots import by_test, draw_curves, draw_tradeoff
 from calm_beam.launch.plots import saved_figure
-from calm_beam.launch.split_plots import by_test, draw_curves, draw_tradeoff
 
 _SPECS = all_specs(consistencies=("textual", "risk"), metrics=("token_f1",), deltas=(0.1, 0.2), epsilons=(0.1,))
 _MEASURES = ("softmax", "softmax_max", "state", "classifier", "static", "softmax, schedule decay")

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from calm_beam.calibration import all_specs, calibrate, risk_rows
 from calm_beam.calibration.risk_table import write_risk_table
-from calm_beam.launch.summary import choices_table, print_summary
+from calm_beam.launch.terminal.summary import choices_table, print_summary
 from calm_beam.manifest import Manifest
 from tests.calm_beam.calibration.builders import build_plan, build_totals
 from tests.calm_beam.manifest.builders import build_calibration, build_manifest, build_never_exit, build_path_entry

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-import calm_beam.launch.train
+import calm_beam.launch.train.command
 from calm_beam.checkpoints import fingerprint, load_checkpoint
-from calm_beam.launch.train import main
+from calm_beam.launch.train.command import main
 from calm_beam.training.train import train
 from calm_beam.vocabulary import Vocabulary
 
@@ -61,7 +61,7 @@ def _die_after(monkeypatch: pytest.MonkeyPatch, step: int, error: BaseException)
 
         return train(*arguments, on_save=save, **options)
 
-    monkeypatch.setattr(calm_beam.launch.train, "train", dying_train)
+    monkeypatch.setattr(calm_beam.launch.train.command, "train", dying_train)
 
 
 def test_a_short_run_writes_a_model(
@@ -341,11 +341,11 @@ def test_an_interrupt_says_how_to_go_on(
         on_start()
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(calm_beam.launch.train, "train", interrupted_before)
+    monkeypatch.setattr(calm_beam.launch.train.command, "train", interrupted_before)
     with pytest.raises(KeyboardInterrupt):
         _train(*flags, "--overwrite")
     assert (tmp_path / "model.training" / "state_00000002.safetensors").exists()
-    monkeypatch.setattr(calm_beam.launch.train, "train", interrupted)
+    monkeypatch.setattr(calm_beam.launch.train.command, "train", interrupted)
     with pytest.raises(KeyboardInterrupt):
         _train(*flags, "--overwrite")
     assert not (tmp_path / "model.training").exists()

@@ -217,7 +217,7 @@ def test_the_serving_wheel_serves(serving_wheel: zipfile.ZipFile, tmp_path: path
     lines = done.stdout.splitlines()
     assert lines[:4] == [*(answer.text for answer in answers), "0"]
     assert lines[-1] == "0 0 1"
-    assert "calm-beam calibrate: there is no apache_beam here." in done.stderr
+    assert "calm-beam calibrate: there is no calm_beam.launch.calibrate here." in done.stderr
 
 
 @pytest.mark.parametrize(

@@ -14,9 +14,8 @@ from apache_beam.options.pipeline_options import PipelineOptions
 from apache_beam.portability.api import beam_fn_api_pb2
 
 from calm_beam.examples import DataError
-from calm_beam.launch import worker_processes
-from calm_beam.launch.runners import PipelineError, make_runner, run_pipeline
-from calm_beam.launch.worker_processes import _WatchedConnection, provision_info
+from calm_beam.launch.runners import PipelineError, make_runner, run_pipeline, worker_processes
+from calm_beam.launch.runners.worker_processes import _WatchedConnection, provision_info
 from tests.worker_pools import flags_of_two_workers, worker_pool
 
 pytestmark = pytest.mark.timeout(300)
@@ -91,7 +90,7 @@ def test_a_stream_that_ends_is_a_lost_worker(ended: Iterator[object]) -> None:
     for future in futures:
         answer = future.get(timeout=30)
         assert answer is not None
-        assert answer.error == "\ncalm_beam.launch.worker_processes.WorkerError: it is gone"
+        assert answer.error == "\ncalm_beam.launch.runners.worker_processes.WorkerError: it is gone"
 
 
 def test_processes_that_do_not_start(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,8 +19,8 @@ import pyarrow.parquet
 
 from calm_beam.checkpoints import load_checkpoint
 from calm_beam.errors import CalmBeamError
-from calm_beam.generation_folder import Completion, DecodeJob
 from calm_beam.generations import read_generations, stored_shard
+from calm_beam.generations.folder import Completion, DecodeJob
 from calm_beam.inputs import Reading, parts_of, read_examples
 from calm_beam.manifest import read_manifest
 from calm_beam.vocabulary import Vocabulary

@@ -5,7 +5,7 @@ from apache_beam.options.pipeline_options import PipelineOptions
 from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 
 from calm_beam.decoding.work import Work
-from calm_beam.launch.run_metrics import Spread, run_metrics
+from calm_beam.launch.runners.metrics import Spread, run_metrics
 from calm_beam.transforms.metrics import DecodeMetrics
 
 _WORK = Work(prompts=2, tokens=6, layer_rows=36, projection_rows=15, fill_rows=4, padded_rows=12)

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import strategies as st
 
 from calm_beam.calibration import CalibrationTotals, Layout, Tally, all_specs
-from calm_beam.generation_folder import Completion
 from calm_beam.generations import GenerationsError, StoredShard
+from calm_beam.generations.folder import Completion
 
 _SPECS = all_specs(consistencies=("textual",), metrics=("token_f1",), deltas=(0.1,), epsilons=(0.1,), p_value="wsr")
 _LAYOUT = Layout.of(_SPECS, thresholds=2)

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 import pytest
 
-from calm_beam.decoding import batch, device_steps, shapes
+from calm_beam.decoding import batch, device_steps, padding
 from calm_beam.decoding.memory import Budget
 from calm_beam.decoding.plain import PlainSweep
 from calm_beam.decoding.result import SweepResult
@@ -201,7 +201,7 @@ def test_attention_in_parts_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> 
 
     monkeypatch.setattr(device_steps, "attend_to_output", counted)
     monkeypatch.setattr(batch, "_GATHERED_BYTES", 1)
-    monkeypatch.setattr(shapes, "_FEWEST_ROWS", 4)
+    monkeypatch.setattr(padding, "_FEWEST_ROWS", 4)
     _assert_all_same(_shared(ExitRule())[0], _default()[0])
     assert set(calls) == {(4,)}
 
@@ -363,8 +363,8 @@ def test_work_does_not_depend_on_the_batch() -> None:
 
 def test_rows_come_in_few_sizes() -> None:
     """Sizes are 16, then powers of two and three halves of them; the largest that fits a number is found."""
-    sizes = sorted({shapes.row_bucket(count) for count in range(1, 1600)})
+    sizes = sorted({padding.row_bucket(count) for count in range(1, 1600)})
     assert sizes == [16, 64, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048]
     for count in (0, 16, 63, 64, 127, 128, 500, 1536):
-        assert shapes.most_rows(count) == max(size for size in sizes if size <= max(count, 16))
-    assert [shapes.rank_bucket(count) for count in (1, 8, 9, 33, 128, 129)] == [8, 8, 32, 128, 128, 512]
+        assert padding.most_rows(count) == max(size for size in sizes if size <= max(count, 16))
+    assert [padding.rank_bucket(count) for count in (1, 8, 9, 33, 128, 129)] == [8, 8, 32, 128, 128, 512]

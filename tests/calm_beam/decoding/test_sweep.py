@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from calm_beam.checkpoints import Checkpoint
+from calm_beam.decoding.padding import bucket_width
 from calm_beam.decoding.sweep import SweepDecoder, SweepResult
-from calm_beam.decoding.widths import bucket_width
 from calm_beam.exits.propagations import PROPAGATIONS
 from calm_beam.exits.rule import ExitRule
 from calm_beam.model import EarlyExitT5, T5Config, parameter_shapes

@@ -9,9 +9,9 @@ import pytest
 from calm_beam.checkpoints import load_checkpoint
 from calm_beam.decoding.settings import descending_grid
 from calm_beam.demo import embedded
-from calm_beam.demo.sentences import normalized
-from calm_beam.demo.write_data import CALIBRATION, SEED, TRAINING, VALIDATION, write_data
 from calm_beam.vocabulary import Vocabulary
+from tools.demo_task.sentences import normalized
+from tools.demo_task.write_data import CALIBRATION, SEED, TRAINING, VALIDATION, write_data
 
 
 def _inputs(path: pathlib.Path) -> list[str]:

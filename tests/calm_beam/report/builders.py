@@ -21,8 +21,8 @@ from calm_beam.calibration.publish import EarlierResult, publish
 from calm_beam.calibration.specs import objectives_of
 from calm_beam.decoding.settings import DecodeSettings
 from calm_beam.exits.rule import ExitRule
-from calm_beam.generation_folder import Completion, DecodeJob, shard_digest, shard_path
 from calm_beam.generations import Generation, Output, StoredShard, write_generations
+from calm_beam.generations.folder import Completion, DecodeJob, shard_digest, shard_path
 from calm_beam.manifest import ModelRecord, VocabularyRecord
 from calm_beam.metrics.registry import get_metric
 from calm_beam.vocabulary import EOS_ID

@@ -7,8 +7,8 @@ import re
 
 import pytest
 
-from calm_beam.generation_folder import DecodeJob
 from calm_beam.generations import GenerationsError
+from calm_beam.generations.folder import DecodeJob
 from calm_beam.manifest import ManifestError
 from calm_beam.report import ReportError, StoredOutputs, read_calibrated
 from tests.calm_beam.report.builders import GRID, SPECS, random_generations, write_calibration

@@ -1,0 +1,112 @@
+"""Sizes that rows, prompts and buffers are padded to: few, so that XLA compiles rarely."""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+_NARROWEST = 32
+_FEWEST_ROWS = 16
+_FEWEST_STEPS = 16
+_FEWEST_RANKS = 8
+
+
+def padded(values: np.ndarray, size: int, *, fill: int = 0) -> np.ndarray:
+    """Returns int32 values with `fill` added along the first axis up to a size."""
+    longer = np.full((size, *values.shape[1:]), fill, np.int32)
+    longer[: len(values)] = values
+    return longer
+
+
+def buffer_bucket(count: int) -> int:
+    """Returns the next of 1, 2, 3, 4, 6, 8, 12, ...: at most a third of a buffer is there for nothing."""
+    power = 1 << (count - 1).bit_length()
+    return power * 3 // 4 if power > 2 and count <= power * 3 // 4 else power
+
+
+def row_bucket(count: int) -> int:
+    """Returns the next of 16, 64, 128, 192, 256, 384, 512, ...: few shapes, and little padding where rows are many."""
+    size = _FEWEST_ROWS
+    while size < count:
+        is_power = size & (size - 1) == 0
+        size = {16: 64, 64: 128}.get(size, size * 3 // 2 if is_power else size * 4 // 3)
+    return size
+
+
+def most_rows(count: int) -> int:
+    """Returns the largest size of `row_bucket` up to a count, and at least the smallest."""
+    size = _FEWEST_ROWS
+    while row_bucket(size + 1) <= count:
+        size = row_bucket(size + 1)
+    return size
+
+
+def rank_bucket(count: int) -> int:
+    """Returns the next of 8, 32, 128, ...."""
+    size = _FEWEST_RANKS
+    while size < count:
+        size *= 4
+    return size
+
+
+def path_lengths(steps: np.ndarray) -> np.ndarray:
+    """Returns for each row the next of 16, 32, 64, ... above its step: the length of path that it is run with."""
+    lengths = np.full(len(steps), _FEWEST_STEPS)
+    while (short := lengths <= steps).any():
+        lengths[short] *= 2
+    return lengths
+
+
+def bucket_width(length: int, max_input_length: int) -> int:
+    """Returns the width that a prompt is padded to: the next of 32, 64, 128, ..., at most `max_input_length`.
+
+    It depends on the prompt alone, so that it does not matter beside which others it is decoded. Only a budget with no
+    room for every width makes some wider (`joined_widths`).
+
+    >>> bucket_width(33, 512), bucket_width(33, 48)
+    (64, 48)
+    """
+    width = _NARROWEST
+    while width < length:
+        width *= 2
+    return min(width, max_input_length)
+
+
+def members_by_width(prompts: Sequence[Sequence[int]], max_input_length: int) -> dict[int, list[int]]:
+    """Returns the indices of the prompts that are padded to each width, ascending in both.
+
+    Raises:
+      ValueError: If a prompt is empty or too long.
+    """
+    buckets: dict[int, list[int]] = {}
+    for index, prompt in enumerate(prompts):
+        if not 1 <= len(prompt) <= max_input_length:
+            raise ValueError(f"prompts must have 1 to {max_input_length} tokens, prompt {index} has {len(prompt)}.")
+        buckets.setdefault(bucket_width(len(prompt), max_input_length), []).append(index)
+    return dict(sorted(buckets.items()))
+
+
+def joined_widths(members_by_width: Mapping[int, Sequence[int]], *, tokens: int) -> dict[int, list[int]]:
+    """Returns prompts by width, the narrowest padded to the next until one of each width fits; one width is left.
+
+    >>> joined_widths({32: [0, 3], 64: [1], 128: [2]}, tokens=200)
+    {64: [0, 1, 3], 128: [2]}
+    """
+    joined = {width: list(members) for width, members in sorted(members_by_width.items())}
+    while len(joined) > 1 and sum(joined) > tokens:
+        narrowest, wider, *_ = joined
+        joined[wider] = sorted(joined[wider] + joined.pop(narrowest))
+    return joined
+
+
+def places_by_width(members_by_width: Mapping[int, Sequence[int]], *, tokens: int, slots: int) -> dict[int, int]:
+    """Returns how many prompts of each width are held at a time: one, and equal parts of the tokens beyond that.
+
+    Args:
+      members_by_width: As `joined_widths` returns it.
+      tokens: Most positions, all widths together; exceeded only where one prompt of one width does.
+      slots: Most prompts of a width.
+    """
+    part = max(0, tokens - sum(members_by_width)) // len(members_by_width)
+    return {
+        width: min(slots, buffer_bucket(len(members)), 1 + part // width) for width, members in members_by_width.items()
+    }

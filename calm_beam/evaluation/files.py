@@ -1,0 +1,149 @@
+"""Results of repeated splits as Parquet files: every trial, and the whole set at every threshold."""
+
+import dataclasses
+import io
+from collections.abc import Sequence
+from typing import Any
+
+import pyarrow
+import pyarrow.parquet
+
+from calm_beam.calibration import Objective, Spec
+from calm_beam.storage import open_input, replacing
+
+from .outcomes import TrialOutcome
+
+_TEXT, _WHOLE, _REAL = pyarrow.string(), pyarrow.int64(), pyarrow.float64()
+_SPEC = {"consistency": _TEXT, "metric": _TEXT, "loss": _TEXT, "delta": _REAL, "epsilon": _REAL, "p_value": _TEXT}
+_TRIALS = pyarrow.schema(
+    {
+        "measure": _TEXT,
+        **_SPEC,
+        "procedure": _TEXT,
+        "trial": _WHOLE,
+        "threshold": _REAL,
+        "n_calibration": _WHOLE,
+        "n_test": _WHOLE,
+        "test_risk": _REAL,
+        "excess_p_value": _REAL,
+        "layers": _REAL,
+        "flops_appendix_b": _REAL,
+        "flops_calm_table": _REAL,
+        "bleu": _REAL,
+        "full_bleu": _REAL,
+    }
+)
+_GRID = pyarrow.schema(
+    {
+        "measure": _TEXT,
+        "threshold": _REAL,
+        "consistency": _TEXT,
+        "metric": _TEXT,
+        "loss": _TEXT,
+        "n": _WHOLE,
+        "risk": _REAL,
+        "layers": _REAL,
+        "flops_appendix_b": _REAL,
+        "flops_calm_table": _REAL,
+        "bleu": _REAL,
+        "cut": _WHOLE,
+        "examples": _WHOLE,
+        "repeated": _WHOLE,
+        "failed": _WHOLE,
+    }
+)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class GridRow:
+    """The whole set, calibration and test parts together, at one threshold under one loss.
+
+    Attributes:
+      measure: Name of the generations.
+      threshold: Exit threshold; None for the full model.
+      consistency: Kind of consistency.
+      metric: Name of the metric.
+      loss: What is made of its scores.
+      n: Number of independent units.
+      risk: Mean loss.
+      layers: Decoder layers per token.
+      flops_appendix_b: As in `TrialOutcome`.
+      flops_calm_table: As there.
+      bleu: As there.
+      cut: Outputs that ended at the greatest length and not with eos.
+      examples: Number of examples, those that failed included.
+      repeated: Examples whose prompt another one has too, each prompt's first not counted.
+      failed: Examples without outputs, which count with loss 1.
+    """
+
+    measure: str
+    threshold: float | None
+    consistency: str
+    metric: str
+    loss: str
+    n: int
+    risk: float
+    layers: float
+    flops_appendix_b: float | None
+    flops_calm_table: float | None
+    bleu: float | None
+    cut: int
+    examples: int
+    repeated: int
+    failed: int
+
+
+def write_trials(path: str, outcomes: Sequence[TrialOutcome]) -> None:
+    """Writes every trial as one row; the file appears whole or not at all."""
+    _write(path, [trial_row(outcome) for outcome in outcomes], _TRIALS)
+
+
+def read_trials(path: str) -> list[TrialOutcome]:
+    """Returns what `write_trials` wrote."""
+    outcomes = []
+    for row in _read(path):
+        objective = Objective(row.pop("consistency"), row.pop("metric"), row.pop("loss"))
+        fields = {name: row.pop(name) for name in ("delta", "epsilon", "p_value", "procedure")}
+        outcomes.append(TrialOutcome(spec=Spec(objective=objective, **fields), **row))
+    return outcomes
+
+
+def trial_row(outcome: TrialOutcome) -> dict[str, Any]:
+    """Returns a trial by column."""
+    row = {field.name: getattr(outcome, field.name) for field in dataclasses.fields(outcome) if field.name != "spec"}
+    return {**row, **spec_columns(outcome.spec)}
+
+
+def spec_columns(spec: Spec) -> dict[str, Any]:
+    """Returns what was asked for by column."""
+    objective = spec.objective
+    return {
+        "consistency": objective.consistency,
+        "metric": objective.metric,
+        "loss": objective.loss,
+        "delta": spec.delta,
+        "epsilon": spec.epsilon,
+        "p_value": spec.p_value,
+        "procedure": spec.procedure,
+    }
+
+
+def write_grid(path: str, rows: Sequence[GridRow]) -> None:
+    """Writes the whole set's numbers; the file appears whole or not at all."""
+    _write(path, [dataclasses.asdict(row) for row in rows], _GRID)
+
+
+def read_grid(path: str) -> list[GridRow]:
+    """Returns what `write_grid` wrote."""
+    return [GridRow(**row) for row in _read(path)]
+
+
+def _write(path: str, rows: list[dict[str, Any]], schema: pyarrow.Schema) -> None:
+    with replacing(path) as temporary:
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows, schema=schema), temporary, compression="zstd")
+
+
+def _read(path: str) -> list[dict[str, Any]]:
+    with open_input(path) as raw:
+        rows: list[dict[str, Any]] = pyarrow.parquet.read_table(io.BytesIO(raw.read())).to_pylist()
+    return rows

@@ -1,0 +1,276 @@
+"""What every trial of repeated splits chose on its calibration part, and what became of it on its test part.
+
+Source: CALM, "Experimental Setting" (calibration experiments: random trials of 80 % calibration and 20 % test data).
+"""
+
+import dataclasses
+import statistics
+from collections.abc import Sequence
+
+import numpy as np
+
+from calm_beam.analysis.output_counts import BLEU_ROWS
+from calm_beam.calibration import Spec
+from calm_beam.counted import counted
+from calm_beam.examples import DataError
+from calm_beam.metrics.corpus_bleu import bleu_of
+from calm_beam.risk.evidence import Evidence
+from calm_beam.risk.fixed_point import LOSS_SCALE, loss_sum_upper
+from calm_beam.risk.fwer import PROCEDURES
+from calm_beam.risk.pvalues import P_VALUES, hoeffding_bentkus_p_value
+from calm_beam.risk.statistics import Loss
+
+from .splits import SplitTally
+
+# Level at which a test part alone is said to prove that the risk exceeds delta.
+PROOF_LEVEL = 0.05
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TrialOutcome:
+    """One trial of one measure under one spec.
+
+    Attributes:
+      measure: Name of the generations.
+      spec: What was asked for, and how it was tested.
+      trial: Number of the trial, from 0.
+      threshold: The lowest that was accepted; None never exits, which is a result like any other.
+      n_calibration: Units of the calibration part.
+      n_test: Units of the test part, at least 1.
+      test_risk: Mean loss on the test part; 0 where nothing exits.
+      excess_p_value: Of "the risk is at most delta", from the test part alone.
+      layers: Decoder layers per token on the test part.
+      flops_appendix_b: How many times fewer operations than at full depth, on the test part; None if not counted.
+      flops_calm_table: The same by the other count.
+      bleu: BLEU of the test part; None without references or sacrebleu.
+      full_bleu: The full model's.
+    """
+
+    measure: str
+    spec: Spec
+    trial: int
+    threshold: float | None
+    n_calibration: int
+    n_test: int
+    test_risk: float
+    excess_p_value: float
+    layers: float
+    flops_appendix_b: float | None
+    flops_calm_table: float | None
+    bleu: float | None
+    full_bleu: float | None
+
+    @property
+    def exceeds(self) -> bool:
+        """Whether the mean loss on the test part exceeds delta; by chance it may, where the risk does not."""
+        return self.test_risk > self.spec.delta
+
+    @property
+    def is_proved_broken(self) -> bool:
+        """Whether the test part alone proves, at `PROOF_LEVEL`, that the risk exceeds delta."""
+        return self.excess_p_value <= PROOF_LEVEL
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LaneCounts:
+    """What all outputs of one lane cost, and what BLEU they have.
+
+    Attributes:
+      layers: Decoder layers per token; None if there are no tokens.
+      flops_appendix_b: As in `TrialOutcome`.
+      flops_calm_table: As there.
+      bleu: As there.
+      cut: Outputs that ended at the greatest length and not with eos.
+    """
+
+    layers: float | None
+    flops_appendix_b: float | None
+    flops_calm_table: float | None
+    bleu: float | None
+    cut: int
+
+
+def lane_counts(counts: np.ndarray, rows: Sequence[str], lane: int) -> LaneCounts:
+    """Returns the counts of one lane in words and ratios.
+
+    Args:
+      counts: shape (count rows, lanes), int64: sums over outputs.
+      rows: Names of the rows, of an `OutputCounter`.
+      lane: 0 for the full model, then the thresholds.
+    """
+    found = dict(zip(rows, counts[:, lane].tolist(), strict=True))
+
+    def reduction(name: str) -> float | None:
+        return found["flops_full"] / found[name] if found.get(name) else None
+
+    return LaneCounts(
+        layers=found["layers"] / found["tokens"] if found["tokens"] else None,
+        flops_appendix_b=reduction("flops_appendix_b"),
+        flops_calm_table=reduction("flops_calm_table"),
+        bleu=bleu_of(np.array([found[name] for name in BLEU_ROWS])) if BLEU_ROWS[0] in found else None,
+        cut=found["cut"],
+    )
+
+
+def trial_outcomes(
+    measure: str,
+    tally: SplitTally,
+    specs: Sequence[Spec],
+    thresholds: Sequence[float],
+    *,
+    count_rows: Sequence[str],
+    num_layers: int,
+) -> list[TrialOutcome]:
+    """Returns the outcome of every trial under every spec.
+
+    Args:
+      measure: Name of the generations.
+      tally: Sums over them.
+      specs: What is asked for; no p-value that needs single losses.
+      thresholds: The grid, descending.
+      count_rows: Names of what was counted.
+      num_layers: Decoder depth, reported where a part has no token.
+
+    Raises:
+      DataError: If a part of some trial is empty.
+      EvidenceError: If the losses do not allow a p-value.
+    """
+    trials = len(tally.losses.counts) - 1
+    outcomes = []
+    for trial in range(trials):
+        lanes: dict[int, LaneCounts] = {}
+        test_counts = tally.test_counts(trial)
+        for spec in specs:
+            calibration = tally.calibration_part(trial, spec.objective)
+            test = tally.test_part(trial, spec.objective)
+            if not calibration.n or not test.n:
+                raise DataError(
+                    f"trial {trial} has {counted(calibration.n, 'unit')} for calibration and {test.n} for the test, "
+                    "needs both. "
+                    "Take more examples, or a share closer to 0.5."
+                )
+            place = _chosen_place(calibration, spec)
+            lane = place + 1
+            for needed in (0, lane):
+                if needed not in lanes:
+                    lanes[needed] = lane_counts(test_counts, count_rows, needed)
+            counts = lanes[lane]
+            test_sum = 0 if place < 0 else int(test.sums[Loss()][place])
+            outcomes.append(
+                TrialOutcome(
+                    measure=measure,
+                    spec=spec,
+                    trial=trial,
+                    threshold=None if place < 0 else thresholds[place],
+                    n_calibration=calibration.n,
+                    n_test=test.n,
+                    test_risk=test_sum / LOSS_SCALE / test.n,
+                    excess_p_value=_excess_p_value(test_sum, test.n, spec),
+                    layers=float(num_layers) if counts.layers is None else counts.layers,
+                    flops_appendix_b=counts.flops_appendix_b,
+                    flops_calm_table=counts.flops_calm_table,
+                    bleu=counts.bleu,
+                    full_bleu=lanes[0].bleu,
+                )
+            )
+    return outcomes
+
+
+def _chosen_place(evidence: Evidence, spec: Spec) -> int:
+    """Returns the place of the lowest accepted threshold; -1 if none is."""
+    p_values = P_VALUES[spec.p_value].p_values(evidence, spec.delta)
+    return int(PROCEDURES[spec.procedure](p_values, epsilon=spec.epsilon).last_rejected())
+
+
+def _excess_p_value(loss_sum: int, n: int, spec: Spec) -> float:
+    """Returns Hoeffding-Bentkus' p-value of "the risk is at most delta": bad and good change places."""
+    if spec.objective.is_signed:
+        # (1 - L) / 2 is in [0, 1].
+        reversed_sum, delta = (n * LOSS_SCALE - loss_sum + 1) // 2, (1 - spec.delta) / 2
+    else:
+        reversed_sum, delta = n * LOSS_SCALE - loss_sum, 1 - spec.delta
+    return float(hoeffding_bentkus_p_value(loss_sum_upper(reversed_sum), n=n, delta=delta))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Spread:
+    """A mean over trials, and the standard deviation of single trials; 0 for a single one."""
+
+    mean: float
+    std: float
+
+    @classmethod
+    def of(cls, values: Sequence[float | None]) -> "Spread | None":
+        """Returns mean and deviation; None if there is no value."""
+        numbers = [value for value in values if value is not None]
+        if not numbers:
+            return None
+        return cls(mean=statistics.fmean(numbers), std=statistics.stdev(numbers) if len(numbers) > 1 else 0.0)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Summary:
+    """All trials of one measure under one spec.
+
+    Attributes:
+      measure: Name of the generations.
+      spec: What was asked for.
+      trials: Number of trials.
+      threshold: The middle one of those that trials chose, "never exit" counting as the highest; None if it is that.
+      never: Trials that never exit.
+      test_risk: Mean loss on the test part.
+      exceeding: Trials whose mean loss on the test part exceeds delta.
+      proved_broken: Trials whose test part alone proves that the risk exceeds delta.
+      layers: As in `TrialOutcome`, like all below.
+      flops_appendix_b: None if not counted.
+      flops_calm_table: None if not counted.
+      bleu: None without references or sacrebleu.
+      full_bleu: The same.
+    """
+
+    measure: str
+    spec: Spec
+    trials: int
+    threshold: float | None
+    never: int
+    test_risk: Spread
+    exceeding: int
+    proved_broken: int
+    layers: Spread
+    flops_appendix_b: Spread | None
+    flops_calm_table: Spread | None
+    bleu: Spread | None
+    full_bleu: Spread | None
+
+
+def summaries(outcomes: Sequence[TrialOutcome]) -> list[Summary]:
+    """Returns one summary for each measure and spec, in the order of their first trial."""
+    groups: dict[tuple[str, Spec], list[TrialOutcome]] = {}
+    for outcome in outcomes:
+        groups.setdefault((outcome.measure, outcome.spec), []).append(outcome)
+    return [_summary(measure, spec, group) for (measure, spec), group in groups.items()]
+
+
+def _summary(measure: str, spec: Spec, group: Sequence[TrialOutcome]) -> Summary:
+    # Above any threshold.
+    never = 2.0
+    middle = statistics.median_high([never if each.threshold is None else each.threshold for each in group])
+    risk = Spread.of([each.test_risk for each in group])
+    layers = Spread.of([each.layers for each in group])
+    assert risk is not None
+    assert layers is not None
+    return Summary(
+        measure=measure,
+        spec=spec,
+        trials=len(group),
+        threshold=None if middle == never else middle,
+        never=sum(each.threshold is None for each in group),
+        test_risk=risk,
+        exceeding=sum(each.exceeds for each in group),
+        proved_broken=sum(each.is_proved_broken for each in group),
+        layers=layers,
+        flops_appendix_b=Spread.of([each.flops_appendix_b for each in group]),
+        flops_calm_table=Spread.of([each.flops_calm_table for each in group]),
+        bleu=Spread.of([each.bleu for each in group]),
+        full_bleu=Spread.of([each.full_bleu for each in group]),
+    )

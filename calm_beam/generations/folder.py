@@ -1,0 +1,328 @@
+"""A folder of generations: what was decoded in it and how, and whether all of it is there.
+
+`<output>/generations/<fingerprint of model and settings>/` holds
+
+    decode.json                              what is decoded, how, and from what; written before anything is decoded
+    generations-00000-of-00004.parquet       one file a shard that has examples
+    complete.json                            the mark of success: every shard with its size and digest
+
+Files are written whole or not at all. A run that dies leaves the shards it finished; another run takes them over if
+they are of the same job and the same examples. Files whose names begin with a dot are what a killed process left: they
+are never read.
+"""
+
+import dataclasses
+import glob
+import hashlib
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Self
+
+from calm_beam import strict_json
+from calm_beam.counted import counted
+from calm_beam.decoding.settings import DTYPE, DecodeSettings
+from calm_beam.examples import Example
+from calm_beam.exits.rule import ExitRule
+from calm_beam.manifest import ModelRecord, VocabularyRecord
+from calm_beam.manifest.digest import content_digest
+from calm_beam.storage import is_file, joined, list_files, open_input, replacing
+
+from .shards import GenerationsError, StoredShard
+
+JOB = "decode.json"
+COMPLETE = "complete.json"
+# The first version kept outputs of id prompts as ids whatever vocabulary there was, and held them against texts.
+_SCHEMA = "calm-beam/generations/v2"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DecodeJob:
+    """All that decides what the generations of a run are, besides the content of its data files.
+
+    Attributes:
+      model: The model.
+      vocabulary: Its vocabulary, which decides the texts of outputs; None where there is none, and they are ids.
+      settings: How it decodes.
+      on_long: `truncate` or `error`, for prompts longer than the settings allow.
+      cluster_key: Key of a row that names its cluster; None where none is read.
+      patterns: Data patterns as the user gave them.
+      files: The files that they name, sorted.
+      num_shards: Number of shards, those without examples included.
+      software: Versions of what decodes, by name.
+      reading: What was chosen about the form of the data, as in `Reading.choices`.
+    """
+
+    model: ModelRecord
+    vocabulary: VocabularyRecord | None
+    settings: DecodeSettings
+    on_long: str
+    cluster_key: str | None
+    patterns: tuple[str, ...]
+    files: tuple[str, ...]
+    num_shards: int
+    software: Mapping[str, str] = dataclasses.field(hash=False)
+    reading: Mapping[str, Any] = dataclasses.field(hash=False, default_factory=dict)
+
+    def outputs(self) -> str:
+        """Returns the fingerprint of all that decides the outputs but the data: the folder's name."""
+        return self.settings.fingerprint(model=self.model.fingerprint, vocabulary=self.vocabulary_identity())
+
+    def vocabulary_identity(self) -> str | None:
+        """Returns a fingerprint of the vocabulary with its extra ids; None where there is none."""
+        return f"{self.vocabulary.fingerprint}+{self.vocabulary.extra_ids}" if self.vocabulary else None
+
+    def digest(self) -> str:
+        """Returns `sha256:` and 64 digits, over everything."""
+        return content_digest(self._content())
+
+    def differences(self, other: Self) -> tuple[str, ...]:
+        """Returns in words where another job differs, each as `NAME is THEIRS there, OURS here`."""
+        theirs, ours = _flat(other._content()), _flat(self._content())
+        return tuple(
+            f"{name} is {theirs.get(name)!r} there, {ours.get(name)!r} here"
+            for name in sorted(ours | theirs)
+            # Whatever changes the outputs shows in their fingerprint too, which says nothing in words.
+            if name != "outputs" and theirs.get(name) != ours.get(name)
+        )
+
+    def write(self, folder: str) -> None:
+        """Writes `decode.json`."""
+        _write(joined(folder, JOB), self._content())
+
+    @classmethod
+    def read(cls, folder: str) -> Self:
+        """Returns the job of a folder.
+
+        Raises:
+          GenerationsError: If its `decode.json` is missing or not as it was written.
+        """
+        path = joined(folder, JOB)
+        content = _read(path)
+        try:
+            settings = content["settings"]
+            job = cls(
+                model=ModelRecord.from_dict(content["model"], at="model"),
+                vocabulary=VocabularyRecord.from_dict(content["vocabulary"]) if content["vocabulary"] else None,
+                settings=DecodeSettings(
+                    **{
+                        **settings,
+                        "rule": ExitRule(**settings["rule"]),
+                        "thresholds": tuple(settings["thresholds"]),
+                    }
+                ),
+                on_long=content["on_long"],
+                cluster_key=content["cluster_key"],
+                patterns=tuple(content["patterns"]),
+                files=tuple(content["files"]),
+                num_shards=content["num_shards"],
+                software=content["software"],
+                reading=content["reading"],
+            )
+            is_alike = job._content() == {key: value for key, value in content.items() if key != "digest"}
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise GenerationsError(
+                f"{path}: is not as calm-beam writes it ({type(error).__name__}: {error})."
+            ) from error
+        if not is_alike:
+            raise GenerationsError(
+                f"{path}: is of another version of calm-beam, or computes in another type than {DTYPE}."
+            )
+        return job
+
+    def _content(self) -> dict[str, Any]:
+        return {
+            "schema": _SCHEMA,
+            "outputs": self.outputs(),
+            "model": self.model.to_dict(),
+            "vocabulary": self.vocabulary.to_dict() if self.vocabulary else None,
+            # As JSON gives it back: tuples become lists.
+            "settings": json.loads(json.dumps(self.settings.to_dict())),
+            "dtype": DTYPE,
+            "on_long": self.on_long,
+            "cluster_key": self.cluster_key,
+            "patterns": list(self.patterns),
+            "files": list(self.files),
+            "num_shards": self.num_shards,
+            "software": dict(self.software),
+            "reading": dict(self.reading),
+        }
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class StoredGenerations:
+    """Where generations are stored, and what stands in each of them.
+
+    Attributes:
+      directory: Their folder.
+      num_shards: Part of the files' names.
+      thresholds: The grid that was decoded, descending; that of the plan is the same or a part of it.
+    """
+
+    directory: str
+    num_shards: int
+    thresholds: tuple[float, ...]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Completion:
+    """The mark of success of a folder: all its shards.
+
+    Attributes:
+      job: Digest of the job.
+      shards: Those that have examples, ascending by number.
+    """
+
+    job: str
+    shards: tuple[StoredShard, ...]
+
+    @property
+    def examples(self) -> int:
+        """Number of examples, failed ones included."""
+        return sum(shard.examples for shard in self.shards)
+
+    @property
+    def failed(self) -> int:
+        """Number of examples that could not be decoded."""
+        return sum(shard.failed for shard in self.shards)
+
+    @classmethod
+    def of(cls, shards: Iterable[StoredShard], *, job: str, examples: int) -> Self:
+        """Returns the mark of a finished run.
+
+        Args:
+          shards: What was decoded; a shard that was decoded twice may come twice.
+          job: Digest of the job.
+          examples: Number of examples that were read.
+
+        Raises:
+          GenerationsError: If the shards do not hold the examples that were read, each once.
+        """
+        by_number: dict[int, StoredShard] = {}
+        for shard in shards:
+            if by_number.setdefault(shard.shard, shard) != shard:
+                raise GenerationsError(
+                    f"shard {shard.shard} was decoded twice, with different results. Did the data change meanwhile?"
+                )
+        completion = cls(job=job, shards=tuple(shard for _, shard in sorted(by_number.items())))
+        if completion.examples != examples:
+            raise GenerationsError(
+                f"{counted(examples, 'example was', 'examples were')} read, but {completion.examples} decoded. "
+                "Counting others than were drawn "
+                "would void the guarantee."
+            )
+        return completion
+
+    def write(self, folder: str) -> None:
+        """Writes `complete.json`."""
+        _write(
+            joined(folder, COMPLETE),
+            {
+                "schema": _SCHEMA,
+                "job": self.job,
+                "examples": self.examples,
+                "shards": [dataclasses.asdict(shard) for shard in self.shards],
+            },
+        )
+
+    @classmethod
+    def read(cls, folder: str, job: DecodeJob) -> Self:
+        """Returns the mark of a folder, having checked that the files it names are there, and no others.
+
+        Raises:
+          GenerationsError: If decoding did not finish there, or files are missing, or left over.
+        """
+        path = joined(folder, COMPLETE)
+        if not is_file(path):
+            raise GenerationsError(
+                f"{folder}: has no {COMPLETE}, so decoding did not finish there. Repeat that run with --resume first."
+            )
+        content = _read(path)
+        try:
+            completion = cls(job=content["job"], shards=tuple(StoredShard(**shard) for shard in content["shards"]))
+            numbers = [shard.shard for shard in completion.shards]
+            is_sound = completion.examples == content["examples"] and len(set(numbers)) == len(numbers)
+        except (KeyError, TypeError) as error:
+            raise GenerationsError(
+                f"{path}: is not as calm-beam writes it ({type(error).__name__}: {error})."
+            ) from error
+        if not is_sound or completion.job != job.digest():
+            raise GenerationsError(f"{path}: does not fit to {JOB} beside it, or to itself.")
+        check_files(folder, numbers, num_shards=job.num_shards)
+        found = set(shard_files(folder))
+        missing = [name for name in numbers if shard_path(folder, name, num_shards=job.num_shards) not in found]
+        if missing:
+            raise GenerationsError(
+                f"{folder}: {counted(len(missing), 'shard has no file', 'shards have no files')}, shard "
+                f"{missing[0]} first."
+            )
+        return completion
+
+
+def shard_path(folder: str, shard: int, *, num_shards: int) -> str:
+    """Returns the file of a shard."""
+    return joined(folder, f"generations-{shard:05d}-of-{num_shards:05d}.parquet")
+
+
+def shard_files(folder: str) -> tuple[str, ...]:
+    """Returns the files of shards that are in a folder, whatever they hold."""
+    return list_files(joined(glob.escape(folder), "*.parquet"))
+
+
+def check_files(folder: str, shards: Iterable[int], *, num_shards: int) -> None:
+    """Refuses a folder that holds files of other shards than these.
+
+    Raises:
+      GenerationsError: If it does: what is left over is of other data.
+    """
+    expected = {shard_path(folder, shard, num_shards=num_shards) for shard in shards}
+    strange = [path for path in shard_files(folder) if path not in expected]
+    if strange:
+        raise GenerationsError(
+            f"{strange[0]}: the data have no example for this file, so it was decoded from other data. Restore the "
+            "data, or decode anew with --overwrite."
+        )
+
+
+def shard_digest(job: str, shard: int, examples: Sequence[Example]) -> str:
+    """Returns `sha256:` and 64 digits: equal for the same examples of the same job.
+
+    Args:
+      job: Digest of the job.
+      shard: Number of the shard.
+      examples: Its examples, in the order in which they are counted.
+    """
+    content = json.dumps([job, shard, [dataclasses.astuple(example) for example in examples]])
+    return "sha256:" + hashlib.sha256(content.encode()).hexdigest()
+
+
+def _write(path: str, content: dict[str, Any]) -> None:
+    text = json.dumps({**content, "digest": content_digest(content)}, indent=1, ensure_ascii=False) + "\n"
+    with replacing(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+
+
+def _read(path: str) -> dict[str, Any]:
+    try:
+        with open_input(path) as file:
+            content = strict_json.loads(file.read())
+        if not isinstance(content, dict) or content.get("schema") != _SCHEMA:
+            raise GenerationsError(
+                f"{path}: is not of the form {_SCHEMA}, the only one that this calm-beam knows. Decode anew."
+            )
+        is_unchanged = content.get("digest") == content_digest(content)
+    except FileNotFoundError as error:
+        raise GenerationsError(f"{path}: no such file, so nothing says what the generations beside it are.") from error
+    # Half a surrogate pair, which JSON can write, is no text that could be hashed.
+    except (strict_json.StrictJSONError, UnicodeEncodeError) as error:
+        raise GenerationsError(f"{path}: {error}.") from error
+    if not is_unchanged:
+        raise GenerationsError(f"{path}: was changed after it was written: its digest is another.")
+    return content
+
+
+def _flat(content: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Returns nested values by names of their own, such as `settings.rule.confidence`."""
+    flat: dict[str, Any] = {}
+    for key, value in content.items():
+        flat.update(_flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value})
+    return flat

@@ -1,0 +1,1 @@
+"""Looking after a promise once it is given: on fresh data (`verification`), and while it serves (`monitor`)."""

@@ -1,0 +1,192 @@
+"""What fresh examples say about the promises of a manifest.
+
+Two questions are put to the fresh losses at each promised threshold, and they are not each other's opposite.
+
+* Is the promise *broken*: do they prove that the risk exceeds delta? The null is "the risk is at most delta", and
+  Holm's procedure over all entries keeps the chance of calling any promise broken that is kept at alpha.
+* Is it *proved again*: would they, alone, have accepted the threshold at the entry's epsilon? The null is "the risk
+  exceeds delta", as in calibration.
+
+Each question is answered conservatively: an example that failed has loss 1 for the second, and the lowest loss there is
+for the first.
+
+With few examples the answer to both is no: then nothing was found out. That is why a failure to prove again is not
+called broken. A threshold whose risk is just below delta can hardly ever be proved again, and is not wrong for it.
+"""
+
+import dataclasses
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Self
+
+import numpy as np
+
+from calm_beam.calibration.contrast import Contrast
+from calm_beam.calibration.scoring import score_by_policy
+from calm_beam.calibration.specs import LOSSES, Objective
+from calm_beam.examples import DataError
+from calm_beam.generations import Generation
+from calm_beam.manifest import Calibration
+from calm_beam.metrics.registry import Metric
+from calm_beam.risk.clusters import ClusterLosses
+from calm_beam.risk.fixed_point import LOSS_SCALE
+from calm_beam.risk.fwer import holm_test
+from calm_beam.risk.in_memory import p_values_of
+from calm_beam.risk.loss_table import LossTable
+
+from .excess import excess_p_values
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class FreshLosses:
+    """The losses of fresh examples at promised thresholds.
+
+    Attributes:
+      objectives: Which losses.
+      thresholds: Descending.
+      table: float64, shape (units, objectives, thresholds), in betting order; units are examples, or clusters of them.
+        Examples that failed have loss 1.
+      lenient_table: The same, but that failed examples have the lowest loss there is: they prove no excess of risk.
+      examples: Number of examples.
+      failed: Examples that could not be decoded or scored.
+    """
+
+    objectives: tuple[Objective, ...]
+    thresholds: tuple[float, ...]
+    table: np.ndarray
+    lenient_table: np.ndarray
+    examples: int
+    failed: int
+
+    @classmethod
+    def of(
+        cls,
+        generations: Iterable[Generation],
+        entries: Sequence[Calibration],
+        *,
+        metrics: Mapping[str, Metric],
+        salt: str,
+        on_error: str,
+    ) -> Self:
+        """Returns the losses of examples decoded at the thresholds of the entries.
+
+        Args:
+          generations: Outputs of the full model, and then at every promised threshold, descending. Where the first has
+            a cluster, all have, and losses are averaged within them.
+          entries: What was promised; each has a threshold.
+          metrics: Metrics by name, at least those of the entries.
+          salt: Decides the betting order.
+          on_error: `fail` or `worst_case`, for examples that cannot be scored.
+
+        Raises:
+          DataError: If there are no examples, or one lacks references that are needed.
+          MetricError: If a metric fails and `on_error` says so, or tells nothing (see `Contrast`).
+          EvidenceError: If there are too many losses to keep.
+        """
+        objectives = tuple(dict.fromkeys(objective_of(entry) for entry in entries))
+        thresholds = promised_thresholds(entries)
+        lowest = np.array([-LOSS_SCALE if objective.is_signed else 0 for objective in objectives])[:, None]
+        units: dict[str, ClusterLosses] = {}
+        examples = failed = 0
+        contrast = Contrast()
+        for generation in generations:
+            scored = score_by_policy(generation, objectives, metrics, num_thresholds=len(thresholds), on_error=on_error)
+            generation, losses = scored.generation, scored.losses
+            contrast = Contrast.merged((contrast, scored.contrast))
+            example = generation.example
+            # Ids are unique, so that each example is a unit where there are no clusters.
+            unit = example.id if example.cluster is None else example.cluster
+            lenient = losses if generation.failure is None else np.broadcast_to(lowest, losses.shape)
+            of_example = ClusterLosses(size=1, sums=np.stack([losses, lenient]))
+            units[unit] = units[unit].merge(of_example) if unit in units else of_example
+            examples += 1
+            failed += generation.failure is not None
+        if not units:
+            raise DataError("there are no fresh examples.")
+        contrast.check(objectives, metrics.__getitem__)
+        # [units, 2, objectives, thresholds] -> [2, units, objectives, thresholds]
+        means = np.stack([unit.mean() for unit in units.values()], axis=1)
+        table, lenient_table = (LossTable.of(list(units), part, salt=salt).in_order() / LOSS_SCALE for part in means)
+        return cls(
+            objectives=objectives,
+            thresholds=thresholds,
+            table=table,
+            lenient_table=lenient_table,
+            examples=examples,
+            failed=failed,
+        )
+
+    def at(self, entry: Calibration, *, lenient: bool = False) -> np.ndarray:
+        """Returns the losses that an entry is about, shape (units,)."""
+        assert entry.threshold is not None
+        table = self.lenient_table if lenient else self.table
+        return table[:, self.objectives.index(objective_of(entry)), self.thresholds.index(entry.threshold)]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Verdict:
+    """What was found out about one promise.
+
+    Attributes:
+      entry: The promise.
+      risk: Mean fresh loss.
+      p_value: Of "the risk exceeds delta".
+      excess_p_value: Of "the risk is at most delta".
+      is_broken: Whether the latter is small enough, among those of all entries.
+    """
+
+    entry: Calibration
+    risk: float
+    p_value: float
+    excess_p_value: float
+    is_broken: bool
+
+    @property
+    def is_proved_again(self) -> bool:
+        """Whether the fresh examples alone would have accepted the threshold."""
+        return self.p_value <= self.entry.epsilon
+
+
+def verify(losses: FreshLosses, entries: Sequence[Calibration], *, alpha: float) -> tuple[Verdict, ...]:
+    """Returns a verdict on each entry.
+
+    Args:
+      losses: Of examples drawn independently of those that the manifest was calibrated on.
+      entries: Those the losses were made for.
+      alpha: Allowed probability of calling any promise broken that is kept, in (0, 1).
+
+    Raises:
+      EvidenceError: If an entry's p-value is for losses of 0 and 1, and there are others.
+      ValueError: If alpha is out of range.
+
+    Source: ours; see the module docstring. Losses are rounded up to a multiple of 2^-32, so that "broken" means a risk
+    above delta - 2.4e-10.
+    """
+    p_values, excess = np.ones(len(entries)), np.ones(len(entries))
+    for place, entry in enumerate(entries):
+        at_entry = losses.at(entry)
+        is_signed = objective_of(entry).is_signed
+        p_values[place] = p_values_of(at_entry, p_value=entry.p_value, delta=entry.delta)
+        lenient = losses.at(entry, lenient=True)
+        excess[place] = excess_p_values(lenient, p_value=entry.p_value, delta=entry.delta, is_signed=is_signed)
+    is_broken = holm_test(excess, epsilon=alpha).rejected
+    return tuple(
+        Verdict(
+            entry=entry,
+            risk=math.fsum(losses.at(entry)) / len(losses.table),
+            p_value=float(p_values[place]),
+            excess_p_value=float(excess[place]),
+            is_broken=bool(is_broken[place]),
+        )
+        for place, entry in enumerate(entries)
+    )
+
+
+def objective_of(entry: Calibration) -> Objective:
+    """Returns the loss that an entry is about; manifests that do not say mean the paper's."""
+    return Objective(entry.consistency, entry.metric, entry.loss or LOSSES[entry.consistency][-1])
+
+
+def promised_thresholds(entries: Sequence[Calibration]) -> tuple[float, ...]:
+    """Returns the thresholds of the entries, each once, descending; "never exit" needs none."""
+    return tuple(sorted({entry.threshold for entry in entries if entry.threshold is not None}, reverse=True))

@@ -1,0 +1,260 @@
+"""`calm-beam calibrate`: the main job, as a Beam pipeline.
+
+With no flags it calibrates the embedded model on the embedded data. Writes `manifest.json`, `risk_table.csv` and
+`generations/` into `--output`, and `failures.jsonl` where examples failed.
+
+Generations are kept while they are made: when a run fails or is killed, the same command with `--resume` decodes the
+missing shards only. `--generations=DIR` calibrates generations that are there already, for other metrics, tolerances or
+tests, or a coarser grid: no model is needed, and nothing is decoded.
+
+Who calibrates the same data again and again until the result pleases chooses by the data what was promised before
+seeing them. Several tolerances and metrics belong into one call: its manifest lists them all, and `--joint` lets them
+hold together.
+"""
+
+import argparse
+import datetime
+import itertools
+import time
+from collections.abc import Sequence
+
+import apache_beam as beam
+
+from calm_beam.calibration import Plan, RunRecord, Spec, all_specs, content_sum_of, fingerprint_text
+from calm_beam.calibration.publish import REPORT, EarlierResult
+from calm_beam.decoding.settings import DecodeSettings
+from calm_beam.errors import CalmBeamError
+from calm_beam.generations import GenerationsError
+from calm_beam.generations.folder import DecodeJob, StoredGenerations
+from calm_beam.inputs import read_examples
+from calm_beam.launch.flags import UsageError, as_usage, naming, parse_flags
+from calm_beam.launch.flags.data import reading_of
+from calm_beam.launch.flags.metrics import checked_metrics, metric_settings
+from calm_beam.launch.generations import after_failure, keep_last_generations
+from calm_beam.launch.report import report_after
+from calm_beam.launch.runners import PipelineError, is_local, make_runner, may_report_progress, run_pipeline
+from calm_beam.launch.runners.dataflow import job_paths, prepare_job, template_location
+from calm_beam.launch.runners.metrics import clipped_in_words, empty_references_in_words, metrics_in_words
+from calm_beam.launch.terminal import say, tell
+from calm_beam.launch.terminal.progress import shown_progress
+from calm_beam.launch.terminal.summary import print_summary
+from calm_beam.launch.versions import run_versions
+from calm_beam.manifest import MANIFEST, Manifest, read_manifest
+from calm_beam.metrics.registry import METRICS, is_bleurt
+from calm_beam.storage import absolute, check_writable, is_file, joined, make_folder
+from calm_beam.transforms import CalibrateGenerations
+from calm_beam.transforms.decode import with_unique_ids
+
+from .flags import calibrate_parser, fill_in_defaults
+from .sources import Source, decoded_source, stored_source
+
+
+def main(argv: Sequence[str]) -> int:
+    """Runs the command and returns its exit status."""
+    parser = calibrate_parser((__doc__ or "").split("\n\n")[0])
+    with as_usage():
+        flags, options = parse_flags(parser, argv)
+        fill_in_defaults(flags)
+        stored = None if flags.generations is None else stored_source(flags, argv)
+        prepare_job(
+            options,
+            accelerator=flags.accelerator,
+            paths=job_paths(flags),
+            num_shards=stored.job.num_shards if stored else flags.num_shards,
+        )
+        specs = _specs(flags)
+        output, earlier = _checked_output(flags)
+        source = stored or decoded_source(flags, output, earlier, runs_here=is_local(options))
+        _check_servable(source.settings)
+        plan = _plan(flags, source, specs)
+        if flags.resume and earlier.manifest:
+            return _say_what_is_done(output, plan, source.job, flags)
+        if len(source.parts) > 1 and template_location(options):
+            raise UsageError("--sweep=lazy decides between pipelines what to decode, which a template cannot.")
+        make_runner(options)
+        folder = source.parts[0].folder()
+    # Now, so that a log can show later what had been settled by then.
+    say(f"plan {plan.record().digest}")
+    record = _record(source, specs)
+    start = time.monotonic()
+    try:
+        make_folder(output)
+        for place, part in enumerate(source.parts):
+            if place:
+                folder = part.folder()
+            thresholds = part.job.settings.thresholds
+            if len(source.parts) > 1:
+                say(f"thresholds down to {thresholds[-1]:g} of {plan.thresholds[-1]:g}")
+            pipeline = beam.Pipeline(runner=make_runner(options), options=options)
+            with shown_progress(enabled=may_report_progress(options)) as progress:
+                _ = part.completions(pipeline, folder, progress) | "CalibrateGenerations" >> CalibrateGenerations(
+                    plan=plan,
+                    # Taken before any example is decoded, and compared with what was tested at the end.
+                    plan_digest=plan.record().digest,
+                    record=record,
+                    stored=StoredGenerations(directory=folder, num_shards=part.job.num_shards, thresholds=thresholds),
+                    tested=len(thresholds) if len(source.parts) > 1 else len(plan.thresholds),
+                    output=output,
+                    # What decodes has taken an earlier result away before.
+                    earlier=earlier if stored or not flags.overwrite else EarlierResult(),
+                    max_failures=flags.max_failures,
+                    metric_settings=metric_settings(flags),
+                )
+                metrics = run_pipeline(pipeline)
+            if template := template_location(options):
+                tell(f"Template: {template}. It has not run.")
+                return 0
+            if not stored:
+                say(metrics_in_words(metrics, seconds=time.monotonic() - start))
+            if clipped := clipped_in_words(metrics):
+                say(clipped)
+            if empty := empty_references_in_words(metrics):
+                say(empty)
+            if is_file(joined(output, MANIFEST)):
+                break
+        manifest = _published(output, plan, record)
+        keep_last_generations(output, [part.job for part in source.parts[: place + 1]])
+    except (CalmBeamError, OSError) as error:
+        left = "" if stored else after_failure(output, folder, is_over=is_local(options))
+        if isinstance(error, PipelineError) and error.cause is GenerationsError:
+            # It says itself why --resume does not go on from there.
+            left = ""
+        raise PipelineError(f"{error} {left}".rstrip()) from error
+    except KeyboardInterrupt as interrupt:
+        # What goes on elsewhere has left nothing yet, and says so itself.
+        if stored or interrupt.args:
+            raise
+        raise KeyboardInterrupt(after_failure(output, folder, is_over=is_local(options))) from interrupt
+    try:
+        print_summary(manifest, output, seconds=time.monotonic() - start)
+    finally:
+        # Last, since the manifest stands by itself: a report that fails takes nothing away, and can be built again.
+        # Also if nobody reads the summary any more.
+        report_after(output, folder, flags, source.model)
+    return 0
+
+
+def _published(output: str, plan: Plan, record: RunRecord) -> Manifest:
+    """Returns the manifest that this run has published.
+
+    Raises:
+      PipelineError: If another run has. Between two parts of the grid, nothing of this one is there to be in its way.
+    """
+    path = joined(output, MANIFEST)
+    manifest = read_manifest(path)
+    if (manifest.created, manifest.plan) != (record.created, plan.record()):
+        raise PipelineError(
+            f"{path}: another run has published it meanwhile. Choose another --output, or pass --overwrite."
+        )
+    return manifest
+
+
+def _say_what_is_done(output: str, plan: Plan, job: DecodeJob, flags: argparse.Namespace) -> int:
+    """Says that there is nothing left to do, or that what is done is something else; returns the exit status."""
+    path = joined(output, MANIFEST)
+    manifest = read_manifest(path)
+    if manifest.plan != plan.record() or manifest.data.patterns != job.patterns:
+        raise UsageError(
+            f"--resume: {path} is finished, and was asked for something else. For other metrics, tolerances or tests "
+            f"of the same generations pass --generations={output} and another --output; to begin anew, --overwrite."
+        )
+    if manifest.data.fingerprint != _data_fingerprint(job, flags):
+        raise UsageError(
+            f"--resume: {path} is finished, and the data have changed since: it is about the examples that were there. "
+            "Restore them, calibrate the new ones with another --output, or pass --overwrite to begin anew."
+        )
+    say(f"--resume: {path} is finished; nothing is left to do.")
+    if not is_file(joined(output, REPORT)):
+        say(f"its report is missing: calm-beam report --calibration={output}")
+    print_summary(manifest, output, seconds=0)
+    return 0
+
+
+def _data_fingerprint(job: DecodeJob, flags: argparse.Namespace) -> str:
+    """Returns what a manifest calls the data as they are now."""
+    reading = reading_of(flags, cluster_key=flags.cluster_key, needs_references="risk" in flags.consistency)
+    examples = (read_examples(path, reading, file_index=index) for index, path in enumerate(job.files))
+    return fingerprint_text(content_sum_of(with_unique_ids(itertools.chain.from_iterable(examples))))
+
+
+def _specs(flags: argparse.Namespace) -> tuple[Spec, ...]:
+    metrics = checked_metrics(flags.metric, metric_settings(flags))
+    fractional = [name for name in metrics if (name in METRICS and name != "exact_match") or is_bleurt(name)]
+    if flags.p_value == "exact_binomial" and fractional:
+        # Losses in between would be found, but only after everything was decoded.
+        raise UsageError(
+            f"--p_value=exact_binomial is for losses of 0 and 1 only, and those of {fractional[0]} lie in between. "
+            "Take hoeffding_bentkus, or --metric=exact_match."
+        )
+    if flags.sweep == "lazy" and flags.procedure != "fixed_sequence":
+        raise UsageError(
+            f"--sweep=lazy stops where fixed sequence testing fails; --procedure={flags.procedure} looks at thresholds "
+            "below. Leave one of them out."
+        )
+    return all_specs(
+        consistencies=flags.consistency,
+        metrics=metrics,
+        deltas=flags.delta,
+        epsilons=flags.epsilon,
+        risk_loss=flags.risk_loss,
+        p_value=flags.p_value,
+        procedure=flags.procedure,
+        joint=flags.joint,
+    )
+
+
+def _plan(flags: argparse.Namespace, source: Source, specs: tuple[Spec, ...]) -> Plan:
+    return Plan.of(
+        specs,
+        source.settings,
+        model=source.job.model.fingerprint,
+        vocabulary=source.job.vocabulary_identity(),
+        joint_epsilon=flags.epsilon[0] if flags.joint else None,
+        cluster_key=flags.cluster_key,
+        seed=flags.seed,
+        on_error=flags.on_error,
+        on_long=source.job.on_long,
+    )
+
+
+def _check_servable(settings: DecodeSettings) -> None:
+    """Refuses what a manifest has no word for, and warns of what can be certified but not served."""
+    rule = settings.rule
+    if rule.token_from == "last_layer":
+        raise UsageError(
+            "--token_from=last_layer takes every token from the full model, so there is nothing to calibrate. decode "
+            "accepts it."
+        )
+    if rule.needs_full_model():
+        say(
+            f"caution: confidence {rule.confidence} with state propagation {rule.state_propagation} runs every layer "
+            "for every token. The manifest is for analysis; nothing can be served by it."
+        )
+
+
+def _checked_output(flags: argparse.Namespace) -> tuple[str, EarlierResult]:
+    """Returns the directory to write to, and the result that it holds now."""
+    with naming("--output"):
+        # Absolute, since workers have folders of their own.
+        output = absolute(flags.output)
+        if is_file(output):
+            raise UsageError(f"--output {output}: is a file, expected a directory.")
+        earlier = EarlierResult.found_in(output)
+        check_writable(joined(output, MANIFEST))
+    if flags.resume and flags.overwrite:
+        raise UsageError("--resume goes on with what is there, --overwrite begins anew: leave one of them out.")
+    if earlier.manifest and not flags.overwrite and not flags.resume:
+        raise UsageError(f"--output {output}: holds a manifest already. Choose another directory, or pass --overwrite.")
+    return output, earlier
+
+
+def _record(source: Source, specs: Sequence[Spec]) -> RunRecord:
+    created = datetime.datetime.now(datetime.UTC).replace(microsecond=0)
+    return RunRecord(
+        created=created.isoformat().replace("+00:00", "Z"),
+        model=source.job.model,
+        vocabulary=source.job.vocabulary,
+        settings=source.settings,
+        patterns=source.job.patterns,
+        software=run_versions(source.job.software, metrics={spec.objective.metric for spec in specs}),
+    )

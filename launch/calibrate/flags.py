@@ -1,0 +1,83 @@
+"""The flags of `calm-beam calibrate`, and what is taken where they are left out."""
+
+import argparse
+
+from calm_beam.calibration.specs import LOSSES
+from calm_beam.demo import embedded
+from calm_beam.launch.flags import FlagParser, add_decode_flags, numbers, texts, whole_number
+from calm_beam.launch.flags.metrics import METRIC_NAMES, add_metric_settings
+from calm_beam.launch.runners.dataflow import add_job_flags
+from calm_beam.launch.terminal import say
+from calm_beam.risk.fwer import PROCEDURES
+from calm_beam.risk.pvalues import P_VALUES
+
+
+def calibrate_parser(description: str) -> FlagParser:
+    """Returns the parser of the command line."""
+    parser = FlagParser(prog="calm-beam calibrate", description=description)
+    add_decode_flags(parser, default_grid_step=0.05)
+    add_job_flags(parser)
+    goal = parser.add_argument_group("guarantee (lists are comma-separated; every combination is one manifest entry)")
+    goal.add_argument("--consistency", type=texts, help="textual, risk; default: textual (embedded model: both)")
+    goal.add_argument("--metric", type=texts, help=f"{METRIC_NAMES}; default: rouge_l")
+    add_metric_settings(goal)
+    goal.add_argument("--delta", type=numbers, help="risk tolerances in (0, 1); default: 0.1")
+    goal.add_argument(
+        "--epsilon", type=numbers, default=(0.05,), help="allowed probabilities of error in (0, 1); default: 0.05"
+    )
+    goal.add_argument(
+        "--joint", action="store_true", help="let all entries hold together, with probability 1 - epsilon"
+    )
+    test = parser.add_argument_group("test")
+    test.add_argument(
+        "--risk_loss",
+        choices=LOSSES["risk"],
+        help="for risk consistency; relu is the paper's; default: signed, or relu if --p_value needs losses in [0, 1]",
+    )
+    test.add_argument(
+        "--p_value",
+        choices=tuple(P_VALUES),
+        help="test of one threshold; default: signed_mixture for signed losses, else hoeffding_bentkus",
+    )
+    test.add_argument(
+        "--procedure", choices=tuple(PROCEDURES), default="fixed_sequence", help="test of the grid of thresholds"
+    )
+    test.add_argument("--cluster_key", help="key of a row that names its cluster, where examples are drawn in clusters")
+    test.add_argument("--seed", type=whole_number(0), default=0, help="of the order in which wsr bets on examples")
+    goal.add_argument("--output", default="calibration", help="directory for manifest, risk table and generations")
+    test.add_argument(
+        "--sweep",
+        choices=("full", "lazy"),
+        default="full",
+        help="lazy decodes the grid in blocks from the top, until no guarantee's test goes on: the same manifest "
+        "entries for less work, with generations of the upper thresholds only",
+    )
+    again = parser.add_argument_group("going on")
+    again.add_argument(
+        "--resume",
+        action="store_true",
+        help="go on with a run that was killed or failed: decode the missing shards only",
+    )
+    again.add_argument(
+        "--generations",
+        metavar="DIR",
+        help="calibrate the generations of an earlier run, its --output or a folder below generations/, and decode "
+        "nothing; --thresholds or --grid_step may take a part of its grid",
+    )
+    return parser
+
+
+def fill_in_defaults(flags: argparse.Namespace) -> None:
+    """Sets what the user left open: the embedded task where neither model nor data were named."""
+    if flags.generations is None and flags.checkpoint is None and flags.data is None:
+        say("no --checkpoint and no --data: calibrating the embedded model on the embedded data")
+        flags.checkpoint = str(embedded.MODEL)
+        flags.data = (str(embedded.CALIBRATION_SET),)
+        if flags.grid_step is None:
+            flags.thresholds = flags.thresholds or embedded.THRESHOLDS
+        flags.consistency = flags.consistency or ("textual", "risk")
+        flags.metric = flags.metric or ("rouge_l_unicode",)
+        flags.delta = flags.delta or embedded.DELTAS
+    flags.consistency = flags.consistency or ("textual",)
+    flags.metric = flags.metric or ("rouge_l",)
+    flags.delta = flags.delta or (0.1,)

@@ -1,0 +1,197 @@
+"""`calm-beam evaluate --experiment=NAME`: the paper's experiments.
+
+The default, `splits`, is about whole sets: see `evaluate.splits`. The others are on a sample of
+prompts, with no other flags of the embedded data, by the embedded model. They write NAME.csv, NAME.json and NAME.svg
+into `--output`, and decode in this process: a sample is small, and its outputs are kept in memory.
+"""
+
+import argparse
+import importlib.metadata
+import json
+import platform
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from calm_beam import __version__
+from calm_beam.analysis.sample import sampled
+from calm_beam.analysis.task import Task
+from calm_beam.counted import counted
+from calm_beam.decoding.prompts import encode_prompt
+from calm_beam.demo import embedded
+from calm_beam.examples import DataError, Example, mixed_prompts
+from calm_beam.inputs import Reading, place_of, read_examples
+from calm_beam.launch.flags import FlagParser, add_task_flags, as_usage, parse_own_flags, whole_number
+from calm_beam.launch.flags.metrics import METRIC_NAMES, add_metric_settings, checked_metrics, metric_settings
+from calm_beam.launch.plots import check_plots_available, saved_figure
+from calm_beam.launch.setup_run import PreparedRun, prepare_run
+from calm_beam.launch.staging import staged
+from calm_beam.launch.terminal import PlainConsole, say
+from calm_beam.launch.terminal.progress import shown_progress
+from calm_beam.storage import joined, replacing
+
+from .experiment import Findings
+from .files import checked_output, write_rows
+from .propagation import PROPAGATION
+from .sensitivity import SENSITIVITY
+from .splits import command as evaluate_splits
+from .tradeoff import TRADEOFF
+
+_EXPERIMENTS = {"propagation": PROPAGATION, "sensitivity": SENSITIVITY, "tradeoff": TRADEOFF}
+
+
+def main(argv: Sequence[str]) -> int:
+    """Runs the command and returns its exit status."""
+    with as_usage():
+        name = _experiment_name(argv)
+    if name == "splits":
+        return evaluate_splits.main(argv, add_experiment_flag=_add_experiment_flag)
+    with as_usage((ValueError, OSError)):
+        flags = parse_own_flags(_parser(name), argv)
+        _fill_in_defaults(flags)
+        output = checked_output(flags, _file_names(name))
+        check_plots_available()
+        (flags.metric,) = checked_metrics([flags.metric], metric_settings(flags))
+        experiment = _EXPERIMENTS[name]
+        run = prepare_run(flags, needs_references=False, settings=experiment.settings(flags))
+        plan = experiment.plan(flags, run)
+        examples = _read_all(run.paths, run.reading)
+        task = _task(flags, run, sampled(examples, flags.max_examples))
+    start = time.monotonic()
+    with staged(output) as staging:
+        with shown_progress(enabled=True) as progress:
+            progress.report("read", plan.passes * len(task.prompts))
+            progress.report("compiling", 1)
+            findings = plan.measure(task, lambda: progress.report("decoded", 1))
+        sample = _sample_in_words(task, len(examples))
+        _write(staging, name, findings, {"sample": sample, **_record(flags, run)})
+    console = PlainConsole()
+    for table in findings.tables:
+        console.print(table)
+    console.print(findings.notes)
+    console.print(f"{sample} {time.monotonic() - start:.0f} s.")
+    console.print(f"Files: {', '.join(joined(output, file) for file in _file_names(name))}", soft_wrap=True)
+    return 0
+
+
+def _experiment_name(argv: Sequence[str]) -> str:
+    """Returns which experiment is asked for: that decides which other flags there are."""
+    parser = FlagParser(prog="calm-beam evaluate", add_help=False)
+    _add_experiment_flag(parser)
+    name: str = parser.parse_known_args(list(argv))[0].experiment
+    return name
+
+
+def _add_experiment_flag(parser: FlagParser) -> None:
+    descriptions = {"splits": evaluate_splits.DESCRIPTION}
+    descriptions |= {name: experiment.description for name, experiment in _EXPERIMENTS.items()}
+    described = "; ".join(f"{name}: {description}" for name, description in descriptions.items())
+    parser.add_argument("--experiment", choices=tuple(descriptions), default="splits", help=described)
+
+
+def _parser(name: str) -> FlagParser:
+    """Returns the parser of an experiment's flags."""
+    parser = FlagParser(prog="calm-beam evaluate", description=(__doc__ or "").split("\n\n")[0])
+    _add_experiment_flag(parser)
+    add_task_flags(parser)
+    run = parser.add_argument_group("run")
+    run.add_argument("--metric", help=f"{METRIC_NAMES}; default: rouge_l")
+    add_metric_settings(run)
+    run.add_argument(
+        "--max_examples", type=whole_number(1), default=200, help="size of the sample, drawn by a hash of the ids"
+    )
+    run.add_argument("--output", default="evaluation", help="directory for table and plot")
+    run.add_argument("--overwrite", action="store_true", help="replace an earlier result of this experiment")
+    _EXPERIMENTS[name].add_flags(parser)
+    return parser
+
+
+def _fill_in_defaults(flags: argparse.Namespace) -> None:
+    """Sets what the user left open: the embedded task where neither model nor data were named."""
+    if flags.checkpoint is None and flags.data is None:
+        say("no --checkpoint and no --data: the embedded model on the embedded data")
+        flags.checkpoint = str(embedded.MODEL)
+        flags.data = (str(embedded.CALIBRATION_SET),)
+        flags.metric = flags.metric or "rouge_l_unicode"
+    flags.metric = flags.metric or "rouge_l"
+
+
+def _read_all(paths: Sequence[str], reading: Reading) -> list[Example]:
+    """Returns the examples of all files, each id of its own once, and with references either all or none."""
+    examples = [
+        example for index, path in enumerate(paths) for example in read_examples(path, reading, file_index=index)
+    ]
+    seen: dict[str, Example] = {}
+    for example in examples:
+        other = seen.setdefault(example.id, example)
+        if other is not example and (example.has_own_id or other.has_own_id):
+            places = " and ".join(place_of(paths[each.file_index], each.line, reading) for each in (other, example))
+            raise DataError(f"id {example.id!r} occurs twice ({places}). Ids must be unique.")
+        if (example.input is None) != (examples[0].input is None):
+            both = sorted((example, examples[0]), key=lambda each: each.input is None)
+            raise DataError(mixed_prompts(*(place_of(paths[each.file_index], each.line, reading) for each in both)))
+        if example.has_references != examples[0].has_references:
+            raise DataError(
+                f"example {example.id} has {'' if example.has_references else 'no '}references, example "
+                f"{examples[0].id} differs: a mean over some of them would be of another sample. Give all examples "
+                "references, or none."
+            )
+    return examples
+
+
+def _task(flags: argparse.Namespace, run: PreparedRun, examples: Sequence[Example]) -> Task:
+    vocab_size = run.checkpoint.config.vocab_size
+    prompts = [
+        encode_prompt(example, run.vocabulary, run.settings, vocab_size=vocab_size, on_long=flags.on_long)
+        for example in examples
+    ]
+    return Task(
+        checkpoint=run.checkpoint,
+        vocabulary=run.vocabulary,
+        prompts=prompts,
+        metric=flags.metric,
+        metric_settings=metric_settings(flags),
+        max_input_length=flags.max_input_length,
+        max_decode_length=flags.max_decode_length,
+        batch_size=flags.batch_size,
+        token_budget=flags.token_budget,
+    )
+
+
+def _sample_in_words(task: Task, total: int) -> str:
+    used = len(task.prompts)
+    which = (
+        "all examples" if used == total else f"of {counted(total, 'example')}, those whose ids have the smallest hashes"
+    )
+    cut = sum(prompt.truncated for prompt in task.prompts)
+    return f"{counted(used, 'prompt')}: {which}; {cut} cut."
+
+
+def _record(flags: argparse.Namespace, run: PreparedRun) -> dict[str, Any]:
+    """Returns what it takes to measure the same again."""
+    packages = ("jax", "flax", "numpy", "rouge-score", "sentencepiece")
+    left_out = ("default_grid_step", "default_seqio_split", "experiment", "output", "overwrite")
+    return {
+        "flags": {name: value for name, value in sorted(vars(flags).items()) if name not in left_out},
+        "model": {"fingerprint": run.model_fingerprint, "layers": run.checkpoint.config.num_decoder_layers},
+        "vocabulary": run.vocabulary.fingerprint if run.vocabulary else None,
+        "software": {
+            "calm-beam": __version__,
+            "python": platform.python_version(),
+            **{package: importlib.metadata.version(package) for package in packages},
+        },
+    }
+
+
+def _file_names(name: str) -> tuple[str, ...]:
+    return tuple(f"{name}.{suffix}" for suffix in ("csv", "json", "svg"))
+
+
+def _write(directory: str, name: str, findings: Findings, record: dict[str, Any]) -> None:
+    table, content, plot = (joined(directory, file) for file in _file_names(name))
+    write_rows(table, findings.rows)
+    text = json.dumps({"experiment": name, **record, "rows": findings.rows}, ensure_ascii=False, indent=1)
+    with replacing(content) as temporary:
+        temporary.write_text(text + "\n", encoding="utf-8")
+    with saved_figure(plot) as figure:
+        findings.draw(figure)

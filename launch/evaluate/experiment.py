@@ -1,0 +1,82 @@
+"""What the experiments of `calm-beam evaluate` have in common: what each is asked, and what it answers."""
+
+import argparse
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from rich.table import Table
+
+from calm_beam.analysis.estimates import Estimate
+from calm_beam.analysis.task import Task
+from calm_beam.decoding.settings import DecodeSettings
+from calm_beam.launch.flags import FlagParser
+from calm_beam.launch.setup_run import PreparedRun
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+Cell = str | int | float | None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Findings:
+    """What an experiment found.
+
+    Attributes:
+      rows: Every number, one mapping from column to value a line, all with the same columns.
+      tables: What the terminal shows of them.
+      notes: How to read the tables, a sentence or two.
+      draw: Draws them on an empty figure.
+    """
+
+    rows: Sequence[Mapping[str, Cell]]
+    tables: Sequence[Table]
+    notes: str
+    draw: "Callable[[Figure], None]"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Plan:
+    """An experiment whose flags have been found good.
+
+    Attributes:
+      passes: How often every prompt is decoded.
+      measure: Decodes and scores a task; calls its second argument after every prompt of every pass.
+    """
+
+    passes: int
+    measure: Callable[[Task, Callable[[], None]], Findings]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Experiment:
+    """One experiment of the command.
+
+    Attributes:
+      description: What it finds out, in one line.
+      add_flags: Adds the flags that it has beside those of the task.
+      settings: Returns what determines the outputs, from the flags; raises ValueError for a wrong value.
+      plan: Returns what will be measured, given the model; raises ValueError for what does not fit it.
+    """
+
+    description: str
+    add_flags: Callable[[FlagParser], None]
+    settings: Callable[[argparse.Namespace], DecodeSettings]
+    plan: Callable[[argparse.Namespace, PreparedRun], Plan]
+
+
+def estimate_cells(name: str, estimate: Estimate | None) -> dict[str, Cell]:
+    """Returns an estimate as two columns; both empty for None."""
+    mean, error = (None, None) if estimate is None else (estimate.mean, estimate.standard_error)
+    return {name: mean, f"{name}_standard_error": error}
+
+
+def shown(estimate: Estimate | None, *, digits: int = 4, signed: bool = False, with_error: bool = True) -> str:
+    """Returns an estimate and its standard error for a table, as in `0.3824 ± 0.0031`; nothing for None."""
+    if estimate is None:
+        return ""
+    mean = f"{estimate.mean:{'+' if signed else ''}.{digits}f}"
+    if not with_error or estimate.standard_error is None:
+        return mean
+    return f"{mean} ± {estimate.standard_error:.{digits}f}"

@@ -1,0 +1,38 @@
+"""The files of an experiment: where they may go, and tables among them."""
+
+import argparse
+import csv
+from collections.abc import Mapping, Sequence
+
+from calm_beam.launch.flags import UsageError, naming
+from calm_beam.manifest import MANIFEST
+from calm_beam.storage import absolute, check_writable, exists, is_file, joined, replacing
+
+from .experiment import Cell
+
+
+def checked_output(flags: argparse.Namespace, files: Sequence[str]) -> str:
+    """Returns the directory to write to, which holds no calibration, and none of the files unless they may go.
+
+    Raises:
+      UsageError: If it cannot be written to, or holds what must stay.
+    """
+    with naming("--output"):
+        output = absolute(flags.output)
+        if is_file(output):
+            raise UsageError(f"--output {output}: is a file, expected a directory.")
+        if exists(joined(output, MANIFEST)):
+            raise UsageError(f"--output {output}: holds a calibration. Choose another directory.")
+        found = [file for file in files if exists(joined(output, file))]
+        check_writable(joined(output, files[0]))
+    if found and not flags.overwrite:
+        raise UsageError(f"--output {output}: holds {found[0]} already. Choose another directory, or pass --overwrite.")
+    return output
+
+
+def write_rows(path: str, rows: Sequence[Mapping[str, Cell]]) -> None:
+    """Writes a table as CSV, its columns those of the first row; the file appears whole or not at all."""
+    with replacing(path) as temporary, open(temporary, "w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, fieldnames=list(rows[0]), lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)

@@ -1,0 +1,114 @@
+"""`--experiment=propagation`: what the cache of skipped layers does to outputs whose tokens are right."""
+
+import argparse
+import functools
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from calm_beam.analysis.performance import Measured, Variant, measure_variants
+from calm_beam.analysis.propagation import propagation_variants
+from calm_beam.analysis.task import Task
+from calm_beam.decoding.settings import DecodeSettings, descending_grid
+from calm_beam.exits.measures import COMPARABLE
+from calm_beam.exits.rule import ExitRule
+from calm_beam.launch.flags import FlagParser, numbers
+from calm_beam.launch.plots import BLACK, COLOURS, GREY, tidy
+from calm_beam.launch.setup_run import PreparedRun
+
+from .experiment import Experiment, Findings, Plan
+from .performance_rows import MEANING, performance_row, performance_table
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+def _add_flags(parser: FlagParser) -> None:
+    group = parser.add_argument_group(
+        "propagation: the noisy cache, in which exits are real but tokens the last layer's"
+    )
+    group.add_argument("--confidence", choices=COMPARABLE, default="softmax", help="its confidence measure")
+    group.add_argument(
+        "--thresholds",
+        type=numbers,
+        default=(0.9, 0.5, 0.0),
+        help="its thresholds, comma-separated; default: 0.9,0.5,0",
+    )
+
+
+def _settings(flags: argparse.Namespace) -> DecodeSettings:
+    return DecodeSettings(
+        rule=ExitRule(confidence=flags.confidence, token_from="last_layer"),
+        thresholds=descending_grid(flags.thresholds),
+        max_input_length=flags.max_input_length,
+        max_decode_length=flags.max_decode_length,
+        task_prefix=flags.task_prefix,
+    )
+
+
+def _plan(flags: argparse.Namespace, run: PreparedRun) -> Plan:
+    variants = propagation_variants(run.settings.rule.confidence, run.settings.thresholds)
+    return Plan(passes=len(variants), measure=functools.partial(_measure, variants))
+
+
+def _measure(variants: Sequence[Variant], task: Task, decoded: Callable[[], None]) -> Findings:
+    found = measure_variants(task, variants, decoded=decoded)
+    return Findings(
+        rows=[performance_row(measured) for measured in found],
+        tables=[
+            performance_table(
+                "Exits that change the cache alone",
+                {_name(measured): measured.performance for measured in found},
+                metric=task.metric,
+                num_layers=task.checkpoint.config.num_decoder_layers,
+            )
+        ],
+        notes=(
+            "Every token is the last layer's prediction, so only the cache can make outputs differ. Oracle: exit at "
+            "the first layer that agrees with the last. Noisy cache: exit by a confidence measure, as far as the cache "
+            f"is concerned. {MEANING}"
+        ),
+        draw=functools.partial(_draw, found, task.metric),
+    )
+
+
+def _name(measured: Measured) -> str:
+    rule = measured.rule
+    if rule is None:
+        return "full model"
+    if rule.token_from == "last_layer":
+        return f"noisy cache, {rule.confidence} {measured.threshold:g}"
+    return f"oracle, {rule.state_propagation}"
+
+
+def _draw(found: Sequence[Measured], metric: str, figure: "Figure") -> None:
+    names = [f"{_name(measured)}\n{measured.performance.layers.mean:.2f} layers per token" for measured in found]
+    panels = [("score against the\nfull model's output", "similarity")]
+    if found[0].performance.quality is not None:
+        panels.insert(0, ("score against the references,\nless the full model's", "quality_change"))
+    all_axes = figure.subplots(1, len(panels), sharey=True, squeeze=False)[0]
+    for axes, (label, field) in zip(all_axes, panels, strict=True):
+        estimates = [getattr(measured.performance, field) for measured in found]
+        axes.axvline(estimates[0].mean, color=GREY, linestyle="--", linewidth=1)
+        for row, (measured, estimate) in enumerate(zip(found, estimates, strict=True)):
+            axes.errorbar(
+                estimate.mean, row, xerr=estimate.standard_error, color=_colour(measured), marker="o", capsize=3
+            )
+        axes.set_xlabel(label)
+        tidy(axes)
+    all_axes[0].set_yticks(range(len(found)), names)
+    all_axes[0].invert_yaxis()
+    figure.supxlabel(f"{metric}; bars: ± one standard error", fontsize="medium")
+
+
+def _colour(measured: Measured) -> str:
+    if measured.rule is None:
+        return BLACK
+    return COLOURS[0] if measured.rule.token_from == "exit_layer" else COLOURS[1]
+
+
+PROPAGATION = Experiment(
+    description="what the cache of skipped layers does to outputs whose tokens are right",
+    add_flags=_add_flags,
+    settings=_settings,
+    plan=_plan,
+)

@@ -1,0 +1,144 @@
+"""`--experiment=sensitivity`: what one wrong token does to the whole output, by its position."""
+
+import argparse
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from rich import box
+from rich.table import Table
+
+from calm_beam.analysis.perturbation import KINDS, PerturbationDecoder
+from calm_beam.analysis.sensitivity import Sensitivity, measure_sensitivity
+from calm_beam.analysis.task import Task
+from calm_beam.decoding.settings import DecodeSettings
+from calm_beam.examples import DataError
+from calm_beam.exits.rule import ExitRule
+from calm_beam.launch.flags import FlagParser, texts, whole_number
+from calm_beam.launch.plots import COLOURS, GREY, tidy
+from calm_beam.launch.setup_run import PreparedRun
+
+from .experiment import Experiment, Findings, Plan, estimate_cells, shown
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+_DEFAULT_POSITIONS = 20
+
+
+def _add_flags(parser: FlagParser) -> None:
+    group = parser.add_argument_group("sensitivity")
+    group.add_argument(
+        "--positions",
+        type=_positions,
+        help=f"positions of the token to replace, from 0, as in 0-9,15,20; default: the first {_DEFAULT_POSITIONS}",
+    )
+    group.add_argument("--rank", type=whole_number(1), default=10, help="rank of the token that replaces in `sampling`")
+
+
+def _positions(value: str) -> tuple[int, ...]:
+    """Returns the whole numbers of a list of numbers and ranges."""
+    found: list[int] = []
+    for part in texts(value):
+        first, dash, last = part.partition("-")
+        if not first.isdecimal() or (dash and not last.isdecimal()) or (dash and int(last) < int(first)):
+            raise argparse.ArgumentTypeError(f"expected positions from 0, as in 0-9,15,20; got {part!r}")
+        found += range(int(first), int(last or first) + 1)
+    return tuple(found)
+
+
+def _settings(flags: argparse.Namespace) -> DecodeSettings:
+    return DecodeSettings(
+        # Nothing exits.
+        rule=ExitRule(),
+        thresholds=(1.0,),
+        max_input_length=flags.max_input_length,
+        max_decode_length=flags.max_decode_length,
+        task_prefix=flags.task_prefix,
+    )
+
+
+def _plan(flags: argparse.Namespace, run: PreparedRun) -> Plan:
+    positions = flags.positions or tuple(range(min(_DEFAULT_POSITIONS, flags.max_decode_length)))
+    decoder = PerturbationDecoder(
+        run.checkpoint,
+        positions=positions,
+        rank=flags.rank,
+        max_decode_length=flags.max_decode_length,
+        max_input_length=flags.max_input_length,
+        batch_size=flags.batch_size,
+    )
+    return Plan(passes=1, measure=functools.partial(_measure, decoder, flags.rank))
+
+
+def _measure(decoder: PerturbationDecoder, rank: int, task: Task, decoded: Callable[[], None]) -> Findings:
+    found = measure_sensitivity(task, decoder, decoded=decoded)
+    if not found:
+        raise DataError("no output is long enough to have one of the --positions. Name lower ones.")
+    labels = {"sampling": f"last layer's choice of rank {rank}", "layer": "first layer's prediction"}
+    return Findings(
+        rows=[
+            {
+                "kind": point.kind,
+                "position": point.position,
+                **estimate_cells("similarity", point.similarity),
+                "replaced": point.replaced,
+                "prompts": point.similarity.prompts,
+            }
+            for point in found
+        ],
+        tables=[_table(found, rank)],
+        notes=(
+            f"Similarity ({task.metric}) of the whole output to the unperturbed one if the token at that position is "
+            "replaced, ± one standard error, over the prompts whose output is that long. Replaced: how often the first "
+            "layer's prediction was another token."
+        ),
+        draw=functools.partial(_draw, found, labels, task.metric),
+    )
+
+
+def _table(found: Sequence[Sensitivity], rank: int) -> Table:
+    table = Table(title="Similarity after one wrong token", title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    for name in ("position", "prompts", f"sampling\n(rank {rank})", "layer\n(layer 1)", "replaced"):
+        table.add_column(name, justify="right")
+    points = {(point.kind, point.position): point for point in found}
+    for position in sorted({point.position for point in found}):
+        sampling, layer = (points[kind, position] for kind in KINDS)
+        table.add_row(
+            str(position),
+            str(sampling.similarity.prompts),
+            shown(sampling.similarity),
+            shown(layer.similarity),
+            f"{layer.replaced:.0%}",
+        )
+    return table
+
+
+def _draw(found: Sequence[Sensitivity], labels: Mapping[str, str], metric: str, figure: "Figure") -> None:
+    above, below = figure.subplots(2, 1, sharex=True, height_ratios=(4, 1))
+    for kind, colour in zip(KINDS, COLOURS, strict=False):
+        points = [point for point in found if point.kind == kind]
+        positions = [point.position for point in points]
+        means = [point.similarity.mean for point in points]
+        errors = [point.similarity.standard_error or 0.0 for point in points]
+        above.plot(positions, means, color=colour, marker="o", markersize=3, label=labels[kind])
+        low = [mean - error for mean, error in zip(means, errors, strict=True)]
+        high = [mean + error for mean, error in zip(means, errors, strict=True)]
+        above.fill_between(positions, low, high, color=colour, alpha=0.2, linewidth=0)
+    above.set_ylabel(f"similarity to the\nunperturbed output ({metric})")
+    figure.legend(title="token replaced by", loc="outside upper center", ncols=len(KINDS), frameon=False)
+    points = [point for point in found if point.kind == KINDS[0]]
+    below.bar([point.position for point in points], [point.similarity.prompts for point in points], color=GREY)
+    below.set_ylabel("prompts")
+    below.set_xlabel("position of the replaced token (0 = first of the output); bands: ± one standard error")
+    below.xaxis.get_major_locator().set_params(integer=True)
+    tidy(above)
+    tidy(below)
+
+
+SENSITIVITY = Experiment(
+    description="what one wrong token does to the whole output, by its position",
+    add_flags=_add_flags,
+    settings=_settings,
+    plan=_plan,
+)

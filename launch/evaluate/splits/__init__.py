@@ -1,0 +1,1 @@
+"""`calm-beam evaluate --experiment=splits`: calibrating on random splits again and again."""

@@ -1,0 +1,359 @@
+"""`calm-beam evaluate`, or `--experiment=splits`: repeated random splits into a calibration and a test part.
+
+    calm-beam evaluate --generations=softmax,state,classifier --metric=rouge_l_unicode --consistency=textual,risk \
+        --delta=0.02,0.05,0.1 --output=evaluation
+
+where the three are output directories of `calibrate`, of the same model and data with another `--confidence` each.
+With `--checkpoint` and `--data` instead, they are made first, under `sweeps` in the output directory.
+
+In each of `--trials` splits, the calibration part chooses a threshold for every tolerance, loss, measure and test, and
+the rest says what it is worth: risk, layers, operations, BLEU. All trials of all measures are summed in one pass over
+the generations. Every example (or cluster) draws by a hash of seed, id and trial whether it calibrates, so that the
+parts have about, not exactly, the sizes of `--calibration_share`; see `calm_beam.evaluation.splits`.
+
+Writes splits.csv (the table), splits_curves.csv (all tolerances), splits_trials.parquet (every trial),
+splits_grid.csv and .parquet (the whole set at every threshold), splits.json (how), and two figures as .svg and .png.
+"""
+
+import argparse
+import contextlib
+import dataclasses
+import functools
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import apache_beam as beam
+
+from calm_beam.analysis.output_counts import OutputCounter
+from calm_beam.analysis.sample import sampled
+from calm_beam.calibration import Plan, Spec
+from calm_beam.counted import counted
+from calm_beam.demo import embedded
+from calm_beam.efficiency.flops import DecoderSizes
+from calm_beam.errors import CalmBeamError
+from calm_beam.evaluation.files import GridRow, read_grid, read_trials
+from calm_beam.evaluation.outcomes import Summary, summaries
+from calm_beam.evaluation.splits import Splits
+from calm_beam.exits.measures import check_may_run
+from calm_beam.exits.rule import ExitRule
+from calm_beam.generations import stored_examples
+from calm_beam.generations.folder import StoredGenerations, shard_files
+from calm_beam.launch.evaluate.files import checked_output, write_rows
+from calm_beam.launch.flags import FlagParser, UsageError, as_usage, parse_flags
+from calm_beam.launch.flags.metrics import metric_settings
+from calm_beam.launch.flags.model import declared
+from calm_beam.launch.plots import check_plots_available, saved_figure
+from calm_beam.launch.runners import PipelineError, is_local, make_runner, run_pipeline
+from calm_beam.launch.staging import staged
+from calm_beam.launch.terminal import PlainConsole, say
+from calm_beam.launch.versions import run_versions
+from calm_beam.metrics.corpus_bleu import is_bleu_available
+from calm_beam.storage import joined, replacing
+from calm_beam.transforms.splits import SplitGenerations, SplitSource
+
+from .flags import add_flags_of_both, add_own_flags, asked_specs, fill_in_metric, refuse_decoding_flags, split_parser
+from .plots import PANEL_WIDTH, by_test, draw_curves, draw_tradeoff, tradeoff_objectives
+from .sources import ModelOfGenerations, StoredMeasure, find_measures, find_model, have_references
+from .tables import Speedups, notes, summary_row, summary_tables
+
+DESCRIPTION = "repeated random splits: thresholds chosen on one part, measured on the rest (the default)"
+
+_TABLE, _CURVES, _TRIALS, _GRID, _RECORD = (
+    "splits.csv",
+    "splits_curves.csv",
+    "splits_trials.parquet",
+    "splits_grid.parquet",
+    "splits.json",
+)
+_FIGURES = tuple(f"splits_{name}.{kind}" for name in ("curves", "tradeoff") for kind in ("svg", "png"))
+_FILES = (_TABLE, _CURVES, _TRIALS, "splits_grid.csv", _GRID, _RECORD, *_FIGURES)
+
+
+def main(argv: Sequence[str], *, add_experiment_flag: Callable[[FlagParser], None]) -> int:
+    """Runs the experiment and returns the exit status of the command.
+
+    Args:
+      argv: All flags.
+      add_experiment_flag: Adds `--experiment`, which names all experiments of the command.
+    """
+    start = time.monotonic()
+    with as_usage((ValueError, OSError)):
+        parser = split_parser(add_experiment_flag)
+        flags, options = parse_flags(parser, argv)
+        if not is_local(options):
+            raise UsageError("evaluate runs on this machine: leave --runner out.")
+        output = checked_output(flags, _FILES)
+        check_plots_available()
+        splits = Splits(trials=flags.trials, calibration_share=flags.calibration_share, seed=flags.seed)
+        fill_in_metric(flags)
+        # Before sweeps, which take their time.
+        asked_specs(flags, flags.consistency or ("textual",))
+        if flags.generations is None:
+            flags.generations = _sweep(flags, argv, output)
+        else:
+            refuse_decoding_flags(flags, argv)
+        measures = find_measures(flags.generations)
+        has_references = have_references(measures[0])
+        consistencies = _consistencies(flags, measures[0], has_references=has_references)
+        specs, curve = asked_specs(flags, consistencies)
+        model = find_model(
+            measures[0], checkpoint=flags.checkpoint, declared=declared(flags), vocabulary=flags.vocabulary
+        )
+        if flags.speedup and model is None:
+            raise UsageError("--speedup needs the model: pass --checkpoint.")
+        sources = _sources(
+            flags,
+            measures,
+            model,
+            tuple(dict.fromkeys((*specs, *curve))),
+            with_bleu=has_references and is_bleu_available(),
+        )
+        pipeline = beam.Pipeline(runner=make_runner(options), options=options)
+    with _as_failure():
+        lanes = sum(len(source.plan.thresholds) for source in sources)
+        say(
+            f"scoring {counted(measures[0].completion.examples, 'example')} at {counted(lanes, 'threshold')} of "
+            f"{counted(len(sources), 'measure')}"
+        )
+        with staged(output) as staging:
+            trials, whole = joined(staging, _TRIALS), joined(staging, _GRID)
+            _ = pipeline | "SplitGenerations" >> SplitGenerations(
+                sources=sources,
+                splits=splits,
+                trials_path=trials,
+                grid_path=whole,
+                max_failures=flags.max_failures,
+                metric_settings=metric_settings(flags),
+            )
+            run_pipeline(pipeline)
+            found, grid = summaries(read_trials(trials)), read_grid(whole)
+            table = [summary for summary in found if summary.spec in specs]
+            speedups = _speedups(flags, measures, model, table) if flags.speedup and model else {}
+            _write(
+                staging, _record(flags, measures, splits, specs), found, table, grid, speedups, sources[0].num_layers
+            )
+    console = PlainConsole()
+    for each in summary_tables(table, speedups, num_layers=sources[0].num_layers, with_speedup=bool(flags.speedup)):
+        console.print(each)
+    for note in notes(table, grid, max_decode_length=measures[0].job.settings.max_decode_length):
+        console.print(note)
+    if not is_bleu_available():
+        console.print("No BLEU: it needs sacrebleu, pip install 'calm-beam[metrics]'.")
+    console.print(
+        f"{counted(grid[0].examples, 'example')}, {counted(grid[0].repeated, 'repeated input')}, "
+        f"{max(row.failed for row in grid)} failed; "
+        f"{counted(len(measures), 'measure')}. {time.monotonic() - start:.0f} s."
+    )
+    if grid[0].repeated:
+        console.print(
+            "Unless prompts repeat by themselves, repeated inputs make test parts look better than fresh data would."
+        )
+    console.print(f"Files: {joined(output, 'splits*')}", soft_wrap=True)
+    return 0
+
+
+@contextlib.contextmanager
+def _as_failure() -> Iterator[None]:
+    """Turns what is wrong with values that were found good, or made here, into a failure of the run."""
+    try:
+        yield
+    except (CalmBeamError, ValueError) as error:
+        raise PipelineError(str(error)) from error
+
+
+def _sweep(flags: argparse.Namespace, argv: Sequence[str], output: str) -> tuple[str, ...]:
+    """Makes the generations of every measure, and returns where."""
+    from calm_beam.checkpoints import load_checkpoint
+    from calm_beam.launch.calibrate import command as calibrate
+
+    own = FlagParser(prog="calm-beam evaluate", add_help=False)
+    add_own_flags(own)
+    add_flags_of_both(own)
+    own.add_argument("--experiment")
+    _, decoding = own.parse_known_args(list(argv))
+    measures = flags.confidences
+    if measures is None:
+        checkpoint = load_checkpoint(flags.checkpoint or str(embedded.MODEL), declared=declared(flags))
+        has_classifier = checkpoint.config.exit_classifier
+        measures = ("softmax", "state", *(("classifier",) if has_classifier else ()))
+    folders = []
+    for measure in measures:
+        folder = joined(output, "sweeps", measure)
+        say(f"sweep {measure}")
+        # A sweep that is there already is taken as it is, and one that was killed goes on.
+        arguments = [*decoding, f"--confidence={measure}", f"--output={folder}", "--resume"]
+        if flags.consistency:
+            arguments.append(f"--consistency={','.join(flags.consistency)}")
+        # What calibrate prints is no result of this command.
+        try:
+            with contextlib.redirect_stdout(sys.stderr):
+                calibrate.main(arguments)
+        except (CalmBeamError, OSError) as error:
+            kind = UsageError if isinstance(error, UsageError) else PipelineError
+            # The flag of this command is about its own files.
+            hint = f" Here, remove {folder} instead of passing --overwrite." if "--overwrite" in str(error) else ""
+            raise kind(f"sweep {measure}: {error}{hint}") from error
+        folders.append(folder)
+    return tuple(folders)
+
+
+def _consistencies(flags: argparse.Namespace, measure: StoredMeasure, *, has_references: bool) -> tuple[str, ...]:
+    """Returns the kinds of consistency: those asked for, or all that the data allow."""
+    if flags.consistency is None:
+        return ("textual", "risk") if has_references else ("textual",)
+    if "risk" in flags.consistency and not has_references:
+        raise UsageError(f"--consistency=risk needs references, and not every example in {measure.folder} has some.")
+    asked: tuple[str, ...] = flags.consistency
+    return asked
+
+
+def _sources(
+    flags: argparse.Namespace,
+    measures: Sequence[StoredMeasure],
+    model: ModelOfGenerations | None,
+    specs: tuple[Spec, ...],
+    *,
+    with_bleu: bool,
+) -> tuple[SplitSource, ...]:
+    sizes = DecoderSizes.of(model.checkpoint.config) if model else None
+    sources = []
+    for measure in measures:
+        job = measure.job
+        check_may_run(job.settings.rule.confidence, named=flags.confidences or ())
+        if measure.completion.failed and flags.on_error == "fail":
+            raise UsageError(
+                f"{measure.completion.failed} of the examples in {measure.folder} could not be decoded. Pass "
+                "--on_error=worst_case to count them with loss 1 at every threshold."
+            )
+        sources.append(
+            SplitSource(
+                measure=measure.name,
+                plan=Plan.of(
+                    specs,
+                    job.settings,
+                    model=job.model.fingerprint,
+                    vocabulary=job.vocabulary_identity(),
+                    cluster_key=job.cluster_key,
+                    on_error=flags.on_error,
+                    on_long=job.on_long,
+                ),
+                stored=StoredGenerations(
+                    directory=measure.folder, num_shards=job.num_shards, thresholds=job.settings.thresholds
+                ),
+                completion=measure.completion,
+                counter=OutputCounter(
+                    max_decode_length=job.settings.max_decode_length,
+                    rule=measure.rule,
+                    sizes=sizes,
+                    with_bleu=with_bleu,
+                ),
+                settings=job.settings,
+                vocabulary=model.vocabulary_path if model else None,
+                extra_ids=job.vocabulary.extra_ids if job.vocabulary else 0,
+                num_layers=job.model.layers,
+                is_tested=not measure.rule.needs_full_model(),
+            )
+        )
+    if not any(source.is_tested for source in sources):
+        raise UsageError(
+            f"--generations: nothing can be served by {', '.join(source.measure for source in sources)}, which needs "
+            "every layer for every token: it is only shown beside others. Name another measure too."
+        )
+    return tuple(sources)
+
+
+def _speedups(
+    flags: argparse.Namespace,
+    measures: Sequence[StoredMeasure],
+    model: ModelOfGenerations,
+    table: Sequence[Summary],
+) -> Speedups:
+    """Returns the speedup at every threshold of the table, measured here."""
+    # Here, since it loads JAX.
+    from calm_beam.decoding.early_exit import EarlyExitDecoder
+    from calm_beam.decoding.prompts import encode_prompt
+    from calm_beam.efficiency.speedup import measure_speedups
+
+    job = measures[0].job
+    settings = job.settings
+    decoder = functools.partial(
+        EarlyExitDecoder,
+        model.checkpoint,
+        max_decode_length=settings.max_decode_length,
+        max_input_length=settings.max_input_length,
+    )
+    rules = {measure.name: measure.rule for measure in measures}
+    chosen = dict.fromkeys((each.measure, each.threshold) for each in table if each.threshold is not None)
+    examples = [example for path in shard_files(measures[0].folder) for example in stored_examples(path)]
+    vocab_size = model.checkpoint.config.vocab_size
+    prompts = [
+        encode_prompt(example, model.vocabulary, settings, vocab_size=vocab_size, on_long="truncate").ids
+        for example in sampled(examples, flags.speedup_prompts)
+    ]
+    say(
+        f"speedup: {counted(len(prompts), 'prompt')} by the full model and at {counted(len(chosen), 'threshold')}, "
+        "one at a time"
+    )
+    return measure_speedups(
+        # Static confidence is known without computing anything.
+        decoder(ExitRule(confidence="static"), threshold=None),
+        {(name, threshold): decoder(rules[name], threshold=threshold) for name, threshold in chosen},
+        prompts,
+        max_input_length=settings.max_input_length,
+    )
+
+
+def _record(
+    flags: argparse.Namespace, measures: Sequence[StoredMeasure], splits: Splits, specs: Sequence[Spec]
+) -> dict[str, Any]:
+    """Returns what it takes to find the same again."""
+    job = measures[0].job
+    return {
+        "experiment": "splits",
+        "measures": [
+            {
+                "name": measure.name,
+                "generations": measure.folder,
+                "rule": dataclasses.asdict(measure.rule),
+                "thresholds": measure.job.settings.thresholds,
+                "examples": measure.completion.examples,
+                "failed": measure.completion.failed,
+            }
+            for measure in measures
+        ],
+        "splits": dataclasses.asdict(splits),
+        "model": job.model.to_dict(),
+        "data": job.patterns,
+        "cluster_key": job.cluster_key,
+        "max_decode_length": job.settings.max_decode_length,
+        "on_error": flags.on_error,
+        "speedup_prompts": flags.speedup_prompts if flags.speedup else None,
+        "software": run_versions(job.software, metrics={spec.objective.metric for spec in specs}),
+    }
+
+
+def _write(
+    directory: str,
+    record: Mapping[str, Any],
+    found: Sequence[Summary],
+    table: Sequence[Summary],
+    grid: Sequence[GridRow],
+    speedups: Speedups,
+    num_layers: int,
+) -> None:
+    write_rows(joined(directory, _TABLE), [summary_row(summary, speedups) for summary in table])
+    write_rows(joined(directory, _CURVES), [summary_row(summary, speedups) for summary in found])
+    write_rows(joined(directory, "splits_grid.csv"), [dataclasses.asdict(row) for row in grid])
+    with replacing(joined(directory, _RECORD)) as temporary:
+        temporary.write_text(json.dumps(record, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
+    groups = by_test(found)
+    for kind in ("svg", "png"):
+        width = 1 + PANEL_WIDTH * len(groups)
+        with saved_figure(joined(directory, f"splits_curves.{kind}"), width=width, height=5.5) as figure:
+            draw_curves(groups, num_layers=num_layers, figure=figure)
+        width = 1 + PANEL_WIDTH * len(tradeoff_objectives(grid))
+        with saved_figure(joined(directory, f"splits_tradeoff.{kind}"), width=width) as figure:
+            draw_tradeoff(grid, figure=figure)

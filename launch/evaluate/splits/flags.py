@@ -1,0 +1,150 @@
+"""The flags of `calm-beam evaluate --experiment=splits`, and what they ask for."""
+
+import argparse
+from collections.abc import Callable, Sequence
+
+from calm_beam.calibration import Spec, all_specs
+from calm_beam.calibration.specs import LOSSES
+from calm_beam.launch.flags import FlagParser, UsageError, add_decode_flags, numbers, paths, texts, whole_number
+from calm_beam.launch.flags.metrics import METRIC_NAMES, add_metric_settings, checked_metrics, metric_settings
+from calm_beam.risk.fwer import PROCEDURES
+from calm_beam.risk.pvalues import P_VALUES
+
+_CURVE = (0.01, 0.02, 0.03, 0.04, 0.05, 0.06, 0.08, 0.1, 0.12, 0.15, 0.2, 0.25, 0.3, 0.35, 0.4, 0.45, 0.5)
+# Of those that `add_decode_flags` adds, what means something for stored generations too.
+_NOT_OF_DECODING = (
+    "--checkpoint",
+    "--activation",
+    "--relative_max_distance",
+    "--vocabulary",
+    "--on_error",
+    "--max_failures",
+    "--overwrite",
+)
+
+
+def split_parser(add_experiment_flag: Callable[[FlagParser], None]) -> FlagParser:
+    """Returns the parser of all flags, those of sweeps that are made first included.
+
+    Args:
+      add_experiment_flag: Adds `--experiment`, which names all experiments of the command.
+    """
+    parser = FlagParser(
+        prog="calm-beam evaluate",
+        description="Repeated random splits into a calibration and a test part: what thresholds that one chooses are "
+        "worth on the other.",
+        epilog="With --experiment=NAME, --help lists the flags of that experiment.",
+    )
+    add_experiment_flag(parser)
+    add_own_flags(parser)
+    # For sweeps that are made first.
+    add_decode_flags(parser, default_grid_step=0.05)
+    add_flags_of_both(parser)
+    return parser
+
+
+def add_own_flags(parser: FlagParser) -> None:
+    """Adds the flags that say nothing about how to decode."""
+    parser.add_argument(
+        "--generations",
+        type=paths,
+        help="output directories of calibrations, or folders of generations, comma-separated: one for each confidence "
+        "measure, of the same model and data; without it, --checkpoint and --data are swept first",
+    )
+    splits = parser.add_argument_group("splits")
+    splits.add_argument("--trials", type=whole_number(1, 10_000), default=50, help="number of random splits")
+    splits.add_argument(
+        "--calibration_share", type=float, default=0.8, help="expected share of the calibration part, in (0, 1)"
+    )
+    splits.add_argument("--seed", type=whole_number(0), default=0, help="decides the splits")
+    goal = parser.add_argument_group("guarantee (lists are comma-separated; every combination is tried)")
+    goal.add_argument("--consistency", type=texts, help="textual, risk; default: both if there are references")
+    goal.add_argument("--metric", type=texts, help=f"{METRIC_NAMES}; default: rouge_l")
+    add_metric_settings(goal)
+    goal.add_argument("--delta", type=numbers, default=(0.02, 0.05, 0.1, 0.25), help="risk tolerances of the table")
+    goal.add_argument("--curve_delta", type=numbers, default=_CURVE, help="risk tolerances of the curves")
+    goal.add_argument("--epsilon", type=numbers, default=(0.05,), help="allowed probabilities of error")
+    goal.add_argument("--risk_loss", choices=LOSSES["risk"], help="for risk consistency; relu is the paper's")
+    goal.add_argument(
+        "--p_value",
+        type=texts,
+        help="tests of one threshold; default: signed_mixture for signed losses, else the paper's",
+    )
+    goal.add_argument("--procedure", type=texts, default=("fixed_sequence",), help=f"of {', '.join(PROCEDURES)}")
+    speed = parser.add_argument_group("speedup")
+    speed.add_argument(
+        "--speedup",
+        action="store_true",
+        help="measure the served decoder against the full model, one prompt at a time, at the thresholds of the table",
+    )
+    speed.add_argument("--speedup_prompts", type=whole_number(1), default=200, help="prompts timed, the same for all")
+
+
+def add_flags_of_both(parser: FlagParser) -> None:
+    """Adds flags that sweeps have too, with another meaning."""
+    parser.add_argument(
+        "--confidence",
+        dest="confidences",
+        type=texts,
+        help="confidence measures to sweep; default: softmax, state, and classifier if the model has one",
+    )
+    parser.add_argument("--output", default="evaluation", help="directory for tables, figures and sweeps")
+    parser.add_argument("--overwrite", action="store_true", help="replace an earlier result of this experiment")
+
+
+def fill_in_metric(flags: argparse.Namespace) -> None:
+    """Sets the metric that the user left open: one for French where that is the embedded task."""
+    is_embedded = flags.generations is None and flags.checkpoint is None and flags.data is None
+    flags.metric = flags.metric or (("rouge_l_unicode",) if is_embedded else ("rouge_l",))
+
+
+def refuse_decoding_flags(flags: argparse.Namespace, argv: Sequence[str]) -> None:
+    """Refuses what would decide how to decode, where nothing is decoded."""
+    decoding = FlagParser(prog="calm-beam evaluate", add_help=False)
+    add_decode_flags(decoding, default_grid_step=None)
+    given = [name for arg in argv if (name := arg.split("=")[0]) in decoding._option_string_actions]
+    refused = [name for name in given if name not in _NOT_OF_DECODING]
+    if refused:
+        raise UsageError(
+            f"{refused[0]} decides what is decoded, and --generations={','.join(flags.generations)} is decoded "
+            "already: leave one out."
+        )
+
+
+def asked_specs(flags: argparse.Namespace, consistencies: Sequence[str]) -> tuple[tuple[Spec, ...], tuple[Spec, ...]]:
+    """Returns the specs of the table, and those of the curves.
+
+    Args:
+      flags: Of `split_parser`, with a metric.
+      consistencies: Kinds of consistency, which the user may leave to the data.
+
+    Raises:
+      ValueError: If a value or a combination is not allowed.
+      MetricError: If a metric does not work.
+    """
+    metrics = checked_metrics(flags.metric, metric_settings(flags))
+    for name in flags.p_value or ():
+        if name in P_VALUES and P_VALUES[name].needs_table:
+            raise UsageError(
+                f"--p_value={name} needs every single loss in an order of its own, and splits keep sums alone. Take "
+                "one that is made of sums, such as signed_mixture."
+            )
+
+    def specs(deltas: Sequence[float]) -> tuple[Spec, ...]:
+        found = [
+            spec
+            for p_value in flags.p_value or (None,)
+            for procedure in flags.procedure
+            for spec in all_specs(
+                consistencies=consistencies,
+                metrics=metrics,
+                deltas=deltas,
+                epsilons=flags.epsilon,
+                risk_loss=flags.risk_loss,
+                p_value=p_value,
+                procedure=procedure,
+            )
+        ]
+        return tuple(dict.fromkeys(found))
+
+    return specs(flags.delta), specs(flags.curve_delta)

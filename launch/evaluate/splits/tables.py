@@ -1,0 +1,149 @@
+"""Repeated splits on the terminal, in the layout of the paper's Table 2, and as rows of a file."""
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from rich import box
+from rich.table import Table
+
+from calm_beam.counted import counted
+from calm_beam.efficiency.speedup import Speedup
+from calm_beam.evaluation.files import GridRow, spec_columns
+from calm_beam.evaluation.outcomes import PROOF_LEVEL, Spread, Summary
+from calm_beam.launch.evaluate.experiment import Cell
+from calm_beam.risk.binomial_interval import binomial_interval
+
+from .plots import by_test
+
+# By measure and threshold.
+Speedups = Mapping[tuple[str, float], Speedup]
+
+
+def summary_row(summary: Summary, speedups: Speedups) -> dict[str, Cell]:
+    """Returns every number of a summary by column."""
+    low, high = binomial_interval(summary.exceeding, summary.trials)
+    speedup = _speedup(summary, speedups)
+    return {
+        "measure": summary.measure,
+        **spec_columns(summary.spec),
+        "trials": summary.trials,
+        "threshold": summary.threshold,
+        "never": summary.never,
+        **_spread("test_risk", summary.test_risk),
+        "exceeding": summary.exceeding,
+        "exceeding_share": summary.exceeding / summary.trials,
+        "exceeding_low": low,
+        "exceeding_high": high,
+        "proved_broken": summary.proved_broken,
+        **_spread("layers", summary.layers),
+        **_spread("flops_appendix_b", summary.flops_appendix_b),
+        **_spread("flops_calm_table", summary.flops_calm_table),
+        "speedup": speedup and speedup.factor.mean,
+        "speedup_standard_error": speedup and speedup.factor.standard_error,
+        **_spread("bleu", summary.bleu),
+        **_spread("full_bleu", summary.full_bleu),
+    }
+
+
+def summary_tables(
+    summaries: Sequence[Summary], speedups: Speedups, *, num_layers: int, with_speedup: bool
+) -> Iterator[Table]:
+    """Yields one table for each loss and its test: a block for each tolerance, a line for each measure."""
+    for group in by_test(summaries):
+        yield _table(group, speedups, num_layers=num_layers, with_speedup=with_speedup)
+
+
+def _table(group: Sequence[Summary], speedups: Speedups, *, num_layers: int, with_speedup: bool) -> Table:
+    spec = group[0].spec
+    objective = spec.objective
+    title = (
+        f"{objective.consistency} consistency, {objective.metric} ({objective.loss} loss)\n"
+        f"{spec.p_value}, {spec.procedure}, epsilon {spec.epsilon:g}"
+    )
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, padding=0)
+    with_flops = any(summary.flops_appendix_b for summary in group)
+    with_bleu = any(summary.bleu for summary in group)
+    columns = [
+        "delta",
+        "measure",
+        "threshold",
+        f"layers\nof {num_layers}",
+        *(["FLOPs r.\nApp. B", "FLOPs r.\nTable 2"] if with_flops else []),
+        *(["speedup"] if with_speedup else []),
+        "test\nrisk",
+        "risk >\ndelta",
+        *(["BLEU"] if with_bleu else []),
+    ]
+    for column in columns:
+        is_name = column == "measure"
+        # All columns fit into the 80 characters of a terminal, names of measures as a whole.
+        table.add_column(column, justify="left" if is_name else "right", no_wrap=not is_name, min_width=10 * is_name)
+    deltas = list(dict.fromkeys(summary.spec.delta for summary in group))
+    for delta in deltas:
+        lines = [summary for summary in group if summary.spec.delta == delta]
+        for place, summary in enumerate(lines):
+            table.add_row(
+                f"{delta:g}" if place == 0 else "",
+                summary.measure,
+                "never exit" if summary.threshold is None else f"{summary.threshold:g}",
+                f"{summary.layers.mean:.2f}",
+                *([_factor(summary.flops_appendix_b), _factor(summary.flops_calm_table)] if with_flops else []),
+                *([_speedup_cell(summary, speedups)] if with_speedup else []),
+                f"{summary.test_risk.mean:.4f}",
+                f"{summary.exceeding}/{summary.trials}",
+                *([f"{summary.bleu.mean:.1f}" if summary.bleu else ""] if with_bleu else []),
+                end_section=place == len(lines) - 1,
+            )
+    return table
+
+
+def notes(summaries: Sequence[Summary], grid: Sequence[GridRow], *, max_decode_length: int) -> Iterator[str]:
+    """Yields how to read the tables, and what they do not show, a sentence or two each."""
+    trials = summaries[0].trials
+    worst = max(summary.exceeding for summary in summaries)
+    low, high = binomial_interval(worst, trials)
+    yield (
+        f"Means over {trials} random splits; threshold: the middle one. Layers, FLOPs reductions, risk and BLEU are of "
+        "the test part alone."
+    )
+    yield (
+        f"risk > delta: trials whose mean loss on the test part exceeds delta, at most {worst} of {trials} in a line "
+        f"(95 % interval of that share: {low:.1%} to {high:.1%}, were trials independent; they share their examples). "
+        "The mean loss of a test part is an estimate itself: it may exceed delta where the true risk, which the "
+        "guarantee is about, does not."
+    )
+    broken = sum(summary.proved_broken for summary in summaries)
+    tests = sum(summary.trials for summary in summaries)
+    yield (
+        f"The test part alone proves (level {PROOF_LEVEL:g}) a risk above delta in {broken} of "
+        f"{counted(tests, 'trial')} of all "
+        "lines."
+    )
+    full = next((summary.full_bleu for summary in summaries if summary.full_bleu), None)
+    if full is not None:
+        yield f"BLEU of the full model: {full.mean:.1f}. BLEU is reported, and never tested."
+    outputs = grid[0].examples - grid[0].failed
+    full_cut = next(row.cut for row in grid if row.threshold is None)
+    yield (
+        f"Outputs cut at {counted(max_decode_length, 'token')}: {full_cut} of the full model's {outputs}, at most "
+        f"{max(row.cut for row in grid)} at any threshold of any measure."
+    )
+
+
+def _speedup(summary: Summary, speedups: Speedups) -> Speedup | None:
+    return None if summary.threshold is None else speedups.get((summary.measure, summary.threshold))
+
+
+def _speedup_cell(summary: Summary, speedups: Speedups) -> str:
+    if summary.threshold is None:
+        return "x1.00"
+    speedup = _speedup(summary, speedups)
+    return "" if speedup is None else f"x{speedup.factor.mean:.2f}"
+
+
+def _factor(spread: Spread | None) -> str:
+    return "" if spread is None else f"x{spread.mean:.2f}"
+
+
+def _spread(name: str, spread: Spread | None) -> dict[str, Cell]:
+    mean, std = (None, None) if spread is None else (spread.mean, spread.std)
+    return {name: mean, f"{name}_std": std}

@@ -1,0 +1,159 @@
+"""`--experiment=tradeoff`: layers per token against quality, for every confidence measure over the grid."""
+
+import argparse
+import functools
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+from rich import box
+from rich.table import Table
+
+from calm_beam.analysis.performance import Measured, Variant, measure_variants
+from calm_beam.analysis.task import Task
+from calm_beam.analysis.tradeoff import tradeoff_variants
+from calm_beam.checkpoints import Checkpoint
+from calm_beam.decoding.settings import DecodeSettings
+from calm_beam.exits.measures import COMPARABLE, Need, measure_named
+from calm_beam.launch.flags import FlagParser, UsageError, add_exit_flags, texts
+from calm_beam.launch.plots import BLACK, measure_style, tidy
+from calm_beam.launch.setup_run import PreparedRun, decode_settings
+
+from .experiment import Experiment, Findings, Plan
+from .performance_rows import MEANING, performance_row, performance_table
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+
+def _add_flags(parser: FlagParser) -> None:
+    add_exit_flags(parser, default_grid_step=0.05)
+    parser.add_argument(
+        "--confidence",
+        dest="confidences",
+        type=texts,
+        help=f"confidence measures, comma-separated, of {', '.join(COMPARABLE)}; default: all that the checkpoint has",
+    )
+
+
+def _settings(flags: argparse.Namespace) -> DecodeSettings:
+    for name in flags.confidences or ():
+        if name not in COMPARABLE:
+            raise UsageError(
+                f"--confidence must list measures of {', '.join(COMPARABLE)}, got {name!r}. Static layers and the "
+                "oracle are always measured beside them."
+            )
+    if len(set(flags.confidences or ())) < len(flags.confidences or ()):
+        raise UsageError(f"--confidence must list different measures, got {', '.join(flags.confidences)}.")
+    # The first stands for all of them.
+    return decode_settings(argparse.Namespace(**vars(flags), confidence=COMPARABLE[0]))
+
+
+def _plan(flags: argparse.Namespace, run: PreparedRun) -> Plan:
+    variants = tradeoff_variants(
+        run.settings.rule,
+        _confidences(flags, run.checkpoint),
+        run.settings.thresholds,
+        num_layers=run.checkpoint.config.num_decoder_layers,
+    )
+    return Plan(passes=len(variants), measure=functools.partial(_measure, variants))
+
+
+def _confidences(flags: argparse.Namespace, checkpoint: Checkpoint) -> tuple[str, ...]:
+    has_classifier = bool(checkpoint.config.exit_classifier)
+    if flags.confidences is None:
+        return tuple(name for name in COMPARABLE if has_classifier or not _needs_classifier(name))
+    needing = next((name for name in flags.confidences if _needs_classifier(name)), None)
+    if needing is not None and not has_classifier:
+        raise UsageError(
+            f"--confidence={needing} needs decoder/meta_cls in the checkpoint; {flags.checkpoint} has none."
+        )
+    return flags.confidences
+
+
+def _needs_classifier(name: str) -> bool:
+    return measure_named(name).needs is Need.CLASSIFIER
+
+
+def _measure(variants: Sequence[Variant], task: Task, decoded: Callable[[], None]) -> Findings:
+    full, *others = measure_variants(task, variants, decoded=decoded)
+    num_layers = task.checkpoint.config.num_decoder_layers
+    curves: dict[str, list[Measured]] = {}
+    for measured in others:
+        assert measured.rule is not None
+        curves.setdefault(measured.rule.confidence, []).append(measured)
+    bounds = {"full model": full.performance, "oracle": curves["oracle"][0].performance}
+    for measured in curves["static"]:
+        assert measured.threshold is not None
+        bounds[f"static layer {round(measured.threshold * num_layers)}"] = measured.performance
+    caution = " Here layers are those of the exits: every layer ran." if variants[0].rule.needs_full_model() else ""
+    return Findings(
+        rows=[performance_row(measured) for measured in (full, *others)],
+        tables=[
+            _grid_table(curves, metric=task.metric),
+            performance_table("Bounds and baselines", bounds, metric=task.metric, num_layers=num_layers),
+        ],
+        notes=(
+            "Oracle: exit at the first layer that predicts what the last would. Static: every token exits at that "
+            f"layer. {MEANING}{caution}"
+        ),
+        draw=functools.partial(_draw, full, curves, task.metric),
+    )
+
+
+def _grid_table(curves: dict[str, list[Measured]], *, metric: str) -> Table:
+    """Returns layers and score of every measure at every threshold."""
+    measures = [name for name in curves if name in COMPARABLE]
+    has_references = curves[measures[0]][0].performance.quality is not None
+    title = f"Layers per token and {'quality' if has_references else 'similarity'} ({metric})"
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("threshold", justify="right", no_wrap=True)
+    for name in measures:
+        table.add_column(name, justify="right", no_wrap=True)
+    for row in zip(*(curves[name] for name in measures), strict=True):
+        cells = []
+        for measured in row:
+            score = measured.performance.quality if has_references else measured.performance.similarity
+            assert score is not None
+            cells.append(f"{measured.performance.layers.mean:.2f}  {score.mean:.4f}")
+        table.add_row(f"{row[0].threshold:g}", *cells)
+    return table
+
+
+def _draw(full: Measured, curves: dict[str, list[Measured]], metric: str, figure: "Figure") -> None:
+    panels = [("score against the full model's output", "similarity")]
+    if full.performance.quality is not None:
+        panels.insert(0, ("score against the references", "quality"))
+    all_axes = figure.subplots(1, len(panels), squeeze=False)[0]
+    for axes, (label, field) in zip(all_axes, panels, strict=True):
+        _draw_panel(axes, full, curves, field)
+        axes.set_xlabel("decoder layers per token")
+        axes.set_ylabel(label)
+        tidy(axes)
+    handles, labels = all_axes[0].get_legend_handles_labels()
+    title = f"{metric}; bars: ± one standard error"
+    figure.legend(handles, labels, title=title, loc="outside lower center", ncols=4, frameon=False)
+
+
+def _draw_panel(axes: "Axes", full: Measured, curves: dict[str, list[Measured]], field: str) -> None:
+    for name, found in curves.items():
+        points = [measured.performance for measured in found]
+        scores = [getattr(point, field) for point in points]
+        axes.errorbar(
+            [point.layers.mean for point in points],
+            [score.mean for score in scores],
+            yerr=[score.standard_error or 0.0 for score in scores],
+            elinewidth=0.6,
+            linewidth=1.2,
+            label=f"{name} layers" if name == "static" else name,
+            **measure_style(name),
+        )
+    axes.axhline(getattr(full.performance, field).mean, color=BLACK, linewidth=0.8, linestyle=":", label="full model")
+
+
+TRADEOFF = Experiment(
+    description="layers per token against quality, for every confidence measure over the grid",
+    add_flags=_add_flags,
+    settings=_settings,
+    plan=_plan,
+)

@@ -1,0 +1,21 @@
+"""Flags that several commands share, what they name, and the parser."""
+
+from .parser import FlagParser as FlagParser
+from .parser import HelpShown as HelpShown
+from .parser import UsageError as UsageError
+from .parser import add_data_flags as add_data_flags
+from .parser import add_decode_flags as add_decode_flags
+from .parser import add_exit_flags as add_exit_flags
+from .parser import add_memory_flags as add_memory_flags
+from .parser import add_task_flags as add_task_flags
+from .parser import add_worker_flags as add_worker_flags
+from .parser import as_usage as as_usage
+from .parser import confidence as confidence
+from .parser import naming as naming
+from .parser import numbers as numbers
+from .parser import parse_flags as parse_flags
+from .parser import parse_own_flags as parse_own_flags
+from .parser import paths as paths
+from .parser import pattern as pattern
+from .parser import texts as texts
+from .parser import whole_number as whole_number

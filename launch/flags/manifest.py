@@ -1,0 +1,44 @@
+"""Finding the manifest that `--manifest` names, and naming one of its entries."""
+
+from calm_beam.manifest import MANIFEST, Calibration
+from calm_beam.storage import is_file, is_folder, joined, why_no_file
+
+from . import FlagParser, UsageError, confidence, naming
+
+
+def find_manifest(name: str) -> str:
+    """Returns the path of a manifest, given it or the calibration directory that holds it.
+
+    Raises:
+      UsageError: If there is none, or Cloud Storage does not say.
+    """
+    with naming("--manifest"):
+        path = joined(name, MANIFEST) if is_folder(name) else name
+        if not is_file(path):
+            raise UsageError(f"--manifest {name}: {why_no_file(path)}")
+    return path
+
+
+def add_entry_flags(parser: FlagParser) -> None:
+    """Adds the flags that name an entry, as attributes that are called as the entry's own."""
+    which = parser.add_argument_group("which entry of the manifest, where it has several")
+    which.add_argument("--consistency", help="textual or risk")
+    which.add_argument("--metric", help="name of the metric")
+    which.add_argument("--delta", type=float, help="risk tolerance, as calibrated")
+    which.add_argument("--epsilon", type=float, help="allowed probability of error, as calibrated")
+
+
+def add_confidence_flag(parser: FlagParser) -> None:
+    """Adds the flag by which a user trusts code that a manifest names."""
+    parser.add_argument(
+        "--confidence",
+        type=confidence,
+        help="confidence measure of the manifest; needed where that is module:function of your own, which is imported "
+        "only if it is named here",
+    )
+
+
+def entry_in_words(entry: Calibration) -> str:
+    """Returns what an entry is about, and its threshold."""
+    threshold = "never exit" if entry.threshold is None else f"threshold {entry.threshold:g}"
+    return f"{entry.consistency}, {entry.metric}, delta {entry.delta:g}, epsilon {entry.epsilon:g} ({threshold})"

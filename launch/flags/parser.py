@@ -1,0 +1,410 @@
+"""Flags: ours next to Beam's, with every unknown one refused."""
+
+import argparse
+import contextlib
+import difflib
+import importlib
+import os
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from calm_beam.errors import CalmBeamError, os_error_in_words
+from calm_beam.exits.measures import MEASURES, is_measure_name
+from calm_beam.exits.propagations import PROPAGATIONS
+from calm_beam.exits.rule import SCHEDULES, TOKEN_SOURCES
+from calm_beam.manifest import ManifestError
+from calm_beam.seqio_names import seqio_name
+
+from .model import add_model_flags
+
+if TYPE_CHECKING:
+    from apache_beam.options.pipeline_options import PipelineOptions
+
+
+# Shares of letters that two names have in common.
+_ALIKE = 0.6
+_MUCH_MORE_ALIKE = 0.15
+# With its dashes; shorter ones begin too many names.
+_LEAST_ABBREVIATION = 5
+
+
+class UsageError(CalmBeamError, ValueError):
+    """A flag or its value is wrong; nothing has been done."""
+
+
+class HelpShown(SystemExit):
+    """`--help` was asked for and shown; nothing else may end the process with success before its work is done."""
+
+
+@contextlib.contextmanager
+def naming(flag: str) -> Iterator[None]:
+    """Turns what goes wrong with a file, while the value of a flag is checked, into a `UsageError` that names it."""
+    try:
+        yield
+    except OSError as error:
+        raise UsageError(f"{flag} {os_error_in_words(error)}") from error
+
+
+@contextlib.contextmanager
+def as_usage(kinds: type[Exception] | tuple[type[Exception], ...] = ValueError) -> Iterator[None]:
+    """Turns what goes wrong while flags and what they name are checked into a `UsageError`.
+
+    Args:
+      kinds: What is turned. A manifest that cannot be trusted never is: that is a failure.
+    """
+    try:
+        yield
+    except (UsageError, ManifestError):
+        raise
+    except kinds as error:
+        raise UsageError(str(error)) from error
+
+
+class _HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
+    """Names defaults where there is one and the text does not name it already."""
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        if action.default in (None, "", False) or "default" in (action.help or ""):
+            return action.help
+        return super()._get_help_string(action)
+
+
+class FlagParser(argparse.ArgumentParser):
+    """An argument parser that raises `UsageError` instead of ending the process, and takes no abbreviations.
+
+    A flag that is given must have a value, unless no text at all is what it has by default: an empty path would be the
+    current folder, and an empty name that of nothing. Scripts whose variables are not set write such flags.
+    """
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(allow_abbrev=False, conflict_handler="resolve", formatter_class=_HelpFormatter, **kwargs)
+
+    # The base class has overloads for namespaces of one's own, of which there are none here.
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[argparse.Namespace, list[str]]:  # type: ignore[override]
+        """Returns flags and unknown arguments; raises `UsageError` for an empty value."""
+        flags, unknown = super().parse_known_args(args, namespace)
+        for action in self._actions:
+            value = getattr(flags, action.dest, None)
+            if isinstance(value, str) and not value.strip() and action.default != "":
+                name = next(iter(action.option_strings), action.metavar or action.dest)
+                self.error(f"{name} is empty; leave it out, or give it a value")
+        return flags, unknown
+
+    def error(self, message: str) -> NoReturn:
+        """Raises `UsageError`."""
+        raise UsageError(f"{message}. See {self.prog} --help.")
+
+    def exit(self, status: int = 0, message: str | None = None) -> NoReturn:
+        """Raises `HelpShown`: only `--help` ends here, since errors do not."""
+        raise HelpShown(status)
+
+    def add_value_provider_argument(self, *args: Any, **kwargs: Any) -> None:
+        """Adds a flag; part of the interface by which Beam's option classes declare theirs."""
+        self.add_argument(*args, **kwargs)
+
+
+def parse_own_flags(parser: FlagParser, argv: Sequence[str]) -> argparse.Namespace:
+    """Returns the flags of a command that runs without Beam.
+
+    Raises:
+      UsageError: If a flag is unknown; names the nearest that is known.
+    """
+    flags, unknown = parser.parse_known_args(list(argv))
+    _refuse_unknown(unknown, parser)
+    _take_seqio_task(flags)
+    return flags
+
+
+def parse_flags(parser: FlagParser, argv: Sequence[str]) -> "tuple[argparse.Namespace, PipelineOptions]":
+    """Returns our flags and Beam's.
+
+    Args:
+      parser: Knows our flags.
+      argv: All flags, mixed freely.
+
+    Raises:
+      UsageError: If a flag is known to neither; names the nearest that is. Beam alone would log it and go on.
+    """
+    # Here, since importing Beam takes seconds.
+    from apache_beam.options.pipeline_options import PipelineOptions
+
+    ours, rest = parser.parse_known_args(list(argv))
+    _declare_dask_flags(rest)
+    beam_parser = FlagParser(prog=parser.prog, add_help=False)
+    for options_class in _all_subclasses(PipelineOptions):
+        if "_add_argparse_args" in vars(options_class):
+            vars(options_class)["_add_argparse_args"].__get__(None, options_class)(beam_parser)
+    _, unknown = beam_parser.parse_known_args(rest)
+    _refuse_unknown(unknown, parser, beams=beam_parser._option_string_actions)
+    _take_seqio_task(ours)
+    return ours, PipelineOptions(rest)
+
+
+def _declare_dask_flags(flags: Sequence[str]) -> None:
+    """Makes Beam's flags for Dask known if one is used: the module that has them can only be imported with dask."""
+    if any(flag.startswith("--dask_") for flag in flags):
+        try:
+            importlib.import_module("apache_beam.runners.dask.dask_runner")
+        except (ImportError, AttributeError) as error:
+            # Without dask, an annotation in that module is an AttributeError.
+            raise UsageError("flags of Dask need it: pip install 'calm-beam[dask]'.") from error
+
+
+def _refuse_unknown(unknown: Sequence[str], parser: FlagParser, *, beams: Iterable[str] = ()) -> None:
+    if unknown:
+        flag = unknown[0].split("=")[0]
+        nearest = _nearest(flag, ours=parser._option_string_actions, beams=beams)
+        hint = f" Did you mean {nearest}?" if nearest else ""
+        kind = "flag" if flag.startswith("-") else "argument"
+        raise UsageError(f"unknown {kind} {flag}.{hint} See {parser.prog} --help.")
+
+
+def _nearest(flag: str, *, ours: Iterable[str], beams: Iterable[str]) -> str | None:
+    """Returns the flag that was probably meant: one of ours unless one of Beam's is much more like it, or None.
+
+    Whoever abbreviates one of ours means that one.
+    """
+    meant = [name for name in ours if name.startswith(flag) and len(flag) >= _LEAST_ABBREVIATION]
+    if meant:
+        return max(meant, key=lambda name: _likeness(flag, name))
+    best_of_ours, best_of_beams = (
+        max(((_likeness(flag, name), name) for name in names), default=(0.0, "")) for names in (ours, beams)
+    )
+    best = best_of_ours if best_of_ours[0] >= _ALIKE else best_of_beams
+    if best_of_beams[0] > best[0] + _MUCH_MORE_ALIKE:
+        best = best_of_beams
+    return best[1] if best[0] >= _ALIKE else None
+
+
+def _likeness(flag: str, name: str) -> float:
+    """Returns how alike two flags are, from 0 to 1, the dashes before them apart."""
+    return difflib.SequenceMatcher(None, flag.lstrip("-"), name.lstrip("-")).ratio()
+
+
+def _all_subclasses(cls: type) -> list[type]:
+    direct: list[type] = cls.__subclasses__()
+    return [*direct, *(below for subclass in direct for below in _all_subclasses(subclass))]
+
+
+def texts(value: str) -> tuple[str, ...]:
+    """Returns the parts of a comma-separated list; an empty part is refused."""
+    parts = tuple(part.strip() for part in value.split(","))
+    if not all(parts):
+        raise argparse.ArgumentTypeError(f"expected values separated by commas, got {value!r}")
+    return parts
+
+
+def paths(value: str) -> tuple[str, ...]:
+    """Returns the parts of a comma-separated list of paths; what is there under a name with commas is one part."""
+    return (value,) if os.path.exists(value) else texts(value)
+
+
+def numbers(value: str) -> tuple[float, ...]:
+    """Returns the numbers of a comma-separated list."""
+    try:
+        return tuple(float(part) for part in texts(value))
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(f"expected numbers separated by commas, got {value!r}") from error
+
+
+def whole_number(low: int, high: int = 2**31 - 1) -> Callable[[str], int]:
+    """Returns a parser of integers from `low` to `high`."""
+
+    def parse(value: str) -> int:
+        try:
+            number = int(value)
+        except ValueError:
+            number = low - 1
+        if number < low:
+            raise argparse.ArgumentTypeError(f"expected a whole number of at least {low}, got {value!r:.40}")
+        if number > high:
+            raise argparse.ArgumentTypeError(f"expected a whole number of at most {high}, got {value:.40}")
+        return number
+
+    return parse
+
+
+def pattern(value: str) -> re.Pattern[str]:
+    """Returns a regular expression."""
+    try:
+        return re.compile(value)
+    except (re.error, OverflowError, RecursionError) as error:
+        raise argparse.ArgumentTypeError(f"expected a regular expression, got {value!r}: {error}") from error
+
+
+def add_decode_flags(parser: FlagParser, *, default_grid_step: float | None) -> None:
+    """Adds the flags that say what to decode, and how, as a pipeline.
+
+    Args:
+      parser: Where to.
+      default_grid_step: Grid without `--thresholds`; None makes one of the two flags required.
+    """
+    add_task_flags(parser)
+    add_exit_flags(parser, default_grid_step=default_grid_step)
+    run = parser.add_argument_group("run (Beam's own flags, such as --runner, may be added)")
+    run.add_argument(
+        "--on_error",
+        choices=("fail", "worst_case"),
+        default="fail",
+        help="for examples that fail, also when tried again alone: end the run, or count loss 1 at every threshold",
+    )
+    run.add_argument(
+        "--max_failures",
+        type=whole_number(0),
+        help="with --on_error=worst_case, end the run if more examples fail; default: 1 %% of them, at least 10",
+    )
+    add_worker_flags(run)
+    run.add_argument("--overwrite", action="store_true", help="replace an earlier result")
+
+
+def add_worker_flags(group: argparse._ActionsContainer) -> None:
+    """Adds the flags that say how decoding is spread over workers, which moves no output."""
+    group.add_argument(
+        "--num_shards",
+        type=whole_number(1),
+        default=4,
+        help="parts of the data, decoded independently: several per worker",
+    )
+    group.add_argument(
+        "--model_copies",
+        type=whole_number(1),
+        default=1,
+        help="most copies of the model in one worker process; its threads take turns",
+    )
+
+
+def add_task_flags(parser: FlagParser) -> None:
+    """Adds the flags that name model and data, and how much of them is decoded at a time."""
+    task = parser.add_argument_group("model and data")
+    task.add_argument(
+        "--checkpoint",
+        help="model folder: native, Hugging Face, T5X or Orbax (checkpoint_<step>, or the folder of them); without "
+        "model and data, calibrate and evaluate use embedded ones",
+    )
+    task.add_argument("--vocabulary", help="SentencePiece model; default: in or beside the checkpoint")
+    task.add_argument(
+        "--extra_ids",
+        type=whole_number(0),
+        help="sentinels <extra_id_0>... to add; default: as many as tokenizer files beside the vocabulary name, or 0",
+    )
+    add_model_flags(task)
+    add_data_flags(task)
+    task.add_argument("--task_prefix", default="", help="put before every input")
+    task.add_argument("--max_input_length", type=whole_number(1), default=512, help="in tokens, eos included")
+    task.add_argument("--on_long", choices=("truncate", "error"), default="truncate", help="for longer inputs")
+    task.add_argument("--max_decode_length", type=whole_number(1), default=64, help="in tokens, eos included")
+    add_memory_flags(task)
+
+
+def add_data_flags(group: argparse._ActionsContainer, *, kind: str = "data", split: str = "validation") -> None:
+    """Adds the flags that say which data are read, and how.
+
+    Args:
+      group: Where to.
+      kind: What the data are, in the help of the flags.
+      split: The split of a SeqIO task that is read unless another is named.
+    """
+    group.add_argument("--data", type=paths, help=f"files with the {kind}: globs, comma-separated")
+    group.add_argument(
+        "--data_format",
+        choices=("jsonl", "text", "parquet", "tfrecord", "seqio"),
+        help="format of the data; default: by suffix (.jsonl, .txt, .tfrecord, each also with .gz; .parquet)",
+    )
+    group.add_argument(
+        "--inputs_field", help="field of a row with the prompt; default: input, in TFRecord and SeqIO inputs"
+    )
+    group.add_argument(
+        "--targets_field", help="field of a row with the references; default: references, in TFRecord and SeqIO targets"
+    )
+    group.add_argument("--seqio_task", help="SeqIO task to read instead of --data")
+    group.add_argument("--seqio_split", help=f"its split; default: {split}")
+    group.add_argument(
+        "--seqio_module", type=texts, help="modules that register the task, comma-separated; importable on workers too"
+    )
+    group.set_defaults(default_seqio_split=split)
+
+
+def _take_seqio_task(flags: argparse.Namespace) -> None:
+    """Sets `data` to what the flags of SeqIO name; all that follows sees it as a file.
+
+    Raises:
+      UsageError: If data are named in two ways, or a flag does not go with the format.
+    """
+    if not hasattr(flags, "seqio_task"):
+        return
+    if flags.seqio_task is None:
+        for name in ("seqio_split", "seqio_module"):
+            if getattr(flags, name) is not None:
+                raise UsageError(f"--{name} belongs to --seqio_task, which is missing.")
+        if flags.data_format == "seqio":
+            raise UsageError("--data_format=seqio needs --seqio_task, the name of the task.")
+        return
+    if flags.data is not None:
+        raise UsageError(f"--seqio_task={flags.seqio_task} and --data both name the data: leave one of them out.")
+    if flags.data_format not in (None, "seqio"):
+        raise UsageError(f"--seqio_task is read as seqio, not --data_format={flags.data_format}: leave that out.")
+    flags.data = (seqio_name(flags.seqio_task, flags.seqio_split or flags.default_seqio_split),)
+
+
+def confidence(text: str) -> str:
+    """Returns the name of a confidence measure, which it must be; a type of flags."""
+    if not is_measure_name(text):
+        raise argparse.ArgumentTypeError(
+            f"invalid choice: {text!r} (choose from {', '.join(map(repr, MEASURES))}, or module:function of your own)"
+        )
+    return text
+
+
+def _measures_in_words() -> str:
+    """Returns what the help says of every measure."""
+    ours = "; ".join(f"{measure.name} ({measure.meaning})" for measure in MEASURES.values())
+    return f"{ours}; or module:function of your own, of (logits) or of (state, below)"
+
+
+def add_memory_flags(group: argparse._ActionsContainer) -> None:
+    """Adds the flags that say how much is decoded at a time, which moves no output."""
+    group.add_argument(
+        "--batch_size", type=whole_number(1), help="most prompts decoded together; default: by the memory that is free"
+    )
+    group.add_argument(
+        "--token_budget",
+        type=whole_number(1),
+        help="most positions held at a time, of prompts and of outputs; default: by the memory that is free",
+    )
+
+
+def add_exit_flags(parser: FlagParser, *, default_grid_step: float | None) -> None:
+    """Adds the flags that say how tokens exit; `default_grid_step` is that of `add_decode_flags`."""
+    exits = parser.add_argument_group("exits")
+    exits.add_argument(
+        "--confidence", type=confidence, default="softmax", help=f"confidence measure: {_measures_in_words()}"
+    )
+    exits.add_argument(
+        "--patience",
+        type=whole_number(1),
+        help="with --confidence=patience: how many layers have to agree at threshold 1",
+    )
+    exits.add_argument("--thresholds", type=numbers, help="exit thresholds, comma-separated; instead of --grid_step")
+    default = "" if default_grid_step is None else f"; {default_grid_step} without --thresholds"
+    exits.add_argument("--grid_step", type=float, help=f"grid of its multiples below 1, down to 0{default}")
+    parser.set_defaults(default_grid_step=default_grid_step)
+    exits.add_argument(
+        "--schedule",
+        choices=SCHEDULES,
+        default="constant",
+        help="threshold over output positions: the same, falling by the paper's Eq. 5, or by the formula in the "
+        "released T5X code (which itself, as released, decodes with a constant one)",
+    )
+    exits.add_argument("--tau", type=float, help="temperature of a decaying schedule")
+    exits.add_argument(
+        "--state_propagation", choices=tuple(PROPAGATIONS), default="from_exit", help="what skipped layers attend to"
+    )
+    exits.add_argument(
+        "--token_from",
+        choices=TOKEN_SOURCES,
+        default="exit_layer",
+        help="layer whose prediction is the token; last_layer shows what exits do to the cache alone",
+    )
+    exits.add_argument("--min_exit_layer", type=whole_number(1), default=1, help="lowest layer that may exit")
+    exits.add_argument("--exit_interval", type=whole_number(1), default=1, help="distance of layers that may exit")

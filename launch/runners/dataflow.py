@@ -1,0 +1,201 @@
+"""What a job on Dataflow needs before it is submitted: checks, in words, and defaults for what was left open.
+
+From sources on this machine, which workers install, to a job on plain machines; docs/dataflow.md has one with GPUs:
+
+    calm-beam calibrate --runner=DataflowRunner --project=P --region=us-central1 --temp_location=gs://B/temp \
+        --checkpoint=gs://B/model --data='gs://B/calibration/*.jsonl.gz' --output=gs://B/calibration --num_shards=100
+"""
+
+import argparse
+import re
+from collections.abc import Iterable
+
+from apache_beam.options.pipeline_options import (
+    DebugOptions,
+    GoogleCloudOptions,
+    PipelineOptions,
+    SetupOptions,
+    StandardOptions,
+    WorkerOptions,
+)
+from apache_beam.runners.runner import PipelineResult
+
+from calm_beam.launch.flags import FlagParser, UsageError
+from calm_beam.launch.terminal import say
+from calm_beam.seqio_names import is_seqio
+
+from .accelerators import BUILT_IN_FAMILIES, Accelerator, parse_accelerator
+from .worker_package import choose_package
+
+# Images with CUDA do not leave room on the disk that Dataflow gives to batch workers.
+_ACCELERATOR_DISK_GB = 50
+# With one process on each worker, further cores of those that only read and score would idle.
+_PLAIN_MACHINE = "e2-standard-2"
+
+
+def add_job_flags(parser: FlagParser) -> None:
+    """Adds the flags of a job on Dataflow that are ours; the others are Beam's."""
+    job = parser.add_argument_group("Dataflow")
+    job.add_argument(
+        "--accelerator",
+        type=parse_accelerator,
+        help="for the workers that decode: nvidia-l4, nvidia-tesla-t4, nvidia-h100-80gb, tpu-v5-lite-podslice, "
+        "tpu-v6e-slice, or Dataflow's notation, such as 'type:nvidia-l4;count:1;install-nvidia-driver'",
+    )
+
+
+def is_dataflow(options: PipelineOptions) -> bool:
+    """Returns whether the pipeline runs on Dataflow."""
+    return (options.view_as(StandardOptions).runner or "").lower().rpartition(".")[2] == "dataflowrunner"
+
+
+def prepare_job(
+    options: PipelineOptions,
+    *,
+    accelerator: Accelerator | None,
+    paths: Iterable[tuple[str, str | None]],
+    num_shards: int,
+) -> None:
+    """Refuses a job that would fail or idle on Dataflow, and fills in `options`; does nothing for other runners.
+
+    Args:
+      options: Beam's flags.
+      accelerator: Of the step that decodes.
+      paths: Pairs of flag and path of what workers read or write; None where a flag was left out.
+      num_shards: Shards of the data, which bound the workers that have anything to decode.
+
+    Raises:
+      UsageError: If something is missing or wrong; nothing has been staged.
+    """
+    if not is_dataflow(options):
+        if accelerator is not None:
+            raise UsageError("--accelerator is for --runner=DataflowRunner; here, JAX takes the devices it finds.")
+        return
+    try:
+        from apache_beam.runners.dataflow.internal import apiclient  # noqa: F401
+    except ImportError as error:
+        raise UsageError(
+            "--runner=DataflowRunner needs Google's clients: pip install 'calm-beam[dataflow]'."
+        ) from error
+    _check_place(options)
+    _check_paths(paths)
+    _check_accelerator(options, accelerator)
+    choose_package(options, needs_image=_has_accelerator(options, accelerator))
+    _set_defaults(options, accelerator, num_shards=num_shards)
+
+
+def job_address(result: PipelineResult, options: PipelineOptions) -> str | None:
+    """Returns where to watch a job that was submitted to Dataflow; None if it was not, as for a template."""
+    if not is_dataflow(options) or not result.has_job:
+        return None
+    cloud = options.view_as(GoogleCloudOptions)
+    return f"https://console.cloud.google.com/dataflow/jobs/{cloud.region}/{result.job_id()}?project={cloud.project}"
+
+
+def template_location(options: PipelineOptions) -> str | None:
+    """Returns where a job is written instead of being submitted, as the launcher of a Flex Template asks; or None."""
+    location: str | None = options.view_as(GoogleCloudOptions).template_location
+    return location if is_dataflow(options) else None
+
+
+def _check_place(options: PipelineOptions) -> None:
+    cloud = options.view_as(GoogleCloudOptions)
+    if not cloud.project:
+        raise UsageError("--project is missing: the id of the Google Cloud project that runs and pays the job.")
+    if not cloud.region:
+        raise UsageError("--region is missing: where the job runs, for example us-central1; best that of the bucket.")
+    # Without either, Beam would make a bucket of its own.
+    if not cloud.temp_location and not cloud.staging_location:
+        raise UsageError("--temp_location is missing: a folder on Cloud Storage such as gs://BUCKET/temp.")
+    for flag, path in (("--temp_location", cloud.temp_location), ("--staging_location", cloud.staging_location)):
+        if path and not re.fullmatch(r"gs://[^/]+/.+", path):
+            raise UsageError(f"{flag} {path}: expected a folder on Cloud Storage such as gs://BUCKET/temp.")
+
+
+def _check_paths(paths: Iterable[tuple[str, str | None]]) -> None:
+    for flag, path in paths:
+        if path is not None and not path.startswith("gs://"):
+            raise UsageError(
+                f"{flag} {path}: Dataflow's workers do not see this disk. Copy it to Cloud Storage "
+                "(gcloud storage cp) and name it as gs://BUCKET/..."
+            )
+
+
+def _check_accelerator(options: PipelineOptions, accelerator: Accelerator | None) -> None:
+    if accelerator is None:
+        return
+    if _service_accelerators(options):
+        raise UsageError(
+            "--accelerator and --dataflow_service_options=worker_accelerator=... both ask for one: drop the second."
+        )
+    if options.view_as(GoogleCloudOptions).flexrs_goal:
+        raise UsageError("--flexrs_goal: Dataflow has no accelerators for flexible scheduling. Leave one of them out.")
+    machine = options.view_as(WorkerOptions).machine_type
+    if machine and accelerator.is_tpu and machine != accelerator.machine_type:
+        raise UsageError(
+            f"--worker_machine_type={machine}: {accelerator.type} needs {accelerator.machine_type}. Leave it out, or "
+            "name the machine with the accelerator: type:...;topology:...;machine_type:..."
+        )
+    if machine and not accelerator.is_tpu and machine.startswith(BUILT_IN_FAMILIES):
+        raise UsageError(
+            f"--worker_machine_type={machine}: is the machine of the steps that do not decode, and comes with a GPU. "
+            f"Name it with the accelerator: 'type:{accelerator.type};count:{accelerator.amount};"
+            f"machine_type:{machine};install-nvidia-driver'."
+        )
+
+
+def _has_accelerator(options: PipelineOptions, accelerator: Accelerator | None) -> bool:
+    return accelerator is not None or bool(_service_accelerators(options))
+
+
+def _service_accelerators(options: PipelineOptions) -> list[str]:
+    given = options.view_as(GoogleCloudOptions).dataflow_service_options or []
+    return [option for option in given if option.startswith("worker_accelerator=")]
+
+
+def _set_defaults(options: PipelineOptions, accelerator: Accelerator | None, *, num_shards: int) -> None:
+    worker = options.view_as(WorkerOptions)
+    debug = options.view_as(DebugOptions)
+    # Nothing of ours lives in the launcher's main module; pickling it would only carry the environment along.
+    setup = options.view_as(SetupOptions)
+    if setup.save_main_session is None:
+        setup.save_main_session = False
+    if worker.autoscaling_algorithm is None:
+        worker.autoscaling_algorithm = "THROUGHPUT_BASED"
+    if worker.max_num_workers is None:
+        worker.max_num_workers = max(num_shards, worker.num_workers or 1)
+    elif worker.max_num_workers > num_shards:
+        say(
+            f"caution: --num_shards={num_shards} gives work to {num_shards} of the {worker.max_num_workers} workers of "
+            "--max_num_workers. Results do not depend on it: take several shards per worker."
+        )
+    if not _has_accelerator(options, accelerator):
+        return
+    # Each process would load the model into the one accelerator, and each thread decode a batch of its own on it.
+    if not any(experiment.endswith("use_multiple_sdk_containers") for experiment in debug.experiments or ()):
+        debug.add_experiment("no_use_multiple_sdk_containers")
+    if debug.number_of_worker_harness_threads is None:
+        debug.number_of_worker_harness_threads = 1
+    if worker.disk_size_gb is None:
+        worker.disk_size_gb = _ACCELERATOR_DISK_GB
+    if accelerator is None:
+        return
+    if accelerator.is_tpu:
+        cloud = options.view_as(GoogleCloudOptions)
+        cloud.dataflow_service_options = [*(cloud.dataflow_service_options or ()), accelerator.service_option()]
+        worker.machine_type = accelerator.machine_type
+    elif worker.machine_type is None and accelerator.machine_type is not None:
+        worker.machine_type = _PLAIN_MACHINE
+
+
+def job_paths(flags: argparse.Namespace) -> list[tuple[str, str | None]]:
+    """Returns the paths that `calibrate` is given, each with its flag."""
+    return [
+        ("--checkpoint", flags.checkpoint),
+        ("--vocabulary", flags.vocabulary),
+        # TensorFlow opens what SeqIO reads, by paths that the task knows.
+        *(("--data", pattern) for pattern in flags.data or () if not is_seqio(pattern)),
+        ("--generations", flags.generations),
+        ("--bleurt_checkpoint", flags.bleurt_checkpoint),
+        ("--output", flags.output),
+    ]

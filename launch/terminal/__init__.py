@@ -1,0 +1,6 @@
+"""What people see: lines, tables, progress, colours, and the streams they go to."""
+
+from .lines import PlainConsole as PlainConsole
+from .lines import say as say
+from .lines import tell as tell
+from .lines import wrapped as wrapped

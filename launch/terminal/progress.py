@@ -1,0 +1,146 @@
+"""Progress of a local run on the terminal."""
+
+import contextlib
+import pathlib
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Mapping
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+from calm_beam.transforms.progress import ProgressLog
+
+from . import say
+
+_READING, _LOADING, _COMPILING = "reading", "loading the model", "compiling"
+_DECODING, _SCORING = "decoding", "scoring"
+_BEFORE_THE_FIRST = (_LOADING, _COMPILING)
+
+_TERMINAL_SECONDS = 0.3
+_LOG_SECONDS = 10.0
+
+
+@contextlib.contextmanager
+def shown_progress(*, enabled: bool) -> Iterator[ProgressLog]:
+    """Shows how many prompts are decoded while the block runs: a bar on a terminal, else a line now and then.
+
+    Args:
+      enabled: False on runners whose workers do not share this machine's disk; then nothing is shown.
+
+    Yields:
+      Where workers report.
+    """
+    if not enabled:
+        yield ProgressLog(None)
+        return
+    with tempfile.TemporaryDirectory(prefix="calm-beam-") as folder:
+        path = pathlib.Path(folder) / "progress"
+        path.touch()
+        done = threading.Event()
+        watcher = threading.Thread(target=_watch, args=(path, done), daemon=True)
+        watcher.start()
+        try:
+            yield ProgressLog(str(path))
+        finally:
+            done.set()
+            watcher.join()
+
+
+def _watch(path: pathlib.Path, done: threading.Event) -> None:
+    console = Console(stderr=True, highlight=False)
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("prompts"),
+        TimeElapsedColumn(),
+        TextColumn("ETA"),
+        TimeRemainingColumn(),
+    )
+    if not console.is_terminal:
+        _log(path, done)
+        return
+    phases = _Phases()
+    with Progress(*columns, console=console) as progress:
+        task = progress.add_task(_READING, total=None)
+        while True:
+            is_last = done.wait(_TERMINAL_SECONDS)
+            counts = _read_counts(path)
+            read, decoded = _read_and_decoded(counts)
+            phase, seconds = phases.see(counts)
+            description = f"{phase} {seconds:.0f} s" if phase in _BEFORE_THE_FIRST else phase
+            progress.update(task, description=description, total=read or None, completed=decoded)
+            if is_last:
+                return
+
+
+def _log(path: pathlib.Path, done: threading.Event) -> None:
+    """Prints a line every few seconds, for logs."""
+    start = last_line = time.monotonic()
+    phases = _Phases()
+    while not done.wait(min(_TERMINAL_SECONDS, _LOG_SECONDS)):
+        counts = _read_counts(path)
+        phase, seconds = phases.see(counts)
+        now = time.monotonic()
+        if now - last_line >= _LOG_SECONDS:
+            last_line = now
+            read, decoded = _read_and_decoded(counts)
+            say(_line(phase, read, decoded, in_phase=seconds, in_all=now - start))
+
+
+def _line(phase: str, read: int, decoded: int, *, in_phase: float, in_all: float) -> str:
+    """Returns where a run stands, for a log."""
+    prompts = f"{read} {'prompt' if read == 1 else 'prompts'}"
+    if phase in _BEFORE_THE_FIRST:
+        return f"{phase} for {in_phase:.0f} s; {prompts} to decode"
+    if phase == _READING:
+        return f"{phase} for {in_phase:.0f} s"
+    # What came before the first prompt does not come again.
+    left = f", about {in_phase / decoded * (read - decoded):.0f} s left" if phase == _DECODING else f"; {phase}"
+    return f"decoded {decoded} of {prompts} in {in_all:.0f} s{left}"
+
+
+class _Phases:
+    """What a run is doing, and for how long."""
+
+    def __init__(self) -> None:
+        self._phase, self._since = _READING, time.monotonic()
+
+    def see(self, counts: Mapping[str, int]) -> tuple[str, float]:
+        """Returns the phase that counts show, and the seconds since it was first seen."""
+        phase = _phase_of(counts)
+        if phase != self._phase:
+            self._phase, self._since = phase, time.monotonic()
+        return phase, time.monotonic() - self._since
+
+
+def _phase_of(counts: Mapping[str, int]) -> str:
+    read, decoded = _read_and_decoded(counts)
+    if decoded < read:
+        if decoded:
+            return _DECODING
+        # Each is told when it begins; once a prompt is decoded, all of them are over.
+        return _COMPILING if "compiling" in counts else _LOADING if "loading" in counts else _READING
+    return _SCORING if counts.get("read") else _READING
+
+
+def _read_and_decoded(counts: Mapping[str, int]) -> tuple[int, int]:
+    """Returns how many prompts this run has to decode, and how many it has decoded.
+
+    Those that an earlier run has stored take no time, and work that is done twice counts once at most.
+    """
+    read = counts.get("read", 0) - counts.get("stored", 0)
+    return read, min(read, counts.get("decoded", 0))
+
+
+def _read_counts(path: pathlib.Path) -> dict[str, int]:
+    counts: dict[str, int] = {}
+    with contextlib.suppress(FileNotFoundError), open(path, encoding="utf-8") as file:
+        for line in file:
+            # The last line may still be being written.
+            if line.endswith("\n"):
+                event, count = line.split()
+                counts[event] = counts.get(event, 0) + int(count)
+    return counts

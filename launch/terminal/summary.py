@@ -1,0 +1,118 @@
+"""What a calibration found, as tables on the terminal."""
+
+import csv
+import io
+from collections.abc import Iterator
+
+from rich import box
+from rich.table import Table
+
+from calm_beam.counted import counted
+from calm_beam.manifest import Calibration, Manifest
+from calm_beam.printable import printable_line
+from calm_beam.storage import joined, open_input
+
+from . import PlainConsole
+
+_OBJECTIVES_PER_TABLE = 3
+
+
+def print_summary(manifest: Manifest, output: str, *, seconds: float) -> None:
+    """Prints the trade-off over the grid, the chosen thresholds, and where the files are.
+
+    Args:
+      manifest: The result.
+      output: Directory that holds it and the risk table.
+      seconds: How long the run took.
+    """
+    console = PlainConsole()
+    with open_input(joined(output, "risk_table.csv")) as raw, io.TextIOWrapper(raw, "utf-8", newline="") as file:
+        for table in _trade_offs(list(csv.DictReader(file)), manifest.model.layers):
+            console.print(table)
+    console.print(choices_table(manifest))
+    data = manifest.data
+    console.print(tests_in_words(manifest))
+    clusters = "" if data.clusters is None else f" in {counted(data.clusters, 'cluster')}"
+    console.print(
+        f"{counted(data.examples, 'example')}{clusters} in {seconds:.0f} s; "
+        f"{counted(data.duplicates, 'repeated input')}, "
+        f"{data.truncated} cut, {data.failed} failed."
+    )
+    if data.failed:
+        console.print("Failed examples count with loss 1 at every threshold.")
+    if data.duplicates:
+        console.print("Unless prompts repeat by themselves, repeated inputs void the guarantee: take them out.")
+    console.print(printable_line(manifest.guarantee))
+    console.print(f"Manifest: {joined(output, 'manifest.json')}", soft_wrap=True)
+
+
+def _trade_offs(rows: list[dict[str, str]], num_layers: int) -> Iterator[Table]:
+    """Yields tables of layers and risks, each of so many objectives that it fits into 80 columns."""
+    objectives = list(dict.fromkeys((row["consistency"], row["metric"]) for row in rows))
+    for start in range(0, len(objectives), _OBJECTIVES_PER_TABLE):
+        yield _trade_off(rows, objectives[start : start + _OBJECTIVES_PER_TABLE], num_layers)
+
+
+def _trade_off(rows: list[dict[str, str]], objectives: list[tuple[str, str]], num_layers: int) -> Table:
+    """Returns the table of layers and the risks of some objectives, one line per threshold."""
+    table = Table(title="Mean loss at every threshold", title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("threshold", justify="right", no_wrap=True)
+    table.add_column(f"layers\nof {num_layers}", justify="right", no_wrap=True)
+    for consistency, metric in objectives:
+        # Names of imported metrics may be long.
+        table.add_column(f"{consistency}\n{printable_line(metric)}", justify="right", overflow="fold")
+    risks: dict[str, dict[tuple[str, str], str]] = {}
+    layers: dict[str, str] = {}
+    for row in rows:
+        risks.setdefault(row["threshold"], {})[row["consistency"], row["metric"]] = row["risk"]
+        layers[row["threshold"]] = row["layers"]
+    for threshold, by_objective in risks.items():
+        cells = [f"{float(by_objective[objective]):.4f}" for objective in objectives]
+        table.add_row(f"{float(threshold):g}", f"{float(layers[threshold]):.2f}", *cells)
+    return table
+
+
+def choices_table(manifest: Manifest) -> Table:
+    """Returns the table of chosen thresholds, one line per calibration."""
+    title = "Lowest threshold with expected loss at most delta (probability 1 - epsilon)"
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    table.add_column("consistency\nmetric", overflow="fold")
+    for name in (
+        "delta\nepsilon",
+        "threshold",
+        f"layers\nof {manifest.model.layers}",
+        "layers\nsaved",
+        "risk",
+        "ended at",
+    ):
+        table.add_column(name, justify="right", no_wrap=True)
+    for entry in manifest.calibrations:
+        saved = 1 - entry.layers / manifest.model.layers
+        table.add_row(
+            f"{entry.consistency}\n{printable_line(entry.metric)}",
+            f"{entry.delta:g}\n{entry.epsilon:g}",
+            "never exit" if entry.threshold is None else f"{entry.threshold:g}",
+            f"{entry.layers:.2f}",
+            f"{saved:.0%}",
+            f"{entry.risk:.4f}",
+            _end_of_test(entry),
+        )
+    return table
+
+
+def tests_in_words(manifest: Manifest) -> str:
+    """Returns which losses were tested, and how."""
+    kinds = dict.fromkeys((entry.consistency, entry.loss, entry.p_value) for entry in manifest.calibrations)
+    tests = "; ".join(
+        f"{consistency} by {p_value}{'' if loss is None else f' of {loss} losses'}"
+        for consistency, loss, p_value in kinds
+    )
+    return f"Tests: {tests}. Procedure: {', '.join(dict.fromkeys(e.procedure for e in manifest.calibrations))}."
+
+
+def _end_of_test(entry: Calibration) -> str:
+    """Returns the threshold at which testing ended, and its p-value if that was too high; other tests see the grid."""
+    if entry.procedure != "fixed_sequence":
+        return "end of grid"
+    last = entry.path[-1]
+    return "end of grid" if last.rejected else f"{last.threshold:g}\np = {last.p_value:.2g}"

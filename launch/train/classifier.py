@@ -1,0 +1,91 @@
+"""`calm-beam train --stage=classifier`: trains the exit classifier of a model that stays as it is."""
+
+import argparse
+import math
+
+import numpy as np
+from rich import box
+from rich.table import Table
+
+from calm_beam.checkpoints import FloatArrays, write_native
+from calm_beam.counted import counted
+from calm_beam.launch.flags import UsageError
+from calm_beam.launch.flags.data import reading_of
+from calm_beam.launch.flags.model import declared
+from calm_beam.launch.terminal import PlainConsole
+from calm_beam.training.train_classifier import TrainedClassifier, train_classifier
+
+from .flags import checked_output, classifier_config
+from .inputs import load_model, open_vocabulary, read_rows, training_pairs, validation_pairs
+from .progress import StepBar
+
+
+def run_classifier_stage(flags: argparse.Namespace, console: PlainConsole) -> None:
+    """Checks everything, trains the classifier, writes the model with it, and says how good it is.
+
+    Args:
+      flags: Of `parse_train_flags`.
+      console: Where to show progress and results.
+
+    Raises:
+      UsageError: If a flag, the model or the data are not as they should be; nothing has been written.
+    """
+    config, output = classifier_config(flags), checked_output(flags)
+    checkpoint = load_model(flags.checkpoint, declared(flags))
+    assert checkpoint.vocabulary_path is not None
+    _check_dtype(checkpoint.arrays, flags.dtype)
+    vocabulary = open_vocabulary(checkpoint.vocabulary_path, checkpoint.config)
+    reading = reading_of(flags)
+    pairs = training_pairs(vocabulary, flags.task_prefix, read_rows("--data", flags.data, reading))
+    rows = read_rows("--validation_data", flags.validation_data, reading)
+    measured_pairs = validation_pairs(vocabulary, flags.task_prefix, rows)
+
+    if checkpoint.config.exit_classifier:
+        console.say(f"Replacing the exit classifier of {flags.checkpoint}.")
+    with StepBar(console) as bar:
+        trained = train_classifier(
+            config,
+            checkpoint.config,
+            checkpoint.arrays,
+            pairs,
+            measured_pairs,
+            on_progress=lambda step, steps: bar.show(step, steps, "batches of states"),
+        )
+    write_native(
+        output,
+        trained.config,
+        trained.arrays,
+        vocabulary_path=checkpoint.vocabulary_path,
+        extra_ids=vocabulary.extra_ids,
+        dtype=flags.dtype,
+    )
+    console.print(quality_table(trained))
+    console.say(
+        f"Learned from {counted(trained.tokens, 'token')} in {counted(trained.newton_steps, 'Newton step')}. Loss "
+        "per token: "
+        f"{trained.training_loss:.4f} on them, {trained.validation_loss:.4f} on the validation data."
+    )
+    console.say(f"Wrote {flags.output}: the same model with an exit classifier; its other weights are unchanged.")
+
+
+def quality_table(trained: TrainedClassifier) -> Table:
+    """Returns the classifier's quality on the validation data as a table, one line per layer but the last."""
+    title = "Exit classifier, on validation data"
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    for name in ("decoder\nlayer", "tokens that agree\nwith the last layer", "F1 of\ndon't exit", "AUC"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for layer, quality in enumerate(trained.quality, start=1):
+        values = (quality.agreeing, quality.f1, quality.auc)
+        table.add_row(str(layer), *("-" if math.isnan(value) else f"{value:.3f}" for value in values))
+    return table
+
+
+def _check_dtype(arrays: FloatArrays, dtype: str) -> None:
+    """Refuses a type of storage that would change the model."""
+    for name, array in arrays.items():
+        with np.errstate(over="ignore"):
+            stored = array.astype(dtype)
+        if not name.startswith("decoder/meta_cls/") and not np.array_equal(array, stored):
+            raise UsageError(
+                f"--dtype={dtype}: would change {name}, and an exit classifier leaves the model as it is. Use float32."
+            )

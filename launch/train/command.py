@@ -1,0 +1,255 @@
+"""`calm-beam train`: trains a model whose every decoder layer can predict, or fine-tunes one; then its exit classifier.
+
+A new model and its vocabulary, from rows {"input": str, "references": [str, ...]}:
+
+    calm-beam train --data='train-*.jsonl.gz' --validation_data=validation.jsonl --output=model --steps=2000
+
+Fine-tuning a T5 1.1 checkpoint as the paper does, with its own vocabulary, keeping the weights that generate best:
+
+    calm-beam train --checkpoint=t5_small/checkpoint_1000000 --data=train.jsonl --validation_data=validation.jsonl \
+        --optimizer=adafactor --validate_every=500 --best_by=rouge_l --output=model --steps=5000
+
+The exit classifier of a model, whose other weights stay as they are:
+
+    calm-beam train --stage=classifier --checkpoint=model --data=train.jsonl --validation_data=validation.jsonl \
+        --output=model_with_classifier
+
+Every reference of a training row gives a pair to learn from; of a validation row, the first one does. While a model is
+trained, `OUTPUT.training` holds its log and the states that `--resume` goes on from.
+"""
+
+import argparse
+import contextlib
+import functools
+import pathlib
+import tempfile
+from collections.abc import Iterator, Sequence
+
+from calm_beam.checkpoints import FloatArrays, write_native
+from calm_beam.counted import counted
+from calm_beam.examples import Example
+from calm_beam.launch.flags import UsageError
+from calm_beam.launch.flags.data import reading_of
+from calm_beam.launch.flags.metrics import metric_settings
+from calm_beam.launch.flags.model import declared
+from calm_beam.launch.terminal import PlainConsole
+from calm_beam.launch.terminal.interrupts import INTERRUPTED
+from calm_beam.metrics.registry import MetricError
+from calm_beam.model import T5Config
+from calm_beam.storage import refuse_links
+from calm_beam.training.batches import Pair, end_pairs
+from calm_beam.training.config import TrainingConfig
+from calm_beam.training.generation_score import GenerationScore
+from calm_beam.training.saved_state import ResumeError, SavedState, StateFolder, TrainedModel
+from calm_beam.training.train import train
+from calm_beam.vocabulary import Vocabulary
+
+from .classifier import run_classifier_stage
+from .flags import checked_output, new_model_config, parse_train_flags, training_config
+from .inputs import load_model, open_vocabulary, read_rows, training_pairs, validation_pairs, write_vocabulary
+from .progress import StepBar, TrainingLog, TrainingReporter, loss_table
+
+_LOG = "training_log.jsonl"
+
+
+def main(argv: Sequence[str]) -> int:
+    """Trains a model, or its exit classifier, and writes it.
+
+    Args:
+      argv: Flags, without the program's name.
+
+    Returns:
+      Exit status: 0 done, 1 failure, 2 bad usage, 130 interrupted with a state to resume from.
+
+    Raises:
+      KeyboardInterrupt: If interrupted without such a state.
+    """
+    console = PlainConsole(stderr=True)
+    try:
+        flags = parse_train_flags(argv)
+        if flags.stage == "classifier":
+            run_classifier_stage(flags, console)
+        else:
+            _train_model(flags, console)
+    except (UsageError, ResumeError) as error:
+        _say(console, f"calm-beam train: {error}")
+        return 2
+    except (OSError, FloatingPointError, MetricError, ValueError) as error:
+        _say(console, f"calm-beam train: {error}")
+        return 1
+    except _ResumableInterruptError as interrupt:
+        _say(console, f"calm-beam train: interrupted. With --resume, the same command goes on after {interrupt}.")
+        return INTERRUPTED
+    return 0
+
+
+class _ResumableInterruptError(Exception):
+    """Ctrl-C, in a run that can be resumed."""
+
+
+def _train_model(flags: argparse.Namespace, console: PlainConsole) -> None:
+    """Checks everything, trains and writes."""
+    output, config = checked_output(flags), training_config(flags)
+    # Beside the output: on the same disk, and never mistaken for a part of the model.
+    states = StateFolder(output.with_name(f"{output.name}.training"))
+    saved, going_on = _saved_state(flags, states)
+    checkpoint = None if flags.checkpoint is None else load_model(flags.checkpoint, declared(flags))
+    model_config = new_model_config(flags) if checkpoint is None else checkpoint.config
+    reading = reading_of(flags)
+    rows = read_rows("--data", flags.data, reading)
+    validation_rows = read_rows("--validation_data", flags.validation_data, reading) if flags.validation_data else []
+    with tempfile.TemporaryDirectory() as folder:
+        if checkpoint is None:
+            vocabulary_path = pathlib.Path(folder, "sentencepiece.model")
+            write_vocabulary(rows, flags.task_prefix, vocabulary_path, vocab_size=model_config.vocab_size)
+        else:
+            assert checkpoint.vocabulary_path is not None
+            vocabulary_path = checkpoint.vocabulary_path
+        vocabulary = open_vocabulary(vocabulary_path, model_config)
+        pairs = training_pairs(vocabulary, flags.task_prefix, rows)
+        measured_pairs = validation_pairs(vocabulary, flags.task_prefix, validation_rows)
+        done, tokens = (saved.step, saved.target_tokens) if saved else (0, 0)
+        log = TrainingLog(states.path / _LOG, after_step=done)
+
+        def begin() -> None:
+            # Not before: a run that is refused leaves an earlier one as it was.
+            if saved is None:
+                states.delete()
+            log.begin()
+            if model_config.exit_classifier:
+                _say(console, "The exit classifier is kept as it is, and was trained for the weights before these.")
+            _report_start(console, model_config, config, pairs, measured_pairs)
+            if saved is not None:
+                _say(console, going_on)
+
+        with _kept_if_resumable(states, log), StepBar(console, done=done) as bar:
+            model = train(
+                config,
+                model_config,
+                pairs,
+                measured_pairs,
+                initial=None if checkpoint is None else checkpoint.arrays,
+                score=_score(flags, config, model_config, vocabulary, measured_pairs, validation_rows),
+                on_start=begin,
+                on_progress=TrainingReporter(bar, log, config.steps, target_tokens=tokens).report,
+                on_save=states.save,
+                resume_from=saved,
+            )
+        _write(console, output, model_config, model.arrays, vocabulary_path, vocabulary.extra_ids, flags.dtype)
+    log.move_to(output / _LOG)
+    states.delete()
+    _report_end(console, flags, model)
+
+
+def _saved_state(flags: argparse.Namespace, states: StateFolder) -> tuple[SavedState | None, str]:
+    """Returns the state to go on from, or None to start anew; and what to say once it has been found to fit."""
+    refuse_links(states.path, inside=states.path.parent)
+    steps = states.steps()
+    if not flags.resume:
+        if steps and not flags.overwrite:
+            raise UsageError(
+                f"--output={flags.output}: an interrupted run of it left states in {states.path}. Pass --resume to go "
+                "on with it, or --overwrite to start again."
+            )
+        return None, ""
+    if not steps:
+        raise UsageError(f"--resume: there is no state of an interrupted run in {states.path}. Leave it out to start.")
+    saved = states.load()
+    unread = "" if saved.step == steps[-1] else f" (the newer state, of step {steps[-1]}, cannot be read)"
+    return saved, f"Going on after step {saved.step}{unread}."
+
+
+@contextlib.contextmanager
+def _kept_if_resumable(states: StateFolder, log: TrainingLog) -> Iterator[None]:
+    """Deletes the log of a run that ends early, unless it can be resumed; says so of one that was interrupted."""
+    try:
+        yield
+    except BaseException as error:
+        if not log.has_begun:
+            raise
+        steps = states.steps()
+        if not steps:
+            log.delete()
+        elif isinstance(error, KeyboardInterrupt):
+            raise _ResumableInterruptError(f"step {steps[-1]}") from error
+        raise
+
+
+def _score(
+    flags: argparse.Namespace,
+    config: TrainingConfig,
+    model: T5Config,
+    vocabulary: Vocabulary,
+    pairs: Sequence[Pair],
+    rows: Sequence[Example],
+) -> GenerationScore | None:
+    """Returns what decides the best weights, or None if the loss does."""
+    if flags.best_by == "loss":
+        return None
+    lengths = {"max_input_length": config.max_input_length, "max_target_length": config.max_target_length}
+    ended = end_pairs(pairs[: flags.best_by_rows], **lengths)
+    return GenerationScore(
+        flags.best_by,
+        model,
+        [source for source, _ in ended],
+        [row.references for row in rows[: flags.best_by_rows]],
+        decode=vocabulary.decode,
+        max_target_length=config.max_target_length,
+        metric_settings=metric_settings(flags),
+    )
+
+
+def _write(
+    console: PlainConsole,
+    output: pathlib.Path,
+    config: T5Config,
+    arrays: FloatArrays,
+    vocabulary_path: pathlib.Path,
+    extra_ids: int,
+    dtype: str,
+) -> None:
+    """Writes the model; in float32 if float16 cannot hold it, rather than losing it."""
+    write = functools.partial(
+        write_native, output, config, arrays, vocabulary_path=vocabulary_path, extra_ids=extra_ids
+    )
+    try:
+        write(dtype=dtype)
+    except ValueError as error:
+        _say(console, f"{error} Writing float32 instead.")
+        write()
+
+
+def _report_start(
+    console: PlainConsole, model: T5Config, config: TrainingConfig, pairs: Sequence[Pair], validation: Sequence[Pair]
+) -> None:
+    _say(
+        console,
+        f"Training {model.num_encoder_layers} + {counted(model.num_decoder_layers, 'layer')} of width "
+        f"{model.emb_dim} on "
+        f"{counted(len(pairs), 'pair')} for {counted(config.steps, 'step')}; {counted(len(validation), 'pair')} to "
+        "validate on.",
+    )
+    # The eos takes one place of each side.
+    cut_inputs = sum(len(source) >= config.max_input_length for source, _ in pairs)
+    cut_targets = sum(len(target) >= config.max_target_length for _, target in pairs)
+    if cut_inputs or cut_targets:
+        _say(
+            console,
+            f"Cut {counted(cut_inputs, 'input')} to --max_input_length={config.max_input_length} and "
+            f"{counted(cut_targets, 'reference')} to "
+            f"--max_target_length={config.max_target_length}.",
+        )
+
+
+def _report_end(console: PlainConsole, flags: argparse.Namespace, model: TrainedModel) -> None:
+    chosen = "the last"
+    if model.validation is not None:
+        console.print(loss_table(model.validation.losses))
+        value = model.validation.losses[-1] if model.validation.score is None else model.validation.score
+        if flags.validate_every:
+            chosen = f"the best of those validated by {flags.best_by} ({value:.4f})"
+    _say(console, f"Wrote {flags.output}: the weights after step {model.step}, {chosen}.")
+
+
+def _say(console: PlainConsole, line: str) -> None:
+    console.say(line)

@@ -1,0 +1,157 @@
+"""What `train` shows while it runs, and what it keeps of that."""
+
+import contextlib
+import json
+import os
+import pathlib
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeRemainingColumn
+from rich.progress import Progress as ProgressBar
+from rich.table import Table
+
+from calm_beam.launch.terminal import PlainConsole
+from calm_beam.storage import replacing, writing
+from calm_beam.training.train import Progress
+
+_SECONDS_BETWEEN_LINES = 10.0
+
+
+class StepBar:
+    """A bar on a terminal, elsewhere a line every ten seconds and at the end; each with the time left."""
+
+    def __init__(self, console: PlainConsole, *, done: int = 0) -> None:
+        """Prepares to show a run of which some steps were `done` by an earlier process."""
+        self._console = console
+        self._first = done
+        self._start = self._last_line = time.monotonic()
+        self._bar = ProgressBar(
+            TextColumn("step"),
+            MofNCompleteColumn(),
+            BarColumn(),
+            TextColumn("{task.description}"),
+            TimeRemainingColumn(),
+            console=console,
+            disable=not console.is_terminal,
+        )
+        self._task = self._bar.add_task("compiling", total=None, completed=done)
+
+    def __enter__(self) -> "StepBar":
+        self._bar.start()
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._bar.stop()
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds since the start, not 0."""
+        return max(time.monotonic() - self._start, 1e-9)
+
+    def show(self, step: int, steps: int, text: str) -> None:
+        """Shows that a step of `steps` is done, with some text about it."""
+        self._bar.update(self._task, total=steps, completed=step, description=text)
+        is_due = time.monotonic() - self._last_line >= _SECONDS_BETWEEN_LINES or step == steps
+        if not self._console.is_terminal and is_due:
+            self._last_line = time.monotonic()
+            remaining = self.elapsed / (step - self._first) * (steps - step)
+            self.say(f"step {step}/{steps}, {text}, {remaining:.0f} s left")
+
+    def say(self, line: str) -> None:
+        """Prints a line, above the bar if there is one."""
+        self._console.say(line)
+
+
+class TrainingReporter:
+    """Shows each report of the training loop, and appends it to the log."""
+
+    def __init__(self, bar: StepBar, log: "TrainingLog", steps: int, *, target_tokens: int = 0) -> None:
+        """Prepares to report on a run of `steps` steps; `target_tokens` were seen by an earlier process."""
+        self._bar, self._log, self._steps, self._earlier_tokens = bar, log, steps, target_tokens
+
+    def report(self, progress: Progress) -> None:
+        """Takes one report."""
+        tokens_per_second = (progress.target_tokens - self._earlier_tokens) / self._bar.elapsed
+        if progress.validation is not None:
+            losses = " ".join(f"{loss:.3f}" for loss in progress.validation.losses)
+            score = "" if progress.validation.score is None else f"; score {progress.validation.score:.4f}"
+            self._bar.say(f"step {progress.step}: validation loss of the layers {losses}{score}")
+        self._bar.show(
+            progress.step, self._steps, f"loss {progress.loss:.3f}, {tokens_per_second:,.0f} target tokens/s"
+        )
+        self._log.append(progress)
+
+
+class TrainingLog:
+    """A JSONL file with a row for every report: what people plot."""
+
+    def __init__(self, path: pathlib.Path, *, after_step: int) -> None:
+        """Prepares a log, and touches nothing.
+
+        Args:
+          path: The file.
+          after_step: Where an earlier process left off, whose rows up to there are kept; 0 starts anew.
+        """
+        self._path = path
+        self._after_step = after_step
+        self._earlier_seconds = 0.0
+        self._start = 0.0
+        self.has_begun = False
+
+    def begin(self) -> None:
+        """Makes the file, with its folder if needed, or drops the rows of an earlier one that are made again."""
+        self.has_begun = True
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        kept = [row for row in _read_rows(self._path) if row["step"] <= self._after_step]
+        with replacing(self._path) as temporary:
+            temporary.write_text("".join(json.dumps(row) + "\n" for row in kept), encoding="utf-8")
+        self._earlier_seconds = kept[-1]["seconds"] if kept else 0.0
+        self._start = time.monotonic()
+
+    def append(self, progress: Progress) -> None:
+        """Adds a row."""
+        row: dict[str, Any] = {
+            "step": progress.step,
+            "loss": progress.loss,
+            "target_tokens": progress.target_tokens,
+            "seconds": round(self._earlier_seconds + time.monotonic() - self._start, 3),
+        }
+        if progress.validation is not None:
+            row["validation_losses"] = progress.validation.losses
+            if progress.validation.score is not None:
+                row["validation_score"] = progress.validation.score
+        with writing(self._path), open(self._path, "a", encoding="utf-8") as file:
+            file.write(json.dumps(row) + "\n")
+
+    def move_to(self, path: pathlib.Path) -> None:
+        """Moves the file to its final place, and deletes its folder if nothing else is in it."""
+        os.replace(self._path, path)
+        self._remove_folder()
+
+    def delete(self) -> None:
+        """Deletes the file, and its folder if nothing else is in it."""
+        self._path.unlink(missing_ok=True)
+        self._remove_folder()
+
+    def _remove_folder(self) -> None:
+        with contextlib.suppress(OSError):
+            self._path.parent.rmdir()
+
+
+def loss_table(losses: Sequence[float]) -> Table:
+    """Returns the validation loss of every layer as a table."""
+    table = Table(title="Validation loss (nats per target token)")
+    table.add_column("decoder layer", justify="right")
+    table.add_column("loss", justify="right")
+    for layer, loss in enumerate(losses, start=1):
+        table.add_row(str(layer), f"{loss:.3f}")
+    return table
+
+
+def _read_rows(path: pathlib.Path) -> list[dict[str, Any]]:
+    if not path.is_file():
+        return []
+    # A process that was killed may have written half of its last row.
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.endswith("}")]

@@ -1,0 +1,158 @@
+"""What trials choose and find, against calibrations and means made by hand."""
+
+import dataclasses
+import pathlib
+
+import numpy as np
+import pytest
+
+from calm_beam.analysis.output_counts import OutputCounter
+from calm_beam.calibration import Layout, Spec, all_specs
+from calm_beam.evaluation.files import GridRow, read_grid, read_trials, write_grid, write_trials
+from calm_beam.evaluation.outcomes import LaneCounts, TrialOutcome, lane_counts, summaries, trial_outcomes
+from calm_beam.evaluation.splits import Splits, SplitTally
+from calm_beam.examples import DataError
+from calm_beam.exits.rule import ExitRule
+from calm_beam.risk.fixed_point import to_signed_fixed_point
+from calm_beam.risk.fwer import fixed_sequence_test
+from calm_beam.risk.in_memory import p_values_of
+from calm_beam.upkeep.excess import excess_p_values
+
+_THRESHOLDS = (0.9, 0.5, 0.0)
+_SPLITS = Splits(trials=12, calibration_share=0.7, seed=1)
+_SPECS = all_specs(consistencies=("textual", "risk"), metrics=("token_f1",), deltas=(0.08, 0.3), epsilons=(0.1,))
+_COUNTER = OutputCounter(max_decode_length=8, rule=ExitRule())
+_UNITS = 150
+
+
+def _losses() -> np.ndarray:
+    """Losses that grow down the grid; those of risk consistency are signed."""
+    rng = np.random.default_rng(0)
+    textual = rng.uniform(size=(_UNITS, 1, 3)) * np.array([0.05, 0.3, 0.9])
+    return np.concatenate([textual, textual - rng.uniform(size=(_UNITS, 1, 1)) * 0.2], axis=1)
+
+
+def _counts() -> np.ndarray:
+    """Five tokens an output; layers 8, 6, 4 and 1 of the full model and the thresholds, one more for every tenth."""
+    layers = np.array([40, 30, 20, 5]) + 5 * (np.arange(_UNITS) % 10 == 0)[:, None]
+    return np.stack([np.full_like(layers, 5), layers, np.zeros_like(layers)], axis=1)
+
+
+def _tally() -> SplitTally:
+    keys = [str(index) for index in range(_UNITS)]
+    layout = Layout.of(_SPECS, thresholds=3)
+    return SplitTally.of_units(keys, to_signed_fixed_point(_losses()), _counts(), layout, _SPLITS)
+
+
+def _outcomes(specs: tuple[Spec, ...] = _SPECS) -> list[TrialOutcome]:
+    return trial_outcomes("softmax", _tally(), specs, _THRESHOLDS, count_rows=_COUNTER.rows, num_layers=8)
+
+
+def test_every_trial_against_a_calibration_in_memory() -> None:
+    """Threshold, test risk, layers and the p-value of an excess are those of the losses in each part."""
+    parts = _SPLITS.parts([str(index) for index in range(_UNITS)])
+    outcomes = _outcomes()
+    assert len(outcomes) == len(_SPECS) * 12
+    for outcome in outcomes:
+        spec, member = outcome.spec, parts[:, outcome.trial]
+        losses = _losses()[:, int(spec.objective.is_signed)]
+        p_values = p_values_of(losses[member], p_value=spec.p_value, delta=spec.delta)
+        place = int(fixed_sequence_test(p_values, epsilon=0.1).last_rejected())
+        assert outcome.threshold == (None if place < 0 else _THRESHOLDS[place])
+        assert (outcome.n_calibration, outcome.n_test) == (member.sum(), (~member).sum())
+        test = losses[~member][:, place] if place >= 0 else np.zeros((~member).sum())
+        assert outcome.test_risk == pytest.approx(test.mean(), abs=1e-8)
+        assert outcome.layers == pytest.approx(_counts()[~member, 1, place + 1].sum() / (5 * (~member).sum()))
+        excess = excess_p_values(
+            test, p_value="hoeffding_bentkus", delta=spec.delta, is_signed=spec.objective.is_signed
+        )
+        assert outcome.excess_p_value == pytest.approx(float(excess), abs=1e-6)
+        assert (outcome.flops_appendix_b, outcome.bleu) == (None, None)
+
+
+def test_trials_differ_and_never_exit_is_a_result() -> None:
+    """A tolerance that the first threshold does not keep gives no threshold, all layers and no loss."""
+    strict = tuple(dataclasses.replace(spec, delta=0.001, p_value="hoeffding_bentkus") for spec in _SPECS[:1])
+    layout_specs = (*_SPECS, *strict)
+    keys = [str(index) for index in range(_UNITS)]
+    layout = Layout.of(layout_specs, thresholds=3)
+    tally = SplitTally.of_units(keys, to_signed_fixed_point(_losses()), _counts(), layout, _SPLITS)
+    never = trial_outcomes("softmax", tally, strict, _THRESHOLDS, count_rows=_COUNTER.rows, num_layers=8)
+    assert {(outcome.threshold, outcome.test_risk) for outcome in never} == {(None, 0.0)}
+    assert all(8 <= outcome.layers <= 9 and not outcome.exceeds for outcome in never)
+    (summary,) = summaries(never)
+    assert (summary.threshold, summary.never, summary.trials) == (None, 12, 12)
+    assert len({outcome.test_risk for outcome in _outcomes()}) > 12
+
+
+def test_summaries() -> None:
+    """Means and standard deviations over the trials of each spec, and how many exceed delta."""
+    outcomes = _outcomes()
+    found = summaries(outcomes)
+    assert [summary.spec for summary in found] == list(_SPECS)
+    for summary in found:
+        group = [outcome for outcome in outcomes if outcome.spec == summary.spec]
+        risks = [outcome.test_risk for outcome in group]
+        assert summary.test_risk.mean == pytest.approx(np.mean(risks))
+        assert summary.test_risk.std == pytest.approx(np.std(risks, ddof=1))
+        assert summary.exceeding == sum(risk > summary.spec.delta for risk in risks)
+        assert summary.proved_broken <= summary.exceeding
+        assert summary.threshold in [outcome.threshold for outcome in group]
+        assert summary.flops_appendix_b is None
+
+
+def test_an_excess_shows() -> None:
+    """Losses of 1 at a tolerance of 0.5 exceed it, and prove it; 0.4 does neither."""
+    (outcome, *_) = _outcomes()
+    spec = dataclasses.replace(outcome.spec, delta=0.5)
+    above = dataclasses.replace(outcome, spec=spec, test_risk=1.0, excess_p_value=1e-9)
+    assert above.exceeds
+    assert above.is_proved_broken
+    below = dataclasses.replace(outcome, spec=spec, test_risk=0.4, excess_p_value=1.0)
+    assert not below.exceeds
+    assert not below.is_proved_broken
+
+
+def test_an_empty_part_is_refused() -> None:
+    """With one example, one of the two parts is empty."""
+    layout = Layout.of(_SPECS, thresholds=3)
+    tally = SplitTally.of_units(["a"], to_signed_fixed_point(_losses()[:1]), _counts()[:1], layout, _SPLITS)
+    with pytest.raises(DataError, match=r"trial 0 has .* needs both\. Take more examples"):
+        trial_outcomes("softmax", tally, _SPECS, _THRESHOLDS, count_rows=_COUNTER.rows, num_layers=8)
+
+
+def test_counts_of_a_lane() -> None:
+    """Ratios of sums, and nothing where nothing was counted."""
+    rows = ("tokens", "layers", "cut", "flops_appendix_b", "flops_calm_table", "flops_full")
+    counts = np.array([[10, 10], [80, 25], [1, 2], [400, 100], [400, 200], [400, 400]])
+    assert lane_counts(counts, rows, 1) == LaneCounts(
+        layers=2.5, flops_appendix_b=4.0, flops_calm_table=2.0, bleu=None, cut=2
+    )
+    assert lane_counts(np.zeros((3, 1), np.int64), rows[:3], 0).layers is None
+
+
+def test_files_give_back_what_was_written(tmp_path: pathlib.Path) -> None:
+    """Trials and grid come back from Parquet as they were, "never exit" and missing numbers included."""
+    outcomes = [dataclasses.replace(outcome, threshold=None, bleu=31.25) for outcome in _outcomes()[:3]]
+    outcomes += _outcomes()[3:6]
+    write_trials(str(tmp_path / "trials.parquet"), outcomes)
+    assert read_trials(str(tmp_path / "trials.parquet")) == outcomes
+    row = GridRow(
+        measure="state",
+        threshold=None,
+        consistency="textual",
+        metric="token_f1",
+        loss="dissimilarity",
+        n=3,
+        risk=0.125,
+        layers=8.0,
+        flops_appendix_b=None,
+        flops_calm_table=1.0,
+        bleu=None,
+        cut=0,
+        examples=3,
+        repeated=1,
+        failed=0,
+    )
+    write_grid(str(tmp_path / "grid.parquet"), [row, dataclasses.replace(row, threshold=0.5)])
+    assert read_grid(str(tmp_path / "grid.parquet")) == [row, dataclasses.replace(row, threshold=0.5)]

@@ -13,7 +13,6 @@ hold together.
 """
 
 import argparse
-import datetime
 import itertools
 import time
 from collections.abc import Sequence
@@ -30,7 +29,6 @@ from calm_beam.inputs import read_examples
 from calm_beam.launch.flags import UsageError, as_usage, naming, parse_flags
 from calm_beam.launch.flags.data import reading_of
 from calm_beam.launch.flags.metrics import checked_metrics, metric_settings
-from calm_beam.launch.generations import after_failure, keep_last_generations
 from calm_beam.launch.report import report_after
 from calm_beam.launch.runners import PipelineError, is_local, make_runner, may_report_progress, run_pipeline
 from calm_beam.launch.runners.dataflow import job_paths, prepare_job, template_location
@@ -38,11 +36,11 @@ from calm_beam.launch.runners.metrics import clipped_in_words, empty_references_
 from calm_beam.launch.terminal import say, tell
 from calm_beam.launch.terminal.progress import shown_progress
 from calm_beam.launch.terminal.summary import print_summary
-from calm_beam.launch.versions import run_versions
 from calm_beam.manifest import MANIFEST, Manifest, read_manifest
 from calm_beam.metrics.registry import METRICS, is_bleurt
 from calm_beam.storage import absolute, check_writable, is_file, joined, make_folder
-from calm_beam.transforms import CalibrateGenerations
+from calm_beam.sweeps.folders import after_failure, keep_last_generations
+from calm_beam.transforms import CalibrateGenerations, WriteManifest
 from calm_beam.transforms.decode import with_unique_ids
 
 from .flags import calibrate_parser, fill_in_defaults
@@ -75,7 +73,7 @@ def main(argv: Sequence[str]) -> int:
         folder = source.parts[0].folder()
     # Now, so that a log can show later what had been settled by then.
     say(f"plan {plan.record().digest}")
-    record = _record(source, specs)
+    record = RunRecord.of_job(source.job, specs, settings=source.settings)
     start = time.monotonic()
     try:
         make_folder(output)
@@ -87,18 +85,24 @@ def main(argv: Sequence[str]) -> int:
                 say(f"thresholds down to {thresholds[-1]:g} of {plan.thresholds[-1]:g}")
             pipeline = beam.Pipeline(runner=make_runner(options), options=options)
             with shown_progress(enabled=may_report_progress(options)) as progress:
-                _ = part.completions(pipeline, folder, progress) | "CalibrateGenerations" >> CalibrateGenerations(
-                    plan=plan,
-                    # Taken before any example is decoded, and compared with what was tested at the end.
-                    plan_digest=plan.record().digest,
-                    record=record,
-                    stored=StoredGenerations(directory=folder, num_shards=part.job.num_shards, thresholds=thresholds),
-                    tested=len(thresholds) if len(source.parts) > 1 else len(plan.thresholds),
-                    output=output,
+                _ = (
+                    part.completions(pipeline, folder, progress)
+                    | "CalibrateGenerations"
+                    >> CalibrateGenerations(
+                        plan=plan,
+                        # Taken before any example is decoded, and compared with what was tested at the end.
+                        plan_digest=plan.record().digest,
+                        record=record,
+                        stored=StoredGenerations(
+                            directory=folder, num_shards=part.job.num_shards, thresholds=thresholds
+                        ),
+                        tested=len(thresholds) if len(source.parts) > 1 else len(plan.thresholds),
+                        max_failures=flags.max_failures,
+                        metric_settings=metric_settings(flags),
+                    )
                     # What decodes has taken an earlier result away before.
-                    earlier=earlier if stored or not flags.overwrite else EarlierResult(),
-                    max_failures=flags.max_failures,
-                    metric_settings=metric_settings(flags),
+                    | "WriteManifest"
+                    >> WriteManifest(output, earlier if stored or not flags.overwrite else EarlierResult())
                 )
                 metrics = run_pipeline(pipeline)
             if template := template_location(options):
@@ -204,16 +208,13 @@ def _specs(flags: argparse.Namespace) -> tuple[Spec, ...]:
 
 
 def _plan(flags: argparse.Namespace, source: Source, specs: tuple[Spec, ...]) -> Plan:
-    return Plan.of(
+    return Plan.of_job(
         specs,
-        source.settings,
-        model=source.job.model.fingerprint,
-        vocabulary=source.job.vocabulary_identity(),
+        source.job,
+        settings=source.settings,
         joint_epsilon=flags.epsilon[0] if flags.joint else None,
-        cluster_key=flags.cluster_key,
         seed=flags.seed,
         on_error=flags.on_error,
-        on_long=source.job.on_long,
     )
 
 
@@ -246,15 +247,3 @@ def _checked_output(flags: argparse.Namespace) -> tuple[str, EarlierResult]:
     if earlier.manifest and not flags.overwrite and not flags.resume:
         raise UsageError(f"--output {output}: holds a manifest already. Choose another directory, or pass --overwrite.")
     return output, earlier
-
-
-def _record(source: Source, specs: Sequence[Spec]) -> RunRecord:
-    created = datetime.datetime.now(datetime.UTC).replace(microsecond=0)
-    return RunRecord(
-        created=created.isoformat().replace("+00:00", "Z"),
-        model=source.job.model,
-        vocabulary=source.job.vocabulary,
-        settings=source.settings,
-        patterns=source.job.patterns,
-        software=run_versions(source.job.software, metrics={spec.objective.metric for spec in specs}),
-    )

@@ -12,9 +12,10 @@ from calm_beam.decoding.settings import DecodeSettings, descending_grid, uniform
 from calm_beam.efficiency.flops import DecoderSizes
 from calm_beam.generations.folder import Completion, DecodeJob, StoredGenerations
 from calm_beam.launch.flags import UsageError, naming
-from calm_beam.launch.generations import begin_generations, find_generations, next_generations
 from calm_beam.launch.report import ReportedModel
+from calm_beam.launch.terminal import say
 from calm_beam.storage import absolute
+from calm_beam.sweeps.folders import begin_generations, find_generations, next_generations
 from calm_beam.transforms import DecodeExamples, ReadExamples
 from calm_beam.transforms.progress import ProgressLog
 
@@ -94,10 +95,10 @@ def decoded_source(flags: argparse.Namespace, output: str, earlier: EarlierResul
     run = prepare_run(
         flags, needs_references=needs_references, cluster_key=flags.cluster_key, runs_here=runs_here
     ).without_weights()
-    job = run.job(flags, cluster_key=flags.cluster_key)
+    job = run.job()
     ends = block_ends(len(job.settings.thresholds)) if flags.sweep == "lazy" else (len(job.settings.thresholds),)
     runs = [run.with_upper_part(end) for end in ends]
-    jobs = [each.job(flags, cluster_key=flags.cluster_key) for each in runs]
+    jobs = [each.job() for each in runs]
     folders: list[str] = []
 
     def part(place: int) -> Part:
@@ -106,12 +107,14 @@ def decoded_source(flags: argparse.Namespace, output: str, earlier: EarlierResul
                 folders.append(next_generations(output, jobs[place]))
             else:
                 folders.append(
-                    begin_generations(output, jobs, resume=flags.resume, overwrite=flags.overwrite, earlier=earlier)
+                    begin_generations(
+                        output, jobs, resume=flags.resume, overwrite=flags.overwrite, earlier=earlier, tell=say
+                    )
                 )
             return folders[-1]
 
         def decode(pipeline: beam.Pipeline, folder: str, progress: ProgressLog) -> beam.PCollection:
-            plan = dataclasses.replace(runs[place].plan(flags, folder, job=jobs[place]), goes_on=place + 1 < len(jobs))
+            plan = dataclasses.replace(runs[place].plan(folder), goes_on=place + 1 < len(jobs))
             if place:
                 upper = jobs[place - 1]
                 above = StoredGenerations(
@@ -120,8 +123,7 @@ def decoded_source(flags: argparse.Namespace, output: str, earlier: EarlierResul
                 plan = dataclasses.replace(plan, above=above, above_job=upper.digest())
             return (
                 pipeline
-                | "ReadExamples"
-                >> ReadExamples(run.paths, flags.num_shards, needs_references, progress, flags.cluster_key, run.reading)
+                | "ReadExamples" >> ReadExamples(run.data, num_shards=flags.num_shards, progress=progress)
                 | "DecodeExamples"
                 >> DecodeExamples(
                     plan,

@@ -49,10 +49,10 @@ from calm_beam.launch.plots import check_plots_available, saved_figure
 from calm_beam.launch.runners import PipelineError, is_local, make_runner, run_pipeline
 from calm_beam.launch.staging import staged
 from calm_beam.launch.terminal import PlainConsole, say
-from calm_beam.launch.versions import run_versions
 from calm_beam.metrics.corpus_bleu import is_bleu_available
 from calm_beam.storage import joined, replacing
 from calm_beam.transforms.splits import SplitGenerations, SplitSource
+from calm_beam.versions import run_versions
 
 from .flags import add_flags_of_both, add_own_flags, asked_specs, fill_in_metric, refuse_decoding_flags, split_parser
 from .plots import PANEL_WIDTH, by_test, draw_curves, draw_tradeoff, tradeoff_objectives

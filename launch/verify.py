@@ -47,8 +47,8 @@ from calm_beam.risk.pvalues import P_VALUES
 from calm_beam.serving.agreement import check_model, check_vocabulary
 from calm_beam.storage import joined, list_files, parent
 from calm_beam.sweeps.prepared import PreparedSweep
+from calm_beam.sweeps.shard import with_unique_ids
 from calm_beam.transforms import DecodeExamples, ReadExamples
-from calm_beam.transforms.decode import with_unique_ids
 from calm_beam.upkeep.verification import FreshLosses, Verdict, objective_of, promised_thresholds, verify
 from calm_beam.vocabulary import EOS_ID
 

@@ -25,6 +25,7 @@ from calm_beam.generations import (
 from calm_beam.generations.folder import Completion, check_files, shard_digest, shard_path
 from calm_beam.storage import is_file
 from calm_beam.sweeps import DecodePlan
+from calm_beam.sweeps.shard import duplicate_prompts, with_unique_ids
 from calm_beam.vocabulary import Vocabulary, VocabularyError
 
 from .devices import require_accelerator
@@ -265,7 +266,7 @@ class _DecodeShard(beam.DoFn):
         from calm_beam.decoding.generate import DecodeError, generate, reason_of
 
         plan = self._plan
-        duplicates = _duplicate_prompts(examples)
+        duplicates = duplicate_prompts(examples)
         prompts: list[Prompt] = []
         for example in examples:
             if above is not None and above[example.id].failure is not None:
@@ -307,22 +308,6 @@ def _generations_above(plan: DecodePlan, shard: int, examples: list[Example]) ->
     if path is None:
         return None
     return {generation.example.id: generation for generation in read_generations(path)}
-
-
-def with_unique_ids(examples: Iterable[Example]) -> list[Example]:
-    """Returns the examples in an order of their own, with equal derived ids told apart by a number.
-
-    Args:
-      examples: Of one shard, or of a whole data set: equal derived ids always meet in one shard.
-    """
-    ordered = sorted(examples, key=lambda example: (example.id, example.file_index, example.line))
-    seen: dict[str, int] = {}
-    unique = []
-    for example in ordered:
-        # An id that stood in the data occurs once, or the run has ended before.
-        count = seen[example.id] = seen.get(example.id, 0) + 1
-        unique.append(dataclasses.replace(example, id=f"{example.id}-{count}") if count > 1 else example)
-    return unique
 
 
 @dataclasses.dataclass(frozen=True)
@@ -370,15 +355,3 @@ def _load(plan: DecodePlan) -> _Loaded:
         token_budget=plan.token_budget,
     )
     return _Loaded(vocabulary, checkpoint.config.vocab_size, decoder)
-
-
-def _duplicate_prompts(examples: list[Example]) -> frozenset[str]:
-    """Returns the ids of examples whose prompt an earlier one has; equal prompts are always in one shard."""
-    seen: set[bytes] = set()
-    duplicates = set()
-    for example in examples:
-        digest = example.input_digest()
-        if digest in seen:
-            duplicates.add(example.id)
-        seen.add(digest)
-    return frozenset(duplicates)

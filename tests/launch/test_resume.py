@@ -14,7 +14,7 @@ import pytest
 from calm_beam.calibration import Plan, all_specs
 from calm_beam.generations import GenerationsError, read_generations, stored_shard, write_generations
 from calm_beam.generations.folder import COMPLETE, Completion, DecodeJob, StoredGenerations
-from calm_beam.launch.calibrate import command as calibrate
+from calm_beam.launch.calibrate import run
 from calm_beam.launch.cli import main
 from calm_beam.manifest import Manifest, read_manifest
 from calm_beam.transforms.scoring import ShardScorer
@@ -423,14 +423,14 @@ def test_an_interrupt_says_how_to_go_on(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Ctrl-C ends with status 130, names what is kept, and --resume goes on with it."""
-    run = calibrate.run_pipeline
+    run_pipeline = run.run_pipeline
 
     def interrupted(pipeline: object) -> None:
-        run(pipeline)
+        run_pipeline(pipeline)
         (tmp_path / "out" / "manifest.json").unlink()
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(calibrate, "run_pipeline", interrupted)
+    monkeypatch.setattr(run, "run_pipeline", interrupted)
     assert _calibrate(model, data, tmp_path / "out") == 130
     folder = _folder(tmp_path / "out")
     assert _error(capsys) == (

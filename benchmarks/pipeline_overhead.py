@@ -227,7 +227,9 @@ def _measure_parts(
     with _measured(times, "starting an empty pipeline"):
         _run_beam(beam.Create([0]))
     with _measured(times, "reading, checking ids, grouping by prompt"):
-        _run_beam(ReadExamples([str(data)], flags.num_shards, False, ProgressLog(None)))
+        _run_beam(
+            ReadExamples([str(data)], num_shards=flags.num_shards, needs_references=False, progress=ProgressLog(None))
+        )
     with _measured(times, "reading Parquet"):
         generations = [generation for shard in shards for generation in read_generations(shard)]
     specs = all_specs(consistencies=("textual",), metrics=(_METRIC,), deltas=(0.1,), epsilons=(0.05,))

@@ -43,7 +43,14 @@ def main(argv: Sequence[str]) -> int:
         with shown_progress(enabled=True) as progress:
             _ = (
                 pipeline
-                | "ReadExamples" >> ReadExamples(run.paths, flags.num_shards, False, progress, reading=run.reading)
+                | "ReadExamples"
+                >> ReadExamples(
+                    run.paths,
+                    num_shards=flags.num_shards,
+                    needs_references=False,
+                    progress=progress,
+                    reading=run.reading,
+                )
                 | "DecodeExamples" >> DecodeExamples(plan, progress)
             )
             run_pipeline(pipeline)

@@ -240,7 +240,14 @@ def _decode(
         _ = (
             pipeline
             | "ReadExamples"
-            >> ReadExamples(run.paths, flags.num_shards, needs_references, progress, flags.cluster_key, run.reading)
+            >> ReadExamples(
+                run.paths,
+                num_shards=flags.num_shards,
+                needs_references=needs_references,
+                progress=progress,
+                cluster_key=flags.cluster_key,
+                reading=run.reading,
+            )
             | "DecodeExamples" >> DecodeExamples(run.plan(flags, folder), progress)
         )
         run_pipeline(pipeline)

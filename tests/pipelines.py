@@ -207,7 +207,10 @@ def run_calibration(
     pipeline = beam.Pipeline(runner=FnApiRunner(), options=PipelineOptions(list(options)))
     _ = (
         pipeline
-        | "ReadExamples" >> ReadExamples(paths, num_shards, needs_references, log, cluster_key)
+        | "ReadExamples"
+        >> ReadExamples(
+            paths, num_shards=num_shards, needs_references=needs_references, progress=log, cluster_key=cluster_key
+        )
         | "DecodeExamples" >> DecodeExamples(decode_plan, log)
         | "CalibrateGenerations"
         >> CalibrateGenerations(

@@ -37,7 +37,12 @@ def _read(*paths: pathlib.Path, num_shards: int = 4, needs_references: bool = Fa
     """Returns what the transform gives for these files: shards with their examples, both sorted."""
     _KEPT.clear()
     pipeline = beam.Pipeline(runner=FnApiRunner(), options=PipelineOptions([]))
-    read = pipeline | ReadExamples([str(path) for path in paths], num_shards, needs_references, ProgressLog(None))
+    read = pipeline | ReadExamples(
+        [str(path) for path in paths],
+        num_shards=num_shards,
+        needs_references=needs_references,
+        progress=ProgressLog(None),
+    )
     _ = read.shards | beam.Map(_keep)
     pipeline.run().wait_until_finish()
     return sorted(_KEPT, key=lambda pair: pair[0])

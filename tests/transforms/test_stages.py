@@ -22,7 +22,7 @@ def _pipeline(hint: str | None) -> beam_runner_api_pb2.Pipeline:
     pipeline = beam.Pipeline(runner=FnApiRunner())
     _ = (
         pipeline
-        | "ReadExamples" >> ReadExamples(("gs://bucket/a.jsonl",), 8, False, log)
+        | "ReadExamples" >> ReadExamples(("gs://bucket/a.jsonl",), num_shards=8, needs_references=False, progress=log)
         | "DecodeExamples" >> DecodeExamples(_PLAN, log, accelerator_hint=hint)
         | "Score" >> beam.Map(str)
     )

@@ -68,7 +68,8 @@ def _confidences(flags: argparse.Namespace, checkpoint: Checkpoint) -> tuple[str
         raise UsageError(
             f"--confidence={needing} needs decoder/meta_cls in the checkpoint; {flags.checkpoint} has none."
         )
-    return flags.confidences
+    confidences: tuple[str, ...] = flags.confidences
+    return confidences
 
 
 def _needs_classifier(name: str) -> bool:

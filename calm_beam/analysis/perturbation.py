@@ -109,7 +109,10 @@ class PerturbationDecoder:
         is_sampling = np.array([False, *(kind == "sampling" for kind, _ in self._lanes)])
         # No step has the number of lane 0.
         positions = np.array([self._steps, *(position for _, position in self._lanes)], np.int32)
-        return _decode(self._model, self._rank, self._steps, self._parameters, source_tokens, is_sampling, positions)
+        decoded: tuple[jax.Array, jax.Array] = _decode(
+            self._model, self._rank, self._steps, self._parameters, source_tokens, is_sampling, positions
+        )
+        return decoded
 
     def _result(self, tokens: np.ndarray, is_finite: bool) -> Perturbed:
         unperturbed, *others = (_up_to_end(row) for row in tokens.tolist())
@@ -188,7 +191,8 @@ def _decode(
         }
 
     def goes_on(state: dict[str, Any]) -> jax.Array:
-        return (state["step"] < steps) & ~jnp.all(state["finished"])
+        is_running: jax.Array = (state["step"] < steps) & ~jnp.all(state["finished"])
+        return is_running
 
     state = {
         "step": jnp.int32(0),

@@ -250,7 +250,8 @@ def _decode(
     empty = jnp.zeros((rows, 1, config.num_heads, steps, config.head_dim))
 
     def goes_on(state: dict[str, Any]) -> jax.Array:
-        return (state["step"] < steps) & ~jnp.all(state["finished"])
+        is_running: jax.Array = (state["step"] < steps) & ~jnp.all(state["finished"])
+        return is_running
 
     def generate_token(state: dict[str, Any]) -> dict[str, Any]:
         step, finished = state["step"], state["finished"]
@@ -412,7 +413,8 @@ class _Step:
         return [self._project(states, skipped) for skipped in above]
 
     def _project(self, states: jax.Array, layer: int) -> KeysValues:
-        return self.apply(states, layer, method="self_keys_values")
+        keys_values: KeysValues = self.apply(states, layer, method="self_keys_values")
+        return keys_values
 
     def _with_confidence(self, layer: int, rows: _Rows, below: jax.Array) -> _Rows:
         """Returns the rows, of which those that are open have been asked for their confidence at this layer."""

@@ -128,7 +128,8 @@ class LaneTree:
     def newest(self, layers: np.ndarray, lanes: np.ndarray) -> np.ndarray:
         """Returns the node that each lane, as a number in (slots * lanes), has of this token at a layer of its own."""
         slots, lanes = np.divmod(lanes, self._shape[1])
-        return self._paths[layers - 1, slots, lanes, self.step[slots]]
+        nodes: np.ndarray = self._paths[layers - 1, slots, lanes, self.step[slots]]
+        return nodes
 
     def paths(self, layer: int, lanes: np.ndarray, length: int) -> np.ndarray:
         """Returns the nodes that lanes attend to at a layer, (lanes, length); those beyond a lane's step are no nodes.

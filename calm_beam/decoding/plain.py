@@ -167,11 +167,11 @@ def _admit(model: EarlyExitT5, parameters: Any, state: State, slots: jax.Array, 
         "source_mask": put(state["source_mask"], source_tokens != PAD_ID),
         "step": put(state["step"], 0),
         "previous": put(state["previous"], 0),
-        "finished": put(state["finished"], False),
+        "finished": put(state["finished"], new=False),
         "tokens": put(state["tokens"], 0),
         "exit_layers": put(state["exit_layers"], 0),
         "confidences": put(state["confidences"], np.float32(0)),
-        "is_finite": put(state["is_finite"], True),
+        "is_finite": put(state["is_finite"], new=True),
     }
 
 

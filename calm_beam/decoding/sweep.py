@@ -128,4 +128,4 @@ class SweepDecoder:
         elif [device for device, _ in self._shared] == jax.local_devices()[:1]:
             yield from self._shared[0][1].decode(prompts, known)
         else:
-            yield from decode_on_devices(self._shared, prompts, known)
+            yield from decode_on_devices(self._shared, prompts, known=known)

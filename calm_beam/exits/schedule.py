@@ -40,4 +40,4 @@ def scheduled_thresholds(rule: ExitRule, thresholds: tuple[float, ...], max_deco
     """
     scale, shift = threshold_factors(rule, max_decode_length)
     exact = scale[:, None] * np.asarray(thresholds, np.float64)[None] + shift[:, None]
-    return np.clip(exact, 0, 1).astype(np.float32)
+    return np.asarray(np.clip(exact, 0, 1), np.float32)

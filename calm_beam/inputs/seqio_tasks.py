@@ -214,7 +214,8 @@ def _ids(value: Any, name: str, where: str) -> list[int]:
     if getattr(value, "ndim", None) != 1 or value.dtype.kind not in "iu":
         shape, dtype = getattr(value, "shape", ()), getattr(value, "dtype", type(value).__name__)
         raise DataError(f"{where}: {name} must be a text or token ids, got {dtype} of shape {tuple(shape)}.")
-    return value.tolist()
+    ids: list[int] = value.tolist()
+    return ids
 
 
 def _integer(value: Any) -> Any:

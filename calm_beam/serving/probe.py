@@ -119,7 +119,7 @@ class LossProbe:
           request_id: Any text, different for different requests.
         """
         digest = hashlib.sha256(f"{self._salt}\n{request_id}".encode()).digest()
-        return int.from_bytes(digest[: _HASHED_BITS // 8], "big") < self._share * 2**_HASHED_BITS
+        return int.from_bytes(digest[: _HASHED_BITS // 8], "big") < self._share * (1 << _HASHED_BITS)
 
     def observe(
         self, request_id: str, prompt: AnyPrompt, answer: Answer, *, references: Sequence[str | Sequence[int]] = ()

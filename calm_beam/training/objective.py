@@ -34,6 +34,7 @@ def layer_weights(num_layers: int, weighting: str = "linear") -> np.ndarray:
     if num_layers < 1:
         raise ValueError(f"num_layers must be at least 1, got {num_layers}.")
     layers = np.arange(1, num_layers + 1, dtype=np.float64)
+    weights: np.ndarray
     if weighting == "linear":
         weights = layers
     elif weighting == "uniform":
@@ -42,7 +43,8 @@ def layer_weights(num_layers: int, weighting: str = "linear") -> np.ndarray:
         weights = 2.0 ** (layers - num_layers)
     else:
         raise ValueError(f"layer_weights must be one of {', '.join(LAYER_WEIGHTS)}; got {weighting!r}.")
-    return weights / weights.sum()
+    normalized: np.ndarray = weights / weights.sum()
+    return normalized
 
 
 def all_layers(num_layers: int, weighting: str = "linear") -> tuple[np.ndarray, np.ndarray]:

@@ -12,6 +12,7 @@ import pytest
 from calm_beam.generations.folder import COMPLETE
 from calm_beam.launch.calibrate import run
 from calm_beam.launch.cli import main
+from calm_beam.launch.runners import run_pipeline
 from calm_beam.manifest import read_manifest
 from tests.pipelines import SHORT_FLAGS, id_rows, without_time, write_model, write_rows
 
@@ -120,7 +121,6 @@ def test_data_that_change_between_blocks_end_the_run(
     """Outputs of the upper part of the grid never meet those of other prompts; nothing is published."""
     rows = id_rows(30)
     data = write_rows(tmp_path / "rows.jsonl", rows)
-    run_pipeline = run.run_pipeline
 
     def run_and_edit(pipeline: beam.Pipeline) -> Any:
         metrics = run_pipeline(pipeline)
@@ -162,7 +162,6 @@ def test_a_manifest_of_another_run_is_not_taken_for_the_end(
 ) -> None:
     """Who finds that another run published between two blocks says so, and ends with status 1."""
     assert _calibrate(model, data, tmp_path / "other", "--delta=0.999") == 0
-    run_pipeline = run.run_pipeline
 
     def run_beside_another(pipeline: beam.Pipeline) -> Any:
         metrics = run_pipeline(pipeline)

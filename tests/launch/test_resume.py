@@ -16,6 +16,7 @@ from calm_beam.generations import GenerationsError, read_generations, stored_sha
 from calm_beam.generations.folder import COMPLETE, Completion, DecodeJob, StoredGenerations
 from calm_beam.launch.calibrate import run
 from calm_beam.launch.cli import main
+from calm_beam.launch.runners import run_pipeline
 from calm_beam.manifest import Manifest, read_manifest
 from calm_beam.transforms.scoring import ShardScorer
 from tests.pipelines import (
@@ -423,7 +424,6 @@ def test_an_interrupt_says_how_to_go_on(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Ctrl-C ends with status 130, names what is kept, and --resume goes on with it."""
-    run_pipeline = run.run_pipeline
 
     def interrupted(pipeline: object) -> None:
         run_pipeline(pipeline)

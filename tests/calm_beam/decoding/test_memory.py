@@ -15,6 +15,7 @@ from calm_beam.decoding import batch, device_steps, memory, shared
 from calm_beam.decoding.memory import Budget, choose_budget, keep_freed_memory
 from calm_beam.decoding.shared import SharedSweep
 from calm_beam.decoding.sweep import SweepDecoder, SweepResult
+from calm_beam.decoding.weights import Sources
 from calm_beam.exits.rule import ExitRule
 from calm_beam.model import T5Config
 from tests.builders import build_checkpoint, build_config
@@ -83,11 +84,11 @@ def test_sources_and_outputs_together_stay_within_the_budget(
     """Positions of all widths and of every layer's store are never more than the budget's, and all prompts end."""
     sources: dict[int, int] = {}
     held: set[int] = set()
-    make_sources, attend = batch.Sources, device_steps.attend_to_output
+    attend = device_steps.attend_to_output
 
     def watched_sources(config: T5Config, *, width: int, places: int) -> Any:
         sources[width] = places * width
-        return make_sources(config, width=width, places=places)
+        return Sources(config, width=width, places=places)
 
     def watched_attend(*arguments: Any) -> Any:
         held.add(arguments[3][0].shape[0])

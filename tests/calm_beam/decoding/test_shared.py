@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from calm_beam.decoding import batch, device_steps, padding
+from calm_beam.decoding.lanes import LaneTree
 from calm_beam.decoding.memory import Budget
 from calm_beam.decoding.plain import PlainSweep
 from calm_beam.decoding.result import SweepResult
@@ -210,11 +211,10 @@ def test_stores_that_grow_change_nothing(monkeypatch: pytest.MonkeyPatch) -> Non
     """Stores that begin too small are widened, and no key or value is lost on the way."""
     assert _default()
     sizes = []
-    tree = batch.LaneTree
 
     def small(*, capacity: int, **options: Any) -> Any:
         sizes.append(capacity)
-        return tree(capacity=70, **options)
+        return LaneTree(capacity=70, **options)
 
     monkeypatch.setattr(batch, "LaneTree", small)
     _assert_all_same(_shared(ExitRule())[0], _default()[0])

@@ -38,7 +38,7 @@ from calm_beam.sweeps.shard import with_unique_ids
 
 from .flags import calibrate_parser, fill_in_defaults
 from .run import CalibrationRun
-from .sources import Source, decoded_source, stored_source
+from .sources import Source, decoded_source, refuse_decoding_flags, stored_source
 
 
 def main(argv: Sequence[str]) -> int:
@@ -46,8 +46,16 @@ def main(argv: Sequence[str]) -> int:
     parser = calibrate_parser((__doc__ or "").split("\n\n")[0])
     with as_usage():
         flags, options = parse_flags(parser, argv)
+        if flags.generations is not None:
+            refuse_decoding_flags(flags, argv)
+    return calibrate(flags, options)
+
+
+def calibrate(flags: argparse.Namespace, options: PipelineOptions) -> int:
+    """Calibrates as the flags of `calibrate_parser` say, tells about it and returns the exit status of the command."""
+    with as_usage():
         fill_in_defaults(flags)
-        run = _prepared(flags, options, argv)
+        run = _prepared(flags, options)
         if flags.resume and run.earlier.manifest:
             return _say_what_is_done(run, flags)
         make_runner(options)
@@ -69,9 +77,9 @@ def main(argv: Sequence[str]) -> int:
     return 0
 
 
-def _prepared(flags: argparse.Namespace, options: PipelineOptions, argv: Sequence[str]) -> CalibrationRun:
+def _prepared(flags: argparse.Namespace, options: PipelineOptions) -> CalibrationRun:
     """Returns the run, all of which has been found good that can be before a worker starts."""
-    stored = None if flags.generations is None else stored_source(flags, argv)
+    stored = None if flags.generations is None else stored_source(flags)
     prepare_job(
         options,
         accelerator=flags.accelerator,

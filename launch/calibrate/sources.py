@@ -210,13 +210,17 @@ def decoded_source(flags: argparse.Namespace, output: str, *, earlier: EarlierRe
     return DecodedSource(sweep, flags, output=output, earlier=earlier)
 
 
-def stored_source(flags: argparse.Namespace, argv: Sequence[str]) -> StoredSource:
-    """Returns generations that are stored completely."""
+def refuse_decoding_flags(flags: argparse.Namespace, argv: Sequence[str]) -> None:
+    """Refuses what would decide how to decode, where nothing is decoded."""
     given = next((name for name in _DECODING_FLAGS if any(arg.split("=")[0] == name for arg in argv)), None)
     if given is not None:
         raise UsageError(
             f"{given} decides what is decoded, and --generations={flags.generations} is decoded already: leave one out."
         )
+
+
+def stored_source(flags: argparse.Namespace) -> StoredSource:
+    """Returns generations that are stored completely."""
     with naming("--generations"):
         folder = find_generations(absolute(flags.generations))
         job = DecodeJob.read(folder)

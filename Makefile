@@ -4,23 +4,33 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/installed
+PARALLEL := -n auto --maxprocesses=4 --dist loadfile
+# What is worth compiling as users do (an XLA_FLAGS of nothing): tests/conftest.py has all else compiled quickly.
+COMPILED := $(addprefix tests/calm_beam/,decoding exits model serving test_reference_goldens.py)
 # What decides about outputs and thresholds.
 COMPUTING := $(addprefix tests/,calm_beam/risk calm_beam/calibration calm_beam/decoding calm_beam/exits calm_beam/serving \
     calm_beam/checkpoints/test_round_trips.py transforms $(addprefix launch/test_,decode.py calibrate.py resume.py generate.py))
+# What takes a minute: neither decodes nor runs a pipeline.
+FAST := calm_beam tests/tools tests/validity \
+    $(filter-out %/__init__.py %/__pycache__ %/decoding %/test_reference_goldens.py,$(wildcard tests/calm_beam/*)) \
+    $(addprefix tests/calm_beam/decoding/test_,generate.py prompts.py settings.py) \
+    $(addprefix tests/launch/test_,accelerators.py cli.py dataflow.py flags.py flex_template.py inspect.py progress.py runner_flags.py)
 
 .PHONY: calibrate test test-all test-fast test-exhaustive test-validity lint format types api pictures demo-model clean
 
 calibrate: $(INSTALLED)  ## calibrate the embedded model on the embedded data
 	$(BIN)/calm-beam calibrate --output=build/demo-calibration --overwrite
 
-test: $(INSTALLED) lint types  ## everything: lint, format, types, all tests
-	$(BIN)/python -m pytest -n auto --maxprocesses=4 --dist loadfile
+test: $(INSTALLED) lint types  ## lint, format, types, and tests of every module (ten minutes on two cores)
+	$(BIN)/python -m pytest -m "not slow and not exhaustive" $(PARALLEL)
 
-test-all: test  ## and what computes once more, as on an old processor with one core
+test-all: $(INSTALLED)  ## the rest: slow tests, code compiled as users do, and as on an old processor with one core
+	XLA_FLAGS= $(BIN)/python -m pytest -m slow $(PARALLEL)
+	XLA_FLAGS= $(BIN)/python -m pytest -m "not slow and not exhaustive" $(PARALLEL) $(COMPILED)
 	$(BIN)/python -m tests.old_processor -m "not slow and not exhaustive" $(COMPUTING)
 
-test-fast: $(INSTALLED)  ## without simulations and worker processes
-	$(BIN)/python -m pytest -m "not slow and not exhaustive"
+test-fast: $(INSTALLED)  ## the core without its decoders, and flags: no pipeline runs (a minute once compiled)
+	$(BIN)/python -m pytest -m "not slow and not exhaustive" $(PARALLEL) $(FAST)
 
 test-exhaustive: $(INSTALLED)  ## every exit rule in every decoder (a quarter of an hour)
 	$(BIN)/python -m pytest -m exhaustive -n auto --maxprocesses=4 --dist worksteal

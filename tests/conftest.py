@@ -19,11 +19,20 @@ _MEMORY_BOUND = 1 << 30
 _memory_bound = [_MEMORY_BOUND]
 
 
-def pytest_configure() -> None:
-    """Has all processes share what they compile, which is most of their time, in the folder that `calm-beam` uses.
+# Compiling is most of the time of these tests, and takes a quarter of it where XLA may neither optimise nor fuse.
+_COMPILE_QUICKLY = (
+    "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true --xla_cpu_use_fusion_emitters=false "
+    "--xla_cpu_parallel_codegen_split_count=1"
+)
 
-    And lets no test of random examples fail for its time: the machine may be busy with others.
+
+def pytest_configure() -> None:
+    """Has all processes compile quickly, and share what they compile in the folder that `calm-beam` uses.
+
+    Where `XLA_FLAGS` is set, to nothing at all too, it stays: `make test-all` compiles as users do. And no test of
+    random examples fails for its time: the machine may be busy with others.
     """
+    os.environ.setdefault("XLA_FLAGS", _COMPILE_QUICKLY)
     hypothesis.settings.register_profile("untimed", deadline=None)
     hypothesis.settings.load_profile("untimed")
     from calm_beam.decoding.compilation import use_compilation_cache

@@ -23,6 +23,7 @@ from calm_beam.decoding.work import Work
 from calm_beam.exits.rule import ExitRule
 from calm_beam.model import EarlyExitT5, parameter_shapes
 from tests.builders import build_arrays, build_config, checkpoint_of, write_t5x
+from tests.sampling import sampled
 
 _ROOT = pathlib.Path(__file__).resolve().parents[1]
 _PROMPTS = [[5, 9, 12, 1], [7, 3, 1], [20, 21, 22, 23, 24, 1]]
@@ -88,7 +89,7 @@ def test_the_counts_are_those_of_the_outputs(
     assert figures["peak_memory_bytes"] >= figures["memory_before_sweep_bytes"] > 0
 
 
-@pytest.mark.parametrize("confidence", ["state", "classifier"])
+@pytest.mark.parametrize("confidence", sampled(["state", "classifier"], keep=(0,)))
 def test_confidences_that_need_no_logits_project_every_token_once(
     capsys: pytest.CaptureFixture[str], model_and_data: tuple[pathlib.Path, pathlib.Path], confidence: str
 ) -> None:
@@ -138,7 +139,7 @@ def test_flags_that_do_not_fit_are_refused(
     assert message in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("exit_classifier", [1, 2])
+@pytest.mark.parametrize("exit_classifier", sampled([1, 2], keep=(0,)))
 def test_a_widened_model_computes_what_it_did(exit_classifier: int) -> None:
     """In the paper's dimensions, logits and scores of every layer are the small model's; no added token is likely."""
     config = build_config(num_decoder_layers=8, exit_classifier=exit_classifier)

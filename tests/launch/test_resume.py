@@ -28,6 +28,7 @@ from tests.pipelines import (
     write_model,
     write_rows,
 )
+from tests.sampling import sampled
 
 _ASKED = ("--consistency=textual,risk", "--metric=token_f1", "--delta=0.3,0.6", "--epsilon=0.1")
 
@@ -262,12 +263,15 @@ def _none_of_a_shard(rows: list[dict[str, object]]) -> None:
 
 @pytest.mark.parametrize(
     ("change", "what"),
-    [
-        (_other_text, r" \(example 'row-3' has another reference_ids\)"),
-        (_swapped, r" \(example 'row-[34]' has another line\)"),
-        (list.pop, r" \(example 'row-29' is gone\)"),
-        (_none_of_a_shard, r" \(example 'row-\d+' is gone\)"),
-    ],
+    sampled(
+        [
+            (_other_text, r" \(example 'row-3' has another reference_ids\)"),
+            (_swapped, r" \(example 'row-[34]' has another line\)"),
+            (list.pop, r" \(example 'row-29' is gone\)"),
+            (_none_of_a_shard, r" \(example 'row-\d+' is gone\)"),
+        ],
+        keep=(0, 3),
+    ),
 )
 def test_other_data_are_refused(
     model: pathlib.Path,
@@ -454,12 +458,15 @@ def test_repeated_bundles_count_once(
 
 @pytest.mark.parametrize(
     ("decoded", "again"),
-    [
-        ((), ("--metric=rouge_l,token_f1", "--delta=0.1,0.2", "--epsilon=0.2")),
-        ((), ("--p_value=hoeffding", "--risk_loss=relu", "--procedure=holm", "--joint", "--seed=3")),
-        (("--thresholds=0.5,0.9,0",), ("--thresholds=0,0.5,0.9",)),
-        (("--thresholds=0.5,0",), ("--grid_step=0.5",)),
-    ],
+    sampled(
+        [
+            ((), ("--metric=rouge_l,token_f1", "--delta=0.1,0.2", "--epsilon=0.2")),
+            ((), ("--p_value=hoeffding", "--risk_loss=relu", "--procedure=holm", "--joint", "--seed=3")),
+            (("--thresholds=0.5,0.9,0",), ("--thresholds=0,0.5,0.9",)),
+            (("--thresholds=0.5,0",), ("--grid_step=0.5",)),
+        ],
+        keep=(1, 3),
+    ),
 )
 def test_stored_generations_are_calibrated_again(
     model: pathlib.Path,

@@ -20,6 +20,7 @@ from calm_beam.exits.rule import ExitRule
 from calm_beam.model import EarlyExitT5, T5Config, parameter_shapes
 from tests.builders import build_arrays, build_checkpoint, build_config, build_prompts, build_rule, checkpoint_of
 from tests.numpy_t5 import Decoded, NumpyT5
+from tests.sampling import sampled
 
 pytestmark = pytest.mark.usefixtures("strict_promotion")
 
@@ -111,7 +112,8 @@ def _default_sweep() -> tuple[SweepResult, ...]:
     return tuple(_sweep(build_checkpoint(_CONFIG), _RULE, _PROMPTS))
 
 
-@pytest.mark.parametrize("rule", _RULES, ids=_name)
+# Each confidence, propagation and schedule.
+@pytest.mark.parametrize("rule", sampled(_RULES, keep=(0, 3, 5, 7, 8, 9, 10, 12, 16, 17, 19)), ids=_name)
 def test_every_lane_equals_plain_numpy(rule: ExitRule) -> None:
     """Tokens, exit layers and confidences of every prompt and threshold, and of the full model, are numpy's."""
     _check_against_numpy(_CONFIG, rule)

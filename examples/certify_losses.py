@@ -1,7 +1,7 @@
 """Risk control of your own losses: which of several settings is proved to cost at most delta?
 
-Any knob that trades quality for cost will do: bits of a quantised model, an exit threshold of another stack, a budget of
-tokens. Losses are in [0, 1], one for each example and setting, however they were computed.
+Any knob that trades quality for cost will do: bits of a quantised model, an exit threshold of another stack, a budget
+of tokens. Losses are in [0, 1], one for each example and setting, however they were computed.
 
     python examples/certify_losses.py
 """
@@ -13,6 +13,7 @@ from apache_beam.options.pipeline_options import PipelineOptions
 
 import calm_beam as calm
 from calm_beam import transforms
+from calm_beam.risk.setting_sums import SettingResult
 
 # Fixed before any loss is seen: the safest setting first. Tests go down the list and stop where one fails.
 ORDER = ("8 bits", "6 bits", "4 bits", "3 bits")
@@ -30,8 +31,15 @@ def losses() -> list[tuple[str, str, float]]:
     ]
 
 
+def tell(result: SettingResult) -> None:
+    """Prints what is proved of a setting."""
+    verdict = "proved safe" if result.accepted else "not proved"
+    delta, risk, p_value = result.test.delta, result.risk, result.p_value
+    print(f"delta {delta:<5g} {result.setting:<7} risk {risk:.4f}  p {p_value:.2g}  {verdict}")
+
+
 def main() -> None:
-    """Prints what is proved of every setting."""
+    """Tests every setting."""
     with beam.Pipeline(options=PipelineOptions([])) as pipeline:
         _ = (
             pipeline
@@ -39,12 +47,7 @@ def main() -> None:
             # Exact sums, whatever the order, the sharding or the number of workers.
             | beam.CombineGlobally(transforms.SumLosses(TESTS))
             | transforms.ControlRisk(TESTS, order=ORDER)
-            | beam.Map(
-                lambda result: print(
-                    f"delta {result.test.delta:<5g} {result.setting:<7} risk {result.risk:.4f}  p {result.p_value:.2g}  "
-                    f"{'proved safe' if result.accepted else 'not proved'}"
-                )
-            )
+            | beam.Map(tell)
         )
 
 

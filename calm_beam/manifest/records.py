@@ -9,6 +9,7 @@ from typing import ClassVar
 
 from calm_beam.exits.measures import MEASURES, is_own
 from calm_beam.exits.propagations import PROPAGATIONS
+from calm_beam.exits.schedules import SCHEDULES
 
 from ._checks import (
     ManifestError,
@@ -22,7 +23,6 @@ from ._checks import (
 )
 from ._record import Record, check_tuple, checked_list, records_from_json
 
-SCHEDULES = ("constant", "decay", "decay_t5x")
 CONSISTENCIES = ("textual", "risk")
 LOSSES = ("dissimilarity", "signed", "relu")
 # Readers hold a manifest in memory; the whole list stands in `failures.jsonl` beside it.
@@ -104,10 +104,10 @@ class DecodeRecord(Record):
     def __post_init__(self) -> None:
         if not is_own(self.confidence):
             check_choice("confidence", self.confidence, tuple(MEASURES))
-        check_choice("schedule", self.schedule, SCHEDULES)
+        check_choice("schedule", self.schedule, tuple(SCHEDULES))
         if self.tau is not None:
             check_number("tau", self.tau, low=0)
-        elif self.schedule != "constant":
+        elif SCHEDULES[self.schedule].decays:
             raise ManifestError(f"tau must be a number when schedule is {shown(self.schedule)}, got null")
         check_choice("state_propagation", self.state_propagation, tuple(PROPAGATIONS))
         check_count("min_exit_layer", self.min_exit_layer, low=1)

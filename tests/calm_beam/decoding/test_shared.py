@@ -17,8 +17,9 @@ from calm_beam.decoding.plain import PlainSweep
 from calm_beam.decoding.result import SweepResult
 from calm_beam.decoding.shared import SharedSweep
 from calm_beam.decoding.work import Work
-from calm_beam.exits.rule import SCHEDULES, ExitRule
+from calm_beam.exits.rule import ExitRule
 from calm_beam.exits.schedule import scheduled_thresholds
+from calm_beam.exits.schedules import SCHEDULES
 from calm_beam.model import T5Config
 from tests.builders import build_arrays, build_checkpoint, build_config, build_prompts, build_rule, checkpoint_of
 from tests.sampling import sampled
@@ -121,7 +122,7 @@ def _default() -> tuple[list[SweepResult], Work]:
 
 
 def _check_against_plain(rule: ExitRule, config: T5Config, seeds: Sequence[int]) -> None:
-    schedules = SCHEDULES if rule.confidence != "static" else ("constant",)
+    schedules = tuple(SCHEDULES) if rule.confidence != "static" else ("constant",)
     seen: list[SweepResult] = []
     for (place, schedule), seed in itertools.product(enumerate(schedules), seeds):
         scheduled = dataclasses.replace(rule, schedule=schedule, tau=None if schedule == "constant" else 1.0 + place)

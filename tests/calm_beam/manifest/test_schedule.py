@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from calm_beam.exits.rule import SCHEDULES, ExitRule
+from calm_beam.exits.rule import ExitRule
 from calm_beam.exits.schedule import scheduled_thresholds
+from calm_beam.exits.schedules import SCHEDULES
 from calm_beam.manifest import Manifest, ManifestError, manifest_text, parse_manifest
 from tests.calm_beam.manifest.builders import (
     build_calibration,
@@ -38,7 +39,7 @@ def _manifest(threshold: float, schedule: str, tau: float | None, steps: int, po
 @settings(max_examples=300, deadline=None, derandomize=True)
 @given(
     threshold=st.floats(0, 1),
-    schedule=st.sampled_from(SCHEDULES),
+    schedule=st.sampled_from(tuple(SCHEDULES)),
     tau=st.floats(0, 1e300),
     steps=st.integers(1, 70),
 )
@@ -56,7 +57,7 @@ def test_the_decoders_thresholds_are_accepted(threshold: float, schedule: str, t
 @settings(max_examples=200, deadline=None, derandomize=True)
 @given(
     threshold=st.floats(0.05, 0.95),
-    schedule=st.sampled_from(SCHEDULES),
+    schedule=st.sampled_from(tuple(SCHEDULES)),
     position=st.integers(0, 11),
     is_up=st.booleans(),
     units=st.integers(2, 5),

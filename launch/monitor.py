@@ -226,7 +226,7 @@ class _Session:
     def report(self) -> str:
         """Returns the finding in words."""
         monitor, entry = self.monitor, self._entry
-        watched = f"{entry_in_words(entry)}: {counted(monitor.n, 'loss', 'losses')}"
+        watched = f"{entry_in_words(entry)}: {counted(monitor.n, 'loss', several='losses')}"
         if monitor.mean_loss is not None:
             watched += f", mean {monitor.mean_loss:.4f}"
         if monitor.alarm_at:

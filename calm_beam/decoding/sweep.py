@@ -78,14 +78,14 @@ class SweepDecoder:
                 raise ValueError(f"{name} must be at least 1, got {value}.")
         rule.exit_layers(checkpoint.config.num_decoder_layers)
         # [steps, thresholds]; no confidence reaches the full model's, which is not a threshold of 1: some are 1.
-        by_step = scheduled_thresholds(rule, tuple(thresholds), max_decode_length)
+        by_step = scheduled_thresholds(rule, tuple(thresholds), max_decode_length=max_decode_length)
         full_model = np.full((max_decode_length, int(with_full_model)), np.inf, np.float32)
         lanes = np.concatenate([full_model, by_step], axis=1)
         self._plain: PlainSweep | None = None
         self._shared: list[tuple[jax.Device, SharedSweep]] = []
         if rule.needs_full_model():
             slots = batch_size or _PLAIN_SLOTS
-            self._plain = PlainSweep(checkpoint, rule, lanes, max_input_length=max_input_length, slots=slots)
+            self._plain = PlainSweep(checkpoint, rule, thresholds=lanes, max_input_length=max_input_length, slots=slots)
             return
         for device in devices or jax.local_devices():
             if device.platform != jax.default_backend():
@@ -100,7 +100,9 @@ class SweepDecoder:
                 token_budget=token_budget,
             )
             with jax.default_device(device):
-                sweep = SharedSweep(checkpoint, rule, lanes, max_input_length=max_input_length, budget=budget)
+                sweep = SharedSweep(
+                    checkpoint, rule, thresholds=lanes, max_input_length=max_input_length, budget=budget
+                )
             self._shared.append((device, sweep))
 
     @property

@@ -33,7 +33,7 @@ def threshold_factors(rule: ExitRule, max_decode_length: int) -> tuple[np.ndarra
     return 0.9 + decay, np.zeros(max_decode_length)
 
 
-def scheduled_thresholds(rule: ExitRule, thresholds: tuple[float, ...], max_decode_length: int) -> np.ndarray:
+def scheduled_thresholds(rule: ExitRule, thresholds: tuple[float, ...], *, max_decode_length: int) -> np.ndarray:
     """Returns the float32 threshold of every step, shape (max_decode_length, thresholds).
 
     Rounded to float32 last, since confidences are float32 and ties matter.

@@ -110,11 +110,11 @@ class Manifest(Record):
 
     def __post_init__(self) -> None:
         check_utc_time("created", self.created)
-        check_record("model", self.model, ModelRecord)
+        check_record("model", self.model, kind=ModelRecord)
         if self.vocabulary is not None:
-            check_record("vocabulary", self.vocabulary, VocabularyRecord)
-        check_record("decode", self.decode, DecodeRecord)
-        check_record("data", self.data, DataRecord)
+            check_record("vocabulary", self.vocabulary, kind=VocabularyRecord)
+        check_record("decode", self.decode, kind=DecodeRecord)
+        check_record("data", self.data, kind=DataRecord)
         check_tuple("calibrations", self.calibrations, of=Calibration)
         if not self.calibrations:
             raise ManifestError("calibrations must have at least one entry, got []")
@@ -133,7 +133,7 @@ class Manifest(Record):
         for index, calibration in enumerate(self.calibrations):
             self._check_against_run(calibration, at=f"calibrations[{index}]")
         if self.plan is not None:
-            check_record("plan", self.plan, PlanRecord)
+            check_record("plan", self.plan, kind=PlanRecord)
             self._check_against_plan(self.plan)
 
     def _check_against_run(self, calibration: Calibration, *, at: str) -> None:

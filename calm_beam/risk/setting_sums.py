@@ -99,7 +99,7 @@ class LossSums:
         self._waiting: dict[str, list[int]] = {}
         self._settled: dict[str, SettingSums] = {}
 
-    def add(self, example_id: str, setting: str, loss: float) -> None:
+    def add(self, example_id: str, setting: str, *, loss: float) -> None:
         """Adds the loss of one example under one setting.
 
         Raises:

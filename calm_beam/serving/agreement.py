@@ -17,9 +17,9 @@ from calm_beam.vocabulary import Vocabulary
 def agreed_settings(
     manifest: Manifest,
     entry: Calibration,
+    *,
     checkpoint: Checkpoint,
     vocabulary: Vocabulary | None,
-    *,
     confidence: str | None = None,
 ) -> DecodeSettings:
     """Returns how to decode, having found that model and vocabulary are those that were calibrated.

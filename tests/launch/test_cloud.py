@@ -308,8 +308,10 @@ def test_convert(local: _Local, stored: str, capsys: pytest.CaptureFixture[str],
 
 def test_training_reads(local: _Local, stored: str) -> None:
     """Rows and models to train from may lie there."""
-    rows = read_rows("--data", [f"{stored}/data/*"], AS_USUAL)
-    assert [row.input for row in rows] == [row.input for row in read_rows("--data", [f"{local.data}/*"], AS_USUAL)]
+    rows = read_rows("--data", [f"{stored}/data/*"], reading=AS_USUAL)
+    assert [row.input for row in rows] == [
+        row.input for row in read_rows("--data", [f"{local.data}/*"], reading=AS_USUAL)
+    ]
     assert load_model(f"{stored}/model", Declared()).fingerprint() == load_checkpoint(local.model).fingerprint()
 
 

@@ -26,7 +26,7 @@ def _example(name: str, references: Sequence[str], *texts: str) -> Generation:
 def _contrast(generations: Sequence[Generation], objectives: Sequence[Objective], metric: Metric) -> Contrast:
     return Contrast.merged(
         score_by_policy(
-            each, objectives, {"m": metric}, num_thresholds=max(1, len(each.outputs) - 1), on_error="worst_case"
+            each, objectives, metrics={"m": metric}, num_thresholds=max(1, len(each.outputs) - 1), on_error="worst_case"
         ).contrast
         for each in generations
     )

@@ -171,7 +171,7 @@ def test_nan_is_refused_by_name(copied: Callable[[str], pathlib.Path], monkeypat
     bleurt = Bleurt(copied("uncased"))
     monkeypatch.setattr(bleurt, "_predict", lambda ids, segments: float("nan"))
     with pytest.raises(MetricError, match=r'metric "bleurt" on example "7": returned nan, expected'):
-        checked_score(bleurt, "bleurt", "a", ["b"], example_id="7")
+        checked_score(bleurt, "bleurt", candidate="a", references=["b"], example_id="7")
 
 
 def test_the_name_holds_the_checkpoint(folders: dict[str, pathlib.Path], tmp_path: pathlib.Path) -> None:

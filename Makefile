@@ -8,7 +8,7 @@ INSTALLED := $(VENV)/installed
 COMPUTING := $(addprefix tests/,calm_beam/risk calm_beam/calibration calm_beam/decoding calm_beam/exits calm_beam/serving \
     calm_beam/checkpoints/test_round_trips.py transforms $(addprefix launch/test_,decode.py calibrate.py resume.py generate.py))
 
-.PHONY: calibrate test test-all test-fast test-exhaustive test-validity lint format types api demo-model clean
+.PHONY: calibrate test test-all test-fast test-exhaustive test-validity lint format types api pictures demo-model clean
 
 calibrate: $(INSTALLED)  ## calibrate the embedded model on the embedded data
 	$(BIN)/calm-beam calibrate --output=build/demo-calibration --overwrite
@@ -42,6 +42,9 @@ format: $(INSTALLED)
 
 api: $(INSTALLED)  ## the API reference, from the docstrings, in build/api
 	$(BIN)/pdoc --docformat google --no-show-source --output-directory build/api calm_beam
+
+pictures: $(INSTALLED)  ## make the README's pictures again (about ten minutes; needs Chromium)
+	$(BIN)/python -m tools.pictures --output=docs/pictures
 
 demo-model: $(INSTALLED)  ## regenerate the embedded data and train the embedded model again (about an hour)
 	$(BIN)/python -m tools.demo_task.write_data --output=build/demo

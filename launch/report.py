@@ -18,12 +18,12 @@ from calm_beam.exits.measures import MeasureError, check_named
 from calm_beam.manifest import MANIFEST, Manifest, ManifestError
 from calm_beam.report import Calibrated, StoredOutputs, build_page, read_calibrated, read_speedups
 from calm_beam.storage import absolute, base_name, check_writable, is_file, is_folder, joined, parent, replacing
+from calm_beam.sweeps.folders import find_generations
 from calm_beam.vocabulary import Vocabulary, VocabularyError
 
 from .flags import FlagParser, UsageError, naming, parse_own_flags, whole_number
 from .flags.manifest import add_confidence_flag
 from .flags.model import add_model_flags, declared
-from .generations import find_generations
 from .terminal import say, tell
 
 _MOST_EXAMPLES = 500

@@ -16,7 +16,8 @@ from calm_beam.decoding.settings import DecodeSettings
 from calm_beam.exits.measures import COMPARABLE, Need, measure_named
 from calm_beam.launch.flags import FlagParser, UsageError, add_exit_flags, texts
 from calm_beam.launch.plots import BLACK, measure_style, tidy
-from calm_beam.launch.setup_run import PreparedRun, decode_settings
+from calm_beam.launch.setup_run import decode_settings
+from calm_beam.sweeps.prepared import PreparedSweep
 
 from .experiment import Experiment, Findings, Plan
 from .performance_rows import MEANING, performance_row, performance_table
@@ -49,7 +50,7 @@ def _settings(flags: argparse.Namespace) -> DecodeSettings:
     return decode_settings(argparse.Namespace(**vars(flags), confidence=COMPARABLE[0]))
 
 
-def _plan(flags: argparse.Namespace, run: PreparedRun) -> Plan:
+def _plan(flags: argparse.Namespace, run: PreparedSweep) -> Plan:
     variants = tradeoff_variants(
         run.settings.rule,
         _confidences(flags, run.checkpoint),

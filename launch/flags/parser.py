@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from calm_beam.errors import CalmBeamError, os_error_in_words
+from calm_beam.errors import UsageError, os_error_in_words
 from calm_beam.exits.measures import MEASURES, is_measure_name
 from calm_beam.exits.propagations import PROPAGATIONS
 from calm_beam.exits.rule import SCHEDULES, TOKEN_SOURCES
@@ -27,10 +27,6 @@ _ALIKE = 0.6
 _MUCH_MORE_ALIKE = 0.15
 # With its dashes; shorter ones begin too many names.
 _LEAST_ABBREVIATION = 5
-
-
-class UsageError(CalmBeamError, ValueError):
-    """A flag or its value is wrong; nothing has been done."""
 
 
 class HelpShown(SystemExit):

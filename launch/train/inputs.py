@@ -40,7 +40,7 @@ def read_rows(flag: str, patterns: Sequence[str], *, reading: Reading = AS_USUAL
     """
     examples = []
     try:
-        for path in find_files(flag, patterns, reading):
+        for path in find_files(flag, patterns, reading).files:
             for example in read_examples(path, reading):
                 if example.input is None or not example.references:
                     place = place_of(path, example.line, reading)

@@ -10,7 +10,7 @@ import apache_beam as beam
 import pytest
 
 from calm_beam.generations.folder import COMPLETE
-from calm_beam.launch.calibrate import command as calibrate
+from calm_beam.launch.calibrate import run
 from calm_beam.launch.cli import main
 from calm_beam.launch.runners import run_pipeline
 from calm_beam.manifest import read_manifest
@@ -127,7 +127,7 @@ def test_data_that_change_between_blocks_end_the_run(
         write_rows(data, edit(rows))
         return metrics
 
-    monkeypatch.setattr(calibrate, "run_pipeline", run_and_edit)
+    monkeypatch.setattr(run, "run_pipeline", run_and_edit)
     flags = ("--delta=0.3,0.6", "--sweep=lazy", "--num_shards=64")
     assert _calibrate(model, data, tmp_path / "out", *flags) == 1
     assert message in capsys.readouterr().err
@@ -168,7 +168,7 @@ def test_a_manifest_of_another_run_is_not_taken_for_the_end(
         shutil.copy(tmp_path / "other" / "manifest.json", tmp_path / "out")
         return metrics
 
-    monkeypatch.setattr(calibrate, "run_pipeline", run_beside_another)
+    monkeypatch.setattr(run, "run_pipeline", run_beside_another)
     capsys.readouterr()
     assert _calibrate(model, data, tmp_path / "out", "--delta=0.3,0.6", "--sweep=lazy") == 1
     assert f"{tmp_path / 'out' / 'manifest.json'}: another run has published it meanwhile" in capsys.readouterr().err

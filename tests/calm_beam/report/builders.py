@@ -13,7 +13,7 @@ from calm_beam.calibration import (
     RunRecord,
     Spec,
     all_specs,
-    calibrate,
+    choose_thresholds,
     risk_rows,
     score_generation,
 )
@@ -165,7 +165,7 @@ def write_calibration(
         software={"calm-beam": "0"},
     ).manifest(
         _totals(kept, plan),
-        calibrate(rows, plan, num_layers=num_layers),
+        choose_thresholds(rows, plan, num_layers=num_layers),
         plan,
         digest=plan.record().digest,
         failed_ids=tuple(sorted(name for name, _ in failures)),

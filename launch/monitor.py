@@ -145,8 +145,8 @@ def _loss(line: str, session: "_Session") -> float:
     row = strict_json.loads(line)
     if any(row.get(key) != value for key, value in session.promise.items()):
         raise UsageError(
-            "was measured for another manifest or entry. Losses of one promise tell nothing of another: name the one "
-            "that it was measured for."
+            "was measured for another manifest or entry. The losses of one promise say nothing about another: name "
+            "the one that it was measured for."
         )
     loss = row.get("loss")
     return math.nan if isinstance(loss, bool) or not isinstance(loss, int | float) else loss

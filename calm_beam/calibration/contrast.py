@@ -148,7 +148,7 @@ class Contrast:
         compared = _shown(sample.references[0]) if objective.consistency == "risk" else "itself"
         against = "the references" if objective.consistency == "risk" else "themselves"
         return (
-            f'metric "{objective.metric}" tells nothing here: it gives the full model 0 on all {self.examples} '
+            f'metric "{objective.metric}" says nothing here: it gives the full model 0 on all {self.examples} '
             f"examples, its outputs held against {against}, so that nothing could get worse. Example "
             f"{_shown(sample.id)}: output {_shown(sample.full)} was compared with {compared}. {_advice(objective)}"
         )
@@ -160,7 +160,7 @@ class Contrast:
         )
         assert changed.other is not None
         return (
-            f'metric "{objective.metric}" tells nothing here: on all {self.examples} examples every output scores as '
+            f'metric "{objective.metric}" says nothing here: on all {self.examples} examples every output scores as '
             "the full model's does, though outputs differ, and the outputs of other examples score the same. Example "
             f"{_shown(changed.id)}: outputs {_shown(changed.full)} and {_shown(changed.other)}, compared with "
             f"{_shown(against[0])}, both score {score:g}. {_advice(objective)}"

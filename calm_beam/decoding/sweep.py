@@ -55,7 +55,7 @@ class SweepDecoder:
           batch_size: Most prompts decoded at the same time; None for as many as memory and speed recommend.
             What is packed together moves confidences by about 1e-6, and so no output but at a near tie.
           token_budget: Most positions whose keys and values are held at a time, those of the sources included; None
-            for a share of the device's memory. A rule that needs the full model at every token takes no notice of it.
+            for a share of the device's memory. A rule that needs the full model at every token ignores it.
           with_full_model: Whether lane 0 is the full model; else lane k is the threshold k + 1.
           devices: Where to decode, with a model on each; None for all of this process. Of JAX's default platform.
 
@@ -89,7 +89,9 @@ class SweepDecoder:
             return
         for device in devices or jax.local_devices():
             if device.platform != jax.default_backend():
-                raise ValueError(f"device {device} is no {jax.default_backend()}: set JAX_PLATFORMS to choose another.")
+                raise ValueError(
+                    f"device {device} is not a {jax.default_backend()} device: set JAX_PLATFORMS to choose another."
+                )
             budget = choose_budget(
                 checkpoint.config,
                 device,

@@ -50,7 +50,7 @@ class TFRecord(WholeFiles):
             try:
                 features = tensorflow.train.Example.FromString(record).features.feature
             except DecodeError as error:
-                raise DataError(f"{where}: is no tf.Example ({error}).") from error
+                raise DataError(f"{where}: is not a tf.Example ({error}).") from error
             _check_names(record, where)
             row = _row(features, keys, where)
             yield example_of_row(row, where=where, position=position, file_index=part.file_index, keys=keys)

@@ -241,7 +241,7 @@ def check_schema(value: object) -> None:
     if not isinstance(value, Mapping):
         raise ManifestError(f"a manifest must be a JSON object, got {shown(value)}")
     if "schema" not in value:
-        raise ManifestError(f'schema is missing, so this is no manifest; expected "{SCHEMA}"')
+        raise ManifestError(f'schema is missing, so this is not a manifest; expected "{SCHEMA}"')
     schema = value["schema"]
     if schema == SCHEMA:
         return
@@ -250,7 +250,7 @@ def check_schema(value: object) -> None:
         raise ManifestError(
             f"schema is {shown(schema)}, this reader knows {version}. Upgrade calm-beam where you serve."
         )
-    raise ManifestError(f'schema is {shown(schema)}, so this is no calm-beam manifest; expected "{SCHEMA}"')
+    raise ManifestError(f'schema is {shown(schema)}, so this is not a calm-beam manifest; expected "{SCHEMA}"')
 
 
 def check_digest(content: Mapping[str, object]) -> None:

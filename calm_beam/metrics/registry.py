@@ -223,7 +223,7 @@ def _import_metric(name: str) -> Metric:
             "It has to be installed or on the PYTHONPATH, here and on every worker."
         ) from missing
     # A module may make up its names as they are asked for.
-    with UserCode(lambda said: MetricError(f'metric "{name}": "{path}" cannot be had (it raises {said}).')):
+    with UserCode(lambda said: MetricError(f'metric "{name}": "{path}" cannot be loaded (it raises {said}).')):
         found, nearest = _attribute(module, path)
     if nearest is not None:
         hint = f' Did you mean "{module_name}:{nearest}"?' if nearest else ""

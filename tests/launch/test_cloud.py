@@ -262,7 +262,7 @@ def test_after_a_calibration(
     assert main([*verify, f"--data={stored}/fresh.jsonl"]) in (0, 3)
     printed_twice = capsys.readouterr()
     assert "10 examples, 0 failed" in printed_twice.out
-    assert "cannot be told" not in printed_twice.err
+    assert "is unknown: its generations" not in printed_twice.err
     assert main([*verify, f"--data={stored}/data/a.jsonl,{stored}/data/b.jsonl.gz"]) == 2
     assert "is the calibration set itself" in capsys.readouterr().err
 

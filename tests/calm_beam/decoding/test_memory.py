@@ -182,7 +182,7 @@ def test_devices_of_another_platform_are_refused() -> None:
             return "gpu:0"
 
     devices: Any = [Gpu()]
-    with pytest.raises(ValueError, match=r"device gpu:0 is no cpu: set JAX_PLATFORMS"):
+    with pytest.raises(ValueError, match=r"device gpu:0 is not a cpu device: set JAX_PLATFORMS"):
         SweepDecoder(_CHECKPOINT, ExitRule(), thresholds=_THRESHOLDS, max_decode_length=8, devices=devices)
 
 

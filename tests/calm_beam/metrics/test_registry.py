@@ -113,8 +113,8 @@ def test_own_function_is_imported() -> None:
         ("ending_scores:f", "(it raises SystemExit: 0, which would have ended the process)."),
         ("closing_scores:f", "(it raises GeneratorExit: )."),
         ("failing_scores:f", "(it raises NameError: two\\nlines)."),
-        ("made_up_scores:f", '"f" cannot be had (it raises SystemExit: 0, which would have ended the process).'),
-        ("listless_scores:f", '"f" cannot be had (it raises OSError: no list).'),
+        ("made_up_scores:f", '"f" cannot be loaded (it raises SystemExit: 0, which would have ended the process).'),
+        ("listless_scores:f", '"f" cannot be loaded (it raises OSError: no list).'),
     ],
 )
 def test_own_function_that_cannot_be_had(name: str, message: str) -> None:

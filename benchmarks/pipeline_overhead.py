@@ -235,7 +235,7 @@ def _measure_parts(
     with _measured(times, "scoring"):
         losses = [
             score_by_policy(
-                generation, layout.objectives, metrics, num_thresholds=layout.thresholds, on_error="fail"
+                generation, layout.objectives, metrics=metrics, num_thresholds=layout.thresholds, on_error="fail"
             ).losses
             for generation in generations
         ]

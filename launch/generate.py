@@ -226,6 +226,7 @@ class _Tally:
 
     prompts: int = 0
     truncated: int = 0
+    _: dataclasses.KW_ONLY
     tokens: int = 0
     used: int = 0
     saved: int = 0

@@ -160,7 +160,7 @@ def _stored(flags: argparse.Namespace, calibrated: Calibrated, remarks: list[str
         folder = find_generations(flags.calibration)
     except UsageError:
         remarks.append(
-            "Exit layers and outputs are not shown: the generations do not lie beside the manifest (calm-beam report "
+            "Exit layers and outputs are not shown: the generations are not beside the manifest (calm-beam report "
             "--generations=DIR)."
         )
         return None
@@ -187,7 +187,7 @@ def _model(flags: argparse.Namespace, manifest: Manifest, remarks: list[str]) ->
     except (CheckpointError, ManifestError, OSError) as error:
         if flags.checkpoint is not None:
             raise UsageError(f"--checkpoint: {error}") from error
-        remarks.append(f"Floating point operations are not counted, since the model cannot be had: {error}")
+        remarks.append(f"Floating point operations are not counted, since the model is not available: {error}")
     if manifest.vocabulary is None and flags.vocabulary is None:
         return ReportedModel(sizes=sizes, vocabulary=None)
     try:
@@ -199,6 +199,6 @@ def _model(flags: argparse.Namespace, manifest: Manifest, remarks: list[str]) ->
     except (VocabularyError, ManifestError) as error:
         if flags.vocabulary is not None:
             raise UsageError(f"--vocabulary: {error}") from error
-        remarks.append(f"Tokens are shown as ids, since the vocabulary cannot be had: {error}")
+        remarks.append(f"Tokens are shown as ids, since the vocabulary is not available: {error}")
         return ReportedModel(sizes=sizes, vocabulary=None)
     return ReportedModel(sizes=sizes, vocabulary=vocabulary)

@@ -199,7 +199,7 @@ def _check_data(run: PreparedSweep, flags: argparse.Namespace, manifest: Manifes
     stored = list_files(joined(glob.escape(parent(path)), "generations", "*", "*.parquet"))
     if not stored:
         say(
-            "whether the data share prompts with the calibration set cannot be told: its generations do not stand "
+            "whether the data share prompts with the calibration set is unknown: its generations are not "
             "beside the manifest"
         )
         return

@@ -71,7 +71,7 @@ def write_model(
         arrays["token_embedder/embedding"][:, 0] = 0
         arrays["token_embedder/embedding"][BROKEN_ID, 0] = 100
         arrays["encoder/layers_0/pre_attention_layer_norm/scale"][0] = 3e38
-    write_native(directory, config, arrays, vocabulary_path=source)
+    write_native(directory, config, arrays=arrays, vocabulary_path=source)
     if vocabulary is None:
         source.unlink()
         (directory / "sentencepiece.model").unlink()

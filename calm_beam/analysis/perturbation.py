@@ -169,7 +169,15 @@ def _decode(
             )
             cache.append(keys_values)
             self_bias = of_layer(self_biases, layer)
-            hidden = apply(hidden, layer, keys_values, self_bias, cross[layer - 1], cross_bias, method="decoder_layer")
+            hidden = apply(
+                hidden,
+                layer,
+                self_keys_values=keys_values,
+                self_bias=self_bias,
+                cross_keys_values=cross[layer - 1],
+                cross_bias=cross_bias,
+                method="decoder_layer",
+            )
             if layer == 1:
                 first_layer = hidden
         logits = apply(hidden, method="head")

@@ -128,7 +128,9 @@ class RunRecord:
         if entry.threshold is None:
             return entry
         settings = self.settings
-        positions = scheduled_thresholds(settings.rule, (entry.threshold,), settings.max_decode_length)[:, 0]
+        positions = scheduled_thresholds(
+            settings.rule, (entry.threshold,), max_decode_length=settings.max_decode_length
+        )[:, 0]
         return dataclasses.replace(entry, threshold_by_position=tuple(positions.tolist()))
 
 

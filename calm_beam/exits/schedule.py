@@ -28,7 +28,7 @@ def threshold_factors(rule: ExitRule, max_decode_length: int) -> tuple[np.ndarra
     return scale + np.zeros(max_decode_length), shift + np.zeros(max_decode_length)
 
 
-def scheduled_thresholds(rule: ExitRule, thresholds: tuple[float, ...], max_decode_length: int) -> np.ndarray:
+def scheduled_thresholds(rule: ExitRule, thresholds: tuple[float, ...], *, max_decode_length: int) -> np.ndarray:
     """Returns the float32 threshold of every step, shape (max_decode_length, thresholds).
 
     Rounded to float32 last, since confidences are float32 and ties matter.

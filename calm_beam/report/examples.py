@@ -21,7 +21,7 @@ _MOST_COLUMNS = 64
 
 
 def example_values(
-    generation: Generation, lanes: Sequence[int], dictionary: Dictionary, vocabulary: Vocabulary | None
+    generation: Generation, lanes: Sequence[int], *, dictionary: Dictionary, vocabulary: Vocabulary | None
 ) -> dict[str, Any]:
     """Returns one example as JSON values.
 

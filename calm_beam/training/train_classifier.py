@@ -97,10 +97,10 @@ class TrainedClassifier:
 def train_classifier(
     config: ClassifierConfig,
     model_config: T5Config,
+    *,
     arrays: FloatArrays,
     pairs: Sequence[Pair],
     validation_pairs: Sequence[Pair],
-    *,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> TrainedClassifier:
     """Returns the model with a classifier that tells from a layer's output whether the last layer would agree.

@@ -35,7 +35,7 @@ class Validation:
 
 
 def validation_losses(
-    model: EarlyExitT5, parameters: Parameters, pairs: Sequence[Pair], shapes: Sequence[BatchShape]
+    model: EarlyExitT5, parameters: Parameters, *, pairs: Sequence[Pair], shapes: Sequence[BatchShape]
 ) -> tuple[float, ...]:
     """Returns each layer's mean cross-entropy per target token.
 

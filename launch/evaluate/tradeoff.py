@@ -54,7 +54,7 @@ def _plan(flags: argparse.Namespace, run: PreparedSweep) -> Plan:
     variants = tradeoff_variants(
         run.settings.rule,
         _confidences(flags, run.checkpoint),
-        run.settings.thresholds,
+        thresholds=run.settings.thresholds,
         num_layers=run.checkpoint.config.num_decoder_layers,
     )
     return Plan(passes=len(variants), measure=functools.partial(_measure, variants))

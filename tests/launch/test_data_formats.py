@@ -166,13 +166,13 @@ def test_one_shard_of_a_task_is_previewed(monkeypatch: pytest.MonkeyPatch) -> No
 def test_training_reads_every_format(tmp_path: pathlib.Path) -> None:
     """The rows to learn from are the same, and so are those of a task and its splits."""
     paths = [write_rows(tmp_path / "a.jsonl", _ROWS), write_parquet(tmp_path / "a.parquet", _ROWS)]
-    rows = [read_rows("--data", [str(path)], Reading()) for path in paths]
+    rows = [read_rows("--data", [str(path)], reading=Reading()) for path in paths]
     assert rows[0] == rows[1]
     task = ["--output=x", "--seqio_task=calm_beam_text", "--seqio_module=tests.seqio_tasks"]
     flags = parse_train_flags([*task, "--seqio_split=validation", "--seqio_validation_split=validation"])
     assert flags.data == flags.validation_data == ("seqio:calm_beam_text/validation",)
     assert parse_train_flags(task).data == ("seqio:calm_beam_text/train",)
-    assert read_rows("--data", flags.data, reading_of(flags)) == rows[0]
+    assert read_rows("--data", flags.data, reading=reading_of(flags)) == rows[0]
 
 
 @pytest.mark.parametrize(

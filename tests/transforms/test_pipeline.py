@@ -104,7 +104,7 @@ def _plainly(model: pathlib.Path, paths: Sequence[str]) -> _Plain:
         )
         prompts_seen.add(prompt.ids)
         generations[example.id] = generation
-        losses = score_generation(generation, layout.objectives, METRICS, num_thresholds=layout.thresholds)
+        losses = score_generation(generation, layout.objectives, metrics=METRICS, num_thresholds=layout.thresholds)
         totals = totals.merge(CalibrationTotals.of_examples([generation], layout))
         totals = totals.merge(CalibrationTotals.of_losses([example.id], losses[None], layout, salt=plan.salt))
     rows = risk_rows(totals, plan, num_layers=4)
@@ -286,7 +286,7 @@ def test_clusters_count_once(id_model: pathlib.Path, tmp_path: pathlib.Path) -> 
     objective = TEXTUAL[0].objective
     pages: dict[str, list[list[int]]] = {}
     for item in stored:
-        losses = score_generation(item, [objective], METRICS, num_thresholds=len(SETTINGS.thresholds))
+        losses = score_generation(item, [objective], metrics=METRICS, num_thresholds=len(SETTINGS.thresholds))
         pages.setdefault(page_of[item.example.id], []).append(losses[0].tolist())
     expected = [
         sum(math.ceil(Fraction(sum(column), len(column))) for column in columns)

@@ -103,7 +103,7 @@ def test_every_position_has_its_threshold() -> None:
     """An entry that exits says at which threshold in each position, in float32; one that never exits does not."""
     exits, never = _manifest(_totals()).calibrations[::-1]
     assert (exits.threshold, never.threshold) == (0.5, None)
-    expected = scheduled_thresholds(_RECORD.settings.rule, (0.5,), 12)[:, 0]
+    expected = scheduled_thresholds(_RECORD.settings.rule, (0.5,), max_decode_length=12)[:, 0]
     assert exits.threshold_by_position is not None
     assert np.array_equal(np.array(exits.threshold_by_position, np.float32), expected)
     assert list(exits.threshold_by_position) == [float(value) for value in expected]

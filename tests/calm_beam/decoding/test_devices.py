@@ -32,9 +32,9 @@ assert (two.work.tokens, two.work.layer_rows) == (one.work.tokens, one.work.laye
 second = SweepDecoder(build_checkpoint(), ExitRule(), devices=devices[1:], **settings)
 embed, used = device_steps.embed, set()
 
-def watched(embedding, states, *rest):
+def watched(embedding, states, **rows):
     used.update(states.devices())
-    return embed(embedding, states, *rest)
+    return embed(embedding, states, **rows)
 
 device_steps.embed = watched
 found = dict(second.decode(prompts))

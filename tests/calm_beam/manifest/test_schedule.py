@@ -47,7 +47,7 @@ def test_the_decoders_thresholds_are_accepted(threshold: float, schedule: str, t
     """Whatever the settings, what numpy makes of them the reader makes of them too; they come back from the text."""
     given_tau = None if schedule == "constant" else tau
     rule = ExitRule(schedule=schedule, tau=given_tau)
-    positions = scheduled_thresholds(rule, (threshold,), steps)[:, 0]
+    positions = scheduled_thresholds(rule, (threshold,), max_decode_length=steps)[:, 0]
     manifest = _manifest(threshold, schedule, given_tau, steps, tuple(positions.tolist()))
     (entry,) = parse_manifest(manifest_text(manifest)).calibrations
     assert entry.threshold_by_position is not None
@@ -65,7 +65,7 @@ def test_the_decoders_thresholds_are_accepted(threshold: float, schedule: str, t
 def test_other_thresholds_are_refused(threshold: float, schedule: str, position: int, is_up: bool, units: int) -> None:
     """A few units in the last place of float32, at any one position, are another schedule."""
     tau = None if schedule == "constant" else 4.0
-    positions = scheduled_thresholds(ExitRule(schedule=schedule, tau=tau), (threshold,), 12)[:, 0]
+    positions = scheduled_thresholds(ExitRule(schedule=schedule, tau=tau), (threshold,), max_decode_length=12)[:, 0]
     for _ in range(units):
         positions[position] = np.nextafter(positions[position], np.float32(2 * is_up))
     with pytest.raises(ManifestError, match=rf"^calibrations\[0\].threshold_by_position\[{position}\] must be "):

@@ -139,7 +139,8 @@ def test_flags_that_do_not_fit_are_refused(
     assert message in capsys.readouterr().err
 
 
-@pytest.mark.parametrize("exit_classifier", sampled([1, 2], keep=(0,)))
+@pytest.mark.slow
+@pytest.mark.parametrize("exit_classifier", [1, 2])
 def test_a_widened_model_computes_what_it_did(exit_classifier: int) -> None:
     """In the paper's dimensions, logits and scores of every layer are the small model's; no added token is likely."""
     config = build_config(num_decoder_layers=8, exit_classifier=exit_classifier)

@@ -60,6 +60,7 @@ def test_rows(model: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.Captur
     assert f"12 prompts at 5 thresholds and in full: {output}" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_what_no_array_shows_reaches_the_workers(
     model: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

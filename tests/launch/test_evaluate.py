@@ -63,6 +63,7 @@ def _checked_files(output: pathlib.Path, name: str) -> dict[str, Any]:
     return content
 
 
+@pytest.mark.slow
 def test_propagation(
     model: pathlib.Path, data: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

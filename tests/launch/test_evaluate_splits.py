@@ -119,6 +119,7 @@ def test_results_do_not_depend_on_workers(swept: pathlib.Path, tmp_path: pathlib
     assert alone == beside
 
 
+@pytest.mark.slow
 def test_clusters_are_split_as_a_whole(tmp_path: pathlib.Path) -> None:
     """Examples of one cluster count as one unit, in one part, with the mean of their losses."""
     rows = [{**row, "topic": f"topic-{index // 4}"} for index, row in enumerate(id_rows(24))]
@@ -138,6 +139,7 @@ def test_clusters_are_split_as_a_whole(tmp_path: pathlib.Path) -> None:
     assert {row.n for row in grid} == {6}
 
 
+@pytest.mark.slow
 def test_operations_are_left_out_without_the_model(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Generations whose model is gone are split all the same; what needs the model is missing, and it is said why."""
     model = write_model(tmp_path / "model")

@@ -210,6 +210,7 @@ def test_decode_writes_texts_of_ids(folder: pathlib.Path, tmp_path: pathlib.Path
     assert all(row["text"] == vocabulary.decode(row["tokens"]) for row in rows)
 
 
+@pytest.mark.slow
 def test_stored_generations_of_ids_are_calibrated_as_texts(folder: pathlib.Path, tmp_path: pathlib.Path) -> None:
     """Another calibration of stored generations, and random splits of them, see texts on both sides."""
     data = write_rows(tmp_path / "a.jsonl", _encoded(_text_rows(), _vocabulary(folder), references=True))

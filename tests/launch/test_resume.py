@@ -100,7 +100,7 @@ def _error(capsys: pytest.CaptureFixture[str]) -> str:
     return capsys.readouterr().err.splitlines()[-1]
 
 
-@pytest.mark.parametrize("lost", [0, 1, 2])
+@pytest.mark.parametrize("lost", sampled([0, 1, 2], keep=(1,)))
 def test_only_missing_shards_are_decoded(
     model: pathlib.Path,
     data: pathlib.Path,
@@ -348,6 +348,7 @@ def _broken_rows() -> list[dict[str, object]]:
     ]
 
 
+@pytest.mark.slow
 def test_a_failed_run_goes_on_with_the_worst_case(
     model: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -444,6 +445,7 @@ def test_an_interrupt_says_how_to_go_on(
     assert _calibrate(model, data, tmp_path / "out", "--resume") == 0
 
 
+@pytest.mark.slow
 def test_repeated_bundles_count_once(
     model: pathlib.Path, data: pathlib.Path, whole: pathlib.Path, tmp_path: pathlib.Path
 ) -> None:

@@ -53,6 +53,7 @@ def expected() -> dict[int, SweepResult]:
     return dict(_sweep(Budget(slots=12, tokens=100_000)).decode(_prompts(12)))
 
 
+@pytest.mark.slow
 def test_prompts_give_way_where_the_budget_is_short() -> None:
     """A short budget gives the same outputs with some work done again, one with room for a prompt by one and one."""
     lanes = _lanes(24, np.linspace(0.9, 0.05, 16).tolist())

@@ -165,7 +165,7 @@ def test_shared_work_changes_nothing_in_another_kind_of_model_under_any_rule(rul
     _check_against_plain(rule, _OTHER, (0, 1, 2, 3))
 
 
-@pytest.mark.parametrize("slots", [1, 3, 50])
+@pytest.mark.parametrize("slots", sampled([1, 3, 50], keep=(1,)))
 def test_slots_do_not_matter(slots: int) -> None:
     """One prompt at a time, a few, or more than there are: all give the same."""
     _assert_all_same(_shared(ExitRule(), slots=slots)[0], _default()[0])

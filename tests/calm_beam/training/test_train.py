@@ -66,6 +66,7 @@ def _copies(count: int, *, seed: int) -> list[Pair]:
     return [(source, source) for source in sources]
 
 
+@pytest.mark.slow
 def test_a_copy_task_is_learned() -> None:
     """With one lower layer sampled a step, the loss falls, every layer's is measured, and unseen sources are copied."""
     model = dataclasses.replace(_MODEL, exit_classifier=0)

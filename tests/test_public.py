@@ -141,7 +141,6 @@ def test_transforms_in_a_pipeline_of_ones_own(place: pathlib.Path, tmp_path: pat
         )
     first = calm.read_manifest(f"{output}/manifest.json")
     again = tmp_path / "again"
-    again.mkdir()
     with beam.Pipeline(runner=FnApiRunner()) as pipeline:
         _ = (
             pipeline

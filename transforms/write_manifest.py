@@ -6,7 +6,7 @@ import apache_beam as beam
 
 from calm_beam.calibration import Outcome
 from calm_beam.calibration.publish import EarlierResult, publish
-from calm_beam.storage import absolute
+from calm_beam.storage import absolute, make_folder
 
 
 @dataclasses.dataclass
@@ -18,7 +18,7 @@ class WriteManifest(beam.PTransform):
     A step that is run again writes the same once more; of two runs that write into one directory, one fails.
 
     Attributes:
-      output: The directory, which sweeping has made.
+      output: The directory; made if it is not there.
       earlier: The result there that may be replaced; whatever else is there makes the step fail.
     """
 
@@ -27,7 +27,9 @@ class WriteManifest(beam.PTransform):
 
     def expand(self, outcomes: beam.PCollection) -> beam.PCollection:
         """Returns a PCollection of str with the manifest's path, given one of an `Outcome`."""
-        return outcomes | "Publish" >> beam.Map(_publish, output=absolute(self.output), earlier=self.earlier)
+        output = absolute(self.output)
+        make_folder(output)
+        return outcomes | "Publish" >> beam.Map(_publish, output=output, earlier=self.earlier)
 
 
 def _publish(outcome: Outcome, *, output: str, earlier: EarlierResult) -> str:

@@ -16,7 +16,7 @@ FAST := calm_beam tests/tools tests/validity \
     $(addprefix tests/calm_beam/decoding/test_,generate.py prompts.py settings.py) \
     $(addprefix tests/launch/test_,accelerators.py cli.py dataflow.py flags.py flex_template.py inspect.py progress.py runner_flags.py)
 
-.PHONY: calibrate test test-all test-fast test-exhaustive test-validity lint format types api demo-model clean
+.PHONY: calibrate test test-all test-fast test-exhaustive test-validity lint format types api pictures demo-model clean
 
 calibrate: $(INSTALLED)  ## calibrate the embedded model on the embedded data
 	$(BIN)/calm-beam calibrate --output=build/demo-calibration --overwrite
@@ -52,6 +52,9 @@ format: $(INSTALLED)
 
 api: $(INSTALLED)  ## the API reference, from the docstrings, in build/api
 	$(BIN)/pdoc --docformat google --no-show-source --output-directory build/api calm_beam
+
+pictures: $(INSTALLED)  ## make the README's pictures again (about ten minutes; needs Chromium)
+	$(BIN)/python -m tools.pictures --output=docs/pictures
 
 demo-model: $(INSTALLED)  ## regenerate the embedded data and train the embedded model again (about an hour)
 	$(BIN)/python -m tools.demo_task.write_data --output=build/demo

@@ -170,7 +170,7 @@ setuptools.setup(
         "calm_beam.manifest": ["manifest.schema.json"],
         "calm_beam.demo": ["model/*", "calibration.jsonl.gz"],
         "calm_beam.report": ["template.html", "*.css", "*.js"],
-        "calm_beam": ["py.typed"],
+        "calm_beam": ["py.typed", "__init__.pyi"],
     },
     install_requires=_CORE if _IS_WHOLE else _SERVING,
     extras_require=_EXTRAS if _IS_WHOLE else _SERVING_EXTRAS,

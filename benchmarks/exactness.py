@@ -58,8 +58,8 @@ def main() -> None:
         found = dict(shared.decode(prompts))
         shared_seconds = time.perf_counter() - start
         lanes = np.full((steps, len(thresholds) + 1), np.inf, np.float32)
-        lanes[:, 1:] = scheduled_thresholds(rule, thresholds, steps)
-        plain = PlainSweep(checkpoint, rule, lanes, max_input_length=512, slots=8)
+        lanes[:, 1:] = scheduled_thresholds(rule, thresholds, max_decode_length=steps)
+        plain = PlainSweep(checkpoint, rule, thresholds=lanes, max_input_length=512, slots=8)
         expected = dict(plain.decode(prompts))
         plain_seconds = time.perf_counter() - start - shared_seconds
         compare(f"{name} (shared {shared_seconds:.0f} s, plain {plain_seconds:.0f} s)", expected, found, thresholds)

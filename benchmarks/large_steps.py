@@ -23,7 +23,9 @@ def projection_step_rate(checkpoint: Checkpoint, rule: ExitRule) -> float:
     states = _states(config.num_decoder_layers, config.emb_dim)
     layers, lanes = np.ones(ROWS, np.int32), np.arange(ROWS, dtype=np.int32)
     seconds = seconds_per_call(
-        lambda: device_steps.decide_rows(config, rule.confidence, weights, states, layers, lanes)
+        lambda: device_steps.decide_rows(
+            config, rule.confidence, parameters=weights, states=states, layers=layers, lanes=lanes
+        )
     )
     return ROWS * projection_row(config) / seconds
 
@@ -60,29 +62,29 @@ def layer_step_rate(checkpoint: Checkpoint, rule: ExitRule, *, steps: int, sourc
         state["states"], state["cache"] = device_steps.attend_to_output(
             config,
             weights,
-            state["states"],
-            state["cache"],
-            bias,
-            layer,
-            lanes,
-            lanes,
-            paths[:, -1],
-            paths,
-            np.full(ROWS, steps - 1, np.int32),
+            states=state["states"],
+            cache=state["cache"],
+            bias_by_age=bias,
+            layer=layer,
+            below=lanes,
+            lanes=lanes,
+            nodes=paths[:, -1],
+            paths=paths,
+            steps=np.full(ROWS, steps - 1, np.int32),
         )
         state["states"], confidences = device_steps.finish_layer(
             config,
             rule.confidence,
-            ROWS // _PLACES,
-            parameters,
-            state["states"],
-            cross,
-            mask,
-            layer,
-            lanes,
-            lanes,
-            places,
-            ranks,
+            num_ranks=ROWS // _PLACES,
+            parameters=parameters,
+            states=state["states"],
+            cross=cross,
+            source_mask=mask,
+            layer=layer,
+            below=lanes,
+            lanes=lanes,
+            places=places,
+            ranks=ranks,
         )
         return state["states"], confidences
 

@@ -45,7 +45,6 @@ from calm_beam.launch.cli import main as calm_beam
 from calm_beam.launch.runners import make_runner, run_pipeline
 from calm_beam.metrics.registry import get_metric
 from calm_beam.transforms import ReadExamples
-from calm_beam.transforms.progress import ProgressLog
 from calm_beam.vocabulary import Vocabulary
 
 from .machine import describe_machine
@@ -227,7 +226,7 @@ def _measure_parts(
     with _measured(times, "starting an empty pipeline"):
         _run_beam(beam.Create([0]))
     with _measured(times, "reading, checking ids, grouping by prompt"):
-        _run_beam(ReadExamples([str(data)], flags.num_shards, False, ProgressLog(None)))
+        _run_beam(ReadExamples(str(data), num_shards=flags.num_shards))
     with _measured(times, "reading Parquet"):
         generations = [generation for shard in shards for generation in read_generations(shard)]
     specs = all_specs(consistencies=("textual",), metrics=(_METRIC,), deltas=(0.1,), epsilons=(0.05,))
@@ -236,7 +235,7 @@ def _measure_parts(
     with _measured(times, "scoring"):
         losses = [
             score_by_policy(
-                generation, layout.objectives, metrics, num_thresholds=layout.thresholds, on_error="fail"
+                generation, layout.objectives, metrics=metrics, num_thresholds=layout.thresholds, on_error="fail"
             ).losses
             for generation in generations
         ]

@@ -96,7 +96,10 @@ def _losses(generations: list[Generation], metric: Metric, name: str) -> dict[st
             raise SystemExit(f"example {item.example.id} failed: calibrate without failures first.")
         texts = [output.text for output in item.outputs]
         textual, risk = (
-            {text: checked_score(metric, name, text, references, example_id=item.example.id) for text in set(texts)}
+            {
+                text: checked_score(metric, name, candidate=text, references=references, example_id=item.example.id)
+                for text in set(texts)
+            }
             for references in ((texts[0],), item.example.references)
         )
         signed = signed_risk_loss(early_score=[risk[text] for text in texts[1:]], full_score=risk[texts[0]])

@@ -219,7 +219,15 @@ def _pieces(checkpoint: Checkpoint, *, width: int, steps: int) -> Iterator[tuple
             for layer in range(1, depth + 1):
                 own = put(cache[layer - 1], apply(hidden, layer, method="self_keys_values"), step)
                 self_bias = of_layer(self_biases, layer)
-                hidden = apply(hidden, layer, own, self_bias, cross[layer - 1], cross_bias, method="decoder_layer")
+                hidden = apply(
+                    hidden,
+                    layer,
+                    self_keys_values=own,
+                    self_bias=self_bias,
+                    cross_keys_values=cross[layer - 1],
+                    cross_bias=cross_bias,
+                    method="decoder_layer",
+                )
                 kept.append(own)
             return hidden, kept
 

@@ -133,7 +133,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     lane = 0 if threshold is None else 1 + settings.thresholds.index(threshold)
     thresholds = None
     if threshold is not None:
-        thresholds = scheduled_thresholds(settings.rule, (threshold,), settings.max_decode_length)[:, 0].tolist()
+        thresholds = scheduled_thresholds(settings.rule, (threshold,), max_decode_length=settings.max_decode_length)[
+            :, 0
+        ].tolist()
     print(f"{describe_machine()}\nthreshold {threshold}, batch size {flags.batch_size}", flush=True)
     generator.warm_up()
     start = time.perf_counter()

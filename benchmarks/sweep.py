@@ -257,7 +257,7 @@ def _measure(task: _Task) -> dict[str, Any]:
 
 def _lanes(task: _Task, thresholds: Sequence[float | None]) -> np.ndarray:
     """Returns thresholds as float32, (steps, lanes); None stands for the full model."""
-    by_step = scheduled_thresholds(task.rule, tuple(value or 0.0 for value in thresholds), task.steps)
+    by_step = scheduled_thresholds(task.rule, tuple(value or 0.0 for value in thresholds), max_decode_length=task.steps)
     return np.where([value is None for value in thresholds], np.float32(np.inf), by_step)
 
 
@@ -266,7 +266,9 @@ def _decode(task: _Task, lanes: np.ndarray) -> _Run:
     # Room for every prompt at its worst: nobody gives way in any run.
     tokens = task.batch_size * (_MAX_INPUT_LENGTH + steps * num_lanes)
     budget = Budget(slots=task.batch_size, tokens=tokens)
-    decoder = SharedSweep(task.checkpoint, task.rule, lanes, max_input_length=_MAX_INPUT_LENGTH, budget=budget)
+    decoder = SharedSweep(
+        task.checkpoint, task.rule, thresholds=lanes, max_input_length=_MAX_INPUT_LENGTH, budget=budget
+    )
     start = time.perf_counter()
     results = dict(decoder.decode(task.prompts))
     seconds = time.perf_counter() - start

@@ -1,7 +1,57 @@
-"""calm-beam: calibrated early exits for T5 decoders.
+"""calm-beam: calibrated early exits for encoder-decoder models.
 
-Import from the module that holds the idea, for example `calm_beam.manifest` or `calm_beam.risk.pvalues`; this
-package imports nothing by itself, so that a serving process can read a manifest without JAX or Beam.
+    import calm_beam as calm
+
+    manifest = calm.calibrate(output="calibration")         # the embedded model on the embedded data
+    print(manifest.calibrations[0].threshold)
+
+The names below are public; each loads what it needs when it is first used, so that a serving process can read a
+manifest without JAX or Beam. Transforms for pipelines of your own are in `calm_beam.transforms`. What is listed in
+neither place may change without notice.
 """
 
+import importlib
+from typing import Any
+
 __version__ = "0.1.0"
+
+# Where each name is, and what it is called there; `__init__.pyi` says the same to type checkers.
+_PUBLIC = {
+    # Calibrating.
+    "calibrate": "calm_beam.launch.calibrate.call:calibrate",
+    "Guarantee": "calm_beam.calibration.guarantee:Guarantee",
+    "ExitRule": "calm_beam.exits.rule:ExitRule",
+    "grid": "calm_beam.decoding.settings:uniform_grid",
+    # Manifests and serving.
+    "Manifest": "calm_beam.manifest:Manifest",
+    "read_manifest": "calm_beam.manifest:read_manifest",
+    "Generator": "calm_beam.serving:Generator",
+    "Answer": "calm_beam.serving:Answer",
+    "LossProbe": "calm_beam.serving:LossProbe",
+    "RiskMonitor": "calm_beam.upkeep.monitor:RiskMonitor",
+    # Models.
+    "load_checkpoint": "calm_beam.checkpoints:load_checkpoint",
+    "open_vocabulary": "calm_beam.vocabulary:open_vocabulary",
+    # Risk control of anybody's losses.
+    "RiskTest": "calm_beam.risk.setting_sums:RiskTest",
+    "LossSums": "calm_beam.risk.setting_sums:LossSums",
+    "control_risk": "calm_beam.risk.setting_sums:control_risk",
+    # What every error of ours is.
+    "CalmBeamError": "calm_beam.errors:CalmBeamError",
+}
+
+__all__ = [*_PUBLIC, "__version__"]
+
+
+def __getattr__(name: str) -> Any:
+    place = _PUBLIC.get(name)
+    if place is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    module, _, attribute = place.partition(":")
+    value = getattr(importlib.import_module(module), attribute)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

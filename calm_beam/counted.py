@@ -1,7 +1,7 @@
 """Numbers with what they count, as a reader expects them."""
 
 
-def counted(number: int, one: str, several: str | None = None) -> str:
+def counted(number: int, one: str, *, several: str | None = None) -> str:
     """Returns a number with what it counts.
 
     Args:
@@ -9,7 +9,7 @@ def counted(number: int, one: str, several: str | None = None) -> str:
       one: What it counts, if that is one.
       several: The same for any other number; the word for one with an s if omitted.
 
-    >>> counted(1, "example"), counted(1000, "example"), counted(0, "reply", "replies")
+    >>> counted(1, "example"), counted(1000, "example"), counted(0, "reply", several="replies")
     ('1 example', '1,000 examples', '0 replies')
     """
     return f"{number:,} {one if number == 1 else several or f'{one}s'}"

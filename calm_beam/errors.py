@@ -11,6 +11,10 @@ class CalmBeamError(Exception):
     """
 
 
+class UsageError(CalmBeamError, ValueError):
+    """What was asked for is wrong; nothing has been done. Messages call arguments by the flags of the command line."""
+
+
 def os_error_in_words(error: OSError) -> str:
     """Returns what an error says, the system's without its number."""
     # Only the system's have both; errors of our own are whole sentences.

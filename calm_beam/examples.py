@@ -15,7 +15,7 @@ from calm_beam.errors import CalmBeamError
 # Ids are decoded and stored as int32.
 _LARGEST_ID = 2**31 - 1
 
-NO_UTF_8 = "it holds bytes that are no UTF-8, or half of a surrogate pair. Convert it, for example with iconv."
+NO_UTF_8 = "it holds bytes that are not UTF-8, or half of a surrogate pair. Convert it, for example with iconv."
 """What to know about text that no file in UTF-8 can hold, as messages end."""
 NUL_CHARACTER = (
     "a NUL character, which vocabularies read as an unknown piece and outputs never have. Take it out, or find out "

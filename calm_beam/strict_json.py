@@ -71,7 +71,7 @@ def _without_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _refuse_constant(name: str) -> None:
-    raise StrictJSONError(f"not JSON: {name} is no number that JSON knows")
+    raise StrictJSONError(f"not JSON: {name} is not a number that JSON allows")
 
 
 def _finite_float(digits: str) -> float:

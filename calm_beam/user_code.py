@@ -59,7 +59,7 @@ def _in_one_line(text_of_it: Callable[[], str]) -> str:
     except BaseException as error:
         if _is_ctrl_c(error):
             raise
-        return "(its text cannot be had)"
+        return "(its text is not available)"
     # Whoever reads a traceback takes a line that looks like an error for the error.
     line = "".join(char if char.isprintable() else repr(char)[1:-1] for char in text[: _LONGEST_TEXT + 1])
     return line if len(text) <= _LONGEST_TEXT else f"{line[:_LONGEST_TEXT]}…"

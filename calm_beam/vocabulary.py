@@ -85,7 +85,8 @@ class Vocabulary:
 
     def encode(self, text: str) -> list[int]:
         """Returns the ids of a text, without eos."""
-        return self._processor.encode(text)
+        ids: list[int] = self._processor.encode(text)
+        return ids
 
     def piece(self, index: int) -> str:
         """Returns the piece of an id, ▁ standing for a space; ids the vocabulary does not have read as unknown."""
@@ -98,7 +99,8 @@ class Vocabulary:
         """
         known = [int(index) if 0 <= index < self.size else UNK_ID for index in ids]
         end = known.index(EOS_ID) if EOS_ID in known else len(known)
-        return self._processor.decode(known[:end])
+        text: str = self._processor.decode(known[:end])
+        return text
 
 
 def open_vocabulary(path: str | os.PathLike[str], *, extra_ids: int | None = None) -> Vocabulary:
@@ -168,4 +170,5 @@ def _with_extra_ids(serialized: bytes, extra_ids: int) -> bytes:
             score=0.0,
             type=sentencepiece_model_pb2.ModelProto.SentencePiece.USER_DEFINED,
         )
-    return model.SerializeToString()
+    extended: bytes = model.SerializeToString()
+    return extended

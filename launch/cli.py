@@ -75,7 +75,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
         return 1
     try:
-        return module.main(flags)
+        status: int = module.main(flags)
+        return status
     except SystemExit as ended:
         if isinstance(ended, HelpShown):
             raise

@@ -113,9 +113,9 @@ def _write(
     config, arrays, vocabulary_path = checkpoint.config, checkpoint.arrays, checkpoint.vocabulary_path
     if step is None:
         dtype = dtype or "float32"
-        write_native(output, config, arrays, vocabulary_path=vocabulary_path, extra_ids=extra_ids, dtype=dtype)
+        write_native(output, config, arrays=arrays, vocabulary_path=vocabulary_path, extra_ids=extra_ids, dtype=dtype)
     else:
-        write_t5x(output, config, arrays, step=step, vocabulary_path=vocabulary_path, extra_ids=extra_ids)
+        write_t5x(output, config, arrays=arrays, step=step, vocabulary_path=vocabulary_path, extra_ids=extra_ids)
 
 
 def _check_cloud_output(output: str) -> None:

@@ -39,11 +39,11 @@ def main(argv: Sequence[str]) -> int:
     # Beside the output, so that the same disk has to hold both.
     beside = None if is_cloud_path(output) else parent(output)
     with tempfile.TemporaryDirectory(prefix=f".{base_name(output)}.", dir=beside) as folder:
-        plan = run.plan(flags, folder)
+        plan = run.plan(folder)
         with shown_progress(enabled=True) as progress:
             _ = (
                 pipeline
-                | "ReadExamples" >> ReadExamples(run.paths, flags.num_shards, False, progress, reading=run.reading)
+                | "ReadExamples" >> ReadExamples(run.data, num_shards=flags.num_shards, progress=progress)
                 | "DecodeExamples" >> DecodeExamples(plan, progress)
             )
             run_pipeline(pipeline)

@@ -133,7 +133,7 @@ def _given_prompts(flags: argparse.Namespace) -> list[_Asked] | None:
         return None
     reading = Reading(data_format=flags.data_format, inputs_field=flags.inputs_field)
     try:
-        paths = find_files("--input", [flags.input], reading)
+        paths = find_files("--input", [flags.input], reading).files
         prompts = [asked for path in paths for asked in _read(path, reading)]
     except UsageError:
         # Which names its flag.
@@ -226,6 +226,7 @@ class _Tally:
 
     prompts: int = 0
     truncated: int = 0
+    _: dataclasses.KW_ONLY
     tokens: int = 0
     used: int = 0
     saved: int = 0

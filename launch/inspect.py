@@ -73,7 +73,7 @@ def _check_agreement(manifest: Manifest, flags: argparse.Namespace) -> str | Non
     checkpoint = _load(flags, flags.checkpoint)
     vocabulary = recorded_vocabulary(manifest.vocabulary, checkpoint, flags.vocabulary)
     for entry in manifest.calibrations:
-        agreed_settings(manifest, entry, checkpoint, vocabulary, confidence=flags.confidence)
+        agreed_settings(manifest, entry, checkpoint=checkpoint, vocabulary=vocabulary, confidence=flags.confidence)
     with_vocabulary = "" if vocabulary is None else ", and to its vocabulary"
     return f"It belongs to the model in {flags.checkpoint}{with_vocabulary}."
 

@@ -145,8 +145,8 @@ def _loss(line: str, session: "_Session") -> float:
     row = strict_json.loads(line)
     if any(row.get(key) != value for key, value in session.promise.items()):
         raise UsageError(
-            "was measured for another manifest or entry. Losses of one promise tell nothing of another: name the one "
-            "that it was measured for."
+            "was measured for another manifest or entry. The losses of one promise say nothing about another: name "
+            "the one that it was measured for."
         )
     loss = row.get("loss")
     return math.nan if isinstance(loss, bool) or not isinstance(loss, int | float) else loss
@@ -226,7 +226,7 @@ class _Session:
     def report(self) -> str:
         """Returns the finding in words."""
         monitor, entry = self.monitor, self._entry
-        watched = f"{entry_in_words(entry)}: {counted(monitor.n, 'loss', 'losses')}"
+        watched = f"{entry_in_words(entry)}: {counted(monitor.n, 'loss', several='losses')}"
         if monitor.mean_loss is not None:
             watched += f", mean {monitor.mean_loss:.4f}"
         if monitor.alarm_at:

@@ -18,12 +18,12 @@ from calm_beam.exits.measures import MeasureError, check_named
 from calm_beam.manifest import MANIFEST, Manifest, ManifestError
 from calm_beam.report import Calibrated, StoredOutputs, build_page, read_calibrated, read_speedups
 from calm_beam.storage import absolute, base_name, check_writable, is_file, is_folder, joined, parent, replacing
+from calm_beam.sweeps.folders import find_generations
 from calm_beam.vocabulary import Vocabulary, VocabularyError
 
 from .flags import FlagParser, UsageError, naming, parse_own_flags, whole_number
 from .flags.manifest import add_confidence_flag
 from .flags.model import add_model_flags, declared
-from .generations import find_generations
 from .terminal import say, tell
 
 _MOST_EXAMPLES = 500
@@ -160,7 +160,7 @@ def _stored(flags: argparse.Namespace, calibrated: Calibrated, remarks: list[str
         folder = find_generations(flags.calibration)
     except UsageError:
         remarks.append(
-            "Exit layers and outputs are not shown: the generations do not lie beside the manifest (calm-beam report "
+            "Exit layers and outputs are not shown: the generations are not beside the manifest (calm-beam report "
             "--generations=DIR)."
         )
         return None
@@ -187,7 +187,7 @@ def _model(flags: argparse.Namespace, manifest: Manifest, remarks: list[str]) ->
     except (CheckpointError, ManifestError, OSError) as error:
         if flags.checkpoint is not None:
             raise UsageError(f"--checkpoint: {error}") from error
-        remarks.append(f"Floating point operations are not counted, since the model cannot be had: {error}")
+        remarks.append(f"Floating point operations are not counted, since the model is not available: {error}")
     if manifest.vocabulary is None and flags.vocabulary is None:
         return ReportedModel(sizes=sizes, vocabulary=None)
     try:
@@ -199,6 +199,6 @@ def _model(flags: argparse.Namespace, manifest: Manifest, remarks: list[str]) ->
     except (VocabularyError, ManifestError) as error:
         if flags.vocabulary is not None:
             raise UsageError(f"--vocabulary: {error}") from error
-        remarks.append(f"Tokens are shown as ids, since the vocabulary cannot be had: {error}")
+        remarks.append(f"Tokens are shown as ids, since the vocabulary is not available: {error}")
         return ReportedModel(sizes=sizes, vocabulary=None)
     return ReportedModel(sizes=sizes, vocabulary=vocabulary)

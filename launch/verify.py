@@ -32,15 +32,7 @@ import apache_beam as beam
 from rich import box
 from rich.table import Table
 
-from calm_beam.calibration import (
-    FreshLosses,
-    Verdict,
-    content_sum_of,
-    fingerprint_text,
-    objective_of,
-    promised_thresholds,
-    verify,
-)
+from calm_beam.calibration import content_sum_of, fingerprint_text
 from calm_beam.counted import counted
 from calm_beam.decoding.recorded import recorded_settings
 from calm_beam.examples import Example
@@ -54,8 +46,10 @@ from calm_beam.printable import printable_line
 from calm_beam.risk.pvalues import P_VALUES
 from calm_beam.serving.agreement import check_model, check_vocabulary
 from calm_beam.storage import joined, list_files, parent
+from calm_beam.sweeps.prepared import PreparedSweep
+from calm_beam.sweeps.shard import with_unique_ids
 from calm_beam.transforms import DecodeExamples, ReadExamples
-from calm_beam.transforms.decode import with_unique_ids
+from calm_beam.upkeep.verification import FreshLosses, Verdict, objective_of, promised_thresholds, verify
 from calm_beam.vocabulary import EOS_ID
 
 from .flags import (
@@ -72,7 +66,7 @@ from .flags.manifest import add_confidence_flag, find_manifest
 from .flags.metrics import add_metric_settings, checked_metrics, metric_settings
 from .flags.model import add_model_flags
 from .runners import is_local, make_runner, run_pipeline
-from .setup_run import PreparedRun, prepare_run
+from .setup_run import prepare_run
 from .terminal import PlainConsole, say, tell
 from .terminal.progress import shown_progress
 
@@ -169,7 +163,7 @@ def _take_policies(flags: argparse.Namespace, manifest: Manifest) -> None:
     flags.max_failures = sys.maxsize
 
 
-def _prepare(flags: argparse.Namespace, manifest: Manifest, entries: Sequence[Calibration]) -> PreparedRun:
+def _prepare(flags: argparse.Namespace, manifest: Manifest, entries: Sequence[Calibration]) -> PreparedSweep:
     """Returns the run, whose model and vocabulary are those of the manifest."""
     check_named(manifest.decode.confidence, flags.confidence)
     run = prepare_run(
@@ -192,7 +186,7 @@ def _needs_references(entries: Sequence[Calibration]) -> bool:
     return any(entry.consistency == "risk" for entry in entries)
 
 
-def _check_data(run: PreparedRun, flags: argparse.Namespace, manifest: Manifest, path: str) -> None:
+def _check_data(run: PreparedSweep, flags: argparse.Namespace, manifest: Manifest, path: str) -> None:
     """Refuses the calibration set itself, and tells how many of its prompts come again."""
     fresh: list[Example] = []
     for index, name in enumerate(run.paths):
@@ -205,7 +199,7 @@ def _check_data(run: PreparedRun, flags: argparse.Namespace, manifest: Manifest,
     stored = list_files(joined(glob.escape(parent(path)), "generations", "*", "*.parquet"))
     if not stored:
         say(
-            "whether the data share prompts with the calibration set cannot be told: its generations do not stand "
+            "whether the data share prompts with the calibration set is unknown: its generations are not "
             "beside the manifest"
         )
         return
@@ -219,7 +213,7 @@ def _check_data(run: PreparedRun, flags: argparse.Namespace, manifest: Manifest,
         )
 
 
-def _whole_prompt(run: PreparedRun, text: str | None, ids: tuple[int, ...] | None) -> str | tuple[int, ...] | None:
+def _whole_prompt(run: PreparedSweep, text: str | None, ids: tuple[int, ...] | None) -> str | tuple[int, ...] | None:
     """Returns a prompt as token ids, where they can be had: what came as text may come back as ids."""
     if text is None or run.vocabulary is None:
         return text if ids is None else ids
@@ -228,7 +222,7 @@ def _whole_prompt(run: PreparedRun, text: str | None, ids: tuple[int, ...] | Non
 
 def _decode(
     pipeline: beam.Pipeline,
-    run: PreparedRun,
+    run: PreparedSweep,
     flags: argparse.Namespace,
     manifest: Manifest,
     entries: Sequence[Calibration],
@@ -236,12 +230,10 @@ def _decode(
     """Returns the losses of the fresh data; the outputs themselves are not kept."""
     metrics = {entry.metric: get_metric(entry.metric, metric_settings(flags)) for entry in entries}
     with tempfile.TemporaryDirectory(prefix="calm-beam-verify-") as folder, shown_progress(enabled=True) as progress:
-        needs_references = _needs_references(entries)
         _ = (
             pipeline
-            | "ReadExamples"
-            >> ReadExamples(run.paths, flags.num_shards, needs_references, progress, flags.cluster_key, run.reading)
-            | "DecodeExamples" >> DecodeExamples(run.plan(flags, folder), progress)
+            | "ReadExamples" >> ReadExamples(run.data, num_shards=flags.num_shards, progress=progress)
+            | "DecodeExamples" >> DecodeExamples(run.plan(folder), progress)
         )
         run_pipeline(pipeline)
         return FreshLosses.of(

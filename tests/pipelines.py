@@ -11,18 +11,17 @@ import numpy as np
 from apache_beam.options.pipeline_options import PipelineOptions
 from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 
-from calm_beam.calibration import Plan, RunRecord, Spec, all_specs
-from calm_beam.calibration.publish import EarlierResult
-from calm_beam.checkpoints import load_checkpoint, write_native
+from calm_beam.calibration import Guarantee, Spec, all_specs
+from calm_beam.checkpoints import write_native
 from calm_beam.decoding.settings import DecodeSettings
 from calm_beam.exits.rule import ExitRule
 from calm_beam.generations import Generation
-from calm_beam.generations.folder import StoredGenerations
-from calm_beam.manifest import Manifest, ModelRecord, VocabularyRecord, read_manifest
+from calm_beam.inputs import DataFiles, Reading
+from calm_beam.manifest import Manifest, read_manifest
 from calm_beam.model import T5Config
-from calm_beam.transforms import CalibrateGenerations, DecodeExamples, DecodePlan, ReadExamples
+from calm_beam.sweeps import DecodePlan
+from calm_beam.transforms import Calibrate, ReadExamples, Sweep, WriteManifest
 from calm_beam.transforms.progress import ProgressLog
-from calm_beam.vocabulary import Vocabulary
 from tests.builders import build_arrays, build_config, train_vocabulary
 
 CONFIG = build_config(num_encoder_layers=1)
@@ -72,7 +71,7 @@ def write_model(
         arrays["token_embedder/embedding"][:, 0] = 0
         arrays["token_embedder/embedding"][BROKEN_ID, 0] = 100
         arrays["encoder/layers_0/pre_attention_layer_norm/scale"][0] = 3e38
-    write_native(directory, config, arrays, vocabulary_path=source)
+    write_native(directory, config, arrays=arrays, vocabulary_path=source)
     if vocabulary is None:
         source.unlink()
         (directory / "sentencepiece.model").unlink()
@@ -163,67 +162,45 @@ def run_calibration(
     seed: int = 0,
 ) -> Manifest:
     """Runs the whole pipeline on the in-process runner, and returns the manifest it wrote into `output`."""
-    checkpoint = load_checkpoint(model)
-    vocabulary = Vocabulary(checkpoint.vocabulary_path) if checkpoint.vocabulary_path else None
-    (output / "generations").mkdir(parents=True, exist_ok=True)
-    decode_plan = DecodePlan(
-        checkpoint=str(model),
-        model_fingerprint=checkpoint.fingerprint(),
-        vocabulary=str(checkpoint.vocabulary_path) if vocabulary else None,
-        vocabulary_fingerprint=vocabulary.fingerprint if vocabulary else None,
-        extra_ids=0,
-        settings=settings,
-        batch_size=BATCH_SIZE,
-        token_budget=None,
-        on_long=on_long,
-        on_error=on_error,
-        max_failures=max_failures,
-        job="sha256:0",
-        directory=str(output / "generations"),
-        num_shards=num_shards,
-    )
-    record = RunRecord(
-        created=created,
-        model=ModelRecord(
-            uri=str(model), fingerprint=checkpoint.fingerprint(), layers=checkpoint.config.num_decoder_layers
-        ),
-        vocabulary=VocabularyRecord(fingerprint=vocabulary.fingerprint, extra_ids=0) if vocabulary else None,
-        settings=settings,
-        patterns=("data/*.jsonl",),
-        software={"calm-beam": "0"},
-    )
-    plan = Plan.of(
-        specs,
-        settings,
-        model=checkpoint.fingerprint(),
-        vocabulary=vocabulary.fingerprint if vocabulary else None,
-        cluster_key=cluster_key,
-        seed=seed,
-        on_error=on_error,
-        on_long=on_long,
-    )
-    log = ProgressLog(progress)
-    needs_references = any(spec.objective.consistency == "risk" for spec in specs)
-    pipeline = beam.Pipeline(runner=FnApiRunner(), options=PipelineOptions(list(options)))
-    _ = (
-        pipeline
-        | "ReadExamples" >> ReadExamples(paths, num_shards, needs_references, log, cluster_key)
-        | "DecodeExamples" >> DecodeExamples(decode_plan, log)
-        | "CalibrateGenerations"
-        >> CalibrateGenerations(
-            plan=plan,
-            plan_digest=plan.record().digest,
-            record=record,
-            stored=StoredGenerations(
-                directory=str(output / "generations"), num_shards=num_shards, thresholds=settings.thresholds
-            ),
-            tested=len(plan.thresholds),
-            output=str(output),
-            earlier=EarlierResult.found_in(str(output)),
-            max_failures=max_failures,
+    guarantees = [
+        Guarantee(
+            spec.objective.consistency,
+            spec.objective.metric,
+            loss=spec.objective.loss,
+            delta=spec.delta,
+            epsilon=spec.epsilon,
+            p_value=spec.p_value,
+            procedure=spec.procedure,
         )
+        for spec in specs
+    ]
+    log = ProgressLog(progress)
+    reading = Reading(
+        needs_references=any(guarantee.consistency == "risk" for guarantee in guarantees), cluster_key=cluster_key
     )
-    pipeline.run().wait_until_finish()
+    # Of one name however they are divided, as a pattern would find them.
+    data = DataFiles(patterns=("data/*.jsonl",), files=tuple(paths), reading=reading)
+    with beam.Pipeline(runner=FnApiRunner(), options=PipelineOptions(list(options))) as pipeline:
+        _ = (
+            pipeline
+            | ReadExamples(data, num_shards=num_shards, progress=log)
+            | Sweep(
+                model=str(model),
+                output=str(output),
+                exits=settings.rule,
+                thresholds=settings.thresholds,
+                task_prefix=settings.task_prefix,
+                max_input_length=settings.max_input_length,
+                max_decode_length=settings.max_decode_length,
+                on_long=on_long,
+                on_error=on_error,
+                max_failures=max_failures,
+                batch_size=BATCH_SIZE,
+                progress=log,
+            )
+            | Calibrate(guarantees, seed=seed, max_failures=max_failures, created=created)
+            | WriteManifest(str(output))
+        )
     return read_manifest(output / "manifest.json")
 
 

@@ -1,8 +1,11 @@
-"""Apache Beam transforms: reading, decoding, scoring and testing as a pipeline."""
+"""Apache Beam transforms: reading, sweeping, scoring, testing and writing, each usable in a pipeline of your own."""
 
+from .calibrate import Calibrate as Calibrate
 from .calibrate import CalibrateGenerations as CalibrateGenerations
 from .decode import DecodeExamples as DecodeExamples
-from .decode import DecodePlan as DecodePlan
 from .examples import ReadExamples as ReadExamples
 from .losses import ControlRisk as ControlRisk
 from .losses import SumLosses as SumLosses
+from .sweep import ReadGenerations as ReadGenerations
+from .sweep import Sweep as Sweep
+from .write_manifest import WriteManifest as WriteManifest

@@ -1,28 +1,97 @@
-"""Scoring generations, summing exactly, testing, and writing the results."""
+"""Scoring generations, summing exactly, and testing."""
 
 import dataclasses
 import functools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 import apache_beam as beam
 
-from calm_beam.calibration import Layout, Plan, RunRecord, Tally, calibrate, has_ended, risk_rows
-from calm_beam.calibration.publish import EarlierResult, publish
+from calm_beam.calibration import (
+    Guarantee,
+    Layout,
+    Outcome,
+    Plan,
+    RunRecord,
+    Tally,
+    choose_thresholds,
+    has_ended,
+    risk_rows,
+    specs_of,
+)
 from calm_beam.calibration.totals import CalibrationTotals
+from calm_beam.errors import UsageError
 from calm_beam.examples import DataError
 from calm_beam.failures import check_failures, failure_limit
 from calm_beam.generations import StoredShard
 from calm_beam.generations.folder import Completion, StoredGenerations
-from calm_beam.metrics.registry import get_metric
+from calm_beam.metrics.registry import full_name, get_metric
 from calm_beam.metrics.settings import NO_SETTINGS, MetricSettings
 from calm_beam.risk.clusters import ClusterLosses
 
 from .scoring import ShardScorer
+from .sweep import ReadGenerations, Sweep, Swept
+from .upstream import maker_of
+
+
+@dataclasses.dataclass
+class Calibrate(beam.PTransform):
+    """Tests every threshold that was swept, and chooses the least safe one that is proved to keep each guarantee.
+
+        completions | Calibrate([Guarantee("textual", "rouge_l", delta=0.1, epsilon=0.05)])
+
+    What is tested is settled when the pipeline is put together, before any loss is seen; the manifest shows a digest.
+
+    Attributes:
+      guarantees: What is asked for; each becomes an entry of the manifest.
+      joint: Whether all are to hold together with probability 1 - epsilon.
+      seed: Of the order in which `wsr` bets on examples.
+      max_failures: Most examples that may fail; None for few.
+      metric_settings: What metrics need.
+      created: When the manifest says that the run began, ISO 8601 in UTC; None for now.
+    """
+
+    guarantees: Sequence[Guarantee]
+    _: dataclasses.KW_ONLY
+    joint: bool = False
+    seed: int = 0
+    max_failures: int | None = None
+    metric_settings: MetricSettings = NO_SETTINGS
+    created: str | None = None
+
+    def expand(self, completions: beam.PCollection) -> beam.PCollection:
+        """Returns a PCollection of one `Outcome`, given what `Sweep` or `ReadGenerations` yields."""
+        swept: Swept | None = maker_of(completions, Sweep) or maker_of(completions, ReadGenerations)
+        if swept is None:
+            raise UsageError("Calibrate takes what Sweep or ReadGenerations gives.")
+        job = swept.job
+        guarantees = [
+            dataclasses.replace(guarantee, metric=full_name(guarantee.metric, self.metric_settings))
+            for guarantee in self.guarantees
+        ]
+        specs = specs_of(guarantees, joint=self.joint)
+        plan = Plan.of_job(
+            specs,
+            job,
+            joint_epsilon=guarantees[0].epsilon if self.joint else None,
+            seed=self.seed,
+            on_error=swept.on_error,
+        )
+        return completions | CalibrateGenerations(
+            plan=plan,
+            plan_digest=plan.record().digest,
+            record=RunRecord.of_job(job, specs, created=self.created),
+            stored=StoredGenerations(
+                directory=swept.folder, num_shards=job.num_shards, thresholds=job.settings.thresholds
+            ),
+            tested=len(plan.thresholds),
+            max_failures=self.max_failures,
+            metric_settings=self.metric_settings,
+        )
 
 
 @dataclasses.dataclass
 class CalibrateGenerations(beam.PTransform):
-    """Turns complete generations into a risk table and a manifest in the output directory.
+    """Turns complete generations into an `Outcome`, by a plan that was settled before.
 
     Every shard counts once, however often runner or reader bring it: shards are told apart by their number, and at the
     end what was counted is compared with what is stored.
@@ -33,9 +102,7 @@ class CalibrateGenerations(beam.PTransform):
       record: What else the manifest says.
       stored: The generations.
       tested: How many of the plan's thresholds are tested, from the top. If the tests of some guarantee would go on
-        below, nothing is written.
-      output: Output directory, which exists.
-      earlier: The result there that may be replaced.
+        below, there is no outcome.
       max_failures: Most examples that may fail, in decoding and scoring together; None as in `failure_limit`.
       metric_settings: What metrics need.
     """
@@ -45,13 +112,11 @@ class CalibrateGenerations(beam.PTransform):
     record: RunRecord
     stored: StoredGenerations
     tested: int
-    output: str
-    earlier: EarlierResult
     max_failures: int | None = None
     metric_settings: MetricSettings = NO_SETTINGS
 
     def expand(self, completions: beam.PCollection) -> beam.PCollection:
-        """Returns a PCollection of str with the manifest's path if it was written, given one of a `Completion`."""
+        """Returns a PCollection of one `Outcome`, or of none, given one of a `Completion`."""
         tested = self.plan.upper_part(self.tested)
         completion = beam.pvalue.AsSingleton(completions)
         shards = (
@@ -68,16 +133,14 @@ class CalibrateGenerations(beam.PTransform):
         return (
             tallies
             | "SumLosses" >> beam.CombineGlobally(_SumTallies(tested.layout()))
-            | "WriteResults"
+            | "TestThresholds"
             >> beam.FlatMap(
-                _write_results,
+                _outcome,
                 completion,
                 plan=self.plan,
                 tested=tested,
                 digest=self.plan_digest,
                 record=self.record,
-                output=self.output,
-                earlier=self.earlier,
                 max_failures=self.max_failures,
                 metric_settings=self.metric_settings,
             )
@@ -187,7 +250,7 @@ class _SumTallies(beam.CombineFn):
         return accumulator
 
 
-def _write_results(
+def _outcome(
     tally: Tally,
     completion: Completion,
     *,
@@ -195,15 +258,10 @@ def _write_results(
     tested: Plan,
     digest: str,
     record: RunRecord,
-    output: str,
-    earlier: EarlierResult,
     max_failures: int | None,
     metric_settings: MetricSettings,
-) -> Iterator[str]:
-    """Checks what was counted, then writes failures, risk table and manifest, and yields the manifest's path.
-
-    Writes and yields nothing if tests would go on below the thresholds that were tested.
-    """
+) -> Iterator[Outcome]:
+    """Checks what was counted, and yields what it proves; nothing if tests would go on below what was tested."""
     if not completion.examples:
         raise DataError(f"the calibration set is empty: no examples in {', '.join(record.patterns)}.")
     tally.check(completion)
@@ -212,10 +270,10 @@ def _write_results(
     check_failures(tally.failures, failed=len(tally.failures), limit=limit)
     num_layers = record.model.layers
     rows = risk_rows(tally.totals, tested, num_layers=num_layers)
-    calibrations = calibrate(rows, tested, num_layers=num_layers)
+    calibrations = choose_thresholds(rows, tested, num_layers=num_layers)
     if tested != plan and not has_ended(calibrations):
         return
     manifest = record.manifest(
         tally.totals, calibrations, plan, digest=digest, failed_ids=tuple(name for name, _ in tally.failures)
     )
-    yield publish(output, manifest, rows, tally.failures, earlier=earlier)
+    yield Outcome(manifest=manifest, rows=tuple(rows), failures=tuple(tally.failures))

@@ -10,7 +10,6 @@ from apache_beam.utils.shared import Shared
 
 from calm_beam.counted import counted
 from calm_beam.decoding.prompts import Prompt, encode_prompt
-from calm_beam.decoding.settings import DecodeSettings
 from calm_beam.examples import DataError, Example
 from calm_beam.failures import check_failures, failure_limit
 from calm_beam.generations import (
@@ -23,8 +22,10 @@ from calm_beam.generations import (
     stored_shard,
     write_generations,
 )
-from calm_beam.generations.folder import Completion, StoredGenerations, check_files, shard_digest, shard_path
+from calm_beam.generations.folder import Completion, check_files, shard_digest, shard_path
 from calm_beam.storage import is_file
+from calm_beam.sweeps import DecodePlan
+from calm_beam.sweeps.shard import duplicate_prompts, with_unique_ids
 from calm_beam.vocabulary import Vocabulary, VocabularyError
 
 from .devices import require_accelerator
@@ -35,60 +36,6 @@ from .progress import ProgressLog
 
 if TYPE_CHECKING:
     from calm_beam.decoding.sweep import SweepDecoder
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class DecodePlan:
-    """What a worker needs to know to decode.
-
-    Attributes:
-      checkpoint: Path of the model.
-      model_fingerprint: What the weights there must be; a worker that finds others refuses to decode.
-      vocabulary: Path of the SentencePiece model; None if there is none, and all prompts are token ids.
-      vocabulary_fingerprint: What it must be there, like the weights; None if there is none.
-      extra_ids: Sentinels of the vocabulary.
-      settings: What determines the outputs.
-      batch_size: Most prompts decoded together; None for as many as memory and speed recommend.
-      token_budget: Most positions held at a time; None for a share of the memory that is free.
-      on_long: `truncate` or `error`, for prompts longer than the settings allow.
-      on_error: `fail` or `worst_case`, for prompts that cannot be decoded.
-      max_failures: Most examples that may fail; None as in `failure_limit`.
-      job: Digest of the `DecodeJob`, part of what shards are known by.
-      directory: Folder of generations.
-      num_shards: Number of shards, part of the files' names.
-      model_copies: Most copies of the model in one process; threads beyond them wait.
-      above: Where the upper part of the grid is stored, complete; the settings' grid begins with it, and only what
-        follows is decoded. None if all of it is.
-      above_job: Digest of the job of that part, by which its shards are known; None if there is none.
-      goes_on: Whether another run is to go on below this grid.
-      activation: Of the model, for layouts that do not say it; None to go by the files.
-      relative_max_distance: The same.
-    """
-
-    checkpoint: str
-    model_fingerprint: str
-    vocabulary: str | None
-    vocabulary_fingerprint: str | None
-    extra_ids: int
-    settings: DecodeSettings
-    batch_size: int | None
-    token_budget: int | None
-    on_long: str
-    on_error: str
-    max_failures: int | None
-    job: str
-    directory: str
-    num_shards: int
-    model_copies: int = 1
-    above: StoredGenerations | None = None
-    above_job: str | None = None
-    goes_on: bool = False
-    activation: str | None = None
-    relative_max_distance: int | None = None
-
-    def shard_path(self, shard: int) -> str:
-        """Returns the file of a shard."""
-        return shard_path(self.directory, shard, num_shards=self.num_shards)
 
 
 @dataclasses.dataclass
@@ -319,7 +266,7 @@ class _DecodeShard(beam.DoFn):
         from calm_beam.decoding.generate import DecodeError, generate, reason_of
 
         plan = self._plan
-        duplicates = _duplicate_prompts(examples)
+        duplicates = duplicate_prompts(examples)
         prompts: list[Prompt] = []
         for example in examples:
             if above is not None and above[example.id].failure is not None:
@@ -361,22 +308,6 @@ def _generations_above(plan: DecodePlan, shard: int, examples: list[Example]) ->
     if path is None:
         return None
     return {generation.example.id: generation for generation in read_generations(path)}
-
-
-def with_unique_ids(examples: Iterable[Example]) -> list[Example]:
-    """Returns the examples in an order of their own, with equal derived ids told apart by a number.
-
-    Args:
-      examples: Of one shard, or of a whole data set: equal derived ids always meet in one shard.
-    """
-    ordered = sorted(examples, key=lambda example: (example.id, example.file_index, example.line))
-    seen: dict[str, int] = {}
-    unique = []
-    for example in ordered:
-        # An id that stood in the data occurs once, or the run has ended before.
-        count = seen[example.id] = seen.get(example.id, 0) + 1
-        unique.append(dataclasses.replace(example, id=f"{example.id}-{count}") if count > 1 else example)
-    return unique
 
 
 @dataclasses.dataclass(frozen=True)
@@ -424,15 +355,3 @@ def _load(plan: DecodePlan) -> _Loaded:
         token_budget=plan.token_budget,
     )
     return _Loaded(vocabulary, checkpoint.config.vocab_size, decoder)
-
-
-def _duplicate_prompts(examples: list[Example]) -> frozenset[str]:
-    """Returns the ids of examples whose prompt an earlier one has; equal prompts are always in one shard."""
-    seen: set[bytes] = set()
-    duplicates = set()
-    for example in examples:
-        digest = example.input_digest()
-        if digest in seen:
-            duplicates.add(example.id)
-        seen.add(digest)
-    return frozenset(duplicates)

@@ -8,10 +8,10 @@ import apache_beam as beam
 from apache_beam.metrics import Metrics
 
 from calm_beam.examples import DataError, Example, mixed_prompts
-from calm_beam.inputs import AS_USUAL, Part, Reading, no_examples, parts_of, place_of, read_examples
+from calm_beam.inputs import DataFiles, Part, Reading, no_examples, parts_of, place_of, read_examples
 
 from .metrics import EMPTY_REFERENCES, NAMESPACE
-from .progress import ProgressLog
+from .progress import NOWHERE, ProgressLog
 
 
 class ExamplesRead(NamedTuple):
@@ -28,39 +28,48 @@ class ExamplesRead(NamedTuple):
 
 @dataclasses.dataclass
 class ReadExamples(beam.PTransform):
-    """Reads data files into (shard, examples) pairs, and fails before decoding if they are no one data set.
+    """Reads a calibration set into shards, and fails before anything is decoded if its files are not one data set.
 
-    That is if two examples have one id, or if prompts are texts here and token ids there.
+        pipeline | ReadExamples("calibration/*.jsonl.gz") | Sweep(model="model", thresholds=grid(0.05), output="out")
 
-    The shard of an example depends on its prompt alone, so equal prompts meet in one shard, and what is in a shard
-    does not depend on files, workers or order.
+    That is if two examples have one id, or if prompts are texts here and token ids there. The shard of an example
+    depends on its prompt alone, so equal prompts meet in one shard, and what is in a shard does not depend on files,
+    workers or order.
 
     Attributes:
-      paths: The files, or shards of SeqIO tasks.
+      data: Paths or globs, names of SeqIO data, or files that were found already.
       num_shards: Number of shards.
-      needs_references: Whether an example without references is an error.
+      needs_references: Whether an example without references is an error; those of found files say so themselves.
+      cluster_key: Key of the name of an example's cluster, likewise; None reads no clusters.
       progress: Where to report.
-      cluster_key: Key of the name of an example's cluster; None reads no clusters.
-      reading: In which format files are read, and by which names of fields.
     """
 
-    paths: Sequence[str]
-    num_shards: int
-    needs_references: bool
-    progress: ProgressLog
+    data: str | Sequence[str] | DataFiles
+    _: dataclasses.KW_ONLY
+    num_shards: int = 4
+    needs_references: bool = False
     cluster_key: str | None = None
-    reading: Reading = AS_USUAL
+    progress: ProgressLog = NOWHERE
+
+    def __post_init__(self) -> None:
+        # Files are looked for now, so that a wrong name is told before a pipeline runs.
+        if not isinstance(self.data, DataFiles):
+            reading = Reading(needs_references=self.needs_references, cluster_key=self.cluster_key)
+            self.data = DataFiles.found(self.data, reading=reading)
+
+    def files(self) -> DataFiles:
+        """Returns the files, and how they are read."""
+        assert isinstance(self.data, DataFiles), "they were found when this was made"
+        return self.data
 
     # Beam has no type hints for tuples of PCollections, and would say so at every run.
     @beam.typehints.decorators.no_annotations
     def expand(self, pipeline: beam.Pipeline) -> tuple[beam.PCollection, beam.PCollection]:
         """Returns `ExamplesRead`: shards of examples, and how many examples there are."""
-        reading = dataclasses.replace(
-            self.reading, needs_references=self.needs_references, cluster_key=self.cluster_key
-        )
+        reading, paths = self.files().reading, list(self.files().files)
         examples = (
             pipeline
-            | "ListFiles" >> beam.Create(list(enumerate(self.paths)))
+            | "ListFiles" >> beam.Create(list(enumerate(paths)))
             # So that one worker does not read all files: Create is one bundle.
             | "SpreadFiles" >> beam.Reshuffle()
             | "DivideFiles" >> beam.FlatMap(_parts_of_file, reading)
@@ -72,7 +81,7 @@ class ReadExamples(beam.PTransform):
             examples
             | "KeyById" >> beam.Map(_id_and_place)
             | "GroupById" >> beam.GroupByKey()
-            | "CheckUniqueIds" >> beam.ParDo(_CheckUniqueId(list(self.paths), reading))
+            | "CheckUniqueIds" >> beam.ParDo(_CheckUniqueId(paths, reading))
             | "CountExamples" >> beam.CombineGlobally(sum)
         )
         is_one_kind = (
@@ -80,7 +89,7 @@ class ReadExamples(beam.PTransform):
             | "KeyByKind" >> beam.Map(_kind_and_place)
             | "FirstOfKind" >> beam.CombinePerKey(min)
             | "ListKinds" >> beam.combiners.ToList()
-            | "CheckOneKind" >> beam.Map(_check_one_kind, paths=list(self.paths), reading=reading)
+            | "CheckOneKind" >> beam.Map(_check_one_kind, paths=paths, reading=reading)
         )
         shards = (
             examples

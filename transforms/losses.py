@@ -43,7 +43,7 @@ class SumLosses(beam.CombineFn):
     def add_input(self, accumulator: LossSums, element: tuple[str, str, float]) -> LossSums:
         """Adds one loss."""
         example_id, setting, loss = element
-        accumulator.add(example_id, setting, loss)
+        accumulator.add(example_id, setting, loss=loss)
         return accumulator
 
     def merge_accumulators(self, accumulators: Iterable[LossSums]) -> LossSums:

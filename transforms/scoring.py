@@ -100,7 +100,7 @@ class ShardScorer:
         return score_by_policy(
             generation,
             layout.objectives,
-            self._metrics,
+            metrics=self._metrics,
             num_thresholds=layout.thresholds,
             on_error=self.plan.on_error,
         )

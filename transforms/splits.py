@@ -73,6 +73,7 @@ class SplitGenerations(beam.PTransform):
 
     sources: tuple[SplitSource, ...]
     splits: Splits
+    _: dataclasses.KW_ONLY
     trials_path: str
     grid_path: str
     max_failures: int | None = None
@@ -174,7 +175,7 @@ class _ScoreShard(beam.DoFn):
             whole = dataclasses.replace(whole, tally=whole.tally.merge(tally))
             if source.plan.cluster_key is None:
                 ids = [generation.example.id for generation in generations]
-                units = SplitTally.of_units(ids, losses, counts, layout, self._splits)
+                units = SplitTally.of_units(ids, losses, counts=counts, layout=layout, splits=self._splits)
                 units = dataclasses.replace(units, tally=dataclasses.replace(units.tally, scored=len(ids)))
                 whole = whole.merge(units)
                 continue
@@ -211,7 +212,9 @@ def _tally_of_cluster(
 ) -> tuple[int, SplitTally]:
     (place, cluster), members = element
     layout = sources[place].plan.layout()
-    tally = SplitTally.of_units([cluster], members.losses.mean()[None], members.counts[None], layout, splits)
+    tally = SplitTally.of_units(
+        [cluster], members.losses.mean()[None], counts=members.counts[None], layout=layout, splits=splits
+    )
     scored: Tally = dataclasses.replace(tally.tally, scored=members.losses.size)
     return place, dataclasses.replace(tally, tally=scored)
 
@@ -257,8 +260,8 @@ def _write_results(
                 trial_outcomes(
                     source.measure,
                     tally,
-                    source.plan.specs,
-                    source.plan.thresholds,
+                    specs=source.plan.specs,
+                    thresholds=source.plan.thresholds,
                     count_rows=source.counter.rows,
                     num_layers=source.num_layers,
                 )
@@ -272,7 +275,7 @@ def _grid_rows(source: SplitSource, tally: SplitTally) -> Iterator[GridRow]:
     """Yields the whole set at every threshold, the full model first."""
     counts, totals = tally.whole_counts(), tally.tally.totals
     for lane, threshold in enumerate((None, *source.plan.thresholds)):
-        found = lane_counts(counts, source.counter.rows, lane)
+        found = lane_counts(counts, source.counter.rows, lane=lane)
         for objective in source.plan.layout().objectives:
             evidence = tally.calibration_part(-1, objective)
             risk = 0.0 if threshold is None else int(evidence.sums[Loss()][lane - 1]) / LOSS_SCALE / evidence.n

@@ -85,10 +85,10 @@ def performances(task: Task, generations: list[Generation]) -> list[Performance]
     similarities, qualities = [], []
     for generation in generations:
         example, texts = generation.example, [output.text for output in generation.outputs]
-        scores = task.scores(example.id, texts, texts[:1])
+        scores = task.scores(example.id, texts, references=texts[:1])
         similarities.append([scores[text] for text in texts])
         if example.references:
-            scores = task.scores(example.id, texts, example.references)
+            scores = task.scores(example.id, texts, references=example.references)
             qualities.append([scores[text] for text in texts])
     found = []
     for lane in range(len(generations[0].outputs)):

@@ -109,7 +109,10 @@ class PerturbationDecoder:
         is_sampling = np.array([False, *(kind == "sampling" for kind, _ in self._lanes)])
         # No step has the number of lane 0.
         positions = np.array([self._steps, *(position for _, position in self._lanes)], np.int32)
-        return _decode(self._model, self._rank, self._steps, self._parameters, source_tokens, is_sampling, positions)
+        decoded: tuple[jax.Array, jax.Array] = _decode(
+            self._model, self._rank, self._steps, self._parameters, source_tokens, is_sampling, positions
+        )
+        return decoded
 
     def _result(self, tokens: np.ndarray, is_finite: bool) -> Perturbed:
         unperturbed, *others = (_up_to_end(row) for row in tokens.tolist())
@@ -166,7 +169,15 @@ def _decode(
             )
             cache.append(keys_values)
             self_bias = of_layer(self_biases, layer)
-            hidden = apply(hidden, layer, keys_values, self_bias, cross[layer - 1], cross_bias, method="decoder_layer")
+            hidden = apply(
+                hidden,
+                layer,
+                self_keys_values=keys_values,
+                self_bias=self_bias,
+                cross_keys_values=cross[layer - 1],
+                cross_bias=cross_bias,
+                method="decoder_layer",
+            )
             if layer == 1:
                 first_layer = hidden
         logits = apply(hidden, method="head")
@@ -188,7 +199,8 @@ def _decode(
         }
 
     def goes_on(state: dict[str, Any]) -> jax.Array:
-        return (state["step"] < steps) & ~jnp.all(state["finished"])
+        is_running: jax.Array = (state["step"] < steps) & ~jnp.all(state["finished"])
+        return is_running
 
     state = {
         "step": jnp.int32(0),

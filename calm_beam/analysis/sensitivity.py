@@ -65,5 +65,5 @@ def _similarities(task: Task, index: int, perturbed: Perturbed) -> dict[tuple[st
     if not perturbed.is_finite:
         raise DecodeError(f"{example.in_words()}: the model gave logits that are not finite. Check the checkpoint.")
     texts = {lane: output_text(tokens, task.vocabulary) for lane, tokens in perturbed.outputs.items()}
-    scores = task.scores(example.id, texts.values(), (output_text(perturbed.unperturbed, task.vocabulary),))
+    scores = task.scores(example.id, texts.values(), references=(output_text(perturbed.unperturbed, task.vocabulary),))
     return {lane: scores[text] for lane, text in texts.items()}

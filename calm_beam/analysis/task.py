@@ -36,7 +36,7 @@ class Task:
     token_budget: int | None = None
     metric_settings: MetricSettings = NO_SETTINGS
 
-    def scores(self, prompt_id: str, texts: Iterable[str], references: Sequence[str]) -> dict[str, float]:
+    def scores(self, prompt_id: str, texts: Iterable[str], *, references: Sequence[str]) -> dict[str, float]:
         """Returns the metric of each text, each distinct one scored once.
 
         Args:
@@ -49,6 +49,6 @@ class Task:
         """
         metric = get_metric(self.metric, self.metric_settings)
         return {
-            text: checked_score(metric, self.metric, text, references, example_id=prompt_id)
+            text: checked_score(metric, self.metric, candidate=text, references=references, example_id=prompt_id)
             for text in dict.fromkeys(texts)
         }

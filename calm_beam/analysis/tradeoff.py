@@ -12,7 +12,7 @@ from .performance import Variant
 
 
 def tradeoff_variants(
-    rule: ExitRule, confidences: Sequence[str], thresholds: Sequence[float], *, num_layers: int
+    rule: ExitRule, confidences: Sequence[str], *, thresholds: Sequence[float], num_layers: int
 ) -> tuple[Variant, ...]:
     """Returns every confidence measure over the grid, then the static layers and the oracle.
 

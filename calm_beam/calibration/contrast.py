@@ -73,7 +73,7 @@ class Contrast:
     changed: Sample | None = None
 
     @classmethod
-    def of(cls, example: Example, texts: Sequence[str], scores: Sequence[Sequence[float]]) -> Self:
+    def of(cls, example: Example, texts: Sequence[str], *, scores: Sequence[Sequence[float]]) -> Self:
         """Returns the contrast of one example.
 
         Args:
@@ -131,7 +131,13 @@ class Contrast:
         """Returns whether an output of another example would score otherwise in the place of the best one."""
         against = _compared_with(objective, best)
         return any(
-            checked_score(metric, objective.metric, other.full, against, example_id=f"{other.id} in place of {best.id}")
+            checked_score(
+                metric,
+                objective.metric,
+                candidate=other.full,
+                references=against,
+                example_id=f"{other.id} in place of {best.id}",
+            )
             != score
             for other in self.samples
             if other.full != best.full
@@ -142,17 +148,19 @@ class Contrast:
         compared = _shown(sample.references[0]) if objective.consistency == "risk" else "itself"
         against = "the references" if objective.consistency == "risk" else "themselves"
         return (
-            f'metric "{objective.metric}" tells nothing here: it gives the full model 0 on all {self.examples} '
+            f'metric "{objective.metric}" says nothing here: it gives the full model 0 on all {self.examples} '
             f"examples, its outputs held against {against}, so that nothing could get worse. Example "
             f"{_shown(sample.id)}: output {_shown(sample.full)} was compared with {compared}. {_advice(objective)}"
         )
 
     def _never_moves(self, objective: Objective, metric: Metric, changed: Sample) -> str:
         against = _compared_with(objective, changed)
-        score = checked_score(metric, objective.metric, changed.full, against, example_id=changed.id)
+        score = checked_score(
+            metric, objective.metric, candidate=changed.full, references=against, example_id=changed.id
+        )
         assert changed.other is not None
         return (
-            f'metric "{objective.metric}" tells nothing here: on all {self.examples} examples every output scores as '
+            f'metric "{objective.metric}" says nothing here: on all {self.examples} examples every output scores as '
             "the full model's does, though outputs differ, and the outputs of other examples score the same. Example "
             f"{_shown(changed.id)}: outputs {_shown(changed.full)} and {_shown(changed.other)}, compared with "
             f"{_shown(against[0])}, both score {score:g}. {_advice(objective)}"

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Self
 
 from calm_beam.decoding.settings import DecodeSettings
+from calm_beam.generations import DecodeJob
 from calm_beam.manifest import PlannedTest, PlanRecord
 
 from .layout import Layout
@@ -76,6 +77,39 @@ class Plan:
             on_long=on_long,
             model=model,
             outputs=settings.fingerprint(model=model, vocabulary=vocabulary),
+        )
+
+    @classmethod
+    def of_job(
+        cls,
+        specs: Sequence[Spec],
+        job: DecodeJob,
+        *,
+        settings: DecodeSettings | None = None,
+        joint_epsilon: float | None = None,
+        seed: int = 0,
+        on_error: str = "fail",
+    ) -> Self:
+        """Returns the plan of calibrating generations.
+
+        Args:
+          specs: As in `of`.
+          job: What the generations are.
+          settings: The job's, with the part of its grid that is tested; all of it if omitted.
+          joint_epsilon: As above.
+          seed: As in `of`.
+          on_error: As above.
+        """
+        return cls.of(
+            specs,
+            settings or job.settings,
+            model=job.model.fingerprint,
+            vocabulary=job.vocabulary_identity(),
+            joint_epsilon=joint_epsilon,
+            cluster_key=job.cluster_key,
+            seed=seed,
+            on_error=on_error,
+            on_long=job.on_long,
         )
 
     def upper_part(self, thresholds: int) -> Self:

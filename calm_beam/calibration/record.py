@@ -1,9 +1,13 @@
 """What a run knows about itself, and the manifest it writes."""
 
 import dataclasses
+import datetime
+from collections.abc import Sequence
+from typing import Self
 
 from calm_beam.decoding.settings import DTYPE, DecodeSettings
 from calm_beam.exits.schedule import scheduled_thresholds
+from calm_beam.generations import DecodeJob
 from calm_beam.manifest import (
     MOST_FAILED_IDS,
     Calibration,
@@ -15,8 +19,10 @@ from calm_beam.manifest import (
     VocabularyRecord,
     guarantee_in_words,
 )
+from calm_beam.versions import run_versions
 
 from .plan import Plan
+from .specs import Spec
 from .totals import CalibrationTotals
 
 
@@ -40,6 +46,35 @@ class RunRecord:
     patterns: tuple[str, ...]
     software: dict[str, str]
 
+    @classmethod
+    def of_job(
+        cls,
+        job: DecodeJob,
+        specs: Sequence[Spec],
+        *,
+        settings: DecodeSettings | None = None,
+        created: str | None = None,
+    ) -> Self:
+        """Returns the record of calibrating generations.
+
+        Args:
+          job: What the generations are.
+          specs: What is tested.
+          settings: The job's, with the part of its grid that is tested; all of it if omitted.
+          created: As above; now if omitted.
+        """
+        if created is None:
+            now = datetime.datetime.now(datetime.UTC).replace(microsecond=0)
+            created = now.isoformat().replace("+00:00", "Z")
+        return cls(
+            created=created,
+            model=job.model,
+            vocabulary=job.vocabulary,
+            settings=settings or job.settings,
+            patterns=job.patterns,
+            software=run_versions(job.software, metrics={spec.objective.metric for spec in specs}),
+        )
+
     def manifest(
         self,
         totals: CalibrationTotals,
@@ -53,7 +88,7 @@ class RunRecord:
 
         Args:
           totals: Over the whole calibration set.
-          calibrations: From `calibrate`.
+          calibrations: From `choose_thresholds`.
           plan: What was planned.
           digest: Of the plan, as it was before any loss was seen.
           failed_ids: Ids of the examples that count as failed, sorted; the manifest lists the first of them.
@@ -93,7 +128,9 @@ class RunRecord:
         if entry.threshold is None:
             return entry
         settings = self.settings
-        positions = scheduled_thresholds(settings.rule, (entry.threshold,), settings.max_decode_length)[:, 0]
+        positions = scheduled_thresholds(
+            settings.rule, (entry.threshold,), max_decode_length=settings.max_decode_length
+        )[:, 0]
         return dataclasses.replace(entry, threshold_by_position=tuple(positions.tolist()))
 
 

@@ -102,7 +102,7 @@ def risk_rows(totals: CalibrationTotals, plan: Plan, *, num_layers: int) -> tupl
     return tuple(rows)
 
 
-def calibrate(rows: Sequence[RiskRow], plan: Plan, *, num_layers: int) -> tuple[Calibration, ...]:
+def choose_thresholds(rows: Sequence[RiskRow], plan: Plan, *, num_layers: int) -> tuple[Calibration, ...]:
     """Returns one manifest entry per spec: the lowest threshold found safe, and every threshold tested.
 
     Every rejected threshold is safe, so the choice among them is free; the lowest exits earliest. With procedures that

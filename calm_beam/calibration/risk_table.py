@@ -46,7 +46,7 @@ def read_risk_table(path: str | os.PathLike[str]) -> tuple[RiskRow, ...]:
                 rows.append(RiskRow(**{name: types[name](text) for name, text in row.items()}))
             except (KeyError, TypeError, ValueError) as error:
                 raise ValueError(
-                    f"{path}, line {reader.line_num}: is no line of a risk table ({type(error).__name__}: {error})."
+                    f"{path}, line {reader.line_num}: is not a row of a risk table ({type(error).__name__}: {error})."
                 ) from error
     return tuple(rows)
 

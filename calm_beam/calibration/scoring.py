@@ -31,7 +31,7 @@ class ScoredGeneration:
 
 
 def score_generation(
-    generation: Generation, objectives: Sequence[Objective], metrics: Mapping[str, Metric], *, num_thresholds: int
+    generation: Generation, objectives: Sequence[Objective], *, metrics: Mapping[str, Metric], num_thresholds: int
 ) -> np.ndarray:
     """Returns the losses of one example.
 
@@ -57,8 +57,8 @@ def score_generation(
 def score_by_policy(
     generation: Generation,
     objectives: Sequence[Objective],
-    metrics: Mapping[str, Metric],
     *,
+    metrics: Mapping[str, Metric],
     num_thresholds: int,
     on_error: str,
 ) -> ScoredGeneration:
@@ -97,7 +97,7 @@ def _scored(
     return ScoredGeneration(
         generation=generation,
         losses=to_signed_fixed_point(np.stack(rows)),
-        contrast=Contrast.of(generation.example, texts, scores),
+        contrast=Contrast.of(generation.example, texts, scores=scores),
     )
 
 
@@ -108,7 +108,7 @@ def _scores(example: Example, texts: Sequence[str], objective: Objective, metric
     references = example.references if objective.consistency == "risk" else texts[:1]
     # Many thresholds give the same text: each distinct one is scored once.
     scores = {
-        text: checked_score(metric, objective.metric, text, references, example_id=example.id)
+        text: checked_score(metric, objective.metric, candidate=text, references=references, example_id=example.id)
         for text in dict.fromkeys(texts)
     }
     return [scores[text] for text in texts]

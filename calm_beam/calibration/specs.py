@@ -112,9 +112,7 @@ def all_specs(
             raise ValueError(f"{name} must list one or more different values, got {list(values)}.")
     if joint and len(epsilons) > 1:
         raise ValueError(f"a joint guarantee divides one epsilon among all entries, got {list(epsilons)}. Choose one.")
-    if risk_loss is None:
-        is_for_unit_interval = p_value is not None and p_value in P_VALUES and not P_VALUES[p_value].takes_signed
-        risk_loss = "relu" if is_for_unit_interval else "signed"
+    risk_loss = risk_loss or default_risk_loss(p_value)
     shares = len(consistencies) * len(metrics) * len(deltas) if joint else 1
     specs = []
     for consistency, metric, delta, epsilon in itertools.product(consistencies, metrics, deltas, epsilons):
@@ -129,6 +127,12 @@ def all_specs(
         )
         specs.append(dataclasses.replace(whole, epsilon=epsilon / shares))
     return tuple(specs)
+
+
+def default_risk_loss(p_value: str | None) -> str:
+    """Returns the loss of risk consistency that suits a test: `signed`, or `relu` if it is for losses in [0, 1]."""
+    is_for_unit_interval = p_value is not None and p_value in P_VALUES and not P_VALUES[p_value].takes_signed
+    return "relu" if is_for_unit_interval else "signed"
 
 
 def objectives_of(specs: Sequence[Spec]) -> tuple[Objective, ...]:

@@ -57,14 +57,15 @@ class Tally:
         if self.by_shard != expected:
             wrong = sorted(set(self.by_shard) ^ set(expected))[0][0]
             raise GenerationsError(
-                f"shard {wrong}: {counted(dict(self.by_shard).get(wrong, 0), 'example was', 'examples were')} "
+                f"shard {wrong}: {counted(dict(self.by_shard).get(wrong, 0), 'example was', several='examples were')} "
                 "counted, but it has "
                 f"{dict(expected).get(wrong, 0)}. A shard that is missing or counts twice would void the guarantee."
             )
         for what, count in (("described", self.totals.examples), ("scored", self.scored)):
             if count != completion.examples:
                 raise GenerationsError(
-                    f"{counted(count, 'example was', 'examples were')} {what}, but {completion.examples} decoded."
+                    f"{counted(count, 'example was', several='examples were')} {what}, but "
+                    f"{completion.examples} decoded."
                 )
         kept = sum(len(keys) for keys, _ in self.totals.table.chunks)
         if self.totals.layout.tabled and kept != self.totals.risk.n:

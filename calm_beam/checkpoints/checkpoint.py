@@ -61,7 +61,8 @@ class Checkpoint:
 
     def parameters(self) -> dict[str, Any]:
         """Returns the tree that `EarlyExitT5.apply` takes as `{"params": tree}`."""
-        return flax.traverse_util.unflatten_dict(dict(self.arrays), sep="/")
+        tree: dict[str, Any] = flax.traverse_util.unflatten_dict(dict(self.arrays), sep="/")
+        return tree
 
     def fingerprint(self) -> str:
         """Returns the content fingerprint of the weights, and of what they do not show of the model."""

@@ -59,8 +59,8 @@ def read_native(directory: pathlib.Path, *, keeps: Callable[[str], bool]) -> tup
 def write_native(
     directory: pathlib.Path,
     config: T5Config,
-    arrays: FloatArrays,
     *,
+    arrays: FloatArrays,
     vocabulary_path: pathlib.Path | None,
     extra_ids: int = 0,
     dtype: str = "float32",

@@ -68,8 +68,8 @@ def read_t5x(directory: pathlib.Path, *, keeps: Callable[[str], bool]) -> dict[s
 def write_t5x(
     directory: pathlib.Path,
     config: T5Config,
-    arrays: FloatArrays,
     *,
+    arrays: FloatArrays,
     step: int,
     vocabulary_path: pathlib.Path | None,
     extra_ids: int = 0,

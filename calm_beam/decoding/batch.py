@@ -34,6 +34,7 @@ class Batch:
         self,
         config: T5Config,
         rule: ExitRule,
+        *,
         weights: Weights,
         thresholds: np.ndarray,
         budget: Budget,
@@ -67,7 +68,7 @@ class Batch:
         self._live = np.zeros((slots, lanes), bool)
         self._previous = np.zeros((slots, lanes), np.int32)
         self._is_finite = np.ones(slots, bool)
-        self._outputs = Outputs(slots, lanes, steps)
+        self._outputs = Outputs(slots, lanes, steps=steps)
         # How many steps of a lane are those of a known output, which then stand in the lane's output from the start.
         self._shared_steps = np.zeros((slots, lanes), np.int32)
         store = (self._tree.capacity, config.num_heads * config.head_dim)
@@ -87,6 +88,7 @@ class Batch:
         self,
         waiting: Mapping[int, collections.deque[int]],
         prompts: Sequence[Sequence[int]],
+        *,
         known: Sequence[KnownOutput] | None,
     ) -> None:
         """Moves waiting prompts into free slots, once enough are free."""
@@ -110,10 +112,10 @@ class Batch:
                 sources.cross, sources.mask = device_steps.admit(
                     self._config,
                     self._weights.all,
-                    sources.cross,
-                    sources.mask,
-                    source_tokens,
-                    padded(self._places[slots], chunk, fill=sources.places),
+                    cross=sources.cross,
+                    source_mask=sources.mask,
+                    source_tokens=source_tokens,
+                    places=padded(self._places[slots], chunk, fill=sources.places),
                 )
                 self._tree.admit(slots)
                 self._live[slots] = True
@@ -131,9 +133,9 @@ class Batch:
         outcome = self._run_layers()
         goes_on = live & (outcome.tokens != EOS_ID) & (self._tree.step < len(self._thresholds) - 1)[:, None]
         self._propagate(outcome.exits, goes_on)
-        self._outputs.record(outcome, self._tree.step, live)
+        self._outputs.record(outcome, self._tree.step, live=live)
         self._is_finite &= (outcome.is_finite | ~live).all(axis=1)
-        self._tree.advance(outcome.tokens, outcome.exits, live)
+        self._tree.advance(outcome.tokens, outcome.exits, alive=live)
         self._previous, self._live = outcome.tokens, goes_on
         for slot in np.flatnonzero((self._owners >= 0) & ~goes_on.any(axis=1)).tolist():
             _, index = self._vacate(slot)
@@ -145,7 +147,7 @@ class Batch:
         shared = known.steps_shared(self._thresholds)
         self._shared_steps[slot] = shared
         self._live[slot] = shared < len(known.tokens)
-        self._outputs.share(slot, known, shared)
+        self._outputs.share(slot, known, steps=shared)
 
     def make_room(self) -> Iterator[tuple[int, int]]:
         """Sees that every layer has a free node for each live lane, and yields the prompts that had to leave for it.
@@ -182,7 +184,7 @@ class Batch:
         step = np.minimum(self._tree.step, len(self._thresholds) - 1)
         # Lanes whose step is known already; it stands in their output.
         is_known = self._live & (self._tree.step[:, None] < self._shared_steps)
-        outcome = Outcome.of_known(self._outputs, step, is_known)
+        outcome = Outcome.of_known(self._outputs, step, is_known=is_known)
         thresholds = self._thresholds[step]
         alive = self._live.copy()
         # First lane of each lane's group, by layer: where the group's state stands.
@@ -230,8 +232,8 @@ class Batch:
         self._states = device_steps.embed(
             self._weights.embedding,
             self._states,
-            padded(self._previous.flat[rows.lanes], size),
-            padded(rows.lanes, size, fill=self._live.size),
+            tokens=padded(self._previous.flat[rows.lanes], size),
+            lanes=padded(rows.lanes, size, fill=self._live.size),
         )
 
     def _run_layer(self, layer: int, rows: Rows) -> np.ndarray:
@@ -243,15 +245,15 @@ class Batch:
             self._states, self._cache[layer - 1] = device_steps.attend_to_output(
                 self._config,
                 weights,
-                self._states,
-                self._cache[layer - 1],
-                self._weights.bias_by_age(layer),
-                np.int32(layer),
-                padded(below[chosen], size),
-                padded(rows.lanes[chosen], size, fill=self._live.size),
-                padded(rows.nodes[chosen], size, fill=self._tree.capacity),
-                padded(self._tree.paths(layer, rows.lanes[chosen], length), size),
-                padded(rows.steps[chosen], size),
+                states=self._states,
+                cache=self._cache[layer - 1],
+                bias_by_age=self._weights.bias_by_age(layer),
+                layer=np.int32(layer),
+                below=padded(below[chosen], size),
+                lanes=padded(rows.lanes[chosen], size, fill=self._live.size),
+                nodes=padded(rows.nodes[chosen], size, fill=self._tree.capacity),
+                paths=padded(self._tree.paths(layer, rows.lanes[chosen], length=length), size),
+                steps=padded(rows.steps[chosen], size),
             )
         parameters = {"layer": weights}
         if self._measure.needs is Need.CLASSIFIER:
@@ -269,16 +271,16 @@ class Batch:
             self._states, confidences = device_steps.finish_layer(
                 self._config,
                 self._rule.confidence,
-                rank_bucket(int(ranks[chosen].max()) + 1),
-                parameters,
-                self._states,
-                sources.cross[layer - 1],
-                sources.mask,
-                np.int32(layer),
-                padded(below[chosen], size),
-                padded(rows.lanes[chosen], size, fill=self._live.size),
-                padded(self._places[rows.slots[chosen]], size, fill=sources.places),
-                padded(ranks[chosen], size),
+                num_ranks=rank_bucket(int(ranks[chosen].max()) + 1),
+                parameters=parameters,
+                states=self._states,
+                cross=sources.cross[layer - 1],
+                source_mask=sources.mask,
+                layer=np.int32(layer),
+                below=padded(below[chosen], size),
+                lanes=padded(rows.lanes[chosen], size, fill=self._live.size),
+                places=padded(self._places[rows.slots[chosen]], size, fill=sources.places),
+                ranks=padded(ranks[chosen], size),
             )
             if self._measure.needs in (Need.STATES, Need.CLASSIFIER):
                 measured[chosen] = np.asarray(confidences)[: len(chosen)]
@@ -338,10 +340,10 @@ class Batch:
         made = device_steps.decide_rows(
             self._config,
             self._rule.confidence,
-            self._weights.head,
-            self._states,
-            padded(layers, size),
-            padded(lanes, size),
+            parameters=self._weights.head,
+            states=self._states,
+            layers=padded(layers, size),
+            lanes=padded(lanes, size),
         )
         return tuple(np.asarray(values)[:count] for values in made)
 
@@ -369,20 +371,22 @@ class Batch:
             skipped = np.flatnonzero(lowest < layer)
             place = np.cumsum(lowest < layer) - 1
             skips = exits < layer
-            nodes[layer - 2, skipped] = self._tree.keep(layer, lanes[skipped], members[skips], place[of_member[skips]])
+            nodes[layer - 2, skipped] = self._tree.keep(
+                layer, lanes[skipped], members=members[skips], of_member=place[of_member[skips]]
+            )
         if self._passed_on is PassedOn.KEYS_VALUES:
             source_nodes = self._tree.newest(layers, lanes)
             self._cache = device_steps.copy_skipped(
-                self._cache, padded(layers, size), padded(source_nodes, size), nodes
+                self._cache, padded(layers, size), source_nodes=padded(source_nodes, size), nodes=nodes
             )
             return
         self._work += Work(fill_rows=int((nodes < self._tree.capacity).sum()))
         self._cache[1:] = device_steps.fill_skipped(
             self._config,
             self._weights.layers[1:],
-            self._cache[1:],
-            self._states,
-            padded(layers, size),
-            padded(lanes, size),
-            nodes,
+            cache=self._cache[1:],
+            states=self._states,
+            layers=padded(layers, size),
+            lanes=padded(lanes, size),
+            nodes=nodes,
         )

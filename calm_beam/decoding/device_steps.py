@@ -25,10 +25,11 @@ from calm_beam.model.network import PAD_ID
 Parameters = Any
 
 
-@functools.partial(jax.jit, static_argnums=0, donate_argnums=(2, 3))
+@functools.partial(jax.jit, static_argnums=0, donate_argnames=("cross", "source_mask"))
 def admit(
     config: T5Config,
     parameters: Parameters,
+    *,
     cross: list[KeysValues],
     source_mask: jax.Array,
     source_tokens: jax.Array,
@@ -46,15 +47,16 @@ def admit(
 
 
 @functools.partial(jax.jit, donate_argnums=1)
-def embed(embedding: jax.Array, states: jax.Array, tokens: jax.Array, lanes: jax.Array) -> jax.Array:
+def embed(embedding: jax.Array, states: jax.Array, *, tokens: jax.Array, lanes: jax.Array) -> jax.Array:
     """Returns the states with the embeddings of tokens, (rows,), as the input of layer 1."""
     return states.at[0, lanes].set(embedding[tokens], mode="drop")
 
 
-@functools.partial(jax.jit, static_argnums=0, donate_argnums=(2, 3))
+@functools.partial(jax.jit, static_argnums=0, donate_argnames=("states", "cache"))
 def attend_to_output(
     config: T5Config,
     parameters: Parameters,
+    *,
     states: jax.Array,
     cache: KeysValues,
     bias_by_age: jax.Array,
@@ -106,10 +108,11 @@ def attend_to_output(
     return states.at[layer, lanes].set(output, mode="drop"), cache
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1, 2), donate_argnums=4)
+@functools.partial(jax.jit, static_argnums=(0, 1), static_argnames="num_ranks", donate_argnames="states")
 def finish_layer(
     config: T5Config,
     measure: str,
+    *,
     num_ranks: int,
     parameters: Parameters,
     states: jax.Array,
@@ -153,7 +156,7 @@ def finish_layer(
         return spread.at[places, ranks].get(mode="clip")
 
     bias = jnp.where(source_mask, jnp.float32(0), MASKED)[:, None, None]
-    output = apply(hidden, *cross, bias, place=place, pick=pick, method="cross_attend_and_feed_forward")
+    output = apply(hidden, cross, bias=bias, place=place, pick=pick, method="cross_attend_and_feed_forward")
     states = states.at[layer, lanes].set(output, mode="drop")
     measured = measure_named(measure)
     if measured.needs is Need.STATES:
@@ -170,7 +173,7 @@ def finish_layer(
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def decide_rows(
-    config: T5Config, measure: str, parameters: Parameters, states: jax.Array, layers: jax.Array, lanes: jax.Array
+    config: T5Config, measure: str, *, parameters: Parameters, states: jax.Array, layers: jax.Array, lanes: jax.Array
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Returns token, confidence and finiteness of what the head makes of states, given by layer and lane, (rows,)."""
     apply = functools.partial(EarlyExitT5(config).apply, parameters)
@@ -179,10 +182,11 @@ def decide_rows(
     return decide(inputs, weights, vocab_axis=vocab_axis, measure=measure_named(measure))
 
 
-@functools.partial(jax.jit, static_argnums=0, donate_argnums=2)
+@functools.partial(jax.jit, static_argnums=0, donate_argnames="cache")
 def fill_skipped(
     config: T5Config,
     parameters: list[Parameters],
+    *,
     cache: list[KeysValues],
     states: jax.Array,
     layers: jax.Array,
@@ -209,7 +213,7 @@ def fill_skipped(
 
 @functools.partial(jax.jit, donate_argnums=0)
 def copy_skipped(
-    cache: list[KeysValues], source_layers: jax.Array, source_nodes: jax.Array, nodes: jax.Array
+    cache: list[KeysValues], source_layers: jax.Array, *, source_nodes: jax.Array, nodes: jax.Array
 ) -> list[KeysValues]:
     """Returns the stores with what skipped layers copy of an exit layer's keys and values (`projected`).
 

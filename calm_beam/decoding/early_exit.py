@@ -102,7 +102,8 @@ class EarlyExitDecoder:
         self._certain_exit = _certain_exit(rule, threshold, num_layers)
         if threshold_by_position is None:
             # The full model has no thresholds; what stands here is not looked at.
-            self._thresholds = scheduled_thresholds(rule, (threshold or 0.0,), max_decode_length)[:, 0]
+            by_step = scheduled_thresholds(rule, (threshold or 0.0,), max_decode_length=max_decode_length)
+            self._thresholds = by_step[:, 0]
         elif threshold is None or len(threshold_by_position) != max_decode_length:
             raise ValueError(
                 f"threshold_by_position must be {max_decode_length} numbers beside a threshold, got "
@@ -250,7 +251,8 @@ def _decode(
     empty = jnp.zeros((rows, 1, config.num_heads, steps, config.head_dim))
 
     def goes_on(state: dict[str, Any]) -> jax.Array:
-        return (state["step"] < steps) & ~jnp.all(state["finished"])
+        is_running: jax.Array = (state["step"] < steps) & ~jnp.all(state["finished"])
+        return is_running
 
     def generate_token(state: dict[str, Any]) -> dict[str, Any]:
         step, finished = state["step"], state["finished"]
@@ -360,10 +362,10 @@ class _Step:
         output = self.apply(
             rows.hidden,
             layer,
-            _put(self.cache[layer - 1], own, self.step),
-            of_layer(self.self_biases, layer),
-            self.cross[layer - 1],
-            self.cross_bias,
+            self_keys_values=_put(self.cache[layer - 1], own, self.step),
+            self_bias=of_layer(self.self_biases, layer),
+            cross_keys_values=self.cross[layer - 1],
+            cross_bias=self.cross_bias,
             method="decoder_layer",
         )
         below, rows = rows.hidden, rows.replaced(hidden=output)
@@ -412,7 +414,8 @@ class _Step:
         return [self._project(states, skipped) for skipped in above]
 
     def _project(self, states: jax.Array, layer: int) -> KeysValues:
-        return self.apply(states, layer, method="self_keys_values")
+        keys_values: KeysValues = self.apply(states, layer, method="self_keys_values")
+        return keys_values
 
     def _with_confidence(self, layer: int, rows: _Rows, below: jax.Array) -> _Rows:
         """Returns the rows, of which those that are open have been asked for their confidence at this layer."""

@@ -32,6 +32,7 @@ class Rows:
 
     lanes: np.ndarray
     slots: np.ndarray
+    _: dataclasses.KW_ONLY
     steps: np.ndarray
     nodes: np.ndarray
     of_lane: np.ndarray
@@ -110,9 +111,9 @@ class LaneTree:
         members = np.flatnonzero(alive)
         self._set_path(layer, members, nodes[of_lane[members]])
         slots = lanes // self._shape[1]
-        return Rows(lanes, slots, self.step[slots], nodes, of_lane)
+        return Rows(lanes, slots, steps=self.step[slots], nodes=nodes, of_lane=of_lane)
 
-    def keep(self, layer: int, states: np.ndarray, members: np.ndarray, of_member: np.ndarray) -> np.ndarray:
+    def keep(self, layer: int, states: np.ndarray, *, members: np.ndarray, of_member: np.ndarray) -> np.ndarray:
         """Gives lanes that skipped a layer nodes for what it keeps of this token, and returns these, (states,).
 
         Args:
@@ -128,9 +129,10 @@ class LaneTree:
     def newest(self, layers: np.ndarray, lanes: np.ndarray) -> np.ndarray:
         """Returns the node that each lane, as a number in (slots * lanes), has of this token at a layer of its own."""
         slots, lanes = np.divmod(lanes, self._shape[1])
-        return self._paths[layers - 1, slots, lanes, self.step[slots]]
+        nodes: np.ndarray = self._paths[layers - 1, slots, lanes, self.step[slots]]
+        return nodes
 
-    def paths(self, layer: int, lanes: np.ndarray, length: int) -> np.ndarray:
+    def paths(self, layer: int, lanes: np.ndarray, *, length: int) -> np.ndarray:
         """Returns the nodes that lanes attend to at a layer, (lanes, length); those beyond a lane's step are no nodes.
 
         Args:
@@ -141,7 +143,7 @@ class LaneTree:
         slots, lanes = np.divmod(lanes, self._shape[1])
         return self._paths[layer - 1, slots, lanes, :length]
 
-    def advance(self, tokens: np.ndarray, exits: np.ndarray, alive: np.ndarray) -> None:
+    def advance(self, tokens: np.ndarray, exits: np.ndarray, *, alive: np.ndarray) -> None:
         """Splits the groups whose lanes have parted, and goes to the next step.
 
         Args:

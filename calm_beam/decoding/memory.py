@@ -197,7 +197,7 @@ def _free_bytes(device: jax.Device) -> int:
         return available_bytes()
     statistics = device.memory_stats() or {}
     # Devices that do not tell are taken for small ones.
-    return statistics.get("bytes_limit", 8 << 30) - statistics.get("bytes_in_use", 0)
+    return int(statistics.get("bytes_limit", 8 << 30)) - int(statistics.get("bytes_in_use", 0))
 
 
 def keep_freed_memory() -> None:

@@ -13,12 +13,13 @@ class Outcome:
 
     tokens: np.ndarray
     exits: np.ndarray
+    _: dataclasses.KW_ONLY
     confidences: np.ndarray
     runner_ups: np.ndarray
     is_finite: np.ndarray
 
     @classmethod
-    def of_known(cls, outputs: "Outputs", step: np.ndarray, is_known: np.ndarray) -> "Outcome":
+    def of_known(cls, outputs: "Outputs", step: np.ndarray, *, is_known: np.ndarray) -> "Outcome":
         """Returns the outcome of lanes whose step stands in their output already, the others open."""
         at_step = np.arange(len(step)), slice(None), step
         return cls(
@@ -33,7 +34,7 @@ class Outcome:
 class Outputs:
     """What the lanes of every slot have generated so far; each of shape (slots, lanes, steps)."""
 
-    def __init__(self, slots: int, lanes: int, steps: int) -> None:
+    def __init__(self, slots: int, lanes: int, *, steps: int) -> None:
         self.tokens = np.zeros((slots, lanes, steps), np.int32)
         self.exits = np.zeros((slots, lanes, steps), np.int32)
         self.confidences = np.zeros((slots, lanes, steps), np.float32)
@@ -44,7 +45,7 @@ class Outputs:
         for values in (self.tokens, self.exits, self.confidences, self.runner_ups):
             values[slots] = 0
 
-    def share(self, slot: int, known: KnownOutput, steps: np.ndarray) -> None:
+    def share(self, slot: int, known: KnownOutput, *, steps: np.ndarray) -> None:
         """Copies the first steps of a known output to the lanes of a slot, for each lane as many as are given."""
         length = len(known.tokens)
         is_shared = np.arange(length) < steps[:, None]
@@ -56,7 +57,7 @@ class Outputs:
         ):
             values[slot, :, :length] = np.where(is_shared, new, values[slot, :, :length])
 
-    def record(self, outcome: Outcome, step: np.ndarray, live: np.ndarray) -> None:
+    def record(self, outcome: Outcome, step: np.ndarray, *, live: np.ndarray) -> None:
         """Adds what a step gave the live lanes."""
         slots, lanes = np.nonzero(live)
         at_step = slots, lanes, step[slots]

@@ -43,8 +43,8 @@ class PlainSweep:
         self,
         checkpoint: Checkpoint,
         rule: ExitRule,
-        thresholds: np.ndarray,
         *,
+        thresholds: np.ndarray,
         max_input_length: int,
         slots: int,
     ) -> None:
@@ -167,11 +167,11 @@ def _admit(model: EarlyExitT5, parameters: Any, state: State, slots: jax.Array, 
         "source_mask": put(state["source_mask"], source_tokens != PAD_ID),
         "step": put(state["step"], 0),
         "previous": put(state["previous"], 0),
-        "finished": put(state["finished"], False),
+        "finished": put(state["finished"], new=False),
         "tokens": put(state["tokens"], 0),
         "exit_layers": put(state["exit_layers"], 0),
         "confidences": put(state["confidences"], np.float32(0)),
-        "is_finite": put(state["is_finite"], True),
+        "is_finite": put(state["is_finite"], new=True),
     }
 
 
@@ -250,7 +250,15 @@ def _one_token(
         own.append(apply(below, layer, method="self_keys_values"))
         cache.append(put(state["cache"][layer - 1], own[-1]))
         self_bias = of_layer(self_biases, layer)
-        below = apply(below, layer, cache[-1], self_bias, cross[layer - 1], cross_bias, method="decoder_layer")
+        below = apply(
+            below,
+            layer,
+            self_keys_values=cache[-1],
+            self_bias=self_bias,
+            cross_keys_values=cross[layer - 1],
+            cross_bias=cross_bias,
+            method="decoder_layer",
+        )
         states.append(below)
     inputs = [embedded, *states[:-1]]
     measured = _confidences(rule, exit_layers, apply, inputs, states)
@@ -261,8 +269,8 @@ def _one_token(
     kept = propagated_keys_values(
         rule.propagation().passed_on,
         states,
-        own,
-        exit_layer,
+        own=own,
+        exit_layer=exit_layer,
         first_exit=exit_layers[0],
         project=functools.partial(apply, method="self_keys_values"),
     )

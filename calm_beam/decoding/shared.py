@@ -30,7 +30,7 @@ class SharedSweep:
     """Decodes prompts at all thresholds of a grid, sharing the work of lanes that are in the same state."""
 
     def __init__(
-        self, checkpoint: Checkpoint, rule: ExitRule, thresholds: np.ndarray, *, max_input_length: int, budget: Budget
+        self, checkpoint: Checkpoint, rule: ExitRule, *, thresholds: np.ndarray, max_input_length: int, budget: Budget
     ) -> None:
         """Prepares a decoder.
 
@@ -87,14 +87,21 @@ class SharedSweep:
     ) -> Iterator[tuple[int, SweepResult]]:
         """Yields the outputs of the given members of the prompts."""
         members_by_width = joined_widths(members_by_width, tokens=self._budget.source_tokens(self._thresholds.size))
-        batch = Batch(self._config, self._rule, self._weights, self._thresholds, self._budget, members_by_width)
+        batch = Batch(
+            self._config,
+            self._rule,
+            weights=self._weights,
+            thresholds=self._thresholds,
+            budget=self._budget,
+            members_by_width=members_by_width,
+        )
         # Long prompts tend to have long outputs: begun first, they do not run alone at the end.
         waiting = {
             width: collections.deque(sorted(members, key=lambda index: -len(prompts[index])))
             for width, members in sorted(members_by_width.items(), reverse=True)
         }
         while any(waiting.values()) or batch.is_busy():
-            batch.admit(waiting, prompts, known)
+            batch.admit(waiting, prompts, known=known)
             for width, index in batch.make_room():
                 waiting[width].appendleft(index)
             for index, result in batch.step():

@@ -55,7 +55,7 @@ class SweepDecoder:
           batch_size: Most prompts decoded at the same time; None for as many as memory and speed recommend.
             What is packed together moves confidences by about 1e-6, and so no output but at a near tie.
           token_budget: Most positions whose keys and values are held at a time, those of the sources included; None
-            for a share of the device's memory. A rule that needs the full model at every token takes no notice of it.
+            for a share of the device's memory. A rule that needs the full model at every token ignores it.
           with_full_model: Whether lane 0 is the full model; else lane k is the threshold k + 1.
           devices: Where to decode, with a model on each; None for all of this process. Of JAX's default platform.
 
@@ -78,18 +78,20 @@ class SweepDecoder:
                 raise ValueError(f"{name} must be at least 1, got {value}.")
         rule.exit_layers(checkpoint.config.num_decoder_layers)
         # [steps, thresholds]; no confidence reaches the full model's, which is not a threshold of 1: some are 1.
-        by_step = scheduled_thresholds(rule, tuple(thresholds), max_decode_length)
+        by_step = scheduled_thresholds(rule, tuple(thresholds), max_decode_length=max_decode_length)
         full_model = np.full((max_decode_length, int(with_full_model)), np.inf, np.float32)
         lanes = np.concatenate([full_model, by_step], axis=1)
         self._plain: PlainSweep | None = None
         self._shared: list[tuple[jax.Device, SharedSweep]] = []
         if rule.needs_full_model():
             slots = batch_size or _PLAIN_SLOTS
-            self._plain = PlainSweep(checkpoint, rule, lanes, max_input_length=max_input_length, slots=slots)
+            self._plain = PlainSweep(checkpoint, rule, thresholds=lanes, max_input_length=max_input_length, slots=slots)
             return
         for device in devices or jax.local_devices():
             if device.platform != jax.default_backend():
-                raise ValueError(f"device {device} is no {jax.default_backend()}: set JAX_PLATFORMS to choose another.")
+                raise ValueError(
+                    f"device {device} is not a {jax.default_backend()} device: set JAX_PLATFORMS to choose another."
+                )
             budget = choose_budget(
                 checkpoint.config,
                 device,
@@ -100,7 +102,9 @@ class SweepDecoder:
                 token_budget=token_budget,
             )
             with jax.default_device(device):
-                sweep = SharedSweep(checkpoint, rule, lanes, max_input_length=max_input_length, budget=budget)
+                sweep = SharedSweep(
+                    checkpoint, rule, thresholds=lanes, max_input_length=max_input_length, budget=budget
+                )
             self._shared.append((device, sweep))
 
     @property
@@ -128,4 +132,4 @@ class SweepDecoder:
         elif [device for device, _ in self._shared] == jax.local_devices()[:1]:
             yield from self._shared[0][1].decode(prompts, known)
         else:
-            yield from decode_on_devices(self._shared, prompts, known)
+            yield from decode_on_devices(self._shared, prompts, known=known)

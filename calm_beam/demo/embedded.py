@@ -30,4 +30,7 @@ THRESHOLDS = (
     0.05,
     0.0,
 )
+# What is asked of it by default.
+CONSISTENCIES = ("textual", "risk")
+METRICS = ("rouge_l_unicode",)
 DELTAS = (0.02, 0.05, 0.1, 0.2)

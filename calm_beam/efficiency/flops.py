@@ -96,7 +96,8 @@ def flops_appendix_b(
     Source: Elbayad et al. (2020), Appendix B (FLOPS approximation); CALM, "FLOPs and speedup computations".
     """
     exits = _checked(exit_layers, sizes, source_length)
-    return _without_tests(exits, sizes, source_length) + _tests(exits, sizes, rule)
+    flops: np.ndarray = _without_tests(exits, sizes, source_length) + _tests(exits, sizes, rule)
+    return flops
 
 
 def flops_calm_table(
@@ -122,7 +123,8 @@ def flops_calm_table(
     """
     exits = _checked(exit_layers, sizes, source_length)
     deepest = np.full_like(exits, exits.max(initial=1))
-    return _without_tests(exits, sizes, source_length) + _tests(deepest, sizes, rule)
+    flops: np.ndarray = _without_tests(exits, sizes, source_length) + _tests(deepest, sizes, rule)
+    return flops
 
 
 def full_model_flops(num_tokens: int, sizes: DecoderSizes, *, source_length: int) -> np.ndarray:
@@ -167,7 +169,8 @@ def _without_tests(exits: np.ndarray, sizes: DecoderSizes, source_length: int) -
     first_uses = np.diff(reached, prepend=0)
     cross_attention = first_uses * 4 * source_length * inner * sizes.encoder_width
     output = 2 * sizes.vocab_size * width
-    return exits * through + (sizes.num_layers - exits) * skipped + cross_attention + output
+    flops: np.ndarray = exits * through + (sizes.num_layers - exits) * skipped + cross_attention + output
+    return flops
 
 
 def _tests(depths: np.ndarray, sizes: DecoderSizes, rule: ExitRule | None) -> np.ndarray:

@@ -90,7 +90,7 @@ class LaneCounts:
     cut: int
 
 
-def lane_counts(counts: np.ndarray, rows: Sequence[str], lane: int) -> LaneCounts:
+def lane_counts(counts: np.ndarray, rows: Sequence[str], *, lane: int) -> LaneCounts:
     """Returns the counts of one lane in words and ratios.
 
     Args:
@@ -115,9 +115,9 @@ def lane_counts(counts: np.ndarray, rows: Sequence[str], lane: int) -> LaneCount
 def trial_outcomes(
     measure: str,
     tally: SplitTally,
+    *,
     specs: Sequence[Spec],
     thresholds: Sequence[float],
-    *,
     count_rows: Sequence[str],
     num_layers: int,
 ) -> list[TrialOutcome]:
@@ -153,7 +153,7 @@ def trial_outcomes(
             lane = place + 1
             for needed in (0, lane):
                 if needed not in lanes:
-                    lanes[needed] = lane_counts(test_counts, count_rows, needed)
+                    lanes[needed] = lane_counts(test_counts, count_rows, lane=needed)
             counts = lanes[lane]
             test_sum = 0 if place < 0 else int(test.sums[Loss()][place])
             outcomes.append(

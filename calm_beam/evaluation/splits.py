@@ -90,7 +90,7 @@ class SplitTally:
 
     @classmethod
     def of_units(
-        cls, keys: Sequence[str], fixed_losses: np.ndarray, counts: np.ndarray, layout: Layout, splits: Splits
+        cls, keys: Sequence[str], fixed_losses: np.ndarray, *, counts: np.ndarray, layout: Layout, splits: Splits
     ) -> Self:
         """Returns the sums over some units, and nothing of the tally but how often they were split.
 

@@ -100,7 +100,8 @@ def _run_now(
 ) -> tuple[jax.Array, ...]:
     """Returns what a function decides. It runs at once, compiled, also where the caller is being traced."""
     compute = functools.partial(decided, vocab_axis=vocab_axis, measure=measure)
-    return jax.jit(compute).lower(states, weights).compile()(states, weights)
+    decisions: tuple[jax.Array, ...] = jax.jit(compute).lower(states, weights).compile()(states, weights)
+    return decisions
 
 
 def _decide_fused(

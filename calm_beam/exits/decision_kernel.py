@@ -115,7 +115,8 @@ def _on_gpu(states: jax.Array, weights: jax.Array, vocab_axis: int, block_rows: 
                 return logits + _product(part, _load(triton.load, weights_ref, corner, shape), vocab_axis)
 
             zero = jnp.zeros((block_rows, _GPU_ENTRIES), jnp.float32)
-            return jax.lax.fori_loop(0, pl.cdiv(width, _GPU_WIDTH), add, zero)
+            logits: jax.Array = jax.lax.fori_loop(0, pl.cdiv(width, _GPU_WIDTH), add, zero)
+            return logits
 
         def merge(step: jax.Array, kept: Summary) -> Summary:
             entry = first_entry + step * _GPU_ENTRIES

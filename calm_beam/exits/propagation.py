@@ -30,9 +30,9 @@ def at_layer(values: Sequence[jax.Array], layer: jax.Array) -> jax.Array:
 def propagated_keys_values(
     passed_on: PassedOn,
     states: Sequence[jax.Array],
+    *,
     own: Sequence[KeysValues],
     exit_layer: jax.Array,
-    *,
     first_exit: int,
     project: Callable[[jax.Array, int], KeysValues],
 ) -> list[KeysValues]:

@@ -4,8 +4,8 @@ import dataclasses
 
 from .measures import MEASURES, Measure, MeasureError, Need, is_measure_name, is_own, measure_named, source_digest
 from .propagations import PROPAGATIONS, Propagation
+from .schedules import SCHEDULES
 
-SCHEDULES = ("constant", "decay", "decay_t5x")
 TOKEN_SOURCES = ("exit_layer", "last_layer")
 
 
@@ -15,9 +15,7 @@ class ExitRule:
 
     Attributes:
       confidence: Name of one of `MEASURES`, or of a measure of the user's, `module:name`.
-      schedule: `constant` (the threshold at every step), `decay` (CALM Eq. 5, decaying threshold) or `decay_t5x` (the
-        formula in the released T5X code, whose last term is scaled by the threshold too; as released, that code never
-        passes the position, and decodes as `constant` does).
+      schedule: Name of one of `SCHEDULES`: how the threshold moves over positions.
       tau: Temperature of a decaying schedule; None with `constant`.
       state_propagation: Name of one of `PROPAGATIONS`: what skipped layers make their keys and values from.
       token_from: `exit_layer`, or `last_layer`: the token is the last layer's prediction whatever layer exited, so that
@@ -42,15 +40,16 @@ class ExitRule:
     def __post_init__(self) -> None:
         if not is_measure_name(self.confidence):
             raise ValueError(f"confidence must be one of {', '.join(MEASURES)}; got {self.confidence!r}.")
-        _check_choice("schedule", self.schedule, SCHEDULES)
+        _check_choice("schedule", self.schedule, tuple(SCHEDULES))
         _check_choice("state_propagation", self.state_propagation, tuple(PROPAGATIONS))
         _check_choice("token_from", self.token_from, TOKEN_SOURCES)
-        if self.schedule == "constant" and self.tau is not None:
-            raise ValueError(f"tau must not be given with schedule 'constant', got {self.tau}.")
-        if self.schedule != "constant" and (self.tau is None or not 0 <= self.tau < float("inf")):
+        decays = SCHEDULES[self.schedule].decays
+        if not decays and self.tau is not None:
+            raise ValueError(f"tau must not be given with schedule {self.schedule!r}, got {self.tau}.")
+        if decays and (self.tau is None or not 0 <= self.tau < float("inf")):
             raise ValueError(f"schedule {self.schedule!r} needs a finite tau of at least 0, got {self.tau}.")
         known = MEASURES.get(self.confidence)
-        if self.schedule != "constant" and known is not None and not known.takes_schedule:
+        if decays and known is not None and not known.takes_schedule:
             raise ValueError(
                 f"schedule must be constant with confidence {self.confidence!r}, whose values are not certainties; got "
                 f"{self.schedule!r}."

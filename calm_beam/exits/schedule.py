@@ -5,6 +5,7 @@ import numpy as np
 from calm_beam import elementary
 
 from .rule import ExitRule
+from .schedules import SCHEDULES
 
 
 def threshold_factors(rule: ExitRule, max_decode_length: int) -> tuple[np.ndarray, np.ndarray]:
@@ -18,26 +19,20 @@ def threshold_factors(rule: ExitRule, max_decode_length: int) -> tuple[np.ndarra
       `scale` and `shift`, float64, each of shape (N,), with the same bits on every machine. Step 0 is the first
       generated token.
 
-    Source: CALM Eq. 5 (decaying threshold): clip(0.9 threshold + 0.1 exp(-tau t / N)). The released T5X code holds
-    another formula, threshold (0.9 + 0.1 exp(-tau t / N)), offered as `decay_t5x`. As released, its sampler never
-    passes the position, so that t is always 0: whatever its tau, that code decodes with a constant threshold. To repeat
-    what it does, take `constant`.
+    Source: CALM Eq. 5 (decaying threshold), and the formula in the released T5X code; see `SCHEDULES`.
     """
-    steps = np.arange(max_decode_length)
-    if rule.schedule == "constant":
-        return np.ones(max_decode_length), np.zeros(max_decode_length)
-    assert rule.tau is not None
-    decay = 0.1 * elementary.exp(-rule.tau * steps / max_decode_length)
-    if rule.schedule == "decay":
-        return np.full(max_decode_length, 0.9), decay
-    return 0.9 + decay, np.zeros(max_decode_length)
+    decay = np.zeros(max_decode_length)
+    if rule.tau is not None:
+        decay = 0.1 * elementary.exp(-rule.tau * np.arange(max_decode_length) / max_decode_length)
+    scale, shift = SCHEDULES[rule.schedule].factors(decay)
+    return scale + np.zeros(max_decode_length), shift + np.zeros(max_decode_length)
 
 
-def scheduled_thresholds(rule: ExitRule, thresholds: tuple[float, ...], max_decode_length: int) -> np.ndarray:
+def scheduled_thresholds(rule: ExitRule, thresholds: tuple[float, ...], *, max_decode_length: int) -> np.ndarray:
     """Returns the float32 threshold of every step, shape (max_decode_length, thresholds).
 
     Rounded to float32 last, since confidences are float32 and ties matter.
     """
     scale, shift = threshold_factors(rule, max_decode_length)
     exact = scale[:, None] * np.asarray(thresholds, np.float64)[None] + shift[:, None]
-    return np.clip(exact, 0, 1).astype(np.float32)
+    return np.asarray(np.clip(exact, 0, 1), np.float32)

@@ -206,7 +206,7 @@ class Completion:
         completion = cls(job=job, shards=tuple(shard for _, shard in sorted(by_number.items())))
         if completion.examples != examples:
             raise GenerationsError(
-                f"{counted(examples, 'example was', 'examples were')} read, but {completion.examples} decoded. "
+                f"{counted(examples, 'example was', several='examples were')} read, but {completion.examples} decoded. "
                 "Counting others than were drawn "
                 "would void the guarantee."
             )
@@ -252,7 +252,7 @@ class Completion:
         missing = [name for name in numbers if shard_path(folder, name, num_shards=job.num_shards) not in found]
         if missing:
             raise GenerationsError(
-                f"{folder}: {counted(len(missing), 'shard has no file', 'shards have no files')}, shard "
+                f"{folder}: {counted(len(missing), 'shard has no file', several='shards have no files')}, shard "
                 f"{missing[0]} first."
             )
         return completion

@@ -179,7 +179,7 @@ def stored_shard(path: str) -> StoredShard:
             shard = StoredShard(**strict_json.loads((file.schema_arrow.metadata or {})[_METADATA_KEY]))
         except (KeyError, TypeError, ValueError) as error:
             raise GenerationsError(
-                f"{path}: is no file of generations of this version of calm-beam ({type(error).__name__}: {error}). "
+                f"{path}: is not a generations file of this version of calm-beam ({type(error).__name__}: {error}). "
                 "Remove it to have the shard decoded again."
             ) from error
         rows = file.metadata.num_rows

@@ -7,6 +7,8 @@ its files is read.
 from calm_beam.seqio_names import is_seqio as is_seqio
 from calm_beam.seqio_names import seqio_name as seqio_name
 
+from .files import DataFiles as DataFiles
+from .files import NoFilesError as NoFilesError
 from .formats import FORMATS as FORMATS
 from .formats import check_installed as check_installed
 from .formats import format_of as format_of

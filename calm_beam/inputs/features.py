@@ -6,7 +6,7 @@ from typing import Any
 from calm_beam.examples import DataError
 
 
-def as_texts(values: Iterable[bytes], name: str, where: str) -> list[str]:
+def as_texts(values: Iterable[bytes], name: str, *, where: str) -> list[str]:
     """Returns bytes as texts.
 
     Raises:
@@ -18,7 +18,7 @@ def as_texts(values: Iterable[bytes], name: str, where: str) -> list[str]:
         raise DataError(f"{where}: {name} is not UTF-8 ({error}).") from error
 
 
-def single(values: Sequence[Any], name: str, where: str) -> Any:
+def single(values: Sequence[Any], name: str, *, where: str) -> Any:
     """Returns the only value of a feature.
 
     Raises:

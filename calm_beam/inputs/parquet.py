@@ -101,6 +101,7 @@ def _rows(batch: "pyarrow.RecordBatch", path: str, position: int) -> list[dict[s
 
 def _row(batch: "pyarrow.RecordBatch", index: int, where: str) -> dict[str, Any]:
     """Returns one row of a batch that holds text which is none."""
+    row: dict[str, Any]
     try:
         (row,) = batch.slice(index, 1).to_pylist()
     except UnicodeDecodeError as error:

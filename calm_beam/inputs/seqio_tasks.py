@@ -172,7 +172,7 @@ def _row(features: Mapping[str, Any], keys: RowKeys, where: str) -> dict[str, An
         )
     row: dict[str, Any] = {}
     if _is_text(inputs):
-        row[keys.inputs] = single(_texts(inputs, keys.inputs, where), keys.inputs, where)
+        row[keys.inputs] = single(_texts(inputs, keys.inputs, where), keys.inputs, where=where)
         targets = _with_text(features, keys.targets)
         if targets is not None:
             if not _is_text(targets):
@@ -192,7 +192,7 @@ def _row(features: Mapping[str, Any], keys: RowKeys, where: str) -> dict[str, An
     for name in ("id", keys.cluster):
         if name is not None and name in features:
             value = features[name]
-            row[name] = single(_texts(value, name, where), name, where) if _is_text(value) else _integer(value)
+            row[name] = single(_texts(value, name, where), name, where=where) if _is_text(value) else _integer(value)
     return row
 
 
@@ -207,14 +207,15 @@ def _is_text(value: Any) -> bool:
 
 
 def _texts(value: Any, name: str, where: str) -> list[str]:
-    return as_texts([value] if isinstance(value, bytes) else value.ravel().tolist(), name, where)
+    return as_texts([value] if isinstance(value, bytes) else value.ravel().tolist(), name, where=where)
 
 
 def _ids(value: Any, name: str, where: str) -> list[int]:
     if getattr(value, "ndim", None) != 1 or value.dtype.kind not in "iu":
         shape, dtype = getattr(value, "shape", ()), getattr(value, "dtype", type(value).__name__)
         raise DataError(f"{where}: {name} must be a text or token ids, got {dtype} of shape {tuple(shape)}.")
-    return value.tolist()
+    ids: list[int] = value.tolist()
+    return ids
 
 
 def _integer(value: Any) -> Any:

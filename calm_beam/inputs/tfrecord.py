@@ -50,7 +50,7 @@ class TFRecord(WholeFiles):
             try:
                 features = tensorflow.train.Example.FromString(record).features.feature
             except DecodeError as error:
-                raise DataError(f"{where}: is no tf.Example ({error}).") from error
+                raise DataError(f"{where}: is not a tf.Example ({error}).") from error
             _check_names(record, where)
             row = _row(features, keys, where)
             yield example_of_row(row, where=where, position=position, file_index=part.file_index, keys=keys)
@@ -124,7 +124,7 @@ def _check_names(record: bytes, where: str) -> None:
     names = [entry.key for entry in _record_entries().FromString(record).features.feature]
     twice = next((name for name, count in collections.Counter(names).items() if count > 1), None)
     if twice is not None:
-        raise DataError(f"{where}: has two features named {as_texts([twice], 'a name', where)[0]!r}.")
+        raise DataError(f"{where}: has two features named {as_texts([twice], 'a name', where=where)[0]!r}.")
 
 
 @functools.cache
@@ -158,7 +158,7 @@ def _row(features: Mapping[str, Any], keys: RowKeys, where: str) -> dict[str, An
     if inputs and isinstance(inputs[0], int):
         row["input_ids"] = inputs
     else:
-        row[keys.inputs] = single(inputs, keys.inputs, where)
+        row[keys.inputs] = single(inputs, keys.inputs, where=where)
     if keys.targets in features:
         targets = _values(features, keys.targets, where)
         are_ids = bool(targets) and isinstance(targets[0], int)
@@ -170,7 +170,7 @@ def _row(features: Mapping[str, Any], keys: RowKeys, where: str) -> dict[str, An
         row["reference_ids" if are_ids else keys.targets] = [targets] if are_ids else targets
     for name in ("id", keys.cluster):
         if name is not None and name in features:
-            row[name] = single(_values(features, name, where), name, where)
+            row[name] = single(_values(features, name, where), name, where=where)
     return row
 
 
@@ -179,7 +179,7 @@ def _values(features: Mapping[str, Any], name: str, where: str) -> list[Any]:
     feature = features[name]
     match feature.WhichOneof("kind"):
         case "bytes_list":
-            return as_texts(feature.bytes_list.value, name, where)
+            return as_texts(feature.bytes_list.value, name, where=where)
         case "int64_list":
             return list(feature.int64_list.value)
         case kind:

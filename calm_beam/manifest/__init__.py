@@ -19,7 +19,6 @@ from .records import CONSISTENCIES as CONSISTENCIES
 from .records import LOSSES as LOSSES
 from .records import MOST_FAILED_IDS as MOST_FAILED_IDS
 from .records import PROCEDURES as PROCEDURES
-from .records import SCHEDULES as SCHEDULES
 from .records import Calibration as Calibration
 from .records import DataRecord as DataRecord
 from .records import DecodeRecord as DecodeRecord

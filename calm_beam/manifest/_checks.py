@@ -73,7 +73,7 @@ def check_text(key: str, value: object, *, empty_allowed: bool = False) -> None:
         raise ManifestError(f"{key} must be text that UTF-8 can hold, got {value!a}") from None
 
 
-def check_choice(key: str, value: object, choices: Sequence[str]) -> None:
+def check_choice(key: str, value: object, *, choices: Sequence[str]) -> None:
     """Refuses anything but one of the given names."""
     if not isinstance(value, str) or value not in choices:
         raise ManifestError(f"{key} must be one of {', '.join(choices)}, got {shown(value)}")

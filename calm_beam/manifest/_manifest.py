@@ -110,11 +110,11 @@ class Manifest(Record):
 
     def __post_init__(self) -> None:
         check_utc_time("created", self.created)
-        check_record("model", self.model, ModelRecord)
+        check_record("model", self.model, kind=ModelRecord)
         if self.vocabulary is not None:
-            check_record("vocabulary", self.vocabulary, VocabularyRecord)
-        check_record("decode", self.decode, DecodeRecord)
-        check_record("data", self.data, DataRecord)
+            check_record("vocabulary", self.vocabulary, kind=VocabularyRecord)
+        check_record("decode", self.decode, kind=DecodeRecord)
+        check_record("data", self.data, kind=DataRecord)
         check_tuple("calibrations", self.calibrations, of=Calibration)
         if not self.calibrations:
             raise ManifestError("calibrations must have at least one entry, got []")
@@ -133,7 +133,7 @@ class Manifest(Record):
         for index, calibration in enumerate(self.calibrations):
             self._check_against_run(calibration, at=f"calibrations[{index}]")
         if self.plan is not None:
-            check_record("plan", self.plan, PlanRecord)
+            check_record("plan", self.plan, kind=PlanRecord)
             self._check_against_plan(self.plan)
 
     def _check_against_run(self, calibration: Calibration, *, at: str) -> None:
@@ -241,7 +241,7 @@ def check_schema(value: object) -> None:
     if not isinstance(value, Mapping):
         raise ManifestError(f"a manifest must be a JSON object, got {shown(value)}")
     if "schema" not in value:
-        raise ManifestError(f'schema is missing, so this is no manifest; expected "{SCHEMA}"')
+        raise ManifestError(f'schema is missing, so this is not a manifest; expected "{SCHEMA}"')
     schema = value["schema"]
     if schema == SCHEMA:
         return
@@ -250,7 +250,7 @@ def check_schema(value: object) -> None:
         raise ManifestError(
             f"schema is {shown(schema)}, this reader knows {version}. Upgrade calm-beam where you serve."
         )
-    raise ManifestError(f'schema is {shown(schema)}, so this is no calm-beam manifest; expected "{SCHEMA}"')
+    raise ManifestError(f'schema is {shown(schema)}, so this is not a calm-beam manifest; expected "{SCHEMA}"')
 
 
 def check_digest(content: Mapping[str, object]) -> None:

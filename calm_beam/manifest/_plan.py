@@ -31,13 +31,13 @@ class PlannedTest(Record):
     procedure: str
 
     def __post_init__(self) -> None:
-        check_choice("consistency", self.consistency, CONSISTENCIES)
+        check_choice("consistency", self.consistency, choices=CONSISTENCIES)
         check_text("metric", self.metric)
-        check_choice("loss", self.loss, LOSSES)
+        check_choice("loss", self.loss, choices=LOSSES)
         check_share("delta", self.delta)
         check_share("epsilon", self.epsilon)
         check_text("p_value", self.p_value)
-        check_choice("procedure", self.procedure, PROCEDURES)
+        check_choice("procedure", self.procedure, choices=PROCEDURES)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,8 +112,8 @@ class PlanRecord(Record):
         if self.cluster_key is not None:
             check_text("cluster_key", self.cluster_key)
         check_text("salt", self.salt)
-        check_choice("on_error", self.on_error, ON_ERROR)
-        check_choice("on_long", self.on_long, ON_LONG)
+        check_choice("on_error", self.on_error, choices=ON_ERROR)
+        check_choice("on_long", self.on_long, choices=ON_LONG)
         check_text("model", self.model)
         check_text("outputs", self.outputs)
 

@@ -88,10 +88,10 @@ def check_tuple(key: str, value: object, *, of: type = object) -> None:
     if not isinstance(value, tuple):
         raise ManifestError(f"{key} must be a tuple, got {shown(value)}")
     for index, item in enumerate(value):
-        check_record(f"{key}[{index}]", item, of)
+        check_record(f"{key}[{index}]", item, kind=of)
 
 
-def check_record(key: str, value: object, kind: type) -> None:
+def check_record(key: str, value: object, *, kind: type) -> None:
     """Refuses anything but a record of this kind, which has then checked itself."""
     if not isinstance(value, kind):
         raise ManifestError(f"{key} must be a {kind.__name__}, got {shown(value)}")

@@ -4,6 +4,8 @@ import math
 import struct
 from collections.abc import Sequence
 
+from calm_beam.exits.schedules import SCHEDULES
+
 from ._checks import ManifestError, check_number, shown
 from ._record import check_tuple
 from .records import DecodeRecord
@@ -30,7 +32,7 @@ def check_positions(key: str, positions: tuple[float, ...], *, threshold: float,
     Raises:
       ManifestError: If their number or a value differs.
 
-    Source: CALM Eq. 5 (decaying threshold), and the formula in the released T5X code; as `calm_beam.exits.schedule`.
+    Source: CALM Eq. 5 (decaying threshold), and the formula in the released T5X code; as `calm_beam.exits.schedules`.
     """
     check_tuple(key, positions)
     if len(positions) != decode.max_decode_length:
@@ -51,11 +53,12 @@ def check_positions(key: str, positions: tuple[float, ...], *, threshold: float,
 
 def _allowed(threshold: float, decode: DecodeRecord, position: int) -> Sequence[float]:
     """Returns the lowest and the highest float32 that the threshold of a position can be."""
-    if decode.schedule == "constant":
+    schedule = SCHEDULES[decode.schedule]
+    if not schedule.decays:
         return [_float32(threshold)] * 2
     assert decode.tau is not None
-    decay = 0.1 * math.exp(-float(decode.tau) * position / decode.max_decode_length)
-    value = 0.9 * threshold + decay if decode.schedule == "decay" else (0.9 + decay) * threshold
+    scale, shift = schedule.factors(0.1 * math.exp(-float(decode.tau) * position / decode.max_decode_length))
+    value = scale * threshold + shift
     return [_float32(min(1.0, value * factor)) for factor in (1 - _ROUNDING, 1 + _ROUNDING)]
 
 

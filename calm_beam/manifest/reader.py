@@ -33,7 +33,7 @@ def read_manifest(path: str | os.PathLike[str], *, model_fingerprint: str | None
         content = file.read(_MOST_BYTES + 1)
     if len(content) > _MOST_BYTES:
         raise ManifestError(
-            f"manifest {os.fspath(path)}: has more than {_MOST_BYTES >> 20} MiB, so it is no manifest. Name the "
+            f"manifest {os.fspath(path)}: has more than {_MOST_BYTES >> 20} MiB, so it is not a manifest. Name the "
             "manifest.json of a calibration."
         )
     return parse_manifest(content, source=f"manifest {os.fspath(path)}", model_fingerprint=model_fingerprint)

@@ -9,6 +9,7 @@ from typing import ClassVar
 
 from calm_beam.exits.measures import MEASURES, is_own
 from calm_beam.exits.propagations import PROPAGATIONS
+from calm_beam.exits.schedules import SCHEDULES
 
 from ._checks import (
     ManifestError,
@@ -22,7 +23,6 @@ from ._checks import (
 )
 from ._record import Record, check_tuple, checked_list, records_from_json
 
-SCHEDULES = ("constant", "decay", "decay_t5x")
 CONSISTENCIES = ("textual", "risk")
 LOSSES = ("dissimilarity", "signed", "relu")
 # Readers hold a manifest in memory; the whole list stands in `failures.jsonl` beside it.
@@ -103,13 +103,13 @@ class DecodeRecord(Record):
 
     def __post_init__(self) -> None:
         if not is_own(self.confidence):
-            check_choice("confidence", self.confidence, tuple(MEASURES))
-        check_choice("schedule", self.schedule, SCHEDULES)
+            check_choice("confidence", self.confidence, choices=tuple(MEASURES))
+        check_choice("schedule", self.schedule, choices=tuple(SCHEDULES))
         if self.tau is not None:
             check_number("tau", self.tau, low=0)
-        elif self.schedule != "constant":
+        elif SCHEDULES[self.schedule].decays:
             raise ManifestError(f"tau must be a number when schedule is {shown(self.schedule)}, got null")
-        check_choice("state_propagation", self.state_propagation, tuple(PROPAGATIONS))
+        check_choice("state_propagation", self.state_propagation, choices=tuple(PROPAGATIONS))
         check_count("min_exit_layer", self.min_exit_layer, low=1)
         check_count("exit_interval", self.exit_interval, low=1)
         check_count("max_input_length", self.max_input_length, low=1)
@@ -263,12 +263,12 @@ class Calibration(Record):
         return value
 
     def __post_init__(self) -> None:
-        check_choice("consistency", self.consistency, CONSISTENCIES)
+        check_choice("consistency", self.consistency, choices=CONSISTENCIES)
         check_text("metric", self.metric)
         check_share("delta", self.delta)
         check_share("epsilon", self.epsilon)
         check_text("p_value", self.p_value)
-        check_choice("procedure", self.procedure, PROCEDURES)
+        check_choice("procedure", self.procedure, choices=PROCEDURES)
         if self.threshold is not None:
             check_number("threshold", self.threshold, low=0, high=1)
         elif self.threshold_by_position is not None:
@@ -278,7 +278,7 @@ class Calibration(Record):
             )
         check_number("layers", self.layers, low=1)
         if self.loss is not None:
-            check_choice("loss", self.loss, LOSSES)
+            check_choice("loss", self.loss, choices=LOSSES)
         lowest = -1 if self.loss == "signed" else 0
         check_number("risk", self.risk, low=lowest, high=1)
         check_tuple("path", self.path, of=PathEntry)

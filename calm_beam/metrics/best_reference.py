@@ -6,7 +6,7 @@ Metric = Callable[[str, Sequence[str]], float]
 """Takes a candidate and its references, returns a score in [0, 1], 1 being best."""
 
 
-def best_over_references(score: Callable[[str, str], float], candidate: str, references: Sequence[str]) -> float:
+def best_over_references(score: Callable[[str, str], float], candidate: str, *, references: Sequence[str]) -> float:
     """Returns the highest score of the candidate against any one reference.
 
     Args:
@@ -23,7 +23,7 @@ def best_over_references(score: Callable[[str, str], float], candidate: str, ref
 
     Source: CALM Eq. 2 (Z is a set of references); the official SQuAD script takes the best over them.
 
-    >>> best_over_references(lambda a, b: float(a == b), "yes", ["no", "yes"])
+    >>> best_over_references(lambda a, b: float(a == b), "yes", references=["no", "yes"])
     1.0
     """
     # A string is a sequence of strings: without this check each of its letters would be a reference.

@@ -34,13 +34,13 @@ def chrf(candidate: str, references: Sequence[str]) -> float:
     >>> round(chrf("the cat sat", ["the cat sat down"]), 4)
     0.6602
     """
-    return best_over_references(_score, candidate, references)
+    return best_over_references(_score, candidate, references=references)
 
 
 def _score(candidate: str, reference: str) -> float:
     if candidate == reference:
         return 1.0
-    return fraction_score(_scorer(), candidate, reference)
+    return fraction_score(_scorer(), candidate, reference=reference)
 
 
 @functools.cache

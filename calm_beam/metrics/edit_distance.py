@@ -29,7 +29,7 @@ def edit_distance(candidate: str, references: Sequence[str]) -> float:
     >>> edit_distance("kitten", ["sitting"])
     0.5714285714285714
     """
-    return best_over_references(_score, candidate, references)
+    return best_over_references(_score, candidate, references=references)
 
 
 def _score(candidate: str, reference: str) -> float:

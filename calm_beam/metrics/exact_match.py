@@ -25,7 +25,7 @@ def exact_match(candidate: str, references: Sequence[str]) -> float:
     >>> exact_match("the Cat!", ["dog", "cat"])
     1.0
     """
-    return best_over_references(_score, candidate, references)
+    return best_over_references(_score, candidate, references=references)
 
 
 def _score(candidate: str, reference: str) -> float:

@@ -132,7 +132,7 @@ def take_clipped(metric: Metric) -> int:
     return 0 if take is None else take(metric)
 
 
-def checked_score(metric: Metric, name: str, candidate: str, references: Sequence[str], *, example_id: str) -> float:
+def checked_score(metric: Metric, name: str, *, candidate: str, references: Sequence[str], example_id: str) -> float:
     """Returns the metric's score, having checked that it is one.
 
     A score that is NaN or outside [0, 1] voids the guarantee for the whole calibration set, so it is refused where it
@@ -154,7 +154,7 @@ def checked_score(metric: Metric, name: str, candidate: str, references: Sequenc
 
     Source: ours.
 
-    >>> checked_score(METRICS["token_f1"], "token_f1", "a cat", ["the cat"], example_id="7")
+    >>> checked_score(METRICS["token_f1"], "token_f1", candidate="a cat", references=["the cat"], example_id="7")
     1.0
     """
     where = f'metric "{name}" on example "{example_id}"'
@@ -223,7 +223,7 @@ def _import_metric(name: str) -> Metric:
             "It has to be installed or on the PYTHONPATH, here and on every worker."
         ) from missing
     # A module may make up its names as they are asked for.
-    with UserCode(lambda said: MetricError(f'metric "{name}": "{path}" cannot be had (it raises {said}).')):
+    with UserCode(lambda said: MetricError(f'metric "{name}": "{path}" cannot be loaded (it raises {said}).')):
         found, nearest = _attribute(module, path)
     if nearest is not None:
         hint = f' Did you mean "{module_name}:{nearest}"?' if nearest else ""

@@ -41,10 +41,10 @@ def rouge_l(candidate: str, references: Sequence[str]) -> float:
     >>> rouge_l("the cat sat", ["a dog", "the cat sat down"])
     0.8571428571428571
     """
-    return best_over_references(rouge_l_score, candidate, references)
+    return best_over_references(rouge_l_score, candidate, references=references)
 
 
-def rouge_l_score(candidate: str, reference: str, tokenizer: Tokenizer | None = None) -> float:
+def rouge_l_score(candidate: str, reference: str, *, tokenizer: Tokenizer | None = None) -> float:
     """Returns the ROUGE-L F-measure of one pair of texts.
 
     Args:

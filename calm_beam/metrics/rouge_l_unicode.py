@@ -63,8 +63,8 @@ def rouge_l_unicode(candidate: str, references: Sequence[str]) -> float:
     >>> rouge_l_unicode("Été 2024", ["été 2024"])
     1.0
     """
-    return best_over_references(_score, candidate, references)
+    return best_over_references(_score, candidate, references=references)
 
 
 def _score(candidate: str, reference: str) -> float:
-    return rouge_l_score(candidate, reference, _TOKENIZER)
+    return rouge_l_score(candidate, reference, tokenizer=_TOKENIZER)

@@ -40,7 +40,7 @@ def sentence_bleu(candidate: str, references: Sequence[str]) -> float:
     >>> round(sentence_bleu("the cat sat on the mat", ["the cat sat"]), 4)
     0.3021
     """
-    return best_over_references(_score, candidate, references)
+    return best_over_references(_score, candidate, references=references)
 
 
 def _score(candidate: str, reference: str) -> float:

@@ -27,7 +27,7 @@ def token_f1(candidate: str, references: Sequence[str]) -> float:
     >>> token_f1("the black cat", ["dog", "a cat"])
     0.6666666666666666
     """
-    return best_over_references(_score, candidate, references)
+    return best_over_references(_score, candidate, references=references)
 
 
 def _score(candidate: str, reference: str) -> float:

@@ -43,10 +43,9 @@ class Attention(nn.Module):
     def attend(
         self,
         inputs: jax.Array,
-        keys: jax.Array,
-        values: jax.Array,
-        bias: jax.Array,
+        keys_values: tuple[jax.Array, jax.Array],
         *,
+        bias: jax.Array,
         deterministic: bool = True,
         place: Arrange = lambda rows: rows,
         pick: Arrange = lambda rows: rows,
@@ -55,8 +54,7 @@ class Attention(nn.Module):
 
         Args:
           inputs: shape (..., queries, width), or whatever `place` turns into that.
-          keys: shape (..., heads, positions, head_dim).
-          values: shape (..., heads, positions, head_dim).
+          keys_values: Each of shape (..., heads, positions, head_dim).
           bias: Added to the logits; broadcastable to (..., heads, queries, positions), of the same rank.
           deterministic: Whether dropout is off.
           place: Brings packed rows to where their keys are, so that the dense layers need not run on padding.
@@ -65,6 +63,7 @@ class Attention(nn.Module):
         Returns:
           Shape of `inputs`.
         """
+        keys, values = keys_values
         queries = self._split(place(self.query(inputs)))
         # [..., heads, queries, head_dim] x [..., heads, positions, head_dim] -> [..., heads, queries, positions]
         logits = jnp.matmul(queries, jnp.swapaxes(keys, -1, -2), precision=PRECISION) + bias

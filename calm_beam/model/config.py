@@ -62,16 +62,8 @@ class T5Config:
             value = getattr(self, field.name)
             if field.type is bool and type(value) is not bool:
                 raise ValueError(f"{field.name} must be true or false, got {_cut(repr(value))}.")
-            if field.type is not int:
-                continue
-            if type(value) is not int:
-                raise ValueError(f"{field.name} must be a whole number, got {_cut(repr(value))}.")
-            if value < 1 and field.name != "exit_classifier":
-                raise ValueError(f"{field.name} must be at least 1, got {_cut(str(value))}.")
-            if value >= _TOO_LARGE:
-                raise ValueError(f"{field.name} must be below 2**31, got {_cut(str(value))}.")
-            if value > MOST_LAYERS and field.name.endswith("_layers"):
-                raise ValueError(f"{field.name} must be at most {MOST_LAYERS}, got {value}.")
+            if field.type is int:
+                _check_size(field.name, value)
         if self.activation == "":
             object.__setattr__(self, "activation", default_activation(gated_mlp=self.gated_mlp))
         if self.activation not in ACTIVATIONS:
@@ -203,6 +195,17 @@ def check_dimensions(shapes: Shapes) -> None:
     for name, shape in shapes.items():
         if not shape or min(shape) < 1:
             raise ValueError(f"{_cut(name)} has shape {tuple(shape)}, expected dimensions of at least 1.")
+
+
+def _check_size(name: str, value: object) -> None:
+    if type(value) is not int:
+        raise ValueError(f"{name} must be a whole number, got {_cut(repr(value))}.")
+    if value < 1 and name != "exit_classifier":
+        raise ValueError(f"{name} must be at least 1, got {_cut(str(value))}.")
+    if value >= _TOO_LARGE:
+        raise ValueError(f"{name} must be below 2**31, got {_cut(str(value))}.")
+    if value > MOST_LAYERS and name.endswith("_layers"):
+        raise ValueError(f"{name} must be at most {MOST_LAYERS}, got {value}.")
 
 
 def _depth(shapes: Shapes, stack: str) -> int:

@@ -85,8 +85,8 @@ class EncoderLayer(nn.Module):
         if self.config.relative_bias_per_layer:
             bias = bias + self.relpos_bias(hidden.shape[1])[None]
         normed = self.pre_attention_layer_norm(hidden)
-        keys, values = self.attention.keys_values(normed)
-        attended = self.attention.attend(normed, keys, values, bias, deterministic=deterministic)
+        keys_values = self.attention.keys_values(normed)
+        attended = self.attention.attend(normed, keys_values, bias=bias, deterministic=deterministic)
         hidden = hidden + self.dropout(attended, deterministic=deterministic)
         output = self.mlp(self.pre_mlp_layer_norm(hidden), deterministic=deterministic)
         return hidden + self.dropout(output, deterministic=deterministic)
@@ -124,11 +124,16 @@ class DecoderLayer(nn.Module):
         return self.encoder_decoder_attention.keys_values(encoded)
 
     def self_attend(
-        self, hidden: jax.Array, keys: jax.Array, values: jax.Array, bias: jax.Array, *, deterministic: bool = True
+        self,
+        hidden: jax.Array,
+        keys_values: tuple[jax.Array, jax.Array],
+        *,
+        bias: jax.Array,
+        deterministic: bool = True,
     ) -> jax.Array:
         """Returns the states after self-attention, residual included, shape of `hidden`."""
         normed = self.pre_self_attention_layer_norm(hidden)
-        attended = self.self_attention.attend(normed, keys, values, bias, deterministic=deterministic)
+        attended = self.self_attention.attend(normed, keys_values, bias=bias, deterministic=deterministic)
         return hidden + self.dropout(attended, deterministic=deterministic)
 
     def self_attend_by(self, hidden: jax.Array, mix: Arrange) -> jax.Array:
@@ -138,10 +143,9 @@ class DecoderLayer(nn.Module):
     def cross_attend_and_feed_forward(
         self,
         hidden: jax.Array,
-        keys: jax.Array,
-        values: jax.Array,
-        bias: jax.Array,
+        keys_values: tuple[jax.Array, jax.Array],
         *,
+        bias: jax.Array,
         deterministic: bool = True,
         place: Arrange = lambda rows: rows,
         pick: Arrange = lambda rows: rows,
@@ -149,7 +153,7 @@ class DecoderLayer(nn.Module):
         """Returns the layer's output, shape of `hidden`, of the states after self-attention."""
         normed = self.pre_cross_attention_layer_norm(hidden)
         attended = self.encoder_decoder_attention.attend(
-            normed, keys, values, bias, deterministic=deterministic, place=place, pick=pick
+            normed, keys_values, bias=bias, deterministic=deterministic, place=place, pick=pick
         )
         hidden = hidden + self.dropout(attended, deterministic=deterministic)
         output = self.mlp(self.pre_mlp_layer_norm(hidden), deterministic=deterministic)

@@ -128,6 +128,7 @@ class EarlyExitT5(nn.Module):
         self,
         hidden: jax.Array,
         layer: int,
+        *,
         self_keys_values: tuple[jax.Array, jax.Array],
         self_bias: jax.Array,
         cross_keys_values: tuple[jax.Array, jax.Array],
@@ -148,9 +149,9 @@ class EarlyExitT5(nn.Module):
         """
         module = self.decoder.layers[layer - 1]
         # One query per lane against the cache of that lane.
-        hidden = module.self_attend(hidden[:, :, None], *self_keys_values, self_bias)[:, :, 0]
+        hidden = module.self_attend(hidden[:, :, None], self_keys_values, bias=self_bias)[:, :, 0]
         # The lanes of a prompt are the queries of one attention over its source.
-        return module.cross_attend_and_feed_forward(hidden, *cross_keys_values, cross_bias)
+        return module.cross_attend_and_feed_forward(hidden, cross_keys_values, bias=cross_bias)
 
     def decode_teacher_forced(
         self, source_tokens: jax.Array, decoder_inputs: jax.Array, *, deterministic: bool = True
@@ -171,11 +172,11 @@ class EarlyExitT5(nn.Module):
         hidden = self.decoder.dropout(self.embed(decoder_inputs), deterministic=deterministic)
         states = []
         for number, layer in enumerate(self.decoder.layers, start=1):
-            keys, values = layer.self_keys_values(hidden)
+            own = layer.self_keys_values(hidden)
             self_bias = of_layer(self_biases, number)[None]
-            hidden = layer.self_attend(hidden, keys, values, self_bias, deterministic=deterministic)
+            hidden = layer.self_attend(hidden, own, bias=self_bias, deterministic=deterministic)
             cross = layer.cross_keys_values(encoded)
-            hidden = layer.cross_attend_and_feed_forward(hidden, *cross, cross_bias, deterministic=deterministic)
+            hidden = layer.cross_attend_and_feed_forward(hidden, cross, bias=cross_bias, deterministic=deterministic)
             states.append(hidden)
         return jnp.stack(states)
 

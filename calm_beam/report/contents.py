@@ -128,7 +128,7 @@ def _entry(
         "layers": entry.layers,
         "risk": entry.risk,
         "units": manifest.data.units,
-        "sentence": [printable_line(part) for part in promise_in_words(entry, manifest, operations)],
+        "sentence": [printable_line(part) for part in promise_in_words(entry, manifest, factors=operations)],
         "operations": None if operations is None else operations_in_words(operations),
         "end": end_in_words(entry),
         "pValues": [None, *(float(f"{row.p_value:.5g}") for row in rows)],

@@ -21,7 +21,7 @@ _MOST_COLUMNS = 64
 
 
 def example_values(
-    generation: Generation, lanes: Sequence[int], dictionary: Dictionary, vocabulary: Vocabulary | None
+    generation: Generation, lanes: Sequence[int], *, dictionary: Dictionary, vocabulary: Vocabulary | None
 ) -> dict[str, Any]:
     """Returns one example as JSON values.
 
@@ -94,7 +94,8 @@ def _in_columns(tokens: np.ndarray, width: int) -> np.ndarray:
     """Returns the counts of so many positions together."""
     lanes, positions, layers = tokens.shape
     padded = np.pad(tokens, ((0, 0), (0, -positions % width), (0, 0)))
-    return padded.reshape(lanes, -1, width, layers).sum(axis=2)
+    sums: np.ndarray = padded.reshape(lanes, -1, width, layers).sum(axis=2)
+    return sums
 
 
 def _cut(text: str) -> str:

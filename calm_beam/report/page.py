@@ -63,7 +63,9 @@ def build_page(
     sample = list(stored.sample(most_examples, seed=seed)) if stored else []
     examples, factors = 0, None
     if stored and sizes is not None:
-        examples, factors = counted_savings(sample, promised_thresholds(entries), stored, sizes, vocabulary)
+        examples, factors = counted_savings(
+            sample, promised_thresholds(entries), stored=stored, sizes=sizes, vocabulary=vocabulary
+        )
         # None of the examples that were drawn has an output: there is nothing to divide.
         factors = factors if examples else None
     content = results(calibrated, places, factors=factors)
@@ -92,7 +94,7 @@ def build_page(
     dictionary = Dictionary()
     known = 0
     for generation in sample:
-        values = example_values(generation, lanes, dictionary, vocabulary)
+        values = example_values(generation, lanes, dictionary=dictionary, vocabulary=vocabulary)
         new = pieces_of(dictionary.tokens()[known:], vocabulary)
         room -= _size(values) + sum(map(_size, new))
         if room < 0:

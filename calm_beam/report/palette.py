@@ -21,6 +21,7 @@ class LayerColour:
 
     light: str
     light_ink: str
+    _: dataclasses.KW_ONLY
     dark: str
     dark_ink: str
 
@@ -29,7 +30,9 @@ def layer_colours(num_layers: int) -> tuple[LayerColour, ...]:
     """Returns the colours of layers 1 to `num_layers`."""
     places = [index / max(num_layers - 1, 1) for index in range(num_layers)]
     pairs = [(_mixed(_ON_LIGHT, place), _mixed(_ON_DARK, place)) for place in places]
-    return tuple(LayerColour(light, _ink(light), dark, _ink(dark)) for light, dark in pairs)
+    return tuple(
+        LayerColour(light=light, light_ink=_ink(light), dark=dark, dark_ink=_ink(dark)) for light, dark in pairs
+    )
 
 
 def layer_styles(num_layers: int) -> str:

@@ -34,7 +34,7 @@ class Caution:
     text: str
 
 
-def promise_in_words(entry: Calibration, manifest: Manifest, factors: Sequence[float] | None = None) -> Parts:
+def promise_in_words(entry: Calibration, manifest: Manifest, *, factors: Sequence[float] | None = None) -> Parts:
     """Returns a promise with all its numbers: threshold, delta, epsilon, examples, layers saved and operations.
 
     Args:
@@ -169,9 +169,9 @@ def cautions(manifest: Manifest) -> tuple[Caution, ...]:
         found.append(
             Caution(
                 "void",
-                f"{counted(data.duplicates, 'example repeats a prompt', 'examples repeat prompts')} of the calibration "
-                "set. Unless prompts repeat by themselves where the model is served, this voids the guarantee: take "
-                "them out and calibrate again.",
+                f"{counted(data.duplicates, 'example repeats a prompt', several='examples repeat prompts')} of the "
+                "calibration set. Unless prompts repeat by themselves where the model is served, this voids the "
+                "guarantee: take them out and calibrate again.",
             )
         )
     if data.failed:
@@ -191,7 +191,7 @@ def cautions(manifest: Manifest) -> tuple[Caution, ...]:
         found.append(
             Caution(
                 "note",
-                f"{counted(data.truncated, 'prompt was', 'prompts were')} cut to "
+                f"{counted(data.truncated, 'prompt was', several='prompts were')} cut to "
                 f"{counted(decode.max_input_length, 'token')}; "
                 "serving must cut alike.",
             )

@@ -13,6 +13,7 @@ from .stored import StoredOutputs
 def counted_savings(
     generations: Iterable[Generation],
     thresholds: Sequence[float],
+    *,
     stored: StoredOutputs,
     sizes: DecoderSizes,
     vocabulary: Vocabulary | None,

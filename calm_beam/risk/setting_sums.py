@@ -99,7 +99,7 @@ class LossSums:
         self._waiting: dict[str, list[int]] = {}
         self._settled: dict[str, SettingSums] = {}
 
-    def add(self, example_id: str, setting: str, loss: float) -> None:
+    def add(self, example_id: str, setting: str, *, loss: float) -> None:
         """Adds the loss of one example under one setting.
 
         Raises:
@@ -239,8 +239,8 @@ def control_risk(sums: LossSums, tests: Sequence[RiskTest], *, order: Sequence[s
     >>> test = RiskTest(delta=0.2, epsilon=0.05)
     >>> sums = LossSums([test])
     >>> for number in range(200):
-    ...     sums.add(f"example-{number}", "8 bits", 0.0)
-    ...     sums.add(f"example-{number}", "4 bits", float(number % 2))
+    ...     sums.add(f"example-{number}", "8 bits", loss=0.0)
+    ...     sums.add(f"example-{number}", "4 bits", loss=float(number % 2))
     >>> [(row.setting, row.accepted) for row in control_risk(sums, [test], order=["8 bits", "4 bits"])]
     [('8 bits', True), ('4 bits', False)]
     """

@@ -51,7 +51,7 @@ class IsFraction:
 
     def of(self, fixed_losses: np.ndarray) -> np.ndarray:
         """Returns ones and zeros; see `Statistic.of`."""
-        return ((fixed_losses != 0) & (fixed_losses != LOSS_SCALE)).astype(np.int64)
+        return np.asarray((fixed_losses != 0) & (fixed_losses != LOSS_SCALE), np.int64)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -17,9 +17,9 @@ from calm_beam.vocabulary import Vocabulary
 def agreed_settings(
     manifest: Manifest,
     entry: Calibration,
+    *,
     checkpoint: Checkpoint,
     vocabulary: Vocabulary | None,
-    *,
     confidence: str | None = None,
 ) -> DecodeSettings:
     """Returns how to decode, having found that model and vocabulary are those that were calibrated.
@@ -49,8 +49,8 @@ def agreed_settings(
     if settings.rule.needs_full_model():
         raise ManifestError(
             f"the manifest is of confidence {settings.rule.confidence} and state_propagation "
-            f"{settings.rule.state_propagation}, which need every layer for every token: it tells what could be had at "
-            "best, and can be served by nobody. Calibrate with another rule."
+            f"{settings.rule.state_propagation}, which need every layer for every token: it shows what is possible at "
+            "best, and cannot be served. Calibrate with another rule."
         )
     if settings.rule.measure().needs is Need.CLASSIFIER and not checkpoint.config.exit_classifier:
         raise ManifestError(

@@ -38,10 +38,10 @@ class Generator:
         self,
         manifest: Manifest,
         entry: Calibration,
+        *,
         checkpoint: Checkpoint,
         vocabulary: Vocabulary | None,
         settings: DecodeSettings,
-        *,
         threshold: float | None,
         batch_size: int,
     ) -> None:
@@ -114,7 +114,7 @@ class Generator:
         if not isinstance(checkpoint, Checkpoint):
             checkpoint = load_checkpoint(os.fspath(checkpoint), declared=declared)
         loaded = recorded_vocabulary(manifest.vocabulary, checkpoint, vocabulary)
-        settings = agreed_settings(manifest, entry, checkpoint, loaded, confidence=confidence)
+        settings = agreed_settings(manifest, entry, checkpoint=checkpoint, vocabulary=loaded, confidence=confidence)
         check_memory(
             checkpoint.config,
             lanes=1,
@@ -125,9 +125,9 @@ class Generator:
         return cls(
             manifest,
             entry,
-            _on_device(checkpoint),
-            loaded,
-            settings,
+            checkpoint=_on_device(checkpoint),
+            vocabulary=loaded,
+            settings=settings,
             threshold=entry.threshold,
             batch_size=batch_size,
         )
@@ -137,9 +137,9 @@ class Generator:
         return type(self)(
             self.manifest,
             self.entry,
-            self._checkpoint,
-            self.vocabulary,
-            self._settings,
+            checkpoint=self._checkpoint,
+            vocabulary=self.vocabulary,
+            settings=self._settings,
             threshold=None,
             batch_size=self._batch_size,
         )

@@ -28,6 +28,7 @@ class _Remembered:
 
     prompt: AnyPrompt | None
     answer: Answer | None
+    _: dataclasses.KW_ONLY
     loss: MeasuredLoss | None = None
     is_being_measured: bool = False
 
@@ -118,7 +119,7 @@ class LateReferences:
         assert one.prompt is not None
         assert one.answer is not None
         try:
-            measured = self._probe.measure(request_id, one.prompt, one.answer, references=references)
+            measured = self._probe.measure(request_id, one.prompt, answer=one.answer, references=references)
         except BaseException:
             one.is_being_measured = False
             raise

@@ -101,7 +101,9 @@ class LossProbe:
         check_may_run(entry.metric, named=() if metric is None else (metric,), how="name it: LossProbe(metric=...)")
         self._metric = get_metric(entry.metric, metric_settings)
         # Texts that differ: some metrics give equal ones 1 before they import what they need.
-        checked_score(self._metric, entry.metric, "a text", ("other words",), example_id="of the trial")
+        checked_score(
+            self._metric, entry.metric, candidate="a text", references=("other words",), example_id="of the trial"
+        )
         self._entry = entry
         self._about = {"manifest": manifest.digest, "calibration": manifest.calibrations.index(entry)}
         self._full = generator.full_model()
@@ -119,7 +121,7 @@ class LossProbe:
           request_id: Any text, different for different requests.
         """
         digest = hashlib.sha256(f"{self._salt}\n{request_id}".encode()).digest()
-        return int.from_bytes(digest[: _HASHED_BITS // 8], "big") < self._share * 2**_HASHED_BITS
+        return int.from_bytes(digest[: _HASHED_BITS // 8], "big") < self._share * (1 << _HASHED_BITS)
 
     def observe(
         self, request_id: str, prompt: AnyPrompt, answer: Answer, *, references: Sequence[str | Sequence[int]] = ()
@@ -146,7 +148,7 @@ class LossProbe:
             written.
           OSError: If the file cannot be written.
         """
-        return self.add(request_id, self.measure(request_id, prompt, answer, references=references))
+        return self.add(request_id, self.measure(request_id, prompt, answer=answer, references=references))
 
     def observe_failure(self, request_id: str, error: Exception) -> float:
         """Adds loss 1 for a sampled request that should have been answered and has no output, and returns it.
@@ -212,7 +214,8 @@ class LossProbe:
     def _loss(self, request_id: str, early: str, full: str, references: Sequence[str]) -> float:
         name, against = self._entry.metric, references if self._entry.consistency == "risk" else (full,)
         score, full_score = (
-            checked_score(self._metric, name, text, against, example_id=request_id) for text in (early, full)
+            checked_score(self._metric, name, candidate=text, references=against, example_id=request_id)
+            for text in (early, full)
         )
         if self._entry.consistency == "textual":
             return float(textual_loss(score))

@@ -45,7 +45,7 @@ def _without_torn_line(descriptor: int) -> int:
     start = max(0, size - _TAIL)
     tail = os.pread(descriptor, size - start, start)
     if start and b"\n" not in tail:
-        raise OSError(errno.EINVAL, f"no line ends in the last {_TAIL} bytes: this is no file of short lines")
+        raise OSError(errno.EINVAL, f"no line ends in the last {_TAIL} bytes: this is not a file of short lines")
     whole = start + tail.rfind(b"\n") + 1
     if whole < size:
         os.ftruncate(descriptor, whole)

@@ -336,7 +336,8 @@ def _corruption_error() -> type[Exception]:
         from google.cloud.storage.exceptions import DataCorruption
     except ImportError:
         from google.resumable_media import DataCorruption
-    return DataCorruption
+    error: type[Exception] = DataCorruption
+    return error
 
 
 def _client(path: AnyPath) -> "Client":

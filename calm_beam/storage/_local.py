@@ -63,7 +63,7 @@ def check_writable(path: AnyPath) -> None:
     What is there may only be a file: a device, a pipe or a link to one would be replaced by a file.
     """
     if os.path.lexists(path) and not os.path.isfile(path):
-        raise FileExistsError(f"{path}: is there, and is no file that could be written over. Choose another name.")
+        raise FileExistsError(f"{path}: exists and is not a file that can be overwritten. Choose another name.")
     folder = next(folder for folder in pathlib.Path(path).absolute().parents if folder.exists())
     if not folder.is_dir():
         raise NotADirectoryError(f"{path}: {folder} is a file, expected a folder.")

@@ -48,14 +48,11 @@ class TrainingConfig:
 
     def __post_init__(self) -> None:
         for name in ("steps", "batch_tokens", "num_shapes", "progress_every"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}.")
+            self._check_at_least(1, name)
         for name in ("max_input_length", "max_target_length"):
-            if getattr(self, name) < 2:
-                raise ValueError(f"{name} must be at least 2 (one token and eos), got {getattr(self, name)}.")
+            self._check_at_least(2, name, meaning=" (one token and eos)")
         for name in ("sampled_layers", "seed", "validate_every", "save_every"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} must be at least 0, got {getattr(self, name)}.")
+            self._check_at_least(0, name)
         for name in ("dropout_rate", "label_smoothing"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"{name} must be in [0, 1), got {getattr(self, name)}.")
@@ -63,3 +60,7 @@ class TrainingConfig:
             raise ValueError(f"z_loss must be at least 0 and finite, got {self.z_loss}.")
         if self.layer_weights not in LAYER_WEIGHTS:
             raise ValueError(f"layer_weights must be one of {', '.join(LAYER_WEIGHTS)}; got {self.layer_weights!r}.")
+
+    def _check_at_least(self, least: int, name: str, *, meaning: str = "") -> None:
+        if getattr(self, name) < least:
+            raise ValueError(f"{name} must be at least {least}{meaning}, got {getattr(self, name)}.")

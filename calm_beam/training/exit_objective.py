@@ -36,7 +36,8 @@ def balanced_weights(agrees: np.ndarray) -> np.ndarray:
     Source: the released T5X code, `contrib/calm/models.py`; the paper does not speak of it.
     """
     share = agrees.mean(axis=1, keepdims=True)
-    return independent_weights(agrees) * np.where(agrees, 1 - share, share)
+    weights: np.ndarray = independent_weights(agrees) * np.where(agrees, 1 - share, share)
+    return weights
 
 
 def geometric_weights(agrees: np.ndarray) -> np.ndarray:
@@ -55,7 +56,7 @@ def geometric_weights(agrees: np.ndarray) -> np.ndarray:
       Classifier".
     """
     earlier = np.cumsum(agrees, axis=0) - agrees
-    return (earlier == 0).astype(np.float64)
+    return np.asarray(earlier == 0, np.float64)
 
 
 def decision_losses(margins: np.ndarray, agrees: np.ndarray) -> np.ndarray:

@@ -21,9 +21,9 @@ class GenerationScore:
         self,
         metric: str,
         model_config: T5Config,
+        *,
         prompts: Sequence[Sequence[int]],
         references: Sequence[Sequence[str]],
-        *,
         decode: Callable[[Sequence[int]], str],
         max_target_length: int,
         metric_settings: MetricSettings = NO_SETTINGS,
@@ -72,6 +72,8 @@ class GenerationScore:
         for index, result in decoder.decode(self._prompts):
             text = self._decode(result.tokens[0, : result.lengths[0]].tolist())
             references, place = self._references[index], f"validation row {index + 1}"
-            scores.append(checked_score(self._metric, self._metric_name, text, references, example_id=place))
+            scores.append(
+                checked_score(self._metric, self._metric_name, candidate=text, references=references, example_id=place)
+            )
         # Outputs end in any order.
         return math.fsum(scores) / len(scores)

@@ -20,9 +20,9 @@ _WATCHING = ("progress_every", "save_every")
 def identify_run(
     config: TrainingConfig,
     model_config: T5Config,
+    *,
     pairs: Sequence[Pair],
     validation_pairs: Sequence[Pair],
-    *,
     initial: FloatArrays | None,
     score: GenerationScore | None,
 ) -> dict[str, str]:

@@ -43,5 +43,5 @@ def _standard_deviation(name: str, shape: tuple[int, ...], config: T5Config) -> 
     if name.endswith("/rel_embedding"):
         return _RELATIVE_POSITION_STD
     if name.endswith("/query/kernel"):
-        return (config.emb_dim * config.head_dim) ** -0.5
-    return shape[0] ** -0.5
+        return float((config.emb_dim * config.head_dim) ** -0.5)
+    return float(shape[0] ** -0.5)

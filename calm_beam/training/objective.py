@@ -34,6 +34,7 @@ def layer_weights(num_layers: int, weighting: str = "linear") -> np.ndarray:
     if num_layers < 1:
         raise ValueError(f"num_layers must be at least 1, got {num_layers}.")
     layers = np.arange(1, num_layers + 1, dtype=np.float64)
+    weights: np.ndarray
     if weighting == "linear":
         weights = layers
     elif weighting == "uniform":
@@ -42,7 +43,8 @@ def layer_weights(num_layers: int, weighting: str = "linear") -> np.ndarray:
         weights = 2.0 ** (layers - num_layers)
     else:
         raise ValueError(f"layer_weights must be one of {', '.join(LAYER_WEIGHTS)}; got {weighting!r}.")
-    return weights / weights.sum()
+    normalized: np.ndarray = weights / weights.sum()
+    return normalized
 
 
 def all_layers(num_layers: int, weighting: str = "linear") -> tuple[np.ndarray, np.ndarray]:
@@ -51,7 +53,7 @@ def all_layers(num_layers: int, weighting: str = "linear") -> tuple[np.ndarray, 
 
 
 def sampled_weights(
-    num_layers: int, lower_layers: np.ndarray, weighting: str = "linear"
+    num_layers: int, lower_layers: np.ndarray, *, weighting: str = "linear"
 ) -> tuple[np.ndarray, np.ndarray]:
     """Returns the layers of an estimate of the loss and their weights: some lower layers, and always the last.
 
@@ -92,7 +94,7 @@ def sample_layers(
     if sampled_layers == 0 or sampled_layers >= num_layers - 1:
         return all_layers(num_layers, weighting)
     lower = 1 + generator.choice(num_layers - 1, size=sampled_layers, replace=False)
-    return sampled_weights(num_layers, lower, weighting)
+    return sampled_weights(num_layers, lower, weighting=weighting)
 
 
 def token_cross_entropy_sums(
@@ -136,7 +138,7 @@ def count_target_tokens(targets: jax.Array) -> jax.Array:
 
 
 def layer_weighted_loss(
-    logits: jax.Array, targets: jax.Array, weights: jax.Array, *, label_smoothing: float = 0.0, z_loss: float = 0.0
+    logits: jax.Array, targets: jax.Array, *, weights: jax.Array, label_smoothing: float = 0.0, z_loss: float = 0.0
 ) -> jax.Array:
     """Returns the weighted sum over layers of the mean cross-entropy per target token.
 

@@ -150,7 +150,8 @@ def _serialize(state: SavedState) -> bytes:
         "best": best,
     }
     arrays = {f"{group}:{name}": array for group, members in groups.items() for name, array in members.items()}
-    return safetensors.numpy.save(arrays, metadata={"state": json.dumps(text)})
+    saved: bytes = safetensors.numpy.save(arrays, metadata={"state": json.dumps(text)})
+    return saved
 
 
 def _read(path: pathlib.Path) -> SavedState:

@@ -59,7 +59,7 @@ def loss_and_gradients(
         )
         # [layers, batch, target, width] -> [some layers, batch, target, vocabulary]
         logits = apply(states[layers - 1], deterministic=False, rngs={"dropout": head_key}, method="head")
-        return layer_weighted_loss(logits, targets, weights, label_smoothing=label_smoothing, z_loss=z_loss)
+        return layer_weighted_loss(logits, targets, weights=weights, label_smoothing=label_smoothing, z_loss=z_loss)
 
     return jax.value_and_grad(loss_of)(parameters)
 

@@ -45,9 +45,9 @@ class Progress:
 def train(
     config: TrainingConfig,
     model_config: T5Config,
+    *,
     pairs: Sequence[Pair],
     validation_pairs: Sequence[Pair],
-    *,
     initial: Mapping[str, np.ndarray] | None = None,
     score: GenerationScore | None = None,
     on_start: Callable[[], None] | None = None,
@@ -85,7 +85,9 @@ def train(
     lengths = {"max_input_length": config.max_input_length, "max_target_length": config.max_target_length}
     ended, ended_validation = end_pairs(pairs, **lengths), end_pairs(validation_pairs, **lengths)
     shapes = choose_shapes([*ended, *ended_validation], batch_tokens=config.batch_tokens, num_shapes=config.num_shapes)
-    run = identify_run(config, model_config, pairs, validation_pairs, initial=initial, score=score)
+    run = identify_run(
+        config, model_config, pairs=pairs, validation_pairs=validation_pairs, initial=initial, score=score
+    )
     parameters, optimizer_state = _start(config, model_config, initial)
     done, target_tokens, best = 0, 0, None
     losses: list[Any] = []
@@ -128,7 +130,7 @@ def train(
             validation = None
             if validates and validation_pairs:
                 arrays = _fetch(parameters)
-                by_layer = validation_losses(model, parameters, ended_validation, shapes)
+                by_layer = validation_losses(model, parameters, pairs=ended_validation, shapes=shapes)
                 validation = Validation(losses=by_layer, score=None if score is None else score(arrays))
                 if best is None or best.validation is None or validation.is_better_than(best.validation):
                     best = TrainedModel(step=step, arrays=arrays, validation=validation)

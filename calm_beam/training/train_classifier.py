@@ -97,10 +97,10 @@ class TrainedClassifier:
 def train_classifier(
     config: ClassifierConfig,
     model_config: T5Config,
+    *,
     arrays: FloatArrays,
     pairs: Sequence[Pair],
     validation_pairs: Sequence[Pair],
-    *,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> TrainedClassifier:
     """Returns the model with a classifier that tells from a layer's output whether the last layer would agree.
@@ -197,7 +197,8 @@ def _teacher_forced(
 @functools.partial(jax.jit, static_argnums=(0,))
 def _exit_scores(model: EarlyExitT5, classifier: Parameters, states: jax.Array) -> jax.Array:
     """Returns the probabilities that serving would compute, shape of `states` without the width."""
-    return model.apply(variables(classifier), states, method="exit_score")
+    scores: jax.Array = model.apply(variables(classifier), states, method="exit_score")
+    return scores
 
 
 def _unpadded(values: jax.Array, batch: Batch) -> np.ndarray:

@@ -35,7 +35,7 @@ class Validation:
 
 
 def validation_losses(
-    model: EarlyExitT5, parameters: Parameters, pairs: Sequence[Pair], shapes: Sequence[BatchShape]
+    model: EarlyExitT5, parameters: Parameters, *, pairs: Sequence[Pair], shapes: Sequence[BatchShape]
 ) -> tuple[float, ...]:
     """Returns each layer's mean cross-entropy per target token.
 
@@ -59,4 +59,7 @@ def _cross_entropy_sums(model: EarlyExitT5, parameters: Parameters, batch: Batch
     apply = functools.partial(model.apply, variables(parameters))
     states = apply(source_tokens, decoder_inputs, method="decode_teacher_forced")
     # One layer after the other: the logits of all at once would be most of the memory.
-    return jax.lax.map(lambda state: token_cross_entropy_sums(apply(state[None], method="head"), targets)[0], states)
+    sums: jax.Array = jax.lax.map(
+        lambda state: token_cross_entropy_sums(apply(state[None], method="head"), targets)[0], states
+    )
+    return sums

@@ -52,7 +52,7 @@ def train_vocabulary(texts: Iterable[str], path: str | os.PathLike[str], *, voca
         )
     except RuntimeError as error:
         raise VocabularyError(
-            f"vocabulary: {counted(len(sentences), 'text does', 'texts do')} not give one of "
+            f"vocabulary: {counted(len(sentences), 'text does', several='texts do')} not give one of "
             f"vocab_size={vocab_size}: {error}"
         ) from error
     path = pathlib.Path(path)

@@ -90,7 +90,9 @@ class FreshLosses:
         examples = failed = 0
         contrast = Contrast()
         for generation in generations:
-            scored = score_by_policy(generation, objectives, metrics, num_thresholds=len(thresholds), on_error=on_error)
+            scored = score_by_policy(
+                generation, objectives, metrics=metrics, num_thresholds=len(thresholds), on_error=on_error
+            )
             generation, losses = scored.generation, scored.losses
             contrast = Contrast.merged((contrast, scored.contrast))
             example = generation.example

@@ -7,46 +7,38 @@ Generations are kept while they are made: when a run fails or is killed, the sam
 missing shards only. `--generations=DIR` calibrates generations that are there already, for other metrics, tolerances or
 tests, or a coarser grid: no model is needed, and nothing is decoded.
 
-Who calibrates the same data again and again until the result pleases chooses by the data what was promised before
-seeing them. Several tolerances and metrics belong into one call: its manifest lists them all, and `--joint` lets them
-hold together.
+Recalibrating the same data until the result looks good invalidates the guarantee. Ask for all tolerances and metrics in
+one call: its manifest lists them all, and `--joint` lets them hold together.
 """
 
 import argparse
-import datetime
 import itertools
 import time
 from collections.abc import Sequence
 
-import apache_beam as beam
+from apache_beam.options.pipeline_options import PipelineOptions
 
 from calm_beam.calibration import Plan, RunRecord, Spec, all_specs, content_sum_of, fingerprint_text
 from calm_beam.calibration.publish import REPORT, EarlierResult
 from calm_beam.decoding.settings import DecodeSettings
-from calm_beam.errors import CalmBeamError
-from calm_beam.generations import GenerationsError
-from calm_beam.generations.folder import DecodeJob, StoredGenerations
+from calm_beam.generations.folder import DecodeJob
 from calm_beam.inputs import read_examples
 from calm_beam.launch.flags import UsageError, as_usage, naming, parse_flags
 from calm_beam.launch.flags.data import reading_of
 from calm_beam.launch.flags.metrics import checked_metrics, metric_settings
-from calm_beam.launch.generations import after_failure, keep_last_generations
 from calm_beam.launch.report import report_after
-from calm_beam.launch.runners import PipelineError, is_local, make_runner, may_report_progress, run_pipeline
+from calm_beam.launch.runners import is_local, make_runner
 from calm_beam.launch.runners.dataflow import job_paths, prepare_job, template_location
-from calm_beam.launch.runners.metrics import clipped_in_words, empty_references_in_words, metrics_in_words
 from calm_beam.launch.terminal import say, tell
-from calm_beam.launch.terminal.progress import shown_progress
 from calm_beam.launch.terminal.summary import print_summary
-from calm_beam.launch.versions import run_versions
-from calm_beam.manifest import MANIFEST, Manifest, read_manifest
+from calm_beam.manifest import MANIFEST, read_manifest
 from calm_beam.metrics.registry import METRICS, is_bleurt
-from calm_beam.storage import absolute, check_writable, is_file, joined, make_folder
-from calm_beam.transforms import CalibrateGenerations
-from calm_beam.transforms.decode import with_unique_ids
+from calm_beam.storage import absolute, check_writable, is_file, joined
+from calm_beam.sweeps.shard import with_unique_ids
 
 from .flags import calibrate_parser, fill_in_defaults
-from .sources import Source, decoded_source, stored_source
+from .run import CalibrationRun
+from .sources import Source, decoded_source, refuse_decoding_flags, stored_source
 
 
 def main(argv: Sequence[str]) -> int:
@@ -54,109 +46,80 @@ def main(argv: Sequence[str]) -> int:
     parser = calibrate_parser((__doc__ or "").split("\n\n")[0])
     with as_usage():
         flags, options = parse_flags(parser, argv)
+        if flags.generations is not None:
+            refuse_decoding_flags(flags, argv)
+    return calibrate(flags, options)
+
+
+def calibrate(flags: argparse.Namespace, options: PipelineOptions) -> int:
+    """Calibrates as the flags of `calibrate_parser` say, tells about it and returns the exit status of the command."""
+    with as_usage():
         fill_in_defaults(flags)
-        stored = None if flags.generations is None else stored_source(flags, argv)
-        prepare_job(
-            options,
-            accelerator=flags.accelerator,
-            paths=job_paths(flags),
-            num_shards=stored.job.num_shards if stored else flags.num_shards,
-        )
-        specs = _specs(flags)
-        output, earlier = _checked_output(flags)
-        source = stored or decoded_source(flags, output, earlier, runs_here=is_local(options))
-        _check_servable(source.settings)
-        plan = _plan(flags, source, specs)
-        if flags.resume and earlier.manifest:
-            return _say_what_is_done(output, plan, source.job, flags)
-        if len(source.parts) > 1 and template_location(options):
-            raise UsageError("--sweep=lazy decides between pipelines what to decode, which a template cannot.")
+        run = _prepared(flags, options)
+        if flags.resume and run.earlier.manifest:
+            return _say_what_is_done(run, flags)
         make_runner(options)
-        folder = source.parts[0].folder()
+        first = run.source.next_block()
     # Now, so that a log can show later what had been settled by then.
-    say(f"plan {plan.record().digest}")
-    record = _record(source, specs)
+    say(f"plan {run.plan.record().digest}")
     start = time.monotonic()
+    finished = run.execute(first)
+    if finished is None:
+        tell(f"Template: {template_location(options)}. It has not run.")
+        return 0
+    manifest, folder = finished
     try:
-        make_folder(output)
-        for place, part in enumerate(source.parts):
-            if place:
-                folder = part.folder()
-            thresholds = part.job.settings.thresholds
-            if len(source.parts) > 1:
-                say(f"thresholds down to {thresholds[-1]:g} of {plan.thresholds[-1]:g}")
-            pipeline = beam.Pipeline(runner=make_runner(options), options=options)
-            with shown_progress(enabled=may_report_progress(options)) as progress:
-                _ = part.completions(pipeline, folder, progress) | "CalibrateGenerations" >> CalibrateGenerations(
-                    plan=plan,
-                    # Taken before any example is decoded, and compared with what was tested at the end.
-                    plan_digest=plan.record().digest,
-                    record=record,
-                    stored=StoredGenerations(directory=folder, num_shards=part.job.num_shards, thresholds=thresholds),
-                    tested=len(thresholds) if len(source.parts) > 1 else len(plan.thresholds),
-                    output=output,
-                    # What decodes has taken an earlier result away before.
-                    earlier=earlier if stored or not flags.overwrite else EarlierResult(),
-                    max_failures=flags.max_failures,
-                    metric_settings=metric_settings(flags),
-                )
-                metrics = run_pipeline(pipeline)
-            if template := template_location(options):
-                tell(f"Template: {template}. It has not run.")
-                return 0
-            if not stored:
-                say(metrics_in_words(metrics, seconds=time.monotonic() - start))
-            if clipped := clipped_in_words(metrics):
-                say(clipped)
-            if empty := empty_references_in_words(metrics):
-                say(empty)
-            if is_file(joined(output, MANIFEST)):
-                break
-        manifest = _published(output, plan, record)
-        keep_last_generations(output, [part.job for part in source.parts[: place + 1]])
-    except (CalmBeamError, OSError) as error:
-        left = "" if stored else after_failure(output, folder, is_over=is_local(options))
-        if isinstance(error, PipelineError) and error.cause is GenerationsError:
-            # It says itself why --resume does not go on from there.
-            left = ""
-        raise PipelineError(f"{error} {left}".rstrip()) from error
-    except KeyboardInterrupt as interrupt:
-        # What goes on elsewhere has left nothing yet, and says so itself.
-        if stored or interrupt.args:
-            raise
-        raise KeyboardInterrupt(after_failure(output, folder, is_over=is_local(options))) from interrupt
-    try:
-        print_summary(manifest, output, seconds=time.monotonic() - start)
+        print_summary(manifest, run.output, seconds=time.monotonic() - start)
     finally:
         # Last, since the manifest stands by itself: a report that fails takes nothing away, and can be built again.
         # Also if nobody reads the summary any more.
-        report_after(output, folder, flags, source.model)
+        report_after(run.output, folder, flags, run.source.model)
     return 0
 
 
-def _published(output: str, plan: Plan, record: RunRecord) -> Manifest:
-    """Returns the manifest that this run has published.
+def _prepared(flags: argparse.Namespace, options: PipelineOptions) -> CalibrationRun:
+    """Returns the run, all of which has been found good that can be before a worker starts."""
+    stored = None if flags.generations is None else stored_source(flags)
+    prepare_job(
+        options,
+        accelerator=flags.accelerator,
+        paths=job_paths(flags),
+        num_shards=stored.job.num_shards if stored else flags.num_shards,
+    )
+    specs = _specs(flags)
+    output, earlier = _checked_output(flags)
+    source: Source = stored or decoded_source(flags, output, earlier=earlier, runs_here=is_local(options))
+    _check_servable(source.settings)
+    if source.blocks > 1 and template_location(options):
+        raise UsageError("--sweep=lazy decides between pipelines what to decode, which a template cannot.")
+    return CalibrationRun(
+        source=source,
+        plan=Plan.of_job(
+            specs,
+            source.job,
+            settings=source.settings,
+            joint_epsilon=flags.epsilon[0] if flags.joint else None,
+            seed=flags.seed,
+            on_error=flags.on_error,
+        ),
+        record=RunRecord.of_job(source.job, specs, settings=source.settings),
+        output=output,
+        earlier=earlier,
+        overwrites=flags.overwrite,
+        max_failures=flags.max_failures,
+        metric_settings=metric_settings(flags),
+        options=options,
+    )
 
-    Raises:
-      PipelineError: If another run has. Between two parts of the grid, nothing of this one is there to be in its way.
-    """
-    path = joined(output, MANIFEST)
-    manifest = read_manifest(path)
-    if (manifest.created, manifest.plan) != (record.created, plan.record()):
-        raise PipelineError(
-            f"{path}: another run has published it meanwhile. Choose another --output, or pass --overwrite."
-        )
-    return manifest
 
-
-def _say_what_is_done(output: str, plan: Plan, job: DecodeJob, flags: argparse.Namespace) -> int:
+def _say_what_is_done(run: CalibrationRun, flags: argparse.Namespace) -> int:
     """Says that there is nothing left to do, or that what is done is something else; returns the exit status."""
-    path = joined(output, MANIFEST)
+    path, job = joined(run.output, MANIFEST), run.source.job
     manifest = read_manifest(path)
-    if manifest.plan != plan.record() or manifest.data.patterns != job.patterns:
+    if manifest.plan != run.plan.record() or manifest.data.patterns != job.patterns:
         raise UsageError(
             f"--resume: {path} is finished, and was asked for something else. For other metrics, tolerances or tests "
-            f"of the same generations pass --generations={output} and another --output; to begin anew, --overwrite."
+            f"of the same generations pass --generations={run.output} and another --output; to begin anew, --overwrite."
         )
     if manifest.data.fingerprint != _data_fingerprint(job, flags):
         raise UsageError(
@@ -164,9 +127,9 @@ def _say_what_is_done(output: str, plan: Plan, job: DecodeJob, flags: argparse.N
             "Restore them, calibrate the new ones with another --output, or pass --overwrite to begin anew."
         )
     say(f"--resume: {path} is finished; nothing is left to do.")
-    if not is_file(joined(output, REPORT)):
-        say(f"its report is missing: calm-beam report --calibration={output}")
-    print_summary(manifest, output, seconds=0)
+    if not is_file(joined(run.output, REPORT)):
+        say(f"its report is missing: calm-beam report --calibration={run.output}")
+    print_summary(manifest, run.output, seconds=0)
     return 0
 
 
@@ -203,20 +166,6 @@ def _specs(flags: argparse.Namespace) -> tuple[Spec, ...]:
     )
 
 
-def _plan(flags: argparse.Namespace, source: Source, specs: tuple[Spec, ...]) -> Plan:
-    return Plan.of(
-        specs,
-        source.settings,
-        model=source.job.model.fingerprint,
-        vocabulary=source.job.vocabulary_identity(),
-        joint_epsilon=flags.epsilon[0] if flags.joint else None,
-        cluster_key=flags.cluster_key,
-        seed=flags.seed,
-        on_error=flags.on_error,
-        on_long=source.job.on_long,
-    )
-
-
 def _check_servable(settings: DecodeSettings) -> None:
     """Refuses what a manifest has no word for, and warns of what can be certified but not served."""
     rule = settings.rule
@@ -246,15 +195,3 @@ def _checked_output(flags: argparse.Namespace) -> tuple[str, EarlierResult]:
     if earlier.manifest and not flags.overwrite and not flags.resume:
         raise UsageError(f"--output {output}: holds a manifest already. Choose another directory, or pass --overwrite.")
     return output, earlier
-
-
-def _record(source: Source, specs: Sequence[Spec]) -> RunRecord:
-    created = datetime.datetime.now(datetime.UTC).replace(microsecond=0)
-    return RunRecord(
-        created=created.isoformat().replace("+00:00", "Z"),
-        model=source.job.model,
-        vocabulary=source.job.vocabulary,
-        settings=source.settings,
-        patterns=source.job.patterns,
-        software=run_versions(source.job.software, metrics={spec.objective.metric for spec in specs}),
-    )

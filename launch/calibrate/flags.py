@@ -75,8 +75,8 @@ def fill_in_defaults(flags: argparse.Namespace) -> None:
         flags.data = (str(embedded.CALIBRATION_SET),)
         if flags.grid_step is None:
             flags.thresholds = flags.thresholds or embedded.THRESHOLDS
-        flags.consistency = flags.consistency or ("textual", "risk")
-        flags.metric = flags.metric or ("rouge_l_unicode",)
+        flags.consistency = flags.consistency or embedded.CONSISTENCIES
+        flags.metric = flags.metric or embedded.METRICS
         flags.delta = flags.delta or embedded.DELTAS
     flags.consistency = flags.consistency or ("textual",)
     flags.metric = flags.metric or ("rouge_l",)

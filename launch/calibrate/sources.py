@@ -1,8 +1,10 @@
-"""Where the generations of a calibration come from: decoded now, in one part or in several, or stored before."""
+"""Where the generations of a calibration come from: decoded now, in one block or in several, or stored before."""
 
 import argparse
 import dataclasses
+import functools
 from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Protocol
 
 import apache_beam as beam
 
@@ -12,11 +14,21 @@ from calm_beam.decoding.settings import DecodeSettings, descending_grid, uniform
 from calm_beam.efficiency.flops import DecoderSizes
 from calm_beam.generations.folder import Completion, DecodeJob, StoredGenerations
 from calm_beam.launch.flags import UsageError, naming
-from calm_beam.launch.generations import begin_generations, find_generations, next_generations
 from calm_beam.launch.report import ReportedModel
+from calm_beam.launch.terminal import say
 from calm_beam.storage import absolute
+from calm_beam.sweeps import DecodePlan
+from calm_beam.sweeps.folders import (
+    begin_generations,
+    find_generations,
+    keep_last_generations,
+    next_generations,
+)
 from calm_beam.transforms import DecodeExamples, ReadExamples
 from calm_beam.transforms.progress import ProgressLog
+
+if TYPE_CHECKING:
+    from calm_beam.sweeps.prepared import PreparedSweep
 
 # What decides generations cannot be chosen for those that are there already.
 _DECODING_FLAGS = (
@@ -54,100 +66,161 @@ _DECODING_FLAGS = (
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Part:
+class Block:
     """Generations at the upper part of the grid, or at all of it.
 
     Attributes:
       job: What they are generations of.
-      folder: Makes their folder ready and returns it.
+      folder: Where they are, or will be.
       completions: Adds what makes them complete to a pipeline: reading and decoding, or nothing.
     """
 
     job: DecodeJob
-    folder: Callable[[], str]
-    completions: Callable[[beam.Pipeline, str, ProgressLog], beam.PCollection]
+    folder: str
+    completions: Callable[[beam.Pipeline, ProgressLog], beam.PCollection]
+
+    @property
+    def thresholds(self) -> tuple[float, ...]:
+        """The part of the grid."""
+        return self.job.settings.thresholds
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Source:
+class Source(Protocol):
     """Where the generations of a run come from.
 
     Attributes:
       job: What all of them are generations of.
       settings: The job's, with the grid that is calibrated.
-      parts: What is made ready one after the other, each with more of the grid, until no test goes on.
       model: What the report needs of the model; None where it has not been loaded.
+      is_stored: Whether they were there before.
+      blocks: How often `next_block` may be called.
     """
 
     job: DecodeJob
     settings: DecodeSettings
-    parts: tuple[Part, ...]
+    model: ReportedModel | None
+    is_stored: bool
+    blocks: int
+
+    def next_block(self) -> Block:
+        """Returns the next block, with more of the grid than the last, and makes its folder ready."""
+        ...
+
+    def finish(self) -> None:
+        """Removes what only the way to the last block needed."""
+        ...
+
+
+class DecodedSource:
+    """Generations that are decoded now, all or the missing ones."""
+
+    is_stored: bool = False
+
+    def __init__(
+        self, sweep: "PreparedSweep", flags: argparse.Namespace, *, output: str, earlier: EarlierResult
+    ) -> None:
+        """Keeps what decides the blocks; `earlier` is the result that was found in `output`."""
+        self.job = sweep.job()
+        self.settings = sweep.settings
+        self.model: ReportedModel | None = ReportedModel(
+            sizes=DecoderSizes.of(sweep.checkpoint.config), vocabulary=sweep.vocabulary
+        )
+        whole = len(self.settings.thresholds)
+        ends = block_ends(whole) if flags.sweep == "lazy" else (whole,)
+        self._sweeps = [sweep.with_upper_part(end) for end in ends]
+        self._jobs = [each.job() for each in self._sweeps]
+        self._begun: list[Block] = []
+        self._flags, self._output, self._earlier = flags, output, earlier
+        self.blocks = len(ends)
+
+    def next_block(self) -> Block:
+        """Returns the next block, with more of the grid than the last, and makes its folder ready."""
+        place, flags = len(self._begun), self._flags
+        if place:
+            folder = next_generations(self._output, self._jobs[place])
+        else:
+            folder = begin_generations(
+                self._output,
+                self._jobs,
+                resume=flags.resume,
+                overwrite=flags.overwrite,
+                earlier=self._earlier,
+                tell=say,
+            )
+        plan = dataclasses.replace(self._sweeps[place].plan(folder), goes_on=place + 1 < self.blocks)
+        if place:
+            above = self._begun[-1]
+            stored = StoredGenerations(directory=above.folder, num_shards=flags.num_shards, thresholds=above.thresholds)
+            plan = dataclasses.replace(plan, above=stored, above_job=above.job.digest())
+        block = Block(job=self._jobs[place], folder=folder, completions=functools.partial(self._decode, plan))
+        self._begun.append(block)
+        return block
+
+    def finish(self) -> None:
+        """Removes the folders of all blocks but the last: its generations hold those of the others."""
+        keep_last_generations(self._output, [block.job for block in self._begun])
+
+    def _decode(self, plan: DecodePlan, pipeline: beam.Pipeline, progress: ProgressLog) -> beam.PCollection:
+        accelerator = self._flags.accelerator
+        return (
+            pipeline
+            | "ReadExamples" >> ReadExamples(self._sweeps[0].data, num_shards=self._flags.num_shards, progress=progress)
+            | "DecodeExamples"
+            >> DecodeExamples(
+                plan,
+                progress,
+                accelerator_hint=accelerator.hint() if accelerator else None,
+                needs_accelerator=accelerator is not None,
+            )
+        )
+
+
+class StoredSource:
+    """Generations that are stored completely."""
+
+    is_stored: bool = True
     model: ReportedModel | None = None
+    blocks: int = 1
+
+    def __init__(self, job: DecodeJob, settings: DecodeSettings, *, folder: str, completion: Completion) -> None:
+        """Keeps what is stored in a folder; of its grid, that of the settings is calibrated."""
+        self.job, self.settings = job, settings
+        self._folder, self._completion = folder, completion
+
+    def next_block(self) -> Block:
+        """Returns the only block."""
+        return Block(job=self.job, folder=self._folder, completions=self._take)
+
+    def finish(self) -> None:
+        """Does nothing: what was there stays."""
+
+    def _take(self, pipeline: beam.Pipeline, _: ProgressLog) -> beam.PCollection:
+        return pipeline | "TakeGenerations" >> beam.Create([self._completion])
 
 
-def decoded_source(flags: argparse.Namespace, output: str, earlier: EarlierResult, *, runs_here: bool) -> Source:
-    """Returns generations that are decoded now, all or the missing ones; `runs_here` as in `prepare_run`."""
+def decoded_source(flags: argparse.Namespace, output: str, *, earlier: EarlierResult, runs_here: bool) -> DecodedSource:
+    """Returns generations that are decoded now; `earlier` as in `DecodedSource`, `runs_here` as in `prepare_run`."""
     # Here, since it needs JAX, which calibrating stored generations does not.
     from calm_beam.launch.setup_run import prepare_run
 
     needs_references = "risk" in flags.consistency
-    run = prepare_run(
+    sweep = prepare_run(
         flags, needs_references=needs_references, cluster_key=flags.cluster_key, runs_here=runs_here
     ).without_weights()
-    job = run.job(flags, cluster_key=flags.cluster_key)
-    ends = block_ends(len(job.settings.thresholds)) if flags.sweep == "lazy" else (len(job.settings.thresholds),)
-    runs = [run.with_upper_part(end) for end in ends]
-    jobs = [each.job(flags, cluster_key=flags.cluster_key) for each in runs]
-    folders: list[str] = []
-
-    def part(place: int) -> Part:
-        def folder() -> str:
-            if place:
-                folders.append(next_generations(output, jobs[place]))
-            else:
-                folders.append(
-                    begin_generations(output, jobs, resume=flags.resume, overwrite=flags.overwrite, earlier=earlier)
-                )
-            return folders[-1]
-
-        def decode(pipeline: beam.Pipeline, folder: str, progress: ProgressLog) -> beam.PCollection:
-            plan = dataclasses.replace(runs[place].plan(flags, folder, job=jobs[place]), goes_on=place + 1 < len(jobs))
-            if place:
-                upper = jobs[place - 1]
-                above = StoredGenerations(
-                    directory=folders[place - 1], num_shards=flags.num_shards, thresholds=upper.settings.thresholds
-                )
-                plan = dataclasses.replace(plan, above=above, above_job=upper.digest())
-            return (
-                pipeline
-                | "ReadExamples"
-                >> ReadExamples(run.paths, flags.num_shards, needs_references, progress, flags.cluster_key, run.reading)
-                | "DecodeExamples"
-                >> DecodeExamples(
-                    plan,
-                    progress,
-                    accelerator_hint=flags.accelerator.hint() if flags.accelerator else None,
-                    needs_accelerator=flags.accelerator is not None,
-                )
-            )
-
-        return Part(job=jobs[place], folder=folder, completions=decode)
-
-    return Source(
-        job=job,
-        settings=job.settings,
-        parts=tuple(part(place) for place in range(len(jobs))),
-        model=ReportedModel(sizes=DecoderSizes.of(run.checkpoint.config), vocabulary=run.vocabulary),
-    )
+    return DecodedSource(sweep, flags, output=output, earlier=earlier)
 
 
-def stored_source(flags: argparse.Namespace, argv: Sequence[str]) -> Source:
-    """Returns generations that are stored completely."""
+def refuse_decoding_flags(flags: argparse.Namespace, argv: Sequence[str]) -> None:
+    """Refuses what would decide how to decode, where nothing is decoded."""
     given = next((name for name in _DECODING_FLAGS if any(arg.split("=")[0] == name for arg in argv)), None)
     if given is not None:
         raise UsageError(
             f"{given} decides what is decoded, and --generations={flags.generations} is decoded already: leave one out."
         )
+
+
+def stored_source(flags: argparse.Namespace) -> StoredSource:
+    """Returns generations that are stored completely."""
     with naming("--generations"):
         folder = find_generations(absolute(flags.generations))
         job = DecodeJob.read(folder)
@@ -163,17 +236,8 @@ def stored_source(flags: argparse.Namespace, argv: Sequence[str]) -> Source:
             f"{completion.failed} of the examples in {folder} could not be decoded. Pass --on_error=worst_case to "
             "count them with loss 1 at every threshold."
         )
-    return Source(
-        job=job,
-        settings=dataclasses.replace(job.settings, thresholds=_part_of_grid(flags, job.settings.thresholds)),
-        parts=(
-            Part(
-                job=job,
-                folder=lambda: folder,
-                completions=lambda pipeline, _, __: pipeline | "TakeGenerations" >> beam.Create([completion]),
-            ),
-        ),
-    )
+    settings = dataclasses.replace(job.settings, thresholds=_part_of_grid(flags, job.settings.thresholds))
+    return StoredSource(job, settings, folder=folder, completion=completion)
 
 
 def _part_of_grid(flags: argparse.Namespace, stored: tuple[float, ...]) -> tuple[float, ...]:

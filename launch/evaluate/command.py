@@ -24,11 +24,12 @@ from calm_beam.inputs import Reading, place_of, read_examples
 from calm_beam.launch.flags import FlagParser, add_task_flags, as_usage, parse_own_flags, whole_number
 from calm_beam.launch.flags.metrics import METRIC_NAMES, add_metric_settings, checked_metrics, metric_settings
 from calm_beam.launch.plots import check_plots_available, saved_figure
-from calm_beam.launch.setup_run import PreparedRun, prepare_run
+from calm_beam.launch.setup_run import prepare_run
 from calm_beam.launch.staging import staged
 from calm_beam.launch.terminal import PlainConsole, say
 from calm_beam.launch.terminal.progress import shown_progress
 from calm_beam.storage import joined, replacing
+from calm_beam.sweeps.prepared import PreparedSweep
 
 from .experiment import Findings
 from .files import checked_output, write_rows
@@ -139,7 +140,7 @@ def _read_all(paths: Sequence[str], reading: Reading) -> list[Example]:
     return examples
 
 
-def _task(flags: argparse.Namespace, run: PreparedRun, examples: Sequence[Example]) -> Task:
+def _task(flags: argparse.Namespace, run: PreparedSweep, examples: Sequence[Example]) -> Task:
     vocab_size = run.checkpoint.config.vocab_size
     prompts = [
         encode_prompt(example, run.vocabulary, run.settings, vocab_size=vocab_size, on_long=flags.on_long)
@@ -167,7 +168,7 @@ def _sample_in_words(task: Task, total: int) -> str:
     return f"{counted(used, 'prompt')}: {which}; {cut} cut."
 
 
-def _record(flags: argparse.Namespace, run: PreparedRun) -> dict[str, Any]:
+def _record(flags: argparse.Namespace, run: PreparedSweep) -> dict[str, Any]:
     """Returns what it takes to measure the same again."""
     packages = ("jax", "flax", "numpy", "rouge-score", "sentencepiece")
     left_out = ("default_grid_step", "default_seqio_split", "experiment", "output", "overwrite")

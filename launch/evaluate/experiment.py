@@ -11,7 +11,7 @@ from calm_beam.analysis.estimates import Estimate
 from calm_beam.analysis.task import Task
 from calm_beam.decoding.settings import DecodeSettings
 from calm_beam.launch.flags import FlagParser
-from calm_beam.launch.setup_run import PreparedRun
+from calm_beam.sweeps.prepared import PreparedSweep
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -63,7 +63,7 @@ class Experiment:
     description: str
     add_flags: Callable[[FlagParser], None]
     settings: Callable[[argparse.Namespace], DecodeSettings]
-    plan: Callable[[argparse.Namespace, PreparedRun], Plan]
+    plan: Callable[[argparse.Namespace, PreparedSweep], Plan]
 
 
 def estimate_cells(name: str, estimate: Estimate | None) -> dict[str, Cell]:

@@ -13,7 +13,7 @@ from calm_beam.exits.measures import COMPARABLE
 from calm_beam.exits.rule import ExitRule
 from calm_beam.launch.flags import FlagParser, numbers
 from calm_beam.launch.plots import BLACK, COLOURS, GREY, tidy
-from calm_beam.launch.setup_run import PreparedRun
+from calm_beam.sweeps.prepared import PreparedSweep
 
 from .experiment import Experiment, Findings, Plan
 from .performance_rows import MEANING, performance_row, performance_table
@@ -45,7 +45,7 @@ def _settings(flags: argparse.Namespace) -> DecodeSettings:
     )
 
 
-def _plan(flags: argparse.Namespace, run: PreparedRun) -> Plan:
+def _plan(flags: argparse.Namespace, run: PreparedSweep) -> Plan:
     variants = propagation_variants(run.settings.rule.confidence, run.settings.thresholds)
     return Plan(passes=len(variants), measure=functools.partial(_measure, variants))
 

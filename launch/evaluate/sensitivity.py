@@ -16,7 +16,7 @@ from calm_beam.examples import DataError
 from calm_beam.exits.rule import ExitRule
 from calm_beam.launch.flags import FlagParser, texts, whole_number
 from calm_beam.launch.plots import COLOURS, GREY, tidy
-from calm_beam.launch.setup_run import PreparedRun
+from calm_beam.sweeps.prepared import PreparedSweep
 
 from .experiment import Experiment, Findings, Plan, estimate_cells, shown
 
@@ -58,7 +58,7 @@ def _settings(flags: argparse.Namespace) -> DecodeSettings:
     )
 
 
-def _plan(flags: argparse.Namespace, run: PreparedRun) -> Plan:
+def _plan(flags: argparse.Namespace, run: PreparedSweep) -> Plan:
     positions = flags.positions or tuple(range(min(_DEFAULT_POSITIONS, flags.max_decode_length)))
     decoder = PerturbationDecoder(
         run.checkpoint,

@@ -16,7 +16,8 @@ from calm_beam.decoding.settings import DecodeSettings
 from calm_beam.exits.measures import COMPARABLE, Need, measure_named
 from calm_beam.launch.flags import FlagParser, UsageError, add_exit_flags, texts
 from calm_beam.launch.plots import BLACK, measure_style, tidy
-from calm_beam.launch.setup_run import PreparedRun, decode_settings
+from calm_beam.launch.setup_run import decode_settings
+from calm_beam.sweeps.prepared import PreparedSweep
 
 from .experiment import Experiment, Findings, Plan
 from .performance_rows import MEANING, performance_row, performance_table
@@ -49,11 +50,11 @@ def _settings(flags: argparse.Namespace) -> DecodeSettings:
     return decode_settings(argparse.Namespace(**vars(flags), confidence=COMPARABLE[0]))
 
 
-def _plan(flags: argparse.Namespace, run: PreparedRun) -> Plan:
+def _plan(flags: argparse.Namespace, run: PreparedSweep) -> Plan:
     variants = tradeoff_variants(
         run.settings.rule,
         _confidences(flags, run.checkpoint),
-        run.settings.thresholds,
+        thresholds=run.settings.thresholds,
         num_layers=run.checkpoint.config.num_decoder_layers,
     )
     return Plan(passes=len(variants), measure=functools.partial(_measure, variants))
@@ -68,7 +69,8 @@ def _confidences(flags: argparse.Namespace, checkpoint: Checkpoint) -> tuple[str
         raise UsageError(
             f"--confidence={needing} needs decoder/meta_cls in the checkpoint; {flags.checkpoint} has none."
         )
-    return flags.confidences
+    confidences: tuple[str, ...] = flags.confidences
+    return confidences
 
 
 def _needs_classifier(name: str) -> bool:

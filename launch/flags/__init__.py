@@ -1,8 +1,9 @@
 """Flags that several commands share, what they name, and the parser."""
 
+from calm_beam.errors import UsageError as UsageError
+
 from .parser import FlagParser as FlagParser
 from .parser import HelpShown as HelpShown
-from .parser import UsageError as UsageError
 from .parser import add_data_flags as add_data_flags
 from .parser import add_decode_flags as add_decode_flags
 from .parser import add_exit_flags as add_exit_flags

@@ -1,21 +1,10 @@
 """Finding the files that data flags name, and how they are read."""
 
 import argparse
-import os
 from collections.abc import Sequence
 
-from calm_beam.inputs import AS_USUAL, Reading, check_installed, format_of, is_seqio, seqio_shards
-from calm_beam.storage import (
-    absolute,
-    check_writable,
-    exists,
-    is_cloud_path,
-    is_file,
-    is_folder,
-    list_files,
-    parent,
-    why_no_file,
-)
+from calm_beam.inputs import AS_USUAL, DataFiles, NoFilesError, Reading
+from calm_beam.storage import check_writable, exists, is_cloud_path, is_folder, parent
 
 from . import UsageError, naming
 
@@ -32,8 +21,8 @@ def reading_of(flags: argparse.Namespace, *, cluster_key: str | None = None, nee
     )
 
 
-def find_files(flag: str, patterns: Sequence[str], reading: Reading = AS_USUAL) -> tuple[str, ...]:
-    """Returns the files that match, as absolute paths, sorted, each once; of SeqIO tasks, their shards.
+def find_files(flag: str, patterns: Sequence[str], reading: Reading = AS_USUAL) -> DataFiles:
+    """Returns the files that a flag names.
 
     Args:
       flag: The flag, for messages.
@@ -45,41 +34,11 @@ def find_files(flag: str, patterns: Sequence[str], reading: Reading = AS_USUAL) 
         a file has no format, or one without the fields that are named.
       ValueError: If packages that they need are missing, or a SeqIO task.
     """
-    # By what links lead to: a file of two names is read once. Its name, not that of what a link leads to, tells the
-    # format; caches keep files under digests.
-    found: dict[str, str] = {}
-    for pattern in patterns:
-        if is_seqio(pattern):
-            found |= {shard: shard for shard in seqio_shards(pattern, reading.seqio_modules)}
-            continue
-        with naming(flag):
-            # A file that is called so is meant, even where the name is a pattern too.
-            is_name = not is_cloud_path(pattern) and is_file(pattern)
-            matches = [pattern] if is_name else sorted(list_files(pattern))
-            is_directory = not matches and is_folder(pattern)
-        if is_directory:
-            raise UsageError(f"{flag} {pattern}: is a directory. Name its files, for example '{pattern}/*.jsonl'.")
-        if not matches:
-            raise UsageError(f"{flag} {pattern}: {why_no_file(pattern)}{_hint(pattern, patterns)}")
-        for path in matches:
-            found.setdefault(absolute(path), path if is_cloud_path(path) else os.path.abspath(path))
-    files = sorted(found.values())
-    check_installed(files, reading)
-    for name in ("inputs_field", "targets_field"):
-        if getattr(reading, name) is not None:
-            without = next((path for path in files if not format_of(path, reading).has_fields), None)
-            if without is not None:
-                raise UsageError(f"--{name} names a field, and {without} is plain text, which has none. Leave it out.")
-    return tuple(files)
-
-
-def _hint(pattern: str, patterns: Sequence[str]) -> str:
-    """Returns what to know about a pattern that matches nothing; empty where there is nothing."""
-    if len(patterns) > 1:
-        return " Commas separate names; of a single file, the name may have some."
-    if any(mark in pattern for mark in "*?["):
-        return " As in shells, * and ? stand for any characters, [...] for one of some, but in the name of one file."
-    return ""
+    with naming(flag):
+        try:
+            return DataFiles.found(patterns, reading=reading)
+        except NoFilesError as error:
+            raise UsageError(f"{flag} {error}") from error
 
 
 def find_output(path: str | None, *, overwrite: bool) -> str:

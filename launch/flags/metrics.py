@@ -43,7 +43,9 @@ def checked_metrics(names: Sequence[str], settings: MetricSettings) -> tuple[str
     for name in full_names:
         metric = get_metric(name, settings)
         # Different texts: of equal ones some say 1 without any of what they need.
-        checked_score(metric, name, "a text", ("another text",), example_id="of the trial before the run")
+        checked_score(
+            metric, name, candidate="a text", references=("another text",), example_id="of the trial before the run"
+        )
         # That was no score of the run.
         take_clipped(metric)
     return full_names

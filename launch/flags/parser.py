@@ -9,10 +9,11 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
-from calm_beam.errors import CalmBeamError, os_error_in_words
+from calm_beam.errors import UsageError, os_error_in_words
 from calm_beam.exits.measures import MEASURES, is_measure_name
 from calm_beam.exits.propagations import PROPAGATIONS
-from calm_beam.exits.rule import SCHEDULES, TOKEN_SOURCES
+from calm_beam.exits.rule import TOKEN_SOURCES
+from calm_beam.exits.schedules import SCHEDULES
 from calm_beam.manifest import ManifestError
 from calm_beam.seqio_names import seqio_name
 
@@ -27,10 +28,6 @@ _ALIKE = 0.6
 _MUCH_MORE_ALIKE = 0.15
 # With its dashes; shorter ones begin too many names.
 _LEAST_ABBREVIATION = 5
-
-
-class UsageError(CalmBeamError, ValueError):
-    """A flag or its value is wrong; nothing has been done."""
 
 
 class HelpShown(SystemExit):
@@ -391,10 +388,10 @@ def add_exit_flags(parser: FlagParser, *, default_grid_step: float | None) -> No
     parser.set_defaults(default_grid_step=default_grid_step)
     exits.add_argument(
         "--schedule",
-        choices=SCHEDULES,
+        choices=tuple(SCHEDULES),
         default="constant",
-        help="threshold over output positions: the same, falling by the paper's Eq. 5, or by the formula in the "
-        "released T5X code (which itself, as released, decodes with a constant one)",
+        help="threshold over output positions: "
+        + "; ".join(f"{schedule.name} ({schedule.meaning})" for schedule in SCHEDULES.values()),
     )
     exits.add_argument("--tau", type=float, help="temperature of a decaying schedule")
     exits.add_argument(

@@ -267,6 +267,6 @@ def _print(guesses: Sequence[_Guess], curves: Sequence[Sequence[Curve]], flags: 
     console.print(table)
     console.print(
         f"Epsilon {flags.epsilon:g}. From so many examples on, the probability is reached and stays so. That is exact "
-        "for losses of 0 and 1 with p-values that take no notice of their order, elsewhere simulated "
+        "for losses of 0 and 1 with p-values that ignore their order, elsewhere simulated "
         f"({counted(flags.replications, 'calibration')}, seed {flags.seed}). Settle the p-value before calibrating."
     )

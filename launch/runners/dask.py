@@ -123,12 +123,12 @@ class _DaskResult(PipelineResult):
             self._state = PipelineState.DONE
         finally:
             self._close()
-        return self._state
+        return str(self._state)
 
     def cancel(self) -> str:
         self._close()
         self._state = PipelineState.CANCELLED
-        return self._state
+        return str(self._state)
 
     def metrics(self) -> NoReturn:
         raise NotImplementedError("the Dask runner keeps no metrics.")

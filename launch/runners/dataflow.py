@@ -155,7 +155,6 @@ def _service_accelerators(options: PipelineOptions) -> list[str]:
 
 def _set_defaults(options: PipelineOptions, accelerator: Accelerator | None, *, num_shards: int) -> None:
     worker = options.view_as(WorkerOptions)
-    debug = options.view_as(DebugOptions)
     # Nothing of ours lives in the launcher's main module; pickling it would only carry the environment along.
     setup = options.view_as(SetupOptions)
     if setup.save_main_session is None:
@@ -169,8 +168,15 @@ def _set_defaults(options: PipelineOptions, accelerator: Accelerator | None, *, 
             f"caution: --num_shards={num_shards} gives work to {num_shards} of the {worker.max_num_workers} workers of "
             "--max_num_workers. Results do not depend on it: take several shards per worker."
         )
-    if not _has_accelerator(options, accelerator):
-        return
+    if _has_accelerator(options, accelerator):
+        _set_accelerator_defaults(options)
+    if accelerator is not None:
+        _choose_machine(options, accelerator)
+
+
+def _set_accelerator_defaults(options: PipelineOptions) -> None:
+    worker = options.view_as(WorkerOptions)
+    debug = options.view_as(DebugOptions)
     # Each process would load the model into the one accelerator, and each thread decode a batch of its own on it.
     if not any(experiment.endswith("use_multiple_sdk_containers") for experiment in debug.experiments or ()):
         debug.add_experiment("no_use_multiple_sdk_containers")
@@ -178,8 +184,10 @@ def _set_defaults(options: PipelineOptions, accelerator: Accelerator | None, *, 
         debug.number_of_worker_harness_threads = 1
     if worker.disk_size_gb is None:
         worker.disk_size_gb = _ACCELERATOR_DISK_GB
-    if accelerator is None:
-        return
+
+
+def _choose_machine(options: PipelineOptions, accelerator: Accelerator) -> None:
+    worker = options.view_as(WorkerOptions)
     if accelerator.is_tpu:
         cloud = options.view_as(GoogleCloudOptions)
         cloud.dataflow_service_options = [*(cloud.dataflow_service_options or ()), accelerator.service_option()]

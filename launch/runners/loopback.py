@@ -44,7 +44,7 @@ class LoopbackServer:
         """
         port = address.rpartition(":")[2]
         try:
-            return self._server.add_insecure_port(f"{HOST}:{port}")
+            return int(self._server.add_insecure_port(f"{HOST}:{port}"))
         except RuntimeError as error:
             raise OSError(
                 f"port {port} of this machine cannot be opened: it is in use, or not allowed. Name another, or 0 for a "

@@ -297,4 +297,5 @@ def foreign_pool(address: str) -> str:
 
 
 def _descriptor(address: str) -> str:
-    return text_format.MessageToString(endpoints_pb2.ApiServiceDescriptor(url=address))
+    descriptor: str = text_format.MessageToString(endpoints_pb2.ApiServiceDescriptor(url=address))
+    return descriptor

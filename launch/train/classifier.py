@@ -36,9 +36,9 @@ def run_classifier_stage(flags: argparse.Namespace, console: PlainConsole) -> No
     _check_dtype(checkpoint.arrays, flags.dtype)
     vocabulary = open_vocabulary(checkpoint.vocabulary_path, checkpoint.config)
     reading = reading_of(flags)
-    pairs = training_pairs(vocabulary, flags.task_prefix, read_rows("--data", flags.data, reading))
-    rows = read_rows("--validation_data", flags.validation_data, reading)
-    measured_pairs = validation_pairs(vocabulary, flags.task_prefix, rows)
+    pairs = training_pairs(vocabulary, flags.task_prefix, rows=read_rows("--data", flags.data, reading=reading))
+    rows = read_rows("--validation_data", flags.validation_data, reading=reading)
+    measured_pairs = validation_pairs(vocabulary, flags.task_prefix, rows=rows)
 
     if checkpoint.config.exit_classifier:
         console.say(f"Replacing the exit classifier of {flags.checkpoint}.")
@@ -46,15 +46,15 @@ def run_classifier_stage(flags: argparse.Namespace, console: PlainConsole) -> No
         trained = train_classifier(
             config,
             checkpoint.config,
-            checkpoint.arrays,
-            pairs,
-            measured_pairs,
-            on_progress=lambda step, steps: bar.show(step, steps, "batches of states"),
+            arrays=checkpoint.arrays,
+            pairs=pairs,
+            validation_pairs=measured_pairs,
+            on_progress=lambda step, steps: bar.show(step, steps, text="batches of states"),
         )
     write_native(
         output,
         trained.config,
-        trained.arrays,
+        arrays=trained.arrays,
         vocabulary_path=checkpoint.vocabulary_path,
         extra_ids=vocabulary.extra_ids,
         dtype=flags.dtype,

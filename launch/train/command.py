@@ -96,18 +96,20 @@ def _train_model(flags: argparse.Namespace, console: PlainConsole) -> None:
     checkpoint = None if flags.checkpoint is None else load_model(flags.checkpoint, declared(flags))
     model_config = new_model_config(flags) if checkpoint is None else checkpoint.config
     reading = reading_of(flags)
-    rows = read_rows("--data", flags.data, reading)
-    validation_rows = read_rows("--validation_data", flags.validation_data, reading) if flags.validation_data else []
+    rows = read_rows("--data", flags.data, reading=reading)
+    validation_rows = (
+        read_rows("--validation_data", flags.validation_data, reading=reading) if flags.validation_data else []
+    )
     with tempfile.TemporaryDirectory() as folder:
         if checkpoint is None:
             vocabulary_path = pathlib.Path(folder, "sentencepiece.model")
-            write_vocabulary(rows, flags.task_prefix, vocabulary_path, vocab_size=model_config.vocab_size)
+            write_vocabulary(rows, flags.task_prefix, path=vocabulary_path, vocab_size=model_config.vocab_size)
         else:
             assert checkpoint.vocabulary_path is not None
             vocabulary_path = checkpoint.vocabulary_path
         vocabulary = open_vocabulary(vocabulary_path, model_config)
-        pairs = training_pairs(vocabulary, flags.task_prefix, rows)
-        measured_pairs = validation_pairs(vocabulary, flags.task_prefix, validation_rows)
+        pairs = training_pairs(vocabulary, flags.task_prefix, rows=rows)
+        measured_pairs = validation_pairs(vocabulary, flags.task_prefix, rows=validation_rows)
         done, tokens = (saved.step, saved.target_tokens) if saved else (0, 0)
         log = TrainingLog(states.path / _LOG, after_step=done)
 
@@ -126,12 +128,12 @@ def _train_model(flags: argparse.Namespace, console: PlainConsole) -> None:
             model = train(
                 config,
                 model_config,
-                pairs,
-                measured_pairs,
+                pairs=pairs,
+                validation_pairs=measured_pairs,
                 initial=None if checkpoint is None else checkpoint.arrays,
                 score=_score(flags, config, model_config, vocabulary, measured_pairs, validation_rows),
                 on_start=begin,
-                on_progress=TrainingReporter(bar, log, config.steps, target_tokens=tokens).report,
+                on_progress=TrainingReporter(bar, log, steps=config.steps, target_tokens=tokens).report,
                 on_save=states.save,
                 resume_from=saved,
             )
@@ -191,8 +193,8 @@ def _score(
     return GenerationScore(
         flags.best_by,
         model,
-        [source for source, _ in ended],
-        [row.references for row in rows[: flags.best_by_rows]],
+        prompts=[source for source, _ in ended],
+        references=[row.references for row in rows[: flags.best_by_rows]],
         decode=vocabulary.decode,
         max_target_length=config.max_target_length,
         metric_settings=metric_settings(flags),
@@ -210,7 +212,7 @@ def _write(
 ) -> None:
     """Writes the model; in float32 if float16 cannot hold it, rather than losing it."""
     write = functools.partial(
-        write_native, output, config, arrays, vocabulary_path=vocabulary_path, extra_ids=extra_ids
+        write_native, output, config, arrays=arrays, vocabulary_path=vocabulary_path, extra_ids=extra_ids
     )
     try:
         write(dtype=dtype)

@@ -2,8 +2,8 @@
 
 import argparse
 import pathlib
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeVar
 
 from calm_beam.launch.flags import FlagParser, UsageError, add_data_flags, parse_own_flags, paths, whole_number
 from calm_beam.launch.flags.metrics import BLEURT_CHECKPOINT_HELP, METRIC_NAMES, checked_metrics, metric_settings
@@ -16,6 +16,8 @@ from calm_beam.training.exit_objective import OBJECTIVES
 from calm_beam.training.objective import LAYER_WEIGHTS
 from calm_beam.training.optimizer import AdafactorConfig, MuonConfig
 from calm_beam.training.train_classifier import ClassifierConfig
+
+_Config = TypeVar("_Config")
 
 _STEPS, _SAVE_EVERY, _BEST_BY_ROWS = 2000, 500, 200
 # Sizes of a new model; a checkpoint has its own.
@@ -229,7 +231,7 @@ def _given(flags: argparse.Namespace, names: Iterable[str]) -> dict[str, Any]:
     return {settings.get(name, name): getattr(flags, name) for name in names if getattr(flags, name) is not None}
 
 
-def _build(config: Any, **settings: Any) -> Any:
+def _build(config: Callable[..., _Config], **settings: Any) -> _Config:
     """Returns the settings as a config, whose complaints are turned into those about flags."""
     try:
         return config(**settings)

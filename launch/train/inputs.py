@@ -32,7 +32,7 @@ def load_model(path: str, declared: Declared = _NOTHING) -> Checkpoint:
     return checkpoint
 
 
-def read_rows(flag: str, patterns: Sequence[str], reading: Reading = AS_USUAL) -> list[Example]:
+def read_rows(flag: str, patterns: Sequence[str], *, reading: Reading = AS_USUAL) -> list[Example]:
     """Returns all examples of the files, each with text and at least one reference to learn from.
 
     Raises:
@@ -40,7 +40,7 @@ def read_rows(flag: str, patterns: Sequence[str], reading: Reading = AS_USUAL) -
     """
     examples = []
     try:
-        for path in find_files(flag, patterns, reading):
+        for path in find_files(flag, patterns, reading).files:
             for example in read_examples(path, reading):
                 if example.input is None or not example.references:
                     place = place_of(path, example.line, reading)
@@ -53,7 +53,7 @@ def read_rows(flag: str, patterns: Sequence[str], reading: Reading = AS_USUAL) -
     return examples
 
 
-def write_vocabulary(rows: Sequence[Example], task_prefix: str, path: pathlib.Path, *, vocab_size: int) -> None:
+def write_vocabulary(rows: Sequence[Example], task_prefix: str, *, path: pathlib.Path, vocab_size: int) -> None:
     """Writes a vocabulary of the rows' texts.
 
     Raises:
@@ -84,12 +84,12 @@ def open_vocabulary(path: pathlib.Path, model: T5Config) -> Vocabulary:
     return vocabulary
 
 
-def training_pairs(vocabulary: Vocabulary, task_prefix: str, rows: Sequence[Example]) -> list[Pair]:
+def training_pairs(vocabulary: Vocabulary, task_prefix: str, *, rows: Sequence[Example]) -> list[Pair]:
     """Returns source and target ids, without eos, of every row and each of its references."""
     return [pair for row in rows for pair in _pairs(vocabulary, task_prefix, row, row.references)]
 
 
-def validation_pairs(vocabulary: Vocabulary, task_prefix: str, rows: Sequence[Example]) -> list[Pair]:
+def validation_pairs(vocabulary: Vocabulary, task_prefix: str, *, rows: Sequence[Example]) -> list[Pair]:
     """Returns source and target ids, without eos, of every row and its first reference."""
     return [pair for row in rows for pair in _pairs(vocabulary, task_prefix, row, row.references[:1])]
 

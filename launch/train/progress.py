@@ -50,7 +50,7 @@ class StepBar:
         """Seconds since the start, not 0."""
         return max(time.monotonic() - self._start, 1e-9)
 
-    def show(self, step: int, steps: int, text: str) -> None:
+    def show(self, step: int, steps: int, *, text: str) -> None:
         """Shows that a step of `steps` is done, with some text about it."""
         self._bar.update(self._task, total=steps, completed=step, description=text)
         is_due = time.monotonic() - self._last_line >= _SECONDS_BETWEEN_LINES or step == steps
@@ -67,7 +67,7 @@ class StepBar:
 class TrainingReporter:
     """Shows each report of the training loop, and appends it to the log."""
 
-    def __init__(self, bar: StepBar, log: "TrainingLog", steps: int, *, target_tokens: int = 0) -> None:
+    def __init__(self, bar: StepBar, log: "TrainingLog", *, steps: int, target_tokens: int = 0) -> None:
         """Prepares to report on a run of `steps` steps; `target_tokens` were seen by an earlier process."""
         self._bar, self._log, self._steps, self._earlier_tokens = bar, log, steps, target_tokens
 
@@ -79,7 +79,7 @@ class TrainingReporter:
             score = "" if progress.validation.score is None else f"; score {progress.validation.score:.4f}"
             self._bar.say(f"step {progress.step}: validation loss of the layers {losses}{score}")
         self._bar.show(
-            progress.step, self._steps, f"loss {progress.loss:.3f}, {tokens_per_second:,.0f} target tokens/s"
+            progress.step, self._steps, text=f"loss {progress.loss:.3f}, {tokens_per_second:,.0f} target tokens/s"
         )
         self._log.append(progress)
 

@@ -10,7 +10,7 @@ from calm_beam.counted import counted
 )
 def test_only_one_is_one(number: int, words: str) -> None:
     """One thing is named in the singular, any other number of them in the plural."""
-    assert counted(number, "loss", "losses") == words
+    assert counted(number, "loss", several="losses") == words
 
 
 def test_the_plural_of_most_words_is_known() -> None:

@@ -36,7 +36,7 @@ def _named(said: str) -> CalmBeamError:
         (asyncio.CancelledError(), "CancelledError: "),
         (BaseException("base"), "BaseException: base"),
         (MemoryError(), "MemoryError: "),
-        (_MuteError(), "_MuteError: (its text cannot be had)"),
+        (_MuteError(), "_MuteError: (its text is not available)"),
         (DataError("of ours"), "DataError: of ours"),
         (ValueError("one\nKeyError: two\x1b[31m"), "ValueError: one\\nKeyError: two\\x1b[31m"),
     ],
@@ -89,4 +89,4 @@ def test_long_texts_are_cut() -> None:
     """No message grows with what a function returned or raised."""
     assert shown("a" * 10_000) == "'" + "a" * 499 + "…"
     assert text_of(ValueError("b" * 10_000)) == "b" * 500 + "…"
-    assert shown(_Mute()) == "(its text cannot be had)"
+    assert shown(_Mute()) == "(its text is not available)"

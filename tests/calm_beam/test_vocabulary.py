@@ -102,7 +102,7 @@ def test_other_special_ids_are_refused(tmp_path: pathlib.Path) -> None:
 @pytest.mark.parametrize("extra_ids", [0, 3])
 @pytest.mark.parametrize("content", [b"", b"this is no vocabulary", b"\xff" * 100], ids=["empty", "text", "bytes"])
 def test_garbage_is_refused(tmp_path: pathlib.Path, content: bytes, extra_ids: int) -> None:
-    """A file that is no SentencePiece model is refused by name, with and without sentinels."""
+    """A file that is not a SentencePiece model is refused by name, with and without sentinels."""
     path = tmp_path / "garbage.model"
     path.write_bytes(content)
     with pytest.raises(VocabularyError, match=r"vocabulary .*garbage\.model: "):

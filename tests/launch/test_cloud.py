@@ -262,7 +262,7 @@ def test_after_a_calibration(
     assert main([*verify, f"--data={stored}/fresh.jsonl"]) in (0, 3)
     printed_twice = capsys.readouterr()
     assert "10 examples, 0 failed" in printed_twice.out
-    assert "cannot be told" not in printed_twice.err
+    assert "is unknown: its generations" not in printed_twice.err
     assert main([*verify, f"--data={stored}/data/a.jsonl,{stored}/data/b.jsonl.gz"]) == 2
     assert "is the calibration set itself" in capsys.readouterr().err
 
@@ -308,8 +308,10 @@ def test_convert(local: _Local, stored: str, capsys: pytest.CaptureFixture[str],
 
 def test_training_reads(local: _Local, stored: str) -> None:
     """Rows and models to train from may lie there."""
-    rows = read_rows("--data", [f"{stored}/data/*"], AS_USUAL)
-    assert [row.input for row in rows] == [row.input for row in read_rows("--data", [f"{local.data}/*"], AS_USUAL)]
+    rows = read_rows("--data", [f"{stored}/data/*"], reading=AS_USUAL)
+    assert [row.input for row in rows] == [
+        row.input for row in read_rows("--data", [f"{local.data}/*"], reading=AS_USUAL)
+    ]
     assert load_model(f"{stored}/model", Declared()).fingerprint() == load_checkpoint(local.model).fingerprint()
 
 

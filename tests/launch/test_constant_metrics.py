@@ -44,15 +44,15 @@ def calibrated(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (["--metric=exact_match", "--consistency=risk"], f'metric "exact_match" tells nothing here: {_NEVER_RIGHT}'),
+        (["--metric=exact_match", "--consistency=risk"], f'metric "exact_match" says nothing here: {_NEVER_RIGHT}'),
         (
             [f"--metric={_CONSTANT}", "--consistency=textual"],
-            f'metric "{_CONSTANT}" tells nothing here: {_NEVER_MOVES}',
+            f'metric "{_CONSTANT}" says nothing here: {_NEVER_MOVES}',
         ),
-        ([f"--metric={_CONSTANT}", "--consistency=risk"], f'metric "{_CONSTANT}" tells nothing here: {_NEVER_MOVES}'),
-        ([f"--metric={_BY_REFERENCE}", "--consistency=risk"], f"tells nothing here: {_NEVER_MOVES}"),
+        ([f"--metric={_CONSTANT}", "--consistency=risk"], f'metric "{_CONSTANT}" says nothing here: {_NEVER_MOVES}'),
+        ([f"--metric={_BY_REFERENCE}", "--consistency=risk"], f"says nothing here: {_NEVER_MOVES}"),
         # One that tells something does not help another.
-        ([f"--metric=token_f1,{_CONSTANT}"], f'metric "{_CONSTANT}" tells nothing here: {_NEVER_MOVES}'),
+        ([f"--metric=token_f1,{_CONSTANT}"], f'metric "{_CONSTANT}" says nothing here: {_NEVER_MOVES}'),
     ],
 )
 def test_nothing_is_promised(
@@ -87,6 +87,6 @@ def test_a_promise_cannot_be_verified_by_it(
     capsys.readouterr()
     assert main(["verify", *paths]) == 1
     printed = capsys.readouterr()
-    assert f'metric "edit_distance" tells nothing here: {_NEVER_RIGHT}' in printed.err
+    assert f'metric "edit_distance" says nothing here: {_NEVER_RIGHT}' in printed.err
     assert "was compared with '42'. Check the references" in printed.err
     assert printed.out == ""

@@ -9,8 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import pytest
 
 from calm_beam.examples import DataError, Example
-from calm_beam.inputs import Reading
-from calm_beam.launch import setup_run
+from calm_beam.inputs import Reading, preview
 from calm_beam.launch.cli import main
 from calm_beam.launch.flags import UsageError
 from calm_beam.launch.flags.data import reading_of
@@ -156,24 +155,24 @@ def test_one_shard_of_a_task_is_previewed(monkeypatch: pytest.MonkeyPatch) -> No
         opened.append(path)
         return iter(() if "00000-of-01000" in path else [build_example(input="a")])
 
-    monkeypatch.setattr(setup_run, "read_examples", read)
+    monkeypatch.setattr(preview, "read_examples", read)
     tasks = {name: [SeqIOShard(name, "test", number, 1000).name() for number in range(1000)] for name in "ab"}
-    setup_run.preview_data(["x.txt", *tasks["a"], *tasks["b"], "y.txt"], Reading())
+    preview.preview_data(["x.txt", *tasks["a"], *tasks["b"], "y.txt"], Reading())
     assert opened == ["x.txt", *tasks["a"][:2], *tasks["b"][:2], "y.txt"]
     with pytest.raises(DataError, match=r"^--data seqio:a/test: holds no examples\."):
-        setup_run.preview_data(tasks["a"][:1], Reading())
+        preview.preview_data(tasks["a"][:1], Reading())
 
 
 def test_training_reads_every_format(tmp_path: pathlib.Path) -> None:
     """The rows to learn from are the same, and so are those of a task and its splits."""
     paths = [write_rows(tmp_path / "a.jsonl", _ROWS), write_parquet(tmp_path / "a.parquet", _ROWS)]
-    rows = [read_rows("--data", [str(path)], Reading()) for path in paths]
+    rows = [read_rows("--data", [str(path)], reading=Reading()) for path in paths]
     assert rows[0] == rows[1]
     task = ["--output=x", "--seqio_task=calm_beam_text", "--seqio_module=tests.seqio_tasks"]
     flags = parse_train_flags([*task, "--seqio_split=validation", "--seqio_validation_split=validation"])
     assert flags.data == flags.validation_data == ("seqio:calm_beam_text/validation",)
     assert parse_train_flags(task).data == ("seqio:calm_beam_text/train",)
-    assert read_rows("--data", flags.data, reading_of(flags)) == rows[0]
+    assert read_rows("--data", flags.data, reading=reading_of(flags)) == rows[0]
 
 
 @pytest.mark.parametrize(

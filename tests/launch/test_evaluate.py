@@ -1,6 +1,7 @@
 """`calm-beam evaluate`: each experiment from flags to files, and what bad input gets."""
 
 import csv
+import importlib.util
 import json
 import pathlib
 from collections.abc import Callable, Sequence
@@ -11,7 +12,6 @@ import pytest
 from calm_beam.analysis.perturbation import PerturbationDecoder
 from calm_beam.checkpoints import load_checkpoint
 from calm_beam.exits.propagations import PROPAGATIONS
-from calm_beam.launch import plots
 from calm_beam.launch.cli import main
 from calm_beam.launch.evaluate.command import _EXPERIMENTS
 from calm_beam.launch.evaluate.tradeoff import TRADEOFF
@@ -251,7 +251,7 @@ def test_plots_are_an_extra(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Without matplotlib nothing is decoded, and the message names the extra."""
-    monkeypatch.setattr(plots.importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     assert _evaluate(model, data, tmp_path / "out", *_FEW_POSITIONS) == 2
     message = "plots need matplotlib, which is not installed: pip install 'calm-beam[plots]'."
     assert message in capsys.readouterr().err

@@ -204,7 +204,7 @@ def test_the_entry_has_to_be_named(folder: pathlib.Path, capsys: pytest.CaptureF
     ("flags", "status", "message"),
     [
         (["--prompt=a", "--input=b"], 2, "--prompt and --input both give prompts: leave one of them out."),
-        (["--prompt=a", "--output=b.jsonl", "--show_layers"], 2, "--show_layers is for the terminal"),
+        (["--prompt=a", "--output=b.jsonl", "--show_layers"], 2, "--show_layers colours what is printed"),
         (["--output=b.jsonl"], 2, "--output is written as a whole: pass --prompt or --input with it."),
         (["--prompt=a", "--output=absent/b.jsonl"], 2, "the folder absent does not exist"),
         (["--input=absent.txt"], 2, "--input absent.txt: no such file."),

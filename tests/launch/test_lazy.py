@@ -10,8 +10,9 @@ import apache_beam as beam
 import pytest
 
 from calm_beam.generations.folder import COMPLETE
-from calm_beam.launch.calibrate import command as calibrate
+from calm_beam.launch.calibrate import run
 from calm_beam.launch.cli import main
+from calm_beam.launch.runners import run_pipeline
 from calm_beam.manifest import read_manifest
 from tests.pipelines import SHORT_FLAGS, id_rows, without_time, write_model, write_rows
 from tests.sampling import sampled
@@ -122,14 +123,13 @@ def test_data_that_change_between_blocks_end_the_run(
     """Outputs of the upper part of the grid never meet those of other prompts; nothing is published."""
     rows = id_rows(30)
     data = write_rows(tmp_path / "rows.jsonl", rows)
-    run_pipeline = calibrate.run_pipeline
 
     def run_and_edit(pipeline: beam.Pipeline) -> Any:
         metrics = run_pipeline(pipeline)
         write_rows(data, edit(rows))
         return metrics
 
-    monkeypatch.setattr(calibrate, "run_pipeline", run_and_edit)
+    monkeypatch.setattr(run, "run_pipeline", run_and_edit)
     flags = ("--delta=0.3,0.6", "--sweep=lazy", "--num_shards=64")
     assert _calibrate(model, data, tmp_path / "out", *flags) == 1
     assert message in capsys.readouterr().err
@@ -164,14 +164,13 @@ def test_a_manifest_of_another_run_is_not_taken_for_the_end(
 ) -> None:
     """Who finds that another run published between two blocks says so, and ends with status 1."""
     assert _calibrate(model, data, tmp_path / "other", "--delta=0.999") == 0
-    run_pipeline = calibrate.run_pipeline
 
     def run_beside_another(pipeline: beam.Pipeline) -> Any:
         metrics = run_pipeline(pipeline)
         shutil.copy(tmp_path / "other" / "manifest.json", tmp_path / "out")
         return metrics
 
-    monkeypatch.setattr(calibrate, "run_pipeline", run_beside_another)
+    monkeypatch.setattr(run, "run_pipeline", run_beside_another)
     capsys.readouterr()
     assert _calibrate(model, data, tmp_path / "out", "--delta=0.3,0.6", "--sweep=lazy") == 1
     assert f"{tmp_path / 'out' / 'manifest.json'}: another run has published it meanwhile" in capsys.readouterr().err

@@ -67,7 +67,7 @@ def test_flags_say_where_things_are(calibration: pathlib.Path, tmp_path: pathlib
     assert any(piece.startswith("▁") and not piece[1:].isdigit() for piece in data["pieces"])
     assert not (alone / "report.html").exists()
     assert _report(f"--calibration={alone / 'manifest.json'}") == 0
-    assert "the generations do not lie beside the manifest" in _data(alone / "report.html")["remarks"][0]
+    assert "the generations are not beside the manifest" in _data(alone / "report.html")["remarks"][0]
 
 
 @pytest.mark.parametrize(

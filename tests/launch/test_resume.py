@@ -14,8 +14,9 @@ import pytest
 from calm_beam.calibration import Plan, all_specs
 from calm_beam.generations import GenerationsError, read_generations, stored_shard, write_generations
 from calm_beam.generations.folder import COMPLETE, Completion, DecodeJob, StoredGenerations
-from calm_beam.launch.calibrate import command as calibrate
+from calm_beam.launch.calibrate import run
 from calm_beam.launch.cli import main
+from calm_beam.launch.runners import run_pipeline
 from calm_beam.manifest import Manifest, read_manifest
 from calm_beam.transforms.scoring import ShardScorer
 from tests.pipelines import (
@@ -428,14 +429,13 @@ def test_an_interrupt_says_how_to_go_on(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Ctrl-C ends with status 130, names what is kept, and --resume goes on with it."""
-    run = calibrate.run_pipeline
 
     def interrupted(pipeline: object) -> None:
-        run(pipeline)
+        run_pipeline(pipeline)
         (tmp_path / "out" / "manifest.json").unlink()
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(calibrate, "run_pipeline", interrupted)
+    monkeypatch.setattr(run, "run_pipeline", interrupted)
     assert _calibrate(model, data, tmp_path / "out") == 130
     folder = _folder(tmp_path / "out")
     assert _error(capsys) == (
@@ -622,7 +622,7 @@ def test_other_software_is_told_apart(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Shards of two versions are never mixed; calibrated again, the manifest names the versions of both steps."""
-    from calm_beam.launch import versions
+    from calm_beam import versions
 
     _interrupted(whole, tmp_path / "out")
     monkeypatch.setattr(versions, "__version__", "99")

@@ -3,18 +3,22 @@
 import pathlib
 import re
 import shlex
+from typing import Any
 
 import pytest
 
 from calm_beam.checkpoints import load_checkpoint
 from calm_beam.exits.measures import MEASURES
 from calm_beam.launch.cli import main
-from calm_beam.manifest import write_manifest
+from calm_beam.manifest import ManifestError, write_manifest
 from calm_beam.vocabulary import Vocabulary
 from tests.calm_beam.serving.builders import build_entry, build_served_manifest
 from tests.pipelines import write_model, write_vocabulary
 
 _PAGE = (pathlib.Path(__file__).parents[2] / "docs" / "serving.md").read_text(encoding="utf-8")
+
+
+_PROMISES = ((0.3, 0.05), (0.2, 0.1))
 
 
 def _blocks(language: str) -> list[str]:
@@ -30,7 +34,7 @@ def test_what_the_page_shows_runs(
     (tmp_path / "demo").mkdir()
     manifest = build_served_manifest(
         load_checkpoint(model),
-        (build_entry(0.3, delta=0.05), build_entry(0.2, delta=0.1)),
+        tuple(build_entry(threshold, delta=delta, metric="rouge_l_unicode") for threshold, delta in _PROMISES),
         vocabulary=Vocabulary(tmp_path / "v.model"),
     )
     write_manifest(manifest, tmp_path / "demo" / "manifest.json")
@@ -38,9 +42,14 @@ def test_what_the_page_shows_runs(
     (generate,) = [command[1:] for command in commands if command[:2] == ["calm-beam", "generate"]]
     assert main([*generate, "--checkpoint=model"]) == 0
     assert capsys.readouterr().out.startswith("text[layer at which the token left, of 4]")
-    serve, measure, _ = _blocks("python")
-    names: dict[str, object] = {"request_id": "a", "prompt": "the cat sees"}
+    serve, read, measure, _ = _blocks("python")
+    names: dict[str, Any] = {"request_id": "a", "prompt": "the cat sees"}
     exec(serve, names)
+    names["fingerprint_of_the_model_you_serve"] = manifest.model.fingerprint
+    exec(read, names)
+    assert (names["manifest"], names["entry"].threshold) == (manifest, 0.3)
+    with pytest.raises(ManifestError):
+        exec(read, names | {"fingerprint_of_the_model_you_serve": "sha256:" + "0" * 64})
     exec(measure.replace("share=0.01", "share=1"), names)
     (monitor,) = [command[1:] for command in commands if command[:2] == ["calm-beam", "monitor"]]
     assert main(monitor) == 0

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from calm_beam.calibration import all_specs, calibrate, risk_rows
+from calm_beam.calibration import all_specs, choose_thresholds, risk_rows
 from calm_beam.calibration.risk_table import write_risk_table
 from calm_beam.launch.terminal.summary import choices_table, print_summary
 from calm_beam.manifest import Manifest
@@ -36,7 +36,7 @@ def _write_run(folder: pathlib.Path, *, consistencies: tuple[str, ...], metrics:
     )
     rows = risk_rows(totals, plan, num_layers=6)
     write_risk_table(folder / "risk_table.csv", rows)
-    entries = calibrate(rows, plan, num_layers=6)
+    entries = choose_thresholds(rows, plan, num_layers=6)
     data = build_manifest().data
     return build_manifest(
         calibrations=entries,

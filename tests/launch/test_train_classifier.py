@@ -28,7 +28,7 @@ def data(tmp_path: pathlib.Path) -> pathlib.Path:
 def _write_model(directory: pathlib.Path, *, dtype: str = "float32", exit_classifier: int = 0) -> pathlib.Path:
     config = build_config(vocab_size=48, num_encoder_layers=1, exit_classifier=exit_classifier)
     vocabulary = train_vocabulary(directory.parent / "v.model")
-    write_native(directory, config, build_arrays(config, 0), vocabulary_path=vocabulary, dtype=dtype)
+    write_native(directory, config, arrays=build_arrays(config, 0), vocabulary_path=vocabulary, dtype=dtype)
     return directory
 
 

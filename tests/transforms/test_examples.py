@@ -15,7 +15,6 @@ from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 from calm_beam.examples import DataError, Example
 from calm_beam.inputs import Reading, read_examples
 from calm_beam.transforms import ReadExamples
-from calm_beam.transforms.progress import ProgressLog
 from tests.pipelines import TEXTUAL, run_calibration, write_model, write_rows
 
 _ROWS = [{"id": f"r{index}", "input": f"text {index}", "references": [f"ref {index}"]} for index in range(10)]
@@ -37,7 +36,9 @@ def _read(*paths: pathlib.Path, num_shards: int = 4, needs_references: bool = Fa
     """Returns what the transform gives for these files: shards with their examples, both sorted."""
     _KEPT.clear()
     pipeline = beam.Pipeline(runner=FnApiRunner(), options=PipelineOptions([]))
-    read = pipeline | ReadExamples([str(path) for path in paths], num_shards, needs_references, ProgressLog(None))
+    read = pipeline | ReadExamples(
+        [str(path) for path in paths], num_shards=num_shards, needs_references=needs_references
+    )
     _ = read.shards | beam.Map(_keep)
     pipeline.run().wait_until_finish()
     return sorted(_KEPT, key=lambda pair: pair[0])
@@ -214,7 +215,7 @@ def test_nothing_is_decoded_before_ids_are_checked(tmp_path: pathlib.Path) -> No
     model = write_model(tmp_path / "model")
     with pytest.raises(DataError, match="id 'r0' occurs 2 times"):
         run_calibration(tmp_path / "out", model=model, paths=paths, specs=TEXTUAL)
-    assert [path for path in (tmp_path / "out").rglob("*") if path.is_file()] == []
+    assert {path.name for path in (tmp_path / "out").rglob("*") if path.is_file()} <= {"decode.json"}
 
 
 @pytest.mark.parametrize("files", [1, 2])

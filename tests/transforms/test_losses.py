@@ -34,8 +34,8 @@ def test_the_pipeline_gives_what_the_function_gives(options: list[str]) -> None:
     elements: list[tuple[str, tuple[str, str, float]]] = []
     for group in ("en", "fr"):
         rows, sums = _rows(len(elements)), LossSums(_TESTS)
-        for row in rows:
-            sums.add(*row)
+        for example_id, setting, loss in rows:
+            sums.add(example_id, setting, loss=loss)
         expected.extend(control_risk(sums, _TESTS, order=_ORDER))
         elements.extend((group, row) for row in rows)
     random.Random(5).shuffle(elements)

@@ -6,6 +6,7 @@ import threading
 
 import pytest
 
+from calm_beam.sweeps import DecodePlan
 from calm_beam.transforms import decode
 from calm_beam.transforms.model_copies import ModelCopies
 from tests.pipelines import TEXTUAL, id_rows, run_calibration, split_rows, write_model
@@ -97,7 +98,7 @@ def test_threads_of_a_process_share_the_model(tmp_path: pathlib.Path, monkeypatc
     """With three workers that are threads, the model is loaded once, and the result is that of one worker."""
     load, log = decode._load, tmp_path / "loads"
 
-    def counted_load(plan: decode.DecodePlan) -> object:
+    def counted_load(plan: DecodePlan) -> object:
         with open(log, "a", encoding="utf-8") as file:
             file.write("loaded\n")
         return load(plan)

@@ -12,7 +12,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from calm_beam.calibration import CalibrationTotals, Plan, RiskRow, calibrate, risk_rows, score_generation
+from calm_beam.calibration import CalibrationTotals, Plan, RiskRow, choose_thresholds, risk_rows, score_generation
 from calm_beam.calibration.risk_table import risk_table_text
 from calm_beam.calibration.specs import all_specs
 from calm_beam.checkpoints import CheckpointError, load_checkpoint
@@ -24,7 +24,7 @@ from calm_beam.generations import Generation, Output, read_generations
 from calm_beam.inputs import read_examples
 from calm_beam.manifest import Calibration
 from calm_beam.metrics.registry import METRICS, MetricError
-from calm_beam.transforms import DecodePlan
+from calm_beam.sweeps import DecodePlan
 from calm_beam.transforms.decode import _load
 from calm_beam.vocabulary import EOS_ID, Vocabulary, VocabularyError
 from tests.pipelines import (
@@ -104,17 +104,17 @@ def _plainly(model: pathlib.Path, paths: Sequence[str]) -> _Plain:
         )
         prompts_seen.add(prompt.ids)
         generations[example.id] = generation
-        losses = score_generation(generation, layout.objectives, METRICS, num_thresholds=layout.thresholds)
+        losses = score_generation(generation, layout.objectives, metrics=METRICS, num_thresholds=layout.thresholds)
         totals = totals.merge(CalibrationTotals.of_examples([generation], layout))
         totals = totals.merge(CalibrationTotals.of_losses([example.id], losses[None], layout, salt=plan.salt))
     rows = risk_rows(totals, plan, num_layers=4)
-    return _Plain(generations, totals, rows, calibrate(rows, plan, num_layers=4))
+    return _Plain(generations, totals, rows, choose_thresholds(rows, plan, num_layers=4))
 
 
 def _check_equal(output: pathlib.Path, model: pathlib.Path, paths: Sequence[str]) -> None:
     """Checks generations, table and manifest of a run in `output` against plain functions."""
     plain = _plainly(model, paths)
-    stored = [item for path in (output / "generations").glob("*.parquet") for item in read_generations(path)]
+    stored = [item for path in (output / "generations").rglob("*.parquet") for item in read_generations(path)]
     # Which of equal prompts counts as the duplicate is a matter of order; how many do is not.
     found, expected = (
         [dataclasses.replace(item, duplicate=False) for item in sorted(items, key=lambda item: item.example.id)]
@@ -280,13 +280,13 @@ def test_clusters_count_once(id_model: pathlib.Path, tmp_path: pathlib.Path) -> 
     )
     assert (manifest.data.examples, manifest.data.clusters, manifest.data.duplicates) == (14, 4, 2)
     stored = [
-        item for path in (tmp_path / "single" / "generations").glob("*.parquet") for item in read_generations(path)
+        item for path in (tmp_path / "single" / "generations").rglob("*.parquet") for item in read_generations(path)
     ]
     page_of = {row["id"]: row["page"] for row in rows}
     objective = TEXTUAL[0].objective
     pages: dict[str, list[list[int]]] = {}
     for item in stored:
-        losses = score_generation(item, [objective], METRICS, num_thresholds=len(SETTINGS.thresholds))
+        losses = score_generation(item, [objective], metrics=METRICS, num_thresholds=len(SETTINGS.thresholds))
         pages.setdefault(page_of[item.example.id], []).append(losses[0].tolist())
     expected = [
         sum(math.ceil(Fraction(sum(column), len(column))) for column in columns)
@@ -387,7 +387,7 @@ def test_failures_count_with_loss_1(tmp_path: pathlib.Path) -> None:
     assert (manifest.data.examples, manifest.data.failed) == (15, 3)
     stored = {
         item.example.id: item
-        for path in (tmp_path / "out" / "generations").glob("*.parquet")
+        for path in (tmp_path / "out" / "generations").rglob("*.parquet")
         for item in read_generations(path)
     }
     assert {name for name, item in stored.items() if item.failure} == {"broken-0", "broken-1", "broken-2"}

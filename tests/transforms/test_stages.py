@@ -7,12 +7,14 @@ from apache_beam.portability.api import beam_runner_api_pb2
 from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 from apache_beam.utils import proto_utils
 
+from calm_beam.inputs import DataFiles
 from calm_beam.transforms import DecodeExamples, ReadExamples
 from calm_beam.transforms.progress import ProgressLog
 from tests.pipelines import unreadable_plan
 
 _HINT = "type:nvidia-l4;count:1;install-nvidia-driver"
 _DECODE = "DecodeExamples/DecodeShards"
+_FILES = DataFiles(patterns=("gs://bucket/*.jsonl",), files=("gs://bucket/a.jsonl",))
 _PLAN = unreadable_plan("gs://bucket", num_shards=8)
 
 
@@ -22,7 +24,7 @@ def _pipeline(hint: str | None) -> beam_runner_api_pb2.Pipeline:
     pipeline = beam.Pipeline(runner=FnApiRunner())
     _ = (
         pipeline
-        | "ReadExamples" >> ReadExamples(("gs://bucket/a.jsonl",), 8, False, log)
+        | "ReadExamples" >> ReadExamples(_FILES, num_shards=8, progress=log)
         | "DecodeExamples" >> DecodeExamples(_PLAN, log, accelerator_hint=hint)
         | "Score" >> beam.Map(str)
     )

@@ -25,7 +25,8 @@ def hidden_state_saturation(state: "jax.Array", below: "jax.Array") -> "jax.Arra
     import jax.numpy as jnp
 
     norms = jnp.linalg.norm(state, axis=-1) * jnp.linalg.norm(below, axis=-1)
-    return jnp.sum(state * below, axis=-1) / norms
+    cosines: jax.Array = jnp.sum(state * below, axis=-1) / norms
+    return cosines
 
 
 def _confidence(state: "jax.Array", below: "jax.Array", layer: "jax.Array | int") -> "jax.Array":

@@ -141,7 +141,8 @@ def load_model(config: BleurtConfig) -> BleurtModel:
     if signature is None:
         found = ", ".join(sorted(loaded.signatures)) or "none"
         raise BleurtError(
-            f"BLEURT checkpoint {config.folder}: has no signature serving_default, only {found}. It is no BLEURT model."
+            f"BLEURT checkpoint {config.folder}: has no signature serving_default, only {found}. It is not a "
+            "BLEURT model."
         )
     specs, outputs = signature.structured_input_signature[1], signature.structured_outputs
     is_typed = all(spec.dtype == tensorflow.int64 and spec.shape.rank == 2 for spec in specs.values())
@@ -177,7 +178,7 @@ def _read_json(path: pathlib.Path) -> dict[str, Any]:
     except (OSError, ValueError) as error:
         raise BleurtError(f"BLEURT checkpoint {path.parent}: {path.name} cannot be read ({error}).") from error
     if not isinstance(content, dict):
-        raise BleurtError(f"BLEURT checkpoint {path.parent}: {path.name} is no JSON object.")
+        raise BleurtError(f"BLEURT checkpoint {path.parent}: {path.name} is not a JSON object.")
     return content
 
 

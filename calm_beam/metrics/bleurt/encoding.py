@@ -83,7 +83,7 @@ def _sentencepiece(config: BleurtConfig) -> tuple[_Tokenize, dict[str, int]]:
     try:
         processor = sentencepiece.SentencePieceProcessor(model_file=str(config.vocabulary))
     except (OSError, RuntimeError) as error:
-        raise BleurtError(f"{_named(config)} is no SentencePiece model ({error}).") from error
+        raise BleurtError(f"{_named(config)} is not a SentencePiece model ({error}).") from error
     # The model's embedding may be padded.
     if processor.get_piece_size() > config.vocab_size:
         raise BleurtError(_size_mismatch(config, processor.get_piece_size()))

@@ -58,7 +58,7 @@ class Bleurt:
           TypeError: If `references` is a single string.
           ValueError: If `references` is empty.
         """
-        return best_over_references(self._clipped_score, candidate, references)
+        return best_over_references(self._clipped_score, candidate, references=references)
 
     def score(self, *, reference: str, candidate: str) -> float:
         """Returns what the model predicts for a pair of texts, unclipped."""

@@ -42,7 +42,7 @@ _UNIT = 2.0**-53
 _DEVIANCE_ROUNDING = 2.0**-49
 
 
-def binomial_cdf(successes: np.ndarray, n: int, probability: float) -> np.ndarray:
+def binomial_cdf(successes: np.ndarray, n: int, *, probability: float) -> np.ndarray:
     """Returns P(Bin(n, probability) <= successes), rounded up: a bound from above, close in relative terms.
 
     It exceeds the exact value by a share of about 1e-13 in ordinary cases, and by less than 1e-9 at any n up to 2^31.

@@ -41,4 +41,5 @@ def exact_binomial_p_value(loss_sum: ArrayLike, *, n: int, delta: float) -> np.n
             f"loss_sum must hold whole numbers, got {float(sums[~is_whole].flat[0])}. The binomial p-value is for "
             "losses of 0 and 1 only; for others use hoeffding_bentkus."
         )
-    return np.maximum(binomial_cdf(sums, n, delta), LEAST)
+    p_values: np.ndarray = np.maximum(binomial_cdf(sums, n, probability=delta), LEAST)
+    return p_values

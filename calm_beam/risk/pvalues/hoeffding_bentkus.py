@@ -44,7 +44,8 @@ def hoeffding_bentkus_p_value(loss_sum: ArrayLike, *, n: int, delta: float) -> n
     gaps = gap(sums, n=n, delta=delta)
     deviance = binomial_deviance(sums, gaps, n=n, probability=delta, complement=1 - delta)
     hoeffding = rounded_up(elementary.exp(-np.where(gaps < 0, deviance, 0.0)))
-    bentkus = _E_UPPER * binomial_cdf(np.ceil(sums), n, delta)
+    bentkus = _E_UPPER * binomial_cdf(np.ceil(sums), n, probability=delta)
     # From delta on this is 1 by itself: KL is then 0, and the Bentkus half at least e / 2, since the median of
     # Bin(n, delta) is at most ceil(n delta).
-    return np.clip(np.minimum(hoeffding, bentkus), LEAST, 1.0)
+    p_values: np.ndarray = np.clip(np.minimum(hoeffding, bentkus), LEAST, 1.0)
+    return p_values

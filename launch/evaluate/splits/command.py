@@ -17,6 +17,7 @@ splits_grid.csv and .parquet (the whole set at every threshold), splits.json (ho
 
 import argparse
 import contextlib
+import copy
 import dataclasses
 import functools
 import json
@@ -26,6 +27,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import apache_beam as beam
+from apache_beam.options.pipeline_options import PipelineOptions
 
 from calm_beam.analysis.output_counts import OutputCounter
 from calm_beam.analysis.sample import sampled
@@ -49,12 +51,12 @@ from calm_beam.launch.plots import check_plots_available, saved_figure
 from calm_beam.launch.runners import PipelineError, is_local, make_runner, run_pipeline
 from calm_beam.launch.staging import staged
 from calm_beam.launch.terminal import PlainConsole, say
-from calm_beam.launch.versions import run_versions
 from calm_beam.metrics.corpus_bleu import is_bleu_available
 from calm_beam.storage import joined, replacing
 from calm_beam.transforms.splits import SplitGenerations, SplitSource
+from calm_beam.versions import run_versions
 
-from .flags import add_flags_of_both, add_own_flags, asked_specs, fill_in_metric, refuse_decoding_flags, split_parser
+from .flags import asked_specs, fill_in_metric, refuse_decoding_flags, split_parser, sweep_flags
 from .plots import PANEL_WIDTH, by_test, draw_curves, draw_tradeoff, tradeoff_objectives
 from .sources import ModelOfGenerations, StoredMeasure, find_measures, find_model, have_references
 from .tables import Speedups, notes, summary_row, summary_tables
@@ -92,7 +94,7 @@ def main(argv: Sequence[str], *, add_experiment_flag: Callable[[FlagParser], Non
         # Before sweeps, which take their time.
         asked_specs(flags, flags.consistency or ("textual",))
         if flags.generations is None:
-            flags.generations = _sweep(flags, argv, output)
+            flags.generations = _sweep(flags, options, output)
         else:
             refuse_decoding_flags(flags, argv)
         measures = find_measures(flags.generations)
@@ -164,16 +166,11 @@ def _as_failure() -> Iterator[None]:
         raise PipelineError(str(error)) from error
 
 
-def _sweep(flags: argparse.Namespace, argv: Sequence[str], output: str) -> tuple[str, ...]:
+def _sweep(flags: argparse.Namespace, options: PipelineOptions, output: str) -> tuple[str, ...]:
     """Makes the generations of every measure, and returns where."""
     from calm_beam.checkpoints import load_checkpoint
-    from calm_beam.launch.calibrate import command as calibrate
+    from calm_beam.launch.calibrate.command import calibrate
 
-    own = FlagParser(prog="calm-beam evaluate", add_help=False)
-    add_own_flags(own)
-    add_flags_of_both(own)
-    own.add_argument("--experiment")
-    _, decoding = own.parse_known_args(list(argv))
     measures = flags.confidences
     if measures is None:
         checkpoint = load_checkpoint(flags.checkpoint or str(embedded.MODEL), declared=declared(flags))
@@ -184,13 +181,12 @@ def _sweep(flags: argparse.Namespace, argv: Sequence[str], output: str) -> tuple
         folder = joined(output, "sweeps", measure)
         say(f"sweep {measure}")
         # A sweep that is there already is taken as it is, and one that was killed goes on.
-        arguments = [*decoding, f"--confidence={measure}", f"--output={folder}", "--resume"]
-        if flags.consistency:
-            arguments.append(f"--consistency={','.join(flags.consistency)}")
+        asked = sweep_flags(flags, confidence=measure, output=folder, resume=True, consistency=flags.consistency)
         # What calibrate prints is no result of this command.
         try:
             with contextlib.redirect_stdout(sys.stderr):
-                calibrate.main(arguments)
+                # A run sets what its options leave open.
+                calibrate(asked, copy.deepcopy(options))
         except (CalmBeamError, OSError) as error:
             kind = UsageError if isinstance(error, UsageError) else PipelineError
             # The flag of this command is about its own files.

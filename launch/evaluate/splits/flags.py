@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 
 from calm_beam.calibration import Spec, all_specs
 from calm_beam.calibration.specs import LOSSES
+from calm_beam.launch.calibrate.flags import calibrate_parser
 from calm_beam.launch.flags import FlagParser, UsageError, add_decode_flags, numbers, paths, texts, whole_number
 from calm_beam.launch.flags.metrics import METRIC_NAMES, add_metric_settings, checked_metrics, metric_settings
 from calm_beam.risk.fwer import PROCEDURES
@@ -90,6 +91,21 @@ def add_flags_of_both(parser: FlagParser) -> None:
     )
     parser.add_argument("--output", default="evaluation", help="directory for tables, figures and sweeps")
     parser.add_argument("--overwrite", action="store_true", help="replace an earlier result of this experiment")
+
+
+def sweep_flags(flags: argparse.Namespace, **changes: object) -> argparse.Namespace:
+    """Returns flags of `calibrate` that sweep as those of `split_parser` say, and ask for what is usual otherwise.
+
+    Args:
+      flags: Of `split_parser`.
+      changes: What is different, by name.
+    """
+    own = FlagParser(prog="calm-beam evaluate", add_help=False)
+    add_own_flags(own)
+    add_flags_of_both(own)
+    usual = vars(calibrate_parser("").parse_args([]))
+    shared = (usual.keys() & vars(flags).keys()) - vars(own.parse_args([])).keys()
+    return argparse.Namespace(**{**usual, **{name: getattr(flags, name) for name in shared}, **changes})
 
 
 def fill_in_metric(flags: argparse.Namespace) -> None:

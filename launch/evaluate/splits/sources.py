@@ -9,11 +9,11 @@ from calm_beam.exits.rule import ExitRule
 from calm_beam.generations import stored_examples
 from calm_beam.generations.folder import Completion, DecodeJob, shard_files
 from calm_beam.launch.flags import UsageError, naming
-from calm_beam.launch.generations import find_generations
 from calm_beam.launch.terminal import say
 from calm_beam.manifest import ManifestError
 from calm_beam.serving.agreement import check_model, check_vocabulary, recorded_vocabulary
 from calm_beam.storage import absolute
+from calm_beam.sweeps.folders import find_generations
 from calm_beam.vocabulary import Vocabulary, VocabularyError
 
 

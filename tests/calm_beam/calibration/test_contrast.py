@@ -26,7 +26,7 @@ def _example(name: str, references: Sequence[str], *texts: str) -> Generation:
 def _contrast(generations: Sequence[Generation], objectives: Sequence[Objective], metric: Metric) -> Contrast:
     return Contrast.merged(
         score_by_policy(
-            each, objectives, {"m": metric}, num_thresholds=max(1, len(each.outputs) - 1), on_error="worst_case"
+            each, objectives, metrics={"m": metric}, num_thresholds=max(1, len(each.outputs) - 1), on_error="worst_case"
         ).contrast
         for each in generations
     )
@@ -86,7 +86,7 @@ def test_metrics_that_tell_nothing(
     generations: Sequence[Generation], objective: Objective, metric: Metric, message: str
 ) -> None:
     """A metric that cannot see any difference on the data is refused, with one example of what it compared."""
-    with pytest.raises(MetricError, match=f'^metric "m" tells nothing here: .*{re.escape(message)}'):
+    with pytest.raises(MetricError, match=f'^metric "m" says nothing here: .*{re.escape(message)}'):
         _check(generations, objective, metric)
 
 
@@ -144,7 +144,7 @@ def test_every_objective_is_checked() -> None:
 def test_long_and_strange_texts_are_shown_cut_and_escaped() -> None:
     """What is shown of texts has one line, and an end."""
     generation = _example("a\n", ["\x1b[31m" + "r" * 500], "o\u202e" * 200, "x")
-    with pytest.raises(MetricError, match="tells nothing") as caught:
+    with pytest.raises(MetricError, match="says nothing") as caught:
         _check([generation], _RISK, _EXACT)
     said = str(caught.value)
     assert said.isprintable()

@@ -6,7 +6,7 @@ import pathlib
 import numpy as np
 import pytest
 
-from calm_beam.calibration import CalibrationTotals, Plan, RunRecord, all_specs, calibrate, risk_rows
+from calm_beam.calibration import CalibrationTotals, Plan, RunRecord, all_specs, choose_thresholds, risk_rows
 from calm_beam.decoding.settings import DecodeSettings
 from calm_beam.exits.rule import ExitRule
 from calm_beam.exits.schedule import scheduled_thresholds
@@ -69,7 +69,7 @@ def _totals(plan: Plan = _PLAN) -> CalibrationTotals:
 
 
 def _manifest(totals: CalibrationTotals, plan: Plan = _PLAN, record: RunRecord = _RECORD) -> Manifest:
-    entries = calibrate(risk_rows(totals, plan, num_layers=4), plan, num_layers=4)
+    entries = choose_thresholds(risk_rows(totals, plan, num_layers=4), plan, num_layers=4)
     return record.manifest(totals, entries, plan, digest=plan.record().digest)
 
 
@@ -103,7 +103,7 @@ def test_every_position_has_its_threshold() -> None:
     """An entry that exits says at which threshold in each position, in float32; one that never exits does not."""
     exits, never = _manifest(_totals()).calibrations[::-1]
     assert (exits.threshold, never.threshold) == (0.5, None)
-    expected = scheduled_thresholds(_RECORD.settings.rule, (0.5,), 12)[:, 0]
+    expected = scheduled_thresholds(_RECORD.settings.rule, (0.5,), max_decode_length=12)[:, 0]
     assert exits.threshold_by_position is not None
     assert np.array_equal(np.array(exits.threshold_by_position, np.float32), expected)
     assert list(exits.threshold_by_position) == [float(value) for value in expected]
@@ -126,7 +126,7 @@ def test_token_ids_have_no_vocabulary() -> None:
 def test_a_plan_that_was_changed_is_not_written() -> None:
     """What is tested must have the digest that was taken before any loss was seen."""
     totals = _totals()
-    entries = calibrate(risk_rows(totals, _PLAN, num_layers=4), _PLAN, num_layers=4)
+    entries = choose_thresholds(risk_rows(totals, _PLAN, num_layers=4), _PLAN, num_layers=4)
     with pytest.raises(ManifestError, match=r"the plan is sha256:.*, but the run was started with sha256:0000"):
         _RECORD.manifest(totals, entries, _PLAN, digest="sha256:" + "0" * 64)
     other = dataclasses.replace(_PLAN, specs=_PLAN.specs[::-1])

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from calm_beam.calibration.result import RiskRow, calibrate, risk_rows
+from calm_beam.calibration.result import RiskRow, choose_thresholds, risk_rows
 from calm_beam.calibration.specs import Spec, all_specs, objectives_of
 from calm_beam.calibration.totals import CalibrationTotals
 from calm_beam.manifest import Calibration
@@ -40,7 +40,7 @@ def _run(losses: np.ndarray, specs: tuple[Spec, ...]) -> tuple[tuple[RiskRow, ..
     """Calibrates on losses of shape (examples, objectives, thresholds)."""
     plan = build_plan(specs, _GRID[: losses.shape[2]])
     rows = risk_rows(build_totals(losses, plan.layout()), plan, num_layers=4)
-    return rows, calibrate(rows, plan, num_layers=4)
+    return rows, choose_thresholds(rows, plan, num_layers=4)
 
 
 def _constant(*risks: float, n: int = 100) -> np.ndarray:

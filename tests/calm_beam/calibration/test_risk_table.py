@@ -82,5 +82,5 @@ def test_a_table_is_read_back(tmp_path: pathlib.Path) -> None:
     text = risk_table_text([_ROW])
     for broken in (text.replace("true,false", "true,perhaps"), text.replace(",3.9625", "")):
         path.write_text(broken, encoding="utf-8")
-        with pytest.raises(ValueError, match=r"risk_table\.csv, line 2: is no line of a risk table"):
+        with pytest.raises(ValueError, match=r"risk_table\.csv, line 2: is not a row of a risk table"):
             read_risk_table(path)

@@ -23,7 +23,7 @@ def test_textual_loss_is_distance_to_the_full_output() -> None:
     generation = build_generation(
         ("red cat", "red cat", "red", "red cat big dog", "fish"), example=build_example(references=())
     )
-    losses = score_generation(generation, [_TEXTUAL], METRICS, num_thresholds=4)
+    losses = score_generation(generation, [_TEXTUAL], metrics=METRICS, num_thresholds=4)
     assert losses.shape == (1, 4)
     assert losses.dtype == np.int64
     # A third of 2^32, rounded up.
@@ -35,7 +35,7 @@ def test_risk_loss_is_what_early_exits_lose() -> None:
     generation = build_generation(
         ("red cat", "red dog", "cat", "red", "fish"), example=build_example(references=("cat", "red dog"))
     )
-    losses = score_generation(generation, [_RELU], METRICS, num_thresholds=4)
+    losses = score_generation(generation, [_RELU], metrics=METRICS, num_thresholds=4)
     np.testing.assert_allclose(losses[0] / LOSS_SCALE, [0, 0, 0, 2 / 3], rtol=0, atol=2**-32)
 
 
@@ -44,7 +44,7 @@ def test_signed_loss_lets_better_outputs_pay() -> None:
     generation = build_generation(
         ("red cat", "red dog", "cat", "red cat", "fish"), example=build_example(references=("cat", "red dog"))
     )
-    losses = score_generation(generation, [_SIGNED], METRICS, num_thresholds=4)
+    losses = score_generation(generation, [_SIGNED], metrics=METRICS, num_thresholds=4)
     np.testing.assert_allclose(losses[0] / LOSS_SCALE, [-1 / 3, -1 / 3, 0, 2 / 3], rtol=0, atol=2**-32)
 
 
@@ -52,16 +52,18 @@ def test_one_row_per_objective() -> None:
     """Losses come in the order of the objectives."""
     generation = build_generation(("cat", "cat", "a dog"))
     objectives = [_RELU, Objective("textual", "exact_match", "dissimilarity"), _TEXTUAL]
-    losses = score_generation(generation, objectives, METRICS, num_thresholds=2)
+    losses = score_generation(generation, objectives, metrics=METRICS, num_thresholds=2)
     assert losses.tolist() == [[0, LOSS_SCALE]] * 3
-    alone = [score_generation(generation, [objective], METRICS, num_thresholds=2)[0] for objective in objectives]
+    alone = [
+        score_generation(generation, [objective], metrics=METRICS, num_thresholds=2)[0] for objective in objectives
+    ]
     assert losses.tolist() == np.stack(alone).tolist()
 
 
 def test_a_failed_example_loses_everything() -> None:
     """An example that could not be decoded has loss 1 everywhere, with or without references."""
     generation = build_generation(outputs=(), failure="broken", example=build_example(references=()))
-    losses = score_generation(generation, [_TEXTUAL, _RELU, _SIGNED], METRICS, num_thresholds=3)
+    losses = score_generation(generation, [_TEXTUAL, _RELU, _SIGNED], metrics=METRICS, num_thresholds=3)
     assert losses.tolist() == [[LOSS_SCALE] * 3] * 3
 
 
@@ -69,7 +71,7 @@ def test_risk_needs_references() -> None:
     """Risk consistency without references is an error that names the example."""
     generation = build_generation(example=build_example(id="lonely", references=()))
     with pytest.raises(DataError, match="example lonely: risk consistency needs references, it has none"):
-        score_generation(generation, [_SIGNED], METRICS, num_thresholds=2)
+        score_generation(generation, [_SIGNED], metrics=METRICS, num_thresholds=2)
 
 
 def test_each_distinct_text_is_scored_once() -> None:
@@ -82,7 +84,7 @@ def test_each_distinct_text_is_scored_once() -> None:
 
     generation = build_generation(("a", "a", "a", "b", "b", "a", "c"))
     objectives = [Objective("textual", "mine", "dissimilarity"), Objective("risk", "mine", "signed")]
-    score_generation(generation, objectives, {"mine": metric}, num_thresholds=6)
+    score_generation(generation, objectives, metrics={"mine": metric}, num_thresholds=6)
     assert seen == {(text, references): 1 for text in "abc" for references in (("a",), ("cat",))}
 
 
@@ -92,4 +94,4 @@ def test_scores_outside_the_range_are_refused(score: float) -> None:
     generation = build_generation(example=build_example(id="odd"))
     objectives = [Objective("textual", "mine", "dissimilarity")]
     with pytest.raises(MetricError, match=f'metric "mine" on example "odd": returned .*{score}.*expected a number'):
-        score_generation(generation, objectives, {"mine": lambda *_: score}, num_thresholds=2)
+        score_generation(generation, objectives, metrics={"mine": lambda *_: score}, num_thresholds=2)

@@ -51,7 +51,7 @@ def vocabulary(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
 
 def test_a_native_model(bucket: str, tmp_path: pathlib.Path, vocabulary: pathlib.Path) -> None:
     """A native folder reads as it does locally; weights and vocabulary know where they come from."""
-    write_native(tmp_path / "model", _CONFIG, _ARRAYS, vocabulary_path=vocabulary)
+    write_native(tmp_path / "model", _CONFIG, arrays=_ARRAYS, vocabulary_path=vocabulary)
     path = upload(tmp_path / "model", f"{bucket}/models/tiny")
     for name in (path, f"{path}/", pathlib.PurePosixPath(path)):
         found = load_checkpoint(name)  # type: ignore[arg-type]
@@ -64,7 +64,7 @@ def test_a_native_model(bucket: str, tmp_path: pathlib.Path, vocabulary: pathlib
 
 def test_a_bucket_may_be_a_model(bucket: str, tmp_path: pathlib.Path) -> None:
     """A model may lie in a bucket without a folder."""
-    write_native(tmp_path / "model", _CONFIG, _ARRAYS, vocabulary_path=None)
+    write_native(tmp_path / "model", _CONFIG, arrays=_ARRAYS, vocabulary_path=None)
     found = load_checkpoint(upload(tmp_path / "model", bucket))
     assert (found.uri, found.vocabulary_uri) == (bucket, None)
 
@@ -154,7 +154,7 @@ def test_no_model_is_told(bucket: str, tmp_path: pathlib.Path) -> None:
 
 def test_errors_name_the_cloud(bucket: str, tmp_path: pathlib.Path) -> None:
     """What is wrong with a model is said of the address that the user gave, not of its copy."""
-    write_native(tmp_path / "model", _CONFIG, _ARRAYS, vocabulary_path=None)
+    write_native(tmp_path / "model", _CONFIG, arrays=_ARRAYS, vocabulary_path=None)
     (tmp_path / "model" / "model.safetensors").write_bytes(b"not safetensors")
     path = upload(tmp_path / "model", f"{bucket}/m")
     with pytest.raises(CheckpointError, match=rf"^{path}/model\.safetensors: cannot be read as safetensors"):
@@ -173,10 +173,10 @@ def test_a_lost_array_is_told(bucket: str, tmp_path: pathlib.Path) -> None:
 def test_a_model_is_stored_mark_last(cloud: "CloudService", bucket: str, tmp_path: pathlib.Path) -> None:
     """The file without which a folder is no model is written after all others, and no model is written over another."""
     for _ in range(2):
-        write_native(tmp_path / "model", _CONFIG, _ARRAYS, vocabulary_path=None)
+        write_native(tmp_path / "model", _CONFIG, arrays=_ARRAYS, vocabulary_path=None)
         store_model(tmp_path / "model", f"{bucket}/m")
     assert load_checkpoint(f"{bucket}/m").fingerprint() == load_checkpoint(f"{bucket}/m").fingerprint()
-    write_native(tmp_path / "model", _CONFIG, build_arrays(_CONFIG, 1), vocabulary_path=None)
+    write_native(tmp_path / "model", _CONFIG, arrays=build_arrays(_CONFIG, 1), vocabulary_path=None)
     with pytest.raises(FileExistsError, match=r"m/model\.safetensors: was written by somebody else"):
         store_model(tmp_path / "model", f"{bucket}/m")
     cloud.guard.reset()

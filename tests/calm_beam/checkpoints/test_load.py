@@ -53,7 +53,7 @@ def test_a_native_models_vocabulary_is_its_own(tmp_path: pathlib.Path) -> None:
     above = tmp_path / "sentencepiece.model"
     above.write_bytes(b"x")
     folder = tmp_path / "model"
-    write_native(folder, _CONFIG, _ARRAYS, vocabulary_path=above)
+    write_native(folder, _CONFIG, arrays=_ARRAYS, vocabulary_path=above)
     assert load_checkpoint(folder).vocabulary_path == folder / "sentencepiece.model"
     (folder / "sentencepiece.model").unlink()
     assert load_checkpoint(folder).vocabulary_path is None

@@ -32,7 +32,7 @@ _MOST_MEMORY = 2 << 30
 
 
 def _native(folder: pathlib.Path) -> pathlib.Path:
-    write_native(folder, _CONFIG, _ARRAYS, vocabulary_path=None)
+    write_native(folder, _CONFIG, arrays=_ARRAYS, vocabulary_path=None)
     return folder
 
 

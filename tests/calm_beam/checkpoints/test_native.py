@@ -25,7 +25,7 @@ def folder(tmp_path: pathlib.Path) -> pathlib.Path:
 def _write(folder: pathlib.Path, **options: Any) -> pathlib.Path:
     vocabulary = folder.parent / "stand_in.model"
     vocabulary.write_bytes(b"pieces")
-    write_native(folder, _CONFIG, _ARRAYS, vocabulary_path=vocabulary, **options)
+    write_native(folder, _CONFIG, arrays=_ARRAYS, vocabulary_path=vocabulary, **options)
     return folder
 
 
@@ -67,7 +67,9 @@ def test_one_model_has_one_fingerprint(folder: pathlib.Path, tmp_path: pathlib.P
     exact = {name: array.astype(np.float16).astype(np.float32) for name, array in _ARRAYS.items()}
     prints = set()
     for dtype in ("float32", "float16"):
-        write_native(tmp_path / dtype, _CONFIG, exact, vocabulary_path=folder / "sentencepiece.model", dtype=dtype)
+        write_native(
+            tmp_path / dtype, _CONFIG, arrays=exact, vocabulary_path=folder / "sentencepiece.model", dtype=dtype
+        )
         prints.add(load_checkpoint(tmp_path / dtype).fingerprint())
     write_t5x(tmp_path / "exact", exact)
     assert prints == {load_checkpoint(tmp_path / "exact").fingerprint()}
@@ -77,7 +79,9 @@ def test_every_size_is_kept(tmp_path: pathlib.Path) -> None:
     """Sizes that no shape shows, such as the distance where relative positions end, are read from the config."""
     config = build_config(num_encoder_layers=1, num_decoder_layers=1, relative_max_distance=20)
     (tmp_path / "stand_in.model").write_bytes(b"pieces")
-    write_native(tmp_path / "model", config, build_arrays(config, 0), vocabulary_path=tmp_path / "stand_in.model")
+    write_native(
+        tmp_path / "model", config, arrays=build_arrays(config, 0), vocabulary_path=tmp_path / "stand_in.model"
+    )
     assert load_checkpoint(tmp_path / "model").config == config
 
 
@@ -91,7 +95,7 @@ def test_bfloat16_is_not_written(tmp_path: pathlib.Path) -> None:
 def test_a_failed_write_leaves_no_config(tmp_path: pathlib.Path) -> None:
     """The config comes last: a folder that was not written whole is no model."""
     with pytest.raises(FileNotFoundError):
-        write_native(tmp_path / "model", _CONFIG, _ARRAYS, vocabulary_path=tmp_path / "nowhere.model")
+        write_native(tmp_path / "model", _CONFIG, arrays=_ARRAYS, vocabulary_path=tmp_path / "nowhere.model")
     assert list((tmp_path / "model").iterdir()) == []
     with pytest.raises(CheckpointError, match="no model here"):
         load_checkpoint(tmp_path / "model")
@@ -176,12 +180,12 @@ def test_weights_beyond_float16_are_refused(tmp_path: pathlib.Path) -> None:
     """A weight that would become infinite in float16 is refused by name, and nothing is written."""
     arrays = {**_ARRAYS, "token_embedder/embedding": _ARRAYS["token_embedder/embedding"] + np.float32(1e6)}
     with pytest.raises(ValueError, match="token_embedder/embedding has values that are not finite in float16"):
-        write_native(tmp_path / "model", _CONFIG, arrays, vocabulary_path=tmp_path / "v", dtype="float16")
+        write_native(tmp_path / "model", _CONFIG, arrays=arrays, vocabulary_path=tmp_path / "v", dtype="float16")
     assert not (tmp_path / "model").exists()
 
 
 def test_without_a_vocabulary(folder: pathlib.Path) -> None:
     """A model without a vocabulary leaves none in its folder: one from before would be taken for its own."""
-    write_native(folder, _CONFIG, _ARRAYS, vocabulary_path=None)
+    write_native(folder, _CONFIG, arrays=_ARRAYS, vocabulary_path=None)
     assert load_checkpoint(folder).vocabulary_path is None
     assert {child.name for child in folder.iterdir()} == {"config.json", "model.safetensors"}

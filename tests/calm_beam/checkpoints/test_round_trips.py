@@ -30,11 +30,11 @@ def _assert_generates_the_same(found: Checkpoint, expected: Checkpoint) -> None:
 def _through_native_to_t5x(checkpoint: Checkpoint, folder: pathlib.Path) -> Checkpoint:
     """Writes a model in the native layout, reads that, writes it in T5X's, and returns what is read there."""
     vocabulary = train_vocabulary(folder / "trained.model", size=30)
-    write_native(folder / "native", checkpoint.config, checkpoint.arrays, vocabulary_path=vocabulary)
+    write_native(folder / "native", checkpoint.config, arrays=checkpoint.arrays, vocabulary_path=vocabulary)
     native = load_checkpoint(folder / "native")
     assert native.layout == "native"
     _assert_same(native, checkpoint)
-    write_t5x(folder / "t5x", native.config, native.arrays, step=3, vocabulary_path=native.vocabulary_path)
+    write_t5x(folder / "t5x", native.config, arrays=native.arrays, step=3, vocabulary_path=native.vocabulary_path)
     last = load_checkpoint(folder / "t5x")
     assert (last.layout, last.step) == ("t5x", 3)
     assert last.vocabulary_path is not None

@@ -123,7 +123,7 @@ def test_what_scalable_t5_computes(tmp_path: pathlib.Path, scan_axis: int | None
 
 def test_scalable_t5_restores_what_is_written(tmp_path: pathlib.Path) -> None:
     """A model whose layers have tables of their own is written as that network has it without scanning."""
-    folder = write_step(tmp_path, SCALABLE, ARRAYS, step=3, vocabulary_path=None)
+    folder = write_step(tmp_path, SCALABLE, arrays=ARRAYS, step=3, vocabulary_path=None)
     places = {
         name: {"driver": "zarr", "kvstore": {"driver": "file", "path": f"{folder / f'target.{name}'}/"}}
         for name in (path.name.removeprefix("target.") for path in folder.glob("target.*"))

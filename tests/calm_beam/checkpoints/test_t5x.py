@@ -163,7 +163,7 @@ def _write(folder: pathlib.Path, *, step: int = 5, vocabulary: bytes | None = b"
     if vocabulary is not None:
         path = folder.parent / "stand_in.model"
         path.write_bytes(vocabulary)
-    return write_t5x(folder, _CONFIG, _ARRAYS, step=step, vocabulary_path=path)
+    return write_t5x(folder, _CONFIG, arrays=_ARRAYS, step=step, vocabulary_path=path)
 
 
 def _files(folder: pathlib.Path) -> dict[str, str]:
@@ -222,13 +222,13 @@ def test_a_failed_write_leaves_what_was_there(tmp_path: pathlib.Path, monkeypatc
     arrays = build_arrays(_CONFIG, 1)
     failing: dict[str, Any] = {**arrays, _NAME: np.array([["no", "number"]])}
     with pytest.raises(ValueError, match="could not convert string to float"):
-        write_t5x(tmp_path / "run", _CONFIG, failing, step=5, vocabulary_path=None)
+        write_t5x(tmp_path / "run", _CONFIG, arrays=failing, step=5, vocabulary_path=None)
     with pytest.raises(FileNotFoundError, match="nowhere"):
-        write_t5x(tmp_path / "run", _CONFIG, arrays, step=5, vocabulary_path=tmp_path / "nowhere.model")
+        write_t5x(tmp_path / "run", _CONFIG, arrays=arrays, step=5, vocabulary_path=tmp_path / "nowhere.model")
     with monkeypatch.context() as patch:
         patch.setattr(flax.serialization, "msgpack_serialize", lambda _: 1 / 0)
         with pytest.raises(ZeroDivisionError):
-            write_t5x(tmp_path / "run", _CONFIG, arrays, step=5, vocabulary_path=None)
+            write_t5x(tmp_path / "run", _CONFIG, arrays=arrays, step=5, vocabulary_path=None)
     assert _files(tmp_path / "run") == before
     assert sorted(os.listdir(tmp_path / "run")) == ["checkpoint_5", "sentencepiece.model"]
 
@@ -254,7 +254,7 @@ def test_steps_that_t5x_does_not_find_are_refused(step: int, tmp_path: pathlib.P
 def test_what_the_arrays_do_not_show_stands_beside_them(tmp_path: pathlib.Path, fields: dict[str, Any]) -> None:
     """A model that is not T5's in what no array shows comes back as what it is, from a `config.gin` of ours."""
     config = dataclasses.replace(_CONFIG, **fields)
-    write_t5x(tmp_path, config, _ARRAYS, step=1, vocabulary_path=None)
+    write_t5x(tmp_path, config, arrays=_ARRAYS, step=1, vocabulary_path=None)
     found = load_checkpoint(tmp_path)
     assert found.config == config
     assert not found.assumed
@@ -272,7 +272,9 @@ def test_what_t5x_wrote_is_written_again(tmp_path: pathlib.Path) -> None:
     checkpoint = load_checkpoint(pathlib.Path(_GOLDENS) / "t5x_checkpoint")
     reference = checkpoint.directory
     assert checkpoint.step is not None
-    folder = write_t5x(tmp_path, checkpoint.config, checkpoint.arrays, step=checkpoint.step, vocabulary_path=None)
+    folder = write_t5x(
+        tmp_path, checkpoint.config, arrays=checkpoint.arrays, step=checkpoint.step, vocabulary_path=None
+    )
     theirs, ours = (
         flax.serialization.msgpack_restore((each / "checkpoint").read_bytes()) for each in (reference, folder)
     )
@@ -300,7 +302,7 @@ def test_a_step_that_is_a_link_is_replaced_alone(tmp_path: pathlib.Path) -> None
     for target in (kept, tmp_path / "absent"):
         (tmp_path / "run" / "checkpoint_5").unlink(missing_ok=True)
         (tmp_path / "run" / "checkpoint_5").symlink_to(target)
-        final = write_t5x(tmp_path / "run", _CONFIG, _ARRAYS, step=5, vocabulary_path=None)
+        final = write_t5x(tmp_path / "run", _CONFIG, arrays=_ARRAYS, step=5, vocabulary_path=None)
         assert not final.is_symlink()
         assert list((tmp_path / "run").iterdir()) == [final]
         shutil.rmtree(final)

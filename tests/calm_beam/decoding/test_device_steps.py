@@ -87,15 +87,15 @@ def test_many_rows_attend_as_few_do(length: int) -> None:
         states, cache = device_steps.attend_to_output(
             _CONFIG,
             _LAYERS[1],
-            jnp.array(_STATES),
-            tuple(jnp.array(values) for values in stores),
-            bias,
-            np.int32(2),
-            _BELOW[part],
-            _LANES[part],
-            nodes[part],
-            paths[part],
-            steps[part],
+            states=jnp.array(_STATES),
+            cache=tuple(jnp.array(values) for values in stores),
+            bias_by_age=bias,
+            layer=np.int32(2),
+            below=_BELOW[part],
+            lanes=_LANES[part],
+            nodes=nodes[part],
+            paths=paths[part],
+            steps=steps[part],
         )
         return (np.asarray(states)[2, _LANES[part]], *(np.asarray(values)[nodes[part]] for values in cache))
 
@@ -136,16 +136,16 @@ def test_many_rows_finish_a_layer_as_few_do(measure: str) -> None:
         states, confidence = device_steps.finish_layer(
             _CONFIG,
             measure,
-            _RANKS,
-            {"layer": _LAYERS[1], "classifier": _CLASSIFIER},
-            jnp.array(_STATES),
-            cross,
-            mask,
-            np.int32(2),
-            _BELOW[part],
-            _LANES[part],
-            places[part],
-            ranks[part],
+            num_ranks=_RANKS,
+            parameters={"layer": _LAYERS[1], "classifier": _CLASSIFIER},
+            states=jnp.array(_STATES),
+            cross=cross,
+            source_mask=mask,
+            layer=np.int32(2),
+            below=_BELOW[part],
+            lanes=_LANES[part],
+            places=places[part],
+            ranks=ranks[part],
         )
         return np.asarray(states)[2, _LANES[part]], np.asarray(confidence)
 
@@ -182,7 +182,9 @@ def test_many_rows_are_decided_as_few_are(measure: str) -> None:
     layers = np.random.default_rng(2).integers(1, _DEPTH + 1, _ROWS).astype(np.int32)
 
     def run(part: slice) -> tuple[np.ndarray, ...]:
-        made = device_steps.decide_rows(_CONFIG, measure, _HEAD_WEIGHTS, _STATES, layers[part], _LANES[part])
+        made = device_steps.decide_rows(
+            _CONFIG, measure, parameters=_HEAD_WEIGHTS, states=_STATES, layers=layers[part], lanes=_LANES[part]
+        )
         return tuple(map(np.asarray, made))
 
     many = run(slice(None))
@@ -218,7 +220,9 @@ def _assert_stores(made: list[Any], nodes: np.ndarray, expected: dict[tuple[int,
 def test_many_rows_are_filled_as_numpy_does() -> None:
     """Skipped layers make keys and values of 2,048 states; all other nodes stay as they are."""
     layers, nodes = _skipped()
-    made = device_steps.fill_skipped(_CONFIG, _LAYERS[1:], _stores(slice(1, None)), _STATES, layers, _LANES, nodes)
+    made = device_steps.fill_skipped(
+        _CONFIG, _LAYERS[1:], cache=_stores(slice(1, None)), states=_STATES, layers=layers, lanes=_LANES, nodes=nodes
+    )
     kept = _STATES[layers, _LANES]
     expected = {(layer, part): new for layer in range(2, _DEPTH + 1) for part, new in enumerate(_kept(layer, kept))}
     _assert_stores(made, nodes, expected)
@@ -228,7 +232,7 @@ def test_many_rows_are_copied() -> None:
     """Skipped layers take over 2,048 keys and values, bit for bit; all other nodes stay as they are."""
     layers, nodes = _skipped()
     source_nodes = np.random.default_rng(4).permutation(_ROWS).astype(np.int32)
-    first, *made = device_steps.copy_skipped(_stores(slice(None)), layers, source_nodes, nodes)
+    first, *made = device_steps.copy_skipped(_stores(slice(None)), layers, source_nodes=source_nodes, nodes=nodes)
     stores = np.array(_STORES)
     expected = {
         (layer, part): stores[layers - 1, part, source_nodes] for layer in range(2, _DEPTH + 1) for part in range(2)
@@ -247,7 +251,12 @@ def test_many_sources_are_encoded_as_few_are() -> None:
         shape = (256, _HEADS, 32, _HEAD)
         cross: list[Any] = [(jnp.zeros(shape), jnp.zeros(shape)) for _ in range(_DEPTH)]
         made, mask = device_steps.admit(
-            _CONFIG, {"params": _TREE}, cross, jnp.zeros((256, 32), bool), tokens[part], places[part]
+            _CONFIG,
+            {"params": _TREE},
+            cross=cross,
+            source_mask=jnp.zeros((256, 32), bool),
+            source_tokens=tokens[part],
+            places=places[part],
         )
         np.testing.assert_array_equal(np.asarray(mask)[places[part]], tokens[part] != 0)
         return [np.asarray(values)[places[part]] for pair in made for values in pair]
@@ -269,23 +278,53 @@ def _lowered(step: str) -> Any:
     cross = (jnp.zeros(shape), jnp.zeros(shape))
     mask = jnp.ones((_ROWS // _RANKS, _SOURCE), bool)
     if step == "embed":
-        return device_steps.embed.lower(jnp.zeros((9, _WIDTH)), states, rows, rows)
+        return device_steps.embed.lower(jnp.zeros((9, _WIDTH)), states, tokens=rows, lanes=rows)
     if step == "admit":
         tokens = jnp.ones((_RANKS, _SOURCE), jnp.int32)
-        return device_steps.admit.lower(_CONFIG, {"params": _TREE}, [cross] * _DEPTH, mask, tokens, rows[:_RANKS])
+        return device_steps.admit.lower(
+            _CONFIG,
+            {"params": _TREE},
+            cross=[cross] * _DEPTH,
+            source_mask=mask,
+            source_tokens=tokens,
+            places=rows[:_RANKS],
+        )
     if step == "attend_to_output":
         paths, bias = jnp.zeros((_PART, 16), jnp.int32), jnp.zeros((_HEADS, 16))
         return device_steps.attend_to_output.lower(
-            _CONFIG, _LAYERS[1], states, _stores(slice(1, 2))[0], bias, layer, rows, rows, rows, paths, rows
+            _CONFIG,
+            _LAYERS[1],
+            states=states,
+            cache=_stores(slice(1, 2))[0],
+            bias_by_age=bias,
+            layer=layer,
+            below=rows,
+            lanes=rows,
+            nodes=rows,
+            paths=paths,
+            steps=rows,
         )
     if step == "fill_skipped":
         stores = _stores(slice(1, None))
-        return device_steps.fill_skipped.lower(_CONFIG, _LAYERS[1:], stores, states, rows, rows, nodes)
+        return device_steps.fill_skipped.lower(
+            _CONFIG, _LAYERS[1:], cache=stores, states=states, layers=rows, lanes=rows, nodes=nodes
+        )
     if step == "copy_skipped":
-        return device_steps.copy_skipped.lower(_stores(slice(None)), rows, rows, nodes)
+        return device_steps.copy_skipped.lower(_stores(slice(None)), rows, source_nodes=rows, nodes=nodes)
     parameters = {"layer": _LAYERS[1], "classifier": _CLASSIFIER}
     return device_steps.finish_layer.lower(
-        _CONFIG, step, _RANKS, parameters, states, cross, mask, layer, rows, rows, rows, rows
+        _CONFIG,
+        step,
+        num_ranks=_RANKS,
+        parameters=parameters,
+        states=states,
+        cross=cross,
+        source_mask=mask,
+        layer=layer,
+        below=rows,
+        lanes=rows,
+        places=rows,
+        ranks=rows,
     )
 
 

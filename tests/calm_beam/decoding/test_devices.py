@@ -32,9 +32,9 @@ assert (two.work.tokens, two.work.layer_rows) == (one.work.tokens, one.work.laye
 second = SweepDecoder(build_checkpoint(), ExitRule(), devices=devices[1:], **settings)
 embed, used = device_steps.embed, set()
 
-def watched(embedding, states, *rest):
+def watched(embedding, states, **rows):
     used.update(states.devices())
-    return embed(embedding, states, *rest)
+    return embed(embedding, states, **rows)
 
 device_steps.embed = watched
 found = dict(second.decode(prompts))
@@ -47,7 +47,7 @@ class Broken:
         raise ValueError("no use")
 
 try:
-    list(decode_on_devices([(devices[0], Broken()), (devices[1], Broken())], prompts, None))
+    list(decode_on_devices([(devices[0], Broken()), (devices[1], Broken())], prompts))
 except ValueError as error:
     assert str(error) == "no use"
 else:
@@ -67,7 +67,7 @@ class Slow:
 
 slow = Slow()
 try:
-    list(decode_on_devices([(devices[0], slow), (devices[1], Broken())], prompts, None))
+    list(decode_on_devices([(devices[0], slow), (devices[1], Broken())], prompts))
 except ValueError:
     assert not slow.is_running, "a device is still busy when the next call could come"
 print("same")

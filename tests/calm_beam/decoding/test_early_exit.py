@@ -372,7 +372,7 @@ def test_sizes_below_one_are_refused(sizes: Mapping[str, Any]) -> None:
 def test_thresholds_by_position_take_the_place_of_the_schedule() -> None:
     """Given what Eq. 5 makes of a threshold, a decoder of the constant schedule generates as one of that schedule."""
     checkpoint, decay = build_checkpoint(_CONFIG), ExitRule(schedule="decay", tau=4.0)
-    positions = scheduled_thresholds(decay, (0.6,), _STEPS)[:, 0].tolist()
+    positions = scheduled_thresholds(decay, (0.6,), max_decode_length=_STEPS)[:, 0].tolist()
     decoder = EarlyExitDecoder(
         checkpoint, ExitRule(), threshold=0.6, max_decode_length=_STEPS, threshold_by_position=positions
     )
@@ -436,9 +436,9 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[collections.Counter[tuple
     def count(name: str) -> None:
         method = getattr(EarlyExitT5, name)
 
-        def counted(model: EarlyExitT5, states: jax.Array, layer: int = 0, *arguments: Any) -> Any:
+        def counted(model: EarlyExitT5, states: jax.Array, layer: int = 0, **arguments: Any) -> Any:
             jax.debug.callback(functools.partial(counter.update, [(name, layer)]))
-            return method(model, states, *([layer] if layer else []), *arguments)
+            return method(model, states, *([layer] if layer else []), **arguments)
 
         monkeypatch.setattr(EarlyExitT5, name, counted)
 

@@ -95,7 +95,7 @@ class _Simulation:
         self.check_paths(goes_on)
         assert self.tree.room() >= room - len(members)
         assert self.tree.room() == self.tree.capacity - max(map(len, self.contents))
-        self.tree.advance(tokens, exits, self.live)
+        self.tree.advance(tokens, exits, alive=self.live)
         busy = self.live.any(axis=1)
         self.live = goes_on
         for slot in np.flatnonzero(busy & ~goes_on.any(axis=1)).tolist():
@@ -116,7 +116,7 @@ class _Simulation:
             assert rows.steps[row] == len(before[lane].tokens)
             # Soundness: a row's lanes are in one state, and what the first of them attends to is what they all do.
             assert keys[first] == keys[lane]
-            seen = self.tree.paths(layer, np.array([first]), self.steps)[0, : len(before[lane].tokens)].tolist()
+            seen = self.tree.paths(layer, np.array([first]), length=self.steps)[0, : len(before[lane].tokens)].tolist()
             assert [self.contents[layer][node] for node in seen] == [
                 self.histories[lane].content(layer, step, separates_exit=self.separates_exit)
                 for step in range(len(before[lane].tokens))
@@ -145,7 +145,7 @@ class _Simulation:
             states = sorted({sources[place] for place in skips})
             of_member = np.array([states.index(sources[place]) for place in skips], int)
             firsts = np.array([first for first, _ in states], int)
-            nodes = self.tree.keep(layer, firsts, members[skips], of_member)
+            nodes = self.tree.keep(layer, firsts, members=members[skips], of_member=of_member)
             self.make(layer, nodes, firsts, [exit_layer for _, exit_layer in states])
             for place, state in zip(skips, of_member.tolist(), strict=True):
                 self.histories[int(members[place])].nodes[layer].append(int(nodes[state]))
@@ -166,7 +166,7 @@ class _Simulation:
         for lane in np.flatnonzero(goes_on).tolist():
             history = self.histories[lane]
             for layer in range(1, self.layers + 1):
-                path = self.tree.paths(layer, np.array([lane]), len(history.tokens))[0].tolist()
+                path = self.tree.paths(layer, np.array([lane]), length=len(history.tokens))[0].tolist()
                 assert path == history.nodes[layer]
                 assert [self.contents[layer][node] for node in path] == [
                     history.content(layer, step, separates_exit=self.separates_exit) for step in range(len(path))
@@ -223,7 +223,7 @@ def _step(tree: LaneTree, exits: list[int], tokens: list[int] | None = None) -> 
     """Runs a token of a single prompt, and returns the first lane of each row, by layer."""
     at = np.array([exits])
     rows = [tree.rows(layer, at >= layer).lanes.tolist() for layer in (1, 2, 3)]
-    tree.advance(np.array([tokens or [2] * len(exits)]), at, at > 0)
+    tree.advance(np.array([tokens or [2] * len(exits)]), at, alive=at > 0)
     return rows
 
 
@@ -274,7 +274,7 @@ def test_a_free_slot_does_not_advance() -> None:
     alive = np.array([[False, False], [True, True]])
     rows = tree.rows(1, alive)
     assert (rows.lanes.tolist(), rows.slots.tolist(), rows.steps.tolist()) == ([2], [1], [0])
-    tree.advance(np.full((2, 2), 2), np.ones((2, 2), int), alive)
+    tree.advance(np.full((2, 2), 2), np.ones((2, 2), int), alive=alive)
     assert tree.step.tolist() == [0, 1]
 
 
@@ -284,7 +284,7 @@ def test_room_shrinks_by_the_rows_of_the_fullest_layer() -> None:
     tree.admit(np.array([0]))
     tree.rows(1, np.ones((1, 3), bool))
     assert tree.room() == 4
-    tree.keep(2, np.array([0, 1, 2]), np.arange(3), np.arange(3))
+    tree.keep(2, np.array([0, 1, 2]), members=np.arange(3), of_member=np.arange(3))
     assert tree.room() == 2
     tree.grow(10)
     assert (tree.room(), tree.capacity) == (12, 15)

@@ -15,6 +15,7 @@ from calm_beam.decoding import batch, device_steps, memory, shared
 from calm_beam.decoding.memory import Budget, choose_budget, keep_freed_memory
 from calm_beam.decoding.shared import SharedSweep
 from calm_beam.decoding.sweep import SweepDecoder, SweepResult
+from calm_beam.decoding.weights import Sources
 from calm_beam.exits.rule import ExitRule
 from calm_beam.model import T5Config
 from tests.builders import build_checkpoint, build_config
@@ -35,7 +36,7 @@ def _prompts(count: int) -> list[tuple[int, ...]]:
 
 def _sweep(budget: Budget, lanes: np.ndarray | None = None) -> SharedSweep:
     lanes = _lanes(_STEPS, _THRESHOLDS) if lanes is None else lanes
-    return SharedSweep(_CHECKPOINT, ExitRule(), lanes, max_input_length=32, budget=budget)
+    return SharedSweep(_CHECKPOINT, ExitRule(), thresholds=lanes, max_input_length=32, budget=budget)
 
 
 def _assert_same(found: dict[int, SweepResult], expected: dict[int, SweepResult]) -> None:
@@ -88,22 +89,22 @@ def test_sources_and_outputs_together_stay_within_the_budget(
     """Positions of all widths and of every layer's store are never more than the budget's, and all prompts end."""
     sources: dict[int, int] = {}
     held: set[int] = set()
-    make_sources, attend = batch.Sources, device_steps.attend_to_output
+    attend = device_steps.attend_to_output
 
     def watched_sources(config: T5Config, *, width: int, places: int) -> Any:
         sources[width] = places * width
-        return make_sources(config, width=width, places=places)
+        return Sources(config, width=width, places=places)
 
-    def watched_attend(*arguments: Any) -> Any:
-        held.add(arguments[3][0].shape[0])
-        return attend(*arguments)
+    def watched_attend(*arguments: Any, **rows: Any) -> Any:
+        held.add(rows["cache"][0].shape[0])
+        return attend(*arguments, **rows)
 
     monkeypatch.setattr(batch, "Sources", watched_sources)
     monkeypatch.setattr(device_steps, "attend_to_output", watched_attend)
     lengths = [5] * 30 + [40] * 15 + [100] * 7 + [200] * 3
     lanes = _lanes(_STEPS, np.linspace(0.9, 0.1, thresholds).tolist())
     budget = Budget(slots=55, tokens=tokens)
-    sweep = SharedSweep(_CHECKPOINT, ExitRule(), lanes, max_input_length=256, budget=budget)
+    sweep = SharedSweep(_CHECKPOINT, ExitRule(), thresholds=lanes, max_input_length=256, budget=budget)
     assert len(dict(sweep.decode([[7] * length for length in lengths]))) == len(lengths)
     assert sorted(sources) == widths
     assert sum(sources.values()) + max(held) <= tokens
@@ -116,12 +117,12 @@ def test_a_full_device_halves_the_budget(
     calls = 0
     real = device_steps.finish_layer
 
-    def full_at_first(*arguments: object) -> object:
+    def full_at_first(*arguments: object, **rows: object) -> object:
         nonlocal calls
         calls += 1
         if calls in (20, 50):
             raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 1 bytes.")
-        return real(*arguments)
+        return real(*arguments, **rows)
 
     monkeypatch.setattr(device_steps, "finish_layer", full_at_first)
     with caplog.at_level(logging.WARNING):
@@ -134,7 +135,7 @@ def test_a_full_device_halves_the_budget(
 def test_an_empty_device_is_an_error_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where not even one prompt fits, the device's own error is raised."""
 
-    def full(*arguments: object) -> object:
+    def full(*arguments: object, **rows: object) -> object:
         raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 1 bytes.")
 
     monkeypatch.setattr(device_steps, "finish_layer", full)
@@ -145,7 +146,7 @@ def test_an_empty_device_is_an_error_in_the_end(monkeypatch: pytest.MonkeyPatch)
 def test_other_errors_of_the_device_are_raised(monkeypatch: pytest.MonkeyPatch) -> None:
     """Only lack of memory is answered with a smaller budget."""
 
-    def broken(*arguments: object) -> object:
+    def broken(*arguments: object, **rows: object) -> object:
         raise jax.errors.JaxRuntimeError("INTERNAL: something else")
 
     monkeypatch.setattr(device_steps, "finish_layer", broken)
@@ -186,7 +187,7 @@ def test_devices_of_another_platform_are_refused() -> None:
             return "gpu:0"
 
     devices: Any = [Gpu()]
-    with pytest.raises(ValueError, match=r"device gpu:0 is no cpu: set JAX_PLATFORMS"):
+    with pytest.raises(ValueError, match=r"device gpu:0 is not a cpu device: set JAX_PLATFORMS"):
         SweepDecoder(_CHECKPOINT, ExitRule(), thresholds=_THRESHOLDS, max_decode_length=8, devices=devices)
 
 
@@ -224,13 +225,13 @@ def test_every_sweep_gives_back_and_few_sizes_are_compiled(monkeypatch: pytest.M
     states_sizes, source_sizes, returns = set(), set(), []
     embed, admit = device_steps.embed, device_steps.admit
 
-    def watched_embed(embedding: jax.Array, states: jax.Array, *rest: object) -> jax.Array:
+    def watched_embed(embedding: jax.Array, states: jax.Array, **rows: object) -> jax.Array:
         states_sizes.add(states.shape)
-        return embed(embedding, states, *rest)
+        return embed(embedding, states, **rows)
 
-    def watched_admit(config: T5Config, parameters: object, cross: object, mask: jax.Array, *rest: Any) -> Any:
-        source_sizes.add((mask.shape, rest[0].shape))
-        return admit(config, parameters, cross, mask, *rest)
+    def watched_admit(config: T5Config, parameters: object, **prompts: Any) -> Any:
+        source_sizes.add((prompts["source_mask"].shape, prompts["source_tokens"].shape))
+        return admit(config, parameters, **prompts)
 
     monkeypatch.setattr(device_steps, "embed", watched_embed)
     monkeypatch.setattr(device_steps, "admit", watched_admit)

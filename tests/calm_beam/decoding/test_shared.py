@@ -11,13 +11,15 @@ import numpy as np
 import pytest
 
 from calm_beam.decoding import batch, device_steps, padding
+from calm_beam.decoding.lanes import LaneTree
 from calm_beam.decoding.memory import Budget
 from calm_beam.decoding.plain import PlainSweep
 from calm_beam.decoding.result import SweepResult
 from calm_beam.decoding.shared import SharedSweep
 from calm_beam.decoding.work import Work
-from calm_beam.exits.rule import SCHEDULES, ExitRule
+from calm_beam.exits.rule import ExitRule
 from calm_beam.exits.schedule import scheduled_thresholds
+from calm_beam.exits.schedules import SCHEDULES
 from calm_beam.model import T5Config
 from tests.builders import build_arrays, build_checkpoint, build_config, build_prompts, build_rule, checkpoint_of
 from tests.sampling import sampled
@@ -68,7 +70,7 @@ def _grid(seed: int, *, lanes: int = _LANES) -> tuple[float, ...]:
 
 def _by_step(rule: ExitRule, thresholds: Sequence[float]) -> np.ndarray:
     full = np.full((_STEPS, 1), np.inf, np.float32)
-    return np.concatenate([full, scheduled_thresholds(rule, tuple(thresholds), _STEPS)], axis=1)
+    return np.concatenate([full, scheduled_thresholds(rule, tuple(thresholds), max_decode_length=_STEPS)], axis=1)
 
 
 def _in_order(pairs: Iterator[tuple[int, SweepResult]], count: int) -> list[SweepResult]:
@@ -90,7 +92,9 @@ def _shared(
 ) -> tuple[list[SweepResult], Work]:
     checkpoint = checkpoint_of(config, arrays) if arrays else build_checkpoint(config, seed=seed)
     grid = _by_step(rule, _grid(seed) if thresholds is None else thresholds)
-    sweep = SharedSweep(checkpoint, rule, grid, max_input_length=64, budget=Budget(slots=slots, tokens=tokens))
+    sweep = SharedSweep(
+        checkpoint, rule, thresholds=grid, max_input_length=64, budget=Budget(slots=slots, tokens=tokens)
+    )
     return _in_order(sweep.decode(prompts), len(prompts)), sweep.work
 
 
@@ -98,7 +102,7 @@ def _plain(rule: ExitRule, *, config: T5Config, seed: int) -> list[SweepResult]:
     # A schedule is in the thresholds alone: without it in the rule, one compiled sweep does for all of them.
     constant = dataclasses.replace(rule, schedule="constant", tau=None)
     grid = _by_step(rule, _grid(seed))
-    sweep = PlainSweep(build_checkpoint(config, seed=seed), constant, grid, max_input_length=64, slots=7)
+    sweep = PlainSweep(build_checkpoint(config, seed=seed), constant, thresholds=grid, max_input_length=64, slots=7)
     return _in_order(sweep.decode(_PROMPTS), len(_PROMPTS))
 
 
@@ -120,7 +124,7 @@ def _default() -> tuple[list[SweepResult], Work]:
 
 
 def _check_against_plain(rule: ExitRule, config: T5Config, seeds: Sequence[int]) -> None:
-    schedules = SCHEDULES if rule.confidence != "static" else ("constant",)
+    schedules = tuple(SCHEDULES) if rule.confidence != "static" else ("constant",)
     seen: list[SweepResult] = []
     for (place, schedule), seed in itertools.product(enumerate(schedules), seeds):
         scheduled = dataclasses.replace(rule, schedule=schedule, tau=None if schedule == "constant" else 1.0 + place)
@@ -196,9 +200,9 @@ def test_attention_in_parts_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> 
     calls = []
     attend = device_steps.attend_to_output
 
-    def counted(*arguments: Any) -> Any:
-        calls.append(arguments[7].shape)
-        return attend(*arguments)
+    def counted(*arguments: Any, **rows: Any) -> Any:
+        calls.append(rows["lanes"].shape)
+        return attend(*arguments, **rows)
 
     monkeypatch.setattr(device_steps, "attend_to_output", counted)
     monkeypatch.setattr(batch, "_GATHERED_BYTES", 1)
@@ -211,11 +215,10 @@ def test_stores_that_grow_change_nothing(monkeypatch: pytest.MonkeyPatch) -> Non
     """Stores that begin too small are widened, and no key or value is lost on the way."""
     assert _default()
     sizes = []
-    tree = batch.LaneTree
 
     def small(*, capacity: int, **options: Any) -> Any:
         sizes.append(capacity)
-        return tree(capacity=70, **options)
+        return LaneTree(capacity=70, **options)
 
     monkeypatch.setattr(batch, "LaneTree", small)
     _assert_all_same(_shared(ExitRule())[0], _default()[0])
@@ -250,10 +253,10 @@ def test_a_full_device_halves_the_budget(monkeypatch: pytest.MonkeyPatch, caplog
     calls = itertools.count()
     finish = device_steps.finish_layer
 
-    def full(*arguments: Any) -> Any:
+    def full(*arguments: Any, **rows: Any) -> Any:
         if next(calls) in (35, 50):
             raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory")
-        return finish(*arguments)
+        return finish(*arguments, **rows)
 
     monkeypatch.setattr(device_steps, "finish_layer", full)
     _assert_all_same(_shared(ExitRule(), slots=4)[0], _default()[0])
@@ -264,7 +267,7 @@ def test_a_full_device_halves_the_budget(monkeypatch: pytest.MonkeyPatch, caplog
 def test_other_errors_are_not_swallowed(message: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """An error that is not a lack of memory, and a lack where nothing can be halved, fail the sweep."""
 
-    def broken(*_: Any) -> Any:
+    def broken(*_: Any, **__: Any) -> Any:
         raise jax.errors.JaxRuntimeError(message)
 
     monkeypatch.setattr(device_steps, "finish_layer", broken)

@@ -41,11 +41,13 @@ def _counts() -> np.ndarray:
 def _tally() -> SplitTally:
     keys = [str(index) for index in range(_UNITS)]
     layout = Layout.of(_SPECS, thresholds=3)
-    return SplitTally.of_units(keys, to_signed_fixed_point(_losses()), _counts(), layout, _SPLITS)
+    return SplitTally.of_units(keys, to_signed_fixed_point(_losses()), counts=_counts(), layout=layout, splits=_SPLITS)
 
 
 def _outcomes(specs: tuple[Spec, ...] = _SPECS) -> list[TrialOutcome]:
-    return trial_outcomes("softmax", _tally(), specs, _THRESHOLDS, count_rows=_COUNTER.rows, num_layers=8)
+    return trial_outcomes(
+        "softmax", _tally(), specs=specs, thresholds=_THRESHOLDS, count_rows=_COUNTER.rows, num_layers=8
+    )
 
 
 def test_every_trial_against_a_calibration_in_memory() -> None:
@@ -76,8 +78,10 @@ def test_trials_differ_and_never_exit_is_a_result() -> None:
     layout_specs = (*_SPECS, *strict)
     keys = [str(index) for index in range(_UNITS)]
     layout = Layout.of(layout_specs, thresholds=3)
-    tally = SplitTally.of_units(keys, to_signed_fixed_point(_losses()), _counts(), layout, _SPLITS)
-    never = trial_outcomes("softmax", tally, strict, _THRESHOLDS, count_rows=_COUNTER.rows, num_layers=8)
+    tally = SplitTally.of_units(keys, to_signed_fixed_point(_losses()), counts=_counts(), layout=layout, splits=_SPLITS)
+    never = trial_outcomes(
+        "softmax", tally, specs=strict, thresholds=_THRESHOLDS, count_rows=_COUNTER.rows, num_layers=8
+    )
     assert {(outcome.threshold, outcome.test_risk) for outcome in never} == {(None, 0.0)}
     assert all(8 <= outcome.layers <= 9 and not outcome.exceeds for outcome in never)
     (summary,) = summaries(never)
@@ -116,19 +120,21 @@ def test_an_excess_shows() -> None:
 def test_an_empty_part_is_refused() -> None:
     """With one example, one of the two parts is empty."""
     layout = Layout.of(_SPECS, thresholds=3)
-    tally = SplitTally.of_units(["a"], to_signed_fixed_point(_losses()[:1]), _counts()[:1], layout, _SPLITS)
+    tally = SplitTally.of_units(
+        ["a"], to_signed_fixed_point(_losses()[:1]), counts=_counts()[:1], layout=layout, splits=_SPLITS
+    )
     with pytest.raises(DataError, match=r"trial 0 has .* needs both\. Take more examples"):
-        trial_outcomes("softmax", tally, _SPECS, _THRESHOLDS, count_rows=_COUNTER.rows, num_layers=8)
+        trial_outcomes("softmax", tally, specs=_SPECS, thresholds=_THRESHOLDS, count_rows=_COUNTER.rows, num_layers=8)
 
 
 def test_counts_of_a_lane() -> None:
     """Ratios of sums, and nothing where nothing was counted."""
     rows = ("tokens", "layers", "cut", "flops_appendix_b", "flops_calm_table", "flops_full")
     counts = np.array([[10, 10], [80, 25], [1, 2], [400, 100], [400, 200], [400, 400]])
-    assert lane_counts(counts, rows, 1) == LaneCounts(
+    assert lane_counts(counts, rows, lane=1) == LaneCounts(
         layers=2.5, flops_appendix_b=4.0, flops_calm_table=2.0, bleu=None, cut=2
     )
-    assert lane_counts(np.zeros((3, 1), np.int64), rows[:3], 0).layers is None
+    assert lane_counts(np.zeros((3, 1), np.int64), rows[:3], lane=0).layers is None
 
 
 def test_files_give_back_what_was_written(tmp_path: pathlib.Path) -> None:

@@ -50,7 +50,7 @@ def _units(count: int) -> tuple[list[str], np.ndarray, np.ndarray]:
 def test_parts_against_a_loop() -> None:
     """Calibration and test part of every trial hold the sums and the number of the units that drew them."""
     keys, losses, counts = _units(25)
-    tally = SplitTally.of_units(keys, losses, counts, _LAYOUT, _SPLITS)
+    tally = SplitTally.of_units(keys, losses, counts=counts, layout=_LAYOUT, splits=_SPLITS)
     values = _LAYOUT.values(losses)
     for trial in range(_SPLITS.trials):
         member = [bool(_SPLITS.parts([key])[0, trial]) for key in keys]
@@ -71,9 +71,10 @@ def test_parts_against_a_loop() -> None:
 def test_sums_do_not_depend_on_sharding_or_order(order: int) -> None:
     """Three shards, merged in either order, give the tally of all units at once; the empty tally adds nothing."""
     keys, losses, counts = _units(25)
-    whole = SplitTally.of_units(keys, losses, counts, _LAYOUT, _SPLITS)
+    whole = SplitTally.of_units(keys, losses, counts=counts, layout=_LAYOUT, splits=_SPLITS)
     shards = [
-        SplitTally.of_units(keys[part::3], losses[part::3], counts[part::3], _LAYOUT, _SPLITS) for part in range(3)
+        SplitTally.of_units(keys[part::3], losses[part::3], counts=counts[part::3], layout=_LAYOUT, splits=_SPLITS)
+        for part in range(3)
     ][::order]
     assert functools.reduce(SplitTally.merge, shards, SplitTally.zero(_LAYOUT, _SPLITS, count_rows=2)) == whole
 

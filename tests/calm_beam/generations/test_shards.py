@@ -184,7 +184,7 @@ def test_what_is_no_shard_is_refused(tmp_path: pathlib.Path) -> None:
     write_generations(whole, _GENERATIONS)
     cut.write_bytes(whole.read_bytes()[:-5])
     pyarrow.parquet.write_table(pyarrow.table({"id": ["a"]}), other)
-    for path, message in ((cut, "is damaged (ArrowInvalid: "), (other, "is no file of generations of this version")):
+    for path, message in ((cut, "is damaged (ArrowInvalid: "), (other, "is not a generations file of this version")):
         with pytest.raises(GenerationsError, match=re.escape(f"{path}: {message}")):
             stored_shard(str(path))
 

@@ -117,7 +117,7 @@ def test_a_feature_twice(tmp_path: pathlib.Path) -> None:
 @pytest.mark.parametrize(
     ("record", "message"),
     [
-        (b"no protobuf", "record 2: is no tf.Example ("),
+        (b"no protobuf", "record 2: is not a tf.Example ("),
         (b"", "record 2: has no feature inputs, only none."),
         ({"inputs": b"\xff"}, "record 2: inputs is not UTF-8 ("),
         ({"inputs": ""}, "record 2: inputs is empty."),

@@ -161,7 +161,7 @@ def build_positions(threshold: float, **changes: Any) -> tuple[float, ...]:
     """Returns the threshold of every position in `build_manifest`'s schedule, with fields of the rule changed."""
     decode = build_manifest().decode
     rule = ExitRule(**{"schedule": decode.schedule, "tau": decode.tau, **changes})
-    return tuple(scheduled_thresholds(rule, (threshold,), decode.max_decode_length)[:, 0].tolist())
+    return tuple(scheduled_thresholds(rule, (threshold,), max_decode_length=decode.max_decode_length)[:, 0].tolist())
 
 
 def build_planned_manifest(**changes: Any) -> Manifest:

@@ -10,8 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from calm_beam.exits.rule import SCHEDULES, ExitRule
+from calm_beam.exits.rule import ExitRule
 from calm_beam.exits.schedule import scheduled_thresholds
+from calm_beam.exits.schedules import SCHEDULES
 from calm_beam.manifest import Manifest, ManifestError, manifest_text, parse_manifest
 from tests.calm_beam.manifest.builders import (
     build_calibration,
@@ -38,7 +39,7 @@ def _manifest(threshold: float, schedule: str, tau: float | None, steps: int, po
 @settings(max_examples=300, deadline=None, derandomize=True)
 @given(
     threshold=st.floats(0, 1),
-    schedule=st.sampled_from(SCHEDULES),
+    schedule=st.sampled_from(tuple(SCHEDULES)),
     tau=st.floats(0, 1e300),
     steps=st.integers(1, 70),
 )
@@ -46,7 +47,7 @@ def test_the_decoders_thresholds_are_accepted(threshold: float, schedule: str, t
     """Whatever the settings, what numpy makes of them the reader makes of them too; they come back from the text."""
     given_tau = None if schedule == "constant" else tau
     rule = ExitRule(schedule=schedule, tau=given_tau)
-    positions = scheduled_thresholds(rule, (threshold,), steps)[:, 0]
+    positions = scheduled_thresholds(rule, (threshold,), max_decode_length=steps)[:, 0]
     manifest = _manifest(threshold, schedule, given_tau, steps, tuple(positions.tolist()))
     (entry,) = parse_manifest(manifest_text(manifest)).calibrations
     assert entry.threshold_by_position is not None
@@ -56,7 +57,7 @@ def test_the_decoders_thresholds_are_accepted(threshold: float, schedule: str, t
 @settings(max_examples=200, deadline=None, derandomize=True)
 @given(
     threshold=st.floats(0.05, 0.95),
-    schedule=st.sampled_from(SCHEDULES),
+    schedule=st.sampled_from(tuple(SCHEDULES)),
     position=st.integers(0, 11),
     is_up=st.booleans(),
     units=st.integers(2, 5),
@@ -64,7 +65,7 @@ def test_the_decoders_thresholds_are_accepted(threshold: float, schedule: str, t
 def test_other_thresholds_are_refused(threshold: float, schedule: str, position: int, is_up: bool, units: int) -> None:
     """A few units in the last place of float32, at any one position, are another schedule."""
     tau = None if schedule == "constant" else 4.0
-    positions = scheduled_thresholds(ExitRule(schedule=schedule, tau=tau), (threshold,), 12)[:, 0]
+    positions = scheduled_thresholds(ExitRule(schedule=schedule, tau=tau), (threshold,), max_decode_length=12)[:, 0]
     for _ in range(units):
         positions[position] = np.nextafter(positions[position], np.float32(2 * is_up))
     with pytest.raises(ManifestError, match=rf"^calibrations\[0\].threshold_by_position\[{position}\] must be "):

@@ -14,6 +14,7 @@ from calm_beam import manifest as manifest_module
 from calm_beam.calibration.specs import LOSSES
 from calm_beam.exits.measures import MEASURES, is_own
 from calm_beam.exits.propagations import PROPAGATIONS
+from calm_beam.exits.schedules import SCHEDULES
 from calm_beam.manifest import Manifest, ManifestError, manifest_text
 from calm_beam.risk.fwer import PROCEDURES
 from tests.calm_beam.manifest.builders import (
@@ -87,7 +88,7 @@ def test_schema_and_reader_name_the_same_choices() -> None:
     ours, own = decode["confidence"]["anyOf"]
     assert ours["enum"] == list(MEASURES)
     assert all(bool(re.search(own["pattern"], name)) == is_own(name) for name in _OWN_NAMES)
-    assert tuple(decode["schedule"]["enum"]) == manifest_module.SCHEDULES
+    assert tuple(decode["schedule"]["enum"]) == tuple(SCHEDULES)
     assert decode["state_propagation"]["enum"] == list(PROPAGATIONS)
     for described in (definitions["calibration"], definitions["planned_test"]):
         assert tuple(described["properties"]["consistency"]["enum"]) == manifest_module.CONSISTENCIES

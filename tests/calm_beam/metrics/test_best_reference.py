@@ -14,8 +14,8 @@ def _share_of_length(candidate: str, reference: str) -> float:
 
 def test_the_best_reference_counts() -> None:
     """The highest of the pair scores is returned, wherever it stands."""
-    assert best_over_references(_share_of_length, "abcd", ["a", "abc", "ab"]) == 0.75
-    assert best_over_references(_share_of_length, "abcd", ("a",)) == 0.25
+    assert best_over_references(_share_of_length, "abcd", references=["a", "abc", "ab"]) == 0.75
+    assert best_over_references(_share_of_length, "abcd", references=("a",)) == 0.25
 
 
 @pytest.mark.parametrize("name", METRICS)

@@ -172,7 +172,7 @@ def test_nan_is_refused_by_name(copied: Callable[[str], pathlib.Path], monkeypat
     bleurt = Bleurt(copied("uncased"))
     monkeypatch.setattr(bleurt, "_predict", lambda ids, segments: float("nan"))
     with pytest.raises(MetricError, match=r'metric "bleurt" on example "7": returned nan, expected'):
-        checked_score(bleurt, "bleurt", "a", ["b"], example_id="7")
+        checked_score(bleurt, "bleurt", candidate="a", references=["b"], example_id="7")
 
 
 def test_the_name_holds_the_checkpoint(folders: dict[str, pathlib.Path], tmp_path: pathlib.Path) -> None:
@@ -207,7 +207,7 @@ def test_missing_files(name: str, copied: Callable[[str], pathlib.Path]) -> None
     ("kind", "name", "content", "message"),
     [
         ("uncased", "bleurt_config.json", b"{", "bleurt_config.json cannot be read ("),
-        ("uncased", "bleurt_config.json", b"[]", "bleurt_config.json is no JSON object."),
+        ("uncased", "bleurt_config.json", b"[]", "bleurt_config.json is not a JSON object."),
         ("uncased", "bleurt_config.json", b"{}", "bleurt_config.json has max_seq_length None, expected an integer."),
         ("uncased", "vocab.txt", b"[CLS]\n[SEP]\n[UNK]\n", f"vocab.txt has 3 pieces, its model {len(WORD_PIECES)}."),
         ("uncased", "vocab.txt", b"a\n" * len(WORD_PIECES), f"vocab.txt has {len(WORD_PIECES) - 1} pieces twice."),
@@ -215,7 +215,7 @@ def test_missing_files(name: str, copied: Callable[[str], pathlib.Path]) -> None
         ("uncased", "vocab.txt", b"\xff\n", "vocab.txt is not UTF-8 ("),
         ("uncased", "saved_model.pb", b"no model", "TensorFlow cannot load it ("),
         ("uncased", "variables/variables.index", b"", "TensorFlow cannot load it ("),
-        ("sentencepiece", "sent_piece.model", b"no model", "sent_piece.model is no SentencePiece model ("),
+        ("sentencepiece", "sent_piece.model", b"no model", "sent_piece.model is not a SentencePiece model ("),
         ("sentencepiece", "bert_config.json", b'{"vocab_size": 40}', "sent_piece.model has 48 pieces, its model 40."),
     ],
 )

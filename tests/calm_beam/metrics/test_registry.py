@@ -52,7 +52,7 @@ def _returning(value: object) -> Callable[[str, Sequence[str]], float]:
 
 
 def _score(value: object) -> float:
-    return checked_score(_returning(value), "chrf", "candidate", ["reference"], example_id="ex-7")
+    return checked_score(_returning(value), "chrf", candidate="candidate", references=["reference"], example_id="ex-7")
 
 
 def test_named_metrics() -> None:
@@ -113,8 +113,8 @@ def test_own_function_is_imported() -> None:
         ("ending_scores:f", "(it raises SystemExit: 0, which would have ended the process)."),
         ("closing_scores:f", "(it raises GeneratorExit: )."),
         ("failing_scores:f", "(it raises NameError: two\\nlines)."),
-        ("made_up_scores:f", '"f" cannot be had (it raises SystemExit: 0, which would have ended the process).'),
-        ("listless_scores:f", '"f" cannot be had (it raises OSError: no list).'),
+        ("made_up_scores:f", '"f" cannot be loaded (it raises SystemExit: 0, which would have ended the process).'),
+        ("listless_scores:f", '"f" cannot be loaded (it raises OSError: no list).'),
     ],
 )
 def test_own_function_that_cannot_be_had(name: str, message: str) -> None:
@@ -184,7 +184,7 @@ def test_metric_that_raises_names_the_example() -> None:
 
     message = 'metric "chrf" on example "ex-7": raised KeyError: \'no such word\''
     with pytest.raises(MetricError, match=re.escape(message)) as caught:
-        checked_score(fails, "chrf", "a", ["b"], example_id="ex-7")
+        checked_score(fails, "chrf", candidate="a", references=["b"], example_id="ex-7")
     assert isinstance(caught.value.__cause__, KeyError)
 
 
@@ -201,7 +201,7 @@ def test_a_metric_cannot_end_the_run(raised: BaseException) -> None:
         with pytest.raises(
             MetricError, match=f'^metric "own" on example "ex-7": raised {type(raised).__name__}: '
         ) as caught:
-            checked_score(metric, "own", "a", ["b"], example_id="ex-7")
+            checked_score(metric, "own", candidate="a", references=["b"], example_id="ex-7")
         assert caught.value.__cause__ is raised
 
 
@@ -225,7 +225,7 @@ def test_arguments_reach_the_metric() -> None:
         seen.append((candidate, references))
         return 1.0
 
-    checked_score(metric, "own", "c", ["r", "s"], example_id="1")
+    checked_score(metric, "own", candidate="c", references=["r", "s"], example_id="1")
     assert seen == [("c", ["r", "s"])]
 
 

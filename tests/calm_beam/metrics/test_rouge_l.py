@@ -86,5 +86,5 @@ def test_tokenizer_argument_is_used() -> None:
         def tokenize(self, text: str) -> list[str]:
             return list(text)
 
-    assert rouge_l_score("abcd", "abed", Letters()) == 0.75
+    assert rouge_l_score("abcd", "abed", tokenizer=Letters()) == 0.75
     assert rouge_l_score("abcd", "abed") == 0.0

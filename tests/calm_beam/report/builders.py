@@ -13,7 +13,7 @@ from calm_beam.calibration import (
     RunRecord,
     Spec,
     all_specs,
-    calibrate,
+    choose_thresholds,
     risk_rows,
     score_generation,
 )
@@ -165,7 +165,7 @@ def write_calibration(
         software={"calm-beam": "0"},
     ).manifest(
         _totals(kept, plan),
-        calibrate(rows, plan, num_layers=num_layers),
+        choose_thresholds(rows, plan, num_layers=num_layers),
         plan,
         digest=plan.record().digest,
         failed_ids=tuple(sorted(name for name, _ in failures)),
@@ -178,7 +178,9 @@ def _totals(generations: Sequence[Generation], plan: Plan) -> CalibrationTotals:
     layout = plan.layout()
     objectives = objectives_of(plan.specs)
     metrics: dict[str, Any] = {objective.metric: get_metric(objective.metric) for objective in objectives}
-    losses = [score_generation(item, objectives, metrics, num_thresholds=len(plan.thresholds)) for item in generations]
+    losses = [
+        score_generation(item, objectives, metrics=metrics, num_thresholds=len(plan.thresholds)) for item in generations
+    ]
     ids = [item.example.id for item in generations]
     return CalibrationTotals.of_examples(generations, layout).merge(
         CalibrationTotals.of_losses(ids, np.stack(losses), layout, salt=plan.salt)

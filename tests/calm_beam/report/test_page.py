@@ -248,7 +248,7 @@ def test_no_path_tells_whose_machine_it_was(tmp_path: pathlib.Path) -> None:
     """Of local paths the page has the last names, wherever they stand; places in a cloud stand as a whole."""
     generations = random_generations(4)
     generations[0] = dataclasses.replace(generations[0], outputs=(), failure="/home/ada/secret/code.py: broken")
-    remarks = ["the model cannot be had: checkpoint /home/ada/secret/models/tiny: no such directory."]
+    remarks = ["the model is not available: checkpoint /home/ada/secret/models/tiny: no such directory."]
     folder = write_calibration(
         tmp_path / "out",
         generations,
@@ -262,7 +262,7 @@ def test_no_path_tells_whose_machine_it_was(tmp_path: pathlib.Path) -> None:
     facts = dict(data["facts"])
     assert facts["Model"] == "…/models/tiny (4 decoder layers)"
     assert facts["Calibration set"] == "…/data/a*.jsonl, gs://bucket/some/where/b.jsonl"
-    assert data["remarks"] == ["the model cannot be had: checkpoint …/models/tiny: no such directory."]
+    assert data["remarks"] == ["the model is not available: checkpoint …/models/tiny: no such directory."]
     assert data["failures"] == [["row-0", "…/secret/code.py: broken"]]
     assert [row["failure"] for row in data["examples"] if "failure" in row] == ["…/secret/code.py: broken"]
 

@@ -54,7 +54,7 @@ def test_textual_consistency() -> None:
 )
 def test_operations_stand_beside_the_layers(factors: tuple[float, ...], said: str) -> None:
     """Where operations were counted, the sentence that tells how many layers are saved tells them too, in percent."""
-    sentence = "".join(promise_in_words(build_calibration(), build_manifest(), factors))
+    sentence = "".join(promise_in_words(build_calibration(), build_manifest(), factors=factors))
     assert "saves 29 % of the decoder layers: tokens use 4.25 of 6 on average." in sentence
     assert sentence.endswith(f"Exit tests included, the decoder does {said} the full model.")
 

@@ -45,7 +45,7 @@ def test_a_table_of_another_run_is_refused(folder: pathlib.Path, tmp_path: pathl
         with pytest.raises(ReportError, match=re.escape("risk_table.csv: is not the risk table of the manifest")):
             read_calibrated(str(tmp_path))
     (tmp_path / "risk_table.csv").write_text(lines[0] + "textual,half a line\n", encoding="utf-8")
-    with pytest.raises(ReportError, match=r"risk_table\.csv, line 2: is no line of a risk table"):
+    with pytest.raises(ReportError, match=r"risk_table\.csv, line 2: is not a row of a risk table"):
         read_calibrated(str(tmp_path))
     (tmp_path / "risk_table.csv").unlink()
     with pytest.raises(FileNotFoundError):

@@ -78,7 +78,7 @@ def _other_numbers() -> Iterator[tuple[str, Callable[[], np.ndarray]]]:
     grid = tuple(place / 20 for place in range(21))
     for schedule in ("decay", "decay_t5x"):
         rule = ExitRule(schedule=schedule, tau=4.0)
-        yield schedule, functools.partial(scheduled_thresholds, rule, grid, 512)
+        yield schedule, functools.partial(scheduled_thresholds, rule, grid, max_decode_length=512)
 
 
 def digests() -> dict[str, str]:

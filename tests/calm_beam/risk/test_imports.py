@@ -1,9 +1,9 @@
-"""The risk modules compute on numpy alone."""
+"""The risk modules compute on numpy alone, and so does what looks after a promise."""
 
 import subprocess
 import sys
 
-_MODULES = ", ".join(
+_MODULES = "calm_beam.upkeep.excess, calm_beam.upkeep.monitor, " + ", ".join(
     f"calm_beam.risk.{name}"
     for name in (
         "totals",
@@ -12,8 +12,6 @@ _MODULES = ", ".join(
         "pvalues",
         "fwer",
         "losses",
-        "excess",
-        "monitor",
         "sample_size",
         "binomial_interval",
     )

@@ -36,8 +36,8 @@ def _rows(losses: np.ndarray) -> list[tuple[str, str, float]]:
 
 def _sums(rows: list[tuple[str, str, float]], tests: tuple[RiskTest, ...] = _TESTS) -> LossSums:
     sums = LossSums(tests)
-    for row in rows:
-        sums.add(*row)
+    for example_id, setting, loss in rows:
+        sums.add(example_id, setting, loss=loss)
     return sums
 
 
@@ -99,7 +99,7 @@ def test_every_example_needs_a_loss_under_every_setting(change: Any, message: st
 def test_losses_that_are_none(loss: Any) -> None:
     """What is not a number in [0, 1] is refused, with its example and setting."""
     with pytest.raises(LossesError, match=r"example 'a' under setting 's': the loss must be a number in \[0, 1\]"):
-        LossSums(_TESTS).add("a", "s", loss)
+        LossSums(_TESTS).add("a", "s", loss=loss)
 
 
 def test_signed_losses_need_tests_that_take_them() -> None:

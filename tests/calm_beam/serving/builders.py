@@ -44,7 +44,7 @@ def build_entry(threshold: float | None, *, rule: ExitRule | None = None, **chan
         "path": (step,),
     }
     if threshold is not None:
-        positions = scheduled_thresholds(rule or ExitRule(), (threshold,), STEPS)[:, 0]
+        positions = scheduled_thresholds(rule or ExitRule(), (threshold,), max_decode_length=STEPS)[:, 0]
         values["threshold_by_position"] = tuple(positions.tolist())
     return Calibration(**{**values, **changes})
 

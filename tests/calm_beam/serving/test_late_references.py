@@ -50,12 +50,12 @@ def test_the_order_in_which_references_come_changes_nothing(
     """The file is to the byte what `observe` writes of the same requests one after the other."""
     at_once = _probe(generator, tmp_path / "at_once")
     losses = [
-        at_once.observe(str(place), _PROMPTS[place], answers[place], references=_REFERENCES[place])
+        at_once.observe(str(place), _PROMPTS[place], answer=answers[place], references=_REFERENCES[place])
         for place in range(3)
     ]
     late = LateReferences(_probe(generator, tmp_path / "late"))
     for place in range(3):
-        late.remember(str(place), _PROMPTS[place], answers[place])
+        late.remember(str(place), _PROMPTS[place], answer=answers[place])
     missing = set(range(3))
     for place in order:
         assert late.observe(str(place), _REFERENCES[place]) == losses[place]
@@ -72,14 +72,14 @@ def test_what_never_comes_is_counted(generator: Generator, answers: Sequence[Ans
     path = tmp_path / "losses"
     with LateReferences(_probe(generator, path), most=3) as late:
         for name in ("a", "b"):
-            late.remember(name, _PROMPTS[0], answers[0])
+            late.remember(name, _PROMPTS[0], answer=answers[0])
         late.remember_failure("c", OutputError("broken"))
         assert late.waiting == ("a", "b")
         late.give_up("b", "deleted on request")
         assert _rows(path) == []
         # Pushes out the first, and all that it held back follows.
-        late.remember("d", _PROMPTS[1], answers[1])
-        late.remember("e", _PROMPTS[1], answers[1])
+        late.remember("d", _PROMPTS[1], answer=answers[1])
+        late.remember("e", _PROMPTS[1], answer=answers[1])
         late.observe("e", [list(answers[1].tokens)])
         assert (late.waiting, late.held_back) == (("d",), 1)
     assert late.waiting == ()
@@ -99,7 +99,7 @@ def test_monitor_reads_the_rows(
     write_manifest(generator.manifest, tmp_path / "manifest.json")
     with LateReferences(_probe(generator, tmp_path / "losses")) as late:
         for number in range(40):
-            late.remember(str(number), _PROMPTS[0], answers[0])
+            late.remember(str(number), _PROMPTS[0], answer=answers[0])
     assert main(["monitor", f"--manifest={tmp_path}", f"--losses={tmp_path / 'losses'}"]) == 3
     assert "40 losses, mean 1.0000" in capsys.readouterr().out
 
@@ -107,10 +107,10 @@ def test_monitor_reads_the_rows(
 def test_what_does_not_wait_is_refused(generator: Generator, answers: Sequence[Answer], tmp_path: pathlib.Path) -> None:
     """Unknown and settled requests, ids that occur twice and references that do not fit; those may come again."""
     late = LateReferences(_probe(generator, tmp_path / "losses"))
-    late.remember("first", _PROMPTS[0], answers[0])
-    late.remember("a", _PROMPTS[0], answers[0])
+    late.remember("first", _PROMPTS[0], answer=answers[0])
+    late.remember("a", _PROMPTS[0], answer=answers[0])
     with pytest.raises(ValueError, match="request a: is remembered already"):
-        late.remember("a", _PROMPTS[0], answers[0])
+        late.remember("a", _PROMPTS[0], answer=answers[0])
     for references, message in (([], "needs references to measure a loss, got none"), (["text"], "has no vocabulary")):
         with pytest.raises(ValueError, match=f"request a: .*{message}"):
             late.observe("a", references)
@@ -133,7 +133,7 @@ def test_a_file_that_cannot_be_written_loses_no_loss(
     """A loss that could not be added is added with the next one, in its turn."""
     late = LateReferences(_probe(generator, tmp_path / "losses"))
     for name in "ab":
-        late.remember(name, _PROMPTS[0], answers[0])
+        late.remember(name, _PROMPTS[0], answer=answers[0])
 
     def full(path: object, line: str) -> None:
         raise OSError("no space left")
@@ -153,7 +153,7 @@ def test_giving_up_what_is_being_measured(
     """A request has one loss, whichever comes first: the measured one, or that of having been given up."""
     probe = _probe(generator, tmp_path / "losses")
     late = LateReferences(probe)
-    late.remember("a", _PROMPTS[0], answers[0])
+    late.remember("a", _PROMPTS[0], answer=answers[0])
     measure, begun, may_end = probe.measure, threading.Event(), threading.Event()
 
     def slowly(*arguments: Any, **options: Any) -> Any:

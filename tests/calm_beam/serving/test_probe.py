@@ -51,7 +51,7 @@ def _calibrated_loss(answer: Answer, full: Answer, entry: Calibration, reference
     )
     assert entry.loss is not None
     objective = Objective(entry.consistency, entry.metric, entry.loss)
-    return int(score_generation(generation, [objective], METRICS, num_thresholds=1)[0, 0])
+    return int(score_generation(generation, [objective], metrics=METRICS, num_thresholds=1)[0, 0])
 
 
 @pytest.mark.parametrize(
@@ -74,7 +74,7 @@ def test_losses_are_those_of_calibration(tmp_path: pathlib.Path, entry: Calibrat
         # As ids, since the manifest has no vocabulary; eos and padding are none of the text.
         references = ([*right.tokens, 0], [9, 9, 9]) if entry.consistency == "risk" else ()
         texts = (right.text, "9 9 9") if references else ()
-        loss = probe.observe(str(number), prompt, answer, references=references)
+        loss = probe.observe(str(number), prompt, answer=answer, references=references)
         assert int(to_signed_fixed_point([loss])[0]) == _calibrated_loss(answer, full, entry, texts)
         found.append(loss)
     assert max(found) > 0
@@ -133,7 +133,7 @@ def test_references_that_cannot_be_compared_are_refused(
     """Texts are never held against ids, nor the letters of a text taken for references; nothing is written."""
     generator, probe = _probe(tmp_path / "losses", build_entry(0.2, consistency="risk", loss="relu"))
     with pytest.raises(ValueError, match=re.escape(message)):
-        probe.observe("a", _PROMPTS[0], generator.generate(_PROMPTS[0]), references=references)
+        probe.observe("a", _PROMPTS[0], answer=generator.generate(_PROMPTS[0]), references=references)
     assert not (tmp_path / "losses").exists()
 
 
@@ -142,7 +142,7 @@ def test_failures_have_loss_1(tmp_path: pathlib.Path) -> None:
     generator, probe = _probe(tmp_path / "losses")
     answer = generator.generate(_PROMPTS[0])
     assert probe.observe_failure("a", OutputError("broken\nmodel")) == 1
-    assert probe.observe("b", [99], answer) == 1
+    assert probe.observe("b", [99], answer=answer) == 1
     first, second = _rows(tmp_path / "losses")
     assert (first["loss"], first["failure"]) == (1, "OutputError: broken\nmodel")
     assert (second["loss"], second["failure"][:27]) == (1, "PromptError: the prompt: to")
@@ -152,7 +152,9 @@ def test_monitor_reads_the_rows(tmp_path: pathlib.Path, capsys: pytest.CaptureFi
     """`calm-beam monitor` takes the rows of the probe for the losses that they are, and raises its alarm by them."""
     generator, probe = _probe(tmp_path / "losses", build_entry(0.9, delta=0.5))
     write_manifest(generator.manifest, tmp_path / "manifest.json")
-    losses = [probe.observe(str(number), prompt, generator.generate(prompt)) for number, prompt in enumerate(_PROMPTS)]
+    losses = [
+        probe.observe(str(number), prompt, answer=generator.generate(prompt)) for number, prompt in enumerate(_PROMPTS)
+    ]
     flags = ["monitor", f"--manifest={tmp_path}", f"--losses={tmp_path / 'losses'}"]
     assert main(flags) == 0
     mean = to_signed_fixed_point(losses).sum() / LOSS_SCALE / len(losses)
@@ -197,5 +199,5 @@ def test_what_cannot_be_watched_is_refused(tmp_path: pathlib.Path, monkeypatch: 
         _probe(tmp_path / "losses", build_entry(0.2, metric="rouge_l"))
     generator, probe = _probe(tmp_path / "losses", build_entry(0.2, consistency="risk", loss="relu"))
     with pytest.raises(ValueError, match="request a: risk consistency needs references to measure a loss, got none"):
-        probe.observe("a", _PROMPTS[0], generator.generate(_PROMPTS[0]))
+        probe.observe("a", _PROMPTS[0], answer=generator.generate(_PROMPTS[0]))
     assert not (tmp_path / "losses").exists()

@@ -39,7 +39,7 @@ def test_a_full_disk_leaves_the_file_as_it_was(tmp_path: pathlib.Path, monkeypat
 def test_another_file_is_left_alone(tmp_path: pathlib.Path) -> None:
     """A large file without line breaks is none of ours, and is not cut."""
     (tmp_path / "log").write_bytes(b"x" * 70_000)
-    with pytest.raises(OSError, match="this is no file of short lines"):
+    with pytest.raises(OSError, match="this is not a file of short lines"):
         append_line(tmp_path / "log", "one")
     assert (tmp_path / "log").stat().st_size == 70_000
 

@@ -235,7 +235,7 @@ def test_only_files_are_written_over(tmp_path: pathlib.Path) -> None:
     (tmp_path / "file").write_text("mine")
     check_writable(tmp_path / "file")
     os.mkfifo(tmp_path / "pipe")
-    with pytest.raises(FileExistsError, match="pipe: is there, and is no file that could be written over"):
+    with pytest.raises(FileExistsError, match="pipe: exists and is not a file that can be overwritten"):
         check_writable(tmp_path / "pipe")
     with pytest.raises(FileExistsError, match="/dev/null"):
         check_writable("/dev/null")

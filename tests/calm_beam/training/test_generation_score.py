@@ -42,7 +42,12 @@ def test_the_score_is_that_of_the_full_models_greedy_outputs() -> None:
     expected = [token_f1(output, right) for output, right in zip(outputs, references, strict=True)]
     assert 0 < min(expected) < 1
     score = GenerationScore(
-        "token_f1", checkpoint.config, prompts, references, decode=_as_text, max_target_length=_LENGTH
+        "token_f1",
+        checkpoint.config,
+        prompts=prompts,
+        references=references,
+        decode=_as_text,
+        max_target_length=_LENGTH,
     )
     assert score(checkpoint.arrays) == pytest.approx(np.mean(expected), abs=1e-12)
     assert score.name == "token_f1 of 4 outputs"
@@ -51,14 +56,18 @@ def test_the_score_is_that_of_the_full_models_greedy_outputs() -> None:
 def test_an_unknown_metric_is_refused_at_once() -> None:
     """The name is checked before any model is there."""
     with pytest.raises(ValueError, match=r'metric "rouge_x" is not known\. Did you mean "rouge_l"'):
-        GenerationScore("rouge_x", build_config(), [[3, 1]], [("a",)], decode=_as_text, max_target_length=4)
+        GenerationScore(
+            "rouge_x", build_config(), prompts=[[3, 1]], references=[("a",)], decode=_as_text, max_target_length=4
+        )
 
 
 def test_a_bad_score_names_the_row() -> None:
     """A metric outside [0, 1] fails with the place of the row."""
     checkpoint = build_checkpoint(build_config(), seed=1)
     metric = f"{__name__}:too_much"
-    score = GenerationScore(metric, checkpoint.config, [[3, 1]], [("a",)], decode=_as_text, max_target_length=_LENGTH)
+    score = GenerationScore(
+        metric, checkpoint.config, prompts=[[3, 1]], references=[("a",)], decode=_as_text, max_target_length=_LENGTH
+    )
     with pytest.raises(
         MetricError, match=r'on example "validation row 1": returned 2.0, expected a number in \[0, 1\]'
     ):

@@ -134,7 +134,7 @@ def test_estimate_is_unbiased(sampled: int, weighting: str) -> None:
     exact = _loss(logits, targets, all_layers(5, weighting)[1], **options)
     estimates = []
     for chosen in itertools.combinations(range(1, 5), sampled):
-        layers, weights = sampled_weights(5, np.array(chosen), weighting)
+        layers, weights = sampled_weights(5, np.array(chosen), weighting=weighting)
         estimates.append(_loss(logits[layers - 1], targets, weights, **options))
     assert np.ptp(estimates) > 0.01
     np.testing.assert_allclose(np.mean(estimates), exact, rtol=1e-5)

@@ -121,7 +121,9 @@ def test_bad_settings_are_named(field: str, value: float, message: str) -> None:
         MuonConfig(**{field: value})  # type: ignore[arg-type]
 
 
-def _adafactor(parameters: dict[str, np.ndarray], gradients: list[dict[str, np.ndarray]], rate: float) -> list[dict]:
+def _adafactor(
+    parameters: dict[str, np.ndarray], gradients: list[dict[str, np.ndarray]], rate: float
+) -> list[dict[str, np.ndarray]]:
     """Returns Adafactor's updates of each step, by Shazeer & Stern (2018), algorithms 4 and 5, in float64."""
     rows: dict[str, np.ndarray] = {}
     columns: dict[str, np.ndarray] = {}

@@ -72,7 +72,7 @@ def test_a_copy_task_is_learned() -> None:
     model = dataclasses.replace(_MODEL, exit_classifier=0)
     reports: list[Progress] = []
     unseen = _copies(50, seed=1)
-    trained = train(_CONFIG, model, _copies(500, seed=0), unseen, on_progress=reports.append)
+    trained = train(_CONFIG, model, pairs=_copies(500, seed=0), validation_pairs=unseen, on_progress=reports.append)
     assert [report.step for report in reports] == [100, 200, 300, 400]
     assert reports[-1].loss < 0.2 * reports[0].loss
     assert reports[0].validation is None
@@ -93,7 +93,7 @@ def test_a_copy_task_is_learned() -> None:
 
 def test_the_result_fits_the_model() -> None:
     """Weights come back as float32, with the names and shapes of the model."""
-    trained = train(_SHORT, _MODEL, _copies(40, seed=0), [])
+    trained = train(_SHORT, _MODEL, pairs=_copies(40, seed=0), validation_pairs=[])
     arrays = trained.arrays
     assert (trained.step, trained.validation) == (4, None)
     assert {name: array.shape for name, array in arrays.items()} == parameter_shapes(_MODEL)
@@ -103,7 +103,10 @@ def test_the_result_fits_the_model() -> None:
 def test_the_seed_decides_everything() -> None:
     """The same seed gives the same weights, with dropout and shuffling on; another seed gives others."""
     pairs = _copies(40, seed=0)
-    results = [train(dataclasses.replace(_SHORT, seed=seed), _MODEL, pairs, []).arrays for seed in (3, 3, 4)]
+    results = [
+        train(dataclasses.replace(_SHORT, seed=seed), _MODEL, pairs=pairs, validation_pairs=[]).arrays
+        for seed in (3, 3, 4)
+    ]
     assert fingerprint(results[0]) == fingerprint(results[1])
     assert fingerprint(results[0]) != fingerprint(results[2])
 
@@ -118,8 +121,8 @@ def test_watching_changes_nothing() -> None:
     watched_model = train(
         watched,
         _MODEL,
-        pairs,
-        _copies(5, seed=2),
+        pairs=pairs,
+        validation_pairs=_copies(5, seed=2),
         score=score,
         on_progress=reports.append,
         on_save=states.append,
@@ -127,7 +130,9 @@ def test_watching_changes_nothing() -> None:
     assert [report.validation is not None for report in reports] == [False, True, False, True]
     assert [state.step for state in states] == [1, 2, 3]
     assert watched_model.step == 4
-    assert fingerprint(watched_model.arrays) == fingerprint(train(_SHORT, _MODEL, pairs, []).arrays)
+    assert fingerprint(watched_model.arrays) == fingerprint(
+        train(_SHORT, _MODEL, pairs=pairs, validation_pairs=[]).arrays
+    )
 
 
 def test_fine_tuning_starts_from_the_given_weights() -> None:
@@ -137,7 +142,7 @@ def test_fine_tuning_starts_from_the_given_weights() -> None:
     before = fingerprint(initial)
     small = MuonConfig(muon_learning_rate=1e-5, adam_learning_rate=1e-5)
     config = dataclasses.replace(_SHORT, optimizer=small)
-    arrays = train(config, _MODEL, _copies(40, seed=0), [], initial=initial).arrays
+    arrays = train(config, _MODEL, pairs=_copies(40, seed=0), validation_pairs=[], initial=initial).arrays
     assert fingerprint(initial) == before
     np.testing.assert_array_equal(arrays["decoder/meta_cls/kernel"], initial["decoder/meta_cls/kernel"])
     for name, array in arrays.items():
@@ -153,7 +158,7 @@ def test_a_resumed_run_ends_with_the_same_bits(optimizer: OptimizerConfig, kille
     config = dataclasses.replace(_SHORT, optimizer=optimizer, progress_every=3, validate_every=2, save_every=1)
     pairs, unseen = _copies(40, seed=0), _copies(5, seed=2)
     reports: list[Progress] = []
-    whole = train(config, _MODEL, pairs, unseen, on_progress=reports.append)
+    whole = train(config, _MODEL, pairs=pairs, validation_pairs=unseen, on_progress=reports.append)
     states: list[SavedState] = []
 
     def save(state: SavedState) -> None:
@@ -163,9 +168,11 @@ def test_a_resumed_run_ends_with_the_same_bits(optimizer: OptimizerConfig, kille
 
     before: list[Progress] = []
     with pytest.raises(KeyboardInterrupt):
-        train(config, _MODEL, pairs, unseen, on_progress=before.append, on_save=save)
+        train(config, _MODEL, pairs=pairs, validation_pairs=unseen, on_progress=before.append, on_save=save)
     after: list[Progress] = []
-    resumed = train(config, _MODEL, pairs, unseen, on_progress=after.append, resume_from=states[-1])
+    resumed = train(
+        config, _MODEL, pairs=pairs, validation_pairs=unseen, on_progress=after.append, resume_from=states[-1]
+    )
     assert before + after == reports
     _assert_same(resumed, whole)
 
@@ -175,9 +182,11 @@ def test_a_state_without_the_optimiser_would_differ() -> None:
     config = dataclasses.replace(_SHORT, save_every=2)
     pairs = _copies(40, seed=0)
     states: list[SavedState] = []
-    whole = train(config, _MODEL, pairs, [], on_save=states.append)
+    whole = train(config, _MODEL, pairs=pairs, validation_pairs=[], on_save=states.append)
     blank = {name: np.zeros_like(array) for name, array in states[0].optimizer.items()}
-    forgetful = train(config, _MODEL, pairs, [], resume_from=dataclasses.replace(states[0], optimizer=blank))
+    forgetful = train(
+        config, _MODEL, pairs=pairs, validation_pairs=[], resume_from=dataclasses.replace(states[0], optimizer=blank)
+    )
     assert fingerprint(forgetful.arrays) != fingerprint(whole.arrays)
 
 
@@ -186,9 +195,15 @@ def test_another_run_is_not_resumed() -> None:
     config = dataclasses.replace(_SHORT, save_every=2)
     pairs = _copies(40, seed=0)
     states: list[SavedState] = []
-    train(config, _MODEL, pairs, [], on_save=states.append)
+    train(config, _MODEL, pairs=pairs, validation_pairs=[], on_save=states.append)
     state = states[0]
-    train(dataclasses.replace(config, progress_every=3, save_every=1), _MODEL, pairs, [], resume_from=state)
+    train(
+        dataclasses.replace(config, progress_every=3, save_every=1),
+        _MODEL,
+        pairs=pairs,
+        validation_pairs=[],
+        resume_from=state,
+    )
     for changed, message in (
         ({"steps": 9}, r"another one \(steps: 4, now 9\)"),
         ({"dropout_rate": 0.2, "z_loss": 0.1}, r"\(dropout_rate: 0.1, now 0.2; z_loss: 0.0, now 0.1\)"),
@@ -196,26 +211,26 @@ def test_another_run_is_not_resumed() -> None:
         ({"optimizer": MuonConfig(warmup_steps=3)}, r"muon_learning_rate: 0.02, now 0.008; warmup_steps: 20, now 3\)"),
     ):
         with pytest.raises(ResumeError, match=message):
-            train(dataclasses.replace(config, **changed), _MODEL, pairs, [], resume_from=state)
+            train(dataclasses.replace(config, **changed), _MODEL, pairs=pairs, validation_pairs=[], resume_from=state)
     with pytest.raises(ResumeError, match=r"training data: 40 pairs, \w{16}, now 40 pairs, \w{16}\)"):
-        train(config, _MODEL, _copies(40, seed=1), [], resume_from=state)
+        train(config, _MODEL, pairs=_copies(40, seed=1), validation_pairs=[], resume_from=state)
     with pytest.raises(ResumeError, match=r"validation data: 0 pairs, .*, now 3 pairs"):
-        train(config, _MODEL, pairs, _copies(3, seed=0), resume_from=state)
+        train(config, _MODEL, pairs=pairs, validation_pairs=_copies(3, seed=0), resume_from=state)
     initial = initialize_parameters(_MODEL, generator=np.random.default_rng(0))
     with pytest.raises(ResumeError, match="initial weights: new, now sha256:"):
-        train(config, _MODEL, pairs, [], initial=initial, resume_from=state)
+        train(config, _MODEL, pairs=pairs, validation_pairs=[], initial=initial, resume_from=state)
     with pytest.raises(ResumeError, match="best by: loss, now a script"):
-        train(config, _MODEL, pairs, [], score=_LateScore([]), resume_from=state)
+        train(config, _MODEL, pairs=pairs, validation_pairs=[], score=_LateScore([]), resume_from=state)
 
 
 def test_a_state_of_another_optimiser_version_is_refused() -> None:
     """An optimiser whose arrays are not those expected is refused in words."""
     config = dataclasses.replace(_SHORT, save_every=2)
     states: list[SavedState] = []
-    train(config, _MODEL, _copies(40, seed=0), [], on_save=states.append)
+    train(config, _MODEL, pairs=_copies(40, seed=0), validation_pairs=[], on_save=states.append)
     odd = dataclasses.replace(states[0], optimizer={"momentum": np.zeros(3, np.float32)})
     with pytest.raises(ResumeError, match="another version of calm-beam or of optax"):
-        train(config, _MODEL, _copies(40, seed=0), [], resume_from=odd)
+        train(config, _MODEL, pairs=_copies(40, seed=0), validation_pairs=[], resume_from=odd)
 
 
 def test_the_best_model_is_returned_by_score() -> None:
@@ -223,13 +238,20 @@ def test_the_best_model_is_returned_by_score() -> None:
     pairs, unseen = _copies(40, seed=0), _copies(5, seed=2)
     config = dataclasses.replace(_SHORT, validate_every=1, save_every=1)
     states: list[SavedState] = []
-    best = train(config, _MODEL, pairs, unseen, score=_LateScore([0.2, 0.5, 0.5, 0.3]), on_save=states.append)
+    best = train(
+        config,
+        _MODEL,
+        pairs=pairs,
+        validation_pairs=unseen,
+        score=_LateScore([0.2, 0.5, 0.5, 0.3]),
+        on_save=states.append,
+    )
     assert best.step == 2
     assert best.validation is not None
     assert best.validation.score == 0.5
     for name, array in states[1].parameters.items():
         np.testing.assert_array_equal(best.arrays[name], array)
-    assert fingerprint(best.arrays) != fingerprint(train(config, _MODEL, pairs, unseen).arrays)
+    assert fingerprint(best.arrays) != fingerprint(train(config, _MODEL, pairs=pairs, validation_pairs=unseen).arrays)
 
 
 def test_the_best_model_is_returned_by_loss() -> None:
@@ -241,7 +263,7 @@ def test_the_best_model_is_returned_by_loss() -> None:
         _SHORT, steps=40, dropout_rate=0.0, validate_every=4, optimizer=AdafactorConfig(learning_rate=0.1)
     )
     reports: list[Progress] = []
-    best = train(config, _MODEL, pairs, unseen, on_progress=reports.append)
+    best = train(config, _MODEL, pairs=pairs, validation_pairs=unseen, on_progress=reports.append)
     losses = {report.step: report.validation.losses[-1] for report in reports if report.validation is not None}
     assert best.step == min(losses, key=lambda step: losses[step])
     assert best.step < 40
@@ -284,13 +306,13 @@ def test_bad_settings_are_named(field: str, value: Any, message: str) -> None:
 def test_bad_data_is_named() -> None:
     """No pairs, ids outside the vocabulary, and weights of another model are refused in words."""
     with pytest.raises(ValueError, match="at least one pair, got none"):
-        train(_SHORT, _MODEL, [], [])
+        train(_SHORT, _MODEL, pairs=[], validation_pairs=[])
     with pytest.raises(ValueError, match=r"validation_pairs\[0\] has id 12; ids must be in \[1, 12\)"):
-        train(_SHORT, _MODEL, [([3], [3])], [([3], [12])])
+        train(_SHORT, _MODEL, pairs=[([3], [3])], validation_pairs=[([3], [12])])
     initial = initialize_parameters(_MODEL, generator=np.random.default_rng(0))
     del initial["decoder/decoder_norm/scale"]
     with pytest.raises(ValueError, match="decoder/decoder_norm/scale is missing, unknown or of another shape"):
-        train(_SHORT, _MODEL, [([3], [3])], [], initial=initial)
+        train(_SHORT, _MODEL, pairs=[([3], [3])], validation_pairs=[], initial=initial)
 
 
 def test_diverging_is_an_error() -> None:
@@ -298,4 +320,4 @@ def test_diverging_is_an_error() -> None:
     initial = initialize_parameters(_MODEL, generator=np.random.default_rng(0))
     initial["decoder/logits_dense/kernel"][0, 0] = np.nan
     with pytest.raises(FloatingPointError, match="the training loss is nan at step 1"):
-        train(_SHORT, _MODEL, _copies(40, seed=0), [], initial=initial)
+        train(_SHORT, _MODEL, pairs=_copies(40, seed=0), validation_pairs=[], initial=initial)

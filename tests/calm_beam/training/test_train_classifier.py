@@ -37,7 +37,9 @@ _LEARNED, _UNSEEN = _pairs(60, seed=0), _pairs(30, seed=1)
 
 
 def _train(**changes: Any) -> TrainedClassifier:
-    return train_classifier(dataclasses.replace(_CONFIG, **changes), _MODEL, _ARRAYS, _LEARNED, _UNSEEN)
+    return train_classifier(
+        dataclasses.replace(_CONFIG, **changes), _MODEL, arrays=_ARRAYS, pairs=_LEARNED, validation_pairs=_UNSEEN
+    )
 
 
 def _states_and_labels(config: T5Config, arrays: FloatArrays, pairs: list[Pair]) -> list[tuple[np.ndarray, np.ndarray]]:
@@ -153,9 +155,9 @@ def test_steps_bound_what_is_learned_from() -> None:
     one = train_classifier(
         dataclasses.replace(_CONFIG, steps=1),
         _MODEL,
-        _ARRAYS,
-        _LEARNED,
-        _UNSEEN,
+        arrays=_ARRAYS,
+        pairs=_LEARNED,
+        validation_pairs=_UNSEEN,
         on_progress=lambda *report: reports.append(report),
     )
     assert reports == [(1, 4), (2, 4), (3, 4), (4, 4)]
@@ -172,20 +174,26 @@ def test_the_seed_decides_the_batches() -> None:
 def test_a_model_whose_layers_always_agree_exits() -> None:
     """If every layer predicts the same token always, all is "exit", F1 and AUC have no value, nothing overflows."""
     arrays = {**_ARRAYS, "decoder/logits_dense/kernel": np.zeros_like(_ARRAYS["decoder/logits_dense/kernel"])}
-    trained = train_classifier(_CONFIG, _MODEL, arrays, _LEARNED, _UNSEEN)
+    trained = train_classifier(_CONFIG, _MODEL, arrays=arrays, pairs=_LEARNED, validation_pairs=_UNSEEN)
     assert trained.validation_loss < 1e-3
     assert all(
         quality.agreeing == 1 and math.isnan(quality.f1) and math.isnan(quality.auc) for quality in trained.quality
     )
     with pytest.raises(ValueError, match="there is nothing to balance"):
-        train_classifier(dataclasses.replace(_CONFIG, balance_classes=True), _MODEL, arrays, _LEARNED, _UNSEEN)
+        train_classifier(
+            dataclasses.replace(_CONFIG, balance_classes=True),
+            _MODEL,
+            arrays=arrays,
+            pairs=_LEARNED,
+            validation_pairs=_UNSEEN,
+        )
 
 
 def test_a_single_layer_is_refused() -> None:
     """A decoder of one layer has no exit to decide about."""
     model = build_config(num_decoder_layers=1)
     with pytest.raises(ValueError, match="needs a decoder of at least 2 layers, this one has 1"):
-        train_classifier(_CONFIG, model, build_arrays(model, 0), _LEARNED, _UNSEEN)
+        train_classifier(_CONFIG, model, arrays=build_arrays(model, 0), pairs=_LEARNED, validation_pairs=_UNSEEN)
 
 
 def test_broken_weights_are_refused() -> None:
@@ -193,7 +201,7 @@ def test_broken_weights_are_refused() -> None:
     arrays = {name: array.copy() for name, array in _ARRAYS.items()}
     arrays["decoder/layers_0/mlp/wo/kernel"][0, 0] = np.nan
     with pytest.raises(ValueError, match="the model gives states that are not finite"):
-        train_classifier(_CONFIG, _MODEL, arrays, _LEARNED, _UNSEEN)
+        train_classifier(_CONFIG, _MODEL, arrays=arrays, pairs=_LEARNED, validation_pairs=_UNSEEN)
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ def test_losses_are_means_over_all_target_tokens() -> None:
     parameters = {name: jnp.asarray(array) for name, array in build_arrays(config, 0).items()}
     model = EarlyExitT5(config)
     shapes = choose_shapes(pairs, batch_tokens=24, num_shapes=2)
-    found = validation_losses(model, parameters, pairs, shapes)
+    found = validation_losses(model, parameters, pairs=pairs, shapes=shapes)
     sums, tokens = np.zeros(2), 0
     apply = jax.jit(model.apply)
     for source, target in pairs:

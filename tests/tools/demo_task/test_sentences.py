@@ -7,6 +7,7 @@ import re
 import pytest
 
 from tools.demo_task import sentences
+from tools.demo_task.clauses import Draft
 from tools.demo_task.sentences import SentencePair
 
 _FORBIDDEN = re.compile(
@@ -139,5 +140,5 @@ def test_exhausted_space(monkeypatch: pytest.MonkeyPatch) -> None:
         sentences.generate_pairs(seed=1, count=3)
 
 
-def _only_sentence(rng: object) -> sentences.Draft:
-    return sentences.Draft(english="it is raining", render=lambda voice: ["il pleut"])
+def _only_sentence(rng: object) -> Draft:
+    return Draft(english="it is raining", render=lambda voice: ["il pleut"])

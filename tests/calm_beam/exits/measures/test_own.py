@@ -35,9 +35,10 @@ def test_swept_and_served_alike(name: str) -> None:
     rule = ExitRule(confidence=f"{_MODULE}:{name}")
     checkpoint = build_checkpoint(_CONFIG)
     grid = np.concatenate(
-        [np.full((_STEPS, 1), np.inf, np.float32), scheduled_thresholds(rule, _THRESHOLDS, _STEPS)], axis=1
+        [np.full((_STEPS, 1), np.inf, np.float32), scheduled_thresholds(rule, _THRESHOLDS, max_decode_length=_STEPS)],
+        axis=1,
     )
-    plain = dict(PlainSweep(checkpoint, rule, grid, max_input_length=16, slots=4).decode(_PROMPTS))
+    plain = dict(PlainSweep(checkpoint, rule, thresholds=grid, max_input_length=16, slots=4).decode(_PROMPTS))
     sweep = SweepDecoder(checkpoint, rule, thresholds=_THRESHOLDS, max_decode_length=_STEPS, max_input_length=16)
     shared = dict(sweep.decode(_PROMPTS))
     exits = set()

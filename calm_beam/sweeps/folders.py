@@ -3,10 +3,11 @@
 import contextlib
 import glob
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from calm_beam.calibration.publish import EarlierResult, withdraw
 from calm_beam.counted import counted
+from calm_beam.errors import UsageError, os_error_in_words
 from calm_beam.generations import GenerationsError
 from calm_beam.generations.folder import JOB, DecodeJob, shard_files
 from calm_beam.storage import (
@@ -21,14 +22,17 @@ from calm_beam.storage import (
     remove_folder,
 )
 
-from .flags import UsageError, naming
-from .terminal import say
-
 _FOLDER = "generations"
 
 
 def begin_generations(
-    output: str, jobs: Sequence[DecodeJob], *, resume: bool, overwrite: bool, earlier: EarlierResult
+    output: str,
+    jobs: Sequence[DecodeJob],
+    *,
+    resume: bool,
+    overwrite: bool,
+    earlier: EarlierResult,
+    tell: Callable[[str], None],
 ) -> str:
     """Returns the folder that a run decodes into first, whose `decode.json` then says what for.
 
@@ -41,15 +45,18 @@ def begin_generations(
       resume: Whether to go on with what an unfinished run has left.
       overwrite: Whether to take away what is there.
       earlier: The result that was there when the run was asked for, which alone is taken away.
+      tell: Takes sentences about what was found.
 
     Raises:
       UsageError: If there is something that neither allows, or that is not of this job.
       OSError: If files cannot be written, or another run has published a result meanwhile.
     """
-    with naming("--output"):
+    try:
         # Now, and not when the first of them is removed, after hours.
         for folder in (*(joined(output, _FOLDER, job.outputs()) for job in jobs), *_folders(output)):
             refuse_links(folder, inside=output)
+    except OSError as error:
+        raise UsageError(f"--output {os_error_in_words(error)}") from error
     if overwrite:
         withdraw(output, earlier)
         _remove_folders(_folders(output), output)
@@ -63,10 +70,10 @@ def begin_generations(
         _check_same_run(found, output, jobs)
         for folder in found:
             _remove_temporary_files(output, folder)
-            say(f"--resume: found {_extent(folder)} in {folder}; those of unchanged examples stay as they are")
+            tell(f"--resume: found {_extent(folder)} in {folder}; those of unchanged examples stay as they are")
     else:
         if resume:
-            say(f"--resume: {output} holds no generations yet; starting from the beginning")
+            tell(f"--resume: {output} holds no generations yet; starting from the beginning")
         # What runs without a finished shard have left says nothing.
         _remove_folders(_begun_folders(output), output)
     return next_generations(output, jobs[0])

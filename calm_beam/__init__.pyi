@@ -1,0 +1,38 @@
+from .calibration.guarantee import Guarantee as Guarantee
+from .checkpoints import load_checkpoint as load_checkpoint
+from .decoding.settings import uniform_grid as grid
+from .errors import CalmBeamError as CalmBeamError
+from .exits.rule import ExitRule as ExitRule
+from .launch.calibrate.call import calibrate as calibrate
+from .manifest import Manifest as Manifest
+from .manifest import read_manifest as read_manifest
+from .risk.setting_sums import LossSums as LossSums
+from .risk.setting_sums import RiskTest as RiskTest
+from .risk.setting_sums import control_risk as control_risk
+from .serving import Answer as Answer
+from .serving import Generator as Generator
+from .serving import LossProbe as LossProbe
+from .upkeep.monitor import RiskMonitor as RiskMonitor
+from .vocabulary import open_vocabulary as open_vocabulary
+
+__version__: str
+
+__all__ = [
+    "Answer",
+    "CalmBeamError",
+    "ExitRule",
+    "Generator",
+    "Guarantee",
+    "LossProbe",
+    "LossSums",
+    "Manifest",
+    "RiskMonitor",
+    "RiskTest",
+    "__version__",
+    "calibrate",
+    "control_risk",
+    "grid",
+    "load_checkpoint",
+    "open_vocabulary",
+    "read_manifest",
+]

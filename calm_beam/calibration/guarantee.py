@@ -1,0 +1,77 @@
+"""A guarantee as a user asks for it."""
+
+import dataclasses
+from collections.abc import Sequence
+
+from .specs import DEFAULT_P_VALUES, Objective, Spec, default_risk_loss
+
+
+@dataclasses.dataclass(frozen=True)
+class Guarantee:
+    """With probability at least 1 - epsilon, outputs lose at most delta, on average, to those of the full model.
+
+    >>> Guarantee("textual", "rouge_l", delta=0.1).epsilon
+    0.05
+
+    Source: CALM, Definitions 1 (textual consistency) and 2 (risk consistency).
+
+    Attributes:
+      consistency: `textual`: the loss is 1 - score of the early-exit output against the full model's; or `risk`: it is
+        what the early-exit output scores less than the full model's against the references.
+      metric: Name of a metric, or `module:function` of your own.
+      delta: Risk tolerance, in (0, 1).
+      epsilon: Allowed probability that the chosen threshold breaks it, in (0, 1).
+      loss: For risk consistency, `signed` or `relu` (the paper's); None takes `signed`, or `relu` if the p-value is for
+        losses in [0, 1].
+      p_value: Test of one threshold; None takes the one that suits the loss.
+      procedure: How several thresholds are tested.
+    """
+
+    consistency: str
+    metric: str
+    _: dataclasses.KW_ONLY
+    delta: float
+    epsilon: float = 0.05
+    loss: str | None = None
+    p_value: str | None = None
+    procedure: str = "fixed_sequence"
+
+    def __post_init__(self) -> None:
+        # Whatever is wrong with it is told now.
+        self.spec()
+
+    def spec(self) -> Spec:
+        """Returns it with nothing left open.
+
+        Raises:
+          ValueError: If a value or a combination is not allowed.
+        """
+        loss = self.loss or (default_risk_loss(self.p_value) if self.consistency == "risk" else "dissimilarity")
+        return Spec(
+            objective=Objective(self.consistency, self.metric, loss),
+            delta=self.delta,
+            epsilon=self.epsilon,
+            p_value=self.p_value or DEFAULT_P_VALUES[loss],
+            procedure=self.procedure,
+        )
+
+
+def specs_of(guarantees: Sequence[Guarantee], *, joint: bool = False) -> tuple[Spec, ...]:
+    """Returns guarantees with nothing left open.
+
+    Args:
+      guarantees: One or more, all different.
+      joint: Whether they are to hold together with probability 1 - epsilon. Then they have one epsilon, of which each
+        gets an equal share (Bonferroni).
+
+    Raises:
+      ValueError: If there are none, two are equal, or a joint guarantee has several epsilons.
+    """
+    specs = tuple(guarantee.spec() for guarantee in guarantees)
+    if not specs or len(set(specs)) != len(specs):
+        raise ValueError(f"guarantees must list one or more different ones, got {list(guarantees)}.")
+    if not joint:
+        return specs
+    if len({spec.epsilon for spec in specs}) > 1:
+        raise ValueError("a joint guarantee divides one epsilon among all entries: give all the same.")
+    return tuple(dataclasses.replace(spec, epsilon=spec.epsilon / len(specs)) for spec in specs)

@@ -1,0 +1,84 @@
+"""Finding the files that hold a data set."""
+
+import dataclasses
+import os
+from collections.abc import Sequence
+from typing import Self
+
+from calm_beam.examples import DataError
+from calm_beam.seqio_names import is_seqio
+from calm_beam.storage import absolute, is_cloud_path, is_file, is_folder, list_files, why_no_file
+
+from .formats import check_installed, format_of
+from .reading import AS_USUAL, Reading
+from .seqio_tasks import seqio_shards
+
+
+class NoFilesError(DataError):
+    """What was named is no file, or no pattern of one."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DataFiles:
+    """Files that hold one data set.
+
+    Attributes:
+      patterns: As the user gave them.
+      files: Absolute paths, sorted, each once; of SeqIO tasks, their shards.
+      reading: How they are read.
+    """
+
+    patterns: tuple[str, ...]
+    files: tuple[str, ...]
+    reading: Reading = AS_USUAL
+
+    @classmethod
+    def found(cls, patterns: str | Sequence[str], *, reading: Reading = AS_USUAL) -> Self:
+        """Returns the files that patterns name.
+
+        Args:
+          patterns: Paths or globs, local or on Cloud Storage, or names of SeqIO data.
+          reading: How they will be read.
+
+        Raises:
+          NoFilesError: If a pattern matches no file: none is passed over silently.
+          DataError: If a file has no format, or one without the fields that are named.
+          OSError: If Cloud Storage cannot be listed.
+          ValueError: If packages that they need are missing, or a SeqIO task.
+        """
+        given = (patterns,) if isinstance(patterns, str) else tuple(patterns)
+        # By what links lead to: a file of two names is read once. Its name, not that of what a link leads to, tells the
+        # format; caches keep files under digests.
+        found: dict[str, str] = {}
+        for pattern in given:
+            if is_seqio(pattern):
+                found |= {shard: shard for shard in seqio_shards(pattern, reading.seqio_modules)}
+                continue
+            # A file that is called so is meant, even where the name is a pattern too.
+            is_name = not is_cloud_path(pattern) and is_file(pattern)
+            matches = [pattern] if is_name else sorted(list_files(pattern))
+            if not matches and is_folder(pattern):
+                raise NoFilesError(f"{pattern}: is a directory. Name its files, for example '{pattern}/*.jsonl'.")
+            if not matches:
+                raise NoFilesError(f"{pattern}: {why_no_file(pattern)}{_hint(pattern, given)}")
+            for path in matches:
+                found.setdefault(absolute(path), path if is_cloud_path(path) else os.path.abspath(path))
+        files = tuple(sorted(found.values()))
+        check_installed(files, reading)
+        for name in ("inputs_field", "targets_field"):
+            if getattr(reading, name) is not None:
+                without = next((path for path in files if not format_of(path, reading).has_fields), None)
+                if without is not None:
+                    raise DataError(
+                        f"--{name} names a field, and {without} is plain text, which has none. Leave it out."
+                    )
+        return cls(patterns=given, files=files, reading=reading)
+
+
+def _hint(pattern: str, patterns: Sequence[str]) -> str:
+    """Returns what to know about a pattern that matches nothing; empty where there is nothing."""
+    if len(patterns) > 1:
+        return " Commas separate names; of a single file, the name may have some."
+    if any(mark in pattern for mark in "*?["):
+        return " As in shells, * and ? stand for any characters, [...] for one of some, but in the name of one file."
+    return ""

@@ -1,0 +1,65 @@
+"""Looking at the first examples of a data set, before work starts."""
+
+import dataclasses
+import itertools
+from collections.abc import Sequence
+
+from calm_beam.examples import DataError, mixed_prompts
+from calm_beam.seqio_names import SeqIOShard, is_seqio, seqio_name
+
+from .formats import place_of, read_examples
+from .reading import Reading
+
+# In every file, and in one shard of a SeqIO task; the rest is checked by the workers.
+_PREVIEWED_EXAMPLES = 100
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DataPreview:
+    """What the first examples of every file hold.
+
+    Attributes:
+      text_prompt: Where the first prompt stands that is text; None if all are token ids.
+      text_reference: Where the first references stand that are texts; None if there are none.
+    """
+
+    text_prompt: str | None
+    text_reference: str | None
+
+
+def preview_data(paths: Sequence[str], reading: Reading) -> DataPreview:
+    """Returns what kinds of values the data hold, having checked the first examples of every file.
+
+    Of a SeqIO task, one shard is looked at: a task makes all its examples alike, may have a thousand shards, and each
+    takes a second to open. Preprocessors may leave nothing of a shard, so that the next one is tried then.
+
+    Raises:
+      DataError: If one of them is malformed, a file has none, or prompts are texts here and token ids there.
+    """
+    first: dict[str, str] = {}
+    has_examples: dict[str, bool] = {}
+    for path in paths:
+        name = _task_name(path) if is_seqio(path) else path
+        if has_examples.get(name):
+            continue
+        examples = list(itertools.islice(read_examples(path, reading), _PREVIEWED_EXAMPLES))
+        has_examples[name] = bool(examples)
+        if not examples and not is_seqio(path):
+            break
+        for example in examples:
+            place = place_of(path, example.line, reading)
+            first.setdefault("ids" if example.input is None else "text", place)
+            if example.references:
+                first.setdefault("reference", place)
+    empty = next((name for name, found in has_examples.items() if not found), None)
+    if empty is not None:
+        raise DataError(f"--data {empty}: holds no examples.")
+    if "text" in first and "ids" in first:
+        raise DataError(mixed_prompts(first["text"], first["ids"]))
+    return DataPreview(text_prompt=first.get("text"), text_reference=first.get("reference"))
+
+
+def _task_name(shard: str) -> str:
+    """Returns the name of the split that a shard is one of."""
+    found = SeqIOShard.of(shard)
+    return seqio_name(found.task, found.split)

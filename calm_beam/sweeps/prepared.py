@@ -1,0 +1,207 @@
+"""Checking all that can be checked of a sweep before a worker starts."""
+
+import dataclasses
+from typing import Self
+
+from calm_beam.checkpoints import Checkpoint, Declared, load_checkpoint
+from calm_beam.decoding.memory import check_memory, checked_least_tokens
+from calm_beam.decoding.settings import DecodeSettings
+from calm_beam.errors import UsageError
+from calm_beam.examples import no_vocabulary_for
+from calm_beam.exits.measures import Need
+from calm_beam.generations import DecodeJob
+from calm_beam.inputs import DataFiles, Reading
+from calm_beam.inputs.preview import DataPreview, preview_data
+from calm_beam.manifest import ModelRecord, VocabularyRecord
+from calm_beam.model import T5Config
+from calm_beam.storage import absolute
+from calm_beam.versions import decoding_versions
+from calm_beam.vocabulary import Vocabulary, open_vocabulary
+
+from .request import SweepRequest
+from .worker_plan import DecodePlan
+
+_WITHOUT_VOCABULARY = "but what was calibrated are token ids without a vocabulary. Take data that has"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PreparedSweep:
+    """A sweep whose model, vocabulary, settings and first examples have been found good.
+
+    Attributes:
+      request: What was asked for; its settings are those that are decoded.
+      data: The files, and how they are read.
+      checkpoint: The model.
+      vocabulary: Its vocabulary, which makes texts of outputs; None if the data are token ids and there is none.
+      vocabulary_path: Where that was read.
+      model_fingerprint: Of the weights.
+    """
+
+    request: SweepRequest
+    data: DataFiles
+    checkpoint: Checkpoint
+    vocabulary: Vocabulary | None
+    vocabulary_path: str | None
+    model_fingerprint: str
+
+    @property
+    def settings(self) -> DecodeSettings:
+        """What determines the outputs."""
+        return self.request.settings
+
+    @property
+    def paths(self) -> tuple[str, ...]:
+        """Data files, sorted."""
+        return self.data.files
+
+    @property
+    def reading(self) -> Reading:
+        """How they are read."""
+        return self.data.reading
+
+    def job(self) -> DecodeJob:
+        """Returns what decides the generations of the sweep."""
+        vocabulary = self.vocabulary
+        return DecodeJob(
+            model=ModelRecord(
+                uri=self.checkpoint.uri,
+                fingerprint=self.model_fingerprint,
+                layers=self.checkpoint.config.num_decoder_layers,
+            ),
+            vocabulary=VocabularyRecord(fingerprint=vocabulary.fingerprint, extra_ids=vocabulary.extra_ids)
+            if vocabulary
+            else None,
+            settings=self.settings,
+            on_long=self.request.on_long,
+            cluster_key=self.reading.cluster_key,
+            patterns=self.data.patterns,
+            files=self.data.files,
+            reading=self.reading.choices(),
+            num_shards=self.request.num_shards,
+            software=decoding_versions(),
+        )
+
+    def without_weights(self) -> Self:
+        """Returns the sweep without the weights of its model, which whoever waits for workers need not hold."""
+        return dataclasses.replace(self, checkpoint=dataclasses.replace(self.checkpoint, arrays={}))
+
+    def with_upper_part(self, thresholds: int) -> Self:
+        """Returns the sweep over the first thresholds of its grid alone."""
+        settings = dataclasses.replace(self.settings, thresholds=self.settings.thresholds[:thresholds])
+        return dataclasses.replace(self, request=dataclasses.replace(self.request, settings=settings))
+
+    def plan(self, directory: str) -> DecodePlan:
+        """Returns what workers need to know to decode into a folder."""
+        request = self.request
+        return DecodePlan(
+            checkpoint=self.checkpoint.uri,
+            model_fingerprint=self.model_fingerprint,
+            vocabulary=self.vocabulary_path,
+            vocabulary_fingerprint=self.vocabulary.fingerprint if self.vocabulary else None,
+            extra_ids=self.vocabulary.extra_ids if self.vocabulary else 0,
+            activation=self.checkpoint.config.activation,
+            relative_max_distance=self.checkpoint.config.relative_max_distance,
+            settings=self.settings,
+            batch_size=request.batch_size,
+            token_budget=request.token_budget,
+            on_long=request.on_long,
+            on_error=request.on_error,
+            max_failures=request.max_failures,
+            job=self.job().digest(),
+            directory=directory,
+            num_shards=request.num_shards,
+            model_copies=request.model_copies,
+        )
+
+
+def prepare_sweep(
+    request: SweepRequest, data: DataFiles, *, finds_vocabulary: bool = True, runs_here: bool = True
+) -> PreparedSweep:
+    """Returns a sweep whose model, vocabulary, settings and first examples have been checked.
+
+    Args:
+      request: What is asked for.
+      data: The files, and how they are read.
+      finds_vocabulary: Whether the one in or beside the checkpoint is taken where the request names none. Not where the
+        calibration had none.
+      runs_here: Whether it is this machine that decodes, so that its memory has to do.
+
+    Raises:
+      ValueError: If anything is wrong (`CheckpointError`, `VocabularyError`, `DataError`, `UsageError` among others).
+      OSError: If a file cannot be read.
+    """
+    _check_token_budget(request)
+    preview = preview_data(data.files, data.reading)
+    checkpoint = load_checkpoint(
+        request.model,
+        declared=Declared(activation=request.activation, relative_max_distance=request.relative_max_distance),
+    )
+    _check_exits(request, checkpoint)
+    path = request.vocabulary or (checkpoint.vocabulary_uri if finds_vocabulary else None)
+    if path is None:
+        _check_needs_no_vocabulary(preview, checkpoint, finds_vocabulary=finds_vocabulary)
+    vocabulary = open_vocabulary(path, extra_ids=request.extra_ids) if path else None
+    if runs_here:
+        _check_fits(request, checkpoint.config)
+    head = checkpoint.config.vocab_size
+    if vocabulary is not None and vocabulary.size > head:
+        raise UsageError(
+            f"vocabulary {path} has {vocabulary.size} ids, the model's output head {head}: they do not belong together."
+        )
+    # Workers look at the rows that are not previewed.
+    reading = dataclasses.replace(data.reading, has_vocabulary=vocabulary is not None)
+    return PreparedSweep(
+        request=request,
+        data=dataclasses.replace(data, reading=reading),
+        checkpoint=checkpoint,
+        vocabulary=vocabulary,
+        vocabulary_path=absolute(path) if path else None,
+        model_fingerprint=checkpoint.fingerprint(),
+    )
+
+
+def _check_token_budget(request: SweepRequest) -> None:
+    settings = request.settings
+    # Rules that run every layer hold a batch and no budget.
+    if not settings.rule.needs_full_model():
+        checked_least_tokens(
+            request.token_budget,
+            lanes=1 + len(settings.thresholds),
+            steps=settings.max_decode_length,
+            source=settings.max_input_length,
+        )
+
+
+def _check_exits(request: SweepRequest, checkpoint: Checkpoint) -> None:
+    rule = request.settings.rule
+    rule.exit_layers(checkpoint.config.num_decoder_layers)
+    if rule.measure().needs is Need.CLASSIFIER and not checkpoint.config.exit_classifier:
+        raise UsageError(
+            f"--confidence={rule.confidence} needs decoder/meta_cls in the checkpoint; {request.model} has none."
+        )
+
+
+def _check_needs_no_vocabulary(preview: DataPreview, checkpoint: Checkpoint, *, finds_vocabulary: bool) -> None:
+    if preview.text_prompt:
+        if not finds_vocabulary:
+            raise UsageError(f"{preview.text_prompt}: its prompt is text, {_WITHOUT_VOCABULARY} input_ids.")
+        raise UsageError(
+            f"no sentencepiece.model in or beside {checkpoint.uri}: pass --vocabulary, or data that has input_ids."
+        )
+    if preview.text_reference:
+        if not finds_vocabulary:
+            raise UsageError(
+                f"{preview.text_reference}: its references are texts, {_WITHOUT_VOCABULARY} reference_ids."
+            )
+        raise UsageError(no_vocabulary_for(f"{preview.text_reference}: its"))
+
+
+def _check_fits(request: SweepRequest, config: T5Config) -> None:
+    check_memory(
+        config,
+        lanes=1 + len(request.settings.thresholds),
+        steps=request.settings.max_decode_length,
+        source=request.settings.max_input_length,
+        token_budget=request.token_budget,
+        copies=request.model_copies,
+    )

@@ -1,0 +1,40 @@
+"""What a sweep is asked to do."""
+
+import dataclasses
+
+from calm_beam.decoding.settings import DecodeSettings
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SweepRequest:
+    """A sweep over a data set, as a user asks for it.
+
+    Attributes:
+      model: Folder of the model.
+      settings: What determines the outputs.
+      vocabulary: Path of the SentencePiece model; None looks in and beside the model.
+      extra_ids: Sentinels to add to it; None takes as many as tokenizer files beside it name.
+      activation: Of the model, where its files do not say it; None goes by the files.
+      relative_max_distance: The same.
+      on_long: `truncate` or `error`, for prompts longer than the settings allow.
+      on_error: `fail` or `worst_case`, for prompts that cannot be decoded.
+      max_failures: Most examples that may fail; None as in `failure_limit`.
+      batch_size: Most prompts decoded together; None for as many as memory and speed recommend.
+      token_budget: Most positions held at a time; None for a share of the memory that is free.
+      num_shards: Shards that examples are divided into, by a hash of their prompts.
+      model_copies: Most copies of the model in one process.
+    """
+
+    model: str
+    settings: DecodeSettings
+    vocabulary: str | None = None
+    extra_ids: int | None = None
+    activation: str | None = None
+    relative_max_distance: int | None = None
+    on_long: str = "truncate"
+    on_error: str = "fail"
+    max_failures: int | None = None
+    batch_size: int | None = None
+    token_budget: int | None = None
+    num_shards: int = 4
+    model_copies: int = 1

@@ -1,0 +1,145 @@
+"""The main job as one function."""
+
+import itertools
+import os
+from collections.abc import Sequence
+
+import apache_beam as beam
+from apache_beam.options.pipeline_options import PipelineOptions
+
+from calm_beam.calibration import Guarantee
+from calm_beam.decoding.settings import uniform_grid
+from calm_beam.demo import embedded
+from calm_beam.errors import UsageError
+from calm_beam.exits.rule import ExitRule
+from calm_beam.inputs import DataFiles, Reading
+from calm_beam.launch.flags.metrics import checked_metrics
+from calm_beam.launch.runners import is_local, make_runner, run_pipeline
+from calm_beam.manifest import MANIFEST, Manifest, read_manifest
+from calm_beam.metrics.settings import NO_SETTINGS, MetricSettings
+from calm_beam.storage import joined
+from calm_beam.transforms import Calibrate, ReadExamples, Sweep, WriteManifest
+
+
+def calibrate(
+    *,
+    output: str | os.PathLike[str],
+    model: str | os.PathLike[str] | None = None,
+    data: str | Sequence[str] | None = None,
+    guarantees: Sequence[Guarantee] | None = None,
+    exits: ExitRule | None = None,
+    thresholds: Sequence[float] | None = None,
+    vocabulary: str | None = None,
+    extra_ids: int | None = None,
+    task_prefix: str = "",
+    max_input_length: int = 512,
+    max_decode_length: int = 64,
+    cluster_key: str | None = None,
+    joint: bool = False,
+    seed: int = 0,
+    on_long: str = "truncate",
+    on_error: str = "fail",
+    max_failures: int | None = None,
+    num_shards: int = 4,
+    batch_size: int | None = None,
+    token_budget: int | None = None,
+    metric_settings: MetricSettings = NO_SETTINGS,
+    resume: bool = False,
+    overwrite: bool = False,
+    options: PipelineOptions | None = None,
+) -> Manifest:
+    """Calibrates a model on a data set, writes the result and returns its manifest.
+
+        manifest = calm.calibrate(
+            model="checkpoints/my_t5",
+            data="calibration/*.jsonl.gz",
+            guarantees=[calm.Guarantee("textual", "rouge_l", delta=0.1, epsilon=0.05)],
+            output="calibration",
+        )
+
+    It does what `calm-beam calibrate` does, but for the report, which `calm-beam report` makes of what is written: it
+    runs `ReadExamples`, `Sweep`, `Calibrate` and `WriteManifest` as one pipeline. With neither model nor data, the
+    embedded model is calibrated on the embedded data.
+
+    Args:
+      output: Directory for manifest, risk table and generations.
+      model: Folder of the model: native, Hugging Face, T5X or Orbax.
+      data: Paths or globs of the calibration set.
+      guarantees: What is asked for; textual consistency by ROUGE-L with delta 0.1 and epsilon 0.05 if omitted.
+      exits: How tokens exit; by the softmax measure if omitted.
+      thresholds: The grid; multiples of 0.05 if omitted.
+      vocabulary: Path of the SentencePiece model; looked for in and beside the model if omitted.
+      extra_ids: Sentinels to add to it; as many as tokenizer files beside it name if omitted.
+      task_prefix: Put before every input.
+      max_input_length: In tokens, eos included.
+      max_decode_length: In tokens, eos included.
+      cluster_key: Key of a row that names its cluster, where examples are drawn in clusters.
+      joint: Whether all guarantees are to hold together with probability 1 - epsilon.
+      seed: Of the order in which `wsr` bets on examples.
+      on_long: `truncate` or `error`, for longer inputs.
+      on_error: `fail`, or `worst_case`, which counts examples that cannot be decoded or scored with loss 1.
+      max_failures: Most examples that may fail.
+      num_shards: Shards that examples are divided into.
+      batch_size: Most prompts decoded together; by the memory that is free if omitted.
+      token_budget: Most positions held at a time, likewise.
+      metric_settings: What metrics need.
+      resume: Whether to go on with what an unfinished run has left in `output`.
+      overwrite: Whether to take away what is there.
+      options: Of the pipeline, among them its runner; in this process if omitted.
+
+    Raises:
+      UsageError: If anything that was asked for is wrong; nothing has been written. Messages call arguments by the
+        flags of the command line.
+      PipelineError: If the pipeline fails; `resume=True` goes on from what it has stored.
+
+    Source: CALM, section "Calibrating the confidence threshold", Algorithm "Learn-then-Test".
+    """
+    options = options if options is not None else PipelineOptions([])
+    if (model is None) != (data is None):
+        raise UsageError("model and data belong together: name both, or neither for the embedded ones.")
+    is_embedded = model is None
+    if guarantees is None:
+        guarantees = _embedded_guarantees() if is_embedded else [Guarantee("textual", "rouge_l", delta=0.1)]
+    if thresholds is None:
+        thresholds = embedded.THRESHOLDS if is_embedded else uniform_grid(0.05)
+    checked_metrics([guarantee.metric for guarantee in guarantees], metric_settings)
+    needs_references = any(guarantee.consistency == "risk" for guarantee in guarantees)
+    files = DataFiles.found(
+        str(embedded.CALIBRATION_SET) if data is None else data,
+        reading=Reading(needs_references=needs_references, cluster_key=cluster_key),
+    )
+    directory = os.fspath(output)
+    pipeline = beam.Pipeline(runner=make_runner(options), options=options)
+    _ = (
+        pipeline
+        | ReadExamples(files, num_shards=num_shards)
+        | Sweep(
+            model=str(embedded.MODEL) if model is None else os.fspath(model),
+            output=directory,
+            exits=exits or ExitRule(),
+            thresholds=thresholds,
+            vocabulary=vocabulary,
+            extra_ids=extra_ids,
+            task_prefix=task_prefix,
+            max_input_length=max_input_length,
+            max_decode_length=max_decode_length,
+            on_long=on_long,
+            on_error=on_error,
+            max_failures=max_failures,
+            batch_size=batch_size,
+            token_budget=token_budget,
+            resume=resume,
+            overwrite=overwrite,
+            runs_here=is_local(options),
+        )
+        | Calibrate(guarantees, joint=joint, seed=seed, max_failures=max_failures, metric_settings=metric_settings)
+        | WriteManifest(directory)
+    )
+    run_pipeline(pipeline)
+    return read_manifest(joined(directory, MANIFEST))
+
+
+def _embedded_guarantees() -> list[Guarantee]:
+    """Returns what is asked of the embedded model by default."""
+    asked = itertools.product(embedded.CONSISTENCIES, embedded.METRICS, embedded.DELTAS)
+    return [Guarantee(consistency, metric, delta=delta) for consistency, metric, delta in asked]

@@ -1,0 +1,158 @@
+"""A calibration that was prepared, run to its end: one pipeline for each block of the grid."""
+
+import contextlib
+import dataclasses
+import time
+from collections.abc import Callable, Iterator
+
+import apache_beam as beam
+from apache_beam.options.pipeline_options import PipelineOptions
+
+from calm_beam.calibration import Plan, RunRecord
+from calm_beam.calibration.publish import EarlierResult
+from calm_beam.errors import CalmBeamError
+from calm_beam.generations import GenerationsError, StoredGenerations
+from calm_beam.launch.runners import PipelineError, is_local, make_runner, may_report_progress, run_pipeline
+from calm_beam.launch.runners.dataflow import template_location
+from calm_beam.launch.runners.metrics import (
+    RunMetrics,
+    clipped_in_words,
+    empty_references_in_words,
+    metrics_in_words,
+)
+from calm_beam.launch.terminal import say
+from calm_beam.launch.terminal.progress import shown_progress
+from calm_beam.manifest import MANIFEST, Manifest, read_manifest
+from calm_beam.metrics.settings import MetricSettings
+from calm_beam.storage import is_file, joined, make_folder
+from calm_beam.sweeps.folders import after_failure
+from calm_beam.transforms import CalibrateGenerations, WriteManifest
+
+from .sources import Block, Source
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class CalibrationRun:
+    """A calibration, all of which has been found good that can be before a worker starts.
+
+    Attributes:
+      source: Where generations come from.
+      plan: What is tested.
+      record: What else the manifest says.
+      output: Output directory.
+      earlier: The result that was there.
+      overwrites: Whether that is taken away.
+      max_failures: Most examples that may fail; None as in `failure_limit`.
+      metric_settings: What metrics need.
+      options: Of the pipelines.
+    """
+
+    source: Source
+    plan: Plan
+    record: RunRecord
+    output: str
+    earlier: EarlierResult
+    overwrites: bool
+    max_failures: int | None
+    metric_settings: MetricSettings
+    options: PipelineOptions
+
+    def execute(self, first: Block) -> tuple[Manifest, str] | None:
+        """Runs pipelines until no test goes on.
+
+        Args:
+          first: The first block, whose folder is ready.
+
+        Returns:
+          The manifest and the folder of its generations; None if the pipeline was only written down as a template.
+
+        Raises:
+          PipelineError: If a pipeline fails; says what is left, and how to go on.
+          KeyboardInterrupt: If it is interrupted; says the same.
+        """
+        start = time.monotonic()
+        block = first
+        with self._what_is_left_told(lambda: block.folder):
+            make_folder(self.output)
+            for number in range(self.source.blocks):
+                block = self.source.next_block() if number else first
+                metrics = self._run_pipeline(block)
+                if template_location(self.options):
+                    return None
+                self._tell(metrics, seconds=time.monotonic() - start)
+                if is_file(joined(self.output, MANIFEST)):
+                    break
+            manifest = self._published()
+            self.source.finish()
+        return manifest, block.folder
+
+    def _run_pipeline(self, block: Block) -> RunMetrics | None:
+        is_part = self.source.blocks > 1
+        if is_part:
+            say(f"thresholds down to {block.thresholds[-1]:g} of {self.plan.thresholds[-1]:g}")
+        pipeline = beam.Pipeline(runner=make_runner(self.options), options=self.options)
+        with shown_progress(enabled=may_report_progress(self.options)) as progress:
+            _ = (
+                block.completions(pipeline, progress)
+                | "CalibrateGenerations"
+                >> CalibrateGenerations(
+                    plan=self.plan,
+                    # Taken before any example is decoded, and compared with what was tested at the end.
+                    plan_digest=self.plan.record().digest,
+                    record=self.record,
+                    stored=StoredGenerations(
+                        directory=block.folder, num_shards=block.job.num_shards, thresholds=block.thresholds
+                    ),
+                    tested=len(block.thresholds) if is_part else len(self.plan.thresholds),
+                    max_failures=self.max_failures,
+                    metric_settings=self.metric_settings,
+                )
+                # What decodes has taken an earlier result away before.
+                | "WriteManifest"
+                >> WriteManifest(
+                    self.output, self.earlier if self.source.is_stored or not self.overwrites else EarlierResult()
+                )
+            )
+            return run_pipeline(pipeline)
+
+    def _tell(self, metrics: RunMetrics | None, *, seconds: float) -> None:
+        if not self.source.is_stored:
+            say(metrics_in_words(metrics, seconds=seconds))
+        for sentence in (clipped_in_words(metrics), empty_references_in_words(metrics)):
+            if sentence:
+                say(sentence)
+
+    def _published(self) -> Manifest:
+        """Returns the manifest that this run has published.
+
+        Raises:
+          PipelineError: If another run has. Between two blocks of the grid, nothing of this one is there to be in its
+            way.
+        """
+        path = joined(self.output, MANIFEST)
+        manifest = read_manifest(path)
+        if (manifest.created, manifest.plan) != (self.record.created, self.plan.record()):
+            raise PipelineError(
+                f"{path}: another run has published it meanwhile. Choose another --output, or pass --overwrite."
+            )
+        return manifest
+
+    @contextlib.contextmanager
+    def _what_is_left_told(self, folder: Callable[[], str]) -> Iterator[None]:
+        """Adds to whatever ends the block what is left in the folder, and how to go on."""
+        try:
+            yield
+        except (CalmBeamError, OSError) as error:
+            left = "" if self.source.is_stored else self._left(folder())
+            if isinstance(error, PipelineError) and error.cause is GenerationsError:
+                # It says itself why --resume does not go on from there.
+                left = ""
+            raise PipelineError(f"{error} {left}".rstrip()) from error
+        except KeyboardInterrupt as interrupt:
+            # What goes on elsewhere has left nothing yet, and says so itself.
+            if self.source.is_stored or interrupt.args:
+                raise
+            raise KeyboardInterrupt(self._left(folder())) from interrupt
+
+    def _left(self, folder: str) -> str:
+        return after_failure(self.output, folder, is_over=is_local(self.options))

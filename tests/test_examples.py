@@ -1,0 +1,63 @@
+"""What README and the examples show is what happens."""
+
+import gzip
+import json
+import pathlib
+import re
+import runpy
+import textwrap
+from typing import Any
+
+import pytest
+from apache_beam.options.pipeline_options import PipelineOptions
+
+import calm_beam as calm
+from tests.pipelines import text_rows, write_model, write_vocabulary
+
+_ROOT = pathlib.Path(__file__).parents[1]
+_SNIPPETS = re.findall(r"^```python\n(.*?)^```$", (_ROOT / "README.md").read_text(encoding="utf-8"), re.M | re.S)
+
+
+def test_readme_has_both_ways() -> None:
+    """The function and the pipeline."""
+    assert [("calm.calibrate(" in snippet, "transforms.Sweep(" in snippet) for snippet in _SNIPPETS] == [
+        (True, False),
+        (False, True),
+    ]
+
+
+@pytest.mark.parametrize("snippet", _SNIPPETS, ids=["function", "pipeline"])
+def test_readme(snippet: str, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A snippet of README runs as it stands, and leaves the manifest that it promises."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "calibration").mkdir()
+    rows = "".join(json.dumps(row) + "\n" for row in text_rows(6))
+    (tmp_path / "calibration" / "rows.jsonl.gz").write_bytes(gzip.compress(rows.encode()))
+    (tmp_path / "checkpoints").mkdir()
+    vocabulary = write_vocabulary(tmp_path / "vocabulary.model")
+    write_model(tmp_path / "checkpoints" / "my_t5", vocabulary=vocabulary)
+    exec(compile(snippet, "README.md", "exec"), {"options": PipelineOptions([])})
+    manifest = calm.read_manifest("calibration/manifest.json")
+    assert [(entry.consistency, entry.metric, entry.delta) for entry in manifest.calibrations] == [
+        ("textual", "rouge_l", 0.1)
+    ]
+    assert manifest.data.examples == 6
+
+
+def test_certify_losses(capsys: pytest.CaptureFixture[str]) -> None:
+    """The example about losses of any kind proves the safe settings, and no other."""
+    runpy.run_path(str(_ROOT / "examples" / "certify_losses.py"), run_name="__main__")
+    proved = re.findall(r"delta ([\d.]+) +(\d bits) .* proved safe", capsys.readouterr().out)
+    assert proved == [("0.05", "8 bits"), ("0.05", "6 bits"), ("0.1", "8 bits"), ("0.1", "6 bits"), ("0.1", "4 bits")]
+
+
+def test_the_notebook_runs() -> None:
+    """Its cells run from top to bottom, and it is committed without outputs."""
+    cells = json.loads((_ROOT / "examples" / "calibrate.ipynb").read_text(encoding="utf-8"))["cells"]
+    code = [cell for cell in cells if cell["cell_type"] == "code"]
+    assert all(cell["outputs"] == [] for cell in code)
+    names: dict[str, Any] = {}
+    for cell in code:
+        exec(compile(textwrap.dedent("".join(cell["source"])), cell["id"], "exec"), names)
+    assert names["manifest"].data.examples == 40
+    assert names["answer"].text

@@ -1,0 +1,39 @@
+"""The plot of layers and time against quality."""
+
+import pathlib
+
+from calm_beam.launch.cli import main as calm_beam
+from tests.pipelines import write_model, write_vocabulary
+from tools.pictures.tradeoff import Point, draw, measure_times, read_points
+
+_FULL = Point(confidence="", threshold=None, layers=8, quality=0.8, standard_error=0.01)
+
+
+def test_the_table_of_the_command_is_drawn(tmp_path: pathlib.Path) -> None:
+    """What `evaluate --experiment=tradeoff` wrote is read, timed where it can be served, and drawn."""
+    model = write_model(tmp_path / "model", vocabulary=write_vocabulary(tmp_path / "v.model"))
+    data = tmp_path / "data.jsonl"
+    data.write_text("".join(f'{{"input": "the cat sees {n}", "references": ["a dog"]}}\n' for n in range(4)))
+    argv = ["evaluate", "--experiment=tradeoff", f"--checkpoint={model}", f"--data={data}", "--max_decode_length=4"]
+    argv += ["--confidence=softmax", "--thresholds=0.9,0.1", "--metric=token_f1", f"--output={tmp_path / 'out'}"]
+    assert calm_beam(argv) == 0
+    points = read_points(tmp_path / "out" / "tradeoff.csv")
+    assert points[0].confidence == ""
+    assert points[0].threshold is None
+    assert {(point.confidence, point.threshold) for point in points[1:3]} == {("softmax", 0.9), ("softmax", 0.1)}
+    times = measure_times(points[:3], model=str(model), data=str(data), prompts=2)
+    assert set(times) == set(points[1:3])
+    assert min(times.values()) > 0
+    draw(points, times, tmp_path / "plot.svg")
+    assert (tmp_path / "plot.svg").read_text().startswith("<?xml")
+
+
+def test_equal_points_give_equal_plots(tmp_path: pathlib.Path) -> None:
+    """The file has no date and no random ids: it changes in the repository only when the figures do."""
+    points = [
+        Point(confidence="static", threshold=0.5, layers=4, quality=0.7, standard_error=0.01),
+        Point(confidence="static", threshold=1.0, layers=8, quality=0.8, standard_error=0.01),
+    ]
+    for name in ("one.svg", "two.svg"):
+        draw([_FULL, *points], {points[0]: 0.6, points[1]: 1.0}, tmp_path / name)
+    assert (tmp_path / "one.svg").read_bytes() == (tmp_path / "two.svg").read_bytes()

@@ -1,0 +1,1 @@
+"""The README's pictures, made again from what the commands write."""

@@ -1,0 +1,115 @@
+"""Quality at fewer layers, and at what time: what `--experiment=tradeoff` counted, and the served decoder's time."""
+
+import csv
+import dataclasses
+import functools
+import pathlib
+from typing import TYPE_CHECKING
+
+from calm_beam.analysis.sample import sampled
+from calm_beam.checkpoints import load_checkpoint
+from calm_beam.decoding.compilation import use_compilation_cache
+from calm_beam.decoding.early_exit import EarlyExitDecoder
+from calm_beam.efficiency.speedup import measure_speedups
+from calm_beam.exits.rule import ExitRule
+from calm_beam.inputs import Reading, read_examples
+from calm_beam.launch.plots import BLACK, measure_style, saved_figure, tidy
+from calm_beam.vocabulary import EOS_ID, Vocabulary
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+# The defaults of the commands.
+_LONGEST_INPUT, _LONGEST_OUTPUT = 512, 64
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Point:
+    """A measure at one threshold.
+
+    Attributes:
+      confidence: Name of the measure; empty for the full model.
+      threshold: Exit threshold; None for the full model.
+      layers: Decoder layers per token.
+      quality: Mean score against the references.
+      standard_error: Of `quality`.
+    """
+
+    confidence: str
+    threshold: float | None
+    layers: float
+    quality: float
+    standard_error: float
+
+
+def read_points(table: pathlib.Path) -> list[Point]:
+    """Returns the rows of a tradeoff.csv, the full model first."""
+    with table.open(encoding="utf-8", newline="") as file:
+        return [
+            Point(
+                confidence=row["confidence"],
+                threshold=float(row["threshold"]) if row["threshold"] else None,
+                layers=float(row["layers"]),
+                quality=float(row["quality"]),
+                standard_error=float(row["quality_standard_error"]),
+            )
+            for row in csv.DictReader(file)
+        ]
+
+
+def measure_times(points: list[Point], *, model: str, data: str, prompts: int) -> dict[Point, float]:
+    """Returns the time of each point that can be served, in times of the full model.
+
+    One prompt at a time, encoder included, on this machine.
+    """
+    use_compilation_cache()
+    checkpoint = load_checkpoint(model)
+    assert checkpoint.vocabulary_path is not None
+    vocabulary = Vocabulary(checkpoint.vocabulary_path)
+    examples = sampled(list(read_examples(data, Reading(), file_index=0)), prompts)
+    decoder = functools.partial(
+        EarlyExitDecoder, checkpoint, max_input_length=_LONGEST_INPUT, max_decode_length=_LONGEST_OUTPUT
+    )
+    served = [point for point in points if point.confidence not in ("", "oracle")]
+    found = measure_speedups(
+        # Static confidence is known without computing anything.
+        decoder(ExitRule(confidence="static"), threshold=None),
+        {point: decoder(ExitRule(confidence=point.confidence), threshold=point.threshold) for point in served},
+        [(*vocabulary.encode(example.input or ""), EOS_ID) for example in examples],
+        max_input_length=_LONGEST_INPUT,
+    )
+    return {point: speedup.seconds / speedup.full_seconds for point, speedup in found.items()}
+
+
+def draw(points: list[Point], times: dict[Point, float], path: pathlib.Path) -> None:
+    """Writes two panels: quality over layers, and over time in times of the full model."""
+    full, *others = points
+    with saved_figure(str(path), height=3.6) as figure:
+        by_layers, by_time = figure.subplots(1, 2, sharey=True)
+        _draw_panel(by_layers, full, others, {point: point.layers for point in others})
+        _draw_panel(by_time, full, others, times)
+        # Nobody serves what is far below; the rest can then be told apart.
+        by_layers.set_ylim(bottom=full.quality - 0.2)
+        by_layers.set_xlabel("decoder layers per token")
+        by_layers.set_ylabel("ROUGE-L against the references")
+        by_time.axvline(1.0, color=BLACK, linewidth=0.8, linestyle=":")
+        by_time.set_xlabel("time per sentence; full model = 1")
+        handles, labels = by_layers.get_legend_handles_labels()
+        figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), frameon=False)
+
+
+def _draw_panel(axes: "Axes", full: Point, points: list[Point], places: dict[Point, float]) -> None:
+    for name in dict.fromkeys(point.confidence for point in points):
+        line = [point for point in points if point.confidence == name and point in places]
+        if line:
+            axes.errorbar(
+                [places[point] for point in line],
+                [point.quality for point in line],
+                yerr=[point.standard_error for point in line],
+                elinewidth=0.6,
+                linewidth=1.2,
+                label=f"{name} layers" if name == "static" else name,
+                **measure_style(name),
+            )
+    axes.axhline(full.quality, color=BLACK, linewidth=0.8, linestyle=":", label="full model")
+    tidy(axes)

@@ -1,0 +1,164 @@
+"""Decoding a calibration set at every threshold, into a folder that a later run can go on with."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Protocol
+
+import apache_beam as beam
+
+from calm_beam.calibration.publish import EarlierResult
+from calm_beam.decoding.settings import DecodeSettings, descending_grid, uniform_grid
+from calm_beam.errors import UsageError
+from calm_beam.exits.measures import is_own, source_digest
+from calm_beam.exits.rule import ExitRule
+from calm_beam.generations import Completion, DecodeJob
+from calm_beam.storage import absolute, make_folder
+from calm_beam.sweeps import SweepRequest
+from calm_beam.sweeps.folders import begin_generations, find_generations
+
+from .decode import DecodeExamples
+from .examples import ExamplesRead, ReadExamples
+from .progress import NOWHERE, ProgressLog
+from .upstream import maker_of
+
+
+class Swept(Protocol):
+    """A transform that yields one `Completion`, and knows of what.
+
+    Attributes:
+      job: What the generations are.
+      folder: Where they are.
+      on_error: What becomes of prompts that cannot be decoded.
+    """
+
+    job: DecodeJob
+    folder: str
+    on_error: str
+
+
+@dataclasses.dataclass
+class Sweep(beam.PTransform):
+    """Decodes the examples of `ReadExamples` at every threshold and by the full model, and stores all outputs.
+
+        pipeline | ReadExamples("data/*.jsonl.gz") | Sweep(model="model", thresholds=grid(0.05), output="calibration")
+
+    Model, vocabulary and the first examples are checked, and the folder is made, when the pipeline is put together.
+
+    Attributes:
+      model: Folder of the model.
+      output: Output directory, in which `generations/` is made.
+      exits: How tokens exit.
+      thresholds: The grid; it is tested from the top.
+      vocabulary: Path of the SentencePiece model; None looks in and beside the model.
+      extra_ids: Sentinels to add to it; None takes as many as tokenizer files beside it name.
+      task_prefix: Put before every input.
+      max_input_length: In tokens, eos included.
+      max_decode_length: In tokens, eos included.
+      on_long: `truncate` or `error`, for longer inputs.
+      on_error: `fail`, or `worst_case`, which counts prompts that cannot be decoded with loss 1.
+      max_failures: Most examples that may fail; None for few.
+      batch_size: Most prompts decoded together; None goes by the memory that is free.
+      token_budget: Most positions held at a time; None likewise.
+      resume: Whether to go on with what an unfinished run has left there.
+      overwrite: Whether to take away what is there.
+      runs_here: Whether this machine decodes, so that its memory has to do.
+      progress: Where to report.
+    """
+
+    _: dataclasses.KW_ONLY
+    model: str
+    output: str
+    exits: ExitRule = dataclasses.field(default_factory=ExitRule)
+    thresholds: Sequence[float] = dataclasses.field(default_factory=lambda: uniform_grid(0.05))
+    vocabulary: str | None = None
+    extra_ids: int | None = None
+    task_prefix: str = ""
+    max_input_length: int = 512
+    max_decode_length: int = 64
+    on_long: str = "truncate"
+    on_error: str = "fail"
+    max_failures: int | None = None
+    batch_size: int | None = None
+    token_budget: int | None = None
+    resume: bool = False
+    overwrite: bool = False
+    runs_here: bool = True
+    progress: ProgressLog = NOWHERE
+
+    # Beam has no type hints for tuples of PCollections, and would say so at every run.
+    @beam.typehints.decorators.no_annotations
+    def expand(self, examples: tuple[beam.PCollection, beam.PCollection]) -> beam.PCollection:
+        """Returns a PCollection of one `Completion`, given `ExamplesRead`."""
+        # Here, since it needs JAX, which calibrating stored generations does not.
+        from calm_beam.sweeps.prepared import prepare_sweep
+
+        source = maker_of(ExamplesRead(*examples).shards, ReadExamples)
+        if source is None:
+            raise UsageError("Sweep takes what ReadExamples gives.")
+        prepared = prepare_sweep(
+            self._request(source.num_shards), source.files(), runs_here=self.runs_here
+        ).without_weights()
+        output = absolute(self.output)
+        earlier = EarlierResult.found_in(output)
+        if earlier.manifest and not self.overwrite:
+            raise UsageError(f"output {output}: holds a manifest already. Choose another, or pass overwrite=True.")
+        self.job = prepared.job()
+        make_folder(output)
+        self.folder = begin_generations(
+            output, [self.job], resume=self.resume, overwrite=self.overwrite, earlier=earlier, tell=lambda _: None
+        )
+        return examples | DecodeExamples(prepared.plan(self.folder), self.progress)
+
+    def _request(self, num_shards: int) -> SweepRequest:
+        exits = self.exits
+        if is_own(exits.confidence) and exits.confidence_source is None:
+            exits = dataclasses.replace(exits, confidence_source=source_digest(exits.confidence))
+        settings = DecodeSettings(
+            rule=exits,
+            thresholds=descending_grid(self.thresholds),
+            max_input_length=self.max_input_length,
+            max_decode_length=self.max_decode_length,
+            task_prefix=self.task_prefix,
+        )
+        return SweepRequest(
+            model=str(self.model),
+            settings=settings,
+            vocabulary=self.vocabulary,
+            extra_ids=self.extra_ids,
+            on_long=self.on_long,
+            on_error=self.on_error,
+            max_failures=self.max_failures,
+            batch_size=self.batch_size,
+            token_budget=self.token_budget,
+            num_shards=num_shards,
+        )
+
+
+@dataclasses.dataclass
+class ReadGenerations(beam.PTransform):
+    """Takes what an earlier `Sweep` has stored, to be calibrated again.
+
+        pipeline | ReadGenerations("calibration") | Calibrate([Guarantee("textual", "token_f1", delta=0.05)])
+
+    Attributes:
+      directory: Its output directory, or a folder below `generations/` in it.
+      on_error: `worst_case` if prompts that could not be decoded are to count with loss 1.
+    """
+
+    directory: str
+    _: dataclasses.KW_ONLY
+    on_error: str = "fail"
+
+    def __post_init__(self) -> None:
+        self.folder = find_generations(absolute(self.directory))
+        self.job = DecodeJob.read(self.folder)
+
+    def expand(self, pipeline: beam.Pipeline) -> beam.PCollection:
+        """Returns a PCollection of one `Completion`."""
+        completion = Completion.read(self.folder, self.job)
+        if completion.failed and self.on_error == "fail":
+            raise UsageError(
+                f"{completion.failed} of the examples in {self.folder} could not be decoded. Pass "
+                "on_error='worst_case' to count them with loss 1 at every threshold."
+            )
+        return pipeline | "TakeGenerations" >> beam.Create([completion])

@@ -10,11 +10,15 @@ COMPILED := $(addprefix tests/calm_beam/,decoding exits model serving test_refer
 # What decides about outputs and thresholds.
 COMPUTING := $(addprefix tests/,calm_beam/risk calm_beam/calibration calm_beam/decoding calm_beam/exits calm_beam/serving \
     calm_beam/checkpoints/test_round_trips.py transforms $(addprefix launch/test_,decode.py calibrate.py resume.py generate.py))
-# What takes a minute: neither decodes nor runs a pipeline.
-FAST := calm_beam tests/tools tests/validity \
-    $(filter-out %/__init__.py %/__pycache__ %/decoding %/test_reference_goldens.py,$(wildcard tests/calm_beam/*)) \
-    $(addprefix tests/calm_beam/decoding/test_,generate.py prompts.py settings.py) \
-    $(addprefix tests/launch/test_,accelerators.py cli.py dataflow.py flags.py flex_template.py inspect.py progress.py runner_flags.py)
+# What takes a minute: neither computes with models, nor runs a pipeline, a browser or TensorFlow.
+FAST := calm_beam tests/tools/demo_task tests/validity \
+    $(filter-out $(addprefix %/,__init__.py __pycache__ analysis decoding exits model serving test_reference_goldens.py training), \
+        $(wildcard tests/calm_beam/*)) \
+    $(addprefix tests/calm_beam/,exits/test_rule.py $(addprefix decoding/test_,generate.py prompts.py settings.py)) \
+    $(addprefix tests/launch/test_,accelerators.py cli.py dataflow.py flags.py flex_template.py inspect.py progress.py \
+        runner_flags.py) \
+    $(addprefix --ignore=tests/calm_beam/,$(addprefix report/test_,browser.py labels.py reading.py) metrics/test_bleurt.py \
+        inputs/test_tensorflow_formats.py)
 
 .PHONY: calibrate test test-all test-fast test-exhaustive test-validity lint format types api pictures demo-model clean
 
@@ -29,7 +33,7 @@ test-all: $(INSTALLED)  ## the rest: slow tests, code compiled as users do, and 
 	XLA_FLAGS= $(BIN)/python -m pytest -m "not slow and not exhaustive" $(PARALLEL) $(COMPILED)
 	$(BIN)/python -m tests.old_processor -m "not slow and not exhaustive" $(COMPUTING)
 
-test-fast: $(INSTALLED)  ## the core without its decoders, and flags: no pipeline runs (a minute once compiled)
+test-fast: $(INSTALLED)  ## the core without models, and flags (a minute)
 	$(BIN)/python -m pytest -m "not slow and not exhaustive" $(PARALLEL) $(FAST)
 
 test-exhaustive: $(INSTALLED)  ## every exit rule in every decoder (a quarter of an hour)

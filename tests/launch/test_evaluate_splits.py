@@ -155,6 +155,7 @@ def test_operations_are_left_out_without_the_model(tmp_path: pathlib.Path, capsy
     assert all(float(row["flops_appendix_b"]) > 0 for row in _rows(tmp_path / "again" / "splits.csv"))
 
 
+@pytest.mark.slow
 def test_model_and_data_are_swept_first(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
     """With a model and data instead of generations, each measure is decoded below the output directory."""
     model = write_model(tmp_path / "model")

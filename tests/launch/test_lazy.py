@@ -69,6 +69,7 @@ def test_the_manifest_is_that_of_the_full_sweep(
     assert tested <= len(stored) <= min(tested + 1, 10)
 
 
+@pytest.mark.slow
 def test_a_run_that_died_between_blocks_goes_on(
     model: pathlib.Path, data: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

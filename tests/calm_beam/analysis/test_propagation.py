@@ -1,6 +1,7 @@
 """Which ways of filling the cache are compared, and what is known of them beforehand."""
 
 import numpy as np
+import pytest
 
 from calm_beam.analysis.performance import measure_variants
 from calm_beam.analysis.propagation import propagation_variants
@@ -16,6 +17,7 @@ def test_the_oracle_with_every_propagation_and_the_noisy_cache() -> None:
     assert (noisy.rule.confidence, noisy.rule.token_from, noisy.thresholds) == ("state", "last_layer", (0.9, 0.0))
 
 
+@pytest.mark.slow
 def test_only_the_full_cache_is_always_the_full_model() -> None:
     """The oracle loses nothing with the full cache, and does with the others; all of them save layers."""
     generator = np.random.default_rng(0)

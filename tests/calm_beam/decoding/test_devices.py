@@ -82,7 +82,7 @@ def test_two_devices_give_the_outputs_of_one() -> None:
     """
     run = subprocess.run(
         [sys.executable, "-c", _PROGRAM],
-        env={**os.environ, "XLA_FLAGS": "--xla_force_host_platform_device_count=2"},
+        env={**os.environ, "XLA_FLAGS": f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count=2"},
         capture_output=True,
         text=True,
         check=False,

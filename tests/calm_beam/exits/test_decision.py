@@ -16,6 +16,7 @@ from calm_beam.exits.measures import measure_named
 from calm_beam.exits.measures.entropy import entropy_confidence
 from calm_beam.exits.measures.softmax import softmax_gap
 from calm_beam.exits.measures.softmax_max import softmax_max
+from tests.sampling import sampled
 
 # Divisible by the 128 that are reduced side by side, by fewer, and by nothing; one block, and several.
 _VOCABULARIES = (256, 384, 200, 67, 1, 2048, 2049, 5000, 8192)
@@ -54,7 +55,7 @@ def _logits(rows: int, vocab_size: int, scale: float = 3, seed: int = 0) -> np.n
 
 
 @pytest.mark.parametrize("vocab_size", [size for size in _VOCABULARIES if size > 1])
-@pytest.mark.parametrize("scale", [0.05, 3, 40])
+@pytest.mark.parametrize("scale", sampled([0.05, 3, 40], keep=(1,)))
 def test_decisions_are_those_of_a_sorted_softmax(vocab_size: int, scale: float) -> None:
     """Token, gap and maximum are numpy's, in float64, and those of the plain measures, for any size of vocabulary."""
     logits = _logits(64, vocab_size, scale)
@@ -175,7 +176,7 @@ def test_few_rows_at_a_time_change_nothing(measure: str, rows: int, held: int, m
 
 
 @pytest.mark.parametrize("measure", ["softmax", "softmax_max", "entropy", "classifier"])
-@pytest.mark.parametrize("entries", [64, 100, 128, 383])
+@pytest.mark.parametrize("entries", sampled([64, 100, 128, 383], keep=(0, 1)))
 def test_blocks_of_the_vocabulary_change_nothing(measure: str, entries: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Deciding by blocks that fit the vocabulary, or do not, is deciding at once, but for rounding of the sum."""
     logits = _logits(96, 384)

@@ -204,6 +204,7 @@ def test_damaged_pages_are_refused(read: Callable[[str], Iterable[object]], tmp_
     assert "Remove it, and repeat the run that made it with --resume" in str(raised.value)
 
 
+@pytest.mark.slow
 def test_no_flipped_bit_gives_other_generations(tmp_path: pathlib.Path) -> None:
     """Wherever a bit is flipped, the file is refused, or what is read is what was written."""
     path = tmp_path / "shard.parquet"

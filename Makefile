@@ -48,7 +48,7 @@ lint: $(INSTALLED)
 	$(BIN)/ruff format --check .
 
 types: $(INSTALLED)
-	$(BIN)/mypy calm_beam tests benchmarks
+	$(BIN)/mypy calm_beam tests benchmarks tools
 
 format: $(INSTALLED)
 	$(BIN)/ruff check --fix .

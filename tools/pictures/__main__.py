@@ -18,7 +18,7 @@ from .report import find_browser, photographed
 from .tradeoff import draw, measure_times, read_points
 
 _THRESHOLDS = "0.999,0.99,0.97,0.95,0.9,0.8,0.7,0.5,0.3"
-_TIMED_PROMPTS = 50
+_TIMED_PROMPTS = 15
 
 
 def make_report(folder: pathlib.Path, picture: pathlib.Path) -> None:

@@ -23,7 +23,7 @@ def _loss(
     logits: np.ndarray, targets: np.ndarray, weights: np.ndarray, *, label_smoothing: float = 0.0, z_loss: float = 0.0
 ) -> float:
     loss = jax.jit(functools.partial(layer_weighted_loss, label_smoothing=label_smoothing, z_loss=z_loss))
-    return float(loss(jnp.asarray(logits), jnp.asarray(targets), jnp.asarray(weights, jnp.float32)))
+    return float(loss(jnp.asarray(logits), jnp.asarray(targets), weights=jnp.asarray(weights, jnp.float32)))
 
 
 def _logits_and_targets() -> tuple[np.ndarray, np.ndarray]:

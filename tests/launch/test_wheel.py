@@ -23,6 +23,7 @@ from tests.setup_file import read_setup
 _ROOT = pathlib.Path(__file__).parents[2]
 _FLOORS = {"calm_beam": "calm_beam", "transforms": "calm_beam/transforms", "launch": "calm_beam/launch"}
 _DATA = {
+    "calm_beam/__init__.pyi",
     "calm_beam/py.typed",
     "calm_beam/report/template.html",
     "calm_beam/report/report.css",

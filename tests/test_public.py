@@ -3,6 +3,7 @@
 import ast
 import json
 import pathlib
+import re
 import subprocess
 import sys
 from typing import Any
@@ -69,6 +70,14 @@ def test_the_names_are_these() -> None:
     assert all(getattr(transforms, name).__doc__ for name in _TRANSFORMS)
     with pytest.raises(AttributeError, match="no attribute 'calibrat'"):
         getattr(calm, "calibrat")  # noqa: B009 - so that type checkers do not find it first
+
+
+def test_the_document_lists_all() -> None:
+    """docs/python.md has every public name, and each that it calls."""
+    text = (pathlib.Path(__file__).parents[1] / "docs" / "python.md").read_text(encoding="utf-8")
+    rows = [line.split("|")[1] for line in text.splitlines() if line.startswith("| `")]
+    named = {name for row in rows for name in re.findall(r"`(\w+)", row)}
+    assert named == _NAMES | _TRANSFORMS
 
 
 def test_type_checkers_see_the_same() -> None:

@@ -33,6 +33,9 @@ _RULES = {
     "softmax, decay": ExitRule(schedule="decay", tau=4.0),
     "softmax, decay_t5x": ExitRule(schedule="decay_t5x", tau=4.0),
     "softmax_max": ExitRule(confidence="softmax_max"),
+    "entropy": ExitRule(confidence="entropy"),
+    "patience": ExitRule(confidence="patience", patience=3),
+    "own measure": ExitRule(confidence="benchmarks.own_measure:margin"),
 }
 
 

@@ -1,7 +1,6 @@
 """Results of repeated splits as Parquet files: every trial, and the whole set at every threshold."""
 
 import dataclasses
-import io
 from collections.abc import Sequence
 from typing import Any
 
@@ -144,6 +143,7 @@ def _write(path: str, rows: list[dict[str, Any]], schema: pyarrow.Schema) -> Non
 
 
 def _read(path: str) -> list[dict[str, Any]]:
-    with open_input(path) as raw:
-        rows: list[dict[str, Any]] = pyarrow.parquet.read_table(io.BytesIO(raw.read())).to_pylist()
+    with open_input(path) as raw, pyarrow.parquet.ParquetFile(raw, pre_buffer=False) as file:
+        # A thread of Arrow's that lets go of Python's memory while the interpreter ends aborts the process.
+        rows: list[dict[str, Any]] = file.read(use_threads=False).to_pylist()
     return rows

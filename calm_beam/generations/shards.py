@@ -147,6 +147,9 @@ def write_generations(
 def open_shard(path: str | os.PathLike[str]) -> Iterator[pyarrow.parquet.ParquetFile]:
     """Opens a shard; whatever is found to be damaged in it while the block reads is an error that names it.
 
+    Read it with `use_threads=False`: a thread of Arrow's that lets go of Python's memory while the interpreter ends
+    aborts the process.
+
     Args:
       path: A file of `write_generations`.
 
@@ -155,7 +158,10 @@ def open_shard(path: str | os.PathLike[str]) -> Iterator[pyarrow.parquet.Parquet
       OSError: If there is no such file, or it may not be read.
     """
     try:
-        with open_input(path) as raw, pyarrow.parquet.ParquetFile(raw, page_checksum_verification=True) as file:
+        with (
+            open_input(path) as raw,
+            pyarrow.parquet.ParquetFile(raw, page_checksum_verification=True, pre_buffer=False) as file,
+        ):
             yield file
     except (CalmBeamError, FileNotFoundError, PermissionError):
         raise
@@ -203,7 +209,7 @@ def read_generations(path: str | os.PathLike[str], *, only: Collection[str] | No
     with open_shard(path) as file:
         metadata = file.schema_arrow.metadata
         content = _ContentDigest(metadata[_METADATA_KEY])
-        for batch in file.iter_batches(_ROWS_AT_A_TIME):
+        for batch in file.iter_batches(_ROWS_AT_A_TIME, use_threads=False):
             if only is not None:
                 wanted = pyarrow.array(only, pyarrow.string())
                 batch = batch.filter(pyarrow.compute.is_in(batch["id"], value_set=wanted))
@@ -243,9 +249,7 @@ def stored_failures(path: str) -> list[tuple[str, str]]:
     Args:
       path: A file of `write_generations`.
     """
-    with open_shard(path) as file:
-        rows = file.read(columns=["id", "failure"]).to_pylist()
-    return [(row["id"], row["failure"]) for row in rows if row["failure"] is not None]
+    return [(row["id"], row["failure"]) for row in _columns(path, "id", "failure") if row["failure"] is not None]
 
 
 def stored_prompts(path: str | os.PathLike[str]) -> set[tuple[str | None, tuple[int, ...] | None]]:
@@ -254,9 +258,7 @@ def stored_prompts(path: str | os.PathLike[str]) -> set[tuple[str | None, tuple[
     Args:
       path: A file of `write_generations`.
     """
-    with open_shard(path) as file:
-        rows = file.read(columns=["input", "input_ids"]).to_pylist()
-    return {(row["input"], _as_tuple(row["input_ids"])) for row in rows}
+    return {(row["input"], _as_tuple(row["input_ids"])) for row in _columns(path, "input", "input_ids")}
 
 
 def stored_examples(path: str | os.PathLike[str]) -> list[Example]:
@@ -266,9 +268,14 @@ def stored_examples(path: str | os.PathLike[str]) -> list[Example]:
       path: A file of `write_generations`.
     """
     names = [field.name for field in dataclasses.fields(Example)]
+    return [Example(**{name: _as_tuple(value) for name, value in row.items()}) for row in _columns(path, *names)]
+
+
+def _columns(path: str | os.PathLike[str], *names: str) -> list[dict[str, Any]]:
+    """Returns some columns of a shard, by row."""
     with open_shard(path) as file:
-        rows = file.read(columns=names).to_pylist()
-    return [Example(**{name: _as_tuple(value) for name, value in row.items()}) for row in rows]
+        rows: list[dict[str, Any]] = file.read(columns=names, use_threads=False).to_pylist()
+    return rows
 
 
 def _as_tuple(value: Any) -> Any:

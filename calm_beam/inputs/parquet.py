@@ -40,7 +40,7 @@ class Parquet:
 
         found = version(path)
         try:
-            with open_input(path) as raw, pyarrow.parquet.ParquetFile(raw) as file:
+            with open_input(path) as raw, pyarrow.parquet.ParquetFile(raw, pre_buffer=False) as file:
                 sizes = [file.metadata.row_group(group).num_rows for group in range(file.num_row_groups)]
         except (pyarrow.ArrowException, OSError) as error:
             if isinstance(error, OSError) and error.errno is not None:
@@ -65,7 +65,7 @@ class Parquet:
             with (
                 open_input(part.path) as raw,
                 # Where pages have checksums, as those of many writers do.
-                pyarrow.parquet.ParquetFile(raw, page_checksum_verification=True) as file,
+                pyarrow.parquet.ParquetFile(raw, page_checksum_verification=True, pre_buffer=False) as file,
             ):
                 if version(part.path) != part.version:
                     raise DataError(f"{part.path}: was replaced while it was read. Start again.")
@@ -80,7 +80,9 @@ class Parquet:
                         f"{part.path}: has none of the columns {keys.inputs} and input_ids, only "
                         f"{', '.join(names)}. Name the column of the prompts with --inputs_field."
                     )
-                for batch in file.iter_batches(_BATCH, row_groups=[part.row_group], columns=columns):
+                # A thread of Arrow's that lets go of Python's memory while the interpreter ends aborts the process.
+                batches = file.iter_batches(_BATCH, row_groups=[part.row_group], columns=columns, use_threads=False)
+                for batch in batches:
                     for row in _rows(batch, part.path, position):
                         where = f"{part.path}, row {position}"
                         yield example_of_row(row, where=where, position=position, file_index=part.file_index, keys=keys)

@@ -55,7 +55,7 @@ def count_exits(path: str, lanes: Sequence[int], *, num_layers: int, max_decode_
     """
     counts = ExitCounts.zero(lanes=len(lanes), num_layers=num_layers)
     with open_shard(path) as file:
-        for batch in file.iter_batches(batch_size=_ROWS_AT_A_TIME, columns=["outputs"]):
+        for batch in file.iter_batches(_ROWS_AT_A_TIME, columns=["outputs"], use_threads=False):
             counts = counts.merge(_count(batch.column(0), lanes, num_layers, max_decode_length))
     return counts
 

@@ -145,9 +145,13 @@ def test_an_unfinished_run_is_not_begun_anew_by_accident(
     assert _calibrate(model, data, output, "--resume", "--overwrite") == 2
     assert "--resume goes on with what is there, --overwrite begins anew: leave one of them out." in _error(capsys)
     assert {path: path.read_bytes() for path in output.rglob("*") if path.is_file()} == before
-    inodes = {path.stat().st_ino for path in folder.glob("*.parquet")}
+    # A second name keeps a removed file's inode from being given to a new one.
+    kept = {path: tmp_path / path.name for path in folder.glob("*.parquet")}
+    for path, name in kept.items():
+        name.hardlink_to(path)
     assert _calibrate(model, data, output, "--overwrite") == 0
-    assert not inodes & {path.stat().st_ino for path in folder.glob("*.parquet")}
+    assert len(kept) == 2
+    assert not any(name.samefile(path) for path, name in kept.items())
     _check_same(output, whole)
 
 
@@ -526,6 +530,7 @@ def test_clusters_are_calibrated_again(
         (("--checkpoint=model",), "--checkpoint decides what is decoded, and --generations="),
         (("--data", "rows.jsonl"), "--data decides what is decoded, and --generations="),
         (("--confidence=softmax",), "--confidence decides what is decoded, and --generations="),
+        (("--patience=3",), "--patience decides what is decoded, and --generations="),
         (("--resume",), "--resume decides what is decoded, and --generations="),
         (("--thresholds=0.9,0.7,0.3",), "thresholds 0.7, 0.3 were not decoded: take some of 0.9, 0.5, 0.2, 0.05, 0,"),
         (("--grid_step=0.4",), "thresholds 0.8, 0.4 were not decoded"),

@@ -23,7 +23,7 @@ from calm_beam.calibration.publish import REPORT, EarlierResult
 from calm_beam.decoding.settings import DecodeSettings
 from calm_beam.generations.folder import DecodeJob
 from calm_beam.inputs import read_examples
-from calm_beam.launch.flags import UsageError, as_usage, naming, parse_flags
+from calm_beam.launch.flags import UsageError, as_usage, naming, parse_flags, refuse_decoding_flags
 from calm_beam.launch.flags.data import reading_of
 from calm_beam.launch.flags.metrics import checked_metrics, metric_settings
 from calm_beam.launch.report import report_after
@@ -38,7 +38,11 @@ from calm_beam.sweeps.shard import with_unique_ids
 
 from .flags import calibrate_parser, fill_in_defaults
 from .run import CalibrationRun
-from .sources import Source, decoded_source, refuse_decoding_flags, stored_source
+from .sources import Source, decoded_source, stored_source
+
+# Of those that `add_decode_flags` adds, what means something for stored generations too; and what else does not.
+_ALSO_OF_STORED = ("--thresholds", "--grid_step", "--on_error", "--max_failures", "--overwrite")
+_OF_RUNS = ("--accelerator", "--sweep", "--resume")
 
 
 def main(argv: Sequence[str]) -> int:
@@ -47,7 +51,7 @@ def main(argv: Sequence[str]) -> int:
     with as_usage():
         flags, options = parse_flags(parser, argv)
         if flags.generations is not None:
-            refuse_decoding_flags(flags, argv)
+            refuse_decoding_flags(argv, flags.generations, allowed=_ALSO_OF_STORED, also=_OF_RUNS)
     return calibrate(flags, options)
 
 

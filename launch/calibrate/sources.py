@@ -3,7 +3,7 @@
 import argparse
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Protocol
 
 import apache_beam as beam
@@ -29,40 +29,6 @@ from calm_beam.transforms.progress import ProgressLog
 
 if TYPE_CHECKING:
     from calm_beam.sweeps.prepared import PreparedSweep
-
-# What decides generations cannot be chosen for those that are there already.
-_DECODING_FLAGS = (
-    "--checkpoint",
-    "--vocabulary",
-    "--extra_ids",
-    "--activation",
-    "--relative_max_distance",
-    "--data",
-    "--data_format",
-    "--inputs_field",
-    "--targets_field",
-    "--seqio_task",
-    "--seqio_split",
-    "--seqio_module",
-    "--task_prefix",
-    "--max_input_length",
-    "--on_long",
-    "--max_decode_length",
-    "--batch_size",
-    "--token_budget",
-    "--confidence",
-    "--schedule",
-    "--tau",
-    "--state_propagation",
-    "--token_from",
-    "--min_exit_layer",
-    "--exit_interval",
-    "--num_shards",
-    "--model_copies",
-    "--accelerator",
-    "--sweep",
-    "--resume",
-)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -208,15 +174,6 @@ def decoded_source(flags: argparse.Namespace, output: str, *, earlier: EarlierRe
         flags, needs_references=needs_references, cluster_key=flags.cluster_key, runs_here=runs_here
     ).without_weights()
     return DecodedSource(sweep, flags, output=output, earlier=earlier)
-
-
-def refuse_decoding_flags(flags: argparse.Namespace, argv: Sequence[str]) -> None:
-    """Refuses what would decide how to decode, where nothing is decoded."""
-    given = next((name for name in _DECODING_FLAGS if any(arg.split("=")[0] == name for arg in argv)), None)
-    if given is not None:
-        raise UsageError(
-            f"{given} decides what is decoded, and --generations={flags.generations} is decoded already: leave one out."
-        )
 
 
 def stored_source(flags: argparse.Namespace) -> StoredSource:

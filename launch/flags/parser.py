@@ -6,7 +6,7 @@ import difflib
 import importlib
 import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from calm_beam.errors import UsageError, os_error_in_words
@@ -342,6 +342,30 @@ def _take_seqio_task(flags: argparse.Namespace) -> None:
     if flags.data_format not in (None, "seqio"):
         raise UsageError(f"--seqio_task is read as seqio, not --data_format={flags.data_format}: leave that out.")
     flags.data = (seqio_name(flags.seqio_task, flags.seqio_split or flags.default_seqio_split),)
+
+
+def refuse_decoding_flags(
+    argv: Sequence[str], generations: str, *, allowed: Collection[str], also: Collection[str] = ()
+) -> None:
+    """Refuses what would decide how to decode, where nothing is decoded.
+
+    Args:
+      argv: All flags.
+      generations: What `--generations` names.
+      allowed: Those of `add_decode_flags` that mean something for stored generations too.
+      also: Others that do not.
+
+    Raises:
+      UsageError: If one is there; names it.
+    """
+    decoding = FlagParser(prog="", add_help=False)
+    add_decode_flags(decoding, default_grid_step=None)
+    refused = {*decoding._option_string_actions, *also} - {*allowed}
+    given = next((name for arg in argv if (name := arg.split("=")[0]) in refused), None)
+    if given is not None:
+        raise UsageError(
+            f"{given} decides what is decoded, and --generations={generations} is decoded already: leave one out."
+        )
 
 
 def confidence(text: str) -> str:

@@ -44,7 +44,7 @@ from calm_beam.exits.rule import ExitRule
 from calm_beam.generations import stored_examples
 from calm_beam.generations.folder import StoredGenerations, shard_files
 from calm_beam.launch.evaluate.files import checked_output, write_rows
-from calm_beam.launch.flags import FlagParser, UsageError, as_usage, parse_flags
+from calm_beam.launch.flags import FlagParser, UsageError, as_usage, parse_flags, refuse_decoding_flags
 from calm_beam.launch.flags.metrics import metric_settings
 from calm_beam.launch.flags.model import declared
 from calm_beam.launch.plots import check_plots_available, saved_figure
@@ -56,7 +56,7 @@ from calm_beam.storage import joined, replacing
 from calm_beam.transforms.splits import SplitGenerations, SplitSource
 from calm_beam.versions import run_versions
 
-from .flags import asked_specs, fill_in_metric, refuse_decoding_flags, split_parser, sweep_flags
+from .flags import ALSO_OF_STORED, asked_specs, fill_in_metric, split_parser, sweep_flags
 from .plots import PANEL_WIDTH, by_test, draw_curves, draw_tradeoff, tradeoff_objectives
 from .sources import ModelOfGenerations, StoredMeasure, find_measures, find_model, have_references
 from .tables import Speedups, notes, summary_row, summary_tables
@@ -96,7 +96,7 @@ def main(argv: Sequence[str], *, add_experiment_flag: Callable[[FlagParser], Non
         if flags.generations is None:
             flags.generations = _sweep(flags, options, output)
         else:
-            refuse_decoding_flags(flags, argv)
+            refuse_decoding_flags(argv, ",".join(flags.generations), allowed=ALSO_OF_STORED)
         measures = find_measures(flags.generations)
         has_references = have_references(measures[0])
         consistencies = _consistencies(flags, measures[0], has_references=has_references)

@@ -13,7 +13,7 @@ from calm_beam.risk.pvalues import P_VALUES
 
 _CURVE = (0.01, 0.02, 0.03, 0.04, 0.05, 0.06, 0.08, 0.1, 0.12, 0.15, 0.2, 0.25, 0.3, 0.35, 0.4, 0.45, 0.5)
 # Of those that `add_decode_flags` adds, what means something for stored generations too.
-_NOT_OF_DECODING = (
+ALSO_OF_STORED = (
     "--checkpoint",
     "--activation",
     "--relative_max_distance",
@@ -112,19 +112,6 @@ def fill_in_metric(flags: argparse.Namespace) -> None:
     """Sets the metric that the user left open: one for French where that is the embedded task."""
     is_embedded = flags.generations is None and flags.checkpoint is None and flags.data is None
     flags.metric = flags.metric or (("rouge_l_unicode",) if is_embedded else ("rouge_l",))
-
-
-def refuse_decoding_flags(flags: argparse.Namespace, argv: Sequence[str]) -> None:
-    """Refuses what would decide how to decode, where nothing is decoded."""
-    decoding = FlagParser(prog="calm-beam evaluate", add_help=False)
-    add_decode_flags(decoding, default_grid_step=None)
-    given = [name for arg in argv if (name := arg.split("=")[0]) in decoding._option_string_actions]
-    refused = [name for name in given if name not in _NOT_OF_DECODING]
-    if refused:
-        raise UsageError(
-            f"{refused[0]} decides what is decoded, and --generations={','.join(flags.generations)} is decoded "
-            "already: leave one out."
-        )
 
 
 def asked_specs(flags: argparse.Namespace, consistencies: Sequence[str]) -> tuple[tuple[Spec, ...], tuple[Spec, ...]]:

@@ -1,11 +1,14 @@
 """A batch of prompts whose lanes take one step at a time, sharing what they have in common."""
 
 import collections
-from collections.abc import Iterator, Mapping, Sequence
+import dataclasses
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
+from calm_beam.exits.certified_head import CertifiedHead
 from calm_beam.exits.measures import Need
 from calm_beam.exits.propagations import PassedOn
 from calm_beam.exits.rule import ExitRule
@@ -13,6 +16,7 @@ from calm_beam.model import T5Config
 from calm_beam.vocabulary import EOS_ID
 
 from . import device_steps
+from .decisions import Decisions
 from .lanes import LaneTree, Rows
 from .memory import Budget
 from .outputs import Outcome, Outputs
@@ -205,20 +209,25 @@ class Batch:
                 continue
             known, is_last = is_known.flat[members], layer == self._layers
             asks = ~known & (self._measure.needs is Need.TOKENS or np.isfinite(thresholds.flat[members]) | is_last)
-            tokens, confidences, is_finite = self._decide(layer, rows, of_member, asks, measured)
+            decided_rows = self._decide(
+                layer, rows, of_member=of_member, asks=asks, thresholds=thresholds.flat[members], measured=measured
+            )
+            tokens = decided_rows.tokens
             if self._earlier.size:
                 kept = self._earlier[members, :-1]
                 self._earlier[members] = np.concatenate([tokens[of_member][:, None], kept], axis=1)
-            exceeds = (confidences[of_member] >= thresholds.flat[members]) | is_last
+            exceeds = (decided_rows.low[of_member] >= thresholds.flat[members]) | is_last
             leaves = np.where(known, outcome.exits.flat[members] == layer, exceeds)
             decided = members[leaves & ~known]
             row = rows.of_lane[decided]
             outcome.exits.flat[decided] = layer
             outcome.tokens.flat[decided] = tokens[row]
-            outcome.confidences.flat[decided] = confidences[row]
-            outcome.is_finite.flat[decided] = is_finite[row]
+            outcome.confidences.flat[decided] = decided_rows.confidences[row]
+            outcome.is_finite.flat[decided] = decided_rows.is_finite[row]
             stays = members[~leaves & ~known]
-            outcome.runner_ups.flat[stays] = np.fmax(outcome.runner_ups.flat[stays], confidences[rows.of_lane[stays]])
+            outcome.runner_ups.flat[stays] = np.fmax(
+                outcome.runner_ups.flat[stays], decided_rows.high[rows.of_lane[stays]]
+            )
             alive.flat[members[leaves]] = False
         if not self._decides_by_logits():
             self._read_tokens(outcome, is_known)
@@ -296,9 +305,16 @@ class Batch:
                 yield chosen[start : start + most], min(length, len(self._thresholds))
 
     def _decide(
-        self, layer: int, rows: Rows, of_member: np.ndarray, asks: np.ndarray, measured: np.ndarray
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Returns token, confidence and finiteness of every row; the tokens are 0 if logits do not decide.
+        self,
+        layer: int,
+        rows: Rows,
+        *,
+        of_member: np.ndarray,
+        asks: np.ndarray,
+        thresholds: np.ndarray,
+        measured: np.ndarray,
+    ) -> Decisions:
+        """Returns what is decided of every row; the tokens are 0 if logits do not decide.
 
         Args:
           layer: Which.
@@ -306,46 +322,92 @@ class Batch:
           of_member: Row of each lane that takes part.
           asks: bool, for each of them, whether its decision depends on the confidence or the token here. The full
             model's lane asks at the last layer only, unless tokens of the layers below are compared.
+          thresholds: Of each of them.
           measured: Confidence of every row, if logits do not decide.
         """
         count = len(rows.lanes)
-        tokens = np.zeros(count, np.int32)
         if not self._decides_by_logits():
-            return tokens, measured, np.isfinite(measured)
+            return Decisions.exact(np.zeros(count, np.int32), measured, np.isfinite(measured))
+        decided = Decisions.exact(np.zeros(count, np.int32), np.full(count, -np.inf, np.float32), np.ones(count, bool))
         asked = np.flatnonzero(np.bincount(of_member, weights=asks, minlength=count))
-        confidences, is_finite = np.full(count, -np.inf, np.float32), np.ones(count, bool)
-        tokens[asked], confidences[asked], is_finite[asked] = self._project(
-            np.full(len(asked), layer), rows.lanes[asked]
+        place = np.zeros(count, np.int64)
+        place[asked] = np.arange(len(asked))
+        decided.put(
+            asked,
+            self._project(
+                np.full(len(asked), layer),
+                rows.lanes[asked],
+                # Lanes of a row may have different thresholds; what is open for one of them is for the row.
+                of_threshold=place[of_member[asks]],
+                thresholds=thresholds[asks],
+            ),
         )
         if self._measure.needs is Need.TOKENS:
             # The lanes of a row have all that is below in common.
-            confidences[asked] = self._measure.confidence(tokens[asked], self._earlier[rows.lanes[asked]])
-        return tokens, confidences, is_finite & np.isfinite(confidences)
+            tokens = decided.tokens[asked]
+            confidences = self._measure.confidence(tokens, self._earlier[rows.lanes[asked]])
+            decided.put(asked, Decisions.exact(tokens, confidences, decided.is_finite[asked]))
+        return dataclasses.replace(decided, is_finite=decided.is_finite & np.isfinite(decided.confidences))
 
     def _read_tokens(self, outcome: Outcome, is_known: np.ndarray) -> None:
         """Sets the tokens that are not known, projecting the state of each exit once."""
         members = np.flatnonzero((outcome.exits > 0) & ~is_known)
         layers, lanes, of_member = self._distinct(outcome.exits.flat[members], members)
-        tokens, _, is_finite = self._project(layers, lanes)
-        outcome.tokens.flat[members] = tokens[of_member]
-        outcome.is_finite.flat[members] &= is_finite[of_member]
+        decided = self._project(layers, lanes)
+        outcome.tokens.flat[members] = decided.tokens[of_member]
+        outcome.is_finite.flat[members] &= decided.is_finite[of_member]
 
-    def _project(self, layers: np.ndarray, lanes: np.ndarray) -> tuple[np.ndarray, ...]:
-        """Returns token, confidence and finiteness that the head makes of states."""
+    def _project(
+        self,
+        layers: np.ndarray,
+        lanes: np.ndarray,
+        *,
+        of_threshold: np.ndarray | None = None,
+        thresholds: np.ndarray | None = None,
+    ) -> Decisions:
+        """Returns what the head decides of states, given by layer and lane.
+
+        Args:
+          layers: Of every state.
+          lanes: Likewise.
+          of_threshold: Which state each threshold is compared with; None if none is.
+          thresholds: Those that the confidence must be told from.
+        """
         count = len(lanes)
-        if not count:
-            return np.zeros(0, np.int32), np.zeros(0, np.float32), np.zeros(0, bool)
-        self._work += Work(projection_rows=count)
-        size = row_bucket(count)
-        made = device_steps.decide_rows(
+        decided = Decisions.exact(np.zeros(count, np.int32), np.zeros(count, np.float32), np.ones(count, bool))
+        is_open = np.ones(count, bool)
+        head = self._weights.certified_head
+        if head is not None and count:
+            self._work += Work(certified_rows=count)
+            found = self._asked_of_head(device_steps.certify_rows, layers, lanes, head=head)
+            decided = Decisions(found[0].copy(), low=found[1].copy(), high=found[2].copy(), is_finite=is_open.copy())
+            is_open = ~found[3]
+            if of_threshold is not None:
+                low, high = decided.low[of_threshold], decided.high[of_threshold]
+                is_open[of_threshold[(low < thresholds) & (thresholds <= high)]] = True
+        left = np.flatnonzero(is_open)
+        if len(left):
+            self._work += Work(projection_rows=len(left))
+            decided.put(
+                left, Decisions.exact(*self._asked_of_head(device_steps.decide_rows, layers[left], lanes[left]))
+            )
+        return decided
+
+    def _asked_of_head(
+        self, step: Callable[..., Sequence[jax.Array]], layers: np.ndarray, lanes: np.ndarray, **head: CertifiedHead
+    ) -> list[np.ndarray]:
+        """Returns what a device step makes of states, given by layer and lane."""
+        size = row_bucket(len(lanes))
+        made = step(
             self._config,
             self._rule.confidence,
             parameters=self._weights.head,
             states=self._states,
             layers=padded(layers, size),
             lanes=padded(lanes, size),
+            **head,
         )
-        return tuple(np.asarray(values)[:count] for values in made)
+        return [np.asarray(values)[: len(lanes)] for values in made]
 
     def _distinct(self, layers: np.ndarray, members: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Returns layer and group lane of the distinct states that lanes have at layers, by lane, and each lane's."""

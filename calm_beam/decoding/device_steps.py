@@ -14,6 +14,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from calm_beam.exits.certified_head import Certificate, CertifiedHead, certify
 from calm_beam.exits.decision import decide
 from calm_beam.exits.measures import Need, measure_named
 from calm_beam.exits.propagation import KeysValues
@@ -176,10 +177,25 @@ def decide_rows(
     config: T5Config, measure: str, *, parameters: Parameters, states: jax.Array, layers: jax.Array, lanes: jax.Array
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Returns token, confidence and finiteness of what the head makes of states, given by layer and lane, (rows,)."""
-    apply = functools.partial(EarlyExitT5(config).apply, parameters)
-    inputs = apply(states.at[layers, lanes].get(mode="clip"), method="head_inputs")
-    weights, vocab_axis = apply(method="head_weights")
+    inputs = _head_inputs(config, parameters, states.at[layers, lanes].get(mode="clip"))
+    weights, vocab_axis = EarlyExitT5(config).apply(parameters, method="head_weights")
     return decide(inputs, weights, vocab_axis=vocab_axis, measure=measure_named(measure))
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def certify_rows(
+    config: T5Config,
+    measure: str,
+    *,
+    parameters: Parameters,
+    head: CertifiedHead,
+    states: jax.Array,
+    layers: jax.Array,
+    lanes: jax.Array,
+) -> Certificate:
+    """Returns what a certified head proves of states, given by layer and lane, (rows,)."""
+    inputs = _head_inputs(config, parameters, states.at[layers, lanes].get(mode="clip"))
+    return certify(inputs, head, measure=measure_named(measure))
 
 
 @functools.partial(jax.jit, static_argnums=0, donate_argnames="cache")
@@ -234,6 +250,11 @@ def copy_skipped(
         for index, pair in enumerate(cache[1:])
     ]
     return [cache[0], *above]
+
+
+def _head_inputs(config: T5Config, parameters: Parameters, states: jax.Array) -> jax.Array:
+    inputs: jax.Array = EarlyExitT5(config).apply(parameters, states, method="head_inputs")
+    return inputs
 
 
 def _split_heads(config: T5Config, values: jax.Array) -> jax.Array:

@@ -15,12 +15,15 @@ import jax.numpy as jnp
 import numpy as np
 
 from calm_beam.checkpoints import Checkpoint
-from calm_beam.exits.measures import Need
+from calm_beam.exits.certified_head import CertifiedHead, certify
+from calm_beam.exits.head_choice import choose_head
+from calm_beam.exits.measures import Measure, Need
 from calm_beam.exits.propagation import KeysValues
 from calm_beam.exits.propagations import PassedOn
 from calm_beam.exits.rule import ExitRule
 from calm_beam.exits.schedule import scheduled_thresholds
 from calm_beam.model import EarlyExitT5
+from calm_beam.model.attention import PRECISION
 from calm_beam.model.network import PAD_ID, of_layer, padding_bias
 from calm_beam.vocabulary import EOS_ID
 
@@ -63,6 +66,7 @@ class EarlyExitDecoder:
         max_input_length: int = 512,
         batch_size: int = 1,
         threshold_by_position: Sequence[float] | None = None,
+        exit_head: str = "exact",
     ) -> None:
         """Prepares a decoder.
 
@@ -76,6 +80,8 @@ class EarlyExitDecoder:
           threshold_by_position: What the rule's schedule made of the threshold where it was calibrated, a float32 for
             each of `max_decode_length` tokens; computed here if None. `static` has no schedule, and goes by the
             threshold alone.
+          exit_head: Form of the head that decides, one of `EXIT_HEADS`. Tokens and exit layers do not depend on it but
+            at near ties.
 
         Raises:
           ValueError: If the threshold is outside [0, 1], the rule needs the full model at every token or does not fit
@@ -118,6 +124,15 @@ class EarlyExitDecoder:
         self._rule = rule
         self._max_input_length = max_input_length
         self._rows = batch_size
+        weights, vocab_axis = self._model.apply(self._parameters, method="head_weights")
+        self._head = choose_head(
+            exit_head,
+            weights,
+            vocab_axis=vocab_axis,
+            measure=rule.measure(),
+            rows=batch_size,
+            exact=functools.partial(_decided_exactly, vocab_axis=vocab_axis, measure=rule.measure()),
+        )
 
     def decode(self, prompts: Sequence[Sequence[int]]) -> Iterator[tuple[int, EarlyExitResult]]:
         """Yields the output of every prompt, with its index: shorter widths first, then in the order given.
@@ -140,6 +155,7 @@ class EarlyExitDecoder:
                         self._rule,
                         self._certain_exit,
                         self._parameters,
+                        self._head,
                         self._thresholds,
                         source_tokens,
                         np.arange(self._rows) < len(together),
@@ -165,7 +181,8 @@ class _Rows(NamedTuple):
       is_open: shape (rows, 1). Whether the row goes on.
       exit_layer: shape (rows, 1).
       confidence: shape (rows, 1). Of the highest layer so far at which the row was asked.
-      logits: shape (rows, 1, vocabulary) at that layer, with a measure that needs them; else None.
+      token: int32, shape (rows, 1). Predicted at that layer, with a measure that asks the head; else None.
+      is_finite: shape (rows, 1). Whether what the head made there is finite; else None.
       first: shape of `hidden`. State at the first layer that may exit, where it is what is passed on; None below it.
       earlier: int32, shape (rows, 1, patience - 1). Tokens predicted at the layers below that may exit, the nearest
         first, with a measure that compares them; else None.
@@ -177,7 +194,8 @@ class _Rows(NamedTuple):
     is_open: jax.Array
     exit_layer: jax.Array
     confidence: jax.Array
-    logits: jax.Array | None = None
+    token: jax.Array | None = None
+    is_finite: jax.Array | None = None
     first: jax.Array | None = None
     earlier: jax.Array | None = None
     copied: KeysValues | None = None
@@ -225,6 +243,7 @@ def _decode(
     rule: ExitRule,
     certain_exit: int | None,
     parameters: Any,
+    head: CertifiedHead | None,
     thresholds: jax.Array,
     source_tokens: jax.Array,
     is_used: jax.Array,
@@ -236,6 +255,7 @@ def _decode(
       rule: How exits are decided.
       certain_exit: The layer at which every token leaves; None if that depends on the token.
       parameters: Weights.
+      head: What certifies decisions; None if the exact head decides.
       thresholds: shape (steps,).
       source_tokens: shape (rows, width), 0-padded.
       is_used: shape (rows,). Rows without a prompt get no output.
@@ -265,6 +285,7 @@ def _decode(
             num_layers=config.num_decoder_layers,
             certain_exit=certain_exit,
             apply=apply,
+            head=head,
             cross=cross,
             cross_bias=cross_bias,
             cache=state["cache"],
@@ -329,6 +350,7 @@ class _Step:
       num_layers: Decoder depth L.
       certain_exit: The layer at which every token leaves; None if that depends on the token.
       apply: Calls a method of the model.
+      head: What certifies decisions; None if the exact head decides.
       cross: Every layer's keys and values of the source.
       cross_bias: Hides padding of the source.
       cache: Keys and values of the earlier tokens, of the layers that may run.
@@ -341,6 +363,7 @@ class _Step:
     num_layers: int
     certain_exit: int | None
     apply: Callable[..., Any]
+    head: CertifiedHead | None
     cross: list[KeysValues]
     cross_bias: jax.Array
     cache: list[KeysValues]
@@ -429,33 +452,73 @@ class _Step:
             case Need.CLASSIFIER:
                 confidence = measure.confidence(self.apply(rows.hidden, method="exit_score"))
             case Need.LOGITS:
-                logits = self.apply(rows.hidden, method="head")
-                rows, confidence = rows.replaced(logits=logits), measure.confidence(logits)
+                # At the last layer, or a certain exit, no threshold decides.
+                is_compared = self.certain_exit is None and layer < self.num_layers
+                token, confidence, is_finite = self._ask_head(rows, self.threshold if is_compared else None)
+                rows = rows.replaced(token=token, is_finite=is_finite)
             case Need.TOKENS:
-                logits = self.apply(rows.hidden, method="head")
-                token, earlier = _largest(logits), rows.earlier
+                token, _, is_finite = self._ask_head(rows)
+                earlier = rows.earlier
                 if earlier is None:
                     earlier = jnp.full((*shape, (self.rule.patience or 1) - 1), -1, jnp.int32)
                 confidence = measure.confidence(token, earlier)
                 # Not `replaced`: what rows that have left predict is not looked at.
-                rows = rows.replaced(logits=logits)._replace(
+                rows = rows.replaced(token=token, is_finite=is_finite)._replace(
                     earlier=jnp.concatenate([token[..., None], earlier], axis=-1)[..., : earlier.shape[-1]]
                 )
             case _:
                 raise AssertionError(f"{measure.needs} is refused at construction")
         return rows.replaced(confidence=confidence, exit_layer=jnp.full(shape, layer, jnp.int32))
 
+    def _ask_head(self, rows: _Rows, threshold: jax.Array | None = None) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """Returns the token that the head predicts, its confidence and whether both are finite, each (rows, 1).
+
+        Args:
+          rows: Of which those that are open are asked.
+          threshold: That the confidence must be told from; None if no threshold decides.
+        """
+        measure = self.rule.measure()
+        inputs = self.apply(rows.hidden[:, 0], method="head_inputs")
+        weights, vocab_axis = self.apply(method="head_weights")
+        exact = functools.partial(_decided_exactly, inputs, weights, vocab_axis=vocab_axis, measure=measure)
+        if self.head is None:
+            token, confidence, is_finite = exact()
+            return token[:, None], confidence[:, None], is_finite[:, None]
+        found = certify(inputs, self.head, measure=measure)
+        is_open = ~found.is_certain
+        if threshold is not None:
+            is_open |= (found.low < threshold) & (threshold <= found.high)
+        certified = found.token, found.low / 2 + found.high / 2, jnp.ones_like(is_open)
+        token, confidence, is_finite = jax.lax.cond(
+            jnp.any(is_open & rows.is_open[:, 0]),
+            lambda: tuple(jnp.where(is_open, *pair) for pair in zip(exact(), certified, strict=True)),
+            lambda: certified,
+        )
+        return token[:, None], confidence[:, None], is_finite[:, None]
+
     def _outcome(self, rows: _Rows) -> _Outcome:
-        logits = self.apply(rows.hidden, method="head") if rows.logits is None else rows.logits
-        largest = jnp.max(logits, axis=-1)
-        # The maximum alone passes over a NaN among numbers on CPU (jaxlib 0.10.2).
-        has_nan = jnp.any(jnp.isnan(logits), axis=-1)
+        token, is_finite = rows.token, rows.is_finite
+        if token is None or is_finite is None:
+            # Rows that have left are asked, too.
+            token, _, is_finite = self._ask_head(rows._replace(is_open=jnp.ones_like(rows.is_open)))
         return _Outcome(
-            token=_largest(logits),
+            token=token,
             exit_layer=rows.exit_layer,
             confidence=rows.confidence,
-            is_finite=jnp.isfinite(largest) & jnp.isfinite(rows.confidence) & ~has_nan,
+            is_finite=is_finite & jnp.isfinite(rows.confidence),
         )
+
+
+def _decided_exactly(
+    inputs: jax.Array, weights: jax.Array, *, vocab_axis: int, measure: Measure
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Returns token, confidence, 0 if it is not made of logits, and finiteness of head inputs, (rows, width)."""
+    logits = jnp.dot(inputs, weights if vocab_axis else weights.T, precision=PRECISION)
+    largest = jnp.max(logits, axis=-1)
+    # The maximum alone passes over a NaN among numbers on CPU (jaxlib 0.10.2).
+    has_nan = jnp.any(jnp.isnan(logits), axis=-1)
+    confidence = measure.confidence(logits) if measure.needs is Need.LOGITS else jnp.zeros_like(largest)
+    return _largest(logits), confidence, jnp.isfinite(largest) & ~has_nan
 
 
 def _largest(logits: jax.Array) -> jax.Array:

@@ -30,7 +30,14 @@ class SharedSweep:
     """Decodes prompts at all thresholds of a grid, sharing the work of lanes that are in the same state."""
 
     def __init__(
-        self, checkpoint: Checkpoint, rule: ExitRule, *, thresholds: np.ndarray, max_input_length: int, budget: Budget
+        self,
+        checkpoint: Checkpoint,
+        rule: ExitRule,
+        *,
+        thresholds: np.ndarray,
+        max_input_length: int,
+        budget: Budget,
+        exit_head: str = "exact",
     ) -> None:
         """Prepares a decoder.
 
@@ -40,6 +47,7 @@ class SharedSweep:
           thresholds: float32, shape (steps, lanes); +inf in a lane of the full model.
           max_input_length: Most tokens of a prompt.
           budget: What it may hold at a time. If the device has no room for that, it is halved.
+          exit_head: One of `EXIT_HEADS`.
         """
         assert not rule.needs_full_model()
         self._config = checkpoint.config
@@ -47,7 +55,7 @@ class SharedSweep:
         self._thresholds = thresholds
         self._max_input_length = max_input_length
         self._budget = budget
-        self._weights = Weights(checkpoint, steps=len(thresholds))
+        self._weights = Weights(checkpoint, steps=len(thresholds), measure=rule.measure(), exit_head=exit_head)
         self.work = Work()
 
     def decode(

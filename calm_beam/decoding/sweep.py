@@ -42,6 +42,7 @@ class SweepDecoder:
         batch_size: int | None = None,
         token_budget: int | None = None,
         with_full_model: bool = True,
+        exit_head: str = "exact",
         devices: Sequence[jax.Device] | None = None,
     ) -> None:
         """Prepares a decoder.
@@ -57,6 +58,8 @@ class SweepDecoder:
           token_budget: Most positions whose keys and values are held at a time, those of the sources included; None
             for a share of the device's memory. A rule that needs the full model at every token ignores it.
           with_full_model: Whether lane 0 is the full model; else lane k is the threshold k + 1.
+          exit_head: Form of the head that decides, one of `EXIT_HEADS`. Tokens and exit layers do not depend on it but
+            at near ties. A rule that needs the full model at every token ignores it.
           devices: Where to decode, with a model on each; None for all of this process. Of JAX's default platform.
 
         Raises:
@@ -103,7 +106,12 @@ class SweepDecoder:
             )
             with jax.default_device(device):
                 sweep = SharedSweep(
-                    checkpoint, rule, thresholds=lanes, max_input_length=max_input_length, budget=budget
+                    checkpoint,
+                    rule,
+                    thresholds=lanes,
+                    max_input_length=max_input_length,
+                    budget=budget,
+                    exit_head=exit_head,
                 )
             self._shared.append((device, sweep))
 

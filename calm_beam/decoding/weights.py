@@ -1,17 +1,25 @@
 """The model's weights and the sources of its prompts, as the device steps take them."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 
 from calm_beam.checkpoints import Checkpoint
+from calm_beam.exits.decision import decide
+from calm_beam.exits.head_choice import choose_head
+from calm_beam.exits.measures import Measure
 from calm_beam.model import EarlyExitT5, T5Config
 from calm_beam.model.network import of_layer
+
+# What a sweep usually projects at a time.
+_ROWS_AT_A_TIME = 128
 
 
 class Weights:
     """The model's weights on the device, in the parts that the steps take."""
 
-    def __init__(self, checkpoint: Checkpoint, *, steps: int) -> None:
+    def __init__(self, checkpoint: Checkpoint, *, steps: int, measure: Measure, exit_head: str) -> None:
         tree = jax.device_put(checkpoint.parameters())
         decoder = tree["decoder"]
         config = checkpoint.config
@@ -24,6 +32,16 @@ class Weights:
         else:
             self.head = {"params": {"decoder": {**head, "logits_dense": decoder["logits_dense"]}}}
         self.classifier = {"params": {"decoder": {"meta_cls": decoder["meta_cls"]}}} if config.exit_classifier else {}
+        weights, vocab_axis = EarlyExitT5(config).apply(self.head, method="head_weights")
+        # None where the exact head decides.
+        self.certified_head = choose_head(
+            exit_head,
+            weights,
+            vocab_axis=vocab_axis,
+            measure=measure,
+            rows=_ROWS_AT_A_TIME,
+            exact=functools.partial(decide, vocab_axis=vocab_axis, measure=measure),
+        )
         biases = EarlyExitT5(config).apply(self.all, steps, method="decoder_position_biases")
         # [heads, query, key], of the last query -> [heads, age]
         self._biases_by_age = [bias[:, -1, ::-1] for bias in biases]

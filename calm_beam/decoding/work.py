@@ -11,7 +11,9 @@ class Work:
       prompts: Prompts decoded.
       tokens: Tokens of the full model's outputs.
       layer_rows: Rows that went through a decoder layer. One pass of the full model takes `tokens` times L.
-      projection_rows: Rows that were projected onto the vocabulary. One pass of the full model takes `tokens`.
+      projection_rows: Rows that were projected onto the vocabulary by the exact head. One pass of the full model takes
+        `tokens`.
+      certified_rows: Rows that a certified head was asked about; what it left open is in `projection_rows` too.
       fill_rows: Keys and values made of propagated states for a layer that was skipped.
       padded_rows: Rows of padding that went through layers beside `layer_rows`.
     """
@@ -20,6 +22,7 @@ class Work:
     tokens: int = 0
     layer_rows: int = 0
     projection_rows: int = 0
+    certified_rows: int = 0
     fill_rows: int = 0
     padded_rows: int = 0
 

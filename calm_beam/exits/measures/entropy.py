@@ -8,6 +8,7 @@ from .measure import Measure, Need
 if TYPE_CHECKING:
     import jax
 
+    from calm_beam.exits.distribution_bounds import DistributionBounds
     from calm_beam.exits.logit_summary import Summary
 
 
@@ -48,6 +49,16 @@ def _of_sums(total: "jax.Array", weighted: "jax.Array", entries: int) -> "jax.Ar
     return jnp.clip(1 - entropy / jnp.float32(math.log(entries)), 0, 1)
 
 
+def _bounds(of: "DistributionBounds", vocab_size: int) -> tuple["jax.Array", "jax.Array"]:
+    import jax.numpy as jnp
+
+    # The entropy is log t + w / t. As a function of t it falls until t = w and rises from there.
+    lowest_at = jnp.clip(of.weighted_low, of.total_low, of.total_high)
+    high = _of_sums(lowest_at, -of.weighted_low, vocab_size)
+    ends = [_of_sums(total, -of.weighted_high, vocab_size) for total in (of.total_low, of.total_high)]
+    return jnp.minimum(*ends), high
+
+
 ENTROPY = Measure(
     name="entropy",
     meaning="1 - H / log V, with the entropy H of the distribution over V tokens",
@@ -55,4 +66,5 @@ ENTROPY = Measure(
     confidence=entropy_confidence,
     of_summary=_of_summary,
     summary_parts=frozenset({"total", "weighted"}),
+    bounds=_bounds,
 )

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     # It loads JAX, and a manifest's reader must not.
+    from calm_beam.exits.distribution_bounds import DistributionBounds
     from calm_beam.exits.logit_summary import Summary
 
 
@@ -53,6 +54,8 @@ class Measure:
       of_summary: The same confidence from a `Summary` of the logits and the size of the vocabulary, for LOGITS only:
         with it, packed rows are decided without all logits being stored. None where that cannot be had.
       summary_parts: Names of the parts of a `Summary` that `of_summary` reads, beside `largest` and `token`.
+      bounds: The lowest and the highest confidence within `DistributionBounds`, given the size of the vocabulary, for
+        LOGITS only: with it, most decisions need no exact head. None where that cannot be had.
       takes_schedule: Whether values are certainties, which thresholds that decay over positions may be compared with.
     """
 
@@ -62,6 +65,7 @@ class Measure:
     confidence: Callable[..., Any]
     of_summary: "Callable[[Summary, int], Any] | None" = None
     summary_parts: frozenset[str] = frozenset()
+    bounds: "Callable[[DistributionBounds, int], tuple[Any, Any]] | None" = None
     takes_schedule: bool = True
 
     def test_operations(self, *, width: int, vocab_size: int) -> int:

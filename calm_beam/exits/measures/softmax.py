@@ -7,6 +7,7 @@ from .measure import Measure, Need
 if TYPE_CHECKING:
     import jax
 
+    from calm_beam.exits.distribution_bounds import DistributionBounds
     from calm_beam.exits.logit_summary import Summary
 
 
@@ -41,6 +42,12 @@ def _of_summary(summary: "Summary", _: int) -> "jax.Array":
     return -jnp.expm1(summary.second - summary.largest) / summary.total
 
 
+def _bounds(of: "DistributionBounds", _: int) -> tuple["jax.Array", "jax.Array"]:
+    import jax.numpy as jnp
+
+    return -jnp.expm1(of.gap_high) / of.total_high, -jnp.expm1(of.gap_low) / of.total_low
+
+
 SOFTMAX = Measure(
     name="softmax",
     meaning="gap between the two largest probabilities",
@@ -48,4 +55,5 @@ SOFTMAX = Measure(
     confidence=softmax_gap,
     of_summary=_of_summary,
     summary_parts=frozenset({"second", "total"}),
+    bounds=_bounds,
 )

@@ -7,6 +7,7 @@ from .measure import Measure, Need
 if TYPE_CHECKING:
     import jax
 
+    from calm_beam.exits.distribution_bounds import DistributionBounds
     from calm_beam.exits.logit_summary import Summary
 
 
@@ -21,6 +22,10 @@ def _of_summary(summary: "Summary", _: int) -> "jax.Array":
     return 1 / summary.total
 
 
+def _bounds(of: "DistributionBounds", _: int) -> tuple["jax.Array", "jax.Array"]:
+    return 1 / of.total_high, 1 / of.total_low
+
+
 SOFTMAX_MAX = Measure(
     name="softmax_max",
     meaning="largest probability",
@@ -28,4 +33,5 @@ SOFTMAX_MAX = Measure(
     confidence=softmax_max,
     of_summary=_of_summary,
     summary_parts=frozenset({"total"}),
+    bounds=_bounds,
 )

@@ -89,6 +89,7 @@ def _decode(
     *,
     batch_size: int = 1,
     max_decode_length: int = _STEPS,
+    exit_head: str = "exact",
 ) -> list[EarlyExitResult]:
     """Returns the results in the order of the prompts; checks that there is exactly one for each."""
     decoder = EarlyExitDecoder(
@@ -98,6 +99,7 @@ def _decode(
         max_decode_length=max_decode_length,
         max_input_length=64,
         batch_size=batch_size,
+        exit_head=exit_head,
     )
     results = list(decoder.decode(prompts))
     assert sorted(index for index, _ in results) == list(range(len(prompts)))
@@ -160,6 +162,22 @@ def test_every_output_of_every_rule_is_the_sweeps(rule: ExitRule) -> None:
     """The same for every measure with every propagation, schedule and set of exit layers, and both batch sizes."""
     for batch_size in (1, 3):
         _assert_all_is_swept(rule, batch_size)
+
+
+@pytest.mark.parametrize("exit_head", ["int8", "bfloat16"])
+@pytest.mark.parametrize(("rule", "batch_size"), [_RULES[at] for at in (0, 1, 2, 5, 6, 7)], ids=str)
+def test_a_certified_head_changes_nothing(rule: ExitRule, batch_size: int, exit_head: str) -> None:
+    """Tokens and exit layers are the exact head's at every threshold and without one; confidences are near."""
+    checkpoint = build_checkpoint(_CONFIG)
+    seen: set[int] = set()
+    for threshold in (None, *_THRESHOLDS):
+        decode = functools.partial(_decode, checkpoint, rule, _PROMPTS, threshold, batch_size=batch_size)
+        for one, other in zip(decode(exit_head=exit_head), decode(), strict=True):
+            for name in ("tokens", "exit_layers", "length", "is_finite"):
+                np.testing.assert_array_equal(getattr(one, name), getattr(other, name))
+            np.testing.assert_allclose(one.confidences, other.confidences, rtol=0, atol=0.2)
+            seen |= set(other.exit_layers[: other.length].tolist())
+    assert len(seen) > 1
 
 
 @pytest.mark.parametrize(("confidence", "batch_size"), [("softmax", 1), ("state", 3), ("static", 1)])
@@ -444,7 +462,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[collections.Counter[tuple
 
     # What was compiled before does not count, and what is compiled here must not be used later.
     jax.clear_caches()
-    for name in ("decoder_layer", "self_keys_values", "head"):
+    for name in ("decoder_layer", "self_keys_values", "head_inputs"):
         count(name)
     yield counter
     jax.clear_caches()
@@ -479,7 +497,7 @@ def test_only_the_work_that_is_needed_is_done(
         is_copied = rule.state_propagation == "projected"
         assert calls["self_keys_values", layer] == (reached if is_copied else len(deepest))
     asked = [layer for layer in rule.exit_layers(_DEPTH) for deep in deepest if deep >= layer]
-    assert calls["head", 0] == (len(asked) if rule.confidence in ("softmax", "softmax_max") else len(deepest))
+    assert calls["head_inputs", 0] == (len(asked) if rule.confidence in ("softmax", "softmax_max") else len(deepest))
 
 
 def test_static_exits_have_nothing_above_them(calls: collections.Counter[tuple[str, int]]) -> None:
@@ -488,5 +506,5 @@ def test_static_exits_have_nothing_above_them(calls: collections.Counter[tuple[s
     jax.effects_barrier()
     tokens = sum(result.length for result in results)
     methods = ("decoder_layer", "self_keys_values")
-    expected = {**{(method, layer): tokens for method in methods for layer in (1, 2)}, ("head", 0): tokens}
+    expected = {**{(method, layer): tokens for method in methods for layer in (1, 2)}, ("head_inputs", 0): tokens}
     assert dict(calls) == expected

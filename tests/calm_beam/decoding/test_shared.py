@@ -89,11 +89,17 @@ def _shared(
     thresholds: Sequence[float] | None = None,
     slots: int = 7,
     tokens: int = 100_000,
+    exit_head: str = "exact",
 ) -> tuple[list[SweepResult], Work]:
     checkpoint = checkpoint_of(config, arrays) if arrays else build_checkpoint(config, seed=seed)
     grid = _by_step(rule, _grid(seed) if thresholds is None else thresholds)
     sweep = SharedSweep(
-        checkpoint, rule, thresholds=grid, max_input_length=64, budget=Budget(slots=slots, tokens=tokens)
+        checkpoint,
+        rule,
+        thresholds=grid,
+        max_input_length=64,
+        budget=Budget(slots=slots, tokens=tokens),
+        exit_head=exit_head,
     )
     return _in_order(sweep.decode(prompts), len(prompts)), sweep.work
 
@@ -163,6 +169,44 @@ def test_shared_work_changes_nothing_under_any_rule(rule: ExitRule) -> None:
 def test_shared_work_changes_nothing_in_another_kind_of_model_under_any_rule(rule: ExitRule) -> None:
     """The same for the other model."""
     _check_against_plain(rule, _OTHER, (0, 1, 2, 3))
+
+
+def _check_certified(rule: ExitRule, exit_head: str, seed: int, config: T5Config = _CONFIG) -> Work:
+    """Checks that tokens, exits and lengths are the exact head's; returns what was counted."""
+    certified, work = _shared(rule, config=config, seed=seed, exit_head=exit_head)
+    exact, exact_work = _shared(rule, config=config, seed=seed)
+    for one, other in zip(certified, exact, strict=True):
+        for field in ("tokens", "exit_layers", "lengths", "is_finite"):
+            np.testing.assert_array_equal(getattr(one, field), getattr(other, field))
+        assert one.runner_ups is not None
+        assert other.runner_ups is not None
+        # An upper bound: no lower threshold shares a step that it would not.
+        assert (one.runner_ups >= other.runner_ups - 1e-6).all()
+        np.testing.assert_allclose(one.confidences, other.confidences, rtol=0, atol=0.2)
+    assert work.certified_rows == exact_work.projection_rows
+    assert work.layer_rows == exact_work.layer_rows
+    return work
+
+
+@pytest.mark.parametrize("exit_head", ["int8", "bfloat16"])
+@pytest.mark.parametrize("rule", _FEW, ids=_name)
+def test_a_certified_head_changes_nothing(rule: ExitRule, exit_head: str) -> None:
+    """Tokens and exit layers are the exact head's, which is asked about few rows."""
+    work = _check_certified(rule, exit_head, 0)
+    if rule.confidence in ("softmax", "softmax_max", "entropy"):
+        # Whose eight thresholds, some of them close together, cannot all be told from every confidence.
+        assert work.projection_rows < 0.6 * work.certified_rows
+    else:
+        assert work.projection_rows < 0.1 * work.certified_rows
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("exit_head", ["int8", "bfloat16"])
+@pytest.mark.parametrize("rule", _SERVABLE, ids=_name)
+def test_a_certified_head_changes_nothing_under_any_rule(rule: ExitRule, exit_head: str) -> None:
+    """The same for every measure, propagation and set of exits, in both kinds of model."""
+    for config, seed in itertools.product((_CONFIG, _OTHER), (0, 1)):
+        _check_certified(rule, exit_head, seed, config)
 
 
 @pytest.mark.parametrize("slots", sampled([1, 3, 50], keep=(1,)))

@@ -1,0 +1,39 @@
+"""What the head, or another measure, decides of packed rows."""
+
+import dataclasses
+
+import numpy as np
+
+
+@dataclasses.dataclass(frozen=True)
+class Decisions:
+    """Decisions of rows, each array of shape (rows,).
+
+    Attributes:
+      tokens: int32.
+      low: float32. The confidence is at least this.
+      high: float32. And at most this; the same number unless a certified head decided.
+      is_finite: Whether all numbers that were used are finite.
+    """
+
+    tokens: np.ndarray
+    _: dataclasses.KW_ONLY
+    low: np.ndarray
+    high: np.ndarray
+    is_finite: np.ndarray
+
+    @classmethod
+    def exact(cls, tokens: np.ndarray, confidences: np.ndarray, is_finite: np.ndarray) -> "Decisions":
+        """Returns decisions by confidences that are known."""
+        return cls(tokens, low=confidences.copy(), high=confidences.copy(), is_finite=is_finite)
+
+    @property
+    def confidences(self) -> np.ndarray:
+        """The middle of every interval; the confidence itself where that is known."""
+        # Halves of what is finite: a sum could overflow, and -inf stays what it is.
+        return self.low / 2 + self.high / 2
+
+    def put(self, rows: np.ndarray, decisions: "Decisions") -> None:
+        """Writes the decisions of some rows."""
+        for name in ("tokens", "low", "high", "is_finite"):
+            getattr(self, name)[rows] = getattr(decisions, name)

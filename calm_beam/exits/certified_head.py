@@ -1,0 +1,364 @@
+"""The output head in few bits, with a proof of what it decides.
+
+A confidence of the output distribution costs a projection onto the whole vocabulary at every layer, more than the
+layer. Most of that is spent on tokens that nobody would choose. Here the projection is made with a head of 8 or 16
+bits, and for every logit a bound says how far off it can be:
+
+    |W_v h - Q_v q| <= ||W_v - Q_v|| ||h|| + ||Q_v|| ||h - q||        (Cauchy-Schwarz, twice)
+
+where Q_v are the quantised weights of token v and q is the quantised state; rounding is added. The tokens whose bounds
+reach highest, some dozens, are then computed in float32. If none of the others can reach the largest of them, the
+token is known. The others are bounded, and with them every sum over the vocabulary: so the confidence lies in an
+interval. A threshold outside of that interval is decided, and nearly all are. What stays open is left to the caller,
+who asks the exact head.
+
+All of this is about the numbers that real arithmetic would give. The exact head rounds as well: the two may differ
+where two tokens, or confidence and threshold, are closer than float32 can tell.
+"""
+
+import functools
+from typing import NamedTuple, TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from calm_beam.model.attention import PRECISION
+
+from .distribution_bounds import DistributionBounds
+from .measures import Measure
+
+# Entries of the vocabulary that are compared first by the largest bound among them. They are far apart in it, so that
+# the reduction runs along memory.
+_BLOCK = 16
+# Entries that are computed in float32 for a row, looked for in half as many blocks.
+_CANDIDATES = 64
+# With few rows the product takes as long as reading the weights: twice the rows, for states of twice the bits, cost
+# nothing, and so do more candidates.
+_FEW_ROWS, _MORE_CANDIDATES = 16, 256
+# Most rows at a time, whose logits stay near the processor.
+_ROWS = 128
+# If the largest weight of a column is so many times that of the median column, so many columns are kept in float32.
+_OUTLIER, _KEPT = 8.0, 16
+# Half the distance from 1 to the next float32.
+_UNIT = 2.0**-24
+# Weights that are quantised at a time, while they are float64.
+_AT_A_TIME = 1 << 22
+
+_Values = TypeVar("_Values")
+
+
+class CertifiedHead(NamedTuple):
+    """A head of float32 and its quantised form; the vocabulary is padded to whole blocks with tokens that are none.
+
+    Attributes:
+      weights: float32, shape (vocabulary, width).
+      quantised: int8 or bfloat16, shape (padded vocabulary, width). 0 in the columns that are kept.
+      scales: float32, shape (padded vocabulary,). What int8 is a multiple of; 1 for bfloat16.
+      errors: float32, shape (padded vocabulary,). ||W_v - Q_v|| without the kept columns, rounded up; -inf for padding.
+      norms: float32, shape (padded vocabulary,). ||Q_v||, rounded up.
+      kept: int32, shape (columns,). Columns that stand out, which would make all others coarse.
+      kept_weights: float32, shape (padded vocabulary, columns).
+      kept_norms: float32, shape (padded vocabulary,). Of their rows, rounded up.
+    """
+
+    weights: jax.Array
+    quantised: jax.Array
+    scales: jax.Array
+    errors: jax.Array
+    norms: jax.Array
+    kept: jax.Array
+    kept_weights: jax.Array
+    kept_norms: jax.Array
+
+
+class Certificate(NamedTuple):
+    """What is known of every row, each of shape (rows,).
+
+    Attributes:
+      token: int32. The first of the largest logits.
+      low: float32. The confidence is at least this, with a measure of logits; else 0.
+      high: float32. And at most this.
+      is_certain: bool. Whether the three hold. Where not, they mean nothing.
+    """
+
+    token: jax.Array
+    low: jax.Array
+    high: jax.Array
+    is_certain: jax.Array
+
+
+def quantised_head(weights: np.ndarray, *, vocab_axis: int, dtype: str) -> CertifiedHead:
+    """Returns a head with its quantised form, on JAX's default device.
+
+    Args:
+      weights: float32, shape (width, vocabulary), or its transpose.
+      vocab_axis: Axis of the vocabulary in `weights`.
+      dtype: "int8" or "bfloat16".
+    """
+    weights = np.ascontiguousarray(np.moveaxis(weights, vocab_axis, 0))
+    vocab_size, width = weights.shape
+    padded_size = -(-vocab_size // _BLOCK) * _BLOCK
+    reach = np.abs(weights).max(axis=0)
+    stands_out = (reach > _OUTLIER * np.median(reach)).any()
+    kept = np.argsort(-reach, kind="stable")[: _KEPT if stands_out else 0].astype(np.int32)
+    quantised = np.zeros((padded_size, width), np.int8 if dtype == "int8" else jnp.bfloat16)
+    scales = np.ones(padded_size, np.float32)
+    errors = np.full(padded_size, -np.inf, np.float32)
+    norms = np.zeros(padded_size, np.float32)
+    kept_weights = np.zeros((padded_size, len(kept)), np.float32)
+    kept_weights[:vocab_size] = weights[:, kept]
+    for first in range(0, vocab_size, at_a_time := max(1, _AT_A_TIME // width)):
+        rows = slice(first, min(first + at_a_time, vocab_size))
+        part = weights[rows].astype(np.float64)
+        part[:, kept] = 0
+        if dtype == "int8":
+            scales[rows] = np.abs(part).max(axis=1) / 127
+            # A row of zeros, or one that is not finite, of which nothing will be certain.
+            multiples = np.divide(part, scales[rows, None], out=np.zeros_like(part), where=scales[rows, None] > 0)
+            quantised[rows] = np.nan_to_num(np.rint(multiples)).clip(-127, 127)
+        else:
+            quantised[rows] = part
+        coarse = quantised[rows].astype(np.float64) * scales[rows, None]
+        errors[rows] = _rounded_up(np.linalg.norm(part - coarse, axis=1))
+        norms[rows] = _rounded_up(np.linalg.norm(coarse, axis=1))
+    return CertifiedHead(
+        *map(
+            jnp.asarray,
+            (
+                weights,
+                quantised,
+                scales,
+                errors,
+                norms,
+                kept,
+                kept_weights,
+                _rounded_up(np.linalg.norm(kept_weights.astype(np.float64), axis=1)),
+            ),
+        )
+    )
+
+
+def _rounded_up(values: np.ndarray) -> np.ndarray:
+    """Returns float32 numbers that are no smaller than float64 ones which rounding may have made too small."""
+    return np.nextafter((values * (1 + 1e-9)).astype(np.float32), np.float32(np.inf))
+
+
+def certify(states: jax.Array, head: CertifiedHead, *, measure: Measure) -> Certificate:
+    """Returns what the quantised head proves of every state.
+
+    Args:
+      states: float32, shape (rows, width). What the head's weights multiply (`EarlyExitT5.head_inputs`).
+      head: Of `quantised_head`.
+      measure: Of logits with `Measure.bounds`; with another, the token alone is looked for.
+    """
+    rows = together = states.shape[0]
+    while together % 2 == 0 and together > _ROWS:
+        together //= 2
+    certify_some = functools.partial(_certify, head=head, measure=measure)
+    if together == rows:
+        return certify_some(states)
+    found = jax.lax.map(certify_some, states.reshape(rows // together, together, -1))
+    return Certificate(*(values.reshape(rows) for values in found))
+
+
+def _certify(states: jax.Array, *, head: CertifiedHead, measure: Measure) -> Certificate:
+    rows, vocab_size = states.shape[0], head.weights.shape[0]
+    count = min(_MORE_CANDIDATES if rows <= _FEW_ROWS else _CANDIDATES, vocab_size // 2)
+    upper, reach = _logit_bounds(states, head)
+    block_upper = _stored(jnp.max(upper, axis=1))
+    highest, chosen = _stored(jax.lax.top_k(block_upper, min(count // 2, block_upper.shape[1] - 1)))
+    is_block_left = block_upper < highest[:, -1:]
+    # The entries of the chosen blocks, by their place in the vocabulary: [rows, entries of a block * chosen]
+    firsts = np.arange(_BLOCK, dtype=np.int32)[None, :, None] * block_upper.shape[1]
+    entries = (firsts + chosen[:, None]).reshape(rows, -1)
+    entry_upper = _stored(jnp.take_along_axis(upper.reshape(rows, -1), entries, axis=1))
+    highest_entries, places = _stored(jax.lax.top_k(entry_upper, count))
+    is_entry_left = entry_upper < highest_entries[:, -1:]
+    candidates = jnp.take_along_axis(entries, places, axis=1)
+    # If several reach as high as the lowest that was chosen, some of them are neither chosen nor left.
+    has_all = (jnp.sum(~is_block_left, axis=1) == chosen.shape[1]) & (jnp.sum(~is_entry_left, axis=1) == count)
+
+    logits, rounding = _exact_logits(states, head, candidates=candidates)
+    largest = jnp.max(logits, axis=1)
+    token = jnp.min(jnp.where(logits == largest[:, None], candidates, vocab_size - 1), axis=1)
+    second = jnp.max(jnp.where(candidates == token[:, None], -jnp.inf, logits), axis=1)
+    left = jnp.maximum(
+        jnp.max(jnp.where(is_block_left, block_upper, -jnp.inf), axis=1),
+        jnp.max(jnp.where(is_entry_left, entry_upper, -jnp.inf), axis=1),
+    )
+    is_known = has_all & (second + 2 * rounding < largest) & (left + rounding < largest) & jnp.isfinite(largest)
+    if measure.bounds is None:
+        nothing = jnp.zeros(rows)
+        return Certificate(token, nothing, nothing, is_known)
+    of_blocks = _block_sums(upper - block_upper[:, None])
+    rest = _rest_of(block_upper, reach, of_blocks, is_block_left, largest)
+    one = _Sums(jnp.ones(()), jnp.zeros(()))
+    others = _rest_of(entry_upper, jnp.max(reach, axis=1, keepdims=True), one, is_entry_left, largest)
+    terms = block_upper.shape[1] + _BLOCK + entry_upper.shape[1]
+    bounds = _distribution_bounds(
+        logits - largest[:, None],
+        jnp.maximum(second, left - rounding) - largest,
+        second - largest,
+        rounding,
+        _Rest(*map(jnp.add, rest, others)),
+        terms,
+    )
+    low, high = measure.bounds(bounds, vocab_size)
+    return Certificate(token, low, high, is_known & (low <= high))
+
+
+def _stored(values: _Values) -> _Values:
+    """Returns the same values, which XLA is kept from computing again wherever they are read."""
+    stored: _Values = jax.lax.optimization_barrier(values)
+    return stored
+
+
+def _logit_bounds(states: jax.Array, head: CertifiedHead) -> tuple[jax.Array, jax.Array]:
+    """Returns the upper end of every logit's interval, and the most of half the widths of each block's intervals.
+
+    Returns:
+      Shapes (rows, entries of a block, blocks), and (rows, blocks).
+    """
+    width = states.shape[1]
+    kept_states = states[:, head.kept]
+    states = states.at[:, head.kept].set(0)
+    most = jnp.max(jnp.abs(states), axis=1, keepdims=True)
+    parts, missing = _quantised_states(states, most, head)
+    is_integer = head.quantised.dtype == jnp.int8
+    product = jax.lax.dot_general(
+        jnp.concatenate([values for values, _ in parts]),
+        head.quantised,
+        (((1,), (1,)), ((), ())),
+        preferred_element_type=jnp.int32 if is_integer else jnp.float32,
+    )
+    logits = sum(
+        values.astype(jnp.float32) * (step * head.scales[None])
+        for values, (_, step) in zip(jnp.split(product, len(parts)), parts, strict=True)
+    )
+    if head.kept.size:
+        logits += jnp.dot(kept_states, head.kept_weights.T, precision=PRECISION)
+    # Sums of squares add `width` numbers. Integers add without an error; sums of bfloat16 products do not.
+    longer = 1 + width * _UNIT
+    norm = jnp.linalg.norm(states, axis=1, keepdims=True) * longer
+    missing_norm = (jnp.linalg.norm(missing, axis=1, keepdims=True) + 8 * _UNIT * width**0.5 * most) * longer
+    missing_norm += (8 + (0 if is_integer else width)) * _UNIT * (norm + missing_norm)
+    kept_norm = jnp.linalg.norm(kept_states, axis=1, keepdims=True) * ((2 * head.kept.size + 8) * _UNIT)
+
+    def reach(errors: jax.Array, norms: jax.Array, kept_norms: jax.Array) -> jax.Array:
+        terms = errors[None] * norm + norms[None] * missing_norm + kept_norms[None] * kept_norm
+        half_width: jax.Array = terms * (1 + 16 * _UNIT)
+        return half_width
+
+    of_entries = head.errors, head.norms, head.kept_norms
+    upper = _stored(logits + reach(*of_entries))
+    of_blocks = (jnp.max(values.reshape(_BLOCK, -1), axis=0) for values in of_entries)
+    return upper.reshape(len(states), _BLOCK, -1), reach(*of_blocks)
+
+
+def _quantised_states(
+    states: jax.Array, most: jax.Array, head: CertifiedHead
+) -> tuple[list[tuple[jax.Array, jax.Array]], jax.Array]:
+    """Returns states as one or two arrays of few bits, each with the step that it counts, and what they leave out."""
+    parts = []
+    step = most / 127
+    for _ in range(2 if len(states) <= _FEW_ROWS else 1):
+        if head.quantised.dtype == jnp.int8:
+            multiples = jnp.round(states / jnp.where(step > 0, step, 1))
+            parts.append((jnp.clip(multiples, -127, 127).astype(jnp.int8), step))
+            states = states - multiples * step
+            # What is left is at most half a step.
+            step = step / 254
+        else:
+            parts.append((states.astype(jnp.bfloat16), jnp.ones_like(step)))
+            states = states - parts[-1][0].astype(jnp.float32)
+    return parts, states
+
+
+def _exact_logits(states: jax.Array, head: CertifiedHead, *, candidates: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Returns the logits of the candidates, (rows, candidates), in float32, and the most that rounding did, (rows,)."""
+    rows, width = states.shape
+    # Sums of shorter sums: the error grows with the longest of them, in whatever order their numbers are added.
+    chunk = next(size for size in (64, 32, 16, 8, 4, 2, 1) if width % size == 0)
+    weights = jnp.swapaxes(head.weights[candidates].reshape(rows, candidates.shape[1], -1, chunk), 1, 2)
+    products = jnp.einsum("rnkc,rnc->rnk", weights, states.reshape(rows, -1, chunk), precision=PRECISION)
+    logits = _stored(jnp.sum(products, axis=1))
+    norms = jnp.max((head.errors + head.norms + head.kept_norms)[candidates], axis=1)
+    additions = chunk + width // chunk + 4
+    return logits, additions * _UNIT * norms * jnp.linalg.norm(states, axis=1) * (1 + width * _UNIT)
+
+
+class _Sums(NamedTuple):
+    """Sums over some logits, of what each is below the largest of them: of exp(x), and of -x exp(x)."""
+
+    total: jax.Array
+    weighted: jax.Array
+
+
+class _Rest(NamedTuple):
+    """Bounds of the sums over all that are no candidates, as in `DistributionBounds`."""
+
+    total_low: jax.Array
+    total_high: jax.Array
+    weighted_low: jax.Array
+    weighted_high: jax.Array
+
+
+def _block_sums(below: jax.Array) -> _Sums:
+    """Returns the sums of every block, of (rows, entries of a block, blocks)."""
+    weights = jnp.exp(below)
+    # 0 times -inf is NaN, and stands for 0: entries that pad the vocabulary.
+    return _Sums(
+        _stored(jnp.sum(weights, axis=1)), _stored(jnp.sum(jnp.where(weights > 0, -below * weights, 0), axis=1))
+    )
+
+
+def _rest_of(upper: jax.Array, reach: jax.Array, sums: _Sums, is_left: jax.Array, largest: jax.Array) -> _Rest:
+    """Returns the bounds of what is left, (rows,), of blocks or entries, (rows, number).
+
+    Args:
+      upper: Largest upper end in each.
+      reach: Largest half-width in each, or in all of a row.
+      sums: Of each, relative to `upper`.
+      is_left: Whether it is no candidate.
+      largest: shape (rows,). The largest logit.
+    """
+    weight = jnp.where(is_left, jnp.exp(upper - largest[:, None]), 0)
+    shift = jnp.where(weight > 0, largest[:, None] - upper, 0)
+    lower_weight = weight * jnp.exp(-2 * reach)
+    return _Rest(
+        total_low=jnp.sum(lower_weight * sums.total, axis=1),
+        total_high=jnp.sum(weight * sums.total, axis=1),
+        weighted_low=jnp.sum(lower_weight * (sums.weighted + shift * sums.total), axis=1),
+        weighted_high=jnp.sum(weight * (sums.weighted + (shift + 2 * reach) * sums.total), axis=1),
+    )
+
+
+def _distribution_bounds(
+    below: jax.Array,
+    second_high: jax.Array,
+    second_low: jax.Array,
+    rounding: jax.Array,
+    rest: _Rest,
+    terms: int,
+) -> DistributionBounds:
+    """Returns the bounds, given those of the rest and what the candidates are below the largest, (rows, candidates).
+
+    Every difference of two logits may be off by twice `rounding`.
+    """
+    weights = jnp.exp(below)
+    total, weighted = jnp.sum(weights, axis=1), jnp.sum(-below * weights, axis=1)
+    moved = 2 * rounding * jnp.exp(2 * rounding) * (total + weighted)
+    # Of sums, whose numbers may be off by as many units as they are many; those of the rest are the longest.
+    error, rest_error = 2 * (below.shape[1] + 16) * _UNIT, 2 * (terms + 16) * _UNIT
+    slack = jnp.exp(2 * rounding) * (1 + error)
+    return DistributionBounds(
+        gap_low=second_low - 2 * rounding,
+        gap_high=jnp.minimum(second_high + 2 * rounding, 0),
+        total_low=jnp.maximum((total + rest.total_low * (1 - rest_error)) / slack, 1),
+        total_high=(total + rest.total_high * (1 + rest_error)) * slack,
+        weighted_low=jnp.maximum(weighted - moved + rest.weighted_low * (1 - rest_error) - 2 * rounding * total, 0)
+        / slack,
+        weighted_high=(weighted + moved + (rest.weighted_high + 2 * rounding * rest.total_high) * (1 + rest_error))
+        * slack,
+    )

@@ -1,0 +1,85 @@
+"""Which form of the output head decides: the exact one, or a certified one that this machine computes faster."""
+
+import functools
+import logging
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from .certified_head import CertifiedHead, certify, quantised_head
+from .measures import Measure, Need
+
+_LOGGER = logging.getLogger(__name__)
+
+EXIT_HEADS = ("auto", "exact", "int8", "bfloat16")
+"""What `--exit_head` takes: a form, or `auto` for the one that is fastest here."""
+
+# Smaller heads are exact: what is saved is less than what the bounds cost.
+_SMALLEST = 1 << 22
+# How much faster a certified head must be, since some decisions are made twice.
+_WORTH = 0.85
+_REPETITIONS = 3
+
+
+def choose_head(
+    exit_head: str, weights: jax.Array, *, vocab_axis: int, measure: Measure, rows: int, exact: Callable[..., Any]
+) -> CertifiedHead | None:
+    """Returns the head that certifies decisions, or None if the exact head decides.
+
+    Tokens and exit layers are the same with each; only the time differs, and what is stored as a confidence: of a
+    certified head it is the middle of an interval.
+
+    Args:
+      exit_head: One of `EXIT_HEADS`. `auto` computes some decisions with each form and takes the fastest.
+      weights: float32, shape (width, vocabulary), or its transpose.
+      vocab_axis: Axis of the vocabulary in `weights`.
+      measure: What decides. For one of the user's own, of logits, nothing can be certified.
+      rows: States that are usually decided at a time.
+      exact: What decides states, (rows, width), by the exact weights; compared by time.
+
+    Raises:
+      ValueError: If `exit_head` is none of these.
+    """
+    if exit_head not in EXIT_HEADS:
+        raise ValueError(f"exit_head must be one of {', '.join(EXIT_HEADS)}; got {exit_head!r}.")
+    if exit_head == "exact" or (measure.needs is Need.LOGITS and measure.bounds is None):
+        return None
+    host = np.asarray(weights)
+    if exit_head != "auto":
+        return quantised_head(host, vocab_axis=vocab_axis, dtype=exit_head)
+    if weights.size < _SMALLEST or not np.isfinite(host).all():
+        return None
+    # States as the final norm leaves them.
+    states = jnp.asarray(np.random.default_rng(0).standard_normal((rows, weights.shape[1 - vocab_axis])), jnp.float32)
+    best: CertifiedHead | None = None
+    exact_seconds = _seconds(exact, states, weights)
+    seconds = {"exact": exact_seconds}
+    for form in ("int8", "bfloat16"):
+        head = quantised_head(host, vocab_axis=vocab_axis, dtype=form)
+        seconds[form] = _seconds(functools.partial(certify, measure=measure), states, head)
+        if seconds[form] < min(_WORTH * exact_seconds, *(seconds[name] for name in seconds if name != form)):
+            best = head
+    fastest = "exact" if best is None else min(seconds, key=lambda name: seconds[name])
+    _LOGGER.info(
+        "exit head: %s; of %d rows, %s",
+        fastest,
+        rows,
+        ", ".join(f"{name} {1e3 * each:.1f} ms" for name, each in seconds.items()),
+    )
+    return best
+
+
+def _seconds(decided: Any, *args: Any) -> float:
+    """Returns how long some decisions take, without compiling."""
+    run = jax.jit(decided)
+    jax.block_until_ready(run(*args))
+    times = []
+    for _ in range(_REPETITIONS):
+        started = time.perf_counter()
+        jax.block_until_ready(run(*args))
+        times.append(time.perf_counter() - started)
+    return min(times)

@@ -1,0 +1,197 @@
+"""What a certified head claims, against float64: never wrong, and open where it cannot know."""
+
+import functools
+from collections.abc import Iterator
+
+import hypothesis
+import hypothesis.extra.numpy as hnp
+import hypothesis.strategies as st
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from calm_beam.exits import certified_head
+from calm_beam.exits.certified_head import Certificate, certify, quantised_head
+from calm_beam.exits.measures import MEASURES
+
+_FORMS = ("int8", "bfloat16")
+_CERTIFIED = tuple(name for name, measure in MEASURES.items() if measure.bounds is not None)
+_WIDTH = 24
+
+
+@pytest.fixture(autouse=True)
+def _strict() -> Iterator[None]:
+    with jax.numpy_dtype_promotion("strict"), jax.numpy_rank_promotion("raise"):
+        yield
+
+
+@functools.partial(jax.jit, static_argnums=2)
+def _certified(states: jax.Array, head: certified_head.CertifiedHead, measure: str) -> Certificate:
+    return certify(states, head, measure=MEASURES[measure])
+
+
+def _certify(states: np.ndarray, weights: np.ndarray, form: str, measure: str = "softmax") -> Certificate:
+    head = quantised_head(weights, vocab_axis=0, dtype=form)
+    found: Certificate = jax.tree.map(np.asarray, _certified(jnp.asarray(states), head, measure))
+    return found
+
+
+def _truth(states: np.ndarray, weights: np.ndarray, measure: str) -> tuple[np.ndarray, np.ndarray]:
+    """Returns tokens and confidences in float64; a token is -1 where the two largest are equal."""
+    # Products of float32 numbers are exact; sums of some dozens nearly.
+    logits = states.astype(np.longdouble) @ weights.astype(np.longdouble).T
+    largest, second = np.sort(logits, axis=1)[:, [-1, -2]].T
+    below = logits - largest[:, None]
+    total = np.exp(below).sum(axis=1)
+    match measure:
+        case "softmax":
+            confidence = -np.expm1(second - largest) / total
+        case "softmax_max":
+            confidence = 1 / total
+        case _:
+            entropy = np.log(total) - (below * np.exp(below)).sum(axis=1) / total
+            confidence = 1 - entropy / np.log(len(weights))
+    return np.where(second == largest, -1, logits.argmax(axis=1)), confidence
+
+
+def _check(states: np.ndarray, weights: np.ndarray, form: str, measure: str) -> Certificate:
+    found = _certify(states, weights, form, measure)
+    token, confidence = _truth(states, weights, measure)
+    known = found.is_certain
+    np.testing.assert_array_equal(found.token[known], token[known])
+    assert (found.low[known] <= confidence[known]).all()
+    assert (confidence[known] <= found.high[known]).all()
+    return found
+
+
+def _trained_like(
+    rows: int, vocab_size: int, *, width: int = _WIDTH, scale: float = 6, seed: int = 0
+) -> tuple[np.ndarray, np.ndarray]:
+    """Returns states and a head whose logits differ as those of trained models do: some tokens stand out."""
+    generator = np.random.default_rng(seed)
+    weights = generator.standard_normal((vocab_size, width)).astype(np.float32) * np.float32(scale * width**-0.5)
+    states = generator.standard_normal((rows, width)).astype(np.float32)
+    return states, weights
+
+
+@pytest.mark.parametrize("form", _FORMS)
+@pytest.mark.parametrize("measure", _CERTIFIED)
+@pytest.mark.parametrize(("rows", "vocab_size"), [(2, 2048), (9, 1999), (48, 2048), (384, 513)])
+def test_intervals_contain_the_truth(form: str, measure: str, rows: int, vocab_size: int) -> None:
+    """For few rows and many, for vocabularies that fill their blocks or not; and most of the rows are certain."""
+    found = _check(*_trained_like(rows, vocab_size), form, measure)
+    assert found.is_certain.mean() > 0.9
+    width = (found.high - found.low)[found.is_certain]
+    assert (width > 0).all()
+    assert np.median(width) < 0.3
+
+
+@pytest.mark.parametrize("form", _FORMS)
+def test_other_measures_get_the_token_alone(form: str) -> None:
+    """Without bounds of a confidence, an argmax is certified; the interval is 0."""
+    states, weights = _trained_like(40, 2048)
+    found = _certify(states, weights, form, "patience")
+    assert found.is_certain.mean() > 0.9
+    np.testing.assert_array_equal(
+        found.token[found.is_certain], _truth(states, weights, "softmax")[0][found.is_certain]
+    )
+    assert not found.low.any()
+    assert not found.high.any()
+
+
+@pytest.mark.parametrize("form", _FORMS)
+@pytest.mark.parametrize("measure", _CERTIFIED)
+@hypothesis.settings(max_examples=25, deadline=None)
+@hypothesis.given(
+    seed=st.integers(0, 2**32 - 1),
+    scale=st.floats(1e-3, 1e4),
+    spread=st.floats(0, 12),
+    row=hnp.arrays(np.float32, _WIDTH, elements=st.floats(-1e5, 1e5, width=32)),
+)
+def test_nothing_wrong_is_ever_certain(
+    form: str, measure: str, seed: int, scale: float, spread: float, row: np.ndarray
+) -> None:
+    """Tiny and huge states, rows whose norms differ by many orders, one row that stands out: the truth is inside."""
+    generator = np.random.default_rng(seed)
+    states, weights = _trained_like(3, 520, seed=seed)
+    weights *= np.exp(generator.uniform(-spread, spread, (520, 1))).astype(np.float32)
+    weights[generator.integers(520)] = row
+    _check(states * np.float32(scale), weights, form, measure)
+
+
+@pytest.mark.parametrize("form", _FORMS)
+@pytest.mark.parametrize("rows", [2, 40])
+def test_equal_rows_are_left_open(form: str, rows: int) -> None:
+    """A head of one repeated row, or whose best token stands there twice, has no largest logit."""
+    states, weights = _trained_like(rows, 2048)
+    repeated = np.repeat(weights[:1], 2048, axis=0)
+    assert not _certify(states, repeated, form).is_certain.any()
+    twice = np.concatenate([weights[:1024], weights[:1024]])
+    assert not _certify(states, twice, form).is_certain.any()
+
+
+@pytest.mark.parametrize("form", _FORMS)
+def test_nearly_equal_rows_are_told_apart_or_left_open(form: str) -> None:
+    """Rows that differ in the last bits of one weight: what is certain is right, and something is open."""
+    states, weights = _trained_like(64, 2048)
+    weights[1::2] = weights[::2]
+    weights[1::2, 0] = np.nextafter(weights[::2, 0], np.float32(np.inf))
+    found = _check(states, weights, form, "softmax")
+    assert not found.is_certain.all()
+
+
+@pytest.mark.parametrize("form", _FORMS)
+@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
+def test_what_is_not_finite_is_left_open(form: str, value: float) -> None:
+    """In the states, for that row; in the weights, for all."""
+    states, weights = _trained_like(20, 520)
+    states[3, 5] = value
+    found = _certify(states, weights, form)
+    assert not found.is_certain[3]
+    assert np.delete(found.is_certain, 3).mean() > 0.9
+    states[3, 5] = 0
+    weights[100, 7] = value
+    assert not _certify(states, weights, form).is_certain.any()
+
+
+@pytest.mark.parametrize("form", _FORMS)
+def test_zeros_are_left_open(form: str) -> None:
+    """A state of zeros makes all logits equal."""
+    states, weights = _trained_like(20, 520)
+    states[4] = 0
+    found = _check(states, weights, form, "softmax")
+    assert not found.is_certain[4]
+
+
+@pytest.mark.parametrize("form", _FORMS)
+def test_columns_that_stand_out_are_kept(form: str) -> None:
+    """A column of huge weights, of which the states have next to nothing, leaves the rest as fine as it was."""
+    states, weights = _trained_like(40, 2048)
+    weights[1000:, 9] = -1e6
+    states[:, 9] = 1e-3
+    head = quantised_head(weights, vocab_axis=0, dtype=form)
+    assert head.kept.shape == (16,)
+    assert head.kept[0] == 9
+    found = _check(states, weights, form, "softmax")
+    assert found.is_certain.mean() > 0.9
+    assert np.median((found.high - found.low)[found.is_certain]) < 0.3
+
+
+@pytest.mark.parametrize("form", _FORMS)
+def test_a_bound_that_is_too_tight_is_found_out(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The checks above fail if the quantisation's error is not counted."""
+    states, weights = _trained_like(384, 2048, scale=12)
+    monkeypatch.setattr(certified_head, "_rounded_up", lambda values: 0 * values.astype(np.float32))
+    with pytest.raises(AssertionError):
+        _check(states, weights, form, "softmax")
+
+
+def test_either_axis_may_be_the_vocabulary() -> None:
+    """Heads are stored both ways."""
+    states, weights = _trained_like(4, 520)
+    one = quantised_head(weights, vocab_axis=0, dtype="int8")
+    other = quantised_head(np.ascontiguousarray(weights.T), vocab_axis=1, dtype="int8")
+    for mine, theirs in zip(one, other, strict=True):
+        np.testing.assert_array_equal(mine, theirs)
+    assert states.dtype == np.float32

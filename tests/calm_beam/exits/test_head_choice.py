@@ -1,0 +1,86 @@
+"""Which form of the head decides."""
+
+import functools
+import logging
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from calm_beam.exits import head_choice
+from calm_beam.exits.certified_head import CertifiedHead
+from calm_beam.exits.decision import decide
+from calm_beam.exits.head_choice import choose_head
+from calm_beam.exits.measures import MEASURES, Measure, Need
+
+_OWN = Measure(name="own:own", meaning="", needs=Need.LOGITS, confidence=lambda logits: logits[..., 0])
+
+
+def _choose(exit_head: str, *, vocab_size: int = 2048, measure: Measure = MEASURES["softmax"]) -> CertifiedHead | None:
+    weights = jnp.asarray(np.random.default_rng(0).standard_normal((32, vocab_size)), jnp.float32)
+    exact = functools.partial(decide, vocab_axis=1, measure=measure)
+    return choose_head(exit_head, weights, vocab_axis=1, measure=measure, rows=4, exact=exact)
+
+
+@pytest.mark.parametrize(("exit_head", "dtype"), [("int8", jnp.int8), ("bfloat16", jnp.bfloat16)])
+def test_a_form_that_is_named_is_taken(exit_head: str, dtype: jnp.dtype) -> None:
+    """Whatever the size of the head."""
+    head = _choose(exit_head)
+    assert head is not None
+    assert head.quantised.dtype == dtype
+    assert head.quantised.shape == (2048, 32)
+
+
+@pytest.mark.parametrize("exit_head", ["exact", "auto"])
+def test_small_heads_are_exact(exit_head: str) -> None:
+    """Without anything being measured."""
+    assert _choose(exit_head) is None
+
+
+def test_nothing_can_be_certified_for_ones_own_measure() -> None:
+    """Of logits, about which nothing is known."""
+    for exit_head in head_choice.EXIT_HEADS:
+        assert _choose(exit_head, measure=_OWN) is None
+
+
+@pytest.mark.parametrize(
+    ("seconds", "dtype"),
+    [
+        ({"exact": 2.0, "int8": 1.0, "bfloat16": 1.5}, jnp.int8),
+        ({"exact": 2.0, "int8": 1.0, "bfloat16": 0.5}, jnp.bfloat16),
+        ({"exact": 2.0, "int8": 1.9, "bfloat16": 3.0}, None),
+        ({"exact": 2.0, "int8": 1.9, "bfloat16": 1.0}, jnp.bfloat16),
+    ],
+)
+def test_auto_takes_the_fastest_and_says_so(
+    seconds: dict[str, float],
+    dtype: jnp.dtype | None,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A certified form only if it is clearly faster, since it decides some rows twice."""
+    monkeypatch.setattr(head_choice, "_SMALLEST", 1)
+    times = iter(seconds.values())
+    monkeypatch.setattr(head_choice, "_seconds", lambda *_: next(times))
+    with caplog.at_level(logging.INFO, logger=head_choice.__name__):
+        head = _choose("auto")
+    assert (head and head.quantised.dtype) == dtype
+    taken = {None: "exact", jnp.int8: "int8", jnp.bfloat16: "bfloat16"}[dtype]
+    assert f"exit head: {taken}; of 4 rows, exact 2000.0 ms" in caplog.text
+
+
+def test_auto_measures_what_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It runs, whatever it chooses; a head that is not finite is left to the exact one."""
+    monkeypatch.setattr(head_choice, "_SMALLEST", 1)
+    assert jax.tree.leaves(_choose("auto")) is not None
+    weights = jnp.full((32, 2048), jnp.nan)
+    measure = MEASURES["softmax"]
+    exact = functools.partial(decide, vocab_axis=1, measure=measure)
+    assert choose_head("auto", weights, vocab_axis=1, measure=measure, rows=4, exact=exact) is None
+
+
+def test_other_names_are_refused() -> None:
+    """With those that there are."""
+    with pytest.raises(ValueError, match="exit_head must be one of auto, exact, int8, bfloat16; got 'int4'"):
+        _choose("int4")

@@ -4,6 +4,7 @@ from .contrast import Contrast as Contrast
 from .fingerprint import content_sum_of as content_sum_of
 from .fingerprint import fingerprint_text as fingerprint_text
 from .guarantee import Guarantee as Guarantee
+from .guarantee import all_specs as all_specs
 from .guarantee import specs_of as specs_of
 from .layout import Layout as Layout
 from .outcome import Outcome as Outcome
@@ -20,6 +21,5 @@ from .scoring import score_by_policy as score_by_policy
 from .scoring import score_generation as score_generation
 from .specs import Objective as Objective
 from .specs import Spec as Spec
-from .specs import all_specs as all_specs
 from .tally import Tally as Tally
 from .totals import CalibrationTotals as CalibrationTotals

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from calm_beam.calibration import CalibrationTotals, Plan, RiskRow, choose_thresholds, risk_rows, score_generation
+from calm_beam.calibration.guarantee import all_specs
 from calm_beam.calibration.risk_table import risk_table_text
-from calm_beam.calibration.specs import all_specs
 from calm_beam.checkpoints import CheckpointError, load_checkpoint
 from calm_beam.decoding.generate import DecodeError
 from calm_beam.decoding.prompts import encode_prompt

@@ -5,7 +5,6 @@ import dataclasses
 
 from calm_beam.decoding.settings import DecodeSettings, descending_grid, uniform_grid
 from calm_beam.errors import UsageError
-from calm_beam.exits.measures import is_own, source_digest
 from calm_beam.exits.rule import ExitRule
 from calm_beam.sweeps import SweepRequest
 from calm_beam.sweeps.prepared import PreparedSweep, prepare_sweep
@@ -85,8 +84,7 @@ def decode_settings(flags: argparse.Namespace) -> DecodeSettings:
             min_exit_layer=flags.min_exit_layer,
             exit_interval=flags.exit_interval,
             patience=flags.patience,
-            confidence_source=source_digest(flags.confidence) if is_own(flags.confidence) else None,
-        ),
+        ).with_source(),
         thresholds=grid,
         max_input_length=flags.max_input_length,
         max_decode_length=flags.max_decode_length,

@@ -9,7 +9,6 @@ import apache_beam as beam
 from calm_beam.calibration.publish import EarlierResult
 from calm_beam.decoding.settings import DecodeSettings, descending_grid, uniform_grid
 from calm_beam.errors import UsageError
-from calm_beam.exits.measures import is_own, source_digest
 from calm_beam.exits.rule import ExitRule
 from calm_beam.generations import Completion, DecodeJob
 from calm_beam.storage import absolute, make_folder
@@ -110,11 +109,8 @@ class Sweep(beam.PTransform):
         return examples | DecodeExamples(prepared.plan(self.folder), self.progress)
 
     def _request(self, num_shards: int) -> SweepRequest:
-        exits = self.exits
-        if is_own(exits.confidence) and exits.confidence_source is None:
-            exits = dataclasses.replace(exits, confidence_source=source_digest(exits.confidence))
         settings = DecodeSettings(
-            rule=exits,
+            rule=self.exits.with_source(),
             thresholds=descending_grid(self.thresholds),
             max_input_length=self.max_input_length,
             max_decode_length=self.max_decode_length,

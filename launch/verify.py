@@ -233,7 +233,7 @@ def _decode(
         _ = (
             pipeline
             | "ReadExamples" >> ReadExamples(run.data, num_shards=flags.num_shards, progress=progress)
-            | "DecodeExamples" >> DecodeExamples(run.plan(folder), progress)
+            | "DecodeExamples" >> DecodeExamples(run.assignment(folder), progress)
         )
         run_pipeline(pipeline)
         return FreshLosses.of(

@@ -80,9 +80,7 @@ class Calibrate(beam.PTransform):
             plan=plan,
             plan_digest=plan.record().digest,
             record=RunRecord.of_job(job, specs, created=self.created),
-            stored=StoredGenerations(
-                directory=swept.folder, num_shards=job.num_shards, thresholds=job.settings.thresholds
-            ),
+            stored=StoredGenerations(directory=swept.folder, job=job),
             tested=len(plan.thresholds),
             max_failures=self.max_failures,
             metric_settings=self.metric_settings,

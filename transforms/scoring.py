@@ -12,7 +12,7 @@ from calm_beam.calibration.totals import CalibrationTotals
 from calm_beam.counted import counted
 from calm_beam.failures import check_failures, failure_limit
 from calm_beam.generations import Generation, GenerationsError, StoredShard, read_generations, stored_shard
-from calm_beam.generations.folder import Completion, StoredGenerations, shard_path
+from calm_beam.generations.folder import Completion, StoredGenerations
 from calm_beam.metrics.registry import get_metric, take_clipped
 from calm_beam.metrics.settings import NO_SETTINGS, MetricSettings
 
@@ -61,7 +61,7 @@ class ShardScorer:
         """
         number, copies = element
         (shard,) = set(copies)
-        path = shard_path(self._stored.directory, number, num_shards=self._stored.num_shards)
+        path = self._stored.shard_path(number)
         if stored_shard(path) != shard:
             raise GenerationsError(f"{path}: was replaced after decoding was complete. Decode anew, with --overwrite.")
         limit = failure_limit(self._max_failures, examples=completion.examples)

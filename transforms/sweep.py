@@ -106,7 +106,7 @@ class Sweep(beam.PTransform):
         self.folder = begin_generations(
             output, [self.job], resume=self.resume, overwrite=self.overwrite, earlier=earlier, tell=lambda _: None
         )
-        return examples | DecodeExamples(prepared.plan(self.folder), self.progress)
+        return examples | DecodeExamples(prepared.assignment(self.folder), self.progress)
 
     def _request(self, num_shards: int) -> SweepRequest:
         settings = DecodeSettings(

@@ -150,17 +150,24 @@ class DecodeJob:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class StoredGenerations:
-    """Where generations are stored, and what stands in each of them.
+    """Where generations are stored, or will be, and what they are.
 
     Attributes:
       directory: Their folder.
-      num_shards: Part of the files' names.
-      thresholds: The grid that was decoded, descending; that of the plan is the same or a part of it.
+      job: What they are.
     """
 
     directory: str
-    num_shards: int
-    thresholds: tuple[float, ...]
+    job: DecodeJob
+
+    @property
+    def thresholds(self) -> tuple[float, ...]:
+        """The grid that is decoded, descending; what is tested is the same or a part of it."""
+        return self.job.settings.thresholds
+
+    def shard_path(self, shard: int) -> str:
+        """Returns the file of a shard."""
+        return shard_path(self.directory, shard, num_shards=self.job.num_shards)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

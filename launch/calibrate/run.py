@@ -11,7 +11,7 @@ from apache_beam.options.pipeline_options import PipelineOptions
 from calm_beam.calibration import Plan, RunRecord
 from calm_beam.calibration.publish import EarlierResult
 from calm_beam.errors import CalmBeamError
-from calm_beam.generations import GenerationsError, StoredGenerations
+from calm_beam.generations import GenerationsError
 from calm_beam.launch.runners import PipelineError, is_local, make_runner, may_report_progress, run_pipeline
 from calm_beam.launch.runners.dataflow import template_location
 from calm_beam.launch.runners.metrics import (
@@ -72,7 +72,7 @@ class CalibrationRun:
         """
         start = time.monotonic()
         block = first
-        with self._what_is_left_told(lambda: block.folder):
+        with self._what_is_left_told(lambda: block.stored.directory):
             make_folder(self.output)
             for number in range(self.source.blocks):
                 block = self.source.next_block() if number else first
@@ -84,7 +84,7 @@ class CalibrationRun:
                     break
             manifest = self._published()
             self.source.finish()
-        return manifest, block.folder
+        return manifest, block.stored.directory
 
     def _run_pipeline(self, block: Block) -> RunMetrics | None:
         is_part = self.source.blocks > 1
@@ -100,9 +100,7 @@ class CalibrationRun:
                     # Taken before any example is decoded, and compared with what was tested at the end.
                     plan_digest=self.plan.record().digest,
                     record=self.record,
-                    stored=StoredGenerations(
-                        directory=block.folder, num_shards=block.job.num_shards, thresholds=block.thresholds
-                    ),
+                    stored=block.stored,
                     tested=len(block.thresholds) if is_part else len(self.plan.thresholds),
                     max_failures=self.max_failures,
                     metric_settings=self.metric_settings,

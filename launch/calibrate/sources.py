@@ -17,7 +17,7 @@ from calm_beam.launch.flags import UsageError, naming
 from calm_beam.launch.report import ReportedModel
 from calm_beam.launch.terminal import say
 from calm_beam.storage import absolute
-from calm_beam.sweeps import DecodePlan
+from calm_beam.sweeps import Assignment
 from calm_beam.sweeps.folders import (
     begin_generations,
     find_generations,
@@ -36,19 +36,17 @@ class Block:
     """Generations at the upper part of the grid, or at all of it.
 
     Attributes:
-      job: What they are generations of.
-      folder: Where they are, or will be.
+      stored: What they are, and where they are or will be.
       completions: Adds what makes them complete to a pipeline: reading and decoding, or nothing.
     """
 
-    job: DecodeJob
-    folder: str
+    stored: StoredGenerations
     completions: Callable[[beam.Pipeline, ProgressLog], beam.PCollection]
 
     @property
     def thresholds(self) -> tuple[float, ...]:
         """The part of the grid."""
-        return self.job.settings.thresholds
+        return self.stored.thresholds
 
 
 class Source(Protocol):
@@ -113,27 +111,27 @@ class DecodedSource:
                 earlier=self._earlier,
                 tell=say,
             )
-        plan = dataclasses.replace(self._sweeps[place].plan(folder), goes_on=place + 1 < self.blocks)
-        if place:
-            above = self._begun[-1]
-            stored = StoredGenerations(directory=above.folder, num_shards=flags.num_shards, thresholds=above.thresholds)
-            plan = dataclasses.replace(plan, above=stored, above_job=above.job.digest())
-        block = Block(job=self._jobs[place], folder=folder, completions=functools.partial(self._decode, plan))
+        assignment = dataclasses.replace(
+            self._sweeps[place].assignment(folder),
+            above=self._begun[-1].stored if place else None,
+            goes_on=place + 1 < self.blocks,
+        )
+        block = Block(stored=assignment.stored, completions=functools.partial(self._decode, assignment))
         self._begun.append(block)
         return block
 
     def finish(self) -> None:
         """Removes the folders of all blocks but the last: its generations hold those of the others."""
-        keep_last_generations(self._output, [block.job for block in self._begun])
+        keep_last_generations(self._output, [block.stored.job for block in self._begun])
 
-    def _decode(self, plan: DecodePlan, pipeline: beam.Pipeline, progress: ProgressLog) -> beam.PCollection:
+    def _decode(self, assignment: Assignment, pipeline: beam.Pipeline, progress: ProgressLog) -> beam.PCollection:
         accelerator = self._flags.accelerator
         return (
             pipeline
             | "ReadExamples" >> ReadExamples(self._sweeps[0].data, num_shards=self._flags.num_shards, progress=progress)
             | "DecodeExamples"
             >> DecodeExamples(
-                plan,
+                assignment,
                 progress,
                 accelerator_hint=accelerator.hint() if accelerator else None,
                 needs_accelerator=accelerator is not None,
@@ -151,11 +149,11 @@ class StoredSource:
     def __init__(self, job: DecodeJob, settings: DecodeSettings, *, folder: str, completion: Completion) -> None:
         """Keeps what is stored in a folder; of its grid, that of the settings is calibrated."""
         self.job, self.settings = job, settings
-        self._folder, self._completion = folder, completion
+        self._stored, self._completion = StoredGenerations(directory=folder, job=job), completion
 
     def next_block(self) -> Block:
         """Returns the only block."""
-        return Block(job=self.job, folder=self._folder, completions=self._take)
+        return Block(stored=self._stored, completions=self._take)
 
     def finish(self) -> None:
         """Does nothing: what was there stays."""

@@ -587,7 +587,7 @@ def _scorer(folder: pathlib.Path) -> tuple[ShardScorer, Completion]:
     completion = Completion.read(str(folder), job)
     specs = all_specs(consistencies=("textual",), metrics=("token_f1",), deltas=(0.3,), epsilons=(0.1,))
     plan = Plan.of(specs, job.settings, model="m", vocabulary=None)
-    stored = StoredGenerations(directory=str(folder), num_shards=job.num_shards, thresholds=job.settings.thresholds)
+    stored = StoredGenerations(directory=str(folder), job=job)
     scorer = ShardScorer(plan, stored, None)
     scorer.setup()
     return scorer, completion

@@ -236,9 +236,7 @@ def _sources(
                     on_error=flags.on_error,
                     on_long=job.on_long,
                 ),
-                stored=StoredGenerations(
-                    directory=measure.folder, num_shards=job.num_shards, thresholds=job.settings.thresholds
-                ),
+                stored=StoredGenerations(directory=measure.folder, job=job),
                 completion=measure.completion,
                 counter=OutputCounter(
                     max_decode_length=job.settings.max_decode_length,

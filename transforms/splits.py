@@ -12,8 +12,9 @@ from calm_beam.analysis.output_counts import OutputCounter
 from calm_beam.calibration import Plan, Tally
 from calm_beam.decoding.prompts import encode_prompt
 from calm_beam.decoding.settings import DecodeSettings
-from calm_beam.evaluation.files import GridRow, write_grid, write_trials
-from calm_beam.evaluation.outcomes import TrialOutcome, lane_counts, trial_outcomes
+from calm_beam.evaluation.files import write_grid, write_trials
+from calm_beam.evaluation.grid import GridRow, grid_rows
+from calm_beam.evaluation.outcomes import TrialOutcome, trial_outcomes
 from calm_beam.evaluation.splits import Splits, SplitTally
 from calm_beam.examples import DataError, Example
 from calm_beam.failures import check_failures, failure_limit
@@ -22,8 +23,6 @@ from calm_beam.generations.folder import Completion, StoredGenerations
 from calm_beam.metrics.registry import get_metric
 from calm_beam.metrics.settings import NO_SETTINGS, MetricSettings
 from calm_beam.risk.clusters import ClusterLosses
-from calm_beam.risk.fixed_point import LOSS_SCALE
-from calm_beam.risk.statistics import Loss
 from calm_beam.vocabulary import Vocabulary
 
 from .scoring import ShardScorer
@@ -254,7 +253,15 @@ def _write_results(
                 f"{source.stored.directory}: holds other examples than {sources[0].stored.directory}. Measures are "
                 "compared on the same data: decode them from the same files."
             )
-        grid.extend(_grid_rows(source, tally))
+        grid.extend(
+            grid_rows(
+                source.measure,
+                tally,
+                thresholds=source.plan.thresholds,
+                count_rows=source.counter.rows,
+                num_layers=source.num_layers,
+            )
+        )
         if source.is_tested:
             outcomes.extend(
                 trial_outcomes(
@@ -269,30 +276,3 @@ def _write_results(
     write_grid(grid_path, grid)
     write_trials(trials_path, outcomes)
     return trials_path
-
-
-def _grid_rows(source: SplitSource, tally: SplitTally) -> Iterator[GridRow]:
-    """Yields the whole set at every threshold, the full model first."""
-    counts, totals = tally.whole_counts(), tally.tally.totals
-    for lane, threshold in enumerate((None, *source.plan.thresholds)):
-        found = lane_counts(counts, source.counter.rows, lane=lane)
-        for objective in source.plan.layout().objectives:
-            evidence = tally.calibration_part(-1, objective)
-            risk = 0.0 if threshold is None else int(evidence.sums[Loss()][lane - 1]) / LOSS_SCALE / evidence.n
-            yield GridRow(
-                measure=source.measure,
-                threshold=threshold,
-                consistency=objective.consistency,
-                metric=objective.metric,
-                loss=objective.loss,
-                n=evidence.n,
-                risk=risk,
-                layers=float(source.num_layers) if found.layers is None else found.layers,
-                flops_appendix_b=found.flops_appendix_b,
-                flops_calm_table=found.flops_calm_table,
-                bleu=found.bleu,
-                cut=found.cut,
-                examples=totals.examples,
-                repeated=totals.duplicates,
-                failed=totals.failed,
-            )

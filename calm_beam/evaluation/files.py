@@ -10,6 +10,7 @@ import pyarrow.parquet
 from calm_beam.calibration import Objective, Spec
 from calm_beam.storage import open_input, replacing
 
+from .grid import GridRow
 from .outcomes import TrialOutcome
 
 _TEXT, _WHOLE, _REAL = pyarrow.string(), pyarrow.int64(), pyarrow.float64()
@@ -51,45 +52,6 @@ _GRID = pyarrow.schema(
         "failed": _WHOLE,
     }
 )
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class GridRow:
-    """The whole set, calibration and test parts together, at one threshold under one loss.
-
-    Attributes:
-      measure: Name of the generations.
-      threshold: Exit threshold; None for the full model.
-      consistency: Kind of consistency.
-      metric: Name of the metric.
-      loss: What is made of its scores.
-      n: Number of independent units.
-      risk: Mean loss.
-      layers: Decoder layers per token.
-      flops_appendix_b: As in `TrialOutcome`.
-      flops_calm_table: As there.
-      bleu: As there.
-      cut: Outputs that ended at the greatest length and not with eos.
-      examples: Number of examples, those that failed included.
-      repeated: Examples whose prompt another one has too, each prompt's first not counted.
-      failed: Examples without outputs, which count with loss 1.
-    """
-
-    measure: str
-    threshold: float | None
-    consistency: str
-    metric: str
-    loss: str
-    n: int
-    risk: float
-    layers: float
-    flops_appendix_b: float | None
-    flops_calm_table: float | None
-    bleu: float | None
-    cut: int
-    examples: int
-    repeated: int
-    failed: int
 
 
 def write_trials(path: str, outcomes: Sequence[TrialOutcome]) -> None:

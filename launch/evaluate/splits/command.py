@@ -36,7 +36,8 @@ from calm_beam.counted import counted
 from calm_beam.demo import embedded
 from calm_beam.efficiency.flops import DecoderSizes
 from calm_beam.errors import CalmBeamError
-from calm_beam.evaluation.files import GridRow, read_grid, read_trials
+from calm_beam.evaluation.files import read_grid, read_trials
+from calm_beam.evaluation.grid import GridRow
 from calm_beam.evaluation.outcomes import Summary, summaries
 from calm_beam.evaluation.splits import Splits
 from calm_beam.exits.measures import check_may_run

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from calm_beam.calibration import Objective
-from calm_beam.evaluation.files import GridRow
+from calm_beam.evaluation.grid import GridRow
 from calm_beam.evaluation.outcomes import Summary
 from calm_beam.launch.plots import BLACK, GREY, measure_style, tidy
 

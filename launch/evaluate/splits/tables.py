@@ -7,7 +7,8 @@ from rich.table import Table
 
 from calm_beam.counted import counted
 from calm_beam.efficiency.speedup import Speedup
-from calm_beam.evaluation.files import GridRow, spec_columns
+from calm_beam.evaluation.files import spec_columns
+from calm_beam.evaluation.grid import GridRow
 from calm_beam.evaluation.outcomes import PROOF_LEVEL, Spread, Summary
 from calm_beam.launch.evaluate.experiment import Cell
 from calm_beam.risk.binomial_interval import binomial_interval

@@ -8,7 +8,8 @@ import pytest
 
 from calm_beam.analysis.output_counts import OutputCounter
 from calm_beam.calibration import Layout, Spec, all_specs
-from calm_beam.evaluation.files import GridRow, read_grid, read_trials, write_grid, write_trials
+from calm_beam.evaluation.files import read_grid, read_trials, write_grid, write_trials
+from calm_beam.evaluation.grid import GridRow, grid_rows
 from calm_beam.evaluation.outcomes import LaneCounts, TrialOutcome, lane_counts, summaries, trial_outcomes
 from calm_beam.evaluation.splits import Splits, SplitTally
 from calm_beam.examples import DataError
@@ -135,6 +136,18 @@ def test_counts_of_a_lane() -> None:
         layers=2.5, flops_appendix_b=4.0, flops_calm_table=2.0, bleu=None, cut=2
     )
     assert lane_counts(np.zeros((3, 1), np.int64), rows[:3], lane=0).layers is None
+
+
+def test_the_whole_set_at_every_threshold() -> None:
+    """Every lane has its layers and, under every loss, its mean; the full model loses nothing."""
+    rows = list(grid_rows("softmax", _tally(), thresholds=_THRESHOLDS, count_rows=_COUNTER.rows, num_layers=8))
+    assert [(row.threshold, row.consistency) for row in rows] == [
+        (threshold, consistency) for threshold in (None, *_THRESHOLDS) for consistency in ("textual", "risk")
+    ]
+    risks = np.array([row.risk for row in rows]).reshape(4, 2)
+    np.testing.assert_allclose(risks, [[0, 0], *_losses().mean(axis=0).T], atol=1e-8)
+    assert [row.layers for row in rows[::2]] == pytest.approx([8.1, 6.1, 4.1, 1.1])
+    assert {(row.measure, row.n) for row in rows} == {("softmax", _UNITS)}
 
 
 def test_files_give_back_what_was_written(tmp_path: pathlib.Path) -> None:

@@ -21,7 +21,7 @@ import numpy as np
 
 from calm_beam.exits.schedule import scheduled_thresholds
 from calm_beam.generations import Generation, Output, read_generations
-from calm_beam.generations.folder import Completion, DecodeJob, shard_files
+from calm_beam.generations.folder import DecodeJob, FinishedSweep, shard_files
 from calm_beam.manifest import MANIFEST, read_manifest
 from calm_beam.serving import Answer, Generator
 from calm_beam.storage import joined
@@ -127,7 +127,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     assert manifest.plan is not None
     folder = joined(flags.calibration, "generations", manifest.plan.outputs)
     job = DecodeJob.read(folder)
-    Completion.read(folder, job)
+    FinishedSweep.read(folder, job)
     threshold = generator.entry.threshold
     settings = job.settings
     lane = 0 if threshold is None else 1 + settings.thresholds.index(threshold)

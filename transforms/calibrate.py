@@ -7,11 +7,11 @@ from collections.abc import Iterable, Iterator, Sequence
 import apache_beam as beam
 
 from calm_beam.calibration import (
+    CalibrationOutcome,
     Guarantee,
     Layout,
-    Outcome,
     Plan,
-    RunRecord,
+    RunProvenance,
     Tally,
     choose_thresholds,
     has_ended,
@@ -23,7 +23,7 @@ from calm_beam.errors import UsageError
 from calm_beam.examples import DataError
 from calm_beam.failures import check_failures, failure_limit
 from calm_beam.generations import StoredShard
-from calm_beam.generations.folder import Completion, StoredGenerations
+from calm_beam.generations.folder import FinishedSweep, StoredGenerations
 from calm_beam.metrics.registry import full_name, get_metric
 from calm_beam.metrics.settings import NO_SETTINGS, MetricSettings
 from calm_beam.risk.clusters import ClusterLosses
@@ -37,7 +37,7 @@ from .upstream import maker_of
 class Calibrate(beam.PTransform):
     """Tests every threshold that was swept, and chooses the least safe one that is proved to keep each guarantee.
 
-        completions | Calibrate([Guarantee("textual", "rouge_l", delta=0.1, epsilon=0.05)])
+        sweeps | Calibrate([Guarantee("textual", "rouge_l", delta=0.1, epsilon=0.05)])
 
     What is tested is settled when the pipeline is put together, before any loss is seen; the manifest shows a digest.
 
@@ -58,9 +58,9 @@ class Calibrate(beam.PTransform):
     metric_settings: MetricSettings = NO_SETTINGS
     created: str | None = None
 
-    def expand(self, completions: beam.PCollection) -> beam.PCollection:
-        """Returns a PCollection of one `Outcome`, given what `Sweep` or `ReadGenerations` yields."""
-        swept: Swept | None = maker_of(completions, Sweep) or maker_of(completions, ReadGenerations)
+    def expand(self, sweeps: beam.PCollection) -> beam.PCollection:
+        """Returns a PCollection of one `CalibrationOutcome`, given what `Sweep` or `ReadGenerations` yields."""
+        swept: Swept | None = maker_of(sweeps, Sweep) or maker_of(sweeps, ReadGenerations)
         if swept is None:
             raise UsageError("Calibrate takes what Sweep or ReadGenerations gives.")
         job = swept.job
@@ -76,10 +76,10 @@ class Calibrate(beam.PTransform):
             seed=self.seed,
             on_error=swept.on_error,
         )
-        return completions | CalibrateGenerations(
+        return sweeps | CalibrateGenerations(
             plan=plan,
             plan_digest=plan.record().digest,
-            record=RunRecord.of_job(job, specs, created=self.created),
+            provenance=RunProvenance.of_job(job, specs, created=self.created),
             stored=StoredGenerations(directory=swept.folder, job=job),
             tested=len(plan.thresholds),
             max_failures=self.max_failures,
@@ -89,7 +89,7 @@ class Calibrate(beam.PTransform):
 
 @dataclasses.dataclass
 class CalibrateGenerations(beam.PTransform):
-    """Turns complete generations into an `Outcome`, by a plan that was settled before.
+    """Turns complete generations into an `CalibrationOutcome`, by a plan that was settled before.
 
     Every shard counts once, however often runner or reader bring it: shards are told apart by their number, and at the
     end what was counted is compared with what is stored.
@@ -97,7 +97,7 @@ class CalibrateGenerations(beam.PTransform):
     Attributes:
       plan: The guarantees asked for, and their tests.
       plan_digest: Digest of the plan when it was settled.
-      record: What else the manifest says.
+      provenance: What else the manifest says.
       stored: The generations.
       tested: How many of the plan's thresholds are tested, from the top. If the tests of some guarantee would go on
         below, there is no outcome.
@@ -107,46 +107,46 @@ class CalibrateGenerations(beam.PTransform):
 
     plan: Plan
     plan_digest: str
-    record: RunRecord
+    provenance: RunProvenance
     stored: StoredGenerations
     tested: int
     max_failures: int | None = None
     metric_settings: MetricSettings = NO_SETTINGS
 
-    def expand(self, completions: beam.PCollection) -> beam.PCollection:
-        """Returns a PCollection of one `Outcome`, or of none, given one of a `Completion`."""
+    def expand(self, sweeps: beam.PCollection) -> beam.PCollection:
+        """Returns a PCollection of one `CalibrationOutcome`, or of none, given one of a `FinishedSweep`."""
         tested = self.plan.upper_part(self.tested)
-        completion = beam.pvalue.AsSingleton(completions)
+        finished = beam.pvalue.AsSingleton(sweeps)
         shards = (
-            completions
+            sweeps
             | "ListShards" >> beam.FlatMap(_numbered_shards)
             # Also spreads them over workers: the list is one element.
             | "CountShardsOnce" >> beam.GroupByKey()
         )
         scorer = ShardScorer(tested, self.stored, self.max_failures, self.metric_settings)
         if self.plan.cluster_key is None:
-            tallies = shards | "ScoreExamples" >> beam.ParDo(_ScoreShard(scorer), completion)
+            tallies = shards | "ScoreExamples" >> beam.ParDo(_ScoreShard(scorer), finished)
         else:
-            tallies = (shards, completions) | "ScoreClusters" >> _ScoreClusters(scorer)
+            tallies = (shards, sweeps) | "ScoreClusters" >> _ScoreClusters(scorer)
         return (
             tallies
             | "SumLosses" >> beam.CombineGlobally(_SumTallies(tested.layout()))
             | "TestThresholds"
             >> beam.FlatMap(
                 _outcome,
-                completion,
+                finished,
                 plan=self.plan,
                 tested=tested,
                 digest=self.plan_digest,
-                record=self.record,
+                provenance=self.provenance,
                 max_failures=self.max_failures,
                 metric_settings=self.metric_settings,
             )
         )
 
 
-def _numbered_shards(completion: Completion) -> Iterator[tuple[int, StoredShard]]:
-    return ((shard.shard, shard) for shard in completion.shards)
+def _numbered_shards(finished: FinishedSweep) -> Iterator[tuple[int, StoredShard]]:
+    return ((shard.shard, shard) for shard in finished.shards)
 
 
 class _ScoreShard(beam.DoFn):
@@ -158,11 +158,11 @@ class _ScoreShard(beam.DoFn):
     def setup(self) -> None:
         self._scorer.setup()
 
-    def process(self, element: tuple[int, Iterable[StoredShard]], completion: Completion) -> Iterator[Tally]:
+    def process(self, element: tuple[int, Iterable[StoredShard]], finished: FinishedSweep) -> Iterator[Tally]:
         plan = self._scorer.plan
         layout = plan.layout()
         whole = Tally.zero(layout)
-        for tally, generations, losses in self._scorer.batches(element, completion):
+        for tally, generations, losses in self._scorer.batches(element, finished):
             ids = [generation.example.id for generation in generations]
             of_losses = CalibrationTotals.of_losses(ids, losses, layout, salt=plan.salt)
             whole = whole.merge(tally).merge(Tally(totals=of_losses, scored=len(ids)))
@@ -178,10 +178,10 @@ class _ScoreClusters(beam.PTransform):
     # Beam has no type hints for tuples of PCollections, and would say so at every run.
     @beam.typehints.decorators.no_annotations
     def expand(self, inputs: tuple[beam.PCollection, beam.PCollection]) -> beam.PCollection:
-        shards, completions = inputs
+        shards, sweeps = inputs
         plan = self.scorer.plan
         scored = shards | "ScoreMembers" >> beam.ParDo(
-            _ScoreMembers(self.scorer), beam.pvalue.AsSingleton(completions)
+            _ScoreMembers(self.scorer), beam.pvalue.AsSingleton(sweeps)
         ).with_outputs("losses", main="examples")
         units = (
             scored.losses
@@ -201,10 +201,10 @@ class _ScoreMembers(beam.DoFn):
         self._scorer.setup()
 
     def process(
-        self, element: tuple[int, Iterable[StoredShard]], completion: Completion
+        self, element: tuple[int, Iterable[StoredShard]], finished: FinishedSweep
     ) -> Iterator[Tally | beam.pvalue.TaggedOutput]:
         whole = Tally.zero(self._scorer.plan.layout())
-        for tally, generations, losses in self._scorer.batches(element, completion):
+        for tally, generations, losses in self._scorer.batches(element, finished):
             whole = whole.merge(tally)
             for generation, of_example in zip(generations, losses, strict=True):
                 cluster = generation.example.cluster
@@ -250,28 +250,28 @@ class _SumTallies(beam.CombineFn):
 
 def _outcome(
     tally: Tally,
-    completion: Completion,
+    finished: FinishedSweep,
     *,
     plan: Plan,
     tested: Plan,
     digest: str,
-    record: RunRecord,
+    provenance: RunProvenance,
     max_failures: int | None,
     metric_settings: MetricSettings,
-) -> Iterator[Outcome]:
+) -> Iterator[CalibrationOutcome]:
     """Checks what was counted, and yields what it proves; nothing if tests would go on below what was tested."""
-    if not completion.examples:
-        raise DataError(f"the calibration set is empty: no examples in {', '.join(record.patterns)}.")
-    tally.check(completion)
+    if not finished.examples:
+        raise DataError(f"the calibration set is empty: no examples in {', '.join(provenance.patterns)}.")
+    tally.check(finished)
     tally.contrast.check(tested.layout().objectives, functools.partial(get_metric, settings=metric_settings))
-    limit = failure_limit(max_failures, examples=completion.examples)
+    limit = failure_limit(max_failures, examples=finished.examples)
     check_failures(tally.failures, failed=len(tally.failures), limit=limit)
-    num_layers = record.model.layers
+    num_layers = provenance.model.layers
     rows = risk_rows(tally.totals, tested, num_layers=num_layers)
     calibrations = choose_thresholds(rows, tested, num_layers=num_layers)
     if tested != plan and not has_ended(calibrations):
         return
-    manifest = record.manifest(
+    manifest = provenance.manifest(
         tally.totals, calibrations, plan, digest=digest, failed_ids=tuple(name for name, _ in tally.failures)
     )
-    yield Outcome(manifest=manifest, rows=tuple(rows), failures=tuple(tally.failures))
+    yield CalibrationOutcome(manifest=manifest, rows=tuple(rows), failures=tuple(tally.failures))

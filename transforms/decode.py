@@ -10,7 +10,7 @@ from apache_beam.utils.shared import Shared
 
 from calm_beam.examples import Example
 from calm_beam.failures import check_failures, failure_limit
-from calm_beam.generations import Completion, Generation, StoredShard, shard_digest, stored_shard, write_generations
+from calm_beam.generations import FinishedSweep, Generation, StoredShard, shard_digest, stored_shard, write_generations
 from calm_beam.sweeps import Assignment
 from calm_beam.sweeps.shard import with_unique_ids
 from calm_beam.sweeps.stored_shards import check_above, check_folders, generations_above, mark_complete, taken_over
@@ -47,7 +47,7 @@ class DecodeExamples(beam.PTransform):
     # Beam has no type hints for tuples of PCollections, and would say so at every run.
     @beam.typehints.decorators.no_annotations
     def expand(self, examples: tuple[beam.PCollection, beam.PCollection]) -> beam.PCollection:
-        """Returns a PCollection of one `Completion`, given `ExamplesRead`."""
+        """Returns a PCollection of one `FinishedSweep`, given `ExamplesRead`."""
         read = ExamplesRead(*examples)
         count = beam.pvalue.AsSingleton(read.count)
         is_checked = (
@@ -90,7 +90,7 @@ def _check_folders(shards: list[int], *, assignment: Assignment) -> bool:
     return True
 
 
-def _mark_complete(shards: list[StoredShard], count: int, *, assignment: Assignment) -> Completion:
+def _mark_complete(shards: list[StoredShard], count: int, *, assignment: Assignment) -> FinishedSweep:
     return mark_complete(assignment, shards, examples=count)
 
 

@@ -12,7 +12,7 @@ from calm_beam.calibration.totals import CalibrationTotals
 from calm_beam.counted import counted
 from calm_beam.failures import check_failures, failure_limit
 from calm_beam.generations import Generation, GenerationsError, StoredShard, read_generations, stored_shard
-from calm_beam.generations.folder import Completion, StoredGenerations
+from calm_beam.generations.folder import FinishedSweep, StoredGenerations
 from calm_beam.metrics.registry import get_metric, take_clipped
 from calm_beam.metrics.settings import NO_SETTINGS, MetricSettings
 
@@ -49,7 +49,7 @@ class ShardScorer:
         }
 
     def batches(
-        self, element: tuple[int, Iterable[StoredShard]], completion: Completion
+        self, element: tuple[int, Iterable[StoredShard]], finished: FinishedSweep
     ) -> Iterator[tuple[Tally, list[Generation], np.ndarray]]:
         """Yields batches of a shard: a tally without losses, the generations, and their losses.
 
@@ -64,7 +64,7 @@ class ShardScorer:
         path = self._stored.shard_path(number)
         if stored_shard(path) != shard:
             raise GenerationsError(f"{path}: was replaced after decoding was complete. Decode anew, with --overwrite.")
-        limit = failure_limit(self._max_failures, examples=completion.examples)
+        limit = failure_limit(self._max_failures, examples=finished.examples)
         generations = read_generations(path)
         failures: list[tuple[str, str]] = []
         while batch := list(itertools.islice(generations, _BATCH)):

@@ -19,7 +19,7 @@ from calm_beam.evaluation.splits import Splits, SplitTally
 from calm_beam.examples import DataError, Example
 from calm_beam.failures import check_failures, failure_limit
 from calm_beam.generations import StoredShard
-from calm_beam.generations.folder import Completion, StoredGenerations
+from calm_beam.generations.folder import FinishedSweep, StoredGenerations
 from calm_beam.metrics.registry import get_metric
 from calm_beam.metrics.settings import NO_SETTINGS, MetricSettings
 from calm_beam.risk.clusters import ClusterLosses
@@ -36,7 +36,7 @@ class SplitSource:
       measure: Name of the measure.
       plan: The guarantees asked for, and their tests.
       stored: The generations.
-      completion: What they hold.
+      finished: What they hold.
       counter: What is counted of outputs.
       settings: How they were decoded.
       vocabulary: Path of the vocabulary that prompts were encoded with; None if there was none, or nothing needs it.
@@ -48,7 +48,7 @@ class SplitSource:
     measure: str
     plan: Plan
     stored: StoredGenerations
-    completion: Completion
+    finished: FinishedSweep
     counter: OutputCounter
     settings: DecodeSettings
     vocabulary: str | None
@@ -87,7 +87,7 @@ class SplitGenerations(beam.PTransform):
                 [
                     ((place, shard.shard), shard)
                     for place, source in enumerate(self.sources)
-                    for shard in source.completion.shards
+                    for shard in source.finished.shards
                 ]
             )
             # Also spreads them over workers.
@@ -160,7 +160,7 @@ class _ScoreShard(beam.DoFn):
         source = self._sources[place]
         layout = source.plan.layout()
         whole = SplitTally.zero(layout, self._splits, count_rows=len(source.counter.rows))
-        for tally, generations, losses in self._scorers[place].batches((number, copies), source.completion):
+        for tally, generations, losses in self._scorers[place].batches((number, copies), source.finished):
             counts = np.stack(
                 [
                     source.counter.of(
@@ -241,12 +241,12 @@ def _write_results(
     grid: list[GridRow] = []
     for place, source in enumerate(sources):
         tally = by_place[place]
-        tally.tally.check(source.completion)
+        tally.tally.check(source.finished)
         tally.tally.contrast.check(
             source.plan.layout().objectives, functools.partial(get_metric, settings=metric_settings)
         )
         failures = tally.tally.failures
-        limit = failure_limit(max_failures, examples=source.completion.examples)
+        limit = failure_limit(max_failures, examples=source.finished.examples)
         check_failures(failures, failed=len(failures), limit=limit)
         if tally.tally.totals.content_sum != by_place[0].tally.totals.content_sum:
             raise DataError(

@@ -7,11 +7,11 @@ from .guarantee import Guarantee as Guarantee
 from .guarantee import all_specs as all_specs
 from .guarantee import specs_of as specs_of
 from .layout import Layout as Layout
-from .outcome import Outcome as Outcome
+from .outcome import CalibrationOutcome as CalibrationOutcome
 from .pareto import ParetoChoice as ParetoChoice
 from .pareto import pareto_calibration as pareto_calibration
 from .plan import Plan as Plan
-from .record import RunRecord as RunRecord
+from .provenance import RunProvenance as RunProvenance
 from .result import RiskRow as RiskRow
 from .result import choose_thresholds as choose_thresholds
 from .result import has_ended as has_ended

@@ -6,7 +6,7 @@ from typing import Self
 
 from calm_beam.counted import counted
 from calm_beam.generations import GenerationsError
-from calm_beam.generations.folder import Completion
+from calm_beam.generations.folder import FinishedSweep
 
 from .contrast import Contrast
 from .layout import Layout
@@ -46,14 +46,14 @@ class Tally:
             failures=tuple(sorted((*self.failures, *other.failures))),
         )
 
-    def check(self, completion: Completion) -> None:
+    def check(self, finished: FinishedSweep) -> None:
         """Raises unless every example of a folder of generations was counted, and once.
 
         Raises:
           GenerationsError: If a shard or an example was left out or counted twice. The number of losses is the same at
             every threshold, since each example brings one for each.
         """
-        expected = tuple((shard.shard, shard.examples) for shard in completion.shards)
+        expected = tuple((shard.shard, shard.examples) for shard in finished.shards)
         if self.by_shard != expected:
             wrong = sorted(set(self.by_shard) ^ set(expected))[0][0]
             raise GenerationsError(
@@ -62,10 +62,9 @@ class Tally:
                 f"{dict(expected).get(wrong, 0)}. A shard that is missing or counts twice would void the guarantee."
             )
         for what, count in (("described", self.totals.examples), ("scored", self.scored)):
-            if count != completion.examples:
+            if count != finished.examples:
                 raise GenerationsError(
-                    f"{counted(count, 'example was', several='examples were')} {what}, but "
-                    f"{completion.examples} decoded."
+                    f"{counted(count, 'example was', several='examples were')} {what}, but {finished.examples} decoded."
                 )
         kept = sum(len(keys) for keys, _ in self.totals.table.chunks)
         if self.totals.layout.tabled and kept != self.totals.risk.n:

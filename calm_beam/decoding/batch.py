@@ -15,7 +15,7 @@ from calm_beam.vocabulary import EOS_ID
 from . import device_steps
 from .lanes import LaneTree, Rows
 from .memory import Budget
-from .outputs import Outcome, Outputs
+from .outputs import Outputs, StepOutputs
 from .padding import buffer_bucket, most_rows, padded, path_lengths, places_by_width, rank_bucket, row_bucket
 from .result import KnownOutput, SweepResult
 from .weights import Sources, Weights
@@ -179,12 +179,12 @@ class Batch:
         self._tree.release(slot)
         return width, index
 
-    def _run_layers(self) -> Outcome:
+    def _run_layers(self) -> StepOutputs:
         """Returns what this step gave every lane."""
         step = np.minimum(self._tree.step, len(self._thresholds) - 1)
         # Lanes whose step is known already; it stands in their output.
         is_known = self._live & (self._tree.step[:, None] < self._shared_steps)
-        outcome = Outcome.of_known(self._outputs, step, is_known=is_known)
+        outcome = StepOutputs.of_known(self._outputs, step, is_known=is_known)
         thresholds = self._thresholds[step]
         alive = self._live.copy()
         # First lane of each lane's group, by layer: where the group's state stands.
@@ -322,7 +322,7 @@ class Batch:
             confidences[asked] = self._measure.confidence(tokens[asked], self._earlier[rows.lanes[asked]])
         return tokens, confidences, is_finite & np.isfinite(confidences)
 
-    def _read_tokens(self, outcome: Outcome, is_known: np.ndarray) -> None:
+    def _read_tokens(self, outcome: StepOutputs, is_known: np.ndarray) -> None:
         """Sets the tokens that are not known, projecting the state of each exit once."""
         members = np.flatnonzero((outcome.exits > 0) & ~is_known)
         layers, lanes, of_member = self._distinct(outcome.exits.flat[members], members)

@@ -148,7 +148,7 @@ class EarlyExitDecoder:
                 yield from ((index, _result(host, row)) for row, index in enumerate(together))
 
 
-class _Outcome(NamedTuple):
+class _NewToken(NamedTuple):
     """What a step gives, one of each for every row: shape (rows, 1)."""
 
     token: jax.Array
@@ -352,7 +352,7 @@ class _Step:
     def _passed_on(self) -> PassedOn:
         return self.rule.propagation().passed_on
 
-    def climb(self, layer: int, rows: _Rows) -> tuple[_Outcome, list[KeysValues]]:
+    def climb(self, layer: int, rows: _Rows) -> tuple[_NewToken, list[KeysValues]]:
         """Returns how the token comes out of this layer and those above, and what each of them keeps of it.
 
         Layers above are run inside a conditional, which has small results only: caches are written outside, so that
@@ -445,12 +445,12 @@ class _Step:
                 raise AssertionError(f"{measure.needs} is refused at construction")
         return rows.replaced(confidence=confidence, exit_layer=jnp.full(shape, layer, jnp.int32))
 
-    def _outcome(self, rows: _Rows) -> _Outcome:
+    def _outcome(self, rows: _Rows) -> _NewToken:
         logits = self.apply(rows.hidden, method="head") if rows.logits is None else rows.logits
         largest = jnp.max(logits, axis=-1)
         # The maximum alone passes over a NaN among numbers on CPU (jaxlib 0.10.2).
         has_nan = jnp.any(jnp.isnan(logits), axis=-1)
-        return _Outcome(
+        return _NewToken(
             token=_largest(logits),
             exit_layer=rows.exit_layer,
             confidence=rows.confidence,

@@ -171,7 +171,7 @@ class StoredGenerations:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Completion:
+class FinishedSweep:
     """The mark of success of a folder: all its shards.
 
     Attributes:
@@ -210,14 +210,14 @@ class Completion:
                 raise GenerationsError(
                     f"shard {shard.shard} was decoded twice, with different results. Did the data change meanwhile?"
                 )
-        completion = cls(job=job, shards=tuple(shard for _, shard in sorted(by_number.items())))
-        if completion.examples != examples:
+        finished = cls(job=job, shards=tuple(shard for _, shard in sorted(by_number.items())))
+        if finished.examples != examples:
             raise GenerationsError(
-                f"{counted(examples, 'example was', several='examples were')} read, but {completion.examples} decoded. "
+                f"{counted(examples, 'example was', several='examples were')} read, but {finished.examples} decoded. "
                 "Counting others than were drawn "
                 "would void the guarantee."
             )
-        return completion
+        return finished
 
     def write(self, folder: str) -> None:
         """Writes `complete.json`."""
@@ -245,14 +245,14 @@ class Completion:
             )
         content = _read(path)
         try:
-            completion = cls(job=content["job"], shards=tuple(StoredShard(**shard) for shard in content["shards"]))
-            numbers = [shard.shard for shard in completion.shards]
-            is_sound = completion.examples == content["examples"] and len(set(numbers)) == len(numbers)
+            finished = cls(job=content["job"], shards=tuple(StoredShard(**shard) for shard in content["shards"]))
+            numbers = [shard.shard for shard in finished.shards]
+            is_sound = finished.examples == content["examples"] and len(set(numbers)) == len(numbers)
         except (KeyError, TypeError) as error:
             raise GenerationsError(
                 f"{path}: is not as calm-beam writes it ({type(error).__name__}: {error})."
             ) from error
-        if not is_sound or completion.job != job.digest():
+        if not is_sound or finished.job != job.digest():
             raise GenerationsError(f"{path}: does not fit to {JOB} beside it, or to itself.")
         check_files(folder, numbers, num_shards=job.num_shards)
         found = set(shard_files(folder))
@@ -262,7 +262,7 @@ class Completion:
                 f"{folder}: {counted(len(missing), 'shard has no file', several='shards have no files')}, shard "
                 f"{missing[0]} first."
             )
-        return completion
+        return finished
 
 
 def shard_path(folder: str, shard: int, *, num_shards: int) -> str:

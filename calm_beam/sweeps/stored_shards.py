@@ -8,7 +8,7 @@ from calm_beam.counted import counted
 from calm_beam.examples import DataError, Example
 from calm_beam.failures import check_failures, failure_limit
 from calm_beam.generations import (
-    Completion,
+    FinishedSweep,
     Generation,
     GenerationsError,
     StoredGenerations,
@@ -100,7 +100,7 @@ def generations_above(
     return {generation.example.id: generation for generation in generations}
 
 
-def mark_complete(assignment: Assignment, shards: Sequence[StoredShard], *, examples: int) -> Completion:
+def mark_complete(assignment: Assignment, shards: Sequence[StoredShard], *, examples: int) -> FinishedSweep:
     """Writes and returns the mark of a sweep that has finished.
 
     Args:
@@ -112,14 +112,14 @@ def mark_complete(assignment: Assignment, shards: Sequence[StoredShard], *, exam
       GenerationsError: If the shards do not hold the examples that were read, each once.
       DataError: If more examples failed than may.
     """
-    completion = Completion.of(shards, job=assignment.job.digest(), examples=examples)
+    finished = FinishedSweep.of(shards, job=assignment.job.digest(), examples=examples)
     limit = failure_limit(assignment.max_failures, examples=examples)
-    if completion.failed > limit:
-        failing = [assignment.stored.shard_path(shard.shard) for shard in completion.shards if shard.failed]
+    if finished.failed > limit:
+        failing = [assignment.stored.shard_path(shard.shard) for shard in finished.shards if shard.failed]
         failures = [failure for path in failing for failure in stored_failures(path)]
-        check_failures(sorted(failures), failed=completion.failed, limit=limit)
-    completion.write(assignment.stored.directory)
-    return completion
+        check_failures(sorted(failures), failed=finished.failed, limit=limit)
+    finished.write(assignment.stored.directory)
+    return finished
 
 
 def _checked_shard(generations: StoredGenerations, shard: int, examples: Sequence[Example]) -> StoredShard:

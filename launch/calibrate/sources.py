@@ -12,7 +12,7 @@ from calm_beam.calibration.plan import block_ends
 from calm_beam.calibration.publish import EarlierResult
 from calm_beam.decoding.settings import DecodeSettings, descending_grid, uniform_grid
 from calm_beam.efficiency.flops import DecoderSizes
-from calm_beam.generations.folder import Completion, DecodeJob, StoredGenerations
+from calm_beam.generations.folder import DecodeJob, FinishedSweep, StoredGenerations
 from calm_beam.launch.flags import UsageError, naming
 from calm_beam.launch.report import ReportedModel
 from calm_beam.launch.terminal import say
@@ -37,11 +37,11 @@ class Block:
 
     Attributes:
       stored: What they are, and where they are or will be.
-      completions: Adds what makes them complete to a pipeline: reading and decoding, or nothing.
+      make: Adds to a pipeline what gives the `FinishedSweep`: reading and decoding, or what is there.
     """
 
     stored: StoredGenerations
-    completions: Callable[[beam.Pipeline, ProgressLog], beam.PCollection]
+    make: Callable[[beam.Pipeline, ProgressLog], beam.PCollection]
 
     @property
     def thresholds(self) -> tuple[float, ...]:
@@ -116,7 +116,7 @@ class DecodedSource:
             above=self._begun[-1].stored if place else None,
             goes_on=place + 1 < self.blocks,
         )
-        block = Block(stored=assignment.stored, completions=functools.partial(self._decode, assignment))
+        block = Block(stored=assignment.stored, make=functools.partial(self._decode, assignment))
         self._begun.append(block)
         return block
 
@@ -146,20 +146,20 @@ class StoredSource:
     model: ReportedModel | None = None
     blocks: int = 1
 
-    def __init__(self, job: DecodeJob, settings: DecodeSettings, *, folder: str, completion: Completion) -> None:
+    def __init__(self, job: DecodeJob, settings: DecodeSettings, *, folder: str, finished: FinishedSweep) -> None:
         """Keeps what is stored in a folder; of its grid, that of the settings is calibrated."""
         self.job, self.settings = job, settings
-        self._stored, self._completion = StoredGenerations(directory=folder, job=job), completion
+        self._stored, self._finished = StoredGenerations(directory=folder, job=job), finished
 
     def next_block(self) -> Block:
         """Returns the only block."""
-        return Block(stored=self._stored, completions=self._take)
+        return Block(stored=self._stored, make=self._take)
 
     def finish(self) -> None:
         """Does nothing: what was there stays."""
 
     def _take(self, pipeline: beam.Pipeline, _: ProgressLog) -> beam.PCollection:
-        return pipeline | "TakeGenerations" >> beam.Create([self._completion])
+        return pipeline | "TakeGenerations" >> beam.Create([self._finished])
 
 
 def decoded_source(flags: argparse.Namespace, output: str, *, earlier: EarlierResult, runs_here: bool) -> DecodedSource:
@@ -179,20 +179,20 @@ def stored_source(flags: argparse.Namespace) -> StoredSource:
     with naming("--generations"):
         folder = find_generations(absolute(flags.generations))
         job = DecodeJob.read(folder)
-        completion = Completion.read(folder, job)
+        finished = FinishedSweep.read(folder, job)
     if flags.cluster_key != job.cluster_key:
         raise UsageError(
             f"--cluster_key is {flags.cluster_key}, but the generations in {folder} were read with {job.cluster_key}: "
             "what is drawn independently is no choice of the calibration. "
             + ("Leave it out." if job.cluster_key is None else f"Pass --cluster_key={job.cluster_key}.")
         )
-    if completion.failed and flags.on_error == "fail":
+    if finished.failed and flags.on_error == "fail":
         raise UsageError(
-            f"{completion.failed} of the examples in {folder} could not be decoded. Pass --on_error=worst_case to "
+            f"{finished.failed} of the examples in {folder} could not be decoded. Pass --on_error=worst_case to "
             "count them with loss 1 at every threshold."
         )
     settings = dataclasses.replace(job.settings, thresholds=_part_of_grid(flags, job.settings.thresholds))
-    return StoredSource(job, settings, folder=folder, completion=completion)
+    return StoredSource(job, settings, folder=folder, finished=finished)
 
 
 def _part_of_grid(flags: argparse.Namespace, stored: tuple[float, ...]) -> tuple[float, ...]:

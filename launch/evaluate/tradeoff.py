@@ -19,7 +19,7 @@ from calm_beam.launch.plots import BLACK, measure_style, tidy
 from calm_beam.launch.setup_run import decode_settings
 from calm_beam.sweeps.prepared import PreparedSweep
 
-from .experiment import Experiment, Findings, Plan
+from .experiment import Experiment, Findings, PreparedExperiment
 from .performance_rows import MEANING, performance_row, performance_table
 
 if TYPE_CHECKING:
@@ -50,14 +50,14 @@ def _settings(flags: argparse.Namespace) -> DecodeSettings:
     return decode_settings(argparse.Namespace(**vars(flags), confidence=COMPARABLE[0]))
 
 
-def _plan(flags: argparse.Namespace, run: PreparedSweep) -> Plan:
+def _prepare(flags: argparse.Namespace, run: PreparedSweep) -> PreparedExperiment:
     variants = tradeoff_variants(
         run.settings.rule,
         _confidences(flags, run.checkpoint),
         thresholds=run.settings.thresholds,
         num_layers=run.checkpoint.config.num_decoder_layers,
     )
-    return Plan(passes=len(variants), measure=functools.partial(_measure, variants))
+    return PreparedExperiment(passes=len(variants), measure=functools.partial(_measure, variants))
 
 
 def _confidences(flags: argparse.Namespace, checkpoint: Checkpoint) -> tuple[str, ...]:
@@ -157,5 +157,5 @@ TRADEOFF = Experiment(
     description="layers per token against quality, for every confidence measure over the grid",
     add_flags=_add_flags,
     settings=_settings,
-    plan=_plan,
+    prepare=_prepare,
 )

@@ -64,7 +64,7 @@ from .tables import Speedups, notes, summary_row, summary_tables
 
 DESCRIPTION = "repeated random splits: thresholds chosen on one part, measured on the rest (the default)"
 
-_TABLE, _CURVES, _TRIALS, _GRID, _RECORD = (
+_TABLE, _CURVES, _TRIALS, _GRID, _PROVENANCE = (
     "splits.csv",
     "splits_curves.csv",
     "splits_trials.parquet",
@@ -72,7 +72,7 @@ _TABLE, _CURVES, _TRIALS, _GRID, _RECORD = (
     "splits.json",
 )
 _FIGURES = tuple(f"splits_{name}.{kind}" for name in ("curves", "tradeoff") for kind in ("svg", "png"))
-_FILES = (_TABLE, _CURVES, _TRIALS, "splits_grid.csv", _GRID, _RECORD, *_FIGURES)
+_FILES = (_TABLE, _CURVES, _TRIALS, "splits_grid.csv", _GRID, _PROVENANCE, *_FIGURES)
 
 
 def main(argv: Sequence[str], *, add_experiment_flag: Callable[[FlagParser], None]) -> int:
@@ -118,7 +118,7 @@ def main(argv: Sequence[str], *, add_experiment_flag: Callable[[FlagParser], Non
     with _as_failure():
         lanes = sum(len(source.plan.thresholds) for source in sources)
         say(
-            f"scoring {counted(measures[0].completion.examples, 'example')} at {counted(lanes, 'threshold')} of "
+            f"scoring {counted(measures[0].finished.examples, 'example')} at {counted(lanes, 'threshold')} of "
             f"{counted(len(sources), 'measure')}"
         )
         with staged(output) as staging:
@@ -136,7 +136,13 @@ def main(argv: Sequence[str], *, add_experiment_flag: Callable[[FlagParser], Non
             table = [summary for summary in found if summary.spec in specs]
             speedups = _speedups(flags, measures, model, table) if flags.speedup and model else {}
             _write(
-                staging, _record(flags, measures, splits, specs), found, table, grid, speedups, sources[0].num_layers
+                staging,
+                _provenance(flags, measures, splits, specs),
+                found,
+                table,
+                grid,
+                speedups,
+                sources[0].num_layers,
             )
     console = PlainConsole()
     for each in summary_tables(table, speedups, num_layers=sources[0].num_layers, with_speedup=bool(flags.speedup)):
@@ -220,9 +226,9 @@ def _sources(
     for measure in measures:
         job = measure.job
         check_may_run(job.settings.rule.confidence, named=flags.confidences or ())
-        if measure.completion.failed and flags.on_error == "fail":
+        if measure.finished.failed and flags.on_error == "fail":
             raise UsageError(
-                f"{measure.completion.failed} of the examples in {measure.folder} could not be decoded. Pass "
+                f"{measure.finished.failed} of the examples in {measure.folder} could not be decoded. Pass "
                 "--on_error=worst_case to count them with loss 1 at every threshold."
             )
         sources.append(
@@ -238,7 +244,7 @@ def _sources(
                     on_long=job.on_long,
                 ),
                 stored=StoredGenerations(directory=measure.folder, job=job),
-                completion=measure.completion,
+                finished=measure.finished,
                 counter=OutputCounter(
                     max_decode_length=job.settings.max_decode_length,
                     rule=measure.rule,
@@ -301,7 +307,7 @@ def _speedups(
     )
 
 
-def _record(
+def _provenance(
     flags: argparse.Namespace, measures: Sequence[StoredMeasure], splits: Splits, specs: Sequence[Spec]
 ) -> dict[str, Any]:
     """Returns what it takes to find the same again."""
@@ -314,8 +320,8 @@ def _record(
                 "generations": measure.folder,
                 "rule": dataclasses.asdict(measure.rule),
                 "thresholds": measure.job.settings.thresholds,
-                "examples": measure.completion.examples,
-                "failed": measure.completion.failed,
+                "examples": measure.finished.examples,
+                "failed": measure.finished.failed,
             }
             for measure in measures
         ],
@@ -332,7 +338,7 @@ def _record(
 
 def _write(
     directory: str,
-    record: Mapping[str, Any],
+    provenance: Mapping[str, Any],
     found: Sequence[Summary],
     table: Sequence[Summary],
     grid: Sequence[GridRow],
@@ -342,8 +348,8 @@ def _write(
     write_rows(joined(directory, _TABLE), [summary_row(summary, speedups) for summary in table])
     write_rows(joined(directory, _CURVES), [summary_row(summary, speedups) for summary in found])
     write_rows(joined(directory, "splits_grid.csv"), [dataclasses.asdict(row) for row in grid])
-    with replacing(joined(directory, _RECORD)) as temporary:
-        temporary.write_text(json.dumps(record, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
+    with replacing(joined(directory, _PROVENANCE)) as temporary:
+        temporary.write_text(json.dumps(provenance, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
     groups = by_test(found)
     for kind in ("svg", "png"):
         width = 1 + PANEL_WIDTH * len(groups)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from calm_beam.calibration import CalibrationTotals, Layout, Tally, all_specs
 from calm_beam.generations import GenerationsError, StoredShard
-from calm_beam.generations.folder import Completion
+from calm_beam.generations.folder import FinishedSweep
 
 _SPECS = all_specs(consistencies=("textual",), metrics=("token_f1",), deltas=(0.1,), epsilons=(0.1,), p_value="wsr")
 _LAYOUT = Layout.of(_SPECS, thresholds=2)
@@ -27,9 +27,9 @@ def _shard_tally(shard: int, examples: int) -> Tally:
     return Tally(totals=totals, scored=examples, by_shard=((shard, examples),), failures=failures)
 
 
-def _completion(*sizes: int) -> Completion:
+def _finished(*sizes: int) -> FinishedSweep:
     shards = [StoredShard(shard=i, examples=size, failed=0, digest="d") for i, size in enumerate(sizes)]
-    return Completion.of(shards, job="j", examples=sum(sizes))
+    return FinishedSweep.of(shards, job="j", examples=sum(sizes))
 
 
 @hypothesis.settings(deadline=None)
@@ -41,7 +41,7 @@ def test_every_shard_once_passes_in_any_order(sizes: list[int], order: random.Ra
     whole = Tally.zero(_LAYOUT)
     for part in parts:
         whole = part.merge(whole)
-    whole.check(_completion(*sizes))
+    whole.check(_finished(*sizes))
     assert [name for name, _ in whole.failures] == sorted(f"{shard}-0" for shard in range(len(sizes)))
     assert whole.scored == sum(sizes)
 
@@ -61,17 +61,17 @@ def test_a_shard_that_counts_twice_is_refused(counted: tuple[int, ...], message:
     for shard in counted:
         whole = whole.merge(_shard_tally(shard, sizes[shard]))
     with pytest.raises(GenerationsError, match=re.escape(message)):
-        whole.check(_completion(*sizes[:2]))
+        whole.check(_finished(*sizes[:2]))
 
 
 def test_a_lost_loss_is_refused() -> None:
     """As many losses as examples must have been added, and kept where single losses are."""
     tally = _shard_tally(0, 3)
     with pytest.raises(GenerationsError, match=r"2 examples were scored, but 3 decoded\."):
-        dataclasses.replace(tally, scored=2).check(_completion(3))
+        dataclasses.replace(tally, scored=2).check(_finished(3))
     totals = dataclasses.replace(tally.totals, table=_shard_tally(0, 2).totals.table)
     with pytest.raises(GenerationsError, match=r"2 single losses were kept, but 3 summed\."):
-        dataclasses.replace(tally, totals=totals).check(_completion(3))
+        dataclasses.replace(tally, totals=totals).check(_finished(3))
     totals = dataclasses.replace(tally.totals, examples=4)
     with pytest.raises(GenerationsError, match=r"4 examples were described, but 3 decoded\."):
-        dataclasses.replace(tally, totals=totals).check(_completion(3))
+        dataclasses.replace(tally, totals=totals).check(_finished(3))

@@ -10,7 +10,7 @@ import numpy as np
 from calm_beam.calibration import (
     CalibrationTotals,
     Plan,
-    RunRecord,
+    RunProvenance,
     Spec,
     all_specs,
     choose_thresholds,
@@ -22,7 +22,7 @@ from calm_beam.calibration.specs import objectives_of
 from calm_beam.decoding.settings import DecodeSettings
 from calm_beam.exits.rule import ExitRule
 from calm_beam.generations import Generation, Output, StoredShard, write_generations
-from calm_beam.generations.folder import Completion, DecodeJob, shard_digest, shard_path
+from calm_beam.generations.folder import DecodeJob, FinishedSweep, shard_digest, shard_path
 from calm_beam.manifest import ModelRecord, VocabularyRecord
 from calm_beam.metrics.registry import get_metric
 from calm_beam.vocabulary import EOS_ID
@@ -139,7 +139,7 @@ def write_calibration(
         write_generations(shard_path(str(stored), shard, num_shards=num_shards), part, shard=shard, digest=digest)
         failed = sum(item.failure is not None for item in part)
         shards.append(StoredShard(shard=shard, examples=len(part), failed=failed, digest=digest))
-    Completion.of(shards, job=job.digest(), examples=len(generations)).write(str(stored))
+    FinishedSweep.of(shards, job=job.digest(), examples=len(generations)).write(str(stored))
 
     plan = Plan.of(
         specs,
@@ -156,7 +156,7 @@ def write_calibration(
     ]
     rows = risk_rows(_totals(kept, plan), plan, num_layers=num_layers)
     failures = [(item.example.id, item.failure) for item in generations if item.failure is not None]
-    manifest = RunRecord(
+    manifest = RunProvenance(
         created="2026-01-31T12:00:00Z",
         model=record,
         vocabulary=vocabulary,

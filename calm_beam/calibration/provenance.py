@@ -1,4 +1,4 @@
-"""What a run knows about itself, and the manifest it writes."""
+"""What a run is and where its data come from, and the manifest that says so."""
 
 import dataclasses
 import datetime
@@ -27,7 +27,7 @@ from .totals import CalibrationTotals
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class RunRecord:
+class RunProvenance:
     """What the manifest says besides what the data decide.
 
     Attributes:
@@ -55,7 +55,7 @@ class RunRecord:
         settings: DecodeSettings | None = None,
         created: str | None = None,
     ) -> Self:
-        """Returns the record of calibrating generations.
+        """Returns the provenance of calibrating generations.
 
         Args:
           job: What the generations are.

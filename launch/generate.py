@@ -78,9 +78,9 @@ def main(argv: Sequence[str]) -> int:
     tally = _Tally()
     answers = _answers_to_lines(generator) if prompts is None else _answers(generator, prompts, flags)
     if flags.output is not None:
-        _write(tally.of(answers), flags)
+        _write(tally.counting(answers), flags)
     else:
-        _print(tally.of(answers), generator, show_layers=flags.show_layers)
+        _print(tally.counting(answers), generator, show_layers=flags.show_layers)
     say(tally.in_words())
     return 0
 
@@ -231,7 +231,7 @@ class _Tally:
     used: int = 0
     saved: int = 0
 
-    def of(self, answers: Iterable[tuple[_Asked, "Answer"]]) -> Iterator[tuple[_Asked, "Answer"]]:
+    def counting(self, answers: Iterable[tuple[_Asked, "Answer"]]) -> Iterator[tuple[_Asked, "Answer"]]:
         """Yields answers on, having counted them, and tells which prompts were cut."""
         for asked, answer in answers:
             self.prompts += 1

@@ -85,8 +85,8 @@ class SplitGenerations(beam.PTransform):
             | "ListShards"
             >> beam.Create(
                 [
-                    ((place, shard.shard), shard)
-                    for place, source in enumerate(self.sources)
+                    ((index, shard.shard), shard)
+                    for index, source in enumerate(self.sources)
                     for shard in source.finished.shards
                 ]
             )
@@ -129,9 +129,9 @@ class _Members:
 
 
 class _ScoreShard(beam.DoFn):
-    """Yields the tally of a stored shard, keyed by its measure's place.
+    """Yields the tally of a stored shard, keyed by its measure's index.
 
-    Where units are clusters, their members come under the tag `members`, keyed by place and cluster.
+    Where units are clusters, their members come under the tag `members`, keyed by index and cluster.
     """
 
     def __init__(
@@ -156,14 +156,14 @@ class _ScoreShard(beam.DoFn):
 
     # Pairs, and tagged ones: Beam takes a union of both for what `CombinePerKey` gets.
     def process(self, element: tuple[tuple[int, int], Iterable[StoredShard]]) -> Iterator[Any]:
-        (place, number), copies = element
-        source = self._sources[place]
+        (index, number), copies = element
+        source = self._sources[index]
         layout = source.plan.layout()
         whole = SplitTally.zero(layout, self._splits, count_rows=len(source.counter.rows))
-        for tally, generations, losses in self._scorers[place].batches((number, copies), source.finished):
+        for tally, generations, losses in self._scorers[index].batches((number, copies), source.finished):
             counts = np.stack(
                 [
-                    source.counter.of(
+                    source.counter.counts(
                         generation,
                         lanes=1 + layout.thresholds,
                         source_length=functools.partial(self._source_length, source, generation.example),
@@ -182,8 +182,8 @@ class _ScoreShard(beam.DoFn):
                 cluster = generation.example.cluster
                 assert cluster is not None
                 members = _Members(losses=ClusterLosses(size=1, sums=of_example), counts=counted)
-                yield beam.pvalue.TaggedOutput("members", ((place, cluster), members))
-        yield place, whole
+                yield beam.pvalue.TaggedOutput("members", ((index, cluster), members))
+        yield index, whole
 
     def _source_length(self, source: SplitSource, example: Example) -> int:
         """Returns how many tokens of the prompt the encoder saw."""
@@ -209,13 +209,13 @@ def _merged_members(parts: Iterable[_Members]) -> _Members:
 def _tally_of_cluster(
     element: tuple[tuple[int, str], _Members], *, sources: tuple[SplitSource, ...], splits: Splits
 ) -> tuple[int, SplitTally]:
-    (place, cluster), members = element
-    layout = sources[place].plan.layout()
+    (index, cluster), members = element
+    layout = sources[index].plan.layout()
     tally = SplitTally.of_units(
         [cluster], members.losses.mean()[None], counts=members.counts[None], layout=layout, splits=splits
     )
     scored: Tally = dataclasses.replace(tally.tally, scored=members.losses.size)
-    return place, dataclasses.replace(tally, tally=scored)
+    return index, dataclasses.replace(tally, tally=scored)
 
 
 def _merged_tallies(parts: Iterable[SplitTally]) -> SplitTally:
@@ -235,12 +235,12 @@ def _write_results(
     metric_settings: MetricSettings,
 ) -> str:
     """Checks what was counted, then writes trials and grid, and returns the path of the trials."""
-    by_place = dict(tallies)
-    assert len(by_place) == len(tallies) == len(sources)
+    by_index = dict(tallies)
+    assert len(by_index) == len(tallies) == len(sources)
     outcomes: list[TrialOutcome] = []
     grid: list[GridRow] = []
-    for place, source in enumerate(sources):
-        tally = by_place[place]
+    for index, source in enumerate(sources):
+        tally = by_index[index]
         tally.tally.check(source.finished)
         tally.tally.contrast.check(
             source.plan.layout().objectives, functools.partial(get_metric, settings=metric_settings)
@@ -248,7 +248,7 @@ def _write_results(
         failures = tally.tally.failures
         limit = failure_limit(max_failures, examples=source.finished.examples)
         check_failures(failures, failed=len(failures), limit=limit)
-        if tally.tally.totals.content_sum != by_place[0].tally.totals.content_sum:
+        if tally.tally.totals.content_sum != by_index[0].tally.totals.content_sum:
             raise DataError(
                 f"{source.stored.directory}: holds other examples than {sources[0].stored.directory}. Measures are "
                 "compared on the same data: decode them from the same files."

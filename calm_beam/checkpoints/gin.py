@@ -102,8 +102,8 @@ def _bindings(text: str) -> Iterator[tuple[str, Tokens]]:
         if not is_indented:
             block = ""
         if "=" in texts:
-            place = texts.index("=")
-            yield f"{block}{''.join(texts[:place])}", line[place + 1 :]
+            index = texts.index("=")
+            yield f"{block}{''.join(texts[:index])}", line[index + 1 :]
         elif texts[-1] == ":":
             block = f"{''.join(texts[:-1])}."
 

@@ -149,19 +149,19 @@ def trial_outcomes(
                     "needs both. "
                     "Take more examples, or a share closer to 0.5."
                 )
-            place = _chosen_place(calibration, spec)
-            lane = place + 1
+            index = _chosen_index(calibration, spec)
+            lane = index + 1
             for needed in (0, lane):
                 if needed not in lanes:
                     lanes[needed] = lane_counts(test_counts, count_rows, lane=needed)
             counts = lanes[lane]
-            test_sum = 0 if place < 0 else int(test.sums[Loss()][place])
+            test_sum = 0 if index < 0 else int(test.sums[Loss()][index])
             outcomes.append(
                 TrialOutcome(
                     measure=measure,
                     spec=spec,
                     trial=trial,
-                    threshold=None if place < 0 else thresholds[place],
+                    threshold=None if index < 0 else thresholds[index],
                     n_calibration=calibration.n,
                     n_test=test.n,
                     test_risk=test_sum / LOSS_SCALE / test.n,
@@ -176,8 +176,8 @@ def trial_outcomes(
     return outcomes
 
 
-def _chosen_place(evidence: Evidence, spec: Spec) -> int:
-    """Returns the place of the lowest accepted threshold; -1 if none is."""
+def _chosen_index(evidence: Evidence, spec: Spec) -> int:
+    """Returns the index of the lowest accepted threshold; -1 if none is."""
     p_values = P_VALUES[spec.p_value].p_values(evidence, spec.delta)
     return int(PROCEDURES[spec.procedure](p_values, epsilon=spec.epsilon).last_rejected())
 

@@ -61,5 +61,5 @@ def preview_data(paths: Sequence[str], reading: Reading) -> DataPreview:
 
 def _task_name(shard: str) -> str:
     """Returns the name of the split that a shard is one of."""
-    found = SeqIOShard.of(shard)
+    found = SeqIOShard.named(shard)
     return seqio_name(found.task, found.split)

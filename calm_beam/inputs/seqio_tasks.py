@@ -49,7 +49,7 @@ class SeqIOTasks(WholeFiles):
         """Yields the examples; `DataError` names the shard, and the example that is none."""
         tensorflow = tensorflow_on_cpu(**_NEEDS)
         keys = reading.keys(inputs=INPUTS, targets=TARGETS)
-        shard = SeqIOShard.of(part.path)
+        shard = SeqIOShard.named(part.path)
         task = _task(shard.task, shard.split, reading.seqio_modules)
         position = 0
         # Sources and preprocessors are the user's, and can fail in any way; what is wrong with a row says so itself.

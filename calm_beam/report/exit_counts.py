@@ -67,10 +67,10 @@ def _count(column: Any, lanes: Sequence[int], num_layers: int, max_decode_length
     outputs = column.flatten()
     if not len(outputs):
         return ExitCounts.zero(lanes=len(lanes), num_layers=num_layers)
-    # Lane of each output, as its place among those asked for; -1 for the others.
-    places = np.full(decoded.max(), -1)
-    places[list(lanes)] = np.arange(len(lanes))
-    lane = places[np.concatenate([np.arange(length) for length in decoded])]
+    # Lane of each output, as its index among those asked for; -1 for the others.
+    indices = np.full(decoded.max(), -1)
+    indices[list(lanes)] = np.arange(len(lanes))
+    lane = indices[np.concatenate([np.arange(length) for length in decoded])]
 
     layers = pyarrow.compute.struct_field(outputs, "exit_layers")
     lengths = np.asarray(pyarrow.compute.list_value_length(layers))

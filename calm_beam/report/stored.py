@@ -128,7 +128,7 @@ def read_calibrated(directory: str) -> Calibrated:
         raise ReportError(str(error)) from error
     entries = manifest.calibrations
     size, rest = divmod(len(rows), len(entries))
-    table = tuple(rows[place * size : (place + 1) * size] for place in range(len(entries)))
+    table = tuple(rows[index * size : (index + 1) * size] for index in range(len(entries)))
     if rest or not all(_is_of(lines, entry) for lines, entry in zip(table, entries, strict=True)):
         raise ReportError(
             f"{path}: is not the risk table of the manifest beside it. Both are written by the same run: restore them, "

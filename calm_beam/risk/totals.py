@@ -110,10 +110,10 @@ class RiskTotals:
         # Two's complement: the sum of two numbers of one sign overflows exactly if it has the other sign.
         has_overflowed = ((self.sums ^ merged) & (other.sums ^ merged)) < 0
         if has_overflowed.any():
-            place = tuple(int(i) for i in np.argwhere(has_overflowed)[0])
+            index = tuple(int(i) for i in np.argwhere(has_overflowed)[0])
             raise OverflowError(
-                f"sums[{place[0]}, {place[1]}] overflows int64 at n = {self.n + other.n}: {int(self.sums[place])} + "
-                f"{int(other.sums[place])}. Use a smaller calibration set."
+                f"sums[{index[0]}, {index[1]}] overflows int64 at n = {self.n + other.n}: {int(self.sums[index])} + "
+                f"{int(other.sums[index])}. Use a smaller calibration set."
             )
         return type(self)(n=self.n + other.n, sums=merged)
 

@@ -174,6 +174,6 @@ def _check_same_run(found: list[str], output: str, jobs: Sequence[DecodeJob]) ->
 
 def _remove_temporary_files(output: str, folder: str) -> None:
     """Removes what a killed process has left of files that it was writing."""
-    for place in (output, folder):
-        for path in list_files(joined(glob.escape(place), ".*.tmp")):
+    for directory in (output, folder):
+        for path in list_files(joined(glob.escape(directory), ".*.tmp")):
             remove_file(path)

@@ -99,9 +99,9 @@ class DecodedSource:
 
     def next_block(self) -> Block:
         """Returns the next block, with more of the grid than the last, and makes its folder ready."""
-        place, flags = len(self._begun), self._flags
-        if place:
-            folder = next_generations(self._output, self._jobs[place])
+        index, flags = len(self._begun), self._flags
+        if index:
+            folder = next_generations(self._output, self._jobs[index])
         else:
             folder = begin_generations(
                 self._output,
@@ -112,9 +112,9 @@ class DecodedSource:
                 tell=say,
             )
         assignment = dataclasses.replace(
-            self._sweeps[place].assignment(folder),
-            above=self._begun[-1].stored if place else None,
-            goes_on=place + 1 < self.blocks,
+            self._sweeps[index].assignment(folder),
+            above=self._begun[-1].stored if index else None,
+            goes_on=index + 1 < self.blocks,
         )
         block = Block(stored=assignment.stored, make=functools.partial(self._decode, assignment))
         self._begun.append(block)

@@ -254,7 +254,7 @@ def _impulse() -> Elements:
 
 def _deal(elements: Elements, first: int, count: int) -> list[Elements]:
     """Deals elements out in turn, from the `first` of the new partitions on."""
-    return [elements[(place - first) % count :: count] for place in range(count)]
+    return [elements[(index - first) % count :: count] for index in range(count)]
 
 
 def _concatenate(parts: Iterable[Elements]) -> Elements:
@@ -267,8 +267,8 @@ def _split_by_key(elements: Elements, coder: coders.Coder, count: int) -> list[l
     for element in elements:
         key, value = element.value
         code = coder.encode(key)
-        place = int.from_bytes(hashlib.blake2b(code, digest_size=8).digest(), "big") % count
-        parts[place].append((code, key, value))
+        index = int.from_bytes(hashlib.blake2b(code, digest_size=8).digest(), "big") % count
+        parts[index].append((code, key, value))
     return parts
 
 

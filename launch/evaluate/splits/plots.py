@@ -30,9 +30,9 @@ def draw_curves(groups: Sequence[Sequence[Summary]], *, num_layers: int, figure:
     Source: CALM, "Additional Results" (empirical consistency and efficiency gains per choice of delta).
     """
     above, below = figure.subplots(2, len(groups), sharex="col", squeeze=False)
-    for place, group in enumerate(groups):
-        _draw_risk(above[place], group)
-        _draw_layers(below[place], group, num_layers)
+    for index, group in enumerate(groups):
+        _draw_risk(above[index], group)
+        _draw_layers(below[index], group, num_layers)
     above[0].set_ylabel("mean loss on the test part")
     below[0].set_ylabel("decoder layers per token")
     handles, labels = above[0].get_legend_handles_labels()
@@ -63,11 +63,11 @@ def _draw_layers(axes: "Axes", group: Sequence[Summary], num_layers: int) -> Non
 
 
 def _draw_bands(axes: "Axes", group: Sequence[Summary], field: str) -> None:
-    for place, measure in enumerate(dict.fromkeys(summary.measure for summary in group)):
+    for index, measure in enumerate(dict.fromkeys(summary.measure for summary in group)):
         line = sorted((each for each in group if each.measure == measure), key=lambda each: each.spec.delta)
         deltas = [each.spec.delta for each in line]
         spreads = [getattr(each, field) for each in line]
-        style = measure_style(measure, place=place)
+        style = measure_style(measure, index=index)
         axes.plot(deltas, [spread.mean for spread in spreads], linewidth=1.2, label=measure, **style)
         axes.fill_between(
             deltas,
@@ -96,14 +96,14 @@ def draw_tradeoff(grid: Sequence[GridRow], *, figure: "Figure") -> None:
         # Without early exits, an output is like the full model's, and as good.
         full = 1.0 if objective.consistency == "textual" else 0.0
         axes.axhline(full, color=BLACK, linewidth=0.8, linestyle=":", label="full model")
-        for place, measure in enumerate(dict.fromkeys(row.measure for row in rows)):
+        for index, measure in enumerate(dict.fromkeys(row.measure for row in rows)):
             line = [row for row in rows if row.measure == measure and row.threshold is not None]
             axes.plot(
                 [row.layers for row in line],
                 [full - row.risk for row in line],
                 linewidth=1.2,
                 label=f"{measure} layers" if measure == "static" else measure,
-                **measure_style(measure, place=place),
+                **measure_style(measure, index=index),
             )
         axes.set_xlabel("decoder layers per token")
         axes.set_ylabel(

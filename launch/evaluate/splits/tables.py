@@ -81,9 +81,9 @@ def _table(group: Sequence[Summary], speedups: Speedups, *, num_layers: int, wit
     deltas = list(dict.fromkeys(summary.spec.delta for summary in group))
     for delta in deltas:
         lines = [summary for summary in group if summary.spec.delta == delta]
-        for place, summary in enumerate(lines):
+        for index, summary in enumerate(lines):
             table.add_row(
-                f"{delta:g}" if place == 0 else "",
+                f"{delta:g}" if index == 0 else "",
                 summary.measure,
                 "never exit" if summary.threshold is None else f"{summary.threshold:g}",
                 f"{summary.layers.mean:.2f}",
@@ -92,7 +92,7 @@ def _table(group: Sequence[Summary], speedups: Speedups, *, num_layers: int, wit
                 f"{summary.test_risk.mean:.4f}",
                 f"{summary.exceeding}/{summary.trials}",
                 *([f"{summary.bleu.mean:.1f}" if summary.bleu else ""] if with_bleu else []),
-                end_section=place == len(lines) - 1,
+                end_section=index == len(lines) - 1,
             )
     return table
 

@@ -34,7 +34,7 @@ class OutputCounter:
 
     @property
     def rows(self) -> tuple[str, ...]:
-        """Names of what is counted, in the order of `counts`. `flops_full` is what the same tokens cost at full depth."""
+        """Names of what `counts` counts, in order. `flops_full` is what the same tokens cost at full depth."""
         return (*_BASIC, *(_FLOPS if self.sizes else ()), *(BLEU_ROWS if self.with_bleu else ()))
 
     def counts(self, generation: Generation, *, lanes: int, source_length: Callable[[], int]) -> np.ndarray:

@@ -9,7 +9,7 @@ from calm_beam.examples import DEFAULT_KEYS, DataError, Example, example_of_row
 from calm_beam.extras import MissingExtraError
 from calm_beam.storage import open_input, version
 
-from .parts import Part
+from .parts import FilePart
 from .reading import Reading
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ class Parquet:
         if importlib.util.find_spec("pyarrow") is None:
             raise MissingExtraError("reading Parquet needs pyarrow: pip install pyarrow.")
 
-    def parts(self, path: str, *, file_index: int) -> Sequence[Part]:
+    def parts(self, path: str, *, file_index: int) -> Sequence[FilePart]:
         """Returns the row groups that have rows."""
         # Here, since what serves reads no Parquet and is installed without it.
         import pyarrow.parquet
@@ -49,12 +49,12 @@ class Parquet:
             raise DataError(f"{path}: cannot be read as Parquet ({' '.join(str(error).split())}).") from error
         firsts = [1 + sum(sizes[:group]) for group in range(len(sizes))]
         return tuple(
-            Part(path=path, file_index=file_index, row_group=group, first=first, version=found)
+            FilePart(path=path, file_index=file_index, row_group=group, first=first, version=found)
             for group, (first, size) in enumerate(zip(firsts, sizes, strict=True))
             if size
         )
 
-    def examples(self, part: Part, reading: Reading) -> Iterator[Example]:
+    def examples(self, part: FilePart, reading: Reading) -> Iterator[Example]:
         """Yields the examples of a row group; `DataError` names the row that is none."""
         import pyarrow.parquet
 

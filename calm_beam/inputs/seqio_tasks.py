@@ -18,7 +18,7 @@ from calm_beam.seqio_names import SeqIOShard, task_and_split
 from calm_beam.user_code import UserCode
 
 from .features import as_texts, single
-from .parts import Part, WholeFiles
+from .parts import FilePart, WholeFiles
 from .reading import Reading
 from .tfrecord import INPUTS, TARGETS
 
@@ -45,7 +45,7 @@ class SeqIOTasks(WholeFiles):
         tensorflow_on_cpu(**_NEEDS)
         imported("seqio", **_NEEDS)
 
-    def examples(self, part: Part, reading: Reading) -> Iterator[Example]:
+    def examples(self, part: FilePart, reading: Reading) -> Iterator[Example]:
         """Yields the examples; `DataError` names the shard, and the example that is none."""
         tensorflow = tensorflow_on_cpu(**_NEEDS)
         keys = reading.keys(inputs=INPUTS, targets=TARGETS)

@@ -17,7 +17,7 @@ from calm_beam.extras import tensorflow_on_cpu
 from calm_beam.storage import open_input, writing
 
 from .features import as_texts, single
-from .parts import Part, WholeFiles
+from .parts import FilePart, WholeFiles
 from .reading import Reading
 
 INPUTS, TARGETS = "inputs", "targets"
@@ -41,7 +41,7 @@ class TFRecord(WholeFiles):
         """Raises `MissingExtraError` without TensorFlow."""
         tensorflow_on_cpu(**_NEEDS)
 
-    def examples(self, part: Part, reading: Reading) -> Iterator[Example]:
+    def examples(self, part: FilePart, reading: Reading) -> Iterator[Example]:
         """Yields the examples; `DataError` names the record that is none."""
         tensorflow = tensorflow_on_cpu(**_NEEDS)
         keys = reading.keys(inputs=INPUTS, targets=TARGETS)

@@ -136,20 +136,20 @@ def train_classifier(
     steps = min(config.steps, count_batches(pairs, shapes))
     all_steps = steps + count_batches(validation_pairs, shapes)
 
-    parts, tokens = [], 0
+    decisions, tokens = [], 0
     for step, batch in itertools.islice(numbered_batches(pairs, shapes, seed=config.seed), steps):
         states, agrees = (_unpadded(values, batch) for values in _states_and_labels(model, parameters, batch))
-        parts.append(_rows(config, states, agrees))
+        decisions.append(_rows(config, states, agrees))
         tokens += agrees.shape[1]
         if on_progress is not None:
             on_progress(step, all_steps)
-    if not any(part.weights.any() for part in parts):
+    if not any(each.weights.any() for each in decisions):
         raise ValueError(
             "there is nothing to balance: at every layer, all tokens agree with the last layer or none does."
         )
-    fit = fit_logistic(parts)
+    fit = fit_logistic(decisions)
     classifier = _classifier_arrays(config, fit)
-    training_loss = sum(_loss(classifier, part) for part in parts) / tokens
+    training_loss = sum(_loss(classifier, each) for each in decisions) / tokens
 
     scores, labels, validation_loss = [], [], 0.0
     for step, batch in enumerate(make_batches(validation_pairs, shapes), start=steps + 1):

@@ -18,7 +18,7 @@ import numpy as np
 from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 
 from calm_beam.calibration import Layout, Objective, Spec
-from calm_beam.evaluation.totals import SplitTotals
+from calm_beam.evaluation.totals import PartTotals
 from calm_beam.risk.fixed_point import LOSS_SCALE
 from calm_beam.risk.totals import RiskTotals
 
@@ -84,7 +84,7 @@ def _measure(p_value: str, layout: Layout, examples: int, batch: int, trials: in
         losses, is_in_part = _draw(layout, min(batch, examples - start), trials or 1, start)
         begun = time.perf_counter()
         values = layout.values(losses)
-        totals = totals.merge(RiskTotals.of(values) if trials is None else SplitTotals.of(values, is_in_part))
+        totals = totals.merge(RiskTotals.of(values) if trials is None else PartTotals.of(values, is_in_part))
         seconds += time.perf_counter() - begun
     begun = time.perf_counter()
     for _ in range(_MERGES):
@@ -97,40 +97,40 @@ def _measure(p_value: str, layout: Layout, examples: int, batch: int, trials: in
     )
 
 
-def _zero(layout: Layout, trials: int | None) -> RiskTotals | SplitTotals:
+def _zero(layout: Layout, trials: int | None) -> RiskTotals | PartTotals:
     rows, thresholds = len(layout.rows), layout.thresholds
     if trials is None:
         return RiskTotals.zero(rows=rows, thresholds=thresholds)
-    return SplitTotals.zero(trials=trials, rows=rows, thresholds=thresholds)
+    return PartTotals.zero(trials=trials, rows=rows, thresholds=thresholds)
 
 
 class _SumSplits(beam.CombineFn):
-    """Merges `SplitTotals`."""
+    """Merges `PartTotals`."""
 
     def __init__(self, trials: int, rows: int, thresholds: int) -> None:
         self._sizes = {"trials": trials, "rows": rows, "thresholds": thresholds}
 
-    def create_accumulator(self) -> SplitTotals:
-        return SplitTotals.zero(**self._sizes)
+    def create_accumulator(self) -> PartTotals:
+        return PartTotals.zero(**self._sizes)
 
-    def add_input(self, accumulator: SplitTotals, element: SplitTotals) -> SplitTotals:
+    def add_input(self, accumulator: PartTotals, element: PartTotals) -> PartTotals:
         return accumulator.merge(element)
 
-    def merge_accumulators(self, accumulators: Iterable[SplitTotals]) -> SplitTotals:
+    def merge_accumulators(self, accumulators: Iterable[PartTotals]) -> PartTotals:
         merged = self.create_accumulator()
         for accumulator in accumulators:
             merged = merged.merge(accumulator)
         return merged
 
-    def extract_output(self, accumulator: SplitTotals) -> SplitTotals:
+    def extract_output(self, accumulator: PartTotals) -> PartTotals:
         return accumulator
 
 
 def _through_beam(layout: Layout, examples: int, batch: int, trials: int) -> None:
-    def totals_of_shard(start: int) -> Iterator[SplitTotals]:
+    def totals_of_shard(start: int) -> Iterator[PartTotals]:
         for first in range(start, min(start + shard, examples), batch):
             losses, is_in_part = _draw(layout, min(batch, examples - first), trials, first)
-            yield SplitTotals.of(layout.values(losses), is_in_part)
+            yield PartTotals.of(layout.values(losses), is_in_part)
 
     shard = 100 * batch
     with beam.Pipeline(runner=FnApiRunner()) as pipeline:
@@ -143,7 +143,7 @@ def _through_beam(layout: Layout, examples: int, batch: int, trials: int) -> Non
         )
 
 
-def _check_count(totals: SplitTotals, *, examples: int) -> None:
+def _check_count(totals: PartTotals, *, examples: int) -> None:
     """Checks that no example was lost: parts hold their share, up to chance."""
     assert np.all(np.abs(totals.counts / examples - _SHARE) < 5 / examples**0.5)
 

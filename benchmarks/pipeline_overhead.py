@@ -245,7 +245,7 @@ def _measure_parts(
             some = generations[start : start + _SCORED_AT_ONCE]
             ids = [generation.example.id for generation in some]
             stacked = np.stack(losses[start : start + _SCORED_AT_ONCE])
-            of_losses = CalibrationTotals.of_losses(ids, stacked, layout, salt="")
+            of_losses = CalibrationTotals.of_losses(ids, stacked, layout=layout, salt="")
             total = total.merge(CalibrationTotals.of_examples(some, layout).merge(of_losses))
     assert total.risk.n == flags.prompts
     return times

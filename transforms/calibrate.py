@@ -12,7 +12,6 @@ from calm_beam.calibration import (
     Layout,
     Plan,
     RunProvenance,
-    Tally,
     choose_thresholds,
     has_ended,
     risk_rows,
@@ -125,12 +124,12 @@ class CalibrateGenerations(beam.PTransform):
         )
         scorer = ShardScorer(tested, self.stored, self.max_failures, self.metric_settings)
         if self.plan.cluster_key is None:
-            tallies = shards | "ScoreExamples" >> beam.ParDo(_ScoreShard(scorer), finished)
+            totals = shards | "ScoreExamples" >> beam.ParDo(_ScoreShard(scorer), finished)
         else:
-            tallies = (shards, sweeps) | "ScoreClusters" >> _ScoreClusters(scorer)
+            totals = (shards, sweeps) | "ScoreClusters" >> _ScoreClusters(scorer)
         return (
-            tallies
-            | "SumLosses" >> beam.CombineGlobally(_SumTallies(tested.layout()))
+            totals
+            | "SumLosses" >> beam.CombineGlobally(_SumTotals(tested.layout()))
             | "TestThresholds"
             >> beam.FlatMap(
                 _outcome,
@@ -150,7 +149,7 @@ def _numbered_shards(finished: FinishedSweep) -> Iterator[tuple[int, StoredShard
 
 
 class _ScoreShard(beam.DoFn):
-    """Yields the tally of a stored shard, each example of which is a unit by itself."""
+    """Yields the totals of a stored shard, each example of which is a unit by itself."""
 
     def __init__(self, scorer: ShardScorer) -> None:
         self._scorer = scorer
@@ -158,20 +157,22 @@ class _ScoreShard(beam.DoFn):
     def setup(self) -> None:
         self._scorer.setup()
 
-    def process(self, element: tuple[int, Iterable[StoredShard]], finished: FinishedSweep) -> Iterator[Tally]:
+    def process(
+        self, element: tuple[int, Iterable[StoredShard]], finished: FinishedSweep
+    ) -> Iterator[CalibrationTotals]:
         plan = self._scorer.plan
         layout = plan.layout()
-        whole = Tally.zero(layout)
-        for tally, generations, losses in self._scorer.batches(element, finished):
+        whole = CalibrationTotals.zero(layout)
+        for of_examples, generations, losses in self._scorer.batches(element, finished):
             ids = [generation.example.id for generation in generations]
-            of_losses = CalibrationTotals.of_losses(ids, losses, layout, salt=plan.salt)
-            whole = whole.merge(tally).merge(Tally(totals=of_losses, scored=len(ids)))
+            of_losses = CalibrationTotals.of_losses(ids, losses, layout=layout, salt=plan.salt)
+            whole = whole.merge(of_examples).merge(of_losses)
         yield whole
 
 
 @dataclasses.dataclass
 class _ScoreClusters(beam.PTransform):
-    """Turns stored shards into tallies whose units are clusters, wherever their examples are stored."""
+    """Turns stored shards into totals whose units are clusters, wherever their examples are stored."""
 
     scorer: ShardScorer
 
@@ -186,13 +187,13 @@ class _ScoreClusters(beam.PTransform):
         units = (
             scored.losses
             | "GroupByCluster" >> beam.CombinePerKey(_merged_clusters)
-            | "AverageClusters" >> beam.Map(_tally_of_cluster, layout=plan.layout(), salt=plan.salt)
+            | "AverageClusters" >> beam.Map(_totals_of_cluster, layout=plan.layout(), salt=plan.salt)
         )
         return (scored.examples, units) | "JoinTotals" >> beam.Flatten()
 
 
 class _ScoreMembers(beam.DoFn):
-    """Yields tallies of a shard without its losses, and those by cluster under the tag `losses`."""
+    """Yields totals of a shard without its losses, and those by cluster under the tag `losses`."""
 
     def __init__(self, scorer: ShardScorer) -> None:
         self._scorer = scorer
@@ -202,10 +203,10 @@ class _ScoreMembers(beam.DoFn):
 
     def process(
         self, element: tuple[int, Iterable[StoredShard]], finished: FinishedSweep
-    ) -> Iterator[Tally | beam.pvalue.TaggedOutput]:
-        whole = Tally.zero(self._scorer.plan.layout())
-        for tally, generations, losses in self._scorer.batches(element, finished):
-            whole = whole.merge(tally)
+    ) -> Iterator[CalibrationTotals | beam.pvalue.TaggedOutput]:
+        whole = CalibrationTotals.zero(self._scorer.plan.layout())
+        for of_examples, generations, losses in self._scorer.batches(element, finished):
+            whole = whole.merge(of_examples)
             for generation, of_example in zip(generations, losses, strict=True):
                 cluster = generation.example.cluster
                 assert cluster is not None
@@ -220,36 +221,35 @@ def _merged_clusters(parts: Iterable[ClusterLosses]) -> ClusterLosses:
     return first
 
 
-def _tally_of_cluster(element: tuple[str, ClusterLosses], *, layout: Layout, salt: str) -> Tally:
+def _totals_of_cluster(element: tuple[str, ClusterLosses], *, layout: Layout, salt: str) -> CalibrationTotals:
     cluster, losses = element
-    totals = CalibrationTotals.of_losses([cluster], losses.mean()[None], layout, salt=salt)
-    return Tally(totals=totals, scored=losses.size)
+    return CalibrationTotals.of_losses([cluster], losses.mean()[None], layout=layout, salt=salt, scored=losses.size)
 
 
-class _SumTallies(beam.CombineFn):
-    """Merges `Tally`; the arithmetic is theirs."""
+class _SumTotals(beam.CombineFn):
+    """Merges `CalibrationTotals`; the arithmetic is theirs."""
 
     def __init__(self, layout: Layout) -> None:
         self._layout = layout
 
-    def create_accumulator(self) -> Tally:
-        return Tally.zero(self._layout)
+    def create_accumulator(self) -> CalibrationTotals:
+        return CalibrationTotals.zero(self._layout)
 
-    def add_input(self, accumulator: Tally, element: Tally) -> Tally:
+    def add_input(self, accumulator: CalibrationTotals, element: CalibrationTotals) -> CalibrationTotals:
         return accumulator.merge(element)
 
-    def merge_accumulators(self, accumulators: Iterable[Tally]) -> Tally:
+    def merge_accumulators(self, accumulators: Iterable[CalibrationTotals]) -> CalibrationTotals:
         merged = self.create_accumulator()
         for accumulator in accumulators:
             merged = merged.merge(accumulator)
         return merged
 
-    def extract_output(self, accumulator: Tally) -> Tally:
+    def extract_output(self, accumulator: CalibrationTotals) -> CalibrationTotals:
         return accumulator
 
 
 def _outcome(
-    tally: Tally,
+    totals: CalibrationTotals,
     finished: FinishedSweep,
     *,
     plan: Plan,
@@ -262,16 +262,14 @@ def _outcome(
     """Checks what was counted, and yields what it proves; nothing if tests would go on below what was tested."""
     if not finished.examples:
         raise DataError(f"the calibration set is empty: no examples in {', '.join(provenance.patterns)}.")
-    tally.check(finished)
-    tally.contrast.check(tested.layout().objectives, functools.partial(get_metric, settings=metric_settings))
+    totals.check(finished)
+    totals.contrast.check(tested.layout().objectives, functools.partial(get_metric, settings=metric_settings))
     limit = failure_limit(max_failures, examples=finished.examples)
-    check_failures(tally.failures, failed=len(tally.failures), limit=limit)
+    check_failures(totals.failures, failed=totals.failed, limit=limit)
     num_layers = provenance.model.layers
-    rows = risk_rows(tally.totals, tested, num_layers=num_layers)
+    rows = risk_rows(totals, tested, num_layers=num_layers)
     calibrations = choose_thresholds(rows, tested, num_layers=num_layers)
     if tested != plan and not has_ended(calibrations):
         return
-    manifest = provenance.manifest(
-        tally.totals, calibrations, plan, digest=digest, failed_ids=tuple(name for name, _ in tally.failures)
-    )
-    yield CalibrationOutcome(manifest=manifest, rows=tuple(rows), failures=tuple(tally.failures))
+    manifest = provenance.manifest(totals, calibrations, plan, digest=digest)
+    yield CalibrationOutcome(manifest=manifest, rows=tuple(rows), failures=totals.failures)

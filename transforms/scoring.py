@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 from apache_beam.metrics import Metrics
 
-from calm_beam.calibration import Contrast, Plan, ScoredGeneration, Tally, score_by_policy
+from calm_beam.calibration import Contrast, Plan, ScoredGeneration, score_by_policy
 from calm_beam.calibration.totals import CalibrationTotals
 from calm_beam.counted import counted
 from calm_beam.failures import check_failures, failure_limit
@@ -50,8 +50,8 @@ class ShardScorer:
 
     def batches(
         self, element: tuple[int, Iterable[StoredShard]], finished: FinishedSweep
-    ) -> Iterator[tuple[Tally, list[Generation], np.ndarray]]:
-        """Yields batches of a shard: a tally without losses, the generations, and their losses.
+    ) -> Iterator[tuple[CalibrationTotals, list[Generation], np.ndarray]]:
+        """Yields batches of a shard: totals without losses, the generations, and their losses.
 
         Losses have shape (examples, objectives, thresholds), int64.
 
@@ -71,17 +71,13 @@ class ShardScorer:
             scored = [self._score(self._at_lanes(generation, path)) for generation in batch]
             self._clipped.inc(sum(map(take_clipped, self._metrics.values())))
             examples = [each.generation for each in scored]
-            failed = [(each.example.id, each.failure) for each in examples if each.failure is not None]
-            failures.extend(failed)
+            failures.extend((each.example.id, each.failure) for each in examples if each.failure is not None)
             # Before they are more than a worker can hold.
             check_failures(failures, failed=len(failures), limit=limit)
-            tally = Tally(
-                totals=CalibrationTotals.of_examples(examples, self._layout),
-                contrast=Contrast.merged(each.contrast for each in scored),
-                by_shard=((number, len(scored)),),
-                failures=tuple(sorted(failed)),
+            totals = CalibrationTotals.of_examples(
+                examples, self._layout, shard=number, contrast=Contrast.merged(each.contrast for each in scored)
             )
-            yield tally, examples, np.stack([each.losses for each in scored])
+            yield totals, examples, np.stack([each.losses for each in scored])
 
     def _at_lanes(self, generation: Generation, path: str) -> Generation:
         """Returns the generation with the outputs of the plan's thresholds alone."""

@@ -9,13 +9,13 @@ import apache_beam as beam
 import numpy as np
 
 from calm_beam.analysis.output_counts import OutputCounter
-from calm_beam.calibration import Plan, Tally
+from calm_beam.calibration import Plan
 from calm_beam.decoding.prompts import encode_prompt
 from calm_beam.decoding.settings import DecodeSettings
 from calm_beam.evaluation.files import write_grid, write_trials
 from calm_beam.evaluation.grid import GridRow, grid_rows
 from calm_beam.evaluation.outcomes import TrialOutcome, trial_outcomes
-from calm_beam.evaluation.splits import Splits, SplitTally
+from calm_beam.evaluation.splits import Splits, SplitTotals
 from calm_beam.examples import DataError, Example
 from calm_beam.failures import check_failures, failure_limit
 from calm_beam.generations import StoredShard
@@ -95,18 +95,18 @@ class SplitGenerations(beam.PTransform):
         )
         score = _ScoreShard(self.sources, self.splits, self.max_failures, self.metric_settings)
         if self.sources[0].plan.cluster_key is None:
-            tallies = shards | "ScoreExamples" >> beam.ParDo(score)
+            totals = shards | "ScoreExamples" >> beam.ParDo(score)
         else:
-            scored = shards | "ScoreMembers" >> beam.ParDo(score).with_outputs("members", main="tallies")
+            scored = shards | "ScoreMembers" >> beam.ParDo(score).with_outputs("members", main="totals")
             clusters = (
                 scored.members
                 | "GroupByCluster" >> beam.CombinePerKey(_merged_members)
-                | "SplitClusters" >> beam.Map(_tally_of_cluster, sources=self.sources, splits=self.splits)
+                | "SplitClusters" >> beam.Map(_totals_of_cluster, sources=self.sources, splits=self.splits)
             )
-            tallies = (scored.tallies, clusters) | "JoinTallies" >> beam.Flatten()
+            totals = (scored.totals, clusters) | "JoinTotals" >> beam.Flatten()
         return (
-            tallies
-            | "SumSplits" >> beam.CombinePerKey(_merged_tallies)
+            totals
+            | "SumSplits" >> beam.CombinePerKey(_merged_totals)
             | "GatherMeasures" >> beam.combiners.ToList()
             | "WriteResults"
             >> beam.Map(
@@ -129,7 +129,7 @@ class _Members:
 
 
 class _ScoreShard(beam.DoFn):
-    """Yields the tally of a stored shard, keyed by its measure's index.
+    """Yields the totals of a stored shard, keyed by its measure's index.
 
     Where units are clusters, their members come under the tag `members`, keyed by index and cluster.
     """
@@ -159,8 +159,8 @@ class _ScoreShard(beam.DoFn):
         (index, number), copies = element
         source = self._sources[index]
         layout = source.plan.layout()
-        whole = SplitTally.zero(layout, self._splits, count_rows=len(source.counter.rows))
-        for tally, generations, losses in self._scorers[index].batches((number, copies), source.finished):
+        sums = SplitTotals.zero(layout, self._splits, count_rows=len(source.counter.rows))
+        for of_examples, generations, losses in self._scorers[index].batches((number, copies), source.finished):
             counts = np.stack(
                 [
                     source.counter.counts(
@@ -171,19 +171,18 @@ class _ScoreShard(beam.DoFn):
                     for generation in generations
                 ]
             )
-            whole = dataclasses.replace(whole, tally=whole.tally.merge(tally))
+            sums = dataclasses.replace(sums, whole=sums.whole.merge(of_examples))
             if source.plan.cluster_key is None:
                 ids = [generation.example.id for generation in generations]
-                units = SplitTally.of_units(ids, losses, counts=counts, layout=layout, splits=self._splits)
-                units = dataclasses.replace(units, tally=dataclasses.replace(units.tally, scored=len(ids)))
-                whole = whole.merge(units)
+                units = SplitTotals.of_units(ids, losses, counts=counts, layout=layout, splits=self._splits)
+                sums = sums.merge(units)
                 continue
-            for generation, of_example, counted in zip(generations, losses, counts, strict=True):
+            for generation, fixed_losses, counted in zip(generations, losses, counts, strict=True):
                 cluster = generation.example.cluster
                 assert cluster is not None
-                members = _Members(losses=ClusterLosses(size=1, sums=of_example), counts=counted)
+                members = _Members(losses=ClusterLosses(size=1, sums=fixed_losses), counts=counted)
                 yield beam.pvalue.TaggedOutput("members", ((index, cluster), members))
-        yield index, whole
+        yield index, sums
 
     def _source_length(self, source: SplitSource, example: Example) -> int:
         """Returns how many tokens of the prompt the encoder saw."""
@@ -206,19 +205,22 @@ def _merged_members(parts: Iterable[_Members]) -> _Members:
     return first
 
 
-def _tally_of_cluster(
+def _totals_of_cluster(
     element: tuple[tuple[int, str], _Members], *, sources: tuple[SplitSource, ...], splits: Splits
-) -> tuple[int, SplitTally]:
+) -> tuple[int, SplitTotals]:
     (index, cluster), members = element
-    layout = sources[index].plan.layout()
-    tally = SplitTally.of_units(
-        [cluster], members.losses.mean()[None], counts=members.counts[None], layout=layout, splits=splits
+    totals = SplitTotals.of_units(
+        [cluster],
+        members.losses.mean()[None],
+        counts=members.counts[None],
+        layout=sources[index].plan.layout(),
+        splits=splits,
+        scored=members.losses.size,
     )
-    scored: Tally = dataclasses.replace(tally.tally, scored=members.losses.size)
-    return index, dataclasses.replace(tally, tally=scored)
+    return index, totals
 
 
-def _merged_tallies(parts: Iterable[SplitTally]) -> SplitTally:
+def _merged_totals(parts: Iterable[SplitTotals]) -> SplitTotals:
     first, *others = parts
     for part in others:
         first = first.merge(part)
@@ -226,7 +228,7 @@ def _merged_tallies(parts: Iterable[SplitTally]) -> SplitTally:
 
 
 def _write_results(
-    tallies: list[tuple[int, SplitTally]],
+    found: list[tuple[int, SplitTotals]],
     *,
     sources: tuple[SplitSource, ...],
     trials_path: str,
@@ -235,20 +237,18 @@ def _write_results(
     metric_settings: MetricSettings,
 ) -> str:
     """Checks what was counted, then writes trials and grid, and returns the path of the trials."""
-    by_index = dict(tallies)
-    assert len(by_index) == len(tallies) == len(sources)
+    by_index = dict(found)
+    assert len(by_index) == len(found) == len(sources)
     outcomes: list[TrialOutcome] = []
     grid: list[GridRow] = []
     for index, source in enumerate(sources):
-        tally = by_index[index]
-        tally.tally.check(source.finished)
-        tally.tally.contrast.check(
-            source.plan.layout().objectives, functools.partial(get_metric, settings=metric_settings)
-        )
-        failures = tally.tally.failures
+        totals = by_index[index]
+        whole = totals.whole
+        whole.check(source.finished)
+        whole.contrast.check(source.plan.layout().objectives, functools.partial(get_metric, settings=metric_settings))
         limit = failure_limit(max_failures, examples=source.finished.examples)
-        check_failures(failures, failed=len(failures), limit=limit)
-        if tally.tally.totals.content_sum != by_index[0].tally.totals.content_sum:
+        check_failures(whole.failures, failed=whole.failed, limit=limit)
+        if whole.content_sum != by_index[0].whole.content_sum:
             raise DataError(
                 f"{source.stored.directory}: holds other examples than {sources[0].stored.directory}. Measures are "
                 "compared on the same data: decode them from the same files."
@@ -256,7 +256,7 @@ def _write_results(
         grid.extend(
             grid_rows(
                 source.measure,
-                tally,
+                totals,
                 thresholds=source.plan.thresholds,
                 count_rows=source.counter.rows,
                 num_layers=source.num_layers,
@@ -266,7 +266,7 @@ def _write_results(
             outcomes.extend(
                 trial_outcomes(
                     source.measure,
-                    tally,
+                    totals,
                     specs=source.plan.specs,
                     thresholds=source.plan.thresholds,
                     count_rows=source.counter.rows,

@@ -21,5 +21,4 @@ from .scoring import score_by_policy as score_by_policy
 from .scoring import score_generation as score_generation
 from .specs import Objective as Objective
 from .specs import Spec as Spec
-from .tally import Tally as Tally
 from .totals import CalibrationTotals as CalibrationTotals

@@ -82,7 +82,6 @@ class RunProvenance:
         plan: Plan,
         *,
         digest: str,
-        failed_ids: tuple[str, ...] = (),
     ) -> Manifest:
         """Returns the manifest of a run.
 
@@ -91,7 +90,6 @@ class RunProvenance:
           calibrations: From `choose_thresholds`.
           plan: What was planned.
           digest: Of the plan, as it was before any loss was seen.
-          failed_ids: Ids of the examples that count as failed, sorted; the manifest lists the first of them.
 
         Raises:
           ManifestError: If the calibrations are not those that were planned.
@@ -113,7 +111,7 @@ class RunProvenance:
                 clusters=None if plan.cluster_key is None else totals.risk.n,
                 duplicates=totals.duplicates,
                 failed=totals.failed,
-                failed_ids=failed_ids[:MOST_FAILED_IDS] or None,
+                failed_ids=tuple(name for name, _ in totals.failures[:MOST_FAILED_IDS]) or None,
                 truncated=totals.truncated,
                 fingerprint=totals.data_fingerprint(),
             ),

@@ -7,7 +7,7 @@ from calm_beam.risk.fixed_point import LOSS_SCALE
 from calm_beam.risk.statistics import Loss
 
 from .outcomes import lane_counts
-from .splits import SplitTally
+from .splits import SplitTotals
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -50,22 +50,22 @@ class GridRow:
 
 
 def grid_rows(
-    measure: str, tally: SplitTally, *, thresholds: Sequence[float], count_rows: Sequence[str], num_layers: int
+    measure: str, totals: SplitTotals, *, thresholds: Sequence[float], count_rows: Sequence[str], num_layers: int
 ) -> Iterator[GridRow]:
     """Yields the whole set at every threshold under every loss, the full model first.
 
     Args:
       measure: Name of the generations.
-      tally: Sums over them.
+      totals: Sums over them.
       thresholds: The grid, descending.
       count_rows: Names of what was counted.
       num_layers: Decoder depth, reported where there is no token.
     """
-    counts, totals = tally.whole_counts(), tally.tally.totals
+    counts, whole = totals.whole_counts(), totals.whole
     for lane, threshold in enumerate((None, *thresholds)):
         found = lane_counts(counts, count_rows, lane=lane)
-        for objective in totals.layout.objectives:
-            evidence = tally.calibration_part(-1, objective)
+        for objective in whole.layout.objectives:
+            evidence = totals.calibration_part(-1, objective)
             risk = 0.0 if threshold is None else int(evidence.sums[Loss()][lane - 1]) / LOSS_SCALE / evidence.n
             yield GridRow(
                 measure=measure,
@@ -80,7 +80,7 @@ def grid_rows(
                 flops_calm_table=found.flops_calm_table,
                 bleu=found.bleu,
                 cut=found.cut,
-                examples=totals.examples,
-                repeated=totals.duplicates,
-                failed=totals.failed,
+                examples=whole.examples,
+                repeated=whole.duplicates,
+                failed=whole.failed,
             )

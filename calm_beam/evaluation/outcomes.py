@@ -20,7 +20,7 @@ from calm_beam.risk.fwer import PROCEDURES
 from calm_beam.risk.pvalues import P_VALUES, hoeffding_bentkus_p_value
 from calm_beam.risk.statistics import Loss
 
-from .splits import SplitTally
+from .splits import SplitTotals
 
 # Level at which a test part alone is said to prove that the risk exceeds delta.
 PROOF_LEVEL = 0.05
@@ -114,7 +114,7 @@ def lane_counts(counts: np.ndarray, rows: Sequence[str], *, lane: int) -> LaneCo
 
 def trial_outcomes(
     measure: str,
-    tally: SplitTally,
+    totals: SplitTotals,
     *,
     specs: Sequence[Spec],
     thresholds: Sequence[float],
@@ -125,7 +125,7 @@ def trial_outcomes(
 
     Args:
       measure: Name of the generations.
-      tally: Sums over them.
+      totals: Sums over them.
       specs: What is asked for; no p-value that needs single losses.
       thresholds: The grid, descending.
       count_rows: Names of what was counted.
@@ -135,14 +135,14 @@ def trial_outcomes(
       DataError: If a part of some trial is empty.
       EvidenceError: If the losses do not allow a p-value.
     """
-    trials = len(tally.losses.counts) - 1
+    trials = len(totals.losses.counts) - 1
     outcomes = []
     for trial in range(trials):
         lanes: dict[int, LaneCounts] = {}
-        test_counts = tally.test_counts(trial)
+        test_counts = totals.test_counts(trial)
         for spec in specs:
-            calibration = tally.calibration_part(trial, spec.objective)
-            test = tally.test_part(trial, spec.objective)
+            calibration = totals.calibration_part(trial, spec.objective)
+            test = totals.test_part(trial, spec.objective)
             if not calibration.n or not test.n:
                 raise DataError(
                     f"trial {trial} has {counted(calibration.n, 'unit')} for calibration and {test.n} for the test, "

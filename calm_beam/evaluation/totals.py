@@ -10,7 +10,7 @@ _EXACT = 2**53
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
-class SplitTotals:
+class PartTotals:
     """For each trial, the number of units in its part and exact sums over them; merging is exact in any order.
 
     Attributes:
@@ -69,7 +69,7 @@ class SplitTotals:
         return type(self)(counts=self.counts + other.counts, sums=merged)
 
     def __eq__(self, other: object) -> bool:
-        if not isinstance(other, SplitTotals):
+        if not isinstance(other, PartTotals):
             return NotImplemented
         return np.array_equal(self.counts, other.counts) and np.array_equal(self.sums, other.sums)
 

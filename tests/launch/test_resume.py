@@ -597,7 +597,7 @@ def test_a_shard_that_comes_twice_counts_once(whole: pathlib.Path) -> None:
     """A shard that is listed twice is scored once."""
     scorer, finished = _scorer(_folder(whole))
     shard = finished.shards[0]
-    counted = [tally.by_shard for tally, _, _ in scorer.batches((shard.shard, [shard, shard]), finished)]
+    counted = [totals.by_shard for totals, _, _ in scorer.batches((shard.shard, [shard, shard]), finished)]
     assert counted == [((shard.shard, shard.examples),)]
 
 

@@ -106,7 +106,7 @@ def _plainly(model: pathlib.Path, paths: Sequence[str]) -> _Plain:
         generations[example.id] = generation
         losses = score_generation(generation, layout.objectives, metrics=METRICS, num_thresholds=layout.thresholds)
         totals = totals.merge(CalibrationTotals.of_examples([generation], layout))
-        totals = totals.merge(CalibrationTotals.of_losses([example.id], losses[None], layout, salt=plan.salt))
+        totals = totals.merge(CalibrationTotals.of_losses([example.id], losses[None], layout=layout, salt=plan.salt))
     rows = risk_rows(totals, plan, num_layers=4)
     return _Plain(generations, totals, rows, choose_thresholds(rows, plan, num_layers=4))
 

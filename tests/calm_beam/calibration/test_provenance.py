@@ -63,7 +63,7 @@ def _totals(plan: Plan = _PLAN) -> CalibrationTotals:
     failed = build_generation(example=build_example(id="x"), outputs=(), failure="broken")
     losses = [*([[0.0, index / 16]] for index in range(12)), [[1.0, 1.0]]]
     of_losses = CalibrationTotals.of_losses(
-        [str(index) for index in range(13)], to_fixed_point(losses), layout, salt=plan.salt
+        [str(index) for index in range(13)], to_fixed_point(losses), layout=layout, salt=plan.salt
     )
     return CalibrationTotals.of_examples([*generations, failed], layout).merge(of_losses)
 
@@ -155,7 +155,7 @@ def test_clusters_are_counted() -> None:
     plan = dataclasses.replace(_PLAN, cluster_key="paragraph")
     layout = plan.layout()
     examples = CalibrationTotals.of_examples([build_generation() for _ in range(12)], layout)
-    units = CalibrationTotals.of_losses(["a", "b"], to_fixed_point([[[0.0, 0.5]]] * 2), layout, salt=plan.salt)
+    units = CalibrationTotals.of_losses(["a", "b"], to_fixed_point([[[0.0, 0.5]]] * 2), layout=layout, salt=plan.salt)
     manifest = _manifest(examples.merge(units), plan)
     assert (manifest.data.examples, manifest.data.clusters) == (12, 2)
     assert manifest.guarantee == guarantee_in_words(cluster_key="paragraph")

@@ -42,7 +42,7 @@ def _totals_of(generations: Sequence[Generation], losses: np.ndarray | None = No
     fixed = np.zeros((len(generations), 2, 3), np.int64) if losses is None else losses
     ids = [generation.example.id for generation in generations]
     return CalibrationTotals.of_examples(generations, _LAYOUT).merge(
-        CalibrationTotals.of_losses(ids, fixed, _LAYOUT, salt="s")
+        CalibrationTotals.of_losses(ids, fixed, layout=_LAYOUT, salt="s")
     )
 
 

@@ -168,7 +168,6 @@ def write_calibration(
         choose_thresholds(rows, plan, num_layers=num_layers),
         plan,
         digest=plan.record().digest,
-        failed_ids=tuple(sorted(name for name, _ in failures)),
     )
     publish(str(folder), manifest, rows, failures, earlier=EarlierResult())
     return folder
@@ -183,5 +182,5 @@ def _totals(generations: Sequence[Generation], plan: Plan) -> CalibrationTotals:
     ]
     ids = [item.example.id for item in generations]
     return CalibrationTotals.of_examples(generations, layout).merge(
-        CalibrationTotals.of_losses(ids, np.stack(losses), layout, salt=plan.salt)
+        CalibrationTotals.of_losses(ids, np.stack(losses), layout=layout, salt=plan.salt)
     )

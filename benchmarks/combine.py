@@ -27,8 +27,8 @@ from .machine import describe_machine
 _SHARE = 0.8
 _MERGES = 1000
 _SPECS = {
-    "hoeffding_bentkus": Objective("textual", "rouge_l", "dissimilarity"),
-    "signed_mixture": Objective("risk", "rouge_l", "signed"),
+    "hoeffding_bentkus": Objective("textual", "rouge_l", loss="dissimilarity"),
+    "signed_mixture": Objective("risk", "rouge_l", loss="signed"),
 }
 
 
@@ -52,7 +52,7 @@ def main() -> None:
         for trials in (None, flags.trials):
             _measure(p_value, layout, flags.examples, flags.batch, trials)
     start = time.perf_counter()
-    _through_beam(_layout("signed_mixture", flags.thresholds), flags.examples, flags.batch, flags.trials)
+    _through_beam(_layout("signed_mixture", flags.thresholds), flags.examples, batch=flags.batch, trials=flags.trials)
     print(
         f"\nthrough Beam, signed_mixture, {flags.trials} trials, drawing included: {time.perf_counter() - start:.1f} s"
     )
@@ -107,7 +107,7 @@ def _zero(layout: Layout, trials: int | None) -> RiskTotals | PartTotals:
 class _SumSplits(beam.CombineFn):
     """Merges `PartTotals`."""
 
-    def __init__(self, trials: int, rows: int, thresholds: int) -> None:
+    def __init__(self, trials: int, rows: int, *, thresholds: int) -> None:
         self._sizes = {"trials": trials, "rows": rows, "thresholds": thresholds}
 
     def create_accumulator(self) -> PartTotals:
@@ -126,7 +126,7 @@ class _SumSplits(beam.CombineFn):
         return accumulator
 
 
-def _through_beam(layout: Layout, examples: int, batch: int, trials: int) -> None:
+def _through_beam(layout: Layout, examples: int, *, batch: int, trials: int) -> None:
     def totals_of_shard(start: int) -> Iterator[PartTotals]:
         for first in range(start, min(start + shard, examples), batch):
             losses, is_in_part = _draw(layout, min(batch, examples - first), trials, first)
@@ -138,7 +138,7 @@ def _through_beam(layout: Layout, examples: int, batch: int, trials: int) -> Non
             pipeline
             | beam.Create(range(0, examples, shard))
             | beam.FlatMap(totals_of_shard)
-            | beam.CombineGlobally(_SumSplits(trials, len(layout.rows), layout.thresholds))
+            | beam.CombineGlobally(_SumSplits(trials, len(layout.rows), thresholds=layout.thresholds))
             | beam.Map(_check_count, examples=examples)
         )
 

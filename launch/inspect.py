@@ -68,7 +68,7 @@ def _check_agreement(manifest: Manifest, flags: argparse.Namespace) -> str | Non
     from calm_beam.serving.agreement import agreed_settings, recorded_vocabulary
 
     checkpoint = _load(flags, flags.checkpoint)
-    vocabulary = recorded_vocabulary(manifest.vocabulary, checkpoint, flags.vocabulary)
+    vocabulary = recorded_vocabulary(manifest.vocabulary, checkpoint, path=flags.vocabulary)
     for entry in manifest.calibrations:
         agreed_settings(manifest, entry, checkpoint=checkpoint, vocabulary=vocabulary, confidence=flags.confidence)
     with_vocabulary = "" if vocabulary is None else ", and to its vocabulary"

@@ -42,7 +42,7 @@ def prepare_run(
     try:
         request = sweep_request(flags, settings or decode_settings(flags))
         reading = reading_of(flags, cluster_key=cluster_key, needs_references=needs_references)
-        data = find_files("--data", flags.data, reading)
+        data = find_files("--data", flags.data, reading=reading)
         prepared = prepare_sweep(request, data, finds_vocabulary=finds_vocabulary, runs_here=runs_here)
     except (ValueError, OSError) as error:
         raise UsageError(str(error)) from error

@@ -106,6 +106,7 @@ class CalibrateGenerations(beam.PTransform):
 
     plan: Plan
     plan_digest: str
+    _: dataclasses.KW_ONLY
     provenance: RunProvenance
     stored: StoredGenerations
     tested: int
@@ -122,7 +123,7 @@ class CalibrateGenerations(beam.PTransform):
             # Also spreads them over workers: the list is one element.
             | "CountShardsOnce" >> beam.GroupByKey()
         )
-        scorer = ShardScorer(tested, self.stored, self.max_failures, self.metric_settings)
+        scorer = ShardScorer(tested, self.stored, max_failures=self.max_failures, metric_settings=self.metric_settings)
         if self.plan.cluster_key is None:
             totals = shards | "ScoreExamples" >> beam.ParDo(_ScoreShard(scorer), finished)
         else:
@@ -271,5 +272,5 @@ def _outcome(
     calibrations = choose_thresholds(rows, tested, num_layers=num_layers)
     if tested != plan and not has_ended(calibrations):
         return
-    manifest = provenance.manifest(totals, calibrations, plan, digest=digest)
+    manifest = provenance.manifest(totals, calibrations, plan=plan, digest=digest)
     yield CalibrationOutcome(manifest=manifest, rows=tuple(rows), failures=totals.failures)

@@ -41,6 +41,7 @@ class DecodeExamples(beam.PTransform):
 
     assignment: Assignment
     progress: ProgressLog
+    _: dataclasses.KW_ONLY
     accelerator_hint: str | None = None
     needs_accelerator: bool = False
 
@@ -145,7 +146,7 @@ class _DecodeShard(beam.DoFn):
                 path,
                 sorted(generations, key=lambda generation: generation.example.id),
                 shard=shard,
-                digest=shard_digest(self._assignment.job.digest(), shard, examples),
+                digest=shard_digest(self._assignment.job.digest(), shard, examples=examples),
             )
             # As it was stored, not as it is remembered.
             stored = stored_shard(path)

@@ -111,7 +111,7 @@ def _kind_and_place(example: Example) -> tuple[str, tuple[int, int]]:
 
 def _check_one_kind(found: list[tuple[str, tuple[int, int]]], *, paths: list[str], reading: Reading) -> bool:
     """Fails if prompts are of both kinds; `found` has the first place of each."""
-    places = {kind: place_of(paths[file], row, reading) for kind, (file, row) in found}
+    places = {kind: place_of(paths[file], row, reading=reading) for kind, (file, row) in found}
     if len(places) > 1:
         raise DataError(mixed_prompts(places["text"], places["token ids"]))
     return True
@@ -167,7 +167,7 @@ class _CheckUniqueId(beam.DoFn):
         all_places = list(found)
         places = sorted((file, row) for file, row, _ in all_places)
         if len(places) > 1 and any(is_own for _, _, is_own in all_places):
-            named = " and ".join(place_of(self._paths[file], row, self._reading) for file, row in places[:2])
+            named = " and ".join(place_of(self._paths[file], row, reading=self._reading) for file, row in places[:2])
             raise DataError(
                 f"id {example_id!r} occurs {len(places)} times ({named}). Ids must be unique: an example that counts "
                 "twice voids the guarantee."

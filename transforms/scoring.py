@@ -29,6 +29,7 @@ class ShardScorer:
         self,
         plan: Plan,
         stored: StoredGenerations,
+        *,
         max_failures: int | None,
         metric_settings: MetricSettings = NO_SETTINGS,
     ) -> None:

@@ -93,7 +93,9 @@ class SplitGenerations(beam.PTransform):
             # Also spreads them over workers.
             | "CountShardsOnce" >> beam.GroupByKey()
         )
-        score = _ScoreShard(self.sources, self.splits, self.max_failures, self.metric_settings)
+        score = _ScoreShard(
+            self.sources, self.splits, max_failures=self.max_failures, metric_settings=self.metric_settings
+        )
         if self.sources[0].plan.cluster_key is None:
             totals = shards | "ScoreExamples" >> beam.ParDo(score)
         else:
@@ -138,12 +140,16 @@ class _ScoreShard(beam.DoFn):
         self,
         sources: tuple[SplitSource, ...],
         splits: Splits,
+        *,
         max_failures: int | None,
         metric_settings: MetricSettings,
     ) -> None:
         self._sources = sources
         self._splits = splits
-        self._scorers = [ShardScorer(source.plan, source.stored, max_failures, metric_settings) for source in sources]
+        self._scorers = [
+            ShardScorer(source.plan, source.stored, max_failures=max_failures, metric_settings=metric_settings)
+            for source in sources
+        ]
 
     def setup(self) -> None:
         for scorer in self._scorers:
@@ -191,7 +197,7 @@ class _ScoreShard(beam.DoFn):
         prompt = encode_prompt(
             example,
             vocabulary,
-            source.settings,
+            settings=source.settings,
             vocab_size=source.counter.sizes.vocab_size,
             on_long="truncate",
         )

@@ -33,4 +33,4 @@ class WriteManifest(beam.PTransform):
 
 
 def _publish(outcome: CalibrationOutcome, *, output: str, earlier: EarlierResult) -> str:
-    return publish(output, outcome.manifest, outcome.rows, outcome.failures, earlier=earlier)
+    return publish(output, outcome.manifest, rows=outcome.rows, failures=outcome.failures, earlier=earlier)

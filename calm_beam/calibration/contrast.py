@@ -124,10 +124,10 @@ class Contrast:
                 raise MetricError(self._never_right(objective))
             if not moves and self.changed is not None:
                 metric = metric_of(objective.metric)
-                if not self._tells_from_others(objective, metric, score, sample):
-                    raise MetricError(self._never_moves(objective, metric, self.changed))
+                if not self._tells_from_others(objective, metric, score=score, best=sample):
+                    raise MetricError(self._never_moves(objective, metric, changed=self.changed))
 
-    def _tells_from_others(self, objective: Objective, metric: Metric, score: float, best: Sample) -> bool:
+    def _tells_from_others(self, objective: Objective, metric: Metric, *, score: float, best: Sample) -> bool:
         """Returns whether an output of another example would score otherwise in the place of the best one."""
         against = _compared_with(objective, best)
         return any(
@@ -153,7 +153,7 @@ class Contrast:
             f"{_shown(sample.id)}: output {_shown(sample.full)} was compared with {compared}. {_advice(objective)}"
         )
 
-    def _never_moves(self, objective: Objective, metric: Metric, changed: Sample) -> str:
+    def _never_moves(self, objective: Objective, metric: Metric, *, changed: Sample) -> str:
         against = _compared_with(objective, changed)
         score = checked_score(
             metric, objective.metric, candidate=changed.full, references=against, example_id=changed.id

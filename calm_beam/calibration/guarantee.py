@@ -49,7 +49,7 @@ class Guarantee:
         """
         loss = self.loss or (default_risk_loss(self.p_value) if self.consistency == "risk" else "dissimilarity")
         return Spec(
-            objective=Objective(self.consistency, self.metric, loss),
+            objective=Objective(self.consistency, self.metric, loss=loss),
             delta=self.delta,
             epsilon=self.epsilon,
             p_value=self.p_value or DEFAULT_P_VALUES[loss],

@@ -79,8 +79,8 @@ class RunProvenance:
         self,
         totals: CalibrationTotals,
         calibrations: tuple[Calibration, ...],
-        plan: Plan,
         *,
+        plan: Plan,
         digest: str,
     ) -> Manifest:
         """Returns the manifest of a run.

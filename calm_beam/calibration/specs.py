@@ -25,6 +25,7 @@ class Objective:
 
     consistency: str
     metric: str
+    _: dataclasses.KW_ONLY
     loss: str
 
     def __post_init__(self) -> None:

@@ -102,7 +102,7 @@ def load_checkpoint(
         return False
 
     try:
-        checkpoint = _read(found, declared, keeps)
+        checkpoint = _read(found, declared, keeps=keeps)
         if drop_arrays is not None and not dropped:
             raise ValueError("there is nothing to leave out.")
     except ValueError as error:
@@ -155,7 +155,7 @@ def _find_step(directory: pathlib.Path) -> FoundModel | None:
     return None
 
 
-def _read(found: FoundModel, declared: Declared, keeps: Callable[[str], bool]) -> Checkpoint:
+def _read(found: FoundModel, declared: Declared, *, keeps: Callable[[str], bool]) -> Checkpoint:
     """Returns the model, not yet checked for values that are not finite."""
     stored: T5Config | None = None
     if found.layout == "native":
@@ -180,7 +180,7 @@ def _read(found: FoundModel, declared: Declared, keeps: Callable[[str], bool]) -
         stated, assumed = facts.stated, facts.assumed
     else:
         config = infer_config(shapes, activation=stored.activation, relative_max_distance=stored.relative_max_distance)
-        _check_config(found.directory, stored, config)
+        _check_config(found.directory, stored, found=config)
         declared.check(
             activation=stored.activation,
             relative_max_distance=stored.relative_max_distance,
@@ -198,7 +198,7 @@ def _read(found: FoundModel, declared: Declared, keeps: Callable[[str], bool]) -
     )
 
 
-def _check_config(directory: pathlib.Path, stored: T5Config, found: T5Config) -> None:
+def _check_config(directory: pathlib.Path, stored: T5Config, *, found: T5Config) -> None:
     """Refuses a stored config that is not that of the arrays."""
     names = [field.name for field in dataclasses.fields(T5Config)]
     differing = [name for name in names if getattr(stored, name) != getattr(found, name)]

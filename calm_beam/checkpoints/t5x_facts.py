@@ -106,7 +106,7 @@ def _read_facts(path: pathlib.Path, *, gated_mlp: bool) -> tuple[str | None, int
             if value not in (None, expected):
                 raise CheckpointError(f"{path}: {name} is {shortened(repr(value))}; only {expected} is supported.")
     chosen = {
-        name: _activation(path, name, value, gated_mlp=gated_mlp)
+        name: _activation(path, name, value=value, gated_mlp=gated_mlp)
         for name, value in bindings.values(*_ACTIVATIONS).items()
     }
     distances = bindings.values(*_MAX_DISTANCES)
@@ -116,7 +116,7 @@ def _read_facts(path: pathlib.Path, *, gated_mlp: bool) -> tuple[str | None, int
     return _only(path, chosen), _only(path, distances)
 
 
-def _activation(path: pathlib.Path, name: str, value: Any, *, gated_mlp: bool) -> str:
+def _activation(path: pathlib.Path, name: str, *, value: Any, gated_mlp: bool) -> str:
     """Returns our name of an activation, given what T5X has for each input kernel, such as `('gelu', 'linear')`."""
     names = list(value) if isinstance(value, tuple | list) else [value]
     is_known = all(isinstance(each, str) for each in names) and names[0:1] and names[0] in _OURS

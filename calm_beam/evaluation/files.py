@@ -56,14 +56,14 @@ _GRID = pyarrow.schema(
 
 def write_trials(path: str, outcomes: Sequence[TrialOutcome]) -> None:
     """Writes every trial as one row; the file appears whole or not at all."""
-    _write(path, [trial_row(outcome) for outcome in outcomes], _TRIALS)
+    _write(path, [trial_row(outcome) for outcome in outcomes], schema=_TRIALS)
 
 
 def read_trials(path: str) -> list[TrialOutcome]:
     """Returns what `write_trials` wrote."""
     outcomes = []
     for row in _read(path):
-        objective = Objective(row.pop("consistency"), row.pop("metric"), row.pop("loss"))
+        objective = Objective(row.pop("consistency"), row.pop("metric"), loss=row.pop("loss"))
         fields = {name: row.pop(name) for name in ("delta", "epsilon", "p_value", "procedure")}
         outcomes.append(TrialOutcome(spec=Spec(objective=objective, **fields), **row))
     return outcomes
@@ -91,7 +91,7 @@ def spec_columns(spec: Spec) -> dict[str, Any]:
 
 def write_grid(path: str, rows: Sequence[GridRow]) -> None:
     """Writes the whole set's numbers; the file appears whole or not at all."""
-    _write(path, [dataclasses.asdict(row) for row in rows], _GRID)
+    _write(path, [dataclasses.asdict(row) for row in rows], schema=_GRID)
 
 
 def read_grid(path: str) -> list[GridRow]:
@@ -99,7 +99,7 @@ def read_grid(path: str) -> list[GridRow]:
     return [GridRow(**row) for row in _read(path)]
 
 
-def _write(path: str, rows: list[dict[str, Any]], schema: pyarrow.Schema) -> None:
+def _write(path: str, rows: list[dict[str, Any]], *, schema: pyarrow.Schema) -> None:
     with replacing(path) as temporary:
         pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows, schema=schema), temporary, compression="zstd")
 

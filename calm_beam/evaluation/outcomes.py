@@ -165,7 +165,7 @@ def trial_outcomes(
                     n_calibration=calibration.n,
                     n_test=test.n,
                     test_risk=test_sum / LOSS_SCALE / test.n,
-                    excess_p_value=_excess_p_value(test_sum, test.n, spec),
+                    excess_p_value=_excess_p_value(test_sum, test.n, spec=spec),
                     layers=float(num_layers) if counts.layers is None else counts.layers,
                     flops_appendix_b=counts.flops_appendix_b,
                     flops_calm_table=counts.flops_calm_table,
@@ -182,7 +182,7 @@ def _chosen_index(evidence: Evidence, spec: Spec) -> int:
     return int(PROCEDURES[spec.procedure](p_values, epsilon=spec.epsilon).last_rejected())
 
 
-def _excess_p_value(loss_sum: int, n: int, spec: Spec) -> float:
+def _excess_p_value(loss_sum: int, n: int, *, spec: Spec) -> float:
     """Returns Hoeffding-Bentkus' p-value of "the risk is at most delta": bad and good change places."""
     if spec.objective.is_signed:
         # (1 - L) / 2 is in [0, 1].
@@ -248,10 +248,10 @@ def summaries(outcomes: Sequence[TrialOutcome]) -> list[Summary]:
     groups: dict[tuple[str, Spec], list[TrialOutcome]] = {}
     for outcome in outcomes:
         groups.setdefault((outcome.measure, outcome.spec), []).append(outcome)
-    return [_summary(measure, spec, group) for (measure, spec), group in groups.items()]
+    return [_summary(measure, spec, group=group) for (measure, spec), group in groups.items()]
 
 
-def _summary(measure: str, spec: Spec, group: Sequence[TrialOutcome]) -> Summary:
+def _summary(measure: str, spec: Spec, *, group: Sequence[TrialOutcome]) -> Summary:
     # Above any threshold.
     never = 2.0
     middle = statistics.median_high([never if each.threshold is None else each.threshold for each in group])

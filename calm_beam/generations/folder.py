@@ -290,7 +290,7 @@ def check_files(folder: str, shards: Iterable[int], *, num_shards: int) -> None:
         )
 
 
-def shard_digest(job: str, shard: int, examples: Sequence[Example]) -> str:
+def shard_digest(job: str, shard: int, *, examples: Sequence[Example]) -> str:
     """Returns `sha256:` and 64 digits: equal for the same examples of the same job.
 
     Args:

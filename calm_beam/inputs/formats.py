@@ -121,11 +121,11 @@ def read_examples(source: str | FilePart, reading: Reading = AS_USUAL, *, file_i
     for part in [source] if isinstance(source, FilePart) else format_.parts(path, file_index=file_index):
         for example in format_.examples(part, reading):
             size = sum(map(len, (example.input or example.input_ids or "", *example.references)))
-            check_row_size(size, place_of(path, example.line, reading))
+            check_row_size(size, place_of(path, example.line, reading=reading))
             yield example
 
 
-def place_of(path: str, position: int, reading: Reading = AS_USUAL) -> str:
+def place_of(path: str, position: int, *, reading: Reading = AS_USUAL) -> str:
     """Returns in words where an example stands, such as `a.jsonl, line 3`."""
     return f"{path}, {format_of(path, reading).row} {position}"
 

@@ -83,7 +83,7 @@ class Parquet:
                 # A thread of Arrow's that lets go of Python's memory while the interpreter ends aborts the process.
                 batches = file.iter_batches(_BATCH, row_groups=[part.row_group], columns=columns, use_threads=False)
                 for batch in batches:
-                    for row in _rows(batch, part.path, position):
+                    for row in _rows(batch, part.path, position=position):
                         where = f"{part.path}, row {position}"
                         yield example_of_row(row, where=where, position=position, file_index=part.file_index, keys=keys)
                         position += 1
@@ -92,16 +92,16 @@ class Parquet:
             raise DataError(f"{part.path}: damaged Parquet data after row {position - 1} ({error}).") from error
 
 
-def _rows(batch: "pyarrow.RecordBatch", path: str, position: int) -> list[dict[str, Any]]:
+def _rows(batch: "pyarrow.RecordBatch", path: str, *, position: int) -> list[dict[str, Any]]:
     """Returns the rows of a batch that begins at a position, without what is null."""
     try:
         rows = batch.to_pylist()
     except UnicodeDecodeError:
-        rows = [_row(batch, index, f"{path}, row {position + index}") for index in range(batch.num_rows)]
+        rows = [_row(batch, index, where=f"{path}, row {position + index}") for index in range(batch.num_rows)]
     return [{name: value for name, value in row.items() if value is not None} for row in rows]
 
 
-def _row(batch: "pyarrow.RecordBatch", index: int, where: str) -> dict[str, Any]:
+def _row(batch: "pyarrow.RecordBatch", index: int, *, where: str) -> dict[str, Any]:
     """Returns one row of a batch that holds text which is none."""
     row: dict[str, Any]
     try:

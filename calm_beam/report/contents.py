@@ -79,7 +79,7 @@ def results(
         "layers": [manifest.model.layers, *(row.layers for row in lines[0])],
         "objectives": [_objective(objective, by_objective[objective]) for objective in objectives],
         "entries": [
-            _entry(entry, rows, manifest, objective=objectives.index(objective_of(entry)), factors=factors)
+            _entry(entry, rows, manifest=manifest, objective=objectives.index(objective_of(entry)), factors=factors)
             for entry, rows in zip(manifest.calibrations, lines, strict=True)
         ],
         "condition": CONDITION,
@@ -109,8 +109,8 @@ def _objective(objective: Objective, rows: Sequence[RiskRow]) -> dict[str, Any]:
 def _entry(
     entry: Calibration,
     rows: Sequence[RiskRow],
-    manifest: Manifest,
     *,
+    manifest: Manifest,
     objective: int,
     factors: Mapping[float, Sequence[float]] | None,
 ) -> dict[str, Any]:

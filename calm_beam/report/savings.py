@@ -41,7 +41,7 @@ def counted_savings(
             continue
         examples += 1
         prompt = encode_prompt(
-            generation.example, vocabulary, job.settings, vocab_size=sizes.vocab_size, on_long=job.on_long
+            generation.example, vocabulary, settings=job.settings, vocab_size=sizes.vocab_size, on_long=job.on_long
         )
         length = len(prompt.ids)
         for index, lane in enumerate(lanes):

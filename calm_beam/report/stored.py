@@ -81,7 +81,7 @@ class StoredOutputs:
         """
         job = DecodeJob.read(folder)
         finished = FinishedSweep.read(folder, job)
-        _check_same_decoding(folder, job, finished, manifest)
+        _check_same_decoding(folder, job, finished=finished, manifest=manifest)
         paths: list[str] = []
         ids: list[tuple[str, ...]] = []
         sums = []
@@ -164,7 +164,7 @@ def _is_of(lines: Sequence[RiskRow], entry: Calibration) -> bool:
     )
 
 
-def _check_same_decoding(folder: str, job: DecodeJob, finished: FinishedSweep, manifest: Manifest) -> None:
+def _check_same_decoding(folder: str, job: DecodeJob, *, finished: FinishedSweep, manifest: Manifest) -> None:
     for what, theirs, ours in (
         ("model", job.model.fingerprint, manifest.model.fingerprint),
         ("vocabulary", job.vocabulary, manifest.vocabulary),

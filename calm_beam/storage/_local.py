@@ -90,7 +90,7 @@ def replacing(path: AnyPath, *, expected: str | None) -> Iterator[pathlib.Path]:
         if expected is None:
             os.replace(temporary, target)
         else:
-            _publish(temporary, target, expected)
+            _publish(temporary, target, expected=expected)
     finally:
         temporary.unlink(missing_ok=True)
 
@@ -129,7 +129,7 @@ def refuse_links(path: AnyPath, *, inside: AnyPath) -> None:
             )
 
 
-def _publish(temporary: pathlib.Path, target: pathlib.Path, expected: str) -> None:
+def _publish(temporary: pathlib.Path, target: pathlib.Path, *, expected: str) -> None:
     with _locked(target.parent):
         found = version(target)
         try:

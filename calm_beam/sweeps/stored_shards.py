@@ -51,7 +51,7 @@ def taken_over(assignment: Assignment, shard: int, *, examples: Sequence[Example
     path = assignment.stored.shard_path(shard)
     if not is_file(path):
         return None
-    stored = _checked_shard(assignment.stored, shard, examples)
+    stored = _checked_shard(assignment.stored, shard, examples=examples)
     if stored.failed and assignment.on_error == "fail":
         name, reason = stored_failures(path)[0]
         raise DataError(
@@ -83,7 +83,7 @@ def check_above(assignment: Assignment, shard: int, *, examples: Sequence[Exampl
             f"{path}: is missing, although the data give {counted(len(examples), 'example')} for this shard: they "
             "have changed since the upper part of the grid was decoded. Restore them, or decode anew with --overwrite."
         )
-    _checked_shard(above, shard, examples)
+    _checked_shard(above, shard, examples=examples)
 
 
 def generations_above(
@@ -122,11 +122,11 @@ def mark_complete(assignment: Assignment, shards: Sequence[StoredShard], *, exam
     return finished
 
 
-def _checked_shard(generations: StoredGenerations, shard: int, examples: Sequence[Example]) -> StoredShard:
+def _checked_shard(generations: StoredGenerations, shard: int, *, examples: Sequence[Example]) -> StoredShard:
     """Returns what the file of a shard says about itself, and refuses one that is of other examples."""
     path, job = generations.shard_path(shard), generations.job
     stored = stored_shard(path)
-    if stored.digest != shard_digest(job.digest(), stored.shard, examples):
+    if stored.digest != shard_digest(job.digest(), stored.shard, examples=examples):
         raise GenerationsError(
             f"{path}: was decoded from other examples than the data give now for shard {stored.shard} of "
             f"{job.num_shards}, so the data have changed since{_change(stored_examples(path), examples)}. Restore "

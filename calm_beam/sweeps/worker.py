@@ -106,7 +106,7 @@ def decode_shard(
         if above is not None and above[example.id].failure is not None:
             yield above[example.id]
             continue
-        encoded = _encode(example, assignment, loaded)
+        encoded = _encode(example, assignment, loaded=loaded)
         if isinstance(encoded, Prompt):
             prompts.append(encoded)
         else:
@@ -123,7 +123,7 @@ def decode_shard(
     )
 
 
-def _encode(example: Example, assignment: Assignment, loaded: LoadedModel) -> Prompt | str:
+def _encode(example: Example, assignment: Assignment, *, loaded: LoadedModel) -> Prompt | str:
     """Returns the prompt of an example, or in words why it has none, where examples may fail."""
     try:
         return encode_prompt(

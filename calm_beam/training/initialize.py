@@ -34,10 +34,10 @@ def _draw(name: str, shape: tuple[int, ...], config: T5Config, generator: np.ran
         return np.ones(shape)
     if name.startswith("decoder/meta_cls/"):
         return np.zeros(shape)
-    return generator.standard_normal(shape) * _standard_deviation(name, shape, config)
+    return generator.standard_normal(shape) * _standard_deviation(name, shape, config=config)
 
 
-def _standard_deviation(name: str, shape: tuple[int, ...], config: T5Config) -> float:
+def _standard_deviation(name: str, shape: tuple[int, ...], *, config: T5Config) -> float:
     if name == "token_embedder/embedding":
         return _EMBEDDING_STD
     if name.endswith("/rel_embedding"):

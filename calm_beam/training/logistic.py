@@ -63,7 +63,7 @@ def fit_logistic(batches: Sequence[Rows]) -> LogisticFit:
     center, scale = _moments(batches)
     total = sum(batch.weights.sum() for batch in batches)
     weights = np.zeros(len(center) + 1)
-    loss, gradient, hessian = _derivatives(batches, weights, center, scale, total)
+    loss, gradient, hessian = _derivatives(batches, weights, center=center, scale=scale, total=total)
     steps = 0
     while steps < _MOST_STEPS:
         direction = scipy.linalg.solve(hessian, gradient, assume_a="pos")
@@ -73,7 +73,7 @@ def fit_logistic(batches: Sequence[Rows]) -> LogisticFit:
         size = 1.0
         while size >= _SMALLEST_STEP:
             candidate = weights - size * direction
-            new = _derivatives(batches, candidate, center, scale, total)
+            new = _derivatives(batches, candidate, center=center, scale=scale, total=total)
             if new[0] <= loss - 1e-4 * size * decrement:
                 break
             size /= 2
@@ -92,7 +92,7 @@ def _moments(batches: Sequence[Rows]) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _derivatives(
-    batches: Sequence[Rows], weights: np.ndarray, center: np.ndarray, scale: np.ndarray, total: float
+    batches: Sequence[Rows], weights: np.ndarray, *, center: np.ndarray, scale: np.ndarray, total: float
 ) -> tuple[float, np.ndarray, np.ndarray]:
     """Returns the loss at given weights of the standardised features and a constant, its gradient and its Hessian."""
     loss, gradient, hessian = 0.0, np.zeros_like(weights), np.zeros((len(weights), len(weights)))

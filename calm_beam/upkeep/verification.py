@@ -186,7 +186,7 @@ def verify(losses: FreshLosses, entries: Sequence[Calibration], *, alpha: float)
 
 def objective_of(entry: Calibration) -> Objective:
     """Returns the loss that an entry is about; manifests that do not say mean the paper's."""
-    return Objective(entry.consistency, entry.metric, entry.loss or LOSSES[entry.consistency][-1])
+    return Objective(entry.consistency, entry.metric, loss=entry.loss or LOSSES[entry.consistency][-1])
 
 
 def promised_thresholds(entries: Sequence[Calibration]) -> tuple[float, ...]:

@@ -77,7 +77,7 @@ def calibrate(flags: argparse.Namespace, options: PipelineOptions) -> int:
     finally:
         # Last, since the manifest stands by itself: a report that fails takes nothing away, and can be built again.
         # Also if nobody reads the summary any more.
-        report_after(run.output, folder, flags, run.source.model)
+        report_after(run.output, folder, calibrate_flags=flags, model=run.source.model)
     return 0
 
 

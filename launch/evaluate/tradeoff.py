@@ -128,7 +128,7 @@ def _draw(full: Measured, curves: dict[str, list[Measured]], metric: str, figure
         panels.insert(0, ("score against the references", "quality"))
     all_axes = figure.subplots(1, len(panels), squeeze=False)[0]
     for axes, (label, field) in zip(all_axes, panels, strict=True):
-        _draw_panel(axes, full, curves, field)
+        _draw_panel(axes, full, curves=curves, field=field)
         axes.set_xlabel("decoder layers per token")
         axes.set_ylabel(label)
         tidy(axes)
@@ -137,7 +137,7 @@ def _draw(full: Measured, curves: dict[str, list[Measured]], metric: str, figure
     figure.legend(handles, labels, title=title, loc="outside lower center", ncols=4, frameon=False)
 
 
-def _draw_panel(axes: "Axes", full: Measured, curves: dict[str, list[Measured]], field: str) -> None:
+def _draw_panel(axes: "Axes", full: Measured, *, curves: dict[str, list[Measured]], field: str) -> None:
     for name, found in curves.items():
         points = [measured.performance for measured in found]
         scores = [getattr(point, field) for point in points]

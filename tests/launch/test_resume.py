@@ -588,7 +588,7 @@ def _scorer(folder: pathlib.Path) -> tuple[ShardScorer, FinishedSweep]:
     specs = all_specs(consistencies=("textual",), metrics=("token_f1",), deltas=(0.3,), epsilons=(0.1,))
     plan = Plan.of(specs, job.settings, model="m", vocabulary=None)
     stored = StoredGenerations(directory=str(folder), job=job)
-    scorer = ShardScorer(plan, stored, None)
+    scorer = ShardScorer(plan, stored, max_failures=None)
     scorer.setup()
     return scorer, finished
 

@@ -80,7 +80,7 @@ def _plainly(model: pathlib.Path, paths: Sequence[str]) -> _Plain:
         ids[example.id] += 1
         if ids[example.id] > 1:
             example = dataclasses.replace(example, id=f"{example.id}-{ids[example.id]}")
-        prompt = encode_prompt(example, vocabulary, SETTINGS, vocab_size=64, on_long="error")
+        prompt = encode_prompt(example, vocabulary, settings=SETTINGS, vocab_size=64, on_long="error")
         example = prompt.example
         ((_, result),) = decoder.decode([prompt.ids])
         outputs = []

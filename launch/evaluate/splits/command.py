@@ -95,7 +95,7 @@ def main(argv: Sequence[str], *, add_experiment_flag: Callable[[FlagParser], Non
         # Before sweeps, which take their time.
         asked_specs(flags, flags.consistency or ("textual",))
         if flags.generations is None:
-            flags.generations = _sweep(flags, options, output)
+            flags.generations = _sweep(flags, options, output=output)
         else:
             refuse_decoding_flags(argv, ",".join(flags.generations), allowed=ALSO_OF_STORED)
         measures = find_measures(flags.generations)
@@ -110,8 +110,8 @@ def main(argv: Sequence[str], *, add_experiment_flag: Callable[[FlagParser], Non
         sources = _sources(
             flags,
             measures,
-            model,
-            tuple(dict.fromkeys((*specs, *curve))),
+            model=model,
+            specs=tuple(dict.fromkeys((*specs, *curve))),
             with_bleu=has_references and is_bleu_available(),
         )
         pipeline = beam.Pipeline(runner=make_runner(options), options=options)
@@ -134,15 +134,15 @@ def main(argv: Sequence[str], *, add_experiment_flag: Callable[[FlagParser], Non
             run_pipeline(pipeline)
             found, grid = summaries(read_trials(trials)), read_grid(whole)
             table = [summary for summary in found if summary.spec in specs]
-            speedups = _speedups(flags, measures, model, table) if flags.speedup and model else {}
+            speedups = _speedups(flags, measures, model=model, table=table) if flags.speedup and model else {}
             _write(
                 staging,
-                _provenance(flags, measures, splits, specs),
-                found,
-                table,
-                grid,
-                speedups,
-                sources[0].num_layers,
+                _provenance(flags, measures, splits=splits, specs=specs),
+                found=found,
+                table=table,
+                grid=grid,
+                speedups=speedups,
+                num_layers=sources[0].num_layers,
             )
     console = PlainConsole()
     for each in summary_tables(table, speedups, num_layers=sources[0].num_layers, with_speedup=bool(flags.speedup)):
@@ -173,7 +173,7 @@ def _as_failure() -> Iterator[None]:
         raise PipelineError(str(error)) from error
 
 
-def _sweep(flags: argparse.Namespace, options: PipelineOptions, output: str) -> tuple[str, ...]:
+def _sweep(flags: argparse.Namespace, options: PipelineOptions, *, output: str) -> tuple[str, ...]:
     """Makes the generations of every measure, and returns where."""
     from calm_beam.checkpoints import load_checkpoint
     from calm_beam.launch.calibrate.command import calibrate
@@ -216,9 +216,9 @@ def _consistencies(flags: argparse.Namespace, measure: StoredMeasure, *, has_ref
 def _sources(
     flags: argparse.Namespace,
     measures: Sequence[StoredMeasure],
+    *,
     model: ModelOfGenerations | None,
     specs: tuple[Spec, ...],
-    *,
     with_bleu: bool,
 ) -> tuple[SplitSource, ...]:
     sizes = DecoderSizes.of(model.checkpoint.config) if model else None
@@ -269,6 +269,7 @@ def _sources(
 def _speedups(
     flags: argparse.Namespace,
     measures: Sequence[StoredMeasure],
+    *,
     model: ModelOfGenerations,
     table: Sequence[Summary],
 ) -> Speedups:
@@ -291,7 +292,7 @@ def _speedups(
     examples = [example for path in shard_files(measures[0].folder) for example in stored_examples(path)]
     vocab_size = model.checkpoint.config.vocab_size
     prompts = [
-        encode_prompt(example, model.vocabulary, settings, vocab_size=vocab_size, on_long="truncate").ids
+        encode_prompt(example, model.vocabulary, settings=settings, vocab_size=vocab_size, on_long="truncate").ids
         for example in sampled(examples, flags.speedup_prompts)
     ]
     say(
@@ -302,13 +303,13 @@ def _speedups(
         # Static confidence is known without computing anything.
         decoder(ExitRule(confidence="static"), threshold=None),
         {(name, threshold): decoder(rules[name], threshold=threshold) for name, threshold in chosen},
-        prompts,
+        prompts=prompts,
         max_input_length=settings.max_input_length,
     )
 
 
 def _provenance(
-    flags: argparse.Namespace, measures: Sequence[StoredMeasure], splits: Splits, specs: Sequence[Spec]
+    flags: argparse.Namespace, measures: Sequence[StoredMeasure], *, splits: Splits, specs: Sequence[Spec]
 ) -> dict[str, Any]:
     """Returns what it takes to find the same again."""
     job = measures[0].job
@@ -339,6 +340,7 @@ def _provenance(
 def _write(
     directory: str,
     provenance: Mapping[str, Any],
+    *,
     found: Sequence[Summary],
     table: Sequence[Summary],
     grid: Sequence[GridRow],

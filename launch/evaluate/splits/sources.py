@@ -145,10 +145,10 @@ def find_model(
     try:
         loaded = load_checkpoint(checkpoint or job.model.uri, declared=declared)
         path = vocabulary or (loaded.vocabulary_uri if job.vocabulary else None)
-        opened = recorded_vocabulary(job.vocabulary, loaded, path)
+        opened = recorded_vocabulary(job.vocabulary, loaded, path=path)
         of = f"what is stored in {measure.folder}"
         check_model(job.model, loaded, of=of)
-        check_vocabulary(job.vocabulary, opened, loaded, of=of)
+        check_vocabulary(job.vocabulary, opened, checkpoint=loaded, of=of)
     except (CheckpointError, VocabularyError, ManifestError, OSError) as error:
         if checkpoint or vocabulary:
             raise UsageError(f"--checkpoint {checkpoint or job.model.uri}: {error}") from error

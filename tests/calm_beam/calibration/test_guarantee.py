@@ -16,10 +16,10 @@ def test_all_combinations_in_order() -> None:
     )
     assert len(specs) == 16
     assert specs[0] == Spec(
-        objective=Objective("risk", "rouge_l", "signed"), delta=0.2, epsilon=0.05, p_value="signed_mixture"
+        objective=Objective("risk", "rouge_l", loss="signed"), delta=0.2, epsilon=0.05, p_value="signed_mixture"
     )
     assert specs[-1] == Spec(
-        objective=Objective("textual", "token_f1", "dissimilarity"),
+        objective=Objective("textual", "token_f1", loss="dissimilarity"),
         delta=0.1,
         epsilon=0.01,
         p_value="hoeffding_bentkus",
@@ -33,10 +33,10 @@ def test_objectives_are_distinct_in_order_of_appearance() -> None:
     """Specs that differ in delta and epsilon only share one objective."""
     specs = all_specs(consistencies=("risk", "textual"), metrics=("b", "a"), deltas=(0.1, 0.2), epsilons=(0.1, 0.2))
     assert objectives_of(specs) == (
-        Objective("risk", "b", "signed"),
-        Objective("risk", "a", "signed"),
-        Objective("textual", "b", "dissimilarity"),
-        Objective("textual", "a", "dissimilarity"),
+        Objective("risk", "b", loss="signed"),
+        Objective("risk", "a", loss="signed"),
+        Objective("textual", "b", loss="dissimilarity"),
+        Objective("textual", "a", loss="dissimilarity"),
     )
 
 

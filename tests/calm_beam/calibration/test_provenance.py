@@ -70,7 +70,7 @@ def _totals(plan: Plan = _PLAN) -> CalibrationTotals:
 
 def _manifest(totals: CalibrationTotals, plan: Plan = _PLAN, provenance: RunProvenance = _PROVENANCE) -> Manifest:
     entries = choose_thresholds(risk_rows(totals, plan, num_layers=4), plan, num_layers=4)
-    return provenance.manifest(totals, entries, plan, digest=plan.record().digest)
+    return provenance.manifest(totals, entries, plan=plan, digest=plan.record().digest)
 
 
 def test_manifest_is_valid_and_reads_back(tmp_path: pathlib.Path) -> None:
@@ -132,10 +132,10 @@ def test_a_plan_that_was_changed_is_not_written() -> None:
     totals = _totals()
     entries = choose_thresholds(risk_rows(totals, _PLAN, num_layers=4), _PLAN, num_layers=4)
     with pytest.raises(ManifestError, match=r"the plan is sha256:.*, but the run was started with sha256:0000"):
-        _PROVENANCE.manifest(totals, entries, _PLAN, digest="sha256:" + "0" * 64)
+        _PROVENANCE.manifest(totals, entries, plan=_PLAN, digest="sha256:" + "0" * 64)
     other = dataclasses.replace(_PLAN, specs=_PLAN.specs[::-1])
     with pytest.raises(ManifestError, match=r"calibrations\[0\].delta must be 0.9, as was planned, got 0.3"):
-        _PROVENANCE.manifest(totals, entries, other, digest=other.record().digest)
+        _PROVENANCE.manifest(totals, entries, plan=other, digest=other.record().digest)
 
 
 def test_a_joint_guarantee_is_said() -> None:

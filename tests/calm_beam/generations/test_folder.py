@@ -245,14 +245,14 @@ def test_a_folder_that_is_not_complete_is_refused(tmp_path: pathlib.Path) -> Non
 def test_a_digest_tells_examples_apart(changes: dict[str, Any], place: int) -> None:
     """Any example that is changed, lost or doubled, another job or another shard gives another digest of a shard."""
     examples = [_example(id=f"{index}", line=index + 5) for index in range(3)]
-    digest = shard_digest("job", 0, examples)
+    digest = shard_digest("job", 0, examples=examples)
     changed = [dataclasses.replace(each, **changes) if i == place else each for i, each in enumerate(examples)]
     others = [
-        shard_digest("job", 0, changed),
-        shard_digest("job", 0, examples[:place] + examples[place + 1 :]),
-        shard_digest("job", 0, [*examples, examples[place]]),
-        shard_digest("other", 0, examples),
-        shard_digest("job", 1, examples),
+        shard_digest("job", 0, examples=changed),
+        shard_digest("job", 0, examples=examples[:place] + examples[place + 1 :]),
+        shard_digest("job", 0, examples=[*examples, examples[place]]),
+        shard_digest("other", 0, examples=examples),
+        shard_digest("job", 1, examples=examples),
     ]
     assert digest not in others
-    assert digest == shard_digest("job", 0, list(examples))
+    assert digest == shard_digest("job", 0, examples=list(examples))

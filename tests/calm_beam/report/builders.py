@@ -135,7 +135,7 @@ def write_calibration(
         part = generations[shard::num_shards]
         if not part:
             continue
-        digest = shard_digest(job.digest(), shard, [item.example for item in part])
+        digest = shard_digest(job.digest(), shard, examples=[item.example for item in part])
         write_generations(shard_path(str(stored), shard, num_shards=num_shards), part, shard=shard, digest=digest)
         failed = sum(item.failure is not None for item in part)
         shards.append(StoredShard(shard=shard, examples=len(part), failed=failed, digest=digest))
@@ -166,10 +166,10 @@ def write_calibration(
     ).manifest(
         _totals(kept, plan),
         choose_thresholds(rows, plan, num_layers=num_layers),
-        plan,
+        plan=plan,
         digest=plan.record().digest,
     )
-    publish(str(folder), manifest, rows, failures, earlier=EarlierResult())
+    publish(str(folder), manifest, rows=rows, failures=failures, earlier=EarlierResult())
     return folder
 
 

@@ -5,6 +5,8 @@ from typing import Self
 
 import numpy as np
 
+from calm_beam.risk.totals import added
+
 # Integers below this are float64s, so that a sum of integers that stays below it is exact in any order of addition.
 _EXACT = 2**53
 
@@ -62,9 +64,8 @@ class PartTotals:
         """
         if other.sums.shape != self.sums.shape:
             raise ValueError(f"other.sums has shape {other.sums.shape}, these totals have {self.sums.shape}.")
-        merged = self.sums + other.sums
-        # Two's complement: the sum of two numbers of one sign overflows exactly if it has the other sign.
-        if (((self.sums ^ merged) & (other.sums ^ merged)) < 0).any():
+        merged, has_overflowed = added(self.sums, other.sums)
+        if has_overflowed.any():
             raise OverflowError("a sum overflows int64. Use a smaller calibration set.")
         return type(self)(counts=self.counts + other.counts, sums=merged)
 

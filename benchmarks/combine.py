@@ -50,7 +50,7 @@ def main() -> None:
     for p_value in _SPECS:
         layout = _layout(p_value, flags.thresholds)
         for trials in (None, flags.trials):
-            _measure(p_value, layout, flags.examples, flags.batch, trials)
+            _measure(p_value, layout, examples=flags.examples, batch=flags.batch, trials=trials)
     start = time.perf_counter()
     _through_beam(_layout("signed_mixture", flags.thresholds), flags.examples, batch=flags.batch, trials=flags.trials)
     print(
@@ -68,7 +68,7 @@ def _layout(p_value: str, thresholds: int) -> Layout:
     return Layout.of([spec], thresholds=thresholds)
 
 
-def _draw(layout: Layout, count: int, trials: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+def _draw(layout: Layout, count: int, *, trials: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
     """Returns random losses, and which of them each trial's part holds."""
     rng = np.random.default_rng(seed)
     lowest = -LOSS_SCALE if layout.objectives[0].is_signed else 0
@@ -76,12 +76,12 @@ def _draw(layout: Layout, count: int, trials: int, seed: int) -> tuple[np.ndarra
     return losses, rng.random((count, trials), dtype=np.float32) < _SHARE
 
 
-def _measure(p_value: str, layout: Layout, examples: int, batch: int, trials: int | None) -> None:
+def _measure(p_value: str, layout: Layout, *, examples: int, batch: int, trials: int | None) -> None:
     """Prints a line for the sums of one calibration, or of many splits."""
     totals: Any = _zero(layout, trials)
     seconds = 0.0
     for start in range(0, examples, batch):
-        losses, is_in_part = _draw(layout, min(batch, examples - start), trials or 1, start)
+        losses, is_in_part = _draw(layout, min(batch, examples - start), trials=trials or 1, seed=start)
         begun = time.perf_counter()
         values = layout.values(losses)
         totals = totals.merge(RiskTotals.of(values) if trials is None else PartTotals.of(values, is_in_part))
@@ -129,7 +129,7 @@ class _SumSplits(beam.CombineFn):
 def _through_beam(layout: Layout, examples: int, *, batch: int, trials: int) -> None:
     def totals_of_shard(start: int) -> Iterator[PartTotals]:
         for first in range(start, min(start + shard, examples), batch):
-            losses, is_in_part = _draw(layout, min(batch, examples - first), trials, first)
+            losses, is_in_part = _draw(layout, min(batch, examples - first), trials=trials, seed=first)
             yield PartTotals.of(layout.values(losses), is_in_part)
 
     shard = 100 * batch

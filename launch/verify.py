@@ -203,8 +203,8 @@ def _check_data(run: PreparedSweep, flags: argparse.Namespace, *, manifest: Mani
             "beside the manifest"
         )
         return
-    calibrated = {_whole_prompt(run, *prompt) for name in stored for prompt in stored_prompts(name)}
-    shared = sum(_whole_prompt(run, example.input, example.input_ids) in calibrated for example in fresh)
+    calibrated = {_whole_prompt(run, prompt) for name in stored for prompt in stored_prompts(name)}
+    shared = sum(_whole_prompt(run, (example.input, example.input_ids)) in calibrated for example in fresh)
     if shared:
         say(
             f"warning: {shared} of {counted(len(fresh), 'prompt')} {'is' if shared == 1 else 'are'} in the calibration "
@@ -213,8 +213,11 @@ def _check_data(run: PreparedSweep, flags: argparse.Namespace, *, manifest: Mani
         )
 
 
-def _whole_prompt(run: PreparedSweep, text: str | None, ids: tuple[int, ...] | None) -> str | tuple[int, ...] | None:
+def _whole_prompt(
+    run: PreparedSweep, prompt: tuple[str | None, tuple[int, ...] | None]
+) -> str | tuple[int, ...] | None:
     """Returns a prompt as token ids, where they can be had: what came as text may come back as ids."""
+    text, ids = prompt
     if text is None or run.vocabulary is None:
         return text if ids is None else ids
     return (*run.vocabulary.encode(run.settings.task_prefix + text), EOS_ID)

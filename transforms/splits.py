@@ -11,7 +11,6 @@ import numpy as np
 from calm_beam.analysis.output_counts import OutputCounter
 from calm_beam.calibration import Plan
 from calm_beam.decoding.prompts import encode_prompt
-from calm_beam.decoding.settings import DecodeSettings
 from calm_beam.evaluation.files import write_grid, write_trials
 from calm_beam.evaluation.grid import GridRow, grid_rows
 from calm_beam.evaluation.outcomes import TrialOutcome, trial_outcomes
@@ -38,10 +37,7 @@ class SplitSource:
       stored: The generations.
       finished: What they hold.
       counter: What is counted of outputs.
-      settings: How they were decoded.
       vocabulary: Path of the vocabulary that prompts were encoded with; None if there was none, or nothing needs it.
-      extra_ids: Sentinels added to it.
-      num_layers: Decoder depth.
       is_tested: Whether thresholds are chosen for it; if not, it stands beside the others as a bound.
     """
 
@@ -50,11 +46,19 @@ class SplitSource:
     stored: StoredGenerations
     finished: FinishedSweep
     counter: OutputCounter
-    settings: DecodeSettings
     vocabulary: str | None
-    extra_ids: int
-    num_layers: int
     is_tested: bool
+
+    @property
+    def num_layers(self) -> int:
+        """Decoder depth."""
+        return self.stored.job.model.layers
+
+    @property
+    def extra_ids(self) -> int:
+        """Sentinels added to the vocabulary."""
+        recorded = self.stored.job.vocabulary
+        return recorded.extra_ids if recorded else 0
 
 
 @dataclasses.dataclass
@@ -197,7 +201,7 @@ class _ScoreShard(beam.DoFn):
         prompt = encode_prompt(
             example,
             vocabulary,
-            settings=source.settings,
+            settings=source.stored.job.settings,
             vocab_size=source.counter.sizes.vocab_size,
             on_long="truncate",
         )

@@ -251,10 +251,7 @@ def _sources(
                     sizes=sizes,
                     with_bleu=with_bleu,
                 ),
-                settings=job.settings,
                 vocabulary=model.vocabulary_path if model else None,
-                extra_ids=job.vocabulary.extra_ids if job.vocabulary else 0,
-                num_layers=job.model.layers,
                 is_tested=not measure.rule.needs_full_model(),
             )
         )

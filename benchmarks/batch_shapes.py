@@ -34,17 +34,17 @@ def main() -> None:
         max_input_length=512,
         max_decode_length=flags.max_decode_length,
     )
-    prompts = read_prompts(flags.data, checkpoint, settings, count=flags.prompts)
+    prompts = read_prompts(flags.data, checkpoint, settings=settings, count=flags.prompts)
     first, *others = (int(size) for size in flags.batch_sizes.split(","))
     print(describe_machine())
-    reference = _decode(checkpoint, settings, prompts, first)
+    reference = _decode(checkpoint, settings, prompts=prompts, batch_size=first)
     for size in others:
-        results = _decode(checkpoint, settings, prompts, size)
-        compare(f"batch size {size} against {first}", reference, results, settings.thresholds)
+        results = _decode(checkpoint, settings, prompts=prompts, batch_size=size)
+        compare(f"batch size {size} against {first}", reference, found=results, thresholds=settings.thresholds)
 
 
 def _decode(
-    checkpoint: Checkpoint, settings: DecodeSettings, prompts: list[tuple[int, ...]], batch_size: int
+    checkpoint: Checkpoint, settings: DecodeSettings, *, prompts: list[tuple[int, ...]], batch_size: int
 ) -> dict[int, SweepResult]:
     decoder = SweepDecoder(
         checkpoint,

@@ -18,7 +18,7 @@ import numpy as np
 from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 
 from calm_beam.calibration import Layout, Objective, Spec
-from calm_beam.evaluation.totals import SplitTotals
+from calm_beam.evaluation.totals import PartTotals
 from calm_beam.risk.fixed_point import LOSS_SCALE
 from calm_beam.risk.totals import RiskTotals
 
@@ -27,8 +27,8 @@ from .machine import describe_machine
 _SHARE = 0.8
 _MERGES = 1000
 _SPECS = {
-    "hoeffding_bentkus": Objective("textual", "rouge_l", "dissimilarity"),
-    "signed_mixture": Objective("risk", "rouge_l", "signed"),
+    "hoeffding_bentkus": Objective("textual", "rouge_l", loss="dissimilarity"),
+    "signed_mixture": Objective("risk", "rouge_l", loss="signed"),
 }
 
 
@@ -50,9 +50,9 @@ def main() -> None:
     for p_value in _SPECS:
         layout = _layout(p_value, flags.thresholds)
         for trials in (None, flags.trials):
-            _measure(p_value, layout, flags.examples, flags.batch, trials)
+            _measure(p_value, layout, examples=flags.examples, batch=flags.batch, trials=trials)
     start = time.perf_counter()
-    _through_beam(_layout("signed_mixture", flags.thresholds), flags.examples, flags.batch, flags.trials)
+    _through_beam(_layout("signed_mixture", flags.thresholds), flags.examples, batch=flags.batch, trials=flags.trials)
     print(
         f"\nthrough Beam, signed_mixture, {flags.trials} trials, drawing included: {time.perf_counter() - start:.1f} s"
     )
@@ -68,7 +68,7 @@ def _layout(p_value: str, thresholds: int) -> Layout:
     return Layout.of([spec], thresholds=thresholds)
 
 
-def _draw(layout: Layout, count: int, trials: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+def _draw(layout: Layout, count: int, *, trials: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
     """Returns random losses, and which of them each trial's part holds."""
     rng = np.random.default_rng(seed)
     lowest = -LOSS_SCALE if layout.objectives[0].is_signed else 0
@@ -76,15 +76,15 @@ def _draw(layout: Layout, count: int, trials: int, seed: int) -> tuple[np.ndarra
     return losses, rng.random((count, trials), dtype=np.float32) < _SHARE
 
 
-def _measure(p_value: str, layout: Layout, examples: int, batch: int, trials: int | None) -> None:
+def _measure(p_value: str, layout: Layout, *, examples: int, batch: int, trials: int | None) -> None:
     """Prints a line for the sums of one calibration, or of many splits."""
     totals: Any = _zero(layout, trials)
     seconds = 0.0
     for start in range(0, examples, batch):
-        losses, is_in_part = _draw(layout, min(batch, examples - start), trials or 1, start)
+        losses, is_in_part = _draw(layout, min(batch, examples - start), trials=trials or 1, seed=start)
         begun = time.perf_counter()
         values = layout.values(losses)
-        totals = totals.merge(RiskTotals.of(values) if trials is None else SplitTotals.of(values, is_in_part))
+        totals = totals.merge(RiskTotals.of(values) if trials is None else PartTotals.of(values, is_in_part))
         seconds += time.perf_counter() - begun
     begun = time.perf_counter()
     for _ in range(_MERGES):
@@ -97,40 +97,40 @@ def _measure(p_value: str, layout: Layout, examples: int, batch: int, trials: in
     )
 
 
-def _zero(layout: Layout, trials: int | None) -> RiskTotals | SplitTotals:
+def _zero(layout: Layout, trials: int | None) -> RiskTotals | PartTotals:
     rows, thresholds = len(layout.rows), layout.thresholds
     if trials is None:
         return RiskTotals.zero(rows=rows, thresholds=thresholds)
-    return SplitTotals.zero(trials=trials, rows=rows, thresholds=thresholds)
+    return PartTotals.zero(trials=trials, rows=rows, thresholds=thresholds)
 
 
 class _SumSplits(beam.CombineFn):
-    """Merges `SplitTotals`."""
+    """Merges `PartTotals`."""
 
-    def __init__(self, trials: int, rows: int, thresholds: int) -> None:
+    def __init__(self, trials: int, rows: int, *, thresholds: int) -> None:
         self._sizes = {"trials": trials, "rows": rows, "thresholds": thresholds}
 
-    def create_accumulator(self) -> SplitTotals:
-        return SplitTotals.zero(**self._sizes)
+    def create_accumulator(self) -> PartTotals:
+        return PartTotals.zero(**self._sizes)
 
-    def add_input(self, accumulator: SplitTotals, element: SplitTotals) -> SplitTotals:
+    def add_input(self, accumulator: PartTotals, element: PartTotals) -> PartTotals:
         return accumulator.merge(element)
 
-    def merge_accumulators(self, accumulators: Iterable[SplitTotals]) -> SplitTotals:
+    def merge_accumulators(self, accumulators: Iterable[PartTotals]) -> PartTotals:
         merged = self.create_accumulator()
         for accumulator in accumulators:
             merged = merged.merge(accumulator)
         return merged
 
-    def extract_output(self, accumulator: SplitTotals) -> SplitTotals:
+    def extract_output(self, accumulator: PartTotals) -> PartTotals:
         return accumulator
 
 
-def _through_beam(layout: Layout, examples: int, batch: int, trials: int) -> None:
-    def totals_of_shard(start: int) -> Iterator[SplitTotals]:
+def _through_beam(layout: Layout, examples: int, *, batch: int, trials: int) -> None:
+    def totals_of_shard(start: int) -> Iterator[PartTotals]:
         for first in range(start, min(start + shard, examples), batch):
-            losses, is_in_part = _draw(layout, min(batch, examples - first), trials, first)
-            yield SplitTotals.of(layout.values(losses), is_in_part)
+            losses, is_in_part = _draw(layout, min(batch, examples - first), trials=trials, seed=first)
+            yield PartTotals.of(layout.values(losses), is_in_part)
 
     shard = 100 * batch
     with beam.Pipeline(runner=FnApiRunner()) as pipeline:
@@ -138,12 +138,12 @@ def _through_beam(layout: Layout, examples: int, batch: int, trials: int) -> Non
             pipeline
             | beam.Create(range(0, examples, shard))
             | beam.FlatMap(totals_of_shard)
-            | beam.CombineGlobally(_SumSplits(trials, len(layout.rows), layout.thresholds))
+            | beam.CombineGlobally(_SumSplits(trials, len(layout.rows), thresholds=layout.thresholds))
             | beam.Map(_check_count, examples=examples)
         )
 
 
-def _check_count(totals: SplitTotals, *, examples: int) -> None:
+def _check_count(totals: PartTotals, *, examples: int) -> None:
     """Checks that no example was lost: parts hold their share, up to chance."""
     assert np.all(np.abs(totals.counts / examples - _SHARE) < 5 / examples**0.5)
 

@@ -8,7 +8,7 @@ from calm_beam.decoding.result import SweepResult
 
 
 def compare(
-    title: str, expected: Mapping[int, SweepResult], found: Mapping[int, SweepResult], thresholds: Sequence[float]
+    title: str, expected: Mapping[int, SweepResult], *, found: Mapping[int, SweepResult], thresholds: Sequence[float]
 ) -> None:
     """Prints how many outputs differ, and the confidences at each first differing decision.
 

@@ -52,7 +52,7 @@ def main() -> None:
     checkpoint = load_checkpoint(flags.checkpoint)
     thresholds, steps = uniform_grid(0.05), flags.max_decode_length
     settings = DecodeSettings(rule=ExitRule(), thresholds=thresholds, max_input_length=512, max_decode_length=steps)
-    prompts = read_prompts(flags.data, checkpoint, settings, count=flags.prompts)
+    prompts = read_prompts(flags.data, checkpoint, settings=settings, count=flags.prompts)
     print(f"{describe_machine()}\n{len(prompts)} prompts, {len(thresholds)} thresholds and the full model", flush=True)
     for name in flags.rules.split(";"):
         rule = _RULES[name]
@@ -65,7 +65,12 @@ def main() -> None:
         plain = PlainSweep(checkpoint, rule, thresholds=lanes, max_input_length=512, slots=8)
         expected = dict(plain.decode(prompts))
         plain_seconds = time.perf_counter() - start - shared_seconds
-        compare(f"{name} (shared {shared_seconds:.0f} s, plain {plain_seconds:.0f} s)", expected, found, thresholds)
+        compare(
+            f"{name} (shared {shared_seconds:.0f} s, plain {plain_seconds:.0f} s)",
+            expected,
+            found=found,
+            thresholds=thresholds,
+        )
 
 
 if __name__ == "__main__":

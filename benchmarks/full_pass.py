@@ -41,11 +41,11 @@ def main() -> None:
     settings = DecodeSettings(
         rule=rule, thresholds=(0.5,), max_input_length=512, max_decode_length=flags.max_decode_length
     )
-    prompts = read_prompts(flags.data, checkpoint, settings, count=flags.prompts)
+    prompts = read_prompts(flags.data, checkpoint, settings=settings, count=flags.prompts)
     decoder = SweepDecoder(checkpoint, rule, thresholds=(0.5,), max_decode_length=flags.max_decode_length)
     swept = dict(decoder.decode(prompts))
     model, parameters = EarlyExitT5(checkpoint.config), {"params": checkpoint.parameters()}
-    plain = _decode_without_cache(model, parameters, prompts, flags.max_decode_length)
+    plain = _decode_without_cache(model, parameters, prompts=prompts, steps=flags.max_decode_length)
     print(describe_machine())
     total = sum(int(swept[index].lengths[0]) for index in range(len(prompts)))
     for name, lane in (("full-model lane", 0), ("exits disabled", 1)):
@@ -54,7 +54,7 @@ def main() -> None:
 
 
 def _decode_without_cache(
-    model: EarlyExitT5, parameters: object, prompts: list[tuple[int, ...]], steps: int
+    model: EarlyExitT5, parameters: object, *, prompts: list[tuple[int, ...]], steps: int
 ) -> np.ndarray:
     """Returns the greedy outputs, shape (prompts, steps), padded with 0."""
     outputs = np.zeros((len(prompts), steps), np.int32)

@@ -40,12 +40,12 @@ def large_steps(config: T5Config, work: Work) -> int:
 
 def square_rate() -> float:
     """Returns the machine's multiply-adds per second in a float32 product of two 2048 x 2048 matrices."""
-    return _product_rate(_SIDE, _SIDE, _SIDE)
+    return _product_rate(_SIDE, _SIDE, columns=_SIDE)
 
 
 def projection_rate(config: T5Config, *, rows: int) -> float:
     """Returns the machine's multiply-adds per second in a bare float32 product of the output head's shape."""
-    return _product_rate(rows, config.emb_dim, config.vocab_size)
+    return _product_rate(rows, config.emb_dim, columns=config.vocab_size)
 
 
 def seconds_per_call(call: Callable[[], object]) -> float:
@@ -59,7 +59,7 @@ def seconds_per_call(call: Callable[[], object]) -> float:
     return min(seconds)
 
 
-def _product_rate(rows: int, inner: int, columns: int) -> float:
+def _product_rate(rows: int, inner: int, *, columns: int) -> float:
     left, right = (
         jax.random.normal(jax.random.key(index), shape) for index, shape in enumerate([(rows, inner), (inner, columns)])
     )

@@ -73,7 +73,7 @@ def _measured(times: dict[str, _Time], part: str) -> Iterator[None]:
 class _FakeDecoder:
     """Gives every prompt outputs of a few random tokens, most of them the same in many lanes, as real ones are."""
 
-    def __init__(self, checkpoint: Checkpoint, lanes: int, steps: int) -> None:
+    def __init__(self, checkpoint: Checkpoint, lanes: int, *, steps: int) -> None:
         self._layers = checkpoint.config.num_decoder_layers
         self._vocab_size = checkpoint.config.vocab_size
         self._lanes = lanes
@@ -128,8 +128,8 @@ def _run(flags: argparse.Namespace, folder: pathlib.Path) -> None:
         max_input_length=512,
         max_decode_length=flags.max_decode_length,
     )
-    data = _write_data(pathlib.Path(flags.data), folder / "data.jsonl", flags.prompts)
-    fake = _FakeDecoder(checkpoint, len(settings.thresholds) + 1, settings.max_decode_length)
+    data = _write_data(pathlib.Path(flags.data), folder / "data.jsonl", count=flags.prompts)
+    fake = _FakeDecoder(checkpoint, len(settings.thresholds) + 1, steps=settings.max_decode_length)
     faked = (
         mock.patch("calm_beam.decoding.sweep.SweepDecoder", return_value=fake)
         if flags.fake_decoder
@@ -145,7 +145,15 @@ def _run(flags: argparse.Namespace, folder: pathlib.Path) -> None:
     )
     bare: dict[str, _Time] = {}
     whole: dict[str, _Time] = {}
-    _decode_bare(flags, data, checkpoint, settings, fake if flags.fake_decoder else real, folder, bare)
+    _decode_bare(
+        flags,
+        data,
+        checkpoint=checkpoint,
+        settings=settings,
+        decoder=fake if flags.fake_decoder else real,
+        folder=folder,
+        times=bare,
+    )
     command = [
         "calibrate",
         f"--checkpoint={flags.checkpoint}",
@@ -163,12 +171,16 @@ def _run(flags: argparse.Namespace, folder: pathlib.Path) -> None:
     with faked, contextlib.redirect_stdout(io.StringIO()), _measured(whole, "calm-beam calibrate"):
         assert calm_beam(command) == 0
     parts = _measure_parts(
-        flags, data, checkpoint, settings, sorted(folder.glob("calibration/generations/*/*.parquet"))
+        flags,
+        data,
+        checkpoint=checkpoint,
+        settings=settings,
+        shards=sorted(folder.glob("calibration/generations/*/*.parquet")),
     )
-    _print(flags, bare, whole["calm-beam calibrate"], parts)
+    _print(flags, bare, whole=whole["calm-beam calibrate"], parts=parts)
 
 
-def _write_data(source: pathlib.Path, target: pathlib.Path, count: int) -> pathlib.Path:
+def _write_data(source: pathlib.Path, target: pathlib.Path, *, count: int) -> pathlib.Path:
     """Writes so many examples, with ids of their own."""
     with open(source, "rb") as raw:
         examples = list(parse_examples(raw, path=str(source)))
@@ -183,6 +195,7 @@ def _write_data(source: pathlib.Path, target: pathlib.Path, count: int) -> pathl
 def _decode_bare(
     flags: argparse.Namespace,
     data: pathlib.Path,
+    *,
     checkpoint: Checkpoint,
     settings: DecodeSettings,
     decoder: SweepDecoder | _FakeDecoder,
@@ -197,9 +210,10 @@ def _decode_bare(
     def decoded(some: Sequence[Example]) -> list[Generation]:
         vocab_size = checkpoint.config.vocab_size
         prompts = [
-            encode_prompt(example, vocabulary, settings, vocab_size=vocab_size, on_long="truncate") for example in some
+            encode_prompt(example, vocabulary, settings=settings, vocab_size=vocab_size, on_long="truncate")
+            for example in some
         ]
-        return list(generate(decoder, prompts, vocabulary, on_error="fail", duplicates=frozenset()))  # type: ignore[arg-type]
+        return list(generate(decoder, prompts, vocabulary=vocabulary, on_error="fail", duplicates=frozenset()))  # type: ignore[arg-type]
 
     # The longest prompts and the shortest ones have all the widths between them, or nearly.
     by_length = sorted(examples, key=lambda example: len(example.input or example.input_ids or ()))
@@ -214,6 +228,7 @@ def _decode_bare(
 def _measure_parts(
     flags: argparse.Namespace,
     data: pathlib.Path,
+    *,
     checkpoint: Checkpoint,
     settings: DecodeSettings,
     shards: Sequence[pathlib.Path],
@@ -245,7 +260,7 @@ def _measure_parts(
             some = generations[start : start + _SCORED_AT_ONCE]
             ids = [generation.example.id for generation in some]
             stacked = np.stack(losses[start : start + _SCORED_AT_ONCE])
-            of_losses = CalibrationTotals.of_losses(ids, stacked, layout, salt="")
+            of_losses = CalibrationTotals.of_losses(ids, stacked, layout=layout, salt="")
             total = total.merge(CalibrationTotals.of_examples(some, layout).merge(of_losses))
     assert total.risk.n == flags.prompts
     return times
@@ -258,30 +273,30 @@ def _run_beam(transform: beam.PTransform) -> None:
     run_pipeline(pipeline)
 
 
-def _print(flags: argparse.Namespace, bare: dict[str, _Time], whole: _Time, parts: dict[str, _Time]) -> None:
+def _print(flags: argparse.Namespace, bare: dict[str, _Time], *, whole: _Time, parts: dict[str, _Time]) -> None:
     print(describe_machine())
     decoder = "a fake decoder" if flags.fake_decoder else flags.checkpoint
     lanes = len(uniform_grid(flags.grid_step)) + 1
     print(f"{flags.prompts} prompts, {lanes} lanes, {decoder}; seconds by the clock, and of this process")
     sweep = _Time(sum(part.wall for part in bare.values()), sum(part.cpu for part in bare.values()))
     for name, part in bare.items():
-        _print_row(f"  {name}", part, sweep)
-    _print_row("bare sweep", sweep, sweep)
-    _print_row("calm-beam calibrate", whole, sweep)
+        _print_row(f"  {name}", part, sweep=sweep)
+    _print_row("bare sweep", sweep, sweep=sweep)
+    _print_row("calm-beam calibrate", whole, sweep=sweep)
     over = _Time(whole.wall - sweep.wall, whole.cpu - sweep.cpu)
-    _print_row("overhead", over, sweep)
+    _print_row("overhead", over, sweep=sweep)
     for name, part in parts.items():
-        _print_row(f"  {name}", part, sweep)
+        _print_row(f"  {name}", part, sweep=sweep)
     rest = _Time(
         over.wall - sum(part.wall for part in parts.values()), over.cpu - sum(part.cpu for part in parts.values())
     )
-    _print_row("  rest (shards, results, noise of decoding)", rest, sweep)
+    _print_row("  rest (shards, results, noise of decoding)", rest, sweep=sweep)
     start = time.perf_counter()
     subprocess.run([sys.executable, "-c", "import calm_beam.launch.calibrate"], check=True, capture_output=True)
     print(f"importing the command takes {time.perf_counter() - start:.1f} s more, once")
 
 
-def _print_row(name: str, part: _Time, sweep: _Time) -> None:
+def _print_row(name: str, part: _Time, *, sweep: _Time) -> None:
     print(f"{name:<44} {part.wall:9.2f} {part.cpu:9.2f} {part.cpu / sweep.cpu:8.1%}")
 
 

@@ -40,7 +40,7 @@ def main() -> None:
         item for path in sorted(flags.calibration.glob("generations/*/*.parquet")) for item in read_generations(path)
     ]
     layers = _mean_layers(generations)
-    losses = _losses(generations, get_metric(flags.metric), flags.metric)
+    losses = _losses(generations, get_metric(flags.metric), name=flags.metric)
     print(f"{len(generations)} examples, {len(thresholds)} thresholds, {flags.metric}, epsilon {flags.epsilon:g}")
     print("mean layers (threshold) of the lowest threshold proved safe\n")
     print(f"| loss | p-value | procedure | {' | '.join(f'delta {delta:g}' for delta in deltas)} |")
@@ -52,7 +52,16 @@ def main() -> None:
             for procedure in flags.procedure.split(","):
                 try:
                     cells = [
-                        _cell(table, p_value, procedure, delta, flags.epsilon, thresholds, layers) for delta in deltas
+                        _cell(
+                            table,
+                            p_value,
+                            procedure=procedure,
+                            delta=delta,
+                            epsilon=flags.epsilon,
+                            thresholds=thresholds,
+                            layers=layers,
+                        )
+                        for delta in deltas
                     ]
                 except EvidenceError:
                     break
@@ -62,6 +71,7 @@ def main() -> None:
 def _cell(
     losses: np.ndarray,
     p_value: str,
+    *,
     procedure: str,
     delta: float,
     epsilon: float,
@@ -88,7 +98,7 @@ def _mean_layers(generations: Iterable[Generation]) -> np.ndarray:
     return layers.sum(axis=0) / tokens.sum(axis=0)
 
 
-def _losses(generations: list[Generation], metric: Metric, name: str) -> dict[str, np.ndarray]:
+def _losses(generations: list[Generation], metric: Metric, *, name: str) -> dict[str, np.ndarray]:
     """Returns the losses by name, shape (examples, thresholds), in a random but fixed order."""
     rows = []
     for item in generations:

@@ -9,13 +9,13 @@ from calm_beam.examples import parse_examples
 from calm_beam.vocabulary import Vocabulary
 
 
-def read_prompts(path: str, checkpoint: Checkpoint, settings: DecodeSettings, *, count: int) -> list[tuple[int, ...]]:
+def read_prompts(path: str, checkpoint: Checkpoint, *, settings: DecodeSettings, count: int) -> list[tuple[int, ...]]:
     """Returns the token ids of the first `count` prompts of a JSONL file."""
     vocabulary = Vocabulary(checkpoint.vocabulary_path) if checkpoint.vocabulary_path else None
     with open(path, "rb") as raw:
         examples = list(itertools.islice(parse_examples(raw, path=path), count))
     vocab_size = checkpoint.config.vocab_size
     return [
-        encode_prompt(example, vocabulary, settings, vocab_size=vocab_size, on_long="truncate").ids
+        encode_prompt(example, vocabulary, settings=settings, vocab_size=vocab_size, on_long="truncate").ids
         for example in examples
     ]

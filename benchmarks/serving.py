@@ -90,28 +90,30 @@ def main() -> None:
         # One width for all, as for the encoder whose cost is taken.
         prompts = [
             prompt
-            for prompt in read_prompts(flags.data, checkpoint, settings, count=2 * flags.prompts)
+            for prompt in read_prompts(flags.data, checkpoint, settings=settings, count=2 * flags.prompts)
             if len(prompt) <= 32
         ][: flags.prompts]
     print(describe_machine())
     print(f"{len(prompts)} prompts, at most {steps} tokens, {flags.rounds} rounds")
-    _print_table(checkpoint, prompts, steps, flags.measures.split(","), rounds=flags.rounds)
+    _print_table(checkpoint, prompts, steps=steps, measures=flags.measures.split(","), rounds=flags.rounds)
 
 
 def _print_table(
-    checkpoint: Checkpoint, prompts: Sequence[Sequence[int]], steps: int, measures: Sequence[str], *, rounds: int
+    checkpoint: Checkpoint, prompts: Sequence[Sequence[int]], *, steps: int, measures: Sequence[str], rounds: int
 ) -> None:
     depth = checkpoint.config.num_decoder_layers
     # Static confidence is known without computing anything.
     full = EarlyExitDecoder(checkpoint, ExitRule(confidence="static"), threshold=None, max_decode_length=steps)
     decoders, works = {}, {}
-    full_work = _counted(ExitRule(confidence="static"), depth, dict(full.decode(prompts)))
+    full_work = _counted(ExitRule(confidence="static"), depth, results=dict(full.decode(prompts)))
     for measure in measures:
         rule = ExitRule(confidence=measure)
         for share in _SHARES:
-            decoder, threshold, results = _searched(checkpoint, rule, prompts, steps, layers=share * depth)
+            decoder, threshold, results = _searched(
+                checkpoint, rule, prompts=prompts, steps=steps, layers=share * depth
+            )
             decoders[measure, share, threshold] = decoder
-            works[measure, share, threshold] = _counted(rule, depth, results)
+            works[measure, share, threshold] = _counted(rule, depth, results=results)
     pieces = dict(_pieces(checkpoint, width=32 if len(prompts[0]) <= 32 else 64, steps=steps))
     # By piece or by decoder: [rounds] or [rounds, prompts].
     seconds: dict[Any, list[Any]] = collections.defaultdict(list)
@@ -147,7 +149,7 @@ def _print_table(
 
 
 def _searched(
-    checkpoint: Checkpoint, rule: ExitRule, prompts: Sequence[Sequence[int]], steps: int, *, layers: float
+    checkpoint: Checkpoint, rule: ExitRule, *, prompts: Sequence[Sequence[int]], steps: int, layers: float
 ) -> tuple[EarlyExitDecoder, float, dict[int, EarlyExitResult]]:
     """Returns a decoder that uses about so many layers per token, its threshold and its outputs."""
     depth = checkpoint.config.num_decoder_layers
@@ -157,7 +159,7 @@ def _searched(
         threshold = layers / depth if rule.confidence == "static" else (lower + upper) / 2
         decoder = EarlyExitDecoder(checkpoint, rule, threshold=threshold, max_decode_length=steps)
         results = dict(decoder.decode(prompts))
-        work = _counted(rule, depth, results)
+        work = _counted(rule, depth, results=results)
         used = work.layers / work.tokens
         found.append((abs(used - layers), decoder, threshold, results))
         lower, upper = (threshold, upper) if used < layers else (lower, threshold)
@@ -165,7 +167,7 @@ def _searched(
     return decoder, threshold, results
 
 
-def _counted(rule: ExitRule, depth: int, results: dict[int, EarlyExitResult]) -> _Work:
+def _counted(rule: ExitRule, depth: int, *, results: dict[int, EarlyExitResult]) -> _Work:
     exits = np.concatenate([result.exit_layers[: result.length] for result in results.values()])
     of_logits = rule.confidence in ("softmax", "softmax_max")
     # With static exits, layers above the exit are no part of the model that is served.

@@ -21,7 +21,7 @@ import numpy as np
 
 from calm_beam.exits.schedule import scheduled_thresholds
 from calm_beam.generations import Generation, Output, read_generations
-from calm_beam.generations.folder import Completion, DecodeJob, shard_files
+from calm_beam.generations.folder import DecodeJob, FinishedSweep, shard_files
 from calm_beam.manifest import MANIFEST, read_manifest
 from calm_beam.serving import Answer, Generator
 from calm_beam.storage import joined
@@ -69,7 +69,7 @@ class Difference:
         )
 
 
-def difference(name: str, stored: Output, served: Answer, thresholds: Sequence[float] | None) -> Difference | None:
+def difference(name: str, stored: Output, *, served: Answer, thresholds: Sequence[float] | None) -> Difference | None:
     """Returns where an answer first differs from the stored output, or None if it does not.
 
     Args:
@@ -127,7 +127,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     assert manifest.plan is not None
     folder = joined(flags.calibration, "generations", manifest.plan.outputs)
     job = DecodeJob.read(folder)
-    Completion.read(folder, job)
+    FinishedSweep.read(folder, job)
     threshold = generator.entry.threshold
     settings = job.settings
     lane = 0 if threshold is None else 1 + settings.thresholds.index(threshold)
@@ -142,7 +142,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     found: list[Difference] = []
     prompts = tokens = failed = 0
     largest_change = 0.0
-    for batch in _batches(_generations(folder), flags.batch_size, flags.prompts):
+    for batch in _batches(_generations(folder), flags.batch_size, count=flags.prompts):
         failed += sum(generation.failure is not None for generation in batch)
         stored = [generation for generation in batch if generation.failure is None]
         answers = generator.generate_batch(
@@ -152,7 +152,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             output = generation.outputs[lane]
             prompts += 1
             tokens += len(output.tokens)
-            differs = difference(generation.example.id, output, answer, thresholds)
+            differs = difference(generation.example.id, output, served=answer, thresholds=thresholds)
             if differs is not None:
                 found.append(differs)
                 print(differs.in_words(), flush=True)
@@ -176,7 +176,7 @@ def _generations(folder: str) -> Iterator[Generation]:
         yield from read_generations(path)
 
 
-def _batches(generations: Iterator[Generation], size: int, count: int | None) -> Iterator[list[Generation]]:
+def _batches(generations: Iterator[Generation], size: int, *, count: int | None) -> Iterator[list[Generation]]:
     wanted = itertools.islice(generations, count)
     while batch := list(itertools.islice(wanted, size)):
         yield batch

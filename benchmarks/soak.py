@@ -41,7 +41,7 @@ def main() -> None:
         max_input_length=512,
         max_decode_length=flags.max_decode_length,
     )
-    prompts = read_prompts(flags.data, checkpoint, settings, count=flags.prompts)
+    prompts = read_prompts(flags.data, checkpoint, settings=settings, count=flags.prompts)
     decoder = SweepDecoder(
         checkpoint,
         settings.rule,

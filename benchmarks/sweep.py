@@ -158,7 +158,7 @@ def _task(flags: argparse.Namespace) -> tuple[_Task, list[str]]:
             rule=rule, thresholds=grid, max_input_length=_MAX_INPUT_LENGTH, max_decode_length=steps
         )
         data = flags.data or str(embedded.CALIBRATION_SET)
-        distinct = read_prompts(data, checkpoint, settings, count=flags.prompts)
+        distinct = read_prompts(data, checkpoint, settings=settings, count=flags.prompts)
         prompts = [distinct[index % len(distinct)] for index in range(flags.prompts)]
         if flags.paper_dimensions:
             checkpoint = widen_to_paper(checkpoint)

@@ -54,7 +54,7 @@ def widen_to_paper(checkpoint: Checkpoint) -> Checkpoint:
     for name, shape in parameter_shapes(large).items():
         arrays[name] = np.zeros(shape, np.float32)
         if name in checkpoint.arrays:
-            _put(name, np.asarray(checkpoint.arrays[name], np.float32), arrays[name], small, large)
+            _put(name, np.asarray(checkpoint.arrays[name], np.float32), wider=arrays[name], small=small, large=large)
         # Layers that the small encoder has not are all 0: they add nothing.
     embedding = arrays["token_embedder/embedding"]
     embedding[:, -1] = _CONSTANT * np.sqrt(np.mean(np.square(embedding[: small.vocab_size, : small.emb_dim])))
@@ -63,20 +63,20 @@ def widen_to_paper(checkpoint: Checkpoint) -> Checkpoint:
     return dataclasses.replace(checkpoint, config=large, arrays=arrays)
 
 
-def _put(name: str, values: np.ndarray, wider: np.ndarray, small: T5Config, large: T5Config) -> None:
+def _put(name: str, values: np.ndarray, *, wider: np.ndarray, small: T5Config, large: T5Config) -> None:
     """Writes the values of a small array to where the wider one has them."""
     if name.endswith("/scale"):
         values = values * np.float32(np.sqrt(small.emb_dim / large.emb_dim))
     elif match := re.search(r"attention/(query|key|value|out)/kernel$", name):
         # [width, heads * head_dim], or transposed: heads and their entries are widened apart.
         heads = int(match[1] != "out")
-        values = _by_head(values, heads, small)
+        values = _by_head(values, heads, config=small)
         # A view: what is written there is written to the array.
-        wider = _by_head(wider, heads, large)
+        wider = _by_head(wider, heads, config=large)
     wider[tuple(slice(size) for size in values.shape)] = values
 
 
-def _by_head(kernel: np.ndarray, axis: int, config: T5Config) -> np.ndarray:
+def _by_head(kernel: np.ndarray, axis: int, *, config: T5Config) -> np.ndarray:
     shape = list(kernel.shape)
     shape[axis : axis + 1] = [config.num_heads, config.head_dim]
     return kernel.reshape(shape)

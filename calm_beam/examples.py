@@ -239,14 +239,14 @@ def example_of_row(
     if (keys.inputs in row) == ("input_ids" in row):
         found = sorted(row)
         raise DataError(f"{where}: expected exactly one of the keys {keys.inputs} and input_ids, got keys {found}.")
-    text = _input_text(row, keys.inputs, where) if keys.inputs in row else None
+    text = _input_text(row, keys.inputs, where=where) if keys.inputs in row else None
     ids = _input_ids(row, where) if "input_ids" in row else None
-    references = _references(row, keys.targets, where)
-    reference_ids = _reference_ids(row, keys.targets, where)
+    references = _references(row, keys.targets, where=where)
+    reference_ids = _reference_ids(row, keys.targets, where=where)
     own_id = row.get("id")
     if own_id is not None and (not isinstance(own_id, str) or not own_id):
         raise DataError(f"{where}: id must be a text that is not empty, got {own_id!r}.")
-    cluster = _cluster(row, keys.cluster, where) if keys.cluster is not None else None
+    cluster = _cluster(row, keys.cluster, where=where) if keys.cluster is not None else None
     for value in (text, own_id, cluster, *references):
         _check_text(value, where)
     content = json.dumps([text, ids, references if reference_ids is None else reference_ids]).encode()
@@ -284,7 +284,7 @@ def mixed_prompts(text: str, ids: str) -> str:
     )
 
 
-def _input_text(row: Mapping[str, Any], key: str, where: str) -> str:
+def _input_text(row: Mapping[str, Any], key: str, *, where: str) -> str:
     value = row[key]
     if not isinstance(value, str):
         raise DataError(f"{where}: {key} must be a text, got {type(value).__name__}.")
@@ -294,13 +294,13 @@ def _input_text(row: Mapping[str, Any], key: str, where: str) -> str:
 
 
 def _input_ids(row: Mapping[str, Any], where: str) -> tuple[int, ...]:
-    ids = _without_padding(row["input_ids"], "input_ids", where)
+    ids = _without_padding(row["input_ids"], "input_ids", where=where)
     if not ids:
         raise DataError(f"{where}: input_ids is empty or holds padding (0) only.")
     return ids
 
 
-def _reference_ids(row: Mapping[str, Any], targets: str, where: str) -> tuple[tuple[int, ...], ...] | None:
+def _reference_ids(row: Mapping[str, Any], targets: str, *, where: str) -> tuple[tuple[int, ...], ...] | None:
     if "reference_ids" not in row:
         return None
     if targets in row:
@@ -308,10 +308,10 @@ def _reference_ids(row: Mapping[str, Any], targets: str, where: str) -> tuple[tu
     value = row["reference_ids"]
     if not isinstance(value, list):
         raise DataError(f"{where}: reference_ids must be a list of lists of token ids, got {_shown(value)}.")
-    return tuple(_without_padding(ids, "each of reference_ids", where) for ids in value)
+    return tuple(_without_padding(ids, "each of reference_ids", where=where) for ids in value)
 
 
-def _without_padding(value: Any, name: str, where: str) -> tuple[int, ...]:
+def _without_padding(value: Any, name: str, *, where: str) -> tuple[int, ...]:
     """Returns token ids without padding at their end."""
     if not isinstance(value, list) or any(type(index) is not int or index < 0 for index in value):
         raise DataError(f"{where}: {name} must be a list of integers of at least 0, got {_shown(value)}.")
@@ -329,7 +329,7 @@ def _is_empty(ids: tuple[int, ...]) -> bool:
     return not any(ids[:end])
 
 
-def _cluster(row: Mapping[str, Any], key: str, where: str) -> str:
+def _cluster(row: Mapping[str, Any], key: str, *, where: str) -> str:
     if key not in row:
         raise DataError(
             f"{where}: has no {key!r}, by which examples were to be clustered. Every line must name its cluster."
@@ -351,7 +351,7 @@ def _check_text(value: str | None, where: str) -> None:
         raise DataError(f"{where}: {_shown(value)} is not Unicode text: {NO_UTF_8}") from error
 
 
-def _references(row: Mapping[str, Any], key: str, where: str) -> tuple[str, ...]:
+def _references(row: Mapping[str, Any], key: str, *, where: str) -> tuple[str, ...]:
     value = row.get(key, [])
     if key != RowKeys.targets and isinstance(value, str):
         return (value,)

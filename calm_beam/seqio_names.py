@@ -24,7 +24,7 @@ class SeqIOShard(NamedTuple):
         return f"{seqio_name(self.task, self.split)}/{self.number:05d}-of-{self.shards:05d}"
 
     @classmethod
-    def of(cls, name: str) -> "SeqIOShard":
+    def named(cls, name: str) -> "SeqIOShard":
         """Returns the shard of that name."""
         match = _NAME.fullmatch(name)
         assert match is not None

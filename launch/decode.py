@@ -39,12 +39,12 @@ def main(argv: Sequence[str]) -> int:
     # Beside the output, so that the same disk has to hold both.
     beside = None if is_cloud_path(output) else parent(output)
     with tempfile.TemporaryDirectory(prefix=f".{base_name(output)}.", dir=beside) as folder:
-        plan = run.plan(folder)
+        assignment = run.assignment(folder)
         with shown_progress(enabled=True) as progress:
             _ = (
                 pipeline
                 | "ReadExamples" >> ReadExamples(run.data, num_shards=flags.num_shards, progress=progress)
-                | "DecodeExamples" >> DecodeExamples(plan, progress)
+                | "DecodeExamples" >> DecodeExamples(assignment, progress)
             )
             run_pipeline(pipeline)
         generations = [item for path in shard_files(folder) for item in read_generations(path)]

@@ -76,11 +76,11 @@ def main(argv: Sequence[str]) -> int:
     layers = f"{generator.entry.layers:.2f} of {generator.num_layers} layers per token"
     say(f"{says}, calibrated at {layers}")
     tally = _Tally()
-    answers = _answers_to_lines(generator) if prompts is None else _answers(generator, prompts, flags)
+    answers = _answers_to_lines(generator) if prompts is None else _answers(generator, prompts, flags=flags)
     if flags.output is not None:
-        _write(tally.of(answers), flags)
+        _write(tally.counting(answers), flags)
     else:
-        _print(tally.of(answers), generator, show_layers=flags.show_layers)
+        _print(tally.counting(answers), generator, show_layers=flags.show_layers)
     say(tally.in_words())
     return 0
 
@@ -133,7 +133,7 @@ def _given_prompts(flags: argparse.Namespace) -> list[_Asked] | None:
         return None
     reading = Reading(data_format=flags.data_format, inputs_field=flags.inputs_field)
     try:
-        paths = find_files("--input", [flags.input], reading).files
+        paths = find_files("--input", [flags.input], reading=reading).files
         prompts = [asked for path in paths for asked in _read(path, reading)]
     except UsageError:
         # Which names its flag.
@@ -148,7 +148,7 @@ def _given_prompts(flags: argparse.Namespace) -> list[_Asked] | None:
 def _read(path: str, reading: Reading) -> Iterator[_Asked]:
     has_ids = format_of(path, reading).has_fields
     for example in read_examples(path, reading):
-        place = place_of(path, example.line, reading)
+        place = place_of(path, example.line, reading=reading)
         prompt = example.input if example.input is not None else example.input_ids or ()
         yield _Asked(
             id=example.id if has_ids else place,
@@ -175,7 +175,7 @@ def _generator(flags: argparse.Namespace, manifest: Manifest) -> "Generator":
 
 
 def _answers(
-    generator: "Generator", prompts: Sequence[_Asked], flags: argparse.Namespace
+    generator: "Generator", prompts: Sequence[_Asked], *, flags: argparse.Namespace
 ) -> Iterator[tuple[_Asked, "Answer"]]:
     """Yields prompts that have been checked with their answers, with a progress bar where answers are not seen."""
     starts = range(0, len(prompts), flags.batch_size)
@@ -231,7 +231,7 @@ class _Tally:
     used: int = 0
     saved: int = 0
 
-    def of(self, answers: Iterable[tuple[_Asked, "Answer"]]) -> Iterator[tuple[_Asked, "Answer"]]:
+    def counting(self, answers: Iterable[tuple[_Asked, "Answer"]]) -> Iterator[tuple[_Asked, "Answer"]]:
         """Yields answers on, having counted them, and tells which prompts were cut."""
         for asked, answer in answers:
             self.prompts += 1

@@ -7,7 +7,7 @@ from calm_beam.checkpoints import Checkpoint, load_checkpoint, missing_folder
 from calm_beam.counted import counted
 from calm_beam.manifest import Manifest, read_manifest
 from calm_beam.printable import printable_line
-from calm_beam.storage import exists, is_file, is_folder, joined, why_no_file
+from calm_beam.storage import exists, is_file, is_folder, joined
 from calm_beam.vocabulary import open_vocabulary
 
 from .flags import FlagParser, UsageError, naming, parse_own_flags
@@ -48,10 +48,7 @@ def _manifest_in(path: str) -> str | None:
     """Returns the manifest that a path names or holds, or None if there is none there."""
     with naming("PATH"):
         if not exists(path):
-            why = why_no_file(path)
-            if why != "no such file.":
-                raise UsageError(f"{path}: {why}")
-            raise UsageError(missing_folder(path).replace("no such directory", "no such file or directory"))
+            raise UsageError(missing_folder(path, expected="file or directory"))
         manifest = joined(path, "manifest.json") if is_folder(path) else path
         return manifest if is_file(manifest) else None
 
@@ -71,7 +68,7 @@ def _check_agreement(manifest: Manifest, flags: argparse.Namespace) -> str | Non
     from calm_beam.serving.agreement import agreed_settings, recorded_vocabulary
 
     checkpoint = _load(flags, flags.checkpoint)
-    vocabulary = recorded_vocabulary(manifest.vocabulary, checkpoint, flags.vocabulary)
+    vocabulary = recorded_vocabulary(manifest.vocabulary, checkpoint, path=flags.vocabulary)
     for entry in manifest.calibrations:
         agreed_settings(manifest, entry, checkpoint=checkpoint, vocabulary=vocabulary, confidence=flags.confidence)
     with_vocabulary = "" if vocabulary is None else ", and to its vocabulary"

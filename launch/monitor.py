@@ -71,13 +71,13 @@ def main(argv: Sequence[str]) -> int:
             raise UsageError(f"--losses {flags.losses}: {why_no_file(flags.losses)} Pass - for standard input.")
     if manifest.data.clusters is not None:
         say("the manifest is about clusters: every line has to be the mean loss of one")
-    session = _Session(manifest, entry, flags)
+    session = _Session(manifest, entry, flags=flags)
     try:
         if flags.losses == _STREAM:
-            session.follow(_losses(sys.stdin, "standard input", session))
+            session.follow(_losses(sys.stdin, "standard input", session=session))
         else:
             with open_input(flags.losses) as raw, io.TextIOWrapper(raw, "utf-8", errors="replace") as file:
-                session.take(list(_losses(file, flags.losses, session)))
+                session.take(list(_losses(file, flags.losses, session=session)))
     except KeyboardInterrupt:
         tell(session.report())
         return _INTERRUPTED
@@ -121,7 +121,7 @@ def _chosen_entry(manifest: Manifest, flags: argparse.Namespace) -> Calibration:
     return found[0]
 
 
-def _losses(lines: IO[str], name: str, session: "_Session") -> Iterator[float]:
+def _losses(lines: IO[str], name: str, *, session: "_Session") -> Iterator[float]:
     """Yields the losses of a text, one a line."""
     low = -1 if session.monitor.is_signed else 0
     for number, line in bounded_lines(lines, name=name):
@@ -155,7 +155,7 @@ def _loss(line: str, session: "_Session") -> float:
 class _Session:
     """A monitor, and the file that keeps it."""
 
-    def __init__(self, manifest: Manifest, entry: Calibration, flags: argparse.Namespace) -> None:
+    def __init__(self, manifest: Manifest, entry: Calibration, *, flags: argparse.Namespace) -> None:
         """Takes up the stored state, or starts anew."""
         self._entry = entry
         self._path: str | None = flags.state or None

@@ -46,19 +46,19 @@ def saved_figure(path: str, *, width: float = 7.0, height: float = 4.0) -> "Iter
             figure.savefig(temporary, format=kind, dpi=150, metadata=dates.get(kind))
 
 
-def measure_style(name: str, *, place: int = 0) -> dict[str, Any]:
+def measure_style(name: str, *, index: int = 0) -> dict[str, Any]:
     """Returns how a measure is drawn, the same in all figures.
 
     Args:
       name: A confidence measure, or another name that needs a colour too.
-      place: Of that other name among its like, from 0.
+      index: Of that other name among its like, from 0.
     """
     if name == "static":
         return {"color": GREY, "marker": "s", "linestyle": "--", "markersize": 3}
     if name == "oracle":
         return {"color": BLACK, "marker": "*", "linestyle": "none", "markersize": 9}
-    index = COMPARABLE.index(name) if name in COMPARABLE else len(COMPARABLE) + place
-    return {"color": COLOURS[index % len(COLOURS)], "marker": "."}
+    colour = COMPARABLE.index(name) if name in COMPARABLE else len(COMPARABLE) + index
+    return {"color": COLOURS[colour % len(COLOURS)], "marker": "."}
 
 
 def tidy(axes: "Axes") -> None:

@@ -53,7 +53,7 @@ class ReportedModel:
 
 
 def report_after(
-    output: str, folder: str, calibrate_flags: argparse.Namespace, model: ReportedModel | None = None
+    output: str, folder: str, *, calibrate_flags: argparse.Namespace, model: ReportedModel | None = None
 ) -> None:
     """Builds the report of a calibration that has just published its result; says so if that fails.
 
@@ -70,7 +70,7 @@ def report_after(
     elsewhere = "" if folder.startswith(joined(output, "")) else f" --generations={folder}"
     again = f"calm-beam report --calibration={output}{elsewhere}"
     try:
-        _build(flags, path, model)
+        _build(flags, path, model=model)
     except KeyboardInterrupt as interrupt:
         raise KeyboardInterrupt(f"the result in {output} is whole; only its report is missing: {again}") from interrupt
     # Whatever it is: the calibration succeeded, and must not seem to have failed.
@@ -122,16 +122,16 @@ def _checked_output(flags: argparse.Namespace) -> str:
     return output
 
 
-def _build(flags: argparse.Namespace, output: str, model: ReportedModel | None = None) -> None:
+def _build(flags: argparse.Namespace, output: str, *, model: ReportedModel | None = None) -> None:
     """Reads everything, the model too unless it is given, and writes the page."""
     calibrated = read_calibrated(flags.calibration)
     manifest = calibrated.manifest
     remarks: list[str] = []
-    stored = _stored(flags, calibrated, remarks)
+    stored = _stored(flags, calibrated, remarks=remarks)
     if not stored:
         model = ReportedModel(sizes=None, vocabulary=None)
     elif model is None:
-        model = _model(flags, manifest, remarks)
+        model = _model(flags, manifest, remarks=remarks)
     # Prompts are texts where there was a vocabulary, whose lengths in tokens nobody knows without it.
     is_counted = model.vocabulary is not None or manifest.vocabulary is None
     page = build_page(
@@ -150,7 +150,7 @@ def _build(flags: argparse.Namespace, output: str, model: ReportedModel | None =
         temporary.write_text(page, encoding="utf-8", newline="\n")
 
 
-def _stored(flags: argparse.Namespace, calibrated: Calibrated, remarks: list[str]) -> StoredOutputs | None:
+def _stored(flags: argparse.Namespace, calibrated: Calibrated, *, remarks: list[str]) -> StoredOutputs | None:
     """Returns the generations; None if nobody named them and there are none."""
     if flags.generations is not None:
         with naming("--generations"):
@@ -167,7 +167,7 @@ def _stored(flags: argparse.Namespace, calibrated: Calibrated, remarks: list[str
     return StoredOutputs.read(folder, calibrated.manifest)
 
 
-def _model(flags: argparse.Namespace, manifest: Manifest, remarks: list[str]) -> ReportedModel:
+def _model(flags: argparse.Namespace, manifest: Manifest, *, remarks: list[str]) -> ReportedModel:
     """Returns what can be had of the model; what was named and is wrong is an error."""
     # Here, since it needs JAX, which a calibration of stored generations does without.
     from calm_beam.checkpoints import CheckpointError, load_checkpoint
@@ -195,7 +195,7 @@ def _model(flags: argparse.Namespace, manifest: Manifest, remarks: list[str]) ->
         if vocabulary_path is not None:
             extra_ids = manifest.vocabulary.extra_ids if manifest.vocabulary else 0
             vocabulary = Vocabulary(vocabulary_path, extra_ids=extra_ids)
-        check_vocabulary(manifest.vocabulary, vocabulary, checkpoint)
+        check_vocabulary(manifest.vocabulary, vocabulary, checkpoint=checkpoint)
     except (VocabularyError, ManifestError) as error:
         if flags.vocabulary is not None:
             raise UsageError(f"--vocabulary: {error}") from error

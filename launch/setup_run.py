@@ -5,7 +5,6 @@ import dataclasses
 
 from calm_beam.decoding.settings import DecodeSettings, descending_grid, uniform_grid
 from calm_beam.errors import UsageError
-from calm_beam.exits.measures import is_own, source_digest
 from calm_beam.exits.rule import ExitRule
 from calm_beam.sweeps import SweepRequest
 from calm_beam.sweeps.prepared import PreparedSweep, prepare_sweep
@@ -43,7 +42,7 @@ def prepare_run(
     try:
         request = sweep_request(flags, settings or decode_settings(flags))
         reading = reading_of(flags, cluster_key=cluster_key, needs_references=needs_references)
-        data = find_files("--data", flags.data, reading)
+        data = find_files("--data", flags.data, reading=reading)
         prepared = prepare_sweep(request, data, finds_vocabulary=finds_vocabulary, runs_here=runs_here)
     except (ValueError, OSError) as error:
         raise UsageError(str(error)) from error
@@ -85,8 +84,7 @@ def decode_settings(flags: argparse.Namespace) -> DecodeSettings:
             min_exit_layer=flags.min_exit_layer,
             exit_interval=flags.exit_interval,
             patience=flags.patience,
-            confidence_source=source_digest(flags.confidence) if is_own(flags.confidence) else None,
-        ),
+        ).with_source(),
         thresholds=grid,
         max_input_length=flags.max_input_length,
         max_decode_length=flags.max_decode_length,

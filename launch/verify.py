@@ -87,19 +87,19 @@ def main(argv: Sequence[str]) -> int:
         if not is_local(options):
             raise UsageError("verify scores what it decodes on this machine: leave --runner out.")
         if flags.metric is not None:
-            entries = _with_metrics(entries, flags, manifest)
+            entries = _with_metrics(entries, flags, manifest=manifest)
         if not entries:
             of_them = "" if flags.metric is None else f" of {', '.join(flags.metric)}"
             tell(f"Every entry of the manifest{of_them} says never exit: there is nothing that could be broken.")
             return 0
         _check_entries(entries, flags)
         _take_policies(flags, manifest)
-        run = _prepare(flags, manifest, entries)
-        _check_data(run, flags, manifest, path)
+        run = _prepare(flags, manifest, entries=entries)
+        _check_data(run, flags, manifest=manifest, path=path)
         pipeline = beam.Pipeline(runner=make_runner(options), options=options)
-    losses = _decode(pipeline, run, flags, manifest, entries)
+    losses = _decode(pipeline, run, flags=flags, manifest=manifest, entries=entries)
     verdicts = verify(losses, entries, alpha=flags.alpha)
-    _print(manifest, losses, verdicts, flags)
+    _print(manifest, losses, verdicts=verdicts, flags=flags)
     return BROKEN if any(verdict.is_broken for verdict in verdicts) else 0
 
 
@@ -127,7 +127,7 @@ def _parser() -> FlagParser:
 
 
 def _with_metrics(
-    entries: tuple[Calibration, ...], flags: argparse.Namespace, manifest: Manifest
+    entries: tuple[Calibration, ...], flags: argparse.Namespace, *, manifest: Manifest
 ) -> tuple[Calibration, ...]:
     """Returns the entries of the metrics that `--metric` names; which they are is settled before any loss is seen."""
     # Others are taken as they are: to look one up might import it.
@@ -163,7 +163,7 @@ def _take_policies(flags: argparse.Namespace, manifest: Manifest) -> None:
     flags.max_failures = sys.maxsize
 
 
-def _prepare(flags: argparse.Namespace, manifest: Manifest, entries: Sequence[Calibration]) -> PreparedSweep:
+def _prepare(flags: argparse.Namespace, manifest: Manifest, *, entries: Sequence[Calibration]) -> PreparedSweep:
     """Returns the run, whose model and vocabulary are those of the manifest."""
     check_named(manifest.decode.confidence, flags.confidence)
     run = prepare_run(
@@ -176,7 +176,7 @@ def _prepare(flags: argparse.Namespace, manifest: Manifest, entries: Sequence[Ca
     )
     try:
         check_model(manifest.model, run.checkpoint)
-        check_vocabulary(manifest.vocabulary, run.vocabulary, run.checkpoint)
+        check_vocabulary(manifest.vocabulary, run.vocabulary, checkpoint=run.checkpoint)
     except ManifestError as error:
         raise UsageError(f"--checkpoint {flags.checkpoint}: {error}") from error
     return run
@@ -186,7 +186,7 @@ def _needs_references(entries: Sequence[Calibration]) -> bool:
     return any(entry.consistency == "risk" for entry in entries)
 
 
-def _check_data(run: PreparedSweep, flags: argparse.Namespace, manifest: Manifest, path: str) -> None:
+def _check_data(run: PreparedSweep, flags: argparse.Namespace, *, manifest: Manifest, path: str) -> None:
     """Refuses the calibration set itself, and tells how many of its prompts come again."""
     fresh: list[Example] = []
     for index, name in enumerate(run.paths):
@@ -203,8 +203,8 @@ def _check_data(run: PreparedSweep, flags: argparse.Namespace, manifest: Manifes
             "beside the manifest"
         )
         return
-    calibrated = {_whole_prompt(run, *prompt) for name in stored for prompt in stored_prompts(name)}
-    shared = sum(_whole_prompt(run, example.input, example.input_ids) in calibrated for example in fresh)
+    calibrated = {_whole_prompt(run, prompt) for name in stored for prompt in stored_prompts(name)}
+    shared = sum(_whole_prompt(run, (example.input, example.input_ids)) in calibrated for example in fresh)
     if shared:
         say(
             f"warning: {shared} of {counted(len(fresh), 'prompt')} {'is' if shared == 1 else 'are'} in the calibration "
@@ -213,8 +213,11 @@ def _check_data(run: PreparedSweep, flags: argparse.Namespace, manifest: Manifes
         )
 
 
-def _whole_prompt(run: PreparedSweep, text: str | None, ids: tuple[int, ...] | None) -> str | tuple[int, ...] | None:
+def _whole_prompt(
+    run: PreparedSweep, prompt: tuple[str | None, tuple[int, ...] | None]
+) -> str | tuple[int, ...] | None:
     """Returns a prompt as token ids, where they can be had: what came as text may come back as ids."""
+    text, ids = prompt
     if text is None or run.vocabulary is None:
         return text if ids is None else ids
     return (*run.vocabulary.encode(run.settings.task_prefix + text), EOS_ID)
@@ -223,6 +226,7 @@ def _whole_prompt(run: PreparedSweep, text: str | None, ids: tuple[int, ...] | N
 def _decode(
     pipeline: beam.Pipeline,
     run: PreparedSweep,
+    *,
     flags: argparse.Namespace,
     manifest: Manifest,
     entries: Sequence[Calibration],
@@ -233,7 +237,7 @@ def _decode(
         _ = (
             pipeline
             | "ReadExamples" >> ReadExamples(run.data, num_shards=flags.num_shards, progress=progress)
-            | "DecodeExamples" >> DecodeExamples(run.plan(folder), progress)
+            | "DecodeExamples" >> DecodeExamples(run.assignment(folder), progress)
         )
         run_pipeline(pipeline)
         return FreshLosses.of(
@@ -245,7 +249,7 @@ def _decode(
         )
 
 
-def _print(manifest: Manifest, losses: FreshLosses, verdicts: Sequence[Verdict], flags: argparse.Namespace) -> None:
+def _print(manifest: Manifest, losses: FreshLosses, *, verdicts: Sequence[Verdict], flags: argparse.Namespace) -> None:
     console = PlainConsole()
     table = Table(
         title="The manifest's entries on fresh data", title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False

@@ -12,14 +12,14 @@ from apache_beam.options.pipeline_options import PipelineOptions
 from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 
 from calm_beam.calibration import Guarantee, Spec, all_specs
-from calm_beam.checkpoints import write_native
+from calm_beam.checkpoints import Declared, write_native
 from calm_beam.decoding.settings import DecodeSettings
 from calm_beam.exits.rule import ExitRule
-from calm_beam.generations import Generation
+from calm_beam.generations import DecodeJob, Generation, StoredGenerations
 from calm_beam.inputs import DataFiles, Reading
-from calm_beam.manifest import Manifest, read_manifest
+from calm_beam.manifest import Manifest, ModelRecord, VocabularyRecord, read_manifest
 from calm_beam.model import T5Config
-from calm_beam.sweeps import DecodePlan
+from calm_beam.sweeps import Assignment
 from calm_beam.transforms import Calibrate, ReadExamples, Sweep, WriteManifest
 from calm_beam.transforms.progress import ProgressLog
 from tests.builders import build_arrays, build_config, train_vocabulary
@@ -124,23 +124,29 @@ def split_rows(folder: pathlib.Path, rows: Sequence[object], *, files: int) -> t
     return tuple(str(write_rows(folder / f"part-{part}.jsonl", rows[part::files])) for part in range(files))
 
 
-def unreadable_plan(folder: str, *, num_shards: int) -> DecodePlan:
-    """Returns a plan to decode with a model that is not there, for pipelines of which only the shape is looked at."""
-    return DecodePlan(
-        checkpoint=f"{folder}/model",
-        model_fingerprint="none",
-        vocabulary=None,
-        vocabulary_fingerprint=None,
-        extra_ids=0,
+def build_assignment(
+    folder: str, *, model: str, num_shards: int = 1, model_fingerprint: str = "sha256:0", vocabulary: str | None = None
+) -> Assignment:
+    """Returns an assignment to decode into a folder; it expects a vocabulary, if any, to be another than it is."""
+    job = DecodeJob(
+        model=ModelRecord(uri=model, fingerprint=model_fingerprint, layers=CONFIG.num_decoder_layers),
+        vocabulary=VocabularyRecord(fingerprint="sha256:1", extra_ids=0) if vocabulary else None,
         settings=SETTINGS,
-        batch_size=2,
+        on_long="error",
+        cluster_key=None,
+        patterns=("data",),
+        files=("data",),
+        num_shards=num_shards,
+        software={},
+    )
+    return Assignment(
+        stored=StoredGenerations(directory=folder, job=job),
+        vocabulary_path=vocabulary,
+        declared=Declared(),
+        batch_size=BATCH_SIZE,
         token_budget=None,
-        on_long="truncate",
         on_error="fail",
         max_failures=None,
-        job="sha256:0",
-        directory=f"{folder}/out",
-        num_shards=num_shards,
     )
 
 

@@ -53,7 +53,7 @@ _STORED = _output((7, 9, 1), (2, 3, 1), (0.6, 0.5, 0.3))
 )
 def test_the_first_difference_is_told(served: Answer, step: int, margin: float | None, is_near: bool) -> None:
     """Step and distance to the threshold are those of the token that left lower; a far one is no near tie."""
-    found = difference("a", _STORED, served, _THRESHOLDS)
+    found = difference("a", _STORED, served=served, thresholds=_THRESHOLDS)
     assert found is not None
     assert (found.step, found.is_near_tie) == (step, is_near)
     assert found.margin == (None if margin is None else pytest.approx(margin))
@@ -62,11 +62,14 @@ def test_the_first_difference_is_told(served: Answer, step: int, margin: float |
 
 def test_equal_outputs_differ_nowhere() -> None:
     """Confidences may move by their rounding; tokens and layers decide."""
-    assert difference("a", _STORED, _answer((7, 9, 1), (2, 3, 1), (0.6000001, 0.5, 0.3)), _THRESHOLDS) is None
+    assert (
+        difference("a", _STORED, served=_answer((7, 9, 1), (2, 3, 1), (0.6000001, 0.5, 0.3)), thresholds=_THRESHOLDS)
+        is None
+    )
 
 
 def test_an_output_that_goes_on_differs_at_its_end() -> None:
     """Where one output has ended and the other has not, that step is the first that differs."""
-    found = difference("a", _output((7,), (2,), (0.6,)), _answer((7, 9), (2, 3), (0.6, 0.5)), None)
+    found = difference("a", _output((7,), (2,), (0.6,)), served=_answer((7, 9), (2, 3), (0.6, 0.5)), thresholds=None)
     assert found is not None
     assert (found.step, found.tokens, found.exit_layers) == (1, (None, 9), (0, 3))

@@ -7,12 +7,11 @@ from collections.abc import Iterable, Iterator, Sequence
 import apache_beam as beam
 
 from calm_beam.calibration import (
+    CalibrationOutcome,
     Guarantee,
     Layout,
-    Outcome,
     Plan,
-    RunRecord,
-    Tally,
+    RunProvenance,
     choose_thresholds,
     has_ended,
     risk_rows,
@@ -23,7 +22,7 @@ from calm_beam.errors import UsageError
 from calm_beam.examples import DataError
 from calm_beam.failures import check_failures, failure_limit
 from calm_beam.generations import StoredShard
-from calm_beam.generations.folder import Completion, StoredGenerations
+from calm_beam.generations.folder import FinishedSweep, StoredGenerations
 from calm_beam.metrics.registry import full_name, get_metric
 from calm_beam.metrics.settings import NO_SETTINGS, MetricSettings
 from calm_beam.risk.clusters import ClusterLosses
@@ -37,7 +36,7 @@ from .upstream import maker_of
 class Calibrate(beam.PTransform):
     """Tests every threshold that was swept, and chooses the least safe one that is proved to keep each guarantee.
 
-        completions | Calibrate([Guarantee("textual", "rouge_l", delta=0.1, epsilon=0.05)])
+        sweeps | Calibrate([Guarantee("textual", "rouge_l", delta=0.1, epsilon=0.05)])
 
     What is tested is settled when the pipeline is put together, before any loss is seen; the manifest shows a digest.
 
@@ -58,9 +57,9 @@ class Calibrate(beam.PTransform):
     metric_settings: MetricSettings = NO_SETTINGS
     created: str | None = None
 
-    def expand(self, completions: beam.PCollection) -> beam.PCollection:
-        """Returns a PCollection of one `Outcome`, given what `Sweep` or `ReadGenerations` yields."""
-        swept: Swept | None = maker_of(completions, Sweep) or maker_of(completions, ReadGenerations)
+    def expand(self, sweeps: beam.PCollection) -> beam.PCollection:
+        """Returns a PCollection of one `CalibrationOutcome`, given what `Sweep` or `ReadGenerations` yields."""
+        swept: Swept | None = maker_of(sweeps, Sweep) or maker_of(sweeps, ReadGenerations)
         if swept is None:
             raise UsageError("Calibrate takes what Sweep or ReadGenerations gives.")
         job = swept.job
@@ -76,13 +75,11 @@ class Calibrate(beam.PTransform):
             seed=self.seed,
             on_error=swept.on_error,
         )
-        return completions | CalibrateGenerations(
+        return sweeps | CalibrateGenerations(
             plan=plan,
             plan_digest=plan.record().digest,
-            record=RunRecord.of_job(job, specs, created=self.created),
-            stored=StoredGenerations(
-                directory=swept.folder, num_shards=job.num_shards, thresholds=job.settings.thresholds
-            ),
+            provenance=RunProvenance.of_job(job, specs, created=self.created),
+            stored=StoredGenerations(directory=swept.folder, job=job),
             tested=len(plan.thresholds),
             max_failures=self.max_failures,
             metric_settings=self.metric_settings,
@@ -91,7 +88,7 @@ class Calibrate(beam.PTransform):
 
 @dataclasses.dataclass
 class CalibrateGenerations(beam.PTransform):
-    """Turns complete generations into an `Outcome`, by a plan that was settled before.
+    """Turns complete generations into an `CalibrationOutcome`, by a plan that was settled before.
 
     Every shard counts once, however often runner or reader bring it: shards are told apart by their number, and at the
     end what was counted is compared with what is stored.
@@ -99,7 +96,7 @@ class CalibrateGenerations(beam.PTransform):
     Attributes:
       plan: The guarantees asked for, and their tests.
       plan_digest: Digest of the plan when it was settled.
-      record: What else the manifest says.
+      provenance: What else the manifest says.
       stored: The generations.
       tested: How many of the plan's thresholds are tested, from the top. If the tests of some guarantee would go on
         below, there is no outcome.
@@ -109,92 +106,51 @@ class CalibrateGenerations(beam.PTransform):
 
     plan: Plan
     plan_digest: str
-    record: RunRecord
+    _: dataclasses.KW_ONLY
+    provenance: RunProvenance
     stored: StoredGenerations
     tested: int
     max_failures: int | None = None
     metric_settings: MetricSettings = NO_SETTINGS
 
-    def expand(self, completions: beam.PCollection) -> beam.PCollection:
-        """Returns a PCollection of one `Outcome`, or of none, given one of a `Completion`."""
+    def expand(self, sweeps: beam.PCollection) -> beam.PCollection:
+        """Returns a PCollection of one `CalibrationOutcome`, or of none, given one of a `FinishedSweep`."""
         tested = self.plan.upper_part(self.tested)
-        completion = beam.pvalue.AsSingleton(completions)
+        finished = beam.pvalue.AsSingleton(sweeps)
         shards = (
-            completions
+            sweeps
             | "ListShards" >> beam.FlatMap(_numbered_shards)
             # Also spreads them over workers: the list is one element.
             | "CountShardsOnce" >> beam.GroupByKey()
         )
-        scorer = ShardScorer(tested, self.stored, self.max_failures, self.metric_settings)
+        scorer = ShardScorer(tested, self.stored, max_failures=self.max_failures, metric_settings=self.metric_settings)
         if self.plan.cluster_key is None:
-            tallies = shards | "ScoreExamples" >> beam.ParDo(_ScoreShard(scorer), completion)
+            totals = shards | "ScoreExamples" >> beam.ParDo(_ScoreShard(scorer), finished)
         else:
-            tallies = (shards, completions) | "ScoreClusters" >> _ScoreClusters(scorer)
+            totals = (shards, sweeps) | "ScoreClusters" >> _ScoreClusters(scorer)
         return (
-            tallies
-            | "SumLosses" >> beam.CombineGlobally(_SumTallies(tested.layout()))
+            totals
+            | "SumLosses" >> beam.CombineGlobally(_SumTotals(tested.layout()))
             | "TestThresholds"
             >> beam.FlatMap(
                 _outcome,
-                completion,
+                finished,
                 plan=self.plan,
                 tested=tested,
                 digest=self.plan_digest,
-                record=self.record,
+                provenance=self.provenance,
                 max_failures=self.max_failures,
                 metric_settings=self.metric_settings,
             )
         )
 
 
-def _numbered_shards(completion: Completion) -> Iterator[tuple[int, StoredShard]]:
-    return ((shard.shard, shard) for shard in completion.shards)
+def _numbered_shards(finished: FinishedSweep) -> Iterator[tuple[int, StoredShard]]:
+    return ((shard.shard, shard) for shard in finished.shards)
 
 
 class _ScoreShard(beam.DoFn):
-    """Yields the tally of a stored shard, each example of which is a unit by itself."""
-
-    def __init__(self, scorer: ShardScorer) -> None:
-        self._scorer = scorer
-
-    def setup(self) -> None:
-        self._scorer.setup()
-
-    def process(self, element: tuple[int, Iterable[StoredShard]], completion: Completion) -> Iterator[Tally]:
-        plan = self._scorer.plan
-        layout = plan.layout()
-        whole = Tally.zero(layout)
-        for tally, generations, losses in self._scorer.batches(element, completion):
-            ids = [generation.example.id for generation in generations]
-            of_losses = CalibrationTotals.of_losses(ids, losses, layout, salt=plan.salt)
-            whole = whole.merge(tally).merge(Tally(totals=of_losses, scored=len(ids)))
-        yield whole
-
-
-@dataclasses.dataclass
-class _ScoreClusters(beam.PTransform):
-    """Turns stored shards into tallies whose units are clusters, wherever their examples are stored."""
-
-    scorer: ShardScorer
-
-    # Beam has no type hints for tuples of PCollections, and would say so at every run.
-    @beam.typehints.decorators.no_annotations
-    def expand(self, inputs: tuple[beam.PCollection, beam.PCollection]) -> beam.PCollection:
-        shards, completions = inputs
-        plan = self.scorer.plan
-        scored = shards | "ScoreMembers" >> beam.ParDo(
-            _ScoreMembers(self.scorer), beam.pvalue.AsSingleton(completions)
-        ).with_outputs("losses", main="examples")
-        units = (
-            scored.losses
-            | "GroupByCluster" >> beam.CombinePerKey(_merged_clusters)
-            | "AverageClusters" >> beam.Map(_tally_of_cluster, layout=plan.layout(), salt=plan.salt)
-        )
-        return (scored.examples, units) | "JoinTotals" >> beam.Flatten()
-
-
-class _ScoreMembers(beam.DoFn):
-    """Yields tallies of a shard without its losses, and those by cluster under the tag `losses`."""
+    """Yields the totals of a stored shard, each example of which is a unit by itself."""
 
     def __init__(self, scorer: ShardScorer) -> None:
         self._scorer = scorer
@@ -203,11 +159,55 @@ class _ScoreMembers(beam.DoFn):
         self._scorer.setup()
 
     def process(
-        self, element: tuple[int, Iterable[StoredShard]], completion: Completion
-    ) -> Iterator[Tally | beam.pvalue.TaggedOutput]:
-        whole = Tally.zero(self._scorer.plan.layout())
-        for tally, generations, losses in self._scorer.batches(element, completion):
-            whole = whole.merge(tally)
+        self, element: tuple[int, Iterable[StoredShard]], finished: FinishedSweep
+    ) -> Iterator[CalibrationTotals]:
+        plan = self._scorer.plan
+        layout = plan.layout()
+        whole = CalibrationTotals.zero(layout)
+        for of_examples, generations, losses in self._scorer.batches(element, finished):
+            ids = [generation.example.id for generation in generations]
+            of_losses = CalibrationTotals.of_losses(ids, losses, layout=layout, salt=plan.salt)
+            whole = whole.merge(of_examples).merge(of_losses)
+        yield whole
+
+
+@dataclasses.dataclass
+class _ScoreClusters(beam.PTransform):
+    """Turns stored shards into totals whose units are clusters, wherever their examples are stored."""
+
+    scorer: ShardScorer
+
+    # Beam has no type hints for tuples of PCollections, and would say so at every run.
+    @beam.typehints.decorators.no_annotations
+    def expand(self, inputs: tuple[beam.PCollection, beam.PCollection]) -> beam.PCollection:
+        shards, sweeps = inputs
+        plan = self.scorer.plan
+        scored = shards | "ScoreMembers" >> beam.ParDo(
+            _ScoreMembers(self.scorer), beam.pvalue.AsSingleton(sweeps)
+        ).with_outputs("losses", main="examples")
+        units = (
+            scored.losses
+            | "GroupByCluster" >> beam.CombinePerKey(_merged_clusters)
+            | "AverageClusters" >> beam.Map(_totals_of_cluster, layout=plan.layout(), salt=plan.salt)
+        )
+        return (scored.examples, units) | "JoinTotals" >> beam.Flatten()
+
+
+class _ScoreMembers(beam.DoFn):
+    """Yields totals of a shard without its losses, and those by cluster under the tag `losses`."""
+
+    def __init__(self, scorer: ShardScorer) -> None:
+        self._scorer = scorer
+
+    def setup(self) -> None:
+        self._scorer.setup()
+
+    def process(
+        self, element: tuple[int, Iterable[StoredShard]], finished: FinishedSweep
+    ) -> Iterator[CalibrationTotals | beam.pvalue.TaggedOutput]:
+        whole = CalibrationTotals.zero(self._scorer.plan.layout())
+        for of_examples, generations, losses in self._scorer.batches(element, finished):
+            whole = whole.merge(of_examples)
             for generation, of_example in zip(generations, losses, strict=True):
                 cluster = generation.example.cluster
                 assert cluster is not None
@@ -222,58 +222,55 @@ def _merged_clusters(parts: Iterable[ClusterLosses]) -> ClusterLosses:
     return first
 
 
-def _tally_of_cluster(element: tuple[str, ClusterLosses], *, layout: Layout, salt: str) -> Tally:
+def _totals_of_cluster(element: tuple[str, ClusterLosses], *, layout: Layout, salt: str) -> CalibrationTotals:
     cluster, losses = element
-    totals = CalibrationTotals.of_losses([cluster], losses.mean()[None], layout, salt=salt)
-    return Tally(totals=totals, scored=losses.size)
+    return CalibrationTotals.of_losses([cluster], losses.mean()[None], layout=layout, salt=salt, scored=losses.size)
 
 
-class _SumTallies(beam.CombineFn):
-    """Merges `Tally`; the arithmetic is theirs."""
+class _SumTotals(beam.CombineFn):
+    """Merges `CalibrationTotals`; the arithmetic is theirs."""
 
     def __init__(self, layout: Layout) -> None:
         self._layout = layout
 
-    def create_accumulator(self) -> Tally:
-        return Tally.zero(self._layout)
+    def create_accumulator(self) -> CalibrationTotals:
+        return CalibrationTotals.zero(self._layout)
 
-    def add_input(self, accumulator: Tally, element: Tally) -> Tally:
+    def add_input(self, accumulator: CalibrationTotals, element: CalibrationTotals) -> CalibrationTotals:
         return accumulator.merge(element)
 
-    def merge_accumulators(self, accumulators: Iterable[Tally]) -> Tally:
+    def merge_accumulators(self, accumulators: Iterable[CalibrationTotals]) -> CalibrationTotals:
         merged = self.create_accumulator()
         for accumulator in accumulators:
             merged = merged.merge(accumulator)
         return merged
 
-    def extract_output(self, accumulator: Tally) -> Tally:
+    def extract_output(self, accumulator: CalibrationTotals) -> CalibrationTotals:
         return accumulator
 
 
 def _outcome(
-    tally: Tally,
-    completion: Completion,
+    totals: CalibrationTotals,
+    finished: FinishedSweep,
     *,
     plan: Plan,
     tested: Plan,
     digest: str,
-    record: RunRecord,
+    provenance: RunProvenance,
     max_failures: int | None,
     metric_settings: MetricSettings,
-) -> Iterator[Outcome]:
+) -> Iterator[CalibrationOutcome]:
     """Checks what was counted, and yields what it proves; nothing if tests would go on below what was tested."""
-    if not completion.examples:
-        raise DataError(f"the calibration set is empty: no examples in {', '.join(record.patterns)}.")
-    tally.check(completion)
-    tally.contrast.check(tested.layout().objectives, functools.partial(get_metric, settings=metric_settings))
-    limit = failure_limit(max_failures, examples=completion.examples)
-    check_failures(tally.failures, failed=len(tally.failures), limit=limit)
-    num_layers = record.model.layers
-    rows = risk_rows(tally.totals, tested, num_layers=num_layers)
+    if not finished.examples:
+        raise DataError(f"the calibration set is empty: no examples in {', '.join(provenance.patterns)}.")
+    totals.check(finished)
+    totals.contrast.check(tested.layout().objectives, functools.partial(get_metric, settings=metric_settings))
+    limit = failure_limit(max_failures, examples=finished.examples)
+    check_failures(totals.failures, failed=totals.failed, limit=limit)
+    num_layers = provenance.model.layers
+    rows = risk_rows(totals, tested, num_layers=num_layers)
     calibrations = choose_thresholds(rows, tested, num_layers=num_layers)
     if tested != plan and not has_ended(calibrations):
         return
-    manifest = record.manifest(
-        tally.totals, calibrations, plan, digest=digest, failed_ids=tuple(name for name, _ in tally.failures)
-    )
-    yield Outcome(manifest=manifest, rows=tuple(rows), failures=tuple(tally.failures))
+    manifest = provenance.manifest(totals, calibrations, plan=plan, digest=digest)
+    yield CalibrationOutcome(manifest=manifest, rows=tuple(rows), failures=totals.failures)

@@ -8,7 +8,7 @@ import apache_beam as beam
 from apache_beam.metrics import Metrics
 
 from calm_beam.examples import DataError, Example, mixed_prompts
-from calm_beam.inputs import DataFiles, Part, Reading, no_examples, parts_of, place_of, read_examples
+from calm_beam.inputs import DataFiles, FilePart, Reading, no_examples, parts_of, place_of, read_examples
 
 from .metrics import EMPTY_REFERENCES, NAMESPACE
 from .progress import NOWHERE, ProgressLog
@@ -111,7 +111,7 @@ def _kind_and_place(example: Example) -> tuple[str, tuple[int, int]]:
 
 def _check_one_kind(found: list[tuple[str, tuple[int, int]]], *, paths: list[str], reading: Reading) -> bool:
     """Fails if prompts are of both kinds; `found` has the first place of each."""
-    places = {kind: place_of(paths[file], row, reading) for kind, (file, row) in found}
+    places = {kind: place_of(paths[file], row, reading=reading) for kind, (file, row) in found}
     if len(places) > 1:
         raise DataError(mixed_prompts(places["text"], places["token ids"]))
     return True
@@ -125,7 +125,7 @@ def _shard_and_example(example: Example, num_shards: int) -> tuple[int, Example]
     return int.from_bytes(example.input_digest()[:8], "big") % num_shards, example
 
 
-def _parts_of_file(element: tuple[int, str], reading: Reading) -> Sequence[Part]:
+def _parts_of_file(element: tuple[int, str], reading: Reading) -> Sequence[FilePart]:
     file_index, path = element
     return parts_of(path, reading, file_index=file_index)
 
@@ -139,7 +139,7 @@ class _ParsePart(beam.DoFn):
         self._examples = Metrics.counter(NAMESPACE, "read-examples")
         self._empty_references = Metrics.counter(NAMESPACE, EMPTY_REFERENCES)
 
-    def process(self, part: Part) -> Iterator[Example]:
+    def process(self, part: FilePart) -> Iterator[Example]:
         count = empty = 0
         for example in read_examples(part, self._reading):
             count += 1
@@ -167,7 +167,7 @@ class _CheckUniqueId(beam.DoFn):
         all_places = list(found)
         places = sorted((file, row) for file, row, _ in all_places)
         if len(places) > 1 and any(is_own for _, _, is_own in all_places):
-            named = " and ".join(place_of(self._paths[file], row, self._reading) for file, row in places[:2])
+            named = " and ".join(place_of(self._paths[file], row, reading=self._reading) for file, row in places[:2])
             raise DataError(
                 f"id {example_id!r} occurs {len(places)} times ({named}). Ids must be unique: an example that counts "
                 "twice voids the guarantee."

@@ -7,12 +7,12 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 from apache_beam.metrics import Metrics
 
-from calm_beam.calibration import Contrast, Plan, ScoredGeneration, Tally, score_by_policy
+from calm_beam.calibration import Contrast, Plan, ScoredGeneration, score_by_policy
 from calm_beam.calibration.totals import CalibrationTotals
 from calm_beam.counted import counted
 from calm_beam.failures import check_failures, failure_limit
 from calm_beam.generations import Generation, GenerationsError, StoredShard, read_generations, stored_shard
-from calm_beam.generations.folder import Completion, StoredGenerations, shard_path
+from calm_beam.generations.folder import FinishedSweep, StoredGenerations
 from calm_beam.metrics.registry import get_metric, take_clipped
 from calm_beam.metrics.settings import NO_SETTINGS, MetricSettings
 
@@ -29,6 +29,7 @@ class ShardScorer:
         self,
         plan: Plan,
         stored: StoredGenerations,
+        *,
         max_failures: int | None,
         metric_settings: MetricSettings = NO_SETTINGS,
     ) -> None:
@@ -49,9 +50,9 @@ class ShardScorer:
         }
 
     def batches(
-        self, element: tuple[int, Iterable[StoredShard]], completion: Completion
-    ) -> Iterator[tuple[Tally, list[Generation], np.ndarray]]:
-        """Yields batches of a shard: a tally without losses, the generations, and their losses.
+        self, element: tuple[int, Iterable[StoredShard]], finished: FinishedSweep
+    ) -> Iterator[tuple[CalibrationTotals, list[Generation], np.ndarray]]:
+        """Yields batches of a shard: totals without losses, the generations, and their losses.
 
         Losses have shape (examples, objectives, thresholds), int64.
 
@@ -61,27 +62,23 @@ class ShardScorer:
         """
         number, copies = element
         (shard,) = set(copies)
-        path = shard_path(self._stored.directory, number, num_shards=self._stored.num_shards)
+        path = self._stored.shard_path(number)
         if stored_shard(path) != shard:
             raise GenerationsError(f"{path}: was replaced after decoding was complete. Decode anew, with --overwrite.")
-        limit = failure_limit(self._max_failures, examples=completion.examples)
+        limit = failure_limit(self._max_failures, examples=finished.examples)
         generations = read_generations(path)
         failures: list[tuple[str, str]] = []
         while batch := list(itertools.islice(generations, _BATCH)):
             scored = [self._score(self._at_lanes(generation, path)) for generation in batch]
             self._clipped.inc(sum(map(take_clipped, self._metrics.values())))
             examples = [each.generation for each in scored]
-            failed = [(each.example.id, each.failure) for each in examples if each.failure is not None]
-            failures.extend(failed)
+            failures.extend((each.example.id, each.failure) for each in examples if each.failure is not None)
             # Before they are more than a worker can hold.
             check_failures(failures, failed=len(failures), limit=limit)
-            tally = Tally(
-                totals=CalibrationTotals.of_examples(examples, self._layout),
-                contrast=Contrast.merged(each.contrast for each in scored),
-                by_shard=((number, len(scored)),),
-                failures=tuple(sorted(failed)),
+            totals = CalibrationTotals.of_examples(
+                examples, self._layout, shard=number, contrast=Contrast.merged(each.contrast for each in scored)
             )
-            yield tally, examples, np.stack([each.losses for each in scored])
+            yield totals, examples, np.stack([each.losses for each in scored])
 
     def _at_lanes(self, generation: Generation, path: str) -> Generation:
         """Returns the generation with the outputs of the plan's thresholds alone."""

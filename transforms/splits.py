@@ -9,21 +9,19 @@ import apache_beam as beam
 import numpy as np
 
 from calm_beam.analysis.output_counts import OutputCounter
-from calm_beam.calibration import Plan, Tally
+from calm_beam.calibration import Plan
 from calm_beam.decoding.prompts import encode_prompt
-from calm_beam.decoding.settings import DecodeSettings
-from calm_beam.evaluation.files import GridRow, write_grid, write_trials
-from calm_beam.evaluation.outcomes import TrialOutcome, lane_counts, trial_outcomes
-from calm_beam.evaluation.splits import Splits, SplitTally
+from calm_beam.evaluation.files import write_grid, write_trials
+from calm_beam.evaluation.grid import GridRow, grid_rows
+from calm_beam.evaluation.outcomes import TrialOutcome, trial_outcomes
+from calm_beam.evaluation.splits import Splits, SplitTotals
 from calm_beam.examples import DataError, Example
 from calm_beam.failures import check_failures, failure_limit
 from calm_beam.generations import StoredShard
-from calm_beam.generations.folder import Completion, StoredGenerations
+from calm_beam.generations.folder import FinishedSweep, StoredGenerations
 from calm_beam.metrics.registry import get_metric
 from calm_beam.metrics.settings import NO_SETTINGS, MetricSettings
 from calm_beam.risk.clusters import ClusterLosses
-from calm_beam.risk.fixed_point import LOSS_SCALE
-from calm_beam.risk.statistics import Loss
 from calm_beam.vocabulary import Vocabulary
 
 from .scoring import ShardScorer
@@ -37,25 +35,30 @@ class SplitSource:
       measure: Name of the measure.
       plan: The guarantees asked for, and their tests.
       stored: The generations.
-      completion: What they hold.
+      finished: What they hold.
       counter: What is counted of outputs.
-      settings: How they were decoded.
       vocabulary: Path of the vocabulary that prompts were encoded with; None if there was none, or nothing needs it.
-      extra_ids: Sentinels added to it.
-      num_layers: Decoder depth.
       is_tested: Whether thresholds are chosen for it; if not, it stands beside the others as a bound.
     """
 
     measure: str
     plan: Plan
     stored: StoredGenerations
-    completion: Completion
+    finished: FinishedSweep
     counter: OutputCounter
-    settings: DecodeSettings
     vocabulary: str | None
-    extra_ids: int
-    num_layers: int
     is_tested: bool
+
+    @property
+    def num_layers(self) -> int:
+        """Decoder depth."""
+        return self.stored.job.model.layers
+
+    @property
+    def extra_ids(self) -> int:
+        """Sentinels added to the vocabulary."""
+        recorded = self.stored.job.vocabulary
+        return recorded.extra_ids if recorded else 0
 
 
 @dataclasses.dataclass
@@ -86,28 +89,30 @@ class SplitGenerations(beam.PTransform):
             | "ListShards"
             >> beam.Create(
                 [
-                    ((place, shard.shard), shard)
-                    for place, source in enumerate(self.sources)
-                    for shard in source.completion.shards
+                    ((index, shard.shard), shard)
+                    for index, source in enumerate(self.sources)
+                    for shard in source.finished.shards
                 ]
             )
             # Also spreads them over workers.
             | "CountShardsOnce" >> beam.GroupByKey()
         )
-        score = _ScoreShard(self.sources, self.splits, self.max_failures, self.metric_settings)
+        score = _ScoreShard(
+            self.sources, self.splits, max_failures=self.max_failures, metric_settings=self.metric_settings
+        )
         if self.sources[0].plan.cluster_key is None:
-            tallies = shards | "ScoreExamples" >> beam.ParDo(score)
+            totals = shards | "ScoreExamples" >> beam.ParDo(score)
         else:
-            scored = shards | "ScoreMembers" >> beam.ParDo(score).with_outputs("members", main="tallies")
+            scored = shards | "ScoreMembers" >> beam.ParDo(score).with_outputs("members", main="totals")
             clusters = (
                 scored.members
                 | "GroupByCluster" >> beam.CombinePerKey(_merged_members)
-                | "SplitClusters" >> beam.Map(_tally_of_cluster, sources=self.sources, splits=self.splits)
+                | "SplitClusters" >> beam.Map(_totals_of_cluster, sources=self.sources, splits=self.splits)
             )
-            tallies = (scored.tallies, clusters) | "JoinTallies" >> beam.Flatten()
+            totals = (scored.totals, clusters) | "JoinTotals" >> beam.Flatten()
         return (
-            tallies
-            | "SumSplits" >> beam.CombinePerKey(_merged_tallies)
+            totals
+            | "SumSplits" >> beam.CombinePerKey(_merged_totals)
             | "GatherMeasures" >> beam.combiners.ToList()
             | "WriteResults"
             >> beam.Map(
@@ -130,21 +135,25 @@ class _Members:
 
 
 class _ScoreShard(beam.DoFn):
-    """Yields the tally of a stored shard, keyed by its measure's place.
+    """Yields the totals of a stored shard, keyed by its measure's index.
 
-    Where units are clusters, their members come under the tag `members`, keyed by place and cluster.
+    Where units are clusters, their members come under the tag `members`, keyed by index and cluster.
     """
 
     def __init__(
         self,
         sources: tuple[SplitSource, ...],
         splits: Splits,
+        *,
         max_failures: int | None,
         metric_settings: MetricSettings,
     ) -> None:
         self._sources = sources
         self._splits = splits
-        self._scorers = [ShardScorer(source.plan, source.stored, max_failures, metric_settings) for source in sources]
+        self._scorers = [
+            ShardScorer(source.plan, source.stored, max_failures=max_failures, metric_settings=metric_settings)
+            for source in sources
+        ]
 
     def setup(self) -> None:
         for scorer in self._scorers:
@@ -157,14 +166,14 @@ class _ScoreShard(beam.DoFn):
 
     # Pairs, and tagged ones: Beam takes a union of both for what `CombinePerKey` gets.
     def process(self, element: tuple[tuple[int, int], Iterable[StoredShard]]) -> Iterator[Any]:
-        (place, number), copies = element
-        source = self._sources[place]
+        (index, number), copies = element
+        source = self._sources[index]
         layout = source.plan.layout()
-        whole = SplitTally.zero(layout, self._splits, count_rows=len(source.counter.rows))
-        for tally, generations, losses in self._scorers[place].batches((number, copies), source.completion):
+        sums = SplitTotals.zero(layout, self._splits, count_rows=len(source.counter.rows))
+        for of_examples, generations, losses in self._scorers[index].batches((number, copies), source.finished):
             counts = np.stack(
                 [
-                    source.counter.of(
+                    source.counter.counts(
                         generation,
                         lanes=1 + layout.thresholds,
                         source_length=functools.partial(self._source_length, source, generation.example),
@@ -172,19 +181,18 @@ class _ScoreShard(beam.DoFn):
                     for generation in generations
                 ]
             )
-            whole = dataclasses.replace(whole, tally=whole.tally.merge(tally))
+            sums = dataclasses.replace(sums, whole=sums.whole.merge(of_examples))
             if source.plan.cluster_key is None:
                 ids = [generation.example.id for generation in generations]
-                units = SplitTally.of_units(ids, losses, counts=counts, layout=layout, splits=self._splits)
-                units = dataclasses.replace(units, tally=dataclasses.replace(units.tally, scored=len(ids)))
-                whole = whole.merge(units)
+                units = SplitTotals.of_units(ids, losses, counts=counts, layout=layout, splits=self._splits)
+                sums = sums.merge(units)
                 continue
-            for generation, of_example, counted in zip(generations, losses, counts, strict=True):
+            for generation, fixed_losses, counted in zip(generations, losses, counts, strict=True):
                 cluster = generation.example.cluster
                 assert cluster is not None
-                members = _Members(losses=ClusterLosses(size=1, sums=of_example), counts=counted)
-                yield beam.pvalue.TaggedOutput("members", ((place, cluster), members))
-        yield place, whole
+                members = _Members(losses=ClusterLosses(size=1, sums=fixed_losses), counts=counted)
+                yield beam.pvalue.TaggedOutput("members", ((index, cluster), members))
+        yield index, sums
 
     def _source_length(self, source: SplitSource, example: Example) -> int:
         """Returns how many tokens of the prompt the encoder saw."""
@@ -193,7 +201,7 @@ class _ScoreShard(beam.DoFn):
         prompt = encode_prompt(
             example,
             vocabulary,
-            source.settings,
+            settings=source.stored.job.settings,
             vocab_size=source.counter.sizes.vocab_size,
             on_long="truncate",
         )
@@ -207,19 +215,22 @@ def _merged_members(parts: Iterable[_Members]) -> _Members:
     return first
 
 
-def _tally_of_cluster(
+def _totals_of_cluster(
     element: tuple[tuple[int, str], _Members], *, sources: tuple[SplitSource, ...], splits: Splits
-) -> tuple[int, SplitTally]:
-    (place, cluster), members = element
-    layout = sources[place].plan.layout()
-    tally = SplitTally.of_units(
-        [cluster], members.losses.mean()[None], counts=members.counts[None], layout=layout, splits=splits
+) -> tuple[int, SplitTotals]:
+    (index, cluster), members = element
+    totals = SplitTotals.of_units(
+        [cluster],
+        members.losses.mean()[None],
+        counts=members.counts[None],
+        layout=sources[index].plan.layout(),
+        splits=splits,
+        scored=members.losses.size,
     )
-    scored: Tally = dataclasses.replace(tally.tally, scored=members.losses.size)
-    return place, dataclasses.replace(tally, tally=scored)
+    return index, totals
 
 
-def _merged_tallies(parts: Iterable[SplitTally]) -> SplitTally:
+def _merged_totals(parts: Iterable[SplitTotals]) -> SplitTotals:
     first, *others = parts
     for part in others:
         first = first.merge(part)
@@ -227,7 +238,7 @@ def _merged_tallies(parts: Iterable[SplitTally]) -> SplitTally:
 
 
 def _write_results(
-    tallies: list[tuple[int, SplitTally]],
+    found: list[tuple[int, SplitTotals]],
     *,
     sources: tuple[SplitSource, ...],
     trials_path: str,
@@ -236,30 +247,36 @@ def _write_results(
     metric_settings: MetricSettings,
 ) -> str:
     """Checks what was counted, then writes trials and grid, and returns the path of the trials."""
-    by_place = dict(tallies)
-    assert len(by_place) == len(tallies) == len(sources)
+    by_index = dict(found)
+    assert len(by_index) == len(found) == len(sources)
     outcomes: list[TrialOutcome] = []
     grid: list[GridRow] = []
-    for place, source in enumerate(sources):
-        tally = by_place[place]
-        tally.tally.check(source.completion)
-        tally.tally.contrast.check(
-            source.plan.layout().objectives, functools.partial(get_metric, settings=metric_settings)
-        )
-        failures = tally.tally.failures
-        limit = failure_limit(max_failures, examples=source.completion.examples)
-        check_failures(failures, failed=len(failures), limit=limit)
-        if tally.tally.totals.content_sum != by_place[0].tally.totals.content_sum:
+    for index, source in enumerate(sources):
+        totals = by_index[index]
+        whole = totals.whole
+        whole.check(source.finished)
+        whole.contrast.check(source.plan.layout().objectives, functools.partial(get_metric, settings=metric_settings))
+        limit = failure_limit(max_failures, examples=source.finished.examples)
+        check_failures(whole.failures, failed=whole.failed, limit=limit)
+        if whole.content_sum != by_index[0].whole.content_sum:
             raise DataError(
                 f"{source.stored.directory}: holds other examples than {sources[0].stored.directory}. Measures are "
                 "compared on the same data: decode them from the same files."
             )
-        grid.extend(_grid_rows(source, tally))
+        grid.extend(
+            grid_rows(
+                source.measure,
+                totals,
+                thresholds=source.plan.thresholds,
+                count_rows=source.counter.rows,
+                num_layers=source.num_layers,
+            )
+        )
         if source.is_tested:
             outcomes.extend(
                 trial_outcomes(
                     source.measure,
-                    tally,
+                    totals,
                     specs=source.plan.specs,
                     thresholds=source.plan.thresholds,
                     count_rows=source.counter.rows,
@@ -269,30 +286,3 @@ def _write_results(
     write_grid(grid_path, grid)
     write_trials(trials_path, outcomes)
     return trials_path
-
-
-def _grid_rows(source: SplitSource, tally: SplitTally) -> Iterator[GridRow]:
-    """Yields the whole set at every threshold, the full model first."""
-    counts, totals = tally.whole_counts(), tally.tally.totals
-    for lane, threshold in enumerate((None, *source.plan.thresholds)):
-        found = lane_counts(counts, source.counter.rows, lane=lane)
-        for objective in source.plan.layout().objectives:
-            evidence = tally.calibration_part(-1, objective)
-            risk = 0.0 if threshold is None else int(evidence.sums[Loss()][lane - 1]) / LOSS_SCALE / evidence.n
-            yield GridRow(
-                measure=source.measure,
-                threshold=threshold,
-                consistency=objective.consistency,
-                metric=objective.metric,
-                loss=objective.loss,
-                n=evidence.n,
-                risk=risk,
-                layers=float(source.num_layers) if found.layers is None else found.layers,
-                flops_appendix_b=found.flops_appendix_b,
-                flops_calm_table=found.flops_calm_table,
-                bleu=found.bleu,
-                cut=found.cut,
-                examples=totals.examples,
-                repeated=totals.duplicates,
-                failed=totals.failed,
-            )

@@ -9,9 +9,8 @@ import apache_beam as beam
 from calm_beam.calibration.publish import EarlierResult
 from calm_beam.decoding.settings import DecodeSettings, descending_grid, uniform_grid
 from calm_beam.errors import UsageError
-from calm_beam.exits.measures import is_own, source_digest
 from calm_beam.exits.rule import ExitRule
-from calm_beam.generations import Completion, DecodeJob
+from calm_beam.generations import DecodeJob, FinishedSweep
 from calm_beam.storage import absolute, make_folder
 from calm_beam.sweeps import SweepRequest
 from calm_beam.sweeps.folders import begin_generations, find_generations
@@ -23,7 +22,7 @@ from .upstream import maker_of
 
 
 class Swept(Protocol):
-    """A transform that yields one `Completion`, and knows of what.
+    """A transform that yields one `FinishedSweep`, and knows of what.
 
     Attributes:
       job: What the generations are.
@@ -88,7 +87,7 @@ class Sweep(beam.PTransform):
     # Beam has no type hints for tuples of PCollections, and would say so at every run.
     @beam.typehints.decorators.no_annotations
     def expand(self, examples: tuple[beam.PCollection, beam.PCollection]) -> beam.PCollection:
-        """Returns a PCollection of one `Completion`, given `ExamplesRead`."""
+        """Returns a PCollection of one `FinishedSweep`, given `ExamplesRead`."""
         # Here, since it needs JAX, which calibrating stored generations does not.
         from calm_beam.sweeps.prepared import prepare_sweep
 
@@ -107,14 +106,11 @@ class Sweep(beam.PTransform):
         self.folder = begin_generations(
             output, [self.job], resume=self.resume, overwrite=self.overwrite, earlier=earlier, tell=lambda _: None
         )
-        return examples | DecodeExamples(prepared.plan(self.folder), self.progress)
+        return examples | DecodeExamples(prepared.assignment(self.folder), self.progress)
 
     def _request(self, num_shards: int) -> SweepRequest:
-        exits = self.exits
-        if is_own(exits.confidence) and exits.confidence_source is None:
-            exits = dataclasses.replace(exits, confidence_source=source_digest(exits.confidence))
         settings = DecodeSettings(
-            rule=exits,
+            rule=self.exits.with_source(),
             thresholds=descending_grid(self.thresholds),
             max_input_length=self.max_input_length,
             max_decode_length=self.max_decode_length,
@@ -154,11 +150,11 @@ class ReadGenerations(beam.PTransform):
         self.job = DecodeJob.read(self.folder)
 
     def expand(self, pipeline: beam.Pipeline) -> beam.PCollection:
-        """Returns a PCollection of one `Completion`."""
-        completion = Completion.read(self.folder, self.job)
-        if completion.failed and self.on_error == "fail":
+        """Returns a PCollection of one `FinishedSweep`."""
+        finished = FinishedSweep.read(self.folder, self.job)
+        if finished.failed and self.on_error == "fail":
             raise UsageError(
-                f"{completion.failed} of the examples in {self.folder} could not be decoded. Pass "
+                f"{finished.failed} of the examples in {self.folder} could not be decoded. Pass "
                 "on_error='worst_case' to count them with loss 1 at every threshold."
             )
-        return pipeline | "TakeGenerations" >> beam.Create([completion])
+        return pipeline | "TakeGenerations" >> beam.Create([finished])

@@ -4,7 +4,7 @@ import dataclasses
 
 import apache_beam as beam
 
-from calm_beam.calibration import Outcome
+from calm_beam.calibration import CalibrationOutcome
 from calm_beam.calibration.publish import EarlierResult, publish
 from calm_beam.storage import absolute, make_folder
 
@@ -26,11 +26,11 @@ class WriteManifest(beam.PTransform):
     earlier: EarlierResult = dataclasses.field(default_factory=EarlierResult)
 
     def expand(self, outcomes: beam.PCollection) -> beam.PCollection:
-        """Returns a PCollection of str with the manifest's path, given one of an `Outcome`."""
+        """Returns a PCollection of str with the manifest's path, given one of an `CalibrationOutcome`."""
         output = absolute(self.output)
         make_folder(output)
         return outcomes | "Publish" >> beam.Map(_publish, output=output, earlier=self.earlier)
 
 
-def _publish(outcome: Outcome, *, output: str, earlier: EarlierResult) -> str:
-    return publish(output, outcome.manifest, outcome.rows, outcome.failures, earlier=earlier)
+def _publish(outcome: CalibrationOutcome, *, output: str, earlier: EarlierResult) -> str:
+    return publish(output, outcome.manifest, rows=outcome.rows, failures=outcome.failures, earlier=earlier)

@@ -13,7 +13,7 @@ from calm_beam.vocabulary import EOS_ID
 
 _BASIC = ("tokens", "layers", "cut")
 _FLOPS = ("flops_appendix_b", "flops_calm_table", "flops_full")
-BLEU_ROWS = tuple(f"bleu_{place}" for place in range(NUM_COUNTS))
+BLEU_ROWS = tuple(f"bleu_{index}" for index in range(NUM_COUNTS))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -34,10 +34,10 @@ class OutputCounter:
 
     @property
     def rows(self) -> tuple[str, ...]:
-        """Names of what is counted, in the order of `of`. `flops_full` is what the same tokens cost at full depth."""
+        """Names of what `counts` counts, in order. `flops_full` is what the same tokens cost at full depth."""
         return (*_BASIC, *(_FLOPS if self.sizes else ()), *(BLEU_ROWS if self.with_bleu else ()))
 
-    def of(self, generation: Generation, *, lanes: int, source_length: Callable[[], int]) -> np.ndarray:
+    def counts(self, generation: Generation, *, lanes: int, source_length: Callable[[], int]) -> np.ndarray:
         """Returns the counts of one example; all 0 if it failed, since then it has no outputs.
 
         Args:

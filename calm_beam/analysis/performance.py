@@ -62,7 +62,7 @@ def measure_variants(task: Task, variants: Sequence[Variant], *, decoded: Callab
     """
     measured: list[Measured] = []
     for variant in variants:
-        full, *others = performances(task, _generations(task, variant, decoded))
+        full, *others = performances(task, _generations(task, variant, decoded=decoded))
         if not measured:
             measured.append(Measured(rule=None, threshold=None, performance=full))
         measured += [
@@ -108,7 +108,7 @@ def performances(task: Task, generations: list[Generation]) -> list[Performance]
     return found
 
 
-def _generations(task: Task, variant: Variant, decoded: Callable[[], None]) -> list[Generation]:
+def _generations(task: Task, variant: Variant, *, decoded: Callable[[], None]) -> list[Generation]:
     decoder = SweepDecoder(
         task.checkpoint,
         variant.rule,
@@ -119,7 +119,9 @@ def _generations(task: Task, variant: Variant, decoded: Callable[[], None]) -> l
         token_budget=task.token_budget,
     )
     generations = []
-    for generation in generate(decoder, task.prompts, task.vocabulary, on_error="worst_case", duplicates=frozenset()):
+    for generation in generate(
+        decoder, task.prompts, vocabulary=task.vocabulary, on_error="worst_case", duplicates=frozenset()
+    ):
         if generation.failure is not None:
             raise DecodeError(f"{generation.example.in_words()}: {generation.failure}. Check the checkpoint.")
         generations.append(generation)

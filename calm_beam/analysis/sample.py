@@ -16,8 +16,8 @@ def sampled(examples: Sequence[Example], count: int) -> list[Example]:
       count: At least 1.
     """
 
-    def place(example: Example) -> bytes:
+    def rank(example: Example) -> bytes:
         return hashlib.sha256(example.id.encode()).digest()
 
-    chosen = sorted(examples, key=lambda example: (place(example), example.file_index, example.line))[:count]
+    chosen = sorted(examples, key=lambda example: (rank(example), example.file_index, example.line))[:count]
     return sorted(chosen, key=lambda example: (example.file_index, example.line))

@@ -43,7 +43,7 @@ def measure_sensitivity(task: Task, decoder: PerturbationDecoder, *, decoded: Ca
     similarities: dict[tuple[str, int], list[float]] = {}
     replacements: dict[tuple[str, int], int] = {}
     for index, perturbed in decoder.decode([prompt.ids for prompt in task.prompts]):
-        for lane, similarity in _similarities(task, index, perturbed).items():
+        for lane, similarity in _similarities(task, index, perturbed=perturbed).items():
             similarities.setdefault(lane, []).append(similarity)
             is_other = perturbed.outputs[lane][lane[1]] != perturbed.unperturbed[lane[1]]
             replacements[lane] = replacements.get(lane, 0) + is_other
@@ -59,7 +59,7 @@ def measure_sensitivity(task: Task, decoder: PerturbationDecoder, *, decoded: Ca
     ]
 
 
-def _similarities(task: Task, index: int, perturbed: Perturbed) -> dict[tuple[str, int], float]:
+def _similarities(task: Task, index: int, *, perturbed: Perturbed) -> dict[tuple[str, int], float]:
     """Returns the score of every perturbed output of a prompt against the unperturbed one."""
     example = task.prompts[index].example
     if not perturbed.is_finite:

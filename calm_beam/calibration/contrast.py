@@ -93,18 +93,18 @@ class Contrast:
     @classmethod
     def merged(cls, contrasts: Iterable[Self]) -> Self:
         """Returns the contrast of several sets together; that of no examples if there are none."""
-        parts = [contrast for contrast in contrasts if contrast.examples]
-        if not parts:
+        kept = [contrast for contrast in contrasts if contrast.examples]
+        if not kept:
             return cls()
         return cls(
-            examples=sum(part.examples for part in parts),
+            examples=sum(each.examples for each in kept),
             best=tuple(
                 min(of_objective, key=lambda best: (-best[0], best[1].id))
-                for of_objective in zip(*(part.best for part in parts), strict=True)
+                for of_objective in zip(*(each.best for each in kept), strict=True)
             ),
-            moves=tuple(map(any, zip(*(part.moves for part in parts), strict=True))),
-            samples=_smallest(sample for part in parts for sample in part.samples),
-            changed=min((part.changed for part in parts if part.changed), key=lambda sample: sample.id, default=None),
+            moves=tuple(map(any, zip(*(each.moves for each in kept), strict=True))),
+            samples=_smallest(sample for each in kept for sample in each.samples),
+            changed=min((each.changed for each in kept if each.changed), key=lambda sample: sample.id, default=None),
         )
 
     def check(self, objectives: Sequence[Objective], metric_of: Callable[[str], Metric]) -> None:
@@ -124,10 +124,10 @@ class Contrast:
                 raise MetricError(self._never_right(objective))
             if not moves and self.changed is not None:
                 metric = metric_of(objective.metric)
-                if not self._tells_from_others(objective, metric, score, sample):
-                    raise MetricError(self._never_moves(objective, metric, self.changed))
+                if not self._tells_from_others(objective, metric, score=score, best=sample):
+                    raise MetricError(self._never_moves(objective, metric, changed=self.changed))
 
-    def _tells_from_others(self, objective: Objective, metric: Metric, score: float, best: Sample) -> bool:
+    def _tells_from_others(self, objective: Objective, metric: Metric, *, score: float, best: Sample) -> bool:
         """Returns whether an output of another example would score otherwise in the place of the best one."""
         against = _compared_with(objective, best)
         return any(
@@ -153,7 +153,7 @@ class Contrast:
             f"{_shown(sample.id)}: output {_shown(sample.full)} was compared with {compared}. {_advice(objective)}"
         )
 
-    def _never_moves(self, objective: Objective, metric: Metric, changed: Sample) -> str:
+    def _never_moves(self, objective: Objective, metric: Metric, *, changed: Sample) -> str:
         against = _compared_with(objective, changed)
         score = checked_score(
             metric, objective.metric, candidate=changed.full, references=against, example_id=changed.id

@@ -1,6 +1,7 @@
-"""A guarantee as a user asks for it."""
+"""Guarantees as a user asks for them: one by one, or every combination of lists."""
 
 import dataclasses
+import itertools
 from collections.abc import Sequence
 
 from .specs import DEFAULT_P_VALUES, Objective, Spec, default_risk_loss
@@ -48,7 +49,7 @@ class Guarantee:
         """
         loss = self.loss or (default_risk_loss(self.p_value) if self.consistency == "risk" else "dissimilarity")
         return Spec(
-            objective=Objective(self.consistency, self.metric, loss),
+            objective=Objective(self.consistency, self.metric, loss=loss),
             delta=self.delta,
             epsilon=self.epsilon,
             p_value=self.p_value or DEFAULT_P_VALUES[loss],
@@ -67,6 +68,7 @@ def specs_of(guarantees: Sequence[Guarantee], *, joint: bool = False) -> tuple[S
     Raises:
       ValueError: If there are none, two are equal, or a joint guarantee has several epsilons.
     """
+    # Checked before epsilon is divided, so that a message speaks of the value that was given.
     specs = tuple(guarantee.spec() for guarantee in guarantees)
     if not specs or len(set(specs)) != len(specs):
         raise ValueError(f"guarantees must list one or more different ones, got {list(guarantees)}.")
@@ -75,3 +77,50 @@ def specs_of(guarantees: Sequence[Guarantee], *, joint: bool = False) -> tuple[S
     if len({spec.epsilon for spec in specs}) > 1:
         raise ValueError("a joint guarantee divides one epsilon among all entries: give all the same.")
     return tuple(dataclasses.replace(spec, epsilon=spec.epsilon / len(specs)) for spec in specs)
+
+
+def all_specs(
+    *,
+    consistencies: Sequence[str],
+    metrics: Sequence[str],
+    deltas: Sequence[float],
+    epsilons: Sequence[float],
+    risk_loss: str | None = None,
+    p_value: str | None = None,
+    procedure: str = "fixed_sequence",
+    joint: bool = False,
+) -> tuple[Spec, ...]:
+    """Returns every combination of the lists as one spec, in the order of the arguments, the last varying fastest.
+
+    Args:
+      consistencies: Kinds of consistency.
+      metrics: Names of metrics.
+      deltas: Risk tolerances.
+      epsilons: Allowed probabilities of error; one if joint.
+      risk_loss: Loss of risk consistency; None as in `Guarantee`.
+      p_value: Test of one threshold; None as in `Guarantee`.
+      procedure: How several thresholds are tested.
+      joint: As in `specs_of`.
+
+    Raises:
+      ValueError: If a list is empty or holds a value twice, or a value or combination is not allowed.
+    """
+    lists = {"consistency": consistencies, "metric": metrics, "delta": deltas, "epsilon": epsilons}
+    for name, values in lists.items():
+        if not values or len(set(values)) != len(values):
+            raise ValueError(f"{name} must list one or more different values, got {list(values)}.")
+    if joint and len(epsilons) > 1:
+        raise ValueError(f"a joint guarantee divides one epsilon among all entries, got {list(epsilons)}. Choose one.")
+    guarantees = [
+        Guarantee(
+            consistency,
+            metric,
+            delta=delta,
+            epsilon=epsilon,
+            loss=risk_loss if consistency == "risk" else None,
+            p_value=p_value,
+            procedure=procedure,
+        )
+        for consistency, metric, delta, epsilon in itertools.product(consistencies, metrics, deltas, epsilons)
+    ]
+    return specs_of(guarantees, joint=joint)

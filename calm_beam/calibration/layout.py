@@ -53,7 +53,17 @@ class Layout:
           Shape (units, rows, thresholds), int64.
         """
         by_objective = dict(zip(self.objectives, np.moveaxis(fixed_losses, 1, 0), strict=True))
-        return np.stack([statistic.of(by_objective[objective]) for objective, statistic in self.rows], axis=1)
+        return np.stack([statistic.values(by_objective[objective]) for objective, statistic in self.rows], axis=1)
+
+    def sums_of(self, objective: Objective, sums: np.ndarray) -> dict[Statistic, np.ndarray]:
+        """Returns the sums of one objective by statistic, each of shape (thresholds,).
+
+        Args:
+          objective: Which loss.
+          sums: shape (rows, thresholds): sums of `values`.
+        """
+        rows = zip(self.rows, sums, strict=True)
+        return {statistic: row for (each, statistic), row in rows if each == objective}
 
     def tabled_losses(self, fixed_losses: np.ndarray) -> np.ndarray:
         """Returns the losses that are kept one by one: those of `tabled`, in its order."""

@@ -8,7 +8,7 @@ from .result import RiskRow
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Outcome:
+class CalibrationOutcome:
     """What a calibration finds, before it is written.
 
     Attributes:

@@ -20,7 +20,7 @@ class ParetoChoice:
     """The cheapest setting proved safe.
 
     Attributes:
-      chosen: Its place, or None: never exit.
+      chosen: Its index, or None: never exit.
       path: Settings that the first part found worth testing, safest first.
       test: What the second part said of all settings; those off the path were not tested.
       num_choosing: Units in the first part.
@@ -88,7 +88,7 @@ def pareto_calibration(
     )
     test = pareto_test(p_values_of(losses[second], p_value=p_value, delta=delta), epsilon=epsilon, path=path)
     # On the front costs fall along the path, so the last one accepted is the cheapest.
-    accepted = [place for place in path if test.rejected[place]]
+    accepted = [index for index in path if test.rejected[index]]
     return ParetoChoice(
         chosen=accepted[-1] if accepted else None,
         path=path,

@@ -51,9 +51,9 @@ def withdraw(output: str, earlier: EarlierResult) -> None:
 def publish(
     output: str,
     manifest: Manifest,
+    *,
     rows: Sequence[RiskRow],
     failures: Sequence[tuple[str, str]],
-    *,
     earlier: EarlierResult,
 ) -> str:
     """Writes risk table, list of failures and manifest, the manifest last; returns its path.

@@ -90,14 +90,14 @@ def risk_rows(totals: CalibrationTotals, plan: Plan, *, num_layers: int) -> tupl
                 epsilon=spec.epsilon,
                 threshold=threshold,
                 n=evidence.n,
-                loss_sum=int(sums[place]),
-                risk=float(risks[place]),
-                p_value=float(p_values[place]),
-                tested=bool(test.tested[place]),
-                rejected=bool(test.rejected[place]),
-                layers=layers[place],
+                loss_sum=int(sums[index]),
+                risk=float(risks[index]),
+                p_value=float(p_values[index]),
+                tested=bool(test.tested[index]),
+                rejected=bool(test.rejected[index]),
+                layers=layers[index],
             )
-            for place, threshold in enumerate(plan.thresholds)
+            for index, threshold in enumerate(plan.thresholds)
         )
     return tuple(rows)
 

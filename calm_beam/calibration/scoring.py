@@ -51,7 +51,7 @@ def score_generation(
 
     Source: CALM, "Defining p-values for consistent early-exiting" (the losses of textual and risk consistency).
     """
-    return _scored(generation, objectives, metrics, num_thresholds=num_thresholds).losses
+    return _scored(generation, objectives, metrics=metrics, num_thresholds=num_thresholds).losses
 
 
 def score_by_policy(
@@ -76,23 +76,26 @@ def score_by_policy(
       MetricError: As there, if `on_error` is `fail`.
     """
     try:
-        return _scored(generation, objectives, metrics, num_thresholds=num_thresholds)
+        return _scored(generation, objectives, metrics=metrics, num_thresholds=num_thresholds)
     except MetricError as error:
         if on_error == "fail":
             raise
         failed = dataclasses.replace(generation, failure=str(error))
-        return _scored(failed, objectives, metrics, num_thresholds=num_thresholds)
+        return _scored(failed, objectives, metrics=metrics, num_thresholds=num_thresholds)
 
 
 def _scored(
-    generation: Generation, objectives: Sequence[Objective], metrics: Mapping[str, Metric], *, num_thresholds: int
+    generation: Generation, objectives: Sequence[Objective], *, metrics: Mapping[str, Metric], num_thresholds: int
 ) -> ScoredGeneration:
     if generation.failure is not None:
         losses = to_signed_fixed_point(np.ones((len(objectives), num_thresholds)))
         return ScoredGeneration(generation=generation, losses=losses, contrast=Contrast())
     texts = [output.text for output in generation.outputs]
     assert len(texts) == 1 + num_thresholds
-    scores = [_scores(generation.example, texts, objective, metrics[objective.metric]) for objective in objectives]
+    scores = [
+        _scores(generation.example, texts, objective=objective, metric=metrics[objective.metric])
+        for objective in objectives
+    ]
     rows = [_losses(np.array(row), objective) for row, objective in zip(scores, objectives, strict=True)]
     return ScoredGeneration(
         generation=generation,
@@ -101,7 +104,7 @@ def _scored(
     )
 
 
-def _scores(example: Example, texts: Sequence[str], objective: Objective, metric: Metric) -> list[float]:
+def _scores(example: Example, texts: Sequence[str], *, objective: Objective, metric: Metric) -> list[float]:
     """Returns the scores of an example's outputs, of which the first is the full model's."""
     if objective.consistency == "risk" and not example.references:
         raise DataError(f"{example.in_words()}: risk consistency needs references, it has none.")

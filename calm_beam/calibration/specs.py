@@ -1,7 +1,6 @@
 """What a calibration is asked to guarantee, and by which test."""
 
 import dataclasses
-import itertools
 from collections.abc import Sequence
 
 from calm_beam.risk.fwer import PROCEDURES
@@ -26,6 +25,7 @@ class Objective:
 
     consistency: str
     metric: str
+    _: dataclasses.KW_ONLY
     loss: str
 
     def __post_init__(self) -> None:
@@ -77,56 +77,6 @@ class Spec:
                 f"p_value {self.p_value} is for losses in [0, 1], but the signed loss of risk consistency lies in "
                 f"[-1, 1]. Take {valid}, or risk_loss=relu."
             )
-
-
-def all_specs(
-    *,
-    consistencies: Sequence[str],
-    metrics: Sequence[str],
-    deltas: Sequence[float],
-    epsilons: Sequence[float],
-    risk_loss: str | None = None,
-    p_value: str | None = None,
-    procedure: str = "fixed_sequence",
-    joint: bool = False,
-) -> tuple[Spec, ...]:
-    """Returns every combination of the lists as one spec, in the order of the arguments, the last varying fastest.
-
-    Args:
-      consistencies: Kinds of consistency.
-      metrics: Names of metrics.
-      deltas: Risk tolerances.
-      epsilons: Allowed probabilities of error.
-      risk_loss: Loss of risk consistency; None takes `signed`, or `relu` if the p-value is for losses in [0, 1].
-      p_value: Test of one threshold; None takes the best suited to each loss.
-      procedure: How several thresholds are tested.
-      joint: Whether all guarantees are to hold together with probability 1 - epsilon. Then there must be one epsilon,
-        of which each spec gets an equal share (Bonferroni).
-
-    Raises:
-      ValueError: If a list is empty or holds a value twice, or a value or combination is not allowed.
-    """
-    lists = {"consistency": consistencies, "metric": metrics, "delta": deltas, "epsilon": epsilons}
-    for name, values in lists.items():
-        if not values or len(set(values)) != len(values):
-            raise ValueError(f"{name} must list one or more different values, got {list(values)}.")
-    if joint and len(epsilons) > 1:
-        raise ValueError(f"a joint guarantee divides one epsilon among all entries, got {list(epsilons)}. Choose one.")
-    risk_loss = risk_loss or default_risk_loss(p_value)
-    shares = len(consistencies) * len(metrics) * len(deltas) if joint else 1
-    specs = []
-    for consistency, metric, delta, epsilon in itertools.product(consistencies, metrics, deltas, epsilons):
-        objective = Objective(consistency, metric, risk_loss if consistency == "risk" else "dissimilarity")
-        # Checked before it is divided, so that a message speaks of the value that was given.
-        whole = Spec(
-            objective=objective,
-            delta=delta,
-            epsilon=epsilon,
-            p_value=p_value or DEFAULT_P_VALUES[objective.loss],
-            procedure=procedure,
-        )
-        specs.append(dataclasses.replace(whole, epsilon=epsilon / shares))
-    return tuple(specs)
 
 
 def default_risk_loss(p_value: str | None) -> str:

@@ -63,7 +63,7 @@ class GinBindings:
         return {name: self._value(name, tokens) for name, tokens in chosen.items()}
 
     def _value(self, name: str, tokens: Tokens) -> Any:
-        texts = list(self._expanded(name, tokens, ()))
+        texts = list(self._expanded(name, tokens, macros=()))
         try:
             return ast.literal_eval(" ".join(texts))
         except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError) as error:
@@ -72,7 +72,7 @@ class GinBindings:
                 "pass activation and relative_max_distance yourself."
             ) from error
 
-    def _expanded(self, name: str, tokens: Tokens, macros: tuple[str, ...]) -> Iterator[str]:
+    def _expanded(self, name: str, tokens: Tokens, *, macros: tuple[str, ...]) -> Iterator[str]:
         """Yields the texts of a value's tokens with those of macros in their place."""
         if len(macros) > _MOST_MACROS:
             raise self._too_long(name)
@@ -84,7 +84,7 @@ class GinBindings:
                 macro = next(remaining, token).string
                 if macro in macros or macro not in self._bindings:
                     raise CheckpointError(f"{self.path}: {name} is %{macro}, of which the file does not say the value.")
-                expanded = list(self._expanded(name, self._bindings[macro], (*macros, macro)))
+                expanded = list(self._expanded(name, self._bindings[macro], macros=(*macros, macro)))
             length += len(expanded)
             if length > _MOST_TOKENS:
                 raise self._too_long(name)
@@ -102,8 +102,8 @@ def _bindings(text: str) -> Iterator[tuple[str, Tokens]]:
         if not is_indented:
             block = ""
         if "=" in texts:
-            place = texts.index("=")
-            yield f"{block}{''.join(texts[:place])}", line[place + 1 :]
+            index = texts.index("=")
+            yield f"{block}{''.join(texts[:index])}", line[index + 1 :]
         elif texts[-1] == ":":
             block = f"{''.join(texts[:-1])}."
 

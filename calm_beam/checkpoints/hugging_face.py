@@ -117,7 +117,7 @@ def read_hugging_face(
     tensors = _read_tensors(directory, keeps)
     tensors.pop(_UNUSED, None)
     tensors["shared.weight"] = embedding = _embedding(directory, tensors)
-    head = _head(directory, fields, tensors, embedding)
+    head = _head(directory, fields, tensors=tensors, embedding=embedding)
     if head is not None:
         tensors["lm_head.weight"] = head
     config = T5Config(**sizes, gated_mlp=gated_mlp, activation=activation, tied_head=head is None)
@@ -200,7 +200,7 @@ def _embedding(directory: pathlib.Path, tensors: dict[str, np.ndarray]) -> np.nd
 
 
 def _head(
-    directory: pathlib.Path, fields: Mapping[str, Any], tensors: dict[str, np.ndarray], embedding: np.ndarray
+    directory: pathlib.Path, fields: Mapping[str, Any], *, tensors: dict[str, np.ndarray], embedding: np.ndarray
 ) -> np.ndarray | None:
     """Takes the head out of the tensors; None if it is the embedding, with hidden states scaled by d_model**-0.5."""
     head = tensors.pop("lm_head.weight", None)

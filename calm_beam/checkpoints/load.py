@@ -1,7 +1,6 @@
 """Finding out which layout a folder has, and reading it."""
 
 import dataclasses
-import os
 import pathlib
 import re
 from collections.abc import Callable
@@ -9,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 
 from calm_beam.model import T5Config, infer_config
-from calm_beam.storage import is_cloud_path, why_no_file
+from calm_beam.storage import is_cloud_path, obstacle
 
 from .checkpoint import Checkpoint, CheckpointError, FloatArrays
 from .cloud import STEP, VOCABULARIES, fetch_model
@@ -103,7 +102,7 @@ def load_checkpoint(
         return False
 
     try:
-        checkpoint = _read(found, declared, keeps)
+        checkpoint = _read(found, declared, keeps=keeps)
         if drop_arrays is not None and not dropped:
             raise ValueError("there is nothing to leave out.")
     except ValueError as error:
@@ -116,17 +115,17 @@ def load_checkpoint(
     return dataclasses.replace(checkpoint, dropped=tuple(sorted(dropped)))
 
 
-def missing_folder(path: str | pathlib.Path) -> str:
+def missing_folder(path: str | pathlib.Path, *, expected: str = "directory") -> str:
     """Returns the words for a path that does not exist; says how to get a model whose name on the Hub it may be."""
-    if os.path.islink(path):
-        return f"{path}: {why_no_file(path)}"
+    if found := obstacle(path):
+        return f"{path}: {found}"
     match = _HUB_NAME.fullmatch(str(path))
     is_folder_there = match is not None and pathlib.Path(match.group(1)).exists()
     if match is None or is_folder_there:
-        return f"{path}: no such directory."
+        return f"{path}: no such {expected}."
     owner, name = match.groups()
     return (
-        f"{path}: no such directory. If that is a model on the Hugging Face Hub, fetch it first and name the folder: "
+        f"{path}: no such {expected}. If that is a model on the Hugging Face Hub, fetch it first and name the folder: "
         f"hf download {owner}/{name} --local-dir {name}"
     )
 
@@ -156,7 +155,7 @@ def _find_step(directory: pathlib.Path) -> FoundModel | None:
     return None
 
 
-def _read(found: FoundModel, declared: Declared, keeps: Callable[[str], bool]) -> Checkpoint:
+def _read(found: FoundModel, declared: Declared, *, keeps: Callable[[str], bool]) -> Checkpoint:
     """Returns the model, not yet checked for values that are not finite."""
     stored: T5Config | None = None
     if found.layout == "native":
@@ -181,7 +180,7 @@ def _read(found: FoundModel, declared: Declared, keeps: Callable[[str], bool]) -
         stated, assumed = facts.stated, facts.assumed
     else:
         config = infer_config(shapes, activation=stored.activation, relative_max_distance=stored.relative_max_distance)
-        _check_config(found.directory, stored, config)
+        _check_config(found.directory, stored, found=config)
         declared.check(
             activation=stored.activation,
             relative_max_distance=stored.relative_max_distance,
@@ -199,7 +198,7 @@ def _read(found: FoundModel, declared: Declared, keeps: Callable[[str], bool]) -
     )
 
 
-def _check_config(directory: pathlib.Path, stored: T5Config, found: T5Config) -> None:
+def _check_config(directory: pathlib.Path, stored: T5Config, *, found: T5Config) -> None:
     """Refuses a stored config that is not that of the arrays."""
     names = [field.name for field in dataclasses.fields(T5Config)]
     differing = [name for name in names if getattr(stored, name) != getattr(found, name)]

@@ -59,7 +59,7 @@ def read_orbax(item: pathlib.Path, *, keeps: Callable[[str], bool]) -> dict[str,
         leaves = {name[1:]: leaf for name, leaf in leaves.items() if name[:1] == (key,)} or leaves
     driver = "zarr3" if metadata.get("use_zarr3") else "zarr"
     named = {"/".join(name): leaf for name, leaf in leaves.items()}
-    return read_arrays(item, {name: _place(item, driver, leaf) for name, leaf in named.items() if keeps(name)})
+    return read_arrays(item, {name: _place(item, driver, leaf=leaf) for name, leaf in named.items() if keeps(name)})
 
 
 def _is_item(folder: pathlib.Path) -> bool:
@@ -99,7 +99,7 @@ def _leaves_of_metadata(path: pathlib.Path, metadata: Mapping[str, Any]) -> dict
     return {key: ".".join(key) for key in keys}
 
 
-def _place(item: pathlib.Path, driver: str, leaf: Any) -> Any:
+def _place(item: pathlib.Path, driver: str, *, leaf: Any) -> Any:
     """Returns an array of the msgpack file, or where it is stored."""
     if isinstance(leaf, np.ndarray):
         return leaf

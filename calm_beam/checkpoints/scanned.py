@@ -46,7 +46,7 @@ def unstack_layers(arrays: FloatArrays) -> dict[str, np.ndarray]:
         else:
             stacked.setdefault(match.group(1), []).append(name)
     for home, names in stacked.items():
-        axis = _layer_axis(arrays, home, names)
+        axis = _layer_axis(arrays, home, names=names)
         stack = home.partition("/")[0]
         for name in names:
             for index, layer in enumerate(np.moveaxis(arrays[name], axis, 0)):
@@ -65,7 +65,7 @@ def split_heads(name: str, kernel: np.ndarray, *, num_heads: int) -> np.ndarray:
     )
 
 
-def _layer_axis(arrays: FloatArrays, home: str, names: Sequence[str]) -> int:
+def _layer_axis(arrays: FloatArrays, home: str, *, names: Sequence[str]) -> int:
     """Returns the only axis on which all arrays of a stack can have its layers; the norms, of two axes, tell."""
     norm, width = f"{home}pre_mlp_layer_norm/scale", arrays[_EMBEDDING].shape[-1]
     shape = arrays[norm].shape if norm in arrays else ()

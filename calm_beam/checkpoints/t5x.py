@@ -99,7 +99,7 @@ def write_t5x(
     temporary, replaced = directory / f".{final.name}.{mark}.tmp", directory / f".{final.name}.{mark}.old"
     temporary.mkdir(parents=True)
     try:
-        _write_tree(temporary, config, arrays, step)
+        _write_tree(temporary, config, arrays=arrays, step=step)
         if vocabulary_path is not None:
             with replacing(vocabulary) as copy:
                 shutil.copyfile(vocabulary_path, copy)
@@ -148,7 +148,7 @@ def _place(directory: pathlib.Path, leaf: Any) -> Any:
     return {"driver": "zarr", "kvstore": {"driver": "file", "path": f"{directory / relative}/"}}
 
 
-def _write_tree(folder: pathlib.Path, config: T5Config, arrays: FloatArrays, step: int) -> None:
+def _write_tree(folder: pathlib.Path, config: T5Config, *, arrays: FloatArrays, step: int) -> None:
     specs, pending = {}, []
     for name, array in arrays.items():
         values = np.asarray(array, np.float32)

@@ -67,7 +67,7 @@ def find_facts(folders: tuple[pathlib.Path, ...], declared: Declared, *, gated_m
     why = f"there is no {GIN_FILE} in {' or '.join(map(str, folders))}" if path is None else f"{path} does not name it"
     stated, assumed = [], []
 
-    def choose(name: str, by_file: Any, by_user: Any, by_t5: Any) -> Any:
+    def choose(name: str, *, by_file: Any, by_user: Any, by_t5: Any) -> Any:
         if by_file is not None:
             stated.append(f"{name} is {by_file}: {path} says so.")
             return by_file
@@ -79,9 +79,17 @@ def find_facts(folders: tuple[pathlib.Path, ...], declared: Declared, *, gated_m
         return by_t5
 
     return Facts(
-        activation=choose("Activation", activation, declared.activation, default_activation(gated_mlp=gated_mlp)),
+        activation=choose(
+            "Activation",
+            by_file=activation,
+            by_user=declared.activation,
+            by_t5=default_activation(gated_mlp=gated_mlp),
+        ),
         relative_max_distance=choose(
-            "Relative max distance", max_distance, declared.relative_max_distance, T5Config.relative_max_distance
+            "Relative max distance",
+            by_file=max_distance,
+            by_user=declared.relative_max_distance,
+            by_t5=T5Config.relative_max_distance,
         ),
         stated=tuple(stated),
         assumed=tuple(assumed),
@@ -106,7 +114,7 @@ def _read_facts(path: pathlib.Path, *, gated_mlp: bool) -> tuple[str | None, int
             if value not in (None, expected):
                 raise CheckpointError(f"{path}: {name} is {shortened(repr(value))}; only {expected} is supported.")
     chosen = {
-        name: _activation(path, name, value, gated_mlp=gated_mlp)
+        name: _activation(path, name, value=value, gated_mlp=gated_mlp)
         for name, value in bindings.values(*_ACTIVATIONS).items()
     }
     distances = bindings.values(*_MAX_DISTANCES)
@@ -116,7 +124,7 @@ def _read_facts(path: pathlib.Path, *, gated_mlp: bool) -> tuple[str | None, int
     return _only(path, chosen), _only(path, distances)
 
 
-def _activation(path: pathlib.Path, name: str, value: Any, *, gated_mlp: bool) -> str:
+def _activation(path: pathlib.Path, name: str, *, value: Any, gated_mlp: bool) -> str:
     """Returns our name of an activation, given what T5X has for each input kernel, such as `('gelu', 'linear')`."""
     names = list(value) if isinstance(value, tuple | list) else [value]
     is_known = all(isinstance(each, str) for each in names) and names[0:1] and names[0] in _OURS

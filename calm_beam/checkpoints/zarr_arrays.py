@@ -56,7 +56,9 @@ def _claimed_shapes(places: Mapping[str, Place]) -> dict[str, tuple[int, ...]]:
     pending = {name: _metadata(place) for name, place in places.items() if isinstance(place, dict)}
     sizes: dict[str, int] = {}
     return {
-        name: _claimed_shape(name, place, pending[name].result(), sizes) if isinstance(place, dict) else place.shape
+        name: _claimed_shape(name, place, read=pending[name].result(), sizes=sizes)
+        if isinstance(place, dict)
+        else place.shape
         for name, place in places.items()
     }
 
@@ -70,7 +72,7 @@ def _metadata(spec: dict[str, Any]) -> Any:
     return tensorstore.KvStore.open(kvstore).result().read("")
 
 
-def _claimed_shape(name: str, spec: dict[str, Any], read: Any, sizes: dict[str, int]) -> tuple[int, ...]:
+def _claimed_shape(name: str, spec: dict[str, Any], *, read: Any, sizes: dict[str, int]) -> tuple[int, ...]:
     """Returns the shape that an array's metadata say, having refused what cannot be; `sizes` remembers folders'."""
     file = _METADATA[spec["driver"]]
     if read.state != "value":

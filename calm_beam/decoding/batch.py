@@ -19,7 +19,7 @@ from . import device_steps
 from .decisions import Decisions
 from .lanes import LaneTree, Rows
 from .memory import Budget
-from .outputs import Outcome, Outputs
+from .outputs import Outputs, StepOutputs
 from .padding import buffer_bucket, most_rows, padded, path_lengths, places_by_width, rank_bucket, row_bucket
 from .result import KnownOutput, SweepResult
 from .weights import Sources, Weights
@@ -183,12 +183,12 @@ class Batch:
         self._tree.release(slot)
         return width, index
 
-    def _run_layers(self) -> Outcome:
+    def _run_layers(self) -> StepOutputs:
         """Returns what this step gave every lane."""
         step = np.minimum(self._tree.step, len(self._thresholds) - 1)
         # Lanes whose step is known already; it stands in their output.
         is_known = self._live & (self._tree.step[:, None] < self._shared_steps)
-        outcome = Outcome.of_known(self._outputs, step, is_known=is_known)
+        outcome = StepOutputs.of_known(self._outputs, step, is_known=is_known)
         thresholds = self._thresholds[step]
         alive = self._live.copy()
         # First lane of each lane's group, by layer: where the group's state stands.
@@ -349,7 +349,7 @@ class Batch:
             decided.put(asked, Decisions.exact(tokens, confidences, decided.is_finite[asked]))
         return dataclasses.replace(decided, is_finite=decided.is_finite & np.isfinite(decided.confidences))
 
-    def _read_tokens(self, outcome: Outcome, is_known: np.ndarray) -> None:
+    def _read_tokens(self, outcome: StepOutputs, is_known: np.ndarray) -> None:
         """Sets the tokens that are not known, projecting the state of each exit once."""
         members = np.flatnonzero((outcome.exits > 0) & ~is_known)
         layers, lanes, of_member = self._distinct(outcome.exits.flat[members], members)

@@ -164,7 +164,7 @@ class EarlyExitDecoder:
                 yield from ((index, _result(host, row)) for row, index in enumerate(together))
 
 
-class _Outcome(NamedTuple):
+class _NewToken(NamedTuple):
     """What a step gives, one of each for every row: shape (rows, 1)."""
 
     token: jax.Array
@@ -375,7 +375,7 @@ class _Step:
     def _passed_on(self) -> PassedOn:
         return self.rule.propagation().passed_on
 
-    def climb(self, layer: int, rows: _Rows) -> tuple[_Outcome, list[KeysValues]]:
+    def climb(self, layer: int, rows: _Rows) -> tuple[_NewToken, list[KeysValues]]:
         """Returns how the token comes out of this layer and those above, and what each of them keeps of it.
 
         Layers above are run inside a conditional, which has small results only: caches are written outside, so that
@@ -496,12 +496,12 @@ class _Step:
         )
         return token[:, None], confidence[:, None], is_finite[:, None]
 
-    def _outcome(self, rows: _Rows) -> _Outcome:
+    def _outcome(self, rows: _Rows) -> _NewToken:
         token, is_finite = rows.token, rows.is_finite
         if token is None or is_finite is None:
             # Rows that have left are asked, too.
             token, _, is_finite = self._ask_head(rows._replace(is_open=jnp.ones_like(rows.is_open)))
-        return _Outcome(
+        return _NewToken(
             token=token,
             exit_layer=rows.exit_layer,
             confidence=rows.confidence,

@@ -26,8 +26,8 @@ _LONGEST_REASON = 300
 def generate(
     decoder: SweepDecoder,
     prompts: Sequence[Prompt],
-    vocabulary: Vocabulary | None,
     *,
+    vocabulary: Vocabulary | None,
     on_error: str,
     duplicates: frozenset[str],
     above: Sequence[Generation] | None = None,

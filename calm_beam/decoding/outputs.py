@@ -8,7 +8,7 @@ from .result import KnownOutput, SweepResult
 
 
 @dataclasses.dataclass(frozen=True)
-class Outcome:
+class StepOutputs:
     """What one step gave every lane; each of shape (slots, lanes), 0 where a lane did not take part."""
 
     tokens: np.ndarray
@@ -19,7 +19,7 @@ class Outcome:
     is_finite: np.ndarray
 
     @classmethod
-    def of_known(cls, outputs: "Outputs", step: np.ndarray, *, is_known: np.ndarray) -> "Outcome":
+    def of_known(cls, outputs: "Outputs", step: np.ndarray, *, is_known: np.ndarray) -> "StepOutputs":
         """Returns the outcome of lanes whose step stands in their output already, the others open."""
         at_step = np.arange(len(step)), slice(None), step
         return cls(
@@ -57,7 +57,7 @@ class Outputs:
         ):
             values[slot, :, :length] = np.where(is_shared, new, values[slot, :, :length])
 
-    def record(self, outcome: Outcome, step: np.ndarray, *, live: np.ndarray) -> None:
+    def record(self, outcome: StepOutputs, step: np.ndarray, *, live: np.ndarray) -> None:
         """Adds what a step gave the live lanes."""
         slots, lanes = np.nonzero(live)
         at_step = slots, lanes, step[slots]

@@ -18,7 +18,7 @@ class Prompt:
 
 
 def encode_prompt(
-    example: Example, vocabulary: Vocabulary | None, settings: DecodeSettings, *, vocab_size: int, on_long: str
+    example: Example, vocabulary: Vocabulary | None, *, settings: DecodeSettings, vocab_size: int, on_long: str
 ) -> Prompt:
     """Returns the token ids of an example: prefix and text, cut to length, then eos.
 

@@ -95,8 +95,8 @@ def flops_appendix_b(
 
     Source: Elbayad et al. (2020), Appendix B (FLOPS approximation); CALM, "FLOPs and speedup computations".
     """
-    exits = _checked(exit_layers, sizes, source_length)
-    flops: np.ndarray = _without_tests(exits, sizes, source_length) + _tests(exits, sizes, rule)
+    exits = _checked(exit_layers, sizes, source_length=source_length)
+    flops: np.ndarray = _without_tests(exits, sizes, source_length=source_length) + _tests(exits, sizes, rule=rule)
     return flops
 
 
@@ -121,9 +121,9 @@ def flops_calm_table(
 
     Source: inferred from CALM Table 2 (test efficiency gains); Elbayad et al. (2020), Appendix B, but for the tests.
     """
-    exits = _checked(exit_layers, sizes, source_length)
+    exits = _checked(exit_layers, sizes, source_length=source_length)
     deepest = np.full_like(exits, exits.max(initial=1))
-    flops: np.ndarray = _without_tests(exits, sizes, source_length) + _tests(deepest, sizes, rule)
+    flops: np.ndarray = _without_tests(exits, sizes, source_length=source_length) + _tests(deepest, sizes, rule=rule)
     return flops
 
 
@@ -149,7 +149,7 @@ def full_model_flops(num_tokens: int, sizes: DecoderSizes, *, source_length: int
     return flops_appendix_b([sizes.num_layers] * num_tokens, sizes, source_length=source_length, rule=None)
 
 
-def _checked(exit_layers: Sequence[int], sizes: DecoderSizes, source_length: int) -> np.ndarray:
+def _checked(exit_layers: Sequence[int], sizes: DecoderSizes, *, source_length: int) -> np.ndarray:
     if source_length < 1:
         raise ValueError(f"source_length must be at least 1, got {source_length}: the eos of a prompt counts.")
     exits = np.asarray(exit_layers, dtype=np.int64)
@@ -159,7 +159,7 @@ def _checked(exit_layers: Sequence[int], sizes: DecoderSizes, source_length: int
     return exits
 
 
-def _without_tests(exits: np.ndarray, sizes: DecoderSizes, source_length: int) -> np.ndarray:
+def _without_tests(exits: np.ndarray, sizes: DecoderSizes, *, source_length: int) -> np.ndarray:
     width, inner = sizes.width, sizes.attention_width
     positions = np.arange(1, len(exits) + 1)
     through = 12 * width * inner + 4 * sizes.mlp_width * width + 4 * positions * inner + 4 * source_length * inner
@@ -173,7 +173,7 @@ def _without_tests(exits: np.ndarray, sizes: DecoderSizes, source_length: int) -
     return flops
 
 
-def _tests(depths: np.ndarray, sizes: DecoderSizes, rule: ExitRule | None) -> np.ndarray:
+def _tests(depths: np.ndarray, sizes: DecoderSizes, *, rule: ExitRule | None) -> np.ndarray:
     """Returns the operations of the exit tests of tokens that go as deep as this."""
     if rule is None:
         return np.zeros_like(depths)

@@ -40,8 +40,8 @@ class Speedup:
 def measure_speedups(
     full: Decoder,
     early: Mapping[_Key, Decoder],
-    prompts: Sequence[Sequence[int]],
     *,
+    prompts: Sequence[Sequence[int]],
     max_input_length: int,
     clock: Callable[[], float] = time.perf_counter,
 ) -> dict[_Key, Speedup]:

@@ -10,6 +10,7 @@ import pyarrow.parquet
 from calm_beam.calibration import Objective, Spec
 from calm_beam.storage import open_input, replacing
 
+from .grid import GridRow
 from .outcomes import TrialOutcome
 
 _TEXT, _WHOLE, _REAL = pyarrow.string(), pyarrow.int64(), pyarrow.float64()
@@ -53,55 +54,16 @@ _GRID = pyarrow.schema(
 )
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class GridRow:
-    """The whole set, calibration and test parts together, at one threshold under one loss.
-
-    Attributes:
-      measure: Name of the generations.
-      threshold: Exit threshold; None for the full model.
-      consistency: Kind of consistency.
-      metric: Name of the metric.
-      loss: What is made of its scores.
-      n: Number of independent units.
-      risk: Mean loss.
-      layers: Decoder layers per token.
-      flops_appendix_b: As in `TrialOutcome`.
-      flops_calm_table: As there.
-      bleu: As there.
-      cut: Outputs that ended at the greatest length and not with eos.
-      examples: Number of examples, those that failed included.
-      repeated: Examples whose prompt another one has too, each prompt's first not counted.
-      failed: Examples without outputs, which count with loss 1.
-    """
-
-    measure: str
-    threshold: float | None
-    consistency: str
-    metric: str
-    loss: str
-    n: int
-    risk: float
-    layers: float
-    flops_appendix_b: float | None
-    flops_calm_table: float | None
-    bleu: float | None
-    cut: int
-    examples: int
-    repeated: int
-    failed: int
-
-
 def write_trials(path: str, outcomes: Sequence[TrialOutcome]) -> None:
     """Writes every trial as one row; the file appears whole or not at all."""
-    _write(path, [trial_row(outcome) for outcome in outcomes], _TRIALS)
+    _write(path, [trial_row(outcome) for outcome in outcomes], schema=_TRIALS)
 
 
 def read_trials(path: str) -> list[TrialOutcome]:
     """Returns what `write_trials` wrote."""
     outcomes = []
     for row in _read(path):
-        objective = Objective(row.pop("consistency"), row.pop("metric"), row.pop("loss"))
+        objective = Objective(row.pop("consistency"), row.pop("metric"), loss=row.pop("loss"))
         fields = {name: row.pop(name) for name in ("delta", "epsilon", "p_value", "procedure")}
         outcomes.append(TrialOutcome(spec=Spec(objective=objective, **fields), **row))
     return outcomes
@@ -129,7 +91,7 @@ def spec_columns(spec: Spec) -> dict[str, Any]:
 
 def write_grid(path: str, rows: Sequence[GridRow]) -> None:
     """Writes the whole set's numbers; the file appears whole or not at all."""
-    _write(path, [dataclasses.asdict(row) for row in rows], _GRID)
+    _write(path, [dataclasses.asdict(row) for row in rows], schema=_GRID)
 
 
 def read_grid(path: str) -> list[GridRow]:
@@ -137,7 +99,7 @@ def read_grid(path: str) -> list[GridRow]:
     return [GridRow(**row) for row in _read(path)]
 
 
-def _write(path: str, rows: list[dict[str, Any]], schema: pyarrow.Schema) -> None:
+def _write(path: str, rows: list[dict[str, Any]], *, schema: pyarrow.Schema) -> None:
     with replacing(path) as temporary:
         pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows, schema=schema), temporary, compression="zstd")
 

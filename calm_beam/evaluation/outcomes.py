@@ -20,7 +20,7 @@ from calm_beam.risk.fwer import PROCEDURES
 from calm_beam.risk.pvalues import P_VALUES, hoeffding_bentkus_p_value
 from calm_beam.risk.statistics import Loss
 
-from .splits import SplitTally
+from .splits import SplitTotals
 
 # Level at which a test part alone is said to prove that the risk exceeds delta.
 PROOF_LEVEL = 0.05
@@ -114,7 +114,7 @@ def lane_counts(counts: np.ndarray, rows: Sequence[str], *, lane: int) -> LaneCo
 
 def trial_outcomes(
     measure: str,
-    tally: SplitTally,
+    totals: SplitTotals,
     *,
     specs: Sequence[Spec],
     thresholds: Sequence[float],
@@ -125,7 +125,7 @@ def trial_outcomes(
 
     Args:
       measure: Name of the generations.
-      tally: Sums over them.
+      totals: Sums over them.
       specs: What is asked for; no p-value that needs single losses.
       thresholds: The grid, descending.
       count_rows: Names of what was counted.
@@ -135,37 +135,37 @@ def trial_outcomes(
       DataError: If a part of some trial is empty.
       EvidenceError: If the losses do not allow a p-value.
     """
-    trials = len(tally.losses.counts) - 1
+    trials = len(totals.losses.counts) - 1
     outcomes = []
     for trial in range(trials):
         lanes: dict[int, LaneCounts] = {}
-        test_counts = tally.test_counts(trial)
+        test_counts = totals.test_counts(trial)
         for spec in specs:
-            calibration = tally.calibration_part(trial, spec.objective)
-            test = tally.test_part(trial, spec.objective)
+            calibration = totals.calibration_part(trial, spec.objective)
+            test = totals.test_part(trial, spec.objective)
             if not calibration.n or not test.n:
                 raise DataError(
                     f"trial {trial} has {counted(calibration.n, 'unit')} for calibration and {test.n} for the test, "
                     "needs both. "
                     "Take more examples, or a share closer to 0.5."
                 )
-            place = _chosen_place(calibration, spec)
-            lane = place + 1
+            index = _chosen_index(calibration, spec)
+            lane = index + 1
             for needed in (0, lane):
                 if needed not in lanes:
                     lanes[needed] = lane_counts(test_counts, count_rows, lane=needed)
             counts = lanes[lane]
-            test_sum = 0 if place < 0 else int(test.sums[Loss()][place])
+            test_sum = 0 if index < 0 else int(test.sums[Loss()][index])
             outcomes.append(
                 TrialOutcome(
                     measure=measure,
                     spec=spec,
                     trial=trial,
-                    threshold=None if place < 0 else thresholds[place],
+                    threshold=None if index < 0 else thresholds[index],
                     n_calibration=calibration.n,
                     n_test=test.n,
                     test_risk=test_sum / LOSS_SCALE / test.n,
-                    excess_p_value=_excess_p_value(test_sum, test.n, spec),
+                    excess_p_value=_excess_p_value(test_sum, test.n, spec=spec),
                     layers=float(num_layers) if counts.layers is None else counts.layers,
                     flops_appendix_b=counts.flops_appendix_b,
                     flops_calm_table=counts.flops_calm_table,
@@ -176,13 +176,13 @@ def trial_outcomes(
     return outcomes
 
 
-def _chosen_place(evidence: Evidence, spec: Spec) -> int:
-    """Returns the place of the lowest accepted threshold; -1 if none is."""
+def _chosen_index(evidence: Evidence, spec: Spec) -> int:
+    """Returns the index of the lowest accepted threshold; -1 if none is."""
     p_values = P_VALUES[spec.p_value].p_values(evidence, spec.delta)
     return int(PROCEDURES[spec.procedure](p_values, epsilon=spec.epsilon).last_rejected())
 
 
-def _excess_p_value(loss_sum: int, n: int, spec: Spec) -> float:
+def _excess_p_value(loss_sum: int, n: int, *, spec: Spec) -> float:
     """Returns Hoeffding-Bentkus' p-value of "the risk is at most delta": bad and good change places."""
     if spec.objective.is_signed:
         # (1 - L) / 2 is in [0, 1].
@@ -248,10 +248,10 @@ def summaries(outcomes: Sequence[TrialOutcome]) -> list[Summary]:
     groups: dict[tuple[str, Spec], list[TrialOutcome]] = {}
     for outcome in outcomes:
         groups.setdefault((outcome.measure, outcome.spec), []).append(outcome)
-    return [_summary(measure, spec, group) for (measure, spec), group in groups.items()]
+    return [_summary(measure, spec, group=group) for (measure, spec), group in groups.items()]
 
 
-def _summary(measure: str, spec: Spec, group: Sequence[TrialOutcome]) -> Summary:
+def _summary(measure: str, spec: Spec, *, group: Sequence[TrialOutcome]) -> Summary:
     # Above any threshold.
     never = 2.0
     middle = statistics.median_high([never if each.threshold is None else each.threshold for each in group])

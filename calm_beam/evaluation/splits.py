@@ -19,10 +19,10 @@ import numpy as np
 
 from calm_beam.calibration.layout import Layout
 from calm_beam.calibration.specs import Objective
-from calm_beam.calibration.tally import Tally
+from calm_beam.calibration.totals import CalibrationTotals
 from calm_beam.risk.evidence import Evidence
 
-from .totals import SplitTotals
+from .totals import PartTotals
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -65,34 +65,41 @@ class Splits:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class SplitTally:
+class SplitTotals:
     """Sums over the calibration part of every trial and over the whole set; merging is exact in any order.
 
     Attributes:
-      tally: Of the whole set: tells that every example was counted, and once.
+      whole: Of the whole set, without losses: tells that every example was counted, and once.
       losses: Sums of the layout's rows; as trials, those of the splits and then the whole set.
       counts: Sums of counts over outputs, the full model's first; as trials, the same.
     """
 
-    tally: Tally
-    losses: SplitTotals
-    counts: SplitTotals
+    whole: CalibrationTotals
+    losses: PartTotals
+    counts: PartTotals
 
     @classmethod
     def zero(cls, layout: Layout, splits: Splits, *, count_rows: int) -> Self:
         """Returns the sums over no units."""
         parts = splits.trials + 1
         return cls(
-            tally=Tally.zero(layout),
-            losses=SplitTotals.zero(trials=parts, rows=len(layout.rows), thresholds=layout.thresholds),
-            counts=SplitTotals.zero(trials=parts, rows=count_rows, thresholds=1 + layout.thresholds),
+            whole=CalibrationTotals.zero(layout),
+            losses=PartTotals.zero(trials=parts, rows=len(layout.rows), thresholds=layout.thresholds),
+            counts=PartTotals.zero(trials=parts, rows=count_rows, thresholds=1 + layout.thresholds),
         )
 
     @classmethod
     def of_units(
-        cls, keys: Sequence[str], fixed_losses: np.ndarray, *, counts: np.ndarray, layout: Layout, splits: Splits
+        cls,
+        keys: Sequence[str],
+        fixed_losses: np.ndarray,
+        *,
+        counts: np.ndarray,
+        layout: Layout,
+        splits: Splits,
+        scored: int | None = None,
     ) -> Self:
-        """Returns the sums over some units, and nothing of the tally but how often they were split.
+        """Returns the sums over some units; of the whole set nothing but how many examples they are of.
 
         Args:
           keys: One per unit: ids of examples, or names of clusters.
@@ -100,30 +107,32 @@ class SplitTally:
           counts: shape (units, count rows, 1 + thresholds), int64.
           layout: What is summed of the losses.
           splits: How units are split.
+          scored: Number of examples that the units are of; None if each is one.
         """
         parts = splits.parts(keys)
+        scored = len(keys) if scored is None else scored
         return cls(
-            tally=Tally.zero(layout),
-            losses=SplitTotals.of(layout.values(fixed_losses), parts),
-            counts=SplitTotals.of(counts, parts),
+            whole=dataclasses.replace(CalibrationTotals.zero(layout), scored=scored),
+            losses=PartTotals.of(layout.values(fixed_losses), parts),
+            counts=PartTotals.of(counts, parts),
         )
 
     def merge(self, other: Self) -> Self:
         """Returns the sums over both sets of units together."""
         return type(self)(
-            tally=self.tally.merge(other.tally),
+            whole=self.whole.merge(other.whole),
             losses=self.losses.merge(other.losses),
             counts=self.counts.merge(other.counts),
         )
 
     def calibration_part(self, trial: int, objective: Objective) -> Evidence:
         """Returns what the calibration part of a trial tells of a loss; of the whole set for the last trial, -1."""
-        return _evidence(self.tally.totals.layout, objective, self.losses.counts[trial], self.losses.sums[trial])
+        return self._evidence(objective, n=self.losses.counts[trial], sums=self.losses.sums[trial])
 
     def test_part(self, trial: int, objective: Objective) -> Evidence:
         """Returns what the rest of the set tells of a loss."""
         counts, sums = self.losses.counts, self.losses.sums
-        return _evidence(self.tally.totals.layout, objective, counts[-1] - counts[trial], sums[-1] - sums[trial])
+        return self._evidence(objective, n=counts[-1] - counts[trial], sums=sums[-1] - sums[trial])
 
     def test_counts(self, trial: int) -> np.ndarray:
         """Returns the counts over outputs of a trial's test part; shape (count rows, 1 + thresholds), int64."""
@@ -133,7 +142,5 @@ class SplitTally:
         """Returns the counts over all outputs; shape (count rows, 1 + thresholds), int64."""
         return np.asarray(self.counts.sums[-1])
 
-
-def _evidence(layout: Layout, objective: Objective, n: np.int64, sums: np.ndarray) -> Evidence:
-    rows = zip(layout.rows, sums, strict=True)
-    return Evidence(n=int(n), sums={statistic: row for (of, statistic), row in rows if of == objective})
+    def _evidence(self, objective: Objective, *, n: np.int64, sums: np.ndarray) -> Evidence:
+        return Evidence(n=int(n), sums=self.whole.layout.sums_of(objective, sums))

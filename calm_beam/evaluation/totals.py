@@ -5,12 +5,14 @@ from typing import Self
 
 import numpy as np
 
+from calm_beam.risk.totals import added
+
 # Integers below this are float64s, so that a sum of integers that stays below it is exact in any order of addition.
 _EXACT = 2**53
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
-class SplitTotals:
+class PartTotals:
     """For each trial, the number of units in its part and exact sums over them; merging is exact in any order.
 
     Attributes:
@@ -62,14 +64,13 @@ class SplitTotals:
         """
         if other.sums.shape != self.sums.shape:
             raise ValueError(f"other.sums has shape {other.sums.shape}, these totals have {self.sums.shape}.")
-        merged = self.sums + other.sums
-        # Two's complement: the sum of two numbers of one sign overflows exactly if it has the other sign.
-        if (((self.sums ^ merged) & (other.sums ^ merged)) < 0).any():
+        merged, has_overflowed = added(self.sums, other.sums)
+        if has_overflowed.any():
             raise OverflowError("a sum overflows int64. Use a smaller calibration set.")
         return type(self)(counts=self.counts + other.counts, sums=merged)
 
     def __eq__(self, other: object) -> bool:
-        if not isinstance(other, SplitTotals):
+        if not isinstance(other, PartTotals):
             return NotImplemented
         return np.array_equal(self.counts, other.counts) and np.array_equal(self.sums, other.sums)
 

@@ -1,6 +1,7 @@
 """The exit rule: everything but the threshold that decides where a token exits."""
 
 import dataclasses
+from typing import Self
 
 from .measures import MEASURES, Measure, MeasureError, Need, is_measure_name, is_own, measure_named, source_digest
 from .propagations import PROPAGATIONS, Propagation
@@ -89,6 +90,16 @@ class ExitRule:
         if is_own(self.confidence):
             self._check_patience(measure)
         return measure
+
+    def with_source(self) -> Self:
+        """Returns the rule with `confidence_source` as it is now, if it lacks one: for whoever calibrates.
+
+        Raises:
+          MeasureError: If the measure cannot be had, or its module has no file.
+        """
+        if not is_own(self.confidence) or self.confidence_source is not None:
+            return self
+        return dataclasses.replace(self, confidence_source=source_digest(self.confidence))
 
     def propagation(self) -> Propagation:
         """Returns the state propagation."""

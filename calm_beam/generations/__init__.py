@@ -2,8 +2,8 @@
 
 from .folder import COMPLETE as COMPLETE
 from .folder import JOB as JOB
-from .folder import Completion as Completion
 from .folder import DecodeJob as DecodeJob
+from .folder import FinishedSweep as FinishedSweep
 from .folder import StoredGenerations as StoredGenerations
 from .folder import check_files as check_files
 from .folder import shard_digest as shard_digest

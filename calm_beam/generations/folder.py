@@ -150,21 +150,28 @@ class DecodeJob:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class StoredGenerations:
-    """Where generations are stored, and what stands in each of them.
+    """Where generations are stored, or will be, and what they are.
 
     Attributes:
       directory: Their folder.
-      num_shards: Part of the files' names.
-      thresholds: The grid that was decoded, descending; that of the plan is the same or a part of it.
+      job: What they are.
     """
 
     directory: str
-    num_shards: int
-    thresholds: tuple[float, ...]
+    job: DecodeJob
+
+    @property
+    def thresholds(self) -> tuple[float, ...]:
+        """The grid that is decoded, descending; what is tested is the same or a part of it."""
+        return self.job.settings.thresholds
+
+    def shard_path(self, shard: int) -> str:
+        """Returns the file of a shard."""
+        return shard_path(self.directory, shard, num_shards=self.job.num_shards)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Completion:
+class FinishedSweep:
     """The mark of success of a folder: all its shards.
 
     Attributes:
@@ -203,14 +210,14 @@ class Completion:
                 raise GenerationsError(
                     f"shard {shard.shard} was decoded twice, with different results. Did the data change meanwhile?"
                 )
-        completion = cls(job=job, shards=tuple(shard for _, shard in sorted(by_number.items())))
-        if completion.examples != examples:
+        finished = cls(job=job, shards=tuple(shard for _, shard in sorted(by_number.items())))
+        if finished.examples != examples:
             raise GenerationsError(
-                f"{counted(examples, 'example was', several='examples were')} read, but {completion.examples} decoded. "
+                f"{counted(examples, 'example was', several='examples were')} read, but {finished.examples} decoded. "
                 "Counting others than were drawn "
                 "would void the guarantee."
             )
-        return completion
+        return finished
 
     def write(self, folder: str) -> None:
         """Writes `complete.json`."""
@@ -238,14 +245,14 @@ class Completion:
             )
         content = _read(path)
         try:
-            completion = cls(job=content["job"], shards=tuple(StoredShard(**shard) for shard in content["shards"]))
-            numbers = [shard.shard for shard in completion.shards]
-            is_sound = completion.examples == content["examples"] and len(set(numbers)) == len(numbers)
+            finished = cls(job=content["job"], shards=tuple(StoredShard(**shard) for shard in content["shards"]))
+            numbers = [shard.shard for shard in finished.shards]
+            is_sound = finished.examples == content["examples"] and len(set(numbers)) == len(numbers)
         except (KeyError, TypeError) as error:
             raise GenerationsError(
                 f"{path}: is not as calm-beam writes it ({type(error).__name__}: {error})."
             ) from error
-        if not is_sound or completion.job != job.digest():
+        if not is_sound or finished.job != job.digest():
             raise GenerationsError(f"{path}: does not fit to {JOB} beside it, or to itself.")
         check_files(folder, numbers, num_shards=job.num_shards)
         found = set(shard_files(folder))
@@ -255,7 +262,7 @@ class Completion:
                 f"{folder}: {counted(len(missing), 'shard has no file', several='shards have no files')}, shard "
                 f"{missing[0]} first."
             )
-        return completion
+        return finished
 
 
 def shard_path(folder: str, shard: int, *, num_shards: int) -> str:
@@ -283,7 +290,7 @@ def check_files(folder: str, shards: Iterable[int], *, num_shards: int) -> None:
         )
 
 
-def shard_digest(job: str, shard: int, examples: Sequence[Example]) -> str:
+def shard_digest(job: str, shard: int, *, examples: Sequence[Example]) -> str:
     """Returns `sha256:` and 64 digits: equal for the same examples of the same job.
 
     Args:

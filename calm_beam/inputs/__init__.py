@@ -16,7 +16,7 @@ from .formats import no_examples as no_examples
 from .formats import parts_of as parts_of
 from .formats import place_of as place_of
 from .formats import read_examples as read_examples
-from .parts import Part as Part
+from .parts import FilePart as FilePart
 from .reading import AS_USUAL as AS_USUAL
 from .reading import Reading as Reading
 from .seqio_tasks import seqio_shards as seqio_shards

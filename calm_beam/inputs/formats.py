@@ -10,7 +10,7 @@ from calm_beam.seqio_names import is_seqio
 
 from .jsonl import Jsonl
 from .parquet import Parquet
-from .parts import Part
+from .parts import FilePart
 from .reading import AS_USUAL, Reading
 from .seqio_tasks import SeqIOTasks
 from .text import PlainText
@@ -32,7 +32,7 @@ class Format(Protocol):
         """Raises `MissingExtraError` if packages that it needs are missing."""
         ...
 
-    def parts(self, path: str, *, file_index: int) -> Sequence[Part]:
+    def parts(self, path: str, *, file_index: int) -> Sequence[FilePart]:
         """Returns what of a file can be read independently: together all of it, and no row twice.
 
         Raises:
@@ -40,7 +40,7 @@ class Format(Protocol):
         """
         ...
 
-    def examples(self, part: Part, reading: Reading) -> Iterator[Example]:
+    def examples(self, part: FilePart, reading: Reading) -> Iterator[Example]:
         """Yields the examples of a part, in their order, with their positions in the file.
 
         Raises:
@@ -93,7 +93,7 @@ def check_installed(paths: Iterable[str], reading: Reading = AS_USUAL) -> None:
         format_.check_installed()
 
 
-def parts_of(path: str, reading: Reading = AS_USUAL, *, file_index: int = 0) -> Sequence[Part]:
+def parts_of(path: str, reading: Reading = AS_USUAL, *, file_index: int = 0) -> Sequence[FilePart]:
     """Returns what of a file can be read independently, at least one part.
 
     Raises:
@@ -105,7 +105,7 @@ def parts_of(path: str, reading: Reading = AS_USUAL, *, file_index: int = 0) -> 
     return parts
 
 
-def read_examples(source: str | Part, reading: Reading = AS_USUAL, *, file_index: int = 0) -> Iterator[Example]:
+def read_examples(source: str | FilePart, reading: Reading = AS_USUAL, *, file_index: int = 0) -> Iterator[Example]:
     """Yields the examples of a file, local or on Cloud Storage, or of a part of one.
 
     Args:
@@ -116,16 +116,16 @@ def read_examples(source: str | Part, reading: Reading = AS_USUAL, *, file_index
     Raises:
       DataError: If the file is damaged or a row is not an example; names file and row. An empty file is none.
     """
-    path = source.path if isinstance(source, Part) else source
+    path = source.path if isinstance(source, FilePart) else source
     format_ = format_of(path, reading)
-    for part in [source] if isinstance(source, Part) else format_.parts(path, file_index=file_index):
+    for part in [source] if isinstance(source, FilePart) else format_.parts(path, file_index=file_index):
         for example in format_.examples(part, reading):
             size = sum(map(len, (example.input or example.input_ids or "", *example.references)))
-            check_row_size(size, place_of(path, example.line, reading))
+            check_row_size(size, place_of(path, example.line, reading=reading))
             yield example
 
 
-def place_of(path: str, position: int, reading: Reading = AS_USUAL) -> str:
+def place_of(path: str, position: int, *, reading: Reading = AS_USUAL) -> str:
     """Returns in words where an example stands, such as `a.jsonl, line 3`."""
     return f"{path}, {format_of(path, reading).row} {position}"
 

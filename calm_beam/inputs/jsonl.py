@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from calm_beam.examples import DEFAULT_KEYS, Example, parse_examples
 from calm_beam.storage import open_input
 
-from .parts import Part, WholeFiles
+from .parts import FilePart, WholeFiles
 from .reading import Reading
 
 
@@ -15,7 +15,7 @@ class Jsonl(WholeFiles):
     row = "line"
     has_fields = True
 
-    def examples(self, part: Part, reading: Reading) -> Iterator[Example]:
+    def examples(self, part: FilePart, reading: Reading) -> Iterator[Example]:
         """Yields the examples; `DataError` names the line that is none."""
         keys = reading.keys(inputs=DEFAULT_KEYS.inputs, targets=DEFAULT_KEYS.targets)
         with open_input(part.path) as raw:

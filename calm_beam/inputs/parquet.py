@@ -9,7 +9,7 @@ from calm_beam.examples import DEFAULT_KEYS, DataError, Example, example_of_row
 from calm_beam.extras import MissingExtraError
 from calm_beam.storage import open_input, version
 
-from .parts import Part
+from .parts import FilePart
 from .reading import Reading
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ class Parquet:
         if importlib.util.find_spec("pyarrow") is None:
             raise MissingExtraError("reading Parquet needs pyarrow: pip install pyarrow.")
 
-    def parts(self, path: str, *, file_index: int) -> Sequence[Part]:
+    def parts(self, path: str, *, file_index: int) -> Sequence[FilePart]:
         """Returns the row groups that have rows."""
         # Here, since what serves reads no Parquet and is installed without it.
         import pyarrow.parquet
@@ -49,12 +49,12 @@ class Parquet:
             raise DataError(f"{path}: cannot be read as Parquet ({' '.join(str(error).split())}).") from error
         firsts = [1 + sum(sizes[:group]) for group in range(len(sizes))]
         return tuple(
-            Part(path=path, file_index=file_index, row_group=group, first=first, version=found)
+            FilePart(path=path, file_index=file_index, row_group=group, first=first, version=found)
             for group, (first, size) in enumerate(zip(firsts, sizes, strict=True))
             if size
         )
 
-    def examples(self, part: Part, reading: Reading) -> Iterator[Example]:
+    def examples(self, part: FilePart, reading: Reading) -> Iterator[Example]:
         """Yields the examples of a row group; `DataError` names the row that is none."""
         import pyarrow.parquet
 
@@ -83,7 +83,7 @@ class Parquet:
                 # A thread of Arrow's that lets go of Python's memory while the interpreter ends aborts the process.
                 batches = file.iter_batches(_BATCH, row_groups=[part.row_group], columns=columns, use_threads=False)
                 for batch in batches:
-                    for row in _rows(batch, part.path, position):
+                    for row in _rows(batch, part.path, position=position):
                         where = f"{part.path}, row {position}"
                         yield example_of_row(row, where=where, position=position, file_index=part.file_index, keys=keys)
                         position += 1
@@ -92,16 +92,16 @@ class Parquet:
             raise DataError(f"{part.path}: damaged Parquet data after row {position - 1} ({error}).") from error
 
 
-def _rows(batch: "pyarrow.RecordBatch", path: str, position: int) -> list[dict[str, Any]]:
+def _rows(batch: "pyarrow.RecordBatch", path: str, *, position: int) -> list[dict[str, Any]]:
     """Returns the rows of a batch that begins at a position, without what is null."""
     try:
         rows = batch.to_pylist()
     except UnicodeDecodeError:
-        rows = [_row(batch, index, f"{path}, row {position + index}") for index in range(batch.num_rows)]
+        rows = [_row(batch, index, where=f"{path}, row {position + index}") for index in range(batch.num_rows)]
     return [{name: value for name, value in row.items() if value is not None} for row in rows]
 
 
-def _row(batch: "pyarrow.RecordBatch", index: int, where: str) -> dict[str, Any]:
+def _row(batch: "pyarrow.RecordBatch", index: int, *, where: str) -> dict[str, Any]:
     """Returns one row of a batch that holds text which is none."""
     row: dict[str, Any]
     try:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Part:
+class FilePart:
     """A data file, or a part of one.
 
     Attributes:
@@ -29,6 +29,6 @@ class WholeFiles:
     def check_installed(self) -> None:
         """Nothing is needed, unless a format says otherwise."""
 
-    def parts(self, path: str, *, file_index: int) -> Sequence[Part]:
+    def parts(self, path: str, *, file_index: int) -> Sequence[FilePart]:
         """Returns the whole file."""
-        return (Part(path=path, file_index=file_index),)
+        return (FilePart(path=path, file_index=file_index),)

@@ -47,7 +47,7 @@ def preview_data(paths: Sequence[str], reading: Reading) -> DataPreview:
         if not examples and not is_seqio(path):
             break
         for example in examples:
-            place = place_of(path, example.line, reading)
+            place = place_of(path, example.line, reading=reading)
             first.setdefault("ids" if example.input is None else "text", place)
             if example.references:
                 first.setdefault("reference", place)
@@ -61,5 +61,5 @@ def preview_data(paths: Sequence[str], reading: Reading) -> DataPreview:
 
 def _task_name(shard: str) -> str:
     """Returns the name of the split that a shard is one of."""
-    found = SeqIOShard.of(shard)
+    found = SeqIOShard.named(shard)
     return seqio_name(found.task, found.split)

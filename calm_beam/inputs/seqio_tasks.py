@@ -18,7 +18,7 @@ from calm_beam.seqio_names import SeqIOShard, task_and_split
 from calm_beam.user_code import UserCode
 
 from .features import as_texts, single
-from .parts import Part, WholeFiles
+from .parts import FilePart, WholeFiles
 from .reading import Reading
 from .tfrecord import INPUTS, TARGETS
 
@@ -45,12 +45,12 @@ class SeqIOTasks(WholeFiles):
         tensorflow_on_cpu(**_NEEDS)
         imported("seqio", **_NEEDS)
 
-    def examples(self, part: Part, reading: Reading) -> Iterator[Example]:
+    def examples(self, part: FilePart, reading: Reading) -> Iterator[Example]:
         """Yields the examples; `DataError` names the shard, and the example that is none."""
         tensorflow = tensorflow_on_cpu(**_NEEDS)
         keys = reading.keys(inputs=INPUTS, targets=TARGETS)
-        shard = SeqIOShard.of(part.path)
-        task = _task(shard.task, shard.split, reading.seqio_modules)
+        shard = SeqIOShard.named(part.path)
+        task = _task(shard.task, shard.split, modules=reading.seqio_modules)
         position = 0
         # Sources and preprocessors are the user's, and can fail in any way; what is wrong with a row says so itself.
         may_fail = UserCode(
@@ -58,7 +58,7 @@ class SeqIOTasks(WholeFiles):
             passing=DataError,
         )
         with may_fail:
-            rows = iter(_dataset(tensorflow, task, shard).as_numpy_iterator())
+            rows = iter(_dataset(tensorflow, task, shard=shard).as_numpy_iterator())
         while True:
             with may_fail:
                 features = next(rows, None)
@@ -68,7 +68,11 @@ class SeqIOTasks(WholeFiles):
             where = f"{part.path}, example {position}"
             with may_fail:
                 example = example_of_row(
-                    _row(features, keys, where), where=where, position=position, file_index=part.file_index, keys=keys
+                    _row(features, keys, where=where),
+                    where=where,
+                    position=position,
+                    file_index=part.file_index,
+                    keys=keys,
                 )
             yield example
 
@@ -85,12 +89,12 @@ def seqio_shards(name: str, modules: Sequence[str]) -> tuple[str, ...]:
       ValueError: If there is no such module, task or split, or the source cannot be listed.
     """
     task_name, split = task_and_split(name)
-    task = _task(task_name, split, modules)
+    task = _task(task_name, split, modules=modules)
     count = _count_shards(task, split)
     return tuple(SeqIOShard(task_name, split, index, count).name() for index in range(count))
 
 
-def _task(name: str, split: str, modules: Sequence[str]) -> Any:
+def _task(name: str, split: str, *, modules: Sequence[str]) -> Any:
     """Returns a registered task that has the split."""
     tensorflow_on_cpu(**_NEEDS)
     seqio = imported("seqio", **_NEEDS)
@@ -139,7 +143,7 @@ def _count_shards(task: Any, split: str) -> int:
     return count
 
 
-def _dataset(tensorflow: Any, task: Any, shard: SeqIOShard) -> Any:
+def _dataset(tensorflow: Any, task: Any, *, shard: SeqIOShard) -> Any:
     """Returns the preprocessed examples of a shard."""
     import seqio
 
@@ -162,7 +166,7 @@ def _dataset(tensorflow: Any, task: Any, shard: SeqIOShard) -> Any:
     return dataset.with_options(options)
 
 
-def _row(features: Mapping[str, Any], keys: RowKeys, where: str) -> dict[str, Any]:
+def _row(features: Mapping[str, Any], keys: RowKeys, *, where: str) -> dict[str, Any]:
     """Returns the features of an example as a row: with texts if its input has one, else with token ids."""
     inputs = _with_text(features, keys.inputs)
     if inputs is None:
@@ -172,7 +176,7 @@ def _row(features: Mapping[str, Any], keys: RowKeys, where: str) -> dict[str, An
         )
     row: dict[str, Any] = {}
     if _is_text(inputs):
-        row[keys.inputs] = single(_texts(inputs, keys.inputs, where), keys.inputs, where=where)
+        row[keys.inputs] = single(_texts(inputs, keys.inputs, where=where), keys.inputs, where=where)
         targets = _with_text(features, keys.targets)
         if targets is not None:
             if not _is_text(targets):
@@ -180,19 +184,21 @@ def _row(features: Mapping[str, Any], keys: RowKeys, where: str) -> dict[str, An
                     f"{where}: {keys.targets} are token ids, but {keys.inputs} is a text. Outputs are compared with "
                     f"references as text: let a preprocessor keep {keys.targets}_pretokenized too."
                 )
-            row[keys.targets] = _texts(targets, keys.targets, where)
+            row[keys.targets] = _texts(targets, keys.targets, where=where)
     else:
-        row["input_ids"] = _ids(inputs, keys.inputs, where)
+        row["input_ids"] = _ids(inputs, keys.inputs, where=where)
         # Ids where there are both: they are of the same vocabulary as the prompt's.
         targets = features.get(keys.targets)
         if targets is not None and _is_text(targets):
-            row[keys.targets] = _texts(targets, keys.targets, where)
+            row[keys.targets] = _texts(targets, keys.targets, where=where)
         elif targets is not None:
-            row["reference_ids"] = [_ids(targets, keys.targets, where)]
+            row["reference_ids"] = [_ids(targets, keys.targets, where=where)]
     for name in ("id", keys.cluster):
         if name is not None and name in features:
             value = features[name]
-            row[name] = single(_texts(value, name, where), name, where=where) if _is_text(value) else _integer(value)
+            row[name] = (
+                single(_texts(value, name, where=where), name, where=where) if _is_text(value) else _integer(value)
+            )
     return row
 
 
@@ -206,11 +212,11 @@ def _is_text(value: Any) -> bool:
     return isinstance(value, bytes) or getattr(getattr(value, "dtype", None), "kind", "") == "O"
 
 
-def _texts(value: Any, name: str, where: str) -> list[str]:
+def _texts(value: Any, name: str, *, where: str) -> list[str]:
     return as_texts([value] if isinstance(value, bytes) else value.ravel().tolist(), name, where=where)
 
 
-def _ids(value: Any, name: str, where: str) -> list[int]:
+def _ids(value: Any, name: str, *, where: str) -> list[int]:
     if getattr(value, "ndim", None) != 1 or value.dtype.kind not in "iu":
         shape, dtype = getattr(value, "shape", ()), getattr(value, "dtype", type(value).__name__)
         raise DataError(f"{where}: {name} must be a text or token ids, got {dtype} of shape {tuple(shape)}.")

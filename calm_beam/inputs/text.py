@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from calm_beam.examples import DEFAULT_KEYS, DataError, Example, example_of_row, numbered_lines
 from calm_beam.storage import open_input
 
-from .parts import Part, WholeFiles
+from .parts import FilePart, WholeFiles
 from .reading import Reading
 
 
@@ -16,7 +16,7 @@ class PlainText(WholeFiles):
     row = "line"
     has_fields = False
 
-    def examples(self, part: Part, reading: Reading) -> Iterator[Example]:
+    def examples(self, part: FilePart, reading: Reading) -> Iterator[Example]:
         """Yields the examples; `DataError` names the line that is none."""
         keys = reading.keys(inputs=DEFAULT_KEYS.inputs, targets=DEFAULT_KEYS.targets)
         with open_input(part.path) as raw:

@@ -17,7 +17,7 @@ from calm_beam.extras import tensorflow_on_cpu
 from calm_beam.storage import open_input, writing
 
 from .features import as_texts, single
-from .parts import Part, WholeFiles
+from .parts import FilePart, WholeFiles
 from .reading import Reading
 
 INPUTS, TARGETS = "inputs", "targets"
@@ -41,7 +41,7 @@ class TFRecord(WholeFiles):
         """Raises `MissingExtraError` without TensorFlow."""
         tensorflow_on_cpu(**_NEEDS)
 
-    def examples(self, part: Part, reading: Reading) -> Iterator[Example]:
+    def examples(self, part: FilePart, reading: Reading) -> Iterator[Example]:
         """Yields the examples; `DataError` names the record that is none."""
         tensorflow = tensorflow_on_cpu(**_NEEDS)
         keys = reading.keys(inputs=INPUTS, targets=TARGETS)
@@ -52,7 +52,7 @@ class TFRecord(WholeFiles):
             except DecodeError as error:
                 raise DataError(f"{where}: is not a tf.Example ({error}).") from error
             _check_names(record, where)
-            row = _row(features, keys, where)
+            row = _row(features, keys, where=where)
             yield example_of_row(row, where=where, position=position, file_index=part.file_index, keys=keys)
 
 
@@ -146,7 +146,7 @@ def _record_entries() -> Any:
     return message_factory.GetMessageClass(pool.FindMessageTypeByName("calm_beam.Record"))
 
 
-def _row(features: Mapping[str, Any], keys: RowKeys, where: str) -> dict[str, Any]:
+def _row(features: Mapping[str, Any], keys: RowKeys, *, where: str) -> dict[str, Any]:
     """Returns the features of a record as a row."""
     if keys.inputs not in features:
         raise DataError(
@@ -154,13 +154,13 @@ def _row(features: Mapping[str, Any], keys: RowKeys, where: str) -> dict[str, An
             "prompts with --inputs_field."
         )
     row: dict[str, Any] = {}
-    inputs = _values(features, keys.inputs, where)
+    inputs = _values(features, keys.inputs, where=where)
     if inputs and isinstance(inputs[0], int):
         row["input_ids"] = inputs
     else:
         row[keys.inputs] = single(inputs, keys.inputs, where=where)
     if keys.targets in features:
-        targets = _values(features, keys.targets, where)
+        targets = _values(features, keys.targets, where=where)
         are_ids = bool(targets) and isinstance(targets[0], int)
         if are_ids and "input_ids" not in row:
             raise DataError(
@@ -170,11 +170,11 @@ def _row(features: Mapping[str, Any], keys: RowKeys, where: str) -> dict[str, An
         row["reference_ids" if are_ids else keys.targets] = [targets] if are_ids else targets
     for name in ("id", keys.cluster):
         if name is not None and name in features:
-            row[name] = single(_values(features, name, where), name, where=where)
+            row[name] = single(_values(features, name, where=where), name, where=where)
     return row
 
 
-def _values(features: Mapping[str, Any], name: str, where: str) -> list[Any]:
+def _values(features: Mapping[str, Any], name: str, *, where: str) -> list[Any]:
     """Returns the values of a feature: all of them texts, or all of them integers."""
     feature = features[name]
     match feature.WhichOneof("kind"):

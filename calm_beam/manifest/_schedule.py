@@ -43,7 +43,7 @@ def check_positions(key: str, positions: tuple[float, ...], *, threshold: float,
     for position, found in enumerate(positions):
         at = f"{key}[{position}]"
         check_number(at, found, low=0, high=1)
-        low, high = _allowed(threshold, decode, position)
+        low, high = _allowed(threshold, decode, position=position)
         if not low <= found <= high or found != _float32(found):
             raise ManifestError(
                 f"{at} must be {shown(low)}, which schedule {decode.schedule} makes of threshold {shown(threshold)} "
@@ -51,7 +51,7 @@ def check_positions(key: str, positions: tuple[float, ...], *, threshold: float,
             )
 
 
-def _allowed(threshold: float, decode: DecodeRecord, position: int) -> Sequence[float]:
+def _allowed(threshold: float, decode: DecodeRecord, *, position: int) -> Sequence[float]:
     """Returns the lowest and the highest float32 that the threshold of a position can be."""
     schedule = SCHEDULES[decode.schedule]
     if not schedule.decays:

@@ -101,7 +101,7 @@ def parameter_shapes(config: T5Config) -> dict[str, tuple[int, ...]]:
     mlp = {**dict.fromkeys(inputs, (width, config.mlp_dim)), "wo": (config.mlp_dim, width)}
     shapes: dict[str, tuple[int, ...]] = {"token_embedder/embedding": (config.vocab_size, width)}
 
-    def add_stack(stack: str, depth: int, attentions: Mapping[str, str]) -> None:
+    def add_stack(stack: str, depth: int, *, attentions: Mapping[str, str]) -> None:
         layers = [f"{stack}/layers_{index}" for index in range(depth)]
         for home in layers if config.relative_bias_per_layer else [stack]:
             shapes[f"{home}/relpos_bias/rel_embedding"] = (config.num_heads, config.relative_buckets)
@@ -113,11 +113,11 @@ def parameter_shapes(config: T5Config) -> dict[str, tuple[int, ...]]:
                 shapes.update({f"{layer}/{name}/{kernel}/kernel": shape for kernel, shape in attention.items()})
             shapes.update({f"{layer}/mlp/{kernel}/kernel": shape for kernel, shape in mlp.items()})
 
-    add_stack("encoder", config.num_encoder_layers, {"attention": "pre_attention_layer_norm"})
+    add_stack("encoder", config.num_encoder_layers, attentions={"attention": "pre_attention_layer_norm"})
     add_stack(
         "decoder",
         config.num_decoder_layers,
-        {
+        attentions={
             "self_attention": "pre_self_attention_layer_norm",
             "encoder_decoder_attention": "pre_cross_attention_layer_norm",
         },

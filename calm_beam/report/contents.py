@@ -33,7 +33,7 @@ _NOT_TESTED, _ACCEPTED, _NOT_ACCEPTED = 0, 1, 2
 
 
 def shown_thresholds(calibrated: Calibrated) -> tuple[int, ...]:
-    """Returns the places of the thresholds that the page shows: of each entry those where something was decided.
+    """Returns the indices of the thresholds that the page shows: of each entry those where something was decided.
 
     >>> from calm_beam.report.contents import evenly
     >>> evenly(10, 4)
@@ -44,12 +44,12 @@ def shown_thresholds(calibrated: Calibrated) -> tuple[int, ...]:
         return tuple(range(len(thresholds)))
     decided = {entry.threshold for entry in calibrated.manifest.calibrations}
     decided |= {entry.path[-1].threshold for entry in calibrated.manifest.calibrations}
-    places = {place for place, threshold in enumerate(thresholds) if threshold in decided}
-    return tuple(sorted(places | evenly(len(thresholds), _MOST_THRESHOLDS)))
+    indices = {index for index, threshold in enumerate(thresholds) if threshold in decided}
+    return tuple(sorted(indices | evenly(len(thresholds), _MOST_THRESHOLDS)))
 
 
 def evenly(count: int, most: int) -> set[int]:
-    """Returns `most` places of `count`, the first and the last among them, as far apart as can be."""
+    """Returns `most` indices of `count`, the first and the last among them, as far apart as can be."""
     return {round(index * (count - 1) / (most - 1)) for index in range(most)}
 
 
@@ -65,7 +65,7 @@ def results(
     """
     manifest = calibrated.manifest
     objectives = list(dict.fromkeys(objective_of(entry) for entry in manifest.calibrations))
-    lines = [[rows[place] for place in shown] for rows in calibrated.table]
+    lines = [[rows[index] for index in shown] for rows in calibrated.table]
     # Risks are the same for all entries of an objective.
     by_objective = dict(zip(map(objective_of, manifest.calibrations), lines, strict=True))
     return {
@@ -79,7 +79,7 @@ def results(
         "layers": [manifest.model.layers, *(row.layers for row in lines[0])],
         "objectives": [_objective(objective, by_objective[objective]) for objective in objectives],
         "entries": [
-            _entry(entry, rows, manifest, objective=objectives.index(objective_of(entry)), factors=factors)
+            _entry(entry, rows, manifest=manifest, objective=objectives.index(objective_of(entry)), factors=factors)
             for entry, rows in zip(manifest.calibrations, lines, strict=True)
         ],
         "condition": CONDITION,
@@ -109,8 +109,8 @@ def _objective(objective: Objective, rows: Sequence[RiskRow]) -> dict[str, Any]:
 def _entry(
     entry: Calibration,
     rows: Sequence[RiskRow],
-    manifest: Manifest,
     *,
+    manifest: Manifest,
     objective: int,
     factors: Mapping[float, Sequence[float]] | None,
 ) -> dict[str, Any]:
@@ -122,7 +122,7 @@ def _entry(
         "epsilon": entry.epsilon,
         "procedure": entry.procedure,
         "pValue": entry.p_value,
-        # As places among the lanes, of which the full model's is 0.
+        # As indices among the lanes, of which the full model's is 0.
         "chosen": 0 if chosen is None else chosen + 1,
         "threshold": entry.threshold,
         "layers": entry.layers,

@@ -56,21 +56,23 @@ def count_exits(path: str, lanes: Sequence[int], *, num_layers: int, max_decode_
     counts = ExitCounts.zero(lanes=len(lanes), num_layers=num_layers)
     with open_shard(path) as file:
         for batch in file.iter_batches(_ROWS_AT_A_TIME, columns=["outputs"], use_threads=False):
-            counts = counts.merge(_count(batch.column(0), lanes, num_layers, max_decode_length))
+            counts = counts.merge(
+                _count(batch.column(0), lanes, num_layers=num_layers, max_decode_length=max_decode_length)
+            )
     return counts
 
 
-def _count(column: Any, lanes: Sequence[int], num_layers: int, max_decode_length: int) -> ExitCounts:
+def _count(column: Any, lanes: Sequence[int], *, num_layers: int, max_decode_length: int) -> ExitCounts:
     """Returns the counts of a column of lists of outputs; failed examples have empty lists."""
     stored = np.asarray(pyarrow.compute.list_value_length(column))
     decoded = stored[stored > 0]
     outputs = column.flatten()
     if not len(outputs):
         return ExitCounts.zero(lanes=len(lanes), num_layers=num_layers)
-    # Lane of each output, as its place among those asked for; -1 for the others.
-    places = np.full(decoded.max(), -1)
-    places[list(lanes)] = np.arange(len(lanes))
-    lane = places[np.concatenate([np.arange(length) for length in decoded])]
+    # Lane of each output, as its index among those asked for; -1 for the others.
+    indices = np.full(decoded.max(), -1)
+    indices[list(lanes)] = np.arange(len(lanes))
+    lane = indices[np.concatenate([np.arange(length) for length in decoded])]
 
     layers = pyarrow.compute.struct_field(outputs, "exit_layers")
     lengths = np.asarray(pyarrow.compute.list_value_length(layers))

@@ -18,17 +18,17 @@ _EXIT = 3
 
 
 class Dictionary:
-    """Token ids in the order in which they first occur; what is stored of a token is its place here."""
+    """Token ids in the order in which they first occur; what is stored of a token is its index here."""
 
     def __init__(self) -> None:
         self._places: dict[int, int] = {}
 
-    def place(self, token: int) -> int:
-        """Returns the place of a token, the next free one if it is new."""
+    def index(self, token: int) -> int:
+        """Returns the index of a token, the next free one if it is new."""
         return self._places.setdefault(token, len(self._places))
 
     def tokens(self) -> tuple[int, ...]:
-        """Returns all tokens by place."""
+        """Returns all tokens by index."""
         return tuple(self._places)
 
 
@@ -41,14 +41,14 @@ def pack_outputs(outputs: Sequence[Output], dictionary: Dictionary) -> list[Any]
 
     Returns:
       For each output 0 if it equals the one before, else `[tokens, exits]`: `tokens` is 0 or [kept at the beginning,
-      kept at the end, list of places between]; `exits` is 0 or [kept at the beginning, kept at the end, text between],
+      kept at the end, list of indices between]; `exits` is 0 or [kept at the beginning, kept at the end, text between],
       three characters a token: its layer, then its confidence in thousandths, 1000 added, rounded down.
     """
     packed: list[Any] = []
     tokens: list[int] = []
     exits: list[str] = []
     for output in outputs:
-        next_tokens = [dictionary.place(token) for token in output.tokens]
+        next_tokens = [dictionary.index(token) for token in output.tokens]
         next_exits = [
             _layer_digit(layer) + _confidence_digits(confidence)
             for layer, confidence in zip(output.exit_layers, output.confidences, strict=True)
@@ -67,9 +67,9 @@ def _splice(before: Sequence[Any], after: Sequence[Any]) -> Any:
     if before == after:
         return 0
     most = min(len(before), len(after))
-    head = next((place for place in range(most) if before[place] != after[place]), most)
+    head = next((index for index in range(most) if before[index] != after[index]), most)
     most -= head
-    tail = next((place for place in range(most) if before[-1 - place] != after[-1 - place]), most)
+    tail = next((index for index in range(most) if before[-1 - index] != after[-1 - index]), most)
     return [head, tail, list(after[head : len(after) - tail])]
 
 

@@ -58,7 +58,7 @@ def build_page(
     Raises:
       ReportError: If it would be larger even without examples.
     """
-    places = shown_thresholds(calibrated)
+    indices = shown_thresholds(calibrated)
     entries = calibrated.manifest.calibrations
     sample = list(stored.sample(most_examples, seed=seed)) if stored else []
     examples, factors = 0, None
@@ -68,7 +68,7 @@ def build_page(
         )
         # None of the examples that were drawn has an output: there is nothing to divide.
         factors = factors if examples else None
-    content = results(calibrated, places, factors=factors)
+    content = results(calibrated, indices, factors=factors)
     content["remarks"] = [printable(with_short_places(remark)) for remark in remarks]
     content["speedups"] = [_speedup(entry, speedups) for entry in entries] if speedups else None
     content |= {"exits": None, "savings": None, "sample": None, "pieces": [], "examples": []}
@@ -80,7 +80,7 @@ def build_page(
     if stored is None:
         return _checked(_assembled(content))
     grid = stored.job.settings.thresholds
-    lanes = [0, *(1 + grid.index(calibrated.thresholds[place]) for place in places)]
+    lanes = [0, *(1 + grid.index(calibrated.thresholds[index]) for index in indices)]
     content["exits"] = counted_exits(stored, lanes, num_layers=calibrated.manifest.model.layers)
     content["sample"] = {
         "shown": most_examples,
@@ -142,7 +142,7 @@ def _assembled(content: dict[str, Any]) -> str:
 def _promises(entries: Iterable[dict[str, Any]]) -> str:
     """Returns the promises for readers without scripts."""
     sentences = (
-        "".join(isolated(part) if place % 2 else part for place, part in enumerate(entry["sentence"]))
+        "".join(isolated(part) if index % 2 else part for index, part in enumerate(entry["sentence"]))
         for entry in entries
     )
     return "\n".join(f"<li>{html.escape(sentence)}</li>" for sentence in sentences)

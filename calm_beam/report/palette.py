@@ -28,8 +28,8 @@ class LayerColour:
 
 def layer_colours(num_layers: int) -> tuple[LayerColour, ...]:
     """Returns the colours of layers 1 to `num_layers`."""
-    places = [index / max(num_layers - 1, 1) for index in range(num_layers)]
-    pairs = [(_mixed(_ON_LIGHT, place), _mixed(_ON_DARK, place)) for place in places]
+    positions = [index / max(num_layers - 1, 1) for index in range(num_layers)]
+    pairs = [(_mixed(_ON_LIGHT, position), _mixed(_ON_DARK, position)) for position in positions]
     return tuple(
         LayerColour(light=light, light_ink=_ink(light), dark=dark, dark_ink=_ink(dark)) for light, dark in pairs
     )
@@ -54,8 +54,8 @@ def _ink(background: str) -> str:
     return max((_BLACK, _WHITE), key=lambda ink: contrast(ink, background))
 
 
-def _mixed(stops: tuple[str, ...], place: float) -> str:
-    scaled = place * (len(stops) - 1)
+def _mixed(stops: tuple[str, ...], position: float) -> str:
+    scaled = position * (len(stops) - 1)
     index = min(int(scaled), len(stops) - 2)
     share = scaled - index
     low, high = (_oklab(_linear(stop)) for stop in stops[index : index + 2])
@@ -70,7 +70,7 @@ def _luminance(colour: str) -> float:
 
 def _linear(colour: str) -> Colour:
     """Returns the light of a colour, each part in [0, 1], without the curve of sRGB."""
-    parts = [int(colour[place : place + 2], 16) / 255 for place in (1, 3, 5)]
+    parts = [int(colour[index : index + 2], 16) / 255 for index in (1, 3, 5)]
     red, green, blue = (part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts)
     return red, green, blue
 

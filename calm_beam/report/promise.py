@@ -9,7 +9,7 @@ from calm_beam.exits.propagations import PROPAGATIONS
 from calm_beam.manifest import Calibration, Manifest
 from calm_beam.upkeep.verification import objective_of
 
-Parts = tuple[str, ...]
+Sentence = tuple[str, ...]
 """A sentence in parts, of which every second one is a number or a word that matters."""
 
 CONDITION = (
@@ -34,7 +34,7 @@ class Caution:
     text: str
 
 
-def promise_in_words(entry: Calibration, manifest: Manifest, *, factors: Sequence[float] | None = None) -> Parts:
+def promise_in_words(entry: Calibration, manifest: Manifest, *, factors: Sequence[float] | None = None) -> Sentence:
     """Returns a promise with all its numbers: threshold, delta, epsilon, examples, layers saved and operations.
 
     Args:
@@ -60,7 +60,7 @@ def promise_in_words(entry: Calibration, manifest: Manifest, *, factors: Sequenc
             f" {'runs' if layers == 1 else 'run'} for every token, and nothing is saved.",
         )
     if factors is None:
-        operations: Parts = (" on average. How many operations that saves was not counted.",)
+        operations: Sentence = (" on average. How many operations that saves was not counted.",)
     else:
         operations = (
             " on average. Exit tests included, the decoder does ",

@@ -41,15 +41,15 @@ def counted_savings(
             continue
         examples += 1
         prompt = encode_prompt(
-            generation.example, vocabulary, job.settings, vocab_size=sizes.vocab_size, on_long=job.on_long
+            generation.example, vocabulary, settings=job.settings, vocab_size=sizes.vocab_size, on_long=job.on_long
         )
         length = len(prompt.ids)
-        for place, lane in enumerate(lanes):
+        for index, lane in enumerate(lanes):
             exits = generation.outputs[lane].exit_layers
-            full[place] += int(full_model_flops(len(exits), sizes, source_length=length).sum())
+            full[index] += int(full_model_flops(len(exits), sizes, source_length=length).sum())
             for count, formula in enumerate((flops_appendix_b, flops_calm_table)):
                 spent = formula(exits, sizes, source_length=length, rule=job.settings.rule)
-                early[place][count] += int(spent.sum())
+                early[index][count] += int(spent.sum())
     # Without a single token nothing is saved.
     factors = [
         tuple(whole / spent if spent else 1.0 for spent in both) for whole, both in zip(full, early, strict=True)

@@ -11,7 +11,7 @@ from calm_beam.storage import joined, open_input
 from .stored import ReportError
 
 # As `evaluate` calls them.
-_RECORD = "splits.json"
+_PROVENANCE = "splits.json"
 _TABLE = "splits.csv"
 
 
@@ -27,12 +27,12 @@ def read_speedups(directory: str, manifest: Manifest) -> dict[float, float]:
         thresholds was measured.
       OSError: If they cannot be read.
     """
-    with open_input(joined(directory, _RECORD)) as file:
+    with open_input(joined(directory, _PROVENANCE)) as file:
         content = file.read()
     try:
-        record = strict_json.loads(content)
-        fingerprint, longest = record["model"]["fingerprint"], record["max_decode_length"]
-        names = [measure["name"] for measure in record["measures"] if _is_alike(measure["rule"], manifest)]
+        provenance = strict_json.loads(content)
+        fingerprint, longest = provenance["model"]["fingerprint"], provenance["max_decode_length"]
+        names = [measure["name"] for measure in provenance["measures"] if _is_alike(measure["rule"], manifest)]
         with open_input(joined(directory, _TABLE)) as raw, io.TextIOWrapper(raw, "utf-8", newline="") as text:
             measured = {
                 float(row["threshold"]): float(row["speedup"])

@@ -7,13 +7,13 @@ from typing import Self
 
 from calm_beam import strict_json
 from calm_beam.calibration.fingerprint import content_sum_of, fingerprint_text, merged_sums
+from calm_beam.calibration.provenance import decode_record
 from calm_beam.calibration.publish import FAILURES, RISK_TABLE
-from calm_beam.calibration.record import decode_record
 from calm_beam.calibration.result import RiskRow
 from calm_beam.calibration.risk_table import read_risk_table
 from calm_beam.errors import CalmBeamError
 from calm_beam.generations import Generation, read_generations, stored_examples
-from calm_beam.generations.folder import Completion, DecodeJob, shard_path
+from calm_beam.generations.folder import DecodeJob, FinishedSweep, shard_path
 from calm_beam.manifest import MANIFEST, Calibration, Manifest, read_manifest
 from calm_beam.storage import is_file, joined, open_input
 
@@ -80,26 +80,26 @@ class StoredOutputs:
           ReportError: If they are others than were calibrated.
         """
         job = DecodeJob.read(folder)
-        completion = Completion.read(folder, job)
-        _check_same_decoding(folder, job, completion, manifest)
+        finished = FinishedSweep.read(folder, job)
+        _check_same_decoding(folder, job, finished=finished, manifest=manifest)
         paths: list[str] = []
         ids: list[tuple[str, ...]] = []
         sums = []
-        for shard in sorted(completion.shards, key=lambda shard: _rank(str(shard.shard), seed=0)):
+        for shard in sorted(finished.shards, key=lambda shard: _rank(str(shard.shard), seed=0)):
             if sum(map(len, ids)) >= _ENOUGH_EXAMPLES:
                 break
             paths.append(shard_path(folder, shard.shard, num_shards=job.num_shards))
             examples = stored_examples(paths[-1])
             ids.append(tuple(example.id for example in examples))
             sums.append(content_sum_of(examples))
-        if len(paths) == len(completion.shards):
+        if len(paths) == len(finished.shards):
             found = fingerprint_text(merged_sums(sums))
             if found != manifest.data.fingerprint:
                 raise ReportError(
                     f"{folder}: its examples have fingerprint {found}, those of the manifest "
                     f"{manifest.data.fingerprint}. The report needs the generations that were calibrated."
                 )
-        return cls(job=job, paths=tuple(paths), ids=tuple(ids), examples=completion.examples)
+        return cls(job=job, paths=tuple(paths), ids=tuple(ids), examples=finished.examples)
 
     def sample(self, most: int, *, seed: int) -> Iterator[Generation]:
         """Yields up to so many of the examples, drawn by their ids alone; a larger sample begins with a smaller one."""
@@ -128,7 +128,7 @@ def read_calibrated(directory: str) -> Calibrated:
         raise ReportError(str(error)) from error
     entries = manifest.calibrations
     size, rest = divmod(len(rows), len(entries))
-    table = tuple(rows[place * size : (place + 1) * size] for place in range(len(entries)))
+    table = tuple(rows[index * size : (index + 1) * size] for index in range(len(entries)))
     if rest or not all(_is_of(lines, entry) for lines, entry in zip(table, entries, strict=True)):
         raise ReportError(
             f"{path}: is not the risk table of the manifest beside it. Both are written by the same run: restore them, "
@@ -164,12 +164,12 @@ def _is_of(lines: Sequence[RiskRow], entry: Calibration) -> bool:
     )
 
 
-def _check_same_decoding(folder: str, job: DecodeJob, completion: Completion, manifest: Manifest) -> None:
+def _check_same_decoding(folder: str, job: DecodeJob, *, finished: FinishedSweep, manifest: Manifest) -> None:
     for what, theirs, ours in (
         ("model", job.model.fingerprint, manifest.model.fingerprint),
         ("vocabulary", job.vocabulary, manifest.vocabulary),
         ("decoding", decode_record(job.settings), manifest.decode),
-        ("number of examples", completion.examples, manifest.data.examples),
+        ("number of examples", finished.examples, manifest.data.examples),
     ):
         if theirs != ours:
             raise ReportError(

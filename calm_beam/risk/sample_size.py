@@ -100,7 +100,7 @@ def coin_p_value(p_value: str, ones: int, *, n: int, delta: float) -> float:
 def _coin_statistics(p_value: str, delta: float) -> tuple[tuple[Statistic, np.ndarray, np.ndarray], ...]:
     """Returns what a p-value sums, each with its value of a loss of 0 and of a loss of 1, of shape (1,)."""
     zero, one = np.array([0]), np.array([LOSS_SCALE])
-    return tuple((each, each.of(zero), each.of(one)) for each in P_VALUES[p_value].statistics(delta))
+    return tuple((each, each.values(zero), each.values(one)) for each in P_VALUES[p_value].statistics(delta))
 
 
 def exact_power(p_value: str, *, n: int, risk: float, delta: float, epsilon: float) -> float:

@@ -188,7 +188,7 @@ class LossSums:
             return
         fixed, of_setting = np.array(waiting, np.int64), self._settled[setting]
         # As int64 these cannot overflow: they are 1,024 values of at most a few 2^32.
-        new = (int(statistic.of(fixed).sum()) for statistic in self.statistics)
+        new = (int(statistic.values(fixed).sum()) for statistic in self.statistics)
         self._settled[setting] = dataclasses.replace(
             of_setting,
             n=of_setting.n + len(waiting),
@@ -255,11 +255,11 @@ def control_risk(sums: LossSums, tests: Sequence[RiskTest], *, order: Sequence[s
                 test=test,
                 setting=setting,
                 n=evidence.n,
-                risk=float(risks[place]),
-                p_value=float(p_values[place]),
-                tested=bool(found.tested[place]),
-                accepted=bool(found.rejected[place]),
+                risk=float(risks[index]),
+                p_value=float(p_values[index]),
+                tested=bool(found.tested[index]),
+                accepted=bool(found.rejected[index]),
             )
-            for place, setting in enumerate(order)
+            for index, setting in enumerate(order)
         )
     return tuple(results)

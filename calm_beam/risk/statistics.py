@@ -15,7 +15,7 @@ from calm_beam.risk.log_capital import log_capital
 class Statistic(Protocol):
     """A function of one loss; hashable, and equal to another exactly if it computes the same."""
 
-    def of(self, fixed_losses: np.ndarray) -> np.ndarray:
+    def values(self, fixed_losses: np.ndarray) -> np.ndarray:
         """Returns the statistic of every loss.
 
         Args:
@@ -31,8 +31,8 @@ class Statistic(Protocol):
 class Loss:
     """The loss itself, in units of 2^-32."""
 
-    def of(self, fixed_losses: np.ndarray) -> np.ndarray:
-        """Returns the losses; see `Statistic.of`."""
+    def values(self, fixed_losses: np.ndarray) -> np.ndarray:
+        """Returns the losses; see `Statistic.values`."""
         return fixed_losses
 
 
@@ -40,8 +40,8 @@ class Loss:
 class SquaredLoss:
     """The square of a loss in [0, 1], in units of 2^-32, rounded up."""
 
-    def of(self, fixed_losses: np.ndarray) -> np.ndarray:
-        """Returns the squares; see `Statistic.of`."""
+    def values(self, fixed_losses: np.ndarray) -> np.ndarray:
+        """Returns the squares; see `Statistic.values`."""
         return squares_upper(fixed_losses)
 
 
@@ -49,8 +49,8 @@ class SquaredLoss:
 class IsFraction:
     """1 where the loss is neither 0 nor 1, else 0."""
 
-    def of(self, fixed_losses: np.ndarray) -> np.ndarray:
-        """Returns ones and zeros; see `Statistic.of`."""
+    def values(self, fixed_losses: np.ndarray) -> np.ndarray:
+        """Returns ones and zeros; see `Statistic.values`."""
         return np.asarray((fixed_losses != 0) & (fixed_losses != LOSS_SCALE), np.int64)
 
 
@@ -66,6 +66,6 @@ class LogCapital:
     delta: float
     share: float
 
-    def of(self, fixed_losses: np.ndarray) -> np.ndarray:
-        """Returns the growth; see `Statistic.of`."""
+    def values(self, fixed_losses: np.ndarray) -> np.ndarray:
+        """Returns the growth; see `Statistic.values`."""
         return log_capital(fixed_losses, delta=self.delta, share=self.share)

@@ -106,14 +106,12 @@ class RiskTotals:
                 f"other.sums has shape {other.sums.shape}, these totals have {self.sums.shape} (rows, thresholds). "
                 "Only totals over the same objectives and grid can be added."
             )
-        merged = self.sums + other.sums
-        # Two's complement: the sum of two numbers of one sign overflows exactly if it has the other sign.
-        has_overflowed = ((self.sums ^ merged) & (other.sums ^ merged)) < 0
+        merged, has_overflowed = added(self.sums, other.sums)
         if has_overflowed.any():
-            place = tuple(int(i) for i in np.argwhere(has_overflowed)[0])
+            index = tuple(int(i) for i in np.argwhere(has_overflowed)[0])
             raise OverflowError(
-                f"sums[{place[0]}, {place[1]}] overflows int64 at n = {self.n + other.n}: {int(self.sums[place])} + "
-                f"{int(other.sums[place])}. Use a smaller calibration set."
+                f"sums[{index[0]}, {index[1]}] overflows int64 at n = {self.n + other.n}: {int(self.sums[index])} + "
+                f"{int(other.sums[index])}. Use a smaller calibration set."
             )
         return type(self)(n=self.n + other.n, sums=merged)
 
@@ -128,6 +126,16 @@ class RiskTotals:
     def __reduce__(self) -> tuple[object, ...]:
         # Through the constructor, since numpy forgets on the way that an array is read-only.
         return (_restore, (type(self), self.n, self.sums))
+
+
+def added(first: np.ndarray, second: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the sum of two int64 arrays of one shape, and where it has left the int64 range.
+
+    Source: ours.
+    """
+    merged = first + second
+    # Two's complement: the sum of two numbers of one sign overflows exactly if it has the other sign.
+    return merged, ((first ^ merged) & (second ^ merged)) < 0
 
 
 def _restore(cls: type[RiskTotals], n: int, sums: np.ndarray) -> RiskTotals:

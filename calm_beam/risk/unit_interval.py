@@ -15,7 +15,7 @@ def require_unit_interval(values: ArrayLike, *, name: str) -> np.ndarray:
       The same shape, float64.
 
     Raises:
-      ValueError: If any value is NaN or outside [0, 1]; the message names the first such value and its place.
+      ValueError: If any value is NaN or outside [0, 1]; the message names the first such value and its index.
 
     Source: CALM, sec. "Calibrating Local Early Exits from Global Constraints" (D and R in [0, 1]).
 
@@ -36,7 +36,7 @@ def require_signed_unit_interval(values: ArrayLike, *, name: str) -> np.ndarray:
       The same shape, float64.
 
     Raises:
-      ValueError: If any value is NaN or outside [-1, 1]; the message names the first such value and its place.
+      ValueError: If any value is NaN or outside [-1, 1]; the message names the first such value and its index.
 
     Source: CALM Definition 2 (a difference of two risks in [0, 1]).
 
@@ -51,10 +51,10 @@ def _require_range(values: ArrayLike, *, low: int, name: str) -> np.ndarray:
     # Asked this way round because every comparison with NaN is false.
     is_inside = (checked >= low) & (checked <= 1)
     if not is_inside.all():
-        place = tuple(int(i) for i in np.argwhere(~is_inside)[0])
-        where = f"{name}[{', '.join(map(str, place))}]" if place else name
+        index = tuple(int(i) for i in np.argwhere(~is_inside)[0])
+        where = f"{name}[{', '.join(map(str, index))}]" if index else name
         raise ValueError(
-            f"{where} must be in [{low}, 1], got {float(checked[place])}. "
+            f"{where} must be in [{low}, 1], got {float(checked[index])}. "
             "The bounds hold for values in that range only: normalize the metric first."
         )
     return checked

@@ -41,7 +41,7 @@ def agreed_settings(
     """
     check_named(manifest.decode.confidence, confidence)
     check_model(manifest.model, checkpoint)
-    check_vocabulary(manifest.vocabulary, vocabulary, checkpoint)
+    check_vocabulary(manifest.vocabulary, vocabulary, checkpoint=checkpoint)
     try:
         settings = recorded_settings(manifest.decode, [step.threshold for step in entry.path])
     except ValueError as error:
@@ -83,7 +83,7 @@ def check_model(model: ModelRecord, checkpoint: Checkpoint, *, of: str = "the ma
 
 
 def recorded_vocabulary(
-    record: VocabularyRecord | None, checkpoint: Checkpoint, path: str | os.PathLike[str] | None
+    record: VocabularyRecord | None, checkpoint: Checkpoint, *, path: str | os.PathLike[str] | None
 ) -> Vocabulary | None:
     """Returns the vocabulary to hold against a record, with the sentinels that it says; None where there is none.
 
@@ -104,8 +104,8 @@ def recorded_vocabulary(
 def check_vocabulary(
     record: VocabularyRecord | None,
     vocabulary: Vocabulary | None,
-    checkpoint: Checkpoint | None,
     *,
+    checkpoint: Checkpoint | None,
     of: str = "the manifest",
 ) -> None:
     """Refuses a vocabulary that is not the recorded one.

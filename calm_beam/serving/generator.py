@@ -113,7 +113,7 @@ class Generator:
         entry = manifest.calibration(consistency=consistency, metric=metric, delta=delta, epsilon=epsilon)
         if not isinstance(checkpoint, Checkpoint):
             checkpoint = load_checkpoint(os.fspath(checkpoint), declared=declared)
-        loaded = recorded_vocabulary(manifest.vocabulary, checkpoint, vocabulary)
+        loaded = recorded_vocabulary(manifest.vocabulary, checkpoint, path=vocabulary)
         settings = agreed_settings(manifest, entry, checkpoint=checkpoint, vocabulary=loaded, confidence=confidence)
         check_memory(
             checkpoint.config,
@@ -202,10 +202,12 @@ class Generator:
     def _encode(self, prompt: AnyPrompt, name: str) -> Prompt:
         """Returns a prompt as token ids, as the calibration encoded it."""
         vocab_size = self._checkpoint.config.vocab_size
-        example = _example(prompt, name, vocab_size)
+        example = _example(prompt, name, vocab_size=vocab_size)
         if example.input is not None and self.vocabulary is None:
             raise PromptError(f"{name}: is text, but the manifest is about prompts of token ids.")
-        encoded = encode_prompt(example, self.vocabulary, self._settings, vocab_size=vocab_size, on_long="truncate")
+        encoded = encode_prompt(
+            example, self.vocabulary, settings=self._settings, vocab_size=vocab_size, on_long="truncate"
+        )
         plan = self.manifest.plan
         if encoded.truncated and plan is not None and plan.on_long == "error":
             raise PromptError(
@@ -231,7 +233,7 @@ def _on_device(checkpoint: Checkpoint) -> Checkpoint:
     return dataclasses.replace(checkpoint, arrays=jax.device_put(dict(checkpoint.arrays)))
 
 
-def _example(prompt: AnyPrompt, name: str, vocab_size: int) -> Example:
+def _example(prompt: AnyPrompt, name: str, *, vocab_size: int) -> Example:
     """Returns a prompt as an example; what no calibration set could hold is refused."""
     text = ids = None
     if isinstance(prompt, str):
@@ -245,13 +247,13 @@ def _example(prompt: AnyPrompt, name: str, vocab_size: int) -> Example:
         except UnicodeEncodeError as error:
             raise PromptError(f"{name}: is not Unicode text: {NO_UTF_8}") from error
     else:
-        ids = _checked_ids(prompt, name, vocab_size)
+        ids = _checked_ids(prompt, name, vocab_size=vocab_size)
     return Example(
         id=name, has_own_id=True, input=text, input_ids=ids, references=(), cluster=None, file_index=0, line=1
     )
 
 
-def _checked_ids(prompt: Any, name: str, vocab_size: int) -> tuple[int, ...]:
+def _checked_ids(prompt: Any, name: str, *, vocab_size: int) -> tuple[int, ...]:
     if isinstance(prompt, bytes | bytearray) or not isinstance(prompt, Sequence):
         raise PromptError(f"{name}: expected a text or a list of token ids, got {type(prompt).__name__}.")
     for index in prompt:

@@ -78,7 +78,7 @@ class LateReferences:
         with self._lock:
             return sum(one.is_being_measured or one.loss is not None for one in self._remembered.values())
 
-    def remember(self, request_id: str, prompt: AnyPrompt, answer: Answer) -> None:
+    def remember(self, request_id: str, prompt: AnyPrompt, *, answer: Answer) -> None:
         """Remembers a sampled request that has been answered.
 
         Args:

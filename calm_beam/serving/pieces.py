@@ -23,12 +23,12 @@ def token_texts(tokens: Sequence[int], vocabulary: Vocabulary | None) -> tuple[s
     body = tokens[:-1] if tokens and tokens[-1] == EOS_ID else tokens
     end = (END,) if len(body) < len(tokens) else ()
     if vocabulary is None:
-        return (*(f"{' ' if place else ''}{token}" for place, token in enumerate(body)), *end)
+        return (*(f"{' ' if index else ''}{token}" for index, token in enumerate(body)), *end)
     whole = vocabulary.decode(body)
     texts, shown = [], 0
-    for place in range(1, len(body) + 1):
+    for index in range(1, len(body) + 1):
         # Beginnings of a letter decode to something that the whole does not begin with.
-        beginning = vocabulary.decode(body[:place]) if place < len(body) else whole
+        beginning = vocabulary.decode(body[:index]) if index < len(body) else whole
         until = len(beginning) if whole.startswith(beginning) else shown
         texts.append(whole[shown:until])
         shown = max(shown, until)

@@ -124,7 +124,7 @@ class LossProbe:
         return int.from_bytes(digest[: _HASHED_BITS // 8], "big") < self._share * (1 << _HASHED_BITS)
 
     def observe(
-        self, request_id: str, prompt: AnyPrompt, answer: Answer, *, references: Sequence[str | Sequence[int]] = ()
+        self, request_id: str, prompt: AnyPrompt, *, answer: Answer, references: Sequence[str | Sequence[int]] = ()
     ) -> float:
         """Measures the loss of a sampled request that has been answered, adds it to the file, and returns it.
 
@@ -164,7 +164,7 @@ class LossProbe:
         return self._entry.consistency == "risk"
 
     def measure(
-        self, request_id: str, prompt: AnyPrompt, answer: Answer, *, references: Sequence[str | Sequence[int]] = ()
+        self, request_id: str, prompt: AnyPrompt, *, answer: Answer, references: Sequence[str | Sequence[int]] = ()
     ) -> MeasuredLoss:
         """Returns what `observe` would add to the file, and adds nothing; arguments and `ValueError` are the same."""
         if self.needs_references and not references:
@@ -172,7 +172,9 @@ class LossProbe:
         texts = self._reference_texts(request_id, references)
         try:
             full = self._full.generate(prompt)
-            return MeasuredLoss(value=self._loss(request_id, answer.text, full.text, texts), failure=None)
+            return MeasuredLoss(
+                value=self._loss(request_id, answer.text, full=full.text, references=texts), failure=None
+            )
         except Exception as error:
             # Left out, it would bias what is watched: the calibration counts an output that fails in the same way.
             return MeasuredLoss.of_failure(error)
@@ -211,7 +213,7 @@ class LossProbe:
                 )
         return texts
 
-    def _loss(self, request_id: str, early: str, full: str, references: Sequence[str]) -> float:
+    def _loss(self, request_id: str, early: str, *, full: str, references: Sequence[str]) -> float:
         name, against = self._entry.metric, references if self._entry.consistency == "risk" else (full,)
         score, full_score = (
             checked_score(self._metric, name, candidate=text, references=against, example_id=request_id)

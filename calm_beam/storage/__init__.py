@@ -13,6 +13,7 @@ from ._files import is_file as is_file
 from ._files import is_folder as is_folder
 from ._files import list_files as list_files
 from ._files import make_folder as make_folder
+from ._files import obstacle as obstacle
 from ._files import open_input as open_input
 from ._files import refuse_links as refuse_links
 from ._files import remove_file as remove_file

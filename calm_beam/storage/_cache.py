@@ -44,7 +44,7 @@ def cached_folder(root: str, files: Sequence[CloudFile]) -> pathlib.Path:
             shutil.rmtree(leftover, ignore_errors=True)
         partial = cache / f".{key}.{os.urandom(6).hex()}.partial"
         try:
-            _download(partial, names, files)
+            _download(partial, names, files=files)
             os.rename(partial, folder)
         finally:
             shutil.rmtree(partial, ignore_errors=True)
@@ -71,7 +71,7 @@ def _relative(root: str, file: CloudFile) -> str:
     return name
 
 
-def _download(folder: pathlib.Path, names: Sequence[str], files: Sequence[CloudFile]) -> None:
+def _download(folder: pathlib.Path, names: Sequence[str], *, files: Sequence[CloudFile]) -> None:
     # Here, since it takes long to import, and readers of manifests need none.
     import concurrent.futures
 

@@ -27,9 +27,14 @@ def is_file(path: AnyPath) -> bool:
     return _google.version(path) != "" if is_cloud_path(path) else os.path.isfile(path)
 
 
+def obstacle(path: AnyPath) -> str | None:
+    """Returns in words what is there that is no file, as the rest of a sentence about the path; None if nothing is."""
+    return None if is_cloud_path(path) else _local.obstacle(path)
+
+
 def why_no_file(path: AnyPath) -> str:
     """Returns in words why `is_file` is false, as the rest of a sentence about the path."""
-    return "no such file." if is_cloud_path(path) else _local.why_no_file(path)
+    return obstacle(path) or "no such file."
 
 
 def is_folder(path: AnyPath) -> bool:

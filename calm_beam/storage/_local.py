@@ -26,8 +26,8 @@ def list_files(pattern: str) -> tuple[str, ...]:
     return tuple(sorted(path for path in glob.glob(pattern) if os.path.isfile(path)))
 
 
-def why_no_file(path: AnyPath) -> str:
-    """Returns in words why a path names no file, as the rest of a sentence about it."""
+def obstacle(path: AnyPath) -> str | None:
+    """Returns in words what a path names that is no file, as the rest of a sentence; None if it names nothing."""
     name = os.fspath(path)
     try:
         mode = os.stat(name).st_mode
@@ -40,12 +40,12 @@ def why_no_file(path: AnyPath) -> str:
             return "is longer than names of files may be."
         if isinstance(error, PermissionError):
             return f"cannot be looked for: permission denied above {os.path.basename(name)}."
-        return "no such file."
+        return None
     for is_kind, kind in _KINDS.items():
         if is_kind(mode):
             how = "Name a file in it." if kind == "directory" else "Write what comes from it to a file."
             return f"is a {kind}, expected a file. {how}"
-    return "no such file."
+    return None
 
 
 def version(path: AnyPath) -> str:
@@ -90,7 +90,7 @@ def replacing(path: AnyPath, *, expected: str | None) -> Iterator[pathlib.Path]:
         if expected is None:
             os.replace(temporary, target)
         else:
-            _publish(temporary, target, expected)
+            _publish(temporary, target, expected=expected)
     finally:
         temporary.unlink(missing_ok=True)
 
@@ -129,7 +129,7 @@ def refuse_links(path: AnyPath, *, inside: AnyPath) -> None:
             )
 
 
-def _publish(temporary: pathlib.Path, target: pathlib.Path, expected: str) -> None:
+def _publish(temporary: pathlib.Path, target: pathlib.Path, *, expected: str) -> None:
     with _locked(target.parent):
         found = version(target)
         try:

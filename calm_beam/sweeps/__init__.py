@@ -1,7 +1,7 @@
-"""A sweep as a job: what is asked for, what was prepared for it, what its workers know, and where its outputs go.
+"""A sweep as a job: what is asked for, what was prepared for it, what workers are told and do, and what is stored.
 
-Everything here happens before a worker starts; what workers do is in `calm_beam.decoding` and `calm_beam.transforms`.
+The decoding itself is in `calm_beam.decoding`, and how the work is spread over workers in `calm_beam.transforms`.
 """
 
+from .assignment import Assignment as Assignment
 from .request import SweepRequest as SweepRequest
-from .worker_plan import DecodePlan as DecodePlan

@@ -67,7 +67,7 @@ def begin_generations(
             "to go on with it, --overwrite to begin anew, or choose another directory."
         )
     if found:
-        _check_same_run(found, output, jobs)
+        _check_same_run(found, output, jobs=jobs)
         for folder in found:
             _remove_temporary_files(output, folder)
             tell(f"--resume: found {_extent(folder)} in {folder}; those of unchanged examples stay as they are")
@@ -155,7 +155,7 @@ def _extent(folder: str) -> str:
         return f"{counted(shards, 'shard')} decoded"
 
 
-def _check_same_run(found: list[str], output: str, jobs: Sequence[DecodeJob]) -> None:
+def _check_same_run(found: list[str], output: str, *, jobs: Sequence[DecodeJob]) -> None:
     """Refuses to go on with what another run has begun."""
     own = {joined(output, _FOLDER, job.outputs()): job for job in jobs}
     for other in found:
@@ -174,6 +174,6 @@ def _check_same_run(found: list[str], output: str, jobs: Sequence[DecodeJob]) ->
 
 def _remove_temporary_files(output: str, folder: str) -> None:
     """Removes what a killed process has left of files that it was writing."""
-    for place in (output, folder):
-        for path in list_files(joined(glob.escape(place), ".*.tmp")):
+    for directory in (output, folder):
+        for path in list_files(joined(glob.escape(directory), ".*.tmp")):
             remove_file(path)

@@ -9,7 +9,7 @@ from calm_beam.decoding.settings import DecodeSettings
 from calm_beam.errors import UsageError
 from calm_beam.examples import no_vocabulary_for
 from calm_beam.exits.measures import Need
-from calm_beam.generations import DecodeJob
+from calm_beam.generations import DecodeJob, StoredGenerations
 from calm_beam.inputs import DataFiles, Reading
 from calm_beam.inputs.preview import DataPreview, preview_data
 from calm_beam.manifest import ModelRecord, VocabularyRecord
@@ -18,8 +18,8 @@ from calm_beam.storage import absolute
 from calm_beam.versions import decoding_versions
 from calm_beam.vocabulary import Vocabulary, open_vocabulary
 
+from .assignment import Assignment
 from .request import SweepRequest
-from .worker_plan import DecodePlan
 
 _WITHOUT_VOCABULARY = "but what was calibrated are token ids without a vocabulary. Take data that has"
 
@@ -90,26 +90,17 @@ class PreparedSweep:
         settings = dataclasses.replace(self.settings, thresholds=self.settings.thresholds[:thresholds])
         return dataclasses.replace(self, request=dataclasses.replace(self.request, settings=settings))
 
-    def plan(self, directory: str) -> DecodePlan:
-        """Returns what workers need to know to decode into a folder."""
-        request = self.request
-        return DecodePlan(
-            checkpoint=self.checkpoint.uri,
-            model_fingerprint=self.model_fingerprint,
-            vocabulary=self.vocabulary_path,
-            vocabulary_fingerprint=self.vocabulary.fingerprint if self.vocabulary else None,
-            extra_ids=self.vocabulary.extra_ids if self.vocabulary else 0,
-            activation=self.checkpoint.config.activation,
-            relative_max_distance=self.checkpoint.config.relative_max_distance,
-            settings=self.settings,
+    def assignment(self, directory: str) -> Assignment:
+        """Returns what workers are told to decode into a folder."""
+        request, config = self.request, self.checkpoint.config
+        return Assignment(
+            stored=StoredGenerations(directory=directory, job=self.job()),
+            vocabulary_path=self.vocabulary_path,
+            declared=Declared(activation=config.activation, relative_max_distance=config.relative_max_distance),
             batch_size=request.batch_size,
             token_budget=request.token_budget,
-            on_long=request.on_long,
             on_error=request.on_error,
             max_failures=request.max_failures,
-            job=self.job().digest(),
-            directory=directory,
-            num_shards=request.num_shards,
             model_copies=request.model_copies,
         )
 

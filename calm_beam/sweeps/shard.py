@@ -22,7 +22,7 @@ def with_unique_ids(examples: Iterable[Example]) -> list[Example]:
     return unique
 
 
-def duplicate_prompts(examples: list[Example]) -> frozenset[str]:
+def duplicate_prompts(examples: Iterable[Example]) -> frozenset[str]:
     """Returns the ids of examples whose prompt an earlier one has; equal prompts are always in one shard."""
     seen: set[bytes] = set()
     duplicates = set()

@@ -110,7 +110,7 @@ def make_batches(
     Yields:
       Batches of the given shapes, which are full but for one at most.
     """
-    for shape, indices in _plan(pairs, shapes, generator):
+    for shape, indices in _epoch(pairs, shapes, generator=generator):
         yield pad_batch([pairs[index] for index in indices], shape)
 
 
@@ -129,8 +129,8 @@ def numbered_batches(
     """
     batches_per_epoch = count_batches(pairs, shapes)
     for epoch in itertools.count(after // batches_per_epoch):
-        plan = _plan(pairs, shapes, np.random.default_rng((seed, _BATCH_STREAM, epoch)))
-        for step, (shape, indices) in enumerate(plan, start=epoch * batches_per_epoch + 1):
+        batches = _epoch(pairs, shapes, generator=np.random.default_rng((seed, _BATCH_STREAM, epoch)))
+        for step, (shape, indices) in enumerate(batches, start=epoch * batches_per_epoch + 1):
             if step > after:
                 yield step, pad_batch([pairs[index] for index in indices], shape)
 
@@ -138,7 +138,7 @@ def numbered_batches(
 def count_batches(pairs: Sequence[Pair], shapes: Sequence[BatchShape]) -> int:
     """Returns the number of batches in an epoch, which is the same in all; arguments as in `make_batches`."""
     # Which shape a pair belongs to does not depend on the order.
-    return len(_plan(pairs, shapes, None))
+    return len(_epoch(pairs, shapes, generator=None))
 
 
 def pad_batch(pairs: Sequence[Pair], shape: BatchShape) -> Batch:
@@ -152,8 +152,8 @@ def pad_batch(pairs: Sequence[Pair], shape: BatchShape) -> Batch:
     return Batch(source_tokens=sources, decoder_inputs=inputs, targets=targets)
 
 
-def _plan(
-    pairs: Sequence[Pair], shapes: Sequence[BatchShape], generator: np.random.Generator | None
+def _epoch(
+    pairs: Sequence[Pair], shapes: Sequence[BatchShape], *, generator: np.random.Generator | None
 ) -> list[tuple[BatchShape, list[int]]]:
     """Returns the batches of an epoch: the shape of each, and the indices of its pairs."""
     order = np.arange(len(pairs)) if generator is None else generator.permutation(len(pairs))

@@ -24,20 +24,20 @@ def initialize_parameters(config: T5Config, *, generator: np.random.Generator) -
       float32 arrays by name, names and shapes as in `parameter_shapes`.
     """
     return {
-        name: _draw(name, shape, config, generator).astype(np.float32)
+        name: _draw(name, shape, config=config, generator=generator).astype(np.float32)
         for name, shape in parameter_shapes(config).items()
     }
 
 
-def _draw(name: str, shape: tuple[int, ...], config: T5Config, generator: np.random.Generator) -> np.ndarray:
+def _draw(name: str, shape: tuple[int, ...], *, config: T5Config, generator: np.random.Generator) -> np.ndarray:
     if name.endswith("/scale"):
         return np.ones(shape)
     if name.startswith("decoder/meta_cls/"):
         return np.zeros(shape)
-    return generator.standard_normal(shape) * _standard_deviation(name, shape, config)
+    return generator.standard_normal(shape) * _standard_deviation(name, shape, config=config)
 
 
-def _standard_deviation(name: str, shape: tuple[int, ...], config: T5Config) -> float:
+def _standard_deviation(name: str, shape: tuple[int, ...], *, config: T5Config) -> float:
     if name == "token_embedder/embedding":
         return _EMBEDDING_STD
     if name.endswith("/rel_embedding"):

@@ -50,20 +50,20 @@ class LogisticFit:
     steps: int
 
 
-def fit_logistic(parts: Sequence[Rows]) -> LogisticFit:
+def fit_logistic(batches: Sequence[Rows]) -> LogisticFit:
     """Returns the weights with the least weighted mean cross-entropy.
 
     Features are standardised for the fit, and the result folded back, so it is for features as they came.
 
     Args:
-      parts: All rows, in parts; at least one row has a positive weight, and all features are finite.
+      batches: All rows; at least one row has a positive weight, and all features are finite.
 
     Source: iteratively reweighted least squares, that is Newton's method, with step halving.
     """
-    center, scale = _moments(parts)
-    total = sum(part.weights.sum() for part in parts)
+    center, scale = _moments(batches)
+    total = sum(batch.weights.sum() for batch in batches)
     weights = np.zeros(len(center) + 1)
-    loss, gradient, hessian = _derivatives(parts, weights, center, scale, total)
+    loss, gradient, hessian = _derivatives(batches, weights, center=center, scale=scale, total=total)
     steps = 0
     while steps < _MOST_STEPS:
         direction = scipy.linalg.solve(hessian, gradient, assume_a="pos")
@@ -73,7 +73,7 @@ def fit_logistic(parts: Sequence[Rows]) -> LogisticFit:
         size = 1.0
         while size >= _SMALLEST_STEP:
             candidate = weights - size * direction
-            new = _derivatives(parts, candidate, center, scale, total)
+            new = _derivatives(batches, candidate, center=center, scale=scale, total=total)
             if new[0] <= loss - 1e-4 * size * decrement:
                 break
             size /= 2
@@ -83,26 +83,26 @@ def fit_logistic(parts: Sequence[Rows]) -> LogisticFit:
     return LogisticFit(kernel=kernel, bias=float(weights[-1] - center @ kernel), steps=steps)
 
 
-def _moments(parts: Sequence[Rows]) -> tuple[np.ndarray, np.ndarray]:
+def _moments(batches: Sequence[Rows]) -> tuple[np.ndarray, np.ndarray]:
     """Returns mean and standard deviation of every feature; 1 where it does not vary."""
-    rows = sum(len(part.features) for part in parts)
-    center = sum(part.features.sum(axis=0, dtype=np.float64) for part in parts) / rows
-    variance = sum(np.square(part.features - center).sum(axis=0) for part in parts) / rows
+    rows = sum(len(batch.features) for batch in batches)
+    center = sum(batch.features.sum(axis=0, dtype=np.float64) for batch in batches) / rows
+    variance = sum(np.square(batch.features - center).sum(axis=0) for batch in batches) / rows
     return center, np.where(variance > 0, np.sqrt(variance), 1.0)
 
 
 def _derivatives(
-    parts: Sequence[Rows], weights: np.ndarray, center: np.ndarray, scale: np.ndarray, total: float
+    batches: Sequence[Rows], weights: np.ndarray, *, center: np.ndarray, scale: np.ndarray, total: float
 ) -> tuple[float, np.ndarray, np.ndarray]:
     """Returns the loss at given weights of the standardised features and a constant, its gradient and its Hessian."""
     loss, gradient, hessian = 0.0, np.zeros_like(weights), np.zeros((len(weights), len(weights)))
-    for part in parts:
-        inputs = np.concatenate([(part.features - center) / scale, np.ones((len(part.features), 1))], axis=1)
+    for batch in batches:
+        inputs = np.concatenate([(batch.features - center) / scale, np.ones((len(batch.features), 1))], axis=1)
         margins = inputs @ weights
         probabilities = 0.5 * (1 + np.tanh(margins / 2))
-        loss += part.weights @ decision_losses(margins, part.labels)
-        gradient += (part.weights * (probabilities - part.labels)) @ inputs
-        curvature = part.weights * probabilities * (1 - probabilities)
+        loss += batch.weights @ decision_losses(margins, batch.labels)
+        gradient += (batch.weights * (probabilities - batch.labels)) @ inputs
+        curvature = batch.weights * probabilities * (1 - probabilities)
         hessian += inputs.T @ (curvature[:, None] * inputs)
     # The penalty is on the mean loss.
     loss = loss / total + _RIDGE / 2 * (weights @ weights)

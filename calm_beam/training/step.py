@@ -32,11 +32,11 @@ def variables(parameters: Parameters) -> dict[str, Any]:
 def loss_and_gradients(
     model: EarlyExitT5,
     parameters: Parameters,
+    *,
     batch: BatchArrays,
     layers: jax.Array,
     weights: jax.Array,
     key: jax.Array,
-    *,
     label_smoothing: float,
     z_loss: float,
 ) -> tuple[jax.Array, Parameters]:
@@ -65,14 +65,14 @@ def loss_and_gradients(
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
-def initial_optimizer_state(config: OptimizerConfig, steps: int, parameters: Parameters) -> Any:
+def initial_optimizer_state(config: OptimizerConfig, steps: int, *, parameters: Parameters) -> Any:
     """Returns the optimiser's state before the first of `steps` steps."""
     return make_optimizer(config, steps=steps).init(parameters)
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1), donate_argnums=(2, 3))
+@functools.partial(jax.jit, static_argnums=(0, 1), donate_argnames=("parameters", "state"))
 def update(
-    config: OptimizerConfig, steps: int, parameters: Parameters, state: Any, gradients: Parameters
+    config: OptimizerConfig, steps: int, *, parameters: Parameters, state: Any, gradients: Parameters
 ) -> tuple[Parameters, Any]:
     """Returns parameters and optimiser state after a step; the old ones are given away."""
     updates, state = make_optimizer(config, steps=steps).update(gradients, state, parameters)

@@ -81,14 +81,14 @@ def train(
     Source: CALM, section "Training early exit classifiers for local consistency"; appendix "Implementation Details"
       (the best checkpoint by performance on the validation set).
     """
-    _check_inputs(model_config, pairs, validation_pairs, initial)
+    _check_inputs(model_config, pairs, validation_pairs=validation_pairs, initial=initial)
     lengths = {"max_input_length": config.max_input_length, "max_target_length": config.max_target_length}
     ended, ended_validation = end_pairs(pairs, **lengths), end_pairs(validation_pairs, **lengths)
     shapes = choose_shapes([*ended, *ended_validation], batch_tokens=config.batch_tokens, num_shapes=config.num_shapes)
     run = identify_run(
         config, model_config, pairs=pairs, validation_pairs=validation_pairs, initial=initial, score=score
     )
-    parameters, optimizer_state = _start(config, model_config, initial)
+    parameters, optimizer_state = _start(config, model_config, initial=initial)
     done, target_tokens, best = 0, 0, None
     losses: list[Any] = []
     if resume_from is not None:
@@ -112,14 +112,16 @@ def train(
         loss, gradients = loss_and_gradients(
             model,
             parameters,
-            batch_arrays(batch),
-            layers,
-            weights.astype(np.float32),
-            jax.random.fold_in(key, step),
+            batch=batch_arrays(batch),
+            layers=layers,
+            weights=weights.astype(np.float32),
+            key=jax.random.fold_in(key, step),
             label_smoothing=config.label_smoothing,
             z_loss=config.z_loss,
         )
-        parameters, optimizer_state = update(config.optimizer, config.steps, parameters, optimizer_state, gradients)
+        parameters, optimizer_state = update(
+            config.optimizer, config.steps, parameters=parameters, state=optimizer_state, gradients=gradients
+        )
         losses.append(loss)
         target_tokens += batch.num_target_tokens
         is_last = step == config.steps
@@ -154,14 +156,14 @@ def train(
 
 
 def _start(
-    config: TrainingConfig, model_config: T5Config, initial: Mapping[str, np.ndarray] | None
+    config: TrainingConfig, model_config: T5Config, *, initial: Mapping[str, np.ndarray] | None
 ) -> tuple[Parameters, Any]:
     """Returns parameters and optimiser state before the first step."""
     if initial is None:
         initial = initialize_parameters(model_config, generator=np.random.default_rng((config.seed, _WEIGHTS_STREAM)))
     # Copies, since the buffers are given away later.
     parameters = {name: jnp.array(array, jnp.float32, copy=True) for name, array in initial.items()}
-    return parameters, initial_optimizer_state(config.optimizer, config.steps, parameters)
+    return parameters, initial_optimizer_state(config.optimizer, config.steps, parameters=parameters)
 
 
 def _is_due(step: int, every: int) -> bool:
@@ -201,6 +203,7 @@ def _restored(tree: Any, saved: FloatArrays) -> Any:
 def _check_inputs(
     model_config: T5Config,
     pairs: Sequence[Pair],
+    *,
     validation_pairs: Sequence[Pair],
     initial: Mapping[str, np.ndarray] | None,
 ) -> None:

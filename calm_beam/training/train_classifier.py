@@ -136,27 +136,27 @@ def train_classifier(
     steps = min(config.steps, count_batches(pairs, shapes))
     all_steps = steps + count_batches(validation_pairs, shapes)
 
-    parts, tokens = [], 0
+    decisions, tokens = [], 0
     for step, batch in itertools.islice(numbered_batches(pairs, shapes, seed=config.seed), steps):
-        states, agrees = (_unpadded(values, batch) for values in _states_and_labels(model, parameters, batch))
-        parts.append(_rows(config, states, agrees))
+        states, agrees = (_unpadded(values, batch) for values in _states_and_labels(model, parameters, batch=batch))
+        decisions.append(_rows(config, states, agrees=agrees))
         tokens += agrees.shape[1]
         if on_progress is not None:
             on_progress(step, all_steps)
-    if not any(part.weights.any() for part in parts):
+    if not any(each.weights.any() for each in decisions):
         raise ValueError(
             "there is nothing to balance: at every layer, all tokens agree with the last layer or none does."
         )
-    fit = fit_logistic(parts)
+    fit = fit_logistic(decisions)
     classifier = _classifier_arrays(config, fit)
-    training_loss = sum(_loss(classifier, part) for part in parts) / tokens
+    training_loss = sum(_loss(classifier, each) for each in decisions) / tokens
 
     scores, labels, validation_loss = [], [], 0.0
     for step, batch in enumerate(make_batches(validation_pairs, shapes), start=steps + 1):
-        padded_states, padded_agrees = _states_and_labels(model, parameters, batch)
+        padded_states, padded_agrees = _states_and_labels(model, parameters, batch=batch)
         labels.append(_unpadded(padded_agrees, batch))
         scores.append(_unpadded(_exit_scores(model, classifier, padded_states), batch))
-        validation_loss += _loss(classifier, _rows(config, _unpadded(padded_states, batch), labels[-1]))
+        validation_loss += _loss(classifier, _rows(config, _unpadded(padded_states, batch), agrees=labels[-1]))
         if on_progress is not None:
             on_progress(step, all_steps)
     quality = exit_quality(np.concatenate(scores, axis=1), np.concatenate(labels, axis=1))
@@ -171,7 +171,7 @@ def train_classifier(
     )
 
 
-def _states_and_labels(model: EarlyExitT5, parameters: Parameters, batch: Batch) -> tuple[jax.Array, jax.Array]:
+def _states_and_labels(model: EarlyExitT5, parameters: Parameters, *, batch: Batch) -> tuple[jax.Array, jax.Array]:
     """Returns the outputs of all layers but the last, and whether each predicts what the last does, padding included.
 
     Shapes (layers - 1, rows, target, width) and (layers - 1, rows, target).
@@ -206,7 +206,7 @@ def _unpadded(values: jax.Array, batch: Batch) -> np.ndarray:
     return np.asarray(values)[:, batch.targets != PAD_ID]
 
 
-def _rows(config: ClassifierConfig, states: np.ndarray, agrees: np.ndarray) -> Rows:
+def _rows(config: ClassifierConfig, states: np.ndarray, *, agrees: np.ndarray) -> Rows:
     """Returns the decisions of one batch, [layers - 1, tokens, width] -> [rows, width]."""
     if config.objective == "geometric":
         weights = geometric_weights(agrees)

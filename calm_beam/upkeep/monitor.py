@@ -114,11 +114,11 @@ class RiskMonitor:
         checked = require(list(losses), name="losses")
         stakes, alarm_at = np.array(self.stakes), self.alarm_at
         kept = kept_back(np.arange(self.n, self.n + checked.size + 1))
-        for place, loss in enumerate(checked):
-            before, after = kept[place : place + 2]
+        for index, loss in enumerate(checked):
+            before, after = kept[index : index + 2]
             stakes = grown_stakes(stakes, loss, fresh=before - after, delta=self.delta, is_signed=self.is_signed)
             if alarm_at is None and capital_of(stakes, kept=after) >= 1 / self.alpha:
-                alarm_at = self.n + place + 1
+                alarm_at = self.n + index + 1
         return dataclasses.replace(
             self,
             n=self.n + checked.size,

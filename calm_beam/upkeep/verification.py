@@ -165,28 +165,28 @@ def verify(losses: FreshLosses, entries: Sequence[Calibration], *, alpha: float)
     above delta - 2.4e-10.
     """
     p_values, excess = np.ones(len(entries)), np.ones(len(entries))
-    for place, entry in enumerate(entries):
+    for index, entry in enumerate(entries):
         at_entry = losses.at(entry)
         is_signed = objective_of(entry).is_signed
-        p_values[place] = p_values_of(at_entry, p_value=entry.p_value, delta=entry.delta)
+        p_values[index] = p_values_of(at_entry, p_value=entry.p_value, delta=entry.delta)
         lenient = losses.at(entry, lenient=True)
-        excess[place] = excess_p_values(lenient, p_value=entry.p_value, delta=entry.delta, is_signed=is_signed)
+        excess[index] = excess_p_values(lenient, p_value=entry.p_value, delta=entry.delta, is_signed=is_signed)
     is_broken = holm_test(excess, epsilon=alpha).rejected
     return tuple(
         Verdict(
             entry=entry,
             risk=math.fsum(losses.at(entry)) / len(losses.table),
-            p_value=float(p_values[place]),
-            excess_p_value=float(excess[place]),
-            is_broken=bool(is_broken[place]),
+            p_value=float(p_values[index]),
+            excess_p_value=float(excess[index]),
+            is_broken=bool(is_broken[index]),
         )
-        for place, entry in enumerate(entries)
+        for index, entry in enumerate(entries)
     )
 
 
 def objective_of(entry: Calibration) -> Objective:
     """Returns the loss that an entry is about; manifests that do not say mean the paper's."""
-    return Objective(entry.consistency, entry.metric, entry.loss or LOSSES[entry.consistency][-1])
+    return Objective(entry.consistency, entry.metric, loss=entry.loss or LOSSES[entry.consistency][-1])
 
 
 def promised_thresholds(entries: Sequence[Calibration]) -> tuple[float, ...]:

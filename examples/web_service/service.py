@@ -194,7 +194,7 @@ def _answer(generator: Generator, probe: LossProbe | None, prompt: str) -> Answe
         raise
     if probe is not None and is_sampled:
         try:
-            probe.observe(request_id, prompt, answer)
+            probe.observe(request_id, prompt, answer=answer)
         except OSError as error:
             # Whoever asked has their answer, also while the disk is full.
             _log.error("a loss could not be written: %s", error)

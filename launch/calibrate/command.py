@@ -18,7 +18,7 @@ from collections.abc import Sequence
 
 from apache_beam.options.pipeline_options import PipelineOptions
 
-from calm_beam.calibration import Plan, RunRecord, Spec, all_specs, content_sum_of, fingerprint_text
+from calm_beam.calibration import Plan, RunProvenance, Spec, all_specs, content_sum_of, fingerprint_text
 from calm_beam.calibration.publish import REPORT, EarlierResult
 from calm_beam.decoding.settings import DecodeSettings
 from calm_beam.generations.folder import DecodeJob
@@ -77,7 +77,7 @@ def calibrate(flags: argparse.Namespace, options: PipelineOptions) -> int:
     finally:
         # Last, since the manifest stands by itself: a report that fails takes nothing away, and can be built again.
         # Also if nobody reads the summary any more.
-        report_after(run.output, folder, flags, run.source.model)
+        report_after(run.output, folder, calibrate_flags=flags, model=run.source.model)
     return 0
 
 
@@ -106,7 +106,7 @@ def _prepared(flags: argparse.Namespace, options: PipelineOptions) -> Calibratio
             seed=flags.seed,
             on_error=flags.on_error,
         ),
-        record=RunRecord.of_job(source.job, specs, settings=source.settings),
+        provenance=RunProvenance.of_job(source.job, specs, settings=source.settings),
         output=output,
         earlier=earlier,
         overwrites=flags.overwrite,

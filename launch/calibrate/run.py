@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterator
 import apache_beam as beam
 from apache_beam.options.pipeline_options import PipelineOptions
 
-from calm_beam.calibration import Plan, RunRecord
+from calm_beam.calibration import Plan, RunProvenance
 from calm_beam.calibration.publish import EarlierResult
 from calm_beam.errors import CalmBeamError
-from calm_beam.generations import GenerationsError, StoredGenerations
+from calm_beam.generations import GenerationsError
 from calm_beam.launch.runners import PipelineError, is_local, make_runner, may_report_progress, run_pipeline
 from calm_beam.launch.runners.dataflow import template_location
 from calm_beam.launch.runners.metrics import (
@@ -38,7 +38,7 @@ class CalibrationRun:
     Attributes:
       source: Where generations come from.
       plan: What is tested.
-      record: What else the manifest says.
+      provenance: What else the manifest says.
       output: Output directory.
       earlier: The result that was there.
       overwrites: Whether that is taken away.
@@ -49,7 +49,7 @@ class CalibrationRun:
 
     source: Source
     plan: Plan
-    record: RunRecord
+    provenance: RunProvenance
     output: str
     earlier: EarlierResult
     overwrites: bool
@@ -72,7 +72,7 @@ class CalibrationRun:
         """
         start = time.monotonic()
         block = first
-        with self._what_is_left_told(lambda: block.folder):
+        with self._what_is_left_told(lambda: block.stored.directory):
             make_folder(self.output)
             for number in range(self.source.blocks):
                 block = self.source.next_block() if number else first
@@ -84,7 +84,7 @@ class CalibrationRun:
                     break
             manifest = self._published()
             self.source.finish()
-        return manifest, block.folder
+        return manifest, block.stored.directory
 
     def _run_pipeline(self, block: Block) -> RunMetrics | None:
         is_part = self.source.blocks > 1
@@ -93,16 +93,14 @@ class CalibrationRun:
         pipeline = beam.Pipeline(runner=make_runner(self.options), options=self.options)
         with shown_progress(enabled=may_report_progress(self.options)) as progress:
             _ = (
-                block.completions(pipeline, progress)
+                block.make(pipeline, progress)
                 | "CalibrateGenerations"
                 >> CalibrateGenerations(
                     plan=self.plan,
                     # Taken before any example is decoded, and compared with what was tested at the end.
                     plan_digest=self.plan.record().digest,
-                    record=self.record,
-                    stored=StoredGenerations(
-                        directory=block.folder, num_shards=block.job.num_shards, thresholds=block.thresholds
-                    ),
+                    provenance=self.provenance,
+                    stored=block.stored,
                     tested=len(block.thresholds) if is_part else len(self.plan.thresholds),
                     max_failures=self.max_failures,
                     metric_settings=self.metric_settings,
@@ -131,7 +129,7 @@ class CalibrationRun:
         """
         path = joined(self.output, MANIFEST)
         manifest = read_manifest(path)
-        if (manifest.created, manifest.plan) != (self.record.created, self.plan.record()):
+        if (manifest.created, manifest.plan) != (self.provenance.created, self.plan.record()):
             raise PipelineError(
                 f"{path}: another run has published it meanwhile. Choose another --output, or pass --overwrite."
             )

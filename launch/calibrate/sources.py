@@ -12,12 +12,12 @@ from calm_beam.calibration.plan import block_ends
 from calm_beam.calibration.publish import EarlierResult
 from calm_beam.decoding.settings import DecodeSettings, descending_grid, uniform_grid
 from calm_beam.efficiency.flops import DecoderSizes
-from calm_beam.generations.folder import Completion, DecodeJob, StoredGenerations
+from calm_beam.generations.folder import DecodeJob, FinishedSweep, StoredGenerations
 from calm_beam.launch.flags import UsageError, naming
 from calm_beam.launch.report import ReportedModel
 from calm_beam.launch.terminal import say
 from calm_beam.storage import absolute
-from calm_beam.sweeps import DecodePlan
+from calm_beam.sweeps import Assignment
 from calm_beam.sweeps.folders import (
     begin_generations,
     find_generations,
@@ -36,19 +36,17 @@ class Block:
     """Generations at the upper part of the grid, or at all of it.
 
     Attributes:
-      job: What they are generations of.
-      folder: Where they are, or will be.
-      completions: Adds what makes them complete to a pipeline: reading and decoding, or nothing.
+      stored: What they are, and where they are or will be.
+      make: Adds to a pipeline what gives the `FinishedSweep`: reading and decoding, or what is there.
     """
 
-    job: DecodeJob
-    folder: str
-    completions: Callable[[beam.Pipeline, ProgressLog], beam.PCollection]
+    stored: StoredGenerations
+    make: Callable[[beam.Pipeline, ProgressLog], beam.PCollection]
 
     @property
     def thresholds(self) -> tuple[float, ...]:
         """The part of the grid."""
-        return self.job.settings.thresholds
+        return self.stored.thresholds
 
 
 class Source(Protocol):
@@ -101,9 +99,9 @@ class DecodedSource:
 
     def next_block(self) -> Block:
         """Returns the next block, with more of the grid than the last, and makes its folder ready."""
-        place, flags = len(self._begun), self._flags
-        if place:
-            folder = next_generations(self._output, self._jobs[place])
+        index, flags = len(self._begun), self._flags
+        if index:
+            folder = next_generations(self._output, self._jobs[index])
         else:
             folder = begin_generations(
                 self._output,
@@ -113,27 +111,27 @@ class DecodedSource:
                 earlier=self._earlier,
                 tell=say,
             )
-        plan = dataclasses.replace(self._sweeps[place].plan(folder), goes_on=place + 1 < self.blocks)
-        if place:
-            above = self._begun[-1]
-            stored = StoredGenerations(directory=above.folder, num_shards=flags.num_shards, thresholds=above.thresholds)
-            plan = dataclasses.replace(plan, above=stored, above_job=above.job.digest())
-        block = Block(job=self._jobs[place], folder=folder, completions=functools.partial(self._decode, plan))
+        assignment = dataclasses.replace(
+            self._sweeps[index].assignment(folder),
+            above=self._begun[-1].stored if index else None,
+            goes_on=index + 1 < self.blocks,
+        )
+        block = Block(stored=assignment.stored, make=functools.partial(self._decode, assignment))
         self._begun.append(block)
         return block
 
     def finish(self) -> None:
         """Removes the folders of all blocks but the last: its generations hold those of the others."""
-        keep_last_generations(self._output, [block.job for block in self._begun])
+        keep_last_generations(self._output, [block.stored.job for block in self._begun])
 
-    def _decode(self, plan: DecodePlan, pipeline: beam.Pipeline, progress: ProgressLog) -> beam.PCollection:
+    def _decode(self, assignment: Assignment, pipeline: beam.Pipeline, progress: ProgressLog) -> beam.PCollection:
         accelerator = self._flags.accelerator
         return (
             pipeline
             | "ReadExamples" >> ReadExamples(self._sweeps[0].data, num_shards=self._flags.num_shards, progress=progress)
             | "DecodeExamples"
             >> DecodeExamples(
-                plan,
+                assignment,
                 progress,
                 accelerator_hint=accelerator.hint() if accelerator else None,
                 needs_accelerator=accelerator is not None,
@@ -148,20 +146,20 @@ class StoredSource:
     model: ReportedModel | None = None
     blocks: int = 1
 
-    def __init__(self, job: DecodeJob, settings: DecodeSettings, *, folder: str, completion: Completion) -> None:
+    def __init__(self, job: DecodeJob, settings: DecodeSettings, *, folder: str, finished: FinishedSweep) -> None:
         """Keeps what is stored in a folder; of its grid, that of the settings is calibrated."""
         self.job, self.settings = job, settings
-        self._folder, self._completion = folder, completion
+        self._stored, self._finished = StoredGenerations(directory=folder, job=job), finished
 
     def next_block(self) -> Block:
         """Returns the only block."""
-        return Block(job=self.job, folder=self._folder, completions=self._take)
+        return Block(stored=self._stored, make=self._take)
 
     def finish(self) -> None:
         """Does nothing: what was there stays."""
 
     def _take(self, pipeline: beam.Pipeline, _: ProgressLog) -> beam.PCollection:
-        return pipeline | "TakeGenerations" >> beam.Create([self._completion])
+        return pipeline | "TakeGenerations" >> beam.Create([self._finished])
 
 
 def decoded_source(flags: argparse.Namespace, output: str, *, earlier: EarlierResult, runs_here: bool) -> DecodedSource:
@@ -181,20 +179,20 @@ def stored_source(flags: argparse.Namespace) -> StoredSource:
     with naming("--generations"):
         folder = find_generations(absolute(flags.generations))
         job = DecodeJob.read(folder)
-        completion = Completion.read(folder, job)
+        finished = FinishedSweep.read(folder, job)
     if flags.cluster_key != job.cluster_key:
         raise UsageError(
             f"--cluster_key is {flags.cluster_key}, but the generations in {folder} were read with {job.cluster_key}: "
             "what is drawn independently is no choice of the calibration. "
             + ("Leave it out." if job.cluster_key is None else f"Pass --cluster_key={job.cluster_key}.")
         )
-    if completion.failed and flags.on_error == "fail":
+    if finished.failed and flags.on_error == "fail":
         raise UsageError(
-            f"{completion.failed} of the examples in {folder} could not be decoded. Pass --on_error=worst_case to "
+            f"{finished.failed} of the examples in {folder} could not be decoded. Pass --on_error=worst_case to "
             "count them with loss 1 at every threshold."
         )
     settings = dataclasses.replace(job.settings, thresholds=_part_of_grid(flags, job.settings.thresholds))
-    return StoredSource(job, settings, folder=folder, completion=completion)
+    return StoredSource(job, settings, folder=folder, finished=finished)
 
 
 def _part_of_grid(flags: argparse.Namespace, stored: tuple[float, ...]) -> tuple[float, ...]:

@@ -55,17 +55,17 @@ def main(argv: Sequence[str]) -> int:
         (flags.metric,) = checked_metrics([flags.metric], metric_settings(flags))
         experiment = _EXPERIMENTS[name]
         run = prepare_run(flags, needs_references=False, settings=experiment.settings(flags))
-        plan = experiment.plan(flags, run)
+        prepared = experiment.prepare(flags, run)
         examples = _read_all(run.paths, run.reading)
-        task = _task(flags, run, sampled(examples, flags.max_examples))
+        task = _task(flags, run, examples=sampled(examples, flags.max_examples))
     start = time.monotonic()
     with staged(output) as staging:
         with shown_progress(enabled=True) as progress:
-            progress.report("read", plan.passes * len(task.prompts))
+            progress.report("read", prepared.passes * len(task.prompts))
             progress.report("compiling", 1)
-            findings = plan.measure(task, lambda: progress.report("decoded", 1))
+            findings = prepared.measure(task, lambda: progress.report("decoded", 1))
         sample = _sample_in_words(task, len(examples))
-        _write(staging, name, findings, {"sample": sample, **_record(flags, run)})
+        _write(staging, name, findings=findings, provenance={"sample": sample, **_provenance(flags, run)})
     console = PlainConsole()
     for table in findings.tables:
         console.print(table)
@@ -126,11 +126,15 @@ def _read_all(paths: Sequence[str], reading: Reading) -> list[Example]:
     for example in examples:
         other = seen.setdefault(example.id, example)
         if other is not example and (example.has_own_id or other.has_own_id):
-            places = " and ".join(place_of(paths[each.file_index], each.line, reading) for each in (other, example))
+            places = " and ".join(
+                place_of(paths[each.file_index], each.line, reading=reading) for each in (other, example)
+            )
             raise DataError(f"id {example.id!r} occurs twice ({places}). Ids must be unique.")
         if (example.input is None) != (examples[0].input is None):
             both = sorted((example, examples[0]), key=lambda each: each.input is None)
-            raise DataError(mixed_prompts(*(place_of(paths[each.file_index], each.line, reading) for each in both)))
+            raise DataError(
+                mixed_prompts(*(place_of(paths[each.file_index], each.line, reading=reading) for each in both))
+            )
         if example.has_references != examples[0].has_references:
             raise DataError(
                 f"example {example.id} has {'' if example.has_references else 'no '}references, example "
@@ -140,10 +144,10 @@ def _read_all(paths: Sequence[str], reading: Reading) -> list[Example]:
     return examples
 
 
-def _task(flags: argparse.Namespace, run: PreparedSweep, examples: Sequence[Example]) -> Task:
+def _task(flags: argparse.Namespace, run: PreparedSweep, *, examples: Sequence[Example]) -> Task:
     vocab_size = run.checkpoint.config.vocab_size
     prompts = [
-        encode_prompt(example, run.vocabulary, run.settings, vocab_size=vocab_size, on_long=flags.on_long)
+        encode_prompt(example, run.vocabulary, settings=run.settings, vocab_size=vocab_size, on_long=flags.on_long)
         for example in examples
     ]
     return Task(
@@ -168,7 +172,7 @@ def _sample_in_words(task: Task, total: int) -> str:
     return f"{counted(used, 'prompt')}: {which}; {cut} cut."
 
 
-def _record(flags: argparse.Namespace, run: PreparedSweep) -> dict[str, Any]:
+def _provenance(flags: argparse.Namespace, run: PreparedSweep) -> dict[str, Any]:
     """Returns what it takes to measure the same again."""
     packages = ("jax", "flax", "numpy", "rouge-score", "sentencepiece")
     left_out = ("default_grid_step", "default_seqio_split", "experiment", "output", "overwrite")
@@ -188,10 +192,10 @@ def _file_names(name: str) -> tuple[str, ...]:
     return tuple(f"{name}.{suffix}" for suffix in ("csv", "json", "svg"))
 
 
-def _write(directory: str, name: str, findings: Findings, record: dict[str, Any]) -> None:
+def _write(directory: str, name: str, *, findings: Findings, provenance: dict[str, Any]) -> None:
     table, content, plot = (joined(directory, file) for file in _file_names(name))
     write_rows(table, findings.rows)
-    text = json.dumps({"experiment": name, **record, "rows": findings.rows}, ensure_ascii=False, indent=1)
+    text = json.dumps({"experiment": name, **provenance, "rows": findings.rows}, ensure_ascii=False, indent=1)
     with replacing(content) as temporary:
         temporary.write_text(text + "\n", encoding="utf-8")
     with saved_figure(plot) as figure:

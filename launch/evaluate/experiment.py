@@ -37,7 +37,7 @@ class Findings:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Plan:
+class PreparedExperiment:
     """An experiment whose flags have been found good.
 
     Attributes:
@@ -57,13 +57,13 @@ class Experiment:
       description: What it finds out, in one line.
       add_flags: Adds the flags that it has beside those of the task.
       settings: Returns what determines the outputs, from the flags; raises ValueError for a wrong value.
-      plan: Returns what will be measured, given the model; raises ValueError for what does not fit it.
+      prepare: Returns what will be measured, given the model; raises ValueError for what does not fit it.
     """
 
     description: str
     add_flags: Callable[[FlagParser], None]
     settings: Callable[[argparse.Namespace], DecodeSettings]
-    plan: Callable[[argparse.Namespace, PreparedSweep], Plan]
+    prepare: Callable[[argparse.Namespace, PreparedSweep], PreparedExperiment]
 
 
 def estimate_cells(name: str, estimate: Estimate | None) -> dict[str, Cell]:

@@ -15,7 +15,7 @@ from calm_beam.launch.flags import FlagParser, numbers
 from calm_beam.launch.plots import BLACK, COLOURS, GREY, tidy
 from calm_beam.sweeps.prepared import PreparedSweep
 
-from .experiment import Experiment, Findings, Plan
+from .experiment import Experiment, Findings, PreparedExperiment
 from .performance_rows import MEANING, performance_row, performance_table
 
 if TYPE_CHECKING:
@@ -45,9 +45,9 @@ def _settings(flags: argparse.Namespace) -> DecodeSettings:
     )
 
 
-def _plan(flags: argparse.Namespace, run: PreparedSweep) -> Plan:
+def _prepare(flags: argparse.Namespace, run: PreparedSweep) -> PreparedExperiment:
     variants = propagation_variants(run.settings.rule.confidence, run.settings.thresholds)
-    return Plan(passes=len(variants), measure=functools.partial(_measure, variants))
+    return PreparedExperiment(passes=len(variants), measure=functools.partial(_measure, variants))
 
 
 def _measure(variants: Sequence[Variant], task: Task, decoded: Callable[[], None]) -> Findings:
@@ -110,5 +110,5 @@ PROPAGATION = Experiment(
     description="what the cache of skipped layers does to outputs whose tokens are right",
     add_flags=_add_flags,
     settings=_settings,
-    plan=_plan,
+    prepare=_prepare,
 )

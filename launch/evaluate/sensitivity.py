@@ -18,7 +18,7 @@ from calm_beam.launch.flags import FlagParser, texts, whole_number
 from calm_beam.launch.plots import COLOURS, GREY, tidy
 from calm_beam.sweeps.prepared import PreparedSweep
 
-from .experiment import Experiment, Findings, Plan, estimate_cells, shown
+from .experiment import Experiment, Findings, PreparedExperiment, estimate_cells, shown
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -58,7 +58,7 @@ def _settings(flags: argparse.Namespace) -> DecodeSettings:
     )
 
 
-def _plan(flags: argparse.Namespace, run: PreparedSweep) -> Plan:
+def _prepare(flags: argparse.Namespace, run: PreparedSweep) -> PreparedExperiment:
     positions = flags.positions or tuple(range(min(_DEFAULT_POSITIONS, flags.max_decode_length)))
     decoder = PerturbationDecoder(
         run.checkpoint,
@@ -68,7 +68,7 @@ def _plan(flags: argparse.Namespace, run: PreparedSweep) -> Plan:
         max_input_length=flags.max_input_length,
         batch_size=flags.batch_size,
     )
-    return Plan(passes=1, measure=functools.partial(_measure, decoder, flags.rank))
+    return PreparedExperiment(passes=1, measure=functools.partial(_measure, decoder, flags.rank))
 
 
 def _measure(decoder: PerturbationDecoder, rank: int, task: Task, decoded: Callable[[], None]) -> Findings:
@@ -140,5 +140,5 @@ SENSITIVITY = Experiment(
     description="what one wrong token does to the whole output, by its position",
     add_flags=_add_flags,
     settings=_settings,
-    plan=_plan,
+    prepare=_prepare,
 )

@@ -19,7 +19,7 @@ from calm_beam.launch.plots import BLACK, measure_style, tidy
 from calm_beam.launch.setup_run import decode_settings
 from calm_beam.sweeps.prepared import PreparedSweep
 
-from .experiment import Experiment, Findings, Plan
+from .experiment import Experiment, Findings, PreparedExperiment
 from .performance_rows import MEANING, performance_row, performance_table
 
 if TYPE_CHECKING:
@@ -50,14 +50,14 @@ def _settings(flags: argparse.Namespace) -> DecodeSettings:
     return decode_settings(argparse.Namespace(**vars(flags), confidence=COMPARABLE[0]))
 
 
-def _plan(flags: argparse.Namespace, run: PreparedSweep) -> Plan:
+def _prepare(flags: argparse.Namespace, run: PreparedSweep) -> PreparedExperiment:
     variants = tradeoff_variants(
         run.settings.rule,
         _confidences(flags, run.checkpoint),
         thresholds=run.settings.thresholds,
         num_layers=run.checkpoint.config.num_decoder_layers,
     )
-    return Plan(passes=len(variants), measure=functools.partial(_measure, variants))
+    return PreparedExperiment(passes=len(variants), measure=functools.partial(_measure, variants))
 
 
 def _confidences(flags: argparse.Namespace, checkpoint: Checkpoint) -> tuple[str, ...]:
@@ -128,7 +128,7 @@ def _draw(full: Measured, curves: dict[str, list[Measured]], metric: str, figure
         panels.insert(0, ("score against the references", "quality"))
     all_axes = figure.subplots(1, len(panels), squeeze=False)[0]
     for axes, (label, field) in zip(all_axes, panels, strict=True):
-        _draw_panel(axes, full, curves, field)
+        _draw_panel(axes, full, curves=curves, field=field)
         axes.set_xlabel("decoder layers per token")
         axes.set_ylabel(label)
         tidy(axes)
@@ -137,7 +137,7 @@ def _draw(full: Measured, curves: dict[str, list[Measured]], metric: str, figure
     figure.legend(handles, labels, title=title, loc="outside lower center", ncols=4, frameon=False)
 
 
-def _draw_panel(axes: "Axes", full: Measured, curves: dict[str, list[Measured]], field: str) -> None:
+def _draw_panel(axes: "Axes", full: Measured, *, curves: dict[str, list[Measured]], field: str) -> None:
     for name, found in curves.items():
         points = [measured.performance for measured in found]
         scores = [getattr(point, field) for point in points]
@@ -157,5 +157,5 @@ TRADEOFF = Experiment(
     description="layers per token against quality, for every confidence measure over the grid",
     add_flags=_add_flags,
     settings=_settings,
-    plan=_plan,
+    prepare=_prepare,
 )

@@ -21,7 +21,7 @@ def reading_of(flags: argparse.Namespace, *, cluster_key: str | None = None, nee
     )
 
 
-def find_files(flag: str, patterns: Sequence[str], reading: Reading = AS_USUAL) -> DataFiles:
+def find_files(flag: str, patterns: Sequence[str], *, reading: Reading = AS_USUAL) -> DataFiles:
     """Returns the files that a flag names.
 
     Args:

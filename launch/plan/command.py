@@ -64,8 +64,8 @@ def main(argv: Sequence[str]) -> int:
         _check(flags)
         guesses = _guesses(flags)
         names = _p_values(flags, guesses)
-    curves = [_curves(guess, names, flags) for guess in guesses]
-    _print(guesses, curves, flags)
+    curves = [_curves(guess, names, flags=flags) for guess in guesses]
+    _print(guesses, curves, flags=flags)
     if flags.output:
         write_power_plot(
             flags.output,
@@ -133,7 +133,7 @@ class _Guess:
     """
 
     def __init__(
-        self, risk: float, std: float, losses: Losses, *, is_coin: bool = False, is_signed: bool = False
+        self, risk: float, std: float, *, losses: Losses, is_coin: bool = False, is_signed: bool = False
     ) -> None:
         self.risk = risk
         self.std = std
@@ -170,8 +170,8 @@ def _guesses(flags: argparse.Namespace) -> list[_Guess]:
 
 def _own_guess(risk: float, std: float | None) -> _Guess:
     if std is None:
-        return _Guess(risk, math.sqrt(risk * (1 - risk)), coin_losses(risk), is_coin=True)
-    return _Guess(risk, std, beta_losses(risk, std=std))
+        return _Guess(risk, math.sqrt(risk * (1 - risk)), losses=coin_losses(risk), is_coin=True)
+    return _Guess(risk, std, losses=beta_losses(risk, std=std))
 
 
 def _pilot_guess(path: str) -> _Guess:
@@ -197,7 +197,7 @@ def _pilot_guess(path: str) -> _Guess:
     return _Guess(
         float(values.mean()),
         float(values.std()),
-        resampled_losses(losses),
+        losses=resampled_losses(losses),
         is_coin=bool(np.isin(values, (0, 1)).all()),
         is_signed=bool((values < 0).any()),
     )
@@ -219,7 +219,7 @@ def _p_values(flags: argparse.Namespace, guesses: Sequence[_Guess]) -> list[str]
     return names
 
 
-def _curves(guess: _Guess, names: Sequence[str], flags: argparse.Namespace) -> list[Curve]:
+def _curves(guess: _Guess, names: Sequence[str], *, flags: argparse.Namespace) -> list[Curve]:
     """Returns the number of examples needed by each p-value and, with a plot to make, the power around it."""
     curves, powers = [], []
     test: dict[str, float] = {"delta": flags.delta, "epsilon": flags.epsilon}
@@ -254,7 +254,7 @@ def _simulated_power(name: str, guess: _Guess, simulation: Mapping[str, Any], n:
     return simulated_power(name, guess.losses, n=n, **simulation)
 
 
-def _print(guesses: Sequence[_Guess], curves: Sequence[Sequence[Curve]], flags: argparse.Namespace) -> None:
+def _print(guesses: Sequence[_Guess], curves: Sequence[Sequence[Curve]], *, flags: argparse.Namespace) -> None:
     console = PlainConsole()
     title = f"Examples needed to accept a threshold at delta {flags.delta:g} with probability {flags.power:g}"
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)

@@ -66,7 +66,7 @@ class CorrectedDaskRunner(DaskRunner):
         threads = sum(client.nthreads().values())
         graph = _TaskGraph(partitions.get("npartitions") or max(1, threads) * _PARTITIONS_PER_THREAD)
         pipeline.visit(graph)
-        return _DaskResult(client, cluster, client.compute(graph.sinks()))
+        return _DaskResult(client, cluster, futures=client.compute(graph.sinks()))
 
 
 def _connect(given: dict[str, Any], *, num_workers: int) -> tuple[distributed.Client, distributed.LocalCluster | None]:
@@ -106,6 +106,7 @@ class _DaskResult(PipelineResult):
         self,
         client: distributed.Client,
         cluster: distributed.LocalCluster | None,
+        *,
         futures: Sequence[distributed.Future],
     ) -> None:
         super().__init__(PipelineState.RUNNING)
@@ -164,7 +165,9 @@ class _TaskGraph(PipelineVisitor):
 
     def enter_composite_transform(self, transform_node: AppliedPTransform) -> None:
         if isinstance(transform_node.transform, Read):
-            _refuse(transform_node, "native reads", "Read files in a DoFn of your own: beam.Create(files) | ParDo.")
+            _refuse(
+                transform_node, "native reads", instead="Read files in a DoFn of your own: beam.Create(files) | ParDo."
+            )
         if self._reshuffle is None and isinstance(transform_node.transform, beam.Reshuffle):
             self._reshuffle = transform_node
 
@@ -243,7 +246,7 @@ class _TaskGraph(PipelineVisitor):
             self._partitions[output] = [dask.delayed(_output)(run, tag) for run in runs]
 
 
-def _refuse(node: AppliedPTransform, what: str, instead: str = "") -> NoReturn:
+def _refuse(node: AppliedPTransform, what: str, *, instead: str = "") -> NoReturn:
     hint = instead or "Take another runner for this pipeline."
     raise UsageError(f"--runner=DaskRunner cannot do {what} (in step {node.full_label}). {hint}")
 
@@ -254,7 +257,7 @@ def _impulse() -> Elements:
 
 def _deal(elements: Elements, first: int, count: int) -> list[Elements]:
     """Deals elements out in turn, from the `first` of the new partitions on."""
-    return [elements[(place - first) % count :: count] for place in range(count)]
+    return [elements[(index - first) % count :: count] for index in range(count)]
 
 
 def _concatenate(parts: Iterable[Elements]) -> Elements:
@@ -267,8 +270,8 @@ def _split_by_key(elements: Elements, coder: coders.Coder, count: int) -> list[l
     for element in elements:
         key, value = element.value
         code = coder.encode(key)
-        place = int.from_bytes(hashlib.blake2b(code, digest_size=8).digest(), "big") % count
-        parts[place].append((code, key, value))
+        index = int.from_bytes(hashlib.blake2b(code, digest_size=8).digest(), "big") % count
+        parts[index].append((code, key, value))
     return parts
 
 

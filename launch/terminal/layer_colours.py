@@ -56,9 +56,9 @@ class LayerPrinter:
 
 def _style(layer: int, num_layers: int) -> Style:
     """Returns the background of a layer, with letters that can be read on it, whatever the terminal's own colours."""
-    place = (layer - 1) / max(1, num_layers - 1) * (len(_ANCHORS) - 1)
-    lower = min(int(place), len(_ANCHORS) - 2)
-    share = place - lower
+    position = (layer - 1) / max(1, num_layers - 1) * (len(_ANCHORS) - 1)
+    lower = min(int(position), len(_ANCHORS) - 2)
+    share = position - lower
     red, green, blue = (
         round(low + share * (high - low)) for low, high in zip(_ANCHORS[lower], _ANCHORS[lower + 1], strict=True)
     )

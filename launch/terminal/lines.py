@@ -35,7 +35,7 @@ def _pieces(line: str, width: int) -> list[str]:
     if cell_len(line) <= width:
         return [line]
     words = line.split(" ")
-    indent = " " * next(place for place, word in enumerate(words) if word or place == len(words) - 1)
+    indent = " " * next(index for index, word in enumerate(words) if word or index == len(words) - 1)
     pieces = [line[: len(indent)]]
     for word in words[len(indent) :]:
         is_first = not pieces[-1].strip()

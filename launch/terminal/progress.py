@@ -87,10 +87,10 @@ def _log(path: pathlib.Path, done: threading.Event) -> None:
         if now - last_line >= _LOG_SECONDS:
             last_line = now
             read, decoded = _read_and_decoded(counts)
-            say(_line(phase, read, decoded, in_phase=seconds, in_all=now - start))
+            say(_line(phase, read, decoded=decoded, in_phase=seconds, in_all=now - start))
 
 
-def _line(phase: str, read: int, decoded: int, *, in_phase: float, in_all: float) -> str:
+def _line(phase: str, read: int, *, decoded: int, in_phase: float, in_all: float) -> str:
     """Returns where a run stands, for a log."""
     prompts = f"{read} {'prompt' if read == 1 else 'prompts'}"
     if phase in _BEFORE_THE_FIRST:

@@ -50,10 +50,10 @@ def _trade_offs(rows: list[dict[str, str]], num_layers: int) -> Iterator[Table]:
     """Yields tables of layers and risks, each of so many objectives that it fits into 80 columns."""
     objectives = list(dict.fromkeys((row["consistency"], row["metric"]) for row in rows))
     for start in range(0, len(objectives), _OBJECTIVES_PER_TABLE):
-        yield _trade_off(rows, objectives[start : start + _OBJECTIVES_PER_TABLE], num_layers)
+        yield _trade_off(rows, objectives[start : start + _OBJECTIVES_PER_TABLE], num_layers=num_layers)
 
 
-def _trade_off(rows: list[dict[str, str]], objectives: list[tuple[str, str]], num_layers: int) -> Table:
+def _trade_off(rows: list[dict[str, str]], objectives: list[tuple[str, str]], *, num_layers: int) -> Table:
     """Returns the table of layers and the risks of some objectives, one line per threshold."""
     table = Table(title="Mean loss at every threshold", title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("threshold", justify="right", no_wrap=True)

@@ -120,7 +120,7 @@ def _train_model(flags: argparse.Namespace, console: PlainConsole) -> None:
             log.begin()
             if model_config.exit_classifier:
                 _say(console, "The exit classifier is kept as it is, and was trained for the weights before these.")
-            _report_start(console, model_config, config, pairs, measured_pairs)
+            _report_start(console, model_config, config=config, pairs=pairs, validation=measured_pairs)
             if saved is not None:
                 _say(console, going_on)
 
@@ -131,16 +131,26 @@ def _train_model(flags: argparse.Namespace, console: PlainConsole) -> None:
                 pairs=pairs,
                 validation_pairs=measured_pairs,
                 initial=None if checkpoint is None else checkpoint.arrays,
-                score=_score(flags, config, model_config, vocabulary, measured_pairs, validation_rows),
+                score=_score(
+                    flags, config, model=model_config, vocabulary=vocabulary, pairs=measured_pairs, rows=validation_rows
+                ),
                 on_start=begin,
                 on_progress=TrainingReporter(bar, log, steps=config.steps, target_tokens=tokens).report,
                 on_save=states.save,
                 resume_from=saved,
             )
-        _write(console, output, model_config, model.arrays, vocabulary_path, vocabulary.extra_ids, flags.dtype)
+        _write(
+            console,
+            output,
+            config=model_config,
+            arrays=model.arrays,
+            vocabulary_path=vocabulary_path,
+            extra_ids=vocabulary.extra_ids,
+            dtype=flags.dtype,
+        )
     log.move_to(output / _LOG)
     states.delete()
-    _report_end(console, flags, model)
+    _report_end(console, flags, model=model)
 
 
 def _saved_state(flags: argparse.Namespace, states: StateFolder) -> tuple[SavedState | None, str]:
@@ -180,6 +190,7 @@ def _kept_if_resumable(states: StateFolder, log: TrainingLog) -> Iterator[None]:
 def _score(
     flags: argparse.Namespace,
     config: TrainingConfig,
+    *,
     model: T5Config,
     vocabulary: Vocabulary,
     pairs: Sequence[Pair],
@@ -204,6 +215,7 @@ def _score(
 def _write(
     console: PlainConsole,
     output: pathlib.Path,
+    *,
     config: T5Config,
     arrays: FloatArrays,
     vocabulary_path: pathlib.Path,
@@ -222,7 +234,7 @@ def _write(
 
 
 def _report_start(
-    console: PlainConsole, model: T5Config, config: TrainingConfig, pairs: Sequence[Pair], validation: Sequence[Pair]
+    console: PlainConsole, model: T5Config, *, config: TrainingConfig, pairs: Sequence[Pair], validation: Sequence[Pair]
 ) -> None:
     _say(
         console,
@@ -243,7 +255,7 @@ def _report_start(
         )
 
 
-def _report_end(console: PlainConsole, flags: argparse.Namespace, model: TrainedModel) -> None:
+def _report_end(console: PlainConsole, flags: argparse.Namespace, *, model: TrainedModel) -> None:
     chosen = "the last"
     if model.validation is not None:
         console.print(loss_table(model.validation.losses))

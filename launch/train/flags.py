@@ -61,7 +61,7 @@ def parse_train_flags(argv: Sequence[str]) -> argparse.Namespace:
             "afterwards, with calm-beam convert."
         )
     others = _OF_MODEL if flags.stage == "classifier" else _OF_CLASSIFIER
-    _refuse(flags, others, f"not a flag of --stage={flags.stage}")
+    _refuse(flags, others, why=f"not a flag of --stage={flags.stage}")
     if flags.stage == "classifier":
         for name, why in (("checkpoint", "the model to train it for"), ("validation_data", "rows to measure it on")):
             if getattr(flags, name) is None:
@@ -70,9 +70,9 @@ def parse_train_flags(argv: Sequence[str]) -> argparse.Namespace:
     flags.optimizer = flags.optimizer or "muon"
     for optimizer, names in _RATES.items():
         if optimizer != flags.optimizer:
-            _refuse(flags, names, f"belongs to --optimizer={optimizer}, this run has {flags.optimizer}")
+            _refuse(flags, names, why=f"belongs to --optimizer={optimizer}, this run has {flags.optimizer}")
     if flags.checkpoint is not None:
-        _refuse(flags, _NEW_MODEL, "a model from --checkpoint has its own sizes")
+        _refuse(flags, _NEW_MODEL, why="a model from --checkpoint has its own sizes")
     _check_best_by(flags)
     return flags
 
@@ -203,7 +203,7 @@ def _check_best_by(flags: argparse.Namespace) -> None:
     if flags.validation_data is None and (flags.validate_every or flags.best_by != "loss"):
         raise UsageError("--validation_data is missing: --validate_every and --best_by need rows to measure on.")
     if flags.best_by == "loss":
-        _refuse(flags, ("best_by_rows",), "belongs to a metric in --best_by")
+        _refuse(flags, ("best_by_rows",), why="belongs to a metric in --best_by")
         return
     try:
         (flags.best_by,) = checked_metrics([flags.best_by], metric_settings(flags))
@@ -217,7 +217,7 @@ def _check_best_by(flags: argparse.Namespace) -> None:
         )
 
 
-def _refuse(flags: argparse.Namespace, names: Iterable[str], why: str) -> None:
+def _refuse(flags: argparse.Namespace, names: Iterable[str], *, why: str) -> None:
     """Raises `UsageError` if any of the flags was given."""
     # By identity, since 0 is a value that was given.
     given = [f"--{name}" for name in names if getattr(flags, name) is not None and getattr(flags, name) is not False]

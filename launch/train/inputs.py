@@ -40,10 +40,10 @@ def read_rows(flag: str, patterns: Sequence[str], *, reading: Reading = AS_USUAL
     """
     examples = []
     try:
-        for path in find_files(flag, patterns, reading).files:
+        for path in find_files(flag, patterns, reading=reading).files:
             for example in read_examples(path, reading):
                 if example.input is None or not example.references:
-                    place = place_of(path, example.line, reading)
+                    place = place_of(path, example.line, reading=reading)
                     raise DataError(f"{place}: training needs input as text, and references.")
                 examples.append(example)
     except (ValueError, OSError) as error:
@@ -86,14 +86,14 @@ def open_vocabulary(path: pathlib.Path, model: T5Config) -> Vocabulary:
 
 def training_pairs(vocabulary: Vocabulary, task_prefix: str, *, rows: Sequence[Example]) -> list[Pair]:
     """Returns source and target ids, without eos, of every row and each of its references."""
-    return [pair for row in rows for pair in _pairs(vocabulary, task_prefix, row, row.references)]
+    return [pair for row in rows for pair in _pairs(vocabulary, task_prefix, row=row, targets=row.references)]
 
 
 def validation_pairs(vocabulary: Vocabulary, task_prefix: str, *, rows: Sequence[Example]) -> list[Pair]:
     """Returns source and target ids, without eos, of every row and its first reference."""
-    return [pair for row in rows for pair in _pairs(vocabulary, task_prefix, row, row.references[:1])]
+    return [pair for row in rows for pair in _pairs(vocabulary, task_prefix, row=row, targets=row.references[:1])]
 
 
-def _pairs(vocabulary: Vocabulary, task_prefix: str, row: Example, targets: Sequence[str]) -> list[Pair]:
+def _pairs(vocabulary: Vocabulary, task_prefix: str, *, row: Example, targets: Sequence[str]) -> list[Pair]:
     source = vocabulary.encode(f"{task_prefix}{row.input}")
     return [(source, vocabulary.encode(target)) for target in targets]

@@ -12,7 +12,7 @@ import safetensors.numpy
 
 from calm_beam.errors import CalmBeamError
 from calm_beam.generations import stored_shard
-from calm_beam.generations.folder import COMPLETE, JOB, Completion, DecodeJob
+from calm_beam.generations.folder import COMPLETE, JOB, DecodeJob, FinishedSweep
 from calm_beam.metrics.bleurt.checkpoint import CONFIG, BleurtConfig
 from calm_beam.report import read_calibrated, read_speedups
 from calm_beam.training.saved_state import StateFolder
@@ -30,7 +30,7 @@ def _read_job(folder: pathlib.Path, text: str) -> None:
 
 def _read_mark(folder: pathlib.Path, text: str) -> None:
     (folder / COMPLETE).write_text(text)
-    Completion.read(str(folder), build_job())
+    FinishedSweep.read(str(folder), build_job())
 
 
 def _read_bleurt_config(folder: pathlib.Path, text: str) -> None:

@@ -140,7 +140,7 @@ def test_measures_are_those_of_the_checkpoint(
     TRADEOFF.add_flags(parser)
     flags = parse_own_flags(parser, [f"--checkpoint={model}", f"--data={data}"])
     run = prepare_run(flags, needs_references=False, settings=TRADEOFF.settings(flags))
-    assert TRADEOFF.plan(flags, run).passes == measures + 2
+    assert TRADEOFF.prepare(flags, run).passes == measures + 2
 
 
 def test_layers_that_nobody_saves(

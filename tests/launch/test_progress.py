@@ -96,12 +96,18 @@ def test_what_a_run_is_doing(counts: dict[str, int], phase: str) -> None:
 def test_lines_of_a_log() -> None:
     """Before the first prompt is decoded, a line says what takes so long; after it, how long the others will take."""
     in_phase = {"in_phase": 30.0, "in_all": 42.0}
-    assert progress._line("reading", 0, 0, **in_phase) == "reading for 30 s"
-    assert progress._line("loading the model", 8, 0, **in_phase) == "loading the model for 30 s; 8 prompts to decode"
-    assert progress._line("compiling", 1, 0, **in_phase) == "compiling for 30 s; 1 prompt to decode"
+    assert progress._line("reading", 0, decoded=0, **in_phase) == "reading for 30 s"
+    assert (
+        progress._line("loading the model", 8, decoded=0, **in_phase)
+        == "loading the model for 30 s; 8 prompts to decode"
+    )
+    assert progress._line("compiling", 1, decoded=0, **in_phase) == "compiling for 30 s; 1 prompt to decode"
     # Ten a second since the first one: what came before does not count.
-    assert progress._line("decoding", 1000, 300, **in_phase) == "decoded 300 of 1000 prompts in 42 s, about 70 s left"
-    assert progress._line("scoring", 1000, 1000, **in_phase) == "decoded 1000 of 1000 prompts in 42 s; scoring"
+    assert (
+        progress._line("decoding", 1000, decoded=300, **in_phase)
+        == "decoded 300 of 1000 prompts in 42 s, about 70 s left"
+    )
+    assert progress._line("scoring", 1000, decoded=1000, **in_phase) == "decoded 1000 of 1000 prompts in 42 s; scoring"
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import pytest
 
 from calm_beam.calibration import Plan, all_specs
 from calm_beam.generations import GenerationsError, read_generations, stored_shard, write_generations
-from calm_beam.generations.folder import COMPLETE, Completion, DecodeJob, StoredGenerations
+from calm_beam.generations.folder import COMPLETE, DecodeJob, FinishedSweep, StoredGenerations
 from calm_beam.launch.calibrate import run
 from calm_beam.launch.cli import main
 from calm_beam.launch.runners import run_pipeline
@@ -582,40 +582,40 @@ def test_generations_need_no_model(whole: pathlib.Path, tmp_path: pathlib.Path) 
     _check_same(tmp_path / "out", whole)
 
 
-def _scorer(folder: pathlib.Path) -> tuple[ShardScorer, Completion]:
+def _scorer(folder: pathlib.Path) -> tuple[ShardScorer, FinishedSweep]:
     job = DecodeJob.read(str(folder))
-    completion = Completion.read(str(folder), job)
+    finished = FinishedSweep.read(str(folder), job)
     specs = all_specs(consistencies=("textual",), metrics=("token_f1",), deltas=(0.3,), epsilons=(0.1,))
     plan = Plan.of(specs, job.settings, model="m", vocabulary=None)
-    stored = StoredGenerations(directory=str(folder), num_shards=job.num_shards, thresholds=job.settings.thresholds)
-    scorer = ShardScorer(plan, stored, None)
+    stored = StoredGenerations(directory=str(folder), job=job)
+    scorer = ShardScorer(plan, stored, max_failures=None)
     scorer.setup()
-    return scorer, completion
+    return scorer, finished
 
 
 def test_a_shard_that_comes_twice_counts_once(whole: pathlib.Path) -> None:
     """A shard that is listed twice is scored once."""
-    scorer, completion = _scorer(_folder(whole))
-    shard = completion.shards[0]
-    counted = [tally.by_shard for tally, _, _ in scorer.batches((shard.shard, [shard, shard]), completion)]
+    scorer, finished = _scorer(_folder(whole))
+    shard = finished.shards[0]
+    counted = [totals.by_shard for totals, _, _ in scorer.batches((shard.shard, [shard, shard]), finished)]
     assert counted == [((shard.shard, shard.examples),)]
 
 
 def test_a_shard_that_was_replaced_is_refused(whole: pathlib.Path, tmp_path: pathlib.Path) -> None:
     """What stands in a shard's place after decoding was complete is not scored, nor is one with too few outputs."""
     shutil.copytree(_folder(whole), tmp_path / "folder")
-    scorer, completion = _scorer(tmp_path / "folder")
-    shard = completion.shards[0]
+    scorer, finished = _scorer(tmp_path / "folder")
+    shard = finished.shards[0]
     path = tmp_path / "folder" / f"generations-{shard.shard:05d}-of-00003.parquet"
     generations = list(read_generations(path))
     fewer = [dataclasses.replace(each, outputs=each.outputs[:-1]) for each in generations]
     write_generations(path, fewer, shard=shard.shard, digest=shard.digest)
     with pytest.raises(GenerationsError, match=r"has 5 outputs, not one for the full model and each of 5 thresholds\."):
-        list(scorer.batches((shard.shard, [shard]), completion))
+        list(scorer.batches((shard.shard, [shard]), finished))
     write_generations(path, generations[1:], shard=shard.shard, digest=shard.digest)
     assert stored_shard(str(path)).examples == shard.examples - 1
     with pytest.raises(GenerationsError, match=r"was replaced after decoding was complete\. Decode anew"):
-        list(scorer.batches((shard.shard, [shard]), completion))
+        list(scorer.batches((shard.shard, [shard]), finished))
 
 
 def test_other_software_is_told_apart(

@@ -5,7 +5,7 @@ import pathlib
 import pytest
 
 from calm_beam.calibration import all_specs
-from calm_beam.evaluation.files import GridRow
+from calm_beam.evaluation.grid import GridRow
 from calm_beam.evaluation.outcomes import Spread, Summary
 from calm_beam.launch.evaluate.splits.plots import by_test, draw_curves, draw_tradeoff
 from calm_beam.launch.plots import saved_figure

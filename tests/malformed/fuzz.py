@@ -20,7 +20,7 @@ import pyarrow.parquet
 from calm_beam.checkpoints import load_checkpoint
 from calm_beam.errors import CalmBeamError
 from calm_beam.generations import read_generations, stored_shard
-from calm_beam.generations.folder import Completion, DecodeJob
+from calm_beam.generations.folder import DecodeJob, FinishedSweep
 from calm_beam.inputs import Reading, parts_of, read_examples
 from calm_beam.manifest import read_manifest
 from calm_beam.vocabulary import Vocabulary
@@ -71,7 +71,7 @@ def _generations(here: pathlib.Path) -> object:
 
 def _job(here: pathlib.Path) -> object:
     (folder,) = (here / "done" / "generations").iterdir()
-    return Completion.read(str(folder), DecodeJob.read(str(folder)))
+    return FinishedSweep.read(str(folder), DecodeJob.read(str(folder)))
 
 
 KINDS: Mapping[str, Kind] = {

@@ -9,7 +9,7 @@ from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 from calm_beam.transforms import DecodeExamples
 from calm_beam.transforms.devices import require_accelerator
 from calm_beam.transforms.progress import ProgressLog
-from tests.pipelines import unreadable_plan
+from tests.pipelines import build_assignment
 
 
 def test_a_cpu_is_no_accelerator(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -24,10 +24,10 @@ def test_a_cpu_is_no_accelerator(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_decoding_waits_for_its_device() -> None:
     """A step that needs an accelerator stops before it looks for the model; one that does not, looks for it."""
-    plan = unreadable_plan("/nowhere", num_shards=1)
+    assignment = build_assignment("/nowhere", model="/nowhere/model")
     for needs_accelerator, message in ((True, "JAX finds only its CPU"), (False, "/nowhere")):
         pipeline = beam.Pipeline(runner=FnApiRunner(), options=PipelineOptions([]))
-        decode = DecodeExamples(plan, ProgressLog(None), needs_accelerator=needs_accelerator)
+        decode = DecodeExamples(assignment, ProgressLog(None), needs_accelerator=needs_accelerator)
         _ = (pipeline | "Shards" >> beam.Create([(0, ())]), pipeline | "Count" >> beam.Create([0])) | decode
         with pytest.raises(Exception, match=message):
             pipeline.run().wait_until_finish()

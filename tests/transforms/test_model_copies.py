@@ -6,8 +6,7 @@ import threading
 
 import pytest
 
-from calm_beam.sweeps import DecodePlan
-from calm_beam.transforms import decode
+from calm_beam.sweeps import Assignment, worker
 from calm_beam.transforms.model_copies import ModelCopies
 from tests.pipelines import TEXTUAL, id_rows, run_calibration, split_rows, write_model
 
@@ -96,14 +95,14 @@ def test_load_times_are_told_once() -> None:
 @pytest.mark.timeout(200)
 def test_threads_of_a_process_share_the_model(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With three workers that are threads, the model is loaded once, and the result is that of one worker."""
-    load, log = decode._load, tmp_path / "loads"
+    load, log = worker.load_model, tmp_path / "loads"
 
-    def counted_load(plan: DecodePlan) -> object:
+    def counted_load(assignment: Assignment) -> object:
         with open(log, "a", encoding="utf-8") as file:
             file.write("loaded\n")
-        return load(plan)
+        return load(assignment)
 
-    monkeypatch.setattr(decode, "_load", counted_load)
+    monkeypatch.setattr(worker, "load_model", counted_load)
     model = write_model(tmp_path / "model")
     paths = split_rows(tmp_path / "data", id_rows(12), files=3)
     threads = ("--direct_num_workers=3", "--direct_running_mode=multi_threading")

@@ -13,8 +13,8 @@ import numpy as np
 import pytest
 
 from calm_beam.calibration import CalibrationTotals, Plan, RiskRow, choose_thresholds, risk_rows, score_generation
+from calm_beam.calibration.guarantee import all_specs
 from calm_beam.calibration.risk_table import risk_table_text
-from calm_beam.calibration.specs import all_specs
 from calm_beam.checkpoints import CheckpointError, load_checkpoint
 from calm_beam.decoding.generate import DecodeError
 from calm_beam.decoding.prompts import encode_prompt
@@ -22,10 +22,9 @@ from calm_beam.decoding.sweep import SweepDecoder
 from calm_beam.examples import DataError
 from calm_beam.generations import Generation, Output, read_generations
 from calm_beam.inputs import read_examples
-from calm_beam.manifest import Calibration
+from calm_beam.manifest import Calibration, VocabularyRecord
 from calm_beam.metrics.registry import METRICS, MetricError
-from calm_beam.sweeps import DecodePlan
-from calm_beam.transforms.decode import _load
+from calm_beam.sweeps.worker import load_model
 from calm_beam.vocabulary import EOS_ID, Vocabulary, VocabularyError
 from tests.pipelines import (
     BATCH_SIZE,
@@ -35,6 +34,7 @@ from tests.pipelines import (
     SPECS,
     TEXTUAL,
     assert_same_generations,
+    build_assignment,
     id_rows,
     run_calibration,
     split_rows,
@@ -80,7 +80,7 @@ def _plainly(model: pathlib.Path, paths: Sequence[str]) -> _Plain:
         ids[example.id] += 1
         if ids[example.id] > 1:
             example = dataclasses.replace(example, id=f"{example.id}-{ids[example.id]}")
-        prompt = encode_prompt(example, vocabulary, SETTINGS, vocab_size=64, on_long="error")
+        prompt = encode_prompt(example, vocabulary, settings=SETTINGS, vocab_size=64, on_long="error")
         example = prompt.example
         ((_, result),) = decoder.decode([prompt.ids])
         outputs = []
@@ -106,7 +106,7 @@ def _plainly(model: pathlib.Path, paths: Sequence[str]) -> _Plain:
         generations[example.id] = generation
         losses = score_generation(generation, layout.objectives, metrics=METRICS, num_thresholds=layout.thresholds)
         totals = totals.merge(CalibrationTotals.of_examples([generation], layout))
-        totals = totals.merge(CalibrationTotals.of_losses([example.id], losses[None], layout, salt=plan.salt))
+        totals = totals.merge(CalibrationTotals.of_losses([example.id], losses[None], layout=layout, salt=plan.salt))
     rows = risk_rows(totals, plan, num_layers=4)
     return _Plain(generations, totals, rows, choose_thresholds(rows, plan, num_layers=4))
 
@@ -423,42 +423,23 @@ def test_a_set_without_examples_is_no_result(id_model: pathlib.Path, tmp_path: p
 
 def test_a_checkpoint_that_changed_is_refused(id_model: pathlib.Path, tmp_path: pathlib.Path) -> None:
     """Workers decode with the weights that the run was started for, or not at all."""
-    plan = _plan(id_model, tmp_path)
+    assignment = build_assignment(str(tmp_path), model=str(id_model))
     with pytest.raises(CheckpointError, match=r"fingerprint is sha256:[0-9a-f]{64}, the run was started for sha256:0"):
-        _load(plan)
+        load_model(assignment)
 
 
 def test_a_vocabulary_that_changed_is_refused(id_model: pathlib.Path, tmp_path: pathlib.Path) -> None:
     """Workers decode with the vocabulary that the run was started for, or not at all."""
     path = write_vocabulary(tmp_path / "other.model")
-    plan = dataclasses.replace(
-        _plan(id_model, tmp_path),
-        model_fingerprint=load_checkpoint(id_model).fingerprint(),
-        vocabulary=str(path),
-        vocabulary_fingerprint="sha256:1",
+    fingerprint = load_checkpoint(id_model).fingerprint()
+    assignment = build_assignment(
+        str(tmp_path), model=str(id_model), model_fingerprint=fingerprint, vocabulary=str(path)
     )
     with pytest.raises(VocabularyError, match=r"fingerprint is sha256:[0-9a-f]{64}, the run was started for sha256:1"):
-        _load(plan)
-    _load(dataclasses.replace(plan, vocabulary_fingerprint=Vocabulary(path).fingerprint))
-
-
-def _plan(model: pathlib.Path, folder: pathlib.Path) -> DecodePlan:
-    return DecodePlan(
-        checkpoint=str(model),
-        model_fingerprint="sha256:0",
-        vocabulary=None,
-        vocabulary_fingerprint=None,
-        extra_ids=0,
-        settings=SETTINGS,
-        batch_size=BATCH_SIZE,
-        token_budget=None,
-        on_long="error",
-        on_error="fail",
-        max_failures=None,
-        job="sha256:0",
-        directory=str(folder),
-        num_shards=1,
-    )
+        load_model(assignment)
+    found = VocabularyRecord(fingerprint=Vocabulary(path).fingerprint, extra_ids=0)
+    job = dataclasses.replace(assignment.job, vocabulary=found)
+    load_model(dataclasses.replace(assignment, stored=dataclasses.replace(assignment.stored, job=job)))
 
 
 def test_progress_is_reported(id_model: pathlib.Path, tmp_path: pathlib.Path) -> None:

@@ -10,12 +10,12 @@ from apache_beam.utils import proto_utils
 from calm_beam.inputs import DataFiles
 from calm_beam.transforms import DecodeExamples, ReadExamples
 from calm_beam.transforms.progress import ProgressLog
-from tests.pipelines import unreadable_plan
+from tests.pipelines import build_assignment
 
 _HINT = "type:nvidia-l4;count:1;install-nvidia-driver"
 _DECODE = "DecodeExamples/DecodeShards"
 _FILES = DataFiles(patterns=("gs://bucket/*.jsonl",), files=("gs://bucket/a.jsonl",))
-_PLAN = unreadable_plan("gs://bucket", num_shards=8)
+_ASSIGNMENT = build_assignment("gs://bucket/out", model="gs://bucket/model", num_shards=8)
 
 
 def _pipeline(hint: str | None) -> beam_runner_api_pb2.Pipeline:
@@ -25,7 +25,7 @@ def _pipeline(hint: str | None) -> beam_runner_api_pb2.Pipeline:
     _ = (
         pipeline
         | "ReadExamples" >> ReadExamples(_FILES, num_shards=8, progress=log)
-        | "DecodeExamples" >> DecodeExamples(_PLAN, log, accelerator_hint=hint)
+        | "DecodeExamples" >> DecodeExamples(_ASSIGNMENT, log, accelerator_hint=hint)
         | "Score" >> beam.Map(str)
     )
     return pipeline.to_runner_api()

@@ -55,7 +55,7 @@ def make_tradeoff(folder: pathlib.Path, picture: pathlib.Path) -> None:
         f"--output={folder / 'tradeoff'}",
     )
     points = read_points(folder / "tradeoff" / "tradeoff.csv")
-    draw(points, measure_times(points, model=model, data=data, prompts=_TIMED_PROMPTS), picture)
+    draw(points, measure_times(points, model=model, data=data, prompts=_TIMED_PROMPTS), path=picture)
 
 
 def _write_training_data(folder: pathlib.Path) -> None:

@@ -94,13 +94,13 @@ def _fastest(decoders: list[EarlyExitDecoder], prompts: list[tuple[int, ...]]) -
     return [sum(seconds) for seconds in best]
 
 
-def draw(points: list[Point], times: dict[Point, float], path: pathlib.Path) -> None:
+def draw(points: list[Point], times: dict[Point, float], *, path: pathlib.Path) -> None:
     """Writes two panels: quality over layers, and over time in times of the full model."""
     full, *others = points
     with saved_figure(str(path), height=3.6) as figure:
         by_layers, by_time = figure.subplots(1, 2, sharey=True)
-        _draw_panel(by_layers, full, others, {point: point.layers for point in others})
-        _draw_panel(by_time, full, others, times)
+        _draw_panel(by_layers, full, points=others, places={point: point.layers for point in others})
+        _draw_panel(by_time, full, points=others, places=times)
         # Nobody serves what is far below; the rest can then be told apart.
         by_layers.set_ylim(bottom=full.quality - 0.2)
         by_layers.set_xlabel("decoder layers per token")
@@ -111,7 +111,7 @@ def draw(points: list[Point], times: dict[Point, float], path: pathlib.Path) -> 
         figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), frameon=False)
 
 
-def _draw_panel(axes: "Axes", full: Point, points: list[Point], places: dict[Point, float]) -> None:
+def _draw_panel(axes: "Axes", full: Point, *, points: list[Point], places: dict[Point, float]) -> None:
     for name in dict.fromkeys(point.confidence for point in points):
         line = [point for point in points if point.confidence == name and point in places]
         if line:

@@ -66,8 +66,8 @@ class BleurtConfig:
         return cls(
             folder=folder,
             name=str(config.get("name") or folder.name),
-            max_seq_length=_size(config, "max_seq_length", folder / CONFIG),
-            vocab_size=_size(bert, "vocab_size", folder / "bert_config.json"),
+            max_seq_length=_size(config, "max_seq_length", path=folder / CONFIG),
+            vocab_size=_size(bert, "vocab_size", path=folder / "bert_config.json"),
             vocabulary=vocabulary,
             is_sentencepiece=bool(sentencepiece),
             do_lower_case=bool(config.get("do_lower_case", True)),
@@ -182,7 +182,7 @@ def _read_json(path: pathlib.Path) -> dict[str, Any]:
     return content
 
 
-def _size(content: Mapping[str, Any], key: str, path: pathlib.Path) -> int:
+def _size(content: Mapping[str, Any], key: str, *, path: pathlib.Path) -> int:
     value = content.get(key)
     if type(value) is not int or value < 1:
         raise BleurtError(f"BLEURT checkpoint {path.parent}: {path.name} has {key} {value!r}, expected an integer.")

@@ -31,6 +31,6 @@ def require_arguments(p_values: ArrayLike, *, epsilon: float) -> np.ndarray:
         raise ValueError(f"p_values must have shape (..., thresholds), got the single number {p_values!r}.")
     is_inside = (checked >= 0) & (checked <= 1)
     if not is_inside.all():
-        place = tuple(int(i) for i in np.argwhere(~is_inside)[0])
-        raise ValueError(f"p_values[{', '.join(map(str, place))}] must be in [0, 1], got {float(checked[place])}.")
+        index = tuple(int(i) for i in np.argwhere(~is_inside)[0])
+        raise ValueError(f"p_values[{', '.join(map(str, index))}] must be in [0, 1], got {float(checked[index])}.")
     return checked

@@ -44,11 +44,11 @@ def fallback_test(p_values: ArrayLike, *, epsilon: float, weights: ArrayLike | N
     rejected = np.zeros(checked.shape, dtype=bool)
     tested = np.zeros(checked.shape, dtype=bool)
     handed_on = np.zeros(checked.shape[:-1])
-    for place, share in enumerate(shares):
+    for index, share in enumerate(shares):
         weight = np.minimum(handed_on + share, 1.0)
-        tested[..., place] = weight > 0
-        rejected[..., place] = (weight > 0) & (checked[..., place] <= epsilon * weight)
-        handed_on = np.where(rejected[..., place], weight, 0.0)
+        tested[..., index] = weight > 0
+        rejected[..., index] = (weight > 0) & (checked[..., index] <= epsilon * weight)
+        handed_on = np.where(rejected[..., index], weight, 0.0)
     return FwerResult(rejected=rejected, tested=tested)
 
 

@@ -32,7 +32,7 @@ def multi_start_test(p_values: ArrayLike, *, epsilon: float, starts: Sequence[in
 
     Raises:
       TypeError: If a start is not an integer.
-      ValueError: If `starts` is empty, repeats a place or leaves the sequence, or as `fixed_sequence_test`.
+      ValueError: If `starts` is empty, repeats an index or leaves the sequence, or as `fixed_sequence_test`.
 
     Source: Angelopoulos et al. (2021), Learn then Test, Algorithm 1 (fixed sequence testing; J are our starts).
 
@@ -41,11 +41,11 @@ def multi_start_test(p_values: ArrayLike, *, epsilon: float, starts: Sequence[in
     """
     checked = require_arguments(p_values, epsilon=epsilon)
     size = checked.shape[-1]
-    places = _even_starts(size) if starts is None else _checked_starts(starts, size)
+    indices = _even_starts(size) if starts is None else _checked_starts(starts, size)
     rejected = np.zeros(checked.shape, dtype=bool)
     tested = np.zeros(checked.shape, dtype=bool)
-    for start in places:
-        part = fixed_sequence_test(checked[..., start:], epsilon=epsilon / len(places))
+    for start in indices:
+        part = fixed_sequence_test(checked[..., start:], epsilon=epsilon / len(indices))
         rejected[..., start:] |= part.rejected
         tested[..., start:] |= part.tested
     return FwerResult(rejected=rejected, tested=tested)
@@ -57,7 +57,7 @@ def _even_starts(size: int) -> list[int]:
 
 
 def _checked_starts(starts: Sequence[int], size: int) -> list[int]:
-    places = [operator.index(start) for start in starts]
-    if not places or len(set(places)) != len(places) or not all(0 <= place < size for place in places):
-        raise ValueError(f"starts must be one or more different places in [0, {size}), got {places}.")
-    return places
+    indices = [operator.index(start) for start in starts]
+    if not indices or len(set(indices)) != len(indices) or not all(0 <= index < size for index in indices):
+        raise ValueError(f"starts must be one or more different places in [0, {size}), got {indices}.")
+    return indices

@@ -47,16 +47,16 @@ def pareto_path(p_values: ArrayLike, *, costs: ArrayLike) -> tuple[int, ...]:
             f"{np.shape(p_values)} and {prices.shape}."
         )
     if not np.isfinite(prices).all():
-        place = int(np.argmin(np.isfinite(prices)))
-        raise ValueError(f"costs[{place}] must be finite, got {float(prices[place])}.")
+        index = int(np.argmin(np.isfinite(prices)))
+        raise ValueError(f"costs[{index}] must be finite, got {float(prices[index])}.")
     # Any strict weak order that puts a dominating setting before those it dominates will do; this one is the path.
     sums = np.array([math.fsum(column) for column in evidence.T])
     order = np.lexsort((prices, sums, evidence.max(axis=0)))
     criteria = np.vstack([evidence, prices])
     path: list[int] = []
-    for place in order:
-        if not (criteria[:, path] <= criteria[:, [place]]).all(axis=0).any():
-            path.append(int(place))
+    for index in order:
+        if not (criteria[:, path] <= criteria[:, [index]]).all(axis=0).any():
+            path.append(int(index))
     return tuple(path)
 
 
@@ -70,14 +70,14 @@ def pareto_test(p_values: ArrayLike, *, epsilon: float, path: Sequence[int]) -> 
         order; for several objectives the largest of each setting's, which is a p-value for "one of the risks exceeds
         its tolerance".
       epsilon: Allowed probability of any false rejection, in (0, 1).
-      path: Distinct places of settings, in testing order, as `pareto_path` returns them.
+      path: Distinct indices of settings, in testing order, as `pareto_path` returns them.
 
     Returns:
       Rejected and tested settings, in their own order; those off the path are neither.
 
     Raises:
-      TypeError: If a place is not an integer.
-      ValueError: If the path repeats a place or leaves the grid, or as `fixed_sequence_test`.
+      TypeError: If an index is not an integer.
+      ValueError: If the path repeats an index or leaves the grid, or as `fixed_sequence_test`.
 
     Source: Laufer-Goldshtein et al. (2023), Efficiently controlling multiple risks with Pareto testing, Algorithm 1.
 
@@ -86,12 +86,12 @@ def pareto_test(p_values: ArrayLike, *, epsilon: float, path: Sequence[int]) -> 
     """
     checked = require_arguments(p_values, epsilon=epsilon)
     size = checked.shape[-1]
-    places = [operator.index(place) for place in path]
-    if len(set(places)) != len(places) or not all(0 <= place < size for place in places):
-        raise ValueError(f"path must hold different places in [0, {size}), got {places}.")
-    along = fixed_sequence_test(checked[..., places], epsilon=epsilon)
+    indices = [operator.index(index) for index in path]
+    if len(set(indices)) != len(indices) or not all(0 <= index < size for index in indices):
+        raise ValueError(f"path must hold different places in [0, {size}), got {indices}.")
+    along = fixed_sequence_test(checked[..., indices], epsilon=epsilon)
     rejected = np.zeros(checked.shape, dtype=bool)
     tested = np.zeros(checked.shape, dtype=bool)
-    rejected[..., places] = along.rejected
-    tested[..., places] = along.tested
+    rejected[..., indices] = along.rejected
+    tested[..., indices] = along.tested
     return FwerResult(rejected=rejected, tested=tested)

@@ -24,7 +24,7 @@ class FwerResult:
         assert not (self.rejected & ~self.tested).any()
 
     def last_rejected(self) -> np.ndarray:
-        """Returns the place of the last rejected hypothesis: with descending thresholds, the lowest that is safe.
+        """Returns the index of the last rejected hypothesis: with descending thresholds, the lowest that is safe.
 
         Returns:
           Shape (...), int; -1 where none is rejected.
@@ -34,5 +34,5 @@ class FwerResult:
         >>> FwerResult(rejected=np.array([True, False, True]), tested=np.ones(3, bool)).last_rejected()
         array(2)
         """
-        places = np.arange(self.rejected.shape[-1])
-        return np.asarray(np.max(np.where(self.rejected, places, -1), axis=-1, initial=-1))
+        indices = np.arange(self.rejected.shape[-1])
+        return np.asarray(np.max(np.where(self.rejected, indices, -1), axis=-1, initial=-1))

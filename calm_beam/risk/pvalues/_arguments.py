@@ -34,9 +34,9 @@ def require_sums(sums: ArrayLike, *, n: int, name: str, meaning: str) -> np.ndar
     checked = np.asarray(sums, dtype=np.float64)
     is_inside = (checked >= 0) & (checked <= n)
     if not is_inside.all():
-        place = tuple(int(i) for i in np.argwhere(~is_inside)[0])
-        where = f"{name}[{', '.join(map(str, place))}]" if place else name
-        raise ValueError(f"{where} must be in [0, {n}] for n = {n}, got {float(checked[place])}. {meaning}")
+        index = tuple(int(i) for i in np.argwhere(~is_inside)[0])
+        where = f"{name}[{', '.join(map(str, index))}]" if index else name
+        raise ValueError(f"{where} must be in [0, {n}] for n = {n}, got {float(checked[index])}. {meaning}")
     return checked
 
 

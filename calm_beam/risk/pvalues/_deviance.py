@@ -17,7 +17,7 @@ _ROUNDING = 2.0**-49
 def gap(sums: np.ndarray, *, n: int, delta: float) -> np.ndarray:
     """Returns sums - n delta to a relative error of 2^-52, also where the two nearly cancel."""
     product = n * delta
-    return np.asarray((sums - product) - _product_error(float(n), delta, product))
+    return np.asarray((sums - product) - _product_error(float(n), delta, product=product))
 
 
 def binomial_deviance(
@@ -58,7 +58,7 @@ def _xlogx_excess(ratios: np.ndarray, t: np.ndarray) -> np.ndarray:
     return np.asarray(np.where(is_near, near, direct))
 
 
-def _product_error(a: float, b: float, product: float) -> float:
+def _product_error(a: float, b: float, *, product: float) -> float:
     """Returns a b - product exactly, where product is a b as rounded (Dekker 1971)."""
     a_upper, a_lower = _halves(a)
     b_upper, b_lower = _halves(b)

@@ -42,10 +42,10 @@ def empirical_bernstein_p_value(loss_sum: ArrayLike, square_sum: ArrayLike, *, n
         raise ValueError(f"square_sum has shape {squares.shape}, loss_sum {sums.shape}: they must be alike.")
     is_too_small = squares * n < sums * sums * (1 - 1e-9)
     if is_too_small.any():
-        place = tuple(int(i) for i in np.argwhere(is_too_small)[0])
+        index = tuple(int(i) for i in np.argwhere(is_too_small)[0])
         raise ValueError(
-            f"square_sum must be at least loss_sum^2 / n, got {float(squares[place])} for a loss_sum of "
-            f"{float(sums[place])} and n = {n}. {meaning}"
+            f"square_sum must be at least loss_sum^2 / n, got {float(squares[index])} for a loss_sum of "
+            f"{float(sums[index])} and n = {n}. {meaning}"
         )
     if n == 1:
         return np.ones(sums.shape)

@@ -36,7 +36,8 @@ from calm_beam.counted import counted
 from calm_beam.demo import embedded
 from calm_beam.efficiency.flops import DecoderSizes
 from calm_beam.errors import CalmBeamError
-from calm_beam.evaluation.files import GridRow, read_grid, read_trials
+from calm_beam.evaluation.files import read_grid, read_trials
+from calm_beam.evaluation.grid import GridRow
 from calm_beam.evaluation.outcomes import Summary, summaries
 from calm_beam.evaluation.splits import Splits
 from calm_beam.exits.measures import check_may_run
@@ -63,7 +64,7 @@ from .tables import Speedups, notes, summary_row, summary_tables
 
 DESCRIPTION = "repeated random splits: thresholds chosen on one part, measured on the rest (the default)"
 
-_TABLE, _CURVES, _TRIALS, _GRID, _RECORD = (
+_TABLE, _CURVES, _TRIALS, _GRID, _PROVENANCE = (
     "splits.csv",
     "splits_curves.csv",
     "splits_trials.parquet",
@@ -71,7 +72,7 @@ _TABLE, _CURVES, _TRIALS, _GRID, _RECORD = (
     "splits.json",
 )
 _FIGURES = tuple(f"splits_{name}.{kind}" for name in ("curves", "tradeoff") for kind in ("svg", "png"))
-_FILES = (_TABLE, _CURVES, _TRIALS, "splits_grid.csv", _GRID, _RECORD, *_FIGURES)
+_FILES = (_TABLE, _CURVES, _TRIALS, "splits_grid.csv", _GRID, _PROVENANCE, *_FIGURES)
 
 
 def main(argv: Sequence[str], *, add_experiment_flag: Callable[[FlagParser], None]) -> int:
@@ -94,7 +95,7 @@ def main(argv: Sequence[str], *, add_experiment_flag: Callable[[FlagParser], Non
         # Before sweeps, which take their time.
         asked_specs(flags, flags.consistency or ("textual",))
         if flags.generations is None:
-            flags.generations = _sweep(flags, options, output)
+            flags.generations = _sweep(flags, options, output=output)
         else:
             refuse_decoding_flags(argv, ",".join(flags.generations), allowed=ALSO_OF_STORED)
         measures = find_measures(flags.generations)
@@ -109,15 +110,15 @@ def main(argv: Sequence[str], *, add_experiment_flag: Callable[[FlagParser], Non
         sources = _sources(
             flags,
             measures,
-            model,
-            tuple(dict.fromkeys((*specs, *curve))),
+            model=model,
+            specs=tuple(dict.fromkeys((*specs, *curve))),
             with_bleu=has_references and is_bleu_available(),
         )
         pipeline = beam.Pipeline(runner=make_runner(options), options=options)
     with _as_failure():
         lanes = sum(len(source.plan.thresholds) for source in sources)
         say(
-            f"scoring {counted(measures[0].completion.examples, 'example')} at {counted(lanes, 'threshold')} of "
+            f"scoring {counted(measures[0].finished.examples, 'example')} at {counted(lanes, 'threshold')} of "
             f"{counted(len(sources), 'measure')}"
         )
         with staged(output) as staging:
@@ -133,9 +134,15 @@ def main(argv: Sequence[str], *, add_experiment_flag: Callable[[FlagParser], Non
             run_pipeline(pipeline)
             found, grid = summaries(read_trials(trials)), read_grid(whole)
             table = [summary for summary in found if summary.spec in specs]
-            speedups = _speedups(flags, measures, model, table) if flags.speedup and model else {}
+            speedups = _speedups(flags, measures, model=model, table=table) if flags.speedup and model else {}
             _write(
-                staging, _record(flags, measures, splits, specs), found, table, grid, speedups, sources[0].num_layers
+                staging,
+                _provenance(flags, measures, splits=splits, specs=specs),
+                found=found,
+                table=table,
+                grid=grid,
+                speedups=speedups,
+                num_layers=sources[0].num_layers,
             )
     console = PlainConsole()
     for each in summary_tables(table, speedups, num_layers=sources[0].num_layers, with_speedup=bool(flags.speedup)):
@@ -166,7 +173,7 @@ def _as_failure() -> Iterator[None]:
         raise PipelineError(str(error)) from error
 
 
-def _sweep(flags: argparse.Namespace, options: PipelineOptions, output: str) -> tuple[str, ...]:
+def _sweep(flags: argparse.Namespace, options: PipelineOptions, *, output: str) -> tuple[str, ...]:
     """Makes the generations of every measure, and returns where."""
     from calm_beam.checkpoints import load_checkpoint
     from calm_beam.launch.calibrate.command import calibrate
@@ -209,9 +216,9 @@ def _consistencies(flags: argparse.Namespace, measure: StoredMeasure, *, has_ref
 def _sources(
     flags: argparse.Namespace,
     measures: Sequence[StoredMeasure],
+    *,
     model: ModelOfGenerations | None,
     specs: tuple[Spec, ...],
-    *,
     with_bleu: bool,
 ) -> tuple[SplitSource, ...]:
     sizes = DecoderSizes.of(model.checkpoint.config) if model else None
@@ -219,9 +226,9 @@ def _sources(
     for measure in measures:
         job = measure.job
         check_may_run(job.settings.rule.confidence, named=flags.confidences or ())
-        if measure.completion.failed and flags.on_error == "fail":
+        if measure.finished.failed and flags.on_error == "fail":
             raise UsageError(
-                f"{measure.completion.failed} of the examples in {measure.folder} could not be decoded. Pass "
+                f"{measure.finished.failed} of the examples in {measure.folder} could not be decoded. Pass "
                 "--on_error=worst_case to count them with loss 1 at every threshold."
             )
         sources.append(
@@ -236,20 +243,15 @@ def _sources(
                     on_error=flags.on_error,
                     on_long=job.on_long,
                 ),
-                stored=StoredGenerations(
-                    directory=measure.folder, num_shards=job.num_shards, thresholds=job.settings.thresholds
-                ),
-                completion=measure.completion,
+                stored=StoredGenerations(directory=measure.folder, job=job),
+                finished=measure.finished,
                 counter=OutputCounter(
                     max_decode_length=job.settings.max_decode_length,
                     rule=measure.rule,
                     sizes=sizes,
                     with_bleu=with_bleu,
                 ),
-                settings=job.settings,
                 vocabulary=model.vocabulary_path if model else None,
-                extra_ids=job.vocabulary.extra_ids if job.vocabulary else 0,
-                num_layers=job.model.layers,
                 is_tested=not measure.rule.needs_full_model(),
             )
         )
@@ -264,6 +266,7 @@ def _sources(
 def _speedups(
     flags: argparse.Namespace,
     measures: Sequence[StoredMeasure],
+    *,
     model: ModelOfGenerations,
     table: Sequence[Summary],
 ) -> Speedups:
@@ -286,7 +289,7 @@ def _speedups(
     examples = [example for path in shard_files(measures[0].folder) for example in stored_examples(path)]
     vocab_size = model.checkpoint.config.vocab_size
     prompts = [
-        encode_prompt(example, model.vocabulary, settings, vocab_size=vocab_size, on_long="truncate").ids
+        encode_prompt(example, model.vocabulary, settings=settings, vocab_size=vocab_size, on_long="truncate").ids
         for example in sampled(examples, flags.speedup_prompts)
     ]
     say(
@@ -297,13 +300,13 @@ def _speedups(
         # Static confidence is known without computing anything.
         decoder(ExitRule(confidence="static"), threshold=None),
         {(name, threshold): decoder(rules[name], threshold=threshold) for name, threshold in chosen},
-        prompts,
+        prompts=prompts,
         max_input_length=settings.max_input_length,
     )
 
 
-def _record(
-    flags: argparse.Namespace, measures: Sequence[StoredMeasure], splits: Splits, specs: Sequence[Spec]
+def _provenance(
+    flags: argparse.Namespace, measures: Sequence[StoredMeasure], *, splits: Splits, specs: Sequence[Spec]
 ) -> dict[str, Any]:
     """Returns what it takes to find the same again."""
     job = measures[0].job
@@ -315,8 +318,8 @@ def _record(
                 "generations": measure.folder,
                 "rule": dataclasses.asdict(measure.rule),
                 "thresholds": measure.job.settings.thresholds,
-                "examples": measure.completion.examples,
-                "failed": measure.completion.failed,
+                "examples": measure.finished.examples,
+                "failed": measure.finished.failed,
             }
             for measure in measures
         ],
@@ -333,7 +336,8 @@ def _record(
 
 def _write(
     directory: str,
-    record: Mapping[str, Any],
+    provenance: Mapping[str, Any],
+    *,
     found: Sequence[Summary],
     table: Sequence[Summary],
     grid: Sequence[GridRow],
@@ -343,8 +347,8 @@ def _write(
     write_rows(joined(directory, _TABLE), [summary_row(summary, speedups) for summary in table])
     write_rows(joined(directory, _CURVES), [summary_row(summary, speedups) for summary in found])
     write_rows(joined(directory, "splits_grid.csv"), [dataclasses.asdict(row) for row in grid])
-    with replacing(joined(directory, _RECORD)) as temporary:
-        temporary.write_text(json.dumps(record, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
+    with replacing(joined(directory, _PROVENANCE)) as temporary:
+        temporary.write_text(json.dumps(provenance, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
     groups = by_test(found)
     for kind in ("svg", "png"):
         width = 1 + PANEL_WIDTH * len(groups)

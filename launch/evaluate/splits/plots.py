@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from calm_beam.calibration import Objective
-from calm_beam.evaluation.files import GridRow
+from calm_beam.evaluation.grid import GridRow
 from calm_beam.evaluation.outcomes import Summary
 from calm_beam.launch.plots import BLACK, GREY, measure_style, tidy
 
@@ -30,9 +30,9 @@ def draw_curves(groups: Sequence[Sequence[Summary]], *, num_layers: int, figure:
     Source: CALM, "Additional Results" (empirical consistency and efficiency gains per choice of delta).
     """
     above, below = figure.subplots(2, len(groups), sharex="col", squeeze=False)
-    for place, group in enumerate(groups):
-        _draw_risk(above[place], group)
-        _draw_layers(below[place], group, num_layers)
+    for index, group in enumerate(groups):
+        _draw_risk(above[index], group)
+        _draw_layers(below[index], group, num_layers=num_layers)
     above[0].set_ylabel("mean loss on the test part")
     below[0].set_ylabel("decoder layers per token")
     handles, labels = above[0].get_legend_handles_labels()
@@ -50,24 +50,24 @@ def _draw_risk(axes: "Axes", group: Sequence[Summary]) -> None:
     spec = group[0].spec
     deltas = sorted({summary.spec.delta for summary in group})
     axes.plot([0, deltas[-1]], [0, deltas[-1]], color=GREY, linestyle=":", linewidth=1, label="delta")
-    _draw_bands(axes, group, "test_risk")
+    _draw_bands(axes, group, field="test_risk")
     axes.set_title(f"{spec.objective.consistency}, {spec.objective.metric}\n{spec.p_value}", fontsize="medium")
     tidy(axes)
 
 
-def _draw_layers(axes: "Axes", group: Sequence[Summary], num_layers: int) -> None:
-    _draw_bands(axes, group, "layers")
+def _draw_layers(axes: "Axes", group: Sequence[Summary], *, num_layers: int) -> None:
+    _draw_bands(axes, group, field="layers")
     axes.set_ylim(0, num_layers + 0.3)
     axes.set_xlabel("delta")
     tidy(axes)
 
 
-def _draw_bands(axes: "Axes", group: Sequence[Summary], field: str) -> None:
-    for place, measure in enumerate(dict.fromkeys(summary.measure for summary in group)):
+def _draw_bands(axes: "Axes", group: Sequence[Summary], *, field: str) -> None:
+    for index, measure in enumerate(dict.fromkeys(summary.measure for summary in group)):
         line = sorted((each for each in group if each.measure == measure), key=lambda each: each.spec.delta)
         deltas = [each.spec.delta for each in line]
         spreads = [getattr(each, field) for each in line]
-        style = measure_style(measure, place=place)
+        style = measure_style(measure, index=index)
         axes.plot(deltas, [spread.mean for spread in spreads], linewidth=1.2, label=measure, **style)
         axes.fill_between(
             deltas,
@@ -81,7 +81,7 @@ def _draw_bands(axes: "Axes", group: Sequence[Summary], field: str) -> None:
 
 def tradeoff_objectives(grid: Sequence[GridRow]) -> list[Objective]:
     """Returns the losses of the grid, one panel each."""
-    return list(dict.fromkeys(Objective(row.consistency, row.metric, row.loss) for row in grid))
+    return list(dict.fromkeys(Objective(row.consistency, row.metric, loss=row.loss) for row in grid))
 
 
 def draw_tradeoff(grid: Sequence[GridRow], *, figure: "Figure") -> None:
@@ -92,18 +92,18 @@ def draw_tradeoff(grid: Sequence[GridRow], *, figure: "Figure") -> None:
     objectives = tradeoff_objectives(grid)
     all_axes = figure.subplots(1, len(objectives), squeeze=False)[0]
     for axes, objective in zip(all_axes, objectives, strict=True):
-        rows = [row for row in grid if Objective(row.consistency, row.metric, row.loss) == objective]
+        rows = [row for row in grid if Objective(row.consistency, row.metric, loss=row.loss) == objective]
         # Without early exits, an output is like the full model's, and as good.
         full = 1.0 if objective.consistency == "textual" else 0.0
         axes.axhline(full, color=BLACK, linewidth=0.8, linestyle=":", label="full model")
-        for place, measure in enumerate(dict.fromkeys(row.measure for row in rows)):
+        for index, measure in enumerate(dict.fromkeys(row.measure for row in rows)):
             line = [row for row in rows if row.measure == measure and row.threshold is not None]
             axes.plot(
                 [row.layers for row in line],
                 [full - row.risk for row in line],
                 linewidth=1.2,
                 label=f"{measure} layers" if measure == "static" else measure,
-                **measure_style(measure, place=place),
+                **measure_style(measure, index=index),
             )
         axes.set_xlabel("decoder layers per token")
         axes.set_ylabel(

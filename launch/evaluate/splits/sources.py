@@ -7,7 +7,7 @@ from calm_beam.checkpoints import Checkpoint, CheckpointError, Declared, load_ch
 from calm_beam.decoding.settings import DecodeSettings
 from calm_beam.exits.rule import ExitRule
 from calm_beam.generations import stored_examples
-from calm_beam.generations.folder import Completion, DecodeJob, shard_files
+from calm_beam.generations.folder import DecodeJob, FinishedSweep, shard_files
 from calm_beam.launch.flags import UsageError, naming
 from calm_beam.launch.terminal import say
 from calm_beam.manifest import ManifestError
@@ -25,13 +25,13 @@ class StoredMeasure:
       name: What tells it from the others: the confidence measure, and more where several have the same.
       folder: Where they are.
       job: What they are.
-      completion: That they are complete.
+      finished: That they are complete.
     """
 
     name: str
     folder: str
     job: DecodeJob
-    completion: Completion
+    finished: FinishedSweep
 
     @property
     def rule(self) -> ExitRule:
@@ -69,7 +69,7 @@ def find_measures(directories: Sequence[str]) -> tuple[StoredMeasure, ...]:
         with naming("--generations"):
             folder = find_generations(absolute(directory))
         job = DecodeJob.read(folder)
-        found.append((folder, job, Completion.read(folder, job)))
+        found.append((folder, job, FinishedSweep.read(folder, job)))
     names = _names([job.settings.rule for _, job, _ in found])
     first_folder, first, _ = found[0]
     for folder, job, _ in found[1:]:
@@ -80,8 +80,8 @@ def find_measures(directories: Sequence[str]) -> tuple[StoredMeasure, ...]:
                     "compared on the same model and data."
                 )
     return tuple(
-        StoredMeasure(name=name, folder=folder, job=job, completion=completion)
-        for name, (folder, job, completion) in zip(names, found, strict=True)
+        StoredMeasure(name=name, folder=folder, job=job, finished=finished)
+        for name, (folder, job, finished) in zip(names, found, strict=True)
     )
 
 
@@ -145,10 +145,10 @@ def find_model(
     try:
         loaded = load_checkpoint(checkpoint or job.model.uri, declared=declared)
         path = vocabulary or (loaded.vocabulary_uri if job.vocabulary else None)
-        opened = recorded_vocabulary(job.vocabulary, loaded, path)
+        opened = recorded_vocabulary(job.vocabulary, loaded, path=path)
         of = f"what is stored in {measure.folder}"
         check_model(job.model, loaded, of=of)
-        check_vocabulary(job.vocabulary, opened, loaded, of=of)
+        check_vocabulary(job.vocabulary, opened, checkpoint=loaded, of=of)
     except (CheckpointError, VocabularyError, ManifestError, OSError) as error:
         if checkpoint or vocabulary:
             raise UsageError(f"--checkpoint {checkpoint or job.model.uri}: {error}") from error

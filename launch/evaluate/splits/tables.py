@@ -7,7 +7,8 @@ from rich.table import Table
 
 from calm_beam.counted import counted
 from calm_beam.efficiency.speedup import Speedup
-from calm_beam.evaluation.files import GridRow, spec_columns
+from calm_beam.evaluation.files import spec_columns
+from calm_beam.evaluation.grid import GridRow
 from calm_beam.evaluation.outcomes import PROOF_LEVEL, Spread, Summary
 from calm_beam.launch.evaluate.experiment import Cell
 from calm_beam.risk.binomial_interval import binomial_interval
@@ -80,9 +81,9 @@ def _table(group: Sequence[Summary], speedups: Speedups, *, num_layers: int, wit
     deltas = list(dict.fromkeys(summary.spec.delta for summary in group))
     for delta in deltas:
         lines = [summary for summary in group if summary.spec.delta == delta]
-        for place, summary in enumerate(lines):
+        for index, summary in enumerate(lines):
             table.add_row(
-                f"{delta:g}" if place == 0 else "",
+                f"{delta:g}" if index == 0 else "",
                 summary.measure,
                 "never exit" if summary.threshold is None else f"{summary.threshold:g}",
                 f"{summary.layers.mean:.2f}",
@@ -91,7 +92,7 @@ def _table(group: Sequence[Summary], speedups: Speedups, *, num_layers: int, wit
                 f"{summary.test_risk.mean:.4f}",
                 f"{summary.exceeding}/{summary.trials}",
                 *([f"{summary.bleu.mean:.1f}" if summary.bleu else ""] if with_bleu else []),
-                end_section=place == len(lines) - 1,
+                end_section=index == len(lines) - 1,
             )
     return table
 

@@ -38,14 +38,14 @@ def test_tokens_layers_and_cut_outputs() -> None:
     """An output is cut if it has the greatest length and does not end with eos."""
     counter = OutputCounter(max_decode_length=4, rule=_RULE)
     assert counter.rows == ("tokens", "layers", "cut")
-    counts = counter.of(_generation(), lanes=4, source_length=_no_length)
+    counts = counter.counts(_generation(), lanes=4, source_length=_no_length)
     assert counts.tolist() == [[3, 3, 4, 4], [12, 7, 6, 6], [0, 0, 1, 0]]
 
 
 def test_operations() -> None:
     """The full model's output tests nothing; the others are charged by the rule, beside what full depth would cost."""
     counter = OutputCounter(max_decode_length=4, rule=_RULE, sizes=_SIZES)
-    found = dict(zip(counter.rows, counter.of(_generation(), lanes=4, source_length=lambda: 9), strict=True))
+    found = dict(zip(counter.rows, counter.counts(_generation(), lanes=4, source_length=lambda: 9), strict=True))
     for name, count in (("flops_appendix_b", flops_appendix_b), ("flops_calm_table", flops_calm_table)):
         early = [
             count(output.exit_layers, _SIZES, source_length=9, rule=_RULE).sum() for output in _generation().outputs
@@ -60,7 +60,7 @@ def test_bleu_counts_stand_beside() -> None:
     """Every output brings its own counts against the references."""
     pytest.importorskip("sacrebleu")
     counter = OutputCounter(max_decode_length=4, rule=_RULE, with_bleu=True)
-    counts = counter.of(_generation(), lanes=4, source_length=_no_length)
+    counts = counter.counts(_generation(), lanes=4, source_length=_no_length)
     assert counter.rows[3:] == BLEU_ROWS
     expected = [bleu_counts(output.text, ("cat",)) for output in _generation().outputs]
     np.testing.assert_array_equal(counts[3:], np.stack(expected, axis=1))
@@ -70,4 +70,4 @@ def test_a_failed_example_counts_nothing() -> None:
     """It has no outputs; its losses are counted elsewhere."""
     failed = build_generation(outputs=(), failure="broken")
     counter = OutputCounter(max_decode_length=4, rule=_RULE, sizes=_SIZES, with_bleu=True)
-    assert not counter.of(failed, lanes=4, source_length=_no_length).any()
+    assert not counter.counts(failed, lanes=4, source_length=_no_length).any()

@@ -72,8 +72,8 @@ def build_totals(losses: ArrayLike, layout: Layout, *, salt: str = "salt") -> Ca
     fixed = to_signed_fixed_point(losses)
     keys = [str(index) for index in range(len(fixed))]
     return dataclasses.replace(
-        CalibrationTotals.of_losses(keys, fixed, layout, salt=salt),
-        examples=len(fixed),
+        CalibrationTotals.of_losses(keys, fixed, layout=layout, salt=salt),
+        by_shard=((0, len(fixed)),),
         layer_sums=(40, *(40 - 5 * place for place in range(layout.thresholds))),
         token_counts=(10,) * (layout.thresholds + 1),
     )

@@ -15,8 +15,8 @@ from calm_beam.generations import Generation
 from calm_beam.metrics.registry import METRICS, Metric, MetricError
 from tests.calm_beam.calibration.builders import build_example, build_generation
 
-_TEXTUAL = Objective("textual", "m", "dissimilarity")
-_RISK = Objective("risk", "m", "signed")
+_TEXTUAL = Objective("textual", "m", loss="dissimilarity")
+_RISK = Objective("risk", "m", loss="signed")
 
 
 def _example(name: str, references: Sequence[str], *texts: str) -> Generation:

@@ -26,12 +26,12 @@ def _earlier(folder: pathlib.Path | str) -> EarlierResult:
 def test_a_result_has_a_list_of_failures_if_there_are_any(tmp_path: pathlib.Path) -> None:
     """Failures are listed with id and reason; a result without any has no such file, also where one stood."""
     failures = [("a", "not finite"), ("é", 'too "long"')]
-    path = publish(str(tmp_path), build_manifest(), (), failures, earlier=EarlierResult())
+    path = publish(str(tmp_path), build_manifest(), rows=(), failures=failures, earlier=EarlierResult())
     assert path == str(tmp_path / "manifest.json")
     assert read_manifest(path) == build_manifest()
     lines = (tmp_path / "failures.jsonl").read_text(encoding="utf-8").splitlines()
     assert [json.loads(line) for line in lines] == [{"id": name, "reason": reason} for name, reason in failures]
-    publish(str(tmp_path), _LATER, (), (), earlier=_earlier(tmp_path))
+    publish(str(tmp_path), _LATER, rows=(), failures=(), earlier=_earlier(tmp_path))
     assert _names(tmp_path) == {"manifest.json", "risk_table.csv"}
     assert read_manifest(path) == _LATER
 
@@ -39,11 +39,11 @@ def test_a_result_has_a_list_of_failures_if_there_are_any(tmp_path: pathlib.Path
 def test_a_report_of_another_result_is_taken_away(tmp_path: pathlib.Path) -> None:
     """No result has an earlier one's report beside it, no withdrawn one leaves its own; a repeated step keeps it."""
     report = tmp_path / "report.html"
-    publish(str(tmp_path), build_manifest(), (), (), earlier=EarlierResult())
+    publish(str(tmp_path), build_manifest(), rows=(), failures=(), earlier=EarlierResult())
     report.write_text("of the first", encoding="utf-8")
-    publish(str(tmp_path), build_manifest(), (), (), earlier=EarlierResult())
+    publish(str(tmp_path), build_manifest(), rows=(), failures=(), earlier=EarlierResult())
     assert report.exists()
-    publish(str(tmp_path), _LATER, (), (), earlier=_earlier(tmp_path))
+    publish(str(tmp_path), _LATER, rows=(), failures=(), earlier=_earlier(tmp_path))
     assert not report.exists()
     report.write_text("of the second", encoding="utf-8")
     withdraw(str(tmp_path), _earlier(tmp_path))
@@ -54,15 +54,15 @@ def test_a_report_of_another_result_is_taken_away(tmp_path: pathlib.Path) -> Non
 def test_a_repeated_step_publishes_once_more(tmp_path: pathlib.Path, is_replaced: bool) -> None:
     """A step that a runner runs again finds its own files, and succeeds, also where it has replaced a result."""
     if is_replaced:
-        publish(str(tmp_path), _LATER, (), [("a", "b")], earlier=EarlierResult())
+        publish(str(tmp_path), _LATER, rows=(), failures=[("a", "b")], earlier=EarlierResult())
     earlier = _earlier(tmp_path)
     for _ in range(2):
-        publish(str(tmp_path), build_manifest(), (), [("c", "d")], earlier=earlier)
+        publish(str(tmp_path), build_manifest(), rows=(), failures=[("c", "d")], earlier=earlier)
     assert read_manifest(tmp_path / "manifest.json") == build_manifest()
     # A twin that is still at work, on a worker that was given up, meets files of its own.
     for name in ("manifest.json", "risk_table.csv", "failures.jsonl"):
         (tmp_path / name).unlink()
-        publish(str(tmp_path), build_manifest(), (), [("c", "d")], earlier=earlier)
+        publish(str(tmp_path), build_manifest(), rows=(), failures=[("c", "d")], earlier=earlier)
 
 
 @pytest.fixture(params=["local", "cloud"])
@@ -76,13 +76,13 @@ def output(request: pytest.FixtureRequest, tmp_path: pathlib.Path) -> str:
 def test_what_another_run_has_published_stays(output: str, is_replaced: bool) -> None:
     """A run that began before another one published changes none of its files, and is told whose they are."""
     if is_replaced:
-        publish(output, build_manifest(), (), [("old", "old")], earlier=EarlierResult())
+        publish(output, build_manifest(), rows=(), failures=[("old", "old")], earlier=EarlierResult())
     began = _earlier(output)
-    publish(output, _LATER, (), [("a", "b")], earlier=began)
+    publish(output, _LATER, rows=(), failures=[("a", "b")], earlier=began)
     before = _contents(output)
     late = dataclasses.replace(build_manifest(), created="2026-03-01T12:00:00Z")
     with pytest.raises(ManifestError, match=f"another one was published there first .*{_LATER.digest}"):
-        publish(output, late, (), (), earlier=began)
+        publish(output, late, rows=(), failures=(), earlier=began)
     assert _contents(output) == before
     with pytest.raises(FileExistsError, match="written by somebody else in the meantime"):
         withdraw(output, began)
@@ -99,7 +99,7 @@ def test_whoever_writes_the_table_publishes(output: str) -> None:
         table.write_text("of another run\n")
     before = _contents(output)
     with pytest.raises(ManifestError, match="not there yet, though files beside it are"):
-        publish(output, build_manifest(), (), [("a", "b")], earlier=began)
+        publish(output, build_manifest(), rows=(), failures=[("a", "b")], earlier=began)
     assert _contents(output) == before
 
 
@@ -113,12 +113,12 @@ def _contents(output: str) -> dict[str, bytes]:
 
 def test_the_manifest_comes_last(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """If the table cannot be written there is no manifest, not even the earlier one that was to be replaced."""
-    publish(str(tmp_path), build_manifest(), (), (), earlier=EarlierResult())
+    publish(str(tmp_path), build_manifest(), rows=(), failures=(), earlier=EarlierResult())
 
     def fail(*_: object, **__: object) -> None:
         raise OSError("disk full")
 
     monkeypatch.setattr(publish_module, "write_risk_table", fail)
     with pytest.raises(OSError, match="disk full"):
-        publish(str(tmp_path), _LATER, (), (), earlier=_earlier(tmp_path))
+        publish(str(tmp_path), _LATER, rows=(), failures=(), earlier=_earlier(tmp_path))
     assert _names(tmp_path) == {"risk_table.csv"}

@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from calm_beam.calibration.guarantee import all_specs
 from calm_beam.calibration.result import RiskRow, choose_thresholds, risk_rows
-from calm_beam.calibration.specs import Spec, all_specs, objectives_of
+from calm_beam.calibration.specs import Spec, objectives_of
 from calm_beam.calibration.totals import CalibrationTotals
 from calm_beam.manifest import Calibration
 from calm_beam.risk.evidence import EvidenceError

@@ -13,9 +13,9 @@ from calm_beam.metrics.registry import METRICS, MetricError
 from calm_beam.risk.fixed_point import LOSS_SCALE
 from tests.calm_beam.calibration.builders import build_example, build_generation
 
-_TEXTUAL = Objective("textual", "token_f1", "dissimilarity")
-_RELU = Objective("risk", "token_f1", "relu")
-_SIGNED = Objective("risk", "token_f1", "signed")
+_TEXTUAL = Objective("textual", "token_f1", loss="dissimilarity")
+_RELU = Objective("risk", "token_f1", loss="relu")
+_SIGNED = Objective("risk", "token_f1", loss="signed")
 
 
 def test_textual_loss_is_distance_to_the_full_output() -> None:
@@ -51,7 +51,7 @@ def test_signed_loss_lets_better_outputs_pay() -> None:
 def test_one_row_per_objective() -> None:
     """Losses come in the order of the objectives."""
     generation = build_generation(("cat", "cat", "a dog"))
-    objectives = [_RELU, Objective("textual", "exact_match", "dissimilarity"), _TEXTUAL]
+    objectives = [_RELU, Objective("textual", "exact_match", loss="dissimilarity"), _TEXTUAL]
     losses = score_generation(generation, objectives, metrics=METRICS, num_thresholds=2)
     assert losses.tolist() == [[0, LOSS_SCALE]] * 3
     alone = [
@@ -83,7 +83,7 @@ def test_each_distinct_text_is_scored_once() -> None:
         return METRICS["exact_match"](candidate, references)
 
     generation = build_generation(("a", "a", "a", "b", "b", "a", "c"))
-    objectives = [Objective("textual", "mine", "dissimilarity"), Objective("risk", "mine", "signed")]
+    objectives = [Objective("textual", "mine", loss="dissimilarity"), Objective("risk", "mine", loss="signed")]
     score_generation(generation, objectives, metrics={"mine": metric}, num_thresholds=6)
     assert seen == {(text, references): 1 for text in "abc" for references in (("a",), ("cat",))}
 
@@ -92,6 +92,6 @@ def test_each_distinct_text_is_scored_once() -> None:
 def test_scores_outside_the_range_are_refused(score: float) -> None:
     """A metric that leaves [0, 1] is an error naming metric and example."""
     generation = build_generation(example=build_example(id="odd"))
-    objectives = [Objective("textual", "mine", "dissimilarity")]
+    objectives = [Objective("textual", "mine", loss="dissimilarity")]
     with pytest.raises(MetricError, match=f'metric "mine" on example "odd": returned .*{score}.*expected a number'):
         score_generation(generation, objectives, metrics={"mine": lambda *_: score}, num_thresholds=2)

@@ -23,11 +23,11 @@ from tests.calm_beam.calibration.builders import build_example, build_generation
 # Every statistic there is, and a table: one spec for each p-value and loss.
 _SPECS = [
     *(
-        Spec(objective=Objective("textual", "rouge_l", "dissimilarity"), delta=0.1, epsilon=0.05, p_value=p_value)
+        Spec(objective=Objective("textual", "rouge_l", loss="dissimilarity"), delta=0.1, epsilon=0.05, p_value=p_value)
         for p_value in P_VALUES
     ),
     *(
-        Spec(objective=Objective("risk", "rouge_l", "signed"), delta=delta, epsilon=0.05, p_value="signed_mixture")
+        Spec(objective=Objective("risk", "rouge_l", loss="signed"), delta=delta, epsilon=0.05, p_value="signed_mixture")
         for delta in (0.1, 0.9)
     ),
 ]
@@ -42,7 +42,7 @@ def _totals_of(generations: Sequence[Generation], losses: np.ndarray | None = No
     fixed = np.zeros((len(generations), 2, 3), np.int64) if losses is None else losses
     ids = [generation.example.id for generation in generations]
     return CalibrationTotals.of_examples(generations, _LAYOUT).merge(
-        CalibrationTotals.of_losses(ids, fixed, _LAYOUT, salt="s")
+        CalibrationTotals.of_losses(ids, fixed, layout=_LAYOUT, salt="s")
     )
 
 

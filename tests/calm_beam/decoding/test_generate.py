@@ -70,7 +70,7 @@ def _generate(
     duplicates: frozenset[str] = frozenset(),
 ) -> list[Generation]:
     decoder = cast(SweepDecoder, _Echo())
-    return list(generate(decoder, prompts, vocabulary, on_error=on_error, duplicates=duplicates))
+    return list(generate(decoder, prompts, vocabulary=vocabulary, on_error=on_error, duplicates=duplicates))
 
 
 def test_outputs_are_cut_to_their_length() -> None:
@@ -158,7 +158,9 @@ def _fragile(
     """Returns what becomes of prompts that begin with these tokens, and which were decoded together."""
     decoder = _Fragile(crashes)
     prompts = [_prompt(f"p{first}", (first, 5, 1)) for first in firsts]
-    found = list(generate(cast(SweepDecoder, decoder), prompts, None, on_error=on_error, duplicates=frozenset()))
+    found = list(
+        generate(cast(SweepDecoder, decoder), prompts, vocabulary=None, on_error=on_error, duplicates=frozenset())
+    )
     assert len({each.example.id for each in found}) == len(found)
     return {each.example.id: each for each in found}, vars(decoder)["calls"]
 
@@ -223,7 +225,7 @@ def test_a_decoder_that_loses_prompts_is_found_out() -> None:
             generate(
                 cast(SweepDecoder, _Forgetful()),
                 [_prompt("a", (7, 1)), _prompt("b", (8, 1))],
-                None,
+                vocabulary=None,
                 on_error="worst_case",
                 duplicates=frozenset(),
             )

@@ -37,7 +37,7 @@ def _example(text: str | None = None, ids: tuple[int, ...] | None = None) -> Exa
 
 def test_text_is_encoded_and_ended(vocabulary: Vocabulary) -> None:
     """A text becomes its ids and one eos; nothing was cut."""
-    prompt = encode_prompt(_example(_TEXT), vocabulary, _settings(), vocab_size=64, on_long="error")
+    prompt = encode_prompt(_example(_TEXT), vocabulary, settings=_settings(), vocab_size=64, on_long="error")
     assert prompt.ids == (*vocabulary.encode(_TEXT), EOS_ID)
     assert not prompt.truncated
     assert prompt.example.input == _TEXT
@@ -46,7 +46,7 @@ def test_text_is_encoded_and_ended(vocabulary: Vocabulary) -> None:
 def test_the_prefix_is_part_of_the_text(vocabulary: Vocabulary) -> None:
     """The task prefix is put before the text before it is split into pieces."""
     settings = _settings(task_prefix="a small ")
-    prompt = encode_prompt(_example(_TEXT), vocabulary, settings, vocab_size=64, on_long="error")
+    prompt = encode_prompt(_example(_TEXT), vocabulary, settings=settings, vocab_size=64, on_long="error")
     assert prompt.ids == (*vocabulary.encode("a small " + _TEXT), EOS_ID)
 
 
@@ -55,17 +55,17 @@ def test_a_prompt_of_just_the_longest_length_is_whole(vocabulary: Vocabulary) ->
     length = len(vocabulary.encode(_TEXT)) + 1
     exact = _settings(max_input_length=length)
     for on_long in ("error", "truncate"):
-        prompt = encode_prompt(_example(_TEXT), vocabulary, exact, vocab_size=64, on_long=on_long)
+        prompt = encode_prompt(_example(_TEXT), vocabulary, settings=exact, vocab_size=64, on_long=on_long)
         assert (len(prompt.ids), prompt.truncated) == (length, False)
     shorter = _settings(max_input_length=length - 1)
-    assert encode_prompt(_example(_TEXT), vocabulary, shorter, vocab_size=64, on_long="truncate").truncated
+    assert encode_prompt(_example(_TEXT), vocabulary, settings=shorter, vocab_size=64, on_long="truncate").truncated
 
 
 @pytest.mark.parametrize("longest", [1, 2, 5])
 def test_cutting_keeps_eos(vocabulary: Vocabulary, longest: int) -> None:
     """A text that is too long loses its last pieces, never its eos."""
     prompt = encode_prompt(
-        _example(_TEXT), vocabulary, _settings(max_input_length=longest), vocab_size=64, on_long="truncate"
+        _example(_TEXT), vocabulary, settings=_settings(max_input_length=longest), vocab_size=64, on_long="truncate"
     )
     assert prompt.ids == (*vocabulary.encode(_TEXT)[: longest - 1], EOS_ID)
     assert prompt.truncated
@@ -76,16 +76,16 @@ def test_ids_are_taken_as_they_are(vocabulary: Vocabulary) -> None:
     example = _example(ids=(7, 8, 9))
     settings = _settings(task_prefix="a small ")
     for given in (None, vocabulary):
-        prompt = encode_prompt(example, given, settings, vocab_size=64, on_long="error")
+        prompt = encode_prompt(example, given, settings=settings, vocab_size=64, on_long="error")
         assert (prompt.ids, prompt.truncated) == ((7, 8, 9), False)
 
 
 def test_given_ids_are_cut_at_the_end() -> None:
     """Given ids that are too many lose the last ones; no eos is put in."""
     settings = _settings(max_input_length=3)
-    prompt = encode_prompt(_example(ids=(7, 8, 9, 1)), None, settings, vocab_size=64, on_long="truncate")
+    prompt = encode_prompt(_example(ids=(7, 8, 9, 1)), None, settings=settings, vocab_size=64, on_long="truncate")
     assert (prompt.ids, prompt.truncated) == ((7, 8, 9), True)
-    assert not encode_prompt(_example(ids=(7, 8, 9)), None, settings, vocab_size=64, on_long="error").truncated
+    assert not encode_prompt(_example(ids=(7, 8, 9)), None, settings=settings, vocab_size=64, on_long="error").truncated
 
 
 def test_long_inputs_can_be_refused(vocabulary: Vocabulary) -> None:
@@ -93,15 +93,19 @@ def test_long_inputs_can_be_refused(vocabulary: Vocabulary) -> None:
     length = len(vocabulary.encode(_TEXT)) + 1
     message = rf"example e7: its input has {length} tokens, max_input_length is 5\. .*--on_long=truncate"
     with pytest.raises(DataError, match=message):
-        encode_prompt(_example(_TEXT), vocabulary, _settings(max_input_length=5), vocab_size=64, on_long="error")
+        encode_prompt(
+            _example(_TEXT), vocabulary, settings=_settings(max_input_length=5), vocab_size=64, on_long="error"
+        )
     with pytest.raises(DataError, match="example e7: its input has 4 tokens, max_input_length is 3"):
-        encode_prompt(_example(ids=(7, 8, 9, 1)), None, _settings(max_input_length=3), vocab_size=64, on_long="error")
+        encode_prompt(
+            _example(ids=(7, 8, 9, 1)), None, settings=_settings(max_input_length=3), vocab_size=64, on_long="error"
+        )
 
 
 def test_ids_that_the_model_does_not_know_are_refused() -> None:
     """An id at or above the embedding's rows is refused with example and id, not decoded into NaN."""
     with pytest.raises(DataError, match="example e7: its input_ids have 64; the model knows ids from 0 to 63"):
-        encode_prompt(_example(ids=(7, 64)), None, _settings(), vocab_size=64, on_long="error")
+        encode_prompt(_example(ids=(7, 64)), None, settings=_settings(), vocab_size=64, on_long="error")
 
 
 def test_an_example_without_an_id_is_found_by_its_place() -> None:
@@ -109,13 +113,13 @@ def test_an_example_without_an_id_is_found_by_its_place() -> None:
     example = dataclasses.replace(_example(ids=(7, 64)), id="content-0", has_own_id=False, file_index=2, line=31)
     message = "example content-0 (row 31 of data file 3, sorted by name): its input_ids have 64; the model knows"
     with pytest.raises(DataError, match=re.escape(message)):
-        encode_prompt(example, None, _settings(), vocab_size=64, on_long="error")
+        encode_prompt(example, None, settings=_settings(), vocab_size=64, on_long="error")
 
 
 def test_text_needs_a_vocabulary() -> None:
     """A text without a vocabulary is refused, naming the flag."""
     with pytest.raises(DataError, match=r"example e7: its input is text, which needs a vocabulary\. Pass --vocabulary"):
-        encode_prompt(_example(_TEXT), None, _settings(), vocab_size=64, on_long="error")
+        encode_prompt(_example(_TEXT), None, settings=_settings(), vocab_size=64, on_long="error")
 
 
 def test_the_vocabulary_fixture_is_small(vocabulary: Vocabulary) -> None:
@@ -131,7 +135,7 @@ def test_reference_ids_become_texts_as_outputs_do(vocabulary: Vocabulary) -> Non
     texts = with_reference_texts(example, vocabulary, vocab_size=64)
     assert texts.references == (_TEXT, vocabulary.decode([7, 9]), "")
     assert texts == with_reference_texts(texts, vocabulary, vocab_size=64)
-    assert texts == encode_prompt(example, vocabulary, _settings(), vocab_size=64, on_long="error").example
+    assert texts == encode_prompt(example, vocabulary, settings=_settings(), vocab_size=64, on_long="error").example
     as_ids = with_reference_texts(example, None, vocab_size=64)
     assert as_ids.references == (" ".join(map(str, ids[:-2])), "7 9", "")
     assert as_ids.reference_ids == texts.reference_ids == example.reference_ids
@@ -141,7 +145,7 @@ def test_text_is_never_held_against_ids() -> None:
     """References that are texts need a vocabulary: outputs would be ids without one, and every risk 0."""
     example = dataclasses.replace(_example(ids=(7, 1)), references=("a",))
     with pytest.raises(DataError, match="example e7: its references are texts, but outputs are token ids, since"):
-        encode_prompt(example, None, _settings(), vocab_size=64, on_long="error")
+        encode_prompt(example, None, settings=_settings(), vocab_size=64, on_long="error")
 
 
 def test_reference_ids_that_nothing_generates_are_refused(vocabulary: Vocabulary) -> None:

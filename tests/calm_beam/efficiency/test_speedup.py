@@ -42,7 +42,7 @@ def test_the_factor_is_the_ratio_of_times_without_compilation() -> None:
     clock = _Clock()
     prompts = [[5] * length for length in (3, 7, 40, 10)]
     decoders = {"half": _Decoder("half", 0.5, clock), "quarter": _Decoder("quarter", 0.25, clock)}
-    found = measure_speedups(_Decoder("full", 1.0, clock), decoders, prompts, max_input_length=64, clock=clock)
+    found = measure_speedups(_Decoder("full", 1.0, clock), decoders, prompts=prompts, max_input_length=64, clock=clock)
     assert {name: speedup.factor.mean for name, speedup in found.items()} == {"half": 2, "quarter": 4}
     # As all ratios are equal, nothing is uncertain.
     assert found["half"].factor.standard_error == pytest.approx(0, abs=1e-9)
@@ -53,7 +53,10 @@ def test_decoders_take_turns() -> None:
     """Every prompt is decoded by all before the next one, each time beginning with another."""
     clock = _Clock()
     measure_speedups(
-        _Decoder("full", 1, clock), {"a": _Decoder("a", 1, clock)}, [[1], [1, 1], [1, 1, 1]], max_input_length=64
+        _Decoder("full", 1, clock),
+        {"a": _Decoder("a", 1, clock)},
+        prompts=[[1], [1, 1], [1, 1, 1]],
+        max_input_length=64,
     )
     assert clock.ran[:2] == [("full", 1), ("a", 1)]
     assert clock.ran[2:] == [("full", 1), ("a", 1), ("a", 2), ("full", 2), ("full", 3), ("a", 3)]
@@ -62,4 +65,4 @@ def test_decoders_take_turns() -> None:
 def test_no_prompts() -> None:
     """There is no speedup of nothing."""
     with pytest.raises(ValueError, match="a speedup needs at least one prompt, got none"):
-        measure_speedups(_Decoder("full", 1, _Clock()), {}, [], max_input_length=64)
+        measure_speedups(_Decoder("full", 1, _Clock()), {}, prompts=[], max_input_length=64)

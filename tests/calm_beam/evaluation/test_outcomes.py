@@ -8,9 +8,10 @@ import pytest
 
 from calm_beam.analysis.output_counts import OutputCounter
 from calm_beam.calibration import Layout, Spec, all_specs
-from calm_beam.evaluation.files import GridRow, read_grid, read_trials, write_grid, write_trials
+from calm_beam.evaluation.files import read_grid, read_trials, write_grid, write_trials
+from calm_beam.evaluation.grid import GridRow, grid_rows
 from calm_beam.evaluation.outcomes import LaneCounts, TrialOutcome, lane_counts, summaries, trial_outcomes
-from calm_beam.evaluation.splits import Splits, SplitTally
+from calm_beam.evaluation.splits import Splits, SplitTotals
 from calm_beam.examples import DataError
 from calm_beam.exits.rule import ExitRule
 from calm_beam.risk.fixed_point import to_signed_fixed_point
@@ -38,15 +39,15 @@ def _counts() -> np.ndarray:
     return np.stack([np.full_like(layers, 5), layers, np.zeros_like(layers)], axis=1)
 
 
-def _tally() -> SplitTally:
+def _totals() -> SplitTotals:
     keys = [str(index) for index in range(_UNITS)]
     layout = Layout.of(_SPECS, thresholds=3)
-    return SplitTally.of_units(keys, to_signed_fixed_point(_losses()), counts=_counts(), layout=layout, splits=_SPLITS)
+    return SplitTotals.of_units(keys, to_signed_fixed_point(_losses()), counts=_counts(), layout=layout, splits=_SPLITS)
 
 
 def _outcomes(specs: tuple[Spec, ...] = _SPECS) -> list[TrialOutcome]:
     return trial_outcomes(
-        "softmax", _tally(), specs=specs, thresholds=_THRESHOLDS, count_rows=_COUNTER.rows, num_layers=8
+        "softmax", _totals(), specs=specs, thresholds=_THRESHOLDS, count_rows=_COUNTER.rows, num_layers=8
     )
 
 
@@ -78,9 +79,11 @@ def test_trials_differ_and_never_exit_is_a_result() -> None:
     layout_specs = (*_SPECS, *strict)
     keys = [str(index) for index in range(_UNITS)]
     layout = Layout.of(layout_specs, thresholds=3)
-    tally = SplitTally.of_units(keys, to_signed_fixed_point(_losses()), counts=_counts(), layout=layout, splits=_SPLITS)
+    totals = SplitTotals.of_units(
+        keys, to_signed_fixed_point(_losses()), counts=_counts(), layout=layout, splits=_SPLITS
+    )
     never = trial_outcomes(
-        "softmax", tally, specs=strict, thresholds=_THRESHOLDS, count_rows=_COUNTER.rows, num_layers=8
+        "softmax", totals, specs=strict, thresholds=_THRESHOLDS, count_rows=_COUNTER.rows, num_layers=8
     )
     assert {(outcome.threshold, outcome.test_risk) for outcome in never} == {(None, 0.0)}
     assert all(8 <= outcome.layers <= 9 and not outcome.exceeds for outcome in never)
@@ -120,11 +123,11 @@ def test_an_excess_shows() -> None:
 def test_an_empty_part_is_refused() -> None:
     """With one example, one of the two parts is empty."""
     layout = Layout.of(_SPECS, thresholds=3)
-    tally = SplitTally.of_units(
+    totals = SplitTotals.of_units(
         ["a"], to_signed_fixed_point(_losses()[:1]), counts=_counts()[:1], layout=layout, splits=_SPLITS
     )
     with pytest.raises(DataError, match=r"trial 0 has .* needs both\. Take more examples"):
-        trial_outcomes("softmax", tally, specs=_SPECS, thresholds=_THRESHOLDS, count_rows=_COUNTER.rows, num_layers=8)
+        trial_outcomes("softmax", totals, specs=_SPECS, thresholds=_THRESHOLDS, count_rows=_COUNTER.rows, num_layers=8)
 
 
 def test_counts_of_a_lane() -> None:
@@ -135,6 +138,18 @@ def test_counts_of_a_lane() -> None:
         layers=2.5, flops_appendix_b=4.0, flops_calm_table=2.0, bleu=None, cut=2
     )
     assert lane_counts(np.zeros((3, 1), np.int64), rows[:3], lane=0).layers is None
+
+
+def test_the_whole_set_at_every_threshold() -> None:
+    """Every lane has its layers and, under every loss, its mean; the full model loses nothing."""
+    rows = list(grid_rows("softmax", _totals(), thresholds=_THRESHOLDS, count_rows=_COUNTER.rows, num_layers=8))
+    assert [(row.threshold, row.consistency) for row in rows] == [
+        (threshold, consistency) for threshold in (None, *_THRESHOLDS) for consistency in ("textual", "risk")
+    ]
+    risks = np.array([row.risk for row in rows]).reshape(4, 2)
+    np.testing.assert_allclose(risks, [[0, 0], *_losses().mean(axis=0).T], atol=1e-8)
+    assert [row.layers for row in rows[::2]] == pytest.approx([8.1, 6.1, 4.1, 1.1])
+    assert {(row.measure, row.n) for row in rows} == {("softmax", _UNITS)}
 
 
 def test_files_give_back_what_was_written(tmp_path: pathlib.Path) -> None:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from calm_beam.calibration import Layout, all_specs
-from calm_beam.evaluation.splits import Splits, SplitTally
+from calm_beam.evaluation.splits import Splits, SplitTotals
 from calm_beam.risk.fixed_point import to_signed_fixed_point
 
 _SPLITS = Splits(trials=30, calibration_share=0.8, seed=3)
@@ -50,33 +50,33 @@ def _units(count: int) -> tuple[list[str], np.ndarray, np.ndarray]:
 def test_parts_against_a_loop() -> None:
     """Calibration and test part of every trial hold the sums and the number of the units that drew them."""
     keys, losses, counts = _units(25)
-    tally = SplitTally.of_units(keys, losses, counts=counts, layout=_LAYOUT, splits=_SPLITS)
+    totals = SplitTotals.of_units(keys, losses, counts=counts, layout=_LAYOUT, splits=_SPLITS)
     values = _LAYOUT.values(losses)
     for trial in range(_SPLITS.trials):
         member = [bool(_SPLITS.parts([key])[0, trial]) for key in keys]
         inside, outside = np.flatnonzero(member), np.flatnonzero(~np.array(member))
         for objective in _LAYOUT.objectives:
-            calibration, test = tally.calibration_part(trial, objective), tally.test_part(trial, objective)
+            calibration, test = totals.calibration_part(trial, objective), totals.test_part(trial, objective)
             assert (calibration.n, test.n) == (len(inside), len(outside))
             for row, (of, statistic) in enumerate(_LAYOUT.rows):
                 if of == objective:
                     np.testing.assert_array_equal(calibration.sums[statistic], values[inside, row].sum(axis=0))
                     np.testing.assert_array_equal(test.sums[statistic], values[outside, row].sum(axis=0))
-        np.testing.assert_array_equal(tally.test_counts(trial), counts[outside].sum(axis=0))
-    np.testing.assert_array_equal(tally.whole_counts(), counts.sum(axis=0))
-    assert tally.calibration_part(-1, _LAYOUT.objectives[0]).n == 25
+        np.testing.assert_array_equal(totals.test_counts(trial), counts[outside].sum(axis=0))
+    np.testing.assert_array_equal(totals.whole_counts(), counts.sum(axis=0))
+    assert totals.calibration_part(-1, _LAYOUT.objectives[0]).n == 25
 
 
 @pytest.mark.parametrize("order", [1, -1])
 def test_sums_do_not_depend_on_sharding_or_order(order: int) -> None:
-    """Three shards, merged in either order, give the tally of all units at once; the empty tally adds nothing."""
+    """Three shards, merged in either order, give the totals of all units at once; empty totals add nothing."""
     keys, losses, counts = _units(25)
-    whole = SplitTally.of_units(keys, losses, counts=counts, layout=_LAYOUT, splits=_SPLITS)
+    whole = SplitTotals.of_units(keys, losses, counts=counts, layout=_LAYOUT, splits=_SPLITS)
     shards = [
-        SplitTally.of_units(keys[part::3], losses[part::3], counts=counts[part::3], layout=_LAYOUT, splits=_SPLITS)
+        SplitTotals.of_units(keys[part::3], losses[part::3], counts=counts[part::3], layout=_LAYOUT, splits=_SPLITS)
         for part in range(3)
     ][::order]
-    assert functools.reduce(SplitTally.merge, shards, SplitTally.zero(_LAYOUT, _SPLITS, count_rows=2)) == whole
+    assert functools.reduce(SplitTotals.merge, shards, SplitTotals.zero(_LAYOUT, _SPLITS, count_rows=2)) == whole
 
 
 @pytest.mark.parametrize(

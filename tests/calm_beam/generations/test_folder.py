@@ -15,7 +15,7 @@ from calm_beam.decoding.settings import DecodeSettings
 from calm_beam.examples import Example
 from calm_beam.exits.rule import ExitRule
 from calm_beam.generations import GenerationsError, StoredShard
-from calm_beam.generations.folder import COMPLETE, JOB, Completion, DecodeJob, shard_digest, shard_files, shard_path
+from calm_beam.generations.folder import COMPLETE, JOB, DecodeJob, FinishedSweep, shard_digest, shard_files, shard_path
 from calm_beam.manifest import ModelRecord, VocabularyRecord, content_digest
 
 
@@ -157,7 +157,7 @@ def test_a_sealed_mark_of_another_form_is_refused(tmp_path: pathlib.Path, edit: 
     content = {**json.loads((tmp_path / COMPLETE).read_text()), **edit}
     (tmp_path / COMPLETE).write_text(json.dumps({**content, "digest": content_digest(content)}))
     with pytest.raises(GenerationsError, match=r"complete\.json: (is not as calm-beam writes it|does not fit)"):
-        Completion.read(str(tmp_path), job)
+        FinishedSweep.read(str(tmp_path), job)
 
 
 def test_a_folder_without_a_job_says_nothing(tmp_path: pathlib.Path) -> None:
@@ -169,9 +169,9 @@ def test_a_folder_without_a_job_says_nothing(tmp_path: pathlib.Path) -> None:
 def test_shards_that_come_twice_count_once() -> None:
     """The same shard from a repeated bundle is one shard; they are listed by number."""
     first, second = build_shard(shard=1), build_shard(shard=3, examples=4)
-    completion = Completion.of([second, first, second, first], job="j", examples=7)
-    assert completion.shards == (first, second)
-    assert completion.examples == 7
+    finished = FinishedSweep.of([second, first, second, first], job="j", examples=7)
+    assert finished.shards == (first, second)
+    assert finished.examples == 7
 
 
 def test_a_wrong_number_of_examples_is_refused() -> None:
@@ -179,27 +179,27 @@ def test_a_wrong_number_of_examples_is_refused() -> None:
     shards = [build_shard(shard=1), build_shard(shard=3)]
     for count in (5, 7):
         with pytest.raises(GenerationsError, match=rf"{count} examples were read, but 6 decoded\."):
-            Completion.of(shards, job="j", examples=count)
+            FinishedSweep.of(shards, job="j", examples=count)
     with pytest.raises(GenerationsError, match=r"shard 1 was decoded twice, with different results"):
-        Completion.of([*shards, build_shard(shard=1, digest="sha256:ff")], job="j", examples=6)
+        FinishedSweep.of([*shards, build_shard(shard=1, digest="sha256:ff")], job="j", examples=6)
 
 
-def _complete(folder: pathlib.Path, job: DecodeJob, numbers: tuple[int, ...] = (0, 2)) -> Completion:
+def _complete(folder: pathlib.Path, job: DecodeJob, numbers: tuple[int, ...] = (0, 2)) -> FinishedSweep:
     """Fills a folder with empty files and marks it as complete."""
     shards = [build_shard(shard=number) for number in numbers]
     for number in numbers:
         pathlib.Path(shard_path(str(folder), number, num_shards=job.num_shards)).touch()
-    completion = Completion.of(shards, job=job.digest(), examples=3 * len(numbers))
-    completion.write(str(folder))
-    return completion
+    finished = FinishedSweep.of(shards, job=job.digest(), examples=3 * len(numbers))
+    finished.write(str(folder))
+    return finished
 
 
 def test_the_mark_of_success_returns_from_its_file(tmp_path: pathlib.Path) -> None:
     """A complete folder gives its shards back; what a killed process left under a hidden name is not seen."""
     job = build_job()
-    completion = _complete(tmp_path, job)
+    finished = _complete(tmp_path, job)
     (tmp_path / ".generations-00001-of-00004.parquet.0badcafe.tmp").touch()
-    assert Completion.read(str(tmp_path), job) == completion
+    assert FinishedSweep.read(str(tmp_path), job) == finished
     assert [pathlib.Path(path).name for path in shard_files(str(tmp_path))] == [
         "generations-00000-of-00004.parquet",
         "generations-00002-of-00004.parquet",
@@ -210,21 +210,21 @@ def test_a_folder_that_is_not_complete_is_refused(tmp_path: pathlib.Path) -> Non
     """No mark, a shard too few, one too many, or the mark of another job: each is said."""
     job = build_job()
     with pytest.raises(GenerationsError, match=r"has no complete\.json, so decoding did not finish there"):
-        Completion.read(str(tmp_path), job)
+        FinishedSweep.read(str(tmp_path), job)
     _complete(tmp_path, job)
     with pytest.raises(GenerationsError, match=r"complete\.json: does not fit to decode\.json beside it"):
-        Completion.read(str(tmp_path), build_job(num_shards=5))
+        FinishedSweep.read(str(tmp_path), build_job(num_shards=5))
     strange = pathlib.Path(shard_path(str(tmp_path), 1, num_shards=4))
     strange.touch()
     with pytest.raises(GenerationsError, match=r"generations-00001-of-00004\.parquet: the data have no example for"):
-        Completion.read(str(tmp_path), job)
+        FinishedSweep.read(str(tmp_path), job)
     strange.unlink()
     pathlib.Path(shard_path(str(tmp_path), 2, num_shards=4)).unlink()
     with pytest.raises(GenerationsError, match=r"1 shard has no file, shard 2 first"):
-        Completion.read(str(tmp_path), job)
+        FinishedSweep.read(str(tmp_path), job)
     (tmp_path / COMPLETE).write_text((tmp_path / COMPLETE).read_text().replace('"examples": 3', '"examples": 2'))
     with pytest.raises(GenerationsError, match=r"complete\.json: was changed after it was written"):
-        Completion.read(str(tmp_path), job)
+        FinishedSweep.read(str(tmp_path), job)
 
 
 @hypothesis.settings(deadline=None)
@@ -245,14 +245,14 @@ def test_a_folder_that_is_not_complete_is_refused(tmp_path: pathlib.Path) -> Non
 def test_a_digest_tells_examples_apart(changes: dict[str, Any], place: int) -> None:
     """Any example that is changed, lost or doubled, another job or another shard gives another digest of a shard."""
     examples = [_example(id=f"{index}", line=index + 5) for index in range(3)]
-    digest = shard_digest("job", 0, examples)
+    digest = shard_digest("job", 0, examples=examples)
     changed = [dataclasses.replace(each, **changes) if i == place else each for i, each in enumerate(examples)]
     others = [
-        shard_digest("job", 0, changed),
-        shard_digest("job", 0, examples[:place] + examples[place + 1 :]),
-        shard_digest("job", 0, [*examples, examples[place]]),
-        shard_digest("other", 0, examples),
-        shard_digest("job", 1, examples),
+        shard_digest("job", 0, examples=changed),
+        shard_digest("job", 0, examples=examples[:place] + examples[place + 1 :]),
+        shard_digest("job", 0, examples=[*examples, examples[place]]),
+        shard_digest("other", 0, examples=examples),
+        shard_digest("job", 1, examples=examples),
     ]
     assert digest not in others
-    assert digest == shard_digest("job", 0, list(examples))
+    assert digest == shard_digest("job", 0, examples=list(examples))

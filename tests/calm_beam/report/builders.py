@@ -10,7 +10,7 @@ import numpy as np
 from calm_beam.calibration import (
     CalibrationTotals,
     Plan,
-    RunRecord,
+    RunProvenance,
     Spec,
     all_specs,
     choose_thresholds,
@@ -22,7 +22,7 @@ from calm_beam.calibration.specs import objectives_of
 from calm_beam.decoding.settings import DecodeSettings
 from calm_beam.exits.rule import ExitRule
 from calm_beam.generations import Generation, Output, StoredShard, write_generations
-from calm_beam.generations.folder import Completion, DecodeJob, shard_digest, shard_path
+from calm_beam.generations.folder import DecodeJob, FinishedSweep, shard_digest, shard_path
 from calm_beam.manifest import ModelRecord, VocabularyRecord
 from calm_beam.metrics.registry import get_metric
 from calm_beam.vocabulary import EOS_ID
@@ -135,11 +135,11 @@ def write_calibration(
         part = generations[shard::num_shards]
         if not part:
             continue
-        digest = shard_digest(job.digest(), shard, [item.example for item in part])
+        digest = shard_digest(job.digest(), shard, examples=[item.example for item in part])
         write_generations(shard_path(str(stored), shard, num_shards=num_shards), part, shard=shard, digest=digest)
         failed = sum(item.failure is not None for item in part)
         shards.append(StoredShard(shard=shard, examples=len(part), failed=failed, digest=digest))
-    Completion.of(shards, job=job.digest(), examples=len(generations)).write(str(stored))
+    FinishedSweep.of(shards, job=job.digest(), examples=len(generations)).write(str(stored))
 
     plan = Plan.of(
         specs,
@@ -156,7 +156,7 @@ def write_calibration(
     ]
     rows = risk_rows(_totals(kept, plan), plan, num_layers=num_layers)
     failures = [(item.example.id, item.failure) for item in generations if item.failure is not None]
-    manifest = RunRecord(
+    manifest = RunProvenance(
         created="2026-01-31T12:00:00Z",
         model=record,
         vocabulary=vocabulary,
@@ -166,11 +166,10 @@ def write_calibration(
     ).manifest(
         _totals(kept, plan),
         choose_thresholds(rows, plan, num_layers=num_layers),
-        plan,
+        plan=plan,
         digest=plan.record().digest,
-        failed_ids=tuple(sorted(name for name, _ in failures)),
     )
-    publish(str(folder), manifest, rows, failures, earlier=EarlierResult())
+    publish(str(folder), manifest, rows=rows, failures=failures, earlier=EarlierResult())
     return folder
 
 
@@ -183,5 +182,5 @@ def _totals(generations: Sequence[Generation], plan: Plan) -> CalibrationTotals:
     ]
     ids = [item.example.id for item in generations]
     return CalibrationTotals.of_examples(generations, layout).merge(
-        CalibrationTotals.of_losses(ids, np.stack(losses), layout, salt=plan.salt)
+        CalibrationTotals.of_losses(ids, np.stack(losses), layout=layout, salt=plan.salt)
     )

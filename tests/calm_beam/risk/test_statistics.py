@@ -11,12 +11,12 @@ _LOSSES = np.array([[0, LOSS_SCALE], [LOSS_SCALE // 2, 1]])
 
 def test_statistics() -> None:
     """Losses, squares rounded up, and marks of what is neither 0 nor 1; shapes are kept."""
-    assert Loss().of(_LOSSES).tolist() == _LOSSES.tolist()
-    assert SquaredLoss().of(_LOSSES).tolist() == [[0, LOSS_SCALE], [LOSS_SCALE // 4, 1]]
-    assert IsFraction().of(_LOSSES).tolist() == [[0, 0], [1, 1]]
-    assert IsFraction().of(-_LOSSES).tolist() == [[0, 1], [1, 1]]
+    assert Loss().values(_LOSSES).tolist() == _LOSSES.tolist()
+    assert SquaredLoss().values(_LOSSES).tolist() == [[0, LOSS_SCALE], [LOSS_SCALE // 4, 1]]
+    assert IsFraction().values(_LOSSES).tolist() == [[0, 0], [1, 1]]
+    assert IsFraction().values(-_LOSSES).tolist() == [[0, 1], [1, 1]]
     bet = LogCapital(delta=0.1, share=0.3)
-    assert bet.of(_LOSSES).tolist() == log_capital(_LOSSES, delta=0.1, share=0.3).tolist()
+    assert bet.values(_LOSSES).tolist() == log_capital(_LOSSES, delta=0.1, share=0.3).tolist()
 
 
 def test_equal_statistics_are_one_key() -> None:

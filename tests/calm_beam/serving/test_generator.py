@@ -132,7 +132,7 @@ def test_text_is_encoded_as_in_calibration(of_text: Generator, vocabulary_path: 
     )
     for text in ("cat sees", "  owl  hears <extra_id_1> 3 "):
         example = parse_example(json.dumps({"input": text}), path="x", line_number=1)
-        ids = encode_prompt(example, vocabulary, decode, vocab_size=64, on_long="truncate").ids
+        ids = encode_prompt(example, vocabulary, settings=decode, vocab_size=64, on_long="truncate").ids
         answer, of_ids = of_text.generate_batch([text, ids])
         assert (answer.tokens, answer.exit_layers) == (of_ids.tokens, of_ids.exit_layers)
         assert answer.text == vocabulary.decode(answer.tokens)
@@ -157,7 +157,7 @@ def test_prompts_are_refused_that_calibration_refuses(of_text: Generator, prompt
     decode = DecodeSettings(rule=ExitRule(), thresholds=(0.5,), max_input_length=32, max_decode_length=STEPS)
     try:
         example = parse_example(json.dumps({key: prompt}), path="x", line_number=1)
-        encode_prompt(example, of_text.vocabulary, decode, vocab_size=64, on_long="truncate")
+        encode_prompt(example, of_text.vocabulary, settings=decode, vocab_size=64, on_long="truncate")
         is_refused = False
     except DataError:
         is_refused = True

@@ -50,7 +50,7 @@ def _calibrated_loss(answer: Answer, full: Answer, entry: Calibration, reference
         outputs=tuple(outputs),
     )
     assert entry.loss is not None
-    objective = Objective(entry.consistency, entry.metric, entry.loss)
+    objective = Objective(entry.consistency, entry.metric, loss=entry.loss)
     return int(score_generation(generation, [objective], metrics=METRICS, num_thresholds=1)[0, 0])
 
 

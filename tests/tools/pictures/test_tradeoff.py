@@ -24,7 +24,7 @@ def test_the_table_of_the_command_is_drawn(tmp_path: pathlib.Path) -> None:
     times = measure_times(points[:3], model=str(model), data=str(data), prompts=2)
     assert set(times) == set(points[1:3])
     assert min(times.values()) > 0
-    draw(points, times, tmp_path / "plot.svg")
+    draw(points, times, path=tmp_path / "plot.svg")
     assert (tmp_path / "plot.svg").read_text().startswith("<?xml")
 
 
@@ -35,5 +35,5 @@ def test_equal_points_give_equal_plots(tmp_path: pathlib.Path) -> None:
         Point(confidence="static", threshold=1.0, layers=8, quality=0.8, standard_error=0.01),
     ]
     for name in ("one.svg", "two.svg"):
-        draw([_FULL, *points], {points[0]: 0.6, points[1]: 1.0}, tmp_path / name)
+        draw([_FULL, *points], {points[0]: 0.6, points[1]: 1.0}, path=tmp_path / name)
     assert (tmp_path / "one.svg").read_bytes() == (tmp_path / "two.svg").read_bytes()

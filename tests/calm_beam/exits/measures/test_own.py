@@ -90,10 +90,14 @@ def test_another_source_is_refused() -> None:
     file = own_measures.__file__
     assert file is not None
     assert source_digest(name) == f"sha256:{hashlib.sha256(pathlib.Path(file).read_bytes()).hexdigest()}"
-    rule = ExitRule(confidence=name, confidence_source=source_digest(name))
+    rule = ExitRule(confidence=name).with_source()
+    assert rule == ExitRule(confidence=name, confidence_source=source_digest(name))
     assert rule.measure() is measure_named(name)
+    other = dataclasses.replace(rule, confidence_source="sha256:0")
+    assert other.with_source() == other
+    assert ExitRule().with_source() == ExitRule()
     with pytest.raises(MeasureError, match="calibrate again"):
-        dataclasses.replace(rule, confidence_source="sha256:0").measure()
+        other.measure()
 
 
 def test_a_rule_imports_nothing() -> None:

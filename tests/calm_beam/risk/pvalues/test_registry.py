@@ -43,7 +43,7 @@ def test_any_evidence_gives_one_p_value_per_threshold(name: str) -> None:
     method = P_VALUES[name]
     coins = np.random.default_rng(0).random((400, 1)) < [0.0, 0.1, 0.9]
     fixed = coins.astype(np.int64) * LOSS_SCALE
-    sums = {statistic: statistic.of(fixed).sum(axis=0) for statistic in method.statistics(0.2)}
+    sums = {statistic: statistic.values(fixed).sum(axis=0) for statistic in method.statistics(0.2)}
     evidence = Evidence(n=400, sums=sums, table=fixed if method.needs_table else None)
     p_values = method.p_values(evidence, 0.2)
     assert p_values.shape == (3,)

@@ -1,4 +1,4 @@
-"""What a run knows about itself, and the manifest it writes."""
+"""What a run is and where its data come from, and the manifest that says so."""
 
 import dataclasses
 import datetime
@@ -27,7 +27,7 @@ from .totals import CalibrationTotals
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class RunRecord:
+class RunProvenance:
     """What the manifest says besides what the data decide.
 
     Attributes:
@@ -55,7 +55,7 @@ class RunRecord:
         settings: DecodeSettings | None = None,
         created: str | None = None,
     ) -> Self:
-        """Returns the record of calibrating generations.
+        """Returns the provenance of calibrating generations.
 
         Args:
           job: What the generations are.
@@ -79,10 +79,9 @@ class RunRecord:
         self,
         totals: CalibrationTotals,
         calibrations: tuple[Calibration, ...],
-        plan: Plan,
         *,
+        plan: Plan,
         digest: str,
-        failed_ids: tuple[str, ...] = (),
     ) -> Manifest:
         """Returns the manifest of a run.
 
@@ -91,7 +90,6 @@ class RunRecord:
           calibrations: From `choose_thresholds`.
           plan: What was planned.
           digest: Of the plan, as it was before any loss was seen.
-          failed_ids: Ids of the examples that count as failed, sorted; the manifest lists the first of them.
 
         Raises:
           ManifestError: If the calibrations are not those that were planned.
@@ -113,7 +111,7 @@ class RunRecord:
                 clusters=None if plan.cluster_key is None else totals.risk.n,
                 duplicates=totals.duplicates,
                 failed=totals.failed,
-                failed_ids=failed_ids[:MOST_FAILED_IDS] or None,
+                failed_ids=tuple(name for name, _ in totals.failures[:MOST_FAILED_IDS]) or None,
                 truncated=totals.truncated,
                 fingerprint=totals.data_fingerprint(),
             ),

@@ -6,7 +6,7 @@ import pathlib
 import numpy as np
 import pytest
 
-from calm_beam.calibration import CalibrationTotals, Plan, RunRecord, all_specs, choose_thresholds, risk_rows
+from calm_beam.calibration import CalibrationTotals, Plan, RunProvenance, all_specs, choose_thresholds, risk_rows
 from calm_beam.decoding.settings import DecodeSettings
 from calm_beam.exits.rule import ExitRule
 from calm_beam.exits.schedule import scheduled_thresholds
@@ -23,7 +23,7 @@ from calm_beam.manifest import (
 from calm_beam.risk.fixed_point import to_fixed_point
 from tests.calm_beam.calibration.builders import build_example, build_generation, build_output
 
-_RECORD = RunRecord(
+_PROVENANCE = RunProvenance(
     created="2026-01-31T12:00:00Z",
     model=ModelRecord(uri="/models/t5", fingerprint="sha256:aa", layers=4),
     vocabulary=VocabularyRecord(fingerprint="sha256:bb", extra_ids=100),
@@ -45,7 +45,7 @@ _RECORD = RunRecord(
     software={"calm-beam": "0.1.0"},
 )
 _SPECS = all_specs(consistencies=("textual",), metrics=("token_f1",), deltas=(0.3, 0.9), epsilons=(0.05,))
-_PLAN = Plan.of(_SPECS, _RECORD.settings, model="sha256:aa", vocabulary="sha256:bb")
+_PLAN = Plan.of(_SPECS, _PROVENANCE.settings, model="sha256:aa", vocabulary="sha256:bb")
 
 
 def _totals(plan: Plan = _PLAN) -> CalibrationTotals:
@@ -63,18 +63,18 @@ def _totals(plan: Plan = _PLAN) -> CalibrationTotals:
     failed = build_generation(example=build_example(id="x"), outputs=(), failure="broken")
     losses = [*([[0.0, index / 16]] for index in range(12)), [[1.0, 1.0]]]
     of_losses = CalibrationTotals.of_losses(
-        [str(index) for index in range(13)], to_fixed_point(losses), layout, salt=plan.salt
+        [str(index) for index in range(13)], to_fixed_point(losses), layout=layout, salt=plan.salt
     )
     return CalibrationTotals.of_examples([*generations, failed], layout).merge(of_losses)
 
 
-def _manifest(totals: CalibrationTotals, plan: Plan = _PLAN, record: RunRecord = _RECORD) -> Manifest:
+def _manifest(totals: CalibrationTotals, plan: Plan = _PLAN, provenance: RunProvenance = _PROVENANCE) -> Manifest:
     entries = choose_thresholds(risk_rows(totals, plan, num_layers=4), plan, num_layers=4)
-    return record.manifest(totals, entries, plan, digest=plan.record().digest)
+    return provenance.manifest(totals, entries, plan=plan, digest=plan.record().digest)
 
 
 def test_manifest_is_valid_and_reads_back(tmp_path: pathlib.Path) -> None:
-    """The manifest says what the record, the totals and the choices say, and the reader accepts it."""
+    """The manifest says what the provenance, the totals and the choices say, and the reader accepts it."""
     totals = _totals()
     manifest = _manifest(totals)
     write_manifest(manifest, tmp_path / "manifest.json")
@@ -84,15 +84,19 @@ def test_manifest_is_valid_and_reads_back(tmp_path: pathlib.Path) -> None:
     assert read.guarantee == GUARANTEE
     assert (read.data.examples, read.data.failed, read.data.truncated, read.data.duplicates) == (13, 1, 3, 2)
     assert read.data.fingerprint == totals.data_fingerprint()
-    assert read.data.patterns == _RECORD.patterns
-    assert (read.created, read.model, read.vocabulary) == (_RECORD.created, _RECORD.model, _RECORD.vocabulary)
+    assert read.data.patterns == _PROVENANCE.patterns
+    assert (read.created, read.model, read.vocabulary) == (
+        _PROVENANCE.created,
+        _PROVENANCE.model,
+        _PROVENANCE.vocabulary,
+    )
     assert read.software == {"calm-beam": "0.1.0"}
 
 
 def test_every_setting_that_changes_a_token_is_recorded() -> None:
     """Each field of rule and settings stands in `decode`, under its own name; the grid stands in the paths."""
     decode = _manifest(_totals()).decode
-    settings = dataclasses.asdict(_RECORD.settings)
+    settings = dataclasses.asdict(_PROVENANCE.settings)
     expected = {**settings.pop("rule"), **settings, "dtype": "float32"}
     del expected["thresholds"]
     assert expected.pop("token_from") == "exit_layer"
@@ -103,7 +107,7 @@ def test_every_position_has_its_threshold() -> None:
     """An entry that exits says at which threshold in each position, in float32; one that never exits does not."""
     exits, never = _manifest(_totals()).calibrations[::-1]
     assert (exits.threshold, never.threshold) == (0.5, None)
-    expected = scheduled_thresholds(_RECORD.settings.rule, (0.5,), max_decode_length=12)[:, 0]
+    expected = scheduled_thresholds(_PROVENANCE.settings.rule, (0.5,), max_decode_length=12)[:, 0]
     assert exits.threshold_by_position is not None
     assert np.array_equal(np.array(exits.threshold_by_position, np.float32), expected)
     assert list(exits.threshold_by_position) == [float(value) for value in expected]
@@ -112,15 +116,15 @@ def test_every_position_has_its_threshold() -> None:
 
 def test_tokens_of_the_last_layer_make_no_manifest() -> None:
     """There is no word for them in a manifest: whoever served by it would serve other tokens."""
-    settings = dataclasses.replace(_RECORD.settings, rule=ExitRule(token_from="last_layer"))
+    settings = dataclasses.replace(_PROVENANCE.settings, rule=ExitRule(token_from="last_layer"))
     with pytest.raises(ManifestError, match="token_from must be exit_layer, got last_layer"):
-        _manifest(_totals(), record=dataclasses.replace(_RECORD, settings=settings))
+        _manifest(_totals(), provenance=dataclasses.replace(_PROVENANCE, settings=settings))
 
 
 def test_token_ids_have_no_vocabulary() -> None:
     """Without a vocabulary the manifest says null."""
-    record = dataclasses.replace(_RECORD, vocabulary=None)
-    assert _manifest(_totals(), record=record).to_dict()["vocabulary"] is None
+    provenance = dataclasses.replace(_PROVENANCE, vocabulary=None)
+    assert _manifest(_totals(), provenance=provenance).to_dict()["vocabulary"] is None
 
 
 def test_a_plan_that_was_changed_is_not_written() -> None:
@@ -128,16 +132,16 @@ def test_a_plan_that_was_changed_is_not_written() -> None:
     totals = _totals()
     entries = choose_thresholds(risk_rows(totals, _PLAN, num_layers=4), _PLAN, num_layers=4)
     with pytest.raises(ManifestError, match=r"the plan is sha256:.*, but the run was started with sha256:0000"):
-        _RECORD.manifest(totals, entries, _PLAN, digest="sha256:" + "0" * 64)
+        _PROVENANCE.manifest(totals, entries, plan=_PLAN, digest="sha256:" + "0" * 64)
     other = dataclasses.replace(_PLAN, specs=_PLAN.specs[::-1])
     with pytest.raises(ManifestError, match=r"calibrations\[0\].delta must be 0.9, as was planned, got 0.3"):
-        _RECORD.manifest(totals, entries, other, digest=other.record().digest)
+        _PROVENANCE.manifest(totals, entries, plan=other, digest=other.record().digest)
 
 
 def test_a_joint_guarantee_is_said() -> None:
     """Entries that hold together say so, with the whole epsilon and their own."""
     specs = all_specs(consistencies=("textual",), metrics=("token_f1",), deltas=(0.3, 0.9), epsilons=(0.1,), joint=True)
-    plan = Plan.of(specs, _RECORD.settings, model="sha256:aa", vocabulary=None, joint_epsilon=0.1)
+    plan = Plan.of(specs, _PROVENANCE.settings, model="sha256:aa", vocabulary=None, joint_epsilon=0.1)
     manifest = _manifest(_totals(plan), plan)
     assert manifest.guarantee == guarantee_in_words(joint_epsilon=0.1)
     assert "hold together: with probability at least 1 - 0.1 over" in manifest.guarantee
@@ -151,7 +155,7 @@ def test_clusters_are_counted() -> None:
     plan = dataclasses.replace(_PLAN, cluster_key="paragraph")
     layout = plan.layout()
     examples = CalibrationTotals.of_examples([build_generation() for _ in range(12)], layout)
-    units = CalibrationTotals.of_losses(["a", "b"], to_fixed_point([[[0.0, 0.5]]] * 2), layout, salt=plan.salt)
+    units = CalibrationTotals.of_losses(["a", "b"], to_fixed_point([[[0.0, 0.5]]] * 2), layout=layout, salt=plan.salt)
     manifest = _manifest(examples.merge(units), plan)
     assert (manifest.data.examples, manifest.data.clusters) == (12, 2)
     assert manifest.guarantee == guarantee_in_words(cluster_key="paragraph")

@@ -9,41 +9,40 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
-from calm_beam.calibration import CalibrationTotals, Layout, Tally, all_specs
+from calm_beam.calibration import CalibrationTotals, Layout, all_specs
 from calm_beam.generations import GenerationsError, StoredShard
-from calm_beam.generations.folder import Completion
+from calm_beam.generations.folder import FinishedSweep
 
 _SPECS = all_specs(consistencies=("textual",), metrics=("token_f1",), deltas=(0.1,), epsilons=(0.1,), p_value="wsr")
 _LAYOUT = Layout.of(_SPECS, thresholds=2)
 
 
-def _shard_tally(shard: int, examples: int) -> Tally:
-    """Returns the tally of a shard whose examples have no loss."""
-    zero = CalibrationTotals.zero(_LAYOUT)
+def _shard_totals(shard: int, examples: int) -> CalibrationTotals:
+    """Returns the totals of a shard whose examples have no loss, and whose first failed."""
     keys = [f"{shard}-{index}" for index in range(examples)]
-    losses = CalibrationTotals.of_losses(keys, np.zeros((examples, 1, 2), np.int64), _LAYOUT, salt="s")
-    totals = dataclasses.replace(zero, examples=examples).merge(losses)
-    failures = ((f"{shard}-0", "not finite"),)
-    return Tally(totals=totals, scored=examples, by_shard=((shard, examples),), failures=failures)
+    losses = CalibrationTotals.of_losses(keys, np.zeros((examples, 1, 2), np.int64), layout=_LAYOUT, salt="s")
+    failures = ((keys[0], "not finite"),)
+    return dataclasses.replace(losses, by_shard=((shard, examples),), failures=failures)
 
 
-def _completion(*sizes: int) -> Completion:
+def _finished(*sizes: int) -> FinishedSweep:
     shards = [StoredShard(shard=i, examples=size, failed=0, digest="d") for i, size in enumerate(sizes)]
-    return Completion.of(shards, job="j", examples=sum(sizes))
+    return FinishedSweep.of(shards, job="j", examples=sum(sizes))
 
 
 @hypothesis.settings(deadline=None)
 @hypothesis.given(sizes=st.lists(st.integers(1, 5), min_size=1, max_size=5), order=st.randoms(use_true_random=False))
 def test_every_shard_once_passes_in_any_order(sizes: list[int], order: random.Random) -> None:
-    """Tallies merge to the same whole in any order, and it passes; failures come sorted."""
-    parts = [_shard_tally(shard, size) for shard, size in enumerate(sizes)]
+    """Totals merge to the same whole in any order, and it passes; failures come sorted."""
+    parts = [_shard_totals(shard, size) for shard, size in enumerate(sizes)]
     order.shuffle(parts)
-    whole = Tally.zero(_LAYOUT)
+    whole = CalibrationTotals.zero(_LAYOUT)
     for part in parts:
         whole = part.merge(whole)
-    whole.check(_completion(*sizes))
+    whole.check(_finished(*sizes))
     assert [name for name, _ in whole.failures] == sorted(f"{shard}-0" for shard in range(len(sizes)))
-    assert whole.scored == sum(sizes)
+    assert whole.scored == whole.examples == sum(sizes)
+    assert whole.failed == len(sizes)
 
 
 @pytest.mark.parametrize(
@@ -57,21 +56,17 @@ def test_every_shard_once_passes_in_any_order(sizes: list[int], order: random.Ra
 def test_a_shard_that_counts_twice_is_refused(counted: tuple[int, ...], message: str) -> None:
     """A shard that comes twice, not at all, or from elsewhere is named with both numbers."""
     sizes = (2, 3, 4)
-    whole = Tally.zero(_LAYOUT)
+    whole = CalibrationTotals.zero(_LAYOUT)
     for shard in counted:
-        whole = whole.merge(_shard_tally(shard, sizes[shard]))
+        whole = whole.merge(_shard_totals(shard, sizes[shard]))
     with pytest.raises(GenerationsError, match=re.escape(message)):
-        whole.check(_completion(*sizes[:2]))
+        whole.check(_finished(*sizes[:2]))
 
 
 def test_a_lost_loss_is_refused() -> None:
     """As many losses as examples must have been added, and kept where single losses are."""
-    tally = _shard_tally(0, 3)
+    totals = _shard_totals(0, 3)
     with pytest.raises(GenerationsError, match=r"2 examples were scored, but 3 decoded\."):
-        dataclasses.replace(tally, scored=2).check(_completion(3))
-    totals = dataclasses.replace(tally.totals, table=_shard_tally(0, 2).totals.table)
+        dataclasses.replace(totals, scored=2).check(_finished(3))
     with pytest.raises(GenerationsError, match=r"2 single losses were kept, but 3 summed\."):
-        dataclasses.replace(tally, totals=totals).check(_completion(3))
-    totals = dataclasses.replace(tally.totals, examples=4)
-    with pytest.raises(GenerationsError, match=r"4 examples were described, but 3 decoded\."):
-        dataclasses.replace(tally, totals=totals).check(_completion(3))
+        dataclasses.replace(totals, table=_shard_totals(0, 2).table).check(_finished(3))

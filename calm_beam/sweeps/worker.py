@@ -1,0 +1,144 @@
+"""What a worker does with the examples of a shard: it loads the model, encodes prompts, and decodes them.
+
+Importing this loads JAX, which a process that only hands out work need not do.
+"""
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+
+from calm_beam.checkpoints import CheckpointError, load_checkpoint
+from calm_beam.decoding.compilation import use_compilation_cache
+from calm_beam.decoding.generate import DecodeError, generate, reason_of
+from calm_beam.decoding.memory import keep_freed_memory
+from calm_beam.decoding.prompts import Prompt, encode_prompt
+from calm_beam.decoding.sweep import SweepDecoder
+from calm_beam.examples import DataError, Example
+from calm_beam.generations import Generation
+from calm_beam.vocabulary import Vocabulary, VocabularyError
+
+from .assignment import Assignment
+from .shard import duplicate_prompts
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LoadedModel:
+    """What one thread needs to decode.
+
+    Attributes:
+      decoder: Decodes at the thresholds that are asked for.
+      vocabulary: None where all prompts are token ids and there is none.
+      vocab_size: Number of token ids that the model knows.
+    """
+
+    decoder: SweepDecoder
+    vocabulary: Vocabulary | None
+    vocab_size: int
+
+
+def load_model(assignment: Assignment) -> LoadedModel:
+    """Returns the model and vocabulary of an assignment.
+
+    Raises:
+      CheckpointError: If there is no model, or another than when the run was started.
+      VocabularyError: The same for the vocabulary.
+    """
+    keep_freed_memory()
+    use_compilation_cache()
+    job = assignment.job
+    checkpoint = load_checkpoint(job.model.uri, declared=assignment.declared)
+    found = checkpoint.fingerprint()
+    if found != job.model.fingerprint:
+        raise CheckpointError(
+            f"checkpoint {job.model.uri}: fingerprint is {found}, the run was started for {job.model.fingerprint}. "
+            "Do not change a checkpoint while it is calibrated."
+        )
+    vocabulary = _load_vocabulary(assignment)
+    settings, above = job.settings, assignment.above
+    decoder = SweepDecoder(
+        checkpoint,
+        settings.rule,
+        thresholds=settings.thresholds[len(above.thresholds) if above else 0 :],
+        with_full_model=above is None,
+        max_decode_length=settings.max_decode_length,
+        max_input_length=settings.max_input_length,
+        batch_size=assignment.batch_size,
+        token_budget=assignment.token_budget,
+    )
+    return LoadedModel(decoder=decoder, vocabulary=vocabulary, vocab_size=checkpoint.config.vocab_size)
+
+
+def _load_vocabulary(assignment: Assignment) -> Vocabulary | None:
+    path, recorded = assignment.vocabulary_path, assignment.job.vocabulary
+    if path is None:
+        return None
+    assert recorded is not None, "a job whose workers have a vocabulary names it"
+    vocabulary = Vocabulary(path, extra_ids=recorded.extra_ids)
+    if vocabulary.fingerprint != recorded.fingerprint:
+        raise VocabularyError(
+            f"vocabulary {path}: fingerprint is {vocabulary.fingerprint}, the run was started for "
+            f"{recorded.fingerprint}. Do not change a vocabulary while a model is calibrated."
+        )
+    return vocabulary
+
+
+def decode_shard(
+    assignment: Assignment,
+    loaded: LoadedModel,
+    *,
+    examples: Sequence[Example],
+    above: Mapping[str, Generation] | None,
+) -> Iterator[Generation]:
+    """Yields the generation of every example, first of those whose prompt is already unfit, or failed above.
+
+    Args:
+      assignment: How to decode.
+      loaded: From `load_model`.
+      examples: Those of a shard, in their order.
+      above: Their generations at the upper part of the grid, by id; None if there is no such part.
+
+    Raises:
+      DataError: If a row is wrong and the assignment does not let examples fail.
+      DecodeError: If a prompt cannot be encoded or decoded, likewise.
+    """
+    duplicates = duplicate_prompts(examples)
+    prompts: list[Prompt] = []
+    for example in examples:
+        if above is not None and above[example.id].failure is not None:
+            yield above[example.id]
+            continue
+        encoded = _encode(example, assignment, loaded=loaded)
+        if isinstance(encoded, Prompt):
+            prompts.append(encoded)
+        else:
+            is_duplicate = example.id in duplicates
+            yield Generation(example=example, truncated=False, duplicate=is_duplicate, failure=encoded, outputs=())
+    yield from generate(
+        loaded.decoder,
+        prompts,
+        vocabulary=loaded.vocabulary,
+        on_error=assignment.on_error,
+        duplicates=duplicates,
+        above=[above[prompt.example.id] for prompt in prompts] if above is not None else None,
+        goes_on=assignment.goes_on,
+    )
+
+
+def _encode(example: Example, assignment: Assignment, *, loaded: LoadedModel) -> Prompt | str:
+    """Returns the prompt of an example, or in words why it has none, where examples may fail."""
+    try:
+        return encode_prompt(
+            example,
+            vocabulary=loaded.vocabulary,
+            settings=assignment.job.settings,
+            vocab_size=loaded.vocab_size,
+            on_long=assignment.job.on_long,
+        )
+    except DataError as error:
+        if assignment.on_error == "fail":
+            raise
+        return str(error)
+    except Exception as error:
+        failure = f"its prompt cannot be turned into token ids ({reason_of(error)})"
+        if assignment.on_error == "fail":
+            raise DecodeError(f"{example.in_words()}: {failure}.") from error
+        return failure

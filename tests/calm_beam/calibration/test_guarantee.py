@@ -1,0 +1,109 @@
+"""Guarantees: every combination of what is asked for, checked."""
+
+import re
+from typing import Any
+
+import pytest
+
+from calm_beam.calibration.guarantee import all_specs
+from calm_beam.calibration.specs import Objective, Spec, objectives_of
+
+
+def test_all_combinations_in_order() -> None:
+    """Every combination appears once; the last argument varies fastest."""
+    specs = all_specs(
+        consistencies=("risk", "textual"), metrics=("rouge_l", "token_f1"), deltas=(0.2, 0.1), epsilons=(0.05, 0.01)
+    )
+    assert len(specs) == 16
+    assert specs[0] == Spec(
+        objective=Objective("risk", "rouge_l", loss="signed"), delta=0.2, epsilon=0.05, p_value="signed_mixture"
+    )
+    assert specs[-1] == Spec(
+        objective=Objective("textual", "token_f1", loss="dissimilarity"),
+        delta=0.1,
+        epsilon=0.01,
+        p_value="hoeffding_bentkus",
+    )
+    assert [(spec.delta, spec.epsilon) for spec in specs[:4]] == [(0.2, 0.05), (0.2, 0.01), (0.1, 0.05), (0.1, 0.01)]
+    assert [spec.objective.metric for spec in specs[::4]] == ["rouge_l", "token_f1"] * 2
+    assert [spec.objective.consistency for spec in specs[::8]] == ["risk", "textual"]
+
+
+def test_objectives_are_distinct_in_order_of_appearance() -> None:
+    """Specs that differ in delta and epsilon only share one objective."""
+    specs = all_specs(consistencies=("risk", "textual"), metrics=("b", "a"), deltas=(0.1, 0.2), epsilons=(0.1, 0.2))
+    assert objectives_of(specs) == (
+        Objective("risk", "b", loss="signed"),
+        Objective("risk", "a", loss="signed"),
+        Objective("textual", "b", loss="dissimilarity"),
+        Objective("textual", "a", loss="dissimilarity"),
+    )
+
+
+def _specs(**changes: Any) -> tuple[Spec, ...]:
+    values: dict[str, Any] = {
+        "consistencies": ("textual", "risk"),
+        "metrics": ("rouge_l",),
+        "deltas": (0.1, 0.2),
+        "epsilons": (0.05,),
+    }
+    return all_specs(**{**values, **changes})
+
+
+def test_relu_loss_has_the_papers_p_value() -> None:
+    """With the paper's loss both kinds of consistency are tested by Hoeffding-Bentkus."""
+    specs = _specs(risk_loss="relu")
+    assert [spec.objective.loss for spec in specs] == ["dissimilarity"] * 2 + ["relu"] * 2
+    assert {spec.p_value for spec in specs} == {"hoeffding_bentkus"}
+
+
+def test_p_value_and_procedure_are_taken_as_given() -> None:
+    """A p-value or procedure that is named goes into every spec."""
+    specs = _specs(p_value="wsr", procedure="holm")
+    assert {(spec.p_value, spec.procedure) for spec in specs} == {("wsr", "holm")}
+    with pytest.raises(ValueError, match=r"p_value must be one of hoeffding, .*; got 'clt'"):
+        _specs(p_value="clt")
+    with pytest.raises(ValueError, match=r"procedure must be one of fixed_sequence, .*; got 'none'"):
+        _specs(procedure="none")
+
+
+@pytest.mark.parametrize("p_value", ["hoeffding", "hoeffding_bentkus", "exact_binomial", "empirical_bernstein"])
+def test_signed_losses_need_a_p_value_that_takes_them(p_value: str) -> None:
+    """p-values for losses in [0, 1] are refused with the signed loss, and taken with the relu, then the default."""
+    message = (
+        f"p_value {p_value} is for losses in [0, 1], but the signed loss of risk consistency lies in [-1, 1]. Take "
+        "signed_mixture or wsr, or risk_loss=relu."
+    )
+    with pytest.raises(ValueError, match=re.escape(message)):
+        _specs(p_value=p_value, risk_loss="signed")
+    # Naming such a p-value alone asks for the loss that it is made for.
+    for specs in (_specs(p_value=p_value, risk_loss="relu"), _specs(p_value=p_value)):
+        assert {spec.p_value for spec in specs} == {p_value}
+        assert {spec.objective.loss for spec in specs} == {"dissimilarity", "relu"}
+
+
+def test_a_joint_guarantee_divides_epsilon() -> None:
+    """Four entries get a quarter of epsilon each; several epsilons, or one outside (0, 1), are refused as given."""
+    specs = _specs(joint=True)
+    assert [spec.epsilon for spec in specs] == [0.0125] * 4
+    with pytest.raises(ValueError, match=re.escape("divides one epsilon among all entries, got [0.05, 0.1]. Choose")):
+        _specs(joint=True, epsilons=(0.05, 0.1))
+    with pytest.raises(ValueError, match=re.escape("epsilon must be in (0, 1), got 2.")):
+        _specs(joint=True, epsilons=(2,))
+
+
+@pytest.mark.parametrize(
+    ("name", "values"), [("consistency", ()), ("metric", ("a", "a")), ("delta", (0.1, 0.1)), ("epsilon", ())]
+)
+def test_lists_hold_different_values(name: str, values: tuple[object, ...]) -> None:
+    """An empty list, or one with a value twice, is refused by name."""
+    keys = {"consistency": "consistencies", "metric": "metrics", "delta": "deltas", "epsilon": "epsilons"}
+    lists: dict[str, tuple[object, ...]] = {
+        "consistencies": ("textual",),
+        "metrics": ("rouge_l",),
+        "deltas": (0.1,),
+        "epsilons": (0.05,),
+        keys[name]: values,
+    }
+    with pytest.raises(ValueError, match=f"{name} must list one or more different values, got"):
+        all_specs(**lists)  # type: ignore[arg-type]

@@ -28,6 +28,8 @@ def main(argv: Sequence[str]) -> int:
     """Runs the command and returns its exit status."""
     parser = FlagParser(prog="calm-beam decode", description=(__doc__ or "").split("\n\n")[0])
     add_decode_flags(parser, default_grid_step=None)
+    # What is printed is looked at, and compared.
+    parser.set_defaults(exit_head="exact")
     parser.add_argument("--output", help="JSONL file to write")
     with as_usage():
         flags, options = parse_flags(parser, argv)

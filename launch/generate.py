@@ -28,7 +28,7 @@ from calm_beam.manifest import Manifest, ManifestError, read_manifest
 from calm_beam.printable import printable_line
 from calm_beam.storage import replacing
 
-from .flags import FlagParser, UsageError, as_usage, parse_own_flags, whole_number
+from .flags import FlagParser, UsageError, add_exit_head_flag, as_usage, parse_own_flags, whole_number
 from .flags.data import find_files, find_output
 from .flags.manifest import add_confidence_flag, add_entry_flags, entry_in_words, find_manifest
 from .flags.model import add_model_flags, declared
@@ -106,6 +106,7 @@ def _parser() -> FlagParser:
     parser.add_argument(
         "--batch_size", type=whole_number(1), default=1, help="prompts of a file decoded together; meant for 1 to 8"
     )
+    add_exit_head_flag(parser)
     add_entry_flags(parser)
     return parser
 
@@ -170,6 +171,7 @@ def _generator(flags: argparse.Namespace, manifest: Manifest) -> "Generator":
         delta=flags.delta,
         epsilon=flags.epsilon,
         batch_size=flags.batch_size,
+        exit_head=flags.exit_head,
         confidence=flags.confidence,
     )
 

@@ -56,6 +56,7 @@ from .flags import (
     FlagParser,
     UsageError,
     add_data_flags,
+    add_exit_head_flag,
     add_memory_flags,
     add_worker_flags,
     as_usage,
@@ -122,6 +123,7 @@ def _parser() -> FlagParser:
     )
     add_metric_settings(parser)
     add_memory_flags(parser)
+    add_exit_head_flag(parser)
     add_worker_flags(parser)
     return parser
 

@@ -145,6 +145,7 @@ def build_assignment(
         declared=Declared(),
         batch_size=BATCH_SIZE,
         token_budget=None,
+        exit_head="exact",
         on_error="fail",
         max_failures=None,
     )

@@ -20,6 +20,7 @@ class DecodeMetrics:
         self._layer_rows = Metrics.counter(NAMESPACE, "layer-rows")
         self._padded_rows = Metrics.counter(NAMESPACE, "padded-layer-rows")
         self._projection_rows = Metrics.counter(NAMESPACE, "projection-rows")
+        self._certified_rows = Metrics.counter(NAMESPACE, "certified-rows")
         self._taken_over = Metrics.counter(NAMESPACE, "taken-over-prompts")
         self._failures = Metrics.counter(NAMESPACE, "failed-prompts")
         self._call_msec = Metrics.distribution(NAMESPACE, "decode-call-msec")
@@ -32,6 +33,7 @@ class DecodeMetrics:
         self._layer_rows.inc(work.layer_rows)
         self._padded_rows.inc(work.padded_rows)
         self._projection_rows.inc(work.projection_rows)
+        self._certified_rows.inc(work.certified_rows)
         self._call_msec.update(round(1000 * seconds))
 
     def count_taken_over(self, examples: int) -> None:

@@ -58,6 +58,7 @@ class Sweep(beam.PTransform):
       max_failures: Most examples that may fail; None for few.
       batch_size: Most prompts decoded together; None goes by the memory that is free.
       token_budget: Most positions held at a time; None likewise.
+      exit_head: One of `EXIT_HEADS`: the form of the output head that decides. It moves no output, only time.
       resume: Whether to go on with what an unfinished run has left there.
       overwrite: Whether to take away what is there.
       runs_here: Whether this machine decodes, so that its memory has to do.
@@ -79,6 +80,7 @@ class Sweep(beam.PTransform):
     max_failures: int | None = None
     batch_size: int | None = None
     token_budget: int | None = None
+    exit_head: str = "auto"
     resume: bool = False
     overwrite: bool = False
     runs_here: bool = True
@@ -126,6 +128,7 @@ class Sweep(beam.PTransform):
             max_failures=self.max_failures,
             batch_size=self.batch_size,
             token_budget=self.token_budget,
+            exit_head=self.exit_head,
             num_shards=num_shards,
         )
 

@@ -24,6 +24,7 @@ class Task:
       max_decode_length: Most tokens of an output, eos included.
       batch_size: Most prompts decoded together; None for as many as memory and speed recommend.
       token_budget: Most positions held at a time; None for a share of the memory that is free.
+      exit_head: One of `EXIT_HEADS`: the form of the output head that decides. It moves no output, only time.
     """
 
     checkpoint: Checkpoint
@@ -34,6 +35,7 @@ class Task:
     max_decode_length: int
     batch_size: int | None = None
     token_budget: int | None = None
+    exit_head: str = "auto"
     metric_settings: MetricSettings = NO_SETTINGS
 
     def scores(self, prompt_id: str, texts: Iterable[str], *, references: Sequence[str]) -> dict[str, float]:

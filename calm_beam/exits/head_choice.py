@@ -11,12 +11,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from .certified_head import CertifiedHead, certify, quantised_head
+from .head_forms import EXIT_HEADS
 from .measures import Measure, Need
 
 _LOGGER = logging.getLogger(__name__)
-
-EXIT_HEADS = ("auto", "exact", "int8", "bfloat16")
-"""What `--exit_head` takes: a form, or `auto` for the one that is fastest here."""
 
 # Smaller heads are exact: what is saved is less than what the bounds cost.
 _SMALLEST = 1 << 22

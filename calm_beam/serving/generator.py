@@ -44,6 +44,7 @@ class Generator:
         settings: DecodeSettings,
         threshold: float | None,
         batch_size: int,
+        exit_head: str,
     ) -> None:
         """Prepares a decoder; `from_manifest` checks first that all this belongs together."""
         self.manifest = manifest
@@ -52,6 +53,7 @@ class Generator:
         self._checkpoint = checkpoint
         self._settings = settings
         self._batch_size = batch_size
+        self._exit_head = exit_head
         self._decoder = EarlyExitDecoder(
             checkpoint,
             settings.rule,
@@ -60,6 +62,7 @@ class Generator:
             max_input_length=settings.max_input_length,
             batch_size=batch_size,
             threshold_by_position=None if threshold is None else entry.threshold_by_position,
+            exit_head=exit_head,
         )
 
     @classmethod
@@ -75,6 +78,7 @@ class Generator:
         delta: float | None = None,
         epsilon: float | None = None,
         batch_size: int = 1,
+        exit_head: str = "auto",
         confidence: str | None = None,
     ) -> Self:
         """Returns a generator for one entry of a manifest.
@@ -91,6 +95,7 @@ class Generator:
           epsilon: Of the entry.
           batch_size: Prompts decoded together. All decoding is done with so many rows, single prompts too: an answer
             does not depend on what was asked beside it. More than 1 is for `generate_batch`; meant for 1 to 8.
+          exit_head: Form of the output head that decides, one of `EXIT_HEADS`. It moves no answer, only time.
           confidence: The confidence measure, if the manifest names code of the user's, `module:function`: a file alone
             does not decide what runs here.
 
@@ -130,6 +135,7 @@ class Generator:
             settings=settings,
             threshold=entry.threshold,
             batch_size=batch_size,
+            exit_head=exit_head,
         )
 
     def full_model(self) -> Self:
@@ -142,6 +148,7 @@ class Generator:
             settings=self._settings,
             threshold=None,
             batch_size=self._batch_size,
+            exit_head=self._exit_head,
         )
 
     @property

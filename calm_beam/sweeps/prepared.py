@@ -99,6 +99,7 @@ class PreparedSweep:
             declared=Declared(activation=config.activation, relative_max_distance=config.relative_max_distance),
             batch_size=request.batch_size,
             token_budget=request.token_budget,
+            exit_head=request.exit_head,
             on_error=request.on_error,
             max_failures=request.max_failures,
             model_copies=request.model_copies,

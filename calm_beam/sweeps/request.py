@@ -21,6 +21,7 @@ class SweepRequest:
       max_failures: Most examples that may fail; None as in `failure_limit`.
       batch_size: Most prompts decoded together; None for as many as memory and speed recommend.
       token_budget: Most positions held at a time; None for a share of the memory that is free.
+      exit_head: One of `EXIT_HEADS`: the form of the output head that decides. It moves no output, only time.
       num_shards: Shards that examples are divided into, by a hash of their prompts.
       model_copies: Most copies of the model in one process.
     """
@@ -36,5 +37,6 @@ class SweepRequest:
     max_failures: int | None = None
     batch_size: int | None = None
     token_budget: int | None = None
+    exit_head: str = "auto"
     num_shards: int = 4
     model_copies: int = 1

@@ -63,6 +63,7 @@ def load_model(assignment: Assignment) -> LoadedModel:
         max_input_length=settings.max_input_length,
         batch_size=assignment.batch_size,
         token_budget=assignment.token_budget,
+        exit_head=assignment.exit_head,
     )
     return LoadedModel(decoder=decoder, vocabulary=vocabulary, vocab_size=checkpoint.config.vocab_size)
 

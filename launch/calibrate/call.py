@@ -43,6 +43,7 @@ def calibrate(
     num_shards: int = 4,
     batch_size: int | None = None,
     token_budget: int | None = None,
+    exit_head: str = "auto",
     metric_settings: MetricSettings = NO_SETTINGS,
     resume: bool = False,
     overwrite: bool = False,
@@ -82,6 +83,7 @@ def calibrate(
       num_shards: Shards that examples are divided into.
       batch_size: Most prompts decoded together; by the memory that is free if omitted.
       token_budget: Most positions held at a time, likewise.
+      exit_head: One of `EXIT_HEADS`: the form of the output head that decides. It moves no output, only time.
       metric_settings: What metrics need.
       resume: Whether to go on with what an unfinished run has left in `output`.
       overwrite: Whether to take away what is there.
@@ -128,6 +130,7 @@ def calibrate(
             max_failures=max_failures,
             batch_size=batch_size,
             token_budget=token_budget,
+            exit_head=exit_head,
             resume=resume,
             overwrite=overwrite,
             runs_here=is_local(options),

@@ -160,6 +160,7 @@ def _task(flags: argparse.Namespace, run: PreparedSweep, *, examples: Sequence[E
         max_decode_length=flags.max_decode_length,
         batch_size=flags.batch_size,
         token_budget=flags.token_budget,
+        exit_head=flags.exit_head,
     )
 
 

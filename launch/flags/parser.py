@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from calm_beam.errors import UsageError, os_error_in_words
+from calm_beam.exits.head_forms import EXIT_HEADS
 from calm_beam.exits.measures import MEASURES, is_measure_name
 from calm_beam.exits.propagations import PROPAGATIONS
 from calm_beam.exits.rule import TOKEN_SOURCES
@@ -292,6 +293,7 @@ def add_task_flags(parser: FlagParser) -> None:
     task.add_argument("--on_long", choices=("truncate", "error"), default="truncate", help="for longer inputs")
     task.add_argument("--max_decode_length", type=whole_number(1), default=64, help="in tokens, eos included")
     add_memory_flags(task)
+    add_exit_head_flag(task)
 
 
 def add_data_flags(group: argparse._ActionsContainer, *, kind: str = "data", split: str = "validation") -> None:
@@ -381,6 +383,17 @@ def _measures_in_words() -> str:
     """Returns what the help says of every measure."""
     ours = "; ".join(f"{measure.name} ({measure.meaning})" for measure in MEASURES.values())
     return f"{ours}; or module:function of your own, of (logits) or of (state, below)"
+
+
+def add_exit_head_flag(group: argparse._ActionsContainer) -> None:
+    """Adds the flag that says in which form the output head decides, which moves no output."""
+    group.add_argument(
+        "--exit_head",
+        choices=EXIT_HEADS,
+        default="auto",
+        help="form of the output head that decides exits: exact; int8 or bfloat16, certified, with the exact one where "
+        "they leave something open; auto takes the fastest here (default: %(default)s)",
+    )
 
 
 def add_memory_flags(group: argparse._ActionsContainer) -> None:

@@ -69,6 +69,7 @@ def metrics_in_words(metrics: RunMetrics | None, *, seconds: float) -> str:
     counters, spreads = metrics.counters, metrics.spreads
     names = ("decoded-prompts", "generated-tokens", "layer-rows", "padded-layer-rows", "projection-rows")
     prompts, tokens, rows, padded, projections = (counters.get(name, 0) for name in names)
+    certified = counters.get("certified-rows", 0)
     failed, stored = counters.get("failed-prompts", 0), counters.get("taken-over-prompts", 0)
     calls = spreads.get("decode-call-msec", Spread(count=0, total=0, largest=0))
     loads = spreads.get("model-load-msec", Spread(count=0, total=0, largest=0))
@@ -77,8 +78,10 @@ def metrics_in_words(metrics: RunMetrics | None, *, seconds: float) -> str:
             f"workers: {counted(prompts, 'prompt')} decoded ({prompts / seconds:.1f} a second), "
             f"{counted(tokens, 'token')} "
             f"of the full model, {counted(rows, 'layer row')} and {padded:,} of padding, "
-            f"{counted(projections, 'projection')}; "
-            f"{counted(failed, 'prompt')} failed, {stored:,} {'was' if stored == 1 else 'were'} stored already.",
+            f"{counted(projections, 'projection')}"
+            # The exact head then made those that a certified one had left open.
+            + (f" and {certified:,} by the certified head; " if certified else "; ")
+            + f"{counted(failed, 'prompt')} failed, {stored:,} {'was' if stored == 1 else 'were'} stored already.",
             f"workers: decoding took {calls.total / 1000:.1f} s in {counted(calls.count, 'call')}, the longest "
             f"{calls.largest / 1000:.1f} s; the model was loaded {counted(loads.count, 'time')}, "
             f"in {loads.total / 1000:.1f} s.",

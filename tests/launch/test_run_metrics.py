@@ -33,6 +33,8 @@ def test_words() -> None:
         "decode-call-msec": Spread(count=16, total=40_000, largest=9_120),
         "model-load-msec": Spread(count=1, total=1_500, largest=1_500),
     }
+    certified = RunMetrics(counters={**counters, "certified-rows": 90_000}, spreads=spreads)
+    assert "4,000 projections and 90,000 by the certified head; 3 prompts" in metrics_in_words(certified, seconds=50.0)
     assert metrics_in_words(RunMetrics(counters=counters, spreads=spreads), seconds=50.0).splitlines() == [
         "workers: 2,000 prompts decoded (40.0 a second), 123,456 tokens of the full model, 1,000 "
         "layer rows and 250 of padding, 4,000 projections; 3 prompts failed, 1,500 were stored already.",

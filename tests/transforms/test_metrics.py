@@ -8,7 +8,7 @@ from calm_beam.decoding.work import Work
 from calm_beam.launch.runners.metrics import Spread, run_metrics
 from calm_beam.transforms.metrics import DecodeMetrics
 
-_WORK = Work(prompts=2, tokens=6, layer_rows=36, projection_rows=15, fill_rows=4, padded_rows=12)
+_WORK = Work(prompts=2, tokens=6, layer_rows=36, projection_rows=15, certified_rows=9, fill_rows=4, padded_rows=12)
 
 
 class _Count(beam.DoFn):
@@ -34,6 +34,7 @@ def test_counts_become_metrics() -> None:
         "layer-rows": 72,
         "padded-layer-rows": 24,
         "projection-rows": 30,
+        "certified-rows": 18,
         "taken-over-prompts": 14,
         "failed-prompts": 2,
     }

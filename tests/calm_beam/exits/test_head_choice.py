@@ -12,6 +12,7 @@ from calm_beam.exits import head_choice
 from calm_beam.exits.certified_head import CertifiedHead
 from calm_beam.exits.decision import decide
 from calm_beam.exits.head_choice import choose_head
+from calm_beam.exits.head_forms import EXIT_HEADS
 from calm_beam.exits.measures import MEASURES, Measure, Need
 
 _OWN = Measure(name="own:own", meaning="", needs=Need.LOGITS, confidence=lambda logits: logits[..., 0])
@@ -40,7 +41,7 @@ def test_small_heads_are_exact(exit_head: str) -> None:
 
 def test_nothing_can_be_certified_for_ones_own_measure() -> None:
     """Of logits, about which nothing is known."""
-    for exit_head in head_choice.EXIT_HEADS:
+    for exit_head in EXIT_HEADS:
         assert _choose(exit_head, measure=_OWN) is None
 
 

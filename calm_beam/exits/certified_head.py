@@ -191,18 +191,21 @@ def _certify(states: jax.Array, *, head: CertifiedHead, measure: Measure) -> Cer
     if measure.bounds is None:
         nothing = jnp.zeros(rows)
         return Certificate(token, nothing, nothing, is_known)
-    of_blocks = _block_sums(upper - block_upper[:, None])
-    rest = _rest_of(block_upper, reach, of_blocks, is_block_left, largest)
-    one = _Sums(jnp.ones(()), jnp.zeros(()))
-    others = _rest_of(entry_upper, jnp.max(reach, axis=1, keepdims=True), one, is_entry_left, largest)
+    of_blocks, of_one = _sums(upper - block_upper[:, None]), _Sums(jnp.ones(()), jnp.zeros(()))
+    rests = (
+        _rest_of(block_upper, reach, sums=of_blocks, is_left=is_block_left, largest=largest),
+        _rest_of(
+            entry_upper, jnp.max(reach, axis=1, keepdims=True), sums=of_one, is_left=is_entry_left, largest=largest
+        ),
+    )
     terms = block_upper.shape[1] + _BLOCK + entry_upper.shape[1]
     bounds = _distribution_bounds(
-        logits - largest[:, None],
-        jnp.maximum(second, left - rounding) - largest,
-        second - largest,
-        rounding,
-        _Rest(*map(jnp.add, rest, others)),
-        terms,
+        jnp.where(candidates == token[:, None], -jnp.inf, logits - largest[:, None]),
+        _Rest(*map(jnp.add, *rests)),
+        second_low=second - largest,
+        second_high=jnp.maximum(second, left - rounding) - largest,
+        rounding=rounding,
+        terms=terms,
     )
     low, high = measure.bounds(bounds, vocab_size)
     return Certificate(token, low, high, is_known & (low <= high))
@@ -304,16 +307,15 @@ class _Rest(NamedTuple):
     weighted_high: jax.Array
 
 
-def _block_sums(below: jax.Array) -> _Sums:
-    """Returns the sums of every block, of (rows, entries of a block, blocks)."""
+def _sums(below: jax.Array) -> _Sums:
+    """Returns the sums along axis 1."""
     weights = jnp.exp(below)
-    # 0 times -inf is NaN, and stands for 0: entries that pad the vocabulary.
-    return _Sums(
-        _stored(jnp.sum(weights, axis=1)), _stored(jnp.sum(jnp.where(weights > 0, -below * weights, 0), axis=1))
-    )
+    # 0 times -inf is NaN, and stands for 0: what is no logit.
+    weighted = jnp.where(weights > 0, -below * weights, 0)
+    return _Sums(_stored(jnp.sum(weights, axis=1)), _stored(jnp.sum(weighted, axis=1)))
 
 
-def _rest_of(upper: jax.Array, reach: jax.Array, sums: _Sums, is_left: jax.Array, largest: jax.Array) -> _Rest:
+def _rest_of(upper: jax.Array, reach: jax.Array, *, sums: _Sums, is_left: jax.Array, largest: jax.Array) -> _Rest:
     """Returns the bounds of what is left, (rows,), of blocks or entries, (rows, number).
 
     Args:
@@ -336,29 +338,37 @@ def _rest_of(upper: jax.Array, reach: jax.Array, sums: _Sums, is_left: jax.Array
 
 def _distribution_bounds(
     below: jax.Array,
-    second_high: jax.Array,
-    second_low: jax.Array,
-    rounding: jax.Array,
     rest: _Rest,
+    *,
+    second_low: jax.Array,
+    second_high: jax.Array,
+    rounding: jax.Array,
     terms: int,
 ) -> DistributionBounds:
-    """Returns the bounds, given those of the rest and what the candidates are below the largest, (rows, candidates).
+    """Returns the bounds, given what logits are below the largest.
 
-    Every difference of two logits may be off by twice `rounding`.
+    Args:
+      below: shape (rows, candidates). Of the candidates; -inf for the largest, whose own terms are 1 and 0.
+      rest: Of all that are no candidates.
+      second_low: shape (rows,). Of the second largest, at least.
+      second_high: shape (rows,). And at most.
+      rounding: shape (rows,). A difference of two logits may be off by twice as much.
+      terms: How many numbers the longest sum over the rest has added.
     """
-    weights = jnp.exp(below)
-    total, weighted = jnp.sum(weights, axis=1), jnp.sum(-below * weights, axis=1)
-    moved = 2 * rounding * jnp.exp(2 * rounding) * (total + weighted)
-    # Of sums, whose numbers may be off by as many units as they are many; those of the rest are the longest.
+    others, weighted = _sums(below)
+    # Sums may be off by as many units as they have numbers.
     error, rest_error = 2 * (below.shape[1] + 16) * _UNIT, 2 * (terms + 16) * _UNIT
-    slack = jnp.exp(2 * rounding) * (1 + error)
+    shift = 2 * rounding
+    slack = jnp.exp(shift) * (1 + error)
+    # The derivative of x exp(x) is (1 + x) exp(x).
+    moved = shift * slack * (others + weighted)
+    rest_weighted_low = jnp.maximum(rest.weighted_low - shift * rest.total_low, 0)
+    rest_weighted_high = rest.weighted_high + shift * rest.total_high
     return DistributionBounds(
-        gap_low=second_low - 2 * rounding,
-        gap_high=jnp.minimum(second_high + 2 * rounding, 0),
-        total_low=jnp.maximum((total + rest.total_low * (1 - rest_error)) / slack, 1),
-        total_high=(total + rest.total_high * (1 + rest_error)) * slack,
-        weighted_low=jnp.maximum(weighted - moved + rest.weighted_low * (1 - rest_error) - 2 * rounding * total, 0)
-        / slack,
-        weighted_high=(weighted + moved + (rest.weighted_high + 2 * rounding * rest.total_high) * (1 + rest_error))
-        * slack,
+        gap_low=second_low - shift,
+        gap_high=jnp.minimum(second_high + shift, 0),
+        total_low=jnp.maximum((1 + (others + rest.total_low * (1 - rest_error)) / slack) * (1 - 4 * _UNIT), 1),
+        total_high=(1 + (others + rest.total_high * (1 + rest_error)) * slack) * (1 + 4 * _UNIT),
+        weighted_low=(jnp.maximum(weighted - moved, 0) + rest_weighted_low * (1 - rest_error)) / slack,
+        weighted_high=(weighted + moved + rest_weighted_high * (1 + rest_error)) * slack,
     )

@@ -4,6 +4,8 @@ The plain sweep sends every lane through every layer by itself. Both run on the 
 output that differs is listed with its confidences. The plain sweep takes minutes per thousand prompts and rule.
 
     python -m benchmarks.exactness --checkpoint=model/ --data=validation.jsonl.gz --prompts=1000
+
+With `--exit_head=int8`, the shared sweep decides by the certified head, and the plain one by the exact head.
 """
 
 import argparse
@@ -16,6 +18,7 @@ from calm_beam.decoding.memory import keep_freed_memory
 from calm_beam.decoding.plain import PlainSweep
 from calm_beam.decoding.settings import DecodeSettings, uniform_grid
 from calm_beam.decoding.sweep import SweepDecoder
+from calm_beam.exits.head_forms import EXIT_HEADS
 from calm_beam.exits.rule import ExitRule
 from calm_beam.exits.schedule import scheduled_thresholds
 
@@ -47,6 +50,7 @@ def main() -> None:
     parser.add_argument("--prompts", type=int, default=1000)
     parser.add_argument("--max_decode_length", type=int, default=64)
     parser.add_argument("--rules", default=";".join(_RULES), help="separated by semicolons")
+    parser.add_argument("--exit_head", choices=EXIT_HEADS, default="exact", help="of the shared sweep")
     flags = parser.parse_args()
     keep_freed_memory()
     checkpoint = load_checkpoint(flags.checkpoint)
@@ -57,7 +61,9 @@ def main() -> None:
     for name in flags.rules.split(";"):
         rule = _RULES[name]
         start = time.perf_counter()
-        shared = SweepDecoder(checkpoint, rule, thresholds=thresholds, max_decode_length=steps)
+        shared = SweepDecoder(
+            checkpoint, rule, thresholds=thresholds, max_decode_length=steps, exit_head=flags.exit_head
+        )
         found = dict(shared.decode(prompts))
         shared_seconds = time.perf_counter() - start
         lanes = np.full((steps, len(thresholds) + 1), np.inf, np.float32)
@@ -71,6 +77,9 @@ def main() -> None:
             found=found,
             thresholds=thresholds,
         )
+        if flags.exit_head != "exact":
+            asked, left = shared.work.certified_rows, shared.work.projection_rows
+            print(f"  of {asked:,} rows, {left:,} ({left / max(asked, 1):.1%}) were left to the exact head", flush=True)
 
 
 if __name__ == "__main__":

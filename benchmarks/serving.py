@@ -30,6 +30,7 @@ import numpy as np
 from calm_beam.checkpoints import Checkpoint, load_checkpoint
 from calm_beam.decoding.early_exit import EarlyExitDecoder, EarlyExitResult
 from calm_beam.decoding.settings import DecodeSettings
+from calm_beam.exits.head_forms import EXIT_HEADS
 from calm_beam.exits.rule import ExitRule
 from calm_beam.model import EarlyExitT5
 from calm_beam.model.network import PAD_ID, of_layer, padding_bias
@@ -78,6 +79,7 @@ def main() -> None:
     parser.add_argument("--max_decode_length", type=int, default=48)
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--measures", default=",".join(_MEASURES))
+    parser.add_argument("--exit_head", choices=EXIT_HEADS, default="exact", help="of the decoders that exit early")
     flags = parser.parse_args()
     if flags.paper_dimensions == bool(flags.checkpoint and flags.data):
         parser.error("pass --checkpoint and --data, or --paper_dimensions")
@@ -95,29 +97,29 @@ def main() -> None:
         ][: flags.prompts]
     print(describe_machine())
     print(f"{len(prompts)} prompts, at most {steps} tokens, {flags.rounds} rounds")
-    _print_table(checkpoint, prompts, steps=steps, measures=flags.measures.split(","), rounds=flags.rounds)
+    _print_table(checkpoint, prompts, steps=steps, flags=flags)
 
 
 def _print_table(
-    checkpoint: Checkpoint, prompts: Sequence[Sequence[int]], *, steps: int, measures: Sequence[str], rounds: int
+    checkpoint: Checkpoint, prompts: Sequence[Sequence[int]], *, steps: int, flags: argparse.Namespace
 ) -> None:
     depth = checkpoint.config.num_decoder_layers
     # Static confidence is known without computing anything.
     full = EarlyExitDecoder(checkpoint, ExitRule(confidence="static"), threshold=None, max_decode_length=steps)
     decoders, works = {}, {}
     full_work = _counted(ExitRule(confidence="static"), depth, results=dict(full.decode(prompts)))
-    for measure in measures:
+    for measure in flags.measures.split(","):
         rule = ExitRule(confidence=measure)
         for share in _SHARES:
             decoder, threshold, results = _searched(
-                checkpoint, rule, prompts=prompts, steps=steps, layers=share * depth
+                checkpoint, rule, prompts=prompts, steps=steps, layers=share * depth, exit_head=flags.exit_head
             )
             decoders[measure, share, threshold] = decoder
             works[measure, share, threshold] = _counted(rule, depth, results=results)
     pieces = dict(_pieces(checkpoint, width=32 if len(prompts[0]) <= 32 else 64, steps=steps))
     # By piece or by decoder: [rounds] or [rounds, prompts].
     seconds: dict[Any, list[Any]] = collections.defaultdict(list)
-    for _ in range(rounds):
+    for _ in range(flags.rounds):
         for name, (piece, times) in pieces.items():
             seconds[name].append(_timed(piece) / times)
         for key, decoder in decoders.items():
@@ -149,7 +151,13 @@ def _print_table(
 
 
 def _searched(
-    checkpoint: Checkpoint, rule: ExitRule, *, prompts: Sequence[Sequence[int]], steps: int, layers: float
+    checkpoint: Checkpoint,
+    rule: ExitRule,
+    *,
+    prompts: Sequence[Sequence[int]],
+    steps: int,
+    layers: float,
+    exit_head: str,
 ) -> tuple[EarlyExitDecoder, float, dict[int, EarlyExitResult]]:
     """Returns a decoder that uses about so many layers per token, its threshold and its outputs."""
     depth = checkpoint.config.num_decoder_layers
@@ -157,7 +165,7 @@ def _searched(
     found: list[tuple[float, EarlyExitDecoder, float, dict[int, EarlyExitResult]]] = []
     for _ in range(1 if rule.confidence == "static" else _TRIES):
         threshold = layers / depth if rule.confidence == "static" else (lower + upper) / 2
-        decoder = EarlyExitDecoder(checkpoint, rule, threshold=threshold, max_decode_length=steps)
+        decoder = EarlyExitDecoder(checkpoint, rule, threshold=threshold, max_decode_length=steps, exit_head=exit_head)
         results = dict(decoder.decode(prompts))
         work = _counted(rule, depth, results=results)
         used = work.layers / work.tokens

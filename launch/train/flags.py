@@ -11,11 +11,8 @@ from calm_beam.launch.flags.model import add_model_flags
 from calm_beam.model import T5Config
 from calm_beam.seqio_names import seqio_name
 from calm_beam.storage import is_cloud_path
-from calm_beam.training.config import TrainingConfig
+from calm_beam.training.config import LAYER_WEIGHTS, AdafactorConfig, ClassifierConfig, MuonConfig, TrainingConfig
 from calm_beam.training.exit_objective import OBJECTIVES
-from calm_beam.training.objective import LAYER_WEIGHTS
-from calm_beam.training.optimizer import AdafactorConfig, MuonConfig
-from calm_beam.training.train_classifier import ClassifierConfig
 
 _Config = TypeVar("_Config")
 

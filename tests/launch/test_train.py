@@ -16,7 +16,7 @@ import pytest
 
 import calm_beam.launch.train.command
 from calm_beam.checkpoints import fingerprint, load_checkpoint
-from calm_beam.launch.train.command import main
+from calm_beam.launch.train import main
 from calm_beam.training.train import train
 from calm_beam.vocabulary import Vocabulary
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 
 from calm_beam.checkpoints import FloatArrays, write_native
 from calm_beam.counted import counted
+from calm_beam.decoding.compilation import use_compilation_cache
 from calm_beam.examples import Example
 from calm_beam.launch.flags import UsageError
 from calm_beam.launch.flags.data import reading_of
@@ -67,6 +68,7 @@ class _ResumableInterruptError(Exception):
 
 def _train_model(flags: argparse.Namespace, console: PlainConsole) -> None:
     """Checks everything, trains and writes."""
+    use_compilation_cache()
     output, config = checked_output(flags), training_config(flags)
     # Beside the output: on the same disk, and never mistaken for a part of the model.
     states = StateFolder(output.with_name(f"{output.name}.training"))

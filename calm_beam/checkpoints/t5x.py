@@ -13,7 +13,6 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import tensorstore
 
 from calm_beam.model import T5Config
 from calm_beam.sentinels import write_extra_ids
@@ -152,6 +151,7 @@ def _place(directory: pathlib.Path, leaf: Any) -> Any:
 def _write_tree(folder: pathlib.Path, config: T5Config, arrays: FloatArrays, step: int) -> None:
     import flax.serialization
     import flax.traverse_util
+    import tensorstore
 
     specs, pending = {}, []
     for name, array in arrays.items():

@@ -47,6 +47,9 @@ _COMMANDS = {
     "verify": "test the promises of a manifest on fresh data",
 }
 
+# What `calm-beam-serving` leaves out, of ours and of others.
+_NOT_FOR_SERVING = ("calm_beam", "apache_beam", "optax", "pyarrow", "scipy")
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command and returns its exit status.
@@ -66,17 +69,20 @@ def main(argv: Sequence[str] | None = None) -> int:
         say(f"calm-beam: unknown command {command!r}.\n\n{_usage()}")
         return 2
     try:
-        # Each command is imported alone: Beam takes seconds, and `train` does without it.
+        # Each command is imported alone, and imports Beam or JAX once its flags are parsed: they take seconds.
         module = importlib.import_module(f"calm_beam.launch.{command}")
+        status: int = module.main(flags)
+        return status
     except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        if package not in _NOT_FOR_SERVING:
+            raise
+        missing = error.name if package == "calm_beam" else package
         say(
-            f"calm-beam {command}: there is no {error.name} here. calm-beam-serving does without what calibrating and "
+            f"calm-beam {command}: there is no {missing} here. calm-beam-serving does without what calibrating and "
             "training need: pip install calm-beam."
         )
         return 1
-    try:
-        status: int = module.main(flags)
-        return status
     except SystemExit as ended:
         if isinstance(ended, HelpShown):
             raise

@@ -8,6 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from calm_beam.launch import cli
+
 _ROOT = pathlib.Path(__file__).parent.parent
 
 _CLOUD_CLIENTS = ("google.cloud", "google.api_core", "google.auth", "google_crc32c")
@@ -127,20 +129,62 @@ _OF_EXTRAS = ("tensorflow", "seqio", "sacrebleu", "rapidfuzz")
         ("calm_beam.training.train", (*_BEAM, "calm_beam.transforms", "calm_beam.launch")),
         ("calm_beam.transforms", ("jax", "flax", "calm_beam.launch", *_OF_EXTRAS)),
         ("calm_beam.launch.cli", ("numpy", "jax", *_BEAM)),
-        ("calm_beam.launch.calibrate", _OF_EXTRAS),
+        ("calm_beam.launch.calibrate", ("jax", "pyarrow", *_OF_EXTRAS, *_BEAM)),
+        ("calm_beam.launch.calibrate.command", _OF_EXTRAS),
+        ("calm_beam.launch.decode", ("jax", "pyarrow", *_BEAM)),
+        ("calm_beam.launch.evaluate", ("jax", "pyarrow", *_BEAM)),
+        ("calm_beam.launch.verify", ("jax", "pyarrow", *_BEAM)),
         ("calm_beam.launch.runners", ("jax", "flax", "dask", "distributed")),
-        ("calm_beam.launch.convert", _BEAM),
-        ("calm_beam.launch.train", _BEAM),
+        ("calm_beam.launch.convert", ("jax", "flax", *_BEAM)),
+        ("calm_beam.launch.train", ("jax", "scipy", *_BEAM)),
+        ("calm_beam.launch.train.command", _BEAM),
         ("calm_beam.launch.generate", ("jax", "flax", "pyarrow", *_BEAM)),
-        ("calm_beam.launch.inspect", _BEAM),
+        ("calm_beam.launch.inspect", ("jax", "flax", *_BEAM)),
         ("calm_beam.launch.monitor", ("jax", "flax", *_BEAM)),
-        ("calm_beam.launch.report", ("jax", "flax", *_BEAM)),
+        ("calm_beam.launch.report", ("jax", "flax", "pyarrow", *_BEAM)),
         ("calm_beam.launch.plan", ("jax", "flax", "matplotlib", *_BEAM)),
     ],
 )
 def test_imports_are_light(module: str, absent: tuple[str, ...]) -> None:
     """A fresh interpreter that imports the module has not loaded these packages."""
     assert _loaded_by(module, *absent) == []
+
+
+_HEAVY = ("apache_beam", "jax", "flax", "optax", "pyarrow", "scipy", "matplotlib", "grpc")
+
+
+def _loaded_by_command(*arguments: str, names: tuple[str, ...] = _HEAVY) -> list[str]:
+    """Returns which of the packages the command line has loaded when it ends, with status 0, after these arguments."""
+    code = (
+        "import contextlib, io, sys; from calm_beam.launch import cli\n"
+        "with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(cli.HelpShown):\n"
+        f"    assert cli.main({arguments}) == 0\n"
+        f"print(*[name for name in {names} if name in sys.modules])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
+    return done.stdout.split()
+
+
+@pytest.mark.parametrize("command", cli._COMMANDS)
+def test_help_is_light(command: str) -> None:
+    """The help of a command loads nothing that takes long to load."""
+    assert _loaded_by_command(command, "--help") == []
+
+
+@pytest.mark.parametrize("experiment", ["propagation", "sensitivity", "splits", "tradeoff"])
+def test_help_of_experiments_is_light(experiment: str) -> None:
+    """So does the help of every experiment of `evaluate`."""
+    assert _loaded_by_command("evaluate", f"--experiment={experiment}", "--help") == []
+
+
+def test_plan_is_light() -> None:
+    """`plan` does all that it does on the terminal with numpy alone."""
+    assert _loaded_by_command("plan", "--delta=0.1", "--risk_guess=0.05") == []
+
+
+def test_the_check_of_commands_sees_what_is_loaded() -> None:
+    """The check above fails for what a command does load."""
+    assert _loaded_by_command("plan", "--help", names=("jax", "numpy")) == ["numpy"]
 
 
 def test_the_check_sees_what_is_loaded() -> None:

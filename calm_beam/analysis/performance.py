@@ -4,7 +4,6 @@ import dataclasses
 from collections.abc import Callable, Sequence
 
 from calm_beam.decoding.generate import DecodeError, generate
-from calm_beam.decoding.sweep import SweepDecoder
 from calm_beam.exits.rule import ExitRule
 from calm_beam.generations import Generation
 
@@ -109,6 +108,8 @@ def performances(task: Task, generations: list[Generation]) -> list[Performance]
 
 
 def _generations(task: Task, variant: Variant, *, decoded: Callable[[], None]) -> list[Generation]:
+    from calm_beam.decoding.sweep import SweepDecoder
+
     decoder = SweepDecoder(
         task.checkpoint,
         variant.rule,

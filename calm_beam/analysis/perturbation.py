@@ -19,10 +19,9 @@ from calm_beam.model import EarlyExitT5
 from calm_beam.model.network import PAD_ID, of_layer, padding_bias
 from calm_beam.vocabulary import EOS_ID
 
-_BATCH_SIZE = 8
+from .sensitivity import KINDS
 
-KINDS = ("sampling", "layer")
-"""By what a token is replaced: the last layer's choice of a given rank, or the first layer's prediction."""
+_BATCH_SIZE = 8
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -2,13 +2,19 @@
 
 import dataclasses
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from calm_beam.decoding.generate import DecodeError
 from calm_beam.vocabulary import output_text
 
 from .estimates import Estimate, estimated_mean
-from .perturbation import KINDS, PerturbationDecoder, Perturbed
 from .task import Task
+
+if TYPE_CHECKING:
+    from .perturbation import PerturbationDecoder, Perturbed
+
+KINDS = ("sampling", "layer")
+"""By what a token is replaced: the last layer's choice of a given rank, or the first layer's prediction."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -28,7 +34,9 @@ class Sensitivity:
     replaced: float
 
 
-def measure_sensitivity(task: Task, decoder: PerturbationDecoder, *, decoded: Callable[[], None]) -> list[Sensitivity]:
+def measure_sensitivity(
+    task: Task, decoder: "PerturbationDecoder", *, decoded: Callable[[], None]
+) -> list[Sensitivity]:
     """Returns the sensitivity of every kind and position that some output has, kind by kind, positions ascending.
 
     Args:
@@ -59,7 +67,7 @@ def measure_sensitivity(task: Task, decoder: PerturbationDecoder, *, decoded: Ca
     ]
 
 
-def _similarities(task: Task, index: int, *, perturbed: Perturbed) -> dict[tuple[str, int], float]:
+def _similarities(task: Task, index: int, *, perturbed: "Perturbed") -> dict[tuple[str, int], float]:
     """Returns the score of every perturbed output of a prompt against the unperturbed one."""
     example = task.prompts[index].example
     if not perturbed.is_finite:

@@ -6,7 +6,6 @@ import pathlib
 from collections.abc import Mapping
 from typing import Any
 
-import flax.traverse_util
 import numpy as np
 
 from calm_beam.errors import CalmBeamError
@@ -61,6 +60,8 @@ class Checkpoint:
 
     def parameters(self) -> dict[str, Any]:
         """Returns the tree that `EarlyExitT5.apply` takes as `{"params": tree}`."""
+        import flax.traverse_util
+
         tree: dict[str, Any] = flax.traverse_util.unflatten_dict(dict(self.arrays), sep="/")
         return tree
 

@@ -10,8 +10,6 @@ import pathlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import flax.serialization
-import flax.traverse_util
 import numpy as np
 
 from .checkpoint import CheckpointError
@@ -75,6 +73,9 @@ def _is_item(folder: pathlib.Path) -> bool:
 
 def _leaves_of_msgpack(path: pathlib.Path) -> dict[Key, Any]:
     """Returns arrays, or the names they are stored by, of the tree that versions before 0.6 wrote."""
+    import flax.serialization
+    import flax.traverse_util
+
     content = read_whole(path)
     try:
         tree = flax.traverse_util.flatten_dict(flax.serialization.msgpack_restore(content))

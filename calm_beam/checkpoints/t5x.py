@@ -12,10 +12,7 @@ import shutil
 from collections.abc import Callable
 from typing import Any
 
-import flax.serialization
-import flax.traverse_util
 import numpy as np
-import tensorstore
 
 from calm_beam.model import T5Config
 from calm_beam.sentinels import write_extra_ids
@@ -45,6 +42,9 @@ def read_t5x(directory: pathlib.Path, *, keeps: Callable[[str], bool]) -> dict[s
     Raises:
       CheckpointError: If the msgpack file is not a T5X checkpoint, or an array is missing or broken.
     """
+    import flax.serialization
+    import flax.traverse_util
+
     path = directory / "checkpoint"
     content = read_whole(path)
     try:
@@ -149,6 +149,10 @@ def _place(directory: pathlib.Path, leaf: Any) -> Any:
 
 
 def _write_tree(folder: pathlib.Path, config: T5Config, *, arrays: FloatArrays, step: int) -> None:
+    import flax.serialization
+    import flax.traverse_util
+    import tensorstore
+
     specs, pending = {}, []
     for name, array in arrays.items():
         values = np.asarray(array, np.float32)

@@ -12,7 +12,6 @@ from typing import Any
 
 import ml_dtypes  # noqa: F401 - for the name bfloat16, which numpy does not know otherwise
 import numpy as np
-import tensorstore
 
 from calm_beam import strict_json
 
@@ -65,6 +64,8 @@ def _claimed_shapes(places: Mapping[str, Place]) -> dict[str, tuple[int, ...]]:
 
 def _metadata(spec: dict[str, Any]) -> Any:
     """Starts to read the metadata of an array."""
+    import tensorstore
+
     kvstore = dict(spec["kvstore"])
     kvstore["path"] = f"{kvstore['path']}{_METADATA[spec['driver']]}"
     if kvstore["driver"] == "file":
@@ -127,6 +128,8 @@ def _stored_bytes(folder: pathlib.Path) -> int:
 
 
 def _open(spec: dict[str, Any]) -> Any:
+    import tensorstore
+
     # A chunk that was not copied would be read as zeros.
     return tensorstore.open({**spec, "fill_missing_data_reads": False}, open=True, read=True)
 

@@ -20,15 +20,19 @@ from .decisions import Decisions
 from .lanes import LaneTree, Rows
 from .memory import Budget
 from .outputs import Outputs, StepOutputs
-from .padding import buffer_bucket, most_rows, padded, path_lengths, places_by_width, rank_bucket, row_bucket
+from .padding import buffer_bucket, padded, path_lengths, places_by_width, row_parts
 from .result import KnownOutput, SweepResult
-from .weights import Sources, Weights
+from .weights import Sources, Weights, zeros
 from .work import Work
 
 # Slots are refilled once this share of them is free: each refill costs a call of the encoder of fixed shape.
 _REFILL_SHARE = 4
 # Most bytes that attention gathers at a time.
 _GATHERED_BYTES = 1 << 24
+# Most rows of a step: on a host, more leave its caches and are slower; an accelerator is not filled by so few.
+_HOST_ROWS, _DEVICE_ROWS = 256, 4096
+# Most rows of a prompt that attend to its source together: room for as many is made for every prompt.
+_RANKS = 8
 
 
 class Batch:
@@ -48,6 +52,7 @@ class Batch:
         self._config, self._rule, self._weights, self._thresholds = config, rule, weights, thresholds
         self._measure, self._passed_on = rule.measure(), rule.propagation().passed_on
         self._layers = config.num_decoder_layers
+        self._most_rows = _HOST_ROWS if jax.default_backend() == "cpu" else _DEVICE_ROWS
         self._exit_layers = frozenset(rule.exit_layers(self._layers))
         steps, lanes = thresholds.shape
         self._lanes = lanes
@@ -76,8 +81,10 @@ class Batch:
         # How many steps of a lane are those of a known output, which then stand in the lane's output from the start.
         self._shared_steps = np.zeros((slots, lanes), np.int32)
         store = (self._tree.capacity, config.num_heads * config.head_dim)
-        self._cache = [(jnp.zeros(store), jnp.zeros(store)) for _ in range(self._layers)]
-        self._states = jnp.zeros((self._layers + 1, slots * lanes, config.emb_dim))
+        *stores, self._states = zeros(
+            (*(store,) * (2 * self._layers), (self._layers + 1, slots * lanes, config.emb_dim))
+        )
+        self._cache = list(zip(stores[::2], stores[1::2], strict=True))
 
     def take_work(self) -> Work:
         """Returns what was counted since the last call."""
@@ -237,20 +244,20 @@ class Batch:
         return self._measure.needs in (Need.LOGITS, Need.TOKENS)
 
     def _embed(self, rows: Rows) -> None:
-        size = row_bucket(len(rows.lanes))
-        self._states = device_steps.embed(
-            self._weights.embedding,
-            self._states,
-            tokens=padded(self._previous.flat[rows.lanes], size),
-            lanes=padded(rows.lanes, size, fill=self._live.size),
-        )
+        for part, size in row_parts(len(rows.lanes), most=self._most_rows):
+            lanes = rows.lanes[part]
+            self._states = device_steps.embed(
+                self._weights.embedding,
+                self._states,
+                tokens=padded(self._previous.flat[lanes], size),
+                lanes=padded(lanes, size, fill=self._live.size),
+            )
 
     def _run_layer(self, layer: int, rows: Rows) -> np.ndarray:
         """Runs a layer for its rows, and returns the confidence of each that needs no logits."""
         below = rows.lanes if layer == 1 else self._groups[layer - 1, rows.lanes]
         weights = self._weights.layers[layer - 1]
-        for chosen, length in self._by_length(rows.steps):
-            size = row_bucket(len(chosen))
+        for chosen, size, length in self._by_length(rows.steps):
             self._states, self._cache[layer - 1] = device_steps.attend_to_output(
                 self._config,
                 weights,
@@ -270,17 +277,14 @@ class Batch:
         measured = np.zeros(len(rows.lanes), np.float32)
         if self._measure.needs is Need.LAYER:
             measured[:] = self._measure.confidence(layer, self._layers)
-        widths = self._widths[rows.slots]
-        # Rows are ordered by slot: how many of the same slot stand before each.
-        ranks = np.arange(len(rows.slots)) - np.searchsorted(rows.slots, rows.slots)
-        for width in np.unique(widths).tolist():
-            chosen, sources = np.flatnonzero(widths == width), self._sources[width]
-            size = row_bucket(len(chosen))
+        ranks = _ranks(rows.slots)
+        for chosen, size, width, num_ranks in self._by_source(rows):
+            sources = self._sources[width]
             self._work += Work(layer_rows=len(chosen), padded_rows=size - len(chosen))
             self._states, confidences = device_steps.finish_layer(
                 self._config,
                 self._rule.confidence,
-                num_ranks=rank_bucket(int(ranks[chosen].max()) + 1),
+                num_ranks=num_ranks,
                 parameters=parameters,
                 states=self._states,
                 cross=sources.cross[layer - 1],
@@ -289,20 +293,40 @@ class Batch:
                 below=padded(below[chosen], size),
                 lanes=padded(rows.lanes[chosen], size, fill=self._live.size),
                 places=padded(self._places[rows.slots[chosen]], size, fill=sources.places),
-                ranks=padded(ranks[chosen], size),
+                ranks=padded(ranks[chosen] % num_ranks, size),
             )
             if self._measure.needs in (Need.STATES, Need.CLASSIFIER):
                 measured[chosen] = np.asarray(confidences)[: len(chosen)]
         return measured
 
-    def _by_length(self, steps: np.ndarray) -> Iterator[tuple[np.ndarray, int]]:
-        """Yields rows that are run together, and the length of path that covers their steps."""
+    def _by_length(self, steps: np.ndarray) -> Iterator[tuple[np.ndarray, int, int]]:
+        """Yields rows that are run together, the size to pad them to, and the length of path that covers them."""
         lengths = path_lengths(steps)
         for length in np.unique(lengths).tolist():
             chosen = np.flatnonzero(lengths == length)
-            most = most_rows(_GATHERED_BYTES // (4 * length * self._config.num_heads * self._config.head_dim))
-            for start in range(0, len(chosen), most):
-                yield chosen[start : start + most], min(length, len(self._thresholds))
+            fitting = _GATHERED_BYTES // (4 * length * self._config.num_heads * self._config.head_dim)
+            for part, size in row_parts(len(chosen), most=min(fitting, self._most_rows)):
+                yield chosen[part], size, min(length, len(self._thresholds))
+
+    def _by_source(self, rows: Rows) -> Iterator[tuple[np.ndarray, int, int, int]]:
+        """Yields rows that are run together, the size to pad them to, the width of their sources, and `num_ranks`.
+
+        Many rows share what their sources need, so many of a prompt at a time. Where rows are few, that would be work
+        for all sources: those of each row are gathered.
+        """
+        widths, ranks = self._widths[rows.slots], _ranks(rows.slots)
+        for width in np.unique(widths).tolist():
+            chosen, most_gathered = np.flatnonzero(widths == width), self._sources[width].places // 4
+            parts = [(chosen[part], size) for part, size in row_parts(len(chosen), most=self._most_rows)]
+            if any(size > most_gathered for _, size in parts):
+                blocks = ranks[chosen] // _RANKS
+                parts = [
+                    (chosen[blocks == block][part], size)
+                    for block, count in enumerate(np.bincount(blocks).tolist())
+                    for part, size in row_parts(count, most=self._most_rows)
+                ]
+            for part, size in parts:
+                yield part, size, width, 1 if size <= most_gathered else _RANKS
 
     def _decide(
         self,
@@ -397,17 +421,23 @@ class Batch:
         self, step: Callable[..., Sequence[jax.Array]], layers: np.ndarray, lanes: np.ndarray, **head: CertifiedHead
     ) -> list[np.ndarray]:
         """Returns what a device step makes of states, given by layer and lane."""
-        size = row_bucket(len(lanes))
-        made = step(
-            self._config,
-            self._rule.confidence,
-            parameters=self._weights.head,
-            states=self._states,
-            layers=padded(layers, size),
-            lanes=padded(lanes, size),
-            **head,
-        )
-        return [np.asarray(values)[: len(lanes)] for values in made]
+        made = [
+            step(
+                self._config,
+                self._rule.confidence,
+                parameters=self._weights.head,
+                states=self._states,
+                layers=padded(layers[part], size),
+                lanes=padded(lanes[part], size),
+                **head,
+            )
+            for part, size in row_parts(len(lanes), most=self._most_rows)
+        ]
+        # All parts but the last are full.
+        return [
+            np.concatenate([np.asarray(values) for values in of_parts])[: len(lanes)]
+            for of_parts in zip(*made, strict=True)
+        ]
 
     def _distinct(self, layers: np.ndarray, members: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Returns layer and group lane of the distinct states that lanes have at layers, by lane, and each lane's."""
@@ -427,8 +457,7 @@ class Batch:
         layers, lanes, of_member = self._distinct(sources, members)
         lowest = np.full(len(lanes), self._layers)
         np.minimum.at(lowest, of_member, exits)
-        size = row_bucket(len(lanes))
-        nodes = np.full((self._layers - 1, size), self._tree.capacity, np.int32)
+        nodes = np.full((self._layers - 1, len(lanes)), self._tree.capacity, np.int32)
         for layer in range(2, self._layers + 1):
             skipped = np.flatnonzero(lowest < layer)
             place = np.cumsum(lowest < layer) - 1
@@ -436,10 +465,16 @@ class Batch:
             nodes[layer - 2, skipped] = self._tree.keep(
                 layer, lanes[skipped], members=members[skips], of_member=place[of_member[skips]]
             )
+        for part, size in row_parts(len(lanes), most=self._most_rows):
+            self._keep_skipped(layers[part], lanes[part], nodes[:, part], size=size)
+
+    def _keep_skipped(self, layers: np.ndarray, lanes: np.ndarray, nodes: np.ndarray, *, size: int) -> None:
+        """Gives the nodes of skipped layers, (layers - 1, rows), their keys and values."""
+        padded_nodes = padded(nodes.T, size, fill=self._tree.capacity).T
         if self._passed_on is PassedOn.KEYS_VALUES:
             source_nodes = self._tree.newest(layers, lanes)
             self._cache = device_steps.copy_skipped(
-                self._cache, padded(layers, size), source_nodes=padded(source_nodes, size), nodes=nodes
+                self._cache, padded(layers, size), source_nodes=padded(source_nodes, size), nodes=padded_nodes
             )
             return
         self._work += Work(fill_rows=int((nodes < self._tree.capacity).sum()))
@@ -450,5 +485,10 @@ class Batch:
             states=self._states,
             layers=padded(layers, size),
             lanes=padded(lanes, size),
-            nodes=nodes,
+            nodes=padded_nodes,
         )
+
+
+def _ranks(slots: np.ndarray) -> np.ndarray:
+    """Returns how many rows of the same slot stand before each row; rows are ordered by slot."""
+    return np.arange(len(slots)) - np.searchsorted(slots, slots)

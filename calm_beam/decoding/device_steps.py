@@ -127,12 +127,13 @@ def finish_layer(
 ) -> tuple[jax.Array, jax.Array]:
     """Runs the rest of a decoder layer, cross-attention and feed-forward, for one token of every row.
 
-    The rows of a prompt are the queries of one attention over its source.
+    The rows of a prompt are the queries of one attention over its source, which is made for all sources; unless
+    `num_ranks` is 1: then each row's source is gathered.
 
     Args:
       config: Sizes.
       measure: Name of the confidence measure.
-      num_ranks: Most rows of one prompt.
+      num_ranks: Most rows of one prompt; or 1, for any number of them.
       parameters: Of this layer, and of the exit classifier if that is the measure.
       states: The buffer of states, with the states after self-attention in this layer's entry.
       cross: This layer's keys and values of the sources, each (places, heads, source, head_dim).
@@ -141,13 +142,18 @@ def finish_layer(
       below: shape (rows,). Where the layer's input stands in the entry below.
       lanes: shape (rows,). Where the states stand, and the output goes.
       places: shape (rows,). Where each row's source stands.
-      ranks: shape (rows,). Below `num_ranks`, different for the rows of a place.
+      ranks: shape (rows,). Below `num_ranks`, different for the rows of a place if that is above 1.
 
     Returns:
       The buffer, and float32 confidences, (rows,); 0 if the measure needs something else than states.
     """
     apply = functools.partial(DecoderLayer(config).apply, {"params": parameters["layer"]})
     hidden = states.at[layer, lanes].get(mode="clip")
+
+    if num_ranks == 1:
+        cross = tuple(values.at[places].get(mode="clip") for values in cross)
+        source_mask = source_mask.at[places].get(mode="clip")
+        places = jnp.arange(len(lanes))
 
     def place(rows: jax.Array) -> jax.Array:
         spread = jnp.zeros((len(source_mask), num_ranks, rows.shape[-1]), rows.dtype)

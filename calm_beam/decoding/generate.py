@@ -1,8 +1,8 @@
 """From prompts to generations: the sweep, as values that can be stored."""
 
 from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
 
-import jax
 import numpy as np
 
 from calm_beam.errors import CalmBeamError
@@ -11,7 +11,9 @@ from calm_beam.vocabulary import Vocabulary, output_text
 
 from .prompts import Prompt
 from .result import KnownOutput, SweepResult
-from .sweep import SweepDecoder
+
+if TYPE_CHECKING:
+    from .sweep import SweepDecoder
 
 
 class DecodeError(CalmBeamError, RuntimeError):
@@ -24,7 +26,7 @@ _LONGEST_REASON = 300
 
 
 def generate(
-    decoder: SweepDecoder,
+    decoder: "SweepDecoder",
     prompts: Sequence[Prompt],
     *,
     vocabulary: Vocabulary | None,
@@ -106,7 +108,7 @@ def reason_of(error: Exception) -> str:
 
 
 def _results(
-    decoder: SweepDecoder,
+    decoder: "SweepDecoder",
     prompts: Sequence[Prompt],
     known: Sequence[KnownOutput] | None,
     members: Sequence[int],
@@ -150,6 +152,8 @@ def _results(
 
 def _check_memory(error: Exception) -> None:
     """Raises where an error says that memory is short: the next prompts would fare no better."""
+    import jax
+
     if isinstance(error, MemoryError) or (
         isinstance(error, jax.errors.JaxRuntimeError) and "RESOURCE_EXHAUSTED" in str(error)
     ):

@@ -3,12 +3,13 @@
 import ctypes
 import dataclasses
 import math
-from typing import Any
-
-import jax
+from typing import TYPE_CHECKING, Any
 
 from calm_beam.free_memory import available_bytes
 from calm_beam.model import T5Config, parameter_shapes
+
+if TYPE_CHECKING:
+    import jax
 
 # Share of the memory that is free when a decoder starts. Of an accelerator, the rest is for weights and intermediate
 # results; a host may run several decoders.
@@ -47,7 +48,7 @@ class Budget:
 
 def choose_budget(
     config: T5Config,
-    device: jax.Device,
+    device: "jax.Device",
     *,
     lanes: int,
     steps: int,
@@ -192,7 +193,7 @@ def _in_words(size: int) -> str:
     return f"{size / 2**30:,.1f} GiB"
 
 
-def _free_bytes(device: jax.Device) -> int:
+def _free_bytes(device: "jax.Device") -> int:
     if device.platform == "cpu":
         return available_bytes()
     statistics = device.memory_stats() or {}

@@ -1,13 +1,13 @@
 """Sizes that rows, prompts and buffers are padded to: few, so that XLA compiles rarely."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
 _NARROWEST = 32
 _FEWEST_ROWS = 16
 _FEWEST_STEPS = 16
-_FEWEST_RANKS = 8
+_FEWEST_PLACES = 8
 
 
 def padded(values: np.ndarray, size: int, *, fill: int = 0) -> np.ndarray:
@@ -23,29 +23,29 @@ def buffer_bucket(count: int) -> int:
     return power * 3 // 4 if power > 2 and count <= power * 3 // 4 else power
 
 
-def row_bucket(count: int) -> int:
-    """Returns the next of 16, 64, 128, 192, 256, 384, 512, ...: few shapes, and little padding where rows are many."""
-    size = _FEWEST_ROWS
-    while size < count:
-        is_power = size & (size - 1) == 0
-        size = {16: 64, 64: 128}.get(size, size * 3 // 2 if is_power else size * 4 // 3)
-    return size
+def row_parts(count: int, *, most: int) -> Iterator[tuple[slice, int]]:
+    """Yields parts of rows that are run together, and the size each is padded to: 16, 64, 256, ..., below 4 * `most`.
 
+    Few sizes, since each is compiled for every step; and little padding, since rows are cut where less than half of a
+    size would be filled.
 
-def most_rows(count: int) -> int:
-    """Returns the largest size of `row_bucket` up to a count, and at least the smallest."""
-    size = _FEWEST_ROWS
-    while row_bucket(size + 1) <= count:
-        size = row_bucket(size + 1)
-    return size
+    Args:
+      count: Rows, at least 0.
+      most: Rows of a part, but for the smallest size.
 
-
-def rank_bucket(count: int) -> int:
-    """Returns the next of 8, 32, 128, ...."""
-    size = _FEWEST_RANKS
-    while size < count:
-        size *= 4
-    return size
+    >>> [(part.start, part.stop, size) for part, size in row_parts(340, most=256)]
+    [(0, 256, 256), (256, 320, 64), (320, 336, 16), (336, 340, 16)]
+    """
+    start = 0
+    while start < count:
+        size = _FEWEST_ROWS
+        while size < count - start and 4 * size <= most:
+            size *= 4
+        if size > _FEWEST_ROWS and 2 * (count - start) < size:
+            size //= 4
+        stop = min(count, start + size)
+        yield slice(start, stop), size
+        start = stop
 
 
 def path_lengths(steps: np.ndarray) -> np.ndarray:
@@ -108,5 +108,6 @@ def places_by_width(members_by_width: Mapping[int, Sequence[int]], *, tokens: in
     """
     part = max(0, tokens - sum(members_by_width)) // len(members_by_width)
     return {
-        width: min(slots, buffer_bucket(len(members)), 1 + part // width) for width, members in members_by_width.items()
+        width: min(slots, buffer_bucket(max(len(members), _FEWEST_PLACES)), 1 + part // width)
+        for width, members in members_by_width.items()
     }

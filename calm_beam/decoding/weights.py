@@ -1,6 +1,7 @@
 """The model's weights and the sources of its prompts, as the device steps take them."""
 
 import functools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -42,9 +43,7 @@ class Weights:
             rows=_ROWS_AT_A_TIME,
             exact=functools.partial(decide, vocab_axis=vocab_axis, measure=measure),
         )
-        biases = EarlyExitT5(config).apply(self.all, steps, method="decoder_position_biases")
-        # [heads, query, key], of the last query -> [heads, age]
-        self._biases_by_age = [bias[:, -1, ::-1] for bias in biases]
+        self._biases_by_age = _biases_by_age(config, steps, self.all)
 
     def bias_by_age(self, layer: int) -> jax.Array:
         """Returns a layer's relative position bias, (heads, steps), by how many steps a key is older."""
@@ -58,7 +57,8 @@ class Sources:
         self.width = width
         shape = (places, config.num_heads, width, config.head_dim)
         # Two arrays a layer, not one twice: a buffer can only be given away once.
-        self.cross = [(jnp.zeros(shape), jnp.zeros(shape)) for _ in range(config.num_decoder_layers)]
+        made = zeros((shape,) * (2 * config.num_decoder_layers))
+        self.cross = list(zip(made[::2], made[1::2], strict=True))
         self.mask = jnp.zeros((places, width), bool)
         self.free = list(range(places))
 
@@ -66,3 +66,17 @@ class Sources:
     def places(self) -> int:
         """Sources that there is room for."""
         return self.mask.shape[0]
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _biases_by_age(config: T5Config, steps: int, parameters: Any) -> list[jax.Array]:
+    """Returns `decoder_position_biases` by how many steps a key is older, each (heads, steps)."""
+    biases = EarlyExitT5(config).apply(parameters, steps, method="decoder_position_biases")
+    # [heads, query, key], of the last query -> [heads, age]
+    return [bias[:, -1, ::-1] for bias in biases]
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def zeros(shapes: tuple[tuple[int, ...], ...]) -> tuple[jax.Array, ...]:
+    """Returns float32 zeros of each shape, made by one program."""
+    return tuple(jnp.zeros(shape) for shape in shapes)

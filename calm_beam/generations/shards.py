@@ -6,21 +6,21 @@ stored.
 
 import contextlib
 import dataclasses
+import functools
 import hashlib
 import json
 import os
 from collections.abc import Collection, Iterable, Iterator
-from typing import Any
-
-import pyarrow
-import pyarrow.compute
-import pyarrow.parquet
+from typing import TYPE_CHECKING, Any
 
 from calm_beam import strict_json
 from calm_beam.counted import counted
 from calm_beam.errors import CalmBeamError
 from calm_beam.examples import Example
 from calm_beam.storage import open_input, replacing
+
+if TYPE_CHECKING:
+    import pyarrow.parquet
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -83,32 +83,6 @@ class GenerationsError(CalmBeamError, ValueError):
     """Stored generations that cannot be trusted, or are not those that were asked for."""
 
 
-_OUTPUT = pyarrow.struct(
-    [
-        ("text", pyarrow.string()),
-        ("tokens", pyarrow.list_(pyarrow.int32())),
-        ("exit_layers", pyarrow.list_(pyarrow.int32())),
-        ("confidences", pyarrow.list_(pyarrow.float32())),
-    ]
-)
-_SCHEMA = pyarrow.schema(
-    [
-        ("id", pyarrow.string()),
-        ("has_own_id", pyarrow.bool_()),
-        ("input", pyarrow.string()),
-        ("input_ids", pyarrow.list_(pyarrow.int32())),
-        ("references", pyarrow.list_(pyarrow.string())),
-        ("reference_ids", pyarrow.list_(pyarrow.list_(pyarrow.int32()))),
-        ("cluster", pyarrow.string()),
-        ("file_index", pyarrow.int32()),
-        ("line", pyarrow.int64()),
-        ("truncated", pyarrow.bool_()),
-        ("duplicate", pyarrow.bool_()),
-        ("failure", pyarrow.string()),
-        ("outputs", pyarrow.list_(_OUTPUT)),
-        ("runner_ups", pyarrow.list_(pyarrow.float32())),
-    ]
-)
 _METADATA_KEY = b"calm_beam"
 _CONTENT_KEY = b"calm_beam_content"
 _ROWS_AT_A_TIME = 1024
@@ -127,13 +101,16 @@ def write_generations(
       shard: Number of the shard.
       digest: Of the examples and of how they were decoded: what tells whether a later run may take the file over.
     """
+    # Here as below, since much that only names generations does without Arrow.
+    import pyarrow.parquet
+
     rows = []
     for generation in generations:
         row = dataclasses.asdict(generation)
         rows.append({**row.pop("example"), **row})
     failed = sum(row["failure"] is not None for row in rows)
     about = json.dumps({"shard": shard, "examples": len(rows), "failed": failed, "digest": digest}).encode()
-    table = pyarrow.Table.from_pylist(rows, schema=_SCHEMA)
+    table = pyarrow.Table.from_pylist(rows, schema=_schema())
     content = _ContentDigest(about)
     for batch in table.to_batches(_ROWS_AT_A_TIME):
         content.add(batch.to_pylist())
@@ -143,8 +120,41 @@ def write_generations(
         pyarrow.parquet.write_table(table, temporary, compression="zstd", write_page_checksum=True)
 
 
+@functools.cache
+def _schema() -> "pyarrow.Schema":
+    """Returns the schema of a shard."""
+    import pyarrow
+
+    output = pyarrow.struct(
+        [
+            ("text", pyarrow.string()),
+            ("tokens", pyarrow.list_(pyarrow.int32())),
+            ("exit_layers", pyarrow.list_(pyarrow.int32())),
+            ("confidences", pyarrow.list_(pyarrow.float32())),
+        ]
+    )
+    return pyarrow.schema(
+        [
+            ("id", pyarrow.string()),
+            ("has_own_id", pyarrow.bool_()),
+            ("input", pyarrow.string()),
+            ("input_ids", pyarrow.list_(pyarrow.int32())),
+            ("references", pyarrow.list_(pyarrow.string())),
+            ("reference_ids", pyarrow.list_(pyarrow.list_(pyarrow.int32()))),
+            ("cluster", pyarrow.string()),
+            ("file_index", pyarrow.int32()),
+            ("line", pyarrow.int64()),
+            ("truncated", pyarrow.bool_()),
+            ("duplicate", pyarrow.bool_()),
+            ("failure", pyarrow.string()),
+            ("outputs", pyarrow.list_(output)),
+            ("runner_ups", pyarrow.list_(pyarrow.float32())),
+        ]
+    )
+
+
 @contextlib.contextmanager
-def open_shard(path: str | os.PathLike[str]) -> Iterator[pyarrow.parquet.ParquetFile]:
+def open_shard(path: str | os.PathLike[str]) -> Iterator["pyarrow.parquet.ParquetFile"]:
     """Opens a shard; whatever is found to be damaged in it while the block reads is an error that names it.
 
     Read it with `use_threads=False`: a thread of Arrow's that lets go of Python's memory while the interpreter ends
@@ -157,6 +167,8 @@ def open_shard(path: str | os.PathLike[str]) -> Iterator[pyarrow.parquet.Parquet
       GenerationsError: If what is read is not what was written.
       OSError: If there is no such file, or it may not be read.
     """
+    import pyarrow.parquet
+
     try:
         with (
             open_input(path) as raw,
@@ -205,6 +217,8 @@ def read_generations(path: str | os.PathLike[str], *, only: Collection[str] | No
       GenerationsError: If it is damaged; where its parts alone do not show that, and all generations are wanted, after
         the last of them.
     """
+    import pyarrow.compute
+
     example_fields = [field.name for field in dataclasses.fields(Example)]
     with open_shard(path) as file:
         metadata = file.schema_arrow.metadata

@@ -5,8 +5,6 @@ from collections.abc import Sequence
 from typing import Any, Self
 
 import numpy as np
-import pyarrow
-import pyarrow.compute
 
 from calm_beam.generations import open_shard
 from calm_beam.vocabulary import EOS_ID
@@ -64,6 +62,8 @@ def count_exits(path: str, lanes: Sequence[int], *, num_layers: int, max_decode_
 
 def _count(column: Any, lanes: Sequence[int], *, num_layers: int, max_decode_length: int) -> ExitCounts:
     """Returns the counts of a column of lists of outputs; failed examples have empty lists."""
+    import pyarrow.compute
+
     stored = np.asarray(pyarrow.compute.list_value_length(column))
     decoded = stored[stored > 0]
     outputs = column.flatten()

@@ -1,10 +1,68 @@
-"""Settings of a training run."""
+"""Settings of training runs. They need no JAX: flags are made of them."""
 
 import dataclasses
 import math
 
-from .objective import LAYER_WEIGHTS
-from .optimizer import MuonConfig, OptimizerConfig
+from .exit_objective import OBJECTIVES
+
+LAYER_WEIGHTS = ("linear", "uniform", "exponential")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MuonConfig:
+    """Settings of Muon and Adam; the defaults train a new model of a few million weights.
+
+    Attributes:
+      muon_learning_rate: Peak rate of the layers' kernels.
+      adam_learning_rate: Peak rate of everything else: embedding, head, norms, relative positions.
+      warmup_steps: Steps over which the rates rise to their peak; at most a fifth of all steps is used. The rates then
+        fall linearly to 0.
+      clip_norm: Largest norm of the whole gradient.
+      momentum: Nesterov momentum of Muon.
+      newton_schulz_steps: Iterations that make a kernel's update orthogonal.
+      adam_b1: Adam's decay of the mean gradient.
+      adam_b2: Adam's decay of the mean squared gradient.
+    """
+
+    muon_learning_rate: float = 8e-3
+    adam_learning_rate: float = 3e-3
+    warmup_steps: int = 100
+    clip_norm: float = 1.0
+    momentum: float = 0.95
+    newton_schulz_steps: int = 5
+    adam_b1: float = 0.9
+    adam_b2: float = 0.98
+
+    def __post_init__(self) -> None:
+        for name in ("muon_learning_rate", "adam_learning_rate", "clip_norm"):
+            _check_positive(name, getattr(self, name))
+        for name in ("momentum", "adam_b1", "adam_b2"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ValueError(f"{name} must be in [0, 1), got {getattr(self, name)}.")
+        if self.warmup_steps < 0:
+            raise ValueError(f"warmup_steps must be at least 0, got {self.warmup_steps}.")
+        if self.newton_schulz_steps < 1:
+            raise ValueError(f"newton_schulz_steps must be at least 1, got {self.newton_schulz_steps}.")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class AdafactorConfig:
+    """Settings of Adafactor: what T5X fine-tunes with, and the paper too.
+
+    Second moments are factored, with decay 1 - t^-0.8 and no momentum; an update's root mean square is clipped to 1.
+
+    Attributes:
+      learning_rate: The same at every step, and relative: an array changes by at most about this share of its root
+        mean square. The paper tried 1e-3 and 1e-4.
+    """
+
+    learning_rate: float = 1e-3
+
+    def __post_init__(self) -> None:
+        _check_positive("learning_rate", self.learning_rate)
+
+
+OptimizerConfig = MuonConfig | AdafactorConfig
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -64,3 +122,57 @@ class TrainingConfig:
     def _check_at_least(self, least: int, name: str, *, meaning: str = "") -> None:
         if getattr(self, name) < least:
             raise ValueError(f"{name} must be at least {least}{meaning}, got {getattr(self, name)}.")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ClassifierConfig:
+    """Settings of the training of an exit classifier.
+
+    Attributes:
+      steps: Batches to learn from, at most an epoch. Their states are held in memory: about
+        `batch_tokens` * (layers - 1) * width * 4 bytes each.
+      batch_tokens: Tokens of a batch on its wider side, padding included.
+      num_shapes: Most batch shapes, each of which is compiled once.
+      max_input_length: Most source tokens, eos included; longer sources are cut.
+      max_target_length: Most target tokens, eos included; longer targets are cut.
+      objective: `independent` (every layer for itself) or `geometric` (up to the first layer that agrees).
+      balance_classes: Whether both classes get the same weight in all, within each batch and layer.
+      num_logits: 2 as the released T5X code has it, or 1: the d + 1 weights of the paper. Scores are the same.
+      dtype: What the classifier will be stored in, `float32` or `float16`: it is rounded before it is measured.
+      seed: Decides which batches.
+    """
+
+    steps: int = 100
+    batch_tokens: int = 1500
+    num_shapes: int = 6
+    max_input_length: int = 128
+    max_target_length: int = 128
+    objective: str = "independent"
+    balance_classes: bool = False
+    num_logits: int = 2
+    dtype: str = "float32"
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "batch_tokens", "num_shapes"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}.")
+        for name in ("max_input_length", "max_target_length"):
+            if getattr(self, name) < 2:
+                raise ValueError(f"{name} must be at least 2 (one token and eos), got {getattr(self, name)}.")
+        if self.seed < 0:
+            raise ValueError(f"seed must be at least 0, got {self.seed}.")
+        if self.objective not in OBJECTIVES:
+            raise ValueError(f"objective must be one of {', '.join(OBJECTIVES)}; got {self.objective!r}.")
+        if self.balance_classes and self.objective != "independent":
+            raise ValueError(
+                f"balance_classes needs objective independent, got {self.objective}: leave one of them out."
+            )
+        if self.num_logits not in (1, 2):
+            raise ValueError(f"num_logits must be 1 or 2, got {self.num_logits}.")
+
+
+def _check_positive(name: str, value: float) -> None:
+    # Written so that NaN fails too.
+    if not 0 < value < float("inf"):
+        raise ValueError(f"{name} must be positive and finite, got {value}.")

@@ -8,7 +8,7 @@ import numpy as np
 
 from calm_beam.model.network import PAD_ID
 
-LAYER_WEIGHTS = ("linear", "uniform", "exponential")
+from .config import LAYER_WEIGHTS
 
 
 def layer_weights(num_layers: int, weighting: str = "linear") -> np.ndarray:

@@ -1,6 +1,5 @@
 """The optimisers: Muon on the matrices of the layers with Adam on all other weights, or Adafactor on everything."""
 
-import dataclasses
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -10,65 +9,10 @@ import jax.numpy as jnp
 import optax
 import optax.contrib
 
+from .config import AdafactorConfig, MuonConfig, OptimizerConfig
+
 _LAYER_KERNEL = re.compile(r"(encoder|decoder)/layers_\d+/.*/kernel")
 _FROZEN = re.compile(r"decoder/meta_cls/.*")
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class MuonConfig:
-    """Settings of Muon and Adam; the defaults train a new model of a few million weights.
-
-    Attributes:
-      muon_learning_rate: Peak rate of the layers' kernels.
-      adam_learning_rate: Peak rate of everything else: embedding, head, norms, relative positions.
-      warmup_steps: Steps over which the rates rise to their peak; at most a fifth of all steps is used. The rates then
-        fall linearly to 0.
-      clip_norm: Largest norm of the whole gradient.
-      momentum: Nesterov momentum of Muon.
-      newton_schulz_steps: Iterations that make a kernel's update orthogonal.
-      adam_b1: Adam's decay of the mean gradient.
-      adam_b2: Adam's decay of the mean squared gradient.
-    """
-
-    muon_learning_rate: float = 8e-3
-    adam_learning_rate: float = 3e-3
-    warmup_steps: int = 100
-    clip_norm: float = 1.0
-    momentum: float = 0.95
-    newton_schulz_steps: int = 5
-    adam_b1: float = 0.9
-    adam_b2: float = 0.98
-
-    def __post_init__(self) -> None:
-        for name in ("muon_learning_rate", "adam_learning_rate", "clip_norm"):
-            _check_positive(name, getattr(self, name))
-        for name in ("momentum", "adam_b1", "adam_b2"):
-            if not 0 <= getattr(self, name) < 1:
-                raise ValueError(f"{name} must be in [0, 1), got {getattr(self, name)}.")
-        if self.warmup_steps < 0:
-            raise ValueError(f"warmup_steps must be at least 0, got {self.warmup_steps}.")
-        if self.newton_schulz_steps < 1:
-            raise ValueError(f"newton_schulz_steps must be at least 1, got {self.newton_schulz_steps}.")
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class AdafactorConfig:
-    """Settings of Adafactor: what T5X fine-tunes with, and the paper too.
-
-    Second moments are factored, with decay 1 - t^-0.8 and no momentum; an update's root mean square is clipped to 1.
-
-    Attributes:
-      learning_rate: The same at every step, and relative: an array changes by at most about this share of its root
-        mean square. The paper tried 1e-3 and 1e-4.
-    """
-
-    learning_rate: float = 1e-3
-
-    def __post_init__(self) -> None:
-        _check_positive("learning_rate", self.learning_rate)
-
-
-OptimizerConfig = MuonConfig | AdafactorConfig
 
 
 def parameter_group(name: str) -> str:
@@ -142,12 +86,6 @@ def _muon_and_adam(config: MuonConfig, steps: int) -> optax.GradientTransformati
         "frozen": optax.set_to_zero(),
     }
     return optax.chain(optax.clip_by_global_norm(config.clip_norm), optax.partition(groups, _labels))
-
-
-def _check_positive(name: str, value: float) -> None:
-    # Written so that NaN fails too.
-    if not 0 < value < float("inf"):
-        raise ValueError(f"{name} must be positive and finite, got {value}.")
 
 
 def _labels(parameters: Mapping[str, jax.Array]) -> dict[str, str]:

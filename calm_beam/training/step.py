@@ -11,8 +11,9 @@ import optax
 from calm_beam.model import EarlyExitT5
 
 from .batches import Batch
+from .config import OptimizerConfig
 from .objective import layer_weighted_loss
-from .optimizer import OptimizerConfig, make_optimizer
+from .optimizer import make_optimizer
 
 Parameters = dict[str, jax.Array]
 BatchArrays = tuple[jax.Array, jax.Array, jax.Array]

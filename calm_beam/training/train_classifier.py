@@ -15,60 +15,13 @@ from calm_beam.model import EarlyExitT5, T5Config
 from calm_beam.model.network import PAD_ID
 
 from .batches import Batch, Pair, choose_shapes, count_batches, end_pairs, make_batches, numbered_batches
-from .exit_objective import OBJECTIVES, balanced_weights, decision_losses, geometric_weights, independent_weights
+from .config import ClassifierConfig
+from .exit_objective import balanced_weights, decision_losses, geometric_weights, independent_weights
 from .exit_quality import ExitQuality, exit_quality
 from .logistic import LogisticFit, Rows, fit_logistic
 from .step import Parameters, batch_arrays, variables
 
 _KERNEL, _BIAS = "decoder/meta_cls/kernel", "decoder/meta_cls/bias"
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class ClassifierConfig:
-    """Settings of the training of an exit classifier.
-
-    Attributes:
-      steps: Batches to learn from, at most an epoch. Their states are held in memory: about
-        `batch_tokens` * (layers - 1) * width * 4 bytes each.
-      batch_tokens: Tokens of a batch on its wider side, padding included.
-      num_shapes: Most batch shapes, each of which is compiled once.
-      max_input_length: Most source tokens, eos included; longer sources are cut.
-      max_target_length: Most target tokens, eos included; longer targets are cut.
-      objective: `independent` (every layer for itself) or `geometric` (up to the first layer that agrees).
-      balance_classes: Whether both classes get the same weight in all, within each batch and layer.
-      num_logits: 2 as the released T5X code has it, or 1: the d + 1 weights of the paper. Scores are the same.
-      dtype: What the classifier will be stored in, `float32` or `float16`: it is rounded before it is measured.
-      seed: Decides which batches.
-    """
-
-    steps: int = 100
-    batch_tokens: int = 1500
-    num_shapes: int = 6
-    max_input_length: int = 128
-    max_target_length: int = 128
-    objective: str = "independent"
-    balance_classes: bool = False
-    num_logits: int = 2
-    dtype: str = "float32"
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        for name in ("steps", "batch_tokens", "num_shapes"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}.")
-        for name in ("max_input_length", "max_target_length"):
-            if getattr(self, name) < 2:
-                raise ValueError(f"{name} must be at least 2 (one token and eos), got {getattr(self, name)}.")
-        if self.seed < 0:
-            raise ValueError(f"seed must be at least 0, got {self.seed}.")
-        if self.objective not in OBJECTIVES:
-            raise ValueError(f"objective must be one of {', '.join(OBJECTIVES)}; got {self.objective!r}.")
-        if self.balance_classes and self.objective != "independent":
-            raise ValueError(
-                f"balance_classes needs objective independent, got {self.objective}: leave one of them out."
-            )
-        if self.num_logits not in (1, 2):
-            raise ValueError(f"num_logits must be 1 or 2, got {self.num_logits}.")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -1,3 +1,35 @@
-"""`calm-beam calibrate`: its flags, where generations come from, and the command."""
+"""`calm-beam calibrate`: the main job, as a Beam pipeline.
 
-from .command import main as main
+With no flags it calibrates the embedded model on the embedded data. Writes `manifest.json`, `risk_table.csv` and
+`generations/` into `--output`, and `failures.jsonl` where examples failed.
+
+Generations are kept while they are made: when a run fails or is killed, the same command with `--resume` decodes the
+missing shards only. `--generations=DIR` calibrates generations that are there already, for other metrics, tolerances or
+tests, or a coarser grid: no model is needed, and nothing is decoded.
+
+Recalibrating the same data until the result looks good invalidates the guarantee. Ask for all tolerances and metrics in
+one call: its manifest lists them all, and `--joint` lets them hold together.
+"""
+
+from collections.abc import Sequence
+
+from calm_beam.launch.flags import as_usage, parse_flags, refuse_decoding_flags
+
+from .flags import calibrate_parser
+
+# Of those that `add_decode_flags` adds, what means something for stored generations too; and what else does not.
+_ALSO_OF_STORED = ("--thresholds", "--grid_step", "--on_error", "--max_failures", "--overwrite")
+_OF_RUNS = ("--accelerator", "--sweep", "--resume")
+
+
+def main(argv: Sequence[str]) -> int:
+    """Runs the command and returns its exit status."""
+    parser = calibrate_parser((__doc__ or "").split("\n\n")[0])
+    with as_usage():
+        flags, options = parse_flags(parser, argv)
+        if flags.generations is not None:
+            refuse_decoding_flags(argv, flags.generations, allowed=_ALSO_OF_STORED, also=_OF_RUNS)
+    # Here, since it loads Beam, and help does without.
+    from .command import calibrate
+
+    return calibrate(flags, options)

@@ -1,20 +1,8 @@
-"""`calm-beam calibrate`: the main job, as a Beam pipeline.
-
-With no flags it calibrates the embedded model on the embedded data. Writes `manifest.json`, `risk_table.csv` and
-`generations/` into `--output`, and `failures.jsonl` where examples failed.
-
-Generations are kept while they are made: when a run fails or is killed, the same command with `--resume` decodes the
-missing shards only. `--generations=DIR` calibrates generations that are there already, for other metrics, tolerances or
-tests, or a coarser grid: no model is needed, and nothing is decoded.
-
-Recalibrating the same data until the result looks good invalidates the guarantee. Ask for all tolerances and metrics in
-one call: its manifest lists them all, and `--joint` lets them hold together.
-"""
+"""What `calm-beam calibrate` does once its flags are parsed: check everything, run, tell."""
 
 import argparse
 import itertools
 import time
-from collections.abc import Sequence
 
 from apache_beam.options.pipeline_options import PipelineOptions
 
@@ -23,7 +11,7 @@ from calm_beam.calibration.publish import REPORT, EarlierResult
 from calm_beam.decoding.settings import DecodeSettings
 from calm_beam.generations.folder import DecodeJob
 from calm_beam.inputs import read_examples
-from calm_beam.launch.flags import UsageError, as_usage, naming, parse_flags, refuse_decoding_flags
+from calm_beam.launch.flags import UsageError, as_usage, naming
 from calm_beam.launch.flags.data import reading_of
 from calm_beam.launch.flags.metrics import checked_metrics, metric_settings
 from calm_beam.launch.report import report_after
@@ -36,23 +24,9 @@ from calm_beam.metrics.registry import METRICS, is_bleurt
 from calm_beam.storage import absolute, check_writable, is_file, joined
 from calm_beam.sweeps.shard import with_unique_ids
 
-from .flags import calibrate_parser, fill_in_defaults
+from .flags import fill_in_defaults
 from .run import CalibrationRun
 from .sources import Source, decoded_source, stored_source
-
-# Of those that `add_decode_flags` adds, what means something for stored generations too; and what else does not.
-_ALSO_OF_STORED = ("--thresholds", "--grid_step", "--on_error", "--max_failures", "--overwrite")
-_OF_RUNS = ("--accelerator", "--sweep", "--resume")
-
-
-def main(argv: Sequence[str]) -> int:
-    """Runs the command and returns its exit status."""
-    parser = calibrate_parser((__doc__ or "").split("\n\n")[0])
-    with as_usage():
-        flags, options = parse_flags(parser, argv)
-        if flags.generations is not None:
-            refuse_decoding_flags(argv, flags.generations, allowed=_ALSO_OF_STORED, also=_OF_RUNS)
-    return calibrate(flags, options)
 
 
 def calibrate(flags: argparse.Namespace, options: PipelineOptions) -> int:

@@ -5,8 +5,8 @@ import argparse
 from calm_beam.calibration.specs import LOSSES
 from calm_beam.demo import embedded
 from calm_beam.launch.flags import FlagParser, add_decode_flags, numbers, texts, whole_number
+from calm_beam.launch.flags.accelerators import add_job_flags
 from calm_beam.launch.flags.metrics import METRIC_NAMES, add_metric_settings
-from calm_beam.launch.runners.dataflow import add_job_flags
 from calm_beam.launch.terminal import say
 from calm_beam.risk.fwer import PROCEDURES
 from calm_beam.risk.pvalues import P_VALUES

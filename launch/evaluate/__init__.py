@@ -1,3 +1,64 @@
-"""`calm-beam evaluate`: the experiments of the paper, one module each."""
+"""`calm-beam evaluate --experiment=NAME`: the paper's experiments.
 
-from .command import main as main
+The default, `splits`, is about whole sets: see `evaluate.splits`. The others are on a sample of
+prompts, with no other flags of the embedded data, by the embedded model. They write NAME.csv, NAME.json and NAME.svg
+into `--output`, and decode in this process: a sample is small, and its outputs are kept in memory.
+"""
+
+from collections.abc import Sequence
+
+from calm_beam.launch.flags import FlagParser, add_task_flags, as_usage, parse_own_flags, whole_number
+from calm_beam.launch.flags.metrics import METRIC_NAMES, add_metric_settings
+
+from . import splits
+from .propagation import PROPAGATION
+from .sensitivity import SENSITIVITY
+from .tradeoff import TRADEOFF
+
+_EXPERIMENTS = {"propagation": PROPAGATION, "sensitivity": SENSITIVITY, "tradeoff": TRADEOFF}
+
+
+def main(argv: Sequence[str]) -> int:
+    """Runs the command and returns its exit status."""
+    with as_usage():
+        name = _experiment_name(argv)
+    if name == "splits":
+        return splits.main(argv, add_experiment_flag=_add_experiment_flag)
+    with as_usage((ValueError, OSError)):
+        flags = parse_own_flags(_parser(name), argv)
+    # Here, since it loads JAX, and help does without.
+    from .command import run_experiment
+
+    return run_experiment(name, _EXPERIMENTS[name], flags)
+
+
+def _experiment_name(argv: Sequence[str]) -> str:
+    """Returns which experiment is asked for: that decides which other flags there are."""
+    parser = FlagParser(prog="calm-beam evaluate", add_help=False)
+    _add_experiment_flag(parser)
+    name: str = parser.parse_known_args(list(argv))[0].experiment
+    return name
+
+
+def _add_experiment_flag(parser: FlagParser) -> None:
+    descriptions = {"splits": splits.DESCRIPTION}
+    descriptions |= {name: experiment.description for name, experiment in _EXPERIMENTS.items()}
+    described = "; ".join(f"{name}: {description}" for name, description in descriptions.items())
+    parser.add_argument("--experiment", choices=tuple(descriptions), default="splits", help=described)
+
+
+def _parser(name: str) -> FlagParser:
+    """Returns the parser of an experiment's flags."""
+    parser = FlagParser(prog="calm-beam evaluate", description=(__doc__ or "").split("\n\n")[0])
+    _add_experiment_flag(parser)
+    add_task_flags(parser)
+    run = parser.add_argument_group("run")
+    run.add_argument("--metric", help=f"{METRIC_NAMES}; default: rouge_l")
+    add_metric_settings(run)
+    run.add_argument(
+        "--max_examples", type=whole_number(1), default=200, help="size of the sample, drawn by a hash of the ids"
+    )
+    run.add_argument("--output", default="evaluation", help="directory for table and plot")
+    run.add_argument("--overwrite", action="store_true", help="replace an earlier result of this experiment")
+    _EXPERIMENTS[name].add_flags(parser)
+    return parser

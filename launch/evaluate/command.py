@@ -1,9 +1,4 @@
-"""`calm-beam evaluate --experiment=NAME`: the paper's experiments.
-
-The default, `splits`, is about whole sets: see `evaluate.splits`. The others are on a sample of
-prompts, with no other flags of the embedded data, by the embedded model. They write NAME.csv, NAME.json and NAME.svg
-into `--output`, and decode in this process: a sample is small, and its outputs are kept in memory.
-"""
+"""What an experiment on a sample of prompts does once its flags are parsed."""
 
 import argparse
 import importlib.metadata
@@ -21,8 +16,8 @@ from calm_beam.decoding.prompts import encode_prompt
 from calm_beam.demo import embedded
 from calm_beam.examples import DataError, Example, mixed_prompts
 from calm_beam.inputs import Reading, place_of, read_examples
-from calm_beam.launch.flags import FlagParser, add_task_flags, as_usage, parse_own_flags, whole_number
-from calm_beam.launch.flags.metrics import METRIC_NAMES, add_metric_settings, checked_metrics, metric_settings
+from calm_beam.launch.flags import as_usage
+from calm_beam.launch.flags.metrics import checked_metrics, metric_settings
 from calm_beam.launch.plots import check_plots_available, saved_figure
 from calm_beam.launch.setup_run import prepare_run
 from calm_beam.launch.staging import staged
@@ -31,29 +26,17 @@ from calm_beam.launch.terminal.progress import shown_progress
 from calm_beam.storage import joined, replacing
 from calm_beam.sweeps.prepared import PreparedSweep
 
-from .experiment import Findings
+from .experiment import Experiment, Findings
 from .files import checked_output, write_rows
-from .propagation import PROPAGATION
-from .sensitivity import SENSITIVITY
-from .splits import command as evaluate_splits
-from .tradeoff import TRADEOFF
-
-_EXPERIMENTS = {"propagation": PROPAGATION, "sensitivity": SENSITIVITY, "tradeoff": TRADEOFF}
 
 
-def main(argv: Sequence[str]) -> int:
-    """Runs the command and returns its exit status."""
-    with as_usage():
-        name = _experiment_name(argv)
-    if name == "splits":
-        return evaluate_splits.main(argv, add_experiment_flag=_add_experiment_flag)
+def run_experiment(name: str, experiment: Experiment, flags: argparse.Namespace) -> int:
+    """Runs an experiment, tells what it found and returns the exit status of the command."""
     with as_usage((ValueError, OSError)):
-        flags = parse_own_flags(_parser(name), argv)
         _fill_in_defaults(flags)
         output = checked_output(flags, _file_names(name))
         check_plots_available()
         (flags.metric,) = checked_metrics([flags.metric], metric_settings(flags))
-        experiment = _EXPERIMENTS[name]
         run = prepare_run(flags, needs_references=False, settings=experiment.settings(flags))
         prepared = experiment.prepare(flags, run)
         examples = _read_all(run.paths, run.reading)
@@ -73,38 +56,6 @@ def main(argv: Sequence[str]) -> int:
     console.print(f"{sample} {time.monotonic() - start:.0f} s.")
     console.print(f"Files: {', '.join(joined(output, file) for file in _file_names(name))}", soft_wrap=True)
     return 0
-
-
-def _experiment_name(argv: Sequence[str]) -> str:
-    """Returns which experiment is asked for: that decides which other flags there are."""
-    parser = FlagParser(prog="calm-beam evaluate", add_help=False)
-    _add_experiment_flag(parser)
-    name: str = parser.parse_known_args(list(argv))[0].experiment
-    return name
-
-
-def _add_experiment_flag(parser: FlagParser) -> None:
-    descriptions = {"splits": evaluate_splits.DESCRIPTION}
-    descriptions |= {name: experiment.description for name, experiment in _EXPERIMENTS.items()}
-    described = "; ".join(f"{name}: {description}" for name, description in descriptions.items())
-    parser.add_argument("--experiment", choices=tuple(descriptions), default="splits", help=described)
-
-
-def _parser(name: str) -> FlagParser:
-    """Returns the parser of an experiment's flags."""
-    parser = FlagParser(prog="calm-beam evaluate", description=(__doc__ or "").split("\n\n")[0])
-    _add_experiment_flag(parser)
-    add_task_flags(parser)
-    run = parser.add_argument_group("run")
-    run.add_argument("--metric", help=f"{METRIC_NAMES}; default: rouge_l")
-    add_metric_settings(run)
-    run.add_argument(
-        "--max_examples", type=whole_number(1), default=200, help="size of the sample, drawn by a hash of the ids"
-    )
-    run.add_argument("--output", default="evaluation", help="directory for table and plot")
-    run.add_argument("--overwrite", action="store_true", help="replace an earlier result of this experiment")
-    _EXPERIMENTS[name].add_flags(parser)
-    return parser
 
 
 def _fill_in_defaults(flags: argparse.Namespace) -> None:

@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING
 from rich.table import Table
 
 from calm_beam.analysis.estimates import Estimate
-from calm_beam.analysis.task import Task
 from calm_beam.decoding.settings import DecodeSettings
 from calm_beam.launch.flags import FlagParser
-from calm_beam.sweeps.prepared import PreparedSweep
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+    from calm_beam.analysis.task import Task
+    from calm_beam.sweeps.prepared import PreparedSweep
 
 Cell = str | int | float | None
 
@@ -46,7 +47,7 @@ class PreparedExperiment:
     """
 
     passes: int
-    measure: Callable[[Task, Callable[[], None]], Findings]
+    measure: "Callable[[Task, Callable[[], None]], Findings]"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -63,7 +64,7 @@ class Experiment:
     description: str
     add_flags: Callable[[FlagParser], None]
     settings: Callable[[argparse.Namespace], DecodeSettings]
-    prepare: Callable[[argparse.Namespace, PreparedSweep], PreparedExperiment]
+    prepare: "Callable[[argparse.Namespace, PreparedSweep], PreparedExperiment]"
 
 
 def estimate_cells(name: str, estimate: Estimate | None) -> dict[str, Cell]:

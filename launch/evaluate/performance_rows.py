@@ -1,16 +1,18 @@
 """Performances as rows of a file and of the terminal."""
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from rich import box
 from rich.table import Table
 
-from calm_beam.analysis.performance import Measured, Performance
-
 from .experiment import Cell, estimate_cells, shown
 
+if TYPE_CHECKING:
+    from calm_beam.analysis.performance import Measured, Performance
 
-def performance_row(measured: Measured) -> dict[str, Cell]:
+
+def performance_row(measured: "Measured") -> dict[str, Cell]:
     """Returns every number of a performance, and what it belongs to: no rule and no threshold is the full model."""
     rule, performance = measured.rule, measured.performance
     return {
@@ -26,7 +28,7 @@ def performance_row(measured: Measured) -> dict[str, Cell]:
     }
 
 
-def performance_table(title: str, performances: Mapping[str, Performance], *, metric: str, num_layers: int) -> Table:
+def performance_table(title: str, performances: "Mapping[str, Performance]", *, metric: str, num_layers: int) -> Table:
     """Returns a table with one line per name; scores against references only if there are any."""
     table = Table(
         title=f"{title} ({metric})", title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING
 from rich import box
 from rich.table import Table
 
-from calm_beam.analysis.perturbation import KINDS, PerturbationDecoder
-from calm_beam.analysis.sensitivity import Sensitivity, measure_sensitivity
+from calm_beam.analysis.sensitivity import KINDS, Sensitivity, measure_sensitivity
 from calm_beam.analysis.task import Task
 from calm_beam.decoding.settings import DecodeSettings
 from calm_beam.examples import DataError
@@ -22,6 +21,8 @@ from .experiment import Experiment, Findings, PreparedExperiment, estimate_cells
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
+
+    from calm_beam.analysis.perturbation import PerturbationDecoder
 
 _DEFAULT_POSITIONS = 20
 
@@ -59,6 +60,8 @@ def _settings(flags: argparse.Namespace) -> DecodeSettings:
 
 
 def _prepare(flags: argparse.Namespace, run: PreparedSweep) -> PreparedExperiment:
+    from calm_beam.analysis.perturbation import PerturbationDecoder
+
     positions = flags.positions or tuple(range(min(_DEFAULT_POSITIONS, flags.max_decode_length)))
     decoder = PerturbationDecoder(
         run.checkpoint,
@@ -71,7 +74,7 @@ def _prepare(flags: argparse.Namespace, run: PreparedSweep) -> PreparedExperimen
     return PreparedExperiment(passes=1, measure=functools.partial(_measure, decoder, flags.rank))
 
 
-def _measure(decoder: PerturbationDecoder, rank: int, task: Task, decoded: Callable[[], None]) -> Findings:
+def _measure(decoder: "PerturbationDecoder", rank: int, task: Task, decoded: Callable[[], None]) -> Findings:
     found = measure_sensitivity(task, decoder, decoded=decoded)
     if not found:
         raise DataError("no output is long enough to have one of the --positions. Name lower ones.")

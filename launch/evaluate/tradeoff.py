@@ -11,7 +11,6 @@ from rich.table import Table
 from calm_beam.analysis.performance import Measured, Variant, measure_variants
 from calm_beam.analysis.task import Task
 from calm_beam.analysis.tradeoff import tradeoff_variants
-from calm_beam.checkpoints import Checkpoint
 from calm_beam.decoding.settings import DecodeSettings
 from calm_beam.exits.measures import COMPARABLE, Need, measure_named
 from calm_beam.launch.flags import FlagParser, UsageError, add_exit_flags, texts
@@ -25,6 +24,8 @@ from .performance_rows import MEANING, performance_row, performance_table
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
+
+    from calm_beam.checkpoints import Checkpoint
 
 
 def _add_flags(parser: FlagParser) -> None:
@@ -60,7 +61,7 @@ def _prepare(flags: argparse.Namespace, run: PreparedSweep) -> PreparedExperimen
     return PreparedExperiment(passes=len(variants), measure=functools.partial(_measure, variants))
 
 
-def _confidences(flags: argparse.Namespace, checkpoint: Checkpoint) -> tuple[str, ...]:
+def _confidences(flags: argparse.Namespace, checkpoint: "Checkpoint") -> tuple[str, ...]:
     has_classifier = bool(checkpoint.config.exit_classifier)
     if flags.confidences is None:
         return tuple(name for name in COMPARABLE if has_classifier or not _needs_classifier(name))

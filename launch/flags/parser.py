@@ -124,10 +124,10 @@ def parse_flags(parser: FlagParser, argv: Sequence[str]) -> "tuple[argparse.Name
     Raises:
       UsageError: If a flag is known to neither; names the nearest that is. Beam alone would log it and go on.
     """
-    # Here, since importing Beam takes seconds.
+    ours, rest = parser.parse_known_args(list(argv))
+    # Here, since importing Beam takes seconds, and help and what is wrong with our own flags need none of it.
     from apache_beam.options.pipeline_options import PipelineOptions
 
-    ours, rest = parser.parse_known_args(list(argv))
     _declare_dask_flags(rest)
     beam_parser = FlagParser(prog=parser.prog, add_help=False)
     for options_class in _all_subclasses(PipelineOptions):

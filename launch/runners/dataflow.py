@@ -20,28 +20,17 @@ from apache_beam.options.pipeline_options import (
 )
 from apache_beam.runners.runner import PipelineResult
 
-from calm_beam.launch.flags import FlagParser, UsageError
+from calm_beam.launch.flags import UsageError
+from calm_beam.launch.flags.accelerators import BUILT_IN_FAMILIES, Accelerator
 from calm_beam.launch.terminal import say
 from calm_beam.seqio_names import is_seqio
 
-from .accelerators import BUILT_IN_FAMILIES, Accelerator, parse_accelerator
 from .worker_package import choose_package
 
 # Images with CUDA do not leave room on the disk that Dataflow gives to batch workers.
 _ACCELERATOR_DISK_GB = 50
 # With one process on each worker, further cores of those that only read and score would idle.
 _PLAIN_MACHINE = "e2-standard-2"
-
-
-def add_job_flags(parser: FlagParser) -> None:
-    """Adds the flags of a job on Dataflow that are ours; the others are Beam's."""
-    job = parser.add_argument_group("Dataflow")
-    job.add_argument(
-        "--accelerator",
-        type=parse_accelerator,
-        help="for the workers that decode: nvidia-l4, nvidia-tesla-t4, nvidia-h100-80gb, tpu-v5-lite-podslice, "
-        "tpu-v6e-slice, or Dataflow's notation, such as 'type:nvidia-l4;count:1;install-nvidia-driver'",
-    )
 
 
 def is_dataflow(options: PipelineOptions) -> bool:

@@ -1,22 +1,4 @@
-"""`calm-beam train`: trains a model whose every decoder layer can predict, or fine-tunes one; then its exit classifier.
-
-A new model and its vocabulary, from rows {"input": str, "references": [str, ...]}:
-
-    calm-beam train --data='train-*.jsonl.gz' --validation_data=validation.jsonl --output=model --steps=2000
-
-Fine-tuning a T5 1.1 checkpoint as the paper does, with its own vocabulary, keeping the weights that generate best:
-
-    calm-beam train --checkpoint=t5_small/checkpoint_1000000 --data=train.jsonl --validation_data=validation.jsonl \
-        --optimizer=adafactor --validate_every=500 --best_by=rouge_l --output=model --steps=5000
-
-The exit classifier of a model, whose other weights stay as they are:
-
-    calm-beam train --stage=classifier --checkpoint=model --data=train.jsonl --validation_data=validation.jsonl \
-        --output=model_with_classifier
-
-Every reference of a training row gives a pair to learn from; of a validation row, the first one does. While a model is
-trained, `OUTPUT.training` holds its log and the states that `--resume` goes on from.
-"""
+"""What `calm-beam train` does once its flags are parsed: both stages."""
 
 import argparse
 import contextlib
@@ -27,6 +9,7 @@ from collections.abc import Iterator, Sequence
 
 from calm_beam.checkpoints import FloatArrays, write_native
 from calm_beam.counted import counted
+from calm_beam.decoding.compilation import use_compilation_cache
 from calm_beam.examples import Example
 from calm_beam.launch.flags import UsageError
 from calm_beam.launch.flags.data import reading_of
@@ -45,18 +28,15 @@ from calm_beam.training.train import train
 from calm_beam.vocabulary import Vocabulary
 
 from .classifier import run_classifier_stage
-from .flags import checked_output, new_model_config, parse_train_flags, training_config
+from .flags import checked_output, new_model_config, training_config
 from .inputs import load_model, open_vocabulary, read_rows, training_pairs, validation_pairs, write_vocabulary
 from .progress import StepBar, TrainingLog, TrainingReporter, loss_table
 
 _LOG = "training_log.jsonl"
 
 
-def main(argv: Sequence[str]) -> int:
-    """Trains a model, or its exit classifier, and writes it.
-
-    Args:
-      argv: Flags, without the program's name.
+def train_command(flags: argparse.Namespace) -> int:
+    """Trains a model, or its exit classifier, as the flags say, and writes it.
 
     Returns:
       Exit status: 0 done, 1 failure, 2 bad usage, 130 interrupted with a state to resume from.
@@ -66,7 +46,6 @@ def main(argv: Sequence[str]) -> int:
     """
     console = PlainConsole(stderr=True)
     try:
-        flags = parse_train_flags(argv)
         if flags.stage == "classifier":
             run_classifier_stage(flags, console)
         else:
@@ -89,6 +68,7 @@ class _ResumableInterruptError(Exception):
 
 def _train_model(flags: argparse.Namespace, console: PlainConsole) -> None:
     """Checks everything, trains and writes."""
+    use_compilation_cache()
     output, config = checked_output(flags), training_config(flags)
     # Beside the output: on the same disk, and never mistaken for a part of the model.
     states = StateFolder(output.with_name(f"{output.name}.training"))

@@ -9,7 +9,7 @@ import pytest
 
 from calm_beam.launch.calibrate.flags import calibrate_parser
 from calm_beam.launch.flags import UsageError, parse_flags
-from calm_beam.launch.runners.accelerators import parse_accelerator
+from calm_beam.launch.flags.accelerators import parse_accelerator
 
 _ROOT = pathlib.Path(__file__).parents[2]
 _PAGE = (_ROOT / "docs" / "dataflow.md").read_text(encoding="utf-8")

@@ -13,7 +13,7 @@ from calm_beam.analysis.perturbation import PerturbationDecoder
 from calm_beam.checkpoints import load_checkpoint
 from calm_beam.exits.propagations import PROPAGATIONS
 from calm_beam.launch.cli import main
-from calm_beam.launch.evaluate.command import _EXPERIMENTS
+from calm_beam.launch.evaluate import _EXPERIMENTS
 from calm_beam.launch.evaluate.tradeoff import TRADEOFF
 from calm_beam.launch.flags import FlagParser, add_task_flags, parse_own_flags
 from calm_beam.launch.setup_run import prepare_run

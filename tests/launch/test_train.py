@@ -16,7 +16,8 @@ import pytest
 
 import calm_beam.launch.train.command
 from calm_beam.checkpoints import fingerprint, load_checkpoint
-from calm_beam.launch.train.command import main
+from calm_beam.launch.train import main
+from calm_beam.launch.train.flags import parse_train_flags, training_config
 from calm_beam.training.train import train
 from calm_beam.vocabulary import Vocabulary
 
@@ -372,3 +373,10 @@ def test_a_killed_run_is_resumed(data: pathlib.Path, tmp_path: pathlib.Path) -> 
         assert (output / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
     assert [row["step"] for row in _log(output)] == [row["step"] for row in _log(tmp_path / "whole")]
     assert not folder.exists()
+
+
+@pytest.mark.parametrize(("steps", "num_shapes"), [([], 6), (["--steps=40"], 2), (["--steps=250"], 4)])
+def test_short_runs_compile_fewer_batch_shapes(steps: list[str], num_shapes: int) -> None:
+    """A run of a few dozen steps has two batch shapes, a long one the six that pad least."""
+    flags = parse_train_flags(["--data=rows.jsonl", "--output=model", *steps])
+    assert training_config(flags).num_shapes == num_shapes

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from calm_beam.checkpoints import load_checkpoint, write_native
-from calm_beam.launch.train.command import main
+from calm_beam.launch.train import main
 from tests.builders import build_arrays, build_config, train_vocabulary
 
 _SHORT = ["--stage=classifier", "--batch_tokens=40", "--max_input_length=6", "--max_target_length=6"]

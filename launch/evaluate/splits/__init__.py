@@ -1,1 +1,39 @@
-"""`calm-beam evaluate --experiment=splits`: calibrating on random splits again and again."""
+"""`calm-beam evaluate`, or `--experiment=splits`: repeated random splits into a calibration and a test part.
+
+    calm-beam evaluate --generations=softmax,state,classifier --metric=rouge_l_unicode --consistency=textual,risk \
+        --delta=0.02,0.05,0.1 --output=evaluation
+
+where the three are output directories of `calibrate`, of the same model and data with another `--confidence` each.
+With `--checkpoint` and `--data` instead, they are made first, under `sweeps` in the output directory.
+
+In each of `--trials` splits, the calibration part chooses a threshold for every tolerance, loss, measure and test, and
+the rest says what it is worth: risk, layers, operations, BLEU. All trials of all measures are summed in one pass over
+the generations. Every example (or cluster) draws by a hash of seed, id and trial whether it calibrates, so that the
+parts have about, not exactly, the sizes of `--calibration_share`; see `calm_beam.evaluation.splits`.
+
+Writes splits.csv (the table), splits_curves.csv (all tolerances), splits_trials.parquet (every trial),
+splits_grid.csv and .parquet (the whole set at every threshold), splits.json (how), and two figures as .svg and .png.
+"""
+
+from collections.abc import Callable, Sequence
+
+from calm_beam.launch.flags import FlagParser, as_usage, parse_flags
+
+from .flags import split_parser
+
+DESCRIPTION = "repeated random splits: thresholds chosen on one part, measured on the rest (the default)"
+
+
+def main(argv: Sequence[str], *, add_experiment_flag: Callable[[FlagParser], None]) -> int:
+    """Runs the experiment and returns the exit status of the command.
+
+    Args:
+      argv: All flags.
+      add_experiment_flag: Adds `--experiment`, which names all experiments of the command.
+    """
+    with as_usage((ValueError, OSError)):
+        flags, options = parse_flags(split_parser(add_experiment_flag), argv)
+    # Here, since it loads Beam, and help does without.
+    from .command import evaluate_splits
+
+    return evaluate_splits(flags, options, argv=argv)

@@ -1,19 +1,4 @@
-"""`calm-beam evaluate`, or `--experiment=splits`: repeated random splits into a calibration and a test part.
-
-    calm-beam evaluate --generations=softmax,state,classifier --metric=rouge_l_unicode --consistency=textual,risk \
-        --delta=0.02,0.05,0.1 --output=evaluation
-
-where the three are output directories of `calibrate`, of the same model and data with another `--confidence` each.
-With `--checkpoint` and `--data` instead, they are made first, under `sweeps` in the output directory.
-
-In each of `--trials` splits, the calibration part chooses a threshold for every tolerance, loss, measure and test, and
-the rest says what it is worth: risk, layers, operations, BLEU. All trials of all measures are summed in one pass over
-the generations. Every example (or cluster) draws by a hash of seed, id and trial whether it calibrates, so that the
-parts have about, not exactly, the sizes of `--calibration_share`; see `calm_beam.evaluation.splits`.
-
-Writes splits.csv (the table), splits_curves.csv (all tolerances), splits_trials.parquet (every trial),
-splits_grid.csv and .parquet (the whole set at every threshold), splits.json (how), and two figures as .svg and .png.
-"""
+"""What `calm-beam evaluate --experiment=splits` does once its flags are parsed."""
 
 import argparse
 import contextlib
@@ -23,7 +8,7 @@ import functools
 import json
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import apache_beam as beam
@@ -45,7 +30,7 @@ from calm_beam.exits.rule import ExitRule
 from calm_beam.generations import stored_examples
 from calm_beam.generations.folder import StoredGenerations, shard_files
 from calm_beam.launch.evaluate.files import checked_output, write_rows
-from calm_beam.launch.flags import FlagParser, UsageError, as_usage, parse_flags, refuse_decoding_flags
+from calm_beam.launch.flags import UsageError, as_usage, refuse_decoding_flags
 from calm_beam.launch.flags.metrics import metric_settings
 from calm_beam.launch.flags.model import declared
 from calm_beam.launch.plots import check_plots_available, saved_figure
@@ -57,12 +42,10 @@ from calm_beam.storage import joined, replacing
 from calm_beam.transforms.splits import SplitGenerations, SplitSource
 from calm_beam.versions import run_versions
 
-from .flags import ALSO_OF_STORED, asked_specs, fill_in_metric, split_parser, sweep_flags
+from .flags import ALSO_OF_STORED, asked_specs, fill_in_metric, sweep_flags
 from .plots import PANEL_WIDTH, by_test, draw_curves, draw_tradeoff, tradeoff_objectives
 from .sources import ModelOfGenerations, StoredMeasure, find_measures, find_model, have_references
 from .tables import Speedups, notes, summary_row, summary_tables
-
-DESCRIPTION = "repeated random splits: thresholds chosen on one part, measured on the rest (the default)"
 
 _TABLE, _CURVES, _TRIALS, _GRID, _PROVENANCE = (
     "splits.csv",
@@ -75,17 +58,16 @@ _FIGURES = tuple(f"splits_{name}.{kind}" for name in ("curves", "tradeoff") for 
 _FILES = (_TABLE, _CURVES, _TRIALS, "splits_grid.csv", _GRID, _PROVENANCE, *_FIGURES)
 
 
-def main(argv: Sequence[str], *, add_experiment_flag: Callable[[FlagParser], None]) -> int:
+def evaluate_splits(flags: argparse.Namespace, options: PipelineOptions, *, argv: Sequence[str]) -> int:
     """Runs the experiment and returns the exit status of the command.
 
     Args:
-      argv: All flags.
-      add_experiment_flag: Adds `--experiment`, which names all experiments of the command.
+      flags: Of `split_parser`.
+      options: Beam's.
+      argv: What both were made of.
     """
     start = time.monotonic()
     with as_usage((ValueError, OSError)):
-        parser = split_parser(add_experiment_flag)
-        flags, options = parse_flags(parser, argv)
         if not is_local(options):
             raise UsageError("evaluate runs on this machine: leave --runner out.")
         output = checked_output(flags, _FILES)

@@ -9,7 +9,8 @@ import jax
 import numpy as np
 import pytest
 
-from calm_beam.analysis.perturbation import KINDS, PerturbationDecoder, Perturbed
+from calm_beam.analysis.perturbation import PerturbationDecoder, Perturbed
+from calm_beam.analysis.sensitivity import KINDS
 from calm_beam.checkpoints import Checkpoint
 from calm_beam.decoding.sweep import SweepDecoder
 from calm_beam.exits.rule import ExitRule

@@ -123,7 +123,7 @@ def test_many_rows_attend_as_few_do(length: int) -> None:
 
 @pytest.mark.parametrize("measure", ["state", "classifier"])
 def test_many_rows_finish_a_layer_as_few_do(measure: str) -> None:
-    """Cross-attention, feed-forward and confidence of 2,048 rows are those of 64 at a time; confidences are numpy's."""
+    """Cross-attention, feed-forward and confidence of 2,048 rows are those of 64 with their sources gathered."""
     generator = np.random.default_rng(1)
     count = _ROWS // _RANKS
     shape = (count, _HEADS, _SOURCE, _HEAD)
@@ -132,11 +132,11 @@ def test_many_rows_finish_a_layer_as_few_do(measure: str) -> None:
     places = np.repeat(np.arange(count), _RANKS).astype(np.int32)
     ranks = np.tile(np.arange(_RANKS), count).astype(np.int32)
 
-    def run(part: slice) -> tuple[np.ndarray, ...]:
+    def run(part: slice, num_ranks: int) -> tuple[np.ndarray, ...]:
         states, confidence = device_steps.finish_layer(
             _CONFIG,
             measure,
-            num_ranks=_RANKS,
+            num_ranks=num_ranks,
             parameters={"layer": _LAYERS[1], "classifier": _CLASSIFIER},
             states=jnp.array(_STATES),
             cross=cross,
@@ -145,12 +145,12 @@ def test_many_rows_finish_a_layer_as_few_do(measure: str) -> None:
             below=_BELOW[part],
             lanes=_LANES[part],
             places=places[part],
-            ranks=ranks[part],
+            ranks=ranks[part] % num_ranks,
         )
         return np.asarray(states)[2, _LANES[part]], np.asarray(confidence)
 
-    many = run(slice(None))
-    for values, few in zip(many, zip(*map(run, _parts()), strict=True), strict=True):
+    many = run(slice(None), _RANKS)
+    for values, few in zip(many, zip(*(run(part, 1) for part in _parts()), strict=True), strict=True):
         np.testing.assert_allclose(values, np.concatenate(few), rtol=0, atol=2e-5)
     name = "decoder/layers_1"
     inputs = _STATES[2, _LANES].astype(np.float64)

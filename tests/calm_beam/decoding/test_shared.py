@@ -409,10 +409,23 @@ def test_work_does_not_depend_on_the_batch() -> None:
     assert dataclasses.replace(work, padded_rows=0) == dataclasses.replace(_default()[1], padded_rows=0)
 
 
-def test_rows_come_in_few_sizes() -> None:
-    """Sizes are 16, then powers of two and three halves of them; the largest that fits a number is found."""
-    sizes = sorted({padding.row_bucket(count) for count in range(1, 1600)})
-    assert sizes == [16, 64, 128, 192, 256, 384, 512, 768, 1024, 1536, 2048]
-    for count in (0, 16, 63, 64, 127, 128, 500, 1536):
-        assert padding.most_rows(count) == max(size for size in sizes if size <= max(count, 16))
-    assert [padding.rank_bucket(count) for count in (1, 8, 9, 33, 128, 129)] == [8, 8, 32, 128, 128, 512]
+@pytest.mark.parametrize("most", [1, 16, 100, 256, 5000])
+def test_rows_come_in_few_sizes(most: int) -> None:
+    """Parts follow each other, have a size of 16, 64, 256, ... and are at least half full, all but the last wholly."""
+    for count in range(1500):
+        parts = list(padding.row_parts(count, most=most))
+        assert [row for part, _ in parts for row in range(count)[part]] == list(range(count))
+        sizes = [size for _, size in parts]
+        assert set(sizes) <= {size for size in (16, 64, 256, 1024, 4096) if size <= max(most, 16)}
+        assert sizes == sorted(sizes, reverse=True)
+        filled = [part.stop - part.start for part, _ in parts]
+        assert filled[:-1] == sizes[:-1]
+        assert all(2 * rows >= size for rows, size in zip(filled, sizes, strict=True) if size > 16)
+
+
+def test_few_prompts_have_room_for_eight() -> None:
+    """How many prompts of a width are held does not follow small numbers of them, since each compiles anew."""
+    held = padding.places_by_width({32: range(100), 64: range(3)}, tokens=10**6, slots=256)
+    assert held == {32: 128, 64: 8}
+    assert padding.places_by_width({32: range(100), 64: range(3)}, tokens=10**6, slots=4) == {32: 4, 64: 4}
+    assert padding.places_by_width({32: range(100), 64: range(3)}, tokens=96, slots=256) == {32: 1, 64: 1}

@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from calm_beam.training.config import LAYER_WEIGHTS
 from calm_beam.training.objective import (
-    LAYER_WEIGHTS,
     all_layers,
     layer_weighted_loss,
     layer_weights,

@@ -8,9 +8,8 @@ import optax.contrib
 import pytest
 
 from calm_beam.model import T5Config, parameter_shapes
+from calm_beam.training.config import AdafactorConfig, MuonConfig
 from calm_beam.training.optimizer import (
-    AdafactorConfig,
-    MuonConfig,
     linear_schedule,
     make_optimizer,
     parameter_group,

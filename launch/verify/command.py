@@ -1,26 +1,4 @@
-"""`calm-beam verify`: tests the promises of a manifest on fresh data.
-
-    calm-beam verify --manifest=calibration --data='fresh-*.jsonl' --checkpoint=checkpoints/my_t5
-
-decodes the fresh data at the thresholds of the manifest alone, as the calibration did, and says of every entry whether
-
-* it is BROKEN: the fresh losses prove that the risk exceeds delta. Over all entries together, the chance of calling one
-  broken that is kept is at most `--alpha`. Exit status 3.
-* it is proved again: the fresh examples alone would have accepted the threshold at the entry's epsilon.
-* it is not contradicted: neither. Nothing was found out; more data may tell. Exit status 0, like the one before.
-
-Both use the entry's own p-value. An output that failed counts with loss 1 when a promise is to be proved again, and
-with the lowest loss there is when it is to be called broken. A threshold that was wrongly accepted, which happens with
-probability epsilon at most, is found out here too; a status of 3 alone does not say that the distribution has changed.
-
-A manifest may name a metric of somebody's own, `module:function`. That is code, and is imported only if `--metric` also
-names it.
-
-Fresh data are drawn independently of the calibration set. The calibration set itself is refused; prompts that it shares
-with the fresh data are counted and warned of where its generations still stand beside the manifest, and only there.
-
-Exit status: 0 no promise broken, 1 failure, 2 bad usage, 3 a promise is broken.
-"""
+"""What `calm-beam verify` does once its flags are parsed."""
 
 import argparse
 import glob
@@ -29,6 +7,7 @@ import tempfile
 from collections.abc import Sequence
 
 import apache_beam as beam
+from apache_beam.options.pipeline_options import PipelineOptions
 from rich import box
 from rich.table import Table
 
@@ -40,6 +19,16 @@ from calm_beam.exits.measures import check_named
 from calm_beam.generations import read_generations, stored_prompts
 from calm_beam.generations.folder import shard_files
 from calm_beam.inputs import read_examples
+from calm_beam.launch.flags import (
+    UsageError,
+    as_usage,
+)
+from calm_beam.launch.flags.manifest import find_manifest
+from calm_beam.launch.flags.metrics import checked_metrics, metric_settings
+from calm_beam.launch.runners import is_local, make_runner, run_pipeline
+from calm_beam.launch.setup_run import prepare_run
+from calm_beam.launch.terminal import PlainConsole, say, tell
+from calm_beam.launch.terminal.progress import shown_progress
 from calm_beam.manifest import Calibration, Manifest, ManifestError, read_manifest
 from calm_beam.metrics.registry import BLEURT, check_may_run, full_name, get_metric
 from calm_beam.printable import printable_line
@@ -52,34 +41,14 @@ from calm_beam.transforms import DecodeExamples, ReadExamples
 from calm_beam.upkeep.verification import FreshLosses, Verdict, objective_of, promised_thresholds, verify
 from calm_beam.vocabulary import EOS_ID
 
-from .flags import (
-    FlagParser,
-    UsageError,
-    add_data_flags,
-    add_exit_head_flag,
-    add_memory_flags,
-    add_worker_flags,
-    as_usage,
-    parse_flags,
-    texts,
-)
-from .flags.manifest import add_confidence_flag, find_manifest
-from .flags.metrics import add_metric_settings, checked_metrics, metric_settings
-from .flags.model import add_model_flags
-from .runners import is_local, make_runner, run_pipeline
-from .setup_run import prepare_run
-from .terminal import PlainConsole, say, tell
-from .terminal.progress import shown_progress
-
 BROKEN = 3
 # Order of bets in manifests that do not say; any that was fixed beforehand will do.
 _DEFAULT_SALT = "calm-beam/0"
 
 
-def main(argv: Sequence[str]) -> int:
-    """Runs the command and returns its exit status."""
+def verify_manifest(flags: argparse.Namespace, options: PipelineOptions) -> int:
+    """Tests as the flags say, tells about it and returns the exit status of the command."""
     with as_usage():
-        flags, options = parse_flags(_parser(), argv)
         if not 0 < flags.alpha < 1:
             raise UsageError(f"--alpha must be in (0, 1), got {flags.alpha:g}. It is a probability: for 5 % pass 0.05.")
         path = find_manifest(flags.manifest)
@@ -102,30 +71,6 @@ def main(argv: Sequence[str]) -> int:
     verdicts = verify(losses, entries, alpha=flags.alpha)
     _print(manifest, losses, verdicts=verdicts, flags=flags)
     return BROKEN if any(verdict.is_broken for verdict in verdicts) else 0
-
-
-def _parser() -> FlagParser:
-    parser = FlagParser(prog="calm-beam verify", description=(__doc__ or "").split(": ", 1)[1].split("\n\n")[0])
-    parser.add_argument("--manifest", required=True, help="a manifest, or the calibration directory that holds one")
-    add_data_flags(parser, kind="fresh examples")
-    parser.add_argument("--checkpoint", help="model folder; default: where the manifest says that it was")
-    add_model_flags(parser)
-    add_confidence_flag(parser)
-    parser.add_argument("--vocabulary", help="SentencePiece model; default: in or beside the checkpoint")
-    parser.add_argument(
-        "--alpha", type=float, default=0.05, help="chance of calling any promise broken that is kept, in (0, 1)"
-    )
-    parser.add_argument(
-        "--metric",
-        type=texts,
-        help="test the entries of these metrics alone, comma-separated; a metric of your own, module:function, is "
-        "imported only if it is named here",
-    )
-    add_metric_settings(parser)
-    add_memory_flags(parser)
-    add_exit_head_flag(parser)
-    add_worker_flags(parser)
-    return parser
 
 
 def _with_metrics(

@@ -7,6 +7,8 @@ reading and scoring run on plain machines. TPUs it gives to all workers of a job
 import argparse
 import dataclasses
 
+from . import FlagParser
+
 # The machine that takes one accelerator and is its smallest. L4, H100 and TPU machines come with their accelerators
 # built in, so that the machine type decides how many there are.
 _MACHINES = {
@@ -53,6 +55,17 @@ class Accelerator:
     def service_option(self) -> str | None:
         """Returns the service option that gives all workers a TPU; None for GPUs."""
         return f"worker_accelerator=type:{self.type};topology:{self.amount}" if self.is_tpu else None
+
+
+def add_job_flags(parser: FlagParser) -> None:
+    """Adds the flags of a job on Dataflow that are ours; the others are Beam's."""
+    job = parser.add_argument_group("Dataflow")
+    job.add_argument(
+        "--accelerator",
+        type=parse_accelerator,
+        help="for the workers that decode: nvidia-l4, nvidia-tesla-t4, nvidia-h100-80gb, tpu-v5-lite-podslice, "
+        "tpu-v6e-slice, or Dataflow's notation, such as 'type:nvidia-l4;count:1;install-nvidia-driver'",
+    )
 
 
 def parse_accelerator(text: str) -> Accelerator:

@@ -1,38 +1,30 @@
-"""`calm-beam decode`: the sweep alone, one JSONL row per prompt and threshold.
+"""What `calm-beam decode` does once its flags are parsed."""
 
-Rows come in the order of the data, the full model (threshold null) before the thresholds in descending order.
-"""
-
+import argparse
 import json
 import tempfile
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import apache_beam as beam
+from apache_beam.options.pipeline_options import PipelineOptions
 
 from calm_beam.counted import counted
 from calm_beam.generations import Generation, read_generations
 from calm_beam.generations.folder import shard_files
+from calm_beam.launch.flags import UsageError, as_usage
+from calm_beam.launch.flags.data import find_output
+from calm_beam.launch.runners import is_local, make_runner, run_pipeline
+from calm_beam.launch.setup_run import prepare_run
+from calm_beam.launch.terminal import tell
+from calm_beam.launch.terminal.progress import shown_progress
 from calm_beam.storage import base_name, is_cloud_path, parent, replacing
 from calm_beam.transforms import DecodeExamples, ReadExamples
 
-from .flags import FlagParser, UsageError, add_decode_flags, as_usage, parse_flags
-from .flags.data import find_output
-from .runners import is_local, make_runner, run_pipeline
-from .setup_run import prepare_run
-from .terminal import tell
-from .terminal.progress import shown_progress
 
-
-def main(argv: Sequence[str]) -> int:
-    """Runs the command and returns its exit status."""
-    parser = FlagParser(prog="calm-beam decode", description=(__doc__ or "").split("\n\n")[0])
-    add_decode_flags(parser, default_grid_step=None)
-    # What is printed is looked at, and compared.
-    parser.set_defaults(exit_head="exact")
-    parser.add_argument("--output", help="JSONL file to write")
+def decode(flags: argparse.Namespace, options: PipelineOptions) -> int:
+    """Decodes as the flags say, tells about it and returns the exit status of the command."""
     with as_usage():
-        flags, options = parse_flags(parser, argv)
         output = find_output(flags.output, overwrite=flags.overwrite)
         if not is_local(options):
             raise UsageError("decode writes one file and runs on this machine: leave --runner out.")

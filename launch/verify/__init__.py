@@ -1,0 +1,73 @@
+"""`calm-beam verify`: tests the promises of a manifest on fresh data.
+
+    calm-beam verify --manifest=calibration --data='fresh-*.jsonl' --checkpoint=checkpoints/my_t5
+
+decodes the fresh data at the thresholds of the manifest alone, as the calibration did, and says of every entry whether
+
+* it is BROKEN: the fresh losses prove that the risk exceeds delta. Over all entries together, the chance of calling one
+  broken that is kept is at most `--alpha`. Exit status 3.
+* it is proved again: the fresh examples alone would have accepted the threshold at the entry's epsilon.
+* it is not contradicted: neither. Nothing was found out; more data may tell. Exit status 0, like the one before.
+
+Both use the entry's own p-value. An output that failed counts with loss 1 when a promise is to be proved again, and
+with the lowest loss there is when it is to be called broken. A threshold that was wrongly accepted, which happens with
+probability epsilon at most, is found out here too; a status of 3 alone does not say that the distribution has changed.
+
+A manifest may name a metric of somebody's own, `module:function`. That is code, and is imported only if `--metric` also
+names it.
+
+Fresh data are drawn independently of the calibration set. The calibration set itself is refused; prompts that it shares
+with the fresh data are counted and warned of where its generations still stand beside the manifest, and only there.
+
+Exit status: 0 no promise broken, 1 failure, 2 bad usage, 3 a promise is broken.
+"""
+
+from collections.abc import Sequence
+
+from calm_beam.launch.flags import (
+    FlagParser,
+    add_data_flags,
+    add_exit_head_flag,
+    add_memory_flags,
+    add_worker_flags,
+    as_usage,
+    parse_flags,
+    texts,
+)
+from calm_beam.launch.flags.manifest import add_confidence_flag
+from calm_beam.launch.flags.metrics import add_metric_settings
+from calm_beam.launch.flags.model import add_model_flags
+
+
+def main(argv: Sequence[str]) -> int:
+    """Runs the command and returns its exit status."""
+    with as_usage():
+        flags, options = parse_flags(_parser(), argv)
+    # Here, since it loads Beam, and help does without.
+    from .command import verify_manifest
+
+    return verify_manifest(flags, options)
+
+
+def _parser() -> FlagParser:
+    parser = FlagParser(prog="calm-beam verify", description=(__doc__ or "").split(": ", 1)[1].split("\n\n")[0])
+    parser.add_argument("--manifest", required=True, help="a manifest, or the calibration directory that holds one")
+    add_data_flags(parser, kind="fresh examples")
+    parser.add_argument("--checkpoint", help="model folder; default: where the manifest says that it was")
+    add_model_flags(parser)
+    add_confidence_flag(parser)
+    parser.add_argument("--vocabulary", help="SentencePiece model; default: in or beside the checkpoint")
+    parser.add_argument(
+        "--alpha", type=float, default=0.05, help="chance of calling any promise broken that is kept, in (0, 1)"
+    )
+    parser.add_argument(
+        "--metric",
+        type=texts,
+        help="test the entries of these metrics alone, comma-separated; a metric of your own, module:function, is "
+        "imported only if it is named here",
+    )
+    add_metric_settings(parser)
+    add_memory_flags(parser)
+    add_exit_head_flag(parser)
+    add_worker_flags(parser)
+    return parser

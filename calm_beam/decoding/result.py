@@ -13,12 +13,13 @@ class SweepResult:
       tokens: int32, shape (lanes, max_decode_length). 0 after the output's end; eos is part of the output.
       exit_layers: int32, shape of `tokens`. Layers used, counted from 1; 0 after the end.
       confidences: float32, shape of `tokens`. Confidence at the exit layer; 0 after the end. It is the
-        last layer's in the full model's lane, and wherever a token went that far.
+        last layer's in the full model's lane, and wherever a token went that far. Where a certified head decided, it is
+        the middle of an interval that contains the confidence.
       lengths: int32, shape (lanes,). Number of tokens, eos included.
       is_finite: Whether all logits and confidences that were used are finite numbers.
-      runner_ups: float32, shape of `tokens`. Largest confidence at the layers below the exit layer that may exit: down
-        to a threshold above it the step stays as it is. -inf where there is none or, in the full model's lane, nobody
-        asked. None from a sweep that does not tell.
+      runner_ups: float32, shape of `tokens`. Largest confidence, or end of an interval that contains it, at the layers
+        below the exit layer that may exit: down to a threshold above it the step stays as it is. -inf where there is
+        none or, in the full model's lane, nobody asked. None from a sweep that does not tell.
     """
 
     tokens: np.ndarray

@@ -31,7 +31,7 @@ class Output:
       text: The text that metrics see, without eos; where there was no vocabulary, the generated ids joined by spaces.
       tokens: Generated ids, with the final eos if it was generated.
       exit_layers: Layers used for each token, from 1.
-      confidences: Confidence at each token's exit layer.
+      confidences: Confidence at each token's exit layer; the middle of its interval where a certified head decided.
     """
 
     text: str

@@ -56,7 +56,7 @@ def main() -> None:
         print(describe_machine())
     heads = _trained(flags) if flags.checkpoint else _made(flags)
     for name, states, weights in heads:
-        forms = {form: quantised_head(weights, vocab_axis=0, dtype=form) for form in ("int8", "bfloat16")}
+        forms = {form: quantised_head(jnp.asarray(weights), form) for form in ("int8", "bfloat16")}
         for rows in flags.rows:
             line = {
                 "head": name,

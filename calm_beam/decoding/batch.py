@@ -351,8 +351,8 @@ class Batch:
         """
         count = len(rows.lanes)
         if not self._decides_by_logits():
-            return Decisions.exact(np.zeros(count, np.int32), measured, np.isfinite(measured))
-        decided = Decisions.exact(np.zeros(count, np.int32), np.full(count, -np.inf, np.float32), np.ones(count, bool))
+            return Decisions.exact(np.zeros(count, np.int32), confidences=measured, is_finite=np.isfinite(measured))
+        decided = Decisions.none(count, confidence=-np.inf)
         asked = np.flatnonzero(np.bincount(of_member, weights=asks, minlength=count))
         place = np.zeros(count, np.int64)
         place[asked] = np.arange(len(asked))
@@ -370,7 +370,7 @@ class Batch:
             # The lanes of a row have all that is below in common.
             tokens = decided.tokens[asked]
             confidences = self._measure.confidence(tokens, self._earlier[rows.lanes[asked]])
-            decided.put(asked, Decisions.exact(tokens, confidences, decided.is_finite[asked]))
+            decided.put(asked, Decisions.exact(tokens, confidences=confidences, is_finite=decided.is_finite[asked]))
         return dataclasses.replace(decided, is_finite=decided.is_finite & np.isfinite(decided.confidences))
 
     def _read_tokens(self, outcome: StepOutputs, is_known: np.ndarray) -> None:
@@ -398,29 +398,28 @@ class Batch:
           thresholds: Those that the confidence must be told from.
         """
         count = len(lanes)
-        decided = Decisions.exact(np.zeros(count, np.int32), np.zeros(count, np.float32), np.ones(count, bool))
+        decided = Decisions.none(count, confidence=0.0)
         is_open = np.ones(count, bool)
         head = self._weights.certified_head
         if head is not None and count:
             self._work += Work(certified_rows=count)
-            found = self._asked_of_head(device_steps.certify_rows, layers, lanes, head=head)
-            decided = Decisions(found[0].copy(), low=found[1].copy(), high=found[2].copy(), is_finite=is_open.copy())
-            is_open = ~found[3]
+            tokens, low, high, is_certain = self._ask_head(device_steps.certify_rows, layers, lanes, head=head)
+            decided.put(slice(None), Decisions(tokens, low=low, high=high, is_finite=is_certain))
+            is_open = ~is_certain
             if of_threshold is not None:
                 low, high = decided.low[of_threshold], decided.high[of_threshold]
                 is_open[of_threshold[(low < thresholds) & (thresholds <= high)]] = True
         left = np.flatnonzero(is_open)
         if len(left):
             self._work += Work(projection_rows=len(left))
-            decided.put(
-                left, Decisions.exact(*self._asked_of_head(device_steps.decide_rows, layers[left], lanes[left]))
-            )
+            tokens, confidences, is_finite = self._ask_head(device_steps.decide_rows, layers[left], lanes[left])
+            decided.put(left, Decisions.exact(tokens, confidences=confidences, is_finite=is_finite))
         return decided
 
-    def _asked_of_head(
+    def _ask_head(
         self, step: Callable[..., Sequence[jax.Array]], layers: np.ndarray, lanes: np.ndarray, **head: CertifiedHead
     ) -> list[np.ndarray]:
-        """Returns what a device step makes of states, given by layer and lane."""
+        """Returns what a step that reads the head makes of states, given by layer and lane."""
         made = [
             step(
                 self._config,

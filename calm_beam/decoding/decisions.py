@@ -23,7 +23,7 @@ class Decisions:
     is_finite: np.ndarray
 
     @classmethod
-    def exact(cls, tokens: np.ndarray, confidences: np.ndarray, is_finite: np.ndarray) -> "Decisions":
+    def exact(cls, tokens: np.ndarray, *, confidences: np.ndarray, is_finite: np.ndarray) -> "Decisions":
         """Returns decisions by confidences that are known."""
         return cls(tokens, low=confidences.copy(), high=confidences.copy(), is_finite=is_finite)
 
@@ -33,7 +33,13 @@ class Decisions:
         # Halves of what is finite: a sum could overflow, and -inf stays what it is.
         return self.low / 2 + self.high / 2
 
-    def put(self, rows: np.ndarray, decisions: "Decisions") -> None:
+    @classmethod
+    def none(cls, rows: int, *, confidence: float) -> "Decisions":
+        """Returns decisions for token 0 with one confidence, to be written over where rows are asked."""
+        confidences = np.full(rows, confidence, np.float32)
+        return cls.exact(np.zeros(rows, np.int32), confidences=confidences, is_finite=np.ones(rows, bool))
+
+    def put(self, rows: np.ndarray | slice, decisions: "Decisions") -> None:
         """Writes the decisions of some rows."""
         for name in ("tokens", "low", "high", "is_finite"):
             getattr(self, name)[rows] = getattr(decisions, name)

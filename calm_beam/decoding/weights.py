@@ -14,7 +14,7 @@ from calm_beam.model import EarlyExitT5, T5Config
 from calm_beam.model.network import of_layer
 
 # What a sweep usually projects at a time.
-_ROWS_AT_A_TIME = 128
+_ROWS_AT_A_TIME = 256
 
 
 class Weights:

@@ -88,15 +88,14 @@ class Certificate(NamedTuple):
     is_certain: jax.Array
 
 
-def quantised_head(weights: np.ndarray, *, vocab_axis: int, dtype: str) -> CertifiedHead:
-    """Returns a head with its quantised form, on JAX's default device.
+def quantised_head(exact: jax.Array, dtype: str) -> CertifiedHead:
+    """Returns a head with its quantised form.
 
     Args:
-      weights: float32, shape (width, vocabulary), or its transpose.
-      vocab_axis: Axis of the vocabulary in `weights`.
+      exact: float32, shape (vocabulary, width).
       dtype: "int8" or "bfloat16".
     """
-    weights = np.ascontiguousarray(np.moveaxis(weights, vocab_axis, 0))
+    weights = np.asarray(exact)
     vocab_size, width = weights.shape
     padded_size = -(-vocab_size // _BLOCK) * _BLOCK
     reach = np.abs(weights).max(axis=0)
@@ -123,19 +122,14 @@ def quantised_head(weights: np.ndarray, *, vocab_axis: int, dtype: str) -> Certi
         errors[rows] = _rounded_up(np.linalg.norm(part - coarse, axis=1))
         norms[rows] = _rounded_up(np.linalg.norm(coarse, axis=1))
     return CertifiedHead(
-        *map(
-            jnp.asarray,
-            (
-                weights,
-                quantised,
-                scales,
-                errors,
-                norms,
-                kept,
-                kept_weights,
-                _rounded_up(np.linalg.norm(kept_weights.astype(np.float64), axis=1)),
-            ),
-        )
+        weights=exact,
+        quantised=jnp.asarray(quantised),
+        scales=jnp.asarray(scales),
+        errors=jnp.asarray(errors),
+        norms=jnp.asarray(norms),
+        kept=jnp.asarray(kept),
+        kept_weights=jnp.asarray(kept_weights),
+        kept_norms=jnp.asarray(_rounded_up(np.linalg.norm(kept_weights.astype(np.float64), axis=1))),
     )
 
 

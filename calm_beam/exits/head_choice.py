@@ -46,18 +46,18 @@ def choose_head(
         raise ValueError(f"exit_head must be one of {', '.join(EXIT_HEADS)}; got {exit_head!r}.")
     if exit_head == "exact" or (measure.needs is Need.LOGITS and measure.bounds is None):
         return None
-    host = np.asarray(weights)
     if exit_head != "auto":
-        return quantised_head(host, vocab_axis=vocab_axis, dtype=exit_head)
-    if weights.size < _SMALLEST or not np.isfinite(host).all():
+        return quantised_head(jnp.moveaxis(weights, vocab_axis, 0), exit_head)
+    if weights.size < _SMALLEST or not jnp.isfinite(weights).all():
         return None
+    by_entry = jnp.moveaxis(weights, vocab_axis, 0)
     # States as the final norm leaves them.
     states = jnp.asarray(np.random.default_rng(0).standard_normal((rows, weights.shape[1 - vocab_axis])), jnp.float32)
     best: CertifiedHead | None = None
     exact_seconds = _seconds(exact, states, weights)
     seconds = {"exact": exact_seconds}
     for form in ("int8", "bfloat16"):
-        head = quantised_head(host, vocab_axis=vocab_axis, dtype=form)
+        head = quantised_head(by_entry, form)
         seconds[form] = _seconds(functools.partial(certify, measure=measure), states, head)
         if seconds[form] < min(_WORTH * exact_seconds, *(seconds[name] for name in seconds if name != form)):
             best = head

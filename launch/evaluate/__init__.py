@@ -29,7 +29,7 @@ def main(argv: Sequence[str]) -> int:
     # Here, since it loads JAX, and help does without.
     from .command import run_experiment
 
-    return run_experiment(name, _EXPERIMENTS[name], flags)
+    return run_experiment(name, _EXPERIMENTS[name], flags=flags)
 
 
 def _experiment_name(argv: Sequence[str]) -> str:

@@ -30,7 +30,7 @@ from .experiment import Experiment, Findings
 from .files import checked_output, write_rows
 
 
-def run_experiment(name: str, experiment: Experiment, flags: argparse.Namespace) -> int:
+def run_experiment(name: str, experiment: Experiment, *, flags: argparse.Namespace) -> int:
     """Runs an experiment, tells what it found and returns the exit status of the command."""
     with as_usage((ValueError, OSError)):
         _fill_in_defaults(flags)

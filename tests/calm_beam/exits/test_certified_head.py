@@ -32,7 +32,7 @@ def _certified(states: jax.Array, head: certified_head.CertifiedHead, measure: s
 
 
 def _certify(states: np.ndarray, weights: np.ndarray, form: str, measure: str = "softmax") -> Certificate:
-    head = quantised_head(weights, vocab_axis=0, dtype=form)
+    head = quantised_head(jnp.asarray(weights), form)
     found: Certificate = jax.tree.map(np.asarray, _certified(jnp.asarray(states), head, measure))
     return found
 
@@ -170,7 +170,7 @@ def test_columns_that_stand_out_are_kept(form: str) -> None:
     states, weights = _trained_like(40, 2048)
     weights[1000:, 9] = -1e6
     states[:, 9] = 1e-3
-    head = quantised_head(weights, vocab_axis=0, dtype=form)
+    head = quantised_head(jnp.asarray(weights), form)
     assert head.kept.shape == (16,)
     assert head.kept[0] == 9
     found = _check(states, weights, form, "softmax")
@@ -185,13 +185,3 @@ def test_a_bound_that_is_too_tight_is_found_out(form: str, monkeypatch: pytest.M
     monkeypatch.setattr(certified_head, "_rounded_up", lambda values: 0 * values.astype(np.float32))
     with pytest.raises(AssertionError):
         _check(states, weights, form, "softmax")
-
-
-def test_either_axis_may_be_the_vocabulary() -> None:
-    """Heads are stored both ways."""
-    states, weights = _trained_like(4, 520)
-    one = quantised_head(weights, vocab_axis=0, dtype="int8")
-    other = quantised_head(np.ascontiguousarray(weights.T), vocab_axis=1, dtype="int8")
-    for mine, theirs in zip(one, other, strict=True):
-        np.testing.assert_array_equal(mine, theirs)
-    assert states.dtype == np.float32

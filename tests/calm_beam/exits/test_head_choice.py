@@ -39,6 +39,16 @@ def test_small_heads_are_exact(exit_head: str) -> None:
     assert _choose(exit_head) is None
 
 
+def test_either_axis_may_be_the_vocabulary() -> None:
+    """Heads are stored both ways."""
+    weights = jnp.asarray(np.random.default_rng(0).standard_normal((32, 2048)), jnp.float32)
+    choose = functools.partial(choose_head, "int8", measure=MEASURES["softmax"], rows=4, exact=decide)
+    for mine, theirs in zip(
+        jax.tree.leaves(choose(weights, vocab_axis=1)), jax.tree.leaves(choose(weights.T, vocab_axis=0)), strict=True
+    ):
+        np.testing.assert_array_equal(mine, theirs)
+
+
 def test_nothing_can_be_certified_for_ones_own_measure() -> None:
     """Of logits, about which nothing is known."""
     for exit_head in EXIT_HEADS:

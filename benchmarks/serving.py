@@ -79,7 +79,9 @@ def main() -> None:
     parser.add_argument("--max_decode_length", type=int, default=48)
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--measures", default=",".join(_MEASURES))
-    parser.add_argument("--exit_head", choices=EXIT_HEADS, default="exact", help="of the decoders that exit early")
+    parser.add_argument(
+        "--exit_heads", nargs="+", choices=EXIT_HEADS, default=["exact"], help="of the decoders that exit early"
+    )
     flags = parser.parse_args()
     if flags.paper_dimensions == bool(flags.checkpoint and flags.data):
         parser.error("pass --checkpoint and --data, or --paper_dimensions")
@@ -111,11 +113,14 @@ def _print_table(
     for measure in flags.measures.split(","):
         rule = ExitRule(confidence=measure)
         for share in _SHARES:
-            decoder, threshold, results = _searched(
-                checkpoint, rule, prompts=prompts, steps=steps, layers=share * depth, exit_head=flags.exit_head
-            )
-            decoders[measure, share, threshold] = decoder
-            works[measure, share, threshold] = _counted(rule, depth, results=results)
+            threshold, results = _searched(checkpoint, rule, prompts=prompts, steps=steps, layers=share * depth)
+            for exit_head in flags.exit_heads:
+                decoder = EarlyExitDecoder(
+                    checkpoint, rule, threshold=threshold, max_decode_length=steps, exit_head=exit_head
+                )
+                _check_same(dict(decoder.decode(prompts)), results)
+                decoders[measure, exit_head, threshold] = decoder
+                works[measure, exit_head, threshold] = _counted(rule, depth, results=results)
     pieces = dict(_pieces(checkpoint, width=32 if len(prompts[0]) <= 32 else 64, steps=steps))
     # By piece or by decoder: [rounds] or [rounds, prompts].
     seconds: dict[Any, list[Any]] = collections.defaultdict(list)
@@ -133,11 +138,21 @@ def _print_table(
         f"full model: {full_work.tokens} tokens, {full_seconds / full_work.tokens * 1e6:.0f} us a token, encoder "
         f"included; its pieces add up to {full_work.cost(units) / full_seconds:.0%} of that"
     )
-    columns = ("measure", "threshold", f"layers of {depth}", "projections", "fills", "us", "allowed", "measured")
+    columns = (
+        "measure",
+        "exit head",
+        "threshold",
+        f"layers of {depth}",
+        "projections",
+        "fills",
+        "us",
+        "allowed",
+        "measured",
+    )
     print(f"| {' | '.join((*columns, 'measured / allowed', 'median round'))} |")
-    print(f"|---{'|---:' * (len(columns) + 1)}|")
-    for (measure, share, threshold), work in works.items():
-        key = (measure, share, threshold)
+    print(f"|---|---{'|---:' * len(columns)}|")
+    for key, work in works.items():
+        measure, exit_head, threshold = key
         # Outputs differ in length: cost per token is compared.
         per_token = full_work.tokens / work.tokens
         ours, theirs = np.array(seconds[key]), np.array(seconds["full", key])
@@ -146,33 +161,35 @@ def _print_table(
         median = statistics.median((theirs.sum(axis=1) / per_token / ours.sum(axis=1)).tolist())
         counts = [f"{count / work.tokens:.2f}" for count in (work.layers, work.projections, work.fills)]
         speeds = (f"{ours.min(axis=0).sum() / work.tokens * 1e6:.0f}", f"{allowed:.2f}", f"{measured:.2f}")
-        cells = (measure, f"{threshold:.4f}", *counts, *speeds, f"{measured / allowed:.0%}", f"{median:.2f}")
+        cells = (measure, exit_head, f"{threshold:.4f}", *counts, *speeds, f"{measured / allowed:.0%}", f"{median:.2f}")
         print(f"| {' | '.join(cells)} |", flush=True)
 
 
 def _searched(
-    checkpoint: Checkpoint,
-    rule: ExitRule,
-    *,
-    prompts: Sequence[Sequence[int]],
-    steps: int,
-    layers: float,
-    exit_head: str,
-) -> tuple[EarlyExitDecoder, float, dict[int, EarlyExitResult]]:
-    """Returns a decoder that uses about so many layers per token, its threshold and its outputs."""
+    checkpoint: Checkpoint, rule: ExitRule, *, prompts: Sequence[Sequence[int]], steps: int, layers: float
+) -> tuple[float, dict[int, EarlyExitResult]]:
+    """Returns a threshold that uses about so many layers per token, and the outputs at it."""
     depth = checkpoint.config.num_decoder_layers
     lower, upper = 0.0, 1.0
-    found: list[tuple[float, EarlyExitDecoder, float, dict[int, EarlyExitResult]]] = []
+    found: list[tuple[float, float, dict[int, EarlyExitResult]]] = []
     for _ in range(1 if rule.confidence == "static" else _TRIES):
         threshold = layers / depth if rule.confidence == "static" else (lower + upper) / 2
-        decoder = EarlyExitDecoder(checkpoint, rule, threshold=threshold, max_decode_length=steps, exit_head=exit_head)
+        decoder = EarlyExitDecoder(checkpoint, rule, threshold=threshold, max_decode_length=steps)
         results = dict(decoder.decode(prompts))
         work = _counted(rule, depth, results=results)
         used = work.layers / work.tokens
-        found.append((abs(used - layers), decoder, threshold, results))
+        found.append((abs(used - layers), threshold, results))
         lower, upper = (threshold, upper) if used < layers else (lower, threshold)
-    _, decoder, threshold, results = min(found, key=lambda entry: entry[0])
-    return decoder, threshold, results
+    _, threshold, results = min(found, key=lambda entry: entry[0])
+    return threshold, results
+
+
+def _check_same(results: dict[int, EarlyExitResult], expected: dict[int, EarlyExitResult]) -> None:
+    """Says if a decoder gives other tokens or exits than the exact head's."""
+    for index, result in results.items():
+        for name in ("tokens", "exit_layers"):
+            if (getattr(result, name) != getattr(expected[index], name)).any():
+                print(f"prompt {index}: other {name} than with the exact head")
 
 
 def _counted(rule: ExitRule, depth: int, *, results: dict[int, EarlyExitResult]) -> _Work:

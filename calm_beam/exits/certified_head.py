@@ -35,7 +35,7 @@ _BLOCK = 16
 _CANDIDATES = 64
 # With few rows the product takes as long as reading the weights: twice the rows, for states of twice the bits, cost
 # nothing, and so do more candidates.
-_FEW_ROWS, _MORE_CANDIDATES = 16, 256
+_FEW_ROWS, _MORE_CANDIDATES = 8, 256
 # Most rows at a time, whose logits stay near the processor.
 _ROWS = 128
 # If the largest weight of a column is so many times that of the median column, so many columns are kept in float32.

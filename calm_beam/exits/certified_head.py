@@ -42,6 +42,8 @@ _ROWS = 128
 _OUTLIER, _KEPT = 8.0, 16
 # Half the distance from 1 to the next float32.
 _UNIT = 2.0**-24
+# The smallest normal float32.
+_SMALLEST = np.finfo(np.float32).tiny
 # Weights that are quantised at a time, while they are float64.
 _AT_A_TIME = 1 << 22
 
@@ -96,6 +98,8 @@ def quantised_head(exact: jax.Array, dtype: str) -> CertifiedHead:
       dtype: "int8" or "bfloat16".
     """
     weights = np.asarray(exact)
+    if not (is_finite := bool(np.isfinite(weights).all())):
+        weights = np.zeros_like(weights)
     vocab_size, width = weights.shape
     padded_size = -(-vocab_size // _BLOCK) * _BLOCK
     reach = np.abs(weights).max(axis=0)
@@ -113,14 +117,18 @@ def quantised_head(exact: jax.Array, dtype: str) -> CertifiedHead:
         part[:, kept] = 0
         if dtype == "int8":
             scales[rows] = np.abs(part).max(axis=1) / 127
-            # A row of zeros, or one that is not finite, of which nothing will be certain.
+            # Processors may take smaller numbers for 0.
+            scales[rows][scales[rows] < _SMALLEST] = 0
             multiples = np.divide(part, scales[rows, None], out=np.zeros_like(part), where=scales[rows, None] > 0)
-            quantised[rows] = np.nan_to_num(np.rint(multiples)).clip(-127, 127)
+            quantised[rows] = np.rint(multiples).clip(-127, 127)
         else:
-            quantised[rows] = part
+            quantised[rows] = np.where(np.abs(part) < _SMALLEST, 0, part)
         coarse = quantised[rows].astype(np.float64) * scales[rows, None]
         errors[rows] = _rounded_up(np.linalg.norm(part - coarse, axis=1))
         norms[rows] = _rounded_up(np.linalg.norm(coarse, axis=1))
+    if not is_finite:
+        # Then nothing is certain.
+        errors[:] = np.inf
     return CertifiedHead(
         weights=exact,
         quantised=jnp.asarray(quantised),
@@ -134,8 +142,8 @@ def quantised_head(exact: jax.Array, dtype: str) -> CertifiedHead:
 
 
 def _rounded_up(values: np.ndarray) -> np.ndarray:
-    """Returns float32 numbers that are no smaller than float64 ones which rounding may have made too small."""
-    return np.nextafter((values * (1 + 1e-9)).astype(np.float32), np.float32(np.inf))
+    """Returns normal float32 numbers that are no smaller than float64 ones which rounding may have made too small."""
+    return np.maximum(np.nextafter((values * (1 + 1e-9)).astype(np.float32), np.float32(np.inf)), _SMALLEST)
 
 
 def certify(states: jax.Array, head: CertifiedHead, *, measure: Measure) -> Certificate:
@@ -181,7 +189,8 @@ def _certify(states: jax.Array, *, head: CertifiedHead, measure: Measure) -> Cer
         jnp.max(jnp.where(is_block_left, block_upper, -jnp.inf), axis=1),
         jnp.max(jnp.where(is_entry_left, entry_upper, -jnp.inf), axis=1),
     )
-    is_known = has_all & (second + 2 * rounding < largest) & (left + rounding < largest) & jnp.isfinite(largest)
+    is_finite = jnp.all(jnp.isfinite(logits), axis=1)
+    is_known = has_all & is_finite & (second + 2 * rounding < largest) & (left + rounding < largest)
     if measure.bounds is None:
         nothing = jnp.zeros(rows)
         return Certificate(token, nothing, nothing, is_known)
@@ -235,10 +244,9 @@ def _logit_bounds(states: jax.Array, head: CertifiedHead) -> tuple[jax.Array, ja
     )
     if head.kept.size:
         logits += jnp.dot(kept_states, head.kept_weights.T, precision=PRECISION)
-    # Sums of squares add `width` numbers. Integers add without an error; sums of bfloat16 products do not.
-    longer = 1 + width * _UNIT
-    norm = jnp.linalg.norm(states, axis=1, keepdims=True) * longer
-    missing_norm = (jnp.linalg.norm(missing, axis=1, keepdims=True) + 8 * _UNIT * width**0.5 * most) * longer
+    norm = _norm(states, most)
+    missing_norm = _norm(missing, most) + 8 * _UNIT * width**0.5 * most
+    # Integers add without an error; sums of bfloat16 products do not.
     missing_norm += (8 + (0 if is_integer else width)) * _UNIT * (norm + missing_norm)
     kept_norm = jnp.linalg.norm(kept_states, axis=1, keepdims=True) * ((2 * head.kept.size + 8) * _UNIT)
 
@@ -248,7 +256,9 @@ def _logit_bounds(states: jax.Array, head: CertifiedHead) -> tuple[jax.Array, ja
         return half_width
 
     of_entries = head.errors, head.norms, head.kept_norms
-    upper = _stored(logits + reach(*of_entries))
+    upper = logits + reach(*of_entries)
+    # A maximum passes over a NaN among numbers on CPU (jaxlib 0.10.2), and what overflows could be anything.
+    upper = _stored(jnp.where(jnp.isnan(upper), jnp.inf, upper))
     of_blocks = (jnp.max(values.reshape(_BLOCK, -1), axis=0) for values in of_entries)
     return upper.reshape(len(states), _BLOCK, -1), reach(*of_blocks)
 
@@ -261,8 +271,8 @@ def _quantised_states(
     step = most / 127
     for _ in range(2 if len(states) <= _FEW_ROWS else 1):
         if head.quantised.dtype == jnp.int8:
-            multiples = jnp.round(states / jnp.where(step > 0, step, 1))
-            parts.append((jnp.clip(multiples, -127, 127).astype(jnp.int8), step))
+            multiples = jnp.clip(jnp.round(states / jnp.where(step > 0, step, 1)), -127, 127)
+            parts.append((multiples.astype(jnp.int8), step))
             states = states - multiples * step
             # What is left is at most half a step.
             step = step / 254
@@ -282,7 +292,19 @@ def _exact_logits(states: jax.Array, head: CertifiedHead, *, candidates: jax.Arr
     logits = _stored(jnp.sum(products, axis=1))
     norms = jnp.max((head.errors + head.norms + head.kept_norms)[candidates], axis=1)
     additions = chunk + width // chunk + 4
-    return logits, additions * _UNIT * norms * jnp.linalg.norm(states, axis=1) * (1 + width * _UNIT)
+    norm = _norm(states, jnp.max(jnp.abs(states), axis=1, keepdims=True))[:, 0]
+    return logits, additions * _UNIT * norms * norm
+
+
+def _norm(states: jax.Array, most: jax.Array) -> jax.Array:
+    """Returns the norm of every row, (rows, 1), rounded up; NaN for zeros.
+
+    Args:
+      states: shape (rows, width).
+      most: shape (rows, 1). A number of their size, without which small squares would vanish.
+    """
+    norm: jax.Array = jnp.linalg.norm(states / most, axis=1, keepdims=True) * most * (1 + states.shape[1] * _UNIT)
+    return norm
 
 
 class _Sums(NamedTuple):

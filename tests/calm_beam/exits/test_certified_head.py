@@ -152,7 +152,18 @@ def test_what_is_not_finite_is_left_open(form: str, value: float) -> None:
     assert np.delete(found.is_certain, 3).mean() > 0.9
     states[3, 5] = 0
     weights[100, 7] = value
-    assert not _certify(states, weights, form).is_certain.any()
+    for measure in ("softmax", "patience"):
+        assert not _certify(states, weights, form, measure).is_certain.any()
+
+
+@pytest.mark.parametrize("form", _FORMS)
+@pytest.mark.parametrize("exponent", [-140, -90, -60, 60, 100, 127])
+def test_sizes_at_the_ends_of_float32(form: str, exponent: int) -> None:
+    """Squares that vanish, and sums that overflow, make nothing wrong certain."""
+    states, weights = _trained_like(20, 520)
+    with np.errstate(over="ignore", invalid="ignore"):
+        _check(np.ldexp(states, exponent), np.ldexp(weights, -exponent), form, "softmax")
+        _check(states, np.ldexp(weights, exponent), form, "softmax")
 
 
 @pytest.mark.parametrize("form", _FORMS)

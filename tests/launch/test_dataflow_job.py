@@ -210,10 +210,10 @@ def test_workers_read_cloud_storage(place: _Place, from_sources: _Run) -> None:
     """The step that decodes is told paths on Cloud Storage, never those of a copy on the launching machine."""
     (step,) = [step for step in from_sources.pipeline.components.transforms.values() if step.unique_name == _DECODE]
     payload = beam_runner_api_pb2.ParDoPayload.FromString(step.spec.payload)
-    plan = pickler.loads(payload.do_fn.payload)[0]._plan
-    assert plan.checkpoint == f"{place.bucket}/model"
-    assert plan.directory.startswith(f"{place.bucket}/from_sources/")
-    assert plan.num_shards == 12
+    assignment = pickler.loads(payload.do_fn.payload)[0]._assignment
+    assert assignment.job.model.uri == f"{place.bucket}/model"
+    assert assignment.stored.directory.startswith(f"{place.bucket}/from_sources/")
+    assert assignment.job.num_shards == 12
 
 
 def test_plain_machines(from_sources: _Run) -> None:

@@ -16,14 +16,14 @@ import numpy as np
 
 from calm_beam.checkpoints import Checkpoint
 from calm_beam.exits.certified_head import CertifiedHead, certify
+from calm_beam.exits.decision import decide_by_logits
 from calm_beam.exits.head_choice import choose_head
-from calm_beam.exits.measures import Measure, Need
+from calm_beam.exits.measures import Need
 from calm_beam.exits.propagation import KeysValues
 from calm_beam.exits.propagations import PassedOn
 from calm_beam.exits.rule import ExitRule
 from calm_beam.exits.schedule import scheduled_thresholds
 from calm_beam.model import EarlyExitT5
-from calm_beam.model.attention import PRECISION
 from calm_beam.model.network import PAD_ID, of_layer, padding_bias
 from calm_beam.vocabulary import EOS_ID
 
@@ -132,7 +132,7 @@ class EarlyExitDecoder:
             vocab_axis=vocab_axis,
             measure=rule.measure(),
             rows=batch_size,
-            exact=functools.partial(_decided_exactly, vocab_axis=vocab_axis, measure=rule.measure()),
+            exact=functools.partial(decide_by_logits, vocab_axis=vocab_axis, measure=rule.measure()),
         )
 
     def decode(self, prompts: Sequence[Sequence[int]]) -> Iterator[tuple[int, EarlyExitResult]]:
@@ -481,7 +481,7 @@ class _Step:
         measure = self.rule.measure()
         inputs = self.apply(rows.hidden[:, 0], method="head_inputs")
         weights, vocab_axis = self.apply(method="head_weights")
-        exact = functools.partial(_decided_exactly, inputs, weights, vocab_axis=vocab_axis, measure=measure)
+        exact = functools.partial(decide_by_logits, inputs, weights, vocab_axis=vocab_axis, measure=measure)
         if self.head is None:
             token, confidence, is_finite = exact()
             return token[:, None], confidence[:, None], is_finite[:, None]
@@ -508,30 +508,3 @@ class _Step:
             confidence=rows.confidence,
             is_finite=is_finite & jnp.isfinite(rows.confidence),
         )
-
-
-def _decided_exactly(
-    inputs: jax.Array, weights: jax.Array, *, vocab_axis: int, measure: Measure
-) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Returns token, confidence, 0 if it is not made of logits, and finiteness of head inputs, (rows, width)."""
-    logits = jnp.dot(inputs, weights if vocab_axis else weights.T, precision=PRECISION)
-    largest = jnp.max(logits, axis=-1)
-    # The maximum alone passes over a NaN among numbers on CPU (jaxlib 0.10.2).
-    has_nan = jnp.any(jnp.isnan(logits), axis=-1)
-    confidence = measure.confidence(logits) if measure.needs is Need.LOGITS else jnp.zeros_like(largest)
-    return _largest(logits), confidence, jnp.isfinite(largest) & ~has_nan
-
-
-def _largest(logits: jax.Array) -> jax.Array:
-    """Returns the token of the largest logit, the first of several."""
-    return _first_index(logits == jnp.max(logits, axis=-1, keepdims=True))
-
-
-def _first_index(chosen: jax.Array) -> jax.Array:
-    """Returns the first index at which the last axis is true, the last index if it never is.
-
-    With `logits == max` that is argmax, which on CPU is many times slower than two reductions of one operand.
-    """
-    last = chosen.shape[-1] - 1
-    indices = jnp.arange(last + 1, dtype=jnp.int32).reshape((1,) * (chosen.ndim - 1) + (-1,))
-    return jnp.min(jnp.where(chosen, indices, np.int32(last)), axis=-1)

@@ -27,6 +27,7 @@ from calm_beam.model.attention import PRECISION
 
 from .distribution_bounds import DistributionBounds
 from .measures import Measure
+from .parts import in_parts
 
 # Entries of the vocabulary that are compared first by the largest bound among them. They are far apart in it, so that
 # the reduction runs along memory.
@@ -154,14 +155,7 @@ def certify(states: jax.Array, head: CertifiedHead, *, measure: Measure) -> Cert
       head: Of `quantised_head`.
       measure: Of logits with `Measure.bounds`; with another, the token alone is looked for.
     """
-    rows = together = states.shape[0]
-    while together % 2 == 0 and together > _ROWS:
-        together //= 2
-    certify_some = functools.partial(_certify, head=head, measure=measure)
-    if together == rows:
-        return certify_some(states)
-    found = jax.lax.map(certify_some, states.reshape(rows // together, together, -1))
-    return Certificate(*(values.reshape(rows) for values in found))
+    return in_parts(functools.partial(_certify, head=head, measure=measure), states, most=_ROWS)
 
 
 def _certify(states: jax.Array, *, head: CertifiedHead, measure: Measure) -> Certificate:

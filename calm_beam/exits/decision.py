@@ -14,6 +14,7 @@ from calm_beam.model.attention import PRECISION
 
 from .logit_summary import Summary, exp_below, merged, nothing, settled
 from .measures import MEASURES, Measure, Need
+from .parts import in_parts
 
 _LOGGER = logging.getLogger(__name__)
 # Where the kernel takes over.
@@ -46,7 +47,7 @@ def decide(
       Where a logit is NaN, the token is 0 and nothing is finite.
     """
     if measure.needs is Need.LOGITS and measure.of_summary is None:
-        return _decide_by_logits(states, weights, vocab_axis, measure)
+        return decide_by_logits(states, weights, vocab_axis=vocab_axis, measure=measure)
     platform = jax.default_backend()
     if platform in _KERNEL_PLATFORMS and _kernel_agrees(platform, *weights.shape, vocab_axis):
         return _decide_fused(platform, states, weights, vocab_axis, measure)
@@ -144,13 +145,7 @@ def _in_blocks(
             summary = merged(summary, _of_block(project(part, first, rest), first, measure))
         return summary
 
-    rows = together = states.shape[0]
-    while together % 2 == 0 and together > _ROWS:
-        together //= 2
-    if together == rows:
-        return _decided(settled(summarise(states)), measure, vocab_size)
-    parts = jax.lax.map(summarise, states.reshape(rows // together, together, -1))
-    return _decided(settled(Summary(*(values.reshape(rows) for values in parts))), measure, vocab_size)
+    return _decided(settled(in_parts(summarise, states, most=_ROWS)), measure, vocab_size)
 
 
 def _of_block(logits: jax.Array, first: Any, measure: Measure) -> Summary:
@@ -193,10 +188,10 @@ def _decided(summary: Summary, measure: Measure, vocab_size: int) -> tuple[jax.A
     return summary.token, confidence, jnp.isfinite(summary.largest)
 
 
-def _decide_by_logits(
-    states: jax.Array, weights: jax.Array, vocab_axis: int, measure: Measure
+def decide_by_logits(
+    states: jax.Array, weights: jax.Array, *, vocab_axis: int, measure: Measure
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Does what `decide` does for a measure that wants all logits of a row; holds those of some rows at a time."""
+    """Does what `decide` does with all logits of a row, which a measure may want; takes some rows at a time."""
 
     def of_rows(part: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
         logits = jax.lax.dot_general(part, weights, (((1,), (1 - vocab_axis,)), ((), ())), precision=PRECISION)
@@ -205,13 +200,7 @@ def _decide_by_logits(
         index = jax.lax.broadcasted_iota(jnp.int32, logits.shape, 1)
         # Not argmax: a reduction of pairs, which is many times slower on CPU.
         token = jnp.min(jnp.where(logits == largest[:, None], index, logits.shape[1] - 1), axis=-1)
-        return jnp.where(is_nan, 0, token), measure.confidence(logits), jnp.isfinite(largest) & ~is_nan
+        confidence = measure.confidence(logits) if measure.needs is Need.LOGITS else jnp.zeros_like(largest)
+        return jnp.where(is_nan, 0, token), confidence, jnp.isfinite(largest) & ~is_nan
 
-    rows = together = states.shape[0]
-    while together % 2 == 0 and together > _ROWS:
-        together //= 2
-    if together == rows:
-        return of_rows(states)
-    made = jax.lax.map(of_rows, states.reshape(rows // together, together, -1))
-    token, confidence, is_finite = (values.reshape(rows) for values in made)
-    return token, confidence, is_finite
+    return in_parts(of_rows, states, most=_ROWS)

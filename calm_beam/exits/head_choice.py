@@ -53,22 +53,20 @@ def choose_head(
     by_entry = jnp.moveaxis(weights, vocab_axis, 0)
     # States as the final norm leaves them.
     states = jnp.asarray(np.random.default_rng(0).standard_normal((rows, weights.shape[1 - vocab_axis])), jnp.float32)
-    best: CertifiedHead | None = None
-    exact_seconds = _seconds(exact, states, weights)
-    seconds = {"exact": exact_seconds}
-    for form in ("int8", "bfloat16"):
-        head = quantised_head(by_entry, form)
-        seconds[form] = _seconds(functools.partial(certify, measure=measure), states, head)
-        if seconds[form] < min(_WORTH * exact_seconds, *(seconds[name] for name in seconds if name != form)):
-            best = head
-    fastest = "exact" if best is None else min(seconds, key=lambda name: seconds[name])
+    heads = {form: quantised_head(by_entry, form) for form in ("int8", "bfloat16")}
+    certified = functools.partial(certify, measure=measure)
+    seconds = {
+        "exact": _seconds(exact, states, weights),
+        **{form: _seconds(certified, states, head) for form, head in heads.items()},
+    }
+    fastest = min(seconds, key=lambda form: seconds[form] * (_WORTH if form == "exact" else 1))
     _LOGGER.info(
         "exit head: %s; of %d rows, %s",
         fastest,
         rows,
         ", ".join(f"{name} {1e3 * each:.1f} ms" for name, each in seconds.items()),
     )
-    return best
+    return heads.get(fastest)
 
 
 def _seconds(decided: Any, *args: Any) -> float:

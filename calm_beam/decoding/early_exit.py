@@ -38,7 +38,7 @@ class EarlyExitResult:
       tokens: int32, shape (max_decode_length,). 0 after the output's end; eos is part of the output.
       exit_layers: int32, shape of `tokens`. Layers used, counted from 1; 0 after the end.
       confidences: float32, shape of `tokens`. Confidence at the exit layer, or the middle of an interval that contains
-        it (`exit_head`); 0 after the end.
+        it (`exit_head`); 0 after the end. The full model asks the last layer alone: `patience` gives 1 / k there.
       length: Number of tokens, eos included.
       is_finite: Whether all logits and confidences that were used are finite numbers; if not, the tokens mean nothing.
     """

@@ -72,7 +72,7 @@ class Outputs:
             tokens=self.tokens[slot].copy(),
             exit_layers=self.exits[slot].copy(),
             confidences=self.confidences[slot].copy(),
-            lengths=(self.exits[slot] > 0).sum(axis=1),
+            lengths=(self.exits[slot] > 0).sum(axis=1, dtype=np.int32),
             is_finite=is_finite,
             runner_ups=self.runner_ups[slot].copy(),
         )

@@ -118,7 +118,7 @@ def _result(host: dict[str, np.ndarray], slot: int) -> SweepResult:
         tokens=host["tokens"][slot].copy(),
         exit_layers=exit_layers,
         confidences=host["confidences"][slot].copy(),
-        lengths=(exit_layers > 0).sum(axis=1),
+        lengths=(exit_layers > 0).sum(axis=1, dtype=np.int32),
         is_finite=bool(host["is_finite"][slot]),
     )
 

@@ -262,20 +262,13 @@ def test_default_flags_name_the_embedded_task(
     assert "calibrating the embedded model on the embedded data" in capsys.readouterr().err
 
 
-def test_another_number_of_shards_replaces_the_files(
+def test_overwriting_leaves_no_earlier_generation(
     model: pathlib.Path, data: pathlib.Path, tmp_path: pathlib.Path
 ) -> None:
-    """Overwriting with other shards leaves each generation once, not the old files beside the new ones."""
-    assert _calibrate(model, data, tmp_path, "--num_shards=3") == 0
-    assert _calibrate(model, data, tmp_path, "--num_shards=2", "--overwrite") == 0
-    ids = [item.example.id for path in tmp_path.glob("generations/*/*.parquet") for item in read_generations(path)]
-    assert len(ids) == len(set(ids)) == 30
-
-
-def test_a_smaller_data_set_replaces_all_files(model: pathlib.Path, data: pathlib.Path, tmp_path: pathlib.Path) -> None:
-    """Overwriting with fewer examples than shards leaves no shard of the earlier data."""
-    fewer = write_rows(tmp_path / "fewer.jsonl", id_rows(30)[:2])
+    """Neither fewer examples nor another number of shards leave old files beside the new ones."""
+    fewer = write_rows(tmp_path / "fewer.jsonl", id_rows(30)[:5])
     output = tmp_path / "out"
-    assert _calibrate(model, data, output) == 0
-    assert _calibrate(model, fewer, output, "--overwrite") == 0
-    assert sum(len(list(read_generations(path))) for path in output.glob("generations/*/*.parquet")) == 2
+    assert _calibrate(model, data, output, "--num_shards=3") == 0
+    assert _calibrate(model, fewer, output, "--num_shards=2", "--overwrite") == 0
+    ids = [item.example.id for path in output.glob("generations/*/*.parquet") for item in read_generations(path)]
+    assert len(ids) == len(set(ids)) == 5

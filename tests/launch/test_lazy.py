@@ -94,23 +94,17 @@ def test_a_run_that_died_between_blocks_goes_on(
     assert (folder / COMPLETE).exists()
 
 
-_OTHER = "was decoded from other examples than the data give now for shard"
-
-
 @pytest.mark.parametrize(
     ("edit", "message"),
     [
-        (lambda rows: [*rows[:-1], {**rows[-1], "reference_ids": [[7]]}], _OTHER),
-        (lambda rows: rows[1:], _OTHER),
-        (lambda rows: [*rows, {**rows[0], "id": "another"}], _OTHER),
+        (
+            lambda rows: [*rows[:-1], {**rows[-1], "reference_ids": [[7]]}],
+            "was decoded from other examples than the data give now for shard",
+        ),
         # It alone was in its shard.
         (lambda rows: rows[:-1], "the data have no example for this file"),
-        (
-            lambda rows: [*rows, {"id": "new", "input_ids": [9, 8, 1], "reference_ids": [[7]]}],
-            "is missing, although the",
-        ),
     ],
-    ids=["changed", "removed", "added", "shard removed", "shard added"],
+    ids=["changed", "shard removed"],
 )
 def test_data_that_change_between_blocks_end_the_run(
     edit: Callable[[list[dict[str, Any]]], list[dict[str, Any]]],

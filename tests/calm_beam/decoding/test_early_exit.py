@@ -2,10 +2,9 @@
 
 import collections
 import concurrent.futures
-import dataclasses
 import functools
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import hypothesis
@@ -16,21 +15,18 @@ import pytest
 
 from calm_beam.checkpoints import Checkpoint
 from calm_beam.decoding.early_exit import EarlyExitDecoder, EarlyExitResult
-from calm_beam.decoding.sweep import SweepDecoder, SweepResult
 from calm_beam.exits.measures import MEASURES
 from calm_beam.exits.rule import ExitRule
 from calm_beam.exits.schedule import scheduled_thresholds
-from calm_beam.model import EarlyExitT5, T5Config, parameter_shapes
-from tests.builders import build_arrays, build_checkpoint, build_config, build_prompts, build_rule, checkpoint_of
-from tests.sampling import sampled
+from calm_beam.model import EarlyExitT5
+from tests.builders import build_checkpoint, build_config, build_prompts, build_rule, checkpoint_of
+from tests.calm_beam.decoding.decoders import DECODERS, assert_all_same, assert_same, in_order
 
 pytestmark = pytest.mark.usefixtures("strict_promotion")
 
 # As small as it can be with layers to skip, since every rule is compiled for every batch size.
 _CONFIG = build_config(num_encoder_layers=1, num_decoder_layers=3, exit_classifier=2)
 _DEPTH = _CONFIG.num_decoder_layers
-# As T5X's scalable_t5 trains them.
-_SCALABLE = build_config(num_encoder_layers=1, num_decoder_layers=3, relative_bias_per_layer=True, activation="silu")
 _STEPS = 10
 _THRESHOLDS = (1.0, 0.93, 0.7, 0.5, 0.3, 0.0)
 _RULE = ExitRule()
@@ -43,19 +39,6 @@ _SCHEDULES: tuple[dict[str, Any], ...] = (
 )
 # Lowest exit and interval: all layers, from the second on, and all but the second.
 _LAYERS = ((1, 1), (2, 1), (1, 2))
-
-# Each measure and batch size, and what differs most in code; all rules together take minutes.
-_RULES = (
-    (ExitRule(), 1),
-    (ExitRule(confidence="softmax_max", state_propagation="from_first_exit", schedule="decay", tau=4.0), 3),
-    (ExitRule(confidence="state", state_propagation="projected", schedule="decay_t5x", tau=2.0), 3),
-    (ExitRule(confidence="state", state_propagation="from_first_exit", min_exit_layer=2), 1),
-    (ExitRule(confidence="classifier", exit_interval=2), 3),
-    (ExitRule(confidence="classifier", state_propagation="projected", schedule="decay", tau=4.0), 1),
-    (build_rule("entropy"), 3),
-    (build_rule("patience", state_propagation="from_first_exit"), 3),
-    (build_rule("patience", patience=3, schedule="decay", tau=4.0), 1),
-)
 
 
 def _all_rules() -> Iterator[ExitRule]:
@@ -89,9 +72,8 @@ def _decode(
     *,
     batch_size: int = 1,
     max_decode_length: int = _STEPS,
-    exit_head: str = "exact",
 ) -> list[EarlyExitResult]:
-    """Returns the results in the order of the prompts; checks that there is exactly one for each."""
+    """Returns the results in the order of the prompts."""
     decoder = EarlyExitDecoder(
         checkpoint,
         rule,
@@ -99,30 +81,8 @@ def _decode(
         max_decode_length=max_decode_length,
         max_input_length=64,
         batch_size=batch_size,
-        exit_head=exit_head,
     )
-    results = list(decoder.decode(prompts))
-    assert sorted(index for index, _ in results) == list(range(len(prompts)))
-    return [result for _, result in sorted(results, key=lambda pair: pair[0])]
-
-
-def _sweep(
-    checkpoint: Checkpoint, rule: ExitRule, prompts: Sequence[Sequence[int]], thresholds: Sequence[float]
-) -> list[SweepResult]:
-    decoder = SweepDecoder(
-        checkpoint, rule, thresholds=thresholds, max_decode_length=_STEPS, max_input_length=64, batch_size=3
-    )
-    return [result for _, result in sorted(decoder.decode(prompts), key=lambda pair: pair[0])]
-
-
-def _assert_is_lane(result: EarlyExitResult, swept: SweepResult, lane: int) -> None:
-    np.testing.assert_array_equal(result.tokens, swept.tokens[lane])
-    np.testing.assert_array_equal(result.exit_layers, swept.exit_layers[lane])
-    np.testing.assert_allclose(result.confidences, swept.confidences[lane], rtol=0, atol=1e-5)
-    assert result.length == swept.lengths[lane]
-    assert result.is_finite == swept.is_finite
-    for name in ("tokens", "exit_layers", "confidences"):
-        assert getattr(result, name).dtype == getattr(swept, name).dtype
+    return in_order(decoder.decode(prompts), len(prompts))
 
 
 def _assert_same(one: EarlyExitResult, other: EarlyExitResult) -> None:
@@ -131,66 +91,22 @@ def _assert_same(one: EarlyExitResult, other: EarlyExitResult) -> None:
     np.testing.assert_allclose(one.confidences, other.confidences, rtol=0, atol=1e-5)
 
 
-def _assert_all_is_swept(rule: ExitRule, batch_size: int, config: T5Config = _CONFIG) -> None:
-    checkpoint = build_checkpoint(config)
-    swept = _sweep(checkpoint, rule, _PROMPTS, _THRESHOLDS)
-    seen_layers: set[int] = set()
-    for lane, threshold in enumerate(_THRESHOLDS, start=1):
-        results = _decode(checkpoint, rule, _PROMPTS, threshold, batch_size=batch_size)
-        for result, expected in zip(results, swept, strict=True):
-            _assert_is_lane(result, expected, lane)
-            seen_layers |= set(result.exit_layers[: result.length].tolist())
-    # Otherwise the comparison would prove little.
-    never_used = {1} if rule.confidence == "state" and rule.schedule == "decay" else set()
-    assert seen_layers == set(rule.exit_layers(_DEPTH)) - never_used
-
-
-@pytest.mark.parametrize(("rule", "batch_size"), sampled(_RULES, keep=(0, 2, 4, 6, 7)), ids=str)
-def test_every_output_is_the_sweeps(rule: ExitRule, batch_size: int) -> None:
-    """Tokens, exit layers and confidences are the sweep's lane, for one prompt at a time and for three together."""
-    _assert_all_is_swept(rule, batch_size)
-
-
-def test_every_output_of_layers_with_a_bias_of_their_own_is_the_sweeps() -> None:
-    """The same for a gated SiLU model whose layers each have a table of relative positions."""
-    _assert_all_is_swept(_RULE, 1, _SCALABLE)
-
-
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("rule", [*_all_rules()], ids=_name)
 def test_every_output_of_every_rule_is_the_sweeps(rule: ExitRule) -> None:
-    """The same for every measure with every propagation, schedule and set of exit layers, and both batch sizes."""
-    for batch_size in (1, 3):
-        _assert_all_is_swept(rule, batch_size)
-
-
-@pytest.mark.parametrize("exit_head", ["int8", "bfloat16"])
-@pytest.mark.parametrize(("rule", "batch_size"), [_RULES[at] for at in (0, 1, 2, 5, 6, 7)], ids=str)
-def test_a_certified_head_changes_nothing(rule: ExitRule, batch_size: int, exit_head: str) -> None:
-    """Tokens and exit layers are the exact head's at every threshold and without one; confidences are near."""
+    """Every measure with every propagation, schedule and set of exit layers, and both batch sizes."""
     checkpoint = build_checkpoint(_CONFIG)
-    seen: set[int] = set()
-    for threshold in (None, *_THRESHOLDS):
-        decode = functools.partial(_decode, checkpoint, rule, _PROMPTS, threshold, batch_size=batch_size)
-        for one, other in zip(decode(exit_head=exit_head), decode(), strict=True):
-            for name in ("tokens", "exit_layers", "length", "is_finite"):
-                np.testing.assert_array_equal(getattr(one, name), getattr(other, name))
-            np.testing.assert_allclose(one.confidences, other.confidences, rtol=0, atol=0.2)
-            seen |= set(other.exit_layers[: other.length].tolist())
-    assert len(seen) > 1
-
-
-@pytest.mark.parametrize(("confidence", "batch_size"), [("softmax", 1), ("state", 3), ("static", 1)])
-def test_without_a_threshold_it_is_the_full_model(confidence: str, batch_size: int) -> None:
-    """Threshold None gives the sweep's full-model lane, also where confidences of exactly 1 meet any threshold."""
-    rule = ExitRule(confidence=confidence)
-    for scale in (4.0, 400.0):
-        checkpoint = build_checkpoint(_CONFIG, logit_scale=scale)
-        swept = _sweep(checkpoint, rule, _PROMPTS, (0.5,))
-        for result, expected in zip(
-            _decode(checkpoint, rule, _PROMPTS, None, batch_size=batch_size), swept, strict=True
-        ):
-            _assert_is_lane(result, expected, 0)
+    expected = DECODERS["sweep"].decode(checkpoint, rule, _PROMPTS, thresholds=_THRESHOLDS)
+    # The served full model does not ask the layers whose tokens `patience` compares.
+    within = 1 if rule.patience else 1e-5
+    for batch_size in (1, 3):
+        served = DECODERS["served"].decode(checkpoint, rule, _PROMPTS, thresholds=_THRESHOLDS, batch_size=batch_size)
+        for result, swept in zip(served, expected, strict=True):
+            assert_same(result, swept, confidences_within=within)
+    # Otherwise the comparison would prove little.
+    never_used = {1} if rule.confidence == "state" and rule.schedule == "decay" else set()
+    seen_layers = {layer for result in expected for layer in result.exit_layers.ravel().tolist()} - {0}
+    assert seen_layers == set(rule.exit_layers(_DEPTH)) - never_used
 
 
 @hypothesis.settings(max_examples=25, deadline=None, derandomize=True)
@@ -203,40 +119,8 @@ def test_without_a_threshold_it_is_the_full_model(confidence: str, batch_size: i
 def test_any_prompts_at_any_threshold(seed: int, threshold: float, prompts: list[list[int]], batch_size: int) -> None:
     """Whatever the weights, prompts and threshold, the output is the sweep's."""
     checkpoint = build_checkpoint(_CONFIG, seed=seed)
-    swept = _sweep(checkpoint, _RULE, prompts, (threshold,))
-    results = _decode(checkpoint, _RULE, prompts, threshold, batch_size=batch_size)
-    for result, expected in zip(results, swept, strict=True):
-        _assert_is_lane(result, expected, 1)
-
-
-def test_rows_do_not_see_each_other() -> None:
-    """A batch of any size, in any order, gives each prompt what it has alone, though rows leave at other layers."""
-    checkpoint = build_checkpoint(_CONFIG)
-    alone = _decode(checkpoint, _RULE, _PROMPTS, 0.5)
-    first_exits = [result.exit_layers[0] for result in alone]
-    assert len(set(first_exits)) > 1
-    for batch_size in (3, 8):
-        for order in (range(7), [6, 2, 0, 5, 1, 4, 3]):
-            prompts = [_PROMPTS[index] for index in order]
-            results = _decode(checkpoint, _RULE, prompts, 0.5, batch_size=batch_size)
-            for index, result in zip(order, results, strict=True):
-                _assert_same(result, alone[index])
-
-
-def _cut(checkpoint: Checkpoint, layers: int) -> Checkpoint:
-    config = dataclasses.replace(checkpoint.config, num_decoder_layers=layers)
-    return checkpoint_of(config, {name: checkpoint.arrays[name] for name in parameter_shapes(config)})
-
-
-@pytest.mark.parametrize("layers", range(1, _DEPTH + 1))
-def test_static_layers_are_those_of_a_shallower_model(layers: int) -> None:
-    """Threshold m / L gives the tokens of the full model of a decoder cut down to its first m layers."""
-    checkpoint = build_checkpoint(_CONFIG)
-    results = _decode(checkpoint, ExitRule(confidence="static"), _PROMPTS, layers / _DEPTH)
-    for result, expected in zip(results, _decode(_cut(checkpoint, layers), _RULE, _PROMPTS, None), strict=True):
-        np.testing.assert_array_equal(result.tokens, expected.tokens)
-        assert set(result.exit_layers[: result.length].tolist()) == {layers}
-        assert (result.confidences[: result.length] == np.float32(layers / _DEPTH)).all()
+    served = DECODERS["served"].decode(checkpoint, _RULE, prompts, thresholds=(threshold,), batch_size=batch_size)
+    assert_all_same(served, DECODERS["sweep"].decode(checkpoint, _RULE, prompts, thresholds=(threshold,)))
 
 
 def _with_broken_layers(checkpoint: Checkpoint, layers: Sequence[int], *, keep: Sequence[str] = ()) -> Checkpoint:
@@ -268,65 +152,12 @@ def test_skipped_layers_leave_no_trace(confidence: str, batch_size: int) -> None
     assert not any(result.is_finite for result in _decode(broken, rule, _PROMPTS, None, batch_size=batch_size))
 
 
-def test_an_output_may_end_at_once() -> None:
-    """A first token that is eos is a whole output, of one token, while the other rows go on."""
-    checkpoint = build_checkpoint(_CONFIG, seed=8)
-    results = _decode(checkpoint, _RULE, _PROMPTS, 0.5)
-    lengths = [result.length for result in results]
-    assert 1 in lengths
-    at_once, other = lengths.index(1), int(np.argmax(lengths))
-    assert results[at_once].tokens.tolist() == [1] + [0] * (_STEPS - 1)
-    assert (results[at_once].exit_layers[1:] == 0).all()
-    together = _decode(checkpoint, _RULE, [_PROMPTS[at_once], _PROMPTS[other], _PROMPTS[at_once]], 0.5, batch_size=3)
-    for result, index in zip(together, (at_once, other, at_once), strict=True):
-        _assert_same(result, results[index])
-
-
-def test_outputs_end_at_the_limit() -> None:
-    """An output that does not end by itself has as many tokens as allowed, a prefix of the longer output."""
-    checkpoint = build_checkpoint(_CONFIG)
-    longer = _decode(checkpoint, _RULE, _PROMPTS, 0.5)
-    for limit in (1, 4):
-        cut = 0
-        for result, whole in zip(
-            _decode(checkpoint, _RULE, _PROMPTS, 0.5, max_decode_length=limit), longer, strict=True
-        ):
-            assert result.length == min(limit, whole.length)
-            assert result.tokens.shape == (limit,)
-            np.testing.assert_array_equal(result.tokens, whole.tokens[:limit])
-            cut += whole.length > limit
-        assert cut
-
-
-@pytest.mark.parametrize(("batch_size", "threshold"), [(1, 0.5), (3, 0.5), (3, None)])
-def test_a_broken_prompt_disturbs_nobody(batch_size: int, threshold: float | None) -> None:
-    """A prompt that gives NaN says so, with ids that exist; the others come out as the sweep has them."""
-    arrays = build_arrays(_CONFIG, 0)
-    arrays["decoder/logits_dense/kernel"][:, 63] = 0
-    arrays["token_embedder/embedding"][63] = np.nan
-    checkpoint = checkpoint_of(_CONFIG, arrays)
-    prompts = [*_PROMPTS[:2], [8, 63, 1], *_PROMPTS[2:4]]
-    results = _decode(checkpoint, _RULE, prompts, threshold, batch_size=batch_size)
-    assert [result.is_finite for result in results] == [True, True, False, True, True]
-    for index, (result, swept) in enumerate(zip(results, _sweep(checkpoint, _RULE, prompts, (0.5,)), strict=True)):
-        assert swept.is_finite == result.is_finite
-        if index != 2:
-            _assert_is_lane(result, swept, 0 if threshold is None else 1)
-    assert 0 <= results[2].tokens.min() <= results[2].tokens.max() < _CONFIG.vocab_size
-
-
-def test_widths_and_order() -> None:
+def test_shorter_widths_come_first() -> None:
     """Prompts of several widths come back under their own index, shorter widths first, in the order given."""
-    checkpoint = build_checkpoint(_CONFIG)
-    prompts = build_prompts(33, 4, 50, 9, 12)
     decoder = EarlyExitDecoder(
-        checkpoint, _RULE, threshold=0.5, max_decode_length=_STEPS, max_input_length=64, batch_size=2
+        build_checkpoint(_CONFIG), _RULE, threshold=0.5, max_decode_length=_STEPS, max_input_length=64, batch_size=2
     )
-    decoded = list(decoder.decode(prompts))
-    assert [index for index, _ in decoded] == [1, 3, 4, 0, 2]
-    swept = _sweep(checkpoint, _RULE, prompts, (0.5,))
-    for index, result in decoded:
-        _assert_is_lane(result, swept[index], 1)
+    assert [index for index, _ in decoder.decode(build_prompts(33, 4, 50, 9, 12))] == [1, 3, 4, 0, 2]
 
 
 def test_threads_share_a_decoder() -> None:
@@ -379,14 +210,6 @@ def test_rules_that_need_the_full_model_are_refused(rule: ExitRule, named: str, 
         EarlyExitDecoder(build_checkpoint(_CONFIG), rule, threshold=threshold, max_decode_length=5)
 
 
-@pytest.mark.parametrize("sizes", [{"max_decode_length": 0}, {"max_input_length": 0}, {"batch_size": -1}], ids=str)
-def test_sizes_below_one_are_refused(sizes: Mapping[str, Any]) -> None:
-    """Lengths and batch size must be at least 1; the message names the one that is not."""
-    ((name, value),) = sizes.items()
-    with pytest.raises(ValueError, match=f"{name} must be at least 1, got {value}"):
-        EarlyExitDecoder(build_checkpoint(_CONFIG), _RULE, threshold=0.5, **{"max_decode_length": 5, **sizes})
-
-
 def test_thresholds_by_position_take_the_place_of_the_schedule() -> None:
     """Given what Eq. 5 makes of a threshold, a decoder of the constant schedule generates as one of that schedule."""
     checkpoint, decay = build_checkpoint(_CONFIG), ExitRule(schedule="decay", tau=4.0)
@@ -422,28 +245,6 @@ def test_thresholds_by_position_that_do_not_fit_are_refused(
             max_decode_length=5,
             threshold_by_position=positions,
         )
-
-
-def test_a_rule_that_does_not_fit_the_model_is_refused() -> None:
-    """A missing classifier and an exit layer above the decoder are refused before anything is decoded."""
-    checkpoint = build_checkpoint(build_config())
-    with pytest.raises(ValueError, match="confidence 'classifier' needs decoder/meta_cls in the checkpoint"):
-        EarlyExitDecoder(checkpoint, ExitRule(confidence="classifier"), threshold=0.5, max_decode_length=5)
-    with pytest.raises(ValueError, match="min_exit_layer must be at most 4, the decoder's depth; got 5"):
-        EarlyExitDecoder(checkpoint, ExitRule(min_exit_layer=5), threshold=0.5, max_decode_length=5)
-
-
-@pytest.mark.parametrize("length", [0, 7])
-def test_empty_and_long_prompts_are_refused(length: int) -> None:
-    """A prompt without tokens, or with too many, is refused by its index before anything is decoded."""
-    decoder = EarlyExitDecoder(build_checkpoint(_CONFIG), _RULE, threshold=0.5, max_decode_length=5, max_input_length=6)
-    with pytest.raises(ValueError, match=f"prompts must have 1 to 6 tokens, prompt 1 has {length}"):
-        next(decoder.decode([[5, 1], [5] * length]))
-
-
-def test_no_prompts_no_results() -> None:
-    """Decoding nothing yields nothing."""
-    assert _decode(build_checkpoint(_CONFIG), _RULE, [], 0.5) == []
 
 
 @pytest.fixture

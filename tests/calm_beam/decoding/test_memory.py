@@ -132,17 +132,6 @@ def test_a_full_device_halves_the_budget(
     assert [record.args for record in caplog.records] == [(6, 500), (3, 250)]
 
 
-def test_an_empty_device_is_an_error_in_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where not even one prompt fits, the device's own error is raised."""
-
-    def full(*arguments: object, **rows: object) -> object:
-        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 1 bytes.")
-
-    monkeypatch.setattr(device_steps, "finish_layer", full)
-    with pytest.raises(jax.errors.JaxRuntimeError, match="RESOURCE_EXHAUSTED"):
-        list(_sweep(Budget(slots=12, tokens=1000)).decode(_prompts(2)))
-
-
 def test_other_errors_of_the_device_are_raised(monkeypatch: pytest.MonkeyPatch) -> None:
     """Only lack of memory is answered with a smaller budget."""
 

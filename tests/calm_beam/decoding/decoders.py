@@ -1,0 +1,146 @@
+"""All decoders behind one call, so that what each of them owes is said and tested once."""
+
+import dataclasses
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, TypeVar
+
+import numpy as np
+
+from calm_beam.checkpoints import Checkpoint
+from calm_beam.decoding.early_exit import EarlyExitDecoder
+from calm_beam.decoding.plain import PlainSweep
+from calm_beam.decoding.result import SweepResult
+from calm_beam.decoding.sweep import SweepDecoder
+from calm_beam.exits.rule import ExitRule
+from calm_beam.exits.schedule import scheduled_thresholds
+
+Result = TypeVar("Result")
+
+# Longest prompt and output of every test: each length is compiled for itself.
+LONGEST_PROMPT = 64
+STEPS = 10
+
+
+def in_order(pairs: Iterator[tuple[int, Result]], count: int) -> list[Result]:
+    """Returns the results in the order of the prompts; checks that there is exactly one for each."""
+    found = sorted(pairs, key=lambda pair: pair[0])
+    assert [index for index, _ in found] == list(range(count))
+    return [result for _, result in found]
+
+
+@dataclasses.dataclass(frozen=True)
+class DecoderUnderTest:
+    """One of the decoders.
+
+    Attributes:
+      decode: The outputs of every prompt by the full model and at each threshold, whatever the decoder makes of one
+        threshold or of many.
+      prepare: The decoder for one threshold, given its sizes: what refuses a rule, a size or a prompt.
+    """
+
+    decode: Callable[..., list[SweepResult]]
+    prepare: Callable[..., Any]
+
+
+def _plain(
+    checkpoint: Checkpoint,
+    rule: ExitRule,
+    prompts: Sequence[Sequence[int]],
+    *,
+    thresholds: Sequence[float],
+    batch_size: int = 2,
+    max_decode_length: int = STEPS,
+) -> list[SweepResult]:
+    by_step = scheduled_thresholds(rule, tuple(thresholds), max_decode_length=max_decode_length)
+    lanes = np.concatenate([np.full((max_decode_length, 1), np.inf, np.float32), by_step], axis=1)
+    # The schedule is in the thresholds: without it in the rule, one compiled sweep does for all of them.
+    constant = dataclasses.replace(rule, schedule="constant", tau=None)
+    sweep = PlainSweep(checkpoint, constant, thresholds=lanes, max_input_length=LONGEST_PROMPT, slots=batch_size)
+    return in_order(sweep.decode(prompts), len(prompts))
+
+
+def _sweep(
+    checkpoint: Checkpoint,
+    rule: ExitRule,
+    prompts: Sequence[Sequence[int]],
+    *,
+    thresholds: Sequence[float],
+    batch_size: int = 2,
+    max_decode_length: int = STEPS,
+    exit_head: str = "exact",
+) -> list[SweepResult]:
+    decoder = SweepDecoder(
+        checkpoint,
+        rule,
+        thresholds=thresholds,
+        max_decode_length=max_decode_length,
+        max_input_length=LONGEST_PROMPT,
+        batch_size=batch_size,
+        exit_head=exit_head,
+    )
+    return in_order(decoder.decode(prompts), len(prompts))
+
+
+def _served(
+    checkpoint: Checkpoint,
+    rule: ExitRule,
+    prompts: Sequence[Sequence[int]],
+    *,
+    thresholds: Sequence[float],
+    batch_size: int = 1,
+    max_decode_length: int = STEPS,
+    exit_head: str = "exact",
+) -> list[SweepResult]:
+    lanes = []
+    for threshold in (None, *thresholds):
+        decoder = EarlyExitDecoder(
+            checkpoint,
+            rule,
+            threshold=threshold,
+            max_decode_length=max_decode_length,
+            max_input_length=LONGEST_PROMPT,
+            batch_size=batch_size,
+            exit_head=exit_head,
+        )
+        lanes.append(in_order(decoder.decode(prompts), len(prompts)))
+    return [
+        SweepResult(
+            tokens=np.stack([lane.tokens for lane in outputs]),
+            exit_layers=np.stack([lane.exit_layers for lane in outputs]),
+            confidences=np.stack([lane.confidences for lane in outputs]),
+            lengths=np.array([lane.length for lane in outputs], np.int32),
+            is_finite=all(lane.is_finite for lane in outputs),
+        )
+        for outputs in zip(*lanes, strict=True)
+    ]
+
+
+def _prepare_sweep(checkpoint: Checkpoint, rule: ExitRule, **sizes: Any) -> SweepDecoder:
+    return SweepDecoder(checkpoint, rule, thresholds=(0.5,), **{"max_decode_length": 5, **sizes})
+
+
+def _prepare_served(checkpoint: Checkpoint, rule: ExitRule, **sizes: Any) -> EarlyExitDecoder:
+    return EarlyExitDecoder(checkpoint, rule, threshold=0.5, **{"max_decode_length": 5, **sizes})
+
+
+# The sweep by itself chooses the plain one for rules that need the full model, and refuses for it.
+DECODERS = {
+    "plain": DecoderUnderTest(_plain, _prepare_sweep),
+    "sweep": DecoderUnderTest(_sweep, _prepare_sweep),
+    "served": DecoderUnderTest(_served, _prepare_served),
+}
+
+
+def assert_same(one: SweepResult, other: SweepResult, *, confidences_within: float = 1e-5) -> None:
+    """Checks that tokens, exit layers and lengths of all lanes are equal, and confidences near."""
+    for field in ("tokens", "exit_layers", "lengths", "is_finite"):
+        np.testing.assert_array_equal(getattr(one, field), getattr(other, field))
+    np.testing.assert_allclose(one.confidences, other.confidences, rtol=0, atol=confidences_within)
+    for field in ("tokens", "exit_layers", "lengths", "confidences"):
+        assert getattr(one, field).dtype == getattr(other, field).dtype
+
+
+def assert_all_same(ones: Sequence[SweepResult], others: Sequence[SweepResult]) -> None:
+    """Checks the same of every prompt."""
+    for one, other in zip(ones, others, strict=True):
+        assert_same(one, other)

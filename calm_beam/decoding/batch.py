@@ -141,13 +141,13 @@ class Batch:
     def step(self) -> Iterator[tuple[int, SweepResult]]:
         """Generates one token in every live lane, and yields the prompts that have ended."""
         live = self._live
-        outcome = self._run_layers()
-        goes_on = live & (outcome.tokens != EOS_ID) & (self._tree.step < len(self._thresholds) - 1)[:, None]
-        self._propagate(outcome.exits, goes_on)
-        self._outputs.record(outcome, self._tree.step, live=live)
-        self._is_finite &= (outcome.is_finite | ~live).all(axis=1)
-        self._tree.advance(outcome.tokens, outcome.exits, alive=live)
-        self._previous, self._live = outcome.tokens, goes_on
+        new = self._run_layers()
+        goes_on = live & (new.tokens != EOS_ID) & (self._tree.step < len(self._thresholds) - 1)[:, None]
+        self._propagate(new.exit_layers, goes_on)
+        self._outputs.append(new, self._tree.step, live=live)
+        self._is_finite &= (new.is_finite | ~live).all(axis=1)
+        self._tree.advance(new.tokens, new.exit_layers, alive=live)
+        self._previous, self._live = new.tokens, goes_on
         for slot in np.flatnonzero((self._owners >= 0) & ~goes_on.any(axis=1)).tolist():
             _, index = self._vacate(slot)
             self._is_crowded = False
@@ -195,7 +195,7 @@ class Batch:
         step = np.minimum(self._tree.step, len(self._thresholds) - 1)
         # Lanes whose step is known already; it stands in their output.
         is_known = self._live & (self._tree.step[:, None] < self._shared_steps)
-        outcome = StepOutputs.of_known(self._outputs, step, is_known=is_known)
+        new = StepOutputs.of_known(self._outputs, step, is_known=is_known)
         thresholds = self._thresholds[step]
         alive = self._live.copy()
         # First lane of each lane's group, by layer: where the group's state stands.
@@ -224,21 +224,19 @@ class Batch:
                 kept = self._earlier[members, :-1]
                 self._earlier[members] = np.concatenate([tokens[of_member][:, None], kept], axis=1)
             exceeds = (decided_rows.low[of_member] >= thresholds.flat[members]) | is_last
-            leaves = np.where(known, outcome.exits.flat[members] == layer, exceeds)
+            leaves = np.where(known, new.exit_layers.flat[members] == layer, exceeds)
             decided = members[leaves & ~known]
             row = rows.of_lane[decided]
-            outcome.exits.flat[decided] = layer
-            outcome.tokens.flat[decided] = tokens[row]
-            outcome.confidences.flat[decided] = decided_rows.confidences[row]
-            outcome.is_finite.flat[decided] = decided_rows.is_finite[row]
+            new.exit_layers.flat[decided] = layer
+            new.tokens.flat[decided] = tokens[row]
+            new.confidences.flat[decided] = decided_rows.confidences[row]
+            new.is_finite.flat[decided] = decided_rows.is_finite[row]
             stays = members[~leaves & ~known]
-            outcome.runner_ups.flat[stays] = np.fmax(
-                outcome.runner_ups.flat[stays], decided_rows.high[rows.of_lane[stays]]
-            )
+            new.runner_ups.flat[stays] = np.fmax(new.runner_ups.flat[stays], decided_rows.high[rows.of_lane[stays]])
             alive.flat[members[leaves]] = False
         if not self._decides_by_logits():
-            self._read_tokens(outcome, is_known)
-        return outcome
+            self._read_tokens(new, is_known)
+        return new
 
     def _decides_by_logits(self) -> bool:
         return self._measure.needs in (Need.LOGITS, Need.TOKENS)
@@ -373,13 +371,13 @@ class Batch:
             decided.put(asked, Decisions.exact(tokens, confidences=confidences, is_finite=decided.is_finite[asked]))
         return dataclasses.replace(decided, is_finite=decided.is_finite & np.isfinite(decided.confidences))
 
-    def _read_tokens(self, outcome: StepOutputs, is_known: np.ndarray) -> None:
+    def _read_tokens(self, new: StepOutputs, is_known: np.ndarray) -> None:
         """Sets the tokens that are not known, projecting the state of each exit once."""
-        members = np.flatnonzero((outcome.exits > 0) & ~is_known)
-        layers, lanes, of_member = self._distinct(outcome.exits.flat[members], members)
+        members = np.flatnonzero((new.exit_layers > 0) & ~is_known)
+        layers, lanes, of_member = self._distinct(new.exit_layers.flat[members], members)
         decided = self._project(layers, lanes)
-        outcome.tokens.flat[members] = decided.tokens[of_member]
-        outcome.is_finite.flat[members] &= decided.is_finite[of_member]
+        new.tokens.flat[members] = decided.tokens[of_member]
+        new.is_finite.flat[members] &= decided.is_finite[of_member]
 
     def _project(
         self,
@@ -445,22 +443,22 @@ class Batch:
         lanes, of_state = np.divmod(distinct, self._layers + 1)
         return of_state, lanes, of_member
 
-    def _propagate(self, exits: np.ndarray, goes_on: np.ndarray) -> None:
+    def _propagate(self, exit_layers: np.ndarray, goes_on: np.ndarray) -> None:
         """Gives the layers that tokens skipped what they keep of them (CALM, "State propagation")."""
-        members = np.flatnonzero((exits < self._layers) & goes_on)
+        members = np.flatnonzero((exit_layers < self._layers) & goes_on)
         if not len(members):
             return
-        exits = exits.flat[members]
+        exit_layers = exit_layers.flat[members]
         first = min(self._exit_layers)
-        sources = np.full_like(exits, first) if self._passed_on is PassedOn.FIRST_STATE else exits
+        sources = np.full_like(exit_layers, first) if self._passed_on is PassedOn.FIRST_STATE else exit_layers
         layers, lanes, of_member = self._distinct(sources, members)
         lowest = np.full(len(lanes), self._layers)
-        np.minimum.at(lowest, of_member, exits)
+        np.minimum.at(lowest, of_member, exit_layers)
         nodes = np.full((self._layers - 1, len(lanes)), self._tree.capacity, np.int32)
         for layer in range(2, self._layers + 1):
             skipped = np.flatnonzero(lowest < layer)
             place = np.cumsum(lowest < layer) - 1
-            skips = exits < layer
+            skips = exit_layers < layer
             nodes[layer - 2, skipped] = self._tree.keep(
                 layer, lanes[skipped], members=members[skips], of_member=place[of_member[skips]]
             )

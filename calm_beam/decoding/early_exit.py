@@ -28,6 +28,7 @@ from calm_beam.model.network import PAD_ID, of_layer, padding_bias
 from calm_beam.vocabulary import EOS_ID
 
 from .padding import members_by_width
+from .settings import check_sizes
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -97,15 +98,8 @@ class EarlyExitDecoder:
                 f"nothing can be skipped with {rule.reason_for_full_model()}: it needs every layer for every token, "
                 "and is meant for analysis. Decode it with the sweep, or serve another rule."
             )
-        if rule.measure().needs is Need.CLASSIFIER and not checkpoint.config.exit_classifier:
-            raise ValueError(
-                f"confidence {rule.confidence!r} needs decoder/meta_cls in the checkpoint, which has none."
-            )
-        sizes = {"max_decode_length": max_decode_length, "max_input_length": max_input_length, "batch_size": batch_size}
-        for name, value in sizes.items():
-            if value < 1:
-                raise ValueError(f"{name} must be at least 1, got {value}.")
-        rule.exit_layers(num_layers)
+        check_sizes(max_decode_length=max_decode_length, max_input_length=max_input_length, batch_size=batch_size)
+        rule.check_model(num_layers, has_classifier=bool(checkpoint.config.exit_classifier))
         self._certain_exit = _certain_exit(rule, threshold, num_layers)
         if threshold_by_position is None:
             # The full model has no thresholds; what stands here is not looked at.
@@ -300,21 +294,21 @@ def _decode(
             exit_layer=jnp.zeros(finished.shape, jnp.int32),
             confidence=jnp.zeros(finished.shape),
         )
-        outcome, kept = way.climb(1, beginning)
+        new_token, kept = way.climb(1, beginning)
 
-        def record(values: jax.Array, new: jax.Array) -> jax.Array:
+        def written(values: jax.Array, new: jax.Array) -> jax.Array:
             new = jnp.where(finished, jnp.zeros_like(new), new)
             return jax.lax.dynamic_update_slice(values, new, (0, step))
 
         return {
             "step": step + 1,
-            "previous": outcome.token,
-            "finished": finished | (outcome.token == EOS_ID),
+            "previous": new_token.token,
+            "finished": finished | (new_token.token == EOS_ID),
             "cache": [_put(pair, new, step) for pair, new in zip(state["cache"], kept, strict=True)],
-            "tokens": record(state["tokens"], outcome.token),
-            "exit_layers": record(state["exit_layers"], outcome.exit_layer),
-            "confidences": record(state["confidences"], outcome.confidence),
-            "is_finite": state["is_finite"] & (outcome.is_finite | finished),
+            "tokens": written(state["tokens"], new_token.token),
+            "exit_layers": written(state["exit_layers"], new_token.exit_layer),
+            "confidences": written(state["confidences"], new_token.confidence),
+            "is_finite": state["is_finite"] & (new_token.is_finite | finished),
         }
 
     end = jax.lax.while_loop(
@@ -403,20 +397,20 @@ class _Step:
         if layer in asked:
             rows = self._with_confidence(layer, rows, below)
         if layer == last:
-            return self._outcome(rows), [own]
+            return self._new_token(rows), [own]
         if layer not in asked:
-            outcome, kept = self.climb(layer + 1, rows)
-            return outcome, [own, *kept]
+            new_token, kept = self.climb(layer + 1, rows)
+            return new_token, [own, *kept]
         if layer == asked[0] and self._passed_on is PassedOn.FIRST_STATE:
             rows = rows._replace(first=rows.hidden)
         rows = rows._replace(is_open=rows.is_open & ~(rows.confidence >= self.threshold))
-        outcome, kept = jax.lax.cond(
+        new_token, kept = jax.lax.cond(
             jnp.any(rows.is_open),
             functools.partial(self.climb, layer + 1),
-            lambda rows: (self._outcome(rows), self._kept_above(layer, rows)),
+            lambda rows: (self._new_token(rows), self._kept_above(layer, rows)),
             rows,
         )
-        return outcome, [own, *kept]
+        return new_token, [own, *kept]
 
     def _keys_values(self, layer: int, rows: _Rows) -> KeysValues:
         """Returns what a layer that is run keeps: its own of rows that go on, what is passed on of rows that left."""
@@ -497,7 +491,7 @@ class _Step:
         )
         return token[:, None], confidence[:, None], is_finite[:, None]
 
-    def _outcome(self, rows: _Rows) -> _NewToken:
+    def _new_token(self, rows: _Rows) -> _NewToken:
         token, is_finite = rows.token, rows.is_finite
         if token is None or is_finite is None:
             # Rows that have left are asked, too.

@@ -143,17 +143,17 @@ class LaneTree:
         slots, lanes = np.divmod(lanes, self._shape[1])
         return self._paths[layer - 1, slots, lanes, :length]
 
-    def advance(self, tokens: np.ndarray, exits: np.ndarray, *, alive: np.ndarray) -> None:
+    def advance(self, tokens: np.ndarray, exit_layers: np.ndarray, *, alive: np.ndarray) -> None:
         """Splits the groups whose lanes have parted, and goes to the next step.
 
         Args:
           tokens: shape (slots, lanes). Generated at this step.
-          exits: shape (slots, lanes). Exit layers at this step.
+          exit_layers: shape (slots, lanes). Exit layers at this step.
           alive: bool, shape (slots, lanes). Lanes that generated.
         """
         parted = tokens[:, 1:] != tokens[:, :-1]
         for layer in range(1, self._layers + 1):
-            seen = np.minimum(exits, layer - self._shift)
+            seen = np.minimum(exit_layers, layer - self._shift)
             self._starts[layer - 1, :, 1:] |= parted | (seen[:, 1:] != seen[:, :-1])
         self.step += alive.any(axis=1)
 

@@ -12,7 +12,7 @@ class StepOutputs:
     """What one step gave every lane; each of shape (slots, lanes), 0 where a lane did not take part."""
 
     tokens: np.ndarray
-    exits: np.ndarray
+    exit_layers: np.ndarray
     _: dataclasses.KW_ONLY
     confidences: np.ndarray
     runner_ups: np.ndarray
@@ -20,11 +20,11 @@ class StepOutputs:
 
     @classmethod
     def of_known(cls, outputs: "Outputs", step: np.ndarray, *, is_known: np.ndarray) -> "StepOutputs":
-        """Returns the outcome of lanes whose step stands in their output already, the others open."""
+        """Returns the outputs of lanes whose step stands in their output already, the others open."""
         at_step = np.arange(len(step)), slice(None), step
         return cls(
             tokens=np.where(is_known, outputs.tokens[at_step], 0),
-            exits=np.where(is_known, outputs.exits[at_step], 0),
+            exit_layers=np.where(is_known, outputs.exit_layers[at_step], 0),
             confidences=np.where(is_known, outputs.confidences[at_step], np.float32(0)),
             runner_ups=np.where(is_known, outputs.runner_ups[at_step], np.float32(-np.inf)),
             is_finite=np.ones(is_known.shape, bool),
@@ -36,13 +36,13 @@ class Outputs:
 
     def __init__(self, slots: int, lanes: int, *, steps: int) -> None:
         self.tokens = np.zeros((slots, lanes, steps), np.int32)
-        self.exits = np.zeros((slots, lanes, steps), np.int32)
+        self.exit_layers = np.zeros((slots, lanes, steps), np.int32)
         self.confidences = np.zeros((slots, lanes, steps), np.float32)
         self.runner_ups = np.zeros((slots, lanes, steps), np.float32)
 
     def clear(self, slots: np.ndarray) -> None:
         """Empties slots."""
-        for values in (self.tokens, self.exits, self.confidences, self.runner_ups):
+        for values in (self.tokens, self.exit_layers, self.confidences, self.runner_ups):
             values[slots] = 0
 
     def share(self, slot: int, known: KnownOutput, *, steps: np.ndarray) -> None:
@@ -51,28 +51,28 @@ class Outputs:
         is_shared = np.arange(length) < steps[:, None]
         for values, new in (
             (self.tokens, known.tokens),
-            (self.exits, known.exit_layers),
+            (self.exit_layers, known.exit_layers),
             (self.confidences, known.confidences),
             (self.runner_ups, known.runner_ups),
         ):
             values[slot, :, :length] = np.where(is_shared, new, values[slot, :, :length])
 
-    def record(self, outcome: StepOutputs, step: np.ndarray, *, live: np.ndarray) -> None:
+    def append(self, new: StepOutputs, step: np.ndarray, *, live: np.ndarray) -> None:
         """Adds what a step gave the live lanes."""
         slots, lanes = np.nonzero(live)
         at_step = slots, lanes, step[slots]
-        self.tokens[at_step] = outcome.tokens[live]
-        self.exits[at_step] = outcome.exits[live]
-        self.confidences[at_step] = outcome.confidences[live]
-        self.runner_ups[at_step] = outcome.runner_ups[live]
+        self.tokens[at_step] = new.tokens[live]
+        self.exit_layers[at_step] = new.exit_layers[live]
+        self.confidences[at_step] = new.confidences[live]
+        self.runner_ups[at_step] = new.runner_ups[live]
 
     def result(self, slot: int, *, is_finite: bool) -> SweepResult:
         """Returns the outputs of a prompt that has ended."""
         return SweepResult(
             tokens=self.tokens[slot].copy(),
-            exit_layers=self.exits[slot].copy(),
+            exit_layers=self.exit_layers[slot].copy(),
             confidences=self.confidences[slot].copy(),
-            lengths=(self.exits[slot] > 0).sum(axis=1, dtype=np.int32),
+            lengths=(self.exit_layers[slot] > 0).sum(axis=1, dtype=np.int32),
             is_finite=is_finite,
             runner_ups=self.runner_ups[slot].copy(),
         )

@@ -206,7 +206,7 @@ def _advance(
             rule, model.config.num_decoder_layers, apply, state, thresholds[step], self_biases, cross, cross_bias
         )
 
-        def record(values: jax.Array, new: jax.Array) -> jax.Array:
+        def written(values: jax.Array, new: jax.Array) -> jax.Array:
             kept = values[each_slot, :, step]
             return values.at[each_slot, :, step].set(jnp.where(finished, kept, new))
 
@@ -217,9 +217,9 @@ def _advance(
             "previous": token,
             "finished": finished | (token == EOS_ID) | is_last[:, None],
             "cache": cache,
-            "tokens": record(state["tokens"], token),
-            "exit_layers": record(state["exit_layers"], exit_layer),
-            "confidences": record(state["confidences"], confidence),
+            "tokens": written(state["tokens"], token),
+            "exit_layers": written(state["exit_layers"], exit_layer),
+            "confidences": written(state["confidences"], confidence),
             "is_finite": state["is_finite"] & jnp.all(is_finite | finished, axis=1),
         }
 
@@ -264,8 +264,8 @@ def _one_token(
     measured = _confidences(rule, exit_layers, apply, inputs, states)
     exit_layer, confidence = jnp.full(previous.shape, num_layers, jnp.int32), measured[-1]
     for layer, value in reversed(list(zip(exit_layers[:-1], measured[:-1], strict=True))):
-        exits = value >= thresholds
-        exit_layer, confidence = jnp.where(exits, layer, exit_layer), jnp.where(exits, value, confidence)
+        leaves = value >= thresholds
+        exit_layer, confidence = jnp.where(leaves, layer, exit_layer), jnp.where(leaves, value, confidence)
     kept = propagated_keys_values(
         rule.propagation().passed_on,
         states,

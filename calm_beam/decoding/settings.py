@@ -43,9 +43,7 @@ class DecodeSettings:
             raise ValueError(f"thresholds must be strictly descending, got {self.thresholds}.")
         # As plain floats, so that 1 and 1.0 are one grid with one fingerprint.
         object.__setattr__(self, "thresholds", grid)
-        for name in ("max_input_length", "max_decode_length"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}.")
+        check_sizes(max_input_length=self.max_input_length, max_decode_length=self.max_decode_length)
 
     def to_dict(self) -> dict[str, Any]:
         """Returns plain values, without settings that the measure has no use for: fingerprints made before stand."""
@@ -111,3 +109,14 @@ def uniform_grid(step: float) -> tuple[float, ...]:
     exact = Decimal(repr(float(step)))
     multiples = [index * exact for index in range(int(1 / exact) + 1)]
     return tuple(float(value) for value in reversed(multiples) if np.float32(value) < 1)
+
+
+def check_sizes(**sizes: int | None) -> None:
+    """Checks that sizes, by their names, are at least 1; None is a size that is chosen later.
+
+    Raises:
+      ValueError: If one is not, with its name.
+    """
+    for name, value in sizes.items():
+        if value is not None and value < 1:
+            raise ValueError(f"{name} must be at least 1, got {value}.")

@@ -9,7 +9,6 @@ import jax
 import numpy as np
 
 from calm_beam.checkpoints import Checkpoint
-from calm_beam.exits.measures import Need
 from calm_beam.exits.rule import ExitRule
 from calm_beam.exits.schedule import scheduled_thresholds
 
@@ -18,6 +17,7 @@ from .memory import choose_budget
 from .plain import PlainSweep
 from .result import KnownOutput
 from .result import SweepResult as SweepResult
+from .settings import check_sizes
 from .shared import SharedSweep
 from .work import Work
 
@@ -66,20 +66,13 @@ class SweepDecoder:
           ValueError: If the rule does not fit the model (no exit classifier, `min_exit_layer` too high), a number is
             below 1, the budget has no room for one prompt, or a device is of another platform.
         """
-        if rule.measure().needs is Need.CLASSIFIER and not checkpoint.config.exit_classifier:
-            raise ValueError(
-                f"confidence {rule.confidence!r} needs decoder/meta_cls in the checkpoint, which has none."
-            )
-        sizes = {
-            "max_decode_length": max_decode_length,
-            "max_input_length": max_input_length,
-            "batch_size": batch_size,
-            "token_budget": token_budget,
-        }
-        for name, value in sizes.items():
-            if value is not None and value < 1:
-                raise ValueError(f"{name} must be at least 1, got {value}.")
-        rule.exit_layers(checkpoint.config.num_decoder_layers)
+        check_sizes(
+            max_decode_length=max_decode_length,
+            max_input_length=max_input_length,
+            batch_size=batch_size,
+            token_budget=token_budget,
+        )
+        rule.check_model(checkpoint.config.num_decoder_layers, has_classifier=bool(checkpoint.config.exit_classifier))
         # [steps, thresholds]; no confidence reaches the full model's, which is not a threshold of 1: some are 1.
         by_step = scheduled_thresholds(rule, tuple(thresholds), max_decode_length=max_decode_length)
         full_model = np.full((max_decode_length, int(with_full_model)), np.inf, np.float32)

@@ -119,6 +119,22 @@ class ExitRule:
             return f"state_propagation {self.state_propagation!r}"
         return f"token_from {self.token_from!r}" if self.token_from != "exit_layer" else None
 
+    def check_model(self, num_layers: int, *, has_classifier: bool) -> None:
+        """Checks that a model can decide exits by this rule.
+
+        Args:
+          num_layers: Decoder depth L.
+          has_classifier: Whether the model has an exit classifier.
+
+        Raises:
+          ValueError: If the measure needs a classifier that the model lacks, or `min_exit_layer` exceeds its depth.
+        """
+        if self.measure().needs is Need.CLASSIFIER and not has_classifier:
+            raise ValueError(
+                f"confidence {self.confidence!r} needs decoder/meta_cls in the checkpoint, which has none."
+            )
+        self.exit_layers(num_layers)
+
     def exit_layers(self, num_layers: int) -> tuple[int, ...]:
         """Returns the layers at which a token may exit, ascending, the last layer included.
 

@@ -43,7 +43,7 @@ def _rows(path: pathlib.Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
 
 
-@pytest.mark.parametrize("order", itertools.permutations(range(3)), ids=str)
+@pytest.mark.parametrize("order", [*itertools.permutations(range(3))], ids=str)
 def test_the_order_in_which_references_come_changes_nothing(
     order: Sequence[int], generator: Generator, answers: Sequence[Answer], tmp_path: pathlib.Path
 ) -> None:

@@ -65,7 +65,7 @@ _MOST_COMPILING = 0.01
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class _Task:
+class Task:
     """What all decoders are given.
 
     Attributes:
@@ -88,7 +88,7 @@ class _Task:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class _Run:
+class Run:
     """What a decoder made of all prompts, what it did for that, and how long it took."""
 
     results: Mapping[int, SweepResult]
@@ -99,6 +99,23 @@ class _Run:
 def main(argv: Sequence[str] | None = None) -> int:
     """Prints a table, and with `--json` a last line with the same figures."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    add_task_flags(parser)
+    flags = parser.parse_args(argv)
+    task, notes = task_of(parser, flags)
+    keep_freed_memory()
+    print(describe_machine())
+    for note in notes:
+        print(note)
+    figures = _measure(task)
+    model = flags.checkpoint or ("random" if flags.paper_dimensions else "embedded")
+    figures = {"machine": describe_machine(), "model": model, "paper_dimensions": flags.paper_dimensions, **figures}
+    if flags.json:
+        print(json.dumps(figures))
+    return 0
+
+
+def add_task_flags(parser: argparse.ArgumentParser) -> None:
+    """Adds the flags that say what is decoded."""
     parser.add_argument("--checkpoint", help="the embedded model if omitted")
     parser.add_argument("--data", help="JSONL file of prompts; the embedded data if omitted")
     parser.add_argument(
@@ -116,7 +133,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--max_decode_length", type=int, help="64 if omitted; 32 with random weights")
     parser.add_argument("--json", action="store_true", help="print a JSON object as the last line")
-    flags = parser.parse_args(argv)
+
+
+def task_of(parser: argparse.ArgumentParser, flags: argparse.Namespace) -> tuple[Task, list[str]]:
+    """Returns what to decode, and what has to be said about it; ends with a message where flags do not fit."""
     for name in ("thresholds", "prompts", "batch_size", "runs", "max_decode_length"):
         if (value := getattr(flags, name)) is not None and value < 1:
             parser.error(f"--{name} must be at least 1, got {value}")
@@ -131,19 +151,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             "--confidence=classifier needs a model with an exit classifier, which this one is without: pass another "
             "--checkpoint and --data, or --paper_dimensions alone"
         )
-    keep_freed_memory()
-    print(describe_machine())
-    for note in notes:
-        print(note)
-    figures = _measure(task)
-    model = flags.checkpoint or ("random" if flags.paper_dimensions else "embedded")
-    figures = {"machine": describe_machine(), "model": model, "paper_dimensions": flags.paper_dimensions, **figures}
-    if flags.json:
-        print(json.dumps(figures))
-    return 0
+    return task, notes
 
 
-def _task(flags: argparse.Namespace) -> tuple[_Task, list[str]]:
+def _task(flags: argparse.Namespace) -> tuple[Task, list[str]]:
     """Returns what to decode, and what has to be said about it."""
     rule = ExitRule(confidence=flags.confidence)
     grid = tuple(index / flags.thresholds for index in reversed(range(flags.thresholds)))
@@ -164,7 +175,7 @@ def _task(flags: argparse.Namespace) -> tuple[_Task, list[str]]:
             checkpoint = widen_to_paper(checkpoint)
         if len(distinct) < len(prompts):
             notes.append(f"The data has {len(distinct)} prompts only: they are repeated. No decoder gains by that.")
-    task = _Task(
+    task = Task(
         checkpoint=checkpoint,
         rule=rule,
         grid=grid,
@@ -176,22 +187,22 @@ def _task(flags: argparse.Namespace) -> tuple[_Task, list[str]]:
     return task, notes
 
 
-def _measure(task: _Task) -> dict[str, Any]:
+def _measure(task: Task) -> dict[str, Any]:
     """Runs and prints everything, and returns the figures."""
     config = task.checkpoint.config
     before = peak_memory_bytes()
-    everything = _lanes(task, [None, *task.grid])
+    everything = lanes_of(task, [None, *task.grid])
     with CompileTime() as compiling:
-        _decode(task, everything)
+        decode(task, everything)
     sweep = _fastest(task, everything)
     peak = peak_memory_bytes()
     # Before and after the sweep's rivals: a machine that others use too is slow by turns, and its best is what counts.
     exits = np.stack([result.exit_layers for result in sweep.results.values()])
     length = math.ceil((exits > 0).sum() / exits[..., 0].size)
     rates = _rates(task, length)
-    full = _decode_warm(task, _lanes(task, [None]))
+    full = _decode_warm(task, lanes_of(task, [None]))
     measured = _evenly(len(task.grid), _MOST_MEASURED)
-    alone = {lane: _decode_warm(task, _lanes(task, [task.grid[lane]])) for lane in measured}
+    alone = {lane: _decode_warm(task, lanes_of(task, [task.grid[lane]])) for lane in measured}
     batch_1 = _batch_1(task, sweep.results)
     rates = {name: max(rate, rates[name]) for name, rate in _rates(task, length).items()}
 
@@ -255,13 +266,14 @@ def _measure(task: _Task) -> dict[str, Any]:
     return figures
 
 
-def _lanes(task: _Task, thresholds: Sequence[float | None]) -> np.ndarray:
+def lanes_of(task: Task, thresholds: Sequence[float | None]) -> np.ndarray:
     """Returns thresholds as float32, (steps, lanes); None stands for the full model."""
     by_step = scheduled_thresholds(task.rule, tuple(value or 0.0 for value in thresholds), max_decode_length=task.steps)
     return np.where([value is None for value in thresholds], np.float32(np.inf), by_step)
 
 
-def _decode(task: _Task, lanes: np.ndarray) -> _Run:
+def decode(task: Task, lanes: np.ndarray) -> Run:
+    """Decodes all prompts in all lanes, as many at a time as the task says."""
     steps, num_lanes = lanes.shape
     # Room for every prompt at its worst: nobody gives way in any run.
     tokens = task.batch_size * (_MAX_INPUT_LENGTH + steps * num_lanes)
@@ -272,24 +284,24 @@ def _decode(task: _Task, lanes: np.ndarray) -> _Run:
     start = time.perf_counter()
     results = dict(decoder.decode(task.prompts))
     seconds = time.perf_counter() - start
-    return _Run(results=results, work=decoder.work, seconds=seconds)
+    return Run(results=results, work=decoder.work, seconds=seconds)
 
 
-def _fastest(task: _Task, lanes: np.ndarray) -> _Run:
-    return min((_decode(task, lanes) for _ in range(task.runs)), key=lambda run: run.seconds)
+def _fastest(task: Task, lanes: np.ndarray) -> Run:
+    return min((decode(task, lanes) for _ in range(task.runs)), key=lambda run: run.seconds)
 
 
-def _decode_warm(task: _Task, lanes: np.ndarray) -> _Run:
+def _decode_warm(task: Task, lanes: np.ndarray) -> Run:
     """Returns the fastest run, of which the first does not count where it had to compile."""
     with CompileTime() as compiling:
-        first = _decode(task, lanes)
+        first = decode(task, lanes)
     if compiling.seconds() > _MOST_COMPILING * first.seconds:
         return _fastest(task, lanes)
-    others = (_decode(task, lanes) for _ in range(task.runs - 1))
+    others = (decode(task, lanes) for _ in range(task.runs - 1))
     return min((first, *others), key=lambda run: run.seconds)
 
 
-def _batch_1(task: _Task, results: Mapping[int, SweepResult]) -> dict[str, Any]:
+def _batch_1(task: Task, results: Mapping[int, SweepResult]) -> dict[str, Any]:
     """Returns what decoding one prompt at a time takes, from some prompts and thresholds.
 
     Seconds per token of a measured threshold stand for those of the thresholds around it, encoder included.
@@ -330,7 +342,7 @@ def _evenly(count: int, most: int) -> list[int]:
     return [(2 * index + 1) * count // (2 * chosen) for index in range(chosen)]
 
 
-def _rates(task: _Task, length: int) -> dict[str, float]:
+def _rates(task: Task, length: int) -> dict[str, float]:
     """Returns multiply-adds per second, of bare matrix products and of the sweep's large steps with full batches.
 
     Args:

@@ -43,6 +43,8 @@ _ROWS = 128
 _OUTLIER, _KEPT = 8.0, 16
 # Half the distance from 1 to the next float32.
 _UNIT = 2.0**-24
+# Of a dozen operations.
+_CONFIDENCE_ROUNDING = 16 * _UNIT
 # The smallest normal float32.
 _SMALLEST = np.finfo(np.float32).tiny
 # Weights that are quantised at a time, while they are float64.
@@ -205,6 +207,9 @@ def _certify(states: jax.Array, *, head: CertifiedHead, measure: Measure) -> Cer
         terms=terms,
     )
     low, high = measure.bounds(bounds, vocab_size)
+    # What a confidence is made of is bounded with its rounding; the confidence itself, of a few operations on numbers
+    # between 0 and 1, is rounded here. NaN stays, and is no interval.
+    low, high = jnp.maximum(low - _CONFIDENCE_ROUNDING, 0), jnp.minimum(high + _CONFIDENCE_ROUNDING, 1)
     return Certificate(token, low, high, is_known & (low <= high))
 
 

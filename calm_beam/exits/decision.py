@@ -25,6 +25,9 @@ _PROBE_ROWS, _PROBE_ENTRIES = (300, 1100), 2500
 # Most rows, and entries of the vocabulary, whose logits are held at a time: 4 MiB, which stay in the cache. Fewer rows
 # would read the weights more often.
 _ROWS, _ENTRIES = 512, 2048
+# A block of the vocabulary is a copy of its weights, which takes longer than so few rows: all of their logits are held,
+# and reduced by so many rows as stay in the cache.
+_FEW_ROWS, _ROWS_REDUCED = 64, 8
 # Entries that are reduced side by side: a reduction along the innermost axis alone is not vectorised on CPU.
 _ABREAST = 128
 
@@ -130,9 +133,14 @@ def _in_blocks(
     project: Callable[[jax.Array, Any, int], jax.Array], states: jax.Array, *, vocab_size: int, measure: Measure
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Returns what `decide` does, of logits that `project` makes of some states from an entry on, so many."""
+
     whole, rest = divmod(vocab_size, _ENTRIES)
 
     def summarise(part: jax.Array) -> Summary:
+        if len(part) <= _FEW_ROWS:
+            most = _ROWS_REDUCED if whole else _FEW_ROWS
+            return in_parts(lambda logits: _of_block(logits, 0, measure), project(part, 0, vocab_size), most=most)
+
         def merge(block: Any, summary: Summary) -> Summary:
             first = block * _ENTRIES
             return merged(summary, _of_block(project(part, first, _ENTRIES), first, measure))
@@ -163,11 +171,12 @@ def _of_block(logits: jax.Array, first: Any, measure: Measure) -> Summary:
     index = (jax.lax.broadcasted_iota(jnp.int32, shape, 0) * abreast + jax.lax.broadcasted_iota(jnp.int32, shape, 1))[
         None
     ]
-    # A maximum alone passes over a NaN among numbers on CPU (jaxlib 0.10.2), and a broken model would go unnoticed.
-    is_nan = reduced(jnp.any, jnp.isnan(grouped))
-    largest = jnp.where(is_nan, jnp.float32(jnp.inf), reduced(jnp.max, grouped))
-    # Not argmax: a reduction of pairs, which is many times slower on CPU.
-    place = reduced(jnp.min, jnp.where(grouped == largest, index, entries))
+    # A maximum alone passes over a NaN among numbers on CPU (jaxlib 0.10.2), and a broken model would go unnoticed. To
+    # ask for one by a reduction of its own would take as long as all others.
+    is_nan = jnp.isnan(grouped)
+    largest = reduced(jnp.max, jnp.where(is_nan, jnp.float32(jnp.inf), grouped))
+    # Not argmax: a reduction of pairs, which is many times slower on CPU. Below every index where there is a NaN.
+    place = reduced(jnp.min, jnp.where(is_nan, -1, jnp.where(grouped == largest, index, entries)))
     second = total = weighted = jnp.zeros_like(largest)
     if "second" in measure.summary_parts:
         second = reduced(jnp.max, jnp.where(index == place, -jnp.inf, grouped))
@@ -176,7 +185,7 @@ def _of_block(logits: jax.Array, first: Any, measure: Measure) -> Summary:
     if "weighted" in measure.summary_parts:
         scale = exp_below(grouped, largest)
         weighted = reduced(jnp.sum, jnp.where(scale > 0, scale * (grouped - largest), jnp.float32(0)))
-    summary = Summary(largest, jnp.where(is_nan, -1, first + place), second, total, weighted)
+    summary = Summary(largest, jnp.where(place < 0, -1, first + place), second, total, weighted)
     return Summary(*(values[:, 0, 0] for values in summary))
 
 

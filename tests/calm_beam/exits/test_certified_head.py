@@ -103,6 +103,8 @@ def test_other_measures_get_the_token_alone(form: str) -> None:
 @pytest.mark.parametrize("form", _FORMS)
 @pytest.mark.parametrize("measure", _CERTIFIED)
 @hypothesis.settings(max_examples=25, deadline=None)
+# An entropy of nearly nothing, rounded to a confidence below the truth.
+@hypothesis.example(seed=521, scale=10.0, spread=0.0, row=np.zeros(_WIDTH, np.float32))
 @hypothesis.given(
     seed=st.integers(0, 2**32 - 1),
     scale=st.floats(1e-3, 1e4),

@@ -27,8 +27,6 @@ from .work import Work
 
 # Slots are refilled once this share of them is free: each refill costs a call of the encoder of fixed shape.
 _REFILL_SHARE = 4
-# Most bytes that attention gathers at a time.
-_GATHERED_BYTES = 1 << 24
 # Most rows of a step: on a host, more leave its caches and are slower; an accelerator is not filled by so few.
 _HOST_ROWS, _DEVICE_ROWS = 256, 4096
 # Most rows of a prompt that attend to its source together: room for as many is made for every prompt.
@@ -302,8 +300,7 @@ class Batch:
         lengths = path_lengths(steps)
         for length in np.unique(lengths).tolist():
             chosen = np.flatnonzero(lengths == length)
-            fitting = _GATHERED_BYTES // (4 * length * self._config.num_heads * self._config.head_dim)
-            for part, size in row_parts(len(chosen), most=min(fitting, self._most_rows)):
+            for part, size in row_parts(len(chosen), most=self._most_rows):
                 yield chosen[part], size, min(length, len(self._thresholds))
 
     def _by_source(self, rows: Rows) -> Iterator[tuple[np.ndarray, int, int, int]]:

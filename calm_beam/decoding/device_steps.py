@@ -17,6 +17,7 @@ import jax.numpy as jnp
 from calm_beam.exits.certified_head import Certificate, CertifiedHead, certify
 from calm_beam.exits.decision import decide
 from calm_beam.exits.measures import Need, measure_named
+from calm_beam.exits.parts import in_parts
 from calm_beam.exits.propagation import KeysValues
 from calm_beam.model import EarlyExitT5, T5Config
 from calm_beam.model.attention import MASKED, PRECISION
@@ -24,6 +25,11 @@ from calm_beam.model.layers import DecoderLayer
 from calm_beam.model.network import PAD_ID
 
 Parameters = Any
+
+# Most bytes of keys, and of values, that attention gathers at a time: on a host, what is read again at once stays near
+# the processor; on an accelerator, few large steps are faster.
+_HOST_GATHERED_BYTES, _DEVICE_GATHERED_BYTES = 1 << 20, 1 << 26
+_FLOAT_BYTES = 4
 
 
 @functools.partial(jax.jit, static_argnums=0, donate_argnames=("cross", "source_mask"))
@@ -95,7 +101,8 @@ def attend_to_output(
     # [heads, rows, length] -> [rows, heads, length]
     bias = jnp.swapaxes(bias_by_age[:, jnp.maximum(age, 0)], 0, 1)
 
-    def mix(queries: jax.Array) -> jax.Array:
+    def mix_some(rows: tuple[jax.Array, ...]) -> jax.Array:
+        queries, paths, bias, is_past = rows
         # Matrix products, though of one query each: on CPU, XLA (jaxlib 0.10.2) gives wrong sums where it fuses a
         # gather, a product and a sum over more than about 12,000 positions.
         keys, values = (_split_heads(config, store.at[paths].get(mode="clip")) for store in cache)
@@ -104,6 +111,10 @@ def attend_to_output(
         # What is not of the past may be what a broken prompt left: 0 * NaN is NaN.
         values = jnp.where(is_past[:, :, None, None], values, jnp.float32(0))
         return jnp.einsum("rht,rthd->rhd", weights, values, precision=PRECISION).reshape(queries.shape)
+
+    def mix(queries: jax.Array) -> jax.Array:
+        gathered = _FLOAT_BYTES * paths.shape[1] * queries.shape[-1]
+        return in_parts(mix_some, (queries, paths, bias, is_past), most=max(1, _gathered_bytes() // gathered))
 
     output = apply(hidden, mix, method="self_attend_by")
     return states.at[layer, lanes].set(output, mode="drop"), cache
@@ -261,6 +272,10 @@ def copy_skipped(
 def _head_inputs(config: T5Config, parameters: Parameters, states: jax.Array) -> jax.Array:
     inputs: jax.Array = EarlyExitT5(config).apply(parameters, states, method="head_inputs")
     return inputs
+
+
+def _gathered_bytes() -> int:
+    return _HOST_GATHERED_BYTES if jax.default_backend() == "cpu" else _DEVICE_GATHERED_BYTES
 
 
 def _split_heads(config: T5Config, values: jax.Array) -> jax.Array:

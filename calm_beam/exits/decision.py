@@ -133,7 +133,6 @@ def _in_blocks(
     project: Callable[[jax.Array, Any, int], jax.Array], states: jax.Array, *, vocab_size: int, measure: Measure
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Returns what `decide` does, of logits that `project` makes of some states from an entry on, so many."""
-
     whole, rest = divmod(vocab_size, _ENTRIES)
 
     def summarise(part: jax.Array) -> Summary:

@@ -17,6 +17,7 @@ from calm_beam.decoding.plain import PlainSweep
 from calm_beam.decoding.result import SweepResult
 from calm_beam.decoding.shared import SharedSweep
 from calm_beam.decoding.work import Work
+from calm_beam.exits.parts import in_parts
 from calm_beam.exits.rule import ExitRule
 from calm_beam.exits.schedule import scheduled_thresholds
 from calm_beam.exits.schedules import SCHEDULES
@@ -198,20 +199,20 @@ def test_thresholds_in_any_order_give_the_same() -> None:
 
 
 def test_attention_in_parts_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the keys and values that rows attend to are gathered in several parts, all results are the same."""
-    assert _default()
-    calls = []
-    attend = device_steps.attend_to_output
+    """Where the keys and values that rows attend to are gathered row by row, all results are the same."""
+    expected = _default()[0]
+    rows = []
 
-    def counted(*arguments: Any, **rows: Any) -> Any:
-        calls.append(rows["lanes"].shape)
-        return attend(*arguments, **rows)
+    def counted(compute: Any, parts: Any, *, most: int) -> Any:
+        rows.append(most)
+        return in_parts(compute, parts, most=most)
 
-    monkeypatch.setattr(device_steps, "attend_to_output", counted)
-    monkeypatch.setattr(batch, "_GATHERED_BYTES", 1)
-    monkeypatch.setattr(padding, "_FEWEST_ROWS", 4)
-    assert_all_same(_shared(ExitRule())[0], _default()[0])
-    assert set(calls) == {(4,)}
+    monkeypatch.setattr(device_steps, "in_parts", counted)
+    monkeypatch.setattr(device_steps, "_HOST_GATHERED_BYTES", 1)
+    jax.clear_caches()
+    assert_all_same(_shared(ExitRule())[0], expected)
+    jax.clear_caches()
+    assert set(rows) == {1}
 
 
 def test_stores_that_grow_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -167,6 +167,7 @@ def _generator(flags: argparse.Namespace, manifest: Manifest) -> "Generator":
         declared=declared(flags),
         vocabulary=flags.vocabulary,
         consistency=flags.consistency,
+        loss=flags.loss,
         metric=flags.metric,
         delta=flags.delta,
         epsilon=flags.epsilon,

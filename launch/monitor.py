@@ -40,6 +40,7 @@ from calm_beam.storage import (
     replacing,
     why_no_file,
 )
+from calm_beam.tails import split_tail
 from calm_beam.upkeep.monitor import RiskMonitor
 
 from .flags import FlagParser, UsageError, naming, parse_own_flags
@@ -104,7 +105,7 @@ def _parser() -> FlagParser:
 
 
 def _chosen_entry(manifest: Manifest, flags: argparse.Namespace) -> Calibration:
-    asked = {name: getattr(flags, name) for name in ("consistency", "metric", "delta", "epsilon")}
+    asked = {name: getattr(flags, name) for name in ("consistency", "metric", "loss", "delta", "epsilon")}
     asked = {name: value for name, value in asked.items() if value is not None}
     named = [
         entry for entry in manifest.calibrations if all(getattr(entry, name) == value for name, value in asked.items())
@@ -116,7 +117,8 @@ def _chosen_entry(manifest: Manifest, flags: argparse.Namespace) -> Calibration:
         there = "; ".join(entry_in_words(entry) for entry in manifest.calibrations)
         raise UsageError(
             f"{len(found)} entries of the manifest have a threshold and match what was asked; exactly one is watched. "
-            f"Choose by --consistency, --metric, --delta and --epsilon, the entry's own. The manifest has: {there}."
+            "Choose by --consistency, --metric, --loss, --delta and --epsilon, the entry's own. "
+            f"The manifest has: {there}."
         )
     return found[0]
 
@@ -135,6 +137,11 @@ def _losses(lines: IO[str], name: str, *, session: "_Session") -> Iterator[float
             loss = math.nan
         if not low <= loss <= 1:
             raise MonitorError(f"{name}, line {number}: expected a loss in [{low}, 1], got {line.strip()!r:.100}.")
+        if session.tail is not None and loss not in (0, 1):
+            raise MonitorError(
+                f"{name}, line {number}: the entry is about the share of outputs that lose more than "
+                f"{session.tail:g}: expected 1 where one does and else 0, got {line.strip()!r:.100}."
+            )
         yield loss
 
 
@@ -162,6 +169,7 @@ class _Session:
         # What the state belongs to: another promise would be tested with losses that are not its own.
         self.promise = {"manifest": manifest.digest, "calibration": manifest.calibrations.index(entry)}
         self._about = {"schema": _SCHEMA, **self.promise}
+        _, self.tail = split_tail(entry.known_loss)
         self.monitor = RiskMonitor.start(delta=entry.delta, alpha=flags.alpha, is_signed=entry.loss == "signed")
         if self._path is None:
             return

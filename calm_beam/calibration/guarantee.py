@@ -4,15 +4,21 @@ import dataclasses
 import itertools
 from collections.abc import Sequence
 
-from .specs import DEFAULT_P_VALUES, Objective, Spec, default_risk_loss
+from calm_beam.tails import tail_name
+
+from .specs import LOSSES, Objective, Spec, default_p_value, default_risk_loss
 
 
 @dataclasses.dataclass(frozen=True)
 class Guarantee:
     """With probability at least 1 - epsilon, outputs lose at most delta, on average, to those of the full model.
 
+    With `tail`, at most a share delta of outputs loses more than that.
+
     >>> Guarantee("textual", "rouge_l", delta=0.1).epsilon
     0.05
+    >>> Guarantee("textual", "rouge_l", delta=0.1, tail=0.3).spec().p_value
+    'exact_binomial'
 
     Source: CALM, Definitions 1 (textual consistency) and 2 (risk consistency).
 
@@ -23,7 +29,9 @@ class Guarantee:
       delta: Risk tolerance, in (0, 1).
       epsilon: Allowed probability that the chosen threshold breaks it, in (0, 1).
       loss: For risk consistency, `signed` or `relu` (the paper's); None takes `signed`, or `relu` if the p-value is for
-        losses in [0, 1].
+        losses in [0, 1]. A tail is of `relu`.
+      tail: A loss in [0, 1) that an output may have; `delta` is then the share of outputs that may lose more. None
+        bounds the mean loss.
       p_value: Test of one threshold; None takes the one that suits the loss.
       procedure: How several thresholds are tested.
     """
@@ -34,6 +42,7 @@ class Guarantee:
     delta: float
     epsilon: float = 0.05
     loss: str | None = None
+    tail: float | None = None
     p_value: str | None = None
     procedure: str = "fixed_sequence"
 
@@ -47,12 +56,15 @@ class Guarantee:
         Raises:
           ValueError: If a value or a combination is not allowed.
         """
-        loss = self.loss or (default_risk_loss(self.p_value) if self.consistency == "risk" else "dissimilarity")
+        if self.tail is not None and self.consistency in LOSSES:
+            loss = tail_name(self.loss or LOSSES[self.consistency][-1], self.tail)
+        else:
+            loss = self.loss or (default_risk_loss(self.p_value) if self.consistency == "risk" else "dissimilarity")
         return Spec(
             objective=Objective(self.consistency, self.metric, loss=loss),
             delta=self.delta,
             epsilon=self.epsilon,
-            p_value=self.p_value or DEFAULT_P_VALUES[loss],
+            p_value=self.p_value or default_p_value(loss),
             procedure=self.procedure,
         )
 
@@ -85,6 +97,7 @@ def all_specs(
     metrics: Sequence[str],
     deltas: Sequence[float],
     epsilons: Sequence[float],
+    tails: Sequence[float] = (),
     risk_loss: str | None = None,
     p_value: str | None = None,
     procedure: str = "fixed_sequence",
@@ -92,12 +105,15 @@ def all_specs(
 ) -> tuple[Spec, ...]:
     """Returns every combination of the lists as one spec, in the order of the arguments, the last varying fastest.
 
+    Guarantees of the mean come before those of tails.
+
     Args:
       consistencies: Kinds of consistency.
       metrics: Names of metrics.
       deltas: Risk tolerances.
       epsilons: Allowed probabilities of error; one if joint.
-      risk_loss: Loss of risk consistency; None as in `Guarantee`.
+      tails: Losses of which a share delta of outputs may lose more, besides the guarantees of the mean.
+      risk_loss: Loss of risk consistency whose mean is bounded; None as in `Guarantee`. Tails are of `relu`.
       p_value: Test of one threshold; None as in `Guarantee`.
       procedure: How several thresholds are tested.
       joint: As in `specs_of`.
@@ -105,9 +121,9 @@ def all_specs(
     Raises:
       ValueError: If a list is empty or holds a value twice, or a value or combination is not allowed.
     """
-    lists = {"consistency": consistencies, "metric": metrics, "delta": deltas, "epsilon": epsilons}
+    lists = {"consistency": consistencies, "metric": metrics, "delta": deltas, "epsilon": epsilons, "tail": tails}
     for name, values in lists.items():
-        if not values or len(set(values)) != len(values):
+        if not (values or name == "tail") or len(set(values)) != len(values):
             raise ValueError(f"{name} must list one or more different values, got {list(values)}.")
     if joint and len(epsilons) > 1:
         raise ValueError(f"a joint guarantee divides one epsilon among all entries, got {list(epsilons)}. Choose one.")
@@ -117,10 +133,12 @@ def all_specs(
             metric,
             delta=delta,
             epsilon=epsilon,
-            loss=risk_loss if consistency == "risk" else None,
+            loss=risk_loss if consistency == "risk" and tail is None else None,
+            tail=tail,
             p_value=p_value,
             procedure=procedure,
         )
+        for tail in (None, *tails)
         for consistency, metric, delta, epsilon in itertools.product(consistencies, metrics, deltas, epsilons)
     ]
     return specs_of(guarantees, joint=joint)

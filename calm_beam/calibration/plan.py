@@ -66,7 +66,17 @@ class Plan:
           seed: Decides the salt.
           on_error: As above.
           on_long: As above.
+
+        Raises:
+          ValueError: If tails of clusters are to be tested by the binomial test.
         """
+        if cluster_key is not None and any(
+            spec.objective.tail is not None and spec.p_value == "exact_binomial" for spec in specs
+        ):
+            raise ValueError(
+                "a tail of clusters is a share of each cluster's outputs, and p_value exact_binomial is for losses of "
+                "0 and 1. Take hoeffding_bentkus."
+            )
         return cls(
             specs=tuple(specs),
             thresholds=settings.thresholds,

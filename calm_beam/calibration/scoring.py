@@ -9,7 +9,7 @@ from calm_beam.examples import DataError, Example
 from calm_beam.generations import Generation
 from calm_beam.metrics.registry import Metric, MetricError, checked_score
 from calm_beam.risk.fixed_point import to_signed_fixed_point
-from calm_beam.risk.losses import relu_risk_loss, signed_risk_loss, textual_loss
+from calm_beam.risk.losses import losses_of_scores
 
 from .contrast import Contrast
 from .specs import Objective
@@ -96,7 +96,10 @@ def _scored(
         _scores(generation.example, texts, objective=objective, metric=metrics[objective.metric])
         for objective in objectives
     ]
-    rows = [_losses(np.array(row), objective) for row, objective in zip(scores, objectives, strict=True)]
+    rows = [
+        losses_of_scores(objective.loss, early_score=row[1:], full_score=row[0])
+        for row, objective in zip(map(np.array, scores), objectives, strict=True)
+    ]
     return ScoredGeneration(
         generation=generation,
         losses=to_signed_fixed_point(np.stack(rows)),
@@ -115,14 +118,3 @@ def _scores(example: Example, texts: Sequence[str], *, objective: Objective, met
         for text in dict.fromkeys(texts)
     }
     return [scores[text] for text in texts]
-
-
-def _losses(scores: np.ndarray, objective: Objective) -> np.ndarray:
-    """Returns the loss at every threshold; the first score is the full model's."""
-    full, early = scores[0], scores[1:]
-    match objective.loss:
-        case "dissimilarity":
-            return textual_loss(early)
-        case "signed":
-            return signed_risk_loss(early_score=early, full_score=full)
-    return relu_risk_loss(early_score=early, full_score=full)

@@ -5,11 +5,12 @@ from collections.abc import Sequence
 
 from calm_beam.risk.fwer import PROCEDURES
 from calm_beam.risk.pvalues import P_VALUES
+from calm_beam.tails import split_tail
 
 # The losses that each kind of consistency can be measured by, the default first.
 LOSSES = {"textual": ("dissimilarity",), "risk": ("signed", "relu")}
 CONSISTENCIES = tuple(LOSSES)
-DEFAULT_P_VALUES = {"dissimilarity": "hoeffding_bentkus", "signed": "signed_mixture", "relu": "hoeffding_bentkus"}
+_DEFAULT_P_VALUES = {"dissimilarity": "hoeffding_bentkus", "signed": "signed_mixture", "relu": "hoeffding_bentkus"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,7 +21,7 @@ class Objective:
       consistency: `textual` (the early output against the full model's; CALM Definition 1) or `risk` (both against the
         references; CALM Definition 2).
       metric: Name of a metric.
-      loss: One of `LOSSES[consistency]`; see `calm_beam.risk.losses`.
+      loss: One of `LOSSES[consistency]`, or a tail of one (`calm_beam.tails`); see `calm_beam.risk.losses`.
     """
 
     consistency: str
@@ -32,10 +33,15 @@ class Objective:
         if self.consistency not in CONSISTENCIES:
             raise ValueError(f"consistency must be one of {', '.join(CONSISTENCIES)}; got {self.consistency!r}.")
         allowed = LOSSES[self.consistency]
-        if self.loss not in allowed:
+        if split_tail(self.loss)[0] not in allowed:
             raise ValueError(
                 f"loss must be one of {', '.join(allowed)} for {self.consistency} consistency; got {self.loss!r}."
             )
+
+    @property
+    def tail(self) -> float | None:
+        """What a loss has to exceed to count as 1, and else as 0; None where losses count as they are."""
+        return split_tail(self.loss)[1]
 
     @property
     def is_signed(self) -> bool:
@@ -77,6 +83,11 @@ class Spec:
                 f"p_value {self.p_value} is for losses in [0, 1], but the signed loss of risk consistency lies in "
                 f"[-1, 1]. Take {valid}, or risk_loss=relu."
             )
+
+
+def default_p_value(loss: str) -> str:
+    """Returns the test that suits a loss. Those of a tail are 0 and 1, of which the binomial test is exact."""
+    return "exact_binomial" if split_tail(loss)[1] is not None else _DEFAULT_P_VALUES[loss]
 
 
 def default_risk_loss(p_value: str | None) -> str:

@@ -201,6 +201,7 @@ class Manifest(Record):
         *,
         consistency: str | None = None,
         metric: str | None = None,
+        loss: str | None = None,
         delta: float | None = None,
         epsilon: float | None = None,
     ) -> Calibration:
@@ -209,6 +210,7 @@ class Manifest(Record):
         Args:
           consistency: "textual" or "risk".
           metric: Name of the metric.
+          loss: What is made of its scores, such as "signed" or "dissimilarity>0.3".
           delta: Risk tolerance, exactly as calibrated.
           epsilon: Allowed probability of breaking it, exactly as calibrated.
 
@@ -218,7 +220,7 @@ class Manifest(Record):
         Raises:
           ManifestError: If no entry or more than one matches; the message lists those there are.
         """
-        settings = {"consistency": consistency, "metric": metric, "delta": delta, "epsilon": epsilon}
+        settings = {"consistency": consistency, "metric": metric, "loss": loss, "delta": delta, "epsilon": epsilon}
         asked = {name: value for name, value in settings.items() if value is not None}
         found = [entry for entry in self.calibrations if all(getattr(entry, name) == asked[name] for name in asked)]
         if len(found) == 1:
@@ -272,7 +274,7 @@ def check_digest(content: Mapping[str, object]) -> None:
 
 def _listed(calibrations: Iterable[Calibration]) -> str:
     return "; ".join(
-        f"consistency={c.consistency}, metric={c.metric}, delta={shown(c.delta)}, epsilon={shown(c.epsilon)}, "
-        f"p_value={c.p_value}"
+        f"consistency={c.consistency}, metric={c.metric}, loss={c.known_loss}, delta={shown(c.delta)}, "
+        f"epsilon={shown(c.epsilon)}, p_value={c.p_value}"
         for c in calibrations
     )

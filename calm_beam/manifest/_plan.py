@@ -8,7 +8,7 @@ from typing import Self
 from ._checks import ManifestError, check_choice, check_number, check_share, check_text, shown
 from ._record import Record, check_tuple, checked_keys, checked_list, records_from_json
 from .digest import content_digest
-from .records import CONSISTENCIES, LOSSES, PROCEDURES, Calibration
+from .records import CONSISTENCIES, PROCEDURES, Calibration, check_loss
 
 ON_ERROR = ("fail", "worst_case")
 ON_LONG = ("truncate", "error")
@@ -33,7 +33,7 @@ class PlannedTest(Record):
     def __post_init__(self) -> None:
         check_choice("consistency", self.consistency, choices=CONSISTENCIES)
         check_text("metric", self.metric)
-        check_choice("loss", self.loss, choices=LOSSES)
+        check_loss("loss", self.loss)
         check_share("delta", self.delta)
         check_share("epsilon", self.epsilon)
         check_text("p_value", self.p_value)

@@ -10,6 +10,7 @@ from typing import ClassVar
 from calm_beam.exits.measures import MEASURES, is_own
 from calm_beam.exits.propagations import PROPAGATIONS
 from calm_beam.exits.schedules import SCHEDULES
+from calm_beam.tails import split_tail
 
 from ._checks import (
     ManifestError,
@@ -28,6 +29,15 @@ LOSSES = ("dissimilarity", "signed", "relu")
 # Readers hold a manifest in memory; the whole list stands in `failures.jsonl` beside it.
 MOST_FAILED_IDS = 1000
 PROCEDURES = ("fixed_sequence", "multi_start", "fallback", "holm", "bonferroni")
+
+
+def check_loss(key: str, value: object) -> None:
+    """Refuses anything but a loss, and the tail of one."""
+    try:
+        loss, _ = split_tail(value) if isinstance(value, str) else (value, None)
+    except ValueError as error:
+        raise ManifestError(f"{key}: {error}") from error
+    check_choice(key, loss, choices=LOSSES)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -225,7 +235,8 @@ class Calibration(Record):
     Attributes:
       consistency: What quality is compared with, one of `CONSISTENCIES`.
       metric: Name of the metric behind the loss.
-      loss: What is made of the metric's scores, one of `LOSSES`; None in manifests that do not say.
+      loss: What is made of the metric's scores, one of `LOSSES` or a tail of one (`calm_beam.tails`); None in manifests
+        that do not say.
       delta: Risk tolerance, in (0, 1).
       epsilon: Allowed probability that the chosen threshold breaks the tolerance, in (0, 1).
       p_value: Name of the p-value. Any name is read, so that later methods need no new schema.
@@ -253,6 +264,11 @@ class Calibration(Record):
     risk: float
     path: tuple[PathEntry, ...]
 
+    @property
+    def known_loss(self) -> str:
+        """The loss; manifests that do not say mean the paper's."""
+        return self.loss or {"textual": "dissimilarity", "risk": "relu"}[self.consistency]
+
     @classmethod
     def _from_json(cls, key: str, value: object, *, at: str) -> object:
         match key:
@@ -278,7 +294,7 @@ class Calibration(Record):
             )
         check_number("layers", self.layers, low=1)
         if self.loss is not None:
-            check_choice("loss", self.loss, choices=LOSSES)
+            check_loss("loss", self.loss)
         lowest = -1 if self.loss == "signed" else 0
         check_number("risk", self.risk, low=lowest, high=1)
         check_tuple("path", self.path, of=PathEntry)

@@ -102,6 +102,7 @@ def _objective(objective: Objective, rows: Sequence[RiskRow]) -> dict[str, Any]:
         "consistency": objective.consistency,
         "metric": printable_line(objective.metric),
         "loss": objective.loss,
+        "tail": objective.tail,
         "risks": [0, *(row.risk for row in rows)],
     }
 

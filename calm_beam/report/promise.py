@@ -7,7 +7,7 @@ from calm_beam.counted import counted
 from calm_beam.exits.measures import MEASURES, Need
 from calm_beam.exits.propagations import PROPAGATIONS
 from calm_beam.manifest import Calibration, Manifest
-from calm_beam.upkeep.verification import objective_of
+from calm_beam.tails import split_tail
 
 Sentence = tuple[str, ...]
 """A sentence in parts, of which every second one is a number or a word that matters."""
@@ -53,9 +53,9 @@ def promise_in_words(entry: Calibration, manifest: Manifest, *, factors: Sequenc
             _units(manifest),
             ", no threshold could be proved with probability at least ",
             sure,
-            f" to {_harm(entry, verb='cost', scored='let outputs score')} at most ",
-            f"{entry.delta:g} {entry.metric}",
-            f" {_compared(entry)}. {'Its only' if layers == 1 else 'All'} ",
+            *_bounded(
+                entry, before=" to", costs="cost", lets="let", after=f". {'Its only' if layers == 1 else 'All'} "
+            ),
             "layer" if layers == 1 else f"{layers} layers",
             f" {'runs' if layers == 1 else 'run'} for every token, and nothing is saved.",
         )
@@ -74,9 +74,7 @@ def promise_in_words(entry: Calibration, manifest: Manifest, *, factors: Sequenc
         _units(manifest),
         ", exiting at threshold ",
         f"{entry.threshold:g}",
-        f" {_harm(entry, verb='costs', scored='lets outputs score')} at most ",
-        f"{entry.delta:g} {entry.metric}",
-        f" {_compared(entry)}, and saves ",
+        *_bounded(entry, before="", costs="costs", lets="lets", after=", and saves "),
         f"{1 - entry.layers / layers:.0%}".replace("%", " %"),
         " of the decoder layers: tokens use ",
         f"{entry.layers:.2f} of {layers}",
@@ -126,7 +124,7 @@ def end_in_words(entry: Calibration) -> str:
         )
     why = (
         f"could not be proved safe: p = {_beyond(last.p_value, entry.epsilon)} exceeds ε = {entry.epsilon:g}, "
-        f"measured loss {last.risk:.4f}."
+        f"measured {'loss' if split_tail(entry.known_loss)[1] is None else 'share'} {last.risk:.4f}."
     )
     if tested == 1:
         return f"Fixed sequence testing stopped at its first threshold, {first.threshold:g}, which {why}"
@@ -199,20 +197,36 @@ def cautions(manifest: Manifest) -> tuple[Caution, ...]:
     return tuple(found)
 
 
-def _harm(entry: Calibration, *, verb: str, scored: str) -> str:
-    return f"{verb} in expectation" if entry.consistency == "textual" else f"{scored} worse in expectation by"
+def _bounded(entry: Calibration, *, before: str, costs: str, lets: str, after: str) -> Sentence:
+    """Returns what an entry bounds, in three parts: up to the number, the number, and what follows it.
 
-
-def _compared(entry: Calibration) -> str:
-    match objective_of(entry).loss:
+    Args:
+      entry: The promise.
+      before: What the first part begins with.
+      costs: The verb, of what exits cost.
+      lets: The verb, of what exits let outputs do.
+      after: What the last part ends with.
+    """
+    of_references = " than the full model’s against the references"
+    as_no_change = ", where prompts on which they score better count as no change"
+    loss, above = split_tail(entry.known_loss)
+    if above is not None:
+        lose = {
+            "dissimilarity": f" lose more than {above:g} {entry.metric} against the full model’s own outputs (textual "
+            "consistency)",
+            "relu": f" score more than {above:g} {entry.metric} worse{of_references} (risk consistency)",
+        }
+        return f"{before} {lets} at most ", f"{100 * entry.delta:.6g} % of outputs", lose[loss] + after
+    number = f"{entry.delta:g} {entry.metric}"
+    match loss:
         case "dissimilarity":
-            return "against the full model’s own outputs (textual consistency)"
+            compared = " against the full model’s own outputs (textual consistency)"
+            return f"{before} {costs} in expectation at most ", number, compared + after
         case "relu":
-            return (
-                "than the full model’s against the references, where prompts on which they score better count as no "
-                "change (risk consistency)"
-            )
-    return "than the full model’s against the references (risk consistency)"
+            compared = f"{of_references}{as_no_change} (risk consistency)"
+        case _:
+            compared = f"{of_references} (risk consistency)"
+    return f"{before} {lets} outputs score worse in expectation by at most ", number, compared + after
 
 
 def _beyond(p_value: float, epsilon: float) -> str:

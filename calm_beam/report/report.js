@@ -5,11 +5,16 @@ const firstPromise = data.entries.findIndex((entry) => entry.chosen > 0);
 const state = { entry: Math.max(firstPromise, 0), lane: 0, isWhole: false, query: "", onlyChanged: false, shown: PAGE };
 state.lane = data.entries[state.entry].chosen;
 
+// A promise of a tail is about the share of outputs that lose more.
+function kindName({ consistency, loss, tail }) {
+  return `${consistency}${loss === "relu" ? " (relu)" : ""}${tail === null ? "" : ` > ${short(tail, 6)}`}`;
+}
+
 // What matters comes first, since narrow screens cut the rest off, and what all promises share is left out.
 function promiseName(entry) {
   const nameOf = (other) => {
-    const { consistency, metric, loss: kind } = data.objectives[other.objective];
-    return [`ε ${short(other.epsilon, 4)}`, `${consistency}${kind === "relu" ? " (relu)" : ""}`, isolated(metric)];
+    const objective = data.objectives[other.objective];
+    return [`ε ${short(other.epsilon, 4)}`, kindName(objective), isolated(objective.metric)];
   };
   const outcome = entry.chosen ? `λ ${short(entry.threshold, 6)}` : "never exit";
   const differing = nameOf(entry).filter((name, place) => data.entries.some((other) => nameOf(other)[place] !== name));
@@ -79,7 +84,7 @@ function writePromise() {
   const tested = entry.tests.filter((test) => test !== NOT_TESTED).length;
   const hasClusters = data.counts[1][0] === "cluster";
   byId("risk-lead").textContent =
-    `Mean loss over ${hasClusters ? counted(entry.units, "cluster", "clusters") : counted(entry.units, "example", "examples")} at each threshold; ` +
+    `${data.objectives[entry.objective].tail === null ? "Mean loss" : "Share of outputs that lose more than " + short(data.objectives[entry.objective].tail, 6)} over ${hasClusters ? counted(entry.units, "cluster", "clusters") : counted(entry.units, "example", "examples")} at each threshold; ` +
     `${whole(tested)} of ${counted(data.gridSize, "threshold", "thresholds")} ${tested === 1 ? "was" : "were"} tested by ${entry.procedure} with p-value ${entry.pValue}.` +
     (data.gridSize > data.thresholds.length ? ` The page shows ${whole(data.thresholds.length)} of the grid.` : "") +
     (data.planned > data.gridSize ? ` Of ${counted(data.planned, "planned threshold", "planned thresholds")} the lower ones were never decoded: no test went so far.` : "");
@@ -145,17 +150,17 @@ function writeSavings(entry) {
     if (measured.length) panels.push(drawPanel("Speedup", "measured, batch of one", measured, times));
   }
   byId("saved-panels").replaceChildren(...panels);
-  const { consistency, metric } = data.objectives[entry.objective];
+  const objective = data.objectives[entry.objective];
   byId("saved-lead").replaceChildren(
-    `At the thresholds chosen for ${consistency} consistency, `,
-    foreign(metric),
+    `At the thresholds chosen for ${objective.consistency} consistency${objective.tail === null ? "" : `, losses above ${short(objective.tail, 6)}`}, `,
+    foreign(objective.metric),
     `, ε = ${short(entry.epsilon, 4)}. Dashed: the full model.`,
     data.savings ? ` Operations are the decoder’s, exit tests included, counted over ${counted(data.savings.examples, "example", "examples")}.` : "",
     data.savings && data.savings.flops.flat().some((factor) => factor < 1) ? " Below ×1, exit tests cost more than skipped layers save." : "",
   );
   const rows = data.entries.map((other, index) => {
-    const objective = data.objectives[other.objective];
-    const choose = make("button", { type: "button", class: "link", "data-entry": index }, objective.consistency, make("small", {}, foreign(objective.metric)));
+    const promised = data.objectives[other.objective];
+    const choose = make("button", { type: "button", class: "link", "data-entry": index }, kindName(promised), make("small", {}, foreign(promised.metric)));
     return make(
       "tr",
       other === entry ? { class: "now" } : {},

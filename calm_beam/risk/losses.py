@@ -4,6 +4,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from calm_beam.risk.unit_interval import require_unit_interval
+from calm_beam.tails import split_tail
 
 
 def textual_loss(similarity: ArrayLike) -> np.ndarray:
@@ -76,3 +77,48 @@ def relu_risk_loss(*, early_score: ArrayLike, full_score: ArrayLike) -> np.ndarr
     """
     # The maximum of a signed loss that was checked: it would turn an early score of 1.2 into a loss of 0.
     return np.asarray(np.maximum(0.0, signed_risk_loss(early_score=early_score, full_score=full_score)))
+
+
+def tail_loss(losses: ArrayLike, *, above: float) -> np.ndarray:
+    """Returns whether an output loses more than it may, as 1 and 0.
+
+    Args:
+      losses: Of one example, any shape.
+      above: A loss that is allowed.
+
+    Returns:
+      float64, shape of `losses`. Its expectation is the share of outputs that lose more.
+
+    Source: ours; the risk that Learn then Test controls may be of any loss (Angelopoulos et al., 2021).
+
+    >>> tail_loss([0.0, 0.3, 0.4], above=0.3)
+    array([0., 0., 1.])
+    """
+    return np.asarray(np.asarray(losses) > above, np.float64)
+
+
+def losses_of_scores(loss: str, *, early_score: ArrayLike, full_score: ArrayLike) -> np.ndarray:
+    """Returns one example's losses by name.
+
+    Args:
+      loss: `dissimilarity`, `signed`, `relu`, or the tail of one (`calm_beam.tails`).
+      early_score: shape (thresholds,), each in [0, 1]. The metric of the early-exit outputs.
+      full_score: scalar or shape (thresholds,), in [0, 1]. That of the full model's output.
+
+    Returns:
+      Shape (thresholds,).
+
+    Raises:
+      ValueError: If a score is NaN or outside [0, 1], or there is no such loss.
+    """
+    name, above = split_tail(loss)
+    match name:
+        case "dissimilarity":
+            losses = textual_loss(early_score)
+        case "signed":
+            losses = signed_risk_loss(early_score=early_score, full_score=full_score)
+        case "relu":
+            losses = relu_risk_loss(early_score=early_score, full_score=full_score)
+        case _:
+            raise ValueError(f"there is no loss {loss!r}.")
+    return losses if above is None else tail_loss(losses, above=above)

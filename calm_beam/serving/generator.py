@@ -75,6 +75,7 @@ class Generator:
         vocabulary: str | os.PathLike[str] | None = None,
         consistency: str | None = None,
         metric: str | None = None,
+        loss: str | None = None,
         delta: float | None = None,
         epsilon: float | None = None,
         batch_size: int = 1,
@@ -88,9 +89,10 @@ class Generator:
           checkpoint: The model that was calibrated, or its folder.
           declared: What the checkpoint's files do not say of the model, if it was calibrated with more than T5's.
           vocabulary: SentencePiece model; by default the one in or beside the checkpoint.
-          consistency: Of the entry. This and the next three may be left out where the manifest has one entry that
+          consistency: Of the entry. This and the next four may be left out where the manifest has one entry that
             matches the rest.
           metric: Of the entry.
+          loss: Of the entry, such as `signed` or `dissimilarity>0.3`.
           delta: Of the entry.
           epsilon: Of the entry.
           batch_size: Prompts decoded together. All decoding is done with so many rows, single prompts too: an answer
@@ -115,7 +117,7 @@ class Generator:
         """
         if not isinstance(manifest, Manifest):
             manifest = read_manifest(manifest)
-        entry = manifest.calibration(consistency=consistency, metric=metric, delta=delta, epsilon=epsilon)
+        entry = manifest.calibration(consistency=consistency, metric=metric, loss=loss, delta=delta, epsilon=epsilon)
         if not isinstance(checkpoint, Checkpoint):
             checkpoint = load_checkpoint(os.fspath(checkpoint), declared=declared)
         loaded = recorded_vocabulary(manifest.vocabulary, checkpoint, path=vocabulary)

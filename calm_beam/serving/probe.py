@@ -14,7 +14,7 @@ from typing import Self
 from calm_beam.manifest import ManifestError
 from calm_beam.metrics.registry import check_may_run, checked_score, get_metric
 from calm_beam.metrics.settings import NO_SETTINGS, MetricSettings
-from calm_beam.risk.losses import relu_risk_loss, signed_risk_loss, textual_loss
+from calm_beam.risk.losses import losses_of_scores
 from calm_beam.storage import append_line, check_writable, is_cloud_path, is_folder, parent
 from calm_beam.vocabulary import reference_text
 
@@ -219,8 +219,4 @@ class LossProbe:
             checked_score(self._metric, name, candidate=text, references=against, example_id=request_id)
             for text in (early, full)
         )
-        if self._entry.consistency == "textual":
-            return float(textual_loss(score))
-        # Manifests that do not say mean the paper's loss.
-        of_scores = signed_risk_loss if self._entry.loss == "signed" else relu_risk_loss
-        return float(of_scores(early_score=score, full_score=full_score))
+        return float(losses_of_scores(self._entry.known_loss, early_score=score, full_score=full_score))

@@ -23,7 +23,7 @@ import numpy as np
 
 from calm_beam.calibration.contrast import Contrast
 from calm_beam.calibration.scoring import score_by_policy
-from calm_beam.calibration.specs import LOSSES, Objective
+from calm_beam.calibration.specs import Objective
 from calm_beam.examples import DataError
 from calm_beam.generations import Generation
 from calm_beam.manifest import Calibration
@@ -185,8 +185,8 @@ def verify(losses: FreshLosses, entries: Sequence[Calibration], *, alpha: float)
 
 
 def objective_of(entry: Calibration) -> Objective:
-    """Returns the loss that an entry is about; manifests that do not say mean the paper's."""
-    return Objective(entry.consistency, entry.metric, loss=entry.loss or LOSSES[entry.consistency][-1])
+    """Returns the loss that an entry is about."""
+    return Objective(entry.consistency, entry.metric, loss=entry.known_loss)
 
 
 def promised_thresholds(entries: Sequence[Calibration]) -> tuple[float, ...]:

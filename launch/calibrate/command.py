@@ -137,6 +137,7 @@ def _specs(flags: argparse.Namespace) -> tuple[Spec, ...]:
         metrics=metrics,
         deltas=flags.delta,
         epsilons=flags.epsilon,
+        tails=flags.tail,
         risk_loss=flags.risk_loss,
         p_value=flags.p_value,
         procedure=flags.procedure,

@@ -26,6 +26,13 @@ def calibrate_parser(description: str) -> FlagParser:
         "--epsilon", type=numbers, default=(0.05,), help="allowed probabilities of error in (0, 1); default: 0.05"
     )
     goal.add_argument(
+        "--tail",
+        type=numbers,
+        default=(),
+        help="losses in [0, 1) that an output may have: besides the mean, the share of outputs that lose more is held "
+        "to every --delta, by the exact binomial test",
+    )
+    goal.add_argument(
         "--joint", action="store_true", help="let all entries hold together, with probability 1 - epsilon"
     )
     test = parser.add_argument_group("test")
@@ -37,7 +44,8 @@ def calibrate_parser(description: str) -> FlagParser:
     test.add_argument(
         "--p_value",
         choices=tuple(P_VALUES),
-        help="test of one threshold; default: signed_mixture for signed losses, else hoeffding_bentkus",
+        help="test of one threshold; default: signed_mixture for signed losses, exact_binomial for tails, else "
+        "hoeffding_bentkus",
     )
     test.add_argument(
         "--procedure", choices=tuple(PROCEDURES), default="fixed_sequence", help="test of the grid of thresholds"

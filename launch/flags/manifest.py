@@ -2,6 +2,7 @@
 
 from calm_beam.manifest import MANIFEST, Calibration
 from calm_beam.storage import is_file, is_folder, joined, why_no_file
+from calm_beam.tails import tail_in_words
 
 from . import FlagParser, UsageError, confidence, naming
 
@@ -24,6 +25,7 @@ def add_entry_flags(parser: FlagParser) -> None:
     which = parser.add_argument_group("which entry of the manifest, where it has several")
     which.add_argument("--consistency", help="textual or risk")
     which.add_argument("--metric", help="name of the metric")
+    which.add_argument("--loss", help="what is made of its scores, such as signed or dissimilarity>0.3")
     which.add_argument("--delta", type=float, help="risk tolerance, as calibrated")
     which.add_argument("--epsilon", type=float, help="allowed probability of error, as calibrated")
 
@@ -41,4 +43,7 @@ def add_confidence_flag(parser: FlagParser) -> None:
 def entry_in_words(entry: Calibration) -> str:
     """Returns what an entry is about, and its threshold."""
     threshold = "never exit" if entry.threshold is None else f"threshold {entry.threshold:g}"
-    return f"{entry.consistency}, {entry.metric}, delta {entry.delta:g}, epsilon {entry.epsilon:g} ({threshold})"
+    return (
+        f"{entry.consistency}{tail_in_words(entry.known_loss)}, {entry.metric}, delta {entry.delta:g}, "
+        f"epsilon {entry.epsilon:g} ({threshold})"
+    )

@@ -11,6 +11,7 @@ from calm_beam.counted import counted
 from calm_beam.manifest import Calibration, Manifest
 from calm_beam.printable import printable_line
 from calm_beam.storage import joined, open_input
+from calm_beam.tails import split_tail, tail_in_words
 
 from . import PlainConsole
 
@@ -48,23 +49,28 @@ def print_summary(manifest: Manifest, output: str, *, seconds: float) -> None:
 
 def _trade_offs(rows: list[dict[str, str]], num_layers: int) -> Iterator[Table]:
     """Yields tables of layers and risks, each of so many objectives that it fits into 80 columns."""
-    objectives = list(dict.fromkeys((row["consistency"], row["metric"]) for row in rows))
+    objectives = list(dict.fromkeys(_objective(row) for row in rows))
     for start in range(0, len(objectives), _OBJECTIVES_PER_TABLE):
         yield _trade_off(rows, objectives[start : start + _OBJECTIVES_PER_TABLE], num_layers=num_layers)
 
 
-def _trade_off(rows: list[dict[str, str]], objectives: list[tuple[str, str]], *, num_layers: int) -> Table:
+def _objective(row: dict[str, str]) -> tuple[str, str, str]:
+    return row["consistency"], row["metric"], row["loss"]
+
+
+def _trade_off(rows: list[dict[str, str]], objectives: list[tuple[str, str, str]], *, num_layers: int) -> Table:
     """Returns the table of layers and the risks of some objectives, one line per threshold."""
     table = Table(title="Mean loss at every threshold", title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("threshold", justify="right", no_wrap=True)
     table.add_column(f"layers\nof {num_layers}", justify="right", no_wrap=True)
-    for consistency, metric in objectives:
+    for consistency, metric, loss in objectives:
         # Names of imported metrics may be long.
-        table.add_column(f"{consistency}\n{printable_line(metric)}", justify="right", overflow="fold")
-    risks: dict[str, dict[tuple[str, str], str]] = {}
+        name = f"{consistency}{tail_in_words(loss)}\n{printable_line(metric)}"
+        table.add_column(name, justify="right", overflow="fold")
+    risks: dict[str, dict[tuple[str, str, str], str]] = {}
     layers: dict[str, str] = {}
     for row in rows:
-        risks.setdefault(row["threshold"], {})[row["consistency"], row["metric"]] = row["risk"]
+        risks.setdefault(row["threshold"], {})[_objective(row)] = row["risk"]
         layers[row["threshold"]] = row["layers"]
     for threshold, by_objective in risks.items():
         cells = [f"{float(by_objective[objective]):.4f}" for objective in objectives]
@@ -75,7 +81,9 @@ def _trade_off(rows: list[dict[str, str]], objectives: list[tuple[str, str]], *,
 def choices_table(manifest: Manifest) -> Table:
     """Returns the table of chosen thresholds, one line per calibration."""
     title = "Lowest threshold with expected loss at most delta (probability 1 - epsilon)"
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, caption_justify="left")
+    if any(tail_in_words(entry.known_loss) for entry in manifest.calibrations):
+        table.caption = "> is about the share of outputs that lose more: delta and risk are shares."
     table.add_column("consistency\nmetric", overflow="fold")
     for name in (
         "delta\nepsilon",
@@ -89,7 +97,7 @@ def choices_table(manifest: Manifest) -> Table:
     for entry in manifest.calibrations:
         saved = 1 - entry.layers / manifest.model.layers
         table.add_row(
-            f"{entry.consistency}\n{printable_line(entry.metric)}",
+            f"{entry.consistency}{tail_in_words(entry.known_loss)}\n{printable_line(entry.metric)}",
             f"{entry.delta:g}\n{entry.epsilon:g}",
             "never exit" if entry.threshold is None else f"{entry.threshold:g}",
             f"{entry.layers:.2f}",
@@ -104,10 +112,15 @@ def tests_in_words(manifest: Manifest) -> str:
     """Returns which losses were tested, and how."""
     kinds = dict.fromkeys((entry.consistency, entry.loss, entry.p_value) for entry in manifest.calibrations)
     tests = "; ".join(
-        f"{consistency} by {p_value}{'' if loss is None else f' of {loss} losses'}"
+        f"{consistency} by {p_value}{'' if loss is None else f' of {_losses_in_words(loss)}'}"
         for consistency, loss, p_value in kinds
     )
     return f"Tests: {tests}. Procedure: {', '.join(dict.fromkeys(e.procedure for e in manifest.calibrations))}."
+
+
+def _losses_in_words(name: str) -> str:
+    loss, above = split_tail(name)
+    return f"{loss} losses" if above is None else f"{loss} losses above {above:g}"
 
 
 def _end_of_test(entry: Calibration) -> str:

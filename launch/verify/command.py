@@ -37,8 +37,9 @@ from calm_beam.serving.agreement import check_model, check_vocabulary
 from calm_beam.storage import joined, list_files, parent
 from calm_beam.sweeps.prepared import PreparedSweep
 from calm_beam.sweeps.shard import with_unique_ids
+from calm_beam.tails import tail_in_words
 from calm_beam.transforms import DecodeExamples, ReadExamples
-from calm_beam.upkeep.verification import FreshLosses, Verdict, objective_of, promised_thresholds, verify
+from calm_beam.upkeep.verification import FreshLosses, Verdict, promised_thresholds, verify
 from calm_beam.vocabulary import EOS_ID
 
 BROKEN = 3
@@ -207,7 +208,7 @@ def _print(manifest: Manifest, losses: FreshLosses, *, verdicts: Sequence[Verdic
     for verdict in verdicts:
         entry = verdict.entry
         table.add_row(
-            f"{entry.consistency}{' (relu)' if objective_of(entry).loss == 'relu' else ''}\n"
+            f"{entry.consistency}{' (relu)' if entry.known_loss == 'relu' else ''}{tail_in_words(entry.known_loss)}\n"
             f"{printable_line(entry.metric)}",
             f"{entry.delta:g}\n{entry.epsilon:g}",
             f"{entry.threshold:g}",

@@ -6,11 +6,13 @@ import re
 from collections.abc import Sequence
 
 import pytest
+import scipy.stats
 
 from calm_beam.checkpoints import load_checkpoint
 from calm_beam.generations import read_generations
 from calm_beam.launch.cli import main
 from calm_beam.manifest import Manifest, read_manifest
+from calm_beam.metrics.token_f1 import token_f1
 from tests.builders import build_arrays, write_t5x
 from tests.pipelines import (
     CONFIG,
@@ -159,6 +161,36 @@ def test_joint_guarantee(
     assert manifest.plan.joint_epsilon == 0.1
     assert manifest.guarantee.startswith("All calibration entries hold together: with probability at least 1 - 0.1 ")
     assert manifest.guarantee in " ".join(capsys.readouterr().out.split())
+
+
+def test_tails_are_held_besides_the_mean(
+    model: pathlib.Path, data: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A tail's risk is the share of outputs that lose more, as the generations show, and everything names it."""
+    assert _calibrate(model, data, tmp_path, "--consistency=textual", "--delta=0.6", "--tail=0.3") == 0
+    shown = capsys.readouterr().out
+    assert "textual > 0.3" in shown
+    assert "textual by exact_binomial of dissimilarity losses above 0.3" in shown
+    mean, tail = read_manifest(tmp_path / "manifest.json").calibrations
+    assert (mean.loss, tail.loss, tail.p_value) == ("dissimilarity", "dissimilarity>0.3", "exact_binomial")
+    outputs = [item.outputs for path in tmp_path.glob("generations/*/*.parquet") for item in read_generations(path)]
+    for lane, step in enumerate(tail.path, start=1):
+        lost = [1 - token_f1(texts[lane].text, [texts[0].text]) > 0.3 for texts in outputs]
+        assert step.risk == pytest.approx(sum(lost) / len(lost), abs=1e-9)
+        assert step.p_value == pytest.approx(scipy.stats.binom.cdf(sum(lost), len(lost), 0.6))
+    assert "lose more than 0.3 token_f1" in (tmp_path / "report.html").read_text(encoding="utf-8")
+
+
+def test_tails_of_clusters_are_no_coins(
+    model: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The binomial test is refused for them before anything is decoded; another one takes their shares."""
+    data = write_rows(tmp_path / "rows.jsonl", [{**row, "page": number // 3} for number, row in enumerate(id_rows(30))])
+    flags = ("--cluster_key=page", "--tail=0.3")
+    assert _calibrate(model, data, tmp_path / "out", *flags) == 2
+    assert "a tail of clusters is a share of each cluster's outputs" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+    assert _calibrate(model, data, tmp_path / "out", *flags, "--p_value=hoeffding_bentkus") == 0
 
 
 def test_clusters(model: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:

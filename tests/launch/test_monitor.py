@@ -132,6 +132,18 @@ def test_signed_losses_may_be_negative(tmp_path: pathlib.Path, capsys: pytest.Ca
     assert "2 losses, mean 0.0000." in capsys.readouterr().out
 
 
+def test_losses_of_a_tail_are_0_and_1(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A loss in between is no answer to whether an output loses more; an entry is chosen by its loss."""
+    entries = (build_calibration(), build_calibration(loss="dissimilarity>0.3", p_value="exact_binomial"))
+    write_manifest(build_manifest(calibrations=entries), tmp_path / "manifest.json")
+    flags = ["monitor", f"--manifest={tmp_path}", "--loss=dissimilarity>0.3"]
+    assert main([*flags, f"--losses={_write(tmp_path / 'losses.txt', [0.0, 1.0])}"]) == 0
+    assert "textual > 0.3, rouge_l, delta 0.1" in capsys.readouterr().out
+    assert main([*flags, f"--losses={_write(tmp_path / 'losses.txt', [0.0, 0.4])}"]) == 1
+    message = "line 2: the entry is about the share of outputs that lose more than 0.3: expected 1 where one does and"
+    assert message in capsys.readouterr().err
+
+
 def test_one_of_several_entries_is_chosen(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Where several entries have a threshold, flags say which; without them the entries are listed."""
     entries = (build_calibration(), build_calibration(metric="token_f1"), build_never_exit())

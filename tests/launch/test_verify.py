@@ -99,19 +99,22 @@ def test_a_broken_promise(place: _Place, capsys: pytest.CaptureFixture[str]) -> 
 
 def test_fresh_losses_are_those_of_a_calibration(place: _Place, capsys: pytest.CaptureFixture[str]) -> None:
     """The risks and p-values that verify finds on fresh data are those a calibration on them finds."""
+    asked = ("--consistency=textual,risk", "--delta=0.7,0.8", "--tail=0.3")
+    assert _calibrate(place, *asked, "--overwrite") == 0
     assert main(place.flags) == 0
     found = capsys.readouterr().out
     again = dataclasses.replace(place, calibrated=place.fresh, calibration=place.calibration.parent / "again")
-    assert _calibrate(again, "--consistency=textual,risk", "--delta=0.7,0.8") == 0
-    by_key = {(e.consistency, e.delta): e for e in _manifest(again).calibrations}
+    assert _calibrate(again, *asked) == 0
+    by_key = {(e.consistency, e.loss, e.delta): e for e in _manifest(again).calibrations}
     compared = 0
     for entry in _manifest(place).calibrations:
-        for tested in by_key[entry.consistency, entry.delta].path:
+        for tested in by_key[entry.consistency, entry.loss, entry.delta].path:
             if tested.threshold == entry.threshold:
                 compared += 1
                 assert f"{tested.risk:.4f}" in found
                 assert f"{tested.p_value:.2g}" in found
-    assert compared
+    assert compared > 4
+    assert "textual > 0.3" in found
 
 
 def test_the_calibration_set_is_refused(calibrated: _Place, capsys: pytest.CaptureFixture[str]) -> None:

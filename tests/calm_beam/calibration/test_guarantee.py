@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from calm_beam.calibration.guarantee import all_specs
+from calm_beam.calibration.guarantee import Guarantee, all_specs
 from calm_beam.calibration.specs import Objective, Spec, objectives_of
 
 
@@ -55,6 +55,30 @@ def test_relu_loss_has_the_papers_p_value() -> None:
     specs = _specs(risk_loss="relu")
     assert [spec.objective.loss for spec in specs] == ["dissimilarity"] * 2 + ["relu"] * 2
     assert {spec.p_value for spec in specs} == {"hoeffding_bentkus"}
+
+
+def test_tails_come_besides_the_mean() -> None:
+    """Every combination once for the mean and once for each tail, which the binomial test takes; epsilon is shared."""
+    specs = _specs(tails=(0.3, 0.5), joint=True)
+    assert [spec.objective.loss for spec in specs[::2]] == [
+        "dissimilarity", "signed", "dissimilarity>0.3", "relu>0.3", "dissimilarity>0.5", "relu>0.5",
+    ]  # fmt: skip
+    assert [spec.p_value for spec in specs[4:]] == ["exact_binomial"] * 8
+    assert {spec.epsilon for spec in specs} == {0.05 / 12}
+    assert {spec.p_value for spec in _specs(tails=(0.3,), p_value="signed_mixture")} == {"signed_mixture"}
+
+
+@pytest.mark.parametrize("tail", [-0.1, 1.0, float("nan")])
+def test_a_tail_is_a_loss_that_can_be_exceeded(tail: float) -> None:
+    """An output loses at most 1."""
+    with pytest.raises(ValueError, match=r"tail must be in \[0, 1\), got"):
+        _specs(tails=(tail,))
+
+
+def test_a_tail_of_a_signed_loss_is_that_of_its_positive_part() -> None:
+    """One loss has one name."""
+    with pytest.raises(ValueError, match="a tail must be of the loss dissimilarity or relu, got 'signed'"):
+        Guarantee("risk", "rouge_l", delta=0.1, loss="signed", tail=0.3)
 
 
 def test_p_value_and_procedure_are_taken_as_given() -> None:

@@ -48,6 +48,22 @@ def test_signed_loss_lets_better_outputs_pay() -> None:
     np.testing.assert_allclose(losses[0] / LOSS_SCALE, [-1 / 3, -1 / 3, 0, 2 / 3], rtol=0, atol=2**-32)
 
 
+def test_a_tail_counts_outputs_that_lose_more() -> None:
+    """Of losses 0, 1/3, 1/3 and 1, one is above 1/3, three above 0, and a tail of the risk forgives better outputs."""
+    texts = ("red cat", "red cat", "red", "red cat big dog", "fish")
+    tails = [Objective("textual", "token_f1", loss=f"dissimilarity>{above}") for above in (0.0, 0.3, 0.5)]
+    losses = score_generation(build_generation(texts), tails, metrics=METRICS, num_thresholds=4)
+    expected = np.array([[0, 1, 1, 1], [0, 1, 1, 1], [0, 0, 0, 1]]) * LOSS_SCALE
+    np.testing.assert_array_equal(losses, expected)
+    generation = build_generation(
+        ("red cat", "red dog", "cat", "red", "fish"), example=build_example(references=("cat", "red dog"))
+    )
+    (losses,) = score_generation(
+        generation, [Objective("risk", "token_f1", loss="relu>0.5")], metrics=METRICS, num_thresholds=4
+    )
+    assert losses.tolist() == [0, 0, 0, LOSS_SCALE]
+
+
 def test_one_row_per_objective() -> None:
     """Losses come in the order of the objectives."""
     generation = build_generation(("cat", "cat", "a dog"))

@@ -403,7 +403,9 @@ def test_calibration_finds_the_one_entry() -> None:
 )
 def test_calibration_lists_what_there_is(asked: dict[str, Any], message: str) -> None:
     """Where no entry matches, the error lists those there are."""
-    first = "consistency=textual, metric=rouge_l, delta=0.1, epsilon=0.05, p_value=hoeffding_bentkus"
+    first = (
+        "consistency=textual, metric=rouge_l, loss=dissimilarity, delta=0.1, epsilon=0.05, p_value=hoeffding_bentkus"
+    )
     second = first.replace("delta=0.1", "delta=0.01")
     with _refused(message.format(first=first, second=second)):
         build_manifest().calibration(**asked)
@@ -414,7 +416,9 @@ def test_calibration_does_not_guess() -> None:
     other = build_calibration(epsilon=0.1)
     manifest = build_manifest(calibrations=(build_calibration(), other))
     assert manifest.calibration(consistency="textual", metric="rouge_l", delta=0.1, epsilon=0.1) == other
-    first = "consistency=textual, metric=rouge_l, delta=0.1, epsilon=0.05, p_value=hoeffding_bentkus"
+    first = (
+        "consistency=textual, metric=rouge_l, loss=dissimilarity, delta=0.1, epsilon=0.05, p_value=hoeffding_bentkus"
+    )
     second = first.replace("0.05", "0.1")
     with _refused(
         f"2 calibrations have consistency=textual, metric=rouge_l, delta=0.1. Say which epsilon: {first}; {second}."
@@ -426,3 +430,15 @@ def test_calibration_does_not_guess() -> None:
         f"`calibrations`: {first}; {first.removesuffix('_bentkus')}."
     ):
         twice.calibration(consistency="textual", metric="rouge_l", delta=0.1, epsilon=0.05)
+    tail = build_calibration(loss="dissimilarity>0.3", p_value="exact_binomial")
+    both = build_manifest(calibrations=(build_calibration(), tail))
+    assert both.calibration(loss="dissimilarity>0.3") == tail
+    with pytest.raises(ManifestError, match="Say which loss: "):
+        both.calibration(delta=0.1)
+
+
+@pytest.mark.parametrize("loss", ["relu>1.5", "relu>.3", "signed>0.3", "dissimilarity>", "fear"])
+def test_losses_that_are_none_are_refused(loss: str) -> None:
+    """A tail has one way to be written, and is of a loss that has one."""
+    with pytest.raises(ManifestError, match="loss"):
+        build_calibration(loss=loss)

@@ -17,6 +17,7 @@ from calm_beam.exits.propagations import PROPAGATIONS
 from calm_beam.exits.schedules import SCHEDULES
 from calm_beam.manifest import Manifest, ManifestError, manifest_text
 from calm_beam.risk.fwer import PROCEDURES
+from calm_beam.tails import TAILED, split_tail, tail_name
 from tests.calm_beam.manifest.builders import (
     REMOVED,
     build_manifest,
@@ -92,8 +93,24 @@ def test_schema_and_reader_name_the_same_choices() -> None:
     assert decode["state_propagation"]["enum"] == list(PROPAGATIONS)
     for described in (definitions["calibration"], definitions["planned_test"]):
         assert tuple(described["properties"]["consistency"]["enum"]) == manifest_module.CONSISTENCIES
-    assert tuple(definitions["loss"]["enum"]) == manifest_module.LOSSES
+    plain, *tails = definitions["loss"]["anyOf"]
+    assert tuple(plain["enum"]) == manifest_module.LOSSES
+    for name in _TAILS:
+        assert any(re.search(tail["pattern"], name) for tail in tails) == _is_tail(name), name
     assert tuple(definitions["procedure"]["enum"]) == manifest_module.PROCEDURES
+
+
+_TAILS = [
+    *(tail_name(loss, above) for loss in TAILED for above in (0, 0.3, 1 / 3, 1e-5, 1.5e-7, 5e-324, 0.9999999999999999)),
+    *("signed>0.3", "relu>1.0", "relu>.3", "relu>0.3>0.4", "relu >0.3", "relu>nan", "relu>-0.1", "relu>", "rouge>0.3"),
+]
+
+
+def _is_tail(name: str) -> bool:
+    try:
+        return split_tail(name)[1] is not None
+    except ValueError:
+        return False
 
 
 def test_schema_and_reader_name_the_same_keys() -> None:

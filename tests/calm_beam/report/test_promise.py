@@ -41,6 +41,21 @@ def test_textual_consistency() -> None:
     )
 
 
+def test_tails() -> None:
+    """A tail is told as a share of outputs, of either kind of consistency, proved or not."""
+    tail = build_calibration(loss="dissimilarity>0.3", p_value="exact_binomial")
+    assert (
+        "exiting at threshold 0.8 lets at most 10 % of outputs lose more than 0.3 rouge_l against the full model’s own "
+        "outputs (textual consistency), and saves 29 % of the decoder layers"
+    ) in _sentence(tail)
+    assert "measured share 0." in end_in_words(tail)
+    never = build_never_exit(consistency="risk", loss="relu>0.5", p_value="exact_binomial")
+    assert (
+        "no threshold could be proved with probability at least 95 % to let at most 1 % of outputs score more than 0.5 "
+        "rouge_l worse than the full model’s against the references (risk consistency). All 6 layers run"
+    ) in _sentence(never, calibrations=(never,))
+
+
 @pytest.mark.parametrize(
     ("factors", "said"),
     [

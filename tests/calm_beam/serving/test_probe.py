@@ -60,6 +60,8 @@ def _calibrated_loss(answer: Answer, full: Answer, entry: Calibration, reference
         build_entry(0.2),
         build_entry(0.2, consistency="risk", loss="signed", p_value="signed_mixture"),
         build_entry(0.2, consistency="risk", loss="relu"),
+        build_entry(0.2, loss="dissimilarity>0.3", p_value="exact_binomial"),
+        build_entry(0.2, consistency="risk", loss="relu>0.3", p_value="exact_binomial"),
     ],
     ids=lambda entry: entry.loss,
 )

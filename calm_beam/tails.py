@@ -27,7 +27,8 @@ def tail_name(loss: str, above: float) -> str:
         raise ValueError(f"a tail must be of the loss {' or '.join(TAILED)}, got {loss!r}.")
     if not 0 <= above < 1:
         raise ValueError(f"tail must be in [0, 1), got {above}: an output loses at most 1.")
-    return f"{loss}>{float(above)!r}"
+    # -0.0 is 0.0.
+    return f"{loss}>{float(above) + 0.0!r}"
 
 
 def split_tail(name: str) -> tuple[str, float | None]:
@@ -46,7 +47,7 @@ def split_tail(name: str) -> tuple[str, float | None]:
         above = float(number)
     except ValueError:
         above = math.nan
-    # One name for one loss, so that what is compared by name is the same.
+    # One name for one loss, since losses are compared by their names.
     if math.isnan(above) or name != tail_name(loss, above):
         raise ValueError(f"a tail must be written as {tail_name('relu', 0.3)!r} is, got {name!r}.")
     return loss, above

@@ -83,8 +83,9 @@ function writePromise() {
   );
   const tested = entry.tests.filter((test) => test !== NOT_TESTED).length;
   const hasClusters = data.counts[1][0] === "cluster";
+  const { tail } = data.objectives[entry.objective];
   byId("risk-lead").textContent =
-    `${data.objectives[entry.objective].tail === null ? "Mean loss" : "Share of outputs that lose more than " + short(data.objectives[entry.objective].tail, 6)} over ${hasClusters ? counted(entry.units, "cluster", "clusters") : counted(entry.units, "example", "examples")} at each threshold; ` +
+    `${tail === null ? "Mean loss" : `Share of outputs that lose more than ${short(tail, 6)}`} over ${hasClusters ? counted(entry.units, "cluster", "clusters") : counted(entry.units, "example", "examples")} at each threshold; ` +
     `${whole(tested)} of ${counted(data.gridSize, "threshold", "thresholds")} ${tested === 1 ? "was" : "were"} tested by ${entry.procedure} with p-value ${entry.pValue}.` +
     (data.gridSize > data.thresholds.length ? ` The page shows ${whole(data.thresholds.length)} of the grid.` : "") +
     (data.planned > data.gridSize ? ` Of ${counted(data.planned, "planned threshold", "planned thresholds")} the lower ones were never decoded: no test went so far.` : "");

@@ -102,7 +102,18 @@ def test_schema_and_reader_name_the_same_choices() -> None:
 
 _TAILS = [
     *(tail_name(loss, above) for loss in TAILED for above in (0, 0.3, 1 / 3, 1e-5, 1.5e-7, 5e-324, 0.9999999999999999)),
-    *("signed>0.3", "relu>1.0", "relu>.3", "relu>0.3>0.4", "relu >0.3", "relu>nan", "relu>-0.1", "relu>", "rouge>0.3"),
+    *(
+        "signed>0.3",
+        "relu>-0.0",
+        "relu>1.0",
+        "relu>.3",
+        "relu>0.3>0.4",
+        "relu >0.3",
+        "relu>nan",
+        "relu>-0.1",
+        "relu>",
+        "rouge>0.3",
+    ),
 ]
 
 

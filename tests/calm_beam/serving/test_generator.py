@@ -271,7 +271,7 @@ def test_the_entry_is_chosen_and_never_guessed() -> None:
     manifest = build_served_manifest(_CHECKPOINT, entries)
     assert Generator.from_manifest(manifest, _CHECKPOINT, delta=0.1).entry == entries[0]
     assert Generator.from_manifest(manifest, _CHECKPOINT, delta=0.05, metric="token_f1").entry == entries[1]
-    listed = "consistency=textual, metric={}, delta={}, epsilon=0.05, p_value=hoeffding_bentkus"
+    listed = "consistency=textual, metric={}, loss=dissimilarity, delta={}, epsilon=0.05, p_value=hoeffding_bentkus"
     second, third = listed.format("token_f1", 0.05), listed.format("exact_match", 0.05)
     with pytest.raises(ManifestError, match=f"2 calibrations have delta=0.05. Say which metric: {second}; {third}."):
         Generator.from_manifest(manifest, _CHECKPOINT, delta=0.05)

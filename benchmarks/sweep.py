@@ -98,14 +98,7 @@ class Run:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Prints a table, and with `--json` a last line with the same figures."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    add_task_flags(parser)
-    flags = parser.parse_args(argv)
-    task, notes = task_of(parser, flags)
-    keep_freed_memory()
-    print(describe_machine())
-    for note in notes:
-        print(note)
+    task, flags = started(__doc__, argv)
     figures = _measure(task)
     model = flags.checkpoint or ("random" if flags.paper_dimensions else "embedded")
     figures = {"machine": describe_machine(), "model": model, "paper_dimensions": flags.paper_dimensions, **figures}
@@ -114,8 +107,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 0
 
 
-def add_task_flags(parser: argparse.ArgumentParser) -> None:
-    """Adds the flags that say what is decoded."""
+def started(documentation: str | None, argv: Sequence[str] | None) -> tuple[Task, argparse.Namespace]:
+    """Returns what the flags say is to be decoded, and all flags, once the machine and what has to be said are printed.
+
+    Args:
+      documentation: Of the script, whose first line stands in its help.
+      argv: The flags; None for those of the command line.
+    """
+    parser = argparse.ArgumentParser(description=(documentation or "").split("\n")[0])
     parser.add_argument("--checkpoint", help="the embedded model if omitted")
     parser.add_argument("--data", help="JSONL file of prompts; the embedded data if omitted")
     parser.add_argument(
@@ -134,9 +133,7 @@ def add_task_flags(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--max_decode_length", type=int, help="64 if omitted; 32 with random weights")
     parser.add_argument("--json", action="store_true", help="print a JSON object as the last line")
 
-
-def task_of(parser: argparse.ArgumentParser, flags: argparse.Namespace) -> tuple[Task, list[str]]:
-    """Returns what to decode, and what has to be said about it; ends with a message where flags do not fit."""
+    flags = parser.parse_args(argv)
     for name in ("thresholds", "prompts", "batch_size", "runs", "max_decode_length"):
         if (value := getattr(flags, name)) is not None and value < 1:
             parser.error(f"--{name} must be at least 1, got {value}")
@@ -151,7 +148,11 @@ def task_of(parser: argparse.ArgumentParser, flags: argparse.Namespace) -> tuple
             "--confidence=classifier needs a model with an exit classifier, which this one is without: pass another "
             "--checkpoint and --data, or --paper_dimensions alone"
         )
-    return task, notes
+    keep_freed_memory()
+    print(describe_machine())
+    for note in notes:
+        print(note)
+    return task, flags
 
 
 def _task(flags: argparse.Namespace) -> tuple[Task, list[str]]:
@@ -194,7 +195,7 @@ def _measure(task: Task) -> dict[str, Any]:
     everything = lanes_of(task, [None, *task.grid])
     with CompileTime() as compiling:
         decode(task, everything)
-    sweep = _fastest(task, everything)
+    sweep = fastest(task, everything)
     peak = peak_memory_bytes()
     # Before and after the sweep's rivals: a machine that others use too is slow by turns, and its best is what counts.
     exits = np.stack([result.exit_layers for result in sweep.results.values()])
@@ -287,7 +288,8 @@ def decode(task: Task, lanes: np.ndarray) -> Run:
     return Run(results=results, work=decoder.work, seconds=seconds)
 
 
-def _fastest(task: Task, lanes: np.ndarray) -> Run:
+def fastest(task: Task, lanes: np.ndarray) -> Run:
+    """Decodes as often as the task says, and returns the fastest run."""
     return min((decode(task, lanes) for _ in range(task.runs)), key=lambda run: run.seconds)
 
 
@@ -296,7 +298,7 @@ def _decode_warm(task: Task, lanes: np.ndarray) -> Run:
     with CompileTime() as compiling:
         first = decode(task, lanes)
     if compiling.seconds() > _MOST_COMPILING * first.seconds:
-        return _fastest(task, lanes)
+        return fastest(task, lanes)
     others = (decode(task, lanes) for _ in range(task.runs - 1))
     return min((first, *others), key=lambda run: run.seconds)
 

@@ -9,7 +9,6 @@ counts. What is left is the host's: packing of rows, groups and paths, and the d
 overlap, the parts are more than the whole.
 """
 
-import argparse
 import collections
 import json
 import pathlib
@@ -26,9 +25,8 @@ if not __package__:
 import jax
 
 from benchmarks.machine import describe_machine
-from benchmarks.sweep import Task, add_task_flags, decode, lanes_of, task_of
+from benchmarks.sweep import Task, decode, fastest, lanes_of, started
 from calm_beam.decoding import device_steps
-from calm_beam.decoding.memory import keep_freed_memory
 
 _STEPS = (
     "admit",
@@ -44,14 +42,7 @@ _STEPS = (
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Prints a table, and with `--json` a last line with the same figures."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    add_task_flags(parser)
-    flags = parser.parse_args(argv)
-    task, notes = task_of(parser, flags)
-    keep_freed_memory()
-    print(describe_machine())
-    for note in notes:
-        print(note)
+    task, flags = started(__doc__, argv)
     figures = {"machine": describe_machine(), **_measure(task)}
     if flags.json:
         print(json.dumps(figures))
@@ -61,7 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _measure(task: Task) -> dict[str, Any]:
     everything = lanes_of(task, [None, *task.grid])
     decode(task, everything)
-    as_it_is = min((decode(task, everything) for _ in range(task.runs)), key=lambda run: run.seconds)
+    as_it_is = fastest(task, everything)
     profiles = []
     for _ in range(task.runs):
         with _watched() as (seconds, calls):

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from calm_beam.checkpoints import Checkpoint
-from calm_beam.decoding.early_exit import EarlyExitDecoder
+from calm_beam.decoding.early_exit import EarlyExitDecoder, EarlyExitResult
 from calm_beam.decoding.plain import PlainSweep
 from calm_beam.decoding.result import SweepResult
 from calm_beam.decoding.sweep import SweepDecoder
@@ -65,18 +65,30 @@ def _sweep(
     prompts: Sequence[Sequence[int]],
     *,
     thresholds: Sequence[float],
-    batch_size: int = 2,
-    max_decode_length: int = STEPS,
-    exit_head: str = "exact",
+    **options: Any,
 ) -> list[SweepResult]:
-    decoder = SweepDecoder(
+    options = {"max_decode_length": STEPS, "batch_size": 2, **options}
+    decoder = SweepDecoder(checkpoint, rule, thresholds=thresholds, max_input_length=LONGEST_PROMPT, **options)
+    return in_order(decoder.decode(prompts), len(prompts))
+
+
+def serve(
+    checkpoint: Checkpoint,
+    rule: ExitRule,
+    prompts: Sequence[Sequence[int]],
+    threshold: float | None,
+    *,
+    max_decode_length: int = STEPS,
+    **options: Any,
+) -> list[EarlyExitResult]:
+    """Returns the served decoder's results at one threshold, in the order of the prompts."""
+    decoder = EarlyExitDecoder(
         checkpoint,
         rule,
-        thresholds=thresholds,
+        threshold=threshold,
         max_decode_length=max_decode_length,
         max_input_length=LONGEST_PROMPT,
-        batch_size=batch_size,
-        exit_head=exit_head,
+        **options,
     )
     return in_order(decoder.decode(prompts), len(prompts))
 
@@ -87,22 +99,9 @@ def _served(
     prompts: Sequence[Sequence[int]],
     *,
     thresholds: Sequence[float],
-    batch_size: int = 1,
-    max_decode_length: int = STEPS,
-    exit_head: str = "exact",
+    **options: Any,
 ) -> list[SweepResult]:
-    lanes = []
-    for threshold in (None, *thresholds):
-        decoder = EarlyExitDecoder(
-            checkpoint,
-            rule,
-            threshold=threshold,
-            max_decode_length=max_decode_length,
-            max_input_length=LONGEST_PROMPT,
-            batch_size=batch_size,
-            exit_head=exit_head,
-        )
-        lanes.append(in_order(decoder.decode(prompts), len(prompts)))
+    lanes = [serve(checkpoint, rule, prompts, threshold, **options) for threshold in (None, *thresholds)]
     return [
         SweepResult(
             tokens=np.stack([lane.tokens for lane in outputs]),

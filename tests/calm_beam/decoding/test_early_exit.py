@@ -20,14 +20,13 @@ from calm_beam.exits.rule import ExitRule
 from calm_beam.exits.schedule import scheduled_thresholds
 from calm_beam.model import EarlyExitT5
 from tests.builders import build_checkpoint, build_config, build_prompts, build_rule, checkpoint_of
-from tests.calm_beam.decoding.decoders import DECODERS, assert_all_same, assert_same, in_order
+from tests.calm_beam.decoding.decoders import DECODERS, STEPS, assert_all_same, assert_same, serve
 
 pytestmark = pytest.mark.usefixtures("strict_promotion")
 
 # As small as it can be with layers to skip, since every rule is compiled for every batch size.
 _CONFIG = build_config(num_encoder_layers=1, num_decoder_layers=3, exit_classifier=2)
 _DEPTH = _CONFIG.num_decoder_layers
-_STEPS = 10
 _THRESHOLDS = (1.0, 0.93, 0.7, 0.5, 0.3, 0.0)
 _RULE = ExitRule()
 _SERVED = tuple(name for name in MEASURES if name != "oracle")
@@ -62,27 +61,6 @@ def _name(rule: ExitRule) -> str:
 
 
 _PROMPTS = build_prompts(4, 9, 1, 30, 6, 2, 13)
-
-
-def _decode(
-    checkpoint: Checkpoint,
-    rule: ExitRule,
-    prompts: Sequence[Sequence[int]],
-    threshold: float | None,
-    *,
-    batch_size: int = 1,
-    max_decode_length: int = _STEPS,
-) -> list[EarlyExitResult]:
-    """Returns the results in the order of the prompts."""
-    decoder = EarlyExitDecoder(
-        checkpoint,
-        rule,
-        threshold=threshold,
-        max_decode_length=max_decode_length,
-        max_input_length=64,
-        batch_size=batch_size,
-    )
-    return in_order(decoder.decode(prompts), len(prompts))
 
 
 def _assert_same(one: EarlyExitResult, other: EarlyExitResult) -> None:
@@ -142,27 +120,27 @@ def test_skipped_layers_leave_no_trace(confidence: str, batch_size: int) -> None
     """Where all tokens leave below them, layers of NaN, of which only keys and values are sound, change nothing."""
     checkpoint, rule = build_checkpoint(_CONFIG), ExitRule(confidence=confidence, min_exit_layer=2)
     threshold = 2 / _DEPTH if confidence == "static" else 0.0
-    expected = _decode(checkpoint, rule, _PROMPTS, threshold, batch_size=batch_size)
+    expected = serve(checkpoint, rule, _PROMPTS, threshold, batch_size=batch_size)
     broken = _with_broken_layers(checkpoint, [3], keep=_FILLING)
-    for result, sound in zip(_decode(broken, rule, _PROMPTS, threshold, batch_size=batch_size), expected, strict=True):
+    for result, sound in zip(serve(broken, rule, _PROMPTS, threshold, batch_size=batch_size), expected, strict=True):
         assert set(sound.exit_layers[: sound.length].tolist()) <= {2}
         assert result.is_finite
         _assert_same(result, sound)
     # They are not simply ignored: the full model falls over them.
-    assert not any(result.is_finite for result in _decode(broken, rule, _PROMPTS, None, batch_size=batch_size))
+    assert not any(result.is_finite for result in serve(broken, rule, _PROMPTS, None, batch_size=batch_size))
 
 
 def test_shorter_widths_come_first() -> None:
     """Prompts of several widths come back under their own index, shorter widths first, in the order given."""
     decoder = EarlyExitDecoder(
-        build_checkpoint(_CONFIG), _RULE, threshold=0.5, max_decode_length=_STEPS, max_input_length=64, batch_size=2
+        build_checkpoint(_CONFIG), _RULE, threshold=0.5, max_decode_length=STEPS, max_input_length=64, batch_size=2
     )
     assert [index for index, _ in decoder.decode(build_prompts(33, 4, 50, 9, 12))] == [1, 3, 4, 0, 2]
 
 
 def test_threads_share_a_decoder() -> None:
     """Several threads that decode with one decoder at a time get what one alone gets."""
-    decoder = EarlyExitDecoder(build_checkpoint(_CONFIG), _RULE, threshold=0.5, max_decode_length=_STEPS)
+    decoder = EarlyExitDecoder(build_checkpoint(_CONFIG), _RULE, threshold=0.5, max_decode_length=STEPS)
     expected = [dict(decoder.decode([prompt]))[0] for prompt in _PROMPTS]
     with concurrent.futures.ThreadPoolExecutor(4) as pool:
         results = list(pool.map(lambda prompt: dict(decoder.decode([prompt]))[0], _PROMPTS * 4))
@@ -182,7 +160,7 @@ def test_one_compilation_serves_every_threshold(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(EarlyExitT5, "encode", counted)
     for threshold in (0.9, 0.1, 0.0):
         # A length of its own, which nothing has been compiled for.
-        _decode(build_checkpoint(_CONFIG), _RULE, _PROMPTS[:1], threshold, max_decode_length=6)
+        serve(build_checkpoint(_CONFIG), _RULE, _PROMPTS[:1], threshold, max_decode_length=6)
     assert len(traced) == 1
 
 
@@ -213,12 +191,12 @@ def test_rules_that_need_the_full_model_are_refused(rule: ExitRule, named: str, 
 def test_thresholds_by_position_take_the_place_of_the_schedule() -> None:
     """Given what Eq. 5 makes of a threshold, a decoder of the constant schedule generates as one of that schedule."""
     checkpoint, decay = build_checkpoint(_CONFIG), ExitRule(schedule="decay", tau=4.0)
-    positions = scheduled_thresholds(decay, (0.6,), max_decode_length=_STEPS)[:, 0].tolist()
+    positions = scheduled_thresholds(decay, (0.6,), max_decode_length=STEPS)[:, 0].tolist()
     decoder = EarlyExitDecoder(
-        checkpoint, ExitRule(), threshold=0.6, max_decode_length=_STEPS, threshold_by_position=positions
+        checkpoint, ExitRule(), threshold=0.6, max_decode_length=STEPS, threshold_by_position=positions
     )
-    expected = _decode(checkpoint, decay, _PROMPTS, 0.6)
-    constant = _decode(checkpoint, ExitRule(), _PROMPTS, 0.6)
+    expected = serve(checkpoint, decay, _PROMPTS, 0.6)
+    constant = serve(checkpoint, ExitRule(), _PROMPTS, 0.6)
     assert any((one.exit_layers != other.exit_layers).any() for one, other in zip(expected, constant, strict=True))
     for index, result in decoder.decode(_PROMPTS):
         _assert_same(result, expected[index])
@@ -284,7 +262,7 @@ def test_only_the_work_that_is_needed_is_done(
 ) -> None:
     """A layer runs once a step if some row goes that far, and never else; the vocabulary is not projected to twice."""
     prompts = _PROMPTS[:3]
-    results = _decode(build_checkpoint(_CONFIG), rule, prompts, threshold, batch_size=batch_size)
+    results = serve(build_checkpoint(_CONFIG), rule, prompts, threshold, batch_size=batch_size)
     jax.effects_barrier()
     if batch_size == 1:
         deepest = np.concatenate([result.exit_layers[: result.length] for result in results])
@@ -303,7 +281,7 @@ def test_only_the_work_that_is_needed_is_done(
 
 def test_static_exits_have_nothing_above_them(calls: collections.Counter[tuple[str, int]]) -> None:
     """With static exits nobody reads what higher layers would keep: they make neither states nor keys and values."""
-    results = _decode(build_checkpoint(_CONFIG), ExitRule(confidence="static"), _PROMPTS[:3], 2 / _DEPTH)
+    results = serve(build_checkpoint(_CONFIG), ExitRule(confidence="static"), _PROMPTS[:3], 2 / _DEPTH)
     jax.effects_barrier()
     tokens = sum(result.length for result in results)
     methods = ("decoder_layer", "self_keys_values")

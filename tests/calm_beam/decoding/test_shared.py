@@ -13,7 +13,6 @@ import pytest
 from calm_beam.decoding import batch, device_steps, padding
 from calm_beam.decoding.lanes import LaneTree
 from calm_beam.decoding.memory import Budget
-from calm_beam.decoding.plain import PlainSweep
 from calm_beam.decoding.result import SweepResult
 from calm_beam.decoding.shared import SharedSweep
 from calm_beam.decoding.work import Work
@@ -23,7 +22,7 @@ from calm_beam.exits.schedule import scheduled_thresholds
 from calm_beam.exits.schedules import SCHEDULES
 from calm_beam.model import T5Config
 from tests.builders import build_arrays, build_checkpoint, build_config, build_prompts, build_rule, checkpoint_of
-from tests.calm_beam.decoding.decoders import assert_all_same, in_order
+from tests.calm_beam.decoding.decoders import DECODERS, STEPS, assert_all_same, in_order
 from tests.sampling import sampled
 
 pytestmark = pytest.mark.usefixtures("strict_promotion")
@@ -31,7 +30,6 @@ pytestmark = pytest.mark.usefixtures("strict_promotion")
 _CONFIG = build_config(exit_classifier=2)
 # Everything that the first is not.
 _OTHER = build_config(exit_classifier=1, tied_head=True, gated_mlp=False, num_decoder_layers=3, vocab_size=128)
-_STEPS = 10
 _LANES = 8
 _SERVABLE = tuple(
     build_rule(confidence, state_propagation=propagation, min_exit_layer=lowest, exit_interval=interval)
@@ -71,8 +69,8 @@ def _grid(seed: int, *, lanes: int = _LANES) -> tuple[float, ...]:
 
 
 def _by_step(rule: ExitRule, thresholds: Sequence[float]) -> np.ndarray:
-    full = np.full((_STEPS, 1), np.inf, np.float32)
-    return np.concatenate([full, scheduled_thresholds(rule, tuple(thresholds), max_decode_length=_STEPS)], axis=1)
+    full = np.full((STEPS, 1), np.inf, np.float32)
+    return np.concatenate([full, scheduled_thresholds(rule, tuple(thresholds), max_decode_length=STEPS)], axis=1)
 
 
 def _shared(
@@ -100,14 +98,6 @@ def _shared(
     return in_order(sweep.decode(prompts), len(prompts)), sweep.work
 
 
-def _plain(rule: ExitRule, *, config: T5Config, seed: int) -> list[SweepResult]:
-    # A schedule is in the thresholds alone: without it in the rule, one compiled sweep does for all of them.
-    constant = dataclasses.replace(rule, schedule="constant", tau=None)
-    grid = _by_step(rule, _grid(seed))
-    sweep = PlainSweep(build_checkpoint(config, seed=seed), constant, thresholds=grid, max_input_length=64, slots=7)
-    return in_order(sweep.decode(_PROMPTS), len(_PROMPTS))
-
-
 @functools.cache
 def _default() -> tuple[list[SweepResult], Work]:
     return _shared(ExitRule())
@@ -119,7 +109,9 @@ def _check_against_plain(rule: ExitRule, config: T5Config, seeds: Sequence[int])
     for (place, schedule), seed in itertools.product(enumerate(schedules), seeds):
         scheduled = dataclasses.replace(rule, schedule=schedule, tau=None if schedule == "constant" else 1.0 + place)
         results, _ = _shared(scheduled, config=config, seed=seed)
-        assert_all_same(results, _plain(scheduled, config=config, seed=seed))
+        checkpoint = build_checkpoint(config, seed=seed)
+        plain = DECODERS["plain"].decode(checkpoint, scheduled, _PROMPTS, thresholds=_grid(seed), batch_size=7)
+        assert_all_same(results, plain)
         seen += results
     # Otherwise there would be nothing to compare. Static exits differ between lanes only, and so do others where two
     # layers may exit, as in the other model with every second layer.
@@ -301,7 +293,7 @@ def test_equal_thresholds_cost_as_much_as_one() -> None:
     five, same_work = _shared(ExitRule(), thresholds=(0.4,) * 5)
     assert same_work == work
     for single, several in zip(one, five, strict=True):
-        np.testing.assert_array_equal(several.tokens[1:], np.broadcast_to(single.tokens[1], (5, _STEPS)))
+        np.testing.assert_array_equal(several.tokens[1:], np.broadcast_to(single.tokens[1], (5, STEPS)))
 
 
 def _expected_work(results: Sequence[SweepResult], depth: int) -> tuple[int, int, int]:
@@ -311,7 +303,7 @@ def _expected_work(results: Sequence[SweepResult], depth: int) -> tuple[int, int
     """
     layer_rows = head_rows = fill_rows = 0
     for result in results:
-        for step in range(_STEPS):
+        for step in range(STEPS):
             lanes = np.flatnonzero(result.lengths > step).tolist()
 
             def key(lane: int, layer: int, step: int = step, result: SweepResult = result) -> tuple[int, ...]:

@@ -7,6 +7,7 @@ from typing import Self
 from calm_beam.decoding.settings import DecodeSettings
 from calm_beam.generations import DecodeJob
 from calm_beam.manifest import PlannedTest, PlanRecord
+from calm_beam.risk.pvalues import P_VALUES
 
 from .layout import Layout
 from .specs import Spec
@@ -71,7 +72,7 @@ class Plan:
           ValueError: If tails of clusters are to be tested by the binomial test.
         """
         if cluster_key is not None and any(
-            spec.objective.tail is not None and spec.p_value == "exact_binomial" for spec in specs
+            spec.objective.tail is not None and not P_VALUES[spec.p_value].takes_fractions for spec in specs
         ):
             raise ValueError(
                 "a tail of clusters is a share of each cluster's outputs, and p_value exact_binomial is for losses of "

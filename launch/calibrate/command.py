@@ -21,6 +21,7 @@ from calm_beam.launch.terminal import say, tell
 from calm_beam.launch.terminal.summary import print_summary
 from calm_beam.manifest import MANIFEST, read_manifest
 from calm_beam.metrics.registry import METRICS, is_bleurt
+from calm_beam.risk.pvalues import P_VALUES
 from calm_beam.storage import absolute, check_writable, is_file, joined
 from calm_beam.sweeps.shard import with_unique_ids
 
@@ -121,10 +122,10 @@ def _data_fingerprint(job: DecodeJob, flags: argparse.Namespace) -> str:
 def _specs(flags: argparse.Namespace) -> tuple[Spec, ...]:
     metrics = checked_metrics(flags.metric, metric_settings(flags))
     fractional = [name for name in metrics if (name in METRICS and name != "exact_match") or is_bleurt(name)]
-    if flags.p_value == "exact_binomial" and fractional:
+    if flags.p_value is not None and not P_VALUES[flags.p_value].takes_fractions and fractional:
         # Losses in between would be found, but only after everything was decoded.
         raise UsageError(
-            f"--p_value=exact_binomial is for losses of 0 and 1 only, and those of {fractional[0]} lie in between. "
+            f"--p_value={flags.p_value} is for losses of 0 and 1 only, and those of {fractional[0]} lie in between. "
             "Take hoeffding_bentkus, or --metric=exact_match."
         )
     if flags.sweep == "lazy" and flags.procedure != "fixed_sequence":

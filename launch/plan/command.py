@@ -210,7 +210,7 @@ def _p_values(flags: argparse.Namespace, guesses: Sequence[_Guess]) -> list[str]
     # Of those that bet in an order nothing but a simulation tells, which may take minutes: only where it is asked for.
     usual = COIN_P_VALUES if is_coin else P_VALUES
     for name in dict.fromkeys(flags.p_value or usual):
-        applies = (is_coin or name != "exact_binomial") and (not is_signed or P_VALUES[name].takes_signed)
+        applies = (is_coin or P_VALUES[name].takes_fractions) and (not is_signed or P_VALUES[name].takes_signed)
         if applies:
             names.append(name)
         elif flags.p_value:

@@ -24,12 +24,14 @@ class PValueMethod:
 
     Attributes:
       takes_signed: Whether it is valid for losses in [-1, 1]; otherwise for losses in [0, 1] only.
+      takes_fractions: Whether it is valid for losses between 0 and 1; otherwise for losses of 0 and 1 only.
       statistics: Given delta, what is to be summed.
       needs_table: Whether it needs every single loss, in an order fixed beforehand.
       p_values: Given evidence and delta, one p-value per threshold.
     """
 
     takes_signed: bool = False
+    takes_fractions: bool = True
     statistics: Callable[[float], tuple[Statistic, ...]]
     needs_table: bool = False
     p_values: Callable[[Evidence, float], np.ndarray]
@@ -79,7 +81,9 @@ P_VALUES: Mapping[str, PValueMethod] = types.MappingProxyType(
     {
         "hoeffding": PValueMethod(statistics=lambda _: (Loss(),), p_values=_hoeffding),
         "hoeffding_bentkus": PValueMethod(statistics=lambda _: (Loss(),), p_values=_hoeffding_bentkus),
-        "exact_binomial": PValueMethod(statistics=lambda _: (Loss(), IsFraction()), p_values=_exact_binomial),
+        "exact_binomial": PValueMethod(
+            takes_fractions=False, statistics=lambda _: (Loss(), IsFraction()), p_values=_exact_binomial
+        ),
         "empirical_bernstein": PValueMethod(
             statistics=lambda _: (Loss(), SquaredLoss()), p_values=_empirical_bernstein
         ),

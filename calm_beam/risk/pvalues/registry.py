@@ -27,6 +27,8 @@ class PValueMethod:
       takes_fractions: Whether it is valid for losses between 0 and 1; otherwise for losses of 0 and 1 only.
       statistics: Given delta, what is to be summed.
       needs_table: Whether it needs every single loss, in an order fixed beforehand.
+      is_anytime: Whether it may be looked at again and again while examples come in: the least of all looks is then a
+        p-value too. Others hold for a number of examples that was fixed beforehand.
       p_values: Given evidence and delta, one p-value per threshold.
     """
 
@@ -34,6 +36,7 @@ class PValueMethod:
     takes_fractions: bool = True
     statistics: Callable[[float], tuple[Statistic, ...]]
     needs_table: bool = False
+    is_anytime: bool = False
     p_values: Callable[[Evidence, float], np.ndarray]
 
 
@@ -87,7 +90,9 @@ P_VALUES: Mapping[str, PValueMethod] = types.MappingProxyType(
         "empirical_bernstein": PValueMethod(
             statistics=lambda _: (Loss(), SquaredLoss()), p_values=_empirical_bernstein
         ),
-        "signed_mixture": PValueMethod(takes_signed=True, statistics=_bets, p_values=_signed_mixture),
+        "signed_mixture": PValueMethod(
+            takes_signed=True, statistics=_bets, is_anytime=True, p_values=_signed_mixture
+        ),
         "wsr": PValueMethod(takes_signed=True, statistics=lambda _: (), needs_table=True, p_values=_wsr),
     }
 )

@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from itertools import pairwise
-from typing import Self
+from typing import ClassVar, Self
 
-from ._checks import ManifestError, check_choice, check_number, check_share, check_text, shown
-from ._record import Record, check_tuple, checked_keys, checked_list, records_from_json
+from ._checks import ManifestError, check_choice, check_count, check_number, check_share, check_text, shown
+from ._record import Record, check_record, check_tuple, checked_keys, checked_list, records_from_json
 from .digest import content_digest
 from .records import CONSISTENCIES, PROCEDURES, Calibration, check_loss
 
@@ -41,6 +41,34 @@ class PlannedTest(Record):
 
 
 @dataclass(frozen=True, kw_only=True)
+class SequentialPlan(Record):
+    """How a calibration is watched that stops when enough is proved.
+
+    Attributes:
+      round_examples: Examples of a round, at the end of which the tests are looked at.
+      stop_at_threshold: Stops once every entry has accepted this threshold, or a lower one; None: whatever they accept.
+      stop_at_layers: Stops once no entry uses more mean layers than this; None: whatever they use.
+      stop_gain: Stops after rounds in which no entry saved this share of its layers; None: whatever they save.
+    """
+
+    _OPTIONAL: ClassVar[tuple[str, ...]] = ("stop_at_threshold", "stop_at_layers", "stop_gain")
+
+    round_examples: int
+    stop_at_threshold: float | None = None
+    stop_at_layers: float | None = None
+    stop_gain: float | None = None
+
+    def __post_init__(self) -> None:
+        check_count("round_examples", self.round_examples, low=1)
+        if self.stop_at_threshold is not None:
+            check_number("stop_at_threshold", self.stop_at_threshold, low=0, high=1)
+        if self.stop_at_layers is not None:
+            check_number("stop_at_layers", self.stop_at_layers, low=1)
+        if self.stop_gain is not None:
+            check_share("stop_gain", self.stop_gain)
+
+
+@dataclass(frozen=True, kw_only=True)
 class PlanRecord(Record):
     """Everything that the outcome depends on besides the data and the code of metrics, as it was when the run started.
 
@@ -54,7 +82,10 @@ class PlanRecord(Record):
       on_long: What became of prompts that were too long, one of `ON_LONG`.
       model: Fingerprint of the model.
       outputs: Fingerprint of all that decides its outputs but the data.
+      sequential: How it is watched, if it stops when enough is proved; None where all examples count.
     """
+
+    _OPTIONAL: ClassVar[tuple[str, ...]] = ("sequential",)
 
     thresholds: tuple[float, ...]
     tests: tuple[PlannedTest, ...]
@@ -65,11 +96,13 @@ class PlanRecord(Record):
     on_long: str
     model: str
     outputs: str
+    sequential: SequentialPlan | None = None
 
     @classmethod
     def from_dict(cls, value: object, *, at: str = "") -> Self:
         """Returns the plan that plain JSON values describe, "digest" included, having checked that."""
-        given = checked_keys(value, [*(f.name for f in fields(cls)), "digest"], at=at or cls.__name__)
+        keys = [*(f.name for f in fields(cls)), "digest"]
+        given = checked_keys(value, keys, optional=cls._OPTIONAL, at=at or cls.__name__)
         digest = given.pop("digest")
         plan = super().from_dict(given, at=at)
         if digest != plan.digest:
@@ -92,6 +125,8 @@ class PlanRecord(Record):
                 return tuple(checked_list(value, at=at))
             case "tests":
                 return records_from_json(PlannedTest, value, at=at)
+            case "sequential":
+                return SequentialPlan.from_dict(value, at=at)
         return value
 
     def __post_init__(self) -> None:
@@ -116,6 +151,8 @@ class PlanRecord(Record):
         check_choice("on_long", self.on_long, choices=ON_LONG)
         check_text("model", self.model)
         check_text("outputs", self.outputs)
+        if self.sequential is not None:
+            check_record("sequential", self.sequential, kind=SequentialPlan)
 
     def check_calibrations(self, calibrations: Sequence[Calibration]) -> None:
         """Refuses calibrations other than those that were planned.

@@ -1,10 +1,11 @@
 """When a test that is watched while examples come in has proved enough.
 
-Whatever decides when to stop, an e-process stays valid: so a rule may look at everything that was found up to now. It is
-settled beforehand all the same, so that a reader can see what was asked for.
+Whatever decides when to stop, an e-process stays valid: so a rule may look at everything that was found up to now. It
+is settled beforehand all the same, so that a reader can see what was asked for.
 """
 
 import dataclasses
+import itertools
 from collections.abc import Sequence
 
 # Rounds in a row without gain that end a calibration.
@@ -69,6 +70,6 @@ def _gains_nothing(looks: Sequence[Sequence[Proved]], *, share: float) -> bool:
         return False
     return not any(
         after.cost <= before.cost * (1 - share)
-        for earlier, later in zip(recent, recent[1:], strict=False)
+        for earlier, later in itertools.pairwise(recent)
         for before, after in zip(earlier, later, strict=True)
     )

@@ -71,7 +71,7 @@ def mixture_p_value(log_capitals: np.ndarray) -> np.ndarray:
     return rounded_up(elementary.exp(-logarithms) / wealth)
 
 
-def mixture_log_wealth(log_capitals: np.ndarray) -> np.ndarray:
+def mixture_log_capital(log_capitals: np.ndarray) -> np.ndarray:
     """Returns log W, to be looked at, and not to decide by; arguments and shape as in `mixture_p_value`."""
     logarithms, wealth = _wealth(log_capitals)
     return np.asarray(logarithms + elementary.log(wealth))

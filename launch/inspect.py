@@ -5,9 +5,8 @@ from collections.abc import Sequence
 
 from calm_beam.checkpoints import Checkpoint, load_checkpoint, missing_folder
 from calm_beam.counted import counted
-from calm_beam.manifest import Manifest, read_manifest
+from calm_beam.manifest import Manifest, read_manifest, rounds_in_words
 from calm_beam.printable import printable_line
-from calm_beam.report.promise import rounds_in_words
 from calm_beam.storage import exists, is_file, is_folder, joined
 from calm_beam.vocabulary import open_vocabulary
 

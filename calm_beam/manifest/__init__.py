@@ -13,6 +13,7 @@ from ._plan import PlannedTest as PlannedTest
 from ._plan import PlanRecord as PlanRecord
 from ._plan import SequentialPlan as SequentialPlan
 from ._record import SCHEMA as SCHEMA
+from ._rounds import rounds_in_words as rounds_in_words
 from .digest import content_digest as content_digest
 from .reader import parse_manifest as parse_manifest
 from .reader import read_manifest as read_manifest

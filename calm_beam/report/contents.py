@@ -6,7 +6,7 @@ from typing import Any
 from calm_beam.calibration.result import RiskRow
 from calm_beam.calibration.specs import Objective
 from calm_beam.counted import counted
-from calm_beam.manifest import Calibration, DecodeRecord, Look, Manifest
+from calm_beam.manifest import Calibration, DecodeRecord, Look, Manifest, rounds_in_words
 from calm_beam.printable import printable, printable_line
 from calm_beam.storage import base_name, parent
 from calm_beam.upkeep.verification import objective_of
@@ -18,7 +18,6 @@ from .promise import (
     end_in_words,
     operations_in_words,
     promise_in_words,
-    rounds_in_words,
     together_in_words,
 )
 from .stored import Calibrated

@@ -8,9 +8,8 @@ from rich import box
 from rich.table import Table
 
 from calm_beam.counted import counted
-from calm_beam.manifest import Calibration, Manifest
+from calm_beam.manifest import Calibration, Manifest, rounds_in_words
 from calm_beam.printable import printable_line
-from calm_beam.report.promise import rounds_in_words
 from calm_beam.storage import joined, open_input
 from calm_beam.tails import split_tail, tail_in_words
 

@@ -80,10 +80,10 @@ def test_decoding_is_not_fused(hint: str | None) -> None:
     reading, decoding = _fused(pipeline, "ReadExamples/ParseExamples"), _fused(pipeline, _DECODE)
     assert {"ReadExamples/KeyByShard", "ReadExamples/KeyById"} <= reading
     # These wait, look at what is stored, or make lists of a few bytes a shard.
-    lists = ("DecodeExamples/ListShards/", "DecodeExamples/ListDecoded/")
+    lists = ("DecodeExamples/CheckFolders/ListShards/", "DecodeExamples/ListDecoded/")
     assert {name for name in decoding if not name.startswith(lists)} == {
         "ReadExamples/AwaitChecks",
-        "DecodeExamples/CheckStored",
+        "DecodeExamples/CheckFolders/CheckStored",
         _DECODE,
     }
     assert not reading & decoding

@@ -19,6 +19,7 @@ from ._external import external_guarantee as external_guarantee
 from ._manifest import EXTERNAL as EXTERNAL
 from ._manifest import GUARANTEE as GUARANTEE
 from ._manifest import Manifest as Manifest
+from ._manifest import check_kind as check_kind
 from ._manifest import guarantee_in_words as guarantee_in_words
 from ._plan import PlannedTest as PlannedTest
 from ._plan import PlanRecord as PlanRecord

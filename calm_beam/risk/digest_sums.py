@@ -9,14 +9,14 @@ _WORDS = np.dtype(">u4")
 
 
 def sum_of_digests(digests: bytes) -> int:
-    """Returns the sum of digests modulo 2^256, each a number with its highest byte first.
+    r"""Returns the sum of digests modulo 2^256, each a number with its highest byte first.
 
     Args:
       digests: Of 32 bytes each, one after the other; at most 2^32 of them.
 
     Source: ours.
 
-    >>> sum_of_digests(bytes(31) + b"\\x02" + b"\\xff" * 32)
+    >>> sum_of_digests(bytes(31) + b"\x02" + b"\xff" * 32)
     1
     """
     words = np.frombuffer(digests, _WORDS).reshape(-1, DIGEST_BYTES // _WORDS.itemsize)

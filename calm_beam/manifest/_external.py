@@ -465,11 +465,11 @@ class ExternalManifest(Record):
         delta: float | None = None,
         epsilon: float | None = None,
     ) -> ExternalCalibration:
-        """Returns the one entry with these values; any may be left out where one matches the rest.
+        """Returns the one entry with these values; delta and epsilon may be left out where one matches the rest.
 
         Args:
-          group: Its group of examples.
-          tail: The loss that an example may have.
+          group: Its group of examples; None for the entry of all examples.
+          tail: The loss that an example may have; None for the entry of the mean loss.
           delta: Risk tolerance, exactly as calibrated.
           epsilon: Allowed probability of breaking it, exactly as calibrated.
 
@@ -479,18 +479,17 @@ class ExternalManifest(Record):
         Raises:
           ManifestError: If no entry or more than one matches; the message lists those there are.
         """
-        values = {"group": group, "tail": tail, "delta": delta, "epsilon": epsilon}
-        asked = {name: value for name, value in values.items() if value is not None}
+        asked: dict[str, object] = {"group": group, "tail": tail}
+        asked |= {name: value for name, value in (("delta", delta), ("epsilon", epsilon)) if value is not None}
         found = [entry for entry in self.calibrations if all(getattr(entry, name) == asked[name] for name in asked)]
         if len(found) == 1:
             return found[0]
         there = "; ".join(
-            ", ".join(f"{name}={shown(getattr(entry, name))}" for name in values) for entry in self.calibrations
+            ", ".join(f"{name}={shown(getattr(entry, name))}" for name in ("group", "tail", "delta", "epsilon"))
+            for entry in self.calibrations
         )
-        described = ", ".join(f"{name}={shown(value)}" for name, value in asked.items()) or "nothing"
-        raise ManifestError(
-            f"{len(found)} calibrations match what was asked ({described}), expected one. The manifest has: {there}."
-        )
+        described = ", ".join(f"{name}={shown(value)}" for name, value in asked.items())
+        raise ManifestError(f"{len(found)} calibrations have {described}, expected one. The manifest has: {there}.")
 
 
 def _check_cost(key: str, cost: object) -> None:

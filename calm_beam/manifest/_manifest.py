@@ -260,7 +260,8 @@ def check_kind(value: object) -> None:
     if kind == EXTERNAL:
         raise ManifestError(
             "is of kind external: it proves a setting of a sweep that was made elsewhere, and names no model and no "
-            "exit threshold. Only manifests of calibrate can be served; read_external_manifest reads this one."
+            "exit threshold. Only manifests of calibrate can be served. inspect and report show this one, verify with "
+            "--losses tests it, and in Python read_external_manifest reads it."
         )
 
 

@@ -9,12 +9,12 @@ from calm_beam.external.plan import all_tests, plan_of, testing_order
 from calm_beam.external.result import external_manifest, setting_rows
 from calm_beam.launch.flags import UsageError, as_usage, naming
 from calm_beam.launch.terminal import say
+from calm_beam.launch.terminal.certification import print_certification
 from calm_beam.manifest import MANIFEST, ExternalTest
 from calm_beam.storage import absolute, check_writable, is_file, joined, make_folder
 from calm_beam.versions import certifying_versions
 
 from .sources import Source, read_source
-from .summary import print_certification
 
 
 def certify(flags: argparse.Namespace) -> int:

@@ -1,19 +1,24 @@
 """What a certification found, as tables on the terminal."""
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 from rich import box
 from rich.table import Table
 
-from calm_beam.external.result import SettingRow
-from calm_beam.launch.terminal import PlainConsole
 from calm_beam.manifest import ExternalCalibration, ExternalManifest
 from calm_beam.printable import printable_line
+
+from . import PlainConsole
+
+if TYPE_CHECKING:
+    # Not there where one only serves and inspects.
+    from calm_beam.external.result import SettingRow
 
 _TESTS_PER_TABLE = 4
 
 
-def print_certification(manifest: ExternalManifest, rows: Sequence[Sequence[SettingRow]]) -> None:
+def print_certification(manifest: ExternalManifest, rows: "Sequence[Sequence[SettingRow]]") -> None:
     """Prints the risk of every setting, the chosen settings, and what they promise."""
     console = PlainConsole()
     for table in _risk_tables(rows):
@@ -23,7 +28,7 @@ def print_certification(manifest: ExternalManifest, rows: Sequence[Sequence[Sett
     console.print(printable_line(manifest.guarantee))
 
 
-def _risk_tables(rows: Sequence[Sequence[SettingRow]]) -> list[Table]:
+def _risk_tables(rows: "Sequence[Sequence[SettingRow]]") -> list[Table]:
     """Returns tables of risks, one line a setting; a column for each group and loss, whatever delta and epsilon."""
     by_loss = {(of_test[0].group, of_test[0].tail): of_test for of_test in reversed(rows)}
     columns = list(reversed(by_loss.items()))

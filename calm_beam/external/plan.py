@@ -93,7 +93,7 @@ def _check(test: ExternalTest, *, clustered: bool) -> None:
         )
 
 
-def testing_order(
+def settled_order(
     sweep: SweepLosses, *, order: Sequence[str] | None, order_by: str | None, costs: dict[str, float]
 ) -> tuple[str, ...]:
     """Returns the settings in testing order, which no loss decides.

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from calm_beam.calibration.publish import EarlierResult, publish
 from calm_beam.counted import counted
-from calm_beam.external.plan import all_tests, plan_of, testing_order
+from calm_beam.external.plan import all_tests, plan_of, settled_order
 from calm_beam.external.result import external_manifest, setting_rows
 from calm_beam.launch.flags import UsageError, as_usage, naming
 from calm_beam.launch.terminal import say
@@ -30,7 +30,7 @@ def certify(flags: argparse.Namespace) -> int:
     tests = _tests(flags, loss=source.loss, groups=sorted(set(sweep.groups or ())))
     plan = plan_of(
         tests,
-        testing_order(
+        settled_order(
             sweep,
             order=flags.order if flags.order or flags.order_by else source.listed,
             order_by=flags.order_by,

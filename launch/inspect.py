@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from calm_beam.checkpoints import Checkpoint, load_checkpoint, missing_folder
 from calm_beam.counted import counted
-from calm_beam.manifest import ExternalManifest, Manifest, check_kind, read_any_manifest
+from calm_beam.manifest import ExternalManifest, Manifest, read_any_manifest
 from calm_beam.printable import printable_line
 from calm_beam.storage import exists, is_file, is_folder, joined
 from calm_beam.vocabulary import open_vocabulary
@@ -36,7 +36,7 @@ def main(argv: Sequence[str]) -> int:
         manifest = read_any_manifest(manifest_path)
         if isinstance(manifest, ExternalManifest):
             if flags.checkpoint or flags.vocabulary:
-                check_kind(manifest.to_dict())
+                raise UsageError(f"{path}: is of kind external: it belongs to no model. Leave out what names one.")
             _describe_external(console, manifest)
             return 0
         agreed = _check_agreement(manifest, flags)

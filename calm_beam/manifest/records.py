@@ -303,11 +303,11 @@ class Calibration(Record):
             raise ManifestError("path must have an entry for every threshold tested, got []")
         for index, entry in enumerate(self.path):
             check_number(f"path[{index}].risk", entry.risk, low=lowest, high=1)
-        self._check_settled_order()
+        self._check_testing_order()
         check_decisions(self.path, procedure=self.procedure, epsilon=self.epsilon)
         self._check_choice_follows()
 
-    def _check_settled_order(self) -> None:
+    def _check_testing_order(self) -> None:
         for index, (before, entry) in enumerate(pairwise(self.path), start=1):
             if not entry.threshold < before.threshold:
                 raise ManifestError(

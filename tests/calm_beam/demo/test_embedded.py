@@ -32,7 +32,7 @@ def test_the_embedded_files_are_small() -> None:
     assert sum(path.stat().st_size for path in files) < 8_000_000
 
 
-def test_the_default_grid_is_in_settled_order() -> None:
+def test_the_default_grid_is_in_testing_order() -> None:
     """The default thresholds are what the fixed sequence test takes: distinct and descending."""
     assert descending_grid(embedded.THRESHOLDS) == embedded.THRESHOLDS
 

@@ -50,6 +50,8 @@ class Example:
       cluster: Name of the cluster it was drawn with; None where every example is drawn by itself.
       file_index: Which of the sorted data files it came from.
       line: Number of its line, row or record in that file, from 1.
+      repeats_prompt: Whether an example before it, in an order by ids, has the same prompt; always False where examples
+        are in no such order.
     """
 
     id: str
@@ -61,6 +63,7 @@ class Example:
     cluster: str | None = None
     file_index: int
     line: int
+    repeats_prompt: bool = False
 
     @property
     def has_references(self) -> bool:

@@ -7,6 +7,7 @@ from calm_beam.checkpoints import Checkpoint, load_checkpoint, missing_folder
 from calm_beam.counted import counted
 from calm_beam.manifest import ExternalManifest, Manifest, read_any_manifest
 from calm_beam.printable import printable_line
+from calm_beam.report.promise import rounds_in_words
 from calm_beam.storage import exists, is_file, is_folder, joined
 from calm_beam.vocabulary import open_vocabulary
 
@@ -105,6 +106,8 @@ def _describe_manifest(console: PlainConsole, manifest: Manifest) -> None:
     )
     console.print(choices_table(manifest))
     console.print(tests_in_words(manifest))
+    if rounds := rounds_in_words(manifest):
+        console.print(rounds)
     if manifest.plan is not None:
         console.print(f"Plan that the run started with: {manifest.plan.digest}", soft_wrap=True)
     console.print(printable_line(manifest.guarantee))

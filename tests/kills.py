@@ -1,6 +1,6 @@
 """Runs of `calm-beam calibrate` that are killed at random moments, and gone on with.
 
-    python -m tests.kills --target=worker --kills=20
+    python -m tests.kills --target=worker --kills=20 [--sequential]
 
 A run is killed with SIGKILL, which no process can answer: the launcher, or one of two worker processes. It has to end
 by itself or with `--resume` on the second call, in what a run that nobody disturbed has written, to the byte but for
@@ -29,6 +29,8 @@ SHARDS = 12
 # Slow enough that a kill meets decoding, and that shards are finished one by one.
 _DECODING = ("--thresholds=0.9,0.5,0.2,0", "--max_input_length=32", "--max_decode_length=48", "--batch_size=1")
 _ASKED = ("--consistency=textual,risk", "--metric=token_f1", "--delta=0.3,0.6", "--epsilon=0.1")
+# Stops before the end, after some rounds.
+_SEQUENTIAL = ("--sequential", "--round_examples=8", "--stop_at_threshold=0.9", "--sweep=lazy")
 _PROCESSES = ("--direct_num_workers=2", "--direct_running_mode=multi_processing")
 # Far more than a run takes: a runner that hangs is an outcome of its own.
 _LONGEST = 400.0
@@ -56,9 +58,10 @@ class Outcome:
 class KillBench:
     """A model, data, and what an undisturbed run makes of them."""
 
-    def __init__(self, folder: pathlib.Path, target: str) -> None:
+    def __init__(self, folder: pathlib.Path, target: str, *, is_sequential: bool = False) -> None:
         """Runs once undisturbed; `target` is `launcher` or `worker`."""
         self._folder, self._target = folder, target
+        self._also = _SEQUENTIAL if is_sequential else ()
         self._model = write_model(folder / "model")
         self._data = write_rows(folder / "rows.jsonl", id_rows(_EXAMPLES))
         self._whole = folder / "whole"
@@ -108,7 +111,7 @@ class KillBench:
         }
         with open(self._folder / f"{output.name}.log", "ab") as log:
             return subprocess.Popen(
-                [*command, *paths, *_DECODING, *_ASKED, *processes, *flags],
+                [*command, *paths, *_DECODING, *_ASKED, *self._also, *processes, *flags],
                 stdout=log,
                 stderr=log,
                 env={**os.environ, **cache},
@@ -120,7 +123,7 @@ class KillBench:
         assert (output / table).read_bytes() == (self._whole / table).read_bytes()
         manifest = read_manifest(output / "manifest.json")
         assert without_time(manifest) == without_time(read_manifest(self._whole / "manifest.json"))
-        assert manifest.data.examples == _EXAMPLES
+        assert manifest.data.examples == _EXAMPLES or (self._also and 0 < manifest.data.examples < _EXAMPLES)
         names = {path.name for path in output.rglob("*") if path.is_file() and "report.html" not in path.name}
         assert not [name for name in names if name.startswith(".")]
         # Reports are made after results, and are no part of them.
@@ -157,11 +160,12 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--target", choices=("launcher", "worker"), required=True)
     parser.add_argument("--kills", type=int, default=20)
+    parser.add_argument("--sequential", action="store_true", help="kill calibrations that stop when enough is proved")
     parser.add_argument("--seed", type=int, default=0)
     flags = parser.parse_args(argv)
     generator = random.Random(flags.seed)
     with tempfile.TemporaryDirectory(prefix="calm-beam-kills-") as folder:
-        bench = KillBench(pathlib.Path(folder), flags.target)
+        bench = KillBench(pathlib.Path(folder), flags.target, is_sequential=flags.sequential)
         for index in range(flags.kills):
             shards, seconds = generator.randint(0, SHARDS - 1), generator.uniform(0, 0.3)
             print(bench.kill(f"run-{index}", shards=shards, seconds=seconds), flush=True)

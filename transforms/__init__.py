@@ -6,6 +6,7 @@ from .decode import DecodeExamples as DecodeExamples
 from .examples import ReadExamples as ReadExamples
 from .losses import ControlRisk as ControlRisk
 from .losses import SumLosses as SumLosses
+from .rounds import CountRounds as CountRounds
 from .sweep import ReadGenerations as ReadGenerations
 from .sweep import Sweep as Sweep
 from .write_manifest import WriteManifest as WriteManifest

@@ -130,7 +130,7 @@ class CalibrateGenerations(beam.PTransform):
             totals = (shards, sweeps) | "ScoreClusters" >> _ScoreClusters(scorer)
         return (
             totals
-            | "SumLosses" >> beam.CombineGlobally(_SumTotals(tested.layout()))
+            | "SumLosses" >> beam.CombineGlobally(SumTotals(tested.layout()))
             | "TestThresholds"
             >> beam.FlatMap(
                 _outcome,
@@ -164,7 +164,7 @@ class _ScoreShard(beam.DoFn):
         plan = self._scorer.plan
         layout = plan.layout()
         whole = CalibrationTotals.zero(layout)
-        for of_examples, generations, losses in self._scorer.batches(element, finished):
+        for of_examples, generations, losses in self._scorer.batches(element, examples=finished.examples):
             ids = [generation.example.id for generation in generations]
             of_losses = CalibrationTotals.of_losses(ids, losses, layout=layout, salt=plan.salt)
             whole = whole.merge(of_examples).merge(of_losses)
@@ -206,7 +206,7 @@ class _ScoreMembers(beam.DoFn):
         self, element: tuple[int, Iterable[StoredShard]], finished: FinishedSweep
     ) -> Iterator[CalibrationTotals | beam.pvalue.TaggedOutput]:
         whole = CalibrationTotals.zero(self._scorer.plan.layout())
-        for of_examples, generations, losses in self._scorer.batches(element, finished):
+        for of_examples, generations, losses in self._scorer.batches(element, examples=finished.examples):
             whole = whole.merge(of_examples)
             for generation, of_example in zip(generations, losses, strict=True):
                 cluster = generation.example.cluster
@@ -227,25 +227,30 @@ def _totals_of_cluster(element: tuple[str, ClusterLosses], *, layout: Layout, sa
     return CalibrationTotals.of_losses([cluster], losses.mean()[None], layout=layout, salt=salt, scored=losses.size)
 
 
-class _SumTotals(beam.CombineFn):
+class SumTotals(beam.CombineFn):
     """Merges `CalibrationTotals`; the arithmetic is theirs."""
 
     def __init__(self, layout: Layout) -> None:
+        """Keeps what is gathered."""
         self._layout = layout
 
     def create_accumulator(self) -> CalibrationTotals:
+        """Returns the totals of no examples."""
         return CalibrationTotals.zero(self._layout)
 
     def add_input(self, accumulator: CalibrationTotals, element: CalibrationTotals) -> CalibrationTotals:
+        """Adds totals."""
         return accumulator.merge(element)
 
     def merge_accumulators(self, accumulators: Iterable[CalibrationTotals]) -> CalibrationTotals:
+        """Adds totals."""
         merged = self.create_accumulator()
         for accumulator in accumulators:
             merged = merged.merge(accumulator)
         return merged
 
     def extract_output(self, accumulator: CalibrationTotals) -> CalibrationTotals:
+        """Returns the totals."""
         return accumulator
 
 

@@ -2,7 +2,7 @@
 
 import dataclasses
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 import apache_beam as beam
@@ -51,14 +51,9 @@ class DecodeExamples(beam.PTransform):
         """Returns a PCollection of one `FinishedSweep`, given `ExamplesRead`."""
         read = ExamplesRead(*examples)
         count = beam.pvalue.AsSingleton(read.count)
-        is_checked = (
-            read.shards
-            | "CheckStored" >> beam.ParDo(_CheckStored(self.assignment))
-            | "ListShards" >> beam.CombineGlobally(beam.combiners.ToListCombineFn())
-            | "CheckFolder" >> beam.Map(_check_folders, assignment=self.assignment)
-        )
+        is_checked = read.shards | "CheckFolders" >> CheckFolders(self.assignment)
         decode = beam.ParDo(
-            _DecodeShard(self.assignment, self.progress, needs_accelerator=self.needs_accelerator),
+            DecodeShard(self.assignment, self.progress, needs_accelerator=self.needs_accelerator),
             beam.pvalue.AsSingleton(is_checked),
             count,
         )
@@ -69,6 +64,28 @@ class DecodeExamples(beam.PTransform):
             | "DecodeShards" >> decode
             | "ListDecoded" >> beam.CombineGlobally(beam.combiners.ToListCombineFn())
             | "MarkComplete" >> beam.Map(_mark_complete, count, assignment=self.assignment)
+        )
+
+
+@dataclasses.dataclass
+class CheckFolders(beam.PTransform):
+    """Refuses folders in which shards, of the grid or of its upper part, are of other examples than are read now.
+
+    Attributes:
+      assignment: What is to be decoded.
+      kept: Shards that the folder may hold, as keys of a side input; None for those that are checked.
+    """
+
+    assignment: Assignment
+    kept: beam.pvalue.AsSingleton | None = None
+
+    def expand(self, shards: beam.PCollection) -> beam.PCollection:
+        """Returns a PCollection of one True, given pairs of int and Iterable[Example]."""
+        return (
+            shards
+            | "CheckStored" >> beam.ParDo(_CheckStored(self.assignment))
+            | "ListShards" >> beam.CombineGlobally(beam.combiners.ToListCombineFn())
+            | "CheckFolder" >> beam.Map(_check_folders, self.kept, assignment=self.assignment)
         )
 
 
@@ -86,8 +103,8 @@ class _CheckStored(beam.DoFn):
         yield shard
 
 
-def _check_folders(shards: list[int], *, assignment: Assignment) -> bool:
-    check_folders(assignment, shards)
+def _check_folders(shards: list[int], kept: Collection[int] | None, *, assignment: Assignment) -> bool:
+    check_folders(assignment, list(shards if kept is None else kept))
     return True
 
 
@@ -95,10 +112,11 @@ def _mark_complete(shards: list[StoredShard], count: int, *, assignment: Assignm
     return mark_complete(assignment, shards, examples=count)
 
 
-class _DecodeShard(beam.DoFn):
+class DecodeShard(beam.DoFn):
     """Decodes one shard; threads of a process share its copies of the model."""
 
     def __init__(self, assignment: Assignment, progress: ProgressLog, *, needs_accelerator: bool) -> None:
+        """Keeps what to decode; arguments as in `DecodeExamples`."""
         self._assignment = assignment
         self._progress = progress
         self._needs_accelerator = needs_accelerator
@@ -107,6 +125,7 @@ class _DecodeShard(beam.DoFn):
         self._models: ModelCopies[LoadedModel] | None = None
 
     def setup(self) -> None:
+        """Makes ready to load the model."""
         # Imported by the worker: JAX must not be initialised in the process that forks or pickles.
         from calm_beam.sweeps import worker
 
@@ -118,9 +137,11 @@ class _DecodeShard(beam.DoFn):
         )
 
     def teardown(self) -> None:
+        """Lets go of the model."""
         self._models = None
 
     def process(self, element: tuple[int, Iterable[Example]], is_checked: bool, count: int) -> Iterator[StoredShard]:
+        """Yields what is stored of a shard, given its examples, that folders were checked, and the data set's size."""
         assert self._models is not None
         shard, unordered = element
         examples = with_unique_ids(unordered)

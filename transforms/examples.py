@@ -9,6 +9,7 @@ from apache_beam.metrics import Metrics
 
 from calm_beam.examples import DataError, Example, mixed_prompts
 from calm_beam.inputs import DataFiles, FilePart, Reading, no_examples, parts_of, place_of, read_examples
+from calm_beam.sweeps.shard import shard_in_order, with_unique_ids
 
 from .metrics import EMPTY_REFERENCES, NAMESPACE
 from .progress import NOWHERE, ProgressLog
@@ -34,13 +35,15 @@ class ReadExamples(beam.PTransform):
 
     That is if two examples have one id, or if prompts are texts here and token ids there. The shard of an example
     depends on its prompt alone, so equal prompts meet in one shard, and what is in a shard does not depend on files,
-    workers or order.
+    workers or order. For a calibration that looks at some shards before others, it depends on the id or cluster alone:
+    then shards are independent draws, however often a prompt is there.
 
     Attributes:
       data: Paths or globs, names of SeqIO data, or files that were found already.
       num_shards: Number of shards.
       needs_references: Whether an example without references is an error; those of found files say so themselves.
       cluster_key: Key of the name of an example's cluster, likewise; None reads no clusters.
+      order: Salt of the hash of ids, or of clusters' names, that divides examples into shards; None divides by prompts.
       progress: Where to report.
     """
 
@@ -49,6 +52,7 @@ class ReadExamples(beam.PTransform):
     num_shards: int = 4
     needs_references: bool = False
     cluster_key: str | None = None
+    order: str | None = None
     progress: ProgressLog = NOWHERE
 
     def __post_init__(self) -> None:
@@ -92,13 +96,45 @@ class ReadExamples(beam.PTransform):
             | "CheckOneKind" >> beam.Map(_check_one_kind, paths=paths, reading=reading)
         )
         shards = (
-            examples
-            | "KeyByShard" >> beam.Map(_shard_and_example, self.num_shards)
+            self._divided(examples)
             | "GroupByShard" >> beam.GroupByKey()
             # Waiting for the side inputs keeps decoding from starting before all examples are checked.
             | "AwaitChecks" >> beam.Map(_first, beam.pvalue.AsSingleton(count), beam.pvalue.AsSingleton(is_one_kind))
         )
         return ExamplesRead(shards, count)
+
+    def _divided(self, examples: beam.PCollection) -> beam.PCollection:
+        """Returns examples with the numbers of their shards."""
+        if self.order is None:
+            return examples | "KeyByShard" >> beam.Map(_shard_and_example, self.num_shards)
+        return (
+            examples
+            | "KeyWholeById" >> beam.Map(_id_and_example)
+            | "MeetById" >> beam.GroupByKey()
+            | "NameApart" >> beam.FlatMap(_named_apart)
+            | "KeyByPrompt" >> beam.Map(_prompt_and_example)
+            | "MeetByPrompt" >> beam.GroupByKey()
+            | "PutInOrder" >> beam.FlatMap(_in_order, salt=self.order, num_shards=self.num_shards)
+        )
+
+
+def _id_and_example(example: Example) -> tuple[str, Example]:
+    return example.id, example
+
+
+def _named_apart(element: tuple[str, Iterable[Example]]) -> list[Example]:
+    return with_unique_ids(element[1])
+
+
+def _prompt_and_example(example: Example) -> tuple[bytes, Example]:
+    return example.input_digest(), example
+
+
+def _in_order(element: tuple[bytes, Iterable[Example]], *, salt: str, num_shards: int) -> Iterator[tuple[int, Example]]:
+    """Yields the examples of one prompt with their shards, all but the first of them marked."""
+    keyed = ((shard_in_order(example, salt=salt, num_shards=num_shards), example) for example in element[1])
+    for place, (shard, example) in enumerate(sorted(keyed, key=lambda each: (each[0], each[1].id))):
+        yield shard, dataclasses.replace(example, repeats_prompt=place > 0)
 
 
 def _first(element: Any, *_: object) -> Any:

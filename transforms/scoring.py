@@ -12,7 +12,7 @@ from calm_beam.calibration.totals import CalibrationTotals
 from calm_beam.counted import counted
 from calm_beam.failures import check_failures, failure_limit
 from calm_beam.generations import Generation, GenerationsError, StoredShard, read_generations, stored_shard
-from calm_beam.generations.folder import FinishedSweep, StoredGenerations
+from calm_beam.generations.folder import StoredGenerations
 from calm_beam.metrics.registry import get_metric, take_clipped
 from calm_beam.metrics.settings import NO_SETTINGS, MetricSettings
 
@@ -50,11 +50,15 @@ class ShardScorer:
         }
 
     def batches(
-        self, element: tuple[int, Iterable[StoredShard]], finished: FinishedSweep
+        self, element: tuple[int, Iterable[StoredShard]], *, examples: int
     ) -> Iterator[tuple[CalibrationTotals, list[Generation], np.ndarray]]:
         """Yields batches of a shard: totals without losses, the generations, and their losses.
 
         Losses have shape (examples, objectives, thresholds), int64.
+
+        Args:
+          element: Number of the shard, and what is known of it.
+          examples: Size of the data set, which says how many may fail.
 
         Raises:
           GenerationsError: If the file is not the one that was marked as complete.
@@ -65,20 +69,20 @@ class ShardScorer:
         path = self._stored.shard_path(number)
         if stored_shard(path) != shard:
             raise GenerationsError(f"{path}: was replaced after decoding was complete. Decode anew, with --overwrite.")
-        limit = failure_limit(self._max_failures, examples=finished.examples)
+        limit = failure_limit(self._max_failures, examples=examples)
         generations = read_generations(path)
         failures: list[tuple[str, str]] = []
         while batch := list(itertools.islice(generations, _BATCH)):
             scored = [self._score(self._at_lanes(generation, path)) for generation in batch]
             self._clipped.inc(sum(map(take_clipped, self._metrics.values())))
-            examples = [each.generation for each in scored]
-            failures.extend((each.example.id, each.failure) for each in examples if each.failure is not None)
+            kept = [each.generation for each in scored]
+            failures.extend((each.example.id, each.failure) for each in kept if each.failure is not None)
             # Before they are more than a worker can hold.
             check_failures(failures, failed=len(failures), limit=limit)
             totals = CalibrationTotals.of_examples(
-                examples, self._layout, shard=number, contrast=Contrast.merged(each.contrast for each in scored)
+                kept, self._layout, shard=number, contrast=Contrast.merged(each.contrast for each in scored)
             )
-            yield totals, examples, np.stack([each.losses for each in scored])
+            yield totals, kept, np.stack([each.losses for each in scored])
 
     def _at_lanes(self, generation: Generation, path: str) -> Generation:
         """Returns the generation with the outputs of the plan's thresholds alone."""

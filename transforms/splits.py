@@ -170,7 +170,9 @@ class _ScoreShard(beam.DoFn):
         source = self._sources[index]
         layout = source.plan.layout()
         sums = SplitTotals.zero(layout, self._splits, count_rows=len(source.counter.rows))
-        for of_examples, generations, losses in self._scorers[index].batches((number, copies), source.finished):
+        for of_examples, generations, losses in self._scorers[index].batches(
+            (number, copies), examples=source.finished.examples
+        ):
             counts = np.stack(
                 [
                     source.counter.counts(

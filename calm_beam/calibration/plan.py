@@ -6,8 +6,9 @@ from typing import Self
 
 from calm_beam.decoding.settings import DecodeSettings
 from calm_beam.generations import DecodeJob
-from calm_beam.manifest import PlannedTest, PlanRecord
+from calm_beam.manifest import PlannedTest, PlanRecord, SequentialPlan
 from calm_beam.risk.pvalues import P_VALUES
+from calm_beam.risk.stopping import StopRule
 
 from .layout import Layout
 from .specs import Spec
@@ -29,6 +30,7 @@ class Plan:
       on_long: `truncate` or `error`: what becomes of prompts that are too long.
       model: Fingerprint of the model.
       outputs: Fingerprint of all that decides its outputs but the data.
+      sequential: How it is watched, if it stops when enough is proved; None where all examples count.
     """
 
     specs: tuple[Spec, ...]
@@ -40,6 +42,11 @@ class Plan:
     on_long: str
     model: str
     outputs: str
+    sequential: SequentialPlan | None = None
+
+    def __post_init__(self) -> None:
+        if self.sequential is not None:
+            self._check_watched()
 
     @classmethod
     def of(
@@ -54,6 +61,7 @@ class Plan:
         seed: int = 0,
         on_error: str = "fail",
         on_long: str = "truncate",
+        sequential: SequentialPlan | None = None,
     ) -> Self:
         """Returns the plan of a run.
 
@@ -67,9 +75,11 @@ class Plan:
           seed: Decides the salt.
           on_error: As above.
           on_long: As above.
+          sequential: As above.
 
         Raises:
-          ValueError: If tails of clusters are to be tested by the binomial test.
+          ValueError: If tails of clusters are to be tested by the binomial test, or a p-value is to be watched that may
+            not be.
         """
         if cluster_key is not None and any(
             spec.objective.tail is not None and not P_VALUES[spec.p_value].takes_fractions for spec in specs
@@ -83,11 +93,12 @@ class Plan:
             thresholds=settings.thresholds,
             joint_epsilon=joint_epsilon,
             cluster_key=cluster_key,
-            salt=f"calm-beam/{seed}",
+            salt=salt_of(seed),
             on_error=on_error,
             on_long=on_long,
             model=model,
             outputs=settings.fingerprint(model=model, vocabulary=vocabulary),
+            sequential=sequential,
         )
 
     @classmethod
@@ -100,6 +111,7 @@ class Plan:
         joint_epsilon: float | None = None,
         seed: int = 0,
         on_error: str = "fail",
+        sequential: SequentialPlan | None = None,
     ) -> Self:
         """Returns the plan of calibrating generations.
 
@@ -110,6 +122,7 @@ class Plan:
           joint_epsilon: As above.
           seed: As in `of`.
           on_error: As above.
+          sequential: As above.
         """
         return cls.of(
             specs,
@@ -121,6 +134,7 @@ class Plan:
             seed=seed,
             on_error=on_error,
             on_long=job.on_long,
+            sequential=sequential,
         )
 
     def upper_part(self, thresholds: int) -> Self:
@@ -157,7 +171,48 @@ class Plan:
             on_long=self.on_long,
             model=self.model,
             outputs=self.outputs,
+            sequential=self.sequential,
         )
+
+    def tests_digest(self) -> str:
+        """Returns a digest of everything but when to stop, which may be changed after losses were seen."""
+        if self.sequential is None:
+            return self.record().digest
+        watched = SequentialPlan(round_examples=self.sequential.round_examples)
+        return dataclasses.replace(self, sequential=watched).record().digest
+
+    def stop_rule(self) -> StopRule:
+        """Returns when a calibration that is watched has proved enough.
+
+        Raises:
+          ValueError: If the whole grid does not go down to the threshold that is waited for.
+        """
+        assert self.sequential is not None
+        wanted = self.sequential.stop_at_threshold
+        place = None
+        if wanted is not None:
+            place = next((place for place, threshold in enumerate(self.thresholds) if threshold <= wanted), None)
+            if place is None:
+                raise ValueError(
+                    f"stop_at_threshold is {wanted:g}, but the lowest threshold of the grid is "
+                    f"{self.thresholds[-1]:g}. Add it to the grid, or wait for a higher one."
+                )
+        return StopRule(place=place, cost=self.sequential.stop_at_layers, gain=self.sequential.stop_gain)
+
+    def _check_watched(self) -> None:
+        for spec in self.specs:
+            if not P_VALUES[spec.p_value].is_anytime:
+                anytime = " or ".join(name for name, method in P_VALUES.items() if method.is_anytime)
+                raise ValueError(
+                    f"p_value {spec.p_value} holds for a number of examples that is fixed beforehand. Looked at after "
+                    f"every round, until it is small, it accepts what is not safe more often than epsilon. Take "
+                    f"{anytime}, or calibrate on all examples."
+                )
+
+
+def salt_of(seed: int) -> str:
+    """Returns the salt that orders examples."""
+    return f"calm-beam/{seed}"
 
 
 def block_ends(thresholds: int) -> tuple[int, ...]:

@@ -16,6 +16,7 @@ from calm_beam.manifest import (
     Manifest,
     ManifestError,
     ModelRecord,
+    SequentialRecord,
     VocabularyRecord,
     guarantee_in_words,
 )
@@ -82,6 +83,7 @@ class RunProvenance:
         *,
         plan: Plan,
         digest: str,
+        sequential: SequentialRecord | None = None,
     ) -> Manifest:
         """Returns the manifest of a run.
 
@@ -90,6 +92,7 @@ class RunProvenance:
           calibrations: From `choose_thresholds`.
           plan: What was planned.
           digest: Of the plan, as it was before any loss was seen.
+          sequential: How it ended, if it was watched round by round.
 
         Raises:
           ManifestError: If the calibrations are not those that were planned.
@@ -116,8 +119,13 @@ class RunProvenance:
                 fingerprint=totals.data_fingerprint(),
             ),
             plan=planned,
+            sequential=sequential,
             calibrations=tuple(self._with_positions(entry) for entry in calibrations),
-            guarantee=guarantee_in_words(joint_epsilon=plan.joint_epsilon, cluster_key=plan.cluster_key),
+            guarantee=guarantee_in_words(
+                joint_epsilon=plan.joint_epsilon,
+                cluster_key=plan.cluster_key,
+                is_sequential=plan.sequential is not None,
+            ),
             software=self.software,
         )
 

@@ -3,6 +3,8 @@
 import dataclasses
 from collections.abc import Sequence
 
+import numpy as np
+
 from calm_beam.manifest import Calibration, PathEntry
 from calm_beam.risk.fixed_point import loss_sum_upper
 from calm_beam.risk.fwer import PROCEDURES
@@ -10,6 +12,7 @@ from calm_beam.risk.pvalues import P_VALUES
 from calm_beam.risk.statistics import Loss
 
 from .plan import Plan
+from .specs import Spec
 from .totals import CalibrationTotals
 
 
@@ -73,14 +76,26 @@ def risk_rows(totals: CalibrationTotals, plan: Plan, *, num_layers: int) -> tupl
 
     Source: CALM Algorithm 1 (calibration with fixed sequence testing).
     """
+    p_values = [spec_p_values(totals, spec) for spec in plan.specs]
+    return tested_rows(totals, plan, p_values=p_values, num_layers=num_layers)
+
+
+def spec_p_values(totals: CalibrationTotals, spec: Spec) -> np.ndarray:
+    """Returns the p-value of every threshold under one spec, shape (thresholds,); errors as in `risk_rows`."""
+    return P_VALUES[spec.p_value].p_values(totals.evidence(spec.objective), spec.delta)
+
+
+def tested_rows(
+    totals: CalibrationTotals, plan: Plan, *, p_values: Sequence[np.ndarray], num_layers: int
+) -> tuple[RiskRow, ...]:
+    """Returns what `risk_rows` does, of p-values that were computed before; for each spec, shape (thresholds,)."""
     layers = totals.mean_layers(num_layers)[1:]
     rows: list[RiskRow] = []
-    for spec in plan.specs:
+    for spec, of_spec in zip(plan.specs, p_values, strict=True):
         evidence = totals.evidence(spec.objective)
         sums = evidence.sums[Loss()]
         risks = loss_sum_upper(sums) / evidence.n
-        p_values = P_VALUES[spec.p_value].p_values(evidence, spec.delta)
-        test = PROCEDURES[spec.procedure](p_values, epsilon=spec.epsilon)
+        test = PROCEDURES[spec.procedure](of_spec, epsilon=spec.epsilon)
         rows.extend(
             RiskRow(
                 consistency=spec.objective.consistency,
@@ -92,7 +107,7 @@ def risk_rows(totals: CalibrationTotals, plan: Plan, *, num_layers: int) -> tupl
                 n=evidence.n,
                 loss_sum=int(sums[index]),
                 risk=float(risks[index]),
-                p_value=float(p_values[index]),
+                p_value=float(of_spec[index]),
                 tested=bool(test.tested[index]),
                 rejected=bool(test.rejected[index]),
                 layers=layers[index],

@@ -2,6 +2,7 @@
 
 from .folder import COMPLETE as COMPLETE
 from .folder import JOB as JOB
+from .folder import STOPPED as STOPPED
 from .folder import DecodeJob as DecodeJob
 from .folder import FinishedSweep as FinishedSweep
 from .folder import StoredGenerations as StoredGenerations

@@ -6,6 +6,10 @@
     generations-00000-of-00004.parquet       one file a shard that has examples
     complete.json                            the mark of success: every shard with its size and digest
 
+A sequential calibration that stops before the end of its data leaves `round-00001.json`, ..., what was counted in each
+round, and `stopped.json` instead of the mark: the shards that it has counted. Losses have decided which those are, so
+only tests that may be watched can be made of them.
+
 Files are written whole or not at all. A run that dies leaves the shards it finished; another run takes them over if
 they are of the same job and the same examples. Files whose names begin with a dot are what a killed process left: they
 are never read.
@@ -31,6 +35,7 @@ from .shards import GenerationsError, StoredShard
 
 JOB = "decode.json"
 COMPLETE = "complete.json"
+STOPPED = "stopped.json"
 # The first version kept outputs of id prompts as ids whatever vocabulary there was, and held them against texts.
 _SCHEMA = "calm-beam/generations/v2"
 
@@ -50,6 +55,7 @@ class DecodeJob:
       num_shards: Number of shards, those without examples included.
       software: Versions of what decodes, by name.
       reading: What was chosen about the form of the data, as in `Reading.choices`.
+      order: Salt of the order that examples are in, by ids; None where shards are made by prompts.
     """
 
     model: ModelRecord
@@ -62,6 +68,7 @@ class DecodeJob:
     num_shards: int
     software: Mapping[str, str] = dataclasses.field(hash=False)
     reading: Mapping[str, Any] = dataclasses.field(hash=False, default_factory=dict)
+    order: str | None = None
 
     def outputs(self) -> str:
         """Returns the fingerprint of all that decides the outputs but the data: the folder's name."""
@@ -117,6 +124,7 @@ class DecodeJob:
                 num_shards=content["num_shards"],
                 software=content["software"],
                 reading=content["reading"],
+                order=content.get("order"),
             )
             is_alike = job._content() == {key: value for key, value in content.items() if key != "digest"}
         except (AttributeError, KeyError, TypeError, ValueError) as error:
@@ -145,6 +153,7 @@ class DecodeJob:
             "num_shards": self.num_shards,
             "software": dict(self.software),
             "reading": dict(self.reading),
+            **({"order": self.order} if self.order is not None else {}),
         }
 
 
@@ -219,10 +228,10 @@ class FinishedSweep:
             )
         return finished
 
-    def write(self, folder: str) -> None:
-        """Writes `complete.json`."""
+    def write(self, folder: str, name: str = COMPLETE) -> None:
+        """Writes the mark: `complete.json`, or another name for shards that are not all."""
         _write(
-            joined(folder, COMPLETE),
+            joined(folder, name),
             {
                 "schema": _SCHEMA,
                 "job": self.job,
@@ -232,14 +241,29 @@ class FinishedSweep:
         )
 
     @classmethod
-    def read(cls, folder: str, job: DecodeJob) -> Self:
+    def read(cls, folder: str, job: DecodeJob, *, or_stopped: bool = False) -> Self:
         """Returns the mark of a folder, having checked that the files it names are there, and no others.
+
+        Args:
+          folder: The folder.
+          job: Its job.
+          or_stopped: Whether the shards that a sequential calibration has counted will do, to be looked at. Others may
+            be there then.
 
         Raises:
           GenerationsError: If decoding did not finish there, or files are missing, or left over.
         """
-        path = joined(folder, COMPLETE)
-        if not is_file(path):
+        path, stopped = joined(folder, COMPLETE), joined(folder, STOPPED)
+        is_stopped = not is_file(path) and is_file(stopped)
+        if is_stopped and not or_stopped:
+            raise GenerationsError(
+                f"{folder}: a sequential calibration stopped there when it had proved enough, so its losses have "
+                "decided which examples are there. Other tests of them would prove nothing. Go on with that "
+                "calibration with --resume, without a rule to stop, or decode anew."
+            )
+        if is_stopped:
+            path = stopped
+        elif not is_file(path):
             raise GenerationsError(
                 f"{folder}: has no {COMPLETE}, so decoding did not finish there. Repeat that run with --resume first."
             )
@@ -254,7 +278,8 @@ class FinishedSweep:
             ) from error
         if not is_sound or finished.job != job.digest():
             raise GenerationsError(f"{path}: does not fit to {JOB} beside it, or to itself.")
-        check_files(folder, numbers, num_shards=job.num_shards)
+        if not is_stopped:
+            check_files(folder, numbers, num_shards=job.num_shards)
         found = set(shard_files(folder))
         missing = [name for name in numbers if shard_path(folder, name, num_shards=job.num_shards) not in found]
         if missing:
@@ -298,8 +323,14 @@ def shard_digest(job: str, shard: int, *, examples: Sequence[Example]) -> str:
       shard: Number of the shard.
       examples: Its examples, in the order in which they are counted.
     """
-    content = json.dumps([job, shard, [dataclasses.astuple(example) for example in examples]])
+    content = json.dumps([job, shard, [_as_list(example) for example in examples]])
     return "sha256:" + hashlib.sha256(content.encode()).hexdigest()
+
+
+def _as_list(example: Example) -> list[Any]:
+    *fields, repeats_prompt = dataclasses.astuple(example)
+    # Only where it is told: shards of earlier versions know nothing of it.
+    return [*fields, repeats_prompt] if repeats_prompt else fields
 
 
 def _write(path: str, content: dict[str, Any]) -> None:

@@ -83,6 +83,8 @@ class GenerationsError(CalmBeamError, ValueError):
     """Stored generations that cannot be trusted, or are not those that were asked for."""
 
 
+# All that are stored: which others have its prompt is said by the generation.
+_EXAMPLE_FIELDS = tuple(field.name for field in dataclasses.fields(Example) if field.name != "repeats_prompt")
 _METADATA_KEY = b"calm_beam"
 _CONTENT_KEY = b"calm_beam_content"
 _ROWS_AT_A_TIME = 1024
@@ -219,7 +221,6 @@ def read_generations(path: str | os.PathLike[str], *, only: Collection[str] | No
     """
     import pyarrow.compute
 
-    example_fields = [field.name for field in dataclasses.fields(Example)]
     with open_shard(path) as file:
         metadata = file.schema_arrow.metadata
         content = _ContentDigest(metadata[_METADATA_KEY])
@@ -230,7 +231,7 @@ def read_generations(path: str | os.PathLike[str], *, only: Collection[str] | No
             rows = batch.to_pylist()
             content.add(rows)
             for row in rows:
-                example = {name: _as_tuple(row.pop(name)) for name in example_fields}
+                example = {name: _as_tuple(row.pop(name)) for name in _EXAMPLE_FIELDS}
                 outputs = tuple(
                     Output(**{name: _as_tuple(value) for name, value in output.items()})
                     for output in row.pop("outputs")
@@ -281,8 +282,8 @@ def stored_examples(path: str | os.PathLike[str]) -> list[Example]:
     Args:
       path: A file of `write_generations`.
     """
-    names = [field.name for field in dataclasses.fields(Example)]
-    return [Example(**{name: _as_tuple(value) for name, value in row.items()}) for row in _columns(path, *names)]
+    rows = _columns(path, *_EXAMPLE_FIELDS)
+    return [Example(**{name: _as_tuple(value) for name, value in row.items()}) for row in rows]
 
 
 def _columns(path: str | os.PathLike[str], *names: str) -> list[dict[str, Any]]:

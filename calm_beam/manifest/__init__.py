@@ -23,6 +23,7 @@ from ._manifest import check_kind as check_kind
 from ._manifest import guarantee_in_words as guarantee_in_words
 from ._plan import PlannedTest as PlannedTest
 from ._plan import PlanRecord as PlanRecord
+from ._plan import SequentialPlan as SequentialPlan
 from ._record import SCHEMA as SCHEMA
 from .digest import content_digest as content_digest
 from .reader import parse_manifest as parse_manifest
@@ -30,14 +31,18 @@ from .reader import read_any_manifest as read_any_manifest
 from .reader import read_external_manifest as read_external_manifest
 from .reader import read_manifest as read_manifest
 from .records import CONSISTENCIES as CONSISTENCIES
+from .records import ENDS as ENDS
 from .records import LOSSES as LOSSES
 from .records import MOST_FAILED_IDS as MOST_FAILED_IDS
 from .records import PROCEDURES as PROCEDURES
 from .records import Calibration as Calibration
 from .records import DataRecord as DataRecord
 from .records import DecodeRecord as DecodeRecord
+from .records import EarlierEnd as EarlierEnd
+from .records import Look as Look
 from .records import ModelRecord as ModelRecord
 from .records import PathEntry as PathEntry
+from .records import SequentialRecord as SequentialRecord
 from .records import VocabularyRecord as VocabularyRecord
 from .writer import MANIFEST as MANIFEST
 from .writer import lost_race as lost_race

@@ -9,7 +9,7 @@ from ._plan import PlanRecord
 from ._record import SCHEMA, Record, check_record, check_tuple, checked_keys, records_from_json
 from ._schedule import check_positions
 from .digest import content_digest
-from .records import Calibration, DataRecord, DecodeRecord, ModelRecord, VocabularyRecord
+from .records import Calibration, DataRecord, DecodeRecord, ModelRecord, SequentialRecord, VocabularyRecord
 
 EXTERNAL = "external"
 """The `kind` of a manifest of a sweep that was made elsewhere; those of `calibrate` have none."""
@@ -21,12 +21,15 @@ GUARANTEE = (
 )
 
 
-def guarantee_in_words(*, joint_epsilon: float | None = None, cluster_key: str | None = None) -> str:
+def guarantee_in_words(
+    *, joint_epsilon: float | None = None, cluster_key: str | None = None, is_sequential: bool = False
+) -> str:
     """Returns what a manifest promises.
 
     Args:
       joint_epsilon: Probability with which any entry may be broken, if they hold together; None if each alone.
       cluster_key: Field of a data row that names its cluster, if clusters are the independent units.
+      is_sequential: Whether the tests were watched while examples were decoded.
     """
     promise = GUARANTEE
     if joint_epsilon is not None:
@@ -39,6 +42,11 @@ def guarantee_in_words(*, joint_epsilon: float | None = None, cluster_key: str |
         promise += (
             f" A prompt is drawn here by drawing a cluster, which {cluster_key} names, and then one of its prompts: "
             "clusters are what must be drawn independently, and every cluster weighs the same."
+        )
+    if is_sequential:
+        promise += (
+            " The tests were looked at after every round of examples, in an order settled beforehand; their p-values "
+            "hold whenever that stops."
         )
     return promise
 
@@ -55,11 +63,12 @@ class Manifest(Record):
       data: The calibration set.
       plan: What was settled before any loss was seen; None in manifests that do not say.
       calibrations: The promises, at least one.
+      sequential: How it ended, if it was watched round by round; None where all examples count.
       guarantee: What they mean, in words.
       software: Versions by name. Copied, so that later changes to the caller's dict do not reach the manifest.
     """
 
-    _OPTIONAL: ClassVar[tuple[str, ...]] = ("plan",)
+    _OPTIONAL: ClassVar[tuple[str, ...]] = ("plan", "sequential")
 
     created: str
     model: ModelRecord
@@ -67,6 +76,7 @@ class Manifest(Record):
     decode: DecodeRecord
     data: DataRecord
     plan: PlanRecord | None = None
+    sequential: SequentialRecord | None = None
     calibrations: tuple[Calibration, ...]
     guarantee: str = GUARANTEE
     # Left out of the hash only because a dict has none; equality does compare it.
@@ -110,6 +120,8 @@ class Manifest(Record):
                 return records_from_json(Calibration, value, at=at)
             case "plan":
                 return PlanRecord.from_dict(value, at=at)
+            case "sequential":
+                return SequentialRecord.from_dict(value, at=at)
         return value
 
     def __post_init__(self) -> None:
@@ -134,6 +146,7 @@ class Manifest(Record):
         if self.plan is not None:
             check_record("plan", self.plan, kind=PlanRecord)
             self._check_against_plan(self.plan)
+        self._check_rounds()
 
     def _check_against_run(self, calibration: Calibration, *, at: str) -> None:
         """Refuses a calibration that is at odds with the model or the data."""
@@ -184,6 +197,38 @@ class Manifest(Record):
                 f"{shown(self.data.clusters)} and {shown(plan.cluster_key)}"
             )
         plan.check_calibrations(self.calibrations)
+
+    def _check_rounds(self) -> None:
+        """Refuses rounds that are at odds with the plan, the data or the entries."""
+        planned = self.plan is not None and self.plan.sequential is not None
+        if planned != (self.sequential is not None):
+            raise ManifestError(
+                "sequential must be there exactly if plan.sequential is, "
+                f"got {'one' if self.sequential else 'none'} and {'one' if planned else 'none'}"
+            )
+        for index, entry in enumerate(self.calibrations):
+            found = None if entry.looks is None else len(entry.looks)
+            expected = None if self.sequential is None else self.sequential.rounds
+            if found != expected:
+                raise ManifestError(
+                    f"calibrations[{index}].looks must have one entry for each of sequential.rounds, which is "
+                    f"{shown(expected)}, got {shown(found)}"
+                )
+        if self.sequential is None or self.plan is None or self.plan.sequential is None:
+            return
+        ended_by = self.sequential.ended_by
+        if ended_by.startswith("stop_") and getattr(self.plan.sequential, ended_by) is None:
+            raise ManifestError(f"sequential.ended_by is {ended_by}, but plan.sequential has no such rule")
+        if self.sequential.of_examples < self.data.examples:
+            raise ManifestError(
+                f"sequential.of_examples must be at least data.examples, which is {self.data.examples}, "
+                f"got {self.sequential.of_examples}"
+            )
+        if (self.sequential.rounds == self.sequential.of_rounds) != (self.sequential.of_examples == self.data.examples):
+            raise ManifestError(
+                f"data.examples is {self.data.examples} of {self.sequential.of_examples}, but sequential.rounds "
+                f"{self.sequential.rounds} of {self.sequential.of_rounds}"
+            )
 
     @property
     def digest(self) -> str:

@@ -3,10 +3,10 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TypeVar
+from typing import ClassVar, TypeVar
 
-from ._checks import ManifestError, check_choice, check_number, check_share, check_text, shown
-from ._record import DigestedRecord, Record, check_tuple, checked_list, records_from_json
+from ._checks import ManifestError, check_choice, check_count, check_number, check_share, check_text, shown
+from ._record import DigestedRecord, Record, check_record, check_tuple, checked_list, records_from_json
 from .records import CONSISTENCIES, PROCEDURES, Calibration, check_loss
 
 ON_ERROR = ("fail", "worst_case")
@@ -40,6 +40,34 @@ class PlannedTest(Record):
 
 
 @dataclass(frozen=True, kw_only=True)
+class SequentialPlan(Record):
+    """How a calibration is watched that stops when enough is proved.
+
+    Attributes:
+      round_examples: Examples of a round, at the end of which the tests are looked at.
+      stop_at_threshold: Stops once every entry has accepted this threshold, or a lower one; None: whatever they accept.
+      stop_at_layers: Stops once no entry uses more mean layers than this; None: whatever they use.
+      stop_gain: Stops after rounds in which no entry saved this share of its layers; None: whatever they save.
+    """
+
+    _OPTIONAL: ClassVar[tuple[str, ...]] = ("stop_at_threshold", "stop_at_layers", "stop_gain")
+
+    round_examples: int
+    stop_at_threshold: float | None = None
+    stop_at_layers: float | None = None
+    stop_gain: float | None = None
+
+    def __post_init__(self) -> None:
+        check_count("round_examples", self.round_examples, low=1)
+        if self.stop_at_threshold is not None:
+            check_number("stop_at_threshold", self.stop_at_threshold, low=0, high=1)
+        if self.stop_at_layers is not None:
+            check_number("stop_at_layers", self.stop_at_layers, low=1)
+        if self.stop_gain is not None:
+            check_share("stop_gain", self.stop_gain)
+
+
+@dataclass(frozen=True, kw_only=True)
 class PlanRecord(DigestedRecord):
     """Everything that the outcome depends on besides the data and the code of metrics, as it was when the run started.
 
@@ -53,7 +81,10 @@ class PlanRecord(DigestedRecord):
       on_long: What became of prompts that were too long, one of `ON_LONG`.
       model: Fingerprint of the model.
       outputs: Fingerprint of all that decides its outputs but the data.
+      sequential: How it is watched, if it stops when enough is proved; None where all examples count.
     """
+
+    _OPTIONAL: ClassVar[tuple[str, ...]] = ("sequential",)
 
     thresholds: tuple[float, ...]
     tests: tuple[PlannedTest, ...]
@@ -64,6 +95,7 @@ class PlanRecord(DigestedRecord):
     on_long: str
     model: str
     outputs: str
+    sequential: SequentialPlan | None = None
 
     @classmethod
     def _from_json(cls, key: str, value: object, *, at: str) -> object:
@@ -72,6 +104,8 @@ class PlanRecord(DigestedRecord):
                 return tuple(checked_list(value, at=at))
             case "tests":
                 return records_from_json(PlannedTest, value, at=at)
+            case "sequential":
+                return SequentialPlan.from_dict(value, at=at)
         return value
 
     def __post_init__(self) -> None:
@@ -89,6 +123,8 @@ class PlanRecord(DigestedRecord):
         check_choice("on_long", self.on_long, choices=ON_LONG)
         check_text("model", self.model)
         check_text("outputs", self.outputs)
+        if self.sequential is not None:
+            check_record("sequential", self.sequential, kind=SequentialPlan)
 
     def check_calibrations(self, calibrations: Sequence[Calibration]) -> None:
         """Refuses calibrations other than those that were planned.

@@ -3,6 +3,8 @@
 Numbers stay as given (1 does not become 1.0): the digest is taken over them.
 """
 
+import math
+import sys
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import ClassVar
@@ -29,6 +31,10 @@ CONSISTENCIES = ("textual", "risk")
 LOSSES = ("dissimilarity", "signed", "relu")
 # Readers hold a manifest in memory; the whole list stands in `failures.jsonl` beside it.
 MOST_FAILED_IDS = 1000
+ENDS = ("stop_at_threshold", "stop_at_layers", "stop_gain", "all_proved", "end_of_data")
+# p-values are not published below e to the power of minus this, 1e-300, and rounded up.
+_MOST_LOG_CAPITAL = 300 * math.log(10)
+_LOG_ROUNDING = 1e-6
 PROCEDURES = ("fixed_sequence", "multi_start", "fallback", "holm", "bonferroni")
 
 
@@ -201,6 +207,64 @@ class DataRecord(Record):
 
 
 @dataclass(frozen=True, kw_only=True)
+class EarlierEnd(Record):
+    """Where a sequential calibration had ended before it was continued.
+
+    Attributes:
+      plan: Digest of the plan then, which differs from the last one in its rule to stop.
+      rounds: How many rounds had been looked at.
+      ended_by: As in `SequentialRecord`.
+    """
+
+    plan: str
+    rounds: int
+    ended_by: str
+
+    def __post_init__(self) -> None:
+        check_text("plan", self.plan)
+        check_count("rounds", self.rounds, low=1)
+        check_choice("ended_by", self.ended_by, choices=ENDS)
+
+
+@dataclass(frozen=True, kw_only=True)
+class SequentialRecord(Record):
+    """How a calibration ended that was watched round by round.
+
+    Attributes:
+      rounds: Rounds that were decoded and looked at.
+      of_rounds: Rounds that the data have.
+      of_examples: Examples that the data have; those of the rounds looked at are `data.examples`.
+      ended_by: Which part of the plan stopped it, one of `ENDS`: `all_proved` where every entry had come to the end of
+        the grid, `end_of_data` where nothing stopped it.
+      continues: Where it had ended before, if it was continued; the earliest first.
+    """
+
+    rounds: int
+    of_rounds: int
+    of_examples: int
+    ended_by: str
+    continues: tuple[EarlierEnd, ...] = ()
+
+    @classmethod
+    def _from_json(cls, key: str, value: object, *, at: str) -> object:
+        return records_from_json(EarlierEnd, value, at=at) if key == "continues" else value
+
+    def __post_init__(self) -> None:
+        check_count("rounds", self.rounds, low=1)
+        check_count("of_rounds", self.of_rounds, low=self.rounds)
+        check_count("of_examples", self.of_examples, low=1)
+        check_choice("ended_by", self.ended_by, choices=ENDS)
+        if self.ended_by == "end_of_data" and self.rounds != self.of_rounds:
+            raise ManifestError(
+                f"ended_by must say what stopped it, since rounds is {self.rounds} of {self.of_rounds}, got end_of_data"
+            )
+        check_tuple("continues", self.continues, of=EarlierEnd)
+        rounds = [*(end.rounds for end in self.continues), self.rounds]
+        if any(after < before for before, after in pairwise(rounds)):
+            raise ManifestError(f"continues must be of no more rounds than what followed, got {rounds}")
+
+
+@dataclass(frozen=True, kw_only=True)
 class PathEntry(Record):
     """The test of one threshold.
 
@@ -230,6 +294,34 @@ class PathEntry(Record):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Look(Record):
+    """What an entry had come to after a round of a sequential calibration.
+
+    Attributes:
+      n: Independent units that had been counted.
+      threshold: The lowest threshold accepted by then; None for none.
+      layers: Mean decoder layers per token at it; all layers where it is None.
+      risk: Empirical risk at the threshold that was chosen in the end, or at the first of the grid where none was.
+      log_capital: Natural logarithm of the capital that had been won against "the risk at that threshold exceeds
+        delta". Its largest value, with a minus sign, is the logarithm of the p-value.
+    """
+
+    n: int
+    threshold: float | None
+    layers: float
+    risk: float
+    log_capital: float
+
+    def __post_init__(self) -> None:
+        check_count("n", self.n, low=1)
+        if self.threshold is not None:
+            check_number("threshold", self.threshold, low=0, high=1)
+        check_number("layers", self.layers, low=1)
+        check_number("risk", self.risk, low=-1, high=1)
+        check_number("log_capital", self.log_capital, low=-sys.float_info.max)
+
+
+@dataclass(frozen=True, kw_only=True)
 class Calibration(Record):
     """One promise, and the tests it rests on.
 
@@ -248,9 +340,10 @@ class Calibration(Record):
       layers: Mean decoder layers per token at the threshold; all layers when it is None.
       risk: Empirical risk at the threshold; 0 when it is None.
       path: Every threshold tested, in descending order, which is that of testing.
+      looks: What was found after every round of a sequential calibration; None of others.
     """
 
-    _OPTIONAL: ClassVar[tuple[str, ...]] = ("loss", "threshold_by_position")
+    _OPTIONAL: ClassVar[tuple[str, ...]] = ("loss", "threshold_by_position", "looks")
 
     consistency: str
     metric: str
@@ -264,6 +357,7 @@ class Calibration(Record):
     layers: float
     risk: float
     path: tuple[PathEntry, ...]
+    looks: tuple[Look, ...] | None = None
 
     @property
     def known_loss(self) -> str:
@@ -275,6 +369,8 @@ class Calibration(Record):
         match key:
             case "path":
                 return records_from_json(PathEntry, value, at=at)
+            case "looks":
+                return records_from_json(Look, value, at=at)
             case "threshold_by_position":
                 return tuple(checked_list(value, at=at))
         return value
@@ -306,6 +402,8 @@ class Calibration(Record):
         self._check_testing_order()
         check_decisions(self.path, procedure=self.procedure, epsilon=self.epsilon)
         self._check_choice_follows()
+        if self.looks is not None:
+            self._check_looks(self.looks)
 
     def _check_testing_order(self) -> None:
         for index, (before, entry) in enumerate(pairwise(self.path), start=1):
@@ -330,4 +428,39 @@ class Calibration(Record):
         if chosen and self.layers != chosen.layers:
             raise ManifestError(
                 f"layers must be {shown(chosen.layers)}, as path says of threshold, got {shown(self.layers)}"
+            )
+
+    def _check_looks(self, looks: tuple[Look, ...]) -> None:
+        check_tuple("looks", looks, of=Look)
+        if not looks:
+            raise ManifestError("looks must have an entry for every round, got []")
+        for index, (before, look) in enumerate(pairwise(looks), start=1):
+            if look.n <= before.n:
+                raise ManifestError(
+                    f"looks[{index}].n must be above that of the round before, {before.n}, got {look.n}"
+                )
+            if before.threshold is not None and (look.threshold is None or look.threshold > before.threshold):
+                raise ManifestError(
+                    f"looks[{index}].threshold must be at most {shown(before.threshold)}, which was accepted before, "
+                    f"got {shown(look.threshold)}"
+                )
+        last, shown_step = (
+            looks[-1],
+            next((step for step in self.path if step.threshold == self.threshold), self.path[0]),
+        )
+        for name, value, expected in (
+            ("n", last.n, shown_step.n),
+            ("threshold", last.threshold, self.threshold),
+            ("layers", last.layers, self.layers),
+            ("risk", last.risk, shown_step.risk),
+        ):
+            if value != expected:
+                raise ManifestError(
+                    f"looks[{len(looks) - 1}].{name} must be {shown(expected)}, as at the end, got {shown(value)}"
+                )
+        largest = max(look.log_capital for look in looks)
+        if abs(math.log(shown_step.p_value) + min(max(largest, 0), _MOST_LOG_CAPITAL)) > _LOG_ROUNDING:
+            raise ManifestError(
+                f"looks must come to a capital of 1 / {shown(shown_step.p_value)}, which the p-value at "
+                f"{shown(shown_step.threshold)} is made of, got e^{largest:.6g}"
             )

@@ -121,6 +121,72 @@ function drawRisk(figure, entry, lane, isWhole) {
   figure.columns = { plot, count: lanes };
 }
 
+// Capital won against the null, and the risk, after every round.
+function drawProof(figure, entry) {
+  const { looks } = entry;
+  const goal = -Math.log10(entry.epsilon);
+  const capitals = looks.map((look) => look.logCapital / Math.LN10);
+  const plot = plotOf(figure, figure.clientWidth < 520 ? 360 : 400, [22, 24, 46, 64]);
+  const middle = plot.top + plot.height * 0.58;
+  const x = linear([0, looks[looks.length - 1].n], [plot.left, plot.right]);
+  const low = Math.min(0, ...capitals);
+  const high = Math.max(goal, ...capitals);
+  const room = 0.08 * (high - low);
+  const capital = linear([low - room, high + room], [middle - 8, plot.top]);
+  const risks = looks.map((look) => look.risk);
+  const [least, most] = [Math.min(0, ...risks), Math.max(entry.delta, ...risks) * 1.1];
+  const risk = linear([least, most], [plot.bottom, middle + 22]);
+  const svg = plot.svg;
+
+  drawGrid(plot, powersOf(low - room, high + room), capital, (tick) => `×${short(10 ** tick, 1)}`);
+  drawGrid(plot, ticksOf(least, most, 3), risk, (tick) => minus(short(tick)));
+  const line = (values, y) => draw("polyline", { class: "path", points: looks.map((look, place) => `${x(look.n)},${y(values[place])}`).join(" ") });
+  const level = (y) => draw("line", { class: "delta", x1: plot.left, x2: plot.right, y1: y, y2: y });
+  svg.append(level(capital(goal)), level(risk(entry.delta)), line(capitals, capital), line(risks, risk));
+  looks.forEach((look, place) => {
+    const isProved = look.threshold !== null && entry.threshold !== null && look.threshold <= entry.threshold;
+    const name = isProved ? "mark accepted" : "mark open";
+    svg.append(
+      draw("circle", { class: name, cx: x(look.n), cy: capital(capitals[place]), r: 4 }),
+      draw("circle", { class: name, cx: x(look.n), cy: risk(risks[place]), r: 4 }),
+    );
+  });
+  const area = (top, bottom) => ({ left: plot.left + 3, right: plot.right, top, bottom });
+  const along = (values, y) => boxesAlong(looks.map((look, place) => [x(look.n), y(values[place])]));
+  svg.append(
+    placeAlong(`proved: capital × ${short(1 / entry.epsilon, 4)}`, "delta-name", capital(goal), { taken: [], crossed: along(capitals, capital), area: area(plot.top - 16, middle - 8) }),
+    placeAlong(`δ = ${short(entry.delta, 6)}`, "delta-name", risk(entry.delta), { taken: [], crossed: along(risks, risk), area: area(middle + 8, plot.bottom) }),
+    draw("text", { class: "axis-name", x: plot.left, y: plot.top - 9 }, "capital against “not safe”"),
+    draw("text", { class: "axis-name", x: plot.left, y: middle + 14 }, "risk"),
+    draw("line", { class: "axis", x1: plot.left, x2: plot.right, y1: plot.bottom, y2: plot.bottom }),
+    ...rowOf(orderOf(looks.length, 52, plot.width).map((place) => ({ x: x(looks[place].n), text: whole(looks[place].n) })), plot.bottom + 18),
+    draw("text", { class: "axis-name", x: plot.right, y: plot.bottom + 38, "text-anchor": "end" }, "counted by then →"),
+  );
+  svg.setAttribute("aria-label", `Capital and risk after each of ${counted(looks.length, "round", "rounds")}`);
+  figure.replaceChildren(svg);
+
+  figure.describe = (place) => {
+    const look = looks[place];
+    return [
+      `round ${place + 1}: ${whole(look.n)}`,
+      `capital × ${short(10 ** capitals[place])}`,
+      `risk ${lossBeside(look.risk, entry.delta)}`,
+      `${look.threshold === null ? "nothing proved" : `λ ${short(look.threshold, 6)} proved`}: ${look.layers.toFixed(2)} of ${data.numLayers} layers`,
+    ];
+  };
+  figure.place = (place) => [x(looks[place].n), capital(capitals[place])];
+  // Rounds are about equally long.
+  figure.columns = { plot, count: looks.length };
+}
+
+// Returns powers of ten within an interval of logarithms, or, where there are few, three times them too.
+function powersOf(low, high) {
+  const step = high - low > 3 ? Math.ceil((high - low) / 6) : 0.5;
+  const ticks = [];
+  for (let tick = Math.ceil(low / step) * step; tick <= high; tick += step) ticks.push(Number.isInteger(tick) ? tick : Math.floor(tick) + Math.log10(3));
+  return ticks;
+}
+
 function drawThresholds(plot, lanes, x, lane) {
   // The slider's own first, then the ends, then as many as have room.
   const texts = [lane, ...orderOf(lanes, 40, plot.width)].map((place) => ({

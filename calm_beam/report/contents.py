@@ -6,7 +6,7 @@ from typing import Any
 from calm_beam.calibration.result import RiskRow
 from calm_beam.calibration.specs import Objective
 from calm_beam.counted import counted
-from calm_beam.manifest import Calibration, DecodeRecord, Manifest
+from calm_beam.manifest import Calibration, DecodeRecord, Look, Manifest
 from calm_beam.printable import printable, printable_line
 from calm_beam.storage import base_name, parent
 from calm_beam.upkeep.verification import objective_of
@@ -18,6 +18,7 @@ from .promise import (
     end_in_words,
     operations_in_words,
     promise_in_words,
+    rounds_in_words,
     together_in_words,
 )
 from .stored import Calibrated
@@ -84,6 +85,7 @@ def results(
         ],
         "condition": CONDITION,
         "together": together_in_words(manifest),
+        "rounds": rounds_in_words(manifest),
         "cautions": [[caution.kind, caution.text] for caution in cautions(manifest)],
         "counts": _counts(manifest),
         "facts": _facts(manifest),
@@ -134,6 +136,17 @@ def _entry(
         "end": end_in_words(entry),
         "pValues": [None, *(float(f"{row.p_value:.5g}") for row in rows)],
         "tests": [_NOT_TESTED, *(_test(row) for row in rows)],
+        "looks": None if entry.looks is None else [_look(look) for look in entry.looks],
+    }
+
+
+def _look(look: Look) -> dict[str, Any]:
+    return {
+        "n": look.n,
+        "threshold": look.threshold,
+        "layers": look.layers,
+        "risk": look.risk,
+        "logCapital": look.log_capital,
     }
 
 

@@ -107,6 +107,31 @@ function writePromise() {
   writeSavings(entry);
 }
 
+function writeProof() {
+  const entry = current();
+  byId("proof").hidden = !entry.looks;
+  if (!entry.looks) return;
+  const followed = entry.chosen ? entry.threshold : data.thresholds[0];
+  byId("proof-lead").textContent =
+    `${data.rounds} Capital is what a bettor against “the risk at λ ${short(followed, 6)} exceeds δ” would have made of 1. ` +
+    `If that were true, it would come to 1 / ε with probability at most ε, so a capital of 1 / ε proves the threshold, at whatever round. ` +
+    `Filled: ${entry.chosen ? "the threshold was proved by then" : "never here, since nothing was proved"}.`;
+  drawProof(byId("proof-chart"), entry);
+  const rows = entry.looks.map((look, place) =>
+    make(
+      "tr",
+      {},
+      make("th", { scope: "row" }, String(place + 1)),
+      make("td", {}, whole(look.n)),
+      make("td", {}, look.threshold === null ? "never exit" : short(look.threshold, 6)),
+      make("td", {}, look.layers.toFixed(2)),
+      make("td", {}, lossBeside(look.risk, entry.delta)),
+      make("td", {}, short(Math.exp(look.logCapital))),
+    ),
+  );
+  byId("proof-table").replaceChildren(tableOf(["round", "counted", "proved", "layers", "risk", "capital"], rows));
+}
+
 function riskTable(entry) {
   const risks = risksNow();
   const rows = risks.map((risk, lane) =>
@@ -195,6 +220,7 @@ function writeLane() {
   byId("chosen").textContent = entry.chosen ? `Back to ${short(entry.threshold, 6)}` : "Never exit";
   byId("chosen").disabled = lane === entry.chosen;
   drawRisk(byId("risk-chart"), entry, lane, state.isWhole);
+  writeProof();
   byId("range").textContent = state.isWhole ? "Near δ" : "Whole range";
   byId("range").setAttribute("aria-pressed", state.isWhole);
   if (data.exits) {
@@ -344,6 +370,7 @@ function listen() {
   });
   addEventListener("scroll", hideTip, { passive: true });
   listenToChart(byId("risk-chart"), moveTo);
+  if (current().looks) listenToChart(byId("proof-chart"), null);
   if (data.exits) {
     listenToChart(byId("exits-chart"), null);
     listenToTokens(byId("list"));

@@ -80,7 +80,7 @@ class StoredOutputs:
           ReportError: If they are others than were calibrated.
         """
         job = DecodeJob.read(folder)
-        finished = FinishedSweep.read(folder, job)
+        finished = FinishedSweep.read(folder, job, or_stopped=True)
         _check_same_decoding(folder, job, finished=finished, manifest=manifest)
         paths: list[str] = []
         ids: list[tuple[str, ...]] = []

@@ -53,7 +53,7 @@ def begin_generations(
     """
     try:
         # Now, and not when the first of them is removed, after hours.
-        for folder in (*(joined(output, _FOLDER, job.outputs()) for job in jobs), *_folders(output)):
+        for folder in (*(generations_folder(output, job) for job in jobs), *_folders(output)):
             refuse_links(folder, inside=output)
     except OSError as error:
         raise UsageError(f"--output {os_error_in_words(error)}") from error
@@ -81,16 +81,21 @@ def begin_generations(
 
 def next_generations(output: str, job: DecodeJob) -> str:
     """Returns the folder that a run which has begun decodes a job into."""
-    folder = joined(output, _FOLDER, job.outputs())
+    folder = generations_folder(output, job)
     if not is_file(joined(folder, JOB)):
         make_folder(folder)
         job.write(folder)
     return folder
 
 
+def generations_folder(output: str, job: DecodeJob) -> str:
+    """Returns the folder of a job's generations, which may not be there."""
+    return joined(output, _FOLDER, job.outputs())
+
+
 def keep_last_generations(output: str, jobs: Sequence[DecodeJob]) -> None:
     """Removes the folders of all jobs but the last: its generations hold those of the others."""
-    _remove_folders([joined(output, _FOLDER, job.outputs()) for job in jobs[:-1]], output)
+    _remove_folders([generations_folder(output, job) for job in jobs[:-1]], output)
 
 
 def after_failure(output: str, folder: str, *, is_over: bool) -> str:
@@ -157,7 +162,7 @@ def _extent(folder: str) -> str:
 
 def _check_same_run(found: list[str], output: str, *, jobs: Sequence[DecodeJob]) -> None:
     """Refuses to go on with what another run has begun."""
-    own = {joined(output, _FOLDER, job.outputs()): job for job in jobs}
+    own = {generations_folder(output, job): job for job in jobs}
     for other in found:
         try:
             theirs = DecodeJob.read(other)

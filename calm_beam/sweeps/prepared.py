@@ -78,6 +78,7 @@ class PreparedSweep:
             files=self.data.files,
             reading=self.reading.choices(),
             num_shards=self.request.num_shards,
+            order=self.request.order,
             software=decoding_versions(),
         )
 

@@ -23,6 +23,7 @@ class SweepRequest:
       token_budget: Most positions held at a time; None for a share of the memory that is free.
       exit_head: One of `EXIT_HEADS`: the form of the output head that decides. It moves no output, only time.
       num_shards: Shards that examples are divided into, by a hash of their prompts.
+      order: Salt of a hash of their ids, or of their clusters' names, which divides them instead; None for prompts.
       model_copies: Most copies of the model in one process.
     """
 
@@ -39,4 +40,5 @@ class SweepRequest:
     token_budget: int | None = None
     exit_head: str = "auto"
     num_shards: int = 4
+    order: str | None = None
     model_copies: int = 1

@@ -1,6 +1,8 @@
 """The examples of a shard: in which order they are, and which of them have the prompt of another."""
 
 import dataclasses
+import hashlib
+import json
 from collections.abc import Iterable
 
 from calm_beam.examples import Example
@@ -23,12 +25,32 @@ def with_unique_ids(examples: Iterable[Example]) -> list[Example]:
 
 
 def duplicate_prompts(examples: Iterable[Example]) -> frozenset[str]:
-    """Returns the ids of examples whose prompt an earlier one has; equal prompts are always in one shard."""
+    """Returns the ids of examples whose prompt an earlier one has.
+
+    Equal prompts are in one shard, or examples are in an order by ids and say it themselves.
+    """
     seen: set[bytes] = set()
     duplicates = set()
     for example in examples:
         digest = example.input_digest()
-        if digest in seen:
+        if example.repeats_prompt or digest in seen:
             duplicates.add(example.id)
         seen.add(digest)
     return frozenset(duplicates)
+
+
+def shard_in_order(example: Example, *, salt: str, num_shards: int) -> int:
+    """Returns the number of the shard that an example is in where some shards are looked at before others.
+
+    Units, which are examples or clusters, are spread at random: by what names them, which no loss has a part in. Of
+    their prompts they must not be, since those with equal prompts would come together.
+
+    Args:
+      example: With an id that no other has.
+      salt: Settled before any loss is seen.
+      num_shards: How many there are.
+    """
+    unit = example.id if example.cluster is None else example.cluster
+    # JSON, so that no salt and unit run together as others do.
+    digest = hashlib.sha256(json.dumps([salt, example.cluster is None, unit]).encode()).digest()
+    return int.from_bytes(digest[:8], "big") % num_shards

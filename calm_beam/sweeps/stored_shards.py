@@ -150,8 +150,12 @@ def _change(before: Sequence[Example], now: Sequence[Example]) -> str:
 
 
 def _as_given(example: Example) -> dict[str, Any]:
-    """Returns an example's fields, but for references that are made of token ids once prompts are encoded."""
+    """Returns an example's fields, but for references that are made of token ids once prompts are encoded.
+
+    Nor is it told what others have the same prompt.
+    """
     fields = dataclasses.asdict(example)
+    del fields["repeats_prompt"]
     if example.reference_ids is not None:
         del fields["references"]
     return fields

@@ -7,6 +7,9 @@ Generations are kept while they are made: when a run fails or is killed, the sam
 missing shards only. `--generations=DIR` calibrates generations that are there already, for other metrics, tolerances or
 tests, or a coarser grid: no model is needed, and nothing is decoded.
 
+`--sequential` looks at the tests after every round of examples and stops when enough is proved: when a rule such as
+`--stop_at_layers` says so, or else at the end of the data.
+
 Recalibrating the same data until the result looks good invalidates the guarantee. Ask for all tolerances and metrics in
 one call: its manifest lists them all, and `--joint` lets them hold together.
 """
@@ -15,11 +18,11 @@ from collections.abc import Sequence
 
 from calm_beam.launch.flags import as_usage, parse_flags, refuse_decoding_flags
 
-from .flags import calibrate_parser
+from .flags import SEQUENTIAL_FLAGS, calibrate_parser
 
 # Of those that `add_decode_flags` adds, what means something for stored generations too; and what else does not.
 _ALSO_OF_STORED = ("--thresholds", "--grid_step", "--on_error", "--max_failures", "--overwrite")
-_OF_RUNS = ("--accelerator", "--sweep", "--resume")
+_OF_RUNS = ("--accelerator", "--sweep", "--resume", "--sequential", *SEQUENTIAL_FLAGS)
 
 
 def main(argv: Sequence[str]) -> int:

@@ -1,6 +1,7 @@
 """What `calm-beam calibrate` does once its flags are parsed: check everything, run, tell."""
 
 import argparse
+import functools
 import itertools
 import time
 
@@ -9,7 +10,7 @@ from apache_beam.options.pipeline_options import PipelineOptions
 from calm_beam.calibration import Plan, RunProvenance, Spec, all_specs, content_sum_of, fingerprint_text
 from calm_beam.calibration.publish import REPORT, EarlierResult
 from calm_beam.decoding.settings import DecodeSettings
-from calm_beam.generations.folder import DecodeJob
+from calm_beam.generations.folder import DecodeJob, FinishedSweep
 from calm_beam.inputs import read_examples
 from calm_beam.launch.flags import UsageError, as_usage, naming
 from calm_beam.launch.flags.data import reading_of
@@ -19,14 +20,16 @@ from calm_beam.launch.runners import is_local, make_runner
 from calm_beam.launch.runners.dataflow import job_paths, prepare_job, template_location
 from calm_beam.launch.terminal import say, tell
 from calm_beam.launch.terminal.summary import print_summary
-from calm_beam.manifest import MANIFEST, read_manifest
+from calm_beam.manifest import MANIFEST, Manifest, ManifestError, SequentialPlan, read_manifest
 from calm_beam.metrics.registry import METRICS, is_bleurt
 from calm_beam.risk.pvalues import P_VALUES
 from calm_beam.storage import absolute, check_writable, is_file, joined
-from calm_beam.sweeps.shard import with_unique_ids
+from calm_beam.sweeps.folders import find_generations
+from calm_beam.sweeps.shard import shard_in_order, with_unique_ids
 
 from .flags import fill_in_defaults
 from .run import CalibrationRun
+from .sequential import SequentialRun, can_continue
 from .sources import Source, decoded_source, stored_source
 
 
@@ -35,14 +38,18 @@ def calibrate(flags: argparse.Namespace, options: PipelineOptions) -> int:
     with as_usage():
         fill_in_defaults(flags)
         run = _prepared(flags, options)
+        continued = None
         if flags.resume and run.earlier.manifest:
-            return _say_what_is_done(run, flags)
+            manifest = read_manifest(joined(run.output, MANIFEST))
+            if not can_continue(manifest, run.plan):
+                return _say_what_is_done(run, flags, manifest)
+            continued = manifest
         make_runner(options)
         first = run.source.next_block()
     # Now, so that a log can show later what had been settled by then.
     say(f"plan {run.plan.record().digest}")
     start = time.monotonic()
-    finished = run.execute(first)
+    finished = SequentialRun(run, continued=continued).execute(first) if flags.sequential else run.execute(first)
     if finished is None:
         tell(f"Template: {template_location(options)}. It has not run.")
         return 0
@@ -69,18 +76,24 @@ def _prepared(flags: argparse.Namespace, options: PipelineOptions) -> Calibratio
     output, earlier = _checked_output(flags)
     source: Source = stored or decoded_source(flags, output, earlier=earlier, runs_here=is_local(options))
     _check_servable(source.settings)
-    if source.blocks > 1 and template_location(options):
-        raise UsageError("--sweep=lazy decides between pipelines what to decode, which a template cannot.")
+    if (source.blocks > 1 or flags.sequential) and template_location(options):
+        given = "--sequential" if flags.sequential else "--sweep=lazy"
+        raise UsageError(f"{given} decides between pipelines what to decode, which a template cannot.")
+    plan = Plan.of_job(
+        specs,
+        source.job,
+        settings=source.settings,
+        joint_epsilon=flags.epsilon[0] if flags.joint else None,
+        seed=flags.seed,
+        on_error=flags.on_error,
+        sequential=_sequential(flags),
+    )
+    if plan.sequential is not None:
+        # It may wait for what never comes.
+        plan.stop_rule()
     return CalibrationRun(
         source=source,
-        plan=Plan.of_job(
-            specs,
-            source.job,
-            settings=source.settings,
-            joint_epsilon=flags.epsilon[0] if flags.joint else None,
-            seed=flags.seed,
-            on_error=flags.on_error,
-        ),
+        plan=plan,
         provenance=RunProvenance.of_job(source.job, specs, settings=source.settings),
         output=output,
         earlier=earlier,
@@ -91,16 +104,29 @@ def _prepared(flags: argparse.Namespace, options: PipelineOptions) -> Calibratio
     )
 
 
-def _say_what_is_done(run: CalibrationRun, flags: argparse.Namespace) -> int:
+def _sequential(flags: argparse.Namespace) -> SequentialPlan | None:
+    if not flags.sequential:
+        return None
+    try:
+        return SequentialPlan(
+            round_examples=flags.round_examples,
+            stop_at_threshold=flags.stop_at_threshold,
+            stop_at_layers=flags.stop_at_layers,
+            stop_gain=flags.stop_gain,
+        )
+    except ManifestError as error:
+        raise UsageError(f"--{error}.") from error
+
+
+def _say_what_is_done(run: CalibrationRun, flags: argparse.Namespace, manifest: Manifest) -> int:
     """Says that there is nothing left to do, or that what is done is something else; returns the exit status."""
     path, job = joined(run.output, MANIFEST), run.source.job
-    manifest = read_manifest(path)
     if manifest.plan != run.plan.record() or manifest.data.patterns != job.patterns:
         raise UsageError(
             f"--resume: {path} is finished, and was asked for something else. For other metrics, tolerances or tests "
             f"of the same generations pass --generations={run.output} and another --output; to begin anew, --overwrite."
         )
-    if manifest.data.fingerprint != _data_fingerprint(job, flags):
+    if manifest.data.fingerprint != _data_fingerprint(run, flags):
         raise UsageError(
             f"--resume: {path} is finished, and the data have changed since: it is about the examples that were there. "
             "Restore them, calibrate the new ones with another --output, or pass --overwrite to begin anew."
@@ -112,11 +138,18 @@ def _say_what_is_done(run: CalibrationRun, flags: argparse.Namespace) -> int:
     return 0
 
 
-def _data_fingerprint(job: DecodeJob, flags: argparse.Namespace) -> str:
-    """Returns what a manifest calls the data as they are now."""
+def _data_fingerprint(run: CalibrationRun, flags: argparse.Namespace) -> str:
+    """Returns what a manifest calls the data as they are now, or as much of them as was counted."""
+    job = run.source.job
     reading = reading_of(flags, cluster_key=flags.cluster_key, needs_references="risk" in flags.consistency)
     examples = (read_examples(path, reading, file_index=index) for index, path in enumerate(job.files))
-    return fingerprint_text(content_sum_of(with_unique_ids(itertools.chain.from_iterable(examples))))
+    unique = with_unique_ids(itertools.chain.from_iterable(examples))
+    if job.order is not None:
+        folder = find_generations(run.output)
+        counted = {shard.shard for shard in FinishedSweep.read(folder, DecodeJob.read(folder), or_stopped=True).shards}
+        shard_of = functools.partial(shard_in_order, salt=job.order, num_shards=job.num_shards)
+        unique = [example for example in unique if shard_of(example) in counted]
+    return fingerprint_text(content_sum_of(unique))
 
 
 def _specs(flags: argparse.Namespace) -> tuple[Spec, ...]:

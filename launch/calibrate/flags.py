@@ -2,14 +2,19 @@
 
 import argparse
 
+from calm_beam.calibration.plan import salt_of
 from calm_beam.calibration.specs import LOSSES
 from calm_beam.demo import embedded
-from calm_beam.launch.flags import FlagParser, add_decode_flags, numbers, texts, whole_number
+from calm_beam.launch.flags import FlagParser, UsageError, add_decode_flags, numbers, share, texts, whole_number
 from calm_beam.launch.flags.accelerators import add_job_flags
 from calm_beam.launch.flags.metrics import METRIC_NAMES, add_metric_settings
 from calm_beam.launch.terminal import say
 from calm_beam.risk.fwer import PROCEDURES
 from calm_beam.risk.pvalues import P_VALUES
+from calm_beam.risk.stopping import ROUNDS_WITHOUT_GAIN
+
+SEQUENTIAL_FLAGS = ("--round_examples", "--stop_at_threshold", "--stop_at_layers", "--stop_gain")
+_ROUND_EXAMPLES = 500
 
 
 def calibrate_parser(description: str) -> FlagParser:
@@ -44,14 +49,16 @@ def calibrate_parser(description: str) -> FlagParser:
     test.add_argument(
         "--p_value",
         choices=tuple(P_VALUES),
-        help="test of one threshold; default: signed_mixture for signed losses, exact_binomial for tails, else "
-        "hoeffding_bentkus",
+        help="test of one threshold; default: signed_mixture for signed losses and with --sequential, exact_binomial "
+        "for tails, else hoeffding_bentkus",
     )
     test.add_argument(
         "--procedure", choices=tuple(PROCEDURES), default="fixed_sequence", help="test of the grid of thresholds"
     )
     test.add_argument("--cluster_key", help="key of a row that names its cluster, where examples are drawn in clusters")
-    test.add_argument("--seed", type=whole_number(0), default=0, help="of the order in which wsr bets on examples")
+    test.add_argument(
+        "--seed", type=whole_number(0), default=0, help="of the order of examples, for wsr and --sequential"
+    )
     goal.add_argument("--output", default="calibration", help="directory for manifest, risk table and generations")
     test.add_argument(
         "--sweep",
@@ -60,11 +67,37 @@ def calibrate_parser(description: str) -> FlagParser:
         help="lazy decodes the grid in blocks from the top, until no guarantee's test goes on: the same manifest "
         "entries for less work, with generations of the upper thresholds only",
     )
+    rounds = parser.add_argument_group("sequential (stop decoding when enough is proved)")
+    rounds.add_argument(
+        "--sequential",
+        action="store_true",
+        help="decode in rounds, look at the tests after each, and stop by the first of the following rules, or when "
+        "nothing is left to prove; tests by signed_mixture, which holds at any time",
+    )
+    rounds.add_argument(
+        "--round_examples",
+        type=whole_number(1),
+        help=f"a round ends with the shard that brings it to so many examples; default: {_ROUND_EXAMPLES}",
+    )
+    rounds.add_argument(
+        "--stop_at_threshold", type=float, metavar="L", help="stop once every entry has accepted this threshold"
+    )
+    rounds.add_argument(
+        "--stop_at_layers", type=float, metavar="X", help="stop once every entry uses at most so many mean layers"
+    )
+    rounds.add_argument(
+        "--stop_gain",
+        type=share,
+        metavar="SHARE",
+        help=f"stop after {ROUNDS_WITHOUT_GAIN} rounds in a row in which no entry saved this share of its layers, such "
+        "as 2%%; entries without a threshold go on",
+    )
     again = parser.add_argument_group("going on")
     again.add_argument(
         "--resume",
         action="store_true",
-        help="go on with a run that was killed or failed: decode the missing shards only",
+        help="go on with a run that was killed or failed: decode the missing shards only; or with a sequential one "
+        "that stopped, by another rule",
     )
     again.add_argument(
         "--generations",
@@ -86,6 +119,13 @@ def fill_in_defaults(flags: argparse.Namespace) -> None:
         flags.consistency = flags.consistency or embedded.CONSISTENCIES
         flags.metric = flags.metric or embedded.METRICS
         flags.delta = flags.delta or embedded.DELTAS
+    if flags.sequential:
+        flags.round_examples = flags.round_examples or _ROUND_EXAMPLES
+        # The only one that may be watched.
+        flags.p_value = flags.p_value or "signed_mixture"
+    elif given := next((name for name in SEQUENTIAL_FLAGS if getattr(flags, name[2:]) is not None), None):
+        raise UsageError(f"{given} belongs to --sequential, which is missing.")
+    flags.order = salt_of(flags.seed) if flags.sequential else None
     flags.consistency = flags.consistency or ("textual",)
     flags.metric = flags.metric or ("rouge_l",)
     flags.delta = flags.delta or (0.1,)

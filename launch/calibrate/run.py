@@ -72,14 +72,14 @@ class CalibrationRun:
         """
         start = time.monotonic()
         block = first
-        with self._what_is_left_told(lambda: block.stored.directory):
+        with self.what_is_left_told(lambda: block.stored.directory):
             make_folder(self.output)
             for number in range(self.source.blocks):
                 block = self.source.next_block() if number else first
                 metrics = self._run_pipeline(block)
                 if template_location(self.options):
                     return None
-                self._tell(metrics, seconds=time.monotonic() - start)
+                self.tell(metrics, seconds=time.monotonic() - start)
                 if is_file(joined(self.output, MANIFEST)):
                     break
             manifest = self._published()
@@ -113,7 +113,8 @@ class CalibrationRun:
             )
             return run_pipeline(pipeline)
 
-    def _tell(self, metrics: RunMetrics | None, *, seconds: float) -> None:
+    def tell(self, metrics: RunMetrics | None, *, seconds: float) -> None:
+        """Says what a pipeline has counted."""
         if not self.source.is_stored:
             say(metrics_in_words(metrics, seconds=seconds))
         for sentence in (clipped_in_words(metrics), empty_references_in_words(metrics)):
@@ -136,7 +137,7 @@ class CalibrationRun:
         return manifest
 
     @contextlib.contextmanager
-    def _what_is_left_told(self, folder: Callable[[], str]) -> Iterator[None]:
+    def what_is_left_told(self, folder: Callable[[], str]) -> Iterator[None]:
         """Adds to whatever ends the block what is left in the folder, and how to go on."""
         try:
             yield

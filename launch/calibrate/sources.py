@@ -8,23 +8,26 @@ from typing import TYPE_CHECKING, Protocol
 
 import apache_beam as beam
 
-from calm_beam.calibration.plan import block_ends
+from calm_beam.calibration.plan import Plan, block_ends
 from calm_beam.calibration.publish import EarlierResult
+from calm_beam.calibration.rounds import has_rounds
 from calm_beam.decoding.settings import DecodeSettings, descending_grid, uniform_grid
 from calm_beam.efficiency.flops import DecoderSizes
 from calm_beam.generations.folder import DecodeJob, FinishedSweep, StoredGenerations
 from calm_beam.launch.flags import UsageError, naming
 from calm_beam.launch.report import ReportedModel
 from calm_beam.launch.terminal import say
+from calm_beam.metrics.settings import MetricSettings
 from calm_beam.storage import absolute
 from calm_beam.sweeps import Assignment
 from calm_beam.sweeps.folders import (
     begin_generations,
     find_generations,
+    generations_folder,
     keep_last_generations,
     next_generations,
 )
-from calm_beam.transforms import DecodeExamples, ReadExamples
+from calm_beam.transforms import CountRounds, DecodeExamples, ReadExamples
 from calm_beam.transforms.progress import ProgressLog
 
 if TYPE_CHECKING:
@@ -38,10 +41,12 @@ class Block:
     Attributes:
       stored: What they are, and where they are or will be.
       make: Adds to a pipeline what gives the `FinishedSweep`: reading and decoding, or what is there.
+      assignment: What workers are told; None where nothing is decoded.
     """
 
     stored: StoredGenerations
     make: Callable[[beam.Pipeline, ProgressLog], beam.PCollection]
+    assignment: Assignment | None = None
 
     @property
     def thresholds(self) -> tuple[float, ...]:
@@ -116,19 +121,56 @@ class DecodedSource:
             above=self._begun[-1].stored if index else None,
             goes_on=index + 1 < self.blocks,
         )
-        block = Block(stored=assignment.stored, make=functools.partial(self._decode, assignment))
+        block = Block(stored=assignment.stored, make=functools.partial(self._decode, assignment), assignment=assignment)
         self._begun.append(block)
         return block
+
+    def is_begun_below(self) -> bool:
+        """Returns whether rounds were counted in a block that follows."""
+        return any(has_rounds(generations_folder(self._output, job)) for job in self._jobs[len(self._begun) :])
 
     def finish(self) -> None:
         """Removes the folders of all blocks but the last: its generations hold those of the others."""
         keep_last_generations(self._output, [block.stored.job for block in self._begun])
 
+    def count_rounds(
+        self,
+        pipeline: beam.Pipeline,
+        progress: ProgressLog,
+        *,
+        assignment: Assignment,
+        plan: Plan,
+        first: int,
+        last: int,
+        metric_settings: MetricSettings,
+    ) -> beam.PCollection:
+        """Adds to a pipeline what decodes some rounds and counts them; arguments as in `CountRounds`."""
+        accelerator = self._flags.accelerator
+        return (
+            pipeline
+            | "ReadExamples" >> self._read(progress)
+            | "CountRounds"
+            >> CountRounds(
+                assignment,
+                plan,
+                first=first,
+                last=last,
+                progress=progress,
+                metric_settings=metric_settings,
+                accelerator_hint=accelerator.hint() if accelerator else None,
+                needs_accelerator=accelerator is not None,
+            )
+        )
+
+    def _read(self, progress: ProgressLog) -> ReadExamples:
+        request = self._sweeps[0].request
+        return ReadExamples(self._sweeps[0].data, num_shards=request.num_shards, order=request.order, progress=progress)
+
     def _decode(self, assignment: Assignment, pipeline: beam.Pipeline, progress: ProgressLog) -> beam.PCollection:
         accelerator = self._flags.accelerator
         return (
             pipeline
-            | "ReadExamples" >> ReadExamples(self._sweeps[0].data, num_shards=self._flags.num_shards, progress=progress)
+            | "ReadExamples" >> self._read(progress)
             | "DecodeExamples"
             >> DecodeExamples(
                 assignment,

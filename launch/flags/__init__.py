@@ -20,5 +20,6 @@ from .parser import parse_own_flags as parse_own_flags
 from .parser import paths as paths
 from .parser import pattern as pattern
 from .parser import refuse_decoding_flags as refuse_decoding_flags
+from .parser import share as share
 from .parser import texts as texts
 from .parser import whole_number as whole_number

@@ -4,6 +4,7 @@ import argparse
 import contextlib
 import difflib
 import importlib
+import math
 import os
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -204,6 +205,18 @@ def numbers(value: str) -> tuple[float, ...]:
         return tuple(float(part) for part in texts(value))
     except ValueError as error:
         raise argparse.ArgumentTypeError(f"expected numbers separated by commas, got {value!r}") from error
+
+
+def share(value: str) -> float:
+    """Returns a share between 0 and 1, given as such or in per cent."""
+    number, percent = value.removesuffix("%"), value.endswith("%")
+    try:
+        found = float(number) / (100 if percent else 1)
+    except ValueError:
+        found = math.nan
+    if not 0 < found < 1:
+        raise argparse.ArgumentTypeError(f"expected a share above 0 and below 1, such as 2% or 0.02, got {value!r:.40}")
+    return found
 
 
 def whole_number(low: int, high: int = 2**31 - 1) -> Callable[[str], int]:

@@ -10,6 +10,7 @@ from rich.table import Table
 from calm_beam.counted import counted
 from calm_beam.manifest import Calibration, Manifest
 from calm_beam.printable import printable_line
+from calm_beam.report.promise import rounds_in_words
 from calm_beam.storage import joined, open_input
 from calm_beam.tails import split_tail, tail_in_words
 
@@ -33,6 +34,8 @@ def print_summary(manifest: Manifest, output: str, *, seconds: float) -> None:
     console.print(choices_table(manifest))
     data = manifest.data
     console.print(tests_in_words(manifest))
+    if rounds := rounds_in_words(manifest):
+        console.print(rounds)
     clusters = "" if data.clusters is None else f" in {counted(data.clusters, 'cluster')}"
     console.print(
         f"{counted(data.examples, 'example')}{clusters} in {seconds:.0f} s; "

@@ -597,7 +597,9 @@ def test_a_shard_that_comes_twice_counts_once(whole: pathlib.Path) -> None:
     """A shard that is listed twice is scored once."""
     scorer, finished = _scorer(_folder(whole))
     shard = finished.shards[0]
-    counted = [totals.by_shard for totals, _, _ in scorer.batches((shard.shard, [shard, shard]), finished)]
+    counted = [
+        totals.by_shard for totals, _, _ in scorer.batches((shard.shard, [shard, shard]), examples=finished.examples)
+    ]
     assert counted == [((shard.shard, shard.examples),)]
 
 
@@ -611,11 +613,11 @@ def test_a_shard_that_was_replaced_is_refused(whole: pathlib.Path, tmp_path: pat
     fewer = [dataclasses.replace(each, outputs=each.outputs[:-1]) for each in generations]
     write_generations(path, fewer, shard=shard.shard, digest=shard.digest)
     with pytest.raises(GenerationsError, match=r"has 5 outputs, not one for the full model and each of 5 thresholds\."):
-        list(scorer.batches((shard.shard, [shard]), finished))
+        list(scorer.batches((shard.shard, [shard]), examples=finished.examples))
     write_generations(path, generations[1:], shard=shard.shard, digest=shard.digest)
     assert stored_shard(str(path)).examples == shard.examples - 1
     with pytest.raises(GenerationsError, match=r"was replaced after decoding was complete\. Decode anew"):
-        list(scorer.batches((shard.shard, [shard]), finished))
+        list(scorer.batches((shard.shard, [shard]), examples=finished.examples))
 
 
 def test_other_software_is_told_apart(

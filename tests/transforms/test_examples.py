@@ -32,12 +32,22 @@ def _keep(element: tuple[int, list[Example]]) -> None:
     _KEPT.append((element[0], sorted(element[1], key=lambda example: (example.file_index, example.line))))
 
 
-def _read(*paths: pathlib.Path, num_shards: int = 4, needs_references: bool = False) -> list[tuple[int, list[Example]]]:
+def _read(
+    *paths: pathlib.Path,
+    num_shards: int = 4,
+    needs_references: bool = False,
+    order: str | None = None,
+    cluster_key: str | None = None,
+) -> list[tuple[int, list[Example]]]:
     """Returns what the transform gives for these files: shards with their examples, both sorted."""
     _KEPT.clear()
     pipeline = beam.Pipeline(runner=FnApiRunner(), options=PipelineOptions([]))
     read = pipeline | ReadExamples(
-        [str(path) for path in paths], num_shards=num_shards, needs_references=needs_references
+        [str(path) for path in paths],
+        num_shards=num_shards,
+        needs_references=needs_references,
+        order=order,
+        cluster_key=cluster_key,
     )
     _ = read.shards | beam.Map(_keep)
     pipeline.run().wait_until_finish()
@@ -77,6 +87,57 @@ def test_several_files_make_one_set(tmp_path: pathlib.Path) -> None:
     assert {e.id for _, examples in shards for e in examples if e.file_index == 1} == {r["id"] for r in _ROWS[4:]}
     assert all(0 <= shard < 4 for shard, _ in shards)
     assert len(shards) > 1
+
+
+def _homes(shards: list[tuple[int, list[Example]]]) -> dict[str, int]:
+    return {example.id: shard for shard, examples in shards for example in examples}
+
+
+def test_in_order_shards_depend_on_ids_alone(tmp_path: pathlib.Path) -> None:
+    """Other prompts, files and rows leave every id in its shard; another salt does not."""
+    one = write_rows(tmp_path / "one.jsonl", _ROWS)
+    home = _homes(_read(one, order="a"))
+    changed = [{**row, "input": f"another {row['input']}"} for row in reversed(_ROWS)]
+    two, three = write_rows(tmp_path / "two.jsonl", changed[:3]), write_rows(tmp_path / "three.jsonl", changed[3:])
+    assert _homes(_read(two, three, order="a")) == home
+    assert _homes(_read(one, order="b")) != home
+    assert len(set(home.values())) > 1
+
+
+def test_in_order_repeated_prompts_are_spread_and_counted_once(tmp_path: pathlib.Path) -> None:
+    """Examples with one prompt are independent draws: they do not come together, and all but the first are marked."""
+    rows = [{"id": f"r{index}", "input": f"text {index % 2}"} for index in range(40)]
+    shards = _read(write_rows(tmp_path / "rows.jsonl", rows), order="a", num_shards=5)
+    for prompt in ("text 0", "text 1"):
+        found = [
+            (shard, example.id, example.repeats_prompt)
+            for shard, examples in shards
+            for example in examples
+            if example.input == prompt
+        ]
+        assert len({shard for shard, _, _ in found}) == 5
+        # By shard and id: whichever rounds are counted, so many prompts of theirs are repeated.
+        assert [repeats for *_, repeats in sorted(found)] == [False] + [True] * 19
+
+
+def test_in_order_equal_examples_without_ids_are_spread(tmp_path: pathlib.Path) -> None:
+    """Equal rows without ids are told apart before they are divided, so that they do not come together either."""
+    rows: list[dict[str, Any]] = [{"input": "the same", "references": ["x"]}] * 30
+    shards = _read(write_rows(tmp_path / "rows.jsonl", rows), order="a", num_shards=5)
+    assert len(shards) == 5
+    assert len(set(_ids(shards))) == 30
+
+
+def test_in_order_clusters_stay_together(tmp_path: pathlib.Path) -> None:
+    """A cluster is what is drawn: its examples are in one shard, which its name alone decides."""
+    rows = [{"id": f"r{index}", "input": f"text {index}", "page": index // 4} for index in range(40)]
+    shards = _read(write_rows(tmp_path / "rows.jsonl", rows), order="a", cluster_key="page")
+    homes: dict[str | None, set[int]] = {}
+    for shard, examples in shards:
+        for example in examples:
+            homes.setdefault(example.cluster, set()).add(shard)
+    assert [len(found) for found in homes.values()] == [1] * 10
+    assert len(set.union(*homes.values())) > 1
 
 
 def test_shards_depend_on_prompts_alone(tmp_path: pathlib.Path) -> None:

@@ -14,7 +14,7 @@ from .empirical_bernstein import empirical_bernstein_p_value
 from .exact_binomial import exact_binomial_p_value
 from .hoeffding import hoeffding_p_value
 from .hoeffding_bentkus import hoeffding_bentkus_p_value
-from .signed_mixture import BETS, mixture_p_value
+from .signed_mixture import BETS, mixture_log_capital, mixture_p_value
 from .wsr import table_p_value
 
 
@@ -28,6 +28,8 @@ class PValueMethod:
       statistics: Given delta, what is to be summed.
       needs_table: Whether it needs every single loss, in an order fixed beforehand.
       p_values: Given evidence and delta, one p-value per threshold.
+      log_capital: Given the same, the logarithm of a capital that nobody can expect to win, of which the p-value is the
+        inverse; None if it is made otherwise.
     """
 
     takes_signed: bool = False
@@ -35,6 +37,15 @@ class PValueMethod:
     statistics: Callable[[float], tuple[Statistic, ...]]
     needs_table: bool = False
     p_values: Callable[[Evidence, float], np.ndarray]
+    log_capital: Callable[[Evidence, float], np.ndarray] | None = None
+
+    @property
+    def is_anytime(self) -> bool:
+        """Whether it may be looked at while examples come in: the least of all looks is then a p-value too.
+
+        Others hold for a number of examples that was fixed beforehand.
+        """
+        return self.log_capital is not None
 
 
 def _hoeffding(evidence: Evidence, delta: float) -> np.ndarray:
@@ -65,7 +76,15 @@ def _bets(delta: float) -> tuple[LogCapital, ...]:
 
 
 def _signed_mixture(evidence: Evidence, delta: float) -> np.ndarray:
-    return mixture_p_value(np.stack([evidence.sums[bet] for bet in _bets(delta)]))
+    return mixture_p_value(_capitals(evidence, delta))
+
+
+def _signed_mixture_log_capital(evidence: Evidence, delta: float) -> np.ndarray:
+    return mixture_log_capital(_capitals(evidence, delta))
+
+
+def _capitals(evidence: Evidence, delta: float) -> np.ndarray:
+    return np.stack([evidence.sums[bet] for bet in _bets(delta)])
 
 
 def _wsr(evidence: Evidence, delta: float) -> np.ndarray:
@@ -87,7 +106,9 @@ P_VALUES: Mapping[str, PValueMethod] = types.MappingProxyType(
         "empirical_bernstein": PValueMethod(
             statistics=lambda _: (Loss(), SquaredLoss()), p_values=_empirical_bernstein
         ),
-        "signed_mixture": PValueMethod(takes_signed=True, statistics=_bets, p_values=_signed_mixture),
+        "signed_mixture": PValueMethod(
+            takes_signed=True, statistics=_bets, p_values=_signed_mixture, log_capital=_signed_mixture_log_capital
+        ),
         "wsr": PValueMethod(takes_signed=True, statistics=lambda _: (), needs_table=True, p_values=_wsr),
     }
 )

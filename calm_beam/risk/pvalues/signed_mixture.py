@@ -55,16 +55,34 @@ def signed_mixture_p_value(losses: ArrayLike, *, delta: float) -> np.ndarray:
 def mixture_p_value(log_capitals: np.ndarray) -> np.ndarray:
     """Returns min(1, 1 / W), where W is what the bettors have together.
 
+    The capital of every bettor is a product of factors, each of expectation at most 1 whatever came before. So W is a
+    supermartingale under the null, and by Ville's inequality the least of the p-values after 1, 2, 3, ... examples is a
+    p-value too: it may be looked at at any time, and decoding may stop whenever it is small enough.
+
     Args:
       log_capitals: shape (bettors, ...), int64: for each of `BETS`, the sum of `log_capital` over the examples.
 
     Returns:
       Shape (...), values in (0, 1], rounded up.
+
+    Source: Ville (1939); Ramdas et al. (2023), "Game-theoretic statistics and safe anytime-valid inference".
     """
+    logarithms, wealth = _wealth(log_capitals)
+    return rounded_up(elementary.exp(-logarithms) / wealth)
+
+
+def mixture_log_capital(log_capitals: np.ndarray) -> np.ndarray:
+    """Returns log W, to be looked at, and not to decide by; arguments and shape as in `mixture_p_value`."""
+    logarithms, wealth = _wealth(log_capitals)
+    return np.asarray(logarithms + elementary.log(wealth))
+
+
+def _wealth(log_capitals: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the largest log capital, and W divided by that capital."""
     # Dividing by a power of two is exact, and where the richest has less than e^708, so is all below.
     logarithms = log_capitals / LOSS_SCALE
     richest = logarithms.max(axis=0)
     wealth = np.zeros(richest.shape)
     for logarithm, start in zip(logarithms, BETS.values(), strict=True):
         wealth = wealth + start * elementary.exp(logarithm - richest)
-    return rounded_up(elementary.exp(-richest) / wealth)
+    return richest, wealth

@@ -59,7 +59,7 @@ def test_fingerprints_tell_losses_apart() -> None:
     rows = coin_rows(5)
     found = SweepLosses.of(rows).fingerprints
     for changes in ({"loss": 0.5}, {"id": "other"}):
-        changed = [dataclasses.replace(row, **changes) if row.id == "e0" else row for row in rows]  # type: ignore[arg-type]
+        changed = [dataclasses.replace(row, **changes) if row.id == "e0" else row for row in rows]
         other = SweepLosses.of(changed).fingerprints
         assert all(other[name] != found[name] for name in ORDER)
     one = [dataclasses.replace(row, loss=0.5) if row == rows[0] else row for row in rows]

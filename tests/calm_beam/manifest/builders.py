@@ -1,6 +1,8 @@
 """Small manifests for tests, whole and sealed, with single values changed."""
 
 import copy
+import dataclasses
+import math
 from typing import Any
 
 from calm_beam.exits.rule import ExitRule
@@ -9,11 +11,14 @@ from calm_beam.manifest import (
     Calibration,
     DataRecord,
     DecodeRecord,
+    Look,
     Manifest,
     ModelRecord,
     PathEntry,
     PlannedTest,
     PlanRecord,
+    SequentialPlan,
+    SequentialRecord,
     VocabularyRecord,
     content_digest,
 )
@@ -172,6 +177,28 @@ def build_planned_manifest(**changes: Any) -> Manifest:
             build_calibration(loss="dissimilarity", threshold_by_position=build_positions(0.8)),
             build_signed_calibration(threshold_by_position=build_positions(0.7)),
         ),
+    }
+    return build_manifest(**{**values, **changes})
+
+
+def build_looks() -> tuple[Look, ...]:
+    """Returns looks of three rounds that lead to `build_signed_calibration`."""
+    return (
+        Look(n=60, threshold=None, layers=6, risk=0.01, log_capital=-0.5),
+        Look(n=130, threshold=0.9, layers=5.25, risk=0.003, log_capital=-math.log(0.01)),
+        Look(n=200, threshold=0.7, layers=3.5, risk=0.0025, log_capital=2.0),
+    )
+
+
+def build_sequential_manifest(**changes: Any) -> Manifest:
+    """Returns the manifest of a calibration that stopped after three of five rounds, with the given fields changed."""
+    plan = build_plan_record()
+    values: dict[str, Any] = {
+        "plan": dataclasses.replace(
+            plan, tests=plan.tests[1:], sequential=SequentialPlan(round_examples=60, stop_at_layers=3.5)
+        ),
+        "sequential": SequentialRecord(rounds=3, of_rounds=5, of_examples=300, ended_by="stop_at_layers"),
+        "calibrations": (build_signed_calibration(threshold_by_position=build_positions(0.7), looks=build_looks()),),
     }
     return build_manifest(**{**values, **changes})
 

@@ -24,6 +24,7 @@ from tests.calm_beam.manifest.builders import (
     build_plan_record,
     build_planned_manifest,
     build_positions,
+    build_sequential_manifest,
     changed,
 )
 
@@ -53,15 +54,28 @@ def test_schema_is_valid() -> None:
 def test_schema_is_strict_and_described() -> None:
     """Every object allows its named keys only, requires all but a few, and every key is described."""
     objects = list(_objects(_SCHEMA))
-    assert len(objects) == 9
+    assert len(objects) == 13
     optional = []
     for described in objects:
         assert described["additionalProperties"] is False
         assert [key for key in described["properties"] if key in described["required"]] == described["required"]
         optional += [key for key in described["properties"] if key not in described["required"]]
         assert all(key["description"] for key in described["properties"].values())
-    expected = ["clusters", "confidence_source", "failed_ids", "loss", "patience", "plan", "threshold_by_position"]
-    assert sorted(optional) == expected
+    assert sorted(optional) == [
+        "clusters",
+        "confidence_source",
+        "failed_ids",
+        "looks",
+        "loss",
+        "patience",
+        "plan",
+        "sequential",
+        "sequential",
+        "stop_at_layers",
+        "stop_at_threshold",
+        "stop_gain",
+        "threshold_by_position",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -75,6 +89,7 @@ def test_schema_is_strict_and_described() -> None:
             data=dataclasses.replace(build_manifest().data, clusters=200),
         ),
         build_manifest(data=dataclasses.replace(build_manifest().data, failed=2, failed_ids=("a", "b"))),
+        build_sequential_manifest(),
     ],
 )
 def test_schema_takes_what_the_writer_writes(manifest: Manifest) -> None:
@@ -98,6 +113,7 @@ def test_schema_and_reader_name_the_same_choices() -> None:
     for name in _TAILS:
         assert any(re.search(tail["pattern"], name) for tail in tails) == _is_tail(name), name
     assert tuple(definitions["procedure"]["enum"]) == manifest_module.PROCEDURES
+    assert tuple(definitions["end"]["enum"]) == manifest_module.ENDS
 
 
 _TAILS = [
@@ -138,12 +154,16 @@ def test_schema_and_reader_name_the_same_keys() -> None:
         ),
     )
     content: Any = clustered.to_dict()
-    assert list(content) == list(_SCHEMA["properties"])
-    for key in ("model", "vocabulary", "decode", "data", "plan"):
+    watched: Any = build_sequential_manifest().to_dict()
+    assert list(watched) == list(_SCHEMA["properties"])
+    assert list(watched["plan"]) == list(_SCHEMA["properties"]["plan"]["properties"])
+    assert list(watched["sequential"]) == list(_SCHEMA["properties"]["sequential"]["properties"])
+    for key in ("model", "vocabulary", "decode", "data"):
         assert list(content[key]) == list(_SCHEMA["properties"][key]["properties"])
     definitions = _SCHEMA["$defs"]
     assert list(content["plan"]["tests"][0]) == list(definitions["planned_test"]["properties"])
-    assert list(content["calibrations"][0]) == list(definitions["calibration"]["properties"])
+    assert list(watched["calibrations"][0]) == list(definitions["calibration"]["properties"])
+    assert list(watched["calibrations"][0]["looks"][0]) == list(definitions["look"]["properties"])
     assert list(content["calibrations"][0]["path"][0]) == list(definitions["path_entry"]["properties"])
 
 

@@ -1,0 +1,196 @@
+"""The rounds of a sequential calibration: which shards are in which, and what was counted in each.
+
+Rounds are made of whole shards, in the order of their numbers. The number of an example's shard is a hash of its id and
+of a salt that was settled beforehand, so the order is one that nobody chose, whatever the losses are. It must not be a
+hash of the prompt, as where all shards count: examples with one prompt would come together, and a prompt that is drawn
+often would look like evidence of many.
+
+What a round has counted is kept beside the generations, in one file a round. A run that goes on reads it there, and
+scores nothing again.
+"""
+
+import dataclasses
+import glob
+import json
+from collections.abc import Mapping
+from typing import Any, Self
+
+import numpy as np
+
+from calm_beam import strict_json
+from calm_beam.generations import FinishedSweep, GenerationsError, StoredShard
+from calm_beam.manifest import content_digest
+from calm_beam.risk.totals import RiskTotals
+from calm_beam.storage import is_file, joined, list_files, open_input, replacing
+
+from .contrast import Contrast, Sample
+from .layout import Layout
+from .plan import Plan
+from .totals import CalibrationTotals
+
+_SCHEMA = "calm-beam/round/v1"
+
+
+def rounds_of(sizes: Mapping[int, int], *, round_examples: int) -> tuple[tuple[int, ...], ...]:
+    """Returns the shards of every round, in their order.
+
+    Args:
+      sizes: Number of examples of every shard that has some.
+      round_examples: A round ends with the shard that brings it to so many examples, or with the last.
+
+    >>> rounds_of({0: 40, 1: 70, 3: 60, 4: 100, 5: 10}, round_examples=100)
+    ((0, 1), (3, 4), (5,))
+    """
+    rounds: list[tuple[int, ...]] = []
+    shards: list[int] = []
+    examples = 0
+    for shard in sorted(sizes):
+        shards.append(shard)
+        examples += sizes[shard]
+        if examples >= round_examples:
+            rounds.append(tuple(shards))
+            shards, examples = [], 0
+    return (*rounds, tuple(shards)) if shards else tuple(rounds)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Round:
+    """What was counted in one round.
+
+    Attributes:
+      number: Which, from 1.
+      rounds: How many there are, if all are decoded.
+      examples: How many examples there are in all of them.
+      shards: Its generations.
+      totals: Sums over their examples.
+    """
+
+    number: int
+    rounds: int
+    examples: int
+    shards: tuple[StoredShard, ...]
+    totals: CalibrationTotals
+
+    def __post_init__(self) -> None:
+        self.totals.check(FinishedSweep(job="", shards=self.shards))
+
+    def write(self, folder: str, plan: Plan) -> None:
+        """Writes the round's file into the folder of its generations; it appears whole or not at all."""
+        content = {
+            "schema": _SCHEMA,
+            "tests": plan.tests_digest(),
+            "number": self.number,
+            "rounds": self.rounds,
+            "examples": self.examples,
+            "shards": [dataclasses.asdict(shard) for shard in self.shards],
+            "totals": _totals_to_json(self.totals),
+        }
+        text = json.dumps({**content, "digest": content_digest(content)}, ensure_ascii=False) + "\n"
+        with replacing(_path(folder, self.number)) as temporary:
+            temporary.write_text(text, encoding="utf-8")
+
+    @classmethod
+    def read(cls, folder: str, number: int, plan: Plan) -> Self | None:
+        """Returns a round that was counted before; None if it was not.
+
+        Args:
+          folder: Of its generations.
+          number: Which.
+          plan: By which it was counted; its rule to stop may have been another.
+
+        Raises:
+          GenerationsError: If the file is not as it was written, or of another plan: its losses have been seen, so the
+            tests are settled.
+        """
+        path = _path(folder, number)
+        if not is_file(path):
+            return None
+        try:
+            with open_input(path) as file:
+                content = strict_json.loads(file.read())
+            if content["schema"] != _SCHEMA or content["digest"] != content_digest(content):
+                raise GenerationsError(f"{path}: was changed after it was written. Decode anew with --overwrite.")
+            if content["tests"] != plan.tests_digest():
+                raise GenerationsError(
+                    f"{path}: the losses of this round were counted for other tests, and tests cannot be changed "
+                    "once losses have been seen. Repeat that run as it was (another rule to stop is allowed), or take "
+                    "another --output."
+                )
+            return cls(
+                number=content["number"],
+                rounds=content["rounds"],
+                examples=content["examples"],
+                shards=tuple(StoredShard(**shard) for shard in content["shards"]),
+                totals=_totals_from_json(content["totals"], plan.layout()),
+            )
+        except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as error:
+            if isinstance(error, GenerationsError):
+                raise
+            raise GenerationsError(
+                f"{path}: is not as calm-beam writes it ({type(error).__name__}: {error})."
+            ) from error
+
+
+def has_rounds(folder: str) -> bool:
+    """Returns whether any round was counted in a folder."""
+    return bool(list_files(joined(glob.escape(folder), "round-*.json")))
+
+
+def _path(folder: str, number: int) -> str:
+    return joined(folder, f"round-{number:05d}.json")
+
+
+def _totals_to_json(totals: CalibrationTotals) -> dict[str, Any]:
+    assert not totals.table.chunks, "no p-value that may be watched needs single losses"
+    return {
+        "n": totals.risk.n,
+        "sums": totals.risk.sums.tolist(),
+        "scored": totals.scored,
+        "layer_sums": list(totals.layer_sums),
+        "token_counts": list(totals.token_counts),
+        "by_shard": [list(pair) for pair in totals.by_shard],
+        "failures": [list(pair) for pair in totals.failures],
+        "truncated": totals.truncated,
+        "duplicates": totals.duplicates,
+        # Numbers that large are no numbers in JSON.
+        "content_sum": f"{totals.content_sum:064x}",
+        "contrast": _contrast_to_json(totals.contrast),
+    }
+
+
+def _totals_from_json(content: Mapping[str, Any], layout: Layout) -> CalibrationTotals:
+    risk = RiskTotals(n=content["n"], sums=np.array(content["sums"], np.int64))
+    if risk.sums.shape != (len(layout.rows), layout.thresholds):
+        raise ValueError(f"sums have shape {risk.sums.shape}")
+    return CalibrationTotals(
+        layout=layout,
+        risk=risk,
+        scored=content["scored"],
+        layer_sums=tuple(content["layer_sums"]),
+        token_counts=tuple(content["token_counts"]),
+        by_shard=tuple((shard, count) for shard, count in content["by_shard"]),
+        failures=tuple((name, reason) for name, reason in content["failures"]),
+        truncated=content["truncated"],
+        duplicates=content["duplicates"],
+        content_sum=int(content["content_sum"], 16),
+        contrast=_contrast_from_json(content["contrast"]),
+    )
+
+
+def _contrast_to_json(contrast: Contrast) -> dict[str, Any]:
+    fields = dataclasses.asdict(contrast)
+    return {**fields, "best": [list(pair) for pair in fields["best"]]}
+
+
+def _contrast_from_json(content: Mapping[str, Any]) -> Contrast:
+    return Contrast(
+        examples=content["examples"],
+        best=tuple((score, _sample(sample)) for score, sample in content["best"]),
+        moves=tuple(content["moves"]),
+        samples=tuple(map(_sample, content["samples"])),
+        changed=None if content["changed"] is None else _sample(content["changed"]),
+    )
+
+
+def _sample(content: Mapping[str, Any]) -> Sample:
+    return Sample(**{**content, "references": tuple(content["references"])})

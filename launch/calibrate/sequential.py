@@ -1,0 +1,201 @@
+"""A calibration that is looked at after every round of examples, and stops when enough is proved.
+
+Every round is a pipeline, and so is every part of the grid that becomes worth decoding with `--sweep=lazy`. What a
+round has counted stands in a file beside its generations, so the run knows nothing that a resumed one does not.
+"""
+
+import dataclasses
+import functools
+import time
+from collections.abc import Sequence
+
+import apache_beam as beam
+
+from calm_beam.calibration import Plan, has_ended
+from calm_beam.calibration.publish import EarlierResult, publish
+from calm_beam.calibration.rounds import Round
+from calm_beam.calibration.sequential import Watched, watched
+from calm_beam.counted import counted
+from calm_beam.failures import check_failures, failure_limit
+from calm_beam.generations import STOPPED, FinishedSweep, GenerationsError, stored_shard
+from calm_beam.launch.runners import make_runner, may_report_progress, run_pipeline
+from calm_beam.launch.terminal import say
+from calm_beam.launch.terminal.progress import shown_progress
+from calm_beam.manifest import EarlierEnd, Manifest, SequentialRecord
+from calm_beam.metrics.registry import get_metric
+from calm_beam.storage import is_file, joined, make_folder, remove_file
+
+from .run import CalibrationRun
+from .sources import Block, DecodedSource
+
+# What the parts of a rule are called, in flags and in manifests.
+_ENDS = {"place": "stop_at_threshold", "cost": "stop_at_layers", "gain": "stop_gain", "all_proved": "all_proved"}
+
+
+def can_continue(manifest: Manifest, plan: Plan) -> bool:
+    """Returns whether a finished calibration is the same but for the rule to stop, and has data left to decode."""
+    earlier, ended = manifest.plan, manifest.sequential
+    if earlier is None or ended is None or plan.sequential is None or earlier.sequential is None:
+        return False
+    with_their_rule = dataclasses.replace(plan, sequential=earlier.sequential).record()
+    return with_their_rule == earlier and plan.record() != earlier and ended.rounds < ended.of_rounds
+
+
+@dataclasses.dataclass(frozen=True)
+class SequentialRun:
+    """A calibration round by round.
+
+    Attributes:
+      run: What is calibrated.
+      continued: The manifest of where it had stopped before; None for a first run.
+    """
+
+    run: CalibrationRun
+    continued: Manifest | None = None
+
+    def execute(self, first: Block) -> tuple[Manifest, str]:
+        """Decodes rounds until enough is proved, publishes the result, and returns it with its generations' folder.
+
+        Args:
+          first: The first block of the grid, whose folder is ready.
+
+        Raises:
+          PipelineError: As `CalibrationRun.execute`.
+          KeyboardInterrupt: Likewise.
+        """
+        run, source = self.run, self.run.source
+        assert isinstance(source, DecodedSource)
+        above: list[Round] = []
+        block = first
+        with run.what_is_left_told(lambda: block.stored.directory):
+            make_folder(run.output)
+            # Where an earlier run has come to.
+            while source.is_begun_below():
+                above = self._counted(block, [])
+                block = source.next_block()
+            rounds = self._counted(block, [])
+            wanted = max(1, len(above), len(rounds))
+            while True:
+                if len(rounds) < wanted:
+                    is_above = len(rounds) < len(above)
+                    self._count(
+                        block, first=len(rounds) + 1, last=len(above) if is_above else wanted, from_above=is_above
+                    )
+                    rounds = self._counted(block, rounds)
+                    continue
+                tested = run.plan.upper_part(len(block.thresholds))
+                found = watched([each.totals for each in rounds], tested, num_layers=run.provenance.model.layers)
+                self._check(found, rounds)
+                if tested.thresholds != run.plan.thresholds and not has_ended(found.calibrations):
+                    say(f"thresholds below {block.thresholds[-1]:g} are decoded too")
+                    block, above, rounds = source.next_block(), rounds, []
+                    continue
+                say(_in_words(found, rounds))
+                ended_by = self._end(found, rounds)
+                if ended_by is not None:
+                    break
+                wanted += 1
+            manifest = self._publish(found, rounds, block=block, ended_by=ended_by)
+            source.finish()
+        return manifest, block.stored.directory
+
+    def _count(self, block: Block, *, first: int, last: int, from_above: bool) -> None:
+        """Runs a pipeline that decodes some rounds and counts them."""
+        run, source = self.run, self.run.source
+        assert isinstance(source, DecodedSource)
+        assert block.assignment is not None
+        start = time.monotonic()
+        pipeline = beam.Pipeline(runner=make_runner(run.options), options=run.options)
+        with shown_progress(enabled=may_report_progress(run.options)) as progress:
+            _ = source.count_rounds(
+                pipeline,
+                progress,
+                assignment=block.assignment if from_above else dataclasses.replace(block.assignment, above=None),
+                plan=run.plan.upper_part(len(block.thresholds)),
+                first=first,
+                last=last,
+                metric_settings=run.metric_settings,
+            )
+            metrics = run_pipeline(pipeline)
+        run.tell(metrics, seconds=time.monotonic() - start)
+
+    def _counted(self, block: Block, known: list[Round]) -> list[Round]:
+        """Returns the rounds that are counted in a block, of which some are known; their generations are looked for."""
+        folder, plan = block.stored.directory, self.run.plan.upper_part(len(block.thresholds))
+        rounds = list(known)
+        while (following := Round.read(folder, len(rounds) + 1, plan)) is not None:
+            for shard in following.shards:
+                path = block.stored.shard_path(shard.shard)
+                if not is_file(path) or stored_shard(path) != shard:
+                    raise GenerationsError(
+                        f"{path}: is missing, or not what was counted in round {following.number}. Decode anew, with "
+                        "--overwrite."
+                    )
+            rounds.append(following)
+        return rounds
+
+    def _check(self, found: Watched, rounds: Sequence[Round]) -> None:
+        """Refuses more failures than may be among all examples."""
+        limit = failure_limit(self.run.max_failures, examples=rounds[-1].examples)
+        check_failures(found.totals.failures, failed=found.totals.failed, limit=limit)
+
+    def _end(self, found: Watched, rounds: Sequence[Round]) -> str | None:
+        """Returns what ends the calibration now; None if nothing does."""
+        plan = self.run.plan
+        reason = plan.stop_rule().reason(found.looks(plan), settings=len(plan.thresholds))
+        if reason is not None:
+            return _ENDS[reason]
+        return "end_of_data" if len(rounds) == rounds[-1].rounds else None
+
+    def _publish(self, found: Watched, rounds: Sequence[Round], *, block: Block, ended_by: str) -> Manifest:
+        run, folder, totals = self.run, block.stored.directory, found.totals
+        totals.contrast.check(run.plan.layout().objectives, functools.partial(get_metric, settings=run.metric_settings))
+        shards = [shard for each in rounds for shard in each.shards]
+        finished = FinishedSweep.of(shards, job=block.stored.job.digest(), examples=totals.examples)
+        if len(rounds) == rounds[-1].rounds:
+            finished.write(folder)
+            remove_file(joined(folder, STOPPED))
+        else:
+            finished.write(folder, STOPPED)
+        manifest = run.provenance.manifest(
+            totals,
+            found.calibrations,
+            plan=run.plan,
+            digest=run.plan.record().digest,
+            sequential=SequentialRecord(
+                rounds=len(rounds),
+                of_rounds=rounds[-1].rounds,
+                of_examples=rounds[-1].examples,
+                ended_by=ended_by,
+                continues=self._continues(),
+            ),
+        )
+        publish(
+            run.output,
+            manifest,
+            rows=found.rows,
+            failures=totals.failures,
+            earlier=EarlierResult() if run.overwrites else run.earlier,
+        )
+        return manifest
+
+    def _continues(self) -> tuple[EarlierEnd, ...]:
+        if self.continued is None:
+            return ()
+        assert self.continued.plan is not None
+        assert self.continued.sequential is not None
+        ended = self.continued.sequential
+        last = EarlierEnd(plan=self.continued.plan.digest, rounds=ended.rounds, ended_by=ended.ended_by)
+        return (*ended.continues, last)
+
+
+def _in_words(found: Watched, rounds: Sequence[Round]) -> str:
+    """Returns how far the entries have come."""
+    last = rounds[-1]
+    chosen = sum(entry.threshold is not None for entry in found.calibrations)
+    layers = sorted({f"{entry.layers:.2f}" for entry in found.calibrations}, key=float)
+    return (
+        f"round {last.number} of {last.rounds}: {found.totals.examples:,} of {counted(last.examples, 'example')}; "
+        f"{chosen} of {counted(len(found.calibrations), 'entry', several='entries')} with a threshold, layers "
+        f"{' to '.join(dict.fromkeys((layers[0], layers[-1])))}"
+    )

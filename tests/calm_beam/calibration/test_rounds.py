@@ -1,0 +1,118 @@
+"""Which shards are in which round, and the files that keep what a round has counted."""
+
+import dataclasses
+import json
+import pathlib
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from calm_beam.calibration import CalibrationTotals, Contrast, Plan, all_specs
+from calm_beam.calibration.rounds import Round, has_rounds, rounds_of
+from calm_beam.generations import GenerationsError, StoredShard
+from calm_beam.manifest import SequentialPlan
+
+from .builders import build_generation, build_plan, build_totals
+
+_SPECS = all_specs(
+    consistencies=("textual", "risk"),
+    metrics=("token_f1",),
+    deltas=(0.3,),
+    epsilons=(0.1,),
+    p_value="signed_mixture",
+)
+_PLAN = build_plan(_SPECS, (0.9, 0.5), sequential=SequentialPlan(round_examples=3, stop_gain=0.02))
+
+
+@given(
+    sizes=st.dictionaries(st.integers(0, 99), st.integers(1, 50), min_size=1, max_size=30),
+    round_examples=st.integers(1, 200),
+)
+def test_rounds_are_the_shards_in_order(sizes: dict[int, int], round_examples: int) -> None:
+    """Every shard is in one round, in ascending order; rounds end with the shard that makes them large enough."""
+    rounds = rounds_of(sizes, round_examples=round_examples)
+    assert [shard for shards in rounds for shard in shards] == sorted(sizes)
+    *full, _ = rounds
+    for shards in full:
+        assert sum(sizes[shard] for shard in shards) >= round_examples > sum(sizes[shard] for shard in shards[:-1])
+
+
+def _round(plan: Plan = _PLAN, *, seed: int = 0, number: int = 2) -> Round:
+    losses = np.random.default_rng(seed).uniform(size=(5, 2, 2))
+    generation = build_generation()
+    totals = dataclasses.replace(
+        build_totals(losses, plan.layout()),
+        by_shard=((3, 4), (7, 1)),
+        failures=(("a", "why"), ("b", "ünd")),
+        truncated=1,
+        duplicates=2,
+        content_sum=2**255 + 3,
+        contrast=Contrast.of(generation.example, ["cat", "cat", "dog"], scores=[[1.0, 0.5], [1 / 3, 1 / 3]]),
+    )
+    shards = tuple(StoredShard(shard=shard, examples=size, failed=0, digest="x") for shard, size in totals.by_shard)
+    return Round(number=number, rounds=9, examples=60, shards=shards, totals=totals)
+
+
+def test_a_round_comes_back_as_it_was(tmp_path: pathlib.Path) -> None:
+    """What was counted in a round is read back, exactly; a round that was not counted is None."""
+    counted = _round()
+    counted.write(str(tmp_path), _PLAN)
+    found = Round.read(str(tmp_path), 2, _PLAN)
+    assert found == counted
+    assert found.totals.merge(found.totals) == counted.totals.merge(counted.totals)
+    assert has_rounds(str(tmp_path))
+    assert Round.read(str(tmp_path), 1, _PLAN) is None
+
+
+def test_the_rule_to_stop_may_change(tmp_path: pathlib.Path) -> None:
+    """What was counted does not depend on when the calibration stops."""
+    _round().write(str(tmp_path), _PLAN)
+    other = dataclasses.replace(_PLAN, sequential=SequentialPlan(round_examples=3, stop_at_layers=4))
+    assert Round.read(str(tmp_path), 2, other) == _round()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"salt": "another"},
+        {"sequential": SequentialPlan(round_examples=4)},
+        {"specs": tuple(dataclasses.replace(spec, delta=0.2) for spec in _SPECS)},
+    ],
+    ids=["order", "rounds", "tolerance"],
+)
+def test_tests_may_not_change_once_losses_were_seen(change: dict[str, object], tmp_path: pathlib.Path) -> None:
+    """Whoever has seen a round may not go on with other tests."""
+    _round().write(str(tmp_path), _PLAN)
+    with pytest.raises(GenerationsError, match="tests cannot be changed once losses have been seen"):
+        Round.read(str(tmp_path), 2, dataclasses.replace(_PLAN, **change))  # type: ignore[arg-type]
+
+
+def test_a_file_that_was_changed_is_refused(tmp_path: pathlib.Path) -> None:
+    """A number that was changed shows, and so does one that is missing, or no JSON at all."""
+    _round().write(str(tmp_path), _PLAN)
+    (path,) = tmp_path.iterdir()
+    content = json.loads(path.read_text())
+    content["totals"]["n"] = 6
+    path.write_text(json.dumps(content))
+    with pytest.raises(GenerationsError, match="was changed after it was written"):
+        Round.read(str(tmp_path), 2, _PLAN)
+    for text in ("{}", "[]", "no JSON"):
+        path.write_text(text)
+        with pytest.raises(GenerationsError, match="is not as calm-beam writes it"):
+            Round.read(str(tmp_path), 2, _PLAN)
+
+
+def test_a_round_is_what_its_shards_hold() -> None:
+    """A round whose totals are of fewer examples than its shards have is none."""
+    counted = _round()
+    with pytest.raises(GenerationsError, match="shard 7: 1 example was counted, but it has 2"):
+        dataclasses.replace(counted, shards=(counted.shards[0], dataclasses.replace(counted.shards[1], examples=2)))
+
+
+def test_merged_rounds_are_the_whole() -> None:
+    """Totals that were read back merge like others."""
+    first, second = _round(seed=1).totals, _round(seed=2).totals
+    assert isinstance(first.merge(second), CalibrationTotals)
+    assert first.merge(second).risk == second.merge(first).risk

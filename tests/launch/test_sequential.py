@@ -1,0 +1,339 @@
+"""Calibrations that are looked at after every round, and stop when enough is proved."""
+
+import dataclasses
+import json
+import pathlib
+import shutil
+
+import pytest
+
+from calm_beam.generations.folder import COMPLETE, STOPPED
+from calm_beam.launch.cli import main
+from calm_beam.manifest import Manifest, read_manifest
+from calm_beam.risk.pvalues import P_VALUES
+from tests.pipelines import SHORT_FLAGS, id_rows, without_time, write_model, write_rows
+
+_ROWS = 120
+_ROUND = 20
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    """A tiny random model without a vocabulary."""
+    return write_model(tmp_path_factory.mktemp("sequential") / "model")
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    """Prompts of token ids in clusters of three."""
+    rows = [{**row, "page": index // 3} for index, row in enumerate(id_rows(_ROWS))]
+    return write_rows(tmp_path_factory.mktemp("sequential") / "rows.jsonl", rows)
+
+
+@pytest.fixture(scope="module")
+def whole(model: pathlib.Path, data: pathlib.Path, tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    """The output of a run without a rule to stop."""
+    output = tmp_path_factory.mktemp("sequential") / "whole"
+    assert _calibrate(model, data, output) == 0
+    return output
+
+
+def _calibrate(model: pathlib.Path, data: pathlib.Path, output: pathlib.Path, *flags: str) -> int:
+    return main(
+        [
+            "calibrate",
+            f"--checkpoint={model}",
+            f"--data={data}",
+            f"--output={output}",
+            *SHORT_FLAGS,
+            "--num_shards=24",
+            "--consistency=textual,risk",
+            "--metric=token_f1",
+            "--delta=0.3,0.7",
+            "--epsilon=0.2",
+            "--sequential",
+            f"--round_examples={_ROUND}",
+            *flags,
+        ]
+    )
+
+
+def _manifest(output: pathlib.Path) -> Manifest:
+    return read_manifest(output / "manifest.json")
+
+
+def _folder(output: pathlib.Path) -> pathlib.Path:
+    (folder,) = (output / "generations").iterdir()
+    return folder
+
+
+def _place_to_stop(whole: pathlib.Path) -> tuple[int, float]:
+    """Returns a round before the last, and the layers of the costliest entry then, which were above before."""
+    looks = zip(*(entry.looks or () for entry in _manifest(whole).calibrations), strict=True)
+    layers = [max(look.layers for look in of_round) for of_round in looks]
+    number = next(index for index in range(1, len(layers) - 1) if layers[index] < min(layers[:index]))
+    return number + 1, layers[number]
+
+
+def test_without_a_rule_all_data_count(whole: pathlib.Path) -> None:
+    """Every round is looked at, everything counts, and what is proved is what the least of all looks proves."""
+    manifest = _manifest(whole)
+    assert manifest.sequential is not None
+    assert manifest.sequential.ended_by == "end_of_data"
+    assert manifest.sequential.rounds == manifest.sequential.of_rounds > 3
+    assert manifest.data.examples == manifest.sequential.of_examples == _ROWS
+    # As many as the data have, wherever they were put: every seventh row repeats the one before it.
+    assert manifest.data.duplicates == _ROWS // 7
+    assert (_folder(whole) / COMPLETE).exists()
+    assert {entry.p_value for entry in manifest.calibrations} == {"signed_mixture"}
+    assert any(entry.threshold is not None for entry in manifest.calibrations)
+    for entry in manifest.calibrations:
+        assert entry.looks is not None
+        assert [look.n for look in entry.looks][-1] == _ROWS
+
+
+def test_a_rule_stops_it(
+    model: pathlib.Path,
+    data: pathlib.Path,
+    whole: pathlib.Path,
+    tmp_path: pathlib.Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """It stops in the first round after which the rule holds; up to there all looks are those of the whole run."""
+    number, layers = _place_to_stop(whole)
+    assert _calibrate(model, data, tmp_path / "out", f"--stop_at_layers={layers}") == 0
+    printed = capsys.readouterr()
+    manifest = _manifest(tmp_path / "out")
+    assert manifest.sequential is not None
+    assert (manifest.sequential.rounds, manifest.sequential.ended_by) == (number, "stop_at_layers")
+    assert manifest.data.examples < _ROWS
+    assert f"{manifest.data.examples:,} of {_ROWS} examples" in printed.err
+    assert "no promise used more than" in " ".join(printed.out.split())
+    assert (_folder(tmp_path / "out") / STOPPED).exists()
+    assert not (_folder(tmp_path / "out") / COMPLETE).exists()
+    for entry, other in zip(manifest.calibrations, _manifest(whole).calibrations, strict=True):
+        assert entry.looks is not None
+        assert other.looks is not None
+        assert [(look.n, look.threshold, look.layers) for look in entry.looks] == [
+            (look.n, look.threshold, look.layers) for look in other.looks[:number]
+        ]
+    page = (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
+    assert "The proof, round by round" in page
+    assert main(["inspect", str(tmp_path / "out")]) == 0
+    assert f"ended after round {number} of" in " ".join(capsys.readouterr().out.split())
+
+
+def test_it_can_be_continued(
+    model: pathlib.Path,
+    data: pathlib.Path,
+    whole: pathlib.Path,
+    tmp_path: pathlib.Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """With another rule it goes on with the rest of the data, to what it would have come to, and says where it was."""
+    number, layers = _place_to_stop(whole)
+    output = tmp_path / "out"
+    assert _calibrate(model, data, output, f"--stop_at_layers={layers}") == 0
+    stopped = _manifest(output)
+    assert _calibrate(model, data, output, f"--stop_at_layers={layers}", "--resume") == 0
+    assert "is finished; nothing is left to do" in capsys.readouterr().err
+    assert _calibrate(model, data, output, "--resume") == 0
+    manifest = _manifest(output)
+    assert manifest.sequential is not None
+    assert stopped.plan is not None
+    (before,) = manifest.sequential.continues
+    assert (before.rounds, before.ended_by, before.plan) == (number, "stop_at_layers", stopped.plan.digest)
+    without_history = dataclasses.replace(manifest, sequential=dataclasses.replace(manifest.sequential, continues=()))
+    assert without_time(without_history) == without_time(_manifest(whole))
+    assert (output / "risk_table.csv").read_bytes() == (whole / "risk_table.csv").read_bytes()
+    assert (_folder(output) / COMPLETE).exists()
+    assert not (_folder(output) / STOPPED).exists()
+    # Whatever rule is asked for now: there are no data left.
+    assert _calibrate(model, data, output, "--stop_gain=50%", "--resume") == 2
+    assert "is finished, and was asked for something else" in capsys.readouterr().err
+
+
+def test_a_stopped_sample_is_for_no_other_test(
+    model: pathlib.Path,
+    data: pathlib.Path,
+    whole: pathlib.Path,
+    tmp_path: pathlib.Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Losses have decided which examples are there: --generations and other tests by --resume are refused."""
+    _, layers = _place_to_stop(whole)
+    output = tmp_path / "out"
+    assert _calibrate(model, data, output, f"--stop_at_layers={layers}") == 0
+    capsys.readouterr()
+    assert main(["calibrate", f"--generations={output}", f"--output={tmp_path / 'again'}", "--metric=token_f1"]) == 2
+    assert "Other tests of them would prove nothing" in capsys.readouterr().err
+    assert _calibrate(model, data, output, "--delta=0.5", "--resume") == 2
+    assert "is finished, and was asked for something else" in capsys.readouterr().err
+    # Nor where the run did not come to an end.
+    (output / "manifest.json").unlink()
+    assert _calibrate(model, data, output, "--delta=0.5", "--resume") == 1
+    assert "tests cannot be changed once losses have been seen" in capsys.readouterr().err
+
+
+def test_an_unfinished_run_goes_on(
+    model: pathlib.Path, data: pathlib.Path, whole: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    """Rounds that were counted stay as they are, a round that was not is counted, and the result is the same."""
+    output = tmp_path / "out"
+    shutil.copytree(whole, output)
+    for name in ("manifest.json", "risk_table.csv"):
+        (output / name).unlink()
+    folder = _folder(output)
+    (folder / COMPLETE).unlink()
+    (folder / "round-00003.json").unlink()
+    kept = {path: path.stat().st_mtime_ns for path in (*folder.glob("*.parquet"), *folder.glob("round-0000[12].json"))}
+    assert _calibrate(model, data, output, "--resume") == 0
+    assert {path: path.stat().st_mtime_ns for path in kept} == kept
+    assert without_time(_manifest(output)) == without_time(_manifest(whole))
+    assert (output / "risk_table.csv").read_bytes() == (whole / "risk_table.csv").read_bytes()
+
+
+def test_counted_outputs_that_were_lost_end_the_run(
+    model: pathlib.Path,
+    data: pathlib.Path,
+    whole: pathlib.Path,
+    tmp_path: pathlib.Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """What was counted must still be there."""
+    output = tmp_path / "out"
+    shutil.copytree(whole, output)
+    (output / "manifest.json").unlink()
+    sorted(_folder(output).glob("*.parquet"))[0].unlink()
+    assert _calibrate(model, data, output, "--resume") == 1
+    assert "is missing, or not what was counted in round 1" in capsys.readouterr().err
+
+
+def test_data_that_changed_are_refused(
+    model: pathlib.Path,
+    whole: pathlib.Path,
+    tmp_path: pathlib.Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """A run that stopped is not continued with other examples than it has counted."""
+    rows = [{**row, "page": index // 3} for index, row in enumerate(id_rows(_ROWS))]
+    data = write_rows(tmp_path / "rows.jsonl", rows)
+    _, layers = _place_to_stop(whole)
+    assert _calibrate(model, data, tmp_path / "out", f"--stop_at_layers={layers}") == 0
+    write_rows(data, [{**row, "input_ids": [5, 1]} for row in rows])
+    assert _calibrate(model, data, tmp_path / "out", f"--stop_at_layers={layers}", "--resume") == 2
+    assert "the data have changed since" in capsys.readouterr().err
+    assert _calibrate(model, data, tmp_path / "out", "--resume") == 1
+    assert "was decoded from other examples than the data give now" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("rule", ["", "--stop_at_threshold=0.5"])
+def test_lazy_sweeps_prove_the_same(rule: str, model: pathlib.Path, data: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    """Where the grid is decoded only as far as tests go, the manifest is that of the whole grid."""
+    flags = [rule] if rule else []
+    assert _calibrate(model, data, tmp_path / "full", *flags) == 0
+    assert _calibrate(model, data, tmp_path / "lazy", "--sweep=lazy", *flags) == 0
+    assert without_time(_manifest(tmp_path / "lazy")) == without_time(_manifest(tmp_path / "full"))
+    full, lazy = ((tmp_path / name / "risk_table.csv").read_text().splitlines() for name in ("full", "lazy"))
+    assert set(lazy) <= set(full)
+
+
+def test_a_lazy_run_that_stopped_is_continued(
+    model: pathlib.Path, data: pathlib.Path, whole: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    """Only the lowest part of the grid is left of it, and it goes on there."""
+    flags = ("--sweep=lazy", "--delta=0.8")
+    assert _calibrate(model, data, tmp_path / "out", *flags, "--stop_at_threshold=0.9") == 0
+    assert _calibrate(model, data, tmp_path / "out", *flags, "--stop_at_threshold=0.5", "--resume") == 0
+    assert _calibrate(model, data, tmp_path / "direct", *flags, "--stop_at_threshold=0.5") == 0
+    manifest, direct = _manifest(tmp_path / "out"), _manifest(tmp_path / "direct")
+    assert manifest.sequential is not None
+    without_history = dataclasses.replace(manifest, sequential=dataclasses.replace(manifest.sequential, continues=()))
+    assert without_time(without_history) == without_time(direct)
+
+
+def test_clusters_are_counted_whole(model: pathlib.Path, data: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    """With clusters as units, every cluster is within a round, and its mean is what counts."""
+    assert _calibrate(model, data, tmp_path / "out", "--cluster_key=page", "--stop_at_threshold=0.9") == 0
+    manifest = _manifest(tmp_path / "out")
+    assert manifest.data.clusters is not None
+    assert manifest.data.examples == 3 * manifest.data.clusters
+    assert all(entry.looks and entry.looks[-1].n == manifest.data.clusters for entry in manifest.calibrations)
+
+
+def test_the_order_is_that_of_the_seed(
+    model: pathlib.Path, data: pathlib.Path, whole: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    """Another seed draws other rounds of the same data."""
+    assert _calibrate(model, data, tmp_path / "out", "--seed=1") == 0
+    one, other = _manifest(whole), _manifest(tmp_path / "out")
+    assert one.data.fingerprint == other.data.fingerprint
+    assert one.calibrations[0].looks != other.calibrations[0].looks
+    assert json.loads((_folder(whole) / "decode.json").read_text())["order"] == "calm-beam/0"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ("--direct_num_workers=2", "--direct_running_mode=multi_processing"),
+        ("--direct_num_workers=2", "--direct_running_mode=multi_threading"),
+        ("--runner=DaskRunner",),
+    ],
+    ids=["processes", "threads", "dask"],
+)
+def test_every_runner_stops_alike(
+    flags: tuple[str, ...], model: pathlib.Path, data: pathlib.Path, whole: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    """However many workers decode, in whatever order they end: the manifest is the same."""
+    number, layers = _place_to_stop(whole)
+    rule = f"--stop_at_layers={layers}"
+    assert _calibrate(model, data, tmp_path / "here", rule) == 0
+    assert _calibrate(model, data, tmp_path / "there", rule, *flags) == 0
+    there = _manifest(tmp_path / "there")
+    assert without_time(there) == without_time(_manifest(tmp_path / "here"))
+    assert there.sequential is not None
+    assert there.sequential.rounds == number
+
+
+@pytest.mark.parametrize("name", sorted(set(P_VALUES) - {"signed_mixture"}))
+def test_p_values_that_may_not_be_watched_are_refused(
+    name: str, model: pathlib.Path, data: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Before anything is decoded, with the reason."""
+    flags = (f"--p_value={name}", "--consistency=textual", "--metric=exact_match")
+    assert _calibrate(model, data, tmp_path / "out", *flags) == 2
+    assert f"p_value {name} holds for a number of examples that is fixed beforehand" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (("--stop_gain=2",), "expected a share above 0 and below 1, such as 2% or 0.02, got '2'"),
+        (("--stop_gain=x%",), "expected a share above 0 and below 1"),
+        (("--stop_at_threshold=-0.1",), "stop_at_threshold must be a number in [0, 1], got -0.1"),
+        (("--stop_at_layers=0.5",), "stop_at_layers must be a finite number of at least 1, got 0.5"),
+        (("--round_examples=0",), "expected a whole number of at least 1, got '0'"),
+        (("--generations=somewhere",), "decides what is decoded, and --generations=somewhere is decoded already"),
+        (("--thresholds=0.9,0.5", "--stop_at_threshold=0.4"), "the lowest threshold of the grid is 0.5"),
+    ],
+)
+def test_rules_that_make_no_sense_are_refused(
+    flags: tuple[str, ...],
+    message: str,
+    model: pathlib.Path,
+    data: pathlib.Path,
+    tmp_path: pathlib.Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Before anything is decoded, with what was expected."""
+    assert _calibrate(model, data, tmp_path / "out", *flags) == 2
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_rules_belong_to_sequential(capsys: pytest.CaptureFixture[str], tmp_path: pathlib.Path) -> None:
+    """A rule to stop without anything that stops is a mistake."""
+    assert main(["calibrate", f"--output={tmp_path / 'out'}", "--stop_gain=2%"]) == 2
+    assert "--stop_gain belongs to --sequential, which is missing." in capsys.readouterr().err

@@ -1,0 +1,173 @@
+"""Decoding and scoring a calibration set round by round, so that a calibration can stop when enough is proved."""
+
+import dataclasses
+from collections.abc import Iterable, Iterator, Mapping
+
+import apache_beam as beam
+
+from calm_beam.calibration import Plan
+from calm_beam.calibration.rounds import Round, rounds_of
+from calm_beam.calibration.totals import CalibrationTotals
+from calm_beam.examples import Example
+from calm_beam.generations import FinishedSweep, StoredShard
+from calm_beam.metrics.settings import NO_SETTINGS, MetricSettings
+from calm_beam.risk.clusters import ClusterLosses
+from calm_beam.sweeps import Assignment
+
+from .calibrate import SumTotals
+from .decode import CheckFolders, DecodeShard
+from .examples import ExamplesRead
+from .progress import ProgressLog
+from .scoring import ShardScorer
+
+
+@dataclasses.dataclass
+class CountRounds(beam.PTransform):
+    """Decodes some rounds of the examples, scores them, and writes down what was counted in each.
+
+    A round is made of whole shards, in the order of their numbers: which shards end first has no part in it. Shards
+    that the folder of generations holds already are taken over, as in `DecodeExamples`. Examples are divided into
+    shards by `ReadExamples(order=...)`.
+
+    Attributes:
+      assignment: What to decode, and how.
+      plan: What is counted; of its grid, as much as is decoded.
+      first: Number of the first round, from 1.
+      last: Number of the last.
+      progress: Where to report.
+      metric_settings: What metrics need.
+      accelerator_hint: As in `DecodeExamples`.
+      needs_accelerator: As there.
+    """
+
+    assignment: Assignment
+    plan: Plan
+    _: dataclasses.KW_ONLY
+    first: int
+    last: int
+    progress: ProgressLog
+    metric_settings: MetricSettings = NO_SETTINGS
+    accelerator_hint: str | None = None
+    needs_accelerator: bool = False
+
+    # Beam has no type hints for tuples of PCollections, and would say so at every run.
+    @beam.typehints.decorators.no_annotations
+    def expand(self, examples: tuple[beam.PCollection, beam.PCollection]) -> beam.PCollection:
+        """Returns a PCollection of the numbers of the rounds that were counted, given `ExamplesRead`."""
+        assert self.plan.sequential is not None
+        read = ExamplesRead(*examples)
+        count = beam.pvalue.AsSingleton(read.count)
+        numbers = beam.pvalue.AsSingleton(
+            read.shards
+            | "SizeShards" >> beam.Map(_size)
+            | "ListSizes" >> beam.combiners.ToDict()
+            | "DivideRounds" >> beam.Map(_round_of_shard, round_examples=self.plan.sequential.round_examples)
+        )
+        # Of earlier rounds too: their examples must be as they were.
+        until = read.shards | "TakeUpToLast" >> beam.Filter(_is_within, numbers, first=1, last=self.last)
+        is_checked = until | "CheckFolders" >> CheckFolders(self.assignment, kept=numbers)
+        taken = until | "TakeRounds" >> beam.Filter(_is_within, numbers, first=self.first, last=self.last)
+        decode = beam.ParDo(
+            DecodeShard(self.assignment, self.progress, needs_accelerator=self.needs_accelerator),
+            beam.pvalue.AsSingleton(is_checked),
+            count,
+        )
+        if self.accelerator_hint is not None:
+            decode = decode.with_resource_hints(accelerator=self.accelerator_hint)
+        decoded = taken | "DecodeShards" >> decode
+        scorer = ShardScorer(
+            self.plan,
+            self.assignment.stored,
+            max_failures=self.assignment.max_failures,
+            metric_settings=self.metric_settings,
+        )
+        return (
+            decoded
+            | "KeyByShard" >> beam.Map(_numbered)
+            # Also spreads them over workers, and lets no retry of scoring decode anything again.
+            | "CountShardsOnce" >> beam.GroupByKey()
+            | "ScoreShards" >> beam.ParDo(_ScoreWhole(scorer), count)
+            | "KeyByRound" >> beam.Map(_by_round, numbers)
+            | "SumRounds" >> beam.CombinePerKey(SumTotals(self.plan.layout()))
+            | "WriteRounds"
+            >> beam.Map(
+                _write_round,
+                numbers,
+                count,
+                beam.pvalue.AsIter(decoded),
+                plan=self.plan,
+                folder=self.assignment.stored.directory,
+            )
+        )
+
+
+def _size(element: tuple[int, Iterable[Example]]) -> tuple[int, int]:
+    shard, examples = element
+    return shard, sum(1 for _ in examples)
+
+
+def _round_of_shard(sizes: Mapping[int, int], *, round_examples: int) -> dict[int, int]:
+    rounds = rounds_of(sizes, round_examples=round_examples)
+    return {shard: number for number, shards in enumerate(rounds, start=1) for shard in shards}
+
+
+def _is_within(element: tuple[int, Iterable[Example]], numbers: Mapping[int, int], *, first: int, last: int) -> bool:
+    return first <= numbers[element[0]] <= last
+
+
+def _numbered(shard: StoredShard) -> tuple[int, StoredShard]:
+    return shard.shard, shard
+
+
+class _ScoreWhole(beam.DoFn):
+    """Yields the totals of a stored shard, which holds all examples of its clusters if there are some."""
+
+    def __init__(self, scorer: ShardScorer) -> None:
+        self._scorer = scorer
+
+    def setup(self) -> None:
+        self._scorer.setup()
+
+    def process(self, element: tuple[int, Iterable[StoredShard]], count: int) -> Iterator[CalibrationTotals]:
+        plan = self._scorer.plan
+        layout = plan.layout()
+        whole = CalibrationTotals.zero(layout)
+        clusters: dict[str, ClusterLosses] = {}
+        for of_examples, generations, losses in self._scorer.batches(element, examples=count):
+            whole = whole.merge(of_examples)
+            if plan.cluster_key is None:
+                ids = [generation.example.id for generation in generations]
+                whole = whole.merge(CalibrationTotals.of_losses(ids, losses, layout=layout, salt=plan.salt))
+                continue
+            for generation, of_example in zip(generations, losses, strict=True):
+                cluster, member = generation.example.cluster, ClusterLosses(size=1, sums=of_example)
+                assert cluster is not None
+                clusters[cluster] = clusters[cluster].merge(member) if cluster in clusters else member
+        for cluster, members in clusters.items():
+            whole = whole.merge(
+                CalibrationTotals.of_losses(
+                    [cluster], members.mean()[None], layout=layout, salt=plan.salt, scored=members.size
+                )
+            )
+        yield whole
+
+
+def _by_round(totals: CalibrationTotals, numbers: Mapping[int, int]) -> tuple[int, CalibrationTotals]:
+    ((shard, _),) = totals.by_shard
+    return numbers[shard], totals
+
+
+def _write_round(
+    element: tuple[int, CalibrationTotals],
+    numbers: Mapping[int, int],
+    count: int,
+    decoded: Iterable[StoredShard],
+    *,
+    plan: Plan,
+    folder: str,
+) -> int:
+    number, totals = element
+    of_round = {shard for shard in decoded if numbers[shard.shard] == number}
+    shards = FinishedSweep.of(of_round, job="", examples=totals.examples).shards
+    Round(number=number, rounds=max(numbers.values()), examples=count, shards=shards, totals=totals).write(folder, plan)
+    return number

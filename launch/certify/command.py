@@ -3,12 +3,13 @@
 import argparse
 from collections.abc import Sequence
 
-from calm_beam.calibration.publish import EarlierResult, publish
+from calm_beam.calibration.publish import REPORT, EarlierResult, publish
 from calm_beam.counted import counted
+from calm_beam.errors import CalmBeamError
 from calm_beam.external.plan import all_tests, plan_of, settled_order
 from calm_beam.external.result import external_manifest, setting_rows
 from calm_beam.launch.flags import UsageError, as_usage, naming
-from calm_beam.launch.terminal import say
+from calm_beam.launch.terminal import say, tell
 from calm_beam.launch.terminal.certification import print_certification
 from calm_beam.manifest import MANIFEST, ExternalTest
 from calm_beam.storage import absolute, check_writable, is_file, joined, make_folder
@@ -54,8 +55,24 @@ def certify(flags: argparse.Namespace) -> int:
     make_folder(output)
     publish(output, manifest, rows=[row for of_test in rows for row in of_test], failures=(), earlier=earlier)
     print_certification(manifest, rows)
+    _report(output)
     say(f"{counted(len(sweep.ids), 'example')} under {counted(len(plan.order), 'setting')}: {joined(output, MANIFEST)}")
     return 0
+
+
+def _report(output: str) -> None:
+    """Builds the report; says so if that fails, since the result stands without it."""
+    # Here, since it loads what draws the other kind of report too.
+    from calm_beam.launch.report import write_external_report
+
+    path = joined(output, REPORT)
+    try:
+        write_external_report(output, path)
+    except (CalmBeamError, OSError) as error:
+        again = f"calm-beam report --calibration={output}"
+        say(f"caution: no report ({error}). The result in {output} is whole; try: {again}")
+    else:
+        tell(f"Report: {path}")
 
 
 def _tests(flags: argparse.Namespace, *, loss: str, groups: Sequence[str]) -> tuple[ExternalTest, ...]:

@@ -44,7 +44,8 @@ def test_a_certification(losses: pathlib.Path, capsys: pytest.CaptureFixture[str
     assert manifest.data.patterns == (str(losses),)
     table = list(csv.DictReader((losses.parent / "out" / "risk_table.csv").open()))
     assert [row["setting"] for row in table] == [*ORDER, *ORDER]
-    assert sorted(path.name for path in (losses.parent / "out").iterdir()) == ["manifest.json", "risk_table.csv"]
+    written = sorted(path.name for path in (losses.parent / "out").iterdir())
+    assert written == ["manifest.json", "report.html", "risk_table.csv"]
 
 
 def test_groups_clusters_and_tails(losses: pathlib.Path) -> None:

@@ -64,14 +64,20 @@ def certify_parser(description: str) -> FlagParser:
 
 def add_sweep_flags(parser: FlagParser) -> None:
     """Adds the flags that name the losses of a sweep."""
+    add_source_flags(parser)
+    which = parser.add_argument_group("which of the scores in a log")
+    which.add_argument("--task", help="task whose log is meant, where a folder has several")
+    which.add_argument("--metric", help="metric of the log, such as exact_match or exact_match,strict-match")
+
+
+def add_source_flags(parser: FlagParser) -> None:
+    """Adds those that name files and folders."""
     source = parser.add_argument_group("losses of a sweep, or scores that make them")
     source.add_argument(
         "--losses", type=paths, help="tables with id, setting and loss: globs of .csv, .jsonl or .parquet"
     )
     source.add_argument("--baseline", metavar="RUN", help="scores that others are compared with: a log, or its folder")
     source.add_argument("--candidates", type=texts, metavar="RUN,...", help="scores of the settings: RUN or NAME=RUN")
-    source.add_argument("--task", help="task whose log is meant, where a folder has several")
-    source.add_argument("--metric", help="metric of the log, such as exact_match or exact_match,strict-match")
 
 
 def names_sweep(argv: Sequence[str]) -> bool:

@@ -28,7 +28,7 @@ Exit status: 0 no promise broken, 1 failure, 2 bad usage, 3 a promise is broken.
 
 from collections.abc import Sequence
 
-from calm_beam.launch.certify.flags import add_sweep_flags, names_sweep
+from calm_beam.launch.certify.flags import add_source_flags, names_sweep
 from calm_beam.launch.flags import (
     FlagParser,
     add_data_flags,
@@ -79,7 +79,7 @@ def _parser() -> FlagParser:
     add_memory_flags(parser)
     add_exit_head_flag(parser)
     add_worker_flags(parser)
-    add_sweep_flags(parser)
+    add_source_flags(parser)
     return parser
 
 

@@ -57,16 +57,16 @@ class CountRounds(beam.PTransform):
         assert self.plan.sequential is not None
         read = ExamplesRead(*examples)
         count = beam.pvalue.AsSingleton(read.count)
-        numbers = beam.pvalue.AsSingleton(
+        places = beam.pvalue.AsSingleton(
             read.shards
             | "SizeShards" >> beam.Map(_size)
             | "ListSizes" >> beam.combiners.ToDict()
-            | "DivideRounds" >> beam.Map(_round_of_shard, round_examples=self.plan.sequential.round_examples)
+            | "DivideRounds" >> beam.Map(_places, round_examples=self.plan.sequential.round_examples)
         )
         # Of earlier rounds too: their examples must be as they were.
-        until = read.shards | "TakeUpToLast" >> beam.Filter(_is_within, numbers, first=1, last=self.last)
-        is_checked = until | "CheckFolders" >> CheckFolders(self.assignment, kept=numbers)
-        taken = until | "TakeRounds" >> beam.Filter(_is_within, numbers, first=self.first, last=self.last)
+        until = read.shards | "TakeUpToLast" >> beam.Filter(_is_within, places, first=1, last=self.last)
+        is_checked = until | "CheckFolders" >> CheckFolders(self.assignment, kept=places)
+        taken = until | "TakeRounds" >> beam.Filter(_is_within, places, first=self.first, last=self.last)
         decode = beam.ParDo(
             DecodeShard(self.assignment, self.progress, needs_accelerator=self.needs_accelerator),
             beam.pvalue.AsSingleton(is_checked),
@@ -87,12 +87,12 @@ class CountRounds(beam.PTransform):
             # Also spreads them over workers, and lets no retry of scoring decode anything again.
             | "CountShardsOnce" >> beam.GroupByKey()
             | "ScoreShards" >> beam.ParDo(_ScoreWhole(scorer), count)
-            | "KeyByRound" >> beam.Map(_by_round, numbers)
+            | "KeyByRound" >> beam.Map(_by_round, places)
             | "SumRounds" >> beam.CombinePerKey(SumTotals(self.plan.layout()))
             | "WriteRounds"
             >> beam.Map(
                 _write_round,
-                numbers,
+                places,
                 count,
                 beam.pvalue.AsIter(decoded),
                 plan=self.plan,
@@ -106,13 +106,21 @@ def _size(element: tuple[int, Iterable[Example]]) -> tuple[int, int]:
     return shard, sum(1 for _ in examples)
 
 
-def _round_of_shard(sizes: Mapping[int, int], *, round_examples: int) -> dict[int, int]:
+@dataclasses.dataclass(frozen=True)
+class _Place:
+    """The round that a shard is in, and how many examples were read for it."""
+
+    round: int
+    examples: int
+
+
+def _places(sizes: Mapping[int, int], *, round_examples: int) -> dict[int, _Place]:
     rounds = rounds_of(sizes, round_examples=round_examples)
-    return {shard: number for number, shards in enumerate(rounds, start=1) for shard in shards}
+    return {shard: _Place(number, sizes[shard]) for number, shards in enumerate(rounds, start=1) for shard in shards}
 
 
-def _is_within(element: tuple[int, Iterable[Example]], numbers: Mapping[int, int], *, first: int, last: int) -> bool:
-    return first <= numbers[element[0]] <= last
+def _is_within(element: tuple[int, Iterable[Example]], places: Mapping[int, _Place], *, first: int, last: int) -> bool:
+    return first <= places[element[0]].round <= last
 
 
 def _numbered(shard: StoredShard) -> tuple[int, StoredShard]:
@@ -152,14 +160,14 @@ class _ScoreWhole(beam.DoFn):
         yield whole
 
 
-def _by_round(totals: CalibrationTotals, numbers: Mapping[int, int]) -> tuple[int, CalibrationTotals]:
+def _by_round(totals: CalibrationTotals, places: Mapping[int, _Place]) -> tuple[int, CalibrationTotals]:
     ((shard, _),) = totals.by_shard
-    return numbers[shard], totals
+    return places[shard].round, totals
 
 
 def _write_round(
     element: tuple[int, CalibrationTotals],
-    numbers: Mapping[int, int],
+    places: Mapping[int, _Place],
     count: int,
     decoded: Iterable[StoredShard],
     *,
@@ -167,7 +175,11 @@ def _write_round(
     folder: str,
 ) -> int:
     number, totals = element
-    of_round = {shard for shard in decoded if numbers[shard.shard] == number}
-    shards = FinishedSweep.of(of_round, job="", examples=totals.examples).shards
-    Round(number=number, rounds=max(numbers.values()), examples=count, shards=shards, totals=totals).write(folder, plan)
+    finished = FinishedSweep.of(
+        [shard for shard in decoded if places[shard.shard].round == number],
+        job="",
+        examples=sum(place.examples for place in places.values() if place.round == number),
+    )
+    rounds = max(place.round for place in places.values())
+    Round(number=number, rounds=rounds, examples=count, shards=finished.shards, totals=totals).write(folder, plan)
     return number

@@ -36,21 +36,15 @@ def rounds_of(sizes: Mapping[int, int], *, round_examples: int) -> tuple[tuple[i
 
     Args:
       sizes: Number of examples of every shard that has some.
-      round_examples: A round ends with the shard that brings it to so many examples, or with the last.
+      round_examples: All rounds have as many shards as hold about so many examples, at least one; the last may have
+        fewer.
 
-    >>> rounds_of({0: 40, 1: 70, 3: 60, 4: 100, 5: 10}, round_examples=100)
+    >>> rounds_of({0: 40, 1: 60, 3: 60, 4: 50, 5: 40}, round_examples=100)
     ((0, 1), (3, 4), (5,))
     """
-    rounds: list[tuple[int, ...]] = []
-    shards: list[int] = []
-    examples = 0
-    for shard in sorted(sizes):
-        shards.append(shard)
-        examples += sizes[shard]
-        if examples >= round_examples:
-            rounds.append(tuple(shards))
-            shards, examples = [], 0
-    return (*rounds, tuple(shards)) if shards else tuple(rounds)
+    shards = sorted(sizes)
+    size = max(1, round(round_examples * len(shards) / sum(sizes.values())))
+    return tuple(tuple(shards[start : start + size]) for start in range(0, len(shards), size))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -44,7 +44,7 @@ class SequentialPlan(Record):
     """How a calibration is watched that stops when enough is proved.
 
     Attributes:
-      round_examples: Examples of a round, at the end of which the tests are looked at.
+      round_examples: About how many examples a round has, at the end of which the tests are looked at.
       stop_at_threshold: Stops once every entry has accepted this threshold, or a lower one; None: whatever they accept.
       stop_at_layers: Stops once no entry uses more mean layers than this; None: whatever they use.
       stop_gain: Stops after rounds in which no entry saved this share of its layers; None: whatever they save.

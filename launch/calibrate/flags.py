@@ -77,7 +77,7 @@ def calibrate_parser(description: str) -> FlagParser:
     rounds.add_argument(
         "--round_examples",
         type=whole_number(1),
-        help=f"a round ends with the shard that brings it to so many examples; default: {_ROUND_EXAMPLES}",
+        help=f"a round has as many shards as hold about so many examples; default: {_ROUND_EXAMPLES}",
     )
     rounds.add_argument(
         "--stop_at_threshold", type=float, metavar="L", help="stop once every entry has accepted this threshold"

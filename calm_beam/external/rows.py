@@ -117,7 +117,8 @@ def _number(value: object) -> float:
     """Returns a number; NaN for anything else."""
     if isinstance(value, str):
         try:
-            return float(value)
+            # Python alone reads underscores between digits.
+            return math.nan if "_" in value else float(value)
         except ValueError:
             return math.nan
     if isinstance(value, int | float) and not isinstance(value, bool):

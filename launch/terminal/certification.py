@@ -35,16 +35,18 @@ def _risk_tables(rows: "Sequence[Sequence[SettingRow]]") -> list[Table]:
     tables = []
     for start in range(0, len(columns), _TESTS_PER_TABLE):
         part = columns[start : start + _TESTS_PER_TABLE]
-        table = Table(title="Mean loss of every setting", title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+        table = Table(title="Mean loss by setting", title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
         table.add_column("setting", overflow="fold")
-        table.add_column("cost", justify="right", no_wrap=True)
+        has_costs = any(row.cost is not None for row in rows[0])
+        if has_costs:
+            table.add_column("cost", justify="right", no_wrap=True)
         for (group, tail), _ in part:
             name = printable_line(group) or "all"
             table.add_column(name if tail is None else f"{name}\nshare > {tail:g}", justify="right", overflow="fold")
         for lines in zip(*(of_test for _, of_test in part), strict=True):
             table.add_row(
                 printable_line(lines[0].setting),
-                _cost(lines[0].cost),
+                *((_cost(lines[0].cost),) if has_costs else ()),
                 *(f"{row.risk:.4f}" for row in lines),
             )
         tables.append(table)
@@ -53,7 +55,7 @@ def _risk_tables(rows: "Sequence[Sequence[SettingRow]]") -> list[Table]:
 
 def choices_of_settings(manifest: ExternalManifest) -> Table:
     """Returns the table of chosen settings, one line per calibration."""
-    title = "Last setting with expected loss at most delta (probability 1 - epsilon)"
+    title = "Last setting proved to lose at most delta"
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, caption_justify="left")
     if any(entry.tail is not None for entry in manifest.calibrations):
         table.caption = "> is about the share of examples that lose more: delta and risk are shares."

@@ -64,6 +64,7 @@ _GOOD = "id,setting,loss\n"
         ("a.csv", _GOOD + "1,x\n", "a.csv, line 2: has 2 cells, and the header names 3 columns"),
         ("a.csv", _GOOD + "1,x,0\n,x,0\n", "a.csv, line 3: has no id"),
         ("a.csv", _GOOD + "1,x,high\n", r"line 2: the loss must be a number in \[0, 1\], got 'high'"),
+        ("a.csv", _GOOD + "1,x,0_1\n", "got '0_1'"),
         ("a.csv", _GOOD + "1,x,nan\n", r"the loss must be a number in \[0, 1\], got 'nan'"),
         ("a.csv", _GOOD + "1,x,1.5\n", r"the loss must be a number in \[0, 1\], got '1.5'"),
         ("a.csv", _GOOD + "1,x,-0.5\n", r"got '-0.5'. For losses in \[-1, 1\] pass --loss=signed."),

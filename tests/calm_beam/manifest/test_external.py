@@ -11,6 +11,8 @@ import jsonschema
 import pytest
 
 from calm_beam.manifest import (
+    EXTERNAL_LOSSES,
+    PROCEDURES,
     ExternalCalibration,
     ExternalDataRecord,
     ExternalManifest,
@@ -215,3 +217,30 @@ def test_entries_by_their_values() -> None:
     assert manifest.calibration(group="math", tail=0.5) == manifest.calibrations[1]
     with pytest.raises(ManifestError, match=r'0 calibrations have group="math", tail=null, expected one'):
         manifest.calibration(group="math")
+
+
+def test_schema_and_reader_name_the_same() -> None:
+    """Every object of the schema has the keys of its record, requires them all and describes them; so do choices."""
+
+    def keys(described: dict[str, Any]) -> list[str]:
+        assert described["additionalProperties"] is False
+        assert described["required"] == list(described["properties"])
+        assert all(key["description"] for key in described["properties"].values())
+        return list(described["properties"])
+
+    def fields(record: type) -> list[str]:
+        return [field.name for field in dataclasses.fields(record)]
+
+    top, definitions = _SCHEMA["properties"], _SCHEMA["$defs"]
+    plan = top["plan"]["properties"]
+    assert keys(_SCHEMA) == ["schema", "kind", *fields(ExternalManifest), "digest"]
+    assert keys(top["settings"]["items"]) == fields(SettingRecord)
+    assert keys(top["data"]) == fields(ExternalDataRecord)
+    assert keys(top["data"]["properties"]["groups"]["items"]) == fields(GroupRecord)
+    assert keys(top["plan"]) == [*fields(ExternalPlan), "digest"]
+    assert keys(plan["tests"]["items"]) == fields(ExternalTest)
+    assert keys(definitions["calibration"]) == fields(ExternalCalibration)
+    assert keys(definitions["step"]) == fields(ExternalStep)
+    for described in (plan["tests"]["items"], definitions["calibration"]):
+        assert tuple(described["properties"]["loss"]["enum"]) == EXTERNAL_LOSSES
+        assert tuple(described["properties"]["procedure"]["enum"]) == PROCEDURES

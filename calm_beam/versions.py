@@ -39,6 +39,11 @@ def run_versions(decoded_with: Mapping[str, str], *, metrics: Collection[str]) -
     return {**scoring, **others}
 
 
+def certifying_versions() -> dict[str, str]:
+    """Returns the versions here of what tests the losses of a sweep that was made elsewhere."""
+    return _versions(_BOTH)
+
+
 def _versions(packages: tuple[str, ...]) -> dict[str, str]:
     found = {package: importlib.metadata.version(package) for package in packages}
     return {"calm-beam": __version__, "python": platform.python_version(), **found}

@@ -35,6 +35,7 @@ from .terminal.streams import StreamError, prepare_streams
 
 _COMMANDS = {
     "calibrate": "decode a calibration set at every threshold and write the manifest",
+    "certify": "prove which settings of a sweep made elsewhere lose at most delta",
     "convert": "write a model in another layout: native or T5X's",
     "decode": "write the outputs of a data set at given thresholds",
     "evaluate": "measure what calibrated thresholds gain and keep, over repeated random splits, and what exits do",

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from calm_beam.checkpoints import Checkpoint, load_checkpoint, missing_folder
 from calm_beam.counted import counted
-from calm_beam.manifest import Manifest, read_manifest, rounds_in_words
+from calm_beam.manifest import ExternalManifest, Manifest, read_any_manifest, rounds_in_words
 from calm_beam.printable import printable_line
 from calm_beam.storage import exists, is_file, is_folder, joined
 from calm_beam.vocabulary import open_vocabulary
@@ -14,6 +14,7 @@ from .flags import FlagParser, UsageError, naming, parse_own_flags
 from .flags.manifest import add_confidence_flag
 from .flags.model import add_model_flags, declared
 from .terminal import PlainConsole
+from .terminal.certification import choices_of_settings, tests_of_settings
 from .terminal.summary import choices_table, tests_in_words
 
 _ACTIVATIONS = {"gelu": "GELU", "silu": "SiLU", "relu": "ReLU"}
@@ -32,7 +33,12 @@ def main(argv: Sequence[str]) -> int:
     manifest_path = _manifest_in(path)
     console = PlainConsole()
     if manifest_path is not None:
-        manifest = read_manifest(manifest_path)
+        manifest = read_any_manifest(manifest_path)
+        if isinstance(manifest, ExternalManifest):
+            if flags.checkpoint or flags.vocabulary:
+                raise UsageError(f"{path}: is of kind external: it belongs to no model. Leave out what names one.")
+            _describe_external(console, manifest)
+            return 0
         agreed = _check_agreement(manifest, flags)
         _describe_manifest(console, manifest)
         if agreed:
@@ -103,6 +109,24 @@ def _describe_manifest(console: PlainConsole, manifest: Manifest) -> None:
         console.print(rounds)
     if manifest.plan is not None:
         console.print(f"Plan that the run started with: {manifest.plan.digest}", soft_wrap=True)
+    console.print(printable_line(manifest.guarantee))
+
+
+def _describe_external(console: PlainConsole, manifest: ExternalManifest) -> None:
+    data, plan = manifest.data, manifest.plan
+    console.print(f"Manifest of {printable_line(manifest.created)}, of kind external; its digest is right.")
+    console.print(f"It is about a sweep of {counted(len(manifest.settings), 'setting')} that was made elsewhere.")
+    if plan.baseline is not None:
+        of_task = "" if plan.task is None else f" of {plan.task}"
+        console.print(printable_line(f"Losses: {plan.metric}{of_task}, against {plan.baseline}."), soft_wrap=True)
+    clusters = "" if data.clusters is None else f" in {counted(data.clusters, 'cluster')}"
+    groups = "" if not data.groups else f" and {counted(len(data.groups), 'group')}"
+    console.print(
+        f"Examples: {data.examples:,}{clusters}{groups}, of {printable_line(', '.join(data.patterns))}.", soft_wrap=True
+    )
+    console.print(choices_of_settings(manifest))
+    console.print(tests_of_settings(manifest))
+    console.print(f"Plan that the run started with: {plan.digest}", soft_wrap=True)
     console.print(printable_line(manifest.guarantee))
 
 

@@ -17,6 +17,7 @@ Exit status: 0 no alarm, 1 failure, 2 bad usage, 3 alarm, 130 interrupted (with 
 """
 
 import argparse
+import dataclasses
 import io
 import json
 import math
@@ -28,7 +29,7 @@ from calm_beam import strict_json
 from calm_beam.counted import counted
 from calm_beam.errors import CalmBeamError
 from calm_beam.examples import bounded_lines
-from calm_beam.manifest import Calibration, Manifest, read_manifest
+from calm_beam.manifest import Calibration, ExternalManifest, Manifest, ManifestError, read_any_manifest
 from calm_beam.storage import (
     check_writable,
     exists,
@@ -65,14 +66,14 @@ def main(argv: Sequence[str]) -> int:
     flags = parse_own_flags(_parser(), argv)
     if not 0 < flags.alpha < 1:
         raise UsageError(f"--alpha must be in (0, 1), got {flags.alpha:g}. It is a probability: for 5 % pass 0.05.")
-    manifest = read_manifest(find_manifest(flags.manifest))
-    entry = _chosen_entry(manifest, flags)
+    manifest = read_any_manifest(find_manifest(flags.manifest))
+    watched = _watched(manifest, flags)
     with naming("--losses"):
         if flags.losses != _STREAM and not is_file(flags.losses):
             raise UsageError(f"--losses {flags.losses}: {why_no_file(flags.losses)} Pass - for standard input.")
     if manifest.data.clusters is not None:
         say("the manifest is about clusters: every line has to be the mean loss of one")
-    session = _Session(manifest, entry, flags=flags)
+    session = _Session(manifest.digest, watched, flags=flags)
     try:
         if flags.losses == _STREAM:
             session.follow(_losses(sys.stdin, "standard input", session=session))
@@ -101,7 +102,71 @@ def _parser() -> FlagParser:
     parser.add_argument("--alpha", type=float, default=0.05, help="chance of ever raising a false alarm, in (0, 1)")
     parser.add_argument("--state", help="file that keeps the state between calls; made if there is none")
     add_entry_flags(parser)
+    external = parser.add_argument_group("and of a manifest of kind external, next to --delta and --epsilon")
+    external.add_argument("--group", help="its group of examples; default: the entry of all examples")
+    external.add_argument("--tail", type=float, help="the loss that an example may have; default: that of the mean")
     return parser
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Watched:
+    """An entry, as far as it is watched.
+
+    Attributes:
+      index: Of the entry in its manifest.
+      delta: Risk tolerance.
+      is_signed: Whether losses lie in [-1, 1].
+      tail: What a loss has to exceed to count as 1, and else as 0; None where losses count as they are.
+      words: The entry in words.
+      remedy: What to do at an alarm.
+    """
+
+    index: int
+    delta: float
+    is_signed: bool
+    tail: float | None
+    words: str
+    remedy: str
+
+
+def _watched(manifest: Manifest | ExternalManifest, flags: argparse.Namespace) -> _Watched:
+    """Returns the entry that the flags name."""
+    if isinstance(manifest, ExternalManifest):
+        return _watched_setting(manifest, flags)
+    for name in ("group", "tail"):
+        if getattr(flags, name) is not None:
+            raise UsageError(f"--{name} is for manifests of kind external, and this one is of calibrate. Leave it out.")
+    entry = _chosen_entry(manifest, flags)
+    return _Watched(
+        index=manifest.calibrations.index(entry),
+        delta=entry.delta,
+        is_signed=entry.loss == "signed",
+        tail=split_tail(entry.known_loss)[1],
+        words=entry_in_words(entry),
+        remedy="Serve the full model, and calibrate anew.",
+    )
+
+
+def _watched_setting(manifest: ExternalManifest, flags: argparse.Namespace) -> _Watched:
+    for name in ("consistency", "metric", "loss"):
+        if getattr(flags, name) is not None:
+            raise UsageError(f"--{name} is for manifests of calibrate, and this one is of kind external. Leave it out.")
+    try:
+        entry = manifest.calibration(group=flags.group, tail=flags.tail, delta=flags.delta, epsilon=flags.epsilon)
+    except ManifestError as error:
+        raise UsageError(f"{error} Choose by --group, --tail, --delta and --epsilon.") from error
+    if entry.setting is None:
+        raise UsageError("what was asked for found no safe setting: there is no risk to watch.")
+    of_group = "all examples" if entry.group is None else f"group {entry.group}"
+    above = "" if entry.tail is None else f" > {entry.tail:g}"
+    return _Watched(
+        index=manifest.calibrations.index(entry),
+        delta=entry.delta,
+        is_signed=entry.is_signed,
+        tail=entry.tail,
+        words=f"{of_group}, loss{above}, delta {entry.delta:g}, epsilon {entry.epsilon:g} (setting {entry.setting})",
+        remedy="Go back to a safer setting, and certify anew.",
+    )
 
 
 def _chosen_entry(manifest: Manifest, flags: argparse.Namespace) -> Calibration:
@@ -162,15 +227,15 @@ def _loss(line: str, session: "_Session") -> float:
 class _Session:
     """A monitor, and the file that keeps it."""
 
-    def __init__(self, manifest: Manifest, entry: Calibration, *, flags: argparse.Namespace) -> None:
+    def __init__(self, manifest_digest: str, entry: _Watched, *, flags: argparse.Namespace) -> None:
         """Takes up the stored state, or starts anew."""
         self._entry = entry
         self._path: str | None = flags.state or None
         # What the state belongs to: another promise would be tested with losses that are not its own.
-        self.promise = {"manifest": manifest.digest, "calibration": manifest.calibrations.index(entry)}
+        self.promise = {"manifest": manifest_digest, "calibration": entry.index}
         self._about = {"schema": _SCHEMA, **self.promise}
-        _, self.tail = split_tail(entry.known_loss)
-        self.monitor = RiskMonitor.start(delta=entry.delta, alpha=flags.alpha, is_signed=entry.loss == "signed")
+        self.tail = entry.tail
+        self.monitor = RiskMonitor.start(delta=entry.delta, alpha=flags.alpha, is_signed=entry.is_signed)
         if self._path is None:
             return
         with naming("--state"):
@@ -202,7 +267,7 @@ class _Session:
         about = {name: content[name] for name in self._about}
         if about != self._about or (monitor.delta, monitor.is_signed) != (self.monitor.delta, self.monitor.is_signed):
             raise UsageError(
-                f"--state {self._path}: was kept for another manifest or entry than {entry_in_words(self._entry)} of "
+                f"--state {self._path}: was kept for another manifest or entry than {self._entry.words} of "
                 "this one. Name those that it was kept for, or start a new state."
             )
         return monitor
@@ -234,13 +299,13 @@ class _Session:
     def report(self) -> str:
         """Returns the finding in words."""
         monitor, entry = self.monitor, self._entry
-        watched = f"{entry_in_words(entry)}: {counted(monitor.n, 'loss', several='losses')}"
+        watched = f"{entry.words}: {counted(monitor.n, 'loss', several='losses')}"
         if monitor.mean_loss is not None:
             watched += f", mean {monitor.mean_loss:.4f}"
         if monitor.alarm_at:
             return (
                 f"{watched}.\nALARM at loss {monitor.alarm_at}: the losses show that the risk exceeds delta "
-                f"{entry.delta:g}. If it never had, the chance of this would be at most {monitor.alpha:g}. Serve the "
-                "full model, and calibrate anew."
+                f"{entry.delta:g}. If it never had, the chance of this would be at most {monitor.alpha:g}. "
+                f"{entry.remedy}"
             )
         return f"{watched}.\nNo alarm: the evidence stands at {monitor.capital:.3g}; {1 / monitor.alpha:g} raises it."

@@ -15,8 +15,8 @@ from collections.abc import Sequence
 from calm_beam.calibration.publish import REPORT
 from calm_beam.efficiency.flops import DecoderSizes
 from calm_beam.exits.measures import MeasureError, check_named
-from calm_beam.manifest import MANIFEST, Manifest, ManifestError
-from calm_beam.report import Calibrated, StoredOutputs, build_page, read_calibrated, read_speedups
+from calm_beam.manifest import MANIFEST, ExternalManifest, Manifest, ManifestError, read_any_manifest
+from calm_beam.report import Calibrated, StoredOutputs, build_external_page, build_page, read_calibrated, read_speedups
 from calm_beam.storage import absolute, base_name, check_writable, is_file, is_folder, joined, parent, replacing
 from calm_beam.sweeps.folders import find_generations
 from calm_beam.vocabulary import Vocabulary, VocabularyError
@@ -83,7 +83,7 @@ def report_after(
 
 def _parser() -> FlagParser:
     parser = FlagParser(prog="calm-beam report", description=(__doc__ or "").split(": ", 1)[1].split("\n\n")[0])
-    parser.add_argument("--calibration", metavar="DIR", help="output directory of a calibration")
+    parser.add_argument("--calibration", metavar="DIR", help="output directory of calibrate, or of certify")
     parser.add_argument("--output", metavar="FILE", help=f"where to; default: {REPORT} in that directory")
     parser.add_argument(
         "--generations", metavar="DIR", help="its generations, if it was made with --generations; default: its own"
@@ -124,6 +124,9 @@ def _checked_output(flags: argparse.Namespace) -> str:
 
 def _build(flags: argparse.Namespace, output: str, *, model: ReportedModel | None = None) -> None:
     """Reads everything, the model too unless it is given, and writes the page."""
+    if isinstance(read_any_manifest(joined(flags.calibration, MANIFEST)), ExternalManifest):
+        _build_external(flags, output)
+        return
     calibrated = read_calibrated(flags.calibration)
     manifest = calibrated.manifest
     remarks: list[str] = []
@@ -146,6 +149,20 @@ def _build(flags: argparse.Namespace, output: str, *, model: ReportedModel | Non
     )
     for remark in remarks:
         say(f"calm-beam report: {remark}")
+    with replacing(output) as temporary:
+        temporary.write_text(page, encoding="utf-8", newline="\n")
+
+
+def _build_external(flags: argparse.Namespace, output: str) -> None:
+    for name in ("generations", "checkpoint", "vocabulary", "speedup"):
+        if getattr(flags, name) is not None:
+            raise UsageError(f"--{name}: {flags.calibration} is a certification, which has no model. Leave it out.")
+    write_external_report(flags.calibration, output)
+
+
+def write_external_report(directory: str, output: str) -> None:
+    """Writes the page of a certification to a file; it appears whole or not at all."""
+    page = build_external_page(directory)
     with replacing(output) as temporary:
         temporary.write_text(page, encoding="utf-8", newline="\n")
 

@@ -3,12 +3,11 @@
 import dataclasses
 import json
 from collections.abc import Sequence
-from typing import Self
+from typing import Any, Self
 
-from calm_beam.manifest import MANIFEST, Manifest, lost_race, manifest_text, write_manifest
+from calm_beam.manifest import MANIFEST, ExternalManifest, Manifest, lost_race, manifest_text, write_manifest
 from calm_beam.storage import is_file, joined, open_input, remove_file, replacing, version
 
-from .result import RiskRow
 from .risk_table import write_risk_table
 
 RISK_TABLE = "risk_table.csv"
@@ -50,9 +49,9 @@ def withdraw(output: str, earlier: EarlierResult) -> None:
 
 def publish(
     output: str,
-    manifest: Manifest,
+    manifest: Manifest | ExternalManifest,
     *,
-    rows: Sequence[RiskRow],
+    rows: Sequence[Any],
     failures: Sequence[tuple[str, str]],
     earlier: EarlierResult,
 ) -> str:
@@ -66,7 +65,7 @@ def publish(
     Args:
       output: A directory that exists.
       manifest: The result.
-      rows: The risk table.
+      rows: The risk table, as `write_risk_table` takes it.
       failures: Id and reason of examples that count as failed; without any there is no such file.
       earlier: What may be replaced.
 

@@ -5,45 +5,58 @@ import dataclasses
 import io
 import os
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from calm_beam.storage import open_input, replacing
 
 from .result import RiskRow
 
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
-def risk_table_text(rows: Sequence[RiskRow]) -> str:
-    """Returns the table as CSV: a header, then one line per spec and threshold.
 
-    Numbers are written so that they read back as the same float64; booleans as true and false.
+_Row = TypeVar("_Row", bound="DataclassInstance")
+
+
+def risk_table_text(rows: Sequence[Any]) -> str:
+    """Returns the table as CSV: a header, then one line per spec and threshold, or per test and setting.
+
+    Numbers are written so that they read back as the same float64; booleans as true and false; nothing for None.
+
+    Args:
+      rows: All of one dataclass: `RiskRow`, or `calm_beam.external.result.SettingRow`.
     """
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow([field.name for field in dataclasses.fields(RiskRow)])
+    writer.writerow([field.name for field in dataclasses.fields(type(rows[0]) if rows else RiskRow)])
     for row in rows:
         writer.writerow([_cell(value) for value in dataclasses.astuple(row)])
     return text.getvalue()
 
 
-def write_risk_table(path: str | os.PathLike[str], rows: Sequence[RiskRow], *, replaces: str | None = None) -> None:
+def write_risk_table(path: str | os.PathLike[str], rows: Sequence[Any], *, replaces: str | None = None) -> None:
     """Writes the table; the file appears whole or not at all, and `replaces` is as in `storage.replacing`."""
     with replacing(path, replaces=replaces) as temporary:
         temporary.write_text(risk_table_text(rows), encoding="utf-8")
 
 
-def read_risk_table(path: str | os.PathLike[str]) -> tuple[RiskRow, ...]:
+def read_risk_table(path: str | os.PathLike[str], kind: type[_Row]) -> tuple[_Row, ...]:
     """Returns the rows of a file of `write_risk_table`.
+
+    Args:
+      path: The file.
+      kind: Dataclass of its rows.
 
     Raises:
       ValueError: If it is none; says where.
     """
-    types = {field.name: _READERS[field.type] for field in dataclasses.fields(RiskRow)}
+    types = {field.name: _READERS[field.type] for field in dataclasses.fields(kind)}
     rows = []
     with open_input(path) as raw, io.TextIOWrapper(raw, "utf-8", newline="") as file:
         reader = csv.DictReader(file)
         for row in reader:
             try:
-                rows.append(RiskRow(**{name: types[name](text) for name, text in row.items()}))
+                rows.append(kind(**{name: types[name](text) for name, text in row.items()}))
             except (KeyError, TypeError, ValueError) as error:
                 raise ValueError(
                     f"{path}, line {reader.line_num}: is not a row of a risk table ({type(error).__name__}: {error})."
@@ -56,9 +69,12 @@ _READERS: dict[Any, Callable[[str], Any]] = {
     str: str,
     int: int,
     float: float,
+    float | None: lambda text: float(text) if text else None,
     bool: lambda text: {"true": True, "false": False}[text],
 }
 
 
 def _cell(value: object) -> str:
+    if value is None:
+        return ""
     return str(value).lower() if isinstance(value, bool) else str(value)

@@ -54,15 +54,7 @@ class DataFiles:
             if is_seqio(pattern):
                 found |= {shard: shard for shard in seqio_shards(pattern, reading.seqio_modules)}
                 continue
-            # A file that is called so is meant, even where the name is a pattern too.
-            is_name = not is_cloud_path(pattern) and is_file(pattern)
-            matches = [pattern] if is_name else sorted(list_files(pattern))
-            if not matches and is_folder(pattern):
-                raise NoFilesError(f"{pattern}: is a directory. Name its files, for example '{pattern}/*.jsonl'.")
-            if not matches:
-                raise NoFilesError(f"{pattern}: {why_no_file(pattern)}{_hint(pattern, given)}")
-            for path in matches:
-                found.setdefault(absolute(path), path if is_cloud_path(path) else os.path.abspath(path))
+            found = {**matching_files(pattern, among=given), **found}
         files = tuple(sorted(found.values()))
         check_installed(files, reading)
         for name in ("inputs_field", "targets_field"):
@@ -73,6 +65,30 @@ class DataFiles:
                         f"--{name} names a field, and {without} is plain text, which has none. Leave it out."
                     )
         return cls(patterns=given, files=files, reading=reading)
+
+
+def matching_files(pattern: str, *, among: Sequence[str] = ()) -> dict[str, str]:
+    """Returns the files that a path or glob names, local or on Cloud Storage: by what links lead to, their names.
+
+    Args:
+      pattern: The path or glob.
+      among: All that were named with it, separated by commas.
+
+    Raises:
+      NoFilesError: If there is none.
+      OSError: If Cloud Storage cannot be listed.
+    """
+    # A file that is called so is meant, even where the name is a pattern too.
+    is_name = not is_cloud_path(pattern) and is_file(pattern)
+    matches = [pattern] if is_name else sorted(list_files(pattern))
+    if not matches and is_folder(pattern):
+        raise NoFilesError(f"{pattern}: is a directory. Name its files, for example '{pattern}/*.jsonl'.")
+    if not matches:
+        raise NoFilesError(f"{pattern}: {why_no_file(pattern)}{_hint(pattern, among)}")
+    found: dict[str, str] = {}
+    for path in matches:
+        found.setdefault(absolute(path), path if is_cloud_path(path) else os.path.abspath(path))
+    return found
 
 
 def _hint(pattern: str, patterns: Sequence[str]) -> str:

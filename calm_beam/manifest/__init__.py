@@ -6,8 +6,20 @@ other are enforced by the records.
 """
 
 from ._checks import ManifestError as ManifestError
+from ._external import EXTERNAL_LOSSES as EXTERNAL_LOSSES
+from ._external import ExternalCalibration as ExternalCalibration
+from ._external import ExternalDataRecord as ExternalDataRecord
+from ._external import ExternalManifest as ExternalManifest
+from ._external import ExternalPlan as ExternalPlan
+from ._external import ExternalStep as ExternalStep
+from ._external import ExternalTest as ExternalTest
+from ._external import GroupRecord as GroupRecord
+from ._external import SettingRecord as SettingRecord
+from ._external import external_guarantee as external_guarantee
+from ._manifest import EXTERNAL as EXTERNAL
 from ._manifest import GUARANTEE as GUARANTEE
 from ._manifest import Manifest as Manifest
+from ._manifest import check_kind as check_kind
 from ._manifest import guarantee_in_words as guarantee_in_words
 from ._plan import PlannedTest as PlannedTest
 from ._plan import PlanRecord as PlanRecord
@@ -16,6 +28,8 @@ from ._record import SCHEMA as SCHEMA
 from ._rounds import rounds_in_words as rounds_in_words
 from .digest import content_digest as content_digest
 from .reader import parse_manifest as parse_manifest
+from .reader import read_any_manifest as read_any_manifest
+from .reader import read_external_manifest as read_external_manifest
 from .reader import read_manifest as read_manifest
 from .records import CONSISTENCIES as CONSISTENCIES
 from .records import ENDS as ENDS

@@ -11,6 +11,9 @@ from ._schedule import check_positions
 from .digest import content_digest
 from .records import Calibration, DataRecord, DecodeRecord, ModelRecord, SequentialRecord, VocabularyRecord
 
+EXTERNAL = "external"
+"""The `kind` of a manifest of a sweep that was made elsewhere; those of `calibrate` have none."""
+
 _DRAWS = "for prompts drawn independently from the same distribution as the calibration set"
 GUARANTEE = (
     "Each calibration entry holds alone: with probability at least 1 - epsilon over the draw of the calibration set, "
@@ -95,6 +98,7 @@ class Manifest(Record):
             odds with another value, or the digest does not match the rest.
         """
         check_schema(value)
+        check_kind(value)
         keys = ["schema", *(f.name for f in fields(cls)), "digest"]
         given = checked_keys(value, keys, optional=cls._OPTIONAL, at=at)
         manifest = super().from_dict({k: v for k, v in given.items() if k not in ("schema", "digest")}, at=at)
@@ -131,12 +135,7 @@ class Manifest(Record):
         if not self.calibrations:
             raise ManifestError("calibrations must have at least one entry, got []")
         check_text("guarantee", self.guarantee)
-        if not isinstance(self.software, Mapping):
-            raise ManifestError(f"software must be a JSON object, got {shown(self.software)}")
-        for name, version in self.software.items():
-            check_text("a name in software", name)
-            check_text(f"software[{shown(name)}]", version)
-        object.__setattr__(self, "software", dict(self.software))
+        object.__setattr__(self, "software", check_software(self.software))
         if self.decode.min_exit_layer > self.model.layers:
             raise ManifestError(
                 f"decode.min_exit_layer must be at most model.layers, which is {self.model.layers}, "
@@ -298,6 +297,27 @@ def check_schema(value: object) -> None:
             f"schema is {shown(schema)}, this reader knows {version}. Upgrade calm-beam where you serve."
         )
     raise ManifestError(f'schema is {shown(schema)}, so this is not a calm-beam manifest; expected "{SCHEMA}"')
+
+
+def check_kind(value: object) -> None:
+    """Refuses a manifest that says that it is of another kind than those of `calibrate`."""
+    kind = value.get("kind") if isinstance(value, Mapping) else None
+    if kind == EXTERNAL:
+        raise ManifestError(
+            "is of kind external: it proves a setting of a sweep that was made elsewhere, and names no model and no "
+            "exit threshold. Only manifests of calibrate can be served. inspect and report show this one, verify with "
+            "--losses tests it, and in Python read_external_manifest reads it."
+        )
+
+
+def check_software(software: object) -> dict[str, str]:
+    """Returns a copy of the versions by name, refusing anything else."""
+    if not isinstance(software, Mapping):
+        raise ManifestError(f"software must be a JSON object, got {shown(software)}")
+    for name, version in software.items():
+        check_text("a name in software", name)
+        check_text(f"software[{shown(name)}]", version)
+    return dict(software)
 
 
 def check_digest(content: Mapping[str, object]) -> None:

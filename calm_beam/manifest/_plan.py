@@ -1,13 +1,12 @@
 """What a run was asked for when it started, and whether that is what was then tested."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from itertools import pairwise
-from typing import ClassVar, Self
+from typing import ClassVar, TypeVar
 
 from ._checks import ManifestError, check_choice, check_count, check_number, check_share, check_text, shown
-from ._record import Record, check_record, check_tuple, checked_keys, checked_list, records_from_json
-from .digest import content_digest
+from ._record import DigestedRecord, Record, check_record, check_tuple, checked_list, records_from_json
 from .records import CONSISTENCIES, PROCEDURES, Calibration, check_loss
 
 ON_ERROR = ("fail", "worst_case")
@@ -69,7 +68,7 @@ class SequentialPlan(Record):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PlanRecord(Record):
+class PlanRecord(DigestedRecord):
     """Everything that the outcome depends on besides the data and the code of metrics, as it was when the run started.
 
     Attributes:
@@ -99,26 +98,6 @@ class PlanRecord(Record):
     sequential: SequentialPlan | None = None
 
     @classmethod
-    def from_dict(cls, value: object, *, at: str = "") -> Self:
-        """Returns the plan that plain JSON values describe, "digest" included, having checked that."""
-        keys = [*(f.name for f in fields(cls)), "digest"]
-        given = checked_keys(value, keys, optional=cls._OPTIONAL, at=at or cls.__name__)
-        digest = given.pop("digest")
-        plan = super().from_dict(given, at=at)
-        if digest != plan.digest:
-            raise ManifestError(f"{at}.digest is {shown(digest)}, but that of the plan is {shown(plan.digest)}")
-        return plan
-
-    def to_dict(self) -> dict[str, object]:
-        """Returns the plan as plain JSON values, with "digest" last."""
-        return {**super().to_dict(), "digest": self.digest}
-
-    @property
-    def digest(self) -> str:
-        """The digest of the plan, computed as the manifest's own: `"sha256:"` and 64 hexadecimal digits."""
-        return content_digest(super().to_dict())
-
-    @classmethod
     def _from_json(cls, key: str, value: object, *, at: str) -> object:
         match key:
             case "thresholds":
@@ -136,14 +115,7 @@ class PlanRecord(Record):
         if any(lower >= upper for upper, lower in pairwise(self.thresholds)):
             raise ManifestError(f"thresholds must be strictly descending, got {shown(self.thresholds)}")
         check_tuple("tests", self.tests, of=PlannedTest)
-        if self.joint_epsilon is not None:
-            check_share("joint_epsilon", self.joint_epsilon)
-            total = sum(test.epsilon for test in self.tests)
-            if total > self.joint_epsilon * (1 + _ROUNDING):
-                raise ManifestError(
-                    f"joint_epsilon must be at least the sum of the tests' epsilons, {shown(total)}, "
-                    f"got {shown(self.joint_epsilon)}"
-                )
+        check_joint(self.joint_epsilon, [test.epsilon for test in self.tests])
         if self.cluster_key is not None:
             check_text("cluster_key", self.cluster_key)
         check_text("salt", self.salt)
@@ -172,13 +144,39 @@ class PlanRecord(Record):
                         f"calibrations[{index}].{name} must be {shown(value)}, as was planned, got {shown(found)}"
                     )
             tested = [step.threshold for step in entry.path]
-            expected = [threshold for threshold in self.thresholds if threshold in tested]
-            if entry.procedure == "fixed_sequence":
-                expected = list(self.thresholds[: len(tested)])
-            elif entry.procedure in _WHOLE_GRID:
-                expected = list(self.thresholds)
+            expected = planned_path(self.thresholds, tested, procedure=entry.procedure)
             if tested != expected:
                 raise ManifestError(
                     f"calibrations[{index}].path must test thresholds in the planned order, which begins "
                     f"{shown(expected)}, got {shown(tested)}"
                 )
+
+
+_T = TypeVar("_T")
+
+
+def planned_path(grid: Sequence[_T], tested: Sequence[_T], *, procedure: str) -> list[_T]:
+    """Returns in which order a path has to test what it has tested of a planned grid.
+
+    Args:
+      grid: All that may be tested, in the planned order.
+      tested: What was.
+      procedure: How: some go down from the first, some have to look at all.
+    """
+    if procedure == "fixed_sequence":
+        return list(grid[: len(tested)])
+    if procedure in _WHOLE_GRID:
+        return list(grid)
+    return [item for item in grid if item in tested]
+
+
+def check_joint(joint_epsilon: object, epsilons: Sequence[float]) -> None:
+    """Refuses a joint epsilon that is neither None nor at least as large as its shares together."""
+    if joint_epsilon is None:
+        return
+    check_share("joint_epsilon", joint_epsilon)
+    total = sum(epsilons)
+    if isinstance(joint_epsilon, int | float) and total > joint_epsilon * (1 + _ROUNDING):
+        raise ManifestError(
+            f"joint_epsilon must be at least the sum of the tests' epsilons, {shown(total)}, got {shown(joint_epsilon)}"
+        )

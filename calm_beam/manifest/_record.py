@@ -5,6 +5,7 @@ from dataclasses import fields
 from typing import ClassVar, Self, TypeVar
 
 from ._checks import ManifestError, shown
+from .digest import content_digest
 
 SCHEMA = "calm-beam/manifest/v1"
 
@@ -48,6 +49,30 @@ class Record:
         """Returns the record as plain JSON values: dicts in field order, lists, strings, numbers, booleans, None."""
         values = {f.name: _plain(getattr(self, f.name)) for f in fields(self)}  # type: ignore[arg-type]
         return {key: value for key, value in values.items() if value is not None or key not in self._OPTIONAL}
+
+
+class DigestedRecord(Record):
+    """A record that goes to JSON with the digest of its content, and is compared with that when it comes back."""
+
+    @classmethod
+    def from_dict(cls, value: object, *, at: str = "") -> Self:
+        """Returns the record that plain JSON values describe, "digest" included, having checked that."""
+        names = [f.name for f in fields(cls)]  # type: ignore[arg-type]
+        given = checked_keys(value, [*names, "digest"], optional=cls._OPTIONAL, at=at or cls.__name__)
+        digest = given.pop("digest")
+        record = super().from_dict(given, at=at)
+        if digest != record.digest:
+            raise ManifestError(f"{at}.digest is {shown(digest)}, but that of the {at} is {shown(record.digest)}")
+        return record
+
+    def to_dict(self) -> dict[str, object]:
+        """Returns the record as plain JSON values, with "digest" last."""
+        return {**super().to_dict(), "digest": self.digest}
+
+    @property
+    def digest(self) -> str:
+        """The digest of the record, computed as the manifest's own: `"sha256:"` and 64 hexadecimal digits."""
+        return content_digest(super().to_dict())
 
 
 _R = TypeVar("_R", bound=Record)

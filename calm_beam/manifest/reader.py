@@ -6,7 +6,8 @@ from typing import Any
 from calm_beam import strict_json
 
 from ._checks import ManifestError, shown
-from ._manifest import Manifest, check_digest, check_schema
+from ._external import ExternalManifest
+from ._manifest import EXTERNAL, Manifest, check_digest, check_kind, check_schema
 
 # A thousand thresholds of a hundred entries have a tenth of that.
 _MOST_BYTES = 256 << 20
@@ -26,6 +27,48 @@ def read_manifest(path: str | os.PathLike[str], *, model_fingerprint: str | None
       ManifestError: As `parse_manifest`.
       OSError: If the file cannot be read.
     """
+    return parse_manifest(_content(path), source=f"manifest {os.fspath(path)}", model_fingerprint=model_fingerprint)
+
+
+def read_external_manifest(path: str | os.PathLike[str]) -> ExternalManifest:
+    """Returns the manifest of kind external in a file, as `calm-beam certify` writes it, after checking it.
+
+    Args:
+      path: A local file, or `gs://bucket/name`.
+
+    Raises:
+      ManifestError: If it is none, or cannot be trusted.
+      OSError: If the file cannot be read.
+    """
+    manifest = read_any_manifest(path)
+    if not isinstance(manifest, ExternalManifest):
+        raise ManifestError(
+            f"manifest {os.fspath(path)}: is one of calibrate, and not of kind external. read_manifest reads it."
+        )
+    return manifest
+
+
+def read_any_manifest(path: str | os.PathLike[str]) -> Manifest | ExternalManifest:
+    """Returns the manifest in a file, of whatever kind it says that it is.
+
+    Raises:
+      ManifestError: If it cannot be trusted.
+      OSError: If the file cannot be read.
+    """
+    source, text = f"manifest {os.fspath(path)}", _content(path)
+    try:
+        content = _load_json(text)
+        check_schema(content)
+        if content.get("kind") != EXTERNAL:
+            return parse_manifest(text, source=source)
+        check_digest(content)
+        return ExternalManifest.from_dict(content)
+    except ManifestError as error:
+        message = str(error)
+        raise ManifestError(message if message.startswith(source) else f"{source}: {message}") from None
+
+
+def _content(path: str | os.PathLike[str]) -> bytes:
     # Here, since it takes as long to import as all the rest, and who gets a manifest otherwise needs no files.
     from calm_beam.storage import open_input
 
@@ -36,7 +79,7 @@ def read_manifest(path: str | os.PathLike[str], *, model_fingerprint: str | None
             f"manifest {os.fspath(path)}: has more than {_MOST_BYTES >> 20} MiB, so it is not a manifest. Name the "
             "manifest.json of a calibration."
         )
-    return parse_manifest(content, source=f"manifest {os.fspath(path)}", model_fingerprint=model_fingerprint)
+    return content
 
 
 def parse_manifest(text: str | bytes, *, source: str = "manifest", model_fingerprint: str | None = None) -> Manifest:
@@ -57,6 +100,7 @@ def parse_manifest(text: str | bytes, *, source: str = "manifest", model_fingerp
     try:
         content = _load_json(text)
         check_schema(content)
+        check_kind(content)
         # Before the rest: who changed a number by hand should hear of that, not of what it then contradicts.
         check_digest(content)
         manifest = Manifest.from_dict(content)

@@ -24,6 +24,7 @@ from ._checks import (
     check_text,
     shown,
 )
+from ._decisions import check_decisions
 from ._record import Record, check_tuple, checked_list, records_from_json
 
 CONSISTENCIES = ("textual", "risk")
@@ -399,7 +400,7 @@ class Calibration(Record):
         for index, entry in enumerate(self.path):
             check_number(f"path[{index}].risk", entry.risk, low=lowest, high=1)
         self._check_testing_order()
-        self._check_decisions()
+        check_decisions(self.path, procedure=self.procedure, epsilon=self.epsilon)
         self._check_choice_follows()
         if self.looks is not None:
             self._check_looks(self.looks)
@@ -410,20 +411,6 @@ class Calibration(Record):
                 raise ManifestError(
                     f"path[{index}].threshold must be below the one tested before it, {shown(before.threshold)}, "
                     f"got {shown(entry.threshold)}"
-                )
-            if self.procedure == "fixed_sequence" and not before.rejected:
-                raise ManifestError(
-                    f"path[{index - 1}].rejected is false, so the test stops there, but path[{index}] follows"
-                )
-
-    def _check_decisions(self) -> None:
-        for index, entry in enumerate(self.path):
-            is_small = entry.p_value <= self.epsilon
-            # Other procedures may reject fewer, by thresholds of their own on the p-values, and never more.
-            if entry.rejected != is_small and (entry.rejected or self.procedure == "fixed_sequence"):
-                raise ManifestError(
-                    f"path[{index}].rejected must be {shown(not entry.rejected)}, got {shown(entry.rejected)}: "
-                    f"p_value is {shown(entry.p_value)} and epsilon {shown(self.epsilon)}"
                 )
 
     def _check_choice_follows(self) -> None:

@@ -5,8 +5,9 @@ import os
 import re
 
 from ._checks import ManifestError
+from ._external import ExternalManifest
 from ._manifest import Manifest
-from .reader import read_manifest
+from .reader import read_any_manifest
 
 MANIFEST = "manifest.json"
 """What the file is called in an output directory."""
@@ -15,7 +16,7 @@ MANIFEST = "manifest.json"
 _LIST_OF_NUMBERS = re.compile(r"\[\n\s+([-+.0-9eE]+(?:,\n\s+[-+.0-9eE]+)*)\n\s+\]")
 
 
-def manifest_text(manifest: Manifest) -> str:
+def manifest_text(manifest: Manifest | ExternalManifest) -> str:
     """Returns the content of the manifest's file: indented JSON with its digest, and a final newline.
 
     A list of numbers stands in one line.
@@ -31,7 +32,11 @@ def manifest_text(manifest: Manifest) -> str:
 
 
 def write_manifest(
-    manifest: Manifest, path: str | os.PathLike[str], *, overwrite: bool = False, replaces: str | None = None
+    manifest: Manifest | ExternalManifest,
+    path: str | os.PathLike[str],
+    *,
+    overwrite: bool = False,
+    replaces: str | None = None,
 ) -> None:
     """Writes the manifest to a file in a single step.
 
@@ -76,7 +81,7 @@ def lost_race(path: str) -> ManifestError:
 def _known_by(path: str) -> str:
     """Returns what tells a manifest from others."""
     try:
-        found = read_manifest(path)
+        found = read_any_manifest(path)
     except FileNotFoundError:
         return "which is not there yet, though files beside it are"
     except (ManifestError, OSError) as error:

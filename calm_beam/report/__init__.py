@@ -3,6 +3,7 @@
 Everything in it is read back from what a calibration has stored: manifest, risk table, failures and generations.
 """
 
+from .external import build_external_page as build_external_page
 from .page import LARGEST_PAGE as LARGEST_PAGE
 from .page import build_page as build_page
 from .speedups import read_speedups as read_speedups

@@ -1,11 +1,7 @@
 """The page: one HTML file that asks the network for nothing."""
 
-import base64
-import hashlib
 import html
-import importlib.resources
 import json
-import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -20,6 +16,7 @@ from .examples import counted_exits, example_values, pieces_of
 from .foreign import isolated, with_short_places
 from .packing import Dictionary
 from .palette import layer_styles
+from .parts import file_text, filled, source_hash
 from .savings import counted_savings
 from .stored import Calibrated, ReportError, StoredOutputs
 
@@ -29,7 +26,6 @@ LARGEST_PAGE = 5_000_000
 _SCRIPTS = ("outputs.js", "drawing.js", "charts.js", "examples.js", "report.js")
 # Never exit: by neither formula.
 _NOTHING = (1.0, 1.0)
-_MARK = re.compile(r"\{\{(\w+)\}\}")
 
 
 def build_page(
@@ -122,11 +118,11 @@ def _checked(page: str) -> str:
 
 def _assembled(content: dict[str, Any]) -> str:
     """Returns the whole page."""
-    style = _file("report.css") + layer_styles(content["numLayers"])
-    script = '"use strict";\n(() => {\n' + "\n".join(map(_file, _SCRIPTS)) + "\n})();\n"
+    style = file_text("report.css") + layer_styles(content["numLayers"])
+    script = '"use strict";\n(() => {\n' + "\n".join(map(file_text, _SCRIPTS)) + "\n})();\n"
     parts = {
         "policy": (
-            f"default-src 'none'; style-src {_hash(style)}; script-src {_hash(script)}; img-src data:; "
+            f"default-src 'none'; style-src {source_hash(style)}; script-src {source_hash(script)}; img-src data:; "
             "base-uri 'none'; form-action 'none'"
         ),
         "style": style,
@@ -135,8 +131,7 @@ def _assembled(content: dict[str, Any]) -> str:
         "title": html.escape(f"calm-beam: {isolated(content['model'])}"),
         "promises": _promises(content["entries"]),
     }
-    # In one go: what is put in is not looked at again.
-    return _MARK.sub(lambda mark: parts[mark.group(1)], _file("template.html"))
+    return filled(file_text("template.html"), parts)
 
 
 def _promises(entries: Iterable[dict[str, Any]]) -> str:
@@ -160,12 +155,3 @@ def _json(content: Any) -> str:
 def _size(value: Any) -> int:
     """Returns the bytes of a value in a list."""
     return len(_json(value).encode()) + 1
-
-
-def _hash(text: str) -> str:
-    """Returns the source expression that lets an inline element with just this text through."""
-    return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
-
-
-def _file(name: str) -> str:
-    return importlib.resources.files(__package__).joinpath(name).read_text(encoding="utf-8")

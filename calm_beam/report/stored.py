@@ -123,7 +123,7 @@ def read_calibrated(directory: str) -> Calibrated:
     manifest = read_manifest(joined(directory, MANIFEST))
     path = joined(directory, RISK_TABLE)
     try:
-        rows = read_risk_table(path)
+        rows = read_risk_table(path, RiskRow)
     except ValueError as error:
         raise ReportError(str(error)) from error
     entries = manifest.calibrations

@@ -10,6 +10,17 @@ from typing import Self
 import numpy as np
 
 
+def means_up(sums: np.ndarray, sizes: np.ndarray) -> np.ndarray:
+    """Returns means of losses, rounded up to a multiple of 2^-32.
+
+    Args:
+      sums: Any shape, int64 in units of 2^-32.
+      sizes: Of how many losses, at least 1; of a shape that broadcasts to it.
+    """
+    # Integer division rounds down, so that of the negated sum rounds up.
+    return np.asarray(-(-sums // sizes))
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
 class ClusterLosses:
     """Sums over the examples of one cluster; merging is exact, associative and commutative.
@@ -32,8 +43,7 @@ class ClusterLosses:
         >>> ClusterLosses(size=2, sums=np.array([3, -3])).mean()
         array([ 2, -1])
         """
-        # Integer division rounds down, so that of the negated sum rounds up.
-        return np.asarray(-(-self.sums // self.size))
+        return means_up(self.sums, np.asarray(self.size))
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, ClusterLosses):

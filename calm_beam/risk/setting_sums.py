@@ -7,20 +7,19 @@ before the losses were seen.
 
 import dataclasses
 import hashlib
-import math
 from collections.abc import Mapping, Sequence
 from typing import Self
 
 import numpy as np
 
 from calm_beam.errors import CalmBeamError
+from calm_beam.risk.digest_sums import MODULUS, sum_of_digests
 from calm_beam.risk.evidence import Evidence
-from calm_beam.risk.fixed_point import LOSS_SCALE, loss_sum_upper
+from calm_beam.risk.fixed_point import loss_sum_upper, to_signed_fixed_point
 from calm_beam.risk.fwer import PROCEDURES
 from calm_beam.risk.pvalues import P_VALUES
 from calm_beam.risk.statistics import Loss, Statistic
 
-_MODULUS = 2**256
 # Losses of one setting that wait to be summed together: one by one, numpy would take most of the time.
 _WAITING = 1024
 
@@ -96,7 +95,8 @@ class LossSums:
         self.statistics = tuple(dict.fromkeys(needed))
         # Signed losses are allowed where every test can take them.
         self._lowest = -1.0 if all(method.takes_signed for method in methods) else 0.0
-        self._waiting: dict[str, list[int]] = {}
+        # By setting, losses and the digests of their examples' ids.
+        self._waiting: dict[str, tuple[list[float], list[bytes]]] = {}
         self._settled: dict[str, SettingSums] = {}
 
     def add(self, example_id: str, setting: str, *, loss: float) -> None:
@@ -105,19 +105,19 @@ class LossSums:
         Raises:
           LossesError: If the loss is not a number in [0, 1], or in [-1, 1] where all tests take signed losses.
         """
-        is_number = isinstance(loss, (int, float, np.floating, np.integer)) and not isinstance(loss, bool)
-        if not is_number or not self._lowest <= loss <= 1:
+        # Floats first: of ten million losses nearly all are.
+        if not (type(loss) is float or _is_number(loss)) or not self._lowest <= loss <= 1:
             raise LossesError(
                 f"example {example_id!r} under setting {setting!r}: the loss must be a number in "
                 f"[{self._lowest:g}, 1], got {loss!r}."
             )
-        waiting = self._waiting.setdefault(setting, [])
-        # A product with a power of two is exact, and so is its ceiling.
-        waiting.append(math.ceil(float(loss) * LOSS_SCALE))
-        of_setting = self._settled.get(setting) or self._nothing()
-        digest = int.from_bytes(hashlib.sha256(example_id.encode("utf-8", "surrogatepass")).digest(), "big")
-        self._settled[setting] = dataclasses.replace(of_setting, ids=(of_setting.ids + digest) % _MODULUS)
-        if len(waiting) == _WAITING:
+        waiting = self._waiting.get(setting)
+        if waiting is None:
+            waiting = self._waiting[setting] = ([], [])
+        losses, digests = waiting
+        losses.append(float(loss))
+        digests.append(hashlib.sha256(example_id.encode("utf-8", "surrogatepass")).digest())
+        if len(losses) == _WAITING:
             self._settle(setting)
 
     def merge(self, other: Self) -> None:
@@ -134,7 +134,7 @@ class LossSums:
             self._settled[setting] = SettingSums(
                 n=ours.n + theirs.n,
                 sums=tuple(map(sum, zip(ours.sums, theirs.sums, strict=True))),
-                ids=(ours.ids + theirs.ids) % _MODULUS,
+                ids=(ours.ids + theirs.ids) % MODULUS,
             )
 
     def by_setting(self) -> Mapping[str, SettingSums]:
@@ -184,16 +184,22 @@ class LossSums:
 
     def _settle(self, setting: str) -> None:
         waiting = self._waiting.pop(setting, None)
-        if not waiting:
+        if waiting is None:
             return
-        fixed, of_setting = np.array(waiting, np.int64), self._settled[setting]
+        losses, digests = waiting
+        fixed, settled = to_signed_fixed_point(losses), self._settled.get(setting) or self._nothing()
         # As int64 these cannot overflow: they are 1,024 values of at most a few 2^32.
         new = (int(statistic.values(fixed).sum()) for statistic in self.statistics)
-        self._settled[setting] = dataclasses.replace(
-            of_setting,
-            n=of_setting.n + len(waiting),
-            sums=tuple(old + more for old, more in zip(of_setting.sums, new, strict=True)),
+        self._settled[setting] = SettingSums(
+            n=settled.n + len(losses),
+            sums=tuple(old + more for old, more in zip(settled.sums, new, strict=True)),
+            ids=(settled.ids + sum_of_digests(b"".join(digests))) % MODULUS,
         )
+
+
+def _is_number(value: object) -> bool:
+    # True is an integer to Python.
+    return isinstance(value, (int, float, np.floating, np.integer)) and not isinstance(value, bool)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -14,7 +14,7 @@ from calm_beam.decoding.padding import bucket_width
 from calm_beam.decoding.prompts import Prompt, encode_prompt
 from calm_beam.decoding.settings import DecodeSettings
 from calm_beam.examples import NO_UTF_8, NUL_CHARACTER, Example
-from calm_beam.manifest import Calibration, Manifest, read_manifest
+from calm_beam.manifest import Calibration, ExternalManifest, Manifest, check_kind, read_manifest
 from calm_beam.vocabulary import EOS_ID, PAD_ID, Vocabulary, output_text
 
 from .agreement import agreed_settings, recorded_vocabulary
@@ -115,6 +115,8 @@ class Generator:
 
         Source: ours; what is decoded is CALM's, "Decoding with early exiting".
         """
+        if isinstance(manifest, ExternalManifest):
+            check_kind(manifest.to_dict())
         if not isinstance(manifest, Manifest):
             manifest = read_manifest(manifest)
         entry = manifest.calibration(consistency=consistency, metric=metric, loss=loss, delta=delta, epsilon=epsilon)

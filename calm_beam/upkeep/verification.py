@@ -17,7 +17,7 @@ called broken. A threshold whose risk is just below delta can hardly ever be pro
 import dataclasses
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Self
+from typing import Generic, Protocol, Self, TypeVar
 
 import numpy as np
 
@@ -125,8 +125,30 @@ class FreshLosses:
         return table[:, self.objectives.index(objective_of(entry)), self.thresholds.index(entry.threshold)]
 
 
+class Promised(Protocol):
+    """An entry of a manifest, as far as its test goes."""
+
+    @property
+    def delta(self) -> float:
+        """Risk tolerance."""
+        ...
+
+    @property
+    def epsilon(self) -> float:
+        """Allowed probability of error."""
+        ...
+
+    @property
+    def p_value(self) -> str:
+        """Name of the p-value."""
+        ...
+
+
+_P = TypeVar("_P", bound=Promised)
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Verdict:
+class Verdict(Generic[_P]):
     """What was found out about one promise.
 
     Attributes:
@@ -137,7 +159,7 @@ class Verdict:
       is_broken: Whether the latter is small enough, among those of all entries.
     """
 
-    entry: Calibration
+    entry: _P
     risk: float
     p_value: float
     excess_p_value: float
@@ -149,7 +171,7 @@ class Verdict:
         return self.p_value <= self.entry.epsilon
 
 
-def verify(losses: FreshLosses, entries: Sequence[Calibration], *, alpha: float) -> tuple[Verdict, ...]:
+def verify(losses: FreshLosses, entries: Sequence[Calibration], *, alpha: float) -> tuple[Verdict[Calibration], ...]:
     """Returns a verdict on each entry.
 
     Args:
@@ -164,18 +186,43 @@ def verify(losses: FreshLosses, entries: Sequence[Calibration], *, alpha: float)
     Source: ours; see the module docstring. Losses are rounded up to a multiple of 2^-32, so that "broken" means a risk
     above delta - 2.4e-10.
     """
+    return judged(
+        entries,
+        [(losses.at(entry), losses.at(entry, lenient=True)) for entry in entries],
+        is_signed=[objective_of(entry).is_signed for entry in entries],
+        alpha=alpha,
+    )
+
+
+def judged(
+    entries: Sequence[_P],
+    losses: Sequence[tuple[np.ndarray, np.ndarray]],
+    *,
+    is_signed: Sequence[bool],
+    alpha: float,
+) -> tuple[Verdict[_P], ...]:
+    """Returns what was found out about every promise, whatever it is about.
+
+    Args:
+      entries: The promises.
+      losses: For each, fresh losses of independent units in betting order, shape (units,), and the same as lenient as
+        can be; both are the same where no example failed.
+      is_signed: For each, whether losses lie in [-1, 1].
+      alpha: Chance of calling any promise broken that is kept, in (0, 1).
+
+    Raises:
+      EvidenceError: As `verify`.
+      ValueError: As `verify`.
+    """
     p_values, excess = np.ones(len(entries)), np.ones(len(entries))
-    for index, entry in enumerate(entries):
-        at_entry = losses.at(entry)
-        is_signed = objective_of(entry).is_signed
-        p_values[index] = p_values_of(at_entry, p_value=entry.p_value, delta=entry.delta)
-        lenient = losses.at(entry, lenient=True)
-        excess[index] = excess_p_values(lenient, p_value=entry.p_value, delta=entry.delta, is_signed=is_signed)
+    for index, (entry, (strict, lenient)) in enumerate(zip(entries, losses, strict=True)):
+        p_values[index] = p_values_of(strict, p_value=entry.p_value, delta=entry.delta)
+        excess[index] = excess_p_values(lenient, p_value=entry.p_value, delta=entry.delta, is_signed=is_signed[index])
     is_broken = holm_test(excess, epsilon=alpha).rejected
     return tuple(
         Verdict(
             entry=entry,
-            risk=math.fsum(losses.at(entry)) / len(losses.table),
+            risk=math.fsum(losses[index][0]) / len(losses[index][0]),
             p_value=float(p_values[index]),
             excess_p_value=float(excess[index]),
             is_broken=bool(is_broken[index]),

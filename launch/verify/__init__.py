@@ -16,6 +16,10 @@ probability epsilon at most, is found out here too; a status of 3 alone does not
 A manifest may name a metric of somebody's own, `module:function`. That is code, and is imported only if `--metric` also
 names it.
 
+A manifest of kind external, which `calm-beam certify` made, is tested on fresh losses or scores, and needs no model:
+
+    calm-beam verify --manifest=certification --losses='fresh-*.csv'
+
 Fresh data are drawn independently of the calibration set. The calibration set itself is refused; prompts that it shares
 with the fresh data are counted and warned of where its generations still stand beside the manifest, and only there.
 
@@ -24,6 +28,7 @@ Exit status: 0 no promise broken, 1 failure, 2 bad usage, 3 a promise is broken.
 
 from collections.abc import Sequence
 
+from calm_beam.launch.certify.flags import add_source_flags, names_sweep
 from calm_beam.launch.flags import (
     FlagParser,
     add_data_flags,
@@ -41,6 +46,10 @@ from calm_beam.launch.flags.model import add_model_flags
 
 def main(argv: Sequence[str]) -> int:
     """Runs the command and returns its exit status."""
+    if names_sweep(argv):
+        from .external import verify_external
+
+        return verify_external(argv, description=_description())
     with as_usage():
         flags, options = parse_flags(_parser(), argv)
     # Here, since it loads Beam, and help does without.
@@ -50,7 +59,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _parser() -> FlagParser:
-    parser = FlagParser(prog="calm-beam verify", description=(__doc__ or "").split(": ", 1)[1].split("\n\n")[0])
+    parser = FlagParser(prog="calm-beam verify", description=_description())
     parser.add_argument("--manifest", required=True, help="a manifest, or the calibration directory that holds one")
     add_data_flags(parser, kind="fresh examples")
     parser.add_argument("--checkpoint", help="model folder; default: where the manifest says that it was")
@@ -70,4 +79,9 @@ def _parser() -> FlagParser:
     add_memory_flags(parser)
     add_exit_head_flag(parser)
     add_worker_flags(parser)
+    add_source_flags(parser)
     return parser
+
+
+def _description() -> str:
+    return (__doc__ or "").split(": ", 1)[1].split("\n\n")[0]

@@ -42,7 +42,8 @@ from calm_beam.transforms import DecodeExamples, ReadExamples
 from calm_beam.upkeep.verification import FreshLosses, Verdict, promised_thresholds, verify
 from calm_beam.vocabulary import EOS_ID
 
-BROKEN = 3
+from .verdicts import BROKEN, check_alpha, conclude, verdict_in_words
+
 # Order of bets in manifests that do not say; any that was fixed beforehand will do.
 _DEFAULT_SALT = "calm-beam/0"
 
@@ -50,8 +51,7 @@ _DEFAULT_SALT = "calm-beam/0"
 def verify_manifest(flags: argparse.Namespace, options: PipelineOptions) -> int:
     """Tests as the flags say, tells about it and returns the exit status of the command."""
     with as_usage():
-        if not 0 < flags.alpha < 1:
-            raise UsageError(f"--alpha must be in (0, 1), got {flags.alpha:g}. It is a probability: for 5 % pass 0.05.")
+        check_alpha(flags.alpha)
         path = find_manifest(flags.manifest)
         manifest = read_manifest(path)
         entries = tuple(entry for entry in manifest.calibrations if entry.threshold is not None)
@@ -197,7 +197,9 @@ def _decode(
         )
 
 
-def _print(manifest: Manifest, losses: FreshLosses, *, verdicts: Sequence[Verdict], flags: argparse.Namespace) -> None:
+def _print(
+    manifest: Manifest, losses: FreshLosses, *, verdicts: Sequence[Verdict[Calibration]], flags: argparse.Namespace
+) -> None:
     console = PlainConsole()
     table = Table(
         title="The manifest's entries on fresh data", title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False
@@ -214,7 +216,7 @@ def _print(manifest: Manifest, losses: FreshLosses, *, verdicts: Sequence[Verdic
             f"{entry.threshold:g}",
             f"{entry.risk:.4f}\n{verdict.risk:.4f}",
             f"{verdict.p_value:.2g}\n{verdict.excess_p_value:.2g}",
-            _in_words(verdict),
+            verdict_in_words(verdict),
         )
     console.print(table)
     units = counted(losses.examples, "example") if flags.cluster_key is None else counted(len(losses.table), "cluster")
@@ -227,23 +229,4 @@ def _print(manifest: Manifest, losses: FreshLosses, *, verdicts: Sequence[Verdic
         console.print(
             f"{counted(left_out, 'promise')} of other metrics {'was' if left_out == 1 else 'were'} not tested."
         )
-    broken = sum(verdict.is_broken for verdict in verdicts)
-    if broken:
-        console.print(
-            f"{broken} of {counted(len(verdicts), 'promise')} {'is' if broken == 1 else 'are'} BROKEN: the fresh "
-            "losses prove that the risk exceeds delta. If all were kept, the chance of such a finding would be at most "
-            f"{flags.alpha:g}. Calibrate anew."
-        )
-    else:
-        proved = sum(verdict.is_proved_again for verdict in verdicts)
-        console.print(
-            f"No promise is found broken at level {flags.alpha:g}; {proved} of {len(verdicts)} "
-            f"{'is' if proved == 1 else 'are'} proved again, each "
-            "at its own epsilon."
-        )
-
-
-def _in_words(verdict: Verdict) -> str:
-    if verdict.is_broken:
-        return "BROKEN"
-    return "proved again" if verdict.is_proved_again else "not contradicted"
+    conclude(console, verdicts, alpha=flags.alpha)

@@ -17,6 +17,7 @@ from tests.calm_beam.manifest.builders import build_manifest
 # Each with a flag of its own.
 _COMMANDS = {
     "calibrate": "--checkpoint",
+    "certify": "--candidates",
     "convert": "--layout",
     "decode": "--checkpoint",
     "evaluate": "--experiment",

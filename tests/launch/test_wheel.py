@@ -25,6 +25,7 @@ _FLOORS = {"calm_beam": "calm_beam", "transforms": "calm_beam/transforms", "laun
 _DATA = {
     "calm_beam/__init__.pyi",
     "calm_beam/py.typed",
+    "calm_beam/report/external.html",
     "calm_beam/report/template.html",
     "calm_beam/report/report.css",
     "calm_beam/report/outputs.js",
@@ -32,6 +33,7 @@ _DATA = {
     "calm_beam/report/charts.js",
     "calm_beam/report/examples.js",
     "calm_beam/report/report.js",
+    "calm_beam/manifest/external.schema.json",
     "calm_beam/manifest/manifest.schema.json",
     "calm_beam/demo/calibration.jsonl.gz",
     "calm_beam/demo/model/config.json",

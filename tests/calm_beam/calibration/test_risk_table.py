@@ -78,9 +78,9 @@ def test_a_table_is_read_back(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "risk_table.csv"
     rows = (_ROW, dataclasses.replace(_ROW, tested=False, rejected=True, metric='a "quoted", name'))
     write_risk_table(path, rows)
-    assert read_risk_table(path) == rows
+    assert read_risk_table(path, RiskRow) == rows
     text = risk_table_text([_ROW])
     for broken in (text.replace("true,false", "true,perhaps"), text.replace(",3.9625", "")):
         path.write_text(broken, encoding="utf-8")
         with pytest.raises(ValueError, match=r"risk_table\.csv, line 2: is not a row of a risk table"):
-            read_risk_table(path)
+            read_risk_table(path, RiskRow)

@@ -1,0 +1,139 @@
+"""Losses in files: CSV, JSON lines or Parquet, a row for each example and setting."""
+
+import collections
+import csv
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+from calm_beam import strict_json
+from calm_beam.examples import numbered_lines
+from calm_beam.inputs.files import matching_files
+from calm_beam.risk.setting_sums import LossesError
+from calm_beam.storage import open_input
+
+from .rows import LossRow, RowReading
+
+_BATCH = 4096
+
+
+def loss_files(patterns: Sequence[str]) -> tuple[str, ...]:
+    """Returns the files that patterns name, sorted, each once.
+
+    Raises:
+      LossesError: If the suffix of one tells no format.
+      DataError: If a pattern matches no file: none is passed over silently.
+      OSError: If Cloud Storage cannot be listed.
+    """
+    found: dict[str, str] = {}
+    for pattern in patterns:
+        found = {**matching_files(pattern, among=patterns), **found}
+    files = tuple(sorted(found.values()))
+    for path in files:
+        _reader(path)
+    return files
+
+
+def read_losses(path: str, reading: RowReading) -> Iterator[LossRow]:
+    """Yields the losses in a file, local or on Cloud Storage.
+
+    Raises:
+      LossesError: If the file is damaged, has no rows, or a row is not one; names file and row.
+      DataError: If gzip data are damaged, or a line is too long.
+    """
+    row = None
+    for row in _reader(path)(path, reading):
+        yield row
+    if row is None:
+        raise LossesError(f"{path}: holds no losses. A part that was lost would bias the result.")
+
+
+def _csv_rows(path: str, reading: RowReading) -> Iterator[LossRow]:
+    with open_input(path) as raw:
+        lines = (line.decode("utf-8") for _, line in numbered_lines(raw, path=path))
+        table = csv.reader(lines, strict=True)
+        try:
+            header = next(table, None)
+            if header is None:
+                return
+            # What spreadsheets put before the first letter.
+            header[0] = header[0].removeprefix("\ufeff")
+            _check_columns(header, reading, path=path)
+            for cells in table:
+                where = f"{path}, line {table.line_num}"
+                if not cells:
+                    continue
+                if len(cells) != len(header):
+                    raise LossesError(f"{where}: has {len(cells)} cells, and the header names {len(header)} columns.")
+                yield reading.row(dict(zip(header, cells, strict=True)), where=where)
+        except (csv.Error, UnicodeDecodeError) as error:
+            raise LossesError(f"{path}, line {table.line_num + 1}: is not CSV in UTF-8 ({error}).") from error
+
+
+def _json_rows(path: str, reading: RowReading) -> Iterator[LossRow]:
+    with open_input(path) as raw:
+        for number, line in numbered_lines(raw, path=path):
+            where = f"{path}, line {number}"
+            try:
+                values = strict_json.loads(line)
+            except strict_json.StrictJSONError as error:
+                raise LossesError(f"{where}: {error}.") from error
+            if not isinstance(values, dict):
+                raise LossesError(f"{where}: expected an object with id, setting and loss.")
+            yield reading.row(values, where=where)
+
+
+def _parquet_rows(path: str, reading: RowReading) -> Iterator[LossRow]:
+    # Here, since importing it takes long.
+    import pyarrow
+    import pyarrow.parquet
+
+    number = 0
+    try:
+        with (
+            open_input(path) as raw,
+            pyarrow.parquet.ParquetFile(raw, page_checksum_verification=True, pre_buffer=False) as file,
+        ):
+            names = file.schema_arrow.names
+            _check_columns(names, reading, path=path)
+            columns = [name for name in names if name in reading.columns]
+            # A thread of Arrow's that lets go of Python's memory while the interpreter ends aborts the process.
+            for batch in file.iter_batches(_BATCH, columns=columns, use_threads=False):
+                for values in batch.to_pylist():
+                    number += 1
+                    yield reading.row(values, where=f"{path}, row {number}")
+    except (pyarrow.ArrowException, UnicodeDecodeError, OSError) as error:
+        if isinstance(error, OSError) and error.errno is not None:
+            # Of the disk, and not of what is on it.
+            raise
+        raise LossesError(
+            f"{path}: damaged Parquet data after row {number} ({' '.join(str(error).split())})."
+        ) from error
+
+
+def _check_columns(names: Sequence[str], reading: RowReading, *, path: str) -> None:
+    """Refuses a table without the columns that are needed, or with one of them twice."""
+    twice = next((name for name, count in collections.Counter(names).items() if count > 1), None)
+    if twice is not None:
+        raise LossesError(f"{path}: has two columns named {twice!r}. Rename or drop one of them.")
+    missing = [name for name in reading.columns if name not in names and name != "cost"]
+    if missing:
+        raise LossesError(
+            f"{path}: has no column {' and no column '.join(missing)}, only {', '.join(names)}. A table of losses has "
+            "id, setting and loss, and the columns that --group_key and --cluster_key name."
+        )
+
+
+_READERS: Mapping[str, Callable[[str, RowReading], Iterator[LossRow]]] = {
+    r"\.csv(\.gz)?": _csv_rows,
+    r"\.jsonl(\.gz)?": _json_rows,
+    r"\.parquet": _parquet_rows,
+}
+
+
+def _reader(path: str) -> Callable[[str, RowReading], Iterator[LossRow]]:
+    for suffix, reader in _READERS.items():
+        if re.search(suffix + r"\Z", path):
+            return reader
+    raise LossesError(
+        f"{path}: its suffix tells no format of losses (.csv, .jsonl, each also with .gz; .parquet). Rename it."
+    )

@@ -1,0 +1,205 @@
+"""From the losses of a sweep to what is proved of its settings."""
+
+import dataclasses
+import datetime
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from calm_beam.calibration.fingerprint import fingerprint_text
+from calm_beam.manifest import (
+    ExternalCalibration,
+    ExternalDataRecord,
+    ExternalManifest,
+    ExternalPlan,
+    ExternalStep,
+    ExternalTest,
+    GroupRecord,
+    SettingRecord,
+    external_guarantee,
+)
+from calm_beam.risk.evidence import Evidence
+from calm_beam.risk.fixed_point import loss_sum_upper
+from calm_beam.risk.fwer import PROCEDURES
+from calm_beam.risk.loss_table import LossTable
+from calm_beam.risk.pvalues import P_VALUES
+from calm_beam.risk.statistics import Loss
+
+from .sweep import SweepLosses
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SettingRow:
+    """One line of the risk table: one setting under one test.
+
+    Attributes:
+      group: Group of examples; empty for all.
+      loss: What the losses are.
+      tail: What a loss has to exceed to count; None where the mean is bounded.
+      delta: Risk tolerance.
+      epsilon: Allowed probability of error.
+      setting: The setting.
+      n: Number of independent units: examples, or clusters of them.
+      loss_sum: Exact sum of losses in units of 2^-32.
+      risk: Mean loss.
+      p_value: Of "the risk exceeds delta".
+      tested: Whether the procedure looked at this setting.
+      rejected: Whether it was found safe.
+      cost: What the setting costs; None where nobody told.
+    """
+
+    group: str
+    loss: str
+    tail: float | None
+    delta: float
+    epsilon: float
+    setting: str
+    n: int
+    loss_sum: int
+    risk: float
+    p_value: float
+    tested: bool
+    rejected: bool
+    cost: float | None
+
+    def step(self) -> ExternalStep:
+        """Returns what a manifest says of the test of this setting."""
+        return ExternalStep(
+            setting=self.setting,
+            n=self.n,
+            risk=self.risk,
+            p_value=self.p_value,
+            rejected=self.rejected,
+            cost=self.cost,
+        )
+
+
+def evidence_of(names: Sequence[str], fixed: np.ndarray, *, p_value: str, delta: float, salt: str) -> Evidence:
+    """Returns what a p-value is computed from, as a calibration gathers it.
+
+    Args:
+      names: Of the independent units.
+      fixed: Their losses, shape (units, settings), int64 in units of 2^-32.
+      p_value: A key of `P_VALUES`.
+      delta: Risk tolerance.
+      salt: Decides the betting order.
+
+    Raises:
+      EvidenceError: If every single loss is needed, and they are too many.
+    """
+    method = P_VALUES[p_value]
+    statistics = dict.fromkeys((Loss(), *method.statistics(delta)))
+    table = LossTable.of(names, fixed, salt=salt).in_order() if method.needs_table else None
+    sums = {statistic: statistic.values(fixed).sum(axis=0) for statistic in statistics}
+    return Evidence(n=len(fixed), sums=sums, table=table)
+
+
+def setting_rows(
+    sweep: SweepLosses, plan: ExternalPlan, *, costs: Mapping[str, float]
+) -> tuple[tuple[SettingRow, ...], ...]:
+    """Returns for every test the risk of every setting, and what the test says of it.
+
+    Args:
+      sweep: All losses.
+      plan: What is asked for, fixed before any loss was summed.
+      costs: By setting; of those whose cost is known.
+
+    Raises:
+      EvidenceError: If the losses do not allow a p-value that was planned.
+
+    Source: Angelopoulos et al. (2021), "Learn then Test"; CALM Algorithm 1 for thresholds.
+    """
+    return tuple(_rows(sweep, test, plan=plan, costs=costs) for test in plan.tests)
+
+
+def _rows(
+    sweep: SweepLosses, test: ExternalTest, *, plan: ExternalPlan, costs: Mapping[str, float]
+) -> tuple[SettingRow, ...]:
+    names, fixed = sweep.units(order=plan.order, group=test.group, tail=test.tail)
+    evidence = evidence_of(names, fixed, p_value=test.p_value, delta=test.delta, salt=plan.salt)
+    risks = loss_sum_upper(evidence.sums[Loss()]) / evidence.n
+    p_values = P_VALUES[test.p_value].p_values(evidence, test.delta)
+    found = PROCEDURES[test.procedure](p_values, epsilon=test.epsilon)
+    return tuple(
+        SettingRow(
+            group=test.group or "",
+            loss=test.loss,
+            tail=test.tail,
+            delta=test.delta,
+            epsilon=test.epsilon,
+            setting=setting,
+            n=evidence.n,
+            loss_sum=int(evidence.sums[Loss()][index]),
+            risk=float(risks[index]),
+            p_value=float(p_values[index]),
+            tested=bool(found.tested[index]),
+            rejected=bool(found.rejected[index]),
+            cost=costs.get(setting),
+        )
+        for index, setting in enumerate(plan.order)
+    )
+
+
+def external_manifest(
+    sweep: SweepLosses,
+    plan: ExternalPlan,
+    *,
+    rows: Sequence[Sequence[SettingRow]],
+    costs: Mapping[str, float],
+    patterns: Sequence[str],
+    software: Mapping[str, str],
+    created: str | None = None,
+) -> ExternalManifest:
+    """Returns the manifest of a certification.
+
+    Args:
+      sweep: All losses.
+      plan: What was asked for.
+      rows: From `setting_rows`.
+      costs: As given there.
+      patterns: Where the losses came from.
+      software: Versions of what computed this.
+      created: When the run began, ISO 8601 in UTC; None for now.
+    """
+    if created is None:
+        created = datetime.datetime.now(datetime.UTC).replace(microsecond=0).isoformat().replace("+00:00", "Z")
+    groups = sorted(set(sweep.groups)) if sweep.groups is not None else []
+    return ExternalManifest(
+        created=created,
+        settings=tuple(
+            SettingRecord(name=name, cost=costs.get(name), fingerprint=fingerprint_text(sweep.fingerprints[name]))
+            for name in plan.order
+        ),
+        data=ExternalDataRecord(
+            patterns=tuple(patterns),
+            examples=len(sweep.ids),
+            clusters=sweep.clusters_of(None),
+            groups=tuple(
+                GroupRecord(name=name, examples=len(sweep.rows_of(name)), clusters=sweep.clusters_of(name))
+                for name in groups
+            ),
+            fingerprint=sweep.fingerprint(),
+        ),
+        plan=plan,
+        calibrations=tuple(_entry(test, of_test) for test, of_test in zip(plan.tests, rows, strict=True)),
+        guarantee=external_guarantee(joint_epsilon=plan.joint_epsilon, cluster_key=plan.cluster_key),
+        software=software,
+    )
+
+
+def _entry(test: ExternalTest, rows: Sequence[SettingRow]) -> ExternalCalibration:
+    tested = [row for row in rows if row.tested]
+    chosen = next((row for row in reversed(tested) if row.rejected), None)
+    return ExternalCalibration(
+        group=test.group,
+        loss=test.loss,
+        tail=test.tail,
+        delta=test.delta,
+        epsilon=test.epsilon,
+        p_value=test.p_value,
+        procedure=test.procedure,
+        setting=None if chosen is None else chosen.setting,
+        cost=None if chosen is None else chosen.cost,
+        risk=None if chosen is None else chosen.risk,
+        path=tuple(row.step() for row in tested),
+    )

@@ -1,0 +1,134 @@
+"""One loss of a sweep, as a row of a file has it."""
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from calm_beam.examples import NO_UTF_8, NUL_CHARACTER
+from calm_beam.risk.setting_sums import LossesError
+
+_LONGEST_SHOWN = 80
+
+
+@dataclasses.dataclass(frozen=True, slots=True)
+class LossRow:
+    """The loss of one example under one setting.
+
+    Attributes:
+      id: Of the example.
+      setting: The setting.
+      loss: How much it loses.
+      cost: What the setting costs on it; None where the row does not say.
+      group: Group of the example; None where nobody asks.
+      cluster: Cluster of the example; None where nobody asks.
+    """
+
+    id: str
+    setting: str
+    loss: float
+    cost: float | None = None
+    group: str | None = None
+    cluster: str | None = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RowReading:
+    """How rows are read.
+
+    Attributes:
+      lowest: Least loss there can be: 0, or -1 where losses are signed.
+      group_key: Column that names the group; None: groups are not asked for.
+      cluster_key: Column that names the cluster; None: neither are clusters.
+    """
+
+    lowest: float = 0.0
+    group_key: str | None = None
+    cluster_key: str | None = None
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The columns that are looked at; all but `cost` have to be there."""
+        keys = (self.group_key, self.cluster_key)
+        return ("id", "setting", "loss", "cost", *(key for key in keys if key is not None))
+
+    def row(self, values: Mapping[str, Any], *, where: str) -> LossRow:
+        """Returns the loss in a row.
+
+        Args:
+          values: By column; numbers may be texts, as CSV has them.
+          where: File and row, for messages.
+
+        Raises:
+          LossesError: If a column is missing, or a value is not of its kind; names file and row.
+        """
+        missing = [name for name in self.columns if name != "cost" and values.get(name) in (None, "")]
+        if missing:
+            raise LossesError(
+                f"{where}: has no {' and no '.join(missing)}. Every row needs id, setting and loss, and the columns "
+                "that --group_key and --cluster_key name."
+            )
+        loss = _number(values["loss"])
+        if not self.lowest <= loss <= 1:
+            hint = " For losses in [-1, 1] pass --loss=signed." if -1 <= loss < self.lowest else ""
+            raise LossesError(
+                f"{where}: the loss must be a number in [{self.lowest:g}, 1], got {_shown(values['loss'])}.{hint}"
+            )
+        cost = None
+        if values.get("cost") not in (None, ""):
+            cost = _number(values["cost"])
+            if not (math.isfinite(cost) and cost >= 0):
+                raise LossesError(
+                    f"{where}: the cost must be a finite number of at least 0, got {_shown(values['cost'])}."
+                )
+        return LossRow(
+            name_of(values["id"], "id", where=where),
+            name_of(values["setting"], "setting", where=where),
+            loss,
+            cost,
+            None if self.group_key is None else name_of(values[self.group_key], self.group_key, where=where),
+            None if self.cluster_key is None else name_of(values[self.cluster_key], self.cluster_key, where=where),
+        )
+
+
+def name_of(value: object, column: str, *, where: str) -> str:
+    """Returns a name: a text as it is, a number as JSON writes it.
+
+    Raises:
+      LossesError: If it is neither, not finite, or a text that no file can hold.
+    """
+    if isinstance(value, str):
+        if "\0" in value:
+            raise LossesError(f"{where}: {column} {_shown(value)} holds {NUL_CHARACTER}")
+        if not value.isascii():
+            try:
+                value.encode()
+            except UnicodeEncodeError as error:
+                raise LossesError(f"{where}: {column} {_shown(value)} is not Unicode text: {NO_UTF_8}") from error
+        if value:
+            return value
+    # True is an integer to Python.
+    elif isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value):
+        return repr(value)
+    raise LossesError(f"{where}: {column} must be a text that is not empty, or a number, got {_shown(value)}.")
+
+
+def _number(value: object) -> float:
+    """Returns a number; NaN for anything else."""
+    if isinstance(value, str):
+        try:
+            # Python alone reads underscores between digits.
+            return math.nan if "_" in value else float(value)
+        except ValueError:
+            return math.nan
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        try:
+            return float(value)
+        except OverflowError:
+            return math.inf
+    return math.nan
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= _LONGEST_SHOWN else text[: _LONGEST_SHOWN - 1] + "…"

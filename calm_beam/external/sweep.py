@@ -1,0 +1,182 @@
+"""All losses of a sweep: one for each example under each setting, or an error that names what is amiss."""
+
+import array
+import dataclasses
+import hashlib
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Self
+
+import numpy as np
+
+from calm_beam.calibration.fingerprint import fingerprint_text, merged_sums
+from calm_beam.risk.clusters import means_up
+from calm_beam.risk.digest_sums import sum_of_digests
+from calm_beam.risk.fixed_point import to_signed_fixed_point
+from calm_beam.risk.losses import tail_loss
+from calm_beam.risk.setting_sums import LossesError
+
+from .rows import LossRow
+from .shown import named
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True, eq=False)
+class SweepLosses:
+    """The losses of a sweep, complete.
+
+    Attributes:
+      ids: Of the examples.
+      settings: By name, ascending.
+      losses: float64, shape (examples, settings).
+      costs: By setting, the mean of what its rows say; of those settings whose rows say one.
+      constant_costs: The settings whose rows all say the same cost.
+      groups: Of each example; None where nobody asked.
+      clusters: Of each example; None where nobody asked.
+      fingerprints: By setting, what identifies examples and losses, in any order.
+    """
+
+    ids: tuple[str, ...]
+    settings: tuple[str, ...]
+    losses: np.ndarray
+    costs: Mapping[str, float]
+    constant_costs: frozenset[str]
+    groups: tuple[str, ...] | None
+    clusters: tuple[str, ...] | None
+    fingerprints: Mapping[str, int]
+
+    @classmethod
+    def of(cls, rows: Iterable[LossRow]) -> Self:
+        """Returns the losses in rows.
+
+        Raises:
+          LossesError: If an example has several losses under a setting or none, belongs to several groups or clusters,
+            or only some rows of a setting say a cost; names examples and setting.
+        """
+        places: dict[str, int] = {}
+        groups: list[str | None] = []
+        clusters: list[str | None] = []
+        columns: dict[str, _Column] = {}
+        for row in rows:
+            place = places.get(row.id)
+            if place is None:
+                place = places[row.id] = len(places)
+                groups.append(row.group)
+                clusters.append(row.cluster)
+            elif row.group != groups[place] or row.cluster != clusters[place]:
+                kind, one, other = "group", groups[place], row.group
+                if one == other:
+                    kind, one, other = "cluster", clusters[place], row.cluster
+                raise LossesError(f"example {row.id!r} belongs to {kind} {one!r} and to {other!r}. Name one of them.")
+            column = columns.get(row.setting)
+            if column is None:
+                column = columns[row.setting] = _Column()
+            column.add(place, row)
+        if not columns:
+            raise LossesError("there are no losses.")
+        ids = tuple(places)
+        settings = tuple(sorted(columns))
+        losses = np.empty((len(ids), len(settings)))
+        for index, setting in enumerate(settings):
+            losses[:, index] = columns[setting].in_order(ids, setting)
+        return cls(
+            ids=ids,
+            settings=settings,
+            losses=losses,
+            costs={name: columns[name].mean_cost(name) for name in settings if columns[name].costs},
+            constant_costs=frozenset(name for name in settings if len(set(columns[name].costs)) == 1),
+            groups=None if groups[0] is None else tuple(map(str, groups)),
+            clusters=None if clusters[0] is None else tuple(map(str, clusters)),
+            fingerprints={name: columns[name].fingerprint(ids) for name in settings},
+        )
+
+    def only(self, settings: Sequence[str]) -> Self:
+        """Returns the losses under some of the settings."""
+        kept = [self.settings.index(name) for name in sorted(settings)]
+        return dataclasses.replace(self, settings=tuple(sorted(settings)), losses=self.losses[:, kept])
+
+    def fingerprint(self) -> str:
+        """Returns what identifies examples and losses under all settings."""
+        return fingerprint_text(merged_sums(self.fingerprints[name] for name in self.settings))
+
+    def rows_of(self, group: str | None) -> np.ndarray:
+        """Returns the indices of the examples of a group, ascending; None is all."""
+        if group is None or self.groups is None:
+            return np.arange(len(self.ids))
+        return np.flatnonzero(np.array([name == group for name in self.groups]))
+
+    def clusters_of(self, group: str | None) -> int | None:
+        """Returns the number of clusters that the examples of a group are in; None without clusters."""
+        if self.clusters is None:
+            return None
+        return len({self.clusters[index] for index in self.rows_of(group)})
+
+    def units(
+        self, *, order: Sequence[str], group: str | None = None, tail: float | None = None
+    ) -> tuple[list[str], np.ndarray]:
+        """Returns the losses of independent units: examples, or clusters of them.
+
+        Args:
+          order: Settings, in the order in which columns come.
+          group: Examples of this group alone; None for all.
+          tail: What a loss has to exceed to count as 1, and else as 0; None counts it as it is.
+
+        Returns:
+          The names of the units, and int64 of shape (units, settings) in units of 2^-32, rounded up.
+        """
+        rows = self.rows_of(group)
+        columns = np.array([self.settings.index(name) for name in order])
+        losses = self.losses[rows[:, None], columns]
+        fixed = to_signed_fixed_point(losses if tail is None else tail_loss(losses, above=tail))
+        if self.clusters is None:
+            return [self.ids[index] for index in rows], fixed
+        names, places = np.unique(np.array([self.clusters[index] for index in rows], object), return_inverse=True)
+        sums = np.zeros((len(names), len(order)), np.int64)
+        np.add.at(sums, places, fixed)
+        return list(names), means_up(sums, np.bincount(places)[:, None])
+
+
+class _Column:
+    """The losses of one setting, as they come."""
+
+    def __init__(self) -> None:
+        self._places = array.array("q")
+        self._losses = array.array("d")
+        self.costs = array.array("d")
+
+    def add(self, place: int, row: LossRow) -> None:
+        """Takes a row in, of the example at a place."""
+        self._places.append(place)
+        self._losses.append(row.loss)
+        if row.cost is not None:
+            self.costs.append(row.cost)
+
+    def in_order(self, ids: Sequence[str], setting: str) -> np.ndarray:
+        """Returns the losses in the order of the examples, each of which must have one."""
+        places = np.frombuffer(self._places, np.int64)
+        counts = np.bincount(places, minlength=len(ids))
+        for is_wrong, what in ((counts > 1, "has several losses for"), (counts == 0, "has no loss for")):
+            if is_wrong.any():
+                wrong = named([ids[index] for index in np.flatnonzero(is_wrong).tolist()], "id")
+                raise LossesError(
+                    f"setting {setting!r} {what} {wrong}. Every example needs one loss under every setting: those that "
+                    "are left out may be the ones that fail."
+                )
+        losses = np.empty(len(ids))
+        losses[places] = np.frombuffer(self._losses)
+        return losses
+
+    def mean_cost(self, setting: str) -> float:
+        """Returns the mean of all costs, which every row must say."""
+        if len(self.costs) != len(self._losses):
+            raise LossesError(
+                f"setting {setting!r}: {len(self.costs)} of {len(self._losses)} rows say a cost. Say it in all rows of "
+                "a setting, or in none."
+            )
+        # Exact up to the last step, in any order; a mean of equal costs is that cost.
+        return self.costs[0] if len(set(self.costs)) == 1 else math.fsum(self.costs) / len(self.costs)
+
+    def fingerprint(self, ids: Sequence[str]) -> int:
+        """Returns the sum of the digests of ids and losses."""
+        fixed = to_signed_fixed_point(np.frombuffer(self._losses)).tolist()
+        lines = (f"{loss} {ids[place]}" for place, loss in zip(self._places, fixed, strict=True))
+        return sum_of_digests(b"".join(hashlib.sha256(line.encode()).digest() for line in lines))

@@ -1,0 +1,81 @@
+"""What fresh losses say of the settings that an external manifest promises."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from calm_beam.calibration.fingerprint import fingerprint_text
+from calm_beam.errors import UsageError
+from calm_beam.manifest import ExternalCalibration, ExternalManifest
+from calm_beam.risk.fixed_point import LOSS_SCALE
+from calm_beam.risk.loss_table import LossTable
+from calm_beam.upkeep.verification import Verdict, judged
+
+from .shown import named
+from .sweep import SweepLosses
+
+
+def promised(manifest: ExternalManifest) -> tuple[ExternalCalibration, ...]:
+    """Returns the entries that promise something of a setting."""
+    return tuple(entry for entry in manifest.calibrations if entry.setting is not None)
+
+
+def check_fresh(sweep: SweepLosses, manifest: ExternalManifest) -> None:
+    """Refuses losses that cannot test a manifest.
+
+    Raises:
+      UsageError: If a promised setting or a group has no losses, there are losses of a setting that was not swept, or
+        all are the losses that were certified.
+    """
+    entries = promised(manifest)
+    wanted = sorted({str(entry.setting) for entry in entries})
+    if missing := [name for name in wanted if name not in sweep.settings]:
+        raise UsageError(f"there are no fresh losses of {named(missing, 'promised setting')}.")
+    if extra := [name for name in sweep.settings if name not in manifest.plan.order]:
+        raise UsageError(
+            f"there are fresh losses of {named(extra, 'setting')} that the manifest is not about. Name settings as it "
+            "does, and leave out the others."
+        )
+    groups = {entry.group for entry in entries if entry.group is not None}
+    if lacking := sorted(groups - set(sweep.groups or ())):
+        raise UsageError(f"there are no fresh losses of {named(lacking, 'group')}.")
+    certified = {setting.name: setting.fingerprint for setting in manifest.settings}
+    if all(fingerprint_text(sweep.fingerprints[name]) == certified[name] for name in wanted):
+        raise UsageError(
+            "these are the very losses that were certified. What chose the setting cannot test it: take examples that "
+            "were drawn anew."
+        )
+
+
+def verify_settings(
+    sweep: SweepLosses, manifest: ExternalManifest, *, alpha: float
+) -> tuple[Verdict[ExternalCalibration], ...]:
+    """Returns a verdict on each entry that promises something.
+
+    Args:
+      sweep: Losses of examples drawn independently of those that were certified; `check_fresh` has found them good.
+      manifest: What was promised.
+      alpha: Chance of calling any promise broken that is kept, in (0, 1).
+
+    Raises:
+      EvidenceError: If an entry's p-value is for losses of 0 and 1, and there are others.
+
+    Source: ours; see `calm_beam.upkeep.verification`.
+    """
+    entries = promised(manifest)
+    losses = [_in_order(sweep, entry, salt=manifest.plan.salt) for entry in entries]
+    return judged(
+        entries,
+        # Nobody says which outputs failed: no loss is more lenient than another.
+        [(of_entry, of_entry) for of_entry in losses],
+        is_signed=[entry.is_signed for entry in entries],
+        alpha=alpha,
+    )
+
+
+def _in_order(sweep: SweepLosses, entry: ExternalCalibration, *, salt: str) -> np.ndarray:
+    """Returns the losses that an entry is about in betting order, shape (units,)."""
+    assert entry.setting is not None
+    order: Sequence[str] = (entry.setting,)
+    names, fixed = sweep.units(order=order, group=entry.group, tail=entry.tail)
+    return np.asarray(LossTable.of(names, fixed, salt=salt).in_order()[:, 0] / LOSS_SCALE)

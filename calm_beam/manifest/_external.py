@@ -1,0 +1,506 @@
+"""The manifest of kind external: what was proved of a sweep that was made elsewhere."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import ClassVar, Self
+
+from ._checks import (
+    ManifestError,
+    check_bool,
+    check_choice,
+    check_count,
+    check_number,
+    check_share,
+    check_text,
+    check_utc_time,
+    shown,
+)
+from ._decisions import check_decisions
+from ._manifest import EXTERNAL, check_digest, check_schema, check_software
+from ._plan import check_joint, planned_path
+from ._record import (
+    SCHEMA,
+    DigestedRecord,
+    Record,
+    check_record,
+    check_tuple,
+    checked_keys,
+    checked_list,
+    records_from_json,
+)
+from .digest import content_digest
+from .records import PROCEDURES
+
+EXTERNAL_LOSSES = ("given", "signed", "relu")
+"""Losses of an external sweep: in [0, 1] as they were given; in [-1, 1]; what is positive of the latter."""
+
+
+def external_guarantee(*, joint_epsilon: float | None = None, cluster_key: str | None = None) -> str:
+    """Returns what an external manifest promises, in words.
+
+    Args:
+      joint_epsilon: Probability with which any entry may be broken, if they hold together; None if each alone.
+      cluster_key: What names the clusters, if they are the independent units.
+    """
+    draws = "for examples drawn independently from the same distribution as the examples of the sweep"
+    if joint_epsilon is None:
+        promise = (
+            "Each calibration entry holds alone: with probability at least 1 - epsilon over the draw of the examples, "
+            f"the expected loss of its setting is at most delta, {draws}. Several entries are not promised to hold "
+            "together."
+        )
+    else:
+        promise = (
+            f"All calibration entries hold together: with probability at least 1 - {joint_epsilon:g} over the draw of "
+            "the examples, the expected loss of the setting of every entry is at most that entry's delta, "
+            f"{draws}. Each alone holds with probability at least 1 - its own epsilon."
+        )
+    if cluster_key is not None:
+        promise += (
+            f" An example is drawn here by drawing a cluster, which {cluster_key} names, and then one of its examples: "
+            "clusters are what must be drawn independently, and every cluster weighs the same."
+        )
+    return promise
+
+
+@dataclass(frozen=True, kw_only=True)
+class SettingRecord(Record):
+    """One setting of what was swept.
+
+    Attributes:
+      name: What it is called.
+      cost: Its cost, or the mean over the examples where that differs between them; None where nobody told one.
+      fingerprint: Identifies examples and losses under this setting.
+    """
+
+    name: str
+    cost: float | None
+    fingerprint: str
+
+    def __post_init__(self) -> None:
+        check_text("name", self.name)
+        _check_cost("cost", self.cost)
+        check_text("fingerprint", self.fingerprint)
+
+
+@dataclass(frozen=True, kw_only=True)
+class GroupRecord(Record):
+    """A group of examples that has entries of its own.
+
+    Attributes:
+      name: What it is called.
+      examples: Number of its examples.
+      clusters: Number of clusters that they are in, where clusters are the independent units; None otherwise.
+    """
+
+    name: str
+    examples: int
+    clusters: int | None
+
+    def __post_init__(self) -> None:
+        check_text("name", self.name)
+        _check_size(self)
+
+    @property
+    def units(self) -> int:
+        """Number of independent units."""
+        return self.examples if self.clusters is None else self.clusters
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExternalDataRecord(Record):
+    """The examples of the sweep.
+
+    Attributes:
+      patterns: Files or runs that their losses were read from.
+      examples: Number of examples.
+      clusters: Number of clusters, where they and not examples are the independent units; None otherwise.
+      groups: The groups that have entries of their own, by name, ascending.
+      fingerprint: Identifies the examples and their losses under all settings.
+    """
+
+    patterns: tuple[str, ...]
+    examples: int
+    clusters: int | None
+    groups: tuple[GroupRecord, ...]
+    fingerprint: str
+
+    @classmethod
+    def _from_json(cls, key: str, value: object, *, at: str) -> object:
+        match key:
+            case "patterns":
+                return tuple(checked_list(value, at=at))
+            case "groups":
+                return records_from_json(GroupRecord, value, at=at)
+        return value
+
+    def __post_init__(self) -> None:
+        check_tuple("patterns", self.patterns)
+        for index, pattern in enumerate(self.patterns):
+            check_text(f"patterns[{index}]", pattern)
+        _check_size(self)
+        check_tuple("groups", self.groups, of=GroupRecord)
+        names = [group.name for group in self.groups]
+        if names != sorted(set(names)):
+            raise ManifestError(f"groups must be sorted by name, each once, got {shown(names)}")
+        for index, group in enumerate(self.groups):
+            if (group.clusters is None) != (self.clusters is None):
+                raise ManifestError(f"groups[{index}].clusters must be null exactly if clusters is")
+        total = sum(group.examples for group in self.groups)
+        if self.groups and total != self.examples:
+            raise ManifestError(f"groups must have {self.examples} examples together, as examples says, got {total}")
+        check_text("fingerprint", self.fingerprint)
+
+    def units_of(self, group: str | None) -> int:
+        """Returns the number of independent units in a group; None for all.
+
+        Raises:
+          ManifestError: If there is no such group.
+        """
+        if group is None:
+            return self.examples if self.clusters is None else self.clusters
+        found = next((each for each in self.groups if each.name == group), None)
+        if found is None:
+            raise ManifestError(f"group must be one of data.groups, got {shown(group)}")
+        return found.units
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExternalTest(Record):
+    """One promise that was asked for.
+
+    Attributes:
+      group: Group of examples that it is about; None for all examples.
+      loss: One of `EXTERNAL_LOSSES`.
+      tail: A loss that an example may have: delta is then the share of examples that may lose more. None where the mean
+        loss is bounded.
+      delta: Risk tolerance, in (0, 1).
+      epsilon: Allowed probability that the chosen setting breaks it, in (0, 1).
+      p_value: Name of the p-value.
+      procedure: How several settings are tested, one of `PROCEDURES`.
+    """
+
+    group: str | None
+    loss: str
+    tail: float | None
+    delta: float
+    epsilon: float
+    p_value: str
+    procedure: str
+
+    def __post_init__(self) -> None:
+        if self.group is not None:
+            check_text("group", self.group)
+        check_choice("loss", self.loss, choices=EXTERNAL_LOSSES)
+        if self.tail is not None:
+            check_number("tail", self.tail, low=0, high=1)
+            if self.tail >= 1:
+                raise ManifestError(f"tail must be below 1, got {shown(self.tail)}")
+        check_share("delta", self.delta)
+        check_share("epsilon", self.epsilon)
+        check_text("p_value", self.p_value)
+        check_choice("procedure", self.procedure, choices=PROCEDURES)
+
+    @property
+    def is_signed(self) -> bool:
+        """Whether losses lie in [-1, 1] and not in [0, 1]; those of a tail are 0 and 1."""
+        return self.loss == "signed" and self.tail is None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExternalPlan(DigestedRecord):
+    """What was settled before any loss was summed.
+
+    Attributes:
+      order: All settings in testing order, the safest first.
+      tests: The promises asked for, one for each calibration, in the same order.
+      joint_epsilon: Probability with which any of them may be broken, where they hold together; None: each alone.
+      group_key: What names the group of an example; None where there are no groups.
+      cluster_key: What names the cluster of an example, the independent unit; None: every example is one.
+      salt: Decides the order of examples, for p-values that need one.
+      baseline: Run whose scores the others are compared with; None where losses were given.
+      task: Task of the scores; None where nobody named one.
+      metric: Metric of the scores; None where losses were given.
+    """
+
+    order: tuple[str, ...]
+    tests: tuple[ExternalTest, ...]
+    joint_epsilon: float | None
+    group_key: str | None
+    cluster_key: str | None
+    salt: str
+    baseline: str | None
+    task: str | None
+    metric: str | None
+
+    @classmethod
+    def _from_json(cls, key: str, value: object, *, at: str) -> object:
+        match key:
+            case "order":
+                return tuple(checked_list(value, at=at))
+            case "tests":
+                return records_from_json(ExternalTest, value, at=at)
+        return value
+
+    def __post_init__(self) -> None:
+        check_tuple("order", self.order)
+        for index, name in enumerate(self.order):
+            check_text(f"order[{index}]", name)
+        if not self.order or len(set(self.order)) != len(self.order):
+            raise ManifestError(f"order must name one or more settings, each once, got {shown(self.order)}")
+        check_tuple("tests", self.tests, of=ExternalTest)
+        check_joint(self.joint_epsilon, [test.epsilon for test in self.tests])
+        for key in ("group_key", "cluster_key", "baseline", "task", "metric"):
+            if getattr(self, key) is not None:
+                check_text(key, getattr(self, key))
+        check_text("salt", self.salt)
+
+    def check_calibrations(self, calibrations: Sequence["ExternalCalibration"]) -> None:
+        """Refuses calibrations other than those that were planned.
+
+        Raises:
+          ManifestError: If their number, a value or a tested setting differs.
+        """
+        if len(calibrations) != len(self.tests):
+            raise ManifestError(
+                f"calibrations must be the {len(self.tests)} that were planned, got {len(calibrations)}"
+            )
+        for index, (planned, entry) in enumerate(zip(self.tests, calibrations, strict=True)):
+            for name, value in planned.to_dict().items():
+                found = getattr(entry, name)
+                if found != value:
+                    raise ManifestError(
+                        f"calibrations[{index}].{name} must be {shown(value)}, as was planned, got {shown(found)}"
+                    )
+            tested = [step.setting for step in entry.path]
+            expected = planned_path(self.order, tested, procedure=entry.procedure)
+            if tested != expected:
+                raise ManifestError(
+                    f"calibrations[{index}].path must test settings in the planned order, which begins "
+                    f"{shown(expected)}, got {shown(tested)}"
+                )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExternalStep(Record):
+    """The test of one setting.
+
+    Attributes:
+      setting: The setting.
+      n: Number of independent units the test counted: examples, or clusters of them.
+      risk: Empirical risk, in [0, 1]; in [-1, 1] where the loss is signed.
+      p_value: For the null "the risk of this setting exceeds delta", in [0, 1].
+      rejected: Whether the null was rejected, that is, the setting accepted.
+      cost: Cost of the setting; None where nobody told one.
+    """
+
+    setting: str
+    n: int
+    risk: float
+    p_value: float
+    rejected: bool
+    cost: float | None
+
+    def __post_init__(self) -> None:
+        check_text("setting", self.setting)
+        check_count("n", self.n, low=1)
+        check_number("risk", self.risk, low=-1, high=1)
+        check_number("p_value", self.p_value, low=0, high=1)
+        check_bool("rejected", self.rejected)
+        _check_cost("cost", self.cost)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExternalCalibration(ExternalTest):
+    """One promise, and the tests it rests on.
+
+    Attributes:
+      setting: The last setting in testing order that was accepted; None if none was.
+      cost: Its cost; None where nobody told one, and where there is no setting.
+      risk: Its empirical risk; None where there is no setting.
+      path: Every setting tested, in testing order.
+    """
+
+    setting: str | None
+    cost: float | None
+    risk: float | None
+    path: tuple[ExternalStep, ...]
+
+    @classmethod
+    def _from_json(cls, key: str, value: object, *, at: str) -> object:
+        return records_from_json(ExternalStep, value, at=at) if key == "path" else value
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_tuple("path", self.path, of=ExternalStep)
+        if not self.path:
+            raise ManifestError("path must have an entry for every setting tested, got []")
+        for index, step in enumerate(self.path):
+            check_number(f"path[{index}].risk", step.risk, low=-1 if self.is_signed else 0, high=1)
+        if len({step.setting for step in self.path}) != len(self.path):
+            raise ManifestError(f"path must test every setting once, got {shown([step.setting for step in self.path])}")
+        check_decisions(self.path, procedure=self.procedure, epsilon=self.epsilon)
+        chosen = next((step for step in reversed(self.path) if step.rejected), None)
+        for name in ("setting", "cost", "risk"):
+            expected = None if chosen is None else getattr(chosen, name)
+            if getattr(self, name) != expected:
+                raise ManifestError(
+                    f"{name} must be {shown(expected)}, as the last one rejected in path says (null for none), "
+                    f"got {shown(getattr(self, name))}"
+                )
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExternalManifest(Record):
+    """What was proved of the settings of a sweep that was made elsewhere.
+
+    Attributes:
+      created: When the run was started, ISO 8601 in UTC, ending in Z.
+      settings: All settings in testing order.
+      data: The examples.
+      plan: What was settled before any loss was summed.
+      calibrations: The promises, at least one.
+      guarantee: What they mean, in words.
+      software: Versions by name. Copied, so that later changes to the caller's dict do not reach the manifest.
+    """
+
+    KIND: ClassVar[str] = EXTERNAL
+
+    created: str
+    settings: tuple[SettingRecord, ...]
+    data: ExternalDataRecord
+    plan: ExternalPlan
+    calibrations: tuple[ExternalCalibration, ...]
+    guarantee: str
+    # Left out of the hash only because a dict has none; equality does compare it.
+    software: Mapping[str, str] = field(hash=False)
+
+    @classmethod
+    def from_dict(cls, value: object, *, at: str = "") -> Self:
+        """Returns the manifest that plain JSON values describe, as `to_dict` gives them.
+
+        Args:
+          value: A dict with exactly the keys of the schema, "schema", "kind" and "digest" included.
+          at: Put before the key path in error messages.
+
+        Raises:
+          ManifestError: If the schema or the kind is another one, a key is unknown or missing, a value is of the wrong
+            type or at odds with another value, or the digest does not match the rest.
+        """
+        check_schema(value)
+        if isinstance(value, Mapping) and value.get("kind") != cls.KIND:
+            raise ManifestError(
+                f"kind must be {shown(cls.KIND)}, got {shown(value.get('kind'))}: read_manifest reads manifests of "
+                "calibrate, which have no kind"
+            )
+        given = checked_keys(value, ["schema", "kind", *(f.name for f in fields(cls)), "digest"], at=at)
+        rest = {key: item for key, item in given.items() if key not in ("schema", "kind", "digest")}
+        manifest = super().from_dict(rest, at=at)
+        check_digest(given)
+        return manifest
+
+    @classmethod
+    def _from_json(cls, key: str, value: object, *, at: str) -> object:
+        match key:
+            case "settings":
+                return records_from_json(SettingRecord, value, at=at)
+            case "data":
+                return ExternalDataRecord.from_dict(value, at=at)
+            case "plan":
+                return ExternalPlan.from_dict(value, at=at)
+            case "calibrations":
+                return records_from_json(ExternalCalibration, value, at=at)
+        return value
+
+    def __post_init__(self) -> None:
+        check_utc_time("created", self.created)
+        check_tuple("settings", self.settings, of=SettingRecord)
+        check_record("data", self.data, kind=ExternalDataRecord)
+        check_record("plan", self.plan, kind=ExternalPlan)
+        check_tuple("calibrations", self.calibrations, of=ExternalCalibration)
+        if not self.calibrations:
+            raise ManifestError("calibrations must have at least one entry, got []")
+        check_text("guarantee", self.guarantee)
+        object.__setattr__(self, "software", check_software(self.software))
+        names = tuple(setting.name for setting in self.settings)
+        if names != self.plan.order:
+            raise ManifestError(f"settings must be those of plan.order, in that order, got {shown(names)}")
+        for key, present in (("cluster", self.data.clusters is not None), ("group", bool(self.data.groups))):
+            if (getattr(self.plan, f"{key}_key") is not None) != present:
+                raise ManifestError(f"data.{key}s must be there exactly if plan.{key}_key is not null")
+        self.plan.check_calibrations(self.calibrations)
+        costs = {setting.name: setting.cost for setting in self.settings}
+        for place, entry in enumerate(self.calibrations):
+            try:
+                units = self.data.units_of(entry.group)
+            except ManifestError as error:
+                raise ManifestError(f"calibrations[{place}].{error}") from None
+            for index, step in enumerate(entry.path):
+                at = f"calibrations[{place}].path[{index}]"
+                if step.n != units:
+                    raise ManifestError(f"{at}.n must be {units}, as data says, got {step.n}")
+                if step.cost != costs[step.setting]:
+                    raise ManifestError(
+                        f"{at}.cost must be {shown(costs[step.setting])}, as settings says, got {shown(step.cost)}"
+                    )
+
+    @property
+    def digest(self) -> str:
+        """The digest of the content, `"sha256:"` and 64 hexadecimal digits."""
+        return content_digest(self._content())
+
+    def to_dict(self) -> dict[str, object]:
+        """Returns the manifest as plain JSON values, with "schema" and "kind" first and "digest" last."""
+        content = self._content()
+        return {**content, "digest": content_digest(content)}
+
+    def _content(self) -> dict[str, object]:
+        return {"schema": SCHEMA, "kind": self.KIND, **super().to_dict()}
+
+    def calibration(
+        self,
+        *,
+        group: str | None = None,
+        tail: float | None = None,
+        delta: float | None = None,
+        epsilon: float | None = None,
+    ) -> ExternalCalibration:
+        """Returns the one entry with these values; delta and epsilon may be left out where one matches the rest.
+
+        Args:
+          group: Its group of examples; None for the entry of all examples.
+          tail: The loss that an example may have; None for the entry of the mean loss.
+          delta: Risk tolerance, exactly as calibrated.
+          epsilon: Allowed probability of breaking it, exactly as calibrated.
+
+        Returns:
+          The entry. Its `setting` is None where none was found safe.
+
+        Raises:
+          ManifestError: If no entry or more than one matches; the message lists those there are.
+        """
+        asked: dict[str, object] = {"group": group, "tail": tail}
+        asked |= {name: value for name, value in (("delta", delta), ("epsilon", epsilon)) if value is not None}
+        found = [entry for entry in self.calibrations if all(getattr(entry, name) == asked[name] for name in asked)]
+        if len(found) == 1:
+            return found[0]
+        there = "; ".join(
+            ", ".join(f"{name}={shown(getattr(entry, name))}" for name in ("group", "tail", "delta", "epsilon"))
+            for entry in self.calibrations
+        )
+        described = ", ".join(f"{name}={shown(value)}" for name, value in asked.items())
+        raise ManifestError(f"{len(found)} calibrations have {described}, expected one. The manifest has: {there}.")
+
+
+def _check_cost(key: str, cost: object) -> None:
+    if cost is not None:
+        check_number(key, cost, low=0)
+
+
+def _check_size(record: GroupRecord | ExternalDataRecord) -> None:
+    """Refuses numbers of examples and clusters that cannot be."""
+    check_count("examples", record.examples, low=1)
+    if record.clusters is not None:
+        check_count("clusters", record.clusters, low=1)
+        if record.clusters > record.examples:
+            raise ManifestError(f"clusters must be at most examples, which is {record.examples}, got {record.clusters}")

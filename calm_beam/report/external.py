@@ -1,0 +1,260 @@
+"""The report of a certification: one HTML file without scripts, of manifest and risk table."""
+
+import html
+from collections.abc import Iterable, Sequence
+
+from calm_beam.calibration.publish import RISK_TABLE
+from calm_beam.calibration.risk_table import read_risk_table
+from calm_beam.counted import counted
+from calm_beam.external.result import SettingRow
+from calm_beam.manifest import MANIFEST, ExternalCalibration, ExternalManifest, read_external_manifest
+from calm_beam.printable import printable_line
+from calm_beam.storage import joined
+
+from .foreign import isolated, short_place
+from .page import LARGEST_PAGE
+from .parts import file_text, filled, source_hash
+from .setting_chart import setting_chart
+from .stored import ReportError
+
+# Of more, those of the table have to do.
+_MOST_PANELS = 24
+# There is no slider below this page.
+_STYLE = "body{padding-bottom:48px}\n.wide svg{min-width:720px;height:auto}\n"
+_LEGEND = (
+    ("mark accepted choice", "chosen"),
+    ("mark accepted", "proved"),
+    ("mark failed", "not proved: the test ends there"),
+    ("mark open", "not tested"),
+)
+_CONDITION = (
+    "A promise holds for examples drawn independently from the distribution that the examples of the sweep were drawn "
+    "from. Nothing is assumed about what was swept. An order or an entry that was chosen after looking at the losses, "
+    "drift, and examples that repeat void it."
+)
+
+
+def build_external_page(directory: str) -> str:
+    """Returns the page of a certification, of at most `LARGEST_PAGE` bytes.
+
+    Args:
+      directory: What the certification was written into.
+
+    Raises:
+      ManifestError: If the manifest cannot be trusted.
+      ReportError: If the risk table is not that of the manifest, or the page would be larger.
+      OSError: If a file is missing or cannot be read.
+    """
+    manifest = read_external_manifest(joined(directory, MANIFEST))
+    tests = _tests(joined(directory, RISK_TABLE), manifest)
+    style = file_text("report.css") + _STYLE
+    first = manifest.calibrations[0]
+    pairs = list(zip(manifest.calibrations, tests, strict=True))
+    parts = {
+        "policy": f"default-src 'none'; style-src {source_hash(style)}; img-src data:; base-uri 'none'; "
+        "form-action 'none'",
+        "style": style,
+        "title": html.escape(f"calm-beam: {isolated(_of_what(manifest))}"),
+        "made": html.escape(manifest.created),
+        "promise": _promise(first, manifest),
+        "condition": html.escape(_CONDITION),
+        "lead": html.escape(_lead(first, manifest)),
+        "chart": setting_chart(tests[0], chosen=first.setting, width=1056, height=300, is_large=True),
+        "legend": "".join(_legend(*each) for each in _LEGEND),
+        "together": html.escape(_together(manifest)),
+        "panels": "".join(_panel(entry, rows) for entry, rows in pairs[1 : 1 + _MOST_PANELS]),
+        "entries": _entries(manifest),
+        "numbers": _numbers(tests),
+        "facts": "".join(f"<dt>{html.escape(name)}</dt><dd>{_shown(value)}</dd>" for name, value in _facts(manifest)),
+    }
+    page = filled(file_text("external.html"), parts)
+    if (size := len(page.encode())) > LARGEST_PAGE:
+        raise ReportError(
+            f"the report would have {size:,} bytes, and {LARGEST_PAGE:,} are the most. Certify with fewer entries."
+        )
+    return page
+
+
+def _tests(path: str, manifest: ExternalManifest) -> list[tuple[SettingRow, ...]]:
+    """Returns for each entry the lines of the risk table, which have to be those of the manifest."""
+    try:
+        rows = read_risk_table(path, SettingRow)
+    except ValueError as error:
+        raise ReportError(str(error)) from error
+    size = len(manifest.plan.order)
+    tests = [rows[start : start + size] for start in range(0, len(rows), size)]
+    is_of_manifest = len(rows) == size * len(manifest.calibrations) and all(
+        tuple(row.step() for row in of_test if row.tested) == entry.path
+        and all((row.group, row.delta, row.tail) == (entry.group or "", entry.delta, entry.tail) for row in of_test)
+        for of_test, entry in zip(tests, manifest.calibrations, strict=True)
+    )
+    if not is_of_manifest:
+        raise ReportError(
+            f"{path}: is not the risk table of the manifest beside it. Both are written by the same run: restore them, "
+            "or certify again."
+        )
+    return tests
+
+
+def _promise(entry: ExternalCalibration, manifest: ExternalManifest) -> str:
+    """Returns a promise with all its numbers, in a sentence."""
+    units = _units(entry, manifest)
+    sure = f"<strong>{100 * (1 - entry.epsilon):.6g} %</strong>"
+    if entry.tail is None:
+        number = f"<strong>{entry.delta:g}</strong>"
+        bound = f"loses in expectation at most {number}"
+    else:
+        bound = (
+            f"makes at most <strong>{100 * entry.delta:.6g} %</strong> of examples lose more than "
+            f"<strong>{entry.tail:g}</strong>"
+        )
+    if entry.setting is None:
+        return (
+            f'<p class="sentence never"><strong>No setting</strong> was proved safe: from {html.escape(units)}, none '
+            f"could be shown, with probability at least {sure}, to be one that {bound}.</p>"
+        )
+    cost = "" if entry.cost is None else f", at cost <strong>{entry.cost:g}</strong>"
+    return (
+        f'<p class="sentence">With probability at least {sure} over the draw of the {html.escape(units)}, setting '
+        f"<strong>{_shown(entry.setting)}</strong> {bound}{cost}.</p>"
+    )
+
+
+def _units(entry: ExternalCalibration, manifest: ExternalManifest) -> str:
+    n = manifest.data.units_of(entry.group)
+    group = "" if entry.group is None else f" of group {isolated(entry.group)}"
+    return f"{counted(n, 'example' if manifest.data.clusters is None else 'cluster')}{group}"
+
+
+def _of_what(manifest: ExternalManifest) -> str:
+    plan = manifest.plan
+    return plan.task or plan.metric or short_place(manifest.data.patterns[0] if manifest.data.patterns else "a sweep")
+
+
+def _lead(entry: ExternalCalibration, manifest: ExternalManifest) -> str:
+    kind = "Mean loss" if entry.tail is None else f"Share of examples that lose more than {entry.tail:g}"
+    first, last = entry.path[0], entry.path[-1]
+    went = f"{entry.procedure} went from {isolated(first.setting)} to {isolated(last.setting)}"
+    if entry.procedure == "fixed_sequence" and not last.rejected:
+        went += f", which could not be proved safe: p = {last.p_value:.2g} exceeds ε = {entry.epsilon:g}"
+    return f"{kind} in testing order, the safest setting first. {went}. Tested by {entry.p_value}."
+
+
+def _together(manifest: ExternalManifest) -> str:
+    entries = len(manifest.calibrations)
+    joint = manifest.plan.joint_epsilon
+    if entries == 1:
+        return "There is one."
+    if joint is not None:
+        return f"All {entries} hold together with probability at least {100 * (1 - joint):.6g} %."
+    return (
+        f"Each of the {entries} holds alone. Which of them is used must have been settled before anybody saw these "
+        "results: choosing the best of them here voids its guarantee."
+    )
+
+
+def _panel(entry: ExternalCalibration, rows: Sequence[SettingRow]) -> str:
+    chart = setting_chart(rows, chosen=entry.setting, width=320, height=170, is_large=False)
+    about = _about(entry)
+    found = "none is safe" if entry.setting is None else isolated(entry.setting)
+    return (
+        f'<figure class="panel"><figcaption><strong>{html.escape(found)}</strong> <span>{html.escape(about)}</span>'
+        f"</figcaption>{chart}</figure>"
+    )
+
+
+def _about(entry: ExternalCalibration) -> str:
+    return f"{_group(entry)}, δ = {entry.delta:g}, ε = {entry.epsilon:.4g}"
+
+
+def _group(entry: ExternalCalibration) -> str:
+    group = "all examples" if entry.group is None else isolated(entry.group)
+    return group if entry.tail is None else f"{group}, share that loses more than {entry.tail:g}"
+
+
+def _legend(kind: str, words: str) -> str:
+    mark = (
+        '<path class="mark failed" d="M4 4l8 8m0 -8l-8 8"/>'
+        if "failed" in kind
+        else f'<circle class="{kind}" cx="8" cy="8" r="5"/>'
+    )
+    return f'<li><svg width="16" height="16" aria-hidden="true">{mark}</svg>{html.escape(words)}</li>'
+
+
+def _entries(manifest: ExternalManifest) -> str:
+    names = ("promise", "setting", "cost", "risk", "δ", "ε", "p-value", "ended at")
+    rows = []
+    for entry in manifest.calibrations:
+        last = entry.path[-1]
+        ended = "end of order" if last.rejected or entry.procedure != "fixed_sequence" else last.setting
+        rows.append(
+            (
+                _group(entry),
+                "none is safe" if entry.setting is None else entry.setting,
+                "" if entry.cost is None else f"{entry.cost:g}",
+                "" if entry.risk is None else f"{entry.risk:.4f}",
+                f"{entry.delta:g}",
+                f"{entry.epsilon:.4g}",
+                entry.p_value,
+                ended,
+            )
+        )
+    return _table(names, rows)
+
+
+def _numbers(tests: Iterable[Sequence[SettingRow]]) -> str:
+    names = ("group", "share above", "δ", "setting", "n", "risk", "p", "result", "cost")
+    rows = [
+        (
+            row.group or "all examples",
+            "" if row.tail is None else f"{row.tail:g}",
+            f"{row.delta:g}",
+            row.setting,
+            f"{row.n:,}",
+            f"{row.risk:.4f}",
+            f"{row.p_value:.3g}",
+            "proved" if row.rejected else "not proved" if row.tested else "not tested",
+            "" if row.cost is None else f"{row.cost:g}",
+        )
+        for of_test in tests
+        for row in of_test
+    ]
+    return _table(names, rows)
+
+
+def _table(names: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    head = "".join(f'<th scope="col">{html.escape(name)}</th>' for name in names)
+    body = "".join(
+        f'<tr><th scope="row">{_shown(first)}</th>{"".join(f"<td>{_shown(cell)}</td>" for cell in rest)}</tr>'
+        for first, *rest in rows
+    )
+    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def _facts(manifest: ExternalManifest) -> list[tuple[str, str]]:
+    data, plan = manifest.data, manifest.plan
+    clusters = "" if data.clusters is None else f" in {counted(data.clusters, 'cluster')}"
+    facts = [
+        ("Examples", f"{data.examples:,}{clusters}"),
+        ("Losses of", ", ".join(map(short_place, data.patterns))),
+    ]
+    if plan.baseline is not None:
+        facts.append(("Baseline", short_place(plan.baseline)))
+    for name, value in (("Task", plan.task), ("Metric", plan.metric), ("Groups by", plan.group_key)):
+        if value is not None:
+            facts.append((name, value))
+    if plan.cluster_key is not None:
+        facts.append(("Clusters by", plan.cluster_key))
+    return [
+        *facts,
+        ("Order", ", ".join(plan.order)),
+        ("Fingerprint of the losses", data.fingerprint),
+        ("Plan", plan.digest),
+        ("Manifest", manifest.digest),
+        ("Software", ", ".join(f"{name} {version}" for name, version in sorted(manifest.software.items()))),
+    ]
+
+
+def _shown(text: str) -> str:
+    """Returns a text of others as an element in which its direction ends with it."""
+    return f"<bdi>{html.escape(printable_line(text))}</bdi>"

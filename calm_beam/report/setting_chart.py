@@ -1,0 +1,151 @@
+"""The risk of settings as a drawing: a curve in testing order, the tolerance, what was proved, and the costs."""
+
+import dataclasses
+import html
+import math
+from collections.abc import Sequence
+
+from calm_beam.external.result import SettingRow
+
+from .foreign import isolated
+
+_MOST_LABELS = 14
+_MOST_MARKS = 100
+_LONGEST_LABEL = 14
+_COST_HEIGHT = 46
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Frame:
+    """Where a chart lies, in pixels; risks grow upwards."""
+
+    left: float
+    right: float
+    top: float
+    bottom: float
+    low: float
+    high: float
+    count: int
+
+    def x(self, index: int) -> float:
+        width = (self.right - self.left) / self.count
+        return self.left + width * (index + 0.5)
+
+    def y(self, risk: float) -> float:
+        share = (min(max(risk, self.low), self.high) - self.low) / (self.high - self.low)
+        return self.bottom - share * (self.bottom - self.top)
+
+
+def setting_chart(rows: Sequence[SettingRow], *, chosen: str | None, width: int, height: int, is_large: bool) -> str:
+    """Returns an SVG of one test: every setting's risk in testing order, with delta and the decisions.
+
+    Args:
+      rows: All settings in testing order.
+      chosen: The one that was chosen.
+      width: In pixels.
+      height: Of the part above the labels.
+      is_large: Whether settings have labels and costs bars.
+    """
+    delta = rows[0].delta
+    risks = [row.risk for row in rows]
+    frame = _Frame(
+        left=52,
+        right=width - 12,
+        top=14,
+        bottom=height - 8,
+        low=min(0.0, *risks),
+        high=max(*risks, delta) * 1.06 or 1.0,
+        count=len(rows),
+    )
+    costs = [row.cost for row in rows if row.cost is not None] if is_large else []
+    below = 30 + (_COST_HEIGHT + 12 if costs else 0) if is_large else 6
+    parts = [*_grid(frame), *_curve(frame, rows, chosen=chosen)]
+    if is_large:
+        parts += _labels(frame, rows, chosen=chosen)
+        if costs:
+            parts += _costs(frame, rows, top=height + 24, highest=max(costs))
+    title = f"Risk of {len(rows)} settings against delta {delta:g}"
+    return (
+        f'<svg viewBox="0 0 {width} {height + below}" width="{width}" height="{height + below}" role="img" '
+        f'aria-label="{html.escape(title)}">{"".join(parts)}</svg>'
+    )
+
+
+def _grid(frame: _Frame) -> list[str]:
+    parts = []
+    for risk in _round_numbers(frame.low, frame.high):
+        y = frame.y(risk)
+        parts.append(f'<line class="grid" x1="{frame.left}" x2="{frame.right}" y1="{y:.1f}" y2="{y:.1f}"/>')
+        parts.append(f'<text class="tick" x="{frame.left - 8}" y="{y + 4:.1f}" text-anchor="end">{risk:g}</text>')
+    return parts
+
+
+def _round_numbers(low: float, high: float) -> list[float]:
+    """Returns up to six multiples of 1, 2 or 5 times a power of ten between two numbers, 0 among them."""
+    raw = (high - low) / 5
+    power = 10.0 ** math.floor(math.log10(raw))
+    step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= raw)
+    first, last = math.ceil(low / step), math.floor(high / step)
+    return [float(f"{index * step:.6g}") for index in range(first, last + 1)]
+
+
+def _curve(frame: _Frame, rows: Sequence[SettingRow], *, chosen: str | None) -> list[str]:
+    delta, y = rows[0].delta, frame.y(rows[0].delta)
+    parts = [
+        f'<rect class="within" x="{frame.left}" y="{y:.1f}" width="{frame.right - frame.left:.1f}" '
+        f'height="{max(frame.bottom - y, 0):.1f}"/>'
+    ]
+    tested = [index for index, row in enumerate(rows) if row.tested]
+    last = max(tested, default=0)
+    for name, indices in (("path after", range(last, len(rows))), ("path", range(last + 1))):
+        points = " ".join(f"{frame.x(index):.1f},{frame.y(rows[index].risk):.1f}" for index in indices)
+        parts.append(f'<polyline class="{name}" points="{points}"/>')
+    parts.append(f'<line class="delta" x1="{frame.left}" x2="{frame.right}" y1="{y:.1f}" y2="{y:.1f}"/>')
+    parts.append(f'<text class="delta-name" x="{frame.right}" y="{y - 6:.1f}" text-anchor="end">δ = {delta:g}</text>')
+    if len(rows) <= _MOST_MARKS:
+        parts += [_mark(frame, index, row, is_chosen=row.setting == chosen) for index, row in enumerate(rows)]
+    return parts
+
+
+def _mark(frame: _Frame, index: int, row: SettingRow, *, is_chosen: bool) -> str:
+    x, y = frame.x(index), frame.y(row.risk)
+    words = f"{isolated(row.setting)}: risk {row.risk:.4f}, p = {row.p_value:.2g}"
+    title = f"<title>{html.escape(words)}</title>"
+    if row.tested and not row.rejected:
+        return f'<path class="mark failed" d="M{x - 5:.1f} {y - 5:.1f}l10 10m0 -10l-10 10">{title}</path>'
+    kind = "open" if not row.tested else "accepted choice" if is_chosen else "accepted"
+    return f'<circle class="mark {kind}" cx="{x:.1f}" cy="{y:.1f}" r="{6 if is_chosen else 4.5}">{title}</circle>'
+
+
+def _labels(frame: _Frame, rows: Sequence[SettingRow], *, chosen: str | None) -> list[str]:
+    """Returns the names of settings; of many, some."""
+    step = -(-len(rows) // _MOST_LABELS)
+    parts = []
+    for index, row in enumerate(rows):
+        if index % step and row.setting != chosen:
+            continue
+        name = row.setting if len(row.setting) <= _LONGEST_LABEL else row.setting[: _LONGEST_LABEL - 1] + "…"
+        now = " now" if row.setting == chosen else ""
+        parts.append(
+            f'<text class="tick{now}" x="{frame.x(index):.1f}" y="{frame.bottom + 22:.1f}" text-anchor="middle">'
+            f"{html.escape(isolated(name))}</text>"
+        )
+    return parts
+
+
+def _costs(frame: _Frame, rows: Sequence[SettingRow], *, top: float, highest: float) -> list[str]:
+    """Returns bars of what settings cost, below their names."""
+    width = min(28.0, (frame.right - frame.left) / frame.count * 0.6)
+    parts = [f'<text class="tick" x="{frame.left - 8}" y="{top + _COST_HEIGHT:.1f}" text-anchor="end">cost</text>']
+    step = -(-len(rows) // _MOST_LABELS)
+    for index, row in enumerate(rows):
+        if row.cost is None:
+            continue
+        height = (_COST_HEIGHT - 14) * (row.cost / highest if highest else 0)
+        x, y = frame.x(index), top + _COST_HEIGHT - height
+        parts.append(
+            f'<rect class="strip" x="{x - width / 2:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}"/>'
+        )
+        if index % step == 0:
+            parts.append(f'<text class="value" x="{x:.1f}" y="{y - 4:.1f}" text-anchor="middle">{row.cost:.4g}</text>')
+    return parts

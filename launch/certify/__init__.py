@@ -1,0 +1,34 @@
+"""`calm-beam certify`: proves which settings of a sweep made elsewhere lose at most delta.
+
+    calm-beam certify --losses='losses-*.parquet' --order=8bit,6bit,4bit --delta=0.05 --output=certification
+
+takes a table with the columns `id`, `setting` and `loss`, and maybe `cost`, a group and a cluster: a row for each
+example and setting. Any knob will do: bits of a quantised model, a thinking budget, an exit threshold of another stack.
+
+    calm-beam certify --baseline=runs/full --candidates=int8=runs/int8,int4=runs/int4 --task=gsm8k --delta=0.02
+
+takes the scores of single examples that lm-evaluation-harness (`--log_samples`), lighteval, inspect and HELM log. The
+loss is the baseline's score minus the candidate's. Candidates are tested in the order in which they are listed.
+
+Every example needs one loss under every setting: what is missing, extra or repeated ends the run, by name. The order of
+the settings is declared beforehand, the safest first. Plan and order are hashed, and the hash is printed, before a loss
+is summed. Writes `manifest.json`, of kind external, and `risk_table.csv` into `--output`.
+
+Exit status: 0 done (also when no setting is safe), 1 failure, 2 bad usage.
+"""
+
+from collections.abc import Sequence
+
+from calm_beam.launch.flags import as_usage, parse_own_flags
+
+from .flags import certify_parser
+
+
+def main(argv: Sequence[str]) -> int:
+    """Runs the command and returns its exit status."""
+    with as_usage():
+        flags = parse_own_flags(certify_parser((__doc__ or "").split(": ", 1)[1].split("\n\n")[0]), argv)
+    # Here, since help does without what reads and tests.
+    from .command import certify
+
+    return certify(flags)

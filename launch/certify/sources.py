@@ -1,0 +1,102 @@
+"""The losses that the flags of a sweep name."""
+
+import argparse
+import dataclasses
+import itertools
+
+from calm_beam.external.loss_files import loss_files, read_losses
+from calm_beam.external.rows import RowReading
+from calm_beam.external.runs import Run, RunScores, losses_of_runs
+from calm_beam.external.sweep import SweepLosses
+from calm_beam.launch.flags import UsageError, naming
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Source:
+    """A sweep with where it came from.
+
+    Attributes:
+      sweep: Its losses.
+      loss: What they are: `given`, `signed` or `relu`.
+      patterns: Files or runs, as the user named them.
+      listed: The candidates in the order in which they were listed; None where losses were given.
+      baseline: The run that scores were compared with; None where losses were given.
+      task: Task of the scores, if one was named.
+      metric: Metric of the scores; None where losses were given.
+    """
+
+    sweep: SweepLosses
+    loss: str
+    patterns: tuple[str, ...]
+    listed: tuple[str, ...] | None = None
+    baseline: str | None = None
+    task: str | None = None
+    metric: str | None = None
+
+
+def read_source(
+    flags: argparse.Namespace, *, loss: str | None, group_key: str | None, cluster_key: str | None
+) -> Source:
+    """Returns the losses that flags name, all read and found complete.
+
+    Args:
+      flags: Those of `add_sweep_flags`.
+      loss: What the losses are; None for the default.
+      group_key: Column that names the group, if groups are asked for.
+      cluster_key: Column that names the cluster, likewise.
+
+    Raises:
+      UsageError: If the flags name nothing, or two things, or do not go together.
+      LossesError: If losses or scores are not whole; names examples.
+      DataError: If a pattern matches no file, or one is damaged.
+    """
+    if (flags.losses is None) == (flags.baseline is None):
+        raise UsageError("name either the losses (--losses) or the scores (--baseline and --candidates).")
+    if flags.losses is not None:
+        for name in ("candidates", "task", "metric"):
+            if getattr(flags, name) is not None:
+                raise UsageError(f"--{name} belongs to --baseline, and --losses is given: leave one of them out.")
+        return _of_losses(flags, loss=loss, group_key=group_key, cluster_key=cluster_key)
+    if flags.candidates is None:
+        raise UsageError("--candidates is missing: the runs that are compared with --baseline.")
+    for name, value in (("group_key", group_key), ("cluster_key", cluster_key)):
+        if value is not None:
+            raise UsageError(f"--{name} names a column of --losses, and scores have none: leave it out.")
+    return _of_scores(flags, loss=loss)
+
+
+def _of_losses(
+    flags: argparse.Namespace, *, loss: str | None, group_key: str | None, cluster_key: str | None
+) -> Source:
+    if loss == "relu":
+        raise UsageError("--loss=relu is made of scores. Of --losses it is given (in [0, 1]) or signed (in [-1, 1]).")
+    loss = loss or "given"
+    with naming("--losses"):
+        files = loss_files(flags.losses)
+    reading = RowReading(lowest=-1.0 if loss == "signed" else 0.0, group_key=group_key, cluster_key=cluster_key)
+    rows = itertools.chain.from_iterable(read_losses(path, reading) for path in files)
+    return Source(sweep=SweepLosses.of(rows), loss=loss, patterns=flags.losses)
+
+
+def _of_scores(flags: argparse.Namespace, *, loss: str | None) -> Source:
+    if loss == "given":
+        raise UsageError("--loss=given is of --losses. Of scores it is signed or relu.")
+    loss = loss or "signed"
+    with naming("--baseline"):
+        baseline = Run.found(flags.baseline, task=flags.task)
+    with naming("--candidates"):
+        runs = [Run.found(text, task=flags.task) for text in flags.candidates]
+    names = tuple(run.name for run in runs)
+    if twice := next((name for name in names if names.count(name) > 1), None):
+        raise UsageError(f"--candidates: two are called {twice!r}. Name them: NAME=RUN,NAME=RUN.")
+    scores = RunScores.read(baseline, metric=flags.metric)
+    pairs = ((run, RunScores.read(run, metric=scores.metric)) for run in runs)
+    return Source(
+        sweep=SweepLosses.of(losses_of_runs(scores, pairs, loss=loss)),
+        loss=loss,
+        patterns=(flags.baseline, *flags.candidates),
+        listed=names,
+        baseline=flags.baseline,
+        task=flags.task,
+        metric=scores.metric,
+    )

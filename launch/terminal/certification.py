@@ -1,0 +1,103 @@
+"""What a certification found, as tables on the terminal."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from rich import box
+from rich.table import Table
+
+from calm_beam.manifest import ExternalCalibration, ExternalManifest
+from calm_beam.printable import printable_line
+
+from . import PlainConsole
+
+if TYPE_CHECKING:
+    # Not there where one only serves and inspects.
+    from calm_beam.external.result import SettingRow
+
+_TESTS_PER_TABLE = 4
+
+
+def print_certification(manifest: ExternalManifest, rows: "Sequence[Sequence[SettingRow]]") -> None:
+    """Prints the risk of every setting, the chosen settings, and what they promise."""
+    console = PlainConsole()
+    for table in _risk_tables(rows):
+        console.print(table)
+    console.print(choices_of_settings(manifest))
+    console.print(tests_of_settings(manifest))
+    console.print(printable_line(manifest.guarantee))
+
+
+def _risk_tables(rows: "Sequence[Sequence[SettingRow]]") -> list[Table]:
+    """Returns tables of risks, one line a setting; a column for each group and loss, whatever delta and epsilon."""
+    by_loss = {(of_test[0].group, of_test[0].tail): of_test for of_test in reversed(rows)}
+    columns = list(reversed(by_loss.items()))
+    tables = []
+    for start in range(0, len(columns), _TESTS_PER_TABLE):
+        part = columns[start : start + _TESTS_PER_TABLE]
+        table = Table(title="Mean loss by setting", title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+        table.add_column("setting", overflow="fold")
+        has_costs = any(row.cost is not None for row in rows[0])
+        if has_costs:
+            table.add_column("cost", justify="right", no_wrap=True)
+        for (group, tail), _ in part:
+            name = printable_line(group) or "all"
+            table.add_column(name if tail is None else f"{name}\nshare > {tail:g}", justify="right", overflow="fold")
+        for lines in zip(*(of_test for _, of_test in part), strict=True):
+            table.add_row(
+                printable_line(lines[0].setting),
+                *((_cost(lines[0].cost),) if has_costs else ()),
+                *(f"{row.risk:.4f}" for row in lines),
+            )
+        tables.append(table)
+    return tables
+
+
+def choices_of_settings(manifest: ExternalManifest) -> Table:
+    """Returns the table of chosen settings, one line per calibration."""
+    title = "Last setting proved to lose at most delta"
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, caption_justify="left")
+    if any(entry.tail is not None for entry in manifest.calibrations):
+        table.caption = "> is about the share of examples that lose more: delta and risk are shares."
+    table.add_column("group", overflow="fold")
+    table.add_column("loss", no_wrap=True)
+    table.add_column("delta\nepsilon", justify="right", no_wrap=True)
+    table.add_column("setting", overflow="fold")
+    for name in ("cost", "risk", "ended at"):
+        table.add_column(name, justify="right")
+    for entry in manifest.calibrations:
+        table.add_row(
+            "all" if entry.group is None else printable_line(entry.group),
+            loss_in_words(entry),
+            f"{entry.delta:g}\n{entry.epsilon:g}",
+            "none is safe" if entry.setting is None else printable_line(entry.setting),
+            _cost(entry.cost),
+            "" if entry.risk is None else f"{entry.risk:.4f}",
+            _end_of_test(entry),
+        )
+    return table
+
+
+def loss_in_words(entry: ExternalCalibration) -> str:
+    """Returns which loss an entry is about."""
+    return entry.loss if entry.tail is None else f"{entry.loss} > {entry.tail:g}"
+
+
+def tests_of_settings(manifest: ExternalManifest) -> str:
+    """Returns how settings were tested."""
+    tests = dict.fromkeys(f"{loss_in_words(entry)} by {entry.p_value}" for entry in manifest.calibrations)
+    procedures = dict.fromkeys(entry.procedure for entry in manifest.calibrations)
+    order = ", ".join(map(printable_line, manifest.plan.order))
+    return f"Tests: {'; '.join(tests)}. Procedure: {', '.join(procedures)}. Order: {order}."
+
+
+def _cost(cost: float | None) -> str:
+    return "" if cost is None else f"{cost:g}"
+
+
+def _end_of_test(entry: ExternalCalibration) -> str:
+    """Returns the setting at which testing ended, and its p-value if that was too high."""
+    last = entry.path[-1]
+    if entry.procedure != "fixed_sequence" or last.rejected:
+        return "end of order"
+    return f"{printable_line(last.setting)}\np = {last.p_value:.2g}"

@@ -1,0 +1,86 @@
+"""`calm-beam verify` of a manifest of kind external: tests its settings on fresh losses, without a model."""
+
+from collections.abc import Sequence
+
+from rich import box
+from rich.table import Table
+
+from calm_beam.counted import counted
+from calm_beam.external.verification import check_fresh, promised, verify_settings
+from calm_beam.launch.certify.flags import add_sweep_flags
+from calm_beam.launch.certify.sources import read_source
+from calm_beam.launch.flags import FlagParser, UsageError, as_usage, parse_own_flags
+from calm_beam.launch.flags.manifest import find_manifest
+from calm_beam.launch.terminal import PlainConsole, tell
+from calm_beam.launch.terminal.certification import loss_in_words
+from calm_beam.manifest import ExternalCalibration, ExternalManifest, read_any_manifest
+from calm_beam.printable import printable_line
+from calm_beam.upkeep.verification import Verdict
+
+from .verdicts import BROKEN, check_alpha, conclude, verdict_in_words
+
+
+def verify_external(argv: Sequence[str], *, description: str) -> int:
+    """Tests as the flags say, tells about it and returns the exit status of the command."""
+    parser = FlagParser(prog="calm-beam verify", description=description)
+    parser.add_argument(
+        "--manifest", required=True, help="a manifest of kind external, or the directory that holds one"
+    )
+    add_sweep_flags(parser)
+    parser.add_argument(
+        "--alpha", type=float, default=0.05, help="chance of calling any promise broken that is kept, in (0, 1)"
+    )
+    with as_usage():
+        flags = parse_own_flags(parser, argv)
+        check_alpha(flags.alpha)
+    path = find_manifest(flags.manifest)
+    manifest = read_any_manifest(path)
+    if not isinstance(manifest, ExternalManifest):
+        raise UsageError(
+            f"--manifest {flags.manifest}: is one of calibrate, which is tested by decoding fresh data: pass --data. "
+            "Losses test manifests of certify."
+        )
+    if not promised(manifest):
+        tell("No entry of the manifest found a safe setting: there is nothing that could be broken.")
+        return 0
+    plan = manifest.plan
+    if (plan.metric is None) != (flags.losses is not None):
+        kind = "losses (--losses)" if plan.metric is None else "scores (--baseline and --candidates)"
+        raise UsageError(f"the manifest was made of {kind}: name fresh ones.")
+    flags.metric = plan.metric if flags.metric is None else flags.metric
+    if plan.metric is not None and flags.metric != plan.metric:
+        raise UsageError(f"--metric={flags.metric}: the manifest is about {plan.metric}.")
+    source = read_source(
+        flags, loss=manifest.calibrations[0].loss, group_key=plan.group_key, cluster_key=plan.cluster_key
+    )
+    check_fresh(source.sweep, manifest)
+    verdicts = verify_settings(source.sweep, manifest, alpha=flags.alpha)
+    _print(manifest, verdicts, examples=len(source.sweep.ids), alpha=flags.alpha)
+    return BROKEN if any(verdict.is_broken for verdict in verdicts) else 0
+
+
+def _print(
+    manifest: ExternalManifest, verdicts: Sequence[Verdict[ExternalCalibration]], *, examples: int, alpha: float
+) -> None:
+    console = PlainConsole()
+    table = Table(
+        title="The manifest's entries on fresh losses", title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False
+    )
+    table.add_column("group\nloss", overflow="fold")
+    table.add_column("setting", overflow="fold")
+    for name in ("delta\nepsilon", "risk then\nnow", "p proved\np broken", "verdict"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for verdict in verdicts:
+        entry = verdict.entry
+        table.add_row(
+            f"{'all' if entry.group is None else printable_line(entry.group)}\n{loss_in_words(entry)}",
+            printable_line(entry.setting or ""),
+            f"{entry.delta:g}\n{entry.epsilon:g}",
+            f"{entry.risk:.4f}\n{verdict.risk:.4f}",
+            f"{verdict.p_value:.2g}\n{verdict.excess_p_value:.2g}",
+            verdict_in_words(verdict),
+        )
+    console.print(table)
+    none = len(manifest.calibrations) - len(verdicts)
+    console.print(f"{counted(examples, 'fresh example')}; {none} of the manifest's entries found no safe setting.")
+    conclude(console, verdicts, alpha=alpha)

@@ -1,0 +1,165 @@
+"""Sweeps with known losses, and logs as frameworks of evaluation write them."""
+
+import csv
+import hashlib
+import json
+import pathlib
+import zipfile
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from calm_beam.external.rows import LossRow
+
+ORDER = ("8bit", "6bit", "4bit", "3bit")
+_WRONG = (0.01, 0.03, 0.08, 0.3)
+
+
+def coin_rows(count: int, *, seed: int = 0, wrong: Sequence[float] = _WRONG) -> list[LossRow]:
+    """Returns losses of 0 and 1, the more the lower the setting; three groups, and clusters of four examples."""
+    generator = np.random.default_rng(seed)
+    return [
+        LossRow(
+            id=f"e{index}",
+            setting=setting,
+            loss=float(generator.random() < share),
+            cost=float(setting[0]),
+            group="abc"[index % 3],
+            cluster=f"c{index // 4}",
+        )
+        for index in range(count)
+        for setting, share in zip(ORDER, wrong, strict=True)
+    ]
+
+
+def row_values(row: LossRow) -> dict[str, Any]:
+    """Returns the columns of a row."""
+    return {
+        "id": row.id,
+        "setting": row.setting,
+        "loss": row.loss,
+        "cost": row.cost,
+        "group": row.group,
+        "cluster": row.cluster,
+    }
+
+
+def write_csv(path: pathlib.Path, rows: Iterable[LossRow], *, columns: Sequence[str] = ()) -> pathlib.Path:
+    """Writes rows as CSV, of some of the columns if they are named, and returns the path."""
+    values = [row_values(row) for row in rows]
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, columns or list(values[0]), extrasaction="ignore")
+        writer.writeheader()
+        writer.writerows(values)
+    return path
+
+
+def write_lm_eval(
+    folder: pathlib.Path,
+    scores: Mapping[str, Sequence[float]],
+    *,
+    task: str = "gsm8k",
+    metric: str = "exact_match",
+    first: int = 0,
+    changed: Sequence[int] = (),
+) -> pathlib.Path:
+    """Writes scores as lm-evaluation-harness 0.4 does with `--log_samples`, and returns the output folder.
+
+    Args:
+      folder: Where to.
+      scores: By filter, one per document.
+      task: Name of the task.
+      metric: Name of the metric.
+      first: Number of the first document.
+      changed: Documents that are others than those of the same number elsewhere.
+    """
+    place = folder / "org__model"
+    place.mkdir(parents=True)
+    lines = []
+    for filter_, of_filter in scores.items():
+        for index, score in enumerate(of_filter, start=first):
+            question = f"What is {index} + 1?" + (" Really?" if index in changed else "")
+            doc = {"question": question, "answer": str(index + 1)}
+            answer = str(index + (1 if score else 2))
+            lines.append(
+                {
+                    "doc_id": index,
+                    "doc": doc,
+                    "target": doc["answer"],
+                    "arguments": {"gen_args_0": {"arg_0": question, "arg_1": {"until": ["\n"], "temperature": 0.0}}},
+                    "resps": [[answer]],
+                    "filtered_resps": [answer],
+                    "filter": filter_,
+                    "metrics": [metric],
+                    "doc_hash": _hash(json.dumps(doc, indent=2)),
+                    "prompt_hash": _hash(question),
+                    "target_hash": _hash(doc["answer"]),
+                    metric: score,
+                }
+            )
+    text = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines)
+    (place / f"samples_{task}_2026-01-31T12-00-00.000000.jsonl").write_text(text, encoding="utf-8")
+    (place / "results_2026-01-31T12-00-00.000000.json").write_text(json.dumps({"results": {task: {}}}))
+    return folder
+
+
+def write_lighteval(folder: pathlib.Path, scores: Sequence[float]) -> pathlib.Path:
+    """Writes scores as lighteval does with `--save-details`, and returns the output folder."""
+    import pyarrow
+    import pyarrow.parquet
+
+    place = folder / "details" / "org" / "model" / "2026-01-31T12-00-00.000000"
+    place.mkdir(parents=True)
+    rows = [
+        {
+            "doc": {"query": f"question {index}", "choices": ["yes", "no"], "id": str(index), "task_name": "boolq"},
+            "metric": {"acc": score, "em": 1.0},
+            "model_response": {"text": ["yes"]},
+        }
+        for index, score in enumerate(scores)
+    ]
+    path = place / "details_lighteval|boolq|0_2026-01-31T12-00-00.000000.parquet"
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path)
+    return folder
+
+
+def write_inspect(
+    path: pathlib.Path, grades: Sequence[object], *, status: str = "success", epochs: int = 1
+) -> pathlib.Path:
+    """Writes grades as a log of Inspect, `.eval` or `.json`, and returns the path."""
+    header = {"version": 2, "status": status, "eval": {"task": "arithmetic", "model": "mockllm/model"}}
+    samples = [
+        {"id": index, "epoch": epoch, "input": "?", "target": "!", "scores": {"match": {"value": grade, "answer": "x"}}}
+        for index, grade in enumerate(grades)
+        for epoch in range(1, epochs + 1)
+    ]
+    if path.suffix == ".json":
+        path.write_text(json.dumps({**header, "samples": samples}))
+        return path
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("header.json", json.dumps(header))
+        for sample in samples:
+            archive.writestr(f"samples/{sample['id']}_epoch_{sample['epoch']}.json", json.dumps(sample))
+    return path
+
+
+def write_helm(folder: pathlib.Path, scores: Sequence[float], **changes: object) -> pathlib.Path:
+    """Writes scores as HELM's `per_instance_stats.json`, with keys of the instances changed; returns the folder."""
+    place = folder / "gsm:model=org_model"
+    place.mkdir(parents=True)
+    rows = [
+        {"instance_id": f"id{index}", "train_trial_index": 0, "stats": [_stat(name, value)], **changes}
+        for name, values in (("exact_match", scores), ("num_references", [1.0] * len(scores)))
+        for index, value in enumerate(values)
+    ]
+    (place / "per_instance_stats.json").write_text(json.dumps(rows, indent=2))
+    return folder
+
+
+def _stat(name: str, value: float) -> dict[str, Any]:
+    return {"name": {"name": name, "split": "test"}, "count": 1, "sum": value, "sum_squared": value**2, "mean": value}
+
+
+def _hash(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()

@@ -1,0 +1,164 @@
+"""A certification says of the same losses what a calibration says, bit for bit."""
+
+import dataclasses
+import pathlib
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from calm_beam.calibration import Spec, all_specs
+from calm_beam.calibration.publish import RISK_TABLE
+from calm_beam.calibration.result import RiskRow
+from calm_beam.calibration.risk_table import read_risk_table, write_risk_table
+from calm_beam.external.plan import all_tests, plan_of
+from calm_beam.external.result import SettingRow, external_manifest, setting_rows
+from calm_beam.external.rows import LossRow
+from calm_beam.external.sweep import SweepLosses
+from calm_beam.generations import Generation
+from calm_beam.manifest import ExternalManifest, ExternalPlan, read_manifest
+from calm_beam.metrics.registry import get_metric
+from calm_beam.risk.evidence import EvidenceError
+from calm_beam.risk.fwer import PROCEDURES
+from calm_beam.risk.losses import losses_of_scores
+from calm_beam.risk.pvalues import P_VALUES
+from calm_beam.risk.setting_sums import LossSums, RiskTest, control_risk
+from tests.calm_beam.external.builders import ORDER, coin_rows
+from tests.calm_beam.report.builders import GRID, random_generations, write_calibration
+
+_SETTINGS = tuple(map(repr, GRID))
+
+
+def _manifest(sweep: SweepLosses, plan: ExternalPlan) -> ExternalManifest:
+    rows = setting_rows(sweep, plan, costs=sweep.costs)
+    return external_manifest(sweep, plan, rows=rows, costs=sweep.costs, patterns=["a.csv"], software={"calm-beam": "0"})
+
+
+def _losses(generations: Sequence[Generation], consistency: str) -> list[LossRow]:
+    """Returns the losses of stored outputs as somebody else would compute them."""
+    metric = get_metric("token_f1")
+    rows = []
+    for item in generations:
+        texts = [output.text for output in item.outputs]
+        references = item.example.references if consistency == "risk" else texts[:1]
+        scores = np.array([metric(text, references) for text in texts])
+        loss = "signed" if consistency == "risk" else "dissimilarity"
+        losses = losses_of_scores(loss, early_score=scores[1:], full_score=scores[0])
+        rows += [LossRow(item.example.id, name, value) for name, value in zip(_SETTINGS, losses.tolist(), strict=True)]
+    return rows
+
+
+def _same(found: Sequence[SettingRow], expected: Sequence[RiskRow]) -> None:
+    names = ("n", "loss_sum", "risk", "p_value", "tested", "rejected", "delta", "epsilon")
+    assert [[getattr(row, name) for name in names] for row in found] == [
+        [getattr(row, name) for name in names] for row in expected
+    ]
+
+
+@pytest.mark.parametrize(
+    ("consistency", "p_value"),
+    [
+        *(("textual", name) for name in P_VALUES if name != "exact_binomial"),
+        ("risk", "signed_mixture"),
+        ("risk", "wsr"),
+    ],
+)
+def test_entries_are_those_of_a_calibration(tmp_path: pathlib.Path, consistency: str, p_value: str) -> None:
+    """Of the losses of stored generations, n, sums, risks, p-values and decisions equal `calibrate`'s, bit for bit."""
+    generations = random_generations(150)
+    specs: tuple[Spec, ...] = all_specs(
+        consistencies=(consistency,), metrics=("token_f1",), deltas=(0.2, 0.3), epsilons=(0.1,), p_value=p_value
+    )
+    folder = write_calibration(tmp_path / "out", generations, specs=specs)
+    expected = read_risk_table(folder / RISK_TABLE, RiskRow)
+    sweep = SweepLosses.of(reversed(_losses(generations, consistency)))
+    loss = "signed" if consistency == "risk" else "given"
+    plan = plan_of(all_tests(groups=(), deltas=(0.2, 0.3), epsilons=(0.1,), loss=loss, p_value=p_value), _SETTINGS)
+    rows = setting_rows(sweep, plan, costs={})
+    _same([row for of_test in rows for row in of_test], expected)
+    for entry, theirs in zip(
+        _manifest(sweep, plan).calibrations, read_manifest(folder / "manifest.json").calibrations, strict=True
+    ):
+        steps = [(step.setting, step.n, step.risk, step.p_value, step.rejected) for step in entry.path]
+        assert steps == [(repr(step.threshold), step.n, step.risk, step.p_value, step.rejected) for step in theirs.path]
+        assert entry.setting == (None if theirs.threshold is None else repr(theirs.threshold))
+
+
+def test_tails_are_those_of_a_calibration(tmp_path: pathlib.Path) -> None:
+    """So are the shares of examples that lose more than a tail."""
+    generations = random_generations(150)
+    specs = all_specs(
+        consistencies=("textual",), metrics=("token_f1",), deltas=(0.2,), epsilons=(0.1,), tails=(0.0, 0.25)
+    )
+    folder = write_calibration(tmp_path / "out", generations, specs=specs)
+    tests = all_tests(groups=(), deltas=(0.2,), epsilons=(0.1,), tails=(0.0, 0.25))
+    rows = setting_rows(SweepLosses.of(_losses(generations, "textual")), plan_of(tests, _SETTINGS), costs={})
+    _same([row for of_test in rows for row in of_test], read_risk_table(folder / RISK_TABLE, RiskRow))
+
+
+@pytest.mark.parametrize("procedure", PROCEDURES)
+def test_results_are_those_of_the_sums(procedure: str) -> None:
+    """What `control_risk` says of streamed sums, a certification says of the same losses."""
+    rows = [dataclasses.replace(row, group=None, cluster=None) for row in coin_rows(300)]
+    test = RiskTest(delta=0.1, epsilon=0.05, procedure=procedure)
+    sums = LossSums([test])
+    for row in rows:
+        sums.add(row.id, row.setting, loss=row.loss)
+    expected = control_risk(sums, [test], order=ORDER)
+    tests = all_tests(groups=(), deltas=(0.1,), epsilons=(0.05,), procedure=procedure)
+    (found,) = setting_rows(SweepLosses.of(rows), plan_of(tests, ORDER), costs={})
+    assert [(row.n, row.risk, row.p_value, row.tested, row.rejected) for row in found] == [
+        (row.n, row.risk, row.p_value, row.tested, row.accepted) for row in expected
+    ]
+
+
+def _grouped(**changes: Any) -> tuple[SweepLosses, ExternalPlan]:
+    sweep = SweepLosses.of(coin_rows(600))
+    tests = all_tests(
+        groups=("a", "b", "c"), deltas=(0.1, 0.2), epsilons=(0.05,), joint=True, clustered=True, **changes
+    )
+    return sweep, plan_of(tests, ORDER, joint_epsilon=0.05, group_key="group", cluster_key="cluster")
+
+
+def test_groups_and_clusters() -> None:
+    """Entries of a group are those that its examples alone give; their units are the clusters that they are in."""
+    sweep, plan = _grouped()
+    manifest = _manifest(sweep, plan)
+    assert [(group.name, group.examples) for group in manifest.data.groups] == [("a", 200), ("b", 200), ("c", 200)]
+    assert (manifest.data.examples, manifest.data.clusters) == (600, 150)
+    only = SweepLosses.of(row for row in coin_rows(600) if row.group == "b")
+    alone = plan_of([dataclasses.replace(test, group=None) for test in plan.tests if test.group == "b"], ORDER)
+    expected = setting_rows(only, alone, costs=only.costs)
+    found = [rows for rows in setting_rows(sweep, plan, costs=sweep.costs) if rows[0].group == "b"]
+    assert [tuple(dataclasses.replace(row, group="") for row in rows) for rows in found] == list(expected)
+    assert manifest.calibration(group="b", delta=0.1).path[0].n == manifest.data.units_of("b")
+
+
+def test_the_manifest_says_what_was_found() -> None:
+    """Settings, costs, entries and the promise stand in the manifest, which checks itself and comes back the same."""
+    manifest = _manifest(*_grouped())
+    assert [(setting.name, setting.cost) for setting in manifest.settings] == list(
+        zip(ORDER, (8, 6, 4, 3), strict=True)
+    )
+    entry = manifest.calibration(delta=0.2)
+    assert (entry.setting, entry.cost) == ("4bit", 4)
+    assert "All calibration entries hold together" in manifest.guarantee
+    assert "drawing a cluster, which cluster names" in manifest.guarantee
+    assert ExternalManifest.from_dict(manifest.to_dict()) == manifest
+
+
+def test_fractions_and_the_binomial_test() -> None:
+    """Losses between 0 and 1 end a binomial test, as in a calibration."""
+    sweep = SweepLosses.of([LossRow("a", "x", 0.5)])
+    tests = all_tests(groups=(), deltas=(0.1,), epsilons=(0.05,), p_value="exact_binomial")
+    with pytest.raises(EvidenceError, match="exact_binomial is for losses of 0 and 1 only"):
+        setting_rows(sweep, plan_of(tests, ["x"]), costs={})
+
+
+def test_the_risk_table_is_read_back(tmp_path: pathlib.Path) -> None:
+    """The table holds every setting under every test, with what there is none of left empty."""
+    sweep, plan = _grouped()
+    rows = tuple(row for of_test in setting_rows(sweep, plan, costs={}) for row in of_test)
+    write_risk_table(tmp_path / "table.csv", rows)
+    assert read_risk_table(tmp_path / "table.csv", SettingRow) == rows

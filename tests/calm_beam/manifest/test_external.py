@@ -1,0 +1,246 @@
+"""Manifests of kind external: their form, what they check, and who refuses them."""
+
+import copy
+import dataclasses
+import importlib.resources
+import json
+import pathlib
+from typing import Any
+
+import jsonschema
+import pytest
+
+from calm_beam.manifest import (
+    EXTERNAL_LOSSES,
+    PROCEDURES,
+    ExternalCalibration,
+    ExternalDataRecord,
+    ExternalManifest,
+    ExternalPlan,
+    ExternalStep,
+    ExternalTest,
+    GroupRecord,
+    ManifestError,
+    SettingRecord,
+    content_digest,
+    external_guarantee,
+    manifest_text,
+    parse_manifest,
+    read_any_manifest,
+    read_external_manifest,
+    read_manifest,
+    write_manifest,
+)
+from tests.calm_beam.manifest.builders import build_manifest
+
+_SCHEMA = json.loads(
+    importlib.resources.files("calm_beam.manifest").joinpath("external.schema.json").read_text(encoding="utf-8")
+)
+
+
+def build_external_manifest(**changes: Any) -> ExternalManifest:
+    """Returns a manifest that accepts 8 bits and 6 bits and stops at 4, and one of a group, with fields changed."""
+    costs = {"8bit": 8.0, "6bit": 6, "4bit": None}
+    asked: dict[str, Any] = {
+        "loss": "given",
+        "delta": 0.1,
+        "epsilon": 0.05,
+        "p_value": "hoeffding_bentkus",
+        "procedure": "fixed_sequence",
+    }
+    tests = (ExternalTest(group=None, tail=None, **asked), ExternalTest(group="math", tail=0.5, **asked))
+
+    def step(setting: str, n: int, p_value: float) -> ExternalStep:
+        return ExternalStep(
+            setting=setting, n=n, risk=0.03125, p_value=p_value, rejected=p_value <= 0.05, cost=costs[setting]
+        )
+
+    values: dict[str, Any] = {
+        "created": "2026-01-31T12:00:00Z",
+        "settings": tuple(
+            SettingRecord(name=name, cost=cost, fingerprint="sha256-sum:00") for name, cost in costs.items()
+        ),
+        "data": ExternalDataRecord(
+            patterns=("a.csv",),
+            examples=300,
+            clusters=None,
+            groups=(
+                GroupRecord(name="chat", examples=200, clusters=None),
+                GroupRecord(name="math", examples=100, clusters=None),
+            ),
+            fingerprint="sha256-sum:01",
+        ),
+        "plan": ExternalPlan(
+            order=tuple(costs),
+            tests=tests,
+            joint_epsilon=0.1,
+            group_key="topic",
+            cluster_key=None,
+            salt="calm-beam/0",
+            baseline=None,
+            task=None,
+            metric=None,
+        ),
+        "calibrations": (
+            ExternalCalibration(
+                **{**tests[0].to_dict(), "setting": "6bit", "cost": 6, "risk": 0.03125},  # type: ignore[arg-type]
+                path=(step("8bit", 300, 0.001), step("6bit", 300, 0.05), step("4bit", 300, 0.06)),
+            ),
+            ExternalCalibration(
+                **{**tests[1].to_dict(), "setting": None, "cost": None, "risk": None},  # type: ignore[arg-type]
+                path=(step("8bit", 100, 0.5),),
+            ),
+        ),
+        "guarantee": external_guarantee(joint_epsilon=0.1),
+        "software": {"calm-beam": "0.1.0"},
+    }
+    return ExternalManifest(**{**values, **changes})
+
+
+def _changed(path: tuple[str | int, ...], value: object, *, seals_plan: bool = True) -> dict[str, Any]:
+    """Returns the manifest as JSON with one value changed and sealed again."""
+    content: dict[str, Any] = copy.deepcopy(json.loads(manifest_text(build_external_manifest())))
+    place: Any = content
+    for key in path[:-1]:
+        place = place[key]
+    place[path[-1]] = value
+    if seals_plan and isinstance(content["plan"], dict):
+        content["plan"]["digest"] = content_digest(content["plan"])
+    return {**content, "digest": content_digest(content)}
+
+
+def test_round_trip(tmp_path: pathlib.Path) -> None:
+    """What is written is read back the same, and is what the schema describes."""
+    manifest = build_external_manifest()
+    path = tmp_path / "manifest.json"
+    write_manifest(manifest, path)
+    assert read_external_manifest(path) == read_any_manifest(path) == manifest
+    content = json.loads(path.read_text())
+    assert list(content)[:2] == ["schema", "kind"]
+    assert content["digest"] == manifest.digest
+    jsonschema.Draft202012Validator.check_schema(_SCHEMA)
+    jsonschema.validate(content, _SCHEMA)
+
+
+def test_others_refuse_it(tmp_path: pathlib.Path) -> None:
+    """The reader of manifests that are served refuses it in words, and so does this one those."""
+    path = tmp_path / "manifest.json"
+    write_manifest(build_external_manifest(), path)
+    said = "is of kind external: it proves a setting of a sweep that was made elsewhere, and names no model"
+    with pytest.raises(ManifestError, match=rf"manifest .*manifest\.json: {said}"):
+        read_manifest(path)
+    with pytest.raises(ManifestError, match=f"manifest: {said}"):
+        parse_manifest(path.read_bytes())
+    other = tmp_path / "other.json"
+    write_manifest(build_manifest(), other)
+    assert read_any_manifest(other) == build_manifest()
+    with pytest.raises(ManifestError, match="is one of calibrate, and not of kind external"):
+        read_external_manifest(other)
+    with pytest.raises(ManifestError, match="another one was published there first"):
+        write_manifest(build_manifest(), path)
+
+
+def test_an_unknown_kind_is_an_unknown_key() -> None:
+    """A kind that nobody knows is no key of a manifest."""
+    content = {**build_manifest().to_dict(), "kind": "other"}
+    with pytest.raises(ManifestError, match="kind is not a key of calm-beam/manifest/v1"):
+        parse_manifest(json.dumps({**content, "digest": content_digest(content)}))
+
+
+def test_changes_by_hand(tmp_path: pathlib.Path) -> None:
+    """A number that was changed breaks the digest, and a plan that was changed its own."""
+    path = tmp_path / "manifest.json"
+    path.write_text(manifest_text(build_external_manifest()).replace('"risk": 0.03125', '"risk": 0.02', 1))
+    with pytest.raises(ManifestError, match=r"manifest\.json: digest is .*, but that of the content is"):
+        read_any_manifest(path)
+    with pytest.raises(ManifestError, match=r"plan\.digest is .*, but that of the plan is"):
+        ExternalManifest.from_dict(_changed(("plan", "salt"), "calm-beam/1", seals_plan=False))
+
+
+_FIRST = ("calibrations", 0)
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "message"),
+    [
+        (("kind",), "internal", 'kind must be "external", got "internal"'),
+        (("created",), "yesterday", "created must be a UTC time"),
+        (("settings", 0, "name"), "2bit", "settings must be those of plan.order"),
+        (("settings", 0, "cost"), -1, r"settings\[0\]\.cost must be a finite number of at least 0"),
+        (("data", "examples"), 0, "data.examples must be an integer of at least 1"),
+        (("data", "clusters"), 400, "data.clusters must be at most examples, which is 300"),
+        (("data", "clusters"), 30, "data.groups.*clusters must be null exactly if clusters is"),
+        (("data", "groups", 0, "name"), "z", "data.groups must be sorted by name"),
+        (("data", "groups", 0, "examples"), 100, "data.groups must have 300 examples together"),
+        (("data", "groups"), [], "data.groups must be there exactly if plan.group_key is not null"),
+        (("plan", "order"), ["8bit", "8bit"], "plan.order must name one or more settings, each once"),
+        (("plan", "tests", 0, "tail"), 1, r"plan\.tests\[0\]\.tail must be below 1"),
+        (("plan", "tests", 0, "loss"), "hinge", "loss must be one of given, signed, relu"),
+        (("plan", "joint_epsilon"), 0.06, "plan.joint_epsilon must be at least the sum of the tests' epsilons"),
+        (("plan", "cluster_key"), "doc", "data.clusters must be there exactly if plan.cluster_key is not null"),
+        (("plan", "tests", 0, "delta"), 0.2, r"calibrations\[0\]\.delta must be 0.2, as was planned, got 0.1"),
+        (("calibrations",), [], "calibrations must have at least one entry"),
+        ((*_FIRST, "setting"), "4bit", r"calibrations\[0\]\.setting must be \"6bit\", as the last one rejected"),
+        ((*_FIRST, "cost"), 8, r"calibrations\[0\]\.cost must be 6, as the last one rejected"),
+        ((*_FIRST, "risk"), 0.5, r"calibrations\[0\]\.risk must be 0.03125"),
+        ((*_FIRST, "path"), [], r"calibrations\[0\]\.path must have an entry"),
+        ((*_FIRST, "path", 0, "n"), 299, r"calibrations\[0\]\.path\[0\]\.n must be 300, as data says, got 299"),
+        ((*_FIRST, "path", 0, "cost"), 9, r"calibrations\[0\]\.path\[0\]\.cost must be 8.0, as settings says"),
+        ((*_FIRST, "path", 0, "risk"), -0.5, r"path\[0\]\.risk must be a number in \[0, 1\]"),
+        ((*_FIRST, "path", 0, "p_value"), 0.06, r"path\[0\]\.rejected must be false, got true: p_value is 0.06"),
+        ((*_FIRST, "path", 0, "rejected"), False, r"path\[0\]\.rejected is false, so the test stops there"),
+        ((*_FIRST, "path", 2, "setting"), "6bit", "path must test every setting once"),
+        ((*_FIRST, "path", 0, "extra"), 1, r"path\[0\]\.extra is not a key"),
+        (("calibrations", 1, "group"), "code", r"calibrations\[1\]\.group must be \"math\", as was planned"),
+        (("guarantee",), "", "guarantee must be a non-empty string"),
+        (("software",), [], "software must be a JSON object"),
+    ],
+)
+def test_what_contradicts_itself(path: tuple[str | int, ...], value: object, message: str) -> None:
+    """Values that are not as the form says, or at odds with others, are refused with their place."""
+    with pytest.raises(ManifestError, match=message):
+        ExternalManifest.from_dict(_changed(path, value))
+
+
+def test_tests_follow_the_planned_order() -> None:
+    """A path that leaves the planned order is refused, though its decisions follow from its p-values."""
+    entry = build_external_manifest().calibrations[0]
+    swapped = dataclasses.replace(entry, path=(entry.path[1], entry.path[0], entry.path[2]), setting="8bit", cost=8.0)
+    with pytest.raises(ManifestError, match=r"path must test settings in the planned order, which begins \[\"8bit\""):
+        build_external_manifest(calibrations=(swapped, build_external_manifest().calibrations[1]))
+
+
+def test_entries_by_their_values() -> None:
+    """An entry is found by group, tail, delta and epsilon; what matches none or several is told."""
+    manifest = build_external_manifest()
+    assert manifest.calibration() == manifest.calibrations[0]
+    assert manifest.calibration(group="math", tail=0.5) == manifest.calibrations[1]
+    with pytest.raises(ManifestError, match=r'0 calibrations have group="math", tail=null, expected one'):
+        manifest.calibration(group="math")
+
+
+def test_schema_and_reader_name_the_same() -> None:
+    """Every object of the schema has the keys of its record, requires them all and describes them; so do choices."""
+
+    def keys(described: dict[str, Any]) -> list[str]:
+        assert described["additionalProperties"] is False
+        assert described["required"] == list(described["properties"])
+        assert all(key["description"] for key in described["properties"].values())
+        return list(described["properties"])
+
+    def fields(record: type) -> list[str]:
+        return [field.name for field in dataclasses.fields(record)]
+
+    top, definitions = _SCHEMA["properties"], _SCHEMA["$defs"]
+    plan = top["plan"]["properties"]
+    assert keys(_SCHEMA) == ["schema", "kind", *fields(ExternalManifest), "digest"]
+    assert keys(top["settings"]["items"]) == fields(SettingRecord)
+    assert keys(top["data"]) == fields(ExternalDataRecord)
+    assert keys(top["data"]["properties"]["groups"]["items"]) == fields(GroupRecord)
+    assert keys(top["plan"]) == [*fields(ExternalPlan), "digest"]
+    assert keys(plan["tests"]["items"]) == fields(ExternalTest)
+    assert keys(definitions["calibration"]) == fields(ExternalCalibration)
+    assert keys(definitions["step"]) == fields(ExternalStep)
+    for described in (plan["tests"]["items"], definitions["calibration"]):
+        assert tuple(described["properties"]["loss"]["enum"]) == EXTERNAL_LOSSES
+        assert tuple(described["properties"]["procedure"]["enum"]) == PROCEDURES

@@ -1,0 +1,100 @@
+"""The report of a certification: what it says, what it lets in, and that it fits a phone."""
+
+import dataclasses
+import pathlib
+import re
+
+import pytest
+
+from calm_beam.calibration.publish import EarlierResult, publish
+from calm_beam.external.plan import all_tests, plan_of
+from calm_beam.external.result import external_manifest, setting_rows
+from calm_beam.external.rows import LossRow
+from calm_beam.external.sweep import SweepLosses
+from calm_beam.launch.cli import main
+from calm_beam.report import ReportError, build_external_page
+from tests.calm_beam.external.builders import ORDER, coin_rows
+from tests.calm_beam.report.browser import CHROMIUM, EVIL, PHONE, opened, started_browser
+
+
+def _write(folder: pathlib.Path, rows: list[LossRow], *, order: tuple[str, ...] = ORDER, delta: float = 0.2) -> str:
+    folder.mkdir()
+    sweep = SweepLosses.of(dataclasses.replace(row, cluster=None) for row in rows)
+    groups = sorted(set(sweep.groups or ()))
+    tests = all_tests(groups=groups, deltas=(delta,), epsilons=(0.04,), tails=(0.5,), joint=True)
+    plan = plan_of(tests, order, joint_epsilon=0.04, group_key="group" if groups else None)
+    found = setting_rows(sweep, plan, costs=sweep.costs)
+    manifest = external_manifest(
+        sweep, plan, rows=found, costs=sweep.costs, patterns=["/home/ada/secret/losses.csv"], software={"a": "1"}
+    )
+    publish(
+        str(folder),
+        manifest,
+        rows=[row for of_test in found for row in of_test],
+        failures=(),
+        earlier=EarlierResult(),
+    )
+    return str(folder)
+
+
+def test_what_the_page_says(tmp_path: pathlib.Path) -> None:
+    """Promise, entries, numbers and order stand in it; where it was made does not; nothing runs."""
+    page = build_external_page(_write(tmp_path / "out", coin_rows(600)))
+    text = re.sub(r"<[^>]+>", "", page)
+    assert (
+        "With probability at least 99.5 % over the draw of the 600 examples, setting 4bit loses in expectation" in text
+    )
+    assert "All 8 hold together with probability at least 96 %" in text
+    assert page.count('<figure class="panel">') == 7
+    assert "<dt>Order</dt><dd><bdi>8bit, 6bit, 4bit, 3bit</bdi></dd>" in page
+    assert "secret/losses.csv" in text
+    assert "ada" not in text
+    assert "<script" not in page
+    assert "default-src 'none'" in page
+
+
+def test_no_setting_is_safe(tmp_path: pathlib.Path) -> None:
+    """Then the page says so, and what could not be shown."""
+    page = build_external_page(_write(tmp_path / "out", coin_rows(60), delta=0.001))
+    assert "<strong>No setting</strong> was proved safe: from 60 examples, none could be shown" in page
+
+
+def test_another_table_is_refused(tmp_path: pathlib.Path) -> None:
+    """A risk table of another run, or a damaged one, is not drawn."""
+    one = pathlib.Path(_write(tmp_path / "one", coin_rows(300)))
+    other = pathlib.Path(_write(tmp_path / "other", coin_rows(300, seed=1)))
+    (one / "risk_table.csv").write_bytes((other / "risk_table.csv").read_bytes())
+    with pytest.raises(ReportError, match="is not the risk table of the manifest beside it"):
+        build_external_page(str(one))
+    (one / "risk_table.csv").write_text((other / "risk_table.csv").read_text().replace("true", "maybe"))
+    with pytest.raises(ReportError, match="is not a row of a risk table"):
+        build_external_page(str(one))
+
+
+def test_the_command(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`report` builds it again, and takes no flags of models."""
+    folder = _write(tmp_path / "out", coin_rows(60))
+    assert main(["report", f"--calibration={folder}"]) == 0
+    assert capsys.readouterr().out == f"Report: {folder}/report.html\n"
+    assert "certification report" in pathlib.Path(folder, "report.html").read_text()
+    assert main(["report", f"--calibration={folder}", "--checkpoint=model"]) == 2
+    assert "is a certification, which has no model" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("form", [{}, PHONE])
+@pytest.mark.skipif(CHROMIUM is None, reason="needs a browser: apt-get install chromium")
+@pytest.mark.timeout(240)
+def test_names_of_others(tmp_path: pathlib.Path, form: dict[str, object]) -> None:
+    """Whatever settings and groups are called, nothing runs, nothing is asked for, and nothing sticks out."""
+    names = (EVIL, "\u202eright to left", "x" * 200)
+    rows = [
+        LossRow(str(index), name, float(index % 50 == 0), 3.0 - place, EVIL)
+        for index in range(200)
+        for place, name in enumerate(names)
+    ]
+    path = tmp_path / "page.html"
+    path.write_text(build_external_page(_write(tmp_path / "out", rows, order=names)), encoding="utf-8")
+    with started_browser() as browser, opened(browser, path, **form) as seen:
+        assert "broken out" not in seen.page.title()
+        width = seen.page.evaluate("document.documentElement.scrollWidth")
+        assert width <= seen.page.viewport_size["width"]

@@ -1,0 +1,277 @@
+"""`calm-beam certify` from flags to files, and what other commands make of its manifest."""
+
+import csv
+import json
+import pathlib
+import re
+from typing import Any
+
+import pytest
+
+from calm_beam.launch.cli import main
+from calm_beam.manifest import ExternalManifest, ManifestError, read_external_manifest
+from calm_beam.serving import Generator
+from tests.calm_beam.external.builders import ORDER, coin_rows, write_csv, write_lm_eval
+
+_ORDER = f"--order={','.join(ORDER)}"
+
+
+@pytest.fixture(autouse=True)
+def _wide_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+
+
+@pytest.fixture
+def losses(tmp_path: pathlib.Path) -> pathlib.Path:
+    """Losses of 600 examples under four settings."""
+    return write_csv(tmp_path / "losses.csv", coin_rows(600))
+
+
+def _certify(losses: pathlib.Path, *flags: str, output: str = "out") -> ExternalManifest:
+    place = losses.parent / output
+    assert main(["certify", f"--losses={losses}", f"--output={place}", *flags]) == 0
+    return read_external_manifest(place / "manifest.json")
+
+
+def test_a_certification(losses: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Manifest and risk table are written, the plan is printed first, and the result is told."""
+    manifest = _certify(losses, _ORDER, "--delta=0.05,0.15")
+    printed = capsys.readouterr()
+    assert printed.err.splitlines()[0] == f"plan {manifest.plan.digest}"
+    assert "600 examples under 4 settings" in printed.err
+    assert [entry.setting for entry in manifest.calibrations] == ["8bit", "4bit"]
+    assert re.search(r"all +given +0\.15 +4bit +4 ", printed.out)
+    assert manifest.data.patterns == (str(losses),)
+    table = list(csv.DictReader((losses.parent / "out" / "risk_table.csv").open()))
+    assert [row["setting"] for row in table] == [*ORDER, *ORDER]
+    written = sorted(path.name for path in (losses.parent / "out").iterdir())
+    assert written == ["manifest.json", "report.html", "risk_table.csv"]
+
+
+def test_groups_clusters_and_tails(losses: pathlib.Path) -> None:
+    """Columns name groups and clusters; every combination is an entry, and they hold together."""
+    flags = ("--order_by=cost", "--delta=0.2", "--group_key=group", "--cluster_key=cluster", "--joint")
+    manifest = _certify(losses, *flags, "--tail=0.5", "--p_value=hoeffding_bentkus")
+    assert manifest.plan.order == ORDER
+    assert len(manifest.calibrations) == 8
+    assert manifest.calibration(group="c", tail=0.5).epsilon == 0.05 / 8
+    assert manifest.data.clusters == 150
+
+
+def test_an_earlier_result_is_replaced_only_if_asked(losses: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A directory with a manifest is left alone, unless --overwrite is there."""
+    first = _certify(losses, _ORDER, "--delta=0.05")
+    assert main(["certify", f"--losses={losses}", _ORDER, "--delta=0.15", f"--output={losses.parent / 'out'}"]) == 2
+    assert "holds a manifest already. Choose another directory, or pass --overwrite." in capsys.readouterr().err
+    second = _certify(losses, _ORDER, "--delta=0.15", "--overwrite")
+    assert first.plan.digest != second.plan.digest
+
+
+def test_a_quantisation_sweep_of_the_harness(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Per-example scores of lm-evaluation-harness are joined by id; candidates are tested as they are listed."""
+    full = [1.0] * 380 + [0.0] * 20
+    int8 = [0.0] * 4 + full[4:]
+    int4 = [0.0] * 60 + full[60:]
+    runs = {
+        name: write_lm_eval(tmp_path / name, {"strict-match": scores, "flexible-extract": full})
+        for name, scores in (("bf16", full), ("int8", int8), ("int4", int4))
+    }
+    output = tmp_path / "out"
+    status = main(
+        [
+            "certify",
+            f"--baseline={runs['bf16']}",
+            f"--candidates=int8={runs['int8']},{runs['int4']}",
+            "--task=gsm8k",
+            "--metric=exact_match,strict-match",
+            "--costs=int8=8,int4=4",
+            "--delta=0.05",
+            f"--output={output}",
+        ]
+    )
+    assert status == 0
+    manifest = read_external_manifest(output / "manifest.json")
+    (entry,) = manifest.calibrations
+    assert (entry.setting, entry.cost, entry.loss, entry.p_value) == ("int8", 8, "signed", "signed_mixture")
+    assert [(step.setting, step.risk, step.rejected) for step in entry.path] == [
+        ("int8", 0.01, True),
+        ("int4", 0.15, False),
+    ]
+    assert (manifest.plan.task, manifest.plan.metric) == ("gsm8k", "exact_match,strict-match")
+    assert manifest.plan.baseline == str(runs["bf16"])
+    capsys.readouterr()
+    assert main(["inspect", str(output)]) == 0
+    assert "Losses: exact_match,strict-match of gsm8k, against" in capsys.readouterr().out
+
+
+_GOOD = "id,setting,loss\n1,a,0\n1,b,1\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "flags", "message"),
+    [
+        (_GOOD + "1,a,0\n", (), r"setting 'a' has several losses for 1 id \('1'\)"),
+        (_GOOD + "2,a,0\n", (), r"setting 'b' has no loss for 1 id \('2'\)"),
+        (_GOOD + "2,c,0\n", (), r"setting 'a' has no loss for 1 id \('2'\)"),
+        (_GOOD + "2,a,2\n2,b,0\n", (), r"line 4: the loss must be a number in \[0, 1\], got '2'"),
+        (_GOOD + "2,a,\n2,b,0\n", (), "line 4: has no loss"),
+        (_GOOD + "2,a\n", (), "line 4: has 2 cells, and the header names 3 columns"),
+        ("id,loss\n1,0\n", (), "has no column setting, only id, loss"),
+        ("", (), "holds no losses"),
+        (_GOOD, ("--order=a",), r"--order must name every setting once: it lacks 1 setting \('b'\)"),
+        (_GOOD, ("--order=a,b,c",), r"names 1 setting \('c'\) without losses"),
+        (_GOOD, ("--order_by=cost",), "--order and --order_by both say the order"),
+        (_GOOD, ("--group_key=topic",), "has no column topic"),
+        (_GOOD, ("--loss=relu",), "--loss=relu is made of scores"),
+        (_GOOD, ("--metric=acc",), "--metric belongs to --baseline"),
+        (_GOOD, ("--baseline=run",), "name either the losses .* or the scores"),
+        (_GOOD, ("--costs=a=1",), "--costs must name every setting once: the settings are a, b, it names a"),
+        (_GOOD, ("--costs=a=1,b=cheap",), "expected NAME=NUMBER for every setting, each once, got 'b=cheap'"),
+        (_GOOD, ("--delta=5",), r"--delta must be in \(0, 1\), got 5"),
+        (_GOOD, ("--p_value=exact_binomial", "--cluster_key=id"), "losses of clusters are means over their examples"),
+        (_GOOD, ("--candidate=x",), "unknown flag --candidate. Did you mean --candidates?"),
+        ("id,setting,loss\n1,a,0.5\n1,b,1\n", ("--p_value=exact_binomial",), "is for losses of 0 and 1 only"),
+        ("id,setting,loss,cost\n1,a,0,1\n1,b,1,1\n", ("--costs=a=1,b=2",), "--costs and the column cost both say"),
+    ],
+)
+def test_malformed_input(
+    tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str], text: str, flags: tuple[str, ...], message: str
+) -> None:
+    """What is wrong with losses or flags is told, and nothing is written."""
+    path = tmp_path / "losses.csv"
+    path.write_text(text)
+    asked = ["certify", f"--losses={path}", "--order=a,b", "--delta=0.1", f"--output={tmp_path / 'out'}", *flags]
+    assert main(asked) in (1, 2)
+    printed = capsys.readouterr()
+    assert re.search(message, printed.err), printed.err
+    assert printed.out == ""
+    assert [child.name for child in tmp_path.iterdir()] == ["losses.csv"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ((), "name either the losses"),
+        (("--baseline=x",), "--candidates is missing"),
+        (("--baseline=x", "--candidates=y", "--group_key=g"), "--group_key names a column of --losses"),
+        (("--baseline=x", "--candidates=y", "--loss=given"), "--loss=given is of --losses"),
+        (("--baseline=x", "--candidates=y"), "x: no such file or folder. Expected a log of lm-evaluation-harness"),
+        (("--losses=none.csv",), "the order of the settings is missing. Declare it before you look"),
+        (("--losses=none.csv", "--order=a"), "none.csv: no such file"),
+    ],
+)
+def test_sources_that_are_not_there(
+    tmp_path: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    flags: tuple[str, ...],
+    message: str,
+) -> None:
+    """So is what is wrong with the flags that name losses or scores."""
+    monkeypatch.chdir(tmp_path)
+    assert main(["certify", "--delta=0.1", *flags]) in (1, 2)
+    assert message in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_runs_that_do_not_pair(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Examples that one run lacks end the command with their names, and two candidates of one name are refused."""
+    one = write_lm_eval(tmp_path / "one", {"none": [1.0] * 9})
+    two = write_lm_eval(tmp_path / "two", {"none": [1.0] * 7})
+    asked = ["certify", f"--baseline={one}", "--delta=0.1", f"--output={tmp_path / 'out'}"]
+    assert main([*asked, f"--candidates={two}"]) == 1
+    assert "lacks 2 ids ('7', '8') of the baseline. Every example needs a score in every run" in capsys.readouterr().err
+    assert main([*asked, f"--candidates=a={two},a={two}"]) == 2
+    assert "--candidates: two are called 'a'. Name them" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_inspect(losses: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The manifest is described in words; a model to compare it with is refused."""
+    manifest = _certify(losses, _ORDER, "--delta=0.15")
+    capsys.readouterr()
+    output = str(losses.parent / "out")
+    assert main(["inspect", output]) == 0
+    printed = capsys.readouterr().out
+    assert "of kind external; its digest is right" in printed
+    assert f"Plan that the run started with: {manifest.plan.digest}" in printed
+    assert "Order: 8bit, 6bit, 4bit, 3bit." in printed
+    assert main(["inspect", output, "--checkpoint=model"]) == 2
+    assert "is of kind external: it belongs to no model" in capsys.readouterr().err
+
+
+def test_serving_refuses_it(losses: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Neither `generate` nor `Generator` takes the manifest, as a file or as a value; both say why."""
+    manifest = _certify(losses, _ORDER, "--delta=0.15")
+    path = losses.parent / "out" / "manifest.json"
+    for given in (path, manifest):
+        with pytest.raises(ManifestError, match=r"is of kind external: .* names no model and no exit threshold"):
+            Generator.from_manifest(given, "nowhere")  # type: ignore[arg-type]
+    capsys.readouterr()
+    assert main(["generate", f"--manifest={path}", "--checkpoint=nowhere", "--prompt=a"]) == 1
+    assert "is of kind external" in capsys.readouterr().err
+
+
+def test_verify(losses: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Fresh losses prove promises again with status 0, or break them with status 3."""
+    _certify(losses, _ORDER, "--delta=0.15")
+    folder = losses.parent
+    asked = ["verify", f"--manifest={folder / 'out'}"]
+    kept = write_csv(folder / "kept.csv", coin_rows(600, seed=1))
+    broken = write_csv(folder / "broken.csv", coin_rows(600, seed=1, wrong=(0, 0, 0.5, 0)))
+    assert main([*asked, f"--losses={kept}"]) == 0
+    assert "No promise is found broken at level 0.05; 1 of 1 is proved again" in capsys.readouterr().out
+    assert main([*asked, f"--losses={broken}"]) == 3
+    assert "1 of 1 promise is BROKEN" in capsys.readouterr().out
+    assert main([*asked, f"--losses={losses}"]) == 2
+    assert "these are the very losses that were certified" in capsys.readouterr().err
+    assert main([*asked, "--baseline=x", "--candidates=y"]) == 2
+    assert "the manifest was made of losses (--losses): name fresh ones" in capsys.readouterr().err
+    assert main([*asked, f"--data={kept}"]) == 1
+    assert "verify with --losses tests it" in capsys.readouterr().err
+
+
+def test_verify_of_nothing(losses: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Where no setting is safe there is nothing to break."""
+    _certify(losses, _ORDER, "--delta=0.001")
+    capsys.readouterr()
+    assert main(["verify", f"--manifest={losses.parent / 'out'}", f"--losses={losses}"]) == 0
+    assert "No entry of the manifest found a safe setting" in capsys.readouterr().out
+
+
+def test_monitor(losses: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Losses in service are watched by an entry's delta; its state belongs to this entry."""
+    _certify(losses, _ORDER, "--delta=0.15,0.3", "--group_key=group")
+    capsys.readouterr()
+    folder = losses.parent
+    stream = folder / "stream.txt"
+    stream.write_text("1\n" * 40)
+    asked = ["monitor", f"--manifest={folder / 'out'}", f"--losses={stream}", f"--state={folder / 'state.json'}"]
+    assert main([*asked, "--delta=0.3", "--group=b"]) == 3
+    said = capsys.readouterr().out
+    assert said.startswith("group b, loss, delta 0.3, epsilon 0.05 (setting ")
+    assert "Go back to a safer setting, and certify anew." in said
+    assert main([*asked, "--delta=0.3"]) == 2
+    assert "was kept for another manifest or entry" in capsys.readouterr().err
+    assert main(asked) == 2
+    assert "2 calibrations have group=null, tail=null, expected one" in capsys.readouterr().err
+    assert main([*asked, "--metric=rouge_l"]) == 2
+    assert "--metric is for manifests of calibrate" in capsys.readouterr().err
+
+
+def _content(path: pathlib.Path) -> dict[str, Any]:
+    content: dict[str, Any] = json.loads(path.read_text())
+    return content
+
+
+def test_the_same_losses_in_parts(losses: pathlib.Path) -> None:
+    """Losses in several files, in another order, give the same manifest but for what names the files and the time."""
+    _certify(losses, _ORDER, "--delta=0.15", "--p_value=wsr")
+    rows = coin_rows(600)[::-1]
+    for part in range(3):
+        write_csv(losses.parent / f"part-{part}.csv", rows[part::3])
+    _certify(losses.parent / "part-*.csv", _ORDER, "--delta=0.15", "--p_value=wsr", output="parts")
+    whole, parts = (_content(losses.parent / name / "manifest.json") for name in ("out", "parts"))
+    for content in (whole, parts):
+        del content["created"], content["digest"], content["data"]["patterns"]
+    assert whole == parts

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-from .sequential import WATCHED_WORLDS, WatchedOutcome, run_watched_world, watched_table
+from .sequential import END, WATCHED_WORLDS, WatchedOutcome, run_watched_world, watched_table
 from .suite import most_misses, run_world, summary, table
 from .worlds import WORLDS, World
 
@@ -58,17 +58,21 @@ def _run(run: Callable[..., list[_Outcome]], worlds: Sequence[World], *, replica
 
 
 def _report_watched(outcomes: Sequence[WatchedOutcome]) -> bool:
-    """Prints how those did that were watched; returns whether one that may be is broken."""
-    promised = [outcome for outcome in outcomes if outcome.is_promised]
-    broken = [outcome for outcome in promised if not outcome.is_valid]
+    """Prints how those did that were watched; returns whether a promise is broken."""
+    broken = [outcome for outcome in outcomes if outcome.is_promised and not outcome.is_valid]
     for outcome in broken:
         print(
             f"broken when watched: {outcome.world}, {outcome.p_value}, {outcome.rounds}, {outcome.procedure}: "
             f"{outcome.errors} of {outcome.replications} with epsilon {outcome.epsilon}",
             file=sys.stderr,
         )
-    most = max(outcome.share / outcome.epsilon for outcome in promised)
-    print(f"watched: {len(promised)} combinations, {len(broken)} broken; largest share of errors: {most:.3f} epsilon")
+    for kind, found in (
+        ("watched", [outcome for outcome in outcomes if outcome.is_promised and outcome.rounds != END]),
+        ("the same worlds, looked at once", [outcome for outcome in outcomes if outcome.rounds == END]),
+    ):
+        count = sum(outcome in broken for outcome in found)
+        most = max(outcome.share / outcome.epsilon for outcome in found)
+        print(f"{kind}: {len(found)} combinations, {count} broken; largest share of errors: {most:.3f} epsilon")
     for name in dict.fromkeys(outcome.p_value for outcome in outcomes if not outcome.is_promised):
         peeked = [outcome for outcome in outcomes if outcome.p_value == name and not outcome.is_promised]
         worst = max(peeked, key=lambda outcome: outcome.share / outcome.epsilon)

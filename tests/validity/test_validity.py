@@ -96,7 +96,8 @@ def test_full_run_writes_a_table(
     assert "| coin, 10 examples | 5 | exact_binomial |" in text
     assert "| world | ε, % | signed_mixture, every example | signed_mixture, n / 50 |" in text
     printed = capsys.readouterr()
-    assert "watched: 35 combinations, 0 broken" in printed.out
+    assert "watched: 20 combinations, 0 broken" in printed.out
+    assert "the same worlds, looked at once: 15 combinations, 0 broken" in printed.out
     assert "not made to be watched, hoeffding_bentkus: up to " in printed.out
     # A world that misstates its risks makes every p-value look wrong.
     monkeypatch.setattr("tests.validity.__main__.WORLDS", (dataclasses.replace(easy, marginal=lambda u, risk: 0 * u),))

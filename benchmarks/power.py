@@ -36,9 +36,7 @@ def main() -> None:
     flags = parser.parse_args()
     deltas = [float(delta) for delta in flags.delta.split(",")]
     thresholds = _thresholds(flags.calibration / "risk_table.csv")
-    generations = [
-        item for path in sorted(flags.calibration.glob("generations/*/*.parquet")) for item in read_generations(path)
-    ]
+    generations = _generations(flags.calibration)
     layers = _mean_layers(generations)
     losses = _losses(generations, get_metric(flags.metric), name=flags.metric)
     print(f"{len(generations)} examples, {len(thresholds)} thresholds, {flags.metric}, epsilon {flags.epsilon:g}")
@@ -66,6 +64,15 @@ def main() -> None:
                 except EvidenceError:
                     break
                 print(f"| {loss} | {p_value} | {procedure} | {' | '.join(cells)} |")
+
+
+def losses_of_calibration(calibration: pathlib.Path, *, metric: str) -> dict[str, np.ndarray]:
+    """Returns the losses by name, shape (examples, thresholds), of what `calm-beam calibrate` left in a directory."""
+    return _losses(_generations(calibration), get_metric(metric), name=metric)
+
+
+def _generations(calibration: pathlib.Path) -> list[Generation]:
+    return [item for path in sorted(calibration.glob("generations/*/*.parquet")) for item in read_generations(path)]
 
 
 def _cell(

@@ -90,9 +90,22 @@ def test_full_run_writes_a_table(
     by_name = {world.name: world for world in WORLDS}
     easy = by_name["coin, 10 examples"]
     monkeypatch.setattr("tests.validity.__main__.WORLDS", (easy,))
+    monkeypatch.setattr("tests.validity.__main__.WATCHED_WORLDS", (dataclasses.replace(easy, n=50),))
     assert main([f"--output={output}", "--replications=50"]) == 0
-    assert "| coin, 10 examples | 5 | exact_binomial |" in output.read_text(encoding="utf-8")
+    text = output.read_text(encoding="utf-8")
+    assert "| coin, 10 examples | 5 | exact_binomial |" in text
+    assert "| world | ε, % | signed_mixture, every example | signed_mixture, n / 50 |" in text
+    printed = capsys.readouterr()
+    assert "watched: 20 combinations, 0 broken" in printed.out
+    assert "the same worlds, looked at once: 15 combinations, 0 broken" in printed.out
+    assert "not made to be watched, hoeffding_bentkus: up to " in printed.out
     # A world that misstates its risks makes every p-value look wrong.
     monkeypatch.setattr("tests.validity.__main__.WORLDS", (dataclasses.replace(easy, marginal=lambda u, risk: 0 * u),))
     assert main([f"--output={output}", "--replications=50"]) == 1
     assert "broken: coin, 10 examples, exact_binomial, fixed_sequence: 50 of 50" in capsys.readouterr().err
+    monkeypatch.setattr("tests.validity.__main__.WORLDS", (easy,))
+    wrong = dataclasses.replace(easy, n=50, marginal=lambda u, risk: 0 * u)
+    monkeypatch.setattr("tests.validity.__main__.WATCHED_WORLDS", (wrong,))
+    assert main([f"--output={output}", "--replications=50"]) == 1
+    broken = "broken when watched: coin, 10 examples, signed_mixture, every example, fixed_sequence: 50 of 50"
+    assert broken in capsys.readouterr().err

@@ -91,8 +91,8 @@ def test_several_entries_share_alpha() -> None:
 def test_signed_losses_are_verified_as_they_are() -> None:
     """Examples on which the early exit does better pay for the others."""
     entry = build_signed_calibration(metric="exact_match", delta=0.1)
-    better = np.tile([0.5, -0.5], 100)
-    worse = np.tile([0.5, 0.3], 100)
+    better = np.tile([0.5, -0.5], 150)
+    worse = np.tile([0.5, 0.3], 150)
     assert verify(_fresh([better], [entry]), [entry], alpha=0.05)[0].is_proved_again
     assert verify(_fresh([worse], [entry]), [entry], alpha=0.05)[0].is_broken
 

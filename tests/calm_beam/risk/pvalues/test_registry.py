@@ -30,7 +30,7 @@ def test_needs() -> None:
     assert needs["exact_binomial"] == (Loss(), IsFraction())
     assert needs["empirical_bernstein"] == (Loss(), SquaredLoss())
     assert [(bet.delta, bet.share) for bet in needs["signed_mixture"] if isinstance(bet, LogCapital)] == [
-        (0.1, share) for share in (0.01, 0.03, 0.1, 0.3, 0.6)
+        (0.1, share) for share in (0.01, 0.03, 0.1, 0.3, 0.6, 0.95)
     ]
     assert needs["wsr"] == ()
     assert [name for name, method in P_VALUES.items() if method.needs_table] == ["wsr"]

@@ -10,6 +10,7 @@ from calm_beam.calibration import Plan, RunProvenance, Spec, all_specs, content_
 from calm_beam.calibration.publish import REPORT, EarlierResult
 from calm_beam.decoding.settings import DecodeSettings
 from calm_beam.generations.folder import DecodeJob
+from calm_beam.generations.timing import RunTiming
 from calm_beam.inputs import read_examples
 from calm_beam.launch.flags import UsageError, as_usage, naming
 from calm_beam.launch.flags.data import reading_of
@@ -30,8 +31,12 @@ from .run import CalibrationRun
 from .sources import Source, decoded_source, stored_source
 
 
-def calibrate(flags: argparse.Namespace, options: PipelineOptions) -> int:
-    """Calibrates as the flags of `calibrate_parser` say, tells about it and returns the exit status of the command."""
+def calibrate(flags: argparse.Namespace, options: PipelineOptions, *, began: float | None = None) -> int:
+    """Calibrates as the flags of `calibrate_parser` say, tells about it and returns the exit status of the command.
+
+    `began` is when the command was started, in seconds since 1970; now if omitted.
+    """
+    began = time.time() if began is None else began
     with as_usage():
         fill_in_defaults(flags)
         run = _prepared(flags, options)
@@ -53,6 +58,8 @@ def calibrate(flags: argparse.Namespace, options: PipelineOptions) -> int:
         # Last, since the manifest stands by itself: a report that fails takes nothing away, and can be built again.
         # Also if nobody reads the summary any more.
         report_after(run.output, folder, calibrate_flags=flags, model=run.source.model)
+    if not run.source.is_stored:
+        RunTiming(began=began, seconds=time.time() - began).write(folder)
     return 0
 
 

@@ -280,7 +280,7 @@ def test_the_full_model_alone_does_no_more_than_one_pass() -> None:
         results, work = _shared(rule, thresholds=())
         tokens = sum(int(result.lengths[0]) for result in results)
         depth = _CONFIG.num_decoder_layers
-        assert dataclasses.replace(work, padded_rows=0) == Work(
+        assert dataclasses.replace(work, padded_rows=0, steps=0) == Work(
             prompts=7, tokens=tokens, layer_rows=tokens * depth, projection_rows=tokens
         )
         for result, expected in zip(results, _default()[0], strict=True):

@@ -9,6 +9,7 @@ from apache_beam.metrics import Metrics
 
 from calm_beam.examples import DataError, Example, mixed_prompts
 from calm_beam.inputs import DataFiles, FilePart, Reading, no_examples, parts_of, place_of, read_examples
+from calm_beam.sweeps.shard_count import default_shards
 
 from .metrics import EMPTY_REFERENCES, NAMESPACE
 from .progress import NOWHERE, ProgressLog
@@ -38,7 +39,7 @@ class ReadExamples(beam.PTransform):
 
     Attributes:
       data: Paths or globs, names of SeqIO data, or files that were found already.
-      num_shards: Number of shards.
+      num_shards: Number of shards; None goes by the size of the data.
       needs_references: Whether an example without references is an error; those of found files say so themselves.
       cluster_key: Key of the name of an example's cluster, likewise; None reads no clusters.
       progress: Where to report.
@@ -46,7 +47,7 @@ class ReadExamples(beam.PTransform):
 
     data: str | Sequence[str] | DataFiles
     _: dataclasses.KW_ONLY
-    num_shards: int = 4
+    num_shards: int | None = None
     needs_references: bool = False
     cluster_key: str | None = None
     progress: ProgressLog = NOWHERE
@@ -56,6 +57,12 @@ class ReadExamples(beam.PTransform):
         if not isinstance(self.data, DataFiles):
             reading = Reading(needs_references=self.needs_references, cluster_key=self.cluster_key)
             self.data = DataFiles.found(self.data, reading=reading)
+
+    def shard_count(self) -> int:
+        """Returns into how many shards the examples are divided."""
+        if self.num_shards is None:
+            self.num_shards = default_shards(self.files())
+        return self.num_shards
 
     def files(self) -> DataFiles:
         """Returns the files, and how they are read."""
@@ -93,7 +100,7 @@ class ReadExamples(beam.PTransform):
         )
         shards = (
             examples
-            | "KeyByShard" >> beam.Map(_shard_and_example, self.num_shards)
+            | "KeyByShard" >> beam.Map(_shard_and_example, self.shard_count())
             | "GroupByShard" >> beam.GroupByKey()
             # Waiting for the side inputs keeps decoding from starting before all examples are checked.
             | "AwaitChecks" >> beam.Map(_first, beam.pvalue.AsSingleton(count), beam.pvalue.AsSingleton(is_one_kind))

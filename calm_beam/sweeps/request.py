@@ -22,7 +22,8 @@ class SweepRequest:
       batch_size: Most prompts decoded together; None for as many as memory and speed recommend.
       token_budget: Most positions held at a time; None for a share of the memory that is free.
       exit_head: One of `EXIT_HEADS`: the form of the output head that decides. It moves no output, only time.
-      num_shards: Shards that examples are divided into, by a hash of their prompts.
+      num_shards: Shards that examples are divided into, by a hash of their prompts; None goes by the size of the data,
+        and a prepared sweep has the number.
       model_copies: Most copies of the model in one process.
     """
 
@@ -38,5 +39,5 @@ class SweepRequest:
     batch_size: int | None = None
     token_budget: int | None = None
     exit_head: str = "auto"
-    num_shards: int = 4
+    num_shards: int | None = None
     model_copies: int = 1

@@ -13,7 +13,7 @@ from calm_beam.generations.folder import DecodeJob
 from calm_beam.generations.timing import RunTiming
 from calm_beam.inputs import read_examples
 from calm_beam.launch.flags import UsageError, as_usage, naming
-from calm_beam.launch.flags.data import reading_of
+from calm_beam.launch.flags.data import find_files, reading_of
 from calm_beam.launch.flags.metrics import checked_metrics, metric_settings
 from calm_beam.launch.report import report_after
 from calm_beam.launch.runners import is_local, make_runner
@@ -24,7 +24,9 @@ from calm_beam.manifest import MANIFEST, read_manifest
 from calm_beam.metrics.registry import METRICS, is_bleurt
 from calm_beam.risk.pvalues import P_VALUES
 from calm_beam.storage import absolute, check_writable, is_file, joined
+from calm_beam.sweeps.folders import begun_shards
 from calm_beam.sweeps.shard import with_unique_ids
+from calm_beam.sweeps.shard_count import default_shards
 
 from .flags import fill_in_defaults
 from .run import CalibrationRun
@@ -66,11 +68,13 @@ def calibrate(flags: argparse.Namespace, options: PipelineOptions, *, began: flo
 def _prepared(flags: argparse.Namespace, options: PipelineOptions) -> CalibrationRun:
     """Returns the run, all of which has been found good that can be before a worker starts."""
     stored = None if flags.generations is None else stored_source(flags)
+    if flags.resume and flags.num_shards is None:
+        flags.num_shards = begun_shards(absolute(flags.output))
     prepare_job(
         options,
         accelerator=flags.accelerator,
         paths=job_paths(flags),
-        num_shards=stored.job.num_shards if stored else flags.num_shards,
+        num_shards=lambda: stored.job.num_shards if stored else _num_shards(flags),
     )
     specs = _specs(flags)
     output, earlier = _checked_output(flags)
@@ -96,6 +100,14 @@ def _prepared(flags: argparse.Namespace, options: PipelineOptions) -> Calibratio
         metric_settings=metric_settings(flags),
         options=options,
     )
+
+
+def _num_shards(flags: argparse.Namespace) -> int:
+    """Returns into how many shards the data will be divided, before they are looked at for other reasons."""
+    if flags.num_shards is None:
+        flags.num_shards = default_shards(find_files("--data", flags.data or (), reading=reading_of(flags)))
+    found: int = flags.num_shards
+    return found
 
 
 def _say_what_is_done(run: CalibrationRun, flags: argparse.Namespace) -> int:

@@ -128,7 +128,8 @@ class DecodedSource:
         accelerator = self._flags.accelerator
         return (
             pipeline
-            | "ReadExamples" >> ReadExamples(self._sweeps[0].data, num_shards=self._flags.num_shards, progress=progress)
+            | "ReadExamples"
+            >> ReadExamples(self._sweeps[0].data, num_shards=self._sweeps[0].num_shards, progress=progress)
             | "DecodeExamples"
             >> DecodeExamples(
                 assignment,

@@ -1,8 +1,10 @@
 """The cost of a run, as it is forecast from a pilot, on the terminal."""
 
 import argparse
+import dataclasses
 import re
 
+import numpy as np
 from rich import box
 from rich.table import Table
 
@@ -10,12 +12,13 @@ from calm_beam.counted import counted
 from calm_beam.efficiency.cost import CONFIDENCE, Cost, Interval, Job, forecast
 from calm_beam.launch.flags import UsageError, as_usage
 from calm_beam.launch.terminal import PlainConsole, say
+from calm_beam.manifest import Calibration
 from calm_beam.printable import printable_line
 from calm_beam.risk.expected_stop import ExpectedStop, expected_stop, looks_at
 from calm_beam.sweeps.shard_count import shards_for
 from calm_beam.tails import tail_in_words
 
-from .pilot_run import EntryLosses, PilotRun, read_pilot
+from .pilot_run import PilotRun, read_pilot
 
 _REPLICATIONS = 200
 # What tells a kind of device, in the names that Dataflow and JAX have for it.
@@ -129,7 +132,8 @@ def _assumed(run: PilotRun, job: Job, cost: Cost) -> list[str]:
         f"Measured on {pilot.device} by {counted(pilot.workers, 'process', several='processes')}: "
         f"{counted(pilot.examples, 'example')} in {counted(timed, 'shard')}. Before the first shard a run takes "
         f"{pilot.start_seconds:.0f} s, a worker compiles for {pilot.compile_seconds:.0f} s, and at the end, scoring "
-        f"takes {1000 * pilot.score_seconds:.2g} ms an example and the rest {pilot.end_seconds:.0f} s."
+        f"takes {1000 * pilot.score_seconds:.2g} ms an example (measured here and now) and the rest "
+        f"{pilot.end_seconds:.0f} s."
     ]
     if timed < shards:
         found.append(f"Of {shards - timed} more shards of the pilot, nobody knows what they took.")
@@ -176,18 +180,18 @@ def _print_stops(run: PilotRun, job: Job, cost: Cost, *, flags: argparse.Namespa
     ):
         table.add_column(name, justify="right", no_wrap=True)
     least_saved: float | None = None
-    for losses in _asked(run, flags):
-        entry = losses.entry
+    for asked in _asked(run, flags):
+        entry = asked.entry
         cells = ["", "not forecast", ""]
-        if losses.losses is not None:
-            stop = _stop(losses, job, flags=flags)
+        if asked.losses is not None:
+            stop = _stop(asked, asked.losses, job=job, flags=flags)
             saved = 0.0 if stop.shares is None else 1 - stop.shares[0]
             least_saved = saved if least_saved is None else min(least_saved, saved)
             cells = _cells(stop, run, job)
         table.add_row(
             f"{entry.consistency}{tail_in_words(entry.known_loss)}\n{printable_line(entry.metric)}",
-            f"{entry.delta:g}\n{entry.epsilon:g}",
-            "never exit" if entry.threshold is None else f"{entry.threshold:g}",
+            f"{asked.delta:g}\n{asked.epsilon:g}",
+            asked.threshold_in_words(),
             *cells,
         )
     console.print(table)
@@ -210,24 +214,48 @@ def _print_stops(run: PilotRun, job: Job, cost: Cost, *, flags: argparse.Namespa
         console.say("Not forecast: metrics that are not calm-beam's own, whose code a manifest cannot have imported.")
 
 
-def _asked(run: PilotRun, flags: argparse.Namespace) -> list[EntryLosses]:
-    """Returns the entries to forecast, with other tolerances if flags say so."""
-    found: dict[tuple[object, ...], EntryLosses] = {}
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Asked:
+    """A guarantee that is planned for.
+
+    Attributes:
+      entry: Of the pilot, about the same losses.
+      losses: As in `EntryLosses`.
+      delta: Risk tolerance, the entry's or another.
+      epsilon: Allowed probability of error, likewise.
+    """
+
+    entry: Calibration
+    losses: np.ndarray | None
+    delta: float
+    epsilon: float
+
+    def threshold_in_words(self) -> str:
+        """Returns what the pilot has chosen; nothing if it was asked for something else."""
+        if (self.delta, self.epsilon) != (self.entry.delta, self.entry.epsilon):
+            return ""
+        return "never exit" if self.entry.threshold is None else f"{self.entry.threshold:g}"
+
+
+def _asked(run: PilotRun, flags: argparse.Namespace) -> list[_Asked]:
+    """Returns what the entries of the pilot guarantee, with other tolerances if flags say so; each once."""
+    found: dict[tuple[object, ...], _Asked] = {}
     for each in run.entries:
-        delta = each.entry.delta if flags.delta is None else flags.delta
-        epsilon = each.entry.epsilon if flags.epsilon is None else flags.epsilon
-        key = (each.entry.consistency, each.entry.metric, each.entry.known_loss, delta, epsilon)
-        if (delta, epsilon) == (each.entry.delta, each.entry.epsilon) or key not in found:
-            found[key] = EntryLosses(entry=each.entry, losses=each.losses)
+        entry = each.entry
+        delta = entry.delta if flags.delta is None else flags.delta
+        epsilon = entry.epsilon if flags.epsilon is None else flags.epsilon
+        asked = _Asked(entry=entry, losses=each.losses, delta=delta, epsilon=epsilon)
+        key = (entry.consistency, entry.metric, entry.known_loss, delta, epsilon)
+        if key not in found or asked.threshold_in_words():
+            found[key] = asked
     return list(found.values())
 
 
-def _stop(losses: EntryLosses, job: Job, *, flags: argparse.Namespace) -> ExpectedStop:
-    assert losses.losses is not None
+def _stop(asked: _Asked, losses: np.ndarray, *, job: Job, flags: argparse.Namespace) -> ExpectedStop:
     return expected_stop(
-        losses.losses,
-        delta=losses.entry.delta if flags.delta is None else flags.delta,
-        epsilon=losses.entry.epsilon if flags.epsilon is None else flags.epsilon,
+        losses,
+        delta=asked.delta,
+        epsilon=asked.epsilon,
         looks=looks_at(job.examples, first=_round_examples(job)),
         power=flags.power,
         replications=flags.replications or _REPLICATIONS,

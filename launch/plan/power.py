@@ -41,6 +41,8 @@ from calm_beam.storage import check_writable, is_cloud_path, is_file, is_folder,
 
 from .power_plot import Curve, write_power_plot
 
+# What flags that are left out mean here.
+_EPSILON, _REPLICATIONS = 0.05, 1000
 _MOST_EXAMPLES_COMPUTED = 10_000_000
 _MOST_EXAMPLES_SIMULATED = 100_000
 _POINTS_OF_A_CURVE = 16
@@ -48,6 +50,8 @@ _POINTS_OF_A_CURVE = 16
 
 def plan_power(flags: argparse.Namespace) -> int:
     """Prints the number of examples that each p-value needs, and returns the exit status."""
+    flags.epsilon = _EPSILON if flags.epsilon is None else flags.epsilon
+    flags.replications = flags.replications or _REPLICATIONS
     with as_usage():
         _check(flags)
         guesses = _guesses(flags)

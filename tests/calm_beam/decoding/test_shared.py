@@ -340,9 +340,11 @@ def test_work_is_what_the_outputs_need(seed: int) -> None:
 
 
 def test_work_does_not_depend_on_the_batch() -> None:
-    """However many slots, the same rows are run; only the padding differs."""
+    """However many slots, the same rows are run; only the padding and the number of steps differ."""
     work = _shared(ExitRule(), slots=3)[1]
-    assert dataclasses.replace(work, padded_rows=0) == dataclasses.replace(_default()[1], padded_rows=0)
+    assert dataclasses.replace(work, padded_rows=0, steps=0) == dataclasses.replace(
+        _default()[1], padded_rows=0, steps=0
+    )
 
 
 @pytest.mark.parametrize("most", [1, 16, 100, 256, 5000])

@@ -79,6 +79,7 @@ class _FakeDecoder:
         self._lanes = lanes
         self._steps = steps
         self.work = Work()
+        self.slots = 1
 
     def decode(self, prompts: Sequence[Sequence[int]], known: object = None) -> Iterator[tuple[int, SweepResult]]:
         generator = np.random.default_rng(0)

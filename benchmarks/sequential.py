@@ -33,7 +33,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--deltas", default="0.02,0.05,0.1")
     parser.add_argument("--consistencies", default="textual,risk")
     parser.add_argument("--round_examples", type=int, default=250)
-    parser.add_argument("--num_shards", type=int, default=20, help="of every run")
+    parser.add_argument("--num_shards", type=int, default=40, help="of every run")
     parser.add_argument("--stop_gain", default="2%")
     parser.add_argument("--also", default="", help="further flags of calibrate, separated by spaces")
     flags = parser.parse_args(argv)

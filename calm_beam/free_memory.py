@@ -1,8 +1,12 @@
-"""How much memory is free on this machine: what it has, its control groups allow, and a limit of the user's leaves."""
+"""How much memory is free on this machine: what it has, its control groups allow, and a limit of the user's leaves.
+
+And how much of it this process has taken.
+"""
 
 import contextlib
 import os
 import pathlib
+import sys
 from collections.abc import Iterator
 
 _CGROUPS = pathlib.Path("/sys/fs/cgroup")
@@ -12,6 +16,17 @@ _OWN_GROUPS = pathlib.Path("/proc/self/cgroup")
 def available_bytes() -> int:
     """Returns how much memory this process may still take on this machine, within the limits of its control groups."""
     return max(0, min([_system_bytes(), *_group_bytes(), *_address_bytes()]))
+
+
+def peak_bytes() -> int:
+    """Returns the most memory that this process has held so far; 0 where the system does not tell."""
+    try:
+        import resource
+    except ImportError:
+        return 0
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    # Linux counts in KiB, macOS in bytes.
+    return peak if sys.platform == "darwin" else peak * 1024
 
 
 def _system_bytes() -> int:

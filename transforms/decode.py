@@ -2,7 +2,7 @@
 
 import dataclasses
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 import apache_beam as beam
@@ -142,6 +142,8 @@ class DecodeShard(beam.DoFn):
 
     def process(self, element: tuple[int, Iterable[Example]], is_checked: bool, count: int) -> Iterator[StoredShard]:
         """Yields what is stored of a shard, given its examples, that folders were checked, and the data set's size."""
+        from calm_beam.sweeps.stopwatch import ShardStopwatch
+
         assert self._models is not None
         shard, unordered = element
         examples = with_unique_ids(unordered)
@@ -153,7 +155,10 @@ class DecodeShard(beam.DoFn):
             # For all of a shard, before what follows sees any of it: that must not keep others waiting for the model.
             above = generations_above(self._assignment, shard, examples=examples)
             self._progress.report("loading", 1)
-            with self._models.borrowed() as loaded:
+            with (
+                self._models.borrowed() as loaded,
+                ShardStopwatch(loaded.decoder, lanes=self._assignment.lanes) as watch,
+            ):
                 # Beam counts nothing before the end, and until the first prompt is decoded, XLA compiles.
                 self._progress.report("compiling", 1)
                 generations = self._decode(
@@ -161,6 +166,7 @@ class DecodeShard(beam.DoFn):
                     examples=examples,
                     above=above,
                     limit=failure_limit(self._assignment.max_failures, examples=count),
+                    after_each=watch.lap,
                 )
             path = self._assignment.stored.shard_path(shard)
             write_generations(
@@ -171,12 +177,20 @@ class DecodeShard(beam.DoFn):
             )
             # As it was stored, not as it is remembered.
             stored = stored_shard(path)
-        # Here, since Beam has nowhere to count in `setup`.
-        self._metrics.count_loads(self._models.take_load_msecs())
+            loads = self._models.take_load_msecs()
+            watch.write_timing(self._assignment.stored, stored, load_seconds=sum(loads) / 1000)
+            # Here, since Beam has nowhere to count in `setup`.
+            self._metrics.count_loads(loads)
         yield stored
 
     def _decode(
-        self, loaded: "LoadedModel", *, examples: list[Example], above: Mapping[str, Generation] | None, limit: int
+        self,
+        loaded: "LoadedModel",
+        *,
+        examples: list[Example],
+        above: Mapping[str, Generation] | None,
+        limit: int,
+        after_each: Callable[[], None],
     ) -> list[Generation]:
         from calm_beam.sweeps.worker import decode_shard
 
@@ -186,6 +200,7 @@ class DecodeShard(beam.DoFn):
         for generation in decode_shard(self._assignment, loaded, examples=examples, above=above):
             generations.append(generation)
             self._progress.report("decoded", 1)
+            after_each()
             if generation.failure is not None:
                 failures.append((generation.example.id, generation.failure))
                 # Now, and not after hours on a device that is broken.

@@ -10,6 +10,7 @@ from apache_beam.metrics import Metrics
 from calm_beam.examples import DataError, Example, mixed_prompts
 from calm_beam.inputs import DataFiles, FilePart, Reading, no_examples, parts_of, place_of, read_examples
 from calm_beam.sweeps.shard import shard_in_order, with_unique_ids
+from calm_beam.sweeps.shard_count import default_shards
 
 from .metrics import EMPTY_REFERENCES, NAMESPACE
 from .progress import NOWHERE, ProgressLog
@@ -40,7 +41,7 @@ class ReadExamples(beam.PTransform):
 
     Attributes:
       data: Paths or globs, names of SeqIO data, or files that were found already.
-      num_shards: Number of shards.
+      num_shards: Number of shards; None goes by the size of the data.
       needs_references: Whether an example without references is an error; those of found files say so themselves.
       cluster_key: Key of the name of an example's cluster, likewise; None reads no clusters.
       order: Salt of the hash of ids, or of clusters' names, that divides examples into shards; None divides by prompts.
@@ -49,7 +50,7 @@ class ReadExamples(beam.PTransform):
 
     data: str | Sequence[str] | DataFiles
     _: dataclasses.KW_ONLY
-    num_shards: int = 4
+    num_shards: int | None = None
     needs_references: bool = False
     cluster_key: str | None = None
     order: str | None = None
@@ -60,6 +61,12 @@ class ReadExamples(beam.PTransform):
         if not isinstance(self.data, DataFiles):
             reading = Reading(needs_references=self.needs_references, cluster_key=self.cluster_key)
             self.data = DataFiles.found(self.data, reading=reading)
+
+    def shard_count(self) -> int:
+        """Returns into how many shards the examples are divided."""
+        if self.num_shards is None:
+            self.num_shards = default_shards(self.files())
+        return self.num_shards
 
     def files(self) -> DataFiles:
         """Returns the files, and how they are read."""
@@ -106,7 +113,7 @@ class ReadExamples(beam.PTransform):
     def _divided(self, examples: beam.PCollection) -> beam.PCollection:
         """Returns examples with the numbers of their shards."""
         if self.order is None:
-            return examples | "KeyByShard" >> beam.Map(_shard_and_example, self.num_shards)
+            return examples | "KeyByShard" >> beam.Map(_shard_and_example, self.shard_count())
         return (
             examples
             | "KeyWholeById" >> beam.Map(_id_and_example)
@@ -114,7 +121,7 @@ class ReadExamples(beam.PTransform):
             | "NameApart" >> beam.FlatMap(_named_apart)
             | "KeyByPrompt" >> beam.Map(_prompt_and_example)
             | "MeetByPrompt" >> beam.GroupByKey()
-            | "PutInOrder" >> beam.FlatMap(_in_order, salt=self.order, num_shards=self.num_shards)
+            | "PutInOrder" >> beam.FlatMap(_in_order, salt=self.order, num_shards=self.shard_count())
         )
 
 

@@ -97,7 +97,7 @@ class Sweep(beam.PTransform):
         if source is None:
             raise UsageError("Sweep takes what ReadExamples gives.")
         prepared = prepare_sweep(
-            self._request(source.num_shards), source.files(), runs_here=self.runs_here
+            self._request(source.shard_count()), source.files(), runs_here=self.runs_here
         ).without_weights()
         output = absolute(self.output)
         earlier = EarlierResult.found_in(output)

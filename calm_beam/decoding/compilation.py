@@ -1,12 +1,15 @@
-"""Compiled code, kept on disk between runs."""
+"""Compiled code: kept on disk between runs, and what time it takes."""
 
 import hashlib
 import pathlib
 import platform
+from types import TracebackType
 
 import jax
 
 from calm_beam.cache import cache_folder
+
+_COMPILING = "/jax/core/compile/"
 
 
 def use_compilation_cache() -> None:
@@ -25,6 +28,34 @@ def use_compilation_cache() -> None:
     jax.config.update("jax_compilation_cache_dir", str(folder))
     # Steps of a decoder compile in a few tenths of a second, but there are dozens.
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.05)
+
+
+class CompileTime:
+    """Adds up the time in which JAX traces, lowers or compiles, while the context is open."""
+
+    def __init__(self) -> None:
+        self._spans: list[tuple[float, float]] = []
+
+    def __enter__(self) -> "CompileTime":
+        jax.monitoring.register_event_time_span_listener(self._add)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        jax.monitoring.unregister_event_time_span_listener(self._add)
+
+    def _add(self, event: str, start_time: float, end_time: float, **_: str | int) -> None:
+        if event.startswith(_COMPILING):
+            self._spans.append((start_time, end_time))
+
+    def seconds(self) -> float:
+        """Returns the seconds so far. Spans within others, as a function traced inside another has, count once."""
+        total, reached = 0.0, 0.0
+        for start, end in sorted(self._spans):
+            total += max(0.0, end - max(start, reached))
+            reached = max(reached, end)
+        return total
 
 
 def _processor() -> str:

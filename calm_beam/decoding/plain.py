@@ -68,6 +68,11 @@ class PlainSweep:
         self._projections = asked + 1
         self.work = Work()
 
+    @property
+    def slots(self) -> int:
+        """Most prompts that are decoded side by side."""
+        return self._slots
+
     def decode(self, prompts: Sequence[Sequence[int]]) -> Iterator[tuple[int, SweepResult]]:
         """Yields the outputs of every prompt, with its index, in the order in which they end."""
         for width, members in members_by_width(prompts, self._max_input_length).items():

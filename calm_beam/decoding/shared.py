@@ -58,6 +58,11 @@ class SharedSweep:
         self._weights = Weights(checkpoint, steps=len(thresholds), measure=rule.measure(), exit_head=exit_head)
         self.work = Work()
 
+    @property
+    def slots(self) -> int:
+        """Most prompts that are decoded side by side."""
+        return self._budget.slots
+
     def decode(
         self, prompts: Sequence[Sequence[int]], known: Sequence[KnownOutput] | None = None
     ) -> Iterator[tuple[int, SweepResult]]:
@@ -112,6 +117,7 @@ class SharedSweep:
             batch.admit(waiting, prompts, known=known)
             for width, index in batch.make_room():
                 waiting[width].appendleft(index)
+            self.work += Work(steps=1)
             for index, result in batch.step():
                 self.work += Work(prompts=1, tokens=int(result.lengths[0])) + batch.take_work()
                 yield index, result

@@ -115,6 +115,13 @@ class SweepDecoder:
             return self._plain.work
         return sum((sweep.work for _, sweep in self._shared), Work())
 
+    @property
+    def slots(self) -> int:
+        """Most prompts that are decoded side by side, on all devices together."""
+        if self._plain is not None:
+            return self._plain.slots
+        return sum(sweep.slots for _, sweep in self._shared)
+
     def decode(
         self, prompts: Sequence[Sequence[int]], known: Sequence[KnownOutput] | None = None
     ) -> Iterator[tuple[int, SweepResult]]:

@@ -9,6 +9,7 @@ class Work:
 
     Attributes:
       prompts: Prompts decoded.
+      steps: Steps that prompts were decoded in side by side, whatever their number; 0 where nobody counts them.
       tokens: Tokens of the full model's outputs.
       layer_rows: Rows that went through a decoder layer. One pass of the full model takes `tokens` times L.
       projection_rows: Rows that were projected onto the vocabulary by the exact head. One pass of the full model takes
@@ -19,6 +20,7 @@ class Work:
     """
 
     prompts: int = 0
+    steps: int = 0
     tokens: int = 0
     layer_rows: int = 0
     projection_rows: int = 0

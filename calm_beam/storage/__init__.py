@@ -19,6 +19,7 @@ from ._files import refuse_links as refuse_links
 from ._files import remove_file as remove_file
 from ._files import remove_folder as remove_folder
 from ._files import replacing as replacing
+from ._files import size as size
 from ._files import version as version
 from ._files import why_no_file as why_no_file
 from ._files import writing as writing

@@ -74,6 +74,20 @@ def version(path: AnyPath) -> str:
     return _google.version(path) if is_cloud_path(path) else _local.version(path)
 
 
+def size(path: AnyPath) -> int:
+    """Returns the bytes of a file.
+
+    Raises:
+      OSError: If there is none.
+    """
+    if not is_cloud_path(path):
+        return os.path.getsize(path)
+    found = _google.stat(path)
+    if found is None:
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), os.fspath(path))
+    return found.size
+
+
 @contextlib.contextmanager
 def replacing(path: AnyPath, *, overwrite: bool = True, replaces: str | None = None) -> Iterator[pathlib.Path]:
     """Gives a local temporary path to write to, whose content appears at `path` once the block has succeeded.

@@ -41,6 +41,12 @@ class Assignment:
     goes_on: bool = False
 
     @property
+    def lanes(self) -> int:
+        """How many a worker decodes: one a threshold that is not above, and the full model's unless that is."""
+        thresholds = len(self.stored.thresholds)
+        return 1 + thresholds if self.above is None else thresholds - len(self.above.thresholds)
+
+    @property
     def job(self) -> DecodeJob:
         """What the generations are."""
         return self.stored.job

@@ -79,6 +79,14 @@ def begin_generations(
     return next_generations(output, jobs[0])
 
 
+def begun_shards(output: str) -> int | None:
+    """Returns into how many shards a run divides its data that has begun in an output directory; None if none has."""
+    for folder in _folders(output):
+        with contextlib.suppress(GenerationsError):
+            return DecodeJob.read(folder).num_shards
+    return None
+
+
 def next_generations(output: str, job: DecodeJob) -> str:
     """Returns the folder that a run which has begun decodes a job into."""
     folder = generations_folder(output, job)

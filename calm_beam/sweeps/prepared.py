@@ -20,6 +20,7 @@ from calm_beam.vocabulary import Vocabulary, open_vocabulary
 
 from .assignment import Assignment
 from .request import SweepRequest
+from .shard_count import default_shards
 
 _WITHOUT_VOCABULARY = "but what was calibrated are token ids without a vocabulary. Take data that has"
 
@@ -59,6 +60,12 @@ class PreparedSweep:
         """How they are read."""
         return self.data.reading
 
+    @property
+    def num_shards(self) -> int:
+        """Shards that examples are divided into."""
+        assert self.request.num_shards is not None, "it was found when the sweep was prepared"
+        return self.request.num_shards
+
     def job(self) -> DecodeJob:
         """Returns what decides the generations of the sweep."""
         vocabulary = self.vocabulary
@@ -77,7 +84,7 @@ class PreparedSweep:
             patterns=self.data.patterns,
             files=self.data.files,
             reading=self.reading.choices(),
-            num_shards=self.request.num_shards,
+            num_shards=self.num_shards,
             order=self.request.order,
             software=decoding_versions(),
         )
@@ -143,6 +150,8 @@ def prepare_sweep(
         )
     # Workers look at the rows that are not previewed.
     reading = dataclasses.replace(data.reading, has_vocabulary=vocabulary is not None)
+    if request.num_shards is None:
+        request = dataclasses.replace(request, num_shards=default_shards(data, round_examples=request.round_examples))
     return PreparedSweep(
         request=request,
         data=dataclasses.replace(data, reading=reading),

@@ -22,8 +22,10 @@ class SweepRequest:
       batch_size: Most prompts decoded together; None for as many as memory and speed recommend.
       token_budget: Most positions held at a time; None for a share of the memory that is free.
       exit_head: One of `EXIT_HEADS`: the form of the output head that decides. It moves no output, only time.
-      num_shards: Shards that examples are divided into, by a hash of their prompts.
+      num_shards: Shards that examples are divided into, by a hash of their prompts; None goes by the size of the data,
+        and a prepared sweep has the number.
       order: Salt of a hash of their ids, or of their clusters' names, which divides them instead; None for prompts.
+      round_examples: Examples of a round, where tests are looked at after each; None where all examples count.
       model_copies: Most copies of the model in one process.
     """
 
@@ -39,6 +41,7 @@ class SweepRequest:
     batch_size: int | None = None
     token_budget: int | None = None
     exit_head: str = "auto"
-    num_shards: int = 4
+    num_shards: int | None = None
     order: str | None = None
+    round_examples: int | None = None
     model_copies: int = 1

@@ -14,6 +14,7 @@ Recalibrating the same data until the result looks good invalidates the guarante
 one call: its manifest lists them all, and `--joint` lets them hold together.
 """
 
+import time
 from collections.abc import Sequence
 
 from calm_beam.launch.flags import as_usage, parse_flags, refuse_decoding_flags
@@ -27,6 +28,7 @@ _OF_RUNS = ("--accelerator", "--sweep", "--resume", "--sequential", *SEQUENTIAL_
 
 def main(argv: Sequence[str]) -> int:
     """Runs the command and returns its exit status."""
+    began = time.time()
     parser = calibrate_parser((__doc__ or "").split("\n\n")[0])
     with as_usage():
         flags, options = parse_flags(parser, argv)
@@ -35,4 +37,4 @@ def main(argv: Sequence[str]) -> int:
     # Here, since it loads Beam, and help does without.
     from .command import calibrate
 
-    return calibrate(flags, options)
+    return calibrate(flags, options, began=began)

@@ -18,6 +18,7 @@ from calm_beam.launch.runners import is_local, make_runner, run_pipeline
 from calm_beam.manifest import MANIFEST, Manifest, read_manifest
 from calm_beam.metrics.settings import NO_SETTINGS, MetricSettings
 from calm_beam.storage import joined
+from calm_beam.sweeps.folders import begun_shards
 from calm_beam.transforms import Calibrate, ReadExamples, Sweep, WriteManifest
 
 
@@ -40,7 +41,7 @@ def calibrate(
     on_long: str = "truncate",
     on_error: str = "fail",
     max_failures: int | None = None,
-    num_shards: int = 4,
+    num_shards: int | None = None,
     batch_size: int | None = None,
     token_budget: int | None = None,
     exit_head: str = "auto",
@@ -80,7 +81,7 @@ def calibrate(
       on_long: `truncate` or `error`, for longer inputs.
       on_error: `fail`, or `worst_case`, which counts examples that cannot be decoded or scored with loss 1.
       max_failures: Most examples that may fail.
-      num_shards: Shards that examples are divided into.
+      num_shards: Shards that examples are divided into; by the size of the data if omitted, or with `resume` as begun.
       batch_size: Most prompts decoded together; by the memory that is free if omitted.
       token_budget: Most positions held at a time, likewise.
       exit_head: One of `EXIT_HEADS`: the form of the output head that decides. It moves no output, only time.
@@ -111,6 +112,8 @@ def calibrate(
         reading=Reading(needs_references=needs_references, cluster_key=cluster_key),
     )
     directory = os.fspath(output)
+    if num_shards is None and resume:
+        num_shards = begun_shards(directory)
     pipeline = beam.Pipeline(runner=make_runner(options), options=options)
     _ = (
         pipeline

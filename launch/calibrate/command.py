@@ -11,9 +11,10 @@ from calm_beam.calibration import Plan, RunProvenance, Spec, all_specs, content_
 from calm_beam.calibration.publish import REPORT, EarlierResult
 from calm_beam.decoding.settings import DecodeSettings
 from calm_beam.generations.folder import DecodeJob, FinishedSweep
+from calm_beam.generations.timing import RunTiming
 from calm_beam.inputs import read_examples
 from calm_beam.launch.flags import UsageError, as_usage, naming
-from calm_beam.launch.flags.data import reading_of
+from calm_beam.launch.flags.data import find_files, reading_of
 from calm_beam.launch.flags.metrics import checked_metrics, metric_settings
 from calm_beam.launch.report import report_after
 from calm_beam.launch.runners import is_local, make_runner
@@ -24,8 +25,9 @@ from calm_beam.manifest import MANIFEST, Manifest, ManifestError, SequentialPlan
 from calm_beam.metrics.registry import METRICS, is_bleurt
 from calm_beam.risk.pvalues import P_VALUES
 from calm_beam.storage import absolute, check_writable, is_file, joined
-from calm_beam.sweeps.folders import find_generations
+from calm_beam.sweeps.folders import begun_shards, find_generations
 from calm_beam.sweeps.shard import shard_in_order, with_unique_ids
+from calm_beam.sweeps.shard_count import default_shards
 
 from .flags import fill_in_defaults
 from .run import CalibrationRun
@@ -33,8 +35,12 @@ from .sequential import SequentialRun, can_continue
 from .sources import Source, decoded_source, stored_source
 
 
-def calibrate(flags: argparse.Namespace, options: PipelineOptions) -> int:
-    """Calibrates as the flags of `calibrate_parser` say, tells about it and returns the exit status of the command."""
+def calibrate(flags: argparse.Namespace, options: PipelineOptions, *, began: float | None = None) -> int:
+    """Calibrates as the flags of `calibrate_parser` say, tells about it and returns the exit status of the command.
+
+    `began` is when the command was started, in seconds since 1970; now if omitted.
+    """
+    began = time.time() if began is None else began
     with as_usage():
         fill_in_defaults(flags)
         run = _prepared(flags, options)
@@ -60,17 +66,21 @@ def calibrate(flags: argparse.Namespace, options: PipelineOptions) -> int:
         # Last, since the manifest stands by itself: a report that fails takes nothing away, and can be built again.
         # Also if nobody reads the summary any more.
         report_after(run.output, folder, calibrate_flags=flags, model=run.source.model)
+    if not run.source.is_stored:
+        RunTiming(began=began, seconds=time.time() - began).write(folder)
     return 0
 
 
 def _prepared(flags: argparse.Namespace, options: PipelineOptions) -> CalibrationRun:
     """Returns the run, all of which has been found good that can be before a worker starts."""
     stored = None if flags.generations is None else stored_source(flags)
+    if flags.resume and flags.num_shards is None:
+        flags.num_shards = begun_shards(absolute(flags.output))
     prepare_job(
         options,
         accelerator=flags.accelerator,
         paths=job_paths(flags),
-        num_shards=stored.job.num_shards if stored else flags.num_shards,
+        num_shards=lambda: stored.job.num_shards if stored else _num_shards(flags),
     )
     specs = _specs(flags)
     output, earlier = _checked_output(flags)
@@ -116,6 +126,15 @@ def _sequential(flags: argparse.Namespace) -> SequentialPlan | None:
         )
     except ManifestError as error:
         raise UsageError(f"--{error}.") from error
+
+
+def _num_shards(flags: argparse.Namespace) -> int:
+    """Returns into how many shards the data will be divided, before they are looked at for other reasons."""
+    if flags.num_shards is None:
+        data = find_files("--data", flags.data or (), reading=reading_of(flags))
+        flags.num_shards = default_shards(data, round_examples=flags.round_examples)
+    found: int = flags.num_shards
+    return found
 
 
 def _say_what_is_done(run: CalibrationRun, flags: argparse.Namespace, manifest: Manifest) -> int:

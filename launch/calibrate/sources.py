@@ -163,8 +163,8 @@ class DecodedSource:
         )
 
     def _read(self, progress: ProgressLog) -> ReadExamples:
-        request = self._sweeps[0].request
-        return ReadExamples(self._sweeps[0].data, num_shards=request.num_shards, order=request.order, progress=progress)
+        sweep = self._sweeps[0]
+        return ReadExamples(sweep.data, num_shards=sweep.num_shards, order=sweep.request.order, progress=progress)
 
     def _decode(self, assignment: Assignment, pipeline: beam.Pipeline, progress: ProgressLog) -> beam.PCollection:
         accelerator = self._flags.accelerator

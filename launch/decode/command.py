@@ -37,7 +37,7 @@ def decode(flags: argparse.Namespace, options: PipelineOptions) -> int:
         with shown_progress(enabled=True) as progress:
             _ = (
                 pipeline
-                | "ReadExamples" >> ReadExamples(run.data, num_shards=flags.num_shards, progress=progress)
+                | "ReadExamples" >> ReadExamples(run.data, num_shards=run.num_shards, progress=progress)
                 | "DecodeExamples" >> DecodeExamples(assignment, progress)
             )
             run_pipeline(pipeline)

@@ -274,8 +274,8 @@ def add_worker_flags(group: argparse._ActionsContainer) -> None:
     group.add_argument(
         "--num_shards",
         type=whole_number(1),
-        default=4,
-        help="parts of the data, decoded independently: several per worker",
+        help="parts of the data, decoded independently: several per worker; default: by the size of the data, at least "
+        "4, of a thousand examples each; with --resume, as begun",
     )
     group.add_argument(
         "--model_copies",

@@ -1,3 +1,3 @@
-"""`calm-beam plan`: how many examples a promise needs."""
+"""`calm-beam plan`: how many examples a promise needs, and what a run of so many will cost."""
 
 from .command import main as main

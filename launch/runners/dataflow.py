@@ -8,7 +8,7 @@ From sources on this machine, which workers install, to a job on plain machines;
 
 import argparse
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from apache_beam.options.pipeline_options import (
     DebugOptions,
@@ -43,7 +43,7 @@ def prepare_job(
     *,
     accelerator: Accelerator | None,
     paths: Iterable[tuple[str, str | None]],
-    num_shards: int,
+    num_shards: Callable[[], int],
 ) -> None:
     """Refuses a job that would fail or idle on Dataflow, and fills in `options`; does nothing for other runners.
 
@@ -51,7 +51,8 @@ def prepare_job(
       options: Beam's flags.
       accelerator: Of the step that decodes.
       paths: Pairs of flag and path of what workers read or write; None where a flag was left out.
-      num_shards: Shards of the data, which bound the workers that have anything to decode.
+      num_shards: Returns the shards of the data, which bound the workers that have anything to decode. It may have to
+        look at the data, so it is asked last.
 
     Raises:
       UsageError: If something is missing or wrong; nothing has been staged.
@@ -70,7 +71,7 @@ def prepare_job(
     _check_paths(paths)
     _check_accelerator(options, accelerator)
     choose_package(options, needs_image=_has_accelerator(options, accelerator))
-    _set_defaults(options, accelerator, num_shards=num_shards)
+    _set_defaults(options, accelerator, num_shards=num_shards())
 
 
 def job_address(result: PipelineResult, options: PipelineOptions) -> str | None:

@@ -184,7 +184,7 @@ def _decode(
     with tempfile.TemporaryDirectory(prefix="calm-beam-verify-") as folder, shown_progress(enabled=True) as progress:
         _ = (
             pipeline
-            | "ReadExamples" >> ReadExamples(run.data, num_shards=flags.num_shards, progress=progress)
+            | "ReadExamples" >> ReadExamples(run.data, num_shards=run.num_shards, progress=progress)
             | "DecodeExamples" >> DecodeExamples(run.assignment(folder), progress)
         )
         run_pipeline(pipeline)

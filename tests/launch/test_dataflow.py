@@ -31,7 +31,7 @@ def _prepare(
 ) -> PipelineOptions:
     options = PipelineOptions(list(flags))
     parsed = None if accelerator is None else parse_accelerator(accelerator)
-    prepare_job(options, accelerator=parsed, paths=paths, num_shards=num_shards)
+    prepare_job(options, accelerator=parsed, paths=paths, num_shards=lambda: num_shards)
     return options
 
 

@@ -280,7 +280,7 @@ def test_the_full_model_alone_does_no_more_than_one_pass() -> None:
         results, work = _shared(rule, thresholds=())
         tokens = sum(int(result.lengths[0]) for result in results)
         depth = _CONFIG.num_decoder_layers
-        assert dataclasses.replace(work, padded_rows=0) == Work(
+        assert dataclasses.replace(work, padded_rows=0, steps=0) == Work(
             prompts=7, tokens=tokens, layer_rows=tokens * depth, projection_rows=tokens
         )
         for result, expected in zip(results, _default()[0], strict=True):
@@ -340,9 +340,11 @@ def test_work_is_what_the_outputs_need(seed: int) -> None:
 
 
 def test_work_does_not_depend_on_the_batch() -> None:
-    """However many slots, the same rows are run; only the padding differs."""
+    """However many slots, the same rows are run; only the padding and the number of steps differ."""
     work = _shared(ExitRule(), slots=3)[1]
-    assert dataclasses.replace(work, padded_rows=0) == dataclasses.replace(_default()[1], padded_rows=0)
+    assert dataclasses.replace(work, padded_rows=0, steps=0) == dataclasses.replace(
+        _default()[1], padded_rows=0, steps=0
+    )
 
 
 @pytest.mark.parametrize("most", [1, 16, 100, 256, 5000])

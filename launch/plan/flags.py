@@ -1,0 +1,104 @@
+"""The flags of `calm-beam plan`."""
+
+import argparse
+import math
+
+from calm_beam.launch.flags import FlagParser, numbers, texts, whole_number
+from calm_beam.risk.pvalues import P_VALUES
+
+# Flags that mean something for one of the two questions only; without a default.
+POWER_FLAGS = ("risk_guess", "loss_std", "p_value", "output")
+COST_FLAGS = (
+    "examples",
+    "workers",
+    "workers_per_machine",
+    "accelerator",
+    "speedup",
+    "price_per_hour",
+    "num_shards",
+)
+_MOST_EXAMPLES = 10**12
+
+
+def plan_parser(description: str) -> FlagParser:
+    """Returns the parser of the command line."""
+    parser = FlagParser(prog="calm-beam plan", description=description)
+    parser.add_argument(
+        "--pilot",
+        help="what was measured: the output directory of a small calibration, to forecast the cost of a large one, or "
+        "a file with one loss per line, instead of --risk_guess and --loss_std; of examples that the calibration "
+        "will not use",
+    )
+    parser.add_argument(
+        "--delta", type=float, help="risk tolerance, in (0, 1); default with a run: those of its manifest"
+    )
+    parser.add_argument(
+        "--epsilon",
+        type=float,
+        help="allowed probability of error, in (0, 1); default: 0.05, with a run those of its manifest",
+    )
+    parser.add_argument("--power", type=float, default=0.9, help="probability of acceptance asked for, in (0, 1)")
+    parser.add_argument(
+        "--replications",
+        type=whole_number(100),
+        help="simulated calibrations, where some are needed; default: 1000, with a run 200",
+    )
+    parser.add_argument("--seed", type=whole_number(0), default=0, help="of the simulation")
+    power = parser.add_argument_group("examples needed, without a run")
+    power.add_argument("--risk_guess", type=numbers, help="expected losses below delta, comma-separated")
+    power.add_argument("--loss_std", type=float, help="standard deviation of the losses; without it they are 0 or 1")
+    power.add_argument(
+        "--p_value",
+        type=texts,
+        help=f"of {', '.join(P_VALUES)}; default: all that take such losses, but for losses of 0 and 1 only those that "
+        "need no simulation",
+    )
+    power.add_argument("--output", help="file for a plot of power over examples: .svg, .png or .pdf")
+    cost = parser.add_argument_group("cost, from a run")
+    cost.add_argument("--examples", type=_examples, help="examples of the run that is planned, such as 1e6")
+    cost.add_argument("--workers", type=whole_number(1, 100_000), help="processes that decode; default: 1")
+    cost.add_argument(
+        "--workers_per_machine",
+        type=whole_number(1, 1000),
+        help="processes that share the cores of a machine like the pilot's; default: 1",
+    )
+    cost.add_argument("--accelerator", help="what workers decode on, such as nvidia-l4; default: what the pilot ran on")
+    cost.add_argument(
+        "--speedup",
+        type=_positive,
+        help="how many times faster than the pilot a worker decodes, if it runs on something else",
+    )
+    cost.add_argument("--price_per_hour", type=_price, help="of one worker, in any currency")
+    cost.add_argument("--num_shards", type=whole_number(1), help="default: what suits examples and workers")
+    return parser
+
+
+def _examples(value: str) -> int:
+    try:
+        number = float(value)
+    except ValueError:
+        number = math.nan
+    if not (1 <= number <= _MOST_EXAMPLES and number == int(number)):
+        raise argparse.ArgumentTypeError(f"expected a number of examples such as 1000000 or 1e6, got {value!r:.40}")
+    return int(number)
+
+
+def _positive(value: str) -> float:
+    number = _number(value)
+    if not 0 < number < math.inf:
+        raise argparse.ArgumentTypeError(f"expected a number above 0, got {value!r:.40}")
+    return number
+
+
+def _price(value: str) -> float:
+    number = _number(value)
+    if not 0 <= number < math.inf:
+        raise argparse.ArgumentTypeError(f"expected a price of at least 0, got {value!r:.40}")
+    return number
+
+
+def _number(value: str) -> float:
+    try:
+        return float(value)
+    except ValueError:
+        return math.nan

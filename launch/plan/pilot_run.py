@@ -1,0 +1,218 @@
+"""A pilot: a small calibration, read back with what it took and with the losses that it measured."""
+
+import dataclasses
+import time
+
+import numpy as np
+
+from calm_beam.calibration import score_by_policy
+from calm_beam.calibration.specs import Objective
+from calm_beam.efficiency.cost import Pilot, PilotShard
+from calm_beam.errors import UsageError
+from calm_beam.generations import FinishedSweep, Generation, StoredShard, read_generations
+from calm_beam.generations.folder import DecodeJob, shard_path
+from calm_beam.generations.timing import RunTiming, ShardTiming, read_run_timing, read_timings
+from calm_beam.launch.flags import naming
+from calm_beam.manifest import MANIFEST, Calibration, Manifest, read_manifest
+from calm_beam.metrics.registry import METRICS, get_metric
+from calm_beam.storage import absolute, is_file, joined, parent
+from calm_beam.sweeps.folders import find_generations
+
+# Outputs are read back until they are of so many examples, and of two shards.
+_ENOUGH_EXAMPLES = 5000
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EntryLosses:
+    """What a pilot has measured for one entry of its manifest.
+
+    Attributes:
+      entry: The entry.
+      losses: shape (examples, thresholds), int64 in units of 2^-32, in the testing order; None if the entry's metric is
+        not one of ours: that is imported only where the user names it.
+    """
+
+    entry: Calibration
+    losses: np.ndarray | None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PilotRun:
+    """A pilot.
+
+    Attributes:
+      pilot: What it took.
+      examples: Its examples, timed or not.
+      timed: How many of its shards were timed, and how many there are.
+      has_run_timing: Whether it is known what the whole run took.
+      thresholds: The testing order.
+      entries: Of its manifest; none where there is no manifest.
+      clusters: Whether clusters are what is drawn independently.
+    """
+
+    pilot: Pilot
+    examples: int
+    timed: tuple[int, int]
+    has_run_timing: bool
+    thresholds: tuple[float, ...]
+    entries: tuple[EntryLosses, ...]
+    clusters: bool
+
+
+def read_pilot(path: str) -> PilotRun:
+    """Returns the pilot in a calibration's output directory, or in the folder of its generations.
+
+    Raises:
+      UsageError: If there is none, or it says nothing about time.
+      GenerationsError: If it is not complete.
+      ManifestError: If its manifest cannot be trusted.
+    """
+    with naming("--pilot"):
+        folder = _found(absolute(path))
+        job = DecodeJob.read(folder)
+        finished = FinishedSweep.read(folder, job)
+        timings = _checked(read_timings(folder, finished.shards), folder, job=job)
+        manifest = _manifest(path, folder)
+        run = read_run_timing(folder)
+    objectives = tuple(
+        dict.fromkeys(_objective(entry) for entry in (manifest.calibrations if manifest else ()) if _is_ours(entry))
+    )
+    thresholds = manifest.plan.thresholds if manifest and manifest.plan else job.settings.thresholds
+    on_error = manifest.plan.on_error if manifest and manifest.plan else "fail"
+    read = _read_back(folder, job, finished.shards, objectives, thresholds=thresholds, on_error=on_error)
+    entries = tuple(
+        EntryLosses(
+            entry=entry, losses=read.losses[:, objectives.index(_objective(entry))] if _is_ours(entry) else None
+        )
+        for entry in (manifest.calibrations if manifest else ())
+    )
+    start, end = _outside(timings, run, scoring=read.seconds * finished.examples)
+    none = np.zeros(0, np.int64)
+    return PilotRun(
+        pilot=Pilot(
+            shards=tuple(PilotShard(timing=timing, lengths=read.lengths.get(timing.shard, none)) for timing in timings),
+            start_seconds=start,
+            end_seconds=end,
+            score_seconds=read.seconds,
+            workers=len({timing.worker for timing in timings}),
+        ),
+        examples=finished.examples,
+        timed=(len(timings), len(finished.shards)),
+        has_run_timing=run is not None,
+        thresholds=thresholds,
+        entries=entries,
+        clusters=job.cluster_key is not None,
+    )
+
+
+def _found(path: str) -> str:
+    try:
+        return find_generations(path)
+    except UsageError as error:
+        raise UsageError(str(error).replace("--generations", "--pilot", 1)) from error
+
+
+def _checked(timings: tuple[ShardTiming, ...], folder: str, *, job: DecodeJob) -> tuple[ShardTiming, ...]:
+    timings = tuple(timing for timing in timings if timing.examples)
+    if not timings:
+        raise UsageError(
+            f"--pilot {folder}: holds no timings, which earlier versions of calm-beam did not keep. Run the pilot with "
+            "this one."
+        )
+    if timings[0].lanes < 1 + len(job.settings.thresholds):
+        raise UsageError(
+            f"--pilot {folder}: was decoded with --sweep=lazy, and its timings are of its last thresholds alone. Run "
+            "the pilot without."
+        )
+    return timings
+
+
+def _manifest(path: str, folder: str) -> Manifest | None:
+    """Returns the manifest in the directory that was named, or above the folder of generations that was."""
+    for directory in (path, parent(parent(folder))):
+        if is_file(joined(directory, MANIFEST)):
+            return read_manifest(joined(directory, MANIFEST))
+    return None
+
+
+def _objective(entry: Calibration) -> Objective:
+    return Objective(entry.consistency, entry.metric, loss=entry.known_loss)
+
+
+def _is_ours(entry: Calibration) -> bool:
+    return entry.metric in METRICS
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _ReadBack:
+    """What stored outputs tell.
+
+    Attributes:
+      losses: shape (examples, objectives, thresholds), int64 in units of 2^-32.
+      lengths: By shard, as in `PilotShard`.
+      seconds: What reading and scoring an example has taken.
+    """
+
+    losses: np.ndarray
+    lengths: dict[int, np.ndarray]
+    seconds: float
+
+
+def _read_back(
+    folder: str,
+    job: DecodeJob,
+    shards: tuple[StoredShard, ...],
+    objectives: tuple[Objective, ...],
+    *,
+    thresholds: tuple[float, ...],
+    on_error: str,
+) -> _ReadBack:
+    metrics = {objective.metric: get_metric(objective.metric) for objective in objectives}
+    for metric in metrics.values():
+        # The first score imports what a metric needs, which is not timed.
+        metric("a text", ("another text",))
+    lanes = (0, *(1 + job.settings.thresholds.index(threshold) for threshold in thresholds))
+    losses: list[np.ndarray] = []
+    lengths: dict[int, np.ndarray] = {}
+    start = time.perf_counter()
+    for shard in shards:
+        if len(lengths) >= 2 and len(losses) >= _ENOUGH_EXAMPLES:
+            break
+        found = []
+        for generation in read_generations(shard_path(folder, shard.shard, num_shards=job.num_shards)):
+            if generation.failure is None:
+                found.append((-_prompt_size(generation), max(len(output.tokens) for output in generation.outputs)))
+                generation = dataclasses.replace(generation, outputs=tuple(generation.outputs[lane] for lane in lanes))
+            scored = (
+                score_by_policy(
+                    generation, objectives, metrics=metrics, num_thresholds=len(thresholds), on_error=on_error
+                )
+                if objectives
+                else None
+            )
+            losses.append(scored.losses if scored else np.zeros((0, len(thresholds)), np.int64))
+        # Long prompts are begun first.
+        found.sort(key=lambda pair: pair[0])
+        lengths[shard.shard] = np.array([steps for _, steps in found], np.int64)
+    return _ReadBack(
+        losses=np.stack(losses), lengths=lengths, seconds=(time.perf_counter() - start) / max(1, len(losses))
+    )
+
+
+def _prompt_size(generation: Generation) -> int:
+    example = generation.example
+    return len(example.input if example.input is not None else example.input_ids or ())
+
+
+def _outside(timings: tuple[ShardTiming, ...], run: RunTiming | None, *, scoring: float) -> tuple[float, float]:
+    """Returns the seconds of a run before its first shard, and those after its last without scoring."""
+    loading = max(timing.load_seconds for timing in timings)
+    if run is None:
+        return loading, 0.0
+    # Others are of a run that this one went on with.
+    own = [timing for timing in timings if timing.began >= run.began]
+    if not own:
+        return max(loading, run.seconds - scoring), 0.0
+    first, last = min(timing.began for timing in own), max(timing.began + timing.seconds for timing in own)
+    workers = len({timing.worker for timing in own})
+    return max(0.0, first - run.began), max(0.0, run.ended - last - scoring / workers)

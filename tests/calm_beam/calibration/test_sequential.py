@@ -96,7 +96,8 @@ def test_what_was_accepted_stays_accepted() -> None:
 def test_looks_are_as_a_rule_takes_them() -> None:
     """For each round, the place and the layers of every entry."""
     plan = _plan()
-    found = watched([build_totals(losses[:, None], plan.layout()) for losses in _rounds(4)], plan, num_layers=_LAYERS)
+    rounds = _rounds(4, risks=(0.05, 0.15, 0.3))
+    found = watched([build_totals(losses[:, None], plan.layout()) for losses in rounds], plan, num_layers=_LAYERS)
     looks = found.looks(plan)
     assert len(looks) == 6
     first, second = looks[-1]

@@ -13,15 +13,18 @@ from .result import RiskRow
 
 
 def risk_table_text(rows: Sequence[RiskRow]) -> str:
-    """Returns the table as CSV: a header, then one line per spec and threshold.
+    """Returns the table as CSV: a header, then one line per spec and threshold. There is a column of groups if any are.
 
     Numbers are written so that they read back as the same float64; booleans as true and false.
     """
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow([field.name for field in dataclasses.fields(RiskRow)])
+    names = [field.name for field in dataclasses.fields(RiskRow)]
+    if all(row.group is None for row in rows):
+        names.remove("group")
+    writer.writerow(names)
     for row in rows:
-        writer.writerow([_cell(value) for value in dataclasses.astuple(row)])
+        writer.writerow([_cell(getattr(row, name)) for name in names])
     return text.getvalue()
 
 
@@ -57,8 +60,12 @@ _READERS: dict[Any, Callable[[str], Any]] = {
     int: int,
     float: float,
     bool: lambda text: {"true": True, "false": False}[text],
+    # The whole has no name.
+    str | None: lambda text: text or None,
 }
 
 
 def _cell(value: object) -> str:
+    if value is None:
+        return ""
     return str(value).lower() if isinstance(value, bool) else str(value)

@@ -25,6 +25,7 @@ from .records import Calibration as Calibration
 from .records import DataRecord as DataRecord
 from .records import DecodeRecord as DecodeRecord
 from .records import EarlierEnd as EarlierEnd
+from .records import GroupRecord as GroupRecord
 from .records import Look as Look
 from .records import ModelRecord as ModelRecord
 from .records import PathEntry as PathEntry

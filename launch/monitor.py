@@ -28,7 +28,8 @@ from calm_beam import strict_json
 from calm_beam.counted import counted
 from calm_beam.errors import CalmBeamError
 from calm_beam.examples import bounded_lines
-from calm_beam.manifest import Calibration, Manifest, read_manifest
+from calm_beam.manifest import Calibration, Manifest, no_group, read_manifest
+from calm_beam.printable import printable_line
 from calm_beam.storage import (
     check_writable,
     exists,
@@ -72,6 +73,11 @@ def main(argv: Sequence[str]) -> int:
             raise UsageError(f"--losses {flags.losses}: {why_no_file(flags.losses)} Pass - for standard input.")
     if manifest.data.clusters is not None:
         say("the manifest is about clusters: every line has to be the mean loss of one")
+    if manifest.data.groups is not None:
+        whose = "all groups, as they come" if entry.group is None else f"group {printable_line(entry.group)} alone"
+        say(
+            f"the manifest tells groups apart: these have to be losses of prompts of {whose}, at this entry's threshold"
+        )
     session = _Session(manifest, entry, flags=flags)
     try:
         if flags.losses == _STREAM:
@@ -107,14 +113,15 @@ def _parser() -> FlagParser:
 def _chosen_entry(manifest: Manifest, flags: argparse.Namespace) -> Calibration:
     asked = {name: getattr(flags, name) for name in ("consistency", "metric", "loss", "delta", "epsilon")}
     asked = {name: value for name, value in asked.items() if value is not None}
-    named = [
-        entry for entry in manifest.calibrations if all(getattr(entry, name) == value for name, value in asked.items())
-    ]
+    if flags.group is not None and manifest.data.units_of(flags.group) is None:
+        raise UsageError(f"--group: {no_group(flags.group, manifest.data)}")
+    of_group = [entry for entry in manifest.calibrations if entry.group == flags.group]
+    named = [entry for entry in of_group if all(getattr(entry, name) == value for name, value in asked.items())]
     found = [entry for entry in named if entry.threshold is not None]
     if named and not found:
         raise UsageError("what was asked for says never exit: there is no risk to watch.")
     if len(found) != 1:
-        there = "; ".join(entry_in_words(entry) for entry in manifest.calibrations)
+        there = "; ".join(entry_in_words(entry) for entry in of_group)
         raise UsageError(
             f"{len(found)} entries of the manifest have a threshold and match what was asked; exactly one is watched. "
             "Choose by --consistency, --metric, --loss, --delta and --epsilon, the entry's own. "

@@ -9,6 +9,7 @@ from ._checks import ManifestError as ManifestError
 from ._manifest import GUARANTEE as GUARANTEE
 from ._manifest import Manifest as Manifest
 from ._manifest import guarantee_in_words as guarantee_in_words
+from ._manifest import no_group as no_group
 from ._plan import PlannedTest as PlannedTest
 from ._plan import PlanRecord as PlanRecord
 from ._plan import SequentialPlan as SequentialPlan

@@ -45,13 +45,16 @@ def promise_in_words(entry: Calibration, manifest: Manifest, *, factors: Sequenc
         if nobody counted them.
     """
     sure = f"{100 * (1 - entry.epsilon):.6g} %"
+    # The parts before the words of either sentence, where it is about a group.
+    whose: Sentence = () if entry.group is None else ("For prompts of group ", entry.group)
     layers = manifest.model.layers
     if entry.threshold is None:
         return (
-            "",
-            "Never exit",
+            *whose,
+            ", " if whose else "",
+            "never exit" if whose else "Never exit",
             ": from ",
-            _units(manifest),
+            _units(manifest, entry.group),
             ", no threshold could be proved with probability at least ",
             sure,
             *_bounded(
@@ -69,10 +72,11 @@ def promise_in_words(entry: Calibration, manifest: Manifest, *, factors: Sequenc
             f" {'as' if operations_in_words(factors) == _AS_MANY else 'than'} the full model.",
         )
     return (
-        "With probability at least ",
+        *whose,
+        ", with probability at least " if whose else "With probability at least ",
         sure,
         " over the draw of the ",
-        _units(manifest),
+        _units(manifest, entry.group),
         ", exiting at threshold ",
         f"{entry.threshold:g}",
         *_bounded(entry, before="", costs="costs", lets="lets", after=", and saves "),
@@ -267,8 +271,10 @@ def _beyond(p_value: float, epsilon: float) -> str:
     return next((text for text in written if float(text) > epsilon), repr(p_value))
 
 
-def _units(manifest: Manifest) -> str:
+def _units(manifest: Manifest, group: str | None) -> str:
     data = manifest.data
+    if group is not None:
+        return f"{counted(data.units_of(group) or 0, 'calibration example')} of the group"
     if data.clusters is None:
         return counted(data.examples, "calibration example")
     return f"{counted(data.clusters, 'calibration cluster')} ({counted(data.examples, 'example')})"

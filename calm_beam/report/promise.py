@@ -144,12 +144,18 @@ def together_in_words(manifest: Manifest) -> str:
     entries = len(manifest.calibrations)
     if entries == 1:
         return ""
+    of_groups = ""
+    if manifest.data.groups is not None:
+        of_groups = (
+            " A promise for a group is about prompts drawn from that group alone; one for all prompts together may be "
+            "broken for some of the groups."
+        )
     if manifest.plan is not None and manifest.plan.joint_epsilon is not None:
         sure = f"{100 * (1 - manifest.plan.joint_epsilon):.6g} %"
-        return f"All {entries} promises of this manifest hold together with probability at least {sure}."
+        return f"All {entries} promises of this manifest hold together with probability at least {sure}.{of_groups}"
     return (
         f"Each of the {entries} promises holds alone. Which of them is served must have been settled before anybody "
-        "saw these results: choosing the best of them here voids its guarantee."
+        f"saw these results: choosing the best of them here voids its guarantee.{of_groups}"
     )
 
 

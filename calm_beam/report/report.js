@@ -83,7 +83,11 @@ function writePromise() {
     tile(entry.chosen ? short(entry.threshold, 6) : "never exit", "threshold λ"),
     tile(`${entry.layers.toFixed(2)} of ${data.numLayers}`, `layers per token, ${percent(1 - entry.layers / data.numLayers)} saved${operations}`),
     tile(lossBeside(entry.risk, entry.delta), `measured risk, at δ ${short(entry.delta, 6)}`),
-    ...data.counts.map(([one, many, count, isLoud]) => tile(whole(count), count === 1 ? one : many, isLoud)),
+    ...data.counts.map(([one, many, count, isLoud], place) =>
+      place === 0 && data.objectives[entry.objective].group !== null
+        ? tile(`${whole(entry.units)} of ${whole(count)}`, "examples, those of the group", isLoud)
+        : tile(whole(count), count === 1 ? one : many, isLoud),
+    ),
     ...(cut === null ? [] : [tile(`${whole(cut)}${cutShare}`, `${cut === 1 && !cutShare ? "output" : "outputs"} cut at ${counted(data.exits.longest, "token", "tokens")}`, cut > 0)]),
   );
   const tested = entry.tests.filter((test) => test !== NOT_TESTED).length;

@@ -170,7 +170,7 @@ def test_losses_without_their_groups_are_found() -> None:
 def test_entries_of_groups_are_of_their_own_losses(tmp_path: pathlib.Path) -> None:
     """n, risk and layers of an entry are its group's; a group without examples proves nothing; the table keeps all."""
     plan = _plan(groups=("de", "fr", "it"))
-    groups: list[str | None] = ["de"] * 60 + ["fr"] * 40
+    groups: list[str | None] = [*["de"] * 60, *["fr"] * 40]
     losses = np.zeros((100, 1, 2))
     losses[60:] = 1
     rows = risk_rows(_totals(losses, groups, plan.layout()), plan, num_layers=4)

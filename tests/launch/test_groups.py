@@ -5,6 +5,7 @@ import json
 import pathlib
 import shutil
 
+import pyarrow.parquet
 import pytest
 
 from calm_beam.calibration import Guarantee
@@ -181,6 +182,9 @@ def test_generations_without_groups_are_as_they_were(
     job = json.loads(next(output.glob("generations/*/decode.json")).read_text())
     assert "group_key" not in job
     assert job["digest"] == content_digest(job)
+    for path in output.glob("generations/*/*.parquet"):
+        assert "group" not in pyarrow.parquet.read_schema(path).names
+        assert {item.example.group for item in read_generations(path)} == {None}
     stored = [f"--generations={output}", f"--output={tmp_path / 'b'}", *_ASKED]
     capsys.readouterr()
     assert main(["calibrate", *stored, "--group_key=language"]) == 2

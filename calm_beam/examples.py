@@ -23,6 +23,9 @@ NUL_CHARACTER = (
 )
 """What is said of a text with one."""
 
+_NO_CLUSTER = "by which examples were to be clustered. Every line must name its cluster."
+_NO_GROUP = "which was to name its group. Every line must name its group."
+
 # For messages.
 _SHORT = reprlib.Repr()
 _SHORT.maxstring = _SHORT.maxother = 100
@@ -48,6 +51,7 @@ class Example:
         `decoding.prompts.with_reference_texts`.
       reference_ids: Right answers as token ids; None if they came as texts.
       cluster: Name of the cluster it was drawn with; None where every example is drawn by itself.
+      group: Name of the group it belongs to, such as its language; None where groups are not told apart.
       file_index: Which of the sorted data files it came from.
       line: Number of its line, row or record in that file, from 1.
       repeats_prompt: Whether an example before it, in an order by ids, has the same prompt; always False where examples
@@ -61,6 +65,7 @@ class Example:
     references: tuple[str, ...]
     reference_ids: tuple[tuple[int, ...], ...] | None = None
     cluster: str | None = None
+    group: str | None = None
     file_index: int
     line: int
     repeats_prompt: bool = False
@@ -80,11 +85,14 @@ class Example:
         return hashlib.sha256(json.dumps([self.input, self.input_ids]).encode()).digest()
 
     def content_digest(self) -> bytes:
-        """Returns a digest of id, prompt, references as they were given, and cluster, 32 bytes."""
+        """Returns a digest of id, prompt, references as they were given, cluster and group, 32 bytes."""
         references = self.references if self.reference_ids is None else self.reference_ids
-        content = [self.id, self.input, self.input_ids, references]
+        content: list[object] = [self.id, self.input, self.input_ids, references]
         if self.cluster is not None:
             content.append(self.cluster)
+        if self.group is not None:
+            # By its name, so that no group is taken for a cluster.
+            content.append({"group": self.group})
         return hashlib.sha256(json.dumps(content).encode()).digest()
 
     def in_words(self) -> str:
@@ -103,6 +111,7 @@ class RowKeys:
       inputs: Key of the prompt's text.
       targets: Key of the references: a list of texts, or, under another key than `references`, one text.
       cluster: Key of the cluster's name, a text or an integer; None reads no cluster.
+      group: Key of the group's name, likewise; None reads no group.
       needs_references: Whether an example without references is an error.
       has_vocabulary: Whether outputs become texts. If not, references that are texts are an error: held against token
         ids, they would give every output a score of 0, and every risk would be 0.
@@ -111,6 +120,7 @@ class RowKeys:
     inputs: str = "input"
     targets: str = "references"
     cluster: str | None = None
+    group: str | None = None
     needs_references: bool = False
     has_vocabulary: bool = True
 
@@ -249,8 +259,9 @@ def example_of_row(
     own_id = row.get("id")
     if own_id is not None and (not isinstance(own_id, str) or not own_id):
         raise DataError(f"{where}: id must be a text that is not empty, got {own_id!r}.")
-    cluster = _cluster(row, keys.cluster, where=where) if keys.cluster is not None else None
-    for value in (text, own_id, cluster, *references):
+    cluster = _name(row, keys.cluster, where=where, missing=_NO_CLUSTER) if keys.cluster is not None else None
+    group = _name(row, keys.group, where=where, missing=_NO_GROUP) if keys.group is not None else None
+    for value in (text, own_id, cluster, group, *references):
         _check_text(value, where)
     content = json.dumps([text, ids, references if reference_ids is None else reference_ids]).encode()
     example = Example(
@@ -261,6 +272,7 @@ def example_of_row(
         references=references,
         reference_ids=reference_ids,
         cluster=cluster,
+        group=group,
         file_index=file_index,
         line=position,
     )
@@ -332,11 +344,9 @@ def _is_empty(ids: tuple[int, ...]) -> bool:
     return not any(ids[:end])
 
 
-def _cluster(row: Mapping[str, Any], key: str, *, where: str) -> str:
+def _name(row: Mapping[str, Any], key: str, *, where: str, missing: str) -> str:
     if key not in row:
-        raise DataError(
-            f"{where}: has no {key!r}, by which examples were to be clustered. Every line must name its cluster."
-        )
+        raise DataError(f"{where}: has no {key!r}, {missing}")
     value = row[key]
     # True is an integer to Python.
     if not isinstance(value, str | int) or isinstance(value, bool) or value == "":

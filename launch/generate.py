@@ -24,7 +24,7 @@ from rich.progress import track
 
 from calm_beam.examples import bounded_lines
 from calm_beam.inputs import Reading, format_of, place_of, read_examples
-from calm_beam.manifest import Manifest, ManifestError, read_manifest
+from calm_beam.manifest import Calibration, Manifest, ManifestError, read_manifest
 from calm_beam.printable import printable_line
 from calm_beam.storage import replacing
 
@@ -47,11 +47,13 @@ class _Asked:
       id: What its row of `--output` is called.
       place: What messages call it.
       prompt: The text, or token ids.
+      group: The group that its row names; None for what `--group` says.
     """
 
     id: str
     place: str
     prompt: str | tuple[int, ...]
+    group: str | None = None
 
 
 def main(argv: Sequence[str]) -> int:
@@ -72,13 +74,13 @@ def main(argv: Sequence[str]) -> int:
     except ManifestError as error:
         # The manifest is sound; what was asked for is not in it, or it is about another model.
         raise UsageError(str(error)) from error
-    says = entry_in_words(generator.entry)
-    layers = f"{generator.entry.layers:.2f} of {generator.num_layers} layers per token"
-    say(f"{says}, calibrated at {layers}")
+    for entry in _entries(generator, prompts):
+        say(f"{entry_in_words(entry)}, calibrated at {entry.layers:.2f} of {generator.num_layers} layers per token")
+    _tell_unknown(generator, prompts)
     tally = _Tally()
     answers = _answers_to_lines(generator) if prompts is None else _answers(generator, prompts, flags=flags)
     if flags.output is not None:
-        _write(tally.counting(answers), flags)
+        _write(tally.counting(answers), flags, has_groups=manifest.data.groups is not None)
     else:
         _print(tally.counting(answers), generator, show_layers=flags.show_layers)
     say(tally.in_words())
@@ -100,6 +102,9 @@ def _parser() -> FlagParser:
         help="format of --input; default: by suffix (.jsonl, .txt, .tfrecord, each also with .gz; .parquet)",
     )
     parser.add_argument("--inputs_field", help="field of a row with the prompt; default: input, in TFRecord inputs")
+    parser.add_argument(
+        "--group_key", help="field of a row of --input with the prompt's group, under a manifest with groups"
+    )
     parser.add_argument("--output", help="JSONL file to write; default: texts, to standard output")
     parser.add_argument("--overwrite", action="store_true", help="replace an earlier --output")
     parser.add_argument("--show_layers", action="store_true", help="colour every token by the layer at which it left")
@@ -114,7 +119,9 @@ def _parser() -> FlagParser:
 def _check_flags(flags: argparse.Namespace) -> None:
     if flags.prompt is not None and flags.input is not None:
         raise UsageError("--prompt and --input both give prompts: leave one of them out.")
-    for name in ("data_format", "inputs_field"):
+    if flags.group is not None and flags.group_key is not None:
+        raise UsageError("--group names the group of all prompts, --group_key that of each: leave one of them out.")
+    for name in ("data_format", "inputs_field", "group_key"):
         if flags.input is None and getattr(flags, name) is not None:
             raise UsageError(f"--{name} belongs to --input, which is missing.")
     if flags.output is None:
@@ -132,7 +139,7 @@ def _given_prompts(flags: argparse.Namespace) -> list[_Asked] | None:
         return [_Asked(id="the prompt", place="the prompt", prompt=flags.prompt)]
     if flags.input is None:
         return None
-    reading = Reading(data_format=flags.data_format, inputs_field=flags.inputs_field)
+    reading = Reading(data_format=flags.data_format, inputs_field=flags.inputs_field, group_key=flags.group_key)
     try:
         paths = find_files("--input", [flags.input], reading=reading).files
         prompts = [asked for path in paths for asked in _read(path, reading)]
@@ -155,6 +162,7 @@ def _read(path: str, reading: Reading) -> Iterator[_Asked]:
             id=example.id if has_ids else place,
             place=f"{place} ({example.id})" if example.has_own_id else place,
             prompt=prompt,
+            group=example.group,
         )
 
 
@@ -171,10 +179,27 @@ def _generator(flags: argparse.Namespace, manifest: Manifest) -> "Generator":
         metric=flags.metric,
         delta=flags.delta,
         epsilon=flags.epsilon,
+        group=flags.group,
         batch_size=flags.batch_size,
         exit_head=flags.exit_head,
         confidence=flags.confidence,
     )
+
+
+def _entries(generator: "Generator", prompts: Sequence[_Asked] | None) -> list[Calibration]:
+    """Returns the entries by which prompts are answered, each once."""
+    groups = dict.fromkeys([None] if prompts is None else [asked.group for asked in prompts])
+    return list(dict.fromkeys(generator.entry_for(group) for group in groups))
+
+
+def _tell_unknown(generator: "Generator", prompts: Sequence[_Asked] | None) -> None:
+    """Tells which groups of prompts no promise is about."""
+    named = {asked.group for asked in prompts or () if asked.group is not None}
+    if unknown := sorted(name for name in named if generator.entry_for(name).group != name):
+        say(
+            f"caution: the manifest knows no group {', '.join(map(printable_line, unknown))}. Their prompts are "
+            "answered by its safest entry, which promises nothing about them."
+        )
 
 
 def _answers(
@@ -186,7 +211,11 @@ def _answers(
     is_hidden = not console.is_terminal or flags.prompt is not None or (flags.output is None and sys.stdout.isatty())
     for start in track(starts, "answering", console=console, disable=is_hidden):
         batch = prompts[start : start + flags.batch_size]
-        answers = generator.generate_batch([asked.prompt for asked in batch], names=[asked.place for asked in batch])
+        answers = generator.generate_batch(
+            [asked.prompt for asked in batch],
+            names=[asked.place for asked in batch],
+            groups=[asked.group for asked in batch],
+        )
         yield from zip(batch, answers, strict=True)
 
 
@@ -256,7 +285,7 @@ class _Tally:
         )
 
 
-def _write(answers: Iterable[tuple[_Asked, "Answer"]], flags: argparse.Namespace) -> None:
+def _write(answers: Iterable[tuple[_Asked, "Answer"]], flags: argparse.Namespace, *, has_groups: bool) -> None:
     """Writes a row for every answer, all or none."""
     with (
         replacing(flags.output, overwrite=flags.overwrite) as temporary,
@@ -273,6 +302,8 @@ def _write(answers: Iterable[tuple[_Asked, "Answer"]], flags: argparse.Namespace
                 "layers_saved": answer.layers_saved,
                 "truncated": answer.truncated,
             }
+            if has_groups and answer.entry is not None:
+                row |= {"group": answer.group, "threshold": answer.entry.threshold}
             file.write(json.dumps(row, ensure_ascii=False) + "\n")
 
 

@@ -103,6 +103,9 @@ def _describe_manifest(console: PlainConsole, manifest: Manifest) -> None:
         f"{counted(data.duplicates, 'repeated input')}, "
         f"{data.truncated} cut, {data.failed} failed."
     )
+    if data.groups is not None and manifest.plan is not None:
+        groups = ", ".join(f"{printable_line(each.name)} ({counted(each.examples, 'example')})" for each in data.groups)
+        console.print(f"Groups by {printable_line(manifest.plan.group_key or '')}: {groups}.")
     console.print(choices_table(manifest))
     console.print(tests_in_words(manifest))
     if rounds := rounds_in_words(manifest):

@@ -29,7 +29,8 @@ from calm_beam import strict_json
 from calm_beam.counted import counted
 from calm_beam.errors import CalmBeamError
 from calm_beam.examples import bounded_lines
-from calm_beam.manifest import Calibration, ExternalManifest, Manifest, ManifestError, read_any_manifest
+from calm_beam.manifest import Calibration, ExternalManifest, Manifest, ManifestError, no_group, read_any_manifest
+from calm_beam.printable import printable_line
 from calm_beam.storage import (
     check_writable,
     exists,
@@ -73,6 +74,11 @@ def main(argv: Sequence[str]) -> int:
             raise UsageError(f"--losses {flags.losses}: {why_no_file(flags.losses)} Pass - for standard input.")
     if manifest.data.clusters is not None:
         say("the manifest is about clusters: every line has to be the mean loss of one")
+    if isinstance(manifest, Manifest) and manifest.data.groups is not None:
+        whose = "all groups, as they come" if watched.group is None else f"group {printable_line(watched.group)} alone"
+        say(
+            f"the manifest tells groups apart: these have to be losses of prompts of {whose}, at this entry's threshold"
+        )
     session = _Session(manifest.digest, watched, flags=flags)
     try:
         if flags.losses == _STREAM:
@@ -102,8 +108,7 @@ def _parser() -> FlagParser:
     parser.add_argument("--alpha", type=float, default=0.05, help="chance of ever raising a false alarm, in (0, 1)")
     parser.add_argument("--state", help="file that keeps the state between calls; made if there is none")
     add_entry_flags(parser)
-    external = parser.add_argument_group("and of a manifest of kind external, next to --delta and --epsilon")
-    external.add_argument("--group", help="its group of examples; default: the entry of all examples")
+    external = parser.add_argument_group("and of a manifest of kind external, next to --delta, --epsilon and --group")
     external.add_argument("--tail", type=float, help="the loss that an example may have; default: that of the mean")
     return parser
 
@@ -114,6 +119,7 @@ class _Watched:
 
     Attributes:
       index: Of the entry in its manifest.
+      group: Group that the entry is about; None for all.
       delta: Risk tolerance.
       is_signed: Whether losses lie in [-1, 1].
       tail: What a loss has to exceed to count as 1, and else as 0; None where losses count as they are.
@@ -122,6 +128,7 @@ class _Watched:
     """
 
     index: int
+    group: str | None
     delta: float
     is_signed: bool
     tail: float | None
@@ -133,12 +140,12 @@ def _watched(manifest: Manifest | ExternalManifest, flags: argparse.Namespace) -
     """Returns the entry that the flags name."""
     if isinstance(manifest, ExternalManifest):
         return _watched_setting(manifest, flags)
-    for name in ("group", "tail"):
-        if getattr(flags, name) is not None:
-            raise UsageError(f"--{name} is for manifests of kind external, and this one is of calibrate. Leave it out.")
+    if flags.tail is not None:
+        raise UsageError("--tail is for manifests of kind external, and this one is of calibrate. Name its --loss.")
     entry = _chosen_entry(manifest, flags)
     return _Watched(
         index=manifest.calibrations.index(entry),
+        group=entry.group,
         delta=entry.delta,
         is_signed=entry.loss == "signed",
         tail=split_tail(entry.known_loss)[1],
@@ -161,6 +168,7 @@ def _watched_setting(manifest: ExternalManifest, flags: argparse.Namespace) -> _
     above = "" if entry.tail is None else f" > {entry.tail:g}"
     return _Watched(
         index=manifest.calibrations.index(entry),
+        group=entry.group,
         delta=entry.delta,
         is_signed=entry.is_signed,
         tail=entry.tail,
@@ -172,14 +180,15 @@ def _watched_setting(manifest: ExternalManifest, flags: argparse.Namespace) -> _
 def _chosen_entry(manifest: Manifest, flags: argparse.Namespace) -> Calibration:
     asked = {name: getattr(flags, name) for name in ("consistency", "metric", "loss", "delta", "epsilon")}
     asked = {name: value for name, value in asked.items() if value is not None}
-    named = [
-        entry for entry in manifest.calibrations if all(getattr(entry, name) == value for name, value in asked.items())
-    ]
+    if flags.group is not None and manifest.data.units_of(flags.group) is None:
+        raise UsageError(f"--group: {no_group(flags.group, manifest.data)}")
+    of_group = [entry for entry in manifest.calibrations if entry.group == flags.group]
+    named = [entry for entry in of_group if all(getattr(entry, name) == value for name, value in asked.items())]
     found = [entry for entry in named if entry.threshold is not None]
     if named and not found:
         raise UsageError("what was asked for says never exit: there is no risk to watch.")
     if len(found) != 1:
-        there = "; ".join(entry_in_words(entry) for entry in manifest.calibrations)
+        there = "; ".join(entry_in_words(entry) for entry in of_group)
         raise UsageError(
             f"{len(found)} entries of the manifest have a threshold and match what was asked; exactly one is watched. "
             "Choose by --consistency, --metric, --loss, --delta and --epsilon, the entry's own. "

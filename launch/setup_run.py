@@ -18,6 +18,7 @@ def prepare_run(
     *,
     needs_references: bool,
     cluster_key: str | None = None,
+    group_key: str | None = None,
     settings: DecodeSettings | None = None,
     finds_vocabulary: bool = True,
     runs_here: bool = True,
@@ -28,6 +29,7 @@ def prepare_run(
       flags: Of `add_decode_flags`, or of `add_task_flags` if settings are given.
       needs_references: Whether every example must have references.
       cluster_key: Key of the name of an example's cluster, which every example must then have.
+      group_key: Likewise of the name of its group.
       settings: What determines the outputs; as the flags say if omitted.
       finds_vocabulary: As in `prepare_sweep`.
       runs_here: As in `prepare_sweep`.
@@ -41,7 +43,7 @@ def prepare_run(
         raise UsageError("--data is missing: files with the examples, or --seqio_task.")
     try:
         request = sweep_request(flags, settings or decode_settings(flags))
-        reading = reading_of(flags, cluster_key=cluster_key, needs_references=needs_references)
+        reading = reading_of(flags, cluster_key=cluster_key, group_key=group_key, needs_references=needs_references)
         data = find_files("--data", flags.data, reading=reading)
         prepared = prepare_sweep(request, data, finds_vocabulary=finds_vocabulary, runs_here=runs_here)
     except (ValueError, OSError) as error:

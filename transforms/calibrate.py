@@ -42,6 +42,8 @@ class Calibrate(beam.PTransform):
 
     Attributes:
       guarantees: What is asked for; each becomes an entry of the manifest.
+      group_key: Key by which `ReadExamples` read groups; each is then given every guarantee, besides all examples
+        together. None tells no groups apart.
       joint: Whether all are to hold together with probability 1 - epsilon.
       seed: Of the order in which `wsr` bets on examples.
       max_failures: Most examples that may fail; None for few.
@@ -51,6 +53,7 @@ class Calibrate(beam.PTransform):
 
     guarantees: Sequence[Guarantee]
     _: dataclasses.KW_ONLY
+    group_key: str | None = None
     joint: bool = False
     seed: int = 0
     max_failures: int | None = None
@@ -67,7 +70,7 @@ class Calibrate(beam.PTransform):
             dataclasses.replace(guarantee, metric=full_name(guarantee.metric, self.metric_settings))
             for guarantee in self.guarantees
         ]
-        specs = specs_of(guarantees, joint=self.joint)
+        specs = specs_of(guarantees, groups=self._groups(swept), joint=self.joint)
         plan = Plan.of_job(
             specs,
             job,
@@ -84,6 +87,16 @@ class Calibrate(beam.PTransform):
             max_failures=self.max_failures,
             metric_settings=self.metric_settings,
         )
+
+    def _groups(self, swept: Swept) -> tuple[str, ...]:
+        if self.group_key is None:
+            return ()
+        if self.group_key != swept.job.group_key:
+            raise UsageError(
+                f"group_key is {self.group_key!r}, but the examples were read with group_key {swept.job.group_key!r}. "
+                "Give ReadExamples the same."
+            )
+        return tuple(group.name for group in swept.groups())
 
 
 @dataclasses.dataclass
@@ -166,7 +179,8 @@ class _ScoreShard(beam.DoFn):
         whole = CalibrationTotals.zero(layout)
         for of_examples, generations, losses in self._scorer.batches(element, examples=finished.examples):
             ids = [generation.example.id for generation in generations]
-            of_losses = CalibrationTotals.of_losses(ids, losses, layout=layout, salt=plan.salt)
+            groups = [generation.example.group for generation in generations]
+            of_losses = CalibrationTotals.of_losses(ids, losses, layout=layout, salt=plan.salt, groups=groups)
             whole = whole.merge(of_examples).merge(of_losses)
         yield whole
 

@@ -44,6 +44,7 @@ class ReadExamples(beam.PTransform):
       num_shards: Number of shards; None goes by the size of the data.
       needs_references: Whether an example without references is an error; those of found files say so themselves.
       cluster_key: Key of the name of an example's cluster, likewise; None reads no clusters.
+      group_key: Key of the name of an example's group, likewise; None reads no groups.
       order: Salt of the hash of ids, or of clusters' names, that divides examples into shards; None divides by prompts.
       progress: Where to report.
     """
@@ -53,13 +54,16 @@ class ReadExamples(beam.PTransform):
     num_shards: int | None = None
     needs_references: bool = False
     cluster_key: str | None = None
+    group_key: str | None = None
     order: str | None = None
     progress: ProgressLog = NOWHERE
 
     def __post_init__(self) -> None:
         # Files are looked for now, so that a wrong name is told before a pipeline runs.
         if not isinstance(self.data, DataFiles):
-            reading = Reading(needs_references=self.needs_references, cluster_key=self.cluster_key)
+            reading = Reading(
+                needs_references=self.needs_references, cluster_key=self.cluster_key, group_key=self.group_key
+            )
             self.data = DataFiles.found(self.data, reading=reading)
 
     def shard_count(self) -> int:

@@ -145,7 +145,9 @@ class _ScoreWhole(beam.DoFn):
             whole = whole.merge(of_examples)
             if plan.cluster_key is None:
                 ids = [generation.example.id for generation in generations]
-                whole = whole.merge(CalibrationTotals.of_losses(ids, losses, layout=layout, salt=plan.salt))
+                groups = [generation.example.group for generation in generations]
+                of_losses = CalibrationTotals.of_losses(ids, losses, layout=layout, salt=plan.salt, groups=groups)
+                whole = whole.merge(of_losses)
                 continue
             for generation, of_example in zip(generations, losses, strict=True):
                 cluster, member = generation.example.cluster, ClusterLosses(size=1, sums=of_example)

@@ -6,11 +6,13 @@ from typing import Protocol
 
 import apache_beam as beam
 
+from calm_beam.calibration.groups import groups_of_data, groups_of_stored
 from calm_beam.calibration.publish import EarlierResult
 from calm_beam.decoding.settings import DecodeSettings, descending_grid, uniform_grid
 from calm_beam.errors import UsageError
 from calm_beam.exits.rule import ExitRule
-from calm_beam.generations import DecodeJob, FinishedSweep
+from calm_beam.generations import DecodeJob, FinishedSweep, StoredGenerations
+from calm_beam.manifest import GroupRecord
 from calm_beam.storage import absolute, make_folder
 from calm_beam.sweeps import SweepRequest
 from calm_beam.sweeps.folders import begin_generations, find_generations
@@ -33,6 +35,10 @@ class Swept(Protocol):
     job: DecodeJob
     folder: str
     on_error: str
+
+    def groups(self) -> tuple[GroupRecord, ...]:
+        """Returns the groups of the examples, which were read with a key of groups."""
+        ...
 
 
 @dataclasses.dataclass
@@ -103,12 +109,16 @@ class Sweep(beam.PTransform):
         earlier = EarlierResult.found_in(output)
         if earlier.manifest and not self.overwrite:
             raise UsageError(f"output {output}: holds a manifest already. Choose another, or pass overwrite=True.")
-        self.job = prepared.job()
+        self.job, self._data = prepared.job(), prepared.data
         make_folder(output)
         self.folder = begin_generations(
             output, [self.job], resume=self.resume, overwrite=self.overwrite, earlier=earlier, tell=lambda _: None
         )
         return examples | DecodeExamples(prepared.assignment(self.folder), self.progress)
+
+    def groups(self) -> tuple[GroupRecord, ...]:
+        """Returns the groups of the examples, for which it reads them."""
+        return groups_of_data(self._data)
 
     def _request(self, num_shards: int) -> SweepRequest:
         settings = DecodeSettings(
@@ -151,6 +161,11 @@ class ReadGenerations(beam.PTransform):
     def __post_init__(self) -> None:
         self.folder = find_generations(absolute(self.directory))
         self.job = DecodeJob.read(self.folder)
+
+    def groups(self) -> tuple[GroupRecord, ...]:
+        """Returns the groups of the examples, as they are stored."""
+        stored = StoredGenerations(directory=self.folder, job=self.job)
+        return groups_of_stored(stored, FinishedSweep.read(self.folder, self.job))
 
     def expand(self, pipeline: beam.Pipeline) -> beam.PCollection:
         """Returns a PCollection of one `FinishedSweep`."""

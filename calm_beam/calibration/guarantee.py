@@ -69,11 +69,12 @@ class Guarantee:
         )
 
 
-def specs_of(guarantees: Sequence[Guarantee], *, joint: bool = False) -> tuple[Spec, ...]:
-    """Returns guarantees with nothing left open.
+def specs_of(guarantees: Sequence[Guarantee], *, groups: Sequence[str] = (), joint: bool = False) -> tuple[Spec, ...]:
+    """Returns guarantees with nothing left open: of all prompts, and then of each group.
 
     Args:
       guarantees: One or more, all different.
+      groups: Names of groups, each of which is given every guarantee too.
       joint: Whether they are to hold together with probability 1 - epsilon. Then they have one epsilon, of which each
         gets an equal share (Bonferroni).
 
@@ -84,6 +85,9 @@ def specs_of(guarantees: Sequence[Guarantee], *, joint: bool = False) -> tuple[S
     specs = tuple(guarantee.spec() for guarantee in guarantees)
     if not specs or len(set(specs)) != len(specs):
         raise ValueError(f"guarantees must list one or more different ones, got {list(guarantees)}.")
+    if len(set(groups)) != len(groups):
+        raise ValueError(f"groups must have different names, got {list(groups)}.")
+    specs = tuple(dataclasses.replace(spec, group=group) for group in (None, *groups) for spec in specs)
     if not joint:
         return specs
     if len({spec.epsilon for spec in specs}) > 1:
@@ -101,11 +105,12 @@ def all_specs(
     risk_loss: str | None = None,
     p_value: str | None = None,
     procedure: str = "fixed_sequence",
+    groups: Sequence[str] = (),
     joint: bool = False,
 ) -> tuple[Spec, ...]:
     """Returns every combination of the lists as one spec, in the order of the arguments, the last varying fastest.
 
-    Guarantees of the mean come before those of tails.
+    Guarantees of the mean come before those of tails, and all those of the whole before those of groups.
 
     Args:
       consistencies: Kinds of consistency.
@@ -116,6 +121,7 @@ def all_specs(
       risk_loss: Loss of risk consistency whose mean is bounded; None as in `Guarantee`. Tails are of `relu`.
       p_value: Test of one threshold; None as in `Guarantee`.
       procedure: How several thresholds are tested.
+      groups: As in `specs_of`.
       joint: As in `specs_of`.
 
     Raises:
@@ -141,4 +147,4 @@ def all_specs(
         for tail in (None, *tails)
         for consistency, metric, delta, epsilon in itertools.product(consistencies, metrics, deltas, epsilons)
     ]
-    return specs_of(guarantees, joint=joint)
+    return specs_of(guarantees, groups=groups, joint=joint)

@@ -21,12 +21,14 @@ class Layout:
       rows: Objective and statistic of each row that is summed.
       tabled: Objectives with a spec whose p-value needs every single loss.
       thresholds: Size of the grid.
+      groups: Names of the groups that have sums of their own, in order of appearance among the specs.
     """
 
     objectives: tuple[Objective, ...]
     rows: tuple[tuple[Objective, Statistic], ...]
     tabled: tuple[Objective, ...]
     thresholds: int
+    groups: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, specs: Sequence[Spec], *, thresholds: int) -> Self:
@@ -41,6 +43,7 @@ class Layout:
             rows=tuple(dict.fromkeys(needed)),
             tabled=objectives_of([spec for spec in specs if P_VALUES[spec.p_value].needs_table]),
             thresholds=thresholds,
+            groups=tuple(dict.fromkeys(spec.group for spec in specs if spec.group is not None)),
         )
 
     def values(self, fixed_losses: np.ndarray) -> np.ndarray:

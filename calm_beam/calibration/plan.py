@@ -25,6 +25,7 @@ class Plan:
       thresholds: The grid, descending: the testing order.
       joint_epsilon: Probability with which any entry may be wrong, if they are to hold together; None if each alone.
       cluster_key: Field of a data row that names its cluster, the independent unit; None where examples are.
+      group_key: Field of a data row that names its group, where specs are about groups; None elsewhere.
       salt: Decides the order of examples, for p-values that need one.
       on_error: `fail` or `worst_case`: what becomes of examples that cannot be decoded or scored.
       on_long: `truncate` or `error`: what becomes of prompts that are too long.
@@ -43,8 +44,10 @@ class Plan:
     model: str
     outputs: str
     sequential: SequentialPlan | None = None
+    group_key: str | None = None
 
     def __post_init__(self) -> None:
+        self._check_groups()
         if self.sequential is not None:
             self._check_watched()
 
@@ -62,6 +65,7 @@ class Plan:
         on_error: str = "fail",
         on_long: str = "truncate",
         sequential: SequentialPlan | None = None,
+        group_key: str | None = None,
     ) -> Self:
         """Returns the plan of a run.
 
@@ -76,10 +80,11 @@ class Plan:
           on_error: As above.
           on_long: As above.
           sequential: As above.
+          group_key: As above.
 
         Raises:
-          ValueError: If tails of clusters are to be tested by the binomial test, or a p-value is to be watched that may
-            not be.
+          ValueError: If tails of clusters are to be tested by the binomial test, a p-value is to be watched that may
+            not be, or groups are to be told apart among clusters or by a p-value that needs single losses.
         """
         if cluster_key is not None and any(
             spec.objective.tail is not None and not P_VALUES[spec.p_value].takes_fractions for spec in specs
@@ -99,6 +104,7 @@ class Plan:
             model=model,
             outputs=settings.fingerprint(model=model, vocabulary=vocabulary),
             sequential=sequential,
+            group_key=group_key,
         )
 
     @classmethod
@@ -135,6 +141,8 @@ class Plan:
             on_error=on_error,
             on_long=job.on_long,
             sequential=sequential,
+            # Generations may have groups that nothing is asked of.
+            group_key=job.group_key if any(spec.group is not None for spec in specs) else None,
         )
 
     def upper_part(self, thresholds: int) -> Self:
@@ -157,6 +165,7 @@ class Plan:
                     consistency=spec.objective.consistency,
                     metric=spec.objective.metric,
                     loss=spec.objective.loss,
+                    group=spec.group,
                     delta=spec.delta,
                     epsilon=spec.epsilon,
                     p_value=spec.p_value,
@@ -166,6 +175,7 @@ class Plan:
             ),
             joint_epsilon=self.joint_epsilon,
             cluster_key=self.cluster_key,
+            group_key=self.group_key,
             salt=self.salt,
             on_error=self.on_error,
             on_long=self.on_long,
@@ -198,6 +208,27 @@ class Plan:
                     f"{self.thresholds[-1]:g}. Add it to the grid, or wait for a higher one."
                 )
         return StopRule(place=place, cost=self.sequential.stop_at_layers, gain=self.sequential.stop_gain)
+
+    def _check_groups(self) -> None:
+        groups = {spec.group for spec in self.specs} - {None}
+        if bool(groups) != (self.group_key is not None):
+            raise ValueError(
+                f"group_key is {self.group_key!r}, but the specs are about {len(groups)} groups: name it exactly if "
+                "there are some."
+            )
+        if not groups:
+            return
+        if self.cluster_key is not None:
+            raise ValueError(
+                "group_key and cluster_key cannot be given together: a cluster may hold prompts of several groups. "
+                "Leave one of them out."
+            )
+        for spec in self.specs:
+            if P_VALUES[spec.p_value].needs_table:
+                raise ValueError(
+                    f"p_value {spec.p_value} needs every single loss, and those of groups are only summed. Take "
+                    "another one, or leave group_key out."
+                )
 
     def _check_watched(self) -> None:
         for spec in self.specs:

@@ -13,6 +13,7 @@ from calm_beam.manifest import (
     Calibration,
     DataRecord,
     DecodeRecord,
+    GroupRecord,
     Manifest,
     ManifestError,
     ModelRecord,
@@ -112,6 +113,11 @@ class RunProvenance:
                 patterns=self.patterns,
                 examples=totals.examples,
                 clusters=None if plan.cluster_key is None else totals.risk.n,
+                groups=tuple(
+                    GroupRecord(name=group, examples=totals.of_group(group).risk.n)
+                    for group in sorted(totals.layout.groups)
+                )
+                or None,
                 duplicates=totals.duplicates,
                 failed=totals.failed,
                 failed_ids=tuple(name for name, _ in totals.failures[:MOST_FAILED_IDS]) or None,
@@ -124,6 +130,7 @@ class RunProvenance:
             guarantee=guarantee_in_words(
                 joint_epsilon=plan.joint_epsilon,
                 cluster_key=plan.cluster_key,
+                group_key=plan.group_key,
                 is_sequential=plan.sequential is not None,
             ),
             software=self.software,

@@ -34,6 +34,7 @@ class RiskRow:
       tested: Whether the procedure looked at this threshold.
       rejected: Whether it was found safe.
       layers: Mean decoder layers per token.
+      group: Which group all this is about; None for all examples.
     """
 
     consistency: str
@@ -49,6 +50,7 @@ class RiskRow:
     tested: bool
     rejected: bool
     layers: float
+    group: str | None = None
 
     def path_entry(self) -> PathEntry:
         """Returns what a manifest says of the test of this threshold."""
@@ -81,20 +83,25 @@ def risk_rows(totals: CalibrationTotals, plan: Plan, *, num_layers: int) -> tupl
 
 
 def spec_p_values(totals: CalibrationTotals, spec: Spec) -> np.ndarray:
-    """Returns the p-value of every threshold under one spec, shape (thresholds,); errors as in `risk_rows`."""
-    return P_VALUES[spec.p_value].p_values(totals.evidence(spec.objective), spec.delta)
+    """Returns the p-value of every threshold under one spec, shape (thresholds,); errors as in `risk_rows`.
+
+    A group without examples proves nothing: its p-values are 1.
+    """
+    if spec.group is not None and totals.of_group(spec.group).risk.n == 0:
+        return np.ones(totals.layout.thresholds)
+    return P_VALUES[spec.p_value].p_values(totals.evidence(spec.objective, group=spec.group), spec.delta)
 
 
 def tested_rows(
     totals: CalibrationTotals, plan: Plan, *, p_values: Sequence[np.ndarray], num_layers: int
 ) -> tuple[RiskRow, ...]:
     """Returns what `risk_rows` does, of p-values that were computed before; for each spec, shape (thresholds,)."""
-    layers = totals.mean_layers(num_layers)[1:]
     rows: list[RiskRow] = []
     for spec, of_spec in zip(plan.specs, p_values, strict=True):
-        evidence = totals.evidence(spec.objective)
-        sums = evidence.sums[Loss()]
-        risks = loss_sum_upper(sums) / evidence.n
+        layers = totals.mean_layers(num_layers, group=spec.group)[1:]
+        found = totals.of_group(spec.group).risk
+        sums = totals.layout.sums_of(spec.objective, found.sums)[Loss()]
+        risks = loss_sum_upper(sums) / max(1, found.n)
         test = PROCEDURES[spec.procedure](of_spec, epsilon=spec.epsilon)
         rows.extend(
             RiskRow(
@@ -104,13 +111,14 @@ def tested_rows(
                 delta=spec.delta,
                 epsilon=spec.epsilon,
                 threshold=threshold,
-                n=evidence.n,
+                n=found.n,
                 loss_sum=int(sums[index]),
                 risk=float(risks[index]),
                 p_value=float(of_spec[index]),
                 tested=bool(test.tested[index]),
                 rejected=bool(test.rejected[index]),
                 layers=layers[index],
+                group=spec.group,
             )
             for index, threshold in enumerate(plan.thresholds)
         )
@@ -138,6 +146,7 @@ def choose_thresholds(rows: Sequence[RiskRow], plan: Plan, *, num_layers: int) -
                 consistency=spec.objective.consistency,
                 metric=spec.objective.metric,
                 loss=spec.objective.loss,
+                group=spec.group,
                 delta=spec.delta,
                 epsilon=spec.epsilon,
                 p_value=spec.p_value,

@@ -28,9 +28,14 @@ def risk_table_text(rows: Sequence[Any]) -> str:
     """
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow([field.name for field in dataclasses.fields(type(rows[0]) if rows else RiskRow)])
+    kind = type(rows[0]) if rows else RiskRow
+    names = [field.name for field in dataclasses.fields(kind)]
+    # Those of calibrations without groups are as they were before there were any.
+    if kind is RiskRow and all(row.group is None for row in rows):
+        names.remove("group")
+    writer.writerow(names)
     for row in rows:
-        writer.writerow([_cell(value) for value in dataclasses.astuple(row)])
+        writer.writerow([_cell(getattr(row, name)) for name in names])
     return text.getvalue()
 
 
@@ -71,6 +76,8 @@ _READERS: dict[Any, Callable[[str], Any]] = {
     float: float,
     float | None: lambda text: float(text) if text else None,
     bool: lambda text: {"true": True, "false": False}[text],
+    # The whole has no name.
+    str | None: lambda text: text or None,
 }
 
 

@@ -26,7 +26,7 @@ from calm_beam.storage import is_file, joined, list_files, open_input, replacing
 from .contrast import Contrast, Sample
 from .layout import Layout
 from .plan import Plan
-from .totals import CalibrationTotals
+from .totals import CalibrationTotals, GroupTotals
 
 _SCHEMA = "calm-beam/round/v1"
 
@@ -137,11 +137,10 @@ def _path(folder: str, number: int) -> str:
 def _totals_to_json(totals: CalibrationTotals) -> dict[str, Any]:
     assert not totals.table.chunks, "no p-value that may be watched needs single losses"
     return {
-        "n": totals.risk.n,
-        "sums": totals.risk.sums.tolist(),
+        **_sums_to_json(totals),
+        # Only where there are some: rounds of earlier versions know nothing of them.
+        **({"groups": {name: _sums_to_json(group) for name, group in totals.groups}} if totals.groups else {}),
         "scored": totals.scored,
-        "layer_sums": list(totals.layer_sums),
-        "token_counts": list(totals.token_counts),
         "by_shard": [list(pair) for pair in totals.by_shard],
         "failures": [list(pair) for pair in totals.failures],
         "truncated": totals.truncated,
@@ -152,16 +151,33 @@ def _totals_to_json(totals: CalibrationTotals) -> dict[str, Any]:
     }
 
 
-def _totals_from_json(content: Mapping[str, Any], layout: Layout) -> CalibrationTotals:
+def _sums_to_json(totals: CalibrationTotals | GroupTotals) -> dict[str, Any]:
+    return {
+        "n": totals.risk.n,
+        "sums": totals.risk.sums.tolist(),
+        "layer_sums": list(totals.layer_sums),
+        "token_counts": list(totals.token_counts),
+    }
+
+
+def _sums_from_json(content: Mapping[str, Any], layout: Layout) -> GroupTotals:
     risk = RiskTotals(n=content["n"], sums=np.array(content["sums"], np.int64))
     if risk.sums.shape != (len(layout.rows), layout.thresholds):
         raise ValueError(f"sums have shape {risk.sums.shape}")
+    return GroupTotals(risk=risk, layer_sums=tuple(content["layer_sums"]), token_counts=tuple(content["token_counts"]))
+
+
+def _totals_from_json(content: Mapping[str, Any], layout: Layout) -> CalibrationTotals:
+    whole = _sums_from_json(content, layout)
     return CalibrationTotals(
         layout=layout,
-        risk=risk,
+        risk=whole.risk,
+        layer_sums=whole.layer_sums,
+        token_counts=whole.token_counts,
+        groups=tuple(
+            (name, _sums_from_json(group, layout)) for name, group in sorted(content.get("groups", {}).items())
+        ),
         scored=content["scored"],
-        layer_sums=tuple(content["layer_sums"]),
-        token_counts=tuple(content["token_counts"]),
         by_shard=tuple((shard, count) for shard, count in content["by_shard"]),
         failures=tuple((name, reason) for name, reason in content["failures"]),
         truncated=content["truncated"],

@@ -94,12 +94,17 @@ def _looks(
     accepted = PROCEDURES[spec.procedure](p_values, epsilon=spec.epsilon).last_rejected()
     looks = []
     for totals, place in zip(up_to, accepted, strict=True):
-        evidence = totals.evidence(spec.objective)
+        if totals.of_group(spec.group).risk.n == 0:
+            # The first rounds may have no example of a group.
+            looks.append(Look(n=0, threshold=None, layers=float(num_layers), risk=0.0, log_capital=0.0))
+            continue
+        evidence = totals.evidence(spec.objective, group=spec.group)
+        layers = totals.mean_layers(num_layers, group=spec.group)
         looks.append(
             Look(
                 n=evidence.n,
                 threshold=None if place < 0 else plan.thresholds[place],
-                layers=float(num_layers) if place < 0 else totals.mean_layers(num_layers)[1 + place],
+                layers=float(num_layers) if place < 0 else layers[1 + place],
                 risk=float(loss_sum_upper(evidence.sums[Loss()])[followed] / evidence.n),
                 log_capital=float(log_capital(evidence, spec.delta)[followed]),
             )

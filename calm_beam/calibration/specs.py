@@ -59,6 +59,7 @@ class Spec:
       epsilon: Allowed probability that the chosen threshold breaks the tolerance, in (0, 1).
       p_value: Test of one threshold, a key of `P_VALUES`.
       procedure: How several thresholds are tested, a key of `PROCEDURES`.
+      group: Name of the group whose prompts it is about; None for all prompts.
     """
 
     objective: Objective
@@ -66,6 +67,7 @@ class Spec:
     epsilon: float
     p_value: str
     procedure: str = "fixed_sequence"
+    group: str | None = None
 
     def __post_init__(self) -> None:
         for name, value in (("delta", self.delta), ("epsilon", self.epsilon)):

@@ -2,6 +2,7 @@
 
 import collections
 import dataclasses
+import operator
 from collections.abc import Sequence
 from typing import Self
 
@@ -20,6 +21,36 @@ from .specs import Objective
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class GroupTotals:
+    """Sums and counts over the examples of one group; merging is exact, associative and commutative.
+
+    Attributes:
+      risk: Number of examples and sums over their losses, as in `CalibrationTotals`.
+      layer_sums: As there.
+      token_counts: As there.
+    """
+
+    risk: RiskTotals
+    layer_sums: tuple[int, ...]
+    token_counts: tuple[int, ...]
+
+    @classmethod
+    def zero(cls, layout: Layout) -> Self:
+        """Returns the totals of no examples."""
+        nothing = (0,) * (layout.thresholds + 1)
+        risk = RiskTotals.zero(rows=len(layout.rows), thresholds=layout.thresholds)
+        return cls(risk=risk, layer_sums=nothing, token_counts=nothing)
+
+    def merge(self, other: Self) -> Self:
+        """Returns the totals of both sets of examples together."""
+        return type(self)(
+            risk=self.risk.merge(other.risk),
+            layer_sums=_sum(self.layer_sums, other.layer_sums),
+            token_counts=_sum(self.token_counts, other.token_counts),
+        )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class CalibrationTotals:
     """Sums and counts over a calibration set; merging is exact, associative and commutative.
 
@@ -30,6 +61,7 @@ class CalibrationTotals:
       scored: Number of examples whose losses are in these sums, by themselves or within their cluster.
       layer_sums: For the full model and each threshold, decoder layers used by all tokens; length 1 + thresholds.
       token_counts: For the full model and each threshold, tokens generated; same length.
+      groups: For every group of the layout that has examples here, ascending, its name and its part of these sums.
       by_shard: For every shard, ascending, how many of its examples are counted.
       failures: Id and reason of every example that counts with loss 1, sorted.
       truncated: Examples whose prompt was cut.
@@ -44,6 +76,7 @@ class CalibrationTotals:
     scored: int = 0
     layer_sums: tuple[int, ...]
     token_counts: tuple[int, ...]
+    groups: tuple[tuple[str, GroupTotals], ...] = ()
     by_shard: tuple[tuple[int, int], ...] = ()
     failures: tuple[tuple[str, str], ...] = ()
     truncated: int = 0
@@ -79,6 +112,9 @@ class CalibrationTotals:
           layout: What is gathered.
           shard: Number of the shard that they are in.
           contrast: What their scores tell apart; None for nothing.
+
+        Raises:
+          GenerationsError: If an example is of no group of the layout, where that has some.
         """
         nothing = (0,) * (layout.thresholds + 1)
         layers = [tuple(sum(output.exit_layers) for output in item.outputs) or nothing for item in generations]
@@ -87,6 +123,17 @@ class CalibrationTotals:
             cls.zero(layout),
             layer_sums=_sum(nothing, *layers),
             token_counts=_sum(nothing, *tokens),
+            groups=tuple(
+                (
+                    group,
+                    dataclasses.replace(
+                        GroupTotals.zero(layout),
+                        layer_sums=_sum(nothing, *(layers[place] for place in places)),
+                        token_counts=_sum(nothing, *(tokens[place] for place in places)),
+                    ),
+                )
+                for group, places in _places([item.example.group for item in generations], layout)
+            ),
             by_shard=((shard, len(generations)),) if generations else (),
             failures=tuple(sorted((item.example.id, item.failure) for item in generations if item.failure is not None)),
             truncated=sum(item.truncated for item in generations),
@@ -97,7 +144,14 @@ class CalibrationTotals:
 
     @classmethod
     def of_losses(
-        cls, keys: Sequence[str], fixed_losses: np.ndarray, *, layout: Layout, salt: str, scored: int | None = None
+        cls,
+        keys: Sequence[str],
+        fixed_losses: np.ndarray,
+        *,
+        layout: Layout,
+        salt: str,
+        scored: int | None = None,
+        groups: Sequence[str | None] = (),
     ) -> Self:
         """Returns the totals of the losses of some units, and of nothing else.
 
@@ -107,11 +161,20 @@ class CalibrationTotals:
           layout: What to gather.
           salt: Decides the order of those single losses that are kept.
           scored: Number of examples that the units are of; None if each is one.
+          groups: The group of each unit, which is an example, if the layout has groups.
+
+        Raises:
+          GenerationsError: If a unit is of no group of the layout, where that has some.
         """
         table = LossTable.of(keys, layout.tabled_losses(fixed_losses), salt=salt) if layout.tabled else LossTable()
+        values = layout.values(fixed_losses)
         return dataclasses.replace(
             cls.zero(layout),
-            risk=RiskTotals.of(layout.values(fixed_losses)),
+            risk=RiskTotals.of(values),
+            groups=tuple(
+                (group, dataclasses.replace(GroupTotals.zero(layout), risk=RiskTotals.of(values[places])))
+                for group, places in _places(groups, layout)
+            ),
             table=table,
             scored=len(keys) if scored is None else scored,
         )
@@ -131,6 +194,7 @@ class CalibrationTotals:
             scored=self.scored + other.scored,
             layer_sums=_sum(self.layer_sums, other.layer_sums),
             token_counts=_sum(self.token_counts, other.token_counts),
+            groups=_merged_groups(self.groups, other.groups),
             by_shard=_added(self.by_shard, other.by_shard),
             failures=tuple(sorted((*self.failures, *other.failures))),
             truncated=self.truncated + other.truncated,
@@ -159,32 +223,44 @@ class CalibrationTotals:
                 f"{counted(self.scored, 'example was', several='examples were')} scored, but {finished.examples} "
                 "decoded."
             )
+        grouped = sum(of_group.risk.n for _, of_group in self.groups)
+        if self.layout.groups and grouped != self.risk.n:
+            raise GenerationsError(f"the groups have {counted(grouped, 'example')}, but {self.risk.n} were scored.")
         kept = sum(len(keys) for keys, _ in self.table.chunks)
         if self.layout.tabled and kept != self.risk.n:
             raise GenerationsError(f"{kept} single losses were kept, but {self.risk.n} summed.")
 
-    def evidence(self, objective: Objective) -> Evidence:
-        """Returns what was gathered about one loss.
+    def of_group(self, group: str | None) -> "CalibrationTotals | GroupTotals":
+        """Returns the sums over the examples of a group, or over all of them for None."""
+        if group is None:
+            return self
+        return dict(self.groups).get(group) or GroupTotals.zero(self.layout)
+
+    def evidence(self, objective: Objective, *, group: str | None = None) -> Evidence:
+        """Returns what was gathered about one loss, in a group or in all examples.
 
         Raises:
           ValueError: If there are no examples.
         """
-        if self.risk.n == 0:
+        risk = self.of_group(group).risk
+        if risk.n == 0:
             raise ValueError("evidence needs at least one example, got n = 0. Is the calibration set empty?")
         tabled = self.layout.tabled
         return Evidence(
-            n=self.risk.n,
-            sums=self.layout.sums_of(objective, self.risk.sums),
-            table=self.table.in_order()[:, tabled.index(objective)] if objective in tabled else None,
+            n=risk.n,
+            sums=self.layout.sums_of(objective, risk.sums),
+            table=self.table.in_order()[:, tabled.index(objective)] if group is None and objective in tabled else None,
         )
 
-    def mean_layers(self, num_layers: int) -> tuple[float, ...]:
+    def mean_layers(self, num_layers: int, *, group: str | None = None) -> tuple[float, ...]:
         """Returns decoder layers per generated token, for the full model and then each threshold.
 
         Args:
           num_layers: Decoder depth, reported where no token was generated.
+          group: Whose tokens are looked at; None for all.
         """
-        pairs = zip(self.layer_sums, self.token_counts, strict=True)
+        of_group = self.of_group(group)
+        pairs = zip(of_group.layer_sums, of_group.token_counts, strict=True)
         return tuple(layers / tokens if tokens else float(num_layers) for layers, tokens in pairs)
 
     def data_fingerprint(self) -> str:
@@ -199,6 +275,32 @@ def _added(counts: tuple[tuple[int, int], ...], others: tuple[tuple[int, int], .
     for shard, count in others:
         added[shard] += count
     return tuple(sorted(added.items()))
+
+
+def _places(groups: Sequence[str | None], layout: Layout) -> list[tuple[str, list[int]]]:
+    """Returns where examples of every group are, groups ascending; nothing where the layout has none."""
+    if not layout.groups:
+        return []
+    places: dict[str, list[int]] = {}
+    for place, group in enumerate(groups):
+        if group is None or group not in layout.groups:
+            raise GenerationsError(
+                f"an example is of {'no group' if group is None else f'group {group!r}'}, but planned were "
+                f"{', '.join(layout.groups)}. Did the data change after the run had begun?"
+            )
+        places.setdefault(group, []).append(place)
+    return sorted(places.items())
+
+
+def _merged_groups(
+    groups: tuple[tuple[str, GroupTotals], ...], others: tuple[tuple[str, GroupTotals], ...]
+) -> tuple[tuple[str, GroupTotals], ...]:
+    if not groups or not others:
+        return groups or others
+    merged = dict(groups)
+    for group, totals in others:
+        merged[group] = merged[group].merge(totals) if group in merged else totals
+    return tuple(sorted(merged.items(), key=operator.itemgetter(0)))
 
 
 def _sum(*rows: tuple[int, ...]) -> tuple[int, ...]:

@@ -5,10 +5,11 @@ only as far as its least confident row, and there makes the keys and values that
 Rows leave each at a layer of their own; one that has left keeps its state while others go on.
 """
 
+import copy
 import dataclasses
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
@@ -101,19 +102,7 @@ class EarlyExitDecoder:
         check_sizes(max_decode_length=max_decode_length, max_input_length=max_input_length, batch_size=batch_size)
         rule.check_model(num_layers, has_classifier=bool(checkpoint.config.exit_classifier))
         self._certain_exit = _certain_exit(rule, threshold, num_layers)
-        if threshold_by_position is None:
-            # The full model has no thresholds; what stands here is not looked at.
-            by_step = scheduled_thresholds(rule, (threshold or 0.0,), max_decode_length=max_decode_length)
-            self._thresholds = by_step[:, 0]
-        elif threshold is None or len(threshold_by_position) != max_decode_length:
-            raise ValueError(
-                f"threshold_by_position must be {max_decode_length} numbers beside a threshold, got "
-                f"{len(threshold_by_position)} numbers beside {threshold}."
-            )
-        elif not all(0 <= value <= 1 for value in threshold_by_position):
-            raise ValueError(f"threshold_by_position must be numbers in [0, 1], got {list(threshold_by_position)}.")
-        else:
-            self._thresholds = np.array(threshold_by_position, np.float32)
+        self._thresholds = _by_step(rule, threshold, threshold_by_position, max_decode_length=max_decode_length)
         self._parameters = jax.device_put({"params": checkpoint.parameters()})
         self._model = EarlyExitT5(checkpoint.config)
         self._rule = rule
@@ -128,6 +117,25 @@ class EarlyExitDecoder:
             rows=batch_size,
             exact=functools.partial(decide_by_logits, vocab_axis=vocab_axis, measure=rule.measure()),
         )
+
+    def at(self, threshold: float | None, *, threshold_by_position: Sequence[float] | None = None) -> Self:
+        """Returns the decoder at another threshold, with the same weights and the same form of the head.
+
+        Args:
+          threshold: As above.
+          threshold_by_position: As above.
+
+        Raises:
+          ValueError: As above, if one of them is out of range.
+        """
+        if threshold is not None and not 0 <= threshold <= 1:
+            raise ValueError(f"threshold must be in [0, 1], or None to never exit; got {threshold}.")
+        other = copy.copy(self)
+        other._certain_exit = _certain_exit(self._rule, threshold, self._model.config.num_decoder_layers)
+        other._thresholds = _by_step(
+            self._rule, threshold, threshold_by_position, max_decode_length=len(self._thresholds)
+        )
+        return other
 
     def decode(self, prompts: Sequence[Sequence[int]]) -> Iterator[tuple[int, EarlyExitResult]]:
         """Yields the output of every prompt, with its index: shorter widths first, then in the order given.
@@ -205,6 +213,27 @@ class _Rows(NamedTuple):
     def replaced(self, **changes: Any) -> "_Rows":
         """Returns the rows with some fields changed where they are open."""
         return self._replace(**{name: self.for_open(new, getattr(self, name)) for name, new in changes.items()})
+
+
+def _by_step(
+    rule: ExitRule,
+    threshold: float | None,
+    threshold_by_position: Sequence[float] | None,
+    *,
+    max_decode_length: int,
+) -> np.ndarray:
+    """Returns the threshold of every step, shape (max_decode_length,)."""
+    if threshold_by_position is None:
+        # The full model has no thresholds; what stands here is not looked at.
+        return scheduled_thresholds(rule, (threshold or 0.0,), max_decode_length=max_decode_length)[:, 0]
+    if threshold is None or len(threshold_by_position) != max_decode_length:
+        raise ValueError(
+            f"threshold_by_position must be {max_decode_length} numbers beside a threshold, got "
+            f"{len(threshold_by_position)} numbers beside {threshold}."
+        )
+    if not all(0 <= value <= 1 for value in threshold_by_position):
+        raise ValueError(f"threshold_by_position must be numbers in [0, 1], got {list(threshold_by_position)}.")
+    return np.array(threshold_by_position, np.float32)
 
 
 def _certain_exit(rule: ExitRule, threshold: float | None, num_layers: int) -> int | None:

@@ -10,11 +10,11 @@ from calm_beam.calibration.fingerprint import fingerprint_text
 from calm_beam.manifest import (
     ExternalCalibration,
     ExternalDataRecord,
+    ExternalGroup,
     ExternalManifest,
     ExternalPlan,
     ExternalStep,
     ExternalTest,
-    GroupRecord,
     SettingRecord,
     external_guarantee,
 )
@@ -175,7 +175,7 @@ def external_manifest(
             examples=len(sweep.ids),
             clusters=sweep.clusters_of(None),
             groups=tuple(
-                GroupRecord(name=name, examples=len(sweep.rows_of(name)), clusters=sweep.clusters_of(name))
+                ExternalGroup(name=name, examples=len(sweep.rows_of(name)), clusters=sweep.clusters_of(name))
                 for name in groups
             ),
             fingerprint=sweep.fingerprint(),

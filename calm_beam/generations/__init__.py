@@ -18,6 +18,7 @@ from .shards import open_shard as open_shard
 from .shards import read_generations as read_generations
 from .shards import stored_examples as stored_examples
 from .shards import stored_failures as stored_failures
+from .shards import stored_groups as stored_groups
 from .shards import stored_prompts as stored_prompts
 from .shards import stored_shard as stored_shard
 from .shards import write_generations as write_generations

@@ -38,6 +38,7 @@ COMPLETE = "complete.json"
 STOPPED = "stopped.json"
 # The first version kept outputs of id prompts as ids whatever vocabulary there was, and held them against texts.
 _SCHEMA = "calm-beam/generations/v2"
+_FIELDS = tuple(field.name for field in dataclasses.fields(Example))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -56,6 +57,7 @@ class DecodeJob:
       software: Versions of what decodes, by name.
       reading: What was chosen about the form of the data, as in `Reading.choices`.
       order: Salt of the order that examples are in, by ids; None where shards are made by prompts.
+      group_key: Key of a row that names its group; None where none is read.
     """
 
     model: ModelRecord
@@ -69,6 +71,7 @@ class DecodeJob:
     software: Mapping[str, str] = dataclasses.field(hash=False)
     reading: Mapping[str, Any] = dataclasses.field(hash=False, default_factory=dict)
     order: str | None = None
+    group_key: str | None = None
 
     def outputs(self) -> str:
         """Returns the fingerprint of all that decides the outputs but the data: the folder's name."""
@@ -125,6 +128,7 @@ class DecodeJob:
                 software=content["software"],
                 reading=content["reading"],
                 order=content.get("order"),
+                group_key=content.get("group_key"),
             )
             is_alike = job._content() == {key: value for key, value in content.items() if key != "digest"}
         except (AttributeError, KeyError, TypeError, ValueError) as error:
@@ -153,7 +157,9 @@ class DecodeJob:
             "num_shards": self.num_shards,
             "software": dict(self.software),
             "reading": dict(self.reading),
+            # Only where there is one: jobs of earlier versions know nothing of it.
             **({"order": self.order} if self.order is not None else {}),
+            **({"group_key": self.group_key} if self.group_key is not None else {}),
         }
 
 
@@ -328,9 +334,14 @@ def shard_digest(job: str, shard: int, *, examples: Sequence[Example]) -> str:
 
 
 def _as_list(example: Example) -> list[Any]:
-    *fields, repeats_prompt = dataclasses.astuple(example)
-    # Only where it is told: shards of earlier versions know nothing of it.
-    return [*fields, repeats_prompt] if repeats_prompt else fields
+    fields = dict(zip(_FIELDS, dataclasses.astuple(example), strict=True))
+    group, repeats_prompt = fields.pop("group"), fields.pop("repeats_prompt")
+    # Only where they are told: shards of earlier versions know nothing of them.
+    return [
+        *fields.values(),
+        *([repeats_prompt] if repeats_prompt else []),
+        *([{"group": group}] if group is not None else []),
+    ]
 
 
 def _write(path: str, content: dict[str, Any]) -> None:

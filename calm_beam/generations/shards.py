@@ -85,6 +85,8 @@ class GenerationsError(CalmBeamError, ValueError):
 
 # All that are stored: which others have its prompt is said by the generation.
 _EXAMPLE_FIELDS = tuple(field.name for field in dataclasses.fields(Example) if field.name != "repeats_prompt")
+# The only one of them that a file may lack: where no example has a group.
+_GROUP = "group"
 _METADATA_KEY = b"calm_beam"
 _CONTENT_KEY = b"calm_beam_content"
 _ROWS_AT_A_TIME = 1024
@@ -110,9 +112,10 @@ def write_generations(
     for generation in generations:
         row = dataclasses.asdict(generation)
         rows.append({**row.pop("example"), **row})
+    has_groups = any(row[_GROUP] is not None for row in rows)
     failed = sum(row["failure"] is not None for row in rows)
     about = json.dumps({"shard": shard, "examples": len(rows), "failed": failed, "digest": digest}).encode()
-    table = pyarrow.Table.from_pylist(rows, schema=_schema())
+    table = pyarrow.Table.from_pylist(rows, schema=_schema(has_groups=has_groups))
     content = _ContentDigest(about)
     for batch in table.to_batches(_ROWS_AT_A_TIME):
         content.add(batch.to_pylist())
@@ -123,8 +126,8 @@ def write_generations(
 
 
 @functools.cache
-def _schema() -> "pyarrow.Schema":
-    """Returns the schema of a shard."""
+def _schema(*, has_groups: bool) -> "pyarrow.Schema":
+    """Returns the schema of a shard; without groups, it is that of earlier versions."""
     import pyarrow
 
     output = pyarrow.struct(
@@ -144,6 +147,7 @@ def _schema() -> "pyarrow.Schema":
             ("references", pyarrow.list_(pyarrow.string())),
             ("reference_ids", pyarrow.list_(pyarrow.list_(pyarrow.int32()))),
             ("cluster", pyarrow.string()),
+            *([(_GROUP, pyarrow.string())] if has_groups else []),
             ("file_index", pyarrow.int32()),
             ("line", pyarrow.int64()),
             ("truncated", pyarrow.bool_()),
@@ -231,7 +235,7 @@ def read_generations(path: str | os.PathLike[str], *, only: Collection[str] | No
             rows = batch.to_pylist()
             content.add(rows)
             for row in rows:
-                example = {name: _as_tuple(row.pop(name)) for name in _EXAMPLE_FIELDS}
+                example = {name: _as_tuple(row.pop(name)) for name in _EXAMPLE_FIELDS if name in row}
                 outputs = tuple(
                     Output(**{name: _as_tuple(value) for name, value in output.items()})
                     for output in row.pop("outputs")
@@ -286,10 +290,20 @@ def stored_examples(path: str | os.PathLike[str]) -> list[Example]:
     return [Example(**{name: _as_tuple(value) for name, value in row.items()}) for row in rows]
 
 
+def stored_groups(path: str | os.PathLike[str]) -> list[str | None]:
+    """Returns the group of every example of one shard.
+
+    Args:
+      path: A file of `write_generations`.
+    """
+    return [row.get(_GROUP) for row in _columns(path, "id", _GROUP)]
+
+
 def _columns(path: str | os.PathLike[str], *names: str) -> list[dict[str, Any]]:
-    """Returns some columns of a shard, by row."""
+    """Returns some columns of a shard, by row, without that of groups if there is none."""
     with open_shard(path) as file:
-        rows: list[dict[str, Any]] = file.read(columns=names, use_threads=False).to_pylist()
+        stored = [name for name in names if name != _GROUP or name in file.schema_arrow.names]
+        rows: list[dict[str, Any]] = file.read(columns=stored, use_threads=False).to_pylist()
     return rows
 
 

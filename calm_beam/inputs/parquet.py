@@ -59,7 +59,7 @@ class Parquet:
         import pyarrow.parquet
 
         keys = reading.keys(inputs=DEFAULT_KEYS.inputs, targets=DEFAULT_KEYS.targets)
-        wanted = {keys.inputs, "input_ids", keys.targets, "reference_ids", "id", keys.cluster}
+        wanted = {keys.inputs, "input_ids", keys.targets, "reference_ids", "id", keys.cluster, keys.group}
         position = part.first
         try:
             with (

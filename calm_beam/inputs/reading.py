@@ -16,6 +16,7 @@ class Reading:
       targets_field: Name of the field with the references; None takes the format's usual one.
       seqio_modules: Modules to import, in which SeqIO tasks are registered.
       cluster_key: Name of the field with the name of an example's cluster; None reads no clusters.
+      group_key: Name of the field with the name of an example's group; None reads no groups.
       needs_references: Whether an example without references is an error.
       has_vocabulary: Whether outputs become texts; if not, references that are texts are an error.
     """
@@ -25,6 +26,7 @@ class Reading:
     targets_field: str | None = None
     seqio_modules: tuple[str, ...] = ()
     cluster_key: str | None = None
+    group_key: str | None = None
     needs_references: bool = False
     has_vocabulary: bool = True
 
@@ -34,6 +36,7 @@ class Reading:
             inputs=self.inputs_field or inputs,
             targets=self.targets_field or targets,
             cluster=self.cluster_key,
+            group=self.group_key,
             needs_references=self.needs_references,
             has_vocabulary=self.has_vocabulary,
         )

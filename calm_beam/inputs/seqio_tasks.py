@@ -193,7 +193,7 @@ def _row(features: Mapping[str, Any], keys: RowKeys, *, where: str) -> dict[str,
             row[keys.targets] = _texts(targets, keys.targets, where=where)
         elif targets is not None:
             row["reference_ids"] = [_ids(targets, keys.targets, where=where)]
-    for name in ("id", keys.cluster):
+    for name in ("id", keys.cluster, keys.group):
         if name is not None and name in features:
             value = features[name]
             row[name] = (

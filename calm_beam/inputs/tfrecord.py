@@ -168,7 +168,7 @@ def _row(features: Mapping[str, Any], keys: RowKeys, *, where: str) -> dict[str,
                 "references as text: write both as bytes, or both as int64."
             )
         row["reference_ids" if are_ids else keys.targets] = [targets] if are_ids else targets
-    for name in ("id", keys.cluster):
+    for name in ("id", keys.cluster, keys.group):
         if name is not None and name in features:
             row[name] = single(_values(features, name, where=where), name, where=where)
     return row

@@ -9,11 +9,11 @@ from ._checks import ManifestError as ManifestError
 from ._external import EXTERNAL_LOSSES as EXTERNAL_LOSSES
 from ._external import ExternalCalibration as ExternalCalibration
 from ._external import ExternalDataRecord as ExternalDataRecord
+from ._external import ExternalGroup as ExternalGroup
 from ._external import ExternalManifest as ExternalManifest
 from ._external import ExternalPlan as ExternalPlan
 from ._external import ExternalStep as ExternalStep
 from ._external import ExternalTest as ExternalTest
-from ._external import GroupRecord as GroupRecord
 from ._external import SettingRecord as SettingRecord
 from ._external import external_guarantee as external_guarantee
 from ._manifest import EXTERNAL as EXTERNAL
@@ -21,6 +21,7 @@ from ._manifest import GUARANTEE as GUARANTEE
 from ._manifest import Manifest as Manifest
 from ._manifest import check_kind as check_kind
 from ._manifest import guarantee_in_words as guarantee_in_words
+from ._manifest import no_group as no_group
 from ._plan import PlannedTest as PlannedTest
 from ._plan import PlanRecord as PlanRecord
 from ._plan import SequentialPlan as SequentialPlan
@@ -40,6 +41,7 @@ from .records import Calibration as Calibration
 from .records import DataRecord as DataRecord
 from .records import DecodeRecord as DecodeRecord
 from .records import EarlierEnd as EarlierEnd
+from .records import GroupRecord as GroupRecord
 from .records import Look as Look
 from .records import ModelRecord as ModelRecord
 from .records import PathEntry as PathEntry

@@ -84,7 +84,7 @@ class SettingRecord(Record):
 
 
 @dataclass(frozen=True, kw_only=True)
-class GroupRecord(Record):
+class ExternalGroup(Record):
     """A group of examples that has entries of its own.
 
     Attributes:
@@ -122,7 +122,7 @@ class ExternalDataRecord(Record):
     patterns: tuple[str, ...]
     examples: int
     clusters: int | None
-    groups: tuple[GroupRecord, ...]
+    groups: tuple[ExternalGroup, ...]
     fingerprint: str
 
     @classmethod
@@ -131,7 +131,7 @@ class ExternalDataRecord(Record):
             case "patterns":
                 return tuple(checked_list(value, at=at))
             case "groups":
-                return records_from_json(GroupRecord, value, at=at)
+                return records_from_json(ExternalGroup, value, at=at)
         return value
 
     def __post_init__(self) -> None:
@@ -139,7 +139,7 @@ class ExternalDataRecord(Record):
         for index, pattern in enumerate(self.patterns):
             check_text(f"patterns[{index}]", pattern)
         _check_size(self)
-        check_tuple("groups", self.groups, of=GroupRecord)
+        check_tuple("groups", self.groups, of=ExternalGroup)
         names = [group.name for group in self.groups]
         if names != sorted(set(names)):
             raise ManifestError(f"groups must be sorted by name, each once, got {shown(names)}")
@@ -497,7 +497,7 @@ def _check_cost(key: str, cost: object) -> None:
         check_number(key, cost, low=0)
 
 
-def _check_size(record: GroupRecord | ExternalDataRecord) -> None:
+def _check_size(record: ExternalGroup | ExternalDataRecord) -> None:
     """Refuses numbers of examples and clusters that cannot be."""
     check_count("examples", record.examples, low=1)
     if record.clusters is not None:

@@ -22,13 +22,18 @@ GUARANTEE = (
 
 
 def guarantee_in_words(
-    *, joint_epsilon: float | None = None, cluster_key: str | None = None, is_sequential: bool = False
+    *,
+    joint_epsilon: float | None = None,
+    cluster_key: str | None = None,
+    group_key: str | None = None,
+    is_sequential: bool = False,
 ) -> str:
     """Returns what a manifest promises.
 
     Args:
       joint_epsilon: Probability with which any entry may be broken, if they hold together; None if each alone.
       cluster_key: Field of a data row that names its cluster, if clusters are the independent units.
+      group_key: Field of a data row that names its group, if groups have entries of their own.
       is_sequential: Whether the tests were watched while examples were decoded.
     """
     promise = GUARANTEE
@@ -42,6 +47,11 @@ def guarantee_in_words(
         promise += (
             f" A prompt is drawn here by drawing a cluster, which {cluster_key} names, and then one of its prompts: "
             "clusters are what must be drawn independently, and every cluster weighs the same."
+        )
+    if group_key is not None:
+        promise += (
+            f" An entry of a group, which {group_key} names, is about prompts drawn from that group alone; an entry "
+            "without a group is about all prompts together, and may be broken for some of the groups."
         )
     if is_sequential:
         promise += (
@@ -143,6 +153,7 @@ class Manifest(Record):
             )
         for index, calibration in enumerate(self.calibrations):
             self._check_against_run(calibration, at=f"calibrations[{index}]")
+        self._check_groups()
         if self.plan is not None:
             check_record("plan", self.plan, kind=PlanRecord)
             self._check_against_plan(self.plan)
@@ -150,12 +161,17 @@ class Manifest(Record):
 
     def _check_against_run(self, calibration: Calibration, *, at: str) -> None:
         """Refuses a calibration that is at odds with the model or the data."""
-        full, failed, units = self.model.layers, self.data.failed, self.data.units
-        # What failed examples add to the mean of losses that are at least 0.
-        least_risk = failed / units if calibration.loss != "signed" and self.data.clusters is None else -1
+        full, failed, units = self.model.layers, self.data.failed, self.data.units_of(calibration.group)
+        if units is None:
+            raise ManifestError(f"{at}.group must be one of data.groups, got {shown(calibration.group)}")
+        # What failed examples add to the mean of losses that are at least 0. Nothing says of which group they are.
+        is_of_examples = self.data.clusters is None and calibration.group is None
+        least_risk = failed / units if calibration.loss != "signed" and is_of_examples else -1
         for index, entry in enumerate(calibration.path):
             if entry.n != units:
                 unit = "examples" if self.data.clusters is None else "clusters"
+                if calibration.group is not None:
+                    unit = f"groups' examples of {shown(calibration.group)}"
                 raise ManifestError(
                     f"{at}.path[{index}].n must be data.{unit}, which is {units} (failed examples count, "
                     f"with loss 1), got {entry.n}"
@@ -184,6 +200,21 @@ class Manifest(Record):
                 decode=self.decode,
             )
 
+    def _check_groups(self) -> None:
+        """Refuses promises that are made to some groups and not to others."""
+        expected = {None, *(group.name for group in self.data.groups or ())}
+        found: dict[tuple[object, ...], set[str | None]] = {}
+        for entry in self.calibrations:
+            found.setdefault(_promise(entry), set()).add(entry.group)
+        for entry in self.calibrations:
+            missing = expected - found[_promise(entry)]
+            if missing:
+                name = min(missing, key=str)
+                raise ManifestError(
+                    f"calibrations must have an entry for all prompts and one for each of data.groups; of "
+                    f"{_described(entry)} there is none for {'all prompts' if name is None else shown(name)}"
+                )
+
     def _check_against_plan(self, plan: PlanRecord) -> None:
         """Refuses a run that is not the one that was planned."""
         if plan.model != self.model.fingerprint:
@@ -195,6 +226,11 @@ class Manifest(Record):
             raise ManifestError(
                 "data.clusters must be there exactly if plan.cluster_key is not null, got "
                 f"{shown(self.data.clusters)} and {shown(plan.cluster_key)}"
+            )
+        if (plan.group_key is None) != (self.data.groups is None):
+            raise ManifestError(
+                "data.groups must be there exactly if plan.group_key is, got "
+                f"{'groups' if self.data.groups else 'none'} and {shown(plan.group_key)}"
             )
         plan.check_calibrations(self.calibrations)
 
@@ -248,6 +284,7 @@ class Manifest(Record):
         loss: str | None = None,
         delta: float | None = None,
         epsilon: float | None = None,
+        group: str | None = None,
     ) -> Calibration:
         """Returns the one calibration that was run with these settings; any may be left out where one matches the rest.
 
@@ -257,6 +294,7 @@ class Manifest(Record):
           loss: What is made of its scores, such as "signed" or "dissimilarity>0.3".
           delta: Risk tolerance, exactly as calibrated.
           epsilon: Allowed probability of breaking it, exactly as calibrated.
+          group: Name of the group that it is about; None for the one about all prompts.
 
         Returns:
           The calibration. Its `threshold` is None where no threshold was found safe: then never exit early.
@@ -264,22 +302,44 @@ class Manifest(Record):
         Raises:
           ManifestError: If no entry or more than one matches; the message lists those there are.
         """
+        if group is not None and self.data.units_of(group) is None:
+            raise ManifestError(no_group(group, self.data))
         settings = {"consistency": consistency, "metric": metric, "loss": loss, "delta": delta, "epsilon": epsilon}
         asked = {name: value for name, value in settings.items() if value is not None}
-        found = [entry for entry in self.calibrations if all(getattr(entry, name) == asked[name] for name in asked)]
+        of_group = [entry for entry in self.calibrations if entry.group == group]
+        found = [entry for entry in of_group if all(getattr(entry, name) == asked[name] for name in asked)]
         if len(found) == 1:
             return found[0]
         described = ", ".join(
             f"{name}={value if isinstance(value, str) else shown(value)}" for name, value in asked.items()
         )
         if not found:
-            raise ManifestError(f"no calibration has {described}. The manifest has: {_listed(self.calibrations)}.")
+            raise ManifestError(f"no calibration has {described}. The manifest has: {_listed(of_group)}.")
         differing = [
             name for name in settings if name not in asked and len({getattr(entry, name) for entry in found}) > 1
         ]
         remedy = f"Say which {' and '.join(differing)}" if differing else "Choose one from `calibrations`"
         has = f"{len(found)} calibrations have {described}" if asked else f"there are {len(found)} calibrations"
         raise ManifestError(f"{has}. {remedy}: {_listed(found)}.")
+
+    def of_same_promise(self, entry: Calibration) -> tuple[Calibration, ...]:
+        """Returns the entries that differ from one in nothing but their group, itself among them."""
+        return tuple(other for other in self.calibrations if _promise(other) == _promise(entry))
+
+    def safest(self, entry: Calibration) -> Calibration:
+        """Returns the entry to serve prompts by that belong to no group of the manifest.
+
+        No promise is about such prompts. Of the entries that differ from the given one in nothing but their group, this
+        one never exits, or else has the highest threshold.
+        """
+        return max(self.of_same_promise(entry), key=lambda other: 2 if other.threshold is None else other.threshold)
+
+
+def no_group(name: str, data: DataRecord) -> str:
+    """Returns what is said of a group that a manifest does not know."""
+    if data.groups is None:
+        return f"there is no group {shown(name)}: the manifest was calibrated without --group_key."
+    return f"there is no group {shown(name)}. The manifest has: {', '.join(group.name for group in data.groups)}."
 
 
 def check_schema(value: object) -> None:
@@ -337,9 +397,17 @@ def check_digest(content: Mapping[str, object]) -> None:
         )
 
 
+def _promise(entry: Calibration) -> tuple[object, ...]:
+    """Returns what tells an entry from those of other promises, all but its group."""
+    return entry.consistency, entry.metric, entry.loss, entry.delta, entry.epsilon, entry.p_value, entry.procedure
+
+
 def _listed(calibrations: Iterable[Calibration]) -> str:
-    return "; ".join(
+    return "; ".join(map(_described, calibrations))
+
+
+def _described(c: Calibration) -> str:
+    return (
         f"consistency={c.consistency}, metric={c.metric}, loss={c.known_loss}, delta={shown(c.delta)}, "
         f"epsilon={shown(c.epsilon)}, p_value={c.p_value}"
-        for c in calibrations
     )

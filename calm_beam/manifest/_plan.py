@@ -1,7 +1,7 @@
 """What a run was asked for when it started, and whether that is what was then tested."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from itertools import pairwise
 from typing import ClassVar, TypeVar
 
@@ -21,9 +21,12 @@ _ROUNDING = 1e-12
 class PlannedTest(Record):
     """One promise that was asked for; its attributes are those of `Calibration`."""
 
+    _OPTIONAL: ClassVar[tuple[str, ...]] = ("group",)
+
     consistency: str
     metric: str
     loss: str
+    group: str | None = None
     delta: float
     epsilon: float
     p_value: str
@@ -33,6 +36,8 @@ class PlannedTest(Record):
         check_choice("consistency", self.consistency, choices=CONSISTENCIES)
         check_text("metric", self.metric)
         check_loss("loss", self.loss)
+        if self.group is not None:
+            check_text("group", self.group)
         check_share("delta", self.delta)
         check_share("epsilon", self.epsilon)
         check_text("p_value", self.p_value)
@@ -76,6 +81,7 @@ class PlanRecord(DigestedRecord):
       tests: The promises asked for, one for each calibration, in the same order.
       joint_epsilon: Probability with which any of them may be broken, where they hold together; None: each alone.
       cluster_key: Field of a data row that names its cluster, the independent unit; None: every example is one.
+      group_key: Field of a data row that names its group, where each has promises of its own; None where none has.
       salt: Decides the order of examples, for p-values that need one.
       on_error: What became of examples that could not be decoded or scored, one of `ON_ERROR`.
       on_long: What became of prompts that were too long, one of `ON_LONG`.
@@ -84,12 +90,13 @@ class PlanRecord(DigestedRecord):
       sequential: How it is watched, if it stops when enough is proved; None where all examples count.
     """
 
-    _OPTIONAL: ClassVar[tuple[str, ...]] = ("sequential",)
+    _OPTIONAL: ClassVar[tuple[str, ...]] = ("group_key", "sequential")
 
     thresholds: tuple[float, ...]
     tests: tuple[PlannedTest, ...]
     joint_epsilon: float | None
     cluster_key: str | None
+    group_key: str | None = None
     salt: str
     on_error: str
     on_long: str
@@ -118,6 +125,8 @@ class PlanRecord(DigestedRecord):
         check_joint(self.joint_epsilon, [test.epsilon for test in self.tests])
         if self.cluster_key is not None:
             check_text("cluster_key", self.cluster_key)
+        if self.group_key is not None:
+            check_text("group_key", self.group_key)
         check_text("salt", self.salt)
         check_choice("on_error", self.on_error, choices=ON_ERROR)
         check_choice("on_long", self.on_long, choices=ON_LONG)
@@ -137,8 +146,8 @@ class PlanRecord(DigestedRecord):
                 f"calibrations must be the {len(self.tests)} that were planned, got {len(calibrations)}"
             )
         for index, (planned, entry) in enumerate(zip(self.tests, calibrations, strict=True)):
-            for name, value in planned.to_dict().items():
-                found = getattr(entry, name)
+            for name in (each.name for each in fields(planned)):
+                value, found = getattr(planned, name), getattr(entry, name)
                 if found != value:
                     raise ManifestError(
                         f"calibrations[{index}].{name} must be {shown(value)}, as was planned, got {shown(found)}"

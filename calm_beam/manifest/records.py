@@ -140,6 +140,23 @@ class DecodeRecord(Record):
 
 
 @dataclass(frozen=True, kw_only=True)
+class GroupRecord(Record):
+    """A group of the calibration set.
+
+    Attributes:
+      name: What the data call it.
+      examples: How many examples it has; 0 where a sequential calibration stopped before the first of them.
+    """
+
+    name: str
+    examples: int
+
+    def __post_init__(self) -> None:
+        check_text("name", self.name)
+        check_count("examples", self.examples, low=0)
+
+
+@dataclass(frozen=True, kw_only=True)
 class DataRecord(Record):
     """The calibration set.
 
@@ -147,6 +164,7 @@ class DataRecord(Record):
       patterns: File patterns it was read from.
       examples: Number of examples, failed ones included.
       clusters: Number of clusters, where they and not examples are the independent units; None otherwise.
+      groups: The groups that its examples fall into, by name in ascending order; None where they are not told apart.
       duplicates: Examples whose input had already occurred; they weaken the assumption of independent draws.
       failed: Examples that could not be decoded or scored and count with loss 1 at every threshold.
       failed_ids: Their ids in ascending order, the first `MOST_FAILED_IDS` of them; None in manifests that do not say,
@@ -155,11 +173,12 @@ class DataRecord(Record):
       fingerprint: Identifies the examples.
     """
 
-    _OPTIONAL: ClassVar[tuple[str, ...]] = ("clusters", "failed_ids")
+    _OPTIONAL: ClassVar[tuple[str, ...]] = ("clusters", "groups", "failed_ids")
 
     patterns: tuple[str, ...]
     examples: int
     clusters: int | None = None
+    groups: tuple[GroupRecord, ...] | None = None
     duplicates: int
     failed: int
     failed_ids: tuple[str, ...] | None = None
@@ -168,6 +187,8 @@ class DataRecord(Record):
 
     @classmethod
     def _from_json(cls, key: str, value: object, *, at: str) -> object:
+        if key == "groups":
+            return records_from_json(GroupRecord, value, at=at)
         return tuple(checked_list(value, at=at)) if key in ("patterns", "failed_ids") else value
 
     def __post_init__(self) -> None:
@@ -186,6 +207,21 @@ class DataRecord(Record):
             check_count("clusters", self.clusters, low=1)
             if self.clusters > self.examples:
                 raise ManifestError(f"clusters must be at most examples, which is {self.examples}, got {self.clusters}")
+        if self.groups is not None:
+            self._check_groups(self.groups)
+
+    def _check_groups(self, groups: tuple[GroupRecord, ...]) -> None:
+        check_tuple("groups", groups, of=GroupRecord)
+        names = [group.name for group in groups]
+        if not names or any(after <= before for before, after in pairwise(names)):
+            raise ManifestError(f"groups must have one or more names, ascending, each once, got {shown(names)}")
+        if sum(group.examples for group in groups) != self.examples:
+            raise ManifestError(
+                f"groups must have all examples, of which there are {self.examples}, got "
+                f"{sum(group.examples for group in groups)}"
+            )
+        if self.clusters is not None:
+            raise ManifestError("groups must be left out where there are clusters, which may hold several of them")
 
     def _check_failed_ids(self, failed_ids: tuple[str, ...]) -> None:
         check_tuple("failed_ids", failed_ids)
@@ -204,6 +240,12 @@ class DataRecord(Record):
     def units(self) -> int:
         """Number of independent units: clusters where there are some, examples otherwise."""
         return self.examples if self.clusters is None else self.clusters
+
+    def units_of(self, group: str | None) -> int | None:
+        """Returns the number of independent units of a group, of the whole for None; None for an unknown group."""
+        if group is None:
+            return self.units
+        return next((each.examples for each in self.groups or () if each.name == group), None)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -270,7 +312,7 @@ class PathEntry(Record):
 
     Attributes:
       threshold: The exit threshold, in [0, 1].
-      n: Number of independent units the test counted: examples, or clusters of them.
+      n: Number of independent units the test counted: examples, or clusters of them. 0 only in an entry of a group.
       risk: Empirical risk, in [0, 1]; in [-1, 1] where the loss is signed.
       p_value: For the null "the risk at this threshold exceeds delta", in [0, 1].
       rejected: Whether the null was rejected, that is, the threshold accepted.
@@ -286,7 +328,7 @@ class PathEntry(Record):
 
     def __post_init__(self) -> None:
         check_number("threshold", self.threshold, low=0, high=1)
-        check_count("n", self.n, low=1)
+        check_count("n", self.n, low=0)
         check_number("risk", self.risk, low=-1, high=1)
         check_number("p_value", self.p_value, low=0, high=1)
         check_bool("rejected", self.rejected)
@@ -298,7 +340,7 @@ class Look(Record):
     """What an entry had come to after a round of a sequential calibration.
 
     Attributes:
-      n: Independent units that had been counted.
+      n: Independent units that had been counted; 0 only in an entry of a group.
       threshold: The lowest threshold accepted by then; None for none.
       layers: Mean decoder layers per token at it; all layers where it is None.
       risk: Empirical risk at the threshold that was chosen in the end, or at the first of the grid where none was.
@@ -313,7 +355,7 @@ class Look(Record):
     log_capital: float
 
     def __post_init__(self) -> None:
-        check_count("n", self.n, low=1)
+        check_count("n", self.n, low=0)
         if self.threshold is not None:
             check_number("threshold", self.threshold, low=0, high=1)
         check_number("layers", self.layers, low=1)
@@ -330,6 +372,7 @@ class Calibration(Record):
       metric: Name of the metric behind the loss.
       loss: What is made of the metric's scores, one of `LOSSES` or a tail of one (`calm_beam.tails`); None in manifests
         that do not say.
+      group: Which group it is about; None for all prompts.
       delta: Risk tolerance, in (0, 1).
       epsilon: Allowed probability that the chosen threshold breaks the tolerance, in (0, 1).
       p_value: Name of the p-value. Any name is read, so that later methods need no new schema.
@@ -343,11 +386,12 @@ class Calibration(Record):
       looks: What was found after every round of a sequential calibration; None of others.
     """
 
-    _OPTIONAL: ClassVar[tuple[str, ...]] = ("loss", "threshold_by_position", "looks")
+    _OPTIONAL: ClassVar[tuple[str, ...]] = ("loss", "group", "threshold_by_position", "looks")
 
     consistency: str
     metric: str
     loss: str | None = None
+    group: str | None = None
     delta: float
     epsilon: float
     p_value: str
@@ -392,6 +436,8 @@ class Calibration(Record):
         check_number("layers", self.layers, low=1)
         if self.loss is not None:
             check_loss("loss", self.loss)
+        if self.group is not None:
+            check_text("group", self.group)
         lowest = -1 if self.loss == "signed" else 0
         check_number("risk", self.risk, low=lowest, high=1)
         check_tuple("path", self.path, of=PathEntry)
@@ -399,11 +445,21 @@ class Calibration(Record):
             raise ManifestError("path must have an entry for every threshold tested, got []")
         for index, entry in enumerate(self.path):
             check_number(f"path[{index}].risk", entry.risk, low=lowest, high=1)
+            self._check_counted(f"path[{index}]", entry.n)
+            if entry.n == 0 and (entry.p_value, entry.risk) != (1, 0):
+                raise ManifestError(
+                    f"path[{index}] must have p_value 1 and risk 0 where n is 0, got {shown(entry.p_value)} and "
+                    f"{shown(entry.risk)}"
+                )
         self._check_testing_order()
         check_decisions(self.path, procedure=self.procedure, epsilon=self.epsilon)
         self._check_choice_follows()
         if self.looks is not None:
             self._check_looks(self.looks)
+
+    def _check_counted(self, at: str, n: int) -> None:
+        if n == 0 and self.group is None:
+            raise ManifestError(f"{at}.n must be an integer of at least 1, got 0")
 
     def _check_testing_order(self) -> None:
         for index, (before, entry) in enumerate(pairwise(self.path), start=1):
@@ -434,10 +490,14 @@ class Calibration(Record):
         check_tuple("looks", looks, of=Look)
         if not looks:
             raise ManifestError("looks must have an entry for every round, got []")
+        for index, look in enumerate(looks):
+            self._check_counted(f"looks[{index}]", look.n)
         for index, (before, look) in enumerate(pairwise(looks), start=1):
-            if look.n <= before.n:
+            # A round may have no example of a group.
+            if look.n < before.n or (look.n == before.n and self.group is None):
                 raise ManifestError(
-                    f"looks[{index}].n must be above that of the round before, {before.n}, got {look.n}"
+                    f"looks[{index}].n must be {'above' if self.group is None else 'at least'} that of the round "
+                    f"before, {before.n}, got {look.n}"
                 )
             if before.threshold is not None and (look.threshold is None or look.threshold > before.threshold):
                 raise ManifestError(

@@ -114,7 +114,7 @@ function drawRisk(figure, entry, lane, isWhole) {
     laneName(place),
     `measured risk ${lossBeside(risks[place], entry.delta)}`,
     ...(place ? [`p = ${pValue(entry, place)}, ε = ${short(entry.epsilon, 6)}`] : []),
-    `${data.layers[place].toFixed(2)} of ${data.numLayers} layers`,
+    `${layersNow()[place].toFixed(2)} of ${data.numLayers} layers`,
     verdict(entry, place),
   ];
   figure.place = (place) => [x(place), Math.max(plot.top, y(risks[place]))];

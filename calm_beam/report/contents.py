@@ -64,10 +64,10 @@ def results(
       factors: By which operations fall at the promised thresholds, as `counted_savings` gives them.
     """
     manifest = calibrated.manifest
-    objectives = list(dict.fromkeys(objective_of(entry) for entry in manifest.calibrations))
     lines = [[rows[index] for index in shown] for rows in calibrated.table]
-    # Risks are the same for all entries of an objective.
-    by_objective = dict(zip(map(objective_of, manifest.calibrations), lines, strict=True))
+    # Risks are the same for all entries of an objective and a group.
+    by_objective = dict(zip(map(_measured, manifest.calibrations), lines, strict=True))
+    objectives = list(by_objective)
     return {
         "created": manifest.created,
         "model": _short_name(manifest.model.uri),
@@ -75,11 +75,12 @@ def results(
         "thresholds": [row.threshold for row in lines[0]],
         "gridSize": len(calibrated.thresholds),
         "planned": len(manifest.plan.thresholds) if manifest.plan else len(calibrated.thresholds),
-        # The full model comes first, as everywhere.
-        "layers": [manifest.model.layers, *(row.layers for row in lines[0])],
-        "objectives": [_objective(objective, by_objective[objective]) for objective in objectives],
+        "objectives": [
+            _objective(objective, rows, group=group, num_layers=manifest.model.layers)
+            for (objective, group), rows in by_objective.items()
+        ],
         "entries": [
-            _entry(entry, rows, manifest=manifest, objective=objectives.index(objective_of(entry)), factors=factors)
+            _entry(entry, rows, manifest=manifest, objective=objectives.index(_measured(entry)), factors=factors)
             for entry, rows in zip(manifest.calibrations, lines, strict=True)
         ],
         "condition": CONDITION,
@@ -98,8 +99,16 @@ def _short_name(uri: str) -> str:
     return printable_line(f"{base_name(parent(uri))}/{name}" if name.startswith("checkpoint_") else name or uri)
 
 
-def _objective(objective: Objective, rows: Sequence[RiskRow]) -> dict[str, Any]:
+def _measured(entry: Calibration) -> tuple[Objective, str | None]:
+    """Returns what an entry's losses are, and of which prompts."""
+    return objective_of(entry), entry.group
+
+
+def _objective(objective: Objective, rows: Sequence[RiskRow], *, group: str | None, num_layers: int) -> dict[str, Any]:
     return {
+        "group": None if group is None else printable_line(group),
+        # Of these prompts' tokens; the full model comes first, as everywhere.
+        "layers": [num_layers, *(row.layers for row in rows)],
         "consistency": objective.consistency,
         "metric": printable_line(objective.metric),
         "loss": objective.loss,
@@ -116,7 +125,10 @@ def _entry(
     objective: int,
     factors: Mapping[float, Sequence[float]] | None,
 ) -> dict[str, Any]:
-    operations = None if factors is None or entry.threshold is None else factors[entry.threshold]
+    # Operations were counted over the prompts of all groups.
+    operations = None
+    if factors is not None and entry.threshold is not None and entry.group is None:
+        operations = factors[entry.threshold]
     chosen = [row.threshold for row in rows].index(entry.threshold) if entry.threshold is not None else None
     return {
         "objective": objective,
@@ -129,7 +141,7 @@ def _entry(
         "threshold": entry.threshold,
         "layers": entry.layers,
         "risk": entry.risk,
-        "units": manifest.data.units,
+        "units": manifest.data.units_of(entry.group),
         "sentence": [printable_line(part) for part in promise_in_words(entry, manifest, factors=operations)],
         "operations": None if operations is None else operations_in_words(operations),
         "end": end_in_words(entry),
@@ -193,6 +205,9 @@ def _facts(manifest: Manifest) -> list[list[str]]:
         facts.append(["Plan", plan.digest])
         if plan.cluster_key is not None:
             facts.append(["Clusters named by", plan.cluster_key])
+        if plan.group_key is not None:
+            groups = ", ".join(f"{group.name} ({counted(group.examples, 'example')})" for group in data.groups or ())
+            facts.append([f"Groups named by {plan.group_key}", groups])
         facts.append(["On failing examples", plan.on_error])
     facts.append(["Software", ", ".join(f"{name} {version}" for name, version in sorted(manifest.software.items()))])
     return [[name, printable_line(value)] for name, value in facts]

@@ -44,13 +44,16 @@ def promise_in_words(entry: Calibration, manifest: Manifest, *, factors: Sequenc
         if nobody counted them.
     """
     sure = f"{100 * (1 - entry.epsilon):.6g} %"
+    # The parts before the words of either sentence, where it is about a group.
+    whose: Sentence = () if entry.group is None else ("For prompts of group ", entry.group)
     layers = manifest.model.layers
     if entry.threshold is None:
         return (
-            "",
-            "Never exit",
+            *whose,
+            ", " if whose else "",
+            "never exit" if whose else "Never exit",
             ": from ",
-            _units(manifest),
+            _units(manifest, entry.group),
             ", no threshold could be proved with probability at least ",
             sure,
             *_bounded(
@@ -68,10 +71,11 @@ def promise_in_words(entry: Calibration, manifest: Manifest, *, factors: Sequenc
             f" {'as' if operations_in_words(factors) == _AS_MANY else 'than'} the full model.",
         )
     return (
-        "With probability at least ",
+        *whose,
+        ", with probability at least " if whose else "With probability at least ",
         sure,
         " over the draw of the ",
-        _units(manifest),
+        _units(manifest, entry.group),
         ", exiting at threshold ",
         f"{entry.threshold:g}",
         *_bounded(entry, before="", costs="costs", lets="lets", after=", and saves "),
@@ -139,12 +143,18 @@ def together_in_words(manifest: Manifest) -> str:
     entries = len(manifest.calibrations)
     if entries == 1:
         return ""
+    of_groups = ""
+    if manifest.data.groups is not None:
+        of_groups = (
+            " A promise for a group is about prompts drawn from that group alone; one for all prompts together may be "
+            "broken for some of the groups."
+        )
     if manifest.plan is not None and manifest.plan.joint_epsilon is not None:
         sure = f"{100 * (1 - manifest.plan.joint_epsilon):.6g} %"
-        return f"All {entries} promises of this manifest hold together with probability at least {sure}."
+        return f"All {entries} promises of this manifest hold together with probability at least {sure}.{of_groups}"
     return (
         f"Each of the {entries} promises holds alone. Which of them is served must have been settled before anybody "
-        "saw these results: choosing the best of them here voids its guarantee."
+        f"saw these results: choosing the best of them here voids its guarantee.{of_groups}"
     )
 
 
@@ -235,8 +245,10 @@ def _beyond(p_value: float, epsilon: float) -> str:
     return next((text for text in written if float(text) > epsilon), repr(p_value))
 
 
-def _units(manifest: Manifest) -> str:
+def _units(manifest: Manifest, group: str | None) -> str:
     data = manifest.data
+    if group is not None:
+        return f"{counted(data.units_of(group) or 0, 'calibration example')} of the group"
     if data.clusters is None:
         return counted(data.examples, "calibration example")
     return f"{counted(data.clusters, 'calibration cluster')} ({counted(data.examples, 'example')})"

@@ -14,7 +14,8 @@ function kindName({ consistency, loss, tail }) {
 function promiseName(entry) {
   const nameOf = (other) => {
     const objective = data.objectives[other.objective];
-    return [`ε ${short(other.epsilon, 4)}`, kindName(objective), isolated(objective.metric)];
+    const group = objective.group === null ? "all prompts" : `group ${isolated(objective.group)}`;
+    return [group, `ε ${short(other.epsilon, 4)}`, kindName(objective), isolated(objective.metric)];
   };
   const outcome = entry.chosen ? `λ ${short(entry.threshold, 6)}` : "never exit";
   const differing = nameOf(entry).filter((name, place) => data.entries.some((other) => nameOf(other)[place] !== name));
@@ -35,6 +36,10 @@ function times(factor) {
 
 function risksNow() {
   return data.objectives[current().objective].risks;
+}
+
+function layersNow() {
+  return data.objectives[current().objective].layers;
 }
 
 // What never changes.
@@ -78,14 +83,18 @@ function writePromise() {
     tile(entry.chosen ? short(entry.threshold, 6) : "never exit", "threshold λ"),
     tile(`${entry.layers.toFixed(2)} of ${data.numLayers}`, `layers per token, ${percent(1 - entry.layers / data.numLayers)} saved${operations}`),
     tile(lossBeside(entry.risk, entry.delta), `measured risk, at δ ${short(entry.delta, 6)}`),
-    ...data.counts.map(([one, many, count, isLoud]) => tile(whole(count), count === 1 ? one : many, isLoud)),
+    ...data.counts.map(([one, many, count, isLoud], place) =>
+      place === 0 && data.objectives[entry.objective].group !== null
+        ? tile(`${whole(entry.units)} of ${whole(count)}`, "examples, those of the group", isLoud)
+        : tile(whole(count), count === 1 ? one : many, isLoud),
+    ),
     ...(cut === null ? [] : [tile(`${whole(cut)}${cutShare}`, `${cut === 1 && !cutShare ? "output" : "outputs"} cut at ${counted(data.exits.longest, "token", "tokens")}`, cut > 0)]),
   );
   const tested = entry.tests.filter((test) => test !== NOT_TESTED).length;
   const hasClusters = data.counts[1][0] === "cluster";
-  const { tail } = data.objectives[entry.objective];
+  const { tail, group } = data.objectives[entry.objective];
   byId("risk-lead").textContent =
-    `${tail === null ? "Mean loss" : `Share of outputs that lose more than ${short(tail, 6)}`} over ${hasClusters ? counted(entry.units, "cluster", "clusters") : counted(entry.units, "example", "examples")} at each threshold; ` +
+    `${tail === null ? "Mean loss" : `Share of outputs that lose more than ${short(tail, 6)}`} over ${group === null ? "" : "the group’s "}${hasClusters ? counted(entry.units, "cluster", "clusters") : counted(entry.units, "example", "examples")} at each threshold; ` +
     `${whole(tested)} of ${counted(data.gridSize, "threshold", "thresholds")} ${tested === 1 ? "was" : "were"} tested by ${entry.procedure} with p-value ${entry.pValue}.` +
     (data.gridSize > data.thresholds.length ? ` The page shows ${whole(data.thresholds.length)} of the grid.` : "") +
     (data.planned > data.gridSize ? ` Of ${counted(data.planned, "planned threshold", "planned thresholds")} the lower ones were never decoded: no test went so far.` : "");
@@ -139,7 +148,7 @@ function riskTable(entry) {
       "tr",
       lane === entry.chosen ? { class: "now" } : {},
       make("th", { scope: "row" }, lane ? short(data.thresholds[lane - 1], 6) : "never exit"),
-      make("td", {}, data.layers[lane].toFixed(2)),
+      make("td", {}, layersNow()[lane].toFixed(2)),
       make("td", {}, lossBeside(risk, entry.delta)),
       make("td", {}, lane ? pValue(entry, lane) : "–"),
       make("td", { class: "word" }, verdict(entry, lane)),
@@ -180,13 +189,15 @@ function writeSavings(entry) {
   byId("saved-lead").replaceChildren(
     `At the thresholds chosen for ${objective.consistency} consistency${objective.tail === null ? "" : `, losses above ${short(objective.tail, 6)}`}, `,
     foreign(objective.metric),
+    objective.group === null ? "" : ", group ",
+    objective.group === null ? "" : foreign(objective.group),
     `, ε = ${short(entry.epsilon, 4)}. Dashed: the full model.`,
-    data.savings ? ` Operations are the decoder’s, exit tests included, counted over ${counted(data.savings.examples, "example", "examples")}.` : "",
+    data.savings ? ` Operations are the decoder’s, exit tests included, counted over ${counted(data.savings.examples, "example", "examples")}${data.objectives.some(({ group }) => group !== null) ? " of all groups" : ""}.` : "",
     data.savings && data.savings.flops.flat().some((factor) => factor < 1) ? " Below ×1, exit tests cost more than skipped layers save." : "",
   );
   const rows = data.entries.map((other, index) => {
     const promised = data.objectives[other.objective];
-    const choose = make("button", { type: "button", class: "link", "data-entry": index }, kindName(promised), make("small", {}, foreign(promised.metric)));
+    const choose = make("button", { type: "button", class: "link", "data-entry": index }, kindName(promised), make("small", {}, foreign(promised.metric)), ...(promised.group === null ? [] : [make("small", {}, "group ", foreign(promised.group))]));
     return make(
       "tr",
       other === entry ? { class: "now" } : {},
@@ -212,7 +223,7 @@ function writeLane() {
   const risk = risksNow()[lane];
   byId("lambda").replaceChildren(lane ? make("span", {}, "λ ") : "", lane ? short(data.thresholds[lane - 1], 6) : "never exit");
   byId("reading").replaceChildren(
-    make("span", {}, `${data.layers[lane].toFixed(2)} of ${data.numLayers} layers`),
+    make("span", {}, `${layersNow()[lane].toFixed(2)} of ${data.numLayers} layers`),
     make("span", {}, together(`risk ${lossBeside(risk, entry.delta)} ${risk <= entry.delta ? "≤" : ">"} δ ${short(entry.delta, 6)}`)),
     make("span", { class: `verdict v${lane ? entry.tests[lane] : 3}` }, verdict(entry, lane)),
   );

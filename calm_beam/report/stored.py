@@ -158,9 +158,9 @@ def _read_failures(path: str) -> Iterator[tuple[str, str]]:
 
 def _is_of(lines: Sequence[RiskRow], entry: Calibration) -> bool:
     """Returns whether lines of the risk table are those of an entry, and say of each tested threshold what it says."""
-    promised = (entry.consistency, entry.metric, entry.delta, entry.epsilon)
+    promised = (entry.consistency, entry.metric, entry.delta, entry.epsilon, entry.group)
     return tuple(row.path_entry() for row in lines if row.tested) == entry.path and all(
-        (row.consistency, row.metric, row.delta, row.epsilon) == promised for row in lines
+        (row.consistency, row.metric, row.delta, row.epsilon, row.group) == promised for row in lines
     )
 
 

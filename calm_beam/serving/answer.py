@@ -3,6 +3,7 @@
 import dataclasses
 
 from calm_beam.errors import CalmBeamError
+from calm_beam.manifest import Calibration
 
 
 class PromptError(CalmBeamError, ValueError):
@@ -25,6 +26,9 @@ class Answer:
       confidences: Confidence at each token's exit layer.
       num_layers: Decoder depth: layers that the full model uses for each token.
       truncated: Whether the prompt was longer than the manifest allows, and was cut.
+      group: The group that the prompt was said to belong to, or that the generator is for; None for none.
+      entry: Entry of the manifest whose threshold let tokens exit. Only if its group is `group` does its promise cover
+        the prompt. None where the full model answered whatever the manifest says.
     """
 
     text: str
@@ -33,6 +37,8 @@ class Answer:
     confidences: tuple[float, ...]
     num_layers: int
     truncated: bool
+    group: str | None = None
+    entry: Calibration | None = None
 
     @property
     def layers_used(self) -> int:

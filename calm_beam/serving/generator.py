@@ -32,6 +32,9 @@ class Generator:
     Threads may share a generator. Nothing of it changes once it is made: weights, vocabulary and compiled code are read
     only, and what a prompt needs while it is decoded is its caller's own. What runs at the same time shares the cores,
     and each thread needs the memory of one batch, so a service bounds their number.
+
+    Under a manifest with groups, a prompt may name its group, and is answered by the entry of that. One without a group
+    is answered by the generator's own entry; one of a group that the manifest does not know, by the safest of all.
     """
 
     def __init__(
@@ -42,9 +45,9 @@ class Generator:
         checkpoint: Checkpoint,
         vocabulary: Vocabulary | None,
         settings: DecodeSettings,
-        threshold: float | None,
         batch_size: int,
         exit_head: str,
+        is_full_model: bool = False,
     ) -> None:
         """Prepares a decoder; `from_manifest` checks first that all this belongs together."""
         self.manifest = manifest
@@ -54,7 +57,9 @@ class Generator:
         self._settings = settings
         self._batch_size = batch_size
         self._exit_head = exit_head
-        self._decoder = EarlyExitDecoder(
+        self._is_full_model = is_full_model
+        threshold = None if is_full_model else entry.threshold
+        decoder = EarlyExitDecoder(
             checkpoint,
             settings.rule,
             threshold=threshold,
@@ -64,6 +69,14 @@ class Generator:
             threshold_by_position=None if threshold is None else entry.threshold_by_position,
             exit_head=exit_head,
         )
+        # By threshold: the entries of groups may share one.
+        self._decoders = {threshold: decoder}
+        self._by_group = {each.group: each for each in manifest.of_same_promise(entry)}
+        for each in () if is_full_model else self._by_group.values():
+            if each.threshold not in self._decoders:
+                self._decoders[each.threshold] = decoder.at(
+                    each.threshold, threshold_by_position=each.threshold_by_position
+                )
 
     @classmethod
     def from_manifest(
@@ -78,6 +91,7 @@ class Generator:
         loss: str | None = None,
         delta: float | None = None,
         epsilon: float | None = None,
+        group: str | None = None,
         batch_size: int = 1,
         exit_head: str = "auto",
         confidence: str | None = None,
@@ -95,6 +109,7 @@ class Generator:
           loss: Of the entry, such as `signed` or `dissimilarity>0.3`.
           delta: Of the entry.
           epsilon: Of the entry.
+          group: Of the entry: the group of prompts that name none. None takes the entry about all prompts.
           batch_size: Prompts decoded together. All decoding is done with so many rows, single prompts too: an answer
             does not depend on what was asked beside it. More than 1 is for `generate_batch`; meant for 1 to 8.
           exit_head: Form of the output head that decides, one of `EXIT_HEADS`. It moves no answer, only time.
@@ -119,7 +134,9 @@ class Generator:
             check_kind(manifest.to_dict())
         if not isinstance(manifest, Manifest):
             manifest = read_manifest(manifest)
-        entry = manifest.calibration(consistency=consistency, metric=metric, loss=loss, delta=delta, epsilon=epsilon)
+        entry = manifest.calibration(
+            consistency=consistency, metric=metric, loss=loss, delta=delta, epsilon=epsilon, group=group
+        )
         if not isinstance(checkpoint, Checkpoint):
             checkpoint = load_checkpoint(os.fspath(checkpoint), declared=declared)
         loaded = recorded_vocabulary(manifest.vocabulary, checkpoint, path=vocabulary)
@@ -137,7 +154,6 @@ class Generator:
             checkpoint=_on_device(checkpoint),
             vocabulary=loaded,
             settings=settings,
-            threshold=entry.threshold,
             batch_size=batch_size,
             exit_head=exit_head,
         )
@@ -150,9 +166,9 @@ class Generator:
             checkpoint=self._checkpoint,
             vocabulary=self.vocabulary,
             settings=self._settings,
-            threshold=None,
             batch_size=self._batch_size,
             exit_head=self._exit_head,
+            is_full_model=True,
         )
 
     @property
@@ -169,23 +185,43 @@ class Generator:
         """Compiles for every width that prompts are padded to, so that no prompt has to wait for that."""
         limit = self._settings.max_input_length
         widths = {bucket_width(length, limit) for length in range(1, limit + 1)}
-        for _ in self._decoder.decode([[EOS_ID] * width for width in sorted(widths)]):
-            pass
+        # A schedule may let a threshold exit for certain, which is code of its own.
+        for decoder in self._decoders.values():
+            for _ in decoder.decode([[EOS_ID] * width for width in sorted(widths)]):
+                pass
 
     def check(self, prompts: Sequence[AnyPrompt], *, names: Sequence[str] | None = None) -> None:
         """Raises PromptError for the first prompt that `generate_batch` would refuse, and decodes nothing."""
         self._encoded(prompts, names)
 
-    def generate(self, prompt: AnyPrompt) -> Answer:
-        """Returns the answer to one prompt; the prompt and the errors are those of `generate_batch`."""
-        return self.generate_batch([prompt], names=["the prompt"])[0]
+    def entry_for(self, group: str | None) -> Calibration:
+        """Returns the entry by which prompts of a group are answered.
 
-    def generate_batch(self, prompts: Sequence[AnyPrompt], *, names: Sequence[str] | None = None) -> list[Answer]:
+        Args:
+          group: Its name; None for the generator's own. For a group that the manifest does not know, it is the safest
+            entry of all, though no promise is about such prompts.
+        """
+        if group is None:
+            return self.entry
+        return self._by_group.get(group) or self.manifest.safest(self.entry)
+
+    def generate(self, prompt: AnyPrompt, *, group: str | None = None) -> Answer:
+        """Returns the answer to one prompt; prompt, group and errors are those of `generate_batch`."""
+        return self.generate_batch([prompt], names=["the prompt"], groups=[group])[0]
+
+    def generate_batch(
+        self,
+        prompts: Sequence[AnyPrompt],
+        *,
+        names: Sequence[str] | None = None,
+        groups: Sequence[str | None] | None = None,
+    ) -> list[Answer]:
         """Returns the answers to some prompts, in their order.
 
         Args:
           prompts: Texts, to which the manifest's task prefix is added; or token ids, taken as they are.
           names: What error messages call them; by default `prompt 0` and so on.
+          groups: The group of each, as `entry_for` takes it; None if no prompt names one.
 
         Raises:
           PromptError: If a prompt is empty, not of the kind that was calibrated, or too long where the manifest does
@@ -193,14 +229,23 @@ class Generator:
           OutputError: If the model gives logits that are not finite; names the prompt.
         """
         encoded = self._encoded(prompts, names)
+        named = [None] * len(encoded) if groups is None else [*groups]
+        entries = [self.entry_for(group) for group, _ in zip(named, encoded, strict=True)]
         answers: dict[int, Answer] = {}
-        for index, result in self._decoder.decode([prompt.ids for prompt in encoded]):
-            if not result.is_finite:
-                raise OutputError(
-                    f"{encoded[index].example.id} ({prompts[index]!r:.60}): the model gave logits that are not finite, "
-                    "so that its output means nothing. Check the checkpoint."
+        for threshold, decoder in self._decoders.items():
+            places = [
+                place for place, entry in enumerate(entries) if self._is_full_model or entry.threshold == threshold
+            ]
+            for index, result in decoder.decode([encoded[place].ids for place in places]) if places else ():
+                place = places[index]
+                if not result.is_finite:
+                    raise OutputError(
+                        f"{encoded[place].example.id} ({prompts[place]!r:.60}): the model gave logits that are not "
+                        "finite, so that its output means nothing. Check the checkpoint."
+                    )
+                answers[place] = self._answer(
+                    encoded[place], result, entry=entries[place], group=named[place] or self.entry.group
                 )
-            answers[index] = self._answer(encoded[index], result)
         return [answers[index] for index in range(len(prompts))]
 
     def _encoded(self, prompts: Sequence[AnyPrompt], names: Sequence[str] | None) -> list[Prompt]:
@@ -227,7 +272,7 @@ class Generator:
             )
         return encoded
 
-    def _answer(self, prompt: Prompt, result: EarlyExitResult) -> Answer:
+    def _answer(self, prompt: Prompt, result: EarlyExitResult, *, entry: Calibration, group: str | None) -> Answer:
         tokens = tuple(result.tokens[: result.length].tolist())
         return Answer(
             text=output_text(tokens, self.vocabulary),
@@ -236,6 +281,8 @@ class Generator:
             confidences=tuple(result.confidences[: result.length].tolist()),
             num_layers=self.num_layers,
             truncated=prompt.truncated,
+            group=group,
+            entry=None if self._is_full_model else entry,
         )
 
 

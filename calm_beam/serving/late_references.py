@@ -87,9 +87,11 @@ class LateReferences:
           answer: What that gave.
 
         Raises:
-          ValueError: If a request of that id is remembered.
+          ValueError: If a request of that id is remembered, or the answer was made for another group than the probe's
+            entry is about.
           OSError: If the file cannot be written, where this makes room; the request is remembered all the same.
         """
+        self._probe.check_group(request_id, answer)
         self._take(request_id, _Remembered(prompt, answer))
 
     def remember_failure(self, request_id: str, error: Exception) -> None:

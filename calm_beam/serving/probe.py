@@ -144,8 +144,8 @@ class LossProbe:
           The loss; 1 if it cannot be measured, the reason of which stands in the file.
 
         Raises:
-          ValueError: If references are needed and there are none, or they cannot be held against the answer; nothing is
-            written.
+          ValueError: If references are needed and there are none, or they cannot be held against the answer, or that
+            was made for another group than the entry is about; nothing is written.
           OSError: If the file cannot be written.
         """
         return self.add(request_id, self.measure(request_id, prompt, answer=answer, references=references))
@@ -167,6 +167,7 @@ class LossProbe:
         self, request_id: str, prompt: AnyPrompt, *, answer: Answer, references: Sequence[str | Sequence[int]] = ()
     ) -> MeasuredLoss:
         """Returns what `observe` would add to the file, and adds nothing; arguments and `ValueError` are the same."""
+        self.check_group(request_id, answer)
         if self.needs_references and not references:
             raise ValueError(f"request {request_id}: risk consistency needs references to measure a loss, got none.")
         texts = self._reference_texts(request_id, references)
@@ -188,6 +189,19 @@ class LossProbe:
         row = {"id": request_id, "loss": loss.value, "failure": loss.failure, **self._about}
         append_line(self._path, json.dumps(row))
         return loss.value
+
+    def check_group(self, request_id: str, answer: Answer) -> None:
+        """Refuses an answer that was made for another group than the entry is about.
+
+        Raises:
+          ValueError: If it was.
+        """
+        if answer.group != self._entry.group:
+            raise ValueError(
+                f"request {request_id}: was answered for {_group_in_words(answer.group)}, but the probe is about "
+                f"{_group_in_words(self._entry.group)}. Give each group a probe and a file of its own: "
+                "Generator.from_manifest(group=...)."
+            )
 
     def _reference_texts(self, request_id: str, references: Sequence[str | Sequence[int]]) -> list[str]:
         """Returns references as the texts of answers are made, so that the two can be compared."""
@@ -220,3 +234,7 @@ class LossProbe:
             for text in (early, full)
         )
         return float(losses_of_scores(self._entry.known_loss, early_score=score, full_score=full_score))
+
+
+def _group_in_words(group: str | None) -> str:
+    return "all prompts" if group is None else f"group {group!r}"

@@ -81,6 +81,7 @@ class PreparedSweep:
             settings=self.settings,
             on_long=self.request.on_long,
             cluster_key=self.reading.cluster_key,
+            group_key=self.reading.group_key,
             patterns=self.data.patterns,
             files=self.data.files,
             reading=self.reading.choices(),

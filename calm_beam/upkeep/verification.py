@@ -49,6 +49,7 @@ class FreshLosses:
       lenient_table: The same, but that failed examples have the lowest loss there is: they prove no excess of risk.
       examples: Number of examples.
       failed: Examples that could not be decoded or scored.
+      by_group: Of every group that was asked for and has fresh examples, both tables of them alone.
     """
 
     objectives: tuple[Objective, ...]
@@ -57,6 +58,7 @@ class FreshLosses:
     lenient_table: np.ndarray
     examples: int
     failed: int
+    by_group: Mapping[str, tuple[np.ndarray, np.ndarray]] = dataclasses.field(default_factory=dict)
 
     @classmethod
     def of(
@@ -73,7 +75,7 @@ class FreshLosses:
         Args:
           generations: Outputs of the full model, and then at every promised threshold, descending. Where the first has
             a cluster, all have, and losses are averaged within them.
-          entries: What was promised; each has a threshold.
+          entries: What was promised; each has a threshold. Those of a group are about the examples of that alone.
           metrics: Metrics by name, at least those of the entries.
           salt: Decides the betting order.
           on_error: `fail` or `worst_case`, for examples that cannot be scored.
@@ -87,6 +89,7 @@ class FreshLosses:
         thresholds = promised_thresholds(entries)
         lowest = np.array([-LOSS_SCALE if objective.is_signed else 0 for objective in objectives])[:, None]
         units: dict[str, ClusterLosses] = {}
+        members: dict[str, list[int]] = {entry.group: [] for entry in entries if entry.group is not None}
         examples = failed = 0
         contrast = Contrast()
         for generation in generations:
@@ -100,6 +103,9 @@ class FreshLosses:
             unit = example.id if example.cluster is None else example.cluster
             lenient = losses if generation.failure is None else np.broadcast_to(lowest, losses.shape)
             of_example = ClusterLosses(size=1, sums=np.stack([losses, lenient]))
+            if example.group in members:
+                # A group's examples are units by themselves: it is not asked for where there are clusters.
+                members[example.group].append(len(units))
             units[unit] = units[unit].merge(of_example) if unit in units else of_example
             examples += 1
             failed += generation.failure is not None
@@ -108,7 +114,16 @@ class FreshLosses:
         contrast.check(objectives, metrics.__getitem__)
         # [units, 2, objectives, thresholds] -> [2, units, objectives, thresholds]
         means = np.stack([unit.mean() for unit in units.values()], axis=1)
-        table, lenient_table = (LossTable.of(list(units), part, salt=salt).in_order() / LOSS_SCALE for part in means)
+        keys = list(units)
+        table, lenient_table = (LossTable.of(keys, part, salt=salt).in_order() / LOSS_SCALE for part in means)
+        by_group = {}
+        for group, places in members.items():
+            if places:
+                of_group = [keys[place] for place in places]
+                strict, lenient = (
+                    LossTable.of(of_group, part[places], salt=salt).in_order() / LOSS_SCALE for part in means
+                )
+                by_group[group] = (strict, lenient)
         return cls(
             objectives=objectives,
             thresholds=thresholds,
@@ -116,12 +131,18 @@ class FreshLosses:
             lenient_table=lenient_table,
             examples=examples,
             failed=failed,
+            by_group=by_group,
         )
+
+    def has_any(self, entry: Calibration) -> bool:
+        """Returns whether there are losses that an entry is about: of a group, there may be no fresh examples."""
+        return entry.group is None or entry.group in self.by_group
 
     def at(self, entry: Calibration, *, lenient: bool = False) -> np.ndarray:
         """Returns the losses that an entry is about, shape (units,)."""
         assert entry.threshold is not None
-        table = self.lenient_table if lenient else self.table
+        tables = (self.table, self.lenient_table) if entry.group is None else self.by_group[entry.group]
+        table = tables[lenient]
         return table[:, self.objectives.index(objective_of(entry)), self.thresholds.index(entry.threshold)]
 
 
@@ -176,7 +197,7 @@ def verify(losses: FreshLosses, entries: Sequence[Calibration], *, alpha: float)
 
     Args:
       losses: Of examples drawn independently of those that the manifest was calibrated on.
-      entries: Those the losses were made for.
+      entries: Those the losses were made for, of groups that have some (`FreshLosses.has_any`).
       alpha: Allowed probability of calling any promise broken that is kept, in (0, 1).
 
     Raises:

@@ -36,6 +36,7 @@ def calibrate(
     max_input_length: int = 512,
     max_decode_length: int = 64,
     cluster_key: str | None = None,
+    group_key: str | None = None,
     joint: bool = False,
     seed: int = 0,
     on_long: str = "truncate",
@@ -76,6 +77,7 @@ def calibrate(
       max_input_length: In tokens, eos included.
       max_decode_length: In tokens, eos included.
       cluster_key: Key of a row that names its cluster, where examples are drawn in clusters.
+      group_key: Key of a row that names its group, such as its language: each group then has entries of its own.
       joint: Whether all guarantees are to hold together with probability 1 - epsilon.
       seed: Of the order in which `wsr` bets on examples.
       on_long: `truncate` or `error`, for longer inputs.
@@ -109,7 +111,7 @@ def calibrate(
     needs_references = any(guarantee.consistency == "risk" for guarantee in guarantees)
     files = DataFiles.found(
         str(embedded.CALIBRATION_SET) if data is None else data,
-        reading=Reading(needs_references=needs_references, cluster_key=cluster_key),
+        reading=Reading(needs_references=needs_references, cluster_key=cluster_key, group_key=group_key),
     )
     directory = os.fspath(output)
     if num_shards is None and resume:
@@ -138,7 +140,14 @@ def calibrate(
             overwrite=overwrite,
             runs_here=is_local(options),
         )
-        | Calibrate(guarantees, joint=joint, seed=seed, max_failures=max_failures, metric_settings=metric_settings)
+        | Calibrate(
+            guarantees,
+            group_key=group_key,
+            joint=joint,
+            seed=seed,
+            max_failures=max_failures,
+            metric_settings=metric_settings,
+        )
         | WriteManifest(directory)
     )
     run_pipeline(pipeline)

@@ -4,10 +4,12 @@ import argparse
 import functools
 import itertools
 import time
+from collections.abc import Sequence
 
 from apache_beam.options.pipeline_options import PipelineOptions
 
 from calm_beam.calibration import Plan, RunProvenance, Spec, all_specs, content_sum_of, fingerprint_text
+from calm_beam.calibration.groups import groups_in_words
 from calm_beam.calibration.publish import REPORT, EarlierResult
 from calm_beam.decoding.settings import DecodeSettings
 from calm_beam.generations.folder import DecodeJob, FinishedSweep
@@ -82,13 +84,20 @@ def _prepared(flags: argparse.Namespace, options: PipelineOptions) -> Calibratio
         paths=job_paths(flags),
         num_shards=lambda: stored.job.num_shards if stored else _num_shards(flags),
     )
-    specs = _specs(flags)
+    _check_groups(flags)
+    metrics = checked_metrics(flags.metric, metric_settings(flags))
+    specs = _specs(flags, metrics)
     output, earlier = _checked_output(flags)
     source: Source = stored or decoded_source(flags, output, earlier=earlier, runs_here=is_local(options))
     _check_servable(source.settings)
     if (source.blocks > 1 or flags.sequential) and template_location(options):
         given = "--sequential" if flags.sequential else "--sweep=lazy"
         raise UsageError(f"{given} decides between pipelines what to decode, which a template cannot.")
+    if flags.group_key is not None:
+        # By names alone: no loss has been seen.
+        groups = source.groups()
+        say(groups_in_words(groups, key=flags.group_key))
+        specs = _specs(flags, metrics, groups=[group.name for group in groups])
     plan = Plan.of_job(
         specs,
         source.job,
@@ -160,7 +169,13 @@ def _say_what_is_done(run: CalibrationRun, flags: argparse.Namespace, manifest: 
 def _data_fingerprint(run: CalibrationRun, flags: argparse.Namespace) -> str:
     """Returns what a manifest calls the data as they are now, or as much of them as was counted."""
     job = run.source.job
-    reading = reading_of(flags, cluster_key=flags.cluster_key, needs_references="risk" in flags.consistency)
+    reading = reading_of(
+        flags,
+        cluster_key=flags.cluster_key,
+        # Generations may have groups that nothing was asked of.
+        group_key=job.group_key,
+        needs_references="risk" in flags.consistency,
+    )
     examples = (read_examples(path, reading, file_index=index) for index, path in enumerate(job.files))
     unique = with_unique_ids(itertools.chain.from_iterable(examples))
     if job.order is not None:
@@ -171,8 +186,23 @@ def _data_fingerprint(run: CalibrationRun, flags: argparse.Namespace) -> str:
     return fingerprint_text(content_sum_of(unique))
 
 
-def _specs(flags: argparse.Namespace) -> tuple[Spec, ...]:
-    metrics = checked_metrics(flags.metric, metric_settings(flags))
+def _check_groups(flags: argparse.Namespace) -> None:
+    """Refuses what groups cannot be told apart by, before anything is read."""
+    if flags.group_key is None:
+        return
+    if flags.cluster_key is not None:
+        raise UsageError(
+            "--group_key and --cluster_key cannot be given together: a cluster may hold prompts of several groups. "
+            "Leave one of them out."
+        )
+    if flags.p_value is not None and P_VALUES[flags.p_value].needs_table:
+        raise UsageError(
+            f"--p_value={flags.p_value} needs every single loss, and those of groups are only summed. Take another "
+            "one, or leave --group_key out."
+        )
+
+
+def _specs(flags: argparse.Namespace, metrics: Sequence[str], *, groups: Sequence[str] = ()) -> tuple[Spec, ...]:
     fractional = [name for name in metrics if (name in METRICS and name != "exact_match") or is_bleurt(name)]
     if flags.p_value is not None and not P_VALUES[flags.p_value].takes_fractions and fractional:
         # Losses in between would be found, but only after everything was decoded.
@@ -194,6 +224,7 @@ def _specs(flags: argparse.Namespace) -> tuple[Spec, ...]:
         risk_loss=flags.risk_loss,
         p_value=flags.p_value,
         procedure=flags.procedure,
+        groups=groups,
         joint=flags.joint,
     )
 

@@ -56,6 +56,11 @@ def calibrate_parser(description: str) -> FlagParser:
         "--procedure", choices=tuple(PROCEDURES), default="fixed_sequence", help="test of the grid of thresholds"
     )
     test.add_argument("--cluster_key", help="key of a row that names its cluster, where examples are drawn in clusters")
+    goal.add_argument(
+        "--group_key",
+        help="key of a row that names its group, such as its language: besides the entries about all prompts, each "
+        "group has entries of its own",
+    )
     test.add_argument(
         "--seed", type=whole_number(0), default=0, help="of the order of examples, for wsr and --sequential"
     )

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import apache_beam as beam
 
+from calm_beam.calibration.groups import groups_of_data, groups_of_stored
 from calm_beam.calibration.plan import Plan, block_ends
 from calm_beam.calibration.publish import EarlierResult
 from calm_beam.calibration.rounds import has_rounds
@@ -17,6 +18,7 @@ from calm_beam.generations.folder import DecodeJob, FinishedSweep, StoredGenerat
 from calm_beam.launch.flags import UsageError, naming
 from calm_beam.launch.report import ReportedModel
 from calm_beam.launch.terminal import say
+from calm_beam.manifest import GroupRecord
 from calm_beam.metrics.settings import MetricSettings
 from calm_beam.storage import absolute
 from calm_beam.sweeps import Assignment
@@ -71,6 +73,10 @@ class Source(Protocol):
     is_stored: bool
     blocks: int
 
+    def groups(self) -> tuple[GroupRecord, ...]:
+        """Returns the groups of the examples, which are read with a key of groups."""
+        ...
+
     def next_block(self) -> Block:
         """Returns the next block, with more of the grid than the last, and makes its folder ready."""
         ...
@@ -101,6 +107,10 @@ class DecodedSource:
         self._begun: list[Block] = []
         self._flags, self._output, self._earlier = flags, output, earlier
         self.blocks = len(ends)
+
+    def groups(self) -> tuple[GroupRecord, ...]:
+        """Returns the groups of the examples, for which it reads them."""
+        return groups_of_data(self._sweeps[0].data)
 
     def next_block(self) -> Block:
         """Returns the next block, with more of the grid than the last, and makes its folder ready."""
@@ -193,6 +203,10 @@ class StoredSource:
         self.job, self.settings = job, settings
         self._stored, self._finished = StoredGenerations(directory=folder, job=job), finished
 
+    def groups(self) -> tuple[GroupRecord, ...]:
+        """Returns the groups of the examples, as they are stored."""
+        return groups_of_stored(self._stored, self._finished)
+
     def next_block(self) -> Block:
         """Returns the only block."""
         return Block(stored=self._stored, make=self._take)
@@ -211,7 +225,11 @@ def decoded_source(flags: argparse.Namespace, output: str, *, earlier: EarlierRe
 
     needs_references = "risk" in flags.consistency
     sweep = prepare_run(
-        flags, needs_references=needs_references, cluster_key=flags.cluster_key, runs_here=runs_here
+        flags,
+        needs_references=needs_references,
+        cluster_key=flags.cluster_key,
+        group_key=flags.group_key,
+        runs_here=runs_here,
     ).without_weights()
     return DecodedSource(sweep, flags, output=output, earlier=earlier)
 
@@ -227,6 +245,15 @@ def stored_source(flags: argparse.Namespace) -> StoredSource:
             f"--cluster_key is {flags.cluster_key}, but the generations in {folder} were read with {job.cluster_key}: "
             "what is drawn independently is no choice of the calibration. "
             + ("Leave it out." if job.cluster_key is None else f"Pass --cluster_key={job.cluster_key}.")
+        )
+    if flags.group_key is not None and flags.group_key != job.group_key:
+        raise UsageError(
+            f"--group_key is {flags.group_key}, but the generations in {folder} were decoded "
+            + (
+                "without groups. Decode anew with it, or leave it out."
+                if job.group_key is None
+                else f"with {job.group_key}. Pass --group_key={job.group_key}, or leave it out."
+            )
         )
     if finished.failed and flags.on_error == "fail":
         raise UsageError(

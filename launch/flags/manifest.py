@@ -1,6 +1,7 @@
 """Finding the manifest that `--manifest` names, and naming one of its entries."""
 
 from calm_beam.manifest import MANIFEST, Calibration
+from calm_beam.printable import printable_line
 from calm_beam.storage import is_file, is_folder, joined, why_no_file
 from calm_beam.tails import tail_in_words
 
@@ -28,6 +29,7 @@ def add_entry_flags(parser: FlagParser) -> None:
     which.add_argument("--loss", help="what is made of its scores, such as signed or dissimilarity>0.3")
     which.add_argument("--delta", type=float, help="risk tolerance, as calibrated")
     which.add_argument("--epsilon", type=float, help="allowed probability of error, as calibrated")
+    which.add_argument("--group", help="group that the entry is about; default: the entry about all prompts")
 
 
 def add_confidence_flag(parser: FlagParser) -> None:
@@ -43,7 +45,8 @@ def add_confidence_flag(parser: FlagParser) -> None:
 def entry_in_words(entry: Calibration) -> str:
     """Returns what an entry is about, and its threshold."""
     threshold = "never exit" if entry.threshold is None else f"threshold {entry.threshold:g}"
+    group = "" if entry.group is None else f"group {printable_line(entry.group)}: "
     return (
-        f"{entry.consistency}{tail_in_words(entry.known_loss)}, {entry.metric}, delta {entry.delta:g}, "
+        f"{group}{entry.consistency}{tail_in_words(entry.known_loss)}, {entry.metric}, delta {entry.delta:g}, "
         f"epsilon {entry.epsilon:g} ({threshold})"
     )

@@ -2,6 +2,7 @@
 
 import csv
 import io
+import itertools
 from collections.abc import Iterator
 
 from rich import box
@@ -16,6 +17,8 @@ from calm_beam.tails import split_tail, tail_in_words
 from . import PlainConsole
 
 _OBJECTIVES_PER_TABLE = 3
+# Whose mean losses are shown; of more, they stand in the risk table.
+_MOST_GROUPS = 5
 
 
 def print_summary(manifest: Manifest, output: str, *, seconds: float) -> None:
@@ -28,8 +31,16 @@ def print_summary(manifest: Manifest, output: str, *, seconds: float) -> None:
     """
     console = PlainConsole()
     with open_input(joined(output, "risk_table.csv")) as raw, io.TextIOWrapper(raw, "utf-8", newline="") as file:
-        for table in _trade_offs(list(csv.DictReader(file)), manifest.model.layers):
+        rows = list(csv.DictReader(file))
+    by_group: dict[str, list[dict[str, str]]] = {}
+    for row in rows:
+        # Without groups, the table has no such column.
+        by_group.setdefault(row.get("group", ""), []).append(row)
+    for group, of_group in itertools.islice(by_group.items(), 1 + _MOST_GROUPS):
+        for table in _trade_offs(of_group, manifest.model.layers, group=group):
             console.print(table)
+    if len(by_group) > 1 + _MOST_GROUPS:
+        console.print(f"Mean losses of {len(by_group) - 1 - _MOST_GROUPS} more groups: risk_table.csv.")
     console.print(choices_table(manifest))
     data = manifest.data
     console.print(tests_in_words(manifest))
@@ -37,7 +48,7 @@ def print_summary(manifest: Manifest, output: str, *, seconds: float) -> None:
         console.print(rounds)
     clusters = "" if data.clusters is None else f" in {counted(data.clusters, 'cluster')}"
     console.print(
-        f"{counted(data.examples, 'example')}{clusters} in {seconds:.0f} s; "
+        f"{counted(data.examples, 'example')}{clusters or groups_in_words(manifest)} in {seconds:.0f} s; "
         f"{counted(data.duplicates, 'repeated input')}, "
         f"{data.truncated} cut, {data.failed} failed."
     )
@@ -49,20 +60,24 @@ def print_summary(manifest: Manifest, output: str, *, seconds: float) -> None:
     console.print(f"Manifest: {joined(output, 'manifest.json')}", soft_wrap=True)
 
 
-def _trade_offs(rows: list[dict[str, str]], num_layers: int) -> Iterator[Table]:
+def _trade_offs(rows: list[dict[str, str]], num_layers: int, *, group: str) -> Iterator[Table]:
     """Yields tables of layers and risks, each of so many objectives that it fits into 80 columns."""
+    title = "Mean loss at every threshold" + (f", group {printable_line(group)}" if group else "")
     objectives = list(dict.fromkeys(_objective(row) for row in rows))
     for start in range(0, len(objectives), _OBJECTIVES_PER_TABLE):
-        yield _trade_off(rows, objectives[start : start + _OBJECTIVES_PER_TABLE], num_layers=num_layers)
+        some = objectives[start : start + _OBJECTIVES_PER_TABLE]
+        yield _trade_off(rows, some, num_layers=num_layers, title=title)
 
 
 def _objective(row: dict[str, str]) -> tuple[str, str, str]:
     return row["consistency"], row["metric"], row["loss"]
 
 
-def _trade_off(rows: list[dict[str, str]], objectives: list[tuple[str, str, str]], *, num_layers: int) -> Table:
+def _trade_off(
+    rows: list[dict[str, str]], objectives: list[tuple[str, str, str]], *, num_layers: int, title: str
+) -> Table:
     """Returns the table of layers and the risks of some objectives, one line per threshold."""
-    table = Table(title="Mean loss at every threshold", title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("threshold", justify="right", no_wrap=True)
     table.add_column(f"layers\nof {num_layers}", justify="right", no_wrap=True)
     for consistency, metric, loss in objectives:
@@ -80,13 +95,20 @@ def _trade_off(rows: list[dict[str, str]], objectives: list[tuple[str, str, str]
     return table
 
 
+def groups_in_words(manifest: Manifest) -> str:
+    """Returns that the examples are of several groups, to be put behind their number; nothing where they are not."""
+    groups = manifest.data.groups
+    return "" if groups is None else f" of {counted(len(groups), 'group')}"
+
+
 def choices_table(manifest: Manifest) -> Table:
     """Returns the table of chosen thresholds, one line per calibration."""
     title = "Lowest threshold with expected loss at most delta (probability 1 - epsilon)"
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, caption_justify="left")
     if any(tail_in_words(entry.known_loss) for entry in manifest.calibrations):
         table.caption = "> is about the share of outputs that lose more: delta and risk are shares."
-    table.add_column("consistency\nmetric", overflow="fold")
+    has_groups = manifest.data.groups is not None
+    table.add_column("group\nconsistency\nmetric" if has_groups else "consistency\nmetric", overflow="fold")
     for name in (
         "delta\nepsilon",
         "threshold",
@@ -96,9 +118,11 @@ def choices_table(manifest: Manifest) -> Table:
         "ended at",
     ):
         table.add_column(name, justify="right", no_wrap=True)
+    whole_line = "all prompts\n" if has_groups else ""
     for entry in manifest.calibrations:
         saved = 1 - entry.layers / manifest.model.layers
         table.add_row(
+            f"{whole_line if entry.group is None else group_line(entry)}"
             f"{entry.consistency}{tail_in_words(entry.known_loss)}\n{printable_line(entry.metric)}",
             f"{entry.delta:g}\n{entry.epsilon:g}",
             "never exit" if entry.threshold is None else f"{entry.threshold:g}",
@@ -108,6 +132,11 @@ def choices_table(manifest: Manifest) -> Table:
             _end_of_test(entry),
         )
     return table
+
+
+def group_line(entry: Calibration) -> str:
+    """Returns the line of a table's cell that names the group of an entry; nothing for one about all prompts."""
+    return "" if entry.group is None else f"{printable_line(entry.group)}\n"
 
 
 def tests_in_words(manifest: Manifest) -> str:

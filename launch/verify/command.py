@@ -29,6 +29,7 @@ from calm_beam.launch.runners import is_local, make_runner, run_pipeline
 from calm_beam.launch.setup_run import prepare_run
 from calm_beam.launch.terminal import PlainConsole, say, tell
 from calm_beam.launch.terminal.progress import shown_progress
+from calm_beam.launch.terminal.summary import group_line
 from calm_beam.manifest import Calibration, Manifest, ManifestError, read_manifest
 from calm_beam.metrics.registry import BLEURT, check_may_run, full_name, get_metric
 from calm_beam.printable import printable_line
@@ -69,8 +70,12 @@ def verify_manifest(flags: argparse.Namespace, options: PipelineOptions) -> int:
         _check_data(run, flags, manifest=manifest, path=path)
         pipeline = beam.Pipeline(runner=make_runner(options), options=options)
     losses = _decode(pipeline, run, flags=flags, manifest=manifest, entries=entries)
-    verdicts = verify(losses, entries, alpha=flags.alpha)
-    _print(manifest, losses, verdicts=verdicts, flags=flags)
+    # Which they are depends on no loss.
+    tested = [entry for entry in entries if losses.has_any(entry)]
+    if without := sorted({entry.group or "" for entry in entries} - {entry.group or "" for entry in tested}):
+        say(f"the fresh data have no example of group {', '.join(map(printable_line, without))}: not tested")
+    verdicts = verify(losses, tested, alpha=flags.alpha)
+    _print(manifest, losses, verdicts=verdicts, left_out=len(entries) - len(tested), flags=flags)
     return BROKEN if any(verdict.is_broken for verdict in verdicts) else 0
 
 
@@ -105,6 +110,9 @@ def _take_policies(flags: argparse.Namespace, manifest: Manifest) -> None:
     flags.checkpoint = flags.checkpoint or manifest.model.uri
     flags.extra_ids = manifest.vocabulary.extra_ids if manifest.vocabulary else 0
     flags.cluster_key = plan.cluster_key if plan else None
+    flags.group_key = plan.group_key if plan else None
+    if flags.group_key is None and manifest.data.groups is not None:
+        raise UsageError("the manifest has groups, but no plan that says which field of a row names them.")
     flags.on_error = plan.on_error if plan else "fail"
     flags.on_long = plan.on_long if plan else "truncate"
     # However many fail: the verdicts count them.
@@ -118,6 +126,7 @@ def _prepare(flags: argparse.Namespace, manifest: Manifest, *, entries: Sequence
         flags,
         needs_references=_needs_references(entries),
         cluster_key=flags.cluster_key,
+        group_key=flags.group_key,
         settings=recorded_settings(manifest.decode, promised_thresholds(entries)),
         # Without one, metrics have compared token ids, and have to do so again.
         finds_vocabulary=manifest.vocabulary is not None,
@@ -143,6 +152,12 @@ def _check_data(run: PreparedSweep, flags: argparse.Namespace, *, manifest: Mani
         raise UsageError(
             f"--data {','.join(flags.data)}: is the calibration set itself. What chose the threshold cannot test it: "
             "take examples that were drawn anew."
+        )
+    known = {group.name for group in manifest.data.groups or ()}
+    if manifest.data.groups is not None and (unknown := {str(example.group) for example in fresh} - known):
+        say(
+            f"the manifest knows no group {', '.join(printable_line(name) for name in sorted(unknown))}: such examples "
+            "count for the promises about all prompts alone"
         )
     stored = list_files(joined(glob.escape(parent(path)), "generations", "*", "*.parquet"))
     if not stored:
@@ -198,7 +213,12 @@ def _decode(
 
 
 def _print(
-    manifest: Manifest, losses: FreshLosses, *, verdicts: Sequence[Verdict[Calibration]], flags: argparse.Namespace
+    manifest: Manifest,
+    losses: FreshLosses,
+    *,
+    verdicts: Sequence[Verdict[Calibration]],
+    left_out: int,
+    flags: argparse.Namespace,
 ) -> None:
     console = PlainConsole()
     table = Table(
@@ -210,6 +230,7 @@ def _print(
     for verdict in verdicts:
         entry = verdict.entry
         table.add_row(
+            f"{group_line(entry)}"
             f"{entry.consistency}{' (relu)' if entry.known_loss == 'relu' else ''}{tail_in_words(entry.known_loss)}\n"
             f"{printable_line(entry.metric)}",
             f"{entry.delta:g}\n{entry.epsilon:g}",
@@ -225,8 +246,6 @@ def _print(
         f"{units}, {losses.failed} failed; {never} of the manifest's entries "
         f"{'says' if never == 1 else 'say'} never exit."
     )
-    if left_out := len(manifest.calibrations) - never - len(verdicts):
-        console.print(
-            f"{counted(left_out, 'promise')} of other metrics {'was' if left_out == 1 else 'were'} not tested."
-        )
+    if others := len(manifest.calibrations) - never - len(verdicts) - left_out:
+        console.print(f"{counted(others, 'promise')} of other metrics {'was' if others == 1 else 'were'} not tested.")
     conclude(console, verdicts, alpha=flags.alpha)

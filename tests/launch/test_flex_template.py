@@ -40,6 +40,7 @@ _VALUES = {
     "p_value": ("signed_mixture", "signed-mixture"),
     "procedure": ("multi_start", "multi-start"),
     "cluster_key": ("paragraph", None),
+    "group_key": ("language", None),
     "max_input_length": ("256", "0"),
     "max_decode_length": ("32", "-1"),
     "batch_size": ("64", "many"),

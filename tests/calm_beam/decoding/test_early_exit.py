@@ -164,6 +164,23 @@ def test_one_compilation_serves_every_threshold(monkeypatch: pytest.MonkeyPatch)
     assert len(traced) == 1
 
 
+def test_a_decoder_at_another_threshold_is_as_one_made_for_it() -> None:
+    """Weights and head are shared, outputs are those of that threshold, and the first decoder stays as it was."""
+    checkpoint = build_checkpoint(_CONFIG)
+    first = EarlyExitDecoder(checkpoint, _RULE, threshold=0.5, max_decode_length=STEPS)
+    before = dict(first.decode(_PROMPTS))
+    for threshold in (0.0, 0.9, None):
+        expected = serve(checkpoint, _RULE, _PROMPTS, threshold)
+        for index, result in first.at(threshold).decode(_PROMPTS):
+            _assert_same(result, expected[index])
+    for index, result in first.decode(_PROMPTS):
+        _assert_same(result, before[index])
+    with pytest.raises(ValueError, match=r"threshold must be in \[0, 1\], or None to never exit; got 1.5"):
+        first.at(1.5)
+    with pytest.raises(ValueError, match=r"got 1 numbers beside 0\.5"):
+        first.at(0.5, threshold_by_position=[0.5])
+
+
 @pytest.mark.parametrize("threshold", [-0.1, 1.1, 5.0, float("nan")])
 def test_thresholds_outside_of_0_to_1_are_refused(threshold: float) -> None:
     """The message has the value, and says how to never exit."""

@@ -11,6 +11,7 @@ from calm_beam.manifest import (
     Calibration,
     DataRecord,
     DecodeRecord,
+    GroupRecord,
     Look,
     Manifest,
     ModelRecord,
@@ -199,6 +200,42 @@ def build_sequential_manifest(**changes: Any) -> Manifest:
         ),
         "sequential": SequentialRecord(rounds=3, of_rounds=5, of_examples=300, ended_by="stop_at_layers"),
         "calibrations": (build_signed_calibration(threshold_by_position=build_positions(0.7), looks=build_looks()),),
+    }
+    return build_manifest(**{**values, **changes})
+
+
+def build_grouped_manifest(**changes: Any) -> Manifest:
+    """Returns a manifest of the groups de, en and fr: en exits as all prompts do, de more boldly, fr never."""
+    groups = (("de", 50), ("en", 120), ("fr", 30))
+    whole = build_calibration(loss="dissimilarity", threshold_by_position=build_positions(0.8))
+    sizes = dict(groups)
+
+    def of_group(entry: Calibration, group: str) -> Calibration:
+        path = tuple(dataclasses.replace(step, n=sizes[group]) for step in entry.path)
+        return dataclasses.replace(entry, group=group, path=path)
+
+    bold = build_calibration(
+        loss="dissimilarity",
+        threshold=0.7,
+        layers=2.5,
+        risk=0.02,
+        threshold_by_position=build_positions(0.7),
+        path=(
+            build_path_entry(),
+            build_path_entry(threshold=0.8, layers=3.0),
+            build_path_entry(threshold=0.7, risk=0.02, layers=2.5),
+        ),
+    )
+    never = build_never_exit(loss="dissimilarity", delta=whole.delta)
+    entries = (whole, of_group(bold, "de"), of_group(whole, "en"), of_group(never, "fr"))
+    planned = build_plan_record().tests[0]
+    tests = tuple(dataclasses.replace(planned, group=entry.group) for entry in entries)
+    values: dict[str, Any] = {
+        "plan": build_plan_record(tests=tests, group_key="language"),
+        "data": dataclasses.replace(
+            build_manifest().data, groups=tuple(GroupRecord(name=name, examples=size) for name, size in groups)
+        ),
+        "calibrations": entries,
     }
     return build_manifest(**{**values, **changes})
 

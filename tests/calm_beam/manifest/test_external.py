@@ -15,11 +15,11 @@ from calm_beam.manifest import (
     PROCEDURES,
     ExternalCalibration,
     ExternalDataRecord,
+    ExternalGroup,
     ExternalManifest,
     ExternalPlan,
     ExternalStep,
     ExternalTest,
-    GroupRecord,
     ManifestError,
     SettingRecord,
     content_digest,
@@ -65,8 +65,8 @@ def build_external_manifest(**changes: Any) -> ExternalManifest:
             examples=300,
             clusters=None,
             groups=(
-                GroupRecord(name="chat", examples=200, clusters=None),
-                GroupRecord(name="math", examples=100, clusters=None),
+                ExternalGroup(name="chat", examples=200, clusters=None),
+                ExternalGroup(name="math", examples=100, clusters=None),
             ),
             fingerprint="sha256-sum:01",
         ),
@@ -236,7 +236,7 @@ def test_schema_and_reader_name_the_same() -> None:
     assert keys(_SCHEMA) == ["schema", "kind", *fields(ExternalManifest), "digest"]
     assert keys(top["settings"]["items"]) == fields(SettingRecord)
     assert keys(top["data"]) == fields(ExternalDataRecord)
-    assert keys(top["data"]["properties"]["groups"]["items"]) == fields(GroupRecord)
+    assert keys(top["data"]["properties"]["groups"]["items"]) == fields(ExternalGroup)
     assert keys(top["plan"]) == [*fields(ExternalPlan), "digest"]
     assert keys(plan["tests"]["items"]) == fields(ExternalTest)
     assert keys(definitions["calibration"]) == fields(ExternalCalibration)

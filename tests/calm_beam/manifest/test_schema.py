@@ -20,6 +20,7 @@ from calm_beam.risk.fwer import PROCEDURES
 from calm_beam.tails import TAILED, split_tail, tail_name
 from tests.calm_beam.manifest.builders import (
     REMOVED,
+    build_grouped_manifest,
     build_manifest,
     build_plan_record,
     build_planned_manifest,
@@ -54,7 +55,7 @@ def test_schema_is_valid() -> None:
 def test_schema_is_strict_and_described() -> None:
     """Every object allows its named keys only, requires all but a few, and every key is described."""
     objects = list(_objects(_SCHEMA))
-    assert len(objects) == 13
+    assert len(objects) == 14
     optional = []
     for described in objects:
         assert described["additionalProperties"] is False
@@ -65,6 +66,10 @@ def test_schema_is_strict_and_described() -> None:
         "clusters",
         "confidence_source",
         "failed_ids",
+        "group",
+        "group",
+        "group_key",
+        "groups",
         "looks",
         "loss",
         "patience",
@@ -90,6 +95,7 @@ def test_schema_is_strict_and_described() -> None:
         ),
         build_manifest(data=dataclasses.replace(build_manifest().data, failed=2, failed_ids=("a", "b"))),
         build_sequential_manifest(),
+        build_grouped_manifest(),
     ],
 )
 def test_schema_takes_what_the_writer_writes(manifest: Manifest) -> None:
@@ -140,6 +146,13 @@ def _is_tail(name: str) -> bool:
         return False
 
 
+def _all_of(*contents: dict[str, Any], like: dict[str, Any]) -> bool:
+    """Returns whether each has its keys in the order of a schema, and together they have all."""
+    properties = list(like["properties"])
+    in_order = all(list(content) == [key for key in properties if key in content] for content in contents)
+    return in_order and set().union(*contents) == set(properties)
+
+
 def test_schema_and_reader_name_the_same_keys() -> None:
     """A written manifest has the keys of the schema, in the same order at every level."""
     early: Any = build_manifest().to_dict()
@@ -155,14 +168,17 @@ def test_schema_and_reader_name_the_same_keys() -> None:
     )
     content: Any = clustered.to_dict()
     watched: Any = build_sequential_manifest().to_dict()
+    grouped: Any = build_grouped_manifest().to_dict()
     assert list(watched) == list(_SCHEMA["properties"])
-    assert list(watched["plan"]) == list(_SCHEMA["properties"]["plan"]["properties"])
+    assert _all_of(watched["plan"], grouped["plan"], like=_SCHEMA["properties"]["plan"])
     assert list(watched["sequential"]) == list(_SCHEMA["properties"]["sequential"]["properties"])
-    for key in ("model", "vocabulary", "decode", "data"):
+    # Clusters and groups are not told apart at once.
+    assert _all_of(content["data"], grouped["data"], like=_SCHEMA["properties"]["data"])
+    for key in ("model", "vocabulary", "decode"):
         assert list(content[key]) == list(_SCHEMA["properties"][key]["properties"])
     definitions = _SCHEMA["$defs"]
-    assert list(content["plan"]["tests"][0]) == list(definitions["planned_test"]["properties"])
-    assert list(watched["calibrations"][0]) == list(definitions["calibration"]["properties"])
+    assert list(grouped["plan"]["tests"][1]) == list(definitions["planned_test"]["properties"])
+    assert _all_of(watched["calibrations"][0], grouped["calibrations"][1], like=definitions["calibration"])
     assert list(watched["calibrations"][0]["looks"][0]) == list(definitions["look"]["properties"])
     assert list(content["calibrations"][0]["path"][0]) == list(definitions["path_entry"]["properties"])
 

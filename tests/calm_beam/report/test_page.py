@@ -60,7 +60,7 @@ def test_the_page_shows_what_is_stored(folder: pathlib.Path) -> None:
         assert data["objectives"][shown["objective"]]["risks"][1:] == [row.risk for row in rows]
         assert shown["pValues"][1:] == pytest.approx([row.p_value for row in rows], rel=1e-4)
         assert shown["tests"][1:] == [(2 - row.rejected) if row.tested else 0 for row in rows]
-        assert data["layers"][1:] == [row.layers for row in rows]
+        assert data["objectives"][shown["objective"]]["layers"][1:] == [row.layers for row in rows]
     tokens = [int(piece[1:] or 1) for piece in data["pieces"]]
     by_id = {item.example.id: item for item in random_generations(30)}
     assert len(data["examples"]) == 30

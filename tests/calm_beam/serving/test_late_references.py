@@ -1,5 +1,6 @@
 """Losses whose references come later: all of them, in the order of the answers."""
 
+import dataclasses
 import itertools
 import json
 import pathlib
@@ -65,6 +66,16 @@ def test_the_order_in_which_references_come_changes_nothing(
         assert late.held_back == 3 - len(missing) - written
         assert [row["id"] for row in _rows(tmp_path / "late")] == list(map(str, range(written)))
     assert (tmp_path / "late").read_bytes() == (tmp_path / "at_once").read_bytes()
+
+
+def test_an_answer_of_another_group_is_not_remembered(
+    generator: Generator, answers: Sequence[Answer], tmp_path: pathlib.Path
+) -> None:
+    """It is refused at once: left to wait, it would count with loss 1."""
+    late = LateReferences(_probe(generator, tmp_path / "losses"))
+    with pytest.raises(ValueError, match="request a: was answered for group 'fr', but the probe is about all prompts"):
+        late.remember("a", _PROMPTS[0], answer=dataclasses.replace(answers[0], group="fr"))
+    assert late.waiting == ()
 
 
 def test_what_never_comes_is_counted(generator: Generator, answers: Sequence[Answer], tmp_path: pathlib.Path) -> None:

@@ -133,6 +133,25 @@ def test_clusters_are_averaged() -> None:
     assert losses.examples == 3
 
 
+def test_a_group_is_verified_on_its_own_examples() -> None:
+    """The promise of a group is broken by its examples, however good those of the whole are; nobody's say nothing."""
+    whole, bad, absent = (_entry(group=group, p_value="exact_binomial") for group in (None, "fr", "it"))
+    generations = [
+        build_generation(
+            ("x", "y" if index < 20 else "x"),
+            example=build_example(id=str(index), group="fr" if index < 20 else "en"),
+        )
+        for index in range(400)
+    ]
+    losses = FreshLosses.of(generations, [whole, bad, absent], metrics=METRICS, salt="s", on_error="fail")
+    assert [losses.has_any(entry) for entry in (whole, bad, absent)] == [True, True, False]
+    assert losses.at(bad).tolist() == [1.0] * 20
+    verdicts = verify(losses, [whole, bad], alpha=0.05)
+    assert [verdict.risk for verdict in verdicts] == [0.05, 1.0]
+    assert [verdict.is_broken for verdict in verdicts] == [False, True]
+    assert verdicts[0].is_proved_again
+
+
 def test_failures_count_with_loss_one() -> None:
     """An example that could not be decoded or scored is never left out; by default a metric that fails ends it all."""
 

@@ -14,9 +14,9 @@ import time
 from collections.abc import Sequence
 
 from rich import box
+from rich.console import Console
 from rich.table import Table
 
-from calm_beam.launch.terminal import PlainConsole
 from calm_beam.manifest import Calibration, Manifest, read_manifest
 
 from .machine import describe_machine
@@ -33,7 +33,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--deltas", default="0.02,0.05,0.1")
     parser.add_argument("--consistencies", default="textual,risk")
     parser.add_argument("--round_examples", type=int, default=250)
-    parser.add_argument("--num_shards", type=int, default=40, help="of every run")
+    parser.add_argument("--num_shards", type=int, default=20, help="of runs that stop")
     parser.add_argument("--stop_gain", default="2%")
     parser.add_argument("--also", default="", help="further flags of calibrate, separated by spaces")
     flags = parser.parse_args(argv)
@@ -52,13 +52,13 @@ def main(argv: Sequence[str] | None = None) -> None:
                 rules.insert(0, f"--stop_at_threshold={entry.threshold:g}")
             for number, rule in enumerate(rules):
                 output = pathlib.Path(folder) / f"{entry.consistency}-{entry.delta}-{number}"
-                size = f"--round_examples={flags.round_examples}"
-                manifest, took = _run(output, (*own, size, rule), flags)
+                rounds = (f"--round_examples={flags.round_examples}", f"--num_shards={flags.num_shards}")
+                manifest, took = _run(output, (*own, *rounds, rule), flags)
                 (found,) = manifest.calibrations
                 assert manifest.sequential is not None
                 by = rule if manifest.sequential.ended_by.startswith("stop") else manifest.sequential.ended_by
                 _add(table, manifest, found, rule=by.removeprefix("--"), seconds=took)
-    PlainConsole().print(table)
+    Console(width=100, highlight=False).print(table)
 
 
 def _run(output: pathlib.Path, asked: Sequence[str], flags: argparse.Namespace) -> tuple[Manifest, float]:
@@ -66,7 +66,7 @@ def _run(output: pathlib.Path, asked: Sequence[str], flags: argparse.Namespace) 
     command = [sys.executable, "-c", _ENTRY, "calibrate", f"--output={output}", *asked, *flags.also.split()]
     task = (f"--checkpoint={flags.checkpoint}", f"--data={flags.data}", f"--metric={flags.metric}")
     start = time.monotonic()
-    subprocess.run([*command, *task, f"--num_shards={flags.num_shards}"], check=True, capture_output=True)
+    subprocess.run([*command, *task], check=True, capture_output=True)
     return read_manifest(output / "manifest.json"), time.monotonic() - start
 
 

@@ -6,10 +6,10 @@ from collections.abc import Iterable, Iterator, Mapping
 import apache_beam as beam
 
 from calm_beam.calibration import Plan
-from calm_beam.calibration.rounds import Round, rounds_of
+from calm_beam.calibration.rounds import Round, division_digest, rounds_of
 from calm_beam.calibration.totals import CalibrationTotals
 from calm_beam.examples import Example
-from calm_beam.generations import FinishedSweep, StoredShard
+from calm_beam.generations import FinishedSweep, GenerationsError, StoredShard
 from calm_beam.metrics.settings import NO_SETTINGS, MetricSettings
 from calm_beam.risk.clusters import ClusterLosses
 from calm_beam.sweeps import Assignment
@@ -32,6 +32,8 @@ class CountRounds(beam.PTransform):
     Attributes:
       assignment: What to decode, and how.
       plan: What is counted; of its grid, as much as is decoded.
+      scored_by: What scores, to be written down with each round.
+      division: How the data were divided when earlier rounds were counted; None for a first round.
       first: Number of the first round, from 1.
       last: Number of the last.
       progress: Where to report.
@@ -43,6 +45,8 @@ class CountRounds(beam.PTransform):
     assignment: Assignment
     plan: Plan
     _: dataclasses.KW_ONLY
+    scored_by: Mapping[str, str]
+    division: str | None
     first: int
     last: int
     progress: ProgressLog
@@ -61,7 +65,8 @@ class CountRounds(beam.PTransform):
             read.shards
             | "SizeShards" >> beam.Map(_size)
             | "ListSizes" >> beam.combiners.ToDict()
-            | "DivideRounds" >> beam.Map(_places, round_examples=self.plan.sequential.round_examples)
+            | "DivideRounds"
+            >> beam.Map(_places, round_examples=self.plan.sequential.round_examples, division=self.division)
         )
         # Of earlier rounds too: their examples must be as they were.
         until = read.shards | "TakeUpToLast" >> beam.Filter(_is_within, places, first=1, last=self.last)
@@ -96,6 +101,7 @@ class CountRounds(beam.PTransform):
                 count,
                 beam.pvalue.AsIter(decoded),
                 plan=self.plan,
+                scored_by=self.scored_by,
                 folder=self.assignment.stored.directory,
             )
         )
@@ -114,7 +120,12 @@ class _Place:
     examples: int
 
 
-def _places(sizes: Mapping[int, int], *, round_examples: int) -> dict[int, _Place]:
+def _places(sizes: Mapping[int, int], *, round_examples: int, division: str | None) -> dict[int, _Place]:
+    if division not in (None, division_digest(sizes, round_examples=round_examples)):
+        raise GenerationsError(
+            "the data have changed since the first rounds were counted: they would be divided into other rounds, and "
+            "an example could be left out or count twice. Restore them, or begin anew with --overwrite."
+        )
     rounds = rounds_of(sizes, round_examples=round_examples)
     return {shard: _Place(number, sizes[shard]) for number, shards in enumerate(rounds, start=1) for shard in shards}
 
@@ -174,14 +185,24 @@ def _write_round(
     decoded: Iterable[StoredShard],
     *,
     plan: Plan,
+    scored_by: Mapping[str, str],
     folder: str,
 ) -> int:
+    assert plan.sequential is not None
     number, totals = element
     finished = FinishedSweep.of(
         [shard for shard in decoded if places[shard.shard].round == number],
         job="",
         examples=sum(place.examples for place in places.values() if place.round == number),
     )
-    rounds = max(place.round for place in places.values())
-    Round(number=number, rounds=rounds, examples=count, shards=finished.shards, totals=totals).write(folder, plan)
+    sizes = {shard: place.examples for shard, place in places.items()}
+    Round(
+        number=number,
+        division=division_digest(sizes, round_examples=plan.sequential.round_examples),
+        scored_by=scored_by,
+        rounds=max(place.round for place in places.values()),
+        examples=count,
+        shards=finished.shards,
+        totals=totals,
+    ).write(folder, plan)
     return number

@@ -47,12 +47,23 @@ def rounds_of(sizes: Mapping[int, int], *, round_examples: int) -> tuple[tuple[i
     return tuple(tuple(shards[start : start + size]) for start in range(0, len(shards), size))
 
 
+def division_digest(sizes: Mapping[int, int], *, round_examples: int) -> str:
+    """Returns what identifies how data are divided into rounds, and into how many examples each; as in `rounds_of`.
+
+    Rounds that were counted under different divisions may leave shards out, or hold them twice.
+    """
+    rounds = rounds_of(sizes, round_examples=round_examples)
+    return content_digest({"rounds": [[[shard, sizes[shard]] for shard in shards] for shards in rounds]})
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Round:
     """What was counted in one round.
 
     Attributes:
       number: Which, from 1.
+      division: As `division_digest` gives it: the same in all rounds.
+      scored_by: What scored it: versions by name, and digests of a user's own metrics.
       rounds: How many there are, if all are decoded.
       examples: How many examples there are in all of them.
       shards: Its generations.
@@ -60,6 +71,8 @@ class Round:
     """
 
     number: int
+    division: str
+    scored_by: Mapping[str, str]
     rounds: int
     examples: int
     shards: tuple[StoredShard, ...]
@@ -74,6 +87,8 @@ class Round:
             "schema": _SCHEMA,
             "tests": plan.tests_digest(),
             "number": self.number,
+            "division": self.division,
+            "scored_by": dict(self.scored_by),
             "rounds": self.rounds,
             "examples": self.examples,
             "shards": [dataclasses.asdict(shard) for shard in self.shards],
@@ -106,12 +121,14 @@ class Round:
                 raise GenerationsError(f"{path}: was changed after it was written. Decode anew with --overwrite.")
             if content["tests"] != plan.tests_digest():
                 raise GenerationsError(
-                    f"{path}: the losses of this round were counted for other tests, and tests cannot be changed "
-                    "once losses have been seen. Repeat that run as it was (another rule to stop is allowed), or take "
-                    "another --output."
+                    f"{path}: the losses of this round were counted for other tests, or in rounds of another size. "
+                    "Neither can be changed once losses have been seen. Repeat that run as it was (another rule to "
+                    "stop is allowed), or take another --output."
                 )
             return cls(
                 number=content["number"],
+                division=content["division"],
+                scored_by=content["scored_by"],
                 rounds=content["rounds"],
                 examples=content["examples"],
                 shards=tuple(StoredShard(**shard) for shard in content["shards"]),

@@ -54,6 +54,10 @@ class Run:
             raise LossesError(f"{path}: is of task {found.task(path)!r}, not of --task={task}.")
         return cls(name=name or base_name(place.rstrip("/")), path=path, format=found)
 
+    def task(self) -> str:
+        """Returns the task whose examples were scored, as the log calls it."""
+        return self.format.task(self.path)
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class RunScores:

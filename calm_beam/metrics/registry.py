@@ -2,6 +2,7 @@
 
 import difflib
 import functools
+import hashlib
 import importlib
 import numbers
 import types
@@ -80,6 +81,23 @@ def get_metric(name: str, settings: MetricSettings = NO_SETTINGS) -> Metric:
         f'metric "{name}" is not known.{hint} Known metrics: {", ".join(known)}; '
         "for one of your own write module:function."
     )
+
+
+def metric_source_digest(name: str) -> str:
+    """Returns `sha256:` and 64 digits of the file that defines a metric of the user's own.
+
+    Args:
+      name: `module:function`.
+
+    Raises:
+      MetricError: If it cannot be imported, or its module has no file.
+    """
+    _import_metric(name)
+    path = getattr(importlib.import_module(name.partition(":")[0]), "__file__", None)
+    if path is None:
+        raise MetricError(f'metric "{name}": its module has no file, so that nothing could tell it from another.')
+    with open(path, "rb") as file:
+        return f"sha256:{hashlib.file_digest(file, 'sha256').hexdigest()}"
 
 
 def full_name(name: str, settings: MetricSettings) -> str:

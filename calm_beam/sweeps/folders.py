@@ -9,7 +9,7 @@ from calm_beam.calibration.publish import EarlierResult, withdraw
 from calm_beam.counted import counted
 from calm_beam.errors import UsageError, os_error_in_words
 from calm_beam.generations import GenerationsError
-from calm_beam.generations.folder import JOB, DecodeJob, shard_files
+from calm_beam.generations.folder import COMPLETE, JOB, STOPPED, DecodeJob, shard_files
 from calm_beam.storage import (
     is_cloud_path,
     is_file,
@@ -141,6 +141,20 @@ def find_generations(path: str) -> str:
     if len(found) > 1:
         raise UsageError(f"--generations {path}: holds {len(found)} folders. Name one: {', '.join(found)}.")
     return found[0]
+
+
+def counted_generations(output: str) -> str:
+    """Returns the folder of generations that a finished calibration has counted.
+
+    A run that was killed at its very end may have left others, of parts of the grid.
+
+    Raises:
+      UsageError: If there is none.
+    """
+    for folder in _folders(output):
+        if is_file(joined(folder, COMPLETE)) or is_file(joined(folder, STOPPED)):
+            return folder
+    raise UsageError(f"{output}: holds no generations that were counted whole. Begin anew with --overwrite.")
 
 
 def _folders(output: str) -> list[str]:

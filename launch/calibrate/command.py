@@ -27,7 +27,7 @@ from calm_beam.manifest import MANIFEST, Manifest, ManifestError, SequentialPlan
 from calm_beam.metrics.registry import METRICS, is_bleurt
 from calm_beam.risk.pvalues import P_VALUES
 from calm_beam.storage import absolute, check_writable, is_file, joined
-from calm_beam.sweeps.folders import begun_shards, find_generations
+from calm_beam.sweeps.folders import begun_shards, counted_generations
 from calm_beam.sweeps.shard import shard_in_order, with_unique_ids
 from calm_beam.sweeps.shard_count import default_shards
 
@@ -150,6 +150,13 @@ def _say_what_is_done(run: CalibrationRun, flags: argparse.Namespace, manifest: 
     """Says that there is nothing left to do, or that what is done is something else; returns the exit status."""
     path, job = joined(run.output, MANIFEST), run.source.job
     if manifest.plan != run.plan.record() or manifest.data.patterns != job.patterns:
+        ended = manifest.sequential
+        if ended is not None and ended.rounds < ended.of_rounds:
+            raise UsageError(
+                f"--resume: {path} stopped after {ended.rounds} of {ended.of_rounds} rounds, and was asked for "
+                "something else. Another rule to stop may take it further, with all else as it was; other tests need "
+                "another --output, or --overwrite."
+            )
         raise UsageError(
             f"--resume: {path} is finished, and was asked for something else. For other metrics, tolerances or tests "
             f"of the same generations pass --generations={run.output} and another --output; to begin anew, --overwrite."
@@ -179,7 +186,7 @@ def _data_fingerprint(run: CalibrationRun, flags: argparse.Namespace) -> str:
     examples = (read_examples(path, reading, file_index=index) for index, path in enumerate(job.files))
     unique = with_unique_ids(itertools.chain.from_iterable(examples))
     if job.order is not None:
-        folder = find_generations(run.output)
+        folder = counted_generations(run.output)
         counted = {shard.shard for shard in FinishedSweep.read(folder, DecodeJob.read(folder), or_stopped=True).shards}
         shard_of = functools.partial(shard_in_order, salt=job.order, num_shards=job.num_shards)
         unique = [example for example in unique if shard_of(example) in counted]

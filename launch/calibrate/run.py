@@ -143,7 +143,9 @@ class CalibrationRun:
             yield
         except (CalmBeamError, OSError) as error:
             left = "" if self.source.is_stored else self._left(folder())
-            if isinstance(error, PipelineError) and error.cause is GenerationsError:
+            if isinstance(error, GenerationsError) or (
+                isinstance(error, PipelineError) and error.cause is GenerationsError
+            ):
                 # It says itself why --resume does not go on from there.
                 left = ""
             raise PipelineError(f"{error} {left}".rstrip()) from error

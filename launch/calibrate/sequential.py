@@ -7,7 +7,7 @@ round has counted stands in a file beside its generations, so the run knows noth
 import dataclasses
 import functools
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import apache_beam as beam
 
@@ -22,8 +22,9 @@ from calm_beam.launch.runners import make_runner, may_report_progress, run_pipel
 from calm_beam.launch.terminal import say
 from calm_beam.launch.terminal.progress import shown_progress
 from calm_beam.manifest import EarlierEnd, Manifest, SequentialRecord
-from calm_beam.metrics.registry import get_metric
+from calm_beam.metrics.registry import get_metric, metric_source_digest
 from calm_beam.storage import is_file, joined, make_folder, remove_file
+from calm_beam.versions import run_versions
 
 from .run import CalibrationRun
 from .sources import Block, DecodedSource
@@ -78,9 +79,9 @@ class SequentialRun:
             while True:
                 if len(rounds) < wanted:
                     is_above = len(rounds) < len(above)
-                    self._count(
-                        block, first=len(rounds) + 1, last=len(above) if is_above else wanted, from_above=is_above
-                    )
+                    last = len(above) if is_above else wanted
+                    division = next((each.division for each in (*rounds, *above)), None)
+                    self._count(block, first=len(rounds) + 1, last=last, division=division, from_above=is_above)
                     rounds = self._counted(block, rounds)
                     continue
                 tested = run.plan.upper_part(len(block.thresholds))
@@ -99,7 +100,7 @@ class SequentialRun:
             source.finish()
         return manifest, block.stored.directory
 
-    def _count(self, block: Block, *, first: int, last: int, from_above: bool) -> None:
+    def _count(self, block: Block, *, first: int, last: int, division: str | None, from_above: bool) -> None:
         """Runs a pipeline that decodes some rounds and counts them."""
         run, source = self.run, self.run.source
         assert isinstance(source, DecodedSource)
@@ -112,6 +113,8 @@ class SequentialRun:
                 progress,
                 assignment=block.assignment if from_above else dataclasses.replace(block.assignment, above=None),
                 plan=run.plan.upper_part(len(block.thresholds)),
+                scored_by=self._scored_by(),
+                division=division,
                 first=first,
                 last=last,
                 metric_settings=run.metric_settings,
@@ -124,6 +127,17 @@ class SequentialRun:
         folder, plan = block.stored.directory, self.run.plan.upper_part(len(block.thresholds))
         rounds = list(known)
         while (following := Round.read(folder, len(rounds) + 1, plan)) is not None:
+            if following.scored_by != self._scored_by():
+                raise GenerationsError(
+                    f"{folder}: round {following.number} was scored by {_differing(following.scored_by)}, and now "
+                    f"there is {_differing(self._scored_by())}: one risk must not be made of two metrics. Restore what "
+                    "scored it, or begin anew with --overwrite."
+                )
+            if rounds and following.division != rounds[0].division:
+                raise GenerationsError(
+                    f"{folder}: rounds 1 and {following.number} are of different divisions of the data. Begin anew, "
+                    "with --overwrite."
+                )
             for shard in following.shards:
                 path = block.stored.shard_path(shard.shard)
                 if not is_file(path) or stored_shard(path) != shard:
@@ -152,11 +166,6 @@ class SequentialRun:
         totals.contrast.check(run.plan.layout().objectives, functools.partial(get_metric, settings=run.metric_settings))
         shards = [shard for each in rounds for shard in each.shards]
         finished = FinishedSweep.of(shards, job=block.stored.job.digest(), examples=totals.examples)
-        if len(rounds) == rounds[-1].rounds:
-            finished.write(folder)
-            remove_file(joined(folder, STOPPED))
-        else:
-            finished.write(folder, STOPPED)
         manifest = run.provenance.manifest(
             totals,
             found.calibrations,
@@ -170,6 +179,12 @@ class SequentialRun:
                 continues=self._continues(),
             ),
         )
+        # What the manifest refuses must not stand as complete.
+        if totals.examples == rounds[-1].examples:
+            finished.write(folder)
+            remove_file(joined(folder, STOPPED))
+        else:
+            finished.write(folder, STOPPED)
         publish(
             run.output,
             manifest,
@@ -179,6 +194,12 @@ class SequentialRun:
         )
         return manifest
 
+    def _scored_by(self) -> dict[str, str]:
+        """Returns what scores here, and now."""
+        metrics = {spec.objective.metric for spec in self.run.plan.specs}
+        own = {name: metric_source_digest(name) for name in metrics if ":" in name}
+        return {**run_versions({}, metrics=metrics), **own}
+
     def _continues(self) -> tuple[EarlierEnd, ...]:
         if self.continued is None:
             return ()
@@ -187,6 +208,10 @@ class SequentialRun:
         ended = self.continued.sequential
         last = EarlierEnd(plan=self.continued.plan.digest, rounds=ended.rounds, ended_by=ended.ended_by)
         return (*ended.continues, last)
+
+
+def _differing(scored_by: Mapping[str, str]) -> str:
+    return ", ".join(f"{name} {version}" for name, version in sorted(scored_by.items()))
 
 
 def _in_words(found: Watched, rounds: Sequence[Round]) -> str:

@@ -3,7 +3,7 @@
 import argparse
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Protocol
 
 import apache_beam as beam
@@ -150,6 +150,8 @@ class DecodedSource:
         *,
         assignment: Assignment,
         plan: Plan,
+        scored_by: Mapping[str, str],
+        division: str | None,
         first: int,
         last: int,
         metric_settings: MetricSettings,
@@ -163,6 +165,8 @@ class DecodedSource:
             >> CountRounds(
                 assignment,
                 plan,
+                scored_by=scored_by,
+                division=division,
                 first=first,
                 last=last,
                 progress=progress,

@@ -3,6 +3,7 @@
 import argparse
 from collections.abc import Sequence
 
+from calm_beam.calibration.groups import MOST_GROUPS
 from calm_beam.calibration.publish import REPORT, EarlierResult, publish
 from calm_beam.counted import counted
 from calm_beam.errors import CalmBeamError
@@ -28,7 +29,13 @@ def certify(flags: argparse.Namespace) -> int:
     source = read_source(flags, loss=flags.loss, group_key=flags.group_key, cluster_key=flags.cluster_key)
     sweep = source.sweep
     declared = _declared_costs(flags, source)
-    tests = _tests(flags, loss=source.loss, groups=sorted(set(sweep.groups or ())))
+    groups = sorted(set(sweep.groups or ()))
+    if len(groups) > MOST_GROUPS:
+        raise UsageError(
+            f"--group_key={flags.group_key}: there are {len(groups)} groups, more than {MOST_GROUPS}. Each of them "
+            "needs hundreds of examples to prove anything: name a column with few values."
+        )
+    tests = _tests(flags, loss=source.loss, groups=groups)
     plan = plan_of(
         tests,
         settled_order(

@@ -89,6 +89,13 @@ def _of_scores(flags: argparse.Namespace, *, loss: str | None) -> Source:
     names = tuple(run.name for run in runs)
     if twice := next((name for name in names if names.count(name) > 1), None):
         raise UsageError(f"--candidates: two are called {twice!r}. Name them: NAME=RUN,NAME=RUN.")
+    task = baseline.task()
+    for run in runs:
+        if run.task() != task:
+            raise UsageError(
+                f"--candidates {run.path}: is of task {run.task()!r}, and the baseline of {task!r}. Examples of two "
+                "tasks may have the same ids, and are not the same. Evaluate both on one task, or name it (--task)."
+            )
     scores = RunScores.read(baseline, metric=flags.metric)
     pairs = ((run, RunScores.read(run, metric=scores.metric)) for run in runs)
     return Source(
@@ -97,6 +104,6 @@ def _of_scores(flags: argparse.Namespace, *, loss: str | None) -> Source:
         patterns=(flags.baseline, *flags.candidates),
         listed=names,
         baseline=flags.baseline,
-        task=flags.task,
+        task=task,
         metric=scores.metric,
     )

@@ -210,6 +210,8 @@ def _print_stops(run: PilotRun, job: Job, cost: Cost, *, flags: argparse.Namespa
         "pilot's losses "
         f"({counted(flags.replications or _REPLICATIONS, 'run')}, seed {flags.seed}): a forecast, and no promise."
     )
+    if any(losses.entry.group is not None for losses in run.entries):
+        console.say("Not forecast: entries of groups, for which a sequential run waits too.")
     if any(losses.losses is None for losses in run.entries):
         console.say("Not forecast: metrics that are not calm-beam's own, whose code a manifest cannot have imported.")
 
@@ -242,6 +244,9 @@ def _asked(run: PilotRun, flags: argparse.Namespace) -> list[_Asked]:
     found: dict[tuple[object, ...], _Asked] = {}
     for each in run.entries:
         entry = each.entry
+        if entry.group is not None:
+            # Of a group there would be a share of the examples, which a pilot knows too little of.
+            continue
         delta = entry.delta if flags.delta is None else flags.delta
         epsilon = entry.epsilon if flags.epsilon is None else flags.epsilon
         asked = _Asked(entry=entry, losses=each.losses, delta=delta, epsilon=epsilon)

@@ -53,6 +53,8 @@ def verify_external(argv: Sequence[str], *, description: str) -> int:
     source = read_source(
         flags, loss=manifest.calibrations[0].loss, group_key=plan.group_key, cluster_key=plan.cluster_key
     )
+    if plan.task is not None and source.task != plan.task:
+        raise UsageError(f"the fresh runs are of task {source.task!r}, and the manifest is about {plan.task!r}.")
     check_fresh(source.sweep, manifest)
     verdicts = verify_settings(source.sweep, manifest, alpha=flags.alpha)
     _print(manifest, verdicts, examples=len(source.sweep.ids), alpha=flags.alpha)

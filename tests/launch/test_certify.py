@@ -186,6 +186,32 @@ def test_runs_that_do_not_pair(tmp_path: pathlib.Path, capsys: pytest.CaptureFix
     assert not (tmp_path / "out").exists()
 
 
+def test_runs_of_two_tasks_are_not_joined(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Examples of two tasks may have the same ids: neither certify nor verify takes them for the same."""
+    runs = {
+        (task, name): write_lm_eval(tmp_path / task / name, {"strict-match": [1.0] * 300}, task=task)
+        for task in ("gsm8k", "arc")
+        for name in ("one", "two", "three")
+    }
+    flags = [f"--baseline={runs['gsm8k', 'one']}", f"--output={tmp_path / 'out'}", "--delta=0.05"]
+    assert main(["certify", *flags, f"--candidates=low={runs['arc', 'two']}"]) == 2
+    assert "is of task 'arc', and the baseline of 'gsm8k'" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+    assert main(["certify", *flags, f"--candidates=low={runs['gsm8k', 'two']}"]) == 0
+    assert read_external_manifest(tmp_path / "out" / "manifest.json").plan.task == "gsm8k"
+    fresh = [f"--baseline={runs['arc', 'one']}", f"--candidates=low={runs['arc', 'three']}"]
+    assert main(["verify", f"--manifest={tmp_path / 'out'}", *fresh]) == 2
+    assert "the fresh runs are of task 'arc', and the manifest is about 'gsm8k'" in capsys.readouterr().err
+
+
+def test_a_column_of_ids_names_no_groups(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A promise for each example would prove nothing."""
+    path = tmp_path / "losses.csv"
+    path.write_text("id,setting,loss\n" + "".join(f"e{index},a,0\n" for index in range(101)))
+    assert main(["certify", f"--losses={path}", "--order=a", "--delta=0.1", "--group_key=id"]) == 2
+    assert "--group_key=id: there are 101 groups, more than 100" in capsys.readouterr().err
+
+
 def test_inspect(losses: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The manifest is described in words; a model to compare it with is refused."""
     manifest = _certify(losses, _ORDER, "--delta=0.15")

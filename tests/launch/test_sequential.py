@@ -8,9 +8,12 @@ import shutil
 import pytest
 
 from calm_beam.generations.folder import COMPLETE, STOPPED
+from calm_beam.launch.calibrate import sources
 from calm_beam.launch.cli import main
 from calm_beam.manifest import Manifest, read_manifest
 from calm_beam.risk.pvalues import P_VALUES
+from calm_beam.sweeps.shard import shard_in_order
+from tests.calm_beam.calibration.builders import build_example
 from tests.pipelines import SHORT_FLAGS, id_rows, without_time, write_model, write_rows
 
 _ROWS = 120
@@ -65,6 +68,10 @@ def _manifest(output: pathlib.Path) -> Manifest:
 def _folder(output: pathlib.Path) -> pathlib.Path:
     (folder,) = (output / "generations").iterdir()
     return folder
+
+
+def _shard(name: str) -> int:
+    return shard_in_order(build_example(id=name), salt="calm-beam/0", num_shards=24)
 
 
 def _place_to_stop(whole: pathlib.Path) -> tuple[int, float]:
@@ -168,11 +175,15 @@ def test_a_stopped_sample_is_for_no_other_test(
     assert main(["calibrate", f"--generations={output}", f"--output={tmp_path / 'again'}", "--metric=token_f1"]) == 2
     assert "Other tests of them would prove nothing" in capsys.readouterr().err
     assert _calibrate(model, data, output, "--delta=0.5", "--resume") == 2
-    assert "is finished, and was asked for something else" in capsys.readouterr().err
+    printed = capsys.readouterr().err
+    assert "Another rule to stop may take it further" in printed
+    assert "--generations" not in printed
     # Nor where the run did not come to an end.
     (output / "manifest.json").unlink()
     assert _calibrate(model, data, output, "--delta=0.5", "--resume") == 1
-    assert "tests cannot be changed once losses have been seen" in capsys.readouterr().err
+    printed = capsys.readouterr().err
+    assert "Neither can be changed once losses have been seen" in printed
+    assert "--resume goes on from there" not in printed
 
 
 def test_an_unfinished_run_goes_on(
@@ -225,6 +236,67 @@ def test_data_that_changed_are_refused(
     assert "the data have changed since" in capsys.readouterr().err
     assert _calibrate(model, data, tmp_path / "out", "--resume") == 1
     assert "was decoded from other examples than the data give now" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("change", ["fewer", "more"])
+def test_data_that_would_be_divided_otherwise_are_refused(
+    change: str,
+    model: pathlib.Path,
+    tmp_path: pathlib.Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Where only shards to come have changed, no example is left out or counted twice all the same: the run ends."""
+    rows = sorted(id_rows(_ROWS), key=lambda row: _shard(row["id"]))
+    data = write_rows(tmp_path / "rows.jsonl", rows)
+    output = tmp_path / "out"
+    flags = ("--consistency=textual", "--delta=0.7")
+    assert _calibrate(model, data, output, *flags, "--stop_at_threshold=0.9") == 0
+    counted = {shard["shard"] for shard in json.loads((_folder(output) / STOPPED).read_text())["shards"]}
+    new = [{**row, "id": f"new-{row['id']}"} for row in id_rows(100, seed=1)]
+    changed = {"fewer": rows[:-20], "more": [*rows, *(row for row in new if _shard(row["id"]) not in counted)]}
+    assert not {_shard(row["id"]) for row in rows[-20:]} & counted
+    write_rows(data, changed[change])
+    before = (output / "manifest.json").read_bytes()
+    capsys.readouterr()
+    assert _calibrate(model, data, output, *flags, "--resume") == 1
+    assert "they would be divided into other rounds" in capsys.readouterr().err
+    assert (output / "manifest.json").read_bytes() == before
+    assert not (_folder(output) / COMPLETE).exists()
+
+
+def test_a_metric_that_changed_is_refused(
+    model: pathlib.Path,
+    data: pathlib.Path,
+    tmp_path: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """One risk is not made of two metrics: what scored the rounds before is compared by its source."""
+    source = tmp_path / "changing_metric.py"
+    text = "def score(candidate, references):\n    return float(candidate in references) * 0.9 + 0.1\n"
+    source.write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    flags = ("--metric=changing_metric:score", "--consistency=textual", "--delta=0.95")
+    assert _calibrate(model, data, tmp_path / "out", *flags, "--stop_at_threshold=0.9") == 0
+    source.write_text(text.replace("0.9", "0.8"))
+    assert _calibrate(model, data, tmp_path / "out", *flags, "--resume") == 1
+    assert "one risk must not be made of two metrics" in capsys.readouterr().err
+    source.write_text(text)
+    assert _calibrate(model, data, tmp_path / "out", *flags, "--resume") == 0
+
+
+def test_a_lazy_run_that_was_killed_at_its_end_is_finished(
+    model: pathlib.Path, data: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Folders that only the way there needed are no part of the result, whether they were removed or not."""
+    flags = ("--sweep=lazy", "--delta=0.7", "--stop_at_threshold=0.5")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sources.DecodedSource, "finish", lambda _: None)
+        assert _calibrate(model, data, tmp_path / "out", *flags) == 0
+    assert len(list((tmp_path / "out" / "generations").iterdir())) > 1
+    capsys.readouterr()
+    assert _calibrate(model, data, tmp_path / "out", *flags, "--resume") == 0
+    assert "is finished; nothing is left to do" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("rule", ["", "--stop_at_threshold=0.5"])

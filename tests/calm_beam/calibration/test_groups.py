@@ -206,7 +206,10 @@ def test_rounds_are_watched_in_every_group(tmp_path: pathlib.Path) -> None:
             _totals(np.zeros((30, 1, 2)), list(groups), plan.layout()), by_shard=((number, 30),)
         )
         shards = (StoredShard(shard=number, examples=30, failed=0, digest="x"),)
-        Round(number=number, rounds=3, examples=90, shards=shards, totals=totals).write(str(tmp_path), plan)
+        counted = Round(
+            number=number, division="sha256:1", scored_by={}, rounds=3, examples=90, shards=shards, totals=totals
+        )
+        counted.write(str(tmp_path), plan)
         again = Round.read(str(tmp_path), number, plan)
         assert again is not None
         assert again.totals == totals

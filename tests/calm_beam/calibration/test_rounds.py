@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from calm_beam.calibration import CalibrationTotals, Contrast, Plan, all_specs
-from calm_beam.calibration.rounds import Round, has_rounds, rounds_of
+from calm_beam.calibration.rounds import Round, division_digest, has_rounds, rounds_of
 from calm_beam.generations import GenerationsError, StoredShard
 from calm_beam.manifest import SequentialPlan
 
@@ -41,6 +41,18 @@ def test_rounds_are_the_shards_in_order(sizes: dict[int, int], round_examples: i
         assert len(shards) == 1 or abs(len(shards) * mean - round_examples) <= mean / 2 + 1e-9
 
 
+def test_every_change_of_the_data_is_another_division() -> None:
+    """A shard more, less or larger tells two divisions apart, even where no round begins elsewhere."""
+    sizes = {0: 10, 1: 12, 3: 9}
+    digests = {
+        division_digest(changed, round_examples=10)
+        for changed in (sizes, {**sizes, 4: 1}, {**sizes, 3: 10}, {0: 10, 1: 12}, {**sizes, 2: 1})
+    }
+    assert len(digests) == 5
+    assert division_digest(dict(reversed(sizes.items())), round_examples=10) in digests
+    assert division_digest(sizes, round_examples=25) not in digests
+
+
 def _round(plan: Plan = _PLAN, *, seed: int = 0, number: int = 2) -> Round:
     losses = np.random.default_rng(seed).uniform(size=(5, 2, 2))
     generation = build_generation()
@@ -54,7 +66,15 @@ def _round(plan: Plan = _PLAN, *, seed: int = 0, number: int = 2) -> Round:
         contrast=Contrast.of(generation.example, ["cat", "cat", "dog"], scores=[[1.0, 0.5], [1 / 3, 1 / 3]]),
     )
     shards = tuple(StoredShard(shard=shard, examples=size, failed=0, digest="x") for shard, size in totals.by_shard)
-    return Round(number=number, rounds=9, examples=60, shards=shards, totals=totals)
+    return Round(
+        number=number,
+        division="sha256:1",
+        scored_by={"python": "3"},
+        rounds=9,
+        examples=60,
+        shards=shards,
+        totals=totals,
+    )
 
 
 def test_a_round_comes_back_as_it_was(tmp_path: pathlib.Path) -> None:
@@ -87,7 +107,7 @@ def test_the_rule_to_stop_may_change(tmp_path: pathlib.Path) -> None:
 def test_tests_may_not_change_once_losses_were_seen(change: dict[str, object], tmp_path: pathlib.Path) -> None:
     """Whoever has seen a round may not go on with other tests."""
     _round().write(str(tmp_path), _PLAN)
-    with pytest.raises(GenerationsError, match="tests cannot be changed once losses have been seen"):
+    with pytest.raises(GenerationsError, match="Neither can be changed once losses have been seen"):
         Round.read(str(tmp_path), 2, dataclasses.replace(_PLAN, **change))  # type: ignore[arg-type]
 
 

@@ -98,9 +98,9 @@ def test_rates_are_never_negative() -> None:
     """Where the laps say so, the other rate explains all of it."""
     assert fitted_rates([]) == (0.0, 0.0)
     falling = [Lap(steps=4, rows=rows, seconds=1 - rows / 1000) for rows in (100, 300, 600)]
-    assert fitted_rates(falling)[1] == 0
+    assert fitted_rates(falling)[1] == pytest.approx(0, abs=1e-9)
     rising = [Lap(steps=steps, rows=100 * steps * steps, seconds=100.0 * steps * steps) for steps in (1, 2, 5)]
-    assert fitted_rates(rising) == (0.0, pytest.approx(1.0))
+    assert fitted_rates(rising) == (pytest.approx(0, abs=1e-9), pytest.approx(1.0))
     alike = [Lap(steps=4, rows=100, seconds=1.0)] * 3
     assert 4 * fitted_rates(alike)[0] + 100 * fitted_rates(alike)[1] == pytest.approx(1.0)
 

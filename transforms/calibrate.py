@@ -174,14 +174,9 @@ class _ScoreShard(beam.DoFn):
     def process(
         self, element: tuple[int, Iterable[StoredShard]], finished: FinishedSweep
     ) -> Iterator[CalibrationTotals]:
-        plan = self._scorer.plan
-        layout = plan.layout()
-        whole = CalibrationTotals.zero(layout)
+        whole = CalibrationTotals.zero(self._scorer.plan.layout())
         for of_examples, generations, losses in self._scorer.batches(element, examples=finished.examples):
-            ids = [generation.example.id for generation in generations]
-            groups = [generation.example.group for generation in generations]
-            of_losses = CalibrationTotals.of_losses(ids, losses, layout=layout, salt=plan.salt, groups=groups)
-            whole = whole.merge(of_examples).merge(of_losses)
+            whole = whole.merge(of_examples).merge(self._scorer.totals_of_losses(generations, losses))
         yield whole
 
 
@@ -202,7 +197,7 @@ class _ScoreClusters(beam.PTransform):
         units = (
             scored.losses
             | "GroupByCluster" >> beam.CombinePerKey(_merged_clusters)
-            | "AverageClusters" >> beam.Map(_totals_of_cluster, layout=plan.layout(), salt=plan.salt)
+            | "AverageClusters" >> beam.Map(totals_of_cluster, layout=plan.layout(), salt=plan.salt)
         )
         return (scored.examples, units) | "JoinTotals" >> beam.Flatten()
 
@@ -236,7 +231,8 @@ def _merged_clusters(parts: Iterable[ClusterLosses]) -> ClusterLosses:
     return first
 
 
-def _totals_of_cluster(element: tuple[str, ClusterLosses], *, layout: Layout, salt: str) -> CalibrationTotals:
+def totals_of_cluster(element: tuple[str, ClusterLosses], *, layout: Layout, salt: str) -> CalibrationTotals:
+    """Returns the totals of a cluster, given its name and the losses of all its examples."""
     cluster, losses = element
     return CalibrationTotals.of_losses([cluster], losses.mean()[None], layout=layout, salt=salt, scored=losses.size)
 

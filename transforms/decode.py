@@ -52,19 +52,30 @@ class DecodeExamples(beam.PTransform):
         read = ExamplesRead(*examples)
         count = beam.pvalue.AsSingleton(read.count)
         is_checked = read.shards | "CheckFolders" >> CheckFolders(self.assignment)
-        decode = beam.ParDo(
+        decode = decoding(
             DecodeShard(self.assignment, self.progress, needs_accelerator=self.needs_accelerator),
-            beam.pvalue.AsSingleton(is_checked),
+            is_checked,
             count,
+            accelerator_hint=self.accelerator_hint,
         )
-        if self.accelerator_hint is not None:
-            decode = decode.with_resource_hints(accelerator=self.accelerator_hint)
         return (
             read.shards
             | "DecodeShards" >> decode
             | "ListDecoded" >> beam.CombineGlobally(beam.combiners.ToListCombineFn())
             | "MarkComplete" >> beam.Map(_mark_complete, count, assignment=self.assignment)
         )
+
+
+def decoding(
+    decode: "DecodeShard",
+    is_checked: beam.PCollection,
+    count: beam.pvalue.AsSingleton,
+    *,
+    accelerator_hint: str | None,
+) -> beam.ParDo:
+    """Returns the step that decodes shards, once folders were checked; it alone has the hint."""
+    step = beam.ParDo(decode, beam.pvalue.AsSingleton(is_checked), count)
+    return step if accelerator_hint is None else step.with_resource_hints(accelerator=accelerator_hint)
 
 
 @dataclasses.dataclass

@@ -14,8 +14,8 @@ from calm_beam.metrics.settings import NO_SETTINGS, MetricSettings
 from calm_beam.risk.clusters import ClusterLosses
 from calm_beam.sweeps import Assignment
 
-from .calibrate import SumTotals
-from .decode import CheckFolders, DecodeShard
+from .calibrate import SumTotals, totals_of_cluster
+from .decode import CheckFolders, DecodeShard, decoding
 from .examples import ExamplesRead
 from .progress import ProgressLog
 from .scoring import ShardScorer
@@ -72,13 +72,12 @@ class CountRounds(beam.PTransform):
         until = read.shards | "TakeUpToLast" >> beam.Filter(_is_within, places, first=1, last=self.last)
         is_checked = until | "CheckFolders" >> CheckFolders(self.assignment, kept=places)
         taken = until | "TakeRounds" >> beam.Filter(_is_within, places, first=self.first, last=self.last)
-        decode = beam.ParDo(
+        decode = decoding(
             DecodeShard(self.assignment, self.progress, needs_accelerator=self.needs_accelerator),
-            beam.pvalue.AsSingleton(is_checked),
+            is_checked,
             count,
+            accelerator_hint=self.accelerator_hint,
         )
-        if self.accelerator_hint is not None:
-            decode = decode.with_resource_hints(accelerator=self.accelerator_hint)
         decoded = taken | "DecodeShards" >> decode
         scorer = ShardScorer(
             self.plan,
@@ -155,21 +154,14 @@ class _ScoreWhole(beam.DoFn):
         for of_examples, generations, losses in self._scorer.batches(element, examples=count):
             whole = whole.merge(of_examples)
             if plan.cluster_key is None:
-                ids = [generation.example.id for generation in generations]
-                groups = [generation.example.group for generation in generations]
-                of_losses = CalibrationTotals.of_losses(ids, losses, layout=layout, salt=plan.salt, groups=groups)
-                whole = whole.merge(of_losses)
+                whole = whole.merge(self._scorer.totals_of_losses(generations, losses))
                 continue
             for generation, of_example in zip(generations, losses, strict=True):
                 cluster, member = generation.example.cluster, ClusterLosses(size=1, sums=of_example)
                 assert cluster is not None
                 clusters[cluster] = clusters[cluster].merge(member) if cluster in clusters else member
-        for cluster, members in clusters.items():
-            whole = whole.merge(
-                CalibrationTotals.of_losses(
-                    [cluster], members.mean()[None], layout=layout, salt=plan.salt, scored=members.size
-                )
-            )
+        for element_of_cluster in clusters.items():
+            whole = whole.merge(totals_of_cluster(element_of_cluster, layout=layout, salt=plan.salt))
         yield whole
 
 

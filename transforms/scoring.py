@@ -2,7 +2,7 @@
 
 import dataclasses
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 import numpy as np
 from apache_beam.metrics import Metrics
@@ -83,6 +83,16 @@ class ShardScorer:
                 kept, self._layout, shard=number, contrast=Contrast.merged(each.contrast for each in scored)
             )
             yield totals, kept, np.stack([each.losses for each in scored])
+
+    def totals_of_losses(self, generations: Sequence[Generation], losses: np.ndarray) -> CalibrationTotals:
+        """Returns the totals of the losses of a batch, each example of which is a unit by itself."""
+        return CalibrationTotals.of_losses(
+            [generation.example.id for generation in generations],
+            losses,
+            layout=self._layout,
+            salt=self.plan.salt,
+            groups=[generation.example.group for generation in generations],
+        )
 
     def _at_lanes(self, generation: Generation, path: str) -> Generation:
         """Returns the generation with the outputs of the plan's thresholds alone."""

@@ -65,11 +65,8 @@ class RunProvenance:
           settings: The job's, with the part of its grid that is tested; all of it if omitted.
           created: As above; now if omitted.
         """
-        if created is None:
-            now = datetime.datetime.now(datetime.UTC).replace(microsecond=0)
-            created = now.isoformat().replace("+00:00", "Z")
         return cls(
-            created=created,
+            created=created or time_of_now(),
             model=job.model,
             vocabulary=job.vocabulary,
             settings=settings or job.settings,
@@ -145,6 +142,11 @@ class RunProvenance:
             settings.rule, (entry.threshold,), max_decode_length=settings.max_decode_length
         )[:, 0]
         return dataclasses.replace(entry, threshold_by_position=tuple(positions.tolist()))
+
+
+def time_of_now() -> str:
+    """Returns the time as manifests have it: ISO 8601 in UTC, to the second, ending in Z."""
+    return datetime.datetime.now(datetime.UTC).replace(microsecond=0).isoformat().replace("+00:00", "Z")
 
 
 def decode_record(settings: DecodeSettings) -> DecodeRecord:

@@ -3,6 +3,7 @@
 import itertools
 from collections.abc import Sequence
 
+from calm_beam.calibration.plan import salt_of
 from calm_beam.calibration.specs import default_p_value
 from calm_beam.errors import UsageError
 from calm_beam.manifest import ExternalPlan, ExternalTest
@@ -158,7 +159,7 @@ def plan_of(
         joint_epsilon=joint_epsilon,
         group_key=group_key,
         cluster_key=cluster_key,
-        salt=f"calm-beam/{seed}",
+        salt=salt_of(seed),
         baseline=baseline,
         task=task,
         metric=metric,

@@ -1,12 +1,12 @@
 """From the losses of a sweep to what is proved of its settings."""
 
 import dataclasses
-import datetime
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from calm_beam.calibration.fingerprint import fingerprint_text
+from calm_beam.calibration.provenance import time_of_now
 from calm_beam.manifest import (
     ExternalCalibration,
     ExternalDataRecord,
@@ -161,11 +161,9 @@ def external_manifest(
       software: Versions of what computed this.
       created: When the run began, ISO 8601 in UTC; None for now.
     """
-    if created is None:
-        created = datetime.datetime.now(datetime.UTC).replace(microsecond=0).isoformat().replace("+00:00", "Z")
     groups = sorted(set(sweep.groups)) if sweep.groups is not None else []
     return ExternalManifest(
-        created=created,
+        created=created or time_of_now(),
         settings=tuple(
             SettingRecord(name=name, cost=costs.get(name), fingerprint=fingerprint_text(sweep.fingerprints[name]))
             for name in plan.order

@@ -82,7 +82,6 @@ def _unpacked(packed: bytes) -> tuple[bytes, int]:
         with gzip.GzipFile(fileobj=raw) as file:
             while len(content) < _READ_BYTES and (block := file.read1(2**16)):
                 content += block
-                taken = raw.tell()
     except (EOFError, zlib.error, gzip.BadGzipFile):
         # The beginning of a file ends somewhere.
         taken = len(packed)

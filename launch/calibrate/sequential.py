@@ -125,12 +125,12 @@ class SequentialRun:
     def _counted(self, block: Block, known: list[Round]) -> list[Round]:
         """Returns the rounds that are counted in a block, of which some are known; their generations are looked for."""
         folder, plan = block.stored.directory, self.run.plan.upper_part(len(block.thresholds))
-        rounds = list(known)
+        rounds, scored_by = list(known), self._scored_by()
         while (following := Round.read(folder, len(rounds) + 1, plan)) is not None:
-            if following.scored_by != self._scored_by():
+            if following.scored_by != scored_by:
                 raise GenerationsError(
                     f"{folder}: round {following.number} was scored by {_differing(following.scored_by)}, and now "
-                    f"there is {_differing(self._scored_by())}: one risk must not be made of two metrics. Restore what "
+                    f"there is {_differing(scored_by)}: one risk must not be made of two metrics. Restore what "
                     "scored it, or begin anew with --overwrite."
                 )
             if rounds and following.division != rounds[0].division:

@@ -76,6 +76,7 @@ def layer_step_rate(checkpoint: Checkpoint, rule: ExitRule, *, steps: int, sourc
             config,
             rule.confidence,
             num_ranks=ROWS // _PLACES,
+            is_gathered=False,
             parameters=parameters,
             states=state["states"],
             cross=cross,

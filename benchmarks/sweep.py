@@ -43,10 +43,10 @@ from benchmarks.widened_model import widen_to_paper
 from calm_beam.checkpoints import Checkpoint, load_checkpoint
 from calm_beam.decoding.early_exit import EarlyExitDecoder
 from calm_beam.decoding.memory import Budget, keep_freed_memory
+from calm_beam.decoding.packed import PackedDecoder
 from calm_beam.decoding.padding import bucket_width
 from calm_beam.decoding.result import SweepResult
 from calm_beam.decoding.settings import DecodeSettings
-from calm_beam.decoding.shared import SharedSweep
 from calm_beam.decoding.work import Work
 from calm_beam.demo import embedded
 from calm_beam.exits.rule import ExitRule
@@ -279,8 +279,8 @@ def decode(task: Task, lanes: np.ndarray) -> Run:
     # Room for every prompt at its worst: nobody gives way in any run.
     tokens = task.batch_size * (_MAX_INPUT_LENGTH + steps * num_lanes)
     budget = Budget(slots=task.batch_size, tokens=tokens)
-    decoder = SharedSweep(
-        task.checkpoint, task.rule, thresholds=lanes, max_input_length=_MAX_INPUT_LENGTH, budget=budget
+    decoder = PackedDecoder(
+        task.checkpoint, task.rule, thresholds=lanes[None], max_input_length=_MAX_INPUT_LENGTH, budget=budget
     )
     start = time.perf_counter()
     results = dict(decoder.decode(task.prompts))

@@ -39,6 +39,10 @@ if TYPE_CHECKING:
     from calm_beam.serving import Answer, Generator
 
 
+# Prompts that are answered before any is written.
+_AT_A_TIME = 1024
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class _Asked:
     """A prompt.
@@ -109,7 +113,9 @@ def _parser() -> FlagParser:
     parser.add_argument("--overwrite", action="store_true", help="replace an earlier --output")
     parser.add_argument("--show_layers", action="store_true", help="colour every token by the layer at which it left")
     parser.add_argument(
-        "--batch_size", type=whole_number(1), default=1, help="prompts of a file decoded together; meant for 1 to 8"
+        "--batch_size",
+        type=whole_number(1),
+        help="most prompts of a file decoded together; default: by the memory that is free",
     )
     add_exit_head_flag(parser)
     add_entry_flags(parser)
@@ -206,11 +212,11 @@ def _answers(
     generator: "Generator", prompts: Sequence[_Asked], *, flags: argparse.Namespace
 ) -> Iterator[tuple[_Asked, "Answer"]]:
     """Yields prompts that have been checked with their answers, with a progress bar where answers are not seen."""
-    starts = range(0, len(prompts), flags.batch_size)
+    starts = range(0, len(prompts), _AT_A_TIME)
     console = Console(stderr=True, highlight=False)
     is_hidden = not console.is_terminal or flags.prompt is not None or (flags.output is None and sys.stdout.isatty())
     for start in track(starts, "answering", console=console, disable=is_hidden):
-        batch = prompts[start : start + flags.batch_size]
+        batch = prompts[start : start + _AT_A_TIME]
         answers = generator.generate_batch(
             [asked.prompt for asked in batch],
             names=[asked.place for asked in batch],

@@ -1,4 +1,8 @@
-"""A batch of prompts whose lanes take one step at a time, sharing what they have in common."""
+"""A batch of prompts whose lanes take one step at a time, sharing what they have in common.
+
+With one lane a prompt, this is continuous batching by depth: every layer is run for the prompts that still need it, and
+a prompt that has ended gives its slot to the next.
+"""
 
 import collections
 import dataclasses
@@ -20,7 +24,7 @@ from .decisions import Decisions
 from .lanes import LaneTree, Rows
 from .memory import Budget
 from .outputs import Outputs, StepOutputs
-from .padding import buffer_bucket, padded, path_lengths, places_by_width, row_parts
+from .padding import buffer_bucket, fewest_rows, padded, path_lengths, places_by_width, row_parts
 from .result import KnownOutput, SweepResult
 from .weights import Sources, Weights, zeros
 from .work import Work
@@ -31,6 +35,28 @@ _REFILL_SHARE = 4
 _HOST_ROWS, _DEVICE_ROWS = 256, 4096
 # Most rows of a prompt that attend to its source together: room for as many is made for every prompt.
 _RANKS = 8
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Request:
+    """A prompt that is to be decoded.
+
+    Attributes:
+      index: What the caller calls it.
+      ids: Its tokens.
+      schedule: Which of the batch's thresholds it is decoded at.
+      known: Its output at a threshold above all of these; what lanes have in common with it is not decided again.
+    """
+
+    index: int
+    ids: Sequence[int]
+    _: dataclasses.KW_ONLY
+    schedule: int = 0
+    known: KnownOutput | None = None
+
+
+Waiting = Mapping[int, collections.deque[Request]]
+"""Requests that wait for a slot, by the width that they are padded to; one queue for each width of the batch."""
 
 
 class Batch:
@@ -44,19 +70,34 @@ class Batch:
         weights: Weights,
         thresholds: np.ndarray,
         budget: Budget,
-        members_by_width: Mapping[int, Sequence[int]],
+        counts: Mapping[int, int],
+        admits_few: bool = False,
     ) -> None:
+        """Prepares free slots.
+
+        Args:
+          config: Sizes of the model.
+          rule: How exits are decided.
+          weights: Of the model.
+          thresholds: float32, shape (schedules, steps, lanes); +inf in a lane of the full model.
+          budget: What may be held at a time.
+          counts: How many prompts of each width are to be expected at a time.
+          admits_few: Whether prompts are admitted as soon as there is room, and not only once there is for several:
+            they wait less, for more programs to compile.
+        """
         self._work = Work()
         self._config, self._rule, self._weights, self._thresholds = config, rule, weights, thresholds
         self._measure, self._passed_on = rule.measure(), rule.propagation().passed_on
         self._layers = config.num_decoder_layers
         self._most_rows = _HOST_ROWS if jax.default_backend() == "cpu" else _DEVICE_ROWS
         self._exit_layers = frozenset(rule.exit_layers(self._layers))
-        steps, lanes = thresholds.shape
-        self._lanes = lanes
+        self._ranks = min(_RANKS, thresholds.shape[-1])
+        _, self._steps, lanes = thresholds.shape
+        steps = self._steps
+        self._admits_few = admits_few
         # Sizes of buffers are parts of the compiled shapes: few, whatever the number of prompts.
-        slots = min(budget.slots, buffer_bucket(sum(len(members) for members in members_by_width.values())))
-        places = places_by_width(members_by_width, tokens=budget.source_tokens(lanes * steps), slots=slots)
+        slots = min(budget.slots, buffer_bucket(sum(counts.values())))
+        places = places_by_width(counts, tokens=budget.source_tokens(lanes * steps), slots=slots)
         self._most_nodes = max(lanes * steps, budget.tokens - sum(width * count for width, count in places.items()))
         self._tree = LaneTree(
             slots=slots,
@@ -64,12 +105,14 @@ class Batch:
             steps=steps,
             layers=self._layers,
             separates_exit=rule.propagation().separates_exit,
-            capacity=min(slots * max(lanes, 2 * steps), self._most_nodes),
+            capacity=min(slots * min(lanes * steps, max(lanes, 2 * steps)), self._most_nodes),
         )
+        self._fewest_rows = fewest_rows(slots * lanes)
         self._sources = {width: Sources(config, width=width, places=count) for width, count in places.items()}
         self._is_crowded = False
-        self._slots = slots
-        self._owners = np.full(slots, -1)
+        self._requests: list[Request | None] = [None] * slots
+        self._is_held = np.zeros(slots, bool)
+        self._schedules = np.zeros(slots, np.int32)
         self._widths = np.zeros(slots, np.int32)
         self._places = np.zeros(slots, np.int32)
         self._live = np.zeros((slots, lanes), bool)
@@ -91,15 +134,21 @@ class Batch:
 
     def is_busy(self) -> bool:
         """Returns whether any slot holds a prompt."""
-        return bool((self._owners >= 0).any())
+        return bool(self._is_held.any())
 
-    def admit(
-        self,
-        waiting: Mapping[int, collections.deque[int]],
-        prompts: Sequence[Sequence[int]],
-        *,
-        known: Sequence[KnownOutput] | None,
-    ) -> None:
+    def free_slots(self) -> int:
+        """Returns how many more prompts it has room for, if there is a place for their sources."""
+        return 0 if self._is_crowded else len(self._requests) - int(self._is_held.sum())
+
+    def queues(self) -> dict[int, collections.deque[Request]]:
+        """Returns an empty queue for each width."""
+        return {width: collections.deque() for width in self._sources}
+
+    def width_for(self, request: Request) -> int:
+        """Returns the width that a prompt is padded to."""
+        return min(width for width in self._sources if width >= len(request.ids))
+
+    def admit(self, waiting: Waiting) -> None:
         """Moves waiting prompts into free slots, once enough are free."""
         if self._is_crowded:
             return
@@ -107,24 +156,32 @@ class Batch:
             sources = self._sources[width]
             chunk = max(1, sources.places // _REFILL_SHARE)
             while queue:
-                free = np.flatnonzero(self._owners < 0)
+                free = np.flatnonzero(~self._is_held)
                 count = min(chunk, len(queue))
-                if len(free) < count or len(sources.free) < count:
+                room = min(len(free), len(sources.free))
+                if self._admits_few:
+                    count = min(count, room)
+                    if not count:
+                        break
+                elif room < count:
                     # In order, so that widths follow each other and are not all in use at once.
                     return
                 slots = free[:count]
-                source_tokens = np.zeros((chunk, width), np.int32)
-                for row, slot in enumerate(slots):
-                    self._owners[slot] = index = queue.popleft()
+                size = next(row_parts(count, most=chunk, fewest=1))[1] if self._admits_few else chunk
+                source_tokens = np.zeros((size, width), np.int32)
+                for row, slot in enumerate(slots.tolist()):
+                    self._requests[slot] = request = queue.popleft()
+                    self._is_held[slot] = True
+                    self._schedules[slot] = request.schedule
                     self._widths[slot], self._places[slot] = width, sources.free.pop()
-                    source_tokens[row, : len(prompts[index])] = prompts[index]
+                    source_tokens[row, : len(request.ids)] = request.ids
                 sources.cross, sources.mask = device_steps.admit(
                     self._config,
                     self._weights.all,
                     cross=sources.cross,
                     source_mask=sources.mask,
                     source_tokens=source_tokens,
-                    places=padded(self._places[slots], chunk, fill=sources.places),
+                    places=padded(self._places[slots], size, fill=sources.places),
                 )
                 self._tree.admit(slots)
                 self._live[slots] = True
@@ -132,37 +189,56 @@ class Batch:
                 self._shared_steps[slots] = 0
                 self._outputs.clear(slots)
                 self._previous[slots] = 0
-                if known:
-                    for slot in slots.tolist():
-                        self._share(slot, known[int(self._owners[slot])])
+                for slot in slots.tolist():
+                    self._share(slot)
 
-    def step(self) -> Iterator[tuple[int, SweepResult]]:
+    def step(self) -> Iterator[tuple[Request, SweepResult]]:
         """Generates one token in every live lane, and yields the prompts that have ended."""
         live = self._live
         new = self._run_layers()
-        goes_on = live & (new.tokens != EOS_ID) & (self._tree.step < len(self._thresholds) - 1)[:, None]
+        goes_on = live & (new.tokens != EOS_ID) & (self._tree.step < self._steps - 1)[:, None]
         self._propagate(new.exit_layers, goes_on)
         self._outputs.append(new, self._tree.step, live=live)
         self._is_finite &= (new.is_finite | ~live).all(axis=1)
         self._tree.advance(new.tokens, new.exit_layers, alive=live)
         self._previous, self._live = new.tokens, goes_on
-        for slot in np.flatnonzero((self._owners >= 0) & ~goes_on.any(axis=1)).tolist():
-            _, index = self._vacate(slot)
+        for slot in np.flatnonzero(self._is_held & ~goes_on.any(axis=1)).tolist():
+            request = self._vacate(slot)
             self._is_crowded = False
-            yield index, self._outputs.result(slot, is_finite=bool(self._is_finite[slot]))
+            yield request, self._outputs.result(slot, is_finite=bool(self._is_finite[slot]))
 
-    def _share(self, slot: int, known: KnownOutput) -> None:
+    def _share(self, slot: int) -> None:
         """Gives a slot's lanes what they have in common with a known output; some may have all of it."""
-        shared = known.steps_shared(self._thresholds)
+        request = self._requests[slot]
+        if request is None or request.known is None:
+            return
+        known = request.known
+        shared = known.steps_shared(self._thresholds[request.schedule])
         self._shared_steps[slot] = shared
         self._live[slot] = shared < len(known.tokens)
         self._outputs.share(slot, known, steps=shared)
 
-    def make_room(self) -> Iterator[tuple[int, int]]:
+    def newest(self) -> Iterator[tuple[Request, int, int]]:
+        """Yields every prompt that goes on, with what the last step gave its first lane: token and exit layer."""
+        for slot in np.flatnonzero(self._live[:, 0] & (self._tree.step > 0)).tolist():
+            request = self._requests[slot]
+            assert request is not None, "only slots that hold a prompt are live"
+            at_step = slot, 0, self._tree.step[slot] - 1
+            yield request, int(self._outputs.tokens[at_step]), int(self._outputs.exit_layers[at_step])
+
+    def drop(self, index: int) -> None:
+        """Frees the slot of a prompt that nobody waits for any more, if there is one."""
+        for slot in np.flatnonzero(self._is_held).tolist():
+            request = self._requests[slot]
+            if request is not None and request.index == index:
+                self._vacate(slot)
+                self._is_crowded = False
+
+    def make_room(self) -> Iterator[Request]:
         """Sees that every layer has a free node for each live lane, and yields the prompts that had to leave for it.
 
-        Stores are widened as far as the budget goes. Beyond that the youngest prompts give way, by width and index, and
-        start again later; until a prompt has ended, none is admitted.
+        Stores are widened as far as the budget goes. Beyond that the youngest prompts give way, and start again later;
+        until a prompt has ended, none is admitted.
         """
         while self._tree.room() < self._live.sum():
             added = min(self._tree.capacity, self._most_nodes - self._tree.capacity)
@@ -173,28 +249,29 @@ class Batch:
                 for layer, (keys, values) in enumerate(self._cache):
                     self._cache[layer] = jnp.pad(keys, wider), jnp.pad(values, wider)
                 continue
-            busy = np.flatnonzero(self._owners >= 0)
+            busy = np.flatnonzero(self._is_held)
             assert len(busy) > 1, "the budget has room for one prompt"
             youngest = busy.tolist()[int(np.argmin(self._tree.step[busy]))]
-            self._live[youngest] = False
             self._is_crowded = True
             yield self._vacate(youngest)
 
-    def _vacate(self, slot: int) -> tuple[int, int]:
-        """Frees a slot, and returns width and index of its prompt."""
-        width, index = int(self._widths[slot]), int(self._owners[slot])
-        self._owners[slot] = -1
-        self._sources[width].free.append(int(self._places[slot]))
+    def _vacate(self, slot: int) -> Request:
+        """Frees a slot, and returns what it held."""
+        request = self._requests[slot]
+        assert request is not None, "only slots that hold a prompt are vacated"
+        self._requests[slot] = None
+        self._is_held[slot] = self._live[slot] = False
+        self._sources[int(self._widths[slot])].free.append(int(self._places[slot]))
         self._tree.release(slot)
-        return width, index
+        return request
 
     def _run_layers(self) -> StepOutputs:
         """Returns what this step gave every lane."""
-        step = np.minimum(self._tree.step, len(self._thresholds) - 1)
+        step = np.minimum(self._tree.step, self._steps - 1)
         # Lanes whose step is known already; it stands in their output.
         is_known = self._live & (self._tree.step[:, None] < self._shared_steps)
         new = StepOutputs.of_known(self._outputs, step, is_known=is_known)
-        thresholds = self._thresholds[step]
+        thresholds = self._thresholds[self._schedules, step]
         alive = self._live.copy()
         # First lane of each lane's group, by layer: where the group's state stands.
         self._groups = np.zeros((self._layers + 1, alive.size), np.int32)
@@ -240,7 +317,7 @@ class Batch:
         return self._measure.needs in (Need.LOGITS, Need.TOKENS)
 
     def _embed(self, rows: Rows) -> None:
-        for part, size in row_parts(len(rows.lanes), most=self._most_rows):
+        for part, size in self._parts(len(rows.lanes)):
             lanes = rows.lanes[part]
             self._states = device_steps.embed(
                 self._weights.embedding,
@@ -274,13 +351,14 @@ class Batch:
         if self._measure.needs is Need.LAYER:
             measured[:] = self._measure.confidence(layer, self._layers)
         ranks = _ranks(rows.slots)
-        for chosen, size, width, num_ranks in self._by_source(rows):
+        for chosen, size, width, is_gathered in self._by_source(rows):
             sources = self._sources[width]
             self._work += Work(layer_rows=len(chosen), padded_rows=size - len(chosen))
             self._states, confidences = device_steps.finish_layer(
                 self._config,
                 self._rule.confidence,
-                num_ranks=num_ranks,
+                num_ranks=self._ranks,
+                is_gathered=is_gathered,
                 parameters=parameters,
                 states=self._states,
                 cross=sources.cross[layer - 1],
@@ -289,22 +367,25 @@ class Batch:
                 below=padded(below[chosen], size),
                 lanes=padded(rows.lanes[chosen], size, fill=self._live.size),
                 places=padded(self._places[rows.slots[chosen]], size, fill=sources.places),
-                ranks=padded(ranks[chosen] % num_ranks, size),
+                ranks=padded(ranks[chosen] % self._ranks, size),
             )
             if self._measure.needs in (Need.STATES, Need.CLASSIFIER):
                 measured[chosen] = np.asarray(confidences)[: len(chosen)]
         return measured
+
+    def _parts(self, count: int) -> Iterator[tuple[slice, int]]:
+        return row_parts(count, most=self._most_rows, fewest=self._fewest_rows)
 
     def _by_length(self, steps: np.ndarray) -> Iterator[tuple[np.ndarray, int, int]]:
         """Yields rows that are run together, the size to pad them to, and the length of path that covers them."""
         lengths = path_lengths(steps)
         for length in np.unique(lengths).tolist():
             chosen = np.flatnonzero(lengths == length)
-            for part, size in row_parts(len(chosen), most=self._most_rows):
-                yield chosen[part], size, min(length, len(self._thresholds))
+            for part, size in self._parts(len(chosen)):
+                yield chosen[part], size, min(length, self._steps)
 
-    def _by_source(self, rows: Rows) -> Iterator[tuple[np.ndarray, int, int, int]]:
-        """Yields rows that are run together, the size to pad them to, the width of their sources, and `num_ranks`.
+    def _by_source(self, rows: Rows) -> Iterator[tuple[np.ndarray, int, int, bool]]:
+        """Yields rows that are run together, the size to pad them to, the width of their sources, and `is_gathered`.
 
         Many rows share what their sources need, so many of a prompt at a time. Where rows are few, that would be work
         for all sources: those of each row are gathered.
@@ -312,16 +393,16 @@ class Batch:
         widths, ranks = self._widths[rows.slots], _ranks(rows.slots)
         for width in np.unique(widths).tolist():
             chosen, most_gathered = np.flatnonzero(widths == width), self._sources[width].places // 4
-            parts = [(chosen[part], size) for part, size in row_parts(len(chosen), most=self._most_rows)]
+            parts = [(chosen[part], size) for part, size in self._parts(len(chosen))]
             if any(size > most_gathered for _, size in parts):
-                blocks = ranks[chosen] // _RANKS
+                blocks = ranks[chosen] // self._ranks
                 parts = [
                     (chosen[blocks == block][part], size)
                     for block, count in enumerate(np.bincount(blocks).tolist())
-                    for part, size in row_parts(count, most=self._most_rows)
+                    for part, size in self._parts(count)
                 ]
             for part, size in parts:
-                yield part, size, width, 1 if size <= most_gathered else _RANKS
+                yield part, size, width, size <= most_gathered
 
     def _decide(
         self,
@@ -425,7 +506,7 @@ class Batch:
                 lanes=padded(lanes[part], size),
                 **head,
             )
-            for part, size in row_parts(len(lanes), most=self._most_rows)
+            for part, size in self._parts(len(lanes))
         ]
         # All parts but the last are full.
         return [
@@ -459,7 +540,7 @@ class Batch:
             nodes[layer - 2, skipped] = self._tree.keep(
                 layer, lanes[skipped], members=members[skips], of_member=place[of_member[skips]]
             )
-        for part, size in row_parts(len(lanes), most=self._most_rows):
+        for part, size in self._parts(len(lanes)):
             self._keep_skipped(layers[part], lanes[part], nodes[:, part], size=size)
 
     def _keep_skipped(self, layers: np.ndarray, lanes: np.ndarray, nodes: np.ndarray, *, size: int) -> None:

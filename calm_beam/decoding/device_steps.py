@@ -120,12 +120,15 @@ def attend_to_output(
     return states.at[layer, lanes].set(output, mode="drop"), cache
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1), static_argnames="num_ranks", donate_argnames="states")
+@functools.partial(
+    jax.jit, static_argnums=(0, 1), static_argnames=("num_ranks", "is_gathered"), donate_argnames="states"
+)
 def finish_layer(
     config: T5Config,
     measure: str,
     *,
     num_ranks: int,
+    is_gathered: bool,
     parameters: Parameters,
     states: jax.Array,
     cross: KeysValues,
@@ -138,13 +141,14 @@ def finish_layer(
 ) -> tuple[jax.Array, jax.Array]:
     """Runs the rest of a decoder layer, cross-attention and feed-forward, for one token of every row.
 
-    The rows of a prompt are the queries of one attention over its source, which is made for all sources; unless
-    `num_ranks` is 1: then each row's source is gathered.
+    The rows of a prompt are the queries of one attention over its source, which is made for all sources; unless each
+    row's source is gathered.
 
     Args:
       config: Sizes.
       measure: Name of the confidence measure.
-      num_ranks: Most rows of one prompt; or 1, for any number of them.
+      num_ranks: Most rows of one prompt, unless sources are gathered.
+      is_gathered: Whether they are, which takes any number of rows of one prompt.
       parameters: Of this layer, and of the exit classifier if that is the measure.
       states: The buffer of states, with the states after self-attention in this layer's entry.
       cross: This layer's keys and values of the sources, each (places, heads, source, head_dim).
@@ -153,7 +157,7 @@ def finish_layer(
       below: shape (rows,). Where the layer's input stands in the entry below.
       lanes: shape (rows,). Where the states stand, and the output goes.
       places: shape (rows,). Where each row's source stands.
-      ranks: shape (rows,). Below `num_ranks`, different for the rows of a place if that is above 1.
+      ranks: shape (rows,). Below `num_ranks`, different for the rows of a place unless sources are gathered.
 
     Returns:
       The buffer, and float32 confidences, (rows,); 0 if the measure needs something else than states.
@@ -161,10 +165,10 @@ def finish_layer(
     apply = functools.partial(DecoderLayer(config).apply, {"params": parameters["layer"]})
     hidden = states.at[layer, lanes].get(mode="clip")
 
-    if num_ranks == 1:
+    if is_gathered:
         cross = tuple(values.at[places].get(mode="clip") for values in cross)
         source_mask = source_mask.at[places].get(mode="clip")
-        places = jnp.arange(len(lanes))
+        places, ranks, num_ranks = jnp.arange(len(lanes)), jnp.zeros_like(ranks), 1
 
     def place(rows: jax.Array) -> jax.Array:
         spread = jnp.zeros((len(source_mask), num_ranks, rows.shape[-1]), rows.dtype)

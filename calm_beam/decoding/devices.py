@@ -1,43 +1,148 @@
-"""One sweep on each of several devices, with the prompts spread over them."""
+"""A packed decoder on each of several devices, with the prompts spread over them."""
 
 import queue
 import threading
 from collections.abc import Iterator, Sequence
 
 import jax
+import numpy as np
 
+from calm_beam.checkpoints import Checkpoint
+from calm_beam.exits.rule import ExitRule
+
+from .batch import Batch
+from .memory import choose_budget
+from .packed import PackedDecoder
 from .result import KnownOutput, SweepResult
-from .shared import SharedSweep
+from .work import Work
 
 _Indexed = tuple[int, SweepResult]
 
 
+class PackedDecoders:
+    """Decodes on the devices of this process, with a model on each."""
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        rule: ExitRule,
+        *,
+        thresholds: np.ndarray,
+        max_input_length: int,
+        batch_size: int | None,
+        token_budget: int | None,
+        exit_head: str,
+        devices: Sequence[jax.Device] | None = None,
+    ) -> None:
+        """Prepares a decoder for each device.
+
+        Args:
+          checkpoint: The model.
+          rule: How exits are decided.
+          thresholds: As in `PackedDecoder`.
+          max_input_length: Most tokens of a prompt.
+          batch_size: Most prompts decoded at the same time; None for as many as memory and speed recommend.
+          token_budget: Most positions held at a time; None for a share of the device's memory.
+          exit_head: One of `EXIT_HEADS`.
+          devices: Of JAX's default platform; None for all of this process.
+
+        Raises:
+          ValueError: If the budget has no room for one prompt, or a device is of another platform.
+        """
+        _, steps, lanes = thresholds.shape
+        self._decoders: list[tuple[jax.Device, PackedDecoder]] = []
+        for device in devices or jax.local_devices():
+            if device.platform != jax.default_backend():
+                raise ValueError(
+                    f"device {device} is not a {jax.default_backend()} device: set JAX_PLATFORMS to choose another."
+                )
+            budget = choose_budget(
+                checkpoint.config,
+                device,
+                lanes=lanes,
+                steps=steps,
+                source=max_input_length,
+                batch_size=batch_size,
+                token_budget=token_budget,
+            )
+            with jax.default_device(device):
+                decoder = PackedDecoder(
+                    checkpoint,
+                    rule,
+                    thresholds=thresholds,
+                    max_input_length=max_input_length,
+                    budget=budget,
+                    exit_head=exit_head,
+                )
+            self._decoders.append((device, decoder))
+
+    @property
+    def work(self) -> Work:
+        """What has been decoded so far, counted."""
+        return sum((decoder.work for _, decoder in self._decoders), Work())
+
+    @property
+    def slots(self) -> int:
+        """Most prompts that are decoded side by side, on all devices together."""
+        return sum(decoder.slots for _, decoder in self._decoders)
+
+    def open_batch(self) -> Batch:
+        """Returns a batch for prompts that are not known yet, on the first device."""
+        device, decoder = self._decoders[0]
+        with jax.default_device(device):
+            return decoder.open_batch()
+
+    def decode(
+        self,
+        prompts: Sequence[Sequence[int]],
+        known: Sequence[KnownOutput] | None = None,
+        *,
+        schedules: Sequence[int] | None = None,
+    ) -> Iterator[_Indexed]:
+        """Yields the outputs of every prompt, with its index, in the order in which they end.
+
+        Args:
+          prompts: Token ids of each prompt.
+          known: As in `PackedDecoder.decode`.
+          schedules: As there.
+
+        Raises:
+          ValueError: If a prompt is empty or too long.
+        """
+        if [device for device, _ in self._decoders] == jax.local_devices()[:1]:
+            yield from self._decoders[0][1].decode(prompts, known, schedules=schedules)
+            return
+        yield from decode_on_devices(self._decoders, prompts, known=known, schedules=schedules)
+
+
 def decode_on_devices(
-    sweeps: Sequence[tuple[jax.Device, SharedSweep]],
+    decoders: Sequence[tuple[jax.Device, PackedDecoder]],
     prompts: Sequence[Sequence[int]],
     *,
     known: Sequence[KnownOutput] | None = None,
+    schedules: Sequence[int] | None = None,
 ) -> Iterator[_Indexed]:
     """Yields the outputs of every prompt, with its index, in the order in which they end.
 
     Args:
-      sweeps: A sweep for each device, with a model of its own.
+      decoders: One for each device, with a model of its own.
       prompts: Token ids of each prompt. Dealt out by length, so that no device gets all the long ones.
-      known: As in `SharedSweep.decode`.
+      known: As in `PackedDecoder.decode`.
+      schedules: As there.
 
     Raises:
-      Exception: What a sweep raises, once the others have stopped, which they do at their next result. The devices are
-        free by then, so that the caller can decode again.
+      Exception: What a decoder raises, once the others have stopped, which they do at their next result. The devices
+        are free by then, so that the caller can decode again.
     """
     by_length = sorted(range(len(prompts)), key=lambda index: -len(prompts[index]))
-    results = _Results(senders=len(sweeps))
+    results = _Results(senders=len(decoders))
     threads = [
         threading.Thread(
-            target=_run_sweep,
-            args=(device, sweep, by_length[number :: len(sweeps)], prompts, known, results),
+            target=_run_decoder,
+            args=(device, decoder, by_length[number :: len(decoders)], prompts, known, schedules, results),
             daemon=True,
         )
-        for number, (device, sweep) in enumerate(sweeps)
+        for number, (device, decoder) in enumerate(decoders)
     ]
     for thread in threads:
         thread.start()
@@ -88,20 +193,22 @@ class _Results:
         self._is_abandoned.set()
 
 
-def _run_sweep(
+def _run_decoder(
     device: jax.Device,
-    sweep: SharedSweep,
+    decoder: PackedDecoder,
     members: Sequence[int],
     prompts: Sequence[Sequence[int]],
     known: Sequence[KnownOutput] | None,
+    schedules: Sequence[int] | None,
     results: _Results,
 ) -> None:
     """Sends the outputs of the given members of the prompts, and then None; or what went wrong."""
     try:
         with jax.default_device(device):
-            own = [prompts[index] for index in members]
             own_known = [known[index] for index in members] if known is not None else None
-            for position, result in sweep.decode(own, own_known):
+            own_schedules = [schedules[index] for index in members] if schedules is not None else None
+            own = [prompts[index] for index in members]
+            for position, result in decoder.decode(own, own_known, schedules=own_schedules):
                 if not results.send((members[position], result)):
                     return
         results.send(None)

@@ -23,33 +23,14 @@ from calm_beam.exits.measures import Need
 from calm_beam.exits.propagation import KeysValues
 from calm_beam.exits.propagations import PassedOn
 from calm_beam.exits.rule import ExitRule
-from calm_beam.exits.schedule import scheduled_thresholds
 from calm_beam.model import EarlyExitT5
 from calm_beam.model.network import PAD_ID, of_layer, padding_bias
 from calm_beam.vocabulary import EOS_ID
 
 from .padding import members_by_width
+from .result import EarlyExitResult
 from .settings import check_sizes
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class EarlyExitResult:
-    """The output of one prompt.
-
-    Attributes:
-      tokens: int32, shape (max_decode_length,). 0 after the output's end; eos is part of the output.
-      exit_layers: int32, shape of `tokens`. Layers used, counted from 1; 0 after the end.
-      confidences: float32, shape of `tokens`. Confidence at the exit layer, or the middle of an interval that contains
-        it (`exit_head`); 0 after the end. The full model asks the last layer alone: `patience` gives 1 / k there.
-      length: Number of tokens, eos included.
-      is_finite: Whether all logits and confidences that were used are finite numbers; if not, the tokens mean nothing.
-    """
-
-    tokens: np.ndarray
-    exit_layers: np.ndarray
-    confidences: np.ndarray
-    length: int
-    is_finite: bool
+from .thresholds import thresholds_by_step
 
 
 class EarlyExitDecoder:
@@ -92,17 +73,13 @@ class EarlyExitDecoder:
             position are not so many, not in [0, 1], or come without a threshold.
         """
         num_layers = checkpoint.config.num_decoder_layers
-        if threshold is not None and not 0 <= threshold <= 1:
-            raise ValueError(f"threshold must be in [0, 1], or None to never exit; got {threshold}.")
-        if rule.needs_full_model():
-            raise ValueError(
-                f"nothing can be skipped with {rule.reason_for_full_model()}: it needs every layer for every token, "
-                "and is meant for analysis. Decode it with the sweep, or serve another rule."
-            )
+        rule.check_served()
         check_sizes(max_decode_length=max_decode_length, max_input_length=max_input_length, batch_size=batch_size)
         rule.check_model(num_layers, has_classifier=bool(checkpoint.config.exit_classifier))
+        self._thresholds = thresholds_by_step(
+            rule, threshold, threshold_by_position, max_decode_length=max_decode_length
+        )
         self._certain_exit = _certain_exit(rule, threshold, num_layers)
-        self._thresholds = _by_step(rule, threshold, threshold_by_position, max_decode_length=max_decode_length)
         self._parameters = jax.device_put({"params": checkpoint.parameters()})
         self._model = EarlyExitT5(checkpoint.config)
         self._rule = rule
@@ -128,13 +105,11 @@ class EarlyExitDecoder:
         Raises:
           ValueError: As above, if one of them is out of range.
         """
-        if threshold is not None and not 0 <= threshold <= 1:
-            raise ValueError(f"threshold must be in [0, 1], or None to never exit; got {threshold}.")
         other = copy.copy(self)
-        other._certain_exit = _certain_exit(self._rule, threshold, self._model.config.num_decoder_layers)
-        other._thresholds = _by_step(
+        other._thresholds = thresholds_by_step(
             self._rule, threshold, threshold_by_position, max_decode_length=len(self._thresholds)
         )
+        other._certain_exit = _certain_exit(self._rule, threshold, self._model.config.num_decoder_layers)
         return other
 
     def decode(self, prompts: Sequence[Sequence[int]]) -> Iterator[tuple[int, EarlyExitResult]]:
@@ -213,27 +188,6 @@ class _Rows(NamedTuple):
     def replaced(self, **changes: Any) -> "_Rows":
         """Returns the rows with some fields changed where they are open."""
         return self._replace(**{name: self.for_open(new, getattr(self, name)) for name, new in changes.items()})
-
-
-def _by_step(
-    rule: ExitRule,
-    threshold: float | None,
-    threshold_by_position: Sequence[float] | None,
-    *,
-    max_decode_length: int,
-) -> np.ndarray:
-    """Returns the threshold of every step, shape (max_decode_length,)."""
-    if threshold_by_position is None:
-        # The full model has no thresholds; what stands here is not looked at.
-        return scheduled_thresholds(rule, (threshold or 0.0,), max_decode_length=max_decode_length)[:, 0]
-    if threshold is None or len(threshold_by_position) != max_decode_length:
-        raise ValueError(
-            f"threshold_by_position must be {max_decode_length} numbers beside a threshold, got "
-            f"{len(threshold_by_position)} numbers beside {threshold}."
-        )
-    if not all(0 <= value <= 1 for value in threshold_by_position):
-        raise ValueError(f"threshold_by_position must be numbers in [0, 1], got {list(threshold_by_position)}.")
-    return np.array(threshold_by_position, np.float32)
 
 
 def _certain_exit(rule: ExitRule, threshold: float | None, num_layers: int) -> int | None:

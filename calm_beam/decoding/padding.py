@@ -1,6 +1,6 @@
 """Sizes that rows, prompts and buffers are padded to: few, so that XLA compiles rarely."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -23,7 +23,12 @@ def buffer_bucket(count: int) -> int:
     return power * 3 // 4 if power > 2 and count <= power * 3 // 4 else power
 
 
-def row_parts(count: int, *, most: int) -> Iterator[tuple[slice, int]]:
+def fewest_rows(most: int) -> int:
+    """Returns the smallest size that rows are padded to, where there are never more than `most`."""
+    return min(_FEWEST_ROWS, buffer_bucket(most))
+
+
+def row_parts(count: int, *, most: int, fewest: int = _FEWEST_ROWS) -> Iterator[tuple[slice, int]]:
     """Yields parts of rows that are run together, and the size each is padded to: 16, 64, 256, ..., below 4 * `most`.
 
     Few sizes, since each is compiled for every step; and little padding, since rows are cut where less than half of a
@@ -32,16 +37,17 @@ def row_parts(count: int, *, most: int) -> Iterator[tuple[slice, int]]:
     Args:
       count: Rows, at least 0.
       most: Rows of a part, but for the smallest size.
+      fewest: The smallest size, which the others are multiples of.
 
     >>> [(part.start, part.stop, size) for part, size in row_parts(340, most=256)]
     [(0, 256, 256), (256, 320, 64), (320, 336, 16), (336, 340, 16)]
     """
     start = 0
     while start < count:
-        size = _FEWEST_ROWS
+        size = fewest
         while size < count - start and 4 * size <= most:
             size *= 4
-        if size > _FEWEST_ROWS and 2 * (count - start) < size:
+        if size > fewest and 2 * (count - start) < size:
             size //= 4
         stop = min(count, start + size)
         yield slice(start, stop), size
@@ -71,6 +77,15 @@ def bucket_width(length: int, max_input_length: int) -> int:
     return min(width, max_input_length)
 
 
+def widths_up_to(max_input_length: int) -> tuple[int, ...]:
+    """Returns every width that prompts are padded to, ascending.
+
+    >>> widths_up_to(100)
+    (32, 64, 100)
+    """
+    return tuple(sorted({bucket_width(length, max_input_length) for length in range(1, max_input_length + 1)}))
+
+
 def members_by_width(prompts: Sequence[Sequence[int]], max_input_length: int) -> dict[int, list[int]]:
     """Returns the indices of the prompts that are padded to each width, ascending in both.
 
@@ -85,7 +100,7 @@ def members_by_width(prompts: Sequence[Sequence[int]], max_input_length: int) ->
     return dict(sorted(buckets.items()))
 
 
-def joined_widths(members_by_width: Mapping[int, Sequence[int]], *, tokens: int) -> dict[int, list[int]]:
+def joined_widths(members_by_width: Mapping[int, Iterable[int]], *, tokens: int) -> dict[int, list[int]]:
     """Returns prompts by width, the narrowest padded to the next until one of each width fits; one width is left.
 
     >>> joined_widths({32: [0, 3], 64: [1], 128: [2]}, tokens=200)
@@ -98,16 +113,16 @@ def joined_widths(members_by_width: Mapping[int, Sequence[int]], *, tokens: int)
     return joined
 
 
-def places_by_width(members_by_width: Mapping[int, Sequence[int]], *, tokens: int, slots: int) -> dict[int, int]:
+def places_by_width(counts: Mapping[int, int], *, tokens: int, slots: int) -> dict[int, int]:
     """Returns how many prompts of each width are held at a time: one, and equal parts of the tokens beyond that.
 
     Args:
-      members_by_width: As `joined_widths` returns it.
+      counts: How many prompts there are of each width, of which one each has room.
       tokens: Most positions, all widths together; exceeded only where one prompt of one width does.
       slots: Most prompts of a width.
     """
-    part = max(0, tokens - sum(members_by_width)) // len(members_by_width)
+    part = max(0, tokens - sum(counts)) // len(counts)
     return {
-        width: min(slots, buffer_bucket(max(len(members), _FEWEST_PLACES)), 1 + part // width)
-        for width, members in members_by_width.items()
+        width: min(slots, buffer_bucket(max(count, _FEWEST_PLACES)), 1 + part // width)
+        for width, count in counts.items()
     }

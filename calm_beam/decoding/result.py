@@ -1,4 +1,4 @@
-"""What a sweep gives back for one prompt."""
+"""What decoders give back for one prompt."""
 
 import dataclasses
 
@@ -28,6 +28,26 @@ class SweepResult:
     lengths: np.ndarray
     is_finite: bool
     runner_ups: np.ndarray | None = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EarlyExitResult:
+    """The output of one prompt.
+
+    Attributes:
+      tokens: int32, shape (max_decode_length,). 0 after the output's end; eos is part of the output.
+      exit_layers: int32, shape of `tokens`. Layers used, counted from 1; 0 after the end.
+      confidences: float32, shape of `tokens`. Confidence at the exit layer, or the middle of an interval that contains
+        it (`exit_head`); 0 after the end. The full model asks the last layer alone: `patience` gives 1 / k there.
+      length: Number of tokens, eos included.
+      is_finite: Whether all logits and confidences that were used are finite numbers; if not, the tokens mean nothing.
+    """
+
+    tokens: np.ndarray
+    exit_layers: np.ndarray
+    confidences: np.ndarray
+    length: int
+    is_finite: bool
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

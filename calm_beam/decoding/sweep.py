@@ -12,13 +12,11 @@ from calm_beam.checkpoints import Checkpoint
 from calm_beam.exits.rule import ExitRule
 from calm_beam.exits.schedule import scheduled_thresholds
 
-from .devices import decode_on_devices
-from .memory import choose_budget
+from .devices import PackedDecoders
 from .plain import PlainSweep
 from .result import KnownOutput
 from .result import SweepResult as SweepResult
 from .settings import check_sizes
-from .shared import SharedSweep
 from .work import Work
 
 # Every lane of these runs through every layer: more of them fit no cache.
@@ -77,50 +75,33 @@ class SweepDecoder:
         by_step = scheduled_thresholds(rule, tuple(thresholds), max_decode_length=max_decode_length)
         full_model = np.full((max_decode_length, int(with_full_model)), np.inf, np.float32)
         lanes = np.concatenate([full_model, by_step], axis=1)
-        self._plain: PlainSweep | None = None
-        self._shared: list[tuple[jax.Device, SharedSweep]] = []
+        self._decoder: PlainSweep | PackedDecoders
         if rule.needs_full_model():
             slots = batch_size or _PLAIN_SLOTS
-            self._plain = PlainSweep(checkpoint, rule, thresholds=lanes, max_input_length=max_input_length, slots=slots)
-            return
-        for device in devices or jax.local_devices():
-            if device.platform != jax.default_backend():
-                raise ValueError(
-                    f"device {device} is not a {jax.default_backend()} device: set JAX_PLATFORMS to choose another."
-                )
-            budget = choose_budget(
-                checkpoint.config,
-                device,
-                lanes=lanes.shape[1],
-                steps=max_decode_length,
-                source=max_input_length,
+            self._decoder = PlainSweep(
+                checkpoint, rule, thresholds=lanes, max_input_length=max_input_length, slots=slots
+            )
+        else:
+            self._decoder = PackedDecoders(
+                checkpoint,
+                rule,
+                thresholds=lanes[None],
+                max_input_length=max_input_length,
                 batch_size=batch_size,
                 token_budget=token_budget,
+                exit_head=exit_head,
+                devices=devices,
             )
-            with jax.default_device(device):
-                sweep = SharedSweep(
-                    checkpoint,
-                    rule,
-                    thresholds=lanes,
-                    max_input_length=max_input_length,
-                    budget=budget,
-                    exit_head=exit_head,
-                )
-            self._shared.append((device, sweep))
 
     @property
     def work(self) -> Work:
         """What has been decoded so far, counted."""
-        if self._plain is not None:
-            return self._plain.work
-        return sum((sweep.work for _, sweep in self._shared), Work())
+        return self._decoder.work
 
     @property
     def slots(self) -> int:
         """Most prompts that are decoded side by side, on all devices together."""
-        if self._plain is not None:
-            return self._plain.slots
-        return sum(sweep.slots for _, sweep in self._shared)
+        return self._decoder.slots
 
     def decode(
         self, prompts: Sequence[Sequence[int]], known: Sequence[KnownOutput] | None = None
@@ -135,9 +116,7 @@ class SweepDecoder:
         Raises:
           ValueError: If a prompt is empty or too long.
         """
-        if self._plain is not None:
-            yield from self._plain.decode(prompts)
-        elif [device for device, _ in self._shared] == jax.local_devices()[:1]:
-            yield from self._shared[0][1].decode(prompts, known)
+        if isinstance(self._decoder, PlainSweep):
+            yield from self._decoder.decode(prompts)
         else:
-            yield from decode_on_devices(self._shared, prompts, known=known)
+            yield from self._decoder.decode(prompts, known)

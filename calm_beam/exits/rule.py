@@ -119,6 +119,18 @@ class ExitRule:
             return f"state_propagation {self.state_propagation!r}"
         return f"token_from {self.token_from!r}" if self.token_from != "exit_layer" else None
 
+    def check_served(self) -> None:
+        """Checks that something can be skipped by this rule.
+
+        Raises:
+          ValueError: If every layer has to run.
+        """
+        if reason := self.reason_for_full_model():
+            raise ValueError(
+                f"nothing can be skipped with {reason}: it needs every layer for every token, and is meant for "
+                "analysis. Decode it with the sweep, or serve another rule."
+            )
+
     def check_model(self, num_layers: int, *, has_classifier: bool) -> None:
         """Checks that a model can decide exits by this rule.
 

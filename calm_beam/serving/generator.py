@@ -2,26 +2,27 @@
 
 import dataclasses
 import os
-from collections.abc import Sequence
-from typing import Any, Self
+import threading
+from collections.abc import Iterator, Sequence
+from typing import Self
 
 import jax
 
 from calm_beam.checkpoints import Checkpoint, Declared, load_checkpoint
-from calm_beam.decoding.early_exit import EarlyExitDecoder, EarlyExitResult
+from calm_beam.decoding.batch_decoder import BatchDecoder
+from calm_beam.decoding.early_exit import EarlyExitDecoder
 from calm_beam.decoding.memory import check_memory
-from calm_beam.decoding.padding import bucket_width
+from calm_beam.decoding.padding import widths_up_to
 from calm_beam.decoding.prompts import Prompt, encode_prompt
+from calm_beam.decoding.result import EarlyExitResult
 from calm_beam.decoding.settings import DecodeSettings
-from calm_beam.examples import NO_UTF_8, NUL_CHARACTER, Example
+from calm_beam.decoding.thresholds import thresholds_by_step
 from calm_beam.manifest import Calibration, ExternalManifest, Manifest, check_kind, read_manifest
-from calm_beam.vocabulary import EOS_ID, PAD_ID, Vocabulary, output_text
+from calm_beam.vocabulary import EOS_ID, Vocabulary, output_text
 
 from .agreement import agreed_settings, recorded_vocabulary
 from .answer import Answer, OutputError, PromptError
-
-AnyPrompt = str | Sequence[int]
-"""A prompt: text, or token ids where that is what was calibrated."""
+from .request import AnyPrompt, ServedRequest, example_of
 
 _NOTHING = Declared()
 
@@ -29,9 +30,8 @@ _NOTHING = Declared()
 class Generator:
     """Answers prompts as the calibration decoded them, at the threshold that it found safe.
 
-    Threads may share a generator. Nothing of it changes once it is made: weights, vocabulary and compiled code are read
-    only, and what a prompt needs while it is decoded is its caller's own. What runs at the same time shares the cores,
-    and each thread needs the memory of one batch, so a service bounds their number.
+    Threads may share a generator: single prompts are decoded side by side, batches one after the other. What runs at
+    the same time shares the cores, and each needs the memory of what it decodes, so a service bounds their number.
 
     Under a manifest with groups, a prompt may name its group, and is answered by the entry of that. One without a group
     is answered by the generator's own entry; one of a group that the manifest does not know, by the safest of all.
@@ -45,38 +45,38 @@ class Generator:
         checkpoint: Checkpoint,
         vocabulary: Vocabulary | None,
         settings: DecodeSettings,
-        batch_size: int,
+        batch_size: int | None,
+        token_budget: int | None,
         exit_head: str,
         is_full_model: bool = False,
     ) -> None:
-        """Prepares a decoder; `from_manifest` checks first that all this belongs together."""
+        """Prepares decoders; `from_manifest` checks first that all this belongs together."""
         self.manifest = manifest
         self.entry = entry
         self.vocabulary = vocabulary
         self._checkpoint = checkpoint
         self._settings = settings
         self._batch_size = batch_size
+        self._token_budget = token_budget
         self._exit_head = exit_head
         self._is_full_model = is_full_model
-        threshold = None if is_full_model else entry.threshold
-        decoder = EarlyExitDecoder(
-            checkpoint,
-            settings.rule,
-            threshold=threshold,
-            max_decode_length=settings.max_decode_length,
-            max_input_length=settings.max_input_length,
-            batch_size=batch_size,
-            threshold_by_position=None if threshold is None else entry.threshold_by_position,
-            exit_head=exit_head,
-        )
-        # By threshold: the entries of groups may share one.
-        self._decoders = {threshold: decoder}
         self._by_group = {each.group: each for each in manifest.of_same_promise(entry)}
-        for each in () if is_full_model else self._by_group.values():
-            if each.threshold not in self._decoders:
-                self._decoders[each.threshold] = decoder.at(
-                    each.threshold, threshold_by_position=each.threshold_by_position
-                )
+        settings.rule.check_model(self.num_layers, has_classifier=bool(checkpoint.config.exit_classifier))
+        entries = () if is_full_model else (entry, *self._by_group.values())
+        # By threshold, of which None is the full model: the entries of groups may share one.
+        self._by_step = {
+            threshold: thresholds_by_step(
+                settings.rule, threshold, by_position, max_decode_length=settings.max_decode_length
+            )
+            for threshold, by_position in {
+                None: None,
+                **{each.threshold: each.threshold_by_position for each in entries},
+            }.items()
+        }
+        self._lock = threading.Lock()
+        self._single: EarlyExitDecoder | None = None
+        self._batch: BatchDecoder | None = None
+        self._batch_turn = threading.Lock()
 
     @classmethod
     def from_manifest(
@@ -92,7 +92,8 @@ class Generator:
         delta: float | None = None,
         epsilon: float | None = None,
         group: str | None = None,
-        batch_size: int = 1,
+        batch_size: int | None = None,
+        token_budget: int | None = None,
         exit_head: str = "auto",
         confidence: str | None = None,
     ) -> Self:
@@ -110,8 +111,9 @@ class Generator:
           delta: Of the entry.
           epsilon: Of the entry.
           group: Of the entry: the group of prompts that name none. None takes the entry about all prompts.
-          batch_size: Prompts decoded together. All decoding is done with so many rows, single prompts too: an answer
-            does not depend on what was asked beside it. More than 1 is for `generate_batch`; meant for 1 to 8.
+          batch_size: Most prompts that `generate_batch` decodes together; None for as many as memory and speed
+            recommend.
+          token_budget: Most positions whose keys and values it holds at a time; None for a share of the memory.
           exit_head: Form of the output head that decides, one of `EXIT_HEADS`. It moves no answer, only time.
           confidence: The confidence measure, if the manifest names code of the user's, `module:function`: a file alone
             does not decide what runs here.
@@ -125,8 +127,8 @@ class Generator:
           CheckpointError: If the model cannot be read.
           VocabularyError: If the vocabulary cannot be read.
           OSError: If a file cannot be read.
-          ValueError: If `batch_size` is below 1, this machine has no memory for it, or the rule asks for an exit
-            classifier and the model has none.
+          ValueError: If `batch_size` or `token_budget` is too low, this machine has no memory for the model, or the
+            rule asks for an exit classifier and the model has none.
 
         Source: ours; what is decoded is CALM's, "Decoding with early exiting".
         """
@@ -146,7 +148,7 @@ class Generator:
             lanes=1,
             steps=settings.max_decode_length,
             source=settings.max_input_length,
-            rows=batch_size,
+            token_budget=token_budget,
         )
         return cls(
             manifest,
@@ -155,6 +157,7 @@ class Generator:
             vocabulary=loaded,
             settings=settings,
             batch_size=batch_size,
+            token_budget=token_budget,
             exit_head=exit_head,
         )
 
@@ -167,6 +170,7 @@ class Generator:
             vocabulary=self.vocabulary,
             settings=self._settings,
             batch_size=self._batch_size,
+            token_budget=self._token_budget,
             exit_head=self._exit_head,
             is_full_model=True,
         )
@@ -182,17 +186,16 @@ class Generator:
         return self._settings.max_input_length
 
     def warm_up(self) -> None:
-        """Compiles for every width that prompts are padded to, so that no prompt has to wait for that."""
-        limit = self._settings.max_input_length
-        widths = {bucket_width(length, limit) for length in range(1, limit + 1)}
+        """Compiles what answers single prompts, for every width that they are padded to: none has to wait for that."""
         # A schedule may let a threshold exit for certain, which is code of its own.
-        for decoder in self._decoders.values():
-            for _ in decoder.decode([[EOS_ID] * width for width in sorted(widths)]):
-                pass
+        for threshold in {self._threshold(entry) for entry in (self.entry, *self._by_group.values())}:
+            for width in widths_up_to(self._settings.max_input_length):
+                for _ in self._single_decoder(threshold).decode([[EOS_ID] * width]):
+                    pass
 
     def check(self, prompts: Sequence[AnyPrompt], *, names: Sequence[str] | None = None) -> None:
         """Raises PromptError for the first prompt that `generate_batch` would refuse, and decodes nothing."""
-        self._encoded(prompts, names)
+        self.requests(prompts, names=names)
 
     def entry_for(self, group: str | None) -> Calibration:
         """Returns the entry by which prompts of a group are answered.
@@ -206,8 +209,11 @@ class Generator:
         return self._by_group.get(group) or self.manifest.safest(self.entry)
 
     def generate(self, prompt: AnyPrompt, *, group: str | None = None) -> Answer:
-        """Returns the answer to one prompt; prompt, group and errors are those of `generate_batch`."""
-        return self.generate_batch([prompt], names=["the prompt"], groups=[group])[0]
+        """Returns the answer to one prompt, by itself; prompt, group and errors are those of `generate_batch`."""
+        request = self.request(prompt, name="the prompt", group=group)
+        decoder = self._single_decoder(self._threshold(request.entry))
+        ((_, result),) = decoder.decode([request.ids])
+        return self.answer(request, result)
 
     def generate_batch(
         self,
@@ -216,7 +222,10 @@ class Generator:
         names: Sequence[str] | None = None,
         groups: Sequence[str | None] | None = None,
     ) -> list[Answer]:
-        """Returns the answers to some prompts, in their order.
+        """Returns the answers to some prompts, in their order, which are decoded together.
+
+        Tokens and exit layers are those of one prompt at a time but at near ties: what is decoded beside a prompt moves
+        its confidences by about 1e-6.
 
         Args:
           prompts: Texts, to which the manifest's task prefix is added; or token ids, taken as they are.
@@ -228,37 +237,133 @@ class Generator:
             not say that such are cut. Nothing is decoded then.
           OutputError: If the model gives logits that are not finite; names the prompt.
         """
-        encoded = self._encoded(prompts, names)
-        named = [None] * len(encoded) if groups is None else [*groups]
-        entries = [self.entry_for(group) for group, _ in zip(named, encoded, strict=True)]
-        answers: dict[int, Answer] = {}
-        for threshold, decoder in self._decoders.items():
-            places = [
-                place for place, entry in enumerate(entries) if self._is_full_model or entry.threshold == threshold
-            ]
-            for index, result in decoder.decode([encoded[place].ids for place in places]) if places else ():
-                place = places[index]
-                if not result.is_finite:
-                    raise OutputError(
-                        f"{encoded[place].example.id} ({prompts[place]!r:.60}): the model gave logits that are not "
-                        "finite, so that its output means nothing. Check the checkpoint."
-                    )
-                answers[place] = self._answer(
-                    encoded[place], result, entry=entries[place], group=named[place] or self.entry.group
-                )
-        return [answers[index] for index in range(len(prompts))]
+        answers = dict(self.generate_each(self.requests(prompts, names=names, groups=groups)))
+        for index in range(len(prompts)):
+            if isinstance(answer := answers[index], OutputError):
+                raise answer
+        return [answer for _, answer in sorted(answers.items()) if isinstance(answer, Answer)]
 
-    def _encoded(self, prompts: Sequence[AnyPrompt], names: Sequence[str] | None) -> list[Prompt]:
-        """Returns prompts as token ids."""
+    def generate_each(self, requests: Sequence[ServedRequest]) -> Iterator[tuple[int, Answer | OutputError]]:
+        """Yields what becomes of requests that are decoded together, with the index of each, in the order they end.
+
+        One that has no output does not take others along. Until the last is yielded, no other thread decodes a batch.
+
+        Args:
+          requests: As `request` returns them.
+        """
+        if not requests:
+            return
+        with self._batch_turn:
+            decoder = self.batch_decoder()
+            schedules = [self.schedule(request) for request in requests]
+            for index, result in decoder.decode([request.ids for request in requests], schedules):
+                try:
+                    yield index, self.answer(requests[index], result)
+                except OutputError as error:
+                    yield index, error
+
+    def requests(
+        self,
+        prompts: Sequence[AnyPrompt],
+        *,
+        names: Sequence[str] | None = None,
+        groups: Sequence[str | None] | None = None,
+    ) -> list[ServedRequest]:
+        """Returns prompts as they are decoded; arguments and `PromptError` are those of `generate_batch`."""
         if isinstance(prompts, str):
             raise TypeError("expected a list of prompts, got a single text. Put it in a list, or call generate.")
-        names = names or [f"prompt {index}" for index in range(len(prompts))]
-        return [self._encode(prompt, name) for prompt, name in zip(prompts, names, strict=True)]
+        return [
+            self.request(prompt, name=name, group=group)
+            for prompt, name, group in zip(
+                prompts,
+                names or [f"prompt {index}" for index in range(len(prompts))],
+                [None] * len(prompts) if groups is None else groups,
+                strict=True,
+            )
+        ]
+
+    def request(self, prompt: AnyPrompt, *, name: str, group: str | None = None) -> ServedRequest:
+        """Returns a prompt as it is decoded, encoded as the calibration encoded it.
+
+        Args:
+          prompt: As in `generate_batch`.
+          name: What error messages call it.
+          group: As there.
+
+        Raises:
+          PromptError: As there.
+        """
+        return ServedRequest(
+            name=name,
+            encoded=self._encode(prompt, name),
+            group=group or self.entry.group,
+            entry=self.entry_for(group),
+        )
+
+    def answer(self, request: ServedRequest, result: EarlyExitResult) -> Answer:
+        """Returns the answer that a decoder's result is.
+
+        Raises:
+          OutputError: If the model gave logits that are not finite; names the prompt.
+        """
+        if not result.is_finite:
+            raise OutputError(
+                f"{request.name} ({request.beginning()}): the model gave logits that are not finite, so that its "
+                "output means nothing. Check the checkpoint."
+            )
+        tokens = tuple(result.tokens[: result.length].tolist())
+        return Answer(
+            text=output_text(tokens, self.vocabulary),
+            tokens=tokens,
+            exit_layers=tuple(result.exit_layers[: result.length].tolist()),
+            confidences=tuple(result.confidences[: result.length].tolist()),
+            num_layers=self.num_layers,
+            truncated=request.encoded.truncated,
+            group=request.group,
+            entry=None if self._is_full_model else request.entry,
+        )
+
+    def schedule(self, request: ServedRequest) -> int:
+        """Returns the index of the thresholds at which `batch_decoder` decodes a request."""
+        return list(self._by_step).index(self._threshold(request.entry))
+
+    def batch_decoder(self) -> BatchDecoder:
+        """Returns what decodes batches, made when it is needed first."""
+        with self._lock:
+            if self._batch is None:
+                self._batch = BatchDecoder(
+                    self._checkpoint,
+                    self._settings.rule,
+                    thresholds=list(self._by_step.values()),
+                    max_input_length=self._settings.max_input_length,
+                    batch_size=self._batch_size,
+                    token_budget=self._token_budget,
+                    exit_head=self._exit_head,
+                )
+            return self._batch
+
+    def _single_decoder(self, threshold: float | None) -> EarlyExitDecoder:
+        """Returns what decodes one prompt at a time."""
+        with self._lock:
+            if self._single is None:
+                self._single = EarlyExitDecoder(
+                    self._checkpoint,
+                    self._settings.rule,
+                    threshold=None,
+                    max_decode_length=self._settings.max_decode_length,
+                    max_input_length=self._settings.max_input_length,
+                    exit_head=self._exit_head,
+                )
+        by_position = None if threshold is None else self._by_step[threshold].tolist()
+        return self._single.at(threshold, threshold_by_position=by_position)
+
+    def _threshold(self, entry: Calibration) -> float | None:
+        return None if self._is_full_model else entry.threshold
 
     def _encode(self, prompt: AnyPrompt, name: str) -> Prompt:
         """Returns a prompt as token ids, as the calibration encoded it."""
         vocab_size = self._checkpoint.config.vocab_size
-        example = _example(prompt, name, vocab_size=vocab_size)
+        example = example_of(prompt, name, vocab_size=vocab_size)
         if example.input is not None and self.vocabulary is None:
             raise PromptError(f"{name}: is text, but the manifest is about prompts of token ids.")
         encoded = encode_prompt(
@@ -272,55 +377,7 @@ class Generator:
             )
         return encoded
 
-    def _answer(self, prompt: Prompt, result: EarlyExitResult, *, entry: Calibration, group: str | None) -> Answer:
-        tokens = tuple(result.tokens[: result.length].tolist())
-        return Answer(
-            text=output_text(tokens, self.vocabulary),
-            tokens=tokens,
-            exit_layers=tuple(result.exit_layers[: result.length].tolist()),
-            confidences=tuple(result.confidences[: result.length].tolist()),
-            num_layers=self.num_layers,
-            truncated=prompt.truncated,
-            group=group,
-            entry=None if self._is_full_model else entry,
-        )
-
 
 def _on_device(checkpoint: Checkpoint) -> Checkpoint:
     """Returns the model with its weights where they are computed with, once for all decoders that are made of it."""
     return dataclasses.replace(checkpoint, arrays=jax.device_put(dict(checkpoint.arrays)))
-
-
-def _example(prompt: AnyPrompt, name: str, *, vocab_size: int) -> Example:
-    """Returns a prompt as an example; what no calibration set could hold is refused."""
-    text = ids = None
-    if isinstance(prompt, str):
-        text = prompt
-        if not text.strip():
-            raise PromptError(f"{name}: is empty.")
-        if "\0" in text:
-            raise PromptError(f"{name}: holds {NUL_CHARACTER}")
-        try:
-            text.encode()
-        except UnicodeEncodeError as error:
-            raise PromptError(f"{name}: is not Unicode text: {NO_UTF_8}") from error
-    else:
-        ids = _checked_ids(prompt, name, vocab_size=vocab_size)
-    return Example(
-        id=name, has_own_id=True, input=text, input_ids=ids, references=(), cluster=None, file_index=0, line=1
-    )
-
-
-def _checked_ids(prompt: Any, name: str, *, vocab_size: int) -> tuple[int, ...]:
-    if isinstance(prompt, bytes | bytearray) or not isinstance(prompt, Sequence):
-        raise PromptError(f"{name}: expected a text or a list of token ids, got {type(prompt).__name__}.")
-    for index in prompt:
-        if type(index) is not int or not 0 <= index < vocab_size:
-            raise PromptError(f"{name}: token ids must be integers from 0 to {vocab_size - 1}, got {index!r}.")
-    # Padding at the end is none of the prompt.
-    end = len(prompt)
-    while end and prompt[end - 1] == PAD_ID:
-        end -= 1
-    if not end:
-        raise PromptError(f"{name}: is empty, or holds padding (0) only.")
-    return tuple(prompt[:end])

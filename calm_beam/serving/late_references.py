@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from typing import Self
 
 from .answer import Answer
-from .generator import AnyPrompt
 from .probe import LONGEST_REASON, LossProbe, MeasuredLoss
+from .request import AnyPrompt
 
 
 @dataclasses.dataclass

@@ -19,7 +19,8 @@ from calm_beam.storage import append_line, check_writable, is_cloud_path, is_fol
 from calm_beam.vocabulary import reference_text
 
 from .answer import Answer
-from .generator import AnyPrompt, Generator
+from .generator import Generator
+from .request import AnyPrompt
 
 _HASHED_BITS = 64
 LONGEST_REASON = 200

@@ -7,9 +7,9 @@ from typing import Any, TypeVar
 import numpy as np
 
 from calm_beam.checkpoints import Checkpoint
-from calm_beam.decoding.early_exit import EarlyExitDecoder, EarlyExitResult
+from calm_beam.decoding.early_exit import EarlyExitDecoder
 from calm_beam.decoding.plain import PlainSweep
-from calm_beam.decoding.result import SweepResult
+from calm_beam.decoding.result import EarlyExitResult, SweepResult
 from calm_beam.decoding.sweep import SweepDecoder
 from calm_beam.exits.rule import ExitRule
 from calm_beam.exits.schedule import scheduled_thresholds

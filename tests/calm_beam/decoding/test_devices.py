@@ -43,7 +43,7 @@ for index in expected:
     np.testing.assert_array_equal(found[index].tokens, expected[index].tokens)
 
 class Broken:
-    def decode(self, prompts, known):
+    def decode(self, prompts, known, *, schedules):
         raise ValueError("no use")
 
 try:
@@ -56,7 +56,7 @@ else:
 class Slow:
     is_running = False
 
-    def decode(self, prompts, known):
+    def decode(self, prompts, known, *, schedules):
         self.is_running = True
         try:
             for index in range(len(prompts)):

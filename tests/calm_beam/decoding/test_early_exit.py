@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 
 from calm_beam.checkpoints import Checkpoint
-from calm_beam.decoding.early_exit import EarlyExitDecoder, EarlyExitResult
+from calm_beam.decoding.early_exit import EarlyExitDecoder
+from calm_beam.decoding.result import EarlyExitResult
 from calm_beam.exits.measures import MEASURES
 from calm_beam.exits.rule import ExitRule
 from calm_beam.exits.schedule import scheduled_thresholds

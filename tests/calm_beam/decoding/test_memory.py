@@ -11,9 +11,9 @@ import jax
 import numpy as np
 import pytest
 
-from calm_beam.decoding import batch, device_steps, memory, shared
+from calm_beam.decoding import batch, device_steps, memory, packed
 from calm_beam.decoding.memory import Budget, choose_budget, keep_freed_memory
-from calm_beam.decoding.shared import SharedSweep
+from calm_beam.decoding.packed import PackedDecoder
 from calm_beam.decoding.sweep import SweepDecoder, SweepResult
 from calm_beam.decoding.weights import Sources
 from calm_beam.exits.rule import ExitRule
@@ -34,9 +34,9 @@ def _prompts(count: int) -> list[tuple[int, ...]]:
     return [tuple(generator.integers(2, 64, generator.integers(2, 12)).tolist()) for _ in range(count)]
 
 
-def _sweep(budget: Budget, lanes: np.ndarray | None = None) -> SharedSweep:
+def _sweep(budget: Budget, lanes: np.ndarray | None = None) -> PackedDecoder:
     lanes = _lanes(_STEPS, _THRESHOLDS) if lanes is None else lanes
-    return SharedSweep(_CHECKPOINT, ExitRule(), thresholds=lanes, max_input_length=32, budget=budget)
+    return PackedDecoder(_CHECKPOINT, ExitRule(), thresholds=lanes[None], max_input_length=32, budget=budget)
 
 
 def _assert_same(found: dict[int, SweepResult], expected: dict[int, SweepResult]) -> None:
@@ -104,7 +104,7 @@ def test_sources_and_outputs_together_stay_within_the_budget(
     lengths = [5] * 30 + [40] * 15 + [100] * 7 + [200] * 3
     lanes = _lanes(_STEPS, np.linspace(0.9, 0.1, thresholds).tolist())
     budget = Budget(slots=55, tokens=tokens)
-    sweep = SharedSweep(_CHECKPOINT, ExitRule(), thresholds=lanes, max_input_length=256, budget=budget)
+    sweep = PackedDecoder(_CHECKPOINT, ExitRule(), thresholds=lanes[None], max_input_length=256, budget=budget)
     assert len(dict(sweep.decode([[7] * length for length in lengths]))) == len(lengths)
     assert sorted(sources) == widths
     assert sum(sources.values()) + max(held) <= tokens
@@ -224,7 +224,7 @@ def test_every_sweep_gives_back_and_few_sizes_are_compiled(monkeypatch: pytest.M
 
     monkeypatch.setattr(device_steps, "embed", watched_embed)
     monkeypatch.setattr(device_steps, "admit", watched_admit)
-    monkeypatch.setattr(shared, "return_freed_memory", lambda: returns.append(1))
+    monkeypatch.setattr(packed, "return_freed_memory", lambda: returns.append(1))
     sweep = _sweep(Budget(slots=12, tokens=100_000))
     for count in (9, 10, 11, 12):
         assert len(dict(sweep.decode(_prompts(count)))) == count

@@ -1,4 +1,4 @@
-"""The sweep with shared work: what several thresholds of a prompt have in common is computed once.
+"""The decoder that runs a layer once for all that need it: several thresholds of a prompt, and many prompts.
 
 Prompts occupy the slots of a batch, and all of them take one step at a time. At each layer, the
 groups of lanes that are in one state (see `lanes`) are packed into rows, whichever prompt they belong to; lanes that
@@ -7,8 +7,9 @@ have all ended is given the next prompt.
 """
 
 import collections
+import dataclasses
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 import jax
 import numpy as np
@@ -16,9 +17,9 @@ import numpy as np
 from calm_beam.checkpoints import Checkpoint
 from calm_beam.exits.rule import ExitRule
 
-from .batch import Batch
+from .batch import Batch, Request
 from .memory import Budget, return_freed_memory
-from .padding import joined_widths, members_by_width
+from .padding import joined_widths, members_by_width, widths_up_to
 from .result import KnownOutput, SweepResult
 from .weights import Weights
 from .work import Work
@@ -26,8 +27,8 @@ from .work import Work
 _LOGGER = logging.getLogger(__name__)
 
 
-class SharedSweep:
-    """Decodes prompts at all thresholds of a grid, sharing the work of lanes that are in the same state."""
+class PackedDecoder:
+    """Decodes prompts, each in all lanes of a schedule, sharing the work of lanes that are in the same state."""
 
     def __init__(
         self,
@@ -44,7 +45,8 @@ class SharedSweep:
         Args:
           checkpoint: The model.
           rule: How exits are decided; not one that needs the full model.
-          thresholds: float32, shape (steps, lanes); +inf in a lane of the full model.
+          thresholds: float32, shape (schedules, steps, lanes); +inf in a lane of the full model. A prompt is decoded at
+            those of one schedule.
           max_input_length: Most tokens of a prompt.
           budget: What it may hold at a time. If the device has no room for that, it is halved.
           exit_head: One of `EXIT_HEADS`.
@@ -55,7 +57,7 @@ class SharedSweep:
         self._thresholds = thresholds
         self._max_input_length = max_input_length
         self._budget = budget
-        self._weights = Weights(checkpoint, steps=len(thresholds), measure=rule.measure(), exit_head=exit_head)
+        self._weights = Weights(checkpoint, steps=thresholds.shape[1], measure=rule.measure(), exit_head=exit_head)
         self.work = Work()
 
     @property
@@ -63,20 +65,44 @@ class SharedSweep:
         """Most prompts that are decoded side by side."""
         return self._budget.slots
 
+    def open_batch(self) -> Batch:
+        """Returns a batch for prompts that are not known yet, with room for every width that they may have."""
+        widths = widths_up_to(self._max_input_length)
+        members = joined_widths({width: range(self.slots) for width in widths}, tokens=self._source_tokens())
+        return self._batch(dict.fromkeys(members, self.slots), admits_few=True)
+
     def decode(
-        self, prompts: Sequence[Sequence[int]], known: Sequence[KnownOutput] | None = None
+        self,
+        prompts: Sequence[Sequence[int]],
+        known: Sequence[KnownOutput] | None = None,
+        *,
+        schedules: Sequence[int] | None = None,
     ) -> Iterator[tuple[int, SweepResult]]:
         """Yields the outputs of every prompt, with its index, in the order in which they end.
 
         Args:
           prompts: Token ids of each prompt.
           known: Outputs at a threshold above all of these; what lanes have in common with them is not decided again.
+          schedules: Index of each prompt's schedule; None for the first.
+
+        Raises:
+          ValueError: If a prompt is empty or too long.
         """
         waiting = members_by_width(prompts, self._max_input_length)
-        while waiting:
-            left = {index for members in waiting.values() for index in members}
+        requests = [
+            Request(
+                index,
+                prompt,
+                schedule=schedules[index] if schedules is not None else 0,
+                known=known[index] if known is not None else None,
+            )
+            for index, prompt in enumerate(prompts)
+        ]
+        left = set(range(len(prompts)))
+        while left:
+            waiting = {width: kept for width, members in waiting.items() if (kept := [i for i in members if i in left])}
             try:
-                for index, result in self._decode(prompts, waiting, known):
+                for index, result in self._decode(requests, waiting):
                     left.remove(index)
                     yield index, result
             except jax.errors.JaxRuntimeError as error:
@@ -90,35 +116,41 @@ class SharedSweep:
                 )
             finally:
                 return_freed_memory()
-            waiting = {width: kept for width, members in waiting.items() if (kept := [i for i in members if i in left])}
 
     def _decode(
-        self,
-        prompts: Sequence[Sequence[int]],
-        members_by_width: Mapping[int, Sequence[int]],
-        known: Sequence[KnownOutput] | None,
+        self, requests: Sequence[Request], members_by_width: dict[int, list[int]]
     ) -> Iterator[tuple[int, SweepResult]]:
-        """Yields the outputs of the given members of the prompts."""
-        members_by_width = joined_widths(members_by_width, tokens=self._budget.source_tokens(self._thresholds.size))
-        batch = Batch(
+        """Yields the outputs of the given members of the requests."""
+        members_by_width = joined_widths(members_by_width, tokens=self._source_tokens())
+        batch = self._batch(self._budget, {width: len(members) for width, members in members_by_width.items()})
+        # Long prompts tend to have long outputs: begun first, they do not run alone at the end.
+        waiting = {
+            width: collections.deque(
+                sorted((requests[index] for index in members), key=lambda request: -len(request.ids))
+            )
+            for width, members in sorted(members_by_width.items(), reverse=True)
+        }
+        while any(waiting.values()) or batch.is_busy():
+            batch.admit(waiting)
+            for request in batch.make_room():
+                waiting[batch.width_for(request)].appendleft(request)
+            self.work += Work(steps=1)
+            for request, result in batch.step():
+                self.work += Work(prompts=1, tokens=int(result.lengths[0])) + batch.take_work()
+                yield request.index, result
+        self.work += batch.take_work()
+
+    def _source_tokens(self) -> int:
+        _, steps, lanes = self._thresholds.shape
+        return self._budget.source_tokens(steps * lanes)
+
+    def _batch(self, budget: Budget, counts: dict[int, int], *, admits_few: bool = False) -> Batch:
+        return Batch(
             self._config,
             self._rule,
             weights=self._weights,
             thresholds=self._thresholds,
-            budget=self._budget,
-            members_by_width=members_by_width,
+            budget=budget,
+            counts=counts,
+            admits_few=admits_few,
         )
-        # Long prompts tend to have long outputs: begun first, they do not run alone at the end.
-        waiting = {
-            width: collections.deque(sorted(members, key=lambda index: -len(prompts[index])))
-            for width, members in sorted(members_by_width.items(), reverse=True)
-        }
-        while any(waiting.values()) or batch.is_busy():
-            batch.admit(waiting, prompts, known=known)
-            for width, index in batch.make_room():
-                waiting[width].appendleft(index)
-            self.work += Work(steps=1)
-            for index, result in batch.step():
-                self.work += Work(prompts=1, tokens=int(result.lengths[0])) + batch.take_work()
-                yield index, result
-        self.work += batch.take_work()

@@ -13,8 +13,8 @@ import pytest
 from calm_beam.decoding import batch, device_steps, padding
 from calm_beam.decoding.lanes import LaneTree
 from calm_beam.decoding.memory import Budget
+from calm_beam.decoding.packed import PackedDecoder
 from calm_beam.decoding.result import SweepResult
-from calm_beam.decoding.shared import SharedSweep
 from calm_beam.decoding.work import Work
 from calm_beam.exits.parts import in_parts
 from calm_beam.exits.rule import ExitRule
@@ -87,10 +87,10 @@ def _shared(
 ) -> tuple[list[SweepResult], Work]:
     checkpoint = checkpoint_of(config, arrays) if arrays else build_checkpoint(config, seed=seed)
     grid = _by_step(rule, _grid(seed) if thresholds is None else thresholds)
-    sweep = SharedSweep(
+    sweep = PackedDecoder(
         checkpoint,
         rule,
-        thresholds=grid,
+        thresholds=grid[None],
         max_input_length=64,
         budget=Budget(slots=slots, tokens=tokens),
         exit_head=exit_head,
@@ -226,7 +226,7 @@ def test_a_small_budget_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None
     left = []
     make_room = batch.Batch.make_room
 
-    def counted(crowded: Any) -> Iterator[tuple[int, int]]:
+    def counted(crowded: Any) -> Iterator[batch.Request]:
         for leaving in make_room(crowded):
             left.append(leaving)
             yield leaving
@@ -363,7 +363,7 @@ def test_rows_come_in_few_sizes(most: int) -> None:
 
 def test_few_prompts_have_room_for_eight() -> None:
     """How many prompts of a width are held does not follow small numbers of them, since each compiles anew."""
-    held = padding.places_by_width({32: range(100), 64: range(3)}, tokens=10**6, slots=256)
+    held = padding.places_by_width({32: 100, 64: 3}, tokens=10**6, slots=256)
     assert held == {32: 128, 64: 8}
-    assert padding.places_by_width({32: range(100), 64: range(3)}, tokens=10**6, slots=4) == {32: 4, 64: 4}
-    assert padding.places_by_width({32: range(100), 64: range(3)}, tokens=96, slots=256) == {32: 1, 64: 1}
+    assert padding.places_by_width({32: 100, 64: 3}, tokens=10**6, slots=4) == {32: 4, 64: 4}
+    assert padding.places_by_width({32: 100, 64: 3}, tokens=96, slots=256) == {32: 1, 64: 1}

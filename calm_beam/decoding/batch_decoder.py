@@ -1,0 +1,118 @@
+"""Many prompts at one threshold each: continuous batching by depth, as it is served to many.
+
+What is run is the sweep's engine with one lane a prompt. A layer takes the rows that still need it, each leaves at its
+own, and a prompt that has ended gives its place to the next, so that neither short nor long outputs leave rows empty.
+"""
+
+from collections.abc import Iterator, Sequence
+
+import jax
+import numpy as np
+
+from calm_beam.checkpoints import Checkpoint
+from calm_beam.exits.rule import ExitRule
+
+from .batch import Batch
+from .devices import PackedDecoders
+from .result import EarlyExitResult, SweepResult
+from .settings import check_sizes
+from .work import Work
+
+
+class BatchDecoder:
+    """Decodes prompts together, each at thresholds of its own; outputs are those of one prompt at a time.
+
+    What is packed together moves confidences by about 1e-6, and so no output but at a near tie. Of the threads that
+    share a decoder, one may decode at a time.
+    """
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        rule: ExitRule,
+        *,
+        thresholds: Sequence[np.ndarray],
+        max_input_length: int = 512,
+        batch_size: int | None = None,
+        token_budget: int | None = None,
+        exit_head: str = "exact",
+        devices: Sequence[jax.Device] | None = None,
+    ) -> None:
+        """Prepares a decoder.
+
+        Args:
+          checkpoint: The model.
+          rule: How exits are decided.
+          thresholds: By step, each float32 of shape (max_decode_length,), as `thresholds_by_step` returns them; a
+            prompt names one of them by its index.
+          max_input_length: Most tokens of a prompt.
+          batch_size: Most prompts decoded at the same time; None for as many as memory and speed recommend.
+          token_budget: Most positions whose keys and values are held at a time, those of the sources included; None for
+            a share of the device's memory.
+          exit_head: Form of the head that decides, one of `EXIT_HEADS`. Tokens and exit layers do not depend on it but
+            at near ties.
+          devices: Where to decode, with a model on each; None for all of this process.
+
+        Raises:
+          ValueError: If the rule needs the full model at every token or does not fit the model (no exit classifier,
+            `min_exit_layer` too high), a number is below 1, or the budget has no room for one prompt.
+        """
+        max_decode_length = len(thresholds[0])
+        check_sizes(
+            max_decode_length=max_decode_length,
+            max_input_length=max_input_length,
+            batch_size=batch_size,
+            token_budget=token_budget,
+        )
+        rule.check_served()
+        rule.check_model(checkpoint.config.num_decoder_layers, has_classifier=bool(checkpoint.config.exit_classifier))
+        self._decoders = PackedDecoders(
+            checkpoint,
+            rule,
+            thresholds=np.stack(thresholds)[:, :, None],
+            max_input_length=max_input_length,
+            batch_size=batch_size,
+            token_budget=token_budget,
+            exit_head=exit_head,
+            devices=devices,
+        )
+
+    @property
+    def work(self) -> Work:
+        """What has been decoded so far, counted."""
+        return self._decoders.work
+
+    @property
+    def slots(self) -> int:
+        """Most prompts that are decoded side by side, on all devices together."""
+        return self._decoders.slots
+
+    def decode(
+        self, prompts: Sequence[Sequence[int]], schedules: Sequence[int] | None = None
+    ) -> Iterator[tuple[int, EarlyExitResult]]:
+        """Yields the output of every prompt, with its index, in the order in which they end.
+
+        Args:
+          prompts: Token ids of each prompt, 1 to `max_input_length` of them.
+          schedules: Index of the thresholds of each; None for the first.
+
+        Raises:
+          ValueError: If a prompt is empty or too long.
+        """
+        for index, result in self._decoders.decode(prompts, schedules=schedules):
+            yield index, result_of_lane(result)
+
+    def open_batch(self) -> Batch:
+        """Returns a batch for prompts that come while others are decoded, on the first device."""
+        return self._decoders.open_batch()
+
+
+def result_of_lane(result: SweepResult) -> EarlyExitResult:
+    """Returns the first lane of a result."""
+    return EarlyExitResult(
+        tokens=result.tokens[0],
+        exit_layers=result.exit_layers[0],
+        confidences=result.confidences[0],
+        length=int(result.lengths[0]),
+        is_finite=result.is_finite,
+    )

@@ -8,7 +8,7 @@ import pytest
 
 from calm_beam.calibration.publish import EarlierResult, publish
 from calm_beam.external.plan import all_tests, plan_of
-from calm_beam.external.result import external_manifest, setting_rows
+from calm_beam.external.result import entries_of, external_manifest, setting_rows
 from calm_beam.external.rows import LossRow
 from calm_beam.external.sweep import SweepLosses
 from calm_beam.launch.cli import main
@@ -25,7 +25,12 @@ def _write(folder: pathlib.Path, rows: list[LossRow], *, order: tuple[str, ...] 
     plan = plan_of(tests, order, joint_epsilon=0.04, group_key="group" if groups else None)
     found = setting_rows(sweep, plan, costs=sweep.costs)
     manifest = external_manifest(
-        sweep, plan, rows=found, costs=sweep.costs, patterns=["/home/ada/secret/losses.csv"], software={"a": "1"}
+        sweep,
+        plan,
+        entries=entries_of(plan, found),
+        costs=sweep.costs,
+        patterns=["/home/ada/secret/losses.csv"],
+        software={"a": "1"},
     )
     publish(
         str(folder),

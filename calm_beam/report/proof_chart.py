@@ -8,7 +8,7 @@ from calm_beam.manifest import ExternalCalibration, ExternalLook
 
 from .setting_chart import Frame, round_numbers
 
-_WIDTH, _TOP, _MIDDLE, _BOTTOM = 1056, 26, 230, 350
+_WIDTH, _TOP, _MIDDLE, _BOTTOM = 1056, 26, 230, 384
 _MOST_LABELS = 12
 _MOST_MARKS = 60
 
@@ -26,16 +26,16 @@ def proof_chart(entry: ExternalCalibration) -> str:
     low, high = min(0.0, *capitals), max(goal, *capitals)
     room = 0.08 * (high - low)
     above = _frame(_TOP, _MIDDLE, low - room, high + room, looks)
-    below = _frame(_MIDDLE + 34, _BOTTOM, min(0.0, *risks), max(entry.delta, *risks) * 1.1, looks)
+    below = _frame(_MIDDLE + 54, _BOTTOM, min(0.0, *risks), max(entry.delta, *risks) * 1.1, looks)
     parts = [
         *_grid(above, [power for power in round_numbers(above.low, above.high) if power == int(power)], is_power=True),
         *_grid(below, round_numbers(below.low, below.high), is_power=False),
-        *_level(above, goal, f"proved: capital × {1 / entry.epsilon:.4g}"),
-        *_level(below, entry.delta, f"δ = {entry.delta:g}"),
+        *_level(above, goal, f"proved: capital × {1 / entry.epsilon:.4g}", is_at_end=False),
+        *_level(below, entry.delta, f"δ = {entry.delta:g}", is_at_end=True),
         *_line(above, looks, capitals, entry),
         *_line(below, looks, risks, entry),
         f'<text class="axis-name" x="{above.left}" y="{_TOP - 10}">capital against “not safe”</text>',
-        f'<text class="axis-name" x="{above.left}" y="{_MIDDLE + 24}">risk</text>',
+        f'<text class="axis-name" x="{above.left}" y="{_MIDDLE + 30}">risk</text>',
         *_counts(below, looks),
     ]
     label = html.escape(f"Capital and risk after each of {len(looks)} rounds")
@@ -48,7 +48,7 @@ def proof_chart(entry: ExternalCalibration) -> str:
 def _frame(top: float, bottom: float, low: float, high: float, looks: Sequence[ExternalLook]) -> Frame:
     # Rounds of a group may all be without an example of it.
     return Frame(
-        left=64, right=_WIDTH - 12, top=top, bottom=bottom, low=low, high=high or 1.0, count=max(1, looks[-1].n)
+        left=64, right=_WIDTH - 32, top=top, bottom=bottom, low=low, high=high or 1.0, count=max(1, looks[-1].n)
     )
 
 
@@ -60,17 +60,29 @@ def _grid(frame: Frame, values: Sequence[float], *, is_power: bool) -> list[str]
     parts = []
     for value in values:
         y = frame.y(value)
-        text = f"×{10**value:.4g}" if is_power else f"{value:g}"
+        text = _power(int(value)) if is_power else f"{value:g}"
         parts.append(f'<line class="grid" x1="{frame.left}" x2="{frame.right}" y1="{y:.1f}" y2="{y:.1f}"/>')
         parts.append(f'<text class="tick" x="{frame.left - 8}" y="{y + 4:.1f}" text-anchor="end">{text}</text>')
     return parts
 
 
-def _level(frame: Frame, value: float, name: str) -> list[str]:
+def _power(exponent: int) -> str:
+    """Returns a power of ten in few letters.
+
+    >>> _power(-2), _power(4), _power(30)
+    ('×0.01', '×10,000', '×1e30')
+    """
+    if 0 <= exponent <= 5:
+        return f"×{10**exponent:,}"
+    return f"×{10.0**exponent:g}" if -4 <= exponent < 0 else f"×1e{exponent}"
+
+
+def _level(frame: Frame, value: float, name: str, *, is_at_end: bool) -> list[str]:
     y = frame.y(value)
+    place = f'x="{frame.right}" text-anchor="end"' if is_at_end else f'x="{frame.left + 8}"'
     return [
         f'<line class="delta" x1="{frame.left}" x2="{frame.right}" y1="{y:.1f}" y2="{y:.1f}"/>',
-        f'<text class="delta-name" x="{frame.left + 8}" y="{y - 6:.1f}">{html.escape(name)}</text>',
+        f'<text class="delta-name" {place} y="{y - 6:.1f}">{html.escape(name)}</text>',
     ]
 
 

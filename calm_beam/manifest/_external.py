@@ -393,7 +393,8 @@ class ExternalCalibration(ExternalTest):
         check_tuple("looks", looks, of=ExternalLook)
         check_counts(looks, group=self.group)
         # What was accepted at a look stays accepted, so that a later look has it or a later setting.
-        places = {None: -1, **{step.setting: place for place, step in enumerate(self.path) if step.rejected}}
+        places: dict[str | None, int] = {None: -1}
+        places |= {step.setting: place for place, step in enumerate(self.path) if step.rejected}
         for index, look in enumerate(looks):
             if look.setting not in places:
                 raise ManifestError(

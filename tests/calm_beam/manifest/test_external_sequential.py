@@ -123,7 +123,6 @@ _RULE = ("plan", "sequential")
         ((*_RULE, "examples"), 400, "sequential.of_examples must be plan.sequential.examples, which is 400, got 500"),
         ((*_RULE, "round_examples"), 120, "calibrations[0].looks[0].n must be 120, as plan.sequential says, got 100"),
         ((*_RULE, "round_examples"), 200, "sequential.of_rounds must be 3, of 200 of 500 examples each, got 5"),
-        ((*_RULE, "stop_at_setting"), "8bit", "after round 3 plan.sequential says"),
         (
             (*_RULE, "stop_at_setting"),
             ...,
@@ -176,7 +175,9 @@ def test_it_ends_as_soon_as_its_rule_says() -> None:
         )
         for entry in manifest.calibrations
     )
-    with pytest.raises(ManifestError, match='after round 3, but after round 2 plan.sequential says "stop_at_setting"'):
+    with pytest.raises(
+        ManifestError, match=r'after round 3, but after round 2 plan\.sequential says "stop_at_setting"'
+    ):
         dataclasses.replace(manifest, calibrations=early)
     assert manifest.sequential is not None
     end = ExternalEnd(plan="sha256:70", rounds=3, ended_by="stop_at_cost")

@@ -4,6 +4,7 @@ Examples, or whole clusters of them, are ordered by a salted hash of their names
 which come first. A round ends with the example or cluster that makes it as many examples as were asked for.
 """
 
+import collections
 import dataclasses
 import hashlib
 import itertools
@@ -112,9 +113,8 @@ class DeclaredExamples:
         examples = list(rows)
         if not examples:
             raise LossesError("there are no ids.")
-        seen: set[str] = set()
-        # A set has an answer at once, and of those that are there twice there are few.
-        if twice := {each.id: None for each in examples if each.id in seen or seen.add(each.id)}:
+        counts = collections.Counter(each.id for each in examples)
+        if twice := [name for name, count in counts.items() if count > 1]:
             raise LossesError(f"{named(twice, 'id')} declared several times. Name every example once.")
         is_clustered = examples[0].cluster is not None
         ordered = _by_cluster(examples, salt=salt) if is_clustered else _in_order(examples, salt=salt)

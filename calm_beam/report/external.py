@@ -1,7 +1,6 @@
 """The report of a certification: one HTML file without scripts, of manifest and risk table."""
 
 import html
-import math
 from collections.abc import Iterable, Sequence
 
 from calm_beam.calibration.publish import RISK_TABLE
@@ -21,7 +20,7 @@ from calm_beam.storage import joined
 from .foreign import isolated, short_place
 from .page import LARGEST_PAGE
 from .parts import file_text, filled, source_hash
-from .proof_chart import proof_chart
+from .proof_chart import capital_text, proof_chart
 from .setting_chart import setting_chart
 from .stored import ReportError
 
@@ -29,8 +28,6 @@ from .stored import ReportError
 _MOST_PANELS = 24
 # Of more, the last of them.
 _MOST_LOOKS = 1000
-# What a float can hold the exponential of.
-_MOST_LOG = 700.0
 _FILLED = {True: "the setting was proved by then", False: "never here, since nothing was proved"}
 # There is no slider below this page.
 _STYLE = "body{padding-bottom:48px}\n.wide svg{min-width:720px;height:auto}\n"
@@ -173,7 +170,7 @@ def _proof(entry: ExternalCalibration, manifest: ExternalManifest) -> str:
                 "nothing" if look.setting is None else look.setting,
                 "" if look.cost is None else f"{look.cost:g}",
                 f"{look.risk:.4f}",
-                f"{math.exp(min(look.log_capital, _MOST_LOG)):.3g}",
+                capital_text(look),
             )
             for number, look in enumerate(entry.looks[-_MOST_LOOKS:], start=max(1, len(entry.looks) - _MOST_LOOKS + 1))
         ],

@@ -11,6 +11,7 @@ from .setting_chart import Frame, round_numbers
 _WIDTH, _TOP, _MIDDLE, _BOTTOM = 1056, 26, 230, 384
 _MOST_LABELS = 12
 _MOST_MARKS = 60
+_MOST_POWER = 300
 
 
 def proof_chart(entry: ExternalCalibration) -> str:
@@ -43,6 +44,12 @@ def proof_chart(entry: ExternalCalibration) -> str:
         f'<svg viewBox="0 0 {_WIDTH} {_BOTTOM + 48}" width="{_WIDTH}" height="{_BOTTOM + 48}" role="img" '
         f'aria-label="{label}">{"".join(parts)}</svg>'
     )
+
+
+def capital_text(look: ExternalLook) -> str:
+    """Returns the capital at a look in few digits; one that no float can hold, as a power of ten."""
+    power = look.log_capital / math.log(10)
+    return f"{10**power:.3g}" if abs(power) < _MOST_POWER else f"1e{power:.0f}"
 
 
 def _frame(top: float, bottom: float, low: float, high: float, looks: Sequence[ExternalLook]) -> Frame:
@@ -95,7 +102,7 @@ def _line(
         return parts
     for number, (look, (x, y)) in enumerate(zip(looks, points, strict=True), start=1):
         is_proved = entry.setting is not None and look.setting == entry.setting
-        words = f"round {number}: {look.n:,} counted, capital × {math.exp(look.log_capital):.3g}, risk {look.risk:.4f}"
+        words = f"round {number}: {look.n:,} counted, capital × {capital_text(look)}, risk {look.risk:.4f}"
         parts.append(
             f'<circle class="mark {"accepted" if is_proved else "open"}" cx="{x:.1f}" cy="{y:.1f}" r="4">'
             f"<title>{html.escape(words)}</title></circle>"

@@ -27,12 +27,14 @@ class EvaluatedLosses:
       rounds: The losses of every whole round before the first that is not, in their order.
       costs: After each of these rounds, the mean cost of every setting whose rows say one.
       missing: For every other round, the ids that lack a loss under some setting, in their order.
+      lacking: The settings under which some example of the first of these lacks a loss, ascending.
       waiting: Number of losses that are there and do not count yet.
     """
 
     rounds: tuple[SweepLosses, ...]
     costs: tuple[Mapping[str, float], ...]
     missing: tuple[tuple[str, ...], ...]
+    lacking: tuple[str, ...]
     waiting: int
 
     @classmethod
@@ -50,10 +52,12 @@ class EvaluatedLosses:
         """
         names = sorted(settings)
         losses, costs = _filled(rows, declared, names)
-        is_there = ~np.isnan(losses).any(axis=1)
+        has_none = np.isnan(losses)
+        is_there = ~has_none.any(axis=1)
         whole = list(itertools.takewhile(lambda number: is_there[declared.round(number)].all(), range(declared.rounds)))
         end = declared.ends[whole[-1]] if whole else 0
         rest = range(len(whole), declared.rounds)
+        following = has_none[declared.round(len(whole))] if rest else has_none[:0]
         return cls(
             rounds=tuple(_round(losses, declared, names, declared.round(number)) for number in whole),
             costs=_mean_costs(costs[:end], names, [declared.round(number) for number in whole]),
@@ -61,7 +65,8 @@ class EvaluatedLosses:
                 tuple(itertools.compress(declared.ids[declared.round(number)], ~is_there[declared.round(number)]))
                 for number in rest
             ),
-            waiting=int((~np.isnan(losses[end:])).sum()),
+            lacking=tuple(itertools.compress(names, following.any(axis=0))),
+            waiting=int((~has_none[end:]).sum()),
         )
 
     def digests(self) -> tuple[str, ...]:
@@ -77,7 +82,10 @@ class EvaluatedLosses:
         """Returns what the first round lacks that is not whole, and what waits for it; empty if all are whole."""
         if not self.missing:
             return ""
-        lacks = f"round {len(self.rounds) + 1} lacks losses of {named(self.missing[0], 'id')}"
+        lacks = (
+            f"round {len(self.rounds) + 1} lacks losses of {named(self.missing[0], 'id')} under "
+            f"{named(self.lacking, 'setting')}"
+        )
         if not self.waiting:
             return lacks
         return f"{lacks}; {counted(self.waiting, 'loss', several='losses')} of this or later rounds cannot count before"

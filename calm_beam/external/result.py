@@ -26,6 +26,7 @@ from calm_beam.risk.loss_table import LossTable
 from calm_beam.risk.pvalues import P_VALUES
 from calm_beam.risk.statistics import Loss
 
+from .id_sample import id_sample
 from .sweep import SweepLosses
 
 
@@ -200,6 +201,7 @@ def external_manifest(
                 for name in groups
             ),
             fingerprint=sweep.fingerprint(),
+            id_sample=id_sample(sweep.ids),
         ),
         plan=plan,
         sequential=sequential,

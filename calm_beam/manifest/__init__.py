@@ -7,6 +7,7 @@ other are enforced by the records.
 
 from ._checks import ManifestError as ManifestError
 from ._external import EXTERNAL_LOSSES as EXTERNAL_LOSSES
+from ._external import MOST_SAMPLED_IDS as MOST_SAMPLED_IDS
 from ._external import ExternalCalibration as ExternalCalibration
 from ._external import ExternalDataRecord as ExternalDataRecord
 from ._external import ExternalGroup as ExternalGroup

@@ -38,6 +38,10 @@ EXTERNAL_LOSSES = ("given", "signed", "relu")
 """Losses of an external sweep: in [0, 1] as they were given; in [-1, 1]; what is positive of the latter."""
 
 
+MOST_SAMPLED_IDS = 256
+"""How many digests of ids a manifest of kind external has at most."""
+
+
 def external_guarantee(
     *, joint_epsilon: float | None = None, cluster_key: str | None = None, is_sequential: bool = False
 ) -> str:
@@ -128,18 +132,23 @@ class ExternalDataRecord(Record):
       clusters: Number of clusters, where they and not examples are the independent units; None otherwise.
       groups: The groups that have entries of their own, by name, ascending.
       fingerprint: Identifies the examples and their losses under all settings.
+      id_sample: The smallest digests of ids, up to `MOST_SAMPLED_IDS` of them, ascending: to notice examples that come
+        again; None in manifests of earlier writers.
     """
+
+    _OPTIONAL: ClassVar[tuple[str, ...]] = ("id_sample",)
 
     patterns: tuple[str, ...]
     examples: int
     clusters: int | None
     groups: tuple[ExternalGroup, ...]
     fingerprint: str
+    id_sample: tuple[str, ...] | None = None
 
     @classmethod
     def _from_json(cls, key: str, value: object, *, at: str) -> object:
         match key:
-            case "patterns":
+            case "patterns" | "id_sample":
                 return tuple(checked_list(value, at=at))
             case "groups":
                 return records_from_json(ExternalGroup, value, at=at)
@@ -161,6 +170,13 @@ class ExternalDataRecord(Record):
         if self.groups and total != self.examples:
             raise ManifestError(f"groups must have {self.examples} examples together, as examples says, got {total}")
         check_text("fingerprint", self.fingerprint)
+        if self.id_sample is not None:
+            check_tuple("id_sample", self.id_sample)
+            for index, digest in enumerate(self.id_sample):
+                check_text(f"id_sample[{index}]", digest)
+            expected = min(self.examples, MOST_SAMPLED_IDS)
+            if list(self.id_sample) != sorted(set(self.id_sample)) or len(self.id_sample) != expected:
+                raise ManifestError(f"id_sample must have {expected} digests, ascending, got {shown(self.id_sample)}")
 
     def units_of(self, group: str | None) -> int:
         """Returns the number of independent units in a group; None for all.

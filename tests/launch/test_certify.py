@@ -1,6 +1,7 @@
 """`calm-beam certify` from flags to files, and what other commands make of its manifest."""
 
 import csv
+import dataclasses
 import json
 import pathlib
 import re
@@ -256,6 +257,22 @@ def test_verify(losses: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert "the manifest was made of losses (--losses): name fresh ones" in capsys.readouterr().err
     assert main([*asked, f"--data={kept}"]) == 1
     assert "verify with --losses tests it" in capsys.readouterr().err
+
+
+def test_verify_on_some_of_the_same_examples(losses: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Ids that were certified and come again are told, since the same examples cannot test what they chose."""
+    _certify(losses, _ORDER, "--delta=0.15")
+    fresh = [dataclasses.replace(row, id=f"fresh {row.id}") for row in coin_rows(600, seed=1)]
+    asked = ["verify", f"--manifest={losses.parent / 'out'}"]
+    path = write_csv(losses.parent / "fresh.csv", fresh)
+    capsys.readouterr()
+    assert main([*asked, f"--losses={path}"]) == 0
+    assert capsys.readouterr().err == ""
+    mixed = write_csv(losses.parent / "mixed.csv", [*fresh, *coin_rows(60)])
+    assert main([*asked, f"--losses={mixed}"]) == 0
+    found = re.search(r"caution: of 256 certified ids that the manifest remembers, (\d+) are", capsys.readouterr().err)
+    assert found is not None
+    assert 10 < int(found[1]) < 45
 
 
 def test_verify_of_nothing(losses: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -65,11 +65,11 @@ def _means(stats: list[Any], where: str) -> dict[str, object]:
         except (KeyError, TypeError, ValueError) as error:
             raise LossesError(f"{where}: has a statistic without name, count or sum.") from error
     means: dict[str, object] = {}
-    for name, several in found.items():
+    for kind, several in found.items():
         differing = {key for rest, _ in several for other, _ in several for key in rest if rest[key] != other.get(key)}
         for rest, mean in several:
             # After a comma, as metrics are told apart by their filters: what comes before it names all of them.
-            full = ",".join([name, *(f"{key}={rest.get(key)}" for key in sorted(differing))])
+            full = ",".join([kind, *(f"{key}={rest.get(key)}" for key in sorted(differing))])
             if full in means:
                 raise LossesError(
                     f"{where}: has the statistic {full!r} several times, and nothing says which is meant. Take the "

@@ -14,6 +14,7 @@ import pytest
 from calm_beam.manifest import (
     EXTERNAL_ENDS,
     EXTERNAL_LOSSES,
+    MOST_SAMPLED_IDS,
     PROCEDURES,
     ExternalCalibration,
     ExternalDataRecord,
@@ -178,6 +179,7 @@ _FIRST = ("calibrations", 0)
         (("data", "clusters"), 30, "data.groups.*clusters must be null exactly if clusters is"),
         (("data", "groups", 0, "name"), "z", "data.groups must be sorted by name"),
         (("data", "groups", 0, "examples"), 100, "data.groups must have 300 examples together"),
+        (("data", "id_sample"), ["a" * 16] * 2, "data.id_sample must have 256 digests, ascending"),
         (("data", "groups"), [], "data.groups must be there exactly if plan.group_key is not null"),
         (("plan", "order"), ["8bit", "8bit"], "plan.order must name one or more settings, each once"),
         (("plan", "tests", 0, "tail"), 1, r"plan\.tests\[0\]\.tail must be below 1"),
@@ -241,7 +243,8 @@ def test_schema_and_reader_name_the_same() -> None:
     plan = top["plan"]["properties"]
     assert keys(_SCHEMA, optional=["sequential"]) == ["schema", "kind", *fields(ExternalManifest), "digest"]
     assert keys(top["settings"]["items"]) == fields(SettingRecord)
-    assert keys(top["data"]) == fields(ExternalDataRecord)
+    assert keys(top["data"], optional=["id_sample"]) == fields(ExternalDataRecord)
+    assert top["data"]["properties"]["id_sample"]["maxItems"] == MOST_SAMPLED_IDS
     assert keys(top["data"]["properties"]["groups"]["items"]) == fields(ExternalGroup)
     assert keys(top["plan"], optional=["sequential"]) == [*fields(ExternalPlan), "digest"]
     rules = ["costs", "stop_at_setting", "stop_at_cost", "stop_gain"]

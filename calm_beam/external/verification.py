@@ -59,7 +59,8 @@ def why_not_fresh(sweep: SweepLosses, manifest: ExternalManifest) -> str | None:
         return None
     return (
         f"of {counted(len(sample), 'certified id')} that the manifest remembers, {again} "
-        f"{'is' if again == 1 else 'are'} among the fresh ones. If these are the same examples, leave them out: what chose the setting cannot test it."
+        f"{'is' if again == 1 else 'are'} among the fresh ones. If these are the same examples, leave them out: what "
+        "chose the setting cannot test it."
     )
 
 

@@ -191,7 +191,7 @@ def test_only_whole_rounds_count() -> None:
     assert evaluated.missing == ((gap,), (), ())
     assert evaluated.waiting == 4 * 3 * _ROUND - 1
     assert evaluated.in_words().startswith(
-        f"round 3 lacks losses of 1 id ({gap!r}); 479 losses of this or later rounds"
+        f"round 3 lacks losses of 1 id ({gap!r}) under 1 setting ('4bit'); 479 losses of this or later rounds"
     )
     spoiled = [dataclasses.replace(row, loss=1.0) if row.id in later else row for row in kept]
     plan = _plan(declared)

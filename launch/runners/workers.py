@@ -8,6 +8,7 @@ from typing import Self
 import apache_beam as beam
 from apache_beam.options.pipeline_options import PipelineOptions
 
+from calm_beam.launch.flags import UsageError
 from calm_beam.launch.flags.accelerators import Accelerator
 from calm_beam.launch.terminal.progress import shown_progress
 from calm_beam.transforms.progress import ProgressLog
@@ -69,6 +70,14 @@ class Workers:
           ValueError: If Beam refuses the runner or its flags.
         """
         return beam.Pipeline(runner=make_runner(self.options), options=self.options)
+
+    def refuse_template(self, *, command: str) -> None:
+        """Raises `UsageError` for a template, if a command reads back what becomes of its jobs."""
+        if self.template:
+            raise UsageError(
+                f"--template_location: {command} reads back what its workers have done, which a template cannot. "
+                "Leave it out."
+            )
 
     def shown_progress(self) -> contextlib.AbstractContextManager[ProgressLog]:
         """Shows how far they are while a block runs, if they may be on this machine; gives where they report."""

@@ -7,6 +7,7 @@ from calm_beam.calibration import Spec, all_specs
 from calm_beam.calibration.specs import LOSSES
 from calm_beam.launch.calibrate.flags import calibrate_parser
 from calm_beam.launch.flags import FlagParser, UsageError, add_decode_flags, numbers, paths, texts, whole_number
+from calm_beam.launch.flags.accelerators import add_job_flags
 from calm_beam.launch.flags.metrics import METRIC_NAMES, add_metric_settings, checked_metrics, metric_settings
 from calm_beam.risk.fwer import PROCEDURES
 from calm_beam.risk.pvalues import P_VALUES
@@ -40,6 +41,7 @@ def split_parser(add_experiment_flag: Callable[[FlagParser], None]) -> FlagParse
     add_own_flags(parser)
     # For sweeps that are made first.
     add_decode_flags(parser, default_grid_step=0.05)
+    add_job_flags(parser)
     add_flags_of_both(parser)
     return parser
 

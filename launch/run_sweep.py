@@ -5,20 +5,27 @@ import apache_beam as beam
 from calm_beam.generations.folder import COMPLETE, FinishedSweep, shard_files
 from calm_beam.storage import is_file, joined
 from calm_beam.sweeps.prepared import PreparedSweep
-from calm_beam.transforms import DecodeExamples, ReadExamples
+from calm_beam.transforms import DecodeExamples
 from calm_beam.transforms.progress import ProgressLog
 
 from .runners import PipelineError, Workers, run_pipeline
 
 
 def run_sweep(
-    pipeline: beam.Pipeline, sweep: PreparedSweep, *, folder: str, workers: Workers, progress: ProgressLog
+    pipeline: beam.Pipeline,
+    examples: tuple[beam.PCollection, beam.PCollection],
+    *,
+    sweep: PreparedSweep,
+    folder: str,
+    workers: Workers,
+    progress: ProgressLog,
 ) -> tuple[str, ...]:
     """Decodes a sweep to its end, and returns the files of its shards.
 
     Args:
-      pipeline: Of `Workers.new_pipeline`, empty.
-      sweep: What is decoded.
+      pipeline: Of `Workers.new_pipeline`.
+      examples: What it reads, as `ExamplesRead`.
+      sweep: How they are decoded.
       folder: Where to; empty, and seen by the workers and by this machine.
       workers: Who decodes.
       progress: Where they report.
@@ -28,22 +35,17 @@ def run_sweep(
       GenerationsError: If what is found is not what was decoded.
     """
     assignment = sweep.assignment(folder)
-    _ = (
-        pipeline
-        | "ReadExamples" >> ReadExamples(sweep.data, num_shards=sweep.num_shards, progress=progress)
-        | "DecodeExamples"
-        >> DecodeExamples(
-            assignment,
-            progress,
-            accelerator_hint=workers.accelerator_hint,
-            needs_accelerator=workers.needs_accelerator,
-        )
+    _ = examples | "DecodeExamples" >> DecodeExamples(
+        assignment,
+        progress,
+        accelerator_hint=workers.accelerator_hint,
+        needs_accelerator=workers.needs_accelerator,
     )
     run_pipeline(pipeline)
     if not is_file(joined(folder, COMPLETE)):
         raise PipelineError(
-            f"{folder}: is empty here, though the job has ended well: its workers write to another machine's disk. "
-            "Name a folder that they and this machine see, on Cloud Storage or on a shared disk."
+            f"{folder}: has no {COMPLETE}, though the job has ended well. If its workers run on other machines, name a "
+            "folder that they and this one see, on Cloud Storage or on a shared disk."
         )
     # Checks that all of it is there.
     FinishedSweep.read(folder, assignment.job)

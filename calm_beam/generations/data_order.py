@@ -15,7 +15,7 @@ def write_in_data_order(
 ) -> None:
     """Writes a text for each generation, in the order of data files and of their lines.
 
-    No more than one generation is held at a time: texts wait on a disk, and 32 bytes for each say where.
+    Generations are not held: their texts wait on a disk, and 32 bytes for each say where.
 
     Args:
       file: Where to.

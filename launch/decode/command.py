@@ -20,6 +20,7 @@ from calm_beam.launch.runners.shared_folder import passing_folder, shared_place
 from calm_beam.launch.setup_run import prepare_run
 from calm_beam.launch.terminal import tell
 from calm_beam.storage import base_name, replacing
+from calm_beam.transforms import ReadExamples
 
 # Flags of what workers read or write.
 _WORKERS_PATHS = ("checkpoint", "vocabulary", "data", "output")
@@ -42,7 +43,8 @@ def decode(flags: argparse.Namespace, options: PipelineOptions) -> int:
         place = shared_place(workers, beside=output)
     with passing_folder(place, name=f".{base_name(output)}.") as folder:
         with workers.shown_progress() as progress:
-            shards = run_sweep(pipeline, run, folder=folder, workers=workers, progress=progress)
+            read = pipeline | "ReadExamples" >> ReadExamples(run.data, num_shards=run.num_shards, progress=progress)
+            shards = run_sweep(pipeline, read, sweep=run, folder=folder, workers=workers, progress=progress)
         prompts, failed = _write(output, shards, thresholds=run.settings.thresholds, overwrite=flags.overwrite)
     tell(f"{counted(prompts, 'prompt')} at {counted(len(run.settings.thresholds), 'threshold')} and in full: {output}")
     if failed:

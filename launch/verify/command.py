@@ -36,6 +36,7 @@ from calm_beam.storage import joined, list_files, parent
 from calm_beam.sweeps.prepared import PreparedSweep
 from calm_beam.sweeps.shard import with_unique_ids
 from calm_beam.tails import tail_in_words
+from calm_beam.transforms import ReadExamples
 from calm_beam.upkeep.verification import FreshLosses, Verdict, promised_thresholds, verify
 from calm_beam.vocabulary import EOS_ID
 
@@ -75,7 +76,8 @@ def verify_manifest(flags: argparse.Namespace, options: PipelineOptions) -> int:
         pipeline = workers.new_pipeline()
     metrics = {entry.metric: get_metric(entry.metric, metric_settings(flags)) for entry in entries}
     with passing_folder(place, name="calm-beam-verify-") as folder, workers.shown_progress() as progress:
-        shards = run_sweep(pipeline, run, folder=folder, workers=workers, progress=progress)
+        read = pipeline | "ReadExamples" >> ReadExamples(run.data, num_shards=run.num_shards, progress=progress)
+        shards = run_sweep(pipeline, read, sweep=run, folder=folder, workers=workers, progress=progress)
         losses = FreshLosses.of(
             (item for path in shards for item in read_generations(path)),
             entries,

@@ -37,6 +37,13 @@ class _Place:
         files = (*self._task("rows-*.jsonl"), f"--output={self.folder / output}")
         return ["evaluate", *files, *SHORT_FLAGS, *_SPLITS, "--confidence=softmax,state", *flags]
 
+    def trade(self, output: str, *flags: str) -> list[str]:
+        """Returns the command that compares ways of exiting on a sample."""
+        files = (*self._task("rows-*.jsonl"), f"--output={self.folder / output}", "--max_examples=20")
+        short = [flag for flag in SHORT_FLAGS if not flag.startswith("--thresholds")]
+        asked = ("--experiment=tradeoff", "--confidence=softmax", "--thresholds=0.5,0", "--metric=token_f1")
+        return ["evaluate", *asked, *files, *short, *flags]
+
     def _task(self, data: str) -> tuple[str, str]:
         return f"--checkpoint={self.folder / 'model'}", f"--data={self.folder / data}"
 
@@ -53,7 +60,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> _Place:
     place = _Place(folder)
     goal = ("--metric=token_f1", "--consistency=textual,risk", "--delta=0.7,0.9", "--epsilon=0.1")
     calibrate = ["calibrate", *place._task("rows-*.jsonl"), f"--output={folder / 'out'}", *SHORT_FLAGS, *goal]
-    for command in (calibrate, place.decode("one.jsonl"), place.split("one")):
+    for command in (calibrate, place.decode("one.jsonl"), place.split("one"), place.trade("one")):
         assert main(command) == 0
     return place
 
@@ -85,6 +92,20 @@ def test_two_workers_give_the_same(
     # What workers decoded for this machine to read is gone.
     assert not [path.name for path in place.folder.iterdir() if path.name.startswith(".")]
     assert list(tmp_path.glob("calm-beam-verify-*")) == []
+
+
+@pytest.mark.parametrize("kind", ["processes", "pool", "job service", "dask"])
+def test_experiments_give_the_same(
+    kind: str, place: _Place, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A sample that two workers decode is measured to the same digits as one that this process decodes."""
+    name = f"sample_{kind.replace(' ', '_')}"
+    with flags_of_two_workers(kind) as flags:
+        monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+        assert main(place.trade(name, *flags)) == 0
+    for file in ("tradeoff.csv", "tradeoff.json"):
+        assert (place.folder / name / file).read_bytes() == (place.folder / "one" / file).read_bytes()
+    assert list(tmp_path.glob("calm-beam-evaluate-*")) == []
 
 
 def test_failures_elsewhere_leave_nothing(

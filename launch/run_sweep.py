@@ -45,7 +45,7 @@ def run_sweep(
     if not is_file(joined(folder, COMPLETE)):
         raise PipelineError(
             f"{folder}: has no {COMPLETE}, though the job has ended well. If its workers run on other machines, name a "
-            "folder that they and this one see, on Cloud Storage or on a shared disk."
+            "folder that they and this one see (--output, --temp_location), on Cloud Storage or on a shared disk."
         )
     # Checks that all of it is there.
     FinishedSweep.read(folder, assignment.job)

@@ -37,7 +37,8 @@ def check_folders(assignment: Assignment, shards: Sequence[int]) -> None:
             if not is_cloud_path(stored.directory) and not is_folder(stored.directory):
                 raise GenerationsError(
                     f"{stored.directory}: workers do not see this folder, which is on the disk of the machine that "
-                    "started the run. Name one that all of them see, on Cloud Storage or on a shared disk."
+                    "started the run. With --output, or --temp_location for what is only read back, name one that all "
+                    "of them see: on Cloud Storage or on a shared disk."
                 )
             check_files(stored.directory, shards, num_shards=stored.job.num_shards)
 

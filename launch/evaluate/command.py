@@ -63,12 +63,13 @@ def run_experiment(
             run = run.without_weights()
         prepared = experiment.prepare(flags, run)
         examples = _read_all(run.paths, run.reading)
-        task = _task(flags, run, examples=sampled(examples, flags.max_examples))
+        chosen = sampled(examples, flags.max_examples)
+        task = _task(flags, run, examples=chosen)
         place = None if workers is None else shared_place(workers)
     start = time.monotonic()
     with staged(output) as staging:
         if isinstance(prepared, PreparedSweeps) and workers is not None and place is not None:
-            findings = _on_workers(prepared, task, run=run, workers=workers, place=place)
+            findings = _on_workers(prepared, task, examples=chosen, run=run, workers=workers, place=place)
         else:
             findings = _in_this_process(prepared, task)
         sample = _sample_in_words(task, len(examples))
@@ -97,11 +98,18 @@ def _in_this_process(prepared: PreparedExperiment | PreparedSweeps, task: Task) 
         return prepared.measure(task, decoded)
 
 
-def _on_workers(prepared: PreparedSweeps, task: Task, *, run: PreparedSweep, workers: Workers, place: str) -> Findings:
+def _on_workers(
+    prepared: PreparedSweeps,
+    task: Task,
+    *,
+    examples: Sequence[Example],
+    run: PreparedSweep,
+    workers: Workers,
+    place: str,
+) -> Findings:
     """Returns what an experiment finds whose sweeps are decoded by others."""
     with workers.shown_progress() as progress:
-        progress.report("read", len(prepared.variants) * len(task.prompts))
-        examples = [prompt.example for prompt in task.prompts]
+        progress.report("read", len(prepared.variants) * len(examples))
         generations = (
             decoded_by(workers, examples, variant, run=run, place=place, progress=progress)
             for variant in prepared.variants

@@ -426,6 +426,23 @@ def test_sweeps_of_splits(place: _Place) -> None:
     assert "sweep softmax: " in run.errors
 
 
+def test_experiments(place: _Place) -> None:
+    """A sample goes out with its first sweep, whose outputs wait below --temp_location; tables are written here."""
+    place.dataflow.final_state, place.dataflow.errors = "JOB_STATE_DONE", []
+    sizes = ("--max_input_length=32", "--max_decode_length=6", f"--output={place.folder}/sampled")
+    asked = ("--experiment=tradeoff", "--confidence=softmax", "--thresholds=0.5,0", "--metric=token_f1")
+    run = _submitted_by(place, "evaluate", "", *asked, *sizes, *_ON_GPUS)
+    _check_gpus(run)
+    assert "DivideExamples/SpreadShards" in run.steps()
+    assignment = run.assignment()
+    assert assignment.stored.directory.startswith(f"{place.bucket}/temp/calm-beam-evaluate-")
+    assert assignment.stored.thresholds == (0.5, 0.0)
+    assert run.status == 1
+    assert "has no complete.json, though the job has ended well." in run.errors.strip().splitlines()[-1]
+    assert _left(place, "calm-beam-evaluate-") == []
+    assert list(place.folder.iterdir()) == []
+
+
 def test_ctrl_c_leaves_what_a_job_still_writes(place: _Place) -> None:
     """Interrupted, decode says that nobody will read what the job writes, and where that is."""
     place.dataflow.final_state, place.dataflow.errors = "JOB_STATE_RUNNING", []

@@ -130,6 +130,16 @@ def test_tradeoff(
     assert "every layer ran" not in printed
 
 
+def test_workers_measure_the_same(model: pathlib.Path, data: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    """Token ids and their references, decoded in shards by two threads of a pipeline, give the same to the digit."""
+    threads = ("--direct_num_workers=2", "--direct_running_mode=multi_threading", "--num_shards=3")
+    for name, flags in (("one", ()), ("two", threads)):
+        assert _evaluate(model, data, tmp_path / name, *_FEW_THRESHOLDS, "--max_examples=7", *flags) == 0
+    for file in ("tradeoff.csv", "tradeoff.json"):
+        assert (tmp_path / "one" / file).read_bytes() == (tmp_path / "two" / file).read_bytes()
+    assert _table(tmp_path / "one" / "tradeoff.csv")[1]["quality"] != ""
+
+
 @pytest.mark.parametrize(("classifier", "measures"), [(0, 4), (1, 5), (2, 5)])
 def test_measures_are_those_of_the_checkpoint(
     classifier: int, measures: int, data: pathlib.Path, tmp_path: pathlib.Path

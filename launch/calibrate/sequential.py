@@ -9,8 +9,6 @@ import functools
 import time
 from collections.abc import Collection, Mapping, Sequence
 
-import apache_beam as beam
-
 from calm_beam.calibration import Plan, has_ended
 from calm_beam.calibration.publish import EarlierResult, publish
 from calm_beam.calibration.rounds import Round
@@ -19,9 +17,8 @@ from calm_beam.calibration.specs import Objective
 from calm_beam.counted import counted
 from calm_beam.failures import check_failures, failure_limit
 from calm_beam.generations import STOPPED, FinishedSweep, GenerationsError, stored_shard
-from calm_beam.launch.runners import make_runner, may_report_progress, run_pipeline
+from calm_beam.launch.runners import run_pipeline
 from calm_beam.launch.terminal import say
-from calm_beam.launch.terminal.progress import shown_progress
 from calm_beam.manifest import EarlierEnd, Manifest, SequentialRecord
 from calm_beam.metrics.registry import get_metric, metric_source_digest
 from calm_beam.storage import is_file, joined, make_folder, remove_file
@@ -107,8 +104,8 @@ class SequentialRun:
         assert isinstance(source, DecodedSource)
         assert block.assignment is not None
         start = time.monotonic()
-        pipeline = beam.Pipeline(runner=make_runner(run.options), options=run.options)
-        with shown_progress(enabled=may_report_progress(run.options)) as progress:
+        pipeline = run.workers.new_pipeline()
+        with run.workers.shown_progress() as progress:
             _ = source.count_rounds(
                 pipeline,
                 progress,

@@ -92,6 +92,13 @@ def _describe_manifest(console: PlainConsole, manifest: Manifest) -> None:
         f"Exits: confidence {decode.confidence}, schedule {schedule}, state propagation {decode.state_propagation}, "
         f"from layer {decode.min_exit_layer} on{steps}; {decode.dtype}."
     )
+    if manifest.plan is not None and manifest.plan.pareto is not None:
+        variants = "; ".join(variant.in_words() for variant in manifest.plan.pareto.variants)
+        console.print(f"Variants, of which each entry has its own: {variants}.")
+        console.print(
+            f"{manifest.data.choosing:,} of the {manifest.data.unit} chose what the other {manifest.data.units_of(None):,} "
+            f"tested, as a hash had drawn them by {printable_line(manifest.plan.salt)}."
+        )
     console.print(
         f"Lengths: inputs up to {counted(decode.max_input_length, 'token')}, outputs up to {decode.max_decode_length}; "
         f"task prefix {decode.task_prefix!r}."

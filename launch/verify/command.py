@@ -1,6 +1,7 @@
 """What `calm-beam verify` does once its flags are parsed."""
 
 import argparse
+import dataclasses
 import glob
 import sys
 import tempfile
@@ -29,8 +30,8 @@ from calm_beam.launch.runners import is_local, make_runner, run_pipeline
 from calm_beam.launch.setup_run import prepare_run
 from calm_beam.launch.terminal import PlainConsole, say, tell
 from calm_beam.launch.terminal.progress import shown_progress
-from calm_beam.launch.terminal.summary import group_line
-from calm_beam.manifest import Calibration, Manifest, ManifestError, read_manifest
+from calm_beam.launch.terminal.summary import group_line, variant_lines
+from calm_beam.manifest import Calibration, Manifest, ManifestError, Variant, read_manifest
 from calm_beam.metrics.registry import BLEURT, check_may_run, full_name, get_metric
 from calm_beam.printable import printable_line
 from calm_beam.risk.pvalues import P_VALUES
@@ -40,7 +41,7 @@ from calm_beam.sweeps.prepared import PreparedSweep
 from calm_beam.sweeps.shard import with_unique_ids
 from calm_beam.tails import tail_in_words
 from calm_beam.transforms import DecodeExamples, ReadExamples
-from calm_beam.upkeep.verification import FreshLosses, Verdict, promised_thresholds, verify
+from calm_beam.upkeep.verification import FreshLosses, Verdict, promised_thresholds, verify_each
 from calm_beam.vocabulary import EOS_ID
 
 from .verdicts import BROKEN, check_alpha, conclude, verdict_in_words
@@ -66,16 +67,22 @@ def verify_manifest(flags: argparse.Namespace, options: PipelineOptions) -> int:
             return 0
         _check_entries(entries, flags)
         _take_policies(flags, manifest)
-        run = _prepare(flags, manifest, entries=entries)
-        _check_data(run, flags, manifest=manifest, path=path)
-        pipeline = beam.Pipeline(runner=make_runner(options), options=options)
-    losses = _decode(pipeline, run, flags=flags, manifest=manifest, entries=entries)
+        by_variant: dict[Variant | None, list[Calibration]] = {}
+        for entry in entries:
+            by_variant.setdefault(entry.variant, []).append(entry)
+        runs = _prepare(flags, manifest, variants=list(by_variant.values()))
+        _check_data(runs[0], flags, manifest=manifest, path=path)
+        pipelines = [beam.Pipeline(runner=make_runner(options), options=options) for _ in runs]
+    fresh = {
+        variant: _decode(pipeline, run, flags=flags, manifest=manifest, entries=of_variant)
+        for (variant, of_variant), pipeline, run in zip(by_variant.items(), pipelines, runs, strict=True)
+    }
     # Which they are depends on no loss.
-    tested = [entry for entry in entries if losses.has_any(entry)]
+    tested = [entry for entry in entries if fresh[entry.variant].has_any(entry)]
     if without := sorted({entry.group or "" for entry in entries} - {entry.group or "" for entry in tested}):
         say(f"the fresh data have no example of group {', '.join(map(printable_line, without))}: not tested")
-    verdicts = verify(losses, tested, alpha=flags.alpha)
-    _print(manifest, losses, verdicts=verdicts, left_out=len(entries) - len(tested), flags=flags)
+    verdicts = verify_each([fresh[entry.variant] for entry in tested], tested, alpha=flags.alpha)
+    _print(manifest, list(fresh.values()), verdicts=verdicts, left_out=len(entries) - len(tested), flags=flags)
     return BROKEN if any(verdict.is_broken for verdict in verdicts) else 0
 
 
@@ -119,15 +126,20 @@ def _take_policies(flags: argparse.Namespace, manifest: Manifest) -> None:
     flags.max_failures = sys.maxsize
 
 
-def _prepare(flags: argparse.Namespace, manifest: Manifest, *, entries: Sequence[Calibration]) -> PreparedSweep:
-    """Returns the run, whose model and vocabulary are those of the manifest."""
+def _prepare(
+    flags: argparse.Namespace, manifest: Manifest, *, variants: Sequence[Sequence[Calibration]]
+) -> list[PreparedSweep]:
+    """Returns a run for the entries of each variant, whose model and vocabulary are those of the manifest."""
     check_named(manifest.decode.confidence, flags.confidence)
+    settings = [
+        recorded_settings(manifest.decode_of(entries[0]), promised_thresholds(entries)) for entries in variants
+    ]
     run = prepare_run(
         flags,
-        needs_references=_needs_references(entries),
+        needs_references=any(entry.consistency == "risk" for entries in variants for entry in entries),
         cluster_key=flags.cluster_key,
         group_key=flags.group_key,
-        settings=recorded_settings(manifest.decode, promised_thresholds(entries)),
+        settings=settings[0],
         # Without one, metrics have compared token ids, and have to do so again.
         finds_vocabulary=manifest.vocabulary is not None,
     )
@@ -136,11 +148,7 @@ def _prepare(flags: argparse.Namespace, manifest: Manifest, *, entries: Sequence
         check_vocabulary(manifest.vocabulary, run.vocabulary, checkpoint=run.checkpoint)
     except ManifestError as error:
         raise UsageError(f"--checkpoint {flags.checkpoint}: {error}") from error
-    return run
-
-
-def _needs_references(entries: Sequence[Calibration]) -> bool:
-    return any(entry.consistency == "risk" for entry in entries)
+    return [dataclasses.replace(run, request=dataclasses.replace(run.request, settings=each)) for each in settings]
 
 
 def _check_data(run: PreparedSweep, flags: argparse.Namespace, *, manifest: Manifest, path: str) -> None:
@@ -214,7 +222,7 @@ def _decode(
 
 def _print(
     manifest: Manifest,
-    losses: FreshLosses,
+    fresh: Sequence[FreshLosses],
     *,
     verdicts: Sequence[Verdict[Calibration]],
     left_out: int,
@@ -234,16 +242,18 @@ def _print(
             f"{entry.consistency}{' (relu)' if entry.known_loss == 'relu' else ''}{tail_in_words(entry.known_loss)}\n"
             f"{printable_line(entry.metric)}",
             f"{entry.delta:g}\n{entry.epsilon:g}",
-            f"{entry.threshold:g}",
+            f"{entry.threshold:g}{variant_lines(entry.variant)}",
             f"{entry.risk:.4f}\n{verdict.risk:.4f}",
             f"{verdict.p_value:.2g}\n{verdict.excess_p_value:.2g}",
             verdict_in_words(verdict),
         )
     console.print(table)
+    losses = fresh[0]
+    failed = max(each.failed for each in fresh)
     units = counted(losses.examples, "example") if flags.cluster_key is None else counted(len(losses.table), "cluster")
     never = sum(entry.threshold is None for entry in manifest.calibrations)
     console.print(
-        f"{units}, {losses.failed} failed; {never} of the manifest's entries "
+        f"{units}, {failed} failed; {never} of the manifest's entries "
         f"{'says' if never == 1 else 'say'} never exit."
     )
     if others := len(manifest.calibrations) - never - len(verdicts) - left_out:

@@ -132,19 +132,15 @@ class CalibrateGenerations(beam.PTransform):
         tested = self.plan.upper_part(self.tested)
         finished = beam.pvalue.AsSingleton(sweeps)
         scorer = ShardScorer(tested, self.stored, max_failures=self.max_failures, metric_settings=self.metric_settings)
-        return (
-            summed(sweeps, scorer)
-            | "TestThresholds"
-            >> beam.FlatMap(
-                _outcome,
-                finished,
-                plan=self.plan,
-                tested=tested,
-                digest=self.plan_digest,
-                provenance=self.provenance,
-                max_failures=self.max_failures,
-                metric_settings=self.metric_settings,
-            )
+        return summed(sweeps, scorer) | "TestThresholds" >> beam.FlatMap(
+            _outcome,
+            finished,
+            plan=self.plan,
+            tested=tested,
+            digest=self.plan_digest,
+            provenance=self.provenance,
+            max_failures=self.max_failures,
+            metric_settings=self.metric_settings,
         )
 
 
@@ -173,13 +169,15 @@ class CalibrateVariants(beam.PTransform):
     @beam.typehints.decorators.no_annotations
     def expand(self, sweeps: tuple[beam.PCollection, ...]) -> beam.PCollection:
         """Returns a PCollection of one `CalibrationOutcome`, given one of a `FinishedSweep` for every variant."""
-        totals = []
-        for index, (of_variant, stored) in enumerate(zip(sweeps, self.stored, strict=True)):
-            scorer = ShardScorer(self.plan, stored, max_failures=self.max_failures, metric_settings=self.metric_settings)
-            found = of_variant | f"SumVariant{index}" >> _SumVariant(scorer)
-            totals.append(found | f"CheckVariant{index}" >> beam.Map(_checked, beam.pvalue.AsSingleton(of_variant), index))
+        scorers = [
+            ShardScorer(self.plan, stored, max_failures=self.max_failures, metric_settings=self.metric_settings)
+            for stored in self.stored
+        ]
         return (
-            tuple(totals)
+            tuple(
+                of_variant | f"SumVariant{number}" >> _SumVariant(scorer, number)
+                for number, (of_variant, scorer) in enumerate(zip(sweeps, scorers, strict=True))
+            )
             | "JoinVariants" >> beam.Flatten()
             | "ListVariants" >> beam.combiners.ToDict()
             | "TestPath"
@@ -196,12 +194,14 @@ class CalibrateVariants(beam.PTransform):
 
 @dataclasses.dataclass
 class _SumVariant(beam.PTransform):
-    """Gives `summed` names of its own in a pipeline that has several."""
+    """Sums the losses of a variant, keyed by its number, having checked that every example was counted, and once."""
 
     scorer: ShardScorer
+    number: int
 
     def expand(self, sweeps: beam.PCollection) -> beam.PCollection:
-        return summed(sweeps, self.scorer)
+        finished = beam.pvalue.AsSingleton(sweeps)
+        return summed(sweeps, self.scorer) | "CheckCounts" >> beam.Map(_checked, finished, number=self.number)
 
 
 def summed(sweeps: beam.PCollection, scorer: ShardScorer) -> beam.PCollection:
@@ -355,10 +355,9 @@ def _outcome(
     yield CalibrationOutcome(manifest=manifest, rows=tuple(rows), failures=totals.failures)
 
 
-def _checked(totals: CalibrationTotals, finished: FinishedSweep, variant: int) -> tuple[int, CalibrationTotals]:
-    """Returns the totals of a variant with its number, having checked that every example was counted, and once."""
+def _checked(totals: CalibrationTotals, finished: FinishedSweep, *, number: int) -> tuple[int, CalibrationTotals]:
     totals.check(finished)
-    return variant, totals
+    return number, totals
 
 
 def _outcome_of_variants(

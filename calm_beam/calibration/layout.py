@@ -21,8 +21,8 @@ class Layout:
       rows: Objective and statistic of each row that is summed.
       tabled: Objectives with a spec whose p-value needs every single loss.
       thresholds: Size of the grid.
-      groups: Names of the groups that have sums of their own, in order of appearance among the specs; or of the parts of
-        the set, where one chooses what the other tests.
+      groups: Names of the groups that have sums of their own, in order of appearance among the specs; or of the parts
+        of the set, where one chooses what the other tests.
     """
 
     objectives: tuple[Objective, ...]

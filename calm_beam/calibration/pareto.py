@@ -47,9 +47,7 @@ def part_of(unit: str, *, salt: str, choosing_share: float) -> str:
     return CHOOSING if drawn < round(choosing_share * 2**64) else TESTING
 
 
-def pareto_choice(
-    choosing: np.ndarray, testing: np.ndarray, *, costs: Sequence[float], epsilon: float
-) -> ParetoChoice:
+def pareto_choice(choosing: np.ndarray, testing: np.ndarray, *, costs: Sequence[float], epsilon: float) -> ParetoChoice:
     """Returns the cheapest place whose risk is proved to be at most delta, with probability at least 1 - epsilon.
 
     Args:
@@ -85,8 +83,8 @@ def pareto_calibration(
 ) -> ParetoChoice:
     """Returns the cheapest place of a grid proved safe, given every single loss and cost.
 
-    The units are split before anything is known of them. The first part alone decides what is tested and in which order,
-    by p-values and mean costs; the second part alone tests it. `calibrate --tau=1,4` does the same with sums.
+    The units are split before anything is known of them. The first part alone decides what is tested and in which
+    order, by p-values and mean costs; the second part alone tests it. `calibrate --tau=1,4` does the same with sums.
 
     Args:
       losses: shape (units, places), each in [0, 1], or in [-1, 1] for a p-value that takes signed losses.
@@ -115,7 +113,9 @@ def pareto_calibration(
     if len(set(keys)) != len(keys):
         raise ValueError("keys must be distinct: a unit in both parts would choose its own test.")
     if P_VALUES[p_value].needs_table:
-        raise ValueError(f"p_value {p_value} bets on single losses in an order, which is not kept here. Take another one.")
+        raise ValueError(
+            f"p_value {p_value} bets on single losses in an order, which is not kept here. Take another one."
+        )
     if not 0 < choosing_share < 1:
         raise ValueError(f"choosing_share must be in (0, 1), got {choosing_share}.")
     parts = np.array([part_of(key, salt=salt, choosing_share=choosing_share) for key in keys])

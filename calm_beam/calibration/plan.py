@@ -171,7 +171,7 @@ class Plan:
         return Layout.of(self.specs, thresholds=len(self.thresholds), parts=() if self.pareto is None else PARTS)
 
     def group_of(self, example: Example) -> str | None:
-        """Returns in which of the layout's groups an example counts: in its own, or in the part that it was drawn for."""
+        """Returns in which of the layout's groups an example counts: its own, or the part that it was drawn for."""
         if self.pareto is None:
             return example.group
         return self.part_of(example.id if example.cluster is None else example.cluster)
@@ -259,7 +259,9 @@ class Plan:
 
     def _check_pareto(self) -> None:
         if any((spec.procedure == PARETO) != (self.pareto is not None) for spec in self.specs):
-            raise ValueError(f"procedure must be {PARETO} exactly if there are several variants, whose path it chooses.")
+            raise ValueError(
+                f"procedure must be {PARETO} exactly if there are several variants, whose path it chooses."
+            )
         if self.pareto is None:
             return
         if self.group_key is not None or self.sequential is not None:

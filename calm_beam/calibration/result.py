@@ -146,8 +146,8 @@ def choose_thresholds(rows: Sequence[RiskRow], plan: Plan, *, num_layers: int) -
     """Returns one manifest entry per spec: the lowest threshold found safe, and every threshold tested.
 
     Every rejected threshold is safe, so the choice among them is free; the lowest exits earliest. With procedures that
-    go on after a failure, thresholds above it need not have been rejected. On a path that was chosen among variants, the
-    last one found safe is taken: where it was chosen, costs fell along it.
+    go on after a failure, thresholds above it need not have been rejected. On a path that was chosen among variants,
+    the last one found safe is taken: where it was chosen, costs fell along it.
 
     Args:
       rows: From `risk_rows`, or `pareto_rows`.

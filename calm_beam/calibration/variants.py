@@ -20,8 +20,8 @@ from .totals import CalibrationTotals
 def whole_of(variants: Sequence[CalibrationTotals]) -> CalibrationTotals:
     """Returns what all variants say of the examples: sums of the first, and failures and contrast of all.
 
-    An example that failed under one variant counts there with loss 1 at every threshold, and is listed with the reason of
-    the first variant where it did.
+    An example that failed under one variant counts there with loss 1 at every threshold, and is listed with the reason
+    of the first variant where it did.
 
     Raises:
       GenerationsError: If the variants were decoded from different examples.

@@ -226,7 +226,10 @@ def verify_each(
     """
     return judged(
         entries,
-        [(of_entry.at(entry), of_entry.at(entry, lenient=True)) for of_entry, entry in zip(losses, entries, strict=True)],
+        [
+            (of_entry.at(entry), of_entry.at(entry, lenient=True))
+            for of_entry, entry in zip(losses, entries, strict=True)
+        ],
         is_signed=[objective_of(entry).is_signed for entry in entries],
         alpha=alpha,
     )

@@ -99,7 +99,9 @@ def _prepared(flags: argparse.Namespace, options: PipelineOptions) -> Calibratio
     source: Source = stored or decoded_source(flags, output, earlier=earlier, runs_here=is_local(options))
     _check_servable(source.settings)
     if flags.variants and template_location(options):
-        raise UsageError("every variant is a pipeline of its own, and a template is only one. Give one value of each list.")
+        raise UsageError(
+            "every variant is a pipeline of its own, and a template is only one. Give one value of each list."
+        )
     if (source.blocks > 1 or flags.sequential) and template_location(options):
         given = "--sequential" if flags.sequential else "--sweep=lazy"
         raise UsageError(f"{given} decides between pipelines what to decode, which a template cannot.")

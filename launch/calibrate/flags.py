@@ -68,7 +68,7 @@ def calibrate_parser(description: str) -> FlagParser:
     test.add_argument(
         "--procedure",
         choices=tuple(PROCEDURES),
-        help="test of the grid of thresholds; default: fixed_sequence, or pareto of several variants, which has no other",
+        help="test of the grid of thresholds; default: fixed_sequence; several variants have pareto alone",
     )
     test.add_argument("--cluster_key", help="key of a row that names its cluster, where examples are drawn in clusters")
     goal.add_argument(
@@ -91,8 +91,8 @@ def calibrate_parser(description: str) -> FlagParser:
         "entries for less work, with generations of the upper thresholds only",
     )
     variants = parser.add_argument_group(
-        "variants (lists are comma-separated; every combination is swept, and one part of the examples chooses what the "
-        "other part tests)"
+        "variants (lists are comma-separated; every combination is swept, and some of the examples choose what the "
+        "others test)"
     )
     variants.add_argument("--tau", type=numbers, help="temperatures of a decaying schedule")
     variants.add_argument(

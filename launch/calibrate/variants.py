@@ -33,7 +33,7 @@ class VariantsRun:
     run: CalibrationRun
 
     def execute(self, first: Block) -> tuple[Manifest, str]:
-        """Decodes every variant, publishes the result, and returns it with the generations of what the first entry chose.
+        """Decodes every variant and publishes the result; returns it, and the generations that the first entry chose.
 
         Args:
           first: The first variant, whose folder is ready.

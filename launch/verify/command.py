@@ -131,9 +131,7 @@ def _prepare(
 ) -> list[PreparedSweep]:
     """Returns a run for the entries of each variant, whose model and vocabulary are those of the manifest."""
     check_named(manifest.decode.confidence, flags.confidence)
-    settings = [
-        recorded_settings(manifest.decode_of(entries[0]), promised_thresholds(entries)) for entries in variants
-    ]
+    settings = [recorded_settings(manifest.decode_of(entries[0]), promised_thresholds(entries)) for entries in variants]
     run = prepare_run(
         flags,
         needs_references=any(entry.consistency == "risk" for entries in variants for entry in entries),
@@ -253,8 +251,7 @@ def _print(
     units = counted(losses.examples, "example") if flags.cluster_key is None else counted(len(losses.table), "cluster")
     never = sum(entry.threshold is None for entry in manifest.calibrations)
     console.print(
-        f"{units}, {failed} failed; {never} of the manifest's entries "
-        f"{'says' if never == 1 else 'say'} never exit."
+        f"{units}, {failed} failed; {never} of the manifest's entries {'says' if never == 1 else 'say'} never exit."
     )
     if others := len(manifest.calibrations) - never - len(verdicts) - left_out:
         console.print(f"{counted(others, 'promise')} of other metrics {'was' if others == 1 else 'were'} not tested.")

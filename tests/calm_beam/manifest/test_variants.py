@@ -132,7 +132,7 @@ def _pareto(**changes: Any) -> ParetoPlan:
             "plan.pareto.variants must exit from a layer of at most model.layers on, which is 6, got 7",
         ),
         (
-            lambda: dataclasses.replace(build_path_entry(), variant="tau 1"),
+            lambda: build_path_entry(variant="tau 1"),
             "variant must be a Variant",
         ),
         (

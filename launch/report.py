@@ -138,6 +138,10 @@ def _build(flags: argparse.Namespace, output: str, *, model: ReportedModel | Non
     calibrated = read_calibrated(flags.calibration)
     manifest = calibrated.manifest
     if manifest.data.choosing is not None:
+        if flags.speedup is not None:
+            raise UsageError(
+                f"--speedup: {flags.calibration} has several variants, and speedups are of one. Leave it out."
+            )
         _write(build_variants_page(calibrated), output)
         return
     remarks: list[str] = []

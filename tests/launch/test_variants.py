@@ -6,6 +6,7 @@ import pathlib
 import shutil
 from collections.abc import Sequence
 
+import apache_beam as beam
 import numpy as np
 import pytest
 
@@ -14,6 +15,7 @@ from calm_beam.calibration.pareto import TESTING, part_of
 from calm_beam.generations import Generation, read_generations
 from calm_beam.generations.folder import DecodeJob
 from calm_beam.launch.cli import main
+from calm_beam.launch.runners import run_pipeline
 from calm_beam.manifest import Calibration, Manifest, Variant, read_manifest
 from calm_beam.metrics.token_f1 import token_f1
 from calm_beam.serving import Generator, LossProbe
@@ -193,18 +195,15 @@ def test_a_failed_variant_leaves_the_others(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """A run that fails in its second variant says how to go on, and shows no result."""
-    from calm_beam.launch.calibrate import variants
+    done: list[beam.Pipeline] = []
 
-    done: list[object] = []
-    run_pipeline = variants.run_pipeline
-
-    def failing(pipeline: object) -> object:
+    def failing(pipeline: beam.Pipeline) -> object:
         if done:
             raise OSError("the disk is full")
         done.append(pipeline)
-        return run_pipeline(pipeline)  # type: ignore[arg-type]
+        return run_pipeline(pipeline)
 
-    monkeypatch.setattr(variants, "run_pipeline", failing)
+    monkeypatch.setattr("calm_beam.launch.calibrate.variants.run_pipeline", failing)
     assert _calibrate(model, data, tmp_path / "out", *_LISTS) == 1
     assert "--resume goes on from there" in capsys.readouterr().err
     assert not (tmp_path / "out" / "manifest.json").exists()

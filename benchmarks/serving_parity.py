@@ -125,7 +125,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         batch_size=flags.batch_size,
     )
     assert manifest.plan is not None
-    folder = joined(flags.calibration, "generations", manifest.plan.outputs)
+    pareto, variant = manifest.plan.pareto, generator.entry.variant
+    place = pareto.variants.index(variant) if pareto and variant else 0
+    folder = joined(flags.calibration, "generations", manifest.plan.outputs.split(",")[place])
     job = DecodeJob.read(folder)
     FinishedSweep.read(folder, job)
     threshold = generator.entry.threshold

@@ -89,15 +89,20 @@ def _check_agreement(manifest: Manifest, flags: argparse.Namespace) -> str | Non
 
 def _describe_manifest(console: PlainConsole, manifest: Manifest) -> None:
     model, decode, data = manifest.model, manifest.decode, manifest.data
-    schedule = decode.schedule if decode.tau is None else f"{decode.schedule}, tau {decode.tau:g}"
+    pareto = None if manifest.plan is None else manifest.plan.pareto
+    schedule = decode.schedule if decode.tau is None or pareto else f"{decode.schedule}, tau {decode.tau:g}"
+    first = "the variant's layer" if pareto else f"layer {decode.min_exit_layer}"
     steps = "" if decode.exit_interval == 1 else f" in steps of {decode.exit_interval}"
     console.print(f"Manifest of {printable_line(manifest.created)}; its digest is right.")
     console.print(f"Model: {counted(model.layers, 'decoder layer')}, {model.fingerprint}", soft_wrap=True)
     console.print(f"  read from {printable_line(model.uri)}", soft_wrap=True)
     console.print(
         f"Exits: confidence {decode.confidence}, schedule {schedule}, state propagation {decode.state_propagation}, "
-        f"from layer {decode.min_exit_layer} on{steps}; {decode.dtype}."
+        f"from {first} on{steps}; {decode.dtype}."
     )
+    if pareto is not None:
+        console.print(f"Variants: {'; '.join(variant.in_words() for variant in pareto.variants)}.")
+        console.print(f"{data.choosing:,} of {data.units:,} {data.unit} chose what the others tested, drawn by a hash.")
     console.print(
         f"Lengths: inputs up to {counted(decode.max_input_length, 'token')}, outputs up to {decode.max_decode_length}; "
         f"task prefix {decode.task_prefix!r}."

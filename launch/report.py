@@ -16,7 +16,15 @@ from calm_beam.calibration.publish import REPORT
 from calm_beam.efficiency.flops import DecoderSizes
 from calm_beam.exits.measures import MeasureError, check_named
 from calm_beam.manifest import MANIFEST, ExternalManifest, Manifest, ManifestError, read_any_manifest
-from calm_beam.report import Calibrated, StoredOutputs, build_external_page, build_page, read_calibrated, read_speedups
+from calm_beam.report import (
+    Calibrated,
+    StoredOutputs,
+    build_external_page,
+    build_page,
+    build_variants_page,
+    read_calibrated,
+    read_speedups,
+)
 from calm_beam.storage import absolute, base_name, check_writable, is_file, is_folder, joined, parent, replacing
 from calm_beam.sweeps.folders import find_generations
 from calm_beam.vocabulary import Vocabulary, VocabularyError
@@ -129,6 +137,13 @@ def _build(flags: argparse.Namespace, output: str, *, model: ReportedModel | Non
         return
     calibrated = read_calibrated(flags.calibration)
     manifest = calibrated.manifest
+    if manifest.data.choosing is not None:
+        if flags.speedup is not None:
+            raise UsageError(
+                f"--speedup: {flags.calibration} has several variants, and speedups are of one. Leave it out."
+            )
+        _write(build_variants_page(calibrated), output)
+        return
     remarks: list[str] = []
     stored = _stored(flags, calibrated, remarks=remarks)
     if not stored:
@@ -149,8 +164,7 @@ def _build(flags: argparse.Namespace, output: str, *, model: ReportedModel | Non
     )
     for remark in remarks:
         say(f"calm-beam report: {remark}")
-    with replacing(output) as temporary:
-        temporary.write_text(page, encoding="utf-8", newline="\n")
+    _write(page, output)
 
 
 def _build_external(flags: argparse.Namespace, output: str) -> None:
@@ -162,7 +176,10 @@ def _build_external(flags: argparse.Namespace, output: str) -> None:
 
 def write_external_report(directory: str, output: str) -> None:
     """Writes the page of a certification to a file; it appears whole or not at all."""
-    page = build_external_page(directory)
+    _write(build_external_page(directory), output)
+
+
+def _write(page: str, output: str) -> None:
     with replacing(output) as temporary:
         temporary.write_text(page, encoding="utf-8", newline="\n")
 

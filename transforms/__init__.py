@@ -2,6 +2,7 @@
 
 from .calibrate import Calibrate as Calibrate
 from .calibrate import CalibrateGenerations as CalibrateGenerations
+from .calibrate import CalibrateVariants as CalibrateVariants
 from .decode import DecodeExamples as DecodeExamples
 from .examples import ReadExamples as ReadExamples
 from .losses import ControlRisk as ControlRisk

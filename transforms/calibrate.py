@@ -18,6 +18,7 @@ from calm_beam.calibration import (
     specs_of,
 )
 from calm_beam.calibration.totals import CalibrationTotals
+from calm_beam.calibration.variants import pareto_rows, whole_of
 from calm_beam.errors import UsageError
 from calm_beam.examples import DataError
 from calm_beam.failures import check_failures, failure_limit
@@ -130,32 +131,92 @@ class CalibrateGenerations(beam.PTransform):
         """Returns a PCollection of one `CalibrationOutcome`, or of none, given one of a `FinishedSweep`."""
         tested = self.plan.upper_part(self.tested)
         finished = beam.pvalue.AsSingleton(sweeps)
-        shards = (
-            sweeps
-            | "ListShards" >> beam.FlatMap(_numbered_shards)
-            # Also spreads them over workers: the list is one element.
-            | "CountShardsOnce" >> beam.GroupByKey()
-        )
         scorer = ShardScorer(tested, self.stored, max_failures=self.max_failures, metric_settings=self.metric_settings)
-        if self.plan.cluster_key is None:
-            totals = shards | "ScoreExamples" >> beam.ParDo(_ScoreShard(scorer), finished)
-        else:
-            totals = (shards, sweeps) | "ScoreClusters" >> _ScoreClusters(scorer)
+        return summed(sweeps, scorer) | "TestThresholds" >> beam.FlatMap(
+            _outcome,
+            finished,
+            plan=self.plan,
+            tested=tested,
+            digest=self.plan_digest,
+            provenance=self.provenance,
+            max_failures=self.max_failures,
+            metric_settings=self.metric_settings,
+        )
+
+
+@dataclasses.dataclass
+class CalibrateVariants(beam.PTransform):
+    """Turns complete generations of several variants into a `CalibrationOutcome`, by a plan that was settled before.
+
+    Attributes:
+      plan: The guarantees asked for, and how a part of the examples chooses what the other part tests.
+      plan_digest: Digest of the plan when it was settled.
+      provenance: What else the manifest says.
+      stored: The generations of every variant, in the plan's order.
+      max_failures: As in `CalibrateGenerations`; of all variants together.
+      metric_settings: What metrics need.
+    """
+
+    plan: Plan
+    plan_digest: str
+    _: dataclasses.KW_ONLY
+    provenance: RunProvenance
+    stored: Sequence[StoredGenerations]
+    max_failures: int | None = None
+    metric_settings: MetricSettings = NO_SETTINGS
+
+    # Beam has no type hints for tuples of PCollections, and would say so at every run.
+    @beam.typehints.decorators.no_annotations
+    def expand(self, sweeps: tuple[beam.PCollection, ...]) -> beam.PCollection:
+        """Returns a PCollection of one `CalibrationOutcome`, given one of a `FinishedSweep` for every variant."""
+        scorers = [
+            ShardScorer(self.plan, stored, max_failures=self.max_failures, metric_settings=self.metric_settings)
+            for stored in self.stored
+        ]
         return (
-            totals
-            | "SumLosses" >> beam.CombineGlobally(SumTotals(tested.layout()))
-            | "TestThresholds"
-            >> beam.FlatMap(
-                _outcome,
-                finished,
+            tuple(
+                of_variant | f"SumVariant{number}" >> _SumVariant(scorer, number)
+                for number, (of_variant, scorer) in enumerate(zip(sweeps, scorers, strict=True))
+            )
+            | "JoinVariants" >> beam.Flatten()
+            | "ListVariants" >> beam.combiners.ToDict()
+            | "TestPath"
+            >> beam.Map(
+                _outcome_of_variants,
                 plan=self.plan,
-                tested=tested,
                 digest=self.plan_digest,
                 provenance=self.provenance,
                 max_failures=self.max_failures,
                 metric_settings=self.metric_settings,
             )
         )
+
+
+@dataclasses.dataclass
+class _SumVariant(beam.PTransform):
+    """Sums the losses of a variant, keyed by its number, having checked that every example was counted, and once."""
+
+    scorer: ShardScorer
+    number: int
+
+    def expand(self, sweeps: beam.PCollection) -> beam.PCollection:
+        finished = beam.pvalue.AsSingleton(sweeps)
+        return summed(sweeps, self.scorer) | "CheckCounts" >> beam.Map(_checked, finished, number=self.number)
+
+
+def summed(sweeps: beam.PCollection, scorer: ShardScorer) -> beam.PCollection:
+    """Returns a PCollection of one `CalibrationTotals` over stored shards, given one of a `FinishedSweep`."""
+    shards = (
+        sweeps
+        | "ListShards" >> beam.FlatMap(_numbered_shards)
+        # Also spreads them over workers: the list is one element.
+        | "CountShardsOnce" >> beam.GroupByKey()
+    )
+    if scorer.plan.cluster_key is None:
+        totals = shards | "ScoreExamples" >> beam.ParDo(_ScoreShard(scorer), beam.pvalue.AsSingleton(sweeps))
+    else:
+        totals = (shards, sweeps) | "ScoreClusters" >> _ScoreClusters(scorer)
+    return totals | "SumLosses" >> beam.CombineGlobally(SumTotals(scorer.plan.layout()))
 
 
 def _numbered_shards(finished: FinishedSweep) -> Iterator[tuple[int, StoredShard]]:
@@ -197,7 +258,7 @@ class _ScoreClusters(beam.PTransform):
         units = (
             scored.losses
             | "GroupByCluster" >> beam.CombinePerKey(_merged_clusters)
-            | "AverageClusters" >> beam.Map(totals_of_cluster, layout=plan.layout(), salt=plan.salt)
+            | "AverageClusters" >> beam.Map(totals_of_cluster, layout=plan.layout(), plan=plan)
         )
         return (scored.examples, units) | "JoinTotals" >> beam.Flatten()
 
@@ -231,10 +292,17 @@ def _merged_clusters(parts: Iterable[ClusterLosses]) -> ClusterLosses:
     return first
 
 
-def totals_of_cluster(element: tuple[str, ClusterLosses], *, layout: Layout, salt: str) -> CalibrationTotals:
-    """Returns the totals of a cluster, given its name and the losses of all its examples."""
+def totals_of_cluster(element: tuple[str, ClusterLosses], *, layout: Layout, plan: Plan) -> CalibrationTotals:
+    """Returns the totals of a cluster, given its name and the losses of all its examples, in the plan's layout."""
     cluster, losses = element
-    return CalibrationTotals.of_losses([cluster], losses.mean()[None], layout=layout, salt=salt, scored=losses.size)
+    return CalibrationTotals.of_losses(
+        [cluster],
+        losses.mean()[None],
+        layout=layout,
+        salt=plan.salt,
+        scored=losses.size,
+        groups=[plan.part_of(cluster)],
+    )
 
 
 class SumTotals(beam.CombineFn):
@@ -276,12 +344,8 @@ def _outcome(
     metric_settings: MetricSettings,
 ) -> Iterator[CalibrationOutcome]:
     """Checks what was counted, and yields what it proves; nothing if tests would go on below what was tested."""
-    if not finished.examples:
-        raise DataError(f"the calibration set is empty: no examples in {', '.join(provenance.patterns)}.")
     totals.check(finished)
-    totals.contrast.check(tested.layout().objectives, functools.partial(get_metric, settings=metric_settings))
-    limit = failure_limit(max_failures, examples=finished.examples)
-    check_failures(totals.failures, failed=totals.failed, limit=limit)
+    _check_examples(totals, provenance=provenance, max_failures=max_failures, metric_settings=metric_settings)
     num_layers = provenance.model.layers
     rows = risk_rows(totals, tested, num_layers=num_layers)
     calibrations = choose_thresholds(rows, tested, num_layers=num_layers)
@@ -289,3 +353,39 @@ def _outcome(
         return
     manifest = provenance.manifest(totals, calibrations, plan=plan, digest=digest)
     yield CalibrationOutcome(manifest=manifest, rows=tuple(rows), failures=totals.failures)
+
+
+def _checked(totals: CalibrationTotals, finished: FinishedSweep, *, number: int) -> tuple[int, CalibrationTotals]:
+    totals.check(finished)
+    return number, totals
+
+
+def _outcome_of_variants(
+    totals: dict[int, CalibrationTotals],
+    *,
+    plan: Plan,
+    digest: str,
+    provenance: RunProvenance,
+    max_failures: int | None,
+    metric_settings: MetricSettings,
+) -> CalibrationOutcome:
+    """Checks what was counted, and returns what it proves."""
+    variants = [of_variant for _, of_variant in sorted(totals.items())]
+    whole = whole_of(variants)
+    _check_examples(whole, provenance=provenance, max_failures=max_failures, metric_settings=metric_settings)
+    num_layers = provenance.model.layers
+    rows = pareto_rows(variants, plan, num_layers=num_layers)
+    calibrations = choose_thresholds(rows, plan, num_layers=num_layers)
+    manifest = provenance.manifest(whole, calibrations, plan=plan, digest=digest)
+    return CalibrationOutcome(manifest=manifest, rows=rows, failures=whole.failures)
+
+
+def _check_examples(
+    totals: CalibrationTotals, *, provenance: RunProvenance, max_failures: int | None, metric_settings: MetricSettings
+) -> None:
+    """Refuses examples that prove nothing: none at all, too many that failed, or scores that tell nothing apart."""
+    if not totals.examples:
+        raise DataError(f"the calibration set is empty: no examples in {', '.join(provenance.patterns)}.")
+    totals.contrast.check(totals.layout.objectives, functools.partial(get_metric, settings=metric_settings))
+    limit = failure_limit(max_failures, examples=totals.examples)
+    check_failures(totals.failures, failed=totals.failed, limit=limit)

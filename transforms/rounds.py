@@ -161,7 +161,7 @@ class _ScoreWhole(beam.DoFn):
                 assert cluster is not None
                 clusters[cluster] = clusters[cluster].merge(member) if cluster in clusters else member
         for element_of_cluster in clusters.items():
-            whole = whole.merge(totals_of_cluster(element_of_cluster, layout=layout, salt=plan.salt))
+            whole = whole.merge(totals_of_cluster(element_of_cluster, layout=layout, plan=plan))
         yield whole
 
 

@@ -80,7 +80,11 @@ class ShardScorer:
             # Before they are more than a worker can hold.
             check_failures(failures, failed=len(failures), limit=limit)
             totals = CalibrationTotals.of_examples(
-                kept, self._layout, shard=number, contrast=Contrast.merged(each.contrast for each in scored)
+                kept,
+                self._layout,
+                shard=number,
+                contrast=Contrast.merged(each.contrast for each in scored),
+                groups=self._groups(kept),
             )
             yield totals, kept, np.stack([each.losses for each in scored])
 
@@ -91,8 +95,11 @@ class ShardScorer:
             losses,
             layout=self._layout,
             salt=self.plan.salt,
-            groups=[generation.example.group for generation in generations],
+            groups=self._groups(generations),
         )
+
+    def _groups(self, generations: Sequence[Generation]) -> list[str | None]:
+        return [self.plan.group_of(generation.example) for generation in generations]
 
     def _at_lanes(self, generation: Generation, path: str) -> Generation:
         """Returns the generation with the outputs of the plan's thresholds alone."""

@@ -21,7 +21,8 @@ class Layout:
       rows: Objective and statistic of each row that is summed.
       tabled: Objectives with a spec whose p-value needs every single loss.
       thresholds: Size of the grid.
-      groups: Names of the groups that have sums of their own, in order of appearance among the specs.
+      groups: Names of the groups that have sums of their own, in order of appearance among the specs; or of the parts
+        of the set, where one chooses what the other tests.
     """
 
     objectives: tuple[Objective, ...]
@@ -31,8 +32,14 @@ class Layout:
     groups: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, specs: Sequence[Spec], *, thresholds: int) -> Self:
-        """Returns the layout that serves all specs: what their p-values need, and the losses for the risk table."""
+    def of(cls, specs: Sequence[Spec], *, thresholds: int, parts: Sequence[str] = ()) -> Self:
+        """Returns the layout that serves all specs: what their p-values need, and the losses for the risk table.
+
+        Args:
+          specs: The specs.
+          thresholds: Size of the grid.
+          parts: Names of the parts that have sums of their own, where no spec is about a group.
+        """
         objectives = objectives_of(specs)
         needed: list[tuple[Objective, Statistic]] = [(objective, Loss()) for objective in objectives]
         for spec in specs:
@@ -43,7 +50,7 @@ class Layout:
             rows=tuple(dict.fromkeys(needed)),
             tabled=objectives_of([spec for spec in specs if P_VALUES[spec.p_value].needs_table]),
             thresholds=thresholds,
-            groups=tuple(dict.fromkeys(spec.group for spec in specs if spec.group is not None)),
+            groups=tuple(dict.fromkeys(spec.group for spec in specs if spec.group is not None)) or tuple(parts),
         )
 
     def values(self, fixed_losses: np.ndarray) -> np.ndarray:

@@ -1,10 +1,11 @@
 """Calibration over a grid without an order, such as thresholds and temperatures: one part chooses a path, one tests it.
 
-Every setting is decoded by a run of its own (`calibrate --schedule=decay --tau=...`); their outputs are scored alike,
-and one column of losses and of costs per setting comes here.
+A hash of each unit's name draws the part that it is in, by itself, before anything is known of it: sizes vary like a
+binomial, which voids nothing, since they and the losses are independent, and each test knows its own n.
 """
 
 import dataclasses
+import hashlib
 import math
 from collections.abc import Sequence
 
@@ -12,26 +13,60 @@ import numpy as np
 
 from calm_beam.risk.fwer import FwerResult, pareto_path, pareto_test
 from calm_beam.risk.in_memory import p_values_of
-from calm_beam.risk.loss_table import LossTable
+from calm_beam.risk.pvalues import P_VALUES
+
+CHOOSING, TESTING = "choosing", "testing"
+PARTS = (CHOOSING, TESTING)
+"""The parts of a set, by the names that their sums have in totals."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ParetoChoice:
-    """The cheapest setting proved safe.
+    """The cheapest place of a grid proved safe.
 
     Attributes:
       chosen: Its index, or None: never exit.
-      path: Settings that the first part found worth testing, safest first.
-      test: What the second part said of all settings; those off the path were not tested.
-      num_choosing: Units in the first part.
-      num_testing: Units in the second part: the n of the promise.
+      path: Places that the first part found worth testing, safest first.
+      test: What the second part said of all places; those off the path were not tested.
     """
 
     chosen: int | None
     path: tuple[int, ...]
     test: FwerResult
-    num_choosing: int
-    num_testing: int
+
+
+def part_of(unit: str, *, salt: str, choosing_share: float) -> str:
+    """Returns which part of a set a unit is in, `CHOOSING` or `TESTING`.
+
+    Args:
+      unit: Its name, which no other has: id of an example, or name of a cluster.
+      salt: Fixed before any loss is seen.
+      choosing_share: Chance of being in the part that chooses, in (0, 1).
+    """
+    drawn = int.from_bytes(hashlib.sha256(f"{salt}/pareto\n{unit}".encode()).digest()[:8], "big")
+    return CHOOSING if drawn < round(choosing_share * 2**64) else TESTING
+
+
+def pareto_choice(choosing: np.ndarray, testing: np.ndarray, *, costs: Sequence[float], epsilon: float) -> ParetoChoice:
+    """Returns the cheapest place whose risk is proved to be at most delta, with probability at least 1 - epsilon.
+
+    Args:
+      choosing: shape (places,). p-values of the part that chooses the path.
+      testing: shape (places,). p-values of the part that tests it.
+      costs: What to keep low, at every place; from the part that chooses.
+      epsilon: Allowed probability that the chosen place breaks the tolerance, in (0, 1).
+
+    Raises:
+      ValueError: If shapes do not fit, or a value is out of range.
+
+    Source: Laufer-Goldshtein et al. (2023), Efficiently controlling multiple risks with Pareto testing, Algorithm 1. In
+      CALM, tau is set on validation data beforehand.
+    """
+    path = pareto_path(choosing, costs=costs)
+    test = pareto_test(testing, epsilon=epsilon, path=path)
+    # On the front costs fall along the path, so the last one accepted is the cheapest.
+    accepted = [index for index in path if test.rejected[index]]
+    return ParetoChoice(chosen=accepted[-1] if accepted else None, path=path, test=test)
 
 
 def pareto_calibration(
@@ -44,55 +79,67 @@ def pareto_calibration(
     p_value: str,
     salt: str,
     choosing_share: float = 0.5,
+    sizes: np.ndarray | None = None,
 ) -> ParetoChoice:
-    """Returns the cheapest setting whose risk is proved to be at most delta, with probability at least 1 - epsilon.
+    """Returns the cheapest place of a grid proved safe, given every single loss and cost.
 
-    The units are split by a salted hash of their keys, before anything is known of them. The first part alone decides
-    which settings are tested and in which order, by p-values and mean costs; the second part alone tests them.
+    The units are split before anything is known of them. The first part alone decides what is tested and in which
+    order, by p-values and mean costs; the second part alone tests it. `calibrate --tau=1,4` does the same with sums.
 
     Args:
-      losses: shape (units, settings), each in [0, 1], or in [-1, 1] for a p-value that takes signed losses.
-      costs: shape (units, settings), finite; what to keep low, such as layers that an output used.
+      losses: shape (units, places), each in [0, 1], or in [-1, 1] for a p-value that takes signed losses.
+      costs: shape (units, places), finite; what to keep low, such as layers that all tokens of an output used.
       keys: One per unit, distinct: ids of examples, or names of clusters.
       delta: Risk tolerance, in (0, 1).
-      epsilon: Allowed probability that the chosen setting breaks it, in (0, 1).
-      p_value: A key of `P_VALUES`.
-      salt: Decides the split, and the betting order; fixed before any loss is seen.
-      choosing_share: Share of the units that choose the path, in (0, 1).
+      epsilon: Allowed probability that the choice breaks it, in (0, 1).
+      p_value: A key of `P_VALUES`; none that bets on the units one after the other.
+      salt: Decides the split; fixed before any loss is seen.
+      choosing_share: Chance of a unit to be in the part that chooses, in (0, 1).
+      sizes: shape (units, places), positive in sum; what costs are counted by, such as tokens. None counts units.
 
     Raises:
-      ValueError: If shapes do not fit, keys repeat, a part would be empty, or a value is out of range.
+      ValueError: If shapes do not fit, keys repeat, a part is empty, or a value is out of range.
       EvidenceError: If the p-value is for losses of 0 and 1, and there are others.
 
-    Source: Laufer-Goldshtein et al. (2023), Efficiently controlling multiple risks with Pareto testing, Algorithm 1. In
-      CALM, tau is set on validation data beforehand.
+    Source: as `pareto_choice`.
     """
     losses, costs = np.asarray(losses, np.float64), np.asarray(costs, np.float64)
-    if losses.ndim != 2 or costs.shape != losses.shape or len(keys) != len(losses):
+    sizes = np.ones_like(costs) if sizes is None else np.asarray(sizes, np.float64)
+    if losses.ndim != 2 or not costs.shape == sizes.shape == losses.shape or len(keys) != len(losses):
         raise ValueError(
-            f"losses and costs must both have shape (units, settings), with one key per unit; got {losses.shape}, "
-            f"{costs.shape} and {len(keys)} keys."
+            f"losses, costs and sizes must have shape (units, places), with one key per unit; got {losses.shape}, "
+            f"{costs.shape}, {sizes.shape} and {len(keys)} keys."
         )
     if len(set(keys)) != len(keys):
         raise ValueError("keys must be distinct: a unit in both parts would choose its own test.")
+    if P_VALUES[p_value].needs_table:
+        raise ValueError(
+            f"p_value {p_value} bets on single losses in an order, which is not kept here. Take another one."
+        )
     if not 0 < choosing_share < 1:
         raise ValueError(f"choosing_share must be in (0, 1), got {choosing_share}.")
-    num_choosing = round(choosing_share * len(keys))
-    if not 0 < num_choosing < len(keys):
-        raise ValueError(f"{len(keys)} units leave a part empty at choosing_share {choosing_share}. More are needed.")
-    order = LossTable.of(keys, np.arange(len(keys))[:, None, None], salt=salt).in_order()[:, 0, 0]
-    first, second = order[:num_choosing], order[num_choosing:]
-    path = pareto_path(
+    parts = np.array([part_of(key, salt=salt, choosing_share=choosing_share) for key in keys])
+    first, second = parts == CHOOSING, parts == TESTING
+    check_parts(int(first.sum()), int(second.sum()))
+    return pareto_choice(
         p_values_of(losses[first], p_value=p_value, delta=delta),
-        costs=[math.fsum(column) / len(first) for column in costs[first].T],
+        p_values_of(losses[second], p_value=p_value, delta=delta),
+        costs=[
+            math.fsum(column) / math.fsum(counted)
+            for column, counted in zip(costs[first].T, sizes[first].T, strict=True)
+        ],
+        epsilon=epsilon,
     )
-    test = pareto_test(p_values_of(losses[second], p_value=p_value, delta=delta), epsilon=epsilon, path=path)
-    # On the front costs fall along the path, so the last one accepted is the cheapest.
-    accepted = [index for index in path if test.rejected[index]]
-    return ParetoChoice(
-        chosen=accepted[-1] if accepted else None,
-        path=path,
-        test=test,
-        num_choosing=len(first),
-        num_testing=len(second),
-    )
+
+
+def check_parts(choosing: int, testing: int) -> None:
+    """Refuses parts of a set one of which is empty.
+
+    Raises:
+      ValueError: If one is.
+    """
+    if not (choosing and testing):
+        raise ValueError(
+            f"of {choosing + testing} units, {choosing} were drawn to choose what the other {testing} test. Both parts "
+            "need some: take more examples."
+        )

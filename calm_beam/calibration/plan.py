@@ -4,13 +4,16 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Self
 
+from calm_beam.decoding.recorded import settings_of_variant
 from calm_beam.decoding.settings import DecodeSettings
+from calm_beam.examples import Example
 from calm_beam.generations import DecodeJob
-from calm_beam.manifest import PlannedTest, PlanRecord, SequentialPlan
+from calm_beam.manifest import PARETO, ParetoPlan, PlannedTest, PlanRecord, SequentialPlan
 from calm_beam.risk.pvalues import P_VALUES, why_not_watched
 from calm_beam.risk.stopping import StopRule
 
 from .layout import Layout
+from .pareto import PARTS, part_of
 from .specs import Spec
 
 _BLOCKS = 5
@@ -26,12 +29,13 @@ class Plan:
       joint_epsilon: Probability with which any entry may be wrong, if they are to hold together; None if each alone.
       cluster_key: Field of a data row that names its cluster, the independent unit; None where examples are.
       group_key: Field of a data row that names its group, where specs are about groups; None elsewhere.
-      salt: Decides the order of examples, for p-values that need one.
+      salt: Decides the order of examples, for p-values that need one, and which units choose where a part does.
       on_error: `fail` or `worst_case`: what becomes of examples that cannot be decoded or scored.
       on_long: `truncate` or `error`: what becomes of prompts that are too long.
       model: Fingerprint of the model.
-      outputs: Fingerprint of all that decides its outputs but the data.
+      outputs: Fingerprint of all that decides its outputs but the data; of several variants all, with commas between.
       sequential: How it is watched, if it stops when enough is proved; None where all examples count.
+      pareto: How a part of the set chooses what the other part tests, of several variants; None of one.
     """
 
     specs: tuple[Spec, ...]
@@ -45,9 +49,11 @@ class Plan:
     outputs: str
     sequential: SequentialPlan | None = None
     group_key: str | None = None
+    pareto: ParetoPlan | None = None
 
     def __post_init__(self) -> None:
         self._check_groups()
+        self._check_pareto()
         if self.sequential is not None:
             self._check_watched()
 
@@ -66,12 +72,13 @@ class Plan:
         on_long: str = "truncate",
         sequential: SequentialPlan | None = None,
         group_key: str | None = None,
+        pareto: ParetoPlan | None = None,
     ) -> Self:
         """Returns the plan of a run.
 
         Args:
           specs: From `all_specs`.
-          settings: How outputs are decoded; their grid is the testing order.
+          settings: How outputs are decoded; their grid is the testing order, or that of every variant.
           model: Fingerprint of the model.
           vocabulary: Fingerprint of the vocabulary, or None for token ids.
           joint_epsilon: As above.
@@ -81,10 +88,11 @@ class Plan:
           on_long: As above.
           sequential: As above.
           group_key: As above.
+          pareto: As above.
 
         Raises:
           ValueError: If tails of clusters are to be tested by the binomial test, a p-value is to be watched that may
-            not be, or groups are to be told apart among clusters or by a p-value that needs single losses.
+            not be, or groups or parts are to be told apart among clusters or by a p-value that needs single losses.
         """
         if cluster_key is not None and any(
             spec.objective.tail is not None and not P_VALUES[spec.p_value].takes_fractions for spec in specs
@@ -102,9 +110,12 @@ class Plan:
             on_error=on_error,
             on_long=on_long,
             model=model,
-            outputs=settings.fingerprint(model=model, vocabulary=vocabulary),
+            outputs=",".join(
+                each.fingerprint(model=model, vocabulary=vocabulary) for each in settings_of_all(settings, pareto)
+            ),
             sequential=sequential,
             group_key=group_key,
+            pareto=pareto,
         )
 
     @classmethod
@@ -118,17 +129,19 @@ class Plan:
         seed: int = 0,
         on_error: str = "fail",
         sequential: SequentialPlan | None = None,
+        pareto: ParetoPlan | None = None,
     ) -> Self:
         """Returns the plan of calibrating generations.
 
         Args:
           specs: As in `of`.
-          job: What the generations are.
+          job: What the generations are; of one of the variants, if there are several.
           settings: The job's, with the part of its grid that is tested; all of it if omitted.
           joint_epsilon: As above.
           seed: As in `of`.
           on_error: As above.
           sequential: As above.
+          pareto: As above.
         """
         return cls.of(
             specs,
@@ -141,6 +154,7 @@ class Plan:
             on_error=on_error,
             on_long=job.on_long,
             sequential=sequential,
+            pareto=pareto,
             # Generations may have groups that nothing is asked of.
             group_key=job.group_key if any(spec.group is not None for spec in specs) else None,
         )
@@ -154,7 +168,19 @@ class Plan:
 
     def layout(self) -> Layout:
         """Returns what is gathered for the planned tests."""
-        return Layout.of(self.specs, thresholds=len(self.thresholds))
+        return Layout.of(self.specs, thresholds=len(self.thresholds), parts=() if self.pareto is None else PARTS)
+
+    def group_of(self, example: Example) -> str | None:
+        """Returns in which of the layout's groups an example counts: its own, or the part that it was drawn for."""
+        if self.pareto is None:
+            return example.group
+        return self.part_of(example.id if example.cluster is None else example.cluster)
+
+    def part_of(self, unit: str) -> str | None:
+        """Returns which part of the set a unit was drawn for, by its name; None where there are no parts."""
+        if self.pareto is None:
+            return None
+        return part_of(unit, salt=self.salt, choosing_share=self.pareto.choosing_share)
 
     def record(self) -> PlanRecord:
         """Returns the plan as it stands in the manifest."""
@@ -182,6 +208,7 @@ class Plan:
             model=self.model,
             outputs=self.outputs,
             sequential=self.sequential,
+            pareto=self.pareto,
         )
 
     def tests_digest(self) -> str:
@@ -230,14 +257,41 @@ class Plan:
                     "another one, or leave group_key out."
                 )
 
+    def _check_pareto(self) -> None:
+        if any((spec.procedure == PARETO) != (self.pareto is not None) for spec in self.specs):
+            raise ValueError(
+                f"procedure must be {PARETO} exactly if there are several variants, whose path it chooses."
+            )
+        if self.pareto is None:
+            return
+        if self.group_key is not None or self.sequential is not None:
+            raise ValueError("several variants are neither calibrated for groups nor sequentially. Leave one out.")
+        for spec in self.specs:
+            if P_VALUES[spec.p_value].needs_table:
+                raise ValueError(
+                    f"p_value {spec.p_value} needs every single loss, and those of several variants are only summed. "
+                    "Take another one, or one variant."
+                )
+
     def _check_watched(self) -> None:
         for spec in self.specs:
             if (reason := why_not_watched(spec.p_value)) is not None:
                 raise ValueError(f"{reason}, or calibrate on all examples.")
 
 
+def settings_of_all(settings: DecodeSettings, pareto: ParetoPlan | None) -> tuple[DecodeSettings, ...]:
+    """Returns the settings of every variant, in the plan's order; those that are given, where there are none.
+
+    Raises:
+      ValueError: If one cannot be.
+    """
+    if pareto is None:
+        return (settings,)
+    return tuple(settings_of_variant(settings, variant) for variant in pareto.variants)
+
+
 def salt_of(seed: int) -> str:
-    """Returns the salt that orders examples."""
+    """Returns the salt that orders examples, and draws the parts of a set."""
     return f"calm-beam/{seed}"
 
 

@@ -5,6 +5,7 @@ import datetime
 from collections.abc import Sequence
 from typing import Self
 
+from calm_beam.decoding.recorded import settings_of_variant
 from calm_beam.decoding.settings import DTYPE, DecodeSettings
 from calm_beam.exits.schedule import scheduled_thresholds
 from calm_beam.generations import DecodeJob
@@ -23,6 +24,7 @@ from calm_beam.manifest import (
 )
 from calm_beam.versions import run_versions
 
+from .pareto import CHOOSING
 from .plan import Plan
 from .specs import Spec
 from .totals import CalibrationTotals
@@ -36,7 +38,7 @@ class RunProvenance:
       created: When the run was started, ISO 8601 in UTC.
       model: The model.
       vocabulary: Its vocabulary; None where there is none.
-      settings: How it was decoded.
+      settings: How it was decoded; of several variants, by the first.
       patterns: Data patterns as the user gave them.
       software: Versions by name.
     """
@@ -110,11 +112,13 @@ class RunProvenance:
                 patterns=self.patterns,
                 examples=totals.examples,
                 clusters=None if plan.cluster_key is None else totals.risk.n,
-                groups=tuple(
+                choosing=None if plan.pareto is None else totals.of_group(CHOOSING).risk.n,
+                groups=None
+                if plan.group_key is None
+                else tuple(
                     GroupRecord(name=group, examples=totals.of_group(group).risk.n)
                     for group in sorted(totals.layout.groups)
-                )
-                or None,
+                ),
                 duplicates=totals.duplicates,
                 failed=totals.failed,
                 failed_ids=tuple(name for name, _ in totals.failures[:MOST_FAILED_IDS]) or None,
@@ -129,6 +133,7 @@ class RunProvenance:
                 cluster_key=plan.cluster_key,
                 group_key=plan.group_key,
                 is_sequential=plan.sequential is not None,
+                is_pareto=plan.pareto is not None,
             ),
             software=self.software,
         )
@@ -137,7 +142,7 @@ class RunProvenance:
         """Returns the entry with its threshold spelt out for every position, as decoders compare it."""
         if entry.threshold is None:
             return entry
-        settings = self.settings
+        settings = self.settings if entry.variant is None else settings_of_variant(self.settings, entry.variant)
         positions = scheduled_thresholds(
             settings.rule, (entry.threshold,), max_decode_length=settings.max_decode_length
         )[:, 0]

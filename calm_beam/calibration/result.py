@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from calm_beam.manifest import Calibration, PathEntry
+from calm_beam.manifest import Calibration, PathEntry, Variant
 from calm_beam.risk.fixed_point import loss_sum_upper
 from calm_beam.risk.fwer import PROCEDURES
 from calm_beam.risk.pvalues import P_VALUES
@@ -35,6 +35,12 @@ class RiskRow:
       rejected: Whether it was found safe.
       layers: Mean decoder layers per token.
       group: Which group all this is about; None for all examples.
+      tau: Of several variants, the temperature of this one; None without a decaying schedule, and where there is one
+        way of decoding. So are the following.
+      min_exit_layer: Its lowest exit layer.
+      place: Place of variant and threshold on the path that was tested, from 1 on; None off it.
+      choosing_p_value: The p-value by which the path was chosen, of units that tested nothing.
+      choosing_layers: The layers by which it was chosen, of their tokens.
     """
 
     consistency: str
@@ -51,6 +57,16 @@ class RiskRow:
     rejected: bool
     layers: float
     group: str | None = None
+    tau: float | None = None
+    min_exit_layer: int | None = None
+    place: int | None = None
+    choosing_p_value: float | None = None
+    choosing_layers: float | None = None
+
+    @property
+    def variant(self) -> Variant | None:
+        """Which variant it is about; None where there is one way of decoding."""
+        return None if self.min_exit_layer is None else Variant(tau=self.tau, min_exit_layer=self.min_exit_layer)
 
     def path_entry(self) -> PathEntry:
         """Returns what a manifest says of the test of this threshold."""
@@ -61,6 +77,7 @@ class RiskRow:
             p_value=self.p_value,
             rejected=self.rejected,
             layers=self.layers,
+            variant=self.variant,
         )
 
 
@@ -129,17 +146,20 @@ def choose_thresholds(rows: Sequence[RiskRow], plan: Plan, *, num_layers: int) -
     """Returns one manifest entry per spec: the lowest threshold found safe, and every threshold tested.
 
     Every rejected threshold is safe, so the choice among them is free; the lowest exits earliest. With procedures that
-    go on after a failure, thresholds above it need not have been rejected.
+    go on after a failure, thresholds above it need not have been rejected. On a path that was chosen among variants,
+    the last one found safe is taken: where it was chosen, costs fell along it.
 
     Args:
-      rows: From `risk_rows`.
+      rows: From `risk_rows`, or `pareto_rows`.
       plan: As given there.
       num_layers: Decoder depth, reported for "never exit".
     """
-    per_spec = len(plan.thresholds)
+    per_spec = len(rows) // len(plan.specs)
     entries = []
     for index, spec in enumerate(plan.specs):
         tested = [row for row in rows[index * per_spec : (index + 1) * per_spec] if row.tested]
+        # Rows of a grid are in its order.
+        tested.sort(key=lambda row: row.place or 0)
         chosen = next((row for row in reversed(tested) if row.rejected), None)
         entries.append(
             Calibration(
@@ -152,6 +172,7 @@ def choose_thresholds(rows: Sequence[RiskRow], plan: Plan, *, num_layers: int) -
                 p_value=spec.p_value,
                 procedure=spec.procedure,
                 threshold=chosen.threshold if chosen else None,
+                variant=chosen.variant if chosen else None,
                 layers=chosen.layers if chosen else num_layers,
                 risk=chosen.risk if chosen else 0.0,
                 path=tuple(row.path_entry() for row in tested),

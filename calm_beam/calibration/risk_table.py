@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
 
 _Row = TypeVar("_Row", bound="DataclassInstance")
+_OF_VARIANTS = ("tau", "min_exit_layer", "place", "choosing_p_value", "choosing_layers")
 
 
 def risk_table_text(rows: Sequence[Any]) -> str:
@@ -30,9 +31,11 @@ def risk_table_text(rows: Sequence[Any]) -> str:
     writer = csv.writer(text, lineterminator="\n")
     kind = type(rows[0]) if rows else RiskRow
     names = [field.name for field in dataclasses.fields(kind)]
-    # Those of calibrations without groups are as they were before there were any.
+    # Those of calibrations without groups, or variants, are as they were before there were any.
     if kind is RiskRow and all(row.group is None for row in rows):
         names.remove("group")
+    if kind is RiskRow and all(row.variant is None for row in rows):
+        names = [name for name in names if name not in _OF_VARIANTS]
     writer.writerow(names)
     for row in rows:
         writer.writerow([_cell(getattr(row, name)) for name in names])
@@ -75,6 +78,7 @@ _READERS: dict[Any, Callable[[str], Any]] = {
     int: int,
     float: float,
     float | None: lambda text: float(text) if text else None,
+    int | None: lambda text: int(text) if text else None,
     bool: lambda text: {"true": True, "false": False}[text],
     # The whole has no name.
     str | None: lambda text: text or None,

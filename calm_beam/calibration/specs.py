@@ -3,6 +3,7 @@
 import dataclasses
 from collections.abc import Sequence
 
+from calm_beam.manifest import PARETO
 from calm_beam.risk.fwer import PROCEDURES
 from calm_beam.risk.pvalues import P_VALUES
 from calm_beam.tails import split_tail
@@ -58,7 +59,7 @@ class Spec:
       delta: Risk tolerance, in (0, 1).
       epsilon: Allowed probability that the chosen threshold breaks the tolerance, in (0, 1).
       p_value: Test of one threshold, a key of `P_VALUES`.
-      procedure: How several thresholds are tested, a key of `PROCEDURES`.
+      procedure: How several thresholds are tested, a key of `PROCEDURES`; or `PARETO`, of several variants.
       group: Name of the group whose prompts it is about; None for all prompts.
     """
 
@@ -75,7 +76,7 @@ class Spec:
                 raise ValueError(f"{name} must be in (0, 1), got {value}. It is a fraction: for 5 % pass {name}=0.05.")
         for name, choice, known in (
             ("p_value", self.p_value, P_VALUES),
-            ("procedure", self.procedure, PROCEDURES),
+            ("procedure", self.procedure, (*PROCEDURES, PARETO)),
         ):
             if choice not in known:
                 raise ValueError(f"{name} must be one of {', '.join(known)}; got {choice!r}.")

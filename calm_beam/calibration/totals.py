@@ -103,7 +103,13 @@ class CalibrationTotals:
 
     @classmethod
     def of_examples(
-        cls, generations: Sequence[Generation], layout: Layout, *, shard: int = 0, contrast: Contrast | None = None
+        cls,
+        generations: Sequence[Generation],
+        layout: Layout,
+        *,
+        shard: int = 0,
+        contrast: Contrast | None = None,
+        groups: Sequence[str | None] | None = None,
     ) -> Self:
         """Returns the totals of some examples, all but their losses.
 
@@ -112,10 +118,12 @@ class CalibrationTotals:
           layout: What is gathered.
           shard: Number of the shard that they are in.
           contrast: What their scores tell apart; None for nothing.
+          groups: In which group of the layout each counts, if that has some; None for the one that the example names.
 
         Raises:
           GenerationsError: If an example is of no group of the layout, where that has some.
         """
+        groups = [item.example.group for item in generations] if groups is None else groups
         nothing = (0,) * (layout.thresholds + 1)
         layers = [tuple(sum(output.exit_layers) for output in item.outputs) or nothing for item in generations]
         tokens = [tuple(len(output.tokens) for output in item.outputs) or nothing for item in generations]
@@ -132,7 +140,7 @@ class CalibrationTotals:
                         token_counts=_sum(nothing, *(tokens[place] for place in places)),
                     ),
                 )
-                for group, places in _places([item.example.group for item in generations], layout)
+                for group, places in _places(groups, layout)
             ),
             by_shard=((shard, len(generations)),) if generations else (),
             failures=tuple(sorted((item.example.id, item.failure) for item in generations if item.failure is not None)),

@@ -1,9 +1,10 @@
 """How a manifest says that its model decodes, as settings to decode by."""
 
+import dataclasses
 from collections.abc import Sequence
 
 from calm_beam.exits.rule import ExitRule
-from calm_beam.manifest import DecodeRecord
+from calm_beam.manifest import DecodeRecord, Variant
 
 from .settings import DTYPE, DecodeSettings
 
@@ -36,3 +37,13 @@ def recorded_settings(decode: DecodeRecord, thresholds: Sequence[float]) -> Deco
         max_decode_length=decode.max_decode_length,
         task_prefix=decode.task_prefix,
     )
+
+
+def settings_of_variant(settings: DecodeSettings, variant: Variant) -> DecodeSettings:
+    """Returns settings with the temperature and the lowest exit layer of a variant.
+
+    Raises:
+      ValueError: If the schedule has no temperature and the variant has one, or conversely.
+    """
+    rule = dataclasses.replace(settings.rule, tau=variant.tau, min_exit_layer=variant.min_exit_layer)
+    return dataclasses.replace(settings, rule=rule)

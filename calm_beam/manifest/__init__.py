@@ -29,6 +29,7 @@ from ._manifest import Manifest as Manifest
 from ._manifest import check_kind as check_kind
 from ._manifest import guarantee_in_words as guarantee_in_words
 from ._manifest import no_group as no_group
+from ._plan import ParetoPlan as ParetoPlan
 from ._plan import PlannedTest as PlannedTest
 from ._plan import PlanRecord as PlanRecord
 from ._plan import SequentialPlan as SequentialPlan
@@ -44,6 +45,7 @@ from .records import CONSISTENCIES as CONSISTENCIES
 from .records import ENDS as ENDS
 from .records import LOSSES as LOSSES
 from .records import MOST_FAILED_IDS as MOST_FAILED_IDS
+from .records import PARETO as PARETO
 from .records import PROCEDURES as PROCEDURES
 from .records import Calibration as Calibration
 from .records import DataRecord as DataRecord
@@ -54,6 +56,7 @@ from .records import Look as Look
 from .records import ModelRecord as ModelRecord
 from .records import PathEntry as PathEntry
 from .records import SequentialRecord as SequentialRecord
+from .records import Variant as Variant
 from .records import VocabularyRecord as VocabularyRecord
 from .writer import MANIFEST as MANIFEST
 from .writer import lost_race as lost_race

@@ -24,9 +24,10 @@ def check_decisions(path: Sequence[Decided], *, procedure: str, epsilon: float) 
     """Refuses decisions that the procedure does not make of these p-values.
 
     Raises:
-      ManifestError: If fixed sequence testing went on after a failure, or a decision is at odds with its p-value.
+      ManifestError: If a sequence went on after a failure, or a decision is at odds with its p-value.
     """
-    is_sequence = procedure == "fixed_sequence"
+    # Pareto testing is one along a path that other examples have chosen.
+    is_sequence = procedure in ("fixed_sequence", "pareto")
     for index, entry in enumerate(path):
         if is_sequence and not entry.rejected and index + 1 < len(path):
             raise ManifestError(

@@ -1,7 +1,7 @@
 """The manifest as a whole: its parts, what must agree between them, its digest."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import ClassVar, Self
 
 from ._checks import ManifestError, check_text, check_utc_time, shown
@@ -9,7 +9,16 @@ from ._plan import PlanRecord
 from ._record import SCHEMA, Record, check_record, check_tuple, checked_keys, records_from_json
 from ._schedule import check_positions
 from .digest import content_digest
-from .records import Calibration, DataRecord, DecodeRecord, ModelRecord, SequentialRecord, VocabularyRecord
+from .records import (
+    PARETO,
+    Calibration,
+    DataRecord,
+    DecodeRecord,
+    ModelRecord,
+    SequentialRecord,
+    Variant,
+    VocabularyRecord,
+)
 
 EXTERNAL = "external"
 """The `kind` of a manifest of a sweep that was made elsewhere; those of `calibrate` have none."""
@@ -27,6 +36,7 @@ def guarantee_in_words(
     cluster_key: str | None = None,
     group_key: str | None = None,
     is_sequential: bool = False,
+    is_pareto: bool = False,
 ) -> str:
     """Returns what a manifest promises.
 
@@ -35,6 +45,7 @@ def guarantee_in_words(
       cluster_key: Field of a data row that names its cluster, if clusters are the independent units.
       group_key: Field of a data row that names its group, if groups have entries of their own.
       is_sequential: Whether the tests were watched while examples were decoded.
+      is_pareto: Whether a part of the calibration set has chosen what the other part tested.
     """
     promise = GUARANTEE
     if joint_epsilon is not None:
@@ -58,6 +69,11 @@ def guarantee_in_words(
             " The tests were looked at after every round of examples, in an order settled beforehand; their p-values "
             "hold whenever that stops."
         )
+    if is_pareto:
+        promise += (
+            " Which variants and thresholds were tested, and in which order, was chosen by a part of the calibration "
+            "set that a hash had drawn beforehand; the other part alone has tested them."
+        )
     return promise
 
 
@@ -69,7 +85,7 @@ class Manifest(Record):
       created: When the run was started, ISO 8601 in UTC, ending in Z.
       model: The model that was calibrated.
       vocabulary: Its vocabulary; None where there was none: metrics then compared token ids.
-      decode: How it decodes.
+      decode: How it decodes; where an entry has a variant of its own, that goes before (`decode_of`).
       data: The calibration set.
       plan: What was settled before any loss was seen; None in manifests that do not say.
       calibrations: The promises, at least one.
@@ -158,6 +174,11 @@ class Manifest(Record):
             check_record("plan", self.plan, kind=PlanRecord)
             self._check_against_plan(self.plan)
         self._check_rounds()
+        self._check_variants()
+
+    def decode_of(self, entry: Calibration) -> DecodeRecord:
+        """Returns how an entry has to be decoded: by its own variant, where it has one."""
+        return self.decode if entry.variant is None else _with_variant(self.decode, entry.variant)
 
     def _check_against_run(self, calibration: Calibration, *, at: str) -> None:
         """Refuses a calibration that is at odds with the model or the data."""
@@ -165,11 +186,15 @@ class Manifest(Record):
         if units is None:
             raise ManifestError(f"{at}.group must be one of data.groups, got {shown(calibration.group)}")
         # What failed examples add to the mean of losses that are at least 0. Nothing says of which group they are.
-        is_of_examples = self.data.clusters is None and calibration.group is None
+        # Nor whether they have tested, or chosen.
+        data = self.data
+        is_of_examples = data.clusters is None and calibration.group is None and data.choosing is None
         least_risk = failed / units if calibration.loss != "signed" and is_of_examples else -1
         for index, entry in enumerate(calibration.path):
             if entry.n != units:
-                unit = "examples" if self.data.clusters is None else "clusters"
+                unit = data.unit
+                if data.choosing is not None:
+                    unit = f"{unit} less data.choosing"
                 if calibration.group is not None:
                     unit = f"groups' examples of {shown(calibration.group)}"
                 raise ManifestError(
@@ -197,7 +222,7 @@ class Manifest(Record):
                 f"{at}.threshold_by_position",
                 calibration.threshold_by_position,
                 threshold=calibration.threshold,
-                decode=self.decode,
+                decode=self.decode_of(calibration),
             )
 
     def _check_groups(self) -> None:
@@ -233,6 +258,28 @@ class Manifest(Record):
                 f"{'groups' if self.data.groups else 'none'} and {shown(plan.group_key)}"
             )
         plan.check_calibrations(self.calibrations)
+
+    def _check_variants(self) -> None:
+        """Refuses variants that nobody planned, or that are at odds with the model or the rest of the decoding."""
+        pareto = self.plan.pareto if self.plan is not None else None
+        if pareto is None:
+            if any(entry.procedure == PARETO for entry in self.calibrations):
+                raise ManifestError(f"plan.pareto is missing, though there are calibrations by procedure {PARETO}")
+        elif self.decode not in (decodes := [_with_variant(self.decode, variant) for variant in pareto.variants]):
+            raise ManifestError(
+                "decode.tau and decode.min_exit_layer must be those of one of plan.pareto.variants, got "
+                f"{shown(self.decode.tau)} and {self.decode.min_exit_layer}"
+            )
+        elif (highest := max(each.min_exit_layer for each in decodes)) > self.model.layers:
+            raise ManifestError(
+                f"plan.pareto.variants must exit from a layer of at most model.layers on, which is "
+                f"{self.model.layers}, got {highest}"
+            )
+        if (pareto is None) != (self.data.choosing is None):
+            raise ManifestError(
+                "data.choosing must be there exactly if plan.pareto is, got "
+                f"{shown(self.data.choosing)} and {'none' if pareto is None else 'one'}"
+            )
 
     def _check_rounds(self) -> None:
         """Refuses rounds that are at odds with the plan, the data or the entries."""
@@ -333,6 +380,10 @@ class Manifest(Record):
         one never exits, or else has the highest threshold.
         """
         return max(self.of_same_promise(entry), key=lambda other: 2 if other.threshold is None else other.threshold)
+
+
+def _with_variant(decode: DecodeRecord, variant: Variant) -> DecodeRecord:
+    return replace(decode, tau=variant.tau, min_exit_layer=variant.min_exit_layer)
 
 
 def no_group(name: str, data: DataRecord) -> str:

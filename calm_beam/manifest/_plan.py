@@ -7,7 +7,7 @@ from typing import ClassVar, TypeVar
 
 from ._checks import ManifestError, check_choice, check_count, check_number, check_share, check_text, shown
 from ._record import DigestedRecord, Record, check_record, check_tuple, checked_list, records_from_json
-from .records import CONSISTENCIES, PROCEDURES, Calibration, check_loss
+from .records import CONSISTENCIES, PARETO, PROCEDURES, Calibration, Variant, check_loss
 
 ON_ERROR = ("fail", "worst_case")
 ON_LONG = ("truncate", "error")
@@ -41,7 +41,36 @@ class PlannedTest(Record):
         check_share("delta", self.delta)
         check_share("epsilon", self.epsilon)
         check_text("p_value", self.p_value)
-        check_choice("procedure", self.procedure, choices=PROCEDURES)
+        check_choice("procedure", self.procedure, choices=(*PROCEDURES, PARETO))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ParetoPlan(Record):
+    """How one part of the calibration set chooses which variants and thresholds the other part tests.
+
+    Attributes:
+      variants: The ways of decoding, at least two, each of which is swept over the whole grid.
+      choosing_share: Chance of an independent unit to be in the part that chooses, in (0, 1). The plan's salt and the
+        unit's name alone decide (`calm_beam.calibration.pareto.is_choosing`).
+    """
+
+    variants: tuple[Variant, ...]
+    choosing_share: float
+
+    @classmethod
+    def _from_json(cls, key: str, value: object, *, at: str) -> object:
+        return records_from_json(Variant, value, at=at) if key == "variants" else value
+
+    def __post_init__(self) -> None:
+        check_tuple("variants", self.variants, of=Variant)
+        if len(self.variants) < 2 or len(set(self.variants)) != len(self.variants):
+            raise ManifestError(
+                "variants must be two or more different ones, got "
+                f"{'; '.join(variant.in_words() for variant in self.variants)}"
+            )
+        if len({variant.tau is None for variant in self.variants}) > 1:
+            raise ManifestError("variants must all have a tau, or none of them")
+        check_share("choosing_share", self.choosing_share)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,15 +111,16 @@ class PlanRecord(DigestedRecord):
       joint_epsilon: Probability with which any of them may be broken, where they hold together; None: each alone.
       cluster_key: Field of a data row that names its cluster, the independent unit; None: every example is one.
       group_key: Field of a data row that names its group, where each has promises of its own; None where none has.
-      salt: Decides the order of examples, for p-values that need one.
+      salt: Decides the order of examples, for p-values that need one, and which units choose where `pareto` is there.
       on_error: What became of examples that could not be decoded or scored, one of `ON_ERROR`.
       on_long: What became of prompts that were too long, one of `ON_LONG`.
       model: Fingerprint of the model.
-      outputs: Fingerprint of all that decides its outputs but the data.
+      outputs: Fingerprint of all that decides its outputs but the data; of several variants all, with commas between.
       sequential: How it is watched, if it stops when enough is proved; None where all examples count.
+      pareto: How what is tested is chosen, where there are several variants; None where the grid is the order.
     """
 
-    _OPTIONAL: ClassVar[tuple[str, ...]] = ("group_key", "sequential")
+    _OPTIONAL: ClassVar[tuple[str, ...]] = ("group_key", "sequential", "pareto")
 
     thresholds: tuple[float, ...]
     tests: tuple[PlannedTest, ...]
@@ -103,6 +133,7 @@ class PlanRecord(DigestedRecord):
     model: str
     outputs: str
     sequential: SequentialPlan | None = None
+    pareto: ParetoPlan | None = None
 
     @classmethod
     def _from_json(cls, key: str, value: object, *, at: str) -> object:
@@ -113,6 +144,8 @@ class PlanRecord(DigestedRecord):
                 return records_from_json(PlannedTest, value, at=at)
             case "sequential":
                 return SequentialPlan.from_dict(value, at=at)
+            case "pareto":
+                return ParetoPlan.from_dict(value, at=at)
         return value
 
     def __post_init__(self) -> None:
@@ -134,6 +167,19 @@ class PlanRecord(DigestedRecord):
         check_text("outputs", self.outputs)
         if self.sequential is not None:
             check_record("sequential", self.sequential, kind=SequentialPlan)
+        self._check_pareto()
+
+    def _check_pareto(self) -> None:
+        if self.pareto is not None:
+            check_record("pareto", self.pareto, kind=ParetoPlan)
+            for name in ("group_key", "sequential"):
+                if getattr(self, name) is not None:
+                    raise ManifestError(f"pareto must be left out where there is {name}")
+        for index, test in enumerate(self.tests):
+            if (test.procedure == PARETO) != (self.pareto is not None):
+                raise ManifestError(
+                    f"tests[{index}].procedure must be {PARETO} exactly if pareto is there, got {test.procedure}"
+                )
 
     def check_calibrations(self, calibrations: Sequence[Calibration]) -> None:
         """Refuses calibrations other than those that were planned.
@@ -153,11 +199,28 @@ class PlanRecord(DigestedRecord):
                         f"calibrations[{index}].{name} must be {shown(value)}, as was planned, got {shown(found)}"
                     )
             tested = [step.threshold for step in entry.path]
+            if self.pareto is not None:
+                self._check_path(entry, self.pareto, at=f"calibrations[{index}].path")
+                continue
             expected = planned_path(self.thresholds, tested, procedure=entry.procedure)
             if tested != expected:
                 raise ManifestError(
                     f"calibrations[{index}].path must test thresholds in the planned order, which begins "
                     f"{shown(expected)}, got {shown(tested)}"
+                )
+
+    def _check_path(self, entry: Calibration, pareto: ParetoPlan, *, at: str) -> None:
+        """Refuses a path that leaves the grid of variants and thresholds."""
+        for place, step in enumerate(entry.path):
+            if step.variant not in pareto.variants:
+                raise ManifestError(
+                    f"{at}[{place}].variant must be one of plan.pareto.variants, which are "
+                    f"{'; '.join(variant.in_words() for variant in pareto.variants)}, got "
+                    f"{'none' if step.variant is None else step.variant.in_words()}"
+                )
+            if step.threshold not in self.thresholds:
+                raise ManifestError(
+                    f"{at}[{place}].threshold must be one of plan.thresholds, got {shown(step.threshold)}"
                 )
 
 

@@ -25,7 +25,7 @@ from ._checks import (
 )
 from ._decisions import check_decisions
 from ._looks import check_capital, check_counted, check_counts, check_last
-from ._record import Record, check_tuple, checked_list, records_from_json
+from ._record import Record, check_record, check_tuple, checked_list, records_from_json
 
 CONSISTENCIES = ("textual", "risk")
 LOSSES = ("dissimilarity", "signed", "relu")
@@ -33,6 +33,8 @@ LOSSES = ("dissimilarity", "signed", "relu")
 MOST_FAILED_IDS = 1000
 ENDS = ("stop_at_threshold", "stop_at_layers", "stop_gain", "all_proved", "end_of_data")
 PROCEDURES = ("fixed_sequence", "multi_start", "fallback", "holm", "bonferroni")
+PARETO = "pareto"
+"""The procedure where a part of the calibration set has chosen the path, of several variants."""
 
 
 def check_loss(key: str, value: object) -> None:
@@ -137,6 +139,35 @@ class DecodeRecord(Record):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Variant(Record):
+    """What tells the ways of decoding apart of a calibration that has several: each was a sweep of its own.
+
+    Attributes:
+      tau: As in `DecodeRecord`.
+      min_exit_layer: As there.
+    """
+
+    _OPTIONAL: ClassVar[tuple[str, ...]] = ("tau",)
+
+    tau: float | None = None
+    min_exit_layer: int
+
+    def __post_init__(self) -> None:
+        if self.tau is not None:
+            check_number("tau", self.tau, low=0)
+        check_count("min_exit_layer", self.min_exit_layer, low=1)
+
+    def in_words(self) -> str:
+        """Returns it in a few words.
+
+        >>> Variant(tau=4, min_exit_layer=2).in_words(), Variant(min_exit_layer=1).in_words()
+        ('tau 4, from layer 2', 'from layer 1')
+        """
+        tau = "" if self.tau is None else f"tau {self.tau:g}, "
+        return f"{tau}from layer {self.min_exit_layer}"
+
+
+@dataclass(frozen=True, kw_only=True)
 class GroupRecord(Record):
     """A group of the calibration set.
 
@@ -161,6 +192,8 @@ class DataRecord(Record):
       patterns: File patterns it was read from.
       examples: Number of examples, failed ones included.
       clusters: Number of clusters, where they and not examples are the independent units; None otherwise.
+      choosing: Number of independent units that have chosen what was tested, and in which order; the others tested it.
+        None where the order was fixed beforehand.
       groups: The groups that its examples fall into, by name in ascending order; None where they are not told apart.
       duplicates: Examples whose input had already occurred; they weaken the assumption of independent draws.
       failed: Examples that could not be decoded or scored and count with loss 1 at every threshold.
@@ -170,11 +203,12 @@ class DataRecord(Record):
       fingerprint: Identifies the examples.
     """
 
-    _OPTIONAL: ClassVar[tuple[str, ...]] = ("clusters", "groups", "failed_ids")
+    _OPTIONAL: ClassVar[tuple[str, ...]] = ("clusters", "choosing", "groups", "failed_ids")
 
     patterns: tuple[str, ...]
     examples: int
     clusters: int | None = None
+    choosing: int | None = None
     groups: tuple[GroupRecord, ...] | None = None
     duplicates: int
     failed: int
@@ -204,6 +238,12 @@ class DataRecord(Record):
             check_count("clusters", self.clusters, low=1)
             if self.clusters > self.examples:
                 raise ManifestError(f"clusters must be at most examples, which is {self.examples}, got {self.clusters}")
+        if self.choosing is not None:
+            check_count("choosing", self.choosing, low=1)
+            if self.choosing >= self.units:
+                raise ManifestError(
+                    f"choosing must leave others to test, of {self.units} {self.unit}, got {self.choosing}"
+                )
         if self.groups is not None:
             self._check_groups(self.groups)
 
@@ -219,6 +259,8 @@ class DataRecord(Record):
             )
         if self.clusters is not None:
             raise ManifestError("groups must be left out where there are clusters, which may hold several of them")
+        if self.choosing is not None:
+            raise ManifestError("groups must be left out where some of the examples have chosen what was tested")
 
     def _check_failed_ids(self, failed_ids: tuple[str, ...]) -> None:
         check_tuple("failed_ids", failed_ids)
@@ -238,10 +280,18 @@ class DataRecord(Record):
         """Number of independent units: clusters where there are some, examples otherwise."""
         return self.examples if self.clusters is None else self.clusters
 
+    @property
+    def unit(self) -> str:
+        """What the independent units are: `examples` or `clusters`."""
+        return "examples" if self.clusters is None else "clusters"
+
     def units_of(self, group: str | None) -> int | None:
-        """Returns the number of independent units of a group, of the whole for None; None for an unknown group."""
+        """Returns the number of independent units that tested a promise about a group; None for an unknown group.
+
+        For None, of a promise about all prompts: all units, but for those that have chosen what was tested.
+        """
         if group is None:
-            return self.units
+            return self.units - (self.choosing or 0)
         return next((each.examples for each in self.groups or () if each.name == group), None)
 
 
@@ -318,7 +368,10 @@ class PathEntry(Record):
       p_value: For the null "the risk at this threshold exceeds delta", in [0, 1].
       rejected: Whether the null was rejected, that is, the threshold accepted.
       layers: Mean decoder layers per token.
+      variant: How it was decoded, where there are several ways; None elsewhere.
     """
+
+    _OPTIONAL: ClassVar[tuple[str, ...]] = ("variant",)
 
     threshold: float
     n: int
@@ -326,8 +379,15 @@ class PathEntry(Record):
     p_value: float
     rejected: bool
     layers: float
+    variant: Variant | None = None
+
+    @classmethod
+    def _from_json(cls, key: str, value: object, *, at: str) -> object:
+        return Variant.from_dict(value, at=at) if key == "variant" else value
 
     def __post_init__(self) -> None:
+        if self.variant is not None:
+            check_record("variant", self.variant, kind=Variant)
         check_number("threshold", self.threshold, low=0, high=1)
         check_count("n", self.n, low=0)
         check_number("risk", self.risk, low=-1, high=1)
@@ -377,17 +437,19 @@ class Calibration(Record):
       delta: Risk tolerance, in (0, 1).
       epsilon: Allowed probability that the chosen threshold breaks the tolerance, in (0, 1).
       p_value: Name of the p-value. Any name is read, so that later methods need no new schema.
-      procedure: How several thresholds are tested, one of `PROCEDURES`.
-      threshold: The lowest accepted threshold, or None for "never exit".
+      procedure: How several thresholds are tested, one of `PROCEDURES`, or `PARETO`.
+      threshold: The lowest accepted threshold, or None for "never exit"; where there are variants, the last accepted.
+      variant: How it has to be decoded, where there are several ways: in place of what `Manifest.decode` says. None
+        elsewhere, and for "never exit".
       threshold_by_position: What the schedule makes of it, a float32 for each position of the output; None where it is
         None, and in manifests of early writers.
       layers: Mean decoder layers per token at the threshold; all layers when it is None.
       risk: Empirical risk at the threshold; 0 when it is None.
-      path: Every threshold tested, in descending order, which is that of testing.
+      path: Every threshold tested, in the order of testing: descending, or of variants and thresholds as it was chosen.
       looks: What was found after every round of a sequential calibration; None of others.
     """
 
-    _OPTIONAL: ClassVar[tuple[str, ...]] = ("loss", "group", "threshold_by_position", "looks")
+    _OPTIONAL: ClassVar[tuple[str, ...]] = ("loss", "group", "variant", "threshold_by_position", "looks")
 
     consistency: str
     metric: str
@@ -398,6 +460,7 @@ class Calibration(Record):
     p_value: str
     procedure: str
     threshold: float | None
+    variant: Variant | None = None
     threshold_by_position: tuple[float, ...] | None = None
     layers: float
     risk: float
@@ -416,6 +479,8 @@ class Calibration(Record):
                 return records_from_json(PathEntry, value, at=at)
             case "looks":
                 return records_from_json(Look, value, at=at)
+            case "variant":
+                return Variant.from_dict(value, at=at)
             case "threshold_by_position":
                 return tuple(checked_list(value, at=at))
         return value
@@ -426,7 +491,9 @@ class Calibration(Record):
         check_share("delta", self.delta)
         check_share("epsilon", self.epsilon)
         check_text("p_value", self.p_value)
-        check_choice("procedure", self.procedure, choices=PROCEDURES)
+        check_choice("procedure", self.procedure, choices=(*PROCEDURES, PARETO))
+        if self.variant is not None:
+            check_record("variant", self.variant, kind=Variant)
         if self.threshold is not None:
             check_number("threshold", self.threshold, low=0, high=1)
         elif self.threshold_by_position is not None:
@@ -459,6 +526,19 @@ class Calibration(Record):
             self._check_looks(self.looks)
 
     def _check_testing_order(self) -> None:
+        is_pareto = self.procedure == PARETO
+        tested = set()
+        for index, entry in enumerate(self.path):
+            if (entry.variant is not None) != is_pareto:
+                raise ManifestError(
+                    f"path[{index}].variant must be there exactly if procedure is {PARETO}, got "
+                    f"{'one' if entry.variant else 'none'} and {self.procedure}"
+                )
+            if is_pareto and (entry.variant, entry.threshold) in tested:
+                raise ManifestError(f"path[{index}] must be of a variant and threshold that were not tested before")
+            tested.add((entry.variant, entry.threshold))
+        if is_pareto:
+            return
         for index, (before, entry) in enumerate(pairwise(self.path), start=1):
             if not entry.threshold < before.threshold:
                 raise ManifestError(
@@ -474,6 +554,12 @@ class Calibration(Record):
             raise ManifestError(
                 f"threshold must be {shown(expected)}, the last one rejected in path (null for none), "
                 f"got {shown(self.threshold)}"
+            )
+        variant = chosen.variant if chosen else None
+        if self.variant != variant:
+            raise ManifestError(
+                f"variant must be {'left out' if variant is None else variant.in_words()}, as path says of threshold, "
+                f"got {'none' if self.variant is None else self.variant.in_words()}"
             )
         risk = chosen.risk if chosen else 0
         if self.risk != risk:

@@ -11,3 +11,4 @@ from .stored import Calibrated as Calibrated
 from .stored import ReportError as ReportError
 from .stored import StoredOutputs as StoredOutputs
 from .stored import read_calibrated as read_calibrated
+from .variants import build_variants_page as build_variants_page

@@ -70,7 +70,7 @@ def results(
     objectives = list(by_objective)
     return {
         "created": manifest.created,
-        "model": _short_name(manifest.model.uri),
+        "model": short_name(manifest.model.uri),
         "numLayers": manifest.model.layers,
         "thresholds": [row.threshold for row in lines[0]],
         "gridSize": len(calibrated.thresholds),
@@ -88,12 +88,12 @@ def results(
         "rounds": rounds_in_words(manifest),
         "cautions": [[caution.kind, caution.text] for caution in cautions(manifest)],
         "counts": _counts(manifest),
-        "facts": _facts(manifest),
+        "facts": facts(manifest),
         "failures": _failures(calibrated),
     }
 
 
-def _short_name(uri: str) -> str:
+def short_name(uri: str) -> str:
     """Returns what a model's folder is called; one that is named by a step alone, with the folder above."""
     name = base_name(uri)
     return printable_line(f"{base_name(parent(uri))}/{name}" if name.startswith("checkpoint_") else name or uri)
@@ -180,17 +180,22 @@ def _counts(manifest: Manifest) -> list[list[Any]]:
     ]
 
 
-def _facts(manifest: Manifest) -> list[list[str]]:
+def facts(manifest: Manifest) -> list[list[str]]:
     """Returns what the guarantee is about, as pairs of a name and a value."""
     model, decode, data, plan = manifest.model, manifest.decode, manifest.data, manifest.plan
-    schedule = decode.schedule if decode.tau is None else f"{decode.schedule}, τ = {decode.tau:g}"
+    has_variants = plan is not None and plan.pareto is not None
+    schedule = decode.schedule if decode.tau is None or has_variants else f"{decode.schedule}, τ = {decode.tau:g}"
+    exits = _exits(decode, num_layers=model.layers)
+    if has_variants:
+        steps = f", in steps of {decode.exit_interval}" if decode.exit_interval > 1 else ""
+        exits = f"from the layer of the variant on{steps}"
     facts = [
         ["Model", f"{short_place(model.uri)} ({counted(model.layers, 'decoder layer')})"],
         ["Model fingerprint", model.fingerprint],
         ["Confidence", decode.confidence],
         ["Schedule", schedule],
         ["State propagation", decode.state_propagation],
-        ["Exits", _exits(decode, num_layers=model.layers)],
+        ["Exits", exits],
         [
             "Lengths",
             f"prompts up to {counted(decode.max_input_length, 'token')}, outputs up to {decode.max_decode_length}",

@@ -18,25 +18,13 @@ from calm_beam.printable import printable_line
 from calm_beam.storage import joined
 
 from .foreign import isolated, short_place
-from .page import LARGEST_PAGE
-from .parts import file_text, filled, source_hash
+from .plain import Panel, PlainPage, shown, table
 from .proof_chart import capital_text, proof_chart
-from .setting_chart import setting_chart
 from .stored import ReportError
 
-# Of more, those of the table have to do.
-_MOST_PANELS = 24
 # Of more, the last of them.
 _MOST_LOOKS = 1000
 _FILLED = {True: "the setting was proved by then", False: "never here, since nothing was proved"}
-# There is no slider below this page.
-_STYLE = "body{padding-bottom:48px}\n.wide svg{min-width:720px;height:auto}\n"
-_LEGEND = (
-    ("mark accepted choice", "chosen"),
-    ("mark accepted", "proved"),
-    ("mark failed", "not proved: the test ends there"),
-    ("mark open", "not tested"),
-)
 _CONDITION = (
     "A promise holds for examples drawn independently from the distribution that the examples of the sweep were drawn "
     "from. Nothing is assumed about what was swept. An order or an entry that was chosen after looking at the losses, "
@@ -57,33 +45,28 @@ def build_external_page(directory: str) -> str:
     """
     manifest = read_external_manifest(joined(directory, MANIFEST))
     tests = _tests(joined(directory, RISK_TABLE), manifest)
-    style = file_text("report.css") + _STYLE
-    first = manifest.calibrations[0]
-    pairs = list(zip(manifest.calibrations, tests, strict=True))
-    parts = {
-        "policy": f"default-src 'none'; style-src {source_hash(style)}; img-src data:; base-uri 'none'; "
-        "form-action 'none'",
-        "style": style,
-        "title": html.escape(f"calm-beam: {isolated(_of_what(manifest))}"),
-        "made": html.escape(manifest.created),
-        "promise": _promise(first, manifest),
-        "condition": html.escape(_CONDITION),
-        "lead": html.escape(_lead(first, manifest)),
-        "chart": setting_chart(tests[0], chosen=first.setting, width=1056, height=300, is_large=True),
-        "legend": "".join(_legend(*each) for each in _LEGEND),
-        "proof": _proof(first, manifest),
-        "together": html.escape(_together(manifest)),
-        "panels": "".join(_panel(entry, rows) for entry, rows in pairs[1 : 1 + _MOST_PANELS]),
-        "entries": _entries(manifest),
-        "numbers": _numbers(tests),
-        "facts": "".join(f"<dt>{html.escape(name)}</dt><dd>{_shown(value)}</dd>" for name, value in _facts(manifest)),
-    }
-    page = filled(file_text("external.html"), parts)
-    if (size := len(page.encode())) > LARGEST_PAGE:
-        raise ReportError(
-            f"the report would have {size:,} bytes, and {LARGEST_PAGE:,} are the most. Certify with fewer entries."
-        )
-    return page
+    first, *others = (_panel(entry, rows) for entry, rows in zip(manifest.calibrations, tests, strict=True))
+    entry = manifest.calibrations[0]
+    return PlainPage(
+        kind="certification report",
+        title=_of_what(manifest),
+        made=manifest.created,
+        promise=_promise(entry, manifest),
+        condition=_CONDITION,
+        risks="Risk of every setting",
+        lead=_lead(entry, manifest),
+        costs="cost",
+        first=first,
+        proof=_proof(entry, manifest),
+        together=_together(manifest),
+        panels=others,
+        entries=_entries(manifest),
+        every="Every setting under every test",
+        numbers=_numbers(tests),
+        about="What was certified",
+        facts=_facts(manifest),
+        fewer="Certify with fewer entries.",
+    ).text()
 
 
 def _tests(path: str, manifest: ExternalManifest) -> list[tuple[SettingRow, ...]]:
@@ -127,7 +110,7 @@ def _promise(entry: ExternalCalibration, manifest: ExternalManifest) -> str:
     cost = "" if entry.cost is None else f", at cost <strong>{entry.cost:g}</strong>"
     return (
         f'<p class="sentence">With probability at least {sure} over the draw of the {html.escape(units)}, setting '
-        f"<strong>{_shown(entry.setting)}</strong> {bound}{cost}.</p>"
+        f"<strong>{shown(entry.setting)}</strong> {bound}{cost}.</p>"
     )
 
 
@@ -161,7 +144,7 @@ def _proof(entry: ExternalCalibration, manifest: ExternalManifest) -> str:
         "exceeds δ” would have made of 1. If that were true, it would come to 1 / ε with probability at most ε, so a "
         f"capital of 1 / ε proves the setting, at whatever round. Filled: {_FILLED[entry.setting is not None]}."
     )
-    table = _table(
+    numbers = table(
         ("round", "counted", "proved", "cost", "risk", "capital"),
         [
             (
@@ -179,7 +162,7 @@ def _proof(entry: ExternalCalibration, manifest: ExternalManifest) -> str:
         '<section aria-labelledby="proof-title"><h2 id="proof-title">The proof, round by round</h2>'
         f'<p class="lead">{html.escape(printable_line(lead))}</p>'
         f'<figure class="scroll wide">{proof_chart(entry)}</figure>'
-        f'<details><summary>All numbers</summary><div class="scroll">{table}</div></details></section>'
+        f'<details><summary>All numbers</summary><div class="scroll">{numbers}</div></details></section>'
     )
 
 
@@ -196,14 +179,9 @@ def _together(manifest: ExternalManifest) -> str:
     )
 
 
-def _panel(entry: ExternalCalibration, rows: Sequence[SettingRow]) -> str:
-    chart = setting_chart(rows, chosen=entry.setting, width=320, height=170, is_large=False)
-    about = _about(entry)
+def _panel(entry: ExternalCalibration, rows: Sequence[SettingRow]) -> Panel:
     found = "none is safe" if entry.setting is None else isolated(entry.setting)
-    return (
-        f'<figure class="panel"><figcaption><strong>{html.escape(found)}</strong> <span>{html.escape(about)}</span>'
-        f"</figcaption>{chart}</figure>"
-    )
+    return Panel(found=found, about=_about(entry), tested=rows, chosen=entry.setting)
 
 
 def _about(entry: ExternalCalibration) -> str:
@@ -213,15 +191,6 @@ def _about(entry: ExternalCalibration) -> str:
 def _group(entry: ExternalCalibration) -> str:
     group = "all examples" if entry.group is None else isolated(entry.group)
     return group if entry.tail is None else f"{group}, share that loses more than {entry.tail:g}"
-
-
-def _legend(kind: str, words: str) -> str:
-    mark = (
-        '<path class="mark failed" d="M4 4l8 8m0 -8l-8 8"/>'
-        if "failed" in kind
-        else f'<circle class="{kind}" cx="8" cy="8" r="5"/>'
-    )
-    return f'<li><svg width="16" height="16" aria-hidden="true">{mark}</svg>{html.escape(words)}</li>'
 
 
 def _entries(manifest: ExternalManifest) -> str:
@@ -242,7 +211,7 @@ def _entries(manifest: ExternalManifest) -> str:
                 ended,
             )
         )
-    return _table(names, rows)
+    return table(names, rows)
 
 
 def _numbers(tests: Iterable[Sequence[SettingRow]]) -> str:
@@ -262,16 +231,7 @@ def _numbers(tests: Iterable[Sequence[SettingRow]]) -> str:
         for of_test in tests
         for row in of_test
     ]
-    return _table(names, rows)
-
-
-def _table(names: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    head = "".join(f'<th scope="col">{html.escape(name)}</th>' for name in names)
-    body = "".join(
-        f'<tr><th scope="row">{_shown(first)}</th>{"".join(f"<td>{_shown(cell)}</td>" for cell in rest)}</tr>'
-        for first, *rest in rows
-    )
-    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+    return table(names, rows)
 
 
 def _facts(manifest: ExternalManifest) -> list[tuple[str, str]]:
@@ -296,8 +256,3 @@ def _facts(manifest: ExternalManifest) -> list[tuple[str, str]]:
         ("Manifest", manifest.digest),
         ("Software", ", ".join(f"{name} {version}" for name, version in sorted(manifest.software.items()))),
     ]
-
-
-def _shown(text: str) -> str:
-    """Returns a text of others as an element in which its direction ends with it."""
-    return f"<bdi>{html.escape(printable_line(text))}</bdi>"

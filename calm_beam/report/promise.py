@@ -77,7 +77,7 @@ def promise_in_words(entry: Calibration, manifest: Manifest, *, factors: Sequenc
         " over the draw of the ",
         _units(manifest, entry.group),
         ", exiting at threshold ",
-        f"{entry.threshold:g}",
+        f"{entry.threshold:g}" + ("" if entry.variant is None else f" ({entry.variant.in_words()})"),
         *_bounded(entry, before="", costs="costs", lets="lets", after=", and saves "),
         f"{1 - entry.layers / layers:.0%}".replace("%", " %"),
         " of the decoder layers: tokens use ",
@@ -249,6 +249,7 @@ def _units(manifest: Manifest, group: str | None) -> str:
     data = manifest.data
     if group is not None:
         return f"{counted(data.units_of(group) or 0, 'calibration example')} of the group"
+    of_tested = "" if data.choosing is None else f", of which {data.choosing:,} chose what the others test"
     if data.clusters is None:
-        return counted(data.examples, "calibration example")
-    return f"{counted(data.clusters, 'calibration cluster')} ({counted(data.examples, 'example')})"
+        return f"{counted(data.examples, 'calibration example')}{of_tested}"
+    return f"{counted(data.clusters, 'calibration cluster')} ({counted(data.examples, 'example')}){of_tested}"

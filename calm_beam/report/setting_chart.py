@@ -4,8 +4,7 @@ import dataclasses
 import html
 import math
 from collections.abc import Sequence
-
-from calm_beam.external.result import SettingRow
+from typing import Protocol
 
 from .foreign import isolated
 
@@ -13,6 +12,45 @@ _MOST_LABELS = 14
 _MOST_MARKS = 100
 _LONGEST_LABEL = 14
 _COST_HEIGHT = 46
+
+
+class Tested(Protocol):
+    """One setting under a test, as `calm_beam.external.result.SettingRow` has it."""
+
+    @property
+    def setting(self) -> str:
+        """Its name."""
+        ...
+
+    @property
+    def delta(self) -> float:
+        """Risk tolerance."""
+        ...
+
+    @property
+    def risk(self) -> float:
+        """Mean loss."""
+        ...
+
+    @property
+    def p_value(self) -> float:
+        """Of "the risk exceeds delta"."""
+        ...
+
+    @property
+    def tested(self) -> bool:
+        """Whether the procedure looked at it."""
+        ...
+
+    @property
+    def rejected(self) -> bool:
+        """Whether it was found safe."""
+        ...
+
+    @property
+    def cost(self) -> float | None:
+        """What it costs; None where nobody told."""
+        ...
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -38,7 +76,9 @@ class Frame:
         return self.bottom - share * (self.bottom - self.top)
 
 
-def setting_chart(rows: Sequence[SettingRow], *, chosen: str | None, width: int, height: int, is_large: bool) -> str:
+def setting_chart(
+    rows: Sequence[Tested], *, chosen: str | None, width: int, height: int, is_large: bool, costs: str = "cost"
+) -> str:
     """Returns an SVG of one test: every setting's risk in testing order, with delta and the decisions.
 
     Args:
@@ -47,6 +87,7 @@ def setting_chart(rows: Sequence[SettingRow], *, chosen: str | None, width: int,
       width: In pixels.
       height: Of the part above the labels.
       is_large: Whether settings have labels and costs bars.
+      costs: What costs are called.
     """
     delta = rows[0].delta
     risks = [row.risk for row in rows]
@@ -59,13 +100,13 @@ def setting_chart(rows: Sequence[SettingRow], *, chosen: str | None, width: int,
         high=max(*risks, delta) * 1.06 or 1.0,
         count=len(rows),
     )
-    costs = [row.cost for row in rows if row.cost is not None] if is_large else []
-    below = 30 + (_COST_HEIGHT + 12 if costs else 0) if is_large else 6
+    known = [row.cost for row in rows if row.cost is not None] if is_large else []
+    below = 30 + (_COST_HEIGHT + 12 if known else 0) if is_large else 6
     parts = [*_grid(frame), *_curve(frame, rows, chosen=chosen)]
     if is_large:
         parts += _labels(frame, rows, chosen=chosen)
-        if costs:
-            parts += _costs(frame, rows, top=height + 24, highest=max(costs))
+        if known:
+            parts += _costs(frame, rows, top=height + 24, highest=max(known), name=costs)
     title = f"Risk of {len(rows)} settings against delta {delta:g}"
     return (
         f'<svg viewBox="0 0 {width} {height + below}" width="{width}" height="{height + below}" role="img" '
@@ -91,7 +132,7 @@ def round_numbers(low: float, high: float) -> list[float]:
     return [float(f"{index * step:.6g}") for index in range(first, last + 1)]
 
 
-def _curve(frame: Frame, rows: Sequence[SettingRow], *, chosen: str | None) -> list[str]:
+def _curve(frame: Frame, rows: Sequence[Tested], *, chosen: str | None) -> list[str]:
     delta, y = rows[0].delta, frame.y(rows[0].delta)
     parts = [
         f'<rect class="within" x="{frame.left}" y="{y:.1f}" width="{frame.right - frame.left:.1f}" '
@@ -109,7 +150,7 @@ def _curve(frame: Frame, rows: Sequence[SettingRow], *, chosen: str | None) -> l
     return parts
 
 
-def _mark(frame: Frame, index: int, row: SettingRow, *, is_chosen: bool) -> str:
+def _mark(frame: Frame, index: int, row: Tested, *, is_chosen: bool) -> str:
     x, y = frame.x(index), frame.y(row.risk)
     words = f"{isolated(row.setting)}: risk {row.risk:.4f}, p = {row.p_value:.2g}"
     title = f"<title>{html.escape(words)}</title>"
@@ -119,7 +160,7 @@ def _mark(frame: Frame, index: int, row: SettingRow, *, is_chosen: bool) -> str:
     return f'<circle class="mark {kind}" cx="{x:.1f}" cy="{y:.1f}" r="{6 if is_chosen else 4.5}">{title}</circle>'
 
 
-def _labels(frame: Frame, rows: Sequence[SettingRow], *, chosen: str | None) -> list[str]:
+def _labels(frame: Frame, rows: Sequence[Tested], *, chosen: str | None) -> list[str]:
     """Returns the names of settings; of many, some."""
     step = -(-len(rows) // _MOST_LABELS)
     parts = []
@@ -135,10 +176,10 @@ def _labels(frame: Frame, rows: Sequence[SettingRow], *, chosen: str | None) -> 
     return parts
 
 
-def _costs(frame: Frame, rows: Sequence[SettingRow], *, top: float, highest: float) -> list[str]:
+def _costs(frame: Frame, rows: Sequence[Tested], *, top: float, highest: float, name: str) -> list[str]:
     """Returns bars of what settings cost, below their names."""
     width = min(28.0, (frame.right - frame.left) / frame.count * 0.6)
-    parts = [f'<text class="tick" x="{frame.left - 8}" y="{top + _COST_HEIGHT:.1f}" text-anchor="end">cost</text>']
+    parts = [f'<text class="tick" x="{frame.left - 8}" y="{top + _COST_HEIGHT:.1f}" text-anchor="end">{name}</text>']
     step = -(-len(rows) // _MOST_LABELS)
     for index, row in enumerate(rows):
         if row.cost is None:

@@ -159,7 +159,8 @@ def _read_failures(path: str) -> Iterator[tuple[str, str]]:
 def _is_of(lines: Sequence[RiskRow], entry: Calibration) -> bool:
     """Returns whether lines of the risk table are those of an entry, and say of each tested threshold what it says."""
     promised = (entry.consistency, entry.metric, entry.delta, entry.epsilon, entry.group)
-    return tuple(row.path_entry() for row in lines if row.tested) == entry.path and all(
+    tested = sorted((row for row in lines if row.tested), key=lambda row: row.place or 0)
+    return tuple(row.path_entry() for row in tested) == entry.path and all(
         (row.consistency, row.metric, row.delta, row.epsilon, row.group) == promised for row in lines
     )
 

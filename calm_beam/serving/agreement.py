@@ -32,7 +32,7 @@ def agreed_settings(
       confidence: The measure, which the caller has to name if it is code of the user's.
 
     Returns:
-      The settings, with the thresholds that the entry tested.
+      The settings, by the entry's own variant if it has one, with the thresholds that it tested.
 
     Raises:
       ManifestError: If model or vocabulary are others, outputs were computed in another type, or they follow a rule
@@ -42,8 +42,9 @@ def agreed_settings(
     check_named(manifest.decode.confidence, confidence)
     check_model(manifest.model, checkpoint)
     check_vocabulary(manifest.vocabulary, vocabulary, checkpoint=checkpoint)
+    tested = {step.threshold for step in entry.path}
     try:
-        settings = recorded_settings(manifest.decode, [step.threshold for step in entry.path])
+        settings = recorded_settings(manifest.decode_of(entry), sorted(tested, reverse=True))
     except ValueError as error:
         raise ManifestError(f"{error} It cannot be served here.") from error
     if settings.rule.needs_full_model():

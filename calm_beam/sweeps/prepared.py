@@ -5,6 +5,7 @@ from typing import Self
 
 from calm_beam.checkpoints import Checkpoint, Declared, load_checkpoint
 from calm_beam.decoding.memory import check_memory, checked_least_tokens
+from calm_beam.decoding.recorded import settings_of_variant
 from calm_beam.decoding.settings import DecodeSettings
 from calm_beam.errors import UsageError
 from calm_beam.examples import no_vocabulary_for
@@ -12,7 +13,7 @@ from calm_beam.exits.measures import Need
 from calm_beam.generations import DecodeJob, StoredGenerations
 from calm_beam.inputs import DataFiles, Reading
 from calm_beam.inputs.preview import DataPreview, preview_data
-from calm_beam.manifest import ModelRecord, VocabularyRecord
+from calm_beam.manifest import ModelRecord, Variant, VocabularyRecord
 from calm_beam.model import T5Config
 from calm_beam.storage import absolute
 from calm_beam.versions import decoding_versions
@@ -97,6 +98,16 @@ class PreparedSweep:
     def with_upper_part(self, thresholds: int) -> Self:
         """Returns the sweep over the first thresholds of its grid alone."""
         settings = dataclasses.replace(self.settings, thresholds=self.settings.thresholds[:thresholds])
+        return dataclasses.replace(self, request=dataclasses.replace(self.request, settings=settings))
+
+    def of_variant(self, variant: Variant) -> Self:
+        """Returns the sweep with the temperature and the lowest exit layer of a variant.
+
+        Raises:
+          ValueError: If the schedule or the model does not allow it.
+        """
+        settings = settings_of_variant(self.settings, variant)
+        settings.rule.exit_layers(self.checkpoint.config.num_decoder_layers)
         return dataclasses.replace(self, request=dataclasses.replace(self.request, settings=settings))
 
     def assignment(self, directory: str) -> Assignment:

@@ -207,9 +207,29 @@ def verify(losses: FreshLosses, entries: Sequence[Calibration], *, alpha: float)
     Source: ours; see the module docstring. Losses are rounded up to a multiple of 2^-32, so that "broken" means a risk
     above delta - 2.4e-10.
     """
+    return verify_each([losses] * len(entries), entries, alpha=alpha)
+
+
+def verify_each(
+    losses: Sequence[FreshLosses], entries: Sequence[Calibration], *, alpha: float
+) -> tuple[Verdict[Calibration], ...]:
+    """Returns a verdict on each entry, as `verify` does, where entries were decoded in several ways.
+
+    Args:
+      losses: For each entry, those that were made for it, among others that are decoded alike.
+      entries: As in `verify`.
+      alpha: As there; over all entries together.
+
+    Raises:
+      EvidenceError: As `verify`.
+      ValueError: As `verify`.
+    """
     return judged(
         entries,
-        [(losses.at(entry), losses.at(entry, lenient=True)) for entry in entries],
+        [
+            (of_entry.at(entry), of_entry.at(entry, lenient=True))
+            for of_entry, entry in zip(losses, entries, strict=True)
+        ],
         is_signed=[objective_of(entry).is_signed for entry in entries],
         alpha=alpha,
     )

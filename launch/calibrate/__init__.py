@@ -10,6 +10,9 @@ tests, or a coarser grid: no model is needed, and nothing is decoded.
 `--sequential` looks at the tests after every round of examples and stops when enough is proved: when a rule such as
 `--stop_at_layers` says so, or else at the end of the data.
 
+`--tau=1,4` and `--min_exit_layer=1,2` sweep every combination. Some of the examples choose what is tested, and the
+others test it.
+
 Recalibrating the same data until the result looks good invalidates the guarantee. Ask for all tolerances and metrics in
 one call: its manifest lists them all, and `--joint` lets them hold together.
 """

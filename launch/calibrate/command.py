@@ -23,7 +23,7 @@ from calm_beam.launch.runners import Workers, make_runner
 from calm_beam.launch.runners.dataflow import job_paths
 from calm_beam.launch.terminal import say, tell
 from calm_beam.launch.terminal.summary import print_summary
-from calm_beam.manifest import MANIFEST, Manifest, ManifestError, SequentialPlan, read_manifest
+from calm_beam.manifest import MANIFEST, Manifest, ManifestError, ParetoPlan, SequentialPlan, read_manifest
 from calm_beam.metrics.registry import METRICS, is_bleurt
 from calm_beam.risk.pvalues import P_VALUES
 from calm_beam.storage import absolute, check_writable, is_file, joined
@@ -34,6 +34,7 @@ from .flags import fill_in_defaults
 from .run import CalibrationRun
 from .sequential import SequentialRun, can_continue
 from .sources import Source, decoded_source, stored_source
+from .variants import VariantsRun
 
 # Flags of what workers read or write.
 _WORKERS_PATHS = ("checkpoint", "vocabulary", "data", "generations", "bleurt_checkpoint", "output")
@@ -59,7 +60,13 @@ def calibrate(flags: argparse.Namespace, options: PipelineOptions, *, began: flo
     # Now, so that a log can show later what had been settled by then.
     say(f"plan {run.plan.record().digest}")
     start = time.monotonic()
-    finished = SequentialRun(run, continued=continued).execute(first) if flags.sequential else run.execute(first)
+    finished: tuple[Manifest, str] | None
+    if flags.sequential:
+        finished = SequentialRun(run, continued=continued).execute(first)
+    elif flags.variants:
+        finished = VariantsRun(run).execute(first)
+    else:
+        finished = run.execute(first)
     if finished is None:
         tell(f"Template: {run.workers.template}. It has not run.")
         return 0
@@ -70,7 +77,8 @@ def calibrate(flags: argparse.Namespace, options: PipelineOptions, *, began: flo
         # Last, since the manifest stands by itself: a report that fails takes nothing away, and can be built again.
         # Also if nobody reads the summary any more.
         report_after(run.output, folder, calibrate_flags=flags, model=run.source.model)
-    if not run.source.is_stored:
+    # The time of a run says nothing about one of several sweeps.
+    if not run.source.is_stored and not flags.variants:
         RunTiming(began=began, seconds=time.time() - began).write(folder)
     return 0
 
@@ -92,6 +100,10 @@ def _prepared(flags: argparse.Namespace, options: PipelineOptions) -> Calibratio
     output, earlier = _checked_output(flags)
     source: Source = stored or decoded_source(flags, output, earlier=earlier, workers=workers)
     _check_servable(source.settings)
+    if flags.variants and workers.template:
+        raise UsageError(
+            "every variant is a pipeline of its own, and a template is only one. Give one value of each list."
+        )
     if (source.blocks > 1 or flags.sequential) and workers.template:
         given = "--sequential" if flags.sequential else "--sweep=lazy"
         raise UsageError(f"{given} decides between pipelines what to decode, which a template cannot.")
@@ -108,6 +120,7 @@ def _prepared(flags: argparse.Namespace, options: PipelineOptions) -> Calibratio
         seed=flags.seed,
         on_error=flags.on_error,
         sequential=_sequential(flags),
+        pareto=ParetoPlan(variants=flags.variants, choosing_share=flags.choosing_share) if flags.variants else None,
     )
     if plan.sequential is not None:
         # It may wait for what never comes.

@@ -1,20 +1,33 @@
 """The flags of `calm-beam calibrate`, and what is taken where they are left out."""
 
 import argparse
+import itertools
 
 from calm_beam.calibration.plan import salt_of
 from calm_beam.calibration.specs import LOSSES
 from calm_beam.demo import embedded
-from calm_beam.launch.flags import FlagParser, UsageError, add_decode_flags, numbers, share, texts, whole_number
+from calm_beam.launch.flags import (
+    FlagParser,
+    UsageError,
+    add_decode_flags,
+    numbers,
+    share,
+    texts,
+    whole_number,
+    whole_numbers,
+)
 from calm_beam.launch.flags.accelerators import add_job_flags
 from calm_beam.launch.flags.metrics import METRIC_NAMES, add_metric_settings
 from calm_beam.launch.terminal import say
+from calm_beam.manifest import PARETO, ManifestError, Variant
 from calm_beam.risk.fwer import PROCEDURES
 from calm_beam.risk.pvalues import P_VALUES
 from calm_beam.risk.stopping import ROUNDS_WITHOUT_GAIN
 
 SEQUENTIAL_FLAGS = ("--round_examples", "--stop_at_threshold", "--stop_at_layers", "--stop_gain")
 _ROUND_EXAMPLES = 500
+# A path needs less evidence to be chosen than to be proved.
+_CHOOSING_SHARE = 0.3
 
 
 def calibrate_parser(description: str) -> FlagParser:
@@ -47,7 +60,9 @@ def calibrate_parser(description: str) -> FlagParser:
         "for tails, else hoeffding_bentkus",
     )
     test.add_argument(
-        "--procedure", choices=tuple(PROCEDURES), default="fixed_sequence", help="test of the grid of thresholds"
+        "--procedure",
+        choices=tuple(PROCEDURES),
+        help="test of the grid of thresholds; default: fixed_sequence; several variants have pareto alone",
     )
     test.add_argument("--cluster_key", help="key of a row that names its cluster, where examples are drawn in clusters")
     goal.add_argument(
@@ -56,7 +71,10 @@ def calibrate_parser(description: str) -> FlagParser:
         "group has entries of its own",
     )
     test.add_argument(
-        "--seed", type=whole_number(0), default=0, help="of the order of examples, for wsr and --sequential"
+        "--seed",
+        type=whole_number(0),
+        default=0,
+        help="of the order of examples, for wsr and --sequential, and of which of them choose among variants",
     )
     goal.add_argument("--output", default="calibration", help="directory for manifest, risk table and generations")
     test.add_argument(
@@ -65,6 +83,20 @@ def calibrate_parser(description: str) -> FlagParser:
         default="full",
         help="lazy decodes the grid in blocks from the top, until no guarantee's test goes on: the same manifest "
         "entries for less work, with generations of the upper thresholds only",
+    )
+    variants = parser.add_argument_group(
+        "variants (lists are comma-separated; every combination is swept, and some of the examples choose what the "
+        "others test)"
+    )
+    variants.add_argument("--tau", type=numbers, help="temperatures of a decaying schedule")
+    variants.add_argument(
+        "--min_exit_layer", type=whole_numbers(1), default=(1,), help="lowest layers that may exit; default: 1"
+    )
+    variants.add_argument(
+        "--choosing_share",
+        type=share,
+        metavar="SHARE",
+        help=f"share of the examples that choose, and test nothing; default: {_CHOOSING_SHARE:g}",
     )
     rounds = parser.add_argument_group("sequential (stop decoding when enough is proved)")
     rounds.add_argument(
@@ -129,6 +161,7 @@ def fill_in_defaults(flags: argparse.Namespace) -> None:
         flags.consistency = flags.consistency or embedded.CONSISTENCIES
         flags.metric = flags.metric or embedded.METRICS
         flags.delta = flags.delta or embedded.DELTAS
+    _take_variants(flags)
     if flags.sequential:
         flags.round_examples = flags.round_examples or _ROUND_EXAMPLES
         # The only one that may be watched.
@@ -139,3 +172,50 @@ def fill_in_defaults(flags: argparse.Namespace) -> None:
     flags.consistency = flags.consistency or ("textual",)
     flags.metric = flags.metric or ("rouge_l",)
     flags.delta = flags.delta or (0.1,)
+
+
+def _take_variants(flags: argparse.Namespace) -> None:
+    """Sets the variants and what tests them: none where there is one of each; then the flags are the first."""
+    lists = {"tau": flags.tau or (None,), "min_exit_layer": flags.min_exit_layer}
+    for name, values in lists.items():
+        if repeated := next((value for value in values if values.count(value) > 1), None):
+            raise UsageError(f"--{name} lists {repeated:g} twice. Give every value once.")
+    combinations = list(itertools.product(*lists.values()))
+    flags.tau, flags.min_exit_layer = combinations[0]
+    flags.variants = ()
+    if len(combinations) == 1:
+        if flags.choosing_share is not None:
+            raise UsageError("--choosing_share belongs to lists of --tau or --min_exit_layer, and there is none.")
+        flags.procedure = flags.procedure or "fixed_sequence"
+        return
+    _check_variants(flags, count=len(combinations))
+    try:
+        flags.variants = tuple(Variant(tau=tau, min_exit_layer=layer) for tau, layer in combinations)
+    except ManifestError as error:
+        raise UsageError(f"--{error}.") from error
+    flags.procedure = PARETO
+    flags.choosing_share = flags.choosing_share or _CHOOSING_SHARE
+
+
+def _check_variants(flags: argparse.Namespace, *, count: int) -> None:
+    """Refuses what several variants do not go together with."""
+    lists = f"--tau and --min_exit_layer give {count} variants, "
+    one = "Give one value of each, or leave"
+    if flags.sequential:
+        raise UsageError(f"{lists}and --sequential goes through one grid in rounds. {one} --sequential out.")
+    if flags.sweep == "lazy":
+        raise UsageError(f"{lists}and --sweep=lazy goes down one grid as far as its test does. {one} --sweep out.")
+    if flags.group_key is not None:
+        raise UsageError(
+            f"{lists}among which a part of the examples chooses; with --group_key every group would need a part of its "
+            f"own. {one} --group_key out."
+        )
+    if flags.procedure is not None:
+        raise UsageError(
+            f"{lists}which are tested along a path that a part of the examples chooses; --procedure={flags.procedure} "
+            f"tests the grid of one. {one} --procedure out."
+        )
+    if flags.p_value is not None and P_VALUES[flags.p_value].needs_table:
+        raise UsageError(
+            f"{lists}whose losses are only summed, and --p_value={flags.p_value} needs every single one. {one} it out."
+        )

@@ -77,7 +77,7 @@ class CalibrationRun:
                 self.tell(metrics, seconds=time.monotonic() - start)
                 if is_file(joined(self.output, MANIFEST)):
                     break
-            manifest = self._published()
+            manifest = self.published()
             self.source.finish()
         return manifest, block.stored.directory
 
@@ -100,23 +100,23 @@ class CalibrationRun:
                     max_failures=self.max_failures,
                     metric_settings=self.metric_settings,
                 )
-                # What decodes has taken an earlier result away before.
-                | "WriteManifest"
-                >> WriteManifest(
-                    self.output, self.earlier if self.source.is_stored or not self.overwrites else EarlierResult()
-                )
+                | "WriteManifest" >> WriteManifest(self.output, self.replaced())
             )
             return run_pipeline(pipeline)
 
-    def tell(self, metrics: RunMetrics | None, *, seconds: float) -> None:
-        """Says what a pipeline has counted."""
-        if not self.source.is_stored:
+    def replaced(self) -> EarlierResult:
+        """Returns what the result replaces: what decodes has taken an earlier one away before."""
+        return self.earlier if self.source.is_stored or not self.overwrites else EarlierResult()
+
+    def tell(self, metrics: RunMetrics | None, *, seconds: float | None) -> None:
+        """Says what a pipeline has counted; `seconds` is None for one that has decoded nothing."""
+        if seconds is not None and not self.source.is_stored:
             say(metrics_in_words(metrics, seconds=seconds))
         for sentence in (clipped_in_words(metrics), empty_references_in_words(metrics)):
             if sentence:
                 say(sentence)
 
-    def _published(self) -> Manifest:
+    def published(self) -> Manifest:
         """Returns the manifest that this run has published.
 
         Raises:

@@ -3,7 +3,7 @@
 import argparse
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Protocol
 
 import apache_beam as beam
@@ -95,6 +95,7 @@ class DecodedSource:
     def __init__(
         self,
         sweep: "PreparedSweep",
+        blocks: Sequence["PreparedSweep"],
         flags: argparse.Namespace,
         *,
         output: str,
@@ -107,13 +108,11 @@ class DecodedSource:
         self.model: ReportedModel | None = ReportedModel(
             sizes=DecoderSizes.of(sweep.checkpoint.config), vocabulary=sweep.vocabulary
         )
-        whole = len(self.settings.thresholds)
-        ends = block_ends(whole) if flags.sweep == "lazy" else (whole,)
-        self._sweeps = [sweep.with_upper_part(end) for end in ends]
-        self._jobs = [each.job() for each in self._sweeps]
+        self._sweeps = blocks
+        self._jobs = [each.job() for each in blocks]
         self._begun: list[Block] = []
         self._flags, self._output, self._earlier, self._workers = flags, output, earlier, workers
-        self.blocks = len(ends)
+        self.blocks = len(blocks)
 
     def groups(self) -> tuple[GroupRecord, ...]:
         """Returns the groups of the examples, for which it reads them."""
@@ -133,14 +132,18 @@ class DecodedSource:
                 earlier=self._earlier,
                 tell=say,
             )
-        assignment = dataclasses.replace(
+        assignment = self._assignment(index, folder)
+        block = Block(stored=assignment.stored, make=functools.partial(self._decode, assignment), assignment=assignment)
+        self._begun.append(block)
+        return block
+
+    def _assignment(self, index: int, folder: str) -> Assignment:
+        """Returns what workers are told of a block, which goes on where the last one has ended."""
+        return dataclasses.replace(
             self._sweeps[index].assignment(folder),
             above=self._begun[-1].stored if index else None,
             goes_on=index + 1 < self.blocks,
         )
-        block = Block(stored=assignment.stored, make=functools.partial(self._decode, assignment), assignment=assignment)
-        self._begun.append(block)
-        return block
 
     def is_begun_below(self) -> bool:
         """Returns whether rounds were counted in a block that follows."""
@@ -200,6 +203,17 @@ class DecodedSource:
         )
 
 
+class VariantsSource(DecodedSource):
+    """Generations of several variants: every block is the whole grid of one."""
+
+    def _assignment(self, index: int, folder: str) -> Assignment:
+        """Returns what workers are told of a variant, which shares nothing with the others."""
+        return self._sweeps[index].assignment(folder)
+
+    def finish(self) -> None:
+        """Does nothing: the generations of all variants stay."""
+
+
 class StoredSource:
     """Generations that are stored completely."""
 
@@ -242,7 +256,14 @@ def decoded_source(
         group_key=flags.group_key,
         runs_here=workers.are_here,
     ).without_weights()
-    return DecodedSource(sweep, flags, output=output, earlier=earlier, workers=workers)
+    if flags.variants:
+        # The first is what the flags say.
+        variants = [sweep.of_variant(variant) for variant in flags.variants]
+        return VariantsSource(sweep, variants, flags, output=output, earlier=earlier, workers=workers)
+    whole = len(sweep.settings.thresholds)
+    ends = block_ends(whole) if flags.sweep == "lazy" else (whole,)
+    blocks = [sweep.with_upper_part(end) for end in ends]
+    return DecodedSource(sweep, blocks, flags, output=output, earlier=earlier, workers=workers)
 
 
 def stored_source(flags: argparse.Namespace) -> StoredSource:

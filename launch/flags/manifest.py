@@ -45,6 +45,8 @@ def add_confidence_flag(parser: FlagParser) -> None:
 def entry_in_words(entry: Calibration) -> str:
     """Returns what an entry is about, and its threshold."""
     threshold = "never exit" if entry.threshold is None else f"threshold {entry.threshold:g}"
+    if entry.variant is not None:
+        threshold += f", {entry.variant.in_words()}"
     group = "" if entry.group is None else f"group {printable_line(entry.group)}: "
     return (
         f"{group}{entry.consistency}{tail_in_words(entry.known_loss)}, {entry.metric}, delta {entry.delta:g}, "

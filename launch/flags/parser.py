@@ -236,6 +236,12 @@ def whole_number(low: int, high: int = 2**31 - 1) -> Callable[[str], int]:
     return parse
 
 
+def whole_numbers(low: int) -> Callable[[str], tuple[int, ...]]:
+    """Returns a parser of comma-separated integers of at least `low`."""
+    parse = whole_number(low)
+    return lambda value: tuple(map(parse, texts(value)))
+
+
 def pattern(value: str) -> re.Pattern[str]:
     """Returns a regular expression."""
     try:

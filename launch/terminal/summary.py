@@ -9,7 +9,7 @@ from rich import box
 from rich.table import Table
 
 from calm_beam.counted import counted
-from calm_beam.manifest import Calibration, Manifest, rounds_in_words
+from calm_beam.manifest import PARETO, Calibration, Manifest, Variant, rounds_in_words
 from calm_beam.printable import printable_line
 from calm_beam.storage import joined, open_input
 from calm_beam.tails import split_tail, tail_in_words
@@ -17,8 +17,8 @@ from calm_beam.tails import split_tail, tail_in_words
 from . import PlainConsole
 
 _OBJECTIVES_PER_TABLE = 3
-# Whose mean losses are shown; of more, they stand in the risk table.
-_MOST_GROUPS = 5
+# Groups or variants whose mean losses are shown after the first; of more, they stand in the risk table.
+_MOST_PARTS = 5
 
 
 def print_summary(manifest: Manifest, output: str, *, seconds: float) -> None:
@@ -32,15 +32,15 @@ def print_summary(manifest: Manifest, output: str, *, seconds: float) -> None:
     console = PlainConsole()
     with open_input(joined(output, "risk_table.csv")) as raw, io.TextIOWrapper(raw, "utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
-    by_group: dict[str, list[dict[str, str]]] = {}
+    by_part: dict[str, list[dict[str, str]]] = {}
     for row in rows:
-        # Without groups, the table has no such column.
-        by_group.setdefault(row.get("group", ""), []).append(row)
-    for group, of_group in itertools.islice(by_group.items(), 1 + _MOST_GROUPS):
-        for table in _trade_offs(of_group, manifest.model.layers, group=group):
+        by_part.setdefault(_of_part(row), []).append(row)
+    for of_part, rows_of_part in itertools.islice(by_part.items(), 1 + _MOST_PARTS):
+        for table in _trade_offs(rows_of_part, manifest.model.layers, of_part=of_part):
             console.print(table)
-    if len(by_group) > 1 + _MOST_GROUPS:
-        console.print(f"Mean losses of {len(by_group) - 1 - _MOST_GROUPS} more groups: risk_table.csv.")
+    if (more := len(by_part) - 1 - _MOST_PARTS) > 0:
+        kind = "group" if manifest.data.groups is not None else "variant"
+        console.print(f"Mean losses of {counted(more, f'more {kind}')}: risk_table.csv.")
     console.print(choices_table(manifest))
     data = manifest.data
     console.print(tests_in_words(manifest))
@@ -60,9 +60,19 @@ def print_summary(manifest: Manifest, output: str, *, seconds: float) -> None:
     console.print(f"Manifest: {joined(output, 'manifest.json')}", soft_wrap=True)
 
 
-def _trade_offs(rows: list[dict[str, str]], num_layers: int, *, group: str) -> Iterator[Table]:
+def _of_part(row: dict[str, str]) -> str:
+    """Returns the words for the group or the variant that a row is about; nothing where there is one of both."""
+    # Columns that say nothing are not there.
+    if row.get("min_exit_layer"):
+        tau = float(row["tau"]) if row["tau"] else None
+        return f", {Variant(tau=tau, min_exit_layer=int(row['min_exit_layer'])).in_words()}"
+    group = row.get("group")
+    return f", group {printable_line(group)}" if group else ""
+
+
+def _trade_offs(rows: list[dict[str, str]], num_layers: int, *, of_part: str) -> Iterator[Table]:
     """Yields tables of layers and risks, each of so many objectives that it fits into 80 columns."""
-    title = "Mean loss at every threshold" + (f", group {printable_line(group)}" if group else "")
+    title = f"Mean loss at every threshold{of_part}"
     objectives = list(dict.fromkeys(_objective(row) for row in rows))
     for start in range(0, len(objectives), _OBJECTIVES_PER_TABLE):
         some = objectives[start : start + _OBJECTIVES_PER_TABLE]
@@ -103,7 +113,8 @@ def groups_in_words(manifest: Manifest) -> str:
 
 def choices_table(manifest: Manifest) -> Table:
     """Returns the table of chosen thresholds, one line per calibration."""
-    title = "Lowest threshold with expected loss at most delta (probability 1 - epsilon)"
+    what = "Lowest threshold" if manifest.data.choosing is None else "Cheapest variant and threshold"
+    title = f"{what} with expected loss at most delta (probability 1 - epsilon)"
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, caption_justify="left")
     if any(tail_in_words(entry.known_loss) for entry in manifest.calibrations):
         table.caption = "> is about the share of outputs that lose more: delta and risk are shares."
@@ -125,7 +136,7 @@ def choices_table(manifest: Manifest) -> Table:
             f"{whole_line if entry.group is None else group_line(entry)}"
             f"{entry.consistency}{tail_in_words(entry.known_loss)}\n{printable_line(entry.metric)}",
             f"{entry.delta:g}\n{entry.epsilon:g}",
-            "never exit" if entry.threshold is None else f"{entry.threshold:g}",
+            "never exit" if entry.threshold is None else f"{entry.threshold:g}{variant_lines(entry.variant)}",
             f"{entry.layers:.2f}",
             f"{saved:.0%}",
             f"{entry.risk:.4f}",
@@ -137,6 +148,11 @@ def choices_table(manifest: Manifest) -> Table:
 def group_line(entry: Calibration) -> str:
     """Returns the line of a table's cell that names the group of an entry; nothing for one about all prompts."""
     return "" if entry.group is None else f"{printable_line(entry.group)}\n"
+
+
+def variant_lines(variant: Variant | None) -> str:
+    """Returns the lines of a table's cell that name a variant, to be put below its threshold; nothing for None."""
+    return "" if variant is None else "\n" + variant.in_words().replace(", ", "\n")
 
 
 def tests_in_words(manifest: Manifest) -> str:
@@ -156,7 +172,9 @@ def _losses_in_words(name: str) -> str:
 
 def _end_of_test(entry: Calibration) -> str:
     """Returns the threshold at which testing ended, and its p-value if that was too high; other tests see the grid."""
-    if entry.procedure != "fixed_sequence":
+    if entry.procedure not in ("fixed_sequence", PARETO):
         return "end of grid"
     last = entry.path[-1]
-    return "end of grid" if last.rejected else f"{last.threshold:g}\np = {last.p_value:.2g}"
+    if last.rejected:
+        return "end of grid" if last.variant is None else "end of path"
+    return f"{last.threshold:g}\np = {last.p_value:.2g}{variant_lines(last.variant)}"

@@ -1,6 +1,7 @@
 """What `calm-beam verify` does once its flags are parsed."""
 
 import argparse
+import dataclasses
 import glob
 import sys
 from collections.abc import Sequence
@@ -26,8 +27,8 @@ from calm_beam.launch.runners.dataflow import job_paths
 from calm_beam.launch.runners.shared_folder import passing_folder, shared_place
 from calm_beam.launch.setup_run import prepare_run
 from calm_beam.launch.terminal import PlainConsole, say, tell
-from calm_beam.launch.terminal.summary import group_line
-from calm_beam.manifest import Calibration, Manifest, ManifestError, read_manifest
+from calm_beam.launch.terminal.summary import group_line, variant_lines
+from calm_beam.manifest import Calibration, Manifest, ManifestError, Variant, read_manifest
 from calm_beam.metrics.registry import BLEURT, check_may_run, full_name, get_metric
 from calm_beam.printable import printable_line
 from calm_beam.risk.pvalues import P_VALUES
@@ -37,7 +38,7 @@ from calm_beam.sweeps.prepared import PreparedSweep
 from calm_beam.sweeps.shard import with_unique_ids
 from calm_beam.tails import tail_in_words
 from calm_beam.transforms import ReadExamples
-from calm_beam.upkeep.verification import FreshLosses, Verdict, promised_thresholds, verify
+from calm_beam.upkeep.verification import FreshLosses, Verdict, promised_thresholds, verify_each
 from calm_beam.vocabulary import EOS_ID
 
 from .verdicts import BROKEN, check_alpha, conclude, verdict_in_words
@@ -70,27 +71,22 @@ def verify_manifest(flags: argparse.Namespace, options: PipelineOptions) -> int:
             num_shards=lambda: asked_shards(flags),
         )
         workers.refuse_template(command="verify")
-        run = _prepare(flags, manifest, entries=entries, runs_here=workers.are_here)
+        by_variant: dict[Variant | None, list[Calibration]] = {}
+        for entry in entries:
+            by_variant.setdefault(entry.variant, []).append(entry)
+        runs = _prepare(flags, manifest, variants=list(by_variant.values()), runs_here=workers.are_here)
         place = shared_place(workers)
-        _check_data(run, flags, manifest=manifest, path=path)
-        pipeline = workers.new_pipeline()
-    metrics = {entry.metric: get_metric(entry.metric, metric_settings(flags)) for entry in entries}
-    with passing_folder(place, name="calm-beam-verify-") as folder, workers.shown_progress() as progress:
-        read = pipeline | "ReadExamples" >> ReadExamples(run.data, num_shards=run.num_shards, progress=progress)
-        shards = run_sweep(pipeline, read, sweep=run, folder=folder, workers=workers, progress=progress)
-        losses = FreshLosses.of(
-            (item for path in shards for item in read_generations(path)),
-            entries,
-            metrics=metrics,
-            salt=manifest.plan.salt if manifest.plan else _DEFAULT_SALT,
-            on_error=flags.on_error,
-        )
+        _check_data(runs[0], flags, manifest=manifest, path=path)
+    fresh = {
+        variant: _decode(run, workers, place=place, flags=flags, manifest=manifest, entries=of_variant)
+        for (variant, of_variant), run in zip(by_variant.items(), runs, strict=True)
+    }
     # Which they are depends on no loss.
-    tested = [entry for entry in entries if losses.has_any(entry)]
+    tested = [entry for entry in entries if fresh[entry.variant].has_any(entry)]
     if without := sorted({entry.group or "" for entry in entries} - {entry.group or "" for entry in tested}):
         say(f"the fresh data have no example of group {', '.join(map(printable_line, without))}: not tested")
-    verdicts = verify(losses, tested, alpha=flags.alpha)
-    _print(manifest, losses, verdicts=verdicts, left_out=len(entries) - len(tested), flags=flags)
+    verdicts = verify_each([fresh[entry.variant] for entry in tested], tested, alpha=flags.alpha)
+    _print(manifest, list(fresh.values()), verdicts=verdicts, left_out=len(entries) - len(tested), flags=flags)
     return BROKEN if any(verdict.is_broken for verdict in verdicts) else 0
 
 
@@ -135,16 +131,17 @@ def _take_policies(flags: argparse.Namespace, manifest: Manifest) -> None:
 
 
 def _prepare(
-    flags: argparse.Namespace, manifest: Manifest, *, entries: Sequence[Calibration], runs_here: bool
-) -> PreparedSweep:
-    """Returns the run, whose model and vocabulary are those of the manifest."""
+    flags: argparse.Namespace, manifest: Manifest, *, variants: Sequence[Sequence[Calibration]], runs_here: bool
+) -> list[PreparedSweep]:
+    """Returns a run for the entries of each variant, whose model and vocabulary are those of the manifest."""
     check_named(manifest.decode.confidence, flags.confidence)
+    settings = [recorded_settings(manifest.decode_of(entries[0]), promised_thresholds(entries)) for entries in variants]
     run = prepare_run(
         flags,
-        needs_references=_needs_references(entries),
+        needs_references=any(entry.consistency == "risk" for entries in variants for entry in entries),
         cluster_key=flags.cluster_key,
         group_key=flags.group_key,
-        settings=recorded_settings(manifest.decode, promised_thresholds(entries)),
+        settings=settings[0],
         # Without one, metrics have compared token ids, and have to do so again.
         finds_vocabulary=manifest.vocabulary is not None,
         runs_here=runs_here,
@@ -154,11 +151,8 @@ def _prepare(
         check_vocabulary(manifest.vocabulary, run.vocabulary, checkpoint=run.checkpoint)
     except ManifestError as error:
         raise UsageError(f"--checkpoint {flags.checkpoint}: {error}") from error
-    return run.without_weights()
-
-
-def _needs_references(entries: Sequence[Calibration]) -> bool:
-    return any(entry.consistency == "risk" for entry in entries)
+    run = run.without_weights()
+    return [dataclasses.replace(run, request=dataclasses.replace(run.request, settings=each)) for each in settings]
 
 
 def _check_data(run: PreparedSweep, flags: argparse.Namespace, *, manifest: Manifest, path: str) -> None:
@@ -204,9 +198,33 @@ def _whole_prompt(
     return (*run.vocabulary.encode(run.settings.task_prefix + text), EOS_ID)
 
 
+def _decode(
+    run: PreparedSweep,
+    workers: Workers,
+    *,
+    place: str,
+    flags: argparse.Namespace,
+    manifest: Manifest,
+    entries: Sequence[Calibration],
+) -> FreshLosses:
+    """Returns the losses of the fresh data; the outputs themselves are not kept."""
+    metrics = {entry.metric: get_metric(entry.metric, metric_settings(flags)) for entry in entries}
+    pipeline = workers.new_pipeline()
+    with passing_folder(place, name="calm-beam-verify-") as folder, workers.shown_progress() as progress:
+        read = pipeline | "ReadExamples" >> ReadExamples(run.data, num_shards=run.num_shards, progress=progress)
+        shards = run_sweep(pipeline, read, sweep=run, folder=folder, workers=workers, progress=progress)
+        return FreshLosses.of(
+            (item for path in shards for item in read_generations(path)),
+            entries,
+            metrics=metrics,
+            salt=manifest.plan.salt if manifest.plan else _DEFAULT_SALT,
+            on_error=flags.on_error,
+        )
+
+
 def _print(
     manifest: Manifest,
-    losses: FreshLosses,
+    fresh: Sequence[FreshLosses],
     *,
     verdicts: Sequence[Verdict[Calibration]],
     left_out: int,
@@ -226,17 +244,18 @@ def _print(
             f"{entry.consistency}{' (relu)' if entry.known_loss == 'relu' else ''}{tail_in_words(entry.known_loss)}\n"
             f"{printable_line(entry.metric)}",
             f"{entry.delta:g}\n{entry.epsilon:g}",
-            f"{entry.threshold:g}",
+            f"{entry.threshold:g}{variant_lines(entry.variant)}",
             f"{entry.risk:.4f}\n{verdict.risk:.4f}",
             f"{verdict.p_value:.2g}\n{verdict.excess_p_value:.2g}",
             verdict_in_words(verdict),
         )
     console.print(table)
+    losses = fresh[0]
+    failed = max(each.failed for each in fresh)
     units = counted(losses.examples, "example") if flags.cluster_key is None else counted(len(losses.table), "cluster")
     never = sum(entry.threshold is None for entry in manifest.calibrations)
     console.print(
-        f"{units}, {losses.failed} failed; {never} of the manifest's entries "
-        f"{'says' if never == 1 else 'say'} never exit."
+        f"{units}, {failed} failed; {never} of the manifest's entries {'says' if never == 1 else 'say'} never exit."
     )
     if others := len(manifest.calibrations) - never - len(verdicts) - left_out:
         console.print(f"{counted(others, 'promise')} of other metrics {'was' if others == 1 else 'were'} not tested.")

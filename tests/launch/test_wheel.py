@@ -25,7 +25,7 @@ _FLOORS = {"calm_beam": "calm_beam", "transforms": "calm_beam/transforms", "laun
 _DATA = {
     "calm_beam/__init__.pyi",
     "calm_beam/py.typed",
-    "calm_beam/report/external.html",
+    "calm_beam/report/plain.html",
     "calm_beam/report/template.html",
     "calm_beam/report/report.css",
     "calm_beam/report/outputs.js",

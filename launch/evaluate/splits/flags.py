@@ -108,7 +108,9 @@ def sweep_flags(flags: argparse.Namespace, **changes: object) -> argparse.Namesp
     add_flags_of_both(own)
     usual = vars(calibrate_parser("").parse_args([]))
     shared = (usual.keys() & vars(flags).keys()) - vars(own.parse_args([])).keys()
-    return argparse.Namespace(**{**usual, **{name: getattr(flags, name) for name in shared}, **changes})
+    # Where a sweep takes lists, there is one of each here.
+    one_of_each = {"tau": None if flags.tau is None else (flags.tau,), "min_exit_layer": (flags.min_exit_layer,)}
+    return argparse.Namespace(**{**usual, **{name: getattr(flags, name) for name in shared}, **one_of_each, **changes})
 
 
 def fill_in_metric(flags: argparse.Namespace) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 from calm_beam.exits.rule import ExitRule
 from calm_beam.exits.schedule import scheduled_thresholds
 from calm_beam.manifest import (
+    PARETO,
     Calibration,
     DataRecord,
     DecodeRecord,
@@ -15,11 +16,13 @@ from calm_beam.manifest import (
     Look,
     Manifest,
     ModelRecord,
+    ParetoPlan,
     PathEntry,
     PlannedTest,
     PlanRecord,
     SequentialPlan,
     SequentialRecord,
+    Variant,
     VocabularyRecord,
     content_digest,
 )
@@ -236,6 +239,54 @@ def build_grouped_manifest(**changes: Any) -> Manifest:
             build_manifest().data, groups=tuple(GroupRecord(name=name, examples=size) for name, size in groups)
         ),
         "calibrations": entries,
+    }
+    return build_manifest(**{**values, **changes})
+
+
+VARIANTS = (
+    Variant(tau=1.0, min_exit_layer=1),
+    Variant(tau=1.0, min_exit_layer=2),
+    Variant(tau=4.0, min_exit_layer=1),
+    Variant(tau=4.0, min_exit_layer=2),
+)
+"""Those of `build_variants_manifest`."""
+
+
+def build_variants_manifest(**changes: Any) -> Manifest:
+    """Returns a manifest of four variants, with the given fields changed.
+
+    60 of 200 examples have chosen the path; the first entry exits by tau 4 from layer 2, the second never.
+    """
+    first, second, _, last = VARIANTS
+    n = 140
+    entry = build_calibration(
+        loss="dissimilarity",
+        procedure=PARETO,
+        threshold=0.9,
+        variant=last,
+        threshold_by_position=build_positions(0.9, tau=4.0),
+        layers=3.5,
+        risk=0.03,
+        path=(
+            build_path_entry(n=n, variant=first),
+            build_path_entry(n=n, variant=second, threshold=0.6, risk=0.02, layers=5.0),
+            build_path_entry(n=n, variant=last, risk=0.03, layers=3.5),
+            build_path_entry(n=n, variant=first, threshold=0.6, risk=0.09, p_value=0.3, rejected=False, layers=3.0),
+        ),
+    )
+    never = build_never_exit(
+        loss="dissimilarity",
+        procedure=PARETO,
+        path=(build_path_entry(n=n, variant=second, p_value=0.3, rejected=False),),
+    )
+    plan = build_plan_record()
+    tests = tuple(dataclasses.replace(plan.tests[0], procedure=PARETO, delta=each.delta) for each in (entry, never))
+    base = build_manifest()
+    values: dict[str, Any] = {
+        "decode": dataclasses.replace(base.decode, tau=1.0),
+        "plan": dataclasses.replace(plan, tests=tests, pareto=ParetoPlan(variants=VARIANTS, choosing_share=0.3)),
+        "data": dataclasses.replace(base.data, choosing=60),
+        "calibrations": (entry, never),
     }
     return build_manifest(**{**values, **changes})
 

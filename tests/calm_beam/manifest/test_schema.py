@@ -26,6 +26,7 @@ from tests.calm_beam.manifest.builders import (
     build_planned_manifest,
     build_positions,
     build_sequential_manifest,
+    build_variants_manifest,
     changed,
 )
 
@@ -55,7 +56,7 @@ def test_schema_is_valid() -> None:
 def test_schema_is_strict_and_described() -> None:
     """Every object allows its named keys only, requires all but a few, and every key is described."""
     objects = list(_objects(_SCHEMA))
-    assert len(objects) == 14
+    assert len(objects) == 16
     optional = []
     for described in objects:
         assert described["additionalProperties"] is False
@@ -63,6 +64,7 @@ def test_schema_is_strict_and_described() -> None:
         optional += [key for key in described["properties"] if key not in described["required"]]
         assert all(key["description"] for key in described["properties"].values())
     assert sorted(optional) == [
+        "choosing",
         "clusters",
         "confidence_source",
         "failed_ids",
@@ -72,6 +74,7 @@ def test_schema_is_strict_and_described() -> None:
         "groups",
         "looks",
         "loss",
+        "pareto",
         "patience",
         "plan",
         "sequential",
@@ -79,7 +82,10 @@ def test_schema_is_strict_and_described() -> None:
         "stop_at_layers",
         "stop_at_threshold",
         "stop_gain",
+        "tau",
         "threshold_by_position",
+        "variant",
+        "variant",
     ]
 
 
@@ -96,6 +102,7 @@ def test_schema_is_strict_and_described() -> None:
         build_manifest(data=dataclasses.replace(build_manifest().data, failed=2, failed_ids=("a", "b"))),
         build_sequential_manifest(),
         build_grouped_manifest(),
+        build_variants_manifest(),
     ],
 )
 def test_schema_takes_what_the_writer_writes(manifest: Manifest) -> None:
@@ -118,7 +125,7 @@ def test_schema_and_reader_name_the_same_choices() -> None:
     assert tuple(plain["enum"]) == manifest_module.LOSSES
     for name in _TAILS:
         assert any(re.search(tail["pattern"], name) for tail in tails) == _is_tail(name), name
-    assert tuple(definitions["procedure"]["enum"]) == manifest_module.PROCEDURES
+    assert tuple(definitions["procedure"]["enum"]) == (*manifest_module.PROCEDURES, manifest_module.PARETO)
     assert tuple(definitions["end"]["enum"]) == manifest_module.ENDS
 
 
@@ -169,18 +176,22 @@ def test_schema_and_reader_name_the_same_keys() -> None:
     content: Any = clustered.to_dict()
     watched: Any = build_sequential_manifest().to_dict()
     grouped: Any = build_grouped_manifest().to_dict()
+    varied: Any = build_variants_manifest().to_dict()
     assert list(watched) == list(_SCHEMA["properties"])
-    assert _all_of(watched["plan"], grouped["plan"], like=_SCHEMA["properties"]["plan"])
+    assert _all_of(watched["plan"], grouped["plan"], varied["plan"], like=_SCHEMA["properties"]["plan"])
     assert list(watched["sequential"]) == list(_SCHEMA["properties"]["sequential"]["properties"])
-    # Clusters and groups are not told apart at once.
-    assert _all_of(content["data"], grouped["data"], like=_SCHEMA["properties"]["data"])
+    assert list(varied["plan"]["pareto"]) == list(_SCHEMA["properties"]["plan"]["properties"]["pareto"]["properties"])
+    # Clusters, groups and parts are not told apart at once.
+    assert _all_of(content["data"], grouped["data"], varied["data"], like=_SCHEMA["properties"]["data"])
     for key in ("model", "vocabulary", "decode"):
         assert list(content[key]) == list(_SCHEMA["properties"][key]["properties"])
     definitions = _SCHEMA["$defs"]
     assert list(grouped["plan"]["tests"][1]) == list(definitions["planned_test"]["properties"])
-    assert _all_of(watched["calibrations"][0], grouped["calibrations"][1], like=definitions["calibration"])
+    entries = (watched["calibrations"][0], grouped["calibrations"][1], varied["calibrations"][0])
+    assert _all_of(*entries, like=definitions["calibration"])
+    assert list(varied["calibrations"][0]["variant"]) == list(definitions["variant"]["properties"])
     assert list(watched["calibrations"][0]["looks"][0]) == list(definitions["look"]["properties"])
-    assert list(content["calibrations"][0]["path"][0]) == list(definitions["path_entry"]["properties"])
+    assert list(varied["calibrations"][0]["path"][0]) == list(definitions["path_entry"]["properties"])
 
 
 def test_core_and_manifest_name_the_same_choices() -> None:

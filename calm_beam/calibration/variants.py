@@ -1,0 +1,113 @@
+"""From the totals of several variants to the path that one part of the set chooses, and what the other part proves."""
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+
+from calm_beam.generations import GenerationsError
+from calm_beam.risk.fixed_point import loss_sum_upper
+from calm_beam.risk.statistics import Loss
+
+from .contrast import Contrast
+from .pareto import CHOOSING, TESTING, check_parts, pareto_choice
+from .plan import Plan
+from .result import RiskRow, spec_p_values
+from .specs import Spec
+from .totals import CalibrationTotals
+
+
+def whole_of(variants: Sequence[CalibrationTotals]) -> CalibrationTotals:
+    """Returns what all variants say of the examples: sums of the first, and failures and contrast of all.
+
+    An example that failed under one variant counts there with loss 1 at every threshold, and is listed with the reason
+    of the first variant where it did.
+
+    Raises:
+      GenerationsError: If the variants were decoded from different examples.
+    """
+    first, *others = variants
+    for other in others:
+        if (other.content_sum, other.by_shard) != (first.content_sum, first.by_shard):
+            raise GenerationsError(
+                "the variants were decoded from different examples: the data changed between them. Restore the data "
+                "and begin anew with --overwrite."
+            )
+    failures = {name: reason for each in reversed(variants) for name, reason in each.failures}
+    contrast = Contrast.merged(each.contrast for each in variants)
+    return dataclasses.replace(
+        first,
+        failures=tuple(sorted(failures.items())),
+        # They are the same examples.
+        contrast=dataclasses.replace(contrast, examples=max(each.contrast.examples for each in variants)),
+    )
+
+
+def pareto_rows(variants: Sequence[CalibrationTotals], plan: Plan, *, num_layers: int) -> tuple[RiskRow, ...]:
+    """Returns the risk of every variant and threshold under every spec, and what its test says of it.
+
+    Counts, risks and p-values are of the part that tests. Rows are by spec, variant and threshold, the last varying
+    fastest; their `place` is that on the path.
+
+    Args:
+      variants: For each variant of the plan, totals over the whole calibration set, whose groups are its parts.
+      plan: What is asked for, fixed before any loss was seen.
+      num_layers: Decoder depth.
+
+    Raises:
+      ValueError: If a part is empty.
+      EvidenceError: If the losses do not allow a p-value that was planned.
+
+    Source: as `pareto_choice`. Costs are mean decoder layers per token.
+    """
+    assert plan.pareto is not None
+    check_parts(*(variants[0].of_group(part).risk.n for part in (CHOOSING, TESTING)))
+    return tuple(row for spec in plan.specs for row in _rows(variants, plan, spec=spec, num_layers=num_layers))
+
+
+def _rows(variants: Sequence[CalibrationTotals], plan: Plan, *, spec: Spec, num_layers: int) -> list[RiskRow]:
+    assert plan.pareto is not None
+    # [variants * thresholds], of either part
+    choosing, testing = (
+        np.concatenate([spec_p_values(each, dataclasses.replace(spec, group=part)) for each in variants])
+        for part in (CHOOSING, TESTING)
+    )
+    choosing_layers, layers = (
+        [used for each in variants for used in each.mean_layers(num_layers, group=part)[1:]]
+        for part in (CHOOSING, TESTING)
+    )
+    tested = [each.of_group(TESTING).risk for each in variants]
+    sums = np.concatenate(
+        [
+            each.layout.sums_of(spec.objective, of_part.sums)[Loss()]
+            for each, of_part in zip(variants, tested, strict=True)
+        ]
+    )
+    n = tested[0].n
+    risks = loss_sum_upper(sums) / n
+    choice = pareto_choice(choosing, testing, costs=choosing_layers, epsilon=spec.epsilon)
+    places = {index: place for place, index in enumerate(choice.path, start=1)}
+    grid = [(variant, threshold) for variant in plan.pareto.variants for threshold in plan.thresholds]
+    return [
+        RiskRow(
+            consistency=spec.objective.consistency,
+            metric=spec.objective.metric,
+            loss=spec.objective.loss,
+            delta=spec.delta,
+            epsilon=spec.epsilon,
+            threshold=threshold,
+            n=n,
+            loss_sum=int(sums[index]),
+            risk=float(risks[index]),
+            p_value=float(testing[index]),
+            tested=bool(choice.test.tested[index]),
+            rejected=bool(choice.test.rejected[index]),
+            layers=layers[index],
+            tau=variant.tau,
+            min_exit_layer=variant.min_exit_layer,
+            place=places.get(index),
+            choosing_p_value=float(choosing[index]),
+            choosing_layers=choosing_layers[index],
+        )
+        for index, (variant, threshold) in enumerate(grid)
+    ]

@@ -1,0 +1,212 @@
+"""The report of a calibration of several variants: the path that was chosen for every promise, and what was proved."""
+
+import dataclasses
+import html
+from collections.abc import Callable, Iterable, Sequence
+
+from calm_beam.calibration.result import RiskRow
+from calm_beam.counted import counted
+from calm_beam.manifest import Calibration, Manifest
+from calm_beam.tails import tail_in_words
+
+from .contents import facts, short_name
+from .plain import Panel, PlainPage, shown, table
+from .promise import CONDITION, cautions, promise_in_words, together_in_words
+from .stored import Calibrated
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Place:
+    """A variant and threshold on the path, as the chart takes it."""
+
+    setting: str
+    delta: float
+    risk: float
+    p_value: float
+    tested: bool
+    rejected: bool
+    cost: float
+
+
+def build_variants_page(calibrated: Calibrated) -> str:
+    """Returns the page of a calibration of several variants, of at most `LARGEST_PAGE` bytes; nothing on it runs.
+
+    Args:
+      calibrated: The calibration. Outputs are not shown: those of one variant are not those of another.
+
+    Raises:
+      ReportError: If it would be larger.
+    """
+    manifest = calibrated.manifest
+    assert manifest.plan is not None
+    assert manifest.plan.pareto is not None
+    name = _names(calibrated.table[0])
+    pairs = list(zip(manifest.calibrations, calibrated.table, strict=True))
+    # The first promise that lets anything exit, as on pages with scripts.
+    (first, rows), *others = sorted(pairs, key=lambda pair: pair[0].threshold is None)
+    variants = "; ".join(variant.in_words() for variant in manifest.plan.pareto.variants)
+    return PlainPage(
+        kind="calibration report",
+        title=short_name(manifest.model.uri),
+        made=manifest.created,
+        promise=_promise(first, manifest),
+        cautions=[caution.text for caution in cautions(manifest)],
+        condition=CONDITION,
+        risks="Risk along the path",
+        lead=_lead(first, rows, manifest=manifest),
+        costs="layers",
+        first=_panel(first, rows, name=name),
+        together=together_in_words(manifest) or "There is one.",
+        panels=[_panel(*pair, name=name) for pair in others],
+        entries=_entries(manifest),
+        every="Every variant and threshold under every test",
+        numbers=_numbers(calibrated.table),
+        about="What it was calibrated for",
+        facts=[("Variants", variants), *((fact, value) for fact, value in facts(manifest))],
+        fewer="Calibrate with fewer entries or variants.",
+    ).text()
+
+
+def _names(rows: Sequence[RiskRow]) -> Callable[[RiskRow], str]:
+    """Returns what gives a variant and threshold a short name: of a variant, what tells it from others."""
+    has_taus, has_layers = len({row.tau for row in rows}) > 1, len({row.min_exit_layer for row in rows}) > 1
+
+    def name(row: RiskRow) -> str:
+        tau = f" τ{row.tau:g}" if has_taus else ""
+        return f"{row.threshold:g}{tau}" + (f" ≥{row.min_exit_layer}" if has_layers else "")
+
+    return name
+
+
+def _panel(entry: Calibration, rows: Sequence[RiskRow], *, name: Callable[[RiskRow], str]) -> Panel:
+    path = _path(rows)
+    chosen = next((name(row) for row in path if (row.variant, row.threshold) == (entry.variant, entry.threshold)), None)
+    return Panel(
+        found=chosen or "never exit",
+        about=f"{_about(entry)}, δ = {entry.delta:g}, ε = {entry.epsilon:.4g}",
+        tested=[
+            _Place(
+                setting=name(row),
+                delta=row.delta,
+                risk=row.risk,
+                p_value=row.p_value,
+                tested=row.tested,
+                rejected=row.rejected,
+                cost=row.layers,
+            )
+            for row in path
+        ],
+        chosen=chosen,
+    )
+
+
+def _path(rows: Iterable[RiskRow]) -> list[RiskRow]:
+    return sorted((row for row in rows if row.place is not None), key=lambda row: row.place or 0)
+
+
+def _promise(entry: Calibration, manifest: Manifest) -> str:
+    parts = (
+        f"<strong>{shown(part)}</strong>" if place % 2 else html.escape(part)
+        for place, part in enumerate(promise_in_words(entry, manifest))
+    )
+    kind = "sentence" if entry.threshold is not None else "sentence never"
+    return f'<p class="{kind}">{"".join(parts)}</p>'
+
+
+def _lead(entry: Calibration, rows: Sequence[RiskRow], *, manifest: Manifest) -> str:
+    data, last = manifest.data, entry.path[-1]
+    unit = data.unit.removesuffix("s")
+    on_path = len(_path(rows))
+    accepted = sum(step.rejected for step in entry.path)
+    ended = (
+        "to its end"
+        if last.rejected
+        else f"up to the first that could not be proved safe: p = {last.p_value:.2g} exceeds ε = {entry.epsilon:g}"
+    )
+    return (
+        f"{counted(data.choosing or 0, unit)}, drawn by a hash, chose a path of {counted(on_path, 'place')} among "
+        f"{len(rows)} pairs of variant and threshold, the safest first, by p-values and layers. The other "
+        f"{counted(data.units_of(None) or 0, unit)}, whose risks and layers are shown, tested {len(entry.path)} of "
+        f"them, {ended}; {accepted} {'was' if accepted == 1 else 'were'} proved safe. Tested by {entry.p_value}. "
+        "Names: threshold, τ, and ≥ the first layer that may exit, where they differ."
+    )
+
+
+def _about(entry: Calibration) -> str:
+    loss = " (relu)" if entry.known_loss == "relu" else ""
+    return f"{entry.consistency}{loss}{tail_in_words(entry.known_loss)}, {entry.metric}"
+
+
+def _entries(manifest: Manifest) -> str:
+    layers = manifest.model.layers
+    names = (
+        "promise",
+        "δ",
+        "ε",
+        "threshold",
+        "variant",
+        "layers",
+        "layers saved",
+        "risk",
+        "p-value",
+        "tested",
+        "ended at",
+    )
+    rows = []
+    for entry in manifest.calibrations:
+        last = entry.path[-1]
+        at = "end of path"
+        if not last.rejected and last.variant is not None:
+            at = f"{last.threshold:g}, {last.variant.in_words()}"
+        rows.append(
+            (
+                _about(entry),
+                f"{entry.delta:g}",
+                f"{entry.epsilon:.4g}",
+                "never exit" if entry.threshold is None else f"{entry.threshold:g}",
+                "" if entry.variant is None else entry.variant.in_words(),
+                f"{entry.layers:.2f}",
+                f"{1 - entry.layers / layers:.0%}",
+                f"{entry.risk:.4f}",
+                entry.p_value,
+                str(len(entry.path)),
+                at,
+            )
+        )
+    return table(names, rows)
+
+
+def _numbers(tests: Iterable[Sequence[RiskRow]]) -> str:
+    names = (
+        "promise",
+        "δ",
+        "variant",
+        "threshold",
+        "place on the path",
+        "n",
+        "risk",
+        "p",
+        "result",
+        "layers",
+        "p of those who chose",
+        "their layers",
+    )
+    rows = [
+        (
+            f"{row.consistency}{tail_in_words(row.loss)}, {row.metric}",
+            f"{row.delta:g}",
+            "" if row.variant is None else row.variant.in_words(),
+            f"{row.threshold:g}",
+            "" if row.place is None else str(row.place),
+            f"{row.n:,}",
+            f"{row.risk:.4f}",
+            f"{row.p_value:.3g}",
+            "proved" if row.rejected else "not proved" if row.tested else "not tested",
+            f"{row.layers:.2f}",
+            f"{row.choosing_p_value:.3g}",
+            f"{row.choosing_layers:.2f}",
+        )
+        for rows_of_test in tests
+        for row in rows_of_test
+    ]
+    return table(names, rows)

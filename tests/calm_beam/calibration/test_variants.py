@@ -1,0 +1,228 @@
+"""Several variants: totals, plan and table come to what plain arrays come to."""
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from calm_beam.calibration import CalibrationTotals, Plan, choose_thresholds
+from calm_beam.calibration.guarantee import all_specs
+from calm_beam.calibration.pareto import CHOOSING, TESTING, pareto_calibration
+from calm_beam.calibration.result import RiskRow
+from calm_beam.calibration.risk_table import read_risk_table, risk_table_text
+from calm_beam.calibration.variants import pareto_rows, whole_of
+from calm_beam.decoding.settings import DecodeSettings
+from calm_beam.exits.rule import ExitRule
+from calm_beam.generations import Generation, GenerationsError
+from calm_beam.manifest import ParetoPlan, SequentialPlan, Variant
+from calm_beam.risk.fixed_point import to_signed_fixed_point
+from tests.calm_beam.calibration.builders import build_example, build_output
+
+_VARIANTS = (Variant(min_exit_layer=1), Variant(min_exit_layer=2), Variant(min_exit_layer=3))
+_SETTINGS = DecodeSettings(
+    rule=ExitRule(), thresholds=(0.9, 0.5, 0.1), max_input_length=8, max_decode_length=4, task_prefix=""
+)
+_PLACES = len(_VARIANTS) * len(_SETTINGS.thresholds)
+_N = 300
+
+
+def _plan(**changes: Any) -> Plan:
+    asked: dict[str, Any] = {
+        "consistencies": ("textual", "risk"),
+        "metrics": ("token_f1",),
+        "deltas": (0.1, 0.3),
+        "epsilons": (0.1,),
+        "procedure": "pareto",
+    }
+    fields = {name: changes.pop(name) for name in tuple(changes) if name in asked or name in ("p_value", "groups")}
+    specs = all_specs(**{**asked, **fields})
+    pareto = ParetoPlan(variants=_VARIANTS, choosing_share=0.3)
+    return Plan.of(specs, _SETTINGS, **{"model": "m", "vocabulary": None, "pareto": pareto, **changes})
+
+
+def _drawn(seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Returns losses of two objectives, layers and tokens; shapes (units, 2, places), (units, places) twice."""
+    rng = np.random.default_rng(seed)
+    risks = np.linspace(0.01, 0.4, _PLACES)
+    textual = rng.uniform(size=(_N, _PLACES)) < risks
+    signed = textual.astype(float) - (rng.uniform(size=(_N, _PLACES)) < 0.05)
+    tokens = rng.integers(1, 9, size=(_N, _PLACES))
+    layers = tokens * rng.integers(1, 9, size=(_N, _PLACES))
+    return np.stack([textual, signed], axis=1), layers, tokens
+
+
+def _totals(plan: Plan, seed: int) -> list[CalibrationTotals]:
+    losses, layers, tokens = _drawn(seed)
+    size = len(plan.thresholds)
+    return [
+        _of_variant(plan, *(part[..., place : place + size] for part in (losses, layers, tokens)))
+        for place in range(0, _PLACES, size)
+    ]
+
+
+def _of_variant(
+    plan: Plan, losses: np.ndarray, layers: np.ndarray, tokens: np.ndarray, *, units: Sequence[int] = range(_N)
+) -> CalibrationTotals:
+    layout = plan.layout()
+    generations = [_generation(str(unit), layers[unit], tokens[unit]) for unit in units]
+    groups = [plan.group_of(item.example) for item in generations]
+    of_examples = CalibrationTotals.of_examples(generations, layout, groups=groups)
+    return of_examples.merge(
+        CalibrationTotals.of_losses(
+            [item.example.id for item in generations],
+            to_signed_fixed_point(losses[list(units)]),
+            layout=layout,
+            salt=plan.salt,
+            groups=groups,
+        )
+    )
+
+
+def _generation(name: str, layers: Sequence[int], tokens: Sequence[int]) -> Generation:
+    full = build_output("cat", exit_layers=(8,))
+    outputs = (full, *(build_output("cat", exit_layers=_exits(*pair)) for pair in zip(layers, tokens, strict=True)))
+    return Generation(example=build_example(id=name), truncated=False, duplicate=False, failure=None, outputs=outputs)
+
+
+def _exits(layers: int, tokens: int) -> tuple[int, ...]:
+    """Returns exit layers of so many tokens, which come to so many layers together."""
+    return (layers - tokens + 1, *(1 for _ in range(tokens - 1)))
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_sums_come_to_what_arrays_come_to(seed: int) -> None:
+    """Path, decisions and choice of every entry are those of `pareto_calibration` on single losses, bit for bit."""
+    plan = _plan()
+    losses, layers, tokens = _drawn(seed)
+    rows = pareto_rows(_totals(plan, seed), plan, num_layers=8)
+    entries = choose_thresholds(rows, plan, num_layers=8)
+    for place, (spec, entry) in enumerate(zip(plan.specs, entries, strict=True)):
+        of_spec = rows[place * _PLACES : (place + 1) * _PLACES]
+        expected = pareto_calibration(
+            losses[:, plan.layout().objectives.index(spec.objective)],
+            layers,
+            sizes=tokens,
+            keys=[str(unit) for unit in range(_N)],
+            delta=spec.delta,
+            epsilon=spec.epsilon,
+            p_value=spec.p_value,
+            salt=plan.salt,
+            choosing_share=0.3,
+        )
+        path = sorted((row.place, index) for index, row in enumerate(of_spec) if row.place is not None)
+        assert tuple(index for _, index in path) == expected.path
+        assert [row.rejected for row in of_spec] == expected.test.rejected.tolist()
+        assert [row.tested for row in of_spec] == expected.test.tested.tolist()
+        tested = [(of_spec[index].variant, of_spec[index].threshold) for index in expected.path]
+        assert [(step.variant, step.threshold) for step in entry.path] == tested[: len(entry.path)]
+        chosen = None if expected.chosen is None else of_spec[expected.chosen]
+        assert (entry.variant, entry.threshold) == ((chosen.variant, chosen.threshold) if chosen else (None, None))
+        assert len(entry.path) > 1
+
+
+def test_shards_may_come_in_any_order() -> None:
+    """Two parts of the examples, added either way round, give the same totals, in which everybody chooses or tests."""
+    plan = _plan()
+    drawn = [part[..., :3] for part in _drawn(0)]
+    first, second = (_of_variant(plan, *drawn, units=units) for units in (range(100), range(100, _N)))
+    whole = _totals(plan, 0)[0]
+    assert first.merge(second) == second.merge(first) == whole
+    found = {part: whole.of_group(part).risk.n for part in (CHOOSING, TESTING)}
+    assert sum(found.values()) == _N
+    assert 60 <= found[CHOOSING] <= 120
+
+
+def test_only_those_who_test_are_counted() -> None:
+    """Risks, layers and n of the table are of the units that have not chosen."""
+    plan = _plan()
+    losses, layers, tokens = _drawn(0)
+    tests = np.array([plan.part_of(str(unit)) == TESTING for unit in range(_N)])
+    row = pareto_rows(_totals(plan, 0), plan, num_layers=8)[4]
+    assert (row.variant, row.threshold, row.n) == (_VARIANTS[1], 0.5, tests.sum())
+    assert row.risk == pytest.approx(losses[tests, 0, 4].mean())
+    assert row.layers == layers[tests, 4].sum() / tokens[tests, 4].sum()
+    assert row.choosing_layers == layers[~tests, 4].sum() / tokens[~tests, 4].sum()
+
+
+def test_failures_of_all_variants_are_listed() -> None:
+    """An example that failed under one variant stands in the list once, and others are of all variants."""
+    plan = _plan()
+    first, second, third = _totals(plan, 0)
+    failed = [
+        dataclasses.replace(first, failures=(("3", "early"),)),
+        dataclasses.replace(second, failures=(("1", "other"), ("3", "late"))),
+        third,
+    ]
+    assert whole_of(failed).failures == (("1", "other"), ("3", "early"))
+    assert whole_of([first, second, third]).examples == _N
+
+
+def test_variants_of_other_examples_are_refused() -> None:
+    """What was read anew in between would be split and counted otherwise."""
+    first, second, third = _totals(_plan(), 0)
+    with pytest.raises(GenerationsError, match="the variants were decoded from different examples"):
+        whole_of([first, dataclasses.replace(second, content_sum=1), third])
+
+
+def test_empty_parts_are_refused() -> None:
+    """Someone has to choose, and someone to test."""
+    plan = _plan()
+    assert plan.pareto is not None
+    few = dataclasses.replace(plan, pareto=dataclasses.replace(plan.pareto, choosing_share=1e-9))
+    with pytest.raises(ValueError, match="of 300 units, 0 were drawn to choose what the other 300 test"):
+        pareto_rows(_totals(few, 0), few, num_layers=8)
+
+
+def test_the_table_is_read_again(tmp_path: Any) -> None:
+    """Columns of variants read back to the same numbers; a variant without tau leaves it empty."""
+    plan = _plan()
+    rows = pareto_rows(_totals(plan, 0), plan, num_layers=8)
+    text = risk_table_text(rows)
+    assert text.splitlines()[0].endswith("layers,tau,min_exit_layer,place,choosing_p_value,choosing_layers")
+    path = tmp_path / "table.csv"
+    path.write_text(text)
+    assert read_risk_table(path, RiskRow) == rows
+
+
+def test_all_that_decides_is_in_the_hash() -> None:
+    """Another salt, share, list or order of it is another plan; outputs of every variant are named."""
+    plan = _plan()
+    record = plan.record()
+    assert plan.pareto is not None
+    assert len(set(record.outputs.split(","))) == 3
+    others = [
+        _plan(seed=1),
+        dataclasses.replace(plan, pareto=dataclasses.replace(plan.pareto, choosing_share=0.5)),
+        dataclasses.replace(plan, pareto=dataclasses.replace(plan.pareto, variants=_VARIANTS[::-1])),
+        _plan(pareto=ParetoPlan(variants=_VARIANTS[:2], choosing_share=0.3)),
+    ]
+    assert len({record.digest, *(each.record().digest for each in others)}) == 5
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"procedure": "holm"}, "procedure must be pareto exactly if there are several variants"),
+        ({"pareto": None}, "procedure must be pareto exactly if there are several variants"),
+        ({"groups": ("en",), "group_key": "language"}, "several variants are neither calibrated for groups nor"),
+        (
+            {"sequential": SequentialPlan(round_examples=9), "p_value": "signed_mixture"},
+            "several variants are neither calibrated for groups nor sequentially",
+        ),
+        ({"p_value": "wsr"}, "p_value wsr needs every single loss, and those of several variants are only summed"),
+        (
+            {
+                "pareto": ParetoPlan(
+                    variants=tuple(Variant(tau=t, min_exit_layer=1) for t in (1, 2)), choosing_share=0.3
+                )
+            },
+            "tau must not be given with schedule 'constant', got 1",
+        ),
+    ],
+)
+def test_what_does_not_go_together_is_refused(changes: dict[str, Any], message: str) -> None:
+    """A plan says so when it is made."""
+    with pytest.raises(ValueError, match=message):
+        _plan(**changes)

@@ -2,7 +2,9 @@
 
 from .answer import Answer as Answer
 from .answer import OutputError as OutputError
+from .answer import ProbedAnswer as ProbedAnswer
 from .answer import PromptError as PromptError
+from .answer import Unanswered as Unanswered
 from .continuous import BusyError as BusyError
 from .continuous import ContinuousGenerator as ContinuousGenerator
 from .generator import Generator as Generator

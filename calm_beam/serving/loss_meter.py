@@ -228,13 +228,8 @@ def is_sampled(request_id: str, *, share: float, salt: str) -> bool:
       share: Of the requests that are measured, in (0, 1].
       salt: Decides which they are.
     """
-    return hash_of(request_id, salt=salt) < share * (1 << _HASHED_BITS)
-
-
-def hash_of(request_id: str, *, salt: str) -> int:
-    """Returns 64 bits that depend on nothing but an id and a salt."""
     digest = hashlib.sha256(f"{salt}\n{request_id}".encode()).digest()
-    return int.from_bytes(digest[: _HASHED_BITS // 8], "big")
+    return int.from_bytes(digest[: _HASHED_BITS // 8], "big") < share * (1 << _HASHED_BITS)
 
 
 def check_share(share: float) -> None:
@@ -256,21 +251,3 @@ def check_exits(entry: Calibration) -> None:
     """Raises ManifestError for an entry that has no risk."""
     if entry.threshold is None:
         raise ManifestError("the entry says never exit: there is no risk to watch.")
-
-
-def loss_row(request_id: str, loss: MeasuredLoss, *, manifest: Manifest, entry: Calibration) -> dict[str, object]:
-    """Returns a loss as `calm-beam monitor` reads it, naming the promise that it is about.
-
-    Args:
-      request_id: Of the request.
-      loss: Its loss.
-      manifest: The manifest.
-      entry: Its entry that the request was answered by.
-    """
-    return {
-        "id": request_id,
-        "loss": loss.value,
-        "failure": loss.failure,
-        "manifest": manifest.digest,
-        "calibration": manifest.calibrations.index(entry),
-    }

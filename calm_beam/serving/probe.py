@@ -9,10 +9,11 @@ from collections.abc import Sequence
 
 from calm_beam.metrics.settings import NO_SETTINGS, MetricSettings
 from calm_beam.storage import append_line, check_writable, is_cloud_path, is_folder, parent
+from calm_beam.upkeep.sampled_loss import SampledLoss, WatchedPromise
 
 from .answer import Answer
 from .generator import Generator
-from .loss_meter import LossMeter, MeasuredLoss, check_exits, check_share, check_watchable, loss_row
+from .loss_meter import LossMeter, MeasuredLoss, check_exits, check_share, check_watchable
 from .request import AnyPrompt
 
 
@@ -62,7 +63,7 @@ class LossProbe(LossMeter):
             raise FileNotFoundError(f"{self._path}: the folder {parent(self._path)} does not exist.")
         check_writable(self._path)
         super().__init__(generator, share=share, salt=salt, metric=metric, metric_settings=metric_settings)
-        self._manifest = generator.manifest
+        self._promise = WatchedPromise.of(generator.manifest, generator.entry)
 
     def observe(
         self, request_id: str, prompt: AnyPrompt, *, answer: Answer, references: Sequence[str | Sequence[int]] = ()
@@ -112,8 +113,8 @@ class LossProbe(LossMeter):
         Raises:
           OSError: If the file cannot be written.
         """
-        row = loss_row(request_id, loss, manifest=self._manifest, entry=self._entry)
-        append_line(self._path, json.dumps(row))
+        row = SampledLoss(id=request_id, value=loss.value, failure=loss.failure, promise=self._promise)
+        append_line(self._path, json.dumps(row.to_row()))
         return loss.value
 
     def check_group(self, request_id: str, answer: Answer) -> None:

@@ -11,6 +11,7 @@ _ = pipeline | beam.Create(["Do they want to repair their car?"]) | RunInference
 
 import logging
 import os
+import uuid
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -139,8 +140,11 @@ class EarlyExitModelHandler(ModelHandler[AnyElement, PredictionResult, HostHandl
         self._sampling = None
         if probe_share is not None and probe_salt is not None:
             self._sampling = Sampling(share=probe_share, salt=probe_salt)
+        self._first = self._wanted = self._taken = os.fspath(manifest)
+        read = read_manifest(self._first)
         self._model = HostedModel(
             checkpoint=os.fspath(model),
+            fingerprint=read.model.fingerprint,
             declared=declared or Declared(),
             vocabulary=None if vocabulary is None else os.fspath(vocabulary),
             batch_size=batch_size,
@@ -149,15 +153,16 @@ class EarlyExitModelHandler(ModelHandler[AnyElement, PredictionResult, HostHandl
         )
         self._tag = machine_tag(self._model) if share_model_across_processes else None
         self._copies = model_copies
-        self._first = self._wanted = self._taken = os.fspath(manifest)
-        self._check()
+        self._check(read)
+        # Copies of a handler, one for each thread that answers, have the same.
+        self._name = uuid.uuid4().hex
         self._told: set[str] = set()
         self._metrics = DecodeMetrics()
         self._refused = Metrics.counter(NAMESPACE, "refused-manifests")
         self._no_answers = Metrics.counter(NAMESPACE, "unanswered-prompts")
         self._measured = Metrics.counter(NAMESPACE, "measured-losses")
 
-    def _check(self) -> None:
+    def _check(self, manifest: Manifest) -> None:
         """Refuses what can be refused here."""
         from calm_beam.exits.head_forms import EXIT_HEADS
         from calm_beam.hosting.host import check_sampled
@@ -170,7 +175,6 @@ class EarlyExitModelHandler(ModelHandler[AnyElement, PredictionResult, HostHandl
                 raise ValueError(f"{name} must be at least 1, got {value}.")
         if self._model.exit_head not in EXIT_HEADS:
             raise ValueError(f"exit_head must be one of {', '.join(EXIT_HEADS)}; got {self._model.exit_head!r}.")
-        manifest = read_manifest(self._first)
         choice = self._choice
         entry = manifest.calibration(
             consistency=choice.consistency,
@@ -212,7 +216,13 @@ class EarlyExitModelHandler(ModelHandler[AnyElement, PredictionResult, HostHandl
         manifests = tuple(dict.fromkeys((self._wanted, self._taken, self._first)))
         prompts = tuple(named(element) for element in batch)
         reply = model.answer(
-            Question(manifests=manifests, choice=self._choice, prompts=prompts, sampling=self._sampling)
+            Question(
+                asker=self._name,
+                manifests=manifests,
+                choice=self._choice,
+                prompts=prompts,
+                sampling=self._sampling,
+            )
         )
         self._note(reply)
         return [

@@ -77,7 +77,7 @@ class MonitorRisk(beam.PTransform):
         """Returns the states and the alarms, given `SampledLoss` or rows of a `LossProbe`.
 
         Raises:
-          ValueError: If losses are in windows that are not fixed, or without end in the global one.
+          ValueError: If losses are in windows that are not fixed, or end more than once, or never.
         """
         windowing = losses.windowing.windowfn
         if not isinstance(windowing, window.GlobalWindows | window.FixedWindows):
@@ -88,18 +88,15 @@ class MonitorRisk(beam.PTransform):
         is_global = isinstance(windowing, window.GlobalWindows)
         if is_global and not losses.is_bounded:
             raise ValueError("losses of a stream never end: put them into windows, such as FixedWindows(3600).")
+        if losses.windowing.triggerfn != trigger.DefaultTrigger() or losses.windowing.allowed_lateness.micros:
+            raise ValueError(
+                "windows of losses must end once, when the watermark passes: leave out their trigger and "
+                "allowed_lateness. Whoever looks at a part of a window sees the losses that were quick."
+            )
         manifest = read_manifest(self.manifest) if isinstance(self.manifest, str) else self.manifest
         promises = () if manifest is None else tuple(_promises(manifest))
         by_promise = (
             losses
-            # Once, when the watermark has passed, whatever panes there were upstream.
-            | "WindowOnce"
-            >> beam.WindowInto(
-                windowing,
-                trigger=trigger.DefaultTrigger(),
-                accumulation_mode=trigger.AccumulationMode.DISCARDING,
-                allowed_lateness=0,
-            )
             | "KeyByPromise"
             >> beam.Map(_keyed, promises=promises).with_output_types(tuple[tuple[str, int], SampledLoss])
             | "GroupByPromise" >> beam.GroupByKey()

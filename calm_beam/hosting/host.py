@@ -69,6 +69,7 @@ class ModelHost:
         # What was asked last stands at the end.
         self._kept: collections.OrderedDict[_Asked, _Served] = collections.OrderedDict()
         self._refused: dict[_Asked, str] = {}
+        self._taken: dict[str, str] = {}
 
     def answer(self, question: Question) -> Reply:
         """Returns what becomes of every prompt.
@@ -84,15 +85,18 @@ class ModelHost:
                 "prompts would else be measured all or never."
             )
         with self._turn:
+            wanted, *others = question.manifests
+            paths = list(dict.fromkeys((wanted, self._taken.get(question.asker, wanted), *others)))
             refused: dict[str, str] = {}
-            for path in question.manifests:
+            for path in paths:
                 try:
                     served = self._served(_Asked(path, question.choice, question.sampling))
                     break
                 except (CalmBeamError, OSError, ValueError) as error:
-                    if path == question.manifests[-1]:
+                    if path == paths[-1]:
                         raise
                     refused[path] = str(error)
+            self._taken[question.asker] = path
             generator = served.generator
             before, start = generator.batch_decoder().work, time.perf_counter()
             outcomes = _outcomes(generator, question.prompts, meter=served.meter)

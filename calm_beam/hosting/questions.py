@@ -37,6 +37,7 @@ class HostedModel:
 
     Attributes:
       checkpoint: Its folder.
+      fingerprint: Of the model that is expected there: one that is trained anew is another model.
       declared: What its files do not say.
       vocabulary: SentencePiece model; None for the one in or beside the checkpoint.
       batch_size: As in `Generator.from_manifest`, like the next two.
@@ -45,6 +46,7 @@ class HostedModel:
     """
 
     checkpoint: str
+    fingerprint: str
     declared: "Declared"
     vocabulary: str | None
     batch_size: int | None
@@ -87,12 +89,14 @@ class Question:
     """Prompts for a host.
 
     Attributes:
+      asker: Name of who asks, on whatever worker: what it was answered by last stands in for what is refused.
       manifests: Files of manifests: the first is to be served; each other one, if those before it are refused.
       choice: The entry of it.
       prompts: What is to be answered.
       sampling: Which prompts are measured as well; None for none.
     """
 
+    asker: str
     manifests: tuple[str, ...]
     choice: EntryChoice
     prompts: tuple[NamedPrompt, ...]

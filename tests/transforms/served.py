@@ -1,13 +1,17 @@
 """A tiny model and manifests of it on disk, for prompts that are answered in pipelines."""
 
+import dataclasses
 import pathlib
-from collections.abc import Iterable, Sequence
+import pickle
+import uuid
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import apache_beam as beam
 from apache_beam.ml.inference.base import ModelHandler, PredictionResult, RunInference
 from apache_beam.options.pipeline_options import PipelineOptions
 from apache_beam.runners.portability.fn_api_runner import FnApiRunner
+from apache_beam.runners.runner import PipelineResult
 
 from calm_beam.checkpoints import load_checkpoint
 from calm_beam.manifest import Calibration, DataRecord, GroupRecord, write_manifest
@@ -37,23 +41,28 @@ class Served:
         write_manifest(manifest, path)
         return str(path)
 
+    def add_grouped_manifest(self, name: str, thresholds: Mapping[str | None, float | None]) -> str:
+        """Writes a manifest with an entry for each group, of 100 examples, and returns its path."""
+        entries = []
+        for group, threshold in thresholds.items():
+            entry = build_entry(threshold, group=group)
+            count = 100 * (len(thresholds) - 1) if group is None else 100
+            entries.append(dataclasses.replace(entry, path=(dataclasses.replace(entry.path[0], n=count),)))
+        groups = tuple(GroupRecord(name=group, examples=100) for group in thresholds if group is not None)
+        data = DataRecord(
+            patterns=("data/*.jsonl",),
+            examples=100 * len(groups),
+            duplicates=0,
+            failed=0,
+            truncated=0,
+            fingerprint="sha256:64",
+            groups=groups,
+        )
+        return self.add_manifest(name, *entries, data=data)
+
     def generator(self, manifest: str | None = None, **choice: Any) -> Generator:
         """Returns what answers one prompt at a time."""
         return Generator.from_manifest(manifest or self.manifest, self.model, **choice)
-
-
-def grouped_data(*names: str) -> DataRecord:
-    """Returns data of 200 examples in groups."""
-    groups = tuple(GroupRecord(name=name, examples=200 // len(names)) for name in names)
-    return DataRecord(
-        patterns=("data/*.jsonl",),
-        examples=200,
-        duplicates=0,
-        failed=0,
-        truncated=0,
-        fingerprint="sha256:64",
-        groups=groups,
-    )
 
 
 def run(
@@ -63,7 +72,7 @@ def run(
     *,
     options: Sequence[str] = (),
 ) -> tuple[list[Any], dict[str, int]]:
-    """Returns the results of a pipeline, and its counters of our namespace."""
+    """Returns the results of a pipeline, and what it counted."""
     pipeline = beam.Pipeline(runner=FnApiRunner(), options=PipelineOptions(list(options)))
     folder.mkdir()
     _ = (
@@ -75,8 +84,14 @@ def run(
     )
     result = pipeline.run()
     result.wait_until_finish()
-    counters = {counter.key.metric.name: counter.committed for counter in result.metrics().query()["counters"]}
-    return collected(folder), counters
+    return collected(folder), counts(result)
+
+
+def counts(result: PipelineResult) -> dict[str, int]:
+    """Returns a run's counters, and of each distribution how many values it has."""
+    metrics = result.metrics().query()
+    counters = {counter.key.metric.name: counter.committed for counter in metrics["counters"]}
+    return counters | {each.key.metric.name: each.committed.count for each in metrics["distributions"]}
 
 
 class Collect(beam.DoFn):
@@ -88,16 +103,11 @@ class Collect(beam.DoFn):
 
     def process(self, element: Any) -> None:
         """Writes a file of one element."""
-        import pickle
-        import uuid
-
         pathlib.Path(self._folder, uuid.uuid4().hex).write_bytes(pickle.dumps(element))
 
 
 def collected(folder: pathlib.Path) -> list[Any]:
     """Returns what `Collect` has kept, in no order."""
-    import pickle
-
     return [pickle.loads(path.read_bytes()) for path in folder.iterdir()]
 
 

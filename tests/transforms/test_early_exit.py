@@ -3,13 +3,17 @@
 import pathlib
 from typing import Any
 
+import apache_beam as beam
 import pytest
-from apache_beam.ml.inference.base import PredictionResult
+from apache_beam.ml.inference.base import KeyedModelHandler, KeyModelMapping, PredictionResult, RunInference
+from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 
 from calm_beam.manifest import read_manifest
-from calm_beam.serving import Generator
-from calm_beam.transforms import EarlyExitModelHandler, NamedPrompt
-from tests.transforms.served import PROMPTS, Served, by_example, run
+from calm_beam.serving import Answer, Generator, OutputError, PromptError, Unanswered
+from calm_beam.transforms import EarlyExitModelHandler, NamedPrompt, require_answer
+from tests.calm_beam.serving.builders import build_entry
+from tests.pipelines import BROKEN_ID
+from tests.transforms.served import PROMPTS, Collect, Served, by_example, collected, run
 
 
 @pytest.fixture(scope="module")
@@ -43,3 +47,120 @@ def test_answers_are_those_of_the_generator(served: Served, options: dict[str, A
     assert {result.model_id for result in results} == {f"{digest}#0"}
     assert counters["num_inferences"] == counters["decoded-prompts"] == len(PROMPTS)
     assert counters["generated-tokens"] == sum(len(result.inference.tokens) for result in results)
+
+
+_BROKEN = {
+    (): "is empty, or holds padding (0) only",
+    (5, 99): "token ids must be integers from 0 to 63, got 99",
+    "a text": "is text, but the manifest is about prompts of token ids",
+}
+
+
+def test_a_prompt_without_an_answer_takes_no_other_along(tmp_path: pathlib.Path) -> None:
+    """Prompts that are refused, and one whose output means nothing, stand among the answers with their reasons."""
+    served = Served(tmp_path / "served", is_broken=True)
+    handler = EarlyExitModelHandler(served.manifest, served.model, min_batch_size=50, max_batch_size=50)
+    good = [prompt for prompt in PROMPTS if BROKEN_ID not in prompt]
+    lost = (7, BROKEN_ID, 1)
+    results, counters = run([*good, *_BROKEN, lost], handler, tmp_path / "results")
+    assert len(results) == len(good) + 4
+    answers = [result for result in results if isinstance(result.inference, Answer)]
+    assert len(answers) == len(good)
+    assert_answered(answers, served.generator())
+    failed = {result.example: result.inference for result in results if isinstance(result.inference, Unanswered)}
+    assert failed.keys() == {*_BROKEN, lost}
+    for example, message in _BROKEN.items():
+        assert isinstance(failed[example].error, PromptError)
+        assert message in str(failed[example].error)
+    assert isinstance(failed[lost].error, OutputError)
+    assert str(failed[lost].error).startswith("prompt (7, 63, 1)")
+    assert counters["unanswered-prompts"] == 4
+
+
+def test_dead_letters(served: Served, tmp_path: pathlib.Path) -> None:
+    """With `require_answer`, a broken prompt ends the run, or is a dead letter by itself, with its reason."""
+    handler = EarlyExitModelHandler(served.manifest, served.model).with_postprocess_fn(require_answer)
+    with pytest.raises(Exception, match=r"prompt \(5, 99\): token ids must be integers from 0 to 63, got 99"):
+        run([*PROMPTS, (5, 99)], handler, tmp_path / "fails")
+    folders = [tmp_path / name for name in ("answers", "failed", "batches")]
+    for folder in folders:
+        folder.mkdir()
+    with beam.Pipeline(runner=FnApiRunner()) as pipeline:
+        answers, letters = (
+            pipeline | beam.Create([*PROMPTS, *_BROKEN]) | RunInference(handler).with_exception_handling()
+        )
+        _ = answers | "Answers" >> beam.ParDo(Collect(str(folders[0])))
+        _ = letters.failed_postprocessing[0] | "Failed" >> beam.ParDo(Collect(str(folders[1])))
+        _ = letters.failed_inferences | "Batches" >> beam.ParDo(Collect(str(folders[2])))
+    results, failed, batches = map(collected, folders)
+    assert len(results) == len(PROMPTS)
+    assert_answered(results, served.generator())
+    assert batches == []
+    reasons = {result.example: reason for result, (_, reason, _) in failed}
+    assert reasons.keys() == _BROKEN.keys()
+    assert all(message in reasons[example] for example, message in _BROKEN.items())
+
+
+def test_keys_stay_with_their_prompts(served: Served, tmp_path: pathlib.Path) -> None:
+    """Behind Beam's handler of keys, each answer has the key of its prompt, and a broken prompt too."""
+    handler = KeyedModelHandler(EarlyExitModelHandler(served.manifest, served.model))
+    elements = [*enumerate(PROMPTS), (99, (5, 99))]
+    results, _ = run(elements, handler, tmp_path / "results")
+    found = dict(results)
+    assert {key: result.example for key, result in found.items()} == dict(elements)
+    assert isinstance(found.pop(99).inference, Unanswered)
+    assert_answered(list(found.values()), served.generator())
+    with pytest.raises(Exception, match=r"prompt \(5, 99\): token ids must be integers"):
+        run(elements, handler.with_postprocess_fn(require_answer), tmp_path / "fails")
+
+
+def test_a_manifest_for_each_key(tmp_path: pathlib.Path) -> None:
+    """Two manifests of one model answer each its own keys, and the model is loaded once."""
+    served = Served(tmp_path / "served")
+    other = served.add_manifest("other.json", build_entry(0.9))
+    handlers = [EarlyExitModelHandler(manifest, served.model) for manifest in (served.manifest, other)]
+    handler = KeyedModelHandler([KeyModelMapping(["en", "de"], handlers[0]), KeyModelMapping(["fr"], handlers[1])])
+    elements = [(key, prompt) for prompt in PROMPTS for key in ("en", "de", "fr")]
+    results, counters = run(elements, handler, tmp_path / "results")
+    assert len(results) == len(elements)
+    for keys, manifest in ((("en", "de"), served.manifest), (("fr",), other)):
+        answered = [result for key, result in results if key in keys]
+        assert len(answered) == len(keys) * len(PROMPTS)
+        assert_answered(answered, served.generator(manifest))
+    assert len({result.model_id for _, result in results}) == 2
+    assert counters["model-load-msec"] == 1
+
+
+def test_groups_of_one_manifest(tmp_path: pathlib.Path) -> None:
+    """A prompt that names its group is answered by the group's entry, and by the safest if nobody knows it."""
+    served = Served(tmp_path / "served")
+    served.manifest = served.add_grouped_manifest("groups.json", {None: 0.2, "en": 0.9, "fr": 0.05})
+    handler = EarlyExitModelHandler(served.manifest, served.model)
+    groups = (None, "en", "fr", "xx")
+    elements = [NamedPrompt(prompt=prompt, group=group) for prompt in PROMPTS[:10] for group in groups]
+    results, _ = run(elements, handler, tmp_path / "results")
+    generator = served.generator()
+    for result in results:
+        expected = generator.generate(result.example.prompt, group=result.example.group)
+        assert (result.inference.tokens, result.inference.exit_layers) == (expected.tokens, expected.exit_layers)
+        assert result.inference.entry == expected.entry
+        place = generator.manifest.calibrations.index(expected.entry)
+        assert result.model_id == f"{generator.manifest.digest}#{place}"
+    assert len({result.model_id for result in results}) == 3
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("is_shared", [True, False])
+def test_processes_of_a_machine_share_the_model(is_shared: bool, tmp_path: pathlib.Path) -> None:
+    """Two worker processes give the answers of one, by one model or by one each."""
+    served = Served(tmp_path / "served")
+    handler = EarlyExitModelHandler(
+        served.manifest, served.model, share_model_across_processes=is_shared, max_batch_size=5
+    )
+    elements = [NamedPrompt(prompt=prompt, id=str(number)) for number, prompt in enumerate(PROMPTS * 5)]
+    options = ("--direct_num_workers=2", "--direct_running_mode=multi_processing")
+    results, counters = run(elements, handler, tmp_path / "results", options=options)
+    assert sorted(result.example.id for result in results) == sorted(element.id for element in elements)
+    assert_answered(results, served.generator())
+    assert counters["model-load-msec"] == (1 if is_shared else 2)

@@ -153,7 +153,8 @@ def test_windows_of_a_stream_follow_one_another(tmp_path: pathlib.Path) -> None:
 
 
 def test_windows_in_a_batch_are_those_of_the_stream(tmp_path: pathlib.Path) -> None:
-    """What was stored is watched as it was when it came, whatever triggers there are upstream."""
+    """What was stored is watched as it was when it came."""
+    windows = beam.WindowInto(window.FixedWindows(10))
     streamed, _, _ = _monitored(tmp_path / "stream", _stream(_WINDOWS), beam.WindowInto(window.FixedWindows(10)))
     values = [
         TimestampedValue(loss, 10 * number + place % 10)
@@ -161,12 +162,9 @@ def test_windows_in_a_batch_are_those_of_the_stream(tmp_path: pathlib.Path) -> N
         for place, loss in enumerate(losses)
     ]
     random.Random(3).shuffle(values)
-    early = beam.WindowInto(
-        window.FixedWindows(10),
-        trigger=trigger.Repeatedly(trigger.AfterCount(1)),
-        accumulation_mode=trigger.AccumulationMode.ACCUMULATING,
+    stored, alarms, counters = _monitored(
+        tmp_path / "batch", beam.Create(values), beam.Map(lambda value: value), windows
     )
-    stored, alarms, counters = _monitored(tmp_path / "batch", beam.Create(values), beam.Map(lambda value: value), early)
     assert stored == streamed
     assert [state.end for state in alarms] == [30.0]
     assert (counters["monitored-losses"], counters["risk-alarms"]) == (100, 1)
@@ -179,5 +177,11 @@ def test_what_cannot_be_watched_is_refused(tmp_path: pathlib.Path) -> None:
     for windows in (window.SlidingWindows(10, 5), window.Sessions(10)):
         with pytest.raises(ValueError, match=f"in the global one; got {type(windows).__name__}"):
             _monitored(tmp_path / type(windows).__name__, beam.Create(_LOSSES), beam.WindowInto(windows))
+    for name, changes in (
+        ("trigger", {"trigger": trigger.AfterCount(1), "accumulation_mode": trigger.AccumulationMode.DISCARDING}),
+        ("lateness", {"allowed_lateness": 60}),
+    ):
+        with pytest.raises(ValueError, match="windows of losses must end once, when the watermark passes"):
+            _monitored(tmp_path / name, beam.Create(_LOSSES), beam.WindowInto(window.FixedWindows(10), **changes))
     with pytest.raises(ValueError, match="losses of a stream never end: put them into windows"):
         _monitored(tmp_path / "stream", _stream(_WINDOWS))

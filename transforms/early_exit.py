@@ -13,7 +13,7 @@ import logging
 import os
 import uuid
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from apache_beam.metrics import Metrics
 from apache_beam.ml.inference.base import ModelHandler, PredictionResult
@@ -38,8 +38,6 @@ _FEWEST_UNITS = 16
 _BATCH_SECONDS = 60
 # Of English text in common vocabularies.
 _BYTES_A_TOKEN = 4
-
-R = TypeVar("R")
 
 
 class EarlyExitModelHandler(ModelHandler[AnyElement, PredictionResult, HostHandle]):
@@ -112,11 +110,7 @@ class EarlyExitModelHandler(ModelHandler[AnyElement, PredictionResult, HostHandl
           OSError: If the manifest cannot be read.
           ValueError: If a number is out of range.
         """
-        super().__init__(
-            min_batch_size=min_batch_size,
-            max_batch_size=max_batch_size,
-            max_batch_duration_secs=max_batch_duration_secs,
-        )
+        super().__init__()
         # Of the core's modules that compute, for checks only: importing this module must not load JAX.
         from calm_beam.checkpoints import Declared
 
@@ -151,6 +145,12 @@ class EarlyExitModelHandler(ModelHandler[AnyElement, PredictionResult, HostHandl
             token_budget=token_budget,
             exit_head=exit_head,
         )
+        batches = {
+            "min_batch_size": min_batch_size,
+            "max_batch_size": max_batch_size,
+            "max_batch_duration_secs": max_batch_duration_secs,
+        }
+        self._batches = {name: value for name, value in batches.items() if value is not None}
         self._tag = machine_tag(self._model) if share_model_across_processes else None
         self._copies = model_copies
         self._check(read)
@@ -264,13 +264,12 @@ class EarlyExitModelHandler(ModelHandler[AnyElement, PredictionResult, HostHandl
 
     def batch_elements_kwargs(self) -> Mapping[str, Any]:
         """Returns how Beam makes batches: as the caller says, in prompts; else by width, up to several budgets full."""
-        asked = dict(super().batch_elements_kwargs())
-        if {"min_batch_size", "max_batch_size"} & asked.keys():
-            return asked
+        if {"min_batch_size", "max_batch_size"} & self._batches.keys():
+            return self._batches
         budget = self._model.token_budget
         most = _MOST_UNITS if budget is None else max(_FEWEST_UNITS, _BUDGETS_A_BATCH * budget // _UNIT)
         return {
-            **asked,
+            **self._batches,
             "min_batch_size": _FEWEST_UNITS,
             "max_batch_size": most,
             "target_batch_duration_secs": _BATCH_SECONDS,
@@ -325,32 +324,6 @@ class PromptUnits:
 def named(element: AnyElement) -> NamedPrompt:
     """Returns an element as a prompt that may have a name."""
     return element if isinstance(element, NamedPrompt) else NamedPrompt(prompt=element)
-
-
-def require_answer(result: R) -> R:
-    """Returns a result that has an answer, and raises why there is none for others; for `with_postprocess_fn`.
-
-    `RunInference(handler.with_postprocess_fn(require_answer))` fails at the first prompt without an answer. With
-    `with_exception_handling()` after it, such prompts are among `failed_postprocessing[0]`, each with its reason.
-
-    Args:
-      result: A `PredictionResult`, or a key and one.
-
-    Raises:
-      PromptError: If the prompt was refused.
-      OutputError: If it has no output.
-    """
-    from calm_beam.serving import Unanswered
-
-    inference = prediction_of(result).inference
-    if isinstance(inference, Unanswered):
-        raise inference.error
-    return result
-
-
-def prediction_of(result: Any) -> PredictionResult:
-    """Returns a result without its key, if it has one."""
-    return result if isinstance(result, PredictionResult) else result[1]
 
 
 def _length(prompt: Any) -> int:

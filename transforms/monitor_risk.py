@@ -18,8 +18,8 @@ from calm_beam.upkeep.monitor import RiskMonitor
 from calm_beam.upkeep.sampled_loss import SampledLoss, WatchedPromise
 from calm_beam.upkeep.watched_risk import WatchedRisk
 
-from .early_exit import prediction_of
 from .metrics import NAMESPACE
+from .results import prediction_of
 
 _ALARMS = "alarms"
 _STATES = "states"

@@ -1,18 +1,28 @@
 """Prompts in a pipeline are answered as `Generator` answers them one by one."""
 
+import gzip
+import itertools
+import json
 import pathlib
 from typing import Any
 
 import apache_beam as beam
+import numpy as np
 import pytest
 from apache_beam.ml.inference.base import KeyedModelHandler, KeyModelMapping, PredictionResult, RunInference
 from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 
-from calm_beam.manifest import read_manifest
+from benchmarks.serving_parity import difference
+from calm_beam.checkpoints import load_checkpoint
+from calm_beam.demo.embedded import CALIBRATION_SET, MODEL
+from calm_beam.exits.measures import MeasureError
+from calm_beam.generations import Output
+from calm_beam.manifest import ManifestError, read_manifest, write_manifest
 from calm_beam.serving import Answer, Generator, OutputError, PromptError, Unanswered
 from calm_beam.transforms import EarlyExitModelHandler, NamedPrompt, require_answer
-from tests.calm_beam.serving.builders import build_entry
-from tests.pipelines import BROKEN_ID
+from calm_beam.vocabulary import Vocabulary
+from tests.calm_beam.serving.builders import build_entry, build_served_manifest
+from tests.pipelines import BROKEN_ID, write_model
 from tests.transforms.served import PROMPTS, Collect, Served, by_example, collected, run
 
 
@@ -164,3 +174,85 @@ def test_processes_of_a_machine_share_the_model(is_shared: bool, tmp_path: pathl
     assert sorted(result.example.id for result in results) == sorted(element.id for element in elements)
     assert_answered(results, served.generator())
     assert counters["model-load-msec"] == (1 if is_shared else 2)
+
+
+def _settings(served: Served, **changes: Any) -> EarlyExitModelHandler:
+    return EarlyExitModelHandler(**{"manifest": served.manifest, "model": served.model, **changes})
+
+
+def test_what_cannot_be_served_is_refused_before_workers_start(served: Served) -> None:
+    """Manifests, entries and numbers that no worker could use are refused when the handler is made."""
+    never = served.add_manifest("never.json", build_entry(None))
+    risk = served.add_manifest("risk.json", build_entry(0.2, consistency="risk", loss="relu"))
+    own = served.add_manifest("own.json", build_entry(0.2), decode={"confidence": "module:measure"})
+    oracle = served.add_manifest("oracle.json", build_entry(0.2), decode={"state_propagation": "full_cache"})
+    probe = {"probe_share": 0.5, "probe_salt": "a"}
+    for changes, error, message in (
+        ({"manifest": "absent.json"}, OSError, "absent.json"),
+        ({"manifest": read_manifest(served.manifest)}, TypeError, "manifest must be the path of a manifest"),
+        ({"delta": 0.3}, ManifestError, "delta"),
+        ({"group": "en"}, ManifestError, "there is no group"),
+        ({"manifest": own}, MeasureError, "module:measure"),
+        ({"manifest": oracle}, ManifestError, "cannot be served"),
+        ({"batch_size": 0}, ValueError, "batch_size must be at least 1, got 0"),
+        ({"exit_head": "int4"}, ValueError, "exit_head must be one of .*; got 'int4'"),
+        ({"model_copies": 0}, ValueError, "model_copies must be at least 1, got 0"),
+        ({"model_copies": 2, "share_model_across_processes": False}, ValueError, "each has its own"),
+        ({"probe_share": 0.5}, ValueError, "probe_share and probe_salt belong together"),
+        ({**probe, "probe_share": 2}, ValueError, r"share must be in \(0, 1\], got 2"),
+        ({**probe, "manifest": never}, ManifestError, "the entry says never exit: there is no risk to watch"),
+        ({**probe, "manifest": risk}, ManifestError, "whose losses need references"),
+    ):
+        with pytest.raises(error, match=message):
+            _settings(served, **changes)
+    with pytest.raises(ValueError, match=r"inference_args must be left out, got \['temperature'\]"):
+        beam.Pipeline() | beam.Create(PROMPTS) | RunInference(_settings(served), inference_args={"temperature": 1})
+
+
+def test_another_model_answers_nothing(served: Served, tmp_path: pathlib.Path) -> None:
+    """Where workers find another model than the one that was calibrated, the run ends, as `Generator` would."""
+    other = str(write_model(tmp_path / "other", seed=1))
+    with pytest.raises(Exception, match="Thresholds hold for no other model"):
+        run(PROMPTS, _settings(served, model=other), tmp_path / "results")
+
+
+def test_batches_are_made_by_width(served: Served) -> None:
+    """Long prompts weigh more, a token budget bounds the weight, and who says how many prompts is believed."""
+    chosen = _settings(served, token_budget=640).batch_elements_kwargs()
+    assert chosen["max_batch_size"] == 160
+    size = chosen["element_size_fn"]
+    assert [size(prompt) for prompt in ("a", "a" * 999, [5] * 32, (1, 2), NamedPrompt(prompt=[5] * 33))] == [1] * 5
+    wide = served.add_manifest("wide.json", build_entry(0.2), decode={"max_input_length": 128})
+    size = _settings(served, manifest=wide).batch_elements_kwargs()["element_size_fn"]
+    prompts = ("a", "a" * 400, "a" * 9999, [5] * 33, [5] * 999, ("key", [5] * 65), 7)
+    assert [size(prompt) for prompt in prompts] == [1, 4, 4, 2, 4, 3, 1]
+    assert _settings(served, max_batch_size=3).batch_elements_kwargs() == {"max_batch_size": 3}
+    assert _settings(served).get_num_bytes(["four", (1, 2), NamedPrompt(prompt="ä")]) == 4 + 8 + 2
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_the_embedded_model_answers_as_one_by_one(tmp_path: pathlib.Path) -> None:
+    """A trained model, on texts: the answers of a pipeline are those of single prompts but at near ties."""
+    checkpoint = load_checkpoint(str(MODEL))
+    vocabulary = Vocabulary(MODEL / "sentencepiece.model", extra_ids=0)
+    entry = build_entry(0.6, threshold_by_position=(float(np.float32(0.6)),) * 32)
+    decode = {"max_input_length": 64, "max_decode_length": 32}
+    path = tmp_path / "manifest.json"
+    write_manifest(build_served_manifest(checkpoint, [entry], vocabulary=vocabulary, decode=decode), path)
+    with gzip.open(CALIBRATION_SET, "rt", encoding="utf-8") as file:
+        prompts = [json.loads(line)["input"] for line in itertools.islice(file, 150)]
+    results, _ = run(prompts, EarlyExitModelHandler(path, MODEL), tmp_path / "results")
+    found = {result.example: result.inference for result in results}
+    assert sorted(result.example for result in results) == sorted(prompts)
+    generator = Generator.from_manifest(path, MODEL)
+    differences = []
+    for prompt in prompts:
+        one = generator.generate(prompt)
+        stored = Output(text=one.text, tokens=one.tokens, exit_layers=one.exit_layers, confidences=one.confidences)
+        differs = difference(prompt, stored, served=found[prompt], thresholds=entry.threshold_by_position)
+        if differs is not None:
+            differences.append(differs)
+    assert all(differs.is_near_tie for differs in differences)
+    assert len(differences) <= 3
+    assert sum(answer.layers_saved for answer in found.values()) > 0

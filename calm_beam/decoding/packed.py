@@ -7,6 +7,7 @@ have all ended is given the next prompt.
 """
 
 import collections
+import dataclasses
 import logging
 from collections.abc import Iterator, Sequence
 

@@ -141,6 +141,25 @@ def test_a_manifest_for_each_key(tmp_path: pathlib.Path) -> None:
     assert counters["model-load-msec"] == 1
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_keys_in_processes_share_the_model(tmp_path: pathlib.Path) -> None:
+    """Two worker processes with a manifest for each key have one model between them."""
+    served = Served(tmp_path / "served")
+    other = served.add_manifest("other.json", build_entry(0.9))
+    paths = {"en": served.manifest, "fr": other}
+    options = ("--direct_num_workers=2", "--direct_running_mode=multi_processing")
+    elements = [(key, prompt) for key in paths for prompt in PROMPTS * 3]
+    handler = KeyedModelHandler(
+        [KeyModelMapping([key], EarlyExitModelHandler(path, served.model)) for key, path in paths.items()]
+    )
+    results, counters = run(elements, handler, tmp_path / "keys", options=options)
+    assert len(results) == len(elements)
+    for key, path in paths.items():
+        assert_answered([result for name, result in results if name == key], served.generator(path))
+    assert counters["model-load-msec"] == 1
+
+
 def test_groups_of_one_manifest(tmp_path: pathlib.Path) -> None:
     """A prompt that names its group is answered by the group's entry, and by the safest if nobody knows it."""
     served = Served(tmp_path / "served")
@@ -171,7 +190,7 @@ def test_processes_of_a_machine_share_the_model(is_shared: bool, tmp_path: pathl
     elements = [NamedPrompt(prompt=prompt, id=str(number)) for number, prompt in enumerate(PROMPTS * 5)]
     options = ("--direct_num_workers=2", "--direct_running_mode=multi_processing")
     results, counters = run(elements, handler, tmp_path / "results", options=options)
-    assert sorted(result.example.id for result in results) == sorted(element.id for element in elements)
+    assert sorted(result.example.id for result in results) == sorted(str(element.id) for element in elements)
     assert_answered(results, served.generator())
     assert counters["model-load-msec"] == (1 if is_shared else 2)
 

@@ -5,7 +5,7 @@ import os
 import subprocess
 import sys
 import uuid
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -23,6 +23,11 @@ _MODEL = HostedModel(
     token_budget=None,
     exit_head="exact",
 )
+
+
+def _asked(handle: HostHandle, question: str) -> Any:
+    """Returns what the host below says to a question that is none."""
+    return handle.answer(cast(Any, question))
 
 
 class _Host:
@@ -47,17 +52,17 @@ def test_a_lost_host_is_found_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """If the process that held the model has ended, the question is asked again of the next one."""
     monkeypatch.setattr(shared_host, "_own_host", _Host)
     handle = HostHandle(_MODEL, tag=None)
-    assert [handle.answer(question) for question in "abc"] == [(1, "a"), (1, "b"), (2, "c")]
+    assert [_asked(handle, question) for question in "abc"] == [(1, "a"), (1, "b"), (2, "c")]
 
 
 def test_handles_of_a_process_share_its_host(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without sharing between processes, all handles of a process ask one host, which ends with the last of them."""
     monkeypatch.setattr(shared_host, "load_host", _Host)
     handles = [HostHandle(_MODEL, tag=None) for _ in range(2)]
-    numbers = {handle.answer("")[0] for handle in handles}
+    numbers = {_asked(handle, "")[0] for handle in handles}
     assert len(numbers) == 1
     del handles
-    assert HostHandle(_MODEL, tag=None).answer("")[0] not in numbers
+    assert _asked(HostHandle(_MODEL, tag=None), "")[0] not in numbers
 
 
 def test_other_models_have_other_hosts() -> None:

@@ -10,7 +10,7 @@ from calm_beam.checkpoints import Declared, load_checkpoint
 from calm_beam.errors import CalmBeamError
 from calm_beam.hosting import host as hosts
 from calm_beam.hosting.host import ModelHost
-from calm_beam.hosting.questions import EntryChoice, HostedModel, NamedPrompt, Question, Sampling
+from calm_beam.hosting.questions import EntryChoice, HostedModel, NamedPrompt, Question, Reply, Sampling
 from calm_beam.manifest import read_manifest, write_manifest
 from calm_beam.serving import Answer, Generator, ProbedAnswer, Unanswered
 from tests.calm_beam.serving.builders import build_entry, build_served_manifest
@@ -44,7 +44,7 @@ class _Place:
         write_manifest(build_served_manifest(load_checkpoint(self.model), entries), self.folder / name)
         return str(self.folder / name)
 
-    def ask(self, *manifests: str, **changes: Any) -> hosts.Reply:
+    def ask(self, *manifests: str, **changes: Any) -> Reply:
         """Asks the host about all prompts."""
         question = Question(asker="a", manifests=manifests, choice=_ANY, prompts=_PROMPTS, sampling=None)
         return self.host.answer(dataclasses.replace(question, **changes))

@@ -5,7 +5,13 @@ from collections.abc import Sequence
 
 from calm_beam.checkpoints import Checkpoint, load_checkpoint, missing_folder
 from calm_beam.counted import counted
-from calm_beam.manifest import ExternalManifest, Manifest, read_any_manifest, rounds_in_words
+from calm_beam.manifest import (
+    ExternalManifest,
+    Manifest,
+    external_rounds_in_words,
+    read_any_manifest,
+    rounds_in_words,
+)
 from calm_beam.printable import printable_line
 from calm_beam.storage import exists, is_file, is_folder, joined
 from calm_beam.vocabulary import open_vocabulary
@@ -129,6 +135,8 @@ def _describe_external(console: PlainConsole, manifest: ExternalManifest) -> Non
     )
     console.print(choices_of_settings(manifest))
     console.print(tests_of_settings(manifest))
+    if rounds := external_rounds_in_words(manifest):
+        console.print(printable_line(rounds))
     console.print(f"Plan that the run started with: {plan.digest}", soft_wrap=True)
     console.print(printable_line(manifest.guarantee))
 

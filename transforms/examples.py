@@ -129,6 +129,35 @@ class ReadExamples(beam.PTransform):
         )
 
 
+@dataclasses.dataclass
+class DivideExamples(beam.PTransform):
+    """Divides examples that the launching machine has read, and found to be one data set, as `ReadExamples` does.
+
+    Attributes:
+      examples: At least one; all of them become part of the pipeline.
+      num_shards: Number of shards.
+    """
+
+    examples: Sequence[Example]
+    _: dataclasses.KW_ONLY
+    num_shards: int
+
+    # Beam has no type hints for tuples of PCollections, and would say so at every run.
+    @beam.typehints.decorators.no_annotations
+    def expand(self, pipeline: beam.Pipeline) -> tuple[beam.PCollection, beam.PCollection]:
+        """Returns `ExamplesRead`."""
+        keyed = [_shard_and_example(example, self.num_shards) for example in self.examples]
+        numbers = sorted({number for number, _ in keyed})
+        shards = (
+            pipeline
+            | "ListShards"
+            >> beam.Create([(number, [example for at, example in keyed if at == number]) for number in numbers])
+            # So that one worker does not decode all of them: Create is one bundle.
+            | "SpreadShards" >> beam.Reshuffle()
+        )
+        return ExamplesRead(shards, pipeline | "CountExamples" >> beam.Create([len(keyed)]))
+
+
 def _id_and_example(example: Example) -> tuple[str, Example]:
     return example.id, example
 

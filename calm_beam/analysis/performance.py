@@ -1,7 +1,7 @@
 """What a way of exiting costs and gains: layers per token, and quality, over a sample of prompts."""
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from calm_beam.decoding.generate import DecodeError, generate
 from calm_beam.exits.rule import ExitRule
@@ -59,9 +59,25 @@ def measure_variants(task: Task, variants: Sequence[Variant], *, decoded: Callab
       DecodeError: If logits are not finite; names the example.
       MetricError: If the metric fails or leaves [0, 1]; names the example.
     """
+    return measured_variants(task, variants, (_generations(task, variant, decoded=decoded) for variant in variants))
+
+
+def measured_variants(
+    task: Task, variants: Sequence[Variant], generations: Iterable[list[Generation]]
+) -> list[Measured]:
+    """Returns the same as `measure_variants`, of outputs that somebody else decodes.
+
+    Args:
+      task: Names the metric.
+      variants: At least one.
+      generations: Of each variant, in their order, those of all prompts, none of which failed.
+
+    Raises:
+      MetricError: If the metric fails or leaves [0, 1]; names the example.
+    """
     measured: list[Measured] = []
-    for variant in variants:
-        full, *others = performances(task, _generations(task, variant, decoded=decoded))
+    for variant, decoded in zip(variants, generations, strict=True):
+        full, *others = performances(task, decoded)
         if not measured:
             measured.append(Measured(rule=None, threshold=None, performance=full))
         measured += [

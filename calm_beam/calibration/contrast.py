@@ -17,7 +17,7 @@ finds nothing in any of them, the data do not show that it works.
 
 import dataclasses
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Self
 
 from calm_beam.examples import Example
@@ -107,12 +107,19 @@ class Contrast:
             changed=min((each.changed for each in kept if each.changed), key=lambda sample: sample.id, default=None),
         )
 
-    def check(self, objectives: Sequence[Objective], metric_of: Callable[[str], Metric]) -> None:
+    def check(
+        self,
+        objectives: Sequence[Objective],
+        metric_of: Callable[[str], Metric],
+        *,
+        among: Collection[Objective] | None = None,
+    ) -> None:
         """Raises if a metric told nothing; see the module docstring.
 
         Args:
           objectives: Those of the scores.
           metric_of: Gives a metric by its name; asked only where it is in doubt.
+          among: Those of them that are checked; None for all.
 
         Raises:
           MetricError: If a metric told nothing; names an example and what was compared.
@@ -120,6 +127,8 @@ class Contrast:
         if not self.examples:
             return
         for objective, (score, sample), moves in zip(objectives, self.best, self.moves, strict=True):
+            if among is not None and objective not in among:
+                continue
             if score == 0:
                 raise MetricError(self._never_right(objective))
             if not moves and self.changed is not None:

@@ -7,7 +7,7 @@ from typing import Self
 from calm_beam.decoding.settings import DecodeSettings
 from calm_beam.generations import DecodeJob
 from calm_beam.manifest import PlannedTest, PlanRecord, SequentialPlan
-from calm_beam.risk.pvalues import P_VALUES
+from calm_beam.risk.pvalues import P_VALUES, why_not_watched
 from calm_beam.risk.stopping import StopRule
 
 from .layout import Layout
@@ -232,13 +232,8 @@ class Plan:
 
     def _check_watched(self) -> None:
         for spec in self.specs:
-            if not P_VALUES[spec.p_value].is_anytime:
-                anytime = " or ".join(name for name, method in P_VALUES.items() if method.is_anytime)
-                raise ValueError(
-                    f"p_value {spec.p_value} holds for a number of examples that is fixed beforehand. Looked at after "
-                    f"every round, until it is small, it accepts what is not safe more often than epsilon. Take "
-                    f"{anytime}, or calibrate on all examples."
-                )
+            if (reason := why_not_watched(spec.p_value)) is not None:
+                raise ValueError(f"{reason}, or calibrate on all examples.")
 
 
 def salt_of(seed: int) -> str:

@@ -19,7 +19,7 @@ from calm_beam.risk.stopping import Proved
 
 from .plan import Plan
 from .result import RiskRow, choose_thresholds, spec_p_values, tested_rows
-from .specs import Spec
+from .specs import Objective, Spec
 from .totals import CalibrationTotals
 
 
@@ -77,6 +77,21 @@ def watched(rounds: Sequence[CalibrationTotals], plan: Plan, *, num_layers: int)
         for entry, spec, p_values in zip(entries, plan.specs, running, strict=True)
     )
     return Watched(totals=up_to[-1], rows=rows, calibrations=calibrations)
+
+
+def proved_objectives(calibrations: Sequence[Calibration], plan: Plan) -> frozenset[Objective]:
+    """Returns the objectives that nothing is left to prove of: all their entries have come to the end of the grid.
+
+    Args:
+      calibrations: One for each spec of the plan.
+      plan: What is tested. Entries of groups have no say: of one that is not there nothing is ever proved.
+    """
+    open_objectives = {
+        spec.objective
+        for spec, entry in zip(plan.specs, calibrations, strict=True)
+        if spec.group is None and entry.threshold != plan.thresholds[-1]
+    }
+    return frozenset(spec.objective for spec in plan.specs) - open_objectives
 
 
 def _looks(

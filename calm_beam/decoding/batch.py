@@ -24,7 +24,7 @@ from .decisions import Decisions
 from .lanes import LaneTree, Rows
 from .memory import Budget
 from .outputs import Outputs, StepOutputs
-from .padding import buffer_bucket, fewest_rows, padded, path_lengths, places_by_width, row_parts
+from .padding import FEWEST_ROWS, buffer_bucket, padded, path_lengths, places_by_width, row_parts, row_sizes
 from .result import KnownOutput, SweepResult
 from .weights import Sources, Weights, zeros
 from .work import Work
@@ -35,6 +35,9 @@ _REFILL_SHARE = 4
 _HOST_ROWS, _DEVICE_ROWS = 256, 4096
 # Most rows of a prompt that attend to its source together: room for as many is made for every prompt.
 _RANKS = 8
+# Bytes of keys and values that a host reads in the time that a call takes.
+_CALL_BYTES = 4 << 20
+_FLOAT_BYTES = 4
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -89,7 +92,6 @@ class Batch:
         self._config, self._rule, self._weights, self._thresholds = config, rule, weights, thresholds
         self._measure, self._passed_on = rule.measure(), rule.propagation().passed_on
         self._layers = config.num_decoder_layers
-        self._most_rows = _HOST_ROWS if jax.default_backend() == "cpu" else _DEVICE_ROWS
         self._exit_layers = frozenset(rule.exit_layers(self._layers))
         self._ranks = min(_RANKS, thresholds.shape[-1])
         _, self._steps, lanes = thresholds.shape
@@ -107,7 +109,14 @@ class Batch:
             separates_exit=rule.propagation().separates_exit,
             capacity=min(slots * min(lanes * steps, max(lanes, 2 * steps)), self._most_nodes),
         )
-        self._fewest_rows = fewest_rows(slots * lanes)
+        self._row_sizes = row_sizes(
+            fewest=min(FEWEST_ROWS, buffer_bucket(slots * lanes)),
+            most=_HOST_ROWS if jax.default_backend() == "cpu" else _DEVICE_ROWS,
+            # Whoever decodes at one threshold decodes many prompts, and has more sizes compiled for less padding.
+            growth=2 if lanes == 1 else 4,
+        )
+        width = 2 * config.num_heads * config.head_dim * _FLOAT_BYTES
+        self._free_positions = _CALL_BYTES // width
         self._sources = {width: Sources(config, width=width, places=count) for width, count in places.items()}
         self._is_crowded = False
         self._requests: list[Request | None] = [None] * slots
@@ -167,7 +176,7 @@ class Batch:
                     # In order, so that widths follow each other and are not all in use at once.
                     return
                 slots = free[:count]
-                size = next(row_parts(count, most=chunk, fewest=1))[1] if self._admits_few else chunk
+                size = min(chunk, buffer_bucket(count)) if self._admits_few else chunk
                 source_tokens = np.zeros((size, width), np.int32)
                 for row, slot in enumerate(slots.tolist()):
                     self._requests[slot] = request = queue.popleft()
@@ -374,11 +383,11 @@ class Batch:
         return measured
 
     def _parts(self, count: int) -> Iterator[tuple[slice, int]]:
-        return row_parts(count, most=self._most_rows, fewest=self._fewest_rows)
+        return row_parts(count, self._row_sizes)
 
     def _by_length(self, steps: np.ndarray) -> Iterator[tuple[np.ndarray, int, int]]:
         """Yields rows that are run together, the size to pad them to, and the length of path that covers them."""
-        lengths = path_lengths(steps)
+        lengths = path_lengths(steps, free=self._free_positions)
         for length in np.unique(lengths).tolist():
             chosen = np.flatnonzero(lengths == length)
             for part, size in self._parts(len(chosen)):

@@ -66,10 +66,16 @@ class PackedDecoder:
         return self._budget.slots
 
     def open_batch(self) -> Batch:
-        """Returns a batch for prompts that are not known yet, with room for every width that they may have."""
-        widths = widths_up_to(self._max_input_length)
-        members = joined_widths({width: range(self.slots) for width in widths}, tokens=self._source_tokens())
-        return self._batch(dict.fromkeys(members, self.slots), admits_few=True)
+        """Returns a batch for prompts that are not known yet, with room for every width that they may have.
+
+        It holds no more than have room to the end, so that none has to give way.
+        """
+        _, steps, lanes = self._thresholds.shape
+        room = (self._budget.tokens - self._source_tokens()) // (steps * lanes)
+        budget = dataclasses.replace(self._budget, slots=min(self.slots, max(1, room)))
+        widths = {width: range(budget.slots) for width in widths_up_to(self._max_input_length)}
+        counts = dict.fromkeys(joined_widths(widths, tokens=self._source_tokens()), budget.slots)
+        return self._batch(budget, counts, admits_few=True)
 
     def decode(
         self,

@@ -1,14 +1,14 @@
 """What a certification settles before it sums a loss."""
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from calm_beam.calibration.plan import salt_of
 from calm_beam.calibration.specs import default_p_value
 from calm_beam.errors import UsageError
-from calm_beam.manifest import ExternalPlan, ExternalTest
+from calm_beam.manifest import ExternalPlan, ExternalSequentialPlan, ExternalTest
 from calm_beam.risk.fwer import PROCEDURES
-from calm_beam.risk.pvalues import P_VALUES
+from calm_beam.risk.pvalues import P_VALUES, why_not_watched
 
 from .shown import named
 from .sweep import SweepLosses
@@ -27,6 +27,7 @@ def all_tests(
     procedure: str = "fixed_sequence",
     joint: bool = False,
     clustered: bool = False,
+    watched: bool = False,
 ) -> tuple[ExternalTest, ...]:
     """Returns every combination of the lists as one test: of all examples and then of each group, the mean first.
 
@@ -40,6 +41,7 @@ def all_tests(
       procedure: How several settings are tested.
       joint: Whether all are to hold together. Then each gets an equal share of epsilon (Bonferroni).
       clustered: Whether losses are means over clusters.
+      watched: Whether the tests are looked at after every round.
 
     Raises:
       UsageError: If a list is empty or holds a value twice, or a value or combination is not allowed.
@@ -60,7 +62,9 @@ def all_tests(
     share = len(combinations) if joint else 1
     tests = []
     for tail, group, delta, epsilon in combinations:
-        chosen = p_value or ("exact_binomial" if tail is not None else default_p_value(_CALIBRATED_AS[loss]))
+        # The only one that may be watched.
+        suits = "signed_mixture" if watched else None
+        chosen = p_value or suits or ("exact_binomial" if tail is not None else default_p_value(_CALIBRATED_AS[loss]))
         test = ExternalTest(
             group=group,
             loss=loss,
@@ -71,6 +75,8 @@ def all_tests(
             procedure=procedure,
         )
         _check(test, clustered=clustered)
+        if watched and (reason := why_not_watched(test.p_value)) is not None:
+            raise UsageError(f"{reason}, or leave --sequential out.")
         tests.append(test)
     return tuple(tests)
 
@@ -131,13 +137,26 @@ def settled_order(
             "mean depends on the data, and an order by it too. Give the order itself (--order), or declare costs "
             "(--costs)."
         )
-    twice = sorted({name for name in sweep.settings if list(known.values()).count(known[name]) > 1})
+    return order_of_costs({name: known[name] for name in sweep.settings}, order_by=order_by)
+
+
+def order_of_costs(costs: Mapping[str, float], *, order_by: str | None) -> tuple[str, ...]:
+    """Returns settings in the order of what they cost.
+
+    Args:
+      costs: Of every setting; no loss has a part in them.
+      order_by: One of `ORDERS`.
+
+    Raises:
+      UsageError: If two cost the same.
+    """
+    twice = sorted({name for name in costs if list(costs.values()).count(costs[name]) > 1})
     if twice:
         raise UsageError(
             f"--order_by={order_by}: {named(twice, 'setting')} cost the same, which leaves their order open. Give the "
             "order itself (--order)."
         )
-    return tuple(sorted(sweep.settings, key=lambda name: known[name], reverse=order_by == "cost"))
+    return tuple(sorted(costs, key=lambda name: costs[name], reverse=order_by == "cost"))
 
 
 def plan_of(
@@ -151,6 +170,7 @@ def plan_of(
     baseline: str | None = None,
     task: str | None = None,
     metric: str | None = None,
+    sequential: ExternalSequentialPlan | None = None,
 ) -> ExternalPlan:
     """Returns the plan; arguments are its attributes, but that the seed decides the salt, as in a calibration."""
     return ExternalPlan(
@@ -163,4 +183,5 @@ def plan_of(
         baseline=baseline,
         task=task,
         metric=metric,
+        sequential=sequential,
     )

@@ -13,6 +13,7 @@ from calm_beam.manifest import (
     ExternalGroup,
     ExternalManifest,
     ExternalPlan,
+    ExternalSequentialRecord,
     ExternalStep,
     ExternalTest,
     SettingRecord,
@@ -25,6 +26,7 @@ from calm_beam.risk.loss_table import LossTable
 from calm_beam.risk.pvalues import P_VALUES
 from calm_beam.risk.statistics import Loss
 
+from .id_sample import id_sample
 from .sweep import SweepLosses
 
 
@@ -117,8 +119,28 @@ def _rows(
 ) -> tuple[SettingRow, ...]:
     names, fixed = sweep.units(order=plan.order, group=test.group, tail=test.tail)
     evidence = evidence_of(names, fixed, p_value=test.p_value, delta=test.delta, salt=plan.salt)
-    risks = loss_sum_upper(evidence.sums[Loss()]) / evidence.n
     p_values = P_VALUES[test.p_value].p_values(evidence, test.delta)
+    return tested_rows(test, evidence, p_values=p_values, order=plan.order, costs=costs)
+
+
+def tested_rows(
+    test: ExternalTest,
+    evidence: Evidence,
+    *,
+    p_values: np.ndarray,
+    order: Sequence[str],
+    costs: Mapping[str, float],
+) -> tuple[SettingRow, ...]:
+    """Returns what a test says of every setting, given p-values that were computed before.
+
+    Args:
+      test: The test.
+      evidence: What was summed; `Loss` is among it.
+      p_values: shape (settings,).
+      order: The settings in testing order.
+      costs: By setting; of those whose cost is known.
+    """
+    risks = loss_sum_upper(evidence.sums[Loss()]) / max(1, evidence.n)
     found = PROCEDURES[test.procedure](p_values, epsilon=test.epsilon)
     return tuple(
         SettingRow(
@@ -136,7 +158,7 @@ def _rows(
             rejected=bool(found.rejected[index]),
             cost=costs.get(setting),
         )
-        for index, setting in enumerate(plan.order)
+        for index, setting in enumerate(order)
     )
 
 
@@ -144,24 +166,26 @@ def external_manifest(
     sweep: SweepLosses,
     plan: ExternalPlan,
     *,
-    rows: Sequence[Sequence[SettingRow]],
+    entries: Sequence[ExternalCalibration],
     costs: Mapping[str, float],
     patterns: Sequence[str],
     software: Mapping[str, str],
+    sequential: ExternalSequentialRecord | None = None,
     created: str | None = None,
 ) -> ExternalManifest:
     """Returns the manifest of a certification.
 
     Args:
-      sweep: All losses.
+      sweep: All losses that were counted.
       plan: What was asked for.
-      rows: From `setting_rows`.
-      costs: As given there.
+      entries: What was proved: from `entries_of`, or `calm_beam.external.sequential`.
+      costs: By setting; of those whose cost is known.
       patterns: Where the losses came from.
       software: Versions of what computed this.
+      sequential: How it ended, if it was watched round by round.
       created: When the run began, ISO 8601 in UTC; None for now.
     """
-    groups = sorted(set(sweep.groups)) if sweep.groups is not None else []
+    groups = sorted({test.group for test in plan.tests if test.group is not None})
     return ExternalManifest(
         created=created or time_of_now(),
         settings=tuple(
@@ -177,12 +201,21 @@ def external_manifest(
                 for name in groups
             ),
             fingerprint=sweep.fingerprint(),
+            id_sample=id_sample(sweep.ids),
         ),
         plan=plan,
-        calibrations=tuple(_entry(test, of_test) for test, of_test in zip(plan.tests, rows, strict=True)),
-        guarantee=external_guarantee(joint_epsilon=plan.joint_epsilon, cluster_key=plan.cluster_key),
+        sequential=sequential,
+        calibrations=tuple(entries),
+        guarantee=external_guarantee(
+            joint_epsilon=plan.joint_epsilon, cluster_key=plan.cluster_key, is_sequential=sequential is not None
+        ),
         software=software,
     )
+
+
+def entries_of(plan: ExternalPlan, rows: Sequence[Sequence[SettingRow]]) -> tuple[ExternalCalibration, ...]:
+    """Returns what a manifest says of every test, given what that says of every setting, in testing order."""
+    return tuple(_entry(test, of_test) for test, of_test in zip(plan.tests, rows, strict=True))
 
 
 def _entry(test: ExternalTest, rows: Sequence[SettingRow]) -> ExternalCalibration:

@@ -3,10 +3,12 @@
 import dataclasses
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 from calm_beam.examples import NO_UTF_8, NUL_CHARACTER
 from calm_beam.risk.setting_sums import LossesError
+
+from .tables import Reading
 
 _LONGEST_SHOWN = 80
 
@@ -46,9 +48,14 @@ class RowReading:
     group_key: str | None = None
     cluster_key: str | None = None
 
+    kind: ClassVar[str] = "losses"
+    needs: ClassVar[str] = "id, setting and loss"
+    optional: ClassVar[tuple[str, ...]] = ("cost",)
+    of_line: ClassVar[None] = None
+
     @property
     def columns(self) -> tuple[str, ...]:
-        """The columns that are looked at; all but `cost` have to be there."""
+        """The columns that are looked at."""
         keys = (self.group_key, self.cluster_key)
         return ("id", "setting", "loss", "cost", *(key for key in keys if key is not None))
 
@@ -62,12 +69,7 @@ class RowReading:
         Raises:
           LossesError: If a column is missing, or a value is not of its kind; names file and row.
         """
-        missing = [name for name in self.columns if name != "cost" and values.get(name) in (None, "")]
-        if missing:
-            raise LossesError(
-                f"{where}: has no {' and no '.join(missing)}. Every row needs id, setting and loss, and the columns "
-                "that --group_key and --cluster_key name."
-            )
+        check_there(values, self, where=where)
         loss = _number(values["loss"])
         if not self.lowest <= loss <= 1:
             hint = " For losses in [-1, 1] pass --loss=signed." if -1 <= loss < self.lowest else ""
@@ -88,6 +90,20 @@ class RowReading:
             cost,
             None if self.group_key is None else name_of(values[self.group_key], self.group_key, where=where),
             None if self.cluster_key is None else name_of(values[self.cluster_key], self.cluster_key, where=where),
+        )
+
+
+def check_there(values: Mapping[str, Any], reading: Reading[object], *, where: str) -> None:
+    """Refuses a row without a value in a column that every row needs.
+
+    Raises:
+      LossesError: If there is none; names file and row.
+    """
+    missing = [name for name in reading.columns if name not in reading.optional and values.get(name) in (None, "")]
+    if missing:
+        raise LossesError(
+            f"{where}: has no {' and no '.join(missing)}. Every row needs {reading.needs}, and the columns that "
+            "--group_key and --cluster_key name."
         )
 
 

@@ -3,6 +3,7 @@
 import array
 import dataclasses
 import hashlib
+import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Self
@@ -89,6 +90,29 @@ class SweepLosses:
             fingerprints={name: columns[name].fingerprint(ids) for name in settings},
         )
 
+    @classmethod
+    def joined(cls, parts: Sequence[Self]) -> Self:
+        """Returns the losses of several sets of examples together, under the same settings, without their costs.
+
+        Args:
+          parts: At least one; no example is in two.
+        """
+        first = parts[0]
+        return dataclasses.replace(
+            first,
+            ids=tuple(itertools.chain.from_iterable(part.ids for part in parts)),
+            losses=np.concatenate([part.losses for part in parts]),
+            costs={},
+            constant_costs=frozenset(),
+            groups=None
+            if first.groups is None
+            else tuple(itertools.chain.from_iterable(part.groups or () for part in parts)),
+            clusters=None
+            if first.clusters is None
+            else tuple(itertools.chain.from_iterable(part.clusters or () for part in parts)),
+            fingerprints={name: merged_sums(part.fingerprints[name] for part in parts) for name in first.settings},
+        )
+
     def only(self, settings: Sequence[str]) -> Self:
         """Returns the losses under some of the settings."""
         kept = [self.settings.index(name) for name in sorted(settings)]
@@ -167,16 +191,33 @@ class _Column:
 
     def mean_cost(self, setting: str) -> float:
         """Returns the mean of all costs, which every row must say."""
-        if len(self.costs) != len(self._losses):
-            raise LossesError(
-                f"setting {setting!r}: {len(self.costs)} of {len(self._losses)} rows say a cost. Say it in all rows of "
-                "a setting, or in none."
-            )
+        check_every_cost(setting, rows=len(self._losses), told=len(self.costs))
         # Exact up to the last step, in any order; a mean of equal costs is that cost.
         return self.costs[0] if len(set(self.costs)) == 1 else math.fsum(self.costs) / len(self.costs)
 
     def fingerprint(self, ids: Sequence[str]) -> int:
         """Returns the sum of the digests of ids and losses."""
-        fixed = to_signed_fixed_point(np.frombuffer(self._losses)).tolist()
-        lines = (f"{loss} {ids[place]}" for place, loss in zip(self._places, fixed, strict=True))
-        return sum_of_digests(b"".join(hashlib.sha256(line.encode()).digest() for line in lines))
+        return loss_fingerprint([ids[place] for place in self._places], np.frombuffer(self._losses))
+
+
+def loss_fingerprint(ids: Sequence[str], losses: np.ndarray) -> int:
+    """Returns the sum of the digests of ids and losses, which identifies them in any order.
+
+    Args:
+      ids: Of examples.
+      losses: Of each, shape (examples,).
+    """
+    lines = (f"{loss} {name}" for name, loss in zip(ids, to_signed_fixed_point(losses).tolist(), strict=True))
+    return sum_of_digests(b"".join(hashlib.sha256(line.encode()).digest() for line in lines))
+
+
+def check_every_cost(setting: str, *, rows: int, told: int) -> None:
+    """Refuses costs in only some rows of a setting.
+
+    Raises:
+      LossesError: If so.
+    """
+    if told != rows:
+        raise LossesError(
+            f"setting {setting!r}: {told} of {rows} rows say a cost. Say it in all rows of a setting, or in none."
+        )

@@ -5,12 +5,14 @@ from collections.abc import Sequence
 import numpy as np
 
 from calm_beam.calibration.fingerprint import fingerprint_text
+from calm_beam.counted import counted
 from calm_beam.errors import UsageError
 from calm_beam.manifest import ExternalCalibration, ExternalManifest
 from calm_beam.risk.fixed_point import LOSS_SCALE
 from calm_beam.risk.loss_table import LossTable
 from calm_beam.upkeep.verification import Verdict, judged
 
+from .id_sample import come_again
 from .shown import named
 from .sweep import SweepLosses
 
@@ -45,6 +47,21 @@ def check_fresh(sweep: SweepLosses, manifest: ExternalManifest) -> None:
             "these are the very losses that were certified. What chose the setting cannot test it: take examples that "
             "were drawn anew."
         )
+
+
+def why_not_fresh(sweep: SweepLosses, manifest: ExternalManifest) -> str | None:
+    """Returns a caution if examples that were certified seem to be among fresh ones; None otherwise.
+
+    Ids say it, and ids that merely number the rows of a file are the same in every file: so this is no error.
+    """
+    sample = manifest.data.id_sample
+    if sample is None or not (again := come_again(sample, sweep.ids)):
+        return None
+    return (
+        f"of {counted(len(sample), 'certified id')} that the manifest remembers, {again} "
+        f"{'is' if again == 1 else 'are'} among the fresh ones. If these are the same examples, leave them out: what "
+        "chose the setting cannot test it."
+    )
 
 
 def verify_settings(

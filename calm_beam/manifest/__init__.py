@@ -7,6 +7,7 @@ other are enforced by the records.
 
 from ._checks import ManifestError as ManifestError
 from ._external import EXTERNAL_LOSSES as EXTERNAL_LOSSES
+from ._external import MOST_SAMPLED_IDS as MOST_SAMPLED_IDS
 from ._external import ExternalCalibration as ExternalCalibration
 from ._external import ExternalDataRecord as ExternalDataRecord
 from ._external import ExternalGroup as ExternalGroup
@@ -16,6 +17,12 @@ from ._external import ExternalStep as ExternalStep
 from ._external import ExternalTest as ExternalTest
 from ._external import SettingRecord as SettingRecord
 from ._external import external_guarantee as external_guarantee
+from ._external_rounds import EXTERNAL_ENDS as EXTERNAL_ENDS
+from ._external_rounds import ExternalEnd as ExternalEnd
+from ._external_rounds import ExternalLook as ExternalLook
+from ._external_rounds import ExternalSequentialPlan as ExternalSequentialPlan
+from ._external_rounds import ExternalSequentialRecord as ExternalSequentialRecord
+from ._external_rounds import external_end as external_end
 from ._manifest import EXTERNAL as EXTERNAL
 from ._manifest import GUARANTEE as GUARANTEE
 from ._manifest import Manifest as Manifest
@@ -26,6 +33,7 @@ from ._plan import PlannedTest as PlannedTest
 from ._plan import PlanRecord as PlanRecord
 from ._plan import SequentialPlan as SequentialPlan
 from ._record import SCHEMA as SCHEMA
+from ._rounds import external_rounds_in_words as external_rounds_in_words
 from ._rounds import rounds_in_words as rounds_in_words
 from .digest import content_digest as content_digest
 from .reader import parse_manifest as parse_manifest

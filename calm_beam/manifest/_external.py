@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
+from itertools import pairwise
 from typing import ClassVar, Self
 
 from ._checks import (
@@ -16,6 +17,8 @@ from ._checks import (
     shown,
 )
 from ._decisions import check_decisions
+from ._external_rounds import ExternalLook, ExternalSequentialPlan, ExternalSequentialRecord, check_rounds
+from ._looks import check_capital, check_counted, check_counts, check_last
 from ._manifest import EXTERNAL, check_digest, check_schema, check_software
 from ._plan import check_joint, planned_path
 from ._record import (
@@ -35,12 +38,19 @@ EXTERNAL_LOSSES = ("given", "signed", "relu")
 """Losses of an external sweep: in [0, 1] as they were given; in [-1, 1]; what is positive of the latter."""
 
 
-def external_guarantee(*, joint_epsilon: float | None = None, cluster_key: str | None = None) -> str:
+MOST_SAMPLED_IDS = 256
+"""How many digests of ids a manifest of kind external has at most."""
+
+
+def external_guarantee(
+    *, joint_epsilon: float | None = None, cluster_key: str | None = None, is_sequential: bool = False
+) -> str:
     """Returns what an external manifest promises, in words.
 
     Args:
       joint_epsilon: Probability with which any entry may be broken, if they hold together; None if each alone.
       cluster_key: What names the clusters, if they are the independent units.
+      is_sequential: Whether the tests were watched while examples were evaluated.
     """
     draws = "for examples drawn independently from the same distribution as the examples of the sweep"
     if joint_epsilon is None:
@@ -59,6 +69,11 @@ def external_guarantee(*, joint_epsilon: float | None = None, cluster_key: str |
         promise += (
             f" An example is drawn here by drawing a cluster, which {cluster_key} names, and then one of its examples: "
             "clusters are what must be drawn independently, and every cluster weighs the same."
+        )
+    if is_sequential:
+        promise += (
+            " The tests were looked at after every round of examples, in an order settled beforehand; their p-values "
+            "hold whenever that stops."
         )
     return promise
 
@@ -89,7 +104,7 @@ class ExternalGroup(Record):
 
     Attributes:
       name: What it is called.
-      examples: Number of its examples.
+      examples: Number of its examples; 0 where a sequential certification stopped before the first of them.
       clusters: Number of clusters that they are in, where clusters are the independent units; None otherwise.
     """
 
@@ -99,7 +114,7 @@ class ExternalGroup(Record):
 
     def __post_init__(self) -> None:
         check_text("name", self.name)
-        _check_size(self)
+        _check_size(self, low=0)
 
     @property
     def units(self) -> int:
@@ -117,18 +132,23 @@ class ExternalDataRecord(Record):
       clusters: Number of clusters, where they and not examples are the independent units; None otherwise.
       groups: The groups that have entries of their own, by name, ascending.
       fingerprint: Identifies the examples and their losses under all settings.
+      id_sample: The smallest digests of ids, up to `MOST_SAMPLED_IDS` of them, ascending: to notice examples that come
+        again; None in manifests of earlier writers.
     """
+
+    _OPTIONAL: ClassVar[tuple[str, ...]] = ("id_sample",)
 
     patterns: tuple[str, ...]
     examples: int
     clusters: int | None
     groups: tuple[ExternalGroup, ...]
     fingerprint: str
+    id_sample: tuple[str, ...] | None = None
 
     @classmethod
     def _from_json(cls, key: str, value: object, *, at: str) -> object:
         match key:
-            case "patterns":
+            case "patterns" | "id_sample":
                 return tuple(checked_list(value, at=at))
             case "groups":
                 return records_from_json(ExternalGroup, value, at=at)
@@ -138,7 +158,7 @@ class ExternalDataRecord(Record):
         check_tuple("patterns", self.patterns)
         for index, pattern in enumerate(self.patterns):
             check_text(f"patterns[{index}]", pattern)
-        _check_size(self)
+        _check_size(self, low=1)
         check_tuple("groups", self.groups, of=ExternalGroup)
         names = [group.name for group in self.groups]
         if names != sorted(set(names)):
@@ -150,6 +170,13 @@ class ExternalDataRecord(Record):
         if self.groups and total != self.examples:
             raise ManifestError(f"groups must have {self.examples} examples together, as examples says, got {total}")
         check_text("fingerprint", self.fingerprint)
+        if self.id_sample is not None:
+            check_tuple("id_sample", self.id_sample)
+            for index, digest in enumerate(self.id_sample):
+                check_text(f"id_sample[{index}]", digest)
+            expected = min(self.examples, MOST_SAMPLED_IDS)
+            if list(self.id_sample) != sorted(set(self.id_sample)) or len(self.id_sample) != expected:
+                raise ManifestError(f"id_sample must have {expected} digests, ascending, got {shown(self.id_sample)}")
 
     def units_of(self, group: str | None) -> int:
         """Returns the number of independent units in a group; None for all.
@@ -221,7 +248,10 @@ class ExternalPlan(DigestedRecord):
       baseline: Run whose scores the others are compared with; None where losses were given.
       task: Task of the scores; None where nobody named one.
       metric: Metric of the scores; None where losses were given.
+      sequential: How it is watched, if it stops when enough is proved; None where all examples count.
     """
+
+    _OPTIONAL: ClassVar[tuple[str, ...]] = ("sequential",)
 
     order: tuple[str, ...]
     tests: tuple[ExternalTest, ...]
@@ -232,6 +262,7 @@ class ExternalPlan(DigestedRecord):
     baseline: str | None
     task: str | None
     metric: str | None
+    sequential: ExternalSequentialPlan | None = None
 
     @classmethod
     def _from_json(cls, key: str, value: object, *, at: str) -> object:
@@ -240,6 +271,8 @@ class ExternalPlan(DigestedRecord):
                 return tuple(checked_list(value, at=at))
             case "tests":
                 return records_from_json(ExternalTest, value, at=at)
+            case "sequential":
+                return ExternalSequentialPlan.from_dict(value, at=at)
         return value
 
     def __post_init__(self) -> None:
@@ -254,6 +287,12 @@ class ExternalPlan(DigestedRecord):
             if getattr(self, key) is not None:
                 check_text(key, getattr(self, key))
         check_text("salt", self.salt)
+        if self.sequential is not None:
+            check_record("sequential", self.sequential, kind=ExternalSequentialPlan)
+            try:
+                self.sequential.check_order(self.order)
+            except ManifestError as error:
+                raise ManifestError(f"sequential.{error}") from None
 
     def check_calibrations(self, calibrations: Sequence["ExternalCalibration"]) -> None:
         """Refuses calibrations other than those that were planned.
@@ -287,7 +326,7 @@ class ExternalStep(Record):
 
     Attributes:
       setting: The setting.
-      n: Number of independent units the test counted: examples, or clusters of them.
+      n: Number of independent units the test counted: examples, or clusters of them. 0 only in an entry of a group.
       risk: Empirical risk, in [0, 1]; in [-1, 1] where the loss is signed.
       p_value: For the null "the risk of this setting exceeds delta", in [0, 1].
       rejected: Whether the null was rejected, that is, the setting accepted.
@@ -303,7 +342,7 @@ class ExternalStep(Record):
 
     def __post_init__(self) -> None:
         check_text("setting", self.setting)
-        check_count("n", self.n, low=1)
+        check_count("n", self.n, low=0)
         check_number("risk", self.risk, low=-1, high=1)
         check_number("p_value", self.p_value, low=0, high=1)
         check_bool("rejected", self.rejected)
@@ -319,16 +358,25 @@ class ExternalCalibration(ExternalTest):
       cost: Its cost; None where nobody told one, and where there is no setting.
       risk: Its empirical risk; None where there is no setting.
       path: Every setting tested, in testing order.
+      looks: What was found after every round of a sequential certification; None of others.
     """
+
+    _OPTIONAL: ClassVar[tuple[str, ...]] = ("looks",)
 
     setting: str | None
     cost: float | None
     risk: float | None
     path: tuple[ExternalStep, ...]
+    looks: tuple[ExternalLook, ...] | None = None
 
     @classmethod
     def _from_json(cls, key: str, value: object, *, at: str) -> object:
-        return records_from_json(ExternalStep, value, at=at) if key == "path" else value
+        match key:
+            case "path":
+                return records_from_json(ExternalStep, value, at=at)
+            case "looks":
+                return records_from_json(ExternalLook, value, at=at)
+        return value
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -337,6 +385,12 @@ class ExternalCalibration(ExternalTest):
             raise ManifestError("path must have an entry for every setting tested, got []")
         for index, step in enumerate(self.path):
             check_number(f"path[{index}].risk", step.risk, low=-1 if self.is_signed else 0, high=1)
+            check_counted(f"path[{index}]", step.n, group=self.group)
+            if step.n == 0 and (step.p_value, step.risk) != (1, 0):
+                raise ManifestError(
+                    f"path[{index}] must have p_value 1 and risk 0 where n is 0, got {shown(step.p_value)} and "
+                    f"{shown(step.risk)}"
+                )
         if len({step.setting for step in self.path}) != len(self.path):
             raise ManifestError(f"path must test every setting once, got {shown([step.setting for step in self.path])}")
         check_decisions(self.path, procedure=self.procedure, epsilon=self.epsilon)
@@ -348,6 +402,31 @@ class ExternalCalibration(ExternalTest):
                     f"{name} must be {shown(expected)}, as the last one rejected in path says (null for none), "
                     f"got {shown(getattr(self, name))}"
                 )
+        if self.looks is not None:
+            self._check_looks(self.looks)
+
+    def _check_looks(self, looks: tuple[ExternalLook, ...]) -> None:
+        check_tuple("looks", looks, of=ExternalLook)
+        check_counts(looks, group=self.group)
+        # What was accepted at a look stays accepted, so that a later look has it or a later setting.
+        places: dict[str | None, int] = {None: -1}
+        places |= {step.setting: place for place, step in enumerate(self.path) if step.rejected}
+        for index, look in enumerate(looks):
+            if look.setting not in places:
+                raise ManifestError(
+                    f"looks[{index}].setting must be one that path rejects, or null, got {shown(look.setting)}"
+                )
+            if look.setting is None and look.cost is not None:
+                raise ManifestError(f"looks[{index}].cost must be null without a setting, got {shown(look.cost)}")
+        for index, (before, look) in enumerate(pairwise(looks), start=1):
+            if places[look.setting] < places[before.setting]:
+                raise ManifestError(
+                    f"looks[{index}].setting must not come before {shown(before.setting)}, which was accepted before, "
+                    f"got {shown(look.setting)}"
+                )
+        step = next((step for step in self.path if step.setting == self.setting), self.path[0])
+        check_last(looks, {"n": step.n, "setting": self.setting, "cost": self.cost, "risk": step.risk})
+        check_capital(looks, step.p_value, at=step.setting)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -359,17 +438,20 @@ class ExternalManifest(Record):
       settings: All settings in testing order.
       data: The examples.
       plan: What was settled before any loss was summed.
+      sequential: How it ended, if it was watched round by round; None where all examples count.
       calibrations: The promises, at least one.
       guarantee: What they mean, in words.
       software: Versions by name. Copied, so that later changes to the caller's dict do not reach the manifest.
     """
 
     KIND: ClassVar[str] = EXTERNAL
+    _OPTIONAL: ClassVar[tuple[str, ...]] = ("sequential",)
 
     created: str
     settings: tuple[SettingRecord, ...]
     data: ExternalDataRecord
     plan: ExternalPlan
+    sequential: ExternalSequentialRecord | None = None
     calibrations: tuple[ExternalCalibration, ...]
     guarantee: str
     # Left out of the hash only because a dict has none; equality does compare it.
@@ -393,7 +475,8 @@ class ExternalManifest(Record):
                 f"kind must be {shown(cls.KIND)}, got {shown(value.get('kind'))}: read_manifest reads manifests of "
                 "calibrate, which have no kind"
             )
-        given = checked_keys(value, ["schema", "kind", *(f.name for f in fields(cls)), "digest"], at=at)
+        keys = ["schema", "kind", *(f.name for f in fields(cls)), "digest"]
+        given = checked_keys(value, keys, optional=cls._OPTIONAL, at=at)
         rest = {key: item for key, item in given.items() if key not in ("schema", "kind", "digest")}
         manifest = super().from_dict(rest, at=at)
         check_digest(given)
@@ -410,6 +493,8 @@ class ExternalManifest(Record):
                 return ExternalPlan.from_dict(value, at=at)
             case "calibrations":
                 return records_from_json(ExternalCalibration, value, at=at)
+            case "sequential":
+                return ExternalSequentialRecord.from_dict(value, at=at)
         return value
 
     def __post_init__(self) -> None:
@@ -429,6 +514,25 @@ class ExternalManifest(Record):
             if (getattr(self.plan, f"{key}_key") is not None) != present:
                 raise ManifestError(f"data.{key}s must be there exactly if plan.{key}_key is not null")
         self.plan.check_calibrations(self.calibrations)
+        self._check_steps()
+        if self.sequential is not None:
+            check_record("sequential", self.sequential, kind=ExternalSequentialRecord)
+        planned = self.plan.sequential
+        check_rounds(
+            self.calibrations,
+            planned,
+            self.sequential,
+            order=self.plan.order,
+            examples=self.data.examples,
+            has_clusters=self.data.clusters is not None,
+        )
+        declared = None if planned is None else planned.costs
+        found = tuple(setting.cost for setting in self.settings)
+        if declared is not None and found != declared:
+            raise ManifestError(f"settings must cost what plan.sequential.costs says, got {shown(found)}")
+
+    def _check_steps(self) -> None:
+        """Refuses tests that are at odds with the data or with what settings cost."""
         costs = {setting.name: setting.cost for setting in self.settings}
         for place, entry in enumerate(self.calibrations):
             try:
@@ -497,10 +601,11 @@ def _check_cost(key: str, cost: object) -> None:
         check_number(key, cost, low=0)
 
 
-def _check_size(record: ExternalGroup | ExternalDataRecord) -> None:
+def _check_size(record: ExternalGroup | ExternalDataRecord, *, low: int) -> None:
     """Refuses numbers of examples and clusters that cannot be."""
-    check_count("examples", record.examples, low=1)
+    check_count("examples", record.examples, low=low)
     if record.clusters is not None:
-        check_count("clusters", record.clusters, low=1)
+        # Where there are examples, they are in some cluster.
+        check_count("clusters", record.clusters, low=min(1, record.examples))
         if record.clusters > record.examples:
             raise ManifestError(f"clusters must be at most examples, which is {record.examples}, got {record.clusters}")

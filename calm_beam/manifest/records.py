@@ -3,7 +3,6 @@
 Numbers stay as given (1 does not become 1.0): the digest is taken over them.
 """
 
-import math
 import sys
 from dataclasses import dataclass
 from itertools import pairwise
@@ -25,6 +24,7 @@ from ._checks import (
     shown,
 )
 from ._decisions import check_decisions
+from ._looks import check_capital, check_counted, check_counts, check_last
 from ._record import Record, check_tuple, checked_list, records_from_json
 
 CONSISTENCIES = ("textual", "risk")
@@ -32,9 +32,6 @@ LOSSES = ("dissimilarity", "signed", "relu")
 # Readers hold a manifest in memory; the whole list stands in `failures.jsonl` beside it.
 MOST_FAILED_IDS = 1000
 ENDS = ("stop_at_threshold", "stop_at_layers", "stop_gain", "all_proved", "end_of_data")
-# p-values are not published below e to the power of minus this, 1e-300, and rounded up.
-_MOST_LOG_CAPITAL = 300 * math.log(10)
-_LOG_ROUNDING = 1e-6
 PROCEDURES = ("fixed_sequence", "multi_start", "fallback", "holm", "bonferroni")
 
 
@@ -258,6 +255,8 @@ class EarlierEnd(Record):
       ended_by: As in `SequentialRecord`.
     """
 
+    _ENDS: ClassVar[tuple[str, ...]] = ENDS
+
     plan: str
     rounds: int
     ended_by: str
@@ -265,7 +264,7 @@ class EarlierEnd(Record):
     def __post_init__(self) -> None:
         check_text("plan", self.plan)
         check_count("rounds", self.rounds, low=1)
-        check_choice("ended_by", self.ended_by, choices=ENDS)
+        check_choice("ended_by", self.ended_by, choices=self._ENDS)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -281,6 +280,8 @@ class SequentialRecord(Record):
       continues: Where it had ended before, if it was continued; the earliest first.
     """
 
+    _EARLIER: ClassVar[type[EarlierEnd]] = EarlierEnd
+
     rounds: int
     of_rounds: int
     of_examples: int
@@ -289,18 +290,18 @@ class SequentialRecord(Record):
 
     @classmethod
     def _from_json(cls, key: str, value: object, *, at: str) -> object:
-        return records_from_json(EarlierEnd, value, at=at) if key == "continues" else value
+        return records_from_json(cls._EARLIER, value, at=at) if key == "continues" else value
 
     def __post_init__(self) -> None:
         check_count("rounds", self.rounds, low=1)
         check_count("of_rounds", self.of_rounds, low=self.rounds)
         check_count("of_examples", self.of_examples, low=1)
-        check_choice("ended_by", self.ended_by, choices=ENDS)
+        check_choice("ended_by", self.ended_by, choices=self._EARLIER._ENDS)
         if self.ended_by == "end_of_data" and self.rounds != self.of_rounds:
             raise ManifestError(
                 f"ended_by must say what stopped it, since rounds is {self.rounds} of {self.of_rounds}, got end_of_data"
             )
-        check_tuple("continues", self.continues, of=EarlierEnd)
+        check_tuple("continues", self.continues, of=self._EARLIER)
         rounds = [*(end.rounds for end in self.continues), self.rounds]
         if any(after < before for before, after in pairwise(rounds)):
             raise ManifestError(f"continues must be of no more rounds than what followed, got {rounds}")
@@ -445,7 +446,7 @@ class Calibration(Record):
             raise ManifestError("path must have an entry for every threshold tested, got []")
         for index, entry in enumerate(self.path):
             check_number(f"path[{index}].risk", entry.risk, low=lowest, high=1)
-            self._check_counted(f"path[{index}]", entry.n)
+            check_counted(f"path[{index}]", entry.n, group=self.group)
             if entry.n == 0 and (entry.p_value, entry.risk) != (1, 0):
                 raise ManifestError(
                     f"path[{index}] must have p_value 1 and risk 0 where n is 0, got {shown(entry.p_value)} and "
@@ -456,10 +457,6 @@ class Calibration(Record):
         self._check_choice_follows()
         if self.looks is not None:
             self._check_looks(self.looks)
-
-    def _check_counted(self, at: str, n: int) -> None:
-        if n == 0 and self.group is None:
-            raise ManifestError(f"{at}.n must be an integer of at least 1, got 0")
 
     def _check_testing_order(self) -> None:
         for index, (before, entry) in enumerate(pairwise(self.path), start=1):
@@ -488,39 +485,13 @@ class Calibration(Record):
 
     def _check_looks(self, looks: tuple[Look, ...]) -> None:
         check_tuple("looks", looks, of=Look)
-        if not looks:
-            raise ManifestError("looks must have an entry for every round, got []")
-        for index, look in enumerate(looks):
-            self._check_counted(f"looks[{index}]", look.n)
+        check_counts(looks, group=self.group)
         for index, (before, look) in enumerate(pairwise(looks), start=1):
-            # A round may have no example of a group.
-            if look.n < before.n or (look.n == before.n and self.group is None):
-                raise ManifestError(
-                    f"looks[{index}].n must be {'above' if self.group is None else 'at least'} that of the round "
-                    f"before, {before.n}, got {look.n}"
-                )
             if before.threshold is not None and (look.threshold is None or look.threshold > before.threshold):
                 raise ManifestError(
                     f"looks[{index}].threshold must be at most {shown(before.threshold)}, which was accepted before, "
                     f"got {shown(look.threshold)}"
                 )
-        last, shown_step = (
-            looks[-1],
-            next((step for step in self.path if step.threshold == self.threshold), self.path[0]),
-        )
-        for name, value, expected in (
-            ("n", last.n, shown_step.n),
-            ("threshold", last.threshold, self.threshold),
-            ("layers", last.layers, self.layers),
-            ("risk", last.risk, shown_step.risk),
-        ):
-            if value != expected:
-                raise ManifestError(
-                    f"looks[{len(looks) - 1}].{name} must be {shown(expected)}, as at the end, got {shown(value)}"
-                )
-        largest = max(look.log_capital for look in looks)
-        if abs(math.log(shown_step.p_value) + min(max(largest, 0), _MOST_LOG_CAPITAL)) > _LOG_ROUNDING:
-            raise ManifestError(
-                f"looks must come to a capital of 1 / {shown(shown_step.p_value)}, which the p-value at "
-                f"{shown(shown_step.threshold)} is made of, got e^{largest:.6g}"
-            )
+        step = next((step for step in self.path if step.threshold == self.threshold), self.path[0])
+        check_last(looks, {"n": step.n, "threshold": self.threshold, "layers": self.layers, "risk": step.risk})
+        check_capital(looks, step.p_value, at=step.threshold)

@@ -7,18 +7,28 @@ from calm_beam.calibration.publish import RISK_TABLE
 from calm_beam.calibration.risk_table import read_risk_table
 from calm_beam.counted import counted
 from calm_beam.external.result import SettingRow
-from calm_beam.manifest import MANIFEST, ExternalCalibration, ExternalManifest, read_external_manifest
+from calm_beam.manifest import (
+    MANIFEST,
+    ExternalCalibration,
+    ExternalManifest,
+    external_rounds_in_words,
+    read_external_manifest,
+)
 from calm_beam.printable import printable_line
 from calm_beam.storage import joined
 
 from .foreign import isolated, short_place
 from .page import LARGEST_PAGE
 from .parts import file_text, filled, source_hash
+from .proof_chart import capital_text, proof_chart
 from .setting_chart import setting_chart
 from .stored import ReportError
 
 # Of more, those of the table have to do.
 _MOST_PANELS = 24
+# Of more, the last of them.
+_MOST_LOOKS = 1000
+_FILLED = {True: "the setting was proved by then", False: "never here, since nothing was proved"}
 # There is no slider below this page.
 _STYLE = "body{padding-bottom:48px}\n.wide svg{min-width:720px;height:auto}\n"
 _LEGEND = (
@@ -61,6 +71,7 @@ def build_external_page(directory: str) -> str:
         "lead": html.escape(_lead(first, manifest)),
         "chart": setting_chart(tests[0], chosen=first.setting, width=1056, height=300, is_large=True),
         "legend": "".join(_legend(*each) for each in _LEGEND),
+        "proof": _proof(first, manifest),
         "together": html.escape(_together(manifest)),
         "panels": "".join(_panel(entry, rows) for entry, rows in pairs[1 : 1 + _MOST_PANELS]),
         "entries": _entries(manifest),
@@ -138,6 +149,38 @@ def _lead(entry: ExternalCalibration, manifest: ExternalManifest) -> str:
     if entry.procedure == "fixed_sequence" and not last.rejected:
         went += f", which could not be proved safe: p = {last.p_value:.2g} exceeds ε = {entry.epsilon:g}"
     return f"{kind} in testing order, the safest setting first. {went}. Tested by {entry.p_value}."
+
+
+def _proof(entry: ExternalCalibration, manifest: ExternalManifest) -> str:
+    """Returns the section about rounds; empty where all examples were looked at once."""
+    if entry.looks is None:
+        return ""
+    followed = entry.path[0].setting if entry.setting is None else entry.setting
+    lead = (
+        f"{external_rounds_in_words(manifest)} Capital is what a bettor against “the risk of {isolated(followed)} "
+        "exceeds δ” would have made of 1. If that were true, it would come to 1 / ε with probability at most ε, so a "
+        f"capital of 1 / ε proves the setting, at whatever round. Filled: {_FILLED[entry.setting is not None]}."
+    )
+    table = _table(
+        ("round", "counted", "proved", "cost", "risk", "capital"),
+        [
+            (
+                str(number),
+                f"{look.n:,}",
+                "nothing" if look.setting is None else look.setting,
+                "" if look.cost is None else f"{look.cost:g}",
+                f"{look.risk:.4f}",
+                capital_text(look),
+            )
+            for number, look in enumerate(entry.looks[-_MOST_LOOKS:], start=max(1, len(entry.looks) - _MOST_LOOKS + 1))
+        ],
+    )
+    return (
+        '<section aria-labelledby="proof-title"><h2 id="proof-title">The proof, round by round</h2>'
+        f'<p class="lead">{html.escape(printable_line(lead))}</p>'
+        f'<figure class="scroll wide">{proof_chart(entry)}</figure>'
+        f'<details><summary>All numbers</summary><div class="scroll">{table}</div></details></section>'
+    )
 
 
 def _together(manifest: ExternalManifest) -> str:

@@ -16,7 +16,7 @@ _COST_HEIGHT = 46
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class _Frame:
+class Frame:
     """Where a chart lies, in pixels; risks grow upwards."""
 
     left: float
@@ -28,10 +28,12 @@ class _Frame:
     count: int
 
     def x(self, index: int) -> float:
+        """Returns where one of `count` columns is, from 0."""
         width = (self.right - self.left) / self.count
         return self.left + width * (index + 0.5)
 
     def y(self, risk: float) -> float:
+        """Returns where a value is; one beyond the ends is at the end."""
         share = (min(max(risk, self.low), self.high) - self.low) / (self.high - self.low)
         return self.bottom - share * (self.bottom - self.top)
 
@@ -48,7 +50,7 @@ def setting_chart(rows: Sequence[SettingRow], *, chosen: str | None, width: int,
     """
     delta = rows[0].delta
     risks = [row.risk for row in rows]
-    frame = _Frame(
+    frame = Frame(
         left=52,
         right=width - 12,
         top=14,
@@ -71,16 +73,16 @@ def setting_chart(rows: Sequence[SettingRow], *, chosen: str | None, width: int,
     )
 
 
-def _grid(frame: _Frame) -> list[str]:
+def _grid(frame: Frame) -> list[str]:
     parts = []
-    for risk in _round_numbers(frame.low, frame.high):
+    for risk in round_numbers(frame.low, frame.high):
         y = frame.y(risk)
         parts.append(f'<line class="grid" x1="{frame.left}" x2="{frame.right}" y1="{y:.1f}" y2="{y:.1f}"/>')
         parts.append(f'<text class="tick" x="{frame.left - 8}" y="{y + 4:.1f}" text-anchor="end">{risk:g}</text>')
     return parts
 
 
-def _round_numbers(low: float, high: float) -> list[float]:
+def round_numbers(low: float, high: float) -> list[float]:
     """Returns up to six multiples of 1, 2 or 5 times a power of ten between two numbers, 0 among them."""
     raw = (high - low) / 5
     power = 10.0 ** math.floor(math.log10(raw))
@@ -89,7 +91,7 @@ def _round_numbers(low: float, high: float) -> list[float]:
     return [float(f"{index * step:.6g}") for index in range(first, last + 1)]
 
 
-def _curve(frame: _Frame, rows: Sequence[SettingRow], *, chosen: str | None) -> list[str]:
+def _curve(frame: Frame, rows: Sequence[SettingRow], *, chosen: str | None) -> list[str]:
     delta, y = rows[0].delta, frame.y(rows[0].delta)
     parts = [
         f'<rect class="within" x="{frame.left}" y="{y:.1f}" width="{frame.right - frame.left:.1f}" '
@@ -107,7 +109,7 @@ def _curve(frame: _Frame, rows: Sequence[SettingRow], *, chosen: str | None) -> 
     return parts
 
 
-def _mark(frame: _Frame, index: int, row: SettingRow, *, is_chosen: bool) -> str:
+def _mark(frame: Frame, index: int, row: SettingRow, *, is_chosen: bool) -> str:
     x, y = frame.x(index), frame.y(row.risk)
     words = f"{isolated(row.setting)}: risk {row.risk:.4f}, p = {row.p_value:.2g}"
     title = f"<title>{html.escape(words)}</title>"
@@ -117,7 +119,7 @@ def _mark(frame: _Frame, index: int, row: SettingRow, *, is_chosen: bool) -> str
     return f'<circle class="mark {kind}" cx="{x:.1f}" cy="{y:.1f}" r="{6 if is_chosen else 4.5}">{title}</circle>'
 
 
-def _labels(frame: _Frame, rows: Sequence[SettingRow], *, chosen: str | None) -> list[str]:
+def _labels(frame: Frame, rows: Sequence[SettingRow], *, chosen: str | None) -> list[str]:
     """Returns the names of settings; of many, some."""
     step = -(-len(rows) // _MOST_LABELS)
     parts = []
@@ -133,7 +135,7 @@ def _labels(frame: _Frame, rows: Sequence[SettingRow], *, chosen: str | None) ->
     return parts
 
 
-def _costs(frame: _Frame, rows: Sequence[SettingRow], *, top: float, highest: float) -> list[str]:
+def _costs(frame: Frame, rows: Sequence[SettingRow], *, top: float, highest: float) -> list[str]:
     """Returns bars of what settings cost, below their names."""
     width = min(28.0, (frame.right - frame.left) / frame.count * 0.6)
     parts = [f'<text class="tick" x="{frame.left - 8}" y="{top + _COST_HEIGHT:.1f}" text-anchor="end">cost</text>']

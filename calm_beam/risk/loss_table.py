@@ -50,8 +50,7 @@ class LossTable:
           salt: Decides the order; fixed before any loss is known.
         """
         assert len(keys) == len(fixed_losses)
-        hashed = b"".join(hashlib.sha256(f"{salt}\n{key}".encode()).digest()[:16] for key in keys)
-        return cls(chunks=((np.frombuffer(hashed, ">u8").reshape(-1, 2).astype(np.uint64), fixed_losses),))
+        return cls(chunks=((_sort_keys(keys, salt=salt), fixed_losses),))
 
     def merge(self, other: Self) -> Self:
         """Returns the table of both sets of units together.
@@ -70,7 +69,7 @@ class LossTable:
     def in_order(self) -> np.ndarray:
         """Returns the losses in betting order; shape (units, objectives, thresholds), int64."""
         keys, losses = _joined(self.chunks)
-        return np.asarray(losses[np.lexsort((keys[:, 1], keys[:, 0]))])
+        return np.asarray(losses[_sorted(keys)])
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, LossTable):
@@ -81,6 +80,25 @@ class LossTable:
 
     def __hash__(self) -> int:
         return hash(sum(len(losses) for _, losses in self.chunks))
+
+
+def betting_order(keys: Sequence[str], *, salt: str) -> np.ndarray:
+    """Returns the indices of units in the order in which `LossTable` has their losses; shape (units,), int64.
+
+    Args:
+      keys: As in `LossTable.of`.
+      salt: As there.
+    """
+    return _sorted(_sort_keys(keys, salt=salt))
+
+
+def _sort_keys(keys: Sequence[str], *, salt: str) -> np.ndarray:
+    hashed = b"".join(hashlib.sha256(f"{salt}\n{key}".encode()).digest()[:16] for key in keys)
+    return np.frombuffer(hashed, ">u8").reshape(-1, 2).astype(np.uint64)
+
+
+def _sorted(keys: np.ndarray) -> np.ndarray:
+    return np.lexsort((keys[:, 1], keys[:, 0]))
 
 
 def _joined(chunks: Sequence[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:

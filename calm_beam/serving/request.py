@@ -39,7 +39,8 @@ class ServedRequest:
     def beginning(self) -> str:
         """Returns what it begins with, for messages."""
         example = self.encoded.example
-        return f"{example.input if example.input is not None else example.input_ids!r:.60}"
+        given = list(example.input_ids or ()) if example.input is None else example.input
+        return f"{given!r:.60}"
 
 
 def example_of(prompt: AnyPrompt, name: str, *, vocab_size: int) -> Example:

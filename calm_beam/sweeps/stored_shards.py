@@ -20,19 +20,26 @@ from calm_beam.generations import (
     stored_failures,
     stored_shard,
 )
-from calm_beam.storage import is_file
+from calm_beam.storage import is_cloud_path, is_file, is_folder
 
 from .assignment import Assignment
 
 
 def check_folders(assignment: Assignment, shards: Sequence[int]) -> None:
-    """Refuses folders that hold other shards than these: what is left over is of other data.
+    """Refuses folders that a worker does not see, or that hold other shards than these: those are of other data.
 
     Raises:
-      GenerationsError: If one does.
+      GenerationsError: If one does, or is not there.
     """
     for stored in (assignment.stored, assignment.above):
         if stored is not None:
+            # It was made before the run; on Cloud Storage, folders are there by themselves.
+            if not is_cloud_path(stored.directory) and not is_folder(stored.directory):
+                raise GenerationsError(
+                    f"{stored.directory}: workers do not see this folder, which is on the disk of the machine that "
+                    "started the run. With --output, or --temp_location for what is only read back, name one that all "
+                    "of them see: on Cloud Storage or on a shared disk."
+                )
             check_files(stored.directory, shards, num_shards=stored.job.num_shards)
 
 

@@ -16,11 +16,11 @@ from calm_beam.generations.folder import DecodeJob, FinishedSweep
 from calm_beam.generations.timing import RunTiming
 from calm_beam.inputs import read_examples
 from calm_beam.launch.flags import UsageError, as_usage, naming
-from calm_beam.launch.flags.data import find_files, reading_of
+from calm_beam.launch.flags.data import asked_shards, reading_of
 from calm_beam.launch.flags.metrics import checked_metrics, metric_settings
 from calm_beam.launch.report import report_after
-from calm_beam.launch.runners import is_local, make_runner
-from calm_beam.launch.runners.dataflow import job_paths, prepare_job, template_location
+from calm_beam.launch.runners import Workers, make_runner
+from calm_beam.launch.runners.dataflow import job_paths
 from calm_beam.launch.terminal import say, tell
 from calm_beam.launch.terminal.summary import print_summary
 from calm_beam.manifest import MANIFEST, Manifest, ManifestError, SequentialPlan, read_manifest
@@ -29,12 +29,14 @@ from calm_beam.risk.pvalues import P_VALUES
 from calm_beam.storage import absolute, check_writable, is_file, joined
 from calm_beam.sweeps.folders import begun_shards, counted_generations
 from calm_beam.sweeps.shard import shard_in_order, with_unique_ids
-from calm_beam.sweeps.shard_count import default_shards
 
 from .flags import fill_in_defaults
 from .run import CalibrationRun
 from .sequential import SequentialRun, can_continue
 from .sources import Source, decoded_source, stored_source
+
+# Flags of what workers read or write.
+_WORKERS_PATHS = ("checkpoint", "vocabulary", "data", "generations", "bleurt_checkpoint", "output")
 
 
 def calibrate(flags: argparse.Namespace, options: PipelineOptions, *, began: float | None = None) -> int:
@@ -59,7 +61,7 @@ def calibrate(flags: argparse.Namespace, options: PipelineOptions, *, began: flo
     start = time.monotonic()
     finished = SequentialRun(run, continued=continued).execute(first) if flags.sequential else run.execute(first)
     if finished is None:
-        tell(f"Template: {template_location(options)}. It has not run.")
+        tell(f"Template: {run.workers.template}. It has not run.")
         return 0
     manifest, folder = finished
     try:
@@ -78,19 +80,19 @@ def _prepared(flags: argparse.Namespace, options: PipelineOptions) -> Calibratio
     stored = None if flags.generations is None else stored_source(flags)
     if flags.resume and flags.num_shards is None:
         flags.num_shards = begun_shards(absolute(flags.output))
-    prepare_job(
+    workers = Workers.prepared(
         options,
         accelerator=flags.accelerator,
-        paths=job_paths(flags),
-        num_shards=lambda: stored.job.num_shards if stored else _num_shards(flags),
+        paths=job_paths(flags, _WORKERS_PATHS),
+        num_shards=lambda: stored.job.num_shards if stored else asked_shards(flags),
     )
     _check_groups(flags)
     metrics = checked_metrics(flags.metric, metric_settings(flags))
     specs = _specs(flags, metrics)
     output, earlier = _checked_output(flags)
-    source: Source = stored or decoded_source(flags, output, earlier=earlier, runs_here=is_local(options))
+    source: Source = stored or decoded_source(flags, output, earlier=earlier, workers=workers)
     _check_servable(source.settings)
-    if (source.blocks > 1 or flags.sequential) and template_location(options):
+    if (source.blocks > 1 or flags.sequential) and workers.template:
         given = "--sequential" if flags.sequential else "--sweep=lazy"
         raise UsageError(f"{given} decides between pipelines what to decode, which a template cannot.")
     if flags.group_key is not None:
@@ -119,7 +121,7 @@ def _prepared(flags: argparse.Namespace, options: PipelineOptions) -> Calibratio
         overwrites=flags.overwrite,
         max_failures=flags.max_failures,
         metric_settings=metric_settings(flags),
-        options=options,
+        workers=workers,
     )
 
 
@@ -135,15 +137,6 @@ def _sequential(flags: argparse.Namespace) -> SequentialPlan | None:
         )
     except ManifestError as error:
         raise UsageError(f"--{error}.") from error
-
-
-def _num_shards(flags: argparse.Namespace) -> int:
-    """Returns into how many shards the data will be divided, before they are looked at for other reasons."""
-    if flags.num_shards is None:
-        data = find_files("--data", flags.data or (), reading=reading_of(flags))
-        flags.num_shards = default_shards(data, round_examples=flags.round_examples)
-    found: int = flags.num_shards
-    return found
 
 
 def _say_what_is_done(run: CalibrationRun, flags: argparse.Namespace, manifest: Manifest) -> int:

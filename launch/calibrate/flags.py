@@ -30,13 +30,7 @@ def calibrate_parser(description: str) -> FlagParser:
     goal.add_argument(
         "--epsilon", type=numbers, default=(0.05,), help="allowed probabilities of error in (0, 1); default: 0.05"
     )
-    goal.add_argument(
-        "--tail",
-        type=numbers,
-        default=(),
-        help="losses in [0, 1) that an output may have: besides the mean, the share of outputs that lose more is held "
-        "to every --delta, by the exact binomial test",
-    )
+    add_tail_flag(goal)
     goal.add_argument(
         "--joint", action="store_true", help="let all entries hold together, with probability 1 - epsilon"
     )
@@ -111,6 +105,17 @@ def calibrate_parser(description: str) -> FlagParser:
         "nothing; --thresholds or --grid_step may take a part of its grid",
     )
     return parser
+
+
+def add_tail_flag(group: argparse._ActionsContainer) -> None:
+    """Adds the flag that asks for guarantees of tails."""
+    group.add_argument(
+        "--tail",
+        type=numbers,
+        default=(),
+        help="losses in [0, 1) that an output may have: besides the mean, the share of outputs that lose more is held "
+        "to every --delta, by the exact binomial test",
+    )
 
 
 def fill_in_defaults(flags: argparse.Namespace) -> None:

@@ -5,15 +5,11 @@ import dataclasses
 import time
 from collections.abc import Callable, Iterator
 
-import apache_beam as beam
-from apache_beam.options.pipeline_options import PipelineOptions
-
 from calm_beam.calibration import Plan, RunProvenance
 from calm_beam.calibration.publish import EarlierResult
 from calm_beam.errors import CalmBeamError
 from calm_beam.generations import GenerationsError
-from calm_beam.launch.runners import PipelineError, is_local, make_runner, may_report_progress, run_pipeline
-from calm_beam.launch.runners.dataflow import template_location
+from calm_beam.launch.runners import PipelineError, Workers, run_pipeline
 from calm_beam.launch.runners.metrics import (
     RunMetrics,
     clipped_in_words,
@@ -21,7 +17,6 @@ from calm_beam.launch.runners.metrics import (
     metrics_in_words,
 )
 from calm_beam.launch.terminal import say
-from calm_beam.launch.terminal.progress import shown_progress
 from calm_beam.manifest import MANIFEST, Manifest, read_manifest
 from calm_beam.metrics.settings import MetricSettings
 from calm_beam.storage import is_file, joined, make_folder
@@ -44,7 +39,7 @@ class CalibrationRun:
       overwrites: Whether that is taken away.
       max_failures: Most examples that may fail; None as in `failure_limit`.
       metric_settings: What metrics need.
-      options: Of the pipelines.
+      workers: Of the pipelines.
     """
 
     source: Source
@@ -55,7 +50,7 @@ class CalibrationRun:
     overwrites: bool
     max_failures: int | None
     metric_settings: MetricSettings
-    options: PipelineOptions
+    workers: Workers
 
     def execute(self, first: Block) -> tuple[Manifest, str] | None:
         """Runs pipelines until no test goes on.
@@ -77,7 +72,7 @@ class CalibrationRun:
             for number in range(self.source.blocks):
                 block = self.source.next_block() if number else first
                 metrics = self._run_pipeline(block)
-                if template_location(self.options):
+                if self.workers.template:
                     return None
                 self.tell(metrics, seconds=time.monotonic() - start)
                 if is_file(joined(self.output, MANIFEST)):
@@ -90,8 +85,8 @@ class CalibrationRun:
         is_part = self.source.blocks > 1
         if is_part:
             say(f"thresholds down to {block.thresholds[-1]:g} of {self.plan.thresholds[-1]:g}")
-        pipeline = beam.Pipeline(runner=make_runner(self.options), options=self.options)
-        with shown_progress(enabled=may_report_progress(self.options)) as progress:
+        pipeline = self.workers.new_pipeline()
+        with self.workers.shown_progress() as progress:
             _ = (
                 block.make(pipeline, progress)
                 | "CalibrateGenerations"
@@ -156,4 +151,4 @@ class CalibrationRun:
             raise KeyboardInterrupt(self._left(folder())) from interrupt
 
     def _left(self, folder: str) -> str:
-        return after_failure(self.output, folder, is_over=is_local(self.options))
+        return after_failure(self.output, folder, is_over=self.workers.are_here)

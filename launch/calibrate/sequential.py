@@ -7,20 +7,18 @@ round has counted stands in a file beside its generations, so the run knows noth
 import dataclasses
 import functools
 import time
-from collections.abc import Mapping, Sequence
-
-import apache_beam as beam
+from collections.abc import Collection, Mapping, Sequence
 
 from calm_beam.calibration import Plan, has_ended
 from calm_beam.calibration.publish import EarlierResult, publish
 from calm_beam.calibration.rounds import Round
-from calm_beam.calibration.sequential import Watched, watched
+from calm_beam.calibration.sequential import Watched, proved_objectives, watched
+from calm_beam.calibration.specs import Objective
 from calm_beam.counted import counted
 from calm_beam.failures import check_failures, failure_limit
 from calm_beam.generations import STOPPED, FinishedSweep, GenerationsError, stored_shard
-from calm_beam.launch.runners import make_runner, may_report_progress, run_pipeline
+from calm_beam.launch.runners import run_pipeline
 from calm_beam.launch.terminal import say
-from calm_beam.launch.terminal.progress import shown_progress
 from calm_beam.manifest import EarlierEnd, Manifest, SequentialRecord
 from calm_beam.metrics.registry import get_metric, metric_source_digest
 from calm_beam.storage import is_file, joined, make_folder, remove_file
@@ -106,8 +104,8 @@ class SequentialRun:
         assert isinstance(source, DecodedSource)
         assert block.assignment is not None
         start = time.monotonic()
-        pipeline = beam.Pipeline(runner=make_runner(run.options), options=run.options)
-        with shown_progress(enabled=may_report_progress(run.options)) as progress:
+        pipeline = run.workers.new_pipeline()
+        with run.workers.shown_progress() as progress:
             _ = source.count_rounds(
                 pipeline,
                 progress,
@@ -149,9 +147,15 @@ class SequentialRun:
         return rounds
 
     def _check(self, found: Watched, rounds: Sequence[Round]) -> None:
-        """Refuses more failures than may be among all examples."""
+        """Refuses more failures than may be among all examples, and metrics that prove everything and tell nothing."""
         limit = failure_limit(self.run.max_failures, examples=rounds[-1].examples)
         check_failures(found.totals.failures, failed=found.totals.failed, limit=limit)
+        # Earlier it may be chance. From there on only others need more rounds; alone, it would have ended there.
+        self._check_contrast(found, among=proved_objectives(found.calibrations, self.run.plan))
+
+    def _check_contrast(self, found: Watched, *, among: Collection[Objective] | None = None) -> None:
+        metric_of = functools.partial(get_metric, settings=self.run.metric_settings)
+        found.totals.contrast.check(self.run.plan.layout().objectives, metric_of, among=among)
 
     def _end(self, found: Watched, rounds: Sequence[Round]) -> str | None:
         """Returns what ends the calibration now; None if nothing does."""
@@ -163,7 +167,7 @@ class SequentialRun:
 
     def _publish(self, found: Watched, rounds: Sequence[Round], *, block: Block, ended_by: str) -> Manifest:
         run, folder, totals = self.run, block.stored.directory, found.totals
-        totals.contrast.check(run.plan.layout().objectives, functools.partial(get_metric, settings=run.metric_settings))
+        self._check_contrast(found)
         shards = [shard for each in rounds for shard in each.shards]
         finished = FinishedSweep.of(shards, job=block.stored.job.digest(), examples=totals.examples)
         manifest = run.provenance.manifest(

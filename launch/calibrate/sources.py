@@ -17,6 +17,7 @@ from calm_beam.efficiency.flops import DecoderSizes
 from calm_beam.generations.folder import DecodeJob, FinishedSweep, StoredGenerations
 from calm_beam.launch.flags import UsageError, naming
 from calm_beam.launch.report import ReportedModel
+from calm_beam.launch.runners import Workers
 from calm_beam.launch.terminal import say
 from calm_beam.manifest import GroupRecord
 from calm_beam.metrics.settings import MetricSettings
@@ -92,9 +93,15 @@ class DecodedSource:
     is_stored: bool = False
 
     def __init__(
-        self, sweep: "PreparedSweep", flags: argparse.Namespace, *, output: str, earlier: EarlierResult
+        self,
+        sweep: "PreparedSweep",
+        flags: argparse.Namespace,
+        *,
+        output: str,
+        earlier: EarlierResult,
+        workers: Workers,
     ) -> None:
-        """Keeps what decides the blocks; `earlier` is the result that was found in `output`."""
+        """Keeps what decides the blocks, and who decodes; `earlier` is the result that was found in `output`."""
         self.job = sweep.job()
         self.settings = sweep.settings
         self.model: ReportedModel | None = ReportedModel(
@@ -105,7 +112,7 @@ class DecodedSource:
         self._sweeps = [sweep.with_upper_part(end) for end in ends]
         self._jobs = [each.job() for each in self._sweeps]
         self._begun: list[Block] = []
-        self._flags, self._output, self._earlier = flags, output, earlier
+        self._flags, self._output, self._earlier, self._workers = flags, output, earlier, workers
         self.blocks = len(ends)
 
     def groups(self) -> tuple[GroupRecord, ...]:
@@ -157,7 +164,6 @@ class DecodedSource:
         metric_settings: MetricSettings,
     ) -> beam.PCollection:
         """Adds to a pipeline what decodes some rounds and counts them; arguments as in `CountRounds`."""
-        accelerator = self._flags.accelerator
         return (
             pipeline
             | "ReadExamples" >> self._read(progress)
@@ -171,8 +177,8 @@ class DecodedSource:
                 last=last,
                 progress=progress,
                 metric_settings=metric_settings,
-                accelerator_hint=accelerator.hint() if accelerator else None,
-                needs_accelerator=accelerator is not None,
+                accelerator_hint=self._workers.accelerator_hint,
+                needs_accelerator=self._workers.needs_accelerator,
             )
         )
 
@@ -181,7 +187,6 @@ class DecodedSource:
         return ReadExamples(sweep.data, num_shards=sweep.num_shards, order=sweep.request.order, progress=progress)
 
     def _decode(self, assignment: Assignment, pipeline: beam.Pipeline, progress: ProgressLog) -> beam.PCollection:
-        accelerator = self._flags.accelerator
         return (
             pipeline
             | "ReadExamples" >> self._read(progress)
@@ -189,8 +194,8 @@ class DecodedSource:
             >> DecodeExamples(
                 assignment,
                 progress,
-                accelerator_hint=accelerator.hint() if accelerator else None,
-                needs_accelerator=accelerator is not None,
+                accelerator_hint=self._workers.accelerator_hint,
+                needs_accelerator=self._workers.needs_accelerator,
             )
         )
 
@@ -222,8 +227,10 @@ class StoredSource:
         return pipeline | "TakeGenerations" >> beam.Create([self._finished])
 
 
-def decoded_source(flags: argparse.Namespace, output: str, *, earlier: EarlierResult, runs_here: bool) -> DecodedSource:
-    """Returns generations that are decoded now; `earlier` as in `DecodedSource`, `runs_here` as in `prepare_run`."""
+def decoded_source(
+    flags: argparse.Namespace, output: str, *, earlier: EarlierResult, workers: Workers
+) -> DecodedSource:
+    """Returns generations that are decoded now; `earlier` and `workers` as in `DecodedSource`."""
     # Here, since it needs JAX, which calibrating stored generations does not.
     from calm_beam.launch.setup_run import prepare_run
 
@@ -233,9 +240,9 @@ def decoded_source(flags: argparse.Namespace, output: str, *, earlier: EarlierRe
         needs_references=needs_references,
         cluster_key=flags.cluster_key,
         group_key=flags.group_key,
-        runs_here=runs_here,
+        runs_here=workers.are_here,
     ).without_weights()
-    return DecodedSource(sweep, flags, output=output, earlier=earlier)
+    return DecodedSource(sweep, flags, output=output, earlier=earlier, workers=workers)
 
 
 def stored_source(flags: argparse.Namespace) -> StoredSource:

@@ -4,10 +4,13 @@ import argparse
 import math
 from collections.abc import Sequence
 
-from calm_beam.launch.flags import FlagParser, numbers, paths, texts, whole_number
+from calm_beam.launch.flags import FlagParser, UsageError, numbers, paths, share, texts, whole_number
 from calm_beam.risk.fwer import PROCEDURES
 from calm_beam.risk.pvalues import P_VALUES
+from calm_beam.risk.stopping import ROUNDS_WITHOUT_GAIN
 
+_SEQUENTIAL = ("ids", "round_examples", "stop_at_setting", "stop_at_cost", "stop_gain", "next_rounds", "resume")
+_ROUND_EXAMPLES = 100
 _SOURCES = ("--losses", "--baseline", "--candidates")
 
 
@@ -49,17 +52,90 @@ def certify_parser(description: str) -> FlagParser:
     test.add_argument(
         "--p_value",
         choices=tuple(P_VALUES),
-        help="test of one setting; default: signed_mixture for signed losses, exact_binomial for tails, else "
-        "hoeffding_bentkus",
+        help="test of one setting; default: signed_mixture for signed losses and with --sequential, exact_binomial for "
+        "tails, else hoeffding_bentkus",
     )
     test.add_argument(
         "--procedure", choices=tuple(PROCEDURES), default="fixed_sequence", help="test of the settings together"
     )
     test.add_argument("--cluster_key", help="column that names the cluster, where examples are drawn in clusters")
-    test.add_argument("--seed", type=whole_number(0), default=0, help="of the order in which wsr bets on examples")
-    parser.add_argument("--output", default="certification", help="directory for manifest and risk table")
+    test.add_argument(
+        "--seed", type=whole_number(0), default=0, help="of the order of examples, for wsr and --sequential"
+    )
+    _add_sequential_flags(parser)
+    parser.add_argument("--output", default="certification", help="directory for manifest, risk table and ids")
     parser.add_argument("--overwrite", action="store_true", help="replace an earlier result")
     return parser
+
+
+def _add_sequential_flags(parser: FlagParser) -> None:
+    rounds = parser.add_argument_group("sequential (stop evaluating when enough is proved)")
+    rounds.add_argument(
+        "--sequential",
+        action="store_true",
+        help="look at the tests after every round of examples that --losses holds whole, and stop by the first of the "
+        "following rules, or when nothing is left to prove; otherwise say which examples to evaluate next",
+    )
+    rounds.add_argument(
+        "--ids",
+        type=paths,
+        help="all examples that may be evaluated, declared beforehand: globs of .txt (an id a line), .csv, .jsonl or "
+        ".parquet with the column id, and those that --group_key and --cluster_key name",
+    )
+    rounds.add_argument(
+        "--round_examples",
+        type=whole_number(1),
+        help=f"a round ends with the example or cluster that makes it so many examples; default: {_ROUND_EXAMPLES}",
+    )
+    rounds.add_argument(
+        "--stop_at_setting", metavar="NAME", help="stop once every entry has accepted this setting, or a later one"
+    )
+    rounds.add_argument(
+        "--stop_at_cost", type=float, metavar="X", help="stop once no entry's setting costs more than this"
+    )
+    rounds.add_argument(
+        "--stop_gain",
+        type=share,
+        metavar="SHARE",
+        help=f"stop after {ROUNDS_WITHOUT_GAIN} rounds in a row in which no entry saved this share of its cost, such "
+        "as 2%%; entries without a setting go on",
+    )
+    rounds.add_argument("--next_rounds", type=whole_number(1), help="of how many rounds ids are named next; default: 1")
+    rounds.add_argument(
+        "--resume", action="store_true", help="go on with a certification that stopped, by another rule"
+    )
+
+
+def fill_in_sequential(flags: argparse.Namespace) -> None:
+    """Sets what the user left open of the flags for rounds; refuses them where they cannot be.
+
+    Raises:
+      UsageError: If they are there without `--sequential`, or what that needs is missing.
+    """
+    if not flags.sequential:
+        if given := next((name for name in _SEQUENTIAL if getattr(flags, name)), None):
+            raise UsageError(f"--{given} belongs to --sequential, which is missing.")
+        return
+    flags.round_examples = flags.round_examples or _ROUND_EXAMPLES
+    flags.next_rounds = flags.next_rounds or 1
+    for name in ("baseline", "candidates", "task", "metric"):
+        if getattr(flags, name) is not None:
+            raise UsageError(
+                f"--{name} names logs of a whole evaluation, and --sequential takes losses as they come: write them to "
+                "a table, for --losses."
+            )
+    if flags.ids is None:
+        raise UsageError(
+            "--ids is missing: all examples that may be evaluated. Their order, and with it what is evaluated first, "
+            "is settled before any loss is seen."
+        )
+    if flags.order_by is not None and flags.costs is None:
+        raise UsageError(
+            f"--order_by={flags.order_by} needs --costs here: the order is settled before there are losses. Or give "
+            "the order itself (--order)."
+        )
+    if flags.stop_at_cost is not None and not 0 <= flags.stop_at_cost < math.inf:
+        raise UsageError(f"--stop_at_cost must be a finite number of at least 0, got {flags.stop_at_cost:g}.")
 
 
 def add_sweep_flags(parser: FlagParser) -> None:

@@ -3,11 +3,12 @@
 import argparse
 import dataclasses
 import itertools
+from collections.abc import Iterator, Sequence
 
-from calm_beam.external.loss_files import loss_files, read_losses
-from calm_beam.external.rows import RowReading
+from calm_beam.external.rows import LossRow, RowReading
 from calm_beam.external.runs import Run, RunScores, losses_of_runs
 from calm_beam.external.sweep import SweepLosses
+from calm_beam.external.tables import read_rows, table_files
 from calm_beam.launch.flags import UsageError, naming
 
 
@@ -65,16 +66,43 @@ def read_source(
     return _of_scores(flags, loss=loss)
 
 
+def loss_of_losses(loss: str | None) -> str:
+    """Returns what losses are that were given: `given` or `signed`.
+
+    Raises:
+      UsageError: If they are to be something else.
+    """
+    if loss == "relu":
+        raise UsageError("--loss=relu is made of scores. Of --losses it is given (in [0, 1]) or signed (in [-1, 1]).")
+    return loss or "given"
+
+
+def rows_of_losses(
+    patterns: Sequence[str], *, loss: str, group_key: str | None = None, cluster_key: str | None = None
+) -> Iterator[LossRow]:
+    """Returns the rows of all files that patterns name, found now and read as they are asked for.
+
+    Args:
+      patterns: As `--losses` has them.
+      loss: `given` or `signed`.
+      group_key: Column that names the group, if rows are to say it.
+      cluster_key: Column that names the cluster, likewise.
+
+    Raises:
+      LossesError: If a file has no format; later, if it is damaged or a row is not one.
+      DataError: If a pattern matches no file; later, if one is damaged.
+    """
+    reading = RowReading(lowest=-1.0 if loss == "signed" else 0.0, group_key=group_key, cluster_key=cluster_key)
+    with naming("--losses"):
+        files = table_files(patterns, reading)
+    return itertools.chain.from_iterable(read_rows(path, reading) for path in files)
+
+
 def _of_losses(
     flags: argparse.Namespace, *, loss: str | None, group_key: str | None, cluster_key: str | None
 ) -> Source:
-    if loss == "relu":
-        raise UsageError("--loss=relu is made of scores. Of --losses it is given (in [0, 1]) or signed (in [-1, 1]).")
-    loss = loss or "given"
-    with naming("--losses"):
-        files = loss_files(flags.losses)
-    reading = RowReading(lowest=-1.0 if loss == "signed" else 0.0, group_key=group_key, cluster_key=cluster_key)
-    rows = itertools.chain.from_iterable(read_losses(path, reading) for path in files)
+    loss = loss_of_losses(loss)
+    rows = rows_of_losses(flags.losses, loss=loss, group_key=group_key, cluster_key=cluster_key)
     return Source(sweep=SweepLosses.of(rows), loss=loss, patterns=flags.losses)
 
 

@@ -2,62 +2,70 @@
 
 import argparse
 import json
-import tempfile
+import os
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-import apache_beam as beam
 from apache_beam.options.pipeline_options import PipelineOptions
 
 from calm_beam.counted import counted
 from calm_beam.generations import Generation, read_generations
-from calm_beam.generations.folder import shard_files
-from calm_beam.launch.flags import UsageError, as_usage
-from calm_beam.launch.flags.data import find_output
-from calm_beam.launch.runners import is_local, make_runner, run_pipeline
+from calm_beam.generations.data_order import write_in_data_order
+from calm_beam.launch.flags import as_usage
+from calm_beam.launch.flags.data import asked_shards, find_output
+from calm_beam.launch.run_sweep import run_sweep
+from calm_beam.launch.runners import Workers
+from calm_beam.launch.runners.dataflow import job_paths
+from calm_beam.launch.runners.shared_folder import passing_folder, shared_place
 from calm_beam.launch.setup_run import prepare_run
 from calm_beam.launch.terminal import tell
-from calm_beam.launch.terminal.progress import shown_progress
-from calm_beam.storage import base_name, is_cloud_path, parent, replacing
-from calm_beam.transforms import DecodeExamples, ReadExamples
+from calm_beam.storage import base_name, replacing
+from calm_beam.transforms import ReadExamples
+
+# Flags of what workers read or write.
+_WORKERS_PATHS = ("checkpoint", "vocabulary", "data", "output")
 
 
 def decode(flags: argparse.Namespace, options: PipelineOptions) -> int:
     """Decodes as the flags say, tells about it and returns the exit status of the command."""
     with as_usage():
         output = find_output(flags.output, overwrite=flags.overwrite)
-        if not is_local(options):
-            raise UsageError("decode writes one file and runs on this machine: leave --runner out.")
-        run = prepare_run(flags, needs_references=False).without_weights()
-        pipeline = beam.Pipeline(runner=make_runner(options), options=options)
-    # Beside the output, so that the same disk has to hold both.
-    beside = None if is_cloud_path(output) else parent(output)
-    with tempfile.TemporaryDirectory(prefix=f".{base_name(output)}.", dir=beside) as folder:
-        assignment = run.assignment(folder)
-        with shown_progress(enabled=True) as progress:
-            _ = (
-                pipeline
-                | "ReadExamples" >> ReadExamples(run.data, num_shards=run.num_shards, progress=progress)
-                | "DecodeExamples" >> DecodeExamples(assignment, progress)
-            )
-            run_pipeline(pipeline)
-        generations = [item for path in shard_files(folder) for item in read_generations(path)]
-        generations.sort(key=lambda generation: (generation.example.file_index, generation.example.line))
-        with (
-            replacing(output, overwrite=flags.overwrite) as temporary,
-            open(temporary, "w", encoding="utf-8") as file,
-        ):
-            for generation in generations:
-                for row in _rows(generation, run.settings.thresholds):
-                    file.write(json.dumps(row, ensure_ascii=False) + "\n")
-    failed = sum(generation.failure is not None for generation in generations)
-    tell(
-        f"{counted(len(generations), 'prompt')} at {counted(len(run.settings.thresholds), 'threshold')} and in "
-        f"full: {output}"
-    )
+        workers = Workers.prepared(
+            options,
+            accelerator=flags.accelerator,
+            paths=job_paths(flags, _WORKERS_PATHS),
+            num_shards=lambda: asked_shards(flags),
+        )
+        workers.refuse_template(command="decode")
+        run = prepare_run(flags, needs_references=False, runs_here=workers.are_here).without_weights()
+        pipeline = workers.new_pipeline()
+        # Beside the output, so that the same disk has to hold both.
+        place = shared_place(workers, beside=output)
+    with passing_folder(place, name=f".{base_name(output)}.") as folder:
+        with workers.shown_progress() as progress:
+            read = pipeline | "ReadExamples" >> ReadExamples(run.data, num_shards=run.num_shards, progress=progress)
+            shards = run_sweep(pipeline, read, sweep=run, folder=folder, workers=workers, progress=progress)
+        prompts, failed = _write(output, shards, thresholds=run.settings.thresholds, overwrite=flags.overwrite)
+    tell(f"{counted(prompts, 'prompt')} at {counted(len(run.settings.thresholds), 'threshold')} and in full: {output}")
     if failed:
         tell(f"{counted(failed, 'prompt')} could not be decoded; under `failure`, a row says why.")
     return 0
+
+
+def _write(output: str, shards: Sequence[str], *, thresholds: Sequence[float], overwrite: bool) -> tuple[int, int]:
+    """Writes the rows of all prompts; returns how many prompts there are, and how many of them failed."""
+    prompts = failed = 0
+
+    def text_of(generation: Generation) -> str:
+        nonlocal prompts, failed
+        prompts += 1
+        failed += generation.failure is not None
+        return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in _rows(generation, thresholds))
+
+    generations = (item for path in shards for item in read_generations(path))
+    with replacing(output, overwrite=overwrite) as temporary, open(temporary, "wb") as file:
+        write_in_data_order(file, generations, text_of=text_of, folder=os.fspath(temporary.parent))
+    return prompts, failed
 
 
 def _rows(generation: Generation, thresholds: Sequence[float]) -> Iterator[dict[str, Any]]:

@@ -2,12 +2,22 @@
 
 The default, `splits`, is about whole sets: see `evaluate.splits`. The others are on a sample of
 prompts, with no other flags of the embedded data, by the embedded model. They write NAME.csv, NAME.json and NAME.svg
-into `--output`, and decode in this process: a sample is small, and its outputs are kept in memory.
+into `--output`. A sample is small: its outputs are kept in memory. `propagation` and `tradeoff` decode in this process,
+or on the workers that Beam's flags name; `sensitivity` decodes in this process alone.
 """
 
 from collections.abc import Sequence
 
-from calm_beam.launch.flags import FlagParser, add_task_flags, as_usage, parse_own_flags, whole_number
+from calm_beam.launch.flags import (
+    FlagParser,
+    add_task_flags,
+    add_worker_flags,
+    as_usage,
+    parse_flags,
+    parse_own_flags,
+    whole_number,
+)
+from calm_beam.launch.flags.accelerators import add_job_flags
 from calm_beam.launch.flags.metrics import METRIC_NAMES, add_metric_settings
 
 from . import splits
@@ -24,12 +34,16 @@ def main(argv: Sequence[str]) -> int:
         name = _experiment_name(argv)
     if name == "splits":
         return splits.main(argv, add_experiment_flag=_add_experiment_flag)
+    options = None
     with as_usage((ValueError, OSError)):
-        flags = parse_own_flags(_parser(name), argv)
+        if _EXPERIMENTS[name].has_sweeps:
+            flags, options = parse_flags(_parser(name), argv)
+        else:
+            flags = parse_own_flags(_parser(name), argv)
     # Here, since it loads JAX, and help does without.
     from .command import run_experiment
 
-    return run_experiment(name, _EXPERIMENTS[name], flags=flags)
+    return run_experiment(name, _EXPERIMENTS[name], flags=flags, options=options)
 
 
 def _experiment_name(argv: Sequence[str]) -> str:
@@ -61,4 +75,8 @@ def _parser(name: str) -> FlagParser:
     run.add_argument("--output", default="evaluation", help="directory for table and plot")
     run.add_argument("--overwrite", action="store_true", help="replace an earlier result of this experiment")
     _EXPERIMENTS[name].add_flags(parser)
+    if _EXPERIMENTS[name].has_sweeps:
+        workers = parser.add_argument_group("workers (Beam's own flags, such as --runner, may be added)")
+        add_worker_flags(workers)
+        add_job_flags(parser)
     return parser

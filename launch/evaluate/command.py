@@ -8,7 +8,10 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
+from apache_beam.options.pipeline_options import PipelineOptions
+
 from calm_beam import __version__
+from calm_beam.analysis.performance import measure_variants, measured_variants
 from calm_beam.analysis.sample import sampled
 from calm_beam.analysis.task import Task
 from calm_beam.counted import counted
@@ -19,6 +22,8 @@ from calm_beam.inputs import Reading, place_of, read_examples
 from calm_beam.launch.flags import as_usage
 from calm_beam.launch.flags.metrics import checked_metrics, metric_settings
 from calm_beam.launch.plots import check_plots_available, saved_figure
+from calm_beam.launch.runners import Workers
+from calm_beam.launch.runners.shared_folder import shared_place
 from calm_beam.launch.setup_run import prepare_run
 from calm_beam.launch.staging import staged
 from calm_beam.launch.terminal import PlainConsole, say
@@ -26,27 +31,47 @@ from calm_beam.launch.terminal.progress import shown_progress
 from calm_beam.storage import joined, replacing
 from calm_beam.sweeps.prepared import PreparedSweep
 
-from .experiment import Experiment, Findings
+from .experiment import Experiment, Findings, PreparedExperiment, PreparedSweeps
 from .files import checked_output, write_rows
+from .sweeps import decoded_by, sweep_workers
 
 
-def run_experiment(name: str, experiment: Experiment, *, flags: argparse.Namespace) -> int:
-    """Runs an experiment, tells what it found and returns the exit status of the command."""
+def run_experiment(
+    name: str, experiment: Experiment, *, flags: argparse.Namespace, options: PipelineOptions | None
+) -> int:
+    """Runs an experiment, tells what it found and returns the exit status of the command.
+
+    Args:
+      name: What it is called.
+      experiment: The experiment.
+      flags: Its flags.
+      options: Beam's, where it has sweeps; None where it runs without Beam.
+    """
     with as_usage((ValueError, OSError)):
         _fill_in_defaults(flags)
         output = checked_output(flags, _file_names(name))
         check_plots_available()
         (flags.metric,) = checked_metrics([flags.metric], metric_settings(flags))
-        run = prepare_run(flags, needs_references=False, settings=experiment.settings(flags))
+        workers = None if options is None else sweep_workers(flags, options)
+        run = prepare_run(
+            flags,
+            needs_references=False,
+            settings=experiment.settings(flags),
+            runs_here=workers is None or workers.are_here,
+        )
+        if workers is not None:
+            run = run.without_weights()
         prepared = experiment.prepare(flags, run)
         examples = _read_all(run.paths, run.reading)
-        task = _task(flags, run, examples=sampled(examples, flags.max_examples))
+        chosen = sampled(examples, flags.max_examples)
+        task = _task(flags, run, examples=chosen)
+        place = None if workers is None else shared_place(workers)
     start = time.monotonic()
     with staged(output) as staging:
-        with shown_progress(enabled=True) as progress:
-            progress.report("read", prepared.passes * len(task.prompts))
-            progress.report("compiling", 1)
-            findings = prepared.measure(task, lambda: progress.report("decoded", 1))
+        if isinstance(prepared, PreparedSweeps) and workers is not None and place is not None:
+            findings = _on_workers(prepared, task, examples=chosen, run=run, workers=workers, place=place)
+        else:
+            findings = _in_this_process(prepared, task)
         sample = _sample_in_words(task, len(examples))
         _write(staging, name, findings=findings, provenance={"sample": sample, **_provenance(flags, run)})
     console = PlainConsole()
@@ -56,6 +81,40 @@ def run_experiment(name: str, experiment: Experiment, *, flags: argparse.Namespa
     console.print(f"{sample} {time.monotonic() - start:.0f} s.")
     console.print(f"Files: {', '.join(joined(output, file) for file in _file_names(name))}", soft_wrap=True)
     return 0
+
+
+def _in_this_process(prepared: PreparedExperiment | PreparedSweeps, task: Task) -> Findings:
+    """Returns what an experiment finds that decodes one prompt after the other here."""
+    passes = len(prepared.variants) if isinstance(prepared, PreparedSweeps) else 1
+    with shown_progress(enabled=True) as progress:
+        progress.report("read", passes * len(task.prompts))
+        progress.report("compiling", 1)
+
+        def decoded() -> None:
+            progress.report("decoded", 1)
+
+        if isinstance(prepared, PreparedSweeps):
+            return prepared.findings(task, measure_variants(task, prepared.variants, decoded=decoded))
+        return prepared.measure(task, decoded)
+
+
+def _on_workers(
+    prepared: PreparedSweeps,
+    task: Task,
+    *,
+    examples: Sequence[Example],
+    run: PreparedSweep,
+    workers: Workers,
+    place: str,
+) -> Findings:
+    """Returns what an experiment finds whose sweeps are decoded by others."""
+    with workers.shown_progress() as progress:
+        progress.report("read", len(prepared.variants) * len(examples))
+        generations = (
+            decoded_by(workers, examples, variant, run=run, place=place, progress=progress)
+            for variant in prepared.variants
+        )
+        return prepared.findings(task, measured_variants(task, prepared.variants, generations))
 
 
 def _fill_in_defaults(flags: argparse.Namespace) -> None:
@@ -127,7 +186,11 @@ def _sample_in_words(task: Task, total: int) -> str:
 def _provenance(flags: argparse.Namespace, run: PreparedSweep) -> dict[str, Any]:
     """Returns what it takes to measure the same again."""
     packages = ("jax", "flax", "numpy", "rouge-score", "sentencepiece")
-    left_out = ("default_grid_step", "default_seqio_split", "experiment", "output", "overwrite")
+    left_out = (
+        *("default_grid_step", "default_seqio_split", "experiment", "output", "overwrite"),
+        # Who decodes moves no output.
+        *("accelerator", "model_copies", "num_shards"),
+    )
     return {
         "flags": {name: value for name, value in sorted(vars(flags).items()) if name not in left_out},
         "model": {"fingerprint": run.model_fingerprint, "layers": run.checkpoint.config.num_decoder_layers},

@@ -14,6 +14,7 @@ from calm_beam.launch.flags import FlagParser
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+    from calm_beam.analysis.performance import Measured, Variant
     from calm_beam.analysis.task import Task
     from calm_beam.sweeps.prepared import PreparedSweep
 
@@ -42,12 +43,23 @@ class PreparedExperiment:
     """An experiment whose flags have been found good.
 
     Attributes:
-      passes: How often every prompt is decoded.
-      measure: Decodes and scores a task; calls its second argument after every prompt of every pass.
+      measure: Decodes every prompt once and scores it; calls its second argument after every prompt.
     """
 
-    passes: int
     measure: "Callable[[Task, Callable[[], None]], Findings]"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class PreparedSweeps:
+    """An experiment that sweeps ways of exiting, on any workers, and whose flags have been found good.
+
+    Attributes:
+      variants: The ways of exiting, each of which decodes every prompt once.
+      findings: Returns what is found, given the task and the performance of the full model and of all variants.
+    """
+
+    variants: "tuple[Variant, ...]"
+    findings: "Callable[[Task, Sequence[Measured]], Findings]"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -59,12 +71,14 @@ class Experiment:
       add_flags: Adds the flags that it has beside those of the task.
       settings: Returns what determines the outputs, from the flags; raises ValueError for a wrong value.
       prepare: Returns what will be measured, given the model; raises ValueError for what does not fit it.
+      has_sweeps: Whether that is `PreparedSweeps`, which take flags of workers.
     """
 
     description: str
     add_flags: Callable[[FlagParser], None]
     settings: Callable[[argparse.Namespace], DecodeSettings]
-    prepare: "Callable[[argparse.Namespace, PreparedSweep], PreparedExperiment]"
+    prepare: "Callable[[argparse.Namespace, PreparedSweep], PreparedExperiment | PreparedSweeps]"
+    has_sweeps: bool
 
 
 def estimate_cells(name: str, estimate: Estimate | None) -> dict[str, Cell]:

@@ -2,10 +2,10 @@
 
 import argparse
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from calm_beam.analysis.performance import Measured, Variant, measure_variants
+from calm_beam.analysis.performance import Measured
 from calm_beam.analysis.propagation import propagation_variants
 from calm_beam.analysis.task import Task
 from calm_beam.decoding.settings import DecodeSettings, descending_grid
@@ -15,7 +15,7 @@ from calm_beam.launch.flags import FlagParser, numbers
 from calm_beam.launch.plots import BLACK, COLOURS, GREY, tidy
 from calm_beam.sweeps.prepared import PreparedSweep
 
-from .experiment import Experiment, Findings, PreparedExperiment
+from .experiment import Experiment, Findings, PreparedSweeps
 from .performance_rows import MEANING, performance_row, performance_table
 
 if TYPE_CHECKING:
@@ -45,13 +45,12 @@ def _settings(flags: argparse.Namespace) -> DecodeSettings:
     )
 
 
-def _prepare(flags: argparse.Namespace, run: PreparedSweep) -> PreparedExperiment:
+def _prepare(flags: argparse.Namespace, run: PreparedSweep) -> PreparedSweeps:
     variants = propagation_variants(run.settings.rule.confidence, run.settings.thresholds)
-    return PreparedExperiment(passes=len(variants), measure=functools.partial(_measure, variants))
+    return PreparedSweeps(variants=variants, findings=_findings)
 
 
-def _measure(variants: Sequence[Variant], task: Task, decoded: Callable[[], None]) -> Findings:
-    found = measure_variants(task, variants, decoded=decoded)
+def _findings(task: Task, found: Sequence[Measured]) -> Findings:
     return Findings(
         rows=[performance_row(measured) for measured in found],
         tables=[
@@ -111,4 +110,5 @@ PROPAGATION = Experiment(
     add_flags=_add_flags,
     settings=_settings,
     prepare=_prepare,
+    has_sweeps=True,
 )

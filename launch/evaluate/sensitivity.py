@@ -71,7 +71,7 @@ def _prepare(flags: argparse.Namespace, run: PreparedSweep) -> PreparedExperimen
         max_input_length=flags.max_input_length,
         batch_size=flags.batch_size,
     )
-    return PreparedExperiment(passes=1, measure=functools.partial(_measure, decoder, flags.rank))
+    return PreparedExperiment(measure=functools.partial(_measure, decoder, flags.rank))
 
 
 def _measure(decoder: "PerturbationDecoder", rank: int, task: Task, decoded: Callable[[], None]) -> Findings:
@@ -144,4 +144,5 @@ SENSITIVITY = Experiment(
     add_flags=_add_flags,
     settings=_settings,
     prepare=_prepare,
+    has_sweeps=False,
 )

@@ -2,13 +2,13 @@
 
 import argparse
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from rich import box
 from rich.table import Table
 
-from calm_beam.analysis.performance import Measured, Variant, measure_variants
+from calm_beam.analysis.performance import Measured
 from calm_beam.analysis.task import Task
 from calm_beam.analysis.tradeoff import tradeoff_variants
 from calm_beam.decoding.settings import DecodeSettings
@@ -18,7 +18,7 @@ from calm_beam.launch.plots import BLACK, measure_style, tidy
 from calm_beam.launch.setup_run import decode_settings
 from calm_beam.sweeps.prepared import PreparedSweep
 
-from .experiment import Experiment, Findings, PreparedExperiment
+from .experiment import Experiment, Findings, PreparedSweeps
 from .performance_rows import MEANING, performance_row, performance_table
 
 if TYPE_CHECKING:
@@ -51,14 +51,14 @@ def _settings(flags: argparse.Namespace) -> DecodeSettings:
     return decode_settings(argparse.Namespace(**vars(flags), confidence=COMPARABLE[0]))
 
 
-def _prepare(flags: argparse.Namespace, run: PreparedSweep) -> PreparedExperiment:
+def _prepare(flags: argparse.Namespace, run: PreparedSweep) -> PreparedSweeps:
     variants = tradeoff_variants(
         run.settings.rule,
         _confidences(flags, run.checkpoint),
         thresholds=run.settings.thresholds,
         num_layers=run.checkpoint.config.num_decoder_layers,
     )
-    return PreparedExperiment(passes=len(variants), measure=functools.partial(_measure, variants))
+    return PreparedSweeps(variants=variants, findings=_findings)
 
 
 def _confidences(flags: argparse.Namespace, checkpoint: "Checkpoint") -> tuple[str, ...]:
@@ -78,8 +78,8 @@ def _needs_classifier(name: str) -> bool:
     return measure_named(name).needs is Need.CLASSIFIER
 
 
-def _measure(variants: Sequence[Variant], task: Task, decoded: Callable[[], None]) -> Findings:
-    full, *others = measure_variants(task, variants, decoded=decoded)
+def _findings(task: Task, found: Sequence[Measured]) -> Findings:
+    full, *others = found
     num_layers = task.checkpoint.config.num_decoder_layers
     curves: dict[str, list[Measured]] = {}
     for measured in others:
@@ -89,7 +89,9 @@ def _measure(variants: Sequence[Variant], task: Task, decoded: Callable[[], None
     for measured in curves["static"]:
         assert measured.threshold is not None
         bounds[f"static layer {round(measured.threshold * num_layers)}"] = measured.performance
-    caution = " Here layers are those of the exits: every layer ran." if variants[0].rule.needs_full_model() else ""
+    rule = others[0].rule
+    assert rule is not None
+    caution = " Here layers are those of the exits: every layer ran." if rule.needs_full_model() else ""
     return Findings(
         rows=[performance_row(measured) for measured in (full, *others)],
         tables=[
@@ -159,4 +161,5 @@ TRADEOFF = Experiment(
     add_flags=_add_flags,
     settings=_settings,
     prepare=_prepare,
+    has_sweeps=True,
 )

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 
 from calm_beam.inputs import AS_USUAL, DataFiles, NoFilesError, Reading
 from calm_beam.storage import check_writable, exists, is_cloud_path, is_folder, parent
+from calm_beam.sweeps.shard_count import default_shards
 
 from . import UsageError, naming
 
@@ -46,6 +47,21 @@ def find_files(flag: str, patterns: Sequence[str], *, reading: Reading = AS_USUA
             return DataFiles.found(patterns, reading=reading)
         except NoFilesError as error:
             raise UsageError(f"{flag} {error}") from error
+
+
+def asked_shards(flags: argparse.Namespace) -> int:
+    """Returns into how many shards the data will be divided: by their size where the flags do not say, which then do.
+
+    Raises:
+      UsageError: As `find_files`.
+      OSError: If a file cannot be read.
+    """
+    if flags.num_shards is None:
+        data = find_files("--data", flags.data or (), reading=reading_of(flags))
+        # Of calibrations alone, which may look at their tests after each round.
+        flags.num_shards = default_shards(data, round_examples=getattr(flags, "round_examples", None))
+    found: int = flags.num_shards
+    return found
 
 
 def find_output(path: str | None, *, overwrite: bool) -> str:

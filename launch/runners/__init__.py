@@ -6,3 +6,4 @@ from .run import is_local as is_local
 from .run import make_runner as make_runner
 from .run import may_report_progress as may_report_progress
 from .run import run_pipeline as run_pipeline
+from .workers import Workers as Workers

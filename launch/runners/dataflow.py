@@ -186,14 +186,17 @@ def _choose_machine(options: PipelineOptions, accelerator: Accelerator) -> None:
         worker.machine_type = _PLAIN_MACHINE
 
 
-def job_paths(flags: argparse.Namespace) -> list[tuple[str, str | None]]:
-    """Returns the paths that `calibrate` is given, each with its flag."""
-    return [
-        ("--checkpoint", flags.checkpoint),
-        ("--vocabulary", flags.vocabulary),
+def job_paths(flags: argparse.Namespace, names: Iterable[str]) -> list[tuple[str, str | None]]:
+    """Returns the paths that a command is given, each with its flag.
+
+    Args:
+      flags: Of the command.
+      names: Of those flags that name what workers read or write; a flag may name several paths.
+    """
+    paths: list[tuple[str, str | None]] = []
+    for name in names:
+        given = getattr(flags, name)
+        several = given if isinstance(given, tuple) else (given,)
         # TensorFlow opens what SeqIO reads, by paths that the task knows.
-        *(("--data", pattern) for pattern in flags.data or () if not is_seqio(pattern)),
-        ("--generations", flags.generations),
-        ("--bleurt_checkpoint", flags.bleurt_checkpoint),
-        ("--output", flags.output),
-    ]
+        paths += [(f"--{name}", path) for path in several if path is None or not is_seqio(path)]
+    return paths

@@ -23,6 +23,9 @@ A manifest of kind external, which `calm-beam certify` made, is tested on fresh 
 Fresh data are drawn independently of the calibration set. The calibration set itself is refused; prompts that it shares
 with the fresh data are counted and warned of where its generations still stand beside the manifest, and only there.
 
+With `--runner`, workers elsewhere decode the fresh data into a folder below `--temp_location`, which they and this
+machine must see; losses are made of it here, and the folder is removed.
+
 Exit status: 0 no promise broken, 1 failure, 2 bad usage, 3 a promise is broken.
 """
 
@@ -39,6 +42,7 @@ from calm_beam.launch.flags import (
     parse_flags,
     texts,
 )
+from calm_beam.launch.flags.accelerators import add_job_flags
 from calm_beam.launch.flags.manifest import add_confidence_flag
 from calm_beam.launch.flags.metrics import add_metric_settings
 from calm_beam.launch.flags.model import add_model_flags
@@ -79,6 +83,7 @@ def _parser() -> FlagParser:
     add_memory_flags(parser)
     add_exit_head_flag(parser)
     add_worker_flags(parser)
+    add_job_flags(parser)
     add_source_flags(parser)
     return parser
 

@@ -3,10 +3,8 @@
 import argparse
 import glob
 import sys
-import tempfile
 from collections.abc import Sequence
 
-import apache_beam as beam
 from apache_beam.options.pipeline_options import PipelineOptions
 from rich import box
 from rich.table import Table
@@ -17,18 +15,17 @@ from calm_beam.decoding.recorded import recorded_settings
 from calm_beam.examples import Example
 from calm_beam.exits.measures import check_named
 from calm_beam.generations import read_generations, stored_prompts
-from calm_beam.generations.folder import shard_files
 from calm_beam.inputs import read_examples
-from calm_beam.launch.flags import (
-    UsageError,
-    as_usage,
-)
+from calm_beam.launch.flags import UsageError, as_usage
+from calm_beam.launch.flags.data import asked_shards
 from calm_beam.launch.flags.manifest import find_manifest
 from calm_beam.launch.flags.metrics import checked_metrics, metric_settings
-from calm_beam.launch.runners import is_local, make_runner, run_pipeline
+from calm_beam.launch.run_sweep import run_sweep
+from calm_beam.launch.runners import Workers
+from calm_beam.launch.runners.dataflow import job_paths
+from calm_beam.launch.runners.shared_folder import passing_folder, shared_place
 from calm_beam.launch.setup_run import prepare_run
 from calm_beam.launch.terminal import PlainConsole, say, tell
-from calm_beam.launch.terminal.progress import shown_progress
 from calm_beam.launch.terminal.summary import group_line
 from calm_beam.manifest import Calibration, Manifest, ManifestError, read_manifest
 from calm_beam.metrics.registry import BLEURT, check_may_run, full_name, get_metric
@@ -39,7 +36,7 @@ from calm_beam.storage import joined, list_files, parent
 from calm_beam.sweeps.prepared import PreparedSweep
 from calm_beam.sweeps.shard import with_unique_ids
 from calm_beam.tails import tail_in_words
-from calm_beam.transforms import DecodeExamples, ReadExamples
+from calm_beam.transforms import ReadExamples
 from calm_beam.upkeep.verification import FreshLosses, Verdict, promised_thresholds, verify
 from calm_beam.vocabulary import EOS_ID
 
@@ -47,6 +44,8 @@ from .verdicts import BROKEN, check_alpha, conclude, verdict_in_words
 
 # Order of bets in manifests that do not say; any that was fixed beforehand will do.
 _DEFAULT_SALT = "calm-beam/0"
+# Flags of what workers read: what is scored, and against what, is read here.
+_WORKERS_PATHS = ("checkpoint", "vocabulary", "data")
 
 
 def verify_manifest(flags: argparse.Namespace, options: PipelineOptions) -> int:
@@ -56,8 +55,6 @@ def verify_manifest(flags: argparse.Namespace, options: PipelineOptions) -> int:
         path = find_manifest(flags.manifest)
         manifest = read_manifest(path)
         entries = tuple(entry for entry in manifest.calibrations if entry.threshold is not None)
-        if not is_local(options):
-            raise UsageError("verify scores what it decodes on this machine: leave --runner out.")
         if flags.metric is not None:
             entries = _with_metrics(entries, flags, manifest=manifest)
         if not entries:
@@ -66,10 +63,28 @@ def verify_manifest(flags: argparse.Namespace, options: PipelineOptions) -> int:
             return 0
         _check_entries(entries, flags)
         _take_policies(flags, manifest)
-        run = _prepare(flags, manifest, entries=entries)
+        workers = Workers.prepared(
+            options,
+            accelerator=flags.accelerator,
+            paths=job_paths(flags, _WORKERS_PATHS),
+            num_shards=lambda: asked_shards(flags),
+        )
+        workers.refuse_template(command="verify")
+        run = _prepare(flags, manifest, entries=entries, runs_here=workers.are_here)
+        place = shared_place(workers)
         _check_data(run, flags, manifest=manifest, path=path)
-        pipeline = beam.Pipeline(runner=make_runner(options), options=options)
-    losses = _decode(pipeline, run, flags=flags, manifest=manifest, entries=entries)
+        pipeline = workers.new_pipeline()
+    metrics = {entry.metric: get_metric(entry.metric, metric_settings(flags)) for entry in entries}
+    with passing_folder(place, name="calm-beam-verify-") as folder, workers.shown_progress() as progress:
+        read = pipeline | "ReadExamples" >> ReadExamples(run.data, num_shards=run.num_shards, progress=progress)
+        shards = run_sweep(pipeline, read, sweep=run, folder=folder, workers=workers, progress=progress)
+        losses = FreshLosses.of(
+            (item for path in shards for item in read_generations(path)),
+            entries,
+            metrics=metrics,
+            salt=manifest.plan.salt if manifest.plan else _DEFAULT_SALT,
+            on_error=flags.on_error,
+        )
     # Which they are depends on no loss.
     tested = [entry for entry in entries if losses.has_any(entry)]
     if without := sorted({entry.group or "" for entry in entries} - {entry.group or "" for entry in tested}):
@@ -119,7 +134,9 @@ def _take_policies(flags: argparse.Namespace, manifest: Manifest) -> None:
     flags.max_failures = sys.maxsize
 
 
-def _prepare(flags: argparse.Namespace, manifest: Manifest, *, entries: Sequence[Calibration]) -> PreparedSweep:
+def _prepare(
+    flags: argparse.Namespace, manifest: Manifest, *, entries: Sequence[Calibration], runs_here: bool
+) -> PreparedSweep:
     """Returns the run, whose model and vocabulary are those of the manifest."""
     check_named(manifest.decode.confidence, flags.confidence)
     run = prepare_run(
@@ -130,13 +147,14 @@ def _prepare(flags: argparse.Namespace, manifest: Manifest, *, entries: Sequence
         settings=recorded_settings(manifest.decode, promised_thresholds(entries)),
         # Without one, metrics have compared token ids, and have to do so again.
         finds_vocabulary=manifest.vocabulary is not None,
+        runs_here=runs_here,
     )
     try:
         check_model(manifest.model, run.checkpoint)
         check_vocabulary(manifest.vocabulary, run.vocabulary, checkpoint=run.checkpoint)
     except ManifestError as error:
         raise UsageError(f"--checkpoint {flags.checkpoint}: {error}") from error
-    return run
+    return run.without_weights()
 
 
 def _needs_references(entries: Sequence[Calibration]) -> bool:
@@ -184,32 +202,6 @@ def _whole_prompt(
     if text is None or run.vocabulary is None:
         return text if ids is None else ids
     return (*run.vocabulary.encode(run.settings.task_prefix + text), EOS_ID)
-
-
-def _decode(
-    pipeline: beam.Pipeline,
-    run: PreparedSweep,
-    *,
-    flags: argparse.Namespace,
-    manifest: Manifest,
-    entries: Sequence[Calibration],
-) -> FreshLosses:
-    """Returns the losses of the fresh data; the outputs themselves are not kept."""
-    metrics = {entry.metric: get_metric(entry.metric, metric_settings(flags)) for entry in entries}
-    with tempfile.TemporaryDirectory(prefix="calm-beam-verify-") as folder, shown_progress(enabled=True) as progress:
-        _ = (
-            pipeline
-            | "ReadExamples" >> ReadExamples(run.data, num_shards=run.num_shards, progress=progress)
-            | "DecodeExamples" >> DecodeExamples(run.assignment(folder), progress)
-        )
-        run_pipeline(pipeline)
-        return FreshLosses.of(
-            (item for path in shard_files(folder) for item in read_generations(path)),
-            entries,
-            metrics=metrics,
-            salt=manifest.plan.salt if manifest.plan else _DEFAULT_SALT,
-            on_error=flags.on_error,
-        )
 
 
 def _print(

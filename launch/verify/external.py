@@ -6,12 +6,12 @@ from rich import box
 from rich.table import Table
 
 from calm_beam.counted import counted
-from calm_beam.external.verification import check_fresh, promised, verify_settings
+from calm_beam.external.verification import check_fresh, promised, verify_settings, why_not_fresh
 from calm_beam.launch.certify.flags import add_sweep_flags
 from calm_beam.launch.certify.sources import read_source
 from calm_beam.launch.flags import FlagParser, UsageError, as_usage, parse_own_flags
 from calm_beam.launch.flags.manifest import find_manifest
-from calm_beam.launch.terminal import PlainConsole, tell
+from calm_beam.launch.terminal import PlainConsole, say, tell
 from calm_beam.launch.terminal.certification import loss_in_words
 from calm_beam.manifest import ExternalCalibration, ExternalManifest, read_any_manifest
 from calm_beam.printable import printable_line
@@ -56,6 +56,8 @@ def verify_external(argv: Sequence[str], *, description: str) -> int:
     if plan.task is not None and source.task != plan.task:
         raise UsageError(f"the fresh runs are of task {source.task!r}, and the manifest is about {plan.task!r}.")
     check_fresh(source.sweep, manifest)
+    if (caution := why_not_fresh(source.sweep, manifest)) is not None:
+        say(f"caution: {caution}")
     verdicts = verify_settings(source.sweep, manifest, alpha=flags.alpha)
     _print(manifest, verdicts, examples=len(source.sweep.ids), alpha=flags.alpha)
     return BROKEN if any(verdict.is_broken for verdict in verdicts) else 0

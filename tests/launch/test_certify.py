@@ -1,6 +1,7 @@
 """`calm-beam certify` from flags to files, and what other commands make of its manifest."""
 
 import csv
+import dataclasses
 import json
 import pathlib
 import re
@@ -8,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from calm_beam.external.rows import LossRow
 from calm_beam.launch.cli import main
 from calm_beam.manifest import ExternalManifest, ManifestError, read_external_manifest
 from calm_beam.serving import Generator
@@ -257,6 +259,22 @@ def test_verify(losses: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert "verify with --losses tests it" in capsys.readouterr().err
 
 
+def test_verify_on_some_of_the_same_examples(losses: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Ids that were certified and come again are told, since the same examples cannot test what they chose."""
+    _certify(losses, _ORDER, "--delta=0.15")
+    fresh = [dataclasses.replace(row, id=f"fresh {row.id}") for row in coin_rows(600, seed=1)]
+    asked = ["verify", f"--manifest={losses.parent / 'out'}"]
+    path = write_csv(losses.parent / "fresh.csv", fresh)
+    capsys.readouterr()
+    assert main([*asked, f"--losses={path}"]) == 0
+    assert capsys.readouterr().err == ""
+    mixed = write_csv(losses.parent / "mixed.csv", [*fresh, *coin_rows(60)])
+    assert main([*asked, f"--losses={mixed}"]) == 0
+    found = re.search(r"caution: of 256 certified ids that the manifest remembers, (\d+) are", capsys.readouterr().err)
+    assert found is not None
+    assert 10 < int(found[1]) < 45
+
+
 def test_verify_of_nothing(losses: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Where no setting is safe there is nothing to break."""
     _certify(losses, _ORDER, "--delta=0.001")
@@ -301,3 +319,206 @@ def test_the_same_losses_in_parts(losses: pathlib.Path) -> None:
     for content in (whole, parts):
         del content["created"], content["digest"], content["data"]["patterns"]
     assert whole == parts
+
+
+def _ids(folder: pathlib.Path, count: int) -> pathlib.Path:
+    path = folder / "ids.csv"
+    path.write_text("id,group,cluster\n" + "".join(f"e{i},{'abc'[i % 3]},c{i // 4}\n" for i in range(count)))
+    return path
+
+
+def _evaluate(folder: pathlib.Path, rows: list[LossRow], *, extra: int = 0) -> None:
+    """Writes the losses of what is asked for next into a further file, and of some others."""
+    wanted = {*(folder / "out" / "next_ids.txt").read_text().splitlines()}
+    known = {row["id"] for path in folder.glob("part-*.csv") for row in csv.DictReader(path.open())}
+    others = sorted({row.id for row in rows} - wanted - known)[:extra]
+    chosen = [row for row in rows if row.id in {*wanted, *others} - known]
+    write_csv(folder / f"part-{len(list(folder.glob('part-*')))}.csv", chosen)
+
+
+def _watch(folder: pathlib.Path, *flags: str, losses: str = "part-*.csv", output: str = "out") -> int:
+    known = [f"--losses={folder / losses}"] if list(folder.glob(losses)) else []
+    asked = ["--sequential", f"--ids={folder / 'ids.csv'}", _ORDER, "--delta=0.05,0.15", "--round_examples=40"]
+    return main(["certify", *asked, *known, f"--output={folder / output}", *flags])
+
+
+def test_a_certification_round_by_round(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each call says what to evaluate next, until enough is proved; in whatever pieces losses come, the end is one."""
+    rows = coin_rows(800, wrong=(0, 0, 0.05, 0.5))
+    _ids(tmp_path, 800)
+    stop = ("--stop_at_setting=6bit", "--group_key=group", "--joint")
+    assert _watch(tmp_path, *stop) == 0
+    first = capsys.readouterr()
+    assert first.out == ""
+    assert first.err.startswith("plan sha256:")
+    assert "Evaluate 40 examples under every setting, add the losses, and repeat the command" in first.err
+    assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["next_ids.txt", "plan.json"]
+    calls = 0
+    while not (tmp_path / "out" / "manifest.json").exists():
+        # Now and then more than was asked for: it waits for its round.
+        _evaluate(tmp_path, rows, extra=30 * (calls % 3))
+        assert _watch(tmp_path, *stop) == 0
+        calls += 1
+    assert calls > 4
+    assert not (tmp_path / "out" / "next_ids.txt").exists()
+    manifest = read_external_manifest(tmp_path / "out" / "manifest.json")
+    assert manifest.sequential is not None
+    assert (manifest.sequential.ended_by, manifest.sequential.of_examples) == ("stop_at_setting", 800)
+    assert manifest.data.examples == 40 * manifest.sequential.rounds < 800
+    capsys.readouterr()
+    # All losses at once, and far more than are needed, end at the same look.
+    write_csv(tmp_path / "all.csv", rows[::-1])
+    assert _watch(tmp_path, *stop, losses="all.csv", output="at_once") == 0
+    one, other = (_content(tmp_path / name / "manifest.json") for name in ("out", "at_once"))
+    for content in (one, other):
+        del content["created"], content["digest"], content["data"]["patterns"]
+    assert one == other
+    assert (tmp_path / "out" / "risk_table.csv").read_bytes() == (tmp_path / "at_once" / "risk_table.csv").read_bytes()
+    capsys.readouterr()
+    assert main(["inspect", str(tmp_path / "out")]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert f"ended after round {manifest.sequential.rounds} of 20" in said
+    assert "every promise had come to setting 6bit, or to a later one" in said
+    page = (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
+    assert "The proof, round by round" in page
+
+
+def test_what_may_follow_a_stop(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A certification that stopped is finished; another rule takes it further if asked, and that is written down."""
+    _ids(tmp_path, 400)
+    write_csv(tmp_path / "part-0.csv", coin_rows(400, wrong=(0, 0, 0, 0.5)))
+    assert _watch(tmp_path, "--stop_at_setting=8bit") == 0
+    stopped = read_external_manifest(tmp_path / "out" / "manifest.json")
+    capsys.readouterr()
+    assert _watch(tmp_path, "--stop_at_setting=8bit") == 0
+    assert "is finished; nothing is left to do" in capsys.readouterr().err
+    assert _watch(tmp_path) == 2
+    assert "--resume goes on by this one" in capsys.readouterr().err
+    assert _watch(tmp_path, "--resume", "--stop_gain=2%") == 0
+    manifest = read_external_manifest(tmp_path / "out" / "manifest.json")
+    assert stopped.sequential is not None
+    assert manifest.sequential is not None
+    (end,) = manifest.sequential.continues
+    assert (end.plan, end.rounds) == (stopped.plan.digest, stopped.sequential.rounds)
+    assert manifest.sequential.ended_by == "stop_gain"
+    assert "continued by another rule" in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_certification_goes_on_waiting(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Continued by another rule it asks for more, and its earlier result stands until there is another."""
+    _ids(tmp_path, 400)
+    rows = coin_rows(400, wrong=(0, 0, 0, 0.5))
+    write_csv(tmp_path / "all.csv", rows)
+    assert _watch(tmp_path, "--next_rounds=3") == 0
+    _evaluate(tmp_path, rows)
+    assert _watch(tmp_path, "--stop_at_setting=8bit") == 2
+    assert "the rule to stop is part of the plan" in capsys.readouterr().err
+    assert _watch(tmp_path, "--stop_at_setting=8bit", "--overwrite") == 0
+    before = (tmp_path / "out" / "manifest.json").read_bytes()
+    assert _watch(tmp_path, "--resume") == 0
+    assert (tmp_path / "out" / "manifest.json").read_bytes() == before
+    assert len((tmp_path / "out" / "next_ids.txt").read_text().splitlines()) == 40
+    assert _watch(tmp_path, losses="all.csv") == 0
+    manifest = read_external_manifest(tmp_path / "out" / "manifest.json")
+    assert manifest.sequential is not None
+    assert (manifest.sequential.ended_by, len(manifest.sequential.continues)) == ("end_of_data", 1)
+
+
+def test_what_would_void_the_proof(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Other ids, tests or orders, losses that were changed or taken away, and a test of all at once are refused."""
+    _ids(tmp_path, 200)
+    rows = coin_rows(200)
+    write_csv(tmp_path / "all.csv", rows)
+    assert _watch(tmp_path, "--next_rounds=2") == 0
+    _evaluate(tmp_path, rows)
+    assert _watch(tmp_path) == 0
+    kept = (tmp_path / "out" / "plan.json").read_bytes()
+    part = tmp_path / "part-0.csv"
+    text = part.read_text()
+    capsys.readouterr()
+    for flags, said in (
+        (("--epsilon=0.1",), "the tests of it cannot be changed"),
+        (("--seed=1",), "--seed of it cannot be changed"),
+        (("--order=8bit,6bit,3bit,4bit",), "the order of the settings of it cannot be changed"),
+        (("--costs=8bit=8,6bit=6,4bit=4,3bit=3",), "the costs of it cannot be changed"),
+        (("--round_examples=20",), "--round_examples of it cannot be changed"),
+    ):
+        assert _watch(tmp_path, *flags) == 2
+        assert said in capsys.readouterr().err
+    part.write_text(re.sub(r",0\.0,", ",1.0,", text, count=1))
+    assert _watch(tmp_path) == 1
+    assert re.search("the losses or costs of round [12] are others than they were", capsys.readouterr().err)
+    part.write_text("\n".join(text.splitlines()[:-1]) + "\n")
+    assert _watch(tmp_path) == 1
+    assert "is not whole now: round" in capsys.readouterr().err
+    part.write_text(text)
+    _ids(tmp_path, 201)
+    assert _watch(tmp_path) == 2
+    assert "the ids and their number of it cannot be changed" in capsys.readouterr().err
+    assert main(["certify", f"--losses={part}", _ORDER, "--delta=0.1", f"--output={tmp_path / 'out'}"]) == 2
+    assert "holds a sequential certification. Its losses have been looked at" in capsys.readouterr().err
+    assert (tmp_path / "out" / "plan.json").read_bytes() == kept
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (("--ids=ids.csv", "--order=a", "--delta=0.1"), "--ids belongs to --sequential, which is missing"),
+        (("--sequential", "--order=a", "--delta=0.1"), "--ids is missing: all examples that may be evaluated"),
+        (("--sequential", "--ids=ids.csv", "--order_by=cost", "--delta=0.1"), "--order_by=cost needs --costs here"),
+        (("--sequential", "--ids=ids.csv", "--delta=0.1"), "the order of the settings is missing"),
+        (
+            ("--sequential", "--ids=ids.csv", "--order=a", "--delta=0.1", "--p_value=wsr"),
+            "p_value wsr holds for a number of examples that is fixed beforehand",
+        ),
+        (
+            ("--sequential", "--ids=ids.csv", "--baseline=x", "--candidates=y", "--delta=0.1"),
+            "--baseline names logs of a whole evaluation",
+        ),
+        (("--sequential", "--ids=none.csv", "--order=a", "--delta=0.1"), "none.csv: no such file"),
+        (("--sequential", "--ids=ids.csv", "--order=a,a", "--delta=0.1"), "it names a setting twice"),
+        (
+            ("--sequential", "--ids=ids.csv", "--order=a", "--delta=0.1", "--stop_at_setting=b"),
+            "is none of the settings",
+        ),
+        (
+            ("--sequential", "--ids=ids.csv", "--order=a", "--delta=0.1", "--costs=b=1"),
+            "--costs must name every setting",
+        ),
+        (
+            ("--sequential", "--ids=ids.csv", "--order=a", "--delta=0.1", "--resume"),
+            "holds no sequential certification",
+        ),
+        (("--sequential", "--ids=ids.csv", "--order=a", "--delta=0.1", "--stop_at_cost=nan"), "--stop_at_cost must be"),
+        (("--sequential", "--ids=ids.csv", "--order=a", "--delta=0.1", "--group_key=topic"), "has no column topic"),
+    ],
+)
+def test_sequential_flags_that_do_not_go_together(
+    tmp_path: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    flags: tuple[str, ...],
+    message: str,
+) -> None:
+    """What is wrong is told, and nothing is written."""
+    monkeypatch.chdir(tmp_path)
+    _ids(tmp_path, 3)
+    assert main(["certify", *flags]) in (1, 2)
+    assert message in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["ids.csv"]
+
+
+def test_a_sequential_certification_is_kept_up(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`verify` tests it on fresh losses and `monitor` watches it, as any other."""
+    _ids(tmp_path, 200)
+    write_csv(tmp_path / "part-0.csv", coin_rows(200, wrong=(0, 0, 0, 0.5)))
+    assert _watch(tmp_path, "--stop_at_setting=8bit", "--costs=8bit=8,6bit=6,4bit=4,3bit=3") == 2
+    assert "--costs and the column cost both say what settings cost" in capsys.readouterr().err
+    assert _watch(tmp_path, "--stop_at_setting=8bit") == 0
+    fresh = write_csv(tmp_path / "fresh.csv", coin_rows(300, seed=5, wrong=(0, 0, 0, 0.5)))
+    assert main(["verify", f"--manifest={tmp_path / 'out'}", f"--losses={fresh}"]) == 0
+    stream = tmp_path / "stream.txt"
+    stream.write_text("0\n" * 40)
+    state = tmp_path / "state.json"
+    asked = ["monitor", f"--manifest={tmp_path / 'out'}", f"--losses={stream}", f"--state={state}", "--delta=0.15"]
+    assert main(asked) == 0

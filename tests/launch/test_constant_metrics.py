@@ -75,6 +75,22 @@ def test_nothing_is_promised(
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
 
 
+def test_a_sequential_run_ends_early(
+    calibrated: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A metric that has proved the whole grid and told nothing ends a run in that round, whatever others wait for."""
+    out = tmp_path / "out"
+    paths = [f"--checkpoint={calibrated / 'model'}", f"--data={calibrated / 'rows.jsonl'}", f"--output={out}"]
+    goal = [f"--metric=token_f1,{_CONSTANT}", "--delta=0.2", "--epsilon=0.5"]
+    rounds = ["--sequential", "--round_examples=4", "--num_shards=5"]
+    assert main(["calibrate", *paths, *SHORT_FLAGS, *goal, *rounds]) == 1
+    printed = capsys.readouterr().err
+    assert f'metric "{_CONSTANT}" says nothing here: on all ' in printed
+    assert "round 1 of 5: " in printed
+    assert len(list(out.rglob("round-*.json"))) < 5
+    assert not (out / "manifest.json").exists()
+
+
 def test_a_promise_cannot_be_verified_by_it(
     calibrated: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -1,4 +1,4 @@
-"""The job that `calm-beam calibrate` submits to Dataflow: Beam's own runner against stand-ins for the services."""
+"""The jobs that commands submit to Dataflow: Beam's own runner against stand-ins for the services."""
 
 import dataclasses
 import io
@@ -18,6 +18,8 @@ from apache_beam.internal import pickler
 from apache_beam.portability import common_urns
 from apache_beam.portability.api import beam_runner_api_pb2
 
+from calm_beam.launch.cli import main
+from calm_beam.sweeps import Assignment
 from tests.cloud.dataflow_service import DataflowService, serving_dataflow
 from tests.cloud.service import CloudService, make_bucket, raw_client
 from tests.pipelines import SHORT_FLAGS, id_rows, write_model, write_rows
@@ -90,6 +92,18 @@ class _Run:
         assert isinstance(pool, dict)
         return pool
 
+    def assignment(self) -> Assignment:
+        """Returns what the step is told that decodes."""
+        (step,) = [step for step in self.pipeline.components.transforms.values() if step.unique_name == _DECODE]
+        payload = beam_runner_api_pb2.ParDoPayload.FromString(step.spec.payload)
+        assignment = pickler.loads(payload.do_fn.payload)[0]._assignment
+        assert isinstance(assignment, Assignment)
+        return assignment
+
+    def steps(self) -> set[str]:
+        """Returns the names of the steps."""
+        return {step.unique_name for step in self.pipeline.components.transforms.values()}
+
     def hints(self) -> dict[str, dict[str, bytes]]:
         """Returns the resource hints of each step that has any."""
         components = self.pipeline.components
@@ -119,26 +133,29 @@ def place(_cloud_service: CloudService, tmp_path_factory: pytest.TempPathFactory
 
 
 def _calibrate(place: _Place, name: str, *flags: str) -> tuple[int, str, str]:
-    """Runs the command, and returns its exit status and what it printed."""
-    process = _started(place, name, *flags)
+    """Runs calibrate, and returns its exit status and what it printed."""
+    return _run(place, "calibrate", name, "--metric=token_f1", *SHORT_FLAGS, *flags)
+
+
+def _run(place: _Place, command: str, name: str, *flags: str) -> tuple[int, str, str]:
+    """Runs a command, and returns its exit status and what it printed; without a name, it has no output."""
+    process = _started(place, command, name, *flags)
     output, errors = process.communicate(timeout=240)
     return process.returncode, output, errors
 
 
-def _started(place: _Place, name: str, *flags: str) -> "subprocess.Popen[str]":
+def _started(place: _Place, command: str, name: str, *flags: str) -> "subprocess.Popen[str]":
     """Starts the command in a process of its own: Beam keeps credentials and clients for good."""
     arguments = [
-        "calibrate",
+        command,
         "--runner=DataflowRunner",
         "--project=a-project",
         "--region=us-central1",
         f"--dataflow_endpoint={place.dataflow.endpoint}",
         f"--temp_location={place.bucket}/temp",
         f"--checkpoint={place.bucket}/model",
-        f"--data={place.bucket}/rows.jsonl",
-        f"--output={place.bucket}/{name}",
-        "--metric=token_f1",
-        *SHORT_FLAGS,
+        *([] if any(flag.startswith("--generations=") for flag in flags) else [f"--data={place.bucket}/rows.jsonl"]),
+        *([f"--output={place.bucket}/{name}"] if name else []),
         *flags,
     ]
     code = "from calm_beam.launch.cli import entry_point; entry_point()"
@@ -159,8 +176,12 @@ def _run_of(place: _Place, done: tuple[int, str, str], job: dict[str, Any]) -> _
 
 
 def _submitted(place: _Place, name: str, *flags: str) -> _Run:
+    return _submitted_by(place, "calibrate", name, "--metric=token_f1", *SHORT_FLAGS, *flags)
+
+
+def _submitted_by(place: _Place, command: str, name: str, *flags: str) -> _Run:
     before = len(place.dataflow.jobs)
-    done = _calibrate(place, name, *flags)
+    done = _run(place, command, name, *flags)
     assert len(place.dataflow.jobs) == before + 1, done
     return _run_of(place, done, place.dataflow.jobs[-1])
 
@@ -193,7 +214,6 @@ def template_on_tpus(place: _Place) -> _Run:
 
 def test_steps(from_sources: _Run) -> None:
     """The staged pipeline reads, decodes, scores, sums and writes, and no step asks for a device."""
-    names = {step.unique_name for step in from_sources.pipeline.components.transforms.values()}
     assert {
         "ReadExamples/ParseExamples",
         "ReadExamples/GroupByShard",
@@ -202,15 +222,13 @@ def test_steps(from_sources: _Run) -> None:
         "CalibrateGenerations/SumLosses",
         "CalibrateGenerations/TestThresholds",
         "WriteManifest/Publish",
-    } <= names
+    } <= from_sources.steps()
     assert from_sources.hints() == {}
 
 
 def test_workers_read_cloud_storage(place: _Place, from_sources: _Run) -> None:
     """The step that decodes is told paths on Cloud Storage, never those of a copy on the launching machine."""
-    (step,) = [step for step in from_sources.pipeline.components.transforms.values() if step.unique_name == _DECODE]
-    payload = beam_runner_api_pb2.ParDoPayload.FromString(step.spec.payload)
-    assignment = pickler.loads(payload.do_fn.payload)[0]._assignment
+    assignment = from_sources.assignment()
     assert assignment.job.model.uri == f"{place.bucket}/model"
     assert assignment.stored.directory.startswith(f"{place.bucket}/from_sources/")
     assert assignment.job.num_shards == 12
@@ -272,7 +290,9 @@ def test_ctrl_c_ends_the_watching_alone(place: _Place) -> None:
     """Interrupted while it waits, the command ends as interrupted, and says that the job goes on and where."""
     place.dataflow.final_state, place.dataflow.errors = "JOB_STATE_RUNNING", []
     place.dataflow.was_asked.clear()
-    process = _started(place, "interrupted", f"--sdk_container_image={_IMAGE}")
+    process = _started(
+        place, "calibrate", "interrupted", "--metric=token_f1", *SHORT_FLAGS, f"--sdk_container_image={_IMAGE}"
+    )
     assert place.dataflow.was_asked.wait(200)
     # What the command takes for Ctrl-C too, which is ignored below a shell that started the tests in the background.
     process.send_signal(signal.SIGTERM)
@@ -321,3 +341,117 @@ def test_a_template_on_tpus(place: _Place, template_on_tpus: _Run) -> None:
     assert (pool["machineType"], pool["numThreadsPerWorker"]) == ("ct6e-standard-1t", 1)
     assert pool["workerHarnessContainerImage"] == _IMAGE
     assert template_on_tpus.hints() == {}
+
+
+_ON_GPUS = (f"--sdk_container_image={_IMAGE}", "--accelerator=nvidia-l4", "--num_shards=12")
+
+
+@pytest.fixture(scope="module")
+def calibrated(place: _Place) -> str:
+    """A calibration in the bucket, made on this machine."""
+    flags = (*SHORT_FLAGS, "--metric=token_f1", "--delta=0.9", "--epsilon=0.5")
+    files = (f"--checkpoint={place.bucket}/model", f"--output={place.bucket}/calibrated")
+    assert main(["calibrate", *files, f"--data={place.bucket}/rows.jsonl", *flags]) == 0
+    bucket = raw_client(place.storage).bucket(place.bucket.removeprefix("gs://"))
+    fresh = write_rows(place.folder.parent / "fresh.jsonl", id_rows(6, seed=1))
+    bucket.blob("fresh.jsonl").upload_from_filename(fresh)
+    return f"{place.bucket}/calibrated"
+
+
+def _check_gpus(run: _Run) -> None:
+    """Asserts that the one step that decodes has the hint, and what goes with it is that of a calibration."""
+    hint = b"type:nvidia-l4;count:1;machine_type:g2-standard-4;install-nvidia-driver"
+    assert run.hints() == {_DECODE: {common_urns.resource_hints.ACCELERATOR.urn: hint}}
+    pool = run.pool
+    assert (pool["machineType"], pool["diskSizeGb"], pool["numThreadsPerWorker"]) == ("e2-standard-2", 50, 1)
+    assert pool["autoscalingSettings"] == {"algorithm": 2, "maxNumWorkers": 12}
+    assert "no_use_multiple_sdk_containers" in run.job["environment"]["experiments"]
+
+
+def _left(place: _Place, part: str) -> list[str]:
+    """Returns the names in the bucket that hold a text."""
+    return [blob.name for blob in raw_client(place.storage).list_blobs(place.bucket[5:]) if part in blob.name]
+
+
+def test_decode(place: _Place) -> None:
+    """Decode sends out the sweep alone, into a folder beside its output, and misses what nobody has decoded."""
+    place.dataflow.final_state, place.dataflow.errors = "JOB_STATE_DONE", []
+    run = _submitted_by(place, "decode", "outputs.jsonl", *SHORT_FLAGS, *_ON_GPUS)
+    _check_gpus(run)
+    assert {"ReadExamples/ParseExamples", _DECODE, "DecodeExamples/MarkComplete"} <= run.steps()
+    directory = run.assignment().stored.directory
+    assert directory.startswith(f"{place.bucket}/.outputs.jsonl.")
+    assert run.status == 1
+    last = run.errors.strip().splitlines()[-1]
+    assert last.startswith(f"calm-beam decode: {directory}: has no complete.json, though the job has ended well.")
+    assert _left(place, "outputs.jsonl") == []
+
+
+def test_verify(place: _Place, calibrated: str) -> None:
+    """Verify sends out the sweep alone, at the promised thresholds, into a folder below --temp_location."""
+    place.dataflow.final_state, place.dataflow.errors = "JOB_STATE_DONE", []
+    flags = (f"--manifest={calibrated}", f"--data={place.bucket}/fresh.jsonl", "--batch_size=4", *_ON_GPUS)
+    run = _submitted_by(place, "verify", "", *flags)
+    _check_gpus(run)
+    assignment = run.assignment()
+    assert assignment.stored.directory.startswith(f"{place.bucket}/temp/calm-beam-verify-")
+    assert assignment.job.model.uri == f"{place.bucket}/model"
+    assert len(assignment.job.settings.thresholds) == 1
+    assert run.status == 1
+    assert "has no complete.json, though the job has ended well." in run.errors.strip().splitlines()[-1]
+    assert _left(place, "calm-beam-verify-") == []
+
+
+def test_splits(place: _Place, calibrated: str) -> None:
+    """The splits of stored generations are scored on plain machines, into the output directory."""
+    place.dataflow.final_state, place.dataflow.errors = "JOB_STATE_DONE", []
+    flags = (f"--generations={calibrated}", f"--sdk_container_image={_IMAGE}", "--metric=token_f1", "--trials=3")
+    run = _submitted_by(place, "evaluate", "splits", *flags)
+    assert run.hints() == {}
+    assert {"SplitGenerations/ScoreExamples", "SplitGenerations/WriteResults"} <= run.steps()
+    # Of three shards, two have examples.
+    assert run.pool["autoscalingSettings"] == {"algorithm": 2, "maxNumWorkers": 2}
+    assert run.status == 1
+    assert f"{place.bucket}/splits/splits_trials.parquet" in run.errors.strip().splitlines()[-1]
+
+
+def test_sweeps_of_splits(place: _Place) -> None:
+    """Evaluate sends out the sweep of each measure first, with the accelerator, as calibrate does."""
+    place.dataflow.final_state, place.dataflow.errors = "JOB_STATE_DONE", []
+    flags = (*SHORT_FLAGS, *_ON_GPUS, "--metric=token_f1", "--trials=3", "--confidence=softmax")
+    run = _submitted_by(place, "evaluate", "swept", *flags)
+    _check_gpus(run)
+    assert run.assignment().stored.directory.startswith(f"{place.bucket}/swept/sweeps/softmax/generations/")
+    assert run.status == 1
+    assert "sweep softmax: " in run.errors
+
+
+def test_experiments(place: _Place) -> None:
+    """A sample goes out with its first sweep, whose outputs wait below --temp_location; tables are written here."""
+    place.dataflow.final_state, place.dataflow.errors = "JOB_STATE_DONE", []
+    sizes = ("--max_input_length=32", "--max_decode_length=6", f"--output={place.folder}/sampled")
+    asked = ("--experiment=tradeoff", "--confidence=softmax", "--thresholds=0.5,0", "--metric=token_f1")
+    run = _submitted_by(place, "evaluate", "", *asked, *sizes, *_ON_GPUS)
+    _check_gpus(run)
+    assert "DivideExamples/SpreadShards" in run.steps()
+    assignment = run.assignment()
+    assert assignment.stored.directory.startswith(f"{place.bucket}/temp/calm-beam-evaluate-")
+    assert assignment.stored.thresholds == (0.5, 0.0)
+    assert run.status == 1
+    assert "has no complete.json, though the job has ended well." in run.errors.strip().splitlines()[-1]
+    assert _left(place, "calm-beam-evaluate-") == []
+    assert list(place.folder.iterdir()) == []
+
+
+def test_ctrl_c_leaves_what_a_job_still_writes(place: _Place) -> None:
+    """Interrupted, decode says that nobody will read what the job writes, and where that is."""
+    place.dataflow.final_state, place.dataflow.errors = "JOB_STATE_RUNNING", []
+    place.dataflow.was_asked.clear()
+    process = _started(place, "decode", "rows.jsonl", *SHORT_FLAGS, f"--sdk_container_image={_IMAGE}", "--overwrite")
+    assert place.dataflow.was_asked.wait(200)
+    process.send_signal(signal.SIGTERM)
+    output, errors = process.communicate(timeout=200)
+    assert (process.returncode, output) == (130, "")
+    last = errors.splitlines()[-1]
+    assert last.startswith("calm-beam decode: interrupted; the job goes on: https://console.cloud.google.com/")
+    assert f"; nobody will read what it decodes: cancel it, and remove {place.bucket}/.rows.jsonl." in last

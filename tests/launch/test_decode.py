@@ -198,7 +198,8 @@ def test_an_existing_output_is_kept(
             ["--output=s3://b/out.jsonl"],
             "--output s3://b/out.jsonl: of object stores only",
         ),
-        (["--output={tmp}/x", "--runner=DataflowRunner"], "decode writes one file and runs on this machine"),
+        (["--output={tmp}/x", "--runner=DataflowRunner"], "--project is missing"),
+        (["--output={tmp}/x", "--accelerator=nvidia-l4"], "--accelerator is for --runner=DataflowRunner"),
         (["--output={tmp}/x", "--delta=0.1"], "unknown flag --delta."),
     ],
 )

@@ -14,6 +14,7 @@ from calm_beam.checkpoints import load_checkpoint
 from calm_beam.exits.propagations import PROPAGATIONS
 from calm_beam.launch.cli import main
 from calm_beam.launch.evaluate import _EXPERIMENTS
+from calm_beam.launch.evaluate.experiment import PreparedSweeps
 from calm_beam.launch.evaluate.tradeoff import TRADEOFF
 from calm_beam.launch.flags import FlagParser, add_task_flags, parse_own_flags
 from calm_beam.launch.setup_run import prepare_run
@@ -129,6 +130,16 @@ def test_tradeoff(
     assert "every layer ran" not in printed
 
 
+def test_workers_measure_the_same(model: pathlib.Path, data: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    """Token ids and their references, decoded in shards by two threads of a pipeline, give the same to the digit."""
+    threads = ("--direct_num_workers=2", "--direct_running_mode=multi_threading", "--num_shards=3")
+    for name, flags in (("one", ()), ("two", threads)):
+        assert _evaluate(model, data, tmp_path / name, *_FEW_THRESHOLDS, "--max_examples=7", *flags) == 0
+    for file in ("tradeoff.csv", "tradeoff.json"):
+        assert (tmp_path / "one" / file).read_bytes() == (tmp_path / "two" / file).read_bytes()
+    assert _table(tmp_path / "one" / "tradeoff.csv")[1]["quality"] != ""
+
+
 @pytest.mark.parametrize(("classifier", "measures"), [(0, 4), (1, 5), (2, 5)])
 def test_measures_are_those_of_the_checkpoint(
     classifier: int, measures: int, data: pathlib.Path, tmp_path: pathlib.Path
@@ -140,7 +151,9 @@ def test_measures_are_those_of_the_checkpoint(
     TRADEOFF.add_flags(parser)
     flags = parse_own_flags(parser, [f"--checkpoint={model}", f"--data={data}"])
     run = prepare_run(flags, needs_references=False, settings=TRADEOFF.settings(flags))
-    assert TRADEOFF.prepare(flags, run).passes == measures + 2
+    prepared = TRADEOFF.prepare(flags, run)
+    assert isinstance(prepared, PreparedSweeps)
+    assert len(prepared.variants) == measures + 2
 
 
 def test_layers_that_nobody_saves(
@@ -266,6 +279,10 @@ def test_plots_are_an_extra(
         (["--experiment=sensitivity", "--confidence=state"], "unknown flag --confidence."),
         (["--experiment=sensitivity", "--position=3"], "unknown flag --position. Did you mean --positions?"),
         (["--experiment=sensitivity", "--runner=DirectRunner"], "unknown flag --runner."),
+        (["--experiment=tradeoff", "--runner=DataflowRunner"], "--project is missing: the id of the Google Cloud"),
+        (["--experiment=tradeoff", "--runner=PortableRunner"], "--runner=PortableRunner needs --job_endpoint"),
+        (["--experiment=tradeoff", "--accelerator=nvidia-l4"], "--accelerator is for --runner=DataflowRunner"),
+        (["--experiment=propagation", "--runner=DaskRunner", "--temp_location=/no"], "--temp_location /no: no such"),
         (["--experiment=sensitivity", "--positions=3-1"], "expected positions from 0, as in 0-9,15,20; got '3-1'"),
         (["--experiment=sensitivity", "--positions=-1"], "expected positions from 0, as in 0-9,15,20; got '-1'"),
         (["--experiment=sensitivity", "--positions=1-"], "expected positions from 0, as in 0-9,15,20; got '1-'"),

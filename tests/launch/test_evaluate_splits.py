@@ -105,6 +105,28 @@ def test_the_whole_set_is_that_of_the_calibration(swept: pathlib.Path, tmp_path:
     assert {key: value for key, value in textual.items() if key is not None} == calibrated
 
 
+def test_tails_are_those_of_the_calibration(
+    swept: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With --tail, shares of outputs that lose more stand beside the means, and are those that calibrate finds."""
+    asked = ("--metric=token_f1", "--consistency=textual,risk", "--tail=0.3")
+    stored = f"--generations={swept / 'softmax'}"
+    assert main(["calibrate", stored, f"--output={tmp_path / 'calibrated'}", "--delta=0.9", *asked]) == 0
+    calibrated = {
+        (row["loss"], float(row["threshold"])): float(row["risk"])
+        for row in _rows(tmp_path / "calibrated" / "risk_table.csv")
+        if ">" in row["loss"]
+    }
+    assert _evaluate(swept, tmp_path / "out", *asked, measures="softmax") == 0
+    grid = read_grid(str(tmp_path / "out" / "splits_grid.parquet"))
+    found = {(row.loss, row.threshold): row.risk for row in grid if ">" in row.loss and row.threshold is not None}
+    assert found == calibrated
+    assert {loss for loss, _ in found} == {"dissimilarity>0.3", "relu>0.3"}
+    table = _rows(tmp_path / "out" / "splits.csv")
+    assert {row["p_value"] for row in table if ">" in row["loss"]} == {"exact_binomial"}
+    assert "textual consistency, token_f1 (dissimilarity>0.3 loss)" in capsys.readouterr().out
+
+
 def test_results_do_not_depend_on_workers(swept: pathlib.Path, tmp_path: pathlib.Path) -> None:
     """Repeating bundles and another company change no number of any trial."""
     for name, measures, flags in (
@@ -177,9 +199,14 @@ def test_model_and_data_are_swept_first(tmp_path: pathlib.Path, capsys: pytest.C
         (("--p_value=wsr",), "--p_value=wsr needs every single loss in an order of its own"),
         (("--delta=5",), "delta must be in (0, 1), got 5"),
         (("--metric=rogue_l",), 'metric "rogue_l" is not known. Did you mean "rouge_l"?'),
-        (("--runner=DataflowRunner",), "evaluate runs on this machine: leave --runner out."),
+        (("--runner=DataflowRunner",), "--project is missing: the id of the Google Cloud project"),
         (("--trails=3",), "unknown flag --trails. Did you mean --trials?"),
         (("--checkpoint=nowhere",), "--checkpoint nowhere:"),
+        (
+            ("--runner=DataflowRunner", "--template_location=gs://b/t"),
+            "--template_location: evaluate reads back what its workers have done, which a template cannot.",
+        ),
+        (("--accelerator=nvidia-l4",), "--accelerator decides what is decoded, and --generations="),
         (("--confidence=state",), "--confidence decides what is decoded, and --generations="),
         (("--data", "x.jsonl"), "--data decides what is decoded, and --generations="),
         (("--generations=nowhere",), "no decode.json there and no generations below it"),

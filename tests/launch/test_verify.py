@@ -270,7 +270,11 @@ def test_what_cannot_be_decoded_alike_is_refused(place: _Place, capsys: pytest.C
         (["--manifest={manifest}", "--alpha=nan"], "--alpha must be in (0, 1), got nan."),
         (["--manifest={manifest}", "--thresholds=0.5"], "unknown flag --thresholds"),
         (["--manifest={manifest}", "--schedule=decay"], "unknown flag --schedule"),
-        (["--manifest={manifest}", "--runner=DataflowRunner"], "verify scores what it decodes on this machine"),
+        (["--manifest={manifest}", "--data={tmp}/no.jsonl", "--runner=DataflowRunner"], "--project is missing"),
+        (
+            ["--manifest={manifest}", "--data={manifest}.jsonl", "--runner=DaskRunner", "--temp_location={tmp}/no"],
+            "--temp_location {tmp}/no: no such folder.",
+        ),
         (["--manifest={manifest}", "--batch_size=0"], "argument --batch_size: expected a whole number of at least 1"),
         (["--manifst={manifest}"], "the following arguments are required: --manifest"),
     ],

@@ -15,6 +15,7 @@ from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 from calm_beam.examples import DataError, Example
 from calm_beam.inputs import Reading, read_examples
 from calm_beam.transforms import ReadExamples
+from calm_beam.transforms.examples import DivideExamples
 from tests.pipelines import TEXTUAL, run_calibration, write_model, write_rows
 
 _ROWS = [{"id": f"r{index}", "input": f"text {index}", "references": [f"ref {index}"]} for index in range(10)]
@@ -87,6 +88,19 @@ def test_several_files_make_one_set(tmp_path: pathlib.Path) -> None:
     assert {e.id for _, examples in shards for e in examples if e.file_index == 1} == {r["id"] for r in _ROWS[4:]}
     assert all(0 <= shard < 4 for shard, _ in shards)
     assert len(shards) > 1
+
+
+def test_examples_that_are_there_are_divided_alike(tmp_path: pathlib.Path) -> None:
+    """Examples that the launching machine has read come in the shards that files of them come in, each once."""
+    path = write_rows(tmp_path / "a.jsonl", [*_ROWS, {**_ROWS[0], "id": "again"}])
+    from_file = _read(path)
+    _KEPT.clear()
+    pipeline = beam.Pipeline(runner=FnApiRunner(), options=PipelineOptions([]))
+    shards, count = pipeline | DivideExamples(list(read_examples(str(path))), num_shards=4)
+    _ = shards | beam.Map(_keep)
+    _ = count | beam.Map(lambda number: _keep((-1, [])) if number == 11 else None)
+    pipeline.run().wait_until_finish()
+    assert sorted(_KEPT, key=lambda pair: pair[0]) == [(-1, []), *from_file]
 
 
 def _homes(shards: list[tuple[int, list[Example]]]) -> dict[str, int]:

@@ -1,8 +1,6 @@
 """Worker processes, however they are started, give what one process gives."""
 
-import contextlib
 import pathlib
-from collections.abc import Iterator
 
 import pytest
 
@@ -21,15 +19,6 @@ def _calibrate(model: pathlib.Path, data: pathlib.Path, output: pathlib.Path, *f
     return main(["calibrate", *paths, *SHORT_FLAGS, *asked, *flags])
 
 
-@contextlib.contextmanager
-def _two_workers(kind: str) -> Iterator[tuple[str, ...]]:
-    if kind == "dask":
-        yield ("--runner=DaskRunner", "--direct_num_workers=2")
-    else:
-        with flags_of_two_workers(kind) as flags:
-            yield flags
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("kind", ["processes", "pool", "job service", "dask"])
@@ -41,7 +30,7 @@ def test_processes_give_the_same_result(kind: str, tmp_path: pathlib.Path, capsy
         write_rows(tmp_path / f"rows-{part}.jsonl", rows)
     data = tmp_path / "rows-*.jsonl"
     assert _calibrate(model, data, tmp_path / "one") == 0
-    with _two_workers(kind) as flags:
+    with flags_of_two_workers(kind) as flags:
         assert _calibrate(model, data, tmp_path / "two", *flags, "--num_shards=5") == 0
     told = "this runner keeps no metrics" if kind == "dask" else "the model was loaded 2 times"
     assert told in capsys.readouterr().err

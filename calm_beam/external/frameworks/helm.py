@@ -52,12 +52,28 @@ class Helm:
                     "independent draws. Run without them, or write all losses to a file for --losses, with the "
                     "instance as --cluster_key."
                 )
-            yield ScoredExample(id=name, scores=dict(_mean(stat, where) for stat in row["stats"]))
+            yield ScoredExample(id=name, scores=_means(row["stats"], where))
 
 
-def _mean(stat: Any, where: str) -> tuple[str, object]:
-    try:
-        count, total = stat["count"], stat["sum"]
-        return str(stat["name"]["name"]), total / count if count else None
-    except (KeyError, TypeError) as error:
-        raise LossesError(f"{where}: has a statistic without name, count or sum.") from error
+def _means(stats: list[Any], where: str) -> dict[str, object]:
+    """Returns the means of statistics by name; of several of one name, by what else tells them apart too."""
+    found: dict[str, list[tuple[dict[str, Any], object]]] = {}
+    for stat in stats:
+        try:
+            name, count, total = dict(stat["name"]), stat["count"], stat["sum"]
+            found.setdefault(str(name.pop("name")), []).append((name, total / count if count else None))
+        except (KeyError, TypeError, ValueError) as error:
+            raise LossesError(f"{where}: has a statistic without name, count or sum.") from error
+    means: dict[str, object] = {}
+    for kind, several in found.items():
+        differing = {key for rest, _ in several for other, _ in several for key in rest if rest[key] != other.get(key)}
+        for rest, mean in several:
+            # After a comma, as metrics are told apart by their filters: what comes before it names all of them.
+            full = ",".join([kind, *(f"{key}={rest.get(key)}" for key in sorted(differing))])
+            if full in means:
+                raise LossesError(
+                    f"{where}: has the statistic {full!r} several times, and nothing says which is meant. Take the "
+                    "others out, or write losses to a file for --losses."
+                )
+            means[full] = mean
+    return means

@@ -13,5 +13,6 @@ from .hoeffding import hoeffding_p_value as hoeffding_p_value
 from .hoeffding_bentkus import hoeffding_bentkus_p_value as hoeffding_bentkus_p_value
 from .registry import P_VALUES as P_VALUES
 from .registry import PValueMethod as PValueMethod
+from .registry import why_not_watched as why_not_watched
 from .signed_mixture import signed_mixture_p_value as signed_mixture_p_value
 from .wsr import wsr_p_value as wsr_p_value

@@ -112,3 +112,18 @@ P_VALUES: Mapping[str, PValueMethod] = types.MappingProxyType(
         "wsr": PValueMethod(takes_signed=True, statistics=lambda _: (), needs_table=True, p_values=_wsr),
     }
 )
+
+
+def why_not_watched(name: str) -> str | None:
+    """Returns why a p-value may not be looked at after every round, and what to take; None if it may.
+
+    Args:
+      name: A key of `P_VALUES`.
+    """
+    if P_VALUES[name].is_anytime:
+        return None
+    anytime = " or ".join(other for other, method in P_VALUES.items() if method.is_anytime)
+    return (
+        f"p_value {name} holds for a number of examples that is fixed beforehand. Looked at after every round, until "
+        f"it is small, it accepts what is not safe more often than epsilon. Take {anytime}"
+    )

@@ -11,7 +11,6 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-import apache_beam as beam
 from apache_beam.options.pipeline_options import PipelineOptions
 
 from calm_beam.analysis.output_counts import OutputCounter
@@ -34,7 +33,8 @@ from calm_beam.launch.flags import UsageError, as_usage, refuse_decoding_flags
 from calm_beam.launch.flags.metrics import metric_settings
 from calm_beam.launch.flags.model import declared
 from calm_beam.launch.plots import check_plots_available, saved_figure
-from calm_beam.launch.runners import PipelineError, is_local, make_runner, run_pipeline
+from calm_beam.launch.runners import PipelineError, Workers, run_pipeline
+from calm_beam.launch.runners.dataflow import job_paths
 from calm_beam.launch.staging import staged
 from calm_beam.launch.terminal import PlainConsole, say
 from calm_beam.metrics.corpus_bleu import is_bleu_available
@@ -54,6 +54,8 @@ _TABLE, _CURVES, _TRIALS, _GRID, _PROVENANCE = (
     "splits_grid.parquet",
     "splits.json",
 )
+# Flags of what workers read or write.
+_WORKERS_PATHS = ("checkpoint", "vocabulary", "data", "generations", "bleurt_checkpoint", "output")
 _FIGURES = tuple(f"splits_{name}.{kind}" for name in ("curves", "tradeoff") for kind in ("svg", "png"))
 _FILES = (_TABLE, _CURVES, _TRIALS, "splits_grid.csv", _GRID, _PROVENANCE, *_FIGURES)
 
@@ -68,9 +70,8 @@ def evaluate_splits(flags: argparse.Namespace, options: PipelineOptions, *, argv
     """
     start = time.monotonic()
     with as_usage((ValueError, OSError)):
-        if not is_local(options):
-            raise UsageError("evaluate runs on this machine: leave --runner out.")
         output = checked_output(flags, _FILES)
+        Workers(options=options).refuse_template(command="evaluate")
         check_plots_available()
         splits = Splits(trials=flags.trials, calibration_share=flags.calibration_share, seed=flags.seed)
         fill_in_metric(flags)
@@ -79,8 +80,15 @@ def evaluate_splits(flags: argparse.Namespace, options: PipelineOptions, *, argv
         if flags.generations is None:
             flags.generations = _sweep(flags, options, output=output)
         else:
-            refuse_decoding_flags(argv, ",".join(flags.generations), allowed=ALSO_OF_STORED)
+            refuse_decoding_flags(argv, ",".join(flags.generations), allowed=ALSO_OF_STORED, also=("--accelerator",))
         measures = find_measures(flags.generations)
+        workers = Workers.prepared(
+            options,
+            # Sweeps had it; scoring needs none.
+            accelerator=None,
+            paths=job_paths(flags, _WORKERS_PATHS),
+            num_shards=lambda: sum(len(measure.finished.shards) for measure in measures),
+        )
         has_references = have_references(measures[0])
         consistencies = _consistencies(flags, measures[0], has_references=has_references)
         specs, curve = asked_specs(flags, consistencies)
@@ -96,7 +104,7 @@ def evaluate_splits(flags: argparse.Namespace, options: PipelineOptions, *, argv
             specs=tuple(dict.fromkeys((*specs, *curve))),
             with_bleu=has_references and is_bleu_available(),
         )
-        pipeline = beam.Pipeline(runner=make_runner(options), options=options)
+        pipeline = workers.new_pipeline()
     with _as_failure():
         lanes = sum(len(source.plan.thresholds) for source in sources)
         say(

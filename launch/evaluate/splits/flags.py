@@ -5,8 +5,9 @@ from collections.abc import Callable, Sequence
 
 from calm_beam.calibration import Spec, all_specs
 from calm_beam.calibration.specs import LOSSES
-from calm_beam.launch.calibrate.flags import calibrate_parser
+from calm_beam.launch.calibrate.flags import add_tail_flag, calibrate_parser
 from calm_beam.launch.flags import FlagParser, UsageError, add_decode_flags, numbers, paths, texts, whole_number
+from calm_beam.launch.flags.accelerators import add_job_flags
 from calm_beam.launch.flags.metrics import METRIC_NAMES, add_metric_settings, checked_metrics, metric_settings
 from calm_beam.risk.fwer import PROCEDURES
 from calm_beam.risk.pvalues import P_VALUES
@@ -40,6 +41,7 @@ def split_parser(add_experiment_flag: Callable[[FlagParser], None]) -> FlagParse
     add_own_flags(parser)
     # For sweeps that are made first.
     add_decode_flags(parser, default_grid_step=0.05)
+    add_job_flags(parser)
     add_flags_of_both(parser)
     return parser
 
@@ -65,6 +67,7 @@ def add_own_flags(parser: FlagParser) -> None:
     goal.add_argument("--delta", type=numbers, default=(0.02, 0.05, 0.1, 0.25), help="risk tolerances of the table")
     goal.add_argument("--curve_delta", type=numbers, default=_CURVE, help="risk tolerances of the curves")
     goal.add_argument("--epsilon", type=numbers, default=(0.05,), help="allowed probabilities of error")
+    add_tail_flag(goal)
     goal.add_argument("--risk_loss", choices=LOSSES["risk"], help="for risk consistency; relu is the paper's")
     goal.add_argument(
         "--p_value",
@@ -143,6 +146,7 @@ def asked_specs(flags: argparse.Namespace, consistencies: Sequence[str]) -> tupl
                 metrics=metrics,
                 deltas=deltas,
                 epsilons=flags.epsilon,
+                tails=flags.tail,
                 risk_loss=flags.risk_loss,
                 p_value=p_value,
                 procedure=procedure,

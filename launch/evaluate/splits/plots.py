@@ -7,6 +7,7 @@ from calm_beam.calibration import Objective
 from calm_beam.evaluation.grid import GridRow
 from calm_beam.evaluation.outcomes import Summary
 from calm_beam.launch.plots import BLACK, GREY, measure_style, tidy
+from calm_beam.tails import split_tail, tail_in_words
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -51,7 +52,8 @@ def _draw_risk(axes: "Axes", group: Sequence[Summary]) -> None:
     deltas = sorted({summary.spec.delta for summary in group})
     axes.plot([0, deltas[-1]], [0, deltas[-1]], color=GREY, linestyle=":", linewidth=1, label="delta")
     _draw_bands(axes, group, field="test_risk")
-    axes.set_title(f"{spec.objective.consistency}, {spec.objective.metric}\n{spec.p_value}", fontsize="medium")
+    kind = f"{spec.objective.consistency}{tail_in_words(spec.objective.loss)}"
+    axes.set_title(f"{kind}, {spec.objective.metric}\n{spec.p_value}", fontsize="medium")
     tidy(axes)
 
 
@@ -94,7 +96,8 @@ def draw_tradeoff(grid: Sequence[GridRow], *, figure: "Figure") -> None:
     for axes, objective in zip(all_axes, objectives, strict=True):
         rows = [row for row in grid if Objective(row.consistency, row.metric, loss=row.loss) == objective]
         # Without early exits, an output is like the full model's, and as good.
-        full = 1.0 if objective.consistency == "textual" else 0.0
+        _, above = split_tail(objective.loss)
+        full = 0.0 if objective.consistency == "risk" and above is None else 1.0
         axes.axhline(full, color=BLACK, linewidth=0.8, linestyle=":", label="full model")
         for index, measure in enumerate(dict.fromkeys(row.measure for row in rows)):
             line = [row for row in rows if row.measure == measure and row.threshold is not None]
@@ -106,12 +109,19 @@ def draw_tradeoff(grid: Sequence[GridRow], *, figure: "Figure") -> None:
                 **measure_style(measure, index=index),
             )
         axes.set_xlabel("decoder layers per token")
-        axes.set_ylabel(
-            f"{objective.metric} against\nthe full model's output"
-            if objective.consistency == "textual"
-            else f"{objective.metric}\nagainst the references,\nless the full model's"
-            + (" (losses only)" if objective.loss == "relu" else "")
-        )
+        axes.set_ylabel(_score_in_words(objective))
         tidy(axes)
     handles, labels = all_axes[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=4, frameon=False)
+
+
+def _score_in_words(objective: Objective) -> str:
+    """Returns what is high where an objective's risk is low."""
+    _, above = split_tail(objective.loss)
+    if above is not None:
+        against = "the full model's output" if objective.consistency == "textual" else "the references"
+        return f"share of outputs that lose\nat most {above:g} {objective.metric}\nagainst {against}"
+    if objective.consistency == "textual":
+        return f"{objective.metric} against\nthe full model's output"
+    losses_only = " (losses only)" if objective.loss == "relu" else ""
+    return f"{objective.metric}\nagainst the references,\nless the full model's{losses_only}"

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from calm_beam.calibration import Plan, all_specs, risk_rows
-from calm_beam.calibration.sequential import watched
+from calm_beam.calibration.sequential import proved_objectives, watched
 from calm_beam.manifest import SequentialPlan
 from calm_beam.risk.fwer import PROCEDURES
 from calm_beam.risk.pvalues import P_VALUES, signed_mixture_p_value
@@ -103,6 +103,18 @@ def test_looks_are_as_a_rule_takes_them() -> None:
     first, second = looks[-1]
     assert (first, second) == (Proved(1, 3.5), Proved(2, 3.0))
     assert StopRule(cost=3.5).reason(looks, settings=3) == "cost"
+
+
+def test_what_nothing_is_left_to_prove_of() -> None:
+    """An objective is proved once all of its entries have come to the end of the grid, and not before."""
+    plan = _plan()
+    half = [build_totals(losses[:, None], plan.layout()) for losses in _rounds(4, risks=(0.05, 0.15, 0.3))]
+    found = watched(half, plan, num_layers=_LAYERS)
+    assert [entry.threshold for entry in found.calibrations] == [0.7, 0.5]
+    assert proved_objectives(found.calibrations, plan) == frozenset()
+    safe = [build_totals(losses[:, None], plan.layout()) for losses in _rounds(4, risks=(0, 0, 0))]
+    entries = watched(safe, plan, num_layers=_LAYERS).calibrations
+    assert proved_objectives(entries, plan) == {plan.specs[0].objective}
 
 
 @pytest.mark.parametrize("name", sorted(P_VALUES))

@@ -7,10 +7,12 @@ from typing import Any, TypeVar
 import numpy as np
 
 from calm_beam.checkpoints import Checkpoint
+from calm_beam.decoding.batch_decoder import BatchDecoder
 from calm_beam.decoding.early_exit import EarlyExitDecoder
 from calm_beam.decoding.plain import PlainSweep
 from calm_beam.decoding.result import EarlyExitResult, SweepResult
 from calm_beam.decoding.sweep import SweepDecoder
+from calm_beam.decoding.thresholds import thresholds_by_step
 from calm_beam.exits.rule import ExitRule
 from calm_beam.exits.schedule import scheduled_thresholds
 
@@ -102,16 +104,38 @@ def _served(
     **options: Any,
 ) -> list[SweepResult]:
     lanes = [serve(checkpoint, rule, prompts, threshold, **options) for threshold in (None, *thresholds)]
-    return [
-        SweepResult(
-            tokens=np.stack([lane.tokens for lane in outputs]),
-            exit_layers=np.stack([lane.exit_layers for lane in outputs]),
-            confidences=np.stack([lane.confidences for lane in outputs]),
-            lengths=np.array([lane.length for lane in outputs], np.int32),
-            is_finite=all(lane.is_finite for lane in outputs),
-        )
-        for outputs in zip(*lanes, strict=True)
+    return [_stacked(outputs) for outputs in zip(*lanes, strict=True)]
+
+
+def _batched(
+    checkpoint: Checkpoint,
+    rule: ExitRule,
+    prompts: Sequence[Sequence[int]],
+    *,
+    thresholds: Sequence[float],
+    max_decode_length: int = STEPS,
+    **options: Any,
+) -> list[SweepResult]:
+    """Decodes every prompt at every threshold in one batch, so that different thresholds stand side by side."""
+    by_step = [
+        thresholds_by_step(rule, threshold, max_decode_length=max_decode_length) for threshold in (None, *thresholds)
     ]
+    decoder = BatchDecoder(checkpoint, rule, thresholds=by_step, max_input_length=LONGEST_PROMPT, **options)
+    lanes = len(by_step)
+    schedules = [schedule for _ in prompts for schedule in range(lanes)]
+    repeated = [prompt for prompt in prompts for _ in range(lanes)]
+    results = in_order(decoder.decode(repeated, schedules), len(repeated))
+    return [_stacked(results[start : start + lanes]) for start in range(0, len(results), lanes)]
+
+
+def _stacked(lanes: Sequence[EarlyExitResult]) -> SweepResult:
+    return SweepResult(
+        tokens=np.stack([lane.tokens for lane in lanes]),
+        exit_layers=np.stack([lane.exit_layers for lane in lanes]),
+        confidences=np.stack([lane.confidences for lane in lanes]),
+        lengths=np.array([lane.length for lane in lanes], np.int32),
+        is_finite=all(lane.is_finite for lane in lanes),
+    )
 
 
 def _prepare_sweep(checkpoint: Checkpoint, rule: ExitRule, **sizes: Any) -> SweepDecoder:
@@ -122,11 +146,19 @@ def _prepare_served(checkpoint: Checkpoint, rule: ExitRule, **sizes: Any) -> Ear
     return EarlyExitDecoder(checkpoint, rule, threshold=0.5, **{"max_decode_length": 5, **sizes})
 
 
+def _prepare_batched(
+    checkpoint: Checkpoint, rule: ExitRule, *, max_decode_length: int = 5, **sizes: Any
+) -> BatchDecoder:
+    thresholds = [thresholds_by_step(rule, 0.5, max_decode_length=max_decode_length)]
+    return BatchDecoder(checkpoint, rule, thresholds=thresholds, **sizes)
+
+
 # The sweep by itself chooses the plain one for rules that need the full model, and refuses for it.
 DECODERS = {
     "plain": DecoderUnderTest(_plain, _prepare_sweep),
     "sweep": DecoderUnderTest(_sweep, _prepare_sweep),
     "served": DecoderUnderTest(_served, _prepare_served),
+    "batched": DecoderUnderTest(_batched, _prepare_batched),
 }
 
 

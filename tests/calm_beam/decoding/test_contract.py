@@ -58,7 +58,7 @@ _FULL_MODEL_RULES = (
 _PROMPTS = build_prompts(4, 9, 1, 30, 6, 2, 13)
 
 _every_decoder = pytest.mark.parametrize("decoder", DECODERS)
-_every_way_in = pytest.mark.parametrize("decoder", ["sweep", "served"])
+_every_way_in = pytest.mark.parametrize("decoder", ["sweep", "served", "batched"])
 
 
 def _model(config: T5Config = _CONFIG) -> Checkpoint:
@@ -120,6 +120,7 @@ def _check_against_numpy(decoder: str, rule: ExitRule, config: T5Config) -> None
         *sampled([("plain", rule) for rule in (*_FULL_MODEL_RULES, *_RULES)], keep=(0, 1, 2, 6, 10)),
         *sampled([("sweep", rule) for rule in _RULES], keep=(0, 1, 2, 4, 5, 6, 7, 8, 9, 11)),
         *sampled([("served", rule) for rule in _RULES], keep=(0, 2, 4, 6, 8, 10)),
+        *sampled([("batched", rule) for rule in _RULES], keep=(0, 3, 5, 6, 8, 9)),
     ],
     ids=str,
 )
@@ -149,7 +150,7 @@ def test_every_output_of_other_models_is_plain_numpys(decoder: str, config: T5Co
 
 
 @pytest.mark.parametrize("exit_head", ["int8", "bfloat16"])
-@pytest.mark.parametrize("decoder", ["sweep", "served"])
+@_every_way_in
 @pytest.mark.parametrize("rule", sampled(_RULES, keep=(0, 2, 5, 7, 8, 9)), ids=str)
 def test_a_certified_head_changes_nothing(decoder: str, rule: ExitRule, exit_head: str) -> None:
     """Tokens and exit layers are the exact head's; confidences are near."""
@@ -175,7 +176,12 @@ def test_of_two_thresholds_the_lower_never_exits_later_in_equal_states(decoder: 
 
 @pytest.mark.parametrize(
     ("decoder", "state_propagation"),
-    [*(("plain", name) for name in PROPAGATIONS), ("sweep", "projected"), ("served", "from_exit")],
+    [
+        *(("plain", name) for name in PROPAGATIONS),
+        ("sweep", "projected"),
+        ("served", "from_exit"),
+        ("batched", "from_exit"),
+    ],
 )
 def test_static_layers_are_those_of_a_shallower_model(decoder: str, state_propagation: str) -> None:
     """Threshold m / L uses m layers for every token, and gives what a decoder cut down to its first m layers gives."""

@@ -347,18 +347,32 @@ def test_work_does_not_depend_on_the_batch() -> None:
     )
 
 
+@pytest.mark.parametrize("growth", [2, 4])
 @pytest.mark.parametrize("most", [1, 16, 100, 256, 5000])
-def test_rows_come_in_few_sizes(most: int) -> None:
-    """Parts follow each other, have a size of 16, 64, 256, ... and are at least half full, all but the last wholly."""
+def test_rows_come_in_few_sizes(most: int, growth: int) -> None:
+    """Parts follow each other, all but the last are full, and no other cut has less padding for as many calls."""
+    sizes = padding.row_sizes(fewest=16, most=most, growth=growth)
+    assert sizes == tuple(16 * growth**power for power in range(10) if 16 * growth**power <= max(most, 16))
     for count in range(1500):
-        parts = list(padding.row_parts(count, most=most))
+        parts = list(padding.row_parts(count, sizes))
         assert [row for part, _ in parts for row in range(count)[part]] == list(range(count))
-        sizes = [size for _, size in parts]
-        assert set(sizes) <= {size for size in (16, 64, 256, 1024, 4096) if size <= max(most, 16)}
-        assert sizes == sorted(sizes, reverse=True)
-        filled = [part.stop - part.start for part, _ in parts]
-        assert filled[:-1] == sizes[:-1]
-        assert all(2 * rows >= size for rows, size in zip(filled, sizes, strict=True) if size > 16)
+        used = [size for _, size in parts]
+        assert set(used) <= set(sizes)
+        assert used == sorted(used, reverse=True)
+        assert [part.stop - part.start for part, _ in parts][:-1] == used[:-1]
+        # One size for all that is left, wherever one may begin.
+        for place in range(len(used)):
+            left = count - sum(used[:place])
+            for size in (size for size in sizes if size >= left):
+                assert sum(used[place:]) - left + 24 * (len(used) - place) <= size - left + 24
+
+
+def test_short_paths_join_longer_ones() -> None:
+    """Rows get the next length above their step, and few short ones that of longer ones."""
+    steps = np.array([0, 15, 16, 40, 3])
+    assert padding.path_lengths(steps, free=0).tolist() == [16, 16, 32, 64, 16]
+    assert padding.path_lengths(steps, free=32).tolist() == [16, 16, 64, 64, 16]
+    assert padding.path_lengths(steps, free=144).tolist() == [64] * 5
 
 
 def test_few_prompts_have_room_for_eight() -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from calm_beam.external.declared import DeclaredExample
 from calm_beam.external.rows import LossRow
 
 ORDER = ("8bit", "6bit", "4bit", "3bit")
@@ -31,6 +32,11 @@ def coin_rows(count: int, *, seed: int = 0, wrong: Sequence[float] = _WRONG) -> 
         for index in range(count)
         for setting, share in zip(ORDER, wrong, strict=True)
     ]
+
+
+def declared_examples(count: int) -> list[DeclaredExample]:
+    """Returns the examples that `coin_rows` has losses of, with their groups and clusters."""
+    return [DeclaredExample(f"e{index}", "abc"[index % 3], f"c{index // 4}") for index in range(count)]
 
 
 def row_values(row: LossRow) -> dict[str, Any]:

@@ -13,7 +13,7 @@ from calm_beam.calibration.publish import RISK_TABLE
 from calm_beam.calibration.result import RiskRow
 from calm_beam.calibration.risk_table import read_risk_table, write_risk_table
 from calm_beam.external.plan import all_tests, plan_of
-from calm_beam.external.result import SettingRow, external_manifest, setting_rows
+from calm_beam.external.result import SettingRow, entries_of, external_manifest, setting_rows
 from calm_beam.external.rows import LossRow
 from calm_beam.external.sweep import SweepLosses
 from calm_beam.generations import Generation
@@ -32,7 +32,9 @@ _SETTINGS = tuple(map(repr, GRID))
 
 def _manifest(sweep: SweepLosses, plan: ExternalPlan) -> ExternalManifest:
     rows = setting_rows(sweep, plan, costs=sweep.costs)
-    return external_manifest(sweep, plan, rows=rows, costs=sweep.costs, patterns=["a.csv"], software={"calm-beam": "0"})
+    return external_manifest(
+        sweep, plan, entries=entries_of(plan, rows), costs=sweep.costs, patterns=["a.csv"], software={"calm-beam": "0"}
+    )
 
 
 def _losses(generations: Sequence[Generation], consistency: str) -> list[LossRow]:

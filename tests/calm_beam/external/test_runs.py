@@ -101,6 +101,23 @@ def test_logs_that_cannot_be_trusted(tmp_path: pathlib.Path) -> None:
         _read(log)
 
 
+def test_statistics_of_one_name(tmp_path: pathlib.Path) -> None:
+    """HELM's statistics of one name are told apart by what else they say; where nothing does, they are refused."""
+
+    def stat(score: float, **name: object) -> dict[str, object]:
+        return {"name": {"name": "exact_match", **name}, "count": 1, "sum": score}
+
+    two = write_helm(tmp_path / "two", [1.0], stats=[stat(1.0, split="test"), stat(0.0, split="valid")])
+    (path,) = two.rglob("per_instance_stats.json")
+    path.write_text(json.dumps(json.loads(path.read_text())[:1]))
+    with pytest.raises(LossesError, match=r"per_instance_stats\.json: has several metric 'exact_match'\. There are"):
+        _read(two, metric="exact_match")
+    assert _by_number(_read(two, metric="exact_match,split=valid")) == [0.0]
+    same = write_helm(tmp_path / "same", [1.0], stats=[stat(1.0, split="test"), stat(0.0, split="test")])
+    with pytest.raises(LossesError, match=r"json, entry 1: has the statistic 'exact_match' several times"):
+        _read(same, metric="exact_match")
+
+
 def test_ids_of_one_run(tmp_path: pathlib.Path) -> None:
     """An example that is scored twice, or lacks the metric, is named."""
     log = next(write_lm_eval(tmp_path / "run", {"none": [1.0, 0.0]}).rglob("samples_*"))

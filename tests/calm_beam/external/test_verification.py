@@ -7,7 +7,7 @@ import pytest
 
 from calm_beam.errors import UsageError
 from calm_beam.external.plan import all_tests, plan_of
-from calm_beam.external.result import external_manifest, setting_rows
+from calm_beam.external.result import entries_of, external_manifest, setting_rows
 from calm_beam.external.rows import LossRow
 from calm_beam.external.sweep import SweepLosses
 from calm_beam.external.verification import check_fresh, promised, verify_settings
@@ -21,7 +21,12 @@ def _certified(rows: list[LossRow]) -> ExternalManifest:
     tests = all_tests(groups=("a", "b", "c"), deltas=(0.2,), epsilons=(0.05,), clustered=True)
     plan = plan_of(tests, ORDER, group_key="group", cluster_key="cluster")
     return external_manifest(
-        sweep, plan, rows=setting_rows(sweep, plan, costs={}), costs={}, patterns=["a"], software={}
+        sweep,
+        plan,
+        entries=entries_of(plan, setting_rows(sweep, plan, costs={})),
+        costs={},
+        patterns=["a"],
+        software={},
     )
 
 

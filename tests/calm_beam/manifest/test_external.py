@@ -5,19 +5,26 @@ import dataclasses
 import importlib.resources
 import json
 import pathlib
+from collections.abc import Sequence
 from typing import Any
 
 import jsonschema
 import pytest
 
 from calm_beam.manifest import (
+    EXTERNAL_ENDS,
     EXTERNAL_LOSSES,
+    MOST_SAMPLED_IDS,
     PROCEDURES,
     ExternalCalibration,
     ExternalDataRecord,
+    ExternalEnd,
     ExternalGroup,
+    ExternalLook,
     ExternalManifest,
     ExternalPlan,
+    ExternalSequentialPlan,
+    ExternalSequentialRecord,
     ExternalStep,
     ExternalTest,
     ManifestError,
@@ -172,6 +179,7 @@ _FIRST = ("calibrations", 0)
         (("data", "clusters"), 30, "data.groups.*clusters must be null exactly if clusters is"),
         (("data", "groups", 0, "name"), "z", "data.groups must be sorted by name"),
         (("data", "groups", 0, "examples"), 100, "data.groups must have 300 examples together"),
+        (("data", "id_sample"), ["a" * 16] * 2, "data.id_sample must have 256 digests, ascending"),
         (("data", "groups"), [], "data.groups must be there exactly if plan.group_key is not null"),
         (("plan", "order"), ["8bit", "8bit"], "plan.order must name one or more settings, each once"),
         (("plan", "tests", 0, "tail"), 1, r"plan\.tests\[0\]\.tail must be below 1"),
@@ -222,9 +230,9 @@ def test_entries_by_their_values() -> None:
 def test_schema_and_reader_name_the_same() -> None:
     """Every object of the schema has the keys of its record, requires them all and describes them; so do choices."""
 
-    def keys(described: dict[str, Any]) -> list[str]:
+    def keys(described: dict[str, Any], *, optional: Sequence[str] = ()) -> list[str]:
         assert described["additionalProperties"] is False
-        assert described["required"] == list(described["properties"])
+        assert described["required"] == [key for key in described["properties"] if key not in optional]
         assert all(key["description"] for key in described["properties"].values())
         return list(described["properties"])
 
@@ -233,13 +241,20 @@ def test_schema_and_reader_name_the_same() -> None:
 
     top, definitions = _SCHEMA["properties"], _SCHEMA["$defs"]
     plan = top["plan"]["properties"]
-    assert keys(_SCHEMA) == ["schema", "kind", *fields(ExternalManifest), "digest"]
+    assert keys(_SCHEMA, optional=["sequential"]) == ["schema", "kind", *fields(ExternalManifest), "digest"]
     assert keys(top["settings"]["items"]) == fields(SettingRecord)
-    assert keys(top["data"]) == fields(ExternalDataRecord)
+    assert keys(top["data"], optional=["id_sample"]) == fields(ExternalDataRecord)
+    assert top["data"]["properties"]["id_sample"]["maxItems"] == MOST_SAMPLED_IDS
     assert keys(top["data"]["properties"]["groups"]["items"]) == fields(ExternalGroup)
-    assert keys(top["plan"]) == [*fields(ExternalPlan), "digest"]
+    assert keys(top["plan"], optional=["sequential"]) == [*fields(ExternalPlan), "digest"]
+    rules = ["costs", "stop_at_setting", "stop_at_cost", "stop_gain"]
+    assert keys(plan["sequential"], optional=rules) == fields(ExternalSequentialPlan)
+    assert keys(top["sequential"]) == fields(ExternalSequentialRecord)
+    assert keys(top["sequential"]["properties"]["continues"]["items"]) == fields(ExternalEnd)
+    assert keys(definitions["look"]) == fields(ExternalLook)
+    assert tuple(definitions["end"]["enum"]) == EXTERNAL_ENDS
     assert keys(plan["tests"]["items"]) == fields(ExternalTest)
-    assert keys(definitions["calibration"]) == fields(ExternalCalibration)
+    assert keys(definitions["calibration"], optional=["looks"]) == fields(ExternalCalibration)
     assert keys(definitions["step"]) == fields(ExternalStep)
     for described in (plan["tests"]["items"], definitions["calibration"]):
         assert tuple(described["properties"]["loss"]["enum"]) == EXTERNAL_LOSSES

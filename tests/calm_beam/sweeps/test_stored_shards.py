@@ -73,6 +73,7 @@ def test_failures_are_taken_over_where_examples_may_fail(assignment: Assignment)
 def test_the_part_above_is_of_the_same_examples(assignment: Assignment, tmp_path: pathlib.Path) -> None:
     """Outputs at upper thresholds are found by example; missing ones, and those of other prompts, are refused."""
     assert generations_above(assignment, 0, examples=_EXAMPLES) is None
+    (tmp_path / "below").mkdir()
     below = dataclasses.replace(build_assignment(str(tmp_path / "below"), model="model"), above=assignment.stored)
     with pytest.raises(GenerationsError, match="is missing, although the data give 2 examples for this shard"):
         check_above(below, 0, examples=_EXAMPLES)

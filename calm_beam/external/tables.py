@@ -1,9 +1,10 @@
-"""Losses in files: CSV, JSON lines or Parquet, a row for each example and setting."""
+"""Tables in files: CSV, JSON lines or Parquet; of one column, also plain text with a value a line."""
 
 import collections
 import csv
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Protocol, TypeVar
 
 from calm_beam import strict_json
 from calm_beam.examples import numbered_lines
@@ -11,13 +12,51 @@ from calm_beam.inputs.files import matching_files
 from calm_beam.risk.setting_sums import LossesError
 from calm_beam.storage import open_input
 
-from .rows import LossRow, RowReading
-
 _BATCH = 4096
+_Row = TypeVar("_Row", covariant=True)
+# A row by column, and which row it is.
+_Values = tuple[Mapping[str, Any], str]
 
 
-def loss_files(patterns: Sequence[str]) -> tuple[str, ...]:
+class Reading(Protocol[_Row]):
+    """What a table holds, and how its rows are read."""
+
+    @property
+    def kind(self) -> str:
+        """What its rows are, for messages."""
+        ...
+
+    @property
+    def needs(self) -> str:
+        """What every row has to say, for messages."""
+        ...
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The columns that are looked at."""
+        ...
+
+    @property
+    def optional(self) -> tuple[str, ...]:
+        """Those of them that need not be there."""
+        ...
+
+    @property
+    def of_line(self) -> str | None:
+        """The column that plain text has alone; None where plain text is no such table."""
+        ...
+
+    def row(self, values: Mapping[str, Any], *, where: str) -> _Row:
+        """Returns what is in a row, by column; `where` says which row it is, for messages."""
+        ...
+
+
+def table_files(patterns: Sequence[str], reading: Reading[object]) -> tuple[str, ...]:
     """Returns the files that patterns name, sorted, each once.
+
+    Args:
+      patterns: Paths or globs, local or on Cloud Storage.
+      reading: What they are to hold.
 
     Raises:
       LossesError: If the suffix of one tells no format.
@@ -29,25 +68,26 @@ def loss_files(patterns: Sequence[str]) -> tuple[str, ...]:
         found = {**matching_files(pattern, among=patterns), **found}
     files = tuple(sorted(found.values()))
     for path in files:
-        _reader(path)
+        _reader(path, reading)
     return files
 
 
-def read_losses(path: str, reading: RowReading) -> Iterator[LossRow]:
-    """Yields the losses in a file, local or on Cloud Storage.
+def read_rows(path: str, reading: Reading[_Row]) -> Iterator[_Row]:
+    """Yields the rows of a file, local or on Cloud Storage.
 
     Raises:
       LossesError: If the file is damaged, has no rows, or a row is not one; names file and row.
       DataError: If gzip data are damaged, or a line is too long.
     """
-    row = None
-    for row in _reader(path)(path, reading):
-        yield row
-    if row is None:
-        raise LossesError(f"{path}: holds no losses. A part that was lost would bias the result.")
+    is_empty = True
+    for values, where in _reader(path, reading)(path, reading):
+        is_empty = False
+        yield reading.row(values, where=where)
+    if is_empty:
+        raise LossesError(f"{path}: holds no {reading.kind}. A part that was lost would bias the result.")
 
 
-def _csv_rows(path: str, reading: RowReading) -> Iterator[LossRow]:
+def _csv_rows(path: str, reading: Reading[object]) -> Iterator[_Values]:
     with open_input(path) as raw:
         lines = (line.decode("utf-8") for _, line in numbered_lines(raw, path=path))
         table = csv.reader(lines, strict=True)
@@ -64,12 +104,12 @@ def _csv_rows(path: str, reading: RowReading) -> Iterator[LossRow]:
                     continue
                 if len(cells) != len(header):
                     raise LossesError(f"{where}: has {len(cells)} cells, and the header names {len(header)} columns.")
-                yield reading.row(dict(zip(header, cells, strict=True)), where=where)
+                yield dict(zip(header, cells, strict=True)), where
         except (csv.Error, UnicodeDecodeError) as error:
             raise LossesError(f"{path}, line {table.line_num + 1}: is not CSV in UTF-8 ({error}).") from error
 
 
-def _json_rows(path: str, reading: RowReading) -> Iterator[LossRow]:
+def _json_rows(path: str, reading: Reading[object]) -> Iterator[_Values]:
     with open_input(path) as raw:
         for number, line in numbered_lines(raw, path=path):
             where = f"{path}, line {number}"
@@ -78,11 +118,11 @@ def _json_rows(path: str, reading: RowReading) -> Iterator[LossRow]:
             except strict_json.StrictJSONError as error:
                 raise LossesError(f"{where}: {error}.") from error
             if not isinstance(values, dict):
-                raise LossesError(f"{where}: expected an object with id, setting and loss.")
-            yield reading.row(values, where=where)
+                raise LossesError(f"{where}: expected an object with {reading.needs}.")
+            yield values, where
 
 
-def _parquet_rows(path: str, reading: RowReading) -> Iterator[LossRow]:
+def _parquet_rows(path: str, reading: Reading[object]) -> Iterator[_Values]:
     # Here, since importing it takes long.
     import pyarrow
     import pyarrow.parquet
@@ -100,7 +140,7 @@ def _parquet_rows(path: str, reading: RowReading) -> Iterator[LossRow]:
             for batch in file.iter_batches(_BATCH, columns=columns, use_threads=False):
                 for values in batch.to_pylist():
                     number += 1
-                    yield reading.row(values, where=f"{path}, row {number}")
+                    yield values, f"{path}, row {number}"
     except (pyarrow.ArrowException, UnicodeDecodeError, OSError) as error:
         if isinstance(error, OSError) and error.errno is not None:
             # Of the disk, and not of what is on it.
@@ -110,30 +150,48 @@ def _parquet_rows(path: str, reading: RowReading) -> Iterator[LossRow]:
         ) from error
 
 
-def _check_columns(names: Sequence[str], reading: RowReading, *, path: str) -> None:
+def _check_columns(names: Sequence[str], reading: Reading[object], *, path: str) -> None:
     """Refuses a table without the columns that are needed, or with one of them twice."""
     twice = next((name for name, count in collections.Counter(names).items() if count > 1), None)
     if twice is not None:
         raise LossesError(f"{path}: has two columns named {twice!r}. Rename or drop one of them.")
-    missing = [name for name in reading.columns if name not in names and name != "cost"]
+    missing = [name for name in reading.columns if name not in names and name not in reading.optional]
     if missing:
         raise LossesError(
-            f"{path}: has no column {' and no column '.join(missing)}, only {', '.join(names)}. A table of losses has "
-            "id, setting and loss, and the columns that --group_key and --cluster_key name."
+            f"{path}: has no column {' and no column '.join(missing)}, only {', '.join(names)}. A table of "
+            f"{reading.kind} has {reading.needs}, and the columns that --group_key and --cluster_key name."
         )
 
 
-_READERS: Mapping[str, Callable[[str, RowReading], Iterator[LossRow]]] = {
+def _text_rows(path: str, reading: Reading[object]) -> Iterator[_Values]:
+    assert reading.of_line is not None, "others have no reader of plain text"
+    _check_columns([reading.of_line], reading, path=path)
+    with open_input(path) as raw:
+        for number, line in numbered_lines(raw, path=path):
+            where = f"{path}, line {number}"
+            try:
+                text = line.decode("utf-8-sig" if number == 1 else "utf-8").rstrip("\r\n")
+            except UnicodeDecodeError as error:
+                raise LossesError(f"{where}: is not text in UTF-8 ({error}).") from error
+            if text:
+                yield {reading.of_line: text}, where
+
+
+_READERS: Mapping[str, Callable[[str, Reading[object]], Iterator[_Values]]] = {
     r"\.csv(\.gz)?": _csv_rows,
     r"\.jsonl(\.gz)?": _json_rows,
     r"\.parquet": _parquet_rows,
 }
 
 
-def _reader(path: str) -> Callable[[str, RowReading], Iterator[LossRow]]:
+def _reader(path: str, reading: Reading[object]) -> Callable[[str, Reading[object]], Iterator[_Values]]:
     for suffix, reader in _READERS.items():
         if re.search(suffix + r"\Z", path):
             return reader
+    if reading.of_line is not None and re.search(r"\.txt(\.gz)?\Z", path):
+        return _text_rows
+    text = "" if reading.of_line is None else ", .txt"
     raise LossesError(
-        f"{path}: its suffix tells no format of losses (.csv, .jsonl, each also with .gz; .parquet). Rename it."
+        f"{path}: its suffix tells no format of {reading.kind} (.csv, .jsonl{text}, each also with .gz; .parquet). "
+        "Rename it."
     )

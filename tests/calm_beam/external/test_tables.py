@@ -10,8 +10,8 @@ import pyarrow.parquet
 import pytest
 
 from calm_beam.examples import DataError
-from calm_beam.external.loss_files import loss_files, read_losses
 from calm_beam.external.rows import LossRow, RowReading
+from calm_beam.external.tables import read_rows, table_files
 from calm_beam.risk.setting_sums import LossesError
 from tests.calm_beam.external.builders import coin_rows, row_values, write_csv
 
@@ -33,22 +33,22 @@ def test_all_formats_give_the_same_rows(tmp_path: pathlib.Path) -> None:
     _write(tmp_path / "a.jsonl", lines)
     (tmp_path / "a.jsonl.gz").write_bytes(gzip.compress(lines.encode()))
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist(values), tmp_path / "a.parquet")
-    files = loss_files([str(tmp_path / "a.*"), str(tmp_path / "a.csv")])
+    files = table_files([str(tmp_path / "a.*"), str(tmp_path / "a.csv")], _ALL)
     assert len(files) == 5
     for path in files:
-        assert list(read_losses(path, _ALL)) == rows, path
+        assert list(read_rows(path, _ALL)) == rows, path
 
 
 def test_columns_that_nobody_asks_for_are_not_read(tmp_path: pathlib.Path) -> None:
     """Without keys of groups and clusters a row has neither; a cost that is not there is none."""
     path = _write(tmp_path / "a.csv", "\ufeffsetting,loss,id,note\n0.9,0.25,7,x\n")
-    assert list(read_losses(path, RowReading())) == [LossRow("7", "0.9", 0.25)]
+    assert list(read_rows(path, RowReading())) == [LossRow("7", "0.9", 0.25)]
 
 
 def test_numbers_are_names_too(tmp_path: pathlib.Path) -> None:
     """Ids and settings that are numbers in JSON are called as JSON writes them."""
     path = _write(tmp_path / "a.jsonl", '{"id": 3, "setting": 0.5, "loss": 1}\n{"id": 4, "setting": 2, "loss": 0}\n')
-    assert [(row.id, row.setting) for row in read_losses(path, RowReading())] == [("3", "0.5"), ("4", "2")]
+    assert [(row.id, row.setting) for row in read_rows(path, RowReading())] == [("3", "0.5"), ("4", "2")]
 
 
 _GOOD = "id,setting,loss\n"
@@ -85,7 +85,7 @@ def test_what_is_no_table_of_losses(tmp_path: pathlib.Path, name: str, text: str
     """What is wrong is named with file and row."""
     path = _write(tmp_path / name, text)
     with pytest.raises(LossesError, match=message):
-        list(read_losses(path, RowReading()))
+        list(read_rows(path, RowReading()))
 
 
 def test_damaged_gzip(tmp_path: pathlib.Path) -> None:
@@ -93,7 +93,7 @@ def test_damaged_gzip(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "a.csv.gz"
     path.write_bytes(gzip.compress(b"id,setting,loss\n" + b"1,x,0\n" * 1000)[:-12])
     with pytest.raises(DataError, match="damaged gzip data after line"):
-        list(read_losses(str(path), RowReading()))
+        list(read_rows(str(path), RowReading()))
 
 
 def test_bytes_that_are_no_text(tmp_path: pathlib.Path) -> None:
@@ -101,7 +101,7 @@ def test_bytes_that_are_no_text(tmp_path: pathlib.Path) -> None:
     path = tmp_path / "a.csv"
     path.write_bytes(b"id,setting,loss\n\xff,x,0\n")
     with pytest.raises(LossesError, match="line 2: is not CSV in UTF-8"):
-        list(read_losses(str(path), RowReading()))
+        list(read_rows(str(path), RowReading()))
 
 
 @pytest.mark.parametrize(("name", "message"), [("a.txt", "tells no format of losses"), ("none.csv", "no such file")])
@@ -109,7 +109,7 @@ def test_files_that_cannot_be_losses(tmp_path: pathlib.Path, name: str, message:
     """A suffix without a format, and a pattern that matches nothing, are errors."""
     _write(tmp_path / "a.txt", "x")
     with pytest.raises((LossesError, DataError), match=message):
-        loss_files([str(tmp_path / name)])
+        table_files([str(tmp_path / name)], _ALL)
 
 
 @pytest.mark.parametrize("value", [float("inf"), [1], None, {}])
@@ -121,7 +121,7 @@ def test_costs_of_parquet_are_checked(tmp_path: pathlib.Path, value: Any) -> Non
         row["cost"] = {"usd": 1}
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist([row]), path)
     if value is None:
-        assert next(read_losses(str(path), RowReading())).cost is None
+        assert next(read_rows(str(path), RowReading())).cost is None
     else:
         with pytest.raises(LossesError, match="row 1: the cost must be"):
-            list(read_losses(str(path), RowReading()))
+            list(read_rows(str(path), RowReading()))

@@ -1,0 +1,265 @@
+"""Tokens per second of many prompts under a threshold, against the full model in the same engine.
+
+Every batch is decoded by the full model and with exits, in turns; of each the fastest round counts. Beside what was
+gained stands what the counted work allows: layers, decisions of the head, keys and values made for skipped layers, and
+sources, each at its own cost. What a layer and a decision cost a row is taken from the full model's run, whose batches
+are as full as they get; so padding, small steps and bookkeeping are what is missing from 100 %.
+Thresholds are searched that use about a quarter and half of the layers. Compilation is done before.
+
+    python -m benchmarks.throughput --checkpoint=model/ --data=validation.jsonl.gz
+    python -m benchmarks.throughput --checkpoint=model/ --data=validation.jsonl.gz --widened
+
+`--widened` gives the model the paper's dimensions (`benchmarks/widened_model.py`).
+"""
+
+import argparse
+import collections
+import contextlib
+import dataclasses
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+
+from calm_beam.checkpoints import Checkpoint, load_checkpoint
+from calm_beam.decoding import device_steps
+from calm_beam.decoding.batch_decoder import BatchDecoder
+from calm_beam.decoding.compilation import use_compilation_cache
+from calm_beam.decoding.early_exit import EarlyExitDecoder
+from calm_beam.decoding.result import EarlyExitResult
+from calm_beam.decoding.settings import DecodeSettings
+from calm_beam.decoding.thresholds import thresholds_by_step
+from calm_beam.decoding.work import Work
+from calm_beam.exits.head_forms import EXIT_HEADS
+from calm_beam.exits.rule import ExitRule
+
+from .machine import describe_machine
+from .prompts import read_prompts
+from .widened_model import widen_to_paper
+
+_MEASURES = ("softmax", "softmax_max", "state", "classifier", "static")
+_SHARES = (0.25, 0.5)
+_MAX_INPUT_LENGTH = 128
+# Halvings of [0, 1] in the search for a threshold, and prompts that are decoded for it.
+_TRIES, _TRIED = 10, 64
+_STEPS = {
+    "admit": "source",
+    "attend_to_output": "layer",
+    "finish_layer": "layer",
+    "certify_rows": "decision",
+    "decide_rows": "decision",
+    "fill_skipped": "fill",
+}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Task:
+    checkpoint: Checkpoint
+    prompts: Sequence[Sequence[int]]
+    steps: int
+    exit_head: str
+
+
+@dataclasses.dataclass(kw_only=True)
+class _Run:
+    """A decoder with what it decodes: the fastest seconds, the results and the counted work of one pass."""
+
+    decode: Callable[[], dict[int, EarlyExitResult]]
+    seconds: float = float("inf")
+    results: dict[int, EarlyExitResult] = dataclasses.field(default_factory=dict)
+
+    def once(self) -> None:
+        start = time.perf_counter()
+        self.results = self.decode()
+        self.seconds = min(self.seconds, time.perf_counter() - start)
+
+    @property
+    def tokens(self) -> int:
+        return sum(result.length for result in self.results.values())
+
+    @property
+    def layers(self) -> float:
+        return sum(int(result.exit_layers.sum()) for result in self.results.values()) / self.tokens
+
+
+def main() -> None:
+    """Prints the table."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--checkpoint", required=True)
+    parser.add_argument("--data", required=True)
+    parser.add_argument("--widened", action="store_true")
+    parser.add_argument("--prompts", type=int, default=4, help="times the batch")
+    parser.add_argument("--most_prompts", type=int, default=512)
+    parser.add_argument("--max_decode_length", type=int, default=48)
+    parser.add_argument("--batches", default="1,8,64,256")
+    parser.add_argument("--measures", default=",".join(_MEASURES))
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--exit_head", choices=EXIT_HEADS, default="auto")
+    flags = parser.parse_args()
+    use_compilation_cache()
+    checkpoint = load_checkpoint(flags.checkpoint)
+    steps = flags.max_decode_length
+    settings = DecodeSettings(
+        rule=ExitRule(), thresholds=(0.5,), max_input_length=_MAX_INPUT_LENGTH, max_decode_length=steps
+    )
+    prompts = read_prompts(flags.data, checkpoint, settings=settings, count=flags.most_prompts)
+    if flags.widened:
+        checkpoint = widen_to_paper(checkpoint)
+    task = _Task(checkpoint=checkpoint, prompts=prompts, steps=steps, exit_head=flags.exit_head)
+    print(describe_machine())
+    print(f"at most {steps} tokens, {flags.rounds} rounds, exit head {flags.exit_head}")
+    columns = (
+        "prompts at a time",
+        "measure",
+        "threshold",
+        f"layers of {checkpoint.config.num_decoder_layers}",
+        "full model, tokens/s",
+        "with exits, tokens/s",
+        "gain",
+        "the work allows",
+        "share",
+    )
+    print(f"| {' | '.join(columns)} |")
+    print(f"|---:|---{'|---:' * (len(columns) - 2)}|", flush=True)
+    for measure in flags.measures.split(","):
+        thresholds = [_searched(task, measure, layers=share) for share in _SHARES]
+        for size in map(int, flags.batches.split(",")):
+            some = dataclasses.replace(task, prompts=prompts[: max(16, flags.prompts * size)])
+            for threshold in thresholds:
+                _print_row(some, measure, threshold, size=size, rounds=flags.rounds)
+
+
+def _searched(task: _Task, measure: str, *, layers: float) -> float:
+    """Returns a threshold that uses about such a share of the layers per token."""
+    if measure == "static":
+        return layers
+    depth = task.checkpoint.config.num_decoder_layers
+    some = dataclasses.replace(task, prompts=task.prompts[:_TRIED])
+    lower, upper = 0.0, 1.0
+    found: list[tuple[float, float]] = []
+    for _ in range(_TRIES):
+        threshold = (lower + upper) / 2
+        run = _Run(decode=_batched(some, measure, threshold, size=_TRIED)[0])
+        run.once()
+        found.append((abs(run.layers - layers * depth), threshold))
+        lower, upper = (threshold, upper) if run.layers < layers * depth else (lower, threshold)
+    return min(found)[1]
+
+
+def _batched(
+    task: _Task, measure: str, threshold: float | None, *, size: int
+) -> tuple[Callable[[], dict[int, EarlyExitResult]], BatchDecoder]:
+    rule = ExitRule(confidence=measure)
+    decoder = BatchDecoder(
+        task.checkpoint,
+        rule,
+        thresholds=[thresholds_by_step(rule, threshold, max_decode_length=task.steps)],
+        max_input_length=_MAX_INPUT_LENGTH,
+        batch_size=size,
+        exit_head=task.exit_head,
+    )
+    return lambda: dict(decoder.decode(task.prompts)), decoder
+
+
+def _single(task: _Task, measure: str, threshold: float | None) -> Callable[[], dict[int, EarlyExitResult]]:
+    decoder = EarlyExitDecoder(
+        task.checkpoint,
+        ExitRule(confidence=measure),
+        threshold=threshold,
+        max_decode_length=task.steps,
+        max_input_length=_MAX_INPUT_LENGTH,
+        exit_head=task.exit_head,
+    )
+    return lambda: dict(decoder.decode(task.prompts))
+
+
+def _print_row(task: _Task, measure: str, threshold: float, *, size: int, rounds: int) -> None:
+    if size == 1:
+        # Single prompts are served by a decoder of their own, whose loop runs on the device.
+        ways = [_Run(decode=_single(task, measure, at)) for at in (None, threshold)]
+        allowed = None
+    else:
+        (full_decode, full_decoder), (early_decode, early_decoder) = (
+            _batched(task, measure, at, size=size) for at in (None, threshold)
+        )
+        ways = [_Run(decode=full_decode), _Run(decode=early_decode)]
+        for run in ways:
+            run.once()
+        allowed = _allowed(ways[0], full_decoder, ways[1], early_decoder)
+    full, early = ways
+    for run in ways:
+        run.once()
+        run.seconds = float("inf")
+    for _ in range(rounds):
+        for run in ways:
+            run.once()
+    gain = full.seconds / full.tokens / (early.seconds / early.tokens)
+    cells = (
+        str(size),
+        measure,
+        f"{threshold:.4f}",
+        f"{early.layers:.2f}",
+        f"{full.tokens / full.seconds:,.0f}",
+        f"{early.tokens / early.seconds:,.0f}",
+        f"{gain:.2f}",
+        *(("", "") if allowed is None else (f"{allowed:.2f}", f"{gain / allowed:.0%}")),
+    )
+    print(f"| {' | '.join(cells)} |", flush=True)
+
+
+def _allowed(full: _Run, full_decoder: BatchDecoder, early: _Run, early_decoder: BatchDecoder) -> float:
+    """Returns the gain per token if each piece of work took as long a row as in the full model's run."""
+    full_work, full_seconds, whole = _in_pieces(full, full_decoder)
+    early_work, early_seconds, _ = _in_pieces(early, early_decoder)
+    # Bookkeeping is in the layers' cost.
+    layer = (whole - full_seconds["decision"] - full_seconds["source"]) / full_work.layer_rows
+    decision = full_seconds["decision"] / _decisions(full_work)
+    source = full_seconds["source"] / full_work.prompts
+    needed = (
+        early_work.layer_rows * layer
+        + _decisions(early_work) * decision
+        + early_work.prompts * source
+        + early_seconds["fill"]
+    )
+    return (whole / full.tokens) / (needed / early.tokens)
+
+
+def _decisions(work: Work) -> int:
+    return max(work.certified_rows, work.projection_rows)
+
+
+def _in_pieces(run: _Run, decoder: BatchDecoder) -> tuple[Work, dict[str, float], float]:
+    """Returns the work of one pass, the seconds of each piece of it, and of all; each step is waited for."""
+    before, seconds = decoder.work, collections.defaultdict[str, float](float)
+    start = time.perf_counter()
+    with _timed_steps(seconds):
+        run.decode()
+    return decoder.work - before, seconds, time.perf_counter() - start
+
+
+@contextlib.contextmanager
+def _timed_steps(seconds: dict[str, float]) -> Iterator[None]:
+    """Adds what each step on the device takes within the block."""
+    originals = {name: getattr(device_steps, name) for name in _STEPS}
+
+    def timed(name: str) -> Callable[..., Any]:
+        def run(*arguments: Any, **options: Any) -> Any:
+            start = time.perf_counter()
+            made = jax.block_until_ready(originals[name](*arguments, **options))
+            seconds[_STEPS[name]] += time.perf_counter() - start
+            return made
+
+        return run
+
+    for name in originals:
+        setattr(device_steps, name, timed(name))
+    try:
+        yield
+    finally:
+        for name, original in originals.items():
+            setattr(device_steps, name, original)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,164 @@
+"""Prompts of many callers in one batch: whoever comes and goes, each answer is that of its prompt alone."""
+
+import concurrent.futures
+import dataclasses
+import threading
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pytest
+
+from calm_beam.checkpoints import Checkpoint, load_checkpoint
+from calm_beam.decoding import batch
+from calm_beam.serving import Answer, BusyError, ContinuousGenerator, Generator, OutputError, PromptError
+from tests.builders import build_checkpoint, build_prompts
+from tests.calm_beam.serving.builders import build_served_manifest
+from tests.pipelines import BROKEN_ID, CONFIG, write_model
+
+_CHECKPOINT = build_checkpoint(CONFIG)
+_PROMPTS = [[*map(int, prompt)] for prompt in build_prompts(*range(1, 31))]
+
+
+def _generator(checkpoint: Checkpoint = _CHECKPOINT, *, batch_size: int = 3, **options: Any) -> Generator:
+    return Generator.from_manifest(build_served_manifest(checkpoint, **options), checkpoint, batch_size=batch_size)
+
+
+@pytest.fixture(scope="module")
+def alone() -> list[Answer]:
+    """The answer to each prompt by itself."""
+    served = _generator()
+    return [served.generate(prompt) for prompt in _PROMPTS]
+
+
+def _assert_same(found: Sequence[Answer], expected: Sequence[Answer]) -> None:
+    for one, other in zip(found, expected, strict=True):
+        assert dataclasses.replace(one, confidences=other.confidences) == other
+        assert one.confidences == pytest.approx(other.confidences, abs=1e-5)
+
+
+def test_answers_are_those_of_prompts_alone(alone: list[Answer]) -> None:
+    """Also with many threads that ask, more prompts than places, and prompts of two widths."""
+    with ContinuousGenerator(_generator(decode={"max_input_length": 48})) as continuous:
+        _assert_same([continuous.submit(prompt).result() for prompt in _PROMPTS[:4]], alone[:4])
+        with concurrent.futures.ThreadPoolExecutor(6) as pool:
+            futures = list(pool.map(continuous.submit, [*_PROMPTS, [9] * 40, *_PROMPTS]))
+        found = [future.result() for future in futures]
+    _assert_same([*found[:30], *found[31:]], [*alone, *alone])
+    assert not found[30].truncated
+
+
+def test_a_prompt_joins_a_running_batch(alone: list[Answer], monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that comes while another is decoded is not kept waiting for its end."""
+    begun, has_joined = threading.Event(), threading.Event()
+    taken: list[int] = []
+    admit, step = batch.Batch.admit, batch.Batch.step
+
+    def watched_admit(self: Any, waiting: batch.Waiting) -> None:
+        taken.extend(request.index for queue in waiting.values() for request in queue)
+        admit(self, waiting)
+
+    def watched_step(self: Any) -> Iterator[Any]:
+        begun.set()
+        assert has_joined.wait(30)
+        return step(self)
+
+    monkeypatch.setattr(batch.Batch, "admit", watched_admit)
+    monkeypatch.setattr(batch.Batch, "step", watched_step)
+    order: list[str] = []
+    longest, shorter = max(range(30), key=lambda index: len(alone[index].tokens)), 0
+    with ContinuousGenerator(_generator()) as continuous:
+        first = continuous.submit(_PROMPTS[longest], on_token=lambda *_: order.append("first"))
+        assert begun.wait(30)
+        second = continuous.submit(_PROMPTS[shorter], on_token=lambda *_: order.append("second"))
+        has_joined.set()
+        _assert_same([first.result(), second.result()], [alone[longest], alone[shorter]])
+    assert taken == [0, 1]
+    # The second had tokens before the first was done.
+    assert order.index("second") < len(order) - order[::-1].index("first")
+
+
+def test_tokens_are_told_as_they_are_made(alone: list[Answer]) -> None:
+    """All but the last, in their order, with the layers at which they left."""
+    told: list[list[tuple[int, int]]] = [[] for _ in _PROMPTS]
+    with ContinuousGenerator(_generator()) as continuous:
+        futures = [
+            continuous.submit(prompt, on_token=lambda *token, into=into: into.append(token))
+            for prompt, into in zip(_PROMPTS, told, strict=True)
+        ]
+    for answer, future, tokens in zip(alone, futures, told, strict=True):
+        assert tokens == list(zip(answer.tokens, answer.exit_layers, strict=True))[:-1]
+        assert future.done()
+
+
+def test_what_is_cancelled_makes_room(alone: list[Answer]) -> None:
+    """Whether it waits or is being decoded; the others are answered as if it had not been."""
+    with ContinuousGenerator(_generator(batch_size=2)) as continuous:
+        futures = [continuous.submit(prompt) for prompt in _PROMPTS]
+        cancelled = [index for index in range(0, 30, 3) if futures[index].cancel()]
+        left = [index for index in range(30) if index not in cancelled]
+        _assert_same([futures[index].result() for index in left], [alone[index] for index in left])
+        assert cancelled
+        _assert_same([continuous.submit(_PROMPTS[7]).result()], [alone[7]])
+
+
+def test_a_bounded_number_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """More are turned away, and come through later."""
+    goes_on = threading.Event()
+    step = batch.Batch.step
+
+    def held_step(self: Any) -> Iterator[Any]:
+        assert goes_on.wait(30)
+        return step(self)
+
+    monkeypatch.setattr(batch.Batch, "step", held_step)
+    with ContinuousGenerator(_generator(batch_size=1), most_waiting=2) as continuous:
+        futures: list[concurrent.futures.Future[Answer]] = []
+        with pytest.raises(BusyError, match=r"2 prompts wait already\. Come again later\."):
+            futures.extend(continuous.submit(_PROMPTS[0]) for _ in range(5))
+        # One is decoded, if it was taken in time, and two wait.
+        assert 2 <= len(futures) <= 3
+        goes_on.set()
+        assert {len(future.result().tokens) for future in futures}
+        assert continuous.submit(_PROMPTS[0]).result().tokens
+    with pytest.raises(ValueError, match="most_waiting must be at least 1, got 0"):
+        ContinuousGenerator(_generator(), most_waiting=0)
+
+
+def test_a_broken_prompt_disturbs_nobody(tmp_path: Any) -> None:
+    """What is refused is refused at once; what has no output says so in its own future."""
+    served = _generator(load_checkpoint(write_model(tmp_path, is_broken=True)))
+    with ContinuousGenerator(served) as continuous:
+        with pytest.raises(PromptError, match="the prompt: is empty"):
+            continuous.submit([])
+        broken, whole = continuous.submit([5, BROKEN_ID, 1]), continuous.submit([5, 1])
+        with pytest.raises(OutputError, match="logits that are not finite"):
+            broken.result()
+        _assert_same([whole.result()], [served.generate([5, 1])])
+
+
+def test_after_a_crash_it_goes_on(alone: list[Answer], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who was in the batch is told why there is no answer; who comes later is answered."""
+    step = batch.Batch.step
+    crashes = iter([True])
+
+    def crashing_step(self: Any) -> Iterator[Any]:
+        if next(crashes, False):
+            raise RuntimeError("the device is gone")
+        return step(self)
+
+    monkeypatch.setattr(batch.Batch, "step", crashing_step)
+    with ContinuousGenerator(_generator()) as continuous:
+        with pytest.raises(RuntimeError, match="the device is gone"):
+            continuous.submit(_PROMPTS[0]).result()
+        _assert_same([continuous.submit(_PROMPTS[1]).result()], [alone[1]])
+
+
+def test_closing_answers_what_was_taken(alone: list[Answer]) -> None:
+    """And takes nothing more."""
+    continuous = ContinuousGenerator(_generator())
+    continuous.warm_up()
+    futures = [continuous.submit(prompt) for prompt in _PROMPTS[:9]]
+    continuous.close()
+    _assert_same([future.result(timeout=0) for future in futures], alone[:9])
+    with pytest.raises(RuntimeError, match="is closed"):
+        continuous.submit(_PROMPTS[0])

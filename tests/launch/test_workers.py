@@ -1,0 +1,64 @@
+"""The workers of a command, as flags name them."""
+
+import pytest
+from apache_beam.options.pipeline_options import PipelineOptions, WorkerOptions
+from apache_beam.runners.portability.fn_api_runner import FnApiRunner
+
+from calm_beam.launch.flags import UsageError
+from calm_beam.launch.flags.accelerators import parse_accelerator
+from calm_beam.launch.runners import Workers
+
+_JOB = (
+    "--runner=DataflowRunner",
+    "--project=a-project",
+    "--region=us-central1",
+    "--temp_location=gs://bucket/temp",
+    "--sdk_container_image=us-docker.pkg.dev/a-project/calm-beam/worker:1",
+)
+
+
+def _prepared(*flags: str, accelerator: str | None = None) -> Workers:
+    return Workers.prepared(
+        PipelineOptions(list(flags)),
+        accelerator=None if accelerator is None else parse_accelerator(accelerator),
+        paths=[("--data", "gs://bucket/rows.jsonl")],
+        num_shards=lambda: 7,
+    )
+
+
+def test_workers_of_this_machine() -> None:
+    """Without flags they are here, have what JAX finds, and make a pipeline."""
+    workers = _prepared()
+    assert workers.are_here
+    assert (workers.accelerator_hint, workers.needs_accelerator, workers.template) == (None, False, None)
+    assert isinstance(workers.new_pipeline().runner, FnApiRunner)
+    workers.refuse_template(command="decode")
+
+
+@pytest.mark.parametrize(("accelerator", "has_hint"), [("nvidia-l4", True), ("tpu-v6e-slice", False)])
+def test_workers_with_accelerators(accelerator: str, has_hint: bool) -> None:
+    """Those of a job need their accelerator, by a hint or as a whole, and are as many as there are shards."""
+    workers = _prepared(*_JOB, accelerator=accelerator)
+    assert not workers.are_here
+    assert workers.needs_accelerator
+    assert (workers.accelerator_hint is not None) == has_hint
+    assert workers.options.view_as(WorkerOptions).max_num_workers == 7
+
+
+def test_templates_are_refused_where_somebody_waits() -> None:
+    """A job that is only written down gives nothing to read back, which is said with the command."""
+    workers = _prepared(*_JOB, "--template_location=gs://bucket/template")
+    assert workers.template == "gs://bucket/template"
+    with pytest.raises(UsageError) as caught:
+        workers.refuse_template(command="verify")
+    assert str(caught.value) == (
+        "--template_location: verify reads back what its workers have done, which a template cannot. Leave it out."
+    )
+
+
+def test_local_paths_are_refused_elsewhere() -> None:
+    """What workers on Dataflow cannot see is named before anything is staged."""
+    with pytest.raises(UsageError, match=r"^--data rows\.jsonl: Dataflow's workers do not see this disk"):
+        Workers.prepared(
+            PipelineOptions(list(_JOB)), accelerator=None, paths=[("--data", "rows.jsonl")], num_shards=lambda: 7
+        )

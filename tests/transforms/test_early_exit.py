@@ -228,6 +228,18 @@ def test_what_cannot_be_served_is_refused_before_workers_start(served: Served) -
         beam.Pipeline() | beam.Create(PROMPTS) | RunInference(_settings(served), inference_args={"temperature": 1})
 
 
+def test_copies_are_for_different_processes(served: Served, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each process asks one of the copies, always the same, and every handler of the model asks that one."""
+    tags = []
+    for number in (6, 7, 8):
+        monkeypatch.setattr("os.getpid", lambda number=number: number)
+        handlers = [_settings(served, model_copies=copies) for copies in (2, 1)]
+        tags.append([handler.load_model()._tag for handler in handlers])
+    assert tags[0] == tags[2] != tags[1]
+    assert {one for _, one in tags} == {tags[0][0]}
+    assert _settings(served, share_model_across_processes=False).load_model()._tag is None
+
+
 def test_another_model_answers_nothing(served: Served, tmp_path: pathlib.Path) -> None:
     """Where workers find another model than the one that was calibrated, the run ends, as `Generator` would."""
     other = str(write_model(tmp_path / "other", seed=1))

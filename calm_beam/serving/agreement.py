@@ -39,9 +39,30 @@ def agreed_settings(
         that no decoder which skips layers can follow.
       MeasureError: If the caller named another confidence measure, or none where it is code of the user's.
     """
-    check_named(manifest.decode.confidence, confidence)
+    settings = servable_settings(manifest, entry, confidence=confidence)
     check_model(manifest.model, checkpoint)
     check_vocabulary(manifest.vocabulary, vocabulary, checkpoint=checkpoint)
+    if settings.rule.measure().needs is Need.CLASSIFIER and not checkpoint.config.exit_classifier:
+        raise ManifestError(
+            f"the manifest is of confidence {settings.rule.confidence!r}, which needs decoder/meta_cls in the "
+            f"checkpoint; {checkpoint.uri} has none."
+        )
+    return settings
+
+
+def servable_settings(manifest: Manifest, entry: Calibration, *, confidence: str | None = None) -> DecodeSettings:
+    """Returns how an entry is decoded, having found all that can be found without the model.
+
+    Args:
+      manifest: As in `agreed_settings`.
+      entry: As there.
+      confidence: As there.
+
+    Raises:
+      ManifestError: If outputs were computed in a type, or by a rule, that no decoder which skips layers can follow.
+      MeasureError: As there.
+    """
+    check_named(manifest.decode.confidence, confidence)
     tested = {step.threshold for step in entry.path}
     try:
         settings = recorded_settings(manifest.decode_of(entry), sorted(tested, reverse=True))
@@ -52,11 +73,6 @@ def agreed_settings(
             f"the manifest is of confidence {settings.rule.confidence} and state_propagation "
             f"{settings.rule.state_propagation}, which need every layer for every token: it shows what is possible at "
             "best, and cannot be served. Calibrate with another rule."
-        )
-    if settings.rule.measure().needs is Need.CLASSIFIER and not checkpoint.config.exit_classifier:
-        raise ManifestError(
-            f"the manifest is of confidence {settings.rule.confidence!r}, which needs decoder/meta_cls in the "
-            f"checkpoint; {checkpoint.uri} has none."
         )
     return settings
 

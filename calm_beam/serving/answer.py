@@ -4,6 +4,7 @@ import dataclasses
 
 from calm_beam.errors import CalmBeamError
 from calm_beam.manifest import Calibration
+from calm_beam.upkeep.sampled_loss import SampledLoss
 
 
 class PromptError(CalmBeamError, ValueError):
@@ -49,3 +50,27 @@ class Answer:
     def layers_saved(self) -> int:
         """Decoder layers that the full model would have run besides, for the same tokens."""
         return self.num_layers * len(self.tokens) - self.layers_used
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ProbedAnswer(Answer):
+    """An answer whose prompt was sampled: the full model answered it as well.
+
+    Attributes:
+      loss: What the answer loses.
+    """
+
+    loss: SampledLoss
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Unanswered:
+    """Stands where an answer would, among those of other prompts.
+
+    Attributes:
+      error: Why there is none.
+      loss: What counts for it, if it was sampled and the promise is about it; None if not.
+    """
+
+    error: PromptError | OutputError
+    loss: SampledLoss | None = None

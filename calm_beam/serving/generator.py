@@ -153,7 +153,7 @@ class Generator:
         return cls(
             manifest,
             entry,
-            checkpoint=_on_device(checkpoint),
+            checkpoint=on_device(checkpoint),
             vocabulary=loaded,
             settings=settings,
             batch_size=batch_size,
@@ -378,6 +378,6 @@ class Generator:
         return encoded
 
 
-def _on_device(checkpoint: Checkpoint) -> Checkpoint:
+def on_device(checkpoint: Checkpoint) -> Checkpoint:
     """Returns the model with its weights where they are computed with, once for all decoders that are made of it."""
     return dataclasses.replace(checkpoint, arrays=jax.device_put(dict(checkpoint.arrays)))

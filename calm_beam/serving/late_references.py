@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from typing import Self
 
 from .answer import Answer
-from .probe import LONGEST_REASON, LossProbe, MeasuredLoss
+from .loss_meter import LONGEST_REASON, MeasuredLoss
+from .probe import LossProbe
 from .request import AnyPrompt
 
 

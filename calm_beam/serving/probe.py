@@ -1,51 +1,23 @@
 """Measuring losses in service, for `calm-beam monitor`: a sample of prompts is decoded by the full model too.
 
-Which requests are measured is decided by a hash of their ids, before anybody sees an output: a sample that depended on
-losses would tell nothing about the risk. Requests that are refused (`PromptError`) have no output and no loss.
+How losses are sampled and measured stands in `loss_meter.py`; here they go to a file.
 """
 
-import dataclasses
-import hashlib
 import json
 import os
 from collections.abc import Sequence
-from typing import Self
 
-from calm_beam.manifest import ManifestError
-from calm_beam.metrics.registry import check_may_run, checked_score, get_metric
 from calm_beam.metrics.settings import NO_SETTINGS, MetricSettings
-from calm_beam.risk.losses import losses_of_scores
 from calm_beam.storage import append_line, check_writable, is_cloud_path, is_folder, parent
-from calm_beam.vocabulary import reference_text
+from calm_beam.upkeep.sampled_loss import SampledLoss, WatchedPromise
 
 from .answer import Answer
 from .generator import Generator
+from .loss_meter import LossMeter, MeasuredLoss, check_exits, check_share, check_watchable
 from .request import AnyPrompt
 
-_HASHED_BITS = 64
-LONGEST_REASON = 200
-"""Characters of a reason that a row has."""
 
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class MeasuredLoss:
-    """The loss of a request.
-
-    Attributes:
-      value: The loss.
-      failure: Why it is 1 without having been measured; None if it was measured.
-    """
-
-    value: float
-    failure: str | None
-
-    @classmethod
-    def of_failure(cls, error: Exception) -> Self:
-        """Returns the loss of a request that should have been answered and has no output."""
-        return cls(value=1.0, failure=f"{type(error).__name__}: {error}"[:LONGEST_REASON])
-
-
-class LossProbe:
+class LossProbe(LossMeter):
     """Measures the losses of sampled requests as the calibration measured them, and adds them to a file.
 
     Each row is a JSON object: `id` of the request, `loss`, `failure` (why it has loss 1 without having been measured,
@@ -81,48 +53,17 @@ class LossProbe:
           ValueError: If the share is out of range.
           OSError: If the file cannot be written.
         """
-        manifest, entry = generator.manifest, generator.entry
-        if not 0 < share <= 1:
-            raise ValueError(f"share must be in (0, 1], got {share}. It is a fraction: for 5 % pass 0.05.")
-        if entry.threshold is None:
-            raise ManifestError("the entry says never exit: there is no risk to watch.")
-        if manifest.data.clusters is not None:
-            raise ManifestError(
-                "the manifest is about clusters of prompts, whose mean losses are watched: single requests do not "
-                "give them. Measure whole clusters, and give calm-beam monitor their means."
-            )
+        check_share(share)
+        check_exits(generator.entry)
+        check_watchable(generator.manifest)
         self._path = os.fspath(path)
         if is_cloud_path(self._path):
             raise OSError(f"{self._path}: losses are added to a local file; copy it to Cloud Storage from there.")
         if not is_folder(parent(self._path)):
             raise FileNotFoundError(f"{self._path}: the folder {parent(self._path)} does not exist.")
         check_writable(self._path)
-        if metric is not None and metric != entry.metric:
-            raise ManifestError(f'the entry is about metric "{entry.metric}", not "{metric}".')
-        check_may_run(entry.metric, named=() if metric is None else (metric,), how="name it: LossProbe(metric=...)")
-        self._metric = get_metric(entry.metric, metric_settings)
-        # Texts that differ: some metrics give equal ones 1 before they import what they need.
-        checked_score(
-            self._metric, entry.metric, candidate="a text", references=("other words",), example_id="of the trial"
-        )
-        self._entry = entry
-        self._about = {"manifest": manifest.digest, "calibration": manifest.calibrations.index(entry)}
-        self._full = generator.full_model()
-        self._share = share
-        self._salt = salt
-
-    def warm_up(self) -> None:
-        """Compiles the full model for every width, as `Generator.warm_up` does with what serves."""
-        self._full.warm_up()
-
-    def is_sampled(self, request_id: str) -> bool:
-        """Returns whether a request is measured: the same answer for the same id, whatever becomes of it.
-
-        Args:
-          request_id: Any text, different for different requests.
-        """
-        digest = hashlib.sha256(f"{self._salt}\n{request_id}".encode()).digest()
-        return int.from_bytes(digest[: _HASHED_BITS // 8], "big") < self._share * (1 << _HASHED_BITS)
+        super().__init__(generator, share=share, salt=salt, metric=metric, metric_settings=metric_settings)
+        self._promise = WatchedPromise.of(generator.manifest, generator.entry)
 
     def observe(
         self, request_id: str, prompt: AnyPrompt, *, answer: Answer, references: Sequence[str | Sequence[int]] = ()
@@ -159,27 +100,12 @@ class LossProbe:
         """
         return self.add(request_id, MeasuredLoss.of_failure(error))
 
-    @property
-    def needs_references(self) -> bool:
-        """Whether a loss is measured against right answers."""
-        return self._entry.consistency == "risk"
-
     def measure(
         self, request_id: str, prompt: AnyPrompt, *, answer: Answer, references: Sequence[str | Sequence[int]] = ()
     ) -> MeasuredLoss:
         """Returns what `observe` would add to the file, and adds nothing; arguments and `ValueError` are the same."""
         self.check_group(request_id, answer)
-        if self.needs_references and not references:
-            raise ValueError(f"request {request_id}: risk consistency needs references to measure a loss, got none.")
-        texts = self._reference_texts(request_id, references)
-        try:
-            full = self._full.generate(prompt)
-            return MeasuredLoss(
-                value=self._loss(request_id, answer.text, full=full.text, references=texts), failure=None
-            )
-        except Exception as error:
-            # Left out, it would bias what is watched: the calibration counts an output that fails in the same way.
-            return MeasuredLoss.of_failure(error)
+        return super().measure(request_id, prompt, answer=answer, references=references)
 
     def add(self, request_id: str, loss: MeasuredLoss) -> float:
         """Adds a loss to the file, and returns its value.
@@ -187,8 +113,8 @@ class LossProbe:
         Raises:
           OSError: If the file cannot be written.
         """
-        row = {"id": request_id, "loss": loss.value, "failure": loss.failure, **self._about}
-        append_line(self._path, json.dumps(row))
+        row = SampledLoss(id=request_id, value=loss.value, failure=loss.failure, promise=self._promise)
+        append_line(self._path, json.dumps(row.to_row()))
         return loss.value
 
     def check_group(self, request_id: str, answer: Answer) -> None:
@@ -203,38 +129,6 @@ class LossProbe:
                 f"{_group_in_words(self._entry.group)}. Give each group a probe and a file of its own: "
                 "Generator.from_manifest(group=...)."
             )
-
-    def _reference_texts(self, request_id: str, references: Sequence[str | Sequence[int]]) -> list[str]:
-        """Returns references as the texts of answers are made, so that the two can be compared."""
-        if isinstance(references, str):
-            raise ValueError(
-                f"request {request_id}: references must be a list of texts, got the text {references!r:.60}."
-            )
-        vocabulary = self._full.vocabulary
-        texts = []
-        for reference in references:
-            if isinstance(reference, str):
-                if vocabulary is None:
-                    raise ValueError(
-                        f"request {request_id}: a reference is text, but the manifest has no vocabulary, so that "
-                        "answers are token ids. Give lists of token ids."
-                    )
-                texts.append(reference)
-            elif all(type(index) is int for index in reference):
-                texts.append(reference_text(reference, vocabulary))
-            else:
-                raise ValueError(
-                    f"request {request_id}: a reference must be a text or a list of token ids, got {reference!r:.60}."
-                )
-        return texts
-
-    def _loss(self, request_id: str, early: str, *, full: str, references: Sequence[str]) -> float:
-        name, against = self._entry.metric, references if self._entry.consistency == "risk" else (full,)
-        score, full_score = (
-            checked_score(self._metric, name, candidate=text, references=against, example_id=request_id)
-            for text in (early, full)
-        )
-        return float(losses_of_scores(self._entry.known_loss, early_score=score, full_score=full_score))
 
 
 def _group_in_words(group: str | None) -> str:

@@ -1,0 +1,139 @@
+"""What a host is asked and what it replies: plain values, which travel between processes."""
+
+import dataclasses
+import hashlib
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from calm_beam.decoding.work import Work
+
+if TYPE_CHECKING:
+    from calm_beam.checkpoints import Declared
+    from calm_beam.serving import Answer, Unanswered
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class NamedPrompt:
+    """A prompt with a name, or with a group.
+
+    Attributes:
+      prompt: A text, or token ids.
+      id: Of the request, different for different requests; None for none. Samples are drawn by it.
+      group: The group that the prompt names; None for none.
+    """
+
+    prompt: str | Sequence[int]
+    id: str | None = None
+    group: str | None = None
+
+
+AnyElement = str | Sequence[int] | NamedPrompt
+"""A text, token ids, or either with a name."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class HostedModel:
+    """A model, and how it decodes: what a host holds once, whatever manifests it is asked about.
+
+    Attributes:
+      checkpoint: Its folder.
+      fingerprint: Of the model that is expected there: one that is trained anew is another model.
+      declared: What its files do not say.
+      vocabulary: SentencePiece model; None for the one in or beside the checkpoint.
+      batch_size: As in `Generator.from_manifest`, like the next two.
+      token_budget: As there.
+      exit_head: As there.
+    """
+
+    checkpoint: str
+    fingerprint: str
+    declared: "Declared"
+    vocabulary: str | None
+    batch_size: int | None
+    token_budget: int | None
+    exit_head: str
+
+    def digest(self) -> str:
+        """Returns a name that differs for different models or settings."""
+        return hashlib.sha256(repr(self).encode()).hexdigest()[:16]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EntryChoice:
+    """The entry of a manifest that is asked for; attributes as in `Generator.from_manifest`."""
+
+    consistency: str | None
+    metric: str | None
+    loss: str | None
+    delta: float | None
+    epsilon: float | None
+    group: str | None
+    confidence: str | None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Sampling:
+    """Which requests are measured.
+
+    Attributes:
+      share: Of the requests, in (0, 1].
+      salt: Decides which they are.
+    """
+
+    share: float
+    salt: str = dataclasses.field(repr=False)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Question:
+    """Prompts for a host.
+
+    Attributes:
+      asker: Name of who asks, on whatever worker: what it was answered by last stands in for what is refused.
+      manifests: Files of manifests: the first is to be served; each other one, if those before it are refused.
+      choice: The entry of it.
+      prompts: What is to be answered.
+      sampling: Which prompts are measured as well; None for none.
+    """
+
+    asker: str
+    manifests: tuple[str, ...]
+    choice: EntryChoice
+    prompts: tuple[NamedPrompt, ...]
+    sampling: Sampling | None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What became of a prompt.
+
+    Attributes:
+      inference: The answer, a `ProbedAnswer` if its loss was measured, or why there is none.
+      calibration: Place of the entry that it was answered by.
+    """
+
+    inference: "Answer | Unanswered"
+    calibration: int
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Reply:
+    """What a host says.
+
+    Attributes:
+      outcomes: Of all prompts, in their order.
+      manifest: File of the manifest that they were answered by.
+      digest: Of that manifest.
+      refused: Why manifests before it in the question were not taken, by file.
+      work: What was decoded.
+      decode_seconds: How long that took, compilation included.
+      load_msecs: How long models took to load, of those loaded since the last reply.
+    """
+
+    outcomes: tuple[Outcome, ...]
+    manifest: str
+    digest: str
+    refused: dict[str, str]
+    work: Work
+    decode_seconds: float
+    load_msecs: tuple[int, ...]

@@ -1,0 +1,57 @@
+"""What the losses of a promise have come to, in parts that come one after the other."""
+
+import dataclasses
+from collections.abc import Iterable
+from typing import Self
+
+from .monitor import RiskMonitor
+from .sampled_loss import SampledLoss, WatchedPromise, in_fixed_order
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class WatchedRisk:
+    """The state of a promise after a part of its losses.
+
+    Attributes:
+      promise: What is watched.
+      monitor: After this part and all before it.
+      part: Losses of this part: all of a batch, or those of a window.
+      end: When the window ended, in seconds since 1970; None for a batch.
+      is_new_alarm: Whether this part has raised the alarm.
+    """
+
+    promise: WatchedPromise
+    monitor: RiskMonitor
+    part: int
+    end: float | None
+    is_new_alarm: bool
+
+    @classmethod
+    def after(
+        cls, losses: Iterable[SampledLoss], *, before: RiskMonitor | None, alpha: float, end: float | None = None
+    ) -> Self:
+        """Returns the state after a part, which depends neither on the order of its losses nor on how they came.
+
+        Args:
+          losses: Of one promise, at least one, in any order; those of a request count once.
+          before: The monitor after the parts before; None for the first.
+          alpha: Chance of ever raising a false alarm, in (0, 1).
+          end: As the attribute.
+
+        Raises:
+          ValueError: If a loss is NaN or out of range, or `alpha` is.
+
+        Source: as `RiskMonitor`; the order is ours.
+        """
+        ordered = in_fixed_order(losses)
+        promise = ordered[0].promise
+        if before is None:
+            before = RiskMonitor.start(delta=promise.delta, alpha=alpha, is_signed=promise.is_signed)
+        monitor = before.observe(loss.value for loss in ordered)
+        return cls(
+            promise=promise,
+            monitor=monitor,
+            part=len(ordered),
+            end=end,
+            is_new_alarm=before.alarm_at is None and monitor.alarm_at is not None,
+        )

@@ -1,0 +1,41 @@
+"""Answers prompts, one a line, under a manifest: lines of JSON with the text and how many decoder layers it saved.
+
+python examples/batch_inference.py --manifest=demo/manifest.json --model=model --prompts=prompts.txt --answers=answers
+"""
+
+import argparse
+import json
+from collections.abc import Sequence
+
+import apache_beam as beam
+from apache_beam.ml.inference.base import PredictionResult, RunInference
+from apache_beam.options.pipeline_options import PipelineOptions
+
+from calm_beam import transforms
+
+
+def row(result: PredictionResult) -> str:
+    """Returns a line of JSON."""
+    answer = result.inference
+    return json.dumps({"prompt": result.example, "answer": answer.text, "layers_saved": answer.layers_saved})
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Reads prompts, answers them, and writes the answers; flags that are not its own are Beam's."""
+    parser = argparse.ArgumentParser()
+    for name in ("manifest", "model", "prompts", "answers"):
+        parser.add_argument(f"--{name}", required=True)
+    flags, options = parser.parse_known_args(argv)
+    handler = transforms.EarlyExitModelHandler(flags.manifest, flags.model)
+    with beam.Pipeline(options=PipelineOptions(options)) as pipeline:
+        _ = (
+            pipeline
+            | beam.io.ReadFromText(flags.prompts)
+            | RunInference(handler.with_postprocess_fn(transforms.require_answer))
+            | beam.Map(row)
+            | beam.io.WriteToText(flags.answers, file_name_suffix=".jsonl")
+        )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,94 @@
+"""Whoever asks finds the host of its model, in its own process or in another, and again when that has ended."""
+
+import dataclasses
+import os
+import subprocess
+import sys
+import uuid
+from typing import Any, cast
+
+import pytest
+
+from calm_beam.checkpoints import Declared
+from calm_beam.hosting.questions import HostedModel
+from calm_beam.transforms import shared_host
+from calm_beam.transforms.shared_host import HostHandle, keep_memory_free, machine_tag
+
+_MODEL = HostedModel(
+    checkpoint="model",
+    fingerprint="sha256:0",
+    declared=Declared(),
+    vocabulary=None,
+    batch_size=None,
+    token_budget=None,
+    exit_head="exact",
+)
+
+
+def _asked(handle: HostHandle, question: str) -> Any:
+    """Returns what the host below says to a question that is none."""
+    return handle.answer(cast(Any, question))
+
+
+class _Host:
+    """Answers with its number, as often as it lives."""
+
+    made = 0
+
+    def __init__(self, model: HostedModel) -> None:
+        type(self).made += 1
+        self._number = self.made
+        self._lives = 2
+
+    def answer(self, question: Any) -> Any:
+        """Returns its number and the question."""
+        if not self._lives:
+            raise EOFError
+        self._lives -= 1
+        return self._number, question
+
+
+def test_a_lost_host_is_found_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """If the process that held the model has ended, the question is asked again of the next one."""
+    monkeypatch.setattr(shared_host, "_own_host", _Host)
+    handle = HostHandle(_MODEL, tag=None)
+    assert [_asked(handle, question) for question in "abc"] == [(1, "a"), (1, "b"), (2, "c")]
+
+
+def test_handles_of_a_process_share_its_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without sharing between processes, all handles of a process ask one host, which ends with the last of them."""
+    monkeypatch.setattr(shared_host, "load_host", _Host)
+    handles = [HostHandle(_MODEL, tag=None) for _ in range(2)]
+    numbers = {_asked(handle, "")[0] for handle in handles}
+    assert len(numbers) == 1
+    del handles
+    assert _asked(HostHandle(_MODEL, tag=None), "")[0] not in numbers
+
+
+def test_other_models_have_other_hosts() -> None:
+    """Names of hosts differ where anything about the model does, and between launchers."""
+    other = dataclasses.replace(_MODEL, fingerprint="sha256:1")
+    assert machine_tag(_MODEL) == machine_tag(dataclasses.replace(_MODEL))
+    assert machine_tag(_MODEL) != machine_tag(other)
+    assert uuid.UUID(shared_host._LAUNCHER).hex in machine_tag(_MODEL)
+
+
+@pytest.mark.parametrize(("before", "after"), [(None, "false"), ("true", "true")])
+def test_memory_is_taken_as_it_is_needed(before: str | None, after: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """JAX is told so unless the environment says otherwise."""
+    name = "XLA_PYTHON_CLIENT_PREALLOCATE"
+    monkeypatch.delenv(name, raising=False)
+    if before is not None:
+        monkeypatch.setenv(name, before)
+    keep_memory_free()
+    assert os.environ[name] == after
+
+
+def test_asking_loads_no_jax() -> None:
+    """A process that asks, and whose answers come from another, need not load JAX to be able to."""
+    code = (
+        "import sys; from calm_beam.transforms.shared_host import HostHandle; HostHandle(None, tag='a'); "
+        "print('jax' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=120)
+    assert done.stdout == "False\n"

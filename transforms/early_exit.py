@@ -1,0 +1,335 @@
+"""Answering prompts in a pipeline: a model handler for Beam's `RunInference`.
+
+import apache_beam as beam
+from apache_beam.ml.inference.base import RunInference
+from calm_beam import transforms
+
+handler = transforms.EarlyExitModelHandler("demo/manifest.json", "model", consistency="textual", delta=0.05)
+with beam.Pipeline() as pipeline:
+_ = pipeline | beam.Create(["Do they want to repair their car?"]) | RunInference(handler) | beam.Map(print)
+"""
+
+import logging
+import os
+import uuid
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from apache_beam.metrics import Metrics
+from apache_beam.ml.inference.base import ModelHandler, PredictionResult
+
+from calm_beam.hosting.questions import AnyElement, EntryChoice, HostedModel, NamedPrompt, Question, Reply, Sampling
+from calm_beam.manifest import ExternalManifest, Manifest, read_manifest
+
+from .metrics import NAMESPACE, DecodeMetrics
+from .shared_host import HostHandle, keep_memory_free, machine_tag
+
+if TYPE_CHECKING:
+    from calm_beam.checkpoints import Declared
+
+_LOGGER = logging.getLogger(__name__)
+
+# Prompts are padded to multiples of this; one such width is the unit that batches are measured in.
+_UNIT = 32
+# Batches are refilled from within: small ones would run with empty slots at their ends.
+_MOST_UNITS = 4096
+_BUDGETS_A_BATCH = 8
+_FEWEST_UNITS = 16
+_BATCH_SECONDS = 60
+# Of English text in common vocabularies.
+_BYTES_A_TOKEN = 4
+
+
+class EarlyExitModelHandler(ModelHandler[AnyElement, PredictionResult, HostHandle]):
+    """Answers prompts as the calibration decoded them, at the threshold that it found safe.
+
+    Takes texts, token ids, or either as a `NamedPrompt`; gives a `PredictionResult` for each, whose `inference` is its
+    `Answer`, and whose `model_id` names the manifest and the entry that it was answered by. A prompt that has no answer
+    has `Unanswered` there, with the reason, and takes no other along: `require_answer` makes dead letters of them.
+
+    All processes of a machine share one model, whatever the number of handlers, manifests and keys. `update_model_path`
+    takes another manifest for the same model.
+    """
+
+    def __init__(
+        self,
+        manifest: str | os.PathLike[str],
+        model: str | os.PathLike[str],
+        *,
+        declared: "Declared | None" = None,
+        vocabulary: str | os.PathLike[str] | None = None,
+        consistency: str | None = None,
+        metric: str | None = None,
+        loss: str | None = None,
+        delta: float | None = None,
+        epsilon: float | None = None,
+        group: str | None = None,
+        batch_size: int | None = None,
+        token_budget: int | None = None,
+        exit_head: str = "auto",
+        confidence: str | None = None,
+        probe_share: float | None = None,
+        probe_salt: str | None = None,
+        share_model_across_processes: bool = True,
+        model_copies: int = 1,
+        min_batch_size: int | None = None,
+        max_batch_size: int | None = None,
+        max_batch_duration_secs: int | None = None,
+    ) -> None:
+        """Checks all that can be checked without the model, which workers hold against the manifest before they answer.
+
+        Args:
+          manifest: File of the manifest, where the launcher and workers can read it.
+          model: Folder of the model that was calibrated, where workers can read it.
+          declared: As in `Generator.from_manifest`, like the next eleven.
+          vocabulary: As there.
+          consistency: As there.
+          metric: As there.
+          loss: As there.
+          delta: As there.
+          epsilon: As there.
+          group: As there.
+          batch_size: As there.
+          token_budget: As there.
+          exit_head: As there.
+          confidence: As there.
+          probe_share: Share of the prompts, in (0, 1], that the full model answers as well, to measure what the answers
+            lose; `SampledLosses` takes these losses out. None for none. Prompts need ids then.
+          probe_salt: Decides which they are. Keep it secret if clients choose the ids.
+          share_model_across_processes: Whether the processes of a machine share the model; else each loads its own.
+          model_copies: How many processes of a machine hold the model, if they share it.
+          min_batch_size: Fewest prompts that Beam hands over together, but at the end of a bundle. This and the next
+            are chosen by the widths of prompts and the token budget, unless one of them is given.
+          max_batch_size: Most prompts that Beam hands over together. How many are decoded side by side is `batch_size`.
+          max_batch_duration_secs: Longest time that a stream's prompts wait for others.
+
+        Raises:
+          ManifestError: If the manifest cannot be trusted, no entry or several match, or nobody can serve them; with
+            `probe_share`, if losses of prompts tell nothing about the promise.
+          MeasureError: If the confidence measure is code of the user's that was not named.
+          OSError: If the manifest cannot be read.
+          ValueError: If a number is out of range.
+        """
+        super().__init__()
+        # Of the core's modules that compute, for checks only: importing this module must not load JAX.
+        from calm_beam.checkpoints import Declared
+
+        if isinstance(manifest, Manifest | ExternalManifest):
+            raise TypeError("manifest must be the path of a manifest, which workers read; got a manifest.")
+        if model_copies < 1:
+            raise ValueError(f"model_copies must be at least 1, got {model_copies}.")
+        if model_copies > 1 and not share_model_across_processes:
+            raise ValueError("model_copies is for processes that share the model: leave it out, each has its own.")
+        if (probe_share is None) != (probe_salt is None):
+            raise ValueError("probe_share and probe_salt belong together: pass both or none.")
+        self._choice = EntryChoice(
+            consistency=consistency,
+            metric=metric,
+            loss=loss,
+            delta=delta,
+            epsilon=epsilon,
+            group=group,
+            confidence=confidence,
+        )
+        self._sampling = None
+        if probe_share is not None and probe_salt is not None:
+            self._sampling = Sampling(share=probe_share, salt=probe_salt)
+        self._first = self._wanted = self._taken = os.fspath(manifest)
+        read = read_manifest(self._first)
+        self._model = HostedModel(
+            checkpoint=os.fspath(model),
+            fingerprint=read.model.fingerprint,
+            declared=declared or Declared(),
+            vocabulary=None if vocabulary is None else os.fspath(vocabulary),
+            batch_size=batch_size,
+            token_budget=token_budget,
+            exit_head=exit_head,
+        )
+        batches = {
+            "min_batch_size": min_batch_size,
+            "max_batch_size": max_batch_size,
+            "max_batch_duration_secs": max_batch_duration_secs,
+        }
+        self._batches = {name: value for name, value in batches.items() if value is not None}
+        self._tag = machine_tag(self._model) if share_model_across_processes else None
+        self._copies = model_copies
+        self._check(read)
+        # Copies of a handler, one for each thread that answers, have the same.
+        self._name = uuid.uuid4().hex
+        self._told: set[str] = set()
+        self._metrics = DecodeMetrics()
+        self._refused = Metrics.counter(NAMESPACE, "refused-manifests")
+        self._no_answers = Metrics.counter(NAMESPACE, "unanswered-prompts")
+        self._measured = Metrics.counter(NAMESPACE, "measured-losses")
+
+    def _check(self, manifest: Manifest) -> None:
+        """Refuses what can be refused here."""
+        from calm_beam.exits.head_forms import EXIT_HEADS
+        from calm_beam.hosting.host import check_sampled
+        from calm_beam.serving.agreement import servable_settings
+        from calm_beam.serving.loss_meter import check_exits, check_share
+
+        for name in ("batch_size", "token_budget"):
+            value = getattr(self._model, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name} must be at least 1, got {value}.")
+        if self._model.exit_head not in EXIT_HEADS:
+            raise ValueError(f"exit_head must be one of {', '.join(EXIT_HEADS)}; got {self._model.exit_head!r}.")
+        choice = self._choice
+        entry = manifest.calibration(
+            consistency=choice.consistency,
+            metric=choice.metric,
+            loss=choice.loss,
+            delta=choice.delta,
+            epsilon=choice.epsilon,
+            group=choice.group,
+        )
+        self._width = servable_settings(manifest, entry, confidence=choice.confidence).max_input_length
+        if self._sampling is not None:
+            check_share(self._sampling.share)
+            check_sampled(manifest, entry)
+            if all(each.threshold is None for each in manifest.of_same_promise(entry)):
+                check_exits(entry)
+
+    def load_model(self) -> HostHandle:
+        """Returns what asks for answers; the model is loaded at the first question."""
+        tag = None if self._tag is None else f"{self._tag}-{os.getpid() % self._copies}"
+        return HostHandle(self._model, tag=tag)
+
+    def run_inference(
+        self,
+        batch: Sequence[AnyElement],
+        model: HostHandle,
+        inference_args: dict[str, Any] | None = None,
+    ) -> list[PredictionResult]:
+        """Returns what becomes of every prompt of a batch, in their order.
+
+        Args:
+          batch: The prompts.
+          model: As `load_model` returns it.
+          inference_args: None.
+
+        Raises:
+          CalmBeamError: If model or vocabulary are not those that were calibrated.
+          ValueError: If prompts are sampled, and one has no id.
+        """
+        manifests = tuple(dict.fromkeys((self._wanted, self._taken, self._first)))
+        prompts = tuple(named(element) for element in batch)
+        reply = model.answer(
+            Question(
+                asker=self._name,
+                manifests=manifests,
+                choice=self._choice,
+                prompts=prompts,
+                sampling=self._sampling,
+            )
+        )
+        self._note(reply)
+        return [
+            PredictionResult(element, outcome.inference, f"{reply.digest}#{outcome.calibration}")
+            for element, outcome in zip(batch, reply.outcomes, strict=True)
+        ]
+
+    def _note(self, reply: Reply) -> None:
+        """Counts what a reply tells, and says once which manifests were not taken."""
+        from calm_beam.serving import ProbedAnswer, Unanswered
+
+        self._taken = reply.manifest
+        for path, reason in reply.refused.items():
+            if path not in self._told:
+                self._told.add(path)
+                self._refused.inc()
+                _LOGGER.error("manifest %s is not taken, %s stays: %s", path, reply.manifest, reason)
+        self._metrics.count_call(reply.work, seconds=reply.decode_seconds)
+        self._metrics.count_loads(reply.load_msecs)
+        inferences = [outcome.inference for outcome in reply.outcomes]
+        self._no_answers.inc(sum(isinstance(inference, Unanswered) for inference in inferences))
+        self._measured.inc(
+            sum(
+                isinstance(inference, ProbedAnswer | Unanswered) and inference.loss is not None
+                for inference in inferences
+            )
+        )
+
+    def update_model_path(self, model_path: str | None = None) -> None:
+        """Takes the manifest in another file from the next batch on, if it belongs to the model.
+
+        If not, the one before stays, the log says why, and the counter `refused-manifests` grows.
+
+        Args:
+          model_path: Its path, which must not have been another manifest's; None or nothing for the one before.
+        """
+        if model_path:
+            self._wanted = model_path
+
+    def batch_elements_kwargs(self) -> Mapping[str, Any]:
+        """Returns how Beam makes batches: as the caller says, in prompts; else by width, up to several budgets full."""
+        if {"min_batch_size", "max_batch_size"} & self._batches.keys():
+            return self._batches
+        budget = self._model.token_budget
+        most = _MOST_UNITS if budget is None else max(_FEWEST_UNITS, _BUDGETS_A_BATCH * budget // _UNIT)
+        return {
+            **self._batches,
+            "min_batch_size": _FEWEST_UNITS,
+            "max_batch_size": most,
+            "target_batch_duration_secs": _BATCH_SECONDS,
+            "element_size_fn": PromptUnits(self._width),
+        }
+
+    def get_num_bytes(self, batch: Sequence[AnyElement]) -> int:
+        """Returns the size of prompts: bytes of UTF-8, or four for a token."""
+        return sum(_bytes_of(named(element).prompt) for element in batch)
+
+    def get_metrics_namespace(self) -> str:
+        """Returns the namespace of what `RunInference` counts, which is that of all our counters."""
+        return NAMESPACE
+
+    def validate_inference_args(self, inference_args: dict[str, Any] | None) -> None:
+        """Raises ValueError for any: what is decoded, and how, is the manifest's."""
+        if inference_args:
+            raise ValueError(
+                f"inference_args must be left out, got {sorted(map(str, inference_args))}. The manifest says how to "
+                "decode; choose its entry by the handler's arguments."
+            )
+
+    def set_environment_vars(self) -> None:
+        """Has JAX take memory as it needs it."""
+        super().set_environment_vars()
+        keep_memory_free()
+
+    def share_model_across_processes(self) -> bool:
+        """Returns False: what `load_model` returns is small, and stands for a model that is shared as was asked.
+
+        Were Beam to share it, it would keep a model for each manifest, and load the weights again for each.
+        """
+        return False
+
+
+class PromptUnits:
+    """The weight of a prompt in a batch: how often a narrow one would fit into the width that it is padded to."""
+
+    def __init__(self, max_input_length: int) -> None:
+        """Keeps the width that nothing exceeds."""
+        self._max_input_length = max_input_length
+
+    def __call__(self, element: Any) -> int:
+        """Returns the weight of an element, at least 1; a key before it weighs nothing."""
+        if isinstance(element, tuple) and len(element) == 2 and not isinstance(element[1], int):
+            element = element[1]
+        prompt = named(element).prompt
+        tokens = len(prompt.encode(errors="replace")) // _BYTES_A_TOKEN if isinstance(prompt, str) else _length(prompt)
+        return max(1, -(-min(tokens, self._max_input_length) // _UNIT))
+
+
+def named(element: AnyElement) -> NamedPrompt:
+    """Returns an element as a prompt that may have a name."""
+    return element if isinstance(element, NamedPrompt) else NamedPrompt(prompt=element)
+
+
+def _length(prompt: Any) -> int:
+    # What is no prompt is refused when it is answered, in words.
+    return len(prompt) if isinstance(prompt, Sequence) else 1
+
+
+def _bytes_of(prompt: Any) -> int:
+    return len(prompt.encode(errors="replace")) if isinstance(prompt, str) else 4 * _length(prompt)

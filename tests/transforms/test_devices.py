@@ -1,5 +1,7 @@
 """What a worker decodes on."""
 
+import pathlib
+
 import apache_beam as beam
 import jax
 import pytest
@@ -22,9 +24,9 @@ def test_a_cpu_is_no_accelerator(monkeypatch: pytest.MonkeyPatch) -> None:
         require_accelerator()
 
 
-def test_decoding_waits_for_its_device() -> None:
+def test_decoding_waits_for_its_device(tmp_path: pathlib.Path) -> None:
     """A step that needs an accelerator stops before it looks for the model; one that does not, looks for it."""
-    assignment = build_assignment("/nowhere", model="/nowhere/model")
+    assignment = build_assignment(str(tmp_path), model="/nowhere/model")
     for needs_accelerator, message in ((True, "JAX finds only its CPU"), (False, "/nowhere")):
         pipeline = beam.Pipeline(runner=FnApiRunner(), options=PipelineOptions([]))
         decode = DecodeExamples(assignment, ProgressLog(None), needs_accelerator=needs_accelerator)

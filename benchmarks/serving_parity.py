@@ -69,7 +69,9 @@ class Difference:
         )
 
 
-def difference(name: str, stored: Output, *, served: Answer, thresholds: Sequence[float] | None) -> Difference | None:
+def difference(
+    name: str, stored: Output, *, served: Answer | Output, thresholds: Sequence[float] | None
+) -> Difference | None:
     """Returns where an answer first differs from the stored output, or None if it does not.
 
     Args:

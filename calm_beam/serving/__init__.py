@@ -7,6 +7,7 @@ from .continuous import BusyError as BusyError
 from .continuous import ContinuousGenerator as ContinuousGenerator
 from .generator import Generator as Generator
 from .late_references import LateReferences as LateReferences
+from .pieces import GrowingText as GrowingText
 from .pieces import token_texts as token_texts
 from .probe import LossProbe as LossProbe
 from .request import ServedRequest as ServedRequest

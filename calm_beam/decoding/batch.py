@@ -451,6 +451,7 @@ class Batch:
         parameters = {"layer": self._weights.layers[layer - 1]}
         if self._measure.needs is Need.CLASSIFIER:
             parameters["classifier"] = self._weights.classifier
+        confidences: jax.Array
         self._states, confidences = device_steps.finish_layer(
             self._config,
             self._rule.confidence,

@@ -112,7 +112,13 @@ def with_groups(manifest: Manifest) -> Manifest:
         )
         for group, (threshold, path) in paths.items()
     )
-    about = {"consistency": "textual", "metric": "token_f1", "loss": "dissimilarity", "delta": 0.1, "epsilon": 0.05}
+    about: dict[str, Any] = {
+        "consistency": "textual",
+        "metric": "token_f1",
+        "loss": "dissimilarity",
+        "delta": 0.1,
+        "epsilon": 0.05,
+    }
     planned = build_plan_record().tests[0]
     return dataclasses.replace(
         manifest,

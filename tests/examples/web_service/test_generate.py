@@ -6,6 +6,8 @@ import logging
 import pathlib
 import re
 import time
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
@@ -156,14 +158,13 @@ def test_a_crash_of_the_batch_is_the_services_fault(
     """The client hears 500, the log has the reason, and who comes later is answered."""
     crashes = iter([True])
 
-    def crashing(held: object) -> None:
+    def crashing(_: object) -> Iterator[Any]:
         if next(crashes, False):
             raise RuntimeError("the device is gone")
+        return iter(())
 
     with TestClient(build_app(generator, limits=LIMITS), raise_server_exceptions=False) as client:
-        hold = HeldSteps(monkeypatch)
-        hold.may_go_on.set()
-        monkeypatch.setattr("calm_beam.decoding.batch.Batch.newest", lambda held: crashing(held) or iter(()))
+        monkeypatch.setattr("calm_beam.decoding.batch.Batch.newest", crashing)
         response = client.post("/generate", json={"prompt": PROMPTS[0]})
         assert (response.status_code, response.json()) == (500, {"detail": "the service broke down"})
         assert client.post("/generate", json={"prompt": PROMPTS[0]}).status_code == 200

@@ -24,7 +24,17 @@ from .decisions import Decisions
 from .lanes import LaneTree, Rows
 from .memory import Budget
 from .outputs import Outputs, StepOutputs
-from .padding import FEWEST_ROWS, buffer_bucket, padded, path_lengths, places_by_width, row_parts, row_sizes
+from .padding import (
+    FEWEST_ROWS,
+    admitted_together,
+    all_path_lengths,
+    buffer_bucket,
+    padded,
+    path_lengths,
+    places_by_width,
+    row_parts,
+    row_sizes,
+)
 from .result import KnownOutput, SweepResult
 from .weights import Sources, Weights, zeros
 from .work import Work
@@ -163,35 +173,27 @@ class Batch:
             return
         for width, queue in waiting.items():
             sources = self._sources[width]
-            chunk = max(1, sources.places // _REFILL_SHARE)
+            chunk = self._chunk(sources)
             while queue:
                 free = np.flatnonzero(~self._is_held)
                 count = min(chunk, len(queue))
                 room = min(len(free), len(sources.free))
                 if self._admits_few:
-                    count = min(count, room)
-                    if not count:
+                    if not room:
                         break
+                    count = admitted_together(min(count, room))
                 elif room < count:
                     # In order, so that widths follow each other and are not all in use at once.
                     return
                 slots = free[:count]
-                size = min(chunk, buffer_bucket(count)) if self._admits_few else chunk
-                source_tokens = np.zeros((size, width), np.int32)
+                source_tokens = np.zeros((count if self._admits_few else chunk, width), np.int32)
                 for row, slot in enumerate(slots.tolist()):
                     self._requests[slot] = request = queue.popleft()
                     self._is_held[slot] = True
                     self._schedules[slot] = request.schedule
                     self._widths[slot], self._places[slot] = width, sources.free.pop()
                     source_tokens[row, : len(request.ids)] = request.ids
-                sources.cross, sources.mask = device_steps.admit(
-                    self._config,
-                    self._weights.all,
-                    cross=sources.cross,
-                    source_mask=sources.mask,
-                    source_tokens=source_tokens,
-                    places=padded(self._places[slots], size, fill=sources.places),
-                )
+                self._encode(sources, source_tokens, places=self._places[slots])
                 self._tree.admit(slots)
                 self._live[slots] = True
                 self._is_finite[slots] = True
@@ -200,6 +202,50 @@ class Batch:
                 self._previous[slots] = 0
                 for slot in slots.tolist():
                     self._share(slot)
+
+    def _chunk(self, sources: Sources) -> int:
+        """Returns how many prompts of a width are admitted together at most."""
+        return max(1, sources.places // _REFILL_SHARE)
+
+    def _encode(self, sources: Sources, source_tokens: np.ndarray, *, places: np.ndarray) -> None:
+        """Gives places the keys and values of sources, (rows, width), of which there may be more than places."""
+        sources.cross, sources.mask = device_steps.admit(
+            self._config,
+            self._weights.all,
+            cross=sources.cross,
+            source_mask=sources.mask,
+            source_tokens=source_tokens,
+            places=padded(places, len(source_tokens), fill=sources.places),
+        )
+
+    def warm_up(self) -> None:
+        """Compiles whatever prompts may need in a batch of one lane, so that none has to wait for a compiler.
+
+        Every step is run once in every size, on padding only: what the batch holds does not change.
+        """
+        assert self._live.shape[1] == 1, "rows of several lanes need other sizes"
+        none = np.zeros(0, np.int32)
+        for width, sources in self._sources.items():
+            for count in {admitted_together(count) for count in range(1, self._chunk(sources) + 1)}:
+                self._encode(sources, np.zeros((count, width), np.int32), places=none)
+        rows = Rows(none, none, steps=none, nodes=none, of_lane=none)
+        for size in self._sizes_up_to(len(self._requests)):
+            self._embed_part(none, size)
+            for length in all_path_lengths(self._steps):
+                self._attend(1, rows, chosen=none, below=none, size=size, length=length)
+            self._keep_skipped(none, none, np.zeros((self._layers - 1, 0), np.int32), size=size)
+            if self._weights.certified_head is not None:
+                self._ask_head_part(device_steps.certify_rows, none, none, size, head=self._weights.certified_head)
+            self._ask_head_part(device_steps.decide_rows, none, none, size)
+        for width, sources in self._sources.items():
+            for size in self._sizes_up_to(sources.places):
+                is_gathered = size <= self._most_gathered(width)
+                self._finish(1, rows, chosen=none, below=none, size=size, width=width, is_gathered=is_gathered)
+        jax.block_until_ready(self._states)
+
+    def _sizes_up_to(self, count: int) -> list[int]:
+        """Returns the sizes that so many rows, or fewer, are padded to."""
+        return sorted({size for rows in range(1, count + 1) for _, size in self._parts(rows)})
 
     def step(self) -> Iterator[tuple[Request, SweepResult]]:
         """Generates one token in every live lane, and yields the prompts that have ended."""
@@ -327,60 +373,101 @@ class Batch:
 
     def _embed(self, rows: Rows) -> None:
         for part, size in self._parts(len(rows.lanes)):
-            lanes = rows.lanes[part]
-            self._states = device_steps.embed(
-                self._weights.embedding,
-                self._states,
-                tokens=padded(self._previous.flat[lanes], size),
-                lanes=padded(lanes, size, fill=self._live.size),
-            )
+            self._embed_part(rows.lanes[part], size)
+
+    def _embed_part(self, lanes: np.ndarray, size: int) -> None:
+        self._states = device_steps.embed(
+            self._weights.embedding,
+            self._states,
+            tokens=padded(self._previous.flat[lanes], size),
+            lanes=padded(lanes, size, fill=self._live.size),
+        )
 
     def _run_layer(self, layer: int, rows: Rows) -> np.ndarray:
         """Runs a layer for its rows, and returns the confidence of each that needs no logits."""
         below = rows.lanes if layer == 1 else self._groups[layer - 1, rows.lanes]
-        weights = self._weights.layers[layer - 1]
         for chosen, size, length in self._by_length(rows.steps):
-            self._states, self._cache[layer - 1] = device_steps.attend_to_output(
-                self._config,
-                weights,
-                states=self._states,
-                cache=self._cache[layer - 1],
-                bias_by_age=self._weights.bias_by_age(layer),
-                layer=np.int32(layer),
-                below=padded(below[chosen], size),
-                lanes=padded(rows.lanes[chosen], size, fill=self._live.size),
-                nodes=padded(rows.nodes[chosen], size, fill=self._tree.capacity),
-                paths=padded(self._tree.paths(layer, rows.lanes[chosen], length=length), size),
-                steps=padded(rows.steps[chosen], size),
-            )
-        parameters = {"layer": weights}
-        if self._measure.needs is Need.CLASSIFIER:
-            parameters["classifier"] = self._weights.classifier
+            self._attend(layer, rows, chosen=chosen, below=below, size=size, length=length)
         measured = np.zeros(len(rows.lanes), np.float32)
         if self._measure.needs is Need.LAYER:
             measured[:] = self._measure.confidence(layer, self._layers)
-        ranks = _ranks(rows.slots)
         for chosen, size, width, is_gathered in self._by_source(rows):
-            sources = self._sources[width]
             self._work += Work(layer_rows=len(chosen), padded_rows=size - len(chosen))
-            self._states, confidences = device_steps.finish_layer(
-                self._config,
-                self._rule.confidence,
-                num_ranks=self._ranks,
-                is_gathered=is_gathered,
-                parameters=parameters,
-                states=self._states,
-                cross=sources.cross[layer - 1],
-                source_mask=sources.mask,
-                layer=np.int32(layer),
-                below=padded(below[chosen], size),
-                lanes=padded(rows.lanes[chosen], size, fill=self._live.size),
-                places=padded(self._places[rows.slots[chosen]], size, fill=sources.places),
-                ranks=padded(ranks[chosen] % self._ranks, size),
+            confidences = self._finish(
+                layer, rows, chosen=chosen, below=below, size=size, width=width, is_gathered=is_gathered
             )
             if self._measure.needs in (Need.STATES, Need.CLASSIFIER):
                 measured[chosen] = np.asarray(confidences)[: len(chosen)]
         return measured
+
+    def _attend(self, layer: int, rows: Rows, *, chosen: np.ndarray, below: np.ndarray, size: int, length: int) -> None:
+        """Runs the self-attention of a layer for the chosen rows, padded to a size and a length of path.
+
+        Args:
+          layer: Which.
+          rows: All of that layer.
+          chosen: Some of them.
+          below: Of all of them, where their inputs stand in the entry below.
+          size: What the rows are padded to.
+          length: What their paths are padded to.
+        """
+        self._states, self._cache[layer - 1] = device_steps.attend_to_output(
+            self._config,
+            self._weights.layers[layer - 1],
+            states=self._states,
+            cache=self._cache[layer - 1],
+            bias_by_age=self._weights.bias_by_age(layer),
+            layer=np.int32(layer),
+            below=padded(below[chosen], size),
+            lanes=padded(rows.lanes[chosen], size, fill=self._live.size),
+            nodes=padded(rows.nodes[chosen], size, fill=self._tree.capacity),
+            paths=padded(self._tree.paths(layer, rows.lanes[chosen], length=length), size),
+            steps=padded(rows.steps[chosen], size),
+        )
+
+    def _finish(
+        self,
+        layer: int,
+        rows: Rows,
+        *,
+        chosen: np.ndarray,
+        below: np.ndarray,
+        size: int,
+        width: int,
+        is_gathered: bool,
+    ) -> jax.Array:
+        """Runs the rest of a layer for the chosen rows, and returns the confidence of each that needs no logits.
+
+        Args:
+          layer: Which.
+          rows: All of that layer.
+          chosen: Some of them.
+          below: Of all of them, where their inputs stand in the entry below.
+          size: What the rows are padded to.
+          width: Of their sources.
+          is_gathered: Whether the source of each is gathered.
+        """
+        sources = self._sources[width]
+        parameters = {"layer": self._weights.layers[layer - 1]}
+        if self._measure.needs is Need.CLASSIFIER:
+            parameters["classifier"] = self._weights.classifier
+        confidences: jax.Array
+        self._states, confidences = device_steps.finish_layer(
+            self._config,
+            self._rule.confidence,
+            num_ranks=self._ranks,
+            is_gathered=is_gathered,
+            parameters=parameters,
+            states=self._states,
+            cross=sources.cross[layer - 1],
+            source_mask=sources.mask,
+            layer=np.int32(layer),
+            below=padded(below[chosen], size),
+            lanes=padded(rows.lanes[chosen], size, fill=self._live.size),
+            places=padded(self._places[rows.slots[chosen]], size, fill=sources.places),
+            ranks=padded(_ranks(rows.slots)[chosen] % self._ranks, size),
+        )
+        return confidences
 
     def _parts(self, count: int) -> Iterator[tuple[slice, int]]:
         return row_parts(count, self._row_sizes)
@@ -401,7 +488,7 @@ class Batch:
         """
         widths, ranks = self._widths[rows.slots], _ranks(rows.slots)
         for width in np.unique(widths).tolist():
-            chosen, most_gathered = np.flatnonzero(widths == width), self._sources[width].places // 4
+            chosen, most_gathered = np.flatnonzero(widths == width), self._most_gathered(width)
             parts = [(chosen[part], size) for part, size in self._parts(len(chosen))]
             if any(size > most_gathered for _, size in parts):
                 blocks = ranks[chosen] // self._ranks
@@ -412,6 +499,10 @@ class Batch:
                 ]
             for part, size in parts:
                 yield part, size, width, size <= most_gathered
+
+    def _most_gathered(self, width: int) -> int:
+        """Returns how many rows have their sources gathered at most."""
+        return self._sources[width].places // 4
 
     def _decide(
         self,
@@ -506,22 +597,32 @@ class Batch:
     ) -> list[np.ndarray]:
         """Returns what a step that reads the head makes of states, given by layer and lane."""
         made = [
-            step(
-                self._config,
-                self._rule.confidence,
-                parameters=self._weights.head,
-                states=self._states,
-                layers=padded(layers[part], size),
-                lanes=padded(lanes[part], size),
-                **head,
-            )
-            for part, size in self._parts(len(lanes))
+            self._ask_head_part(step, layers[part], lanes[part], size, **head) for part, size in self._parts(len(lanes))
         ]
         # All parts but the last are full.
         return [
             np.concatenate([np.asarray(values) for values in of_parts])[: len(lanes)]
             for of_parts in zip(*made, strict=True)
         ]
+
+    def _ask_head_part(
+        self,
+        step: Callable[..., Sequence[jax.Array]],
+        layers: np.ndarray,
+        lanes: np.ndarray,
+        size: int,
+        **head: CertifiedHead,
+    ) -> Sequence[jax.Array]:
+        """Returns what a step makes of states, padded to a size."""
+        return step(
+            self._config,
+            self._rule.confidence,
+            parameters=self._weights.head,
+            states=self._states,
+            layers=padded(layers, size),
+            lanes=padded(lanes, size),
+            **head,
+        )
 
     def _distinct(self, layers: np.ndarray, members: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Returns layer and group lane of the distinct states that lanes have at layers, by lane, and each lane's."""

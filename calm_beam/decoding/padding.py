@@ -99,6 +99,27 @@ def path_lengths(steps: np.ndarray, *, free: int) -> np.ndarray:
     return lengths
 
 
+def all_path_lengths(steps: int) -> tuple[int, ...]:
+    """Returns every length of path that rows of outputs of so many steps are run with, ascending.
+
+    >>> all_path_lengths(48), all_path_lengths(6)
+    ((16, 32, 48), (6,))
+    """
+    lengths = [_FEWEST_STEPS]
+    while lengths[-1] < steps:
+        lengths.append(2 * lengths[-1])
+    return tuple(min(length, steps) for length in lengths)
+
+
+def admitted_together(count: int) -> int:
+    """Returns how many of `count` prompts the encoder takes at once: 1, 4, 16, 64, ..., so that none is padding.
+
+    >>> [admitted_together(count) for count in (1, 3, 4, 20, 64)]
+    [1, 1, 4, 16, 64]
+    """
+    return 1 << (count.bit_length() - 1 & ~1)
+
+
 def bucket_width(length: int, max_input_length: int) -> int:
     """Returns the width that a prompt is padded to: the next of 32, 64, 128, ..., at most `max_input_length`.
 

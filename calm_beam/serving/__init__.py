@@ -12,6 +12,7 @@ from .late_references import LateReferences as LateReferences
 from .loss_meter import AnsweredRequest as AnsweredRequest
 from .loss_meter import LossMeter as LossMeter
 from .loss_meter import MeasuredLoss as MeasuredLoss
+from .pieces import GrowingText as GrowingText
 from .pieces import token_texts as token_texts
 from .probe import LossProbe as LossProbe
 from .request import ServedRequest as ServedRequest

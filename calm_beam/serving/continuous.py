@@ -10,9 +10,7 @@ from typing import Self
 
 from calm_beam.decoding.batch import Batch, Request
 from calm_beam.decoding.batch_decoder import result_of_lane
-from calm_beam.decoding.padding import widths_up_to
 from calm_beam.errors import CalmBeamError
-from calm_beam.vocabulary import EOS_ID
 
 from .answer import Answer, OutputError
 from .generator import Generator
@@ -56,7 +54,7 @@ class ContinuousGenerator:
 
         Args:
           generator: What answers; its `batch_size` is how many prompts are decoded side by side.
-          most_waiting: Prompts that may wait for their turn.
+          most_waiting: Prompts that may wait for their turn, beside those for which the batch has room.
 
         Raises:
           ValueError: If `most_waiting` is below 1.
@@ -68,6 +66,11 @@ class ContinuousGenerator:
         self._numbers = itertools.count()
         self._changed = threading.Condition()
         self._waiting: collections.deque[_Ticket] = collections.deque()
+        # What the batch has taken and not answered, by index; how many more it has room for.
+        self._running: dict[int, _Ticket] = {}
+        self._room = 0
+        # Of whoever waits for all to be compiled.
+        self._warm_up: concurrent.futures.Future[None] | None = None
         self._is_closed = False
         self._thread = threading.Thread(target=self._run, name="calm-beam-batch", daemon=True)
         self._thread.start()
@@ -85,14 +88,39 @@ class ContinuousGenerator:
             self._changed.notify()
         self._thread.join()
 
+    @property
+    def waiting(self) -> int:
+        """How many prompts wait for their turn."""
+        with self._changed:
+            self._forget_cancelled()
+            return len(self._waiting)
+
+    @property
+    def running(self) -> int:
+        """How many prompts are being decoded."""
+        return len(self._running)
+
+    @property
+    def room(self) -> int:
+        """How many more prompts are taken now."""
+        with self._changed:
+            self._forget_cancelled()
+            return self._most_waiting + self._room - len(self._waiting)
+
     def warm_up(self) -> None:
-        """Compiles what most prompts need, for every width: alone, and many together."""
-        widths = widths_up_to(self._generator.max_input_length)
-        together = min(self._generator.batch_decoder().slots, self._most_waiting // len(widths))
-        for count in (1, max(1, together)):
-            prompts = [[EOS_ID] * width for width in widths for _ in range(count)]
-            for future in [self._submitted(self._generator.request(ids, name="of the warm-up")) for ids in prompts]:
-                future.exception()
+        """Compiles all that prompts may need, so that none has to wait for that.
+
+        Raises:
+          RuntimeError: If it is closed.
+        """
+        with self._changed:
+            if self._is_closed:
+                raise RuntimeError("the generator is closed, and takes no more prompts.")
+            if self._warm_up is None:
+                self._warm_up = concurrent.futures.Future()
+            compiled = self._warm_up
+            self._changed.notify()
+        compiled.result()
 
     def submit(
         self, prompt: AnyPrompt, *, group: str | None = None, on_token: OnToken | None = None
@@ -110,37 +138,65 @@ class ContinuousGenerator:
           BusyError: If too many prompts wait.
           RuntimeError: If it is closed.
         """
-        return self._submitted(self._generator.request(prompt, name="the prompt", group=group), on_token)
+        return self.submit_request(self._generator.request(prompt, name="the prompt", group=group), on_token=on_token)
 
-    def _submitted(self, served: ServedRequest, on_token: OnToken | None = None) -> concurrent.futures.Future[Answer]:
+    def submit_request(
+        self, request: ServedRequest, *, on_token: OnToken | None = None
+    ) -> concurrent.futures.Future[Answer]:
+        """Returns at once, as `submit` does, for a prompt that `Generator.request` has found fit to be decoded.
+
+        Args:
+          request: The prompt.
+          on_token: As in `submit`.
+
+        Raises:
+          BusyError: As `submit`.
+          RuntimeError: Likewise.
+        """
+        return self._submitted(request, on_token=on_token)
+
+    def _submitted(
+        self, served: ServedRequest, *, on_token: OnToken | None = None, is_bounded: bool = True
+    ) -> concurrent.futures.Future[Answer]:
         request = Request(next(self._numbers), served.ids, schedule=self._generator.schedule(served))
         ticket = _Ticket(served=served, request=request, future=concurrent.futures.Future(), on_token=on_token)
         with self._changed:
             if self._is_closed:
                 raise RuntimeError("the generator is closed, and takes no more prompts.")
-            if len(self._waiting) >= self._most_waiting:
-                raise BusyError(f"{self._most_waiting} prompts wait already. Come again later.")
+            if is_bounded and len(self._waiting) >= self._most_waiting + self._room:
+                self._forget_cancelled()
+                if len(self._waiting) >= self._most_waiting + self._room:
+                    raise BusyError(f"{len(self._waiting)} prompts wait already. Come again later.")
             self._waiting.append(ticket)
             self._changed.notify()
         return ticket.future
 
+    def _forget_cancelled(self) -> None:
+        """Takes prompts that nobody waits for any more out of those that wait, so that they keep nobody out."""
+        if any(ticket.future.cancelled() for ticket in self._waiting):
+            self._waiting = collections.deque(ticket for ticket in self._waiting if not ticket.future.cancelled())
+
     def _run(self) -> None:
         """Answers prompts until it is closed and none is left."""
-        while self._waits_for_prompts():
-            running: dict[int, _Ticket] = {}
+        while self._waits_for_work():
+            self._running = {}
             try:
-                self._answer_all(running)
+                self._answer_all(self._running)
             except Exception as error:
                 # Who came later may fare better: the next batch begins anew.
-                for ticket in running.values():
+                failed, self._running, self._room = self._running, {}, 0
+                for ticket in failed.values():
                     if ticket.future.set_running_or_notify_cancel():
                         ticket.future.set_exception(error)
 
-    def _waits_for_prompts(self) -> bool:
-        """Returns once there are prompts; False if there will be none."""
+    def _waits_for_work(self) -> bool:
+        """Returns once there is something to do; False if there will be nothing."""
         with self._changed:
-            self._changed.wait_for(lambda: self._waiting or self._is_closed)
-            return bool(self._waiting)
+            self._changed.wait_for(lambda: self._has_work() or self._is_closed)
+            return self._has_work()
+
+    def _has_work(self) -> bool:
+        return bool(self._waiting) or self._warm_up is not None
 
     def _answer_all(self, running: dict[int, _Ticket]) -> None:
         """Answers prompts until none is left, for good or for now.
@@ -151,11 +207,7 @@ class ContinuousGenerator:
         batch = self._generator.batch_decoder().open_batch()
         queues = batch.queues()
         while True:
-            with self._changed:
-                for _ in range(min(len(self._waiting), batch.free_slots() - sum(map(len, queues.values())))):
-                    ticket = self._waiting.popleft()
-                    running[ticket.request.index] = ticket
-                    queues[batch.width_for(ticket.request)].append(ticket.request)
+            self._take(batch, queues, running)
             _drop_cancelled(batch, queues, running)
             batch.admit(queues)
             for request, result in batch.step():
@@ -169,8 +221,33 @@ class ContinuousGenerator:
                 on_token = running[request.index].on_token
                 if on_token is not None:
                     on_token(token, exit_layer)
-            if not batch.is_busy() and not running and not self._waits_for_prompts():
-                return
+            if not batch.is_busy() and not running:
+                self._room = batch.free_slots()
+                if not self._waits_for_work():
+                    return
+
+    def _take(self, batch: Batch, queues: dict[int, collections.deque[Request]], running: dict[int, _Ticket]) -> None:
+        """Gives a batch the prompts that it has room for, having compiled what it needs if somebody waits for that."""
+        with self._changed:
+            room = batch.free_slots() - sum(map(len, queues.values()))
+            taken = [self._waiting.popleft() for _ in range(min(len(self._waiting), room))]
+            self._room = room - len(taken)
+            compiled, self._warm_up = self._warm_up, None
+        for ticket in taken:
+            running[ticket.request.index] = ticket
+            queues[batch.width_for(ticket.request)].append(ticket.request)
+        if compiled is not None:
+            _warm_up(batch, compiled)
+
+
+def _warm_up(batch: Batch, compiled: concurrent.futures.Future[None]) -> None:
+    """Compiles what a batch may need, and tells whoever waits for that."""
+    try:
+        batch.warm_up()
+    except Exception as error:
+        compiled.set_exception(error)
+        raise
+    compiled.set_result(None)
 
 
 def _drop_cancelled(batch: Batch, queues: dict[int, collections.deque[Request]], running: dict[int, _Ticket]) -> None:

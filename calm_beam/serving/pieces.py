@@ -1,11 +1,13 @@
-"""Which part of an output's text each of its tokens is."""
+"""Which part of an output's text each of its tokens is, when all of it is there and while it grows."""
 
 from collections.abc import Sequence
 
-from calm_beam.vocabulary import EOS_ID, Vocabulary
+from calm_beam.vocabulary import EOS_ID, Vocabulary, output_text
 
 END = "</s>"
 """Stands for the end of an output, which has no text."""
+
+_NO_LETTER = "\N{REPLACEMENT CHARACTER}"
 
 
 def token_texts(tokens: Sequence[int], vocabulary: Vocabulary | None) -> tuple[str, ...]:
@@ -33,3 +35,34 @@ def token_texts(tokens: Sequence[int], vocabulary: Vocabulary | None) -> tuple[s
         texts.append(whole[shown:until])
         shown = max(shown, until)
     return (*texts, *end)
+
+
+class GrowingText:
+    """The text of an output whose tokens come one by one: what each of them adds to it.
+
+    What it returned is never taken back. Letters may be made of several tokens, and read as U+FFFD until the last is
+    there: such an end is held back until it is clear what it will be.
+    """
+
+    def __init__(self, vocabulary: Vocabulary | None) -> None:
+        """Begins an output without tokens; without a vocabulary, its text is the ids joined by spaces."""
+        self._vocabulary = vocabulary
+        self._tokens: list[int] = []
+        self._text = ""
+
+    def add(self, token: int) -> str:
+        """Returns what one more token adds to the text; "" for a part of a letter, and for eos."""
+        self._tokens.append(token)
+        return self._grown(output_text(self._tokens, self._vocabulary).rstrip(_NO_LETTER))
+
+    def end(self) -> str:
+        """Returns what was held back, as no more tokens come: "", or what stands for the beginning of a letter."""
+        return self._grown(output_text(self._tokens, self._vocabulary))
+
+    def _grown(self, text: str) -> str:
+        """Returns what a text has beyond what was returned."""
+        if not text.startswith(self._text):
+            return ""
+        added = text[len(self._text) :]
+        self._text = text
+        return added

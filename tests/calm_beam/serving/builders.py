@@ -1,5 +1,6 @@
 """Manifests of tiny models, to be served."""
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,12 +11,14 @@ from calm_beam.manifest import (
     Calibration,
     DataRecord,
     DecodeRecord,
+    GroupRecord,
     Manifest,
     ModelRecord,
     PathEntry,
     VocabularyRecord,
 )
 from calm_beam.vocabulary import Vocabulary
+from tests.calm_beam.manifest.builders import build_plan_record
 
 STEPS = 6
 
@@ -90,3 +93,43 @@ def build_served_manifest(
         "software": {},
     }
     return Manifest(**{**values, **changes})
+
+
+def with_groups(manifest: Manifest) -> Manifest:
+    """Returns a manifest with entries for all prompts at 0.3, for group en at 0.9, and for fr, which never exits."""
+    safe, bold, never = (build_entry(threshold).path[0] for threshold in (0.9, 0.3, None))
+    paths: dict[str | None, tuple[float | None, tuple[PathEntry, ...]]] = {
+        None: (0.3, (safe, bold)),
+        "en": (0.9, (safe, dataclasses.replace(never, threshold=0.3))),
+        "fr": (None, (never,)),
+    }
+    size = manifest.data.examples // 2
+    entries = tuple(
+        build_entry(
+            threshold,
+            group=group,
+            path=path if group is None else tuple(dataclasses.replace(step, n=size) for step in path),
+        )
+        for group, (threshold, path) in paths.items()
+    )
+    about: dict[str, Any] = {
+        "consistency": "textual",
+        "metric": "token_f1",
+        "loss": "dissimilarity",
+        "delta": 0.1,
+        "epsilon": 0.05,
+    }
+    planned = build_plan_record().tests[0]
+    return dataclasses.replace(
+        manifest,
+        calibrations=entries,
+        plan=build_plan_record(
+            model=manifest.model.fingerprint,
+            thresholds=(0.9, 0.3),
+            tests=tuple(dataclasses.replace(planned, group=entry.group, **about) for entry in entries),
+            group_key="language",
+        ),
+        data=dataclasses.replace(
+            manifest.data, groups=tuple(GroupRecord(name=name, examples=size) for name in ("en", "fr"))
+        ),
+    )

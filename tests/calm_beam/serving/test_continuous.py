@@ -10,6 +10,7 @@ import pytest
 
 from calm_beam.checkpoints import Checkpoint, load_checkpoint
 from calm_beam.decoding import batch
+from calm_beam.decoding.compilation import CompileTime
 from calm_beam.serving import Answer, BusyError, ContinuousGenerator, Generator, OutputError, PromptError
 from tests.builders import build_checkpoint, build_prompts
 from tests.calm_beam.serving.builders import build_served_manifest
@@ -122,6 +123,71 @@ def test_a_bounded_number_waits(monkeypatch: pytest.MonkeyPatch) -> None:
         assert continuous.submit(_PROMPTS[0]).result().tokens
     with pytest.raises(ValueError, match="most_waiting must be at least 1, got 0"):
         ContinuousGenerator(_generator(), most_waiting=0)
+
+
+def test_what_is_cancelled_keeps_nobody_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prompts that nobody waits for any more take no places; how many there are is known."""
+    goes_on, begun = threading.Event(), threading.Event()
+    step = batch.Batch.step
+
+    def held_step(self: Any) -> Iterator[Any]:
+        begun.set()
+        assert goes_on.wait(30)
+        return step(self)
+
+    monkeypatch.setattr(batch.Batch, "step", held_step)
+    with ContinuousGenerator(_generator(batch_size=1), most_waiting=2) as continuous:
+        first = continuous.submit(_PROMPTS[0])
+        assert begun.wait(30)
+        waiting = [continuous.submit(_PROMPTS[0]) for _ in range(2)]
+        assert (continuous.running, continuous.waiting, continuous.room) == (1, 2, 0)
+        with pytest.raises(BusyError):
+            continuous.submit(_PROMPTS[0])
+        assert waiting[0].cancel()
+        waiting.append(continuous.submit(_PROMPTS[0]))
+        assert waiting[1].cancel()
+        assert (continuous.running, continuous.waiting, continuous.room) == (1, 1, 1)
+        goes_on.set()
+        assert waiting[2].result() == first.result()
+
+
+def test_prompts_for_which_there_is_room_do_not_wait(alone: list[Answer]) -> None:
+    """Between two batches all places are free: as many may come at once, and those that may wait besides."""
+    with ContinuousGenerator(_generator(batch_size=2), most_waiting=1) as continuous:
+        _assert_same([continuous.submit(_PROMPTS[0]).result()], [alone[0]])
+        while continuous.room < 3:
+            pass
+        futures = [continuous.submit(prompt) for prompt in _PROMPTS[:3]]
+        _assert_same([future.result() for future in futures], alone[:3])
+
+
+def test_nobody_waits_for_a_compiler_after_the_warm_up() -> None:
+    """Whatever comes together, at whatever width: every program is there. Being warmed up again takes nothing."""
+    # A size that no other test has compiled anything for.
+    with ContinuousGenerator(_generator(batch_size=20, decode={"max_input_length": 40})) as continuous:
+        continuous.warm_up()
+        with CompileTime() as compiled:
+            continuous.warm_up()
+            for count in (1, 2, 5, 20, 60):
+                prompts = [*_PROMPTS, *([9] * 36 for _ in _PROMPTS)][:count]
+                for future in [continuous.submit(prompt) for prompt in prompts]:
+                    future.result()
+        assert compiled.seconds() == 0
+    with pytest.raises(RuntimeError, match="is closed"):
+        continuous.warm_up()
+
+
+def test_a_warm_up_that_fails_says_so(alone: list[Answer], monkeypatch: pytest.MonkeyPatch) -> None:
+    """To whoever waits for it; prompts are answered all the same."""
+
+    def failing(_: object) -> None:
+        raise RuntimeError("the device has no memory left")
+
+    monkeypatch.setattr(batch.Batch, "warm_up", failing)
+    with ContinuousGenerator(_generator()) as continuous:
+        with pytest.raises(RuntimeError, match="the device has no memory left"):
+            continuous.warm_up()
+        _assert_same([continuous.submit(_PROMPTS[0]).result()], [alone[0]])
 
 
 def test_a_broken_prompt_disturbs_nobody(tmp_path: Any) -> None:

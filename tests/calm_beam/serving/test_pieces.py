@@ -1,14 +1,12 @@
 """The parts of an output's text."""
 
-import pathlib
-
 import pytest
-import sentencepiece
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from calm_beam.serving import token_texts
+from calm_beam.serving import GrowingText, token_texts
 from calm_beam.vocabulary import Vocabulary
+from tests.builders import train_vocabulary
 from tests.pipelines import text_rows, write_vocabulary
 
 
@@ -16,6 +14,14 @@ from tests.pipelines import text_rows, write_vocabulary
 def vocabulary(tmp_path_factory: pytest.TempPathFactory) -> Vocabulary:
     """A small vocabulary with sentinels."""
     return Vocabulary(write_vocabulary(tmp_path_factory.mktemp("vocabulary") / "v.model"), extra_ids=2)
+
+
+@pytest.fixture(scope="module")
+def byte_vocabulary(tmp_path_factory: pytest.TempPathFactory) -> Vocabulary:
+    """A vocabulary that spells in bytes what it has no piece for."""
+    path = tmp_path_factory.mktemp("bytes") / "v.model"
+    texts = [row["input"] for row in text_rows(60)]
+    return Vocabulary(train_vocabulary(path, texts, 300, byte_fallback=True, hard_vocab_limit=False))
 
 
 @settings(max_examples=200, deadline=None, derandomize=True)
@@ -35,31 +41,43 @@ def test_words_are_cut_where_tokens_are(vocabulary: Vocabulary) -> None:
     assert len(token_texts(tokens, vocabulary)) == len(tokens)
 
 
-def test_a_letter_of_several_tokens_has_its_text_at_the_last(tmp_path: pathlib.Path) -> None:
+def test_a_letter_of_several_tokens_has_its_text_at_the_last(byte_vocabulary: Vocabulary) -> None:
     """With byte fallback, a letter that no piece has is spelt in bytes, of which the last completes it."""
-    corpus = tmp_path / "corpus.txt"
-    corpus.write_text("\n".join(row["input"] for row in text_rows(60)), encoding="utf-8")
-    sentencepiece.SentencePieceTrainer.train(
-        input=str(corpus),
-        model_prefix=str(tmp_path / "bytes"),
-        vocab_size=300,
-        byte_fallback=True,
-        pad_id=0,
-        eos_id=1,
-        unk_id=2,
-        bos_id=-1,
-        hard_vocab_limit=False,
-        minloglevel=2,
-    )
-    vocabulary = Vocabulary(tmp_path / "bytes.model")
-    tokens = vocabulary.encode("the €")
-    assert vocabulary.decode(tokens) == "the €"
-    texts = token_texts(tokens, vocabulary)
+    tokens = byte_vocabulary.encode("the €")
+    assert byte_vocabulary.decode(tokens) == "the €"
+    texts = token_texts(tokens, byte_vocabulary)
     assert "".join(texts) == "the €"
     assert texts[-3:] == ("", "", "€")
+    growing = GrowingText(byte_vocabulary)
+    assert (*map(growing.add, tokens), growing.end()) == (*texts, "")
+
+
+@settings(max_examples=300, deadline=None, derandomize=True)
+@given(data=st.data(), has_bytes=st.booleans(), is_ended=st.booleans())
+def test_a_growing_text_is_never_taken_back(
+    vocabulary: Vocabulary, byte_vocabulary: Vocabulary, data: st.DataObject, *, has_bytes: bool, is_ended: bool
+) -> None:
+    """Whatever tokens come, bytes that make no letter among them, the parts together are the text of the output."""
+    of = byte_vocabulary if has_bytes else vocabulary
+    tokens = data.draw(st.lists(st.integers(2, of.size + 1), max_size=10))
+    growing = GrowingText(of)
+    parts = [growing.add(token) for token in ([*tokens, 1] if is_ended else tokens)]
+    assert "".join([*parts, growing.end()]) == of.decode(tokens)
+
+
+def test_the_beginning_of_a_letter_is_held_back_until_the_end(byte_vocabulary: Vocabulary) -> None:
+    """It may become a letter; where the output ends before, it reads as it does in the whole text."""
+    *tokens, _ = byte_vocabulary.encode("the €")
+    growing = GrowingText(byte_vocabulary)
+    assert "".join(map(growing.add, [*tokens, 1])) == "the "
+    assert growing.end() == "\N{REPLACEMENT CHARACTER}" * 2
+    assert growing.end() == ""
 
 
 def test_token_ids_are_their_own_text() -> None:
     """Without a vocabulary, the text is the ids, joined by spaces."""
     assert token_texts([5, 12, 1], None) == ("5", " 12", "</s>")
     assert token_texts([], None) == ()
+    growing = GrowingText(None)
+    assert [growing.add(token) for token in (5, 12, 1)] == ["5", " 12", ""]
+    assert growing.end() == ""

@@ -1,0 +1,234 @@
+"""Where requests are handed in: to the batch, and what becomes of them back to the event loop."""
+
+import asyncio
+import concurrent.futures
+import contextlib
+import dataclasses
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+
+from starlette.types import Receive
+
+from calm_beam.serving import Answer, BusyError, ContinuousGenerator, Generator, GrowingText, LossProbe, ServedRequest
+from calm_beam.serving.request import AnyPrompt
+
+from .limits import Limits
+from .measurements import Measurements
+
+
+class GoneError(Exception):
+    """Whoever asked has left."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Token:
+    """A token of an answer that is being made.
+
+    Attributes:
+      place: Of its prompt in the request.
+      id: Of the token.
+      exit_layer: Layer at which it left, from 1.
+      text: What it adds to the text; what all tokens add is the text of the answer.
+    """
+
+    place: int
+    id: int
+    exit_layer: int
+    text: str
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Ended:
+    """A whole answer, told after the last of its tokens.
+
+    Attributes:
+      place: Of its prompt in the request.
+      answer: The answer.
+    """
+
+    place: int
+    answer: Answer
+
+
+class Pending:
+    """The prompts of a request that were handed in, and what becomes of them."""
+
+    def __init__(self, requests: Sequence[ServedRequest], generator: Generator) -> None:
+        """Prepares for what the batch will tell, in the event loop that will be told."""
+        self.requests = requests
+        self._loop = asyncio.get_running_loop()
+        self._told: asyncio.Queue[_NewToken | _Done | None] = asyncio.Queue()
+        self._for_the_client_only: list[concurrent.futures.Future[Answer]] = []
+        self._outputs = [_Output(place, GrowingText(generator.vocabulary)) for place in range(len(requests))]
+
+    def on_token(self, place: int) -> Callable[[int, int], None]:
+        """Returns what takes the tokens of a prompt, in any thread."""
+        return lambda token, exit_layer: self._tell(_NewToken(place, token, exit_layer=exit_layer))
+
+    def watch(self, place: int, future: concurrent.futures.Future[Answer], *, is_measured: bool) -> None:
+        """Waits for the answer to a prompt, which is made to its end if it is measured."""
+        if not is_measured:
+            self._for_the_client_only.append(future)
+        future.add_done_callback(lambda done: self._tell(_Done(place, done)))
+
+    async def answers(self) -> list[Answer]:
+        """Returns the answers to all prompts, in their order; errors are those of `events`."""
+        answers = {event.place: event.answer async for event in self.events() if isinstance(event, Ended)}
+        return [answer for _, answer in sorted(answers.items())]
+
+    async def events(self) -> AsyncIterator[Token | Ended]:
+        """Yields tokens, if they were asked for, and every answer, as they come.
+
+        Raises:
+          GoneError: If whoever asked has left.
+          OutputError: If a prompt has no output.
+        """
+        left = len(self.requests)
+        while left:
+            told = await self._told.get()
+            if told is None:
+                raise GoneError
+            output = self._outputs[told.place]
+            if isinstance(told, _NewToken):
+                yield output.grown(told.token, told.exit_layer)
+                continue
+            answer = told.answered.result()
+            for token in output.rest(answer):
+                yield token
+            yield Ended(place=told.place, answer=answer)
+            left -= 1
+
+    def give_up(self) -> None:
+        """Ends what nobody waits for any more."""
+        self._told.put_nowait(None)
+        for future in self._for_the_client_only:
+            future.cancel()
+
+    @contextlib.asynccontextmanager
+    async def given_up_when_gone(self, receive: Receive) -> AsyncIterator[None]:
+        """Gives up as soon as the client has left, and at the end."""
+
+        async def watch() -> None:
+            while (await receive())["type"] != "http.disconnect":
+                pass
+            self.give_up()
+
+        watching = asyncio.create_task(watch())
+        try:
+            yield
+        finally:
+            watching.cancel()
+            self.give_up()
+
+    def _tell(self, news: "_NewToken | _Done") -> None:
+        # A loop that has ended has nobody who listens.
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(self._told.put_nowait, news)
+
+
+class Desk:
+    """Takes the prompts of requests into one batch, a bounded number of them."""
+
+    def __init__(self, generator: Generator, *, probe: LossProbe | None, limits: Limits) -> None:
+        """Prepares to be opened.
+
+        Args:
+          generator: What answers.
+          probe: Measures the losses of a sample of the requests, if there is one.
+          limits: What the service takes upon itself.
+        """
+        self.generator = generator
+        self._probe = probe
+        self._limits = limits
+        self._batch: ContinuousGenerator | None = None
+        self._measurements: Measurements | None = None
+
+    def open(self) -> None:
+        """Compiles all that prompts may need."""
+        self._batch = ContinuousGenerator(self.generator, most_waiting=self._limits.waiting)
+        self._batch.warm_up()
+        if self._probe is not None:
+            self._probe.warm_up()
+            self._measurements = Measurements(self.generator, self._probe, most_waiting=self._limits.measuring)
+
+    def close(self) -> None:
+        """Waits for what was handed in, and for what is measured of it."""
+        self._opened().close()
+        if self._measurements is not None:
+            self._measurements.close()
+
+    def numbers(self) -> dict[str, int]:
+        """Returns how many prompts are being decoded, and wait; and how many were to be measured and are not."""
+        batch = self._opened()
+        numbers = {"running": batch.running, "waiting": batch.waiting}
+        return numbers if self._measurements is None else {**numbers, "left_out": self._measurements.left_out}
+
+    def hand_in(self, prompts: Sequence[AnyPrompt], *, group: str | None, tells_tokens: bool) -> Pending:
+        """Returns at once, in the event loop, what becomes of the prompts of a request: all are taken, or none.
+
+        Args:
+          prompts: Not more than the limits allow.
+          group: The group that they are said to belong to, as `Generator.entry_for` takes it.
+          tells_tokens: Whether each token is told as it is made.
+
+        Raises:
+          PromptError: If a prompt is refused.
+          BusyError: If too many wait.
+        """
+        batch = self._opened()
+        names = ["the prompt"] if len(prompts) == 1 else [f"prompt {place}" for place in range(len(prompts))]
+        requests = self.generator.requests(prompts, names=names, groups=[group] * len(prompts))
+        # Only the event loop hands in, so that the room does not shrink between here and there.
+        if batch.room < len(requests):
+            raise BusyError("busy, try again later")
+        pending = Pending(requests, self.generator)
+        for place, (prompt, request) in enumerate(zip(prompts, requests, strict=True)):
+            measured_as = None if self._measurements is None else self._measurements.sampled(request.group)
+            future = batch.submit_request(request, on_token=pending.on_token(place) if tells_tokens else None)
+            pending.watch(place, future, is_measured=measured_as is not None)
+            if self._measurements is not None and measured_as is not None:
+                self._measurements.measure(measured_as, prompt, future)
+        return pending
+
+    def _opened(self) -> ContinuousGenerator:
+        assert self._batch is not None, "a desk is opened before requests are taken"
+        return self._batch
+
+
+@dataclasses.dataclass(frozen=True)
+class _NewToken:
+    """What the batch tells of a token."""
+
+    place: int
+    token: int
+    _: dataclasses.KW_ONLY
+    exit_layer: int
+
+
+@dataclasses.dataclass(frozen=True)
+class _Done:
+    """What the batch tells at the end of a prompt."""
+
+    place: int
+    answered: concurrent.futures.Future[Answer]
+
+
+class _Output:
+    """The tokens of a prompt that have been told so far."""
+
+    def __init__(self, place: int, text: GrowingText) -> None:
+        self._place = place
+        self._text = text
+        self._told = 0
+
+    def grown(self, token: int, exit_layer: int) -> Token:
+        """Returns what one more token is."""
+        self._told += 1
+        return Token(place=self._place, id=token, exit_layer=exit_layer, text=self._text.add(token))
+
+    def rest(self, answer: Answer) -> Iterator[Token]:
+        """Yields what has not been told of an answer; the last token has all that is left of the text."""
+        for token, exit_layer in list(zip(answer.tokens, answer.exit_layers, strict=True))[self._told :]:
+            last = self.grown(token, exit_layer)
+            if self._told == len(answer.tokens):
+                last = dataclasses.replace(last, text=last.text + self._text.end())
+            yield last

@@ -1,0 +1,78 @@
+"""Measures the losses of a sample of the requests beside what serves, so that nobody waits for it."""
+
+import concurrent.futures
+import logging
+import threading
+import uuid
+
+from calm_beam.serving import Answer, Generator, LossProbe
+from calm_beam.serving.request import AnyPrompt
+
+_log = logging.getLogger("uvicorn.error")
+
+
+class Measurements:
+    """Decodes sampled prompts by the full model too, one at a time, in a thread of its own.
+
+    Whether a request is measured is settled before it has an output: by its id, by its group, which has to be the
+    probe's, and by whether there is room for one more that waits to be measured. A request that is not measured for
+    want of room is counted in `left_out`.
+    """
+
+    def __init__(self, generator: Generator, probe: LossProbe, *, most_waiting: int) -> None:
+        """Starts the thread with the first answer.
+
+        Args:
+          generator: What serves.
+          probe: Of the same entry.
+          most_waiting: Answers that may wait to be measured, those included that are still being made.
+        """
+        self.left_out = 0
+        self._group = generator.entry.group
+        self._probe = probe
+        self._places = threading.BoundedSemaphore(most_waiting)
+        self._thread = concurrent.futures.ThreadPoolExecutor(1, thread_name_prefix="calm-beam-probe")
+
+    def sampled(self, group: str | None) -> str | None:
+        """Returns the id of a new request if it is to be measured, and None if not.
+
+        Args:
+          group: Of its prompt, as `ServedRequest.group` has it.
+        """
+        request_id = uuid.uuid4().hex
+        if group != self._group or not self._probe.is_sampled(request_id):
+            return None
+        if not self._places.acquire(blocking=False):
+            self.left_out += 1
+            _log.warning("not measured, since too many answers wait for that; lower --share: %d so far", self.left_out)
+            return None
+        return request_id
+
+    def measure(self, request_id: str, prompt: AnyPrompt, answered: concurrent.futures.Future[Answer]) -> None:
+        """Measures a sampled request once it is answered, or counts it with loss 1 if it has no output.
+
+        Args:
+          request_id: As `sampled` returned it.
+          prompt: As it was given.
+          answered: Its answer to come, which nobody may cancel: who asked could have seen what it begins with.
+        """
+        answered.add_done_callback(lambda done: self._thread.submit(self._measure, request_id, prompt, done))
+
+    def close(self) -> None:
+        """Measures what has been answered, and ends the thread."""
+        self._thread.shutdown()
+
+    def _measure(self, request_id: str, prompt: AnyPrompt, answered: concurrent.futures.Future[Answer]) -> None:
+        try:
+            error = answered.exception()
+            if isinstance(error, Exception):
+                self._probe.observe_failure(request_id, error)
+            else:
+                self._probe.observe(request_id, prompt, answer=answered.result())
+        except OSError as error:
+            # Whoever asked has their answer, also while the disk is full.
+            _log.error("a loss could not be written: %s", error)
+        except Exception:
+            _log.exception("a loss could not be measured")
+        finally:
+            self._places.release()

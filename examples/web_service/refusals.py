@@ -1,0 +1,86 @@
+"""What clients hear that are not answered."""
+
+from collections.abc import Mapping
+
+import fastapi
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+COMPLETIONS_PREFIX = "/v1/"
+"""What is asked below it is answered, and refused, as clients of OpenAI's interface know it."""
+
+_FIRST_STATUS_OF_OURS = 500
+
+
+class RefusedError(HTTPException):
+    """A request that is not answered, for a reason that has a name."""
+
+    def __init__(self, status: int, message: str, *, param: str | None = None, code: str | None = None) -> None:
+        """Keeps the reason.
+
+        Args:
+          status: Of HTTP.
+          message: In words.
+          param: What of the request is wrong.
+          code: The reason's name, for programs.
+        """
+        super().__init__(status, message)
+        self.param = param
+        self.code = code
+
+
+def add_refusals(app: fastapi.FastAPI) -> None:
+    """Has an app say what is wrong with a request, in the shape that those who ask there expect."""
+
+    @app.exception_handler(HTTPException)
+    async def refused(request: fastapi.Request, error: HTTPException) -> fastapi.Response:
+        return _refusal(request.url.path, error, headers=error.headers)
+
+    @app.exception_handler(RequestValidationError)
+    async def not_valid(request: fastapi.Request, error: RequestValidationError) -> fastapi.Response:
+        found = "; ".join(f"{'.'.join(map(str, part['loc']))}: {part['msg']}" for part in error.errors())
+        return _refusal(request.url.path, HTTPException(400 if _is_of_completions(request.url.path) else 422, found))
+
+
+def error_fields(status: int, message: str, *, param: str | None = None, code: str | None = None) -> dict[str, object]:
+    """Returns the body of an error as clients of OpenAI's interface read it."""
+    kind = "invalid_request_error" if status < _FIRST_STATUS_OF_OURS else "server_error"
+    return {"error": {"message": message, "type": kind, "param": param, "code": code}}
+
+
+class BoundedBodies:
+    """Refuses bodies that are too long, or of a length that is not told, before they are read."""
+
+    def __init__(self, app: ASGIApp, *, most_bytes: int) -> None:
+        """Stands before an app."""
+        self._app = app
+        self._most_bytes = most_bytes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Passes on what is not refused."""
+        if scope["type"] == "http":
+            headers = dict(scope["headers"])
+            error = None
+            if b"transfer-encoding" in headers:
+                error = HTTPException(411, "Content-Length is missing")
+            elif int(headers.get(b"content-length", b"0")) > self._most_bytes:
+                error = HTTPException(413, f"the body is longer than {self._most_bytes} bytes")
+            if error is not None:
+                await _refusal(scope["path"], error)(scope, receive, send)
+                return
+        await self._app(scope, receive, send)
+
+
+def _is_of_completions(path: str) -> bool:
+    return path.startswith(COMPLETIONS_PREFIX)
+
+
+def _refusal(path: str, error: HTTPException, *, headers: Mapping[str, str] | None = None) -> fastapi.Response:
+    # What was asked may hold halves of surrogate pairs, which no answer can hold.
+    message = error.detail.encode(errors="backslashreplace").decode()
+    fields: dict[str, object] = {"detail": message}
+    if _is_of_completions(path):
+        param, code = (error.param, error.code) if isinstance(error, RefusedError) else (None, None)
+        fields = error_fields(error.status_code, message, param=param, code=code)
+    return fastapi.responses.JSONResponse(fields, error.status_code, headers=dict(headers or {}))

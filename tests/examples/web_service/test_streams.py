@@ -1,0 +1,150 @@
+"""Tokens are on their way while others are made; who leaves is not decoded for, and an end is a clean one."""
+
+import http.client
+import json
+import pathlib
+import socket
+import threading
+import time
+from collections.abc import Iterator
+
+import httpx
+import pytest
+
+from calm_beam.decoding import batch
+from calm_beam.serving import Generator, LossProbe
+from examples.web_service.app import build_app
+from tests.examples.web_service.served import LIMITS, PROMPTS, HeldSteps, assert_same, expected, read_events, served
+
+
+def _longest(generator: Generator) -> str:
+    return max(PROMPTS, key=lambda prompt: len(generator.generate(prompt).tokens))
+
+
+def _until(condition: object, *, seconds: float = 60) -> None:
+    assert callable(condition)
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def _sent(port: int, path: str, body: dict[str, object]) -> socket.socket:
+    """Returns a connection on which a request was sent."""
+    content = json.dumps(body).encode()
+    connection = socket.create_connection(("127.0.0.1", port), timeout=60)
+    head = f"POST {path} HTTP/1.1\r\nHost: a\r\nContent-Type: application/json\r\nContent-Length: {len(content)}\r\n"
+    connection.sendall(f"{head}\r\n".encode() + content)
+    return connection
+
+
+class _CountedSteps:
+    """Lets the batch take so many steps, and then waits."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.allowed = threading.Semaphore(0)
+        self.taken = 0
+        step = batch.Batch.step
+
+        def counted(held: batch.Batch) -> Iterator[object]:
+            if held.is_busy():
+                assert self.allowed.acquire(timeout=60)
+                self.taken += 1
+            return step(held)
+
+        monkeypatch.setattr(batch.Batch, "step", counted)
+
+
+@pytest.mark.parametrize("path", ["/generate", "/v1/completions"])
+def test_the_first_token_is_heard_before_the_second_is_made(
+    generator: Generator, monkeypatch: pytest.MonkeyPatch, path: str
+) -> None:
+    """Nothing on the way keeps events back."""
+    body = {"prompt": _longest(generator), "stream": True}
+    if path != "/generate":
+        body["model"] = "calm-beam"
+    with served(build_app(generator, limits=LIMITS), LIMITS) as port:
+        steps = _CountedSteps(monkeypatch)
+        with httpx.stream("POST", f"http://127.0.0.1:{port}{path}", json=body, timeout=60) as response:
+            lines = (line for line in response.iter_lines() if line.startswith("data: "))
+            for count in range(1, 4):
+                steps.allowed.release()
+                heard = json.loads(next(lines).removeprefix("data: "))
+                assert steps.taken == count
+                assert "token" in (heard if path == "/generate" else heard["choices"][0]["calm_beam"])
+            for _ in range(20):
+                steps.allowed.release()
+            assert list(lines)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_who_leaves_is_not_decoded_for(generator: Generator, monkeypatch: pytest.MonkeyPatch, *, stream: bool) -> None:
+    """Prompts that run or wait for a client that has left make room; others are answered."""
+    with served(build_app(generator, limits=LIMITS), LIMITS) as port:
+        url = f"http://127.0.0.1:{port}"
+        hold = HeldSteps(monkeypatch)
+        connections = [_sent(port, "/generate", {"prompt": prompt, "stream": stream}) for prompt in PROMPTS[:4]]
+        _until(lambda: sum(_numbers(url)) == 4)
+        running, _ = _numbers(url)
+        for connection in connections:
+            connection.close()
+        # Those that wait are forgotten at once, those that run at the next step.
+        _until(lambda: _numbers(url) == (running, 0))
+        hold.may_go_on.set()
+        _until(lambda: _numbers(url) == (0, 0))
+        assert len(hold.dropped) == running
+        response = httpx.post(f"{url}/generate", json={"prompt": PROMPTS[5]}, timeout=60)
+        assert_same(response.json(), expected(generator, PROMPTS[5]))
+
+
+def _numbers(url: str) -> tuple[int, int]:
+    health = httpx.get(f"{url}/health", timeout=60).json()
+    return health["running"], health["waiting"]
+
+
+def test_who_leaves_is_measured_all_the_same(
+    generator: Generator, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Clients may leave because of what they read: a sample without them would be biased."""
+    probe = LossProbe(generator, tmp_path / "losses", share=1, salt="a")
+    with served(build_app(generator, probe=probe, limits=LIMITS), LIMITS) as port:
+        hold = HeldSteps(monkeypatch)
+        connection = _sent(port, "/generate", {"prompt": _longest(generator), "stream": True})
+        assert hold.has_begun.wait(60)
+        connection.close()
+        time.sleep(0.2)
+        hold.may_go_on.set()
+    # Closing has waited for what is measured.
+    (row,) = [json.loads(line) for line in (tmp_path / "losses").read_text().splitlines()]
+    assert row["failure"] is None
+    assert not hold.dropped
+
+
+def test_what_was_taken_is_answered_at_the_end(generator: Generator, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Streams too; nothing new is taken meanwhile."""
+    heard: list[tuple[int, str]] = []
+    with served(build_app(generator, limits=LIMITS), LIMITS) as port:
+        hold = HeldSteps(monkeypatch)
+        connections = [
+            _sent(port, "/generate", {"prompt": prompt, "stream": stream})
+            for prompt, stream in zip(PROMPTS[:4], (False, True, False, True), strict=True)
+        ]
+        _until(lambda: sum(_numbers(f"http://127.0.0.1:{port}")) == 4)
+        reader = threading.Thread(target=lambda: heard.extend(map(_read, connections)))
+        reader.start()
+        threading.Timer(0.5, hold.may_go_on.set).start()
+        # Leaving the context tells the service to end.
+    reader.join(60)
+    with pytest.raises(OSError, match="refused"):
+        socket.create_connection(("127.0.0.1", port))
+    for prompt, (status, body) in zip(PROMPTS[:4], heard, strict=True):
+        assert status == 200
+        answer = read_events(body)[-1][1] if body.startswith("event") else json.loads(body)
+        assert_same(answer, expected(generator, prompt))
+
+
+def _read(connection: socket.socket) -> tuple[int, str]:
+    """Returns status and body of a response."""
+    with connection, http.client.HTTPResponse(connection) as response:
+        response.begin()
+        return response.status, response.read().decode()

@@ -15,3 +15,4 @@ from .loss_meter import MeasuredLoss as MeasuredLoss
 from .pieces import token_texts as token_texts
 from .probe import LossProbe as LossProbe
 from .request import ServedRequest as ServedRequest
+from .rows import answer_row as answer_row

@@ -123,6 +123,7 @@ _SERVING_PACKAGES = [
     "calm_beam.inputs",
     "calm_beam.launch",
     "calm_beam.launch.flags",
+    "calm_beam.launch.generate",
     "calm_beam.launch.terminal",
     "calm_beam.manifest",
     "calm_beam.metrics",

@@ -1,15 +1,20 @@
-"""Runs of `calm-beam calibrate` that are killed at random moments, and gone on with.
+"""Runs of `calm-beam calibrate` and `generate` that are killed at random moments, and gone on with.
 
     python -m tests.kills --target=worker --kills=20 [--sequential]
+    python -m tests.kills --target=worker --kills=20 --command=generate
 
 A run is killed with SIGKILL, which no process can answer: the launcher, or one of two worker processes. It has to end
 by itself or with `--resume` on the second call, in what a run that nobody disturbed has written, to the byte but for
-its time. In between there is no manifest, or a whole one.
+its time. In between there is no manifest or mark of success, or a whole one.
 """
 
+import abc
 import argparse
 import contextlib
 import dataclasses
+import gzip
+import itertools
+import json
 import os
 import pathlib
 import random
@@ -20,11 +25,15 @@ import tempfile
 import time
 from collections.abc import Sequence
 
+from calm_beam.answers import read_answers
+from calm_beam.demo import embedded
 from calm_beam.manifest import read_manifest
+from tests.answers import write_embedded_manifest
 from tests.pipelines import id_rows, without_time, write_model, write_rows
 
 _ENTRY = "from calm_beam.launch.cli import entry_point; entry_point()"
 _EXAMPLES = 60
+_PROMPTS = 96
 SHARDS = 12
 # Slow enough that a kill meets decoding, and that shards are finished one by one.
 _DECODING = ("--thresholds=0.9,0.5,0.2,0", "--max_input_length=32", "--max_decode_length=48", "--batch_size=1")
@@ -55,27 +64,42 @@ class Outcome:
     second: int
 
 
-class KillBench:
-    """A model, data, and what an undisturbed run makes of them."""
+class KillBench(abc.ABC):
+    """A command, what it is given, and what an undisturbed run makes of it.
 
-    def __init__(self, folder: pathlib.Path, target: str, *, is_sequential: bool = False) -> None:
+    Attributes:
+      parts: Glob of the shards that a run has finished, below its output.
+      begun: Glob of what is there once a run loads its model.
+      result: What is there once a run has a result.
+    """
+
+    parts: str
+    begun: str
+    result: str
+
+    def __init__(self, folder: pathlib.Path, target: str) -> None:
         """Runs once undisturbed; `target` is `launcher` or `worker`."""
         self._folder, self._target = folder, target
-        self._also = _SEQUENTIAL if is_sequential else ()
-        self._model = write_model(folder / "model")
-        self._data = write_rows(folder / "rows.jsonl", id_rows(_EXAMPLES))
-        self._whole = folder / "whole"
-        assert self._start(self._whole).wait(_LONGEST) == 0
+        self._whole = folder / f"whole-{target}"
+        assert self._start(self._whole).wait(_LONGEST) == 0, (folder / f"{self._whole.name}.log").read_text()
+
+    @abc.abstractmethod
+    def command(self, output: pathlib.Path) -> list[str]:
+        """Returns the command that writes to a folder."""
+
+    @abc.abstractmethod
+    def check(self, output: pathlib.Path) -> None:
+        """Checks that a result is the undisturbed one."""
 
     def kill(self, name: str, *, shards: int, seconds: float) -> Outcome:
         """Kills a run so many seconds after it has finished so many shards, goes on with it, and checks the result."""
         output = self._folder / name
         process = self._start(output)
-        while process.poll() is None and len(list(output.glob("generations/*/*.parquet"))) < shards:
+        while process.poll() is None and len(list(output.glob(self.parts))) < shards:
             time.sleep(0.005)
         if not shards:
             # Then the folder is there, and the model is being loaded.
-            while process.poll() is None and not list(output.glob("generations/*/decode.json")):
+            while process.poll() is None and not list(output.glob(self.begun)):
                 time.sleep(0.005)
         time.sleep(seconds)
         # Beam starts workers through a shell, whose end they would survive.
@@ -91,18 +115,16 @@ class KillBench:
         for pid in [*_children(process.pid), process.pid] if first is None else []:
             _kill(pid)
         process.wait()
-        left = len(list(output.glob("generations/*/*.parquet")))
-        had_result = (output / "manifest.json").exists()
+        left = len(list(output.glob(self.parts)))
+        had_result = (output / self.result).exists()
         if had_result:
-            self._check(output)
+            self.check(output)
         second = self._start(output, "--resume").wait(_LONGEST)
         assert second == 0, (output.parent / f"{name}.log").read_text()
-        self._check(output)
+        self.check(output)
         return Outcome((shards, round(seconds, 2)), first, left, had_result, second)
 
     def _start(self, output: pathlib.Path, *flags: str) -> subprocess.Popen[bytes]:
-        command = [sys.executable, "-c", _ENTRY, "calibrate", f"--output={output}"]
-        paths = [f"--checkpoint={self._model}", f"--data={self._data}", f"--num_shards={SHARDS}"]
         processes = _PROCESSES if self._target == "worker" else ()
         # Compiling is most of the time, and none of the matter.
         cache = {
@@ -111,14 +133,34 @@ class KillBench:
         }
         with open(self._folder / f"{output.name}.log", "ab") as log:
             return subprocess.Popen(
-                [*command, *paths, *_DECODING, *_ASKED, *self._also, *processes, *flags],
+                [sys.executable, "-c", _ENTRY, *self.command(output), *processes, *flags],
                 stdout=log,
                 stderr=log,
                 env={**os.environ, **cache},
             )
 
-    def _check(self, output: pathlib.Path) -> None:
-        """Checks that a result is the undisturbed one."""
+
+class CalibrationBench(KillBench):
+    """Calibrations of a tiny model."""
+
+    parts = "generations/*/*.parquet"
+    begun = "generations/*/decode.json"
+    result = "manifest.json"
+
+    def __init__(self, folder: pathlib.Path, target: str, *, is_sequential: bool = False) -> None:
+        """Writes model and data, and runs once undisturbed."""
+        self._also = _SEQUENTIAL if is_sequential else ()
+        self._model = write_model(folder / "model")
+        self._data = write_rows(folder / "rows.jsonl", id_rows(_EXAMPLES))
+        super().__init__(folder, target)
+
+    def command(self, output: pathlib.Path) -> list[str]:
+        """Returns the command that writes to a folder."""
+        paths = [f"--checkpoint={self._model}", f"--data={self._data}", f"--num_shards={SHARDS}"]
+        return ["calibrate", f"--output={output}", *paths, *_DECODING, *_ASKED, *self._also]
+
+    def check(self, output: pathlib.Path) -> None:
+        """Checks that a result is the undisturbed one, to the byte but for its time."""
         table = "risk_table.csv"
         assert (output / table).read_bytes() == (self._whole / table).read_bytes()
         manifest = read_manifest(output / "manifest.json")
@@ -129,6 +171,47 @@ class KillBench:
         # Reports are made after results, and are no part of them.
         here = {path.name for path in output.iterdir() if "report.html" not in path.name}
         assert here == {"generations", "manifest.json", table}
+
+
+class AnswersBench(KillBench):
+    """Answers of the embedded model to prompts of the embedded calibration set, some of them broken."""
+
+    parts = "**/answers-*.parquet"
+    begun = "generate.json"
+    result = "complete.json"
+
+    def __init__(self, folder: pathlib.Path, target: str) -> None:
+        """Writes manifest and prompts, and runs once undisturbed."""
+        write_embedded_manifest(folder / "served.json")
+        with gzip.open(embedded.CALIBRATION_SET, "rt", encoding="utf-8") as file:
+            rows = [json.loads(line) for line in itertools.islice(file, _PROMPTS)]
+        self._ids = {row["id"] for row in rows} | {"broken"}
+        # No id of the vocabulary's: listed as failed.
+        self._data = write_rows(folder / "prompts.jsonl", [*rows, {"id": "broken", "input_ids": [10**6]}])
+        super().__init__(folder, target)
+
+    def command(self, output: pathlib.Path) -> list[str]:
+        """Returns the command that writes to a folder."""
+        paths = [f"--manifest={self._folder / 'served.json'}", f"--checkpoint={embedded.MODEL}"]
+        # Of one batch size and one form of the head, since they move the last bits of confidences.
+        fixed = ["--batch_size=4", "--exit_head=exact", f"--num_shards={SHARDS}"]
+        # Of the two forms, the one that is made of the other as well.
+        form = "jsonl" if self._target == "worker" else "parquet"
+        asked = ["--on_error=list", "--probe_share=20%", f"--output_format={form}"]
+        return ["generate", *paths, f"--input={self._data}", f"--output={output}/", *fixed, *asked]
+
+    def check(self, output: pathlib.Path) -> None:
+        """Checks that every prompt was answered once or has failed, and that all files are the undisturbed ones."""
+        assert _contents(output) == _contents(self._whole)
+        failed = [json.loads(line)["id"] for line in (output / "failures.jsonl").read_text().splitlines()]
+        answered = [row["id"] for row in read_answers(str(output))]
+        assert failed == ["broken"]
+        assert len(answered) == len(set(answered))
+        assert {*answered, *failed} == self._ids
+
+
+def _contents(folder: pathlib.Path) -> dict[str, bytes]:
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def _kill(pid: int) -> None:
@@ -160,12 +243,17 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n\n")[0])
     parser.add_argument("--target", choices=("launcher", "worker"), required=True)
     parser.add_argument("--kills", type=int, default=20)
+    parser.add_argument("--command", choices=("calibrate", "generate"), default="calibrate")
     parser.add_argument("--sequential", action="store_true", help="kill calibrations that stop when enough is proved")
     parser.add_argument("--seed", type=int, default=0)
     flags = parser.parse_args(argv)
     generator = random.Random(flags.seed)
     with tempfile.TemporaryDirectory(prefix="calm-beam-kills-") as folder:
-        bench = KillBench(pathlib.Path(folder), flags.target, is_sequential=flags.sequential)
+        bench = (
+            AnswersBench(pathlib.Path(folder), flags.target)
+            if flags.command == "generate"
+            else CalibrationBench(pathlib.Path(folder), flags.target, is_sequential=flags.sequential)
+        )
         for index in range(flags.kills):
             shards, seconds = generator.randint(0, SHARDS - 1), generator.uniform(0, 0.3)
             print(bench.kill(f"run-{index}", shards=shards, seconds=seconds), flush=True)

@@ -9,11 +9,14 @@ from .calibrate import CalibrateGenerations as CalibrateGenerations
 from .calibrate import CalibrateVariants as CalibrateVariants
 from .decode import DecodeExamples as DecodeExamples
 from .examples import ReadExamples as ReadExamples
+from .generate import Generate as Generate
 from .losses import ControlRisk as ControlRisk
 from .losses import SumLosses as SumLosses
 from .monitor_risk import MonitoredRisks as MonitoredRisks
 from .monitor_risk import MonitorRisk as MonitorRisk
 from .monitor_risk import SampledLosses as SampledLosses
+from .prompts import ReadPrompts as ReadPrompts
+from .prompts import ShardPrompts as ShardPrompts
 from .results import require_answer as require_answer
 from .rounds import CountRounds as CountRounds
 from .sweep import ReadGenerations as ReadGenerations

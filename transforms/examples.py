@@ -81,36 +81,21 @@ class ReadExamples(beam.PTransform):
     @beam.typehints.decorators.no_annotations
     def expand(self, pipeline: beam.Pipeline) -> tuple[beam.PCollection, beam.PCollection]:
         """Returns `ExamplesRead`: shards of examples, and how many examples there are."""
-        reading, paths = self.files().reading, list(self.files().files)
-        examples = (
-            pipeline
-            | "ListFiles" >> beam.Create(list(enumerate(paths)))
-            # So that one worker does not read all files: Create is one bundle.
-            | "SpreadFiles" >> beam.Reshuffle()
-            | "DivideFiles" >> beam.FlatMap(_parts_of_file, reading)
-            # Nor all of a file that can be read in parts.
-            | "SpreadParts" >> beam.Reshuffle()
-            | "ParseExamples" >> beam.ParDo(_ParsePart(reading, self.progress))
-        )
-        count = (
-            examples
-            | "KeyById" >> beam.Map(_id_and_place)
-            | "GroupById" >> beam.GroupByKey()
-            | "CheckUniqueIds" >> beam.ParDo(_CheckUniqueId(paths, reading))
-            | "CountExamples" >> beam.CombineGlobally(sum)
-        )
+        data = self.files()
+        examples = parsed_examples(pipeline, data, progress=self.progress)
+        count = counted_examples(examples, data)
         is_one_kind = (
             examples
             | "KeyByKind" >> beam.Map(_kind_and_place)
             | "FirstOfKind" >> beam.CombinePerKey(min)
             | "ListKinds" >> beam.combiners.ToList()
-            | "CheckOneKind" >> beam.Map(_check_one_kind, paths=paths, reading=reading)
+            | "CheckOneKind" >> beam.Map(_check_one_kind, paths=list(data.files), reading=data.reading)
         )
         shards = (
             self._divided(examples)
             | "GroupByShard" >> beam.GroupByKey()
             # Waiting for the side inputs keeps decoding from starting before all examples are checked.
-            | "AwaitChecks" >> beam.Map(_first, beam.pvalue.AsSingleton(count), beam.pvalue.AsSingleton(is_one_kind))
+            | "AwaitChecks" >> beam.Map(awaited, beam.pvalue.AsSingleton(count), beam.pvalue.AsSingleton(is_one_kind))
         )
         return ExamplesRead(shards, count)
 
@@ -177,7 +162,8 @@ def _in_order(element: tuple[bytes, Iterable[Example]], *, salt: str, num_shards
         yield shard, dataclasses.replace(example, repeats_prompt=place > 0)
 
 
-def _first(element: Any, *_: object) -> Any:
+def awaited(element: Any, *_: object) -> Any:
+    """Returns an element, once all that follows is there."""
     return element
 
 
@@ -191,6 +177,31 @@ def _check_one_kind(found: list[tuple[str, tuple[int, int]]], *, paths: list[str
     if len(places) > 1:
         raise DataError(mixed_prompts(places["text"], places["token ids"]))
     return True
+
+
+def parsed_examples(pipeline: beam.Pipeline, data: DataFiles, *, progress: ProgressLog) -> beam.PCollection:
+    """Returns the examples of all files."""
+    return (
+        pipeline
+        | "ListFiles" >> beam.Create(list(enumerate(data.files)))
+        # So that one worker does not read all files: Create is one bundle.
+        | "SpreadFiles" >> beam.Reshuffle()
+        | "DivideFiles" >> beam.FlatMap(_parts_of_file, data.reading)
+        # Nor all of a file that can be read in parts.
+        | "SpreadParts" >> beam.Reshuffle()
+        | "ParseExamples" >> beam.ParDo(_ParsePart(data.reading, progress))
+    )
+
+
+def counted_examples(examples: beam.PCollection, data: DataFiles) -> beam.PCollection:
+    """Returns the number of examples, once no two of them are found to have one id."""
+    return (
+        examples
+        | "KeyById" >> beam.Map(_id_and_place)
+        | "GroupById" >> beam.GroupByKey()
+        | "CheckUniqueIds" >> beam.ParDo(_CheckUniqueId(list(data.files), data.reading))
+        | "CountExamples" >> beam.CombineGlobally(sum)
+    )
 
 
 def _id_and_place(example: Example) -> tuple[str, tuple[int, int, bool]]:

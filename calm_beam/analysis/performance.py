@@ -3,7 +3,8 @@
 import dataclasses
 from collections.abc import Callable, Iterable, Sequence
 
-from calm_beam.decoding.generate import DecodeError, generate
+from calm_beam.decoding.generate import generate
+from calm_beam.decoding.isolation import DecodeError
 from calm_beam.exits.rule import ExitRule
 from calm_beam.generations import Generation
 

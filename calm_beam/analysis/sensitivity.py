@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from calm_beam.decoding.generate import DecodeError
+from calm_beam.decoding.isolation import DecodeError
 from calm_beam.vocabulary import output_text
 
 from .estimates import Estimate, estimated_mean

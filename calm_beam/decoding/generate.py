@@ -5,24 +5,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from calm_beam.errors import CalmBeamError
 from calm_beam.generations import Generation, Output
 from calm_beam.vocabulary import Vocabulary, output_text
 
+from .isolation import DecodeError, reason_of, results_or_reasons
 from .prompts import Prompt
 from .result import KnownOutput, SweepResult
 
 if TYPE_CHECKING:
     from .sweep import SweepDecoder
-
-
-class DecodeError(CalmBeamError, RuntimeError):
-    """An example that could not be decoded, or a device that cannot go on."""
-
-
-_NOT_FINITE = "the model gave logits that are not finite"
-# Reasons are for readers; some errors repeat whole programs.
-_LONGEST_REASON = 300
 
 
 def generate(
@@ -56,7 +47,12 @@ def generate(
         names the example. Whatever `on_error` is, if the device has no memory left: that is no prompt's fault.
     """
     known = _known_outputs(above) if above is not None else None
-    for index, result in _results(decoder, prompts, known, range(len(prompts)), is_retry=False):
+
+    def decode(members: Sequence[int]) -> Iterator[tuple[int, SweepResult]]:
+        known_here = [known[member] for member in members] if known is not None else None
+        return decoder.decode([prompts[member].ids for member in members], known_here)
+
+    for index, result in results_or_reasons(decode, range(len(prompts))):
         prompt = prompts[index]
         outputs: tuple[Output, ...] = ()
         failure = result if isinstance(result, str) else None
@@ -100,67 +96,6 @@ def _known_outputs(above: Sequence[Generation]) -> list[KnownOutput] | None:
 
 def _runner_ups(result: SweepResult) -> tuple[float, ...] | None:
     return None if result.runner_ups is None else tuple(result.runner_ups[-1, : result.lengths[-1]].tolist())
-
-
-def reason_of(error: Exception) -> str:
-    """Returns the type and the beginning of an error's message, in one line."""
-    return " ".join(f"{type(error).__name__}: {error}".split())[:_LONGEST_REASON]
-
-
-def _results(
-    decoder: "SweepDecoder",
-    prompts: Sequence[Prompt],
-    known: Sequence[KnownOutput] | None,
-    members: Sequence[int],
-    *,
-    is_retry: bool,
-) -> Iterator[tuple[int, SweepResult | str]]:
-    """Yields index and result of every member, or in words why it has none.
-
-    After a crash, those without a result are decoded again by halves, until the culprit stands alone.
-    """
-    waiting = dict.fromkeys(members)
-    not_finite: list[int] = []
-    crash: Exception | None = None
-    try:
-        known_here = [known[member] for member in members] if known is not None else None
-        for place, result in decoder.decode([prompts[member].ids for member in members], known_here):
-            member = members[place]
-            del waiting[member]
-            if result.is_finite:
-                yield member, result
-            else:
-                not_finite.append(member)
-    except Exception as error:
-        _check_memory(error)
-        crash = error
-    if crash and not waiting:
-        # No prompt is to blame, and nobody knows what else is wrong.
-        raise crash
-    if waiting and not crash:
-        raise DecodeError(f"the decoder gave no result for {len(waiting)} of {len(members)} prompts.")
-    if is_retry and len(members) == 1:
-        yield from ((member, _NOT_FINITE) for member in not_finite)
-        yield from ((member, reason_of(crash)) for member in waiting if crash)
-        return
-    left = list(waiting)
-    middle = (len(left) + 1) // 2
-    for again in (*([member] for member in not_finite), left[:middle], left[middle:]):
-        if again:
-            yield from _results(decoder, prompts, known, again, is_retry=True)
-
-
-def _check_memory(error: Exception) -> None:
-    """Raises where an error says that memory is short: the next prompts would fare no better."""
-    import jax
-
-    if isinstance(error, MemoryError) or (
-        isinstance(error, jax.errors.JaxRuntimeError) and "RESOURCE_EXHAUSTED" in str(error)
-    ):
-        raise DecodeError(
-            f"out of memory while decoding ({reason_of(error)}). Take a smaller --token_budget, a coarser grid or a "
-            "larger machine; calibrate keeps the shards that were finished, and goes on from there with --resume."
-        ) from error
 
 
 def _outputs(result: SweepResult, vocabulary: Vocabulary | None) -> tuple[Output, ...]:

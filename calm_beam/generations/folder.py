@@ -22,14 +22,14 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Self
 
-from calm_beam import strict_json
 from calm_beam.counted import counted
 from calm_beam.decoding.settings import DTYPE, DecodeSettings
 from calm_beam.examples import Example
 from calm_beam.exits.rule import ExitRule
 from calm_beam.manifest import ModelRecord, VocabularyRecord
 from calm_beam.manifest.digest import content_digest
-from calm_beam.storage import is_file, joined, list_files, open_input, replacing
+from calm_beam.sealed_json import differences, read_sealed, write_sealed
+from calm_beam.storage import is_file, joined, list_files
 
 from .shards import GenerationsError, StoredShard
 
@@ -87,17 +87,12 @@ class DecodeJob:
 
     def differences(self, other: Self) -> tuple[str, ...]:
         """Returns in words where another job differs, each as `NAME is THEIRS there, OURS here`."""
-        theirs, ours = _flat(other._content()), _flat(self._content())
-        return tuple(
-            f"{name} is {theirs.get(name)!r} there, {ours.get(name)!r} here"
-            for name in sorted(ours | theirs)
-            # Whatever changes the outputs shows in their fingerprint too, which says nothing in words.
-            if name != "outputs" and theirs.get(name) != ours.get(name)
-        )
+        # Whatever changes the outputs shows in their fingerprint too, which says nothing in words.
+        return differences(self._content(), other._content(), but=("outputs",))
 
     def write(self, folder: str) -> None:
         """Writes `decode.json`."""
-        _write(joined(folder, JOB), self._content())
+        write_sealed(joined(folder, JOB), self._content())
 
     @classmethod
     def read(cls, folder: str) -> Self:
@@ -236,7 +231,7 @@ class FinishedSweep:
 
     def write(self, folder: str, name: str = COMPLETE) -> None:
         """Writes the mark: `complete.json`, or another name for shards that are not all."""
-        _write(
+        write_sealed(
             joined(folder, name),
             {
                 "schema": _SCHEMA,
@@ -344,34 +339,5 @@ def _as_list(example: Example) -> list[Any]:
     ]
 
 
-def _write(path: str, content: dict[str, Any]) -> None:
-    text = json.dumps({**content, "digest": content_digest(content)}, indent=1, ensure_ascii=False) + "\n"
-    with replacing(path) as temporary:
-        temporary.write_text(text, encoding="utf-8")
-
-
 def _read(path: str) -> dict[str, Any]:
-    try:
-        with open_input(path) as file:
-            content = strict_json.loads(file.read())
-        if not isinstance(content, dict) or content.get("schema") != _SCHEMA:
-            raise GenerationsError(
-                f"{path}: is not of the form {_SCHEMA}, the only one that this calm-beam knows. Decode anew."
-            )
-        is_unchanged = content.get("digest") == content_digest(content)
-    except FileNotFoundError as error:
-        raise GenerationsError(f"{path}: no such file, so nothing says what the generations beside it are.") from error
-    # Half a surrogate pair, which JSON can write, is no text that could be hashed.
-    except (strict_json.StrictJSONError, UnicodeEncodeError) as error:
-        raise GenerationsError(f"{path}: {error}.") from error
-    if not is_unchanged:
-        raise GenerationsError(f"{path}: was changed after it was written: its digest is another.")
-    return content
-
-
-def _flat(content: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Returns nested values by names of their own, such as `settings.rule.confidence`."""
-    flat: dict[str, Any] = {}
-    for key, value in content.items():
-        flat.update(_flat(value, f"{prefix}{key}.") if isinstance(value, dict) else {f"{prefix}{key}": value})
-    return flat
+    return read_sealed(path, schema=_SCHEMA, kind=GenerationsError, of="generations", again="Decode anew")

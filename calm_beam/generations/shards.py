@@ -7,17 +7,13 @@ stored.
 import contextlib
 import dataclasses
 import functools
-import hashlib
-import json
 import os
 from collections.abc import Collection, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from calm_beam import strict_json
-from calm_beam.counted import counted
 from calm_beam.errors import CalmBeamError
 from calm_beam.examples import Example
-from calm_beam.storage import open_input, replacing
+from calm_beam.parquet_shards import about_shard, check_row_count, opened_shard, shard_rows, write_shard
 
 if TYPE_CHECKING:
     import pyarrow.parquet
@@ -87,11 +83,7 @@ class GenerationsError(CalmBeamError, ValueError):
 _EXAMPLE_FIELDS = tuple(field.name for field in dataclasses.fields(Example) if field.name != "repeats_prompt")
 # The only one of them that a file may lack: where no example has a group.
 _GROUP = "group"
-_METADATA_KEY = b"calm_beam"
-_CONTENT_KEY = b"calm_beam_content"
-_ROWS_AT_A_TIME = 1024
-# Of what the Parquet library says.
-_LONGEST_REASON = 200
+_DECODE_AGAIN = "Remove it, and repeat the run that made it with --resume: the shard is then decoded again."
 
 
 def write_generations(
@@ -105,24 +97,14 @@ def write_generations(
       shard: Number of the shard.
       digest: Of the examples and of how they were decoded: what tells whether a later run may take the file over.
     """
-    # Here as below, since much that only names generations does without Arrow.
-    import pyarrow.parquet
-
     rows = []
     for generation in generations:
         row = dataclasses.asdict(generation)
         rows.append({**row.pop("example"), **row})
     has_groups = any(row[_GROUP] is not None for row in rows)
     failed = sum(row["failure"] is not None for row in rows)
-    about = json.dumps({"shard": shard, "examples": len(rows), "failed": failed, "digest": digest}).encode()
-    table = pyarrow.Table.from_pylist(rows, schema=_schema(has_groups=has_groups))
-    content = _ContentDigest(about)
-    for batch in table.to_batches(_ROWS_AT_A_TIME):
-        content.add(batch.to_pylist())
-    table = table.replace_schema_metadata({_METADATA_KEY: about, _CONTENT_KEY: content.hexdigest()})
-    with replacing(path) as temporary:
-        # Without checksums, a flipped bit could be another token.
-        pyarrow.parquet.write_table(table, temporary, compression="zstd", write_page_checksum=True)
+    about = {"shard": shard, "examples": len(rows), "failed": failed, "digest": digest}
+    write_shard(path, rows, schema=_schema(has_groups=has_groups), about=about)
 
 
 @functools.cache
@@ -159,12 +141,10 @@ def _schema(*, has_groups: bool) -> "pyarrow.Schema":
     )
 
 
-@contextlib.contextmanager
-def open_shard(path: str | os.PathLike[str]) -> Iterator["pyarrow.parquet.ParquetFile"]:
-    """Opens a shard; whatever is found to be damaged in it while the block reads is an error that names it.
-
-    Read it with `use_threads=False`: a thread of Arrow's that lets go of Python's memory while the interpreter ends
-    aborts the process.
+def open_shard(
+    path: str | os.PathLike[str],
+) -> contextlib.AbstractContextManager["pyarrow.parquet.ParquetFile"]:
+    """Opens a shard, as `opened_shard` does.
 
     Args:
       path: A file of `write_generations`.
@@ -173,23 +153,7 @@ def open_shard(path: str | os.PathLike[str]) -> Iterator["pyarrow.parquet.Parque
       GenerationsError: If what is read is not what was written.
       OSError: If there is no such file, or it may not be read.
     """
-    import pyarrow.parquet
-
-    try:
-        with (
-            open_input(path) as raw,
-            pyarrow.parquet.ParquetFile(raw, page_checksum_verification=True, pre_buffer=False) as file,
-        ):
-            yield file
-    except (CalmBeamError, FileNotFoundError, PermissionError):
-        raise
-    # Any of these, depending on the place of what is wrong.
-    except (pyarrow.ArrowException, OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        reason = " ".join(f"{type(error).__name__}: {error}".split())[:_LONGEST_REASON]
-        raise GenerationsError(
-            f"{os.fspath(path)}: is damaged ({reason}). Remove it, and repeat the run that made it with --resume: the "
-            "shard is then decoded again."
-        ) from error
+    return opened_shard(path, kind=GenerationsError, again=_DECODE_AGAIN)
 
 
 def stored_shard(path: str) -> StoredShard:
@@ -200,15 +164,14 @@ def stored_shard(path: str) -> StoredShard:
     """
     with open_shard(path) as file:
         try:
-            shard = StoredShard(**strict_json.loads((file.schema_arrow.metadata or {})[_METADATA_KEY]))
+            shard = StoredShard(**about_shard(file))
         except (KeyError, TypeError, ValueError) as error:
             raise GenerationsError(
                 f"{path}: is not a generations file of this version of calm-beam ({type(error).__name__}: {error}). "
                 "Remove it to have the shard decoded again."
             ) from error
         rows = file.metadata.num_rows
-    if rows != shard.examples:
-        raise GenerationsError(f"{path}: holds {counted(rows, 'example')}, but says that it has {shard.examples}.")
+    check_row_count(path, rows, said=shard.examples, kind=GenerationsError)
     return shard
 
 
@@ -223,43 +186,14 @@ def read_generations(path: str | os.PathLike[str], *, only: Collection[str] | No
       GenerationsError: If it is damaged; where its parts alone do not show that, and all generations are wanted, after
         the last of them.
     """
-    import pyarrow.compute
-
     with open_shard(path) as file:
-        metadata = file.schema_arrow.metadata
-        content = _ContentDigest(metadata[_METADATA_KEY])
-        for batch in file.iter_batches(_ROWS_AT_A_TIME, use_threads=False):
-            if only is not None:
-                wanted = pyarrow.array(only, pyarrow.string())
-                batch = batch.filter(pyarrow.compute.is_in(batch["id"], value_set=wanted))
-            rows = batch.to_pylist()
-            content.add(rows)
-            for row in rows:
-                example = {name: _as_tuple(row.pop(name)) for name in _EXAMPLE_FIELDS if name in row}
-                outputs = tuple(
-                    Output(**{name: _as_tuple(value) for name, value in output.items()})
-                    for output in row.pop("outputs")
-                )
-                runner_ups = _as_tuple(row.pop("runner_ups"))
-                yield Generation(example=Example(**example), outputs=outputs, runner_ups=runner_ups, **row)
-        if only is None and content.hexdigest() != metadata[_CONTENT_KEY]:
-            raise ValueError("its content is not what was written")
-
-
-class _ContentDigest:
-    """A digest of what a shard holds: pages have checksums, but what says where they are and how to read them none."""
-
-    def __init__(self, about: bytes) -> None:
-        self._digest = hashlib.sha256(about)
-
-    def add(self, rows: Iterable[dict[str, Any]]) -> None:
-        """Takes in some rows, in their order."""
-        for row in rows:
-            self._digest.update(json.dumps(row).encode())
-
-    def hexdigest(self) -> bytes:
-        """Returns 64 hexadecimal digits."""
-        return self._digest.hexdigest().encode()
+        for row in shard_rows(file, only=only):
+            example = {name: _as_tuple(row.pop(name)) for name in _EXAMPLE_FIELDS if name in row}
+            outputs = tuple(
+                Output(**{name: _as_tuple(value) for name, value in output.items()}) for output in row.pop("outputs")
+            )
+            runner_ups = _as_tuple(row.pop("runner_ups"))
+            yield Generation(example=Example(**example), outputs=outputs, runner_ups=runner_ups, **row)
 
 
 def stored_failures(path: str) -> list[tuple[str, str]]:

@@ -16,3 +16,4 @@ from .pieces import GrowingText as GrowingText
 from .pieces import token_texts as token_texts
 from .probe import LossProbe as LossProbe
 from .request import ServedRequest as ServedRequest
+from .rows import answer_row as answer_row

@@ -8,6 +8,8 @@ from calm_beam.inputs.size import estimated_examples
 LEAST_SHARDS, MOST_SHARDS = 4, 10_000
 _EXAMPLES_OF_A_SHARD = 1000
 _LEAST_EXAMPLES_OF_A_SHARD = 500
+# Prompts that are answered at one threshold, which are as much work as some hundred examples at all.
+_PROMPTS_OF_A_SHARD = 5000
 _SHARDS_OF_A_WORKER = 8
 # So that two workers share it, and rounds of nearly the same size can be made of whole shards.
 _SHARDS_OF_A_ROUND = 2
@@ -24,6 +26,22 @@ def default_shards(data: DataFiles, *, round_examples: int | None = None) -> int
       OSError: If a file cannot be read.
     """
     return shards_for(estimated_examples(data), round_examples=round_examples)
+
+
+def prompt_shards(data: DataFiles) -> int:
+    """Returns the number for prompts that are answered at one threshold each, by their size: the same each time.
+
+    A shard holds more of them than of examples that are decoded at every threshold: a decoder that holds hundreds of
+    prompts runs empty at its end, and what is lost with a worker is still little.
+
+    Args:
+      data: The files.
+
+    Raises:
+      OSError: If a file cannot be read.
+    """
+    prompts = estimated_examples(data)
+    return LEAST_SHARDS if prompts is None else min(MOST_SHARDS, max(LEAST_SHARDS, -(-prompts // _PROMPTS_OF_A_SHARD)))
 
 
 def shards_for(examples: int | None, *, workers: int | None = None, round_examples: int | None = None) -> int:

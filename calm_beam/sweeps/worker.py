@@ -8,7 +8,8 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from calm_beam.checkpoints import CheckpointError, load_checkpoint
 from calm_beam.decoding.compilation import use_compilation_cache
-from calm_beam.decoding.generate import DecodeError, generate, reason_of
+from calm_beam.decoding.generate import generate
+from calm_beam.decoding.isolation import DecodeError, reason_of
 from calm_beam.decoding.memory import keep_freed_memory
 from calm_beam.decoding.prompts import Prompt, encode_prompt
 from calm_beam.decoding.sweep import SweepDecoder

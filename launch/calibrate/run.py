@@ -3,11 +3,10 @@
 import contextlib
 import dataclasses
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 from calm_beam.calibration import Plan, RunProvenance
 from calm_beam.calibration.publish import EarlierResult
-from calm_beam.errors import CalmBeamError
 from calm_beam.generations import GenerationsError
 from calm_beam.launch.runners import PipelineError, Workers, run_pipeline
 from calm_beam.launch.runners.metrics import (
@@ -16,6 +15,7 @@ from calm_beam.launch.runners.metrics import (
     empty_references_in_words,
     metrics_in_words,
 )
+from calm_beam.launch.runners.what_is_left import what_is_left_told
 from calm_beam.launch.terminal import say
 from calm_beam.manifest import MANIFEST, Manifest, read_manifest
 from calm_beam.metrics.settings import MetricSettings
@@ -131,24 +131,9 @@ class CalibrationRun:
             )
         return manifest
 
-    @contextlib.contextmanager
-    def what_is_left_told(self, folder: Callable[[], str]) -> Iterator[None]:
-        """Adds to whatever ends the block what is left in the folder, and how to go on."""
-        try:
-            yield
-        except (CalmBeamError, OSError) as error:
-            left = "" if self.source.is_stored else self._left(folder())
-            if isinstance(error, GenerationsError) or (
-                isinstance(error, PipelineError) and error.cause is GenerationsError
-            ):
-                # It says itself why --resume does not go on from there.
-                left = ""
-            raise PipelineError(f"{error} {left}".rstrip()) from error
-        except KeyboardInterrupt as interrupt:
-            # What goes on elsewhere has left nothing yet, and says so itself.
-            if self.source.is_stored or interrupt.args:
-                raise
-            raise KeyboardInterrupt(self._left(folder())) from interrupt
+    def what_is_left_told(self, folder: Callable[[], str]) -> contextlib.AbstractContextManager[None]:
+        """Adds to whatever ends a block what is left in the folder, and how to go on; of what was stored, nothing."""
+        return what_is_left_told(lambda: "" if self.source.is_stored else self._left(folder()), but=GenerationsError)
 
     def _left(self, folder: str) -> str:
         return after_failure(self.output, folder, is_over=self.workers.are_here)

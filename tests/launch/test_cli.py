@@ -8,7 +8,7 @@ import sys
 import pytest
 
 import calm_beam
-from calm_beam.decoding.generate import DecodeError
+from calm_beam.decoding.isolation import DecodeError
 from calm_beam.launch.cli import main
 from calm_beam.launch.flags import UsageError
 from calm_beam.manifest import ManifestError, write_manifest

@@ -277,7 +277,7 @@ def test_a_broken_model_writes_nothing(tmp_path: pathlib.Path, capsys: pytest.Ca
     assert "checkpoint /models/tiny: no such directory." in capsys.readouterr().err
     flags = ["generate", f"--manifest={tmp_path}", f"--checkpoint={model}", f"--input={data}", f"--output={output}"]
     assert main(flags) == 1
-    assert f"{data}, line 2 (bad) ((63, 1)): the model gave logits that are not finite" in capsys.readouterr().err
+    assert f"{data}, line 2 (bad) ([63, 1]): the model gave logits that are not finite" in capsys.readouterr().err
     assert not output.exists()
 
 

@@ -5,15 +5,16 @@ import random
 
 import pytest
 
-from tests.kills import SHARDS, KillBench
+from tests.kills import SHARDS, AnswersBench, CalibrationBench, KillBench
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("target", ["launcher", "worker"])
-def test_a_killed_run_completes(tmp_path: pathlib.Path, target: str) -> None:
+@pytest.mark.parametrize("kind", [CalibrationBench, AnswersBench])
+def test_a_killed_run_completes(tmp_path: pathlib.Path, kind: type[KillBench], target: str) -> None:
     """SIGKILL, three times at random moments of decoding: --resume gives the undisturbed result; see tests/kills.py."""
-    bench, generator = KillBench(tmp_path, target), random.Random(7)
+    bench, generator = kind(tmp_path, target), random.Random(7)
     for index in range(3):
         shards, seconds = generator.randint(0, SHARDS - 1), generator.uniform(0, 0.3)
         outcome = bench.kill(f"run-{index}", shards=shards, seconds=seconds)

@@ -8,8 +8,8 @@ import sys
 import pytest
 
 from calm_beam.checkpoints import load_checkpoint
-from calm_beam.launch import generate
 from calm_beam.launch.cli import main
+from calm_beam.launch.generate import here
 from calm_beam.launch.terminal import PlainConsole, say, tell
 from calm_beam.launch.terminal.layer_colours import LayerPrinter
 from calm_beam.manifest import ModelRecord, write_manifest
@@ -127,11 +127,11 @@ def test_answers_on_a_terminal_are_escaped_and_in_a_pipe_are_not(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Who reads answers from a pipe gets the model's text to the character; who looks at them, harmless words."""
-    generate._print(iter([("a", _evil_answer())]), None, show_layers=False)  # type: ignore[arg-type]
+    here._print(iter([("a", _evil_answer())]), None, show_layers=False)  # type: ignore[arg-type]
     assert capsys.readouterr().out == f"out\n{_EVIL}\n"
     terminal = _Terminal()
     monkeypatch.setattr(sys, "stdout", terminal)
-    generate._print(iter([("a", _evil_answer())]), None, show_layers=False)  # type: ignore[arg-type]
+    here._print(iter([("a", _evil_answer())]), None, show_layers=False)  # type: ignore[arg-type]
     assert terminal.getvalue() == f"out\\n{_SHOWN}\n"
 
 

@@ -16,7 +16,7 @@ from calm_beam.calibration import CalibrationTotals, Plan, RiskRow, choose_thres
 from calm_beam.calibration.guarantee import all_specs
 from calm_beam.calibration.risk_table import risk_table_text
 from calm_beam.checkpoints import CheckpointError, load_checkpoint
-from calm_beam.decoding.generate import DecodeError
+from calm_beam.decoding.isolation import DecodeError
 from calm_beam.decoding.prompts import encode_prompt
 from calm_beam.decoding.sweep import SweepDecoder
 from calm_beam.examples import DataError

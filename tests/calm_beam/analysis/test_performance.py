@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from calm_beam.analysis.performance import Variant, measure_variants, performances
-from calm_beam.decoding.generate import DecodeError
+from calm_beam.decoding.isolation import DecodeError
 from calm_beam.exits.rule import ExitRule
 from calm_beam.metrics.registry import MetricError
 from tests.builders import build_arrays, build_config, checkpoint_of

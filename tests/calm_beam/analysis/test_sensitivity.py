@@ -8,7 +8,7 @@ import pytest
 
 from calm_beam.analysis.perturbation import PerturbationDecoder, Perturbed
 from calm_beam.analysis.sensitivity import Sensitivity, measure_sensitivity
-from calm_beam.decoding.generate import DecodeError
+from calm_beam.decoding.isolation import DecodeError
 from tests.calm_beam.analysis.builders import build_prompt, build_task
 
 

@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
-from calm_beam.decoding.generate import DecodeError, generate
+from calm_beam.decoding.generate import generate
+from calm_beam.decoding.isolation import DecodeError
 from calm_beam.decoding.prompts import Prompt
 from calm_beam.decoding.sweep import SweepDecoder, SweepResult
 from calm_beam.examples import Example

@@ -1,15 +1,4 @@
-"""`calm-beam generate`: answers prompts under a manifest, really skipping layers.
-
-    calm-beam generate --manifest=calibration --checkpoint=model --prompt='A cat sits on the mat.'
-    calm-beam generate --manifest=calibration --checkpoint=model --input=prompts.jsonl --output=answers.jsonl
-
-Without `--prompt` and `--input`, prompts are read from standard input, one a line, and answered as they come. Files
-are of the formats that `--data` of `calibrate` takes, told by their suffixes. They are read and checked as a whole
-before anything is decoded.
-
-Answers go to standard output, one a line; with `--output`, to a JSONL file with tokens, exit layers and confidences.
-What must be as it was calibrated (model, vocabulary, precision, lengths) is compared with the manifest first.
-"""
+"""Answering prompts in this process: one, a stream of lines, or files as a whole."""
 
 import argparse
 import contextlib
@@ -24,16 +13,23 @@ from rich.progress import track
 
 from calm_beam.examples import bounded_lines
 from calm_beam.inputs import Reading, format_of, place_of, read_examples
+from calm_beam.launch.flags import UsageError, as_usage
+from calm_beam.launch.flags.data import find_files, find_output
+from calm_beam.launch.flags.manifest import find_manifest
+from calm_beam.launch.flags.model import declared
+from calm_beam.launch.terminal import say
+from calm_beam.launch.terminal.layer_colours import LayerPrinter
 from calm_beam.manifest import Calibration, Manifest, ManifestError, read_manifest
 from calm_beam.printable import printable_line
 from calm_beam.storage import replacing
+from calm_beam.tally import Tally
 
-from .flags import FlagParser, UsageError, add_exit_head_flag, as_usage, parse_own_flags, whole_number
-from .flags.data import find_files, find_output
-from .flags.manifest import add_confidence_flag, add_entry_flags, entry_in_words, find_manifest
-from .flags.model import add_model_flags, declared
-from .terminal import say
-from .terminal.layer_colours import LayerPrinter
+from .flags import (
+    SHOWS_WHAT_IS_PRINTED,
+    check_input_flags,
+    prompt_reading,
+)
+from .words import entry_with_layers, unknown_groups
 
 if TYPE_CHECKING:
     from calm_beam.serving import Answer, Generator
@@ -60,9 +56,8 @@ class _Asked:
     group: str | None = None
 
 
-def main(argv: Sequence[str]) -> int:
-    """Runs the command and returns its exit status."""
-    flags = parse_own_flags(_parser(), argv)
+def answer_here(flags: argparse.Namespace) -> int:
+    """Answers as the flags of `generate_parser` say, in this process, and returns the exit status of the command."""
     _check_flags(flags)
     manifest = read_manifest(find_manifest(flags.manifest))
     prompts = _given_prompts(flags)
@@ -79,61 +74,26 @@ def main(argv: Sequence[str]) -> int:
         # The manifest is sound; what was asked for is not in it, or it is about another model.
         raise UsageError(str(error)) from error
     for entry in _entries(generator, prompts):
-        say(f"{entry_in_words(entry)}, calibrated at {entry.layers:.2f} of {generator.num_layers} layers per token")
+        say(entry_with_layers(entry, num_layers=generator.num_layers))
     _tell_unknown(generator, prompts)
-    tally = _Tally()
+    counted = _Counted()
     answers = _answers_to_lines(generator) if prompts is None else _answers(generator, prompts, flags=flags)
     if flags.output is not None:
-        _write(tally.counting(answers), flags, has_groups=manifest.data.groups is not None)
+        _write(counted.counting(answers), flags, has_groups=manifest.data.groups is not None)
     else:
-        _print(tally.counting(answers), generator, show_layers=flags.show_layers)
-    say(tally.in_words())
+        _print(counted.counting(answers), generator, show_layers=flags.show_layers)
+    say(counted.tally.in_words())
     return 0
-
-
-def _parser() -> FlagParser:
-    parser = FlagParser(prog="calm-beam generate", description=(__doc__ or "").split(": ", 1)[1].split("\n\n")[0])
-    parser.add_argument("--manifest", required=True, help="a manifest, or the calibration directory that holds one")
-    parser.add_argument("--checkpoint", help="model folder; default: where the manifest says that it was")
-    add_model_flags(parser)
-    add_confidence_flag(parser)
-    parser.add_argument("--vocabulary", help="SentencePiece model; default: in or beside the checkpoint")
-    parser.add_argument("--prompt", help="the prompt; default: --input, or standard input")
-    parser.add_argument("--input", help="files of prompts: a path or a glob")
-    parser.add_argument(
-        "--data_format",
-        choices=("jsonl", "text", "parquet", "tfrecord"),
-        help="format of --input; default: by suffix (.jsonl, .txt, .tfrecord, each also with .gz; .parquet)",
-    )
-    parser.add_argument("--inputs_field", help="field of a row with the prompt; default: input, in TFRecord inputs")
-    parser.add_argument(
-        "--group_key", help="field of a row of --input with the prompt's group, under a manifest with groups"
-    )
-    parser.add_argument("--output", help="JSONL file to write; default: texts, to standard output")
-    parser.add_argument("--overwrite", action="store_true", help="replace an earlier --output")
-    parser.add_argument("--show_layers", action="store_true", help="colour every token by the layer at which it left")
-    parser.add_argument(
-        "--batch_size",
-        type=whole_number(1),
-        help="most prompts of a file decoded together; default: by the memory that is free",
-    )
-    add_exit_head_flag(parser)
-    add_entry_flags(parser)
-    return parser
 
 
 def _check_flags(flags: argparse.Namespace) -> None:
     if flags.prompt is not None and flags.input is not None:
         raise UsageError("--prompt and --input both give prompts: leave one of them out.")
-    if flags.group is not None and flags.group_key is not None:
-        raise UsageError("--group names the group of all prompts, --group_key that of each: leave one of them out.")
-    for name in ("data_format", "inputs_field", "group_key"):
-        if flags.input is None and getattr(flags, name) is not None:
-            raise UsageError(f"--{name} belongs to --input, which is missing.")
+    check_input_flags(flags)
     if flags.output is None:
         return
     if flags.show_layers:
-        raise UsageError("--show_layers colours what is printed: rows of --output have exit_layers of themselves.")
+        raise UsageError(SHOWS_WHAT_IS_PRINTED)
     if flags.prompt is None and flags.input is None:
         raise UsageError("--output is written as a whole: pass --prompt or --input with it.")
     find_output(flags.output, overwrite=flags.overwrite)
@@ -145,7 +105,7 @@ def _given_prompts(flags: argparse.Namespace) -> list[_Asked] | None:
         return [_Asked(id="the prompt", place="the prompt", prompt=flags.prompt)]
     if flags.input is None:
         return None
-    reading = Reading(data_format=flags.data_format, inputs_field=flags.inputs_field, group_key=flags.group_key)
+    reading = prompt_reading(flags)
     try:
         paths = find_files("--input", [flags.input], reading=reading).files
         prompts = [asked for path in paths for asked in _read(path, reading)]
@@ -201,11 +161,9 @@ def _entries(generator: "Generator", prompts: Sequence[_Asked] | None) -> list[C
 def _tell_unknown(generator: "Generator", prompts: Sequence[_Asked] | None) -> None:
     """Tells which groups of prompts no promise is about."""
     named = {asked.group for asked in prompts or () if asked.group is not None}
-    if unknown := sorted(name for name in named if generator.entry_for(name).group != name):
-        say(
-            f"caution: the manifest knows no group {', '.join(map(printable_line, unknown))}. Their prompts are "
-            "answered by its safest entry, which promises nothing about them."
-        )
+    unknown = [name for name in named if generator.entry_for(name).group != name]
+    if unknown:
+        say(unknown_groups(unknown))
 
 
 def _answers(
@@ -259,57 +217,31 @@ def _typed_lines() -> Iterator[str]:
 
 
 @dataclasses.dataclass
-class _Tally:
+class _Counted:
     """What was answered so far."""
 
-    prompts: int = 0
-    truncated: int = 0
-    _: dataclasses.KW_ONLY
-    tokens: int = 0
-    used: int = 0
-    saved: int = 0
+    tally: Tally = dataclasses.field(default_factory=Tally)
 
     def counting(self, answers: Iterable[tuple[_Asked, "Answer"]]) -> Iterator[tuple[_Asked, "Answer"]]:
         """Yields answers on, having counted them, and tells which prompts were cut."""
         for asked, answer in answers:
-            self.prompts += 1
-            self.tokens += len(answer.tokens)
-            self.used += answer.layers_used
-            self.saved += answer.layers_saved
+            self.tally = self.tally.answered(answer)
             if answer.truncated:
-                self.truncated += 1
                 say(f"{asked.place}: was longer than the manifest allows, and was cut")
             yield asked, answer
-
-    def in_words(self) -> str:
-        """Returns the counts."""
-        layers = f"{self.used / self.tokens:.2f} layers per token" if self.tokens else "no layers"
-        saved = self.saved / max(1, self.used + self.saved)
-        return (
-            f"prompts: {self.prompts}, of which cut: {self.truncated}; tokens: {self.tokens}, {layers}, {saved:.0%} of "
-            "the full model's saved"
-        )
 
 
 def _write(answers: Iterable[tuple[_Asked, "Answer"]], flags: argparse.Namespace, *, has_groups: bool) -> None:
     """Writes a row for every answer, all or none."""
+    # Here, since JAX takes seconds.
+    from calm_beam.serving import answer_row
+
     with (
         replacing(flags.output, overwrite=flags.overwrite) as temporary,
         open(temporary, "w", encoding="utf-8") as file,
     ):
         for asked, answer in answers:
-            row = {
-                "id": asked.id,
-                "text": answer.text,
-                "tokens": answer.tokens,
-                "exit_layers": answer.exit_layers,
-                "confidences": answer.confidences,
-                "layers_used": answer.layers_used,
-                "layers_saved": answer.layers_saved,
-                "truncated": answer.truncated,
-            }
-            if has_groups and answer.entry is not None:
-                row |= {"group": answer.group, "threshold": answer.entry.threshold}
+            row = answer_row(asked.id, answer, has_groups=has_groups)
             file.write(json.dumps(row, ensure_ascii=False) + "\n")
 
 

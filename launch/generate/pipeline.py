@@ -1,0 +1,206 @@
+"""Answering prompts in shards, by a Beam pipeline: check everything, run, tell."""
+
+import argparse
+import dataclasses
+import functools
+import time
+from typing import TYPE_CHECKING
+
+from apache_beam.options.pipeline_options import PipelineOptions
+
+from calm_beam.answers import (
+    COMPLETE,
+    FAILURES,
+    AnswerAssignment,
+    AnswerRequest,
+    AnswersError,
+    FinishedAnswers,
+)
+from calm_beam.answers.folder import after_failure, begin_answers, begun_shards
+from calm_beam.answers.paths import losses_path
+from calm_beam.counted import counted
+from calm_beam.inputs import DataFiles
+from calm_beam.launch.flags import UsageError, as_usage, naming
+from calm_beam.launch.flags.data import find_files
+from calm_beam.launch.flags.manifest import find_manifest
+from calm_beam.launch.flags.metrics import metric_settings
+from calm_beam.launch.runners import Workers, run_pipeline
+from calm_beam.launch.runners.dataflow import job_paths
+from calm_beam.launch.runners.metrics import RunMetrics
+from calm_beam.launch.runners.what_is_left import what_is_left_told
+from calm_beam.launch.terminal import say, tell
+from calm_beam.manifest import Calibration, Manifest, ManifestError, read_manifest
+from calm_beam.printable import printable_line
+from calm_beam.storage import absolute, check_writable, is_file, joined
+from calm_beam.sweeps.shard_count import prompt_shards
+from calm_beam.transforms.generate import AnswerPrompts
+from calm_beam.transforms.prompts import ReadPrompts
+
+from .flags import SHOWS_WHAT_IS_PRINTED, check_input_flags, prompt_reading
+from .words import entry_with_layers, unknown_groups
+
+if TYPE_CHECKING:
+    from calm_beam.answers.prepared import PreparedAnswers
+
+# Flags of what workers read or write.
+_WORKERS_PATHS = ("vocabulary", "input", "bleurt_checkpoint", "output")
+
+
+def answer_all(flags: argparse.Namespace, options: PipelineOptions) -> int:
+    """Answers as the flags of `generate_parser` say, tells about it and returns the exit status of the command."""
+    with as_usage():
+        _check_flags(flags)
+    manifest = read_manifest(find_manifest(flags.manifest))
+    with as_usage():
+        workers, prepared, output = _prepared(flags, options, manifest)
+    assignment = prepared.assignment(output)
+    for entry in _entries(prepared):
+        say(entry_with_layers(entry, num_layers=prepared.num_layers))
+    start = time.monotonic()
+    begin_answers(output, prepared.job, resume=flags.resume, overwrite=flags.overwrite, tell=say)
+    with what_is_left_told(functools.partial(after_failure, output, is_over=workers.are_here), but=AnswersError):
+        metrics = _run(prepared, assignment, workers=workers)
+        if workers.template:
+            tell(f"Template: {workers.template}. It has not run.")
+            return 0
+        finished = FinishedAnswers.read(output, job=prepared.job.digest())
+    _tell(finished, assignment, metrics=metrics, seconds=time.monotonic() - start)
+    return 0
+
+
+def _check_flags(flags: argparse.Namespace) -> None:
+    if flags.prompt is not None:
+        raise UsageError("--prompt is answered at once. Leave it out, or name a file: --output=answers.jsonl.")
+    if flags.input is None:
+        raise UsageError("--input is missing: files of prompts, which are answered into the folder of --output.")
+    if flags.show_layers:
+        raise UsageError(SHOWS_WHAT_IS_PRINTED)
+    check_input_flags(flags)
+    if flags.resume and flags.overwrite:
+        raise UsageError("--resume goes on with what is there, --overwrite begins anew: leave one of them out.")
+    for name in ("probe_salt", "bleurt_checkpoint"):
+        if flags.probe_share is None and getattr(flags, name) is not None:
+            raise UsageError(f"--{name} belongs to --probe_share, which is missing.")
+    flags.on_error = flags.on_error or "fail"
+    flags.output_format = flags.output_format or "parquet"
+    flags.model_copies = flags.model_copies or 1
+
+
+def _prepared(
+    flags: argparse.Namespace, options: PipelineOptions, manifest: Manifest
+) -> "tuple[Workers, PreparedAnswers, str]":
+    """Returns who answers what, all of which has been found good that can be before a worker starts, and the folder."""
+    # Here, since it needs JAX, and what is wrong with flags needs none of it.
+    from calm_beam.answers.prepared import prepare_answers
+
+    output = _checked_output(flags)
+    data = find_files("--input", [flags.input], reading=prompt_reading(flags))
+    if flags.resume and flags.num_shards is None:
+        flags.num_shards = begun_shards(output)
+    workers = Workers.prepared(
+        options,
+        accelerator=flags.accelerator,
+        paths=[("--checkpoint", flags.checkpoint or manifest.model.uri), *job_paths(flags, _WORKERS_PATHS)],
+        num_shards=lambda: _asked_shards(flags, data),
+    )
+    # Now, since what it refuses must not come after files were written.
+    workers.new_pipeline()
+    try:
+        prepared = prepare_answers(_request(flags, manifest), data, runs_here=workers.are_here)
+    except (ManifestError, OSError) as error:
+        # The manifest is sound; what was asked for is not in it, or it is about another model.
+        raise UsageError(str(error)) from error
+    for sentence in prepared.assumed:
+        say(f"note: {sentence}")
+    return workers, prepared, output
+
+
+def _checked_output(flags: argparse.Namespace) -> str:
+    with naming("--output"):
+        # Absolute, since workers have folders of their own.
+        output = absolute(flags.output)
+        if is_file(output):
+            raise UsageError(f"--output {flags.output}: is a file, expected a folder.")
+        check_writable(joined(output, COMPLETE))
+    return output
+
+
+def _asked_shards(flags: argparse.Namespace, data: DataFiles) -> int:
+    if flags.num_shards is None:
+        flags.num_shards = prompt_shards(data)
+    found: int = flags.num_shards
+    return found
+
+
+def _request(flags: argparse.Namespace, manifest: Manifest) -> AnswerRequest:
+    """Returns what flags ask for: each field but three has the name of its flag."""
+    names = {field.name for field in dataclasses.fields(AnswerRequest)} - {"manifest", "model", "metric_settings"}
+    return AnswerRequest(
+        manifest=manifest,
+        model=flags.checkpoint,
+        metric_settings=metric_settings(flags),
+        **{name: getattr(flags, name) for name in names},
+    )
+
+
+def _entries(prepared: "PreparedAnswers") -> list[Calibration]:
+    """Returns the entries by which prompts may be answered."""
+    if prepared.job.group_key is None:
+        return [prepared.entry]
+    return [prepared.entry, *prepared.request.manifest.of_same_promise(prepared.entry)]
+
+
+def _run(prepared: "PreparedAnswers", assignment: AnswerAssignment, *, workers: Workers) -> RunMetrics | None:
+    pipeline = workers.new_pipeline()
+    with workers.shown_progress() as progress:
+        _ = (
+            pipeline
+            | "ReadPrompts" >> ReadPrompts(prepared.data, num_shards=prepared.job.num_shards, progress=progress)
+            | "AnswerPrompts"
+            >> AnswerPrompts(
+                assignment,
+                progress,
+                accelerator_hint=workers.accelerator_hint,
+                needs_accelerator=workers.needs_accelerator,
+            )
+        )
+        return run_pipeline(pipeline)
+
+
+def _tell(
+    finished: FinishedAnswers, assignment: AnswerAssignment, *, metrics: RunMetrics | None, seconds: float
+) -> None:
+    """Says what became of all prompts, and what the workers of this run have done of it."""
+    say(_work_in_words(metrics, seconds=seconds))
+    known = {entry.group for entry in assignment.manifest.of_same_promise(assignment.entry)}
+    unknown = [name for name in finished.tallies if name is not None and name not in known]
+    if unknown:
+        say(unknown_groups(unknown))
+    for name, tally in finished.tallies.items():
+        if name is not None:
+            say(f"group {printable_line(name)}: {tally.in_words()}")
+    for calibration, losses in finished.losses.items():
+        path = losses_path(assignment.directory, calibration, job=assignment.job)
+        say(f"{counted(losses, 'loss', several='losses')} measured: calm-beam monitor --losses={path}")
+    total = finished.total
+    if total.failed:
+        say(
+            f"{counted(total.failed, 'prompt')} {'has' if total.failed == 1 else 'have'} no answer: "
+            f"{joined(assignment.directory, FAILURES)} says why."
+        )
+    say(total.in_words())
+
+
+def _work_in_words(metrics: RunMetrics | None, *, seconds: float) -> str:
+    if metrics is None:
+        return "workers: this runner keeps no metrics."
+    counters, spreads = metrics.counters, metrics.spreads
+    prompts, tokens = counters.get("decoded-prompts", 0), counters.get("generated-tokens", 0)
+    stored = counters.get("taken-over-prompts", 0)
+    loads = spreads.get("model-load-msec")
+    loaded = "no model was loaded" if loads is None else f"the model was loaded {counted(loads.count, 'time')}"
+    return (
+        f"workers: {counted(prompts, 'prompt')} answered in {seconds:.1f} s ({prompts / seconds:.1f} prompts and "
+        f"{tokens / seconds:.1f} tokens a second), {stored:,} {'was' if stored == 1 else 'were'} stored already; "
+        f"{loaded}."
+    )

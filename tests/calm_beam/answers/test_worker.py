@@ -1,0 +1,83 @@
+"""What a worker makes of the prompts of a shard: an answer or a reason for each, whatever becomes of the others."""
+
+import dataclasses
+import pathlib
+from collections.abc import Iterator, Sequence
+
+import pytest
+
+from calm_beam.answers import AnswerAssignment, AnswerRequest
+from calm_beam.answers.prepared import prepare_answers
+from calm_beam.answers.worker import NoAnswer, answer_shard, load_generator
+from calm_beam.decoding.batch_decoder import BatchDecoder
+from calm_beam.decoding.isolation import DecodeError
+from calm_beam.decoding.result import EarlyExitResult
+from calm_beam.inputs import DataFiles, read_examples
+from calm_beam.manifest import ManifestError, read_manifest
+from calm_beam.serving import Answer
+from tests.answers import write_served_folder
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    """A tiny model with a vocabulary, its manifest, and ten texts."""
+    return write_served_folder(tmp_path_factory.mktemp("served"), prompts=10)
+
+
+def _assignment(folder: pathlib.Path) -> AnswerAssignment:
+    request = AnswerRequest(
+        manifest=read_manifest(folder / "manifest.json"),
+        model=str(folder / "model"),
+        batch_size=4,
+        exit_head="exact",
+        on_error="list",
+    )
+    return prepare_answers(request, DataFiles.found(str(folder / "rows.jsonl"))).assignment(str(folder / "answers"))
+
+
+def _crashing(culprit: int) -> object:
+    """Returns a `decode` that crashes whenever it is given a prompt with one token id more than any other has."""
+    decode = BatchDecoder.decode
+
+    def crash(
+        decoder: BatchDecoder, prompts: Sequence[Sequence[int]], schedules: Sequence[int] | None = None
+    ) -> Iterator[tuple[int, EarlyExitResult]]:
+        if any(culprit in prompt for prompt in prompts):
+            raise RuntimeError("the kernel failed")
+        return decode(decoder, prompts, schedules)
+
+    return crash
+
+
+def test_a_crash_takes_no_other_prompt_along(folder: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those beside one that crashes the decoder are answered; it is listed with its reason, or ends the run."""
+    assignment = _assignment(folder)
+    loaded = load_generator(assignment)
+    examples = list(read_examples(str(folder / "rows.jsonl")))
+    expected = {example.id: loaded.generator.generate(example.input or "") for example in examples}
+    ids = {example.id: loaded.generator.request(example.input or "", name="x").ids for example in examples}
+    # Of the fourth prompt alone.
+    culprit = next(iter(set(ids["row-003"]) - {each for name in ids if name != "row-003" for each in ids[name]}))
+    monkeypatch.setattr(BatchDecoder, "decode", _crashing(culprit))
+    outcomes = {example.id: outcome for example, outcome in answer_shard(assignment, loaded, examples=examples)}
+    assert outcomes.keys() == expected.keys()
+    for name, outcome in outcomes.items():
+        if name == "row-003":
+            assert isinstance(outcome, NoAnswer)
+            assert not outcome.is_refused
+            assert outcome.reason.endswith("line 4 (row-003): RuntimeError: the kernel failed.")
+        else:
+            assert isinstance(outcome, Answer)
+            assert (outcome.tokens, outcome.exit_layers) == (expected[name].tokens, expected[name].exit_layers)
+    strict = dataclasses.replace(assignment, on_error="fail")
+    with pytest.raises(DecodeError, match=r"row-003\): RuntimeError: the kernel failed\. Check the checkpoint\."):
+        list(answer_shard(strict, loaded, examples=examples))
+
+
+def test_a_model_that_changed_is_not_served(folder: pathlib.Path) -> None:
+    """A worker compares the model that it loads with the manifest, as the machine did that started the run."""
+    assignment = _assignment(folder)
+    model = dataclasses.replace(assignment.manifest.model, fingerprint="sha256:" + "0" * 64)
+    changed = dataclasses.replace(assignment, manifest=dataclasses.replace(assignment.manifest, model=model))
+    with pytest.raises(ManifestError, match="the manifest is about a model with fingerprint sha256:000"):
+        load_generator(changed)

@@ -26,7 +26,7 @@ from calm_beam.decoding.compilation import use_compilation_cache
 from calm_beam.examples import numbered_lines
 from calm_beam.generations import Output
 from calm_beam.inputs import Reading, read_examples
-from calm_beam.launch.cli import entry_point
+from calm_beam.launch.cli import main as calm_beam
 from calm_beam.launch.flags.manifest import find_manifest
 from calm_beam.manifest import read_manifest
 from calm_beam.serving import Answer, Generator
@@ -123,7 +123,7 @@ def _by_command(kind: str, flags: argparse.Namespace, promise: Mapping[str, Any]
         output = f"{folder}/answers/"
         asked = [f"--{name}={value}" for name, value in promise.items()]
         command = ["generate", f"--manifest={flags.manifest}", f"--checkpoint={flags.checkpoint}", f"--input={some}"]
-        status = entry_point([*command, f"--output={output}", *asked, *workers])
+        status = calm_beam([*command, f"--output={output}", *asked, *workers])
         if status:
             raise SystemExit(status)
         return {row["id"]: row for row in read_answers(output)}
@@ -150,8 +150,13 @@ def _compare(
 
 
 def _output(answer: Answer | Mapping[str, Any]) -> Output:
-    values = answer if isinstance(answer, Mapping) else {name: getattr(answer, name) for name in _COMPARED}
-    return Output(**{name: values[name] if name == "text" else tuple(values[name]) for name in _COMPARED})
+    values = answer if isinstance(answer, Mapping) else vars(answer)
+    return Output(
+        text=values["text"],
+        tokens=tuple(values["tokens"]),
+        exit_layers=tuple(values["exit_layers"]),
+        confidences=tuple(values["confidences"]),
+    )
 
 
 def _timed(work: Callable[[], Answers]) -> tuple[Answers, float]:

@@ -106,7 +106,7 @@ _BAD_FLAGS = {
     "--schedule=decay": "schedule 'decay' needs a finite tau of at least 0, got None.",
     "--schedule=linear": "argument --schedule: invalid choice: 'linear' (choose from",
     "--tau=4": "tau must not be given with schedule 'constant', got 4.0.",
-    "--tau=warm": "argument --tau: invalid float value: 'warm'",
+    "--tau=warm": "argument --tau: expected numbers separated by commas, got 'warm'.",
     "--state_propagation=none": "argument --state_propagation: invalid choice: 'none' (choose from",
     "--token_from=last_layer": "--token_from=last_layer takes every token from the full model, so there is nothing to",
     "--token_from=nowhere": "argument --token_from: invalid choice: 'nowhere' (choose from",

@@ -1,5 +1,7 @@
 """docs/serving.md: its commands and its code run, and what it says of manifests is so."""
 
+import dataclasses
+import gzip
 import pathlib
 import re
 import shlex
@@ -7,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from calm_beam.answers import read_answers
 from calm_beam.checkpoints import load_checkpoint
 from calm_beam.exits.measures import MEASURES
 from calm_beam.launch.cli import main
@@ -25,10 +28,16 @@ def _blocks(language: str) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", _PAGE, re.DOTALL)
 
 
+def _code(part: str) -> str:
+    """Returns the block of Python that is known by a part of it."""
+    (block,) = [block for block in _blocks("python") if part in block]
+    return block
+
+
 def test_what_the_page_shows_runs(
     tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """The first command answers, the code answers and measures, and the page's last command reads what was measured."""
+    """Commands and code answer, alone, together and in pipelines; the last command reads what was measured."""
     monkeypatch.chdir(tmp_path)
     model = write_model(tmp_path / "model", vocabulary=write_vocabulary(tmp_path / "v.model"))
     (tmp_path / "demo").mkdir()
@@ -37,20 +46,30 @@ def test_what_the_page_shows_runs(
         tuple(build_entry(threshold, delta=delta, metric="rouge_l_unicode") for threshold, delta in _PROMISES),
         vocabulary=Vocabulary(tmp_path / "v.model"),
     )
+    manifest = dataclasses.replace(manifest, model=dataclasses.replace(manifest.model, uri=str(model)))
     write_manifest(manifest, tmp_path / "demo" / "manifest.json")
+    (tmp_path / "prompts").mkdir()
+    with gzip.open(tmp_path / "prompts" / "some.jsonl.gz", "wt") as file:
+        file.writelines(f'{{"id": "{number}", "input": "the cat sees"}}\n' for number in range(3))
     commands = [shlex.split(line) for block in _blocks("sh") for line in block.splitlines()]
-    (generate,) = [command[1:] for command in commands if command[:2] == ["calm-beam", "generate"]]
-    assert main([*generate, "--checkpoint=model"]) == 0
+    one, many = [command[1:] for command in commands if command[:2] == ["calm-beam", "generate"]]
+    assert main(one) == 0
     assert capsys.readouterr().out.startswith("text[layer at which the token left, of 4]")
-    serve, read, measure, _ = _blocks("python")
+    assert main(many) == 0
+    assert sorted(row["id"] for row in read_answers("answers")) == ["0", "1", "2"]
     names: dict[str, Any] = {"request_id": "a", "prompt": "the cat sees"}
-    exec(serve, names)
+    exec(_code("generator.warm_up()"), names)
+    exec(_code("ContinuousGenerator("), names)
+    assert names["answer"].tokens
+    exec(_code("transforms.Generate(").replace('output="answers"', 'output="again"'), names)
+    assert len(list(read_answers("again"))) == 3
+    exec(_code("beam.Create("), names)
     names["fingerprint_of_the_model_you_serve"] = manifest.model.fingerprint
-    exec(read, names)
+    exec(_code("read_manifest("), names)
     assert (names["manifest"], names["entry"].threshold) == (manifest, 0.3)
     with pytest.raises(ManifestError):
-        exec(read, names | {"fingerprint_of_the_model_you_serve": "sha256:" + "0" * 64})
-    exec(measure.replace("share=0.01", "share=1"), names)
+        exec(_code("read_manifest("), names | {"fingerprint_of_the_model_you_serve": "sha256:" + "0" * 64})
+    exec(_code("LossProbe(").replace("share=0.01", "share=1"), names)
     (monitor,) = [command[1:] for command in commands if command[:2] == ["calm-beam", "monitor"]]
     assert main(monitor) == 0
     assert "1 loss, mean" in capsys.readouterr().out

@@ -3,6 +3,7 @@
 import dataclasses
 import pathlib
 import tempfile
+from typing import Any
 
 import pytest
 
@@ -10,7 +11,9 @@ from calm_beam.launch.cli import main
 from tests.pipelines import SHORT_FLAGS, text_rows, write_model, write_rows, write_vocabulary
 from tests.worker_pools import flags_of_two_workers
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.timeout(600)
+
+_KINDS = ("processes", "pool", "job service", "dask")
 
 _SPLITS = ("--trials=3", "--metric=token_f1", "--delta=0.9", "--curve_delta=0.9", "--seed=3")
 # All that says when, how long or where is in the others.
@@ -65,7 +68,12 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> _Place:
     return place
 
 
-@pytest.mark.parametrize("kind", ["processes", "pool", "job service", "dask"])
+def _mostly(kind: str) -> list[Any]:
+    """Returns the kinds of workers, of which one is tried with the slow tests and the others with the exhaustive."""
+    return [pytest.param(each, marks=pytest.mark.slow if each == kind else pytest.mark.exhaustive) for each in _KINDS]
+
+
+@pytest.mark.parametrize("kind", _mostly("job service"))
 def test_two_workers_give_the_same(
     kind: str,
     place: _Place,
@@ -94,7 +102,7 @@ def test_two_workers_give_the_same(
     assert list(tmp_path.glob("calm-beam-verify-*")) == []
 
 
-@pytest.mark.parametrize("kind", ["processes", "pool", "job service", "dask"])
+@pytest.mark.parametrize("kind", _mostly("processes"))
 def test_experiments_give_the_same(
     kind: str, place: _Place, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -108,6 +116,7 @@ def test_experiments_give_the_same(
     assert list(tmp_path.glob("calm-beam-evaluate-*")) == []
 
 
+@pytest.mark.slow
 def test_failures_elsewhere_leave_nothing(
     place: _Place, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -344,9 +344,6 @@ CASES: Mapping[str, Case] = {
     # Sizes and values.
     "outputs of 100,000 tokens": calibrate("--max_decode_length=100000", names=("--max_decode_length",)),
     "prompts of ten million tokens": calibrate("--max_input_length=10000000", names=("--max_input_length",)),
-    "a batch of a billion": Case(
-        argv=(*_GENERATE, "--prompt=the cat", "--batch_size=1000000000"), names=("batch_size",)
-    ),
     "a budget of 10^15": calibrate("--token_budget=1000000000000000", names=("token_budget",)),
     "minus one worker": calibrate("--direct_num_workers=-1", names=("--direct_num_workers",)),
     "a million workers": calibrate("--direct_num_workers=1000000", names=("--direct_num_workers",)),

@@ -67,13 +67,13 @@ class DecodeExamples(beam.PTransform):
 
 
 def decoding(
-    decode: "DecodeShard",
+    decode: beam.DoFn,
     is_checked: beam.PCollection,
     count: beam.pvalue.AsSingleton,
     *,
     accelerator_hint: str | None,
 ) -> beam.ParDo:
-    """Returns the step that decodes shards, once folders were checked; it alone has the hint."""
+    """Returns the step that decodes or answers shards, once folders were checked; it alone has the hint."""
     step = beam.ParDo(decode, beam.pvalue.AsSingleton(is_checked), count)
     return step if accelerator_hint is None else step.with_resource_hints(accelerator=accelerator_hint)
 

@@ -20,6 +20,7 @@ from calm_beam.metrics.settings import NO_SETTINGS, MetricSettings
 from calm_beam.storage import absolute, is_file, is_folder, joined
 from calm_beam.sweeps.shard import with_unique_ids
 
+from .decode import decoding
 from .devices import require_accelerator
 from .examples import ExamplesRead, ReadExamples
 from .metrics import DecodeMetrics
@@ -155,13 +156,12 @@ class AnswerPrompts(beam.PTransform):
             | "ListShards" >> beam.CombineGlobally(beam.combiners.ToListCombineFn())
             | "CheckFolder" >> beam.Map(_check_folder, assignment=self.assignment)
         )
-        answer = beam.ParDo(
+        answer = decoding(
             _AnswerShard(self.assignment, self.progress, needs_accelerator=self.needs_accelerator),
-            beam.pvalue.AsSingleton(is_checked),
+            is_checked,
             count,
+            accelerator_hint=self.accelerator_hint,
         )
-        if self.accelerator_hint is not None:
-            answer = answer.with_resource_hints(accelerator=self.accelerator_hint)
         return (
             read.shards
             | "AnswerShards" >> answer

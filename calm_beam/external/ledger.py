@@ -5,7 +5,6 @@ plan that is settled anew after losses were seen, and losses of a counted round 
 """
 
 import dataclasses
-import json
 from collections.abc import Sequence
 from typing import Self
 
@@ -13,7 +12,8 @@ from calm_beam import strict_json
 from calm_beam.errors import UsageError
 from calm_beam.manifest import ExternalEnd, ExternalManifest, ExternalPlan, ManifestError, content_digest
 from calm_beam.risk.setting_sums import LossesError
-from calm_beam.storage import is_file, open_input, replacing
+from calm_beam.sealed_json import write_sealed
+from calm_beam.storage import is_file, open_input
 
 LEDGER = "plan.json"
 _SCHEMA = "calm-beam/certifying/v1"
@@ -103,10 +103,8 @@ class Ledger:
             "rounds": list(self.rounds),
             "continues": [end.to_dict() for end in self.continues],
         }
-        text = json.dumps({**content, "digest": content_digest(content)}, ensure_ascii=False, indent=2) + "\n"
         try:
-            with replacing(path, replaces=replaces) as temporary:
-                temporary.write_text(text, encoding="utf-8")
+            write_sealed(path, content, replaces=replaces)
         except FileExistsError:
             raise UsageError(f"{path}: another call has written it meanwhile. Repeat this one.") from None
 

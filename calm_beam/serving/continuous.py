@@ -153,17 +153,16 @@ class ContinuousGenerator:
           BusyError: As `submit`.
           RuntimeError: Likewise.
         """
-        return self._submitted(request, on_token=on_token)
-
-    def _submitted(
-        self, served: ServedRequest, *, on_token: OnToken | None = None, is_bounded: bool = True
-    ) -> concurrent.futures.Future[Answer]:
-        request = Request(next(self._numbers), served.ids, schedule=self._generator.schedule(served))
-        ticket = _Ticket(served=served, request=request, future=concurrent.futures.Future(), on_token=on_token)
+        ticket = _Ticket(
+            served=request,
+            request=Request(next(self._numbers), request.ids, schedule=self._generator.schedule(request)),
+            future=concurrent.futures.Future(),
+            on_token=on_token,
+        )
         with self._changed:
             if self._is_closed:
                 raise RuntimeError("the generator is closed, and takes no more prompts.")
-            if is_bounded and len(self._waiting) >= self._most_waiting + self._room:
+            if len(self._waiting) >= self._most_waiting + self._room:
                 self._forget_cancelled()
                 if len(self._waiting) >= self._most_waiting + self._room:
                     raise BusyError(f"{len(self._waiting)} prompts wait already. Come again later.")

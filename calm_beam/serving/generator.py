@@ -74,7 +74,7 @@ class Generator:
             }.items()
         }
         self._lock = threading.Lock()
-        self._single: EarlyExitDecoder | None = None
+        self._single: dict[float | None, EarlyExitDecoder] = {}
         self._batch: BatchDecoder | None = None
         self._batch_turn = threading.Lock()
 
@@ -343,10 +343,10 @@ class Generator:
             return self._batch
 
     def _single_decoder(self, threshold: float | None) -> EarlyExitDecoder:
-        """Returns what decodes one prompt at a time."""
+        """Returns what decodes one prompt at a time, made for all thresholds when it is needed first."""
         with self._lock:
-            if self._single is None:
-                self._single = EarlyExitDecoder(
+            if not self._single:
+                full_model = EarlyExitDecoder(
                     self._checkpoint,
                     self._settings.rule,
                     threshold=None,
@@ -354,8 +354,11 @@ class Generator:
                     max_input_length=self._settings.max_input_length,
                     exit_head=self._exit_head,
                 )
-        by_position = None if threshold is None else self._by_step[threshold].tolist()
-        return self._single.at(threshold, threshold_by_position=by_position)
+                self._single = {
+                    each: full_model.at(each, threshold_by_position=None if each is None else by_step.tolist())
+                    for each, by_step in self._by_step.items()
+                }
+            return self._single[threshold]
 
     def _threshold(self, entry: Calibration) -> float | None:
         return None if self._is_full_model else entry.threshold

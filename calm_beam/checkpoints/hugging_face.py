@@ -12,15 +12,12 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-import numpy as np
-
 from calm_beam.model import T5Config, parameter_shapes
 
-from .checkpoint import CheckpointError
+from .error import CheckpointError
 from .metadata import read_json, shortened
 from .safetensors_files import read_safetensors
-
-Tensors = Mapping[str, np.ndarray]
+from .stored_array import Array, FileStamp, StoredArrays, are_equal
 
 # Our name of a size, its key in config.json, and what transformers takes if it is left out.
 _SIZES = {
@@ -83,10 +80,8 @@ def is_hugging_face(directory: pathlib.Path) -> bool:
         return False
 
 
-def read_hugging_face(
-    directory: pathlib.Path, *, keeps: Callable[[str], bool]
-) -> tuple[T5Config, dict[str, np.ndarray]]:
-    """Returns config and float32 weights of a folder that transformers saved.
+def read_hugging_face(directory: pathlib.Path, *, keeps: Callable[[str], bool]) -> tuple[T5Config, StoredArrays]:
+    """Returns the config of a folder that transformers saved and its weights, to be read as float32.
 
     Args:
       directory: Folder with `config.json` and `model.safetensors`, or the parts named by its index.
@@ -114,7 +109,8 @@ def read_hugging_face(
             raise CheckpointError(f"{path}: {key} is {shortened(repr(fields[key]))}; only {expected!r} is supported.")
     # Refuses sizes out of all range before anything is made of them.
     T5Config(**sizes, gated_mlp=gated_mlp, activation=activation)
-    tensors = _read_tensors(directory, keeps)
+    stored = _read_tensors(directory, keeps)
+    tensors = dict(stored)
     tensors.pop(_UNUSED, None)
     tensors["shared.weight"] = embedding = _embedding(directory, tensors)
     head = _head(directory, fields, tensors=tensors, embedding=embedding)
@@ -123,9 +119,9 @@ def read_hugging_face(
     config = T5Config(**sizes, gated_mlp=gated_mlp, activation=activation, tied_head=head is None)
     names = {name: _their_name(name) for name in parameter_shapes(config)}
     _check_names(directory, found=tensors, expected=names.values())
-    return config, {
-        ours: tensors[theirs] if ours == _EMBEDDING else tensors[theirs].T for ours, theirs in names.items()
-    }
+    return config, stored.of(
+        {ours: tensors[theirs] if ours == _EMBEDDING else tensors[theirs].T for ours, theirs in names.items()}
+    )
 
 
 def _sizes(path: pathlib.Path, fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -158,8 +154,8 @@ def _feed_forward(path: pathlib.Path, fields: Mapping[str, Any]) -> tuple[bool, 
     return is_gated, _ACTIVATIONS[name]
 
 
-def _read_tensors(directory: pathlib.Path, keeps: Callable[[str], bool]) -> dict[str, np.ndarray]:
-    """Returns all tensors of the folder as float32."""
+def _read_tensors(directory: pathlib.Path, keeps: Callable[[str], bool]) -> StoredArrays:
+    """Returns all tensors of the folder."""
     index = directory / "model.safetensors.index.json"
     if (directory / "model.safetensors").exists():
         return read_safetensors(directory / "model.safetensors", keeps=keeps)
@@ -174,7 +170,8 @@ def _read_tensors(directory: pathlib.Path, keeps: Callable[[str], bool]) -> dict
         isinstance(part, str) and part == pathlib.PurePath(part).name for part in parts.values()
     ):
         raise CheckpointError(f'{index}: expected {{"weight_map": {{name of a tensor: name of its file}}}}.')
-    tensors: dict[str, np.ndarray] = {}
+    tensors: dict[str, Array] = {}
+    stamps: list[FileStamp] = []
     for part in sorted(set(parts.values())):
         found = read_safetensors(directory / part, keeps=keeps)
         if found.keys() != {name for name, place in parts.items() if place == part and keeps(name)}:
@@ -182,17 +179,18 @@ def _read_tensors(directory: pathlib.Path, keeps: Callable[[str], bool]) -> dict
                 f"{shortened(directory / part)}: does not hold the tensors that {index.name} says it holds."
             )
         tensors.update(found)
-    return tensors
+        stamps += found.stamps
+    return StoredArrays(tensors, stamps)
 
 
-def _embedding(directory: pathlib.Path, tensors: dict[str, np.ndarray]) -> np.ndarray:
+def _embedding(directory: pathlib.Path, tensors: dict[str, Array]) -> Array:
     """Takes the one embedding out of the tensors, under whatever names it is there."""
     found = {name: tensors.pop(name) for name in _EMBEDDINGS if name in tensors}
     if not found:
         raise CheckpointError(f"{directory}: shared.weight is missing, the embedding.")
     (first_name, first), *others = found.items()
     for name, other in others:
-        if not np.array_equal(first, other):
+        if not are_equal(first, other):
             raise CheckpointError(
                 f"{directory}: {name} differs from {first_name}; expected one embedding for both stacks."
             )
@@ -200,13 +198,13 @@ def _embedding(directory: pathlib.Path, tensors: dict[str, np.ndarray]) -> np.nd
 
 
 def _head(
-    directory: pathlib.Path, fields: Mapping[str, Any], *, tensors: dict[str, np.ndarray], embedding: np.ndarray
-) -> np.ndarray | None:
+    directory: pathlib.Path, fields: Mapping[str, Any], *, tensors: dict[str, Array], embedding: Array
+) -> Array | None:
     """Takes the head out of the tensors; None if it is the embedding, with hidden states scaled by d_model**-0.5."""
     head = tensors.pop("lm_head.weight", None)
     # Version 5 stores whether hidden states are scaled. Before, the tie said so; now, a missing head is always tied.
     is_scaled = fields.get("scale_decoder_outputs", fields.get("tie_word_embeddings", True))
-    if is_scaled and (head is None or np.array_equal(head, embedding)):
+    if is_scaled and (head is None or are_equal(head, embedding)):
         return None
     if is_scaled:
         raise CheckpointError(

@@ -1,5 +1,6 @@
 """Finding out which layout a folder has, and reading it."""
 
+import collections
 import dataclasses
 import pathlib
 import re
@@ -10,9 +11,10 @@ import numpy as np
 from calm_beam.model import T5Config, infer_config
 from calm_beam.storage import is_cloud_path, obstacle
 
-from .checkpoint import Checkpoint, CheckpointError, FloatArrays
+from .checkpoint import Checkpoint
 from .cloud import STEP, VOCABULARIES, fetch_model
 from .declared import Declared
+from .error import CheckpointError
 from .hugging_face import is_hugging_face, read_hugging_face
 from .native import read_native
 from .orbax import find_item, read_orbax
@@ -63,7 +65,8 @@ def load_checkpoint(
       drop_arrays: Arrays to leave out if their whole name, as it is stored, matches.
 
     Returns:
-      The weights as float32, checked against the sizes inferred from them.
+      The weights, checked against the sizes inferred from them. They were read once, by pieces; each is read again,
+      as float32, when it is asked for.
 
     Raises:
       CheckpointError: If there is no model, it is damaged, its arrays are not those of a T5 encoder-decoder, or not
@@ -111,7 +114,7 @@ def load_checkpoint(
         if drop_arrays is not None and not dropped:
             hint = f" No array's whole name matches {drop_arrays.pattern!r}."
         raise CheckpointError(f"{place}{error}{hint}") from error
-    _check_finite(found.directory, checkpoint.arrays)
+    _check_finite(checkpoint)
     return dataclasses.replace(checkpoint, dropped=tuple(sorted(dropped)))
 
 
@@ -163,11 +166,13 @@ def _read(found: FoundModel, declared: Declared, *, keeps: Callable[[str], bool]
     elif found.layout == "hugging_face":
         stored, arrays = read_hugging_face(found.directory, keeps=keeps)
     elif found.layout == "t5x":
-        arrays = unstack_layers(read_t5x(found.directory, keeps=keeps))
+        tree = read_t5x(found.directory, keeps=keeps)
+        arrays = tree.of(unstack_layers(tree))
     else:
         item = find_item(found.directory)
         assert item is not None
-        arrays = unstack_layers(read_orbax(item, keeps=keeps))
+        tree = read_orbax(item, keeps=keeps)
+        arrays = tree.of(unstack_layers(tree))
     shapes = {name: array.shape for name, array in arrays.items()}
     stated: tuple[str, ...] = ()
     assumed: tuple[str, ...] = ()
@@ -207,15 +212,24 @@ def _check_config(directory: pathlib.Path, stored: T5Config, *, found: T5Config)
         raise CheckpointError(f"checkpoint {directory}: config.json says {says}, the arrays are of {has}.")
 
 
-def _check_finite(directory: pathlib.Path, arrays: FloatArrays) -> None:
-    """Refuses weights that are not finite numbers: whatever they touch is not, either."""
-    broken = {name: count for name, array in arrays.items() if (count := array.size - np.isfinite(array).sum())}
+def _check_finite(checkpoint: Checkpoint) -> None:
+    """Refuses weights that are not finite numbers: whatever they touch is not, either.
+
+    All of them are read for it, and so their fingerprint is computed on the way.
+    """
+    broken: collections.Counter[str] = collections.Counter()
+
+    def count(name: str, values: np.ndarray) -> None:
+        if missing := values.size - int(np.isfinite(values).sum()):
+            broken[name] += missing
+
+    checkpoint.fingerprint(watch=count)
     if broken:
-        named = ", ".join(f"{name} ({count} of {arrays[name].size} values)" for name, count in [*broken.items()][:4])
+        shown = [f"{name} ({count} of {checkpoint.arrays[name].size} values)" for name, count in broken.items()]
         more = f" and {len(broken) - 4} more" if len(broken) > 4 else ""
         raise CheckpointError(
-            f"checkpoint {directory}: weights are not finite numbers in {named}{more}. The model is damaged, or its "
-            "training diverged: use another step or copy of it."
+            f"checkpoint {checkpoint.directory}: weights are not finite numbers in {', '.join(shown[:4])}{more}. The "
+            "model is damaged, or its training diverged: use another step or copy of it."
         )
 
 

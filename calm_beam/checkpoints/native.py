@@ -17,9 +17,11 @@ from calm_beam.model import T5Config
 from calm_beam.sentinels import write_extra_ids
 from calm_beam.storage import replacing
 
-from .checkpoint import CheckpointError, FloatArrays
+from .checkpoint import Arrays
+from .error import CheckpointError
 from .metadata import read_json, shortened
 from .safetensors_files import read_safetensors
+from .stored_array import StoredArrays
 
 _FORMAT = "calm-beam/model/v1"
 _WRITABLE = ("float32", "float16")
@@ -27,8 +29,8 @@ _WRITABLE = ("float32", "float16")
 _ADDED_LATER = {"activation", "relative_bias_per_layer"}
 
 
-def read_native(directory: pathlib.Path, *, keeps: Callable[[str], bool]) -> tuple[T5Config, dict[str, np.ndarray]]:
-    """Returns config and float32 weights of a native model folder.
+def read_native(directory: pathlib.Path, *, keeps: Callable[[str], bool]) -> tuple[T5Config, StoredArrays]:
+    """Returns the config of a native model folder and its weights, to be read as float32.
 
     Args:
       directory: Folder with `config.json` and `model.safetensors`.
@@ -60,7 +62,7 @@ def write_native(
     directory: pathlib.Path,
     config: T5Config,
     *,
-    arrays: FloatArrays,
+    arrays: Arrays,
     vocabulary_path: pathlib.Path | None,
     extra_ids: int = 0,
     dtype: str = "float32",

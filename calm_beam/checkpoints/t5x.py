@@ -18,10 +18,12 @@ from calm_beam.model import T5Config
 from calm_beam.sentinels import write_extra_ids
 from calm_beam.storage import replacing
 
-from .checkpoint import CheckpointError, FloatArrays
+from .checkpoint import Arrays
 from .declared import Declared
+from .error import CheckpointError
 from .metadata import read_whole, shortened
 from .scanned import split_heads
+from .stored_array import StoredArrays
 from .t5x_facts import GIN_FILE, find_facts, gin_text
 from .zarr_arrays import read_arrays
 
@@ -29,8 +31,8 @@ _VERSION = 3
 _CHUNK_BYTES = 64 * 2**20
 
 
-def read_t5x(directory: pathlib.Path, *, keeps: Callable[[str], bool]) -> dict[str, np.ndarray]:
-    """Returns the weights of a `checkpoint_<step>` folder as float32 arrays by name.
+def read_t5x(directory: pathlib.Path, *, keeps: Callable[[str], bool]) -> StoredArrays:
+    """Returns the weights of a `checkpoint_<step>` folder by name, to be read as float32.
 
     Args:
       directory: The folder with the msgpack file `checkpoint`.
@@ -69,7 +71,7 @@ def write_t5x(
     directory: pathlib.Path,
     config: T5Config,
     *,
-    arrays: FloatArrays,
+    arrays: Arrays,
     step: int,
     vocabulary_path: pathlib.Path | None,
     extra_ids: int = 0,
@@ -148,7 +150,7 @@ def _place(directory: pathlib.Path, leaf: Any) -> Any:
     return {"driver": "zarr", "kvstore": {"driver": "file", "path": f"{directory / relative}/"}}
 
 
-def _write_tree(folder: pathlib.Path, config: T5Config, *, arrays: FloatArrays, step: int) -> None:
+def _write_tree(folder: pathlib.Path, config: T5Config, *, arrays: Arrays, step: int) -> None:
     import flax.serialization
     import flax.traverse_util
     import tensorstore

@@ -9,7 +9,7 @@ import hypothesis.strategies as st
 import numpy as np
 import pytest
 
-from calm_beam.checkpoints import CheckpointError, load_checkpoint
+from calm_beam.checkpoints import Arrays, CheckpointError, load_checkpoint
 from calm_beam.checkpoints import write_t5x as write_step
 from calm_beam.checkpoints.scanned import unstack_layers
 from calm_beam.checkpoints.zarr_arrays import read_arrays
@@ -44,7 +44,7 @@ def _scan(
     return {**arrays, **stacked}
 
 
-def _assert_equal(found: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> None:
+def _assert_equal(found: Arrays, expected: Arrays) -> None:
     assert found.keys() == expected.keys()
     for name, array in expected.items():
         np.testing.assert_array_equal(found[name], array)
@@ -135,7 +135,7 @@ def test_scalable_t5_restores_what_is_written(tmp_path: pathlib.Path) -> None:
     }
     written = load_checkpoint(tmp_path)
     assert written.config == SCALABLE
-    _assert_equal(dict(written.arrays), ARRAYS)
+    _assert_equal(written.arrays, ARRAYS)
 
 
 def test_tables_of_both_kinds_are_refused(tmp_path: pathlib.Path) -> None:

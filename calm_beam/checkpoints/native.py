@@ -11,7 +11,6 @@ import shutil
 from collections.abc import Callable
 
 import numpy as np
-import safetensors.numpy
 
 from calm_beam.model import T5Config
 from calm_beam.sentinels import write_extra_ids
@@ -20,8 +19,8 @@ from calm_beam.storage import replacing
 from .checkpoint import Arrays
 from .error import CheckpointError
 from .metadata import read_json, shortened
-from .safetensors_files import read_safetensors
-from .stored_array import StoredArrays
+from .safetensors_files import read_safetensors, write_safetensors
+from .stored_array import StoredArrays, pieces
 
 _FORMAT = "calm-beam/model/v1"
 _WRITABLE = ("float32", "float16")
@@ -84,10 +83,9 @@ def write_native(
         raise ValueError(f"dtype must be one of {', '.join(_WRITABLE)}, got {dtype!r}.")
     limit = np.finfo(dtype).max
     for name, array in arrays.items():
-        if not np.all(np.abs(array) <= limit):
+        if not all(np.all(np.abs(values) <= limit) for values in pieces(array)):
             raise ValueError(f"{name} has values that are not finite in {dtype} (its largest is {limit}).")
     directory.mkdir(parents=True, exist_ok=True)
-    stored = {name: np.ascontiguousarray(array, dtype) for name, array in arrays.items()}
     # An overwritten model is no model until its last file is there.
     (directory / "config.json").unlink(missing_ok=True)
     config_text = json.dumps({"format": _FORMAT, **dataclasses.asdict(config)}, indent=2) + "\n"
@@ -98,7 +96,8 @@ def write_native(
             shutil.copyfile(vocabulary_path, temporary)
     write_extra_ids(directory, extra_ids if vocabulary_path else 0)
     with replacing(directory / "model.safetensors") as temporary:
-        # Not save_file: it makes a file that only its owner can read.
-        temporary.write_bytes(safetensors.numpy.save(stored))
+        write_safetensors(temporary, arrays, dtype=dtype)
+        if isinstance(arrays, StoredArrays):
+            arrays.check_unchanged()
     with replacing(directory / "config.json") as temporary:
         temporary.write_text(config_text, encoding="utf-8")

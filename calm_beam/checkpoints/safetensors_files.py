@@ -1,6 +1,8 @@
 """Arrays in one file of safetensors, whose header is believed only as far as the file and the memory go."""
 
+import json
 import pathlib
+import struct
 from collections.abc import Callable
 from typing import Any
 
@@ -9,11 +11,13 @@ import ml_dtypes  # noqa: F401
 import numpy as np
 import safetensors
 
+from .checkpoint import Arrays
 from .error import CheckpointError
 from .metadata import check_is_file, check_memory, shortened
-from .stored_array import FileStamp, Slices, StoredArray, StoredArrays
+from .stored_array import FileStamp, Slices, StoredArray, StoredArrays, pieces
 
-_FLOATS = ("float32", "float16", "bfloat16")
+_STORED = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}
+_FLOATS = tuple(_STORED)
 # What numpy calls the types of headers, before their bits.
 _KINDS = {"F": "float", "BF": "bfloat", "I": "int", "U": "uint"}
 
@@ -39,6 +43,28 @@ def read_safetensors(path: pathlib.Path, *, keeps: Callable[[str], bool]) -> Sto
     # Damaged headers raise errors of several types.
     except Exception as error:
         raise _unreadable(path, error) from error
+
+
+def write_safetensors(path: pathlib.Path, arrays: Arrays, *, dtype: str) -> None:
+    """Writes arrays to a file, piece by piece.
+
+    Args:
+      path: The file.
+      arrays: By name.
+      dtype: What to store them as, one of numpy's names of floats of 16 or 32 bits.
+    """
+    width, header, end = np.dtype(dtype).itemsize, {}, 0
+    for name, array in arrays.items():
+        begin, end = end, end + width * array.size
+        header[name] = {"dtype": _STORED[dtype], "shape": list(array.shape), "data_offsets": [begin, end]}
+    text = json.dumps(header, separators=(",", ":")).encode()
+    # Arrays begin at a multiple of 8, as the library has them.
+    text += b" " * (-len(text) % 8)
+    with path.open("wb") as file:
+        file.write(struct.pack("<Q", len(text)) + text)
+        for array in arrays.values():
+            for values in pieces(array):
+                file.write(np.ascontiguousarray(values, dtype).data)
 
 
 def _array(path: pathlib.Path, name: str, *, place: Any) -> StoredArray:

@@ -55,7 +55,7 @@ def unstack_layers(arrays: Arrays) -> dict[str, Array]:
             name: arrays[name].shape
             for home, names in stacked.items()
             for name in names
-            if not _has_layers_apart(arrays[name], axes[home])
+            if isinstance(arrays[name], StoredArray) and not _has_layers_apart(arrays[name], axes[home])
         }
     )
     for home, names in stacked.items():

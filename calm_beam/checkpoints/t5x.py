@@ -29,6 +29,8 @@ from .zarr_arrays import read_arrays
 
 _VERSION = 3
 _CHUNK_BYTES = 64 * 2**20
+# Most bytes of arrays that are written at the same time, if one alone is not larger.
+_PENDING_BYTES = 256 * 2**20
 
 
 def read_t5x(directory: pathlib.Path, *, keeps: Callable[[str], bool]) -> StoredArrays:
@@ -155,7 +157,17 @@ def _write_tree(folder: pathlib.Path, config: T5Config, *, arrays: Arrays, step:
     import flax.traverse_util
     import tensorstore
 
-    specs, pending = {}, []
+    specs: dict[str, Any] = {}
+    pending: list[Any] = []
+    pending_bytes = 0
+
+    def finish() -> None:
+        try:
+            while pending:
+                pending.pop().result()
+        except ValueError as error:
+            raise _not_written(folder, error) from error
+
     for name, array in arrays.items():
         values = np.asarray(array, np.float32)
         if config.relative_bias_per_layer:
@@ -167,11 +179,14 @@ def _write_tree(folder: pathlib.Path, config: T5Config, *, arrays: Arrays, step:
             pending.append(store.write(values))
         except ValueError as error:
             raise _not_written(folder, error) from error
-    for write in pending:
-        try:
-            write.result()
-        except ValueError as error:
-            raise _not_written(folder, error) from error
+        pending_bytes += values.nbytes
+        if pending_bytes > _PENDING_BYTES:
+            # What waits is held.
+            finish()
+            pending_bytes = 0
+    finish()
+    if isinstance(arrays, StoredArrays):
+        arrays.check_unchanged()
     target = flax.traverse_util.unflatten_dict(specs, sep="/")
     tree = {"version": _VERSION, "optimizer": {"target": target, "state": {"step": np.asarray(step, np.int32)}}}
     with replacing(folder / "checkpoint") as path:

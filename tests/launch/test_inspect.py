@@ -250,7 +250,7 @@ def test_decoder_only_models_are_described(tmp_path: pathlib.Path, capsys: pytes
     printed = " ".join(capsys.readouterr().out.split())
     assert "Decoder-only with gated SiLU: 2 layers, width 12, 4 heads of 6 over 2 of keys, feed-forward 10" in printed
     assert (
-        "rotary positions to base 1e+06, a window of 8 in 2 layers, 40 token ids, untied head; 2,604 weights."
+        "rotary positions to base 1e+06, a window of 8 in 2 layers, 40 token ids, untied head; 3,468 weights."
         in printed
     )
     assert "Outputs end with token 2: " in printed

@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from calm_beam.model import T5Config, default_activation
-
+from .architectures import Config, stored_architecture
 from .stored_array import Array, StoredArray, StoredArrays, pieces
 
 FloatArrays = Mapping[str, np.ndarray]
@@ -23,7 +22,7 @@ class Checkpoint:
 
     Attributes:
       config: Sizes of the model.
-      arrays: float32 arrays by name (names as in `calm_beam.model.parameter_shapes`), in memory or read on demand.
+      arrays: float32 arrays by name, in memory or read on demand (names as in `calm_beam.model.parameter_shapes`).
       directory: The local folder that holds the weights themselves.
       vocabulary_path: `sentencepiece.model` or `spiece.model` in or beside that folder, or None.
       layout: `native`, `hugging_face`, `t5x` or `orbax`.
@@ -35,7 +34,7 @@ class Checkpoint:
       dropped: Names of stored arrays that were left out on demand.
     """
 
-    config: T5Config
+    config: Config
     arrays: Arrays
     directory: pathlib.Path
     vocabulary_path: pathlib.Path | None
@@ -58,7 +57,7 @@ class Checkpoint:
         return self.cloud_vocabulary or (str(self.vocabulary_path) if self.vocabulary_path else None)
 
     def parameters(self) -> dict[str, Any]:
-        """Returns the tree that `EarlyExitT5.apply` takes as `{"params": tree}`, all of it read into memory."""
+        """Returns the tree that a network's `apply` takes as `{"params": tree}`, all of it read into memory."""
         import flax.traverse_util
 
         arrays = {
@@ -82,36 +81,27 @@ class Checkpoint:
         Raises:
           CheckpointError: If the weights cannot be read, or their files have changed since the model was loaded.
         """
-        config = self.config
-        # Of T5's own nothing is said: their fingerprints are older than other activations.
-        is_t5 = config.activation == default_activation(gated_mlp=config.gated_mlp)
-        distance, activation = config.relative_max_distance, "" if is_t5 else config.activation
+        unseen = stored_architecture(self.config).unseen(self.config)
         known = self.arrays.known if isinstance(self.arrays, StoredArrays) else {}
-        if (distance, activation) not in known:
-            known[distance, activation] = fingerprint(
-                self.arrays, relative_max_distance=distance, activation=activation, watch=watch
-            )
+        if unseen not in known:
+            known[unseen] = fingerprint(self.arrays, unseen=unseen, watch=watch)
         self.check_unchanged()
-        return known[distance, activation]
+        return known[unseen]
 
 
-def fingerprint(
-    arrays: Arrays, *, relative_max_distance: int = 128, activation: str = "", watch: Watch | None = None
-) -> str:
+def fingerprint(arrays: Arrays, *, unseen: str = "128", watch: Watch | None = None) -> str:
     """Returns a digest of names, shapes and float32 values, which does not depend on layout or stored precision.
 
     Args:
       arrays: Arrays by name. Values are compared as float32, so weights that float16 can hold exactly have the same
         fingerprint stored as float16 or as float32.
-      relative_max_distance: The one size of a model that no shape shows.
-      activation: That of the feed-forward layers, if it is not T5's for such arrays.
+      unseen: What else decides what the model computes; by default, that it is a T5 like most.
       watch: Is shown every piece of every array, with its name.
 
     Returns:
       `sha256:` followed by 64 hexadecimal digits.
     """
-    computed = f", {activation}" if activation else ""
-    digest = hashlib.sha256(f"calm-beam model v1, {relative_max_distance}{computed}\n".encode())
+    digest = hashlib.sha256(f"calm-beam model v1, {unseen}\n".encode())
     for name in sorted(arrays):
         shape = arrays[name].shape or (1,)
         digest.update(f"{name} {','.join(map(str, shape))}\n".encode())

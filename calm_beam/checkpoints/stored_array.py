@@ -196,14 +196,14 @@ class StoredArrays(Mapping[str, Array]):
 
     Attributes:
       stamps: Of the files.
-      known: Digests of the arrays, by what else went into them.
+      known: Fingerprints of the arrays, by what else went into them.
     """
 
     def __init__(self, arrays: Mapping[str, Array], stamps: Iterable[FileStamp]) -> None:
         """Keeps arrays, and stamps that were taken before any of them was read."""
         self._arrays = dict(arrays)
         self.stamps = tuple(stamps)
-        self.known: dict[object, str] = {}
+        self.known: dict[str, str] = {}
 
     def __getitem__(self, name: str) -> Array:
         return self._arrays[name]

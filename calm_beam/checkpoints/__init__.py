@@ -1,5 +1,6 @@
 """Reading and writing model weights: the native layout, T5X's, Orbax's and Hugging Face's."""
 
+from .architectures import stored_architecture as stored_architecture
 from .checkpoint import Checkpoint as Checkpoint
 from .checkpoint import CheckpointError as CheckpointError
 from .checkpoint import FloatArrays as FloatArrays

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 
 from calm_beam.errors import CalmBeamError
-from calm_beam.model import T5Config, default_activation
+
+from .architectures import Config, stored_architecture
 
 FloatArrays = Mapping[str, np.ndarray]
 
@@ -36,7 +37,7 @@ class Checkpoint:
       dropped: Names of stored arrays that were left out on demand.
     """
 
-    config: T5Config
+    config: Config
     arrays: FloatArrays
     directory: pathlib.Path
     vocabulary_path: pathlib.Path | None
@@ -59,7 +60,7 @@ class Checkpoint:
         return self.cloud_vocabulary or (str(self.vocabulary_path) if self.vocabulary_path else None)
 
     def parameters(self) -> dict[str, Any]:
-        """Returns the tree that `EarlyExitT5.apply` takes as `{"params": tree}`."""
+        """Returns the tree that a network's `apply` takes as `{"params": tree}`."""
         import flax.traverse_util
 
         tree: dict[str, Any] = flax.traverse_util.unflatten_dict(dict(self.arrays), sep="/")
@@ -67,30 +68,21 @@ class Checkpoint:
 
     def fingerprint(self) -> str:
         """Returns the content fingerprint of the weights, and of what they do not show of the model."""
-        config = self.config
-        # Of T5's own nothing is said: their fingerprints are older than other activations.
-        is_t5 = config.activation == default_activation(gated_mlp=config.gated_mlp)
-        return fingerprint(
-            self.arrays,
-            relative_max_distance=config.relative_max_distance,
-            activation="" if is_t5 else config.activation,
-        )
+        return fingerprint(self.arrays, unseen=stored_architecture(self.config).unseen(self.config))
 
 
-def fingerprint(arrays: FloatArrays, *, relative_max_distance: int = 128, activation: str = "") -> str:
+def fingerprint(arrays: FloatArrays, *, unseen: str = "128") -> str:
     """Returns a digest of names, shapes and float32 values, which does not depend on layout or stored precision.
 
     Args:
       arrays: Arrays by name. Values are compared as float32, so weights that float16 can hold exactly have the same
         fingerprint stored as float16 or as float32.
-      relative_max_distance: The one size of a model that no shape shows.
-      activation: That of the feed-forward layers, if it is not T5's for such arrays.
+      unseen: What else decides what the model computes; by default, that it is a T5 like most.
 
     Returns:
       `sha256:` followed by 64 hexadecimal digits.
     """
-    computed = f", {activation}" if activation else ""
-    digest = hashlib.sha256(f"calm-beam model v1, {relative_max_distance}{computed}\n".encode())
+    digest = hashlib.sha256(f"calm-beam model v1, {unseen}\n".encode())
     for name in sorted(arrays):
         values = np.ascontiguousarray(arrays[name], dtype="<f4")
         digest.update(f"{name} {','.join(map(str, values.shape))}\n".encode())

@@ -3,13 +3,14 @@
 import dataclasses
 import pathlib
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from calm_beam.model import T5Config, infer_config
+from calm_beam.model import infer_config
 from calm_beam.storage import is_cloud_path, obstacle
 
+from .architectures import stored_architecture
 from .checkpoint import Checkpoint, CheckpointError, FloatArrays
 from .cloud import STEP, VOCABULARIES, fetch_model
 from .declared import Declared
@@ -17,6 +18,7 @@ from .hugging_face import is_hugging_face, read_hugging_face
 from .native import read_native
 from .orbax import find_item, read_orbax
 from .scanned import unstack_layers
+from .stored import StoredModel
 from .t5x import read_t5x
 from .t5x_facts import find_facts
 
@@ -66,8 +68,8 @@ def load_checkpoint(
       The weights as float32, checked against the sizes inferred from them.
 
     Raises:
-      CheckpointError: If there is no model, it is damaged, its arrays are not those of a T5 encoder-decoder, or not
-        all finite; or if the files contradict what was declared, or no array was dropped that should be.
+      CheckpointError: If there is no model, it is damaged, its arrays are not those of a model that is supported, or
+        not all finite; or if the files contradict what was declared, or no array was dropped that should be.
       OSError: If Cloud Storage cannot be read.
     """
     if is_cloud_path(path):
@@ -157,54 +159,67 @@ def _find_step(directory: pathlib.Path) -> FoundModel | None:
 
 def _read(found: FoundModel, declared: Declared, *, keeps: Callable[[str], bool]) -> Checkpoint:
     """Returns the model, not yet checked for values that are not finite."""
-    stored: T5Config | None = None
-    if found.layout == "native":
-        stored, arrays = read_native(found.directory, keeps=keeps)
-    elif found.layout == "hugging_face":
-        stored, arrays = read_hugging_face(found.directory, keeps=keeps)
-    elif found.layout == "t5x":
-        arrays = unstack_layers(read_t5x(found.directory, keeps=keeps))
-    else:
-        item = find_item(found.directory)
-        assert item is not None
-        arrays = unstack_layers(read_orbax(item, keeps=keeps))
-    shapes = {name: array.shape for name, array in arrays.items()}
-    stated: tuple[str, ...] = ()
-    assumed: tuple[str, ...] = ()
-    if stored is None:
-        gated_mlp = "decoder/layers_0/mlp/wi_0/kernel" in shapes
-        # A folder that is no step of a run has nothing to do with the one above.
-        folders = _folders(found) if found.step is not None else (found.directory,)
-        facts = find_facts(folders, declared, gated_mlp=gated_mlp)
-        config = infer_config(shapes, activation=facts.activation, relative_max_distance=facts.relative_max_distance)
-        stated, assumed = facts.stated, facts.assumed
-    else:
-        config = infer_config(shapes, activation=stored.activation, relative_max_distance=stored.relative_max_distance)
-        _check_config(found.directory, stored, found=config)
-        declared.check(
-            activation=stored.activation,
-            relative_max_distance=stored.relative_max_distance,
-            source=str(found.directory / "config.json"),
-        )
+    stored = _READERS[found.layout](found, declared, keeps)
+    shapes = {name: array.shape for name, array in stored.arrays.items()}
+    stored_architecture(stored.config).check(stored.config, shapes)
     return Checkpoint(
-        config=config,
-        arrays=arrays,
+        config=stored.config,
+        arrays=stored.arrays,
         directory=found.directory,
         vocabulary_path=_find_vocabulary(found),
         layout=found.layout,
         step=found.step,
-        stated=stated,
-        assumed=assumed,
+        stated=stored.stated,
+        assumed=stored.assumed,
     )
 
 
-def _check_config(directory: pathlib.Path, stored: T5Config, *, found: T5Config) -> None:
-    """Refuses a stored config that is not that of the arrays."""
-    names = [field.name for field in dataclasses.fields(T5Config)]
-    differing = [name for name in names if getattr(stored, name) != getattr(found, name)]
-    if differing:
-        says, has = (", ".join(f"{name}={getattr(config, name)}" for name in differing) for config in (stored, found))
-        raise CheckpointError(f"checkpoint {directory}: config.json says {says}, the arrays are of {has}.")
+def _read_native(found: FoundModel, declared: Declared, keeps: Callable[[str], bool]) -> StoredModel:
+    return _agreed(found, declared, read_native(found.directory, keeps=keeps))
+
+
+def _read_hugging_face(found: FoundModel, declared: Declared, keeps: Callable[[str], bool]) -> StoredModel:
+    return _agreed(found, declared, read_hugging_face(found.directory, keeps=keeps))
+
+
+def _read_t5x(found: FoundModel, declared: Declared, keeps: Callable[[str], bool]) -> StoredModel:
+    return _described(found, declared, arrays=unstack_layers(read_t5x(found.directory, keeps=keeps)))
+
+
+def _read_orbax(found: FoundModel, declared: Declared, keeps: Callable[[str], bool]) -> StoredModel:
+    item = find_item(found.directory)
+    assert item is not None
+    return _described(found, declared, arrays=unstack_layers(read_orbax(item, keeps=keeps)))
+
+
+# By layout.
+_READERS: Mapping[str, Callable[[FoundModel, Declared, Callable[[str], bool]], StoredModel]] = {
+    "native": _read_native,
+    "hugging_face": _read_hugging_face,
+    "t5x": _read_t5x,
+    "orbax": _read_orbax,
+}
+
+
+def _agreed(found: FoundModel, declared: Declared, stored: StoredModel) -> StoredModel:
+    """Returns a model whose files say all of it, if what the user has declared is the same."""
+    declared.check(
+        activation=stored.config.activation,
+        relative_max_distance=getattr(stored.config, "relative_max_distance", None),
+        source=str(found.directory / "config.json"),
+    )
+    return stored
+
+
+def _described(found: FoundModel, declared: Declared, *, arrays: FloatArrays) -> StoredModel:
+    """Returns the T5 of arrays that do not show all of it."""
+    shapes = {name: array.shape for name, array in arrays.items()}
+    gated_mlp = "decoder/layers_0/mlp/wi_0/kernel" in shapes
+    # A folder that is no step of a run has nothing to do with the one above.
+    folders = _folders(found) if found.step is not None else (found.directory,)
+    facts = find_facts(folders, declared, gated_mlp=gated_mlp)
+    config = infer_config(shapes, activation=facts.activation, relative_max_distance=facts.relative_max_distance)
+    return StoredModel(config=config, arrays=arrays, stated=facts.stated, assumed=facts.assumed)
 
 
 def _check_finite(directory: pathlib.Path, arrays: FloatArrays) -> None:

@@ -13,29 +13,27 @@ from collections.abc import Callable
 import numpy as np
 import safetensors.numpy
 
-from calm_beam.model import T5Config
 from calm_beam.sentinels import write_extra_ids
 from calm_beam.storage import replacing
 
+from .architectures import BY_NAME, Config, stored_architecture
 from .checkpoint import CheckpointError, FloatArrays
 from .metadata import read_json, shortened
 from .safetensors_files import read_safetensors
+from .stored import StoredModel
 
 _FORMAT = "calm-beam/model/v1"
 _WRITABLE = ("float32", "float16")
-# Keys without which a model is T5's.
-_ADDED_LATER = {"activation", "relative_bias_per_layer"}
+# Of models that do not name theirs: there was one when they were written, and it still does not.
+_FIRST_ARCHITECTURE = "t5"
 
 
-def read_native(directory: pathlib.Path, *, keeps: Callable[[str], bool]) -> tuple[T5Config, dict[str, np.ndarray]]:
-    """Returns config and float32 weights of a native model folder.
+def read_native(directory: pathlib.Path, *, keeps: Callable[[str], bool]) -> StoredModel:
+    """Returns config, as it is written, and float32 weights of a native model folder.
 
     Args:
       directory: Folder with `config.json` and `model.safetensors`.
       keeps: Which arrays to read, by name.
-
-    Returns:
-      The config as written, and the arrays by name.
 
     Raises:
       CheckpointError: If either file is missing, malformed or of an unknown format.
@@ -45,20 +43,21 @@ def read_native(directory: pathlib.Path, *, keeps: Callable[[str], bool]) -> tup
     fields = read_json(path, constants_allowed=False, expected=expected)
     if fields.pop("format", None) != _FORMAT:
         raise CheckpointError(f"{path}: expected {expected}.")
-    known = {field.name for field in dataclasses.fields(T5Config)}
-    unknown, missing = fields.keys() - known, known - fields.keys() - _ADDED_LATER
-    if unknown or missing:
-        raise CheckpointError(f"{path}: unknown keys {shortened(sorted(unknown))}, missing keys {sorted(missing)}.")
+    name = fields.pop("architecture", _FIRST_ARCHITECTURE)
+    if not isinstance(name, str) or name not in BY_NAME:
+        raise CheckpointError(
+            f"{path}: architecture is {shortened(repr(name))}, this version knows {', '.join(BY_NAME)}."
+        )
     try:
-        config = T5Config(**fields)
+        config = BY_NAME[name].config_of(fields)
     except (TypeError, ValueError) as error:
-        raise CheckpointError(f"{path}: {error}") from error
-    return config, read_safetensors(directory / "model.safetensors", keeps=keeps)
+        raise CheckpointError(f"{path}: {shortened(error)}") from error
+    return StoredModel(config=config, arrays=read_safetensors(directory / "model.safetensors", keeps=keeps))
 
 
 def write_native(
     directory: pathlib.Path,
-    config: T5Config,
+    config: Config,
     *,
     arrays: FloatArrays,
     vocabulary_path: pathlib.Path | None,
@@ -88,7 +87,9 @@ def write_native(
     stored = {name: np.ascontiguousarray(array, dtype) for name, array in arrays.items()}
     # An overwritten model is no model until its last file is there.
     (directory / "config.json").unlink(missing_ok=True)
-    config_text = json.dumps({"format": _FORMAT, **dataclasses.asdict(config)}, indent=2) + "\n"
+    name = stored_architecture(config).name
+    head = {"format": _FORMAT} if name == _FIRST_ARCHITECTURE else {"format": _FORMAT, "architecture": name}
+    config_text = json.dumps({**head, **dataclasses.asdict(config)}, indent=2) + "\n"
     if vocabulary_path is None:
         (directory / "sentencepiece.model").unlink(missing_ok=True)
     else:

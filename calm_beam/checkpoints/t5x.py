@@ -18,6 +18,7 @@ from calm_beam.model import T5Config
 from calm_beam.sentinels import write_extra_ids
 from calm_beam.storage import replacing
 
+from .architectures import Config, stored_architecture
 from .checkpoint import CheckpointError, FloatArrays
 from .declared import Declared
 from .metadata import read_whole, shortened
@@ -67,7 +68,7 @@ def read_t5x(directory: pathlib.Path, *, keeps: Callable[[str], bool]) -> dict[s
 
 def write_t5x(
     directory: pathlib.Path,
-    config: T5Config,
+    config: Config,
     *,
     arrays: FloatArrays,
     step: int,
@@ -88,8 +89,10 @@ def write_t5x(
       extra_ids: Its sentinels, which a file beside it then names.
 
     Raises:
-      ValueError: If `step` is below 1, or a `config.gin` in `directory` is of another model.
+      ValueError: If the model is no T5, `step` is below 1, or a `config.gin` in `directory` is of another model.
     """
+    if not isinstance(config, T5Config):
+        raise ValueError(f"T5X's layout holds T5s only, and this model is a {stored_architecture(config).name}.")
     if step < 1:
         raise ValueError(f"step must be at least 1, got {step}.")
     text = _missing_gin_text(directory, config)

@@ -178,7 +178,8 @@ class Generator:
     @property
     def num_layers(self) -> int:
         """Decoder depth."""
-        return self._checkpoint.config.num_decoder_layers
+        depth: int = self._checkpoint.config.num_decoder_layers
+        return depth
 
     @property
     def max_input_length(self) -> int:

@@ -60,7 +60,7 @@ class Architecture(abc.ABC):
         """Returns name and shape of every parameter."""
 
     @abc.abstractmethod
-    def network(self, config: Any, *, dropout_rate: float = 0.0) -> "EarlyExitModel":
+    def network(self, config: Any) -> "EarlyExitModel":
         """Returns the network; loads JAX."""
 
     @abc.abstractmethod

@@ -11,7 +11,9 @@ from .t5.config import T5Config
 if TYPE_CHECKING:
     from .interface import EarlyExitModel, PackedLayer
 
-ARCHITECTURES: Mapping[type, Architecture] = types.MappingProxyType({T5Config: T5Architecture()})
+ARCHITECTURES: Mapping[type, Architecture] = types.MappingProxyType(
+    {T5Config: T5Architecture()}
+)
 
 
 def architecture_of(config: ModelConfig) -> Architecture:
@@ -31,14 +33,9 @@ def parameter_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     return dict(architecture_of(config).parameter_shapes(config))
 
 
-def network_of(config: ModelConfig, *, dropout_rate: float = 0.0) -> "EarlyExitModel":
-    """Returns the network of a model, given its sizes; loads JAX.
-
-    Args:
-      config: Sizes of the model.
-      dropout_rate: Dropout in training.
-    """
-    return architecture_of(config).network(config, dropout_rate=dropout_rate)
+def network_of(config: ModelConfig) -> "EarlyExitModel":
+    """Returns the network of a model, given its sizes; loads JAX."""
+    return architecture_of(config).network(config)
 
 
 def packed_layer_of(config: ModelConfig) -> "PackedLayer":

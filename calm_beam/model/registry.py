@@ -11,9 +11,7 @@ from .t5.config import T5Config
 if TYPE_CHECKING:
     from .interface import EarlyExitModel, PackedLayer
 
-ARCHITECTURES: Mapping[type, Architecture] = types.MappingProxyType(
-    {T5Config: T5Architecture()}
-)
+ARCHITECTURES: Mapping[type, Architecture] = types.MappingProxyType({T5Config: T5Architecture()})
 
 
 def architecture_of(config: ModelConfig) -> Architecture:

@@ -118,6 +118,7 @@ _SERVING_EXTRAS = {"bleurt": _BLEURT, "gcp": _GCP, "metrics": [*_ROUGE, *_METRIC
 _SERVING_PACKAGES = [
     "calm_beam",
     "calm_beam.checkpoints",
+    "calm_beam.checkpoints.hugging_face",
     "calm_beam.decoding",
     "calm_beam.exits",
     "calm_beam.exits.measures",
@@ -132,6 +133,7 @@ _SERVING_PACKAGES = [
     "calm_beam.metrics.bleurt",
     "calm_beam.model",
     "calm_beam.model.llama",
+    "calm_beam.model.t5",
     "calm_beam.risk",
     "calm_beam.serving",
     "calm_beam.storage",

@@ -113,7 +113,7 @@ def _status() -> int:
 
 def _usage() -> str:
     commands = "\n".join(
-        textwrap.fill(f"  {name:<10} {text}", width=80, subsequent_indent=" " * 13) for name, text in COMMANDS.items()
+        textwrap.fill(f"  {name:<11} {text}", width=80, subsequent_indent=" " * 14) for name, text in COMMANDS.items()
     )
     return (
         f"usage: calm-beam COMMAND [flags]\n\n{commands}\n\n"

@@ -28,6 +28,7 @@ _COMMANDS = {
     "monitor": "--losses",
     "plan": "--risk_guess",
     "report": "--calibration",
+    "suitability": "--checkpoint",
     "train": "--checkpoint",
     "verify": "--manifest",
 }

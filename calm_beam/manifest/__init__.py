@@ -48,6 +48,7 @@ from .records import MOST_FAILED_IDS as MOST_FAILED_IDS
 from .records import PARETO as PARETO
 from .records import PROCEDURES as PROCEDURES
 from .records import Calibration as Calibration
+from .records import ChatRecord as ChatRecord
 from .records import DataRecord as DataRecord
 from .records import DecodeRecord as DecodeRecord
 from .records import EarlierEnd as EarlierEnd

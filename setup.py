@@ -35,7 +35,7 @@ _SERVING = [
     "tensorstore>=0.1.70,<0.2",
 ]
 
-# For vocabularies in a tokenizer.json, and for chat templates. Older versions of Jinja have known ways out of its sandbox.
+# For vocabularies in a tokenizer.json, and for chat templates. Out of the sandbox of older Jinjas, ways are known.
 _TOKENIZERS = ["jinja2>=3.1.6,<4", "tokenizers>=0.20,<0.24"]
 
 # For two of the metrics, by which a service may measure losses.
@@ -136,6 +136,7 @@ _SERVING_PACKAGES = [
     "calm_beam.metrics.bleurt",
     "calm_beam.model",
     "calm_beam.model.llama",
+    "calm_beam.model.t5",
     "calm_beam.risk",
     "calm_beam.serving",
     "calm_beam.storage",

@@ -7,10 +7,11 @@ every step every layer runs, and each keeps one key and one value of every posit
 import dataclasses
 import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
+from calm_beam.checkpoints import Arrays
 from calm_beam.exits.rule import ExitRule
 from calm_beam.model import T5Config
 
@@ -39,7 +40,7 @@ class Decoded:
 class NumpyT5:
     """The model, in float64."""
 
-    def __init__(self, config: T5Config, arrays: Mapping[str, np.ndarray]) -> None:
+    def __init__(self, config: T5Config, arrays: Arrays) -> None:
         """Takes sizes and weights."""
         self.config = config
         self.arrays = {name: np.asarray(array, np.float64) for name, array in arrays.items()}

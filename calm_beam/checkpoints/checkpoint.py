@@ -1,22 +1,19 @@
-"""Weights in memory, whatever layout they came from."""
+"""A model's weights, whatever layout they came from, and what names them."""
 
 import dataclasses
 import hashlib
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
 
-from calm_beam.errors import CalmBeamError
-
 from .architectures import Config, stored_architecture
+from .stored_array import Array, StoredArray, StoredArrays, pieces
 
 FloatArrays = Mapping[str, np.ndarray]
-
-
-class CheckpointError(CalmBeamError, ValueError):
-    """A checkpoint that cannot be read, or is not one."""
+Arrays = Mapping[str, Array]
+Watch = Callable[[str, np.ndarray], None]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -25,7 +22,7 @@ class Checkpoint:
 
     Attributes:
       config: Sizes of the model.
-      arrays: float32 arrays by name (names as in `calm_beam.model.parameter_shapes`).
+      arrays: float32 arrays by name, in memory or read on demand (names as in `calm_beam.model.parameter_shapes`).
       directory: The local folder that holds the weights themselves.
       vocabulary_path: `sentencepiece.model`, `spiece.model` or `tokenizer.json` in or beside that folder, or None.
       layout: `native`, `hugging_face`, `t5x` or `orbax`.
@@ -38,7 +35,7 @@ class Checkpoint:
     """
 
     config: Config
-    arrays: FloatArrays
+    arrays: Arrays
     directory: pathlib.Path
     vocabulary_path: pathlib.Path | None
     layout: str
@@ -60,32 +57,57 @@ class Checkpoint:
         return self.cloud_vocabulary or (str(self.vocabulary_path) if self.vocabulary_path else None)
 
     def parameters(self) -> dict[str, Any]:
-        """Returns the tree that a network's `apply` takes as `{"params": tree}`."""
+        """Returns the tree that a network's `apply` takes as `{"params": tree}`, all of it read into memory."""
         import flax.traverse_util
 
-        tree: dict[str, Any] = flax.traverse_util.unflatten_dict(dict(self.arrays), sep="/")
+        arrays = {
+            name: np.asarray(array) if isinstance(array, StoredArray) else array for name, array in self.arrays.items()
+        }
+        self.check_unchanged()
+        tree: dict[str, Any] = flax.traverse_util.unflatten_dict(arrays, sep="/")
         return tree
 
-    def fingerprint(self) -> str:
-        """Returns the content fingerprint of the weights, and of what they do not show of the model."""
-        return fingerprint(self.arrays, unseen=stored_architecture(self.config).unseen(self.config))
+    def check_unchanged(self) -> None:
+        """Raises `CheckpointError` if the files of the weights have changed since the model was loaded."""
+        if isinstance(self.arrays, StoredArrays):
+            self.arrays.check_unchanged()
+
+    def fingerprint(self, watch: Watch | None = None) -> str:
+        """Returns the content fingerprint of the weights, and of what they do not show of the model.
+
+        Args:
+          watch: Is shown every piece of every array, with its name, if they have to be read for it.
+
+        Raises:
+          CheckpointError: If the weights cannot be read, or their files have changed since the model was loaded.
+        """
+        unseen = stored_architecture(self.config).unseen(self.config)
+        known = self.arrays.known if isinstance(self.arrays, StoredArrays) else {}
+        if unseen not in known:
+            known[unseen] = fingerprint(self.arrays, unseen=unseen, watch=watch)
+        self.check_unchanged()
+        return known[unseen]
 
 
-def fingerprint(arrays: FloatArrays, *, unseen: str = "128") -> str:
+def fingerprint(arrays: Arrays, *, unseen: str = "128", watch: Watch | None = None) -> str:
     """Returns a digest of names, shapes and float32 values, which does not depend on layout or stored precision.
 
     Args:
       arrays: Arrays by name. Values are compared as float32, so weights that float16 can hold exactly have the same
         fingerprint stored as float16 or as float32.
       unseen: What else decides what the model computes; by default, that it is a T5 like most.
+      watch: Is shown every piece of every array, with its name.
 
     Returns:
       `sha256:` followed by 64 hexadecimal digits.
     """
     digest = hashlib.sha256(f"calm-beam model v1, {unseen}\n".encode())
     for name in sorted(arrays):
-        values = np.ascontiguousarray(arrays[name], dtype="<f4")
-        digest.update(f"{name} {','.join(map(str, values.shape))}\n".encode())
-        # Through a memory view: a large model is not copied to be hashed.
-        digest.update(values.data)
+        shape = arrays[name].shape or (1,)
+        digest.update(f"{name} {','.join(map(str, shape))}\n".encode())
+        # By pieces, through memory views: a large model is neither held nor copied to be hashed.
+        for values in pieces(arrays[name]):
+            digest.update(values.data)
+            if watch is not None:
+                watch(name, values)
     return f"sha256:{digest.hexdigest()}"

@@ -15,7 +15,7 @@ from calm_beam.sentinels import SENTINEL_FILES
 from calm_beam.storage import base_name, cached_folder, joined, list_below, parent, replacing, stat
 from calm_beam.vocabularies.tokenizer_files import TOKENIZER, TOKENIZER_FILES
 
-from .checkpoint import CheckpointError
+from .error import CheckpointError
 from .t5x_facts import GIN_FILE
 
 # The second is Hugging Face's name for the same file; the last counts where there is neither.

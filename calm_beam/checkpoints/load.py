@@ -1,5 +1,6 @@
 """Finding out which layout a folder has, and reading it."""
 
+import collections
 import dataclasses
 import pathlib
 import re
@@ -11,14 +12,16 @@ from calm_beam.model import infer_config
 from calm_beam.storage import is_cloud_path, obstacle
 
 from .architectures import stored_architecture
-from .checkpoint import Checkpoint, CheckpointError, FloatArrays
+from .checkpoint import Checkpoint
 from .cloud import STEP, VOCABULARIES, fetch_model
 from .declared import Declared
+from .error import CheckpointError
 from .hugging_face import is_hugging_face, read_hugging_face
 from .native import read_native
 from .orbax import find_item, read_orbax
 from .scanned import unstack_layers
 from .stored import StoredModel
+from .stored_array import StoredArrays
 from .t5x import read_t5x
 from .t5x_facts import find_facts
 
@@ -65,7 +68,8 @@ def load_checkpoint(
       drop_arrays: Arrays to leave out if their whole name, as it is stored, matches.
 
     Returns:
-      The weights as float32, checked against the sizes inferred from them.
+      The weights, checked against the sizes inferred from them. They were read once, by pieces; each is read again,
+      as float32, when it is asked for.
 
     Raises:
       CheckpointError: If there is no model, it is damaged, its arrays are not those of a model that is supported, or
@@ -113,7 +117,7 @@ def load_checkpoint(
         if drop_arrays is not None and not dropped:
             hint = f" No array's whole name matches {drop_arrays.pattern!r}."
         raise CheckpointError(f"{place}{error}{hint}") from error
-    _check_finite(found.directory, checkpoint.arrays)
+    _check_finite(checkpoint)
     return dataclasses.replace(checkpoint, dropped=tuple(sorted(dropped)))
 
 
@@ -183,13 +187,13 @@ def _read_hugging_face(found: FoundModel, declared: Declared, keeps: Callable[[s
 
 
 def _read_t5x(found: FoundModel, declared: Declared, keeps: Callable[[str], bool]) -> StoredModel:
-    return _described(found, declared, arrays=unstack_layers(read_t5x(found.directory, keeps=keeps)))
+    return _described(found, declared, arrays=read_t5x(found.directory, keeps=keeps))
 
 
 def _read_orbax(found: FoundModel, declared: Declared, keeps: Callable[[str], bool]) -> StoredModel:
     item = find_item(found.directory)
     assert item is not None
-    return _described(found, declared, arrays=unstack_layers(read_orbax(item, keeps=keeps)))
+    return _described(found, declared, arrays=read_orbax(item, keeps=keeps))
 
 
 # By layout.
@@ -211,8 +215,9 @@ def _agreed(found: FoundModel, declared: Declared, stored: StoredModel) -> Store
     return stored
 
 
-def _described(found: FoundModel, declared: Declared, *, arrays: FloatArrays) -> StoredModel:
-    """Returns the T5 of arrays that do not show all of it."""
+def _described(found: FoundModel, declared: Declared, *, arrays: StoredArrays) -> StoredModel:
+    """Returns the T5 of arrays that do not show all of it, and may have layers stacked."""
+    arrays = arrays.of(unstack_layers(arrays))
     shapes = {name: array.shape for name, array in arrays.items()}
     gated_mlp = "decoder/layers_0/mlp/wi_0/kernel" in shapes
     # A folder that is no step of a run has nothing to do with the one above.
@@ -222,15 +227,24 @@ def _described(found: FoundModel, declared: Declared, *, arrays: FloatArrays) ->
     return StoredModel(config=config, arrays=arrays, stated=facts.stated, assumed=facts.assumed)
 
 
-def _check_finite(directory: pathlib.Path, arrays: FloatArrays) -> None:
-    """Refuses weights that are not finite numbers: whatever they touch is not, either."""
-    broken = {name: count for name, array in arrays.items() if (count := array.size - np.isfinite(array).sum())}
+def _check_finite(checkpoint: Checkpoint) -> None:
+    """Refuses weights that are not finite numbers: whatever they touch is not, either.
+
+    All of them are read for it, and so their fingerprint is computed on the way.
+    """
+    broken: collections.Counter[str] = collections.Counter()
+
+    def count(name: str, values: np.ndarray) -> None:
+        if missing := values.size - int(np.isfinite(values).sum()):
+            broken[name] += missing
+
+    checkpoint.fingerprint(watch=count)
     if broken:
-        named = ", ".join(f"{name} ({count} of {arrays[name].size} values)" for name, count in [*broken.items()][:4])
+        shown = [f"{name} ({count} of {checkpoint.arrays[name].size} values)" for name, count in broken.items()]
         more = f" and {len(broken) - 4} more" if len(broken) > 4 else ""
         raise CheckpointError(
-            f"checkpoint {directory}: weights are not finite numbers in {named}{more}. The model is damaged, or its "
-            "training diverged: use another step or copy of it."
+            f"checkpoint {checkpoint.directory}: weights are not finite numbers in {', '.join(shown[:4])}{more}. The "
+            "model is damaged, or its training diverged: use another step or copy of it."
         )
 
 

@@ -10,15 +10,16 @@ import pathlib
 from collections.abc import Callable
 
 import numpy as np
-import safetensors.numpy
 
 from calm_beam.storage import replacing
 
 from .architectures import BY_NAME, Config, stored_architecture
-from .checkpoint import CheckpointError, FloatArrays
+from .checkpoint import Arrays
+from .error import CheckpointError
 from .metadata import read_json, shortened
-from .safetensors_files import read_safetensors
+from .safetensors_files import read_safetensors, write_safetensors
 from .stored import StoredModel
+from .stored_array import StoredArrays, pieces
 from .vocabulary_files import write_vocabulary
 
 _FORMAT = "calm-beam/model/v1"
@@ -28,7 +29,7 @@ _FIRST_ARCHITECTURE = "t5"
 
 
 def read_native(directory: pathlib.Path, *, keeps: Callable[[str], bool]) -> StoredModel:
-    """Returns config, as it is written, and float32 weights of a native model folder.
+    """Returns the config of a native model folder, as it is written, and its weights, none of which is read yet.
 
     Args:
       directory: Folder with `config.json` and `model.safetensors`.
@@ -58,7 +59,7 @@ def write_native(
     directory: pathlib.Path,
     config: Config,
     *,
-    arrays: FloatArrays,
+    arrays: Arrays,
     vocabulary_path: pathlib.Path | None,
     extra_ids: int = 0,
     dtype: str = "float32",
@@ -81,10 +82,9 @@ def write_native(
         raise ValueError(f"dtype must be one of {', '.join(_WRITABLE)}, got {dtype!r}.")
     limit = np.finfo(dtype).max
     for name, array in arrays.items():
-        if not np.all(np.abs(array) <= limit):
+        if not all(np.all(np.abs(values) <= limit) for values in pieces(array)):
             raise ValueError(f"{name} has values that are not finite in {dtype} (its largest is {limit}).")
     directory.mkdir(parents=True, exist_ok=True)
-    stored = {name: np.ascontiguousarray(array, dtype) for name, array in arrays.items()}
     # An overwritten model is no model until its last file is there.
     (directory / "config.json").unlink(missing_ok=True)
     name = stored_architecture(config).name
@@ -92,7 +92,8 @@ def write_native(
     config_text = json.dumps({**head, **dataclasses.asdict(config)}, indent=2) + "\n"
     write_vocabulary(directory, vocabulary_path, extra_ids=extra_ids)
     with replacing(directory / "model.safetensors") as temporary:
-        # Not save_file: it makes a file that only its owner can read.
-        temporary.write_bytes(safetensors.numpy.save(stored))
+        write_safetensors(temporary, arrays, dtype=dtype)
+        if isinstance(arrays, StoredArrays):
+            arrays.check_unchanged()
     with replacing(directory / "config.json") as temporary:
         temporary.write_text(config_text, encoding="utf-8")

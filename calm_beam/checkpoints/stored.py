@@ -3,7 +3,7 @@
 import dataclasses
 
 from .architectures import Config
-from .checkpoint import FloatArrays
+from .stored_array import StoredArrays
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -12,12 +12,12 @@ class StoredModel:
 
     Attributes:
       config: What the files say that it is.
-      arrays: float32 arrays by name (names as in the architecture's `parameter_shapes`).
+      arrays: Arrays by name, to be read as float32 (names as in the architecture's `parameter_shapes`).
       stated: Sentences on what no array shows, and where it is said.
       assumed: Sentences on what no array shows and nobody says, and why it is taken for true.
     """
 
     config: Config
-    arrays: FloatArrays
+    arrays: StoredArrays
     stated: tuple[str, ...] = ()
     assumed: tuple[str, ...] = ()

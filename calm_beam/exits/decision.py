@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from calm_beam.model.attention import PRECISION
+from calm_beam.model.numerics import PRECISION
 
 from .logit_summary import Summary, exp_below, merged, nothing, settled
 from .measures import MEASURES, Measure, Need

@@ -141,7 +141,10 @@ def check_vocabulary(
         return
     if vocabulary is None:
         where = "" if checkpoint is None else f" in or beside {checkpoint.uri}"
-        raise ManifestError(f"{of} is about outputs as text, and there is no vocabulary{where}: say where its sentencepiece.model or tokenizer.json is.")
+        raise ManifestError(
+            f"{of} is about outputs as text, and there is no vocabulary{where}: say where its sentencepiece.model, or "
+            "its tokenizer.json, is."
+        )
     if (vocabulary.fingerprint, vocabulary.extra_ids) != (record.fingerprint, record.extra_ids):
         raise ManifestError(
             f"{of} is about a vocabulary with fingerprint {record.fingerprint} and {record.extra_ids} extra ids, the "

@@ -1,15 +1,13 @@
 """The model as it is served: one threshold of a manifest, layers really skipped."""
 
-import dataclasses
 import os
 import threading
 from collections.abc import Iterator, Sequence
 from typing import Self
 
-import jax
-
 from calm_beam.checkpoints import Checkpoint, Declared, load_checkpoint
 from calm_beam.decoding.batch_decoder import BatchDecoder
+from calm_beam.decoding.device_groups import device_groups, placed
 from calm_beam.decoding.early_exit import EarlyExitDecoder
 from calm_beam.decoding.memory import check_memory
 from calm_beam.decoding.padding import widths_up_to
@@ -384,4 +382,5 @@ class Generator:
 
 def on_device(checkpoint: Checkpoint) -> Checkpoint:
     """Returns the model with its weights where they are computed with, once for all decoders that are made of it."""
-    return dataclasses.replace(checkpoint, arrays=jax.device_put(dict(checkpoint.arrays)))
+    (group, *_) = device_groups(checkpoint.config)
+    return placed(checkpoint, group)

@@ -11,17 +11,14 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import numpy as np
-
-from calm_beam.checkpoints.checkpoint import CheckpointError
+from calm_beam.checkpoints.error import CheckpointError
 from calm_beam.checkpoints.metadata import read_json, shortened
 from calm_beam.checkpoints.stored import StoredModel
+from calm_beam.checkpoints.stored_array import Array, are_equal
 from calm_beam.model.llama import LlamaConfig, parameter_shapes
 
 from .rope import read_rope
 from .tensors import check_names, read_tensors
-
-_EXPECTED = "a whole number of at least 1"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -136,14 +133,17 @@ def read_decoder_only(
         raise
     except ValueError as error:
         raise CheckpointError(f"{path}: {error}") from error
-    tensors = {name: tensor for name, tensor in read_tensors(directory, keeps).items() if not _UNUSED.fullmatch(name)}
+    stored = read_tensors(directory, keeps)
+    tensors = {name: tensor for name, tensor in stored.items() if not _UNUSED.fullmatch(name)}
     if config.tied_head:
         _take_tied_head(directory, tensors)
     names = {name: _their_name(name) for name in parameter_shapes(config)}
     check_names(directory, found=tensors, expected=names.values(), model=family.architecture)
     return StoredModel(
         config=config,
-        arrays={ours: tensors[theirs] if ours == _EMBEDDING else tensors[theirs].T for ours, theirs in names.items()},
+        arrays=stored.of(
+            {ours: tensors[theirs] if ours == _EMBEDDING else tensors[theirs].T for ours, theirs in names.items()}
+        ),
         stated=(f"Outputs end with token {' or '.join(map(str, end_ids))}: {source} says so.",),
     )
 
@@ -244,11 +244,11 @@ def _end_ids(
     return tuple(sorted(set(ids))), path
 
 
-def _take_tied_head(directory: pathlib.Path, tensors: dict[str, np.ndarray]) -> None:
+def _take_tied_head(directory: pathlib.Path, tensors: dict[str, Array]) -> None:
     """Takes a copy of the embedding out of the tensors, if there is one in the head's place."""
     head = tensors.pop("lm_head.weight", None)
     embedding = tensors.get("model.embed_tokens.weight")
-    if head is not None and embedding is not None and not np.array_equal(head, embedding):
+    if head is not None and embedding is not None and not are_equal(head, embedding):
         raise CheckpointError(
             f"{directory}: lm_head.weight differs from model.embed_tokens.weight, but the config ties them. What that "
             "computes depends on the version of transformers: remove lm_head.weight, or set tie_word_embeddings to "

@@ -4,7 +4,7 @@ import pathlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from calm_beam.checkpoints.checkpoint import CheckpointError
+from calm_beam.checkpoints.error import CheckpointError
 from calm_beam.checkpoints.metadata import read_json, shortened
 from calm_beam.checkpoints.stored import StoredModel
 

@@ -12,11 +12,10 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import numpy as np
-
-from calm_beam.checkpoints.checkpoint import CheckpointError
+from calm_beam.checkpoints.error import CheckpointError
 from calm_beam.checkpoints.metadata import shortened
 from calm_beam.checkpoints.stored import StoredModel
+from calm_beam.checkpoints.stored_array import Array, are_equal
 from calm_beam.model import T5Config, parameter_shapes
 
 from .tensors import check_names, read_tensors
@@ -98,7 +97,8 @@ def read_t5(directory: pathlib.Path, fields: Mapping[str, Any], *, keeps: Callab
             raise CheckpointError(f"{path}: {key} is {shortened(repr(fields[key]))}; only {expected!r} is supported.")
     # Refuses sizes out of all range before anything is made of them.
     T5Config(**sizes, gated_mlp=gated_mlp, activation=activation)
-    tensors = read_tensors(directory, keeps)
+    stored = read_tensors(directory, keeps)
+    tensors = dict(stored)
     tensors.pop(_UNUSED, None)
     tensors["shared.weight"] = embedding = _embedding(directory, tensors)
     head = _head(directory, fields, tensors=tensors, embedding=embedding)
@@ -108,7 +108,7 @@ def read_t5(directory: pathlib.Path, fields: Mapping[str, Any], *, keeps: Callab
     names = {name: _their_name(name) for name in parameter_shapes(config)}
     check_names(directory, found=tensors, expected=names.values(), model="T5")
     arrays = {ours: tensors[theirs] if ours == _EMBEDDING else tensors[theirs].T for ours, theirs in names.items()}
-    return StoredModel(config=config, arrays=arrays)
+    return StoredModel(config=config, arrays=stored.of(arrays))
 
 
 def _sizes(path: pathlib.Path, fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -141,14 +141,14 @@ def _feed_forward(path: pathlib.Path, fields: Mapping[str, Any]) -> tuple[bool, 
     return is_gated, _ACTIVATIONS[name]
 
 
-def _embedding(directory: pathlib.Path, tensors: dict[str, np.ndarray]) -> np.ndarray:
+def _embedding(directory: pathlib.Path, tensors: dict[str, Array]) -> Array:
     """Takes the one embedding out of the tensors, under whatever names it is there."""
     found = {name: tensors.pop(name) for name in _EMBEDDINGS if name in tensors}
     if not found:
         raise CheckpointError(f"{directory}: shared.weight is missing, the embedding.")
     (first_name, first), *others = found.items()
     for name, other in others:
-        if not np.array_equal(first, other):
+        if not are_equal(first, other):
             raise CheckpointError(
                 f"{directory}: {name} differs from {first_name}; expected one embedding for both stacks."
             )
@@ -156,13 +156,13 @@ def _embedding(directory: pathlib.Path, tensors: dict[str, np.ndarray]) -> np.nd
 
 
 def _head(
-    directory: pathlib.Path, fields: Mapping[str, Any], *, tensors: dict[str, np.ndarray], embedding: np.ndarray
-) -> np.ndarray | None:
+    directory: pathlib.Path, fields: Mapping[str, Any], *, tensors: dict[str, Array], embedding: Array
+) -> Array | None:
     """Takes the head out of the tensors; None if it is the embedding, with hidden states scaled by d_model**-0.5."""
     head = tensors.pop("lm_head.weight", None)
     # Version 5 stores whether hidden states are scaled. Before, the tie said so; now, a missing head is always tied.
     is_scaled = fields.get("scale_decoder_outputs", fields.get("tie_word_embeddings", True))
-    if is_scaled and (head is None or np.array_equal(head, embedding)):
+    if is_scaled and (head is None or are_equal(head, embedding)):
         return None
     if is_scaled:
         raise CheckpointError(

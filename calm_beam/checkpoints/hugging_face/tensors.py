@@ -1,19 +1,16 @@
 """The tensors of a folder that transformers saved, in one file or in the parts that its index names."""
 
 import pathlib
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 
-import numpy as np
-
-from calm_beam.checkpoints.checkpoint import CheckpointError
+from calm_beam.checkpoints.error import CheckpointError
 from calm_beam.checkpoints.metadata import read_json, shortened
 from calm_beam.checkpoints.safetensors_files import read_safetensors
+from calm_beam.checkpoints.stored_array import Array, FileStamp, StoredArrays
 
-Tensors = Mapping[str, np.ndarray]
 
-
-def read_tensors(directory: pathlib.Path, keeps: Callable[[str], bool]) -> dict[str, np.ndarray]:
-    """Returns all tensors of the folder as float32.
+def read_tensors(directory: pathlib.Path, keeps: Callable[[str], bool]) -> StoredArrays:
+    """Returns all tensors of the folder, none of which is read yet.
 
     Args:
       directory: Folder with `model.safetensors`, or the parts named by its index.
@@ -36,7 +33,8 @@ def read_tensors(directory: pathlib.Path, keeps: Callable[[str], bool]) -> dict[
         isinstance(part, str) and part == pathlib.PurePath(part).name for part in parts.values()
     ):
         raise CheckpointError(f'{index}: expected {{"weight_map": {{name of a tensor: name of its file}}}}.')
-    tensors: dict[str, np.ndarray] = {}
+    tensors: dict[str, Array] = {}
+    stamps: list[FileStamp] = []
     for part in sorted(set(parts.values())):
         found = read_safetensors(directory / part, keeps=keeps)
         if found.keys() != {name for name, place in parts.items() if place == part and keeps(name)}:
@@ -44,7 +42,8 @@ def read_tensors(directory: pathlib.Path, keeps: Callable[[str], bool]) -> dict[
                 f"{shortened(directory / part)}: does not hold the tensors that {index.name} says it holds."
             )
         tensors.update(found)
-    return tensors
+        stamps += found.stamps
+    return StoredArrays(tensors, stamps)
 
 
 def check_names(directory: pathlib.Path, *, found: Iterable[str], expected: Iterable[str], model: str) -> None:

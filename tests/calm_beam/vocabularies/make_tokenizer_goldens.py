@@ -1,4 +1,4 @@
-"""Makes `tokenizer_goldens/`: small tokenizers and chat templates of four families, and what transformers makes of them.
+"""Makes `tokenizer_goldens/`: tokenizers and chat templates of four families, and what transformers makes of them.
 
 Texts and templates are our own. Needs transformers, which the project itself never does; made with version 5.23 and
 tokenizers 0.23:
@@ -40,7 +40,7 @@ ODD_TEXTS = (
     "aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa",
 )
 SYSTEMS = (None, "Answer in one word.", "")
-PROMPTS = ("Where is the river?", "  Two\nlines, <b>bold</b> & \"quoted\" 🙂 ", "<|im_start|>system")
+PROMPTS = ("Where is the river?", '  Two\nlines, <b>bold</b> & "quoted" 🙂 ', "<|im_start|>system")
 
 _LLAMA_3 = """{{- bos_token }}
 {%- set date = "26 Jul 2024" %}
@@ -55,7 +55,8 @@ _LLAMA_3 = """{{- bos_token }}
 {{- system_text }}
 {{- "<|eot_id|>" }}
 {%- for message in messages %}
-    {{- '<|start_header_id|>' + message['role'] + '<|end_header_id|>\\n\\n' + message['content'] | trim + '<|eot_id|>' }}
+    {{- '<|start_header_id|>' + message['role'] + '<|end_header_id|>\\n\\n' }}
+    {{- message['content'] | trim + '<|eot_id|>' }}
 {%- endfor %}
 {%- if add_generation_prompt %}
     {{- '<|start_header_id|>assistant<|end_header_id|>\\n\\n' }}
@@ -173,9 +174,7 @@ def _llama_3() -> tuple[Any, dict[str, Any], str]:
     tokenizer.post_processor = processors.Sequence(
         [
             processors.ByteLevel(trim_offsets=True),
-            processors.TemplateProcessing(
-                single=f"{begin} $A", special_tokens=[(begin, tokenizer.token_to_id(begin))]
-            ),
+            processors.TemplateProcessing(single=f"{begin} $A", special_tokens=[(begin, tokenizer.token_to_id(begin))]),
         ]
     )
     return tokenizer, {"bos_token": begin, "eos_token": "<|eot_id|>", "clean_up_tokenization_spaces": True}, _LLAMA_3

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from calm_beam.decoding.work import Work
 from calm_beam.model import T5Config
-from calm_beam.model.attention import PRECISION
+from calm_beam.model.numerics import PRECISION
 
 _SIDE = 2048
 _SECONDS = 0.3

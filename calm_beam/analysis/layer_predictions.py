@@ -11,7 +11,7 @@ import numpy as np
 from calm_beam.checkpoints import Checkpoint
 from calm_beam.exits.measures.softmax import softmax_gap
 from calm_beam.model import EarlyExitT5
-from calm_beam.model.network import PAD_ID
+from calm_beam.model.t5.config import PAD_ID
 from calm_beam.training.batches import choose_shapes, make_batches
 
 from .suitability import LayerPredictions

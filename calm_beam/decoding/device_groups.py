@@ -17,8 +17,9 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from calm_beam.checkpoints import Array, Checkpoint, StoredArray, StoredArrays
 from calm_beam.counted import counted
 from calm_beam.errors import UsageError
+from calm_beam.model import ModelConfig
 from calm_beam.model.partitioning import PARTS
-from calm_beam.model.sharding import Division, ModelConfig
+from calm_beam.model.sharding import Division
 
 
 class DeviceGroup:

@@ -23,7 +23,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from calm_beam.model.attention import PRECISION
+from calm_beam.model.numerics import PRECISION
 
 from .distribution_bounds import DistributionBounds
 from .measures import Measure

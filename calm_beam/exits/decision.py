@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from calm_beam.model.attention import PRECISION
+from calm_beam.model.numerics import PRECISION
 from calm_beam.model.partitioning import by_part
 
 from .logit_summary import Summary, exp_below, merged, nothing, of_part, settled, union

@@ -13,10 +13,7 @@ from typing import Self
 
 from calm_beam.errors import UsageError
 
-from .config import T5Config
-from .llama import LlamaConfig
-
-ModelConfig = T5Config | LlamaConfig
+from .architecture import ModelConfig
 
 _ATTENTION = r".*attention/"
 # What a parameter is divided by, and on which axis; the first that matches counts.
@@ -66,8 +63,7 @@ class Division:
                     f"model_parallelism is {parts}, but {value} {name} cannot be divided by {parts}: take a divisor of "
                     "both the heads and the feed-forward width."
                 )
-        keys_values = config.num_kv_heads if isinstance(config, LlamaConfig) else config.num_heads
-        sizes = {"keys_values": keys_values, "vocabulary": config.vocab_size}
+        sizes = {"keys_values": config.num_kv_heads, "vocabulary": config.vocab_size}
         return cls(parts=parts, whole=frozenset(name for name, size in sizes.items() if size % parts))
 
     def axis(self, name: str, ndim: int) -> int | None:

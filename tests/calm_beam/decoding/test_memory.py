@@ -17,7 +17,7 @@ from calm_beam.decoding.packed import PackedDecoder
 from calm_beam.decoding.sweep import SweepDecoder, SweepResult
 from calm_beam.decoding.weights import Sources
 from calm_beam.exits.rule import ExitRule
-from calm_beam.model import T5Config
+from calm_beam.model import ModelConfig
 from tests.builders import build_checkpoint, build_config
 from tests.sampling import sampled
 
@@ -91,7 +91,7 @@ def test_sources_and_outputs_together_stay_within_the_budget(
     held: set[int] = set()
     attend = device_steps.attend_to_output
 
-    def watched_sources(config: T5Config, *, width: int, places: int) -> Any:
+    def watched_sources(config: ModelConfig, *, width: int, places: int) -> Any:
         sources[width] = places * width
         return Sources(config, width=width, places=places)
 
@@ -214,11 +214,11 @@ def test_every_sweep_gives_back_and_few_sizes_are_compiled(monkeypatch: pytest.M
     states_sizes, source_sizes, returns = set(), set(), []
     embed, admit = device_steps.embed, device_steps.admit
 
-    def watched_embed(embedding: jax.Array, states: jax.Array, **rows: object) -> jax.Array:
-        states_sizes.add(states.shape)
-        return embed(embedding, states, **rows)
+    def watched_embed(config: ModelConfig, parameters: object, **rows: Any) -> jax.Array:
+        states_sizes.add(rows["states"].shape)
+        return embed(config, parameters, **rows)
 
-    def watched_admit(config: T5Config, parameters: object, **prompts: Any) -> Any:
+    def watched_admit(config: ModelConfig, parameters: object, **prompts: Any) -> Any:
         source_sizes.add((prompts["source_mask"].shape, prompts["source_tokens"].shape))
         return admit(config, parameters, **prompts)
 

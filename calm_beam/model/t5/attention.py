@@ -1,23 +1,14 @@
 """T5 attention: no scaling of the logits, no biases, and a relative position bias of a stack or of each layer."""
 
-from collections.abc import Callable
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 
+from calm_beam.model.interface import Arrange, KeysValues, OverPath, Position
+from calm_beam.model.numerics import MASKED, PRECISION
+
 from .config import T5Config
-
-# What attention does between its dense layers: moves rows to where their keys are and back, or all of it.
-Arrange = Callable[[jax.Array], jax.Array]
-
-# Float32 matrix products stay float32 on accelerators too: a calibrated threshold is only worth something
-# if serving computes the same confidences.
-PRECISION = jax.lax.Precision.HIGHEST
-
-# Added to the logits of masked positions: exp() of it is exactly 0 next to any real logit.
-MASKED = np.float32(-1e10)
 
 
 class Attention(nn.Module):
@@ -43,7 +34,7 @@ class Attention(nn.Module):
     def attend(
         self,
         inputs: jax.Array,
-        keys_values: tuple[jax.Array, jax.Array],
+        keys_values: KeysValues,
         *,
         bias: jax.Array,
         deterministic: bool = True,
@@ -72,16 +63,39 @@ class Attention(nn.Module):
         mixed = jnp.swapaxes(jnp.matmul(weights, values, precision=PRECISION), -2, -3)
         return self.out(pick(mixed.reshape(*mixed.shape[:-2], -1)))
 
-    def attend_by(self, inputs: jax.Array, mix: Arrange) -> jax.Array:
-        """Returns the attention output of packed rows, (rows, width), where somebody else holds keys and values.
+    def attend_over_path(
+        self, inputs: jax.Array, *, position: Position, bias_by_age: jax.Array, length: int, over_path: OverPath
+    ) -> jax.Array:
+        """Returns the attention output of packed rows, (rows, width), each to its own path.
 
         Args:
           inputs: shape (rows, width).
-          mix: Turns queries, (rows, heads * head_dim), into the values that they attend to, of that shape.
+          position: Of each row.
+          bias_by_age: shape (heads, steps). By how many steps a key is older.
+          length: Nodes that are gathered for each row.
+          over_path: Gathers them.
         """
-        return self.out(mix(self.query(inputs)))
+        # [rows, length]
+        age = position.steps[:, None] - jnp.arange(length)[None]
+        is_past = age >= 0
+        # [heads, rows, length] -> [rows, heads, length]
+        bias = jnp.swapaxes(bias_by_age[:, jnp.maximum(age, 0)], 0, 1)
+        return self.out(over_path(self._mix, self.query(inputs), bias, is_past))
 
-    def keys_values(self, inputs: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def _mix(
+        self, keys: jax.Array, values: jax.Array, queries: jax.Array, bias: jax.Array, is_past: jax.Array
+    ) -> jax.Array:
+        """Returns the values that queries, (rows, heads * head_dim), attend to, of that shape."""
+        # Matrix products, though of one query each: on CPU, XLA (jaxlib 0.10.2) gives wrong sums where it fuses a
+        # gather, a product and a sum over more than about 12,000 positions.
+        split = queries.reshape(*queries.shape[:-1], self.config.num_heads, self.config.head_dim)
+        logits = jnp.einsum("rhd,rthd->rht", split, keys, precision=PRECISION) + bias
+        weights = jax.nn.softmax(jnp.where(is_past[:, None], logits, MASKED))
+        # What is not of the past may be what a broken prompt left: 0 * NaN is NaN.
+        values = jnp.where(is_past[:, :, None, None], values, jnp.float32(0))
+        return jnp.einsum("rht,rthd->rhd", weights, values, precision=PRECISION).reshape(queries.shape)
+
+    def keys_values(self, inputs: jax.Array) -> KeysValues:
         """Returns keys and values, each of shape (..., heads, positions, head_dim), of (..., positions, width)."""
         return self._split(self.key(inputs)), self._split(self.value(inputs))
 

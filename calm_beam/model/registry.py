@@ -1,0 +1,41 @@
+"""The architectures that can be decoded, by the kind of their configs."""
+
+import types
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from .architecture import Architecture, ModelConfig
+from .t5.architecture import T5Architecture
+from .t5.config import T5Config
+
+if TYPE_CHECKING:
+    from .interface import EarlyExitModel, PackedLayer
+
+ARCHITECTURES: Mapping[type, Architecture] = types.MappingProxyType({T5Config: T5Architecture()})
+
+
+def architecture_of(config: ModelConfig) -> Architecture:
+    """Returns the architecture of a model, given its sizes."""
+    return ARCHITECTURES[type(config)]
+
+
+def parameter_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+    """Returns the name and shape of every parameter of a model.
+
+    Args:
+      config: Sizes of the model.
+
+    Returns:
+      Mapping from a name such as `decoder/layers_0/mlp/wi_0/kernel` to a shape; kernels are [in, out].
+    """
+    return dict(architecture_of(config).parameter_shapes(config))
+
+
+def network_of(config: ModelConfig) -> "EarlyExitModel":
+    """Returns the network of a model, given its sizes; loads JAX."""
+    return architecture_of(config).network(config)
+
+
+def packed_layer_of(config: ModelConfig) -> "PackedLayer":
+    """Returns a decoder layer of a model for packed rows, given its sizes; loads JAX."""
+    return architecture_of(config).packed_layer(config)

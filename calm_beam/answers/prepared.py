@@ -68,6 +68,7 @@ class PreparedAnswers:
             on_error=request.on_error,
             max_failures=request.max_failures,
             model_copies=request.model_copies,
+            model_parallelism=request.model_parallelism,
         )
 
 

@@ -11,6 +11,8 @@ from calm_beam.model import ModelConfig, architecture_of, parameter_shapes
 if TYPE_CHECKING:
     import jax
 
+    from .device_groups import DeviceGroup
+
 # Share of the memory that is free when a decoder starts. Of an accelerator, the rest is for weights and intermediate
 # results; a host may run several decoders.
 _DEVICE_SHARE = 0.6
@@ -48,7 +50,7 @@ class Budget:
 
 def choose_budget(
     config: ModelConfig,
-    device: "jax.Device",
+    group: "DeviceGroup",
     *,
     lanes: int,
     steps: int,
@@ -56,11 +58,11 @@ def choose_budget(
     batch_size: int | None,
     token_budget: int | None,
 ) -> Budget:
-    """Returns what a sweep may hold on a device, as far as the user leaves it open.
+    """Returns what a sweep may hold on a group of devices, as far as the user leaves it open.
 
     Args:
       config: Sizes of the model.
-      device: Where it runs.
+      group: Where it runs.
       lanes: Lanes of a prompt.
       steps: Most tokens of an output.
       source: Most tokens of a prompt.
@@ -71,10 +73,14 @@ def choose_budget(
       ValueError: If the token budget has no room for one prompt that needs the most.
     """
     needed = checked_least_tokens(token_budget, lanes=lanes, steps=steps, source=source)
+    device = group.devices[0]
     is_host = device.platform == "cpu"
     free = _free_bytes(device) * (_HOST_SHARE if is_host else _DEVICE_SHARE)
     # Keys and values of a position at every layer; states of a slot's lanes before and after every layer.
     position = _position_numbers(config) * _FLOAT_BYTES
+    if not is_host and "keys_values" not in group.division.whole:
+        # Of an accelerator's memory, its part alone; the devices of a host share one.
+        position //= group.division.parts
     pending = sum(math.prod(shape) for shape in architecture_of(config).pending_shapes(config).values())
     states = ((config.num_decoder_layers + 1) * config.emb_dim + pending) * lanes * _FLOAT_BYTES
     most = batch_size or (_HOST_SLOTS if is_host else _DEVICE_SLOTS)

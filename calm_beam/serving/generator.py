@@ -46,6 +46,7 @@ class Generator:
         batch_size: int | None,
         token_budget: int | None,
         exit_head: str,
+        model_parallelism: int = 1,
         is_full_model: bool = False,
     ) -> None:
         """Prepares decoders; `from_manifest` checks first that all this belongs together."""
@@ -57,6 +58,7 @@ class Generator:
         self._batch_size = batch_size
         self._token_budget = token_budget
         self._exit_head = exit_head
+        self._model_parallelism = model_parallelism
         self._is_full_model = is_full_model
         self._by_group = {each.group: each for each in manifest.of_same_promise(entry)}
         settings.rule.check_model(self.num_layers, has_classifier=bool(checkpoint.config.exit_classifier))
@@ -94,6 +96,7 @@ class Generator:
         token_budget: int | None = None,
         exit_head: str = "auto",
         confidence: str | None = None,
+        model_parallelism: int = 1,
     ) -> Self:
         """Returns a generator for one entry of a manifest.
 
@@ -115,6 +118,8 @@ class Generator:
           exit_head: Form of the output head that decides, one of `EXIT_HEADS`. It moves no answer, only time.
           confidence: The confidence measure, if the manifest names code of the user's, `module:function`: a file alone
             does not decide what runs here.
+          model_parallelism: Devices that share one model, each with a part of it; the number of devices of this process
+            must be a multiple of it.
 
         Returns:
           The generator. Where the entry's threshold is None, no threshold was found safe: it then runs the full model.
@@ -125,8 +130,8 @@ class Generator:
           CheckpointError: If the model cannot be read.
           VocabularyError: If the vocabulary cannot be read.
           OSError: If a file cannot be read.
-          ValueError: If `batch_size` or `token_budget` is too low, this machine has no memory for the model, or the
-            rule asks for an exit classifier and the model has none.
+          ValueError: If `batch_size` or `token_budget` is too low, this machine has no memory for the model or its
+            devices cannot share it so, or the rule asks for an exit classifier and the model has none.
 
         Source: ours; what is decoded is CALM's, "Decoding with early exiting".
         """
@@ -151,12 +156,13 @@ class Generator:
         return cls(
             manifest,
             entry,
-            checkpoint=on_device(checkpoint),
+            checkpoint=on_device(checkpoint, model_parallelism=model_parallelism),
             vocabulary=loaded,
             settings=settings,
             batch_size=batch_size,
             token_budget=token_budget,
             exit_head=exit_head,
+            model_parallelism=model_parallelism,
         )
 
     def full_model(self) -> Self:
@@ -170,6 +176,7 @@ class Generator:
             batch_size=self._batch_size,
             token_budget=self._token_budget,
             exit_head=self._exit_head,
+            model_parallelism=self._model_parallelism,
             is_full_model=True,
         )
 
@@ -338,6 +345,7 @@ class Generator:
                     batch_size=self._batch_size,
                     token_budget=self._token_budget,
                     exit_head=self._exit_head,
+                    model_parallelism=self._model_parallelism,
                 )
             return self._batch
 
@@ -352,6 +360,7 @@ class Generator:
                     max_decode_length=self._settings.max_decode_length,
                     max_input_length=self._settings.max_input_length,
                     exit_head=self._exit_head,
+                    model_parallelism=self._model_parallelism,
                 )
                 self._single = {
                     each: full_model.at(each, threshold_by_position=None if each is None else by_step.tolist())
@@ -380,7 +389,7 @@ class Generator:
         return encoded
 
 
-def on_device(checkpoint: Checkpoint) -> Checkpoint:
+def on_device(checkpoint: Checkpoint, *, model_parallelism: int = 1) -> Checkpoint:
     """Returns the model with its weights where they are computed with, once for all decoders that are made of it."""
-    (group, *_) = device_groups(checkpoint.config)
+    group, *_ = device_groups(checkpoint.config, model_parallelism=model_parallelism)
     return placed(checkpoint, group)

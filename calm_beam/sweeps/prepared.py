@@ -123,6 +123,7 @@ class PreparedSweep:
             on_error=request.on_error,
             max_failures=request.max_failures,
             model_copies=request.model_copies,
+            model_parallelism=request.model_parallelism,
         )
 
 

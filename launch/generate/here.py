@@ -147,6 +147,7 @@ def _generator(flags: argparse.Namespace, manifest: Manifest) -> "Generator":
         epsilon=flags.epsilon,
         group=flags.group,
         batch_size=flags.batch_size,
+        model_parallelism=flags.model_parallelism,
         exit_head=flags.exit_head,
         confidence=flags.confidence,
     )

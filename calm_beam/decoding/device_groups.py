@@ -97,7 +97,8 @@ class DeviceGroup:
     def _read(self, name: str, array: StoredArray) -> jax.Array:
         axis, parts = self.division.axis(name, array.ndim), self.division.parts
         if axis is None or not array.divides(axis, parts):
-            return self.place(name, np.asarray(array))
+            # Until it is there, the host holds it.
+            return jax.block_until_ready(self.place(name, np.asarray(array)))
         size = array.shape[axis] // parts
         shards = []
         for part, device in enumerate(self.devices):

@@ -12,7 +12,7 @@ from calm_beam.exits.rule import ExitRule
 
 from .batch import Batch
 from .device_groups import device_groups, placed
-from .memory import choose_budget
+from .memory import check_devices, choose_budget
 from .packed import PackedDecoder
 from .result import KnownOutput, SweepResult
 from .work import Work
@@ -56,6 +56,7 @@ class PackedDecoders:
         _, steps, lanes = thresholds.shape
         self._decoders: list[PackedDecoder] = []
         for group in device_groups(checkpoint.config, model_parallelism=model_parallelism, devices=devices):
+            check_devices(checkpoint.config, group)
             # Before the budget: what is free is what the weights leave.
             on_group = placed(checkpoint, group)
             budget = choose_budget(

@@ -98,7 +98,8 @@ class DeviceGroup:
         axis, parts = self.division.axis(name, array.ndim), self.division.parts
         if axis is None or not array.divides(axis, parts):
             # Until it is there, the host holds it.
-            return jax.block_until_ready(self.place(name, np.asarray(array)))
+            read: jax.Array = jax.block_until_ready(self.place(name, np.asarray(array)))
+            return read
         size = array.shape[axis] // parts
         shards = []
         for part, device in enumerate(self.devices):

@@ -43,6 +43,16 @@ def whole(values: jax.Array) -> jax.Array:
     return divided(values, 0, of=1)
 
 
+def spread(values: jax.Array) -> jax.Array:
+    """Returns values of which each device has its part of the longest axis that they can share evenly, if any."""
+    count = parts()
+    axes = [axis for axis, size in enumerate(values.shape) if size % count == 0]
+    if not axes:
+        return whole(values)
+    axis = max(axes, key=lambda axis: (values.shape[axis], axis))
+    return divided(values, axis, of=values.shape[axis])
+
+
 def by_part(compute: Callable[..., Any], shared: jax.Array, array: jax.Array, *, axis: int) -> Any:
     """Returns what is made of an array, or what every device makes of its part.
 

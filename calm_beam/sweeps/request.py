@@ -3,6 +3,7 @@
 import dataclasses
 
 from calm_beam.decoding.settings import DecodeSettings
+from calm_beam.set_parts import SetPart
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -28,6 +29,8 @@ class SweepRequest:
       round_examples: Examples of a round, where tests are looked at after each; None where all examples count.
       model_copies: Most copies of the model in one process.
       model_parallelism: Devices of a worker that share one model, each with a part of it; copies are on the others.
+      part: The part of the data that is decoded; None for all of it.
+      decoder: As in `DecodeJob`.
     """
 
     model: str
@@ -47,3 +50,5 @@ class SweepRequest:
     round_examples: int | None = None
     model_copies: int = 1
     model_parallelism: int = 1
+    part: SetPart | None = None
+    decoder: str | None = None

@@ -9,7 +9,7 @@ from calm_beam.checkpoints import Checkpoint, Declared, load_checkpoint
 from calm_beam.decoding.batch_decoder import BatchDecoder
 from calm_beam.decoding.device_groups import device_groups, placed
 from calm_beam.decoding.early_exit import EarlyExitDecoder
-from calm_beam.decoding.memory import check_memory
+from calm_beam.decoding.memory import check_memory, memory_in_words
 from calm_beam.decoding.padding import widths_up_to
 from calm_beam.decoding.prompts import Prompt, encode_prompt
 from calm_beam.decoding.result import EarlyExitResult
@@ -33,6 +33,12 @@ class Generator:
 
     Under a manifest with groups, a prompt may name its group, and is answered by the entry of that. One without a group
     is answered by the generator's own entry; one of a group that the manifest does not know, by the safest of all.
+
+    Attributes:
+      manifest: What was promised.
+      entry: Of it, by which prompts of no group are answered.
+      vocabulary: Of the model; None for prompts of token ids.
+      memory: A sentence on what the model takes, and the room that was left when it was loaded.
     """
 
     def __init__(
@@ -46,6 +52,7 @@ class Generator:
         batch_size: int | None,
         token_budget: int | None,
         exit_head: str,
+        memory: str,
         model_parallelism: int = 1,
         is_full_model: bool = False,
     ) -> None:
@@ -53,6 +60,7 @@ class Generator:
         self.manifest = manifest
         self.entry = entry
         self.vocabulary = vocabulary
+        self.memory = memory
         self._checkpoint = checkpoint
         self._settings = settings
         self._batch_size = batch_size
@@ -146,12 +154,10 @@ class Generator:
             checkpoint = load_checkpoint(os.fspath(checkpoint), declared=declared)
         loaded = recorded_vocabulary(manifest.vocabulary, checkpoint, path=vocabulary)
         settings = agreed_settings(manifest, entry, checkpoint=checkpoint, vocabulary=loaded, confidence=confidence)
-        check_memory(
-            checkpoint.config,
-            lanes=1,
-            steps=settings.max_decode_length,
-            source=settings.max_input_length,
-            token_budget=token_budget,
+        sizes = {"lanes": 1, "steps": settings.max_decode_length, "source": settings.max_input_length}
+        check_memory(checkpoint.config, **sizes, token_budget=token_budget)
+        memory = memory_in_words(
+            checkpoint.config, **sizes, token_budget=token_budget, model_parallelism=model_parallelism, runs_here=True
         )
         return cls(
             manifest,
@@ -162,6 +168,7 @@ class Generator:
             batch_size=batch_size,
             token_budget=token_budget,
             exit_head=exit_head,
+            memory=memory,
             model_parallelism=model_parallelism,
         )
 
@@ -176,6 +183,7 @@ class Generator:
             batch_size=self._batch_size,
             token_budget=self._token_budget,
             exit_head=self._exit_head,
+            memory=self.memory,
             model_parallelism=self._model_parallelism,
             is_full_model=True,
         )

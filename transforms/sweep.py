@@ -6,6 +6,7 @@ from typing import Protocol
 
 import apache_beam as beam
 
+from calm_beam.arithmetic import Arithmetic
 from calm_beam.calibration.groups import groups_of_data, groups_of_stored
 from calm_beam.calibration.publish import EarlierResult
 from calm_beam.decoding.settings import DecodeSettings, descending_grid, uniform_grid
@@ -57,14 +58,20 @@ class Sweep(beam.PTransform):
       thresholds: The grid; it is tested from the top.
       vocabulary: Path of the SentencePiece model; None looks in and beside the model.
       extra_ids: Sentinels to add to it; None takes as many as tokenizer files beside it name.
+      chat_template: `model` for the chat template beside the tokenizer, or the path of one, which makes prompts of
+        inputs; None takes them as they are.
+      system: What every chat begins with; None if it begins with the input.
       task_prefix: Put before every input.
       max_input_length: In tokens, eos included.
       max_decode_length: In tokens, eos included.
+      dtype: `float32`, or `bfloat16` for weights, states, keys and values.
+      matmul_precision: `highest`, `high` or `default`: of products of float32 numbers on GPUs and TPUs.
       on_long: `truncate` or `error`, for longer inputs.
       on_error: `fail`, or `worst_case`, which counts prompts that cannot be decoded with loss 1.
       max_failures: Most examples that may fail; None for few.
       batch_size: Most prompts decoded together; None goes by the memory that is free.
       token_budget: Most positions held at a time; None likewise.
+      model_parallelism: Devices of a worker that share one model, each with a part of it; copies are on the others.
       exit_head: One of `EXIT_HEADS`: the form of the output head that decides. It moves no output, only time.
       resume: Whether to go on with what an unfinished run has left there.
       overwrite: Whether to take away what is there.
@@ -79,14 +86,19 @@ class Sweep(beam.PTransform):
     thresholds: Sequence[float] = dataclasses.field(default_factory=lambda: uniform_grid(0.05))
     vocabulary: str | None = None
     extra_ids: int | None = None
+    chat_template: str | None = None
+    system: str | None = None
     task_prefix: str = ""
     max_input_length: int = 512
     max_decode_length: int = 64
+    dtype: str = "float32"
+    matmul_precision: str = "highest"
     on_long: str = "truncate"
     on_error: str = "fail"
     max_failures: int | None = None
     batch_size: int | None = None
     token_budget: int | None = None
+    model_parallelism: int = 1
     exit_head: str = "auto"
     resume: bool = False
     overwrite: bool = False
@@ -129,17 +141,21 @@ class Sweep(beam.PTransform):
             max_input_length=self.max_input_length,
             max_decode_length=self.max_decode_length,
             task_prefix=self.task_prefix,
+            arithmetic=Arithmetic(dtype=self.dtype, matmul_precision=self.matmul_precision),
         )
         return SweepRequest(
             model=str(self.model),
             settings=settings,
             vocabulary=self.vocabulary,
             extra_ids=self.extra_ids,
+            chat_template=self.chat_template,
+            system=self.system,
             on_long=self.on_long,
             on_error=self.on_error,
             max_failures=self.max_failures,
             batch_size=self.batch_size,
             token_budget=self.token_budget,
+            model_parallelism=self.model_parallelism,
             exit_head=self.exit_head,
             num_shards=num_shards,
             part=part,

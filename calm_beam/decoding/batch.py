@@ -16,8 +16,8 @@ from calm_beam.exits.certified_head import CertifiedHead
 from calm_beam.exits.measures import Need
 from calm_beam.exits.propagations import PassedOn
 from calm_beam.exits.rule import ExitRule
-from calm_beam.model import ModelConfig, architecture_of
-from calm_beam.model.interface import Position
+from calm_beam.model import architecture_of
+from calm_beam.model.interface import EarlyExitModel, Position
 
 from . import device_steps
 from .decisions import Decisions
@@ -48,7 +48,6 @@ _HOST_ROWS, _DEVICE_ROWS = 256, 4096
 _RANKS = 8
 # Bytes of keys and values that a host reads in the time that a call takes.
 _CALL_BYTES = 4 << 20
-_FLOAT_BYTES = 4
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -78,7 +77,7 @@ class Batch:
 
     def __init__(
         self,
-        config: ModelConfig,
+        model: EarlyExitModel,
         rule: ExitRule,
         *,
         weights: Weights,
@@ -90,7 +89,7 @@ class Batch:
         """Prepares free slots.
 
         Args:
-          config: Sizes of the model.
+          model: The network.
           rule: How exits are decided.
           weights: Of the model.
           thresholds: float32, shape (schedules, steps, lanes); +inf in a lane of the full model.
@@ -100,7 +99,8 @@ class Batch:
             they wait less, for more programs to compile.
         """
         self._work = Work()
-        self._config, self._rule, self._weights, self._thresholds = config, rule, weights, thresholds
+        self._model, self._rule, self._weights, self._thresholds = model, rule, weights, thresholds
+        config = model.config
         self._measure, self._passed_on = rule.measure(), rule.propagation().passed_on
         self._layers = config.num_decoder_layers
         self._exit_layers = frozenset(rule.exit_layers(self._layers))
@@ -127,9 +127,9 @@ class Batch:
             growth=2 if lanes == 1 else 4,
         )
         inner = config.num_kv_heads * config.head_dim
-        width = 2 * inner * _FLOAT_BYTES
+        width = 2 * inner * model.arithmetic.number_bytes
         self._free_positions = _CALL_BYTES // width
-        self._sources = {width: Sources(config, width=width, places=count) for width, count in places.items()}
+        self._sources = {width: Sources(model, width=width, places=count) for width, count in places.items()}
         self._is_crowded = False
         self._requests: list[Request | None] = [None] * slots
         self._is_held = np.zeros(slots, bool)
@@ -148,11 +148,12 @@ class Batch:
         *made, self._states = zeros(
             (
                 *((slots * lanes, *shape) for shape in pending.values()),
-                *(store,) * (2 * self._layers),
                 (self._layers + 1, slots * lanes, config.emb_dim),
-            )
+            ),
+            model.arithmetic.dtype,
         )
-        self._pending, stores = dict(zip(pending, made, strict=False)), made[len(pending) :]
+        self._pending = dict(zip(pending, made, strict=True))
+        stores = zeros((store,) * (2 * self._layers), model.arithmetic.dtype, axis=1, of=config.num_kv_heads)
         self._cache = list(zip(stores[::2], stores[1::2], strict=True))
 
     def take_work(self) -> Work:
@@ -178,8 +179,11 @@ class Batch:
 
     def admit(self, waiting: Waiting) -> None:
         """Moves waiting prompts into free slots, once enough are free."""
-        if self._is_crowded:
-            return
+        if not self._is_crowded:
+            with self._weights.group.running():
+                self._admit(waiting)
+
+    def _admit(self, waiting: Waiting) -> None:
         for width, queue in waiting.items():
             sources = self._sources[width]
             chunk = self._chunk(sources)
@@ -204,7 +208,7 @@ class Batch:
                     self._widths[slot], self._places[slot] = width, sources.free.pop()
                     source_tokens[row, : len(request.ids)] = request.ids
                     lengths[row] = self._lengths[slot] = len(request.ids)
-                    self._previous[slot] = architecture_of(self._config).first_input(request.ids)
+                    self._previous[slot] = architecture_of(self._model.config).first_input(request.ids)
                 self._prefill(sources, source_tokens, lengths=lengths, places=self._places[slots])
                 self._tree.admit(slots)
                 self._live[slots] = True
@@ -221,7 +225,7 @@ class Batch:
     def _prefill(self, sources: Sources, source_tokens: np.ndarray, *, lengths: np.ndarray, places: np.ndarray) -> None:
         """Gives places the keys and values of sources, (rows, width), of which there may be more than places."""
         sources.keys_values, sources.mask = device_steps.admit(
-            self._config,
+            self._model,
             self._weights.all,
             keys_values=sources.keys_values,
             source_mask=sources.mask,
@@ -236,6 +240,10 @@ class Batch:
         Every step is run once in every size, on padding only: what the batch holds does not change.
         """
         assert self._live.shape[1] == 1, "rows of several lanes need other sizes"
+        with self._weights.group.running():
+            self._run_on_padding()
+
+    def _run_on_padding(self) -> None:
         none = np.zeros(0, np.int32)
         for width, sources in self._sources.items():
             for count in {admitted_together(count) for count in range(1, self._chunk(sources) + 1)}:
@@ -262,18 +270,26 @@ class Batch:
 
     def step(self) -> Iterator[tuple[Request, SweepResult]]:
         """Generates one token in every live lane, and yields the prompts that have ended."""
+        with self._weights.group.running():
+            goes_on = self._generate()
+        for slot in np.flatnonzero(self._is_held & ~goes_on.any(axis=1)).tolist():
+            request = self._vacate(slot)
+            self._is_crowded = False
+            yield request, self._outputs.result(slot, is_finite=bool(self._is_finite[slot]))
+
+    def _generate(self) -> np.ndarray:
+        """Generates one token in every live lane, and returns which lanes go on."""
         live = self._live
         new = self._run_layers()
-        goes_on = live & ~is_end(new.tokens, self._config.end_ids) & (self._tree.step < self._steps - 1)[:, None]
+        goes_on: np.ndarray = (
+            live & ~is_end(new.tokens, self._model.config.end_ids) & (self._tree.step < self._steps - 1)[:, None]
+        )
         self._propagate(new.exit_layers, goes_on)
         self._outputs.append(new, self._tree.step, live=live)
         self._is_finite &= (new.is_finite | ~live).all(axis=1)
         self._tree.advance(new.tokens, new.exit_layers, alive=live)
         self._previous, self._live = new.tokens, goes_on
-        for slot in np.flatnonzero(self._is_held & ~goes_on.any(axis=1)).tolist():
-            request = self._vacate(slot)
-            self._is_crowded = False
-            yield request, self._outputs.result(slot, is_finite=bool(self._is_finite[slot]))
+        return goes_on
 
     def _share(self, slot: int) -> None:
         """Gives a slot's lanes what they have in common with a known output; some may have all of it."""
@@ -313,9 +329,10 @@ class Batch:
             if added:
                 self._tree.grow(added)
                 wider = ((0, added), (0, 0))
-                # Layer by layer, so that no more than one is held twice.
-                for layer, (keys, values) in enumerate(self._cache):
-                    self._cache[layer] = jnp.pad(keys, wider), jnp.pad(values, wider)
+                with self._weights.group.running():
+                    # Layer by layer, so that no more than one is held twice.
+                    for layer, (keys, values) in enumerate(self._cache):
+                        self._cache[layer] = jnp.pad(keys, wider), jnp.pad(values, wider)
                 continue
             busy = np.flatnonzero(self._is_held)
             assert len(busy) > 1, "the budget has room for one prompt"
@@ -390,7 +407,7 @@ class Batch:
 
     def _embed_part(self, lanes: np.ndarray, size: int) -> None:
         self._states = device_steps.embed(
-            self._config,
+            self._model,
             self._weights.embedding,
             states=self._states,
             tokens=padded(self._previous.flat[lanes], size),
@@ -426,7 +443,7 @@ class Batch:
           length: What their paths are padded to.
         """
         self._pending, self._cache[layer - 1] = device_steps.attend_to_output(
-            self._config,
+            self._model,
             self._weights.layers[layer - 1],
             states=self._states,
             pending=self._pending,
@@ -472,7 +489,7 @@ class Batch:
             parameters["classifier"] = self._weights.classifier
         confidences: jax.Array
         self._states, confidences = device_steps.finish_layer(
-            self._config,
+            self._model,
             self._rule.confidence,
             num_ranks=self._ranks,
             is_gathered=is_gathered,
@@ -637,7 +654,7 @@ class Batch:
     ) -> Sequence[jax.Array]:
         """Returns what a step makes of states, padded to a size."""
         return step(
-            self._config,
+            self._model,
             self._rule.confidence,
             parameters=self._weights.head,
             states=self._states,
@@ -681,12 +698,16 @@ class Batch:
         if self._passed_on is PassedOn.KEYS_VALUES:
             source_nodes = self._tree.newest(layers, lanes)
             self._cache = device_steps.copy_skipped(
-                self._cache, padded(layers, size), source_nodes=padded(source_nodes, size), nodes=padded_nodes
+                self._model,
+                self._cache,
+                source_layers=padded(layers, size),
+                source_nodes=padded(source_nodes, size),
+                nodes=padded_nodes,
             )
             return
         self._work += Work(fill_rows=int((nodes < self._tree.capacity).sum()))
         self._cache[1:] = device_steps.fill_skipped(
-            self._config,
+            self._model,
             self._weights.layers[1:],
             cache=self._cache[1:],
             states=self._states,

@@ -22,8 +22,9 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Self
 
+from calm_beam.arithmetic import Arithmetic
 from calm_beam.counted import counted
-from calm_beam.decoding.settings import DTYPE, DecodeSettings
+from calm_beam.decoding.settings import DecodeSettings
 from calm_beam.examples import Example
 from calm_beam.exits.rule import ExitRule
 from calm_beam.manifest import ModelRecord, VocabularyRecord
@@ -84,8 +85,13 @@ class DecodeJob:
         return self.settings.fingerprint(model=self.model.fingerprint, vocabulary=self.vocabulary_identity())
 
     def vocabulary_identity(self) -> str | None:
-        """Returns a fingerprint of the vocabulary with its extra ids; None where there is none."""
-        return f"{self.vocabulary.fingerprint}+{self.vocabulary.extra_ids}" if self.vocabulary else None
+        """Returns a fingerprint of the vocabulary with its extra ids and its chat; None where there is none."""
+        if self.vocabulary is None:
+            return None
+        chat = self.vocabulary.chat
+        # Names of generations without a chat are older than chats.
+        made = "" if chat is None else f"+{content_digest(chat.to_dict())}"
+        return f"{self.vocabulary.fingerprint}+{self.vocabulary.extra_ids}{made}"
 
     def digest(self) -> str:
         """Returns `sha256:` and 64 digits, over everything."""
@@ -119,6 +125,7 @@ class DecodeJob:
                         **settings,
                         "rule": ExitRule(**settings["rule"]),
                         "thresholds": tuple(settings["thresholds"]),
+                        "arithmetic": Arithmetic(**settings.get("arithmetic", {})),
                     }
                 ),
                 on_long=content["on_long"],
@@ -139,9 +146,7 @@ class DecodeJob:
                 f"{path}: is not as calm-beam writes it ({type(error).__name__}: {error})."
             ) from error
         if not is_alike:
-            raise GenerationsError(
-                f"{path}: is of another version of calm-beam, or computes in another type than {DTYPE}."
-            )
+            raise GenerationsError(f"{path}: is of another version of calm-beam.")
         return job
 
     def _content(self) -> dict[str, Any]:
@@ -152,7 +157,7 @@ class DecodeJob:
             "vocabulary": self.vocabulary.to_dict() if self.vocabulary else None,
             # As JSON gives it back: tuples become lists.
             "settings": json.loads(json.dumps(self.settings.to_dict())),
-            "dtype": DTYPE,
+            "dtype": self.settings.arithmetic.dtype,
             "on_long": self.on_long,
             "cluster_key": self.cluster_key,
             "patterns": list(self.patterns),

@@ -4,6 +4,7 @@ Numbers stay as given (1 does not become 1.0): the digest is taken over them.
 """
 
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import ClassVar
@@ -68,20 +69,57 @@ class ModelRecord(Record):
 
 
 @dataclass(frozen=True, kw_only=True)
+class ChatRecord(Record):
+    """How prompts were made of texts: by a chat template, which is a part of every prompt.
+
+    Attributes:
+      template: The Jinja template itself.
+      tokens: Texts of special tokens that it may use, by name.
+      system: What every chat began with, before the text; None if it began with that.
+    """
+
+    _OPTIONAL: ClassVar[tuple[str, ...]] = ("system",)
+
+    template: str
+    tokens: Mapping[str, str]
+    system: str | None = None
+
+    def __post_init__(self) -> None:
+        check_text("template", self.template)
+        if not isinstance(self.tokens, Mapping):
+            raise ManifestError(f"tokens must be a JSON object, got {shown(self.tokens)}")
+        for name, text in self.tokens.items():
+            check_text("a name in tokens", name)
+            check_text(f"tokens.{name}", text, empty_allowed=True)
+        if self.system is not None:
+            check_text("system", self.system, empty_allowed=True)
+
+
+@dataclass(frozen=True, kw_only=True)
 class VocabularyRecord(Record):
     """The vocabulary that turned text into token ids, and outputs into text.
 
     Attributes:
-      fingerprint: Identifies the SentencePiece model.
+      fingerprint: Identifies the SentencePiece model, or the tokenizer.
       extra_ids: Number of sentinel ids above its pieces.
+      chat: How prompts were made of texts; None where a prompt is the text as it is.
     """
+
+    _OPTIONAL: ClassVar[tuple[str, ...]] = ("chat",)
 
     fingerprint: str
     extra_ids: int
+    chat: ChatRecord | None = None
 
     def __post_init__(self) -> None:
         check_text("fingerprint", self.fingerprint)
         check_count("extra_ids", self.extra_ids, low=0)
+        if self.chat is not None:
+            check_record("chat", self.chat, kind=ChatRecord)
+
+    @classmethod
+    def _from_json(cls, key: str, value: object, *, at: str) -> object:
+        return ChatRecord.from_dict(value, at=at) if key == "chat" else value
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -101,9 +139,10 @@ class DecodeRecord(Record):
       dtype: Type in which the model computes.
       patience: How many layers a measure that compares predicted tokens looks at; None with other measures.
       confidence_source: Digest of the file that defines a user's own measure; None with ours.
+      matmul_precision: Of products of float32 numbers on GPUs and TPUs, by JAX's names; None for `highest`.
     """
 
-    _OPTIONAL: ClassVar[tuple[str, ...]] = ("patience", "confidence_source")
+    _OPTIONAL: ClassVar[tuple[str, ...]] = ("patience", "confidence_source", "matmul_precision")
 
     confidence: str
     schedule: str
@@ -117,6 +156,7 @@ class DecodeRecord(Record):
     dtype: str
     patience: int | None = None
     confidence_source: str | None = None
+    matmul_precision: str | None = None
 
     def __post_init__(self) -> None:
         if not is_own(self.confidence):
@@ -137,6 +177,14 @@ class DecodeRecord(Record):
             check_count("patience", self.patience, low=1)
         if self.confidence_source is not None:
             check_text("confidence_source", self.confidence_source)
+        if self.matmul_precision is not None:
+            check_text("matmul_precision", self.matmul_precision)
+
+    def arithmetic_in_words(self) -> str:
+        """Returns in which numbers the model computes, in a few words."""
+        if self.matmul_precision is None:
+            return self.dtype
+        return f"{self.dtype} with products of {self.matmul_precision} precision"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,20 +6,22 @@ from collections.abc import Sequence
 from typing import Self
 
 from calm_beam.checkpoints import Checkpoint, Declared, load_checkpoint
-from calm_beam.decoding.memory import check_memory, checked_least_tokens
+from calm_beam.decoding.memory import check_memory, checked_least_tokens, memory_in_words
 from calm_beam.decoding.recorded import settings_of_variant
 from calm_beam.decoding.settings import DecodeSettings
 from calm_beam.errors import UsageError
 from calm_beam.examples import no_vocabulary_for
+from calm_beam.exits.head_forms import check_head
 from calm_beam.exits.measures import Need
 from calm_beam.generations import DecodeJob, StoredGenerations
 from calm_beam.inputs import DataFiles, Reading
 from calm_beam.inputs.preview import DataPreview, preview_data
-from calm_beam.manifest import ModelRecord, Variant, VocabularyRecord
-from calm_beam.model import T5Config
+from calm_beam.manifest import ChatRecord, ModelRecord, Variant
+from calm_beam.model import ModelConfig
 from calm_beam.set_parts import SetPart
 from calm_beam.storage import absolute
 from calm_beam.versions import decoding_versions
+from calm_beam.vocabularies.chat import chat_of
 from calm_beam.vocabulary import Vocabulary, open_vocabulary
 
 from .assignment import BATCH, Assignment
@@ -40,6 +42,7 @@ class PreparedSweep:
       vocabulary: Its vocabulary, which makes texts of outputs; None if the data are token ids and there is none.
       vocabulary_path: Where that was read.
       model_fingerprint: Of the weights.
+      memory: A sentence on what the model takes, and the room that it leaves.
     """
 
     request: SweepRequest
@@ -48,6 +51,7 @@ class PreparedSweep:
     vocabulary: Vocabulary | None
     vocabulary_path: str | None
     model_fingerprint: str
+    memory: str
 
     @property
     def settings(self) -> DecodeSettings:
@@ -79,9 +83,7 @@ class PreparedSweep:
                 fingerprint=self.model_fingerprint,
                 layers=self.checkpoint.config.num_decoder_layers,
             ),
-            vocabulary=VocabularyRecord(fingerprint=vocabulary.fingerprint, extra_ids=vocabulary.extra_ids)
-            if vocabulary
-            else None,
+            vocabulary=vocabulary.record() if vocabulary else None,
             settings=self.settings,
             on_long=self.request.on_long,
             cluster_key=self.reading.cluster_key,
@@ -148,6 +150,7 @@ class PreparedSweep:
             on_error=request.on_error,
             max_failures=request.max_failures,
             model_copies=request.model_copies,
+            model_parallelism=request.model_parallelism,
         )
 
 
@@ -168,6 +171,7 @@ def prepare_sweep(
       OSError: If a file cannot be read.
     """
     _check_token_budget(request)
+    check_head(request.exit_head, request.settings.arithmetic)
     preview = preview_data(data.files, data.reading)
     checkpoint = load_checkpoint(
         request.model,
@@ -177,9 +181,8 @@ def prepare_sweep(
     path = request.vocabulary or (checkpoint.vocabulary_uri if finds_vocabulary else None)
     if path is None:
         _check_needs_no_vocabulary(preview, checkpoint, finds_vocabulary=finds_vocabulary)
-    vocabulary = open_vocabulary(path, extra_ids=request.extra_ids) if path else None
-    if runs_here:
-        _check_fits(request, checkpoint.config)
+    vocabulary = open_vocabulary(path, extra_ids=request.extra_ids, chat=_chat(request, path)) if path else None
+    memory = _check_fits(request, checkpoint.config, runs_here=runs_here)
     head = checkpoint.config.vocab_size
     if vocabulary is not None and vocabulary.size > head:
         raise UsageError(
@@ -196,6 +199,7 @@ def prepare_sweep(
         vocabulary=vocabulary,
         vocabulary_path=absolute(path) if path else None,
         model_fingerprint=checkpoint.fingerprint(),
+        memory=memory,
     )
 
 
@@ -220,13 +224,22 @@ def _check_exits(request: SweepRequest, checkpoint: Checkpoint) -> None:
         )
 
 
+def _chat(request: SweepRequest, vocabulary_path: str) -> ChatRecord | None:
+    """Returns how prompts become chats, as the request or a manifest says; None if they do not."""
+    if request.recorded_chat is not None:
+        return request.recorded_chat
+    if request.chat_template is None:
+        if request.system is not None:
+            raise UsageError("--system belongs to --chat_template, which is missing.")
+        return None
+    return chat_of(request.chat_template, tokenizer=vocabulary_path, system=request.system)
+
+
 def _check_needs_no_vocabulary(preview: DataPreview, checkpoint: Checkpoint, *, finds_vocabulary: bool) -> None:
     if preview.text_prompt:
         if not finds_vocabulary:
             raise UsageError(f"{preview.text_prompt}: its prompt is text, {_WITHOUT_VOCABULARY} input_ids.")
-        raise UsageError(
-            f"no sentencepiece.model in or beside {checkpoint.uri}: pass --vocabulary, or data that has input_ids."
-        )
+        raise UsageError(f"no vocabulary in or beside {checkpoint.uri}: pass --vocabulary, or data that has input_ids.")
     if preview.text_reference:
         if not finds_vocabulary:
             raise UsageError(
@@ -235,12 +248,27 @@ def _check_needs_no_vocabulary(preview: DataPreview, checkpoint: Checkpoint, *, 
         raise UsageError(no_vocabulary_for(f"{preview.text_reference}: its"))
 
 
-def _check_fits(request: SweepRequest, config: T5Config) -> None:
-    check_memory(
+def _check_fits(request: SweepRequest, config: ModelConfig, *, runs_here: bool) -> str:
+    """Refuses what cannot fit into this machine if it decodes, and returns in words what memory is taken."""
+    settings = request.settings
+    sizes = {
+        "lanes": 1 + len(settings.thresholds),
+        "steps": settings.max_decode_length,
+        "source": settings.max_input_length,
+    }
+    if runs_here:
+        check_memory(
+            config,
+            **sizes,
+            token_budget=request.token_budget,
+            copies=request.model_copies,
+            arithmetic=settings.arithmetic,
+        )
+    return memory_in_words(
         config,
-        lanes=1 + len(request.settings.thresholds),
-        steps=request.settings.max_decode_length,
-        source=request.settings.max_input_length,
+        **sizes,
         token_budget=request.token_budget,
-        copies=request.model_copies,
+        model_parallelism=request.model_parallelism,
+        runs_here=runs_here,
+        arithmetic=settings.arithmetic,
     )

@@ -3,6 +3,7 @@
 import dataclasses
 
 from calm_beam.decoding.settings import DecodeSettings
+from calm_beam.manifest import ChatRecord
 from calm_beam.set_parts import SetPart
 
 
@@ -13,8 +14,12 @@ class SweepRequest:
     Attributes:
       model: Folder of the model.
       settings: What determines the outputs.
-      vocabulary: Path of the SentencePiece model; None looks in and beside the model.
+      vocabulary: Path of the SentencePiece model, or of a `tokenizer.json`; None looks in and beside the model.
       extra_ids: Sentinels to add to it; None takes as many as tokenizer files beside it name.
+      chat_template: `model` for the chat template beside the tokenizer, or the path of one; None takes prompts as they
+        are.
+      system: What every chat begins with; None if it begins with the prompt.
+      recorded_chat: How a manifest says that prompts become chats, which counts before those two.
       activation: Of the model, where its files do not say it; None goes by the files.
       relative_max_distance: The same.
       on_long: `truncate` or `error`, for prompts longer than the settings allow.
@@ -28,6 +33,7 @@ class SweepRequest:
       order: Salt of a hash of their ids, or of their clusters' names, which divides them instead; None for prompts.
       round_examples: Examples of a round, where tests are looked at after each; None where all examples count.
       model_copies: Most copies of the model in one process.
+      model_parallelism: Devices of a worker that share one model, each with a part of it; copies are on the others.
       part: The part of the data that is decoded; None for all of it.
       decoder: As in `DecodeJob`.
     """
@@ -36,6 +42,9 @@ class SweepRequest:
     settings: DecodeSettings
     vocabulary: str | None = None
     extra_ids: int | None = None
+    chat_template: str | None = None
+    system: str | None = None
+    recorded_chat: ChatRecord | None = None
     activation: str | None = None
     relative_max_distance: int | None = None
     on_long: str = "truncate"
@@ -48,5 +57,6 @@ class SweepRequest:
     order: str | None = None
     round_examples: int | None = None
     model_copies: int = 1
+    model_parallelism: int = 1
     part: SetPart | None = None
     decoder: str | None = None

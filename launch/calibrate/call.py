@@ -39,9 +39,13 @@ def calibrate(
     thresholds: Sequence[float] | None = None,
     vocabulary: str | None = None,
     extra_ids: int | None = None,
+    chat_template: str | None = None,
+    system: str | None = None,
     task_prefix: str = "",
     max_input_length: int = 512,
     max_decode_length: int = 64,
+    dtype: str = "float32",
+    matmul_precision: str = "highest",
     cluster_key: str | None = None,
     group_key: str | None = None,
     joint: bool = False,
@@ -53,6 +57,7 @@ def calibrate(
     num_shards: int | None = None,
     batch_size: int | None = None,
     token_budget: int | None = None,
+    model_parallelism: int = 1,
     exit_head: str = "auto",
     metric_settings: MetricSettings = NO_SETTINGS,
     resume: bool = False,
@@ -82,9 +87,14 @@ def calibrate(
       thresholds: The grid; multiples of 0.05 if omitted.
       vocabulary: Path of the SentencePiece model; looked for in and beside the model if omitted.
       extra_ids: Sentinels to add to it; as many as tokenizer files beside it name if omitted.
+      chat_template: `model` for the chat template beside the tokenizer, or the path of one, which makes prompts of
+        inputs; inputs are prompts as they are if omitted.
+      system: What every chat begins with, before the input.
       task_prefix: Put before every input.
       max_input_length: In tokens, eos included.
       max_decode_length: In tokens, eos included.
+      dtype: `float32`, or `bfloat16` for weights, states, keys and values; serving is then bfloat16, too.
+      matmul_precision: `highest`, `high` or `default`: of products of float32 numbers on GPUs and TPUs.
       cluster_key: Key of a row that names its cluster, where examples are drawn in clusters.
       group_key: Key of a row that names its group, such as its language: each group then has entries of its own.
       joint: Whether all guarantees are to hold together with probability 1 - epsilon.
@@ -97,6 +107,7 @@ def calibrate(
       num_shards: Shards that examples are divided into; by the size of the data if omitted, or with `resume` as begun.
       batch_size: Most prompts decoded together; by the memory that is free if omitted.
       token_budget: Most positions held at a time, likewise.
+      model_parallelism: Devices of a worker that share one model, each with a part of it.
       exit_head: One of `EXIT_HEADS`: the form of the output head that decides. It moves no output, only time.
       metric_settings: What metrics need.
       resume: Whether to go on with what an unfinished run has left in `output`.
@@ -141,14 +152,19 @@ def calibrate(
         thresholds=thresholds,
         vocabulary=vocabulary,
         extra_ids=extra_ids,
+        chat_template=chat_template,
+        system=system,
         task_prefix=task_prefix,
         max_input_length=max_input_length,
         max_decode_length=max_decode_length,
+        dtype=dtype,
+        matmul_precision=matmul_precision,
         on_long=on_long,
         on_error=on_error,
         max_failures=max_failures,
         batch_size=batch_size,
         token_budget=token_budget,
+        model_parallelism=model_parallelism,
         exit_head=exit_head,
         resume=resume,
         overwrite=overwrite,

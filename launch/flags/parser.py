@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from calm_beam.arithmetic import DTYPES, MATMUL_PRECISIONS, Arithmetic
 from calm_beam.errors import UsageError, os_error_in_words
 from calm_beam.exits.head_forms import EXIT_HEADS
 from calm_beam.exits.measures import MEASURES, is_measure_name
@@ -325,18 +326,37 @@ def add_task_flags(parser: FlagParser) -> None:
         help="model folder: native, Hugging Face, T5X or Orbax (checkpoint_<step>, or the folder of them); without "
         "model and data, calibrate and evaluate use embedded ones",
     )
-    task.add_argument("--vocabulary", help="SentencePiece model; default: in or beside the checkpoint")
+    task.add_argument("--vocabulary", help="SentencePiece model or tokenizer.json; default: beside the checkpoint")
     task.add_argument(
         "--extra_ids",
         type=whole_number(0),
         help="sentinels <extra_id_0>... to add; default: as many as tokenizer files beside the vocabulary name, or 0",
     )
+    task.add_argument(
+        "--chat_template",
+        help="make a chat of every input: model for the template beside its tokenizer.json, or a file with a Jinja "
+        "template; default: inputs are prompts as they are",
+    )
+    task.add_argument("--system", help="what every chat begins with, before the input; needs --chat_template")
     add_model_flags(task)
     add_data_flags(task)
     task.add_argument("--task_prefix", default="", help="put before every input")
     task.add_argument("--max_input_length", type=whole_number(1), default=512, help="in tokens, eos included")
     task.add_argument("--on_long", choices=("truncate", "error"), default="truncate", help="for longer inputs")
     task.add_argument("--max_decode_length", type=whole_number(1), default=64, help="in tokens, eos included")
+    task.add_argument(
+        "--dtype",
+        choices=DTYPES,
+        default="float32",
+        help="type of weights, states, keys and values; sums, norms, logits and confidences are float32 in any case",
+    )
+    task.add_argument(
+        "--matmul_precision",
+        choices=MATMUL_PRECISIONS,
+        default="highest",
+        help="of products of float32 numbers, on GPUs and TPUs: highest (float32), high or default (TF32, or passes in "
+        "bfloat16)",
+    )
     add_memory_flags(task)
     add_exit_head_flag(task)
 
@@ -430,6 +450,15 @@ def _measures_in_words() -> str:
     return f"{ours}; or module:function of your own, of (logits) or of (state, below)"
 
 
+def arithmetic_of(flags: argparse.Namespace) -> Arithmetic:
+    """Returns in which numbers the model is to compute.
+
+    Raises:
+      ValueError: If the flags do not go together.
+    """
+    return Arithmetic(dtype=flags.dtype, matmul_precision=flags.matmul_precision)
+
+
 def add_exit_head_flag(group: argparse._ActionsContainer) -> None:
     """Adds the flag that says in which form the output head decides, which moves no output."""
     group.add_argument(
@@ -450,6 +479,19 @@ def add_memory_flags(group: argparse._ActionsContainer) -> None:
         "--token_budget",
         type=whole_number(1),
         help="most positions held at a time, of prompts and of outputs; default: by the memory that is free",
+    )
+    add_parallelism_flag(group)
+
+
+def add_parallelism_flag(group: argparse._ActionsContainer) -> None:
+    """Adds the flag that says how many devices share one model."""
+    group.add_argument(
+        "--model_parallelism",
+        type=whole_number(1),
+        default=1,
+        metavar="N",
+        help="devices that share one model, each with a part of it, for models larger than one device; copies are on a "
+        "worker's other devices (default: 1)",
     )
 
 

@@ -19,7 +19,7 @@ from calm_beam.generations import read_generations, stored_prompts
 from calm_beam.inputs import read_examples
 from calm_beam.launch.flags import UsageError, as_usage
 from calm_beam.launch.flags.data import asked_shards
-from calm_beam.launch.flags.manifest import find_manifest
+from calm_beam.launch.flags.manifest import check_precision, find_manifest
 from calm_beam.launch.flags.metrics import checked_metrics, metric_settings
 from calm_beam.launch.run_sweep import run_sweep
 from calm_beam.launch.runners import Workers
@@ -40,7 +40,6 @@ from calm_beam.sweeps.shard import with_unique_ids
 from calm_beam.tails import tail_in_words
 from calm_beam.transforms import ReadExamples
 from calm_beam.upkeep.verification import FreshLosses, Verdict, promised_thresholds, verify_each
-from calm_beam.vocabulary import EOS_ID
 
 from .verdicts import BROKEN, check_alpha, conclude, verdict_in_words
 
@@ -56,6 +55,7 @@ def verify_manifest(flags: argparse.Namespace, options: PipelineOptions) -> int:
         check_alpha(flags.alpha)
         path = find_manifest(flags.manifest)
         manifest = read_manifest(path)
+        check_precision(flags, manifest.decode)
         entries = tuple(entry for entry in manifest.calibrations if entry.threshold is not None)
         if flags.metric is not None:
             entries = _with_metrics(entries, flags, manifest=manifest)
@@ -121,6 +121,7 @@ def _take_policies(flags: argparse.Namespace, manifest: Manifest) -> None:
     plan = manifest.plan
     flags.checkpoint = flags.checkpoint or manifest.model.uri
     flags.extra_ids = manifest.vocabulary.extra_ids if manifest.vocabulary else 0
+    flags.recorded_chat = manifest.vocabulary.chat if manifest.vocabulary else None
     flags.cluster_key = plan.cluster_key if plan else None
     flags.group_key = plan.group_key if plan else None
     if flags.group_key is None and manifest.data.groups is not None:
@@ -213,7 +214,8 @@ def _whole_prompt(
     text, ids = prompt
     if text is None or run.vocabulary is None:
         return text if ids is None else ids
-    return (*run.vocabulary.encode(run.settings.task_prefix + text), EOS_ID)
+    ids, _ = run.vocabulary.encode_prompt(run.settings.task_prefix + text, room=sys.maxsize)
+    return ids
 
 
 def _decode(

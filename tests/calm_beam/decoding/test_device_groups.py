@@ -124,13 +124,14 @@ _SHARED = (
     + """
 import threading
 
+from calm_beam.arithmetic import FLOAT32
 from calm_beam.serving.generator import on_device
 
 rule, thresholds = ExitRule(), [np.full(8, 0.6, np.float32)]
 checkpoint = build_checkpoint(build_config(num_heads=8, exit_classifier=2))
 alone = SweepDecoder(checkpoint, rule, thresholds=(0.6,), max_decode_length=8, devices=jax.local_devices()[:1])
 expected = dict(alone.decode(prompts))
-placed = on_device(checkpoint, model_parallelism=2)
+placed = on_device(checkpoint, FLOAT32, model_parallelism=2)
 batch = BatchDecoder(placed, rule, thresholds=thresholds, model_parallelism=2)
 single = EarlyExitDecoder(placed, rule, threshold=0.6, max_decode_length=8, model_parallelism=2)
 assert len(batch._decoders._decoders) == 4

@@ -3,7 +3,7 @@
 import dataclasses
 from typing import Self
 
-from calm_beam.checkpoints import Checkpoint, Declared, load_checkpoint
+from calm_beam.checkpoints import Checkpoint, Declared, load_checkpoint, stored_architecture
 from calm_beam.decoding.memory import check_memory, checked_least_tokens
 from calm_beam.decoding.recorded import settings_of_variant
 from calm_beam.decoding.settings import DecodeSettings
@@ -14,7 +14,7 @@ from calm_beam.generations import DecodeJob, StoredGenerations
 from calm_beam.inputs import DataFiles, Reading
 from calm_beam.inputs.preview import DataPreview, preview_data
 from calm_beam.manifest import ModelRecord, Variant, VocabularyRecord
-from calm_beam.model import T5Config
+from calm_beam.model import ModelConfig, architecture_of
 from calm_beam.storage import absolute
 from calm_beam.versions import decoding_versions
 from calm_beam.vocabulary import Vocabulary, open_vocabulary
@@ -116,7 +116,7 @@ class PreparedSweep:
         return Assignment(
             stored=StoredGenerations(directory=directory, job=self.job()),
             vocabulary_path=self.vocabulary_path,
-            declared=Declared(activation=config.activation, relative_max_distance=config.relative_max_distance),
+            declared=stored_architecture(config).declared(config),
             batch_size=request.batch_size,
             token_budget=request.token_budget,
             exit_head=request.exit_head,
@@ -153,6 +153,7 @@ def prepare_sweep(
     if path is None:
         _check_needs_no_vocabulary(preview, checkpoint, finds_vocabulary=finds_vocabulary)
     vocabulary = open_vocabulary(path, extra_ids=request.extra_ids) if path else None
+    _check_positions(request, checkpoint.config)
     if runs_here:
         _check_fits(request, checkpoint.config)
     head = checkpoint.config.vocab_size
@@ -210,7 +211,12 @@ def _check_needs_no_vocabulary(preview: DataPreview, checkpoint: Checkpoint, *, 
         raise UsageError(no_vocabulary_for(f"{preview.text_reference}: its"))
 
 
-def _check_fits(request: SweepRequest, config: T5Config) -> None:
+def _check_positions(request: SweepRequest, config: ModelConfig) -> None:
+    settings = request.settings
+    architecture_of(config).check_positions(config, source=settings.max_input_length, steps=settings.max_decode_length)
+
+
+def _check_fits(request: SweepRequest, config: ModelConfig) -> None:
     check_memory(
         config,
         lanes=1 + len(request.settings.thresholds),

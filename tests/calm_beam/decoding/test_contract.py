@@ -16,7 +16,8 @@ from calm_beam.exits.rule import ExitRule
 from calm_beam.model import T5Config, parameter_shapes
 from tests.builders import build_arrays, build_checkpoint, build_config, build_prompts, build_rule, checkpoint_of
 from tests.calm_beam.decoding.decoders import DECODERS, STEPS, assert_all_same, assert_same
-from tests.numpy_t5 import Decoded, NumpyT5
+from tests.numpy_decoder import Decoded
+from tests.numpy_t5 import NumpyT5
 from tests.sampling import sampled
 
 pytestmark = pytest.mark.usefixtures("strict_promotion")

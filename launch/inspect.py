@@ -1,4 +1,11 @@
-"""`calm-beam inspect PATH`: says in words what a manifest or a checkpoint holds, and checks its integrity."""
+"""`calm-beam inspect PATH`: says in words what a manifest or a checkpoint holds, and checks its integrity.
+
+    calm-beam inspect calibration
+
+Whether a model is the one that was calibrated:
+
+    calm-beam inspect calibration --checkpoint=model
+"""
 
 import argparse
 from collections.abc import Sequence
@@ -8,6 +15,7 @@ from calm_beam.counted import counted
 from calm_beam.manifest import (
     ExternalManifest,
     Manifest,
+    confirming_in_words,
     external_rounds_in_words,
     read_any_manifest,
     rounds_in_words,
@@ -21,18 +29,17 @@ from .flags.manifest import add_confidence_flag
 from .flags.model import add_model_flags, declared
 from .terminal import PlainConsole
 from .terminal.certification import choices_of_settings, tests_of_settings
-from .terminal.summary import choices_table, tests_in_words
+from .terminal.summary import choices_table, confirmation_lines, tests_in_words
+
+
+def flag_parsers() -> tuple[FlagParser, ...]:
+    """Returns the parsers of all forms of the command."""
+    return (_parser(),)
 
 
 def main(argv: Sequence[str]) -> int:
     """Runs the command and returns its exit status."""
-    parser = FlagParser(prog="calm-beam inspect", description=(__doc__ or "").split(": ", 1)[1])
-    parser.add_argument("path", help="a manifest, a calibration directory that holds one, or a checkpoint")
-    parser.add_argument("--checkpoint", help="check that the manifest belongs to this model, and can be served by it")
-    parser.add_argument("--vocabulary", help="its SentencePiece model; default: in or beside --checkpoint")
-    add_model_flags(parser)
-    add_confidence_flag(parser)
-    flags = parse_own_flags(parser, argv)
+    flags = parse_own_flags(_parser(), argv)
     path = flags.path
     manifest_path = _manifest_in(path)
     console = PlainConsole()
@@ -52,6 +59,16 @@ def main(argv: Sequence[str]) -> int:
     else:
         _describe_checkpoint(console, _load(flags, path))
     return 0
+
+
+def _parser() -> FlagParser:
+    parser = FlagParser(prog="calm-beam inspect", doc=__doc__)
+    parser.add_argument("path", help="a manifest, a calibration directory that holds one, or a checkpoint")
+    parser.add_argument("--checkpoint", help="check that the manifest belongs to this model, and can be served by it")
+    parser.add_argument("--vocabulary", help="its SentencePiece model; default: in or beside --checkpoint")
+    add_model_flags(parser)
+    add_confidence_flag(parser)
+    return parser
 
 
 def _manifest_in(path: str) -> str | None:
@@ -112,10 +129,14 @@ def _describe_manifest(console: PlainConsole, manifest: Manifest) -> None:
         f"{counted(data.duplicates, 'repeated input')}, "
         f"{data.truncated} cut, {data.failed} failed."
     )
+    if confirming := confirming_in_words(manifest):
+        console.print(f"Confirmation: {confirming}")
     if data.groups is not None and manifest.plan is not None:
         groups = ", ".join(f"{printable_line(each.name)} ({counted(each.examples, 'example')})" for each in data.groups)
         console.print(f"Groups by {printable_line(manifest.plan.group_key or '')}: {groups}.")
     console.print(choices_table(manifest))
+    for line in confirmation_lines(manifest):
+        console.print(line)
     console.print(tests_in_words(manifest))
     if rounds := rounds_in_words(manifest):
         console.print(rounds)

@@ -165,22 +165,29 @@ def _checked(exit_layers: Sequence[int], sizes: DecoderSizes, *, source_length: 
 
 
 def _without_tests(exits: np.ndarray, sizes: DecoderSizes, *, source_length: int) -> np.ndarray:
+    if not sizes.encoder_width:
+        return _of_decoder_only(exits, sizes, source_length=source_length)
     width, inner = sizes.width, sizes.attention_width
     positions = np.arange(1, len(exits) + 1)
-    output = 2 * sizes.vocab_size * width
-    if not sizes.encoder_width:
-        keys = 4 * width * (sizes.keys_width or inner)
-        through = 4 * width * inner + keys + 4 * sizes.mlp_width * width + 4 * (source_length + positions - 1) * inner
-        skipped = np.where(positions > 1, keys, 0)
-        decoder_only: np.ndarray = exits * through + (sizes.num_layers - exits) * skipped + output
-        return decoder_only
     through = 12 * width * inner + 4 * sizes.mlp_width * width + 4 * positions * inner + 4 * source_length * inner
     skipped = 4 * width * inner
     # Keys and values over the source are made once for each layer: by the first token that gets there.
     reached = np.maximum.accumulate(exits)
     first_uses = np.diff(reached, prepend=0)
     cross_attention = first_uses * 4 * source_length * inner * sizes.encoder_width
+    output = 2 * sizes.vocab_size * width
     flops: np.ndarray = exits * through + (sizes.num_layers - exits) * skipped + cross_attention + output
+    return flops
+
+
+def _of_decoder_only(exits: np.ndarray, sizes: DecoderSizes, *, source_length: int) -> np.ndarray:
+    width, inner = sizes.width, sizes.attention_width
+    before = np.arange(len(exits))
+    keys = 4 * width * (sizes.keys_width or inner)
+    through = 4 * width * inner + keys + 4 * sizes.mlp_width * width + 4 * (source_length + before) * inner
+    skipped = np.where(before > 0, keys, 0)
+    output = 2 * sizes.vocab_size * width
+    flops: np.ndarray = exits * through + (sizes.num_layers - exits) * skipped + output
     return flops
 
 

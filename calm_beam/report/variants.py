@@ -1,17 +1,16 @@
 """The report of a calibration of several variants: the path that was chosen for every promise, and what was proved."""
 
 import dataclasses
-import html
 from collections.abc import Callable, Iterable, Sequence
 
 from calm_beam.calibration.result import RiskRow
 from calm_beam.counted import counted
-from calm_beam.manifest import Calibration, Manifest
+from calm_beam.manifest import Calibration, Manifest, confirmation_in_words
 from calm_beam.tails import tail_in_words
 
 from .contents import facts, short_name
-from .plain import Panel, PlainPage, shown, table
-from .promise import CONDITION, cautions, promise_in_words, together_in_words
+from .plain import Panel, PlainPage, sentence_html, table
+from .promise import CONDITION, cautions, confirmation_of_test, together_in_words
 from .stored import Calibrated
 
 
@@ -49,7 +48,7 @@ def build_variants_page(calibrated: Calibrated) -> str:
         kind="calibration report",
         title=short_name(manifest.model.uri),
         made=manifest.created,
-        promise=_promise(first, manifest),
+        promise=sentence_html(first, manifest),
         cautions=[caution.text for caution in cautions(manifest)],
         condition=CONDITION,
         risks="Risk along the path",
@@ -104,15 +103,6 @@ def _path(rows: Iterable[RiskRow]) -> list[RiskRow]:
     return sorted((row for row in rows if row.place is not None), key=lambda row: row.place or 0)
 
 
-def _promise(entry: Calibration, manifest: Manifest) -> str:
-    parts = (
-        f"<strong>{shown(part)}</strong>" if place % 2 else html.escape(part)
-        for place, part in enumerate(promise_in_words(entry, manifest))
-    )
-    kind = "sentence" if entry.threshold is not None else "sentence never"
-    return f'<p class="{kind}">{"".join(parts)}</p>'
-
-
 def _lead(entry: Calibration, rows: Sequence[RiskRow], *, manifest: Manifest) -> str:
     data, last = manifest.data, entry.path[-1]
     unit = data.unit.removesuffix("s")
@@ -127,8 +117,8 @@ def _lead(entry: Calibration, rows: Sequence[RiskRow], *, manifest: Manifest) ->
         f"{counted(data.choosing or 0, unit)}, drawn by a hash, chose a path of {counted(on_path, 'place')} among "
         f"{len(rows)} pairs of variant and threshold, the safest first, by p-values and layers. The other "
         f"{counted(data.units_of(None) or 0, unit)}, whose risks and layers are shown, tested {len(entry.path)} of "
-        f"them, {ended}; {accepted} {'was' if accepted == 1 else 'were'} proved safe. Tested by {entry.p_value}. "
-        "Names: threshold, τ, and ≥ the first layer that may exit, where they differ."
+        f"them, {ended}; {accepted} {'was' if accepted == 1 else 'were'} proved safe. Tested by {entry.p_value}."
+        f"{confirmation_of_test(entry)} Names: threshold, τ, and ≥ the first layer that may exit, where they differ."
     )
 
 
@@ -151,6 +141,7 @@ def _entries(manifest: Manifest) -> str:
         "p-value",
         "tested",
         "ended at",
+        *(["confirmation"] if manifest.confirmation is not None else []),
     )
     rows = []
     for entry in manifest.calibrations:
@@ -171,6 +162,7 @@ def _entries(manifest: Manifest) -> str:
                 entry.p_value,
                 str(len(entry.path)),
                 at,
+                *([confirmation_in_words(entry)] if manifest.confirmation is not None else []),
             )
         )
     return table(names, rows)

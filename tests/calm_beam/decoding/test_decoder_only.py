@@ -36,7 +36,7 @@ _CONFIG = build_llama_config(
 )
 # Seed of the weights, by kind; each has outputs whose decisions are far from ties.
 _KINDS: dict[str, tuple[int, dict[str, Any]]] = {
-    "llama": (0, {}),
+    "llama": (1, {}),
     "qwen2": (1, {"attention_bias": True, "tied_head": True, "num_kv_heads": 1}),
     "qwen3": (2, {"query_key_norms": True, "num_kv_heads": 4}),
     "mistral": (3, {"sliding_window": 5, "windowed_layers": (0, 1, 2)}),

@@ -94,6 +94,14 @@ class Architecture(abc.ABC):
         """
 
     @abc.abstractmethod
+    def check_teaching(self) -> None:
+        """Refuses models that cannot be given pairs of sources and targets, to learn from or to be judged by.
+
+        Raises:
+          UsageError: If they cannot.
+        """
+
+    @abc.abstractmethod
     def position_numbers(self, config: Any, *, steps: int) -> int:
         """Returns how many numbers of 4 bytes tables by position take for outputs of so many steps."""
 

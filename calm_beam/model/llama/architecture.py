@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from calm_beam.errors import UsageError
 from calm_beam.model.architecture import Architecture
 
 from .config import LlamaConfig, parameter_shapes
@@ -63,6 +64,17 @@ class LlamaArchitecture(Architecture):
                 f"the model has {config.max_positions} positions, but prompts of up to {source} tokens and outputs of "
                 f"up to {steps} need {source + steps}. Lower --max_input_length or --max_decode_length."
             )
+
+    def check_teaching(self) -> None:
+        """Refuses these models: batches of pairs are T5's.
+
+        Raises:
+          UsageError: Always.
+        """
+        raise UsageError(
+            "--checkpoint: is a decoder-only model. Such models can be calibrated and served; train and suitability "
+            "take T5 models only."
+        )
 
     def position_numbers(self, config: LlamaConfig, *, steps: int) -> int:
         """Returns how many numbers the masks of every step to every other take at all layers."""

@@ -48,6 +48,9 @@ class T5Architecture(Architecture):
     def check_positions(self, config: T5Config, *, source: int, steps: int) -> None:
         """Refuses nothing: distances beyond the last bucket share it."""
 
+    def check_teaching(self) -> None:
+        """Refuses nothing."""
+
     def position_numbers(self, config: T5Config, *, steps: int) -> int:
         """Returns how many numbers the biases of every position to every other take, and what they are looked up by."""
         tables = config.num_decoder_layers if config.relative_bias_per_layer else 1

@@ -7,16 +7,23 @@ distribution of the rest, since Dataflow's workers install what is staged, which
 same modules, an environment has one or the other. The first is built by default, the second by
 
     CALM_BEAM_DISTRIBUTION=calm-beam-serving python -m build --wheel
+
+Since the name decides what is in them, name and requirements stand here; what checks the sources alone is a group of
+dependencies in pyproject.toml, which the extra `dev` takes from there.
 """
 
 import os
 import pathlib
 import re
 import sys
+import tomllib
 
 import setuptools
 
 _ROOT = pathlib.Path(__file__).parent
+
+# Groups of dependencies: names of packages, as here.
+_GROUPS = tomllib.loads((_ROOT / "pyproject.toml").read_text(encoding="utf-8"))["dependency-groups"]
 
 _WHOLE, _FOR_SERVING = "calm-beam", "calm-beam-serving"
 
@@ -35,6 +42,9 @@ _SERVING = [
     "sentencepiece>=0.2.1,<0.2.3",
     "tensorstore>=0.1.70,<0.2",
 ]
+
+# For vocabularies in a tokenizer.json, and for chat templates. Out of the sandbox of older Jinjas, ways are known.
+_TOKENIZERS = ["jinja2>=3.1.6,<4", "tokenizers>=0.20,<0.24"]
 
 # For two of the metrics, by which a service may measure losses.
 _ROUGE = ["rouge-score>=0.1.2,<0.2"]
@@ -80,7 +90,9 @@ _DEV = [
     *_PLOTS,
     *_METRICS,
     *_DASK,
+    *_TOKENIZERS,
     *_SEQIO,
+    *_GROUPS["lint"],
     "build>=1.2,<2",
     # For examples/web_service.
     "fastapi>=0.115,<1",
@@ -98,9 +110,11 @@ _DEV = [
     "pytest>=8.2,<10",
     "pytest-timeout>=2.3,<3",
     "pytest-xdist>=3.6,<4",
-    "ruff>=0.15,<0.18",
+    "pyyaml>=6,<7",
     # What pyproject.toml builds with; tests build without fetching it again.
     "setuptools>=77",
+    # Makes the environments of `make matrix`.
+    "uv>=0.5,<1",
     "uvicorn>=0.30,<1",
 ]
 
@@ -115,10 +129,11 @@ _EXTRAS = {
     "plots": _PLOTS,
     "seqio": _SEQIO,
     "tensorflow": _TENSORFLOW,
+    "tokenizers": _TOKENIZERS,
 }
 
 # Metrics are what a service may measure its losses by.
-_SERVING_EXTRAS = {"bleurt": _BLEURT, "gcp": _GCP, "metrics": [*_ROUGE, *_METRICS]}
+_SERVING_EXTRAS = {"bleurt": _BLEURT, "gcp": _GCP, "metrics": [*_ROUGE, *_METRICS], "tokenizers": _TOKENIZERS}
 
 # Without those that calibrate, train and evaluate. Of `calm_beam.launch`, `generate`, `inspect` and `monitor` work.
 _SERVING_PACKAGES = [
@@ -144,6 +159,7 @@ _SERVING_PACKAGES = [
     "calm_beam.serving",
     "calm_beam.storage",
     "calm_beam.upkeep",
+    "calm_beam.vocabularies",
 ]
 
 _VERSION = re.search(r'__version__ = "(.+)"', (_ROOT / "calm_beam" / "__init__.py").read_text(encoding="utf-8"))
@@ -173,6 +189,20 @@ setuptools.setup(
     + ("CALM's risk control as an Apache Beam pipeline." if _IS_WHOLE else "what serving under a manifest needs."),
     long_description=(_ROOT / "README.md").read_text(encoding="utf-8"),
     long_description_content_type="text/markdown",
+    author="calm-beam developers",
+    keywords=["early exit", "adaptive computation", "risk control", "calibration", "T5", "Apache Beam", "JAX"],
+    classifiers=[
+        "Development Status :: 4 - Beta",
+        "Environment :: Console",
+        "Intended Audience :: Developers",
+        "Intended Audience :: Science/Research",
+        "Operating System :: POSIX :: Linux",
+        "Programming Language :: Python :: 3",
+        *(f"Programming Language :: Python :: 3.{minor}" for minor in (11, 12, 13)),
+        "Topic :: Scientific/Engineering :: Artificial Intelligence",
+        "Typing :: Typed",
+    ],
+    project_urls={"Paper": "https://arxiv.org/abs/2207.07061"},
     license="Apache-2.0",
     license_files=["LICENSE"],
     python_requires=">=3.11,<3.14",

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-# Besides `dev`, which is for those who work on calm-beam.
+# Besides `dev` and `docs`, which are for those who work on calm-beam.
 EXTRAS = {
     "bleurt": "the metric bleurt",
     "dask": "--runner=DaskRunner",
@@ -18,6 +18,7 @@ EXTRAS = {
     "plots": "figures of plan and evaluate",
     "seqio": "--seqio_task",
     "tensorflow": "data in TFRecord files",
+    "tokenizers": "vocabularies in a tokenizer.json, --chat_template",
 }
 _DISTRIBUTIONS = ("calm-beam", "calm-beam-serving")
 _IS_OPTIONAL = re.compile(r"extra\s*==")

@@ -38,6 +38,7 @@ class BatchDecoder:
         token_budget: int | None = None,
         exit_head: str = "exact",
         devices: Sequence[jax.Device] | None = None,
+        model_parallelism: int = 1,
     ) -> None:
         """Prepares a decoder.
 
@@ -53,11 +54,12 @@ class BatchDecoder:
           exit_head: Form of the head that decides, one of `EXIT_HEADS`. Tokens and exit layers do not depend on it but
             at near ties.
           devices: Where to decode, with a model on each; None for all of this process.
+          model_parallelism: Devices that share one model.
 
         Raises:
           ValueError: If the rule needs the full model at every token or does not fit the model (no exit classifier,
-            `min_exit_layer` too high), a number is below 1, the model has too few positions, or the budget has no room
-            for one prompt.
+            `min_exit_layer` too high), a number is below 1, the model has too few positions, the budget has no room for
+            one prompt, or the devices cannot share the model so.
         """
         max_decode_length = len(thresholds[0])
         check_sizes(
@@ -80,6 +82,7 @@ class BatchDecoder:
             token_budget=token_budget,
             exit_head=exit_head,
             devices=devices,
+            model_parallelism=model_parallelism,
         )
 
     @property
@@ -108,7 +111,7 @@ class BatchDecoder:
             yield index, result_of_lane(result)
 
     def open_batch(self) -> Batch:
-        """Returns a batch for prompts that come while others are decoded, on the first device."""
+        """Returns a batch for prompts that come while others are decoded, on the first group of devices."""
         return self._decoders.open_batch()
 
 

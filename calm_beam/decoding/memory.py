@@ -5,11 +5,14 @@ import dataclasses
 import math
 from typing import TYPE_CHECKING, Any
 
-from calm_beam.free_memory import available_bytes
+from calm_beam.free_memory import available_bytes, has_accelerators
 from calm_beam.model import ModelConfig, architecture_of, parameter_shapes
+from calm_beam.model.sharding import Division, values_per_device
 
 if TYPE_CHECKING:
     import jax
+
+    from .device_groups import DeviceGroup
 
 # Share of the memory that is free when a decoder starts. Of an accelerator, the rest is for weights and intermediate
 # results; a host may run several decoders.
@@ -48,7 +51,7 @@ class Budget:
 
 def choose_budget(
     config: ModelConfig,
-    device: "jax.Device",
+    group: "DeviceGroup",
     *,
     lanes: int,
     steps: int,
@@ -56,11 +59,11 @@ def choose_budget(
     batch_size: int | None,
     token_budget: int | None,
 ) -> Budget:
-    """Returns what a sweep may hold on a device, as far as the user leaves it open.
+    """Returns what a sweep may hold on a group of devices, as far as the user leaves it open.
 
     Args:
       config: Sizes of the model.
-      device: Where it runs.
+      group: Where it runs.
       lanes: Lanes of a prompt.
       steps: Most tokens of an output.
       source: Most tokens of a prompt.
@@ -71,10 +74,14 @@ def choose_budget(
       ValueError: If the token budget has no room for one prompt that needs the most.
     """
     needed = checked_least_tokens(token_budget, lanes=lanes, steps=steps, source=source)
+    device = group.devices[0]
     is_host = device.platform == "cpu"
     free = _free_bytes(device) * (_HOST_SHARE if is_host else _DEVICE_SHARE)
     # Keys and values of a position at every layer; states of a slot's lanes before and after every layer.
     position = _position_numbers(config) * _FLOAT_BYTES
+    if not is_host and "keys_values" not in group.division.whole:
+        # Of an accelerator's memory, its part alone; the devices of a host share one.
+        position //= group.division.parts
     pending = sum(math.prod(shape) for shape in architecture_of(config).pending_shapes(config).values())
     states = ((config.num_decoder_layers + 1) * config.emb_dim + pending) * lanes * _FLOAT_BYTES
     most = batch_size or (_HOST_SLOTS if is_host else _DEVICE_SLOTS)
@@ -105,7 +112,7 @@ class Need:
     """Bytes that decoding takes at the least, however few prompts are decoded at a time.
 
     Attributes:
-      weights: The model, as it was read and as the device has it.
+      weights: The model, and the array that is being read.
       outputs: What the longest output takes in all lanes: keys and values, and biases by position.
       source: What the longest prompt takes on its way through the model, and its keys and values.
     """
@@ -130,13 +137,14 @@ def least_need(config: ModelConfig, *, lanes: int, steps: int, source: int, rows
       source: Most tokens of a prompt.
       rows: Prompts that are decoded together, whatever memory recommends.
     """
-    weights = sum(math.prod(shape) for shape in parameter_shapes(config).values())
+    sizes = [math.prod(shape) for shape in parameter_shapes(config).values()]
+    weights = sum(sizes) + max(sizes)
     position, architecture = _position_numbers(config), architecture_of(config)
     by_position = architecture.position_numbers(config, steps=steps)
     # Bookkeeping of the lanes, too.
     outputs = rows * lanes * steps * (position + config.num_decoder_layers + 6) + by_position
     by_source = rows * (source * position + architecture.prefill_numbers(config, source=source))
-    return Need(weights=2 * weights * _FLOAT_BYTES, outputs=outputs * _FLOAT_BYTES, source=by_source * _FLOAT_BYTES)
+    return Need(weights=weights * _FLOAT_BYTES, outputs=outputs * _FLOAT_BYTES, source=by_source * _FLOAT_BYTES)
 
 
 def check_memory(
@@ -149,7 +157,9 @@ def check_memory(
     token_budget: int | None = None,
     copies: int = 1,
 ) -> None:
-    """Refuses, before anything is decoded, what cannot fit into this machine.
+    """Refuses, before anything is decoded, what cannot fit into the memory of this machine.
+
+    On one with accelerators, which hold the model, that is left to `check_devices`.
 
     Args:
       config: As in `least_need`, like the next four.
@@ -163,6 +173,8 @@ def check_memory(
     Raises:
       ValueError: If it does not fit; says which flag to lower.
     """
+    if has_accelerators():
+        return
     need, free = least_need(config, lanes=lanes, steps=steps, source=source, rows=rows), available_bytes()
     position = _position_numbers(config) * _FLOAT_BYTES
     held = max(0, (token_budget or 0) * position - need.outputs - need.source)
@@ -188,13 +200,75 @@ def check_memory(
     )
 
 
+def check_devices(config: ModelConfig, group: "DeviceGroup") -> None:
+    """Refuses, before weights are read, a model that does not fit into a group's devices.
+
+    Args:
+      config: Sizes of the model.
+      group: Devices that are to hold it. Those of a host, and those that do not tell, are not looked at.
+
+    Raises:
+      ValueError: If a device has not so much memory left.
+    """
+    part = values_per_device(parameter_shapes(config), group.division) * _FLOAT_BYTES
+    for device in group.devices:
+        if device.platform == "cpu" or not device.memory_stats():
+            continue
+        if part > (free := _free_bytes(device)):
+            raise ValueError(
+                f"the model's weights take {_in_words(part)} on {device}, of which {_in_words(free)} are free. Divide "
+                f"them among more devices (--model_parallelism, now {group.division.parts}), or use devices with more "
+                "memory."
+            )
+
+
+def memory_in_words(
+    config: ModelConfig,
+    *,
+    lanes: int,
+    steps: int,
+    source: int,
+    token_budget: int | None,
+    model_parallelism: int = 1,
+    runs_here: bool = True,
+) -> str:
+    """Returns what a model takes, and how much room that leaves where it is known.
+
+    Args:
+      config: As in `least_need`, like the next three.
+      lanes: As there.
+      steps: As there.
+      source: As there.
+      token_budget: Positions that are to be held at a time, if the user says so.
+      model_parallelism: Devices that share one model.
+      runs_here: Whether it is this machine that decodes.
+
+    Raises:
+      UsageError: If devices cannot share the model so.
+    """
+    division, shapes = Division.of(config, model_parallelism), parameter_shapes(config)
+    position = _position_numbers(config) * _FLOAT_BYTES
+    whole = values_per_device(shapes, Division()) * _FLOAT_BYTES
+    weights = f"{_in_words(whole)} of weights"
+    if model_parallelism > 1:
+        part = values_per_device(shapes, division) * _FLOAT_BYTES
+        weights += f", {_in_words(part)} on each of {model_parallelism} devices"
+    if token_budget is not None:
+        return f"{weights}; room for {token_budget:,} positions, as asked, takes {_in_words(token_budget * position)}"
+    if not runs_here or has_accelerators():
+        return f"{weights}; a position takes {_in_words(position)}"
+    free = max(0, available_bytes() - whole)
+    room = max(source + lanes * steps, int(free * _HOST_SHARE / 2 / position))
+    return f"{weights}, {_in_words(free)} free beside them: room for {room:,} positions"
+
+
 def _position_numbers(config: ModelConfig) -> int:
     """Returns how many numbers the keys and values of a position are, at all layers."""
     return config.num_decoder_layers * 2 * config.num_kv_heads * config.head_dim
 
 
 def _in_words(size: int) -> str:
-    return f"{size / 2**30:,.1f} GiB"
+    return f"{size / 2**30:,.1f} GiB" if size >= 2**30 // 10 else f"{size / 2**20:,.1f} MiB"
 
 
 def _free_bytes(device: "jax.Device") -> int:

@@ -18,6 +18,7 @@ from calm_beam.checkpoints import Checkpoint
 from calm_beam.exits.rule import ExitRule
 
 from .batch import Batch, Request
+from .device_groups import DeviceGroup, first_device, placed
 from .memory import Budget, return_freed_memory
 from .padding import joined_widths, members_by_width, widths_up_to
 from .result import KnownOutput, SweepResult
@@ -39,6 +40,7 @@ class PackedDecoder:
         max_input_length: int,
         budget: Budget,
         exit_head: str = "exact",
+        group: DeviceGroup | None = None,
     ) -> None:
         """Prepares a decoder.
 
@@ -50,6 +52,7 @@ class PackedDecoder:
           max_input_length: Most tokens of a prompt.
           budget: What it may hold at a time. If the device has no room for that, it is halved.
           exit_head: One of `EXIT_HEADS`.
+          group: The devices that decode; None for the first.
         """
         assert not rule.needs_full_model()
         self._config = checkpoint.config
@@ -57,7 +60,12 @@ class PackedDecoder:
         self._thresholds = thresholds
         self._max_input_length = max_input_length
         self._budget = budget
-        self._weights = Weights(checkpoint, steps=thresholds.shape[1], measure=rule.measure(), exit_head=exit_head)
+        self._group = group = group or first_device()
+        on_group = placed(checkpoint, group)
+        with group.running():
+            self._weights = Weights(
+                on_group, group, steps=thresholds.shape[1], measure=rule.measure(), exit_head=exit_head
+            )
         self.work = Work()
 
     @property
@@ -151,12 +159,13 @@ class PackedDecoder:
         return self._budget.source_tokens(steps * lanes)
 
     def _batch(self, budget: Budget, counts: dict[int, int], *, admits_few: bool = False) -> Batch:
-        return Batch(
-            self._config,
-            self._rule,
-            weights=self._weights,
-            thresholds=self._thresholds,
-            budget=budget,
-            counts=counts,
-            admits_few=admits_few,
-        )
+        with self._group.running():
+            return Batch(
+                self._config,
+                self._rule,
+                weights=self._weights,
+                thresholds=self._thresholds,
+                budget=budget,
+                counts=counts,
+                admits_few=admits_few,
+            )

@@ -13,6 +13,7 @@ from calm_beam.exits.rule import ExitRule
 from calm_beam.exits.schedule import scheduled_thresholds
 from calm_beam.model import architecture_of
 
+from .device_groups import device_groups
 from .devices import PackedDecoders
 from .plain import PlainSweep
 from .result import KnownOutput
@@ -43,6 +44,7 @@ class SweepDecoder:
         with_full_model: bool = True,
         exit_head: str = "exact",
         devices: Sequence[jax.Device] | None = None,
+        model_parallelism: int = 1,
     ) -> None:
         """Prepares a decoder.
 
@@ -60,11 +62,13 @@ class SweepDecoder:
           exit_head: Form of the head that decides, one of `EXIT_HEADS`. Tokens and exit layers do not depend on it but
             at near ties. A rule that needs the full model at every token ignores it.
           devices: Where to decode, with a model on each; None for all of this process. Of JAX's default platform.
+          model_parallelism: Devices that share one model, each with a part of its heads, feed-forward layers and
+            vocabulary; the number of devices must be a multiple of it.
 
         Raises:
           ValueError: If the rule does not fit the model (no exit classifier, `min_exit_layer` too high), a number is
-            below 1, the model has too few positions, the budget has no room for one prompt, or a device is of another
-            platform.
+            below 1, the model has too few positions, the budget has no room for one prompt, a device is of another
+            platform, or the devices cannot share the model so.
         """
         check_sizes(
             max_decode_length=max_decode_length,
@@ -82,9 +86,14 @@ class SweepDecoder:
         lanes = np.concatenate([full_model, by_step], axis=1)
         self._decoder: PlainSweep | PackedDecoders
         if rule.needs_full_model():
-            slots = batch_size or _PLAIN_SLOTS
+            group, *_ = device_groups(checkpoint.config, model_parallelism=model_parallelism, devices=devices)
             self._decoder = PlainSweep(
-                checkpoint, rule, thresholds=lanes, max_input_length=max_input_length, slots=slots
+                checkpoint,
+                rule,
+                group=group,
+                thresholds=lanes,
+                max_input_length=max_input_length,
+                slots=batch_size or _PLAIN_SLOTS,
             )
         else:
             self._decoder = PackedDecoders(
@@ -96,6 +105,7 @@ class SweepDecoder:
                 token_budget=token_budget,
                 exit_head=exit_head,
                 devices=devices,
+                model_parallelism=model_parallelism,
             )
 
     @property

@@ -63,7 +63,9 @@ class ModelHost:
         use_compilation_cache()
         start = time.perf_counter()
         self._model = model
-        self._checkpoint = on_device(load_checkpoint(model.checkpoint, declared=model.declared))
+        self._checkpoint = on_device(
+            load_checkpoint(model.checkpoint, declared=model.declared), model_parallelism=model.model_parallelism
+        )
         self._load_msecs = [round(1000 * (time.perf_counter() - start))]
         self._turn = threading.Lock()
         # What was asked last stands at the end.
@@ -143,6 +145,7 @@ class ModelHost:
             token_budget=self._model.token_budget,
             exit_head=self._model.exit_head,
             confidence=choice.confidence,
+            model_parallelism=self._model.model_parallelism,
         )
         if sampling is None:
             return _Served(generator=generator, meter=None)

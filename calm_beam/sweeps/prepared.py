@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Self
 
 from calm_beam.checkpoints import Checkpoint, Declared, load_checkpoint, stored_architecture
-from calm_beam.decoding.memory import check_memory, checked_least_tokens
+from calm_beam.decoding.memory import check_memory, checked_least_tokens, memory_in_words
 from calm_beam.decoding.recorded import settings_of_variant
 from calm_beam.decoding.settings import DecodeSettings
 from calm_beam.errors import UsageError
@@ -41,6 +41,7 @@ class PreparedSweep:
       vocabulary: Its vocabulary, which makes texts of outputs; None if the data are token ids and there is none.
       vocabulary_path: Where that was read.
       model_fingerprint: Of the weights.
+      memory: A sentence on what the model takes, and the room that it leaves.
     """
 
     request: SweepRequest
@@ -49,6 +50,7 @@ class PreparedSweep:
     vocabulary: Vocabulary | None
     vocabulary_path: str | None
     model_fingerprint: str
+    memory: str
 
     @property
     def settings(self) -> DecodeSettings:
@@ -147,6 +149,7 @@ class PreparedSweep:
             on_error=request.on_error,
             max_failures=request.max_failures,
             model_copies=request.model_copies,
+            model_parallelism=request.model_parallelism,
         )
 
 
@@ -178,8 +181,7 @@ def prepare_sweep(
         _check_needs_no_vocabulary(preview, checkpoint, finds_vocabulary=finds_vocabulary)
     vocabulary = open_vocabulary(path, extra_ids=request.extra_ids, chat=_chat(request, path)) if path else None
     _check_positions(request, checkpoint.config)
-    if runs_here:
-        _check_fits(request, checkpoint.config)
+    memory = _check_fits(request, checkpoint.config, runs_here=runs_here)
     head = checkpoint.config.vocab_size
     if vocabulary is not None and vocabulary.size > head:
         raise UsageError(
@@ -196,6 +198,7 @@ def prepare_sweep(
         vocabulary=vocabulary,
         vocabulary_path=absolute(path) if path else None,
         model_fingerprint=checkpoint.fingerprint(),
+        memory=memory,
     )
 
 
@@ -249,12 +252,20 @@ def _check_positions(request: SweepRequest, config: ModelConfig) -> None:
     architecture_of(config).check_positions(config, source=settings.max_input_length, steps=settings.max_decode_length)
 
 
-def _check_fits(request: SweepRequest, config: ModelConfig) -> None:
-    check_memory(
+def _check_fits(request: SweepRequest, config: ModelConfig, *, runs_here: bool) -> str:
+    """Refuses what cannot fit into this machine if it decodes, and returns in words what memory is taken."""
+    settings = request.settings
+    sizes = {
+        "lanes": 1 + len(settings.thresholds),
+        "steps": settings.max_decode_length,
+        "source": settings.max_input_length,
+    }
+    if runs_here:
+        check_memory(config, **sizes, token_budget=request.token_budget, copies=request.model_copies)
+    return memory_in_words(
         config,
-        lanes=1 + len(request.settings.thresholds),
-        steps=request.settings.max_decode_length,
-        source=request.settings.max_input_length,
+        **sizes,
         token_budget=request.token_budget,
-        copies=request.model_copies,
+        model_parallelism=request.model_parallelism,
+        runs_here=runs_here,
     )

@@ -71,6 +71,7 @@ def _sweep(assignment: Assignment, checkpoint: Checkpoint) -> SweepDecoder:
         batch_size=assignment.batch_size,
         token_budget=assignment.token_budget,
         exit_head=assignment.exit_head,
+        model_parallelism=assignment.model_parallelism,
     )
 
 
@@ -81,6 +82,7 @@ def _served_lanes(assignment: Assignment, checkpoint: Checkpoint) -> ServedLanes
         batch_size=assignment.batch_size,
         token_budget=assignment.token_budget,
         exit_head=assignment.exit_head,
+        model_parallelism=assignment.model_parallelism,
     )
 
 

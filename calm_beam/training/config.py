@@ -86,6 +86,7 @@ class TrainingConfig:
       validate_every: Steps between two validations; 0 validates only at the end.
       save_every: Steps between two states that a run can be taken up from; 0 saves none.
       optimizer: Which one, with its rates.
+      model_parallelism: Devices that share the model and what the optimiser keeps of it, the first of the process.
     """
 
     steps: int
@@ -103,9 +104,10 @@ class TrainingConfig:
     validate_every: int = 0
     save_every: int = 0
     optimizer: OptimizerConfig = dataclasses.field(default_factory=MuonConfig)
+    model_parallelism: int = 1
 
     def __post_init__(self) -> None:
-        for name in ("steps", "batch_tokens", "num_shapes", "progress_every"):
+        for name in ("steps", "batch_tokens", "num_shapes", "progress_every", "model_parallelism"):
             self._check_at_least(1, name)
         for name in ("max_input_length", "max_target_length"):
             self._check_at_least(2, name, meaning=" (one token and eos)")

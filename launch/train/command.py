@@ -189,6 +189,7 @@ def _score(
         decode=vocabulary.decode,
         max_target_length=config.max_target_length,
         metric_settings=metric_settings(flags),
+        model_parallelism=config.model_parallelism,
     )
 
 

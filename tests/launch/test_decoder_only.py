@@ -24,7 +24,8 @@ def test_a_decoder_only_model_is_calibrated_and_served(tmp_path: pathlib.Path) -
     arrays = build_llama_arrays(config, 1)
     write_native(tmp_path / "model", config, arrays=arrays, vocabulary_path=None)
     generator = np.random.default_rng(0)
-    prompts = [generator.integers(0, 64, size=1 + place % 29).tolist() for place in range(60)]
+    # Zeros at the end of a row are read as padding.
+    prompts = [[*generator.integers(0, 64, size=place % 29).tolist(), 9] for place in range(60)]
     rows = [{"id": str(i), "input_ids": ids, "reference_ids": [[5, 6, 9]]} for i, ids in enumerate(prompts)]
     (tmp_path / "data.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     flags = {

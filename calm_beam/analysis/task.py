@@ -3,6 +3,7 @@
 import dataclasses
 from collections.abc import Iterable, Sequence
 
+from calm_beam.arithmetic import FLOAT32, Arithmetic
 from calm_beam.checkpoints import Checkpoint
 from calm_beam.decoding.prompts import Prompt
 from calm_beam.metrics.registry import checked_score, get_metric
@@ -25,6 +26,7 @@ class Task:
       batch_size: Most prompts decoded together; None for as many as memory and speed recommend.
       token_budget: Most positions held at a time; None for a share of the memory that is free.
       exit_head: One of `EXIT_HEADS`: the form of the output head that decides. It moves no output, only time.
+      arithmetic: In which numbers the model computes.
     """
 
     checkpoint: Checkpoint
@@ -36,6 +38,7 @@ class Task:
     batch_size: int | None = None
     token_budget: int | None = None
     exit_head: str = "auto"
+    arithmetic: Arithmetic = FLOAT32
     metric_settings: MetricSettings = NO_SETTINGS
 
     def scores(self, prompt_id: str, texts: Iterable[str], *, references: Sequence[str]) -> dict[str, float]:

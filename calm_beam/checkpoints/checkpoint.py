@@ -4,14 +4,20 @@ import dataclasses
 import hashlib
 import pathlib
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeVar
+
+# For the name bfloat16, which numpy does not know otherwise.
+import ml_dtypes  # noqa: F401
 
 import numpy as np
 
+from calm_beam.arithmetic import FLOAT32, Arithmetic, is_held_in_float32
 from calm_beam.errors import CalmBeamError
 from calm_beam.model import T5Config, default_activation
 
 FloatArrays = Mapping[str, np.ndarray]
+# Of numpy, or of JAX.
+_Array = TypeVar("_Array", bound=Any)
 
 
 class CheckpointError(CalmBeamError, ValueError):
@@ -58,11 +64,12 @@ class Checkpoint:
         """Where they find its vocabulary; None if there is none."""
         return self.cloud_vocabulary or (str(self.vocabulary_path) if self.vocabulary_path else None)
 
-    def parameters(self) -> dict[str, Any]:
-        """Returns the tree that `EarlyExitT5.apply` takes as `{"params": tree}`."""
+    def parameters(self, arithmetic: Arithmetic = FLOAT32) -> dict[str, Any]:
+        """Returns the tree that `EarlyExitT5.apply` takes as `{"params": tree}`, as an arithmetic has weights."""
         import flax.traverse_util
 
-        tree: dict[str, Any] = flax.traverse_util.unflatten_dict(dict(self.arrays), sep="/")
+        arrays = {name: held(name, array, arithmetic) for name, array in self.arrays.items()}
+        tree: dict[str, Any] = flax.traverse_util.unflatten_dict(arrays, sep="/")
         return tree
 
     def fingerprint(self) -> str:
@@ -75,6 +82,12 @@ class Checkpoint:
             relative_max_distance=config.relative_max_distance,
             activation="" if is_t5 else config.activation,
         )
+
+
+def held(name: str, array: _Array, arithmetic: Arithmetic) -> _Array:
+    """Returns an array of a model, given its name, in the type that an arithmetic has it in; itself if it has that."""
+    dtype = np.dtype(np.float32 if is_held_in_float32(name) else arithmetic.dtype)
+    return array if array.dtype == dtype else array.astype(dtype)
 
 
 def fingerprint(arrays: FloatArrays, *, relative_max_distance: int = 128, activation: str = "") -> str:

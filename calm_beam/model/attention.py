@@ -7,14 +7,13 @@ import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 
+from calm_beam.arithmetic import FLOAT32, Arithmetic
+
 from .config import T5Config
+from .products import matrix_product, precision_of, product, rounded
 
 # What attention does between its dense layers: moves rows to where their keys are and back, or all of it.
 Arrange = Callable[[jax.Array], jax.Array]
-
-# Float32 matrix products stay float32 on accelerators too: a calibrated threshold is only worth something
-# if serving computes the same confidences.
-PRECISION = jax.lax.Precision.HIGHEST
 
 # Added to the logits of masked positions: exp() of it is exactly 0 next to any real logit.
 MASKED = np.float32(-1e10)
@@ -26,18 +25,20 @@ class Attention(nn.Module):
     Attributes:
       config: Sizes of the model.
       dropout_rate: Dropout on the attention weights, used only with `deterministic=False`.
+      arithmetic: In which numbers it computes.
     """
 
     config: T5Config
     dropout_rate: float = 0.0
+    arithmetic: Arithmetic = FLOAT32
 
     def setup(self) -> None:
         """Declares the four kernels, each [in, out]."""
         inner = self.config.num_heads * self.config.head_dim
-        self.query = nn.Dense(inner, use_bias=False, precision=PRECISION)
-        self.key = nn.Dense(inner, use_bias=False, precision=PRECISION)
-        self.value = nn.Dense(inner, use_bias=False, precision=PRECISION)
-        self.out = nn.Dense(self.config.emb_dim, use_bias=False, precision=PRECISION)
+        self.query = dense(inner, self.arithmetic)
+        self.key = dense(inner, self.arithmetic)
+        self.value = dense(inner, self.arithmetic)
+        self.out = dense(self.config.emb_dim, self.arithmetic)
         self.dropout = nn.Dropout(self.dropout_rate)
 
     def attend(
@@ -50,7 +51,7 @@ class Attention(nn.Module):
         place: Arrange = lambda rows: rows,
         pick: Arrange = lambda rows: rows,
     ) -> jax.Array:
-        """Returns the attention output of every query, before the residual is added.
+        """Returns the attention output of every query as float32, before the residual is added.
 
         Args:
           inputs: shape (..., queries, width), or whatever `place` turns into that.
@@ -64,32 +65,47 @@ class Attention(nn.Module):
           Shape of `inputs`.
         """
         keys, values = keys_values
-        queries = self._split(place(self.query(inputs)))
+        queries = self._split(place(self._rounded(self.query(inputs))))
         # [..., heads, queries, head_dim] x [..., heads, positions, head_dim] -> [..., heads, queries, positions]
-        logits = jnp.matmul(queries, jnp.swapaxes(keys, -1, -2), precision=PRECISION) + bias
-        weights = self.dropout(jax.nn.softmax(logits), deterministic=deterministic)
+        logits = matrix_product(queries, jnp.swapaxes(keys, -1, -2), self.arithmetic) + bias
+        weights = self._rounded(self.dropout(jax.nn.softmax(logits), deterministic=deterministic))
         # [..., heads, queries, head_dim] -> [..., queries, heads, head_dim]
-        mixed = jnp.swapaxes(jnp.matmul(weights, values, precision=PRECISION), -2, -3)
+        mixed = jnp.swapaxes(self._rounded(matrix_product(weights, values, self.arithmetic)), -2, -3)
         return self.out(pick(mixed.reshape(*mixed.shape[:-2], -1)))
 
     def attend_by(self, inputs: jax.Array, mix: Arrange) -> jax.Array:
-        """Returns the attention output of packed rows, (rows, width), where somebody else holds keys and values.
+        """Returns the attention output of packed rows, (rows, width), as float32; somebody else holds keys and values.
 
         Args:
           inputs: shape (rows, width).
           mix: Turns queries, (rows, heads * head_dim), into the values that they attend to, of that shape.
         """
-        return self.out(mix(self.query(inputs)))
+        return self.out(mix(self._rounded(self.query(inputs))))
 
     def keys_values(self, inputs: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Returns keys and values, each of shape (..., heads, positions, head_dim), of (..., positions, width)."""
-        return self._split(self.key(inputs)), self._split(self.value(inputs))
+        return self._split(self._rounded(self.key(inputs))), self._split(self._rounded(self.value(inputs)))
 
     def _split(self, projected: jax.Array) -> jax.Array:
         # Heads before positions: both products are then plain batched matrix products, which on CPU are several times
         # faster than products over an inner axis.
         split = projected.reshape(*projected.shape[:-1], self.config.num_heads, self.config.head_dim)
         return jnp.swapaxes(split, -2, -3)
+
+    def _rounded(self, values: jax.Array) -> jax.Array:
+        return rounded(values, self.arithmetic)
+
+
+def dense(features: int, arithmetic: Arithmetic, *, name: str | None = None) -> nn.Dense:
+    """Returns a dense layer without biases whose weights are used in an arithmetic's type, and whose sums are float32."""
+    return nn.Dense(
+        features,
+        use_bias=False,
+        dtype=arithmetic.dtype,
+        precision=precision_of(arithmetic),
+        dot_general=product,
+        name=name,
+    )
 
 
 class RelativePositionBias(nn.Module):

@@ -7,8 +7,11 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
-from .attention import PRECISION, Arrange, Attention, RelativePositionBias
+from calm_beam.arithmetic import FLOAT32, Arithmetic
+
+from .attention import Arrange, Attention, RelativePositionBias, dense
 from .config import T5Config
+from .products import added, rounded, widened
 
 _NORM_EPSILON = 1e-6
 _ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
@@ -19,14 +22,22 @@ _ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
 
 
 class RMSNorm(nn.Module):
-    """Scales every vector to unit root mean square; no mean is subtracted and no bias added."""
+    """Scales every vector to unit root mean square; no mean is subtracted and no bias added.
+
+    Attributes:
+      arithmetic: In whose type the normed inputs come; they are float32 until then.
+    """
+
+    arithmetic: Arithmetic = FLOAT32
 
     @nn.compact
     def __call__(self, inputs: jax.Array) -> jax.Array:
         """Returns the normed inputs, shape (..., width)."""
         scale = self.param("scale", nn.initializers.ones, (inputs.shape[-1],))
-        mean_square = jnp.mean(jnp.square(inputs), axis=-1, keepdims=True)
-        return inputs * jax.lax.rsqrt(mean_square + _NORM_EPSILON) * scale.reshape((1,) * (inputs.ndim - 1) + (-1,))
+        wide = widened(inputs)
+        mean_square = jnp.mean(jnp.square(wide), axis=-1, keepdims=True)
+        normed = wide * jax.lax.rsqrt(mean_square + _NORM_EPSILON) * scale.reshape((1,) * (inputs.ndim - 1) + (-1,))
+        return rounded(normed, self.arithmetic)
 
 
 class FeedForward(nn.Module):
@@ -37,24 +48,26 @@ class FeedForward(nn.Module):
     Attributes:
       config: Sizes of the model; `gated_mlp` says which of the two, `activation` which f.
       dropout_rate: Dropout between the kernels, used only with `deterministic=False`.
+      arithmetic: In which numbers it computes.
     """
 
     config: T5Config
     dropout_rate: float = 0.0
+    arithmetic: Arithmetic = FLOAT32
 
     @nn.compact
     def __call__(self, inputs: jax.Array, *, deterministic: bool = True) -> jax.Array:
-        """Returns the output before the residual is added, shape (..., width)."""
+        """Returns the output as float32, before the residual is added, shape (..., width)."""
         activation = _ACTIVATIONS[self.config.activation]
         if self.config.gated_mlp:
             hidden = activation(self._widened(inputs, "wi_0")) * self._widened(inputs, "wi_1")
         else:
             hidden = activation(self._widened(inputs, "wi"))
-        hidden = nn.Dropout(self.dropout_rate)(hidden, deterministic=deterministic)
-        return nn.Dense(inputs.shape[-1], use_bias=False, precision=PRECISION, name="wo")(hidden)
+        hidden = rounded(nn.Dropout(self.dropout_rate)(hidden, deterministic=deterministic), self.arithmetic)
+        return dense(inputs.shape[-1], self.arithmetic, name="wo")(hidden)
 
     def _widened(self, inputs: jax.Array, name: str) -> jax.Array:
-        return nn.Dense(self.config.mlp_dim, use_bias=False, precision=PRECISION, name=name)(inputs)
+        return dense(self.config.mlp_dim, self.arithmetic, name=name)(inputs)
 
 
 class EncoderLayer(nn.Module):
@@ -62,16 +75,17 @@ class EncoderLayer(nn.Module):
 
     config: T5Config
     dropout_rate: float = 0.0
+    arithmetic: Arithmetic = FLOAT32
 
     def setup(self) -> None:
         """Declares the sub-layers."""
-        config = self.config
-        self.pre_attention_layer_norm = RMSNorm()
-        self.attention = Attention(config, self.dropout_rate)
+        config, arithmetic = self.config, self.arithmetic
+        self.pre_attention_layer_norm = RMSNorm(arithmetic)
+        self.attention = Attention(config, self.dropout_rate, arithmetic)
         if config.relative_bias_per_layer:
             self.relpos_bias = RelativePositionBias(config, bidirectional=True)
-        self.pre_mlp_layer_norm = RMSNorm()
-        self.mlp = FeedForward(config, self.dropout_rate)
+        self.pre_mlp_layer_norm = RMSNorm(arithmetic)
+        self.mlp = FeedForward(config, self.dropout_rate, arithmetic)
         self.dropout = nn.Dropout(self.dropout_rate)
 
     def __call__(self, hidden: jax.Array, bias: jax.Array, *, deterministic: bool = True) -> jax.Array:
@@ -87,9 +101,12 @@ class EncoderLayer(nn.Module):
         normed = self.pre_attention_layer_norm(hidden)
         keys_values = self.attention.keys_values(normed)
         attended = self.attention.attend(normed, keys_values, bias=bias, deterministic=deterministic)
-        hidden = hidden + self.dropout(attended, deterministic=deterministic)
+        hidden = self._added(hidden, self.dropout(attended, deterministic=deterministic))
         output = self.mlp(self.pre_mlp_layer_norm(hidden), deterministic=deterministic)
-        return hidden + self.dropout(output, deterministic=deterministic)
+        return self._added(hidden, self.dropout(output, deterministic=deterministic))
+
+    def _added(self, stream: jax.Array, values: jax.Array) -> jax.Array:
+        return added(stream, values, self.arithmetic)
 
 
 class DecoderLayer(nn.Module):
@@ -101,18 +118,19 @@ class DecoderLayer(nn.Module):
 
     config: T5Config
     dropout_rate: float = 0.0
+    arithmetic: Arithmetic = FLOAT32
 
     def setup(self) -> None:
         """Declares the sub-layers."""
-        config = self.config
-        self.pre_self_attention_layer_norm = RMSNorm()
-        self.self_attention = Attention(config, self.dropout_rate)
+        config, arithmetic = self.config, self.arithmetic
+        self.pre_self_attention_layer_norm = RMSNorm(arithmetic)
+        self.self_attention = Attention(config, self.dropout_rate, arithmetic)
         if config.relative_bias_per_layer:
             self.relpos_bias = RelativePositionBias(config, bidirectional=False)
-        self.pre_cross_attention_layer_norm = RMSNorm()
-        self.encoder_decoder_attention = Attention(config, self.dropout_rate)
-        self.pre_mlp_layer_norm = RMSNorm()
-        self.mlp = FeedForward(config, self.dropout_rate)
+        self.pre_cross_attention_layer_norm = RMSNorm(arithmetic)
+        self.encoder_decoder_attention = Attention(config, self.dropout_rate, arithmetic)
+        self.pre_mlp_layer_norm = RMSNorm(arithmetic)
+        self.mlp = FeedForward(config, self.dropout_rate, arithmetic)
         self.dropout = nn.Dropout(self.dropout_rate)
 
     def self_keys_values(self, states: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -134,11 +152,11 @@ class DecoderLayer(nn.Module):
         """Returns the states after self-attention, residual included, shape of `hidden`."""
         normed = self.pre_self_attention_layer_norm(hidden)
         attended = self.self_attention.attend(normed, keys_values, bias=bias, deterministic=deterministic)
-        return hidden + self.dropout(attended, deterministic=deterministic)
+        return self._added(hidden, self.dropout(attended, deterministic=deterministic))
 
     def self_attend_by(self, hidden: jax.Array, mix: Arrange) -> jax.Array:
         """Returns the states after self-attention, residual included, (rows, width); `mix` as in `attend_by`."""
-        return hidden + self.self_attention.attend_by(self.pre_self_attention_layer_norm(hidden), mix)
+        return self._added(hidden, self.self_attention.attend_by(self.pre_self_attention_layer_norm(hidden), mix))
 
     def cross_attend_and_feed_forward(
         self,
@@ -155,6 +173,9 @@ class DecoderLayer(nn.Module):
         attended = self.encoder_decoder_attention.attend(
             normed, keys_values, bias=bias, deterministic=deterministic, place=place, pick=pick
         )
-        hidden = hidden + self.dropout(attended, deterministic=deterministic)
+        hidden = self._added(hidden, self.dropout(attended, deterministic=deterministic))
         output = self.mlp(self.pre_mlp_layer_norm(hidden), deterministic=deterministic)
-        return hidden + self.dropout(output, deterministic=deterministic)
+        return self._added(hidden, self.dropout(output, deterministic=deterministic))
+
+    def _added(self, stream: jax.Array, values: jax.Array) -> jax.Array:
+        return added(stream, values, self.arithmetic)

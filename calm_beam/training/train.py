@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from calm_beam.checkpoints import FloatArrays
+from calm_beam.arithmetic import Arithmetic
 from calm_beam.model import EarlyExitT5, T5Config, parameter_shapes
 
 from .batches import Pair, choose_shapes, end_pairs, numbered_batches
@@ -97,7 +98,8 @@ def train(
         optimizer_state = _restored(optimizer_state, resume_from.optimizer)
         done, target_tokens, best = resume_from.step, resume_from.target_tokens, resume_from.best
         losses = [np.float32(loss) for loss in resume_from.unreported_losses]
-    model = EarlyExitT5(model_config, dropout_rate=config.dropout_rate)
+    arithmetic = Arithmetic(dtype=config.dtype)
+    model = EarlyExitT5(model_config, dropout_rate=config.dropout_rate, arithmetic=arithmetic)
     key = jax.random.key(config.seed)
     if on_start is not None:
         on_start()

@@ -171,6 +171,7 @@ def _task(flags: argparse.Namespace, run: PreparedSweep, *, examples: Sequence[E
         batch_size=flags.batch_size,
         token_budget=flags.token_budget,
         exit_head=flags.exit_head,
+        arithmetic=run.settings.arithmetic,
     )
 
 

@@ -126,7 +126,7 @@ def _train_model(flags: argparse.Namespace, console: PlainConsole) -> None:
             arrays=model.arrays,
             vocabulary_path=vocabulary_path,
             extra_ids=vocabulary.extra_ids,
-            dtype=flags.dtype,
+            dtype=flags.stored_dtype,
         )
     log.move_to(output / _LOG)
     states.delete()

@@ -1,4 +1,4 @@
-"""A model of the paper's dimensions with random weights, and prompts for it.
+"""A model with random weights, of the paper's dimensions or of others, and prompts for it.
 
 What a sweep costs depends on where tokens exit. Two things are set so that this differs between thresholds:
 
@@ -15,6 +15,7 @@ hardly ever predicts the token that the last one does. Outputs of different thre
 which is a hard case for a sweep.
 """
 
+import dataclasses
 import pathlib
 import re
 
@@ -34,35 +35,43 @@ PAPER_DIMENSIONS = T5Config(
     num_decoder_layers=8,
     exit_classifier=1,
 )
+# Those of T5 1.1 large.
+LARGE_DIMENSIONS = dataclasses.replace(
+    PAPER_DIMENSIONS, emb_dim=1024, num_heads=16, mlp_dim=2816, num_encoder_layers=24, num_decoder_layers=24
+)
 # Logits have about this standard deviation. Below sqrt(2 ln 32128) = 4.5 all probabilities would be small.
 _LOGIT_SCALE = 9.0
 # About what a layer whose kernels have unit gain adds to the state, as a root mean square.
 _ADDED = 0.8
 
 
-def build_paper_model(seed: int = 0) -> Checkpoint:
-    """Returns random float32 weights whose confidences are spread over (0, 1)."""
+def build_paper_model(seed: int = 0, *, config: T5Config = PAPER_DIMENSIONS) -> Checkpoint:
+    """Returns random float32 weights whose confidences are spread over (0, 1).
+
+    Args:
+      seed: Of the weights.
+      config: Sizes; with an exit classifier of one logit and a head of its own, as the paper's.
+    """
     generator = np.random.default_rng(seed)
     arrays = {}
-    for name, shape in parameter_shapes(PAPER_DIMENSIONS).items():
+    for name, shape in parameter_shapes(config).items():
         if name.endswith("/scale"):
             arrays[name] = np.ones(shape, np.float32)
             continue
         arrays[name] = generator.standard_normal(shape, np.float32)
-        arrays[name] *= np.float32(_standard_deviation(name, shape))
-    return Checkpoint(
-        config=PAPER_DIMENSIONS, arrays=arrays, directory=pathlib.Path(), vocabulary_path=None, layout="native"
-    )
+        arrays[name] *= np.float32(_standard_deviation(name, shape, config))
+    return Checkpoint(config=config, arrays=arrays, directory=pathlib.Path(), vocabulary_path=None, layout="native")
 
 
-def draw_prompts(count: int, *, length: int = 64, seed: int = 1) -> list[tuple[int, ...]]:
+def draw_prompts(
+    count: int, *, length: int = 64, seed: int = 1, vocab_size: int = PAPER_DIMENSIONS.vocab_size
+) -> list[tuple[int, ...]]:
     """Returns prompts of random token ids, eos last."""
-    ids = np.random.default_rng(seed).integers(3, PAPER_DIMENSIONS.vocab_size, size=(count, length - 1))
+    ids = np.random.default_rng(seed).integers(3, vocab_size, size=(count, length - 1))
     return [(*row, EOS_ID) for row in ids.tolist()]
 
 
-def _standard_deviation(name: str, shape: tuple[int, ...]) -> float:
-    config = PAPER_DIMENSIONS
+def _standard_deviation(name: str, shape: tuple[int, ...], config: T5Config) -> float:
     if name == "token_embedder/embedding":
         return 1.0
     if name.endswith("/rel_embedding"):

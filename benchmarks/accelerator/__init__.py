@@ -1,0 +1,1 @@
+"""What decoding costs on whatever devices JAX finds, in one command."""

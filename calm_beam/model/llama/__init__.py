@@ -1,0 +1,11 @@
+"""Decoder-only models of Llama's family: Llama, Mistral, Qwen, Gemma and others that are built alike.
+
+Sizes and names of parameters need no JAX.
+"""
+
+from .config import LlamaConfig as LlamaConfig
+from .config import RopeScaling as RopeScaling
+from .config import check_parameters as check_parameters
+from .config import config_of as config_of
+from .config import parameter_shapes as parameter_shapes
+from .config import unseen as unseen

@@ -1,0 +1,317 @@
+"""The sizes of a decoder-only model, what else its arrays do not show, and the parameter tree that belongs to it."""
+
+import dataclasses
+import json
+from collections.abc import Mapping
+from typing import Any
+
+Shapes = Mapping[str, tuple[int, ...]]
+
+# Between the kernels of a feed-forward layer: GELU in its tanh form, SiLU (also called swish), ReLU.
+ACTIVATIONS = ("silu", "gelu", "relu")
+
+# Numbers of `RopeScaling` that each kind uses; the others keep their defaults.
+_SCALINGS = {
+    "default": (),
+    "linear": ("factor",),
+    "dynamic": ("factor",),
+    "llama3": ("factor", "original_max_positions", "low_freq_factor", "high_freq_factor"),
+    "yarn": ("factor", "original_max_positions", "beta_fast", "beta_slow", "attention_factor"),
+}
+ROPE_SCALINGS = tuple(_SCALINGS)
+
+# Fields that names and shapes of arrays show, given the others.
+_SEEN = {"vocab_size", "emb_dim", "mlp_dim", "num_decoder_layers", "tied_head", "exit_classifier"} | {
+    "attention_bias",
+    "query_key_norms",
+}
+# Far more than any model has, and few enough to write out the names of all arrays.
+_MOST_LAYERS = 1000
+# What indices on devices are made of.
+_TOO_LARGE = 2**31
+# Of factors and bases; the largest known is 10 million.
+_LARGEST_NUMBER = 1e30
+_LONGEST_SHOWN = 100
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class RopeScaling:
+    """How the frequencies of rotary positions are stretched over a longer context than a model was first trained on.
+
+    Source: transformers `modeling_rope_utils.py`; YaRN (Peng et al. 2023), section 3; Llama 3.1's model card.
+
+    Attributes:
+      kind: `default` (not at all), `linear` (all divided by `factor`), `dynamic` (as `default` up to the model's
+        `max_positions`, with a base that grows with the length beyond), `llama3` or `yarn` (low ones divided, high ones
+        not, those between in part).
+      factor: By how much, at least 1.
+      original_max_positions: Positions the model was first trained on.
+      low_freq_factor: Of `llama3`: wavelengths above `original_max_positions / low_freq_factor` are divided whole.
+      high_freq_factor: Of `llama3`: those below `original_max_positions / high_freq_factor` stay.
+      beta_fast: Of `yarn`: frequencies with more rotations than this in `original_max_positions` stay.
+      beta_slow: Of `yarn`: those with fewer rotations are divided whole.
+      attention_factor: Of `yarn`: what cosines and sines are multiplied by.
+    """
+
+    kind: str = "default"
+    factor: float = 1.0
+    original_max_positions: int = 0
+    low_freq_factor: float = 1.0
+    high_freq_factor: float = 4.0
+    beta_fast: float = 32.0
+    beta_slow: float = 1.0
+    attention_factor: float = 1.0
+
+    def __post_init__(self) -> None:
+        if self.kind not in _SCALINGS:
+            raise ValueError(
+                f"rope_scaling: kind must be one of {', '.join(ROPE_SCALINGS)}; got {_cut(repr(self.kind))}."
+            )
+        for field in dataclasses.fields(self)[1:]:
+            value = getattr(self, field.name)
+            if field.name not in _SCALINGS[self.kind]:
+                if value != field.default:
+                    raise ValueError(
+                        f"rope_scaling: {field.name} is {_cut(repr(value))}, but kind {self.kind} has no such number."
+                    )
+            elif field.type is int:
+                _check_size(f"rope_scaling: {field.name}", value)
+            else:
+                _set_positive(self, field.name, shown=f"rope_scaling: {field.name}")
+        if self.factor < 1:
+            raise ValueError(f"rope_scaling: factor must be at least 1, got {self.factor}.")
+        if self.low_freq_factor >= self.high_freq_factor:
+            raise ValueError(
+                f"rope_scaling: low_freq_factor must be below high_freq_factor, got {self.low_freq_factor} and "
+                f"{self.high_freq_factor}."
+            )
+        if self.beta_slow >= self.beta_fast:
+            raise ValueError(
+                f"rope_scaling: beta_slow must be below beta_fast, got {self.beta_slow} and {self.beta_fast}."
+            )
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class LlamaConfig:
+    """Sizes of a decoder-only model of Llama's family, and what else decides what it computes.
+
+    Heads lie one after the other in the columns of the attention kernels, and rotary positions turn value i of a head
+    with value i + head_dim / 2, as transformers has them. Query heads share keys and values in groups of neighbours:
+    query head h has those of head h // (num_heads // num_kv_heads).
+
+    Attributes:
+      vocab_size: Rows of the embedding, and width of the output head.
+      emb_dim: Model width d.
+      num_heads: Attention heads of queries per layer.
+      num_kv_heads: Attention heads of keys and values per layer, a divisor of `num_heads`.
+      head_dim: Width of one head, even.
+      mlp_dim: Width of the gated feed-forward layer.
+      num_decoder_layers: Depth L; exit layers are counted from 1 to L.
+      norm_epsilon: Added to the mean square in every norm.
+      rope_theta: Base of the rotary frequencies, theta**(-2 i / head_dim).
+      rope_scaling: How these are stretched.
+      max_positions: Most tokens of prompt and output together.
+      end_ids: Token ids of which each ends an output.
+      attention_bias: Whether queries, keys and values have biases, as in Qwen2.
+      query_key_norms: Whether queries and keys are normed in each head, before positions, as in Qwen3.
+      tied_head: Whether the output head is the transposed embedding.
+      sliding_window: Keys that a position sees in `windowed_layers`, itself included; None if it sees all everywhere.
+      windowed_layers: Those layers, counted from 0 as in names of parameters, in ascending order.
+      activation: One of `ACTIVATIONS`, of the gate.
+      scaled_embedding: Whether embeddings are multiplied by sqrt(d), as in Gemma; the tied head's are not.
+      unit_offset_norms: Whether norms multiply by 1 + scale, as in Gemma, rather than by the scale.
+      exit_classifier: Logits of the early-exit classifier `decoder/meta_cls`: 0 if there is none, else 1 or 2.
+    """
+
+    vocab_size: int
+    emb_dim: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    mlp_dim: int
+    num_decoder_layers: int
+    norm_epsilon: float
+    rope_theta: float
+    rope_scaling: RopeScaling = RopeScaling()
+    max_positions: int
+    end_ids: tuple[int, ...]
+    attention_bias: bool = False
+    query_key_norms: bool = False
+    tied_head: bool = False
+    sliding_window: int | None = None
+    windowed_layers: tuple[int, ...] = ()
+    activation: str = "silu"
+    scaled_embedding: bool = False
+    unit_offset_norms: bool = False
+    exit_classifier: int = 0
+
+    def __post_init__(self) -> None:
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            if field.type is bool and type(value) is not bool:
+                raise ValueError(f"{field.name} must be true or false, got {_cut(repr(value))}.")
+            if field.type is int:
+                _check_size(field.name, value, least=0 if field.name == "exit_classifier" else 1)
+            if field.type is float:
+                _set_positive(self, field.name, shown=field.name)
+        if self.num_decoder_layers > _MOST_LAYERS:
+            raise ValueError(f"num_decoder_layers must be at most {_MOST_LAYERS}, got {self.num_decoder_layers}.")
+        if not isinstance(self.rope_scaling, RopeScaling):
+            raise ValueError(f"rope_scaling must be a RopeScaling, got {_cut(repr(self.rope_scaling))}.")
+        if self.activation not in ACTIVATIONS:
+            raise ValueError(f"activation must be one of {', '.join(ACTIVATIONS)}; got {_cut(repr(self.activation))}.")
+        if self.exit_classifier not in (0, 1, 2):
+            raise ValueError(f"exit_classifier must be 0, 1 or 2 logits, got {self.exit_classifier}.")
+        _check_ids("end_ids", self.end_ids, below=self.vocab_size)
+        if not self.end_ids:
+            raise ValueError("end_ids must name at least one id: without one, no output ends.")
+        self._check_heads()
+        self._check_window()
+
+    def _check_heads(self) -> None:
+        if self.num_heads % self.num_kv_heads:
+            raise ValueError(
+                f"num_kv_heads must divide num_heads, got {self.num_kv_heads} and {self.num_heads}: query heads share "
+                "keys and values in groups of equal size."
+            )
+        if self.head_dim % 2:
+            raise ValueError(f"head_dim must be even, got {self.head_dim}: rotary positions turn pairs of values.")
+
+    def _check_window(self) -> None:
+        _check_ids("windowed_layers", self.windowed_layers, below=self.num_decoder_layers)
+        if (self.sliding_window is None) != (not self.windowed_layers):
+            raise ValueError(
+                "sliding_window and windowed_layers go together, got "
+                f"{_cut(repr(self.sliding_window))} and {_cut(repr(self.windowed_layers))}."
+            )
+        if self.sliding_window is not None:
+            _check_size("sliding_window", self.sliding_window)
+
+
+def config_of(fields: Mapping[str, Any]) -> LlamaConfig:
+    """Returns the config that `dataclasses.asdict` made these fields of, as JSON gives them back.
+
+    Args:
+      fields: By name; lists stand for tuples, and an object for the rope scaling.
+
+    Raises:
+      ValueError: If a field is unknown, missing or wrong.
+    """
+    values = dict(fields)
+    _check_fields(LlamaConfig, values, shown="")
+    scaling = values.get("rope_scaling", {})
+    if not isinstance(scaling, dict):
+        raise ValueError(f"rope_scaling must be an object, got {_cut(repr(scaling))}.")
+    _check_fields(RopeScaling, scaling, shown="rope_scaling: ")
+    values["rope_scaling"] = RopeScaling(**scaling)
+    for name in ("end_ids", "windowed_layers"):
+        if isinstance(values.get(name), list):
+            values[name] = tuple(values[name])
+    return LlamaConfig(**values)
+
+
+def unseen(config: LlamaConfig) -> str:
+    """Returns all that decides what a model computes and that its arrays do not show, in one line of JSON."""
+    fields = {name: value for name, value in dataclasses.asdict(config).items() if name not in _SEEN}
+    return json.dumps(fields, sort_keys=True)
+
+
+def parameter_shapes(config: LlamaConfig) -> dict[str, tuple[int, ...]]:
+    """Returns the name and shape of every parameter.
+
+    Args:
+      config: Sizes of the model.
+
+    Returns:
+      Mapping from a name such as `decoder/layers_0/mlp/wi_0/kernel` (the gate; `wi_1` is multiplied by it) to a shape;
+      kernels are [in, out].
+    """
+    width = config.emb_dim
+    queries, keys = config.num_heads * config.head_dim, config.num_kv_heads * config.head_dim
+    projections = {"query": queries, "key": keys, "value": keys}
+    shapes: dict[str, tuple[int, ...]] = {"token_embedder/embedding": (config.vocab_size, width)}
+    for index in range(config.num_decoder_layers):
+        layer = f"decoder/layers_{index}"
+        attention = f"{layer}/self_attention"
+        shapes[f"{layer}/pre_self_attention_layer_norm/scale"] = (width,)
+        shapes |= {f"{attention}/{name}/kernel": (width, size) for name, size in projections.items()}
+        if config.attention_bias:
+            shapes |= {f"{attention}/{name}/bias": (size,) for name, size in projections.items()}
+        if config.query_key_norms:
+            shapes |= {f"{attention}/{name}_norm/scale": (config.head_dim,) for name in ("query", "key")}
+        shapes[f"{attention}/out/kernel"] = (queries, width)
+        shapes[f"{layer}/pre_mlp_layer_norm/scale"] = (width,)
+        shapes |= {f"{layer}/mlp/{name}/kernel": (width, config.mlp_dim) for name in ("wi_0", "wi_1")}
+        shapes[f"{layer}/mlp/wo/kernel"] = (config.mlp_dim, width)
+    shapes["decoder/decoder_norm/scale"] = (width,)
+    if not config.tied_head:
+        shapes["decoder/logits_dense/kernel"] = (width, config.vocab_size)
+    if config.exit_classifier:
+        shapes["decoder/meta_cls/kernel"] = (width, config.exit_classifier)
+        shapes["decoder/meta_cls/bias"] = (config.exit_classifier,)
+    return shapes
+
+
+def check_parameters(config: LlamaConfig, found: Shapes) -> None:
+    """Refuses arrays that are not those of a model.
+
+    Args:
+      config: Sizes of the model.
+      found: Name and shape of every array.
+
+    Raises:
+      ValueError: If an array is missing, unknown or of another shape; names it.
+    """
+    expected = parameter_shapes(config)
+    missing, unknown = sorted(set(expected) - set(found)), sorted(set(found) - set(expected))
+    if missing or unknown:
+        raise ValueError(
+            f"arrays are not those of the decoder-only model that the config describes: missing {_few(missing)}; "
+            f"unknown {_few(unknown)}. Expected {len(expected)} arrays, found {len(found)}."
+        )
+    for name, shape in expected.items():
+        if tuple(found[name]) != shape:
+            raise ValueError(f"{name} has shape {tuple(found[name])}, expected {shape} by the config.")
+
+
+def _check_fields(config: type, fields: Mapping[str, Any], *, shown: str) -> None:
+    known = {field.name: field for field in dataclasses.fields(config)}
+    unknown = sorted(fields.keys() - known.keys())
+    missing = sorted(
+        name for name, field in known.items() if field.default is dataclasses.MISSING and name not in fields
+    )
+    if unknown or missing:
+        raise ValueError(f"{shown}unknown keys {_cut(str(unknown))}, missing keys {missing}.")
+
+
+def _check_size(name: str, value: object, *, least: int = 1) -> None:
+    if type(value) is not int:
+        raise ValueError(f"{name} must be a whole number, got {_cut(repr(value))}.")
+    if not least <= value < _TOO_LARGE:
+        raise ValueError(f"{name} must be at least {least} and below 2**31, got {_cut(str(value))}.")
+
+
+def _check_ids(name: str, ids: object, *, below: int) -> None:
+    """Refuses what is not a tuple of ascending whole numbers from 0 to below `below`."""
+    is_of_numbers = isinstance(ids, tuple) and all(type(index) is int and 0 <= index < below for index in ids)
+    if not is_of_numbers or list(ids) != sorted(set(ids)):  # type: ignore[call-overload]
+        raise ValueError(
+            f"{name} must be different whole numbers from 0 to {below - 1}, ascending; got {_cut(repr(ids))}."
+        )
+
+
+def _set_positive(config: object, name: str, *, shown: str) -> None:
+    """Makes a number a float, so that 10000 and 10000.0 are one model; refuses what is none, or not above 0."""
+    value = getattr(config, name)
+    if type(value) not in (int, float) or not 0 < value < _LARGEST_NUMBER:
+        raise ValueError(f"{shown} must be a number above 0 and below 1e30, got {_cut(repr(value))}.")
+    object.__setattr__(config, name, float(value))
+
+
+def _few(names: list[str]) -> str:
+    shown = ", ".join(_cut(name) for name in names[:4]) or "none"
+    return f"{shown} and {len(names) - 4} more" if len(names) > 4 else shown
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= _LONGEST_SHOWN else f"{text[:_LONGEST_SHOWN]}..."

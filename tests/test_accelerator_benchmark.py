@@ -1,0 +1,95 @@
+"""The benchmark of accelerators, which runs on a CPU too."""
+
+import json
+import pathlib
+import sys
+from collections.abc import Callable
+
+import pytest
+
+from benchmarks.accelerator import __main__ as accelerator
+from benchmarks.accelerator.part import Case, Clock
+
+
+@pytest.mark.slow
+def test_every_part_measures_something(tmp_path: pathlib.Path) -> None:
+    """No case fails, and nothing that decides gives other tokens than all logits do."""
+    found = tmp_path / "found.json"
+    assert accelerator.main(["--quick", "--seconds=1800", f"--json={found}"]) == 0
+    cases = json.loads(found.read_text())
+    measured = [case for case in cases if "machine" not in case]
+    assert {case["part"] for case in measured} == {"rates", "decisions", "sweeps", "singles", "batches"}
+    assert not [case for case in measured if "failed" in case or "left_out" in case]
+    decisions = [case for case in measured if case["part"] == "decisions"]
+    assert decisions
+    assert all(
+        case[name] == 0 for case in decisions for name in ("other_tokens", "int8_other_tokens", "bfloat16_other_tokens")
+    )
+    assert all(case["share_of_float32_rate"] > 0 for case in decisions)
+
+
+def _raise() -> Case:
+    raise RuntimeError("the device is gone")
+
+
+def test_a_case_that_fails_leaves_the_others() -> None:
+    """It is told with its reason."""
+    cases: list[tuple[Case, Callable[[], Case]]] = [({"measured": "a"}, _raise), ({"measured": "b"}, lambda: {"is": 1})]
+    assert list(Clock(60).within(iter(cases))) == [
+        {"measured": "a", "failed": "RuntimeError: the device is gone"},
+        {"measured": "b", "is": 1},
+    ]
+
+
+def test_what_there_is_no_time_for_is_told() -> None:
+    """The first case is measured always; the others are listed."""
+    cases: list[tuple[Case, Callable[[], Case]]] = [({"measured": name}, lambda: {"is": 1}) for name in "ab"]
+    assert list(Clock(0).within(iter(cases))) == [
+        {"measured": "a", "is": 1},
+        {"measured": "b", "left_out": "no time was left"},
+    ]
+
+
+def test_a_part_that_breaks_down_is_told_and_the_next_one_runs(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What it measured before stays; the status says that something failed."""
+    stand_in = tmp_path / "python"
+    stand_in.write_text(
+        f"#!{sys.executable}\n"
+        "import os, sys\n"
+        "part = next(each for each in sys.argv if each.startswith('--part='))[7:]\n"
+        """print('{"measured": "%s", "seconds": 0.5}' % part, flush=True)\n"""
+        "if part == 'rates':\n"
+        "    sys.stderr.write('out of memory')\n"
+        "    os._exit(3)\n"
+    )
+    stand_in.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(stand_in))
+    found = tmp_path / "found.json"
+    assert accelerator.main(["--quick", "--parts=rates,decisions", f"--json={found}"]) == 1
+    assert json.loads(found.read_text()) == [
+        {"part": "rates", "measured": "rates", "seconds": 0.5},
+        {"part": "rates", "measured": "rates", "failed": "ended with 3: out of memory"},
+        {"part": "decisions", "measured": "decisions", "seconds": 0.5},
+    ]
+    assert "1 failed" in capsys.readouterr().out
+
+
+def test_a_part_that_hangs_is_stopped(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It is told after its time and half of that."""
+    stand_in = tmp_path / "python"
+    stand_in.write_text(f"#!{sys.executable}\nimport time\ntime.sleep(600)\n")
+    stand_in.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(stand_in))
+    assert accelerator.main(["--parts=rates", "--seconds=0.5"]) == 1
+    assert "killed after 1 s" in capsys.readouterr().out
+
+
+def test_unknown_parts_are_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    """With the names of those that there are."""
+    with pytest.raises(SystemExit):
+        accelerator.main(["--parts=rates,speed"])
+    assert "speed is none of rates, decisions, sweeps, singles, batches" in capsys.readouterr().err

@@ -130,6 +130,7 @@ _SERVING_PACKAGES = [
     "calm_beam.metrics.bleurt",
     "calm_beam.model",
     "calm_beam.model.llama",
+    "calm_beam.model.t5",
     "calm_beam.risk",
     "calm_beam.serving",
     "calm_beam.storage",

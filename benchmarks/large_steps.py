@@ -9,6 +9,7 @@ import numpy as np
 from calm_beam.checkpoints import Checkpoint
 from calm_beam.decoding import device_steps
 from calm_beam.exits.rule import ExitRule
+from calm_beam.model.interface import Position
 
 from .multiply_adds import layer_row, projection_row, seconds_per_call
 
@@ -47,30 +48,33 @@ def layer_step_rate(checkpoint: Checkpoint, rule: ExitRule, *, steps: int, sourc
         parameters["classifier"] = {"params": {"decoder": {"meta_cls": tree["decoder"]["meta_cls"]}}}
     inner = config.num_heads * config.head_dim
     state: dict[str, Any] = {
+        "pending": {"hidden": _normal(0, ROWS, config.emb_dim)},
         "states": _states(config.num_decoder_layers, config.emb_dim),
         "cache": tuple(_normal(part, ROWS * steps, inner) for part in range(2)),
     }
-    cross = tuple(_normal(part, _PLACES, config.num_heads, source, config.head_dim) for part in range(2))
+    keys_values = tuple(_normal(part, _PLACES, config.num_heads, source, config.head_dim) for part in range(2))
     mask = jnp.ones((_PLACES, source), bool)
     bias = jnp.zeros((config.num_heads, steps))
     layer, lanes = np.int32(1), np.arange(ROWS, dtype=np.int32)
     paths = np.arange(ROWS * steps, dtype=np.int32).reshape(ROWS, steps)
+    position = Position(np.full(ROWS, steps - 1, np.int32), np.full(ROWS, source, np.int32))
     places, ranks = np.divmod(lanes, np.int32(ROWS // _PLACES))
 
     def run() -> tuple[jax.Array, jax.Array]:
         # Both steps take their buffers over and give them back.
-        state["states"], state["cache"] = device_steps.attend_to_output(
+        state["pending"], state["cache"] = device_steps.attend_to_output(
             config,
             weights,
             states=state["states"],
+            pending=state["pending"],
             cache=state["cache"],
-            bias_by_age=bias,
+            terms=bias,
             layer=layer,
             below=lanes,
             lanes=lanes,
             nodes=paths[:, -1],
             paths=paths,
-            steps=np.full(ROWS, steps - 1, np.int32),
+            position=position,
         )
         state["states"], confidences = device_steps.finish_layer(
             config,
@@ -79,13 +83,16 @@ def layer_step_rate(checkpoint: Checkpoint, rule: ExitRule, *, steps: int, sourc
             is_gathered=False,
             parameters=parameters,
             states=state["states"],
-            cross=cross,
+            pending=state["pending"],
+            keys_values=keys_values,
             source_mask=mask,
+            terms=bias,
             layer=layer,
             below=lanes,
             lanes=lanes,
             places=places,
             ranks=ranks,
+            position=position,
         )
         return state["states"], confidences
 

@@ -34,7 +34,7 @@ from calm_beam.decoding.settings import DecodeSettings
 from calm_beam.exits.head_forms import EXIT_HEADS
 from calm_beam.exits.rule import ExitRule
 from calm_beam.model import EarlyExitT5
-from calm_beam.model.network import PAD_ID, of_layer, padding_bias
+from calm_beam.model.interface import Numbers, Position, of_layer
 
 from .machine import describe_machine
 from .paper_model import build_paper_model, draw_prompts
@@ -226,7 +226,7 @@ def _pieces(checkpoint: Checkpoint, *, width: int, steps: int) -> Iterator[tuple
         empty = jnp.zeros((1, 1, config.num_heads, steps, config.head_dim))
         return [(empty, empty)] * depth
 
-    def put(cached: Any, new: Any, step: jax.Array) -> Any:
+    def put(cached: Any, new: Any, step: Numbers) -> Any:
         return tuple(
             jax.lax.dynamic_update_slice(old, values[:, :, :, None], (0, 0, 0, step, 0))
             for old, values in zip(cached, new, strict=True)
@@ -235,25 +235,27 @@ def _pieces(checkpoint: Checkpoint, *, width: int, steps: int) -> Iterator[tuple
     def layers(parameters: Any, cross: Any, hidden: jax.Array) -> Any:
         apply = functools.partial(model.apply, parameters)
         biases = apply(steps, method="decoder_position_biases")
-        cross_bias = padding_bias(source != PAD_ID)
 
         def all_layers(repeat: jax.Array, state: Any) -> Any:
             hidden, cache = state
             step = repeat % steps
+            position = Position(step, jnp.full(1, width))
+            (source_bias,) = apply(source > 0, position, method="source_biases")
             self_biases = [
                 jax.lax.dynamic_index_in_dim(bias, step, 1, keepdims=False)[None, None, :, None] for bias in biases
             ]
             kept = []
             for layer in range(1, depth + 1):
-                own = put(cache[layer - 1], apply(hidden, layer, method="self_keys_values"), step)
+                own = put(cache[layer - 1], apply(hidden, layer, position=position, method="self_keys_values"), step)
                 self_bias = of_layer(self_biases, layer)
                 hidden = apply(
                     hidden,
                     layer,
                     self_keys_values=own,
                     self_bias=self_bias,
-                    cross_keys_values=cross[layer - 1],
-                    cross_bias=cross_bias,
+                    source_keys_values=cross[layer - 1],
+                    source_bias=source_bias,
+                    position=position,
                     method="decoder_layer",
                 )
                 kept.append(own)
@@ -274,8 +276,10 @@ def _pieces(checkpoint: Checkpoint, *, width: int, steps: int) -> Iterator[tuple
     def fills(parameters: Any, hidden: jax.Array) -> Any:
         def fill(repeat: jax.Array, cache: Any) -> Any:
             states = hidden + repeat.astype(jnp.float32)
+            project = functools.partial(model.apply, parameters, method="self_keys_values")
+            position = Position(repeat % steps, jnp.full(1, width))
             return [
-                put(pair, model.apply(parameters, states, layer, method="self_keys_values"), repeat % steps)
+                put(pair, project(states, layer, position=position), position.steps)
                 for layer, pair in enumerate(cache, start=1)
             ]
 

@@ -136,6 +136,7 @@ def _generations(task: Task, variant: Variant, *, decoded: Callable[[], None]) -
         batch_size=task.batch_size,
         token_budget=task.token_budget,
         exit_head=task.exit_head,
+        arithmetic=task.arithmetic,
     )
     generations = []
     for generation in generate(

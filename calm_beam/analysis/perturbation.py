@@ -13,11 +13,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from calm_beam.arithmetic import FLOAT32, Arithmetic
 from calm_beam.checkpoints import Checkpoint
+from calm_beam.decoding.ends import is_end
 from calm_beam.decoding.padding import members_by_width
-from calm_beam.model import EarlyExitT5
-from calm_beam.model.network import PAD_ID, of_layer, padding_bias
-from calm_beam.vocabulary import EOS_ID
+from calm_beam.model import architecture_of, network_of
+from calm_beam.model.interface import EarlyExitModel, Position, of_layer
 
 from .sensitivity import KINDS
 
@@ -52,6 +53,7 @@ class PerturbationDecoder:
         max_decode_length: int,
         max_input_length: int = 512,
         batch_size: int | None = None,
+        arithmetic: Arithmetic = FLOAT32,
     ) -> None:
         """Prepares a decoder.
 
@@ -62,6 +64,7 @@ class PerturbationDecoder:
           max_decode_length: Most tokens to generate, eos included.
           max_input_length: Most tokens of a prompt.
           batch_size: Prompts decoded together, each with two lanes per position; None for 8.
+          arithmetic: In which numbers the model computes.
 
         Raises:
           ValueError: If there is no position, one is outside [0, max_decode_length) or given twice, or there is no
@@ -75,8 +78,8 @@ class PerturbationDecoder:
         vocab_size = checkpoint.config.vocab_size
         if not 1 <= rank <= vocab_size:
             raise ValueError(f"rank must be in [1, {vocab_size}], the model's token ids; got {rank}.")
-        self._model = EarlyExitT5(checkpoint.config)
-        self._parameters = jax.device_put({"params": checkpoint.parameters()})
+        self._model = network_of(checkpoint.config, arithmetic=arithmetic)
+        self._parameters = jax.device_put({"params": checkpoint.parameters(arithmetic)})
         self._lanes = tuple((kind, position) for kind in KINDS for position in positions)
         self._rank = rank
         self._steps = max_decode_length
@@ -97,39 +100,51 @@ class PerturbationDecoder:
             members.sort(key=lambda index: len(prompts[index]))
             for start in range(0, len(members), self._rows):
                 batch = members[start : start + self._rows]
-                source_tokens = np.zeros((self._rows, width), np.int32)
-                for row, index in enumerate(batch):
-                    source_tokens[row, : len(prompts[index])] = prompts[index]
-                tokens, is_finite = jax.device_get(self._run(source_tokens))
+                tokens, is_finite = jax.device_get(self._run([prompts[index] for index in batch], width))
                 for row, index in enumerate(batch):
                     yield index, self._result(tokens[row], bool(is_finite[row]))
 
-    def _run(self, source_tokens: np.ndarray) -> tuple[jax.Array, jax.Array]:
+    def _run(self, prompts: Sequence[Sequence[int]], width: int) -> tuple[jax.Array, jax.Array]:
+        source_tokens = np.zeros((self._rows, width), np.int32)
+        lengths, first = np.zeros(self._rows, np.int32), np.zeros(self._rows, np.int32)
+        for row, prompt in enumerate(prompts):
+            source_tokens[row, : len(prompt)] = prompt
+            lengths[row], first[row] = len(prompt), architecture_of(self._model.config).first_input(prompt)
         is_sampling = np.array([False, *(kind == "sampling" for kind, _ in self._lanes)])
         # No step has the number of lane 0.
         positions = np.array([self._steps, *(position for _, position in self._lanes)], np.int32)
         decoded: tuple[jax.Array, jax.Array] = _decode(
-            self._model, self._rank, self._steps, self._parameters, source_tokens, is_sampling, positions
+            self._model,
+            self._rank,
+            self._steps,
+            self._parameters,
+            source_tokens,
+            lengths,
+            first,
+            is_sampling,
+            positions,
         )
         return decoded
 
     def _result(self, tokens: np.ndarray, is_finite: bool) -> Perturbed:
-        unperturbed, *others = (_up_to_end(row) for row in tokens.tolist())
+        unperturbed, *others = (self._up_to_end(row) for row in tokens.tolist())
         outputs = {lane: output for lane, output in zip(self._lanes, others, strict=True) if lane[1] < len(unperturbed)}
         return Perturbed(unperturbed=unperturbed, outputs=outputs, is_finite=is_finite)
 
-
-def _up_to_end(tokens: list[int]) -> tuple[int, ...]:
-    return tuple(tokens[: tokens.index(EOS_ID) + 1] if EOS_ID in tokens else tokens)
+    def _up_to_end(self, tokens: list[int]) -> tuple[int, ...]:
+        ends = (index for index, token in enumerate(tokens) if token in self._model.config.end_ids)
+        return tuple(tokens[: next(ends, len(tokens)) + 1])
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))
 def _decode(
-    model: EarlyExitT5,
+    model: EarlyExitModel,
     rank: int,
     steps: int,
     parameters: Any,
     source_tokens: jax.Array,
+    lengths: jax.Array,
+    first: jax.Array,
     is_sampling: jax.Array,
     positions: jax.Array,
 ) -> tuple[jax.Array, jax.Array]:
@@ -140,41 +155,42 @@ def _decode(
       rank: Of the token that replaces in the kind `sampling`.
       steps: Most tokens of an output.
       parameters: Weights.
-      source_tokens: shape (rows, width), 0-padded; a row of zeros is no prompt and has no outputs.
+      source_tokens: shape (rows, width), 0-padded.
+      lengths: shape (rows,). Tokens of each prompt; a row of none is no prompt and has no outputs.
+      first: shape (rows,). The decoder's first inputs.
       is_sampling: shape (lanes,). Which of the kinds a lane is.
       positions: shape (lanes,). Where a lane has its token replaced.
     """
     config = model.config
     rows, lanes = source_tokens.shape[0], positions.shape[0]
     apply = functools.partial(model.apply, parameters)
-    source_mask = source_tokens != PAD_ID
-    cross = apply(apply(source_tokens, method="encode"), method="cross_keys_values")
-    cross_bias = padding_bias(source_mask)
+    source, source_mask = apply(source_tokens, lengths, method="prefill")
     position_biases = apply(steps, method="decoder_position_biases")
-    is_empty = ~jnp.any(source_mask, axis=1)
-    cache_shape = (rows, lanes, config.num_heads, steps, config.head_dim)
+    cache_shape = (rows, lanes, config.num_kv_heads, steps, config.head_dim)
 
     def generate_token(state: dict[str, Any]) -> dict[str, Any]:
         step, finished = state["step"], state["finished"]
         # [heads, positions] -> [1, 1, heads, 1, positions]
         self_biases = [bias[:, step][None, None, :, None] for bias in position_biases]
+        position = Position(step, lengths)
+        source_biases = apply(source_mask, position, method="source_biases")
         hidden = apply(state["previous"], method="embed")
         cache, first_layer = [], hidden
         for layer in range(1, config.num_decoder_layers + 1):
-            new = apply(hidden, layer, method="self_keys_values")
+            new = apply(hidden, layer, position=position, method="self_keys_values")
             keys_values = tuple(
                 cached.at[:, :, :, step].set(values)
                 for cached, values in zip(state["cache"][layer - 1], new, strict=True)
             )
             cache.append(keys_values)
-            self_bias = of_layer(self_biases, layer)
             hidden = apply(
                 hidden,
                 layer,
                 self_keys_values=keys_values,
-                self_bias=self_bias,
-                cross_keys_values=cross[layer - 1],
-                cross_bias=cross_bias,
+                self_bias=of_layer(self_biases, layer),
+                source_keys_values=source[layer - 1],
+                source_bias=of_layer(source_biases, layer),
+                position=position,
                 method="decoder_layer",
             )
             if layer == 1:
@@ -191,7 +207,7 @@ def _decode(
         return {
             "step": step + 1,
             "previous": token,
-            "finished": finished | (token == EOS_ID),
+            "finished": finished | is_end(token, config.end_ids),
             "cache": cache,
             "tokens": state["tokens"].at[:, :, step].set(jnp.where(finished, 0, token)),
             "is_finite": state["is_finite"] & jnp.all(is_finite, axis=1),
@@ -201,11 +217,14 @@ def _decode(
         is_running: jax.Array = (state["step"] < steps) & ~jnp.all(state["finished"])
         return is_running
 
+    dtype = model.arithmetic.dtype
     state = {
         "step": jnp.int32(0),
-        "previous": jnp.zeros((rows, lanes), jnp.int32),
-        "finished": jnp.broadcast_to(is_empty[:, None], (rows, lanes)),
-        "cache": [(jnp.zeros(cache_shape), jnp.zeros(cache_shape)) for _ in range(config.num_decoder_layers)],
+        "previous": jnp.broadcast_to(first[:, None], (rows, lanes)),
+        "finished": jnp.broadcast_to((lengths == 0)[:, None], (rows, lanes)),
+        "cache": [
+            (jnp.zeros(cache_shape, dtype), jnp.zeros(cache_shape, dtype)) for _ in range(config.num_decoder_layers)
+        ],
         "tokens": jnp.zeros((rows, lanes, steps), jnp.int32),
         "is_finite": jnp.ones((rows,), bool),
     }

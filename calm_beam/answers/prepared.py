@@ -177,4 +177,5 @@ def _check_served(
             source=settings.max_input_length,
             token_budget=request.token_budget,
             copies=request.model_copies,
+            arithmetic=settings.arithmetic,
         )

@@ -4,11 +4,10 @@ import dataclasses
 import hashlib
 import pathlib
 from collections.abc import Mapping
-from typing import Any, TypeVar
+from typing import Any, Self
 
 # For the name bfloat16, which numpy does not know otherwise.
 import ml_dtypes  # noqa: F401
-
 import numpy as np
 
 from calm_beam.arithmetic import FLOAT32, Arithmetic, is_held_in_float32
@@ -16,8 +15,6 @@ from calm_beam.errors import CalmBeamError
 from calm_beam.model import T5Config, default_activation
 
 FloatArrays = Mapping[str, np.ndarray]
-# Of numpy, or of JAX.
-_Array = TypeVar("_Array", bound=Any)
 
 
 class CheckpointError(CalmBeamError, ValueError):
@@ -40,6 +37,7 @@ class Checkpoint:
       stated: Sentences on what no array shows, and where it is said.
       assumed: Sentences on what no array shows and nobody says, and why it is taken for true.
       dropped: Names of stored arrays that were left out on demand.
+      rounded: For what the arrays were rounded, and the fingerprint of those that were read; None if they are these.
     """
 
     config: T5Config
@@ -53,6 +51,7 @@ class Checkpoint:
     stated: tuple[str, ...] = ()
     assumed: tuple[str, ...] = ()
     dropped: tuple[str, ...] = ()
+    rounded: tuple[Arithmetic, str] | None = None
 
     @property
     def uri(self) -> str:
@@ -68,12 +67,22 @@ class Checkpoint:
         """Returns the tree that `EarlyExitT5.apply` takes as `{"params": tree}`, as an arithmetic has weights."""
         import flax.traverse_util
 
-        arrays = {name: held(name, array, arithmetic) for name, array in self.arrays.items()}
-        tree: dict[str, Any] = flax.traverse_util.unflatten_dict(arrays, sep="/")
+        tree: dict[str, Any] = flax.traverse_util.unflatten_dict(self._held_arrays(arithmetic), sep="/")
         return tree
 
+    def held_in(self, arithmetic: Arithmetic) -> Self:
+        """Returns the model with its arrays as an arithmetic has them; its fingerprint stays that of those read."""
+        arrays = self._held_arrays(arithmetic)
+        return dataclasses.replace(self, arrays=arrays, rounded=self.rounded or (arithmetic, self.fingerprint()))
+
+    def _held_arrays(self, arithmetic: Arithmetic) -> dict[str, Any]:
+        assert self.rounded is None or self.rounded[0] == arithmetic, "rounded weights would be taken for the model's"
+        return {name: _held(name, array, arithmetic) for name, array in self.arrays.items()}
+
     def fingerprint(self) -> str:
-        """Returns the content fingerprint of the weights, and of what they do not show of the model."""
+        """Returns the content fingerprint of the weights as read, and of what they do not show of the model."""
+        if self.rounded is not None:
+            return self.rounded[1]
         config = self.config
         # Of T5's own nothing is said: their fingerprints are older than other activations.
         is_t5 = config.activation == default_activation(gated_mlp=config.gated_mlp)
@@ -84,7 +93,7 @@ class Checkpoint:
         )
 
 
-def held(name: str, array: _Array, arithmetic: Arithmetic) -> _Array:
+def _held(name: str, array: Any, arithmetic: Arithmetic) -> Any:
     """Returns an array of a model, given its name, in the type that an arithmetic has it in; itself if it has that."""
     dtype = np.dtype(np.float32 if is_held_in_float32(name) else arithmetic.dtype)
     return array if array.dtype == dtype else array.astype(dtype)

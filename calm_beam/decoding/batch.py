@@ -16,11 +16,12 @@ from calm_beam.exits.certified_head import CertifiedHead
 from calm_beam.exits.measures import Need
 from calm_beam.exits.propagations import PassedOn
 from calm_beam.exits.rule import ExitRule
-from calm_beam.model import T5Config
-from calm_beam.vocabulary import EOS_ID
+from calm_beam.model import architecture_of
+from calm_beam.model.interface import EarlyExitModel, Position
 
 from . import device_steps
 from .decisions import Decisions
+from .ends import is_end
 from .lanes import LaneTree, Rows
 from .memory import Budget
 from .outputs import Outputs, StepOutputs
@@ -47,7 +48,6 @@ _HOST_ROWS, _DEVICE_ROWS = 256, 4096
 _RANKS = 8
 # Bytes of keys and values that a host reads in the time that a call takes.
 _CALL_BYTES = 4 << 20
-_FLOAT_BYTES = 4
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -77,7 +77,7 @@ class Batch:
 
     def __init__(
         self,
-        config: T5Config,
+        model: EarlyExitModel,
         rule: ExitRule,
         *,
         weights: Weights,
@@ -89,7 +89,7 @@ class Batch:
         """Prepares free slots.
 
         Args:
-          config: Sizes of the model.
+          model: The network.
           rule: How exits are decided.
           weights: Of the model.
           thresholds: float32, shape (schedules, steps, lanes); +inf in a lane of the full model.
@@ -99,7 +99,8 @@ class Batch:
             they wait less, for more programs to compile.
         """
         self._work = Work()
-        self._config, self._rule, self._weights, self._thresholds = config, rule, weights, thresholds
+        self._model, self._rule, self._weights, self._thresholds = model, rule, weights, thresholds
+        config = model.config
         self._measure, self._passed_on = rule.measure(), rule.propagation().passed_on
         self._layers = config.num_decoder_layers
         self._exit_layers = frozenset(rule.exit_layers(self._layers))
@@ -125,25 +126,34 @@ class Batch:
             # Whoever decodes at one threshold decodes many prompts, and has more sizes compiled for less padding.
             growth=2 if lanes == 1 else 4,
         )
-        width = 2 * config.num_heads * config.head_dim * _FLOAT_BYTES
+        inner = config.num_kv_heads * config.head_dim
+        width = 2 * inner * model.arithmetic.number_bytes
         self._free_positions = _CALL_BYTES // width
-        self._sources = {width: Sources(config, width=width, places=count) for width, count in places.items()}
+        self._sources = {width: Sources(model, width=width, places=count) for width, count in places.items()}
         self._is_crowded = False
         self._requests: list[Request | None] = [None] * slots
         self._is_held = np.zeros(slots, bool)
         self._schedules = np.zeros(slots, np.int32)
         self._widths = np.zeros(slots, np.int32)
         self._places = np.zeros(slots, np.int32)
+        self._lengths = np.ones(slots, np.int32)
         self._live = np.zeros((slots, lanes), bool)
         self._previous = np.zeros((slots, lanes), np.int32)
         self._is_finite = np.ones(slots, bool)
         self._outputs = Outputs(slots, lanes, steps=steps)
         # How many steps of a lane are those of a known output, which then stand in the lane's output from the start.
         self._shared_steps = np.zeros((slots, lanes), np.int32)
-        store = (self._tree.capacity, config.num_heads * config.head_dim)
-        *stores, self._states = zeros(
-            (*(store,) * (2 * self._layers), (self._layers + 1, slots * lanes, config.emb_dim))
+        pending = architecture_of(config).pending_shapes(config)
+        store = (self._tree.capacity, inner)
+        *made, self._states = zeros(
+            (
+                *((slots * lanes, *shape) for shape in pending.values()),
+                *(store,) * (2 * self._layers),
+                (self._layers + 1, slots * lanes, config.emb_dim),
+            ),
+            model.arithmetic.dtype,
         )
+        self._pending, stores = dict(zip(pending, made, strict=False)), made[len(pending) :]
         self._cache = list(zip(stores[::2], stores[1::2], strict=True))
 
     def take_work(self) -> Work:
@@ -186,20 +196,22 @@ class Batch:
                     # In order, so that widths follow each other and are not all in use at once.
                     return
                 slots = free[:count]
-                source_tokens = np.zeros((count if self._admits_few else chunk, width), np.int32)
+                rows = count if self._admits_few else chunk
+                source_tokens, lengths = np.zeros((rows, width), np.int32), np.zeros(rows, np.int32)
                 for row, slot in enumerate(slots.tolist()):
                     self._requests[slot] = request = queue.popleft()
                     self._is_held[slot] = True
                     self._schedules[slot] = request.schedule
                     self._widths[slot], self._places[slot] = width, sources.free.pop()
                     source_tokens[row, : len(request.ids)] = request.ids
-                self._encode(sources, source_tokens, places=self._places[slots])
+                    lengths[row] = self._lengths[slot] = len(request.ids)
+                    self._previous[slot] = architecture_of(self._model.config).first_input(request.ids)
+                self._prefill(sources, source_tokens, lengths=lengths, places=self._places[slots])
                 self._tree.admit(slots)
                 self._live[slots] = True
                 self._is_finite[slots] = True
                 self._shared_steps[slots] = 0
                 self._outputs.clear(slots)
-                self._previous[slots] = 0
                 for slot in slots.tolist():
                     self._share(slot)
 
@@ -207,14 +219,15 @@ class Batch:
         """Returns how many prompts of a width are admitted together at most."""
         return max(1, sources.places // _REFILL_SHARE)
 
-    def _encode(self, sources: Sources, source_tokens: np.ndarray, *, places: np.ndarray) -> None:
+    def _prefill(self, sources: Sources, source_tokens: np.ndarray, *, lengths: np.ndarray, places: np.ndarray) -> None:
         """Gives places the keys and values of sources, (rows, width), of which there may be more than places."""
-        sources.cross, sources.mask = device_steps.admit(
-            self._config,
+        sources.keys_values, sources.mask = device_steps.admit(
+            self._model,
             self._weights.all,
-            cross=sources.cross,
+            keys_values=sources.keys_values,
             source_mask=sources.mask,
             source_tokens=source_tokens,
+            lengths=lengths,
             places=padded(places, len(source_tokens), fill=sources.places),
         )
 
@@ -227,7 +240,8 @@ class Batch:
         none = np.zeros(0, np.int32)
         for width, sources in self._sources.items():
             for count in {admitted_together(count) for count in range(1, self._chunk(sources) + 1)}:
-                self._encode(sources, np.zeros((count, width), np.int32), places=none)
+                nothing = np.zeros((count, width), np.int32)
+                self._prefill(sources, nothing, lengths=np.zeros(count, np.int32), places=none)
         rows = Rows(none, none, steps=none, nodes=none, of_lane=none)
         for size in self._sizes_up_to(len(self._requests)):
             self._embed_part(none, size)
@@ -251,7 +265,7 @@ class Batch:
         """Generates one token in every live lane, and yields the prompts that have ended."""
         live = self._live
         new = self._run_layers()
-        goes_on = live & (new.tokens != EOS_ID) & (self._tree.step < self._steps - 1)[:, None]
+        goes_on = live & ~is_end(new.tokens, self._model.config.end_ids) & (self._tree.step < self._steps - 1)[:, None]
         self._propagate(new.exit_layers, goes_on)
         self._outputs.append(new, self._tree.step, live=live)
         self._is_finite &= (new.is_finite | ~live).all(axis=1)
@@ -377,8 +391,9 @@ class Batch:
 
     def _embed_part(self, lanes: np.ndarray, size: int) -> None:
         self._states = device_steps.embed(
+            self._model,
             self._weights.embedding,
-            self._states,
+            states=self._states,
             tokens=padded(self._previous.flat[lanes], size),
             lanes=padded(lanes, size, fill=self._live.size),
         )
@@ -401,7 +416,7 @@ class Batch:
         return measured
 
     def _attend(self, layer: int, rows: Rows, *, chosen: np.ndarray, below: np.ndarray, size: int, length: int) -> None:
-        """Runs the self-attention of a layer for the chosen rows, padded to a size and a length of path.
+        """Runs a layer's attention to outputs for the chosen rows, padded to a size and a length of path.
 
         Args:
           layer: Which.
@@ -411,19 +426,24 @@ class Batch:
           size: What the rows are padded to.
           length: What their paths are padded to.
         """
-        self._states, self._cache[layer - 1] = device_steps.attend_to_output(
-            self._config,
+        self._pending, self._cache[layer - 1] = device_steps.attend_to_output(
+            self._model,
             self._weights.layers[layer - 1],
             states=self._states,
+            pending=self._pending,
             cache=self._cache[layer - 1],
-            bias_by_age=self._weights.bias_by_age(layer),
+            terms=self._weights.path_terms(layer),
             layer=np.int32(layer),
             below=padded(below[chosen], size),
             lanes=padded(rows.lanes[chosen], size, fill=self._live.size),
             nodes=padded(rows.nodes[chosen], size, fill=self._tree.capacity),
             paths=padded(self._tree.paths(layer, rows.lanes[chosen], length=length), size),
-            steps=padded(rows.steps[chosen], size),
+            position=self._position(rows.slots[chosen], size),
         )
+
+    def _position(self, slots: np.ndarray, size: int) -> Position:
+        """Returns where the newest tokens of slots stand, padded to a size."""
+        return Position(padded(self._tree.step[slots], size), padded(self._lengths[slots], size, fill=1))
 
     def _finish(
         self,
@@ -453,19 +473,22 @@ class Batch:
             parameters["classifier"] = self._weights.classifier
         confidences: jax.Array
         self._states, confidences = device_steps.finish_layer(
-            self._config,
+            self._model,
             self._rule.confidence,
             num_ranks=self._ranks,
             is_gathered=is_gathered,
             parameters=parameters,
             states=self._states,
-            cross=sources.cross[layer - 1],
+            pending=self._pending,
+            keys_values=sources.keys_values[layer - 1],
             source_mask=sources.mask,
+            terms=self._weights.path_terms(layer),
             layer=np.int32(layer),
             below=padded(below[chosen], size),
             lanes=padded(rows.lanes[chosen], size, fill=self._live.size),
             places=padded(self._places[rows.slots[chosen]], size, fill=sources.places),
             ranks=padded(_ranks(rows.slots)[chosen] % self._ranks, size),
+            position=self._position(rows.slots[chosen], size),
         )
         return confidences
 
@@ -615,7 +638,7 @@ class Batch:
     ) -> Sequence[jax.Array]:
         """Returns what a step makes of states, padded to a size."""
         return step(
-            self._config,
+            self._model,
             self._rule.confidence,
             parameters=self._weights.head,
             states=self._states,
@@ -664,13 +687,14 @@ class Batch:
             return
         self._work += Work(fill_rows=int((nodes < self._tree.capacity).sum()))
         self._cache[1:] = device_steps.fill_skipped(
-            self._config,
+            self._model,
             self._weights.layers[1:],
             cache=self._cache[1:],
             states=self._states,
             layers=padded(layers, size),
             lanes=padded(lanes, size),
             nodes=padded_nodes,
+            position=self._position(lanes // self._live.shape[1], size),
         )
 
 

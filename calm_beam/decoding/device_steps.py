@@ -3,12 +3,14 @@
 Rows are packed: what a step gets is as many rows as there are groups, whoever's they are, padded to the next of a few
 sizes. Padding rows have numbers beyond the last: reads there give anything, writes are dropped.
 
-States live in one buffer, float32 (layers + 1, slots * lanes, width): row `lane` of entry i is the output of layer i
-for the group whose first lane it is; entry 0 is the embedding. Each layer has a store of keys and one of values,
-(nodes, heads * head_dim), from which a row gathers what its path names.
+States live in one buffer, (layers + 1, slots * lanes, width), of the model's type: row `lane` of entry i is the output
+of layer i for the group whose first lane it is; entry 0 is the embedding. Each layer has a store of keys and one of
+values, (nodes, heads of keys * head_dim), from which a row gathers what its path names. What a layer makes of a row
+before it attends to the source is *pending*, in arrays (slots * lanes, ...), row `lane` as above.
 """
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -18,155 +20,165 @@ from calm_beam.exits.certified_head import Certificate, CertifiedHead, certify
 from calm_beam.exits.decision import decide
 from calm_beam.exits.measures import Need, measure_named
 from calm_beam.exits.parts import in_parts
-from calm_beam.exits.propagation import KeysValues
-from calm_beam.model import EarlyExitT5, T5Config
-from calm_beam.model.attention import MASKED, PRECISION
-from calm_beam.model.layers import DecoderLayer
-from calm_beam.model.network import PAD_ID
+from calm_beam.model import packed_layer_of
+from calm_beam.model.interface import EarlyExitModel, KeysValues, Numbers, Pending, Position
+from calm_beam.model.numerics import widened
 
 Parameters = Any
 
 # Most bytes of keys, and of values, that attention gathers at a time: on a host, what is read again at once stays near
 # the processor; on an accelerator, few large steps are faster.
 _HOST_GATHERED_BYTES, _DEVICE_GATHERED_BYTES = 1 << 20, 1 << 26
-_FLOAT_BYTES = 4
 
 
-@functools.partial(jax.jit, static_argnums=0, donate_argnames=("cross", "source_mask"))
+@functools.partial(jax.jit, static_argnums=0, donate_argnames=("keys_values", "source_mask"))
 def admit(
-    config: T5Config,
+    model: EarlyExitModel,
     parameters: Parameters,
     *,
-    cross: list[KeysValues],
+    keys_values: list[KeysValues],
     source_mask: jax.Array,
     source_tokens: jax.Array,
+    lengths: jax.Array,
     places: jax.Array,
 ) -> tuple[list[KeysValues], jax.Array]:
-    """Returns the sources' keys and values and their mask, with those of new prompts, (rows, source), at `places`."""
-    model = EarlyExitT5(config)
-    encoded = model.apply(parameters, source_tokens, method="encode")
-    new = model.apply(parameters, encoded, method="cross_keys_values")
-    cross = [
+    """Returns the sources' keys and values and their mask, with those of new prompts at `places`.
+
+    Args:
+      model: The network.
+      parameters: Of the model.
+      keys_values: Of every layer, each (places, heads of keys, source, head_dim).
+      source_mask: shape (places, source).
+      source_tokens: shape (rows, source). 0-padded.
+      lengths: shape (rows,). Tokens of each prompt.
+      places: shape (rows,).
+    """
+    new, new_mask = model.apply(parameters, source_tokens, lengths, method="prefill")
+    keys_values = [
         tuple(old.at[places].set(values, mode="drop") for old, values in zip(pair, news, strict=True))
-        for pair, news in zip(cross, new, strict=True)
+        for pair, news in zip(keys_values, new, strict=True)
     ]
-    return cross, source_mask.at[places].set(source_tokens != PAD_ID, mode="drop")
+    return keys_values, source_mask.at[places].set(new_mask, mode="drop")
 
 
-@functools.partial(jax.jit, donate_argnums=1)
-def embed(embedding: jax.Array, states: jax.Array, *, tokens: jax.Array, lanes: jax.Array) -> jax.Array:
+@functools.partial(jax.jit, static_argnums=0, donate_argnames="states")
+def embed(
+    model: EarlyExitModel, parameters: Parameters, *, states: jax.Array, tokens: jax.Array, lanes: jax.Array
+) -> jax.Array:
     """Returns the states with the embeddings of tokens, (rows,), as the input of layer 1."""
-    return states.at[0, lanes].set(embedding[tokens], mode="drop")
+    return states.at[0, lanes].set(model.apply(parameters, tokens, method="embed"), mode="drop")
 
 
-@functools.partial(jax.jit, static_argnums=0, donate_argnames=("states", "cache"))
+@functools.partial(jax.jit, static_argnums=0, donate_argnames=("pending", "cache"))
 def attend_to_output(
-    config: T5Config,
+    model: EarlyExitModel,
     parameters: Parameters,
     *,
     states: jax.Array,
+    pending: Pending,
     cache: KeysValues,
-    bias_by_age: jax.Array,
+    terms: Any,
     layer: jax.Array,
     below: jax.Array,
     lanes: jax.Array,
     nodes: jax.Array,
     paths: jax.Array,
-    steps: jax.Array,
-) -> tuple[jax.Array, KeysValues]:
-    """Runs the self-attention of one decoder layer for one token of every row.
+    position: Position,
+) -> tuple[Pending, KeysValues]:
+    """Runs the attention of one decoder layer to what was generated, for one token of every row.
 
     Args:
-      config: Sizes.
+      model: The network.
       parameters: Of this layer.
       states: The buffer of states.
+      pending: The buffers of what is pending.
       cache: This layer's store of keys and values.
-      bias_by_age: shape (heads, steps). Relative position bias of this layer, by how many steps a key is older.
+      terms: Of this layer, one of the network's `path_terms`.
       layer: int32 scalar, from 1.
       below: shape (rows,). Where the input of each row stands in the entry below.
       lanes: shape (rows,). Where its output goes.
       nodes: shape (rows,). Where the keys and values made here go.
       paths: shape (rows, length). The nodes that it attends to, its own included.
-      steps: shape (rows,). Its step, below `length`; nodes of later ones are masked.
+      position: Of each row, (rows,). Its step is below `length`; nodes of later ones are masked.
 
     Returns:
-      The buffer, with the states after self-attention in this layer's entry, and the store.
+      What is pending, with that of the rows, and the store.
     """
-    apply = functools.partial(DecoderLayer(config).apply, {"params": parameters})
+    apply = functools.partial(packed_layer_of(model).apply, {"params": parameters})
     hidden = states.at[layer - 1, below].get(mode="clip")
-    cache = _written(cache, apply(hidden, method="self_keys_values"), nodes)
-    # [rows, length]
-    age = steps[:, None] - jnp.arange(paths.shape[1])[None]
-    is_past = age >= 0
-    # [heads, rows, length] -> [rows, heads, length]
-    bias = jnp.swapaxes(bias_by_age[:, jnp.maximum(age, 0)], 0, 1)
+    cache = _written(cache, apply(hidden, position=position, method="self_keys_values"), nodes)
 
-    def mix_some(rows: tuple[jax.Array, ...]) -> jax.Array:
-        queries, paths, bias, is_past = rows
-        # Matrix products, though of one query each: on CPU, XLA (jaxlib 0.10.2) gives wrong sums where it fuses a
-        # gather, a product and a sum over more than about 12,000 positions.
-        keys, values = (_split_heads(config, store.at[paths].get(mode="clip")) for store in cache)
-        logits = jnp.einsum("rhd,rthd->rht", _split_heads(config, queries), keys, precision=PRECISION) + bias
-        weights = jax.nn.softmax(jnp.where(is_past[:, None], logits, MASKED))
-        # What is not of the past may be what a broken prompt left: 0 * NaN is NaN.
-        values = jnp.where(is_past[:, :, None, None], values, jnp.float32(0))
-        return jnp.einsum("rht,rthd->rhd", weights, values, precision=PRECISION).reshape(queries.shape)
+    def over_path(attend: Callable[..., Any], *by_row: Numbers) -> Any:
+        def attend_some(rows: tuple[Numbers, ...]) -> Any:
+            paths, *by_row = rows
+            return attend(*(_split_heads(model, store.at[paths].get(mode="clip")) for store in cache), *by_row)
 
-    def mix(queries: jax.Array) -> jax.Array:
-        gathered = _FLOAT_BYTES * paths.shape[1] * queries.shape[-1]
-        return in_parts(mix_some, (queries, paths, bias, is_past), most=max(1, _gathered_bytes() // gathered))
+        gathered = cache[0].dtype.itemsize * paths.shape[1] * cache[0].shape[-1]
+        return in_parts(attend_some, (paths, *by_row), most=max(1, _gathered_bytes() // gathered))
 
-    output = apply(hidden, mix, method="self_attend_by")
-    return states.at[layer, lanes].set(output, mode="drop"), cache
+    made = apply(
+        hidden,
+        position=position,
+        terms=terms,
+        length=paths.shape[1],
+        over_path=over_path,
+        method="attend_over_path",
+    )
+    return {name: old.at[lanes].set(made[name], mode="drop") for name, old in pending.items()}, cache
 
 
 @functools.partial(
     jax.jit, static_argnums=(0, 1), static_argnames=("num_ranks", "is_gathered"), donate_argnames="states"
 )
 def finish_layer(
-    config: T5Config,
+    model: EarlyExitModel,
     measure: str,
     *,
     num_ranks: int,
     is_gathered: bool,
     parameters: Parameters,
     states: jax.Array,
-    cross: KeysValues,
+    pending: Pending,
+    keys_values: KeysValues,
     source_mask: jax.Array,
+    terms: Any,
     layer: jax.Array,
     below: jax.Array,
     lanes: jax.Array,
     places: jax.Array,
     ranks: jax.Array,
+    position: Position,
 ) -> tuple[jax.Array, jax.Array]:
-    """Runs the rest of a decoder layer, cross-attention and feed-forward, for one token of every row.
+    """Runs the rest of a decoder layer, attention to the source and feed-forward, for one token of every row.
 
     The rows of a prompt are the queries of one attention over its source, which is made for all sources; unless each
     row's source is gathered.
 
     Args:
-      config: Sizes.
+      model: The network.
       measure: Name of the confidence measure.
       num_ranks: Most rows of one prompt, unless sources are gathered.
       is_gathered: Whether they are, which takes any number of rows of one prompt.
       parameters: Of this layer, and of the exit classifier if that is the measure.
-      states: The buffer of states, with the states after self-attention in this layer's entry.
-      cross: This layer's keys and values of the sources, each (places, heads, source, head_dim).
+      states: The buffer of states.
+      pending: The buffers of what is pending, with what `attend_to_output` made of the rows.
+      keys_values: This layer's, of the sources, each (places, heads of keys, source, head_dim).
       source_mask: shape (places, source).
+      terms: As in `attend_to_output`.
       layer: int32 scalar, from 1.
       below: shape (rows,). Where the layer's input stands in the entry below.
-      lanes: shape (rows,). Where the states stand, and the output goes.
+      lanes: shape (rows,). Where what is pending stands, and the output goes.
       places: shape (rows,). Where each row's source stands.
       ranks: shape (rows,). Below `num_ranks`, different for the rows of a place unless sources are gathered.
+      position: Of each row, (rows,).
 
     Returns:
       The buffer, and float32 confidences, (rows,); 0 if the measure needs something else than states.
     """
-    apply = functools.partial(DecoderLayer(config).apply, {"params": parameters["layer"]})
-    hidden = states.at[layer, lanes].get(mode="clip")
+    of_rows = {name: values.at[lanes].get(mode="clip") for name, values in pending.items()}
 
     if is_gathered:
-        cross = tuple(values.at[places].get(mode="clip") for values in cross)
+        keys_values = tuple(values.at[places].get(mode="clip") for values in keys_values)
         source_mask = source_mask.at[places].get(mode="clip")
         places, ranks, num_ranks = jnp.arange(len(lanes)), jnp.zeros_like(ranks), 1
 
@@ -177,16 +189,25 @@ def finish_layer(
     def pick(spread: jax.Array) -> jax.Array:
         return spread.at[places, ranks].get(mode="clip")
 
-    bias = jnp.where(source_mask, jnp.float32(0), MASKED)[:, None, None]
-    output = apply(hidden, cross, bias=bias, place=place, pick=pick, method="cross_attend_and_feed_forward")
+    output = packed_layer_of(model).apply(
+        {"params": parameters["layer"]},
+        of_rows,
+        keys_values,
+        source_mask=source_mask,
+        position=position,
+        terms=terms,
+        place=place,
+        pick=pick,
+        method="attend_to_source_and_feed_forward",
+    )
     states = states.at[layer, lanes].set(output, mode="drop")
     measured = measure_named(measure)
     if measured.needs is Need.STATES:
         # Read after the write: nothing else would make XLA read first, and it would copy the whole buffer before it.
         inputs = states.at[layer - 1, below].get(mode="clip")
-        confidence = measured.confidence(output, inputs, layer)
+        confidence = measured.confidence(widened(output), widened(inputs), layer)
     elif measured.needs is Need.CLASSIFIER:
-        score = EarlyExitT5(config).apply(parameters["classifier"], output, method="exit_score")
+        score = model.apply(parameters["classifier"], output, method="exit_score")
         confidence = measured.confidence(score)
     else:
         confidence = jnp.zeros(lanes.shape)
@@ -195,17 +216,23 @@ def finish_layer(
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def decide_rows(
-    config: T5Config, measure: str, *, parameters: Parameters, states: jax.Array, layers: jax.Array, lanes: jax.Array
+    model: EarlyExitModel,
+    measure: str,
+    *,
+    parameters: Parameters,
+    states: jax.Array,
+    layers: jax.Array,
+    lanes: jax.Array,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Returns token, confidence and finiteness of what the head makes of states, given by layer and lane, (rows,)."""
-    inputs = _head_inputs(config, parameters, states.at[layers, lanes].get(mode="clip"))
-    weights, vocab_axis = EarlyExitT5(config).apply(parameters, method="head_weights")
-    return decide(inputs, weights, vocab_axis=vocab_axis, measure=measure_named(measure))
+    inputs = _head_inputs(model, parameters, states.at[layers, lanes].get(mode="clip"))
+    weights, vocab_axis = model.apply(parameters, method="head_weights")
+    return decide(inputs, weights, vocab_axis=vocab_axis, measure=measure_named(measure), arithmetic=model.arithmetic)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def certify_rows(
-    config: T5Config,
+    model: EarlyExitModel,
     measure: str,
     *,
     parameters: Parameters,
@@ -215,13 +242,13 @@ def certify_rows(
     lanes: jax.Array,
 ) -> Certificate:
     """Returns what a certified head proves of states, given by layer and lane, (rows,)."""
-    inputs = _head_inputs(config, parameters, states.at[layers, lanes].get(mode="clip"))
+    inputs = _head_inputs(model, parameters, states.at[layers, lanes].get(mode="clip"))
     return certify(inputs, head, measure=measure_named(measure))
 
 
 @functools.partial(jax.jit, static_argnums=0, donate_argnames="cache")
 def fill_skipped(
-    config: T5Config,
+    model: EarlyExitModel,
     parameters: list[Parameters],
     *,
     cache: list[KeysValues],
@@ -229,21 +256,28 @@ def fill_skipped(
     layers: jax.Array,
     lanes: jax.Array,
     nodes: jax.Array,
+    position: Position,
 ) -> list[KeysValues]:
     """Returns the stores with what skipped layers make of propagated states, all layers in one step.
 
     Args:
-      config: Sizes.
+      model: The network.
       parameters: Of layers 2 to L.
       cache: Of layers 2 to L.
       states: The buffer of states.
       layers: shape (rows,). Entry of each propagated state.
       lanes: shape (rows,). Its place there.
       nodes: shape (layers - 1, rows). Where its keys and values go; beyond the store where the layer was not skipped.
+      position: Of each row, (rows,).
     """
+    layer_module = packed_layer_of(model)
     kept = states.at[layers, lanes].get(mode="clip")
     return [
-        _written(pair, DecoderLayer(config).apply({"params": of_layer}, kept, method="self_keys_values"), nodes[index])
+        _written(
+            pair,
+            layer_module.apply({"params": of_layer}, kept, position=position, method="self_keys_values"),
+            nodes[index],
+        )
         for index, (of_layer, pair) in enumerate(zip(parameters, cache, strict=True))
     ]
 
@@ -273,8 +307,8 @@ def copy_skipped(
     return [cache[0], *above]
 
 
-def _head_inputs(config: T5Config, parameters: Parameters, states: jax.Array) -> jax.Array:
-    inputs: jax.Array = EarlyExitT5(config).apply(parameters, states, method="head_inputs")
+def _head_inputs(model: EarlyExitModel, parameters: Parameters, states: jax.Array) -> jax.Array:
+    inputs: jax.Array = model.apply(parameters, states, method="head_inputs")
     return inputs
 
 
@@ -282,8 +316,8 @@ def _gathered_bytes() -> int:
     return _HOST_GATHERED_BYTES if jax.default_backend() == "cpu" else _DEVICE_GATHERED_BYTES
 
 
-def _split_heads(config: T5Config, values: jax.Array) -> jax.Array:
-    return values.reshape(*values.shape[:-1], config.num_heads, config.head_dim)
+def _split_heads(model: EarlyExitModel, values: jax.Array) -> jax.Array:
+    return values.reshape(*values.shape[:-1], model.config.num_kv_heads, model.config.head_dim)
 
 
 def _written(cache: KeysValues, new: KeysValues, nodes: jax.Array) -> KeysValues:

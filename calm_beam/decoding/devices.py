@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 import jax
 import numpy as np
 
+from calm_beam.arithmetic import FLOAT32, Arithmetic
 from calm_beam.checkpoints import Checkpoint
 from calm_beam.exits.rule import ExitRule
 
@@ -32,6 +33,7 @@ class PackedDecoders:
         batch_size: int | None,
         token_budget: int | None,
         exit_head: str,
+        arithmetic: Arithmetic = FLOAT32,
         devices: Sequence[jax.Device] | None = None,
     ) -> None:
         """Prepares a decoder for each device.
@@ -44,6 +46,7 @@ class PackedDecoders:
           batch_size: Most prompts decoded at the same time; None for as many as memory and speed recommend.
           token_budget: Most positions held at a time; None for a share of the device's memory.
           exit_head: One of `EXIT_HEADS`.
+          arithmetic: In which numbers the model computes.
           devices: Of JAX's default platform; None for all of this process.
 
         Raises:
@@ -64,6 +67,7 @@ class PackedDecoders:
                 source=max_input_length,
                 batch_size=batch_size,
                 token_budget=token_budget,
+                arithmetic=arithmetic,
             )
             with jax.default_device(device):
                 decoder = PackedDecoder(
@@ -73,6 +77,7 @@ class PackedDecoders:
                     max_input_length=max_input_length,
                     budget=budget,
                     exit_head=exit_head,
+                    arithmetic=arithmetic,
                 )
             self._decoders.append((device, decoder))
 

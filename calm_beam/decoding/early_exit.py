@@ -15,18 +15,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from calm_beam.arithmetic import FLOAT32, Arithmetic
 from calm_beam.checkpoints import Checkpoint
 from calm_beam.exits.certified_head import CertifiedHead, certify
 from calm_beam.exits.decision import decide_by_logits
 from calm_beam.exits.head_choice import choose_head
 from calm_beam.exits.measures import Need
-from calm_beam.exits.propagation import KeysValues
 from calm_beam.exits.propagations import PassedOn
 from calm_beam.exits.rule import ExitRule
-from calm_beam.model import EarlyExitT5
-from calm_beam.model.network import PAD_ID, of_layer, padding_bias
-from calm_beam.vocabulary import EOS_ID
+from calm_beam.model import architecture_of, network_of
+from calm_beam.model.interface import EarlyExitModel, KeysValues, Numbers, Position, of_layer
+from calm_beam.model.numerics import widened
 
+from .ends import is_end
 from .padding import members_by_width
 from .result import EarlyExitResult
 from .settings import check_sizes
@@ -51,6 +52,7 @@ class EarlyExitDecoder:
         batch_size: int = 1,
         threshold_by_position: Sequence[float] | None = None,
         exit_head: str = "exact",
+        arithmetic: Arithmetic = FLOAT32,
     ) -> None:
         """Prepares a decoder.
 
@@ -66,6 +68,7 @@ class EarlyExitDecoder:
             threshold alone.
           exit_head: Form of the head that decides, one of `EXIT_HEADS`. Tokens and exit layers do not depend on it but
             at near ties.
+          arithmetic: In which numbers the model computes.
 
         Raises:
           ValueError: If the threshold is outside [0, 1], the rule needs the full model at every token or does not fit
@@ -80,8 +83,8 @@ class EarlyExitDecoder:
             rule, threshold, threshold_by_position, max_decode_length=max_decode_length
         )
         self._certain_exit = _certain_exit(rule, threshold, num_layers)
-        self._parameters = jax.device_put({"params": checkpoint.parameters()})
-        self._model = EarlyExitT5(checkpoint.config)
+        self._parameters = jax.device_put({"params": checkpoint.parameters(arithmetic)})
+        self._model = network_of(checkpoint.config, arithmetic=arithmetic)
         self._rule = rule
         self._max_input_length = max_input_length
         self._rows = batch_size
@@ -91,8 +94,11 @@ class EarlyExitDecoder:
             weights,
             vocab_axis=vocab_axis,
             measure=rule.measure(),
+            arithmetic=arithmetic,
             rows=batch_size,
-            exact=functools.partial(decide_by_logits, vocab_axis=vocab_axis, measure=rule.measure()),
+            exact=functools.partial(
+                decide_by_logits, vocab_axis=vocab_axis, measure=rule.measure(), arithmetic=arithmetic
+            ),
         )
 
     def at(self, threshold: float | None, *, threshold_by_position: Sequence[float] | None = None) -> Self:
@@ -121,12 +127,15 @@ class EarlyExitDecoder:
         Raises:
           ValueError: If a prompt is empty or too long.
         """
+        architecture = architecture_of(self._model.config)
         for width, members in members_by_width(prompts, self._max_input_length).items():
             for start in range(0, len(members), self._rows):
                 together = members[start : start + self._rows]
                 source_tokens = np.zeros((self._rows, width), np.int32)
+                lengths, first = np.zeros(self._rows, np.int32), np.zeros(self._rows, np.int32)
                 for row, index in enumerate(together):
                     source_tokens[row, : len(prompts[index])] = prompts[index]
+                    lengths[row], first[row] = len(prompts[index]), architecture.first_input(prompts[index])
                 host = jax.device_get(
                     _decode(
                         self._model,
@@ -136,7 +145,8 @@ class EarlyExitDecoder:
                         self._head,
                         self._thresholds,
                         source_tokens,
-                        np.arange(self._rows) < len(together),
+                        lengths,
+                        first,
                     )
                 )
                 yield from ((index, _result(host, row)) for row, index in enumerate(together))
@@ -217,14 +227,15 @@ def _result(host: dict[str, np.ndarray], row: int) -> EarlyExitResult:
 
 @functools.partial(jax.jit, static_argnums=(0, 1, 2))
 def _decode(
-    model: EarlyExitT5,
+    model: EarlyExitModel,
     rule: ExitRule,
     certain_exit: int | None,
     parameters: Any,
     head: CertifiedHead | None,
     thresholds: jax.Array,
     source_tokens: jax.Array,
-    is_used: jax.Array,
+    lengths: jax.Array,
+    first: jax.Array,
 ) -> dict[str, jax.Array]:
     """Returns the outputs of the prompts, (rows, width), each array of shape (rows, steps) but `is_finite`, (rows, 1).
 
@@ -236,17 +247,17 @@ def _decode(
       head: What certifies decisions; None if the exact head decides.
       thresholds: shape (steps,).
       source_tokens: shape (rows, width), 0-padded.
-      is_used: shape (rows,). Rows without a prompt get no output.
+      lengths: shape (rows,). Tokens of each prompt; rows of none get no output.
+      first: shape (rows,). The decoder's first inputs.
     """
     rows, steps = source_tokens.shape[0], thresholds.shape[0]
     config = model.config
     apply = functools.partial(model.apply, parameters)
-    cross = apply(apply(source_tokens, method="encode"), method="cross_keys_values")
-    cross_bias = padding_bias(source_tokens != PAD_ID)
+    source, source_mask = apply(source_tokens, lengths, method="prefill")
     position_biases = apply(steps, method="decoder_position_biases")
     # Layers above a certain exit are never run, and nobody reads what they keep.
     depth = certain_exit or config.num_decoder_layers
-    empty = jnp.zeros((rows, 1, config.num_heads, steps, config.head_dim))
+    empty = jnp.zeros((rows, 1, config.num_kv_heads, steps, config.head_dim), model.arithmetic.dtype)
 
     def goes_on(state: dict[str, Any]) -> jax.Array:
         is_running: jax.Array = (state["step"] < steps) & ~jnp.all(state["finished"])
@@ -254,6 +265,7 @@ def _decode(
 
     def generate_token(state: dict[str, Any]) -> dict[str, Any]:
         step, finished = state["step"], state["finished"]
+        position = Position(step, lengths)
         # [heads, positions] -> [1, 1, heads, 1, positions]
         self_biases = [
             jax.lax.dynamic_index_in_dim(bias, step, 1, keepdims=False)[None, None, :, None] for bias in position_biases
@@ -261,13 +273,14 @@ def _decode(
         way = _Step(
             rule=rule,
             num_layers=config.num_decoder_layers,
+            arithmetic=model.arithmetic,
             certain_exit=certain_exit,
             apply=apply,
             head=head,
-            cross=cross,
-            cross_bias=cross_bias,
+            source=source,
+            source_biases=apply(source_mask, position, method="source_biases"),
             cache=state["cache"],
-            step=step,
+            position=position,
             self_biases=self_biases,
             threshold=thresholds[step],
         )
@@ -286,7 +299,7 @@ def _decode(
         return {
             "step": step + 1,
             "previous": new_token.token,
-            "finished": finished | (new_token.token == EOS_ID),
+            "finished": finished | is_end(new_token.token, config.end_ids),
             "cache": [_put(pair, new, step) for pair, new in zip(state["cache"], kept, strict=True)],
             "tokens": written(state["tokens"], new_token.token),
             "exit_layers": written(state["exit_layers"], new_token.exit_layer),
@@ -299,8 +312,8 @@ def _decode(
         generate_token,
         {
             "step": jnp.int32(0),
-            "previous": jnp.zeros((rows, 1), jnp.int32),
-            "finished": ~is_used[:, None],
+            "previous": first[:, None],
+            "finished": (lengths == 0)[:, None],
             "cache": [(empty, empty)] * depth,
             "tokens": jnp.zeros((rows, steps), jnp.int32),
             "exit_layers": jnp.zeros((rows, steps), jnp.int32),
@@ -311,7 +324,7 @@ def _decode(
     return {name: end[name] for name in ("tokens", "exit_layers", "confidences", "is_finite")}
 
 
-def _put(cached: KeysValues, new: KeysValues, step: jax.Array) -> KeysValues:
+def _put(cached: KeysValues, new: KeysValues, step: Numbers) -> KeysValues:
     """Returns a layer's cache, (rows, 1, heads, positions, head_dim), with a position's keys and values."""
     return tuple(
         jax.lax.dynamic_update_slice(old, values[:, :, :, None], (0, 0, 0, step, 0))
@@ -326,26 +339,28 @@ class _Step:
     Attributes:
       rule: How exits are decided.
       num_layers: Decoder depth L.
+      arithmetic: Of the model.
       certain_exit: The layer at which every token leaves; None if that depends on the token.
       apply: Calls a method of the model.
       head: What certifies decisions; None if the exact head decides.
-      cross: Every layer's keys and values of the source.
-      cross_bias: Hides padding of the source.
+      source: Every layer's keys and values of the source.
+      source_biases: Each of shape (rows, 1, 1, source); one for every layer, or one for all.
       cache: Keys and values of the earlier tokens, of the layers that may run.
-      step: Number of this token, from 0.
+      position: Number of this token, from 0, and lengths of the prompts.
       self_biases: Each of shape (1, 1, heads, 1, positions); one for every layer, or one for all.
       threshold: Of this step.
     """
 
     rule: ExitRule
     num_layers: int
+    arithmetic: Arithmetic
     certain_exit: int | None
     apply: Callable[..., Any]
     head: CertifiedHead | None
-    cross: list[KeysValues]
-    cross_bias: jax.Array
+    source: list[KeysValues]
+    source_biases: list[jax.Array]
     cache: list[KeysValues]
-    step: jax.Array
+    position: Position
     self_biases: list[jax.Array]
     threshold: jax.Array
 
@@ -363,10 +378,11 @@ class _Step:
         output = self.apply(
             rows.hidden,
             layer,
-            self_keys_values=_put(self.cache[layer - 1], own, self.step),
+            self_keys_values=_put(self.cache[layer - 1], own, self.position.steps),
             self_bias=of_layer(self.self_biases, layer),
-            cross_keys_values=self.cross[layer - 1],
-            cross_bias=self.cross_bias,
+            source_keys_values=self.source[layer - 1],
+            source_bias=of_layer(self.source_biases, layer),
+            position=self.position,
             method="decoder_layer",
         )
         below, rows = rows.hidden, rows.replaced(hidden=output)
@@ -415,7 +431,7 @@ class _Step:
         return [self._project(states, skipped) for skipped in above]
 
     def _project(self, states: jax.Array, layer: int) -> KeysValues:
-        keys_values: KeysValues = self.apply(states, layer, method="self_keys_values")
+        keys_values: KeysValues = self.apply(states, layer, position=self.position, method="self_keys_values")
         return keys_values
 
     def _with_confidence(self, layer: int, rows: _Rows, below: jax.Array) -> _Rows:
@@ -426,7 +442,7 @@ class _Step:
             case Need.LAYER:
                 confidence = jnp.full(shape, measure.confidence(layer, self.num_layers), jnp.float32)
             case Need.STATES:
-                confidence = measure.confidence(rows.hidden, below, layer)
+                confidence = measure.confidence(widened(rows.hidden), widened(below), layer)
             case Need.CLASSIFIER:
                 confidence = measure.confidence(self.apply(rows.hidden, method="exit_score"))
             case Need.LOGITS:
@@ -458,7 +474,9 @@ class _Step:
         measure = self.rule.measure()
         inputs = self.apply(rows.hidden[:, 0], method="head_inputs")
         weights, vocab_axis = self.apply(method="head_weights")
-        exact = functools.partial(decide_by_logits, inputs, weights, vocab_axis=vocab_axis, measure=measure)
+        exact = functools.partial(
+            decide_by_logits, inputs, weights, vocab_axis=vocab_axis, measure=measure, arithmetic=self.arithmetic
+        )
         if self.head is None:
             token, confidence, is_finite = exact()
             return token[:, None], confidence[:, None], is_finite[:, None]

@@ -5,8 +5,9 @@ import dataclasses
 import math
 from typing import TYPE_CHECKING, Any
 
+from calm_beam.arithmetic import FLOAT32, Arithmetic
 from calm_beam.free_memory import available_bytes
-from calm_beam.model import T5Config, parameter_shapes
+from calm_beam.model import ModelConfig, architecture_of, parameter_shapes
 
 if TYPE_CHECKING:
     import jax
@@ -47,7 +48,7 @@ class Budget:
 
 
 def choose_budget(
-    config: T5Config,
+    config: ModelConfig,
     device: "jax.Device",
     *,
     lanes: int,
@@ -55,6 +56,7 @@ def choose_budget(
     source: int,
     batch_size: int | None,
     token_budget: int | None,
+    arithmetic: Arithmetic,
 ) -> Budget:
     """Returns what a sweep may hold on a device, as far as the user leaves it open.
 
@@ -66,6 +68,7 @@ def choose_budget(
       source: Most tokens of a prompt.
       batch_size: Most prompts at a time; None for as many as memory and speed recommend.
       token_budget: Positions; None for a share of the memory that is free.
+      arithmetic: In whose type states, keys and values are held.
 
     Raises:
       ValueError: If the token budget has no room for one prompt that needs the most.
@@ -74,8 +77,9 @@ def choose_budget(
     is_host = device.platform == "cpu"
     free = _free_bytes(device) * (_HOST_SHARE if is_host else _DEVICE_SHARE)
     # Keys and values of a position at every layer; states of a slot's lanes before and after every layer.
-    position = config.num_decoder_layers * 2 * config.num_heads * config.head_dim * _FLOAT_BYTES
-    states = (config.num_decoder_layers + 1) * lanes * config.emb_dim * _FLOAT_BYTES
+    position = _position_numbers(config) * arithmetic.number_bytes
+    pending = sum(math.prod(shape) for shape in architecture_of(config).pending_shapes(config).values())
+    states = ((config.num_decoder_layers + 1) * config.emb_dim + pending) * lanes * arithmetic.number_bytes
     most = batch_size or (_HOST_SLOTS if is_host else _DEVICE_SLOTS)
     # Bookkeeping of a slot's lanes on the host: paths at every layer, and what they have generated.
     outputs = lanes * steps * (config.num_decoder_layers + 4) * _FLOAT_BYTES
@@ -106,7 +110,7 @@ class Need:
     Attributes:
       weights: The model, as it was read and as the device has it.
       outputs: What the longest output takes in all lanes: keys and values, and biases by position.
-      source: What the longest prompt takes in the encoder, and its keys and values.
+      source: What the longest prompt takes on its way through the model, and its keys and values.
     """
 
     weights: int
@@ -119,7 +123,9 @@ class Need:
         return self.weights + self.outputs + self.source
 
 
-def least_need(config: T5Config, *, lanes: int, steps: int, source: int, rows: int = 1) -> Need:
+def least_need(
+    config: ModelConfig, *, lanes: int, steps: int, source: int, rows: int = 1, arithmetic: Arithmetic = FLOAT32
+) -> Need:
     """Returns what decoding takes at the least.
 
     Args:
@@ -128,20 +134,23 @@ def least_need(config: T5Config, *, lanes: int, steps: int, source: int, rows: i
       steps: Most tokens of an output.
       source: Most tokens of a prompt.
       rows: Prompts that are decoded together, whatever memory recommends.
+      arithmetic: In whose type weights, states, keys and values are held.
     """
     weights = sum(math.prod(shape) for shape in parameter_shapes(config).values())
-    position = config.num_decoder_layers * 2 * config.num_heads * config.head_dim
-    tables = config.num_decoder_layers if config.relative_bias_per_layer else 1
-    # Biases of every position to every other, and the integers they are looked up by; bookkeeping of the lanes.
-    by_position = (tables * config.num_heads + 2) * steps**2
-    outputs = rows * lanes * steps * (position + config.num_decoder_layers + 6) + by_position
-    # Attention of every position to every other, before the softmax and behind it.
-    by_source = rows * (source * position + 2 * config.num_heads * source**2 + source * config.mlp_dim)
-    return Need(weights=2 * weights * _FLOAT_BYTES, outputs=outputs * _FLOAT_BYTES, source=by_source * _FLOAT_BYTES)
+    position, architecture = _position_numbers(config), architecture_of(config)
+    by_position = architecture.position_numbers(config, steps=steps)
+    # Bookkeeping of the lanes, too.
+    others = rows * lanes * steps * (config.num_decoder_layers + 6) + by_position
+    prefill = rows * architecture.prefill_numbers(config, source=source)
+    return Need(
+        weights=weights * (_FLOAT_BYTES + arithmetic.number_bytes),
+        outputs=rows * lanes * steps * position * arithmetic.number_bytes + others * _FLOAT_BYTES,
+        source=rows * source * position * arithmetic.number_bytes + prefill * _FLOAT_BYTES,
+    )
 
 
 def check_memory(
-    config: T5Config,
+    config: ModelConfig,
     *,
     lanes: int,
     steps: int,
@@ -149,6 +158,7 @@ def check_memory(
     rows: int = 1,
     token_budget: int | None = None,
     copies: int = 1,
+    arithmetic: Arithmetic = FLOAT32,
 ) -> None:
     """Refuses, before anything is decoded, what cannot fit into this machine.
 
@@ -160,12 +170,14 @@ def check_memory(
       rows: As there.
       token_budget: Positions that are to be held at a time, if the user says so.
       copies: Copies of the model that decode side by side.
+      arithmetic: As in `least_need`.
 
     Raises:
       ValueError: If it does not fit; says which flag to lower.
     """
-    need, free = least_need(config, lanes=lanes, steps=steps, source=source, rows=rows), available_bytes()
-    position = config.num_decoder_layers * 2 * config.num_heads * config.head_dim * _FLOAT_BYTES
+    need = least_need(config, lanes=lanes, steps=steps, source=source, rows=rows, arithmetic=arithmetic)
+    free = available_bytes()
+    position = _position_numbers(config) * arithmetic.number_bytes
     held = max(0, (token_budget or 0) * position - need.outputs - need.source)
     wanted = copies * (need.total + held)
     if wanted <= free:
@@ -187,6 +199,11 @@ def check_memory(
         f"tokens {_in_words(need.outputs)}, prompts of {source} tokens {_in_words(need.source)}), and "
         f"{_in_words(free)} are free. {advice}, or use a larger machine."
     )
+
+
+def _position_numbers(config: ModelConfig) -> int:
+    """Returns how many numbers the keys and values of a position are, at all layers."""
+    return config.num_decoder_layers * 2 * config.num_kv_heads * config.head_dim
 
 
 def _in_words(size: int) -> str:

@@ -14,8 +14,10 @@ from collections.abc import Iterator, Sequence
 import jax
 import numpy as np
 
+from calm_beam.arithmetic import FLOAT32, Arithmetic
 from calm_beam.checkpoints import Checkpoint
 from calm_beam.exits.rule import ExitRule
+from calm_beam.model import network_of
 
 from .batch import Batch, Request
 from .memory import Budget, return_freed_memory
@@ -39,6 +41,7 @@ class PackedDecoder:
         max_input_length: int,
         budget: Budget,
         exit_head: str = "exact",
+        arithmetic: Arithmetic = FLOAT32,
     ) -> None:
         """Prepares a decoder.
 
@@ -50,14 +53,17 @@ class PackedDecoder:
           max_input_length: Most tokens of a prompt.
           budget: What it may hold at a time. If the device has no room for that, it is halved.
           exit_head: One of `EXIT_HEADS`.
+          arithmetic: In which numbers the model computes.
         """
         assert not rule.needs_full_model()
-        self._config = checkpoint.config
+        self._model = network_of(checkpoint.config, arithmetic=arithmetic)
         self._rule = rule
         self._thresholds = thresholds
         self._max_input_length = max_input_length
         self._budget = budget
-        self._weights = Weights(checkpoint, steps=thresholds.shape[1], measure=rule.measure(), exit_head=exit_head)
+        self._weights = Weights(
+            checkpoint, self._model, steps=thresholds.shape[1], measure=rule.measure(), exit_head=exit_head
+        )
         self.work = Work()
 
     @property
@@ -152,7 +158,7 @@ class PackedDecoder:
 
     def _batch(self, budget: Budget, counts: dict[int, int], *, admits_few: bool = False) -> Batch:
         return Batch(
-            self._config,
+            self._model,
             self._rule,
             weights=self._weights,
             thresholds=self._thresholds,

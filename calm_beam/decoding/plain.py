@@ -15,14 +15,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from calm_beam.arithmetic import FLOAT32, Arithmetic
 from calm_beam.checkpoints import Checkpoint
 from calm_beam.exits.measures import Measure, Need
-from calm_beam.exits.propagation import KeysValues, at_layer, propagated_keys_values
+from calm_beam.exits.propagation import at_layer, propagated_keys_values
 from calm_beam.exits.rule import ExitRule
-from calm_beam.model import EarlyExitT5
-from calm_beam.model.network import PAD_ID, of_layer, padding_bias
-from calm_beam.vocabulary import EOS_ID
+from calm_beam.model import architecture_of, network_of
+from calm_beam.model.interface import EarlyExitModel, KeysValues, Position, of_layer
+from calm_beam.model.numerics import widened
 
+from .ends import is_end
 from .padding import members_by_width
 from .result import SweepResult
 from .work import Work
@@ -47,6 +49,7 @@ class PlainSweep:
         thresholds: np.ndarray,
         max_input_length: int,
         slots: int,
+        arithmetic: Arithmetic = FLOAT32,
     ) -> None:
         """Prepares a decoder.
 
@@ -56,10 +59,11 @@ class PlainSweep:
           thresholds: float32, shape (steps, lanes); +inf in lane 0, the full model.
           max_input_length: Most tokens of a prompt.
           slots: Prompts decoded at the same time.
+          arithmetic: In which numbers the model computes.
         """
         self._thresholds = jnp.asarray(thresholds)
-        self._parameters = jax.device_put({"params": checkpoint.parameters()})
-        self._model = EarlyExitT5(checkpoint.config)
+        self._parameters = jax.device_put({"params": checkpoint.parameters(arithmetic)})
+        self._model = network_of(checkpoint.config, arithmetic=arithmetic)
         self._rule = rule
         self._max_input_length = max_input_length
         self._slots = slots
@@ -87,6 +91,7 @@ class PlainSweep:
         chunk = max(1, self._slots // _REFILL_SHARE)
         waiting = collections.deque(members)
         owners: dict[int, int] = {}
+        architecture = architecture_of(self._model.config)
         state = _empty_state(self._model, self._slots, self._thresholds.shape, width)
         while waiting or owners:
             free = [slot for slot in range(self._slots) if slot not in owners]
@@ -94,12 +99,14 @@ class PlainSweep:
                 admitted = [(free.pop(0), waiting.popleft()) for _ in range(min(chunk, len(free), len(waiting)))]
                 owners.update(admitted)
                 source_tokens = np.zeros((chunk, width), np.int32)
+                lengths, first = np.zeros(chunk, np.int32), np.zeros(chunk, np.int32)
                 # Rows that admit nobody are sent to a slot that does not exist, and dropped.
                 slots = np.full(chunk, self._slots, np.int32)
                 for row, (slot, index) in enumerate(admitted):
                     source_tokens[row, : len(prompts[index])] = prompts[index]
+                    lengths[row], first[row] = len(prompts[index]), architecture.first_input(prompts[index])
                     slots[row] = slot
-                state = _admit(self._model, self._parameters, state, slots, source_tokens)
+                state = _admit(self._model, self._parameters, state, slots, source_tokens, lengths, first)
             enough_busy = self._slots - chunk if waiting else 0
             state = _advance(self._model, self._rule, self._parameters, state, self._thresholds, np.int32(enough_busy))
             fields = ("finished", "tokens", "exit_layers", "confidences", "is_finite")
@@ -128,23 +135,27 @@ def _result(host: dict[str, np.ndarray], slot: int) -> SweepResult:
     )
 
 
-def _empty_state(model: EarlyExitT5, slots: int, shape: tuple[int, ...], width: int) -> State:
+def _empty_state(model: EarlyExitModel, slots: int, shape: tuple[int, ...], width: int) -> State:
     """Returns a batch of free slots; `shape` is (steps, lanes)."""
     steps, lanes = shape
     config = model.config
 
     def no_keys_values(*prefix: int, positions: int) -> list[KeysValues]:
-        cache_shape = (slots, *prefix, config.num_heads, positions, config.head_dim)
+        cache_shape = (slots, *prefix, config.num_kv_heads, positions, config.head_dim)
         # Two arrays a layer, not one twice: a buffer can only be given away once.
-        return [(jnp.zeros(cache_shape), jnp.zeros(cache_shape)) for _ in range(config.num_decoder_layers)]
+        dtype = model.arithmetic.dtype
+        return [
+            (jnp.zeros(cache_shape, dtype), jnp.zeros(cache_shape, dtype)) for _ in range(config.num_decoder_layers)
+        ]
 
     return {
         "step": jnp.zeros((slots,), jnp.int32),
         "previous": jnp.zeros((slots, lanes), jnp.int32),
         "finished": jnp.ones((slots, lanes), bool),
         "cache": no_keys_values(lanes, positions=steps),
-        "cross": no_keys_values(positions=width),
+        "source": no_keys_values(positions=width),
         "source_mask": jnp.zeros((slots, width), bool),
+        "prompt_lengths": jnp.ones((slots,), jnp.int32),
         "tokens": jnp.zeros((slots, lanes, steps), jnp.int32),
         "exit_layers": jnp.zeros((slots, lanes, steps), jnp.int32),
         "confidences": jnp.zeros((slots, lanes, steps)),
@@ -153,10 +164,27 @@ def _empty_state(model: EarlyExitT5, slots: int, shape: tuple[int, ...], width: 
 
 
 @functools.partial(jax.jit, static_argnums=0, donate_argnums=2)
-def _admit(model: EarlyExitT5, parameters: Any, state: State, slots: jax.Array, source_tokens: jax.Array) -> State:
-    """Returns the state with new prompts, (rows, width), in `slots`; slot numbers beyond the last are dropped."""
-    encoded = model.apply(parameters, source_tokens, method="encode")
-    cross = model.apply(parameters, encoded, method="cross_keys_values")
+def _admit(
+    model: EarlyExitModel,
+    parameters: Any,
+    state: State,
+    slots: jax.Array,
+    source_tokens: jax.Array,
+    lengths: jax.Array,
+    first: jax.Array,
+) -> State:
+    """Returns the state with new prompts in `slots`; slot numbers beyond the last are dropped.
+
+    Args:
+      model: Sizes.
+      parameters: Weights.
+      state: Of `_empty_state` or `_advance`.
+      slots: shape (rows,).
+      source_tokens: shape (rows, width), 0-padded.
+      lengths: shape (rows,). Tokens of each prompt.
+      first: shape (rows,). The decoder's first inputs.
+    """
+    source, source_mask = model.apply(parameters, source_tokens, lengths, method="prefill")
 
     def put(values: jax.Array, new: Any) -> jax.Array:
         return values.at[slots].set(new, mode="drop")
@@ -164,14 +192,15 @@ def _admit(model: EarlyExitT5, parameters: Any, state: State, slots: jax.Array, 
     return {
         **state,
         # Positions not yet written are masked, but 0 * NaN is NaN: what a broken prompt left must not stay.
-        "cache": [tuple(put(values, np.float32(0)) for values in pair) for pair in state["cache"]],
-        "cross": [
+        "cache": [tuple(put(values, jnp.zeros((), values.dtype)) for values in pair) for pair in state["cache"]],
+        "source": [
             tuple(put(old, new) for old, new in zip(olds, news, strict=True))
-            for olds, news in zip(state["cross"], cross, strict=True)
+            for olds, news in zip(state["source"], source, strict=True)
         ],
-        "source_mask": put(state["source_mask"], source_tokens != PAD_ID),
+        "source_mask": put(state["source_mask"], source_mask),
+        "prompt_lengths": put(state["prompt_lengths"], lengths),
         "step": put(state["step"], 0),
-        "previous": put(state["previous"], 0),
+        "previous": put(state["previous"], first[:, None]),
         "finished": put(state["finished"], new=False),
         "tokens": put(state["tokens"], 0),
         "exit_layers": put(state["exit_layers"], 0),
@@ -182,7 +211,7 @@ def _admit(model: EarlyExitT5, parameters: Any, state: State, slots: jax.Array, 
 
 @functools.partial(jax.jit, static_argnums=(0, 1), donate_argnums=3)
 def _advance(
-    model: EarlyExitT5, rule: ExitRule, parameters: Any, state: State, thresholds: jax.Array, enough_busy: jax.Array
+    model: EarlyExitModel, rule: ExitRule, parameters: Any, state: State, thresholds: jax.Array, enough_busy: jax.Array
 ) -> State:
     """Returns the state after as many steps as leave at most `enough_busy` slots busy.
 
@@ -197,7 +226,6 @@ def _advance(
     steps = thresholds.shape[0]
     apply = functools.partial(model.apply, parameters)
     position_biases = apply(steps, method="decoder_position_biases")
-    cross, cross_bias = state["cross"], padding_bias(state["source_mask"])
     each_slot = jnp.arange(state["step"].shape[0])
 
     def has_too_many_busy(state: State) -> jax.Array:
@@ -208,7 +236,7 @@ def _advance(
         # [heads, slots, positions] -> [slots, 1, heads, 1, positions]
         self_biases = [jnp.swapaxes(bias[:, step], 0, 1)[:, None, :, None] for bias in position_biases]
         token, exit_layer, confidence, is_finite, cache = _one_token(
-            rule, model.config.num_decoder_layers, apply, state, thresholds[step], self_biases, cross, cross_bias
+            rule, model.config.num_decoder_layers, apply, state, thresholds[step], self_biases
         )
 
         def written(values: jax.Array, new: jax.Array) -> jax.Array:
@@ -220,7 +248,7 @@ def _advance(
             **state,
             "step": jnp.where(is_last, step, step + 1),
             "previous": token,
-            "finished": finished | (token == EOS_ID) | is_last[:, None],
+            "finished": finished | is_end(token, model.config.end_ids) | is_last[:, None],
             "cache": cache,
             "tokens": written(state["tokens"], token),
             "exit_layers": written(state["exit_layers"], exit_layer),
@@ -238,13 +266,14 @@ def _one_token(
     state: State,
     thresholds: jax.Array,
     self_biases: Sequence[jax.Array],
-    cross: list[KeysValues],
-    cross_bias: jax.Array,
 ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array, list[KeysValues]]:
     """Returns token, exit layer, confidence and finiteness of every lane, each (slots, lanes), and the new caches."""
     exit_layers = rule.exit_layers(num_layers)
     previous, step = state["previous"], state["step"]
     each_slot = jnp.arange(previous.shape[0])
+    position = Position(step, state["prompt_lengths"])
+    source_biases = apply(state["source_mask"], position, method="source_biases")
+    project = functools.partial(apply, position=position, method="self_keys_values")
 
     def put(cached: KeysValues, new: KeysValues) -> KeysValues:
         return tuple(old.at[each_slot, :, :, step].set(values) for old, values in zip(cached, new, strict=True))
@@ -252,16 +281,16 @@ def _one_token(
     embedded = below = apply(previous, method="embed")
     states, own, cache = [], [], []
     for layer in range(1, num_layers + 1):
-        own.append(apply(below, layer, method="self_keys_values"))
+        own.append(project(below, layer))
         cache.append(put(state["cache"][layer - 1], own[-1]))
-        self_bias = of_layer(self_biases, layer)
         below = apply(
             below,
             layer,
             self_keys_values=cache[-1],
-            self_bias=self_bias,
-            cross_keys_values=cross[layer - 1],
-            cross_bias=cross_bias,
+            self_bias=of_layer(self_biases, layer),
+            source_keys_values=state["source"][layer - 1],
+            source_bias=of_layer(source_biases, layer),
+            position=position,
             method="decoder_layer",
         )
         states.append(below)
@@ -277,7 +306,7 @@ def _one_token(
         own=own,
         exit_layer=exit_layer,
         first_exit=exit_layers[0],
-        project=functools.partial(apply, method="self_keys_values"),
+        project=project,
     )
     cache = [put(pair, new) for pair, new in zip(cache, kept, strict=True)]
     logits = apply(states[-1] if rule.token_from == "last_layer" else at_layer(states, exit_layer), method="head")
@@ -297,7 +326,8 @@ def _confidences(
             shape = states[0].shape[:-1]
             return [jnp.full(shape, measure.confidence(layer, len(states)), jnp.float32) for layer in exit_layers]
         case Need.STATES:
-            return [measure.confidence(states[layer - 1], inputs[layer - 1], layer) for layer in exit_layers]
+            wide, wide_inputs = ([widened(each) for each in values] for values in (states, inputs))
+            return [measure.confidence(wide[layer - 1], wide_inputs[layer - 1], layer) for layer in exit_layers]
         case Need.CLASSIFIER:
             return [measure.confidence(apply(output, method="exit_score")) for output in outputs]
     logits = [apply(output, method="head") for output in outputs]

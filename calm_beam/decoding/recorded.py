@@ -20,10 +20,6 @@ def recorded_settings(decode: DecodeRecord, thresholds: Sequence[float]) -> Deco
     Raises:
       ValueError: If the outputs were computed in a type that is none of ours, or nothing decodes in that way.
     """
-    try:
-        arithmetic = Arithmetic.of(decode.dtype, decode.matmul_precision)
-    except ValueError as error:
-        raise ValueError(f"the manifest was made in another arithmetic than there is here: {error}") from error
     return DecodeSettings(
         rule=ExitRule(
             confidence=decode.confidence,
@@ -39,8 +35,20 @@ def recorded_settings(decode: DecodeRecord, thresholds: Sequence[float]) -> Deco
         max_input_length=decode.max_input_length,
         max_decode_length=decode.max_decode_length,
         task_prefix=decode.task_prefix,
-        arithmetic=arithmetic,
+        arithmetic=recorded_arithmetic(decode),
     )
+
+
+def recorded_arithmetic(decode: DecodeRecord) -> Arithmetic:
+    """Returns in which numbers a manifest says that its model computes.
+
+    Raises:
+      ValueError: If that is none of ours.
+    """
+    try:
+        return Arithmetic.of(decode.dtype, decode.matmul_precision)
+    except ValueError as error:
+        raise ValueError(f"the manifest was made in another arithmetic than there is here: {error}") from error
 
 
 def settings_of_variant(settings: DecodeSettings, variant: Variant) -> DecodeSettings:

@@ -10,8 +10,7 @@ from calm_beam.checkpoints import Checkpoint
 from calm_beam.exits.decision import decide
 from calm_beam.exits.head_choice import choose_head
 from calm_beam.exits.measures import Measure
-from calm_beam.model import EarlyExitT5, T5Config
-from calm_beam.model.network import of_layer
+from calm_beam.model.interface import EarlyExitModel, of_layer
 
 # What a sweep usually projects at a time.
 _ROWS_AT_A_TIME = 256
@@ -20,12 +19,15 @@ _ROWS_AT_A_TIME = 256
 class Weights:
     """The model's weights on the device, in the parts that the steps take."""
 
-    def __init__(self, checkpoint: Checkpoint, *, steps: int, measure: Measure, exit_head: str) -> None:
-        tree = jax.device_put(checkpoint.parameters())
+    def __init__(
+        self, checkpoint: Checkpoint, model: EarlyExitModel, *, steps: int, measure: Measure, exit_head: str
+    ) -> None:
+        arithmetic = model.arithmetic
+        tree = jax.device_put(checkpoint.parameters(arithmetic))
         decoder = tree["decoder"]
         config = checkpoint.config
         self.all = {"params": tree}
-        self.embedding = tree["token_embedder"]["embedding"]
+        self.embedding = {"params": {"token_embedder": tree["token_embedder"]}}
         self.layers = [decoder[f"layers_{index}"] for index in range(config.num_decoder_layers)]
         head = {"decoder_norm": decoder["decoder_norm"]}
         if config.tied_head:
@@ -33,32 +35,34 @@ class Weights:
         else:
             self.head = {"params": {"decoder": {**head, "logits_dense": decoder["logits_dense"]}}}
         self.classifier = {"params": {"decoder": {"meta_cls": decoder["meta_cls"]}}} if config.exit_classifier else {}
-        weights, vocab_axis = EarlyExitT5(config).apply(self.head, method="head_weights")
+        weights, vocab_axis = model.apply(self.head, method="head_weights")
         # None where the exact head decides.
         self.certified_head = choose_head(
             exit_head,
             weights,
             vocab_axis=vocab_axis,
             measure=measure,
+            arithmetic=arithmetic,
             rows=_ROWS_AT_A_TIME,
-            exact=functools.partial(decide, vocab_axis=vocab_axis, measure=measure),
+            exact=functools.partial(decide, vocab_axis=vocab_axis, measure=measure, arithmetic=arithmetic),
         )
-        self._biases_by_age = _biases_by_age(config, steps, self.all)
+        self._path_terms = _path_terms(model, steps, self.all)
 
-    def bias_by_age(self, layer: int) -> jax.Array:
-        """Returns a layer's relative position bias, (heads, steps), by how many steps a key is older."""
-        return of_layer(self._biases_by_age, layer)
+    def path_terms(self, layer: int) -> Any:
+        """Returns what a layer needs beside its parameters for the paths of outputs."""
+        return of_layer(self._path_terms, layer)
 
 
 class Sources:
     """Keys and values of the sources of one padded width."""
 
-    def __init__(self, config: T5Config, *, width: int, places: int) -> None:
+    def __init__(self, model: EarlyExitModel, *, width: int, places: int) -> None:
+        config = model.config
         self.width = width
-        shape = (places, config.num_heads, width, config.head_dim)
+        shape = (places, config.num_kv_heads, width, config.head_dim)
         # Two arrays a layer, not one twice: a buffer can only be given away once.
-        made = zeros((shape,) * (2 * config.num_decoder_layers))
-        self.cross = list(zip(made[::2], made[1::2], strict=True))
+        made = zeros((shape,) * (2 * config.num_decoder_layers), model.arithmetic.dtype)
+        self.keys_values = list(zip(made[::2], made[1::2], strict=True))
         self.mask = jnp.zeros((places, width), bool)
         self.free = list(range(places))
 
@@ -69,14 +73,12 @@ class Sources:
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
-def _biases_by_age(config: T5Config, steps: int, parameters: Any) -> list[jax.Array]:
-    """Returns `decoder_position_biases` by how many steps a key is older, each (heads, steps)."""
-    biases = EarlyExitT5(config).apply(parameters, steps, method="decoder_position_biases")
-    # [heads, query, key], of the last query -> [heads, age]
-    return [bias[:, -1, ::-1] for bias in biases]
+def _path_terms(model: EarlyExitModel, steps: int, parameters: Any) -> list[Any]:
+    terms: list[Any] = model.apply(parameters, steps, method="path_terms")
+    return terms
 
 
-@functools.partial(jax.jit, static_argnums=0)
-def zeros(shapes: tuple[tuple[int, ...], ...]) -> tuple[jax.Array, ...]:
-    """Returns float32 zeros of each shape, made by one program."""
-    return tuple(jnp.zeros(shape) for shape in shapes)
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def zeros(shapes: tuple[tuple[int, ...], ...], dtype: str) -> tuple[jax.Array, ...]:
+    """Returns zeros of each shape, made by one program."""
+    return tuple(jnp.zeros(shape, dtype) for shape in shapes)

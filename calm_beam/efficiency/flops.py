@@ -32,7 +32,7 @@ from calm_beam.exits.rule import ExitRule
 
 if TYPE_CHECKING:
     # Importing it loads JAX.
-    from calm_beam.model.config import T5Config
+    from calm_beam.model import ModelConfig
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -61,7 +61,7 @@ class DecoderSizes:
                 raise ValueError(f"{field.name} must be at least 1, got {getattr(self, field.name)}.")
 
     @classmethod
-    def of(cls, config: "T5Config") -> Self:
+    def of(cls, config: "ModelConfig") -> Self:
         """Returns the sizes of a model's decoder."""
         return cls(
             num_layers=config.num_decoder_layers,

@@ -7,8 +7,8 @@ bits, and for every logit a bound says how far off it can be:
     |W_v h - Q_v q| <= ||W_v - Q_v|| ||h|| + ||Q_v|| ||h - q||        (Cauchy-Schwarz, twice)
 
 where Q_v are the quantised weights of token v and q is the quantised state; rounding is added. The tokens whose bounds
-reach highest, some dozens, are then computed with float32 sums. If none of the others can reach the largest of them, the
-token is known. The others are bounded, and with them every sum over the vocabulary: so the confidence lies in an
+reach highest, some dozens, are then computed with float32 sums. If none of the others can reach the largest of them,
+the token is known. The others are bounded, and with them every sum over the vocabulary: so the confidence lies in an
 interval. A threshold outside of that interval is decided, and nearly all are. What stays open is left to the caller,
 who asks the exact head.
 
@@ -25,7 +25,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from calm_beam.arithmetic import FLOAT32
-from calm_beam.model.products import einsum, matrix_product, widened
+from calm_beam.model.numerics import einsum, matrix_product, widened
 
 from .distribution_bounds import DistributionBounds
 from .measures import Measure

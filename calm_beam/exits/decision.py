@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from calm_beam.arithmetic import Arithmetic
-from calm_beam.model.products import precision_of, product
+from calm_beam.model.numerics import precision_of, product
 
 from .logit_summary import Summary, exp_below, merged, nothing, settled
 from .measures import MEASURES, Measure, Need
@@ -125,9 +125,7 @@ def _decide_fused(
     # Imported here: nothing but an accelerator needs Pallas.
     from calm_beam.exits.decision_kernel import summarise
 
-    summary = summarise(
-        states, weights, vocab_axis=vocab_axis, precision=precision_of(arithmetic), platform=platform
-    )
+    summary = summarise(states, weights, vocab_axis=vocab_axis, precision=precision_of(arithmetic), platform=platform)
     return _decided(summary, measure, weights.shape[vocab_axis])
 
 

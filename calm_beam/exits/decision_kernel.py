@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
-from calm_beam.model.products import product
+from calm_beam.model.numerics import product
 
 from .logit_summary import Summary, merged, nothing, settled, union
 

@@ -5,10 +5,9 @@ from collections.abc import Callable, Sequence
 import jax
 import jax.numpy as jnp
 
-from .propagations import PassedOn
+from calm_beam.model.interface import KeysValues
 
-# Keys and values of one position, each of shape (..., heads, head_dim).
-KeysValues = tuple[jax.Array, ...]
+from .propagations import PassedOn
 
 
 def at_layer(values: Sequence[jax.Array], layer: jax.Array) -> jax.Array:

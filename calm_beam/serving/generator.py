@@ -8,6 +8,7 @@ from typing import Self
 
 import jax
 
+from calm_beam.arithmetic import Arithmetic
 from calm_beam.checkpoints import Checkpoint, Declared, load_checkpoint
 from calm_beam.decoding.batch_decoder import BatchDecoder
 from calm_beam.decoding.early_exit import EarlyExitDecoder
@@ -149,11 +150,12 @@ class Generator:
             steps=settings.max_decode_length,
             source=settings.max_input_length,
             token_budget=token_budget,
+            arithmetic=settings.arithmetic,
         )
         return cls(
             manifest,
             entry,
-            checkpoint=on_device(checkpoint),
+            checkpoint=on_device(checkpoint, settings.arithmetic),
             vocabulary=loaded,
             settings=settings,
             batch_size=batch_size,
@@ -339,6 +341,7 @@ class Generator:
                     batch_size=self._batch_size,
                     token_budget=self._token_budget,
                     exit_head=self._exit_head,
+                    arithmetic=self._settings.arithmetic,
                 )
             return self._batch
 
@@ -353,6 +356,7 @@ class Generator:
                     max_decode_length=self._settings.max_decode_length,
                     max_input_length=self._settings.max_input_length,
                     exit_head=self._exit_head,
+                    arithmetic=self._settings.arithmetic,
                 )
                 self._single = {
                     each: full_model.at(each, threshold_by_position=None if each is None else by_step.tolist())
@@ -381,6 +385,7 @@ class Generator:
         return encoded
 
 
-def on_device(checkpoint: Checkpoint) -> Checkpoint:
+def on_device(checkpoint: Checkpoint, arithmetic: Arithmetic) -> Checkpoint:
     """Returns the model with its weights where they are computed with, once for all decoders that are made of it."""
-    return dataclasses.replace(checkpoint, arrays=jax.device_put(dict(checkpoint.arrays)))
+    held = checkpoint.held_in(arithmetic)
+    return dataclasses.replace(held, arrays=jax.device_put(dict(held.arrays)))

@@ -9,6 +9,7 @@ from calm_beam.decoding.recorded import settings_of_variant
 from calm_beam.decoding.settings import DecodeSettings
 from calm_beam.errors import UsageError
 from calm_beam.examples import no_vocabulary_for
+from calm_beam.exits.head_forms import check_head
 from calm_beam.exits.measures import Need
 from calm_beam.generations import DecodeJob, StoredGenerations
 from calm_beam.inputs import DataFiles, Reading
@@ -143,6 +144,7 @@ def prepare_sweep(
       OSError: If a file cannot be read.
     """
     _check_token_budget(request)
+    check_head(request.exit_head, request.settings.arithmetic)
     preview = preview_data(data.files, data.reading)
     checkpoint = load_checkpoint(
         request.model,
@@ -218,4 +220,5 @@ def _check_fits(request: SweepRequest, config: T5Config) -> None:
         source=request.settings.max_input_length,
         token_budget=request.token_budget,
         copies=request.model_copies,
+        arithmetic=request.settings.arithmetic,
     )

@@ -65,6 +65,7 @@ def load_model(assignment: Assignment) -> LoadedModel:
         batch_size=assignment.batch_size,
         token_budget=assignment.token_budget,
         exit_head=assignment.exit_head,
+        arithmetic=settings.arithmetic,
     )
     return LoadedModel(decoder=decoder, vocabulary=vocabulary, vocab_size=checkpoint.config.vocab_size)
 

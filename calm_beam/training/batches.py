@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from calm_beam.model.network import PAD_ID
+from calm_beam.model.t5.config import PAD_ID
 from calm_beam.vocabulary import EOS_ID
 
 Pair = tuple[Sequence[int], Sequence[int]]

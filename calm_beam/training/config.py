@@ -88,8 +88,8 @@ class TrainingConfig:
       validate_every: Steps between two validations; 0 validates only at the end.
       save_every: Steps between two states that a run can be taken up from; 0 saves none.
       optimizer: Which one, with its rates.
-      dtype: What the model computes in, `float32` or `bfloat16`. Weights, gradients and the optimiser's state are float32
-        in any case.
+      dtype: What the model computes in, `float32` or `bfloat16`. Weights, gradients and the optimiser's state are
+        float32 in any case.
     """
 
     steps: int

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from calm_beam.model.network import PAD_ID
+from calm_beam.model.t5.config import PAD_ID
 
 from .config import LAYER_WEIGHTS
 

@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from calm_beam.checkpoints import FloatArrays
 from calm_beam.arithmetic import Arithmetic
+from calm_beam.checkpoints import FloatArrays
 from calm_beam.model import EarlyExitT5, T5Config, parameter_shapes
 
 from .batches import Pair, choose_shapes, end_pairs, numbered_batches

@@ -12,7 +12,7 @@ import numpy as np
 from calm_beam.checkpoints import FloatArrays
 from calm_beam.exits.measures.oracle import agreement
 from calm_beam.model import EarlyExitT5, T5Config
-from calm_beam.model.network import PAD_ID
+from calm_beam.model.t5.config import PAD_ID
 
 from .batches import Batch, Pair, choose_shapes, count_batches, end_pairs, make_batches, numbered_batches
 from .config import ClassifierConfig

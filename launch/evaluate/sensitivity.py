@@ -71,6 +71,7 @@ def _prepare(flags: argparse.Namespace, run: PreparedSweep) -> PreparedExperimen
         max_decode_length=flags.max_decode_length,
         max_input_length=flags.max_input_length,
         batch_size=flags.batch_size,
+        arithmetic=run.settings.arithmetic,
     )
     return PreparedExperiment(measure=functools.partial(_measure, decoder, flags.rank))
 

@@ -87,5 +87,6 @@ def _check_dtype(arrays: FloatArrays, dtype: str) -> None:
             stored = array.astype(dtype)
         if not name.startswith("decoder/meta_cls/") and not np.array_equal(array, stored):
             raise UsageError(
-                f"--stored_dtype={dtype}: would change {name}, and an exit classifier leaves the model as it is. Use float32."
+                f"--stored_dtype={dtype}: would change {name}, and an exit classifier leaves the model as it is. Use "
+                "float32."
             )

@@ -14,6 +14,8 @@ import pytest
 import scipy.special
 
 from calm_beam.decoding import device_steps
+from calm_beam.model import network_of
+from calm_beam.model.interface import Position
 from tests.builders import build_arrays, build_config, checkpoint_of
 
 _ROWS = 2048
@@ -22,6 +24,7 @@ _RANKS = 8
 _SOURCE = 5
 _NODES = 3 * _ROWS
 _CONFIG = build_config(exit_classifier=2)
+_MODEL = network_of(_CONFIG)
 _WIDTH, _HEADS, _HEAD = _CONFIG.emb_dim, _CONFIG.num_heads, _CONFIG.head_dim
 _DEPTH = _CONFIG.num_decoder_layers
 _ARRAYS = build_arrays(_CONFIG, 0)
@@ -29,6 +32,7 @@ _TREE = checkpoint_of(_CONFIG, _ARRAYS).parameters()
 _LAYERS = [_TREE["decoder"][f"layers_{index}"] for index in range(_DEPTH)]
 _CLASSIFIER = {"params": {"decoder": {"meta_cls": _TREE["decoder"]["meta_cls"]}}}
 _HEAD_WEIGHTS = {"params": {"decoder": {name: _TREE["decoder"][name] for name in ("decoder_norm", "logits_dense")}}}
+_NO_BIAS = np.zeros((_HEADS, 16), np.float32)
 _GENERATOR = np.random.default_rng(0)
 _STATES = _GENERATOR.standard_normal((_DEPTH + 1, _ROWS, _WIDTH)).astype(np.float32)
 _BELOW, _LANES = (_GENERATOR.permutation(_ROWS).astype(np.int32) for _ in range(2))
@@ -68,6 +72,10 @@ def _kept(layer: int, states: np.ndarray) -> list[np.ndarray]:
     return [normed @ _weights(f"{name}/self_attention/{kernel}/kernel") for kernel in ("key", "value")]
 
 
+def _position(steps: Any) -> Position:
+    return Position(steps, jnp.ones_like(steps))
+
+
 @pytest.mark.parametrize("length", [16, 64])
 def test_many_rows_attend_as_few_do(length: int) -> None:
     """Self-attention over gathered paths, and the keys and values that it writes, are numpy's for 2,048 rows."""
@@ -84,20 +92,21 @@ def test_many_rows_attend_as_few_do(length: int) -> None:
     paths[(paths == _ROWS - 1) & (np.arange(length) <= steps[:, None])] = 0
 
     def run(part: slice) -> tuple[np.ndarray, ...]:
-        states, cache = device_steps.attend_to_output(
-            _CONFIG,
+        pending, cache = device_steps.attend_to_output(
+            _MODEL,
             _LAYERS[1],
             states=jnp.array(_STATES),
+            pending={"hidden": jnp.zeros_like(_STATES[0])},
             cache=tuple(jnp.array(values) for values in stores),
-            bias_by_age=bias,
+            terms=bias,
             layer=np.int32(2),
             below=_BELOW[part],
             lanes=_LANES[part],
             nodes=nodes[part],
             paths=paths[part],
-            steps=steps[part],
+            position=_position(steps[part]),
         )
-        return (np.asarray(states)[2, _LANES[part]], *(np.asarray(values)[nodes[part]] for values in cache))
+        return (np.asarray(pending["hidden"])[_LANES[part]], *(np.asarray(values)[nodes[part]] for values in cache))
 
     many = run(slice(None))
     for values, few in zip(many, zip(*map(run, _parts()), strict=True), strict=True):
@@ -134,19 +143,22 @@ def test_many_rows_finish_a_layer_as_few_do(measure: str) -> None:
 
     def run(part: slice, num_ranks: int) -> tuple[np.ndarray, ...]:
         states, confidence = device_steps.finish_layer(
-            _CONFIG,
+            _MODEL,
             measure,
             num_ranks=num_ranks,
             is_gathered=num_ranks == 1,
             parameters={"layer": _LAYERS[1], "classifier": _CLASSIFIER},
             states=jnp.array(_STATES),
-            cross=cross,
+            pending={"hidden": jnp.array(_STATES[2])},
+            keys_values=cross,
             source_mask=mask,
+            terms=_NO_BIAS,
             layer=np.int32(2),
             below=_BELOW[part],
             lanes=_LANES[part],
             places=places[part],
             ranks=ranks[part] % num_ranks,
+            position=_position(ranks[part]),
         )
         return np.asarray(states)[2, _LANES[part]], np.asarray(confidence)
 
@@ -184,7 +196,7 @@ def test_many_rows_are_decided_as_few_are(measure: str) -> None:
 
     def run(part: slice) -> tuple[np.ndarray, ...]:
         made = device_steps.decide_rows(
-            _CONFIG, measure, parameters=_HEAD_WEIGHTS, states=_STATES, layers=layers[part], lanes=_LANES[part]
+            _MODEL, measure, parameters=_HEAD_WEIGHTS, states=_STATES, layers=layers[part], lanes=_LANES[part]
         )
         return tuple(map(np.asarray, made))
 
@@ -222,7 +234,14 @@ def test_many_rows_are_filled_as_numpy_does() -> None:
     """Skipped layers make keys and values of 2,048 states; all other nodes stay as they are."""
     layers, nodes = _skipped()
     made = device_steps.fill_skipped(
-        _CONFIG, _LAYERS[1:], cache=_stores(slice(1, None)), states=_STATES, layers=layers, lanes=_LANES, nodes=nodes
+        _MODEL,
+        _LAYERS[1:],
+        cache=_stores(slice(1, None)),
+        states=_STATES,
+        layers=layers,
+        lanes=_LANES,
+        nodes=nodes,
+        position=_position(layers),
     )
     kept = _STATES[layers, _LANES]
     expected = {(layer, part): new for layer in range(2, _DEPTH + 1) for part, new in enumerate(_kept(layer, kept))}
@@ -252,11 +271,12 @@ def test_many_sources_are_encoded_as_few_are() -> None:
         shape = (256, _HEADS, 32, _HEAD)
         cross: list[Any] = [(jnp.zeros(shape), jnp.zeros(shape)) for _ in range(_DEPTH)]
         made, mask = device_steps.admit(
-            _CONFIG,
+            _MODEL,
             {"params": _TREE},
-            cross=cross,
+            keys_values=cross,
             source_mask=jnp.zeros((256, 32), bool),
             source_tokens=tokens[part],
+            lengths=np.full(len(tokens[part]), 32, np.int32),
             places=places[part],
         )
         np.testing.assert_array_equal(np.asarray(mask)[places[part]], tokens[part] != 0)
@@ -278,55 +298,69 @@ def _lowered(step: str) -> Any:
     shape = (_ROWS // _RANKS, _HEADS, _SOURCE, _HEAD)
     cross = (jnp.zeros(shape), jnp.zeros(shape))
     mask = jnp.ones((_ROWS // _RANKS, _SOURCE), bool)
+    pending = {"hidden": jnp.zeros_like(states[0])}
     if step == "embed":
-        return device_steps.embed.lower(jnp.zeros((9, _WIDTH)), states, tokens=rows, lanes=rows)
+        embedding = {"params": {"token_embedder": {"embedding": jnp.zeros((_CONFIG.vocab_size, _WIDTH))}}}
+        return device_steps.embed.lower(_MODEL, embedding, states=states, tokens=rows, lanes=rows)
     if step == "admit":
         tokens = jnp.ones((_RANKS, _SOURCE), jnp.int32)
         return device_steps.admit.lower(
-            _CONFIG,
+            _MODEL,
             {"params": _TREE},
-            cross=[cross] * _DEPTH,
+            keys_values=[cross] * _DEPTH,
             source_mask=mask,
             source_tokens=tokens,
+            lengths=rows[:_RANKS],
             places=rows[:_RANKS],
         )
     if step == "attend_to_output":
         paths, bias = jnp.zeros((_PART, 16), jnp.int32), jnp.zeros((_HEADS, 16))
         return device_steps.attend_to_output.lower(
-            _CONFIG,
+            _MODEL,
             _LAYERS[1],
             states=states,
+            pending=pending,
             cache=_stores(slice(1, 2))[0],
-            bias_by_age=bias,
+            terms=bias,
             layer=layer,
             below=rows,
             lanes=rows,
             nodes=rows,
             paths=paths,
-            steps=rows,
+            position=_position(rows),
         )
     if step == "fill_skipped":
         stores = _stores(slice(1, None))
         return device_steps.fill_skipped.lower(
-            _CONFIG, _LAYERS[1:], cache=stores, states=states, layers=rows, lanes=rows, nodes=nodes
+            _MODEL,
+            _LAYERS[1:],
+            cache=stores,
+            states=states,
+            layers=rows,
+            lanes=rows,
+            nodes=nodes,
+            position=_position(rows),
         )
     if step == "copy_skipped":
         return device_steps.copy_skipped.lower(_stores(slice(None)), rows, source_nodes=rows, nodes=nodes)
     parameters = {"layer": _LAYERS[1], "classifier": _CLASSIFIER}
     return device_steps.finish_layer.lower(
-        _CONFIG,
+        _MODEL,
         step,
         num_ranks=_RANKS,
         is_gathered=False,
         parameters=parameters,
         states=states,
-        cross=cross,
+        pending=pending,
+        keys_values=cross,
         source_mask=mask,
+        terms=_NO_BIAS,
         layer=layer,
         below=rows,
         lanes=rows,
         places=rows,
         ranks=rows,
+        position=_position(rows),
     )
 
 
@@ -339,7 +373,7 @@ def test_buffers_are_changed_in_place(step: str) -> None:
     compiled = _lowered(step).compile().as_text()
     buffers = {
         "admit": [(_ROWS // _RANKS, _HEADS, _SOURCE, _HEAD)],
-        "attend_to_output": [_STATES.shape, _STORES[0][0].shape],
+        "attend_to_output": [_STATES.shape, _STATES[0].shape, _STORES[0][0].shape],
         "fill_skipped": [_STORES[0][0].shape],
         "copy_skipped": [_STORES[0][0].shape],
     }.get(step, [_STATES.shape])

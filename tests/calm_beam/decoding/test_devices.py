@@ -32,9 +32,9 @@ assert (two.work.tokens, two.work.layer_rows) == (one.work.tokens, one.work.laye
 second = SweepDecoder(build_checkpoint(), ExitRule(), devices=devices[1:], **settings)
 embed, used = device_steps.embed, set()
 
-def watched(embedding, states, **rows):
-    used.update(states.devices())
-    return embed(embedding, states, **rows)
+def watched(config, parameters, **rows):
+    used.update(rows["states"].devices())
+    return embed(config, parameters, **rows)
 
 device_steps.embed = watched
 found = dict(second.decode(prompts))

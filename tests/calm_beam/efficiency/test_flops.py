@@ -11,7 +11,7 @@ import pytest
 
 from calm_beam.efficiency.flops import DecoderSizes, flops_appendix_b, flops_calm_table, full_model_flops
 from calm_beam.exits.rule import ExitRule
-from calm_beam.model.config import T5Config
+from calm_beam.model import T5Config
 
 # CALM, "Implementation Details": 8 layers, 6 heads of 64, embeddings 512, MLP 1024, vocabulary 32,128.
 _PAPER = DecoderSizes(

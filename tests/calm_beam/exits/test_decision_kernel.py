@@ -23,7 +23,7 @@ from calm_beam.exits.logit_summary import Summary
 from calm_beam.exits.measures import measure_named
 from calm_beam.exits.measures.softmax import SOFTMAX
 from calm_beam.model import EarlyExitT5
-from calm_beam.model.products import precision_of
+from calm_beam.model.numerics import precision_of
 from tests.builders import build_checkpoint, build_config
 from tests.sampling import sampled
 

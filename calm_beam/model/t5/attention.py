@@ -1,22 +1,15 @@
 """T5 attention: no scaling of the logits, no biases, and a relative position bias of a stack or of each layer."""
 
-from collections.abc import Callable
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 
 from calm_beam.arithmetic import FLOAT32, Arithmetic
+from calm_beam.model.interface import Arrange, KeysValues, OverPath, Position
+from calm_beam.model.numerics import MASKED, einsum, matrix_product, precision_of, product, rounded
 
 from .config import T5Config
-from .products import matrix_product, precision_of, product, rounded
-
-# What attention does between its dense layers: moves rows to where their keys are and back, or all of it.
-Arrange = Callable[[jax.Array], jax.Array]
-
-# Added to the logits of masked positions: exp() of it is exactly 0 next to any real logit.
-MASKED = np.float32(-1e10)
 
 
 class Attention(nn.Module):
@@ -44,7 +37,7 @@ class Attention(nn.Module):
     def attend(
         self,
         inputs: jax.Array,
-        keys_values: tuple[jax.Array, jax.Array],
+        keys_values: KeysValues,
         *,
         bias: jax.Array,
         deterministic: bool = True,
@@ -73,16 +66,39 @@ class Attention(nn.Module):
         mixed = jnp.swapaxes(self._rounded(matrix_product(weights, values, self.arithmetic)), -2, -3)
         return self.out(pick(mixed.reshape(*mixed.shape[:-2], -1)))
 
-    def attend_by(self, inputs: jax.Array, mix: Arrange) -> jax.Array:
-        """Returns the attention output of packed rows, (rows, width), as float32; somebody else holds keys and values.
+    def attend_over_path(
+        self, inputs: jax.Array, *, position: Position, bias_by_age: jax.Array, length: int, over_path: OverPath
+    ) -> jax.Array:
+        """Returns the attention output of packed rows, (rows, width), each to its own path; float32.
 
         Args:
           inputs: shape (rows, width).
-          mix: Turns queries, (rows, heads * head_dim), into the values that they attend to, of that shape.
+          position: Of each row.
+          bias_by_age: shape (heads, steps). By how many steps a key is older.
+          length: Nodes that are gathered for each row.
+          over_path: Gathers them.
         """
-        return self.out(mix(self._rounded(self.query(inputs))))
+        # [rows, length]
+        age = position.steps[:, None] - jnp.arange(length)[None]
+        is_past = age >= 0
+        # [heads, rows, length] -> [rows, heads, length]
+        bias = jnp.swapaxes(bias_by_age[:, jnp.maximum(age, 0)], 0, 1)
+        return self.out(over_path(self._mix, self._rounded(self.query(inputs)), bias, is_past))
 
-    def keys_values(self, inputs: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def _mix(
+        self, keys: jax.Array, values: jax.Array, queries: jax.Array, bias: jax.Array, is_past: jax.Array
+    ) -> jax.Array:
+        """Returns the values that queries, (rows, heads * head_dim), attend to, of that shape."""
+        # Matrix products, though of one query each: on CPU, XLA (jaxlib 0.10.2) gives wrong sums where it fuses a
+        # gather, a product and a sum over more than about 12,000 positions.
+        split = queries.reshape(*queries.shape[:-1], self.config.num_heads, self.config.head_dim)
+        logits = einsum("rhd,rthd->rht", split, keys, self.arithmetic) + bias
+        weights = self._rounded(jax.nn.softmax(jnp.where(is_past[:, None], logits, MASKED)))
+        # What is not of the past may be what a broken prompt left: 0 * NaN is NaN.
+        values = jnp.where(is_past[:, :, None, None], values, jnp.zeros((), values.dtype))
+        return self._rounded(einsum("rht,rthd->rhd", weights, values, self.arithmetic)).reshape(queries.shape)
+
+    def keys_values(self, inputs: jax.Array) -> KeysValues:
         """Returns keys and values, each of shape (..., heads, positions, head_dim), of (..., positions, width)."""
         return self._split(self._rounded(self.key(inputs))), self._split(self._rounded(self.value(inputs)))
 
@@ -97,7 +113,7 @@ class Attention(nn.Module):
 
 
 def dense(features: int, arithmetic: Arithmetic, *, name: str | None = None) -> nn.Dense:
-    """Returns a dense layer without biases whose weights are used in an arithmetic's type, and whose sums are float32."""
+    """Returns a dense layer without biases: its weights are used in an arithmetic's type, its sums are float32."""
     return nn.Dense(
         features,
         use_bias=False,

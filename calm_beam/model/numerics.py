@@ -1,4 +1,4 @@
-"""Products of matrices, and the rounding of what goes into them.
+"""How products are made, rounded and masked, whatever the architecture.
 
 bfloat16 is computed with as T5X does with `dtype=bfloat16`: weights and the factors of every product are bfloat16, and
 so is the residual stream; norms and the softmax are float32. It differs from T5X where a float32 number is at hand
@@ -14,9 +14,15 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from calm_beam.arithmetic import Arithmetic
 
+# Added to the logits of masked positions: exp() of it is exactly 0 next to any real logit.
+MASKED = np.float32(-1e10)
+
+# The highest keeps products float32 on accelerators, too: what they give otherwise is another arithmetic, with
+# confidences of its own, for which a calibrated threshold means nothing.
 _PRECISIONS = {
     "highest": jax.lax.Precision.HIGHEST,
     "high": jax.lax.Precision.HIGH,

@@ -9,6 +9,9 @@ Shapes = Mapping[str, tuple[int, ...]]
 # Between the kernels of a feed-forward layer: GELU in its tanh form, SiLU (also called swish), ReLU.
 ACTIVATIONS = ("gelu", "silu", "relu")
 
+# Pads prompts, wherever it stands in them, and begins every output.
+PAD_ID = 0
+_EOS_ID = 1
 # Far more than any T5 has, and few enough to write out the names of all arrays.
 MOST_LAYERS = 1000
 # What indices on devices are made of.
@@ -56,6 +59,16 @@ class T5Config:
     relative_bias_per_layer: bool = False
     tied_head: bool = False
     exit_classifier: int = 0
+
+    @property
+    def num_kv_heads(self) -> int:
+        """Attention heads of keys and values: every head has its own."""
+        return self.num_heads
+
+    @property
+    def end_ids(self) -> tuple[int, ...]:
+        """Token ids that end an output: T5's eos."""
+        return (_EOS_ID,)
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):

@@ -1,20 +1,17 @@
 """The encoder-decoder: encoding, one decoder layer at a time, and the output head at any layer."""
 
-from collections.abc import Sequence
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 
 from calm_beam.arithmetic import FLOAT32, Arithmetic
+from calm_beam.model.interface import KeysValues, Position, of_layer
+from calm_beam.model.numerics import MASKED, matrix_product, precision_of, rounded, widened
 
-from .attention import MASKED, RelativePositionBias
-from .config import T5Config
+from .attention import RelativePositionBias
+from .config import PAD_ID, T5Config
 from .layers import DecoderLayer, EncoderLayer, RMSNorm
-from .products import matrix_product, precision_of, rounded, widened
-
-PAD_ID = 0
 
 
 class Encoder(nn.Module):
@@ -64,7 +61,9 @@ class Decoder(nn.Module):
         config = self.config
         if not config.relative_bias_per_layer:
             self.relpos_bias = RelativePositionBias(config, bidirectional=False)
-        self.layers = [DecoderLayer(config, self.dropout_rate, self.arithmetic) for _ in range(config.num_decoder_layers)]
+        self.layers = [
+            DecoderLayer(config, self.dropout_rate, self.arithmetic) for _ in range(config.num_decoder_layers)
+        ]
         # Rounded by `head_inputs`, which may scale it first.
         self.decoder_norm = RMSNorm()
         self.dropout = nn.Dropout(self.dropout_rate)
@@ -106,7 +105,22 @@ class EarlyExitT5(nn.Module):
         embedded = self.embed(source_tokens)
         return self.encoder(embedded, source_tokens != PAD_ID, deterministic=deterministic)
 
-    def cross_keys_values(self, encoded: jax.Array) -> list[tuple[jax.Array, jax.Array]]:
+    def prefill(self, source_tokens: jax.Array, lengths: jax.Array) -> tuple[list[KeysValues], jax.Array]:
+        """Returns every decoder layer's keys and values of the encoder's output, and the mask of its positions.
+
+        Padding is told by its id, as T5X does, wherever it stands; so `lengths` adds nothing.
+
+        Args:
+          source_tokens: shape (batch, source). 0-padded.
+          lengths: int32, shape (batch,).
+        """
+        return self.cross_keys_values(self.encode(source_tokens)), source_tokens != PAD_ID
+
+    def source_biases(self, source_mask: jax.Array, position: Position) -> list[jax.Array]:
+        """Returns the bias that hides padding from the queries of all layers, wherever they stand."""
+        return [padding_bias(source_mask)]
+
+    def cross_keys_values(self, encoded: jax.Array) -> list[KeysValues]:
         """Returns every decoder layer's keys and values of the encoder's output, each (batch, heads, source, dim)."""
         return [layer.cross_keys_values(encoded) for layer in self.decoder.layers]
 
@@ -120,12 +134,18 @@ class EarlyExitT5(nn.Module):
             return [layer.relpos_bias(length) + causal for layer in self.decoder.layers]
         return [self.decoder.relpos_bias(length) + causal]
 
-    def self_keys_values(self, states: jax.Array, layer: int) -> tuple[jax.Array, jax.Array]:
+    def path_terms(self, length: int) -> list[jax.Array]:
+        """Returns the relative position biases by how many steps a key is older, each (heads, length)."""
+        # [heads, query, key], of the last query -> [heads, age]
+        return [bias[:, -1, ::-1] for bias in self.decoder_position_biases(length)]
+
+    def self_keys_values(self, states: jax.Array, layer: int, *, position: Position) -> KeysValues:
         """Returns the keys and values that decoder layer `layer` makes of one position of every lane.
 
         Args:
           states: shape (batch, lanes, width). The (possibly propagated) output of the layer below.
           layer: Which layer, from 1.
+          position: Of each row, which T5's keys and values do not depend on.
 
         Returns:
           Keys and values, each of shape (batch, lanes, heads, head_dim).
@@ -138,10 +158,11 @@ class EarlyExitT5(nn.Module):
         hidden: jax.Array,
         layer: int,
         *,
-        self_keys_values: tuple[jax.Array, jax.Array],
+        self_keys_values: KeysValues,
         self_bias: jax.Array,
-        cross_keys_values: tuple[jax.Array, jax.Array],
-        cross_bias: jax.Array,
+        source_keys_values: KeysValues,
+        source_bias: jax.Array,
+        position: Position,
     ) -> jax.Array:
         """Returns the output of decoder layer `layer` for one position of every lane.
 
@@ -150,8 +171,9 @@ class EarlyExitT5(nn.Module):
           layer: Which layer, from 1.
           self_keys_values: Each of shape (batch, lanes, heads, positions, head_dim).
           self_bias: shape (batch, 1, heads, 1, positions). Future and unfilled positions are masked.
-          cross_keys_values: Each of shape (batch, heads, source, head_dim), shared by the lanes of a prompt.
-          cross_bias: shape (batch, 1, 1, source). Padding is masked.
+          source_keys_values: Each of shape (batch, heads, source, head_dim), shared by the lanes of a prompt.
+          source_bias: shape (batch, 1, 1, source). Padding is masked.
+          position: Of each row, which the biases have in them.
 
         Returns:
           Shape (batch, lanes, width).
@@ -160,7 +182,7 @@ class EarlyExitT5(nn.Module):
         # One query per lane against the cache of that lane.
         hidden = module.self_attend(hidden[:, :, None], self_keys_values, bias=self_bias)[:, :, 0]
         # The lanes of a prompt are the queries of one attention over its source.
-        return module.cross_attend_and_feed_forward(hidden, cross_keys_values, bias=cross_bias)
+        return module.cross_attend_and_feed_forward(hidden, source_keys_values, bias=source_bias)
 
     def decode_teacher_forced(
         self, source_tokens: jax.Array, decoder_inputs: jax.Array, *, deterministic: bool = True
@@ -233,11 +255,6 @@ class EarlyExitT5(nn.Module):
         if self.config.exit_classifier:
             self.exit_score(states)
         return self.head(states)
-
-
-def of_layer(biases: Sequence[jax.Array], layer: int) -> jax.Array:
-    """Returns the one of `decoder_position_biases` that a decoder layer, counted from 1, adds."""
-    return biases[0] if len(biases) == 1 else biases[layer - 1]
 
 
 def padding_bias(mask: jax.Array) -> jax.Array:

@@ -8,10 +8,11 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from calm_beam.arithmetic import FLOAT32, Arithmetic
+from calm_beam.model.interface import Arrange, KeysValues, OverPath, Pending, Position
+from calm_beam.model.numerics import MASKED, added, rounded, widened
 
-from .attention import Arrange, Attention, RelativePositionBias, dense
+from .attention import Attention, RelativePositionBias, dense
 from .config import T5Config
-from .products import added, rounded, widened
 
 _NORM_EPSILON = 1e-6
 _ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
@@ -133,18 +134,21 @@ class DecoderLayer(nn.Module):
         self.mlp = FeedForward(config, self.dropout_rate, arithmetic)
         self.dropout = nn.Dropout(self.dropout_rate)
 
-    def self_keys_values(self, states: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Returns this layer's self-attention keys and values of (possibly propagated) states, (..., width)."""
+    def self_keys_values(self, states: jax.Array, *, position: Position | None = None) -> KeysValues:
+        """Returns this layer's self-attention keys and values of (possibly propagated) states, (..., width).
+
+        T5's do not depend on their position: it decides the biases.
+        """
         return self.self_attention.keys_values(self.pre_self_attention_layer_norm(states))
 
-    def cross_keys_values(self, encoded: jax.Array) -> tuple[jax.Array, jax.Array]:
+    def cross_keys_values(self, encoded: jax.Array) -> KeysValues:
         """Returns this layer's keys and values of the encoder's output, (batch, source, width)."""
         return self.encoder_decoder_attention.keys_values(encoded)
 
     def self_attend(
         self,
         hidden: jax.Array,
-        keys_values: tuple[jax.Array, jax.Array],
+        keys_values: KeysValues,
         *,
         bias: jax.Array,
         deterministic: bool = True,
@@ -154,14 +158,41 @@ class DecoderLayer(nn.Module):
         attended = self.self_attention.attend(normed, keys_values, bias=bias, deterministic=deterministic)
         return self._added(hidden, self.dropout(attended, deterministic=deterministic))
 
-    def self_attend_by(self, hidden: jax.Array, mix: Arrange) -> jax.Array:
-        """Returns the states after self-attention, residual included, (rows, width); `mix` as in `attend_by`."""
-        return self._added(hidden, self.self_attention.attend_by(self.pre_self_attention_layer_norm(hidden), mix))
+    def attend_over_path(
+        self, hidden: jax.Array, *, position: Position, terms: jax.Array, length: int, over_path: OverPath
+    ) -> Pending:
+        """Returns the states of packed rows, (rows, width), after self-attention, residual included.
+
+        Arguments are those of `PackedLayer`; the terms are the layer's biases by age, (heads, steps).
+        """
+        attended = self.self_attention.attend_over_path(
+            self.pre_self_attention_layer_norm(hidden),
+            position=position,
+            bias_by_age=terms,
+            length=length,
+            over_path=over_path,
+        )
+        return {"hidden": self._added(hidden, attended)}
+
+    def attend_to_source_and_feed_forward(
+        self,
+        pending: Pending,
+        keys_values: KeysValues,
+        *,
+        source_mask: jax.Array,
+        position: Position,
+        terms: jax.Array,
+        place: Arrange,
+        pick: Arrange,
+    ) -> jax.Array:
+        """Returns the layer's output for packed rows, (rows, width); arguments are those of `PackedLayer`."""
+        bias = jnp.where(source_mask, jnp.float32(0), MASKED)[:, None, None]
+        return self.cross_attend_and_feed_forward(pending["hidden"], keys_values, bias=bias, place=place, pick=pick)
 
     def cross_attend_and_feed_forward(
         self,
         hidden: jax.Array,
-        keys_values: tuple[jax.Array, jax.Array],
+        keys_values: KeysValues,
         *,
         bias: jax.Array,
         deterministic: bool = True,

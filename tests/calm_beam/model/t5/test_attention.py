@@ -4,7 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from calm_beam.model.attention import RelativePositionBias, relative_position_bucket
+from calm_beam.model.t5.attention import RelativePositionBias, relative_position_bucket
 from tests.builders import build_config
 from tests.numpy_t5 import bucket_of
 

@@ -1,0 +1,86 @@
+"""What an architecture provides, beside its network; needs no JAX."""
+
+import abc
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+from calm_beam.arithmetic import Arithmetic
+
+if TYPE_CHECKING:
+    from .interface import EarlyExitModel, PackedLayer
+
+
+class ModelConfig(Protocol):
+    """What the sizes of every model have; see the config of each architecture."""
+
+    @property
+    def vocab_size(self) -> int:
+        """Rows of the embedding, and width of the output head."""
+
+    @property
+    def emb_dim(self) -> int:
+        """Model width d."""
+
+    @property
+    def num_heads(self) -> int:
+        """Attention heads of queries, per layer."""
+
+    @property
+    def num_kv_heads(self) -> int:
+        """Attention heads of keys and values, per layer."""
+
+    @property
+    def head_dim(self) -> int:
+        """Width of one head."""
+
+    @property
+    def mlp_dim(self) -> int:
+        """Width of the feed-forward layer."""
+
+    @property
+    def num_decoder_layers(self) -> int:
+        """Decoder depth L."""
+
+    @property
+    def tied_head(self) -> bool:
+        """Whether the output head is the transposed embedding."""
+
+    @property
+    def exit_classifier(self) -> int:
+        """Logits of the exit classifier; 0 if there is none."""
+
+    @property
+    def end_ids(self) -> tuple[int, ...]:
+        """Token ids of which each ends an output."""
+
+
+class Architecture(abc.ABC):
+    """One family of models. Arguments called `config` are of its own kind of config."""
+
+    @abc.abstractmethod
+    def parameter_shapes(self, config: Any) -> Mapping[str, tuple[int, ...]]:
+        """Returns name and shape of every parameter."""
+
+    @abc.abstractmethod
+    def network(self, config: Any, *, arithmetic: Arithmetic, dropout_rate: float = 0.0) -> "EarlyExitModel":
+        """Returns the network; loads JAX."""
+
+    @abc.abstractmethod
+    def packed_layer(self, config: Any, *, arithmetic: Arithmetic) -> "PackedLayer":
+        """Returns a decoder layer of it, for packed rows; loads JAX."""
+
+    @abc.abstractmethod
+    def pending_shapes(self, config: Any) -> Mapping[str, tuple[int, ...]]:
+        """Returns what a packed layer keeps of a row between its two parts: name, and shape without the rows."""
+
+    @abc.abstractmethod
+    def first_input(self, prompt: Sequence[int]) -> int:
+        """Returns the token that the decoder reads in the first step."""
+
+    @abc.abstractmethod
+    def position_numbers(self, config: Any, *, steps: int) -> int:
+        """Returns how many numbers of 4 bytes tables by position take for outputs of so many steps."""
+
+    @abc.abstractmethod
+    def prefill_numbers(self, config: Any, *, source: int) -> int:
+        """Returns how many numbers going through a prompt of so many tokens takes at a time, its results apart."""

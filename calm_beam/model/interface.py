@@ -1,0 +1,206 @@
+"""What decoders ask of a network, whatever its architecture.
+
+A prompt is gone through once (`prefill`), which leaves keys and values of the *source* at every decoder layer: T5's are
+those of the encoder's output, a decoder-only model's those of the prompt itself. What is generated then goes through
+the decoder token by token, and leaves keys and values of its own, on the *path* of its lane. An architecture says how
+a layer attends to both. Decoder layers are counted from 1.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol, TypeVar
+
+import jax
+import numpy as np
+
+from calm_beam.arithmetic import Arithmetic
+
+# Keys and values, each of shape (..., heads of keys, positions, head_dim), or of one position without that axis.
+KeysValues = tuple[jax.Array, ...]
+
+# Made on the host, or on the device.
+Numbers = jax.Array | np.ndarray
+
+# What attention does between its dense layers: moves rows to where their keys are and back, or all of it.
+Arrange = Callable[[jax.Array], jax.Array]
+
+# What a layer has made of each row before it attends to the source: arrays whose first axis is that of the rows.
+Pending = dict[str, jax.Array]
+
+_Each = TypeVar("_Each")
+
+
+class Position(NamedTuple):
+    """Where tokens stand.
+
+    Attributes:
+      steps: int32. How many tokens were generated before each: rotary positions and ages are made of it.
+      prompt_lengths: int32. Tokens of its prompt.
+    """
+
+    steps: Numbers
+    prompt_lengths: Numbers
+
+
+class OverPath(Protocol):
+    """Gathers what each of many packed rows attends to on its path, as many rows at a time as is well."""
+
+    def __call__(self, attend: Callable[..., Any], *by_row: Numbers) -> Any:
+        """Returns what `attend` makes of all rows.
+
+        Args:
+          attend: Takes keys and values, each (some rows, length, heads of keys, head_dim), and the same rows of
+            `by_row`; returns an array, or a tuple of arrays, of as many rows.
+          by_row: Arrays whose first axis is that of the rows.
+        """
+
+
+class PackedLayer(Protocol):
+    """One decoder layer, applied to rows of whatever prompts with the parameters of this layer alone."""
+
+    def apply(self, variables: Any, *args: Any, **arguments: Any) -> Any:
+        """Calls a method, as Flax does."""
+
+    def self_keys_values(self, states: jax.Array, *, position: Position) -> KeysValues:
+        """Returns keys and values of (possibly propagated) states, (rows, width), each (heads, rows, head_dim)."""
+
+    def attend_over_path(
+        self, hidden: jax.Array, *, position: Position, terms: Any, length: int, over_path: OverPath
+    ) -> Pending:
+        """Returns what is made of rows before they attend to their sources.
+
+        Args:
+          hidden: shape (rows, width). Output of the layer below.
+          position: Of each row, (rows,). Its path has as many earlier nodes as its step says, and its own.
+          terms: One of the network's `path_terms`.
+          length: Nodes that are gathered for each row; those after its step are not of its path.
+          over_path: Gathers them.
+
+        Returns:
+          Arrays of the shapes that `Architecture.pending_shapes` says, by row.
+        """
+
+    def attend_to_source_and_feed_forward(
+        self,
+        pending: Pending,
+        keys_values: KeysValues,
+        *,
+        source_mask: jax.Array,
+        position: Position,
+        terms: Any,
+        place: Arrange,
+        pick: Arrange,
+    ) -> jax.Array:
+        """Returns the layer's output, (rows, width).
+
+        Args:
+          pending: Of `attend_over_path`.
+          keys_values: Of the sources, each (places, heads of keys, source, head_dim).
+          source_mask: shape (places, source).
+          position: Of each row, (rows,).
+          terms: As above.
+          place: Brings arrays of rows, (rows, n), to their places, (places, ranks, n).
+          pick: Brings them back.
+        """
+
+
+class EarlyExitModel(Protocol):
+    """A network whose decoder can predict after any layer. Methods are called through `apply`, by their names."""
+
+    @property
+    def config(self) -> Any:
+        """Sizes of the model."""
+
+    @property
+    def arithmetic(self) -> Arithmetic:
+        """In which numbers it computes: of its type are states, keys and values, and what the head multiplies."""
+
+    def apply(self, variables: Any, *args: Any, **arguments: Any) -> Any:
+        """Calls a method, as Flax does."""
+
+    def embed(self, tokens: jax.Array) -> jax.Array:
+        """Returns the embeddings of token ids, shape of `tokens` + (width,)."""
+
+    def prefill(self, source_tokens: jax.Array, lengths: jax.Array) -> tuple[list[KeysValues], jax.Array]:
+        """Returns what every decoder layer attends to of prompts, and which of it is no padding.
+
+        Args:
+          source_tokens: shape (batch, source). Padded behind with 0.
+          lengths: int32, shape (batch,). Tokens of each prompt; a row of none is no prompt.
+
+        Returns:
+          For each layer keys and values, each (batch, heads of keys, source, head_dim); and bool, (batch, source).
+        """
+
+    def decoder_position_biases(self, length: int) -> list[jax.Array]:
+        """Returns what is added to the logits of generated keys, by steps of query and key, future ones masked.
+
+        Each has shape (heads or 1, length, length). There is one for every layer, or one for all: see `of_layer`.
+        """
+
+    def path_terms(self, length: int) -> list[Any]:
+        """Returns what packed layers need beside their parameters for paths of `length`; as many as of the biases."""
+
+    def source_biases(self, source_mask: jax.Array, position: Position) -> list[jax.Array]:
+        """Returns what is added to the logits of the source's keys, each (batch, 1, 1, source).
+
+        There is one for every layer, or one for all.
+
+        Args:
+          source_mask: shape (batch, source). Of `prefill`.
+          position: Of the query of each row, (batch,).
+        """
+
+    def self_keys_values(self, states: jax.Array, layer: int, *, position: Position) -> KeysValues:
+        """Returns the keys and values that a decoder layer makes of one position of every lane.
+
+        Args:
+          states: shape (batch, lanes, width). The (possibly propagated) output of the layer below.
+          layer: Which layer.
+          position: Of each row, (batch,).
+
+        Returns:
+          Keys and values, each of shape (batch, lanes, heads of keys, head_dim).
+        """
+
+    def decoder_layer(
+        self,
+        hidden: jax.Array,
+        layer: int,
+        *,
+        self_keys_values: KeysValues,
+        self_bias: jax.Array,
+        source_keys_values: KeysValues,
+        source_bias: jax.Array,
+        position: Position,
+    ) -> jax.Array:
+        """Returns the output of a decoder layer for one position of every lane.
+
+        Args:
+          hidden: shape (batch, lanes, width). Output of the layer below at this position.
+          layer: Which layer.
+          self_keys_values: Each of shape (batch, lanes, heads of keys, steps, head_dim).
+          self_bias: shape (batch or 1, 1, heads or 1, 1, steps).
+          source_keys_values: Each of shape (batch, heads of keys, source, head_dim), shared by the lanes of a prompt.
+          source_bias: shape (batch, 1, 1, source).
+          position: Of each row, (batch,).
+
+        Returns:
+          Shape (batch, lanes, width).
+        """
+
+    def head(self, states: jax.Array) -> jax.Array:
+        """Returns the float32 logits of the head after any layer, (..., vocabulary), of its output, (..., width)."""
+
+    def head_inputs(self, states: jax.Array) -> jax.Array:
+        """Returns what the head's weights multiply, shape of `states`."""
+
+    def head_weights(self) -> tuple[jax.Array, int]:
+        """Returns the head's weights as they are stored, and the axis of the vocabulary in them."""
+
+    def exit_score(self, states: jax.Array) -> jax.Array:
+        """Returns the exit classifier's probability of "exit", shape (...), of raw layer outputs, (..., width)."""
+
+
+def of_layer(values: Sequence[_Each], layer: int) -> _Each:
+    """Returns what belongs to a decoder layer, counted from 1, of a list that has one for each, or one for all."""
+    return values[0] if len(values) == 1 else values[layer - 1]

@@ -1,0 +1,49 @@
+"""The architectures that can be decoded, by the kind of their configs."""
+
+import types
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from calm_beam.arithmetic import FLOAT32, Arithmetic
+
+from .architecture import Architecture, ModelConfig
+from .t5.architecture import T5Architecture
+from .t5.config import T5Config
+
+if TYPE_CHECKING:
+    from .interface import EarlyExitModel, PackedLayer
+
+ARCHITECTURES: Mapping[type, Architecture] = types.MappingProxyType({T5Config: T5Architecture()})
+
+
+def architecture_of(config: ModelConfig) -> Architecture:
+    """Returns the architecture of a model, given its sizes."""
+    return ARCHITECTURES[type(config)]
+
+
+def parameter_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
+    """Returns the name and shape of every parameter of a model.
+
+    Args:
+      config: Sizes of the model.
+
+    Returns:
+      Mapping from a name such as `decoder/layers_0/mlp/wi_0/kernel` to a shape; kernels are [in, out].
+    """
+    return dict(architecture_of(config).parameter_shapes(config))
+
+
+def network_of(config: ModelConfig, *, arithmetic: Arithmetic = FLOAT32, dropout_rate: float = 0.0) -> "EarlyExitModel":
+    """Returns the network of a model, given its sizes; loads JAX.
+
+    Args:
+      config: Sizes of the model.
+      arithmetic: In which numbers it computes.
+      dropout_rate: Dropout in training.
+    """
+    return architecture_of(config).network(config, arithmetic=arithmetic, dropout_rate=dropout_rate)
+
+
+def packed_layer_of(model: "EarlyExitModel") -> "PackedLayer":
+    """Returns a decoder layer of a network for packed rows; loads JAX."""
+    return architecture_of(model.config).packed_layer(model.config, arithmetic=model.arithmetic)

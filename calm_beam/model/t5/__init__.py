@@ -1,0 +1,1 @@
+"""T5: an encoder-decoder with relative positions."""

@@ -117,6 +117,7 @@ _SERVING_EXTRAS = {"bleurt": _BLEURT, "gcp": _GCP, "metrics": [*_ROUGE, *_METRIC
 _SERVING_PACKAGES = [
     "calm_beam",
     "calm_beam.checkpoints",
+    "calm_beam.checkpoints.hugging_face",
     "calm_beam.decoding",
     "calm_beam.exits",
     "calm_beam.exits.measures",

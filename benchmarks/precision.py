@@ -101,9 +101,8 @@ class _Measured:
             arithmetic=self._arithmetic,
         )
         self.sweep = _in_order(dict(decoder.decode(prompts)))
-        print(
-            f"\n{dtype}: sweep of {len(settings.thresholds)} thresholds {time.perf_counter() - start:.0f} s", flush=True
-        )
+        seconds = time.perf_counter() - start
+        print(f"\n{dtype}: sweep of {len(settings.thresholds)} thresholds {seconds:.0f} s", flush=True)
 
     def choose(self, deltas: Sequence[float]) -> list[float]:
         """Returns the thresholds that are chosen, having printed them."""
@@ -119,13 +118,14 @@ class _Measured:
             p_values = p_values_of(losses, p_value="hoeffding_bentkus", delta=delta)
             count = int(fixed_sequence_test(p_values, epsilon=_EPSILON).rejected.sum())
             threshold = self._settings.thresholds[count - 1] if count else None
-            shown = (
-                "never exit"
-                if threshold is None
-                else f"threshold {threshold:g}, loss {losses[:, count - 1].mean():.4f}"
+            if threshold is None:
+                print(f"  delta {delta:g}: never exit")
+                continue
+            loss = losses[:, count - 1].mean()
+            print(
+                f"  delta {delta:g}: threshold {threshold:g}, loss {loss:.4f}, {layers[count]:.2f} layers", flush=True
             )
-            print(f"  delta {delta:g}: {shown}, {layers[count]:.2f} layers", flush=True)
-            if threshold is not None and threshold not in chosen:
+            if threshold not in chosen:
                 chosen.append(threshold)
         return chosen
 
@@ -140,14 +140,15 @@ class _Measured:
         }
         for way, outputs in ways.items():
             for lane, threshold in zip(lanes, thresholds, strict=True):
-                found, expected = outputs[lane], ways["sweep"][lane]
-                differ = sum(one != other for one, other in zip(found, expected, strict=False))
-                losses = [self.loss(one, other) for one, other in zip(outputs[0], found, strict=True)]
-                where = "full model" if threshold is None else f"threshold {threshold:g}"
-                print(
-                    f"  {way}, {where}: {differ} of {len(found)} outputs are not the sweep's; loss {np.mean(losses):.5f}",
-                    flush=True,
+                found, count = outputs[lane], len(outputs[lane])
+                differ = sum(one != other for one, other in zip(found, ways["sweep"][lane], strict=False))
+                loss, of_sweep = (
+                    np.mean([self.loss(*pair) for pair in zip(some[0][:count], some[lane][:count], strict=True)])
+                    for some in (outputs, ways["sweep"])
                 )
+                where = "full model" if threshold is None else f"threshold {threshold:g}"
+                print(f"  {way}, {where}: {differ} of {count} outputs are not the sweep's; ", end="")
+                print(f"loss {loss:.5f}, the sweep's of these prompts {of_sweep:.5f}", flush=True)
 
     def _in_batches(self, thresholds: Sequence[float | None]) -> list[list[Output]]:
         steps = self._settings.max_decode_length

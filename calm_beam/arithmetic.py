@@ -57,13 +57,15 @@ FLOAT32 = Arithmetic()
 """What the released code computes in, and what is taken where nobody says otherwise."""
 
 
-def is_held_in_float32(name: str) -> bool:
-    """Returns whether a parameter stays float32 in any arithmetic: it is in no large product.
+def held_type(name: str, arithmetic: Arithmetic) -> str:
+    """Returns the type that an arithmetic has a parameter in.
 
-    Those are the scales of norms, biases, relative position biases and the exit classifier.
+    Scales of norms, biases, relative position biases and the exit classifier stay float32: no large product has them.
 
-    >>> is_held_in_float32("decoder/decoder_norm/scale"), is_held_in_float32("decoder/layers_0/mlp/wo/kernel")
-    (True, False)
+    >>> arithmetic = Arithmetic(dtype="bfloat16")
+    >>> held_type("decoder/decoder_norm/scale", arithmetic), held_type("decoder/layers_0/mlp/wo/kernel", arithmetic)
+    ('float32', 'bfloat16')
     """
     *_, room, kind = name.split("/")
-    return kind in ("scale", "bias", "rel_embedding") or room == "meta_cls"
+    is_wide = kind in ("scale", "bias", "rel_embedding") or room == "meta_cls"
+    return "float32" if is_wide else arithmetic.dtype

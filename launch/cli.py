@@ -44,6 +44,7 @@ _COMMANDS = {
     "monitor": "watch the losses of a model in service, and raise an alarm when they exceed the bound",
     "plan": "say how many examples a calibration needs",
     "report": "build the report of a calibration, one HTML file",
+    "suitability": "say whether a model can exit early at all, before a calibration is paid for",
     "train": "train or fine-tune an early-exit model, or its exit classifier",
     "verify": "test the promises of a manifest on fresh data",
 }
@@ -134,7 +135,7 @@ def _status() -> int:
 
 def _usage() -> str:
     commands = "\n".join(
-        textwrap.fill(f"  {name:<10} {text}", width=80, subsequent_indent=" " * 13) for name, text in _COMMANDS.items()
+        textwrap.fill(f"  {name:<11} {text}", width=80, subsequent_indent=" " * 14) for name, text in _COMMANDS.items()
     )
     return f"usage: calm-beam COMMAND [flags]\n\n{commands}\n\ncalm-beam COMMAND --help lists the flags of a command."
 

@@ -3,7 +3,7 @@
 import argparse
 from collections.abc import Sequence
 
-from calm_beam.checkpoints import Checkpoint, load_checkpoint, missing_folder
+from calm_beam.checkpoints import Checkpoint, load_checkpoint, missing_folder, stored_architecture
 from calm_beam.counted import counted
 from calm_beam.manifest import (
     ExternalManifest,
@@ -22,8 +22,6 @@ from .flags.model import add_model_flags, declared
 from .terminal import PlainConsole
 from .terminal.certification import choices_of_settings, tests_of_settings
 from .terminal.summary import choices_table, tests_in_words
-
-_ACTIVATIONS = {"gelu": "GELU", "silu": "SiLU", "relu": "ReLU"}
 
 
 def main(argv: Sequence[str]) -> int:
@@ -155,14 +153,7 @@ def _describe_checkpoint(console: PlainConsole, checkpoint: Checkpoint) -> None:
     weights = sum(array.size for array in checkpoint.arrays.values())
     console.print(f"Checkpoint in {checkpoint.layout} layout: {checkpoint.uri}", soft_wrap=True)
     console.print(f"Fingerprint: {checkpoint.fingerprint()}", soft_wrap=True)
-    console.print(
-        f"T5 with {'gated ' if config.gated_mlp else ''}{_ACTIVATIONS[config.activation]}: "
-        f"{config.num_encoder_layers} encoder and {config.num_decoder_layers} decoder layers, "
-        f"width {config.emb_dim}, {config.num_heads} heads of {config.head_dim}, feed-forward {config.mlp_dim}, "
-        f"{config.vocab_size} token ids, {'tied' if config.tied_head else 'untied'} head; {weights:,} weights."
-    )
-    if config.relative_bias_per_layer:
-        console.print("Every layer has a table of relative positions of its own.")
+    console.print(f"{stored_architecture(config).in_words(config)}; {weights:,} weights.")
     for sentence in (*checkpoint.stated, *checkpoint.assumed):
         console.print(sentence, soft_wrap=True)
     console.print(f"Exit classifier: {'yes' if config.exit_classifier else 'no'}.")

@@ -14,7 +14,7 @@ import safetensors.numpy
 import sentencepiece
 import tensorstore
 
-from calm_beam.checkpoints import Checkpoint
+from calm_beam.checkpoints import Arrays, Checkpoint
 from calm_beam.exits.measures import MEASURES, Need
 from calm_beam.exits.rule import ExitRule
 from calm_beam.model import T5Config, parameter_shapes
@@ -80,15 +80,13 @@ def build_prompts(*lengths: int, seed: int = 0) -> list[list[int]]:
     return [[*generator.integers(2, 63, size=length - 1).tolist(), _EOS_ID] for length in lengths]
 
 
-def checkpoint_of(config: T5Config, arrays: Mapping[str, np.ndarray]) -> Checkpoint:
+def checkpoint_of(config: T5Config, arrays: Arrays) -> Checkpoint:
     """Returns the given weights as a checkpoint in memory."""
     nowhere = pathlib.Path("/nowhere")
     return Checkpoint(config=config, arrays=arrays, directory=nowhere, vocabulary_path=None, layout="native")
 
 
-def write_t5x(
-    directory: pathlib.Path, arrays: Mapping[str, np.ndarray], *, step: int = 1000, inline: Iterable[str] = ()
-) -> pathlib.Path:
+def write_t5x(directory: pathlib.Path, arrays: Arrays, *, step: int = 1000, inline: Iterable[str] = ()) -> pathlib.Path:
     """Writes `directory/checkpoint_<step>` as T5X lays it out, and returns that folder.
 
     Args:
@@ -103,7 +101,7 @@ def write_t5x(
     leaves: dict[str, Any] = {}
     for name, array in arrays.items():
         if name in inline:
-            leaves[name] = array
+            leaves[name] = np.asarray(array)
             continue
         path = f"target.{name.replace('/', '.')}"
         metadata = {"shape": list(array.shape), "chunks": list(array.shape), "compressor": {"id": "gzip", "level": 1}}

@@ -7,11 +7,12 @@ every step every layer runs, and each keeps one key and one value of every posit
 import dataclasses
 import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import ml_dtypes
 import numpy as np
 
+from calm_beam.checkpoints import Arrays
 from calm_beam.exits.rule import ExitRule
 from calm_beam.model import T5Config
 
@@ -40,7 +41,7 @@ class Decoded:
 class NumpyT5:
     """The model, in float64; where it is to compute in bfloat16, with every factor of a product and state rounded."""
 
-    def __init__(self, config: T5Config, arrays: Mapping[str, np.ndarray], dtype: str = "float32") -> None:
+    def __init__(self, config: T5Config, arrays: Arrays, dtype: str = "float32") -> None:
         """Takes sizes, weights, and what the model that this one checks computes in."""
         self.config = config
         self._is_rounded = dtype == "bfloat16"

@@ -1,24 +1,23 @@
-"""Weights in memory, whatever layout they came from."""
+"""A model's weights, whatever layout they came from, and what names them."""
 
 import dataclasses
 import hashlib
 import pathlib
-from collections.abc import Mapping
-from typing import Any, Self
+from collections.abc import Callable, Mapping
+from typing import Any
 
 # For the name bfloat16, which numpy does not know otherwise.
 import ml_dtypes  # noqa: F401
 import numpy as np
 
-from calm_beam.arithmetic import FLOAT32, Arithmetic, is_held_in_float32
-from calm_beam.errors import CalmBeamError
-from calm_beam.model import T5Config, default_activation
+from calm_beam.arithmetic import FLOAT32, Arithmetic, held_type
+
+from .architectures import Config, stored_architecture
+from .stored_array import Array, StoredArray, StoredArrays, pieces
 
 FloatArrays = Mapping[str, np.ndarray]
-
-
-class CheckpointError(CalmBeamError, ValueError):
-    """A checkpoint that cannot be read, or is not one."""
+Arrays = Mapping[str, Array]
+Watch = Callable[[str, np.ndarray], None]
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -27,7 +26,7 @@ class Checkpoint:
 
     Attributes:
       config: Sizes of the model.
-      arrays: float32 arrays by name (names as in `calm_beam.model.parameter_shapes`).
+      arrays: float32 arrays by name, in memory or read on demand (names as in `calm_beam.model.parameter_shapes`).
       directory: The local folder that holds the weights themselves.
       vocabulary_path: `sentencepiece.model` or `spiece.model` in or beside that folder, or None.
       layout: `native`, `hugging_face`, `t5x` or `orbax`.
@@ -40,8 +39,8 @@ class Checkpoint:
       rounded: For what the arrays were rounded, and the fingerprint of those that were read; None if they are these.
     """
 
-    config: T5Config
-    arrays: FloatArrays
+    config: Config
+    arrays: Arrays
     directory: pathlib.Path
     vocabulary_path: pathlib.Path | None
     layout: str
@@ -64,58 +63,79 @@ class Checkpoint:
         return self.cloud_vocabulary or (str(self.vocabulary_path) if self.vocabulary_path else None)
 
     def parameters(self, arithmetic: Arithmetic = FLOAT32) -> dict[str, Any]:
-        """Returns the tree that `EarlyExitT5.apply` takes as `{"params": tree}`, as an arithmetic has weights."""
+        """Returns the tree that a network's `apply` takes as `{"params": tree}`, all of it read into memory.
+
+        Args:
+          arithmetic: In whose types the arrays come, each rounded once.
+        """
         import flax.traverse_util
 
-        tree: dict[str, Any] = flax.traverse_util.unflatten_dict(self._held_arrays(arithmetic), sep="/")
+        self.check_rounding(arithmetic)
+        arrays = {name: held(name, array, arithmetic) for name, array in self.arrays.items()}
+        self.check_unchanged()
+        tree: dict[str, Any] = flax.traverse_util.unflatten_dict(arrays, sep="/")
         return tree
 
-    def held_in(self, arithmetic: Arithmetic) -> Self:
-        """Returns the model with its arrays as an arithmetic has them; its fingerprint stays that of those read."""
-        arrays = self._held_arrays(arithmetic)
-        return dataclasses.replace(self, arrays=arrays, rounded=self.rounded or (arithmetic, self.fingerprint()))
+    def check_rounding(self, arithmetic: Arithmetic) -> None:
+        """Checks that the arrays were rounded for no other arithmetic, whose weights are not the model's."""
+        assert self.rounded is None or self.rounded[0] == arithmetic, f"weights are those of {self.rounded}"
 
-    def _held_arrays(self, arithmetic: Arithmetic) -> dict[str, Any]:
-        assert self.rounded is None or self.rounded[0] == arithmetic, "rounded weights would be taken for the model's"
-        return {name: _held(name, array, arithmetic) for name, array in self.arrays.items()}
+    def check_unchanged(self) -> None:
+        """Raises `CheckpointError` if the files of the weights have changed since the model was loaded."""
+        if isinstance(self.arrays, StoredArrays):
+            self.arrays.check_unchanged()
 
-    def fingerprint(self) -> str:
-        """Returns the content fingerprint of the weights as read, and of what they do not show of the model."""
+    def fingerprint(self, watch: Watch | None = None) -> str:
+        """Returns the content fingerprint of the weights as read, and of what they do not show of the model.
+
+        Args:
+          watch: Is shown every piece of every array, with its name, if they have to be read for it.
+
+        Raises:
+          CheckpointError: If the weights cannot be read, or their files have changed since the model was loaded.
+        """
         if self.rounded is not None:
             return self.rounded[1]
-        config = self.config
-        # Of T5's own nothing is said: their fingerprints are older than other activations.
-        is_t5 = config.activation == default_activation(gated_mlp=config.gated_mlp)
-        return fingerprint(
-            self.arrays,
-            relative_max_distance=config.relative_max_distance,
-            activation="" if is_t5 else config.activation,
-        )
+        unseen = stored_architecture(self.config).unseen(self.config)
+        known = self.arrays.known if isinstance(self.arrays, StoredArrays) else {}
+        if unseen not in known:
+            known[unseen] = fingerprint(self.arrays, unseen=unseen, watch=watch)
+        self.check_unchanged()
+        return known[unseen]
 
 
-def _held(name: str, array: Any, arithmetic: Arithmetic) -> Any:
-    """Returns an array of a model, given its name, in the type that an arithmetic has it in; itself if it has that."""
-    dtype = np.dtype(np.float32 if is_held_in_float32(name) else arithmetic.dtype)
-    return array if array.dtype == dtype else array.astype(dtype)
+def held(name: str, array: Any, arithmetic: Arithmetic) -> Any:
+    """Returns an array of a model, of numpy or JAX, in the type that an arithmetic has it in; itself if it has that.
+
+    Args:
+      name: Of the parameter.
+      array: Its values; what is stored is read.
+      arithmetic: Decides the type.
+    """
+    values = np.asarray(array) if isinstance(array, StoredArray) else array
+    dtype = np.dtype(held_type(name, arithmetic))
+    return values if values.dtype == dtype else values.astype(dtype)
 
 
-def fingerprint(arrays: FloatArrays, *, relative_max_distance: int = 128, activation: str = "") -> str:
+def fingerprint(arrays: Arrays, *, unseen: str = "128", watch: Watch | None = None) -> str:
     """Returns a digest of names, shapes and float32 values, which does not depend on layout or stored precision.
 
     Args:
       arrays: Arrays by name. Values are compared as float32, so weights that float16 can hold exactly have the same
         fingerprint stored as float16 or as float32.
-      relative_max_distance: The one size of a model that no shape shows.
-      activation: That of the feed-forward layers, if it is not T5's for such arrays.
+      unseen: What else decides what the model computes; by default, that it is a T5 like most.
+      watch: Is shown every piece of every array, with its name.
 
     Returns:
       `sha256:` followed by 64 hexadecimal digits.
     """
-    computed = f", {activation}" if activation else ""
-    digest = hashlib.sha256(f"calm-beam model v1, {relative_max_distance}{computed}\n".encode())
+    digest = hashlib.sha256(f"calm-beam model v1, {unseen}\n".encode())
     for name in sorted(arrays):
-        values = np.ascontiguousarray(arrays[name], dtype="<f4")
-        digest.update(f"{name} {','.join(map(str, values.shape))}\n".encode())
-        # Through a memory view: a large model is not copied to be hashed.
-        digest.update(values.data)
+        shape = arrays[name].shape or (1,)
+        digest.update(f"{name} {','.join(map(str, shape))}\n".encode())
+        # By pieces, through memory views: a large model is neither held nor copied to be hashed.
+        for values in pieces(arrays[name]):
+            digest.update(values.data)
+            if watch is not None:
+                watch(name, values)
     return f"sha256:{digest.hexdigest()}"

@@ -14,7 +14,7 @@ from collections.abc import Iterable
 from calm_beam.sentinels import SENTINEL_FILES
 from calm_beam.storage import base_name, cached_folder, joined, list_below, parent, replacing, stat
 
-from .checkpoint import CheckpointError
+from .error import CheckpointError
 from .t5x_facts import GIN_FILE
 
 # The second is Hugging Face's name for the same file.

@@ -4,7 +4,7 @@ import dataclasses
 
 from calm_beam.model import ACTIVATIONS
 
-from .checkpoint import CheckpointError
+from .error import CheckpointError
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -11,7 +11,7 @@ import tokenize
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from .checkpoint import CheckpointError
+from .error import CheckpointError
 from .metadata import read_text
 
 # Values are short; macros of macros could make them long.

@@ -1,22 +1,27 @@
 """Finding out which layout a folder has, and reading it."""
 
+import collections
 import dataclasses
 import pathlib
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from calm_beam.model import T5Config, infer_config
+from calm_beam.model import infer_config
 from calm_beam.storage import is_cloud_path, obstacle
 
-from .checkpoint import Checkpoint, CheckpointError, FloatArrays
+from .architectures import stored_architecture
+from .checkpoint import Checkpoint
 from .cloud import STEP, VOCABULARIES, fetch_model
 from .declared import Declared
+from .error import CheckpointError
 from .hugging_face import is_hugging_face, read_hugging_face
 from .native import read_native
 from .orbax import find_item, read_orbax
 from .scanned import unstack_layers
+from .stored import StoredModel
+from .stored_array import StoredArrays
 from .t5x import read_t5x
 from .t5x_facts import find_facts
 
@@ -63,11 +68,12 @@ def load_checkpoint(
       drop_arrays: Arrays to leave out if their whole name, as it is stored, matches.
 
     Returns:
-      The weights as float32, checked against the sizes inferred from them.
+      The weights, checked against the sizes inferred from them. They were read once, by pieces; each is read again,
+      as float32, when it is asked for.
 
     Raises:
-      CheckpointError: If there is no model, it is damaged, its arrays are not those of a T5 encoder-decoder, or not
-        all finite; or if the files contradict what was declared, or no array was dropped that should be.
+      CheckpointError: If there is no model, it is damaged, its arrays are not those of a model that is supported, or
+        not all finite; or if the files contradict what was declared, or no array was dropped that should be.
       OSError: If Cloud Storage cannot be read.
     """
     if is_cloud_path(path):
@@ -111,7 +117,7 @@ def load_checkpoint(
         if drop_arrays is not None and not dropped:
             hint = f" No array's whole name matches {drop_arrays.pattern!r}."
         raise CheckpointError(f"{place}{error}{hint}") from error
-    _check_finite(found.directory, checkpoint.arrays)
+    _check_finite(checkpoint)
     return dataclasses.replace(checkpoint, dropped=tuple(sorted(dropped)))
 
 
@@ -157,65 +163,88 @@ def _find_step(directory: pathlib.Path) -> FoundModel | None:
 
 def _read(found: FoundModel, declared: Declared, *, keeps: Callable[[str], bool]) -> Checkpoint:
     """Returns the model, not yet checked for values that are not finite."""
-    stored: T5Config | None = None
-    if found.layout == "native":
-        stored, arrays = read_native(found.directory, keeps=keeps)
-    elif found.layout == "hugging_face":
-        stored, arrays = read_hugging_face(found.directory, keeps=keeps)
-    elif found.layout == "t5x":
-        arrays = unstack_layers(read_t5x(found.directory, keeps=keeps))
-    else:
-        item = find_item(found.directory)
-        assert item is not None
-        arrays = unstack_layers(read_orbax(item, keeps=keeps))
-    shapes = {name: array.shape for name, array in arrays.items()}
-    stated: tuple[str, ...] = ()
-    assumed: tuple[str, ...] = ()
-    if stored is None:
-        gated_mlp = "decoder/layers_0/mlp/wi_0/kernel" in shapes
-        # A folder that is no step of a run has nothing to do with the one above.
-        folders = _folders(found) if found.step is not None else (found.directory,)
-        facts = find_facts(folders, declared, gated_mlp=gated_mlp)
-        config = infer_config(shapes, activation=facts.activation, relative_max_distance=facts.relative_max_distance)
-        stated, assumed = facts.stated, facts.assumed
-    else:
-        config = infer_config(shapes, activation=stored.activation, relative_max_distance=stored.relative_max_distance)
-        _check_config(found.directory, stored, found=config)
-        declared.check(
-            activation=stored.activation,
-            relative_max_distance=stored.relative_max_distance,
-            source=str(found.directory / "config.json"),
-        )
+    stored = _READERS[found.layout](found, declared, keeps)
+    shapes = {name: array.shape for name, array in stored.arrays.items()}
+    stored_architecture(stored.config).check(stored.config, shapes)
     return Checkpoint(
-        config=config,
-        arrays=arrays,
+        config=stored.config,
+        arrays=stored.arrays,
         directory=found.directory,
         vocabulary_path=_find_vocabulary(found),
         layout=found.layout,
         step=found.step,
-        stated=stated,
-        assumed=assumed,
+        stated=stored.stated,
+        assumed=stored.assumed,
     )
 
 
-def _check_config(directory: pathlib.Path, stored: T5Config, *, found: T5Config) -> None:
-    """Refuses a stored config that is not that of the arrays."""
-    names = [field.name for field in dataclasses.fields(T5Config)]
-    differing = [name for name in names if getattr(stored, name) != getattr(found, name)]
-    if differing:
-        says, has = (", ".join(f"{name}={getattr(config, name)}" for name in differing) for config in (stored, found))
-        raise CheckpointError(f"checkpoint {directory}: config.json says {says}, the arrays are of {has}.")
+def _read_native(found: FoundModel, declared: Declared, keeps: Callable[[str], bool]) -> StoredModel:
+    return _agreed(found, declared, read_native(found.directory, keeps=keeps))
 
 
-def _check_finite(directory: pathlib.Path, arrays: FloatArrays) -> None:
-    """Refuses weights that are not finite numbers: whatever they touch is not, either."""
-    broken = {name: count for name, array in arrays.items() if (count := array.size - np.isfinite(array).sum())}
+def _read_hugging_face(found: FoundModel, declared: Declared, keeps: Callable[[str], bool]) -> StoredModel:
+    return _agreed(found, declared, read_hugging_face(found.directory, keeps=keeps))
+
+
+def _read_t5x(found: FoundModel, declared: Declared, keeps: Callable[[str], bool]) -> StoredModel:
+    return _described(found, declared, arrays=read_t5x(found.directory, keeps=keeps))
+
+
+def _read_orbax(found: FoundModel, declared: Declared, keeps: Callable[[str], bool]) -> StoredModel:
+    item = find_item(found.directory)
+    assert item is not None
+    return _described(found, declared, arrays=read_orbax(item, keeps=keeps))
+
+
+# By layout.
+_READERS: Mapping[str, Callable[[FoundModel, Declared, Callable[[str], bool]], StoredModel]] = {
+    "native": _read_native,
+    "hugging_face": _read_hugging_face,
+    "t5x": _read_t5x,
+    "orbax": _read_orbax,
+}
+
+
+def _agreed(found: FoundModel, declared: Declared, stored: StoredModel) -> StoredModel:
+    """Returns a model whose files say all of it, if what the user has declared is the same."""
+    declared.check(
+        activation=stored.config.activation,
+        relative_max_distance=getattr(stored.config, "relative_max_distance", None),
+        source=str(found.directory / "config.json"),
+    )
+    return stored
+
+
+def _described(found: FoundModel, declared: Declared, *, arrays: StoredArrays) -> StoredModel:
+    """Returns the T5 of arrays that do not show all of it, and may have layers stacked."""
+    arrays = arrays.of(unstack_layers(arrays))
+    shapes = {name: array.shape for name, array in arrays.items()}
+    gated_mlp = "decoder/layers_0/mlp/wi_0/kernel" in shapes
+    # A folder that is no step of a run has nothing to do with the one above.
+    folders = _folders(found) if found.step is not None else (found.directory,)
+    facts = find_facts(folders, declared, gated_mlp=gated_mlp)
+    config = infer_config(shapes, activation=facts.activation, relative_max_distance=facts.relative_max_distance)
+    return StoredModel(config=config, arrays=arrays, stated=facts.stated, assumed=facts.assumed)
+
+
+def _check_finite(checkpoint: Checkpoint) -> None:
+    """Refuses weights that are not finite numbers: whatever they touch is not, either.
+
+    All of them are read for it, and so their fingerprint is computed on the way.
+    """
+    broken: collections.Counter[str] = collections.Counter()
+
+    def count(name: str, values: np.ndarray) -> None:
+        if missing := values.size - int(np.isfinite(values).sum()):
+            broken[name] += missing
+
+    checkpoint.fingerprint(watch=count)
     if broken:
-        named = ", ".join(f"{name} ({count} of {arrays[name].size} values)" for name, count in [*broken.items()][:4])
+        shown = [f"{name} ({count} of {checkpoint.arrays[name].size} values)" for name, count in broken.items()]
         more = f" and {len(broken) - 4} more" if len(broken) > 4 else ""
         raise CheckpointError(
-            f"checkpoint {directory}: weights are not finite numbers in {named}{more}. The model is damaged, or its "
-            "training diverged: use another step or copy of it."
+            f"checkpoint {checkpoint.directory}: weights are not finite numbers in {', '.join(shown[:4])}{more}. The "
+            "model is damaged, or its training diverged: use another step or copy of it."
         )
 
 

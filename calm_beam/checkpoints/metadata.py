@@ -8,7 +8,7 @@ from typing import Any
 from calm_beam import strict_json
 from calm_beam.free_memory import available_bytes
 
-from .checkpoint import CheckpointError
+from .error import CheckpointError
 
 # Of the text files of a checkpoint; the largest that are known have a few megabytes.
 _MOST_TEXT = 64 << 20
@@ -71,19 +71,33 @@ def read_whole(path: pathlib.Path) -> bytes:
 
 
 def check_memory(shapes: Mapping[str, tuple[int, ...]]) -> None:
-    """Refuses arrays that together do not fit into memory as float32; `shapes` are theirs, by name.
+    """Refuses arrays of which one alone does not fit into memory as float32; `shapes` are theirs, by name.
 
     Raises:
-      CheckpointError: If they do not; names the largest.
+      CheckpointError: If one does not.
     """
     sizes = {name: _FLOAT_BYTES * product(shape) for name, shape in shapes.items()}
-    total, free = sum(sizes.values()), available_bytes()
-    if total > free:
-        largest = max(sizes, key=lambda name: sizes[name])
+    largest, free = max(sizes, key=lambda name: sizes[name], default=""), available_bytes()
+    if sizes and sizes[largest] > free:
         raise CheckpointError(
-            f"as float32, its arrays would take {total / 2**30:.3g} GiB of memory, of which {free / 2**30:.3g} GiB are "
-            f"free; the largest, {shortened(largest)}, has shape {shapes[largest]}. If the model has that, use a "
-            "machine with more memory; if not, the file is damaged."
+            f"as float32, {shortened(largest)} of shape {shapes[largest]} would take {sizes[largest] / 2**30:.3g} GiB "
+            f"of memory, of which {free / 2**30:.3g} GiB are free. If the model has that, use a machine with more "
+            "memory; if not, the file is damaged."
+        )
+
+
+def check_together(shapes: Mapping[str, tuple[int, ...]]) -> None:
+    """Refuses arrays that have to be held and together do not fit into memory as float32; `shapes` are theirs.
+
+    Raises:
+      CheckpointError: If they do not.
+    """
+    total, free = sum(_FLOAT_BYTES * product(shape) for shape in shapes.values()), available_bytes()
+    if total > free:
+        raise CheckpointError(
+            f"it stores layers together, so that its arrays have to be held while they are read: as float32 "
+            f"{total / 2**30:.3g} GiB, of which {free / 2**30:.3g} GiB are free. Convert it on a machine with more "
+            "memory: calm-beam convert --layout=native."
         )
 
 

@@ -11,31 +11,30 @@ import shutil
 from collections.abc import Callable
 
 import numpy as np
-import safetensors.numpy
 
-from calm_beam.model import T5Config
 from calm_beam.sentinels import write_extra_ids
 from calm_beam.storage import replacing
 
-from .checkpoint import CheckpointError, FloatArrays
+from .architectures import BY_NAME, Config, stored_architecture
+from .checkpoint import Arrays
+from .error import CheckpointError
 from .metadata import read_json, shortened
-from .safetensors_files import read_safetensors
+from .safetensors_files import read_safetensors, write_safetensors
+from .stored import StoredModel
+from .stored_array import StoredArrays, pieces
 
 _FORMAT = "calm-beam/model/v1"
 _WRITABLE = ("float32", "float16")
-# Keys without which a model is T5's.
-_ADDED_LATER = {"activation", "relative_bias_per_layer"}
+# Of models that do not name theirs: there was one when they were written, and it still does not.
+_FIRST_ARCHITECTURE = "t5"
 
 
-def read_native(directory: pathlib.Path, *, keeps: Callable[[str], bool]) -> tuple[T5Config, dict[str, np.ndarray]]:
-    """Returns config and float32 weights of a native model folder.
+def read_native(directory: pathlib.Path, *, keeps: Callable[[str], bool]) -> StoredModel:
+    """Returns the config of a native model folder, as it is written, and its weights, none of which is read yet.
 
     Args:
       directory: Folder with `config.json` and `model.safetensors`.
       keeps: Which arrays to read, by name.
-
-    Returns:
-      The config as written, and the arrays by name.
 
     Raises:
       CheckpointError: If either file is missing, malformed or of an unknown format.
@@ -45,22 +44,23 @@ def read_native(directory: pathlib.Path, *, keeps: Callable[[str], bool]) -> tup
     fields = read_json(path, constants_allowed=False, expected=expected)
     if fields.pop("format", None) != _FORMAT:
         raise CheckpointError(f"{path}: expected {expected}.")
-    known = {field.name for field in dataclasses.fields(T5Config)}
-    unknown, missing = fields.keys() - known, known - fields.keys() - _ADDED_LATER
-    if unknown or missing:
-        raise CheckpointError(f"{path}: unknown keys {shortened(sorted(unknown))}, missing keys {sorted(missing)}.")
+    name = fields.pop("architecture", _FIRST_ARCHITECTURE)
+    if not isinstance(name, str) or name not in BY_NAME:
+        raise CheckpointError(
+            f"{path}: architecture is {shortened(repr(name))}, this version knows {', '.join(BY_NAME)}."
+        )
     try:
-        config = T5Config(**fields)
+        config = BY_NAME[name].config_of(fields)
     except (TypeError, ValueError) as error:
-        raise CheckpointError(f"{path}: {error}") from error
-    return config, read_safetensors(directory / "model.safetensors", keeps=keeps)
+        raise CheckpointError(f"{path}: {shortened(error)}") from error
+    return StoredModel(config=config, arrays=read_safetensors(directory / "model.safetensors", keeps=keeps))
 
 
 def write_native(
     directory: pathlib.Path,
-    config: T5Config,
+    config: Config,
     *,
-    arrays: FloatArrays,
+    arrays: Arrays,
     vocabulary_path: pathlib.Path | None,
     extra_ids: int = 0,
     dtype: str = "float32",
@@ -82,13 +82,14 @@ def write_native(
         raise ValueError(f"dtype must be one of {', '.join(_WRITABLE)}, got {dtype!r}.")
     limit = np.finfo(dtype).max
     for name, array in arrays.items():
-        if not np.all(np.abs(array) <= limit):
+        if not all(np.all(np.abs(values) <= limit) for values in pieces(array)):
             raise ValueError(f"{name} has values that are not finite in {dtype} (its largest is {limit}).")
     directory.mkdir(parents=True, exist_ok=True)
-    stored = {name: np.ascontiguousarray(array, dtype) for name, array in arrays.items()}
     # An overwritten model is no model until its last file is there.
     (directory / "config.json").unlink(missing_ok=True)
-    config_text = json.dumps({"format": _FORMAT, **dataclasses.asdict(config)}, indent=2) + "\n"
+    name = stored_architecture(config).name
+    head = {"format": _FORMAT} if name == _FIRST_ARCHITECTURE else {"format": _FORMAT, "architecture": name}
+    config_text = json.dumps({**head, **dataclasses.asdict(config)}, indent=2) + "\n"
     if vocabulary_path is None:
         (directory / "sentencepiece.model").unlink(missing_ok=True)
     else:
@@ -96,7 +97,8 @@ def write_native(
             shutil.copyfile(vocabulary_path, temporary)
     write_extra_ids(directory, extra_ids if vocabulary_path else 0)
     with replacing(directory / "model.safetensors") as temporary:
-        # Not save_file: it makes a file that only its owner can read.
-        temporary.write_bytes(safetensors.numpy.save(stored))
+        write_safetensors(temporary, arrays, dtype=dtype)
+        if isinstance(arrays, StoredArrays):
+            arrays.check_unchanged()
     with replacing(directory / "config.json") as temporary:
         temporary.write_text(config_text, encoding="utf-8")

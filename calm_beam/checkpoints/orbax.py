@@ -12,8 +12,9 @@ from typing import Any
 
 import numpy as np
 
-from .checkpoint import CheckpointError
+from .error import CheckpointError
 from .metadata import read_json, read_whole, shortened
+from .stored_array import StoredArrays
 from .zarr_arrays import read_arrays
 
 # Folders of a step in which a CheckpointManager puts the tree: T5X's, its own default, and the usual one.
@@ -32,8 +33,8 @@ def find_item(directory: pathlib.Path) -> pathlib.Path | None:
     return next((folder for folder in folders if _is_item(folder)), None)
 
 
-def read_orbax(item: pathlib.Path, *, keeps: Callable[[str], bool]) -> dict[str, np.ndarray]:
-    """Returns the weights in a folder of `find_item` as float32 arrays by name.
+def read_orbax(item: pathlib.Path, *, keeps: Callable[[str], bool]) -> StoredArrays:
+    """Returns the weights in a folder of `find_item` by name, to be read as float32.
 
     Args:
       item: The folder with `_METADATA`, or with the msgpack file `checkpoint` of early versions. The weights are the

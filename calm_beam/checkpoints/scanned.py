@@ -8,13 +8,15 @@ Source: Flaxformer `t5_architecture.py` (`scan_axis`), T5X `examples/scalable_t5
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
 from calm_beam.model import MOST_LAYERS, check_dimensions
 
-from .checkpoint import FloatArrays
+from .checkpoint import Arrays
+from .metadata import check_together
+from .stored_array import Array, StoredArray, are_equal
 
 _AXES = (1, 0)
 _EMBEDDING = "token_embedder/embedding"
@@ -23,7 +25,7 @@ _HEADS_APART = re.compile(r".*attention/(query|key|value|out)/kernel")
 _TABLE_OF_A_LAYER = re.compile(r"(encoder|decoder)/layers_(\d+)/(?:relpos_bias|relative_posemb)/rel_embedding")
 
 
-def unstack_layers(arrays: FloatArrays) -> dict[str, np.ndarray]:
+def unstack_layers(arrays: Arrays) -> dict[str, Array]:
     """Returns the arrays under the names and in the shapes of a tree without scanned layers, such as most are.
 
     Args:
@@ -32,24 +34,34 @@ def unstack_layers(arrays: FloatArrays) -> dict[str, np.ndarray]:
     Returns:
       The arrays by names such as `decoder/layers_0/mlp/wi_0/kernel`, attention kernels as matrices. Tables of relative
       positions are those of the stacks where the layers of each have equal ones, and of the layers where they differ.
+      What is stored of all layers together is held in memory.
 
     Raises:
+      CheckpointError: If that does not fit.
       ValueError: If it is not certain on which axis layers are stacked, or an array has no values.
     """
     check_dimensions({name: array.shape for name, array in arrays.items()})
     stacked: dict[str, list[str]] = {}
-    unstacked = {}
+    unstacked: dict[str, Array] = {}
     for name, array in arrays.items():
         match = _STACKED.fullmatch(name)
         if match is None or _EMBEDDING not in arrays:
             unstacked[name] = array
         else:
             stacked.setdefault(match.group(1), []).append(name)
+    axes = {home: _layer_axis(arrays, home, names=names) for home, names in stacked.items()}
+    check_together(
+        {
+            name: arrays[name].shape
+            for home, names in stacked.items()
+            for name in names
+            if isinstance(arrays[name], StoredArray) and not _has_layers_apart(arrays[name], axes[home])
+        }
+    )
     for home, names in stacked.items():
-        axis = _layer_axis(arrays, home, names=names)
         stack = home.partition("/")[0]
         for name in names:
-            for index, layer in enumerate(np.moveaxis(arrays[name], axis, 0)):
+            for index, layer in enumerate(_layers(arrays[name], axes[home])):
                 unstacked[f"{stack}/layers_{index}/{name.removeprefix(home)}"] = layer
     return _with_settled_tables({name: _join_heads(name, array) for name, array in unstacked.items()})
 
@@ -65,7 +77,7 @@ def split_heads(name: str, kernel: np.ndarray, *, num_heads: int) -> np.ndarray:
     )
 
 
-def _layer_axis(arrays: FloatArrays, home: str, *, names: Sequence[str]) -> int:
+def _layer_axis(arrays: Arrays, home: str, *, names: Sequence[str]) -> int:
     """Returns the only axis on which all arrays of a stack can have its layers; the norms, of two axes, tell."""
     norm, width = f"{home}pre_mlp_layer_norm/scale", arrays[_EMBEDDING].shape[-1]
     shape = arrays[norm].shape if norm in arrays else ()
@@ -88,18 +100,32 @@ def _layer_axis(arrays: FloatArrays, home: str, *, names: Sequence[str]) -> int:
     )
 
 
-def _join_heads(name: str, kernel: np.ndarray) -> np.ndarray:
+def _has_layers_apart(array: Array, axis: int) -> bool:
+    """Returns whether each layer of a stacked array can be read by itself."""
+    return isinstance(array, StoredArray) and array.divides(axis, array.shape[axis])
+
+
+def _layers(array: Array, axis: int) -> Iterator[Array]:
+    """Yields the layers of a stacked array. One by one, its chunks would be read as often as it has layers."""
+    if isinstance(array, StoredArray) and _has_layers_apart(array, axis):
+        return (array.at(index, axis=axis) for index in range(array.shape[axis]))
+    return iter(np.moveaxis(np.asarray(array), axis, 0))
+
+
+def _join_heads(name: str, kernel: Array) -> Array:
     """Returns an attention kernel as a matrix."""
     if kernel.ndim != 3 or not (match := _HEADS_APART.fullmatch(name)):
         return kernel
     # [heads, head_dim, width] -> [heads * head_dim, width]; [width, heads, head_dim] -> [width, heads * head_dim]
+    if isinstance(kernel, StoredArray):
+        return kernel.joined(0 if match.group(1) == "out" else 1)
     return kernel.reshape((-1, kernel.shape[2]) if match.group(1) == "out" else (kernel.shape[0], -1))
 
 
-def _with_settled_tables(arrays: FloatArrays) -> dict[str, np.ndarray]:
+def _with_settled_tables(arrays: Arrays) -> dict[str, Array]:
     """Returns the arrays with tables of all stacks, or of all layers, of one name."""
-    settled: dict[str, np.ndarray] = {}
-    of_layers: dict[str, dict[str, np.ndarray]] = {"encoder": {}, "decoder": {}}
+    settled: dict[str, Array] = {}
+    of_layers: dict[str, dict[str, Array]] = {"encoder": {}, "decoder": {}}
     for name, array in arrays.items():
         match = _TABLE_OF_A_LAYER.fullmatch(name)
         # With a table of both kinds, what the model computes is unknown: the layers' stay, and are refused by name.
@@ -123,12 +149,12 @@ def _table_of(stack: str) -> str:
     return f"{stack}/relpos_bias/rel_embedding"
 
 
-def _differ(tables: Sequence[np.ndarray]) -> bool:
-    # Bits are compared: no table that is not finite is equal to another.
-    return any(not np.array_equal(tables[0], table) for table in tables[1:])
+def _differ(tables: Sequence[Array]) -> bool:
+    # No table that is not finite is equal to another.
+    return any(not are_equal(tables[0], table) for table in tables[1:])
 
 
-def _layers_of(arrays: FloatArrays, stack: str) -> list[str]:
+def _layers_of(arrays: Arrays, stack: str) -> list[str]:
     """Returns the numbers of a stack's layers, as their names have them."""
     pattern = re.compile(rf"{stack}/layers_(\d+)/")
     return sorted({match.group(1) for name in arrays if (match := pattern.match(name))})

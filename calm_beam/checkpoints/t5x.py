@@ -18,19 +18,24 @@ from calm_beam.model import T5Config
 from calm_beam.sentinels import write_extra_ids
 from calm_beam.storage import replacing
 
-from .checkpoint import CheckpointError, FloatArrays
+from .architectures import Config, stored_architecture
+from .checkpoint import Arrays
 from .declared import Declared
+from .error import CheckpointError
 from .metadata import read_whole, shortened
 from .scanned import split_heads
+from .stored_array import StoredArrays
 from .t5x_facts import GIN_FILE, find_facts, gin_text
 from .zarr_arrays import read_arrays
 
 _VERSION = 3
 _CHUNK_BYTES = 64 * 2**20
+# Most bytes of arrays that are written at the same time, if one alone is not larger.
+_PENDING_BYTES = 256 * 2**20
 
 
-def read_t5x(directory: pathlib.Path, *, keeps: Callable[[str], bool]) -> dict[str, np.ndarray]:
-    """Returns the weights of a `checkpoint_<step>` folder as float32 arrays by name.
+def read_t5x(directory: pathlib.Path, *, keeps: Callable[[str], bool]) -> StoredArrays:
+    """Returns the weights of a `checkpoint_<step>` folder by name, to be read as float32.
 
     Args:
       directory: The folder with the msgpack file `checkpoint`.
@@ -67,9 +72,9 @@ def read_t5x(directory: pathlib.Path, *, keeps: Callable[[str], bool]) -> dict[s
 
 def write_t5x(
     directory: pathlib.Path,
-    config: T5Config,
+    config: Config,
     *,
-    arrays: FloatArrays,
+    arrays: Arrays,
     step: int,
     vocabulary_path: pathlib.Path | None,
     extra_ids: int = 0,
@@ -88,8 +93,10 @@ def write_t5x(
       extra_ids: Its sentinels, which a file beside it then names.
 
     Raises:
-      ValueError: If `step` is below 1, or a `config.gin` in `directory` is of another model.
+      ValueError: If the model is no T5, `step` is below 1, or a `config.gin` in `directory` is of another model.
     """
+    if not isinstance(config, T5Config):
+        raise ValueError(f"T5X's layout holds T5s only, and this model is a {stored_architecture(config).name}.")
     if step < 1:
         raise ValueError(f"step must be at least 1, got {step}.")
     text = _missing_gin_text(directory, config)
@@ -148,12 +155,22 @@ def _place(directory: pathlib.Path, leaf: Any) -> Any:
     return {"driver": "zarr", "kvstore": {"driver": "file", "path": f"{directory / relative}/"}}
 
 
-def _write_tree(folder: pathlib.Path, config: T5Config, *, arrays: FloatArrays, step: int) -> None:
+def _write_tree(folder: pathlib.Path, config: T5Config, *, arrays: Arrays, step: int) -> None:
     import flax.serialization
     import flax.traverse_util
     import tensorstore
 
-    specs, pending = {}, []
+    specs: dict[str, Any] = {}
+    pending: list[Any] = []
+    pending_bytes = 0
+
+    def finish() -> None:
+        try:
+            while pending:
+                pending.pop().result()
+        except ValueError as error:
+            raise _not_written(folder, error) from error
+
     for name, array in arrays.items():
         values = np.asarray(array, np.float32)
         if config.relative_bias_per_layer:
@@ -165,11 +182,14 @@ def _write_tree(folder: pathlib.Path, config: T5Config, *, arrays: FloatArrays, 
             pending.append(store.write(values))
         except ValueError as error:
             raise _not_written(folder, error) from error
-    for write in pending:
-        try:
-            write.result()
-        except ValueError as error:
-            raise _not_written(folder, error) from error
+        pending_bytes += values.nbytes
+        if pending_bytes > _PENDING_BYTES:
+            # What waits is held.
+            finish()
+            pending_bytes = 0
+    finish()
+    if isinstance(arrays, StoredArrays):
+        arrays.check_unchanged()
     target = flax.traverse_util.unflatten_dict(specs, sep="/")
     tree = {"version": _VERSION, "optimizer": {"target": target, "state": {"step": np.asarray(step, np.int32)}}}
     with replacing(folder / "checkpoint") as path:

@@ -11,8 +11,8 @@ from typing import Any
 
 from calm_beam.model import T5Config, default_activation
 
-from .checkpoint import CheckpointError
 from .declared import Declared
+from .error import CheckpointError
 from .gin import GinBindings
 from .metadata import shortened
 

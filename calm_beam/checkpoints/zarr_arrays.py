@@ -15,8 +15,9 @@ import numpy as np
 
 from calm_beam import strict_json
 
-from .checkpoint import CheckpointError
+from .error import CheckpointError
 from .metadata import check_is_file, check_memory, product, shortened
+from .stored_array import Array, FileStamp, Slices, StoredArray, StoredArrays
 
 FLOATS = ("float16", "bfloat16", "float32", "float64")
 
@@ -30,8 +31,8 @@ _OF_TENSORSTORE = re.compile(r" \[(?:tensorstore_spec|source locations)=")
 Place = np.ndarray | dict[str, Any]
 
 
-def read_arrays(source: pathlib.Path, places: Mapping[str, Place]) -> dict[str, np.ndarray]:
-    """Returns float32 arrays by name.
+def read_arrays(source: pathlib.Path, places: Mapping[str, Place]) -> StoredArrays:
+    """Returns arrays by name, none of which is read yet but those that `places` has.
 
     Args:
       source: The file that says where they are, for messages.
@@ -41,25 +42,31 @@ def read_arrays(source: pathlib.Path, places: Mapping[str, Place]) -> dict[str, 
       CheckpointError: If an array is missing or broken, claims to be larger than can be, or is not of floats.
     """
     try:
-        check_memory(_claimed_shapes(places))
-        # All reads are started before the first is waited for: a checkpoint has hundreds of small files.
+        stamps: dict[str, list[FileStamp]] = {}
+        for shapes in _claimed_shapes(places, stamps=stamps):
+            check_memory(shapes)
+        # All are opened before the first is waited for: a checkpoint has hundreds of small files.
         arrays = {name: place if isinstance(place, np.ndarray) else _open(place) for name, place in places.items()}
-        return {name: _finish(name, place) for name, place in arrays.items()}
+        found = {name: _array(source, name, place=place) for name, place in arrays.items()}
+        return StoredArrays(found, [stamp for of_folder in stamps.values() for stamp in of_folder])
     # What TensorStore and numpy raise of damaged files is of many types.
     except Exception as error:
-        raise CheckpointError(f"{source}: cannot read its arrays: {_reason(error)}") from error
+        raise _unreadable(source, error) from error
 
 
-def _claimed_shapes(places: Mapping[str, Place]) -> dict[str, tuple[int, ...]]:
-    """Returns the shapes of arrays, as their metadata have them."""
+def _claimed_shapes(
+    places: Mapping[str, Place], *, stamps: dict[str, list[FileStamp]]
+) -> tuple[dict[str, tuple[int, ...]], dict[str, tuple[int, ...]]]:
+    """Returns the shapes of arrays, as their metadata have them, and of their chunks; adds stamps of their files."""
     pending = {name: _metadata(place) for name, place in places.items() if isinstance(place, dict)}
-    sizes: dict[str, int] = {}
-    return {
-        name: _claimed_shape(name, place, read=pending[name].result(), sizes=sizes)
+    claimed = {
+        name: _claimed_shape(name, place, read=pending[name].result(), stamps=stamps)
         if isinstance(place, dict)
-        else place.shape
+        else (place.shape, place.shape)
         for name, place in places.items()
     }
+    shapes, chunks = ({name: each[part] for name, each in claimed.items()} for part in range(2))
+    return shapes, chunks
 
 
 def _metadata(spec: dict[str, Any]) -> Any:
@@ -73,8 +80,13 @@ def _metadata(spec: dict[str, Any]) -> Any:
     return tensorstore.KvStore.open(kvstore).result().read("")
 
 
-def _claimed_shape(name: str, spec: dict[str, Any], *, read: Any, sizes: dict[str, int]) -> tuple[int, ...]:
-    """Returns the shape that an array's metadata say, having refused what cannot be; `sizes` remembers folders'."""
+def _claimed_shape(
+    name: str, spec: dict[str, Any], *, read: Any, stamps: dict[str, list[FileStamp]]
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Returns the shapes of an array and of its chunks as its metadata say, having refused what cannot be.
+
+    `stamps` remembers what folders hold.
+    """
     file = _METADATA[spec["driver"]]
     if read.state != "value":
         raise CheckpointError(f"{shortened(name)}: has no {file}.")
@@ -89,16 +101,17 @@ def _claimed_shape(name: str, spec: dict[str, Any], *, read: Any, sizes: dict[st
         raise CheckpointError(f"{shortened(name)}: has shape {shape} in chunks {chunks}, expected at least 1 of each.")
     kvstore = spec["kvstore"]
     folder = kvstore["base"]["path"] if kvstore["driver"] == "ocdbt" else kvstore["path"]
-    if folder not in sizes:
-        sizes[folder] = _stored_bytes(pathlib.Path(folder))
+    if folder not in stamps:
+        stamps[folder] = _stamps(pathlib.Path(folder))
+    stored = sum(stamp.size for stamp in stamps[folder])
     number = product(tuple(-(-size // chunk) for size, chunk in zip(shape, chunks, strict=True)))
     # No chunk is stored in less than a byte.
-    if max(product(shape), product(chunks)) > _MOST_COMPRESSION * sizes[folder] + _SLACK or number > sizes[folder]:
+    if max(product(shape), product(chunks)) > _MOST_COMPRESSION * stored + _SLACK or number > stored:
         raise CheckpointError(
-            f"{shortened(name)}: claims shape {shape} in chunks {chunks}, but {folder} holds {sizes[folder]} bytes: "
+            f"{shortened(name)}: claims shape {shape} in chunks {chunks}, but {folder} holds {stored} bytes: "
             "that is not all of it, or the claim is wrong."
         )
-    return shape
+    return shape, chunks
 
 
 def _dimensions(metadata: Any, *, driver: str) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -110,9 +123,9 @@ def _dimensions(metadata: Any, *, driver: str) -> tuple[tuple[int, ...], tuple[i
     return shapes
 
 
-def _stored_bytes(folder: pathlib.Path) -> int:
-    """Returns how much a folder holds, having refused what would not end when it is read."""
-    total, seen, folders = 0, set(), [folder]
+def _stamps(folder: pathlib.Path) -> list[FileStamp]:
+    """Returns the stamps of all files in a folder, having refused what would not end when it is read."""
+    stamps, seen, folders = [], set(), [folder]
     while folders:
         with os.scandir(folders.pop()) as entries:
             for entry in entries:
@@ -123,8 +136,8 @@ def _stored_bytes(folder: pathlib.Path) -> int:
                         folders.append(pathlib.Path(entry.path))
                 else:
                     check_is_file(pathlib.Path(entry.path))
-                    total += entry.stat().st_size
-    return total
+                    stamps.append(FileStamp.of(pathlib.Path(entry.path)))
+    return stamps
 
 
 def _open(spec: dict[str, Any]) -> Any:
@@ -134,16 +147,29 @@ def _open(spec: dict[str, Any]) -> Any:
     return tensorstore.open({**spec, "fill_missing_data_reads": False}, open=True, read=True)
 
 
-def _finish(name: str, place: Any) -> np.ndarray:
-    source = place if isinstance(place, np.ndarray) else place.result()
-    if source.dtype.name not in FLOATS:
-        raise CheckpointError(
-            f"{shortened(name)} is {shortened(source.dtype.name)}, expected one of {', '.join(FLOATS)}."
-        )
-    values = source if isinstance(source, np.ndarray) else source.read().result()
-    with np.errstate(over="ignore"):
-        # What is too large for float32 becomes infinite, and is found then.
-        return np.asarray(values, dtype=np.float32)
+def _array(source: pathlib.Path, name: str, *, place: Any) -> Array:
+    """Returns an array that TensorStore has opened, or one that is in memory as float32."""
+    opened = place if isinstance(place, np.ndarray) else place.result()
+    dtype = opened.dtype if isinstance(opened, np.ndarray) else opened.dtype.numpy_dtype
+    if dtype.name not in FLOATS:
+        raise CheckpointError(f"{shortened(name)} is {shortened(dtype.name)}, expected one of {', '.join(FLOATS)}.")
+    if isinstance(opened, np.ndarray):
+        with np.errstate(over="ignore"):
+            # What is too large for float32 becomes infinite, and is found then.
+            return np.asarray(opened, dtype=np.float32)
+
+    def read(slices: Slices) -> np.ndarray:
+        try:
+            values: np.ndarray = opened[slices].read().result()
+        except Exception as error:
+            raise _unreadable(source, error) from error
+        return values
+
+    return StoredArray(opened.shape, dtype, read=read, chunk=opened.chunk_layout.read_chunk.shape)
+
+
+def _unreadable(source: pathlib.Path, error: Exception) -> CheckpointError:
+    return CheckpointError(f"{source}: cannot read its arrays: {_reason(error)}")
 
 
 def _reason(error: Exception) -> str:

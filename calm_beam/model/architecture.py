@@ -62,7 +62,7 @@ class Architecture(abc.ABC):
         """Returns name and shape of every parameter."""
 
     @abc.abstractmethod
-    def network(self, config: Any, *, arithmetic: Arithmetic, dropout_rate: float = 0.0) -> "EarlyExitModel":
+    def network(self, config: Any, *, arithmetic: Arithmetic) -> "EarlyExitModel":
         """Returns the network; loads JAX."""
 
     @abc.abstractmethod

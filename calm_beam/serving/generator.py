@@ -1,16 +1,14 @@
 """The model as it is served: one threshold of a manifest, layers really skipped."""
 
-import dataclasses
 import os
 import threading
 from collections.abc import Iterator, Sequence
 from typing import Self
 
-import jax
-
 from calm_beam.arithmetic import Arithmetic
 from calm_beam.checkpoints import Checkpoint, Declared, load_checkpoint
 from calm_beam.decoding.batch_decoder import BatchDecoder
+from calm_beam.decoding.device_groups import device_groups, placed
 from calm_beam.decoding.early_exit import EarlyExitDecoder
 from calm_beam.decoding.memory import check_memory
 from calm_beam.decoding.padding import widths_up_to
@@ -180,7 +178,8 @@ class Generator:
     @property
     def num_layers(self) -> int:
         """Decoder depth."""
-        return self._checkpoint.config.num_decoder_layers
+        depth: int = self._checkpoint.config.num_decoder_layers
+        return depth
 
     @property
     def max_input_length(self) -> int:
@@ -387,5 +386,5 @@ class Generator:
 
 def on_device(checkpoint: Checkpoint, arithmetic: Arithmetic) -> Checkpoint:
     """Returns the model with its weights where they are computed with, once for all decoders that are made of it."""
-    held = checkpoint.held_in(arithmetic)
-    return dataclasses.replace(held, arrays=jax.device_put(dict(held.arrays)))
+    (group, *_) = device_groups(checkpoint.config)
+    return placed(checkpoint, group, arithmetic)

@@ -5,7 +5,7 @@ import pathlib
 from collections.abc import Callable, Sequence
 
 from calm_beam.arithmetic import FLOAT32, Arithmetic
-from calm_beam.checkpoints import Checkpoint, FloatArrays
+from calm_beam.checkpoints import Arrays, Checkpoint
 from calm_beam.decoding.sweep import SweepDecoder
 from calm_beam.exits.rule import ExitRule
 from calm_beam.metrics.registry import checked_score, get_metric
@@ -52,7 +52,7 @@ class GenerationScore:
         self._decode = decode
         self._max_target_length = max_target_length
 
-    def __call__(self, arrays: FloatArrays) -> float:
+    def __call__(self, arrays: Arrays) -> float:
         """Returns the score, in [0, 1], of the model with the given weights.
 
         Raises:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from calm_beam.checkpoints import FloatArrays, fingerprint
+from calm_beam.checkpoints import Arrays, fingerprint
 from calm_beam.model import T5Config
 
 from .batches import Pair
@@ -23,7 +23,7 @@ def identify_run(
     *,
     pairs: Sequence[Pair],
     validation_pairs: Sequence[Pair],
-    initial: FloatArrays | None,
+    initial: Arrays | None,
     score: GenerationScore | None,
 ) -> dict[str, str]:
     """Returns everything that decides the weights a run ends with, by name; arguments as those of `train`."""

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from calm_beam.arithmetic import Arithmetic
-from calm_beam.checkpoints import FloatArrays
+from calm_beam.checkpoints import Arrays, FloatArrays
 from calm_beam.model import EarlyExitT5, T5Config, parameter_shapes
 
 from .batches import Pair, choose_shapes, end_pairs, numbered_batches
@@ -49,7 +49,7 @@ def train(
     *,
     pairs: Sequence[Pair],
     validation_pairs: Sequence[Pair],
-    initial: Mapping[str, np.ndarray] | None = None,
+    initial: Arrays | None = None,
     score: GenerationScore | None = None,
     on_start: Callable[[], None] | None = None,
     on_progress: Callable[[Progress], None] | None = None,
@@ -157,14 +157,12 @@ def train(
     return best or TrainedModel(step=config.steps, arrays=_fetch(parameters), validation=None)
 
 
-def _start(
-    config: TrainingConfig, model_config: T5Config, *, initial: Mapping[str, np.ndarray] | None
-) -> tuple[Parameters, Any]:
+def _start(config: TrainingConfig, model_config: T5Config, *, initial: Arrays | None) -> tuple[Parameters, Any]:
     """Returns parameters and optimiser state before the first step."""
     if initial is None:
         initial = initialize_parameters(model_config, generator=np.random.default_rng((config.seed, _WEIGHTS_STREAM)))
     # Copies, since the buffers are given away later.
-    parameters = {name: jnp.array(array, jnp.float32, copy=True) for name, array in initial.items()}
+    parameters = {name: jnp.array(np.asarray(array), jnp.float32, copy=True) for name, array in initial.items()}
     return parameters, initial_optimizer_state(config.optimizer, config.steps, parameters=parameters)
 
 
@@ -207,7 +205,7 @@ def _check_inputs(
     pairs: Sequence[Pair],
     *,
     validation_pairs: Sequence[Pair],
-    initial: Mapping[str, np.ndarray] | None,
+    initial: Arrays | None,
 ) -> None:
     if not pairs:
         raise ValueError("pairs must hold at least one pair, got none.")

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from calm_beam.checkpoints import FloatArrays
+from calm_beam.checkpoints import Arrays, FloatArrays
 from calm_beam.exits.measures.oracle import agreement
 from calm_beam.model import EarlyExitT5, T5Config
 from calm_beam.model.t5.config import PAD_ID
@@ -39,7 +39,7 @@ class TrainedClassifier:
     """
 
     config: T5Config
-    arrays: FloatArrays
+    arrays: Arrays
     tokens: int
     newton_steps: int
     training_loss: float
@@ -51,7 +51,7 @@ def train_classifier(
     config: ClassifierConfig,
     model_config: T5Config,
     *,
-    arrays: FloatArrays,
+    arrays: Arrays,
     pairs: Sequence[Pair],
     validation_pairs: Sequence[Pair],
     on_progress: Callable[[int, int], None] | None = None,
@@ -82,7 +82,7 @@ def train_classifier(
         raise ValueError("an exit classifier needs a decoder of at least 2 layers, this one has 1.")
     frozen = {name: array for name, array in arrays.items() if name not in (_KERNEL, _BIAS)}
     model = EarlyExitT5(dataclasses.replace(model_config, exit_classifier=config.num_logits))
-    parameters = {name: jnp.asarray(array, jnp.float32) for name, array in frozen.items()}
+    parameters = {name: jnp.asarray(np.asarray(array), jnp.float32) for name, array in frozen.items()}
     lengths = {"max_input_length": config.max_input_length, "max_target_length": config.max_target_length}
     pairs, validation_pairs = end_pairs(pairs, **lengths), end_pairs(validation_pairs, **lengths)
     shapes = choose_shapes([*pairs, *validation_pairs], batch_tokens=config.batch_tokens, num_shapes=config.num_shapes)

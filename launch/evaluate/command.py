@@ -14,16 +14,14 @@ from calm_beam import __version__
 from calm_beam.analysis.performance import measure_variants, measured_variants
 from calm_beam.analysis.sample import sampled
 from calm_beam.analysis.task import Task
-from calm_beam.counted import counted
-from calm_beam.decoding.prompts import encode_prompt
 from calm_beam.demo import embedded
-from calm_beam.examples import DataError, Example, mixed_prompts
-from calm_beam.inputs import Reading, place_of, read_examples
+from calm_beam.examples import Example
 from calm_beam.launch.flags import as_usage
 from calm_beam.launch.flags.metrics import checked_metrics, metric_settings
 from calm_beam.launch.plots import check_plots_available, saved_figure
 from calm_beam.launch.runners import Workers
 from calm_beam.launch.runners.shared_folder import shared_place
+from calm_beam.launch.sample import encoded_prompts, read_all_examples, sample_in_words
 from calm_beam.launch.setup_run import prepare_run
 from calm_beam.launch.staging import staged
 from calm_beam.launch.terminal import PlainConsole, say
@@ -62,7 +60,7 @@ def run_experiment(
         if workers is not None:
             run = run.without_weights()
         prepared = experiment.prepare(flags, run)
-        examples = _read_all(run.paths, run.reading)
+        examples = read_all_examples(run.paths, run.reading)
         chosen = sampled(examples, flags.max_examples)
         task = _task(flags, run, examples=chosen)
         place = None if workers is None else shared_place(workers)
@@ -72,7 +70,7 @@ def run_experiment(
             findings = _on_workers(prepared, task, examples=chosen, run=run, workers=workers, place=place)
         else:
             findings = _in_this_process(prepared, task)
-        sample = _sample_in_words(task, len(examples))
+        sample = sample_in_words(task.prompts, len(examples))
         _write(staging, name, findings=findings, provenance={"sample": sample, **_provenance(flags, run)})
     console = PlainConsole()
     for table in findings.tables:
@@ -127,43 +125,11 @@ def _fill_in_defaults(flags: argparse.Namespace) -> None:
     flags.metric = flags.metric or "rouge_l"
 
 
-def _read_all(paths: Sequence[str], reading: Reading) -> list[Example]:
-    """Returns the examples of all files, each id of its own once, and with references either all or none."""
-    examples = [
-        example for index, path in enumerate(paths) for example in read_examples(path, reading, file_index=index)
-    ]
-    seen: dict[str, Example] = {}
-    for example in examples:
-        other = seen.setdefault(example.id, example)
-        if other is not example and (example.has_own_id or other.has_own_id):
-            places = " and ".join(
-                place_of(paths[each.file_index], each.line, reading=reading) for each in (other, example)
-            )
-            raise DataError(f"id {example.id!r} occurs twice ({places}). Ids must be unique.")
-        if (example.input is None) != (examples[0].input is None):
-            both = sorted((example, examples[0]), key=lambda each: each.input is None)
-            raise DataError(
-                mixed_prompts(*(place_of(paths[each.file_index], each.line, reading=reading) for each in both))
-            )
-        if example.has_references != examples[0].has_references:
-            raise DataError(
-                f"example {example.id} has {'' if example.has_references else 'no '}references, example "
-                f"{examples[0].id} differs: a mean over some of them would be of another sample. Give all examples "
-                "references, or none."
-            )
-    return examples
-
-
 def _task(flags: argparse.Namespace, run: PreparedSweep, *, examples: Sequence[Example]) -> Task:
-    vocab_size = run.checkpoint.config.vocab_size
-    prompts = [
-        encode_prompt(example, run.vocabulary, settings=run.settings, vocab_size=vocab_size, on_long=flags.on_long)
-        for example in examples
-    ]
     return Task(
         checkpoint=run.checkpoint,
         vocabulary=run.vocabulary,
-        prompts=prompts,
+        prompts=encoded_prompts(run, examples),
         metric=flags.metric,
         metric_settings=metric_settings(flags),
         max_input_length=flags.max_input_length,
@@ -173,15 +139,6 @@ def _task(flags: argparse.Namespace, run: PreparedSweep, *, examples: Sequence[E
         exit_head=flags.exit_head,
         arithmetic=run.settings.arithmetic,
     )
-
-
-def _sample_in_words(task: Task, total: int) -> str:
-    used = len(task.prompts)
-    which = (
-        "all examples" if used == total else f"of {counted(total, 'example')}, those whose ids have the smallest hashes"
-    )
-    cut = sum(prompt.truncated for prompt in task.prompts)
-    return f"{counted(used, 'prompt')}: {which}; {cut} cut."
 
 
 def _provenance(flags: argparse.Namespace, run: PreparedSweep) -> dict[str, Any]:

@@ -7,7 +7,7 @@ import numpy as np
 from rich import box
 from rich.table import Table
 
-from calm_beam.checkpoints import FloatArrays, write_native
+from calm_beam.checkpoints import Arrays, pieces, write_native
 from calm_beam.counted import counted
 from calm_beam.launch.flags import UsageError
 from calm_beam.launch.flags.data import reading_of
@@ -80,13 +80,14 @@ def quality_table(trained: TrainedClassifier) -> Table:
     return table
 
 
-def _check_dtype(arrays: FloatArrays, dtype: str) -> None:
+def _check_dtype(arrays: Arrays, dtype: str) -> None:
     """Refuses a type of storage that would change the model."""
     for name, array in arrays.items():
-        with np.errstate(over="ignore"):
-            stored = array.astype(dtype)
-        if not name.startswith("decoder/meta_cls/") and not np.array_equal(array, stored):
-            raise UsageError(
-                f"--stored_dtype={dtype}: would change {name}, and an exit classifier leaves the model as it is. Use "
-                "float32."
-            )
+        for values in pieces(array):
+            with np.errstate(over="ignore"):
+                stored = values.astype(dtype)
+            if not name.startswith("decoder/meta_cls/") and not np.array_equal(values, stored):
+                raise UsageError(
+                    f"--stored_dtype={dtype}: would change {name}, and an exit classifier leaves the model as it is. "
+                    "Use float32."
+                )

@@ -14,6 +14,7 @@ from calm_beam.checkpoints import load_checkpoint
 from calm_beam.launch.cli import main
 from calm_beam.vocabulary import open_vocabulary
 from tests.builders import build_arrays, build_config, train_vocabulary, write_hugging_face, write_t5x
+from tests.calm_beam.checkpoints.decoder_only_folders import write_decoder_only
 from tests.pipelines import CONFIG, write_model, write_vocabulary
 
 
@@ -265,3 +266,15 @@ def test_the_commands_of_the_docstring(tmp_path: pathlib.Path, monkeypatch: pyte
     for command in commands:
         assert main(shlex.split(command)) == 0
     assert load_checkpoint("t5x_model").step == 2000
+
+
+def test_decoder_only_models_become_native_and_not_t5x(
+    tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The native layout holds both architectures with one fingerprint; T5X's holds T5s."""
+    folder = write_decoder_only(tmp_path / "theirs")
+    assert main(["convert", f"--checkpoint={folder}", f"--output={tmp_path / 'ours'}", "--layout=native"]) == 0
+    assert load_checkpoint(tmp_path / "ours").fingerprint() == load_checkpoint(folder).fingerprint()
+    assert main(["convert", f"--checkpoint={folder}", f"--output={tmp_path / 't5x'}", "--layout=t5x"]) == 1
+    assert "T5X's layout holds T5s only, and this model is a llama." in capsys.readouterr().err
+    assert not (tmp_path / "t5x").exists()

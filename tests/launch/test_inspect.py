@@ -12,6 +12,7 @@ from calm_beam.checkpoints import load_checkpoint
 from calm_beam.launch.cli import main
 from calm_beam.manifest import DataRecord, ModelRecord, write_manifest
 from tests.builders import build_arrays, build_config, write_hugging_face, write_t5x
+from tests.calm_beam.checkpoints.decoder_only_folders import write_decoder_only
 from tests.calm_beam.manifest.builders import build_manifest, build_plan_record, build_planned_manifest
 from tests.calm_beam.serving.builders import build_served_manifest
 from tests.pipelines import CONFIG, write_model, write_vocabulary
@@ -170,7 +171,7 @@ def test_layers_with_tables_and_a_vocabulary_with_sentinels(
     (folder / "tokenizer_config.json").write_text('{"extra_ids": 4}')
     assert main(["inspect", str(folder)]) == 0
     printed = capsys.readouterr().out
-    assert "Every layer has a table of relative positions of its own." in printed
+    assert "every layer has a table of relative positions of its own" in printed
     assert "Vocabulary: 44 ids, 4 of them sentinels," in printed
 
 
@@ -240,3 +241,16 @@ def test_a_broken_config(value: object, tmp_path: pathlib.Path, capsys: pytest.C
     message = capsys.readouterr().err
     assert str(model) in message
     assert "vocab_size" in message
+
+
+def test_decoder_only_models_are_described(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Heads of queries and keys, base and window are named, and what ends an output."""
+    folder = write_decoder_only(tmp_path, "mistral", sliding_window=8, rope_theta=1e6)
+    assert main(["inspect", str(folder)]) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "Decoder-only with gated SiLU: 2 layers, width 12, 4 heads of 6 over 2 of keys, feed-forward 10" in printed
+    assert (
+        "rotary positions to base 1e+06, a window of 8 in 2 layers, 40 token ids, untied head; 3,468 weights."
+        in printed
+    )
+    assert "Outputs end with token 2: " in printed

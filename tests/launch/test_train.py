@@ -93,7 +93,7 @@ def test_a_short_run_writes_a_model(
     assert checkpoint.vocabulary_path is not None
     assert Vocabulary(checkpoint.vocabulary_path).size == 28
     # Stored in half precision: rounding again changes nothing.
-    assert all(np.array_equal(array, array.astype(np.float16)) for array in checkpoint.arrays.values())
+    assert all(np.array_equal(array, np.asarray(array, np.float16)) for array in checkpoint.arrays.values())
 
 
 def test_fine_tuning_keeps_the_vocabulary(data: pathlib.Path, tmp_path: pathlib.Path) -> None:

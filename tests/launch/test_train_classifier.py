@@ -34,7 +34,7 @@ def _write_model(directory: pathlib.Path, *, dtype: str = "float32", exit_classi
 
 def _backbone(directory: pathlib.Path) -> dict[str, bytes]:
     arrays = load_checkpoint(directory).arrays
-    return {name: array.tobytes() for name, array in arrays.items() if "meta_cls" not in name}
+    return {name: np.asarray(array).tobytes() for name, array in arrays.items() if "meta_cls" not in name}
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float16"])

@@ -3,6 +3,8 @@
 Sizes and names of parameters need no JAX.
 """
 
+from .config import ACTIVATIONS as ACTIVATIONS
+from .config import ROPE_SCALINGS as ROPE_SCALINGS
 from .config import LlamaConfig as LlamaConfig
 from .config import RopeScaling as RopeScaling
 from .config import check_parameters as check_parameters

@@ -151,7 +151,7 @@ def test_other_activations(config: T5Config, fields: dict[str, Any], tmp_path: p
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"model_type": "mt5"}, "model_type is 'mt5', expected \"t5\""),
+        ({"model_type": "bart"}, "model_type is 'bart'; expected one of 't5', 'llama', 'mistral'"),
         (
             {"feed_forward_proj": "gated-tanh"},
             r"feed_forward_proj is 'gated-tanh', .*\(True, 'tanh'\); expected 'gated",

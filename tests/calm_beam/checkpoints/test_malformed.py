@@ -317,10 +317,10 @@ def test_a_huge_text_file(tmp_path: pathlib.Path) -> None:
 
 
 def test_arrays_larger_than_memory(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A model that does not fit into memory is refused with how much it needs, in every layout."""
+    """A model of which one array does not fit into memory is refused with how much that needs, in every layout."""
     folders = [write(tmp_path / write.__name__) for write in (_native, _hugging_face, _t5x)]
-    monkeypatch.setattr("calm_beam.checkpoints.metadata.available_bytes", lambda: 10_000)
-    message = r"GiB of memory, of which .* GiB are free; the largest, .* has shape|is larger than"
+    monkeypatch.setattr("calm_beam.checkpoints.metadata.available_bytes", lambda: 4_000)
+    message = r"as float32, .* of shape .* GiB of memory, of which .* GiB are free|is larger than"
     for folder in folders:
         _refused(folder, message)
 

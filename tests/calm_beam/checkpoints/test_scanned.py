@@ -1,5 +1,6 @@
 """Trees with scanned layers, stacked here independently, as T5X and Flaxformer do."""
 
+import collections
 import dataclasses
 import pathlib
 import re
@@ -9,9 +10,10 @@ import hypothesis.strategies as st
 import numpy as np
 import pytest
 
-from calm_beam.checkpoints import CheckpointError, load_checkpoint
+from calm_beam.checkpoints import Arrays, CheckpointError, StoredArray, load_checkpoint
 from calm_beam.checkpoints import write_t5x as write_step
 from calm_beam.checkpoints.scanned import unstack_layers
+from calm_beam.checkpoints.t5x import read_t5x
 from calm_beam.checkpoints.zarr_arrays import read_arrays
 from calm_beam.model import EarlyExitT5, T5Config
 from tests.builders import build_arrays, build_config, write_t5x
@@ -44,7 +46,7 @@ def _scan(
     return {**arrays, **stacked}
 
 
-def _assert_equal(found: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -> None:
+def _assert_equal(found: Arrays, expected: Arrays) -> None:
     assert found.keys() == expected.keys()
     for name, array in expected.items():
         np.testing.assert_array_equal(found[name], array)
@@ -81,6 +83,43 @@ def test_a_scanned_t5x_checkpoint(tmp_path: pathlib.Path) -> None:
     scanned, plain = load_checkpoint(tmp_path / "scanned"), load_checkpoint(tmp_path / "plain")
     assert scanned.config == plain.config == _CONFIG
     assert scanned.fingerprint() == plain.fingerprint()
+
+
+@pytest.mark.parametrize("heads_apart", [False, True])
+@pytest.mark.parametrize("axis", [0, 1])
+def test_layers_that_are_stored_apart_are_read_apart(axis: int, heads_apart: bool) -> None:
+    """Where each layer is a chunk, kernels stay unread; where layers are stored together, they are read once."""
+    reads: collections.Counter[str] = collections.Counter()
+
+    def stored(name: str, values: np.ndarray, chunk: tuple[int, ...]) -> StoredArray:
+        def read(slices: tuple[slice, ...]) -> np.ndarray:
+            reads[name] += 1
+            return values[slices]
+
+        return StoredArray(values.shape, values.dtype, read=read, chunk=chunk)
+
+    scanned = _scan(_CONFIG, axis=axis, heads_apart=heads_apart)
+    kernels = {name for name in scanned if "decoder/decoder/" in name and "rel_embedding" not in name}
+    apart = {
+        name: stored(name, values, tuple(1 if each == axis else size for each, size in enumerate(values.shape)))
+        for name, values in scanned.items()
+    }
+    found = unstack_layers(apart)
+    assert not kernels & reads.keys()
+    _assert_equal(found, _ARRAYS)
+    reads.clear()
+    found = unstack_layers({name: stored(name, values, values.shape) for name, values in scanned.items()})
+    _assert_equal(found, _ARRAYS)
+    assert {reads[name] for name in kernels} == {1}
+
+
+def test_layers_that_are_stored_together_have_to_fit(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What has to be held while it is read is refused if it does not fit."""
+    folder = write_t5x(tmp_path, _scan(_CONFIG))
+    arrays = read_t5x(folder, keeps=lambda name: True)
+    monkeypatch.setattr("calm_beam.checkpoints.metadata.available_bytes", lambda: 1000)
+    with pytest.raises(CheckpointError, match="it stores layers together, so that its arrays have to be held"):
+        unstack_layers(arrays)
 
 
 @pytest.mark.parametrize("table", ["relpos_bias", "relative_posemb"])
@@ -135,7 +174,7 @@ def test_scalable_t5_restores_what_is_written(tmp_path: pathlib.Path) -> None:
     }
     written = load_checkpoint(tmp_path)
     assert written.config == SCALABLE
-    _assert_equal(dict(written.arrays), ARRAYS)
+    _assert_equal(written.arrays, ARRAYS)
 
 
 def test_tables_of_both_kinds_are_refused(tmp_path: pathlib.Path) -> None:

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 import pytest
 
-from calm_beam.checkpoints import FloatArrays
+from calm_beam.checkpoints import Arrays, FloatArrays
 from calm_beam.model import EarlyExitT5, T5Config
 from calm_beam.training.batches import Pair
 from calm_beam.training.config import ClassifierConfig
@@ -65,8 +65,8 @@ def _states_and_labels(config: T5Config, arrays: FloatArrays, pairs: list[Pair])
     return found
 
 
-def _margins(arrays: FloatArrays, states: np.ndarray) -> np.ndarray:
-    logits = states.astype(np.float64) @ arrays[_KERNEL] + arrays[_BIAS]
+def _margins(arrays: Arrays, states: np.ndarray) -> np.ndarray:
+    logits = states.astype(np.float64) @ np.asarray(arrays[_KERNEL]) + np.asarray(arrays[_BIAS])
     return logits[..., 1] - logits[..., 0] if logits.shape[-1] == 2 else logits[..., 0]
 
 
@@ -78,7 +78,7 @@ def test_the_backbone_is_frozen(options: dict[str, Any]) -> None:
     assert trained.arrays.keys() == _ARRAYS.keys()
     for name, array in trained.arrays.items():
         if name not in (_KERNEL, _BIAS):
-            assert array.tobytes() == before[name].tobytes()
+            assert np.asarray(array).tobytes() == before[name].tobytes()
             assert array.dtype == before[name].dtype
     assert not np.array_equal(trained.arrays[_KERNEL], before[_KERNEL][:, : trained.config.exit_classifier])
     assert trained.config == dataclasses.replace(_MODEL, exit_classifier=options.get("num_logits", 2))
@@ -137,8 +137,8 @@ def test_one_logit_and_two_score_alike() -> None:
 
 def test_objectives_differ() -> None:
     """The three ways of weighting decisions give three classifiers."""
-    kernels = [_train(**options).arrays[_KERNEL] for options in ({}, {"objective": "geometric"})]
-    kernels.append(_train(balance_classes=True).arrays[_KERNEL])
+    kernels = [np.asarray(_train(**options).arrays[_KERNEL]) for options in ({}, {"objective": "geometric"})]
+    kernels.append(np.asarray(_train(balance_classes=True).arrays[_KERNEL]))
     assert all(np.abs(one - two).max() > 0.01 for one, two in itertools.combinations(kernels, 2))
 
 
@@ -146,7 +146,7 @@ def test_what_is_stored_is_what_is_measured() -> None:
     """A classifier for float16 has values that float16 holds, and its loss is that of the rounded values."""
     trained = _train(dtype="float16")
     for name in (_KERNEL, _BIAS):
-        np.testing.assert_array_equal(trained.arrays[name], trained.arrays[name].astype(np.float16))
+        np.testing.assert_array_equal(trained.arrays[name], np.asarray(trained.arrays[name], np.float16))
     assert trained.training_loss != _train().training_loss
 
 

@@ -1,4 +1,4 @@
-"""Folders that Hugging Face's transformers saves: `config.json` of `"model_type": "t5"` and safetensors.
+"""T5s that Hugging Face's transformers saves.
 
 T5 1.1 (gated GELU, a head of its own), the original T5 (ReLU, tied head) and UL2 (gated SiLU), read without
 transformers or torch.
@@ -9,18 +9,16 @@ Source: transformers `configuration_t5.py` and `modeling_t5.py`, versions 4 and 
 
 import pathlib
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
-import numpy as np
-
+from calm_beam.checkpoints.error import CheckpointError
+from calm_beam.checkpoints.metadata import shortened
+from calm_beam.checkpoints.stored import StoredModel
+from calm_beam.checkpoints.stored_array import Array, are_equal
 from calm_beam.model import T5Config, parameter_shapes
 
-from .checkpoint import CheckpointError
-from .metadata import read_json, shortened
-from .safetensors_files import read_safetensors
-
-Tensors = Mapping[str, np.ndarray]
+from .tensors import check_names, read_tensors
 
 # Our name of a size, its key in config.json, and what transformers takes if it is left out.
 _SIZES = {
@@ -75,34 +73,19 @@ _EMBEDDINGS = ("shared.weight", "encoder.embed_tokens.weight", "decoder.embed_to
 _UNUSED = "decoder.block.0.layer.1.EncDecAttention.relative_attention_bias.weight"
 
 
-def is_hugging_face(directory: pathlib.Path) -> bool:
-    """Returns whether a folder holds a `config.json` that names a type of model, as transformers writes it."""
-    try:
-        return "model_type" in read_json(directory / "config.json")
-    except CheckpointError:
-        return False
-
-
-def read_hugging_face(
-    directory: pathlib.Path, *, keeps: Callable[[str], bool]
-) -> tuple[T5Config, dict[str, np.ndarray]]:
-    """Returns config and float32 weights of a folder that transformers saved.
+def read_t5(directory: pathlib.Path, fields: Mapping[str, Any], *, keeps: Callable[[str], bool]) -> StoredModel:
+    """Returns a T5 that transformers saved.
 
     Args:
       directory: Folder with `config.json` and `model.safetensors`, or the parts named by its index.
+      fields: What `config.json` says.
       keeps: Which tensors to read, by name.
 
-    Returns:
-      The config, and the arrays by the names of `parameter_shapes`, kernels [in, out].
-
     Raises:
-      CheckpointError: If the model is no T5, or one that is computed in another way; if a file is missing or damaged,
-        or a tensor is missing, unknown or of another type than a float of 16 or 32 bits.
+      CheckpointError: If the model is computed in another way; if a file is missing or damaged, or a tensor is missing,
+        unknown or of another type than a float of 16 or 32 bits.
     """
     path = directory / "config.json"
-    fields = read_json(path)
-    if fields.get("model_type") != "t5":
-        raise CheckpointError(f'{path}: model_type is {shortened(repr(fields.get("model_type")))}, expected "t5".')
     sizes = _sizes(path, fields)
     gated_mlp, activation = _feed_forward(path, fields)
     for key in ("tie_word_embeddings", "scale_decoder_outputs"):
@@ -114,7 +97,8 @@ def read_hugging_face(
             raise CheckpointError(f"{path}: {key} is {shortened(repr(fields[key]))}; only {expected!r} is supported.")
     # Refuses sizes out of all range before anything is made of them.
     T5Config(**sizes, gated_mlp=gated_mlp, activation=activation)
-    tensors = _read_tensors(directory, keeps)
+    stored = read_tensors(directory, keeps)
+    tensors = dict(stored)
     tensors.pop(_UNUSED, None)
     tensors["shared.weight"] = embedding = _embedding(directory, tensors)
     head = _head(directory, fields, tensors=tensors, embedding=embedding)
@@ -122,10 +106,9 @@ def read_hugging_face(
         tensors["lm_head.weight"] = head
     config = T5Config(**sizes, gated_mlp=gated_mlp, activation=activation, tied_head=head is None)
     names = {name: _their_name(name) for name in parameter_shapes(config)}
-    _check_names(directory, found=tensors, expected=names.values())
-    return config, {
-        ours: tensors[theirs] if ours == _EMBEDDING else tensors[theirs].T for ours, theirs in names.items()
-    }
+    check_names(directory, found=tensors, expected=names.values(), model="T5")
+    arrays = {ours: tensors[theirs] if ours == _EMBEDDING else tensors[theirs].T for ours, theirs in names.items()}
+    return StoredModel(config=config, arrays=stored.of(arrays))
 
 
 def _sizes(path: pathlib.Path, fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -158,41 +141,14 @@ def _feed_forward(path: pathlib.Path, fields: Mapping[str, Any]) -> tuple[bool, 
     return is_gated, _ACTIVATIONS[name]
 
 
-def _read_tensors(directory: pathlib.Path, keeps: Callable[[str], bool]) -> dict[str, np.ndarray]:
-    """Returns all tensors of the folder as float32."""
-    index = directory / "model.safetensors.index.json"
-    if (directory / "model.safetensors").exists():
-        return read_safetensors(directory / "model.safetensors", keeps=keeps)
-    if not index.is_file():
-        raise CheckpointError(
-            f"{directory}: no model.safetensors, nor model.safetensors.index.json. Weights in other files, such as "
-            "pytorch_model.bin, are not read: save the model again with save_pretrained of a recent transformers."
-        )
-    parts = read_json(index).get("weight_map")
-    # Names alone: nothing outside of the folder is a part of the model.
-    if not isinstance(parts, dict) or not all(
-        isinstance(part, str) and part == pathlib.PurePath(part).name for part in parts.values()
-    ):
-        raise CheckpointError(f'{index}: expected {{"weight_map": {{name of a tensor: name of its file}}}}.')
-    tensors: dict[str, np.ndarray] = {}
-    for part in sorted(set(parts.values())):
-        found = read_safetensors(directory / part, keeps=keeps)
-        if found.keys() != {name for name, place in parts.items() if place == part and keeps(name)}:
-            raise CheckpointError(
-                f"{shortened(directory / part)}: does not hold the tensors that {index.name} says it holds."
-            )
-        tensors.update(found)
-    return tensors
-
-
-def _embedding(directory: pathlib.Path, tensors: dict[str, np.ndarray]) -> np.ndarray:
+def _embedding(directory: pathlib.Path, tensors: dict[str, Array]) -> Array:
     """Takes the one embedding out of the tensors, under whatever names it is there."""
     found = {name: tensors.pop(name) for name in _EMBEDDINGS if name in tensors}
     if not found:
         raise CheckpointError(f"{directory}: shared.weight is missing, the embedding.")
     (first_name, first), *others = found.items()
     for name, other in others:
-        if not np.array_equal(first, other):
+        if not are_equal(first, other):
             raise CheckpointError(
                 f"{directory}: {name} differs from {first_name}; expected one embedding for both stacks."
             )
@@ -200,13 +156,13 @@ def _embedding(directory: pathlib.Path, tensors: dict[str, np.ndarray]) -> np.nd
 
 
 def _head(
-    directory: pathlib.Path, fields: Mapping[str, Any], *, tensors: dict[str, np.ndarray], embedding: np.ndarray
-) -> np.ndarray | None:
+    directory: pathlib.Path, fields: Mapping[str, Any], *, tensors: dict[str, Array], embedding: Array
+) -> Array | None:
     """Takes the head out of the tensors; None if it is the embedding, with hidden states scaled by d_model**-0.5."""
     head = tensors.pop("lm_head.weight", None)
     # Version 5 stores whether hidden states are scaled. Before, the tie said so; now, a missing head is always tied.
     is_scaled = fields.get("scale_decoder_outputs", fields.get("tie_word_embeddings", True))
-    if is_scaled and (head is None or np.array_equal(head, embedding)):
+    if is_scaled and (head is None or are_equal(head, embedding)):
         return None
     if is_scaled:
         raise CheckpointError(
@@ -232,12 +188,3 @@ def _their_name(name: str) -> str:
     stack, index, sublayer, kernel = match.groups()
     inside = f".{_KERNELS.get(kernel, kernel)}" if kernel else ""
     return f"{stack}.block.{index}.layer.{_SUBLAYERS[f'{stack}/{sublayer}']}{inside}.weight"
-
-
-def _check_names(directory: pathlib.Path, *, found: Iterable[str], expected: Iterable[str]) -> None:
-    missing, unknown = sorted(set(expected) - set(found)), sorted(set(found) - set(expected))
-    if missing or unknown:
-        raise CheckpointError(
-            f"{directory}: tensors are not those of the T5 in config.json; missing {', '.join(missing[:4]) or 'none'} "
-            f"({len(missing)}), unknown {', '.join(unknown[:4]) or 'none'} ({len(unknown)})."
-        )

@@ -1,0 +1,69 @@
+"""What every layer predicts of the tokens of outputs that are given."""
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from calm_beam.arithmetic import FLOAT32, Arithmetic
+from calm_beam.checkpoints import Checkpoint
+from calm_beam.exits.measures.softmax import softmax_gap
+from calm_beam.model import EarlyExitT5
+from calm_beam.model.t5.config import PAD_ID
+from calm_beam.training.batches import choose_shapes, make_batches
+
+from .suitability import LayerPredictions
+
+_BATCH_TOKENS, _SHAPES = 2048, 3
+
+_Pair = tuple[Sequence[int], Sequence[int]]
+
+
+def layer_predictions(
+    checkpoint: Checkpoint, pairs: Sequence[_Pair], *, arithmetic: Arithmetic = FLOAT32
+) -> LayerPredictions:
+    """Returns what every layer predicts of the targets' tokens, each given those before it.
+
+    Args:
+      checkpoint: The model.
+      pairs: Source and target ids, each as the model sees it, eos included; at least one.
+      arithmetic: In which numbers the model computes.
+
+    Raises:
+      ValueError: If the model gives states that are not finite.
+    """
+    shapes = choose_shapes(pairs, batch_tokens=_BATCH_TOKENS, num_shapes=_SHAPES)
+    model = EarlyExitT5(checkpoint.config, arithmetic=arithmetic)
+    parameters = jax.device_put({"params": checkpoint.parameters(arithmetic)})
+    parts: list[list[np.ndarray]] = [[], [], []]
+    for batch in make_batches(pairs, shapes):
+        is_token = batch.targets != PAD_ID
+        made = _of_layers(model, parameters, batch.source_tokens, batch.decoder_inputs, batch.targets)
+        for part, values in zip(parts, made, strict=True):
+            # [layers, rows, target] -> [layers, tokens]
+            part.append(np.asarray(values)[:, is_token])
+    tokens, gaps, cross_entropies = (np.concatenate(part, axis=1) for part in parts)
+    if not np.isfinite(cross_entropies).all():
+        raise ValueError("the model gives logits that are not finite. Check the checkpoint.")
+    return LayerPredictions(tokens=tokens, gaps=gaps, cross_entropies=cross_entropies.astype(np.float64).mean(axis=1))
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _of_layers(
+    model: EarlyExitT5, parameters: Any, source_tokens: jax.Array, decoder_inputs: jax.Array, targets: jax.Array
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Returns predicted tokens, gaps and cross-entropies, each (layers, rows, target)."""
+    apply = functools.partial(model.apply, parameters)
+    states = apply(source_tokens, decoder_inputs, method="decode_teacher_forced")
+
+    def of_layer(state: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+        logits = apply(state, method="head")
+        given = jnp.take_along_axis(logits, targets[..., None], axis=-1)[..., 0]
+        return jnp.argmax(logits, axis=-1), softmax_gap(logits), jax.nn.logsumexp(logits, axis=-1) - given
+
+    # One layer after the other: the logits of all at once would be most of the memory.
+    of_all: tuple[jax.Array, jax.Array, jax.Array] = jax.lax.map(of_layer, states)
+    return of_all

@@ -1,0 +1,293 @@
+"""Decoder-only models of Llama's family that transformers saves: Llama, Mistral, Qwen2, Qwen3 and Gemma.
+
+Of these types are Code Llama, TinyLlama, SmolLM, Qwen2.5 and many others, too. Whatever the config says that would be
+computed in another way than here is refused. Tensors are stored [out, in].
+Source: transformers `configuration_<type>.py` and `modeling_<type>.py`, versions 4 and 5.
+"""
+
+import dataclasses
+import pathlib
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from calm_beam.checkpoints.error import CheckpointError
+from calm_beam.checkpoints.metadata import read_json, shortened
+from calm_beam.checkpoints.stored import StoredModel
+from calm_beam.checkpoints.stored_array import Array, are_equal
+from calm_beam.model.llama import LlamaConfig, parameter_shapes
+
+from .rope import read_rope
+from .tensors import check_names, read_tensors
+
+_EXPECTED = "a whole number of at least 1"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Family:
+    """What sets one `model_type` apart.
+
+    Attributes:
+      architecture: Its class that predicts tokens.
+      max_positions: What transformers takes for `max_position_embeddings` if it is left out.
+      num_kv_heads: The same of `num_key_value_heads`; None for as many as heads.
+      head_dim: The same of `head_dim`; None for the width by the number of heads.
+      sliding_window: The same of `sliding_window`; None where that key means nothing.
+      windows_are_chosen: Whether `use_sliding_window` and `max_window_layers` say which layers have the window.
+      settled: Fields of `LlamaConfig` that are always so.
+      is_tied: What transformers takes for `tie_word_embeddings` if it is left out.
+      end_id: The same of `eos_token_id`.
+      activations: Names of activations that mean another one here.
+    """
+
+    architecture: str
+    max_positions: int
+    num_kv_heads: int | None = None
+    head_dim: int | None = None
+    sliding_window: int | None = None
+    windows_are_chosen: bool = False
+    settled: Mapping[str, bool] = dataclasses.field(default_factory=dict)
+    is_tied: bool = False
+    end_id: int | None = None
+    activations: Mapping[str, str] = dataclasses.field(default_factory=dict)
+
+
+_QWEN2 = Family(
+    architecture="Qwen2ForCausalLM",
+    max_positions=32768,
+    num_kv_heads=32,
+    sliding_window=4096,
+    windows_are_chosen=True,
+    settled={"attention_bias": True},
+)
+FAMILIES = {
+    "llama": Family(architecture="LlamaForCausalLM", max_positions=2048, end_id=2),
+    "mistral": Family(
+        architecture="MistralForCausalLM", max_positions=131072, num_kv_heads=8, sliding_window=4096, end_id=2
+    ),
+    "qwen2": _QWEN2,
+    "qwen3": dataclasses.replace(
+        _QWEN2, architecture="Qwen3ForCausalLM", head_dim=128, settled={"query_key_norms": True}
+    ),
+    "gemma": Family(
+        architecture="GemmaForCausalLM",
+        max_positions=8192,
+        num_kv_heads=16,
+        head_dim=256,
+        settled={"scaled_embedding": True, "unit_offset_norms": True},
+        is_tied=True,
+        end_id=1,
+        # The first files say so and mean the tanh form.
+        activations={"gelu": "gelu"},
+    ),
+}
+
+# What would be computed in another way than here, if it were on.
+_OFF = ("attention_bias", "mlp_bias", "use_bidirectional_attention", "is_encoder_decoder", "add_cross_attention")
+# What transformers calls the activations; its "gelu" is not the tanh form.
+_ACTIVATIONS = {"silu": "silu", "swish": "silu", "gelu_new": "gelu", "gelu_pytorch_tanh": "gelu", "relu": "relu"}
+
+_EMBEDDING = "token_embedder/embedding"
+_OUTSIDE_OF_LAYERS = {
+    _EMBEDDING: "model.embed_tokens.weight",
+    "decoder/decoder_norm/scale": "model.norm.weight",
+    "decoder/logits_dense/kernel": "lm_head.weight",
+}
+_IN_LAYER = re.compile(r"decoder/layers_(\d+)/(.+?)(?:/(?:kernel|scale|(bias)))")
+_SUBLAYERS = {
+    "pre_self_attention_layer_norm": "input_layernorm",
+    "self_attention/query": "self_attn.q_proj",
+    "self_attention/key": "self_attn.k_proj",
+    "self_attention/value": "self_attn.v_proj",
+    "self_attention/out": "self_attn.o_proj",
+    "self_attention/query_norm": "self_attn.q_norm",
+    "self_attention/key_norm": "self_attn.k_norm",
+    "pre_mlp_layer_norm": "post_attention_layernorm",
+    "mlp/wi_0": "mlp.gate_proj",
+    "mlp/wi_1": "mlp.up_proj",
+    "mlp/wo": "mlp.down_proj",
+}
+# Frequencies that older files hold, and transformers computes anew.
+_UNUSED = re.compile(r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq")
+
+
+def read_decoder_only(
+    directory: pathlib.Path, fields: Mapping[str, Any], *, keeps: Callable[[str], bool]
+) -> StoredModel:
+    """Returns a decoder-only model that transformers saved.
+
+    Args:
+      directory: Folder with `config.json` and `model.safetensors`, or the parts named by its index. End tokens are
+        those of `generation_config.json`, if it names some.
+      fields: What `config.json` says; its `model_type` is one of `FAMILIES`.
+      keeps: Which tensors to read, by name.
+
+    Raises:
+      CheckpointError: If the model is computed in another way; if a file is missing or damaged, or a tensor is missing,
+        unknown or of another type than a float of 16 or 32 bits.
+    """
+    path = directory / "config.json"
+    family = FAMILIES[fields["model_type"]]
+    end_ids, source = _end_ids(directory, fields, family)
+    try:
+        config = _config(path, fields, family=family, end_ids=end_ids)
+    except CheckpointError:
+        raise
+    except ValueError as error:
+        raise CheckpointError(f"{path}: {error}") from error
+    stored = read_tensors(directory, keeps)
+    tensors = {name: tensor for name, tensor in stored.items() if not _UNUSED.fullmatch(name)}
+    if config.tied_head:
+        _take_tied_head(directory, tensors)
+    names = {name: _their_name(name) for name in parameter_shapes(config)}
+    check_names(directory, found=tensors, expected=names.values(), model=family.architecture)
+    return StoredModel(
+        config=config,
+        arrays=stored.of(
+            {ours: tensors[theirs] if ours == _EMBEDDING else tensors[theirs].T for ours, theirs in names.items()}
+        ),
+        stated=(f"Outputs end with token {' or '.join(map(str, end_ids))}: {source} says so.",),
+    )
+
+
+def _config(path: pathlib.Path, fields: Mapping[str, Any], *, family: Family, end_ids: tuple[int, ...]) -> LlamaConfig:
+    architectures = fields.get("architectures") or [family.architecture]
+    if architectures != [family.architecture]:
+        raise CheckpointError(
+            f"{path}: architectures is {shortened(repr(architectures))}; only [{family.architecture!r}] is supported."
+        )
+    for key in _OFF:
+        if fields.get(key):
+            raise CheckpointError(f"{path}: {key} is {shortened(repr(fields[key]))}; that is not supported.")
+    tied_head = _flag(path, fields, key="tie_word_embeddings", default=family.is_tied)
+    width = _whole(path, fields, key="hidden_size")
+    num_heads = _whole(path, fields, key="num_attention_heads")
+    depth = _whole(path, fields, key="num_hidden_layers")
+    max_positions = _whole(path, fields, key="max_position_embeddings", default=family.max_positions)
+    kv_default = num_heads if "num_key_value_heads" in fields or not family.num_kv_heads else family.num_kv_heads
+    theta, scaling = read_rope(path, fields, max_positions=max_positions)
+    window, windowed_layers = _windows(path, fields, family=family, depth=depth)
+    epsilon = fields.get("rms_norm_eps", 1e-6)
+    return LlamaConfig(
+        vocab_size=_whole(path, fields, key="vocab_size"),
+        emb_dim=width,
+        num_heads=num_heads,
+        num_kv_heads=_whole(path, fields, key="num_key_value_heads", default=kv_default),
+        head_dim=_whole(path, fields, key="head_dim", default=family.head_dim or width // num_heads),
+        mlp_dim=_whole(path, fields, key="intermediate_size"),
+        num_decoder_layers=depth,
+        norm_epsilon=epsilon,
+        rope_theta=theta,
+        rope_scaling=scaling,
+        # YaRN's files name what the model was first trained on, or what it has been stretched to.
+        max_positions=max(max_positions, int(scaling.factor * scaling.original_max_positions)),
+        end_ids=end_ids,
+        tied_head=tied_head,
+        sliding_window=window,
+        windowed_layers=windowed_layers,
+        activation=_activation(path, fields, family),
+        **family.settled,
+    )
+
+
+def _windows(
+    path: pathlib.Path, fields: Mapping[str, Any], *, family: Family, depth: int
+) -> tuple[int | None, tuple[int, ...]]:
+    """Returns the sliding window, and the layers that have it."""
+    is_on = family.sliding_window is not None
+    first = 0
+    if family.windows_are_chosen:
+        is_on = _flag(path, fields, key="use_sliding_window", default=False)
+        first = _whole(path, fields, key="max_window_layers", default=28, least=0)
+    window = fields.get("sliding_window", family.sliding_window) if is_on else None
+    kinds = ["full_attention" if window is None or index < first else "sliding_attention" for index in range(depth)]
+    named = fields.get("layer_types")
+    if named is not None and named != kinds:
+        if not family.windows_are_chosen or not _are_kinds(named, depth) or window is None:
+            raise CheckpointError(
+                f"{path}: layer_types is {shortened(repr(named))}; expected {shortened(repr(kinds))}."
+            )
+        kinds = named
+    windowed = tuple(index for index, kind in enumerate(kinds) if kind == "sliding_attention")
+    return (window if windowed else None), windowed
+
+
+def _are_kinds(named: object, depth: int) -> bool:
+    return (
+        isinstance(named, list)
+        and len(named) == depth
+        and all(kind in ("full_attention", "sliding_attention") for kind in named)
+    )
+
+
+def _activation(path: pathlib.Path, fields: Mapping[str, Any], family: Family) -> str:
+    name = fields.get("hidden_activation") or fields.get("hidden_act") or ("gelu" if family.activations else "silu")
+    known = {**_ACTIVATIONS, **family.activations}
+    if not isinstance(name, str) or name not in known:
+        raise CheckpointError(f"{path}: hidden_act is {shortened(repr(name))}; only {', '.join(known)} are supported.")
+    return known[name]
+
+
+def _end_ids(
+    directory: pathlib.Path, fields: Mapping[str, Any], family: Family
+) -> tuple[tuple[int, ...], pathlib.Path]:
+    """Returns the tokens of which each ends an output, and the file that says so."""
+    path = directory / "generation_config.json"
+    named = read_json(path).get("eos_token_id") if path.is_file() else None
+    if named is None:
+        path = directory / "config.json"
+        named = fields.get("eos_token_id", family.end_id)
+    ids = named if isinstance(named, list) else [named]
+    if not ids or not all(type(index) is int for index in ids):
+        raise CheckpointError(
+            f"{path}: eos_token_id is {shortened(repr(named))}; expected the id of the token that ends an output, or a "
+            "list of several."
+        )
+    return tuple(sorted(set(ids))), path
+
+
+def _take_tied_head(directory: pathlib.Path, tensors: dict[str, Array]) -> None:
+    """Takes a copy of the embedding out of the tensors, if there is one in the head's place."""
+    head = tensors.pop("lm_head.weight", None)
+    embedding = tensors.get("model.embed_tokens.weight")
+    if head is not None and embedding is not None and not are_equal(head, embedding):
+        raise CheckpointError(
+            f"{directory}: lm_head.weight differs from model.embed_tokens.weight, but the config ties them. What that "
+            "computes depends on the version of transformers: remove lm_head.weight, or set tie_word_embeddings to "
+            "false."
+        )
+
+
+def _whole(
+    path: pathlib.Path, fields: Mapping[str, Any], *, key: str, default: int | None = None, least: int = 1
+) -> int:
+    """Returns a whole number; left out and null are the same."""
+    value = fields.get(key)
+    if value is None:
+        value = default
+    if type(value) is not int or value < least:
+        raise CheckpointError(
+            f"{path}: {key} must be a whole number of at least {least}, got {shortened(repr(value))}."
+        )
+    return value
+
+
+def _flag(path: pathlib.Path, fields: Mapping[str, Any], *, key: str, default: bool) -> bool:
+    value = fields.get(key, default)
+    if type(value) is not bool:
+        raise CheckpointError(f"{path}: {key} must be true or false, got {shortened(repr(value))}.")
+    return value
+
+
+def _their_name(name: str) -> str:
+    """Returns what transformers calls a parameter.
+
+    >>> _their_name("decoder/layers_3/self_attention/query/kernel"), _their_name("decoder/layers_3/mlp/wo/kernel")
+    ('model.layers.3.self_attn.q_proj.weight', 'model.layers.3.mlp.down_proj.weight')
+    """
+    if name in _OUTSIDE_OF_LAYERS:
+        return _OUTSIDE_OF_LAYERS[name]
+    match = _IN_LAYER.fullmatch(name)
+    assert match is not None, name
+    index, sublayer, bias = match.groups()
+    return f"model.layers.{index}.{_SUBLAYERS[sublayer]}.{bias or 'weight'}"

@@ -1,0 +1,110 @@
+"""Rotary positions as `config.json` describes them: `rope_theta` and `rope_scaling`, or `rope_parameters`.
+
+Version 5 of transformers writes the base among the parameters of the scaling; before, it stood beside them.
+Source: transformers `modeling_rope_utils.py`, versions 4 and 5.
+"""
+
+import math
+import pathlib
+from collections.abc import Mapping
+from typing import Any
+
+from calm_beam.checkpoints.error import CheckpointError
+from calm_beam.checkpoints.metadata import shortened
+from calm_beam.model.llama import ROPE_SCALINGS, RopeScaling
+
+_THETA = 10_000.0
+_ORIGINAL = "original_max_position_embeddings"
+# Numbers that each kind must have, and those that it may have.
+_NEEDED = {
+    "default": (),
+    "linear": ("factor",),
+    "dynamic": ("factor",),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
+    "yarn": ("factor",),
+}
+_OPTIONAL = {
+    "llama3": (_ORIGINAL,),
+    "yarn": (_ORIGINAL, "attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim"),
+}
+# What every kind may say, since it changes nothing.
+_NEUTRAL = {"partial_rotary_factor": 1.0, "truncate": True}
+
+
+def read_rope(path: pathlib.Path, fields: Mapping[str, Any], *, max_positions: int) -> tuple[float, RopeScaling]:
+    """Returns the base of the rotary frequencies, and how they are stretched.
+
+    Args:
+      path: The `config.json`, for messages.
+      fields: What it says.
+      max_positions: Its `max_position_embeddings`, what a model was first trained on if nothing else is said.
+
+    Raises:
+      CheckpointError: If the kind of scaling is not supported, a number is missing or wrong, or one is there that the
+        kind does not have.
+    """
+    scaling = _parameters(path, fields)
+    theta = _only(path, "rope_theta", scaling.pop("rope_theta", None), fields.get("rope_theta"))
+    # The older name of the kind stands beside the newer one in some files, for older readers.
+    older, kind = scaling.pop("type", None), scaling.pop("rope_type", None)
+    kind = kind or older or "default"
+    if kind not in ROPE_SCALINGS:
+        raise CheckpointError(
+            f"{path}: rope_type is {shortened(repr(kind))}; only {', '.join(ROPE_SCALINGS)} are supported."
+        )
+    for key, neutral in _NEUTRAL.items():
+        value = scaling.pop(key, None)
+        value = fields.get(key) if value is None else value
+        if value not in (None, neutral):
+            raise CheckpointError(f"{path}: {key} is {shortened(repr(value))}; only {neutral} is supported.")
+    unknown = sorted(scaling.keys() - {*_NEEDED[kind], *_OPTIONAL.get(kind, ())})
+    missing = [key for key in _NEEDED[kind] if key not in scaling]
+    if unknown or missing:
+        raise CheckpointError(
+            f"{path}: rope_scaling of type {kind} has {shortened(', '.join(unknown)) or 'nothing'} that is unknown; "
+            f"{', '.join(missing) or 'nothing'} is missing."
+        )
+    if _ORIGINAL in _OPTIONAL.get(kind, ()):
+        original = _only(path, _ORIGINAL, scaling.pop(_ORIGINAL, None), fields.get(_ORIGINAL))
+        scaling["original_max_positions"] = max_positions if original is None else original
+    if kind == "yarn":
+        scaling["attention_factor"] = _attention_factor(path, scaling)
+    return (_THETA if theta is None else theta), RopeScaling(kind=kind, **scaling)
+
+
+def _parameters(path: pathlib.Path, fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns what is said about scaling, without what is null."""
+    found = [fields[key] for key in ("rope_scaling", "rope_parameters") if fields.get(key)]
+    if any(not isinstance(each, dict) for each in found) or (len(found) == 2 and found[0] != found[1]):
+        raise CheckpointError(
+            f"{path}: rope_scaling is {shortened(repr(fields.get('rope_scaling')))} and rope_parameters "
+            f"{shortened(repr(fields.get('rope_parameters')))}; expected one object, or two equal ones."
+        )
+    return {key: value for key, value in (found[0] if found else {}).items() if value is not None}
+
+
+def _only(path: pathlib.Path, key: str, *said: Any) -> Any:
+    """Returns the one value that is said in one or two places, or None."""
+    values = [value for value in said if value is not None]
+    if len(values) == 2 and values[0] != values[1]:
+        raise CheckpointError(
+            f"{path}: {key} is {shortened(values[0])} in one place and {shortened(values[1])} in another."
+        )
+    return values[0] if values else None
+
+
+def _attention_factor(path: pathlib.Path, scaling: dict[str, Any]) -> float:
+    """Takes what YaRN's factor of cosines and sines is made of out of the parameters, and returns it."""
+    factor, given = scaling["factor"], scaling.pop("attention_factor", None)
+    scales = [scaling.pop(key, None) for key in ("mscale", "mscale_all_dim")]
+    for value in (factor, given, *scales):
+        if value is not None and (type(value) not in (int, float) or not 0 < value < math.inf):
+            raise CheckpointError(
+                f"{path}: a number of rope_scaling is {shortened(repr(value))}; expected one above 0."
+            )
+    if given is not None:
+        return float(given)
+    if None in scales:
+        scales = [1.0, 0.0]
+    whole, part = (1.0 if factor <= 1 else 0.1 * scale * math.log(factor) + 1.0 for scale in scales)
+    return float(whole / part)

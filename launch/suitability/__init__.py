@@ -1,0 +1,37 @@
+"""`calm-beam suitability`: says whether a model can exit early at all, before anybody pays for a calibration.
+
+    calm-beam suitability --checkpoint=checkpoints/my_t5 --data='prompts/*.jsonl.gz'
+
+decodes a sample of prompts by the full model, and looks at what each layer would have predicted for every token: how
+often it agrees with the last layer, how surprised it is, and how many layers exits by softmax would use. A model that
+was not trained for it seldom exits: better known now than after a sweep. This is a forecast from one pass; what may be
+promised says `calm-beam calibrate` alone.
+"""
+
+from collections.abc import Sequence
+
+from calm_beam.launch.flags import FlagParser, add_task_flags, as_usage, parse_own_flags, share, whole_number
+
+
+def main(argv: Sequence[str]) -> int:
+    """Runs the command and returns its exit status."""
+    with as_usage():
+        flags = parse_own_flags(_parser(), argv)
+    # Here, since it loads JAX, and help does without.
+    from .command import tell_suitability
+
+    return tell_suitability(flags)
+
+
+def _parser() -> FlagParser:
+    parser = FlagParser(prog="calm-beam suitability", description=(__doc__ or "").split(": ", 1)[1].split("\n\n")[0])
+    add_task_flags(parser)
+    parser.add_argument(
+        "--max_examples", type=whole_number(1), default=100, help="size of the sample, drawn by a hash of the ids"
+    )
+    parser.add_argument(
+        "--agreeing", type=share, default=0.98, help="share of tokens that softmax exits may not change, in (0, 1]"
+    )
+    parser.add_argument("--output", help="JSON file for the figures; default: the terminal alone")
+    parser.add_argument("--overwrite", action="store_true", help="replace --output")
+    return parser

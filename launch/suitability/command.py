@@ -1,0 +1,109 @@
+"""What `calm-beam suitability` does once its flags are parsed."""
+
+import argparse
+import dataclasses
+import json
+
+from rich import box
+from rich.table import Table
+
+from calm_beam.analysis.layer_predictions import layer_predictions
+from calm_beam.analysis.sample import sampled
+from calm_beam.analysis.suitability import Suitability, suitability
+from calm_beam.decoding.batch_decoder import BatchDecoder
+from calm_beam.decoding.prompts import Prompt
+from calm_beam.decoding.settings import DecodeSettings
+from calm_beam.decoding.thresholds import thresholds_by_step
+from calm_beam.demo import embedded
+from calm_beam.exits.rule import ExitRule
+from calm_beam.launch.flags import as_usage
+from calm_beam.launch.flags.data import find_output
+from calm_beam.launch.sample import encoded_prompts, read_all_examples, sample_in_words
+from calm_beam.launch.setup_run import prepare_run
+from calm_beam.launch.terminal import PlainConsole, say
+from calm_beam.launch.terminal.progress import shown_progress
+from calm_beam.storage import replacing
+from calm_beam.sweeps.prepared import PreparedSweep
+from calm_beam.transforms.progress import ProgressLog
+
+
+def tell_suitability(flags: argparse.Namespace) -> int:
+    """Measures, tells and writes what was found; returns the exit status of the command."""
+    with as_usage((ValueError, OSError)):
+        if flags.checkpoint is None and flags.data is None:
+            say("no --checkpoint and no --data: the embedded model on the embedded data")
+            flags.checkpoint, flags.data = str(embedded.MODEL), (str(embedded.CALIBRATION_SET),)
+        output = None if flags.output is None else find_output(flags.output, overwrite=flags.overwrite)
+        run = prepare_run(flags, needs_references=False, settings=_settings(flags))
+        examples = read_all_examples(run.paths, run.reading)
+        prompts = encoded_prompts(run, sampled(examples, flags.max_examples))
+    with shown_progress(enabled=True) as progress:
+        found = _measured(run, prompts, flags=flags, progress=progress)
+    console = PlainConsole()
+    console.print(_table(found))
+    console.print(
+        f"The oracle exits at the first layer that agrees with the last: layer {found.first_agreement:.2f} on average; "
+        f"from layer {found.settled:.2f} on, nothing changes any more."
+    )
+    if found.threshold is not None:
+        console.print(f"Softmax, threshold {found.threshold:.2f}: {found.layers:.2f} layers a token.")
+    console.print(found.verdict)
+    sample = sample_in_words(prompts, len(examples))
+    console.print(f"{sample} One pass over the full model's outputs: a forecast, no promise.")
+    if output is not None:
+        content = {
+            "model": {"uri": run.checkpoint.uri, "fingerprint": run.model_fingerprint},
+            "sample": sample,
+            **dataclasses.asdict(found),
+            "verdict": found.verdict,
+        }
+        with replacing(output) as temporary:
+            temporary.write_text(json.dumps(content, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
+        console.print(f"File: {output}", soft_wrap=True)
+    return 0
+
+
+def _settings(flags: argparse.Namespace) -> DecodeSettings:
+    return DecodeSettings(
+        # Nothing exits.
+        rule=ExitRule(),
+        thresholds=(1.0,),
+        max_input_length=flags.max_input_length,
+        max_decode_length=flags.max_decode_length,
+        task_prefix=flags.task_prefix,
+        arithmetic=arithmetic_of(flags),
+    )
+
+
+def _measured(
+    run: PreparedSweep, prompts: list[Prompt], *, flags: argparse.Namespace, progress: ProgressLog
+) -> Suitability:
+    progress.report("read", len(prompts))
+    progress.report("compiling", 1)
+    rule = run.settings.rule
+    decoder = BatchDecoder(
+        run.checkpoint,
+        rule,
+        thresholds=[thresholds_by_step(rule, None, max_decode_length=flags.max_decode_length)],
+        max_input_length=flags.max_input_length,
+        batch_size=flags.batch_size,
+        token_budget=flags.token_budget,
+        exit_head=flags.exit_head,
+        arithmetic=run.settings.arithmetic,
+    )
+    pairs = []
+    for index, result in decoder.decode([prompt.ids for prompt in prompts]):
+        pairs.append((prompts[index].ids, result.tokens[: result.length].tolist()))
+        progress.report("decoded", 1)
+    return suitability(
+        layer_predictions(run.checkpoint, pairs, arithmetic=run.settings.arithmetic), agreeing=flags.agreeing
+    )
+
+
+def _table(found: Suitability) -> Table:
+    table = Table(title="Layers on the full model's outputs", title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    for name in ("decoder\nlayer", "agrees with\nthe last layer", "perplexity"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for layer, (agreement, perplexity) in enumerate(zip(found.agreement, found.perplexity, strict=True), start=1):
+        table.add_row(str(layer), f"{agreement:.1%}", f"{perplexity:,.2f}")
+    return table

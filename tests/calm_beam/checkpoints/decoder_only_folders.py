@@ -1,0 +1,97 @@
+"""Folders of decoder-only models as transformers saves them, by its own names and without its reader."""
+
+import json
+import pathlib
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import safetensors.numpy
+
+# Of a small model of any family; keys are those of `config.json`.
+SIZES = {
+    "vocab_size": 40,
+    "hidden_size": 12,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "head_dim": 6,
+    "intermediate_size": 10,
+    "num_hidden_layers": 2,
+    "rms_norm_eps": 1e-5,
+    "max_position_embeddings": 64,
+    "hidden_act": "silu",
+    "eos_token_id": 2,
+}
+_ARCHITECTURES = {
+    "llama": "LlamaForCausalLM",
+    "mistral": "MistralForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+    "gemma": "GemmaForCausalLM",
+}
+
+
+def build_tensors(model_type: str, fields: Mapping[str, Any], *, tied: bool, seed: int = 0) -> dict[str, np.ndarray]:
+    """Returns random tensors, [out, in], of a model that `fields` describe."""
+    generator = np.random.default_rng(seed)
+    width, heads, kv = fields["hidden_size"], fields["num_attention_heads"], fields["num_key_value_heads"]
+    head, inner, vocabulary = fields["head_dim"], fields["intermediate_size"], fields["vocab_size"]
+    shapes: dict[str, tuple[int, ...]] = {
+        "model.embed_tokens.weight": (vocabulary, width),
+        "model.norm.weight": (width,),
+    }
+    if not tied:
+        shapes["lm_head.weight"] = (vocabulary, width)
+    for index in range(fields["num_hidden_layers"]):
+        layer = f"model.layers.{index}"
+        shapes |= {f"{layer}.input_layernorm.weight": (width,), f"{layer}.post_attention_layernorm.weight": (width,)}
+        for letter, size in (("q", heads * head), ("k", kv * head), ("v", kv * head)):
+            shapes[f"{layer}.self_attn.{letter}_proj.weight"] = (size, width)
+            if model_type == "qwen2":
+                shapes[f"{layer}.self_attn.{letter}_proj.bias"] = (size,)
+            if model_type == "qwen3" and letter != "v":
+                shapes[f"{layer}.self_attn.{letter}_norm.weight"] = (head,)
+        shapes[f"{layer}.self_attn.o_proj.weight"] = (width, heads * head)
+        shapes |= {f"{layer}.mlp.{name}_proj.weight": (inner, width) for name in ("gate", "up")}
+        shapes[f"{layer}.mlp.down_proj.weight"] = (width, inner)
+    return {name: generator.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
+
+
+def write_decoder_only(
+    folder: pathlib.Path,
+    model_type: str = "llama",
+    *,
+    tensors: Mapping[str, np.ndarray] | None = None,
+    tied: bool = False,
+    generation: Mapping[str, Any] | None = None,
+    **changes: Any,
+) -> pathlib.Path:
+    """Writes a folder and returns it.
+
+    Args:
+      folder: Where to; made if needed.
+      model_type: As in `config.json`.
+      tensors: Those to store, by name; by default those of the sizes.
+      tied: Whether there is no tensor of a head, and the config says so.
+      generation: What `generation_config.json` says; with None, there is none.
+      changes: Fields of `config.json`; those that are `...` are left out.
+    """
+    fields = {
+        "architectures": [_ARCHITECTURES.get(model_type, "OtherForCausalLM")],
+        "model_type": model_type,
+        **SIZES,
+        "tie_word_embeddings": tied,
+        "torch_dtype": "float32",
+        **changes,
+    }
+    folder.mkdir(parents=True, exist_ok=True)
+    kept = {key: value for key, value in fields.items() if value is not ...}
+    (folder / "config.json").write_text(json.dumps(kept))
+    if generation is not None:
+        (folder / "generation_config.json").write_text(json.dumps(generation))
+    if tensors is None:
+        tensors = build_tensors(model_type, SIZES, tied=tied)
+    safetensors.numpy.save_file(
+        {name: np.ascontiguousarray(tensor) for name, tensor in tensors.items()}, folder / "model.safetensors"
+    )
+    return folder

@@ -1,0 +1,398 @@
+"""Decoder-only models that transformers saves: every family, every way of stretching positions, every refusal."""
+
+import json
+import pathlib
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+import safetensors.numpy
+
+from calm_beam.checkpoints import CheckpointError, load_checkpoint, write_native
+from calm_beam.model.llama import RopeScaling
+from tests.calm_beam.checkpoints.decoder_only_folders import SIZES, build_tensors, write_decoder_only
+
+_FAMILIES = ("llama", "mistral", "qwen2", "qwen3", "gemma")
+_LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("model_type", _FAMILIES)
+def test_every_family_is_read(model_type: str, tied: bool, tmp_path: pathlib.Path) -> None:
+    """Sizes come from the config, each tensor comes back under our name, kernels [in, out]."""
+    activation = "gelu_pytorch_tanh" if model_type == "gemma" else "silu"
+    window: dict[str, Any] = {"sliding_window": None} if model_type == "mistral" else {}
+    folder = write_decoder_only(tmp_path, model_type, tied=tied, hidden_act=activation, **window)
+    checkpoint = load_checkpoint(folder)
+    config = checkpoint.config
+    assert (config.vocab_size, config.emb_dim, config.mlp_dim, config.num_decoder_layers) == (40, 12, 10, 2)
+    assert (config.num_heads, config.num_kv_heads, config.head_dim) == (4, 2, 6)
+    assert (config.norm_epsilon, config.rope_theta, config.max_positions) == (1e-5, 10000.0, 64)
+    assert (config.tied_head, config.end_ids, config.sliding_window) == (tied, (2,), None)
+    assert (config.attention_bias, config.query_key_norms) == (model_type == "qwen2", model_type == "qwen3")
+    assert (config.scaled_embedding, config.unit_offset_norms) == ((model_type == "gemma"),) * 2
+    assert config.activation == ("gelu" if model_type == "gemma" else "silu")
+    assert config.rope_scaling == RopeScaling()
+    assert checkpoint.layout == "hugging_face"
+    assert "end with token 2" in checkpoint.stated[0]
+    tensors = build_tensors(model_type, SIZES, tied=tied)
+    assert len(checkpoint.arrays) == len(tensors)
+    expected = {
+        "token_embedder/embedding": tensors["model.embed_tokens.weight"],
+        "decoder/decoder_norm/scale": tensors["model.norm.weight"],
+        "decoder/layers_1/pre_self_attention_layer_norm/scale": tensors["model.layers.1.input_layernorm.weight"],
+        "decoder/layers_1/pre_mlp_layer_norm/scale": tensors["model.layers.1.post_attention_layernorm.weight"],
+        "decoder/layers_0/self_attention/query/kernel": tensors["model.layers.0.self_attn.q_proj.weight"].T,
+        "decoder/layers_0/self_attention/key/kernel": tensors["model.layers.0.self_attn.k_proj.weight"].T,
+        "decoder/layers_0/self_attention/value/kernel": tensors["model.layers.0.self_attn.v_proj.weight"].T,
+        "decoder/layers_1/self_attention/out/kernel": tensors["model.layers.1.self_attn.o_proj.weight"].T,
+        "decoder/layers_0/mlp/wi_0/kernel": tensors["model.layers.0.mlp.gate_proj.weight"].T,
+        "decoder/layers_0/mlp/wi_1/kernel": tensors["model.layers.0.mlp.up_proj.weight"].T,
+        "decoder/layers_1/mlp/wo/kernel": tensors["model.layers.1.mlp.down_proj.weight"].T,
+    }
+    if not tied:
+        expected["decoder/logits_dense/kernel"] = tensors["lm_head.weight"].T
+    if model_type == "qwen2":
+        expected["decoder/layers_1/self_attention/key/bias"] = tensors["model.layers.1.self_attn.k_proj.bias"]
+    if model_type == "qwen3":
+        expected["decoder/layers_0/self_attention/query_norm/scale"] = tensors["model.layers.0.self_attn.q_norm.weight"]
+    for name, array in expected.items():
+        np.testing.assert_array_equal(checkpoint.arrays[name], array)
+        assert checkpoint.arrays[name].dtype == np.float32
+
+
+@pytest.mark.parametrize("model_type", _FAMILIES)
+def test_a_native_copy_is_the_same_model(model_type: str, tmp_path: pathlib.Path) -> None:
+    """Written in the native layout, config, arrays and fingerprint come back."""
+    checkpoint = load_checkpoint(
+        write_decoder_only(tmp_path / "theirs", model_type, rope_scaling=_LLAMA3, eos_token_id=[2, 5])
+    )
+    write_native(tmp_path / "ours", checkpoint.config, arrays=checkpoint.arrays, vocabulary_path=None)
+    written = load_checkpoint(tmp_path / "ours")
+    assert written.config == checkpoint.config
+    assert written.fingerprint() == checkpoint.fingerprint()
+    assert json.loads((tmp_path / "ours" / "config.json").read_text())["architecture"] == "llama"
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"rope_theta": 500000.0},
+        {"rms_norm_eps": 1e-6},
+        {"eos_token_id": [2, 3]},
+        {"rope_scaling": {"type": "linear", "factor": 2.0}},
+        {"max_position_embeddings": 65},
+        {"hidden_act": "gelu_new"},
+        {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 12},
+    ],
+)
+def test_what_no_array_shows_is_in_the_fingerprint(changes: dict[str, Any], tmp_path: pathlib.Path) -> None:
+    """Two models of the same arrays that compute something else have other fingerprints."""
+    plain = load_checkpoint(write_decoder_only(tmp_path / "plain"))
+    changed = load_checkpoint(write_decoder_only(tmp_path / "changed", **changes))
+    assert changed.arrays.keys() == plain.arrays.keys()
+    assert changed.fingerprint() != plain.fingerprint()
+
+
+@pytest.mark.parametrize(
+    ("fields", "theta", "scaling"),
+    [
+        ({}, 10000.0, RopeScaling()),
+        ({"rope_theta": 500000}, 500000.0, RopeScaling()),
+        ({"rope_theta": 1e6, "rope_scaling": None}, 1e6, RopeScaling()),
+        ({"rope_parameters": {"rope_type": "default", "rope_theta": 2e4}}, 2e4, RopeScaling()),
+        ({"rope_scaling": {"type": "linear", "factor": 4}}, 10000.0, RopeScaling(kind="linear", factor=4.0)),
+        ({"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}}, 1e4, RopeScaling(kind="dynamic", factor=2.0)),
+        (
+            {"rope_scaling": _LLAMA3, "rope_theta": 5e5},
+            5e5,
+            RopeScaling(kind="llama3", factor=8.0, original_max_positions=32),
+        ),
+        (
+            {"rope_parameters": {**_LLAMA3, "rope_theta": 5e5, "type": "llama3"}},
+            5e5,
+            RopeScaling(kind="llama3", factor=8.0, original_max_positions=32),
+        ),
+        (
+            {"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32}},
+            1e4,
+            RopeScaling(kind="yarn", factor=4.0, original_max_positions=32, attention_factor=1.1386294361119891),
+        ),
+        (
+            {"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "attention_factor": 1.25, "beta_fast": 16}},
+            1e4,
+            RopeScaling(kind="yarn", factor=4.0, original_max_positions=64, attention_factor=1.25, beta_fast=16.0),
+        ),
+        (
+            {"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "mscale": 1.0, "mscale_all_dim": 0.5}},
+            1e4,
+            RopeScaling(
+                kind="yarn",
+                factor=4.0,
+                original_max_positions=64,
+                attention_factor=1.1386294361119891 / 1.0693147180559945,
+            ),
+        ),
+    ],
+)
+def test_positions_are_read_as_both_versions_write_them(
+    fields: dict[str, Any], theta: float, scaling: RopeScaling, tmp_path: pathlib.Path
+) -> None:
+    """Base and scaling stand side by side in version 4 of transformers and in one object in version 5."""
+    config = load_checkpoint(write_decoder_only(tmp_path, **fields)).config
+    assert config.rope_theta == theta
+    assert config.rope_scaling == scaling
+
+
+def test_positions_reach_as_far_as_yarn_stretches_them(tmp_path: pathlib.Path) -> None:
+    """A config that names what the model was first trained on allows all that the factor makes of it."""
+    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64}
+    assert load_checkpoint(write_decoder_only(tmp_path / "a", rope_scaling=yarn)).config.max_positions == 256
+    linear = {"rope_type": "linear", "factor": 4.0}
+    assert load_checkpoint(write_decoder_only(tmp_path / "b", rope_scaling=linear)).config.max_positions == 64
+
+
+@pytest.mark.parametrize(
+    ("scaling", "message"),
+    [
+        (
+            {"rope_type": "longrope", "factor": 2.0},
+            "rope_type is 'longrope'; only default, linear, dynamic, llama3, yarn",
+        ),
+        ({"type": "su"}, "rope_type is 'su'; only"),
+        ({"rope_type": ["yarn"]}, r"rope_type is \['yarn'\]; only"),
+        ({"rope_type": "linear"}, "of type linear has nothing that is unknown; factor is missing"),
+        (
+            {"rope_type": "linear", "factor": 2.0, "mscale": 1.0},
+            "of type linear has mscale that is unknown; nothing is",
+        ),
+        ({"rope_type": "linear", "factor": "2"}, "factor must be a number above 0.*got '2'"),
+        ({"rope_type": "linear", "factor": 0.5}, "factor must be at least 1, got 0.5"),
+        ({"rope_type": "llama3", "factor": 8.0}, "low_freq_factor, high_freq_factor is missing"),
+        ({"rope_type": "default", "mrope_section": [1, 2]}, "has mrope_section that is unknown"),
+        ({"rope_type": "default", "partial_rotary_factor": 0.5}, "partial_rotary_factor is 0.5; only 1.0 is supported"),
+        ({"rope_type": "yarn", "factor": 2.0, "truncate": False}, "truncate is False; only True is supported"),
+        (
+            {"rope_type": "yarn", "factor": 2.0, "mscale": -1.0},
+            "a number of rope_scaling is -1.0; expected one above 0",
+        ),
+        ({"rope_type": "yarn", "factor": "2"}, "a number of rope_scaling is '2'; expected one above 0"),
+        ("linear", "rope_scaling is 'linear' and rope_parameters None; expected one object"),
+    ],
+)
+def test_positions_that_are_not_supported_are_refused(scaling: Any, message: str, tmp_path: pathlib.Path) -> None:
+    """Each is named, with what is."""
+    with pytest.raises(CheckpointError, match=message):
+        load_checkpoint(write_decoder_only(tmp_path, rope_scaling=scaling))
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        (
+            {"rope_scaling": {"rope_type": "linear", "factor": 2.0}, "rope_parameters": {"rope_type": "default"}},
+            "rope_scaling is .*linear.* and rope_parameters .*default.*; expected one object, or two equal ones",
+        ),
+        (
+            {"rope_theta": 1e4, "rope_parameters": {"rope_type": "default", "rope_theta": 2e4}},
+            "rope_theta is 20000.0 in one place and 10000.0 in another",
+        ),
+        (
+            {"rope_scaling": _LLAMA3, "original_max_position_embeddings": 48},
+            "original_max_position_embeddings is 32 in one place and 48 in another",
+        ),
+    ],
+)
+def test_contradictions_about_positions_are_refused(
+    fields: dict[str, Any], message: str, tmp_path: pathlib.Path
+) -> None:
+    """Where two places say different things, nothing is guessed."""
+    with pytest.raises(CheckpointError, match=message):
+        load_checkpoint(write_decoder_only(tmp_path, **fields))
+
+
+@pytest.mark.parametrize(
+    ("model_type", "fields", "window", "layers"),
+    [
+        ("mistral", {"sliding_window": 8}, 8, (0, 1)),
+        # What transformers takes.
+        ("mistral", {}, 4096, (0, 1)),
+        ("mistral", {"sliding_window": None}, None, ()),
+        ("llama", {"sliding_window": 8}, None, ()),
+        ("qwen2", {"sliding_window": 8}, None, ()),
+        ("qwen2", {"sliding_window": 8, "use_sliding_window": True}, None, ()),
+        ("qwen2", {"sliding_window": 8, "use_sliding_window": True, "max_window_layers": 1}, 8, (1,)),
+        ("qwen3", {"sliding_window": 8, "use_sliding_window": True, "max_window_layers": 0}, 8, (0, 1)),
+        (
+            "qwen3",
+            {
+                "sliding_window": 8,
+                "use_sliding_window": True,
+                "max_window_layers": 2,
+                "layer_types": ["sliding_attention", "full_attention"],
+            },
+            8,
+            (0,),
+        ),
+        ("qwen2", {"layer_types": ["full_attention", "full_attention"]}, None, ()),
+    ],
+)
+def test_windows_are_in_the_layers_that_have_them(
+    model_type: str, fields: dict[str, Any], window: int | None, layers: tuple[int, ...], tmp_path: pathlib.Path
+) -> None:
+    """Mistral has a window in all layers, Qwen in those that the config says, Llama in none."""
+    config = load_checkpoint(write_decoder_only(tmp_path, model_type, **fields)).config
+    assert (config.sliding_window, config.windowed_layers) == (window, layers)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "fields", "expected"),
+    [
+        ("llama", {"num_key_value_heads": ...}, ("num_kv_heads", 4)),
+        ("llama", {"head_dim": ..., "hidden_size": 24}, ("head_dim", 6)),
+        ("llama", {"max_position_embeddings": ...}, ("max_positions", 2048)),
+        ("llama", {"rms_norm_eps": ...}, ("norm_epsilon", 1e-6)),
+        ("llama", {"eos_token_id": ...}, ("end_ids", (2,))),
+        ("llama", {"tie_word_embeddings": ...}, ("tied_head", False)),
+        ("gemma", {"tie_word_embeddings": ..., "hidden_act": "gelu"}, ("activation", "gelu")),
+        ("gemma", {"tie_word_embeddings": ..., "hidden_activation": "gelu_pytorch_tanh"}, ("activation", "gelu")),
+    ],
+)
+def test_what_is_left_out_is_what_transformers_takes(
+    model_type: str, fields: dict[str, Any], expected: tuple[str, Any], tmp_path: pathlib.Path
+) -> None:
+    """Older files do not name everything."""
+    sizes = {**SIZES, **{key: value for key, value in fields.items() if value is not ...}}
+    if fields.get("num_key_value_heads") is ...:
+        sizes["num_key_value_heads"] = sizes["num_attention_heads"]
+    tensors = build_tensors(model_type, sizes, tied=model_type == "gemma")
+    config = load_checkpoint(write_decoder_only(tmp_path, model_type, tensors=tensors, **fields)).config
+    assert getattr(config, expected[0]) == expected[1]
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        (
+            {"model_type": "mixtral", "num_local_experts": 8},
+            "model_type is 'mixtral', a mixture of experts; expected one",
+        ),
+        ({"model_type": "qwen3_moe", "num_experts": 8}, "model_type is 'qwen3_moe', a mixture of experts"),
+        ({"model_type": "deepseek_v3", "kv_lora_rank": 512}, "'deepseek_v3', multi-head latent attention"),
+        ({"model_type": "mllama", "vision_config": {"a": 1}}, "model_type is 'mllama', a model that sees images"),
+        ({"model_type": "gemma2"}, "model_type is 'gemma2'; expected one of 't5', 'llama'"),
+        ({"model_type": None}, "model_type is None; expected one of"),
+        ({"quantization_config": {"quant_method": "gptq"}}, r"has a quantization_config \(gptq\): quantised"),
+        ({"quantization_config": True}, r"has a quantization_config \(no quant_method\)"),
+        ({"auto_map": {"AutoModelForCausalLM": "mine.Model"}}, r"auto_map names code .*\['mine.Model'\], which is not"),
+        ({"architectures": ["LlamaForSequenceClassification"]}, r"architectures is \['LlamaForSequenceCl.*only"),
+        ({"attention_bias": True}, "attention_bias is True; that is not supported"),
+        ({"mlp_bias": True}, "mlp_bias is True; that is not supported"),
+        ({"hidden_act": "gelu"}, "hidden_act is 'gelu'; only silu, swish, gelu_new"),
+        ({"hidden_act": ["silu"]}, r"hidden_act is \['silu'\]; only"),
+        ({"hidden_size": "12"}, "hidden_size must be a whole number of at least 1, got '12'"),
+        ({"num_hidden_layers": 0}, "num_hidden_layers must be a whole number of at least 1, got 0"),
+        ({"vocab_size": ...}, "vocab_size must be a whole number of at least 1, got None"),
+        ({"tie_word_embeddings": "no"}, "tie_word_embeddings must be true or false, got 'no'"),
+        ({"rms_norm_eps": "small"}, "config.json: norm_epsilon must be a number above 0.*got 'small'"),
+        ({"num_key_value_heads": 3}, "num_kv_heads must divide num_heads, got 3 and 4"),
+        ({"eos_token_id": None}, "eos_token_id is None; expected the id of the token that ends an output"),
+        ({"eos_token_id": []}, r"eos_token_id is \[\]; expected"),
+        ({"eos_token_id": 40}, r"end_ids must be different whole numbers from 0 to 39.*got \(40,\)"),
+        ({"layer_types": ["sliding_attention", "full_attention"]}, r"layer_types is \['sliding.*expected \['full"),
+        ({"vocab_size": 41}, r"token_embedder/embedding has shape \(40, 12\), expected \(41, 12\)"),
+        ({"num_hidden_layers": 3}, "not those of the LlamaForCausalLM in config.json; missing model.layers.2"),
+        ({"num_hidden_layers": 1}, r"unknown model.layers.1.*\(9\)"),
+    ],
+)
+def test_other_models_are_refused(fields: dict[str, Any], message: str, tmp_path: pathlib.Path) -> None:
+    """Whatever would be computed in another way is refused, and named."""
+    with pytest.raises(CheckpointError, match=message):
+        load_checkpoint(write_decoder_only(tmp_path, **fields))
+
+
+def test_windows_in_unknown_layers_are_refused(tmp_path: pathlib.Path) -> None:
+    """A list of kinds that has another length, or another kind, is not guessed at."""
+    window: dict[str, Any] = {"sliding_window": 8, "use_sliding_window": True, "max_window_layers": 0}
+    for named in (["sliding_attention"], ["chunked_attention", "full_attention"], "full_attention"):
+        folder = write_decoder_only(tmp_path, "qwen2", layer_types=named, **window)
+        with pytest.raises(CheckpointError, match=r"layer_types is .*; expected"):
+            load_checkpoint(folder)
+
+
+@pytest.mark.parametrize(
+    ("generation", "expected", "source"),
+    [
+        ({"eos_token_id": [7, 2, 7]}, (2, 7), "generation_config.json"),
+        ({"eos_token_id": 9}, (9,), "generation_config.json"),
+        ({"temperature": 0.6}, (2,), "config.json"),
+        (None, (2,), "config.json"),
+    ],
+)
+def test_outputs_end_as_they_do_in_transformers(
+    generation: dict[str, Any] | None, expected: tuple[int, ...], source: str, tmp_path: pathlib.Path
+) -> None:
+    """Chat models end at several tokens, which the generation config names; it counts before the config."""
+    checkpoint = load_checkpoint(write_decoder_only(tmp_path, generation=generation))
+    assert checkpoint.config.end_ids == expected
+    assert checkpoint.stated == (
+        f"Outputs end with token {' or '.join(map(str, expected))}: {tmp_path / source} says so.",
+    )
+
+
+def test_parts_in_bfloat16_are_read(tmp_path: pathlib.Path) -> None:
+    """A model in several files comes together, its bfloat16 widened."""
+    tensors = {
+        name: tensor.astype(ml_dtypes.bfloat16) for name, tensor in build_tensors("llama", SIZES, tied=False).items()
+    }
+    write_decoder_only(tmp_path, tensors=tensors)
+    (tmp_path / "model.safetensors").unlink()
+    names = sorted(tensors)
+    parts = {"model-00001-of-00002.safetensors": names[:9], "model-00002-of-00002.safetensors": names[9:]}
+    for part, held in parts.items():
+        safetensors.numpy.save_file({name: tensors[name] for name in held}, tmp_path / part)
+    weight_map = {name: part for part, held in parts.items() for name in held}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    arrays = load_checkpoint(tmp_path).arrays
+    np.testing.assert_array_equal(arrays["decoder/logits_dense/kernel"], tensors["lm_head.weight"].astype(np.float32).T)
+
+
+def test_frequencies_in_older_files_are_left_out(tmp_path: pathlib.Path) -> None:
+    """What transformers computes anew is not read; any other tensor that is unknown is refused."""
+    tensors = build_tensors("llama", SIZES, tied=False)
+    frequencies = {"model.layers.0.self_attn.rotary_emb.inv_freq": np.ones(3, np.float32)}
+    assert len(load_checkpoint(write_decoder_only(tmp_path, tensors={**tensors, **frequencies})).arrays) == len(tensors)
+    write_decoder_only(tmp_path, tensors={**tensors, "model.layers.0.self_attn.q_proj.bias": np.ones(24, np.float32)})
+    with pytest.raises(CheckpointError, match=r"unknown model\.layers\.0\.self_attn\.q_proj\.bias \(1\)"):
+        load_checkpoint(tmp_path)
+
+
+def test_a_copy_of_the_embedding_is_a_tied_head(tmp_path: pathlib.Path) -> None:
+    """A tied model may store its head too; if that is another one, what the model computes is unknown."""
+    tensors = build_tensors("llama", SIZES, tied=True)
+    copied = {**tensors, "lm_head.weight": tensors["model.embed_tokens.weight"]}
+    checkpoint = load_checkpoint(write_decoder_only(tmp_path, tensors=copied, tied=True))
+    assert "decoder/logits_dense/kernel" not in checkpoint.arrays
+    changed = {**tensors, "lm_head.weight": tensors["model.embed_tokens.weight"] + 1}
+    with pytest.raises(CheckpointError, match=r"lm_head\.weight differs from model\.embed_tokens\.weight"):
+        load_checkpoint(write_decoder_only(tmp_path, tensors=changed, tied=True))
+
+
+def test_a_head_that_is_missing_is_not_made_up(tmp_path: pathlib.Path) -> None:
+    """Without a head and without a tie, nothing predicts tokens."""
+    with pytest.raises(CheckpointError, match=r"missing lm_head\.weight \(1\)"):
+        load_checkpoint(write_decoder_only(tmp_path, tensors=build_tensors("llama", SIZES, tied=True)))
+
+
+def test_native_models_of_unknown_architecture_are_refused(tmp_path: pathlib.Path) -> None:
+    """The message says what was found and what is known."""
+    (tmp_path / "config.json").write_text('{"format": "calm-beam/model/v1", "architecture": "mamba"}')
+    with pytest.raises(CheckpointError, match="architecture is 'mamba', this version knows t5, llama"):
+        load_checkpoint(tmp_path)

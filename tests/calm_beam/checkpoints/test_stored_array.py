@@ -1,0 +1,185 @@
+"""Arrays that are read on demand, whole or by parts."""
+
+import os
+import pathlib
+from collections.abc import Callable
+
+import ml_dtypes
+import numpy as np
+import pytest
+import safetensors.numpy
+
+from calm_beam.checkpoints import (
+    CheckpointError,
+    StoredArray,
+    StoredArrays,
+    fingerprint,
+    load_checkpoint,
+    pieces,
+    stored_array,
+    write_native,
+)
+from calm_beam.checkpoints.stored_array import FileStamp, are_equal
+from tests.builders import build_arrays, build_config, write_hugging_face, write_t5x
+
+_CONFIG = build_config()
+_ARRAYS = build_arrays(_CONFIG, 0)
+_EMBEDDING = "token_embedder/embedding"
+_VALUES = np.arange(4 * 6 * 10, dtype=np.float32).reshape(4, 6, 10)
+
+
+def _stored(values: np.ndarray, chunk: tuple[int, ...] | None = None) -> StoredArray:
+    return StoredArray(values.shape, values.dtype, read=lambda slices: values[slices], chunk=chunk)
+
+
+def _native(folder: pathlib.Path) -> pathlib.Path:
+    write_native(folder, _CONFIG, arrays=_ARRAYS, vocabulary_path=None)
+    return folder
+
+
+def _hugging_face(folder: pathlib.Path) -> pathlib.Path:
+    return write_hugging_face(folder, _CONFIG, _ARRAYS)
+
+
+def _t5x(folder: pathlib.Path) -> pathlib.Path:
+    return write_t5x(folder, _ARRAYS, inline=["decoder/decoder_norm/scale"])
+
+
+_WRITERS = (_native, _hugging_face, _t5x)
+
+
+@pytest.mark.parametrize("write", _WRITERS)
+def test_parts_are_those_of_the_whole(tmp_path: pathlib.Path, write: Callable[[pathlib.Path], pathlib.Path]) -> None:
+    """Of every array of every layout, halves along each axis are the halves of what was written, and float32."""
+    arrays = load_checkpoint(write(tmp_path / "model")).arrays
+    assert arrays.keys() == _ARRAYS.keys()
+    for name, array in arrays.items():
+        for axis, size in enumerate(array.shape):
+            half = (slice(None),) * axis + (slice(size // 2, None),)
+            np.testing.assert_array_equal(array[half], _ARRAYS[name][half])
+            assert array[half].dtype == np.float32
+
+
+def test_nothing_is_read_before_it_is_asked_for(tmp_path: pathlib.Path) -> None:
+    """A read makes a new array each time, so that whoever drops it holds nothing."""
+    arrays = load_checkpoint(_native(tmp_path)).arrays
+    array = arrays[_EMBEDDING]
+    assert isinstance(array, StoredArray)
+    assert np.asarray(array) is not np.asarray(array)
+    with pytest.raises(ValueError, match="cannot be had without a copy"):
+        np.asarray(array, copy=False)
+
+
+@pytest.mark.parametrize("dtype", [np.float16, ml_dtypes.bfloat16])
+def test_what_is_stored_in_half_is_read_as_float32(tmp_path: pathlib.Path, dtype: type) -> None:
+    """The stored type is known, and every value is read exactly."""
+    _native(tmp_path)
+    halves: dict[str, np.ndarray] = {name: array.astype(dtype) for name, array in _ARRAYS.items()}
+    safetensors.numpy.save_file(halves, tmp_path / "model.safetensors")
+    array = load_checkpoint(tmp_path).arrays[_EMBEDDING]
+    assert isinstance(array, StoredArray)
+    assert (array.stored_dtype, array.dtype) == (np.dtype(dtype), np.float32)
+    np.testing.assert_array_equal(array[3:9], halves[_EMBEDDING][3:9].astype(np.float32))
+
+
+def test_views_are_views_of_the_whole() -> None:
+    """Transposed, at an index of an axis, or with two axes as one: a part is the part of what numpy makes."""
+    stored = _stored(_VALUES)
+    part = slice(1, 3), slice(2, 5)
+    np.testing.assert_array_equal(stored.T[part], _VALUES.T[part])
+    np.testing.assert_array_equal(stored.at(2, axis=1)[part], _VALUES[:, 2][part])
+    np.testing.assert_array_equal(stored.at(2, axis=0).T[part], _VALUES[2].T[part])
+    joined = _VALUES.reshape(4, 60)
+    for first, last in ((0, 60), (0, 1), (9, 11), (13, 47), (20, 30), (59, 60)):
+        np.testing.assert_array_equal(stored.joined(1)[1:3, first:last], joined[1:3, first:last])
+    np.testing.assert_array_equal(stored.joined(0)[5:19], _VALUES.reshape(24, 10)[5:19])
+
+
+@pytest.mark.parametrize(("axis", "parts", "divides"), [(0, 2, True), (0, 4, False), (1, 3, True), (2, 5, False)])
+def test_parts_that_would_be_read_twice_are_known(axis: int, parts: int, divides: bool) -> None:
+    """Parts divide an array if their borders are borders of what is stored together; of views too."""
+    stored = _stored(_VALUES, chunk=(2, 1, 10))
+    assert stored.divides(axis, parts) == divides
+    assert stored.T.divides(2 - axis, parts) == divides
+
+
+def test_pieces_are_the_array(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pieces follow each other in C order, are of bounded size, and hold whole chunks; a digest does not see them."""
+    monkeypatch.setattr(stored_array, "_PIECE_BYTES", 600)
+    for chunk, rows in ((None, [2, 2]), ((3, 1, 1), [3, 1])):
+        found = list(pieces(_stored(_VALUES, chunk=chunk)))
+        assert [len(piece) for piece in found] == rows
+        np.testing.assert_array_equal(np.concatenate(found), _VALUES)
+    turned = list(pieces(_stored(_VALUES).T))
+    assert all(piece.flags.c_contiguous for piece in turned)
+    np.testing.assert_array_equal(np.concatenate(turned), _VALUES.T)
+    stored = {name: _stored(np.asfortranarray(array)) for name, array in _ARRAYS.items()}
+    assert fingerprint(stored) == fingerprint(_ARRAYS)
+
+
+def test_equality_is_that_of_values(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Arrays are equal by values and shape, whether stored or not; NaN equals nothing."""
+    monkeypatch.setattr(stored_array, "_PIECE_BYTES", 600)
+    other = _VALUES.copy()
+    other[3, 5, 9] += 1
+    assert are_equal(_stored(_VALUES), _VALUES)
+    assert are_equal(_VALUES, _stored(_VALUES))
+    assert not are_equal(_stored(_VALUES), _stored(other))
+    assert not are_equal(_stored(_VALUES), _stored(_VALUES.reshape(6, 4, 10)))
+    other[3, 5, 9] = np.nan
+    assert not are_equal(_stored(other), _stored(other))
+
+
+@pytest.mark.parametrize(
+    ("write", "file"),
+    [
+        (_native, "model.safetensors"),
+        (_hugging_face, "model.safetensors"),
+        (_t5x, "target.token_embedder.embedding/0.0"),
+    ],
+)
+def test_a_model_that_changes_is_refused(
+    tmp_path: pathlib.Path, write: Callable[[pathlib.Path], pathlib.Path], file: str
+) -> None:
+    """Once a file of the weights has changed or gone, neither fingerprint nor weights are given out."""
+    folder = write(tmp_path / "model")
+    checkpoint, path = load_checkpoint(folder), folder / file
+    assert checkpoint.fingerprint() == fingerprint(_ARRAYS)
+    os.utime(path, ns=(0, path.stat().st_mtime_ns + 1))
+    for read in (checkpoint.fingerprint, checkpoint.parameters):
+        with pytest.raises(CheckpointError, match=f"{path}: has changed while the model was read"):
+            read()
+    path.unlink()
+    with pytest.raises(CheckpointError, match="has changed while the model was read"):
+        checkpoint.check_unchanged()
+
+
+def test_a_chunk_that_is_lost_later_is_an_error_of_ours(tmp_path: pathlib.Path) -> None:
+    """What cannot be read any more is said with the name of the checkpoint."""
+    folder = _t5x(tmp_path)
+    array = load_checkpoint(folder).arrays[_EMBEDDING]
+    (folder / "target.token_embedder.embedding" / "0.0").unlink()
+    with pytest.raises(CheckpointError, match="checkpoint: cannot read its arrays: "):
+        np.asarray(array)
+
+
+def test_a_loaded_model_is_hashed_already(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The reading that looks for values that are not finite gives the fingerprint, too."""
+    checkpoint = load_checkpoint(_native(tmp_path))
+    monkeypatch.setattr(StoredArray, "__getitem__", None)
+    assert checkpoint.fingerprint() == fingerprint(_ARRAYS)
+
+
+def test_digests_go_where_the_values_go(tmp_path: pathlib.Path) -> None:
+    """Arrays that were moved keep what is known of them, and no file; arrays made of them keep their files alone."""
+    path = tmp_path / "file"
+    path.write_bytes(b"1")
+    stored = StoredArrays({"a": _stored(_VALUES)}, [FileStamp.of(path)])
+    stored.known["key"] = "digest"
+    moved, made = stored.moved({"a": _VALUES}), stored.of({"b": _VALUES})
+    assert (moved.known, made.known) == ({"key": "digest"}, {})
+    path.write_bytes(b"22")
+    moved.check_unchanged()
+    for arrays in (stored, made):
+        with pytest.raises(CheckpointError, match="has changed"):
+            arrays.check_unchanged()

@@ -1,0 +1,114 @@
+"""`calm-beam suitability`: what it tells and writes, and what bad input gets."""
+
+import json
+import pathlib
+
+import numpy as np
+import pytest
+
+from calm_beam.analysis.layer_predictions import layer_predictions
+from calm_beam.analysis.suitability import suitability
+from calm_beam.checkpoints import load_checkpoint
+from calm_beam.decoding.early_exit import EarlyExitDecoder
+from calm_beam.exits.rule import ExitRule
+from calm_beam.launch.cli import main
+from tests.builders import build_arrays, build_checkpoint, build_config, build_prompts, checkpoint_of
+from tests.pipelines import id_rows, write_model, write_rows
+
+_SHORT = ("--max_input_length=32", "--max_decode_length=6")
+
+
+@pytest.fixture(autouse=True)
+def _wide_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "400")
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    """A tiny random model without a vocabulary."""
+    return write_model(tmp_path_factory.mktemp("suitability") / "model")
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    """Ten prompts of token ids with references."""
+    return write_rows(tmp_path_factory.mktemp("suitability") / "rows.jsonl", id_rows(10))
+
+
+def test_the_last_layer_predicts_the_full_models_output() -> None:
+    """Given the outputs of greedy decoding, each of their tokens is what the last layer makes of those before it."""
+    checkpoint, prompts = build_checkpoint(), build_prompts(3, 9, 5, 12, 7)
+    decoder = EarlyExitDecoder(checkpoint, ExitRule(), threshold=None, max_decode_length=8, max_input_length=16)
+    outputs = dict(decoder.decode(prompts))
+    tokens = [outputs[index].tokens[: outputs[index].length].tolist() for index in range(len(prompts))]
+    found = layer_predictions(checkpoint, list(zip(prompts, tokens, strict=True)))
+    # Batches are by width: compared as a whole.
+    assert sorted(found.tokens[-1].tolist()) == sorted(token for output in tokens for token in output)
+    assert found.tokens.shape == found.gaps.shape == (checkpoint.config.num_decoder_layers, sum(map(len, tokens)))
+    # Each of these tokens is the most probable one: more probable than any other by the gap.
+    assert found.cross_entropies[-1] <= -np.log(found.gaps[-1].mean())
+
+
+def test_states_that_are_not_finite_are_refused() -> None:
+    """A broken model gets no verdict."""
+    config = build_config()
+    arrays = {**build_arrays(config, 0)}
+    arrays["decoder/decoder_norm/scale"] = np.full_like(arrays["decoder/decoder_norm/scale"], np.nan)
+    with pytest.raises(ValueError, match=r"logits that are not finite\. Check the checkpoint"):
+        layer_predictions(checkpoint_of(config, arrays), [([5, 1], [7, 1])])
+
+
+def test_tells_and_writes_what_was_found(
+    model: pathlib.Path, data: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A random model's layers seldom agree: it is told that it is not suitable; the file has the same figures."""
+    output = tmp_path / "found.json"
+    command = ["suitability", f"--checkpoint={model}", f"--data={data}", *_SHORT, f"--output={output}"]
+    assert main([*command, "--max_examples=6"]) == 0
+    shown = capsys.readouterr().out
+    found = json.loads(output.read_text(encoding="utf-8"))
+    checkpoint = load_checkpoint(model)
+    assert found["model"]["fingerprint"] == checkpoint.fingerprint()
+    assert len(found["agreement"]) == checkpoint.config.num_decoder_layers
+    assert found["agreement"][-1] == 1
+    assert found["verdict"] in shown
+    assert found["verdict"].startswith("Not suitable as it is: softmax exits would use about ")
+    assert found["sample"].startswith("6 prompts: of 10 examples")
+    assert found["sample"] in shown
+    assert all(f"{share:.1%}" in shown for share in found["agreement"])
+    assert main(command) == 2
+    assert "exists already. Choose another file, or pass --overwrite" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (("--data=x.jsonl",), "--checkpoint is missing"),
+        (("--checkpoint={model}",), "--data is missing"),
+        (
+            ("--checkpoint={model}", "--data={data}", "--agreeing=98"),
+            "--agreeing: expected a share above 0 and below 1",
+        ),
+        (("--checkpoint=nowhere", "--data={data}"), "nowhere"),
+        (("--checkpoint={model}", "--data={data}", "--output={data}"), "exists already"),
+    ],
+)
+def test_bad_input_is_refused(
+    flags: tuple[str, ...],
+    message: str,
+    model: pathlib.Path,
+    data: pathlib.Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """With what was wrong, before anything is decoded."""
+    assert main(["suitability", *(flag.format(model=model, data=data) for flag in flags)]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_share_of_all_tokens_is_what_exits_keep() -> None:
+    """The forecast is about tokens given the full model's: where all stay, exits follow the oracle or stay deeper."""
+    checkpoint = build_checkpoint()
+    pairs = [([5, 9, 1], [7, 8, 1]), ([4, 1], [6, 1])]
+    predictions = layer_predictions(checkpoint, pairs)
+    found = suitability(predictions, agreeing=0.999)
+    assert found.layers >= found.first_agreement

@@ -24,14 +24,15 @@ _WHOLE, _FOR_SERVING = "calm-beam", "calm-beam-serving"
 # protobuf than Apache Beam allows and does not import next to it.
 _SERVING = [
     "flax>=0.12,<0.13",
-    "jax>=0.8,<0.12",
+    "jax>=0.8.1,<0.12",
     "ml_dtypes>=0.5,<0.7",
     "msgpack>=1.0.8,<2",
     "numpy>=2.0,<3",
+    "packaging>=22,<28",
     "protobuf>=5.26,<8",
     "rich>=13.7,<16",
     "safetensors>=0.5,<0.9",
-    "sentencepiece>=0.2.0,<0.2.3",
+    "sentencepiece>=0.2.1,<0.2.3",
     "tensorstore>=0.1.70,<0.2",
 ]
 
@@ -41,7 +42,7 @@ _ROUGE = ["rouge-score>=0.1.2,<0.2"]
 _CORE = [
     *_SERVING,
     *_ROUGE,
-    "apache-beam>=2.70,<2.80",
+    "apache-beam>=2.71,<2.80",
     "optax>=0.2.5,<0.3",
     "pyarrow>=16,<26",
     "scipy>=1.13,<2",
@@ -53,7 +54,7 @@ _PLOTS = ["matplotlib>=3.9,<4"]
 _GCP = ["google-cloud-storage>=2.18,<4"]
 
 # For --runner=DataflowRunner: Beam's clients of it.
-_DATAFLOW = [*_GCP, "apache-beam[gcp]>=2.70,<2.80"]
+_DATAFLOW = [*_GCP, "apache-beam[gcp]>=2.71,<2.80"]
 
 # For --runner=DaskRunner.
 _DASK = ["dask>=2025.1,<2027", "distributed>=2025.1,<2027"]
@@ -80,12 +81,14 @@ _DEV = [
     # For examples/web_service.
     "fastapi>=0.115,<1",
     "gcp-storage-emulator>=2026.7,<2028",
+    # Beam brings it from 2.75 on; a test reads a Flex Template's metadata by it.
+    "google-cloud-dataflow-client>=0.8.10,<0.14",
     "httpx>=0.27,<1",
     "hypothesis>=6.100,<7",
     "jsonschema>=4.20,<5",
     "mpmath>=1.3,<2",
     "mypy>=1.15,<3",
-    "orbax-checkpoint>=0.11,<0.13",
+    "orbax-checkpoint>=0.11.28,<0.13",
     "pdoc>=15,<17",
     # Drives the browser that a machine has, in tests of the report; brings none.
     "playwright>=1.50,<2",
@@ -123,6 +126,7 @@ _SERVING_PACKAGES = [
     "calm_beam.exits.measures",
     "calm_beam.inputs",
     "calm_beam.launch",
+    "calm_beam.launch.doctor",
     "calm_beam.launch.flags",
     "calm_beam.launch.generate",
     "calm_beam.launch.terminal",

@@ -19,7 +19,7 @@ import sys
 import tempfile
 import time
 
-from calm_beam.launch import cli
+from calm_beam.launch.commands import COMMANDS
 
 from .machine import describe_machine
 
@@ -86,7 +86,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="print JSON")
     flags = parser.parse_args()
     repository = flags.repository.resolve()
-    helps = {name: _timed(repository, "-m", "calm_beam.launch.cli", name, "--help") for name in cli._COMMANDS}
+    helps = {name: _timed(repository, "-m", "calm_beam.launch.cli", name, "--help") for name in COMMANDS}
     with tempfile.TemporaryDirectory() as folder:
         runs = _counted_runs(repository, pathlib.Path(folder))
     if flags.json:

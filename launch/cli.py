@@ -19,7 +19,6 @@ Exit status: 0 when done (also when no threshold is safe), 1 on failure, 2 on ba
 finds a bound broken, 130 when interrupted, 141 when nobody reads the output any more.
 """
 
-import importlib
 import logging
 import sys
 import textwrap
@@ -28,29 +27,11 @@ from collections.abc import Sequence
 from calm_beam import __version__
 from calm_beam.errors import CalmBeamError, os_error_in_words
 
+from .commands import COMMANDS, command_module, left_out
 from .flags import HelpShown, UsageError
 from .terminal import say
 from .terminal.interrupts import INTERRUPTED, run_interruptible
 from .terminal.streams import StreamError, prepare_streams
-
-_COMMANDS = {
-    "calibrate": "decode a calibration set at every threshold and write the manifest",
-    "certify": "prove which settings of a sweep made elsewhere lose at most delta",
-    "convert": "write a model in another layout: native or T5X's",
-    "decode": "write the outputs of a data set at given thresholds",
-    "evaluate": "measure what calibrated thresholds gain and keep, over repeated random splits, and what exits do",
-    "generate": "answer prompts under a manifest, skipping layers",
-    "inspect": "say in words what a manifest or a checkpoint holds",
-    "monitor": "watch the losses of a model in service, and raise an alarm when they exceed the bound",
-    "plan": "say how many examples a calibration needs",
-    "report": "build the report of a calibration, one HTML file",
-    "suitability": "say whether a model can exit early at all, before a calibration is paid for",
-    "train": "train or fine-tune an early-exit model, or its exit classifier",
-    "verify": "test the promises of a manifest on fresh data",
-}
-
-# What `calm-beam-serving` leaves out, of ours and of others.
-_NOT_FOR_SERVING = ("calm_beam", "apache_beam", "optax", "pyarrow", "scipy")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -60,26 +41,23 @@ def main(argv: Sequence[str] | None = None) -> int:
       argv: Command and flags; those of the process if None.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
-    if not arguments or arguments[0] in ("-h", "--help", "help"):
+    if not arguments or arguments[0] in ("-h", "--help", "--help-all", "help"):
         print(_usage(), file=sys.stdout if arguments else sys.stderr)
         return 0 if arguments else 2
     if arguments[0] == "--version":
         print(__version__)
         return 0
     command, flags = arguments[0], arguments[1:]
-    if command not in _COMMANDS:
+    if command not in COMMANDS:
         say(f"calm-beam: unknown command {command!r}.\n\n{_usage()}")
         return 2
     try:
-        # Each command is imported alone, and imports Beam or JAX once its flags are parsed: they take seconds.
-        module = importlib.import_module(f"calm_beam.launch.{command}")
-        status: int = module.main(flags)
+        status: int = command_module(command).main(flags)
         return status
     except ModuleNotFoundError as error:
-        package = (error.name or "").partition(".")[0]
-        if package not in _NOT_FOR_SERVING:
+        missing = left_out(error)
+        if missing is None:
             raise
-        missing = error.name if package == "calm_beam" else package
         say(
             f"calm-beam {command}: there is no {missing} here. calm-beam-serving does without what calibrating and "
             "training need: pip install calm-beam."
@@ -135,9 +113,12 @@ def _status() -> int:
 
 def _usage() -> str:
     commands = "\n".join(
-        textwrap.fill(f"  {name:<11} {text}", width=80, subsequent_indent=" " * 14) for name, text in _COMMANDS.items()
+        textwrap.fill(f"  {name:<11} {text}", width=80, subsequent_indent=" " * 14) for name, text in COMMANDS.items()
     )
-    return f"usage: calm-beam COMMAND [flags]\n\n{commands}\n\ncalm-beam COMMAND --help lists the flags of a command."
+    return (
+        f"usage: calm-beam COMMAND [flags]\n\n{commands}\n\n"
+        "calm-beam COMMAND --help shows the usual flags of a command, and examples;\n--help-all shows all flags."
+    )
 
 
 if __name__ == "__main__":

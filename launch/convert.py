@@ -35,6 +35,13 @@ from .flags import FlagParser, UsageError, naming, parse_own_flags, pattern, who
 from .flags.model import add_model_flags, declared
 from .terminal import tell
 
+_ESSENTIALS = ("--checkpoint", "--output", "--layout", "--step", "--dtype", "--overwrite")
+
+
+def flag_parsers() -> tuple[FlagParser, ...]:
+    """Returns the parsers of all forms of the command."""
+    return (_parser(),)
+
 
 def main(argv: Sequence[str]) -> int:
     """Converts a model.
@@ -45,7 +52,7 @@ def main(argv: Sequence[str]) -> int:
     Returns:
       Exit status: 0 done, 1 failure, 2 bad usage.
     """
-    flags = _parse(argv)
+    flags = parse_own_flags(_parser(), argv)
     try:
         _run(flags)
     except CalmBeamError:
@@ -59,10 +66,8 @@ class ConversionError(CalmBeamError, ValueError):
     """A model that the other layout cannot hold."""
 
 
-def _parse(argv: Sequence[str]) -> argparse.Namespace:
-    parser = FlagParser(
-        prog="calm-beam convert", description="Writes a model in another layout, with its vocabulary beside it."
-    )
+def _parser() -> FlagParser:
+    parser = FlagParser(prog="calm-beam convert", doc=__doc__, essentials=_ESSENTIALS)
     add = parser.add_argument
     add("--checkpoint", required=True, help="the model: native, Hugging Face, T5X or Orbax, or a folder of steps")
     add_model_flags(parser)
@@ -77,7 +82,7 @@ def _parse(argv: Sequence[str]) -> argparse.Namespace:
     add("--step", type=whole_number(1), help="for t5x: number of the step; default: that of --checkpoint, or 1")
     add("--dtype", choices=("float32", "float16"), help="for native: precision as stored; default: float32")
     add("--overwrite", action="store_true", help="write even if --output holds files; replaces a model of that layout")
-    return parse_own_flags(parser, argv)
+    return parser
 
 
 def _run(flags: argparse.Namespace) -> None:

@@ -1,4 +1,11 @@
-"""`calm-beam inspect PATH`: says in words what a manifest or a checkpoint holds, and checks its integrity."""
+"""`calm-beam inspect PATH`: says in words what a manifest or a checkpoint holds, and checks its integrity.
+
+    calm-beam inspect calibration
+
+Whether a model is the one that was calibrated:
+
+    calm-beam inspect calibration --checkpoint=model
+"""
 
 import argparse
 from collections.abc import Sequence
@@ -24,15 +31,14 @@ from .terminal.certification import choices_of_settings, tests_of_settings
 from .terminal.summary import choices_table, tests_in_words
 
 
+def flag_parsers() -> tuple[FlagParser, ...]:
+    """Returns the parsers of all forms of the command."""
+    return (_parser(),)
+
+
 def main(argv: Sequence[str]) -> int:
     """Runs the command and returns its exit status."""
-    parser = FlagParser(prog="calm-beam inspect", description=(__doc__ or "").split(": ", 1)[1])
-    parser.add_argument("path", help="a manifest, a calibration directory that holds one, or a checkpoint")
-    parser.add_argument("--checkpoint", help="check that the manifest belongs to this model, and can be served by it")
-    parser.add_argument("--vocabulary", help="its SentencePiece model; default: in or beside --checkpoint")
-    add_model_flags(parser)
-    add_confidence_flag(parser)
-    flags = parse_own_flags(parser, argv)
+    flags = parse_own_flags(_parser(), argv)
     path = flags.path
     manifest_path = _manifest_in(path)
     console = PlainConsole()
@@ -52,6 +58,16 @@ def main(argv: Sequence[str]) -> int:
     else:
         _describe_checkpoint(console, _load(flags, path))
     return 0
+
+
+def _parser() -> FlagParser:
+    parser = FlagParser(prog="calm-beam inspect", doc=__doc__)
+    parser.add_argument("path", help="a manifest, a calibration directory that holds one, or a checkpoint")
+    parser.add_argument("--checkpoint", help="check that the manifest belongs to this model, and can be served by it")
+    parser.add_argument("--vocabulary", help="its SentencePiece model; default: in or beside --checkpoint")
+    add_model_flags(parser)
+    add_confidence_flag(parser)
+    return parser
 
 
 def _manifest_in(path: str) -> str | None:

@@ -56,10 +56,16 @@ _STREAM = "-"
 _LOSSES_BETWEEN_SAVES = 100
 # In bytes; states have some hundred.
 _LARGEST_STATE = 100_000
+_ESSENTIALS = ("--manifest", "--losses", "--alpha", "--state", "--delta", "--consistency", "--metric")
 
 
 class MonitorError(CalmBeamError, ValueError):
     """Losses or a stored state that cannot be used."""
+
+
+def flag_parsers() -> tuple[FlagParser, ...]:
+    """Returns the parsers of all forms of the command."""
+    return (_parser(),)
 
 
 def main(argv: Sequence[str]) -> int:
@@ -98,7 +104,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _parser() -> FlagParser:
-    parser = FlagParser(prog="calm-beam monitor", description=(__doc__ or "").split(": ", 1)[1].split("\n\n")[0])
+    parser = FlagParser(prog="calm-beam monitor", doc=__doc__, essentials=_ESSENTIALS)
     parser.add_argument("--manifest", required=True, help="a manifest, or the calibration directory that holds one")
     parser.add_argument(
         "--losses",

@@ -35,6 +35,12 @@ from .flags.model import add_model_flags, declared
 from .terminal import say, tell
 
 _MOST_EXAMPLES = 500
+_ESSENTIALS = ("--calibration", "--output", "--generations", "--checkpoint", "--speedup")
+
+
+def flag_parsers() -> tuple[FlagParser, ...]:
+    """Returns the parsers of all forms of the command."""
+    return (_parser(),)
 
 
 def main(argv: Sequence[str]) -> int:
@@ -90,7 +96,7 @@ def report_after(
 
 
 def _parser() -> FlagParser:
-    parser = FlagParser(prog="calm-beam report", description=(__doc__ or "").split(": ", 1)[1].split("\n\n")[0])
+    parser = FlagParser(prog="calm-beam report", doc=__doc__, essentials=_ESSENTIALS)
     parser.add_argument("--calibration", metavar="DIR", help="output directory of calibrate, or of certify")
     parser.add_argument("--output", metavar="FILE", help=f"where to; default: {REPORT} in that directory")
     parser.add_argument(

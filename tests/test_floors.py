@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from calm_beam.launch import cli
+from calm_beam.launch.commands import COMMANDS
 
 _ROOT = pathlib.Path(__file__).parent.parent
 
@@ -172,7 +172,7 @@ def _loaded_by_command(*arguments: str, names: tuple[str, ...] = _HEAVY) -> list
     return done.stdout.split()
 
 
-@pytest.mark.parametrize("command", cli._COMMANDS)
+@pytest.mark.parametrize("command", COMMANDS)
 def test_help_is_light(command: str) -> None:
     """The help of a command loads nothing that takes long to load."""
     assert _loaded_by_command(command, "--help") == []

@@ -20,6 +20,7 @@ _ROOMS = (
     "",
     "calm_beam",
     "calm_beam/decoding",
+    "calm_beam/model",
     "calm_beam/upkeep",
     "calm_beam/generations",
     "launch",

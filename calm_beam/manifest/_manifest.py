@@ -318,6 +318,17 @@ class Manifest(Record):
         """The digest of the content, `"sha256:"` and 64 hexadecimal digits."""
         return content_digest({"schema": SCHEMA, **super().to_dict()})
 
+    def _repr_html_(self) -> str | None:
+        """Returns what a notebook shows; None, for its text, in calm-beam-serving, which has no reports."""
+        # Here, since a manifest is read without anything but the standard library.
+        try:
+            from calm_beam.report.notebook import manifest_html
+        except ModuleNotFoundError as error:
+            if error.name != "calm_beam.report":
+                raise
+            return None
+        return manifest_html(self)
+
     def to_dict(self) -> dict[str, object]:
         """Returns the manifest as plain JSON values, with "schema" first and "digest" last."""
         content = {"schema": SCHEMA, **super().to_dict()}

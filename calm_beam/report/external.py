@@ -51,7 +51,7 @@ def build_external_page(directory: str) -> str:
         kind="certification report",
         title=_of_what(manifest),
         made=manifest.created,
-        promise=_promise(entry, manifest),
+        promise=promise_html(entry, manifest),
         condition=_CONDITION,
         risks="Risk of every setting",
         lead=_lead(entry, manifest),
@@ -90,7 +90,7 @@ def _tests(path: str, manifest: ExternalManifest) -> list[tuple[SettingRow, ...]
     return tests
 
 
-def _promise(entry: ExternalCalibration, manifest: ExternalManifest) -> str:
+def promise_html(entry: ExternalCalibration, manifest: ExternalManifest) -> str:
     """Returns a promise with all its numbers, in a sentence."""
     units = _units(entry, manifest)
     sure = f"<strong>{100 * (1 - entry.epsilon):.6g} %</strong>"

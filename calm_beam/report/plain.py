@@ -4,11 +4,13 @@ import dataclasses
 import html
 from collections.abc import Iterable, Sequence
 
+from calm_beam.manifest import Calibration, Manifest
 from calm_beam.printable import printable_line
 
 from .foreign import isolated
 from .page import LARGEST_PAGE
 from .parts import file_text, filled, source_hash
+from .promise import promise_in_words
 from .setting_chart import Tested, setting_chart
 from .stored import ReportError
 
@@ -134,6 +136,16 @@ def table(names: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
         for first, *rest in rows
     )
     return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+
+
+def sentence_html(entry: Calibration, manifest: Manifest) -> str:
+    """Returns a promise in a sentence, with what matters in bold."""
+    parts = (
+        f"<strong>{shown(part)}</strong>" if place % 2 else html.escape(part)
+        for place, part in enumerate(promise_in_words(entry, manifest))
+    )
+    kind = "sentence" if entry.threshold is not None else "sentence never"
+    return f'<p class="{kind}">{"".join(parts)}</p>'
 
 
 def shown(text: str) -> str:

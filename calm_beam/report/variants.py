@@ -1,7 +1,6 @@
 """The report of a calibration of several variants: the path that was chosen for every promise, and what was proved."""
 
 import dataclasses
-import html
 from collections.abc import Callable, Iterable, Sequence
 
 from calm_beam.calibration.result import RiskRow
@@ -10,8 +9,8 @@ from calm_beam.manifest import Calibration, Manifest
 from calm_beam.tails import tail_in_words
 
 from .contents import facts, short_name
-from .plain import Panel, PlainPage, shown, table
-from .promise import CONDITION, cautions, promise_in_words, together_in_words
+from .plain import Panel, PlainPage, sentence_html, table
+from .promise import CONDITION, cautions, together_in_words
 from .stored import Calibrated
 
 
@@ -49,7 +48,7 @@ def build_variants_page(calibrated: Calibrated) -> str:
         kind="calibration report",
         title=short_name(manifest.model.uri),
         made=manifest.created,
-        promise=_promise(first, manifest),
+        promise=sentence_html(first, manifest),
         cautions=[caution.text for caution in cautions(manifest)],
         condition=CONDITION,
         risks="Risk along the path",
@@ -102,15 +101,6 @@ def _panel(entry: Calibration, rows: Sequence[RiskRow], *, name: Callable[[RiskR
 
 def _path(rows: Iterable[RiskRow]) -> list[RiskRow]:
     return sorted((row for row in rows if row.place is not None), key=lambda row: row.place or 0)
-
-
-def _promise(entry: Calibration, manifest: Manifest) -> str:
-    parts = (
-        f"<strong>{shown(part)}</strong>" if place % 2 else html.escape(part)
-        for place, part in enumerate(promise_in_words(entry, manifest))
-    )
-    kind = "sentence" if entry.threshold is not None else "sentence never"
-    return f'<p class="{kind}">{"".join(parts)}</p>'
 
 
 def _lead(entry: Calibration, rows: Sequence[RiskRow], *, manifest: Manifest) -> str:

@@ -51,6 +51,17 @@ class Answer:
         """Decoder layers that the full model would have run besides, for the same tokens."""
         return self.num_layers * len(self.tokens) - self.layers_used
 
+    def _repr_html_(self) -> str | None:
+        """Returns what a notebook shows; None, for its text, in calm-beam-serving, which has no reports."""
+        # Here, since services do without it.
+        try:
+            from calm_beam.report.notebook import answer_html
+        except ModuleNotFoundError as error:
+            if error.name != "calm_beam.report":
+                raise
+            return None
+        return answer_html(self)
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ProbedAnswer(Answer):

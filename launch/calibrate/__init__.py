@@ -1,6 +1,26 @@
-"""`calm-beam calibrate`: the main job, as a Beam pipeline.
+r"""`calm-beam calibrate`: decodes a calibration set at every threshold, tests them, and writes the manifest.
 
-With no flags it calibrates the embedded model on the embedded data. Writes `manifest.json`, `risk_table.csv` and
+The main job, a Beam pipeline. With no flags it calibrates the embedded model on the embedded data:
+
+    calm-beam calibrate
+
+A model of yours, on this machine:
+
+    calm-beam calibrate --checkpoint=model/ --data='calibration/*.jsonl.gz' --consistency=textual --metric=rouge_l \
+        --delta=0.05,0.1 --epsilon=0.05 --output=calibration
+
+The same on two worker processes:
+
+    calm-beam calibrate --checkpoint=model/ --data='calibration/*.jsonl.gz' --output=calibration \
+        --direct_num_workers=2 --direct_running_mode=multi_processing
+
+On Dataflow, decoding on GPUs (docs/dataflow.md has the steps before it):
+
+    calm-beam calibrate --checkpoint=gs://bucket/model --data='gs://bucket/calibration/*.jsonl.gz' \
+        --output=gs://bucket/calibration --runner=DataflowRunner --project=project --region=us-central1 \
+        --temp_location=gs://bucket/temp --sdk_container_image=image --accelerator=nvidia-l4
+
+Writes `manifest.json`, `risk_table.csv` and
 `generations/` into `--output`, and `failures.jsonl` where examples failed.
 
 Generations are kept while they are made: when a run fails or is killed, the same command with `--resume` decodes the
@@ -20,7 +40,7 @@ one call: its manifest lists them all, and `--joint` lets them hold together.
 import time
 from collections.abc import Sequence
 
-from calm_beam.launch.flags import as_usage, parse_flags, refuse_decoding_flags
+from calm_beam.launch.flags import FlagParser, as_usage, parse_flags, refuse_decoding_flags
 
 from .flags import SEQUENTIAL_FLAGS, calibrate_parser
 
@@ -29,10 +49,15 @@ _ALSO_OF_STORED = ("--thresholds", "--grid_step", "--on_error", "--max_failures"
 _OF_RUNS = ("--accelerator", "--sweep", "--resume", "--sequential", *SEQUENTIAL_FLAGS)
 
 
+def flag_parsers() -> tuple[FlagParser, ...]:
+    """Returns the parsers of all forms of the command."""
+    return (calibrate_parser(__doc__),)
+
+
 def main(argv: Sequence[str]) -> int:
     """Runs the command and returns its exit status."""
     began = time.time()
-    parser = calibrate_parser((__doc__ or "").split("\n\n")[0])
+    (parser,) = flag_parsers()
     with as_usage():
         flags, options = parse_flags(parser, argv)
         if flags.generations is not None:

@@ -30,9 +30,27 @@ _ROUND_EXAMPLES = 500
 _CHOOSING_SHARE = 0.3
 
 
-def calibrate_parser(description: str) -> FlagParser:
-    """Returns the parser of the command line."""
-    parser = FlagParser(prog="calm-beam calibrate", description=description)
+_ESSENTIALS = (
+    "--checkpoint",
+    "--vocabulary",
+    "--data",
+    "--task_prefix",
+    "--max_decode_length",
+    "--thresholds",
+    "--consistency",
+    "--metric",
+    "--delta",
+    "--epsilon",
+    "--output",
+    "--overwrite",
+    "--resume",
+    "--generations",
+)
+
+
+def calibrate_parser(doc: str | None = None) -> FlagParser:
+    """Returns the parser of the command line; its help shows what the docstring says."""
+    parser = FlagParser(prog="calm-beam calibrate", doc=doc, essentials=_ESSENTIALS)
     add_decode_flags(parser, default_grid_step=0.05)
     add_job_flags(parser)
     goal = parser.add_argument_group("guarantee (lists are comma-separated; every combination is one manifest entry)")

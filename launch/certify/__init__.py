@@ -19,15 +19,20 @@ Exit status: 0 done (also when no setting is safe), 1 failure, 2 bad usage.
 
 from collections.abc import Sequence
 
-from calm_beam.launch.flags import as_usage, parse_own_flags
+from calm_beam.launch.flags import FlagParser, as_usage, parse_own_flags
 
 from .flags import certify_parser
+
+
+def flag_parsers() -> tuple[FlagParser, ...]:
+    """Returns the parsers of all forms of the command."""
+    return (certify_parser(__doc__),)
 
 
 def main(argv: Sequence[str]) -> int:
     """Runs the command and returns its exit status."""
     with as_usage():
-        flags = parse_own_flags(certify_parser((__doc__ or "").split(": ", 1)[1].split("\n\n")[0]), argv)
+        flags = parse_own_flags(flag_parsers()[0], argv)
     # Here, since help does without what reads and tests.
     from .command import certify
 

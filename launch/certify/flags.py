@@ -12,11 +12,24 @@ from calm_beam.risk.stopping import ROUNDS_WITHOUT_GAIN
 _SEQUENTIAL = ("ids", "round_examples", "stop_at_setting", "stop_at_cost", "stop_gain", "next_rounds", "resume")
 _ROUND_EXAMPLES = 100
 _SOURCES = ("--losses", "--baseline", "--candidates")
+_ESSENTIALS = (
+    "--losses",
+    "--baseline",
+    "--candidates",
+    "--task",
+    "--metric",
+    "--order",
+    "--delta",
+    "--epsilon",
+    "--sequential",
+    "--output",
+    "--overwrite",
+)
 
 
-def certify_parser(description: str) -> FlagParser:
-    """Returns the parser of the command line."""
-    parser = FlagParser(prog="calm-beam certify", description=description)
+def certify_parser(doc: str | None) -> FlagParser:
+    """Returns the parser of the command line; its help shows what the docstring says."""
+    parser = FlagParser(prog="calm-beam certify", doc=doc, essentials=_ESSENTIALS)
     add_sweep_flags(parser)
     sweep = parser.add_argument_group("order of the settings, declared before any loss is seen")
     sweep.add_argument("--order", type=texts, help="settings in testing order, the safest first, comma-separated")

@@ -1,5 +1,7 @@
 """`calm-beam evaluate --experiment=NAME`: the paper's experiments.
 
+    calm-beam evaluate --experiment=tradeoff --output=evaluation
+
 The default, `splits`, is about whole sets: see `evaluate.splits`. The others are on a sample of
 prompts, with no other flags of the embedded data, by the embedded model. They write NAME.csv, NAME.json and NAME.svg
 into `--output`. A sample is small: its outputs are kept in memory. `propagation` and `tradeoff` decode in this process,
@@ -26,6 +28,26 @@ from .sensitivity import SENSITIVITY
 from .tradeoff import TRADEOFF
 
 _EXPERIMENTS = {"propagation": PROPAGATION, "sensitivity": SENSITIVITY, "tradeoff": TRADEOFF}
+
+
+_ESSENTIALS = (
+    "--experiment",
+    "--checkpoint",
+    "--data",
+    "--metric",
+    "--max_examples",
+    "--output",
+    "--overwrite",
+    # Of one or two experiments each.
+    "--thresholds",
+    "--grid_step",
+    "--positions",
+)
+
+
+def flag_parsers() -> tuple[FlagParser, ...]:
+    """Returns the parsers of all experiments, that of `splits` first."""
+    return (splits.splits_parser(_add_experiment_flag), *(_parser(name) for name in _EXPERIMENTS))
 
 
 def main(argv: Sequence[str]) -> int:
@@ -63,7 +85,13 @@ def _add_experiment_flag(parser: FlagParser) -> None:
 
 def _parser(name: str) -> FlagParser:
     """Returns the parser of an experiment's flags."""
-    parser = FlagParser(prog="calm-beam evaluate", description=(__doc__ or "").split("\n\n")[0])
+    description = _EXPERIMENTS[name].description
+    parser = FlagParser(
+        prog="calm-beam evaluate",
+        doc=__doc__,
+        description=f"{description[:1].upper()}{description[1:]}.",
+        essentials=_ESSENTIALS,
+    )
     _add_experiment_flag(parser)
     add_task_flags(parser)
     run = parser.add_argument_group("run")

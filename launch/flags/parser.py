@@ -20,6 +20,7 @@ from calm_beam.exits.schedules import SCHEDULES
 from calm_beam.manifest import ManifestError
 from calm_beam.seqio_names import seqio_name
 
+from .help_pages import HelpFormatter, ShowAll, help_page, summary
 from .model import add_model_flags
 
 if TYPE_CHECKING:
@@ -61,15 +62,6 @@ def as_usage(kinds: type[Exception] | tuple[type[Exception], ...] = ValueError) 
         raise UsageError(str(error)) from error
 
 
-class _HelpFormatter(argparse.ArgumentDefaultsHelpFormatter):
-    """Names defaults where there is one and the text does not name it already."""
-
-    def _get_help_string(self, action: argparse.Action) -> str | None:
-        if action.default in (None, "", False) or "default" in (action.help or ""):
-            return action.help
-        return super()._get_help_string(action)
-
-
 class FlagParser(argparse.ArgumentParser):
     """An argument parser that raises `UsageError` instead of ending the process, and takes no abbreviations.
 
@@ -77,8 +69,42 @@ class FlagParser(argparse.ArgumentParser):
     current folder, and an empty name that of nothing. Scripts whose variables are not set write such flags.
     """
 
-    def __init__(self, **kwargs: Any) -> None:
-        super().__init__(allow_abbrev=False, conflict_handler="resolve", formatter_class=_HelpFormatter, **kwargs)
+    def __init__(
+        self,
+        *,
+        doc: str | None = None,
+        essentials: Collection[str] | None = None,
+        heading: str = "flags",
+        add_help: bool = True,
+        **kwargs: Any,
+    ) -> None:
+        """Takes what `argparse.ArgumentParser` does, and more.
+
+        Args:
+          doc: Docstring of the command: says what it does, and holds examples.
+          essentials: Flags that `--help` lists, besides those that must be given; None for all. `--help-all` lists
+            every flag.
+          heading: Of the flags that are in no group.
+          add_help: Whether there are `--help` and `--help-all`.
+          kwargs: As there.
+        """
+        super().__init__(
+            allow_abbrev=False, conflict_handler="resolve", formatter_class=HelpFormatter, add_help=False, **kwargs
+        )
+        self._doc, self._essentials = doc or "", essentials
+        self.description = self.description or summary(self._doc)
+        self._optionals.title = heading
+        if add_help:
+            self.add_argument("-h", "--help", action="help", help=argparse.SUPPRESS)
+            self.add_argument("--help-all", action=ShowAll, help=argparse.SUPPRESS)
+
+    def format_help(self) -> str:
+        """Returns what `--help` prints."""
+        return help_page(self, doc=self._doc, shown=self._essentials)
+
+    def format_help_all(self) -> str:
+        """Returns what `--help-all` prints."""
+        return help_page(self, doc=self._doc, shown=None)
 
     # The base class has overloads for namespaces of one's own, of which there are none here.
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[argparse.Namespace, list[str]]:  # type: ignore[override]

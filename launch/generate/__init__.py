@@ -26,9 +26,14 @@ from calm_beam.storage import is_folder
 from .flags import flag_of_folders, generate_parser
 
 
+def flag_parsers() -> tuple[FlagParser, ...]:
+    """Returns the parsers of all forms of the command."""
+    return (generate_parser(__doc__),)
+
+
 def main(argv: Sequence[str]) -> int:
     """Runs the command and returns its exit status."""
-    parser = generate_parser((__doc__ or "").split(": ", 1)[1].split("\n\n")[0])
+    (parser,) = flag_parsers()
     flags, rest = parser.parse_known_args(list(argv))
     if _names_folder(flags):
         with as_usage():

@@ -33,11 +33,24 @@ _OF_FOLDERS = (
     "resume",
     "accelerator",
 )
+_ESSENTIALS = (
+    "--manifest",
+    "--checkpoint",
+    "--prompt",
+    "--input",
+    "--output",
+    "--overwrite",
+    "--show_layers",
+    "--delta",
+    "--consistency",
+    "--metric",
+    "--resume",
+)
 
 
-def generate_parser(description: str) -> FlagParser:
-    """Returns the parser of the command line."""
-    parser = FlagParser(prog="calm-beam generate", description=description)
+def generate_parser(doc: str | None) -> FlagParser:
+    """Returns the parser of the command line; its help shows what the docstring says."""
+    parser = FlagParser(prog="calm-beam generate", doc=doc, essentials=_ESSENTIALS)
     parser.add_argument("--manifest", required=True, help="a manifest, or the calibration directory that holds one")
     parser.add_argument("--checkpoint", help="model folder; default: where the manifest says that it was")
     add_model_flags(parser)

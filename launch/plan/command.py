@@ -14,15 +14,20 @@ money, bytes and memory, into how many shards to divide it, and what watching th
 
 from collections.abc import Sequence
 
-from calm_beam.launch.flags import UsageError, naming, parse_own_flags
+from calm_beam.launch.flags import FlagParser, UsageError, naming, parse_own_flags
 from calm_beam.storage import is_folder
 
 from .flags import COST_FLAGS, POWER_FLAGS, plan_parser
 
 
+def flag_parsers() -> tuple[FlagParser, ...]:
+    """Returns the parsers of all forms of the command."""
+    return (plan_parser(__doc__),)
+
+
 def main(argv: Sequence[str]) -> int:
     """Runs the command and returns its exit status."""
-    parser = plan_parser((__doc__ or "").split(": ", 1)[1].split("\n\n")[0])
+    (parser,) = flag_parsers()
     flags = parse_own_flags(parser, argv)
     with naming("--pilot"):
         is_run = flags.pilot is not None and is_folder(flags.pilot)

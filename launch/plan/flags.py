@@ -18,11 +18,22 @@ COST_FLAGS = (
     "num_shards",
 )
 _MOST_EXAMPLES = 10**12
+_ESSENTIALS = (
+    "--pilot",
+    "--delta",
+    "--epsilon",
+    "--power",
+    "--risk_guess",
+    "--loss_std",
+    "--examples",
+    "--workers",
+    "--price_per_hour",
+)
 
 
-def plan_parser(description: str) -> FlagParser:
-    """Returns the parser of the command line."""
-    parser = FlagParser(prog="calm-beam plan", description=description)
+def plan_parser(doc: str | None) -> FlagParser:
+    """Returns the parser of the command line; its help shows what the docstring says."""
+    parser = FlagParser(prog="calm-beam plan", doc=doc, essentials=_ESSENTIALS)
     parser.add_argument(
         "--pilot",
         help="what was measured: the output directory of a small calibration, to forecast the cost of a large one, or "
@@ -55,7 +66,9 @@ def plan_parser(description: str) -> FlagParser:
     )
     power.add_argument("--output", help="file for a plot of power over examples: .svg, .png or .pdf")
     cost = parser.add_argument_group("cost, from a run")
-    cost.add_argument("--examples", type=_examples, help="examples of the run that is planned, such as 1e6")
+    cost.add_argument(
+        "--examples", metavar="N", type=_examples, help="examples of the run that is planned, such as 1e6"
+    )
     cost.add_argument("--workers", type=whole_number(1, 100_000), help="processes that decode; default: 1")
     cost.add_argument(
         "--workers_per_machine",
@@ -68,7 +81,7 @@ def plan_parser(description: str) -> FlagParser:
         type=_positive,
         help="how many times faster than the pilot a worker decodes, if it runs on something else",
     )
-    cost.add_argument("--price_per_hour", type=_price, help="of one worker, in any currency")
+    cost.add_argument("--price_per_hour", metavar="X", type=_price, help="of one worker, in any currency")
     cost.add_argument("--num_shards", type=whole_number(1), help="default: what suits examples and workers")
     return parser
 

@@ -12,6 +12,13 @@ from collections.abc import Sequence
 
 from calm_beam.launch.flags import FlagParser, add_task_flags, as_usage, parse_own_flags, share, whole_number
 
+_ESSENTIALS = ("--checkpoint", "--vocabulary", "--data", "--max_examples", "--agreeing", "--output", "--overwrite")
+
+
+def flag_parsers() -> tuple[FlagParser, ...]:
+    """Returns the parsers of all forms of the command."""
+    return (_parser(),)
+
 
 def main(argv: Sequence[str]) -> int:
     """Runs the command and returns its exit status."""
@@ -24,7 +31,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _parser() -> FlagParser:
-    parser = FlagParser(prog="calm-beam suitability", description=(__doc__ or "").split(": ", 1)[1].split("\n\n")[0])
+    parser = FlagParser(prog="calm-beam suitability", doc=__doc__, essentials=_ESSENTIALS)
     add_task_flags(parser)
     parser.add_argument(
         "--max_examples", type=whole_number(1), default=100, help="size of the sample, drawn by a hash of the ids"

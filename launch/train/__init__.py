@@ -1,4 +1,4 @@
-"""`calm-beam train`: trains a model whose every decoder layer can predict, or fine-tunes one; then its exit classifier.
+r"""`calm-beam train`: trains a model whose every decoder layer can predict, and then its exit classifier.
 
 A new model and its vocabulary, from rows {"input": str, "references": [str, ...]}:
 
@@ -20,10 +20,15 @@ trained, `OUTPUT.training` holds its log and the states that `--resume` goes on 
 
 from collections.abc import Sequence
 
-from calm_beam.launch.flags import UsageError
+from calm_beam.launch.flags import FlagParser, UsageError
 from calm_beam.launch.terminal import say
 
-from .flags import parse_train_flags
+from .flags import parse_train_flags, train_parser
+
+
+def flag_parsers() -> tuple[FlagParser, ...]:
+    """Returns the parsers of all forms of the command."""
+    return (train_parser(__doc__),)
 
 
 def main(argv: Sequence[str]) -> int:
@@ -39,7 +44,7 @@ def main(argv: Sequence[str]) -> int:
       KeyboardInterrupt: If interrupted without such a state.
     """
     try:
-        flags = parse_train_flags(argv)
+        flags = parse_train_flags(argv, doc=__doc__)
     except UsageError as error:
         say(f"calm-beam train: {error}")
         return 2

@@ -44,15 +44,32 @@ _OF_CLASSIFIER = ("objective", "balance_classes", "classifier_logits")
 _SHARED = ("batch_tokens", "max_input_length", "max_target_length", "seed")
 # What a setting is called on the command line, where that is not its own name.
 _FLAG_NAMES = {"dropout_rate": "dropout", "num_logits": "classifier_logits"}
+_ESSENTIALS = (
+    "--stage",
+    "--data",
+    "--validation_data",
+    "--output",
+    "--overwrite",
+    "--checkpoint",
+    "--steps",
+    "--batch_tokens",
+    "--validate_every",
+    "--best_by",
+    "--resume",
+)
 
 
-def parse_train_flags(argv: Sequence[str]) -> argparse.Namespace:
+def parse_train_flags(argv: Sequence[str], *, doc: str | None = None) -> argparse.Namespace:
     """Returns the flags; those that were not given are None, or False.
+
+    Args:
+      argv: Flags, without the program's name.
+      doc: What the help shows.
 
     Raises:
       UsageError: If a flag is unknown or malformed, or does not go with the others.
     """
-    flags = parse_own_flags(_parser(), argv)
+    flags = parse_own_flags(train_parser(doc), argv)
     if flags.data is None:
         raise UsageError("--data is missing: files with the rows to learn from, or --seqio_task.")
     _take_validation_split(flags)
@@ -127,9 +144,9 @@ def checked_output(flags: argparse.Namespace) -> pathlib.Path:
     return output
 
 
-def _parser() -> FlagParser:
-    description = "Trains a model whose every decoder layer can predict, and then its exit classifier."
-    parser = FlagParser(prog="calm-beam train", description=description)
+def train_parser(doc: str | None) -> FlagParser:
+    """Returns the parser of the command line; its help shows what the docstring says."""
+    parser = FlagParser(prog="calm-beam train", doc=doc, essentials=_ESSENTIALS, heading="what to train, and on what")
     defaults, muon = TrainingConfig(steps=_STEPS), MuonConfig()
     add = parser.add_argument
     add("--stage", choices=("model", "classifier"), default="model", help="what to train")
@@ -173,7 +190,7 @@ def _parser() -> FlagParser:
         add(f"--{name}", type=kind, help=f"{name.replace('_', ' ')}, of muon (default {getattr(muon, name)})")
     add("--validate_every", type=int, help="steps between validations; 0 for one at the end (default 0)")
     best_by = f"what decides the best weights: loss (of the last layer; default), or a metric: {METRIC_NAMES}"
-    add("--best_by", help=best_by)
+    add("--best_by", metavar="NAME", help=best_by)
     add("--bleurt_checkpoint", help=BLEURT_CHECKPOINT_HELP)
     rows = f"validation rows that the metric is measured on (default {_BEST_BY_ROWS})"
     add("--best_by_rows", type=whole_number(1), help=rows)

@@ -47,13 +47,22 @@ from calm_beam.launch.flags.manifest import add_confidence_flag, add_precision_f
 from calm_beam.launch.flags.metrics import add_metric_settings
 from calm_beam.launch.flags.model import add_model_flags
 
+_ESSENTIALS = ("--manifest", "--data", "--checkpoint", "--alpha", "--metric", "--losses")
+
+
+def flag_parsers() -> tuple[FlagParser, ...]:
+    """Returns the parsers of all forms of the command: of a model's manifest, and of one of kind external."""
+    from .external import external_parser
+
+    return (_parser(), external_parser(__doc__))
+
 
 def main(argv: Sequence[str]) -> int:
     """Runs the command and returns its exit status."""
     if names_sweep(argv):
         from .external import verify_external
 
-        return verify_external(argv, description=_description())
+        return verify_external(argv, doc=__doc__)
     with as_usage():
         flags, options = parse_flags(_parser(), argv)
     # Here, since it loads Beam, and help does without.
@@ -63,7 +72,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _parser() -> FlagParser:
-    parser = FlagParser(prog="calm-beam verify", description=_description())
+    parser = FlagParser(prog="calm-beam verify", doc=__doc__, essentials=_ESSENTIALS)
     parser.add_argument("--manifest", required=True, help="a manifest, or the calibration directory that holds one")
     add_data_flags(parser, kind="fresh examples")
     parser.add_argument("--checkpoint", help="model folder; default: where the manifest says that it was")
@@ -87,7 +96,3 @@ def _parser() -> FlagParser:
     add_job_flags(parser)
     add_source_flags(parser)
     return parser
-
-
-def _description() -> str:
-    return (__doc__ or "").split(": ", 1)[1].split("\n\n")[0]

@@ -20,9 +20,9 @@ from calm_beam.upkeep.verification import Verdict
 from .verdicts import BROKEN, check_alpha, conclude, verdict_in_words
 
 
-def verify_external(argv: Sequence[str], *, description: str) -> int:
-    """Tests as the flags say, tells about it and returns the exit status of the command."""
-    parser = FlagParser(prog="calm-beam verify", description=description)
+def external_parser(doc: str | None) -> FlagParser:
+    """Returns the parser of the command line; its help shows what the docstring says."""
+    parser = FlagParser(prog="calm-beam verify", doc=doc)
     parser.add_argument(
         "--manifest", required=True, help="a manifest of kind external, or the directory that holds one"
     )
@@ -30,8 +30,13 @@ def verify_external(argv: Sequence[str], *, description: str) -> int:
     parser.add_argument(
         "--alpha", type=float, default=0.05, help="chance of calling any promise broken that is kept, in (0, 1)"
     )
+    return parser
+
+
+def verify_external(argv: Sequence[str], *, doc: str | None) -> int:
+    """Tests as the flags say, tells about it and returns the exit status of the command."""
     with as_usage():
-        flags = parse_own_flags(parser, argv)
+        flags = parse_own_flags(external_parser(doc), argv)
         check_alpha(flags.alpha)
     path = find_manifest(flags.manifest)
     manifest = read_any_manifest(path)

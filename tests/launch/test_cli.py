@@ -18,14 +18,17 @@ from tests.calm_beam.manifest.builders import build_manifest
 _COMMANDS = {
     "calibrate": "--checkpoint",
     "certify": "--candidates",
+    "completion": "SHELL",
     "convert": "--layout",
     "decode": "--checkpoint",
+    "doctor": "--json",
     "evaluate": "--experiment",
     "generate": "--show_layers",
     "inspect": "--checkpoint",
     "monitor": "--losses",
     "plan": "--risk_guess",
     "report": "--calibration",
+    "suitability": "--checkpoint",
     "train": "--checkpoint",
     "verify": "--manifest",
 }

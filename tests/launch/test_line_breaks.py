@@ -7,6 +7,7 @@ import pytest
 from rich.cells import cell_len
 
 from calm_beam.launch import cli
+from calm_beam.launch.commands import COMMANDS
 from calm_beam.launch.terminal import PlainConsole, say, tell, wrapped
 
 _MESSAGE = (
@@ -65,4 +66,4 @@ def test_the_usage_fits_a_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["--help"]) == 0
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= 80
-    assert {line.split()[0] for line in lines if line.startswith("  ") and line[2] != " "} == set(cli._COMMANDS)
+    assert {line.split()[0] for line in lines if line.startswith("  ") and line[2] != " "} == set(COMMANDS)

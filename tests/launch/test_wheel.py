@@ -27,6 +27,7 @@ _DATA = {
     "calm_beam/py.typed",
     "calm_beam/report/plain.html",
     "calm_beam/report/template.html",
+    "calm_beam/report/notebook.css",
     "calm_beam/report/report.css",
     "calm_beam/report/outputs.js",
     "calm_beam/report/drawing.js",

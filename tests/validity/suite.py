@@ -129,6 +129,8 @@ def pareto_tests(first: np.ndarray, second: np.ndarray, *, epsilon: float) -> Fw
     rejected, tested = np.zeros(second.shape, bool), np.zeros(second.shape, bool)
     # The path depends on the order of the p-values alone, so that calibrations with the same order are done together.
     orders, kinds = np.unique(stats.rankdata(first, method="dense", axis=-1), axis=0, return_inverse=True)
+    # numpy 2.0 alone returns a column.
+    kinds = kinds.ravel()
     for kind, members in enumerate(np.split(np.argsort(kinds, kind="stable"), np.cumsum(np.bincount(kinds))[:-1])):
         path = pareto_path(orders[kind] / (orders.shape[-1] + 1), costs=costs)
         result = pareto_test(second[members], epsilon=epsilon, path=path)

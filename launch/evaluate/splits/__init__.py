@@ -1,4 +1,6 @@
-"""`calm-beam evaluate`, or `--experiment=splits`: repeated random splits into a calibration and a test part.
+r"""`calm-beam evaluate`: repeated random splits into a calibration and a test part, or another experiment.
+
+What thresholds that the one part chooses are worth on the other, of generations that are there:
 
     calm-beam evaluate --generations=softmax,state,classifier --metric=rouge_l_unicode --consistency=textual,risk \
         --delta=0.02,0.05,0.1 --output=evaluation
@@ -24,6 +26,11 @@ from .flags import split_parser
 DESCRIPTION = "repeated random splits: thresholds chosen on one part, measured on the rest (the default)"
 
 
+def splits_parser(add_experiment_flag: Callable[[FlagParser], None]) -> FlagParser:
+    """Returns the parser of its flags; the argument adds `--experiment`."""
+    return split_parser(add_experiment_flag, doc=__doc__)
+
+
 def main(argv: Sequence[str], *, add_experiment_flag: Callable[[FlagParser], None]) -> int:
     """Runs the experiment and returns the exit status of the command.
 
@@ -32,7 +39,7 @@ def main(argv: Sequence[str], *, add_experiment_flag: Callable[[FlagParser], Non
       add_experiment_flag: Adds `--experiment`, which names all experiments of the command.
     """
     with as_usage((ValueError, OSError)):
-        flags, options = parse_flags(split_parser(add_experiment_flag), argv)
+        flags, options = parse_flags(splits_parser(add_experiment_flag), argv)
     # Here, since it loads Beam, and help does without.
     from .command import evaluate_splits
 

@@ -25,16 +25,32 @@ ALSO_OF_STORED = (
 )
 
 
-def split_parser(add_experiment_flag: Callable[[FlagParser], None]) -> FlagParser:
+_ESSENTIALS = (
+    "--experiment",
+    "--generations",
+    "--checkpoint",
+    "--data",
+    "--consistency",
+    "--metric",
+    "--delta",
+    "--trials",
+    "--speedup",
+    "--output",
+    "--overwrite",
+)
+
+
+def split_parser(add_experiment_flag: Callable[[FlagParser], None], *, doc: str | None) -> FlagParser:
     """Returns the parser of all flags, those of sweeps that are made first included.
 
     Args:
       add_experiment_flag: Adds `--experiment`, which names all experiments of the command.
+      doc: What its help shows.
     """
     parser = FlagParser(
         prog="calm-beam evaluate",
-        description="Repeated random splits into a calibration and a test part: what thresholds that one chooses are "
-        "worth on the other.",
+        doc=doc,
+        essentials=_ESSENTIALS,
         epilog="With --experiment=NAME, --help lists the flags of that experiment.",
     )
     add_experiment_flag(parser)
@@ -106,7 +122,7 @@ def sweep_flags(flags: argparse.Namespace, **changes: object) -> argparse.Namesp
     own = FlagParser(prog="calm-beam evaluate", add_help=False)
     add_own_flags(own)
     add_flags_of_both(own)
-    usual = vars(calibrate_parser("").parse_args([]))
+    usual = vars(calibrate_parser().parse_args([]))
     shared = (usual.keys() & vars(flags).keys()) - vars(own.parse_args([])).keys()
     # Where a sweep takes lists, there is one of each here.
     one_of_each = {"tau": None if flags.tau is None else (flags.tau,), "min_exit_layer": (flags.min_exit_layer,)}

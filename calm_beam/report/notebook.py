@@ -1,0 +1,190 @@
+"""Manifests and answers as notebooks show them: HTML without scripts, in the colours of the notebook's own theme."""
+
+import dataclasses
+import html
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from calm_beam.counted import counted
+from calm_beam.manifest import Calibration, ExternalCalibration, ExternalManifest, Manifest
+from calm_beam.printable import printable_line
+from calm_beam.tails import tail_in_words
+
+from .contents import facts
+from .external import promise_html as external_promise_html
+from .palette import layer_styles
+from .parts import file_text
+from .plain import sentence_html, shown
+from .promise import CONDITION, cautions, together_in_words
+from .setting_chart import setting_chart
+
+if TYPE_CHECKING:
+    from calm_beam.serving import Answer
+
+# Of more entries, and longer answers, the beginning is shown: a notebook keeps its outputs.
+_MOST_ENTRIES = 50
+_MOST_TOKENS = 1000
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Step:
+    """A step of an entry's path, as `setting_chart.Tested` has it."""
+
+    setting: str
+    delta: float
+    risk: float
+    p_value: float
+    rejected: bool
+    tested: bool = True
+    cost: float | None = None
+
+
+def manifest_html(manifest: Manifest) -> str:
+    """Returns a promise of a manifest in words, the test behind it as a drawing, and a table of all promises.
+
+    It is the first by which tokens exit, in the manifest's order; the first of all where there is none.
+    """
+    first = next((entry for entry in manifest.calibrations if entry.threshold is not None), manifest.calibrations[0])
+    steps = [
+        _Step(
+            setting=f"{step.threshold:g}" + ("" if step.variant is None else f", {step.variant.in_words()}"),
+            delta=first.delta,
+            risk=step.risk,
+            p_value=step.p_value,
+            rejected=step.rejected,
+        )
+        for step in first.path
+    ]
+    variant = "" if first.variant is None else f", {first.variant.in_words()}"
+    chosen = None if first.threshold is None else f"{first.threshold:g}{variant}"
+    rows = (
+        (
+            "all" if entry.group is None else printable_line(entry.group),
+            f"{entry.consistency}{tail_in_words(entry.known_loss)}, {printable_line(entry.metric)}",
+            f"{entry.delta:g}",
+            f"{entry.epsilon:.4g}",
+            _exit_in_words(entry),
+            f"{entry.layers:.2f} of {manifest.model.layers}",
+            f"{entry.risk:.4f}",
+        )
+        for entry in manifest.calibrations[:_MOST_ENTRIES]
+    )
+    return _shown(
+        f"calm-beam manifest: {counted(len(manifest.calibrations), 'promise')}",
+        sentence_html(first, manifest),
+        _drawn(steps, chosen=chosen, what="thresholds"),
+        "".join(f"<p class='caution'>{html.escape(caution.text)}</p>" for caution in cautions(manifest)),
+        _table(("group", "loss", "δ", "ε", "exits", "layers", "risk"), rows, of=len(manifest.calibrations)),
+        _paragraph(together_in_words(manifest)),
+        _paragraph(CONDITION),
+        _details("Model, decoding and data", _facts(manifest)),
+    )
+
+
+def external_manifest_html(manifest: ExternalManifest) -> str:
+    """Returns the same of a manifest of kind external, of the first promise that found a setting."""
+    first = next((entry for entry in manifest.calibrations if entry.setting is not None), manifest.calibrations[0])
+    steps = [
+        _Step(setting=step.setting, delta=first.delta, risk=step.risk, p_value=step.p_value, rejected=step.rejected)
+        for step in first.path
+    ]
+    rows = (
+        (
+            "all" if entry.group is None else printable_line(entry.group),
+            _external_loss(entry),
+            f"{entry.delta:g}",
+            f"{entry.epsilon:.4g}",
+            "none" if entry.setting is None else printable_line(entry.setting),
+            "" if entry.cost is None else f"{entry.cost:g}",
+            "" if entry.risk is None else f"{entry.risk:.4f}",
+        )
+        for entry in manifest.calibrations[:_MOST_ENTRIES]
+    )
+    return _shown(
+        f"calm-beam certification: {counted(len(manifest.calibrations), 'promise')}",
+        external_promise_html(first, manifest),
+        _drawn(steps, chosen=first.setting, what="settings"),
+        _table(("group", "loss", "δ", "ε", "setting", "cost", "risk"), rows, of=len(manifest.calibrations)),
+        _paragraph(manifest.guarantee),
+    )
+
+
+def answer_html(answer: "Answer") -> str:
+    """Returns an answer's text, and a cell for each of its tokens in the colour of the layer at which it left."""
+    used, full = answer.layers_used, answer.num_layers * len(answer.tokens)
+    saved = f"{answer.layers_saved / full:.0%}".replace("%", " %") if full else "nothing"
+    pairs = zip(answer.tokens, answer.exit_layers, answer.confidences, strict=True)
+    cells = "".join(
+        f"<span class='token l{layer}' title='token {token}: layer {layer} of {answer.num_layers}, "
+        f"confidence {confidence:.3f}'>{layer}</span>"
+        for token, layer, confidence in list(pairs)[:_MOST_TOKENS]
+    )
+    more = max(len(answer.tokens) - _MOST_TOKENS, 0)
+    notes = [f"{counted(len(answer.tokens), 'token')}, {used:,} of {full:,} layers run, {saved} saved."]
+    if more:
+        notes.append(f"{counted(more, 'more token')} {'is' if more == 1 else 'are'} not shown.")
+    if answer.truncated:
+        notes.append("The prompt was cut.")
+    return _shown(
+        "calm-beam answer",
+        f"<p class='text'>{shown(answer.text)}</p>",
+        f"<p class='tokens' role='img' aria-label='{_layers_in_words(answer.exit_layers)}'>{cells}</p>",
+        _paragraph(f"The layer at which each token left, of {answer.num_layers}. {' '.join(notes)}"),
+        style=_layer_styles(answer.num_layers),
+    )
+
+
+def _shown(label: str, *parts: str, style: str = "") -> str:
+    css = file_text("notebook.css") + style
+    inside = f"<style>{css}</style>{''.join(parts)}"
+    return f"<div class='calm-beam' role='group' aria-label='{html.escape(label)}'>{inside}</div>"
+
+
+def _layer_styles(num_layers: int) -> str:
+    """Returns the style sheet of the layers' colours, which moves nothing else of the notebook."""
+    return "\n".join(f".calm-beam {line}" for line in layer_styles(num_layers).splitlines())
+
+
+def _layers_in_words(layers: Sequence[int]) -> str:
+    return f"Exit layers: {', '.join(map(str, layers[:_MOST_TOKENS]))}"
+
+
+def _exit_in_words(entry: Calibration) -> str:
+    if entry.threshold is None:
+        return "never"
+    return f"at {entry.threshold:g}" + ("" if entry.variant is None else f", {entry.variant.in_words()}")
+
+
+def _external_loss(entry: ExternalCalibration) -> str:
+    return printable_line(entry.loss) + ("" if entry.tail is None else f" > {entry.tail:g}")
+
+
+def _drawn(steps: Sequence[_Step], *, chosen: str | None, what: str) -> str:
+    chart = setting_chart(steps, chosen=chosen, width=560, height=180, is_large=False)
+    ended = "to the end" if steps[-1].rejected else "until one could not be proved safe (×)"
+    ends = f"{shown(steps[0].setting)} to {shown(steps[-1].setting)}" if len(steps) > 1 else shown(steps[0].setting)
+    return f"<figure>{chart}<figcaption>Risk of the {what} that were tested, {ends}, {ended}.</figcaption></figure>"
+
+
+def _table(names: Sequence[str], rows: Iterable[Sequence[str]], *, of: int) -> str:
+    head = "".join(f"<th scope='col'>{name}</th>" for name in names)
+    body = "".join(f"<tr>{''.join(f'<td>{html.escape(cell)}</td>' for cell in row)}</tr>" for row in rows)
+    more = of - _MOST_ENTRIES
+    rest = _paragraph(f"{counted(more, 'more promise')} not shown.") if more > 0 else ""
+    whole = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>{rest}"
+    return _details("All promises" if of > 1 else "The promise as a table", whole)
+
+
+def _facts(manifest: Manifest) -> str:
+    rows = (
+        f"<tr><th scope='row'>{html.escape(name)}</th><td>{shown(value)}</td></tr>" for name, value in facts(manifest)
+    )
+    return f"<table><tbody>{''.join(rows)}</tbody></table>"
+
+
+def _details(summary: str, inside: str) -> str:
+    return f"<details><summary>{html.escape(summary)}</summary>{inside}</details>"
+
+
+def _paragraph(text: str) -> str:
+    return f"<p>{html.escape(text)}</p>" if text else ""

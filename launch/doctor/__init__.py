@@ -1,0 +1,33 @@
+"""`calm-beam doctor`: says what is installed here, what the machine has, and whether a small run comes out right.
+
+    calm-beam doctor
+
+For a bug report, or for another program:
+
+    calm-beam doctor --json
+
+The small run sweeps a few prompts with the embedded model, answers one of them as `generate` would, and compares the
+two. The first time it takes about a minute, since everything is compiled.
+
+Exit status: 0 everything is as it should be, 1 something is not: the table marks what, 2 bad usage.
+"""
+
+from collections.abc import Sequence
+
+from calm_beam.launch.flags import FlagParser, parse_own_flags
+
+
+def flag_parsers() -> tuple[FlagParser, ...]:
+    """Returns the parsers of all forms of the command."""
+    parser = FlagParser(prog="calm-beam doctor", doc=__doc__)
+    parser.add_argument("--json", action="store_true", help="print one JSON object instead of a table")
+    return (parser,)
+
+
+def main(argv: Sequence[str]) -> int:
+    """Runs the command and returns its exit status."""
+    flags = parse_own_flags(flag_parsers()[0], argv)
+    # Here, since help does without.
+    from .command import examine
+
+    return examine(as_json=flags.json)

@@ -1,0 +1,168 @@
+"""What `calm-beam doctor` does once its flags are parsed."""
+
+import dataclasses
+import json
+import os
+import platform
+from typing import TYPE_CHECKING, Any
+
+from rich import box
+from rich.table import Table
+
+from calm_beam import __version__
+from calm_beam.counted import counted
+from calm_beam.errors import CalmBeamError
+from calm_beam.launch.terminal import PlainConsole, tell
+
+from .installed import Installed
+
+if TYPE_CHECKING:
+    from .machine import Cache, Device
+    from .trial import Trial
+
+_NVIDIA_DRIVER = "/proc/driver/nvidia/version"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Examined:
+    """All that was found out.
+
+    Attributes:
+      installed: Packages and extras.
+      devices: Those that JAX sees; none if it cannot be used.
+      free_bytes: What this process may take of the machine's memory.
+      cache: The folder of caches.
+      trial: What a small run came to; None if there was none.
+      problems: What is not as it should be, a sentence each.
+    """
+
+    installed: Installed
+    devices: "tuple[Device, ...]"
+    free_bytes: int | None
+    cache: "Cache | None"
+    trial: "Trial | None"
+    problems: tuple[str, ...]
+
+
+def examine(*, as_json: bool) -> int:
+    """Examines this installation and machine, tells about it and returns the exit status of the command."""
+    found = _examined()
+    if as_json:
+        print(json.dumps(_as_json(found), indent=2))
+    else:
+        _print(found)
+    return 1 if found.problems else 0
+
+
+def _examined() -> Examined:
+    installed = Installed.here()
+    problems = [f"{package.name}: {package.in_words()}." for package in installed.packages if not package.is_good]
+    nothing = Examined(
+        installed=installed, devices=(), free_bytes=None, cache=None, trial=None, problems=tuple(problems)
+    )
+    try:
+        # Here, since JAX may be what does not work.
+        from .machine import cache, devices, free_memory
+
+        found = dataclasses.replace(nothing, devices=devices(), free_bytes=free_memory(), cache=cache())
+    except (ImportError, RuntimeError) as error:
+        return dataclasses.replace(nothing, problems=(*problems, f"JAX cannot be used: {error}"))
+    if found.cache is not None and not found.cache.is_writable:
+        problems.append(f"{found.cache.path}: cannot be written. Set CALM_BEAM_CACHE to a folder that can.")
+    only_cpu = all(device.platform == "cpu" for device in found.devices)
+    if only_cpu and os.environ.get("JAX_PLATFORMS") != "cpu" and os.path.exists(_NVIDIA_DRIVER):
+        problems.append("this machine has an NVIDIA GPU, which JAX does not see: pip install 'jax[cuda12]'.")
+    trial, problem = _tried(installed)
+    problems.extend([problem] if problem else [])
+    return dataclasses.replace(found, trial=trial, problems=tuple(problems))
+
+
+def _tried(installed: Installed) -> "tuple[Trial | None, str | None]":
+    """Returns what a small run came to, and what is wrong with it, if anything is."""
+    try:
+        from .trial import run_trial
+
+        trial = run_trial()
+    except ModuleNotFoundError as error:
+        if installed.distribution == "calm-beam-serving" and error.name == "calm_beam.demo":
+            return None, None
+        return None, f"the small run failed: {error}."
+    # What a device or a library of its fails with is of many kinds, and all of them are findings.
+    except (CalmBeamError, ValueError, RuntimeError, OSError, MemoryError, ImportError) as error:
+        return None, f"the small run failed: {type(error).__name__}: {error}"
+    if trial.difference is not None:
+        return trial, f"the small run came out wrong: {trial.difference}."
+    return trial, None
+
+
+def _as_json(found: Examined) -> dict[str, Any]:
+    return {
+        "calm_beam": __version__,
+        "python": platform.python_version(),
+        "platform": platform.platform(),
+        **dataclasses.asdict(found),
+    }
+
+
+def _print(found: Examined) -> None:
+    console = PlainConsole()
+    tell(f"calm-beam {__version__}, Python {platform.python_version()}, {platform.platform()}")
+    for table in (_packages(found.installed), _extras(found.installed), _machine(found)):
+        if table.row_count:
+            console.print(table)
+    for problem in found.problems:
+        tell(f"problem: {problem}")
+    if not found.problems:
+        tell("Everything is as it should be.")
+
+
+def _table(title: str, *columns: str) -> Table:
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
+    for name in columns:
+        table.add_column(name, overflow="fold")
+    return table
+
+
+def _packages(installed: Installed) -> Table:
+    title = f"Packages of {installed.distribution}" if installed.distribution else "Packages"
+    table = _table(title, "package", "version", "asked for", "")
+    for package in installed.packages:
+        table.add_row(package.name, package.version or "none", package.asked, "" if package.is_good else "problem")
+    return table
+
+
+def _extras(installed: Installed) -> Table:
+    table = _table("Extras, each for something that not everybody needs", "extra", "for", "")
+    for extra in installed.extras:
+        state = f"without {', '.join(extra.missing)}" if extra.missing else "installed"
+        table.add_row(extra.name, extra.purpose, state)
+    return table
+
+
+def _machine(found: Examined) -> Table:
+    table = _table("Machine", "what", "found")
+    table.show_header = False
+    for device in found.devices:
+        memory = ""
+        if device.total_bytes is not None and device.free_bytes is not None:
+            memory = f", {_size(device.free_bytes)} of {_size(device.total_bytes)} free"
+        table.add_row(device.name, f"{device.platform}, {device.kind}{memory}")
+    if found.free_bytes is not None:
+        table.add_row("free memory", _size(found.free_bytes))
+    if found.cache is not None:
+        files = counted(found.cache.files, "file")
+        table.add_row("cache", f"{found.cache.path}: {files}, {_size(found.cache.size_bytes)}")
+    if (trial := found.trial) is not None:
+        verdict = trial.difference or "served as it was swept"
+        table.add_row(
+            "small run",
+            f"{verdict}, {trial.layers:.1f} of {trial.num_layers} layers a token, {trial.seconds:.0f} s\n"
+            f"{trial.prompt}\n{trial.answer}",
+        )
+    elif found.devices and not found.problems:
+        table.add_row("small run", "none: calm-beam-serving has no model of its own")
+    return table
+
+
+def _size(size: int) -> str:
+    return f"{size / 2**30:,.1f} GiB" if size >= 2**30 else f"{size / 2**20:,.1f} MiB"

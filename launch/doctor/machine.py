@@ -1,0 +1,87 @@
+"""What the machine has: devices, memory, and the cache of this user."""
+
+import dataclasses
+import os
+import pathlib
+
+import jax
+
+from calm_beam.cache import cache_folder
+from calm_beam.free_memory import available_bytes
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Device:
+    """A device that JAX sees.
+
+    Attributes:
+      name: As JAX calls it.
+      platform: `cpu`, `gpu` or `tpu`.
+      kind: The model of it.
+      total_bytes: Of its memory; None where it does not tell, as CPUs.
+      free_bytes: Of its memory; None likewise.
+    """
+
+    name: str
+    platform: str
+    kind: str
+    total_bytes: int | None
+    free_bytes: int | None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Cache:
+    """The folder of caches.
+
+    Attributes:
+      path: The folder, which need not exist.
+      files: Files in it.
+      size_bytes: What they take.
+      is_writable: Whether it can be written, or made.
+    """
+
+    path: str
+    files: int
+    size_bytes: int
+    is_writable: bool
+
+
+def devices() -> tuple[Device, ...]:
+    """Returns the devices of this process; raises RuntimeError if JAX finds none of the platform it is told to use."""
+    return tuple(_device(device) for device in jax.local_devices())
+
+
+def _device(device: jax.Device) -> Device:
+    statistics = device.memory_stats() or {}
+    limit = statistics.get("bytes_limit")
+    return Device(
+        name=str(device),
+        platform=device.platform,
+        kind=device.device_kind,
+        total_bytes=limit,
+        free_bytes=None if limit is None else limit - statistics.get("bytes_in_use", 0),
+    )
+
+
+def free_memory() -> int:
+    """Returns how many bytes this process may still take of the machine's memory."""
+    return available_bytes()
+
+
+def cache() -> Cache:
+    """Returns what the cache holds."""
+    folder = cache_folder()
+    sizes = []
+    for directory, _, names in os.walk(folder):
+        for name in names:
+            try:
+                sizes.append(os.lstat(os.path.join(directory, name)).st_size)
+            except FileNotFoundError:
+                # Another process has removed it meanwhile.
+                continue
+    return Cache(path=str(folder), files=len(sizes), size_bytes=sum(sizes), is_writable=_is_writable(folder))
+
+
+def _is_writable(folder: pathlib.Path) -> bool:
+    nearest = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    return nearest.is_dir() and os.access(nearest, os.W_OK | os.X_OK)

@@ -1,0 +1,107 @@
+"""A small run: a few prompts of the embedded model, swept, and one of them served; the two must agree."""
+
+import dataclasses
+import itertools
+import time
+
+import numpy as np
+
+from calm_beam.checkpoints import load_checkpoint
+from calm_beam.decoding.early_exit import EarlyExitDecoder
+from calm_beam.decoding.prompts import encode_prompt
+from calm_beam.decoding.result import EarlyExitResult, SweepResult
+from calm_beam.decoding.settings import DecodeSettings
+from calm_beam.decoding.sweep import SweepDecoder
+from calm_beam.demo import embedded
+from calm_beam.exits.rule import ExitRule
+from calm_beam.inputs import read_examples
+from calm_beam.vocabulary import open_vocabulary, output_text
+
+_PROMPTS = 4
+_THRESHOLDS = (0.9, 0.5)
+_SETTINGS = DecodeSettings(rule=ExitRule(), thresholds=_THRESHOLDS, max_input_length=48, max_decode_length=32)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Trial:
+    """What a small run came to.
+
+    Attributes:
+      prompt: The prompt that was served.
+      answer: Its output at the highest threshold.
+      layers: Mean layers of a token of it.
+      num_layers: Layers of the decoder.
+      difference: How the served output differs from the sweep's, in words; None if it does not.
+      seconds: What all took, compiling included.
+    """
+
+    prompt: str
+    answer: str
+    layers: float
+    num_layers: int
+    difference: str | None
+    seconds: float
+
+
+def run_trial() -> Trial:
+    """Sweeps and serves; returns what came of it.
+
+    Raises:
+      CalmBeamError: If the embedded model or its data cannot be read.
+      ValueError: If there is no memory for it.
+      RuntimeError: If a device fails.
+    """
+    began = time.monotonic()
+    checkpoint = load_checkpoint(embedded.MODEL)
+    assert checkpoint.vocabulary_path is not None
+    vocabulary = open_vocabulary(checkpoint.vocabulary_path)
+    examples = itertools.islice(read_examples(str(embedded.CALIBRATION_SET)), _PROMPTS)
+    prompts = [
+        encode_prompt(
+            example,
+            vocabulary,
+            settings=_SETTINGS,
+            vocab_size=checkpoint.config.vocab_size,
+            on_long="error",
+        )
+        for example in examples
+    ]
+    sweep = SweepDecoder(
+        checkpoint,
+        _SETTINGS.rule,
+        thresholds=_THRESHOLDS,
+        max_decode_length=_SETTINGS.max_decode_length,
+        max_input_length=_SETTINGS.max_input_length,
+        batch_size=_PROMPTS,
+    )
+    swept = dict(sweep.decode([prompt.ids for prompt in prompts]))
+    decoder = EarlyExitDecoder(
+        checkpoint,
+        _SETTINGS.rule,
+        threshold=_THRESHOLDS[0],
+        max_decode_length=_SETTINGS.max_decode_length,
+        max_input_length=_SETTINGS.max_input_length,
+    )
+    ((_, served),) = decoder.decode([prompts[0].ids])
+    tokens = served.tokens[: served.length]
+    return Trial(
+        prompt=prompts[0].example.input or "",
+        answer=output_text(tokens.tolist(), vocabulary),
+        layers=float(served.exit_layers[: served.length].mean()),
+        num_layers=checkpoint.config.num_decoder_layers,
+        difference=difference(swept[0], served, lane=1),
+        seconds=time.monotonic() - began,
+    )
+
+
+def difference(swept: SweepResult, served: EarlyExitResult, *, lane: int) -> str | None:
+    """Returns how an output that was served differs from that of a sweep's lane, in words; None if it does not."""
+    if not (swept.is_finite and served.is_finite):
+        return "logits are not finite numbers"
+    for name in ("tokens", "exit_layers"):
+        expected, found = getattr(swept, name)[lane], getattr(served, name)
+        steps = np.flatnonzero(expected != found)
+        if steps.size:
+            step = int(steps[0])
+            return f"{name} differ from step {step + 1} on: {expected[step]} swept, {found[step]} served"
+    return None

@@ -16,7 +16,7 @@ from calm_beam.decoding.settings import DecodeSettings
 from calm_beam.decoding.thresholds import thresholds_by_step
 from calm_beam.demo import embedded
 from calm_beam.exits.rule import ExitRule
-from calm_beam.launch.flags import as_usage
+from calm_beam.launch.flags import arithmetic_of, as_usage
 from calm_beam.launch.flags.data import find_output
 from calm_beam.launch.sample import encoded_prompts, read_all_examples, sample_in_words
 from calm_beam.launch.setup_run import prepare_run

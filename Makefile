@@ -20,7 +20,7 @@ FAST := calm_beam tests/tools/demo_task tests/validity \
     $(addprefix --ignore=tests/calm_beam/,$(addprefix report/test_,browser.py labels.py reading.py) metrics/test_bleurt.py \
         inputs/test_tensorflow_formats.py)
 
-.PHONY: calibrate test test-all test-fast test-exhaustive test-validity lint format types api pictures demo-model clean
+.PHONY: calibrate test test-all test-fast test-exhaustive test-validity lint format types docs pictures demo-model clean
 
 calibrate: $(INSTALLED)  ## calibrate the embedded model on the embedded data
 	$(BIN)/calm-beam calibrate --output=build/demo-calibration --overwrite
@@ -54,8 +54,8 @@ format: $(INSTALLED)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-api: $(INSTALLED)  ## the API reference, from the docstrings, in build/api
-	$(BIN)/pdoc --docformat google --no-show-source --output-directory build/api calm_beam
+docs: $(INSTALLED)  ## the documentation site, in build/site; broken links and pages that nothing leads to end it
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 
 pictures: $(INSTALLED)  ## make the README's pictures again (about ten minutes; needs Chromium)
 	$(BIN)/python -m tools.pictures --output=docs/pictures

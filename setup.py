@@ -71,8 +71,12 @@ _SEQIO = [*_TENSORFLOW, "seqio>=0.0.20,<0.1", "importlib_resources>=6,<8"]
 # For the metric bleurt.
 _BLEURT = _TENSORFLOW
 
+# For the documentation site: `make docs`.
+_DOCS = ["mkdocs>=1.6,<2", "mkdocs-material>=9.6,<10", "mkdocstrings-python>=1.16,<3"]
+
 _DEV = [
     *_DATAFLOW,
+    *_DOCS,
     *_PLOTS,
     *_METRICS,
     *_DASK,
@@ -89,7 +93,6 @@ _DEV = [
     "mpmath>=1.3,<2",
     "mypy>=1.15,<3",
     "orbax-checkpoint>=0.11.28,<0.13",
-    "pdoc>=15,<17",
     # Drives the browser that a machine has, in tests of the report; brings none.
     "playwright>=1.50,<2",
     "pytest>=8.2,<10",
@@ -106,6 +109,7 @@ _EXTRAS = {
     "dask": _DASK,
     "dataflow": _DATAFLOW,
     "dev": _DEV,
+    "docs": _DOCS,
     "gcp": _GCP,
     "metrics": _METRICS,
     "plots": _PLOTS,

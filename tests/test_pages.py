@@ -6,7 +6,7 @@ import re
 import pytest
 
 _ROOT = pathlib.Path(__file__).resolve().parents[1]
-_PAGES = [*sorted(_ROOT.glob("*.md")), *sorted(_ROOT.glob("docs/*.md")), *sorted(_ROOT.glob("examples/*/*.md"))]
+_PAGES = [*sorted(_ROOT.glob("*.md")), *sorted(_ROOT.glob("docs/**/*.md")), *sorted(_ROOT.glob("examples/*/*.md"))]
 _ARCHITECTURE = (_ROOT / "ARCHITECTURE.md").read_text(encoding="utf-8")
 
 _LINK = re.compile(r"\]\(([^)\s]+)\)")

@@ -1,0 +1,44 @@
+"""Links of pages on the site."""
+
+import re
+
+from tests.snippets import ROOT
+from tools.site.doctests import with_blocks
+from tools.site.hooks import with_links_of_the_site
+
+
+def test_links_of_the_repository_become_links_of_the_site() -> None:
+    """A link leads to the page that a file has become, or to its copy; others, and code, stay as they are."""
+    text = "[a](../BENCHMARKS.md#losses) [b](../examples/web_service) [c](../setup.py) "
+    same = "[d](data.md) [e](https://example.org) [f](#g)"
+    assert with_links_of_the_site(text + same, "faq.md") == (
+        f"[a](benchmarks.md#losses) [b](examples/web_service.md) [c](files/setup.py) {same}"
+    )
+    assert with_links_of_the_site("```\n[a](../setup.py)\n```", "faq.md") == "```\n[a](../setup.py)\n```"
+
+
+def test_links_of_pages_that_lie_elsewhere() -> None:
+    """Those of ARCHITECTURE.md and of examples are taken from where these files lie."""
+    assert with_links_of_the_site("[a](docs/data.md)", "architecture.md") == "[a](data.md)"
+    assert with_links_of_the_site("[a](../../docs/data.md)", "examples/web_service.md") == "[a](../data.md)"
+    assert with_links_of_the_site("[a](../../examples/calibrate.ipynb)", "how-to/x.md") == (
+        "[a](../files/examples/calibrate.ipynb)"
+    )
+
+
+def test_links_to_nothing_are_left_for_mkdocs_to_refuse() -> None:
+    """A link to a file that is not there stays, so that the strict build names it."""
+    assert with_links_of_the_site("[a](../none.md)", "faq.md") == "[a](../none.md)"
+
+
+def test_examples_in_docstrings_become_blocks() -> None:
+    """Lines of an example, and what it prints, are code; what is around them is not."""
+    assert with_blocks("Adds.\n\n>>> add(1, 2)\n3\n\nMore.") == "Adds.\n\n```pycon\n>>> add(1, 2)\n3\n```\n\nMore."
+    assert with_blocks("Nothing to show.") == "Nothing to show."
+
+
+def test_nothing_comes_from_elsewhere() -> None:
+    """No font, script or style of the site is fetched from a server."""
+    text = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    assert "\n  font: false\n" in text
+    assert not re.search(r"https?://", text)

@@ -1,0 +1,100 @@
+"""The reference of all commands' flags, written by their own parsers."""
+
+import argparse
+import html
+import re
+
+from calm_beam.launch.commands import COMMANDS, flag_parsers
+from calm_beam.launch.flags.help_pages import examples, placeholder
+
+# Commands with several forms, and those beside the usual one: the name of its page, and how it is asked for.
+_FORMS = {
+    "evaluate": {
+        name: f"calm-beam evaluate --experiment={name}" for name in ("propagation", "sensitivity", "tradeoff")
+    },
+    "verify": {"certification": "calm-beam verify, of a certification"},
+}
+
+
+def pages() -> dict[str, str]:
+    """Returns a page of flags for every form of every command, by its name."""
+    found = {}
+    for command in COMMANDS:
+        usual, *others = flag_parsers(command)
+        found[command] = _page(usual, examples_of=usual._doc)
+        for (name, title), parser in zip(_FORMS.get(command, {}).items(), others, strict=True):
+            found[f"{command}-{name}"] = _page(parser, title=title)
+    return found
+
+
+def table() -> str:
+    """Returns the table of these pages, as Markdown."""
+    rows = [f"| {_link(command)}{_others(command)} | {does} |" for command, does in COMMANDS.items()]
+    return "\n".join(["| command | does |", "|---|---|", *rows])
+
+
+def _others(command: str) -> str:
+    links = [_link(f"{command}-{name}", name) for name in _FORMS.get(command, {})]
+    return f" ({', '.join(links)})" if links else ""
+
+
+def _link(page: str, name: str = "") -> str:
+    return f"[`{name or page}`](flags/{page}.md)"
+
+
+def _page(parser: argparse.ArgumentParser, *, title: str = "", examples_of: str = "") -> str:
+    """Returns the page of a parser: what the command does, and its flags by group.
+
+    Args:
+      parser: Of the command.
+      title: Heading of the page; the command's name if empty.
+      examples_of: The docstring whose examples are shown.
+    """
+    parts = [f"# {title or parser.prog}", _prose(parser.description or "")]
+    for said, command in examples(examples_of):
+        parts += [said, f"```sh\n{command}\n```"]
+    formatter = parser._get_formatter()
+    for group in parser._action_groups:
+        actions = [action for action in group._group_actions if action.help is not argparse.SUPPRESS]
+        if actions:
+            parts.extend(_titled(group.title or ""))
+            parts.extend(_described(action, formatter) for action in actions)
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def _titled(title: str) -> list[str]:
+    """Returns a heading for a group, and below it what its title says in brackets."""
+    name, _, remark = title.removesuffix(")").partition(" (")
+    # argparse's own names for what is in no group say little.
+    name = {"options": "Flags", "positional arguments": "Arguments"}.get(name, name)
+    return [f"## {_capital(name)}", *([f"{_capital(_prose(remark))}."] if remark else [])]
+
+
+def _capital(text: str) -> str:
+    return text[:1].upper() + text[1:]
+
+
+def _described(action: argparse.Action, formatter: argparse.HelpFormatter) -> str:
+    """Returns an entry of a list of definitions: the flag, and what its help says."""
+    required = "required; " if action.required and action.option_strings else ""
+    return f"{_names(action)}\n:   {required}{_prose(formatter._expand_help(action))}"
+
+
+def _names(action: argparse.Action) -> str:
+    if not action.option_strings:
+        return f"`{action.metavar or action.dest.upper()}`"
+    value = "" if action.nargs == 0 else f"={placeholder(action)}"
+    return ", ".join(f"`{name}{value}`" for name in action.option_strings)
+
+
+def _prose(text: str) -> str:
+    """Returns help as Markdown: names of flags and of placeholders as code, and nothing else taken for markup."""
+    words = re.sub(r"\s+", " ", text.replace("`", "")).strip()
+    marked = re.sub(r"(?<![\w-])(--\w[\w.-]*(?:=[^\s;,()]+)?)", r"`\1`", words)
+    # Outside of what is code by now.
+    pieces = re.split(r"(`[^`]*`)", marked)
+    return "".join(piece if piece.startswith("`") else _escaped(piece) for piece in pieces)
+
+
+def _escaped(text: str) -> str:
+    return re.sub(r"([*_\[\]])", r"\\\1", html.escape(text, quote=False))

@@ -30,9 +30,6 @@ def identify_run(
     settings = dataclasses.asdict(config)
     for name in _WATCHING:
         del settings[name]
-    if config.dtype == "float32":
-        # States of earlier runs say nothing of it.
-        del settings["dtype"]
     settings |= {"optimizer": type(config.optimizer).__name__, **settings["optimizer"]}
     settings |= {f"model {name}": value for name, value in dataclasses.asdict(model_config).items()}
     settings["training data"] = _digest(pairs)

@@ -2,10 +2,10 @@
 
     CALM_BEAM_GOLDENS=goldens python -m tests.calm_beam.make_t5x_bfloat16 T5X
 
-where `T5X` is a checkout of github.com/google-research/t5x (made at cc342d4); `t5x/examples/t5/network.py` and `layers.py`
-are loaded from it, which need Flax alone. A decoder cut after layer i gives the prediction after that layer, teacher-forced
-on the full model's golden outputs. Stored are tokens and softmax gaps, each (layers, prompts, steps), in float32 and in
-bfloat16.
+where `T5X` is a checkout of github.com/google-research/t5x (made at cc342d4), of which `t5x/examples/t5/network.py` and
+`layers.py` are loaded; they need Flax alone. A decoder cut after layer i gives the prediction after that layer,
+teacher-forced on the full model's golden outputs. Stored are tokens and softmax gaps, each (layers, prompts, steps), in
+float32 and in bfloat16.
 """
 
 import importlib.util

@@ -168,8 +168,8 @@ def test_fine_tuning_starts_from_the_given_weights() -> None:
 def test_a_resumed_run_ends_with_the_same_bits(optimizer: OptimizerConfig, killed_after: int, dtype: str) -> None:
     """A run that dies after a step and is taken up from its last state gives the weights of one that never died."""
     # 40 pairs are two batches, so an epoch ends on the way; dropout and sampled layers are drawn at each step.
-    changes = {"optimizer": optimizer, "dtype": dtype}
-    config = dataclasses.replace(_SHORT, **changes, progress_every=3, validate_every=2, save_every=1)
+    config = dataclasses.replace(_SHORT, optimizer=optimizer, progress_every=3, validate_every=2, save_every=1)
+    config = dataclasses.replace(config, dtype=dtype)
     pairs, unseen = _copies(40, seed=0), _copies(5, seed=2)
     reports: list[Progress] = []
     whole = train(config, _MODEL, pairs=pairs, validation_pairs=unseen, on_progress=reports.append)

@@ -4,6 +4,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/installed
+CHECKERS := $(VENV)/checkers
 PARALLEL := -n auto --maxprocesses=4 --dist loadfile
 # What is worth compiling as users do (an XLA_FLAGS of nothing): tests/conftest.py has all else compiled quickly.
 COMPILED := $(addprefix tests/calm_beam/,decoding exits model serving test_reference_goldens.py)
@@ -20,7 +21,7 @@ FAST := calm_beam tests/tools/demo_task tests/validity \
     $(addprefix --ignore=tests/calm_beam/,$(addprefix report/test_,browser.py labels.py reading.py) metrics/test_bleurt.py \
         inputs/test_tensorflow_formats.py)
 
-.PHONY: calibrate test test-all test-fast test-exhaustive test-validity lint format types docs pictures demo-model clean
+.PHONY: calibrate test test-all test-fast test-exhaustive test-validity matrix lint format types docs pictures demo-model clean
 
 calibrate: $(INSTALLED)  ## calibrate the embedded model on the embedded data
 	$(BIN)/calm-beam calibrate --output=build/demo-calibration --overwrite
@@ -43,14 +44,17 @@ test-validity: $(INSTALLED)  ## the guarantee itself: 10,000 simulated calibrati
 	$(BIN)/python -m pytest tests/validity
 	$(BIN)/python -m tests.validity --output=build/validity.md
 
-lint: $(INSTALLED)
+matrix: $(INSTALLED)  ## test-fast on every Python that is here, with the lowest and the newest versions (an hour); MATRIX=--python=3.12 for one
+	$(BIN)/python -m tools.matrix --output=build/matrix $(MATRIX) $(FAST)
+
+lint: $(CHECKERS)  ## ruff; neither this nor the next needs Beam or TensorFlow
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
-types: $(INSTALLED)
+types: $(CHECKERS)
 	$(BIN)/mypy calm_beam tests benchmarks tools
 
-format: $(INSTALLED)
+format: $(CHECKERS)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
@@ -72,6 +76,13 @@ $(INSTALLED): setup.py pyproject.toml
 	$(BIN)/python -m pip install --quiet --upgrade pip
 	$(BIN)/python -m pip install --quiet --editable '.[dev]'
 	touch $(INSTALLED)
+
+# What checks the sources without running them. What is all installed has it too.
+$(CHECKERS): pyproject.toml
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1'
+	$(BIN)/python -m pip install --quiet --group lint --group types
+	touch $(CHECKERS)
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info

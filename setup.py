@@ -7,16 +7,23 @@ distribution of the rest, since Dataflow's workers install what is staged, which
 same modules, an environment has one or the other. The first is built by default, the second by
 
     CALM_BEAM_DISTRIBUTION=calm-beam-serving python -m build --wheel
+
+Since the name decides what is in them, name and requirements stand here; what checks the sources alone is a group of
+dependencies in pyproject.toml, which the extra `dev` takes from there.
 """
 
 import os
 import pathlib
 import re
 import sys
+import tomllib
 
 import setuptools
 
 _ROOT = pathlib.Path(__file__).parent
+
+# Groups of dependencies: names of packages, as here.
+_GROUPS = tomllib.loads((_ROOT / "pyproject.toml").read_text(encoding="utf-8"))["dependency-groups"]
 
 _WHOLE, _FOR_SERVING = "calm-beam", "calm-beam-serving"
 
@@ -81,6 +88,7 @@ _DEV = [
     *_METRICS,
     *_DASK,
     *_SEQIO,
+    *_GROUPS["lint"],
     "build>=1.2,<2",
     # For examples/web_service.
     "fastapi>=0.115,<1",
@@ -98,9 +106,11 @@ _DEV = [
     "pytest>=8.2,<10",
     "pytest-timeout>=2.3,<3",
     "pytest-xdist>=3.6,<4",
-    "ruff>=0.15,<0.18",
+    "pyyaml>=6,<7",
     # What pyproject.toml builds with; tests build without fetching it again.
     "setuptools>=77",
+    # Makes the environments of `make matrix`.
+    "uv>=0.5,<1",
     "uvicorn>=0.30,<1",
 ]
 
@@ -173,6 +183,20 @@ setuptools.setup(
     + ("CALM's risk control as an Apache Beam pipeline." if _IS_WHOLE else "what serving under a manifest needs."),
     long_description=(_ROOT / "README.md").read_text(encoding="utf-8"),
     long_description_content_type="text/markdown",
+    author="calm-beam developers",
+    keywords=["early exit", "adaptive computation", "risk control", "calibration", "T5", "Apache Beam", "JAX"],
+    classifiers=[
+        "Development Status :: 4 - Beta",
+        "Environment :: Console",
+        "Intended Audience :: Developers",
+        "Intended Audience :: Science/Research",
+        "Operating System :: POSIX :: Linux",
+        "Programming Language :: Python :: 3",
+        *(f"Programming Language :: Python :: 3.{minor}" for minor in (11, 12, 13)),
+        "Topic :: Scientific/Engineering :: Artificial Intelligence",
+        "Typing :: Typed",
+    ],
+    project_urls={"Paper": "https://arxiv.org/abs/2207.07061"},
     license="Apache-2.0",
     license_files=["LICENSE"],
     python_requires=">=3.11,<3.14",

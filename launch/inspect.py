@@ -15,6 +15,7 @@ from calm_beam.counted import counted
 from calm_beam.manifest import (
     ExternalManifest,
     Manifest,
+    confirming_in_words,
     external_rounds_in_words,
     read_any_manifest,
     rounds_in_words,
@@ -28,7 +29,7 @@ from .flags.manifest import add_confidence_flag
 from .flags.model import add_model_flags, declared
 from .terminal import PlainConsole
 from .terminal.certification import choices_of_settings, tests_of_settings
-from .terminal.summary import choices_table, tests_in_words
+from .terminal.summary import choices_table, confirmation_lines, tests_in_words
 
 
 def flag_parsers() -> tuple[FlagParser, ...]:
@@ -128,10 +129,14 @@ def _describe_manifest(console: PlainConsole, manifest: Manifest) -> None:
         f"{counted(data.duplicates, 'repeated input')}, "
         f"{data.truncated} cut, {data.failed} failed."
     )
+    if confirming := confirming_in_words(manifest):
+        console.print(f"Confirmation: {confirming}")
     if data.groups is not None and manifest.plan is not None:
         groups = ", ".join(f"{printable_line(each.name)} ({counted(each.examples, 'example')})" for each in data.groups)
         console.print(f"Groups by {printable_line(manifest.plan.group_key or '')}: {groups}.")
     console.print(choices_table(manifest))
+    for line in confirmation_lines(manifest):
+        console.print(line)
     console.print(tests_in_words(manifest))
     if rounds := rounds_in_words(manifest):
         console.print(rounds)

@@ -18,20 +18,19 @@ from tests.calm_beam.serving.builders import build_served_manifest
 from tests.pipelines import text_rows, write_model, write_vocabulary
 
 _ROOT = pathlib.Path(__file__).parents[1]
-_SNIPPETS = re.findall(r"^```python\n(.*?)^```$", (_ROOT / "README.md").read_text(encoding="utf-8"), re.M | re.S)
 
 
-def test_readme_has_both_ways() -> None:
-    """The function and the pipeline."""
-    assert [("calm.calibrate(" in snippet, "transforms.Sweep(" in snippet) for snippet in _SNIPPETS] == [
-        (True, False),
-        (False, True),
-    ]
+def _snippets(page: str) -> list[str]:
+    return re.findall(r"^```python\n(.*?)^```$", (_ROOT / page).read_text(encoding="utf-8"), re.M | re.S)
 
 
-@pytest.mark.parametrize("snippet", _SNIPPETS, ids=["function", "pipeline"])
-def test_readme(snippet: str, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A snippet of README runs as it stands, and leaves the manifest that it promises."""
+_WAYS = (("README.md", "calm.calibrate("), ("docs/python.md", "transforms.Sweep("))
+
+
+@pytest.mark.parametrize(("page", "way"), _WAYS, ids=["function", "pipeline"])
+def test_ways_to_calibrate(page: str, way: str, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The function of README and the pipeline of docs run as they stand, and leave the manifest that they promise."""
+    (snippet,) = (each for each in _snippets(page) if way in each)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "calibration").mkdir()
     rows = "".join(json.dumps(row) + "\n" for row in text_rows(6))
@@ -39,7 +38,7 @@ def test_readme(snippet: str, tmp_path: pathlib.Path, monkeypatch: pytest.Monkey
     (tmp_path / "checkpoints").mkdir()
     vocabulary = write_vocabulary(tmp_path / "vocabulary.model")
     write_model(tmp_path / "checkpoints" / "my_t5", vocabulary=vocabulary)
-    exec(compile(snippet, "README.md", "exec"), {"options": PipelineOptions([])})
+    exec(compile(snippet, page, "exec"), {"options": PipelineOptions([])})
     manifest = calm.read_manifest("calibration/manifest.json")
     assert [(entry.consistency, entry.metric, entry.delta) for entry in manifest.calibrations] == [
         ("textual", "rouge_l", 0.1)

@@ -7,6 +7,7 @@ from calm_beam.hosting.questions import NamedPrompt as NamedPrompt
 from .calibrate import Calibrate as Calibrate
 from .calibrate import CalibrateGenerations as CalibrateGenerations
 from .calibrate import CalibrateVariants as CalibrateVariants
+from .confirm import ConfirmThresholds as ConfirmThresholds
 from .decode import DecodeExamples as DecodeExamples
 from .examples import ReadExamples as ReadExamples
 from .generate import Generate as Generate

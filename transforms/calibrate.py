@@ -79,6 +79,7 @@ class Calibrate(beam.PTransform):
             seed=self.seed,
             on_error=swept.on_error,
         )
+        self.plan = plan
         return sweeps | CalibrateGenerations(
             plan=plan,
             plan_digest=plan.record().digest,
@@ -175,7 +176,7 @@ class CalibrateVariants(beam.PTransform):
         ]
         return (
             tuple(
-                of_variant | f"SumVariant{number}" >> _SumVariant(scorer, number)
+                of_variant | f"SumVariant{number}" >> SumVariant(scorer, number)
                 for number, (of_variant, scorer) in enumerate(zip(sweeps, scorers, strict=True))
             )
             | "JoinVariants" >> beam.Flatten()
@@ -193,13 +194,19 @@ class CalibrateVariants(beam.PTransform):
 
 
 @dataclasses.dataclass
-class _SumVariant(beam.PTransform):
-    """Sums the losses of a variant, keyed by its number, having checked that every example was counted, and once."""
+class SumVariant(beam.PTransform):
+    """Sums the losses of a variant, keyed by its number, having checked that every example was counted, and once.
+
+    Attributes:
+      scorer: Reads the variant's generations.
+      number: The key.
+    """
 
     scorer: ShardScorer
     number: int
 
     def expand(self, sweeps: beam.PCollection) -> beam.PCollection:
+        """Returns a PCollection of one pair of int and `CalibrationTotals`, given one of a `FinishedSweep`."""
         finished = beam.pvalue.AsSingleton(sweeps)
         return summed(sweeps, self.scorer) | "CheckCounts" >> beam.Map(_checked, finished, number=self.number)
 

@@ -9,6 +9,7 @@ from apache_beam.metrics import Metrics
 
 from calm_beam.examples import DataError, Example, mixed_prompts
 from calm_beam.inputs import DataFiles, FilePart, Reading, no_examples, parts_of, place_of, read_examples
+from calm_beam.set_parts import SetPart
 from calm_beam.sweeps.shard import shard_in_order, with_unique_ids
 from calm_beam.sweeps.shard_count import default_shards
 
@@ -46,6 +47,7 @@ class ReadExamples(beam.PTransform):
       cluster_key: Key of the name of an example's cluster, likewise; None reads no clusters.
       group_key: Key of the name of an example's group, likewise; None reads no groups.
       order: Salt of the hash of ids, or of clusters' names, that divides examples into shards; None divides by prompts.
+      part: The part of the set that is kept; None for all of it. The rest is read and checked, but goes no further.
       progress: Where to report.
     """
 
@@ -56,6 +58,7 @@ class ReadExamples(beam.PTransform):
     cluster_key: str | None = None
     group_key: str | None = None
     order: str | None = None
+    part: SetPart | None = None
     progress: ProgressLog = NOWHERE
 
     def __post_init__(self) -> None:
@@ -82,7 +85,7 @@ class ReadExamples(beam.PTransform):
     def expand(self, pipeline: beam.Pipeline) -> tuple[beam.PCollection, beam.PCollection]:
         """Returns `ExamplesRead`: shards of examples, and how many examples there are."""
         data = self.files()
-        examples = parsed_examples(pipeline, data, progress=self.progress)
+        examples = parsed_examples(pipeline, data, progress=self.progress if self.part is None else NOWHERE)
         count = counted_examples(examples, data)
         is_one_kind = (
             examples
@@ -91,13 +94,30 @@ class ReadExamples(beam.PTransform):
             | "ListKinds" >> beam.combiners.ToList()
             | "CheckOneKind" >> beam.Map(_check_one_kind, paths=list(data.files), reading=data.reading)
         )
+        is_checked = (beam.pvalue.AsSingleton(count), beam.pvalue.AsSingleton(is_one_kind))
+        kept = self._named_apart(examples)
+        if self.part is not None:
+            kept = kept | "TakePart" >> beam.FlatMap(_taken, part=self.part, progress=self.progress)
+            # Of the part; the ids of all have been compared.
+            count = kept | "CountPart" >> beam.combiners.Count.Globally()
         shards = (
-            self._divided(examples)
+            self._divided(kept)
             | "GroupByShard" >> beam.GroupByKey()
             # Waiting for the side inputs keeps decoding from starting before all examples are checked.
-            | "AwaitChecks" >> beam.Map(awaited, beam.pvalue.AsSingleton(count), beam.pvalue.AsSingleton(is_one_kind))
+            | "AwaitChecks" >> beam.Map(awaited, *is_checked)
         )
         return ExamplesRead(shards, count)
+
+    def _named_apart(self, examples: beam.PCollection) -> beam.PCollection:
+        """Returns examples whose ids no two share, where these decide more than names."""
+        if self.order is None and self.part is None:
+            return examples
+        return (
+            examples
+            | "KeyWholeById" >> beam.Map(_id_and_example)
+            | "MeetById" >> beam.GroupByKey()
+            | "NameApart" >> beam.FlatMap(_named_apart)
+        )
 
     def _divided(self, examples: beam.PCollection) -> beam.PCollection:
         """Returns examples with the numbers of their shards."""
@@ -105,9 +125,6 @@ class ReadExamples(beam.PTransform):
             return examples | "KeyByShard" >> beam.Map(_shard_and_example, self.shard_count())
         return (
             examples
-            | "KeyWholeById" >> beam.Map(_id_and_example)
-            | "MeetById" >> beam.GroupByKey()
-            | "NameApart" >> beam.FlatMap(_named_apart)
             | "KeyByPrompt" >> beam.Map(_prompt_and_example)
             | "MeetByPrompt" >> beam.GroupByKey()
             | "PutInOrder" >> beam.FlatMap(_in_order, salt=self.order, num_shards=self.shard_count())
@@ -149,6 +166,14 @@ def _id_and_example(example: Example) -> tuple[str, Example]:
 
 def _named_apart(element: tuple[str, Iterable[Example]]) -> list[Example]:
     return with_unique_ids(element[1])
+
+
+def _taken(example: Example, *, part: SetPart, progress: ProgressLog) -> list[Example]:
+    """Returns the example if it is of the part, and reports it as one that was read."""
+    if not part.takes(example):
+        return []
+    progress.report("read", 1)
+    return [example]
 
 
 def _prompt_and_example(example: Example) -> tuple[bytes, Example]:

@@ -14,6 +14,7 @@ from calm_beam.errors import UsageError
 from calm_beam.exits.rule import ExitRule
 from calm_beam.generations import DecodeJob, FinishedSweep, StoredGenerations
 from calm_beam.manifest import GroupRecord
+from calm_beam.set_parts import SetPart
 from calm_beam.storage import absolute, make_folder
 from calm_beam.sweeps import SweepRequest
 from calm_beam.sweeps.folders import begin_generations, find_generations
@@ -108,12 +109,13 @@ class Sweep(beam.PTransform):
         if source is None:
             raise UsageError("Sweep takes what ReadExamples gives.")
         prepared = prepare_sweep(
-            self._request(source.shard_count()), source.files(), runs_here=self.runs_here
+            self._request(source.shard_count(), source.part), source.files(), runs_here=self.runs_here
         ).without_weights()
         output = absolute(self.output)
         earlier = EarlierResult.found_in(output)
         if earlier.manifest and not self.overwrite:
             raise UsageError(f"output {output}: holds a manifest already. Choose another, or pass overwrite=True.")
+        self.prepared = prepared
         self.job, self._data = prepared.job(), prepared.data
         make_folder(output)
         self.folder = begin_generations(
@@ -125,7 +127,7 @@ class Sweep(beam.PTransform):
         """Returns the groups of the examples, for which it reads them."""
         return groups_of_data(self._data)
 
-    def _request(self, num_shards: int) -> SweepRequest:
+    def _request(self, num_shards: int, part: SetPart | None) -> SweepRequest:
         settings = DecodeSettings(
             rule=self.exits.with_source(),
             thresholds=descending_grid(self.thresholds),
@@ -146,6 +148,7 @@ class Sweep(beam.PTransform):
             token_budget=self.token_budget,
             exit_head=self.exit_head,
             num_shards=num_shards,
+            part=part,
         )
 
 

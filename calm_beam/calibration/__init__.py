@@ -1,5 +1,7 @@
 """From generations to calibrated thresholds: losses, totals, tests."""
 
+from .confirmation import ConfirmedChoice as ConfirmedChoice
+from .confirmation import confirmed_calibration as confirmed_calibration
 from .contrast import Contrast as Contrast
 from .fingerprint import content_sum_of as content_sum_of
 from .fingerprint import fingerprint_text as fingerprint_text

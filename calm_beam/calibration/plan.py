@@ -11,6 +11,7 @@ from calm_beam.generations import DecodeJob
 from calm_beam.manifest import PARETO, ParetoPlan, PlannedTest, PlanRecord, SequentialPlan
 from calm_beam.risk.pvalues import P_VALUES, why_not_watched
 from calm_beam.risk.stopping import StopRule
+from calm_beam.set_parts import SetPart
 
 from .layout import Layout
 from .pareto import PARTS, part_of
@@ -29,13 +30,16 @@ class Plan:
       joint_epsilon: Probability with which any entry may be wrong, if they are to hold together; None if each alone.
       cluster_key: Field of a data row that names its cluster, the independent unit; None where examples are.
       group_key: Field of a data row that names its group, where specs are about groups; None elsewhere.
-      salt: Decides the order of examples, for p-values that need one, and which units choose where a part does.
+      salt: Decides the order of examples, for p-values that need one, and which units choose or confirm where a part
+        does.
       on_error: `fail` or `worst_case`: what becomes of examples that cannot be decoded or scored.
       on_long: `truncate` or `error`: what becomes of prompts that are too long.
       model: Fingerprint of the model.
       outputs: Fingerprint of all that decides its outputs but the data; of several variants all, with commas between.
       sequential: How it is watched, if it stops when enough is proved; None where all examples count.
       pareto: How a part of the set chooses what the other part tests, of several variants; None of one.
+      confirm_share: Chance of a unit to choose nothing, and to confirm what the others have chosen; None where nothing
+        is confirmed.
     """
 
     specs: tuple[Spec, ...]
@@ -50,8 +54,11 @@ class Plan:
     sequential: SequentialPlan | None = None
     group_key: str | None = None
     pareto: ParetoPlan | None = None
+    confirm_share: float | None = None
 
     def __post_init__(self) -> None:
+        if self.confirm_share is not None and not 0 < self.confirm_share < 1:
+            raise ValueError(f"confirm_share must be in (0, 1), got {self.confirm_share}. For 30 % pass 0.3.")
         self._check_groups()
         self._check_pareto()
         if self.sequential is not None:
@@ -73,6 +80,7 @@ class Plan:
         sequential: SequentialPlan | None = None,
         group_key: str | None = None,
         pareto: ParetoPlan | None = None,
+        confirm_share: float | None = None,
     ) -> Self:
         """Returns the plan of a run.
 
@@ -89,6 +97,7 @@ class Plan:
           sequential: As above.
           group_key: As above.
           pareto: As above.
+          confirm_share: As above.
 
         Raises:
           ValueError: If tails of clusters are to be tested by the binomial test, a p-value is to be watched that may
@@ -116,6 +125,7 @@ class Plan:
             sequential=sequential,
             group_key=group_key,
             pareto=pareto,
+            confirm_share=confirm_share,
         )
 
     @classmethod
@@ -130,6 +140,7 @@ class Plan:
         on_error: str = "fail",
         sequential: SequentialPlan | None = None,
         pareto: ParetoPlan | None = None,
+        confirm_share: float | None = None,
     ) -> Self:
         """Returns the plan of calibrating generations.
 
@@ -142,6 +153,7 @@ class Plan:
           on_error: As above.
           sequential: As above.
           pareto: As above.
+          confirm_share: As above.
         """
         return cls.of(
             specs,
@@ -155,6 +167,7 @@ class Plan:
             on_long=job.on_long,
             sequential=sequential,
             pareto=pareto,
+            confirm_share=confirm_share,
             # Generations may have groups that nothing is asked of.
             group_key=job.group_key if any(spec.group is not None for spec in specs) else None,
         )
@@ -165,6 +178,31 @@ class Plan:
         Valid for fixed sequence testing, whose decisions do not depend on what would be tested later.
         """
         return dataclasses.replace(self, thresholds=self.thresholds[:thresholds])
+
+    def part(self, name: str) -> SetPart | None:
+        """Returns a part of the set, as `calm_beam.set_parts` names it; None where all examples choose."""
+        if self.confirm_share is None:
+            return None
+        return SetPart(name=name, confirm_share=self.confirm_share, salt=self.salt)
+
+    def that_chooses(self) -> Self:
+        """Returns the plan by which one part chooses what the other confirms: all but that."""
+        return dataclasses.replace(self, confirm_share=None)
+
+    def that_confirms(self, thresholds: Sequence[float]) -> Self:
+        """Returns the plan by which losses are counted that confirm thresholds which were chosen.
+
+        Args:
+          thresholds: Those of one way of decoding, descending; each is tested for itself.
+        """
+        return dataclasses.replace(
+            self,
+            specs=tuple(dataclasses.replace(spec, procedure="fixed_sequence") for spec in self.specs),
+            thresholds=tuple(thresholds),
+            sequential=None,
+            pareto=None,
+            confirm_share=None,
+        )
 
     def layout(self) -> Layout:
         """Returns what is gathered for the planned tests."""
@@ -209,6 +247,7 @@ class Plan:
             outputs=self.outputs,
             sequential=self.sequential,
             pareto=self.pareto,
+            confirm_share=self.confirm_share,
         )
 
     def tests_digest(self) -> str:

@@ -108,23 +108,7 @@ class RunProvenance:
             model=self.model,
             vocabulary=self.vocabulary,
             decode=decode_record(self.settings),
-            data=DataRecord(
-                patterns=self.patterns,
-                examples=totals.examples,
-                clusters=None if plan.cluster_key is None else totals.risk.n,
-                choosing=None if plan.pareto is None else totals.of_group(CHOOSING).risk.n,
-                groups=None
-                if plan.group_key is None
-                else tuple(
-                    GroupRecord(name=group, examples=totals.of_group(group).risk.n)
-                    for group in sorted(totals.layout.groups)
-                ),
-                duplicates=totals.duplicates,
-                failed=totals.failed,
-                failed_ids=tuple(name for name, _ in totals.failures[:MOST_FAILED_IDS]) or None,
-                truncated=totals.truncated,
-                fingerprint=totals.data_fingerprint(),
-            ),
+            data=data_record(totals, plan, patterns=self.patterns),
             plan=planned,
             sequential=sequential,
             calibrations=tuple(self._with_positions(entry) for entry in calibrations),
@@ -147,6 +131,32 @@ class RunProvenance:
             settings.rule, (entry.threshold,), max_decode_length=settings.max_decode_length
         )[:, 0]
         return dataclasses.replace(entry, threshold_by_position=tuple(positions.tolist()))
+
+
+def data_record(totals: CalibrationTotals, plan: Plan, *, patterns: tuple[str, ...]) -> DataRecord:
+    """Returns the examples of totals as they stand in a manifest.
+
+    Args:
+      totals: Over all of them.
+      plan: By which they were counted.
+      patterns: Data patterns as the user gave them.
+    """
+    return DataRecord(
+        patterns=patterns,
+        examples=totals.examples,
+        clusters=None if plan.cluster_key is None else totals.risk.n,
+        choosing=None if plan.pareto is None else totals.of_group(CHOOSING).risk.n,
+        groups=None
+        if plan.group_key is None
+        else tuple(
+            GroupRecord(name=group, examples=totals.of_group(group).risk.n) for group in sorted(totals.layout.groups)
+        ),
+        duplicates=totals.duplicates,
+        failed=totals.failed,
+        failed_ids=tuple(name for name, _ in totals.failures[:MOST_FAILED_IDS]) or None,
+        truncated=totals.truncated,
+        fingerprint=totals.data_fingerprint(),
+    )
 
 
 def time_of_now() -> str:

@@ -5,6 +5,7 @@ import json
 from collections.abc import Sequence
 from typing import Any, Self
 
+from calm_beam import strict_json
 from calm_beam.manifest import MANIFEST, ExternalManifest, Manifest, lost_race, manifest_text, write_manifest
 from calm_beam.storage import is_file, joined, open_input, remove_file, replacing, version
 
@@ -87,6 +88,31 @@ def publish(
         raise lost_race(path) from None
     write_manifest(manifest, path)
     return path
+
+
+def read_failures(output: str) -> tuple[tuple[str, str], ...]:
+    """Returns id and reason of the examples that failed, by the list in an output directory; none if there is no list.
+
+    Raises:
+      ValueError: If the list is not as it was written; says where.
+    """
+    path = joined(output, FAILURES)
+    if not is_file(path):
+        return ()
+    failures = []
+    with open_input(path) as file:
+        for number, line in enumerate(file, start=1):
+            try:
+                row = strict_json.loads(line)
+                failure = (row["id"], row["reason"])
+            except (KeyError, TypeError, ValueError) as error:
+                raise ValueError(
+                    f"{path}, line {number}: is not as calm-beam writes it ({type(error).__name__}: {error})."
+                ) from error
+            if not all(isinstance(text, str) for text in failure):
+                raise ValueError(f"{path}, line {number}: is not as calm-beam writes it: id and reason must be texts.")
+            failures.append(failure)
+    return tuple(failures)
 
 
 def _write_failures(path: str, failures: Sequence[tuple[str, str]], *, replaces: str) -> None:

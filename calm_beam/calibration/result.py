@@ -41,6 +41,12 @@ class RiskRow:
       place: Place of variant and threshold on the path that was tested, from 1 on; None off it.
       choosing_p_value: The p-value by which the path was chosen, of units that tested nothing.
       choosing_layers: The layers by which it was chosen, of their tokens.
+      confirming_n: Of a threshold that was chosen and had then to be confirmed, number of the units that tested it.
+        None of all others, as are the following.
+      confirming_loss_sum: Exact sum of their losses in units of 2^-32.
+      confirming_risk: Their mean loss.
+      confirming_p_value: Of "the risk exceeds delta", by them.
+      confirmed: Whether it was found safe.
     """
 
     consistency: str
@@ -62,6 +68,11 @@ class RiskRow:
     place: int | None = None
     choosing_p_value: float | None = None
     choosing_layers: float | None = None
+    confirming_n: int | None = None
+    confirming_loss_sum: int | None = None
+    confirming_risk: float | None = None
+    confirming_p_value: float | None = None
+    confirmed: bool | None = None
 
     @property
     def variant(self) -> Variant | None:

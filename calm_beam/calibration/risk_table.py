@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 _Row = TypeVar("_Row", bound="DataclassInstance")
 _OF_VARIANTS = ("tau", "min_exit_layer", "place", "choosing_p_value", "choosing_layers")
+_OF_CONFIRMED = ("confirming_n", "confirming_loss_sum", "confirming_risk", "confirming_p_value", "confirmed")
 
 
 def risk_table_text(rows: Sequence[Any]) -> str:
@@ -31,11 +32,13 @@ def risk_table_text(rows: Sequence[Any]) -> str:
     writer = csv.writer(text, lineterminator="\n")
     kind = type(rows[0]) if rows else RiskRow
     names = [field.name for field in dataclasses.fields(kind)]
-    # Those of calibrations without groups, or variants, are as they were before there were any.
+    # Those of calibrations without groups, variants or confirmations are as they were before there were any.
     if kind is RiskRow and all(row.group is None for row in rows):
         names.remove("group")
     if kind is RiskRow and all(row.variant is None for row in rows):
         names = [name for name in names if name not in _OF_VARIANTS]
+    if kind is RiskRow and all(row.confirmed is None for row in rows):
+        names = [name for name in names if name not in _OF_CONFIRMED]
     writer.writerow(names)
     for row in rows:
         writer.writerow([_cell(getattr(row, name)) for name in names])
@@ -80,6 +83,7 @@ _READERS: dict[Any, Callable[[str], Any]] = {
     float | None: lambda text: float(text) if text else None,
     int | None: lambda text: int(text) if text else None,
     bool: lambda text: {"true": True, "false": False}[text],
+    bool | None: lambda text: {"true": True, "false": False, "": None}[text],
     # The whole has no name.
     str | None: lambda text: text or None,
 }

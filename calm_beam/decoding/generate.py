@@ -1,7 +1,7 @@
 """From prompts to generations: the sweep, as values that can be stored."""
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import numpy as np
 
@@ -12,12 +12,19 @@ from .isolation import DecodeError, reason_of, results_or_reasons
 from .prompts import Prompt
 from .result import KnownOutput, SweepResult
 
-if TYPE_CHECKING:
-    from .sweep import SweepDecoder
+
+class DecodesLanes(Protocol):
+    """What decodes prompts by the full model and at some thresholds."""
+
+    def decode(
+        self, prompts: Sequence[Sequence[int]], known: Sequence[KnownOutput] | None = None
+    ) -> Iterator[tuple[int, SweepResult]]:
+        """Yields the outputs of every prompt, as `SweepDecoder.decode` does."""
+        ...
 
 
 def generate(
-    decoder: "SweepDecoder",
+    decoder: DecodesLanes,
     prompts: Sequence[Prompt],
     *,
     vocabulary: Vocabulary | None,

@@ -30,6 +30,7 @@ from calm_beam.exits.rule import ExitRule
 from calm_beam.manifest import ModelRecord, VocabularyRecord
 from calm_beam.manifest.digest import content_digest
 from calm_beam.sealed_json import differences, read_sealed, write_sealed
+from calm_beam.set_parts import SetPart
 from calm_beam.storage import is_file, joined, list_files
 
 from .shards import GenerationsError, StoredShard
@@ -59,6 +60,9 @@ class DecodeJob:
       reading: What was chosen about the form of the data, as in `Reading.choices`.
       order: Salt of the order that examples are in, by ids; None where shards are made by prompts.
       group_key: Key of a row that names its group; None where none is read.
+      part: Which part of the data is decoded, where one confirms what the other has chosen; None where all of it is.
+      decoder: `batch` where the decoder that serves has decoded, at one threshold after the other; None where a sweep
+        has, at all of them together.
     """
 
     model: ModelRecord
@@ -73,6 +77,8 @@ class DecodeJob:
     reading: Mapping[str, Any] = dataclasses.field(hash=False, default_factory=dict)
     order: str | None = None
     group_key: str | None = None
+    part: SetPart | None = None
+    decoder: str | None = None
 
     def outputs(self) -> str:
         """Returns the fingerprint of all that decides the outputs but the data: the folder's name."""
@@ -126,6 +132,8 @@ class DecodeJob:
                 reading=content["reading"],
                 order=content.get("order"),
                 group_key=content.get("group_key"),
+                part=SetPart.from_dict(content["part"]) if "part" in content else None,
+                decoder=content.get("decoder"),
             )
             is_alike = job._content() == {key: value for key, value in content.items() if key != "digest"}
         except (AttributeError, KeyError, TypeError, ValueError) as error:
@@ -155,6 +163,8 @@ class DecodeJob:
             # Only where there is one: jobs of earlier versions know nothing of it.
             **({"order": self.order} if self.order is not None else {}),
             **({"group_key": self.group_key} if self.group_key is not None else {}),
+            **({"part": dataclasses.asdict(self.part)} if self.part is not None else {}),
+            **({"decoder": self.decoder} if self.decoder is not None else {}),
         }
 
 

@@ -6,6 +6,9 @@ other are enforced by the records.
 """
 
 from ._checks import ManifestError as ManifestError
+from ._confirmation import confirmation_in_words as confirmation_in_words
+from ._confirmation import confirming_in_words as confirming_in_words
+from ._confirmation import p_value_beside as p_value_beside
 from ._external import EXTERNAL_LOSSES as EXTERNAL_LOSSES
 from ._external import MOST_SAMPLED_IDS as MOST_SAMPLED_IDS
 from ._external import ExternalCalibration as ExternalCalibration
@@ -47,7 +50,9 @@ from .records import LOSSES as LOSSES
 from .records import MOST_FAILED_IDS as MOST_FAILED_IDS
 from .records import PARETO as PARETO
 from .records import PROCEDURES as PROCEDURES
+from .records import SERVED_DECODERS as SERVED_DECODERS
 from .records import Calibration as Calibration
+from .records import ConfirmationRecord as ConfirmationRecord
 from .records import DataRecord as DataRecord
 from .records import DecodeRecord as DecodeRecord
 from .records import EarlierEnd as EarlierEnd

@@ -12,9 +12,11 @@ from .digest import content_digest
 from .records import (
     PARETO,
     Calibration,
+    ConfirmationRecord,
     DataRecord,
     DecodeRecord,
     ModelRecord,
+    PathEntry,
     SequentialRecord,
     Variant,
     VocabularyRecord,
@@ -37,6 +39,7 @@ def guarantee_in_words(
     group_key: str | None = None,
     is_sequential: bool = False,
     is_pareto: bool = False,
+    is_confirmed: bool = False,
 ) -> str:
     """Returns what a manifest promises.
 
@@ -46,6 +49,7 @@ def guarantee_in_words(
       group_key: Field of a data row that names its group, if groups have entries of their own.
       is_sequential: Whether the tests were watched while examples were decoded.
       is_pareto: Whether a part of the calibration set has chosen what the other part tested.
+      is_confirmed: Whether a part of the calibration set has confirmed what the rest had chosen.
     """
     promise = GUARANTEE
     if joint_epsilon is not None:
@@ -74,6 +78,12 @@ def guarantee_in_words(
             " Which variants and thresholds were tested, and in which order, was chosen by a part of the calibration "
             "set that a hash had drawn beforehand; the other part alone has tested them."
         )
+    if is_confirmed:
+        promise += (
+            " Every threshold was then tested once more, by a part of the calibration set that a hash had drawn "
+            "beforehand and that had no part in choosing it: decoded at that threshold by the decoder that serves. The "
+            "promise is about what that decoder gives, and rests on that test alone."
+        )
     return promise
 
 
@@ -89,12 +99,13 @@ class Manifest(Record):
       data: The calibration set.
       plan: What was settled before any loss was seen; None in manifests that do not say.
       calibrations: The promises, at least one.
+      confirmation: What has confirmed them; None where nothing was to be confirmed.
       sequential: How it ended, if it was watched round by round; None where all examples count.
       guarantee: What they mean, in words.
       software: Versions by name. Copied, so that later changes to the caller's dict do not reach the manifest.
     """
 
-    _OPTIONAL: ClassVar[tuple[str, ...]] = ("plan", "sequential")
+    _OPTIONAL: ClassVar[tuple[str, ...]] = ("plan", "sequential", "confirmation")
 
     created: str
     model: ModelRecord
@@ -103,6 +114,7 @@ class Manifest(Record):
     data: DataRecord
     plan: PlanRecord | None = None
     sequential: SequentialRecord | None = None
+    confirmation: ConfirmationRecord | None = None
     calibrations: tuple[Calibration, ...]
     guarantee: str = GUARANTEE
     # Left out of the hash only because a dict has none; equality does compare it.
@@ -148,6 +160,8 @@ class Manifest(Record):
                 return PlanRecord.from_dict(value, at=at)
             case "sequential":
                 return SequentialRecord.from_dict(value, at=at)
+            case "confirmation":
+                return ConfirmationRecord.from_dict(value, at=at)
         return value
 
     def __post_init__(self) -> None:
@@ -175,6 +189,7 @@ class Manifest(Record):
             self._check_against_plan(self.plan)
         self._check_rounds()
         self._check_variants()
+        self._check_confirmation()
 
     def decode_of(self, entry: Calibration) -> DecodeRecord:
         """Returns how an entry has to be decoded: by its own variant, where it has one."""
@@ -182,36 +197,14 @@ class Manifest(Record):
 
     def _check_against_run(self, calibration: Calibration, *, at: str) -> None:
         """Refuses a calibration that is at odds with the model or the data."""
-        full, failed, units = self.model.layers, self.data.failed, self.data.units_of(calibration.group)
-        if units is None:
+        full = self.model.layers
+        if self.data.units_of(calibration.group) is None:
             raise ManifestError(f"{at}.group must be one of data.groups, got {shown(calibration.group)}")
-        # What failed examples add to the mean of losses that are at least 0. Nothing says of which group they are.
-        # Nor whether they have tested, or chosen.
-        data = self.data
-        is_of_examples = data.clusters is None and calibration.group is None and data.choosing is None
-        least_risk = failed / units if calibration.loss != "signed" and is_of_examples else -1
         for index, entry in enumerate(calibration.path):
-            if entry.n != units:
-                unit = data.unit
-                if data.choosing is not None:
-                    unit = f"{unit} less data.choosing"
-                if calibration.group is not None:
-                    unit = f"groups' examples of {shown(calibration.group)}"
-                raise ManifestError(
-                    f"{at}.path[{index}].n must be data.{unit}, which is {units} (failed examples count, "
-                    f"with loss 1), got {entry.n}"
-                )
-            if entry.layers > full:
-                raise ManifestError(
-                    f"{at}.path[{index}].layers must be at most model.layers, which is {full}, "
-                    f"got {shown(entry.layers)}"
-                )
-            # Division rounds monotonically, so a mean over losses that include these ones cannot come out below.
-            if entry.risk < least_risk:
-                raise ManifestError(
-                    f"{at}.path[{index}].risk must be at least {shown(least_risk)}, since {failed} of "
-                    f"{units} examples failed and count with loss 1, got {shown(entry.risk)}"
-                )
+            self._check_test(f"{at}.path[{index}]", entry, of=calibration, data=self.data, name="data")
+        if calibration.confirmation is not None and self.confirmation is not None:
+            step, data = calibration.confirmation, self.confirmation.data
+            self._check_test(f"{at}.confirmation", step, of=calibration, data=data, name="confirmation.data")
         if calibration.threshold is None and calibration.layers != full:
             raise ManifestError(
                 f"{at}.layers must be model.layers, which is {full}, when threshold is null, "
@@ -223,6 +216,64 @@ class Manifest(Record):
                 calibration.threshold_by_position,
                 threshold=calibration.threshold,
                 decode=self.decode_of(calibration),
+            )
+
+    def _check_test(self, at: str, entry: PathEntry, *, of: Calibration, data: DataRecord, name: str) -> None:
+        """Refuses the test of a threshold that is at odds with the model, or with the data of this name."""
+        full, failed, units = self.model.layers, data.failed, data.units_of(of.group) or 0
+        # What failed examples add to the mean of losses that are at least 0. Nothing says of which group they are.
+        # Nor whether they have tested, or chosen.
+        is_of_examples = data.clusters is None and of.group is None and entry.variant is None
+        least_risk = failed / units if units and of.loss != "signed" and is_of_examples else -1
+        if entry.n != units:
+            unit = data.unit
+            if data.choosing is not None:
+                unit = f"{unit} less {name}.choosing"
+            if of.group is not None:
+                unit = f"groups' examples of {shown(of.group)}"
+            raise ManifestError(
+                f"{at}.n must be {name}.{unit}, which is {units} (failed examples count, with loss 1), got {entry.n}"
+            )
+        if entry.layers > full:
+            raise ManifestError(f"{at}.layers must be at most model.layers, which is {full}, got {shown(entry.layers)}")
+        # Division rounds monotonically, so a mean over losses that include these ones cannot come out below.
+        if entry.risk < least_risk:
+            raise ManifestError(
+                f"{at}.risk must be at least {shown(least_risk)}, since {failed} of {units} examples failed and count "
+                f"with loss 1, got {shown(entry.risk)}"
+            )
+
+    def _check_confirmation(self) -> None:
+        """Refuses thresholds that were to be confirmed and were not, or by something else than is said."""
+        planned = self.plan is not None and self.plan.confirm_share is not None
+        for index, entry in enumerate(self.calibrations):
+            expected = planned and entry.chosen is not None
+            if expected != (entry.confirmation is not None):
+                raise ManifestError(
+                    f"calibrations[{index}].confirmation must be there exactly if there is plan.confirm_share and path "
+                    f"has chosen a threshold, got {'one' if entry.confirmation else 'none'}"
+                )
+        has_one = any(entry.confirmation is not None for entry in self.calibrations)
+        if has_one != (self.confirmation is not None):
+            raise ManifestError(
+                "confirmation must be there exactly if a calibration has one, got "
+                f"{'one' if self.confirmation else 'none'}"
+            )
+        if self.confirmation is None:
+            return
+        check_record("confirmation", self.confirmation, kind=ConfirmationRecord)
+        if self.confirmation.dtype != self.decode.dtype:
+            raise ManifestError(
+                f"confirmation.dtype must be decode.dtype, which is {self.decode.dtype}, got {self.confirmation.dtype}"
+            )
+        data, other = self.data, self.confirmation.data
+        names = [None if each.groups is None else [group.name for group in each.groups] for each in (data, other)]
+        if names[0] != names[1] or (data.clusters is None) != (other.clusters is None):
+            raise ManifestError("confirmation.data must have clusters exactly if data has, and the groups of data")
+        if other.patterns != data.patterns:
+            raise ManifestError(
+                f"confirmation.data.patterns must be data.patterns, which are {shown(list(data.patterns))}, got "
+                f"{shown(list(other.patterns))}"
             )
 
     def _check_groups(self) -> None:

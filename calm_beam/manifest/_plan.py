@@ -111,16 +111,19 @@ class PlanRecord(DigestedRecord):
       joint_epsilon: Probability with which any of them may be broken, where they hold together; None: each alone.
       cluster_key: Field of a data row that names its cluster, the independent unit; None: every example is one.
       group_key: Field of a data row that names its group, where each has promises of its own; None where none has.
-      salt: Decides the order of examples, for p-values that need one, and which units choose where `pareto` is there.
+      salt: Decides the order of examples, for p-values that need one, and which units choose where `pareto` is there,
+        and confirm where `confirm_share` is.
       on_error: What became of examples that could not be decoded or scored, one of `ON_ERROR`.
       on_long: What became of prompts that were too long, one of `ON_LONG`.
       model: Fingerprint of the model.
       outputs: Fingerprint of all that decides its outputs but the data; of several variants all, with commas between.
       sequential: How it is watched, if it stops when enough is proved; None where all examples count.
       pareto: How what is tested is chosen, where there are several variants; None where the grid is the order.
+      confirm_share: Chance of an independent unit to choose nothing, and to confirm instead what the others chose, in
+        (0, 1). The salt and its name alone decide (`calm_beam.set_parts.part_of`). None where nothing is confirmed.
     """
 
-    _OPTIONAL: ClassVar[tuple[str, ...]] = ("group_key", "sequential", "pareto")
+    _OPTIONAL: ClassVar[tuple[str, ...]] = ("group_key", "sequential", "pareto", "confirm_share")
 
     thresholds: tuple[float, ...]
     tests: tuple[PlannedTest, ...]
@@ -134,6 +137,7 @@ class PlanRecord(DigestedRecord):
     outputs: str
     sequential: SequentialPlan | None = None
     pareto: ParetoPlan | None = None
+    confirm_share: float | None = None
 
     @classmethod
     def _from_json(cls, key: str, value: object, *, at: str) -> object:
@@ -167,6 +171,8 @@ class PlanRecord(DigestedRecord):
         check_text("outputs", self.outputs)
         if self.sequential is not None:
             check_record("sequential", self.sequential, kind=SequentialPlan)
+        if self.confirm_share is not None:
+            check_share("confirm_share", self.confirm_share)
         self._check_pareto()
 
     def _check_pareto(self) -> None:

@@ -33,6 +33,7 @@ LOSSES = ("dissimilarity", "signed", "relu")
 MOST_FAILED_IDS = 1000
 ENDS = ("stop_at_threshold", "stop_at_layers", "stop_gain", "all_proved", "end_of_data")
 PROCEDURES = ("fixed_sequence", "multi_start", "fallback", "holm", "bonferroni")
+SERVED_DECODERS = ("batch",)
 PARETO = "pareto"
 """The procedure where a part of the calibration set has chosen the path, of several variants."""
 
@@ -306,6 +307,35 @@ class DataRecord(Record):
 
 
 @dataclass(frozen=True, kw_only=True)
+class ConfirmationRecord(Record):
+    """The part of the calibration set that chose nothing, and what decoded it at the thresholds that were chosen.
+
+    Attributes:
+      decoder: One of `SERVED_DECODERS`: what decoded, the full model's outputs too.
+      exit_head: Form of the output head that was asked for; `auto` is what is fastest where a model is loaded.
+      dtype: Type in which the model computed; `DecodeRecord.dtype`.
+      data: The part: what `Manifest.data` says of the rest, with the same patterns and groups.
+    """
+
+    decoder: str
+    exit_head: str
+    dtype: str
+    data: DataRecord
+
+    @classmethod
+    def _from_json(cls, key: str, value: object, *, at: str) -> object:
+        return DataRecord.from_dict(value, at=at) if key == "data" else value
+
+    def __post_init__(self) -> None:
+        check_choice("decoder", self.decoder, choices=SERVED_DECODERS)
+        check_text("exit_head", self.exit_head)
+        check_text("dtype", self.dtype)
+        check_record("data", self.data, kind=DataRecord)
+        if self.data.choosing is not None:
+            raise ManifestError(f"data.choosing must be left out, since these chose nothing, got {self.data.choosing}")
+
+
+@dataclass(frozen=True, kw_only=True)
 class EarlierEnd(Record):
     """Where a sequential calibration had ended before it was continued.
 
@@ -449,17 +479,29 @@ class Calibration(Record):
       p_value: Name of the p-value. Any name is read, so that later methods need no new schema.
       procedure: How several thresholds are tested, one of `PROCEDURES`, or `PARETO`.
       threshold: The lowest accepted threshold, or None for "never exit"; where there are variants, the last accepted.
+        Where there is a confirmation, None too if that failed.
       variant: How it has to be decoded, where there are several ways: in place of what `Manifest.decode` says. None
         elsewhere, and for "never exit".
       threshold_by_position: What the schedule makes of it, a float32 for each position of the output; None where it is
         None, and in manifests of early writers.
-      layers: Mean decoder layers per token at the threshold; all layers when it is None.
-      risk: Empirical risk at the threshold; 0 when it is None.
+      layers: Mean decoder layers per token at the threshold; all layers when it is None. Where the threshold was
+        confirmed, those of the outputs that confirmed it.
+      risk: Empirical risk at the threshold, likewise; 0 when it is None.
       path: Every threshold tested, in the order of testing: descending, or of variants and thresholds as it was chosen.
+      confirmation: The one test, by examples that chose nothing, of the last threshold accepted in `path`, whose
+        outputs came from the decoder that serves. Unless it was rejected too, `threshold` is None. None where nothing
+        was to be confirmed.
       looks: What was found after every round of a sequential calibration; None of others.
     """
 
-    _OPTIONAL: ClassVar[tuple[str, ...]] = ("loss", "group", "variant", "threshold_by_position", "looks")
+    _OPTIONAL: ClassVar[tuple[str, ...]] = (
+        "loss",
+        "group",
+        "variant",
+        "threshold_by_position",
+        "confirmation",
+        "looks",
+    )
 
     consistency: str
     metric: str
@@ -475,7 +517,13 @@ class Calibration(Record):
     layers: float
     risk: float
     path: tuple[PathEntry, ...]
+    confirmation: PathEntry | None = None
     looks: tuple[Look, ...] | None = None
+
+    @property
+    def chosen(self) -> PathEntry | None:
+        """What the tests of the path have chosen, confirmed or not; None for "never exit"."""
+        return next((step for step in reversed(self.path) if step.rejected), None)
 
     @property
     def known_loss(self) -> str:
@@ -489,6 +537,8 @@ class Calibration(Record):
                 return records_from_json(PathEntry, value, at=at)
             case "looks":
                 return records_from_json(Look, value, at=at)
+            case "confirmation":
+                return PathEntry.from_dict(value, at=at)
             case "variant":
                 return Variant.from_dict(value, at=at)
             case "threshold_by_position":
@@ -522,18 +572,41 @@ class Calibration(Record):
         if not self.path:
             raise ManifestError("path must have an entry for every threshold tested, got []")
         for index, entry in enumerate(self.path):
-            check_number(f"path[{index}].risk", entry.risk, low=lowest, high=1)
-            check_counted(f"path[{index}]", entry.n, group=self.group)
-            if entry.n == 0 and (entry.p_value, entry.risk) != (1, 0):
-                raise ManifestError(
-                    f"path[{index}] must have p_value 1 and risk 0 where n is 0, got {shown(entry.p_value)} and "
-                    f"{shown(entry.risk)}"
-                )
+            self._check_test(f"path[{index}]", entry, lowest=lowest)
         self._check_testing_order()
         check_decisions(self.path, procedure=self.procedure, epsilon=self.epsilon)
+        if self.confirmation is not None:
+            check_record("confirmation", self.confirmation, kind=PathEntry)
+            self._check_test("confirmation", self.confirmation, lowest=lowest)
+            self._check_confirmation(self.confirmation)
         self._check_choice_follows()
         if self.looks is not None:
             self._check_looks(self.looks)
+
+    def _check_test(self, at: str, entry: PathEntry, *, lowest: float) -> None:
+        check_number(f"{at}.risk", entry.risk, low=lowest, high=1)
+        check_counted(at, entry.n, group=self.group)
+        if entry.n == 0 and (entry.p_value, entry.risk) != (1, 0):
+            raise ManifestError(
+                f"{at} must have p_value 1 and risk 0 where n is 0, got {shown(entry.p_value)} and {shown(entry.risk)}"
+            )
+
+    def _check_confirmation(self, confirmation: PathEntry) -> None:
+        """Refuses a confirmation of something else than was chosen, or a decision that its p-value does not make."""
+        chosen = self.chosen
+        if chosen is None:
+            raise ManifestError("confirmation must be left out where path has chosen no threshold")
+        for name in ("threshold", "variant"):
+            value, found = getattr(chosen, name), getattr(confirmation, name)
+            if found != value:
+                words = (one.in_words() if isinstance(one, Variant) else shown(one) for one in (value, found))
+                raise ManifestError(f"confirmation.{name} must be {{}}, which path has chosen, got {{}}".format(*words))
+        if confirmation.rejected != (confirmation.p_value <= self.epsilon):
+            raise ManifestError(
+                f"confirmation.rejected must be {shown(not confirmation.rejected)}, got "
+                f"{shown(confirmation.rejected)}: p_value is {shown(confirmation.p_value)} and epsilon "
+                f"{shown(self.epsilon)}"
+            )
 
     def _check_testing_order(self) -> None:
         is_pareto = self.procedure == PARETO
@@ -557,26 +630,28 @@ class Calibration(Record):
                 )
 
     def _check_choice_follows(self) -> None:
-        accepted = [entry for entry in self.path if entry.rejected]
-        chosen = accepted[-1] if accepted else None
-        expected = chosen.threshold if chosen else None
+        said = self.chosen
+        source = "path"
+        if self.confirmation is not None:
+            said, source = self.confirmation if self.confirmation.rejected else None, "confirmation"
+        expected = said.threshold if said else None
         if self.threshold != expected:
-            raise ManifestError(
-                f"threshold must be {shown(expected)}, the last one rejected in path (null for none), "
-                f"got {shown(self.threshold)}"
-            )
-        variant = chosen.variant if chosen else None
+            why = "the last one rejected in path (null for none)"
+            if source == "confirmation":
+                why = "as confirmation says (null if it was not rejected)"
+            raise ManifestError(f"threshold must be {shown(expected)}, {why}, got {shown(self.threshold)}")
+        variant = said.variant if said else None
         if self.variant != variant:
             raise ManifestError(
-                f"variant must be {'left out' if variant is None else variant.in_words()}, as path says of threshold, "
-                f"got {'none' if self.variant is None else self.variant.in_words()}"
+                f"variant must be {'left out' if variant is None else variant.in_words()}, as {source} says of "
+                f"threshold, got {'none' if self.variant is None else self.variant.in_words()}"
             )
-        risk = chosen.risk if chosen else 0
+        risk = said.risk if said else 0
         if self.risk != risk:
-            raise ManifestError(f"risk must be {shown(risk)}, as path says of threshold, got {shown(self.risk)}")
-        if chosen and self.layers != chosen.layers:
+            raise ManifestError(f"risk must be {shown(risk)}, as {source} says of threshold, got {shown(self.risk)}")
+        if said and self.layers != said.layers:
             raise ManifestError(
-                f"layers must be {shown(chosen.layers)}, as path says of threshold, got {shown(self.layers)}"
+                f"layers must be {shown(said.layers)}, as {source} says of threshold, got {shown(self.layers)}"
             )
 
     def _check_looks(self, looks: tuple[Look, ...]) -> None:
@@ -588,6 +663,16 @@ class Calibration(Record):
                     f"looks[{index}].threshold must be at most {shown(before.threshold)}, which was accepted before, "
                     f"got {shown(look.threshold)}"
                 )
-        step = next((step for step in self.path if step.threshold == self.threshold), self.path[0])
-        check_last(looks, {"n": step.n, "threshold": self.threshold, "layers": self.layers, "risk": step.risk})
+        # What was looked at had been chosen by then, whatever became of it since.
+        chosen = self.chosen
+        step = chosen or self.path[0]
+        check_last(
+            looks,
+            {
+                "n": step.n,
+                "threshold": chosen.threshold if chosen else None,
+                "layers": chosen.layers if chosen else self.layers,
+                "risk": step.risk,
+            },
+        )
         check_capital(looks, step.p_value, at=step.threshold)

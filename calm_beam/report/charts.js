@@ -16,7 +16,8 @@ function pValue(entry, lane) {
 }
 
 function verdict(entry, lane) {
-  return lane === 0 ? "the full model" : VERDICTS[entry.tests[lane]];
+  if (lane === 0) return "the full model";
+  return lane === entry.unconfirmed ? "chosen, not confirmed" : VERDICTS[entry.tests[lane]];
 }
 
 // Where a pointer or a finger is over a chart, as one of its columns.

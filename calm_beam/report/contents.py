@@ -6,7 +6,7 @@ from typing import Any
 from calm_beam.calibration.result import RiskRow
 from calm_beam.calibration.specs import Objective
 from calm_beam.counted import counted
-from calm_beam.manifest import Calibration, DecodeRecord, Look, Manifest, rounds_in_words
+from calm_beam.manifest import Calibration, DecodeRecord, Look, Manifest, confirming_in_words, rounds_in_words
 from calm_beam.printable import printable, printable_line
 from calm_beam.storage import base_name, parent
 from calm_beam.upkeep.verification import objective_of
@@ -15,6 +15,7 @@ from .foreign import short_place, with_short_places
 from .promise import (
     CONDITION,
     cautions,
+    confirmation_of_test,
     end_in_words,
     operations_in_words,
     promise_in_words,
@@ -44,6 +45,7 @@ def shown_thresholds(calibrated: Calibrated) -> tuple[int, ...]:
         return tuple(range(len(thresholds)))
     decided = {entry.threshold for entry in calibrated.manifest.calibrations}
     decided |= {entry.path[-1].threshold for entry in calibrated.manifest.calibrations}
+    decided |= {entry.chosen.threshold for entry in calibrated.manifest.calibrations if entry.chosen}
     indices = {index for index, threshold in enumerate(thresholds) if threshold in decided}
     return tuple(sorted(indices | evenly(len(thresholds), _MOST_THRESHOLDS)))
 
@@ -129,6 +131,7 @@ def _entry(
     operations = None
     if factors is not None and entry.threshold is not None and entry.group is None:
         operations = factors[entry.threshold]
+    refused = next((place for place, row in enumerate(rows, start=1) if row.confirmed is False), None)
     chosen = [row.threshold for row in rows].index(entry.threshold) if entry.threshold is not None else None
     return {
         "objective": objective,
@@ -138,13 +141,14 @@ def _entry(
         "pValue": entry.p_value,
         # As indices among the lanes, of which the full model's is 0.
         "chosen": 0 if chosen is None else chosen + 1,
+        "unconfirmed": refused,
         "threshold": entry.threshold,
         "layers": entry.layers,
         "risk": entry.risk,
         "units": manifest.data.units_of(entry.group),
         "sentence": [printable_line(part) for part in promise_in_words(entry, manifest, factors=operations)],
         "operations": None if operations is None else operations_in_words(operations),
-        "end": end_in_words(entry),
+        "end": end_in_words(entry) + confirmation_of_test(entry),
         "pValues": [None, *(float(f"{row.p_value:.5g}") for row in rows)],
         "tests": [_NOT_TESTED, *(_test(row) for row in rows)],
         "looks": None if entry.looks is None else [_look(look) for look in entry.looks],
@@ -171,9 +175,13 @@ def _counts(manifest: Manifest) -> list[list[Any]]:
     """Returns what was counted: the name for one and for several, the number, and whether it should be looked at."""
     data = manifest.data
     clusters = [["cluster", "clusters", data.clusters, False]] if data.clusters is not None else []
+    confirming = []
+    if manifest.confirmation is not None:
+        confirming = [["example that confirms", "examples that confirm", manifest.confirmation.data.examples, False]]
     return [
         ["example", "examples", data.examples, False],
         *clusters,
+        *confirming,
         ["failed, loss 1", "failed, loss 1", data.failed, data.failed > 0],
         ["repeated prompt", "repeated prompts", data.duplicates, data.duplicates > 0],
         ["prompt cut", "prompts cut", data.truncated, data.truncated > 0],
@@ -206,6 +214,9 @@ def facts(manifest: Manifest) -> list[list[str]]:
         ["Fingerprint of the set", data.fingerprint],
         ["Manifest", manifest.digest],
     ]
+    if manifest.confirmation is not None:
+        facts.append(["Confirmed by", confirming_in_words(manifest)])
+        facts.append(["Their fingerprint", manifest.confirmation.data.fingerprint])
     if plan is not None:
         facts.append(["Plan", plan.digest])
         if plan.cluster_key is not None:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from calm_beam.counted import counted
 from calm_beam.exits.measures import MEASURES, Need
 from calm_beam.exits.propagations import PROPAGATIONS
-from calm_beam.manifest import Calibration, Manifest
+from calm_beam.manifest import Calibration, DataRecord, Manifest, p_value_beside
 from calm_beam.tails import split_tail
 
 Sentence = tuple[str, ...]
@@ -48,13 +48,19 @@ def promise_in_words(entry: Calibration, manifest: Manifest, *, factors: Sequenc
     whose: Sentence = () if entry.group is None else ("For prompts of group ", entry.group)
     layers = manifest.model.layers
     if entry.threshold is None:
+        why = ", no threshold could be proved with probability at least "
+        if (failed := entry.confirmation) is not None:
+            why = (
+                f", threshold {failed.threshold:g} was chosen, which {failed.n:,} others could not confirm (p = "
+                f"{p_value_beside(failed.p_value, entry.epsilon)}), with probability at least "
+            )
         return (
             *whose,
             ", " if whose else "",
             "never exit" if whose else "Never exit",
             ": from ",
             _units(manifest, entry.group),
-            ", no threshold could be proved with probability at least ",
+            why,
             sure,
             *_bounded(
                 entry, before=" to", costs="cost", lets="let", after=f". {'Its only' if layers == 1 else 'All'} "
@@ -75,7 +81,7 @@ def promise_in_words(entry: Calibration, manifest: Manifest, *, factors: Sequenc
         ", with probability at least " if whose else "With probability at least ",
         sure,
         " over the draw of the ",
-        _units(manifest, entry.group),
+        _units(manifest, entry.group) if entry.confirmation is None else _confirming(manifest, entry),
         ", exiting at threshold ",
         f"{entry.threshold:g}" + ("" if entry.variant is None else f" ({entry.variant.in_words()})"),
         *_bounded(entry, before="", costs="costs", lets="lets", after=", and saves "),
@@ -127,7 +133,7 @@ def end_in_words(entry: Calibration) -> str:
             "threshold safe: the end of the grid."
         )
     why = (
-        f"could not be proved safe: p = {_beyond(last.p_value, entry.epsilon)} exceeds ε = {entry.epsilon:g}, "
+        f"could not be proved safe: p = {p_value_beside(last.p_value, entry.epsilon)} exceeds ε = {entry.epsilon:g}, "
         f"measured {'loss' if split_tail(entry.known_loss)[1] is None else 'share'} {last.risk:.4f}."
     )
     if tested == 1:
@@ -136,6 +142,20 @@ def end_in_words(entry: Calibration) -> str:
         f"Fixed sequence testing went from {first.threshold:g} down and stopped at {last.threshold:g}, the first "
         f"threshold that {why}"
     )
+
+
+def confirmation_of_test(entry: Calibration) -> str:
+    """Returns what examples that chose nothing said of the threshold that was chosen; empty where none were asked."""
+    found = entry.confirmation
+    if found is None:
+        return ""
+    variant = "" if found.variant is None else f" ({found.variant.in_words()})"
+    chosen = f"The chosen threshold, {found.threshold:g}{variant}, was"
+    by = f"by examples that chose nothing, n = {found.n:,}, decoded as it is served"
+    p_value = p_value_beside(found.p_value, entry.epsilon)
+    if found.rejected:
+        return f" {chosen} confirmed {by}: p = {p_value}."
+    return f" {chosen} not confirmed {by}: p = {p_value} exceeds ε = {entry.epsilon:g}, so nothing is promised."
 
 
 def together_in_words(manifest: Manifest) -> str:
@@ -173,21 +193,26 @@ def cautions(manifest: Manifest) -> tuple[Caution, ...]:
                 "exits.",
             )
         )
-    if data.duplicates:
+    confirming = None if manifest.confirmation is None else manifest.confirmation.data
+    duplicates = data.duplicates + (confirming.duplicates if confirming else 0)
+    if duplicates:
         found.append(
             Caution(
                 "void",
-                f"{counted(data.duplicates, 'example repeats a prompt', several='examples repeat prompts')} of the "
+                f"{counted(duplicates, 'example repeats a prompt', several='examples repeat prompts')} of the "
                 "calibration set. Unless prompts repeat by themselves where the model is served, this voids the "
                 "guarantee: take them out and calibrate again.",
             )
         )
-    if data.failed:
+    if data.failed or (confirming and confirming.failed):
+        failed, examples = data.failed, data.examples
+        if confirming is not None:
+            failed, examples = failed + confirming.failed, examples + confirming.examples
         found.append(
             Caution(
                 "void",
-                f"{counted(data.failed, 'example')} of {data.examples:,} failed and "
-                f"{'counts' if data.failed == 1 else 'count'} with loss 1, the worst there is, at every threshold. The "
+                f"{counted(failed, 'example')} of {examples:,} failed and "
+                f"{'counts' if failed == 1 else 'count'} with loss 1, the worst there is, at every threshold. The "
                 "guarantee holds all the same; that they fail needs an explanation.",
             )
         )
@@ -195,11 +220,12 @@ def cautions(manifest: Manifest) -> tuple[Caution, ...]:
         found.append(
             Caution("void", "The manifest does not say what was planned before any loss was seen: ask who made it.")
         )
-    if data.truncated:
+    truncated = data.truncated + (confirming.truncated if confirming else 0)
+    if truncated:
         found.append(
             Caution(
                 "note",
-                f"{counted(data.truncated, 'prompt was', several='prompts were')} cut to "
+                f"{counted(truncated, 'prompt was', several='prompts were')} cut to "
                 f"{counted(decode.max_input_length, 'token')}; "
                 "serving must cut alike.",
             )
@@ -239,10 +265,13 @@ def _bounded(entry: Calibration, *, before: str, costs: str, lets: str, after: s
     return f"{before} {lets} outputs score worse in expectation by at most ", number, compared + after
 
 
-def _beyond(p_value: float, epsilon: float) -> str:
-    """Returns a p-value above epsilon in as few digits as show that it is, at least two."""
-    written = (f"{p_value:.{digits}g}" for digits in range(2, 18))
-    return next((text for text in written if float(text) > epsilon), repr(p_value))
+def _confirming(manifest: Manifest, entry: Calibration) -> str:
+    """Returns on whose draw a promise rests that was confirmed."""
+    assert manifest.confirmation is not None
+    data = manifest.confirmation.data
+    if entry.group is not None:
+        return f"{counted(data.units_of(entry.group) or 0, 'example')} of the group that confirmed it"
+    return f"{_counted_units(data, kind='')} that confirmed it"
 
 
 def _units(manifest: Manifest, group: str | None) -> str:
@@ -250,6 +279,10 @@ def _units(manifest: Manifest, group: str | None) -> str:
     if group is not None:
         return f"{counted(data.units_of(group) or 0, 'calibration example')} of the group"
     of_tested = "" if data.choosing is None else f", of which {data.choosing:,} chose what the others test"
+    return f"{_counted_units(data, kind='calibration ')}{of_tested}"
+
+
+def _counted_units(data: DataRecord, *, kind: str) -> str:
     if data.clusters is None:
-        return f"{counted(data.examples, 'calibration example')}{of_tested}"
-    return f"{counted(data.clusters, 'calibration cluster')} ({counted(data.examples, 'example')}){of_tested}"
+        return counted(data.examples, f"{kind}example")
+    return f"{counted(data.clusters, f'{kind}cluster')} ({counted(data.examples, 'example')})"

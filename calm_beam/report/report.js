@@ -225,7 +225,7 @@ function writeLane() {
   byId("reading").replaceChildren(
     make("span", {}, `${layersNow()[lane].toFixed(2)} of ${data.numLayers} layers`),
     make("span", {}, together(`risk ${lossBeside(risk, entry.delta)} ${risk <= entry.delta ? "≤" : ">"} δ ${short(entry.delta, 6)}`)),
-    make("span", { class: `verdict v${lane ? entry.tests[lane] : 3}` }, verdict(entry, lane)),
+    make("span", { class: `verdict v${lane ? (lane === entry.unconfirmed ? NOT_ACCEPTED : entry.tests[lane]) : 3}` }, verdict(entry, lane)),
   );
   byId("slider").setAttribute("aria-valuetext", laneName(lane));
   byId("chosen").textContent = entry.chosen ? `Back to ${short(entry.threshold, 6)}` : "Never exit";

@@ -5,17 +5,16 @@ import hashlib
 from collections.abc import Iterator, Sequence
 from typing import Self
 
-from calm_beam import strict_json
 from calm_beam.calibration.fingerprint import content_sum_of, fingerprint_text, merged_sums
 from calm_beam.calibration.provenance import decode_record
-from calm_beam.calibration.publish import FAILURES, RISK_TABLE
+from calm_beam.calibration.publish import RISK_TABLE, read_failures
 from calm_beam.calibration.result import RiskRow
 from calm_beam.calibration.risk_table import read_risk_table
 from calm_beam.errors import CalmBeamError
 from calm_beam.generations import Generation, read_generations, stored_examples
 from calm_beam.generations.folder import DecodeJob, FinishedSweep, shard_path
 from calm_beam.manifest import MANIFEST, Calibration, Manifest, read_manifest
-from calm_beam.storage import is_file, joined, open_input
+from calm_beam.storage import joined
 
 # Examples are counted and drawn from whole shards until they are so many. A shard holds the prompts of a hash, so some
 # of the shards are a fair sample of all.
@@ -134,26 +133,11 @@ def read_calibrated(directory: str) -> Calibrated:
             f"{path}: is not the risk table of the manifest beside it. Both are written by the same run: restore them, "
             "or calibrate again from the stored generations (--generations)."
         )
-    failures: list[tuple[str, str]] = []
-    if is_file(joined(directory, FAILURES)):
-        failures = list(_read_failures(joined(directory, FAILURES)))
-    return Calibrated(manifest=manifest, table=table, failures=tuple(failures))
-
-
-def _read_failures(path: str) -> Iterator[tuple[str, str]]:
-    """Yields id and reason of the examples that failed."""
-    with open_input(path) as file:
-        for number, line in enumerate(file, start=1):
-            try:
-                row = strict_json.loads(line)
-                failure = (row["id"], row["reason"])
-            except (KeyError, TypeError, ValueError) as error:
-                raise ReportError(
-                    f"{path}, line {number}: is not as calm-beam writes it ({type(error).__name__}: {error})."
-                ) from error
-            if not all(isinstance(text, str) for text in failure):
-                raise ReportError(f"{path}, line {number}: is not as calm-beam writes it: id and reason must be texts.")
-            yield failure
+    try:
+        failures = read_failures(directory)
+    except ValueError as error:
+        raise ReportError(str(error)) from error
+    return Calibrated(manifest=manifest, table=table, failures=failures)
 
 
 def _is_of(lines: Sequence[RiskRow], entry: Calibration) -> bool:

@@ -5,12 +5,12 @@ from collections.abc import Callable, Iterable, Sequence
 
 from calm_beam.calibration.result import RiskRow
 from calm_beam.counted import counted
-from calm_beam.manifest import Calibration, Manifest
+from calm_beam.manifest import Calibration, Manifest, confirmation_in_words
 from calm_beam.tails import tail_in_words
 
 from .contents import facts, short_name
 from .plain import Panel, PlainPage, sentence_html, table
-from .promise import CONDITION, cautions, together_in_words
+from .promise import CONDITION, cautions, confirmation_of_test, together_in_words
 from .stored import Calibrated
 
 
@@ -117,8 +117,8 @@ def _lead(entry: Calibration, rows: Sequence[RiskRow], *, manifest: Manifest) ->
         f"{counted(data.choosing or 0, unit)}, drawn by a hash, chose a path of {counted(on_path, 'place')} among "
         f"{len(rows)} pairs of variant and threshold, the safest first, by p-values and layers. The other "
         f"{counted(data.units_of(None) or 0, unit)}, whose risks and layers are shown, tested {len(entry.path)} of "
-        f"them, {ended}; {accepted} {'was' if accepted == 1 else 'were'} proved safe. Tested by {entry.p_value}. "
-        "Names: threshold, τ, and ≥ the first layer that may exit, where they differ."
+        f"them, {ended}; {accepted} {'was' if accepted == 1 else 'were'} proved safe. Tested by {entry.p_value}."
+        f"{confirmation_of_test(entry)} Names: threshold, τ, and ≥ the first layer that may exit, where they differ."
     )
 
 
@@ -141,6 +141,7 @@ def _entries(manifest: Manifest) -> str:
         "p-value",
         "tested",
         "ended at",
+        *(["confirmation"] if manifest.confirmation is not None else []),
     )
     rows = []
     for entry in manifest.calibrations:
@@ -161,6 +162,7 @@ def _entries(manifest: Manifest) -> str:
                 entry.p_value,
                 str(len(entry.path)),
                 at,
+                *([confirmation_in_words(entry)] if manifest.confirmation is not None else []),
             )
         )
     return table(names, rows)

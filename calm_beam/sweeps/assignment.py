@@ -9,6 +9,10 @@ if TYPE_CHECKING:
     from calm_beam.checkpoints import Declared
 
 
+BATCH = "batch"
+"""The `decoder` of a job whose outputs are made by the decoder of batches that serves."""
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Assignment:
     """Which generations a worker is to make, and how.

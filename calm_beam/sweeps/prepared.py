@@ -1,6 +1,8 @@
 """Checking all that can be checked of a sweep before a worker starts."""
 
 import dataclasses
+import math
+from collections.abc import Sequence
 from typing import Self
 
 from calm_beam.checkpoints import Checkpoint, Declared, load_checkpoint
@@ -16,11 +18,12 @@ from calm_beam.inputs import DataFiles, Reading
 from calm_beam.inputs.preview import DataPreview, preview_data
 from calm_beam.manifest import ModelRecord, Variant, VocabularyRecord
 from calm_beam.model import T5Config
+from calm_beam.set_parts import SetPart
 from calm_beam.storage import absolute
 from calm_beam.versions import decoding_versions
 from calm_beam.vocabulary import Vocabulary, open_vocabulary
 
-from .assignment import Assignment
+from .assignment import BATCH, Assignment
 from .request import SweepRequest
 from .shard_count import default_shards
 
@@ -89,6 +92,8 @@ class PreparedSweep:
             reading=self.reading.choices(),
             num_shards=self.num_shards,
             order=self.request.order,
+            part=self.request.part,
+            decoder=self.request.decoder,
             software=decoding_versions(),
         )
 
@@ -110,6 +115,26 @@ class PreparedSweep:
         settings = settings_of_variant(self.settings, variant)
         settings.rule.exit_layers(self.checkpoint.config.num_decoder_layers)
         return dataclasses.replace(self, request=dataclasses.replace(self.request, settings=settings))
+
+    def that_confirms(self, thresholds: Sequence[float], *, variant: Variant | None, part: SetPart) -> Self:
+        """Returns the sweep by the decoder that serves, of examples that had no part in choosing what it decodes at.
+
+        Args:
+          thresholds: Those that were chosen, descending.
+          variant: The way of decoding that they were chosen for; None where there is one.
+          part: The examples.
+        """
+        settings = self.settings if variant is None else settings_of_variant(self.settings, variant)
+        request = dataclasses.replace(
+            self.request,
+            settings=dataclasses.replace(settings, thresholds=tuple(thresholds)),
+            num_shards=math.ceil(self.num_shards * part.confirm_share),
+            order=None,
+            round_examples=None,
+            part=part,
+            decoder=BATCH,
+        )
+        return dataclasses.replace(self, request=request)
 
     def assignment(self, directory: str) -> Assignment:
         """Returns what workers are told to decode into a folder."""

@@ -3,6 +3,7 @@
 import dataclasses
 
 from calm_beam.decoding.settings import DecodeSettings
+from calm_beam.set_parts import SetPart
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -27,6 +28,8 @@ class SweepRequest:
       order: Salt of a hash of their ids, or of their clusters' names, which divides them instead; None for prompts.
       round_examples: Examples of a round, where tests are looked at after each; None where all examples count.
       model_copies: Most copies of the model in one process.
+      part: The part of the data that is decoded; None for all of it.
+      decoder: As in `DecodeJob`.
     """
 
     model: str
@@ -45,3 +48,5 @@ class SweepRequest:
     order: str | None = None
     round_examples: int | None = None
     model_copies: int = 1
+    part: SetPart | None = None
+    decoder: str | None = None

@@ -6,7 +6,7 @@ Importing this loads JAX, which a process that only hands out work need not do.
 import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 
-from calm_beam.checkpoints import CheckpointError, load_checkpoint
+from calm_beam.checkpoints import Checkpoint, CheckpointError, load_checkpoint
 from calm_beam.decoding.compilation import use_compilation_cache
 from calm_beam.decoding.generate import generate
 from calm_beam.decoding.isolation import DecodeError, reason_of
@@ -17,7 +17,8 @@ from calm_beam.examples import DataError, Example
 from calm_beam.generations import Generation
 from calm_beam.vocabulary import Vocabulary, VocabularyError
 
-from .assignment import Assignment
+from .assignment import BATCH, Assignment
+from .served_lanes import ServedLanes
 from .shard import duplicate_prompts
 
 
@@ -26,12 +27,12 @@ class LoadedModel:
     """What one thread needs to decode.
 
     Attributes:
-      decoder: Decodes at the thresholds that are asked for.
+      decoder: Decodes at the thresholds that are asked for: a sweep, or the decoder that serves.
       vocabulary: None where all prompts are token ids and there is none.
       vocab_size: Number of token ids that the model knows.
     """
 
-    decoder: SweepDecoder
+    decoder: SweepDecoder | ServedLanes
     vocabulary: Vocabulary | None
     vocab_size: int
 
@@ -54,8 +55,13 @@ def load_model(assignment: Assignment) -> LoadedModel:
             "Do not change a checkpoint while it is calibrated."
         )
     vocabulary = _load_vocabulary(assignment)
-    settings, above = job.settings, assignment.above
-    decoder = SweepDecoder(
+    decoder = _served_lanes(assignment, checkpoint) if job.decoder == BATCH else _sweep(assignment, checkpoint)
+    return LoadedModel(decoder=decoder, vocabulary=vocabulary, vocab_size=checkpoint.config.vocab_size)
+
+
+def _sweep(assignment: Assignment, checkpoint: Checkpoint) -> SweepDecoder:
+    settings, above = assignment.job.settings, assignment.above
+    return SweepDecoder(
         checkpoint,
         settings.rule,
         thresholds=settings.thresholds[len(above.thresholds) if above else 0 :],
@@ -67,7 +73,16 @@ def load_model(assignment: Assignment) -> LoadedModel:
         exit_head=assignment.exit_head,
         arithmetic=settings.arithmetic,
     )
-    return LoadedModel(decoder=decoder, vocabulary=vocabulary, vocab_size=checkpoint.config.vocab_size)
+
+
+def _served_lanes(assignment: Assignment, checkpoint: Checkpoint) -> ServedLanes:
+    return ServedLanes(
+        checkpoint,
+        assignment.job.settings,
+        batch_size=assignment.batch_size,
+        token_budget=assignment.token_budget,
+        exit_head=assignment.exit_head,
+    )
 
 
 def _load_vocabulary(assignment: Assignment) -> Vocabulary | None:

@@ -33,6 +33,9 @@ tests, or a coarser grid: no model is needed, and nothing is decoded.
 `--tau=1,4` and `--min_exit_layer=1,2` sweep every combination. Some of the examples choose what is tested, and the
 others test it.
 
+`--confirm_share=0.3` keeps examples back that choose nothing. They are decoded at the chosen thresholds by the decoder
+that serves, and only what they prove again is promised.
+
 Recalibrating the same data until the result looks good invalidates the guarantee. Ask for all tolerances and metrics in
 one call: its manifest lists them all, and `--joint` lets them hold together.
 """
@@ -46,7 +49,7 @@ from .flags import SEQUENTIAL_FLAGS, calibrate_parser
 
 # Of those that `add_decode_flags` adds, what means something for stored generations too; and what else does not.
 _ALSO_OF_STORED = ("--thresholds", "--grid_step", "--on_error", "--max_failures", "--overwrite")
-_OF_RUNS = ("--accelerator", "--sweep", "--resume", "--sequential", *SEQUENTIAL_FLAGS)
+_OF_RUNS = ("--accelerator", "--sweep", "--resume", "--confirm_share", "--sequential", *SEQUENTIAL_FLAGS)
 
 
 def flag_parsers() -> tuple[FlagParser, ...]:

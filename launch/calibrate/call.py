@@ -1,5 +1,6 @@
 """The main job as one function."""
 
+import dataclasses
 import itertools
 import os
 from collections.abc import Sequence
@@ -8,18 +9,24 @@ import apache_beam as beam
 from apache_beam.options.pipeline_options import PipelineOptions
 
 from calm_beam.calibration import Guarantee
+from calm_beam.calibration.plan import salt_of
+from calm_beam.calibration.publish import EarlierResult
 from calm_beam.decoding.settings import uniform_grid
 from calm_beam.demo import embedded
 from calm_beam.errors import UsageError
 from calm_beam.exits.rule import ExitRule
 from calm_beam.inputs import DataFiles, Reading
 from calm_beam.launch.flags.metrics import checked_metrics
-from calm_beam.launch.runners import is_local, make_runner, run_pipeline
+from calm_beam.launch.runners import Workers, is_local, make_runner, run_pipeline
 from calm_beam.manifest import MANIFEST, Manifest, read_manifest
 from calm_beam.metrics.settings import NO_SETTINGS, MetricSettings
+from calm_beam.set_parts import CALIBRATING, SetPart
 from calm_beam.storage import joined
 from calm_beam.sweeps.folders import begun_shards
 from calm_beam.transforms import Calibrate, ReadExamples, Sweep, WriteManifest
+
+from .confirm import check_parts_of_data, confirm, refuse_left_confirmation, remove_left
+from .run import UNCONFIRMED
 
 
 def calibrate(
@@ -40,6 +47,7 @@ def calibrate(
     cluster_key: str | None = None,
     group_key: str | None = None,
     joint: bool = False,
+    confirm_share: float | None = None,
     seed: int = 0,
     on_long: str = "truncate",
     on_error: str = "fail",
@@ -63,7 +71,8 @@ def calibrate(
         )
 
     It does what `calm-beam calibrate` does, but for the report, which `calm-beam report` makes of what is written: it
-    runs `ReadExamples`, `Sweep`, `Calibrate` and `WriteManifest` as one pipeline. With neither model nor data, the
+    runs `ReadExamples`, `Sweep`, `Calibrate` and `WriteManifest` as one pipeline; what has to be confirmed is confirmed
+    by another one. With neither model nor data, the
     embedded model is calibrated on the embedded data.
 
     Args:
@@ -83,7 +92,9 @@ def calibrate(
       cluster_key: Key of a row that names its cluster, where examples are drawn in clusters.
       group_key: Key of a row that names its group, such as its language: each group then has entries of its own.
       joint: Whether all guarantees are to hold together with probability 1 - epsilon.
-      seed: Of the order in which `wsr` bets on examples.
+      confirm_share: Share of the examples that choose nothing: they are decoded at the chosen thresholds by the decoder
+        that serves, and only thresholds that they prove again are promised. None promises what all of them chose.
+      seed: Of the order in which `wsr` bets on examples, and of which of them confirm.
       on_long: `truncate` or `error`, for longer inputs.
       on_error: `fail`, or `worst_case`, which counts examples that cannot be decoded or scored with loss 1.
       max_failures: Most examples that may fail.
@@ -120,43 +131,59 @@ def calibrate(
     directory = os.fspath(output)
     if num_shards is None and resume:
         num_shards = begun_shards(directory)
+    part = None
+    if confirm_share is not None:
+        part = SetPart(name=CALIBRATING, confirm_share=confirm_share, salt=salt_of(seed))
+        (exits or ExitRule()).check_served()
+        check_parts_of_data(files, part)
+        if not (resume or overwrite):
+            refuse_left_confirmation(directory)
+    sweep = Sweep(
+        model=str(embedded.MODEL) if model is None else os.fspath(model),
+        output=directory,
+        exits=exits or ExitRule(),
+        thresholds=thresholds,
+        vocabulary=vocabulary,
+        extra_ids=extra_ids,
+        task_prefix=task_prefix,
+        max_input_length=max_input_length,
+        max_decode_length=max_decode_length,
+        dtype=dtype,
+        matmul_precision=matmul_precision,
+        on_long=on_long,
+        on_error=on_error,
+        max_failures=max_failures,
+        batch_size=batch_size,
+        token_budget=token_budget,
+        exit_head=exit_head,
+        resume=resume,
+        overwrite=overwrite,
+        runs_here=is_local(options),
+    )
     pipeline = beam.Pipeline(runner=make_runner(options), options=options)
-    _ = (
-        pipeline
-        | ReadExamples(files, num_shards=num_shards)
-        | Sweep(
-            model=str(embedded.MODEL) if model is None else os.fspath(model),
+    tests = Calibrate(
+        guarantees,
+        group_key=group_key,
+        joint=joint,
+        seed=seed,
+        max_failures=max_failures,
+        metric_settings=metric_settings,
+    )
+    result = directory if part is None else joined(directory, UNCONFIRMED)
+    if part is not None:
+        remove_left(directory, overwrite=overwrite)
+    _ = pipeline | ReadExamples(files, num_shards=num_shards, part=part) | sweep | tests | WriteManifest(result)
+    run_pipeline(pipeline)
+    if part is not None:
+        confirm(
+            dataclasses.replace(tests.plan, confirm_share=confirm_share),
+            sweep.prepared,
             output=directory,
-            exits=exits or ExitRule(),
-            thresholds=thresholds,
-            vocabulary=vocabulary,
-            extra_ids=extra_ids,
-            task_prefix=task_prefix,
-            max_input_length=max_input_length,
-            max_decode_length=max_decode_length,
-            dtype=dtype,
-            matmul_precision=matmul_precision,
-            on_long=on_long,
-            on_error=on_error,
-            max_failures=max_failures,
-            batch_size=batch_size,
-            token_budget=token_budget,
-            exit_head=exit_head,
-            resume=resume,
-            overwrite=overwrite,
-            runs_here=is_local(options),
-        )
-        | Calibrate(
-            guarantees,
-            group_key=group_key,
-            joint=joint,
-            seed=seed,
+            earlier=EarlierResult(),
+            workers=Workers(options=options),
             max_failures=max_failures,
             metric_settings=metric_settings,
         )
-        | WriteManifest(directory)
-    )
-    run_pipeline(pipeline)
     return read_manifest(joined(directory, MANIFEST))
 
 

@@ -26,14 +26,16 @@ from calm_beam.launch.terminal.summary import print_summary
 from calm_beam.manifest import MANIFEST, Manifest, ManifestError, ParetoPlan, SequentialPlan, read_manifest
 from calm_beam.metrics.registry import METRICS, is_bleurt
 from calm_beam.risk.pvalues import P_VALUES
+from calm_beam.set_parts import CALIBRATING, SetPart
 from calm_beam.storage import absolute, check_writable, is_file, joined
 from calm_beam.sweeps.folders import begun_shards, counted_generations
 from calm_beam.sweeps.shard import shard_in_order, with_unique_ids
 
+from .confirm import ConfirmedRun, check_parts_of_data, refuse_left_confirmation
 from .flags import fill_in_defaults
 from .run import CalibrationRun
 from .sequential import SequentialRun, can_continue
-from .sources import Source, decoded_source, stored_source
+from .sources import Block, DecodedSource, Source, decoded_source, stored_source
 from .variants import VariantsRun
 
 # Flags of what workers read or write.
@@ -60,13 +62,10 @@ def calibrate(flags: argparse.Namespace, options: PipelineOptions, *, began: flo
     # Now, so that a log can show later what had been settled by then.
     say(f"plan {run.plan.record().digest}")
     start = time.monotonic()
-    finished: tuple[Manifest, str] | None
-    if flags.sequential:
-        finished = SequentialRun(run, continued=continued).execute(first)
-    elif flags.variants:
-        finished = VariantsRun(run).execute(first)
+    if flags.confirm_share is None:
+        finished = _executed(run, flags, first=first, continued=continued)
     else:
-        finished = run.execute(first)
+        finished = ConfirmedRun(run).execute(lambda chooses: _executed(chooses, flags, first=first))
     if finished is None:
         tell(f"Template: {run.workers.template}. It has not run.")
         return 0
@@ -77,10 +76,21 @@ def calibrate(flags: argparse.Namespace, options: PipelineOptions, *, began: flo
         # Last, since the manifest stands by itself: a report that fails takes nothing away, and can be built again.
         # Also if nobody reads the summary any more.
         report_after(run.output, folder, calibrate_flags=flags, model=run.source.model)
-    # The time of a run says nothing about one of several sweeps.
-    if not run.source.is_stored and not flags.variants:
+    # The time of a run says nothing about one of several sweeps, or about one that was not all.
+    if not run.source.is_stored and not flags.variants and flags.confirm_share is None:
         RunTiming(began=began, seconds=time.time() - began).write(folder)
     return 0
+
+
+def _executed(
+    run: CalibrationRun, flags: argparse.Namespace, *, first: Block, continued: Manifest | None = None
+) -> tuple[Manifest, str] | None:
+    """Decodes and calibrates; returns what `CalibrationRun.execute` does."""
+    if flags.sequential:
+        return SequentialRun(run, continued=continued).execute(first)
+    if flags.variants:
+        return VariantsRun(run).execute(first)
+    return run.execute(first)
 
 
 def _prepared(flags: argparse.Namespace, options: PipelineOptions) -> CalibrationRun:
@@ -100,6 +110,8 @@ def _prepared(flags: argparse.Namespace, options: PipelineOptions) -> Calibratio
     output, earlier = _checked_output(flags)
     source: Source = stored or decoded_source(flags, output, earlier=earlier, workers=workers)
     _check_servable(source.settings)
+    if flags.part is not None:
+        _check_confirmable(source, flags, output=output, workers=workers)
     if flags.variants and workers.template:
         raise UsageError(
             "every variant is a pipeline of its own, and a template is only one. Give one value of each list."
@@ -121,6 +133,7 @@ def _prepared(flags: argparse.Namespace, options: PipelineOptions) -> Calibratio
         on_error=flags.on_error,
         sequential=_sequential(flags),
         pareto=ParetoPlan(variants=flags.variants, choosing_share=flags.choosing_share) if flags.variants else None,
+        confirm_share=flags.confirm_share,
     )
     if plan.sequential is not None:
         # It may wait for what never comes.
@@ -136,6 +149,23 @@ def _prepared(flags: argparse.Namespace, options: PipelineOptions) -> Calibratio
         metric_settings=metric_settings(flags),
         workers=workers,
     )
+
+
+def _check_confirmable(source: Source, flags: argparse.Namespace, *, output: str, workers: Workers) -> None:
+    """Refuses what cannot be confirmed, before anything is decoded."""
+    if workers.template:
+        raise UsageError(
+            "--confirm_share decodes at thresholds that are chosen first, by a pipeline of its own, and a template is "
+            "only one. Leave it out."
+        )
+    try:
+        source.settings.rule.check_served()
+    except ValueError as error:
+        raise UsageError(f"--confirm_share: {error}") from error
+    assert isinstance(source, DecodedSource)
+    check_parts_of_data(source.sweep.data, flags.part)
+    if not flags.resume and not flags.overwrite:
+        refuse_left_confirmation(output)
 
 
 def _sequential(flags: argparse.Namespace) -> SequentialPlan | None:
@@ -157,6 +187,12 @@ def _say_what_is_done(run: CalibrationRun, flags: argparse.Namespace, manifest: 
     path, job = joined(run.output, MANIFEST), run.source.job
     if manifest.plan != run.plan.record() or manifest.data.patterns != job.patterns:
         ended = manifest.sequential
+        if manifest.plan is not None and manifest.plan.confirm_share is not None:
+            raise UsageError(
+                f"--resume: {path} is finished, and was asked for something else. The examples that confirm have been "
+                "looked at, and could not confirm what is chosen now: take fresh data and another --output. "
+                "--overwrite begins anew, which proves something only if nobody has seen what was found here."
+            )
         if ended is not None and ended.rounds < ended.of_rounds:
             raise UsageError(
                 f"--resume: {path} stopped after {ended.rounds} of {ended.of_rounds} rounds, and was asked for "
@@ -167,7 +203,11 @@ def _say_what_is_done(run: CalibrationRun, flags: argparse.Namespace, manifest: 
             f"--resume: {path} is finished, and was asked for something else. For other metrics, tolerances or tests "
             f"of the same generations pass --generations={run.output} and another --output; to begin anew, --overwrite."
         )
-    if manifest.data.fingerprint != _data_fingerprint(run, flags):
+    confirmed = manifest.confirmation
+    if manifest.data.fingerprint != _data_fingerprint(run, flags, part=flags.part) or (
+        confirmed is not None
+        and confirmed.data.fingerprint != _data_fingerprint(run, flags, part=flags.part.that_confirms())
+    ):
         raise UsageError(
             f"--resume: {path} is finished, and the data have changed since: it is about the examples that were there. "
             "Restore them, calibrate the new ones with another --output, or pass --overwrite to begin anew."
@@ -179,8 +219,8 @@ def _say_what_is_done(run: CalibrationRun, flags: argparse.Namespace, manifest: 
     return 0
 
 
-def _data_fingerprint(run: CalibrationRun, flags: argparse.Namespace) -> str:
-    """Returns what a manifest calls the data as they are now, or as much of them as was counted."""
+def _data_fingerprint(run: CalibrationRun, flags: argparse.Namespace, *, part: SetPart | None) -> str:
+    """Returns what a manifest calls the data as they are now, or a part of them, or as much as was counted."""
     job = run.source.job
     reading = reading_of(
         flags,
@@ -191,7 +231,9 @@ def _data_fingerprint(run: CalibrationRun, flags: argparse.Namespace) -> str:
     )
     examples = (read_examples(path, reading, file_index=index) for index, path in enumerate(job.files))
     unique = with_unique_ids(itertools.chain.from_iterable(examples))
-    if job.order is not None:
+    if part is not None:
+        unique = [example for example in unique if part.takes(example)]
+    if job.order is not None and (part is None or part.name == CALIBRATING):
         folder = counted_generations(run.output)
         counted = {shard.shard for shard in FinishedSweep.read(folder, DecodeJob.read(folder), or_stopped=True).shards}
         shard_of = functools.partial(shard_in_order, salt=job.order, num_shards=job.num_shards)

@@ -23,6 +23,7 @@ from calm_beam.manifest import PARETO, ManifestError, Variant
 from calm_beam.risk.fwer import PROCEDURES
 from calm_beam.risk.pvalues import P_VALUES
 from calm_beam.risk.stopping import ROUNDS_WITHOUT_GAIN
+from calm_beam.set_parts import CALIBRATING, SetPart
 
 SEQUENTIAL_FLAGS = ("--round_examples", "--stop_at_threshold", "--stop_at_layers", "--stop_gain")
 _ROUND_EXAMPLES = 500
@@ -92,7 +93,8 @@ def calibrate_parser(doc: str | None = None) -> FlagParser:
         "--seed",
         type=whole_number(0),
         default=0,
-        help="of the order of examples, for wsr and --sequential, and of which of them choose among variants",
+        help="of the order of examples, for wsr and --sequential, and of which of them choose among variants, or "
+        "confirm",
     )
     goal.add_argument("--output", default="calibration", help="directory for manifest, risk table and generations")
     test.add_argument(
@@ -101,6 +103,13 @@ def calibrate_parser(doc: str | None = None) -> FlagParser:
         default="full",
         help="lazy decodes the grid in blocks from the top, until no guarantee's test goes on: the same manifest "
         "entries for less work, with generations of the upper thresholds only",
+    )
+    test.add_argument(
+        "--confirm_share",
+        type=share,
+        metavar="SHARE",
+        help="share of the examples, such as 0.3, that choose nothing: they are decoded at the chosen thresholds by "
+        "the decoder that serves, and only thresholds that they prove again are promised",
     )
     variants = parser.add_argument_group(
         "variants (lists are comma-separated; every combination is swept, and some of the examples choose what the "
@@ -187,6 +196,9 @@ def fill_in_defaults(flags: argparse.Namespace) -> None:
     elif given := next((name for name in SEQUENTIAL_FLAGS if getattr(flags, name[2:]) is not None), None):
         raise UsageError(f"{given} belongs to --sequential, which is missing.")
     flags.order = salt_of(flags.seed) if flags.sequential else None
+    flags.part = None
+    if flags.confirm_share is not None:
+        flags.part = SetPart(name=CALIBRATING, confirm_share=flags.confirm_share, salt=salt_of(flags.seed))
     flags.consistency = flags.consistency or ("textual",)
     flags.metric = flags.metric or ("rouge_l",)
     flags.delta = flags.delta or (0.1,)

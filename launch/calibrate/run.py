@@ -4,6 +4,7 @@ import contextlib
 import dataclasses
 import time
 from collections.abc import Callable
+from typing import Self
 
 from calm_beam.calibration import Plan, RunProvenance
 from calm_beam.calibration.publish import EarlierResult
@@ -25,6 +26,9 @@ from calm_beam.transforms import CalibrateGenerations, WriteManifest
 
 from .sources import Block, Source
 
+UNCONFIRMED = "unconfirmed"
+"""Folder in an output directory of what was chosen, until it is confirmed."""
+
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class CalibrationRun:
@@ -40,6 +44,7 @@ class CalibrationRun:
       max_failures: Most examples that may fail; None as in `failure_limit`.
       metric_settings: What metrics need.
       workers: Of the pipelines.
+      is_unconfirmed: Whether what it finds is still to be confirmed, and so is no result yet.
     """
 
     source: Source
@@ -51,6 +56,12 @@ class CalibrationRun:
     max_failures: int | None
     metric_settings: MetricSettings
     workers: Workers
+    is_unconfirmed: bool = False
+
+    @property
+    def result(self) -> str:
+        """Directory of what it finds."""
+        return joined(self.output, UNCONFIRMED) if self.is_unconfirmed else self.output
 
     def execute(self, first: Block) -> tuple[Manifest, str] | None:
         """Runs pipelines until no test goes on.
@@ -68,14 +79,14 @@ class CalibrationRun:
         start = time.monotonic()
         block = first
         with self.what_is_left_told(lambda: block.stored.directory):
-            make_folder(self.output)
+            make_folder(self.result)
             for number in range(self.source.blocks):
                 block = self.source.next_block() if number else first
                 metrics = self._run_pipeline(block)
                 if self.workers.template:
                     return None
                 self.tell(metrics, seconds=time.monotonic() - start)
-                if is_file(joined(self.output, MANIFEST)):
+                if is_file(joined(self.result, MANIFEST)):
                     break
             manifest = self.published()
             self.source.finish()
@@ -100,7 +111,7 @@ class CalibrationRun:
                     max_failures=self.max_failures,
                     metric_settings=self.metric_settings,
                 )
-                | "WriteManifest" >> WriteManifest(self.output, self.replaced())
+                | "WriteManifest" >> WriteManifest(self.result, self.replaced())
             )
             return run_pipeline(pipeline)
 
@@ -123,7 +134,7 @@ class CalibrationRun:
           PipelineError: If another run has. Between two blocks of the grid, nothing of this one is there to be in its
             way.
         """
-        path = joined(self.output, MANIFEST)
+        path = joined(self.result, MANIFEST)
         manifest = read_manifest(path)
         if (manifest.created, manifest.plan) != (self.provenance.created, self.plan.record()):
             raise PipelineError(
@@ -134,6 +145,12 @@ class CalibrationRun:
     def what_is_left_told(self, folder: Callable[[], str]) -> contextlib.AbstractContextManager[None]:
         """Adds to whatever ends a block what is left in the folder, and how to go on; of what was stored, nothing."""
         return what_is_left_told(lambda: "" if self.source.is_stored else self._left(folder()), but=GenerationsError)
+
+    def that_chooses(self) -> Self:
+        """Returns the run of what is then confirmed."""
+        return dataclasses.replace(
+            self, plan=self.plan.that_chooses(), earlier=EarlierResult(), overwrites=False, is_unconfirmed=True
+        )
 
     def _left(self, folder: str) -> str:
         return after_failure(self.output, folder, is_over=self.workers.are_here)

@@ -36,6 +36,9 @@ def can_continue(manifest: Manifest, plan: Plan) -> bool:
     earlier, ended = manifest.plan, manifest.sequential
     if earlier is None or ended is None or plan.sequential is None or earlier.sequential is None:
         return False
+    # What has confirmed once has been looked at, and cannot confirm what is chosen after that.
+    if plan.confirm_share is not None:
+        return False
     with_their_rule = dataclasses.replace(plan, sequential=earlier.sequential).record()
     return with_their_rule == earlier and plan.record() != earlier and ended.rounds < ended.of_rounds
 
@@ -67,7 +70,7 @@ class SequentialRun:
         above: list[Round] = []
         block = first
         with run.what_is_left_told(lambda: block.stored.directory):
-            make_folder(run.output)
+            make_folder(run.result)
             # Where an earlier run has come to.
             while source.is_begun_below():
                 above = self._counted(block, [])
@@ -190,7 +193,7 @@ class SequentialRun:
         else:
             finished.write(folder, STOPPED)
         publish(
-            run.output,
+            run.result,
             manifest,
             rows=found.rows,
             failures=totals.failures,

@@ -108,6 +108,7 @@ class DecodedSource:
         self.model: ReportedModel | None = ReportedModel(
             sizes=DecoderSizes.of(sweep.checkpoint.config), vocabulary=sweep.vocabulary
         )
+        self.sweep = sweep
         self._sweeps = blocks
         self._jobs = [each.job() for each in blocks]
         self._begun: list[Block] = []
@@ -187,7 +188,10 @@ class DecodedSource:
 
     def _read(self, progress: ProgressLog) -> ReadExamples:
         sweep = self._sweeps[0]
-        return ReadExamples(sweep.data, num_shards=sweep.num_shards, order=sweep.request.order, progress=progress)
+        request = sweep.request
+        return ReadExamples(
+            sweep.data, num_shards=sweep.num_shards, order=request.order, part=request.part, progress=progress
+        )
 
     def _decode(self, assignment: Assignment, pipeline: beam.Pipeline, progress: ProgressLog) -> beam.PCollection:
         return (

@@ -45,7 +45,7 @@ class VariantsRun:
         pareto = run.plan.pareto
         assert pareto is not None
         with run.what_is_left_told(lambda: _last_with_shards(blocks)):
-            make_folder(run.output)
+            make_folder(run.result)
             for number, variant in enumerate(pareto.variants, start=1):
                 if number > 1:
                     blocks.append(run.source.next_block())
@@ -83,7 +83,7 @@ class VariantsRun:
                 max_failures=run.max_failures,
                 metric_settings=run.metric_settings,
             )
-            | "WriteManifest" >> WriteManifest(run.output, run.replaced())
+            | "WriteManifest" >> WriteManifest(run.result, run.replaced())
         )
         run.tell(run_pipeline(pipeline), seconds=None)
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-# Besides `dev`, which is for those who work on calm-beam.
+# Besides `dev` and `docs`, which are for those who work on calm-beam.
 EXTRAS = {
     "bleurt": "the metric bleurt",
     "dask": "--runner=DaskRunner",

@@ -70,6 +70,11 @@ def read_pilot(path: str) -> PilotRun:
     with naming("--pilot"):
         folder = _found(absolute(path))
         job = DecodeJob.read(folder)
+        if job.part is not None:
+            raise UsageError(
+                f"--pilot {path}: was made with --confirm_share, and what confirming takes is not forecast. Make a "
+                "pilot without it: its forecast is about the examples that choose."
+            )
         finished = FinishedSweep.read(folder, job)
         timings = _checked(read_timings(folder, finished.shards), folder, job=job)
         manifest = _manifest(path, folder)

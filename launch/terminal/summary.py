@@ -9,7 +9,15 @@ from rich import box
 from rich.table import Table
 
 from calm_beam.counted import counted
-from calm_beam.manifest import PARETO, Calibration, Manifest, Variant, rounds_in_words
+from calm_beam.manifest import (
+    PARETO,
+    Calibration,
+    Manifest,
+    Variant,
+    confirmation_in_words,
+    confirming_in_words,
+    rounds_in_words,
+)
 from calm_beam.printable import printable_line
 from calm_beam.storage import joined, open_input
 from calm_beam.tails import split_tail, tail_in_words
@@ -42,6 +50,8 @@ def print_summary(manifest: Manifest, output: str, *, seconds: float) -> None:
         kind = "group" if manifest.data.groups is not None else "variant"
         console.print(f"Mean losses of {counted(more, f'more {kind}')}: risk_table.csv.")
     console.print(choices_table(manifest))
+    for line in confirmation_lines(manifest):
+        console.print(line)
     data = manifest.data
     console.print(tests_in_words(manifest))
     if rounds := rounds_in_words(manifest):
@@ -52,9 +62,12 @@ def print_summary(manifest: Manifest, output: str, *, seconds: float) -> None:
         f"{counted(data.duplicates, 'repeated input')}, "
         f"{data.truncated} cut, {data.failed} failed."
     )
-    if data.failed:
+    if confirming := confirming_in_words(manifest):
+        console.print(confirming)
+    confirmed = manifest.confirmation.data if manifest.confirmation is not None else None
+    if data.failed or (confirmed and confirmed.failed):
         console.print("Failed examples count with loss 1 at every threshold.")
-    if data.duplicates:
+    if data.duplicates or (confirmed and confirmed.duplicates):
         console.print("Unless prompts repeat by themselves, repeated inputs void the guarantee: take them out.")
     console.print(printable_line(manifest.guarantee))
     console.print(f"Manifest: {joined(output, 'manifest.json')}", soft_wrap=True)
@@ -136,13 +149,20 @@ def choices_table(manifest: Manifest) -> Table:
             f"{whole_line if entry.group is None else group_line(entry)}"
             f"{entry.consistency}{tail_in_words(entry.known_loss)}\n{printable_line(entry.metric)}",
             f"{entry.delta:g}\n{entry.epsilon:g}",
-            "never exit" if entry.threshold is None else f"{entry.threshold:g}{variant_lines(entry.variant)}",
+            _chosen(entry),
             f"{entry.layers:.2f}",
             f"{saved:.0%}",
             f"{entry.risk:.4f}",
             _end_of_test(entry),
         )
     return table
+
+
+def _chosen(entry: Calibration) -> str:
+    """Returns the lines of a table's cell that say which threshold is promised."""
+    if entry.threshold is not None:
+        return f"{entry.threshold:g}{variant_lines(entry.variant)}"
+    return "never exit" if entry.confirmation is None else "never exit\nnot confirmed"
 
 
 def group_line(entry: Calibration) -> str:
@@ -168,6 +188,17 @@ def tests_in_words(manifest: Manifest) -> str:
 def _losses_in_words(name: str) -> str:
     loss, above = split_tail(name)
     return f"{loss} losses" if above is None else f"{loss} losses above {above:g}"
+
+
+def confirmation_lines(manifest: Manifest) -> list[str]:
+    """Returns for each entry what was chosen, and whether that was confirmed; none where nothing was to be."""
+    lines = []
+    for entry in manifest.calibrations:
+        if words := confirmation_in_words(entry):
+            group = "" if entry.group is None else f"group {printable_line(entry.group)}, "
+            promise = f"{entry.consistency}{tail_in_words(entry.known_loss)} {printable_line(entry.metric)}"
+            lines.append(f"{group}{promise}, delta {entry.delta:g}, epsilon {entry.epsilon:g}: {words}")
+    return lines
 
 
 def _end_of_test(entry: Calibration) -> str:

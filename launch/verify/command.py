@@ -33,6 +33,7 @@ from calm_beam.metrics.registry import BLEURT, check_may_run, full_name, get_met
 from calm_beam.printable import printable_line
 from calm_beam.risk.pvalues import P_VALUES
 from calm_beam.serving.agreement import check_model, check_vocabulary
+from calm_beam.set_parts import CALIBRATING, CONFIRMING, SetPart
 from calm_beam.storage import joined, list_files, parent
 from calm_beam.sweeps.prepared import PreparedSweep
 from calm_beam.sweeps.shard import with_unique_ids
@@ -161,7 +162,7 @@ def _check_data(run: PreparedSweep, flags: argparse.Namespace, *, manifest: Mani
     fresh: list[Example] = []
     for index, name in enumerate(run.paths):
         fresh.extend(read_examples(name, run.reading, file_index=index))
-    if fingerprint_text(content_sum_of(with_unique_ids(fresh))) == manifest.data.fingerprint:
+    if _fingerprints(with_unique_ids(fresh), manifest) & _used_fingerprints(manifest):
         raise UsageError(
             f"--data {','.join(flags.data)}: is the calibration set itself. What chose the threshold cannot test it: "
             "take examples that were drawn anew."
@@ -172,7 +173,9 @@ def _check_data(run: PreparedSweep, flags: argparse.Namespace, *, manifest: Mani
             f"the manifest knows no group {', '.join(printable_line(name) for name in sorted(unknown))}: such examples "
             "count for the promises about all prompts alone"
         )
-    stored = list_files(joined(glob.escape(parent(path)), "generations", "*", "*.parquet"))
+    beside = glob.escape(parent(path))
+    stored = list_files(joined(beside, "generations", "*", "*.parquet"))
+    stored += list_files(joined(beside, "confirmation", "generations", "*", "*.parquet"))
     if not stored:
         say(
             "whether the data share prompts with the calibration set is unknown: its generations are not "
@@ -187,6 +190,21 @@ def _check_data(run: PreparedSweep, flags: argparse.Namespace, *, manifest: Mani
             "set too. Unless prompts repeat by themselves, the data are not fresh, and what they seem to prove again "
             "they do not."
         )
+
+
+def _fingerprints(examples: Sequence[Example], manifest: Manifest) -> set[str]:
+    """Returns the fingerprints of examples: of all of them, and of each part, where some confirm what others chose."""
+    share = None if manifest.plan is None else manifest.plan.confirm_share
+    sets = [examples]
+    if manifest.plan is not None and share is not None:
+        parts = [SetPart(name=name, confirm_share=share, salt=manifest.plan.salt) for name in (CALIBRATING, CONFIRMING)]
+        sets += [[example for example in examples if part.takes(example)] for part in parts]
+    return {fingerprint_text(content_sum_of(some)) for some in sets if some}
+
+
+def _used_fingerprints(manifest: Manifest) -> set[str]:
+    confirmed = () if manifest.confirmation is None else (manifest.confirmation.data.fingerprint,)
+    return {manifest.data.fingerprint, *confirmed}
 
 
 def _whole_prompt(

@@ -3,22 +3,17 @@
 import json
 import pathlib
 import re
-import shlex
 
 import pytest
 
 from calm_beam.launch.calibrate.flags import calibrate_parser
 from calm_beam.launch.flags import UsageError, parse_flags
 from calm_beam.launch.flags.accelerators import parse_accelerator
+from tests.snippets import commands
 
 _ROOT = pathlib.Path(__file__).parents[2]
 _PAGE = (_ROOT / "docs" / "dataflow.md").read_text(encoding="utf-8")
-_COMMANDS = [
-    shlex.split(line, comments=True)
-    for block in re.findall(r"```sh\n(.*?)```", _PAGE, re.DOTALL)
-    for line in block.replace("\\\n", " ").splitlines()
-    if line.strip()
-]
+_COMMANDS = commands(_ROOT / "docs" / "dataflow.md")
 _FULL_NAMES = dict(re.findall(r"^\| `((?:nvidia|tpu)-[^`]+)` \| `([^`]+)` \|$", _PAGE, re.MULTILINE))
 
 

@@ -4,7 +4,6 @@ import dataclasses
 import gzip
 import pathlib
 import re
-import shlex
 from typing import Any
 
 import pytest
@@ -17,20 +16,17 @@ from calm_beam.manifest import ManifestError, write_manifest
 from calm_beam.vocabulary import Vocabulary
 from tests.calm_beam.serving.builders import build_entry, build_served_manifest
 from tests.pipelines import write_model, write_vocabulary
+from tests.snippets import ROOT, blocks, own_commands
 
-_PAGE = (pathlib.Path(__file__).parents[2] / "docs" / "serving.md").read_text(encoding="utf-8")
+_PAGE = ROOT / "docs" / "serving.md"
 
 
 _PROMISES = ((0.3, 0.05), (0.2, 0.1))
 
 
-def _blocks(language: str) -> list[str]:
-    return re.findall(rf"```{language}\n(.*?)```", _PAGE, re.DOTALL)
-
-
 def _code(part: str) -> str:
     """Returns the block of Python that is known by a part of it."""
-    (block,) = [block for block in _blocks("python") if part in block]
+    (block,) = [block for block in blocks(_PAGE, "python") if part in block]
     return block
 
 
@@ -51,8 +47,8 @@ def test_what_the_page_shows_runs(
     (tmp_path / "prompts").mkdir()
     with gzip.open(tmp_path / "prompts" / "some.jsonl.gz", "wt") as file:
         file.writelines(f'{{"id": "{number}", "input": "the cat sees"}}\n' for number in range(3))
-    commands = [shlex.split(line) for block in _blocks("sh") for line in block.splitlines()]
-    one, many = [command[1:] for command in commands if command[:2] == ["calm-beam", "generate"]]
+    commands = own_commands(_PAGE)
+    one, many = [command for command in commands if command[0] == "generate"]
     assert main(one) == 0
     assert capsys.readouterr().out.startswith("text[layer at which the token left, of 4]")
     assert main(many) == 0
@@ -70,11 +66,13 @@ def test_what_the_page_shows_runs(
     with pytest.raises(ManifestError):
         exec(_code("read_manifest("), names | {"fingerprint_of_the_model_you_serve": "sha256:" + "0" * 64})
     exec(_code("LossProbe(").replace("share=0.01", "share=1"), names)
-    (monitor,) = [command[1:] for command in commands if command[:2] == ["calm-beam", "monitor"]]
+    (monitor,) = [command for command in commands if command[0] == "monitor"]
     assert main(monitor) == 0
     assert "1 loss, mean" in capsys.readouterr().out
 
 
 def test_every_confidence_that_can_be_served_is_described() -> None:
     """Whoever writes a server of their own finds each measure, but for the oracle, which nobody can serve."""
-    assert re.findall(r"^\| `(\w+)` \|", _PAGE, re.MULTILINE) == [name for name in MEASURES if name != "oracle"]
+    assert re.findall(r"^\| `(\w+)` \|", _PAGE.read_text(encoding="utf-8"), re.MULTILINE) == [
+        name for name in MEASURES if name != "oracle"
+    ]

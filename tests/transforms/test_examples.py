@@ -14,6 +14,7 @@ from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 
 from calm_beam.examples import DataError, Example
 from calm_beam.inputs import Reading, read_examples
+from calm_beam.set_parts import CALIBRATING, CONFIRMING, SetPart
 from calm_beam.transforms import ReadExamples
 from calm_beam.transforms.examples import DivideExamples
 from tests.pipelines import TEXTUAL, run_calibration, write_model, write_rows
@@ -27,10 +28,15 @@ def _write_gzip(path: pathlib.Path, rows: Sequence[object]) -> pathlib.Path:
 
 
 _KEPT: list[tuple[int, list[Example]]] = []
+_COUNTS: list[int] = []
 
 
 def _keep(element: tuple[int, list[Example]]) -> None:
     _KEPT.append((element[0], sorted(element[1], key=lambda example: (example.file_index, example.line))))
+
+
+def _keep_count(count: int) -> None:
+    _COUNTS.append(count)
 
 
 def _read(
@@ -39,8 +45,10 @@ def _read(
     needs_references: bool = False,
     order: str | None = None,
     cluster_key: str | None = None,
+    part: SetPart | None = None,
 ) -> list[tuple[int, list[Example]]]:
     """Returns what the transform gives for these files: shards with their examples, both sorted."""
+    _COUNTS.clear()
     _KEPT.clear()
     pipeline = beam.Pipeline(runner=FnApiRunner(), options=PipelineOptions([]))
     read = pipeline | ReadExamples(
@@ -49,8 +57,10 @@ def _read(
         needs_references=needs_references,
         order=order,
         cluster_key=cluster_key,
+        part=part,
     )
-    _ = read.shards | beam.Map(_keep)
+    _ = read.shards | "Keep" >> beam.Map(_keep)
+    _ = read.count | "KeepCount" >> beam.Map(_keep_count)
     pipeline.run().wait_until_finish()
     return sorted(_KEPT, key=lambda pair: pair[0])
 
@@ -322,3 +332,38 @@ def test_equal_inputs_in_different_files_are_counted(tmp_path: pathlib.Path) -> 
         tmp_path / "out", model=write_model(tmp_path / "model"), paths=[str(one), str(two)], specs=TEXTUAL
     )
     assert (manifest.data.examples, manifest.data.duplicates) == (4, 2)
+
+
+_PARTS = [SetPart(name=name, confirm_share=0.4, salt="s") for name in (CALIBRATING, CONFIRMING)]
+
+
+@pytest.mark.parametrize("order", [None, "o"])
+def test_parts_make_up_the_whole(order: str | None, tmp_path: pathlib.Path) -> None:
+    """Every example is in one part, which counts its own; shards are those of all the data."""
+    paths = [write_rows(tmp_path / f"{part}.jsonl", _ROWS[part::2]) for part in range(2)]
+    whole = {shard: {example.id for example in examples} for shard, examples in _read(*paths, order=order)}
+    found: list[str] = []
+    for part in _PARTS:
+        shards = _read(*paths, order=order, part=part)
+        assert [len(_ids(shards))] == _COUNTS
+        assert all({example.id for example in examples} <= whole[shard] for shard, examples in shards)
+        assert all(part.takes(example) for _, examples in shards for example in examples)
+        found += _ids(shards)
+    assert sorted(found) == sorted(str(row["id"]) for row in _ROWS)
+
+
+def test_equal_rows_are_in_both_parts(tmp_path: pathlib.Path) -> None:
+    """They are told apart first: kept together, a prompt that comes often would be in one part alone."""
+    path = write_rows(tmp_path / "a.jsonl", [{"input": "a"}] * 40)
+    sizes = [len(_ids(_read(path, part=part))) for part in _PARTS]
+    assert sum(sizes) == 40
+    assert min(sizes) > 5
+
+
+def test_an_id_of_both_parts_is_refused(tmp_path: pathlib.Path) -> None:
+    """Two clusters that share an id may be in different parts; the ids of both are compared."""
+    names = [next(f"p{at}" for at in range(99) if part.has(f"p{at}")) for part in _PARTS]
+    path = write_rows(tmp_path / "a.jsonl", [{"id": "x", "input": "a", "page": name} for name in names])
+    for part in _PARTS:
+        with pytest.raises(Exception, match="id 'x' occurs 2 times"):
+            _read(path, cluster_key="page", part=part)

@@ -10,6 +10,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
+from .confirmed import CONFIRMED_WORLDS, ConfirmedOutcome, confirmed_table, run_confirmed_world
 from .sequential import END, WATCHED_WORLDS, WatchedOutcome, run_watched_world, watched_table
 from .suite import most_misses, run_world, summary, table
 from .worlds import WORLDS, World
@@ -18,6 +19,11 @@ _Outcome = TypeVar("_Outcome")
 _WATCHED = (
     "The same where calibrations are tested after every round, and an error at any look counts; the largest over the "
     "procedures. Only p-values that may be watched promise anything here, and all of them at the end alone:\n\n"
+)
+_CONFIRMED = (
+    "Where half of the units choose a threshold, by a sweep that does not show all losses, and the others confirm it "
+    "as it is served; beside it what became of it if those who chose confirmed it too. The largest over p-values and "
+    "procedures:\n\n"
 )
 
 
@@ -29,10 +35,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     flags = parser.parse_args(argv)
     outcomes = _run(run_world, WORLDS, replications=flags.replications)
     watched = _run(run_watched_world, WATCHED_WORLDS, replications=flags.replications)
+    confirmed = _run(run_confirmed_world, CONFIRMED_WORLDS, replications=flags.replications)
     flags.output.parent.mkdir(parents=True, exist_ok=True)
     text = (
         f"{_heading(flags.replications)}The largest over the procedures:\n\n{summary(outcomes)}\n"
-        f"{_WATCHED}{watched_table(watched)}\nEach procedure, looking once:\n\n{table(outcomes)}"
+        f"{_WATCHED}{watched_table(watched)}\n{_CONFIRMED}{confirmed_table(confirmed)}\n"
+        f"Each procedure, looking once:\n\n{table(outcomes)}"
     )
     flags.output.write_text(text, encoding="utf-8")
     broken = [outcome for outcome in outcomes if not outcome.is_valid]
@@ -44,7 +52,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
     largest = max(outcome.false_rejections / outcome.replications / outcome.epsilon for outcome in outcomes)
     print(f"{len(outcomes)} combinations, {len(broken)} broken; largest share of errors: {largest:.3f} epsilon")
-    return 1 if broken or _report_watched(watched) else 0
+    is_broken = [bool(broken), _report_watched(watched), _report_confirmed(confirmed)]
+    return 1 if any(is_broken) else 0
 
 
 def _run(run: Callable[..., list[_Outcome]], worlds: Sequence[World], *, replications: int) -> list[_Outcome]:
@@ -80,6 +89,26 @@ def _report_watched(outcomes: Sequence[WatchedOutcome]) -> bool:
             f"not made to be watched, {name}: up to {worst.share / worst.epsilon:.2f} epsilon "
             f"({worst.world}, {worst.rounds})"
         )
+    return bool(broken)
+
+
+def _report_confirmed(outcomes: Sequence[ConfirmedOutcome]) -> bool:
+    """Prints how those did that were confirmed; returns whether a promise is broken."""
+    broken = [outcome for outcome in outcomes if not outcome.is_valid]
+    for outcome in broken:
+        print(
+            f"broken when confirmed: {outcome.world}, {outcome.p_value}, {outcome.procedure}: {outcome.errors} of "
+            f"{outcome.replications} with epsilon {outcome.epsilon}",
+            file=sys.stderr,
+        )
+    errors, repeated = (
+        max(getattr(outcome, count) / outcome.replications / outcome.epsilon for outcome in outcomes)
+        for count in ("errors", "repeated")
+    )
+    print(
+        f"confirmed: {len(outcomes)} combinations, {len(broken)} broken; largest share of errors: {errors:.3f} "
+        f"epsilon, and {repeated:.2f} epsilon where those who chose confirm"
+    )
     return bool(broken)
 
 

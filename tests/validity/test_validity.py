@@ -91,12 +91,15 @@ def test_full_run_writes_a_table(
     easy = by_name["coin, 10 examples"]
     monkeypatch.setattr("tests.validity.__main__.WORLDS", (easy,))
     monkeypatch.setattr("tests.validity.__main__.WATCHED_WORLDS", (dataclasses.replace(easy, n=50),))
+    monkeypatch.setattr("tests.validity.__main__.CONFIRMED_WORLDS", (dataclasses.replace(easy, n=20),))
     assert main([f"--output={output}", "--replications=50"]) == 0
     text = output.read_text(encoding="utf-8")
     assert "| coin, 10 examples | 5 | exact_binomial |" in text
+    assert "| world | ε, % | chosen wrongly | confirmed by others | confirmed by those who chose |" in text
     assert "| world | ε, % | signed_mixture, every example | signed_mixture, n / 50 |" in text
     printed = capsys.readouterr()
     assert "watched: 20 combinations, 0 broken" in printed.out
+    assert "confirmed: 36 combinations, 0 broken" in printed.out
     assert "the same worlds, looked at once: 15 combinations, 0 broken" in printed.out
     assert "not made to be watched, hoeffding_bentkus: up to " in printed.out
     # A world that misstates its risks makes every p-value look wrong.
@@ -109,3 +112,10 @@ def test_full_run_writes_a_table(
     assert main([f"--output={output}", "--replications=50"]) == 1
     broken = "broken when watched: coin, 10 examples, signed_mixture, every example, fixed_sequence: 50 of 50"
     assert broken in capsys.readouterr().err
+    monkeypatch.setattr("tests.validity.__main__.WATCHED_WORLDS", (dataclasses.replace(easy, n=50),))
+    wrong = dataclasses.replace(wrong, n=20)
+    monkeypatch.setattr("tests.validity.__main__.CONFIRMED_WORLDS", (wrong,))
+    assert main([f"--output={output}", "--replications=50"]) == 1
+    assert (
+        "broken when confirmed: coin, 10 examples, exact_binomial, fixed_sequence: 50 of 50" in capsys.readouterr().err
+    )

@@ -10,6 +10,7 @@ from calm_beam.exits.schedule import scheduled_thresholds
 from calm_beam.manifest import (
     PARETO,
     Calibration,
+    ConfirmationRecord,
     DataRecord,
     DecodeRecord,
     GroupRecord,
@@ -287,6 +288,35 @@ def build_variants_manifest(**changes: Any) -> Manifest:
         "plan": dataclasses.replace(plan, tests=tests, pareto=ParetoPlan(variants=VARIANTS, choosing_share=0.3)),
         "data": dataclasses.replace(base.data, choosing=60),
         "calibrations": (entry, never),
+    }
+    return build_manifest(**{**values, **changes})
+
+
+def build_confirmed_manifest(**changes: Any) -> Manifest:
+    """Returns a manifest whose first threshold 80 examples confirmed, and its second not; with fields changed."""
+    chosen = build_calibration(loss="dissimilarity", threshold_by_position=build_positions(0.8))
+    confirmed = dataclasses.replace(
+        chosen,
+        confirmation=build_path_entry(threshold=0.8, n=80, risk=0.04, p_value=0.02, layers=4.5),
+        layers=4.5,
+        risk=0.04,
+    )
+    refused = build_signed_calibration(
+        threshold=None,
+        layers=6,
+        risk=0,
+        confirmation=build_path_entry(threshold=0.7, n=80, risk=0.015, p_value=0.3125, rejected=False, layers=3.75),
+    )
+    data = build_manifest().data
+    values: dict[str, Any] = {
+        "plan": build_plan_record(confirm_share=0.3),
+        "confirmation": ConfirmationRecord(
+            decoder="batch",
+            exit_head="auto",
+            dtype="bfloat16",
+            data=dataclasses.replace(data, examples=80, duplicates=1, failed=2, failed_ids=("a", "b"), truncated=0),
+        ),
+        "calibrations": (confirmed, refused),
     }
     return build_manifest(**{**values, **changes})
 

@@ -20,6 +20,7 @@ from calm_beam.risk.fwer import PROCEDURES
 from calm_beam.tails import TAILED, split_tail, tail_name
 from tests.calm_beam.manifest.builders import (
     REMOVED,
+    build_confirmed_manifest,
     build_grouped_manifest,
     build_manifest,
     build_plan_record,
@@ -56,7 +57,7 @@ def test_schema_is_valid() -> None:
 def test_schema_is_strict_and_described() -> None:
     """Every object allows its named keys only, requires all but a few, and every key is described."""
     objects = list(_objects(_SCHEMA))
-    assert len(objects) == 16
+    assert len(objects) == 17
     optional = []
     for described in objects:
         assert described["additionalProperties"] is False
@@ -67,6 +68,9 @@ def test_schema_is_strict_and_described() -> None:
         "choosing",
         "clusters",
         "confidence_source",
+        "confirm_share",
+        "confirmation",
+        "confirmation",
         "failed_ids",
         "group",
         "group",
@@ -104,6 +108,7 @@ def test_schema_is_strict_and_described() -> None:
         build_sequential_manifest(),
         build_grouped_manifest(),
         build_variants_manifest(),
+        build_confirmed_manifest(),
     ],
 )
 def test_schema_takes_what_the_writer_writes(manifest: Manifest) -> None:
@@ -128,6 +133,8 @@ def test_schema_and_reader_name_the_same_choices() -> None:
         assert any(re.search(tail["pattern"], name) for tail in tails) == _is_tail(name), name
     assert tuple(definitions["procedure"]["enum"]) == (*manifest_module.PROCEDURES, manifest_module.PARETO)
     assert tuple(definitions["end"]["enum"]) == manifest_module.ENDS
+    decoders = _SCHEMA["properties"]["confirmation"]["properties"]["decoder"]["enum"]
+    assert tuple(decoders) == manifest_module.SERVED_DECODERS
 
 
 _TAILS = [
@@ -165,7 +172,7 @@ def test_schema_and_reader_name_the_same_keys() -> None:
     """A written manifest has the keys of the schema, in the same order at every level."""
     early: Any = build_manifest().to_dict()
     assert list(early) == _SCHEMA["required"]
-    assert list(early["data"]) == _SCHEMA["properties"]["data"]["required"]
+    assert list(early["data"]) == _SCHEMA["$defs"]["data"]["required"]
     assert list(early["calibrations"][0]) == _SCHEMA["$defs"]["calibration"]["required"]
     clustered = build_planned_manifest(
         plan=build_plan_record(cluster_key="paragraph"),
@@ -182,17 +189,20 @@ def test_schema_and_reader_name_the_same_keys() -> None:
     watched: Any = build_sequential_manifest().to_dict()
     grouped: Any = build_grouped_manifest().to_dict()
     varied: Any = build_variants_manifest().to_dict()
-    assert list(watched) == list(_SCHEMA["properties"])
-    assert _all_of(watched["plan"], grouped["plan"], varied["plan"], like=_SCHEMA["properties"]["plan"])
+    confirmed: Any = build_confirmed_manifest().to_dict()
+    assert _all_of(watched, confirmed, like=_SCHEMA)
+    plans = (watched["plan"], grouped["plan"], varied["plan"], confirmed["plan"])
+    assert _all_of(*plans, like=_SCHEMA["properties"]["plan"])
+    assert list(confirmed["confirmation"]) == list(_SCHEMA["properties"]["confirmation"]["properties"])
     assert list(watched["sequential"]) == list(_SCHEMA["properties"]["sequential"]["properties"])
     assert list(varied["plan"]["pareto"]) == list(_SCHEMA["properties"]["plan"]["properties"]["pareto"]["properties"])
     # Clusters, groups and parts are not told apart at once.
-    assert _all_of(content["data"], grouped["data"], varied["data"], like=_SCHEMA["properties"]["data"])
+    assert _all_of(content["data"], grouped["data"], varied["data"], like=_SCHEMA["$defs"]["data"])
     for key in ("model", "vocabulary", "decode"):
         assert list(content[key]) == list(_SCHEMA["properties"][key]["properties"])
     definitions = _SCHEMA["$defs"]
     assert list(grouped["plan"]["tests"][1]) == list(definitions["planned_test"]["properties"])
-    entries = (watched["calibrations"][0], grouped["calibrations"][1], varied["calibrations"][0])
+    entries = [each["calibrations"][0] for each in (watched, varied, confirmed)] + [grouped["calibrations"][1]]
     assert _all_of(*entries, like=definitions["calibration"])
     assert list(varied["calibrations"][0]["variant"]) == list(definitions["variant"]["properties"])
     assert list(watched["calibrations"][0]["looks"][0]) == list(definitions["look"]["properties"])

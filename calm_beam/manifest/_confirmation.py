@@ -1,0 +1,47 @@
+"""How a chosen threshold fared with examples that had no part in choosing it, in words."""
+
+from calm_beam.counted import counted
+
+from ._manifest import Manifest
+from .records import Calibration
+
+
+def confirmation_in_words(entry: Calibration) -> str:
+    """Returns what was chosen, and whether it was confirmed; empty where nothing was to be confirmed.
+
+    A p-value is written in as many digits as show on which side of epsilon it is.
+    """
+    found = entry.confirmation
+    if found is None:
+        return ""
+    variant = "" if found.variant is None else f" ({found.variant.in_words()})"
+    return (
+        f"chosen {found.threshold:g}{variant}, {'' if found.rejected else 'not '}confirmed: "
+        f"p = {p_value_beside(found.p_value, entry.epsilon)}"
+    )
+
+
+def confirming_in_words(manifest: Manifest) -> str:
+    """Returns which examples confirmed thresholds, and what decoded them; empty where none did."""
+    found = manifest.confirmation
+    if found is None:
+        return ""
+    data = found.data
+    clusters = "" if data.clusters is None else f" in {counted(data.clusters, 'cluster')}"
+    return (
+        f"{counted(data.examples, 'other example')}{clusters}, which chose nothing, tested what was chosen, decoded by "
+        f"the {found.decoder} decoder that serves (exit head {found.exit_head}, {found.dtype}); "
+        f"{counted(data.duplicates, 'repeated input')}, {data.truncated} cut, {data.failed} failed."
+    )
+
+
+def p_value_beside(p_value: float, epsilon: float) -> str:
+    """Returns a p-value in as few digits, at least two, as show on which side of epsilon it is.
+
+    >>> p_value_beside(0.05002, 0.05), p_value_beside(0.049996, 0.05), p_value_beside(0.3123, 0.05)
+    ('0.05002', '0.049996', '0.31')
+    """
+    written = (f"{p_value:.{digits}g}" for digits in range(2, 18))
+    # What is written as epsilon itself is not above it.
+    right = (text for text in written if (float(text) > epsilon) == (p_value > epsilon))
+    return next(right, repr(p_value))

@@ -1,0 +1,250 @@
+"""A calibration in two steps: some examples choose thresholds, and the others confirm them as they are served.
+
+What was chosen stands in a folder of its own until then, as a calibration of the examples that chose; the result takes
+its place. Every step is a pipeline, so that workers hold one model at a time.
+"""
+
+import collections
+import dataclasses
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import apache_beam as beam
+
+from calm_beam.calibration import CalibrationOutcome, Plan, RiskRow
+from calm_beam.calibration.confirmation import chosen_thresholds, confirmed_outcome
+from calm_beam.calibration.publish import RISK_TABLE, EarlierResult, publish, read_failures
+from calm_beam.calibration.risk_table import read_risk_table
+from calm_beam.counted import counted
+from calm_beam.errors import UsageError
+from calm_beam.generations import FinishedSweep, StoredGenerations
+from calm_beam.inputs import DataFiles, read_examples
+from calm_beam.launch.runners import Workers, run_pipeline
+from calm_beam.launch.terminal import say
+from calm_beam.manifest import MANIFEST, Manifest, Variant, read_manifest
+from calm_beam.metrics.settings import MetricSettings
+from calm_beam.set_parts import CALIBRATING, CONFIRMING, SetPart
+from calm_beam.storage import joined, remove_folder
+from calm_beam.sweeps.assignment import BATCH
+from calm_beam.sweeps.folders import begin_generations, begun_shards, next_generations
+from calm_beam.transforms import ConfirmThresholds, DecodeExamples, ReadExamples, WriteManifest
+from calm_beam.transforms.progress import ProgressLog
+
+from .run import UNCONFIRMED, CalibrationRun
+from .sources import DecodedSource
+
+if TYPE_CHECKING:
+    from calm_beam.sweeps.prepared import PreparedSweep
+
+CONFIRMATION = "confirmation"
+"""Folder in an output directory whose `generations/` are those of the examples that confirm."""
+
+
+@dataclasses.dataclass(frozen=True)
+class ConfirmedRun:
+    """A calibration whose thresholds are confirmed once they are chosen.
+
+    Attributes:
+      run: What is calibrated.
+    """
+
+    run: CalibrationRun
+
+    def execute(self, choose: Callable[[CalibrationRun], tuple[Manifest, str] | None]) -> tuple[Manifest, str] | None:
+        """Chooses, confirms and publishes; returns what `CalibrationRun.execute` does.
+
+        Args:
+          choose: Executes the run that chooses.
+
+        Raises:
+          PipelineError: As `CalibrationRun.execute`.
+          KeyboardInterrupt: Likewise.
+        """
+        run = self.run
+        assert isinstance(run.source, DecodedSource)
+        remove_left(run.output, overwrite=run.overwrites)
+        found = choose(run.that_chooses())
+        assert found is not None, "templates are refused"
+        _, folder = found
+        with run.what_is_left_told(lambda: folder):
+            confirm(
+                run.plan,
+                run.source.sweep,
+                output=run.output,
+                earlier=run.replaced(),
+                workers=run.workers,
+                max_failures=run.max_failures,
+                metric_settings=run.metric_settings,
+                tell=run.tell,
+            )
+            return run.published(), folder
+
+
+def confirm(
+    plan: Plan,
+    sweep: "PreparedSweep",
+    *,
+    output: str,
+    earlier: EarlierResult,
+    workers: Workers,
+    max_failures: int | None,
+    metric_settings: MetricSettings,
+    tell: Callable[..., None] = lambda *_, **__: None,
+) -> None:
+    """Confirms what was chosen in an output directory, and publishes the result there.
+
+    Args:
+      plan: What was asked for.
+      sweep: By which the examples that chose were decoded.
+      output: Output directory, whose `unconfirmed/` holds what they came to.
+      earlier: The result that may be replaced.
+      workers: Of the pipelines.
+      max_failures: As in `CalibrationRun`, of the examples that confirm.
+      metric_settings: What metrics need.
+      tell: Takes what a pipeline has counted, and its seconds.
+
+    Raises:
+      PipelineError: If a pipeline fails.
+      UsageError: If other generations are in the way.
+    """
+    unconfirmed, digest = joined(output, UNCONFIRMED), plan.record().digest
+    found = CalibrationOutcome(
+        manifest=read_manifest(joined(unconfirmed, MANIFEST)),
+        rows=read_risk_table(joined(unconfirmed, RISK_TABLE), RiskRow),
+        failures=read_failures(unconfirmed),
+    )
+    part, exit_head = plan.part(CONFIRMING), sweep.request.exit_head
+    assert part is not None
+    sweeps = {
+        variant: sweep.that_confirms(thresholds, variant=variant, part=part)
+        for variant, thresholds in chosen_thresholds(found.manifest.calibrations).items()
+    }
+    if sweeps:
+        say(_in_words(sweeps))
+        stored = _begun(sweeps, joined(output, CONFIRMATION))
+        confirms = ConfirmThresholds(
+            found,
+            plan=plan,
+            plan_digest=digest,
+            stored=stored,
+            decoder=BATCH,
+            exit_head=exit_head,
+            max_failures=max_failures,
+            metric_settings=metric_settings,
+        )
+        for number, variant in enumerate(sweeps, start=1):
+            start = time.monotonic()
+            pipeline = workers.new_pipeline()
+            with workers.shown_progress() as progress:
+                decoded = _decoded(pipeline, sweeps[variant], stored[variant], workers=workers, progress=progress)
+                if number == len(sweeps):
+                    before = _taken(pipeline, list(stored.values())[:-1])
+                    publishes = WriteManifest(output, earlier)
+                    _ = (*before, decoded) | "ConfirmThresholds" >> confirms | "WriteManifest" >> publishes
+                metrics = run_pipeline(pipeline)
+            tell(metrics, seconds=time.monotonic() - start)
+    else:
+        outcome = confirmed_outcome(found, {}, plan=plan, digest=digest, decoder=BATCH, exit_head=exit_head)
+        publish(output, outcome.manifest, rows=outcome.rows, failures=outcome.failures, earlier=earlier)
+    remove_folder(unconfirmed, inside=output)
+
+
+def check_parts_of_data(data: DataFiles, part: SetPart) -> None:
+    """Refuses data that leave one of the parts empty; reads them until there is an example of each.
+
+    Raises:
+      UsageError: If they do.
+      DataError: If a row is malformed.
+    """
+    seen: collections.Counter[str] = collections.Counter()
+    names = set()
+    for index, path in enumerate(data.files):
+        for example in read_examples(path, data.reading, file_index=index):
+            seen[example.id] += 1
+            # As examples with equal ids are told apart.
+            count = seen[example.id]
+            named = dataclasses.replace(example, id=f"{example.id}-{count}") if count > 1 else example
+            names.add(part.takes(named))
+            if len(names) > 1:
+                return
+    chooses = names == {part.name == CALIBRATING}
+    drawn = "choose a threshold, and none to confirm it" if chooses else "confirm what none of them chooses"
+    raise UsageError(
+        f"--confirm_share={part.confirm_share:g}: all of the {counted(sum(seen.values()), 'example')} were drawn to "
+        f"{drawn}. Take more examples."
+    )
+
+
+def refuse_left_confirmation(output: str) -> None:
+    """Refuses an output directory with examples that confirmed what was chosen in another run.
+
+    Raises:
+      UsageError: If there are some.
+    """
+    folder = joined(output, CONFIRMATION)
+    if begun_shards(folder) is not None:
+        raise UsageError(
+            f"--output {output}: holds {CONFIRMATION}/ of a run that did not finish. Pass --resume to go on with it, "
+            "--overwrite to begin anew, or choose another directory."
+        )
+
+
+def remove_left(output: str, *, overwrite: bool) -> None:
+    """Takes away what an earlier run chose in an output directory, and with `overwrite` what it decoded after that."""
+    remove_folder(joined(output, UNCONFIRMED), inside=output)
+    if overwrite:
+        remove_folder(joined(output, CONFIRMATION), inside=output)
+
+
+def _begun(sweeps: Mapping[Variant | None, "PreparedSweep"], output: str) -> dict[Variant | None, StoredGenerations]:
+    """Returns where the examples that confirm are decoded into, with what an earlier run has left there."""
+    jobs = [each.job() for each in sweeps.values()]
+    is_begun = begun_shards(output) is not None
+    begin_generations(output, jobs, resume=is_begun, overwrite=False, earlier=EarlierResult(), tell=say)
+    return {
+        variant: StoredGenerations(directory=next_generations(output, job), job=job)
+        for variant, job in zip(sweeps, jobs, strict=True)
+    }
+
+
+def _decoded(
+    pipeline: beam.Pipeline,
+    sweep: "PreparedSweep",
+    stored: StoredGenerations,
+    *,
+    workers: Workers,
+    progress: ProgressLog,
+) -> beam.PCollection:
+    """Adds to a pipeline what decodes the examples that confirm, and gives the `FinishedSweep`."""
+    request = sweep.request
+    return (
+        pipeline
+        | "ReadExamples" >> ReadExamples(sweep.data, num_shards=sweep.num_shards, part=request.part, progress=progress)
+        | "DecodeExamples"
+        >> DecodeExamples(
+            sweep.assignment(stored.directory),
+            progress,
+            accelerator_hint=workers.accelerator_hint,
+            needs_accelerator=workers.needs_accelerator,
+        )
+    )
+
+
+def _taken(pipeline: beam.Pipeline, stored: Sequence[StoredGenerations]) -> list[beam.PCollection]:
+    """Adds to a pipeline the marks of what is decoded already."""
+    return [
+        pipeline | f"TakeVariant{number}" >> beam.Create([FinishedSweep.read(each.directory, each.job)])
+        for number, each in enumerate(stored)
+    ]
+
+
+def _in_words(sweeps: Mapping[Variant | None, "PreparedSweep"]) -> str:
+    """Returns what is decoded now."""
+    named = "; ".join(
+        ", ".join(f"{threshold:g}" for threshold in each.settings.thresholds)
+        + ("" if variant is None else f" ({variant.in_words()})")
+        for variant, each in sweeps.items()
+    )
+    count = sum(len(each.settings.thresholds) for each in sweeps.values())
+    return f"confirming {'threshold' if count == 1 else 'thresholds'} {named} by examples that chose nothing"

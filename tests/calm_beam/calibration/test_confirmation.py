@@ -1,0 +1,164 @@
+"""Confirming a chosen threshold by units that had no part in choosing it."""
+
+import dataclasses
+from typing import Any
+
+import numpy as np
+import pytest
+
+from calm_beam.calibration import ConfirmedChoice, Plan, confirmed_calibration
+from calm_beam.calibration.confirmation import chosen_thresholds
+from calm_beam.calibration.guarantee import all_specs
+from calm_beam.decoding.settings import DecodeSettings
+from calm_beam.exits.rule import ExitRule
+from calm_beam.manifest import ParetoPlan, SequentialPlan, Variant
+from calm_beam.risk.pvalues import exact_binomial_p_value
+from calm_beam.set_parts import CONFIRMING, part_of
+from tests.calm_beam.manifest.builders import build_calibration, build_never_exit
+
+_ASKED: dict[str, Any] = {
+    "delta": 0.1,
+    "epsilon": 0.05,
+    "p_value": "exact_binomial",
+    "salt": "calm-beam/0",
+    "confirm_share": 0.4,
+}
+_KEYS = [f"row-{number}" for number in range(200)]
+_CONFIRMS = np.array([part_of(key, salt="calm-beam/0", confirm_share=0.4) == CONFIRMING for key in _KEYS])
+
+
+def _choose(losses: np.ndarray, served: np.ndarray, **changes: Any) -> ConfirmedChoice:
+    return confirmed_calibration(losses, served, **{"keys": _KEYS, **_ASKED, **changes})
+
+
+def _first(count: int, among: np.ndarray) -> np.ndarray:
+    """Returns losses of 1 for so many of some units, and of 0 for all others."""
+    losses = np.zeros(len(among))
+    losses[np.flatnonzero(among)[:count]] = 1.0
+    return losses
+
+
+def test_by_hand() -> None:
+    """Of three thresholds the second is the last that the others prove; its loss as it is served decides alone."""
+    chooses = int((~_CONFIRMS).sum())
+    confirms = len(_KEYS) - chooses
+    losses = np.stack([_first(0, ~_CONFIRMS), _first(3, ~_CONFIRMS), _first(30, ~_CONFIRMS)], axis=1)
+    for failing in range(8):
+        served = np.stack([np.ones(200), _first(failing, _CONFIRMS), np.ones(200)], axis=1)
+        choice = _choose(losses, served)
+        assert choice.chosen == 1
+        assert choice.p_value is not None
+        assert choice.p_value == exact_binomial_p_value(np.array(float(failing)), n=confirms, delta=0.1)
+        assert choice.confirmed == (choice.p_value <= 0.05)
+        assert choice.test.rejected.tolist() == [True, True, False]
+    # Otherwise one of the two would not have been seen.
+    assert _choose(losses, np.stack([np.zeros(200)] * 3, axis=1)).confirmed
+    assert not choice.confirmed
+
+
+def test_each_part_is_asked_for_its_own_losses() -> None:
+    """What the sweep shows of those who confirm, and what is served to those who choose, changes nothing."""
+    losses, served = np.zeros((200, 2)), np.zeros((200, 2))
+    losses[_CONFIRMS] = 1.0
+    served[~_CONFIRMS] = 1.0
+    choice = _choose(losses, served)
+    assert (choice.chosen, choice.confirmed) == (1, True)
+    # Nor does another threshold of those who confirm.
+    served[:, 0] = 1.0
+    assert _choose(losses, served).confirmed
+
+
+def test_nothing_chosen_needs_no_confirmation() -> None:
+    """Never exit stands by itself."""
+    choice = _choose(np.ones((200, 2)), np.zeros((200, 2)))
+    assert (choice.chosen, choice.p_value, choice.confirmed) == (None, None, False)
+
+
+def test_parts_do_not_depend_on_what_is_asked() -> None:
+    """Other tolerances, losses and procedures are chosen and confirmed by the same units."""
+    generator = np.random.default_rng(0)
+    for delta in (0.05, 0.3, 0.6):
+        noise = generator.uniform(size=(200, 3))
+        losses = np.where(_CONFIRMS[:, None], noise, 0.0)
+        choice = _choose(losses, np.zeros((200, 3)), delta=delta, p_value="hoeffding_bentkus", procedure="holm")
+        # The losses of those who confirm would have let nothing pass.
+        assert choice.chosen == 2
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"keys": ["a"] * 200}, "keys must be distinct: a unit in both parts would confirm its own choice"),
+        ({"keys": _KEYS[:10]}, r"with one key per unit; got \(200, 2\), \(200, 2\) and 10 keys"),
+        ({"p_value": "wsr"}, "p_value wsr bets on single losses in an order"),
+        ({"confirm_share": 30}, r"confirm_share must be in \(0, 1\), got 30. For 30 % pass 0.3"),
+        ({"confirm_share": 1e-9}, "of 200 units, 200 were drawn to choose what the other 0 confirm. Both parts need"),
+        ({"confirm_share": 1 - 1e-9}, "of 200 units, 0 were drawn to choose what the other 200 confirm"),
+    ],
+)
+def test_what_cannot_be_confirmed_is_refused(changes: dict[str, Any], message: str) -> None:
+    """With the reason."""
+    with pytest.raises(ValueError, match=message):
+        _choose(np.zeros((200, 2)), np.zeros((200, 2)), **changes)
+
+
+def test_shapes_have_to_fit() -> None:
+    """One served loss for every one of the sweep."""
+    with pytest.raises(ValueError, match=r"losses and served must have shape \(units, thresholds\)"):
+        _choose(np.zeros((200, 2)), np.zeros((200, 3)))
+
+
+def _plan(**changes: Any) -> Plan:
+    specs = all_specs(consistencies=("textual",), metrics=("exact_match",), deltas=(0.1, 0.2), epsilons=(0.05,))
+    settings = DecodeSettings(rule=ExitRule(), thresholds=(0.9, 0.5), max_input_length=8, max_decode_length=8)
+    return Plan.of(specs, settings, model="m", vocabulary=None, **{"confirm_share": 0.3, **changes})
+
+
+def test_the_plan_says_who_confirms() -> None:
+    """The share is part of what is settled beforehand, and so of its digest; without it, nothing is said of it."""
+    plan, other = _plan(), _plan(confirm_share=None)
+    assert plan.record().to_dict()["confirm_share"] == 0.3
+    assert plan.record().digest != other.record().digest
+    assert "confirm_share" not in other.record().to_dict()
+    assert plan.that_chooses() == other
+    part = plan.part(CONFIRMING)
+    assert part is not None
+    assert (part.confirm_share, part.salt) == (0.3, "calm-beam/0")
+    assert other.part(CONFIRMING) is None
+    with pytest.raises(ValueError, match=r"confirm_share must be in \(0, 1\), got 30"):
+        _plan(confirm_share=30)
+
+
+def test_other_tolerances_are_confirmed_by_the_same_examples() -> None:
+    """The parts are those of the salt, whatever is tested."""
+    parts = [_plan().part(CONFIRMING), dataclasses.replace(_plan(), specs=_plan().specs[:1]).part(CONFIRMING)]
+    assert parts[0] == parts[1]
+
+
+def test_what_confirms_is_counted_for_each_threshold_by_itself() -> None:
+    """Neither rounds nor a path are left, nor the rest of the grid."""
+    watched = dataclasses.replace(
+        _plan(),
+        sequential=SequentialPlan(round_examples=10),
+        specs=tuple(dataclasses.replace(spec, p_value="signed_mixture") for spec in _plan().specs),
+    )
+    confirming = watched.that_confirms((0.5,))
+    assert (confirming.thresholds, confirming.sequential, confirming.confirm_share) == ((0.5,), None, None)
+    variants = (Variant(min_exit_layer=1), Variant(min_exit_layer=2))
+    varied = dataclasses.replace(
+        _plan(),
+        pareto=ParetoPlan(variants=variants, choosing_share=0.3),
+        specs=tuple(dataclasses.replace(spec, procedure="pareto") for spec in _plan().specs),
+    ).that_confirms((0.5,))
+    assert varied.pareto is None
+    assert varied.layout().groups == ()
+
+
+def test_every_chosen_threshold_is_decoded_once() -> None:
+    """Descending; those that never exit need none."""
+    bold = build_calibration(
+        threshold=0.9, risk=0.0125, layers=5.5, path=(build_calibration().path[0],), procedure="holm"
+    )
+    entries = [build_calibration(), bold, build_calibration(delta=0.2), build_never_exit()]
+    assert chosen_thresholds(entries) == {None: (0.9, 0.8)}
+    assert chosen_thresholds([build_never_exit()]) == {}

@@ -1,0 +1,194 @@
+"""Manifests whose thresholds were confirmed: what must agree, and what they say."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from calm_beam.manifest import (
+    Calibration,
+    GroupRecord,
+    Manifest,
+    ManifestError,
+    confirmation_in_words,
+    confirming_in_words,
+    manifest_text,
+    p_value_beside,
+    parse_manifest,
+)
+from tests.calm_beam.manifest.builders import (
+    VARIANTS,
+    build_confirmed_manifest,
+    build_path_entry,
+    build_plan_record,
+    build_planned_manifest,
+    build_sequential_manifest,
+)
+
+_MANIFEST = build_confirmed_manifest()
+_CONFIRMED, _REFUSED = _MANIFEST.calibrations
+_STEP = build_path_entry(threshold=0.8, n=80, risk=0.04, p_value=0.02, layers=4.5)
+
+
+def test_it_is_read_again() -> None:
+    """What was written is what is read."""
+    assert parse_manifest(manifest_text(_MANIFEST)) == _MANIFEST
+
+
+def test_without_the_flag_nothing_is_said() -> None:
+    """Other manifests have the bytes, and so the digests, of earlier versions."""
+    for manifest in (build_planned_manifest(), build_sequential_manifest()):
+        assert "confirm" not in manifest_text(manifest)
+
+
+def test_what_was_chosen_is_told_from_what_is_promised() -> None:
+    """A threshold that was not confirmed is chosen, and never served; risk and layers are those that confirmed."""
+    assert (_CONFIRMED.threshold, _CONFIRMED.risk, _CONFIRMED.layers) == (0.8, 0.04, 4.5)
+    assert _CONFIRMED.chosen is not None
+    assert (_CONFIRMED.chosen.threshold, _CONFIRMED.chosen.risk) == (0.8, 0.03)
+    assert (_REFUSED.threshold, _REFUSED.layers) == (None, 6)
+    assert _REFUSED.chosen is not None
+    assert _REFUSED.chosen.threshold == 0.7
+
+
+def test_words() -> None:
+    """What was chosen, whether it was confirmed, and by whom."""
+    assert confirmation_in_words(_CONFIRMED) == "chosen 0.8, confirmed: p = 0.02"
+    assert confirmation_in_words(_REFUSED) == "chosen 0.7, not confirmed: p = 0.31"
+    assert confirmation_in_words(build_planned_manifest().calibrations[0]) == ""
+    assert confirming_in_words(_MANIFEST) == (
+        "80 other examples, which chose nothing, tested what was chosen, decoded by the batch decoder that serves "
+        "(exit head auto, bfloat16); 1 repeated input, 0 cut, 2 failed."
+    )
+    assert confirming_in_words(build_planned_manifest()) == ""
+    varied = dataclasses.replace(_STEP, variant=VARIANTS[3])
+    entry = dataclasses.replace(_CONFIRMED)
+    object.__setattr__(entry, "confirmation", varied)
+    assert confirmation_in_words(entry) == "chosen 0.8 (tau 4, from layer 2), confirmed: p = 0.02"
+
+
+def test_a_p_value_shows_on_which_side_it_is() -> None:
+    """As many digits as that takes."""
+    assert p_value_beside(0.050000001, 0.05) == "0.050000001"
+    assert p_value_beside(0.05, 0.05) == "0.05"
+
+
+def _with_entry(**changes: Any) -> Callable[[], Manifest]:
+    return lambda: build_confirmed_manifest(calibrations=(dataclasses.replace(_CONFIRMED, **changes), _REFUSED))
+
+
+def _with_step(**changes: Any) -> Callable[[], Manifest]:
+    return _with_entry(confirmation=dataclasses.replace(_STEP, **changes))
+
+
+def _with_confirmation(**changes: Any) -> Callable[[], Manifest]:
+    assert _MANIFEST.confirmation is not None
+    changed = dataclasses.replace(_MANIFEST.confirmation, **changes)
+    return lambda: build_confirmed_manifest(confirmation=changed)
+
+
+def _with_data(**changes: Any) -> Callable[[], Manifest]:
+    assert _MANIFEST.confirmation is not None
+    data = dataclasses.replace(_MANIFEST.confirmation.data, **changes)
+    return lambda: _with_confirmation(data=data)()
+
+
+def _without(entry: Calibration) -> Calibration:
+    """Returns an entry as it was before it was confirmed."""
+    assert entry.chosen is not None
+    return dataclasses.replace(
+        entry, confirmation=None, threshold=entry.chosen.threshold, layers=entry.chosen.layers, risk=entry.chosen.risk
+    )
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (_with_step(threshold=0.9), "confirmation.threshold must be 0.8, which path has chosen, got 0.9"),
+        (_with_step(rejected=False), "confirmation.rejected must be true, got false: p_value is 0.02 and epsilon 0.05"),
+        (_with_step(p_value=0.06), "confirmation.rejected must be false, got true: p_value is 0.06"),
+        (_with_step(risk=-0.1), r"confirmation.risk must be a number in \[0, 1\]"),
+        (_with_step(n=200), r"confirmation.n must be confirmation.data.examples, which is 80"),
+        (
+            _with_entry(confirmation=dataclasses.replace(_STEP, layers=7), layers=7),
+            "confirmation.layers must be at most model.layers, which is 6, got 7",
+        ),
+        (
+            _with_entry(confirmation=dataclasses.replace(_STEP, risk=0.02), risk=0.02),
+            "confirmation.risk must be at least 0.025, since 2 of 80 examples failed",
+        ),
+        (_with_entry(threshold=0.9), "threshold must be 0.8, as confirmation says"),
+        (_with_entry(risk=0.03), "risk must be 0.04, as confirmation says of threshold, got 0.03"),
+        (_with_entry(layers=4.25), "layers must be 4.5, as confirmation says of threshold, got 4.25"),
+        (
+            lambda: dataclasses.replace(_REFUSED, threshold=0.7, layers=3.5, risk=0.0025),
+            r"threshold must be null, as confirmation says \(null if it was not rejected\), got 0.7",
+        ),
+        (
+            _with_entry(
+                path=(dataclasses.replace(_CONFIRMED.path[0], rejected=False, p_value=0.5),),
+            ),
+            "confirmation must be left out where path has chosen no threshold",
+        ),
+        (
+            lambda: build_confirmed_manifest(calibrations=(_without(_CONFIRMED), _REFUSED)),
+            r"calibrations\[0\].confirmation must be there exactly if there is plan.confirm_share and path has chosen",
+        ),
+        (
+            lambda: build_confirmed_manifest(plan=build_plan_record()),
+            r"calibrations\[0\].confirmation must be there exactly if there is plan.confirm_share",
+        ),
+        (
+            lambda: build_confirmed_manifest(confirmation=None),
+            "confirmation must be there exactly if a calibration has",
+        ),
+        (
+            lambda: build_planned_manifest(confirmation=_MANIFEST.confirmation),
+            "confirmation must be there exactly if a calibration has one, got one",
+        ),
+        (
+            _with_confirmation(dtype="float32"),
+            "confirmation.dtype must be decode.dtype, which is bfloat16, got float32",
+        ),
+        (_with_data(clusters=80), r"n must be confirmation.data.clusters|must have clusters exactly if data has"),
+        (
+            _with_data(groups=(GroupRecord(name="de", examples=80),)),
+            "confirmation.data must have clusters exactly if data has, and the groups of data",
+        ),
+        (_with_data(patterns=("other",)), "confirmation.data.patterns must be data.patterns"),
+        (lambda: build_plan_record(confirm_share=1), r"confirm_share must be a number in \(0, 1\), got 1"),
+    ],
+)
+def test_what_does_not_agree_is_refused(make: Callable[[], object], message: str) -> None:
+    """Every part is compared with those that it has to fit to."""
+    with pytest.raises(ManifestError, match=message):
+        make()
+
+
+def test_other_decoders_are_refused() -> None:
+    """Only the decoder that serves confirms, and those who confirm have chosen nothing."""
+    assert _MANIFEST.confirmation is not None
+    with pytest.raises(ManifestError, match='decoder must be one of batch, got "sweep"'):
+        dataclasses.replace(_MANIFEST.confirmation, decoder="sweep")
+    choosing = dataclasses.replace(_MANIFEST.confirmation.data, choosing=20)
+    with pytest.raises(ManifestError, match=r"data\.choosing must be left out, since these chose nothing, got 20"):
+        dataclasses.replace(_MANIFEST.confirmation, data=choosing)
+
+
+def test_looks_end_at_what_was_chosen() -> None:
+    """A sequential calibration had come to its threshold, whatever became of that afterwards."""
+    manifest = build_sequential_manifest()
+    assert manifest.plan is not None
+    (entry,) = manifest.calibrations
+    refused = dataclasses.replace(
+        entry,
+        confirmation=build_path_entry(threshold=0.7, n=80, risk=0.015, p_value=0.3125, rejected=False, layers=3.75),
+        threshold=None,
+        threshold_by_position=None,
+        layers=6,
+        risk=0,
+    )
+    plan = dataclasses.replace(manifest.plan, confirm_share=0.3)
+    found = dataclasses.replace(manifest, plan=plan, calibrations=(refused,), confirmation=_MANIFEST.confirmation)
+    assert parse_manifest(manifest_text(found)) == found

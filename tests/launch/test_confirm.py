@@ -1,0 +1,442 @@
+"""`--confirm_share`, from flags to files: who chooses, who confirms, by which decoder, and what is said of it."""
+
+import csv
+import json
+import pathlib
+import shutil
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+import calm_beam as calm
+from calm_beam.calibration import confirmed_calibration
+from calm_beam.generations import Generation, read_generations
+from calm_beam.generations.folder import DecodeJob
+from calm_beam.launch.cli import main
+from calm_beam.manifest import Calibration, Manifest, Variant, read_manifest
+from calm_beam.metrics.token_f1 import token_f1
+from calm_beam.serving import Generator
+from calm_beam.set_parts import CALIBRATING, CONFIRMING, part_of
+from tests.pipelines import SETTINGS, SHORT_FLAGS, id_rows, without_time, write_model, write_rows
+
+_ROWS = 80
+_SALT = "calm-beam/0"
+_DELTAS = (0.2, 0.45, 0.6, 0.9)
+_ASKED = ("--metric=token_f1", f"--delta={','.join(map(str, _DELTAS))}", "--epsilon=0.2")
+_CONFIRM = "--confirm_share=0.3"
+
+
+@pytest.fixture(autouse=True)
+def _wide_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    """A tiny random model without a vocabulary."""
+    return write_model(tmp_path_factory.mktemp("confirm") / "model")
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    """Prompts of token ids, each of a cluster of up to three and of one of two groups."""
+    rows = [{**row, "page": f"page {at // 3}", "lang": "ab"[at % 2]} for at, row in enumerate(id_rows(_ROWS))]
+    return write_rows(tmp_path_factory.mktemp("confirm") / "rows.jsonl", rows)
+
+
+@pytest.fixture(scope="module")
+def calibrated(model: pathlib.Path, data: pathlib.Path, tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    """The output of a calibration of which some is confirmed."""
+    output = tmp_path_factory.mktemp("confirm") / "out"
+    assert _calibrate(model, data, output, _CONFIRM) == 0
+    return output
+
+
+def _calibrate(model: pathlib.Path, data: pathlib.Path, output: pathlib.Path, *flags: str) -> int:
+    base = ["calibrate", f"--checkpoint={model}", f"--data={data}", f"--output={output}"]
+    return main([*base, *SHORT_FLAGS, *_ASKED, *flags])
+
+
+def _manifest(output: pathlib.Path) -> Manifest:
+    return read_manifest(output / "manifest.json")
+
+
+def _stored(output: pathlib.Path) -> list[Generation]:
+    """Returns the only generations of an output directory, in the order of their ids."""
+    items = [item for path in output.glob("generations/*/*.parquet") for item in read_generations(path)]
+    return sorted(items, key=lambda item: item.example.id)
+
+
+def _losses(items: Sequence[Generation]) -> np.ndarray:
+    """Returns textual losses, shape (examples, thresholds)."""
+    return np.array(
+        [[1 - token_f1(output.text, [item.outputs[0].text]) for output in item.outputs[1:]] for item in items]
+    )
+
+
+def _confirms(name: str) -> bool:
+    return part_of(name, salt=_SALT, confirm_share=0.3) == CONFIRMING
+
+
+def test_the_pipeline_comes_to_what_plain_functions_come_to(calibrated: pathlib.Path) -> None:
+    """Each part is decoded apart from the other; choice and confirmation are those of single losses."""
+    manifest, chose, confirmed = _manifest(calibrated), _stored(calibrated), _stored(calibrated / "confirmation")
+    keys = [item.example.id for item in (*chose, *confirmed)]
+    assert sorted(keys) == sorted(f"row-{index}" for index in range(_ROWS))
+    assert [_confirms(key) for key in keys] == [False] * len(chose) + [True] * len(confirmed)
+    losses = np.zeros((_ROWS, len(SETTINGS.thresholds)))
+    served = np.zeros_like(losses)
+    losses[: len(chose)] = _losses(chose)
+    (folder,) = (calibrated / "confirmation" / "generations").iterdir()
+    job = DecodeJob.read(str(folder))
+    assert job.decoder == "batch"
+    places = [SETTINGS.thresholds.index(threshold) for threshold in job.settings.thresholds]
+    served[len(chose) :, places] = _losses(confirmed)
+    for entry in manifest.calibrations:
+        expected = confirmed_calibration(
+            losses,
+            served,
+            keys=keys,
+            delta=entry.delta,
+            epsilon=entry.epsilon,
+            p_value=entry.p_value,
+            salt=_SALT,
+            confirm_share=0.3,
+        )
+        assert entry.threshold == (SETTINGS.thresholds[expected.chosen or 0] if expected.confirmed else None)
+        if expected.chosen is None:
+            assert entry.confirmation is None
+            continue
+        assert entry.confirmation is not None
+        assert entry.confirmation.threshold == SETTINGS.thresholds[expected.chosen]
+        assert entry.confirmation.p_value == expected.p_value
+        assert entry.confirmation.n == len(confirmed)
+        assert entry.confirmation.risk == pytest.approx(served[len(chose) :, expected.chosen].mean(), abs=1e-8)
+    assert {None if each.confirmation is None else each.confirmation.threshold for each in manifest.calibrations} > {
+        None
+    }
+    assert manifest.confirmation is not None
+    assert (manifest.data.examples, manifest.confirmation.data.examples) == (len(chose), len(confirmed))
+    assert not (calibrated / "unconfirmed").exists()
+
+
+def test_the_decoder_that_serves_has_decoded(calibrated: pathlib.Path, model: pathlib.Path) -> None:
+    """What confirmed is what a generator of the manifest answers in batches, and so is the full model's output."""
+    items = _stored(calibrated / "confirmation")
+    prompts = [item.example.input_ids or () for item in items]
+    (folder,) = (calibrated / "confirmation" / "generations").iterdir()
+    thresholds = DecodeJob.read(str(folder)).settings.thresholds
+    entries = {each.threshold: each for each in _manifest(calibrated).calibrations if each.threshold is not None}
+    assert entries
+    for threshold, entry in entries.items():
+        generator = Generator.from_manifest(_manifest(calibrated), model, delta=entry.delta, batch_size=4)
+        served, full = generator.generate_batch(prompts), generator.full_model().generate_batch(prompts)
+        for lane, answers in ((1 + thresholds.index(threshold), served), (0, full)):
+            for item, answer in zip(items, answers, strict=True):
+                output = item.outputs[lane]
+                assert (answer.tokens, answer.exit_layers) == (output.tokens, output.exit_layers)
+                assert answer.text == output.text
+
+
+def test_what_is_told(
+    model: pathlib.Path, data: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What was chosen and not confirmed is told by table, inspect, report and files, with its p-value."""
+    assert _calibrate(model, data, tmp_path / "out", "--confirm_share=10%", "--seed=1") == 0
+    printed, manifest = capsys.readouterr(), _manifest(tmp_path / "out")
+    assert f"plan {manifest.plan.digest}" in printed.err if manifest.plan else False
+    told = [entry for entry in manifest.calibrations if entry.confirmation is not None]
+    refused = next(entry for entry in told if entry.threshold is None)
+    assert refused.confirmation is not None
+    words = f"chosen {refused.confirmation.threshold:g}, not confirmed: p = {refused.confirmation.p_value:.2g}"
+    line = f"textual token_f1, delta {refused.delta:g}, epsilon 0.2: {words}"
+    assert "confirming threshold" in printed.err
+    assert line in printed.out
+    assert "other examples, which chose nothing, tested what was chosen, decoded by the batch decoder" in printed.out
+    assert "The promise is about what that decoder gives" in " ".join(printed.out.split())
+    assert main(["inspect", str(tmp_path / "out"), f"--checkpoint={model}"]) == 0
+    shown = capsys.readouterr().out
+    assert line in shown
+    assert "Confirmation: " in shown
+    page = (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
+    threshold = f"{refused.confirmation.threshold:g}"
+    assert f"The chosen threshold, {threshold}, was not confirmed by examples that chose nothing" in page
+    with (tmp_path / "out" / "risk_table.csv").open(newline="") as file:
+        rows = [row for row in csv.DictReader(file) if row["confirmed"]]
+    assert [row["confirmed"] for row in rows] == [str(entry.threshold is not None).lower() for entry in told]
+    assert main(["report", f"--calibration={tmp_path / 'out'}", f"--output={tmp_path / 'again.html'}"]) == 0
+    assert (tmp_path / "again.html").read_text(encoding="utf-8") == page
+
+
+def test_nothing_to_confirm(model: pathlib.Path, data: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    """Where no threshold was chosen nobody is asked, and nothing is decoded."""
+    assert _calibrate(model, data, tmp_path / "out", _CONFIRM, "--delta=0.01") == 0
+    manifest = _manifest(tmp_path / "out")
+    assert manifest.plan is not None
+    assert (manifest.plan.confirm_share, manifest.confirmation) == (0.3, None)
+    assert [entry.threshold for entry in manifest.calibrations] == [None]
+    assert not (tmp_path / "out" / "confirmation").exists()
+    assert not (tmp_path / "out" / "unconfirmed").exists()
+
+
+@pytest.mark.slow
+def test_another_tolerance_leaves_the_parts_as_they_are(
+    model: pathlib.Path, data: pathlib.Path, calibrated: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    """The same salt draws the same examples; with another seed, others confirm."""
+    ids = {item.example.id for item in _stored(calibrated / "confirmation")}
+    assert _calibrate(model, data, tmp_path / "out", _CONFIRM, "--delta=0.7", "--metric=exact_match") == 0
+    assert _calibrate(model, data, tmp_path / "other", _CONFIRM, "--delta=0.9", "--seed=1") == 0
+    assert ids == {item.example.id for item in _stored(tmp_path / "out" / "confirmation")}
+    assert ids != {item.example.id for item in _stored(tmp_path / "other" / "confirmation")}
+
+
+@pytest.mark.slow
+def test_equal_examples_are_drawn_one_by_one(model: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    """Rows without ids that are alike are in both parts: kept together, a prompt that comes often would be in one."""
+    rows = [{"input_ids": [5, 9, 1]}] * 40 + [{"input_ids": [7, 1]}] * 40
+    data = write_rows(tmp_path / "rows.jsonl", rows)
+    assert _calibrate(model, data, tmp_path / "out", _CONFIRM, "--delta=0.99") == 0
+    manifest = _manifest(tmp_path / "out")
+    assert manifest.confirmation is not None
+    assert manifest.data.examples + manifest.confirmation.data.examples == 80
+    for output in (tmp_path / "out", tmp_path / "out" / "confirmation"):
+        assert {item.example.input_ids for item in _stored(output)} == {(5, 9, 1), (7, 1)}
+    assert manifest.confirmation.data.duplicates == manifest.confirmation.data.examples - 2
+
+
+def test_a_killed_run_goes_on(
+    model: pathlib.Path,
+    data: pathlib.Path,
+    calibrated: pathlib.Path,
+    tmp_path: pathlib.Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Killed while it confirmed, it decodes what is missing, and comes to the same manifest."""
+    output = tmp_path / "out"
+    shutil.copytree(calibrated, output)
+    for path in output.glob("*.*"):
+        path.unlink()
+    (folder,) = (output / "confirmation" / "generations").iterdir()
+    (folder / "complete.json").unlink()
+    next(folder.glob("*.parquet")).unlink()
+    assert _calibrate(model, data, output, _CONFIRM) == 2
+    assert "of a run that did not finish" in capsys.readouterr().err
+    assert _calibrate(model, data, output, "--confirm_share=0.2", "--resume") == 2
+    assert "part.confirm_share is 0.3 there, 0.2 here" in capsys.readouterr().err
+    assert _calibrate(model, data, output, "--resume") == 2
+    assert "was begun in another way" in capsys.readouterr().err
+    assert _calibrate(model, data, output, _CONFIRM, "--resume") == 0
+    assert without_time(_manifest(output)) == without_time(_manifest(calibrated))
+    assert (output / "risk_table.csv").read_bytes() == (calibrated / "risk_table.csv").read_bytes()
+    capsys.readouterr()
+    assert _calibrate(model, data, output, _CONFIRM, "--resume") == 0
+    assert "is finished; nothing is left to do" in capsys.readouterr().err
+    rows = [json.loads(line) for line in data.read_text().splitlines()]
+    changed = next(row for row in rows if _confirms(row["id"]))
+    changed["input_ids"] = [3, 1]
+    data_now = write_rows(tmp_path / "rows.jsonl", rows)
+    text = data_now.read_text()
+    kept = data.read_text()
+    try:
+        data.write_text(text)
+        assert _calibrate(model, data, output, _CONFIRM, "--resume") == 2
+    finally:
+        data.write_text(kept)
+    assert "the data have changed since" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_who_has_confirmed_confirms_nothing_more(
+    model: pathlib.Path, data: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A sequential run is confirmed where it stopped, and does not go on after that."""
+    flags = (_CONFIRM, "--sequential", "--round_examples=20", "--delta=0.9", "--num_shards=6")
+    assert _calibrate(model, data, tmp_path / "out", *flags, "--stop_at_threshold=0.9") == 0
+    manifest = _manifest(tmp_path / "out")
+    assert manifest.sequential is not None
+    assert manifest.sequential.rounds < manifest.sequential.of_rounds
+    (entry,) = manifest.calibrations
+    assert entry.confirmation is not None
+    assert entry.looks is not None
+    assert _calibrate(model, data, tmp_path / "out", *flags, "--stop_at_threshold=0.9", "--resume") == 0
+    assert "nothing is left to do" in capsys.readouterr().err
+    assert _calibrate(model, data, tmp_path / "out", *flags, "--stop_at_threshold=0.5", "--resume") == 2
+    assert "The examples that confirm have been looked at, and could not confirm what is chosen now" in (
+        capsys.readouterr().err
+    )
+
+
+@pytest.mark.slow
+def test_groups_are_confirmed_by_their_own(model: pathlib.Path, data: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    """Every entry is confirmed by the examples that it is about."""
+    assert _calibrate(model, data, tmp_path / "out", _CONFIRM, "--group_key=lang", "--delta=0.9") == 0
+    manifest = _manifest(tmp_path / "out")
+    assert manifest.confirmation is not None
+    items = _stored(tmp_path / "out" / "confirmation")
+    counts = {name: sum(item.example.group == name for item in items) for name in ("a", "b")}
+    found = {entry.group: entry.confirmation.n for entry in manifest.calibrations if entry.confirmation is not None}
+    assert found.pop(None) == len(items)
+    assert found == counts
+
+
+@pytest.mark.slow
+def test_clusters_are_in_one_part(model: pathlib.Path, data: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    """Every page chooses or confirms as a whole, and is one unit."""
+    flags = (_CONFIRM, "--cluster_key=page", "--delta=0.9", "--p_value=wsr")
+    assert _calibrate(model, data, tmp_path / "out", *flags) == 0
+    manifest = _manifest(tmp_path / "out")
+    assert manifest.confirmation is not None
+    pages = {item.example.cluster for item in _stored(tmp_path / "out" / "confirmation")}
+    assert pages == {f"page {at}" for at in range(27) if _confirms(f"page {at}")}
+    (entry,) = manifest.calibrations
+    assert entry.confirmation is not None
+    assert entry.confirmation.n == len(pages) == manifest.confirmation.data.clusters
+    assert manifest.data.clusters == 27 - len(pages)
+
+
+@pytest.mark.slow
+def test_variants_are_confirmed_by_their_own_decoding(
+    model: pathlib.Path, data: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    """Each chosen variant decodes at what was chosen for it; an entry is confirmed by its own."""
+    flags = (_CONFIRM, "--schedule=decay", "--tau=0,6", "--min_exit_layer=1,2", "--delta=0.45,0.6")
+    assert _calibrate(model, data, tmp_path / "out", *flags) == 0
+    manifest = _manifest(tmp_path / "out")
+    assert manifest.confirmation is not None
+    folders = [DecodeJob.read(str(path)) for path in (tmp_path / "out" / "confirmation" / "generations").iterdir()]
+    decoded = {
+        (Variant(tau=job.settings.rule.tau, min_exit_layer=job.settings.rule.min_exit_layer), threshold)
+        for job in folders
+        for threshold in job.settings.thresholds
+    }
+    chosen = {(entry.chosen.variant, entry.chosen.threshold) for entry in manifest.calibrations if entry.chosen}
+    assert decoded == chosen
+    assert len({variant for variant, _ in chosen}) > 1
+    page = (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
+    assert all(f"chosen {threshold:g} ({variant.in_words()})" in page for variant, threshold in chosen if variant)
+
+
+@pytest.mark.slow
+def test_a_lazy_sweep_comes_to_the_same(
+    model: pathlib.Path, data: pathlib.Path, calibrated: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    """What is not decoded could not have been chosen."""
+    assert _calibrate(model, data, tmp_path / "out", _CONFIRM, "--sweep=lazy", "--delta=0.45") == 0
+    (entry,) = _manifest(tmp_path / "out").calibrations
+    assert entry == _entries(calibrated)[_DELTAS.index(0.45)]
+
+
+def _entries(output: pathlib.Path) -> tuple[Calibration, ...]:
+    return _manifest(output).calibrations
+
+
+@pytest.mark.slow
+def test_python_does_the_same(
+    model: pathlib.Path, data: pathlib.Path, calibrated: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    """`calibrate(confirm_share=0.3)` comes to the same entries."""
+    arguments: dict[str, Any] = {
+        "model": model,
+        "data": str(data),
+        "guarantees": [calm.Guarantee("textual", "token_f1", delta=delta, epsilon=0.2) for delta in _DELTAS],
+        "thresholds": SETTINGS.thresholds,
+        "max_input_length": 32,
+        "max_decode_length": 6,
+        "batch_size": 4,
+        "num_shards": 3,
+        "confirm_share": 0.3,
+    }
+    manifest = calm.calibrate(output=tmp_path / "out", **arguments)
+    assert manifest.calibrations == _entries(calibrated)
+    assert manifest.confirmation == _manifest(calibrated).confirmation
+    assert manifest.plan == _manifest(calibrated).plan
+    again = calm.calibrate(output=tmp_path / "out", overwrite=True, **arguments)
+    assert again.calibrations == manifest.calibrations
+    with pytest.raises(ValueError, match=r"confirm_share must be in \(0, 1\), got 30"):
+        calm.calibrate(output=tmp_path / "other", **{**arguments, "confirm_share": 30})
+
+
+def test_who_fails_counts(data: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """An example that cannot be decoded while confirming ends the run, or counts with loss 1 and is listed."""
+    model = write_model(tmp_path / "model", is_broken=True)
+    rows = [json.loads(line) for line in data.read_text().splitlines()]
+    broken = next(row for row in rows if _confirms(row["id"]))
+    broken["input_ids"] = [63, 1]
+    path = write_rows(tmp_path / "rows.jsonl", rows)
+    assert _calibrate(model, path, tmp_path / "out", _CONFIRM, "--delta=0.9") == 1
+    told = capsys.readouterr().err
+    assert broken["id"] in told
+    assert "--resume goes on from there" in told
+    assert not (tmp_path / "out" / "manifest.json").exists()
+    flags = ("--on_error=worst_case", "--max_failures=1", "--delta=0.9")
+    assert _calibrate(model, path, tmp_path / "worst", _CONFIRM, *flags) == 0
+    manifest = _manifest(tmp_path / "worst")
+    assert manifest.confirmation is not None
+    assert (manifest.data.failed, manifest.confirmation.data.failed_ids) == (0, (broken["id"],))
+    (entry,) = manifest.calibrations
+    assert entry.confirmation is not None
+    assert entry.confirmation.risk >= 1 / entry.confirmation.n
+    (listed,) = [json.loads(line) for line in (tmp_path / "worst" / "failures.jsonl").read_text().splitlines()]
+    assert listed["id"] == broken["id"]
+    assert "Failed examples count with loss 1 at every threshold." in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ((_CONFIRM, "--generations=DIR"), "--confirm_share decides what is decoded, and --generations=DIR is decoded"),
+        (("--confirm_share=30",), "expected a share above 0 and below 1, such as 2% or 0.02, got '30'"),
+        (("--confirm_share=1e-12",), "all of the 80 examples were drawn to choose a threshold, and none to confirm it"),
+        ((_CONFIRM, "--state_propagation=full_cache"), "--confirm_share: nothing can be skipped with"),
+    ],
+)
+def test_what_cannot_be_confirmed_is_refused(
+    flags: tuple[str, ...],
+    message: str,
+    model: pathlib.Path,
+    data: pathlib.Path,
+    tmp_path: pathlib.Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Before anything is decoded, with the reason."""
+    asked = [*SHORT_FLAGS, *_ASKED] if "--generations=DIR" not in flags else []
+    base = [] if "--generations=DIR" in flags else [f"--checkpoint={model}", f"--data={data}"]
+    assert main(["calibrate", *base, f"--output={tmp_path / 'out'}", *asked, *flags]) == 2
+    assert message in " ".join(capsys.readouterr().err.split())
+    assert not (tmp_path / "out").exists()
+
+
+def test_who_has_confirmed_is_not_fresh(
+    model: pathlib.Path,
+    data: pathlib.Path,
+    calibrated: pathlib.Path,
+    tmp_path: pathlib.Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """`verify` refuses the calibration set, and either part of it."""
+    rows = [json.loads(line) for line in data.read_text().splitlines()]
+    for name in (None, CALIBRATING, CONFIRMING):
+        some = [row for row in rows if name is None or _confirms(row["id"]) == (name == CONFIRMING)]
+        path = write_rows(tmp_path / "some.jsonl", some)
+        flags = [f"--manifest={calibrated}", f"--checkpoint={model}", f"--data={path}"]
+        assert main(["verify", *flags]) == 2
+        assert "is the calibration set itself" in capsys.readouterr().err
+
+
+def test_plan_refuses_it_as_a_pilot(calibrated: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What confirming takes is not forecast."""
+    assert main(["plan", f"--pilot={calibrated}", "--examples=1000"]) == 2
+    assert "was made with --confirm_share, and what confirming takes is not forecast" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_worker_processes_confirm(
+    model: pathlib.Path, data: pathlib.Path, calibrated: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    """Two of them come to the same entries."""
+    flags = ("--direct_num_workers=2", "--direct_running_mode=multi_processing")
+    assert _calibrate(model, data, tmp_path / "out", _CONFIRM, *flags) == 0
+    assert _entries(tmp_path / "out") == _entries(calibrated)

@@ -1,0 +1,74 @@
+"""What stands beside the code for strangers: metadata, citation, workflows, hooks. All agree with the sources."""
+
+import pathlib
+import re
+import tomllib
+from typing import Any
+
+import pytest
+import yaml
+
+from calm_beam import __version__
+from tests.setup_file import read_setup
+from tools.matrix import PYTHONS, RESOLUTIONS
+
+_ROOT = pathlib.Path(__file__).parents[1]
+_WORKFLOWS = sorted((_ROOT / ".github" / "workflows").glob("*.yml"))
+_TARGETS = set(re.findall(r"^([a-z-]+):", (_ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+
+
+def _yaml(name: str) -> Any:
+    return yaml.safe_load((_ROOT / name).read_text(encoding="utf-8"))
+
+
+def test_the_version_is_the_same_everywhere() -> None:
+    """Sources, citation and the newest part of the changelog name one version, and the same day."""
+    citation = _yaml("CITATION.cff")
+    changelog = (_ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    newest = re.findall(r"^## (\d\S*) \((\S+)\)$", changelog, re.MULTILINE)[0]
+    assert citation["version"] == newest[0] == __version__
+    assert citation["date-released"] == newest[1]
+
+
+def test_pythons_are_the_same_everywhere() -> None:
+    """What setup.py allows is what the classifiers name, what `make matrix` runs, and what the workflows run."""
+    setup = read_setup()
+    low, high = re.fullmatch(r">=3\.(\d+),<3\.(\d+)", setup["python_requires"]).groups()  # type: ignore[union-attr]
+    allowed = [f"3.{minor}" for minor in range(int(low), int(high))]
+    named = [line.rpartition(" ")[2] for line in setup["classifiers"] if re.search(r":: 3\.\d+$", line)]
+    assert allowed == named == list(PYTHONS)
+    assert _yaml(".github/workflows/tests.yml")["jobs"]["matrix"]["strategy"]["matrix"] == {
+        "python": allowed,
+        "resolution": list(RESOLUTIONS),
+    }
+    assert _yaml(".github/workflows/release.yml")["jobs"]["try"]["strategy"]["matrix"]["python"] == allowed
+
+
+@pytest.mark.parametrize("path", _WORKFLOWS, ids=lambda path: path.stem)
+def test_workflows_run_targets_that_exist(path: pathlib.Path) -> None:
+    """Every `make` of a workflow is one of this Makefile, and no workflow may write more than it says."""
+    workflow = yaml.safe_load(path.read_text(encoding="utf-8"))
+    assert workflow["permissions"] == {"contents": "read"}
+    for job in workflow["jobs"].values():
+        for step in job["steps"]:
+            words = step.get("run", "").split()
+            if words[:1] == ["make"]:
+                assert {word for word in words[1:] if re.fullmatch(r"[a-z-]+", word)} <= _TARGETS
+
+
+def test_what_checks_sources_is_named_once() -> None:
+    """The extra for developers takes ruff from the groups of pyproject.toml, in which nothing heavy is."""
+    groups = tomllib.loads((_ROOT / "pyproject.toml").read_text(encoding="utf-8"))["dependency-groups"]
+    dev = read_setup()["extras_require"]["dev"]
+    assert set(groups["lint"]) <= set(dev)
+    assert not [name for group in groups.values() for name in group if re.match("apache-beam|tensorflow", name)]
+    assert len([name for name in dev if name.startswith("ruff")]) == 1
+
+
+def test_hooks_run_what_make_installs() -> None:
+    """The commands of the hooks are those that `make lint` and `make types` run."""
+    makefile = (_ROOT / "Makefile").read_text(encoding="utf-8")
+    hooks = {hook["id"]: hook for repo in _yaml(".pre-commit-config.yaml")["repos"] for hook in repo["hooks"]}
+    assert hooks["mypy"]["entry"].removeprefix(".venv/bin/") in makefile
+    for name in ("ruff", "ruff-format"):
+        assert hooks[name]["entry"].removeprefix(".venv/bin/").replace("--fix", "").strip() in makefile

@@ -1,0 +1,126 @@
+"""Simulates thresholds that are chosen by what a sweep shows and confirmed as they are served, and counts the errors.
+
+What is served loses more here than the sweep shows: a share of all losses is hidden from it. So thresholds whose risk
+is at delta as they are served look safe, and are chosen often. Only the test that confirms stands between them and a
+broken promise. Its twin tests the units again that have chosen, and errs.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+
+from calm_beam.risk.fwer import PROCEDURES
+from calm_beam.risk.pvalues import P_VALUES
+
+from .methods import registered_p_values
+from .suite import SEED, draws, most_misses
+from .worlds import WORLDS, World
+
+HIDDEN = 0.3
+"""Share of losses that the sweep does not show."""
+EAGER = "fixed_sequence, level 0.5"
+"""Choosing at another level than epsilon, which the test that confirms does not rest on."""
+_EAGER_LEVEL = 0.5
+
+CONFIRMED_WORLDS = tuple(dataclasses.replace(world, n=2 * world.n) for world in WORLDS)
+"""Those of the suite, with as many units that choose as that confirm."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ConfirmedOutcome:
+    """How one combination did in one world.
+
+    Attributes:
+      world: Name of the world.
+      p_value: Name of the p-value, of either test.
+      procedure: How thresholds were chosen.
+      epsilon: Level of the test that confirms.
+      replications: Number of calibrations.
+      chosen: In how many a threshold was chosen whose risk, as it is served, is not below delta.
+      errors: In how many it was also confirmed, by units that chose nothing.
+      repeated: In how many the units that chose it would have confirmed it.
+    """
+
+    world: str
+    p_value: str
+    procedure: str
+    epsilon: float
+    replications: int
+    chosen: int
+    errors: int
+    repeated: int
+
+    @property
+    def is_valid(self) -> bool:
+        """Whether chance explains what was seen."""
+        return self.errors <= most_misses(self.replications, self.epsilon)
+
+
+def run_confirmed_world(world: World, *, replications: int, seed: int = SEED) -> list[ConfirmedOutcome]:
+    """Returns the outcomes of every p-value and procedure in a world, half of whose units choose."""
+    counts: dict[tuple[str, str], np.ndarray] = {}
+    rng = np.random.default_rng(seed + 1)
+    half = world.n // 2
+    # One place more, for "never exit", which is always safe.
+    is_null = np.append(world.is_null, False)
+    for served in draws(world, replications=replications, seed=seed):
+        shown = served[:half] * (rng.uniform(size=served[:half].shape) >= HIDDEN)
+        for name in P_VALUES:
+            by_units = [registered_p_values(name, each, delta=world.delta) for each in (shown, served[half:])]
+            again = registered_p_values(name, served[:half], delta=world.delta)
+            if again is None:
+                continue
+            choosing, confirming = by_units
+            assert choosing is not None
+            assert confirming is not None
+            for procedure, chosen in _choices(choosing, epsilon=world.epsilon):
+                found, repeated = (_at(each, chosen) <= world.epsilon for each in (confirming, again))
+                wrong = is_null[chosen]
+                counts.setdefault((name, procedure), np.zeros(3, int))
+                counts[name, procedure] += wrong.sum(), (wrong & found).sum(), (wrong & repeated).sum()
+    return [
+        ConfirmedOutcome(
+            world=world.name,
+            p_value=name,
+            procedure=procedure,
+            epsilon=world.epsilon,
+            replications=replications,
+            chosen=int(chosen),
+            errors=int(errors),
+            repeated=int(repeated),
+        )
+        for (name, procedure), (chosen, errors, repeated) in counts.items()
+    ]
+
+
+def _choices(p_values: np.ndarray, *, epsilon: float) -> list[tuple[str, np.ndarray]]:
+    """Returns the place that each way of choosing takes in every calibration; -1 for none."""
+    levels = {**dict.fromkeys(PROCEDURES, epsilon), EAGER: _EAGER_LEVEL}
+    return [
+        (name, PROCEDURES[name.split(",")[0]](p_values, epsilon=level).last_rejected())
+        for name, level in levels.items()
+    ]
+
+
+def _at(p_values: np.ndarray, chosen: np.ndarray) -> np.ndarray:
+    """Returns the p-value at the chosen place of every calibration; 1 where there is none."""
+    padded = np.concatenate([p_values, np.ones((*p_values.shape[:-1], 1))], axis=-1)
+    found: np.ndarray = np.take_along_axis(padded, chosen[..., None], axis=-1)[..., 0]
+    return found
+
+
+def confirmed_table(outcomes: Sequence[ConfirmedOutcome]) -> str:
+    """Returns the largest shares over p-values and procedures in per cent, as a Markdown table by world."""
+    lines = [
+        "| world | ε, % | chosen wrongly | confirmed by others | confirmed by those who chose |",
+        "|---|---:|---:|---:|---:|",
+    ]
+    for name in dict.fromkeys(outcome.world for outcome in outcomes):
+        some = [outcome for outcome in outcomes if outcome.world == name]
+        shares = [
+            100 * max(getattr(outcome, count) / outcome.replications for outcome in some)
+            for count in ("chosen", "errors", "repeated")
+        ]
+        lines.append(f"| {name} | {100 * some[0].epsilon:g} | {' | '.join(f'{share:.2f}' for share in shares)} |")
+    return "\n".join(lines) + "\n"

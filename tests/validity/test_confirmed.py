@@ -1,0 +1,66 @@
+"""Thresholds that are chosen by some units and confirmed by others, with few replications; and the twin that errs."""
+
+import dataclasses
+
+import pytest
+
+from calm_beam.risk.fwer import PROCEDURES
+from calm_beam.risk.pvalues import P_VALUES
+
+from .confirmed import CONFIRMED_WORLDS, EAGER, ConfirmedOutcome, confirmed_table, run_confirmed_world
+from .suite import most_misses
+from .worlds import World
+
+_REPLICATIONS = 400
+_BY_NAME = {world.name: world for world in CONFIRMED_WORLDS}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("world", CONFIRMED_WORLDS, ids=[world.name for world in CONFIRMED_WORLDS])
+def test_what_others_confirm_is_seldom_wrong(world: World) -> None:
+    """Whatever has chosen, and at whatever level, at most a share epsilon of calibrations errs."""
+    outcomes = run_confirmed_world(world, replications=_REPLICATIONS)
+    assert [outcome for outcome in outcomes if not outcome.is_valid] == []
+    assert {outcome.procedure for outcome in outcomes} == {*PROCEDURES, EAGER}
+    assert {outcome.p_value for outcome in outcomes} | {"exact_binomial"} == set(P_VALUES)
+    # Otherwise nothing would have been left to catch.
+    assert max(outcome.chosen for outcome in outcomes) > 3 * most_misses(_REPLICATIONS, 0.05)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "p_value"), [("coin, all at delta", "exact_binomial"), ("bimodal, all at delta", "wsr")]
+)
+def test_those_who_chose_cannot_confirm(name: str, p_value: str) -> None:
+    """Tested again by the units that chose it, a wrong threshold is promised more than twice as often as it may be."""
+    outcomes = run_confirmed_world(_BY_NAME[name], replications=2000)
+    (found,) = [each for each in outcomes if (each.p_value, each.procedure) == (p_value, "bonferroni")]
+    assert found.repeated > 1.5 * most_misses(2000, found.epsilon)
+    assert found.errors <= most_misses(2000, found.epsilon)
+
+
+@pytest.mark.slow
+def test_the_test_that_confirms_has_teeth() -> None:
+    """In a hard world a valid test errs nearly as often as it may, since wrong thresholds are nearly always chosen."""
+    outcomes = run_confirmed_world(_BY_NAME["coin, 1,000 examples"], replications=1000)
+    worst = max(outcomes, key=lambda outcome: outcome.errors)
+    assert worst.chosen > 900
+    assert 35 <= worst.errors <= most_misses(1000, 0.05)
+
+
+def test_table_has_the_largest_shares() -> None:
+    """Shares are in per cent, the largest over p-values and procedures."""
+    outcome = ConfirmedOutcome(
+        world="coin",
+        p_value="wsr",
+        procedure="holm",
+        epsilon=0.05,
+        replications=1000,
+        chosen=600,
+        errors=30,
+        repeated=70,
+    )
+    other = dataclasses.replace(outcome, procedure="fallback", chosen=500, errors=40, repeated=60)
+    assert outcome.is_valid
+    assert not dataclasses.replace(outcome, errors=120).is_valid
+    assert confirmed_table([outcome, other]).splitlines()[2:] == ["| coin | 5 | 60.00 | 4.00 | 7.00 |"]

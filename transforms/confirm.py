@@ -1,0 +1,97 @@
+"""Confirming chosen thresholds by examples that had no part in choosing them."""
+
+import dataclasses
+from collections.abc import Mapping
+
+import apache_beam as beam
+
+from calm_beam.calibration import CalibrationOutcome, Plan
+from calm_beam.calibration.confirmation import confirmed_outcome
+from calm_beam.calibration.totals import CalibrationTotals
+from calm_beam.failures import check_failures, failure_limit
+from calm_beam.generations import StoredGenerations
+from calm_beam.manifest import Variant
+from calm_beam.metrics.settings import NO_SETTINGS, MetricSettings
+
+from .calibrate import SumVariant
+from .scoring import ShardScorer
+
+
+@dataclasses.dataclass
+class ConfirmThresholds(beam.PTransform):
+    """Turns generations of the examples that confirm into the `CalibrationOutcome` that stands.
+
+    Losses are those of the calibration, counted in the same way; each chosen threshold is tested by itself.
+
+    Attributes:
+      found: What the other examples have chosen.
+      plan: The guarantees asked for, and their tests.
+      plan_digest: Digest of the plan when it was settled.
+      stored: By variant, or None where there is one way of decoding, the generations at its chosen thresholds.
+      decoder: What made them, as in `ConfirmationRecord`.
+      exit_head: Likewise.
+      max_failures: Most of these examples that may fail; None as in `failure_limit`.
+      metric_settings: What metrics need.
+    """
+
+    found: CalibrationOutcome
+    _: dataclasses.KW_ONLY
+    plan: Plan
+    plan_digest: str
+    stored: Mapping[Variant | None, StoredGenerations]
+    decoder: str
+    exit_head: str
+    max_failures: int | None = None
+    metric_settings: MetricSettings = NO_SETTINGS
+
+    # Beam has no type hints for tuples of PCollections, and would say so at every run.
+    @beam.typehints.decorators.no_annotations
+    def expand(self, sweeps: tuple[beam.PCollection, ...]) -> beam.PCollection:
+        """Returns a PCollection of one `CalibrationOutcome`, given one of a `FinishedSweep` for every variant."""
+        scorers = [
+            ShardScorer(
+                self.plan.that_confirms(stored.thresholds),
+                stored,
+                max_failures=self.max_failures,
+                metric_settings=self.metric_settings,
+            )
+            for stored in self.stored.values()
+        ]
+        return (
+            tuple(
+                of_variant | f"SumVariant{number}" >> SumVariant(scorer, number)
+                for number, (of_variant, scorer) in enumerate(zip(sweeps, scorers, strict=True))
+            )
+            | "JoinVariants" >> beam.Flatten()
+            | "ListVariants" >> beam.combiners.ToDict()
+            | "TestChosen"
+            >> beam.Map(
+                _outcome,
+                found=self.found,
+                variants=tuple(self.stored),
+                plan=self.plan,
+                digest=self.plan_digest,
+                decoder=self.decoder,
+                exit_head=self.exit_head,
+                max_failures=self.max_failures,
+            )
+        )
+
+
+def _outcome(
+    totals: dict[int, CalibrationTotals],
+    *,
+    found: CalibrationOutcome,
+    variants: tuple[Variant | None, ...],
+    plan: Plan,
+    digest: str,
+    decoder: str,
+    exit_head: str,
+    max_failures: int | None,
+) -> CalibrationOutcome:
+    """Checks what was counted, and returns what it confirms."""
+    by_variant = {variants[number]: of_variant for number, of_variant in sorted(totals.items())}
+    for each in by_variant.values():
+        limit = failure_limit(max_failures, examples=each.examples)
+        check_failures(each.failures, failed=each.failed, limit=limit)
+    return confirmed_outcome(found, by_variant, plan=plan, digest=digest, decoder=decoder, exit_head=exit_head)

@@ -214,7 +214,7 @@ def _decode_bare(
             encode_prompt(example, vocabulary, settings=settings, vocab_size=vocab_size, on_long="truncate")
             for example in some
         ]
-        return list(generate(decoder, prompts, vocabulary=vocabulary, on_error="fail", duplicates=frozenset()))  # type: ignore[arg-type]
+        return list(generate(decoder, prompts, vocabulary=vocabulary, on_error="fail", duplicates=frozenset()))
 
     # The longest prompts and the shortest ones have all the widths between them, or nearly.
     by_length = sorted(examples, key=lambda example: len(example.input or example.input_ids or ()))

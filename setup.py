@@ -43,6 +43,9 @@ _SERVING = [
     "tensorstore>=0.1.70,<0.2",
 ]
 
+# For vocabularies in a tokenizer.json, and for chat templates. Out of the sandbox of older Jinjas, ways are known.
+_TOKENIZERS = ["jinja2>=3.1.6,<4", "tokenizers>=0.20,<0.24"]
+
 # For two of the metrics, by which a service may measure losses.
 _ROUGE = ["rouge-score>=0.1.2,<0.2"]
 
@@ -87,6 +90,7 @@ _DEV = [
     *_PLOTS,
     *_METRICS,
     *_DASK,
+    *_TOKENIZERS,
     *_SEQIO,
     *_GROUPS["lint"],
     "build>=1.2,<2",
@@ -125,10 +129,11 @@ _EXTRAS = {
     "plots": _PLOTS,
     "seqio": _SEQIO,
     "tensorflow": _TENSORFLOW,
+    "tokenizers": _TOKENIZERS,
 }
 
 # Metrics are what a service may measure its losses by.
-_SERVING_EXTRAS = {"bleurt": _BLEURT, "gcp": _GCP, "metrics": [*_ROUGE, *_METRICS]}
+_SERVING_EXTRAS = {"bleurt": _BLEURT, "gcp": _GCP, "metrics": [*_ROUGE, *_METRICS], "tokenizers": _TOKENIZERS}
 
 # Without those that calibrate, train and evaluate. Of `calm_beam.launch`, `generate`, `inspect` and `monitor` work.
 _SERVING_PACKAGES = [
@@ -154,6 +159,7 @@ _SERVING_PACKAGES = [
     "calm_beam.serving",
     "calm_beam.storage",
     "calm_beam.upkeep",
+    "calm_beam.vocabularies",
 ]
 
 _VERSION = re.search(r'__version__ = "(.+)"', (_ROOT / "calm_beam" / "__init__.py").read_text(encoding="utf-8"))

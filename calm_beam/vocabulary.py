@@ -1,120 +1,137 @@
-"""SentencePiece vocabularies with T5's conventions; ids equal those of seqio's `SentencePieceVocabulary`."""
+"""Text to token ids and back, by a SentencePiece model or a `tokenizer.json`."""
 
-import hashlib
 import os
 from collections.abc import Sequence
 
-import sentencepiece
-from google.protobuf.message import DecodeError
-
-from calm_beam.errors import CalmBeamError
+from calm_beam.manifest import ChatRecord, VocabularyRecord
 from calm_beam.sentinels import SentinelsError, extra_ids_beside
 from calm_beam.storage import open_input
+from calm_beam.vocabularies.chat import rendered
+from calm_beam.vocabularies.model import VocabularyError as VocabularyError
+from calm_beam.vocabularies.model import VocabularyModel
+from calm_beam.vocabularies.sentence_piece import EOS_ID as EOS_ID
+from calm_beam.vocabularies.sentence_piece import PAD_ID as PAD_ID
+from calm_beam.vocabularies.sentence_piece import UNK_ID as UNK_ID
+from calm_beam.vocabularies.sentence_piece import SentencePieceModel
 
-PAD_ID = 0
-EOS_ID = 1
-UNK_ID = 2
-
-# The largest known SentencePiece model has 5 MB, the most sentinels are 300.
+# The largest known SentencePiece model has 5 MB, the largest `tokenizer.json` 35, the most sentinels are 300.
 _MOST_BYTES = 256 << 20
 _MOST_EXTRA_IDS = 100_000
 
 
-class VocabularyError(CalmBeamError, ValueError):
-    """A SentencePiece model that cannot be read or does not follow T5's conventions."""
-
-
 class Vocabulary:
-    """Text to token ids and back: pad 0, eos 1, unknown 2, and optional sentinels `<extra_id_0>`, ... at the top.
+    """Text to token ids and back, and prompts of text. Not picklable; workers load their own."""
 
-    The sentinels are numbered downwards from the highest id, as T5 does. Not picklable; workers load their own.
-    """
-
-    def __init__(self, path: str | os.PathLike[str], *, extra_ids: int = 0) -> None:
-        """Loads a SentencePiece model.
+    def __init__(self, path: str | os.PathLike[str], *, extra_ids: int = 0, chat: ChatRecord | None = None) -> None:
+        """Loads a vocabulary.
 
         Args:
-          path: The `sentencepiece.model` file, local or on Cloud Storage.
-          extra_ids: Number of sentinels to add, 100 for the public T5 vocabularies.
+          path: A SentencePiece model of T5's conventions, or a `tokenizer.json` of Hugging Face's tokenizers, local or
+            on Cloud Storage.
+          extra_ids: Number of sentinels to add to a SentencePiece model, 100 for the public T5 vocabularies.
+          chat: How prompts are made of text; None for the text as it is.
 
         Raises:
-          VocabularyError: If the file is missing, not a SentencePiece model, or has other ids for pad, eos or unknown;
-            or if `extra_ids` is negative, or more than any model has.
+          VocabularyError: If the file is missing or of neither kind, or a SentencePiece model has other ids for pad,
+            eos or unknown; or if `extra_ids` is negative, or more than any model has, or the file has sentinels itself.
+          MissingExtraError: If a package is needed that is not installed.
         """
         if not 0 <= extra_ids <= _MOST_EXTRA_IDS:
             raise VocabularyError(
                 f"extra_ids must be from 0 to {_MOST_EXTRA_IDS}, got {extra_ids}. The public T5 vocabularies have 100."
             )
-        try:
-            with open_input(path) as file:
-                serialized = file.read(_MOST_BYTES + 1)
-            if len(serialized) > _MOST_BYTES:
-                raise VocabularyError(
-                    f"vocabulary {path}: is larger than {_MOST_BYTES >> 20} MiB, which no SentencePiece model is."
-                )
-            model = _with_extra_ids(serialized, extra_ids)
-            self._processor = sentencepiece.SentencePieceProcessor(model_proto=model)
-        except (RuntimeError, DecodeError) as error:
-            raise VocabularyError(
-                f"vocabulary {path}: cannot be read as a SentencePiece model: it is damaged, or something else."
-            ) from error
-        except OSError as error:
-            raise VocabularyError(f"vocabulary {path}: cannot be read as a SentencePiece model: {error}") from error
-        found = (self._processor.pad_id(), self._processor.eos_id(), self._processor.unk_id())
-        if found != (PAD_ID, EOS_ID, UNK_ID):
-            raise VocabularyError(
-                f"vocabulary {path}: ids of pad, eos and unknown are {found}, T5 needs ({PAD_ID}, {EOS_ID}, {UNK_ID}). "
-                "Train it with --pad_id=0 --eos_id=1 --unk_id=2 --bos_id=-1."
-            )
-        self._fingerprint = hashlib.sha256(serialized).hexdigest()
+        self._model = _open_model(os.fspath(path), extra_ids=extra_ids)
         self.extra_ids = extra_ids
+        self.chat = chat
 
     @property
     def size(self) -> int:
         """Number of ids, sentinels included."""
-        return self._processor.get_piece_size()
+        return self._model.size
 
     @property
     def fingerprint(self) -> str:
-        """`sha256:` and the digest of the model file."""
-        return f"sha256:{self._fingerprint}"
+        """`sha256:` and a digest of the file, and of what beside it decides ids and texts."""
+        return f"sha256:{self._model.fingerprint}"
+
+    @property
+    def end_ids(self) -> tuple[int, ...]:
+        """Ids that end a text."""
+        return self._model.end_ids
+
+    def record(self) -> VocabularyRecord:
+        """Returns what a manifest, or generations, say of it."""
+        return VocabularyRecord(fingerprint=self.fingerprint, extra_ids=self.extra_ids, chat=self.chat)
 
     def has_sentinels(self) -> bool:
         """Returns whether `<extra_id_0>` is one of the pieces."""
-        return any(self._processor.piece_to_id(piece) != UNK_ID for piece in ("<extra_id_0>", "▁<extra_id_0>"))
+        return self._model.has_sentinels()
 
     def encode(self, text: str) -> list[int]:
-        """Returns the ids of a text, without eos."""
-        ids: list[int] = self._processor.encode(text)
-        return ids
+        """Returns the ids of a text, without eos or anything else that stands before or behind a prompt."""
+        return self._model.encode(text)
+
+    def encode_prompt(self, text: str, *, room: int) -> tuple[tuple[int, ...], int]:
+        """Returns the ids of a prompt, cut to `room`, and how many there were.
+
+        A text that is a prompt as it is has the ids before and behind it that the vocabulary puts there, and loses its
+        last ids where there is no room. One that becomes a chat is not cut: without its end, no answer would begin.
+
+        Args:
+          text: The prompt, with its task prefix.
+          room: Most ids.
+
+        Raises:
+          VocabularyError: If the chat template cannot be rendered.
+        """
+        if self.chat is not None:
+            ids = tuple(self._model.encode(rendered(self.chat, text)))
+            return ids, len(ids)
+        begins, ends = self._model.begins, self._model.ends
+        ids = tuple(self._model.encode(text))
+        whole = len(begins) + len(ids) + len(ends)
+        return (*begins, *ids[: max(0, room - len(begins) - len(ends))], *ends), whole
 
     def piece(self, index: int) -> str:
         """Returns the piece of an id, ▁ standing for a space; ids the vocabulary does not have read as unknown."""
-        return self._processor.id_to_piece(index if 0 <= index < self.size else UNK_ID)
+        return self._model.piece(index)
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Returns the text of ids up to the first eos; ids the vocabulary does not have read as unknown.
+        """Returns the text of ids, without tokens that are no text.
 
-        Output heads are often padded beyond the vocabulary, so such ids can be generated.
+        Output heads are often padded beyond the vocabulary, so ids that it does not have can be generated.
         """
-        known = [int(index) if 0 <= index < self.size else UNK_ID for index in ids]
-        end = known.index(EOS_ID) if EOS_ID in known else len(known)
-        text: str = self._processor.decode(known[:end])
-        return text
+        return self._model.decode(ids)
 
 
-def open_vocabulary(path: str | os.PathLike[str], *, extra_ids: int | None = None) -> Vocabulary:
+def open_recorded(path: str | os.PathLike[str], record: VocabularyRecord | None) -> Vocabulary:
+    """Returns a vocabulary with the sentinels and the chat that a record names, none of which is in its file.
+
+    Args:
+      path: As `Vocabulary` takes it.
+      record: What a manifest, or generations, say of it; None where they have none.
+
+    Raises:
+      VocabularyError: If it cannot be read.
+    """
+    return Vocabulary(path) if record is None else Vocabulary(path, extra_ids=record.extra_ids, chat=record.chat)
+
+
+def open_vocabulary(
+    path: str | os.PathLike[str], *, extra_ids: int | None = None, chat: ChatRecord | None = None
+) -> Vocabulary:
     """Returns a vocabulary with its sentinels.
 
     Args:
       path: As `Vocabulary` takes it.
       extra_ids: Number of sentinels; with None, as many as files of its tokenizer beside it name, and it does not hold
         itself.
+      chat: As `Vocabulary` takes it.
 
     Raises:
       VocabularyError: If it, or such a file, cannot be read.
     """
-    return Vocabulary(path, extra_ids=missing_sentinels(path) if extra_ids is None else extra_ids)
+    return Vocabulary(path, extra_ids=missing_sentinels(path) if extra_ids is None else extra_ids, chat=chat)
 
 
 def missing_sentinels(path: str | os.PathLike[str]) -> int:
@@ -151,24 +168,32 @@ def reference_text(ids: Sequence[int], vocabulary: Vocabulary | None) -> str:
     >>> reference_text([5, 7, 1, 0, 0], None), reference_text([0], None)
     ('5 7', '')
     """
-    end = ids.index(EOS_ID) if EOS_ID in ids else len(ids)
+    end_ids = vocabulary.end_ids if vocabulary else (EOS_ID,)
+    end = next((place for place, index in enumerate(ids) if index in end_ids), len(ids))
     while end and ids[end - 1] == PAD_ID:
         end -= 1
     return output_text(ids[:end], vocabulary)
 
 
-def _with_extra_ids(serialized: bytes, extra_ids: int) -> bytes:
-    """Returns the model with sentinels appended as pieces of their own, so that they are found in text too."""
-    if not extra_ids:
-        return serialized
-    from sentencepiece import sentencepiece_model_pb2
-
-    model = sentencepiece_model_pb2.ModelProto.FromString(serialized)
-    for index in reversed(range(extra_ids)):
-        model.pieces.add(
-            piece=f"▁<extra_id_{index}>",
-            score=0.0,
-            type=sentencepiece_model_pb2.ModelProto.SentencePiece.USER_DEFINED,
+def _open_model(path: str, *, extra_ids: int) -> VocabularyModel:
+    """Returns the model in a file, by the kind that its name says."""
+    is_json = path.endswith(".json")
+    kind = "a tokenizer of Hugging Face's" if is_json else "a SentencePiece model"
+    try:
+        with open_input(path) as file:
+            content = file.read(_MOST_BYTES + 1)
+    except OSError as error:
+        raise VocabularyError(f"vocabulary {path}: cannot be read as {kind}: {error}") from error
+    if len(content) > _MOST_BYTES:
+        raise VocabularyError(f"vocabulary {path}: is larger than {_MOST_BYTES >> 20} MiB, which {kind} never is.")
+    if not is_json:
+        return SentencePieceModel(path, content, extra_ids=extra_ids)
+    if extra_ids:
+        raise VocabularyError(
+            f"vocabulary {path}: extra_ids is {extra_ids}, but a tokenizer.json names its sentinels itself: leave "
+            "extra_ids out."
         )
-    extended: bytes = model.SerializeToString()
-    return extended
+    # Here, since it needs a package that the plain installation does not bring.
+    from calm_beam.vocabularies.tokenizer_json import TokenizerModel
+
+    return TokenizerModel(path, content)

@@ -27,7 +27,7 @@ from calm_beam.report import (
 )
 from calm_beam.storage import absolute, base_name, check_writable, is_file, is_folder, joined, parent, replacing
 from calm_beam.sweeps.folders import find_generations
-from calm_beam.vocabulary import Vocabulary, VocabularyError
+from calm_beam.vocabulary import Vocabulary, VocabularyError, open_recorded
 
 from .flags import FlagParser, UsageError, naming, parse_own_flags, whole_number
 from .flags.manifest import add_confidence_flag
@@ -233,8 +233,7 @@ def _model(flags: argparse.Namespace, manifest: Manifest, *, remarks: list[str])
     try:
         vocabulary = None
         if vocabulary_path is not None:
-            extra_ids = manifest.vocabulary.extra_ids if manifest.vocabulary else 0
-            vocabulary = Vocabulary(vocabulary_path, extra_ids=extra_ids)
+            vocabulary = open_recorded(vocabulary_path, manifest.vocabulary)
         check_vocabulary(manifest.vocabulary, vocabulary, checkpoint=checkpoint)
     except (VocabularyError, ManifestError) as error:
         if flags.vocabulary is not None:

@@ -29,6 +29,7 @@ _SHORTER = {
     "train": ("--steps=2", "--max_input_length=16", "--max_target_length=8"),
     "calibrate": SHORT_FLAGS,
     "evaluate": ("--max_examples=6",),
+    "suitability": ("--max_examples=6", "--max_input_length=32", "--max_decode_length=6"),
     "verify": ("--batch_size=4",),
 }
 # A promise of a model that was hardly trained may be found broken.

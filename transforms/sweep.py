@@ -58,6 +58,9 @@ class Sweep(beam.PTransform):
       thresholds: The grid; it is tested from the top.
       vocabulary: Path of the SentencePiece model; None looks in and beside the model.
       extra_ids: Sentinels to add to it; None takes as many as tokenizer files beside it name.
+      chat_template: `model` for the chat template beside the tokenizer, or the path of one, which makes prompts of
+        inputs; None takes them as they are.
+      system: What every chat begins with; None if it begins with the input.
       task_prefix: Put before every input.
       max_input_length: In tokens, eos included.
       max_decode_length: In tokens, eos included.
@@ -82,6 +85,8 @@ class Sweep(beam.PTransform):
     thresholds: Sequence[float] = dataclasses.field(default_factory=lambda: uniform_grid(0.05))
     vocabulary: str | None = None
     extra_ids: int | None = None
+    chat_template: str | None = None
+    system: str | None = None
     task_prefix: str = ""
     max_input_length: int = 512
     max_decode_length: int = 64
@@ -141,6 +146,8 @@ class Sweep(beam.PTransform):
             settings=settings,
             vocabulary=self.vocabulary,
             extra_ids=self.extra_ids,
+            chat_template=self.chat_template,
+            system=self.system,
             on_long=self.on_long,
             on_error=self.on_error,
             max_failures=self.max_failures,

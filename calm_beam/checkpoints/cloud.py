@@ -13,14 +13,15 @@ from collections.abc import Iterable
 
 from calm_beam.sentinels import SENTINEL_FILES
 from calm_beam.storage import base_name, cached_folder, joined, list_below, parent, replacing, stat
+from calm_beam.vocabularies.tokenizer_files import TOKENIZER, TOKENIZER_FILES
 
 from .error import CheckpointError
 from .t5x_facts import GIN_FILE
 
-# The second is Hugging Face's name for the same file.
-VOCABULARIES = ("sentencepiece.model", "spiece.model")
+# The second is Hugging Face's name for the same file; the last counts where there is neither.
+VOCABULARIES = ("sentencepiece.model", "spiece.model", TOKENIZER)
 # What the steps of a run share: vocabulary, its sentinels, and what T5X was configured with.
-_BESIDE = (*VOCABULARIES, *SENTINEL_FILES, GIN_FILE)
+_BESIDE = tuple(dict.fromkeys((*VOCABULARIES, *TOKENIZER_FILES, *SENTINEL_FILES, GIN_FILE)))
 # Folders of steps: T5X's, and the numbers alone that Orbax names them by.
 STEP = re.compile(r"(?:checkpoint_)?(\d+)")
 
@@ -28,7 +29,7 @@ STEP = re.compile(r"(?:checkpoint_)?(\d+)")
 _LAST = ("config.json", "checkpoint")
 _PARALLEL_UPLOADS = 8
 # What is read of a native folder, or of Hugging Face's.
-_SUFFIXES = (".json", ".safetensors", ".model")
+_SUFFIXES = (".json", ".safetensors", ".model", ".jinja")
 # Files of which a step's folder has one: T5X's, or Orbax's, which may lie in an item below.
 _MARKS = re.compile(r"(?:(?:state|default|params)/)?(?:_METADATA|checkpoint)")
 

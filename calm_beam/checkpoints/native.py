@@ -1,4 +1,4 @@
-"""The native layout: `config.json`, `model.safetensors` and `sentencepiece.model` in one folder.
+"""The native layout: `config.json`, `model.safetensors` and a vocabulary in one folder.
 
 Tensor names are those of the T5X tree, with slashes. Weights are float32 or float16; bfloat16 is refused on writing,
 since rounding to it changes far more outputs than float16 does.
@@ -7,12 +7,10 @@ since rounding to it changes far more outputs than float16 does.
 import dataclasses
 import json
 import pathlib
-import shutil
 from collections.abc import Callable
 
 import numpy as np
 
-from calm_beam.sentinels import write_extra_ids
 from calm_beam.storage import replacing
 
 from .architectures import BY_NAME, Config, stored_architecture
@@ -22,6 +20,7 @@ from .metadata import read_json, shortened
 from .safetensors_files import read_safetensors, write_safetensors
 from .stored import StoredModel
 from .stored_array import StoredArrays, pieces
+from .vocabulary_files import write_vocabulary
 
 _FORMAT = "calm-beam/model/v1"
 _WRITABLE = ("float32", "float16")
@@ -71,7 +70,8 @@ def write_native(
       directory: Where to; made if needed.
       config: Sizes of the model.
       arrays: Weights by name.
-      vocabulary_path: The SentencePiece model to copy beside the weights; with None, none is left there.
+      vocabulary_path: The SentencePiece model, or `tokenizer.json`, to copy beside the weights; with None, none is left
+        there.
       extra_ids: Its sentinels, which a file beside it then names.
       dtype: `float32` or `float16`. float16 halves the file and rounds the weights.
 
@@ -90,12 +90,7 @@ def write_native(
     name = stored_architecture(config).name
     head = {"format": _FORMAT} if name == _FIRST_ARCHITECTURE else {"format": _FORMAT, "architecture": name}
     config_text = json.dumps({**head, **dataclasses.asdict(config)}, indent=2) + "\n"
-    if vocabulary_path is None:
-        (directory / "sentencepiece.model").unlink(missing_ok=True)
-    else:
-        with replacing(directory / "sentencepiece.model") as temporary:
-            shutil.copyfile(vocabulary_path, temporary)
-    write_extra_ids(directory, extra_ids if vocabulary_path else 0)
+    write_vocabulary(directory, vocabulary_path, extra_ids=extra_ids)
     with replacing(directory / "model.safetensors") as temporary:
         write_safetensors(temporary, arrays, dtype=dtype)
         if isinstance(arrays, StoredArrays):

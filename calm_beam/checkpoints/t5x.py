@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 
 from calm_beam.model import T5Config
-from calm_beam.sentinels import write_extra_ids
 from calm_beam.storage import replacing
 
 from .architectures import Config, stored_architecture
@@ -26,6 +25,7 @@ from .metadata import read_whole, shortened
 from .scanned import split_heads
 from .stored_array import StoredArrays
 from .t5x_facts import GIN_FILE, find_facts, gin_text
+from .vocabulary_files import write_vocabulary
 from .zarr_arrays import read_arrays
 
 _VERSION = 3
@@ -89,7 +89,8 @@ def write_t5x(
       config: Sizes of the model.
       arrays: Weights by name; stored as float32.
       step: Number of the training step, at least 1: T5X takes 0 for "there is none". One of that number is replaced.
-      vocabulary_path: The SentencePiece model to copy to `directory`; with None, none is left there.
+      vocabulary_path: The SentencePiece model, or `tokenizer.json`, to copy to `directory`; with None, none is left
+        there.
       extra_ids: Its sentinels, which a file beside it then names.
 
     Raises:
@@ -100,7 +101,7 @@ def write_t5x(
     if step < 1:
         raise ValueError(f"step must be at least 1, got {step}.")
     text = _missing_gin_text(directory, config)
-    final, vocabulary = directory / f"checkpoint_{step}", directory / "sentencepiece.model"
+    final = directory / f"checkpoint_{step}"
     # Names that no reader takes for a step.
     mark = os.urandom(8).hex()
     temporary, replaced = directory / f".{final.name}.{mark}.tmp", directory / f".{final.name}.{mark}.old"
@@ -108,9 +109,7 @@ def write_t5x(
     try:
         _write_tree(temporary, config, arrays=arrays, step=step)
         if vocabulary_path is not None:
-            with replacing(vocabulary) as copy:
-                shutil.copyfile(vocabulary_path, copy)
-        write_extra_ids(directory, extra_ids if vocabulary_path else 0)
+            write_vocabulary(directory, vocabulary_path, extra_ids=extra_ids)
         if text is not None:
             with replacing(directory / GIN_FILE) as gin_file:
                 gin_file.write_text(text, encoding="utf-8")
@@ -125,7 +124,7 @@ def write_t5x(
     else:
         shutil.rmtree(replaced, ignore_errors=True)
     if vocabulary_path is None:
-        vocabulary.unlink(missing_ok=True)
+        write_vocabulary(directory, None, extra_ids=0)
     return final
 
 

@@ -3,7 +3,7 @@
 import dataclasses
 
 from calm_beam.examples import DataError, Example, no_vocabulary_for
-from calm_beam.vocabulary import EOS_ID, Vocabulary, reference_text
+from calm_beam.vocabulary import Vocabulary, VocabularyError, reference_text
 
 from .settings import DecodeSettings
 
@@ -20,7 +20,7 @@ class Prompt:
 def encode_prompt(
     example: Example, vocabulary: Vocabulary | None, *, settings: DecodeSettings, vocab_size: int, on_long: str
 ) -> Prompt:
-    """Returns the token ids of an example: prefix and text, cut to length, then eos.
+    """Returns the token ids of an example: those of prefix and text, and what belongs before and behind them.
 
     Token ids given in the data are taken as they are: nothing is put before or after them.
 
@@ -36,25 +36,34 @@ def encode_prompt(
         `on_long` is `error`; or as in `with_reference_texts`.
     """
     example = with_reference_texts(example, vocabulary, vocab_size=vocab_size)
-    end = () if example.input is None else (EOS_ID,)
+    room = settings.max_input_length
     if example.input is None:
         assert example.input_ids is not None
-        ids = example.input_ids
-        if max(ids) >= vocab_size:
+        ids, whole = example.input_ids[:room], len(example.input_ids)
+        if (largest := max(example.input_ids)) >= vocab_size:
             raise DataError(
-                f"{example.in_words()}: its input_ids have {max(ids)}; the model knows ids from 0 to {vocab_size - 1}."
+                f"{example.in_words()}: its input_ids have {largest}; the model knows ids from 0 to {vocab_size - 1}."
             )
     elif vocabulary is None:
         raise DataError(f"{example.in_words()}: its input is text, which needs a vocabulary. Pass --vocabulary.")
     else:
-        ids = tuple(vocabulary.encode(settings.task_prefix + example.input))
-    room = settings.max_input_length - len(end)
-    if len(ids) > room and on_long == "error":
+        try:
+            ids, whole = vocabulary.encode_prompt(settings.task_prefix + example.input, room=room)
+        except VocabularyError as error:
+            raise DataError(f"{example.in_words()}: {error}") from error
+    if len(ids) > room:
         raise DataError(
-            f"{example.in_words()}: its input has {len(ids) + len(end)} tokens, max_input_length is "
-            f"{settings.max_input_length}. Raise it, or pass --on_long=truncate to cut and count such inputs."
+            f"{example.in_words()}: its input has {whole} tokens, max_input_length is {room}. Raise it: prompts that a "
+            "chat template made are not cut."
         )
-    return Prompt(example=example, ids=(*ids[:room], *end), truncated=len(ids) > room)
+    if whole > room and on_long == "error":
+        raise DataError(
+            f"{example.in_words()}: its input has {whole} tokens, max_input_length is {room}. Raise it, or pass "
+            "--on_long=truncate to cut and count such inputs."
+        )
+    if not ids:
+        raise DataError(f"{example.in_words()}: its input has no tokens, so that there is nothing to go on from.")
+    return Prompt(example=example, ids=ids, truncated=whole > room)
 
 
 def with_reference_texts(example: Example, vocabulary: Vocabulary | None, *, vocab_size: int) -> Example:

@@ -85,8 +85,13 @@ class DecodeJob:
         return self.settings.fingerprint(model=self.model.fingerprint, vocabulary=self.vocabulary_identity())
 
     def vocabulary_identity(self) -> str | None:
-        """Returns a fingerprint of the vocabulary with its extra ids; None where there is none."""
-        return f"{self.vocabulary.fingerprint}+{self.vocabulary.extra_ids}" if self.vocabulary else None
+        """Returns a fingerprint of the vocabulary with its extra ids and its chat; None where there is none."""
+        if self.vocabulary is None:
+            return None
+        chat = self.vocabulary.chat
+        # Names of generations without a chat are older than chats.
+        made = "" if chat is None else f"+{content_digest(chat.to_dict())}"
+        return f"{self.vocabulary.fingerprint}+{self.vocabulary.extra_ids}{made}"
 
     def digest(self) -> str:
         """Returns `sha256:` and 64 digits, over everything."""

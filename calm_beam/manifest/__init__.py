@@ -52,6 +52,7 @@ from .records import PARETO as PARETO
 from .records import PROCEDURES as PROCEDURES
 from .records import SERVED_DECODERS as SERVED_DECODERS
 from .records import Calibration as Calibration
+from .records import ChatRecord as ChatRecord
 from .records import ConfirmationRecord as ConfirmationRecord
 from .records import DataRecord as DataRecord
 from .records import DecodeRecord as DecodeRecord

@@ -4,6 +4,7 @@ Numbers stay as given (1 does not become 1.0): the digest is taken over them.
 """
 
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import ClassVar
@@ -68,20 +69,57 @@ class ModelRecord(Record):
 
 
 @dataclass(frozen=True, kw_only=True)
+class ChatRecord(Record):
+    """How prompts were made of texts: by a chat template, which is a part of every prompt.
+
+    Attributes:
+      template: The Jinja template itself.
+      tokens: Texts of special tokens that it may use, by name.
+      system: What every chat began with, before the text; None if it began with that.
+    """
+
+    _OPTIONAL: ClassVar[tuple[str, ...]] = ("system",)
+
+    template: str
+    tokens: Mapping[str, str]
+    system: str | None = None
+
+    def __post_init__(self) -> None:
+        check_text("template", self.template)
+        if not isinstance(self.tokens, Mapping):
+            raise ManifestError(f"tokens must be a JSON object, got {shown(self.tokens)}")
+        for name, text in self.tokens.items():
+            check_text("a name in tokens", name)
+            check_text(f"tokens.{name}", text, empty_allowed=True)
+        if self.system is not None:
+            check_text("system", self.system, empty_allowed=True)
+
+
+@dataclass(frozen=True, kw_only=True)
 class VocabularyRecord(Record):
     """The vocabulary that turned text into token ids, and outputs into text.
 
     Attributes:
-      fingerprint: Identifies the SentencePiece model.
+      fingerprint: Identifies the SentencePiece model, or the tokenizer.
       extra_ids: Number of sentinel ids above its pieces.
+      chat: How prompts were made of texts; None where a prompt is the text as it is.
     """
+
+    _OPTIONAL: ClassVar[tuple[str, ...]] = ("chat",)
 
     fingerprint: str
     extra_ids: int
+    chat: ChatRecord | None = None
 
     def __post_init__(self) -> None:
         check_text("fingerprint", self.fingerprint)
         check_count("extra_ids", self.extra_ids, low=0)
+        if self.chat is not None:
+            check_record("chat", self.chat, kind=ChatRecord)
+
+    @classmethod
+    def _from_json(cls, key: str, value: object, *, at: str) -> object:
+        return ChatRecord.from_dict(value, at=at) if key == "chat" else value
 
 
 @dataclass(frozen=True, kw_only=True)

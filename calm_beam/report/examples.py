@@ -58,9 +58,9 @@ def pieces_of(tokens: Iterable[int], vocabulary: Vocabulary | None) -> list[str]
 
     The end of an output is written as an empty piece.
     """
-    return [
-        "" if token == EOS_ID else printable(vocabulary.piece(token)) if vocabulary else f"▁{token}" for token in tokens
-    ]
+    if vocabulary is None:
+        return ["" if token == EOS_ID else f"▁{token}" for token in tokens]
+    return ["" if token in vocabulary.end_ids else printable(vocabulary.piece(token)) for token in tokens]
 
 
 def counted_exits(stored: StoredOutputs, lanes: Sequence[int], *, num_layers: int) -> dict[str, Any]:

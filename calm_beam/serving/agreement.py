@@ -11,7 +11,7 @@ from calm_beam.decoding.recorded import recorded_settings
 from calm_beam.decoding.settings import DecodeSettings
 from calm_beam.exits.measures import Need, check_named
 from calm_beam.manifest import Calibration, Manifest, ManifestError, ModelRecord, VocabularyRecord
-from calm_beam.vocabulary import Vocabulary
+from calm_beam.vocabulary import Vocabulary, open_recorded
 
 
 def agreed_settings(
@@ -102,7 +102,7 @@ def check_model(model: ModelRecord, checkpoint: Checkpoint, *, of: str = "the ma
 def recorded_vocabulary(
     record: VocabularyRecord | None, checkpoint: Checkpoint, *, path: str | os.PathLike[str] | None
 ) -> Vocabulary | None:
-    """Returns the vocabulary to hold against a record, with the sentinels that it says; None where there is none.
+    """Returns the vocabulary to hold against a record, with the sentinels and chat that it says; None if there is none.
 
     Args:
       record: What a manifest, or generations, say of their vocabulary; None where they have none.
@@ -114,8 +114,7 @@ def recorded_vocabulary(
     """
     if path is None and record is not None:
         path = checkpoint.vocabulary_path
-    # Sentinels are in no file.
-    return None if path is None else Vocabulary(path, extra_ids=record.extra_ids if record else 0)
+    return None if path is None else open_recorded(path, record)
 
 
 def check_vocabulary(
@@ -143,13 +142,16 @@ def check_vocabulary(
     if vocabulary is None:
         where = "" if checkpoint is None else f" in or beside {checkpoint.uri}"
         raise ManifestError(
-            f"{of} is about outputs as text, and there is no vocabulary{where}: say where its sentencepiece.model is."
+            f"{of} is about outputs as text, and there is no vocabulary{where}: say where its sentencepiece.model, or "
+            "its tokenizer.json, is."
         )
     if (vocabulary.fingerprint, vocabulary.extra_ids) != (record.fingerprint, record.extra_ids):
         raise ManifestError(
             f"{of} is about a vocabulary with fingerprint {record.fingerprint} and {record.extra_ids} extra ids, the "
             f"one at hand has {vocabulary.fingerprint} and {vocabulary.extra_ids}: the same text would be other tokens."
         )
+    if vocabulary.chat != record.chat:
+        raise ManifestError(f"{of} is about prompts that another chat template made, or another system prompt.")
     if checkpoint is not None and vocabulary.size > checkpoint.config.vocab_size:
         raise ManifestError(
             f"the vocabulary has {vocabulary.size} ids, the model's output head {checkpoint.config.vocab_size}: they "

@@ -22,7 +22,8 @@ def token_texts(tokens: Sequence[int], vocabulary: Vocabulary | None) -> tuple[s
     Returns:
       One text for each token; `</s>` for eos.
     """
-    body = tokens[:-1] if tokens and tokens[-1] == EOS_ID else tokens
+    end_ids = vocabulary.end_ids if vocabulary else (EOS_ID,)
+    body = tokens[:-1] if tokens and tokens[-1] in end_ids else tokens
     end = (END,) if len(body) < len(tokens) else ()
     if vocabulary is None:
         return (*(f"{' ' if index else ''}{token}" for index, token in enumerate(body)), *end)

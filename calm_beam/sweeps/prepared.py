@@ -16,11 +16,12 @@ from calm_beam.exits.measures import Need
 from calm_beam.generations import DecodeJob, StoredGenerations
 from calm_beam.inputs import DataFiles, Reading
 from calm_beam.inputs.preview import DataPreview, preview_data
-from calm_beam.manifest import ModelRecord, Variant, VocabularyRecord
+from calm_beam.manifest import ChatRecord, ModelRecord, Variant
 from calm_beam.model import T5Config
 from calm_beam.set_parts import SetPart
 from calm_beam.storage import absolute
 from calm_beam.versions import decoding_versions
+from calm_beam.vocabularies.chat import chat_of
 from calm_beam.vocabulary import Vocabulary, open_vocabulary
 
 from .assignment import BATCH, Assignment
@@ -80,9 +81,7 @@ class PreparedSweep:
                 fingerprint=self.model_fingerprint,
                 layers=self.checkpoint.config.num_decoder_layers,
             ),
-            vocabulary=VocabularyRecord(fingerprint=vocabulary.fingerprint, extra_ids=vocabulary.extra_ids)
-            if vocabulary
-            else None,
+            vocabulary=vocabulary.record() if vocabulary else None,
             settings=self.settings,
             on_long=self.request.on_long,
             cluster_key=self.reading.cluster_key,
@@ -179,7 +178,7 @@ def prepare_sweep(
     path = request.vocabulary or (checkpoint.vocabulary_uri if finds_vocabulary else None)
     if path is None:
         _check_needs_no_vocabulary(preview, checkpoint, finds_vocabulary=finds_vocabulary)
-    vocabulary = open_vocabulary(path, extra_ids=request.extra_ids) if path else None
+    vocabulary = open_vocabulary(path, extra_ids=request.extra_ids, chat=_chat(request, path)) if path else None
     if runs_here:
         _check_fits(request, checkpoint.config)
     head = checkpoint.config.vocab_size
@@ -222,13 +221,22 @@ def _check_exits(request: SweepRequest, checkpoint: Checkpoint) -> None:
         )
 
 
+def _chat(request: SweepRequest, vocabulary_path: str) -> ChatRecord | None:
+    """Returns how prompts become chats, as the request or a manifest says; None if they do not."""
+    if request.recorded_chat is not None:
+        return request.recorded_chat
+    if request.chat_template is None:
+        if request.system is not None:
+            raise UsageError("--system belongs to --chat_template, which is missing.")
+        return None
+    return chat_of(request.chat_template, tokenizer=vocabulary_path, system=request.system)
+
+
 def _check_needs_no_vocabulary(preview: DataPreview, checkpoint: Checkpoint, *, finds_vocabulary: bool) -> None:
     if preview.text_prompt:
         if not finds_vocabulary:
             raise UsageError(f"{preview.text_prompt}: its prompt is text, {_WITHOUT_VOCABULARY} input_ids.")
-        raise UsageError(
-            f"no sentencepiece.model in or beside {checkpoint.uri}: pass --vocabulary, or data that has input_ids."
-        )
+        raise UsageError(f"no vocabulary in or beside {checkpoint.uri}: pass --vocabulary, or data that has input_ids.")
     if preview.text_reference:
         if not finds_vocabulary:
             raise UsageError(

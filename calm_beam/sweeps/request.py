@@ -3,6 +3,7 @@
 import dataclasses
 
 from calm_beam.decoding.settings import DecodeSettings
+from calm_beam.manifest import ChatRecord
 from calm_beam.set_parts import SetPart
 
 
@@ -13,8 +14,12 @@ class SweepRequest:
     Attributes:
       model: Folder of the model.
       settings: What determines the outputs.
-      vocabulary: Path of the SentencePiece model; None looks in and beside the model.
+      vocabulary: Path of the SentencePiece model, or of a `tokenizer.json`; None looks in and beside the model.
       extra_ids: Sentinels to add to it; None takes as many as tokenizer files beside it name.
+      chat_template: `model` for the chat template beside the tokenizer, or the path of one; None takes prompts as they
+        are.
+      system: What every chat begins with; None if it begins with the prompt.
+      recorded_chat: How a manifest says that prompts become chats, which counts before those two.
       activation: Of the model, where its files do not say it; None goes by the files.
       relative_max_distance: The same.
       on_long: `truncate` or `error`, for prompts longer than the settings allow.
@@ -36,6 +41,9 @@ class SweepRequest:
     settings: DecodeSettings
     vocabulary: str | None = None
     extra_ids: int | None = None
+    chat_template: str | None = None
+    system: str | None = None
+    recorded_chat: ChatRecord | None = None
     activation: str | None = None
     relative_max_distance: int | None = None
     on_long: str = "truncate"

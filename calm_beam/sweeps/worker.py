@@ -15,7 +15,7 @@ from calm_beam.decoding.prompts import Prompt, encode_prompt
 from calm_beam.decoding.sweep import SweepDecoder
 from calm_beam.examples import DataError, Example
 from calm_beam.generations import Generation
-from calm_beam.vocabulary import Vocabulary, VocabularyError
+from calm_beam.vocabulary import Vocabulary, VocabularyError, open_recorded
 
 from .assignment import BATCH, Assignment
 from .served_lanes import ServedLanes
@@ -90,7 +90,7 @@ def _load_vocabulary(assignment: Assignment) -> Vocabulary | None:
     if path is None:
         return None
     assert recorded is not None, "a job whose workers have a vocabulary names it"
-    vocabulary = Vocabulary(path, extra_ids=recorded.extra_ids)
+    vocabulary = open_recorded(path, recorded)
     if vocabulary.fingerprint != recorded.fingerprint:
         raise VocabularyError(
             f"vocabulary {path}: fingerprint is {vocabulary.fingerprint}, the run was started for "

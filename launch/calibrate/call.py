@@ -39,6 +39,8 @@ def calibrate(
     thresholds: Sequence[float] | None = None,
     vocabulary: str | None = None,
     extra_ids: int | None = None,
+    chat_template: str | None = None,
+    system: str | None = None,
     task_prefix: str = "",
     max_input_length: int = 512,
     max_decode_length: int = 64,
@@ -84,6 +86,9 @@ def calibrate(
       thresholds: The grid; multiples of 0.05 if omitted.
       vocabulary: Path of the SentencePiece model; looked for in and beside the model if omitted.
       extra_ids: Sentinels to add to it; as many as tokenizer files beside it name if omitted.
+      chat_template: `model` for the chat template beside the tokenizer, or the path of one, which makes prompts of
+        inputs; inputs are prompts as they are if omitted.
+      system: What every chat begins with, before the input.
       task_prefix: Put before every input.
       max_input_length: In tokens, eos included.
       max_decode_length: In tokens, eos included.
@@ -145,6 +150,8 @@ def calibrate(
         thresholds=thresholds,
         vocabulary=vocabulary,
         extra_ids=extra_ids,
+        chat_template=chat_template,
+        system=system,
         task_prefix=task_prefix,
         max_input_length=max_input_length,
         max_decode_length=max_decode_length,

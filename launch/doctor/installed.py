@@ -18,6 +18,7 @@ EXTRAS = {
     "plots": "figures of plan and evaluate",
     "seqio": "--seqio_task",
     "tensorflow": "data in TFRecord files",
+    "tokenizers": "vocabularies in a tokenizer.json, --chat_template",
 }
 _DISTRIBUTIONS = ("calm-beam", "calm-beam-serving")
 _IS_OPTIONAL = re.compile(r"extra\s*==")

@@ -326,12 +326,18 @@ def add_task_flags(parser: FlagParser) -> None:
         help="model folder: native, Hugging Face, T5X or Orbax (checkpoint_<step>, or the folder of them); without "
         "model and data, calibrate and evaluate use embedded ones",
     )
-    task.add_argument("--vocabulary", help="SentencePiece model; default: in or beside the checkpoint")
+    task.add_argument("--vocabulary", help="SentencePiece model or tokenizer.json; default: beside the checkpoint")
     task.add_argument(
         "--extra_ids",
         type=whole_number(0),
         help="sentinels <extra_id_0>... to add; default: as many as tokenizer files beside the vocabulary name, or 0",
     )
+    task.add_argument(
+        "--chat_template",
+        help="make a chat of every input: model for the template beside its tokenizer.json, or a file with a Jinja "
+        "template; default: inputs are prompts as they are",
+    )
+    task.add_argument("--system", help="what every chat begins with, before the input; needs --chat_template")
     add_model_flags(task)
     add_data_flags(task)
     task.add_argument("--task_prefix", default="", help="put before every input")

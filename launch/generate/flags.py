@@ -56,7 +56,7 @@ def generate_parser(doc: str | None) -> FlagParser:
     add_model_flags(parser)
     add_confidence_flag(parser)
     add_precision_flags(parser)
-    parser.add_argument("--vocabulary", help="SentencePiece model; default: in or beside the checkpoint")
+    parser.add_argument("--vocabulary", help="SentencePiece model or tokenizer.json; default: beside the checkpoint")
     parser.add_argument("--prompt", help="the prompt; default: --input, or standard input")
     parser.add_argument("--input", help="files of prompts: a path or a glob")
     parser.add_argument(

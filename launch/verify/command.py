@@ -40,7 +40,6 @@ from calm_beam.sweeps.shard import with_unique_ids
 from calm_beam.tails import tail_in_words
 from calm_beam.transforms import ReadExamples
 from calm_beam.upkeep.verification import FreshLosses, Verdict, promised_thresholds, verify_each
-from calm_beam.vocabulary import EOS_ID
 
 from .verdicts import BROKEN, check_alpha, conclude, verdict_in_words
 
@@ -122,6 +121,7 @@ def _take_policies(flags: argparse.Namespace, manifest: Manifest) -> None:
     plan = manifest.plan
     flags.checkpoint = flags.checkpoint or manifest.model.uri
     flags.extra_ids = manifest.vocabulary.extra_ids if manifest.vocabulary else 0
+    flags.recorded_chat = manifest.vocabulary.chat if manifest.vocabulary else None
     flags.cluster_key = plan.cluster_key if plan else None
     flags.group_key = plan.group_key if plan else None
     if flags.group_key is None and manifest.data.groups is not None:
@@ -214,7 +214,8 @@ def _whole_prompt(
     text, ids = prompt
     if text is None or run.vocabulary is None:
         return text if ids is None else ids
-    return (*run.vocabulary.encode(run.settings.task_prefix + text), EOS_ID)
+    ids, _ = run.vocabulary.encode_prompt(run.settings.task_prefix + text, room=sys.maxsize)
+    return ids
 
 
 def _decode(

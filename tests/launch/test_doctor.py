@@ -27,6 +27,8 @@ def quick(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> pathlib.Pa
     monkeypatch.setattr(trial, "run_trial", lambda: _TRIAL)
     monkeypatch.setattr(command, "_NVIDIA_DRIVER", str(tmp_path / "driver"))
     monkeypatch.setenv("CALM_BEAM_CACHE", str(tmp_path / "cache"))
+    # However long the folder's name is, its row is one line.
+    monkeypatch.setenv("COLUMNS", "300")
     return tmp_path / "cache"
 
 

@@ -178,7 +178,7 @@ def test_what_the_serving_wheel_requires(serving_wheel: zipfile.ZipFile) -> None
     required = [line for line in metadata.get_all("Requires-Dist", []) if "extra ==" not in line]
     assert any(re.match(r"jax\b", line) for line in required)
     assert [line for line in required if line.startswith(_NOT_REQUIRED)] == []
-    assert set(metadata.get_all("Provides-Extra", [])) == {"bleurt", "gcp", "metrics"}
+    assert set(metadata.get_all("Provides-Extra", [])) == {"bleurt", "gcp", "metrics", "tokenizers"}
     assert b"calm-beam = calm_beam.launch.cli:entry_point" in serving_wheel.read(f"{_SERVING_RECORDS}/entry_points.txt")
 
 

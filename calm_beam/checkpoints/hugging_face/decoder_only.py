@@ -20,8 +20,6 @@ from calm_beam.model.llama import LlamaConfig, parameter_shapes
 from .rope import read_rope
 from .tensors import check_names, read_tensors
 
-_EXPECTED = "a whole number of at least 1"
-
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Family:

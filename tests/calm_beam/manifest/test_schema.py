@@ -15,7 +15,7 @@ from calm_beam.calibration.specs import LOSSES
 from calm_beam.exits.measures import MEASURES, is_own
 from calm_beam.exits.propagations import PROPAGATIONS
 from calm_beam.exits.schedules import SCHEDULES
-from calm_beam.manifest import Manifest, ManifestError, manifest_text
+from calm_beam.manifest import ChatRecord, Manifest, ManifestError, VocabularyRecord, manifest_text
 from calm_beam.risk.fwer import PROCEDURES
 from calm_beam.tails import TAILED, split_tail, tail_name
 from tests.calm_beam.manifest.builders import (
@@ -35,6 +35,11 @@ _SCHEMA = json.loads(
     importlib.resources.files("calm_beam.manifest").joinpath("manifest.schema.json").read_text(encoding="utf-8")
 )
 _VALIDATOR = jsonschema.Draft202012Validator(_SCHEMA)
+_WITH_CHAT = VocabularyRecord(
+    fingerprint="sha256:746f6b",
+    extra_ids=0,
+    chat=ChatRecord(template="{{ bos_token }}", tokens={"bos_token": "<s>"}, system="Be brief."),
+)
 _OWN_NAMES = ("a.b:c", "a:b", "_a1:_b", "a", "a:", ":b", "a:b:c", "1a:b", "a:b.c", "a :b", "")
 _CALIBRATION = ("calibrations", 0)
 _PATH_ENTRY = ("calibrations", 0, "path", 1)
@@ -57,7 +62,7 @@ def test_schema_is_valid() -> None:
 def test_schema_is_strict_and_described() -> None:
     """Every object allows its named keys only, requires all but a few, and every key is described."""
     objects = list(_objects(_SCHEMA))
-    assert len(objects) == 17
+    assert len(objects) == 18
     optional = []
     for described in objects:
         assert described["additionalProperties"] is False
@@ -65,6 +70,7 @@ def test_schema_is_strict_and_described() -> None:
         optional += [key for key in described["properties"] if key not in described["required"]]
         assert all(key["description"] for key in described["properties"].values())
     assert sorted(optional) == [
+        "chat",
         "choosing",
         "clusters",
         "confidence_source",
@@ -87,6 +93,7 @@ def test_schema_is_strict_and_described() -> None:
         "stop_at_layers",
         "stop_at_threshold",
         "stop_gain",
+        "system",
         "tau",
         "threshold_by_position",
         "variant",
@@ -99,6 +106,7 @@ def test_schema_is_strict_and_described() -> None:
     [
         build_manifest(),
         build_manifest(vocabulary=None),
+        build_manifest(vocabulary=_WITH_CHAT),
         build_planned_manifest(),
         build_planned_manifest(
             plan=build_plan_record(cluster_key="paragraph", joint_epsilon=0.1),
@@ -177,6 +185,7 @@ def test_schema_and_reader_name_the_same_keys() -> None:
     clustered = build_planned_manifest(
         plan=build_plan_record(cluster_key="paragraph"),
         data=dataclasses.replace(build_manifest().data, clusters=200, failed_ids=("row-7",)),
+        vocabulary=_WITH_CHAT,
         decode=dataclasses.replace(
             build_manifest().decode,
             confidence="module:measure",
@@ -200,6 +209,8 @@ def test_schema_and_reader_name_the_same_keys() -> None:
     assert _all_of(content["data"], grouped["data"], varied["data"], like=_SCHEMA["$defs"]["data"])
     for key in ("model", "vocabulary", "decode"):
         assert list(content[key]) == list(_SCHEMA["properties"][key]["properties"])
+    described_chat = _SCHEMA["properties"]["vocabulary"]["properties"]["chat"]
+    assert list(content["vocabulary"]["chat"]) == list(described_chat["properties"])
     definitions = _SCHEMA["$defs"]
     assert list(grouped["plan"]["tests"][1]) == list(definitions["planned_test"]["properties"])
     entries = [each["calibrations"][0] for each in (watched, varied, confirmed)] + [grouped["calibrations"][1]]

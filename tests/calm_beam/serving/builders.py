@@ -15,7 +15,6 @@ from calm_beam.manifest import (
     Manifest,
     ModelRecord,
     PathEntry,
-    VocabularyRecord,
 )
 from calm_beam.vocabulary import Vocabulary
 from tests.calm_beam.manifest.builders import build_plan_record
@@ -68,9 +67,7 @@ def build_served_manifest(
         "model": ModelRecord(
             uri="/models/tiny", fingerprint=checkpoint.fingerprint(), layers=checkpoint.config.num_decoder_layers
         ),
-        "vocabulary": None
-        if vocabulary is None
-        else VocabularyRecord(fingerprint=vocabulary.fingerprint, extra_ids=vocabulary.extra_ids),
+        "vocabulary": None if vocabulary is None else vocabulary.record(),
         "decode": DecodeRecord(
             **{
                 "confidence": rule.confidence,

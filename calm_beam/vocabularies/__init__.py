@@ -1,0 +1,1 @@
+"""What turns text into token ids and back: one module for each format of files, and chats made of templates."""

@@ -1,0 +1,97 @@
+"""Calibrating and serving with a `tokenizer.json` and a chat template: what made the prompts is in the promise."""
+
+import json
+import pathlib
+import shutil
+
+import pytest
+
+import calm_beam
+from calm_beam.checkpoints import load_checkpoint, write_native
+from calm_beam.launch.cli import main
+from calm_beam.manifest import read_manifest
+from calm_beam.vocabulary import open_vocabulary
+from tests.builders import build_arrays, build_config
+from tests.calm_beam.vocabularies.make_tokenizer_goldens import FOLDER
+from tests.pipelines import text_rows, write_rows
+
+_CONFIG = build_config(vocab_size=208, num_encoder_layers=1)
+_FLAGS = (
+    "--thresholds=0.5,0",
+    "--max_input_length=64",
+    "--max_decode_length=6",
+    "--batch_size=4",
+    "--num_shards=1",
+    "--metric=token_f1",
+    "--consistency=textual",
+    # Whatever the outputs are, they are close enough.
+    "--delta=0.99",
+    "--epsilon=0.2",
+)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
+    """Gives a T5 in a folder that has a `tokenizer.json` and no SentencePiece model."""
+    folder = tmp_path_factory.mktemp("model")
+    write_native(folder, _CONFIG, arrays=build_arrays(_CONFIG, 3), vocabulary_path=FOLDER / "zephyr" / "tokenizer.json")
+    return folder
+
+
+def _calibrate(model: pathlib.Path, output: pathlib.Path, *flags: str) -> int:
+    data = write_rows(output.with_suffix(".jsonl"), text_rows(24))
+    paths = (f"--checkpoint={model}", f"--data={data}", f"--output={output}")
+    return main(["calibrate", *paths, *_FLAGS, *flags])
+
+
+def test_a_model_is_written_with_all_of_its_tokenizer(model: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    """Tokenizer, config and template are copied; a copy of the copy, and one in place, are the same."""
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        assert (model / name).read_bytes() == (FOLDER / "zephyr" / name).read_bytes()
+    assert main(["convert", f"--checkpoint={model}", f"--output={tmp_path / 't5x'}", "--layout=t5x"]) == 0
+    found = load_checkpoint(tmp_path / "t5x").vocabulary_path
+    assert found == tmp_path / "t5x" / "tokenizer.json"
+    assert open_vocabulary(found).fingerprint == open_vocabulary(model / "tokenizer.json").fingerprint
+    shutil.copytree(model, tmp_path / "again")
+    again = load_checkpoint(tmp_path / "again")
+    write_native(tmp_path / "again", again.config, arrays=dict(again.arrays), vocabulary_path=again.vocabulary_path)
+    assert (tmp_path / "again" / "tokenizer.json").read_bytes() == (model / "tokenizer.json").read_bytes()
+
+
+def test_chats_are_part_of_the_promise(
+    model: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The manifest holds template and system prompt; whoever serves under it makes the same prompts without flags."""
+    assert _calibrate(model, tmp_path / "run", "--chat_template=model", "--system=Be brief.") == 0
+    manifest = read_manifest(tmp_path / "run" / "manifest.json")
+    assert manifest.vocabulary is not None
+    chat = manifest.vocabulary.chat
+    assert chat is not None
+    assert chat.system == "Be brief."
+    assert chat.template == json.loads((model / "tokenizer_config.json").read_text())["chat_template"]
+    generator = calm_beam.Generator.from_manifest(manifest, model)
+    assert generator.vocabulary is not None
+    assert generator.vocabulary.chat == chat
+    as_text = generator.generate("the cat sees 0")
+    whole = "<|system|>\nBe brief.</s>\n<|user|>\nthe cat sees 0</s>\n<|assistant|>\n"
+    plain = open_vocabulary(model / "tokenizer.json")
+    assert as_text.tokens == generator.generate(plain.encode(whole)).tokens
+    data = write_rows(tmp_path / "fresh.jsonl", [{"input": f"the fox sees {row}"} for row in range(100, 120)])
+    verified = main(["verify", f"--manifest={tmp_path / 'run'}", f"--checkpoint={model}", f"--data={data}"])
+    assert verified == 0, capsys.readouterr().err
+
+
+def test_other_chats_are_other_generations(
+    model: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A run is not gone on with if the system prompt is another one; without a chat, the manifest names none."""
+    assert _calibrate(model, tmp_path / "run") == 0
+    text = (tmp_path / "run" / "manifest.json").read_text()
+    assert '"chat"' not in text
+    folders = {path.name for path in (tmp_path / "run" / "generations").iterdir()}
+    assert _calibrate(model, tmp_path / "other", "--chat_template=model") == 0
+    assert not folders & {path.name for path in (tmp_path / "other" / "generations").iterdir()}
+    assert _calibrate(model, tmp_path / "none", "--system=x") == 2
+    assert "--system belongs to --chat_template, which is missing." in capsys.readouterr().err
+    assert _calibrate(model, tmp_path / "none", "--chat_template=model", "--max_input_length=8") != 0
+    assert "prompts that a chat template made are not cut" in " ".join(capsys.readouterr().err.split())

@@ -22,7 +22,7 @@ _PROMPTS = build_prompts(3, 9, 5, 12, 4, 7)
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_every_lane_is_what_is_served_there(dtype: str) -> None:
-    """Each threshold is decoded for itself by the decoder of batches, in the precision asked for, like the full model."""
+    """Each threshold is decoded by itself, by the decoder of batches in that precision, and so is the full model."""
     checkpoint, arithmetic = build_checkpoint(), Arithmetic(dtype=dtype)
     settings = dataclasses.replace(_SETTINGS, arithmetic=arithmetic)
     results = dict(ServedLanes(checkpoint, settings, batch_size=4).decode(_PROMPTS))

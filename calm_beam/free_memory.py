@@ -10,12 +10,25 @@ import sys
 from collections.abc import Iterator
 
 _CGROUPS = pathlib.Path("/sys/fs/cgroup")
+_DEVICES = pathlib.Path("/dev")
+# NVIDIA's GPUs, TPUs, and AMD's GPUs.
+_ACCELERATORS = ("nvidia[0-9]*", "accel[0-9]*", "vfio/[0-9]*", "kfd")
 _OWN_GROUPS = pathlib.Path("/proc/self/cgroup")
 
 
 def available_bytes() -> int:
     """Returns how much memory this process may still take on this machine, within the limits of its control groups."""
     return max(0, min([_system_bytes(), *_group_bytes(), *_address_bytes()]))
+
+
+def has_accelerators() -> bool:
+    """Returns whether this machine has GPUs or TPUs, as far as its device files show, that JAX is not kept from.
+
+    JAX itself is not asked: a process that starts workers must not initialise it.
+    """
+    if os.environ.get("JAX_PLATFORMS", "").lower() == "cpu":
+        return False
+    return any(True for pattern in _ACCELERATORS for _ in _DEVICES.glob(pattern))
 
 
 def peak_bytes() -> int:

@@ -51,6 +51,7 @@ def prepare_run(
         raise UsageError(str(error)) from error
     for sentence in prepared.checkpoint.assumed:
         say(f"note: {sentence}")
+    say(prepared.memory)
     return prepared
 
 

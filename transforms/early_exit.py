@@ -72,6 +72,7 @@ class EarlyExitModelHandler(ModelHandler[AnyElement, PredictionResult, HostHandl
         probe_salt: str | None = None,
         share_model_across_processes: bool = True,
         model_copies: int = 1,
+        model_parallelism: int = 1,
         min_batch_size: int | None = None,
         max_batch_size: int | None = None,
         max_batch_duration_secs: int | None = None,
@@ -98,6 +99,7 @@ class EarlyExitModelHandler(ModelHandler[AnyElement, PredictionResult, HostHandl
           probe_salt: Decides which they are. Keep it secret if clients choose the ids.
           share_model_across_processes: Whether the processes of a machine share the model; else each loads its own.
           model_copies: How many processes of a machine hold the model, if they share it.
+          model_parallelism: Devices that share one model, each with a part of it.
           min_batch_size: Fewest prompts that Beam hands over together, but at the end of a bundle. This and the next
             are chosen by the widths of prompts and the token budget, unless one of them is given.
           max_batch_size: Most prompts that Beam hands over together. How many are decoded side by side is `batch_size`.
@@ -144,6 +146,7 @@ class EarlyExitModelHandler(ModelHandler[AnyElement, PredictionResult, HostHandl
             batch_size=batch_size,
             token_budget=token_budget,
             exit_head=exit_head,
+            model_parallelism=model_parallelism,
         )
         batches = {
             "min_batch_size": min_batch_size,
@@ -169,7 +172,7 @@ class EarlyExitModelHandler(ModelHandler[AnyElement, PredictionResult, HostHandl
         from calm_beam.serving.agreement import servable_settings
         from calm_beam.serving.loss_meter import check_exits, check_share
 
-        for name in ("batch_size", "token_budget"):
+        for name in ("batch_size", "token_budget", "model_parallelism"):
             value = getattr(self._model, name)
             if value is not None and value < 1:
                 raise ValueError(f"{name} must be at least 1, got {value}.")

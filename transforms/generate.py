@@ -66,6 +66,7 @@ class Generate(beam.PTransform):
       token_budget: Most positions held at a time; None likewise.
       exit_head: One of `EXIT_HEADS`: the form of the output head that decides. It moves no answer, only time.
       model_copies: Most copies of the model in one process.
+      model_parallelism: Devices of a worker that share one model, each with a part of it; copies are on the others.
       resume: Whether to go on with what an unfinished run has left there.
       overwrite: Whether to take away what is there.
       runs_here: Whether this machine decodes, so that its memory has to do.
@@ -94,6 +95,7 @@ class Generate(beam.PTransform):
     token_budget: int | None = None
     exit_head: str = "auto"
     model_copies: int = 1
+    model_parallelism: int = 1
     resume: bool = False
     overwrite: bool = False
     runs_here: bool = True

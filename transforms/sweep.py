@@ -71,6 +71,7 @@ class Sweep(beam.PTransform):
       max_failures: Most examples that may fail; None for few.
       batch_size: Most prompts decoded together; None goes by the memory that is free.
       token_budget: Most positions held at a time; None likewise.
+      model_parallelism: Devices of a worker that share one model, each with a part of it; copies are on the others.
       exit_head: One of `EXIT_HEADS`: the form of the output head that decides. It moves no output, only time.
       resume: Whether to go on with what an unfinished run has left there.
       overwrite: Whether to take away what is there.
@@ -97,6 +98,7 @@ class Sweep(beam.PTransform):
     max_failures: int | None = None
     batch_size: int | None = None
     token_budget: int | None = None
+    model_parallelism: int = 1
     exit_head: str = "auto"
     resume: bool = False
     overwrite: bool = False
@@ -153,6 +155,7 @@ class Sweep(beam.PTransform):
             max_failures=self.max_failures,
             batch_size=self.batch_size,
             token_budget=self.token_budget,
+            model_parallelism=self.model_parallelism,
             exit_head=self.exit_head,
             num_shards=num_shards,
             part=part,

@@ -135,6 +135,7 @@ def _generations(task: Task, variant: Variant, *, decoded: Callable[[], None]) -
         max_input_length=task.max_input_length,
         batch_size=task.batch_size,
         token_budget=task.token_budget,
+        model_parallelism=task.model_parallelism,
         exit_head=task.exit_head,
         arithmetic=task.arithmetic,
     )

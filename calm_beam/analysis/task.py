@@ -25,6 +25,7 @@ class Task:
       max_decode_length: Most tokens of an output, eos included.
       batch_size: Most prompts decoded together; None for as many as memory and speed recommend.
       token_budget: Most positions held at a time; None for a share of the memory that is free.
+      model_parallelism: Devices that share one model.
       exit_head: One of `EXIT_HEADS`: the form of the output head that decides. It moves no output, only time.
       arithmetic: In which numbers the model computes.
     """
@@ -37,6 +38,7 @@ class Task:
     max_decode_length: int
     batch_size: int | None = None
     token_budget: int | None = None
+    model_parallelism: int = 1
     exit_head: str = "auto"
     arithmetic: Arithmetic = FLOAT32
     metric_settings: MetricSettings = NO_SETTINGS

@@ -35,6 +35,7 @@ class AnswerAssignment:
       on_error: `fail` or `list`, for prompts that have no answer.
       max_failures: Most prompts that may fail; None as in `failure_limit`.
       model_copies: Most copies of the model in one process; threads beyond them wait.
+      model_parallelism: Devices of a worker that share one model, each with a part of it; copies are on the others.
     """
 
     directory: str
@@ -52,6 +53,7 @@ class AnswerAssignment:
     on_error: str = "fail"
     max_failures: int | None = None
     model_copies: int = 1
+    model_parallelism: int = 1
 
     @property
     def entry(self) -> Calibration:

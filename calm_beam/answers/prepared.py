@@ -4,7 +4,7 @@ import dataclasses
 import itertools
 
 from calm_beam.checkpoints import Checkpoint, Declared, load_checkpoint
-from calm_beam.decoding.memory import check_memory
+from calm_beam.decoding.memory import check_memory, memory_in_words
 from calm_beam.errors import UsageError
 from calm_beam.examples import DataError
 from calm_beam.inputs import DataFiles, is_seqio, place_of, read_examples
@@ -38,6 +38,7 @@ class PreparedAnswers:
       vocabulary_path: Where the vocabulary lies, if it was named.
       assumed: Sentences about what was assumed of the model.
       num_layers: Of the model's decoder.
+      memory: A sentence on what the model takes, and the room that it leaves.
     """
 
     request: AnswerRequest
@@ -48,6 +49,7 @@ class PreparedAnswers:
     vocabulary_path: str | None
     assumed: tuple[str, ...]
     num_layers: int
+    memory: str
 
     def assignment(self, directory: str) -> AnswerAssignment:
         """Returns what workers are told to answer into a folder."""
@@ -68,6 +70,7 @@ class PreparedAnswers:
             on_error=request.on_error,
             max_failures=request.max_failures,
             model_copies=request.model_copies,
+            model_parallelism=request.model_parallelism,
         )
 
 
@@ -103,7 +106,7 @@ def prepare_answers(request: AnswerRequest, data: DataFiles, *, runs_here: bool 
         declared=Declared(activation=request.activation, relative_max_distance=request.relative_max_distance),
     )
     vocabulary = recorded_vocabulary(manifest.vocabulary, checkpoint, path=request.vocabulary)
-    _check_served(request, entry, checkpoint, vocabulary, runs_here=runs_here)
+    memory = _check_served(request, entry, checkpoint, vocabulary, runs_here=runs_here)
     config = checkpoint.config
     return PreparedAnswers(
         request=request,
@@ -127,6 +130,7 @@ def prepare_answers(request: AnswerRequest, data: DataFiles, *, runs_here: bool 
         vocabulary_path=absolute(request.vocabulary) if request.vocabulary else None,
         assumed=tuple(checkpoint.assumed),
         num_layers=config.num_decoder_layers,
+        memory=memory,
     )
 
 
@@ -164,18 +168,25 @@ def _check_served(
     vocabulary: Vocabulary | None,
     *,
     runs_here: bool,
-) -> None:
-    """Refuses what no worker could serve."""
+) -> str:
+    """Refuses what no worker could serve, and returns in words what memory it takes."""
     settings = agreed_settings(
         request.manifest, entry, checkpoint=checkpoint, vocabulary=vocabulary, confidence=request.confidence
     )
+    sizes = {"lanes": 1, "steps": settings.max_decode_length, "source": settings.max_input_length}
     if runs_here:
         check_memory(
             checkpoint.config,
-            lanes=1,
-            steps=settings.max_decode_length,
-            source=settings.max_input_length,
+            **sizes,
             token_budget=request.token_budget,
             copies=request.model_copies,
             arithmetic=settings.arithmetic,
         )
+    return memory_in_words(
+        checkpoint.config,
+        **sizes,
+        token_budget=request.token_budget,
+        model_parallelism=request.model_parallelism,
+        runs_here=runs_here,
+        arithmetic=settings.arithmetic,
+    )

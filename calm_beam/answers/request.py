@@ -36,6 +36,7 @@ class AnswerRequest:
       exit_head: One of `EXIT_HEADS`: the form of the output head that decides. It moves no answer, only time.
       num_shards: Shards that prompts are divided into; None goes by the size of the data.
       model_copies: Most copies of the model in one process.
+      model_parallelism: Devices of a worker that share one model, each with a part of it; copies are on the others.
     """
 
     manifest: Manifest
@@ -61,3 +62,4 @@ class AnswerRequest:
     exit_head: str = "auto"
     num_shards: int | None = None
     model_copies: int = 1
+    model_parallelism: int = 1

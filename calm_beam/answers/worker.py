@@ -74,6 +74,7 @@ def load_generator(assignment: AnswerAssignment) -> LoadedGenerator:
         batch_size=assignment.batch_size,
         token_budget=assignment.token_budget,
         exit_head=assignment.exit_head,
+        model_parallelism=assignment.model_parallelism,
         confidence=assignment.confidence,
     )
     meter = None

@@ -148,12 +148,12 @@ class Batch:
         *made, self._states = zeros(
             (
                 *((slots * lanes, *shape) for shape in pending.values()),
-                *(store,) * (2 * self._layers),
                 (self._layers + 1, slots * lanes, config.emb_dim),
             ),
             model.arithmetic.dtype,
         )
-        self._pending, stores = dict(zip(pending, made, strict=False)), made[len(pending) :]
+        self._pending = dict(zip(pending, made, strict=True))
+        stores = zeros((store,) * (2 * self._layers), model.arithmetic.dtype, axis=1, of=config.num_kv_heads)
         self._cache = list(zip(stores[::2], stores[1::2], strict=True))
 
     def take_work(self) -> Work:
@@ -179,8 +179,11 @@ class Batch:
 
     def admit(self, waiting: Waiting) -> None:
         """Moves waiting prompts into free slots, once enough are free."""
-        if self._is_crowded:
-            return
+        if not self._is_crowded:
+            with self._weights.group.running():
+                self._admit(waiting)
+
+    def _admit(self, waiting: Waiting) -> None:
         for width, queue in waiting.items():
             sources = self._sources[width]
             chunk = self._chunk(sources)
@@ -237,6 +240,10 @@ class Batch:
         Every step is run once in every size, on padding only: what the batch holds does not change.
         """
         assert self._live.shape[1] == 1, "rows of several lanes need other sizes"
+        with self._weights.group.running():
+            self._run_on_padding()
+
+    def _run_on_padding(self) -> None:
         none = np.zeros(0, np.int32)
         for width, sources in self._sources.items():
             for count in {admitted_together(count) for count in range(1, self._chunk(sources) + 1)}:
@@ -263,18 +270,26 @@ class Batch:
 
     def step(self) -> Iterator[tuple[Request, SweepResult]]:
         """Generates one token in every live lane, and yields the prompts that have ended."""
+        with self._weights.group.running():
+            goes_on = self._generate()
+        for slot in np.flatnonzero(self._is_held & ~goes_on.any(axis=1)).tolist():
+            request = self._vacate(slot)
+            self._is_crowded = False
+            yield request, self._outputs.result(slot, is_finite=bool(self._is_finite[slot]))
+
+    def _generate(self) -> np.ndarray:
+        """Generates one token in every live lane, and returns which lanes go on."""
         live = self._live
         new = self._run_layers()
-        goes_on = live & ~is_end(new.tokens, self._model.config.end_ids) & (self._tree.step < self._steps - 1)[:, None]
+        goes_on: np.ndarray = (
+            live & ~is_end(new.tokens, self._model.config.end_ids) & (self._tree.step < self._steps - 1)[:, None]
+        )
         self._propagate(new.exit_layers, goes_on)
         self._outputs.append(new, self._tree.step, live=live)
         self._is_finite &= (new.is_finite | ~live).all(axis=1)
         self._tree.advance(new.tokens, new.exit_layers, alive=live)
         self._previous, self._live = new.tokens, goes_on
-        for slot in np.flatnonzero(self._is_held & ~goes_on.any(axis=1)).tolist():
-            request = self._vacate(slot)
-            self._is_crowded = False
-            yield request, self._outputs.result(slot, is_finite=bool(self._is_finite[slot]))
+        return goes_on
 
     def _share(self, slot: int) -> None:
         """Gives a slot's lanes what they have in common with a known output; some may have all of it."""
@@ -314,9 +329,10 @@ class Batch:
             if added:
                 self._tree.grow(added)
                 wider = ((0, added), (0, 0))
-                # Layer by layer, so that no more than one is held twice.
-                for layer, (keys, values) in enumerate(self._cache):
-                    self._cache[layer] = jnp.pad(keys, wider), jnp.pad(values, wider)
+                with self._weights.group.running():
+                    # Layer by layer, so that no more than one is held twice.
+                    for layer, (keys, values) in enumerate(self._cache):
+                        self._cache[layer] = jnp.pad(keys, wider), jnp.pad(values, wider)
                 continue
             busy = np.flatnonzero(self._is_held)
             assert len(busy) > 1, "the budget has room for one prompt"
@@ -682,7 +698,11 @@ class Batch:
         if self._passed_on is PassedOn.KEYS_VALUES:
             source_nodes = self._tree.newest(layers, lanes)
             self._cache = device_steps.copy_skipped(
-                self._cache, padded(layers, size), source_nodes=padded(source_nodes, size), nodes=padded_nodes
+                self._model,
+                self._cache,
+                source_layers=padded(layers, size),
+                source_nodes=padded(source_nodes, size),
+                nodes=padded_nodes,
             )
             return
         self._work += Work(fill_rows=int((nodes < self._tree.capacity).sum()))

@@ -39,6 +39,7 @@ class BatchDecoder:
         exit_head: str = "exact",
         arithmetic: Arithmetic = FLOAT32,
         devices: Sequence[jax.Device] | None = None,
+        model_parallelism: int = 1,
     ) -> None:
         """Prepares a decoder.
 
@@ -56,10 +57,12 @@ class BatchDecoder:
           arithmetic: In which numbers the model computes. In bfloat16, what is decoded beside a prompt moves more than
             its near ties: see docs/precision.md.
           devices: Where to decode, with a model on each; None for all of this process.
+          model_parallelism: Devices that share one model.
 
         Raises:
           ValueError: If the rule needs the full model at every token or does not fit the model (no exit classifier,
-            `min_exit_layer` too high), a number is below 1, or the budget has no room for one prompt.
+            `min_exit_layer` too high), a number is below 1, the budget has no room for one prompt, or the devices
+            cannot share the model so.
         """
         max_decode_length = len(thresholds[0])
         check_sizes(
@@ -80,6 +83,7 @@ class BatchDecoder:
             exit_head=exit_head,
             arithmetic=arithmetic,
             devices=devices,
+            model_parallelism=model_parallelism,
         )
 
     @property
@@ -108,7 +112,7 @@ class BatchDecoder:
             yield index, result_of_lane(result)
 
     def open_batch(self) -> Batch:
-        """Returns a batch for prompts that come while others are decoded, on the first device."""
+        """Returns a batch for prompts that come while others are decoded, on the first group of devices."""
         return self._decoders.open_batch()
 
 

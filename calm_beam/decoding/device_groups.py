@@ -6,6 +6,7 @@ divides the work by where the weights are, and adds up what the parts give.
 
 import contextlib
 import dataclasses
+import functools
 import threading
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -19,10 +20,8 @@ from calm_beam.checkpoints import Array, Checkpoint, StoredArray, StoredArrays, 
 from calm_beam.counted import counted
 from calm_beam.errors import UsageError
 from calm_beam.model import ModelConfig
+from calm_beam.model.partitioning import PARTS
 from calm_beam.model.sharding import Division
-
-# The axis of a group's devices.
-PARTS = "parts"
 
 
 class DeviceGroup:
@@ -39,7 +38,7 @@ class DeviceGroup:
         self.devices = tuple(devices)
         self.division = division
         self._mesh = Mesh(np.array(self.devices), (PARTS,)) if len(self.devices) > 1 else None
-        self._lock = threading.RLock()
+        self._lock = _lock_of(self.devices)
 
     @property
     def is_default(self) -> bool:
@@ -53,12 +52,29 @@ class DeviceGroup:
         Threads take turns with a group of several devices: programs that exchange numbers must begin in one order on
         all of them.
         """
-        if self._mesh is None:
-            with jax.default_device(self.devices[0]):
-                yield
-        else:
+        if self._mesh is not None:
             with self._lock, jax.set_mesh(self._mesh):
                 yield
+        elif self.is_default:
+            yield
+        else:
+            with jax.default_device(self.devices[0]):
+                yield
+
+    def exit_head(self, form: str) -> str:
+        """Returns the form of the output head that decides here, given what is asked for.
+
+        Raises:
+          UsageError: If it is a certified form, which is for a head that one device has whole.
+        """
+        if self._mesh is None or form == "exact":
+            return form
+        if form != "auto":
+            raise UsageError(
+                f"exit_head is {form}, but model_parallelism is {self.division.parts}: a certified head is for a model "
+                "on one device. Take auto or exact."
+            )
+        return "exact"
 
     def place(self, name: str, array: Array | jax.Array, arithmetic: Arithmetic = FLOAT32) -> jax.Array:
         """Returns an array on the group; of one that is stored, each device's part is read by itself.
@@ -84,7 +100,9 @@ class DeviceGroup:
     def _read(self, name: str, array: StoredArray, arithmetic: Arithmetic) -> jax.Array:
         axis, parts = self.division.axis(name, array.ndim), self.division.parts
         if axis is None or not array.divides(axis, parts):
-            return self.place(name, np.asarray(array), arithmetic)
+            # Until it is there, the host holds it.
+            read: jax.Array = jax.block_until_ready(self.place(name, np.asarray(array), arithmetic))
+            return read
         size = array.shape[axis] // parts
         shards = []
         for part, device in enumerate(self.devices):
@@ -98,6 +116,17 @@ class DeviceGroup:
         assert self._mesh is not None
         spec = PartitionSpec() if axis is None else PartitionSpec(*(None,) * axis, PARTS)
         return NamedSharding(self._mesh, spec)
+
+
+@functools.cache
+def _lock_of(devices: tuple[jax.Device, ...]) -> "threading.RLock":
+    """Returns the one lock of some devices, whoever uses them."""
+    return threading.RLock()
+
+
+def first_device() -> DeviceGroup:
+    """Returns the first device of this process, alone."""
+    return DeviceGroup(jax.local_devices()[:1], Division())
 
 
 def device_groups(

@@ -23,6 +23,7 @@ from calm_beam.exits.parts import in_parts
 from calm_beam.model import packed_layer_of
 from calm_beam.model.interface import EarlyExitModel, KeysValues, Numbers, Pending, Position
 from calm_beam.model.numerics import widened
+from calm_beam.model.partitioning import divided, whole
 
 Parameters = Any
 
@@ -55,10 +56,13 @@ def admit(
     """
     new, new_mask = model.apply(parameters, source_tokens, lengths, method="prefill")
     keys_values = [
-        tuple(old.at[places].set(values, mode="drop") for old, values in zip(pair, news, strict=True))
+        tuple(
+            divided(old.at[places].set(values, mode="drop"), 1, of=model.config.num_kv_heads)
+            for old, values in zip(pair, news, strict=True)
+        )
         for pair, news in zip(keys_values, new, strict=True)
     ]
-    return keys_values, source_mask.at[places].set(new_mask, mode="drop")
+    return keys_values, whole(source_mask.at[places].set(new_mask, mode="drop"))
 
 
 @functools.partial(jax.jit, static_argnums=0, donate_argnames="states")
@@ -66,7 +70,7 @@ def embed(
     model: EarlyExitModel, parameters: Parameters, *, states: jax.Array, tokens: jax.Array, lanes: jax.Array
 ) -> jax.Array:
     """Returns the states with the embeddings of tokens, (rows,), as the input of layer 1."""
-    return states.at[0, lanes].set(model.apply(parameters, tokens, method="embed"), mode="drop")
+    return whole(states.at[0, lanes].set(model.apply(parameters, tokens, method="embed"), mode="drop"))
 
 
 @functools.partial(jax.jit, static_argnums=0, donate_argnames=("pending", "cache"))
@@ -106,7 +110,7 @@ def attend_to_output(
     """
     apply = functools.partial(packed_layer_of(model).apply, {"params": parameters})
     hidden = states.at[layer - 1, below].get(mode="clip")
-    cache = _written(cache, apply(hidden, position=position, method="self_keys_values"), nodes)
+    cache = _written(model, cache, apply(hidden, position=position, method="self_keys_values"), nodes)
 
     def over_path(attend: Callable[..., Any], *by_row: Numbers) -> Any:
         def attend_some(rows: tuple[Numbers, ...]) -> Any:
@@ -124,7 +128,7 @@ def attend_to_output(
         over_path=over_path,
         method="attend_over_path",
     )
-    return {name: old.at[lanes].set(made[name], mode="drop") for name, old in pending.items()}, cache
+    return {name: whole(old.at[lanes].set(made[name], mode="drop")) for name, old in pending.items()}, cache
 
 
 @functools.partial(
@@ -200,7 +204,7 @@ def finish_layer(
         pick=pick,
         method="attend_to_source_and_feed_forward",
     )
-    states = states.at[layer, lanes].set(output, mode="drop")
+    states = whole(states.at[layer, lanes].set(output, mode="drop"))
     measured = measure_named(measure)
     if measured.needs is Need.STATES:
         # Read after the write: nothing else would make XLA read first, and it would copy the whole buffer before it.
@@ -274,6 +278,7 @@ def fill_skipped(
     kept = states.at[layers, lanes].get(mode="clip")
     return [
         _written(
+            model,
             pair,
             layer_module.apply({"params": of_layer}, kept, position=position, method="self_keys_values"),
             nodes[index],
@@ -282,13 +287,19 @@ def fill_skipped(
     ]
 
 
-@functools.partial(jax.jit, donate_argnums=0)
+@functools.partial(jax.jit, static_argnums=0, donate_argnames="cache")
 def copy_skipped(
-    cache: list[KeysValues], source_layers: jax.Array, *, source_nodes: jax.Array, nodes: jax.Array
+    model: EarlyExitModel,
+    cache: list[KeysValues],
+    *,
+    source_layers: jax.Array,
+    source_nodes: jax.Array,
+    nodes: jax.Array,
 ) -> list[KeysValues]:
     """Returns the stores with what skipped layers copy of an exit layer's keys and values (`projected`).
 
     Args:
+      model: The network.
       cache: Of layers 1 to L.
       source_layers: shape (rows,). Exit layer of each.
       source_nodes: shape (rows,). Its node there.
@@ -301,7 +312,10 @@ def copy_skipped(
             chosen = jnp.where((source_layers == layer)[:, None], pair[part][source_nodes], chosen)
         copied.append(chosen)
     above = [
-        tuple(old.at[nodes[index]].set(new, mode="drop") for old, new in zip(pair, copied, strict=True))
+        tuple(
+            divided(old.at[nodes[index]].set(new, mode="drop"), 1, of=model.config.num_kv_heads)
+            for old, new in zip(pair, copied, strict=True)
+        )
         for index, pair in enumerate(cache[1:])
     ]
     return [cache[0], *above]
@@ -320,9 +334,13 @@ def _split_heads(model: EarlyExitModel, values: jax.Array) -> jax.Array:
     return values.reshape(*values.shape[:-1], model.config.num_kv_heads, model.config.head_dim)
 
 
-def _written(cache: KeysValues, new: KeysValues, nodes: jax.Array) -> KeysValues:
+def _written(model: EarlyExitModel, cache: KeysValues, new: KeysValues, nodes: jax.Array) -> KeysValues:
     """Returns a store with new keys and values, each (heads, rows, head_dim), at the node of each row."""
     return tuple(
-        old.at[nodes].set(jnp.swapaxes(values, 0, 1).reshape(len(nodes), -1), mode="drop")
+        divided(
+            old.at[nodes].set(jnp.swapaxes(values, 0, 1).reshape(len(nodes), -1), mode="drop"),
+            1,
+            of=model.config.num_kv_heads,
+        )
         for old, values in zip(cache, new, strict=True)
     )

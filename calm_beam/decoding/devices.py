@@ -1,4 +1,4 @@
-"""A packed decoder on each of several devices, with the prompts spread over them."""
+"""A packed decoder on each of several groups of devices, with the prompts spread over them."""
 
 import queue
 import threading
@@ -12,7 +12,8 @@ from calm_beam.checkpoints import Checkpoint
 from calm_beam.exits.rule import ExitRule
 
 from .batch import Batch
-from .memory import choose_budget
+from .device_groups import device_groups, placed
+from .memory import check_devices, choose_budget
 from .packed import PackedDecoder
 from .result import KnownOutput, SweepResult
 from .work import Work
@@ -21,7 +22,7 @@ _Indexed = tuple[int, SweepResult]
 
 
 class PackedDecoders:
-    """Decodes on the devices of this process, with a model on each."""
+    """Decodes on the devices of this process, with a model on each, or on each group of them."""
 
     def __init__(
         self,
@@ -35,8 +36,9 @@ class PackedDecoders:
         exit_head: str,
         arithmetic: Arithmetic = FLOAT32,
         devices: Sequence[jax.Device] | None = None,
+        model_parallelism: int = 1,
     ) -> None:
-        """Prepares a decoder for each device.
+        """Prepares a decoder for each group of devices.
 
         Args:
           checkpoint: The model.
@@ -48,20 +50,21 @@ class PackedDecoders:
           exit_head: One of `EXIT_HEADS`.
           arithmetic: In which numbers the model computes.
           devices: Of JAX's default platform; None for all of this process.
+          model_parallelism: Devices that share one model.
 
         Raises:
-          ValueError: If the budget has no room for one prompt, or a device is of another platform.
+          ValueError: If the budget has no room for one prompt, a device is of another platform, or the devices cannot
+            share the model so.
         """
         _, steps, lanes = thresholds.shape
-        self._decoders: list[tuple[jax.Device, PackedDecoder]] = []
-        for device in devices or jax.local_devices():
-            if device.platform != jax.default_backend():
-                raise ValueError(
-                    f"device {device} is not a {jax.default_backend()} device: set JAX_PLATFORMS to choose another."
-                )
+        self._decoders: list[PackedDecoder] = []
+        for group in device_groups(checkpoint.config, model_parallelism=model_parallelism, devices=devices):
+            check_devices(checkpoint.config, group, arithmetic)
+            # Before the budget: what is free is what the weights leave.
+            on_group = placed(checkpoint, group, arithmetic)
             budget = choose_budget(
                 checkpoint.config,
-                device,
+                group,
                 lanes=lanes,
                 steps=steps,
                 source=max_input_length,
@@ -69,33 +72,31 @@ class PackedDecoders:
                 token_budget=token_budget,
                 arithmetic=arithmetic,
             )
-            with jax.default_device(device):
-                decoder = PackedDecoder(
-                    checkpoint,
-                    rule,
-                    thresholds=thresholds,
-                    max_input_length=max_input_length,
-                    budget=budget,
-                    exit_head=exit_head,
-                    arithmetic=arithmetic,
-                )
-            self._decoders.append((device, decoder))
+            decoder = PackedDecoder(
+                on_group,
+                rule,
+                group=group,
+                thresholds=thresholds,
+                max_input_length=max_input_length,
+                budget=budget,
+                exit_head=exit_head,
+                arithmetic=arithmetic,
+            )
+            self._decoders.append(decoder)
 
     @property
     def work(self) -> Work:
         """What has been decoded so far, counted."""
-        return sum((decoder.work for _, decoder in self._decoders), Work())
+        return sum((decoder.work for decoder in self._decoders), Work())
 
     @property
     def slots(self) -> int:
         """Most prompts that are decoded side by side, on all devices together."""
-        return sum(decoder.slots for _, decoder in self._decoders)
+        return sum(decoder.slots for decoder in self._decoders)
 
     def open_batch(self) -> Batch:
-        """Returns a batch for prompts that are not known yet, on the first device."""
-        device, decoder = self._decoders[0]
-        with jax.default_device(device):
-            return decoder.open_batch()
+        """Returns a batch for prompts that are not known yet, on the first group of devices."""
+        return self._decoders[0].open_batch()
 
     def decode(
         self,
@@ -114,14 +115,14 @@ class PackedDecoders:
         Raises:
           ValueError: If a prompt is empty or too long.
         """
-        if [device for device, _ in self._decoders] == jax.local_devices()[:1]:
-            yield from self._decoders[0][1].decode(prompts, known, schedules=schedules)
+        if len(self._decoders) == 1:
+            yield from self._decoders[0].decode(prompts, known, schedules=schedules)
             return
         yield from decode_on_devices(self._decoders, prompts, known=known, schedules=schedules)
 
 
 def decode_on_devices(
-    decoders: Sequence[tuple[jax.Device, PackedDecoder]],
+    decoders: Sequence[PackedDecoder],
     prompts: Sequence[Sequence[int]],
     *,
     known: Sequence[KnownOutput] | None = None,
@@ -130,8 +131,8 @@ def decode_on_devices(
     """Yields the outputs of every prompt, with its index, in the order in which they end.
 
     Args:
-      decoders: One for each device, with a model of its own.
-      prompts: Token ids of each prompt. Dealt out by length, so that no device gets all the long ones.
+      decoders: Each with devices and a model of its own.
+      prompts: Token ids of each prompt. Dealt out by length, so that no decoder gets all the long ones.
       known: As in `PackedDecoder.decode`.
       schedules: As there.
 
@@ -144,10 +145,10 @@ def decode_on_devices(
     threads = [
         threading.Thread(
             target=_run_decoder,
-            args=(device, decoder, by_length[number :: len(decoders)], prompts, known, schedules, results),
+            args=(decoder, by_length[number :: len(decoders)], prompts, known, schedules, results),
             daemon=True,
         )
-        for number, (device, decoder) in enumerate(decoders)
+        for number, decoder in enumerate(decoders)
     ]
     for thread in threads:
         thread.start()
@@ -199,7 +200,6 @@ class _Results:
 
 
 def _run_decoder(
-    device: jax.Device,
     decoder: PackedDecoder,
     members: Sequence[int],
     prompts: Sequence[Sequence[int]],
@@ -209,13 +209,12 @@ def _run_decoder(
 ) -> None:
     """Sends the outputs of the given members of the prompts, and then None; or what went wrong."""
     try:
-        with jax.default_device(device):
-            own_known = [known[index] for index in members] if known is not None else None
-            own_schedules = [schedules[index] for index in members] if schedules is not None else None
-            own = [prompts[index] for index in members]
-            for position, result in decoder.decode(own, own_known, schedules=own_schedules):
-                if not results.send((members[position], result)):
-                    return
+        own_known = [known[index] for index in members] if known is not None else None
+        own_schedules = [schedules[index] for index in members] if schedules is not None else None
+        own = [prompts[index] for index in members]
+        for position, result in decoder.decode(own, own_known, schedules=own_schedules):
+            if not results.send((members[position], result)):
+                return
         results.send(None)
     except BaseException as error:
         results.send(error)

@@ -26,7 +26,9 @@ from calm_beam.exits.rule import ExitRule
 from calm_beam.model import architecture_of, network_of
 from calm_beam.model.interface import EarlyExitModel, KeysValues, Numbers, Position, of_layer
 from calm_beam.model.numerics import widened
+from calm_beam.model.partitioning import divided
 
+from .device_groups import device_groups, placed
 from .ends import is_end
 from .padding import members_by_width
 from .result import EarlyExitResult
@@ -53,6 +55,7 @@ class EarlyExitDecoder:
         threshold_by_position: Sequence[float] | None = None,
         exit_head: str = "exact",
         arithmetic: Arithmetic = FLOAT32,
+        model_parallelism: int = 1,
     ) -> None:
         """Prepares a decoder.
 
@@ -69,11 +72,12 @@ class EarlyExitDecoder:
           exit_head: Form of the head that decides, one of `EXIT_HEADS`. Tokens and exit layers do not depend on it but
             at near ties.
           arithmetic: In which numbers the model computes.
+          model_parallelism: Devices that share the model, the first of this process.
 
         Raises:
           ValueError: If the threshold is outside [0, 1], the rule needs the full model at every token or does not fit
             the model (no exit classifier, `min_exit_layer` too high), a number is below 1, or the thresholds by
-            position are not so many, not in [0, 1], or come without a threshold.
+            position are not so many, not in [0, 1], or come without a threshold; or if devices cannot share the model.
         """
         num_layers = checkpoint.config.num_decoder_layers
         rule.check_served()
@@ -83,23 +87,25 @@ class EarlyExitDecoder:
             rule, threshold, threshold_by_position, max_decode_length=max_decode_length
         )
         self._certain_exit = _certain_exit(rule, threshold, num_layers)
-        self._parameters = jax.device_put({"params": checkpoint.parameters(arithmetic)})
+        self._group, *_ = device_groups(checkpoint.config, model_parallelism=model_parallelism)
+        self._parameters = {"params": placed(checkpoint, self._group, arithmetic).parameters(arithmetic)}
         self._model = network_of(checkpoint.config, arithmetic=arithmetic)
         self._rule = rule
         self._max_input_length = max_input_length
         self._rows = batch_size
-        weights, vocab_axis = self._model.apply(self._parameters, method="head_weights")
-        self._head = choose_head(
-            exit_head,
-            weights,
-            vocab_axis=vocab_axis,
-            measure=rule.measure(),
-            arithmetic=arithmetic,
-            rows=batch_size,
-            exact=functools.partial(
-                decide_by_logits, vocab_axis=vocab_axis, measure=rule.measure(), arithmetic=arithmetic
-            ),
-        )
+        with self._group.running():
+            weights, vocab_axis = self._model.apply(self._parameters, method="head_weights")
+            self._head = choose_head(
+                self._group.exit_head(exit_head),
+                weights,
+                vocab_axis=vocab_axis,
+                measure=rule.measure(),
+                arithmetic=arithmetic,
+                rows=batch_size,
+                exact=functools.partial(
+                    decide_by_logits, vocab_axis=vocab_axis, measure=rule.measure(), arithmetic=arithmetic
+                ),
+            )
 
     def at(self, threshold: float | None, *, threshold_by_position: Sequence[float] | None = None) -> Self:
         """Returns the decoder at another threshold, with the same weights and the same form of the head.
@@ -136,19 +142,20 @@ class EarlyExitDecoder:
                 for row, index in enumerate(together):
                     source_tokens[row, : len(prompts[index])] = prompts[index]
                     lengths[row], first[row] = len(prompts[index]), architecture.first_input(prompts[index])
-                host = jax.device_get(
-                    _decode(
-                        self._model,
-                        self._rule,
-                        self._certain_exit,
-                        self._parameters,
-                        self._head,
-                        self._thresholds,
-                        source_tokens,
-                        lengths,
-                        first,
+                with self._group.running():
+                    host = jax.device_get(
+                        _decode(
+                            self._model,
+                            self._rule,
+                            self._certain_exit,
+                            self._parameters,
+                            self._head,
+                            self._thresholds,
+                            source_tokens,
+                            lengths,
+                            first,
+                        )
                     )
-                )
                 yield from ((index, _result(host, row)) for row, index in enumerate(together))
 
 
@@ -257,7 +264,8 @@ def _decode(
     position_biases = apply(steps, method="decoder_position_biases")
     # Layers above a certain exit are never run, and nobody reads what they keep.
     depth = certain_exit or config.num_decoder_layers
-    empty = jnp.zeros((rows, 1, config.num_kv_heads, steps, config.head_dim), model.arithmetic.dtype)
+    shape = rows, 1, config.num_kv_heads, steps, config.head_dim
+    empty = divided(jnp.zeros(shape, model.arithmetic.dtype), 2, of=config.num_kv_heads)
 
     def goes_on(state: dict[str, Any]) -> jax.Array:
         is_running: jax.Array = (state["step"] < steps) & ~jnp.all(state["finished"])
@@ -327,7 +335,7 @@ def _decode(
 def _put(cached: KeysValues, new: KeysValues, step: Numbers) -> KeysValues:
     """Returns a layer's cache, (rows, 1, heads, positions, head_dim), with a position's keys and values."""
     return tuple(
-        jax.lax.dynamic_update_slice(old, values[:, :, :, None], (0, 0, 0, step, 0))
+        divided(jax.lax.dynamic_update_slice(old, values[:, :, :, None], (0, 0, 0, step, 0)), 2, of=old.shape[2])
         for old, values in zip(cached, new, strict=True)
     )
 

@@ -6,11 +6,14 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from calm_beam.arithmetic import FLOAT32, Arithmetic
-from calm_beam.free_memory import available_bytes
+from calm_beam.free_memory import available_bytes, has_accelerators
 from calm_beam.model import ModelConfig, architecture_of, parameter_shapes
+from calm_beam.model.sharding import Division, values_per_device
 
 if TYPE_CHECKING:
     import jax
+
+    from .device_groups import DeviceGroup
 
 # Share of the memory that is free when a decoder starts. Of an accelerator, the rest is for weights and intermediate
 # results; a host may run several decoders.
@@ -49,7 +52,7 @@ class Budget:
 
 def choose_budget(
     config: ModelConfig,
-    device: "jax.Device",
+    group: "DeviceGroup",
     *,
     lanes: int,
     steps: int,
@@ -58,11 +61,11 @@ def choose_budget(
     token_budget: int | None,
     arithmetic: Arithmetic,
 ) -> Budget:
-    """Returns what a sweep may hold on a device, as far as the user leaves it open.
+    """Returns what a sweep may hold on a group of devices, as far as the user leaves it open.
 
     Args:
       config: Sizes of the model.
-      device: Where it runs.
+      group: Where it runs.
       lanes: Lanes of a prompt.
       steps: Most tokens of an output.
       source: Most tokens of a prompt.
@@ -74,10 +77,14 @@ def choose_budget(
       ValueError: If the token budget has no room for one prompt that needs the most.
     """
     needed = checked_least_tokens(token_budget, lanes=lanes, steps=steps, source=source)
+    device = group.devices[0]
     is_host = device.platform == "cpu"
     free = _free_bytes(device) * (_HOST_SHARE if is_host else _DEVICE_SHARE)
     # Keys and values of a position at every layer; states of a slot's lanes before and after every layer.
     position = _position_numbers(config) * arithmetic.number_bytes
+    if not is_host and "keys_values" not in group.division.whole:
+        # Of an accelerator's memory, its part alone; the devices of a host share one.
+        position //= group.division.parts
     pending = sum(math.prod(shape) for shape in architecture_of(config).pending_shapes(config).values())
     states = ((config.num_decoder_layers + 1) * config.emb_dim + pending) * lanes * arithmetic.number_bytes
     most = batch_size or (_HOST_SLOTS if is_host else _DEVICE_SLOTS)
@@ -108,7 +115,7 @@ class Need:
     """Bytes that decoding takes at the least, however few prompts are decoded at a time.
 
     Attributes:
-      weights: The model, as it was read and as the device has it.
+      weights: The model, and the array that is being read.
       outputs: What the longest output takes in all lanes: keys and values, and biases by position.
       source: What the longest prompt takes on its way through the model, and its keys and values.
     """
@@ -136,14 +143,15 @@ def least_need(
       rows: Prompts that are decoded together, whatever memory recommends.
       arithmetic: In whose type weights, states, keys and values are held.
     """
-    weights = sum(math.prod(shape) for shape in parameter_shapes(config).values())
+    sizes = [math.prod(shape) for shape in parameter_shapes(config).values()]
+    weights = sum(sizes) + max(sizes)
     position, architecture = _position_numbers(config), architecture_of(config)
     by_position = architecture.position_numbers(config, steps=steps)
     # Bookkeeping of the lanes, too.
     others = rows * lanes * steps * (config.num_decoder_layers + 6) + by_position
     prefill = rows * architecture.prefill_numbers(config, source=source)
     return Need(
-        weights=weights * (_FLOAT_BYTES + arithmetic.number_bytes),
+        weights=weights * arithmetic.number_bytes,
         outputs=rows * lanes * steps * position * arithmetic.number_bytes + others * _FLOAT_BYTES,
         source=rows * source * position * arithmetic.number_bytes + prefill * _FLOAT_BYTES,
     )
@@ -160,7 +168,9 @@ def check_memory(
     copies: int = 1,
     arithmetic: Arithmetic = FLOAT32,
 ) -> None:
-    """Refuses, before anything is decoded, what cannot fit into this machine.
+    """Refuses, before anything is decoded, what cannot fit into the memory of this machine.
+
+    On one with accelerators, which hold the model, that is left to `check_devices`.
 
     Args:
       config: As in `least_need`, like the next four.
@@ -175,6 +185,8 @@ def check_memory(
     Raises:
       ValueError: If it does not fit; says which flag to lower.
     """
+    if has_accelerators():
+        return
     need = least_need(config, lanes=lanes, steps=steps, source=source, rows=rows, arithmetic=arithmetic)
     free = available_bytes()
     position = _position_numbers(config) * arithmetic.number_bytes
@@ -201,13 +213,78 @@ def check_memory(
     )
 
 
+def check_devices(config: ModelConfig, group: "DeviceGroup", arithmetic: Arithmetic = FLOAT32) -> None:
+    """Refuses, before weights are read, a model that does not fit into a group's devices.
+
+    Args:
+      config: Sizes of the model.
+      group: Devices that are to hold it. Those of a host, and those that do not tell, are not looked at.
+      arithmetic: In whose type it is held.
+
+    Raises:
+      ValueError: If a device has not so much memory left.
+    """
+    part = values_per_device(parameter_shapes(config), group.division) * arithmetic.number_bytes
+    for device in group.devices:
+        if device.platform == "cpu" or not device.memory_stats():
+            continue
+        if part > (free := _free_bytes(device)):
+            raise ValueError(
+                f"the model's weights take {_in_words(part)} on {device}, of which {_in_words(free)} are free. Divide "
+                f"them among more devices (--model_parallelism, now {group.division.parts}), or use devices with more "
+                "memory."
+            )
+
+
+def memory_in_words(
+    config: ModelConfig,
+    *,
+    lanes: int,
+    steps: int,
+    source: int,
+    token_budget: int | None,
+    model_parallelism: int = 1,
+    runs_here: bool = True,
+    arithmetic: Arithmetic = FLOAT32,
+) -> str:
+    """Returns what a model takes, and how much room that leaves where it is known.
+
+    Args:
+      config: As in `least_need`, like the next three.
+      lanes: As there.
+      steps: As there.
+      source: As there.
+      token_budget: Positions that are to be held at a time, if the user says so.
+      model_parallelism: Devices that share one model.
+      runs_here: Whether it is this machine that decodes.
+      arithmetic: As in `least_need`.
+
+    Raises:
+      UsageError: If devices cannot share the model so.
+    """
+    division, shapes = Division.of(config, model_parallelism), parameter_shapes(config)
+    position = _position_numbers(config) * arithmetic.number_bytes
+    whole = values_per_device(shapes, Division()) * arithmetic.number_bytes
+    weights = f"{_in_words(whole)} of weights"
+    if model_parallelism > 1:
+        part = values_per_device(shapes, division) * arithmetic.number_bytes
+        weights += f", {_in_words(part)} on each of {model_parallelism} devices"
+    if token_budget is not None:
+        return f"{weights}; room for {token_budget:,} positions, as asked, takes {_in_words(token_budget * position)}"
+    if not runs_here or has_accelerators():
+        return f"{weights}; a position takes {_in_words(position)}"
+    free = max(0, available_bytes() - whole)
+    room = max(source + lanes * steps, int(free * _HOST_SHARE / 2 / position))
+    return f"{weights}, {_in_words(free)} free beside them: room for {room:,} positions"
+
+
 def _position_numbers(config: ModelConfig) -> int:
     """Returns how many numbers the keys and values of a position are, at all layers."""
     return config.num_decoder_layers * 2 * config.num_kv_heads * config.head_dim
 
 
 def _in_words(size: int) -> str:
-    return f"{size / 2**30:,.1f} GiB"
+    return f"{size / 2**30:,.1f} GiB" if size >= 2**30 // 10 else f"{size / 2**20:,.1f} MiB"
 
 
 def _free_bytes(device: "jax.Device") -> int:

@@ -20,6 +20,7 @@ from calm_beam.exits.rule import ExitRule
 from calm_beam.model import network_of
 
 from .batch import Batch, Request
+from .device_groups import DeviceGroup, first_device, placed
 from .memory import Budget, return_freed_memory
 from .padding import joined_widths, members_by_width, widths_up_to
 from .result import KnownOutput, SweepResult
@@ -42,6 +43,7 @@ class PackedDecoder:
         budget: Budget,
         exit_head: str = "exact",
         arithmetic: Arithmetic = FLOAT32,
+        group: DeviceGroup | None = None,
     ) -> None:
         """Prepares a decoder.
 
@@ -54,6 +56,7 @@ class PackedDecoder:
           budget: What it may hold at a time. If the device has no room for that, it is halved.
           exit_head: One of `EXIT_HEADS`.
           arithmetic: In which numbers the model computes.
+          group: The devices that decode; None for the first.
         """
         assert not rule.needs_full_model()
         self._model = network_of(checkpoint.config, arithmetic=arithmetic)
@@ -61,9 +64,17 @@ class PackedDecoder:
         self._thresholds = thresholds
         self._max_input_length = max_input_length
         self._budget = budget
-        self._weights = Weights(
-            checkpoint, self._model, steps=thresholds.shape[1], measure=rule.measure(), exit_head=exit_head
-        )
+        self._group = group = group or first_device()
+        on_group = placed(checkpoint, group, arithmetic)
+        with group.running():
+            self._weights = Weights(
+                on_group,
+                self._model,
+                group,
+                steps=thresholds.shape[1],
+                measure=rule.measure(),
+                exit_head=exit_head,
+            )
         self.work = Work()
 
     @property
@@ -157,12 +168,13 @@ class PackedDecoder:
         return self._budget.source_tokens(steps * lanes)
 
     def _batch(self, budget: Budget, counts: dict[int, int], *, admits_few: bool = False) -> Batch:
-        return Batch(
-            self._model,
-            self._rule,
-            weights=self._weights,
-            thresholds=self._thresholds,
-            budget=budget,
-            counts=counts,
-            admits_few=admits_few,
-        )
+        with self._group.running():
+            return Batch(
+                self._model,
+                self._rule,
+                weights=self._weights,
+                thresholds=self._thresholds,
+                budget=budget,
+                counts=counts,
+                admits_few=admits_few,
+            )

@@ -24,6 +24,7 @@ from calm_beam.model import architecture_of, network_of
 from calm_beam.model.interface import EarlyExitModel, KeysValues, Position, of_layer
 from calm_beam.model.numerics import widened
 
+from .device_groups import DeviceGroup, first_device, placed
 from .ends import is_end
 from .padding import members_by_width
 from .result import SweepResult
@@ -50,6 +51,7 @@ class PlainSweep:
         max_input_length: int,
         slots: int,
         arithmetic: Arithmetic = FLOAT32,
+        group: DeviceGroup | None = None,
     ) -> None:
         """Prepares a decoder.
 
@@ -60,9 +62,11 @@ class PlainSweep:
           max_input_length: Most tokens of a prompt.
           slots: Prompts decoded at the same time.
           arithmetic: In which numbers the model computes.
+          group: The devices that decode; None for the first.
         """
-        self._thresholds = jnp.asarray(thresholds)
-        self._parameters = jax.device_put({"params": checkpoint.parameters(arithmetic)})
+        self._thresholds = thresholds
+        self._group = group or first_device()
+        self._parameters = {"params": placed(checkpoint, self._group, arithmetic).parameters(arithmetic)}
         self._model = network_of(checkpoint.config, arithmetic=arithmetic)
         self._rule = rule
         self._max_input_length = max_input_length
@@ -92,7 +96,8 @@ class PlainSweep:
         waiting = collections.deque(members)
         owners: dict[int, int] = {}
         architecture = architecture_of(self._model.config)
-        state = _empty_state(self._model, self._slots, self._thresholds.shape, width)
+        with self._group.running():
+            state = _empty_state(self._model, self._slots, self._thresholds.shape, width)
         while waiting or owners:
             free = [slot for slot in range(self._slots) if slot not in owners]
             while waiting and free:
@@ -106,11 +111,15 @@ class PlainSweep:
                     source_tokens[row, : len(prompts[index])] = prompts[index]
                     lengths[row], first[row] = len(prompts[index]), architecture.first_input(prompts[index])
                     slots[row] = slot
-                state = _admit(self._model, self._parameters, state, slots, source_tokens, lengths, first)
+                with self._group.running():
+                    state = _admit(self._model, self._parameters, state, slots, source_tokens, lengths, first)
             enough_busy = self._slots - chunk if waiting else 0
-            state = _advance(self._model, self._rule, self._parameters, state, self._thresholds, np.int32(enough_busy))
             fields = ("finished", "tokens", "exit_layers", "confidences", "is_finite")
-            host = jax.device_get({name: state[name] for name in fields})
+            with self._group.running():
+                state = _advance(
+                    self._model, self._rule, self._parameters, state, self._thresholds, np.int32(enough_busy)
+                )
+                host = jax.device_get({name: state[name] for name in fields})
             for slot in np.flatnonzero(host["finished"].all(axis=1)).tolist():
                 if slot in owners:
                     result = _result(host, slot)

@@ -13,6 +13,7 @@ from calm_beam.checkpoints import Checkpoint
 from calm_beam.exits.rule import ExitRule
 from calm_beam.exits.schedule import scheduled_thresholds
 
+from .device_groups import device_groups
 from .devices import PackedDecoders
 from .plain import PlainSweep
 from .result import KnownOutput
@@ -44,6 +45,7 @@ class SweepDecoder:
         exit_head: str = "exact",
         arithmetic: Arithmetic = FLOAT32,
         devices: Sequence[jax.Device] | None = None,
+        model_parallelism: int = 1,
     ) -> None:
         """Prepares a decoder.
 
@@ -63,10 +65,13 @@ class SweepDecoder:
           arithmetic: In which numbers the model computes. In bfloat16, what is decoded beside a prompt moves more than
             its near ties: see docs/precision.md.
           devices: Where to decode, with a model on each; None for all of this process. Of JAX's default platform.
+          model_parallelism: Devices that share one model, each with a part of its heads, feed-forward layers and
+            vocabulary; the number of devices must be a multiple of it.
 
         Raises:
           ValueError: If the rule does not fit the model (no exit classifier, `min_exit_layer` too high), a number is
-            below 1, the budget has no room for one prompt, or a device is of another platform.
+            below 1, the budget has no room for one prompt, a device is of another platform, or the devices cannot share
+            the model so.
         """
         check_sizes(
             max_decode_length=max_decode_length,
@@ -81,13 +86,14 @@ class SweepDecoder:
         lanes = np.concatenate([full_model, by_step], axis=1)
         self._decoder: PlainSweep | PackedDecoders
         if rule.needs_full_model():
-            slots = batch_size or _PLAIN_SLOTS
+            group, *_ = device_groups(checkpoint.config, model_parallelism=model_parallelism, devices=devices)
             self._decoder = PlainSweep(
                 checkpoint,
                 rule,
+                group=group,
                 thresholds=lanes,
                 max_input_length=max_input_length,
-                slots=slots,
+                slots=batch_size or _PLAIN_SLOTS,
                 arithmetic=arithmetic,
             )
         else:
@@ -101,6 +107,7 @@ class SweepDecoder:
                 exit_head=exit_head,
                 arithmetic=arithmetic,
                 devices=devices,
+                model_parallelism=model_parallelism,
             )
 
     @property

@@ -11,19 +11,35 @@ from calm_beam.exits.decision import decide
 from calm_beam.exits.head_choice import choose_head
 from calm_beam.exits.measures import Measure
 from calm_beam.model.interface import EarlyExitModel, of_layer
+from calm_beam.model.partitioning import divided
+
+from .device_groups import DeviceGroup
 
 # What a sweep usually projects at a time.
 _ROWS_AT_A_TIME = 256
 
 
 class Weights:
-    """The model's weights on the device, in the parts that the steps take."""
+    """The model's weights on a group of devices, in the parts that the steps take.
+
+    Attributes:
+      group: The devices.
+    """
 
     def __init__(
-        self, checkpoint: Checkpoint, model: EarlyExitModel, *, steps: int, measure: Measure, exit_head: str
+        self,
+        checkpoint: Checkpoint,
+        model: EarlyExitModel,
+        group: DeviceGroup,
+        *,
+        steps: int,
+        measure: Measure,
+        exit_head: str,
     ) -> None:
+        """Takes a model that was placed on a group; to be called while that runs."""
         arithmetic = model.arithmetic
-        tree = jax.device_put(checkpoint.parameters(arithmetic))
+        tree = checkpoint.parameters(arithmetic)
+        self.group = group
         decoder = tree["decoder"]
         config = checkpoint.config
         self.all = {"params": tree}
@@ -38,7 +54,7 @@ class Weights:
         weights, vocab_axis = model.apply(self.head, method="head_weights")
         # None where the exact head decides.
         self.certified_head = choose_head(
-            exit_head,
+            group.exit_head(exit_head),
             weights,
             vocab_axis=vocab_axis,
             measure=measure,
@@ -61,7 +77,7 @@ class Sources:
         self.width = width
         shape = (places, config.num_kv_heads, width, config.head_dim)
         # Two arrays a layer, not one twice: a buffer can only be given away once.
-        made = zeros((shape,) * (2 * config.num_decoder_layers), model.arithmetic.dtype)
+        made = zeros((shape,) * (2 * config.num_decoder_layers), model.arithmetic.dtype, axis=1, of=config.num_kv_heads)
         self.keys_values = list(zip(made[::2], made[1::2], strict=True))
         self.mask = jnp.zeros((places, width), bool)
         self.free = list(range(places))
@@ -78,7 +94,7 @@ def _path_terms(model: EarlyExitModel, steps: int, parameters: Any) -> list[Any]
     return terms
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1))
-def zeros(shapes: tuple[tuple[int, ...], ...], dtype: str) -> tuple[jax.Array, ...]:
-    """Returns zeros of each shape, made by one program."""
-    return tuple(jnp.zeros(shape, dtype) for shape in shapes)
+@functools.partial(jax.jit, static_argnums=(0, 1), static_argnames=("axis", "of"))
+def zeros(shapes: tuple[tuple[int, ...], ...], dtype: str, *, axis: int = 0, of: int = 1) -> tuple[jax.Array, ...]:
+    """Returns zeros of each shape, divided as in `partitioning.divided`, made by one program."""
+    return tuple(divided(jnp.zeros(shape, dtype), axis, of=of) for shape in shapes)

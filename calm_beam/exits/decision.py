@@ -12,8 +12,9 @@ import numpy as np
 
 from calm_beam.arithmetic import Arithmetic
 from calm_beam.model.numerics import precision_of, product
+from calm_beam.model.partitioning import by_part
 
-from .logit_summary import Summary, exp_below, merged, nothing, settled
+from .logit_summary import Summary, exp_below, merged, nothing, of_part, settled, union
 from .measures import MEASURES, Measure, Need
 from .parts import in_parts
 
@@ -54,9 +55,20 @@ def decide(
     if measure.needs is Need.LOGITS and measure.of_summary is None:
         return decide_by_logits(states, weights, vocab_axis=vocab_axis, measure=measure, arithmetic=arithmetic)
     platform = jax.default_backend()
-    if platform in _KERNEL_PLATFORMS and _kernel_agrees(platform, arithmetic, *weights.shape, vocab_axis):
-        return _decide_fused(platform, states, weights, vocab_axis, measure, arithmetic)
-    return _decide_in_blocks(states, weights, vocab_axis, measure, arithmetic)
+
+    def summarise(states: jax.Array, part: jax.Array, first: Any) -> Summary:
+        if platform in _KERNEL_PLATFORMS and _kernel_agrees(platform, arithmetic, *part.shape, vocab_axis):
+            summary = _summarise_fused(platform, states, part, vocab_axis, arithmetic)
+        else:
+            summary = _summarise_in_blocks(states, part, vocab_axis, measure, arithmetic)
+        return summary if first is None else of_part(summary, first)
+
+    # [rows] or, where several devices have parts of the vocabulary, [parts, rows]
+    summary = by_part(summarise, states, weights, axis=vocab_axis)
+    if summary.token.ndim == 2:
+        of_all = union(Summary(*(values.T for values in summary)))
+        summary = settled(Summary(*(values[:, 0] for values in of_all)))
+    return _decided(summary, measure, weights.shape[vocab_axis])
 
 
 @functools.cache
@@ -122,16 +134,31 @@ def _decide_fused(
     measure: Measure,
     arithmetic: Arithmetic,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
+    return _decided(
+        _summarise_fused(platform, states, weights, vocab_axis, arithmetic), measure, weights.shape[vocab_axis]
+    )
+
+
+def _summarise_fused(
+    platform: str, states: jax.Array, weights: jax.Array, vocab_axis: int, arithmetic: Arithmetic
+) -> Summary:
     # Imported here: nothing but an accelerator needs Pallas.
     from calm_beam.exits.decision_kernel import summarise
 
-    summary = summarise(states, weights, vocab_axis=vocab_axis, precision=precision_of(arithmetic), platform=platform)
-    return _decided(summary, measure, weights.shape[vocab_axis])
+    return summarise(states, weights, vocab_axis=vocab_axis, precision=precision_of(arithmetic), platform=platform)
 
 
 def _decide_in_blocks(
     states: jax.Array, weights: jax.Array, vocab_axis: int, measure: Measure, arithmetic: Arithmetic
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
+    return _decided(
+        _summarise_in_blocks(states, weights, vocab_axis, measure, arithmetic), measure, weights.shape[vocab_axis]
+    )
+
+
+def _summarise_in_blocks(
+    states: jax.Array, weights: jax.Array, vocab_axis: int, measure: Measure, arithmetic: Arithmetic
+) -> Summary:
     def project(part: jax.Array, first: Any, entries: int) -> jax.Array:
         columns = jax.lax.dynamic_slice_in_dim(weights, first, entries, vocab_axis)
         return product(part, columns, (((1,), (1 - vocab_axis,)), ((), ())), precision=precision_of(arithmetic))
@@ -141,8 +168,8 @@ def _decide_in_blocks(
 
 def _in_blocks(
     project: Callable[[jax.Array, Any, int], jax.Array], states: jax.Array, *, vocab_size: int, measure: Measure
-) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Returns what `decide` does, of logits that `project` makes of some states from an entry on, so many."""
+) -> Summary:
+    """Returns the summary, each (rows,), of logits that `project` makes of some states from an entry on, so many."""
     whole, rest = divmod(vocab_size, _ENTRIES)
 
     def summarise(part: jax.Array) -> Summary:
@@ -162,7 +189,7 @@ def _in_blocks(
             summary = merged(summary, _of_block(project(part, first, rest), first, measure))
         return summary
 
-    return _decided(settled(in_parts(summarise, states, most=_ROWS)), measure, vocab_size)
+    return settled(in_parts(summarise, states, most=_ROWS))
 
 
 def _of_block(logits: jax.Array, first: Any, measure: Measure) -> Summary:

@@ -61,6 +61,18 @@ def union(parts: Summary) -> Summary:
     return Summary(largest, token, second, total, weighted)
 
 
+def of_part(summary: Summary, first: jax.Array) -> Summary:
+    """Returns the summary of all logits that a part has from entry `first` on, to be merged, given it settled."""
+    is_nan, is_finite = jnp.isnan(summary.largest), jnp.isfinite(summary.largest)
+    return Summary(
+        jnp.where(is_nan, jnp.float32(jnp.inf), summary.largest),
+        jnp.where(is_nan, -1, first + summary.token),
+        summary.second,
+        jnp.where(is_finite, summary.total, jnp.float32(0)),
+        jnp.where(is_finite, summary.weighted, jnp.float32(0)),
+    )
+
+
 def _weighted_below(part: Summary, largest: jax.Array) -> jax.Array:
     """Returns what the weighted sum of a part is in terms of a larger `largest`."""
     scale = exp_below(part.largest, largest)

@@ -148,6 +148,7 @@ class ModelHost:
             token_budget=self._model.token_budget,
             exit_head=self._model.exit_head,
             confidence=choice.confidence,
+            model_parallelism=self._model.model_parallelism,
         )
         if sampling is None:
             return _Served(generator=generator, meter=None)
@@ -159,7 +160,9 @@ class ModelHost:
         """Returns the model with its weights on the device, as a manifest has them."""
         arithmetic = recorded_arithmetic(manifest.decode)
         if arithmetic not in self._on_device:
-            self._on_device[arithmetic] = on_device(self._checkpoint, arithmetic)
+            self._on_device[arithmetic] = on_device(
+                self._checkpoint, arithmetic, model_parallelism=self._model.model_parallelism
+            )
         return self._on_device[arithmetic]
 
 

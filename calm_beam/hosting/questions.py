@@ -40,9 +40,10 @@ class HostedModel:
       fingerprint: Of the model that is expected there: one that is trained anew is another model.
       declared: What its files do not say.
       vocabulary: SentencePiece model; None for the one in or beside the checkpoint.
-      batch_size: As in `Generator.from_manifest`, like the next two.
+      batch_size: As in `Generator.from_manifest`, like the next three.
       token_budget: As there.
       exit_head: As there.
+      model_parallelism: As there.
     """
 
     checkpoint: str
@@ -52,6 +53,7 @@ class HostedModel:
     batch_size: int | None
     token_budget: int | None
     exit_head: str
+    model_parallelism: int = 1
 
     def digest(self) -> str:
         """Returns a name that differs for different models or settings."""

@@ -10,7 +10,7 @@ from calm_beam.checkpoints import Checkpoint, Declared, load_checkpoint
 from calm_beam.decoding.batch_decoder import BatchDecoder
 from calm_beam.decoding.device_groups import device_groups, placed
 from calm_beam.decoding.early_exit import EarlyExitDecoder
-from calm_beam.decoding.memory import check_memory
+from calm_beam.decoding.memory import check_memory, memory_in_words
 from calm_beam.decoding.padding import widths_up_to
 from calm_beam.decoding.prompts import Prompt, encode_prompt
 from calm_beam.decoding.result import EarlyExitResult
@@ -34,6 +34,12 @@ class Generator:
 
     Under a manifest with groups, a prompt may name its group, and is answered by the entry of that. One without a group
     is answered by the generator's own entry; one of a group that the manifest does not know, by the safest of all.
+
+    Attributes:
+      manifest: What was promised.
+      entry: Of it, by which prompts of no group are answered.
+      vocabulary: Of the model; None for prompts of token ids.
+      memory: A sentence on what the model takes, and the room that was left when it was loaded.
     """
 
     def __init__(
@@ -47,17 +53,21 @@ class Generator:
         batch_size: int | None,
         token_budget: int | None,
         exit_head: str,
+        memory: str,
+        model_parallelism: int = 1,
         is_full_model: bool = False,
     ) -> None:
         """Prepares decoders; `from_manifest` checks first that all this belongs together."""
         self.manifest = manifest
         self.entry = entry
         self.vocabulary = vocabulary
+        self.memory = memory
         self._checkpoint = checkpoint
         self._settings = settings
         self._batch_size = batch_size
         self._token_budget = token_budget
         self._exit_head = exit_head
+        self._model_parallelism = model_parallelism
         self._is_full_model = is_full_model
         self._by_group = {each.group: each for each in manifest.of_same_promise(entry)}
         settings.rule.check_model(self.num_layers, has_classifier=bool(checkpoint.config.exit_classifier))
@@ -95,6 +105,7 @@ class Generator:
         token_budget: int | None = None,
         exit_head: str = "auto",
         confidence: str | None = None,
+        model_parallelism: int = 1,
     ) -> Self:
         """Returns a generator for one entry of a manifest.
 
@@ -116,6 +127,8 @@ class Generator:
           exit_head: Form of the output head that decides, one of `EXIT_HEADS`. It moves no answer, only time.
           confidence: The confidence measure, if the manifest names code of the user's, `module:function`: a file alone
             does not decide what runs here.
+          model_parallelism: Devices that share one model, each with a part of it; the number of devices of this process
+            must be a multiple of it.
 
         Returns:
           The generator. Where the entry's threshold is None, no threshold was found safe: it then runs the full model.
@@ -126,8 +139,8 @@ class Generator:
           CheckpointError: If the model cannot be read.
           VocabularyError: If the vocabulary cannot be read.
           OSError: If a file cannot be read.
-          ValueError: If `batch_size` or `token_budget` is too low, this machine has no memory for the model, or the
-            rule asks for an exit classifier and the model has none.
+          ValueError: If `batch_size` or `token_budget` is too low, this machine has no memory for the model or its
+            devices cannot share it so, or the rule asks for an exit classifier and the model has none.
 
         Source: ours; what is decoded is CALM's, "Decoding with early exiting".
         """
@@ -142,23 +155,27 @@ class Generator:
             checkpoint = load_checkpoint(os.fspath(checkpoint), declared=declared)
         loaded = recorded_vocabulary(manifest.vocabulary, checkpoint, path=vocabulary)
         settings = agreed_settings(manifest, entry, checkpoint=checkpoint, vocabulary=loaded, confidence=confidence)
-        check_memory(
+        sizes = {"lanes": 1, "steps": settings.max_decode_length, "source": settings.max_input_length}
+        check_memory(checkpoint.config, **sizes, token_budget=token_budget, arithmetic=settings.arithmetic)
+        memory = memory_in_words(
             checkpoint.config,
-            lanes=1,
-            steps=settings.max_decode_length,
-            source=settings.max_input_length,
+            **sizes,
             token_budget=token_budget,
+            model_parallelism=model_parallelism,
+            runs_here=True,
             arithmetic=settings.arithmetic,
         )
         return cls(
             manifest,
             entry,
-            checkpoint=on_device(checkpoint, settings.arithmetic),
+            checkpoint=on_device(checkpoint, settings.arithmetic, model_parallelism=model_parallelism),
             vocabulary=loaded,
             settings=settings,
             batch_size=batch_size,
             token_budget=token_budget,
             exit_head=exit_head,
+            memory=memory,
+            model_parallelism=model_parallelism,
         )
 
     def full_model(self) -> Self:
@@ -172,6 +189,8 @@ class Generator:
             batch_size=self._batch_size,
             token_budget=self._token_budget,
             exit_head=self._exit_head,
+            memory=self.memory,
+            model_parallelism=self._model_parallelism,
             is_full_model=True,
         )
 
@@ -341,6 +360,7 @@ class Generator:
                     token_budget=self._token_budget,
                     exit_head=self._exit_head,
                     arithmetic=self._settings.arithmetic,
+                    model_parallelism=self._model_parallelism,
                 )
             return self._batch
 
@@ -356,6 +376,7 @@ class Generator:
                     max_input_length=self._settings.max_input_length,
                     exit_head=self._exit_head,
                     arithmetic=self._settings.arithmetic,
+                    model_parallelism=self._model_parallelism,
                 )
                 self._single = {
                     each: full_model.at(each, threshold_by_position=None if each is None else by_step.tolist())
@@ -384,7 +405,7 @@ class Generator:
         return encoded
 
 
-def on_device(checkpoint: Checkpoint, arithmetic: Arithmetic) -> Checkpoint:
+def on_device(checkpoint: Checkpoint, arithmetic: Arithmetic, *, model_parallelism: int = 1) -> Checkpoint:
     """Returns the model with its weights where they are computed with, once for all decoders that are made of it."""
-    (group, *_) = device_groups(checkpoint.config)
+    group, *_ = device_groups(checkpoint.config, model_parallelism=model_parallelism)
     return placed(checkpoint, group, arithmetic)

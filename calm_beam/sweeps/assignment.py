@@ -27,6 +27,7 @@ class Assignment:
       on_error: `fail` or `worst_case`, for prompts that cannot be decoded.
       max_failures: Most examples that may fail; None as in `failure_limit`.
       model_copies: Most copies of the model in one process; threads beyond them wait.
+      model_parallelism: Devices of a worker that share one model, each with a part of it; copies are on the others.
       above: The upper part of the grid, complete; the job's grid begins with it, and only what follows is decoded. None
         if all of it is.
       goes_on: Whether another run is to go on below this grid.
@@ -41,6 +42,7 @@ class Assignment:
     on_error: str
     max_failures: int | None
     model_copies: int = 1
+    model_parallelism: int = 1
     above: StoredGenerations | None = None
     goes_on: bool = False
 

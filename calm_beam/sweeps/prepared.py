@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Self
 
 from calm_beam.checkpoints import Checkpoint, Declared, load_checkpoint
-from calm_beam.decoding.memory import check_memory, checked_least_tokens
+from calm_beam.decoding.memory import check_memory, checked_least_tokens, memory_in_words
 from calm_beam.decoding.recorded import settings_of_variant
 from calm_beam.decoding.settings import DecodeSettings
 from calm_beam.errors import UsageError
@@ -17,7 +17,7 @@ from calm_beam.generations import DecodeJob, StoredGenerations
 from calm_beam.inputs import DataFiles, Reading
 from calm_beam.inputs.preview import DataPreview, preview_data
 from calm_beam.manifest import ChatRecord, ModelRecord, Variant
-from calm_beam.model import T5Config
+from calm_beam.model import ModelConfig
 from calm_beam.set_parts import SetPart
 from calm_beam.storage import absolute
 from calm_beam.versions import decoding_versions
@@ -42,6 +42,7 @@ class PreparedSweep:
       vocabulary: Its vocabulary, which makes texts of outputs; None if the data are token ids and there is none.
       vocabulary_path: Where that was read.
       model_fingerprint: Of the weights.
+      memory: A sentence on what the model takes, and the room that it leaves.
     """
 
     request: SweepRequest
@@ -50,6 +51,7 @@ class PreparedSweep:
     vocabulary: Vocabulary | None
     vocabulary_path: str | None
     model_fingerprint: str
+    memory: str
 
     @property
     def settings(self) -> DecodeSettings:
@@ -148,6 +150,7 @@ class PreparedSweep:
             on_error=request.on_error,
             max_failures=request.max_failures,
             model_copies=request.model_copies,
+            model_parallelism=request.model_parallelism,
         )
 
 
@@ -179,8 +182,7 @@ def prepare_sweep(
     if path is None:
         _check_needs_no_vocabulary(preview, checkpoint, finds_vocabulary=finds_vocabulary)
     vocabulary = open_vocabulary(path, extra_ids=request.extra_ids, chat=_chat(request, path)) if path else None
-    if runs_here:
-        _check_fits(request, checkpoint.config)
+    memory = _check_fits(request, checkpoint.config, runs_here=runs_here)
     head = checkpoint.config.vocab_size
     if vocabulary is not None and vocabulary.size > head:
         raise UsageError(
@@ -197,6 +199,7 @@ def prepare_sweep(
         vocabulary=vocabulary,
         vocabulary_path=absolute(path) if path else None,
         model_fingerprint=checkpoint.fingerprint(),
+        memory=memory,
     )
 
 
@@ -245,13 +248,27 @@ def _check_needs_no_vocabulary(preview: DataPreview, checkpoint: Checkpoint, *, 
         raise UsageError(no_vocabulary_for(f"{preview.text_reference}: its"))
 
 
-def _check_fits(request: SweepRequest, config: T5Config) -> None:
-    check_memory(
+def _check_fits(request: SweepRequest, config: ModelConfig, *, runs_here: bool) -> str:
+    """Refuses what cannot fit into this machine if it decodes, and returns in words what memory is taken."""
+    settings = request.settings
+    sizes = {
+        "lanes": 1 + len(settings.thresholds),
+        "steps": settings.max_decode_length,
+        "source": settings.max_input_length,
+    }
+    if runs_here:
+        check_memory(
+            config,
+            **sizes,
+            token_budget=request.token_budget,
+            copies=request.model_copies,
+            arithmetic=settings.arithmetic,
+        )
+    return memory_in_words(
         config,
-        lanes=1 + len(request.settings.thresholds),
-        steps=request.settings.max_decode_length,
-        source=request.settings.max_input_length,
+        **sizes,
         token_budget=request.token_budget,
-        copies=request.model_copies,
-        arithmetic=request.settings.arithmetic,
+        model_parallelism=request.model_parallelism,
+        runs_here=runs_here,
+        arithmetic=settings.arithmetic,
     )

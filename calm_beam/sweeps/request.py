@@ -33,6 +33,7 @@ class SweepRequest:
       order: Salt of a hash of their ids, or of their clusters' names, which divides them instead; None for prompts.
       round_examples: Examples of a round, where tests are looked at after each; None where all examples count.
       model_copies: Most copies of the model in one process.
+      model_parallelism: Devices of a worker that share one model, each with a part of it; copies are on the others.
       part: The part of the data that is decoded; None for all of it.
       decoder: As in `DecodeJob`.
     """
@@ -56,5 +57,6 @@ class SweepRequest:
     order: str | None = None
     round_examples: int | None = None
     model_copies: int = 1
+    model_parallelism: int = 1
     part: SetPart | None = None
     decoder: str | None = None

@@ -28,6 +28,7 @@ class ServedLanes:
         batch_size: int | None = None,
         token_budget: int | None = None,
         exit_head: str = "exact",
+        model_parallelism: int = 1,
     ) -> None:
         """Prepares a decoder.
 
@@ -37,6 +38,7 @@ class ServedLanes:
           batch_size: As in `BatchDecoder`.
           token_budget: As there.
           exit_head: As there.
+          model_parallelism: As there.
 
         Raises:
           ValueError: As `BatchDecoder`.
@@ -55,6 +57,7 @@ class ServedLanes:
             token_budget=token_budget,
             exit_head=exit_head,
             arithmetic=settings.arithmetic,
+            model_parallelism=model_parallelism,
         )
 
     @property

@@ -72,6 +72,7 @@ def _sweep(assignment: Assignment, checkpoint: Checkpoint) -> SweepDecoder:
         token_budget=assignment.token_budget,
         exit_head=assignment.exit_head,
         arithmetic=settings.arithmetic,
+        model_parallelism=assignment.model_parallelism,
     )
 
 
@@ -82,6 +83,7 @@ def _served_lanes(assignment: Assignment, checkpoint: Checkpoint) -> ServedLanes
         batch_size=assignment.batch_size,
         token_budget=assignment.token_budget,
         exit_head=assignment.exit_head,
+        model_parallelism=assignment.model_parallelism,
     )
 
 

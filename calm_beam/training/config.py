@@ -90,6 +90,7 @@ class TrainingConfig:
       optimizer: Which one, with its rates.
       dtype: What the model computes in, `float32` or `bfloat16`. Weights, gradients and the optimiser's state are
         float32 in any case.
+      model_parallelism: Devices that share the model and what the optimiser keeps of it, the first of the process.
     """
 
     steps: int
@@ -108,11 +109,12 @@ class TrainingConfig:
     save_every: int = 0
     optimizer: OptimizerConfig = dataclasses.field(default_factory=MuonConfig)
     dtype: str = "float32"
+    model_parallelism: int = 1
 
     def __post_init__(self) -> None:
         if self.dtype not in DTYPES:
             raise ValueError(f"dtype must be one of {', '.join(DTYPES)}; got {self.dtype!r}.")
-        for name in ("steps", "batch_tokens", "num_shapes", "progress_every"):
+        for name in ("steps", "batch_tokens", "num_shapes", "progress_every", "model_parallelism"):
             self._check_at_least(1, name)
         for name in ("max_input_length", "max_target_length"):
             self._check_at_least(2, name, meaning=" (one token and eos)")

@@ -29,6 +29,7 @@ class GenerationScore:
         max_target_length: int,
         metric_settings: MetricSettings = NO_SETTINGS,
         arithmetic: Arithmetic = FLOAT32,
+        model_parallelism: int = 1,
     ) -> None:
         """Prepares the score.
 
@@ -41,6 +42,7 @@ class GenerationScore:
           max_target_length: Most tokens to generate, eos included.
           metric_settings: What the metric needs.
           arithmetic: In which numbers the models compute.
+          model_parallelism: Devices that share a model.
 
         Raises:
           ValueError: If the metric is not known, or lacks what it needs.
@@ -51,6 +53,7 @@ class GenerationScore:
         self._prompts, self._references = prompts, references
         self._decode = decode
         self._max_target_length = max_target_length
+        self._model_parallelism = model_parallelism
 
     def __call__(self, arrays: Arrays) -> float:
         """Returns the score, in [0, 1], of the model with the given weights.
@@ -71,6 +74,7 @@ class GenerationScore:
             max_input_length=max(map(len, self._prompts)),
             batch_size=min(_BATCH_SIZE, len(self._prompts)),
             arithmetic=self._arithmetic,
+            model_parallelism=self._model_parallelism,
         )
         scores = []
         for index, result in decoder.decode(self._prompts):

@@ -30,6 +30,9 @@ def identify_run(
     settings = dataclasses.asdict(config)
     for name in _WATCHING:
         del settings[name]
+    if config.model_parallelism == 1:
+        # As in states that are older than it. With more devices, sums are rounded in another order.
+        del settings["model_parallelism"]
     settings |= {"optimizer": type(config.optimizer).__name__, **settings["optimizer"]}
     settings |= {f"model {name}": value for name, value in dataclasses.asdict(model_config).items()}
     settings["training data"] = _digest(pairs)

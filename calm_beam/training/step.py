@@ -9,6 +9,8 @@ import numpy as np
 import optax
 
 from calm_beam.model import EarlyExitT5
+from calm_beam.model.partitioning import divided, spread, whole
+from calm_beam.model.sharding import Division
 
 from .batches import Batch
 from .config import OptimizerConfig
@@ -16,6 +18,7 @@ from .objective import layer_weighted_loss
 from .optimizer import make_optimizer
 
 Parameters = dict[str, jax.Array]
+_UNDIVIDED = Division()
 BatchArrays = tuple[jax.Array, jax.Array, jax.Array]
 
 
@@ -68,13 +71,33 @@ def loss_and_gradients(
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def initial_optimizer_state(config: OptimizerConfig, steps: int, *, parameters: Parameters) -> Any:
     """Returns the optimiser's state before the first of `steps` steps."""
-    return make_optimizer(config, steps=steps).init(parameters)
+    return jax.tree.map(spread, make_optimizer(config, steps=steps).init(parameters))
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1), donate_argnames=("parameters", "state"))
+@jax.jit
+def spread_state(state: Any) -> Any:
+    """Returns an optimiser's state where a group of devices keeps it."""
+    return jax.tree.map(spread, state)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1), static_argnames="division", donate_argnames=("parameters", "state"))
 def update(
-    config: OptimizerConfig, steps: int, *, parameters: Parameters, state: Any, gradients: Parameters
+    config: OptimizerConfig,
+    steps: int,
+    *,
+    division: Division = _UNDIVIDED,
+    parameters: Parameters,
+    state: Any,
+    gradients: Parameters,
 ) -> tuple[Parameters, Any]:
     """Returns parameters and optimiser state after a step; the old ones are given away."""
     updates, state = make_optimizer(config, steps=steps).update(gradients, state, parameters)
-    return optax.apply_updates(parameters, updates), state
+    updated: Parameters = optax.apply_updates(parameters, updates)
+    # Where they were: else the next step would be another program.
+    updated = {name: _in_place(name, values, division=division) for name, values in updated.items()}
+    return updated, jax.tree.map(spread, state)
+
+
+def _in_place(name: str, values: jax.Array, *, division: Division) -> jax.Array:
+    axis = division.axis(name, values.ndim)
+    return whole(values) if axis is None else divided(values, axis, of=values.shape[axis])

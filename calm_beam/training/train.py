@@ -9,7 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from calm_beam.arithmetic import Arithmetic
-from calm_beam.checkpoints import Arrays, FloatArrays
+from calm_beam.checkpoints import Arrays, FloatArrays, StoredArray
+from calm_beam.decoding.device_groups import DeviceGroup, device_groups
 from calm_beam.model import EarlyExitT5, T5Config, parameter_shapes
 
 from .batches import Pair, choose_shapes, end_pairs, numbered_batches
@@ -19,7 +20,7 @@ from .identity import identify_run
 from .initialize import initialize_parameters
 from .objective import sample_layers
 from .saved_state import ResumeError, SavedState, TrainedModel, check_same_run
-from .step import Parameters, batch_arrays, initial_optimizer_state, loss_and_gradients, update
+from .step import Parameters, batch_arrays, initial_optimizer_state, loss_and_gradients, spread_state, update
 from .validation import Validation, validation_losses
 
 # Draws of one seed, each with a stream of its own: another number of sampled layers must not change the batches.
@@ -89,13 +90,15 @@ def train(
     run = identify_run(
         config, model_config, pairs=pairs, validation_pairs=validation_pairs, initial=initial, score=score
     )
-    parameters, optimizer_state = _start(config, model_config, initial=initial)
+    group, *_ = device_groups(model_config, model_parallelism=config.model_parallelism)
+    parameters, optimizer_state = _start(config, model_config, group=group, initial=initial)
     done, target_tokens, best = 0, 0, None
     losses: list[Any] = []
     if resume_from is not None:
         check_same_run(resume_from, run)
-        parameters = {name: jnp.array(array, copy=True) for name, array in resume_from.parameters.items()}
-        optimizer_state = _restored(optimizer_state, resume_from.optimizer)
+        parameters = _placed(group, resume_from.parameters)
+        with group.running():
+            optimizer_state = spread_state(_restored(optimizer_state, resume_from.optimizer))
         done, target_tokens, best = resume_from.step, resume_from.target_tokens, resume_from.best
         losses = [np.float32(loss) for loss in resume_from.unreported_losses]
     arithmetic = Arithmetic(dtype=config.dtype)
@@ -111,19 +114,25 @@ def train(
             generator=np.random.default_rng((config.seed, _LAYERS_STREAM, step)),
             weighting=config.layer_weights,
         )
-        loss, gradients = loss_and_gradients(
-            model,
-            parameters,
-            batch=batch_arrays(batch),
-            layers=layers,
-            weights=weights.astype(np.float32),
-            key=jax.random.fold_in(key, step),
-            label_smoothing=config.label_smoothing,
-            z_loss=config.z_loss,
-        )
-        parameters, optimizer_state = update(
-            config.optimizer, config.steps, parameters=parameters, state=optimizer_state, gradients=gradients
-        )
+        with group.running():
+            loss, gradients = loss_and_gradients(
+                model,
+                parameters,
+                batch=batch_arrays(batch),
+                layers=layers,
+                weights=weights.astype(np.float32),
+                key=jax.random.fold_in(key, step),
+                label_smoothing=config.label_smoothing,
+                z_loss=config.z_loss,
+            )
+            parameters, optimizer_state = update(
+                config.optimizer,
+                config.steps,
+                division=group.division,
+                parameters=parameters,
+                state=optimizer_state,
+                gradients=gradients,
+            )
         losses.append(loss)
         target_tokens += batch.num_target_tokens
         is_last = step == config.steps
@@ -134,7 +143,8 @@ def train(
             validation = None
             if validates and validation_pairs:
                 arrays = _fetch(parameters)
-                by_layer = validation_losses(model, parameters, pairs=ended_validation, shapes=shapes)
+                with group.running():
+                    by_layer = validation_losses(model, parameters, pairs=ended_validation, shapes=shapes)
                 validation = Validation(losses=by_layer, score=None if score is None else score(arrays))
                 if best is None or best.validation is None or validation.is_better_than(best.validation):
                     best = TrainedModel(step=step, arrays=arrays, validation=validation)
@@ -157,13 +167,25 @@ def train(
     return best or TrainedModel(step=config.steps, arrays=_fetch(parameters), validation=None)
 
 
-def _start(config: TrainingConfig, model_config: T5Config, *, initial: Arrays | None) -> tuple[Parameters, Any]:
+def _start(
+    config: TrainingConfig, model_config: T5Config, *, group: DeviceGroup, initial: Arrays | None
+) -> tuple[Parameters, Any]:
     """Returns parameters and optimiser state before the first step."""
     if initial is None:
         initial = initialize_parameters(model_config, generator=np.random.default_rng((config.seed, _WEIGHTS_STREAM)))
-    # Copies, since the buffers are given away later.
-    parameters = {name: jnp.array(np.asarray(array), jnp.float32, copy=True) for name, array in initial.items()}
-    return parameters, initial_optimizer_state(config.optimizer, config.steps, parameters=parameters)
+    parameters = _placed(group, initial)
+    with group.running():
+        return parameters, initial_optimizer_state(config.optimizer, config.steps, parameters=parameters)
+
+
+def _placed(group: DeviceGroup, arrays: Arrays) -> Parameters:
+    """Returns copies of arrays on a group of devices, since buffers are given away later."""
+    if group.division.parts == 1:
+        return {name: jnp.array(np.asarray(array), jnp.float32, copy=True) for name, array in arrays.items()}
+    return {
+        name: group.place(name, array if isinstance(array, StoredArray) else np.array(array, np.float32, copy=True))
+        for name, array in arrays.items()
+    }
 
 
 def _is_due(step: int, every: int) -> bool:

@@ -57,6 +57,7 @@ def calibrate(
     num_shards: int | None = None,
     batch_size: int | None = None,
     token_budget: int | None = None,
+    model_parallelism: int = 1,
     exit_head: str = "auto",
     metric_settings: MetricSettings = NO_SETTINGS,
     resume: bool = False,
@@ -106,6 +107,7 @@ def calibrate(
       num_shards: Shards that examples are divided into; by the size of the data if omitted, or with `resume` as begun.
       batch_size: Most prompts decoded together; by the memory that is free if omitted.
       token_budget: Most positions held at a time, likewise.
+      model_parallelism: Devices of a worker that share one model, each with a part of it.
       exit_head: One of `EXIT_HEADS`: the form of the output head that decides. It moves no output, only time.
       metric_settings: What metrics need.
       resume: Whether to go on with what an unfinished run has left in `output`.
@@ -162,6 +164,7 @@ def calibrate(
         max_failures=max_failures,
         batch_size=batch_size,
         token_budget=token_budget,
+        model_parallelism=model_parallelism,
         exit_head=exit_head,
         resume=resume,
         overwrite=overwrite,

@@ -136,6 +136,7 @@ def _task(flags: argparse.Namespace, run: PreparedSweep, *, examples: Sequence[E
         max_decode_length=flags.max_decode_length,
         batch_size=flags.batch_size,
         token_budget=flags.token_budget,
+        model_parallelism=flags.model_parallelism,
         exit_head=flags.exit_head,
         arithmetic=run.settings.arithmetic,
     )
@@ -147,7 +148,7 @@ def _provenance(flags: argparse.Namespace, run: PreparedSweep) -> dict[str, Any]
     left_out = (
         *("default_grid_step", "default_seqio_split", "experiment", "output", "overwrite"),
         # Who decodes moves no output.
-        *("accelerator", "model_copies", "num_shards"),
+        *("accelerator", "model_copies", "model_parallelism", "num_shards"),
     )
     return {
         "flags": {name: value for name, value in sorted(vars(flags).items()) if name not in left_out},

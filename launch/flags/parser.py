@@ -480,6 +480,19 @@ def add_memory_flags(group: argparse._ActionsContainer) -> None:
         type=whole_number(1),
         help="most positions held at a time, of prompts and of outputs; default: by the memory that is free",
     )
+    add_parallelism_flag(group)
+
+
+def add_parallelism_flag(group: argparse._ActionsContainer) -> None:
+    """Adds the flag that says how many devices share one model."""
+    group.add_argument(
+        "--model_parallelism",
+        type=whole_number(1),
+        default=1,
+        metavar="N",
+        help="devices that share one model, each with a part of it, for models larger than one device; copies are on a "
+        "worker's other devices (default: 1)",
+    )
 
 
 def add_exit_flags(parser: FlagParser, *, default_grid_step: float | None) -> None:

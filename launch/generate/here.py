@@ -74,6 +74,7 @@ def answer_here(flags: argparse.Namespace) -> int:
     except ManifestError as error:
         # The manifest is sound; what was asked for is not in it, or it is about another model.
         raise UsageError(str(error)) from error
+    say(generator.memory)
     for entry in _entries(generator, prompts):
         say(entry_with_layers(entry, num_layers=generator.num_layers))
     _tell_unknown(generator, prompts)
@@ -148,6 +149,7 @@ def _generator(flags: argparse.Namespace, manifest: Manifest) -> "Generator":
         epsilon=flags.epsilon,
         group=flags.group,
         batch_size=flags.batch_size,
+        model_parallelism=flags.model_parallelism,
         exit_head=flags.exit_head,
         confidence=flags.confidence,
     )

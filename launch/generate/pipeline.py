@@ -113,6 +113,7 @@ def _prepared(
         raise UsageError(str(error)) from error
     for sentence in prepared.assumed:
         say(f"note: {sentence}")
+    say(prepared.memory)
     return workers, prepared, output
 
 

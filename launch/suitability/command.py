@@ -88,6 +88,7 @@ def _measured(
         max_input_length=flags.max_input_length,
         batch_size=flags.batch_size,
         token_budget=flags.token_budget,
+        model_parallelism=flags.model_parallelism,
         exit_head=flags.exit_head,
         arithmetic=run.settings.arithmetic,
     )

@@ -191,6 +191,7 @@ def _score(
         max_target_length=config.max_target_length,
         metric_settings=metric_settings(flags),
         arithmetic=Arithmetic(dtype=config.dtype),
+        model_parallelism=config.model_parallelism,
     )
 
 

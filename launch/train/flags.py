@@ -36,7 +36,16 @@ _RATES = {
     "muon": ("muon_learning_rate", "adam_learning_rate", "warmup_steps"),
     "adafactor": ("learning_rate",),
 }
-_SETTINGS = ("dtype", "dropout", "layer_weights", "sampled_layers", "label_smoothing", "z_loss", "validate_every")
+_SETTINGS = (
+    "dtype",
+    "dropout",
+    "layer_weights",
+    "sampled_layers",
+    "label_smoothing",
+    "z_loss",
+    "validate_every",
+    "model_parallelism",
+)
 _BEST_AND_STATES = ("best_by", "best_by_rows", "bleurt_checkpoint", "save_every", "resume")
 # Flags of one stage, which the other refuses.
 _OF_MODEL = (*_NEW_MODEL, *_SETTINGS, "optimizer", *_RATES["muon"], *_RATES["adafactor"], *_BEST_AND_STATES)
@@ -188,6 +197,12 @@ def train_parser(doc: str | None) -> FlagParser:
     add("--learning_rate", type=float, help=f"{adafactor} (default {AdafactorConfig().learning_rate})")
     for name, kind in (("muon_learning_rate", float), ("adam_learning_rate", float), ("warmup_steps", int)):
         add(f"--{name}", type=kind, help=f"{name.replace('_', ' ')}, of muon (default {getattr(muon, name)})")
+    add(
+        "--model_parallelism",
+        type=whole_number(1),
+        metavar="N",
+        help="devices that share the model, the first of this machine, for models larger than one device (default 1)",
+    )
     add("--validate_every", type=int, help="steps between validations; 0 for one at the end (default 0)")
     best_by = f"what decides the best weights: loss (of the last layer; default), or a metric: {METRIC_NAMES}"
     add("--best_by", metavar="NAME", help=best_by)

@@ -51,3 +51,15 @@ def test_a_limit_on_the_address_space_counts(monkeypatch: pytest.MonkeyPatch) ->
 
     monkeypatch.setattr(resource, "getrlimit", lambda _: (1, 1))
     assert available_bytes() == 0
+
+
+def test_accelerators_are_seen_by_their_files(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU's or a TPU's file says that there is one, unless JAX is kept to the CPU."""
+    monkeypatch.setattr(free_memory, "_DEVICES", tmp_path)
+    monkeypatch.delenv("JAX_PLATFORMS", raising=False)
+    (tmp_path / "nvidiactl").touch()
+    assert not free_memory.has_accelerators()
+    (tmp_path / "nvidia0").touch()
+    assert free_memory.has_accelerators()
+    monkeypatch.setenv("JAX_PLATFORMS", "cpu")
+    assert not free_memory.has_accelerators()

@@ -11,7 +11,10 @@ from calm_beam.checkpoints.stored import StoredModel
 from . import decoder_only, t5
 
 # What reads each model_type.
-_READERS = {"t5": t5.read_t5, **dict.fromkeys(decoder_only.FAMILIES, decoder_only.read_decoder_only)}
+_READERS = {
+    **dict.fromkeys(t5.TYPES, t5.read_t5),
+    **dict.fromkeys(decoder_only.FAMILIES, decoder_only.read_decoder_only),
+}
 # Keys by which a model of another type shows why it is not read.
 _REASONS = {
     "num_local_experts": "a mixture of experts",

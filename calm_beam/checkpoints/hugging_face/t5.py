@@ -1,10 +1,10 @@
 """T5s that Hugging Face's transformers saves.
 
-T5 1.1 (gated GELU, a head of its own), the original T5 (ReLU, tied head) and UL2 (gated SiLU), read without
-transformers or torch.
+T5 1.1 and Flan-T5 (gated GELU, a head of its own), the original T5 (ReLU, tied head), UL2 (gated SiLU), mT5 (as T5 1.1)
+and UMT5 (a table of relative positions in every layer), read without transformers or torch.
 Whatever the config says that would be computed in another way than here is refused. Tensors are stored [out, in], and
 the tables of relative positions [buckets, heads].
-Source: transformers `configuration_t5.py` and `modeling_t5.py`, versions 4 and 5.
+Source: transformers `configuration_t5.py` and `modeling_t5.py`, and those of mt5 and umt5, versions 4 and 5.
 """
 
 import pathlib
@@ -31,6 +31,14 @@ _SIZES = {
     "num_decoder_layers": ("num_decoder_layers", None),
     "relative_buckets": ("relative_attention_num_buckets", 32),
     "relative_max_distance": ("relative_attention_max_distance", 128),
+}
+# The same of mT5 and UMT5, by their keys.
+_MULTILINGUAL = {"vocab_size": 250112, "d_ff": 1024, "num_layers": 8, "num_heads": 6, "feed_forward_proj": "gated-gelu"}
+# By model_type, what is taken if it is left out, and whether every layer has a table of relative positions of its own.
+TYPES: Mapping[str, tuple[Mapping[str, Any], bool]] = {
+    "t5": ({}, False),
+    "mt5": (_MULTILINGUAL, False),
+    "umt5": (_MULTILINGUAL, True),
 }
 # What this decoder computes with; also what transformers takes if it is left out.
 _FIXED = {
@@ -65,6 +73,7 @@ _OUTSIDE_OF_LAYERS = {
     "decoder/decoder_norm/scale": "decoder.final_layer_norm.weight",
     "decoder/logits_dense/kernel": "lm_head.weight",
 }
+_TABLE_OF_A_LAYER = re.compile(r"(encoder|decoder)/layers_(\d+)/relpos_bias/rel_embedding")
 _IN_LAYER = re.compile(r"(encoder|decoder)/layers_(\d+)/(\w+)/(?:(\w+)/kernel|scale)")
 
 # Names of the one embedding: files of older versions hold it up to three times, and some under another name alone.
@@ -86,7 +95,10 @@ def read_t5(directory: pathlib.Path, fields: Mapping[str, Any], *, keeps: Callab
         unknown or of another type than a float of 16 or 32 bits.
     """
     path = directory / "config.json"
-    sizes = _sizes(path, fields)
+    defaults, bias_per_layer = TYPES[fields["model_type"]]
+    _check_head_is_its_own(path, fields)
+    fields = {**defaults, **fields}
+    sizes = {**_sizes(path, fields), "relative_bias_per_layer": bias_per_layer}
     gated_mlp, activation = _feed_forward(path, fields)
     for key in ("tie_word_embeddings", "scale_decoder_outputs"):
         if type(fields.get(key, True)) is not bool:
@@ -109,6 +121,17 @@ def read_t5(directory: pathlib.Path, fields: Mapping[str, Any], *, keeps: Callab
     check_names(directory, found=tensors, expected=names.values(), model="T5")
     arrays = {ours: tensors[theirs] if ours == _EMBEDDING else tensors[theirs].T for ours, theirs in names.items()}
     return StoredModel(config=config, arrays=stored.of(arrays))
+
+
+def _check_head_is_its_own(path: pathlib.Path, fields: Mapping[str, Any]) -> None:
+    """Refuses an mT5 or UMT5 whose head may be scaled: the versions of transformers do not agree on those."""
+    tie = fields.get("tie_word_embeddings")
+    if fields["model_type"] != "t5" and (tie is not False or "scale_decoder_outputs" in fields):
+        raise CheckpointError(
+            f"{path}: tie_word_embeddings is {shortened(repr(tie))}. What {fields['model_type']} computes then "
+            "depends on the version of transformers: if its head is its own, as in the published models, set it to "
+            "false, and remove scale_decoder_outputs."
+        )
 
 
 def _sizes(path: pathlib.Path, fields: Mapping[str, Any]) -> dict[str, Any]:
@@ -183,6 +206,9 @@ def _their_name(name: str) -> str:
     """
     if name in _OUTSIDE_OF_LAYERS:
         return _OUTSIDE_OF_LAYERS[name]
+    if table := _TABLE_OF_A_LAYER.fullmatch(name):
+        stack, index = table.groups()
+        return f"{stack}.block.{index}.layer.0.SelfAttention.relative_attention_bias.weight"
     match = _IN_LAYER.fullmatch(name)
     assert match is not None, name
     stack, index, sublayer, kernel = match.groups()

@@ -287,7 +287,7 @@ def test_what_is_left_out_is_what_transformers_takes(
         ({"model_type": "qwen3_moe", "num_experts": 8}, "model_type is 'qwen3_moe', a mixture of experts"),
         ({"model_type": "deepseek_v3", "kv_lora_rank": 512}, "'deepseek_v3', multi-head latent attention"),
         ({"model_type": "mllama", "vision_config": {"a": 1}}, "model_type is 'mllama', a model that sees images"),
-        ({"model_type": "gemma2"}, "model_type is 'gemma2'; expected one of 't5', 'llama'"),
+        ({"model_type": "gemma2"}, "model_type is 'gemma2'; expected one of 't5', 'mt5'"),
         ({"model_type": None}, "model_type is None; expected one of"),
         ({"quantization_config": {"quant_method": "gptq"}}, r"has a quantization_config \(gptq\): quantised"),
         ({"quantization_config": True}, r"has a quantization_config \(no quant_method\)"),

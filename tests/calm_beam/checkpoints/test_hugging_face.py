@@ -151,7 +151,7 @@ def test_other_activations(config: T5Config, fields: dict[str, Any], tmp_path: p
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"model_type": "bart"}, "model_type is 'bart'; expected one of 't5', 'llama', 'mistral'"),
+        ({"model_type": "bart"}, "model_type is 'bart'; expected one of 't5', 'mt5', 'umt5', 'llama', 'mistral'"),
         (
             {"feed_forward_proj": "gated-tanh"},
             r"feed_forward_proj is 'gated-tanh', .*\(True, 'tanh'\); expected 'gated",
@@ -322,3 +322,53 @@ def test_damaged_weights_are_refused(kept: int, tmp_path: pathlib.Path) -> None:
     path.write_bytes(path.read_bytes()[:kept])
     with pytest.raises(CheckpointError, match=r"model\.safetensors: cannot be read as safetensors: "):
         load_checkpoint(tmp_path)
+
+
+def _without_tables(config: T5Config) -> dict[str, np.ndarray]:
+    tensors = hugging_face_tensors(config, build_arrays(config, 0))
+    return {name: tensor for name, tensor in tensors.items() if "relative_attention_bias" not in name}
+
+
+def test_mt5_is_read_as_t5_1_1(tmp_path: pathlib.Path) -> None:
+    """It differs in its vocabulary alone, and in what is taken where sizes are left out."""
+    t5 = load_checkpoint(_write(tmp_path / "t5"))
+    mt5 = load_checkpoint(_write(tmp_path / "mt5", model_type="mt5", feed_forward_proj=None))
+    assert mt5.config == t5.config
+    assert mt5.fingerprint() == t5.fingerprint()
+    with pytest.raises(CheckpointError, match=r"not those of the T5 in config\.json; missing .*block\.1\."):
+        load_checkpoint(_write(tmp_path / "deep", model_type="mt5", num_layers=None))
+
+
+def test_umt5_has_tables_in_every_layer(tmp_path: pathlib.Path) -> None:
+    """Each self-attention layer's own table comes back under its name, [heads, buckets]."""
+    config = dataclasses.replace(_T5_1_1, relative_bias_per_layer=True)
+    generator = np.random.default_rng(5)
+    tables = {
+        f"{stack}.block.{index}.layer.0.SelfAttention.relative_attention_bias.weight": generator.standard_normal(
+            (config.relative_buckets, config.num_heads)
+        ).astype(np.float32)
+        for stack, depth in (("encoder", config.num_encoder_layers), ("decoder", config.num_decoder_layers))
+        for index in range(depth)
+    }
+    _write(tmp_path, model_type="umt5")
+    kept = {name: np.ascontiguousarray(tensor) for name, tensor in {**_without_tables(_T5_1_1), **tables}.items()}
+    safetensors.numpy.save_file(kept, tmp_path / "model.safetensors")
+    checkpoint = load_checkpoint(tmp_path)
+    assert checkpoint.config == config
+    table = tables["decoder.block.1.layer.0.SelfAttention.relative_attention_bias.weight"]
+    np.testing.assert_array_equal(checkpoint.arrays["decoder/layers_1/relpos_bias/rel_embedding"], table.T)
+    np.testing.assert_array_equal(
+        checkpoint.arrays["encoder/layers_0/relpos_bias/rel_embedding"],
+        tables["encoder.block.0.layer.0.SelfAttention.relative_attention_bias.weight"].T,
+    )
+
+
+@pytest.mark.parametrize("model_type", ["mt5", "umt5"])
+@pytest.mark.parametrize("fields", [{"tie_word_embeddings": True}, {"tie_word_embeddings": None}])
+def test_heads_that_versions_scale_differently_are_refused(
+    model_type: str, fields: dict[str, Any], tmp_path: pathlib.Path
+) -> None:
+    """Whether states are scaled before a tied head depends on the version of transformers: nothing is guessed."""
+    shown = fields["tie_word_embeddings"]
+    with pytest.raises(CheckpointError, match=f"tie_word_embeddings is {shown}. What {model_type} computes"):
+        load_checkpoint(_write(tmp_path, model_type=model_type, **fields))

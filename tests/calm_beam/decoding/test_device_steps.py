@@ -252,7 +252,9 @@ def test_many_rows_are_copied() -> None:
     """Skipped layers take over 2,048 keys and values, bit for bit; all other nodes stay as they are."""
     layers, nodes = _skipped()
     source_nodes = np.random.default_rng(4).permutation(_ROWS).astype(np.int32)
-    first, *made = device_steps.copy_skipped(_stores(slice(None)), layers, source_nodes=source_nodes, nodes=nodes)
+    first, *made = device_steps.copy_skipped(
+        _MODEL, _stores(slice(None)), source_layers=layers, source_nodes=source_nodes, nodes=nodes
+    )
     stores = np.array(_STORES)
     expected = {
         (layer, part): stores[layers - 1, part, source_nodes] for layer in range(2, _DEPTH + 1) for part in range(2)
@@ -342,7 +344,9 @@ def _lowered(step: str) -> Any:
             position=_position(rows),
         )
     if step == "copy_skipped":
-        return device_steps.copy_skipped.lower(_stores(slice(None)), rows, source_nodes=rows, nodes=nodes)
+        return device_steps.copy_skipped.lower(
+            _MODEL, _stores(slice(None)), source_layers=rows, source_nodes=rows, nodes=nodes
+        )
     parameters = {"layer": _LAYERS[1], "classifier": _CLASSIFIER}
     return device_steps.finish_layer.lower(
         _MODEL,

@@ -47,7 +47,7 @@ class Broken:
         raise ValueError("no use")
 
 try:
-    list(decode_on_devices([(devices[0], Broken()), (devices[1], Broken())], prompts))
+    list(decode_on_devices([Broken(), Broken()], prompts))
 except ValueError as error:
     assert str(error) == "no use"
 else:
@@ -67,7 +67,7 @@ class Slow:
 
 slow = Slow()
 try:
-    list(decode_on_devices([(devices[0], slow), (devices[1], Broken())], prompts))
+    list(decode_on_devices([slow, Broken()], prompts))
 except ValueError:
     assert not slow.is_running, "a device is still busy when the next call could come"
 print("same")

@@ -1,11 +1,14 @@
 """How much a sweep holds, and what it does where that is too much."""
 
+import functools
 import logging
+import math
 import platform
 import subprocess
 import sys
+import types
 from collections.abc import Generator, Sequence
-from typing import Any
+from typing import Any, cast
 
 import jax
 import numpy as np
@@ -13,12 +16,16 @@ import pytest
 
 from calm_beam.arithmetic import FLOAT32, Arithmetic
 from calm_beam.decoding import batch, device_steps, memory, packed
+from calm_beam.decoding.device_groups import DeviceGroup, first_device
 from calm_beam.decoding.memory import Budget, choose_budget, keep_freed_memory
 from calm_beam.decoding.packed import PackedDecoder
 from calm_beam.decoding.sweep import SweepDecoder, SweepResult
 from calm_beam.decoding.weights import Sources
+from calm_beam.errors import UsageError
 from calm_beam.exits.rule import ExitRule
+from calm_beam.model import parameter_shapes
 from calm_beam.model.interface import EarlyExitModel
+from calm_beam.model.sharding import Division
 from tests.builders import build_checkpoint, build_config
 from tests.sampling import sampled
 
@@ -146,17 +153,17 @@ def test_other_errors_of_the_device_are_raised(monkeypatch: pytest.MonkeyPatch) 
 
 def test_the_budget_is_of_free_memory() -> None:
     """Without a wish the budget fits into the machine; a wish for fewer prompts or tokens is followed."""
-    device = jax.local_devices()[0]
+    group = first_device()
     config = build_config()
     sizes: dict[str, Any] = {"lanes": 4, "steps": 8, "source": 32, "arithmetic": FLOAT32}
-    chosen = choose_budget(config, device, **sizes, batch_size=None, token_budget=None)
+    chosen = choose_budget(config, group, **sizes, batch_size=None, token_budget=None)
     position = config.num_decoder_layers * 2 * config.num_heads * config.head_dim * 4
     assert 64 <= chosen.tokens * position < 2**36
     assert chosen.slots == 256
-    asked = choose_budget(config, device, **sizes, batch_size=3, token_budget=64)
+    asked = choose_budget(config, group, **sizes, batch_size=3, token_budget=64)
     assert asked == Budget(slots=3, tokens=64)
     halves = choose_budget(
-        config, device, **{**sizes, "arithmetic": Arithmetic(dtype="bfloat16")}, batch_size=None, token_budget=None
+        config, group, **{**sizes, "arithmetic": Arithmetic(dtype="bfloat16")}, batch_size=None, token_budget=None
     )
     assert 1.5 < halves.tokens / chosen.tokens < 2.5
     assert Budget(slots=3, tokens=65).halved() == Budget(slots=1, tokens=32)
@@ -266,7 +273,79 @@ def test_what_is_needed_is_a_lower_bound_that_grows() -> None:
         larger = memory.least_need(build_config(), **{**sizes, **changes})
         assert larger.total > small.total
     halved = memory.least_need(build_config(), **sizes, arithmetic=Arithmetic(dtype="bfloat16"))
-    # Files may hold float32, and bookkeeping is as it was.
-    assert 4 * halved.weights == 3 * small.weights
+    assert 2 * halved.weights == small.weights
     assert small.outputs / 2 < halved.outputs < small.outputs
     assert small.source / 2 < halved.source < small.source
+
+
+class _Device:
+    platform = "gpu"
+
+    def __init__(self, free: int) -> None:
+        self._free = free
+
+    def memory_stats(self) -> dict[str, int]:
+        return {"bytes_limit": self._free + 1000, "bytes_in_use": 1000}
+
+    def __str__(self) -> str:
+        return "gpu 0"
+
+
+def test_a_device_without_room_for_the_weights_is_refused() -> None:
+    """What a device would have to hold is compared with what it has left: of a divided model, its part."""
+    config = build_config(num_heads=8)
+    needed = 4 * sum(math.prod(shape) for shape in parameter_shapes(config).values())
+    for parts, free, fits in (
+        (1, needed, True),
+        (1, needed - 1, False),
+        (8, needed // 2, True),
+        (8, needed // 9, False),
+    ):
+        devices: Any = [_Device(free) for _ in range(parts)]
+        group = types.SimpleNamespace(devices=devices, division=Division.of(config, parts))
+        if fits:
+            memory.check_devices(config, cast(DeviceGroup, group))
+        else:
+            with pytest.raises(ValueError, match=rf"weights take .* on gpu 0.*\(--model_parallelism, now {parts}\)"):
+                memory.check_devices(config, cast(DeviceGroup, group))
+
+
+def test_the_budget_of_an_accelerator_is_of_its_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where each device holds the keys and values of some heads, there is room for as many times the positions."""
+    config = build_config(num_heads=8)
+    sizes: dict[str, Any] = {"lanes": 1, "steps": 8, "source": 32, "arithmetic": FLOAT32}
+    budgets = [
+        choose_budget(
+            config,
+            cast(
+                DeviceGroup,
+                types.SimpleNamespace(devices=[_Device(10**7)] * parts, division=Division.of(config, parts)),
+            ),
+            **sizes,
+            batch_size=None,
+            token_budget=None,
+        )
+        for parts in (1, 8)
+    ]
+    assert budgets[1].tokens // budgets[0].tokens in (7, 8)
+
+
+def test_memory_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Weights and room are said where the machine decodes; elsewhere and on accelerators, what a position takes."""
+    monkeypatch.setattr(memory, "available_bytes", lambda: 1 << 31)
+    monkeypatch.setattr(memory, "has_accelerators", lambda: False)
+    config = build_config(num_heads=8, emb_dim=512, mlp_dim=4096)
+    said = functools.partial(memory.memory_in_words, config, lanes=3, steps=8, source=16)
+    weights = 4 * sum(math.prod(shape) for shape in parameter_shapes(config).values())
+    room = int(((1 << 31) - weights) * 0.2 / 2 / (4 * 2 * 64 * 4))
+    assert said(token_budget=None) == f"0.1 GiB of weights, 1.9 GiB free beside them: room for {room:,} positions"
+    assert "; room for 5,000 positions, as asked, takes 9.8 MiB" in said(token_budget=5000)
+    elsewhere = said(token_budget=None, model_parallelism=8, runs_here=False)
+    assert elsewhere.startswith("0.1 GiB of weights, ")
+    assert "MiB on each of 8 devices; a position takes " in elsewhere
+    monkeypatch.setattr(memory, "has_accelerators", lambda: True)
+    assert "; a position takes" in said(token_budget=None)
+    # Which holds the model, and whose own devices are asked when it is loaded.
+    memory.check_memory(config, lanes=1, steps=10**6, source=10**6)
+    with pytest.raises(UsageError, match="8 attention heads cannot be divided by 3"):
+        said(token_budget=None, model_parallelism=3)

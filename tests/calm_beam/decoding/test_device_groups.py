@@ -1,0 +1,219 @@
+"""One model on several devices."""
+
+import os
+import pathlib
+import subprocess
+import sys
+
+import jax
+import numpy as np
+import pytest
+
+from calm_beam.checkpoints import StoredArray, write_native
+from calm_beam.decoding.device_groups import device_groups, first_device, placed
+from calm_beam.errors import UsageError
+from tests.builders import build_checkpoint, build_config, write_hugging_face, write_t5x
+
+_START = """
+import sys
+
+import jax
+import numpy as np
+
+from calm_beam.decoding.batch_decoder import BatchDecoder
+from calm_beam.decoding.compilation import use_compilation_cache
+from calm_beam.decoding.early_exit import EarlyExitDecoder
+from calm_beam.decoding.sweep import SweepDecoder
+from calm_beam.exits.rule import ExitRule
+from tests.builders import build_checkpoint, build_config, build_prompts, build_rule
+
+use_compilation_cache()
+assert len(jax.local_devices()) == 8
+prompts = build_prompts(*(2 + index % 9 for index in range(13)))
+"""
+
+_PARITY = (
+    _START
+    + """
+def flips(expected, found, *, lanes):
+    assert sorted(found) == list(range(len(prompts)))
+    differing = 0
+    for index, one in expected.items():
+        many = found[index]
+        tokens, layers, confidences = (
+            getattr(one, name) if lanes is None else getattr(one, name)[lanes]
+            for name in ("tokens", "exit_layers", "confidences")
+        )
+        if np.array_equal(tokens, many.tokens) and np.array_equal(layers, many.exit_layers):
+            np.testing.assert_allclose(confidences, many.confidences, atol=1e-4)
+        else:
+            differing += 1
+    return differing
+
+differing, compared = 0, 0
+for parts in map(int, sys.argv[1].split(",")):
+    for name in sys.argv[2:]:
+        confidence, _, propagation = name.partition("/")
+        rule = build_rule(confidence, **({"state_propagation": propagation} if propagation else {}))
+        checkpoint = build_checkpoint(build_config(num_heads=8, exit_classifier=2))
+        settings = dict(thresholds=(0.6, 0.2), max_decode_length=8)
+        alone = SweepDecoder(checkpoint, rule, devices=jax.local_devices()[:1], **settings)
+        expected = dict(alone.decode(prompts))
+        together = SweepDecoder(checkpoint, rule, model_parallelism=parts, **settings)
+        differing += flips(expected, dict(together.decode(prompts)), lanes=None)
+        compared += len(prompts)
+        if rule.needs_full_model():
+            continue
+        served = EarlyExitDecoder(checkpoint, rule, threshold=0.6, max_decode_length=8, model_parallelism=parts)
+        differing += flips(expected, dict(served.decode(prompts)), lanes=1)
+        by_step = [np.full(8, threshold, np.float32) for threshold in (0.6, 0.2)]
+        batch = BatchDecoder(
+            checkpoint, rule, thresholds=by_step, max_input_length=16, token_budget=100, model_parallelism=parts
+        )
+        for schedule in (0, 1):
+            found = dict(batch.decode(prompts, [schedule] * len(prompts)))
+            differing += flips(expected, found, lanes=1 + schedule)
+        compared += 3 * len(prompts)
+        (weights,) = {
+            decoder._weights.layers[0]["mlp"]["wo"]["kernel"].addressable_shards[0].data.shape
+            for decoder in together._decoder._decoders
+        }
+        assert weights == (32 // parts, 16), weights
+        stores = {pair[0].addressable_shards[0].data.shape[1] for pair in batch.open_batch()._cache}
+        assert stores == {64 // parts}, stores
+print(f"{differing} of {compared}")
+"""
+)
+
+
+def _run(program: str, *arguments: str) -> str:
+    run = subprocess.run(
+        [sys.executable, "-c", program, *arguments],
+        env={**os.environ, "XLA_FLAGS": f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count=8"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert run.returncode == 0, run.stderr
+    return run.stdout.strip()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    ("parts", "rules"),
+    [
+        ("8", ("softmax", "state/projected")),
+        ("2", ("softmax", "classifier/from_first_exit")),
+        ("8", ("entropy", "patience", "oracle")),
+    ],
+    ids=["eight", "two", "measures"],
+)
+def test_devices_that_share_a_model_give_the_outputs_of_one(parts: str, rules: tuple[str, ...]) -> None:
+    """Sweep, served decoder and batch decoder on two or eight devices a model decide as on one device.
+
+    Each device holds its part of the weights and of the keys and values alone. Near ties, of which there may be few,
+    are outputs that differ.
+    """
+    differing, _, compared = _run(_PARITY, parts, *rules).split()
+    assert int(differing) <= int(compared) // 50
+
+
+_MEMORY = """
+import gc, sys, weakref
+
+import jax
+import numpy as np
+
+from calm_beam.checkpoints import StoredArray, load_checkpoint
+from calm_beam.decoding import device_groups
+
+alive, peak = 0, 0
+
+def forget(size):
+    global alive
+    alive -= size
+
+read = StoredArray.__getitem__
+
+def counted(self, index):
+    global alive, peak
+    values = read(self, index)
+    alive += values.nbytes
+    peak = max(peak, alive)
+    weakref.finalize(values, forget, values.nbytes)
+    return values
+
+# What the devices hold is theirs: it must not be the very memory that was read, which would count as the host's.
+put = jax.device_put
+jax.device_put = lambda values, device=None, **options: put(values, device, may_alias=False, **options)
+StoredArray.__getitem__ = counted
+checkpoint = load_checkpoint(sys.argv[1])
+group, *_ = device_groups.device_groups(checkpoint.config, model_parallelism=int(sys.argv[2]))
+on_group = device_groups.placed(checkpoint, group)
+gc.collect()
+total = sum(array.nbytes for array in on_group.arrays.values())
+# JAX lets go of the last few at its next call.
+assert alive < total / 50, f"{alive} bytes are still held"
+assert checkpoint.fingerprint() == on_group.fingerprint() == load_checkpoint(sys.argv[1]).fingerprint()
+wi = on_group.arrays["decoder/layers_0/mlp/wi_0/kernel"]
+expected = np.asarray(checkpoint.arrays["decoder/layers_0/mlp/wi_0/kernel"])
+for shard in wi.addressable_shards:
+    np.testing.assert_array_equal(np.asarray(shard.data), expected[shard.index])
+print(peak, total)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("layout", ["native", "hugging_face", "t5x"])
+def test_the_host_never_holds_the_model(tmp_path: pathlib.Path, layout: str) -> None:
+    """Loading a model of 270 MB, its fingerprint included, and giving it to eight devices takes less than a quarter.
+
+    What is counted are the arrays that were read and not yet dropped, at their most.
+    """
+    config = build_config(
+        vocab_size=8000, emb_dim=512, num_heads=8, head_dim=64, mlp_dim=2048, num_encoder_layers=7, num_decoder_layers=7
+    )
+    checkpoint = build_checkpoint(config)
+    if layout == "native":
+        write_native(tmp_path, config, arrays=checkpoint.arrays, vocabulary_path=None)
+    elif layout == "hugging_face":
+        write_hugging_face(tmp_path, config, {name: np.asarray(array) for name, array in checkpoint.arrays.items()})
+    else:
+        write_t5x(tmp_path, checkpoint.arrays)
+    peak, total = map(int, _run(_MEMORY, str(tmp_path), "8").split())
+    assert total > 250 << 20
+    assert 0 < peak < total / 4
+
+
+def test_a_stored_array_is_read_for_one_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On one device an array is read once, whole; one that is placed already stays where it is."""
+    values = np.arange(12, dtype=np.float32).reshape(3, 4)
+    reads = []
+
+    def read(slices: tuple[slice, ...]) -> np.ndarray:
+        reads.append(slices)
+        return values[slices]
+
+    group = first_device()
+    array = group.place("decoder/layers_0/mlp/wo/kernel", StoredArray((3, 4), values.dtype, read=read))
+    np.testing.assert_array_equal(np.asarray(array), values)
+    assert len(reads) == 1
+    assert group.place("decoder/layers_0/mlp/wo/kernel", array) is array
+
+
+def test_devices_that_are_left_over_are_refused() -> None:
+    """The number of devices must be a multiple of those that share a model; what cannot be divided is named."""
+    config = build_config(num_heads=6, mlp_dim=36)
+    with pytest.raises(UsageError, match="model_parallelism is 3, but this process has 1 device: that many must be"):
+        device_groups(config, model_parallelism=3)
+    with pytest.raises(UsageError, match="model_parallelism is 4, but 6 attention heads cannot be divided by 4"):
+        device_groups(config, model_parallelism=4, devices=jax.local_devices() * 4)
+
+
+def test_placing_a_model_twice_moves_nothing() -> None:
+    """Decoders that are made of one placed model share its weights."""
+    checkpoint = placed(build_checkpoint(), first_device())
+    again = placed(checkpoint, first_device())
+    assert all(again.arrays[name] is array for name, array in checkpoint.arrays.items())

@@ -15,27 +15,9 @@ import numpy as np
 from calm_beam.checkpoints import Arrays
 from calm_beam.exits.rule import ExitRule
 from calm_beam.model import ModelConfig
+from tests.numpy_t5 import Decoded, may_exit, threshold_at
 
 KeyValue = tuple[np.ndarray, np.ndarray]
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Decoded:
-    """One output.
-
-    Attributes:
-      tokens: Generated ids, eos included.
-      exit_layers: Layers used for each, from 1.
-      confidences: Confidence at each exit layer.
-      min_margin: Least distance of a confidence to its threshold wherever there was a decision to take.
-      min_gap: Least distance of the two best logits at an exit layer.
-    """
-
-    tokens: list[int]
-    exit_layers: list[int]
-    confidences: list[float]
-    min_margin: float
-    min_gap: float
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -166,22 +148,6 @@ class NumpyDecoder(abc.ABC):
             return float(np.argmax(self.logits(output)) == np.argmax(self.logits(states[-1])))
         second, first = np.sort(softmax(self.logits(output)))[-2:]
         return float(first - second if measure == "softmax" else first)
-
-
-def may_exit(rule: ExitRule, layer: int, depth: int) -> bool:
-    """Returns whether a token may leave after a layer."""
-    return layer == depth or (layer >= rule.min_exit_layer and (layer - rule.min_exit_layer) % rule.exit_interval == 0)
-
-
-def threshold_at(rule: ExitRule, threshold: float | None, *, step: int, max_decode_length: int) -> float | None:
-    """Returns the threshold at a step, counted from 0, rounded to float32."""
-    if threshold is None:
-        return None
-    if rule.schedule != "constant":
-        assert rule.tau is not None
-        falling = 0.1 * math.exp(-rule.tau * step / max_decode_length)
-        threshold = 0.9 * threshold + (falling if rule.schedule == "decay" else threshold * falling)
-    return float(np.float32(min(max(threshold, 0.0), 1.0)))
 
 
 def softmax(logits: np.ndarray) -> np.ndarray:

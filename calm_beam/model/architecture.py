@@ -4,6 +4,8 @@ import abc
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
+from calm_beam.arithmetic import Arithmetic
+
 if TYPE_CHECKING:
     from .interface import EarlyExitModel, PackedLayer
 
@@ -66,12 +68,20 @@ class Architecture(abc.ABC):
         """Returns name and shape of every parameter."""
 
     @abc.abstractmethod
-    def network(self, config: Any) -> "EarlyExitModel":
+    def network(self, config: Any, *, arithmetic: Arithmetic) -> "EarlyExitModel":
         """Returns the network; loads JAX."""
 
     @abc.abstractmethod
-    def packed_layer(self, config: Any) -> "PackedLayer":
+    def packed_layer(self, config: Any, *, arithmetic: Arithmetic) -> "PackedLayer":
         """Returns a decoder layer of it, for packed rows; loads JAX."""
+
+    @abc.abstractmethod
+    def check_arithmetic(self, arithmetic: Arithmetic) -> None:
+        """Refuses what the network cannot compute in.
+
+        Raises:
+          UsageError: If it cannot.
+        """
 
     @abc.abstractmethod
     def pending_shapes(self, config: Any) -> Mapping[str, tuple[int, ...]]:

@@ -11,6 +11,7 @@ from calm_beam.decoding.recorded import settings_of_variant
 from calm_beam.decoding.settings import DecodeSettings
 from calm_beam.errors import UsageError
 from calm_beam.examples import no_vocabulary_for
+from calm_beam.exits.head_forms import check_head
 from calm_beam.exits.measures import Need
 from calm_beam.generations import DecodeJob, StoredGenerations
 from calm_beam.inputs import DataFiles, Reading
@@ -170,6 +171,7 @@ def prepare_sweep(
       OSError: If a file cannot be read.
     """
     _check_token_budget(request)
+    check_head(request.exit_head, request.settings.arithmetic)
     preview = preview_data(data.files, data.reading)
     checkpoint = load_checkpoint(
         request.model,
@@ -180,7 +182,7 @@ def prepare_sweep(
     if path is None:
         _check_needs_no_vocabulary(preview, checkpoint, finds_vocabulary=finds_vocabulary)
     vocabulary = open_vocabulary(path, extra_ids=request.extra_ids, chat=_chat(request, path)) if path else None
-    _check_positions(request, checkpoint.config)
+    _check_model(request, checkpoint.config)
     memory = _check_fits(request, checkpoint.config, runs_here=runs_here)
     head = checkpoint.config.vocab_size
     if vocabulary is not None and vocabulary.size > head:
@@ -247,9 +249,10 @@ def _check_needs_no_vocabulary(preview: DataPreview, checkpoint: Checkpoint, *, 
         raise UsageError(no_vocabulary_for(f"{preview.text_reference}: its"))
 
 
-def _check_positions(request: SweepRequest, config: ModelConfig) -> None:
-    settings = request.settings
-    architecture_of(config).check_positions(config, source=settings.max_input_length, steps=settings.max_decode_length)
+def _check_model(request: SweepRequest, config: ModelConfig) -> None:
+    settings, architecture = request.settings, architecture_of(config)
+    architecture.check_arithmetic(settings.arithmetic)
+    architecture.check_positions(config, source=settings.max_input_length, steps=settings.max_decode_length)
 
 
 def _check_fits(request: SweepRequest, config: ModelConfig, *, runs_here: bool) -> str:
@@ -261,11 +264,18 @@ def _check_fits(request: SweepRequest, config: ModelConfig, *, runs_here: bool) 
         "source": settings.max_input_length,
     }
     if runs_here:
-        check_memory(config, **sizes, token_budget=request.token_budget, copies=request.model_copies)
+        check_memory(
+            config,
+            **sizes,
+            token_budget=request.token_budget,
+            copies=request.model_copies,
+            arithmetic=settings.arithmetic,
+        )
     return memory_in_words(
         config,
         **sizes,
         token_budget=request.token_budget,
         model_parallelism=request.model_parallelism,
         runs_here=runs_here,
+        arithmetic=settings.arithmetic,
     )

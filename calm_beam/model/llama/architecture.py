@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from calm_beam.arithmetic import Arithmetic
 from calm_beam.errors import UsageError
 from calm_beam.model.architecture import Architecture
 
@@ -22,17 +23,30 @@ class LlamaArchitecture(Architecture):
         """Returns name and shape of every parameter."""
         return parameter_shapes(config)
 
-    def network(self, config: LlamaConfig) -> "EarlyExitLlama":
+    def network(self, config: LlamaConfig, *, arithmetic: Arithmetic) -> "EarlyExitLlama":
         """Returns the network."""
         from .network import EarlyExitLlama
 
-        return EarlyExitLlama(config)
+        self.check_arithmetic(arithmetic)
+        return EarlyExitLlama(config, arithmetic)
 
-    def packed_layer(self, config: LlamaConfig) -> "DecoderLayer":
+    def packed_layer(self, config: LlamaConfig, *, arithmetic: Arithmetic) -> "DecoderLayer":
         """Returns a decoder layer."""
         from .layers import DecoderLayer
 
-        return DecoderLayer(config)
+        return DecoderLayer(config, arithmetic)
+
+    def check_arithmetic(self, arithmetic: Arithmetic) -> None:
+        """Refuses bfloat16.
+
+        Raises:
+          UsageError: If it is that.
+        """
+        if arithmetic.dtype != "float32":
+            raise UsageError(
+                f"dtype is {arithmetic.dtype}, but decoder-only models are computed in float32 only. Leave it out; their "
+                "weights may be stored in bfloat16."
+            )
 
     def pending_shapes(self, config: LlamaConfig) -> Mapping[str, tuple[int, ...]]:
         """Returns the shapes of a layer's input, its queries, and what these have of the path."""

@@ -7,8 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 
+from calm_beam.arithmetic import Arithmetic
 from calm_beam.model.interface import Arrange, KeysValues, Numbers, OverPath
-from calm_beam.model.numerics import MASKED, PRECISION
+from calm_beam.model.numerics import MASKED, precision_of
 
 from .config import LlamaConfig
 from .norm import RMSNorm
@@ -42,9 +43,11 @@ class Attention(nn.Module):
 
     Attributes:
       config: Of the model.
+      arithmetic: Of its products.
     """
 
     config: LlamaConfig
+    arithmetic: Arithmetic
 
     def setup(self) -> None:
         """Declares kernels, [in, out], their biases, and the norms of queries and keys."""
@@ -54,11 +57,13 @@ class Attention(nn.Module):
             "key": config.num_kv_heads,
             "value": config.num_kv_heads,
         }.items():
-            dense = nn.Dense(heads * config.head_dim, use_bias=config.attention_bias, precision=PRECISION)
+            dense = nn.Dense(
+                heads * config.head_dim, use_bias=config.attention_bias, precision=precision_of(self.arithmetic)
+            )
             setattr(self, name, dense)
             if config.query_key_norms and name != "value":
                 setattr(self, f"{name}_norm", RMSNorm(config))
-        self.out = nn.Dense(config.emb_dim, use_bias=False, precision=PRECISION)
+        self.out = nn.Dense(config.emb_dim, use_bias=False, precision=precision_of(self.arithmetic))
 
     def queries(self, inputs: jax.Array, positions: Numbers) -> jax.Array:
         """Returns scaled, turned queries, (..., heads, head_dim), of normed states, (..., width), and positions."""
@@ -92,9 +97,9 @@ class Attention(nn.Module):
         keys, values = (jnp.moveaxis(part, 1, -2) for part in keys_values)
         # [batch, positions, heads of keys, group, head_dim] -> [batch, heads of keys, group, positions, head_dim]
         grouped = jnp.moveaxis(self._grouped(queries), 1, -2)
-        logits = jnp.matmul(grouped, jnp.swapaxes(keys, -1, -2)[:, :, None], precision=PRECISION)
+        logits = jnp.matmul(grouped, jnp.swapaxes(keys, -1, -2)[:, :, None], precision=precision_of(self.arithmetic))
         weights = jax.nn.softmax(jnp.where(is_seen[None, None, None], logits, MASKED))
-        mixed = jnp.matmul(weights, values[:, :, None], precision=PRECISION)
+        mixed = jnp.matmul(weights, values[:, :, None], precision=precision_of(self.arithmetic))
         return jnp.moveaxis(mixed, -2, 1).reshape(queries.shape)
 
     def attend_in_lanes(
@@ -121,15 +126,18 @@ class Attention(nn.Module):
         grouped = self._grouped(queries)
         batch, lanes, heads, group, _ = grouped.shape
         of_source = self._as_queries_of_sources(grouped)
-        by_own = jnp.matmul(grouped, jnp.swapaxes(own[0], -1, -2), precision=PRECISION) + own_bias
-        by_source = jnp.matmul(of_source, jnp.swapaxes(source[0], -1, -2), precision=PRECISION) + source_bias
+        by_own = jnp.matmul(grouped, jnp.swapaxes(own[0], -1, -2), precision=precision_of(self.arithmetic)) + own_bias
+        by_source = (
+            jnp.matmul(of_source, jnp.swapaxes(source[0], -1, -2), precision=precision_of(self.arithmetic))
+            + source_bias
+        )
         # [batch, heads of keys, lanes * group, source] -> [batch, lanes, heads of keys, group, source]
         by_source = jnp.swapaxes(by_source.reshape(batch, heads, lanes, group, -1), 1, 2)
         weights = jax.nn.softmax(jnp.concatenate([by_source, by_own], axis=-1))
         to_source, to_own = jnp.split(weights, [by_source.shape[-1]], axis=-1)
-        mixed = jnp.matmul(self._as_queries_of_sources(to_source), source[1], precision=PRECISION)
+        mixed = jnp.matmul(self._as_queries_of_sources(to_source), source[1], precision=precision_of(self.arithmetic))
         mixed = jnp.swapaxes(mixed.reshape(batch, heads, lanes, group, -1), 1, 2)
-        mixed = mixed + jnp.matmul(to_own, own[1], precision=PRECISION)
+        mixed = mixed + jnp.matmul(to_own, own[1], precision=precision_of(self.arithmetic))
         return mixed.reshape(queries.shape)
 
     def share_of_path(self, queries: jax.Array, *, is_seen: jax.Array, over_path: OverPath) -> Share:
@@ -153,7 +161,9 @@ class Attention(nn.Module):
         grouped = self._grouped(self._split(placed, heads))
         places, ranks, kv_heads, group, _ = grouped.shape
         logits = jnp.matmul(
-            self._as_queries_of_sources(grouped), jnp.swapaxes(keys_values[0], -1, -2), precision=PRECISION
+            self._as_queries_of_sources(grouped),
+            jnp.swapaxes(keys_values[0], -1, -2),
+            precision=precision_of(self.arithmetic),
         )
         # [places, heads of keys, ranks, group, source]
         logits = logits.reshape(places, kv_heads, ranks, group, -1)
@@ -162,7 +172,9 @@ class Attention(nn.Module):
         weights = jnp.where(seen, jnp.exp(logits - largest[..., None]), np.float32(0))
         total = jnp.sum(weights, axis=-1)
         mixed = jnp.matmul(
-            weights.reshape(places, kv_heads, ranks * group, -1), keys_values[1], precision=PRECISION
+            weights.reshape(places, kv_heads, ranks * group, -1),
+            keys_values[1],
+            precision=precision_of(self.arithmetic),
         ).reshape(places, kv_heads, ranks, group, -1)
 
         def of_rows(values: jax.Array) -> jax.Array:
@@ -177,13 +189,13 @@ class Attention(nn.Module):
     ) -> tuple[jax.Array, jax.Array, jax.Array]:
         """Returns the parts of a `Share`, of keys and values that were gathered, (rows, length, heads of keys, ...)."""
         # Matrix products, though of few queries each: see T5's.
-        logits = jnp.einsum("rgqd,rtgd->rgqt", self._grouped(queries), keys, precision=PRECISION)
+        logits = jnp.einsum("rgqd,rtgd->rgqt", self._grouped(queries), keys, precision=precision_of(self.arithmetic))
         seen = is_seen[:, None, None]
         largest = jnp.max(jnp.where(seen, logits, MASKED), axis=-1)
         weights = jnp.where(seen, jnp.exp(logits - largest[..., None]), np.float32(0))
         # What is not seen may be what a broken prompt left: 0 * NaN is NaN.
         values = jnp.where(is_seen[:, :, None, None], values, np.float32(0))
-        mixed = jnp.einsum("rgqt,rtgd->rgqd", weights, values, precision=PRECISION)
+        mixed = jnp.einsum("rgqt,rtgd->rgqd", weights, values, precision=precision_of(self.arithmetic))
         by_head = queries.shape[:-1]
         total = jnp.sum(weights, axis=-1)
         return mixed.reshape(queries.shape), largest.reshape(by_head), total.reshape(by_head)

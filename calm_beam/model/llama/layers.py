@@ -8,8 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 
+from calm_beam.arithmetic import Arithmetic
 from calm_beam.model.interface import Arrange, KeysValues, Numbers, OverPath, Pending, Position
-from calm_beam.model.numerics import PRECISION
+from calm_beam.model.numerics import precision_of
 
 from .attention import Attention, Share
 from .config import LlamaConfig
@@ -25,30 +26,32 @@ class FeedForward(nn.Module):
     """The gated feed-forward layer, without biases: f(x W0) * (x W1), back to the model's width."""
 
     config: LlamaConfig
+    arithmetic: Arithmetic
 
     @nn.compact
     def __call__(self, inputs: jax.Array) -> jax.Array:
         """Returns the layer's output, shape of `inputs`."""
         config = self.config
         gate, linear = (
-            nn.Dense(config.mlp_dim, use_bias=False, precision=PRECISION, name=name)(inputs)
+            nn.Dense(config.mlp_dim, use_bias=False, precision=precision_of(self.arithmetic), name=name)(inputs)
             for name in ("wi_0", "wi_1")
         )
         hidden = _ACTIVATIONS[config.activation](gate) * linear
-        return nn.Dense(config.emb_dim, use_bias=False, precision=PRECISION, name="wo")(hidden)
+        return nn.Dense(config.emb_dim, use_bias=False, precision=precision_of(self.arithmetic), name="wo")(hidden)
 
 
 class DecoderLayer(nn.Module):
     """Self-attention and feed-forward, each normed before and added to its input."""
 
     config: LlamaConfig
+    arithmetic: Arithmetic
 
     def setup(self) -> None:
         """Declares the sub-layers."""
         self.pre_self_attention_layer_norm = RMSNorm(self.config)
-        self.self_attention = Attention(self.config)
+        self.self_attention = Attention(self.config, self.arithmetic)
         self.pre_mlp_layer_norm = RMSNorm(self.config)
-        self.mlp = FeedForward(self.config)
+        self.mlp = FeedForward(self.config, self.arithmetic)
 
     def keys_values(self, states: jax.Array, positions: Numbers) -> KeysValues:
         """Returns this layer's keys and values of (possibly propagated) states.

@@ -5,8 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 
+from calm_beam.arithmetic import FLOAT32, Arithmetic
 from calm_beam.model.interface import KeysValues, Position
-from calm_beam.model.numerics import MASKED, PRECISION
+from calm_beam.model.numerics import MASKED, precision_of
 
 from .config import LlamaConfig
 from .layers import DecoderLayer, positions_of
@@ -31,16 +32,17 @@ class Decoder(nn.Module):
     """The decoder stack, whose layers and head are called one by one."""
 
     config: LlamaConfig
+    arithmetic: Arithmetic
 
     def setup(self) -> None:
         """Declares the layers, the shared final norm, the head and the exit classifier."""
         config = self.config
-        self.layers = [DecoderLayer(config) for _ in range(config.num_decoder_layers)]
+        self.layers = [DecoderLayer(config, self.arithmetic) for _ in range(config.num_decoder_layers)]
         self.decoder_norm = RMSNorm(config)
         if not config.tied_head:
             self.logits_dense = Projection(config.emb_dim, config.vocab_size)
         if config.exit_classifier:
-            self.meta_cls = nn.Dense(config.exit_classifier, precision=PRECISION)
+            self.meta_cls = nn.Dense(config.exit_classifier, precision=precision_of(self.arithmetic))
 
 
 class EarlyExitLlama(nn.Module):
@@ -52,14 +54,16 @@ class EarlyExitLlama(nn.Module):
 
     Attributes:
       config: Of the model.
+      arithmetic: Of its products; its numbers are float32.
     """
 
     config: LlamaConfig
+    arithmetic: Arithmetic = FLOAT32
 
     def setup(self) -> None:
         """Declares embedding and decoder."""
         self.token_embedder = nn.Embed(self.config.vocab_size, self.config.emb_dim)
-        self.decoder = Decoder(self.config)
+        self.decoder = Decoder(self.config, self.arithmetic)
 
     def embed(self, tokens: jax.Array) -> jax.Array:
         """Returns the embeddings of token ids, shape of `tokens` + (width,)."""
@@ -154,7 +158,9 @@ class EarlyExitLlama(nn.Module):
     def head(self, states: jax.Array) -> jax.Array:
         """Returns the logits of the output head after any layer: final norm, then the shared head."""
         weights, vocab_axis = self.head_weights()
-        return jnp.dot(self.head_inputs(states), weights if vocab_axis else weights.T, precision=PRECISION)
+        return jnp.dot(
+            self.head_inputs(states), weights if vocab_axis else weights.T, precision=precision_of(self.arithmetic)
+        )
 
     def head_inputs(self, states: jax.Array) -> jax.Array:
         """Returns what the head's weights multiply, shape of `states`: the normed states."""

@@ -44,8 +44,8 @@ class LlamaArchitecture(Architecture):
         """
         if arithmetic.dtype != "float32":
             raise UsageError(
-                f"dtype is {arithmetic.dtype}, but decoder-only models are computed in float32 only. Leave it out; their "
-                "weights may be stored in bfloat16."
+                f"dtype is {arithmetic.dtype}, but decoder-only models are computed in float32 only. Leave it out; "
+                "their weights may be stored in bfloat16."
             )
 
     def pending_shapes(self, config: LlamaConfig) -> Mapping[str, tuple[int, ...]]:

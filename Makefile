@@ -67,7 +67,7 @@ pictures: $(INSTALLED)  ## make the README's pictures again (about ten minutes; 
 demo-model: $(INSTALLED)  ## regenerate the embedded data and train the embedded model again (about an hour)
 	$(BIN)/python -m tools.demo_task.write_data --output=build/demo
 	$(BIN)/calm-beam train --data=build/demo/training.jsonl.gz --validation_data=build/demo/validation.jsonl.gz \
-	    --vocab_size=1024 --steps=2400 --max_input_length=48 --max_target_length=48 --seed=1 --dtype=float16 \
+	    --vocab_size=1024 --steps=2400 --max_input_length=48 --max_target_length=48 --seed=1 --stored_dtype=float16 \
 	    --output=build/demo/model --overwrite
 
 # Installed again whenever the requirements change, and not otherwise.

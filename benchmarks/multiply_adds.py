@@ -4,11 +4,11 @@ import time
 from collections.abc import Callable
 
 import jax
-import jax.numpy as jnp
 
+from calm_beam.arithmetic import FLOAT32
 from calm_beam.decoding.work import Work
 from calm_beam.model import T5Config
-from calm_beam.model.numerics import PRECISION
+from calm_beam.model.numerics import matrix_product
 
 _SIDE = 2048
 _SECONDS = 0.3
@@ -63,5 +63,5 @@ def _product_rate(rows: int, inner: int, *, columns: int) -> float:
     left, right = (
         jax.random.normal(jax.random.key(index), shape) for index, shape in enumerate([(rows, inner), (inner, columns)])
     )
-    product = jax.jit(lambda left, right: jnp.dot(left, right, precision=PRECISION))
+    product = jax.jit(lambda left, right: matrix_product(left, right, FLOAT32))
     return rows * inner * columns / seconds_per_call(lambda: product(left, right))

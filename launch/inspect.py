@@ -113,7 +113,7 @@ def _describe_manifest(console: PlainConsole, manifest: Manifest) -> None:
     console.print(f"  read from {printable_line(model.uri)}", soft_wrap=True)
     console.print(
         f"Exits: confidence {decode.confidence}, schedule {schedule}, state propagation {decode.state_propagation}, "
-        f"from {first} on{steps}; {decode.dtype}."
+        f"from {first} on{steps}; {printable_line(decode.arithmetic_in_words())}."
     )
     if pareto is not None:
         console.print(f"Variants: {'; '.join(variant.in_words() for variant in pareto.variants)}.")

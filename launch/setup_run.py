@@ -9,6 +9,7 @@ from calm_beam.exits.rule import ExitRule
 from calm_beam.sweeps import SweepRequest
 from calm_beam.sweeps.prepared import PreparedSweep, prepare_sweep
 
+from .flags import arithmetic_of
 from .flags.data import find_files, reading_of
 from .terminal import say
 
@@ -92,4 +93,5 @@ def decode_settings(flags: argparse.Namespace) -> DecodeSettings:
         max_input_length=flags.max_input_length,
         max_decode_length=flags.max_decode_length,
         task_prefix=flags.task_prefix,
+        arithmetic=arithmetic_of(flags),
     )

@@ -9,6 +9,7 @@ import functools
 import math
 from collections.abc import Sequence
 
+import ml_dtypes
 import numpy as np
 
 from calm_beam.checkpoints import Arrays
@@ -38,12 +39,16 @@ class Decoded:
 
 
 class NumpyT5:
-    """The model, in float64."""
+    """The model, in float64; where it is to compute in bfloat16, with every factor of a product and state rounded."""
 
-    def __init__(self, config: T5Config, arrays: Arrays) -> None:
-        """Takes sizes and weights."""
+    def __init__(self, config: T5Config, arrays: Arrays, dtype: str = "float32") -> None:
+        """Takes sizes, weights, and what the model that this one checks computes in."""
         self.config = config
-        self.arrays = {name: np.asarray(array, np.float64) for name, array in arrays.items()}
+        self._is_rounded = dtype == "bfloat16"
+        self.arrays = {
+            name: np.asarray(array, np.float64) if _stays_wide(name) else self._rounded(np.asarray(array, np.float64))
+            for name, array in arrays.items()
+        }
 
     def encode(self, source: Sequence[int]) -> np.ndarray:
         """Returns the encoder's output, shape (source, width), of ids without padding."""
@@ -52,13 +57,13 @@ class NumpyT5:
             layer = f"encoder/layers_{number - 1}"
             normed = self._norm(hidden, f"{layer}/pre_attention_layer_norm")
             positions = range(len(source))
-            hidden = hidden + np.stack(
-                [
-                    self._attend(f"{layer}/attention", normed[q], normed, self._bias("encoder", number, q, len(source)))
-                    for q in positions
-                ]
-            )
-            hidden = hidden + self._feed_forward(f"{layer}/mlp", self._norm(hidden, f"{layer}/pre_mlp_layer_norm"))
+            attended = [
+                self._attend(f"{layer}/attention", normed[q], normed, self._bias("encoder", number, q, len(source)))
+                for q in positions
+            ]
+            hidden = self._rounded(hidden + np.stack(attended))
+            output = self._feed_forward(f"{layer}/mlp", self._norm(hidden, f"{layer}/pre_mlp_layer_norm"))
+            hidden = self._rounded(hidden + output)
         return self._norm(hidden, "encoder/encoder_norm")
 
     def teacher_forced(self, source: Sequence[int], decoder_inputs: Sequence[int]) -> np.ndarray:
@@ -76,10 +81,11 @@ class NumpyT5:
 
     def logits(self, state: np.ndarray) -> np.ndarray:
         """Returns the logits, shape (..., vocabulary), of a decoder layer's output."""
-        normed = self._norm(state, "decoder/decoder_norm")
+        normed = self._scaled(state, "decoder/decoder_norm")
         if self.config.tied_head:
-            return normed / math.sqrt(self.config.emb_dim) @ self.arrays["token_embedder/embedding"].T
-        return normed @ self.arrays["decoder/logits_dense/kernel"]
+            inputs = self._rounded(normed / math.sqrt(self.config.emb_dim))
+            return inputs @ self.arrays["token_embedder/embedding"].T
+        return self._rounded(normed) @ self.arrays["decoder/logits_dense/kernel"]
 
     def exit_score(self, state: np.ndarray) -> np.ndarray:
         """Returns the exit classifier's probability, shape (...), of a decoder layer's output."""
@@ -167,7 +173,7 @@ class NumpyT5:
         name = f"decoder/layers_{layer - 1}"
         normed = self._norm(state, f"{name}/pre_self_attention_layer_norm")
         key, value = (normed @ self.arrays[f"{name}/self_attention/{kind}/kernel"] for kind in ("key", "value"))
-        return key, value
+        return self._rounded(key), self._rounded(value)
 
     def _decoder_layer(
         self, layer: int, memory: Sequence[KeyValue], state: np.ndarray, encoded: np.ndarray
@@ -177,14 +183,15 @@ class NumpyT5:
         keys, values = (np.stack(parts) for parts in zip(*memory, strict=True))
         normed = self._norm(state, f"{name}/pre_self_attention_layer_norm")
         bias = self._bias("decoder", layer, len(memory) - 1, len(memory))
-        hidden = state + self._gather(f"{name}/self_attention", normed, keys, values, bias)
+        hidden = self._rounded(state + self._gather(f"{name}/self_attention", normed, keys, values, bias))
         normed = self._norm(hidden, f"{name}/pre_cross_attention_layer_norm")
-        hidden = hidden + self._attend(f"{name}/encoder_decoder_attention", normed, encoded, None)
-        return hidden + self._feed_forward(f"{name}/mlp", self._norm(hidden, f"{name}/pre_mlp_layer_norm"))
+        hidden = self._rounded(hidden + self._attend(f"{name}/encoder_decoder_attention", normed, encoded, None))
+        output = self._feed_forward(f"{name}/mlp", self._norm(hidden, f"{name}/pre_mlp_layer_norm"))
+        return self._rounded(hidden + output)
 
     def _attend(self, name: str, query: np.ndarray, memory: np.ndarray, bias: np.ndarray | None) -> np.ndarray:
         """Returns what one query, (width,), gathers from a memory, (positions, width); `bias` is (heads, positions)."""
-        keys, values = (memory @ self.arrays[f"{name}/{kind}/kernel"] for kind in ("key", "value"))
+        keys, values = (self._rounded(memory @ self.arrays[f"{name}/{kind}/kernel"]) for kind in ("key", "value"))
         return self._gather(name, query, keys, values, bias)
 
     def _gather(
@@ -192,15 +199,15 @@ class NumpyT5:
     ) -> np.ndarray:
         """Returns what one query, (width,), gathers of values by keys, each (positions, heads * head_dim)."""
         width = self.config.head_dim
-        queries = query @ self.arrays[f"{name}/query/kernel"]
+        queries = self._rounded(query @ self.arrays[f"{name}/query/kernel"])
         heads = []
         for head in range(self.config.num_heads):
             part = slice(head * width, (head + 1) * width)
             logits = keys[:, part] @ queries[part]
             if bias is not None:
                 logits = logits + bias[head]
-            heads.append(_softmax(logits) @ values[:, part])
-        return np.concatenate(heads) @ self.arrays[f"{name}/out/kernel"]
+            heads.append(self._rounded(_softmax(logits)) @ values[:, part])
+        return self._rounded(np.concatenate(heads)) @ self.arrays[f"{name}/out/kernel"]
 
     def _bias(self, stack: str, layer: int, query: int, length: int) -> np.ndarray:
         """Returns the bias, (heads, length), of a layer's query position to the first key positions."""
@@ -213,12 +220,24 @@ class NumpyT5:
     def _feed_forward(self, name: str, inputs: np.ndarray) -> np.ndarray:
         activation = _ACTIVATIONS[self.config.activation]
         if not self.config.gated_mlp:
-            return activation(inputs @ self.arrays[f"{name}/wi/kernel"]) @ self.arrays[f"{name}/wo/kernel"]
-        gate = activation(inputs @ self.arrays[f"{name}/wi_0/kernel"])
-        return gate * (inputs @ self.arrays[f"{name}/wi_1/kernel"]) @ self.arrays[f"{name}/wo/kernel"]
+            hidden = activation(inputs @ self.arrays[f"{name}/wi/kernel"])
+        else:
+            gate = activation(inputs @ self.arrays[f"{name}/wi_0/kernel"])
+            hidden = gate * (inputs @ self.arrays[f"{name}/wi_1/kernel"])
+        return self._rounded(hidden) @ self.arrays[f"{name}/wo/kernel"]
 
     def _norm(self, inputs: np.ndarray, name: str) -> np.ndarray:
+        return self._rounded(self._scaled(inputs, name))
+
+    def _rounded(self, values: np.ndarray) -> np.ndarray:
+        return values.astype(ml_dtypes.bfloat16).astype(np.float64) if self._is_rounded else values
+
+    def _scaled(self, inputs: np.ndarray, name: str) -> np.ndarray:
         return inputs / np.sqrt(np.mean(inputs**2, axis=-1, keepdims=True) + 1e-6) * self.arrays[f"{name}/scale"]
+
+
+def _stays_wide(name: str) -> bool:
+    return name.endswith(("/scale", "/rel_embedding")) or "meta_cls" in name
 
 
 def _gelu(values: np.ndarray) -> np.ndarray:

@@ -6,6 +6,7 @@ from typing import Protocol
 
 import apache_beam as beam
 
+from calm_beam.arithmetic import Arithmetic
 from calm_beam.calibration.groups import groups_of_data, groups_of_stored
 from calm_beam.calibration.publish import EarlierResult
 from calm_beam.decoding.settings import DecodeSettings, descending_grid, uniform_grid
@@ -63,6 +64,8 @@ class Sweep(beam.PTransform):
       task_prefix: Put before every input.
       max_input_length: In tokens, eos included.
       max_decode_length: In tokens, eos included.
+      dtype: `float32`, or `bfloat16` for weights, states, keys and values.
+      matmul_precision: `highest`, `high` or `default`: of products of float32 numbers on GPUs and TPUs.
       on_long: `truncate` or `error`, for longer inputs.
       on_error: `fail`, or `worst_case`, which counts prompts that cannot be decoded with loss 1.
       max_failures: Most examples that may fail; None for few.
@@ -88,6 +91,8 @@ class Sweep(beam.PTransform):
     task_prefix: str = ""
     max_input_length: int = 512
     max_decode_length: int = 64
+    dtype: str = "float32"
+    matmul_precision: str = "highest"
     on_long: str = "truncate"
     on_error: str = "fail"
     max_failures: int | None = None
@@ -136,6 +141,7 @@ class Sweep(beam.PTransform):
             max_input_length=self.max_input_length,
             max_decode_length=self.max_decode_length,
             task_prefix=self.task_prefix,
+            arithmetic=Arithmetic(dtype=self.dtype, matmul_precision=self.matmul_precision),
         )
         return SweepRequest(
             model=str(self.model),

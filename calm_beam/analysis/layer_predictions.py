@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from calm_beam.arithmetic import FLOAT32, Arithmetic
 from calm_beam.checkpoints import Checkpoint
 from calm_beam.exits.measures.softmax import softmax_gap
 from calm_beam.model import EarlyExitT5
@@ -21,18 +22,22 @@ _BATCH_TOKENS, _SHAPES = 2048, 3
 _Pair = tuple[Sequence[int], Sequence[int]]
 
 
-def layer_predictions(checkpoint: Checkpoint, pairs: Sequence[_Pair]) -> LayerPredictions:
+def layer_predictions(
+    checkpoint: Checkpoint, pairs: Sequence[_Pair], *, arithmetic: Arithmetic = FLOAT32
+) -> LayerPredictions:
     """Returns what every layer predicts of the targets' tokens, each given those before it.
 
     Args:
       checkpoint: The model.
       pairs: Source and target ids, each as the model sees it, eos included; at least one.
+      arithmetic: In which numbers the model computes.
 
     Raises:
       ValueError: If the model gives states that are not finite.
     """
     shapes = choose_shapes(pairs, batch_tokens=_BATCH_TOKENS, num_shapes=_SHAPES)
-    model, parameters = EarlyExitT5(checkpoint.config), jax.device_put({"params": checkpoint.parameters()})
+    model = EarlyExitT5(checkpoint.config, arithmetic=arithmetic)
+    parameters = jax.device_put({"params": checkpoint.parameters(arithmetic)})
     parts: list[list[np.ndarray]] = [[], [], []]
     for batch in make_batches(pairs, shapes):
         is_token = batch.targets != PAD_ID

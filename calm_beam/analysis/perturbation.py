@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from calm_beam.arithmetic import FLOAT32, Arithmetic
 from calm_beam.checkpoints import Checkpoint
 from calm_beam.decoding.ends import is_end
 from calm_beam.decoding.padding import members_by_width
@@ -52,6 +53,7 @@ class PerturbationDecoder:
         max_decode_length: int,
         max_input_length: int = 512,
         batch_size: int | None = None,
+        arithmetic: Arithmetic = FLOAT32,
     ) -> None:
         """Prepares a decoder.
 
@@ -62,6 +64,7 @@ class PerturbationDecoder:
           max_decode_length: Most tokens to generate, eos included.
           max_input_length: Most tokens of a prompt.
           batch_size: Prompts decoded together, each with two lanes per position; None for 8.
+          arithmetic: In which numbers the model computes.
 
         Raises:
           ValueError: If there is no position, one is outside [0, max_decode_length) or given twice, or there is no
@@ -75,8 +78,8 @@ class PerturbationDecoder:
         vocab_size = checkpoint.config.vocab_size
         if not 1 <= rank <= vocab_size:
             raise ValueError(f"rank must be in [1, {vocab_size}], the model's token ids; got {rank}.")
-        self._model = network_of(checkpoint.config)
-        self._parameters = jax.device_put({"params": checkpoint.parameters()})
+        self._model = network_of(checkpoint.config, arithmetic=arithmetic)
+        self._parameters = jax.device_put({"params": checkpoint.parameters(arithmetic)})
         self._lanes = tuple((kind, position) for kind in KINDS for position in positions)
         self._rank = rank
         self._steps = max_decode_length
@@ -214,11 +217,14 @@ def _decode(
         is_running: jax.Array = (state["step"] < steps) & ~jnp.all(state["finished"])
         return is_running
 
+    dtype = model.arithmetic.dtype
     state = {
         "step": jnp.int32(0),
         "previous": jnp.broadcast_to(first[:, None], (rows, lanes)),
         "finished": jnp.broadcast_to((lengths == 0)[:, None], (rows, lanes)),
-        "cache": [(jnp.zeros(cache_shape), jnp.zeros(cache_shape)) for _ in range(config.num_decoder_layers)],
+        "cache": [
+            (jnp.zeros(cache_shape, dtype), jnp.zeros(cache_shape, dtype)) for _ in range(config.num_decoder_layers)
+        ],
         "tokens": jnp.zeros((rows, lanes, steps), jnp.int32),
         "is_finite": jnp.ones((rows,), bool),
     }

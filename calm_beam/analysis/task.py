@@ -3,6 +3,7 @@
 import dataclasses
 from collections.abc import Iterable, Sequence
 
+from calm_beam.arithmetic import FLOAT32, Arithmetic
 from calm_beam.checkpoints import Checkpoint
 from calm_beam.decoding.prompts import Prompt
 from calm_beam.metrics.registry import checked_score, get_metric
@@ -26,6 +27,7 @@ class Task:
       token_budget: Most positions held at a time; None for a share of the memory that is free.
       model_parallelism: Devices that share one model.
       exit_head: One of `EXIT_HEADS`: the form of the output head that decides. It moves no output, only time.
+      arithmetic: In which numbers the model computes.
     """
 
     checkpoint: Checkpoint
@@ -38,6 +40,7 @@ class Task:
     token_budget: int | None = None
     model_parallelism: int = 1
     exit_head: str = "auto"
+    arithmetic: Arithmetic = FLOAT32
     metric_settings: MetricSettings = NO_SETTINGS
 
     def scores(self, prompt_id: str, texts: Iterable[str], *, references: Sequence[str]) -> dict[str, float]:

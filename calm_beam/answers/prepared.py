@@ -175,11 +175,18 @@ def _check_served(
     )
     sizes = {"lanes": 1, "steps": settings.max_decode_length, "source": settings.max_input_length}
     if runs_here:
-        check_memory(checkpoint.config, **sizes, token_budget=request.token_budget, copies=request.model_copies)
+        check_memory(
+            checkpoint.config,
+            **sizes,
+            token_budget=request.token_budget,
+            copies=request.model_copies,
+            arithmetic=settings.arithmetic,
+        )
     return memory_in_words(
         checkpoint.config,
         **sizes,
         token_budget=request.token_budget,
         model_parallelism=request.model_parallelism,
         runs_here=runs_here,
+        arithmetic=settings.arithmetic,
     )

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Self
 
 from calm_beam.decoding.recorded import settings_of_variant
-from calm_beam.decoding.settings import DTYPE, DecodeSettings
+from calm_beam.decoding.settings import DecodeSettings
 from calm_beam.exits.schedule import scheduled_thresholds
 from calm_beam.generations import DecodeJob
 from calm_beam.manifest import (
@@ -177,7 +177,8 @@ def decode_record(settings: DecodeSettings) -> DecodeRecord:
         max_input_length=settings.max_input_length,
         max_decode_length=settings.max_decode_length,
         task_prefix=settings.task_prefix,
-        dtype=DTYPE,
+        dtype=settings.arithmetic.dtype,
+        matmul_precision=settings.arithmetic.recorded_precision(),
         patience=rule.patience,
         confidence_source=rule.confidence_source,
     )

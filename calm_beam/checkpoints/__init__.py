@@ -5,6 +5,7 @@ from .checkpoint import Arrays as Arrays
 from .checkpoint import Checkpoint as Checkpoint
 from .checkpoint import FloatArrays as FloatArrays
 from .checkpoint import fingerprint as fingerprint
+from .checkpoint import held as held
 from .cloud import store_model as store_model
 from .declared import Declared as Declared
 from .error import CheckpointError as CheckpointError

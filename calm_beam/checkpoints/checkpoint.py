@@ -6,7 +6,11 @@ import pathlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
+# For the name bfloat16, which numpy does not know otherwise.
+import ml_dtypes  # noqa: F401
 import numpy as np
+
+from calm_beam.arithmetic import FLOAT32, Arithmetic, held_type
 
 from .architectures import Config, stored_architecture
 from .stored_array import Array, StoredArray, StoredArrays, pieces
@@ -32,6 +36,7 @@ class Checkpoint:
       stated: Sentences on what no array shows, and where it is said.
       assumed: Sentences on what no array shows and nobody says, and why it is taken for true.
       dropped: Names of stored arrays that were left out on demand.
+      rounded: For what the arrays were rounded, and the fingerprint of those that were read; None if they are these.
     """
 
     config: Config
@@ -45,6 +50,7 @@ class Checkpoint:
     stated: tuple[str, ...] = ()
     assumed: tuple[str, ...] = ()
     dropped: tuple[str, ...] = ()
+    rounded: tuple[Arithmetic, str] | None = None
 
     @property
     def uri(self) -> str:
@@ -56,16 +62,23 @@ class Checkpoint:
         """Where they find its vocabulary; None if there is none."""
         return self.cloud_vocabulary or (str(self.vocabulary_path) if self.vocabulary_path else None)
 
-    def parameters(self) -> dict[str, Any]:
-        """Returns the tree that a network's `apply` takes as `{"params": tree}`, all of it read into memory."""
+    def parameters(self, arithmetic: Arithmetic = FLOAT32) -> dict[str, Any]:
+        """Returns the tree that a network's `apply` takes as `{"params": tree}`, all of it read into memory.
+
+        Args:
+          arithmetic: In whose types the arrays come, each rounded once.
+        """
         import flax.traverse_util
 
-        arrays = {
-            name: np.asarray(array) if isinstance(array, StoredArray) else array for name, array in self.arrays.items()
-        }
+        self.check_rounding(arithmetic)
+        arrays = {name: held(name, array, arithmetic) for name, array in self.arrays.items()}
         self.check_unchanged()
         tree: dict[str, Any] = flax.traverse_util.unflatten_dict(arrays, sep="/")
         return tree
+
+    def check_rounding(self, arithmetic: Arithmetic) -> None:
+        """Checks that the arrays were rounded for no other arithmetic, whose weights are not the model's."""
+        assert self.rounded is None or self.rounded[0] == arithmetic, f"weights are those of {self.rounded}"
 
     def check_unchanged(self) -> None:
         """Raises `CheckpointError` if the files of the weights have changed since the model was loaded."""
@@ -73,7 +86,7 @@ class Checkpoint:
             self.arrays.check_unchanged()
 
     def fingerprint(self, watch: Watch | None = None) -> str:
-        """Returns the content fingerprint of the weights, and of what they do not show of the model.
+        """Returns the content fingerprint of the weights as read, and of what they do not show of the model.
 
         Args:
           watch: Is shown every piece of every array, with its name, if they have to be read for it.
@@ -81,12 +94,27 @@ class Checkpoint:
         Raises:
           CheckpointError: If the weights cannot be read, or their files have changed since the model was loaded.
         """
+        if self.rounded is not None:
+            return self.rounded[1]
         unseen = stored_architecture(self.config).unseen(self.config)
         known = self.arrays.known if isinstance(self.arrays, StoredArrays) else {}
         if unseen not in known:
             known[unseen] = fingerprint(self.arrays, unseen=unseen, watch=watch)
         self.check_unchanged()
         return known[unseen]
+
+
+def held(name: str, array: Any, arithmetic: Arithmetic) -> Any:
+    """Returns an array of a model, of numpy or JAX, in the type that an arithmetic has it in; itself if it has that.
+
+    Args:
+      name: Of the parameter.
+      array: Its values; what is stored is read.
+      arithmetic: Decides the type.
+    """
+    values = np.asarray(array) if isinstance(array, StoredArray) else array
+    dtype = np.dtype(held_type(name, arithmetic))
+    return values if values.dtype == dtype else values.astype(dtype)
 
 
 def fingerprint(arrays: Arrays, *, unseen: str = "128", watch: Watch | None = None) -> str:

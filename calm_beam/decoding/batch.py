@@ -16,8 +16,8 @@ from calm_beam.exits.certified_head import CertifiedHead
 from calm_beam.exits.measures import Need
 from calm_beam.exits.propagations import PassedOn
 from calm_beam.exits.rule import ExitRule
-from calm_beam.model import ModelConfig, architecture_of
-from calm_beam.model.interface import Position
+from calm_beam.model import architecture_of
+from calm_beam.model.interface import EarlyExitModel, Position
 
 from . import device_steps
 from .decisions import Decisions
@@ -48,7 +48,6 @@ _HOST_ROWS, _DEVICE_ROWS = 256, 4096
 _RANKS = 8
 # Bytes of keys and values that a host reads in the time that a call takes.
 _CALL_BYTES = 4 << 20
-_FLOAT_BYTES = 4
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -78,7 +77,7 @@ class Batch:
 
     def __init__(
         self,
-        config: ModelConfig,
+        model: EarlyExitModel,
         rule: ExitRule,
         *,
         weights: Weights,
@@ -90,7 +89,7 @@ class Batch:
         """Prepares free slots.
 
         Args:
-          config: Sizes of the model.
+          model: The network.
           rule: How exits are decided.
           weights: Of the model.
           thresholds: float32, shape (schedules, steps, lanes); +inf in a lane of the full model.
@@ -100,7 +99,8 @@ class Batch:
             they wait less, for more programs to compile.
         """
         self._work = Work()
-        self._config, self._rule, self._weights, self._thresholds = config, rule, weights, thresholds
+        self._model, self._rule, self._weights, self._thresholds = model, rule, weights, thresholds
+        config = model.config
         self._measure, self._passed_on = rule.measure(), rule.propagation().passed_on
         self._layers = config.num_decoder_layers
         self._exit_layers = frozenset(rule.exit_layers(self._layers))
@@ -127,9 +127,9 @@ class Batch:
             growth=2 if lanes == 1 else 4,
         )
         inner = config.num_kv_heads * config.head_dim
-        width = 2 * inner * _FLOAT_BYTES
+        width = 2 * inner * model.arithmetic.number_bytes
         self._free_positions = _CALL_BYTES // width
-        self._sources = {width: Sources(config, width=width, places=count) for width, count in places.items()}
+        self._sources = {width: Sources(model, width=width, places=count) for width, count in places.items()}
         self._is_crowded = False
         self._requests: list[Request | None] = [None] * slots
         self._is_held = np.zeros(slots, bool)
@@ -149,10 +149,11 @@ class Batch:
             (
                 *((slots * lanes, *shape) for shape in pending.values()),
                 (self._layers + 1, slots * lanes, config.emb_dim),
-            )
+            ),
+            model.arithmetic.dtype,
         )
         self._pending = dict(zip(pending, made, strict=True))
-        stores = zeros((store,) * (2 * self._layers), 1, of=config.num_kv_heads)
+        stores = zeros((store,) * (2 * self._layers), model.arithmetic.dtype, axis=1, of=config.num_kv_heads)
         self._cache = list(zip(stores[::2], stores[1::2], strict=True))
 
     def take_work(self) -> Work:
@@ -207,7 +208,7 @@ class Batch:
                     self._widths[slot], self._places[slot] = width, sources.free.pop()
                     source_tokens[row, : len(request.ids)] = request.ids
                     lengths[row] = self._lengths[slot] = len(request.ids)
-                    self._previous[slot] = architecture_of(self._config).first_input(request.ids)
+                    self._previous[slot] = architecture_of(self._model.config).first_input(request.ids)
                 self._prefill(sources, source_tokens, lengths=lengths, places=self._places[slots])
                 self._tree.admit(slots)
                 self._live[slots] = True
@@ -224,7 +225,7 @@ class Batch:
     def _prefill(self, sources: Sources, source_tokens: np.ndarray, *, lengths: np.ndarray, places: np.ndarray) -> None:
         """Gives places the keys and values of sources, (rows, width), of which there may be more than places."""
         sources.keys_values, sources.mask = device_steps.admit(
-            self._config,
+            self._model,
             self._weights.all,
             keys_values=sources.keys_values,
             source_mask=sources.mask,
@@ -281,7 +282,7 @@ class Batch:
         live = self._live
         new = self._run_layers()
         goes_on: np.ndarray = (
-            live & ~is_end(new.tokens, self._config.end_ids) & (self._tree.step < self._steps - 1)[:, None]
+            live & ~is_end(new.tokens, self._model.config.end_ids) & (self._tree.step < self._steps - 1)[:, None]
         )
         self._propagate(new.exit_layers, goes_on)
         self._outputs.append(new, self._tree.step, live=live)
@@ -406,7 +407,7 @@ class Batch:
 
     def _embed_part(self, lanes: np.ndarray, size: int) -> None:
         self._states = device_steps.embed(
-            self._config,
+            self._model,
             self._weights.embedding,
             states=self._states,
             tokens=padded(self._previous.flat[lanes], size),
@@ -442,7 +443,7 @@ class Batch:
           length: What their paths are padded to.
         """
         self._pending, self._cache[layer - 1] = device_steps.attend_to_output(
-            self._config,
+            self._model,
             self._weights.layers[layer - 1],
             states=self._states,
             pending=self._pending,
@@ -488,7 +489,7 @@ class Batch:
             parameters["classifier"] = self._weights.classifier
         confidences: jax.Array
         self._states, confidences = device_steps.finish_layer(
-            self._config,
+            self._model,
             self._rule.confidence,
             num_ranks=self._ranks,
             is_gathered=is_gathered,
@@ -653,7 +654,7 @@ class Batch:
     ) -> Sequence[jax.Array]:
         """Returns what a step makes of states, padded to a size."""
         return step(
-            self._config,
+            self._model,
             self._rule.confidence,
             parameters=self._weights.head,
             states=self._states,
@@ -697,7 +698,7 @@ class Batch:
         if self._passed_on is PassedOn.KEYS_VALUES:
             source_nodes = self._tree.newest(layers, lanes)
             self._cache = device_steps.copy_skipped(
-                self._config,
+                self._model,
                 self._cache,
                 source_layers=padded(layers, size),
                 source_nodes=padded(source_nodes, size),
@@ -706,7 +707,7 @@ class Batch:
             return
         self._work += Work(fill_rows=int((nodes < self._tree.capacity).sum()))
         self._cache[1:] = device_steps.fill_skipped(
-            self._config,
+            self._model,
             self._weights.layers[1:],
             cache=self._cache[1:],
             states=self._states,

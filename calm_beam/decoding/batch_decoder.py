@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 import jax
 import numpy as np
 
+from calm_beam.arithmetic import FLOAT32, Arithmetic
 from calm_beam.checkpoints import Checkpoint
 from calm_beam.exits.rule import ExitRule
 
@@ -36,6 +37,7 @@ class BatchDecoder:
         batch_size: int | None = None,
         token_budget: int | None = None,
         exit_head: str = "exact",
+        arithmetic: Arithmetic = FLOAT32,
         devices: Sequence[jax.Device] | None = None,
         model_parallelism: int = 1,
     ) -> None:
@@ -52,6 +54,8 @@ class BatchDecoder:
             a share of the device's memory.
           exit_head: Form of the head that decides, one of `EXIT_HEADS`. Tokens and exit layers do not depend on it but
             at near ties.
+          arithmetic: In which numbers the model computes. In bfloat16, what is decoded beside a prompt moves more than
+            its near ties: see docs/precision.md.
           devices: Where to decode, with a model on each; None for all of this process.
           model_parallelism: Devices that share one model.
 
@@ -77,6 +81,7 @@ class BatchDecoder:
             batch_size=batch_size,
             token_budget=token_budget,
             exit_head=exit_head,
+            arithmetic=arithmetic,
             devices=devices,
             model_parallelism=model_parallelism,
         )

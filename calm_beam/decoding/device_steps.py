@@ -3,10 +3,10 @@
 Rows are packed: what a step gets is as many rows as there are groups, whoever's they are, padded to the next of a few
 sizes. Padding rows have numbers beyond the last: reads there give anything, writes are dropped.
 
-States live in one buffer, float32 (layers + 1, slots * lanes, width): row `lane` of entry i is the output of layer i
-for the group whose first lane it is; entry 0 is the embedding. Each layer has a store of keys and one of values,
-(nodes, heads of keys * head_dim), from which a row gathers what its path names. What a layer makes of a row before it
-attends to the source is *pending*, in arrays (slots * lanes, ...), row `lane` as above.
+States live in one buffer, (layers + 1, slots * lanes, width), of the model's type: row `lane` of entry i is the output
+of layer i for the group whose first lane it is; entry 0 is the embedding. Each layer has a store of keys and one of
+values, (nodes, heads of keys * head_dim), from which a row gathers what its path names. What a layer makes of a row
+before it attends to the source is *pending*, in arrays (slots * lanes, ...), row `lane` as above.
 """
 
 import functools
@@ -20,8 +20,9 @@ from calm_beam.exits.certified_head import Certificate, CertifiedHead, certify
 from calm_beam.exits.decision import decide
 from calm_beam.exits.measures import Need, measure_named
 from calm_beam.exits.parts import in_parts
-from calm_beam.model import ModelConfig, network_of, packed_layer_of
-from calm_beam.model.interface import KeysValues, Numbers, Pending, Position
+from calm_beam.model import packed_layer_of
+from calm_beam.model.interface import EarlyExitModel, KeysValues, Numbers, Pending, Position
+from calm_beam.model.numerics import widened
 from calm_beam.model.partitioning import divided, whole
 
 Parameters = Any
@@ -29,12 +30,11 @@ Parameters = Any
 # Most bytes of keys, and of values, that attention gathers at a time: on a host, what is read again at once stays near
 # the processor; on an accelerator, few large steps are faster.
 _HOST_GATHERED_BYTES, _DEVICE_GATHERED_BYTES = 1 << 20, 1 << 26
-_FLOAT_BYTES = 4
 
 
 @functools.partial(jax.jit, static_argnums=0, donate_argnames=("keys_values", "source_mask"))
 def admit(
-    config: ModelConfig,
+    model: EarlyExitModel,
     parameters: Parameters,
     *,
     keys_values: list[KeysValues],
@@ -46,7 +46,7 @@ def admit(
     """Returns the sources' keys and values and their mask, with those of new prompts at `places`.
 
     Args:
-      config: Sizes.
+      model: The network.
       parameters: Of the model.
       keys_values: Of every layer, each (places, heads of keys, source, head_dim).
       source_mask: shape (places, source).
@@ -54,10 +54,10 @@ def admit(
       lengths: shape (rows,). Tokens of each prompt.
       places: shape (rows,).
     """
-    new, new_mask = network_of(config).apply(parameters, source_tokens, lengths, method="prefill")
+    new, new_mask = model.apply(parameters, source_tokens, lengths, method="prefill")
     keys_values = [
         tuple(
-            divided(old.at[places].set(values, mode="drop"), 1, of=config.num_kv_heads)
+            divided(old.at[places].set(values, mode="drop"), 1, of=model.config.num_kv_heads)
             for old, values in zip(pair, news, strict=True)
         )
         for pair, news in zip(keys_values, new, strict=True)
@@ -67,15 +67,15 @@ def admit(
 
 @functools.partial(jax.jit, static_argnums=0, donate_argnames="states")
 def embed(
-    config: ModelConfig, parameters: Parameters, *, states: jax.Array, tokens: jax.Array, lanes: jax.Array
+    model: EarlyExitModel, parameters: Parameters, *, states: jax.Array, tokens: jax.Array, lanes: jax.Array
 ) -> jax.Array:
     """Returns the states with the embeddings of tokens, (rows,), as the input of layer 1."""
-    return whole(states.at[0, lanes].set(network_of(config).apply(parameters, tokens, method="embed"), mode="drop"))
+    return whole(states.at[0, lanes].set(model.apply(parameters, tokens, method="embed"), mode="drop"))
 
 
 @functools.partial(jax.jit, static_argnums=0, donate_argnames=("pending", "cache"))
 def attend_to_output(
-    config: ModelConfig,
+    model: EarlyExitModel,
     parameters: Parameters,
     *,
     states: jax.Array,
@@ -92,7 +92,7 @@ def attend_to_output(
     """Runs the attention of one decoder layer to what was generated, for one token of every row.
 
     Args:
-      config: Sizes.
+      model: The network.
       parameters: Of this layer.
       states: The buffer of states.
       pending: The buffers of what is pending.
@@ -108,16 +108,16 @@ def attend_to_output(
     Returns:
       What is pending, with that of the rows, and the store.
     """
-    apply = functools.partial(packed_layer_of(config).apply, {"params": parameters})
+    apply = functools.partial(packed_layer_of(model).apply, {"params": parameters})
     hidden = states.at[layer - 1, below].get(mode="clip")
-    cache = _written(config, cache, apply(hidden, position=position, method="self_keys_values"), nodes)
+    cache = _written(model, cache, apply(hidden, position=position, method="self_keys_values"), nodes)
 
     def over_path(attend: Callable[..., Any], *by_row: Numbers) -> Any:
         def attend_some(rows: tuple[Numbers, ...]) -> Any:
             paths, *by_row = rows
-            return attend(*(_split_heads(config, store.at[paths].get(mode="clip")) for store in cache), *by_row)
+            return attend(*(_split_heads(model, store.at[paths].get(mode="clip")) for store in cache), *by_row)
 
-        gathered = _FLOAT_BYTES * paths.shape[1] * cache[0].shape[-1]
+        gathered = cache[0].dtype.itemsize * paths.shape[1] * cache[0].shape[-1]
         return in_parts(attend_some, (paths, *by_row), most=max(1, _gathered_bytes() // gathered))
 
     made = apply(
@@ -135,7 +135,7 @@ def attend_to_output(
     jax.jit, static_argnums=(0, 1), static_argnames=("num_ranks", "is_gathered"), donate_argnames="states"
 )
 def finish_layer(
-    config: ModelConfig,
+    model: EarlyExitModel,
     measure: str,
     *,
     num_ranks: int,
@@ -159,7 +159,7 @@ def finish_layer(
     row's source is gathered.
 
     Args:
-      config: Sizes.
+      model: The network.
       measure: Name of the confidence measure.
       num_ranks: Most rows of one prompt, unless sources are gathered.
       is_gathered: Whether they are, which takes any number of rows of one prompt.
@@ -193,7 +193,7 @@ def finish_layer(
     def pick(spread: jax.Array) -> jax.Array:
         return spread.at[places, ranks].get(mode="clip")
 
-    output = packed_layer_of(config).apply(
+    output = packed_layer_of(model).apply(
         {"params": parameters["layer"]},
         of_rows,
         keys_values,
@@ -209,9 +209,9 @@ def finish_layer(
     if measured.needs is Need.STATES:
         # Read after the write: nothing else would make XLA read first, and it would copy the whole buffer before it.
         inputs = states.at[layer - 1, below].get(mode="clip")
-        confidence = measured.confidence(output, inputs, layer)
+        confidence = measured.confidence(widened(output), widened(inputs), layer)
     elif measured.needs is Need.CLASSIFIER:
-        score = network_of(config).apply(parameters["classifier"], output, method="exit_score")
+        score = model.apply(parameters["classifier"], output, method="exit_score")
         confidence = measured.confidence(score)
     else:
         confidence = jnp.zeros(lanes.shape)
@@ -220,17 +220,23 @@ def finish_layer(
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def decide_rows(
-    config: ModelConfig, measure: str, *, parameters: Parameters, states: jax.Array, layers: jax.Array, lanes: jax.Array
+    model: EarlyExitModel,
+    measure: str,
+    *,
+    parameters: Parameters,
+    states: jax.Array,
+    layers: jax.Array,
+    lanes: jax.Array,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Returns token, confidence and finiteness of what the head makes of states, given by layer and lane, (rows,)."""
-    inputs = _head_inputs(config, parameters, states.at[layers, lanes].get(mode="clip"))
-    weights, vocab_axis = network_of(config).apply(parameters, method="head_weights")
-    return decide(inputs, weights, vocab_axis=vocab_axis, measure=measure_named(measure))
+    inputs = _head_inputs(model, parameters, states.at[layers, lanes].get(mode="clip"))
+    weights, vocab_axis = model.apply(parameters, method="head_weights")
+    return decide(inputs, weights, vocab_axis=vocab_axis, measure=measure_named(measure), arithmetic=model.arithmetic)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def certify_rows(
-    config: ModelConfig,
+    model: EarlyExitModel,
     measure: str,
     *,
     parameters: Parameters,
@@ -240,13 +246,13 @@ def certify_rows(
     lanes: jax.Array,
 ) -> Certificate:
     """Returns what a certified head proves of states, given by layer and lane, (rows,)."""
-    inputs = _head_inputs(config, parameters, states.at[layers, lanes].get(mode="clip"))
+    inputs = _head_inputs(model, parameters, states.at[layers, lanes].get(mode="clip"))
     return certify(inputs, head, measure=measure_named(measure))
 
 
 @functools.partial(jax.jit, static_argnums=0, donate_argnames="cache")
 def fill_skipped(
-    config: ModelConfig,
+    model: EarlyExitModel,
     parameters: list[Parameters],
     *,
     cache: list[KeysValues],
@@ -259,7 +265,7 @@ def fill_skipped(
     """Returns the stores with what skipped layers make of propagated states, all layers in one step.
 
     Args:
-      config: Sizes.
+      model: The network.
       parameters: Of layers 2 to L.
       cache: Of layers 2 to L.
       states: The buffer of states.
@@ -268,11 +274,11 @@ def fill_skipped(
       nodes: shape (layers - 1, rows). Where its keys and values go; beyond the store where the layer was not skipped.
       position: Of each row, (rows,).
     """
-    layer_module = packed_layer_of(config)
+    layer_module = packed_layer_of(model)
     kept = states.at[layers, lanes].get(mode="clip")
     return [
         _written(
-            config,
+            model,
             pair,
             layer_module.apply({"params": of_layer}, kept, position=position, method="self_keys_values"),
             nodes[index],
@@ -283,7 +289,7 @@ def fill_skipped(
 
 @functools.partial(jax.jit, static_argnums=0, donate_argnames="cache")
 def copy_skipped(
-    config: ModelConfig,
+    model: EarlyExitModel,
     cache: list[KeysValues],
     *,
     source_layers: jax.Array,
@@ -293,7 +299,7 @@ def copy_skipped(
     """Returns the stores with what skipped layers copy of an exit layer's keys and values (`projected`).
 
     Args:
-      config: Sizes.
+      model: The network.
       cache: Of layers 1 to L.
       source_layers: shape (rows,). Exit layer of each.
       source_nodes: shape (rows,). Its node there.
@@ -307,7 +313,7 @@ def copy_skipped(
         copied.append(chosen)
     above = [
         tuple(
-            divided(old.at[nodes[index]].set(new, mode="drop"), 1, of=config.num_kv_heads)
+            divided(old.at[nodes[index]].set(new, mode="drop"), 1, of=model.config.num_kv_heads)
             for old, new in zip(pair, copied, strict=True)
         )
         for index, pair in enumerate(cache[1:])
@@ -315,8 +321,8 @@ def copy_skipped(
     return [cache[0], *above]
 
 
-def _head_inputs(config: ModelConfig, parameters: Parameters, states: jax.Array) -> jax.Array:
-    inputs: jax.Array = network_of(config).apply(parameters, states, method="head_inputs")
+def _head_inputs(model: EarlyExitModel, parameters: Parameters, states: jax.Array) -> jax.Array:
+    inputs: jax.Array = model.apply(parameters, states, method="head_inputs")
     return inputs
 
 
@@ -324,17 +330,17 @@ def _gathered_bytes() -> int:
     return _HOST_GATHERED_BYTES if jax.default_backend() == "cpu" else _DEVICE_GATHERED_BYTES
 
 
-def _split_heads(config: ModelConfig, values: jax.Array) -> jax.Array:
-    return values.reshape(*values.shape[:-1], config.num_kv_heads, config.head_dim)
+def _split_heads(model: EarlyExitModel, values: jax.Array) -> jax.Array:
+    return values.reshape(*values.shape[:-1], model.config.num_kv_heads, model.config.head_dim)
 
 
-def _written(config: ModelConfig, cache: KeysValues, new: KeysValues, nodes: jax.Array) -> KeysValues:
+def _written(model: EarlyExitModel, cache: KeysValues, new: KeysValues, nodes: jax.Array) -> KeysValues:
     """Returns a store with new keys and values, each (heads, rows, head_dim), at the node of each row."""
     return tuple(
         divided(
             old.at[nodes].set(jnp.swapaxes(values, 0, 1).reshape(len(nodes), -1), mode="drop"),
             1,
-            of=config.num_kv_heads,
+            of=model.config.num_kv_heads,
         )
         for old, values in zip(cache, new, strict=True)
     )

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 import jax
 import numpy as np
 
+from calm_beam.arithmetic import FLOAT32, Arithmetic
 from calm_beam.checkpoints import Checkpoint
 from calm_beam.exits.rule import ExitRule
 
@@ -33,6 +34,7 @@ class PackedDecoders:
         batch_size: int | None,
         token_budget: int | None,
         exit_head: str,
+        arithmetic: Arithmetic = FLOAT32,
         devices: Sequence[jax.Device] | None = None,
         model_parallelism: int = 1,
     ) -> None:
@@ -46,6 +48,7 @@ class PackedDecoders:
           batch_size: Most prompts decoded at the same time; None for as many as memory and speed recommend.
           token_budget: Most positions held at a time; None for a share of the device's memory.
           exit_head: One of `EXIT_HEADS`.
+          arithmetic: In which numbers the model computes.
           devices: Of JAX's default platform; None for all of this process.
           model_parallelism: Devices that share one model.
 
@@ -56,9 +59,9 @@ class PackedDecoders:
         _, steps, lanes = thresholds.shape
         self._decoders: list[PackedDecoder] = []
         for group in device_groups(checkpoint.config, model_parallelism=model_parallelism, devices=devices):
-            check_devices(checkpoint.config, group)
+            check_devices(checkpoint.config, group, arithmetic)
             # Before the budget: what is free is what the weights leave.
-            on_group = placed(checkpoint, group)
+            on_group = placed(checkpoint, group, arithmetic)
             budget = choose_budget(
                 checkpoint.config,
                 group,
@@ -67,6 +70,7 @@ class PackedDecoders:
                 source=max_input_length,
                 batch_size=batch_size,
                 token_budget=token_budget,
+                arithmetic=arithmetic,
             )
             decoder = PackedDecoder(
                 on_group,
@@ -76,6 +80,7 @@ class PackedDecoders:
                 max_input_length=max_input_length,
                 budget=budget,
                 exit_head=exit_head,
+                arithmetic=arithmetic,
             )
             self._decoders.append(decoder)
 

@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from calm_beam.arithmetic import FLOAT32, Arithmetic
 from calm_beam.checkpoints import Checkpoint
 from calm_beam.exits.certified_head import CertifiedHead, certify
 from calm_beam.exits.decision import decide_by_logits
@@ -24,6 +25,7 @@ from calm_beam.exits.propagations import PassedOn
 from calm_beam.exits.rule import ExitRule
 from calm_beam.model import architecture_of, network_of
 from calm_beam.model.interface import EarlyExitModel, KeysValues, Numbers, Position, of_layer
+from calm_beam.model.numerics import widened
 from calm_beam.model.partitioning import divided
 
 from .device_groups import device_groups, placed
@@ -52,6 +54,7 @@ class EarlyExitDecoder:
         batch_size: int = 1,
         threshold_by_position: Sequence[float] | None = None,
         exit_head: str = "exact",
+        arithmetic: Arithmetic = FLOAT32,
         model_parallelism: int = 1,
     ) -> None:
         """Prepares a decoder.
@@ -68,6 +71,7 @@ class EarlyExitDecoder:
             threshold alone.
           exit_head: Form of the head that decides, one of `EXIT_HEADS`. Tokens and exit layers do not depend on it but
             at near ties.
+          arithmetic: In which numbers the model computes.
           model_parallelism: Devices that share the model, the first of this process.
 
         Raises:
@@ -84,8 +88,8 @@ class EarlyExitDecoder:
         )
         self._certain_exit = _certain_exit(rule, threshold, num_layers)
         self._group, *_ = device_groups(checkpoint.config, model_parallelism=model_parallelism)
-        self._parameters = {"params": placed(checkpoint, self._group).parameters()}
-        self._model = network_of(checkpoint.config)
+        self._parameters = {"params": placed(checkpoint, self._group, arithmetic).parameters(arithmetic)}
+        self._model = network_of(checkpoint.config, arithmetic=arithmetic)
         self._rule = rule
         self._max_input_length = max_input_length
         self._rows = batch_size
@@ -96,8 +100,11 @@ class EarlyExitDecoder:
                 weights,
                 vocab_axis=vocab_axis,
                 measure=rule.measure(),
+                arithmetic=arithmetic,
                 rows=batch_size,
-                exact=functools.partial(decide_by_logits, vocab_axis=vocab_axis, measure=rule.measure()),
+                exact=functools.partial(
+                    decide_by_logits, vocab_axis=vocab_axis, measure=rule.measure(), arithmetic=arithmetic
+                ),
             )
 
     def at(self, threshold: float | None, *, threshold_by_position: Sequence[float] | None = None) -> Self:
@@ -257,7 +264,8 @@ def _decode(
     position_biases = apply(steps, method="decoder_position_biases")
     # Layers above a certain exit are never run, and nobody reads what they keep.
     depth = certain_exit or config.num_decoder_layers
-    empty = divided(jnp.zeros((rows, 1, config.num_kv_heads, steps, config.head_dim)), 2, of=config.num_kv_heads)
+    shape = rows, 1, config.num_kv_heads, steps, config.head_dim
+    empty = divided(jnp.zeros(shape, model.arithmetic.dtype), 2, of=config.num_kv_heads)
 
     def goes_on(state: dict[str, Any]) -> jax.Array:
         is_running: jax.Array = (state["step"] < steps) & ~jnp.all(state["finished"])
@@ -273,6 +281,7 @@ def _decode(
         way = _Step(
             rule=rule,
             num_layers=config.num_decoder_layers,
+            arithmetic=model.arithmetic,
             certain_exit=certain_exit,
             apply=apply,
             head=head,
@@ -338,6 +347,7 @@ class _Step:
     Attributes:
       rule: How exits are decided.
       num_layers: Decoder depth L.
+      arithmetic: Of the model.
       certain_exit: The layer at which every token leaves; None if that depends on the token.
       apply: Calls a method of the model.
       head: What certifies decisions; None if the exact head decides.
@@ -351,6 +361,7 @@ class _Step:
 
     rule: ExitRule
     num_layers: int
+    arithmetic: Arithmetic
     certain_exit: int | None
     apply: Callable[..., Any]
     head: CertifiedHead | None
@@ -439,7 +450,7 @@ class _Step:
             case Need.LAYER:
                 confidence = jnp.full(shape, measure.confidence(layer, self.num_layers), jnp.float32)
             case Need.STATES:
-                confidence = measure.confidence(rows.hidden, below, layer)
+                confidence = measure.confidence(widened(rows.hidden), widened(below), layer)
             case Need.CLASSIFIER:
                 confidence = measure.confidence(self.apply(rows.hidden, method="exit_score"))
             case Need.LOGITS:
@@ -471,7 +482,9 @@ class _Step:
         measure = self.rule.measure()
         inputs = self.apply(rows.hidden[:, 0], method="head_inputs")
         weights, vocab_axis = self.apply(method="head_weights")
-        exact = functools.partial(decide_by_logits, inputs, weights, vocab_axis=vocab_axis, measure=measure)
+        exact = functools.partial(
+            decide_by_logits, inputs, weights, vocab_axis=vocab_axis, measure=measure, arithmetic=self.arithmetic
+        )
         if self.head is None:
             token, confidence, is_finite = exact()
             return token[:, None], confidence[:, None], is_finite[:, None]

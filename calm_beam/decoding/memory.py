@@ -5,6 +5,7 @@ import dataclasses
 import math
 from typing import TYPE_CHECKING, Any
 
+from calm_beam.arithmetic import FLOAT32, Arithmetic
 from calm_beam.free_memory import available_bytes, has_accelerators
 from calm_beam.model import ModelConfig, architecture_of, parameter_shapes
 from calm_beam.model.sharding import Division, values_per_device
@@ -58,6 +59,7 @@ def choose_budget(
     source: int,
     batch_size: int | None,
     token_budget: int | None,
+    arithmetic: Arithmetic,
 ) -> Budget:
     """Returns what a sweep may hold on a group of devices, as far as the user leaves it open.
 
@@ -69,6 +71,7 @@ def choose_budget(
       source: Most tokens of a prompt.
       batch_size: Most prompts at a time; None for as many as memory and speed recommend.
       token_budget: Positions; None for a share of the memory that is free.
+      arithmetic: In whose type states, keys and values are held.
 
     Raises:
       ValueError: If the token budget has no room for one prompt that needs the most.
@@ -78,12 +81,12 @@ def choose_budget(
     is_host = device.platform == "cpu"
     free = _free_bytes(device) * (_HOST_SHARE if is_host else _DEVICE_SHARE)
     # Keys and values of a position at every layer; states of a slot's lanes before and after every layer.
-    position = _position_numbers(config) * _FLOAT_BYTES
+    position = _position_numbers(config) * arithmetic.number_bytes
     if not is_host and "keys_values" not in group.division.whole:
         # Of an accelerator's memory, its part alone; the devices of a host share one.
         position //= group.division.parts
     pending = sum(math.prod(shape) for shape in architecture_of(config).pending_shapes(config).values())
-    states = ((config.num_decoder_layers + 1) * config.emb_dim + pending) * lanes * _FLOAT_BYTES
+    states = ((config.num_decoder_layers + 1) * config.emb_dim + pending) * lanes * arithmetic.number_bytes
     most = batch_size or (_HOST_SLOTS if is_host else _DEVICE_SLOTS)
     # Bookkeeping of a slot's lanes on the host: paths at every layer, and what they have generated.
     outputs = lanes * steps * (config.num_decoder_layers + 4) * _FLOAT_BYTES
@@ -127,7 +130,9 @@ class Need:
         return self.weights + self.outputs + self.source
 
 
-def least_need(config: ModelConfig, *, lanes: int, steps: int, source: int, rows: int = 1) -> Need:
+def least_need(
+    config: ModelConfig, *, lanes: int, steps: int, source: int, rows: int = 1, arithmetic: Arithmetic = FLOAT32
+) -> Need:
     """Returns what decoding takes at the least.
 
     Args:
@@ -136,15 +141,20 @@ def least_need(config: ModelConfig, *, lanes: int, steps: int, source: int, rows
       steps: Most tokens of an output.
       source: Most tokens of a prompt.
       rows: Prompts that are decoded together, whatever memory recommends.
+      arithmetic: In whose type weights, states, keys and values are held.
     """
     sizes = [math.prod(shape) for shape in parameter_shapes(config).values()]
     weights = sum(sizes) + max(sizes)
     position, architecture = _position_numbers(config), architecture_of(config)
     by_position = architecture.position_numbers(config, steps=steps)
     # Bookkeeping of the lanes, too.
-    outputs = rows * lanes * steps * (position + config.num_decoder_layers + 6) + by_position
-    by_source = rows * (source * position + architecture.prefill_numbers(config, source=source))
-    return Need(weights=weights * _FLOAT_BYTES, outputs=outputs * _FLOAT_BYTES, source=by_source * _FLOAT_BYTES)
+    others = rows * lanes * steps * (config.num_decoder_layers + 6) + by_position
+    prefill = rows * architecture.prefill_numbers(config, source=source)
+    return Need(
+        weights=weights * arithmetic.number_bytes,
+        outputs=rows * lanes * steps * position * arithmetic.number_bytes + others * _FLOAT_BYTES,
+        source=rows * source * position * arithmetic.number_bytes + prefill * _FLOAT_BYTES,
+    )
 
 
 def check_memory(
@@ -156,6 +166,7 @@ def check_memory(
     rows: int = 1,
     token_budget: int | None = None,
     copies: int = 1,
+    arithmetic: Arithmetic = FLOAT32,
 ) -> None:
     """Refuses, before anything is decoded, what cannot fit into the memory of this machine.
 
@@ -169,14 +180,16 @@ def check_memory(
       rows: As there.
       token_budget: Positions that are to be held at a time, if the user says so.
       copies: Copies of the model that decode side by side.
+      arithmetic: As in `least_need`.
 
     Raises:
       ValueError: If it does not fit; says which flag to lower.
     """
     if has_accelerators():
         return
-    need, free = least_need(config, lanes=lanes, steps=steps, source=source, rows=rows), available_bytes()
-    position = _position_numbers(config) * _FLOAT_BYTES
+    need = least_need(config, lanes=lanes, steps=steps, source=source, rows=rows, arithmetic=arithmetic)
+    free = available_bytes()
+    position = _position_numbers(config) * arithmetic.number_bytes
     held = max(0, (token_budget or 0) * position - need.outputs - need.source)
     wanted = copies * (need.total + held)
     if wanted <= free:
@@ -200,17 +213,18 @@ def check_memory(
     )
 
 
-def check_devices(config: ModelConfig, group: "DeviceGroup") -> None:
+def check_devices(config: ModelConfig, group: "DeviceGroup", arithmetic: Arithmetic = FLOAT32) -> None:
     """Refuses, before weights are read, a model that does not fit into a group's devices.
 
     Args:
       config: Sizes of the model.
       group: Devices that are to hold it. Those of a host, and those that do not tell, are not looked at.
+      arithmetic: In whose type it is held.
 
     Raises:
       ValueError: If a device has not so much memory left.
     """
-    part = values_per_device(parameter_shapes(config), group.division) * _FLOAT_BYTES
+    part = values_per_device(parameter_shapes(config), group.division) * arithmetic.number_bytes
     for device in group.devices:
         if device.platform == "cpu" or not device.memory_stats():
             continue
@@ -231,6 +245,7 @@ def memory_in_words(
     token_budget: int | None,
     model_parallelism: int = 1,
     runs_here: bool = True,
+    arithmetic: Arithmetic = FLOAT32,
 ) -> str:
     """Returns what a model takes, and how much room that leaves where it is known.
 
@@ -242,16 +257,17 @@ def memory_in_words(
       token_budget: Positions that are to be held at a time, if the user says so.
       model_parallelism: Devices that share one model.
       runs_here: Whether it is this machine that decodes.
+      arithmetic: As in `least_need`.
 
     Raises:
       UsageError: If devices cannot share the model so.
     """
     division, shapes = Division.of(config, model_parallelism), parameter_shapes(config)
-    position = _position_numbers(config) * _FLOAT_BYTES
-    whole = values_per_device(shapes, Division()) * _FLOAT_BYTES
+    position = _position_numbers(config) * arithmetic.number_bytes
+    whole = values_per_device(shapes, Division()) * arithmetic.number_bytes
     weights = f"{_in_words(whole)} of weights"
     if model_parallelism > 1:
-        part = values_per_device(shapes, division) * _FLOAT_BYTES
+        part = values_per_device(shapes, division) * arithmetic.number_bytes
         weights += f", {_in_words(part)} on each of {model_parallelism} devices"
     if token_budget is not None:
         return f"{weights}; room for {token_budget:,} positions, as asked, takes {_in_words(token_budget * position)}"

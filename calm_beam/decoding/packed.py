@@ -14,8 +14,10 @@ from collections.abc import Iterator, Sequence
 import jax
 import numpy as np
 
+from calm_beam.arithmetic import FLOAT32, Arithmetic
 from calm_beam.checkpoints import Checkpoint
 from calm_beam.exits.rule import ExitRule
+from calm_beam.model import network_of
 
 from .batch import Batch, Request
 from .device_groups import DeviceGroup, first_device, placed
@@ -40,6 +42,7 @@ class PackedDecoder:
         max_input_length: int,
         budget: Budget,
         exit_head: str = "exact",
+        arithmetic: Arithmetic = FLOAT32,
         group: DeviceGroup | None = None,
     ) -> None:
         """Prepares a decoder.
@@ -52,19 +55,25 @@ class PackedDecoder:
           max_input_length: Most tokens of a prompt.
           budget: What it may hold at a time. If the device has no room for that, it is halved.
           exit_head: One of `EXIT_HEADS`.
+          arithmetic: In which numbers the model computes.
           group: The devices that decode; None for the first.
         """
         assert not rule.needs_full_model()
-        self._config = checkpoint.config
+        self._model = network_of(checkpoint.config, arithmetic=arithmetic)
         self._rule = rule
         self._thresholds = thresholds
         self._max_input_length = max_input_length
         self._budget = budget
         self._group = group = group or first_device()
-        on_group = placed(checkpoint, group)
+        on_group = placed(checkpoint, group, arithmetic)
         with group.running():
             self._weights = Weights(
-                on_group, group, steps=thresholds.shape[1], measure=rule.measure(), exit_head=exit_head
+                on_group,
+                self._model,
+                group,
+                steps=thresholds.shape[1],
+                measure=rule.measure(),
+                exit_head=exit_head,
             )
         self.work = Work()
 
@@ -161,7 +170,7 @@ class PackedDecoder:
     def _batch(self, budget: Budget, counts: dict[int, int], *, admits_few: bool = False) -> Batch:
         with self._group.running():
             return Batch(
-                self._config,
+                self._model,
                 self._rule,
                 weights=self._weights,
                 thresholds=self._thresholds,

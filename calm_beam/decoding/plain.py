@@ -15,12 +15,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from calm_beam.arithmetic import FLOAT32, Arithmetic
 from calm_beam.checkpoints import Checkpoint
 from calm_beam.exits.measures import Measure, Need
 from calm_beam.exits.propagation import at_layer, propagated_keys_values
 from calm_beam.exits.rule import ExitRule
 from calm_beam.model import architecture_of, network_of
 from calm_beam.model.interface import EarlyExitModel, KeysValues, Position, of_layer
+from calm_beam.model.numerics import widened
 
 from .device_groups import DeviceGroup, first_device, placed
 from .ends import is_end
@@ -48,6 +50,7 @@ class PlainSweep:
         thresholds: np.ndarray,
         max_input_length: int,
         slots: int,
+        arithmetic: Arithmetic = FLOAT32,
         group: DeviceGroup | None = None,
     ) -> None:
         """Prepares a decoder.
@@ -58,12 +61,13 @@ class PlainSweep:
           thresholds: float32, shape (steps, lanes); +inf in lane 0, the full model.
           max_input_length: Most tokens of a prompt.
           slots: Prompts decoded at the same time.
+          arithmetic: In which numbers the model computes.
           group: The devices that decode; None for the first.
         """
         self._thresholds = thresholds
         self._group = group or first_device()
-        self._parameters = {"params": placed(checkpoint, self._group).parameters()}
-        self._model = network_of(checkpoint.config)
+        self._parameters = {"params": placed(checkpoint, self._group, arithmetic).parameters(arithmetic)}
+        self._model = network_of(checkpoint.config, arithmetic=arithmetic)
         self._rule = rule
         self._max_input_length = max_input_length
         self._slots = slots
@@ -148,7 +152,10 @@ def _empty_state(model: EarlyExitModel, slots: int, shape: tuple[int, ...], widt
     def no_keys_values(*prefix: int, positions: int) -> list[KeysValues]:
         cache_shape = (slots, *prefix, config.num_kv_heads, positions, config.head_dim)
         # Two arrays a layer, not one twice: a buffer can only be given away once.
-        return [(jnp.zeros(cache_shape), jnp.zeros(cache_shape)) for _ in range(config.num_decoder_layers)]
+        dtype = model.arithmetic.dtype
+        return [
+            (jnp.zeros(cache_shape, dtype), jnp.zeros(cache_shape, dtype)) for _ in range(config.num_decoder_layers)
+        ]
 
     return {
         "step": jnp.zeros((slots,), jnp.int32),
@@ -194,7 +201,7 @@ def _admit(
     return {
         **state,
         # Positions not yet written are masked, but 0 * NaN is NaN: what a broken prompt left must not stay.
-        "cache": [tuple(put(values, np.float32(0)) for values in pair) for pair in state["cache"]],
+        "cache": [tuple(put(values, jnp.zeros((), values.dtype)) for values in pair) for pair in state["cache"]],
         "source": [
             tuple(put(old, new) for old, new in zip(olds, news, strict=True))
             for olds, news in zip(state["source"], source, strict=True)
@@ -328,7 +335,8 @@ def _confidences(
             shape = states[0].shape[:-1]
             return [jnp.full(shape, measure.confidence(layer, len(states)), jnp.float32) for layer in exit_layers]
         case Need.STATES:
-            return [measure.confidence(states[layer - 1], inputs[layer - 1], layer) for layer in exit_layers]
+            wide, wide_inputs = ([widened(each) for each in values] for values in (states, inputs))
+            return [measure.confidence(wide[layer - 1], wide_inputs[layer - 1], layer) for layer in exit_layers]
         case Need.CLASSIFIER:
             return [measure.confidence(apply(output, method="exit_score")) for output in outputs]
     logits = [apply(output, method="head") for output in outputs]

@@ -3,10 +3,11 @@
 import dataclasses
 from collections.abc import Sequence
 
+from calm_beam.arithmetic import Arithmetic
 from calm_beam.exits.rule import ExitRule
 from calm_beam.manifest import DecodeRecord, Variant
 
-from .settings import DTYPE, DecodeSettings
+from .settings import DecodeSettings
 
 
 def recorded_settings(decode: DecodeRecord, thresholds: Sequence[float]) -> DecodeSettings:
@@ -17,10 +18,8 @@ def recorded_settings(decode: DecodeRecord, thresholds: Sequence[float]) -> Deco
       thresholds: Those to decode at, strictly descending.
 
     Raises:
-      ValueError: If the outputs were computed in another type than ours, or nothing decodes in that way.
+      ValueError: If the outputs were computed in a type that is none of ours, or nothing decodes in that way.
     """
-    if decode.dtype != DTYPE:
-        raise ValueError(f"the manifest was made in {decode.dtype}, this calm-beam computes in {DTYPE}.")
     return DecodeSettings(
         rule=ExitRule(
             confidence=decode.confidence,
@@ -36,7 +35,20 @@ def recorded_settings(decode: DecodeRecord, thresholds: Sequence[float]) -> Deco
         max_input_length=decode.max_input_length,
         max_decode_length=decode.max_decode_length,
         task_prefix=decode.task_prefix,
+        arithmetic=recorded_arithmetic(decode),
     )
+
+
+def recorded_arithmetic(decode: DecodeRecord) -> Arithmetic:
+    """Returns in which numbers a manifest says that its model computes.
+
+    Raises:
+      ValueError: If that is none of ours.
+    """
+    try:
+        return Arithmetic.of(decode.dtype, decode.matmul_precision)
+    except ValueError as error:
+        raise ValueError(f"the manifest was made in another arithmetic than there is here: {error}") from error
 
 
 def settings_of_variant(settings: DecodeSettings, variant: Variant) -> DecodeSettings:

@@ -10,10 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from calm_beam.arithmetic import FLOAT32, Arithmetic
 from calm_beam.exits.rule import ExitRule
-
-# The only type of computation so far: the golden outputs are float32, and rounding moves exits.
-DTYPE = "float32"
 
 # Every threshold is decoded for every prompt.
 _FINEST_STEP = 0.001
@@ -29,6 +27,7 @@ class DecodeSettings:
       max_input_length: Most tokens of a prompt, eos included; longer prompts are cut.
       max_decode_length: Most tokens of an output, eos included; also N of a decaying schedule.
       task_prefix: Put before every textual prompt.
+      arithmetic: In which numbers the model computes: rounding moves exits.
     """
 
     rule: ExitRule
@@ -36,6 +35,7 @@ class DecodeSettings:
     max_input_length: int
     max_decode_length: int
     task_prefix: str = ""
+    arithmetic: Arithmetic = FLOAT32
 
     def __post_init__(self) -> None:
         grid = descending_grid(self.thresholds)
@@ -46,8 +46,11 @@ class DecodeSettings:
         check_sizes(max_input_length=self.max_input_length, max_decode_length=self.max_decode_length)
 
     def to_dict(self) -> dict[str, Any]:
-        """Returns plain values, without settings that the measure has no use for: fingerprints made before stand."""
+        """Returns plain values, without what is as it always was: fingerprints made before stand."""
         content = dataclasses.asdict(self)
+        del content["arithmetic"]
+        if self.arithmetic != FLOAT32:
+            content["arithmetic"] = dataclasses.asdict(self.arithmetic)
         for name in ("patience", "confidence_source"):
             if content["rule"][name] is None:
                 del content["rule"][name]
@@ -60,7 +63,7 @@ class DecodeSettings:
           model: The model's fingerprint.
           vocabulary: The vocabulary's fingerprint, or None for token ids.
         """
-        content = json.dumps([self.to_dict(), DTYPE, model, vocabulary], sort_keys=True)
+        content = json.dumps([self.to_dict(), self.arithmetic.dtype, model, vocabulary], sort_keys=True)
         return hashlib.sha256(content.encode()).hexdigest()[:24]
 
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 import jax
 import numpy as np
 
+from calm_beam.arithmetic import FLOAT32, Arithmetic
 from calm_beam.checkpoints import Checkpoint
 from calm_beam.exits.rule import ExitRule
 from calm_beam.exits.schedule import scheduled_thresholds
@@ -42,6 +43,7 @@ class SweepDecoder:
         token_budget: int | None = None,
         with_full_model: bool = True,
         exit_head: str = "exact",
+        arithmetic: Arithmetic = FLOAT32,
         devices: Sequence[jax.Device] | None = None,
         model_parallelism: int = 1,
     ) -> None:
@@ -60,6 +62,8 @@ class SweepDecoder:
           with_full_model: Whether lane 0 is the full model; else lane k is the threshold k + 1.
           exit_head: Form of the head that decides, one of `EXIT_HEADS`. Tokens and exit layers do not depend on it but
             at near ties. A rule that needs the full model at every token ignores it.
+          arithmetic: In which numbers the model computes. In bfloat16, what is decoded beside a prompt moves more than
+            its near ties: see docs/precision.md.
           devices: Where to decode, with a model on each; None for all of this process. Of JAX's default platform.
           model_parallelism: Devices that share one model, each with a part of its heads, feed-forward layers and
             vocabulary; the number of devices must be a multiple of it.
@@ -90,6 +94,7 @@ class SweepDecoder:
                 thresholds=lanes,
                 max_input_length=max_input_length,
                 slots=batch_size or _PLAIN_SLOTS,
+                arithmetic=arithmetic,
             )
         else:
             self._decoder = PackedDecoders(
@@ -100,6 +105,7 @@ class SweepDecoder:
                 batch_size=batch_size,
                 token_budget=token_budget,
                 exit_head=exit_head,
+                arithmetic=arithmetic,
                 devices=devices,
                 model_parallelism=model_parallelism,
             )

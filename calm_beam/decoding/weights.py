@@ -10,8 +10,7 @@ from calm_beam.checkpoints import Checkpoint
 from calm_beam.exits.decision import decide
 from calm_beam.exits.head_choice import choose_head
 from calm_beam.exits.measures import Measure
-from calm_beam.model import ModelConfig, network_of
-from calm_beam.model.interface import of_layer
+from calm_beam.model.interface import EarlyExitModel, of_layer
 from calm_beam.model.partitioning import divided
 
 from .device_groups import DeviceGroup
@@ -28,10 +27,18 @@ class Weights:
     """
 
     def __init__(
-        self, checkpoint: Checkpoint, group: DeviceGroup, *, steps: int, measure: Measure, exit_head: str
+        self,
+        checkpoint: Checkpoint,
+        model: EarlyExitModel,
+        group: DeviceGroup,
+        *,
+        steps: int,
+        measure: Measure,
+        exit_head: str,
     ) -> None:
         """Takes a model that was placed on a group; to be called while that runs."""
-        tree = checkpoint.parameters()
+        arithmetic = model.arithmetic
+        tree = checkpoint.parameters(arithmetic)
         self.group = group
         decoder = tree["decoder"]
         config = checkpoint.config
@@ -44,17 +51,18 @@ class Weights:
         else:
             self.head = {"params": {"decoder": {**head, "logits_dense": decoder["logits_dense"]}}}
         self.classifier = {"params": {"decoder": {"meta_cls": decoder["meta_cls"]}}} if config.exit_classifier else {}
-        weights, vocab_axis = network_of(config).apply(self.head, method="head_weights")
+        weights, vocab_axis = model.apply(self.head, method="head_weights")
         # None where the exact head decides.
         self.certified_head = choose_head(
             group.exit_head(exit_head),
             weights,
             vocab_axis=vocab_axis,
             measure=measure,
+            arithmetic=arithmetic,
             rows=_ROWS_AT_A_TIME,
-            exact=functools.partial(decide, vocab_axis=vocab_axis, measure=measure),
+            exact=functools.partial(decide, vocab_axis=vocab_axis, measure=measure, arithmetic=arithmetic),
         )
-        self._path_terms = _path_terms(config, steps, self.all)
+        self._path_terms = _path_terms(model, steps, self.all)
 
     def path_terms(self, layer: int) -> Any:
         """Returns what a layer needs beside its parameters for the paths of outputs."""
@@ -64,11 +72,12 @@ class Weights:
 class Sources:
     """Keys and values of the sources of one padded width."""
 
-    def __init__(self, config: ModelConfig, *, width: int, places: int) -> None:
+    def __init__(self, model: EarlyExitModel, *, width: int, places: int) -> None:
+        config = model.config
         self.width = width
         shape = (places, config.num_kv_heads, width, config.head_dim)
         # Two arrays a layer, not one twice: a buffer can only be given away once.
-        made = zeros((shape,) * (2 * config.num_decoder_layers), 1, of=config.num_kv_heads)
+        made = zeros((shape,) * (2 * config.num_decoder_layers), model.arithmetic.dtype, axis=1, of=config.num_kv_heads)
         self.keys_values = list(zip(made[::2], made[1::2], strict=True))
         self.mask = jnp.zeros((places, width), bool)
         self.free = list(range(places))
@@ -80,12 +89,12 @@ class Sources:
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
-def _path_terms(config: ModelConfig, steps: int, parameters: Any) -> list[Any]:
-    terms: list[Any] = network_of(config).apply(parameters, steps, method="path_terms")
+def _path_terms(model: EarlyExitModel, steps: int, parameters: Any) -> list[Any]:
+    terms: list[Any] = model.apply(parameters, steps, method="path_terms")
     return terms
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1), static_argnames="of")
-def zeros(shapes: tuple[tuple[int, ...], ...], axis: int = 0, *, of: int = 1) -> tuple[jax.Array, ...]:
-    """Returns float32 zeros of each shape, divided as in `partitioning.divided`, made by one program."""
-    return tuple(divided(jnp.zeros(shape), axis, of=of) for shape in shapes)
+@functools.partial(jax.jit, static_argnums=(0, 1), static_argnames=("axis", "of"))
+def zeros(shapes: tuple[tuple[int, ...], ...], dtype: str, *, axis: int = 0, of: int = 1) -> tuple[jax.Array, ...]:
+    """Returns zeros of each shape, divided as in `partitioning.divided`, made by one program."""
+    return tuple(divided(jnp.zeros(shape, dtype), axis, of=of) for shape in shapes)

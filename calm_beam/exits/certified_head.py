@@ -7,13 +7,14 @@ bits, and for every logit a bound says how far off it can be:
     |W_v h - Q_v q| <= ||W_v - Q_v|| ||h|| + ||Q_v|| ||h - q||        (Cauchy-Schwarz, twice)
 
 where Q_v are the quantised weights of token v and q is the quantised state; rounding is added. The tokens whose bounds
-reach highest, some dozens, are then computed in float32. If none of the others can reach the largest of them, the
-token is known. The others are bounded, and with them every sum over the vocabulary: so the confidence lies in an
+reach highest, some dozens, are then computed with float32 sums. If none of the others can reach the largest of them,
+the token is known. The others are bounded, and with them every sum over the vocabulary: so the confidence lies in an
 interval. A threshold outside of that interval is decided, and nearly all are. What stays open is left to the caller,
 who asks the exact head.
 
 All of this is about the numbers that real arithmetic would give. The exact head rounds as well: the two may differ
-where two tokens, or confidence and threshold, are closer than float32 can tell.
+where two tokens, or confidence and threshold, are closer than float32 can tell. Of a model that computes in bfloat16,
+states and weights are bfloat16 numbers, whose products are exact in float32: all of this holds as it stands.
 """
 
 import functools
@@ -23,7 +24,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from calm_beam.model.numerics import PRECISION
+from calm_beam.arithmetic import FLOAT32
+from calm_beam.model.numerics import einsum, matrix_product, widened
 
 from .distribution_bounds import DistributionBounds
 from .measures import Measure
@@ -54,10 +56,10 @@ _Values = TypeVar("_Values")
 
 
 class CertifiedHead(NamedTuple):
-    """A head of float32 and its quantised form; the vocabulary is padded to whole blocks with tokens that are none.
+    """A head and its quantised form; the vocabulary is padded to whole blocks with tokens that are none.
 
     Attributes:
-      weights: float32, shape (vocabulary, width).
+      weights: float32 or bfloat16, shape (vocabulary, width).
       quantised: int8 or bfloat16, shape (padded vocabulary, width). 0 in the columns that are kept.
       scales: float32, shape (padded vocabulary,). What int8 is a multiple of; 1 for bfloat16.
       errors: float32, shape (padded vocabulary,). ||W_v - Q_v|| without the kept columns, rounded up; -inf for padding.
@@ -97,7 +99,7 @@ def quantised_head(exact: jax.Array, dtype: str) -> CertifiedHead:
     """Returns a head with its quantised form.
 
     Args:
-      exact: float32, shape (vocabulary, width).
+      exact: float32 or bfloat16, shape (vocabulary, width).
       dtype: "int8" or "bfloat16".
     """
     weights = np.asarray(exact)
@@ -105,7 +107,7 @@ def quantised_head(exact: jax.Array, dtype: str) -> CertifiedHead:
         weights = np.zeros_like(weights)
     vocab_size, width = weights.shape
     padded_size = -(-vocab_size // _BLOCK) * _BLOCK
-    reach = np.abs(weights).max(axis=0)
+    reach = np.abs(weights).max(axis=0).astype(np.float32)
     stands_out = (reach > _OUTLIER * np.median(reach)).any()
     kept = np.argsort(-reach, kind="stable")[: _KEPT if stands_out else 0].astype(np.int32)
     quantised = np.zeros((padded_size, width), np.int8 if dtype == "int8" else jnp.bfloat16)
@@ -153,11 +155,11 @@ def certify(states: jax.Array, head: CertifiedHead, *, measure: Measure) -> Cert
     """Returns what the quantised head proves of every state.
 
     Args:
-      states: float32, shape (rows, width). What the head's weights multiply (`EarlyExitT5.head_inputs`).
+      states: Of the type of the head's weights, shape (rows, width). What they multiply (`EarlyExitT5.head_inputs`).
       head: Of `quantised_head`.
       measure: Of logits with `Measure.bounds`; with another, the token alone is looked for.
     """
-    return in_parts(functools.partial(_certify, head=head, measure=measure), states, most=_ROWS)
+    return in_parts(functools.partial(_certify, head=head, measure=measure), widened(states), most=_ROWS)
 
 
 def _certify(states: jax.Array, *, head: CertifiedHead, measure: Measure) -> Certificate:
@@ -242,7 +244,7 @@ def _logit_bounds(states: jax.Array, head: CertifiedHead) -> tuple[jax.Array, ja
         for values, (_, step) in zip(jnp.split(product, len(parts)), parts, strict=True)
     )
     if head.kept.size:
-        logits += jnp.dot(kept_states, head.kept_weights.T, precision=PRECISION)
+        logits += matrix_product(kept_states, head.kept_weights.T, FLOAT32)
     norm = _norm(states, most)
     missing_norm = _norm(missing, most) + 8 * _UNIT * width**0.5 * most
     # Integers add without an error; sums of bfloat16 products do not.
@@ -286,8 +288,8 @@ def _exact_logits(states: jax.Array, head: CertifiedHead, *, candidates: jax.Arr
     rows, width = states.shape
     # Sums of shorter sums: the error grows with the longest of them, in whatever order their numbers are added.
     chunk = next(size for size in (64, 32, 16, 8, 4, 2, 1) if width % size == 0)
-    weights = jnp.swapaxes(head.weights[candidates].reshape(rows, candidates.shape[1], -1, chunk), 1, 2)
-    products = jnp.einsum("rnkc,rnc->rnk", weights, states.reshape(rows, -1, chunk), precision=PRECISION)
+    weights = widened(head.weights[candidates]).reshape(rows, candidates.shape[1], -1, chunk)
+    products = einsum("rnkc,rnc->rnk", jnp.swapaxes(weights, 1, 2), states.reshape(rows, -1, chunk), FLOAT32)
     logits = _stored(jnp.sum(products, axis=1))
     norms = jnp.max((head.errors + head.norms + head.kept_norms)[candidates], axis=1)
     additions = chunk + width // chunk + 4

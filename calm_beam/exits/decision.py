@@ -10,7 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from calm_beam.model.numerics import PRECISION
+from calm_beam.arithmetic import Arithmetic
+from calm_beam.model.numerics import precision_of, product
 from calm_beam.model.partitioning import by_part
 
 from .logit_summary import Summary, exp_below, merged, nothing, of_part, settled, union
@@ -34,31 +35,32 @@ _ABREAST = 128
 
 
 def decide(
-    states: jax.Array, weights: jax.Array, *, vocab_axis: int, measure: Measure
+    states: jax.Array, weights: jax.Array, *, vocab_axis: int, measure: Measure, arithmetic: Arithmetic
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Returns token, confidence and finiteness of every state, without holding all logits if the measure allows it.
 
     On GPU and TPU by `decision_kernel`, if it gives there what the code for CPU does; else, with a warning, by that.
 
     Args:
-      states: float32, shape (rows, width). What the head's weights multiply (`EarlyExitT5.head_inputs`).
-      weights: float32, shape (width, vocabulary), or its transpose (`EarlyExitT5.head_weights`).
+      states: shape (rows, width). What the head's weights multiply (`EarlyExitT5.head_inputs`).
+      weights: shape (width, vocabulary), or its transpose (`EarlyExitT5.head_weights`).
       vocab_axis: Axis of the vocabulary in `weights`.
       measure: Of logits; with another, the confidence is 0 here.
+      arithmetic: Of whose type states and weights are; the logits are float32.
 
     Returns:
       int32, float32 and bool, each of shape (rows,). The token is the first of the largest logits.
       Where a logit is NaN, the token is 0 and nothing is finite.
     """
     if measure.needs is Need.LOGITS and measure.of_summary is None:
-        return decide_by_logits(states, weights, vocab_axis=vocab_axis, measure=measure)
+        return decide_by_logits(states, weights, vocab_axis=vocab_axis, measure=measure, arithmetic=arithmetic)
     platform = jax.default_backend()
 
     def summarise(states: jax.Array, part: jax.Array, first: Any) -> Summary:
-        if platform in _KERNEL_PLATFORMS and _kernel_agrees(platform, *part.shape, vocab_axis):
-            summary = _summarise_fused(platform, states, part, vocab_axis)
+        if platform in _KERNEL_PLATFORMS and _kernel_agrees(platform, arithmetic, *part.shape, vocab_axis):
+            summary = _summarise_fused(platform, states, part, vocab_axis, arithmetic)
         else:
-            summary = _summarise_in_blocks(states, part, vocab_axis, measure)
+            summary = _summarise_in_blocks(states, part, vocab_axis, measure, arithmetic)
         return summary if first is None else of_part(summary, first)
 
     # [rows] or, where several devices have parts of the vocabulary, [parts, rows]
@@ -70,7 +72,7 @@ def decide(
 
 
 @functools.cache
-def _kernel_agrees(platform: str, *shape_and_axis: int) -> bool:
+def _kernel_agrees(platform: str, arithmetic: Arithmetic, *shape_and_axis: int) -> bool:
     """Returns whether the kernel, for weights of a shape, compiles here and decides as the blocked code does.
 
     Compared on more rows and entries of the vocabulary than a block has, at the full width: on that, the kernel's need
@@ -79,14 +81,17 @@ def _kernel_agrees(platform: str, *shape_and_axis: int) -> bool:
     *shape, vocab_axis = shape_and_axis
     shape[vocab_axis] = min(shape[vocab_axis], _PROBE_ENTRIES)
     generator = np.random.default_rng(0)
-    states = generator.standard_normal((max(_PROBE_ROWS), shape[1 - vocab_axis])).astype(np.float32)
-    weights = generator.standard_normal(shape).astype(np.float32) * np.float32(2 / np.sqrt(shape[1 - vocab_axis]))
+    states = generator.standard_normal((max(_PROBE_ROWS), shape[1 - vocab_axis]))
+    weights = generator.standard_normal(shape) * (2 / np.sqrt(shape[1 - vocab_axis]))
     states[1, 0] = np.nan
+    dtype = jnp.dtype(arithmetic.dtype)
+    states, weights = states.astype(dtype), weights.astype(dtype)
     try:
         for rows, measure in itertools.product(_PROBE_ROWS, _of_summaries()):
             some = states[:rows]
-            fused = _run_now(functools.partial(_decide_fused, platform), some, weights, vocab_axis, measure)
-            plain = _run_now(_decide_in_blocks, some, weights, vocab_axis, measure)
+            asked = some, weights, vocab_axis, measure, arithmetic
+            fused = _run_now(functools.partial(_decide_fused, platform), *asked)
+            plain = _run_now(_decide_in_blocks, *asked)
             for values, expected in zip(fused, plain, strict=True):
                 np.testing.assert_allclose(values, expected, rtol=0, atol=1e-5)
     except Exception as error:  # Whatever the compiler raises: the blocked code computes the same, only slower.
@@ -113,36 +118,50 @@ def _run_now(
     weights: np.ndarray,
     vocab_axis: int,
     measure: Measure,
+    arithmetic: Arithmetic,
 ) -> tuple[jax.Array, ...]:
     """Returns what a function decides. It runs at once, compiled, also where the caller is being traced."""
-    compute = functools.partial(decided, vocab_axis=vocab_axis, measure=measure)
+    compute = functools.partial(decided, vocab_axis=vocab_axis, measure=measure, arithmetic=arithmetic)
     decisions: tuple[jax.Array, ...] = jax.jit(compute).lower(states, weights).compile()(states, weights)
     return decisions
 
 
 def _decide_fused(
-    platform: str, states: jax.Array, weights: jax.Array, vocab_axis: int, measure: Measure
+    platform: str,
+    states: jax.Array,
+    weights: jax.Array,
+    vocab_axis: int,
+    measure: Measure,
+    arithmetic: Arithmetic,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    return _decided(_summarise_fused(platform, states, weights, vocab_axis), measure, weights.shape[vocab_axis])
+    return _decided(
+        _summarise_fused(platform, states, weights, vocab_axis, arithmetic), measure, weights.shape[vocab_axis]
+    )
 
 
-def _summarise_fused(platform: str, states: jax.Array, weights: jax.Array, vocab_axis: int) -> Summary:
+def _summarise_fused(
+    platform: str, states: jax.Array, weights: jax.Array, vocab_axis: int, arithmetic: Arithmetic
+) -> Summary:
     # Imported here: nothing but an accelerator needs Pallas.
     from calm_beam.exits.decision_kernel import summarise
 
-    return summarise(states, weights, vocab_axis=vocab_axis, platform=platform)
+    return summarise(states, weights, vocab_axis=vocab_axis, precision=precision_of(arithmetic), platform=platform)
 
 
 def _decide_in_blocks(
-    states: jax.Array, weights: jax.Array, vocab_axis: int, measure: Measure
+    states: jax.Array, weights: jax.Array, vocab_axis: int, measure: Measure, arithmetic: Arithmetic
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    return _decided(_summarise_in_blocks(states, weights, vocab_axis, measure), measure, weights.shape[vocab_axis])
+    return _decided(
+        _summarise_in_blocks(states, weights, vocab_axis, measure, arithmetic), measure, weights.shape[vocab_axis]
+    )
 
 
-def _summarise_in_blocks(states: jax.Array, weights: jax.Array, vocab_axis: int, measure: Measure) -> Summary:
+def _summarise_in_blocks(
+    states: jax.Array, weights: jax.Array, vocab_axis: int, measure: Measure, arithmetic: Arithmetic
+) -> Summary:
     def project(part: jax.Array, first: Any, entries: int) -> jax.Array:
         columns = jax.lax.dynamic_slice_in_dim(weights, first, entries, vocab_axis)
-        return jax.lax.dot_general(part, columns, (((1,), (1 - vocab_axis,)), ((), ())), precision=PRECISION)
+        return product(part, columns, (((1,), (1 - vocab_axis,)), ((), ())), precision=precision_of(arithmetic))
 
     return _in_blocks(project, states, vocab_size=weights.shape[vocab_axis], measure=measure)
 
@@ -215,12 +234,12 @@ def _decided(summary: Summary, measure: Measure, vocab_size: int) -> tuple[jax.A
 
 
 def decide_by_logits(
-    states: jax.Array, weights: jax.Array, *, vocab_axis: int, measure: Measure
+    states: jax.Array, weights: jax.Array, *, vocab_axis: int, measure: Measure, arithmetic: Arithmetic
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Does what `decide` does with all logits of a row, which a measure may want; takes some rows at a time."""
 
     def of_rows(part: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-        logits = jax.lax.dot_general(part, weights, (((1,), (1 - vocab_axis,)), ((), ())), precision=PRECISION)
+        logits = product(part, weights, (((1,), (1 - vocab_axis,)), ((), ())), precision=precision_of(arithmetic))
         largest = jnp.max(logits, axis=-1)
         is_nan = jnp.any(jnp.isnan(logits), axis=-1)
         index = jax.lax.broadcasted_iota(jnp.int32, logits.shape, 1)

@@ -1,8 +1,8 @@
 """What a decision needs of the logits, on accelerators: projection and reduction in one Pallas kernel.
 
 The logits of a block of rows and a block of the vocabulary live in the kernel alone; what leaves it is five numbers a
-row. The products are full float32 ones, as everywhere: a calibrated threshold must meet the confidences it was
-calibrated on.
+row. The products are of the precision that the model computes in, as everywhere: a calibrated threshold must meet the
+confidences it was calibrated on. Their sums are float32.
 
 TPU (Mosaic): the blocks of the vocabulary are the sequential last dimension of the grid, and the numbers of a row are
 merged where they stay in VMEM. GPU (Triton): programs run side by side, so each takes a span of the vocabulary, and
@@ -20,6 +20,8 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
+from calm_beam.model.numerics import product
+
 from .logit_summary import Summary, merged, nothing, settled, union
 
 # TPU: rows and vocabulary entries of a block, and bytes of weights in one, of which VMEM (16 MiB) holds two and more.
@@ -33,14 +35,21 @@ _GPU_PROGRAMS = 256
 
 
 def summarise(
-    states: jax.Array, weights: jax.Array, *, vocab_axis: int, platform: str, interpret: bool = False
+    states: jax.Array,
+    weights: jax.Array,
+    *,
+    vocab_axis: int,
+    precision: jax.lax.Precision,
+    platform: str,
+    interpret: bool = False,
 ) -> Summary:
     """Returns the summary of every row's logits, each of shape (rows,), settled.
 
     Args:
-      states: float32, shape (rows, width). What the head's weights multiply.
-      weights: float32, shape (width, vocabulary), or its transpose.
+      states: float32 or bfloat16, shape (rows, width). What the head's weights multiply.
+      weights: Of that type, shape (width, vocabulary), or its transpose.
       vocab_axis: Axis of the vocabulary in `weights`.
+      precision: Of products of float32 numbers.
       platform: `tpu` or `gpu`.
       interpret: Whether the kernel is interpreted, on any platform.
     """
@@ -49,21 +58,28 @@ def summarise(
     # Powers of two: a block of rows is a tile of the matrix unit, or a vector of a program.
     block_rows = min(block_rows, max(16, pl.next_power_of_2(rows)))
     padded = jnp.pad(states, ((0, -rows % block_rows), (0, 0)))
-    summary = run(padded, weights, vocab_axis, block_rows, interpret)
+    summary = run(padded, weights, vocab_axis, precision, block_rows, interpret)
     return settled(Summary(*(values[:rows] for values in summary)))
 
 
-def _on_tpu(states: jax.Array, weights: jax.Array, vocab_axis: int, block_rows: int, interpret: bool) -> Summary:
+def _on_tpu(
+    states: jax.Array,
+    weights: jax.Array,
+    vocab_axis: int,
+    precision: jax.lax.Precision,
+    block_rows: int,
+    interpret: bool,
+) -> Summary:
     from jax.experimental.pallas import tpu
 
     rows, width = states.shape
     vocab_size = weights.shape[vocab_axis]
-    fitting = _TPU_WEIGHTS_BYTES // (4 * width) // _TPU_LANES * _TPU_LANES
+    fitting = _TPU_WEIGHTS_BYTES // (weights.dtype.itemsize * width) // _TPU_LANES * _TPU_LANES
     block = min(vocab_size, max(_TPU_LANES, min(_TPU_ENTRIES, fitting)))
 
     def kernel(states_ref: Any, weights_ref: Any, *kept: Any) -> None:
         step = pl.program_id(1)
-        logits = _product(states_ref[...], weights_ref[...], vocab_axis)
+        logits = _product(states_ref[...], weights_ref[...], vocab_axis, precision)
         new = _of_block(logits, step * block, vocab_size)
 
         @pl.when(step == 0)
@@ -93,7 +109,14 @@ def _on_tpu(states: jax.Array, weights: jax.Array, vocab_axis: int, block_rows: 
     )
 
 
-def _on_gpu(states: jax.Array, weights: jax.Array, vocab_axis: int, block_rows: int, interpret: bool) -> Summary:
+def _on_gpu(
+    states: jax.Array,
+    weights: jax.Array,
+    vocab_axis: int,
+    precision: jax.lax.Precision,
+    block_rows: int,
+    interpret: bool,
+) -> Summary:
     from jax.experimental.pallas import triton
 
     rows, width = states.shape
@@ -112,7 +135,8 @@ def _on_gpu(states: jax.Array, weights: jax.Array, vocab_axis: int, block_rows: 
                 corner, shape = (column, entry), (_GPU_WIDTH, _GPU_ENTRIES)
                 if vocab_axis == 0:
                     corner, shape = corner[::-1], shape[::-1]
-                return logits + _product(part, _load(triton.load, weights_ref, corner, shape), vocab_axis)
+                columns = _load(triton.load, weights_ref, corner, shape)
+                return logits + _product(part, columns, vocab_axis, precision)
 
             zero = jnp.zeros((block_rows, _GPU_ENTRIES), jnp.float32)
             logits: jax.Array = jax.lax.fori_loop(0, pl.cdiv(width, _GPU_WIDTH), add, zero)
@@ -138,9 +162,8 @@ def _on_gpu(states: jax.Array, weights: jax.Array, vocab_axis: int, block_rows: 
     return _column(union(Summary(*made)))
 
 
-def _product(states: jax.Array, weights: jax.Array, vocab_axis: int) -> jax.Array:
-    dimensions = (((1,), (1 - vocab_axis,)), ((), ()))
-    return jax.lax.dot_general(states, weights, dimensions, precision=jax.lax.Precision.HIGHEST)
+def _product(states: jax.Array, weights: jax.Array, vocab_axis: int, precision: jax.lax.Precision) -> jax.Array:
+    return product(states, weights, (((1,), (1 - vocab_axis,)), ((), ())), precision=precision)
 
 
 def _load(load: Callable[..., jax.Array], ref: Any, corner: tuple[Any, Any], shape: tuple[int, int]) -> jax.Array:

@@ -10,8 +10,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from calm_beam.arithmetic import Arithmetic
+
 from .certified_head import CertifiedHead, certify, quantised_head
-from .head_forms import EXIT_HEADS
+from .head_forms import check_head
 from .measures import Measure, Need
 
 _LOGGER = logging.getLogger(__name__)
@@ -24,7 +26,14 @@ _REPETITIONS = 3
 
 
 def choose_head(
-    exit_head: str, weights: jax.Array, *, vocab_axis: int, measure: Measure, rows: int, exact: Callable[..., Any]
+    exit_head: str,
+    weights: jax.Array,
+    *,
+    vocab_axis: int,
+    measure: Measure,
+    arithmetic: Arithmetic,
+    rows: int,
+    exact: Callable[..., Any],
 ) -> CertifiedHead | None:
     """Returns the head that certifies decisions, or None if the exact head decides.
 
@@ -33,18 +42,20 @@ def choose_head(
 
     Args:
       exit_head: One of `EXIT_HEADS`. `auto` computes some decisions with each form and takes the fastest.
-      weights: float32, shape (width, vocabulary), or its transpose.
+      weights: shape (width, vocabulary), or its transpose.
       vocab_axis: Axis of the vocabulary in `weights`.
       measure: What decides. For one of the user's own, of logits, nothing can be certified.
+      arithmetic: Of the model. Where products are rounded more than float32 does, nothing can be certified: the bounds
+        are about the products of real numbers.
       rows: States that are usually decided at a time.
       exact: What decides states, (rows, width), by the exact weights; compared by time.
 
     Raises:
-      ValueError: If `exit_head` is none of these.
+      ValueError: If `exit_head` is none of these, or one that certifies what cannot be.
     """
-    if exit_head not in EXIT_HEADS:
-        raise ValueError(f"exit_head must be one of {', '.join(EXIT_HEADS)}; got {exit_head!r}.")
-    if exit_head == "exact" or (measure.needs is Need.LOGITS and measure.bounds is None):
+    check_head(exit_head, arithmetic)
+    is_rounded = arithmetic.matmul_precision != "highest"
+    if exit_head == "exact" or is_rounded or (measure.needs is Need.LOGITS and measure.bounds is None):
         return None
     if exit_head != "auto":
         return quantised_head(jnp.moveaxis(weights, vocab_axis, 0), exit_head)
@@ -52,7 +63,7 @@ def choose_head(
         return None
     by_entry = jnp.moveaxis(weights, vocab_axis, 0)
     # States as the final norm leaves them.
-    states = jnp.asarray(np.random.default_rng(0).standard_normal((rows, weights.shape[1 - vocab_axis])), jnp.float32)
+    states = jnp.asarray(np.random.default_rng(0).standard_normal((rows, weights.shape[1 - vocab_axis])), weights.dtype)
     heads = {form: quantised_head(by_entry, form) for form in ("int8", "bfloat16")}
     certified = functools.partial(certify, measure=measure)
     seconds = {

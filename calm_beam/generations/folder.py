@@ -22,8 +22,9 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Self
 
+from calm_beam.arithmetic import Arithmetic
 from calm_beam.counted import counted
-from calm_beam.decoding.settings import DTYPE, DecodeSettings
+from calm_beam.decoding.settings import DecodeSettings
 from calm_beam.examples import Example
 from calm_beam.exits.rule import ExitRule
 from calm_beam.manifest import ModelRecord, VocabularyRecord
@@ -124,6 +125,7 @@ class DecodeJob:
                         **settings,
                         "rule": ExitRule(**settings["rule"]),
                         "thresholds": tuple(settings["thresholds"]),
+                        "arithmetic": Arithmetic(**settings.get("arithmetic", {})),
                     }
                 ),
                 on_long=content["on_long"],
@@ -144,9 +146,7 @@ class DecodeJob:
                 f"{path}: is not as calm-beam writes it ({type(error).__name__}: {error})."
             ) from error
         if not is_alike:
-            raise GenerationsError(
-                f"{path}: is of another version of calm-beam, or computes in another type than {DTYPE}."
-            )
+            raise GenerationsError(f"{path}: is of another version of calm-beam.")
         return job
 
     def _content(self) -> dict[str, Any]:
@@ -157,7 +157,7 @@ class DecodeJob:
             "vocabulary": self.vocabulary.to_dict() if self.vocabulary else None,
             # As JSON gives it back: tuples become lists.
             "settings": json.loads(json.dumps(self.settings.to_dict())),
-            "dtype": DTYPE,
+            "dtype": self.settings.arithmetic.dtype,
             "on_long": self.on_long,
             "cluster_key": self.cluster_key,
             "patterns": list(self.patterns),

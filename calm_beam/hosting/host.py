@@ -6,11 +6,13 @@ import threading
 import time
 from typing import NamedTuple
 
-from calm_beam.checkpoints import load_checkpoint
+from calm_beam.arithmetic import Arithmetic
+from calm_beam.checkpoints import Checkpoint, load_checkpoint
 from calm_beam.decoding.compilation import use_compilation_cache
 from calm_beam.decoding.memory import keep_freed_memory
+from calm_beam.decoding.recorded import recorded_arithmetic
 from calm_beam.errors import CalmBeamError
-from calm_beam.manifest import Calibration, Manifest, ManifestError
+from calm_beam.manifest import Calibration, Manifest, ManifestError, read_manifest
 from calm_beam.serving import (
     Answer,
     Generator,
@@ -63,9 +65,9 @@ class ModelHost:
         use_compilation_cache()
         start = time.perf_counter()
         self._model = model
-        self._checkpoint = on_device(
-            load_checkpoint(model.checkpoint, declared=model.declared), model_parallelism=model.model_parallelism
-        )
+        self._checkpoint = load_checkpoint(model.checkpoint, declared=model.declared)
+        # By what manifests compute in, which is mostly the same.
+        self._on_device: dict[Arithmetic, Checkpoint] = {}
         self._load_msecs = [round(1000 * (time.perf_counter() - start))]
         self._turn = threading.Lock()
         # What was asked last stands at the end.
@@ -131,9 +133,10 @@ class ModelHost:
 
     def _made(self, asked: "_Asked") -> "_Served":
         choice, sampling = asked.choice, asked.sampling
+        manifest = read_manifest(asked.manifest)
         generator = Generator.from_manifest(
-            asked.manifest,
-            self._checkpoint,
+            manifest,
+            self._checkpoint_for(manifest),
             vocabulary=self._model.vocabulary,
             consistency=choice.consistency,
             metric=choice.metric,
@@ -152,6 +155,15 @@ class ModelHost:
         check_sampled(generator.manifest, generator.entry)
         meter = LossMeter(generator, share=sampling.share, salt=sampling.salt, metric=choice.metric)
         return _Served(generator=generator, meter=meter)
+
+    def _checkpoint_for(self, manifest: Manifest) -> Checkpoint:
+        """Returns the model with its weights on the device, as a manifest has them."""
+        arithmetic = recorded_arithmetic(manifest.decode)
+        if arithmetic not in self._on_device:
+            self._on_device[arithmetic] = on_device(
+                self._checkpoint, arithmetic, model_parallelism=self._model.model_parallelism
+            )
+        return self._on_device[arithmetic]
 
 
 def _outcomes(generator: Generator, prompts: tuple[NamedPrompt, ...], *, meter: LossMeter | None) -> list[Outcome]:

@@ -139,9 +139,10 @@ class DecodeRecord(Record):
       dtype: Type in which the model computes.
       patience: How many layers a measure that compares predicted tokens looks at; None with other measures.
       confidence_source: Digest of the file that defines a user's own measure; None with ours.
+      matmul_precision: Of products of float32 numbers on GPUs and TPUs, by JAX's names; None for `highest`.
     """
 
-    _OPTIONAL: ClassVar[tuple[str, ...]] = ("patience", "confidence_source")
+    _OPTIONAL: ClassVar[tuple[str, ...]] = ("patience", "confidence_source", "matmul_precision")
 
     confidence: str
     schedule: str
@@ -155,6 +156,7 @@ class DecodeRecord(Record):
     dtype: str
     patience: int | None = None
     confidence_source: str | None = None
+    matmul_precision: str | None = None
 
     def __post_init__(self) -> None:
         if not is_own(self.confidence):
@@ -175,6 +177,14 @@ class DecodeRecord(Record):
             check_count("patience", self.patience, low=1)
         if self.confidence_source is not None:
             check_text("confidence_source", self.confidence_source)
+        if self.matmul_precision is not None:
+            check_text("matmul_precision", self.matmul_precision)
+
+    def arithmetic_in_words(self) -> str:
+        """Returns in which numbers the model computes, in a few words."""
+        if self.matmul_precision is None:
+            return self.dtype
+        return f"{self.dtype} with products of {self.matmul_precision} precision"
 
 
 @dataclass(frozen=True, kw_only=True)

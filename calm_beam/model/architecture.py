@@ -4,6 +4,8 @@ import abc
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
+from calm_beam.arithmetic import Arithmetic
+
 if TYPE_CHECKING:
     from .interface import EarlyExitModel, PackedLayer
 
@@ -60,11 +62,11 @@ class Architecture(abc.ABC):
         """Returns name and shape of every parameter."""
 
     @abc.abstractmethod
-    def network(self, config: Any) -> "EarlyExitModel":
+    def network(self, config: Any, *, arithmetic: Arithmetic) -> "EarlyExitModel":
         """Returns the network; loads JAX."""
 
     @abc.abstractmethod
-    def packed_layer(self, config: Any) -> "PackedLayer":
+    def packed_layer(self, config: Any, *, arithmetic: Arithmetic) -> "PackedLayer":
         """Returns a decoder layer of it, for packed rows; loads JAX."""
 
     @abc.abstractmethod

@@ -12,6 +12,8 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 import jax
 import numpy as np
 
+from calm_beam.arithmetic import Arithmetic
+
 # Keys and values, each of shape (..., heads of keys, positions, head_dim), or of one position without that axis.
 KeysValues = tuple[jax.Array, ...]
 
@@ -108,6 +110,10 @@ class EarlyExitModel(Protocol):
     def config(self) -> Any:
         """Sizes of the model."""
 
+    @property
+    def arithmetic(self) -> Arithmetic:
+        """In which numbers it computes: of its type are states, keys and values, and what the head multiplies."""
+
     def apply(self, variables: Any, *args: Any, **arguments: Any) -> Any:
         """Calls a method, as Flax does."""
 
@@ -183,7 +189,7 @@ class EarlyExitModel(Protocol):
         """
 
     def head(self, states: jax.Array) -> jax.Array:
-        """Returns the logits of the output head after any layer, (..., vocabulary), of its output, (..., width)."""
+        """Returns the float32 logits of the head after any layer, (..., vocabulary), of its output, (..., width)."""
 
     def head_inputs(self, states: jax.Array) -> jax.Array:
         """Returns what the head's weights multiply, shape of `states`."""

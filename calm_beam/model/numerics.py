@@ -1,11 +1,73 @@
-"""How products are made and masked, whatever the architecture."""
+"""How products are made, rounded and masked, whatever the architecture.
+
+bfloat16 is computed with as T5X does with `dtype=bfloat16`: weights and the factors of every product are bfloat16, and
+so is the residual stream; norms and the softmax are float32. It differs from T5X where a float32 number is at hand
+anyway. A product's float32 sums stay so through what follows elementwise (the bias and the softmax, the activation and
+its gate, the residual, a norm's scale), and are rounded once, where they become a factor or a state; T5X rounds each of
+these. Relative position biases and masks are float32, T5X's are bfloat16. The head multiplies bfloat16 weights, T5X's
+float32 ones by float32 states.
+
+So the only thing that tells two decoders apart is the order in which float32 sums are made, in bfloat16 as in float32.
+"""
+
+from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
-# Float32 matrix products stay float32 on accelerators too: a calibrated threshold is only worth something
-# if serving computes the same confidences.
-PRECISION = jax.lax.Precision.HIGHEST
+from calm_beam.arithmetic import Arithmetic
 
 # Added to the logits of masked positions: exp() of it is exactly 0 next to any real logit.
 MASKED = np.float32(-1e10)
+
+# The highest keeps products float32 on accelerators, too: what they give otherwise is another arithmetic, with
+# confidences of its own, for which a calibrated threshold means nothing.
+_PRECISIONS = {
+    "highest": jax.lax.Precision.HIGHEST,
+    "high": jax.lax.Precision.HIGH,
+    "default": jax.lax.Precision.DEFAULT,
+}
+_BFLOAT16_EXPONENT, _BFLOAT16_MANTISSA = 8, 7
+
+
+def precision_of(arithmetic: Arithmetic) -> jax.lax.Precision:
+    """Returns the precision that products are asked for."""
+    return _PRECISIONS[arithmetic.matmul_precision]
+
+
+def product(left: jax.Array, right: jax.Array, dimensions: Any, *, precision: Any) -> jax.Array:
+    """Returns `jax.lax.dot_general` of float32 or bfloat16 factors, with float32 sums."""
+    return jax.lax.dot_general(left, right, dimensions, precision=precision, preferred_element_type=jnp.float32)
+
+
+def matrix_product(left: jax.Array, right: jax.Array, arithmetic: Arithmetic) -> jax.Array:
+    """Returns `jnp.matmul`, as float32."""
+    return jnp.matmul(left, right, precision=precision_of(arithmetic), preferred_element_type=jnp.float32)
+
+
+def einsum(subscripts: str, left: jax.Array, right: jax.Array, arithmetic: Arithmetic) -> jax.Array:
+    """Returns `jnp.einsum`, as float32."""
+    sums: jax.Array = jnp.einsum(
+        subscripts, left, right, precision=precision_of(arithmetic), preferred_element_type=jnp.float32
+    )
+    return sums
+
+
+def rounded(values: jax.Array, arithmetic: Arithmetic) -> jax.Array:
+    """Returns float32 values in the type that states and factors are stored in."""
+    if arithmetic.dtype == "float32":
+        return values
+    # Not a cast alone: XLA may leave out a cast that is followed by one back, in one program and not in another.
+    narrow = jax.lax.reduce_precision(values, _BFLOAT16_EXPONENT, _BFLOAT16_MANTISSA)
+    return narrow.astype(jnp.bfloat16)
+
+
+def widened(values: jax.Array) -> jax.Array:
+    """Returns values as float32."""
+    return values.astype(jnp.float32)
+
+
+def added(stream: jax.Array, values: jax.Array, arithmetic: Arithmetic) -> jax.Array:
+    """Returns the residual stream with float32 values added to it, rounded once."""
+    return rounded(widened(stream) + values, arithmetic)

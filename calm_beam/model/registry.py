@@ -4,6 +4,8 @@ import types
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from calm_beam.arithmetic import FLOAT32, Arithmetic
+
 from .architecture import Architecture, ModelConfig
 from .t5.architecture import T5Architecture
 from .t5.config import T5Config
@@ -31,11 +33,11 @@ def parameter_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     return dict(architecture_of(config).parameter_shapes(config))
 
 
-def network_of(config: ModelConfig) -> "EarlyExitModel":
-    """Returns the network of a model, given its sizes; loads JAX."""
-    return architecture_of(config).network(config)
+def network_of(config: ModelConfig, *, arithmetic: Arithmetic = FLOAT32) -> "EarlyExitModel":
+    """Returns the network of a model, given its sizes and in which numbers it computes; loads JAX."""
+    return architecture_of(config).network(config, arithmetic=arithmetic)
 
 
-def packed_layer_of(config: ModelConfig) -> "PackedLayer":
-    """Returns a decoder layer of a model for packed rows, given its sizes; loads JAX."""
-    return architecture_of(config).packed_layer(config)
+def packed_layer_of(model: "EarlyExitModel") -> "PackedLayer":
+    """Returns a decoder layer of a network for packed rows; loads JAX."""
+    return architecture_of(model.config).packed_layer(model.config, arithmetic=model.arithmetic)

@@ -209,7 +209,7 @@ def facts(manifest: Manifest) -> list[list[str]]:
             f"prompts up to {counted(decode.max_input_length, 'token')}, outputs up to {decode.max_decode_length}",
         ],
         ["Task prefix", repr(decode.task_prefix) if decode.task_prefix else "none"],
-        ["Arithmetic", decode.dtype],
+        ["Arithmetic", decode.arithmetic_in_words()],
         ["Calibration set", ", ".join(map(short_place, data.patterns))],
         ["Fingerprint of the set", data.fingerprint],
         ["Manifest", manifest.digest],

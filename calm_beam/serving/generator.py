@@ -5,6 +5,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from typing import Self
 
+from calm_beam.arithmetic import Arithmetic
 from calm_beam.checkpoints import Checkpoint, Declared, load_checkpoint
 from calm_beam.decoding.batch_decoder import BatchDecoder
 from calm_beam.decoding.device_groups import device_groups, placed
@@ -155,14 +156,19 @@ class Generator:
         loaded = recorded_vocabulary(manifest.vocabulary, checkpoint, path=vocabulary)
         settings = agreed_settings(manifest, entry, checkpoint=checkpoint, vocabulary=loaded, confidence=confidence)
         sizes = {"lanes": 1, "steps": settings.max_decode_length, "source": settings.max_input_length}
-        check_memory(checkpoint.config, **sizes, token_budget=token_budget)
+        check_memory(checkpoint.config, **sizes, token_budget=token_budget, arithmetic=settings.arithmetic)
         memory = memory_in_words(
-            checkpoint.config, **sizes, token_budget=token_budget, model_parallelism=model_parallelism, runs_here=True
+            checkpoint.config,
+            **sizes,
+            token_budget=token_budget,
+            model_parallelism=model_parallelism,
+            runs_here=True,
+            arithmetic=settings.arithmetic,
         )
         return cls(
             manifest,
             entry,
-            checkpoint=on_device(checkpoint, model_parallelism=model_parallelism),
+            checkpoint=on_device(checkpoint, settings.arithmetic, model_parallelism=model_parallelism),
             vocabulary=loaded,
             settings=settings,
             batch_size=batch_size,
@@ -353,6 +359,7 @@ class Generator:
                     batch_size=self._batch_size,
                     token_budget=self._token_budget,
                     exit_head=self._exit_head,
+                    arithmetic=self._settings.arithmetic,
                     model_parallelism=self._model_parallelism,
                 )
             return self._batch
@@ -368,6 +375,7 @@ class Generator:
                     max_decode_length=self._settings.max_decode_length,
                     max_input_length=self._settings.max_input_length,
                     exit_head=self._exit_head,
+                    arithmetic=self._settings.arithmetic,
                     model_parallelism=self._model_parallelism,
                 )
                 self._single = {
@@ -397,7 +405,7 @@ class Generator:
         return encoded
 
 
-def on_device(checkpoint: Checkpoint, *, model_parallelism: int = 1) -> Checkpoint:
+def on_device(checkpoint: Checkpoint, arithmetic: Arithmetic, *, model_parallelism: int = 1) -> Checkpoint:
     """Returns the model with its weights where they are computed with, once for all decoders that are made of it."""
     group, *_ = device_groups(checkpoint.config, model_parallelism=model_parallelism)
-    return placed(checkpoint, group)
+    return placed(checkpoint, group, arithmetic)

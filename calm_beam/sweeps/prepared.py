@@ -11,6 +11,7 @@ from calm_beam.decoding.recorded import settings_of_variant
 from calm_beam.decoding.settings import DecodeSettings
 from calm_beam.errors import UsageError
 from calm_beam.examples import no_vocabulary_for
+from calm_beam.exits.head_forms import check_head
 from calm_beam.exits.measures import Need
 from calm_beam.generations import DecodeJob, StoredGenerations
 from calm_beam.inputs import DataFiles, Reading
@@ -170,6 +171,7 @@ def prepare_sweep(
       OSError: If a file cannot be read.
     """
     _check_token_budget(request)
+    check_head(request.exit_head, request.settings.arithmetic)
     preview = preview_data(data.files, data.reading)
     checkpoint = load_checkpoint(
         request.model,
@@ -255,11 +257,18 @@ def _check_fits(request: SweepRequest, config: ModelConfig, *, runs_here: bool) 
         "source": settings.max_input_length,
     }
     if runs_here:
-        check_memory(config, **sizes, token_budget=request.token_budget, copies=request.model_copies)
+        check_memory(
+            config,
+            **sizes,
+            token_budget=request.token_budget,
+            copies=request.model_copies,
+            arithmetic=settings.arithmetic,
+        )
     return memory_in_words(
         config,
         **sizes,
         token_budget=request.token_budget,
         model_parallelism=request.model_parallelism,
         runs_here=runs_here,
+        arithmetic=settings.arithmetic,
     )

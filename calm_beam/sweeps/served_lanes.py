@@ -56,6 +56,7 @@ class ServedLanes:
             batch_size=batch_size,
             token_budget=token_budget,
             exit_head=exit_head,
+            arithmetic=settings.arithmetic,
             model_parallelism=model_parallelism,
         )
 

@@ -71,6 +71,7 @@ def _sweep(assignment: Assignment, checkpoint: Checkpoint) -> SweepDecoder:
         batch_size=assignment.batch_size,
         token_budget=assignment.token_budget,
         exit_head=assignment.exit_head,
+        arithmetic=settings.arithmetic,
         model_parallelism=assignment.model_parallelism,
     )
 

@@ -3,6 +3,8 @@
 import dataclasses
 import math
 
+from calm_beam.arithmetic import DTYPES
+
 from .exit_objective import OBJECTIVES
 
 LAYER_WEIGHTS = ("linear", "uniform", "exponential")
@@ -86,6 +88,8 @@ class TrainingConfig:
       validate_every: Steps between two validations; 0 validates only at the end.
       save_every: Steps between two states that a run can be taken up from; 0 saves none.
       optimizer: Which one, with its rates.
+      dtype: What the model computes in, `float32` or `bfloat16`. Weights, gradients and the optimiser's state are
+        float32 in any case.
       model_parallelism: Devices that share the model and what the optimiser keeps of it, the first of the process.
     """
 
@@ -104,9 +108,12 @@ class TrainingConfig:
     validate_every: int = 0
     save_every: int = 0
     optimizer: OptimizerConfig = dataclasses.field(default_factory=MuonConfig)
+    dtype: str = "float32"
     model_parallelism: int = 1
 
     def __post_init__(self) -> None:
+        if self.dtype not in DTYPES:
+            raise ValueError(f"dtype must be one of {', '.join(DTYPES)}; got {self.dtype!r}.")
         for name in ("steps", "batch_tokens", "num_shapes", "progress_every", "model_parallelism"):
             self._check_at_least(1, name)
         for name in ("max_input_length", "max_target_length"):

@@ -4,6 +4,7 @@ import math
 import pathlib
 from collections.abc import Callable, Sequence
 
+from calm_beam.arithmetic import FLOAT32, Arithmetic
 from calm_beam.checkpoints import Arrays, Checkpoint
 from calm_beam.decoding.sweep import SweepDecoder
 from calm_beam.exits.rule import ExitRule
@@ -27,6 +28,7 @@ class GenerationScore:
         decode: Callable[[Sequence[int]], str],
         max_target_length: int,
         metric_settings: MetricSettings = NO_SETTINGS,
+        arithmetic: Arithmetic = FLOAT32,
         model_parallelism: int = 1,
     ) -> None:
         """Prepares the score.
@@ -39,6 +41,7 @@ class GenerationScore:
           decode: Turns token ids into text.
           max_target_length: Most tokens to generate, eos included.
           metric_settings: What the metric needs.
+          arithmetic: In which numbers the models compute.
           model_parallelism: Devices that share a model.
 
         Raises:
@@ -46,7 +49,7 @@ class GenerationScore:
         """
         self.name = f"{metric} of {len(prompts)} outputs"
         self._metric_name, self._metric = metric, get_metric(metric, metric_settings)
-        self._model_config = model_config
+        self._model_config, self._arithmetic = model_config, arithmetic
         self._prompts, self._references = prompts, references
         self._decode = decode
         self._max_target_length = max_target_length
@@ -70,6 +73,7 @@ class GenerationScore:
             max_decode_length=self._max_target_length,
             max_input_length=max(map(len, self._prompts)),
             batch_size=min(_BATCH_SIZE, len(self._prompts)),
+            arithmetic=self._arithmetic,
             model_parallelism=self._model_parallelism,
         )
         scores = []

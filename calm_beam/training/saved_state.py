@@ -28,6 +28,10 @@ _KEPT_STATES = 2
 Arrays = Mapping[str, np.ndarray]
 
 
+# What states of earlier versions do not say.
+_ADDED_LATER = {"dtype": "float32"}
+
+
 class ResumeError(CalmBeamError, ValueError):
     """A run that cannot be taken up: its state cannot be read, or is that of a run with other settings or data."""
 
@@ -77,9 +81,10 @@ def check_same_run(saved: SavedState, run: Mapping[str, str]) -> None:
       saved: The state.
       run: What identifies the run that is to go on.
     """
-    names = sorted(name for name in saved.run.keys() | run.keys() if saved.run.get(name) != run.get(name))
+    before = {**_ADDED_LATER, **saved.run}
+    names = sorted(name for name in before.keys() | run.keys() if before.get(name) != run.get(name))
     if names:
-        differences = "; ".join(f"{name}: {saved.run.get(name)}, now {run.get(name)}" for name in names)
+        differences = "; ".join(f"{name}: {before.get(name)}, now {run.get(name)}" for name in names)
         raise ResumeError(
             f"the interrupted run was another one ({differences}). Give it the settings and data it was started with, "
             "or start a new run."

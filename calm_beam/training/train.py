@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from calm_beam.arithmetic import Arithmetic
 from calm_beam.checkpoints import Arrays, FloatArrays, StoredArray
 from calm_beam.decoding.device_groups import DeviceGroup, device_groups
 from calm_beam.model import EarlyExitT5, T5Config, parameter_shapes
@@ -100,7 +101,8 @@ def train(
             optimizer_state = spread_state(_restored(optimizer_state, resume_from.optimizer))
         done, target_tokens, best = resume_from.step, resume_from.target_tokens, resume_from.best
         losses = [np.float32(loss) for loss in resume_from.unreported_losses]
-    model = EarlyExitT5(model_config, dropout_rate=config.dropout_rate)
+    arithmetic = Arithmetic(dtype=config.dtype)
+    model = EarlyExitT5(model_config, dropout_rate=config.dropout_rate, arithmetic=arithmetic)
     key = jax.random.key(config.seed)
     if on_start is not None:
         on_start()

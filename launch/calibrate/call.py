@@ -44,6 +44,8 @@ def calibrate(
     task_prefix: str = "",
     max_input_length: int = 512,
     max_decode_length: int = 64,
+    dtype: str = "float32",
+    matmul_precision: str = "highest",
     cluster_key: str | None = None,
     group_key: str | None = None,
     joint: bool = False,
@@ -91,6 +93,8 @@ def calibrate(
       task_prefix: Put before every input.
       max_input_length: In tokens, eos included.
       max_decode_length: In tokens, eos included.
+      dtype: `float32`, or `bfloat16` for weights, states, keys and values; serving is then bfloat16, too.
+      matmul_precision: `highest`, `high` or `default`: of products of float32 numbers on GPUs and TPUs.
       cluster_key: Key of a row that names its cluster, where examples are drawn in clusters.
       group_key: Key of a row that names its group, such as its language: each group then has entries of its own.
       joint: Whether all guarantees are to hold together with probability 1 - epsilon.
@@ -153,6 +157,8 @@ def calibrate(
         task_prefix=task_prefix,
         max_input_length=max_input_length,
         max_decode_length=max_decode_length,
+        dtype=dtype,
+        matmul_precision=matmul_precision,
         on_long=on_long,
         on_error=on_error,
         max_failures=max_failures,

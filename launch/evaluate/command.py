@@ -138,6 +138,7 @@ def _task(flags: argparse.Namespace, run: PreparedSweep, *, examples: Sequence[E
         token_budget=flags.token_budget,
         model_parallelism=flags.model_parallelism,
         exit_head=flags.exit_head,
+        arithmetic=run.settings.arithmetic,
     )
 
 

@@ -11,7 +11,7 @@ from calm_beam.analysis.task import Task
 from calm_beam.decoding.settings import DecodeSettings, descending_grid
 from calm_beam.exits.measures import COMPARABLE
 from calm_beam.exits.rule import ExitRule
-from calm_beam.launch.flags import FlagParser, numbers
+from calm_beam.launch.flags import FlagParser, arithmetic_of, numbers
 from calm_beam.launch.plots import BLACK, COLOURS, GREY, tidy
 from calm_beam.sweeps.prepared import PreparedSweep
 
@@ -42,6 +42,7 @@ def _settings(flags: argparse.Namespace) -> DecodeSettings:
         max_input_length=flags.max_input_length,
         max_decode_length=flags.max_decode_length,
         task_prefix=flags.task_prefix,
+        arithmetic=arithmetic_of(flags),
     )
 
 

@@ -13,7 +13,7 @@ from calm_beam.analysis.task import Task
 from calm_beam.decoding.settings import DecodeSettings
 from calm_beam.examples import DataError
 from calm_beam.exits.rule import ExitRule
-from calm_beam.launch.flags import FlagParser, texts, whole_number
+from calm_beam.launch.flags import FlagParser, arithmetic_of, texts, whole_number
 from calm_beam.launch.plots import COLOURS, GREY, tidy
 from calm_beam.sweeps.prepared import PreparedSweep
 
@@ -56,6 +56,7 @@ def _settings(flags: argparse.Namespace) -> DecodeSettings:
         max_input_length=flags.max_input_length,
         max_decode_length=flags.max_decode_length,
         task_prefix=flags.task_prefix,
+        arithmetic=arithmetic_of(flags),
     )
 
 
@@ -70,6 +71,7 @@ def _prepare(flags: argparse.Namespace, run: PreparedSweep) -> PreparedExperimen
         max_decode_length=flags.max_decode_length,
         max_input_length=flags.max_input_length,
         batch_size=flags.batch_size,
+        arithmetic=run.settings.arithmetic,
     )
     return PreparedExperiment(measure=functools.partial(_measure, decoder, flags.rank))
 

@@ -11,6 +11,7 @@ from .parser import add_exit_head_flag as add_exit_head_flag
 from .parser import add_memory_flags as add_memory_flags
 from .parser import add_task_flags as add_task_flags
 from .parser import add_worker_flags as add_worker_flags
+from .parser import arithmetic_of as arithmetic_of
 from .parser import as_usage as as_usage
 from .parser import confidence as confidence
 from .parser import naming as naming

@@ -1,6 +1,9 @@
 """Finding the manifest that `--manifest` names, and naming one of its entries."""
 
-from calm_beam.manifest import MANIFEST, Calibration
+import argparse
+
+from calm_beam.arithmetic import DTYPES, MATMUL_PRECISIONS
+from calm_beam.manifest import MANIFEST, Calibration, DecodeRecord
 from calm_beam.printable import printable_line
 from calm_beam.storage import is_file, is_folder, joined, why_no_file
 from calm_beam.tails import tail_in_words
@@ -40,6 +43,29 @@ def add_confidence_flag(parser: FlagParser) -> None:
         help="confidence measure of the manifest; needed where that is module:function of your own, which is imported "
         "only if it is named here",
     )
+
+
+def add_precision_flags(parser: FlagParser) -> None:
+    """Adds the flags by which a user says in which numbers the model is to compute, which the manifest decides."""
+    help_text = "of the manifest, whose thresholds hold for no other; given only to be sure of it"
+    parser.add_argument("--dtype", choices=DTYPES, help=f"type of weights and states, {help_text}")
+    parser.add_argument("--matmul_precision", choices=MATMUL_PRECISIONS, help=f"precision of products, {help_text}")
+
+
+def check_precision(flags: argparse.Namespace, decode: DecodeRecord) -> None:
+    """Refuses another precision than the manifest's.
+
+    Raises:
+      UsageError: If the flags of `add_precision_flags` name one.
+    """
+    recorded = {"dtype": decode.dtype, "matmul_precision": decode.matmul_precision or "highest"}
+    for name, calibrated in recorded.items():
+        asked = getattr(flags, name)
+        if asked not in (None, calibrated):
+            raise UsageError(
+                f"--{name}={asked}: the manifest was calibrated with {calibrated}, and its thresholds hold for no "
+                f"other. Leave --{name} out, or calibrate with {asked}."
+            )
 
 
 def entry_in_words(entry: Calibration) -> str:

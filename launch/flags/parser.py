@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from calm_beam.arithmetic import DTYPES, MATMUL_PRECISIONS, Arithmetic
 from calm_beam.errors import UsageError, os_error_in_words
 from calm_beam.exits.head_forms import EXIT_HEADS
 from calm_beam.exits.measures import MEASURES, is_measure_name
@@ -343,6 +344,19 @@ def add_task_flags(parser: FlagParser) -> None:
     task.add_argument("--max_input_length", type=whole_number(1), default=512, help="in tokens, eos included")
     task.add_argument("--on_long", choices=("truncate", "error"), default="truncate", help="for longer inputs")
     task.add_argument("--max_decode_length", type=whole_number(1), default=64, help="in tokens, eos included")
+    task.add_argument(
+        "--dtype",
+        choices=DTYPES,
+        default="float32",
+        help="type of weights, states, keys and values; sums, norms, logits and confidences are float32 in any case",
+    )
+    task.add_argument(
+        "--matmul_precision",
+        choices=MATMUL_PRECISIONS,
+        default="highest",
+        help="of products of float32 numbers, on GPUs and TPUs: highest (float32), high or default (TF32, or passes in "
+        "bfloat16)",
+    )
     add_memory_flags(task)
     add_exit_head_flag(task)
 
@@ -434,6 +448,15 @@ def _measures_in_words() -> str:
     """Returns what the help says of every measure."""
     ours = "; ".join(f"{measure.name} ({measure.meaning})" for measure in MEASURES.values())
     return f"{ours}; or module:function of your own, of (logits) or of (state, below)"
+
+
+def arithmetic_of(flags: argparse.Namespace) -> Arithmetic:
+    """Returns in which numbers the model is to compute.
+
+    Raises:
+      ValueError: If the flags do not go together.
+    """
+    return Arithmetic(dtype=flags.dtype, matmul_precision=flags.matmul_precision)
 
 
 def add_exit_head_flag(group: argparse._ActionsContainer) -> None:

@@ -13,7 +13,7 @@ from calm_beam.launch.flags import (
     whole_number,
 )
 from calm_beam.launch.flags.accelerators import add_job_flags
-from calm_beam.launch.flags.manifest import add_confidence_flag, add_entry_flags
+from calm_beam.launch.flags.manifest import add_confidence_flag, add_entry_flags, add_precision_flags
 from calm_beam.launch.flags.model import add_model_flags
 
 SHOWS_WHAT_IS_PRINTED = "--show_layers colours what is printed: rows of --output have exit_layers of themselves."
@@ -55,6 +55,7 @@ def generate_parser(doc: str | None) -> FlagParser:
     parser.add_argument("--checkpoint", help="model folder; default: where the manifest says that it was")
     add_model_flags(parser)
     add_confidence_flag(parser)
+    add_precision_flags(parser)
     parser.add_argument("--vocabulary", help="SentencePiece model or tokenizer.json; default: beside the checkpoint")
     parser.add_argument("--prompt", help="the prompt; default: --input, or standard input")
     parser.add_argument("--input", help="files of prompts: a path or a glob")

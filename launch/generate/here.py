@@ -15,7 +15,7 @@ from calm_beam.examples import bounded_lines
 from calm_beam.inputs import Reading, format_of, place_of, read_examples
 from calm_beam.launch.flags import UsageError, as_usage
 from calm_beam.launch.flags.data import find_files, find_output
-from calm_beam.launch.flags.manifest import find_manifest
+from calm_beam.launch.flags.manifest import check_precision, find_manifest
 from calm_beam.launch.flags.model import declared
 from calm_beam.launch.terminal import say
 from calm_beam.launch.terminal.layer_colours import LayerPrinter
@@ -60,6 +60,7 @@ def answer_here(flags: argparse.Namespace) -> int:
     """Answers as the flags of `generate_parser` say, in this process, and returns the exit status of the command."""
     _check_flags(flags)
     manifest = read_manifest(find_manifest(flags.manifest))
+    check_precision(flags, manifest.decode)
     prompts = _given_prompts(flags)
     # Here, since JAX takes seconds.
     from calm_beam.decoding.compilation import use_compilation_cache

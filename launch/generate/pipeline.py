@@ -22,7 +22,7 @@ from calm_beam.counted import counted
 from calm_beam.inputs import DataFiles
 from calm_beam.launch.flags import UsageError, as_usage, naming
 from calm_beam.launch.flags.data import find_files
-from calm_beam.launch.flags.manifest import find_manifest
+from calm_beam.launch.flags.manifest import check_precision, find_manifest
 from calm_beam.launch.flags.metrics import metric_settings
 from calm_beam.launch.runners import Workers, run_pipeline
 from calm_beam.launch.runners.dataflow import job_paths
@@ -51,6 +51,7 @@ def answer_all(flags: argparse.Namespace, options: PipelineOptions) -> int:
     with as_usage():
         _check_flags(flags)
     manifest = read_manifest(find_manifest(flags.manifest))
+    check_precision(flags, manifest.decode)
     with as_usage():
         workers, prepared, output = _prepared(flags, options, manifest)
     assignment = prepared.assignment(output)

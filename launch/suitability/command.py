@@ -16,7 +16,7 @@ from calm_beam.decoding.settings import DecodeSettings
 from calm_beam.decoding.thresholds import thresholds_by_step
 from calm_beam.demo import embedded
 from calm_beam.exits.rule import ExitRule
-from calm_beam.launch.flags import as_usage
+from calm_beam.launch.flags import arithmetic_of, as_usage
 from calm_beam.launch.flags.data import find_output
 from calm_beam.launch.sample import encoded_prompts, read_all_examples, sample_in_words
 from calm_beam.launch.setup_run import prepare_run
@@ -71,6 +71,7 @@ def _settings(flags: argparse.Namespace) -> DecodeSettings:
         max_input_length=flags.max_input_length,
         max_decode_length=flags.max_decode_length,
         task_prefix=flags.task_prefix,
+        arithmetic=arithmetic_of(flags),
     )
 
 
@@ -89,12 +90,15 @@ def _measured(
         token_budget=flags.token_budget,
         model_parallelism=flags.model_parallelism,
         exit_head=flags.exit_head,
+        arithmetic=run.settings.arithmetic,
     )
     pairs = []
     for index, result in decoder.decode([prompt.ids for prompt in prompts]):
         pairs.append((prompts[index].ids, result.tokens[: result.length].tolist()))
         progress.report("decoded", 1)
-    return suitability(layer_predictions(run.checkpoint, pairs), agreeing=flags.agreeing)
+    return suitability(
+        layer_predictions(run.checkpoint, pairs, arithmetic=run.settings.arithmetic), agreeing=flags.agreeing
+    )
 
 
 def _table(found: Suitability) -> Table:

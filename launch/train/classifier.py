@@ -33,7 +33,7 @@ def run_classifier_stage(flags: argparse.Namespace, console: PlainConsole) -> No
     config, output = classifier_config(flags), checked_output(flags)
     checkpoint = load_model(flags.checkpoint, declared(flags))
     assert checkpoint.vocabulary_path is not None
-    _check_dtype(checkpoint.arrays, flags.dtype)
+    _check_dtype(checkpoint.arrays, flags.stored_dtype)
     vocabulary = open_vocabulary(checkpoint.vocabulary_path, checkpoint.config)
     reading = reading_of(flags)
     pairs = training_pairs(vocabulary, flags.task_prefix, rows=read_rows("--data", flags.data, reading=reading))
@@ -57,7 +57,7 @@ def run_classifier_stage(flags: argparse.Namespace, console: PlainConsole) -> No
         arrays=trained.arrays,
         vocabulary_path=checkpoint.vocabulary_path,
         extra_ids=vocabulary.extra_ids,
-        dtype=flags.dtype,
+        dtype=flags.stored_dtype,
     )
     console.print(quality_table(trained))
     console.say(
@@ -88,6 +88,6 @@ def _check_dtype(arrays: Arrays, dtype: str) -> None:
                 stored = values.astype(dtype)
             if not name.startswith("decoder/meta_cls/") and not np.array_equal(values, stored):
                 raise UsageError(
-                    f"--dtype={dtype}: would change {name}, and an exit classifier leaves the model as it is. Use "
-                    "float32."
+                    f"--stored_dtype={dtype}: would change {name}, and an exit classifier leaves the model as it is. "
+                    "Use float32."
                 )

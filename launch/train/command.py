@@ -7,6 +7,7 @@ import pathlib
 import tempfile
 from collections.abc import Iterator, Sequence
 
+from calm_beam.arithmetic import Arithmetic
 from calm_beam.checkpoints import FloatArrays, write_native
 from calm_beam.counted import counted
 from calm_beam.decoding.compilation import use_compilation_cache
@@ -126,7 +127,7 @@ def _train_model(flags: argparse.Namespace, console: PlainConsole) -> None:
             arrays=model.arrays,
             vocabulary_path=vocabulary_path,
             extra_ids=vocabulary.extra_ids,
-            dtype=flags.dtype,
+            dtype=flags.stored_dtype,
         )
     log.move_to(output / _LOG)
     states.delete()
@@ -189,6 +190,7 @@ def _score(
         decode=vocabulary.decode,
         max_target_length=config.max_target_length,
         metric_settings=metric_settings(flags),
+        arithmetic=Arithmetic(dtype=config.dtype),
         model_parallelism=config.model_parallelism,
     )
 

@@ -5,6 +5,7 @@ import pathlib
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
+from calm_beam.arithmetic import DTYPES
 from calm_beam.launch.flags import FlagParser, UsageError, add_data_flags, parse_own_flags, paths, whole_number
 from calm_beam.launch.flags.metrics import BLEURT_CHECKPOINT_HELP, METRIC_NAMES, checked_metrics, metric_settings
 from calm_beam.launch.flags.model import add_model_flags
@@ -36,6 +37,7 @@ _RATES = {
     "adafactor": ("learning_rate",),
 }
 _SETTINGS = (
+    "dtype",
     "dropout",
     "layer_weights",
     "sampled_layers",
@@ -125,7 +127,7 @@ def classifier_config(flags: argparse.Namespace) -> ClassifierConfig:
     Raises:
       UsageError: If a value is out of range, or does not go with another.
     """
-    return _build(ClassifierConfig, dtype=flags.dtype, **_given(flags, ("steps", *_OF_CLASSIFIER, *_SHARED)))
+    return _build(ClassifierConfig, dtype=flags.stored_dtype, **_given(flags, ("steps", *_OF_CLASSIFIER, *_SHARED)))
 
 
 def new_model_config(flags: argparse.Namespace) -> T5Config:
@@ -167,7 +169,7 @@ def train_parser(doc: str | None) -> FlagParser:
     add("--checkpoint", help="model to start from, with its vocabulary; without it, a new one of the sizes below")
     add_model_flags(parser)
     add("--task_prefix", default="", help="text to put before every input")
-    add("--dtype", choices=("float32", "float16"), default="float32", help="precision of the weights as stored")
+    add("--stored_dtype", choices=("float32", "float16"), default="float32", help="type of the weights as stored")
     steps = (
         f"optimiser steps (default {_STEPS}); for a classifier, batches to learn from, whose states are kept in memory"
     )
@@ -183,6 +185,7 @@ def train_parser(doc: str | None) -> FlagParser:
     add = parser.add_argument_group("--stage=model").add_argument
     for name, default in _NEW_MODEL.items():
         add(f"--{name}", type=int, help=f"{name.replace('_', ' ')} of a new model (default {default})")
+    add("--dtype", choices=DTYPES, help="type of products and activations; weights are float32 (default float32)")
     add("--layer_weights", choices=LAYER_WEIGHTS, help=f"layers' shares in the loss (default {defaults.layer_weights})")
     sampled = "lower layers whose loss a step computes beside the last; 0 for all of them"
     add("--sampled_layers", type=int, help=f"{sampled} (default {defaults.sampled_layers})")

@@ -43,7 +43,7 @@ from calm_beam.launch.flags import (
     texts,
 )
 from calm_beam.launch.flags.accelerators import add_job_flags
-from calm_beam.launch.flags.manifest import add_confidence_flag
+from calm_beam.launch.flags.manifest import add_confidence_flag, add_precision_flags
 from calm_beam.launch.flags.metrics import add_metric_settings
 from calm_beam.launch.flags.model import add_model_flags
 
@@ -78,6 +78,7 @@ def _parser() -> FlagParser:
     parser.add_argument("--checkpoint", help="model folder; default: where the manifest says that it was")
     add_model_flags(parser)
     add_confidence_flag(parser)
+    add_precision_flags(parser)
     parser.add_argument("--vocabulary", help="SentencePiece model; default: in or beside the checkpoint")
     parser.add_argument(
         "--alpha", type=float, default=0.05, help="chance of calling any promise broken that is kept, in (0, 1)"

@@ -19,7 +19,7 @@ from calm_beam.generations import read_generations, stored_prompts
 from calm_beam.inputs import read_examples
 from calm_beam.launch.flags import UsageError, as_usage
 from calm_beam.launch.flags.data import asked_shards
-from calm_beam.launch.flags.manifest import find_manifest
+from calm_beam.launch.flags.manifest import check_precision, find_manifest
 from calm_beam.launch.flags.metrics import checked_metrics, metric_settings
 from calm_beam.launch.run_sweep import run_sweep
 from calm_beam.launch.runners import Workers
@@ -55,6 +55,7 @@ def verify_manifest(flags: argparse.Namespace, options: PipelineOptions) -> int:
         check_alpha(flags.alpha)
         path = find_manifest(flags.manifest)
         manifest = read_manifest(path)
+        check_precision(flags, manifest.decode)
         entries = tuple(entry for entry in manifest.calibrations if entry.threshold is not None)
         if flags.metric is not None:
             entries = _with_metrics(entries, flags, manifest=manifest)

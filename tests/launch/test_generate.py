@@ -216,6 +216,16 @@ def test_the_entry_has_to_be_named(folder: pathlib.Path, capsys: pytest.CaptureF
         (["--prompt=a", "--metric=rouge"], 2, "no calibration has metric=rouge, delta=0.1. The manifest has:"),
         (["--prompt=a", "--checkpoint=absent"], 2, "checkpoint absent: no such directory."),
         (["--prompt=a", "--vocabulary=absent"], 2, "vocabulary absent: cannot be read as a SentencePiece model"),
+        (
+            ["--prompt=a", "--dtype=bfloat16"],
+            2,
+            "--dtype=bfloat16: the manifest was calibrated with float32, and its thresholds hold for no other. Leave",
+        ),
+        (
+            ["--prompt=a", "--matmul_precision=high"],
+            2,
+            "--matmul_precision=high: the manifest was calibrated with",
+        ),
         (["--promt=a"], 2, "unknown flag --promt. Did you mean --prompt?"),
         (["--manifest=absent"], 2, "--manifest absent: no such file."),
     ],

@@ -18,6 +18,7 @@ from calm_beam.launch.calibrate import run
 from calm_beam.launch.cli import main
 from calm_beam.launch.runners import run_pipeline
 from calm_beam.manifest import Manifest, read_manifest
+from calm_beam.serving import Generator
 from calm_beam.transforms.scoring import ShardScorer
 from tests.pipelines import (
     BROKEN_ID,
@@ -185,6 +186,8 @@ def test_resuming_nothing_and_what_is_done(
         (("--max_decode_length=7",), "settings.max_decode_length is 6 there, 7 here"),
         (("--confidence=softmax_max",), "settings.rule.confidence is 'softmax' there, 'softmax_max' here"),
         (("--thresholds=0.9,0.5",), "settings.thresholds is [0.9, 0.5, 0.2, 0.05, 0.0] there, [0.9, 0.5] here"),
+        (("--dtype=bfloat16",), "dtype is 'float32' there, 'bfloat16' here"),
+        (("--matmul_precision=high",), "settings.arithmetic.matmul_precision is None there, 'high' here"),
         (("--num_shards=4",), "num_shards is 3 there, 4 here"),
         (("--on_long=error",), "on_long is 'truncate' there, 'error' here"),
         (("--cluster_key=page",), "cluster_key is None there, 'page' here"),
@@ -207,6 +210,31 @@ def test_other_settings_are_refused(
     assert message.startswith(f"calm-beam calibrate: --resume: {folder} was begun in another way: ")
     assert difference in message
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+
+
+def test_bfloat16_is_resumed_named_and_served(
+    model: pathlib.Path, data: pathlib.Path, whole: pathlib.Path, tmp_path: pathlib.Path
+) -> None:
+    """A run in bfloat16 goes on to the undisturbed bytes, its manifest says so, and the generator follows it."""
+    assert _calibrate(model, data, tmp_path / "one", "--dtype=bfloat16") == 0
+    _interrupted(tmp_path / "one", tmp_path / "two")
+    assert _calibrate(model, data, tmp_path / "two", "--dtype=bfloat16", "--resume") == 0
+    _check_same(tmp_path / "two", tmp_path / "one")
+    assert _folder(tmp_path / "one").name != _folder(whole).name
+    decodes = [read_manifest(each / "manifest.json").decode for each in (tmp_path / "one", whole)]
+    assert [decode.dtype for decode in decodes] == ["bfloat16", "float32"]
+    assert [decode.matmul_precision for decode in decodes] == [None, None]
+    generator = Generator.from_manifest(tmp_path / "one" / "manifest.json", model, consistency="textual", delta=0.6)
+    thresholds = (None, *DecodeJob.read(str(_folder(tmp_path / "one"))).settings.thresholds)
+    lane = thresholds.index(generator.entry.threshold)
+    found = []
+    for path in _folder(tmp_path / "one").glob("*.parquet"):
+        for generation in read_generations(path):
+            answer = generator.generate(generation.example.input_ids or ())
+            found.append(answer.tokens == tuple(generation.outputs[lane].tokens))
+    assert len(found) == 30
+    # A sum beside a tie of bfloat16 numbers may fall either way.
+    assert sum(found) >= 27
 
 
 def test_another_model_is_refused(
@@ -531,6 +559,7 @@ def test_clusters_are_calibrated_again(
         (("--data", "rows.jsonl"), "--data decides what is decoded, and --generations="),
         (("--confidence=softmax",), "--confidence decides what is decoded, and --generations="),
         (("--patience=3",), "--patience decides what is decoded, and --generations="),
+        (("--dtype=float32",), "--dtype decides what is decoded, and --generations="),
         (("--resume",), "--resume decides what is decoded, and --generations="),
         (("--thresholds=0.9,0.7,0.3",), "thresholds 0.7, 0.3 were not decoded: take some of 0.9, 0.5, 0.2, 0.05, 0,"),
         (("--grid_step=0.4",), "thresholds 0.8, 0.4 were not decoded"),

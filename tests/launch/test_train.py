@@ -73,7 +73,7 @@ def test_a_short_run_writes_a_model(
         f"--data={data}",
         f"--validation_data={data}",
         f"--output={tmp_path / 'model'}",
-        "--dtype=float16",
+        "--stored_dtype=float16",
         *_SIZES,
     ]
     assert _train(*flags) == 0
@@ -116,7 +116,8 @@ def test_fine_tuning_keeps_the_vocabulary(data: pathlib.Path, tmp_path: pathlib.
         (["--steps=0"], "--steps must be at least 1, got 0."),
         (["--dropout=1"], "--dropout must be in [0, 1), got 1.0."),
         (["--emb_dim=0"], "--emb_dim must be at least 1, got 0."),
-        (["--dtype=bfloat16"], "argument --dtype: invalid choice: 'bfloat16'"),
+        (["--dtype=float16"], "argument --dtype: invalid choice: 'float16' (choose from 'float32', 'bfloat16')"),
+        (["--stored_dtype=bfloat16"], "argument --stored_dtype: invalid choice: 'bfloat16'"),
         (["--muon_learning_rate=0"], "--muon_learning_rate must be positive and finite, got 0.0."),
         (
             ["--learning_rate=0.1"],

@@ -45,7 +45,7 @@ def test_a_classifier_is_added(
     model = _write_model(tmp_path / "model", dtype=dtype)
     output = tmp_path / "out"
     flags = [f"--checkpoint={model}", f"--data={data}", f"--validation_data={data}", f"--output={output}"]
-    assert main([*_SHORT, *flags, f"--dtype={dtype}"]) == 0
+    assert main([*_SHORT, *flags, f"--stored_dtype={dtype}"]) == 0
     printed = capsys.readouterr()
     assert printed.out == ""
     for words in ("F1 of", "AUC", "tokens that agree", "Newton steps. Loss per token:", "other weights are unchanged"):
@@ -85,7 +85,7 @@ def test_a_classifier_is_replaced_by_one_of_one_logit(
         (["--classifier_logits=3"], "argument --classifier_logits: invalid choice: 3"),
         (["--sampled_layers=0"], "--sampled_layers: not a flag of --stage=classifier. Leave it out."),
         (["--resume", "--dropout=0.1"], "--dropout, --resume: not a flag of --stage=classifier. Leave them out."),
-        (["--dtype=float16"], "--dtype=float16: would change "),
+        (["--stored_dtype=float16"], "--stored_dtype=float16: would change "),
     ],
 )
 def test_bad_usage_is_explained(

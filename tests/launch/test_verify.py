@@ -241,9 +241,12 @@ def test_code_that_the_caller_names_is_run(
 def test_what_cannot_be_decoded_alike_is_refused(place: _Place, capsys: pytest.CaptureFixture[str]) -> None:
     """Another precision, an unknown p-value or another vocabulary would not test what was promised."""
     manifest = _manifest(place)
-    _change(place, decode=dataclasses.replace(manifest.decode, dtype="bfloat16"))
+    _change(place, decode=dataclasses.replace(manifest.decode, dtype="float64"))
     assert main(place.flags) == 2
-    assert "the manifest was made in bfloat16, this calm-beam computes in float32." in capsys.readouterr().err
+    assert "dtype must be one of float32, bfloat16; got 'float64'" in capsys.readouterr().err
+    _change(place, decode=dataclasses.replace(manifest.decode, dtype="bfloat16"))
+    assert main([*place.flags, "--dtype=float32"]) == 2
+    assert "--dtype=float32: the manifest was calibrated with bfloat16" in capsys.readouterr().err
     entry = next(entry for entry in manifest.calibrations if entry.threshold is not None)
     entries = (dataclasses.replace(entry, p_value="best"),)
     _change(place, decode=manifest.decode, calibrations=entries, plan=None)

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from calm_beam.arithmetic import Arithmetic
 from calm_beam.model.architecture import Architecture
 
 from .config import PAD_ID, T5Config, parameter_shapes
@@ -19,17 +20,17 @@ class T5Architecture(Architecture):
         """Returns name and shape of every parameter, as the T5X trees name them."""
         return parameter_shapes(config)
 
-    def network(self, config: T5Config) -> "EarlyExitT5":
+    def network(self, config: T5Config, *, arithmetic: Arithmetic) -> "EarlyExitT5":
         """Returns the network."""
         from .network import EarlyExitT5
 
-        return EarlyExitT5(config)
+        return EarlyExitT5(config, arithmetic=arithmetic)
 
-    def packed_layer(self, config: T5Config) -> "DecoderLayer":
+    def packed_layer(self, config: T5Config, *, arithmetic: Arithmetic) -> "DecoderLayer":
         """Returns a decoder layer."""
         from .layers import DecoderLayer
 
-        return DecoderLayer(config)
+        return DecoderLayer(config, arithmetic=arithmetic)
 
     def pending_shapes(self, config: T5Config) -> Mapping[str, tuple[int, ...]]:
         """Returns the shape of the states after self-attention."""

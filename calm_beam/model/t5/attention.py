@@ -5,8 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 
+from calm_beam.arithmetic import FLOAT32, Arithmetic
 from calm_beam.model.interface import Arrange, KeysValues, OverPath, Position
-from calm_beam.model.numerics import MASKED, PRECISION
+from calm_beam.model.numerics import MASKED, einsum, matrix_product, precision_of, product, rounded
 
 from .config import T5Config
 
@@ -17,18 +18,20 @@ class Attention(nn.Module):
     Attributes:
       config: Sizes of the model.
       dropout_rate: Dropout on the attention weights, used only with `deterministic=False`.
+      arithmetic: In which numbers it computes.
     """
 
     config: T5Config
     dropout_rate: float = 0.0
+    arithmetic: Arithmetic = FLOAT32
 
     def setup(self) -> None:
         """Declares the four kernels, each [in, out]."""
         inner = self.config.num_heads * self.config.head_dim
-        self.query = nn.Dense(inner, use_bias=False, precision=PRECISION)
-        self.key = nn.Dense(inner, use_bias=False, precision=PRECISION)
-        self.value = nn.Dense(inner, use_bias=False, precision=PRECISION)
-        self.out = nn.Dense(self.config.emb_dim, use_bias=False, precision=PRECISION)
+        self.query = dense(inner, self.arithmetic)
+        self.key = dense(inner, self.arithmetic)
+        self.value = dense(inner, self.arithmetic)
+        self.out = dense(self.config.emb_dim, self.arithmetic)
         self.dropout = nn.Dropout(self.dropout_rate)
 
     def attend(
@@ -41,7 +44,7 @@ class Attention(nn.Module):
         place: Arrange = lambda rows: rows,
         pick: Arrange = lambda rows: rows,
     ) -> jax.Array:
-        """Returns the attention output of every query, before the residual is added.
+        """Returns the attention output of every query as float32, before the residual is added.
 
         Args:
           inputs: shape (..., queries, width), or whatever `place` turns into that.
@@ -55,18 +58,18 @@ class Attention(nn.Module):
           Shape of `inputs`.
         """
         keys, values = keys_values
-        queries = self._split(place(self.query(inputs)))
+        queries = self._split(place(self._rounded(self.query(inputs))))
         # [..., heads, queries, head_dim] x [..., heads, positions, head_dim] -> [..., heads, queries, positions]
-        logits = jnp.matmul(queries, jnp.swapaxes(keys, -1, -2), precision=PRECISION) + bias
-        weights = self.dropout(jax.nn.softmax(logits), deterministic=deterministic)
+        logits = matrix_product(queries, jnp.swapaxes(keys, -1, -2), self.arithmetic) + bias
+        weights = self._rounded(self.dropout(jax.nn.softmax(logits), deterministic=deterministic))
         # [..., heads, queries, head_dim] -> [..., queries, heads, head_dim]
-        mixed = jnp.swapaxes(jnp.matmul(weights, values, precision=PRECISION), -2, -3)
+        mixed = jnp.swapaxes(self._rounded(matrix_product(weights, values, self.arithmetic)), -2, -3)
         return self.out(pick(mixed.reshape(*mixed.shape[:-2], -1)))
 
     def attend_over_path(
         self, inputs: jax.Array, *, position: Position, bias_by_age: jax.Array, length: int, over_path: OverPath
     ) -> jax.Array:
-        """Returns the attention output of packed rows, (rows, width), each to its own path.
+        """Returns the attention output of packed rows, (rows, width), each to its own path; float32.
 
         Args:
           inputs: shape (rows, width).
@@ -80,7 +83,7 @@ class Attention(nn.Module):
         is_past = age >= 0
         # [heads, rows, length] -> [rows, heads, length]
         bias = jnp.swapaxes(bias_by_age[:, jnp.maximum(age, 0)], 0, 1)
-        return self.out(over_path(self._mix, self.query(inputs), bias, is_past))
+        return self.out(over_path(self._mix, self._rounded(self.query(inputs)), bias, is_past))
 
     def _mix(
         self, keys: jax.Array, values: jax.Array, queries: jax.Array, bias: jax.Array, is_past: jax.Array
@@ -89,21 +92,36 @@ class Attention(nn.Module):
         # Matrix products, though of one query each: on CPU, XLA (jaxlib 0.10.2) gives wrong sums where it fuses a
         # gather, a product and a sum over more than about 12,000 positions.
         split = queries.reshape(*queries.shape[:-1], self.config.num_heads, self.config.head_dim)
-        logits = jnp.einsum("rhd,rthd->rht", split, keys, precision=PRECISION) + bias
-        weights = jax.nn.softmax(jnp.where(is_past[:, None], logits, MASKED))
+        logits = einsum("rhd,rthd->rht", split, keys, self.arithmetic) + bias
+        weights = self._rounded(jax.nn.softmax(jnp.where(is_past[:, None], logits, MASKED)))
         # What is not of the past may be what a broken prompt left: 0 * NaN is NaN.
-        values = jnp.where(is_past[:, :, None, None], values, jnp.float32(0))
-        return jnp.einsum("rht,rthd->rhd", weights, values, precision=PRECISION).reshape(queries.shape)
+        values = jnp.where(is_past[:, :, None, None], values, jnp.zeros((), values.dtype))
+        return self._rounded(einsum("rht,rthd->rhd", weights, values, self.arithmetic)).reshape(queries.shape)
 
     def keys_values(self, inputs: jax.Array) -> KeysValues:
         """Returns keys and values, each of shape (..., heads, positions, head_dim), of (..., positions, width)."""
-        return self._split(self.key(inputs)), self._split(self.value(inputs))
+        return self._split(self._rounded(self.key(inputs))), self._split(self._rounded(self.value(inputs)))
 
     def _split(self, projected: jax.Array) -> jax.Array:
         # Heads before positions: both products are then plain batched matrix products, which on CPU are several times
         # faster than products over an inner axis.
         split = projected.reshape(*projected.shape[:-1], self.config.num_heads, self.config.head_dim)
         return jnp.swapaxes(split, -2, -3)
+
+    def _rounded(self, values: jax.Array) -> jax.Array:
+        return rounded(values, self.arithmetic)
+
+
+def dense(features: int, arithmetic: Arithmetic, *, name: str | None = None) -> nn.Dense:
+    """Returns a dense layer without biases: its weights are used in an arithmetic's type, its sums are float32."""
+    return nn.Dense(
+        features,
+        use_bias=False,
+        dtype=arithmetic.dtype,
+        precision=precision_of(arithmetic),
+        dot_general=product,
+        name=name,
+    )
 
 
 class RelativePositionBias(nn.Module):

@@ -7,10 +7,11 @@ import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
+from calm_beam.arithmetic import FLOAT32, Arithmetic
 from calm_beam.model.interface import Arrange, KeysValues, OverPath, Pending, Position
-from calm_beam.model.numerics import MASKED, PRECISION
+from calm_beam.model.numerics import MASKED, added, rounded, widened
 
-from .attention import Attention, RelativePositionBias
+from .attention import Attention, RelativePositionBias, dense
 from .config import T5Config
 
 _NORM_EPSILON = 1e-6
@@ -22,14 +23,22 @@ _ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
 
 
 class RMSNorm(nn.Module):
-    """Scales every vector to unit root mean square; no mean is subtracted and no bias added."""
+    """Scales every vector to unit root mean square; no mean is subtracted and no bias added.
+
+    Attributes:
+      arithmetic: In whose type the normed inputs come; they are float32 until then.
+    """
+
+    arithmetic: Arithmetic = FLOAT32
 
     @nn.compact
     def __call__(self, inputs: jax.Array) -> jax.Array:
         """Returns the normed inputs, shape (..., width)."""
         scale = self.param("scale", nn.initializers.ones, (inputs.shape[-1],))
-        mean_square = jnp.mean(jnp.square(inputs), axis=-1, keepdims=True)
-        return inputs * jax.lax.rsqrt(mean_square + _NORM_EPSILON) * scale.reshape((1,) * (inputs.ndim - 1) + (-1,))
+        wide = widened(inputs)
+        mean_square = jnp.mean(jnp.square(wide), axis=-1, keepdims=True)
+        normed = wide * jax.lax.rsqrt(mean_square + _NORM_EPSILON) * scale.reshape((1,) * (inputs.ndim - 1) + (-1,))
+        return rounded(normed, self.arithmetic)
 
 
 class FeedForward(nn.Module):
@@ -40,24 +49,26 @@ class FeedForward(nn.Module):
     Attributes:
       config: Sizes of the model; `gated_mlp` says which of the two, `activation` which f.
       dropout_rate: Dropout between the kernels, used only with `deterministic=False`.
+      arithmetic: In which numbers it computes.
     """
 
     config: T5Config
     dropout_rate: float = 0.0
+    arithmetic: Arithmetic = FLOAT32
 
     @nn.compact
     def __call__(self, inputs: jax.Array, *, deterministic: bool = True) -> jax.Array:
-        """Returns the output before the residual is added, shape (..., width)."""
+        """Returns the output as float32, before the residual is added, shape (..., width)."""
         activation = _ACTIVATIONS[self.config.activation]
         if self.config.gated_mlp:
             hidden = activation(self._widened(inputs, "wi_0")) * self._widened(inputs, "wi_1")
         else:
             hidden = activation(self._widened(inputs, "wi"))
-        hidden = nn.Dropout(self.dropout_rate)(hidden, deterministic=deterministic)
-        return nn.Dense(inputs.shape[-1], use_bias=False, precision=PRECISION, name="wo")(hidden)
+        hidden = rounded(nn.Dropout(self.dropout_rate)(hidden, deterministic=deterministic), self.arithmetic)
+        return dense(inputs.shape[-1], self.arithmetic, name="wo")(hidden)
 
     def _widened(self, inputs: jax.Array, name: str) -> jax.Array:
-        return nn.Dense(self.config.mlp_dim, use_bias=False, precision=PRECISION, name=name)(inputs)
+        return dense(self.config.mlp_dim, self.arithmetic, name=name)(inputs)
 
 
 class EncoderLayer(nn.Module):
@@ -65,16 +76,17 @@ class EncoderLayer(nn.Module):
 
     config: T5Config
     dropout_rate: float = 0.0
+    arithmetic: Arithmetic = FLOAT32
 
     def setup(self) -> None:
         """Declares the sub-layers."""
-        config = self.config
-        self.pre_attention_layer_norm = RMSNorm()
-        self.attention = Attention(config, self.dropout_rate)
+        config, arithmetic = self.config, self.arithmetic
+        self.pre_attention_layer_norm = RMSNorm(arithmetic)
+        self.attention = Attention(config, self.dropout_rate, arithmetic)
         if config.relative_bias_per_layer:
             self.relpos_bias = RelativePositionBias(config, bidirectional=True)
-        self.pre_mlp_layer_norm = RMSNorm()
-        self.mlp = FeedForward(config, self.dropout_rate)
+        self.pre_mlp_layer_norm = RMSNorm(arithmetic)
+        self.mlp = FeedForward(config, self.dropout_rate, arithmetic)
         self.dropout = nn.Dropout(self.dropout_rate)
 
     def __call__(self, hidden: jax.Array, bias: jax.Array, *, deterministic: bool = True) -> jax.Array:
@@ -90,9 +102,12 @@ class EncoderLayer(nn.Module):
         normed = self.pre_attention_layer_norm(hidden)
         keys_values = self.attention.keys_values(normed)
         attended = self.attention.attend(normed, keys_values, bias=bias, deterministic=deterministic)
-        hidden = hidden + self.dropout(attended, deterministic=deterministic)
+        hidden = self._added(hidden, self.dropout(attended, deterministic=deterministic))
         output = self.mlp(self.pre_mlp_layer_norm(hidden), deterministic=deterministic)
-        return hidden + self.dropout(output, deterministic=deterministic)
+        return self._added(hidden, self.dropout(output, deterministic=deterministic))
+
+    def _added(self, stream: jax.Array, values: jax.Array) -> jax.Array:
+        return added(stream, values, self.arithmetic)
 
 
 class DecoderLayer(nn.Module):
@@ -104,18 +119,19 @@ class DecoderLayer(nn.Module):
 
     config: T5Config
     dropout_rate: float = 0.0
+    arithmetic: Arithmetic = FLOAT32
 
     def setup(self) -> None:
         """Declares the sub-layers."""
-        config = self.config
-        self.pre_self_attention_layer_norm = RMSNorm()
-        self.self_attention = Attention(config, self.dropout_rate)
+        config, arithmetic = self.config, self.arithmetic
+        self.pre_self_attention_layer_norm = RMSNorm(arithmetic)
+        self.self_attention = Attention(config, self.dropout_rate, arithmetic)
         if config.relative_bias_per_layer:
             self.relpos_bias = RelativePositionBias(config, bidirectional=False)
-        self.pre_cross_attention_layer_norm = RMSNorm()
-        self.encoder_decoder_attention = Attention(config, self.dropout_rate)
-        self.pre_mlp_layer_norm = RMSNorm()
-        self.mlp = FeedForward(config, self.dropout_rate)
+        self.pre_cross_attention_layer_norm = RMSNorm(arithmetic)
+        self.encoder_decoder_attention = Attention(config, self.dropout_rate, arithmetic)
+        self.pre_mlp_layer_norm = RMSNorm(arithmetic)
+        self.mlp = FeedForward(config, self.dropout_rate, arithmetic)
         self.dropout = nn.Dropout(self.dropout_rate)
 
     def self_keys_values(self, states: jax.Array, *, position: Position | None = None) -> KeysValues:
@@ -140,7 +156,7 @@ class DecoderLayer(nn.Module):
         """Returns the states after self-attention, residual included, shape of `hidden`."""
         normed = self.pre_self_attention_layer_norm(hidden)
         attended = self.self_attention.attend(normed, keys_values, bias=bias, deterministic=deterministic)
-        return hidden + self.dropout(attended, deterministic=deterministic)
+        return self._added(hidden, self.dropout(attended, deterministic=deterministic))
 
     def attend_over_path(
         self, hidden: jax.Array, *, position: Position, terms: jax.Array, length: int, over_path: OverPath
@@ -156,7 +172,7 @@ class DecoderLayer(nn.Module):
             length=length,
             over_path=over_path,
         )
-        return {"hidden": hidden + attended}
+        return {"hidden": self._added(hidden, attended)}
 
     def attend_to_source_and_feed_forward(
         self,
@@ -188,6 +204,9 @@ class DecoderLayer(nn.Module):
         attended = self.encoder_decoder_attention.attend(
             normed, keys_values, bias=bias, deterministic=deterministic, place=place, pick=pick
         )
-        hidden = hidden + self.dropout(attended, deterministic=deterministic)
+        hidden = self._added(hidden, self.dropout(attended, deterministic=deterministic))
         output = self.mlp(self.pre_mlp_layer_norm(hidden), deterministic=deterministic)
-        return hidden + self.dropout(output, deterministic=deterministic)
+        return self._added(hidden, self.dropout(output, deterministic=deterministic))
+
+    def _added(self, stream: jax.Array, values: jax.Array) -> jax.Array:
+        return added(stream, values, self.arithmetic)

@@ -5,8 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 
+from calm_beam.arithmetic import FLOAT32, Arithmetic
 from calm_beam.model.interface import KeysValues, Position, of_layer
-from calm_beam.model.numerics import MASKED, PRECISION
+from calm_beam.model.numerics import MASKED, matrix_product, precision_of, rounded, widened
 
 from .attention import RelativePositionBias
 from .config import PAD_ID, T5Config
@@ -18,6 +19,7 @@ class Encoder(nn.Module):
 
     config: T5Config
     dropout_rate: float = 0.0
+    arithmetic: Arithmetic = FLOAT32
 
     @nn.compact
     def __call__(self, embedded: jax.Array, source_mask: jax.Array, *, deterministic: bool = True) -> jax.Array:
@@ -31,9 +33,9 @@ class Encoder(nn.Module):
         dropout = nn.Dropout(self.dropout_rate)
         hidden = dropout(embedded, deterministic=deterministic)
         for index in range(config.num_encoder_layers):
-            layer = EncoderLayer(config, self.dropout_rate, name=f"layers_{index}")
+            layer = EncoderLayer(config, self.dropout_rate, self.arithmetic, name=f"layers_{index}")
             hidden = layer(hidden, bias, deterministic=deterministic)
-        return dropout(RMSNorm(name="encoder_norm")(hidden), deterministic=deterministic)
+        return dropout(RMSNorm(self.arithmetic, name="encoder_norm")(hidden), deterministic=deterministic)
 
 
 class Projection(nn.Module):
@@ -52,19 +54,23 @@ class Decoder(nn.Module):
 
     config: T5Config
     dropout_rate: float = 0.0
+    arithmetic: Arithmetic = FLOAT32
 
     def setup(self) -> None:
         """Declares the layers, the shared final norm, the head and the exit classifier."""
         config = self.config
         if not config.relative_bias_per_layer:
             self.relpos_bias = RelativePositionBias(config, bidirectional=False)
-        self.layers = [DecoderLayer(config, self.dropout_rate) for _ in range(config.num_decoder_layers)]
+        self.layers = [
+            DecoderLayer(config, self.dropout_rate, self.arithmetic) for _ in range(config.num_decoder_layers)
+        ]
+        # Rounded by `head_inputs`, which may scale it first.
         self.decoder_norm = RMSNorm()
         self.dropout = nn.Dropout(self.dropout_rate)
         if not config.tied_head:
             self.logits_dense = Projection(config.emb_dim, config.vocab_size)
         if config.exit_classifier:
-            self.meta_cls = nn.Dense(config.exit_classifier, precision=PRECISION)
+            self.meta_cls = nn.Dense(config.exit_classifier, precision=precision_of(self.arithmetic))
 
 
 class EarlyExitT5(nn.Module):
@@ -76,16 +82,19 @@ class EarlyExitT5(nn.Module):
     Attributes:
       config: Sizes of the model.
       dropout_rate: Dropout used with `deterministic=False`.
+      arithmetic: In which numbers it computes. States, keys and values are of its type.
     """
 
     config: T5Config
     dropout_rate: float = 0.0
+    arithmetic: Arithmetic = FLOAT32
 
     def setup(self) -> None:
         """Declares embedding, encoder and decoder."""
-        self.token_embedder = nn.Embed(self.config.vocab_size, self.config.emb_dim)
-        self.encoder = Encoder(self.config, self.dropout_rate)
-        self.decoder = Decoder(self.config, self.dropout_rate)
+        config, arithmetic = self.config, self.arithmetic
+        self.token_embedder = nn.Embed(config.vocab_size, config.emb_dim, dtype=arithmetic.dtype)
+        self.encoder = Encoder(config, self.dropout_rate, arithmetic)
+        self.decoder = Decoder(config, self.dropout_rate, arithmetic)
 
     def embed(self, tokens: jax.Array) -> jax.Array:
         """Returns the embeddings of token ids, shape of `tokens` + (width,)."""
@@ -210,23 +219,24 @@ class EarlyExitT5(nn.Module):
           deterministic: Whether dropout is off.
 
         Returns:
-          Shape (..., vocabulary).
+          float32, shape (..., vocabulary).
         """
         weights, vocab_axis = self.head_weights()
         inputs = self.head_inputs(states, deterministic=deterministic)
-        return jnp.dot(inputs, weights if vocab_axis else weights.T, precision=PRECISION)
+        return matrix_product(inputs, weights if vocab_axis else weights.T, self.arithmetic)
 
     def head_inputs(self, states: jax.Array, *, deterministic: bool = True) -> jax.Array:
         """Returns what the head's weights multiply, shape and arguments as of `head`: the normed, scaled states."""
         normed = self.decoder.dropout(self.decoder.decoder_norm(states), deterministic=deterministic)
         # T5's tied head undoes the scale of the embeddings (Raffel et al., 2020; T5X `logits_via_embedding`).
-        return normed / np.float32(np.sqrt(self.config.emb_dim)) if self.config.tied_head else normed
+        scaled = normed / np.float32(np.sqrt(self.config.emb_dim)) if self.config.tied_head else normed
+        return rounded(scaled, self.arithmetic)
 
     def head_weights(self) -> tuple[jax.Array, int]:
-        """Returns the head's weights as they are stored, and the axis of the vocabulary in them."""
+        """Returns the head's weights, and the axis of the vocabulary in them."""
         if self.config.tied_head:
-            return self.token_embedder.embedding, 0
-        return self.decoder.logits_dense.kernel, 1
+            return self.token_embedder.embedding.astype(self.arithmetic.dtype), 0
+        return self.decoder.logits_dense.kernel.astype(self.arithmetic.dtype), 1
 
     def exit_score(self, states: jax.Array) -> jax.Array:
         """Returns the exit classifier's probability of "exit", shape (...), of raw layer outputs (..., width).
@@ -234,7 +244,7 @@ class EarlyExitT5(nn.Module):
         The classifier reads the layer's output as it is, without the final norm, as the released T5X code does. One
         logit goes through a sigmoid (CALM, "Local confidence measures"), two through a softmax (T5X).
         """
-        logits = self.decoder.meta_cls(states)
+        logits = self.decoder.meta_cls(widened(states))
         if self.config.exit_classifier == 1:
             return jax.nn.sigmoid(logits[..., 0])
         return jax.nn.softmax(logits)[..., 1]

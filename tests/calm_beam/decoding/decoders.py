@@ -6,6 +6,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from calm_beam.arithmetic import FLOAT32, Arithmetic
 from calm_beam.checkpoints import Checkpoint
 from calm_beam.decoding.batch_decoder import BatchDecoder
 from calm_beam.decoding.early_exit import EarlyExitDecoder
@@ -52,12 +53,20 @@ def _plain(
     thresholds: Sequence[float],
     batch_size: int = 2,
     max_decode_length: int = STEPS,
+    arithmetic: Arithmetic = FLOAT32,
 ) -> list[SweepResult]:
     by_step = scheduled_thresholds(rule, tuple(thresholds), max_decode_length=max_decode_length)
     lanes = np.concatenate([np.full((max_decode_length, 1), np.inf, np.float32), by_step], axis=1)
     # The schedule is in the thresholds: without it in the rule, one compiled sweep does for all of them.
     constant = dataclasses.replace(rule, schedule="constant", tau=None)
-    sweep = PlainSweep(checkpoint, constant, thresholds=lanes, max_input_length=LONGEST_PROMPT, slots=batch_size)
+    sweep = PlainSweep(
+        checkpoint,
+        constant,
+        thresholds=lanes,
+        max_input_length=LONGEST_PROMPT,
+        slots=batch_size,
+        arithmetic=arithmetic,
+    )
     return in_order(sweep.decode(prompts), len(prompts))
 
 

@@ -14,6 +14,7 @@ import pytest
 import scipy.special
 
 from calm_beam.decoding import device_steps
+from calm_beam.model import network_of
 from calm_beam.model.interface import Position
 from tests.builders import build_arrays, build_config, checkpoint_of
 
@@ -23,6 +24,7 @@ _RANKS = 8
 _SOURCE = 5
 _NODES = 3 * _ROWS
 _CONFIG = build_config(exit_classifier=2)
+_MODEL = network_of(_CONFIG)
 _WIDTH, _HEADS, _HEAD = _CONFIG.emb_dim, _CONFIG.num_heads, _CONFIG.head_dim
 _DEPTH = _CONFIG.num_decoder_layers
 _ARRAYS = build_arrays(_CONFIG, 0)
@@ -91,7 +93,7 @@ def test_many_rows_attend_as_few_do(length: int) -> None:
 
     def run(part: slice) -> tuple[np.ndarray, ...]:
         pending, cache = device_steps.attend_to_output(
-            _CONFIG,
+            _MODEL,
             _LAYERS[1],
             states=jnp.array(_STATES),
             pending={"hidden": jnp.zeros_like(_STATES[0])},
@@ -141,7 +143,7 @@ def test_many_rows_finish_a_layer_as_few_do(measure: str) -> None:
 
     def run(part: slice, num_ranks: int) -> tuple[np.ndarray, ...]:
         states, confidence = device_steps.finish_layer(
-            _CONFIG,
+            _MODEL,
             measure,
             num_ranks=num_ranks,
             is_gathered=num_ranks == 1,
@@ -194,7 +196,7 @@ def test_many_rows_are_decided_as_few_are(measure: str) -> None:
 
     def run(part: slice) -> tuple[np.ndarray, ...]:
         made = device_steps.decide_rows(
-            _CONFIG, measure, parameters=_HEAD_WEIGHTS, states=_STATES, layers=layers[part], lanes=_LANES[part]
+            _MODEL, measure, parameters=_HEAD_WEIGHTS, states=_STATES, layers=layers[part], lanes=_LANES[part]
         )
         return tuple(map(np.asarray, made))
 
@@ -232,7 +234,7 @@ def test_many_rows_are_filled_as_numpy_does() -> None:
     """Skipped layers make keys and values of 2,048 states; all other nodes stay as they are."""
     layers, nodes = _skipped()
     made = device_steps.fill_skipped(
-        _CONFIG,
+        _MODEL,
         _LAYERS[1:],
         cache=_stores(slice(1, None)),
         states=_STATES,
@@ -251,7 +253,7 @@ def test_many_rows_are_copied() -> None:
     layers, nodes = _skipped()
     source_nodes = np.random.default_rng(4).permutation(_ROWS).astype(np.int32)
     first, *made = device_steps.copy_skipped(
-        _CONFIG, _stores(slice(None)), source_layers=layers, source_nodes=source_nodes, nodes=nodes
+        _MODEL, _stores(slice(None)), source_layers=layers, source_nodes=source_nodes, nodes=nodes
     )
     stores = np.array(_STORES)
     expected = {
@@ -271,7 +273,7 @@ def test_many_sources_are_encoded_as_few_are() -> None:
         shape = (256, _HEADS, 32, _HEAD)
         cross: list[Any] = [(jnp.zeros(shape), jnp.zeros(shape)) for _ in range(_DEPTH)]
         made, mask = device_steps.admit(
-            _CONFIG,
+            _MODEL,
             {"params": _TREE},
             keys_values=cross,
             source_mask=jnp.zeros((256, 32), bool),
@@ -301,11 +303,11 @@ def _lowered(step: str) -> Any:
     pending = {"hidden": jnp.zeros_like(states[0])}
     if step == "embed":
         embedding = {"params": {"token_embedder": {"embedding": jnp.zeros((_CONFIG.vocab_size, _WIDTH))}}}
-        return device_steps.embed.lower(_CONFIG, embedding, states=states, tokens=rows, lanes=rows)
+        return device_steps.embed.lower(_MODEL, embedding, states=states, tokens=rows, lanes=rows)
     if step == "admit":
         tokens = jnp.ones((_RANKS, _SOURCE), jnp.int32)
         return device_steps.admit.lower(
-            _CONFIG,
+            _MODEL,
             {"params": _TREE},
             keys_values=[cross] * _DEPTH,
             source_mask=mask,
@@ -316,7 +318,7 @@ def _lowered(step: str) -> Any:
     if step == "attend_to_output":
         paths, bias = jnp.zeros((_PART, 16), jnp.int32), jnp.zeros((_HEADS, 16))
         return device_steps.attend_to_output.lower(
-            _CONFIG,
+            _MODEL,
             _LAYERS[1],
             states=states,
             pending=pending,
@@ -332,7 +334,7 @@ def _lowered(step: str) -> Any:
     if step == "fill_skipped":
         stores = _stores(slice(1, None))
         return device_steps.fill_skipped.lower(
-            _CONFIG,
+            _MODEL,
             _LAYERS[1:],
             cache=stores,
             states=states,
@@ -343,11 +345,11 @@ def _lowered(step: str) -> Any:
         )
     if step == "copy_skipped":
         return device_steps.copy_skipped.lower(
-            _CONFIG, _stores(slice(None)), source_layers=rows, source_nodes=rows, nodes=nodes
+            _MODEL, _stores(slice(None)), source_layers=rows, source_nodes=rows, nodes=nodes
         )
     parameters = {"layer": _LAYERS[1], "classifier": _CLASSIFIER}
     return device_steps.finish_layer.lower(
-        _CONFIG,
+        _MODEL,
         step,
         num_ranks=_RANKS,
         is_gathered=False,

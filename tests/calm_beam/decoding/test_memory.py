@@ -14,6 +14,7 @@ import jax
 import numpy as np
 import pytest
 
+from calm_beam.arithmetic import FLOAT32, Arithmetic
 from calm_beam.decoding import batch, device_steps, memory, packed
 from calm_beam.decoding.device_groups import DeviceGroup, first_device
 from calm_beam.decoding.memory import Budget, choose_budget, keep_freed_memory
@@ -22,7 +23,8 @@ from calm_beam.decoding.sweep import SweepDecoder, SweepResult
 from calm_beam.decoding.weights import Sources
 from calm_beam.errors import UsageError
 from calm_beam.exits.rule import ExitRule
-from calm_beam.model import ModelConfig, parameter_shapes
+from calm_beam.model import parameter_shapes
+from calm_beam.model.interface import EarlyExitModel
 from calm_beam.model.sharding import Division
 from tests.builders import build_checkpoint, build_config
 from tests.sampling import sampled
@@ -97,9 +99,9 @@ def test_sources_and_outputs_together_stay_within_the_budget(
     held: set[int] = set()
     attend = device_steps.attend_to_output
 
-    def watched_sources(config: ModelConfig, *, width: int, places: int) -> Any:
+    def watched_sources(model: EarlyExitModel, *, width: int, places: int) -> Any:
         sources[width] = places * width
-        return Sources(config, width=width, places=places)
+        return Sources(model, width=width, places=places)
 
     def watched_attend(*arguments: Any, **rows: Any) -> Any:
         held.add(rows["cache"][0].shape[0])
@@ -153,13 +155,17 @@ def test_the_budget_is_of_free_memory() -> None:
     """Without a wish the budget fits into the machine; a wish for fewer prompts or tokens is followed."""
     group = first_device()
     config = build_config()
-    sizes = {"lanes": 4, "steps": 8, "source": 32}
+    sizes: dict[str, Any] = {"lanes": 4, "steps": 8, "source": 32, "arithmetic": FLOAT32}
     chosen = choose_budget(config, group, **sizes, batch_size=None, token_budget=None)
     position = config.num_decoder_layers * 2 * config.num_heads * config.head_dim * 4
     assert 64 <= chosen.tokens * position < 2**36
     assert chosen.slots == 256
     asked = choose_budget(config, group, **sizes, batch_size=3, token_budget=64)
     assert asked == Budget(slots=3, tokens=64)
+    halves = choose_budget(
+        config, group, **{**sizes, "arithmetic": Arithmetic(dtype="bfloat16")}, batch_size=None, token_budget=None
+    )
+    assert 1.5 < halves.tokens / chosen.tokens < 2.5
     assert Budget(slots=3, tokens=65).halved() == Budget(slots=1, tokens=32)
     assert Budget(slots=1, tokens=1).halved() == Budget(slots=1, tokens=1)
 
@@ -220,13 +226,13 @@ def test_every_sweep_gives_back_and_few_sizes_are_compiled(monkeypatch: pytest.M
     states_sizes, source_sizes, returns = set(), set(), []
     embed, admit = device_steps.embed, device_steps.admit
 
-    def watched_embed(config: ModelConfig, parameters: object, **rows: Any) -> jax.Array:
+    def watched_embed(model: EarlyExitModel, parameters: object, **rows: Any) -> jax.Array:
         states_sizes.add(rows["states"].shape)
-        return embed(config, parameters, **rows)
+        return embed(model, parameters, **rows)
 
-    def watched_admit(config: ModelConfig, parameters: object, **prompts: Any) -> Any:
+    def watched_admit(model: EarlyExitModel, parameters: object, **prompts: Any) -> Any:
         source_sizes.add((prompts["source_mask"].shape, prompts["source_tokens"].shape))
-        return admit(config, parameters, **prompts)
+        return admit(model, parameters, **prompts)
 
     monkeypatch.setattr(device_steps, "embed", watched_embed)
     monkeypatch.setattr(device_steps, "admit", watched_admit)
@@ -246,7 +252,7 @@ def test_every_sweep_gives_back_and_few_sizes_are_compiled(monkeypatch: pytest.M
 def test_what_does_not_fit_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     """Before anything is decoded, lengths and numbers that no memory holds are refused with the flag to lower."""
     monkeypatch.setattr(memory, "available_bytes", lambda: 1 << 30)
-    sizes = {"lanes": 6, "steps": 64, "source": 512}
+    sizes: dict[str, Any] = {"lanes": 6, "steps": 64, "source": 512}
     memory.check_memory(build_config(), **sizes)
     for changes, flag in (
         ({"steps": 100_000}, "Lower --max_decode_length"),
@@ -262,9 +268,14 @@ def test_what_is_needed_is_a_lower_bound_that_grows() -> None:
     """More lanes, tokens or rows never need less, and a small model with short texts needs a few megabytes."""
     small = memory.least_need(build_config(), lanes=2, steps=8, source=16)
     assert small.total < 1 << 23
+    sizes: dict[str, Any] = {"lanes": 2, "steps": 8, "source": 16}
     for changes in ({"lanes": 3}, {"steps": 9}, {"source": 17}, {"rows": 2}):
-        larger = memory.least_need(build_config(), **{"lanes": 2, "steps": 8, "source": 16, **changes})
+        larger = memory.least_need(build_config(), **{**sizes, **changes})
         assert larger.total > small.total
+    halved = memory.least_need(build_config(), **sizes, arithmetic=Arithmetic(dtype="bfloat16"))
+    assert 2 * halved.weights == small.weights
+    assert small.outputs / 2 < halved.outputs < small.outputs
+    assert small.source / 2 < halved.source < small.source
 
 
 class _Device:
@@ -302,7 +313,7 @@ def test_a_device_without_room_for_the_weights_is_refused() -> None:
 def test_the_budget_of_an_accelerator_is_of_its_part(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where each device holds the keys and values of some heads, there is room for as many times the positions."""
     config = build_config(num_heads=8)
-    sizes = {"lanes": 1, "steps": 8, "source": 32}
+    sizes: dict[str, Any] = {"lanes": 1, "steps": 8, "source": 32, "arithmetic": FLOAT32}
     budgets = [
         choose_budget(
             config,

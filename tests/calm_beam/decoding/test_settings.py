@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from calm_beam.arithmetic import Arithmetic
 from calm_beam.decoding.settings import DecodeSettings, descending_grid, uniform_grid
 from calm_beam.exits.rule import ExitRule
 from tests.builders import build_rule
@@ -111,6 +112,7 @@ _CHANGES: dict[str, Any] = {
     "max_input_length": 33,
     "max_decode_length": 9,
     "task_prefix": "translate: ",
+    "arithmetic": Arithmetic(dtype="bfloat16"),
 }
 _RULE_CHANGES: dict[str, Any] = {
     "confidence": "softmax_max",
@@ -134,6 +136,9 @@ def test_every_field_is_in_the_fingerprint() -> None:
     rules = [build_rule("patience", patience=patience) for patience in (2, 3)]
     rules += [ExitRule(confidence="module:f", confidence_source=source) for source in (None, "sha256:1", "sha256:2")]
     variants.extend(dataclasses.replace(_SETTINGS, rule=rule) for rule in rules)
+    variants.extend(
+        dataclasses.replace(_SETTINGS, arithmetic=Arithmetic(matmul_precision=name)) for name in ("high", "default")
+    )
     fingerprints = {variant.fingerprint(model="m", vocabulary="v") for variant in (_SETTINGS, *variants)}
     fingerprints.add(_SETTINGS.fingerprint(model="n", vocabulary="v"))
     fingerprints.add(_SETTINGS.fingerprint(model="m", vocabulary="w"))

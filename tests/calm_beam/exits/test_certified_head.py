@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from calm_beam.arithmetic import DTYPES
 from calm_beam.exits import certified_head
 from calm_beam.exits.certified_head import Certificate, certify, quantised_head
 from calm_beam.exits.measures import MEASURES
@@ -66,21 +67,22 @@ def _check(states: np.ndarray, weights: np.ndarray, form: str, measure: str) -> 
 
 
 def _trained_like(
-    rows: int, vocab_size: int, *, width: int = _WIDTH, scale: float = 6, seed: int = 0
+    rows: int, vocab_size: int, *, width: int = _WIDTH, scale: float = 6, seed: int = 0, dtype: str = "float32"
 ) -> tuple[np.ndarray, np.ndarray]:
     """Returns states and a head whose logits differ as those of trained models do: some tokens stand out."""
     generator = np.random.default_rng(seed)
     weights = generator.standard_normal((vocab_size, width)).astype(np.float32) * np.float32(scale * width**-0.5)
     states = generator.standard_normal((rows, width)).astype(np.float32)
-    return states, weights
+    return states.astype(jnp.dtype(dtype)), weights.astype(jnp.dtype(dtype))
 
 
 @pytest.mark.parametrize("form", _FORMS)
 @pytest.mark.parametrize("measure", _CERTIFIED)
 @pytest.mark.parametrize(("rows", "vocab_size"), [(2, 2048), (9, 1999), (48, 2048), (384, 513)])
-def test_intervals_contain_the_truth(form: str, measure: str, rows: int, vocab_size: int) -> None:
-    """For few rows and many, for vocabularies that fill their blocks or not; and most of the rows are certain."""
-    found = _check(*_trained_like(rows, vocab_size), form, measure)
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_intervals_contain_the_truth(form: str, measure: str, rows: int, vocab_size: int, dtype: str) -> None:
+    """For few rows and many, vocabularies that fill their blocks or not, either type; and most rows are certain."""
+    found = _check(*_trained_like(rows, vocab_size, dtype=dtype), form, measure)
     assert found.is_certain.mean() > 0.9
     width = (found.high - found.low)[found.is_certain]
     assert (width > 0).all()
@@ -104,22 +106,24 @@ def test_other_measures_get_the_token_alone(form: str) -> None:
 @pytest.mark.parametrize("measure", _CERTIFIED)
 @hypothesis.settings(max_examples=25, deadline=None)
 # An entropy of nearly nothing, rounded to a confidence below the truth.
-@hypothesis.example(seed=521, scale=10.0, spread=0.0, row=np.zeros(_WIDTH, np.float32))
+@hypothesis.example(seed=521, scale=10.0, spread=0.0, row=np.zeros(_WIDTH, np.float32), dtype="float32")
 @hypothesis.given(
     seed=st.integers(0, 2**32 - 1),
     scale=st.floats(1e-3, 1e4),
     spread=st.floats(0, 12),
     row=hnp.arrays(np.float32, _WIDTH, elements=st.floats(-1e5, 1e5, width=32)),
+    dtype=st.sampled_from(DTYPES),
 )
 def test_nothing_wrong_is_ever_certain(
-    form: str, measure: str, seed: int, scale: float, spread: float, row: np.ndarray
+    form: str, measure: str, seed: int, scale: float, spread: float, row: np.ndarray, dtype: str
 ) -> None:
     """Tiny and huge states, rows whose norms differ by many orders, one row that stands out: the truth is inside."""
     generator = np.random.default_rng(seed)
     states, weights = _trained_like(3, 520, seed=seed)
     weights *= np.exp(generator.uniform(-spread, spread, (520, 1))).astype(np.float32)
     weights[generator.integers(520)] = row
-    _check(states * np.float32(scale), weights, form, measure)
+    states *= np.float32(scale)
+    _check(states.astype(jnp.dtype(dtype)), weights.astype(jnp.dtype(dtype)), form, measure)
 
 
 @pytest.mark.parametrize("form", _FORMS)

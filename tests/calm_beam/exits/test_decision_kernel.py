@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 import scipy.special
 
+from calm_beam.arithmetic import DTYPES, FLOAT32, MATMUL_PRECISIONS, Arithmetic
 from calm_beam.exits import decision, decision_kernel
 from calm_beam.exits.decision import decide
 from calm_beam.exits.decision_kernel import summarise
@@ -22,23 +23,29 @@ from calm_beam.exits.logit_summary import Summary
 from calm_beam.exits.measures import measure_named
 from calm_beam.exits.measures.softmax import SOFTMAX
 from calm_beam.model import EarlyExitT5
+from calm_beam.model.numerics import precision_of
 from tests.builders import build_checkpoint, build_config
 from tests.sampling import sampled
 
 _PLATFORMS = ("tpu", "gpu")
 # Each kernel, and weights stored either way.
 _KERNELS = sampled(itertools.product(_PLATFORMS, (0, 1)), keep=(0, 3))
+_HIGHEST = jax.lax.Precision.HIGHEST
 # Compiled once a shape: Pallas takes long to interpret what is called step by step.
 _interpreted: Any = functools.partial(
-    jax.jit(summarise, static_argnames=("vocab_axis", "platform", "interpret")), interpret=True
+    jax.jit(summarise, static_argnames=("vocab_axis", "precision", "platform", "interpret")),
+    precision=_HIGHEST,
+    interpret=True,
 )
 
 
-def _draw(rows: int, width: int, vocab_size: int, vocab_axis: int, seed: int = 0) -> tuple[jax.Array, jax.Array]:
+def _draw(
+    rows: int, width: int, vocab_size: int, vocab_axis: int, *, seed: int = 0, dtype: str = "float32"
+) -> tuple[jax.Array, jax.Array]:
     generator = np.random.default_rng(seed)
-    states = generator.standard_normal((rows, width)).astype(np.float32)
-    weights = (generator.standard_normal((width, vocab_size)) * 3 / np.sqrt(width)).astype(np.float32)
-    return jnp.asarray(states), jnp.asarray(weights if vocab_axis else weights.T)
+    states = generator.standard_normal((rows, width))
+    weights = generator.standard_normal((width, vocab_size)) * 3 / np.sqrt(width)
+    return jnp.asarray(states, dtype), jnp.asarray(weights if vocab_axis else weights.T, dtype)
 
 
 def _of_logits(logits: np.ndarray, platform: str) -> Summary:
@@ -70,11 +77,12 @@ def accelerator(monkeypatch: pytest.MonkeyPatch, _unknown: None) -> pytest.Monke
     ("rows", "width", "vocab_size"),
     [(1, 16, 64), (70, 48, 1300), (300, 33, 129), (16, 8, 2048), (5, 2, 1), (3, 8, 40000)],
 )
+@pytest.mark.parametrize("dtype", sampled(DTYPES, keep=(0,)))
 def test_the_summary_is_that_of_sorted_float64_logits(
-    platform: str, vocab_axis: int, rows: int, width: int, vocab_size: int
+    platform: str, vocab_axis: int, rows: int, width: int, vocab_size: int, dtype: str
 ) -> None:
-    """For sizes that fill blocks and that do not, and weights stored either way, all numbers are right."""
-    states, weights = _draw(rows, width, vocab_size, vocab_axis)
+    """For sizes that fill blocks and that do not, weights stored either way, of either type, all numbers are right."""
+    states, weights = _draw(rows, width, vocab_size, vocab_axis, dtype=dtype)
     with jax.numpy_dtype_promotion("strict"), jax.numpy_rank_promotion("raise"):
         made = _interpreted(states, weights, vocab_axis=vocab_axis, platform=platform)
     logits = np.asarray(states, np.float64) @ np.asarray(weights if vocab_axis else weights.T, np.float64)
@@ -139,8 +147,9 @@ def test_broken_logits_are_judged_as_by_the_plain_code(
         values[list(broken)] = list(broken.values())
         weights = jnp.asarray(values[None] if vocab_axis else values[:, None])
         states = jnp.array([[1], [2]], jnp.float32)
-        made = decision._decide_fused(platform, states, weights, vocab_axis, measure_named(measure))
-        expected = decision._decide_in_blocks(states, weights, vocab_axis, measure_named(measure))
+        asked = states, weights, vocab_axis, measure_named(measure), FLOAT32
+        made = decision._decide_fused(platform, *asked)
+        expected = decision._decide_in_blocks(*asked)
         for got, wanted in zip(made, expected, strict=True):
             np.testing.assert_allclose(got, wanted, rtol=0, atol=1e-6, err_msg=str(broken)[:60])
         assert bool(made[2].all()) == (np.isfinite(values.max()))
@@ -148,49 +157,54 @@ def test_broken_logits_are_judged_as_by_the_plain_code(
 
 @pytest.mark.parametrize("vocab_axis", [0, 1])
 @pytest.mark.parametrize("rows", [16, 320])
-def test_the_tpu_kernel_lowers_without_a_tpu(vocab_axis: int, rows: int) -> None:
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_tpu_kernel_lowers_without_a_tpu(vocab_axis: int, rows: int, dtype: str) -> None:
     """Mosaic accepts the kernel at the sizes of T5-large."""
-    module = _exported("tpu", "tpu", vocab_axis, rows)
+    module = _exported("tpu", "tpu", vocab_axis, rows, dtype)
     assert "tpu_custom_call" in module
 
 
 @pytest.mark.parametrize("vocab_axis", [0, 1])
 @pytest.mark.parametrize("rows", [16, 320])
-def test_the_gpu_kernel_lowers_without_a_gpu(vocab_axis: int, rows: int) -> None:
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_gpu_kernel_lowers_without_a_gpu(vocab_axis: int, rows: int, dtype: str) -> None:
     """Pallas makes Triton's language of the kernel at the sizes of T5-large; XLA compiles that on a GPU only."""
-    module = _exported("gpu", "cuda", vocab_axis, rows)
+    module = _exported("gpu", "cuda", vocab_axis, rows, dtype)
     assert "__gpu$xla.gpu.triton" in module
 
 
 @pytest.mark.parametrize("platform", _PLATFORMS)
-def test_the_kernel_multiplies_in_full_float32(platform: str) -> None:
-    """Its only products are of the highest precision, which excludes TF32 and bfloat16."""
-    traced = jax.make_jaxpr(functools.partial(summarise, vocab_axis=1, platform=platform))(
+@pytest.mark.parametrize("name", MATMUL_PRECISIONS)
+def test_the_kernel_multiplies_in_the_precision_of_the_model(platform: str, name: str) -> None:
+    """Of its only products: the highest excludes TF32 and bfloat16. Their sums are float32."""
+    precision = precision_of(Arithmetic(matmul_precision=name))
+    traced = jax.make_jaxpr(functools.partial(summarise, vocab_axis=1, precision=precision, platform=platform))(
         np.zeros((16, 64), np.float32), np.zeros((64, 500), np.float32)
     )
     assert str(traced).count("dot_general[") == 1
-    assert str(traced).count("precision=(Precision.HIGHEST, Precision.HIGHEST)") == 1
+    assert str(traced).count("precision=(Precision.{0}, Precision.{0})".format(name.upper())) == 1
+    assert str(traced).count("preferred_element_type=float32") == 1
 
 
 @pytest.mark.parametrize("platform", _PLATFORMS)
 def test_no_array_holds_the_logits(platform: str) -> None:
     """Outside the kernel, no array is of the size of rows times vocabulary."""
     rows, vocab_size = 512, 32128
-    traced = jax.make_jaxpr(functools.partial(summarise, vocab_axis=1, platform=platform))(
+    traced = jax.make_jaxpr(functools.partial(summarise, vocab_axis=1, precision=_HIGHEST, platform=platform))(
         np.zeros((rows, 16), np.float32), np.zeros((16, vocab_size), np.float32)
     )
     sizes = [variable.aval.size for equation in traced.jaxpr.eqns for variable in equation.outvars]
     assert max(sizes) < rows * vocab_size / 100
 
 
-def _exported(platform: str, target: str, vocab_axis: int, rows: int) -> str:
+def _exported(platform: str, target: str, vocab_axis: int, rows: int, dtype: str) -> str:
     shape = (1024, 32128) if vocab_axis else (32128, 1024)
     exported = jax.export.export(
-        jax.jit(functools.partial(summarise, vocab_axis=vocab_axis, platform=platform)),
+        jax.jit(functools.partial(summarise, vocab_axis=vocab_axis, precision=_HIGHEST, platform=platform)),
         platforms=[target],
         # The custom call may change between versions of XLA: nothing is kept here.
         disabled_checks=[jax.export.DisabledSafetyCheck.custom_call("__gpu$xla.gpu.triton")],
-    )(jax.ShapeDtypeStruct((rows, 1024), jnp.float32), jax.ShapeDtypeStruct(shape, jnp.float32))
+    )(jax.ShapeDtypeStruct((rows, 1024), dtype), jax.ShapeDtypeStruct(shape, dtype))
     return exported.mlir_module()
 
 
@@ -215,7 +229,7 @@ def test_decisions_of_a_model_are_the_same_with_the_kernel(
     def step(parameters: object, states: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
         weights, vocab_axis = model.apply(parameters, method="head_weights")
         inputs = model.apply(parameters, states, method="head_inputs")
-        return decide(inputs, weights, vocab_axis=vocab_axis, measure=SOFTMAX)
+        return decide(inputs, weights, vocab_axis=vocab_axis, measure=SOFTMAX, arithmetic=FLOAT32)
 
     tokens, confidences, is_finite = step(parameters, states)
     probabilities = scipy.special.softmax(
@@ -235,20 +249,19 @@ def test_a_kernel_that_does_not_compile_is_replaced_with_a_warning(
 ) -> None:
     """Here, where Triton has no device: one warning that names the cause, and the plain code's decisions to the bit."""
     states, weights = _draw(8, 16, 64, vocab_axis)
+
+    def decided(measure: str) -> tuple[jax.Array, ...]:
+        settings: Any = {"vocab_axis": vocab_axis, "measure": measure_named(measure), "arithmetic": FLOAT32}
+        return tuple(jax.jit(functools.partial(decide, **settings))(states, weights))
+
     with caplog.at_level(logging.WARNING):
-        made = [
-            jax.jit(functools.partial(decide, vocab_axis=vocab_axis, measure=measure_named(measure)))(states, weights)
-            for measure in ("softmax", "softmax_max")
-        ]
+        made = [decided(measure) for measure in ("softmax", "softmax_max")]
     (record,) = caplog.records
     assert "The decision kernel is not used on this gpu, for a head of width 16" in record.getMessage()
     assert "Only interpret mode is supported on CPU backend" in record.getMessage()
     accelerator.undo()
     for measure, values in zip(("softmax", "softmax_max"), made, strict=True):
-        plain = jax.jit(functools.partial(decide, vocab_axis=vocab_axis, measure=measure_named(measure)))(
-            states, weights
-        )
-        for got, expected in zip(values, plain, strict=True):
+        for got, expected in zip(values, decided(measure), strict=True):
             np.testing.assert_array_equal(got, expected)
 
 
@@ -265,7 +278,7 @@ def test_a_kernel_with_other_numbers_is_replaced_with_a_warning(
 
     accelerator.setattr(decision_kernel, "summarise", off)
     states, weights = _draw(8, 16, 64, 1)
-    tokens, *_ = decide(states, weights, vocab_axis=1, measure=SOFTMAX)
+    tokens, *_ = decide(states, weights, vocab_axis=1, measure=SOFTMAX, arithmetic=FLOAT32)
     assert "gives other numbers than the plain code" in " ".join(caplog.messages)
     assert "Not equal to tolerance" in " ".join(caplog.messages)
     np.testing.assert_array_equal(tokens, (states @ weights).argmax(axis=1))
@@ -276,7 +289,7 @@ def test_on_cpu_the_kernel_is_not_tried(monkeypatch: pytest.MonkeyPatch) -> None
     """The blocked code decides there without a look at the kernel."""
     monkeypatch.setattr(decision_kernel, "summarise", None)
     states, weights = _draw(8, 16, 64, 1)
-    tokens, *_ = decide(states, weights, vocab_axis=1, measure=SOFTMAX)
+    tokens, *_ = decide(states, weights, vocab_axis=1, measure=SOFTMAX, arithmetic=FLOAT32)
     np.testing.assert_array_equal(tokens, (states @ weights).argmax(axis=1))
     assert decision._kernel_agrees.cache_info().currsize == 0
 
@@ -284,11 +297,11 @@ def test_on_cpu_the_kernel_is_not_tried(monkeypatch: pytest.MonkeyPatch) -> None
 def test_blocks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks of rows and of the vocabulary change nothing, for weights stored either way."""
     states, weights = _draw(64, 16, 100, 1)
-    whole = decide(states, weights, vocab_axis=1, measure=SOFTMAX)
+    whole = decide(states, weights, vocab_axis=1, measure=SOFTMAX, arithmetic=FLOAT32)
     monkeypatch.setattr(decision, "_ROWS", 8)
     monkeypatch.setattr(decision, "_ENTRIES", 40)
     for values, axis in ((weights, 1), (weights.T, 0)):
-        parts = decide(states, values, vocab_axis=axis, measure=SOFTMAX)
+        parts = decide(states, values, vocab_axis=axis, measure=SOFTMAX, arithmetic=FLOAT32)
         np.testing.assert_array_equal(parts[0], whole[0])
         np.testing.assert_allclose(parts[1], whole[1], atol=1e-6)
         assert parts[2].all()

@@ -2,12 +2,14 @@
 
 import functools
 import logging
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from calm_beam.arithmetic import FLOAT32, Arithmetic
 from calm_beam.exits import head_choice
 from calm_beam.exits.certified_head import CertifiedHead
 from calm_beam.exits.decision import decide
@@ -18,10 +20,12 @@ from calm_beam.exits.measures import MEASURES, Measure, Need
 _OWN = Measure(name="own:own", meaning="", needs=Need.LOGITS, confidence=lambda logits: logits[..., 0])
 
 
-def _choose(exit_head: str, *, vocab_size: int = 2048, measure: Measure = MEASURES["softmax"]) -> CertifiedHead | None:
-    weights = jnp.asarray(np.random.default_rng(0).standard_normal((32, vocab_size)), jnp.float32)
-    exact = functools.partial(decide, vocab_axis=1, measure=measure)
-    return choose_head(exit_head, weights, vocab_axis=1, measure=measure, rows=4, exact=exact)
+def _choose(
+    exit_head: str, *, measure: Measure = MEASURES["softmax"], arithmetic: Arithmetic = FLOAT32
+) -> CertifiedHead | None:
+    weights = jnp.asarray(np.random.default_rng(0).standard_normal((32, 2048)), arithmetic.dtype)
+    settings: Any = {"vocab_axis": 1, "measure": measure, "arithmetic": arithmetic}
+    return choose_head(exit_head, weights, **settings, rows=4, exact=functools.partial(decide, **settings))
 
 
 @pytest.mark.parametrize(("exit_head", "dtype"), [("int8", jnp.int8), ("bfloat16", jnp.bfloat16)])
@@ -42,7 +46,9 @@ def test_small_heads_are_exact(exit_head: str) -> None:
 def test_either_axis_may_be_the_vocabulary() -> None:
     """Heads are stored both ways."""
     weights = jnp.asarray(np.random.default_rng(0).standard_normal((32, 2048)), jnp.float32)
-    choose = functools.partial(choose_head, "int8", measure=MEASURES["softmax"], rows=4, exact=decide)
+    choose = functools.partial(
+        choose_head, "int8", measure=MEASURES["softmax"], arithmetic=FLOAT32, rows=4, exact=decide
+    )
     for mine, theirs in zip(
         jax.tree.leaves(choose(weights, vocab_axis=1)), jax.tree.leaves(choose(weights.T, vocab_axis=0)), strict=True
     ):
@@ -84,14 +90,25 @@ def test_auto_takes_the_fastest_and_says_so(
 def test_auto_measures_what_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
     """It runs, whatever it chooses; a head that is not finite is left to the exact one."""
     monkeypatch.setattr(head_choice, "_SMALLEST", 1)
-    assert jax.tree.leaves(_choose("auto")) is not None
+    for arithmetic in (FLOAT32, Arithmetic(dtype="bfloat16")):
+        assert jax.tree.leaves(_choose("auto", arithmetic=arithmetic)) is not None
     weights = jnp.full((32, 2048), jnp.nan)
-    measure = MEASURES["softmax"]
-    exact = functools.partial(decide, vocab_axis=1, measure=measure)
-    assert choose_head("auto", weights, vocab_axis=1, measure=measure, rows=4, exact=exact) is None
+    settings: Any = {"vocab_axis": 1, "measure": MEASURES["softmax"], "arithmetic": FLOAT32}
+    assert choose_head("auto", weights, **settings, rows=4, exact=functools.partial(decide, **settings)) is None
 
 
 def test_other_names_are_refused() -> None:
     """With those that there are."""
     with pytest.raises(ValueError, match="exit_head must be one of auto, exact, int8, bfloat16; got 'int4'"):
         _choose("int4")
+
+
+def test_rounded_products_are_not_certified(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A head whose products are less than float32's decides alone: bounds would be about other numbers."""
+    monkeypatch.setattr(head_choice, "_SMALLEST", 1)
+    for precision in ("high", "default"):
+        arithmetic = Arithmetic(matmul_precision=precision)
+        assert _choose("auto", arithmetic=arithmetic) is None
+        assert _choose("exact", arithmetic=arithmetic) is None
+        with pytest.raises(ValueError, match=f"exit_head 'int8' needs matmul_precision highest, got '{precision}'"):
+            _choose("int8", arithmetic=arithmetic)

@@ -84,6 +84,7 @@ def test_schema_is_strict_and_described() -> None:
         "groups",
         "looks",
         "loss",
+        "matmul_precision",
         "pareto",
         "patience",
         "plan",
@@ -186,7 +187,11 @@ def test_schema_and_reader_name_the_same_keys() -> None:
         data=dataclasses.replace(build_manifest().data, clusters=200, failed_ids=("row-7",)),
         vocabulary=_WITH_CHAT,
         decode=dataclasses.replace(
-            build_manifest().decode, confidence="module:measure", patience=2, confidence_source="sha256:6d"
+            build_manifest().decode,
+            confidence="module:measure",
+            patience=2,
+            confidence_source="sha256:6d",
+            matmul_precision="high",
         ),
     )
     content: Any = clustered.to_dict()

@@ -70,7 +70,14 @@ def test_a_vocabulary_beyond_the_head_is_refused(vocabulary_path: pathlib.Path) 
 @pytest.mark.parametrize(
     ("decode", "message"),
     [
-        ({"dtype": "bfloat16"}, "the manifest was made in bfloat16, this calm-beam computes in float32. It cannot be"),
+        (
+            {"dtype": "float16"},
+            "made in another arithmetic than there is here: dtype must be one of float32,",
+        ),
+        (
+            {"matmul_precision": "low"},
+            "matmul_precision must be one of highest, high, default; got 'low'. It",
+        ),
         ({"confidence": "oracle"}, "is of confidence oracle and state_propagation from_exit, which need every layer"),
         ({"state_propagation": "full_cache"}, "state_propagation full_cache, which need every layer for every token"),
         ({"tau": 2.0}, "tau must not be given with schedule 'constant', got 2.0. It cannot be served here."),

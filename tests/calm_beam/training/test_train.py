@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from calm_beam.arithmetic import DTYPES
 from calm_beam.checkpoints import fingerprint
 from calm_beam.model import EarlyExitT5, T5Config, parameter_shapes
 from calm_beam.training.batches import Pair
@@ -90,13 +91,20 @@ def test_a_copy_task_is_learned() -> None:
     assert np.mean(np.all(written == sources, axis=1)) > 0.9
 
 
-def test_the_result_fits_the_model() -> None:
-    """Weights come back as float32, with the names and shapes of the model."""
-    trained = train(_SHORT, _MODEL, pairs=_copies(40, seed=0), validation_pairs=[])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_the_result_fits_the_model(dtype: str) -> None:
+    """Weights come back as float32, with the names and shapes of the model, whatever it computes in."""
+    config = dataclasses.replace(_SHORT, dtype=dtype)
+    trained = train(config, _MODEL, pairs=_copies(40, seed=0), validation_pairs=[])
     arrays = trained.arrays
     assert (trained.step, trained.validation) == (4, None)
     assert {name: array.shape for name, array in arrays.items()} == parameter_shapes(_MODEL)
     assert all(array.dtype == np.float32 for array in arrays.values())
+    if dtype == "bfloat16":
+        # Updates are not rounded, and not float32's.
+        assert not all(np.array_equal(array, array.astype(jnp.bfloat16)) for array in arrays.values())
+        whole = train(_SHORT, _MODEL, pairs=_copies(40, seed=0), validation_pairs=[])
+        assert fingerprint(arrays) != fingerprint(whole.arrays)
 
 
 def test_the_seed_decides_everything() -> None:
@@ -149,12 +157,19 @@ def test_fine_tuning_starts_from_the_given_weights() -> None:
     assert not np.array_equal(arrays["token_embedder/embedding"], initial["token_embedder/embedding"])
 
 
-@pytest.mark.parametrize("optimizer", [_CONFIG.optimizer, AdafactorConfig(learning_rate=0.01)])
-@pytest.mark.parametrize("killed_after", [1, 2, 3])
-def test_a_resumed_run_ends_with_the_same_bits(optimizer: OptimizerConfig, killed_after: int) -> None:
+@pytest.mark.parametrize(
+    ("killed_after", "optimizer", "dtype"),
+    [
+        *((step, _CONFIG.optimizer, "float32") for step in (1, 2, 3)),
+        *((step, AdafactorConfig(learning_rate=0.01), "float32") for step in (1, 2, 3)),
+        (2, _CONFIG.optimizer, "bfloat16"),
+    ],
+)
+def test_a_resumed_run_ends_with_the_same_bits(optimizer: OptimizerConfig, killed_after: int, dtype: str) -> None:
     """A run that dies after a step and is taken up from its last state gives the weights of one that never died."""
     # 40 pairs are two batches, so an epoch ends on the way; dropout and sampled layers are drawn at each step.
     config = dataclasses.replace(_SHORT, optimizer=optimizer, progress_every=3, validate_every=2, save_every=1)
+    config = dataclasses.replace(config, dtype=dtype)
     pairs, unseen = _copies(40, seed=0), _copies(5, seed=2)
     reports: list[Progress] = []
     whole = train(config, _MODEL, pairs=pairs, validation_pairs=unseen, on_progress=reports.append)
@@ -205,6 +220,7 @@ def test_another_run_is_not_resumed() -> None:
     )
     for changed, message in (
         ({"steps": 9}, r"another one \(steps: 4, now 9\)"),
+        ({"dtype": "bfloat16"}, r"another one \(dtype: float32, now bfloat16\)"),
         ({"dropout_rate": 0.2, "z_loss": 0.1}, r"\(dropout_rate: 0.1, now 0.2; z_loss: 0.0, now 0.1\)"),
         ({"optimizer": AdafactorConfig()}, "optimizer: MuonConfig, now AdafactorConfig"),
         ({"optimizer": MuonConfig(warmup_steps=3)}, r"muon_learning_rate: 0.02, now 0.008; warmup_steps: 20, now 3\)"),
@@ -293,6 +309,7 @@ def test_initial_scales() -> None:
         ("label_smoothing", -0.1, r"label_smoothing must be in \[0, 1\), got -0.1"),
         ("z_loss", float("nan"), "z_loss must be at least 0 and finite, got nan"),
         ("save_every", -1, "save_every must be at least 0, got -1"),
+        ("dtype", "float16", "dtype must be one of float32, bfloat16; got 'float16'"),
         ("layer_weights", "cubic", "layer_weights must be one of linear, uniform, exponential; got 'cubic'"),
     ],
 )

@@ -9,10 +9,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from calm_beam.arithmetic import FLOAT32, Arithmetic
 from calm_beam.checkpoints import Checkpoint
 from calm_beam.model import EarlyExitT5, T5Config
 from tests.builders import build_checkpoint, build_config
 from tests.numpy_t5 import NumpyT5
+
+_BFLOAT16 = Arithmetic(dtype="bfloat16")
 
 pytestmark = pytest.mark.usefixtures("strict_promotion")
 
@@ -35,13 +38,15 @@ def checkpoint(request: pytest.FixtureRequest) -> Checkpoint:
 
 
 @functools.cache
-def _compiled(config: T5Config, method: str) -> Callable[..., jax.Array]:
+def _compiled(config: T5Config, method: str, arithmetic: Arithmetic) -> Callable[..., jax.Array]:
     # Compiled whole: operation by operation, JAX compiles every one for every shape.
-    return jax.jit(functools.partial(EarlyExitT5(config).apply, method=method))
+    return jax.jit(functools.partial(EarlyExitT5(config, arithmetic=arithmetic).apply, method=method))
 
 
-def _apply(checkpoint: Checkpoint, method: str, *arrays: np.ndarray | jax.Array) -> jax.Array:
-    return _compiled(checkpoint.config, method)({"params": checkpoint.parameters()}, *arrays)
+def _apply(
+    checkpoint: Checkpoint, method: str, *arrays: np.ndarray | jax.Array, arithmetic: Arithmetic = FLOAT32
+) -> jax.Array:
+    return _compiled(checkpoint.config, method, arithmetic)({"params": checkpoint.parameters(arithmetic)}, *arrays)
 
 
 def _padded(sources: tuple[list[int], ...] = _SOURCES, *, width: int = 8) -> np.ndarray:
@@ -52,6 +57,31 @@ def _assert_close(found: jax.Array, expected: np.ndarray) -> None:
     """Asserts equality within 1e-5 of the largest value: what float32 can promise."""
     assert found.dtype == jnp.float32
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5 * np.abs(expected).max())
+
+
+def _assert_rounded_alike(found: jax.Array, expected: np.ndarray) -> None:
+    """Asserts that nearly all values are the same bfloat16 numbers, and the others near: sums may end beside a tie."""
+    assert found.dtype == jnp.bfloat16
+    error = np.abs(np.asarray(found, np.float64) - expected)
+    assert np.median(error) == 0
+    assert error.max() < np.abs(expected).max() * 2**-7
+
+
+def test_in_bfloat16_everything_is_rounded_where_numpy_rounds(checkpoint: Checkpoint) -> None:
+    """States are those of float64 with each factor and state rounded; logits and scores are float32 sums of them."""
+    targets, apply = np.array(_TARGETS, np.int32), functools.partial(_apply, arithmetic=_BFLOAT16)
+    plain = NumpyT5(checkpoint.config, checkpoint.arrays, "bfloat16")
+    encoded = apply(checkpoint, "encode", _padded())
+    states = apply(checkpoint, "decode_teacher_forced", _padded(), targets)
+    logits, scores = (apply(checkpoint, method, states) for method in ("head", "exit_score"))
+    for row, (source, target) in enumerate(zip(_SOURCES, _TARGETS, strict=True)):
+        _assert_rounded_alike(encoded[row, : len(source)], plain.encode(source))
+        _assert_rounded_alike(states[:, row], plain.teacher_forced(source, target))
+        exact = np.asarray(states[:, row], np.float64)
+        _assert_close(scores[:, row], plain.exit_score(exact))
+        # Norms are rounded, and float32's may end beside a tie.
+        np.testing.assert_allclose(logits[:, row], plain.logits(exact), rtol=0, atol=2**-7 * np.abs(logits).max())
+        assert np.median(np.abs(logits[:, row] - plain.logits(exact))) < 1e-5
 
 
 def test_the_encoder_equals_numpy(checkpoint: Checkpoint) -> None:

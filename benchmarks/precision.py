@@ -1,0 +1,202 @@
+"""What bfloat16 does to a calibration and to what is then served, beside float32.
+
+    python -m benchmarks.precision --checkpoint=model/ --data=validation.jsonl.gz --prompts=5000
+
+For each type: the thresholds that Hoeffding-Bentkus and fixed sequence testing choose (textual consistency, ROUGE-L on
+letters of all scripts), with their layers. Then the full model and every threshold chosen are decoded twice more, in
+batches and one prompt at a time, as they are served: how many outputs are not the sweep's, in a token or an exit layer,
+and the mean loss of each way, against the full model decoded in that way.
+"""
+
+import argparse
+import time
+from collections.abc import Mapping, Sequence
+from typing import TypeVar
+
+import numpy as np
+
+from calm_beam.arithmetic import DTYPES, Arithmetic
+from calm_beam.checkpoints import Checkpoint, load_checkpoint
+from calm_beam.decoding.batch_decoder import BatchDecoder
+from calm_beam.decoding.early_exit import EarlyExitDecoder
+from calm_beam.decoding.memory import keep_freed_memory
+from calm_beam.decoding.result import EarlyExitResult, SweepResult
+from calm_beam.decoding.settings import DecodeSettings, descending_grid
+from calm_beam.decoding.sweep import SweepDecoder
+from calm_beam.decoding.thresholds import thresholds_by_step
+from calm_beam.exits.rule import ExitRule
+from calm_beam.metrics.rouge_l_unicode import rouge_l_unicode
+from calm_beam.risk.fwer.fixed_sequence import fixed_sequence_test
+from calm_beam.risk.in_memory import p_values_of
+from calm_beam.vocabulary import Vocabulary
+
+from .machine import describe_machine
+from .prompts import read_prompts
+
+_EPSILON = 0.05
+_Result = TypeVar("_Result")
+# What a way of decoding gave a prompt at a threshold: tokens and exit layers.
+Output = tuple[tuple[int, ...], tuple[int, ...]]
+
+
+def main() -> None:
+    """Prints, for each type, what is chosen, which outputs differ, and the losses."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
+    parser.add_argument("--checkpoint", required=True)
+    parser.add_argument("--data", required=True, help="JSONL")
+    parser.add_argument("--prompts", type=int, default=5000)
+    parser.add_argument("--alone", type=int, help="decode only so many of them one at a time; default: all")
+    parser.add_argument("--confidence", default="softmax")
+    parser.add_argument("--thresholds", default="0.99,0.97,0.95,0.9,0.85,0.8,0.75,0.7,0.65,0.6,0.55,0.5,0.45,0.4")
+    parser.add_argument("--deltas", default="0.05,0.1,0.25")
+    parser.add_argument("--max_decode_length", type=int, default=64)
+    flags = parser.parse_args()
+    keep_freed_memory()
+    checkpoint = load_checkpoint(flags.checkpoint)
+    assert checkpoint.vocabulary_path is not None, "losses are of texts"
+    vocabulary = Vocabulary(checkpoint.vocabulary_path)
+    settings = DecodeSettings(
+        rule=ExitRule(confidence=flags.confidence),
+        thresholds=descending_grid(map(float, flags.thresholds.split(","))),
+        max_input_length=512,
+        max_decode_length=flags.max_decode_length,
+    )
+    prompts = read_prompts(flags.data, checkpoint, settings=settings, count=flags.prompts)
+    print(f"{describe_machine()}\n{len(prompts)} prompts, confidence {flags.confidence}", flush=True)
+    full: dict[str, list[Output]] = {}
+    for dtype in DTYPES:
+        measured = _Measured(checkpoint, settings, prompts, vocabulary=vocabulary, dtype=dtype)
+        chosen = measured.choose([float(delta) for delta in flags.deltas.split(",")])
+        measured.compare(chosen, alone=flags.alone or len(prompts))
+        full[dtype] = [_lane(result, 0) for result in measured.sweep]
+    changed = sum(one != other for one, other in zip(*full.values(), strict=True))
+    losses = [measured.loss(one, other) for one, other in zip(*full.values(), strict=True)]
+    print(
+        f"the full model's outputs in {' and '.join(full)}: {changed} of {len(losses)} differ, mean distance "
+        f"{np.mean(losses):.4f}"
+    )
+
+
+class _Measured:
+    """What a type of computation gives."""
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        settings: DecodeSettings,
+        prompts: Sequence[Sequence[int]],
+        *,
+        vocabulary: Vocabulary,
+        dtype: str,
+    ) -> None:
+        self._checkpoint, self._settings, self._prompts = checkpoint, settings, prompts
+        self._vocabulary, self._dtype, self._arithmetic = vocabulary, dtype, Arithmetic(dtype=dtype)
+        self._known: dict[tuple[tuple[int, ...], tuple[int, ...]], float] = {}
+        start = time.perf_counter()
+        decoder = SweepDecoder(
+            checkpoint,
+            settings.rule,
+            thresholds=settings.thresholds,
+            max_decode_length=settings.max_decode_length,
+            arithmetic=self._arithmetic,
+        )
+        self.sweep = _in_order(dict(decoder.decode(prompts)))
+        seconds = time.perf_counter() - start
+        print(f"\n{dtype}: sweep of {len(settings.thresholds)} thresholds {seconds:.0f} s", flush=True)
+
+    def choose(self, deltas: Sequence[float]) -> list[float]:
+        """Returns the thresholds that are chosen, having printed them."""
+        lanes = range(1, len(self._settings.thresholds) + 1)
+        losses = np.array(
+            [[self.loss(_lane(result, 0), _lane(result, lane)) for lane in lanes] for result in self.sweep]
+        )
+        layers = [
+            float(np.concatenate([_lane(result, lane)[1] for result in self.sweep]).mean()) for lane in (0, *lanes)
+        ]
+        chosen = []
+        for delta in deltas:
+            p_values = p_values_of(losses, p_value="hoeffding_bentkus", delta=delta)
+            count = int(fixed_sequence_test(p_values, epsilon=_EPSILON).rejected.sum())
+            threshold = self._settings.thresholds[count - 1] if count else None
+            if threshold is None:
+                print(f"  delta {delta:g}: never exit")
+                continue
+            loss = losses[:, count - 1].mean()
+            print(
+                f"  delta {delta:g}: threshold {threshold:g}, loss {loss:.4f}, {layers[count]:.2f} layers", flush=True
+            )
+            if threshold not in chosen:
+                chosen.append(threshold)
+        return chosen
+
+    def compare(self, chosen: Sequence[float], *, alone: int) -> None:
+        """Prints which outputs of a batch, and of single prompts, are not the sweep's, and the losses of all ways."""
+        thresholds = [None, *chosen]
+        lanes = [0, *(1 + self._settings.thresholds.index(threshold) for threshold in chosen)]
+        ways = {
+            "sweep": {lane: [_lane(result, lane) for result in self.sweep] for lane in lanes},
+            "batch": dict(zip(lanes, self._in_batches(thresholds), strict=True)),
+            "alone": dict(zip(lanes, self._alone(thresholds, alone), strict=True)),
+        }
+        for way, outputs in ways.items():
+            for lane, threshold in zip(lanes, thresholds, strict=True):
+                found, count = outputs[lane], len(outputs[lane])
+                differ = sum(one != other for one, other in zip(found, ways["sweep"][lane], strict=False))
+                loss, of_sweep = (
+                    np.mean([self.loss(*pair) for pair in zip(some[0][:count], some[lane][:count], strict=True)])
+                    for some in (outputs, ways["sweep"])
+                )
+                where = "full model" if threshold is None else f"threshold {threshold:g}"
+                print(f"  {way}, {where}: {differ} of {count} outputs are not the sweep's; ", end="")
+                print(f"loss {loss:.5f}, the sweep's of these prompts {of_sweep:.5f}", flush=True)
+
+    def _in_batches(self, thresholds: Sequence[float | None]) -> list[list[Output]]:
+        steps = self._settings.max_decode_length
+        decoder = BatchDecoder(
+            self._checkpoint,
+            self._settings.rule,
+            thresholds=[thresholds_by_step(self._settings.rule, each, max_decode_length=steps) for each in thresholds],
+            arithmetic=self._arithmetic,
+        )
+        return [
+            [_output(result) for result in _in_order(dict(decoder.decode(self._prompts, [place] * len(self._prompts))))]
+            for place in range(len(thresholds))
+        ]
+
+    def _alone(self, thresholds: Sequence[float | None], count: int) -> list[list[Output]]:
+        first = EarlyExitDecoder(
+            self._checkpoint,
+            self._settings.rule,
+            threshold=None,
+            max_decode_length=self._settings.max_decode_length,
+            arithmetic=self._arithmetic,
+        )
+        return [
+            [_output(result) for result in _in_order(dict(first.at(each).decode(self._prompts[:count])))]
+            for each in thresholds
+        ]
+
+    def loss(self, one: Output, other: Output) -> float:
+        """Returns how far two outputs are apart as texts."""
+        pair = one[0], other[0]
+        if pair not in self._known:
+            reference, candidate = (self._vocabulary.decode(tokens) for tokens in pair)
+            self._known[pair] = 1 - rouge_l_unicode(candidate, [reference])
+        return self._known[pair]
+
+
+def _in_order(results: Mapping[int, _Result]) -> list[_Result]:
+    return [results[index] for index in range(len(results))]
+
+
+def _lane(result: SweepResult, lane: int) -> Output:
+    length = int(result.lengths[lane])
+    return tuple(result.tokens[lane, :length].tolist()), tuple(result.exit_layers[lane, :length].tolist())
+
+
+def _output(result: EarlyExitResult) -> Output:
+    return tuple(result.tokens[: result.length].tolist()), tuple(result.exit_layers[: result.length].tolist())
+
+
+if __name__ == "__main__":
+    main()

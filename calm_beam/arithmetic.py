@@ -1,0 +1,71 @@
+"""In which numbers a model computes: a part of what a promise is about, since rounding moves exits."""
+
+import dataclasses
+from typing import Self
+
+DTYPES = ("float32", "bfloat16")
+MATMUL_PRECISIONS = ("highest", "high", "default")
+"""Of products of float32 numbers, by JAX's names (`jax.lax.Precision`)."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Arithmetic:
+    """What weights, states, keys and values are stored in, and how products of matrices are made of them.
+
+    Sums, norms, softmax, logits, confidences and what is compared with a threshold are float32 in any case.
+
+    Attributes:
+      dtype: One of `DTYPES`.
+      matmul_precision: One of `MATMUL_PRECISIONS`, for float32. On GPUs and TPUs, `highest` gives float32 products;
+        `high` TF32 ones, or three passes in bfloat16; `default` TF32 ones, or one pass in bfloat16. CPUs have float32
+        products only. Products of bfloat16 numbers are exact, so that there is nothing to choose.
+    """
+
+    dtype: str = "float32"
+    matmul_precision: str = "highest"
+
+    def __post_init__(self) -> None:
+        for name, choices in (("dtype", DTYPES), ("matmul_precision", MATMUL_PRECISIONS)):
+            if getattr(self, name) not in choices:
+                raise ValueError(f"{name} must be one of {', '.join(choices)}; got {getattr(self, name)!r}.")
+        if self.dtype != "float32" and self.matmul_precision != "highest":
+            raise ValueError(
+                f"matmul_precision is for float32, got {self.matmul_precision!r} with dtype {self.dtype}, whose "
+                "products are exact: leave it out."
+            )
+
+    @classmethod
+    def of(cls, dtype: str, matmul_precision: str | None = None) -> Self:
+        """Returns the arithmetic that a record names; None stands for the highest precision, of which it says nothing.
+
+        Raises:
+          ValueError: If one of them is none that we know.
+        """
+        return cls(dtype=dtype, matmul_precision=matmul_precision or "highest")
+
+    @property
+    def number_bytes(self) -> int:
+        """Bytes of a number, as weights, states, keys and values have them."""
+        return 4 if self.dtype == "float32" else 2
+
+    def recorded_precision(self) -> str | None:
+        """Returns what records say of the precision of products; None where they say nothing."""
+        return None if self.matmul_precision == "highest" else self.matmul_precision
+
+
+FLOAT32 = Arithmetic()
+"""What the released code computes in, and what is taken where nobody says otherwise."""
+
+
+def held_type(name: str, arithmetic: Arithmetic) -> str:
+    """Returns the type that an arithmetic has a parameter in.
+
+    Scales of norms, biases, relative position biases and the exit classifier stay float32: no large product has them.
+
+    >>> arithmetic = Arithmetic(dtype="bfloat16")
+    >>> held_type("decoder/decoder_norm/scale", arithmetic), held_type("decoder/layers_0/mlp/wo/kernel", arithmetic)
+    ('float32', 'bfloat16')
+    """
+    *_, room, kind = name.split("/")
+    is_wide = kind in ("scale", "bias", "rel_embedding") or room == "meta_cls"
+    return "float32" if is_wide else arithmetic.dtype

@@ -64,7 +64,8 @@ class NumpyLlama(NumpyDecoder):
         state = state + np.concatenate(mixed) @ self.arrays[f"{name}/self_attention/out/kernel"]
         normed = self._norm(state, f"{name}/pre_mlp_layer_norm")
         gate, linear = (normed @ self.arrays[f"{name}/mlp/{kernel}/kernel"] for kernel in ("wi_0", "wi_1"))
-        return state + gate / (1 + np.exp(-gate)) * linear @ self.arrays[f"{name}/mlp/wo/kernel"]
+        activated = np.maximum(gate, 0) if config.activation == "relu" else gate / (1 + np.exp(-gate))
+        return state + activated * linear @ self.arrays[f"{name}/mlp/wo/kernel"]
 
     def _go_through(self, token: int, kept: list[list[KeyValue]]) -> list[np.ndarray]:
         """Returns the outputs of all layers for the next token, of which all of them keep their own."""

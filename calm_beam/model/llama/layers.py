@@ -19,6 +19,7 @@ from .norm import RMSNorm
 _ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
     "gelu": functools.partial(jax.nn.gelu, approximate=True),
     "silu": jax.nn.silu,
+    "relu": jax.nn.relu,
 }
 
 

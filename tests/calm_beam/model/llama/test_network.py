@@ -24,6 +24,7 @@ _KINDS: dict[str, dict[str, Any]] = {
     "biases and norms": {"attention_bias": True, "query_key_norms": True, "num_kv_heads": 4},
     "windows": {"sliding_window": 3, "windowed_layers": (0, 2)},
     "gemma": {"scaled_embedding": True, "unit_offset_norms": True, "norm_epsilon": 1e-3},
+    "relu": {"activation": "relu"},
     "linear": {"rope_scaling": RopeScaling(kind="linear", factor=2.5), "rope_theta": 50.0},
 }
 _each_kind = pytest.mark.parametrize("changes", _KINDS.values(), ids=list(_KINDS))

@@ -88,7 +88,7 @@ def _names(action: argparse.Action) -> str:
 
 
 def _prose(text: str) -> str:
-    """Returns help as Markdown: names of flags and of placeholders as code, and nothing else taken for markup."""
+    """Returns help as Markdown: names of flags as code, and nothing else taken for markup."""
     words = re.sub(r"\s+", " ", text.replace("`", "")).strip()
     marked = re.sub(r"(?<![\w-])(--\w[\w.-]*(?:=[^\s;,()]+)?)", r"`\1`", words)
     # Outside of what is code by now.

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 import jax
 import numpy as np
 
+from calm_beam.arithmetic import FLOAT32
 from calm_beam.exits.certified_head import Certificate, certify, quantised_head
 from calm_beam.exits.decision import decide, decide_by_logits
 from calm_beam.exits.measures import measure_named
@@ -42,8 +43,8 @@ def _compared(scale: Scale, made: Callable[[], tuple[jax.Array, dict[str, object
     weights, heads = made()
     states = jax.random.normal(jax.random.key(rows), (rows, weights.shape[1]))
     measured = measure_named("softmax")
-    plain = jax.jit(functools.partial(decide_by_logits, vocab_axis=0, measure=measured))
-    used = jax.jit(functools.partial(decide, vocab_axis=0, measure=measured))
+    plain = jax.jit(functools.partial(decide_by_logits, vocab_axis=0, measure=measured, arithmetic=FLOAT32))
+    used = jax.jit(functools.partial(decide, vocab_axis=0, measure=measured, arithmetic=FLOAT32))
     token, confidence, _ = map(np.asarray, plain(states, weights))
     used_token, used_confidence, _ = map(np.asarray, used(states, weights))
     seconds = fastest(lambda: used(states, weights), runs=scale.runs)

@@ -28,23 +28,23 @@ _GROUPS = tomllib.loads((_ROOT / "pyproject.toml").read_text(encoding="utf-8"))[
 _WHOLE, _FOR_SERVING = "calm-beam", "calm-beam-serving"
 
 # Ranges that are known to work together on Python 3.11 to 3.13. sentencepiece 0.2.3 was built against a newer
-# protobuf than Apache Beam allows and does not import next to it.
+# protobuf than Apache Beam allows and does not import next to it; 0.2.1 ends the process on an empty vocabulary.
 _SERVING = [
     "flax>=0.12,<0.13",
     "jax>=0.8.1,<0.12",
     "ml_dtypes>=0.5,<0.7",
     "msgpack>=1.0.8,<2",
-    "numpy>=2.0,<3",
+    "numpy>=2.1,<3",
     "packaging>=22,<28",
     "protobuf>=5.26,<8",
     "rich>=13.7,<16",
     "safetensors>=0.5,<0.9",
-    "sentencepiece>=0.2.1,<0.2.3",
+    "sentencepiece>=0.2.2,<0.2.3",
     "tensorstore>=0.1.70,<0.2",
 ]
 
 # For vocabularies in a tokenizer.json, and for chat templates. Out of the sandbox of older Jinjas, ways are known.
-_TOKENIZERS = ["jinja2>=3.1.6,<4", "tokenizers>=0.20,<0.24"]
+_TOKENIZERS = ["jinja2>=3.1.6,<4", "tokenizers>=0.20.3,<0.24"]
 
 # For two of the metrics, by which a service may measure losses.
 _ROUGE = ["rouge-score>=0.1.2,<0.2"]
@@ -54,8 +54,8 @@ _CORE = [
     *_ROUGE,
     "apache-beam>=2.71,<2.80",
     "optax>=0.2.5,<0.3",
-    "pyarrow>=16,<26",
-    "scipy>=1.13,<2",
+    "pyarrow>=18,<26",
+    "scipy>=1.14.1,<2",
 ]
 
 _PLOTS = ["matplotlib>=3.9,<4"]
@@ -110,7 +110,7 @@ _DEV = [
     "pytest>=8.2,<10",
     "pytest-timeout>=2.3,<3",
     "pytest-xdist>=3.6,<4",
-    "pyyaml>=6,<7",
+    "pyyaml>=6.0.2,<7",
     # What pyproject.toml builds with; tests build without fetching it again.
     "setuptools>=77",
     # Makes the environments of `make matrix`.

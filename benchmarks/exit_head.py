@@ -20,6 +20,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from calm_beam.arithmetic import FLOAT32
 from calm_beam.checkpoints import load_checkpoint
 from calm_beam.decoding.settings import DecodeSettings, uniform_grid
 from calm_beam.decoding.sweep import SweepDecoder
@@ -115,7 +116,7 @@ def _compared(
 ) -> dict[str, Any]:
     measure = measure_named(confidence)
     rows, head = jnp.asarray(states), jnp.asarray(weights)
-    exact = jax.jit(functools.partial(decide, vocab_axis=0, measure=measure))
+    exact = jax.jit(functools.partial(decide, vocab_axis=0, measure=measure, arithmetic=FLOAT32))
     line: dict[str, Any] = {"exact_msec": _msec(exact, rows, head)}
     token, value, is_finite = map(np.asarray, exact(rows, head))
     for form, quantised in forms.items():

@@ -9,6 +9,7 @@ import numpy as np
 from calm_beam.checkpoints import Checkpoint
 from calm_beam.decoding import device_steps
 from calm_beam.exits.rule import ExitRule
+from calm_beam.model import network_of
 from calm_beam.model.interface import Position
 
 from .multiply_adds import layer_row, projection_row, seconds_per_call
@@ -25,7 +26,7 @@ def projection_step_rate(checkpoint: Checkpoint, rule: ExitRule) -> float:
     layers, lanes = np.ones(ROWS, np.int32), np.arange(ROWS, dtype=np.int32)
     seconds = seconds_per_call(
         lambda: device_steps.decide_rows(
-            config, rule.confidence, parameters=weights, states=states, layers=layers, lanes=lanes
+            network_of(config), rule.confidence, parameters=weights, states=states, layers=layers, lanes=lanes
         )
     )
     return ROWS * projection_row(config) / seconds
@@ -41,6 +42,7 @@ def layer_step_rate(checkpoint: Checkpoint, rule: ExitRule, *, steps: int, sourc
       source: Tokens of each prompt.
     """
     config = checkpoint.config
+    model = network_of(config)
     tree = jax.device_put(checkpoint.parameters())
     weights = tree["decoder"]["layers_0"]
     parameters = {"layer": weights}
@@ -63,7 +65,7 @@ def layer_step_rate(checkpoint: Checkpoint, rule: ExitRule, *, steps: int, sourc
     def run() -> tuple[jax.Array, jax.Array]:
         # Both steps take their buffers over and give them back.
         state["pending"], state["cache"] = device_steps.attend_to_output(
-            config,
+            model,
             weights,
             states=state["states"],
             pending=state["pending"],
@@ -77,7 +79,7 @@ def layer_step_rate(checkpoint: Checkpoint, rule: ExitRule, *, steps: int, sourc
             position=position,
         )
         state["states"], confidences = device_steps.finish_layer(
-            config,
+            model,
             rule.confidence,
             num_ranks=ROWS // _PLACES,
             is_gathered=False,

@@ -17,7 +17,7 @@ import tensorstore
 from calm_beam.checkpoints import Arrays, Checkpoint
 from calm_beam.exits.measures import MEASURES, Need
 from calm_beam.exits.rule import ExitRule
-from calm_beam.model import T5Config, parameter_shapes
+from calm_beam.model import ModelConfig, T5Config, parameter_shapes
 
 _EOS_ID = 1
 
@@ -80,7 +80,7 @@ def build_prompts(*lengths: int, seed: int = 0) -> list[list[int]]:
     return [[*generator.integers(2, 63, size=length - 1).tolist(), _EOS_ID] for length in lengths]
 
 
-def checkpoint_of(config: T5Config, arrays: Arrays) -> Checkpoint:
+def checkpoint_of(config: ModelConfig, arrays: Arrays) -> Checkpoint:
     """Returns the given weights as a checkpoint in memory."""
     nowhere = pathlib.Path("/nowhere")
     return Checkpoint(config=config, arrays=arrays, directory=nowhere, vocabulary_path=None, layout="native")

@@ -78,6 +78,9 @@ class PerturbationDecoder:
         vocab_size = checkpoint.config.vocab_size
         if not 1 <= rank <= vocab_size:
             raise ValueError(f"rank must be in [1, {vocab_size}], the model's token ids; got {rank}.")
+        architecture_of(checkpoint.config).check_positions(
+            checkpoint.config, source=max_input_length, steps=max_decode_length
+        )
         self._model = network_of(checkpoint.config, arithmetic=arithmetic)
         self._parameters = jax.device_put({"params": checkpoint.parameters(arithmetic)})
         self._lanes = tuple((kind, position) for kind in KINDS for position in positions)

@@ -3,7 +3,7 @@
 import dataclasses
 import itertools
 
-from calm_beam.checkpoints import Checkpoint, Declared, load_checkpoint
+from calm_beam.checkpoints import Checkpoint, Declared, load_checkpoint, stored_architecture
 from calm_beam.decoding.memory import check_memory, memory_in_words
 from calm_beam.errors import UsageError
 from calm_beam.examples import DataError
@@ -126,7 +126,7 @@ def prepare_answers(request: AnswerRequest, data: DataFiles, *, runs_here: bool 
             probe=probe,
             software=decoding_versions(),
         ),
-        declared=Declared(activation=config.activation, relative_max_distance=config.relative_max_distance),
+        declared=stored_architecture(config).declared(config),
         vocabulary_path=absolute(request.vocabulary) if request.vocabulary else None,
         assumed=tuple(checkpoint.assumed),
         num_layers=config.num_decoder_layers,

@@ -8,6 +8,8 @@ from typing import Any
 from calm_beam.model import T5Config, default_activation, infer_config
 from calm_beam.model.llama import LlamaConfig, check_parameters, config_of, unseen
 
+from .declared import Declared
+
 # Each architecture has its own; what takes one of them only says which.
 Config = Any
 Shapes = Mapping[str, tuple[int, ...]]
@@ -47,6 +49,10 @@ class StoredArchitecture(abc.ABC):
         """Returns what no array shows of a model, for its fingerprint."""
 
     @abc.abstractmethod
+    def declared(self, config: Any) -> Declared:
+        """Returns what a worker that loads the model must be told, whatever its files say."""
+
+    @abc.abstractmethod
     def in_words(self, config: Any) -> str:
         """Returns what a model is, in one sentence without its end."""
 
@@ -74,6 +80,9 @@ class _T5(StoredArchitecture):
         is_t5 = config.activation == default_activation(gated_mlp=config.gated_mlp)
         return f"{config.relative_max_distance}" + ("" if is_t5 else f", {config.activation}")
 
+    def declared(self, config: T5Config) -> Declared:
+        return Declared(activation=config.activation, relative_max_distance=config.relative_max_distance)
+
     def in_words(self, config: T5Config) -> str:
         tables = "; every layer has a table of relative positions of its own" if config.relative_bias_per_layer else ""
         return (
@@ -95,6 +104,10 @@ class _Llama(StoredArchitecture):
 
     def unseen(self, config: LlamaConfig) -> str:
         return f"{self.name} {unseen(config)}"
+
+    def declared(self, config: LlamaConfig) -> Declared:
+        # Their files say everything.
+        return Declared()
 
     def in_words(self, config: LlamaConfig) -> str:
         kind = config.rope_scaling.kind

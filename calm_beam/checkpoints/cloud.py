@@ -16,12 +16,13 @@ from calm_beam.storage import base_name, cached_folder, joined, list_below, pare
 from calm_beam.vocabularies.tokenizer_files import TOKENIZER, TOKENIZER_FILES
 
 from .error import CheckpointError
+from .maxtext import CONFIG, GENERATION
 from .t5x_facts import GIN_FILE
 
 # The second is Hugging Face's name for the same file; the last counts where there is neither.
 VOCABULARIES = ("sentencepiece.model", "spiece.model", TOKENIZER)
 # What the steps of a run share: vocabulary, its sentinels, and what T5X was configured with.
-_BESIDE = tuple(dict.fromkeys((*VOCABULARIES, *TOKENIZER_FILES, *SENTINEL_FILES, GIN_FILE)))
+_BESIDE = tuple(dict.fromkeys((*VOCABULARIES, *TOKENIZER_FILES, *SENTINEL_FILES, GIN_FILE, CONFIG, GENERATION)))
 # Folders of steps: T5X's, and the numbers alone that Orbax names them by.
 STEP = re.compile(r"(?:checkpoint_)?(\d+)")
 
@@ -31,7 +32,7 @@ _PARALLEL_UPLOADS = 8
 # What is read of a native folder, or of Hugging Face's.
 _SUFFIXES = (".json", ".safetensors", ".model", ".jinja")
 # Files of which a step's folder has one: T5X's, or Orbax's, which may lie in an item below.
-_MARKS = re.compile(r"(?:(?:state|default|params)/)?(?:_METADATA|checkpoint)")
+_MARKS = re.compile(r"(?:(?:state|default|params|items)/)?(?:_METADATA|checkpoint)")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -17,6 +17,7 @@ from .cloud import STEP, VOCABULARIES, fetch_model
 from .declared import Declared
 from .error import CheckpointError
 from .hugging_face import is_hugging_face, read_hugging_face
+from .maxtext import is_maxtext, read_maxtext
 from .native import read_native
 from .orbax import find_item, read_orbax
 from .scanned import unstack_layers
@@ -193,7 +194,12 @@ def _read_t5x(found: FoundModel, declared: Declared, keeps: Callable[[str], bool
 def _read_orbax(found: FoundModel, declared: Declared, keeps: Callable[[str], bool]) -> StoredModel:
     item = find_item(found.directory)
     assert item is not None
-    return _described(found, declared, arrays=read_orbax(item, keeps=keeps))
+    arrays = read_orbax(item, keeps=keeps)
+    if is_maxtext(arrays):
+        # A run's config lies above the folder of its steps.
+        folders = _folders(found) if found.step is None else (*_folders(found), found.directory.parent.parent)
+        return _agreed(found, declared, read_maxtext(arrays, folders))
+    return _described(found, declared, arrays=arrays)
 
 
 # By layout.

@@ -17,10 +17,10 @@ from .metadata import read_json, read_whole, shortened
 from .stored_array import StoredArrays
 from .zarr_arrays import read_arrays
 
-# Folders of a step in which a CheckpointManager puts the tree: T5X's, its own default, and the usual one.
-_ITEMS = ("state", "default", "params")
-# Where the weights are in the tree of a train state, T5X's and Flax's.
-_WEIGHTS = ("target", "params")
+# Folders of a step in which a CheckpointManager puts the tree: T5X's, its own default, the usual one, and MaxText's.
+_ITEMS = ("state", "default", "params", "items")
+# Where the weights are in the tree of a train state, T5X's and Flax's; MaxText has the latter twice.
+_WEIGHTS = ("target", "params", "params")
 # What an array outside of the msgpack file has there instead.
 _PLACEHOLDER = "PLACEHOLDER://"
 

@@ -101,6 +101,7 @@ class Batch:
         self._work = Work()
         self._model, self._rule, self._weights, self._thresholds = model, rule, weights, thresholds
         config = model.config
+        self._architecture = architecture_of(config)
         self._measure, self._passed_on = rule.measure(), rule.propagation().passed_on
         self._layers = config.num_decoder_layers
         self._exit_layers = frozenset(rule.exit_layers(self._layers))
@@ -118,6 +119,7 @@ class Batch:
             steps=steps,
             layers=self._layers,
             separates_exit=rule.propagation().separates_exit,
+            first_kept_step=self._architecture.first_kept_step,
             capacity=min(slots * min(lanes * steps, max(lanes, 2 * steps)), self._most_nodes),
         )
         self._row_sizes = row_sizes(
@@ -143,7 +145,7 @@ class Batch:
         self._outputs = Outputs(slots, lanes, steps=steps)
         # How many steps of a lane are those of a known output, which then stand in the lane's output from the start.
         self._shared_steps = np.zeros((slots, lanes), np.int32)
-        pending = architecture_of(config).pending_shapes(config)
+        pending = self._architecture.pending_shapes(config)
         store = (self._tree.capacity, inner)
         *made, self._states = zeros(
             (
@@ -208,7 +210,7 @@ class Batch:
                     self._widths[slot], self._places[slot] = width, sources.free.pop()
                     source_tokens[row, : len(request.ids)] = request.ids
                     lengths[row] = self._lengths[slot] = len(request.ids)
-                    self._previous[slot] = architecture_of(self._model.config).first_input(request.ids)
+                    self._previous[slot] = self._architecture.first_input(request.ids)
                 self._prefill(sources, source_tokens, lengths=lengths, places=self._places[slots])
                 self._tree.admit(slots)
                 self._live[slots] = True
@@ -672,7 +674,8 @@ class Batch:
 
     def _propagate(self, exit_layers: np.ndarray, goes_on: np.ndarray) -> None:
         """Gives the layers that tokens skipped what they keep of them (CALM, "State propagation")."""
-        members = np.flatnonzero((exit_layers < self._layers) & goes_on)
+        is_kept = (self._tree.step >= self._architecture.first_kept_step)[:, None]
+        members = np.flatnonzero((exit_layers < self._layers) & goes_on & is_kept)
         if not len(members):
             return
         exit_layers = exit_layers.flat[members]

@@ -12,6 +12,7 @@ import numpy as np
 from calm_beam.arithmetic import FLOAT32, Arithmetic
 from calm_beam.checkpoints import Checkpoint
 from calm_beam.exits.rule import ExitRule
+from calm_beam.model import architecture_of
 
 from .batch import Batch
 from .devices import PackedDecoders
@@ -61,8 +62,8 @@ class BatchDecoder:
 
         Raises:
           ValueError: If the rule needs the full model at every token or does not fit the model (no exit classifier,
-            `min_exit_layer` too high), a number is below 1, the budget has no room for one prompt, or the devices
-            cannot share the model so.
+            `min_exit_layer` too high), a number is below 1, the model has too few positions, the budget has no room for
+            one prompt, or the devices cannot share the model so.
         """
         max_decode_length = len(thresholds[0])
         check_sizes(
@@ -70,6 +71,9 @@ class BatchDecoder:
             max_input_length=max_input_length,
             batch_size=batch_size,
             token_budget=token_budget,
+        )
+        architecture_of(checkpoint.config).check_positions(
+            checkpoint.config, source=max_input_length, steps=max_decode_length
         )
         rule.check_served()
         rule.check_model(checkpoint.config.num_decoder_layers, has_classifier=bool(checkpoint.config.exit_classifier))

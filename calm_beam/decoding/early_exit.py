@@ -82,6 +82,9 @@ class EarlyExitDecoder:
         num_layers = checkpoint.config.num_decoder_layers
         rule.check_served()
         check_sizes(max_decode_length=max_decode_length, max_input_length=max_input_length, batch_size=batch_size)
+        architecture_of(checkpoint.config).check_positions(
+            checkpoint.config, source=max_input_length, steps=max_decode_length
+        )
         rule.check_model(num_layers, has_classifier=bool(checkpoint.config.exit_classifier))
         self._thresholds = thresholds_by_step(
             rule, threshold, threshold_by_position, max_decode_length=max_decode_length

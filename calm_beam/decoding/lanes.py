@@ -41,7 +41,17 @@ class Rows:
 class LaneTree:
     """Groups, nodes and paths of the prompts in a batch of slots."""
 
-    def __init__(self, *, slots: int, lanes: int, steps: int, layers: int, separates_exit: bool, capacity: int) -> None:
+    def __init__(
+        self,
+        *,
+        slots: int,
+        lanes: int,
+        steps: int,
+        layers: int,
+        separates_exit: bool,
+        capacity: int,
+        first_kept_step: int = 0,
+    ) -> None:
         """Prepares free slots.
 
         Args:
@@ -53,9 +63,10 @@ class LaneTree:
             layer right above the exit keeps is then something else than what it would make itself (`from_first_exit`,
             `projected`). Under `from_exit` both are its keys and values of d^(i-1).
           capacity: Nodes of each layer's store.
+          first_kept_step: First step that later ones attend to; exits at those before part no lanes.
         """
         self._shape = (slots, lanes)
-        self._layers = layers
+        self._layers, self._first_kept_step = layers, first_kept_step
         self._shift = 0 if separates_exit else 1
         # Index 0 of the first axis is layer 1. A lane where this is set is in another group than the lane before it.
         self._starts = np.ones((layers, slots, lanes), bool)
@@ -152,9 +163,10 @@ class LaneTree:
           alive: bool, shape (slots, lanes). Lanes that generated.
         """
         parted = tokens[:, 1:] != tokens[:, :-1]
+        is_kept = (self.step >= self._first_kept_step)[:, None]
         for layer in range(1, self._layers + 1):
             seen = np.minimum(exit_layers, layer - self._shift)
-            self._starts[layer - 1, :, 1:] |= parted | (seen[:, 1:] != seen[:, :-1])
+            self._starts[layer - 1, :, 1:] |= parted | (is_kept & (seen[:, 1:] != seen[:, :-1]))
         self.step += alive.any(axis=1)
 
     def _new_nodes(self, layer: int, lanes: np.ndarray) -> np.ndarray:

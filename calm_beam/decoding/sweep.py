@@ -12,6 +12,7 @@ from calm_beam.arithmetic import FLOAT32, Arithmetic
 from calm_beam.checkpoints import Checkpoint
 from calm_beam.exits.rule import ExitRule
 from calm_beam.exits.schedule import scheduled_thresholds
+from calm_beam.model import architecture_of
 
 from .device_groups import device_groups
 from .devices import PackedDecoders
@@ -70,14 +71,17 @@ class SweepDecoder:
 
         Raises:
           ValueError: If the rule does not fit the model (no exit classifier, `min_exit_layer` too high), a number is
-            below 1, the budget has no room for one prompt, a device is of another platform, or the devices cannot share
-            the model so.
+            below 1, the model has too few positions, the budget has no room for one prompt, a device is of another
+            platform, or the devices cannot share the model so.
         """
         check_sizes(
             max_decode_length=max_decode_length,
             max_input_length=max_input_length,
             batch_size=batch_size,
             token_budget=token_budget,
+        )
+        architecture_of(checkpoint.config).check_positions(
+            checkpoint.config, source=max_input_length, steps=max_decode_length
         )
         rule.check_model(checkpoint.config.num_decoder_layers, has_classifier=bool(checkpoint.config.exit_classifier))
         # [steps, thresholds]; no confidence reaches the full model's, which is not a threshold of 1: some are 1.

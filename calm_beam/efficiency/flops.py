@@ -18,21 +18,22 @@ with every row of CNN/DM and WMT, and with those of SQuAD but one (1.03 layers, 
 than the others), at |x| = 1024, mean |y| = 82, 39 and 5.6 and d_f without the gate. It was inferred from those numbers
 alone; the authors say nothing of it, and another count may agree as well.
 
+The paper has no decoder-only models. They are counted alike, without what they do not have: with keys of width k, a
+layer gone through costs 4 d a + 4 d k + 4 d_f d + 4 (|x| + t - 1) a, and a skipped one 4 d k; the first step reads the
+prompt's last token, of which skipped layers have everything already. The prompt is not counted, as the encoder is not.
+
 The feed-forward layer is counted as the formula has it, ungated: two matrices. T5 1.1's gated one has a third, 2 d_f d
 more for every layer gone through, which neither the formula nor, as far as it shows, the table has.
 """
 
 import dataclasses
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Self
+from typing import Self
 
 import numpy as np
 
 from calm_beam.exits.rule import ExitRule
-
-if TYPE_CHECKING:
-    # Importing it loads JAX.
-    from calm_beam.model import ModelConfig
+from calm_beam.model import ModelConfig, architecture_of
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -44,8 +45,9 @@ class DecoderSizes:
       width: Model width d.
       attention_width: Heads times the width of one, a; in the cited formula it is d.
       mlp_width: Width of the feed-forward layer d_f.
-      encoder_width: Width of the encoder's output d_e; in T5 it is d.
+      encoder_width: Width of the encoder's output d_e; in T5 it is d. 0 in decoder-only models.
       vocab_size: Width of the output head V.
+      keys_width: Heads of keys times the width of one, k; None if it is a.
     """
 
     num_layers: int
@@ -54,22 +56,25 @@ class DecoderSizes:
     mlp_width: int
     encoder_width: int
     vocab_size: int
+    keys_width: int | None = None
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
-            if getattr(self, field.name) < 1:
-                raise ValueError(f"{field.name} must be at least 1, got {getattr(self, field.name)}.")
+            value = getattr(self, field.name)
+            if value is not None and value < (0 if field.name == "encoder_width" else 1):
+                raise ValueError(f"{field.name} must be at least 1, got {value}.")
 
     @classmethod
-    def of(cls, config: "ModelConfig") -> Self:
+    def of(cls, config: ModelConfig) -> Self:
         """Returns the sizes of a model's decoder."""
         return cls(
             num_layers=config.num_decoder_layers,
             width=config.emb_dim,
             attention_width=config.num_heads * config.head_dim,
             mlp_width=config.mlp_dim,
-            encoder_width=config.emb_dim,
+            encoder_width=architecture_of(config).encoder_width(config),
             vocab_size=config.vocab_size,
+            keys_width=config.num_kv_heads * config.head_dim,
         )
 
 
@@ -160,6 +165,8 @@ def _checked(exit_layers: Sequence[int], sizes: DecoderSizes, *, source_length: 
 
 
 def _without_tests(exits: np.ndarray, sizes: DecoderSizes, *, source_length: int) -> np.ndarray:
+    if not sizes.encoder_width:
+        return _of_decoder_only(exits, sizes, source_length=source_length)
     width, inner = sizes.width, sizes.attention_width
     positions = np.arange(1, len(exits) + 1)
     through = 12 * width * inner + 4 * sizes.mlp_width * width + 4 * positions * inner + 4 * source_length * inner
@@ -170,6 +177,17 @@ def _without_tests(exits: np.ndarray, sizes: DecoderSizes, *, source_length: int
     cross_attention = first_uses * 4 * source_length * inner * sizes.encoder_width
     output = 2 * sizes.vocab_size * width
     flops: np.ndarray = exits * through + (sizes.num_layers - exits) * skipped + cross_attention + output
+    return flops
+
+
+def _of_decoder_only(exits: np.ndarray, sizes: DecoderSizes, *, source_length: int) -> np.ndarray:
+    width, inner = sizes.width, sizes.attention_width
+    before = np.arange(len(exits))
+    keys = 4 * width * (sizes.keys_width or inner)
+    through = 4 * width * inner + keys + 4 * sizes.mlp_width * width + 4 * (source_length + before) * inner
+    skipped = np.where(before > 0, keys, 0)
+    output = 2 * sizes.vocab_size * width
+    flops: np.ndarray = exits * through + (sizes.num_layers - exits) * skipped + output
     return flops
 
 

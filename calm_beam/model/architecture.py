@@ -55,7 +55,13 @@ class ModelConfig(Protocol):
 
 
 class Architecture(abc.ABC):
-    """One family of models. Arguments called `config` are of its own kind of config."""
+    """One family of models. Arguments called `config` are of its own kind of config.
+
+    Attributes:
+      first_kept_step: First step whose keys and values later ones attend to: 1 where the source holds those of step 0.
+    """
+
+    first_kept_step: int
 
     @abc.abstractmethod
     def parameter_shapes(self, config: Any) -> Mapping[str, tuple[int, ...]]:
@@ -70,12 +76,40 @@ class Architecture(abc.ABC):
         """Returns a decoder layer of it, for packed rows; loads JAX."""
 
     @abc.abstractmethod
+    def check_arithmetic(self, arithmetic: Arithmetic) -> None:
+        """Refuses what the network cannot compute in.
+
+        Raises:
+          UsageError: If it cannot.
+        """
+
+    @abc.abstractmethod
     def pending_shapes(self, config: Any) -> Mapping[str, tuple[int, ...]]:
         """Returns what a packed layer keeps of a row between its two parts: name, and shape without the rows."""
 
     @abc.abstractmethod
+    def encoder_width(self, config: Any) -> int:
+        """Returns the width of what decoder layers make the source's keys and values of; 0 if there is no encoder."""
+
+    @abc.abstractmethod
     def first_input(self, prompt: Sequence[int]) -> int:
         """Returns the token that the decoder reads in the first step."""
+
+    @abc.abstractmethod
+    def check_positions(self, config: Any, *, source: int, steps: int) -> None:
+        """Refuses prompts and outputs, given the most tokens of each, for which a model has no positions.
+
+        Raises:
+          ValueError: If it has too few; says what to lower.
+        """
+
+    @abc.abstractmethod
+    def check_teaching(self) -> None:
+        """Refuses models that cannot be given pairs of sources and targets, to learn from or to be judged by.
+
+        Raises:
+          UsageError: If they cannot.
+        """
 
     @abc.abstractmethod
     def position_numbers(self, config: Any, *, steps: int) -> int:

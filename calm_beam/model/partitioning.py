@@ -17,7 +17,8 @@ PARTS = "parts"
 def parts() -> int:
     """Returns how many devices share the model."""
     mesh = jax.sharding.get_abstract_mesh()
-    return 1 if mesh.empty else int(mesh.shape[PARTS])
+    # A caller may have a mesh of another kind.
+    return 1 if mesh.empty else int(mesh.shape.get(PARTS, 1))
 
 
 def divided(values: jax.Array, axis: int, *, of: int) -> jax.Array:

@@ -7,13 +7,17 @@ from typing import TYPE_CHECKING
 from calm_beam.arithmetic import FLOAT32, Arithmetic
 
 from .architecture import Architecture, ModelConfig
+from .llama.architecture import LlamaArchitecture
+from .llama.config import LlamaConfig
 from .t5.architecture import T5Architecture
 from .t5.config import T5Config
 
 if TYPE_CHECKING:
     from .interface import EarlyExitModel, PackedLayer
 
-ARCHITECTURES: Mapping[type, Architecture] = types.MappingProxyType({T5Config: T5Architecture()})
+ARCHITECTURES: Mapping[type, Architecture] = types.MappingProxyType(
+    {T5Config: T5Architecture(), LlamaConfig: LlamaArchitecture()}
+)
 
 
 def architecture_of(config: ModelConfig) -> Architecture:

@@ -5,7 +5,7 @@ import math
 from collections.abc import Sequence
 from typing import Self
 
-from calm_beam.checkpoints import Checkpoint, Declared, load_checkpoint
+from calm_beam.checkpoints import Checkpoint, Declared, load_checkpoint, stored_architecture
 from calm_beam.decoding.memory import check_memory, checked_least_tokens, memory_in_words
 from calm_beam.decoding.recorded import settings_of_variant
 from calm_beam.decoding.settings import DecodeSettings
@@ -17,7 +17,7 @@ from calm_beam.generations import DecodeJob, StoredGenerations
 from calm_beam.inputs import DataFiles, Reading
 from calm_beam.inputs.preview import DataPreview, preview_data
 from calm_beam.manifest import ChatRecord, ModelRecord, Variant
-from calm_beam.model import ModelConfig
+from calm_beam.model import ModelConfig, architecture_of
 from calm_beam.set_parts import SetPart
 from calm_beam.storage import absolute
 from calm_beam.versions import decoding_versions
@@ -143,7 +143,7 @@ class PreparedSweep:
         return Assignment(
             stored=StoredGenerations(directory=directory, job=self.job()),
             vocabulary_path=self.vocabulary_path,
-            declared=Declared(activation=config.activation, relative_max_distance=config.relative_max_distance),
+            declared=stored_architecture(config).declared(config),
             batch_size=request.batch_size,
             token_budget=request.token_budget,
             exit_head=request.exit_head,
@@ -182,6 +182,7 @@ def prepare_sweep(
     if path is None:
         _check_needs_no_vocabulary(preview, checkpoint, finds_vocabulary=finds_vocabulary)
     vocabulary = open_vocabulary(path, extra_ids=request.extra_ids, chat=_chat(request, path)) if path else None
+    _check_model(request, checkpoint.config)
     memory = _check_fits(request, checkpoint.config, runs_here=runs_here)
     head = checkpoint.config.vocab_size
     if vocabulary is not None and vocabulary.size > head:
@@ -246,6 +247,12 @@ def _check_needs_no_vocabulary(preview: DataPreview, checkpoint: Checkpoint, *, 
                 f"{preview.text_reference}: its references are texts, {_WITHOUT_VOCABULARY} reference_ids."
             )
         raise UsageError(no_vocabulary_for(f"{preview.text_reference}: its"))
+
+
+def _check_model(request: SweepRequest, config: ModelConfig) -> None:
+    settings, architecture = request.settings, architecture_of(config)
+    architecture.check_arithmetic(settings.arithmetic)
+    architecture.check_positions(config, source=settings.max_input_length, steps=settings.max_decode_length)
 
 
 def _check_fits(request: SweepRequest, config: ModelConfig, *, runs_here: bool) -> str:

@@ -8,7 +8,7 @@ from calm_beam.examples import DataError, Example
 from calm_beam.inputs import AS_USUAL, Reading, place_of, read_examples
 from calm_beam.launch.flags import UsageError
 from calm_beam.launch.flags.data import find_files
-from calm_beam.model import T5Config
+from calm_beam.model import T5Config, architecture_of
 from calm_beam.training.batches import Pair
 from calm_beam.training.vocabulary import train_vocabulary
 from calm_beam.vocabulary import Vocabulary, VocabularyError
@@ -21,12 +21,13 @@ def load_model(path: str, declared: Declared = _NOTHING) -> Checkpoint:
     """Returns the model of `--checkpoint`, of which the user has declared what its files do not say.
 
     Raises:
-      UsageError: If it cannot be read, or comes without its vocabulary.
+      UsageError: If it cannot be read, is not of a kind that can be trained, or comes without its vocabulary.
     """
     try:
         checkpoint = load_checkpoint(path, declared=declared)
     except (CheckpointError, OSError) as error:
         raise UsageError(f"--checkpoint: {error}") from error
+    architecture_of(checkpoint.config).check_teaching()
     if checkpoint.vocabulary_path is None:
         raise UsageError(f"--checkpoint={path}: has no vocabulary. Put its sentencepiece.model beside it.")
     return checkpoint

@@ -4,6 +4,8 @@ import dataclasses
 import json
 import os
 import pathlib
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -228,3 +230,33 @@ def test_thresholds_are_required(
     assert "--thresholds is missing: exit thresholds, comma-separated (or --grid_step)." in capsys.readouterr().err
     assert main(["decode", *flags, "--grid_step=0.2"]) == 0
     assert [row["threshold"] for row in _read(tmp_path / "out.jsonl")[:6]] == [None, 0.8, 0.6, 0.4, 0.2, 0.0]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+def test_devices_that_share_a_model(
+    model: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """On eight devices of which two share a model, prompts have the outputs of one; too few devices end the run."""
+    data = write_rows(tmp_path / "rows.jsonl", id_rows(12))
+    alone, together = tmp_path / "alone.jsonl", tmp_path / "together.jsonl"
+    assert _decode(model, data, alone) == 0
+    capsys.readouterr()
+    assert _decode(model, data, together, "--model_parallelism=2") == 1
+    assert "model_parallelism is 2, but this process has 1 device" in capsys.readouterr().err
+    assert not together.exists()
+    program = "import sys; from calm_beam.launch.cli import main; sys.exit(main(sys.argv[1:]))"
+    paths = [f"--checkpoint={model}", f"--data={data}", f"--output={together}"]
+    run = subprocess.run(
+        [sys.executable, "-c", program, "decode", *paths, *SHORT_FLAGS, "--model_parallelism=2"],
+        env={**os.environ, "XLA_FLAGS": f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count=8"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert run.returncode == 0, run.stderr
+    assert "on each of 2 devices" in run.stderr.splitlines()[0]
+    # Confidences differ in their last digits.
+    for expected, found in zip(_read(alone), _read(together), strict=True):
+        assert (found["id"], found["tokens"]) == (expected["id"], expected["tokens"])
+        assert found["exit_layers"] == expected["exit_layers"]

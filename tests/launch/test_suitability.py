@@ -8,11 +8,12 @@ import pytest
 
 from calm_beam.analysis.layer_predictions import layer_predictions
 from calm_beam.analysis.suitability import suitability
-from calm_beam.checkpoints import load_checkpoint
+from calm_beam.checkpoints import load_checkpoint, write_native
 from calm_beam.decoding.early_exit import EarlyExitDecoder
 from calm_beam.exits.rule import ExitRule
 from calm_beam.launch.cli import main
 from tests.builders import build_arrays, build_checkpoint, build_config, build_prompts, checkpoint_of
+from tests.calm_beam.model.llama.builders import build_llama_arrays, build_llama_config
 from tests.pipelines import id_rows, write_model, write_rows
 
 _SHORT = ("--max_input_length=32", "--max_decode_length=6")
@@ -112,3 +113,16 @@ def test_a_share_of_all_tokens_is_what_exits_keep() -> None:
     predictions = layer_predictions(checkpoint, pairs)
     found = suitability(predictions, agreeing=0.999)
     assert found.layers >= found.first_agreement
+
+
+@pytest.mark.parametrize("command", ["suitability", "train"])
+def test_decoder_only_models_are_refused(
+    command: str, data: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Before anything is computed: batches of sources and targets are T5's."""
+    config = build_llama_config(vocab_size=64, max_positions=128)
+    write_native(tmp_path / "model", config, arrays=build_llama_arrays(config, 0), vocabulary_path=None)
+    flags = [f"--checkpoint={tmp_path / 'model'}", f"--data={data}", f"--output={tmp_path / 'output'}"]
+    more = [f"--validation_data={data}", "--steps=1"] if command == "train" else list(_SHORT)
+    assert main([command, *flags, *more]) == 2
+    assert "is a decoder-only model. Such models can be calibrated and served" in capsys.readouterr().err

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 class T5Architecture(Architecture):
     """Encoder-decoders, whose decoder begins with the padding id and attends to the encoder's output."""
 
+    first_kept_step = 0
+
     def parameter_shapes(self, config: T5Config) -> Mapping[str, tuple[int, ...]]:
         """Returns name and shape of every parameter, as the T5X trees name them."""
         return parameter_shapes(config)
@@ -32,13 +34,26 @@ class T5Architecture(Architecture):
 
         return DecoderLayer(config, arithmetic=arithmetic)
 
+    def check_arithmetic(self, arithmetic: Arithmetic) -> None:
+        """Refuses nothing."""
+
     def pending_shapes(self, config: T5Config) -> Mapping[str, tuple[int, ...]]:
         """Returns the shape of the states after self-attention."""
         return {"hidden": (config.emb_dim,)}
 
+    def encoder_width(self, config: T5Config) -> int:
+        """Returns the model's width, which the encoder's output has, too."""
+        return config.emb_dim
+
     def first_input(self, prompt: Sequence[int]) -> int:
         """Returns T5's start token, whatever the prompt."""
         return PAD_ID
+
+    def check_positions(self, config: T5Config, *, source: int, steps: int) -> None:
+        """Refuses nothing: distances beyond the last bucket share it."""
+
+    def check_teaching(self) -> None:
+        """Refuses nothing."""
 
     def position_numbers(self, config: T5Config, *, steps: int) -> int:
         """Returns how many numbers the biases of every position to every other take, and what they are looked up by."""

@@ -3,9 +3,11 @@
 import pathlib
 from typing import Any
 
+import numpy as np
 import pytest
 
 from calm_beam.checkpoints import load_checkpoint
+from calm_beam.model import network_of
 from tests.calm_beam.checkpoints.outputs import assert_generates, assert_gives
 
 pytest.importorskip("torch")
@@ -32,3 +34,21 @@ def test_logits_and_outputs(
     checkpoint = load_checkpoint(tmp_path)
     assert_gives(checkpoint, source, target, reference.logits(model, source, target))
     assert_generates(checkpoint, source, reference.greedy(model, source, length=12))
+
+
+@pytest.mark.parametrize("seed", [31, 32])
+@pytest.mark.parametrize(
+    "name", ["llama", "llama_tied", "llama3", "linear", "yarn", "mistral", "qwen2", "qwen3", "gemma"]
+)
+def test_logits_of_every_layer_of_decoder_only_models(name: str, seed: int, tmp_path: pathlib.Path) -> None:
+    """Whatever transformers saves, every layer's logits are those of its hidden states, norm and head."""
+    from tests.calm_beam.checkpoints import make_decoder_only_goldens as reference
+
+    family, _, changes = reference.MODELS[name]
+    model = reference.build_model(family, seed, **changes, max_position_embeddings=96)
+    model.save_pretrained(tmp_path)
+    checkpoint = load_checkpoint(tmp_path)
+    network = network_of(checkpoint.config)
+    for tokens in reference.sequences(seed):
+        found = network.apply({"params": checkpoint.parameters()}, np.array([tokens], np.int32))
+        np.testing.assert_allclose(found[:, 0], reference.layer_logits(model, tokens), rtol=0, atol=1e-3)

@@ -12,6 +12,8 @@ import pytest
 from calm_beam.efficiency.flops import DecoderSizes, flops_appendix_b, flops_calm_table, full_model_flops
 from calm_beam.exits.rule import ExitRule
 from calm_beam.model import T5Config
+from tests.builders import build_config
+from tests.calm_beam.model.llama.builders import build_llama_config
 
 # CALM, "Implementation Details": 8 layers, 6 heads of 64, embeddings 512, MLP 1024, vocabulary 32,128.
 _PAPER = DecoderSizes(
@@ -135,6 +137,33 @@ def test_both_counts_equal_a_loop_over_the_formula(
 
 
 @hypothesis.settings(deadline=None, derandomize=True)
+@hypothesis.given(_EXITS, st.integers(1, 300))
+def test_decoder_only_models_equal_a_loop_over_their_formula(exits: list[int], source: int) -> None:
+    """No attention across, keys of their own width, and a first token that leaves nothing to skipped layers."""
+    sizes = DecoderSizes(
+        num_layers=8, width=7, attention_width=6, mlp_width=11, encoder_width=0, vocab_size=13, keys_width=3
+    )
+    costs = []
+    for place, exit_layer in enumerate(exits):
+        cost = 2 * 13 * 7
+        for layer in range(1, 9):
+            if layer <= exit_layer:
+                cost += 2 * (2 * 7 * 6 + 2 * 7 * 3 + 2 * 11 * 7) + 4 * (source + place) * 6
+            elif place:
+                cost += 2 * 2 * 7 * 3
+        costs.append(cost)
+    assert flops_appendix_b(exits, sizes, source_length=source, rule=None).tolist() == costs
+
+
+def test_sizes_of_models() -> None:
+    """Of a decoder-only model, heads of keys are told from those of queries, and there is no encoder."""
+    sizes = DecoderSizes.of(build_llama_config())
+    assert (sizes.attention_width, sizes.keys_width, sizes.encoder_width) == (24, 12, 0)
+    sizes = DecoderSizes.of(build_config())
+    assert (sizes.attention_width, sizes.keys_width, sizes.encoder_width) == (16, 16, 16)
+
+
+@hypothesis.settings(deadline=None, derandomize=True)
 @hypothesis.given(_EXITS, _MEASURES, st.data())
 def test_a_deeper_token_never_costs_less(exits: list[int], confidence: str, data: st.DataObject) -> None:
     """One more layer for one token raises what the output costs, in both counts."""
@@ -165,7 +194,7 @@ def test_sizes_come_from_the_model() -> None:
         num_encoder_layers=8,
         num_decoder_layers=8,
     )
-    assert DecoderSizes.of(config) == _PAPER
+    assert DecoderSizes.of(config) == dataclasses.replace(_PAPER, keys_width=384)
 
 
 @pytest.mark.parametrize(

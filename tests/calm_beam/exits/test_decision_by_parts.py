@@ -13,6 +13,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from calm_beam.arithmetic import FLOAT32
 from calm_beam.exits.decision import decide
 from calm_beam.exits.measures import MEASURES
 from calm_beam.model.partitioning import PARTS
@@ -28,7 +29,8 @@ for vocab_size, vocab_axis in ((4096, 0), (5000, 1), (4097, 1)):
     states[3] = weights[:, 3]
     weights = weights if vocab_axis else weights.T
     for name in ("softmax", "softmax_max", "entropy", "state"):
-        compute = jax.jit(functools.partial(decide, vocab_axis=vocab_axis, measure=MEASURES[name]))
+        given = {"vocab_axis": vocab_axis, "measure": MEASURES[name], "arithmetic": FLOAT32}
+        compute = jax.jit(functools.partial(decide, **given))
         expected = jax.device_get(compute(states, weights))
         assert expected[0][3] == 3
         for parts in (2, 8):

@@ -3,10 +3,18 @@
 import numpy as np
 import pytest
 
+from calm_beam.arithmetic import Arithmetic
+from calm_beam.errors import UsageError
 from calm_beam.model import ARCHITECTURES, ModelConfig, architecture_of, network_of, parameter_shapes
 from tests.builders import build_config
+from tests.calm_beam.model.llama.builders import build_llama_config
 
-_CONFIGS: tuple[ModelConfig, ...] = (build_config(exit_classifier=2), build_config(tied_head=True))
+_CONFIGS: tuple[ModelConfig, ...] = (
+    build_config(exit_classifier=2),
+    build_config(tied_head=True),
+    build_llama_config(),
+    build_llama_config(tied_head=True, exit_classifier=1, attention_bias=True, query_key_norms=True),
+)
 
 
 def test_every_architecture_is_tested() -> None:
@@ -34,6 +42,24 @@ def test_weights_of_the_named_shapes_are_all_that_a_network_takes(config: ModelC
     assert all(isinstance(size, int) for shape in pending.values() for size in shape)
 
 
-def test_the_first_input_of_t5_is_its_start_token() -> None:
-    """Whatever the prompt."""
+def test_first_inputs() -> None:
+    """T5 begins with its start token, whatever the prompt; a decoder-only model goes on from the last token."""
     assert architecture_of(build_config()).first_input([9, 8, 1]) == 0
+    assert architecture_of(build_llama_config()).first_input([9, 8, 3]) == 3
+
+
+def test_positions_that_a_model_does_not_have_are_refused() -> None:
+    """Prompt and output together; the message says what to lower."""
+    config = build_llama_config(max_positions=64)
+    architecture_of(config).check_positions(config, source=54, steps=10)
+    with pytest.raises(ValueError, match=r"has 64 positions, but .* 55 tokens and outputs of up to 10 need 65\. Lower"):
+        architecture_of(config).check_positions(config, source=55, steps=10)
+    architecture_of(build_config()).check_positions(build_config(), source=10_000, steps=10_000)
+
+
+def test_decoder_only_models_are_computed_in_float32() -> None:
+    """bfloat16 is refused, and not computed as float32 under its name; T5 takes it."""
+    narrow = Arithmetic(dtype="bfloat16")
+    network_of(build_config(), arithmetic=narrow)
+    with pytest.raises(UsageError, match="dtype is bfloat16, but decoder-only models are computed in float32 only"):
+        network_of(build_llama_config(), arithmetic=narrow)

@@ -1,8 +1,10 @@
-"""Small configs of Llama's family."""
+"""Small models of Llama's family."""
 
 from typing import Any
 
-from calm_beam.model.llama import LlamaConfig
+import numpy as np
+
+from calm_beam.model.llama import LlamaConfig, parameter_shapes
 
 
 def build_llama_config(**changes: Any) -> LlamaConfig:
@@ -21,3 +23,39 @@ def build_llama_config(**changes: Any) -> LlamaConfig:
         "end_ids": (2,),
     }
     return LlamaConfig(**fields | changes)
+
+
+def build_llama_arrays(config: LlamaConfig, seed: int, *, logit_scale: float = 4.0) -> dict[str, np.ndarray]:
+    """Returns random float32 weights that make for varied outputs, and confidences all over (0, 1).
+
+    Args:
+      config: Of the model.
+      seed: Of the draws.
+      logit_scale: Scale of the output head.
+    """
+    generator = np.random.default_rng(seed)
+    arrays = {
+        name: (generator.standard_normal(shape) * _standard_deviation(name, shape)).astype(np.float32)
+        for name, shape in parameter_shapes(config).items()
+    }
+    for name in arrays:
+        if name.endswith("/scale") and not config.unit_offset_norms:
+            arrays[name] += np.float32(1)
+    if config.tied_head:
+        # The head sees the embedding too: the scale goes into the last norm.
+        arrays["decoder/decoder_norm/scale"] *= np.float32(logit_scale * config.emb_dim**-0.5)
+    else:
+        arrays["decoder/logits_dense/kernel"] *= np.float32(logit_scale)
+        # A longer column is more often the largest: some outputs end.
+        arrays["decoder/logits_dense/kernel"][:, list(config.end_ids)] *= np.float32(1.4)
+    return arrays
+
+
+def _standard_deviation(name: str, shape: tuple[int, ...]) -> float:
+    if name.endswith(("/scale", "/bias")):
+        return 0.2
+    if name == "token_embedder/embedding":
+        return 1.0
+    if name.startswith("decoder/meta_cls/"):
+        return 0.25
+    return float(shape[0] ** -0.5) * (2 if name.endswith("/query/kernel") else 1)

@@ -1,0 +1,99 @@
+"""Llama's family as the decoders see it."""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from calm_beam.arithmetic import Arithmetic
+from calm_beam.errors import UsageError
+from calm_beam.model.architecture import Architecture
+
+from .config import LlamaConfig, parameter_shapes
+
+if TYPE_CHECKING:
+    from .layers import DecoderLayer
+    from .network import EarlyExitLlama
+
+
+class LlamaArchitecture(Architecture):
+    """Decoder-only models, which go on from the last token of the prompt."""
+
+    first_kept_step = 1
+
+    def parameter_shapes(self, config: LlamaConfig) -> Mapping[str, tuple[int, ...]]:
+        """Returns name and shape of every parameter."""
+        return parameter_shapes(config)
+
+    def network(self, config: LlamaConfig, *, arithmetic: Arithmetic) -> "EarlyExitLlama":
+        """Returns the network."""
+        from .network import EarlyExitLlama
+
+        self.check_arithmetic(arithmetic)
+        return EarlyExitLlama(config, arithmetic)
+
+    def packed_layer(self, config: LlamaConfig, *, arithmetic: Arithmetic) -> "DecoderLayer":
+        """Returns a decoder layer."""
+        from .layers import DecoderLayer
+
+        return DecoderLayer(config, arithmetic)
+
+    def check_arithmetic(self, arithmetic: Arithmetic) -> None:
+        """Refuses bfloat16.
+
+        Raises:
+          UsageError: If it is that.
+        """
+        if arithmetic.dtype != "float32":
+            raise UsageError(
+                f"dtype is {arithmetic.dtype}, but decoder-only models are computed in float32 only. Leave it out; "
+                "their weights may be stored in bfloat16."
+            )
+
+    def pending_shapes(self, config: LlamaConfig) -> Mapping[str, tuple[int, ...]]:
+        """Returns the shapes of a layer's input, its queries, and what these have of the path."""
+        by_head = (config.num_heads, config.head_dim)
+        return {
+            "hidden": (config.emb_dim,),
+            "queries": by_head,
+            "mixed": by_head,
+            "largest": (config.num_heads,),
+            "total": (config.num_heads,),
+        }
+
+    def encoder_width(self, config: LlamaConfig) -> int:
+        """Returns 0: there is no encoder."""
+        return 0
+
+    def first_input(self, prompt: Sequence[int]) -> int:
+        """Returns the prompt's last token."""
+        return prompt[-1]
+
+    def check_positions(self, config: LlamaConfig, *, source: int, steps: int) -> None:
+        """Refuses more tokens than the model was trained for: nobody knows what it does beyond.
+
+        Raises:
+          ValueError: If there may be more.
+        """
+        if source + steps > config.max_positions:
+            raise ValueError(
+                f"the model has {config.max_positions} positions, but prompts of up to {source} tokens and outputs of "
+                f"up to {steps} need {source + steps}. Lower --max_input_length or --max_decode_length."
+            )
+
+    def check_teaching(self) -> None:
+        """Refuses these models: batches of pairs are T5's.
+
+        Raises:
+          UsageError: Always.
+        """
+        raise UsageError(
+            "--checkpoint: is a decoder-only model. Such models can be calibrated and served; train and suitability "
+            "take T5 models only."
+        )
+
+    def position_numbers(self, config: LlamaConfig, *, steps: int) -> int:
+        """Returns how many numbers the masks of every step to every other take at all layers."""
+        return config.num_decoder_layers * steps**2
+
+    def prefill_numbers(self, config: LlamaConfig, *, source: int) -> int:
+        """Returns how many numbers a layer takes: attention before and after the softmax, and MLP."""
+        return 2 * config.num_heads * source**2 + 2 * source * config.mlp_dim

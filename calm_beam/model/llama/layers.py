@@ -1,0 +1,162 @@
+"""The decoder layer of Llama's family."""
+
+import functools
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import linen as nn
+
+from calm_beam.arithmetic import Arithmetic
+from calm_beam.model.interface import Arrange, KeysValues, Numbers, OverPath, Pending, Position
+from calm_beam.model.numerics import precision_of
+
+from .attention import Attention, Share
+from .config import LlamaConfig
+from .norm import RMSNorm
+
+_ACTIVATIONS: dict[str, Callable[[jax.Array], jax.Array]] = {
+    "gelu": functools.partial(jax.nn.gelu, approximate=True),
+    "silu": jax.nn.silu,
+    "relu": jax.nn.relu,
+}
+
+
+class FeedForward(nn.Module):
+    """The gated feed-forward layer, without biases: f(x W0) * (x W1), back to the model's width."""
+
+    config: LlamaConfig
+    arithmetic: Arithmetic
+
+    @nn.compact
+    def __call__(self, inputs: jax.Array) -> jax.Array:
+        """Returns the layer's output, shape of `inputs`."""
+        config = self.config
+        gate, linear = (
+            nn.Dense(config.mlp_dim, use_bias=False, precision=precision_of(self.arithmetic), name=name)(inputs)
+            for name in ("wi_0", "wi_1")
+        )
+        hidden = _ACTIVATIONS[config.activation](gate) * linear
+        return nn.Dense(config.emb_dim, use_bias=False, precision=precision_of(self.arithmetic), name="wo")(hidden)
+
+
+class DecoderLayer(nn.Module):
+    """Self-attention and feed-forward, each normed before and added to its input."""
+
+    config: LlamaConfig
+    arithmetic: Arithmetic
+
+    def setup(self) -> None:
+        """Declares the sub-layers."""
+        self.pre_self_attention_layer_norm = RMSNorm(self.config)
+        self.self_attention = Attention(self.config, self.arithmetic)
+        self.pre_mlp_layer_norm = RMSNorm(self.config)
+        self.mlp = FeedForward(self.config, self.arithmetic)
+
+    def keys_values(self, states: jax.Array, positions: Numbers) -> KeysValues:
+        """Returns this layer's keys and values of (possibly propagated) states.
+
+        Args:
+          states: shape (..., width).
+          positions: int32, shape (...).
+
+        Returns:
+          Each of shape (..., heads of keys, head_dim).
+        """
+        return self.self_attention.keys_values(self.pre_self_attention_layer_norm(states), positions)
+
+    def self_keys_values(self, states: jax.Array, *, position: Position) -> KeysValues:
+        """Returns keys and values of packed states, (rows, width), each (heads of keys, rows, head_dim)."""
+        return tuple(jnp.swapaxes(part, 0, 1) for part in self.keys_values(states, positions_of(position)))
+
+    def in_prompt(self, hidden: jax.Array, keys_values: KeysValues, *, is_seen: np.ndarray) -> jax.Array:
+        """Returns the layer's output at every position of prompts.
+
+        Args:
+          hidden: shape (batch, positions, width).
+          keys_values: Of `keys_values`, each (batch, positions, heads of keys, head_dim).
+          is_seen: bool, shape (positions, positions). By position of query and of key.
+        """
+        queries = self._queries(hidden, np.arange(hidden.shape[1], dtype=np.int32)[None])
+        mixed = self.self_attention.attend_in_prompt(queries, keys_values, is_seen=is_seen)
+        return self._feed_forward(hidden + self.self_attention.output(mixed))
+
+    def in_lanes(
+        self,
+        hidden: jax.Array,
+        own: KeysValues,
+        *,
+        own_bias: jax.Array,
+        source: KeysValues,
+        source_bias: jax.Array,
+        position: Position,
+    ) -> jax.Array:
+        """Returns the layer's output for one position of every lane, (batch, lanes, width).
+
+        Args:
+          hidden: shape (batch, lanes, width).
+          own: As in `attend_in_lanes`, like the next three.
+          own_bias: As there.
+          source: As there.
+          source_bias: As there.
+          position: Of each row, (batch,).
+        """
+        mixed = self.self_attention.attend_in_lanes(
+            self._queries(hidden, positions_of(position)[:, None]),
+            own,
+            own_bias=own_bias,
+            source=source,
+            source_bias=source_bias,
+        )
+        return self._feed_forward(hidden + self.self_attention.output(mixed))
+
+    def attend_over_path(
+        self, hidden: jax.Array, *, position: Position, terms: jax.Array, length: int, over_path: OverPath
+    ) -> Pending:
+        """Returns queries of packed rows, and what they have of their paths.
+
+        Arguments are those of `PackedLayer`; the terms are how many keys a position sees, its own included.
+        """
+        queries = self._queries(hidden, positions_of(position))
+        steps = jnp.arange(length)[None]
+        age = position.steps[:, None] - steps
+        # What the first step would keep, the source has: the last token of the prompt, gone through all layers.
+        is_seen = (steps > 0) & (age >= 0) & (age < terms)
+        share = self.self_attention.share_of_path(queries, is_seen=is_seen, over_path=over_path)
+        return {"hidden": hidden, "queries": queries, **share._asdict()}
+
+    def attend_to_source_and_feed_forward(
+        self,
+        pending: Pending,
+        keys_values: KeysValues,
+        *,
+        source_mask: jax.Array,
+        position: Position,
+        terms: jax.Array,
+        place: Arrange,
+        pick: Arrange,
+    ) -> jax.Array:
+        """Returns the layer's output for packed rows, (rows, width); arguments are those of `PackedLayer`."""
+        # [places, ranks, source]
+        age = place(positions_of(position)[:, None]) - jnp.arange(source_mask.shape[1])[None, None]
+        share = self.self_attention.share_of_source(
+            pending["queries"],
+            keys_values,
+            is_seen=source_mask[:, None] & (age < terms),
+            place=place,
+            pick=pick,
+        )
+        path = Share(*(pending[name] for name in Share._fields))
+        return self._feed_forward(pending["hidden"] + self.self_attention.output(path.merged(share)))
+
+    def _queries(self, hidden: jax.Array, positions: Numbers) -> jax.Array:
+        return self.self_attention.queries(self.pre_self_attention_layer_norm(hidden), positions)
+
+    def _feed_forward(self, hidden: jax.Array) -> jax.Array:
+        return hidden + self.mlp(self.pre_mlp_layer_norm(hidden))
+
+
+def positions_of(position: Position) -> jax.Array:
+    """Returns the rotary positions of tokens: that of the first step is the prompt's last token."""
+    return jnp.asarray(position.prompt_lengths) - 1 + jnp.asarray(position.steps)

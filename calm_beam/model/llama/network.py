@@ -1,0 +1,198 @@
+"""The decoder-only network: prompts, one decoder layer at a time, and the output head at any layer."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import linen as nn
+
+from calm_beam.arithmetic import FLOAT32, Arithmetic
+from calm_beam.model.interface import KeysValues, Position
+from calm_beam.model.numerics import MASKED, precision_of
+
+from .config import LlamaConfig
+from .layers import DecoderLayer, positions_of
+from .norm import RMSNorm
+
+# More keys than any position has.
+_ALL = np.int32(2**30)
+
+
+class Projection(nn.Module):
+    """The kernel of a dense layer without a bias, for callers that multiply by it themselves."""
+
+    inputs: int
+    outputs: int
+
+    def setup(self) -> None:
+        """Declares the kernel, [in, out]."""
+        self.kernel = self.param("kernel", nn.initializers.lecun_normal(), (self.inputs, self.outputs))
+
+
+class Decoder(nn.Module):
+    """The decoder stack, whose layers and head are called one by one."""
+
+    config: LlamaConfig
+    arithmetic: Arithmetic
+
+    def setup(self) -> None:
+        """Declares the layers, the shared final norm, the head and the exit classifier."""
+        config = self.config
+        self.layers = [DecoderLayer(config, self.arithmetic) for _ in range(config.num_decoder_layers)]
+        self.decoder_norm = RMSNorm(config)
+        if not config.tied_head:
+            self.logits_dense = Projection(config.emb_dim, config.vocab_size)
+        if config.exit_classifier:
+            self.meta_cls = nn.Dense(config.exit_classifier, precision=precision_of(self.arithmetic))
+
+
+class EarlyExitLlama(nn.Module):
+    """A decoder-only model with an output head after every layer.
+
+    The parameter tree is the one of `parameter_shapes`. Methods are called through `Module.apply`, and described in
+    `EarlyExitModel`. The prompt goes through all layers, its last token included. The first step reads that token
+    again, so that it may exit; what it would keep is not used, since the prompt has kept it already.
+
+    Attributes:
+      config: Of the model.
+      arithmetic: Of its products; its numbers are float32.
+    """
+
+    config: LlamaConfig
+    arithmetic: Arithmetic = FLOAT32
+
+    def setup(self) -> None:
+        """Declares embedding and decoder."""
+        self.token_embedder = nn.Embed(self.config.vocab_size, self.config.emb_dim)
+        self.decoder = Decoder(self.config, self.arithmetic)
+
+    def embed(self, tokens: jax.Array) -> jax.Array:
+        """Returns the embeddings of token ids, shape of `tokens` + (width,)."""
+        embedded = self.token_embedder(tokens)
+        return embedded * np.float32(np.sqrt(self.config.emb_dim)) if self.config.scaled_embedding else embedded
+
+    def prefill(self, source_tokens: jax.Array, lengths: jax.Array) -> tuple[list[KeysValues], jax.Array]:
+        """Returns every layer's keys and values of prompts, and the mask of their positions.
+
+        Args:
+          source_tokens: shape (batch, source). Padded behind: no position sees those after it.
+          lengths: int32, shape (batch,).
+        """
+        states, keys_values = self._in_prompt(source_tokens)
+        del states
+        mask = jnp.arange(source_tokens.shape[1])[None] < lengths[:, None]
+        return [tuple(jnp.swapaxes(part, 1, 2) for part in pair) for pair in keys_values], mask
+
+    def decode_teacher_forced(self, tokens: jax.Array) -> jax.Array:
+        """Returns the output of every layer at every position, without early exits.
+
+        Args:
+          tokens: shape (batch, positions). Prompt and output, padded behind.
+
+        Returns:
+          Shape (layers, batch, positions, width), no final norm applied.
+        """
+        return jnp.stack(self._in_prompt(tokens)[0])
+
+    def _in_prompt(self, tokens: jax.Array) -> tuple[list[jax.Array], list[KeysValues]]:
+        """Returns outputs, and keys and values, of every layer, each (batch, positions, ...)."""
+        length = tokens.shape[1]
+        positions = np.arange(length, dtype=np.int32)
+        age = positions[:, None] - positions
+        hidden, states, kept = self.embed(tokens), [], []
+        for layer, window in zip(self.decoder.layers, self._windows(), strict=True):
+            kept.append(layer.keys_values(hidden, positions[None]))
+            hidden = layer.in_prompt(hidden, kept[-1], is_seen=(age >= 0) & (age < window))
+            states.append(hidden)
+        return states, kept
+
+    def decoder_position_biases(self, length: int) -> list[jax.Array]:
+        """Returns what hides generated keys from queries, each (1, length, length): of each layer, or of all.
+
+        Hidden are those to come, those before the window, and that of the first step, which is the prompt's.
+        """
+        steps = np.arange(length)
+        age = steps[:, None] - steps
+        return [
+            jnp.where((steps > 0) & (age >= 0) & (age < window), np.float32(0), MASKED)[None]
+            for window in self._distinct_windows()
+        ]
+
+    def path_terms(self, length: int) -> list[jax.Array]:
+        """Returns how many keys a position sees, its own included: int32 scalars, of each layer or of all."""
+        return [jnp.int32(window) for window in self._distinct_windows()]
+
+    def source_biases(self, source_mask: jax.Array, position: Position) -> list[jax.Array]:
+        """Returns what hides padding, and what is before the window, from queries: (batch, 1, 1, source) each."""
+        # [batch, source]
+        age = positions_of(position)[:, None] - jnp.arange(source_mask.shape[1])[None]
+        return [
+            jnp.where(source_mask & (age < window), np.float32(0), MASKED)[:, None, None]
+            for window in self._distinct_windows()
+        ]
+
+    def self_keys_values(self, states: jax.Array, layer: int, *, position: Position) -> KeysValues:
+        """Returns what a layer keeps of one position of every lane, each (batch, lanes, heads of keys, head_dim)."""
+        return self.decoder.layers[layer - 1].keys_values(states, positions_of(position)[:, None])
+
+    def decoder_layer(
+        self,
+        hidden: jax.Array,
+        layer: int,
+        *,
+        self_keys_values: KeysValues,
+        self_bias: jax.Array,
+        source_keys_values: KeysValues,
+        source_bias: jax.Array,
+        position: Position,
+    ) -> jax.Array:
+        """Returns the output of a layer for one position of every lane, (batch, lanes, width)."""
+        return self.decoder.layers[layer - 1].in_lanes(
+            hidden,
+            self_keys_values,
+            own_bias=self_bias,
+            source=source_keys_values,
+            source_bias=source_bias,
+            position=position,
+        )
+
+    def head(self, states: jax.Array) -> jax.Array:
+        """Returns the logits of the output head after any layer: final norm, then the shared head."""
+        weights, vocab_axis = self.head_weights()
+        return jnp.dot(
+            self.head_inputs(states), weights if vocab_axis else weights.T, precision=precision_of(self.arithmetic)
+        )
+
+    def head_inputs(self, states: jax.Array) -> jax.Array:
+        """Returns what the head's weights multiply, shape of `states`: the normed states."""
+        return self.decoder.decoder_norm(states)
+
+    def head_weights(self) -> tuple[jax.Array, int]:
+        """Returns the head's weights as they are stored, and the axis of the vocabulary in them."""
+        if self.config.tied_head:
+            return self.token_embedder.embedding, 0
+        return self.decoder.logits_dense.kernel, 1
+
+    def exit_score(self, states: jax.Array) -> jax.Array:
+        """Returns the exit classifier's probability of "exit", shape (...), of raw layer outputs (..., width)."""
+        logits = self.decoder.meta_cls(states)
+        if self.config.exit_classifier == 1:
+            return jax.nn.sigmoid(logits[..., 0])
+        return jax.nn.softmax(logits)[..., 1]
+
+    def __call__(self, tokens: jax.Array) -> jax.Array:
+        """Returns every layer's logits, shape (layers, batch, positions, vocabulary); declares every parameter."""
+        states = self.decode_teacher_forced(tokens)
+        if self.config.exit_classifier:
+            self.exit_score(states)
+        return self.head(states)
+
+    def _windows(self) -> list[np.int32]:
+        """Returns how many keys a position sees at each layer."""
+        config = self.config
+        window = _ALL if config.sliding_window is None else np.int32(config.sliding_window)
+        return [window if index in config.windowed_layers else _ALL for index in range(config.num_decoder_layers)]
+
+    def _distinct_windows(self) -> list[np.int32]:
+        """Returns `_windows`, or the only one that there is."""
+        windows = self._windows()
+        return windows[:1] if len(set(windows)) == 1 else windows

@@ -1,0 +1,28 @@
+"""The norm of Llama's family."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import linen as nn
+
+from .config import LlamaConfig
+
+
+class RMSNorm(nn.Module):
+    """Scales every vector to unit root mean square; no mean is subtracted and no bias added.
+
+    Attributes:
+      config: Of the model: what is added to the mean square, and whether 1 is to the scale.
+    """
+
+    config: LlamaConfig
+
+    @nn.compact
+    def __call__(self, inputs: jax.Array) -> jax.Array:
+        """Returns the normed inputs, shape (..., width)."""
+        scale = self.param("scale", nn.initializers.ones, (inputs.shape[-1],))
+        if self.config.unit_offset_norms:
+            scale = scale + np.float32(1)
+        mean_square = jnp.mean(jnp.square(inputs), axis=-1, keepdims=True)
+        normed = inputs * jax.lax.rsqrt(mean_square + np.float32(self.config.norm_epsilon))
+        return normed * scale.reshape((1,) * (inputs.ndim - 1) + (-1,))

@@ -1,0 +1,62 @@
+"""What models that transformers saved compute, against what it computes; `make_decoder_only_goldens.py` stored that."""
+
+import functools
+
+import jax
+import numpy as np
+import pytest
+
+from calm_beam.checkpoints import Checkpoint, load_checkpoint
+from calm_beam.decoding.sweep import SweepDecoder
+from calm_beam.exits.rule import ExitRule
+from calm_beam.model import network_of
+from tests.calm_beam.checkpoints.make_decoder_only_goldens import FOLDER, STEPS, prompts, sequences
+from tests.sampling import sampled
+
+_FOLDERS = sorted(folder.name for folder in FOLDER.iterdir())
+_each_model = pytest.mark.parametrize("name", _FOLDERS)
+_each_sampled_model = pytest.mark.parametrize(
+    "name", sampled(_FOLDERS, keep=[_FOLDERS.index(name) for name in ("mistral", "yarn")])
+)
+
+
+@functools.cache
+def _model(name: str) -> tuple[Checkpoint, dict[str, np.ndarray]]:
+    with np.load(FOLDER / name / "expected.npz") as expected:
+        return load_checkpoint(FOLDER / name), dict(expected)
+
+
+def test_every_family_and_scaling_is_there() -> None:
+    """So that a folder that is lost is missed."""
+    scalings = {_model(name)[0].config.rope_scaling.kind for name in _FOLDERS}
+    assert scalings == {"default", "linear", "dynamic", "llama3", "yarn"}
+    assert {"llama", "llama_tied", "mistral", "qwen2", "qwen3", "gemma"} <= set(_FOLDERS)
+
+
+@_each_model
+def test_logits_of_every_layer(name: str) -> None:
+    """Within 1e-4 at every position, of up to 48 tokens."""
+    checkpoint, expected = _model(name)
+    apply = jax.jit(network_of(checkpoint.config).apply)
+    for place, tokens in enumerate(sequences(int(expected["seed"]))):
+        logits = apply({"params": checkpoint.parameters()}, np.array([tokens], np.int32))
+        np.testing.assert_allclose(logits[:, 0], expected[f"logits_{place}"], rtol=0, atol=2e-4)
+
+
+@_each_sampled_model
+def test_outputs_of_all_layers_and_of_fewer(name: str) -> None:
+    """50 greedy outputs are equal; so are those of a model without its last layer, as threshold m / L gives them."""
+    checkpoint, expected = _model(name)
+    depth = checkpoint.config.num_decoder_layers
+    decoder = SweepDecoder(
+        checkpoint,
+        ExitRule(confidence="static"),
+        thresholds=((depth - 1) / depth,),
+        max_decode_length=STEPS,
+        max_input_length=36,
+    )
+    texts = prompts(int(expected["seed"]))
+    found = dict(decoder.decode(texts))
+    for lane, golden in enumerate((expected["greedy"], expected["greedy_of_a_shallower_model"])):
+        for index, tokens in enumerate(golden.tolist()):
+            assert found[index].tokens[lane, : found[index].lengths[lane]].tolist() == [t for t in tokens if t >= 0]

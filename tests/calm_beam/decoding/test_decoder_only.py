@@ -1,0 +1,211 @@
+"""What every decoder owes with decoder-only models: the outputs of plain numpy, whose rotary positions are complex."""
+
+import dataclasses
+import functools
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+
+from calm_beam.checkpoints import Checkpoint
+from calm_beam.decoding.result import SweepResult
+from calm_beam.exits.propagations import PROPAGATIONS
+from calm_beam.exits.rule import ExitRule
+from calm_beam.model import parameter_shapes
+from calm_beam.model.llama import LlamaConfig, RopeScaling
+from tests.builders import build_rule, checkpoint_of
+from tests.calm_beam.decoding.decoders import DECODERS, STEPS, assert_all_same
+from tests.calm_beam.model.llama.builders import build_llama_arrays, build_llama_config
+from tests.numpy_llama import NumpyLlama
+from tests.numpy_t5 import Decoded
+from tests.sampling import sampled
+
+pytestmark = pytest.mark.usefixtures("strict_promotion")
+
+_DEPTH = 3
+_CONFIG = build_llama_config(
+    vocab_size=64,
+    emb_dim=16,
+    head_dim=8,
+    mlp_dim=32,
+    num_decoder_layers=_DEPTH,
+    max_positions=128,
+    end_ids=(1, 7),
+    exit_classifier=2,
+)
+# Seed of the weights, by kind; each has outputs whose decisions are far from ties.
+_KINDS: dict[str, tuple[int, dict[str, Any]]] = {
+    "llama": (1, {}),
+    "qwen2": (1, {"attention_bias": True, "tied_head": True, "num_kv_heads": 1}),
+    "qwen3": (2, {"query_key_norms": True, "num_kv_heads": 4}),
+    "mistral": (3, {"sliding_window": 5, "windowed_layers": (0, 1, 2)}),
+    "some windows": (4, {"sliding_window": 3, "windowed_layers": (1,), "exit_classifier": 1}),
+    "gemma": (10, {"scaled_embedding": True, "unit_offset_norms": True, "tied_head": True}),
+    "linear": (6, {"rope_scaling": RopeScaling(kind="linear", factor=4.0), "rope_theta": 500.0}),
+}
+_THRESHOLDS = (1.0, 0.93, 0.7, 0.5, 0.3, 0.0)
+_RULES = (
+    ExitRule(),
+    ExitRule(state_propagation="projected", schedule="decay", tau=4.0),
+    ExitRule(confidence="state", state_propagation="from_first_exit", min_exit_layer=2),
+    ExitRule(confidence="state"),
+    ExitRule(confidence="classifier", exit_interval=2),
+    build_rule("entropy", state_propagation="from_first_exit"),
+    build_rule("patience", state_propagation="projected"),
+    ExitRule(confidence="softmax_max", schedule="decay_t5x", tau=2.0),
+    ExitRule(confidence="static", state_propagation="projected"),
+)
+# What needs every layer for every token, which the plain sweep alone decodes.
+_FULL_MODEL_RULES = (
+    ExitRule(confidence="oracle"),
+    ExitRule(state_propagation="full_cache"),
+    ExitRule(token_from="last_layer", state_propagation="from_first_exit"),
+)
+
+
+def _prompts() -> list[list[int]]:
+    """Returns prompts of mixed lengths, in which 0 is a token like others; one is that token alone."""
+    generator = np.random.default_rng(5)
+    prompts = [generator.integers(0, 64, size=length).tolist() for length in (4, 9, 1, 33, 6, 2)]
+    prompts[1][3] = prompts[3][-1] = prompts[5][0] = 0
+    return [*prompts, [0]]
+
+
+_PROMPTS = _prompts()
+_every_decoder = pytest.mark.parametrize("decoder", DECODERS)
+
+
+def _config(kind: str) -> LlamaConfig:
+    return dataclasses.replace(_CONFIG, **_KINDS[kind][1])
+
+
+@functools.cache
+def _model(kind: str) -> Checkpoint:
+    config = _config(kind)
+    return checkpoint_of(config, build_llama_arrays(config, _KINDS[kind][0]))
+
+
+@functools.cache
+def _outputs(decoder: str, rule: ExitRule, kind: str) -> tuple[SweepResult, ...]:
+    return tuple(DECODERS[decoder].decode(_model(kind), rule, _PROMPTS, thresholds=_THRESHOLDS))
+
+
+@functools.cache
+def _by_numpy(rule: ExitRule, kind: str, prompt: tuple[int, ...], threshold: float | None) -> Decoded:
+    checkpoint = _model(kind)
+    plain = NumpyLlama(checkpoint.config, checkpoint.arrays)
+    decoded = plain.decode(prompt, rule, threshold, max_decode_length=STEPS)
+    # Far enough from every tie that float32 must decide as float64 does.
+    assert decoded.min_gap > 1e-4
+    assert decoded.min_margin > 1e-5
+    return decoded
+
+
+def _check(decoder: str, rule: ExitRule, kind: str) -> None:
+    results = _outputs(decoder, rule, kind)
+    for prompt, result in zip(_PROMPTS, results, strict=True):
+        assert result.is_finite
+        for lane, threshold in enumerate((None, *_THRESHOLDS)):
+            expected = _by_numpy(rule, kind, tuple(prompt), threshold)
+            confidences = expected.confidences
+            if decoder == "served" and threshold is None and rule.patience is not None:
+                # Nobody asks the layers below the last one: it agrees with itself alone.
+                confidences = [1 / rule.patience] * len(confidences)
+            length = len(expected.tokens)
+            assert result.tokens[lane].tolist() == expected.tokens + [0] * (STEPS - length)
+            assert result.exit_layers[lane].tolist() == expected.exit_layers + [0] * (STEPS - length)
+            np.testing.assert_allclose(result.confidences[lane, :length], confidences, rtol=0, atol=1e-4)
+    # Otherwise the comparison would prove little: tokens exit everywhere, those of the first step too.
+    seen = {layer for result in results for layer in result.exit_layers.ravel().tolist()} - {0}
+    assert seen == set(rule.exit_layers(_DEPTH))
+    assert {int(layer) for result in results for layer in result.exit_layers[:, 0]} >= {min(seen), _DEPTH}
+
+
+@pytest.mark.parametrize(
+    ("decoder", "rule"),
+    [
+        *sampled([("plain", rule) for rule in (*_FULL_MODEL_RULES, *_RULES)], keep=(0, 1, 3, 4)),
+        *sampled([("sweep", rule) for rule in _RULES], keep=(0, 1, 2, 4, 6)),
+        *sampled([("served", rule) for rule in _RULES], keep=(0, 1, 2, 6)),
+        *sampled([("batched", rule) for rule in _RULES], keep=(0, 5)),
+    ],
+    ids=str,
+)
+def test_every_output_is_plain_numpys(decoder: str, rule: ExitRule) -> None:
+    """Tokens, exit layers and confidences of every prompt and threshold, and of the full model."""
+    _check(decoder, rule, "llama")
+
+
+@pytest.mark.parametrize(
+    ("decoder", "kind"),
+    [
+        *sampled([("sweep", kind) for kind in list(_KINDS)[1:]], keep=(0, 1, 3)),
+        *sampled([("served", kind) for kind in list(_KINDS)[1:]], keep=(1, 2, 4)),
+        *sampled([("plain", kind) for kind in list(_KINDS)[1:]], keep=(3,)),
+    ],
+)
+def test_every_kind_of_model_is_plain_numpys(decoder: str, kind: str) -> None:
+    """Shared and single heads of keys, biases, norms of queries and keys, windows, tied heads, scaled positions."""
+    _check(decoder, _RULES[0], kind)
+
+
+def test_the_variants_differ() -> None:
+    """All state propagations are told apart by the model, the prompts and the thresholds used here."""
+    rules = [ExitRule(state_propagation=name) for name in PROPAGATIONS]
+    outputs = [
+        [
+            _by_numpy(rule, "llama", tuple(prompt), threshold).confidences
+            for prompt in _PROMPTS
+            for threshold in _THRESHOLDS
+        ]
+        for rule in rules
+    ]
+    for one, other in itertools.combinations(outputs, 2):
+        assert one != other
+
+
+@pytest.mark.parametrize("decoder", ["sweep", "served"])
+def test_static_layers_are_those_of_a_shallower_model(decoder: str) -> None:
+    """Threshold m / L gives what a model of the first m layers gives, prompt included."""
+    rule = ExitRule(confidence="static")
+    thresholds = [layers / _DEPTH for layers in range(1, _DEPTH + 1)]
+    checkpoint = _model("llama")
+    results = DECODERS[decoder].decode(checkpoint, rule, _PROMPTS, thresholds=thresholds)
+    for layers in range(1, _DEPTH + 1):
+        config = dataclasses.replace(_CONFIG, num_decoder_layers=layers)
+        cut = NumpyLlama(config, {name: checkpoint.arrays[name] for name in parameter_shapes(config)})
+        for prompt, result in zip(_PROMPTS, results, strict=True):
+            decoded = cut.decode(prompt, ExitRule(), None, max_decode_length=STEPS)
+            assert decoded.min_gap > 1e-4
+            length = result.lengths[layers]
+            assert result.tokens[layers, :length].tolist() == decoded.tokens
+            assert set(result.exit_layers[layers, :length].tolist()) == {layers}
+
+
+@_every_decoder
+def test_every_end_id_ends_an_output(decoder: str) -> None:
+    """Outputs end with any of the ids, and nowhere else before the limit."""
+    ends = set()
+    for result in _outputs(decoder, _RULES[0], "llama"):
+        for lane, length in enumerate(result.lengths.tolist()):
+            tokens = result.tokens[lane, :length].tolist()
+            assert not {1, 7} & set(tokens[:-1])
+            if length < STEPS:
+                ends.add(tokens[-1])
+    assert ends == {1, 7}
+
+
+@_every_decoder
+def test_the_batch_does_not_matter(decoder: str) -> None:
+    """Any number of places, any order, a prompt alone or twice: every prompt has the same outputs."""
+    alone = _outputs(decoder, _RULES[0], "llama")
+    for batch_size, order in ((1, range(7)), (3, [6, 2, 0, 5, 1, 4, 3]), (8, [1, 4, 1])):
+        results = DECODERS[decoder].decode(
+            _model("llama"),
+            _RULES[0],
+            [_PROMPTS[index] for index in order],
+            thresholds=_THRESHOLDS,
+            batch_size=batch_size,
+        )
+        assert_all_same(results, [alone[index] for index in order])

@@ -1,0 +1,84 @@
+"""The network against plain numpy, under JAX's strictest settings."""
+
+import functools
+from typing import Any
+
+import flax.traverse_util
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from calm_beam.model import network_of, parameter_shapes
+from calm_beam.model.llama import LlamaConfig, RopeScaling
+from tests.builders import checkpoint_of
+from tests.calm_beam.model.llama.builders import build_llama_arrays, build_llama_config
+from tests.numpy_llama import NumpyLlama
+
+pytestmark = pytest.mark.usefixtures("strict_promotion")
+
+_TOKENS = ([9, 33, 4, 0, 12, 1, 0, 17], [0, 5])
+_KINDS: dict[str, dict[str, Any]] = {
+    "llama": {},
+    "tied, one head of keys": {"tied_head": True, "num_kv_heads": 1},
+    "biases and norms": {"attention_bias": True, "query_key_norms": True, "num_kv_heads": 4},
+    "windows": {"sliding_window": 3, "windowed_layers": (0, 2)},
+    "gemma": {"scaled_embedding": True, "unit_offset_norms": True, "norm_epsilon": 1e-3},
+    "relu": {"activation": "relu"},
+    "linear": {"rope_scaling": RopeScaling(kind="linear", factor=2.5), "rope_theta": 50.0},
+}
+_each_kind = pytest.mark.parametrize("changes", _KINDS.values(), ids=list(_KINDS))
+
+
+def _apply(config: LlamaConfig, method: str, *arrays: Any) -> Any:
+    parameters = {"params": checkpoint_of(config, build_llama_arrays(config, 3)).parameters()}
+    return jax.jit(functools.partial(network_of(config).apply, method=method))(parameters, *arrays)
+
+
+def _padded() -> np.ndarray:
+    return np.array([[*tokens, *[0] * (8 - len(tokens))] for tokens in _TOKENS], np.int32)
+
+
+def _assert_close(found: jax.Array, expected: np.ndarray) -> None:
+    assert found.dtype == jnp.float32
+    np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5 * np.abs(expected).max())
+
+
+@_each_kind
+def test_states_logits_and_scores_are_numpys(changes: dict[str, Any]) -> None:
+    """Of every layer and position of a padded batch."""
+    config = build_llama_config(exit_classifier=2, **changes)
+    states = _apply(config, "decode_teacher_forced", _padded())
+    logits, scores = _apply(config, "__call__", _padded()), _apply(config, "exit_score", states)
+    plain = NumpyLlama(config, build_llama_arrays(config, 3))
+    assert states.shape == (3, 2, 8, 12)
+    for row, tokens in enumerate(_TOKENS):
+        expected = plain.states(tokens)
+        _assert_close(states[:, row, : len(tokens)], expected)
+        _assert_close(logits[:, row, : len(tokens)], plain.logits(expected))
+        _assert_close(scores[:, row, : len(tokens)], plain.exit_score(expected))
+
+
+@_each_kind
+def test_prompts_leave_their_keys_and_values(changes: dict[str, Any]) -> None:
+    """Of every token and layer, the last included; the mask goes by length, since 0 is a token as others are."""
+    config = build_llama_config(**changes)
+    kept, mask = _apply(config, "prefill", _padded(), np.array([8, 2], np.int32))
+    assert mask.tolist() == [[True] * 8, [True] * 2 + [False] * 6]
+    plain = NumpyLlama(config, build_llama_arrays(config, 3))
+    for row, tokens in enumerate(_TOKENS):
+        expected = plain.begin([*tokens, 0]).kept
+        for pair, of_layer in zip(kept, expected, strict=True):
+            for values, wanted in zip(pair, zip(*of_layer, strict=True), strict=True):
+                _assert_close(jnp.swapaxes(values[row, :, : len(tokens)], 0, 1), np.stack(wanted))
+
+
+@pytest.mark.parametrize("exit_classifier", [0, 1, 2])
+@_each_kind
+def test_the_tree_is_that_of_the_network(changes: dict[str, Any], exit_classifier: int) -> None:
+    """The named shapes are exactly the parameters that Flax declares."""
+    config = build_llama_config(exit_classifier=exit_classifier, **changes)
+    model: Any = network_of(config)
+    tree = jax.eval_shape(model.init, jax.random.key(0), jnp.ones((1, 3), jnp.int32))["params"]
+    declared = {name: leaf.shape for name, leaf in flax.traverse_util.flatten_dict(tree, sep="/").items()}
+    assert declared == parameter_shapes(config)

@@ -1,0 +1,77 @@
+"""Rotary positions: what turns, by how much, and what scaling leaves alone."""
+
+import math
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from calm_beam.model.llama import RopeScaling
+from calm_beam.model.llama.rotary import inverse_frequencies, rotated
+from tests.calm_beam.model.llama.builders import build_llama_config
+
+_LLAMA3 = RopeScaling(kind="llama3", factor=8.0, original_max_positions=8192, low_freq_factor=1.0, high_freq_factor=4.0)
+_YARN = RopeScaling(kind="yarn", factor=4.0, original_max_positions=4096, attention_factor=1.25)
+
+
+def _frequencies(**changes: Any) -> np.ndarray:
+    return inverse_frequencies(build_llama_config(head_dim=128, **changes))
+
+
+def test_turns_depend_on_distance_alone() -> None:
+    """The product of a turned query and a turned key is the same wherever the two stand, far out too."""
+    config = build_llama_config(head_dim=8)
+    query, key = np.random.default_rng(0).standard_normal((2, 1, 1, 8)).astype(np.float32)
+    positions = np.array([0, 7, 5_000, 100_000], np.int32)
+    far, near = (
+        rotated(jnp.broadcast_to(values, (4, 1, 8)), positions + ahead, config=config)
+        for values, ahead in ((query, 3), (key, 0))
+    )
+    products = np.sum(np.asarray(far) * np.asarray(near), axis=(1, 2))
+    np.testing.assert_allclose(products, products[0], rtol=0, atol=2e-2)
+    np.testing.assert_allclose(products[:2], products[0], rtol=0, atol=1e-5)
+    assert abs(products[0] - float(np.sum(query * key))) > 0.1
+
+
+def test_angles_are_exact_far_out() -> None:
+    """Cosines and sines of 100,000 positions are those of float64 angles, but for the rounding of the angle."""
+    config = build_llama_config(head_dim=2)
+    positions = np.arange(0, 100_000, 997, dtype=np.int32)
+    turned = rotated(jnp.ones((len(positions), 1, 2)), positions, config=config)
+    angles = positions.astype(np.float64)
+    expected = np.stack([np.cos(angles) - np.sin(angles), np.cos(angles) + np.sin(angles)], axis=-1)
+    np.testing.assert_allclose(turned[:, 0], expected, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("theta", [10_000.0, 1_000_000.0])
+def test_frequencies_fall_from_one(theta: float) -> None:
+    """Geometrically, theta ** -(2 i / head_dim)."""
+    found = _frequencies(rope_theta=theta)
+    assert found.dtype == np.float32
+    np.testing.assert_allclose(found, [math.exp(-math.log(theta) * i / 64) for i in range(64)], rtol=1e-6)
+
+
+def test_linear_scaling_divides_all() -> None:
+    """By its factor; `dynamic` changes nothing within the model's positions."""
+    plain = _frequencies()
+    np.testing.assert_allclose(_frequencies(rope_scaling=RopeScaling(kind="linear", factor=4.0)), plain / 4, rtol=1e-6)
+    np.testing.assert_array_equal(_frequencies(rope_scaling=RopeScaling(kind="dynamic", factor=4.0)), plain)
+
+
+@pytest.mark.parametrize("scaling", [_LLAMA3, _YARN], ids=["llama3", "yarn"])
+def test_fast_turns_stay_and_slow_ones_are_divided(scaling: RopeScaling) -> None:
+    """Between the two, the share that stays falls from 1 to 0."""
+    plain = _frequencies(rope_theta=500_000.0)
+    ratio = plain / _frequencies(rope_theta=500_000.0, rope_scaling=scaling)
+    assert ratio[0] == 1
+    assert ratio[-1] == pytest.approx(scaling.factor, rel=1e-6)
+    assert np.all(np.diff(ratio) > -1e-5)
+    assert 3 < np.sum((ratio > 1.001) & (ratio < scaling.factor - 0.001)) < 40
+
+
+def test_yarns_factor_scales_what_is_turned() -> None:
+    """Queries and keys each, and position 0 too."""
+    values = jnp.ones((1, 1, 128))
+    turned = rotated(values, np.zeros(1, np.int32), config=build_llama_config(head_dim=128, rope_scaling=_YARN))
+    np.testing.assert_allclose(turned, 1.25 * np.ones((1, 1, 128)), rtol=1e-6)

@@ -1,0 +1,52 @@
+"""A decoder-only model from its folder to answers under a manifest."""
+
+import json
+import pathlib
+
+import numpy as np
+import pytest
+
+from calm_beam.checkpoints import write_native
+from calm_beam.exits.rule import ExitRule
+from calm_beam.launch.cli import main
+from calm_beam.serving import Generator
+from tests.calm_beam.model.llama.builders import build_llama_arrays, build_llama_config
+from tests.numpy_llama import NumpyLlama
+
+pytestmark = pytest.mark.slow
+
+
+def test_a_decoder_only_model_is_calibrated_and_served(tmp_path: pathlib.Path) -> None:
+    """Prompts of mixed lengths, with id 0 among them; answers are those of plain numpy at the manifest's threshold."""
+    config = build_llama_config(
+        vocab_size=64, emb_dim=16, head_dim=8, mlp_dim=32, max_positions=128, end_ids=(1, 7), exit_classifier=2
+    )
+    arrays = build_llama_arrays(config, 1)
+    write_native(tmp_path / "model", config, arrays=arrays, vocabulary_path=None)
+    generator = np.random.default_rng(0)
+    # Zeros at the end of a row are read as padding.
+    prompts = [[*generator.integers(0, 64, size=place % 29).tolist(), 9] for place in range(60)]
+    rows = [{"id": str(i), "input_ids": ids, "reference_ids": [[5, 6, 9]]} for i, ids in enumerate(prompts)]
+    (tmp_path / "data.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    flags = {
+        "checkpoint": tmp_path / "model",
+        "data": tmp_path / "data.jsonl",
+        "output": tmp_path / "run",
+        "max_input_length": 30,
+        "max_decode_length": 10,
+        "thresholds": "0.9,0.5,0.2",
+        "delta": 0.5,
+        "epsilon": 0.2,
+    }
+    assert main(["calibrate", *(f"--{name}={value}" for name, value in flags.items())]) == 0
+    served = Generator.from_manifest(tmp_path / "run" / "manifest.json", tmp_path / "model")
+    assert served.entry.threshold == 0.9
+    plain = NumpyLlama(config, arrays)
+    together = served.generate_batch(prompts[:12])
+    assert any(layer < 3 for answer in together for layer in answer.exit_layers)
+    for prompt, answer in zip(prompts, together, strict=False):
+        expected = plain.decode(prompt, ExitRule(), 0.9, max_decode_length=10)
+        assert list(answer.tokens) == expected.tokens
+        assert list(answer.exit_layers) == expected.exit_layers
+        alone = served.generate(prompt)
+        assert (alone.tokens, alone.exit_layers) == (answer.tokens, answer.exit_layers)

@@ -1,0 +1,156 @@
+"""Decoding with early exits in plain numpy: one prompt, one threshold, nothing cached, nothing shared.
+
+Written from the papers, to check the real decoders against. Deliberately naive: at every step every layer runs, and
+each keeps one key and one value of every position.
+"""
+
+import abc
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from calm_beam.checkpoints import Arrays
+from calm_beam.exits.rule import ExitRule
+from calm_beam.model import ModelConfig
+from tests.numpy_t5 import Decoded, may_exit, threshold_at
+
+KeyValue = tuple[np.ndarray, np.ndarray]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Begun:
+    """A prompt of which nothing is decoded yet.
+
+    Attributes:
+      kept: By layer, key and value of every position that is there before the first step.
+      first_input: Token that the first step reads.
+      context: What layers need besides.
+      keeps_first: Whether every layer keeps its own of the first step, wherever its token exits.
+    """
+
+    kept: list[list[KeyValue]]
+    first_input: int
+    context: Any = None
+    keeps_first: bool = False
+
+
+class NumpyDecoder(abc.ABC):
+    """A model, in float64."""
+
+    def __init__(self, config: ModelConfig, arrays: Arrays) -> None:
+        """Takes sizes and weights."""
+        self.config: Any = config
+        self.arrays = {name: np.asarray(array, np.float64) for name, array in arrays.items()}
+
+    @abc.abstractmethod
+    def begin(self, source: Sequence[int]) -> Begun:
+        """Returns what a prompt has left before anything is decoded."""
+
+    @abc.abstractmethod
+    def embed(self, token: int) -> np.ndarray:
+        """Returns the embedding of a token."""
+
+    @abc.abstractmethod
+    def key_value(self, layer: int, state: np.ndarray, position: int) -> KeyValue:
+        """Returns the key and the value that a decoder layer makes of one state at a position."""
+
+    @abc.abstractmethod
+    def decoder_layer(self, layer: int, memory: Sequence[KeyValue], state: np.ndarray, context: Any) -> np.ndarray:
+        """Returns the layer's output, (width,), of a state at the last position of its memory."""
+
+    @abc.abstractmethod
+    def logits(self, state: np.ndarray) -> np.ndarray:
+        """Returns the logits, shape (..., vocabulary), of a decoder layer's output."""
+
+    def exit_score(self, state: np.ndarray) -> np.ndarray:
+        """Returns the exit classifier's probability, shape (...), of a decoder layer's output."""
+        scores = state @ self.arrays["decoder/meta_cls/kernel"] + self.arrays["decoder/meta_cls/bias"]
+        return softmax(scores)[..., 1] if self.config.exit_classifier == 2 else 1 / (1 + np.exp(-scores[..., 0]))
+
+    def decode(
+        self, source: Sequence[int], rule: ExitRule, threshold: float | None, *, max_decode_length: int
+    ) -> Decoded:
+        """Returns the greedy output at one threshold; None is the full model, which never exits."""
+        depth = self.config.num_decoder_layers
+        begun = self.begin(source)
+        # kept[k - 1]: layer k's key and value of every position so far.
+        kept = begun.kept
+        tokens: list[int] = []
+        exit_layers, confidences, min_margin, min_gap = [], [], math.inf, math.inf
+        while len(tokens) < max_decode_length and not set(tokens[-1:]) & set(self.config.end_ids):
+            limit = threshold_at(rule, threshold, step=len(tokens), max_decode_length=max_decode_length)
+            # states[k]: output of layer k if nothing is skipped; states[0] is the embedding.
+            states = [self.embed(tokens[-1] if tokens else begun.first_input)]
+            for layer in range(1, depth + 1):
+                memory = [*kept[layer - 1], self.key_value(layer, states[-1], len(kept[layer - 1]))]
+                states.append(self.decoder_layer(layer, memory, states[-1], begun.context))
+            allowed = [layer for layer in range(1, depth + 1) if may_exit(rule, layer, depth)]
+            for place, exit_layer in enumerate(allowed):
+                confidence = self._confidence(rule, allowed[: place + 1], states)
+                if exit_layer < depth and limit is not None:
+                    is_certain = rule.confidence in ("oracle", "static", "patience") or (
+                        rule.confidence,
+                        exit_layer,
+                    ) == ("state", 1)
+                    min_margin = min(min_margin, math.inf if is_certain else abs(confidence - limit))
+                    if confidence >= limit:
+                        break
+            keeps_all = rule.state_propagation == "full_cache" or (not tokens and begun.keeps_first)
+            for layer in range(1, depth + 1):
+                position = len(kept[layer - 1])
+                if layer <= exit_layer or keeps_all:
+                    new = self.key_value(layer, states[layer - 1], position)
+                elif rule.state_propagation == "projected":
+                    new = self.key_value(exit_layer, states[exit_layer - 1], position)
+                else:
+                    passed_on = exit_layer if rule.state_propagation == "from_exit" else allowed[0]
+                    new = self.key_value(layer, states[passed_on], position)
+                kept[layer - 1].append(new)
+            logits = self.logits(states[depth if rule.token_from == "last_layer" else exit_layer])
+            compared = (
+                [logits]
+                if rule.confidence not in ("oracle", "patience")
+                else [self.logits(state) for state in states[1:]]
+            )
+            for values in compared:
+                runner_up, best = np.sort(values)[-2:]
+                min_gap = min(min_gap, float(best - runner_up))
+            tokens.append(int(np.argmax(logits)))
+            exit_layers.append(exit_layer)
+            confidences.append(float(confidence))
+        return Decoded(
+            tokens=tokens, exit_layers=exit_layers, confidences=confidences, min_margin=min_margin, min_gap=min_gap
+        )
+
+    def _confidence(self, rule: ExitRule, asked: Sequence[int], states: Sequence[np.ndarray]) -> float:
+        """Returns the confidence at the last of the layers that were asked so far."""
+        measure, layer = rule.confidence, asked[-1]
+        output, below = states[layer], states[layer - 1]
+        if measure == "patience":
+            assert rule.patience is not None
+            tokens = [int(np.argmax(self.logits(states[each]))) for each in asked[-rule.patience :]]
+            return float(np.float32(tokens.count(tokens[-1]) / rule.patience))
+        if measure == "entropy":
+            shares = softmax(self.logits(output))
+            return float(1 + (shares * np.log(shares)).sum() / math.log(len(shares)))
+        if measure == "classifier":
+            return float(self.exit_score(output))
+        if measure == "state":
+            if layer == 1:
+                return 0.0
+            return float(output @ below / math.sqrt((output @ output) * (below @ below)))
+        if measure == "static":
+            return float(np.float32(layer / (len(states) - 1)))
+        if measure == "oracle":
+            return float(np.argmax(self.logits(output)) == np.argmax(self.logits(states[-1])))
+        second, first = np.sort(softmax(self.logits(output)))[-2:]
+        return float(first - second if measure == "softmax" else first)
+
+
+def softmax(logits: np.ndarray) -> np.ndarray:
+    """Returns the softmax over the last axis."""
+    powers = np.exp(logits - np.max(logits, axis=-1, keepdims=True))
+    return powers / np.sum(powers, axis=-1, keepdims=True)

@@ -1,0 +1,99 @@
+"""Llama's family in plain numpy, written from the papers: every head by itself, and rotary positions as complex turns.
+
+The frequencies of scaled rotary positions are not repeated here: transformers is asked about those.
+"""
+
+import cmath
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from tests.numpy_decoder import Begun, KeyValue, NumpyDecoder, softmax
+
+
+class NumpyLlama(NumpyDecoder):
+    """The model, in float64."""
+
+    def begin(self, source: Sequence[int]) -> Begun:
+        """Returns a prompt whose tokens but the last have gone through all layers, one after the other."""
+        depth = self.config.num_decoder_layers
+        kept: list[list[KeyValue]] = [[] for _ in range(depth)]
+        for token in source[:-1]:
+            self._go_through(token, kept)
+        return Begun(kept=kept, first_input=source[-1], keeps_first=True)
+
+    def states(self, tokens: Sequence[int]) -> np.ndarray:
+        """Returns every layer's output, shape (layers, tokens, width), without early exits."""
+        kept: list[list[KeyValue]] = [[] for _ in range(self.config.num_decoder_layers)]
+        return np.stack([np.stack(self._go_through(token, kept)) for token in tokens], axis=1)
+
+    def embed(self, token: int) -> np.ndarray:
+        """Returns the embedding of a token."""
+        embedding = self.arrays["token_embedder/embedding"][token]
+        return embedding * math.sqrt(self.config.emb_dim) if self.config.scaled_embedding else embedding
+
+    def logits(self, state: np.ndarray) -> np.ndarray:
+        """Returns the logits, shape (..., vocabulary), of a decoder layer's output."""
+        normed = self._norm(state, "decoder/decoder_norm")
+        if self.config.tied_head:
+            return normed @ self.arrays["token_embedder/embedding"].T
+        return normed @ self.arrays["decoder/logits_dense/kernel"]
+
+    def key_value(self, layer: int, state: np.ndarray, position: int) -> KeyValue:
+        """Returns the key, turned by its position, and the value that a layer makes of one state."""
+        name = f"decoder/layers_{layer - 1}"
+        normed = self._norm(state, f"{name}/pre_self_attention_layer_norm")
+        key = self._projected(f"{name}/self_attention", "key", normed)
+        return self._turned(key, position), self._projected(f"{name}/self_attention", "value", normed)
+
+    def decoder_layer(self, layer: int, memory: Sequence[KeyValue], state: np.ndarray, context: None) -> np.ndarray:
+        """Returns the layer's output, (width,), of a state at the last position of its memory."""
+        config, name, position = self.config, f"decoder/layers_{layer - 1}", len(memory) - 1
+        if layer - 1 in config.windowed_layers:
+            memory = memory[-config.sliding_window :]
+        # [positions, heads of keys, head_dim]
+        keys, values = (np.stack(parts) for parts in zip(*memory, strict=True))
+        normed = self._norm(state, f"{name}/pre_self_attention_layer_norm")
+        queries = self._turned(self._projected(f"{name}/self_attention", "query", normed), position)
+        mixed = []
+        for head in range(config.num_heads):
+            shared = head // (config.num_heads // config.num_kv_heads)
+            weights = softmax(keys[:, shared] @ queries[head] / math.sqrt(config.head_dim))
+            mixed.append(weights @ values[:, shared])
+        state = state + np.concatenate(mixed) @ self.arrays[f"{name}/self_attention/out/kernel"]
+        normed = self._norm(state, f"{name}/pre_mlp_layer_norm")
+        gate, linear = (normed @ self.arrays[f"{name}/mlp/{kernel}/kernel"] for kernel in ("wi_0", "wi_1"))
+        activated = np.maximum(gate, 0) if config.activation == "relu" else gate / (1 + np.exp(-gate))
+        return state + activated * linear @ self.arrays[f"{name}/mlp/wo/kernel"]
+
+    def _go_through(self, token: int, kept: list[list[KeyValue]]) -> list[np.ndarray]:
+        """Returns the outputs of all layers for the next token, of which all of them keep their own."""
+        state, states = self.embed(token), []
+        for layer, memory in enumerate(kept, start=1):
+            memory.append(self.key_value(layer, state, len(memory)))
+            state = self.decoder_layer(layer, memory, state, None)
+            states.append(state)
+        return states
+
+    def _projected(self, name: str, kind: str, normed: np.ndarray) -> np.ndarray:
+        """Returns queries, keys or values, (heads, head_dim)."""
+        made = normed @ self.arrays[f"{name}/{kind}/kernel"] + self.arrays.get(f"{name}/{kind}/bias", 0)
+        by_head = made.reshape(-1, self.config.head_dim)
+        scale = f"{name}/{kind}_norm"
+        return self._norm(by_head, scale) if f"{scale}/scale" in self.arrays else by_head
+
+    def _turned(self, heads: np.ndarray, position: int) -> np.ndarray:
+        """Returns heads, (heads, head_dim), in which each pair of values is turned as one complex number."""
+        half = self.config.head_dim // 2
+        angles = [
+            position / self.config.rope_scaling.factor / self.config.rope_theta ** (i / half) for i in range(half)
+        ]
+        turns = np.array([cmath.rect(1, angle) for angle in angles])
+        turned = (heads[:, :half] + 1j * heads[:, half:]) * turns
+        return np.concatenate([turned.real, turned.imag], axis=1)
+
+    def _norm(self, inputs: np.ndarray, name: str) -> np.ndarray:
+        mean_square = np.mean(inputs**2, axis=-1, keepdims=True)
+        scale = self.arrays[f"{name}/scale"] + self.config.unit_offset_norms
+        return inputs / np.sqrt(mean_square + self.config.norm_epsilon) * scale

@@ -7,8 +7,8 @@ from calm_beam.decoding.batch_decoder import BatchDecoder
 from calm_beam.decoding.thresholds import thresholds_by_step
 from calm_beam.exits.rule import ExitRule
 
-from .models import WAYS, Way, model_of, prompts_for, thresholds_for
-from .part import Case, Clock, Scale, fastest, peak_device_bytes
+from .models import model_of, prompts_for, thresholds_for
+from .part import Case, Clock, Scale, Way, fastest, peak_device_bytes
 
 _MEASURES = ("softmax", "state")
 _SHARES = (0.25, 0.5)
@@ -25,7 +25,7 @@ def _cases(scale: Scale) -> Iterator[tuple[Case, Callable[[], Case]]]:
     for name, _ in scale.models:
         for size in scale.batches:
             for measured in _MEASURES:
-                for way in WAYS:
+                for way in scale.ways:
                     case = {
                         "measured": "batch",
                         "model": name,
@@ -57,6 +57,7 @@ def _tokens_per_second(
         max_input_length=scale.prompt_tokens,
         batch_size=size,
         exit_head=way.exit_head,
+        arithmetic=way.arithmetic,
     )
     prompts = prompts_for(scale, name, _BATCHES * size)
     results = [result for _, result in decoder.decode(prompts)]

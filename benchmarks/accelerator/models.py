@@ -1,6 +1,5 @@
-"""The models that are decoded, and the ways in which they may compute."""
+"""The models that are decoded, their prompts, and thresholds for them."""
 
-import dataclasses
 import functools
 
 import numpy as np
@@ -14,26 +13,6 @@ from .part import Scale
 
 # Thresholds among which one is looked for that uses so many layers, and prompts on which layers are counted.
 _TRIED, _TRIED_PROMPTS = 40, 8
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Way:
-    """How a model computes.
-
-    Attributes:
-      name: Of the table.
-      exit_head: One of `EXIT_HEADS`.
-    """
-
-    name: str
-    exit_head: str
-
-
-WAYS = (
-    Way(name="float32", exit_head="exact"),
-    Way(name="float32, certified head (bfloat16)", exit_head="bfloat16"),
-    Way(name="float32, certified head (int8)", exit_head="int8"),
-)
 
 
 @functools.lru_cache(maxsize=1)

@@ -7,10 +7,26 @@ from typing import Any
 
 import jax
 
+from calm_beam.arithmetic import FLOAT32, Arithmetic
 from calm_beam.model import T5Config
 
 Case = dict[str, Any]
 """What was measured, and the figures: names, numbers, and texts that say what could not be."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Way:
+    """How a model computes.
+
+    Attributes:
+      name: In the output.
+      arithmetic: In which numbers.
+      exit_head: One of `EXIT_HEADS`.
+    """
+
+    name: str
+    arithmetic: Arithmetic = FLOAT32
+    exit_head: str = "exact"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -19,6 +35,7 @@ class Scale:
 
     Attributes:
       models: Names and sizes, in the order in which they are tried.
+      ways: In which each is decoded.
       vocabularies: Of the output heads that decide.
       widths: Of these.
       rows: States that they decide at a time.
@@ -34,6 +51,7 @@ class Scale:
     """
 
     models: tuple[tuple[str, T5Config], ...]
+    ways: tuple[Way, ...]
     vocabularies: tuple[int, ...]
     widths: tuple[int, ...]
     rows: tuple[int, ...]

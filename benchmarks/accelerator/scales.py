@@ -3,11 +3,23 @@
 import dataclasses
 
 from benchmarks.paper_model import LARGE_DIMENSIONS, PAPER_DIMENSIONS
+from calm_beam.arithmetic import Arithmetic
 
-from .part import Scale
+from .part import Scale, Way
+
+_FLOAT32 = Way(name="float32")
+_INT8 = Way(name="float32, certified head (int8)", exit_head="int8")
+_BFLOAT16 = Way(name="bfloat16", arithmetic=Arithmetic(dtype="bfloat16"))
 
 FULL = Scale(
     models=(("paper's dimensions", PAPER_DIMENSIONS), ("T5 1.1 large", LARGE_DIMENSIONS)),
+    ways=(
+        _FLOAT32,
+        _BFLOAT16,
+        Way(name="float32, default products", arithmetic=Arithmetic(matmul_precision="default")),
+        Way(name="float32, certified head (bfloat16)", exit_head="bfloat16"),
+        _INT8,
+    ),
     vocabularies=(32128, 128256),
     widths=(512, 2048, 4096),
     rows=(1, 8, 64, 512, 2048),
@@ -30,6 +42,7 @@ QUICK = Scale(
             ),
         ),
     ),
+    ways=(_FLOAT32, _BFLOAT16, _INT8),
     vocabularies=(2048,),
     widths=(128,),
     rows=(1, 64),

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator
 from calm_beam.decoding.early_exit import EarlyExitDecoder
 from calm_beam.exits.rule import ExitRule
 
-from .models import WAYS, Way, model_of, prompts_for, thresholds_for
-from .part import Case, Clock, Scale, fastest
+from .models import model_of, prompts_for, thresholds_for
+from .part import Case, Clock, Scale, Way, fastest
 
 _MEASURES = ("softmax", "state", "classifier", "static")
 # Of eight: where the paper's own figures stand (1.73 layers for a speedup of 3.53), a quarter and a half.
@@ -22,7 +22,7 @@ def measure(scale: Scale, clock: Clock) -> Iterator[Case]:
 def _cases(scale: Scale) -> Iterator[tuple[Case, Callable[[], Case]]]:
     name, _ = scale.models[0]
     for measured in _MEASURES:
-        for way in WAYS:
+        for way in scale.ways:
             case = {"measured": "one prompt at a time", "model": name, "confidence": measured, "in": way.name}
             yield case, functools.partial(_gains, scale, name, measured, way)
 
@@ -48,6 +48,7 @@ def _seconds_and_layers(
         max_decode_length=scale.steps,
         max_input_length=scale.prompt_tokens,
         exit_head=way.exit_head,
+        arithmetic=way.arithmetic,
     )
     seconds, tokens, layers = 0.0, 0, 0
     for prompt in prompts_for(scale, name, scale.single_prompts):

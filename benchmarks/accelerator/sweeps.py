@@ -11,8 +11,8 @@ from calm_beam.decoding.sweep import SweepDecoder
 from calm_beam.decoding.thresholds import thresholds_by_step
 from calm_beam.exits.rule import ExitRule
 
-from .models import WAYS, Way, model_of, prompts_for
-from .part import Case, Clock, Scale, fastest, peak_device_bytes
+from .models import model_of, prompts_for
+from .part import Case, Clock, Scale, Way, fastest, peak_device_bytes
 
 _RULE = ExitRule(confidence="softmax")
 # Thresholds at which the rivals decode: what they take in between is taken for the same.
@@ -27,7 +27,7 @@ def measure(scale: Scale, clock: Clock) -> Iterator[Case]:
 def _cases(scale: Scale) -> Iterator[tuple[Case, Callable[[], Case]]]:
     for name, _ in scale.models:
         for thresholds in scale.thresholds:
-            for way in WAYS:
+            for way in scale.ways:
                 case = {"measured": "sweep", "model": name, "thresholds": thresholds, "in": way.name}
                 yield case, functools.partial(_sweep, scale, name, way, thresholds)
         yield {"measured": "once a threshold", "model": name}, functools.partial(_side_by_side, scale, name)
@@ -43,6 +43,7 @@ def _sweep(scale: Scale, name: str, way: Way, count: int) -> Case:
         max_decode_length=scale.steps,
         max_input_length=scale.prompt_tokens,
         exit_head=way.exit_head,
+        arithmetic=way.arithmetic,
     )
     prompts = prompts_for(scale, name, scale.prompts)
     with CompileTime() as compiling:

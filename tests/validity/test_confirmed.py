@@ -23,8 +23,8 @@ def test_what_others_confirm_is_seldom_wrong(world: World) -> None:
     assert [outcome for outcome in outcomes if not outcome.is_valid] == []
     assert {outcome.procedure for outcome in outcomes} == {*PROCEDURES, EAGER}
     assert {outcome.p_value for outcome in outcomes} | {"exact_binomial"} == set(P_VALUES)
-    # Otherwise nothing would have been left to catch.
-    assert max(outcome.chosen for outcome in outcomes) > 3 * most_misses(_REPLICATIONS, 0.05)
+    # Otherwise nothing would have been left to catch: choices are wrong more often than promises may be.
+    assert max(outcome.chosen for outcome in outcomes) > most_misses(_REPLICATIONS, world.epsilon)
 
 
 @pytest.mark.slow

@@ -1,1 +1,1 @@
-"""Scripts behind BENCHMARKS.md; each prints the machine it ran on."""
+"""Scripts behind docs/measurements.md; each prints the machine it ran on."""

@@ -39,7 +39,7 @@ def p_value_beside(p_value: float, epsilon: float) -> str:
     """Returns a p-value in as few digits, at least two, as show on which side of epsilon it is.
 
     >>> p_value_beside(0.05002, 0.05), p_value_beside(0.049996, 0.05), p_value_beside(0.3123, 0.05)
-    ('0.05002', '0.049996', '0.31')
+    ('0.05002', '0.05', '0.31')
     """
     written = (f"{p_value:.{digits}g}" for digits in range(2, 18))
     # What is written as epsilon itself is not above it.

@@ -201,6 +201,12 @@ class Generator:
         return depth
 
     @property
+    def end_ids(self) -> tuple[int, ...]:
+        """Token ids of which each ends an output."""
+        ends: tuple[int, ...] = self._checkpoint.config.end_ids
+        return ends
+
+    @property
     def max_input_length(self) -> int:
         """Most tokens of a prompt, eos included."""
         return self._settings.max_input_length

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Self
 
 from calm_beam.checkpoints import Checkpoint, Declared, load_checkpoint, stored_architecture
+from calm_beam.counted import counted
 from calm_beam.decoding.memory import check_memory, checked_least_tokens, memory_in_words
 from calm_beam.decoding.recorded import settings_of_variant
 from calm_beam.decoding.settings import DecodeSettings
@@ -22,7 +23,7 @@ from calm_beam.set_parts import SetPart
 from calm_beam.storage import absolute
 from calm_beam.versions import decoding_versions
 from calm_beam.vocabularies.chat import chat_of
-from calm_beam.vocabulary import Vocabulary, open_vocabulary
+from calm_beam.vocabulary import EOS_ID, Vocabulary, open_vocabulary
 
 from .assignment import BATCH, Assignment
 from .request import SweepRequest
@@ -237,6 +238,13 @@ def _chat(request: SweepRequest, vocabulary_path: str) -> ChatRecord | None:
 
 
 def _check_needs_no_vocabulary(preview: DataPreview, checkpoint: Checkpoint, *, finds_vocabulary: bool) -> None:
+    ends = checkpoint.config.end_ids
+    if ends != (EOS_ID,):
+        raise UsageError(
+            f"no tokenizer.json in or beside {checkpoint.uri}: pass --vocabulary. This model ends its outputs with "
+            f"{counted(len(ends), 'id')} of its own ({', '.join(map(str, ends))}), which only its tokenizer keeps out "
+            "of the texts that are compared."
+        )
     if preview.text_prompt:
         if not finds_vocabulary:
             raise UsageError(f"{preview.text_prompt}: its prompt is text, {_WITHOUT_VOCABULARY} input_ids.")

@@ -49,7 +49,7 @@ def shards_for(examples: int | None, *, workers: int | None = None, round_exampl
 
     A shard holds a thousand: so its steps are full, and what is lost with a worker is little. Workers want several
     each, and one number of them each, so that none waits long for the last; for that, shards may be smaller, but not
-    so small that their steps run empty (BENCHMARKS.md, "Cost, forecast").
+    so small that their steps run empty (docs/measurements.md, "Cost, forecast").
 
     Args:
       examples: How many; None where nobody knows.

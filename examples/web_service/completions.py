@@ -17,7 +17,6 @@ import pydantic
 
 from calm_beam.serving import Answer, Generator
 from calm_beam.serving.request import AnyPrompt
-from calm_beam.vocabulary import EOS_ID
 
 from .asking import answered, handed_in
 from .desk import Desk, Ended, Pending, Token
@@ -94,6 +93,7 @@ class _Head:
 
     model: str
     manifest: str
+    end_ids: tuple[int, ...]
     id: str = dataclasses.field(default_factory=lambda: f"cmpl-{uuid.uuid4().hex}")
     created: int = dataclasses.field(default_factory=lambda: int(time.time()))
 
@@ -138,7 +138,7 @@ def add_completions(app: fastapi.FastAPI, desk: Desk, *, limits: Limits, model: 
         prompts = _prompts(question.prompt, most=limits.prompts)
         group = question.calm_beam.group
         pending = handed_in(desk, prompts, group=group, tells_tokens=bool(question.stream), limits=limits, refused=400)
-        head = _Head(model=model, manifest=generator.manifest.digest)
+        head = _Head(model=model, manifest=generator.manifest.digest, end_ids=generator.end_ids)
         if question.stream:
             has_usage = question.stream_options is not None and question.stream_options.include_usage
             return EventStream(
@@ -149,7 +149,10 @@ def add_completions(app: fastapi.FastAPI, desk: Desk, *, limits: Limits, model: 
         answers = await answered(pending, request)
         if isinstance(answers, fastapi.Response):
             return answers
-        choices = [_choice(place, answer.text, answer, group=group) for place, answer in enumerate(answers)]
+        choices = [
+            _choice(place, answer.text, answer, group=group, end_ids=head.end_ids)
+            for place, answer in enumerate(answers)
+        ]
         return head.body(choices, usage=_usage(pending, sum(len(answer.tokens) for answer in answers)))
 
 
@@ -224,16 +227,17 @@ async def _events(pending: Pending, head: _Head, *, group: str | None, has_usage
             yield _event(head.body([_part(event.place, event.text, calm_beam=about)], **usage))
         elif isinstance(event, Ended):
             tokens[event.place] = len(event.answer.tokens)
-            yield _event(head.body([_choice(event.place, "", event.answer, group=group)], **usage))
+            choice = _choice(event.place, "", event.answer, group=group, end_ids=head.end_ids)
+            yield _event(head.body([choice], **usage))
     if has_usage:
         yield _event(head.body([], usage=_usage(pending, tokens.total())))
     yield "data: [DONE]\n\n"
 
 
-def _choice(place: int, text: str, answer: Answer, *, group: str | None) -> dict[str, object]:
+def _choice(place: int, text: str, answer: Answer, *, group: str | None, end_ids: tuple[int, ...]) -> dict[str, object]:
     about = answer_fields(answer, group=group)
     del about["text"]
-    reason = "stop" if answer.tokens[-1:] == (EOS_ID,) else "length"
+    reason = "stop" if answer.tokens and answer.tokens[-1] in end_ids else "length"
     return _part(place, text, calm_beam=about, finish_reason=reason)
 
 

@@ -5,6 +5,9 @@ import pathlib
 
 import numpy as np
 import pytest
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import WhitespaceSplit
 
 from calm_beam.checkpoints import write_native
 from calm_beam.exits.rule import ExitRule
@@ -13,16 +16,26 @@ from calm_beam.serving import Generator
 from tests.calm_beam.model.llama.builders import build_llama_arrays, build_llama_config
 from tests.numpy_llama import NumpyLlama
 
-pytestmark = pytest.mark.slow
+
+def _write_tokenizer(path: pathlib.Path, words: int, *, ends: tuple[int, ...]) -> pathlib.Path:
+    """Writes a tokenizer that has a word for each id; those that end outputs are special."""
+    tokenizer = Tokenizer(WordLevel({f"w{index}": index for index in range(words)}, unk_token="w0"))
+    tokenizer.pre_tokenizer = WhitespaceSplit()
+    tokenizer.add_special_tokens([f"w{index}" for index in ends])
+    tokenizer.save(str(path))
+    path.with_name("tokenizer_config.json").write_text(json.dumps({"eos_token": f"w{ends[-1]}"}))
+    return path
 
 
+@pytest.mark.slow
 def test_a_decoder_only_model_is_calibrated_and_served(tmp_path: pathlib.Path) -> None:
     """Prompts of mixed lengths, with id 0 among them; answers are those of plain numpy at the manifest's threshold."""
     config = build_llama_config(
         vocab_size=64, emb_dim=16, head_dim=8, mlp_dim=32, max_positions=128, end_ids=(1, 7), exit_classifier=2
     )
     arrays = build_llama_arrays(config, 1)
-    write_native(tmp_path / "model", config, arrays=arrays, vocabulary_path=None)
+    tokenizer = _write_tokenizer(tmp_path / "tokenizer.json", 64, ends=config.end_ids)
+    write_native(tmp_path / "model", config, arrays=arrays, vocabulary_path=tokenizer)
     generator = np.random.default_rng(0)
     # Zeros at the end of a row are read as padding.
     prompts = [[*generator.integers(0, 64, size=place % 29).tolist(), 9] for place in range(60)]
@@ -47,6 +60,17 @@ def test_a_decoder_only_model_is_calibrated_and_served(tmp_path: pathlib.Path) -
     for prompt, answer in zip(prompts, together, strict=False):
         expected = plain.decode(prompt, ExitRule(), 0.9, max_decode_length=10)
         assert list(answer.tokens) == expected.tokens
+        assert answer.text == " ".join(f"w{token}" for token in expected.tokens if token not in config.end_ids)
         assert list(answer.exit_layers) == expected.exit_layers
         alone = served.generate(prompt)
         assert (alone.tokens, alone.exit_layers) == (answer.tokens, answer.exit_layers)
+
+
+def test_without_its_tokenizer_it_is_refused(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Token ids that end outputs would stand in the texts that are compared, as if they were content."""
+    config = build_llama_config(vocab_size=64, emb_dim=16, head_dim=8, mlp_dim=32, max_positions=128, end_ids=(1, 7))
+    write_native(tmp_path / "model", config, arrays=build_llama_arrays(config, 1), vocabulary_path=None)
+    (tmp_path / "data.jsonl").write_text(json.dumps({"id": "a", "input_ids": [5, 9]}) + "\n")
+    flags = [f"--checkpoint={tmp_path / 'model'}", f"--data={tmp_path / 'data.jsonl'}", f"--output={tmp_path / 'run'}"]
+    assert main(["calibrate", *flags]) == 2
+    assert "ends its outputs with 2 ids of its own (1, 7)" in capsys.readouterr().err

@@ -1,7 +1,7 @@
 """Decisions taken block by block, against the plain measures and numpy's float64."""
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
@@ -29,8 +29,15 @@ def _strict() -> Iterator[None]:
         yield
 
 
-def _in_blocks(logits: jax.Array, measure: str) -> tuple[jax.Array, ...]:
-    return decision._in_blocks(_cut, logits, measure=measure_named(measure), vocab_size=logits.shape[1])
+def _cut(logits: jax.Array, first: Any, entries: int) -> jax.Array:
+    return jax.lax.dynamic_slice_in_dim(logits, first, entries, 1)
+
+
+def _in_blocks(
+    logits: jax.Array, measure: str, cut: Callable[[jax.Array, Any, int], jax.Array] = _cut
+) -> tuple[jax.Array, ...]:
+    named, vocab_size = measure_named(measure), logits.shape[1]
+    return decision._decided(decision._in_blocks(cut, logits, measure=named, vocab_size=vocab_size), named, vocab_size)
 
 
 _decided = functools.partial(jax.jit, static_argnums=1)(_in_blocks)
@@ -39,10 +46,6 @@ _decided = functools.partial(jax.jit, static_argnums=1)(_in_blocks)
 def _afresh(logits: np.ndarray, measure: str) -> tuple[jax.Array, ...]:
     """Returns what `_decided` does, compiled for the sizes of blocks as they are now."""
     return jax.jit(functools.partial(_in_blocks, measure=measure))(logits)
-
-
-def _cut(logits: jax.Array, first: Any, entries: int) -> jax.Array:
-    return jax.lax.dynamic_slice_in_dim(logits, first, entries, 1)
 
 
 def _decide(logits: np.ndarray, measure: str = "softmax") -> dict[str, np.ndarray]:
@@ -166,9 +169,7 @@ def test_few_rows_at_a_time_change_nothing(measure: str, rows: int, held: int, m
         return _cut(part, first, entries)
 
     monkeypatch.setattr(decision, "_ROWS", held)
-    parts = jax.jit(lambda logits: decision._in_blocks(cut, logits, measure=measure_named(measure), vocab_size=384))(
-        logits
-    )
+    parts = jax.jit(functools.partial(_in_blocks, measure=measure, cut=cut))(logits)
     for one, other in zip(whole, parts, strict=True):
         np.testing.assert_allclose(one, other, rtol=0, atol=1e-6 if held == 1 else 0)
     # 192 is 3 times a power of 2.

@@ -110,6 +110,6 @@ def test_another_format_is_refused(tmp_path: pathlib.Path) -> None:
 def test_runs_are_compared_setting_by_setting() -> None:
     """The same settings pass; other, missing and additional ones are all named with their values."""
     state = _state()
-    check_same_run(state, {"steps": "9", "training data": "4 pairs"})
+    check_same_run(state, {"steps": "9", "training data": "4 pairs", "dtype": "float32"})
     with pytest.raises(ResumeError, match=r"\(seed: None, now 1; steps: 9, now 8; training data: 4 pairs, now None\)"):
-        check_same_run(state, {"steps": "8", "seed": "1"})
+        check_same_run(state, {"steps": "8", "seed": "1", "dtype": "float32"})

@@ -23,7 +23,6 @@ import numpy as np
 
 from calm_beam.checkpoints import Checkpoint
 from calm_beam.model import T5Config, parameter_shapes
-from calm_beam.vocabulary import EOS_ID
 
 PAPER_DIMENSIONS = T5Config(
     vocab_size=32128,
@@ -68,7 +67,7 @@ def draw_prompts(
 ) -> list[tuple[int, ...]]:
     """Returns prompts of random token ids, eos last."""
     ids = np.random.default_rng(seed).integers(3, vocab_size, size=(count, length - 1))
-    return [(*row, EOS_ID) for row in ids.tolist()]
+    return [(*row, *PAPER_DIMENSIONS.end_ids) for row in ids.tolist()]
 
 
 def _standard_deviation(name: str, shape: tuple[int, ...], config: T5Config) -> float:

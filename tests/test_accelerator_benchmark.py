@@ -2,6 +2,7 @@
 
 import json
 import pathlib
+import subprocess
 import sys
 from collections.abc import Callable
 
@@ -9,6 +10,8 @@ import pytest
 
 from benchmarks.accelerator import __main__ as accelerator
 from benchmarks.accelerator.part import Case, Clock
+
+_ROOT = pathlib.Path(__file__).resolve().parents[1]
 
 
 @pytest.mark.slow
@@ -26,6 +29,26 @@ def test_every_part_measures_something(tmp_path: pathlib.Path) -> None:
         case[name] == 0 for case in decisions for name in ("other_tokens", "int8_other_tokens", "bfloat16_other_tokens")
     )
     assert all(case["share_of_float32_rate"] > 0 for case in decisions)
+
+
+# What calm-beam needs beside JAX, Flax, NumPy and what these need.
+_MISSING = ("apache_beam", "google.protobuf", "pyarrow", "rouge_score", "safetensors", "sentencepiece", "tokenizers")
+_RUN_WITHOUT = (
+    "import runpy, sys; sys.modules.update(dict.fromkeys({missing})); sys.argv = ['x', '--part={part}', '--quick', "
+    "'--seconds=0']; runpy.run_module('benchmarks.accelerator', run_name='__main__')"
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", ["decisions", "sweeps", "singles"])
+def test_jax_flax_and_numpy_are_enough(part: str) -> None:
+    """The first case of a part, which is measured whatever the time, needs no other package."""
+    script = _RUN_WITHOUT.format(missing=_MISSING, part=part)
+    done = subprocess.run([sys.executable, "-c", script], cwd=_ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    _, first, *_ = (json.loads(line) for line in done.stdout.splitlines())
+    assert "failed" not in first
+    assert "left_out" not in first
 
 
 def _raise() -> Case:

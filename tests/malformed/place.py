@@ -6,6 +6,7 @@ import shutil
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import safetensors.numpy
 
 from calm_beam.checkpoints import load_checkpoint
@@ -79,6 +80,7 @@ def edit_json(path: pathlib.Path, **changes: Any) -> None:
 
 def edit_arrays(folder: pathlib.Path, changes: Mapping[str, Any]) -> None:
     """Sets arrays of a native model; None takes one away."""
-    arrays = {**load_checkpoint(folder).arrays, **changes}
+    stored = {name: np.asarray(array) for name, array in load_checkpoint(folder).arrays.items()}
+    arrays = {**stored, **changes}
     kept = {name: array for name, array in arrays.items() if array is not None}
     safetensors.numpy.save_file(kept, folder / "model.safetensors")

@@ -5,26 +5,13 @@ import pathlib
 
 import numpy as np
 import pytest
-from tokenizers import Tokenizer
-from tokenizers.models import WordLevel
-from tokenizers.pre_tokenizers import WhitespaceSplit
 
 from calm_beam.checkpoints import write_native
 from calm_beam.exits.rule import ExitRule
 from calm_beam.launch.cli import main
 from calm_beam.serving import Generator
-from tests.calm_beam.model.llama.builders import build_llama_arrays, build_llama_config
+from tests.calm_beam.model.llama.builders import build_llama_arrays, build_llama_config, write_word_tokenizer
 from tests.numpy_llama import NumpyLlama
-
-
-def _write_tokenizer(path: pathlib.Path, words: int, *, ends: tuple[int, ...]) -> pathlib.Path:
-    """Writes a tokenizer that has a word for each id; those that end outputs are special."""
-    tokenizer = Tokenizer(WordLevel({f"w{index}": index for index in range(words)}, unk_token="w0"))
-    tokenizer.pre_tokenizer = WhitespaceSplit()
-    tokenizer.add_special_tokens([f"w{index}" for index in ends])
-    tokenizer.save(str(path))
-    path.with_name("tokenizer_config.json").write_text(json.dumps({"eos_token": f"w{ends[-1]}"}))
-    return path
 
 
 @pytest.mark.slow
@@ -34,7 +21,7 @@ def test_a_decoder_only_model_is_calibrated_and_served(tmp_path: pathlib.Path) -
         vocab_size=64, emb_dim=16, head_dim=8, mlp_dim=32, max_positions=128, end_ids=(1, 7), exit_classifier=2
     )
     arrays = build_llama_arrays(config, 1)
-    tokenizer = _write_tokenizer(tmp_path / "tokenizer.json", 64, ends=config.end_ids)
+    tokenizer = write_word_tokenizer(tmp_path / "tokenizer.json", 64, ends=config.end_ids)
     write_native(tmp_path / "model", config, arrays=arrays, vocabulary_path=tokenizer)
     generator = np.random.default_rng(0)
     # Zeros at the end of a row are read as padding.

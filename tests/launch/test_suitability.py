@@ -13,7 +13,7 @@ from calm_beam.decoding.early_exit import EarlyExitDecoder
 from calm_beam.exits.rule import ExitRule
 from calm_beam.launch.cli import main
 from tests.builders import build_arrays, build_checkpoint, build_config, build_prompts, checkpoint_of
-from tests.calm_beam.model.llama.builders import build_llama_arrays, build_llama_config
+from tests.calm_beam.model.llama.builders import build_llama_arrays, build_llama_config, write_word_tokenizer
 from tests.pipelines import id_rows, write_model, write_rows
 
 _SHORT = ("--max_input_length=32", "--max_decode_length=6")
@@ -121,7 +121,8 @@ def test_decoder_only_models_are_refused(
 ) -> None:
     """Before anything is computed: batches of sources and targets are T5's."""
     config = build_llama_config(vocab_size=64, max_positions=128)
-    write_native(tmp_path / "model", config, arrays=build_llama_arrays(config, 0), vocabulary_path=None)
+    tokenizer = write_word_tokenizer(tmp_path / "tokenizer.json", 64, ends=config.end_ids)
+    write_native(tmp_path / "model", config, arrays=build_llama_arrays(config, 0), vocabulary_path=tokenizer)
     flags = [f"--checkpoint={tmp_path / 'model'}", f"--data={data}", f"--output={tmp_path / 'output'}"]
     more = [f"--validation_data={data}", "--steps=1"] if command == "train" else list(_SHORT)
     assert main([command, *flags, *more]) == 2

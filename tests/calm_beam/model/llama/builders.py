@@ -1,8 +1,13 @@
 """Small models of Llama's family."""
 
+import json
+import pathlib
 from typing import Any
 
 import numpy as np
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from tokenizers.pre_tokenizers import WhitespaceSplit
 
 from calm_beam.model.llama import LlamaConfig, parameter_shapes
 
@@ -59,3 +64,13 @@ def _standard_deviation(name: str, shape: tuple[int, ...]) -> float:
     if name.startswith("decoder/meta_cls/"):
         return 0.25
     return float(shape[0] ** -0.5) * (2 if name.endswith("/query/kernel") else 1)
+
+
+def write_word_tokenizer(path: pathlib.Path, words: int, *, ends: tuple[int, ...]) -> pathlib.Path:
+    """Writes a tokenizer that has a word for each id; those that end outputs are special."""
+    tokenizer = Tokenizer(WordLevel({f"w{index}": index for index in range(words)}, unk_token="w0"))
+    tokenizer.pre_tokenizer = WhitespaceSplit()
+    tokenizer.add_special_tokens([f"w{index}" for index in ends])
+    tokenizer.save(str(path))
+    path.with_name("tokenizer_config.json").write_text(json.dumps({"eos_token": f"w{ends[-1]}"}))
+    return path

@@ -2,6 +2,7 @@
 
 import pathlib
 import re
+import sys
 import tomllib
 from typing import Any
 
@@ -65,6 +66,38 @@ def test_what_checks_sources_is_named_once() -> None:
     assert set(groups["lint"]) <= set(dev)
     assert not [name for group in groups.values() for name in group if re.match("apache-beam|tensorflow", name)]
     assert len([name for name in dev if name.startswith("ruff")]) == 1
+
+
+# Modules that come along with what the group `types` names, or by another name than it has there.
+_BROUGHT = {
+    "PIL": "pillow",
+    "h11": "uvicorn",
+    "ml_dtypes": "jax",
+    "pydantic": "fastapi",
+    "requests": "types-requests",
+    "starlette": "fastapi",
+}
+_IMPORT = re.compile(r"^\s*(?:from (\w+)[\w.]* import |import (\w+)[\w. ,]*$)", re.MULTILINE)
+
+
+def test_types_are_checked_where_nothing_else_is_installed() -> None:
+    """Every package whose types mypy follows, in all that it checks, is in the group that `make types` installs."""
+    settings = tomllib.loads((_ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    overrides = settings["tool"]["mypy"]["overrides"]
+    skipped = {
+        name.partition(".")[0] for each in overrides if each.get("ignore_missing_imports") for name in each["module"]
+    }
+    own = {"calm_beam", "transforms", "launch", "tests", "benchmarks", "tools", "examples"}
+    imported = {
+        first or second
+        for folder in own
+        for path in (_ROOT / folder).rglob("*.py")
+        for first, second in _IMPORT.findall(path.read_text(encoding="utf-8"))
+    }
+    followed = imported - skipped - own - {"_typeshed", *sys.stdlib_module_names}
+    assert {"jax", "uvicorn", "PIL"} <= followed
+    installed = {re.split("[<>=]", name)[0] for name in settings["dependency-groups"]["types"]}
+    assert {_BROUGHT.get(name, name) for name in followed} <= installed
 
 
 def test_hooks_run_what_make_installs() -> None:

@@ -14,8 +14,8 @@ COMPUTING := $(addprefix tests/,calm_beam/risk calm_beam/calibration calm_beam/d
     calm_beam/checkpoints/test_round_trips.py transforms $(addprefix launch/test_,decode.py calibrate.py resume.py generate.py))
 # What takes a minute: neither computes with models, nor runs a pipeline, a browser or TensorFlow.
 FAST := calm_beam tests/tools/demo_task tests/validity \
-    $(filter-out $(addprefix %/,__init__.py __pycache__ analysis decoding exits model serving test_reference_goldens.py training), \
-        $(wildcard tests/calm_beam/*)) \
+    $(filter-out $(addprefix tests/calm_beam/,__pycache__/ analysis/ decoding/ exits/ model/ serving/ test_reference_goldens.py training/), \
+        $(wildcard tests/calm_beam/*/ tests/calm_beam/test_*.py)) \
     $(addprefix tests/calm_beam/,exits/test_rule.py $(addprefix decoding/test_,generate.py prompts.py settings.py)) \
     $(addprefix tests/launch/test_,accelerators.py cli.py dataflow.py flags.py flex_template.py inspect.py progress.py \
         runner_flags.py) \

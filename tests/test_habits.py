@@ -2,6 +2,7 @@
 
 import pathlib
 import re
+import subprocess
 import sys
 import tomllib
 from typing import Any
@@ -57,6 +58,18 @@ def test_workflows_run_targets_that_exist(path: pathlib.Path) -> None:
             words = step.get("run", "").split()
             if words[:1] == ["make"]:
                 assert {word for word in words[1:] if re.fullmatch(r"[a-z-]+", word)} <= _TARGETS
+
+
+def test_what_the_fast_tests_are() -> None:
+    """All that `make test-fast` and `make matrix` hand to pytest, or leave out, is a folder or a module of tests."""
+    command = ["make", "--just-print", "test-fast"]
+    printed = subprocess.run(command, cwd=_ROOT, capture_output=True, text=True, check=True).stdout
+    words = printed.splitlines()[-1].split()
+    paths = [
+        _ROOT / word.removeprefix("--ignore=") for word in words if re.match("(--ignore=)?(tests|calm_beam)", word)
+    ]
+    assert len(paths) > 40
+    assert [path for path in paths if not path.is_dir() and not (path.is_file() and path.match("test_*.py"))] == []
 
 
 def test_what_checks_sources_is_named_once() -> None:

@@ -33,7 +33,7 @@ _SERVING = [
     "flax>=0.12,<0.13",
     "jax>=0.8.1,<0.12",
     "ml_dtypes>=0.5,<0.7",
-    "msgpack>=1.0.8,<2",
+    "msgpack>=1.1,<2",
     "numpy>=2.1,<3",
     "packaging>=22,<28",
     "protobuf>=5.26,<8",
@@ -58,7 +58,7 @@ _CORE = [
     "scipy>=1.14.1,<2",
 ]
 
-_PLOTS = ["matplotlib>=3.9,<4"]
+_PLOTS = ["matplotlib>=3.9.2,<4"]
 
 # For gs:// paths.
 _GCP = ["google-cloud-storage>=2.18,<4"]
@@ -70,7 +70,7 @@ _DATAFLOW = [*_GCP, "apache-beam[gcp]>=2.71,<2.80"]
 _DASK = ["dask>=2025.1,<2027", "distributed>=2025.1,<2027"]
 
 # For the metrics chrf, sentence_bleu and edit_distance, and for BLEU in evaluations.
-_METRICS = ["rapidfuzz>=3.9,<4", "sacrebleu>=2.4,<3"]
+_METRICS = ["rapidfuzz>=3.9.6,<4", "sacrebleu>=2.4,<3"]
 
 # For data in TFRecord files.
 _TENSORFLOW = ["tensorflow>=2.21,<2.22"]

@@ -198,4 +198,4 @@ def softmax(logits: np.ndarray) -> np.ndarray:
 
 
 def _stays_wide(name: str) -> bool:
-    return name.endswith(("/scale", "/rel_embedding")) or "meta_cls" in name
+    return name.endswith(("/scale", "/bias", "/rel_embedding")) or "meta_cls" in name

@@ -8,7 +8,7 @@ from flax import linen as nn
 from calm_beam.arithmetic import FLOAT32, Arithmetic
 from calm_beam.model.heads import Projection, exit_probability, head_logits, head_weights
 from calm_beam.model.interface import KeysValues, Position
-from calm_beam.model.numerics import MASKED, precision_of
+from calm_beam.model.numerics import MASKED, precision_of, rounded, widened
 
 from .config import LlamaConfig
 from .layers import DecoderLayer, positions_of
@@ -28,7 +28,7 @@ class Decoder(nn.Module):
         """Declares the layers, the shared final norm, the head and the exit classifier."""
         config = self.config
         self.layers = [DecoderLayer(config, self.arithmetic) for _ in range(config.num_decoder_layers)]
-        self.decoder_norm = RMSNorm(config)
+        self.decoder_norm = RMSNorm(config, self.arithmetic)
         if not config.tied_head:
             self.logits_dense = Projection(config.emb_dim, config.vocab_size)
         if config.exit_classifier:
@@ -44,7 +44,7 @@ class EarlyExitLlama(nn.Module):
 
     Attributes:
       config: Of the model.
-      arithmetic: Of its products; its numbers are float32.
+      arithmetic: In which numbers it computes. States, keys and values are of its type.
     """
 
     config: LlamaConfig
@@ -52,13 +52,17 @@ class EarlyExitLlama(nn.Module):
 
     def setup(self) -> None:
         """Declares embedding and decoder."""
-        self.token_embedder = nn.Embed(self.config.vocab_size, self.config.emb_dim)
+        self.token_embedder = nn.Embed(self.config.vocab_size, self.config.emb_dim, dtype=self.arithmetic.dtype)
         self.decoder = Decoder(self.config, self.arithmetic)
 
     def embed(self, tokens: jax.Array) -> jax.Array:
         """Returns the embeddings of token ids, shape of `tokens` + (width,)."""
         embedded = self.token_embedder(tokens)
-        return embedded * np.float32(np.sqrt(self.config.emb_dim)) if self.config.scaled_embedding else embedded
+        if not self.config.scaled_embedding:
+            return embedded
+        # Gemma's own code, too, rounds the factor to the type of the states.
+        factor = np.asarray(np.sqrt(self.config.emb_dim), self.arithmetic.dtype).astype(np.float32)
+        return rounded(widened(embedded) * factor, self.arithmetic)
 
     def prefill(self, source_tokens: jax.Array, lengths: jax.Array) -> tuple[list[KeysValues], jax.Array]:
         """Returns every layer's keys and values of prompts, and the mask of their positions.
@@ -70,7 +74,7 @@ class EarlyExitLlama(nn.Module):
         states, keys_values = self._in_prompt(source_tokens)
         del states
         mask = jnp.arange(source_tokens.shape[1])[None] < lengths[:, None]
-        return [tuple(jnp.swapaxes(part, 1, 2) for part in pair) for pair in keys_values], mask
+        return keys_values, mask
 
     def decode_teacher_forced(self, tokens: jax.Array) -> jax.Array:
         """Returns the output of every layer at every position, without early exits.
@@ -84,14 +88,14 @@ class EarlyExitLlama(nn.Module):
         return jnp.stack(self._in_prompt(tokens)[0])
 
     def _in_prompt(self, tokens: jax.Array) -> tuple[list[jax.Array], list[KeysValues]]:
-        """Returns outputs, and keys and values, of every layer, each (batch, positions, ...)."""
+        """Returns of every layer its output, (batch, positions, width), and what it keeps, as `prefill` does."""
         length = tokens.shape[1]
         positions = np.arange(length, dtype=np.int32)
         age = positions[:, None] - positions
         hidden, states, kept = self.embed(tokens), [], []
         for layer, window in zip(self.decoder.layers, self._windows(), strict=True):
-            kept.append(layer.keys_values(hidden, positions[None]))
-            hidden = layer.in_prompt(hidden, kept[-1], is_seen=(age >= 0) & (age < window))
+            kept.append(tuple(jnp.swapaxes(part, 1, 2) for part in layer.keys_values(hidden, positions[None])))
+            hidden = layer.in_prompt(hidden, kept[-1], is_seen=jnp.asarray((age >= 0) & (age < window)))
             states.append(hidden)
         return states, kept
 

@@ -10,7 +10,7 @@ from flax import linen as nn
 
 from calm_beam.arithmetic import FLOAT32, Arithmetic
 from calm_beam.model.heads import Projection, exit_probability, head_logits, head_weights
-from calm_beam.model.interface import KeysValues, Numbers, Position
+from calm_beam.model.interface import KeysValues, Position
 from calm_beam.model.numerics import MASKED, precision_of, rounded, widened
 from calm_beam.model.partitioning import divided
 
@@ -21,7 +21,6 @@ from .norm import RMSNorm
 
 # More keys than any position has.
 _ALL = np.int32(2**30)
-_FIRST = np.int32(0)
 
 
 class Decoder(nn.Module):
@@ -116,7 +115,7 @@ class EarlyExitLlama(nn.Module):
         return jnp.stack(self._in_prompt(tokens)[0])
 
     def _in_prompt(
-        self, tokens: jax.Array, *, first: Numbers = _FIRST, kept: Sequence[KeysValues | None] = ()
+        self, tokens: jax.Array, *, first: jax.Array | int = 0, kept: Sequence[KeysValues | None] = ()
     ) -> tuple[list[jax.Array], list[KeysValues]]:
         """Returns of every layer its output at positions of prompts, and keys and values of these and earlier ones.
 
@@ -129,7 +128,7 @@ class EarlyExitLlama(nn.Module):
         Returns:
           For each layer (batch, positions, width); and keys and values as they came, or of these positions alone.
         """
-        positions = first + jnp.arange(tokens.shape[1])
+        positions = jnp.arange(tokens.shape[1]) + first
         hidden, states, keys_values = self.embed(tokens), [], []
         for layer, window, earlier in itertools.zip_longest(self.decoder.layers, self._windows(), kept):
             seen = tuple(jnp.swapaxes(part, 1, 2) for part in layer.keys_values(hidden, positions[None]))

@@ -18,7 +18,7 @@ FAST := calm_beam tests/tools/demo_task tests/validity \
     $(addprefix tests/calm_beam/,exits/test_rule.py $(addprefix decoding/test_,generate.py prompts.py settings.py)) \
     $(addprefix tests/launch/test_,accelerators.py cli.py dataflow.py flags.py flex_template.py inspect.py progress.py \
         runner_flags.py) \
-    $(addprefix --ignore=tests/calm_beam/,$(addprefix report/test_,browser.py labels.py reading.py) metrics/test_bleurt.py \
+    $(addprefix --ignore=tests/calm_beam/,$(addprefix report/test_,accessibility.py browser.py labels.py reading.py) metrics/test_bleurt.py \
         inputs/test_tensorflow_formats.py)
 
 .PHONY: calibrate test test-all test-fast test-exhaustive test-validity matrix lint format types docs pictures demo-model clean

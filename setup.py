@@ -93,6 +93,8 @@ _DEV = [
     *_TOKENIZERS,
     *_SEQIO,
     *_GROUPS["lint"],
+    # Brings axe, which tests whether everybody can use the pages.
+    "axe-playwright-python>=0.1.4,<0.2",
     "build>=1.2,<2",
     # For examples/web_service.
     "fastapi>=0.115,<1",

@@ -144,7 +144,7 @@ def test_page(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: p
 @pytest.mark.skipif(CHROMIUM is None, reason="needs a browser: apt-get install chromium")
 @pytest.mark.timeout(240)
 def test_everybody_can_use_the_page(tmp_path: pathlib.Path) -> None:
-    """axe finds nothing on it."""
+    """Axe finds nothing on it."""
     output = tmp_path / "plan.html"
     assert main(["plan", "--delta=0.2", "--risk_guess=0.05", "--p_value=exact_binomial", f"--output={output}"]) == 0
     with started_browser() as browser:

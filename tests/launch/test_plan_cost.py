@@ -166,7 +166,7 @@ def test_the_page(pilot: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.Ca
 @pytest.mark.skipif(CHROMIUM is None, reason="needs a browser: apt-get install chromium")
 @pytest.mark.timeout(240)
 def test_everybody_can_use_the_page(pilot: pathlib.Path, tmp_path: pathlib.Path) -> None:
-    """axe finds nothing on it."""
+    """Axe finds nothing on it."""
     output = tmp_path / "plan.html"
     assert _plan(pilot, f"--output={output}") == 0
     with started_browser() as browser:

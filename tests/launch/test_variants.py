@@ -406,7 +406,7 @@ def test_objectives_share_the_sweeps(model: pathlib.Path, data: pathlib.Path, tm
 @pytest.mark.skipif(CHROMIUM is None, reason="needs a browser: apt-get install chromium")
 @pytest.mark.timeout(240)
 def test_everybody_can_use_the_report(calibrated: pathlib.Path) -> None:
-    """axe finds nothing on it, and its tables sort."""
+    """Axe finds nothing on it, and its tables sort."""
     with started_browser() as browser:
         assert violations(browser, calibrated / "report.html") == []
         with opened(browser, calibrated / "report.html") as seen:

@@ -61,8 +61,8 @@ format: $(CHECKERS)
 docs: $(INSTALLED)  ## the documentation site, in build/site; broken links and pages that nothing leads to end it
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 
-pictures: $(INSTALLED)  ## make the README's pictures again (about ten minutes; needs Chromium)
-	$(BIN)/python -m tools.pictures --output=docs/pictures
+pictures: $(INSTALLED)  ## make the documentation's pictures again (about ten minutes; needs Chromium); PICTURES=--only=report for one
+	$(BIN)/python -m tools.pictures --output=docs/pictures $(PICTURES)
 
 demo-model: $(INSTALLED)  ## regenerate the embedded data and train the embedded model again (about an hour)
 	$(BIN)/python -m tools.demo_task.write_data --output=build/demo

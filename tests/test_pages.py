@@ -24,6 +24,7 @@ _ROOMS = (
     "calm_beam/model",
     "calm_beam/upkeep",
     "calm_beam/generations",
+    "calm_beam/report",
     "launch",
     "launch/evaluate",
     "tools",

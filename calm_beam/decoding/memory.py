@@ -85,8 +85,8 @@ def choose_budget(
     if not is_host and "keys_values" not in group.division.whole:
         # Of an accelerator's memory, its part alone; the devices of a host share one.
         position //= group.division.parts
-    pending = sum(math.prod(shape) for shape in architecture_of(config).pending_shapes(config).values())
-    states = ((config.num_decoder_layers + 1) * config.emb_dim + pending) * lanes * arithmetic.number_bytes
+    pending = sum(array.num_bytes for array in architecture_of(config).pending(config, arithmetic).values())
+    states = ((config.num_decoder_layers + 1) * config.emb_dim * arithmetic.number_bytes + pending) * lanes
     most = batch_size or (_HOST_SLOTS if is_host else _DEVICE_SLOTS)
     # Bookkeeping of a slot's lanes on the host: paths at every layer, and what they have generated.
     outputs = lanes * steps * (config.num_decoder_layers + 4) * _FLOAT_BYTES
@@ -149,7 +149,7 @@ def least_need(
     by_position = architecture.position_numbers(config, steps=steps)
     # Bookkeeping of the lanes, too.
     others = rows * lanes * steps * (config.num_decoder_layers + 6) + by_position
-    prefill = rows * architecture.prefill_numbers(config, source=source)
+    prefill = architecture.prefill_numbers(config, rows=rows, source=source)
     return Need(
         weights=weights * arithmetic.number_bytes,
         outputs=rows * lanes * steps * position * arithmetic.number_bytes + others * _FLOAT_BYTES,
@@ -269,6 +269,8 @@ def memory_in_words(
     if model_parallelism > 1:
         part = values_per_device(shapes, division) * arithmetic.number_bytes
         weights += f", {_in_words(part)} on each of {model_parallelism} devices"
+        if division.whole:
+            weights += f" (each has {division.whole_in_words()} whole, which cannot be shared evenly)"
     if token_budget is not None:
         return f"{weights}; room for {token_budget:,} positions, as asked, takes {_in_words(token_budget * position)}"
     if not runs_here or has_accelerators():

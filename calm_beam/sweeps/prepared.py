@@ -12,7 +12,7 @@ from calm_beam.decoding.recorded import settings_of_variant
 from calm_beam.decoding.settings import DecodeSettings
 from calm_beam.errors import UsageError
 from calm_beam.examples import no_vocabulary_for
-from calm_beam.exits.head_forms import check_head
+from calm_beam.exits.head_forms import check_head, form_on_devices
 from calm_beam.exits.measures import Need
 from calm_beam.generations import DecodeJob, StoredGenerations
 from calm_beam.inputs import DataFiles, Reading
@@ -95,6 +95,7 @@ class PreparedSweep:
             num_shards=self.num_shards,
             order=self.request.order,
             part=self.request.part,
+            end_ids=self.checkpoint.config.end_ids,
             decoder=self.request.decoder,
             software=decoding_versions(),
         )
@@ -173,6 +174,7 @@ def prepare_sweep(
     """
     _check_token_budget(request)
     check_head(request.exit_head, request.settings.arithmetic)
+    form_on_devices(request.exit_head, request.model_parallelism)
     preview = preview_data(data.files, data.reading)
     checkpoint = load_checkpoint(
         request.model,
@@ -259,7 +261,6 @@ def _check_needs_no_vocabulary(preview: DataPreview, checkpoint: Checkpoint, *, 
 
 def _check_model(request: SweepRequest, config: ModelConfig) -> None:
     settings, architecture = request.settings, architecture_of(config)
-    architecture.check_arithmetic(settings.arithmetic)
     architecture.check_positions(config, source=settings.max_input_length, steps=settings.max_decode_length)
 
 

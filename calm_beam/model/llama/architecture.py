@@ -5,8 +5,9 @@ from typing import TYPE_CHECKING
 
 from calm_beam.arithmetic import Arithmetic
 from calm_beam.errors import UsageError
-from calm_beam.model.architecture import Architecture
+from calm_beam.model.architecture import Architecture, ArrayType
 
+from .chunks import chunk_numbers
 from .config import LlamaConfig, parameter_shapes
 
 if TYPE_CHECKING:
@@ -27,7 +28,6 @@ class LlamaArchitecture(Architecture):
         """Returns the network."""
         from .network import EarlyExitLlama
 
-        self.check_arithmetic(arithmetic)
         return EarlyExitLlama(config, arithmetic)
 
     def packed_layer(self, config: LlamaConfig, *, arithmetic: Arithmetic) -> "DecoderLayer":
@@ -36,27 +36,15 @@ class LlamaArchitecture(Architecture):
 
         return DecoderLayer(config, arithmetic)
 
-    def check_arithmetic(self, arithmetic: Arithmetic) -> None:
-        """Refuses bfloat16.
-
-        Raises:
-          UsageError: If it is that.
-        """
-        if arithmetic.dtype != "float32":
-            raise UsageError(
-                f"dtype is {arithmetic.dtype}, but decoder-only models are computed in float32 only. Leave it out; "
-                "their weights may be stored in bfloat16."
-            )
-
-    def pending_shapes(self, config: LlamaConfig) -> Mapping[str, tuple[int, ...]]:
-        """Returns the shapes of a layer's input, its queries, and what these have of the path."""
+    def pending(self, config: LlamaConfig, arithmetic: Arithmetic) -> Mapping[str, ArrayType]:
+        """Returns a layer's input, its queries, and what these have of the path, which is float32."""
         by_head = (config.num_heads, config.head_dim)
         return {
-            "hidden": (config.emb_dim,),
-            "queries": by_head,
-            "mixed": by_head,
-            "largest": (config.num_heads,),
-            "total": (config.num_heads,),
+            "hidden": ArrayType((config.emb_dim,), arithmetic.dtype),
+            "queries": ArrayType(by_head, arithmetic.dtype),
+            "mixed": ArrayType(by_head),
+            "largest": ArrayType((config.num_heads,)),
+            "total": ArrayType((config.num_heads,)),
         }
 
     def encoder_width(self, config: LlamaConfig) -> int:
@@ -94,6 +82,6 @@ class LlamaArchitecture(Architecture):
         """Returns how many numbers the masks of every step to every other take at all layers."""
         return config.num_decoder_layers * steps**2
 
-    def prefill_numbers(self, config: LlamaConfig, *, source: int) -> int:
-        """Returns how many numbers a layer takes: attention before and after the softmax, and MLP."""
-        return 2 * config.num_heads * source**2 + 2 * source * config.mlp_dim
+    def prefill_numbers(self, config: LlamaConfig, *, rows: int, source: int) -> int:
+        """Returns how many numbers a layer makes of a chunk of prompts."""
+        return chunk_numbers(config, rows=rows, source=source)

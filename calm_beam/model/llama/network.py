@@ -1,31 +1,26 @@
 """The decoder-only network: prompts, one decoder layer at a time, and the output head at any layer."""
 
+import itertools
+from collections.abc import Sequence
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 
 from calm_beam.arithmetic import FLOAT32, Arithmetic
+from calm_beam.model.heads import Projection, exit_probability, head_logits, head_weights
 from calm_beam.model.interface import KeysValues, Position
-from calm_beam.model.numerics import MASKED, precision_of
+from calm_beam.model.numerics import MASKED, precision_of, rounded, widened
+from calm_beam.model.partitioning import divided
 
+from .chunks import chunk_positions
 from .config import LlamaConfig
 from .layers import DecoderLayer, positions_of
 from .norm import RMSNorm
 
 # More keys than any position has.
 _ALL = np.int32(2**30)
-
-
-class Projection(nn.Module):
-    """The kernel of a dense layer without a bias, for callers that multiply by it themselves."""
-
-    inputs: int
-    outputs: int
-
-    def setup(self) -> None:
-        """Declares the kernel, [in, out]."""
-        self.kernel = self.param("kernel", nn.initializers.lecun_normal(), (self.inputs, self.outputs))
 
 
 class Decoder(nn.Module):
@@ -38,7 +33,7 @@ class Decoder(nn.Module):
         """Declares the layers, the shared final norm, the head and the exit classifier."""
         config = self.config
         self.layers = [DecoderLayer(config, self.arithmetic) for _ in range(config.num_decoder_layers)]
-        self.decoder_norm = RMSNorm(config)
+        self.decoder_norm = RMSNorm(config, self.arithmetic)
         if not config.tied_head:
             self.logits_dense = Projection(config.emb_dim, config.vocab_size)
         if config.exit_classifier:
@@ -54,7 +49,7 @@ class EarlyExitLlama(nn.Module):
 
     Attributes:
       config: Of the model.
-      arithmetic: Of its products; its numbers are float32.
+      arithmetic: In which numbers it computes. States, keys and values are of its type.
     """
 
     config: LlamaConfig
@@ -62,25 +57,51 @@ class EarlyExitLlama(nn.Module):
 
     def setup(self) -> None:
         """Declares embedding and decoder."""
-        self.token_embedder = nn.Embed(self.config.vocab_size, self.config.emb_dim)
+        self.token_embedder = nn.Embed(self.config.vocab_size, self.config.emb_dim, dtype=self.arithmetic.dtype)
         self.decoder = Decoder(self.config, self.arithmetic)
 
     def embed(self, tokens: jax.Array) -> jax.Array:
         """Returns the embeddings of token ids, shape of `tokens` + (width,)."""
         embedded = self.token_embedder(tokens)
-        return embedded * np.float32(np.sqrt(self.config.emb_dim)) if self.config.scaled_embedding else embedded
+        if not self.config.scaled_embedding:
+            return embedded
+        # Gemma's own code, too, rounds the factor to the type of the states.
+        factor = np.asarray(np.sqrt(self.config.emb_dim), self.arithmetic.dtype).astype(np.float32)
+        return rounded(widened(embedded) * factor, self.arithmetic)
 
     def prefill(self, source_tokens: jax.Array, lengths: jax.Array) -> tuple[list[KeysValues], jax.Array]:
         """Returns every layer's keys and values of prompts, and the mask of their positions.
+
+        Long prompts go through the layers in chunks, each attending to what those before it have left.
 
         Args:
           source_tokens: shape (batch, source). Padded behind: no position sees those after it.
           lengths: int32, shape (batch,).
         """
-        states, keys_values = self._in_prompt(source_tokens)
-        del states
         mask = jnp.arange(source_tokens.shape[1])[None] < lengths[:, None]
-        return [tuple(jnp.swapaxes(part, 1, 2) for part in pair) for pair in keys_values], mask
+        chunk = chunk_positions(self.config, rows=source_tokens.shape[0], source=source_tokens.shape[1])
+        if chunk == source_tokens.shape[1]:
+            return self._in_prompt(source_tokens)[1], mask
+        return self._by_chunks(source_tokens, chunk), mask
+
+    def _by_chunks(self, tokens: jax.Array, chunk: int) -> list[KeysValues]:
+        """Returns every layer's keys and values of prompts, (batch, source), some positions after the other."""
+        config, (batch, source) = self.config, tokens.shape
+        count = -(-source // chunk)
+        shape = batch, config.num_kv_heads, count * chunk, config.head_dim
+        nothing = [
+            tuple(self._placed(jnp.zeros(shape, self.arithmetic.dtype)) for _ in range(2)) for _ in self._windows()
+        ]
+        parts = jnp.moveaxis(jnp.pad(tokens, ((0, 0), (0, count * chunk - source))).reshape(batch, count, chunk), 1, 0)
+        # Flax's modules are not for JAX's loops: this one is taken apart, and its parameters are those of the caller.
+        model, variables = self.unbind()
+
+        def go_through(kept: list[KeysValues], part: tuple[jax.Array, jax.Array]) -> tuple[list[KeysValues], None]:
+            _, kept = model.apply(variables, part[0], first=part[1], kept=kept, method="_in_prompt")
+            return kept, None
+
+        kept, _ = jax.lax.scan(go_through, nothing, (parts, chunk * jnp.arange(count)))
+        return [tuple(values[:, :, :source] for values in pair) for pair in kept]
 
     def decode_teacher_forced(self, tokens: jax.Array) -> jax.Array:
         """Returns the output of every layer at every position, without early exits.
@@ -93,17 +114,37 @@ class EarlyExitLlama(nn.Module):
         """
         return jnp.stack(self._in_prompt(tokens)[0])
 
-    def _in_prompt(self, tokens: jax.Array) -> tuple[list[jax.Array], list[KeysValues]]:
-        """Returns outputs, and keys and values, of every layer, each (batch, positions, ...)."""
-        length = tokens.shape[1]
-        positions = np.arange(length, dtype=np.int32)
-        age = positions[:, None] - positions
-        hidden, states, kept = self.embed(tokens), [], []
-        for layer, window in zip(self.decoder.layers, self._windows(), strict=True):
-            kept.append(layer.keys_values(hidden, positions[None]))
-            hidden = layer.in_prompt(hidden, kept[-1], is_seen=(age >= 0) & (age < window))
+    def _in_prompt(
+        self, tokens: jax.Array, *, first: jax.Array | int = 0, kept: Sequence[KeysValues | None] = ()
+    ) -> tuple[list[jax.Array], list[KeysValues]]:
+        """Returns of every layer its output at positions of prompts, and keys and values of these and earlier ones.
+
+        Args:
+          tokens: shape (batch, positions).
+          first: int32 scalar. The first of the positions.
+          kept: Every layer's keys and values of earlier positions, with room for these, each (batch, heads of keys,
+            source, head_dim); none if there are no earlier ones.
+
+        Returns:
+          For each layer (batch, positions, width); and keys and values as they came, or of these positions alone.
+        """
+        positions = jnp.arange(tokens.shape[1]) + first
+        hidden, states, keys_values = self.embed(tokens), [], []
+        for layer, window, earlier in itertools.zip_longest(self.decoder.layers, self._windows(), kept):
+            seen = tuple(jnp.swapaxes(part, 1, 2) for part in layer.keys_values(hidden, positions[None]))
+            if earlier is not None:
+                seen = tuple(
+                    self._placed(jax.lax.dynamic_update_slice_in_dim(old, new, first, axis=2))
+                    for old, new in zip(earlier, seen, strict=True)
+                )
+            age = positions[:, None] - jnp.arange(seen[0].shape[2])[None]
+            hidden = layer.in_prompt(hidden, seen, positions=positions, is_seen=(age >= 0) & (age < window))
+            keys_values.append(seen)
             states.append(hidden)
-        return states, kept
+        return states, keys_values
+
+    def _placed(self, values: jax.Array) -> jax.Array:
+        return divided(values, 1, of=self.config.num_kv_heads)
 
     def decoder_position_biases(self, length: int) -> list[jax.Array]:
         """Returns what hides generated keys from queries, each (1, length, length): of each layer, or of all.
@@ -157,10 +198,7 @@ class EarlyExitLlama(nn.Module):
 
     def head(self, states: jax.Array) -> jax.Array:
         """Returns the logits of the output head after any layer: final norm, then the shared head."""
-        weights, vocab_axis = self.head_weights()
-        return jnp.dot(
-            self.head_inputs(states), weights if vocab_axis else weights.T, precision=precision_of(self.arithmetic)
-        )
+        return head_logits(self.head_inputs(states), self.head_weights(), self.arithmetic)
 
     def head_inputs(self, states: jax.Array) -> jax.Array:
         """Returns what the head's weights multiply, shape of `states`: the normed states."""
@@ -168,16 +206,11 @@ class EarlyExitLlama(nn.Module):
 
     def head_weights(self) -> tuple[jax.Array, int]:
         """Returns the head's weights as they are stored, and the axis of the vocabulary in them."""
-        if self.config.tied_head:
-            return self.token_embedder.embedding, 0
-        return self.decoder.logits_dense.kernel, 1
+        return head_weights(self.token_embedder, self.decoder, self.arithmetic)
 
     def exit_score(self, states: jax.Array) -> jax.Array:
         """Returns the exit classifier's probability of "exit", shape (...), of raw layer outputs (..., width)."""
-        logits = self.decoder.meta_cls(states)
-        if self.config.exit_classifier == 1:
-            return jax.nn.sigmoid(logits[..., 0])
-        return jax.nn.softmax(logits)[..., 1]
+        return exit_probability(self.decoder.meta_cls, states)
 
     def __call__(self, tokens: jax.Array) -> jax.Array:
         """Returns every layer's logits, shape (layers, batch, positions, vocabulary); declares every parameter."""

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from calm_beam.arithmetic import Arithmetic
-from calm_beam.model.architecture import Architecture
+from calm_beam.model.architecture import Architecture, ArrayType
 
 from .config import PAD_ID, T5Config, parameter_shapes
 
@@ -34,12 +34,9 @@ class T5Architecture(Architecture):
 
         return DecoderLayer(config, arithmetic=arithmetic)
 
-    def check_arithmetic(self, arithmetic: Arithmetic) -> None:
-        """Refuses nothing."""
-
-    def pending_shapes(self, config: T5Config) -> Mapping[str, tuple[int, ...]]:
-        """Returns the shape of the states after self-attention."""
-        return {"hidden": (config.emb_dim,)}
+    def pending(self, config: T5Config, arithmetic: Arithmetic) -> Mapping[str, ArrayType]:
+        """Returns the states after self-attention."""
+        return {"hidden": ArrayType((config.emb_dim,), arithmetic.dtype)}
 
     def encoder_width(self, config: T5Config) -> int:
         """Returns the model's width, which the encoder's output has, too."""
@@ -60,6 +57,6 @@ class T5Architecture(Architecture):
         tables = config.num_decoder_layers if config.relative_bias_per_layer else 1
         return (tables * config.num_heads + 2) * steps**2
 
-    def prefill_numbers(self, config: T5Config, *, source: int) -> int:
+    def prefill_numbers(self, config: T5Config, *, rows: int, source: int) -> int:
         """Returns how many numbers an encoder layer takes: attention before and after the softmax, and MLP."""
-        return 2 * config.num_heads * source**2 + source * config.mlp_dim
+        return rows * (2 * config.num_heads * source**2 + source * config.mlp_dim)

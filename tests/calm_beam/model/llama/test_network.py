@@ -9,14 +9,16 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from calm_beam.arithmetic import FLOAT32, Arithmetic
 from calm_beam.model import network_of, parameter_shapes
-from calm_beam.model.llama import LlamaConfig, RopeScaling
+from calm_beam.model.llama import LlamaConfig, RopeScaling, network
 from tests.builders import checkpoint_of
 from tests.calm_beam.model.llama.builders import build_llama_arrays, build_llama_config
 from tests.numpy_llama import NumpyLlama
 
 pytestmark = pytest.mark.usefixtures("strict_promotion")
 
+_BFLOAT16 = Arithmetic(dtype="bfloat16")
 _TOKENS = ([9, 33, 4, 0, 12, 1, 0, 17], [0, 5])
 _KINDS: dict[str, dict[str, Any]] = {
     "llama": {},
@@ -30,9 +32,10 @@ _KINDS: dict[str, dict[str, Any]] = {
 _each_kind = pytest.mark.parametrize("changes", _KINDS.values(), ids=list(_KINDS))
 
 
-def _apply(config: LlamaConfig, method: str, *arrays: Any) -> Any:
-    parameters = {"params": checkpoint_of(config, build_llama_arrays(config, 3)).parameters()}
-    return jax.jit(functools.partial(network_of(config).apply, method=method))(parameters, *arrays)
+def _apply(config: LlamaConfig, method: str, *arrays: Any, arithmetic: Arithmetic = FLOAT32) -> Any:
+    parameters = {"params": checkpoint_of(config, build_llama_arrays(config, 3)).parameters(arithmetic)}
+    model = network_of(config, arithmetic=arithmetic)
+    return jax.jit(functools.partial(model.apply, method=method))(parameters, *arrays)
 
 
 def _padded() -> np.ndarray:
@@ -59,6 +62,37 @@ def test_states_logits_and_scores_are_numpys(changes: dict[str, Any]) -> None:
         _assert_close(scores[:, row, : len(tokens)], plain.exit_score(expected))
 
 
+def _assert_rounded_alike(found: jax.Array, expected: np.ndarray) -> None:
+    """Asserts that nearly all values are the same bfloat16 numbers, and the others near: sums may end beside a tie."""
+    assert found.dtype == jnp.bfloat16
+    error = np.abs(np.asarray(found, np.float64) - expected)
+    assert np.median(error) == 0
+    assert error.max() < np.abs(expected).max() * 2**-7
+
+
+@_each_kind
+def test_in_bfloat16_everything_is_rounded_where_numpy_rounds(changes: dict[str, Any]) -> None:
+    """States, keys and values are those of float64 with each factor and state rounded; logits are float32 sums.
+
+    Keys are rounded once, after their positions.
+    """
+    config = build_llama_config(exit_classifier=2, **changes)
+    apply = functools.partial(_apply, config, arithmetic=_BFLOAT16)
+    states, (kept, _) = apply("decode_teacher_forced", _padded()), apply("prefill", _padded(), np.array([8, 2]))
+    logits, scores = apply("head", states), apply("exit_score", states)
+    plain = NumpyLlama(config, build_llama_arrays(config, 3), "bfloat16")
+    for row, tokens in enumerate(_TOKENS):
+        _assert_rounded_alike(states[:, row, : len(tokens)], plain.states(tokens))
+        for pair, of_layer in zip(kept, plain.begin([*tokens, 0]).kept, strict=True):
+            for values, wanted in zip(pair, zip(*of_layer, strict=True), strict=True):
+                _assert_rounded_alike(jnp.swapaxes(values[row, :, : len(tokens)], 0, 1), np.stack(wanted))
+        exact = np.asarray(states[:, row], np.float64)
+        _assert_close(scores[:, row], plain.exit_score(exact))
+        # Norms are rounded, and float32's may end beside a tie.
+        np.testing.assert_allclose(logits[:, row], plain.logits(exact), rtol=0, atol=2**-7 * np.abs(logits).max())
+        assert np.median(np.abs(logits[:, row] - plain.logits(exact))) < 1e-5
+
+
 @_each_kind
 def test_prompts_leave_their_keys_and_values(changes: dict[str, Any]) -> None:
     """Of every token and layer, the last included; the mask goes by length, since 0 is a token as others are."""
@@ -71,6 +105,47 @@ def test_prompts_leave_their_keys_and_values(changes: dict[str, Any]) -> None:
         for pair, of_layer in zip(kept, expected, strict=True):
             for values, wanted in zip(pair, zip(*of_layer, strict=True), strict=True):
                 _assert_close(jnp.swapaxes(values[row, :, : len(tokens)], 0, 1), np.stack(wanted))
+
+
+@pytest.mark.parametrize(
+    ("changes", "dtype"),
+    [
+        *((changes, "float32") for changes in _KINDS.values()),
+        ({"rope_scaling": RopeScaling(kind="dynamic", factor=4.0)}, "float32"),
+        (
+            {
+                "rope_scaling": RopeScaling(kind="yarn", factor=4.0, original_max_positions=16, attention_factor=1.2),
+                "query_key_norms": True,
+            },
+            "float32",
+        ),
+        (_KINDS["llama"], "bfloat16"),
+        (_KINDS["windows"], "bfloat16"),
+    ],
+    ids=[*_KINDS, "dynamic", "yarn", "bfloat16", "windows in bfloat16"],
+)
+@pytest.mark.parametrize("chunk", [1, 3, 8, 19])
+def test_chunks_leave_what_whole_prompts_leave(
+    changes: dict[str, Any], dtype: str, chunk: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Keys and values of prompts of 20 positions, whatever number of them goes through the layers at a time."""
+    config, arithmetic = build_llama_config(**changes), Arithmetic(dtype=dtype)
+    tokens = np.random.default_rng(2).integers(0, 50, size=(3, 20)).astype(np.int32)
+    lengths = np.array([20, 13, 0], np.int32)
+    whole, whole_mask = _apply(config, "prefill", tokens, lengths, arithmetic=arithmetic)
+    asked = []
+    monkeypatch.setattr(network, "chunk_positions", lambda config, **sizes: asked.append(sizes) or chunk)
+    kept, mask = _apply(config, "prefill", tokens, lengths, arithmetic=arithmetic)
+    assert asked == [{"rows": 3, "source": 20}]
+    np.testing.assert_array_equal(mask, whole_mask)
+    assert len(kept) == config.num_decoder_layers
+    for pair, of_whole in zip(kept, whole, strict=True):
+        for values, expected in zip(pair, of_whole, strict=True):
+            assert values.shape == (3, config.num_kv_heads, 20, config.head_dim)
+            if dtype == "float32":
+                _assert_close(values, np.asarray(expected))
+            else:
+                _assert_rounded_alike(values, np.asarray(expected, np.float64))
 
 
 @pytest.mark.parametrize("exit_classifier", [0, 1, 2])

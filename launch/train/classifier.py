@@ -16,7 +16,7 @@ from calm_beam.launch.terminal import PlainConsole
 from calm_beam.training.train_classifier import TrainedClassifier, train_classifier
 
 from .flags import checked_output, classifier_config
-from .inputs import load_model, open_vocabulary, read_rows, training_pairs, validation_pairs
+from .inputs import end_of_targets, first_references, load_model, open_vocabulary, read_rows, training_pairs
 from .progress import StepBar
 
 
@@ -34,11 +34,22 @@ def run_classifier_stage(flags: argparse.Namespace, console: PlainConsole) -> No
     checkpoint = load_model(flags.checkpoint, declared(flags))
     assert checkpoint.vocabulary_path is not None
     _check_dtype(checkpoint.arrays, flags.stored_dtype)
-    vocabulary = open_vocabulary(checkpoint.vocabulary_path, checkpoint.config)
+    vocabulary = open_vocabulary(
+        checkpoint.vocabulary_path, checkpoint.config, chat_template=flags.chat_template, system=flags.system
+    )
     reading = reading_of(flags)
-    pairs = training_pairs(vocabulary, flags.task_prefix, rows=read_rows("--data", flags.data, reading=reading))
-    rows = read_rows("--validation_data", flags.validation_data, reading=reading)
-    measured_pairs = validation_pairs(vocabulary, flags.task_prefix, rows=rows)
+    rows = read_rows("--data", flags.data, reading=reading)
+    measured_rows = first_references(read_rows("--validation_data", flags.validation_data, reading=reading))
+    learned, measured = (
+        training_pairs(
+            vocabulary,
+            each,
+            task_prefix=flags.task_prefix,
+            max_input_length=config.max_input_length,
+            vocab_size=checkpoint.config.vocab_size,
+        )
+        for each in (rows, measured_rows)
+    )
 
     if checkpoint.config.exit_classifier:
         console.say(f"Replacing the exit classifier of {flags.checkpoint}.")
@@ -47,8 +58,9 @@ def run_classifier_stage(flags: argparse.Namespace, console: PlainConsole) -> No
             config,
             checkpoint.config,
             arrays=checkpoint.arrays,
-            pairs=pairs,
-            validation_pairs=measured_pairs,
+            pairs=learned.pairs,
+            validation_pairs=measured.pairs,
+            end_id=end_of_targets(vocabulary, checkpoint.config),
             on_progress=lambda step, steps: bar.show(step, steps, text="batches of states"),
         )
     write_native(

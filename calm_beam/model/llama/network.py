@@ -6,7 +6,7 @@ import numpy as np
 from flax import linen as nn
 
 from calm_beam.arithmetic import FLOAT32, Arithmetic
-from calm_beam.model.interface import KeysValues, Position
+from calm_beam.model.interface import KeysValues, Position, Taught
 from calm_beam.model.numerics import MASKED, precision_of
 
 from .config import LlamaConfig
@@ -82,7 +82,24 @@ class EarlyExitLlama(nn.Module):
         mask = jnp.arange(source_tokens.shape[1])[None] < lengths[:, None]
         return [tuple(jnp.swapaxes(part, 1, 2) for part in pair) for pair in keys_values], mask
 
-    def decode_teacher_forced(self, tokens: jax.Array) -> jax.Array:
+    def teacher_forced(self, taught: Taught, *, deterministic: bool = True) -> jax.Array:
+        """Returns the states that predict the targets, (layers, batch, target, width): from the prompt's last on.
+
+        Arguments are those of `EarlyExitModel.teacher_forced`; there is no dropout.
+        """
+        states = self.every_position(jnp.asarray(taught.source_tokens))
+        width = taught.targets.shape[1]
+        # A narrow target of a long source ends before the last position, and what is taken of it does not.
+        states = jnp.pad(states, ((0, 0), (0, 0), (0, width), (0, 0)))
+        starts = jnp.asarray(taught.source_lengths) - jnp.asarray(taught.target_lengths)
+
+        def of_row(row: jax.Array, start: jax.Array) -> jax.Array:
+            return jax.lax.dynamic_slice_in_dim(row, start, width, axis=1)
+
+        taken: jax.Array = jax.vmap(of_row, in_axes=(1, 0), out_axes=1)(states, starts)
+        return taken
+
+    def every_position(self, tokens: jax.Array) -> jax.Array:
         """Returns the output of every layer at every position, without early exits.
 
         Args:
@@ -155,8 +172,8 @@ class EarlyExitLlama(nn.Module):
             position=position,
         )
 
-    def head(self, states: jax.Array) -> jax.Array:
-        """Returns the logits of the output head after any layer: final norm, then the shared head."""
+    def head(self, states: jax.Array, *, deterministic: bool = True) -> jax.Array:
+        """Returns the logits of the output head after any layer: final norm, then the shared head; without dropout."""
         weights, vocab_axis = self.head_weights()
         return jnp.dot(
             self.head_inputs(states), weights if vocab_axis else weights.T, precision=precision_of(self.arithmetic)
@@ -181,7 +198,7 @@ class EarlyExitLlama(nn.Module):
 
     def __call__(self, tokens: jax.Array) -> jax.Array:
         """Returns every layer's logits, shape (layers, batch, positions, vocabulary); declares every parameter."""
-        states = self.decode_teacher_forced(tokens)
+        states = self.every_position(tokens)
         if self.config.exit_classifier:
             self.exit_score(states)
         return self.head(states)

@@ -10,6 +10,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 
 from calm_beam.checkpoints import Arrays
@@ -38,12 +39,20 @@ class Begun:
 
 
 class NumpyDecoder(abc.ABC):
-    """A model, in float64."""
+    """A model, in float64; where it is to compute in bfloat16, with every factor of a product and state rounded."""
 
-    def __init__(self, config: ModelConfig, arrays: Arrays) -> None:
-        """Takes sizes and weights."""
+    def __init__(self, config: ModelConfig, arrays: Arrays, dtype: str = "float32") -> None:
+        """Takes sizes, weights, and what the model that this one checks computes in."""
         self.config: Any = config
-        self.arrays = {name: np.asarray(array, np.float64) for name, array in arrays.items()}
+        self._is_rounded = dtype == "bfloat16"
+        self.arrays = {
+            name: np.asarray(array, np.float64) if _stays_wide(name) else self.rounded(np.asarray(array, np.float64))
+            for name, array in arrays.items()
+        }
+
+    def rounded(self, values: np.ndarray) -> np.ndarray:
+        """Returns values as the model holds them."""
+        return values.astype(ml_dtypes.bfloat16).astype(np.float64) if self._is_rounded else values
 
     @abc.abstractmethod
     def begin(self, source: Sequence[int]) -> Begun:
@@ -148,6 +157,10 @@ class NumpyDecoder(abc.ABC):
             return float(np.argmax(self.logits(output)) == np.argmax(self.logits(states[-1])))
         second, first = np.sort(softmax(self.logits(output)))[-2:]
         return float(first - second if measure == "softmax" else first)
+
+
+def _stays_wide(name: str) -> bool:
+    return name.endswith(("/scale", "/bias")) or "meta_cls" in name
 
 
 def softmax(logits: np.ndarray) -> np.ndarray:

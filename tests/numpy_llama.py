@@ -1,5 +1,8 @@
 """Llama's family in plain numpy, written from the papers: every head by itself, and rotary positions as complex turns.
 
+Attention divides by the sum of its exponentials at the end, and takes nothing from the logits before: in bfloat16, the
+exponentials are what is rounded.
+
 The frequencies of scaled rotary positions are not repeated here: transformers is asked about those.
 """
 
@@ -9,11 +12,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from tests.numpy_decoder import Begun, KeyValue, NumpyDecoder, softmax
+from tests.numpy_decoder import Begun, KeyValue, NumpyDecoder
 
 
 class NumpyLlama(NumpyDecoder):
-    """The model, in float64."""
+    """The model."""
 
     def begin(self, source: Sequence[int]) -> Begun:
         """Returns a prompt whose tokens but the last have gone through all layers, one after the other."""
@@ -31,11 +34,13 @@ class NumpyLlama(NumpyDecoder):
     def embed(self, token: int) -> np.ndarray:
         """Returns the embedding of a token."""
         embedding = self.arrays["token_embedder/embedding"][token]
-        return embedding * math.sqrt(self.config.emb_dim) if self.config.scaled_embedding else embedding
+        if not self.config.scaled_embedding:
+            return embedding
+        return self.rounded(embedding * self.rounded(np.sqrt(np.float64(self.config.emb_dim))))
 
     def logits(self, state: np.ndarray) -> np.ndarray:
         """Returns the logits, shape (..., vocabulary), of a decoder layer's output."""
-        normed = self._norm(state, "decoder/decoder_norm")
+        normed = self._factor(state, "decoder/decoder_norm")
         if self.config.tied_head:
             return normed @ self.arrays["token_embedder/embedding"].T
         return normed @ self.arrays["decoder/logits_dense/kernel"]
@@ -43,9 +48,10 @@ class NumpyLlama(NumpyDecoder):
     def key_value(self, layer: int, state: np.ndarray, position: int) -> KeyValue:
         """Returns the key, turned by its position, and the value that a layer makes of one state."""
         name = f"decoder/layers_{layer - 1}"
-        normed = self._norm(state, f"{name}/pre_self_attention_layer_norm")
+        normed = self._factor(state, f"{name}/pre_self_attention_layer_norm")
         key = self._projected(f"{name}/self_attention", "key", normed)
-        return self._turned(key, position), self._projected(f"{name}/self_attention", "value", normed)
+        value = self._projected(f"{name}/self_attention", "value", normed)
+        return self.rounded(self._turned(key, position)), self.rounded(value)
 
     def decoder_layer(self, layer: int, memory: Sequence[KeyValue], state: np.ndarray, context: None) -> np.ndarray:
         """Returns the layer's output, (width,), of a state at the last position of its memory."""
@@ -54,18 +60,20 @@ class NumpyLlama(NumpyDecoder):
             memory = memory[-config.sliding_window :]
         # [positions, heads of keys, head_dim]
         keys, values = (np.stack(parts) for parts in zip(*memory, strict=True))
-        normed = self._norm(state, f"{name}/pre_self_attention_layer_norm")
+        normed = self._factor(state, f"{name}/pre_self_attention_layer_norm")
         queries = self._turned(self._projected(f"{name}/self_attention", "query", normed), position)
+        queries = self.rounded(queries / math.sqrt(config.head_dim))
         mixed = []
         for head in range(config.num_heads):
             shared = head // (config.num_heads // config.num_kv_heads)
-            weights = softmax(keys[:, shared] @ queries[head] / math.sqrt(config.head_dim))
-            mixed.append(weights @ values[:, shared])
-        state = state + np.concatenate(mixed) @ self.arrays[f"{name}/self_attention/out/kernel"]
-        normed = self._norm(state, f"{name}/pre_mlp_layer_norm")
+            weights = np.exp(keys[:, shared] @ queries[head])
+            mixed.append(self.rounded(weights) @ values[:, shared] / weights.sum())
+        attended = self.rounded(np.concatenate(mixed)) @ self.arrays[f"{name}/self_attention/out/kernel"]
+        state = self.rounded(state + attended)
+        normed = self._factor(state, f"{name}/pre_mlp_layer_norm")
         gate, linear = (normed @ self.arrays[f"{name}/mlp/{kernel}/kernel"] for kernel in ("wi_0", "wi_1"))
         activated = np.maximum(gate, 0) if config.activation == "relu" else gate / (1 + np.exp(-gate))
-        return state + activated * linear @ self.arrays[f"{name}/mlp/wo/kernel"]
+        return self.rounded(state + self.rounded(activated * linear) @ self.arrays[f"{name}/mlp/wo/kernel"])
 
     def _go_through(self, token: int, kept: list[list[KeyValue]]) -> list[np.ndarray]:
         """Returns the outputs of all layers for the next token, of which all of them keep their own."""
@@ -92,6 +100,9 @@ class NumpyLlama(NumpyDecoder):
         turns = np.array([cmath.rect(1, angle) for angle in angles])
         turned = (heads[:, :half] + 1j * heads[:, half:]) * turns
         return np.concatenate([turned.real, turned.imag], axis=1)
+
+    def _factor(self, state: np.ndarray, name: str) -> np.ndarray:
+        return self.rounded(self._norm(state, name))
 
     def _norm(self, inputs: np.ndarray, name: str) -> np.ndarray:
         mean_square = np.mean(inputs**2, axis=-1, keepdims=True)

@@ -16,7 +16,7 @@ from calm_beam.exits.certified_head import CertifiedHead
 from calm_beam.exits.measures import Need
 from calm_beam.exits.propagations import PassedOn
 from calm_beam.exits.rule import ExitRule
-from calm_beam.model import architecture_of
+from calm_beam.model import ArrayType, architecture_of
 from calm_beam.model.interface import EarlyExitModel, Position
 
 from . import device_steps
@@ -145,17 +145,17 @@ class Batch:
         self._outputs = Outputs(slots, lanes, steps=steps)
         # How many steps of a lane are those of a known output, which then stand in the lane's output from the start.
         self._shared_steps = np.zeros((slots, lanes), np.int32)
-        pending = self._architecture.pending_shapes(config)
-        store = (self._tree.capacity, inner)
+        dtype = model.arithmetic.dtype
+        pending = self._architecture.pending(config, model.arithmetic)
         *made, self._states = zeros(
             (
-                *((slots * lanes, *shape) for shape in pending.values()),
-                (self._layers + 1, slots * lanes, config.emb_dim),
+                *(ArrayType((slots * lanes, *of_row.shape), of_row.dtype) for of_row in pending.values()),
+                ArrayType((self._layers + 1, slots * lanes, config.emb_dim), dtype),
             ),
-            model.arithmetic.dtype,
         )
         self._pending = dict(zip(pending, made, strict=True))
-        stores = zeros((store,) * (2 * self._layers), model.arithmetic.dtype, axis=1, of=config.num_kv_heads)
+        store = ArrayType((self._tree.capacity, inner), dtype)
+        stores = zeros((store,) * (2 * self._layers), axis=1, of=config.num_kv_heads)
         self._cache = list(zip(stores[::2], stores[1::2], strict=True))
 
     def take_work(self) -> Work:

@@ -10,6 +10,7 @@ from calm_beam.checkpoints import Checkpoint
 from calm_beam.exits.decision import decide
 from calm_beam.exits.head_choice import choose_head
 from calm_beam.exits.measures import Measure
+from calm_beam.model import ArrayType
 from calm_beam.model.interface import EarlyExitModel, of_layer
 from calm_beam.model.partitioning import divided
 
@@ -77,7 +78,8 @@ class Sources:
         self.width = width
         shape = (places, config.num_kv_heads, width, config.head_dim)
         # Two arrays a layer, not one twice: a buffer can only be given away once.
-        made = zeros((shape,) * (2 * config.num_decoder_layers), model.arithmetic.dtype, axis=1, of=config.num_kv_heads)
+        kept = ArrayType(shape, model.arithmetic.dtype)
+        made = zeros((kept,) * (2 * config.num_decoder_layers), axis=1, of=config.num_kv_heads)
         self.keys_values = list(zip(made[::2], made[1::2], strict=True))
         self.mask = jnp.zeros((places, width), bool)
         self.free = list(range(places))
@@ -94,7 +96,7 @@ def _path_terms(model: EarlyExitModel, steps: int, parameters: Any) -> list[Any]
     return terms
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1), static_argnames=("axis", "of"))
-def zeros(shapes: tuple[tuple[int, ...], ...], dtype: str, *, axis: int = 0, of: int = 1) -> tuple[jax.Array, ...]:
-    """Returns zeros of each shape, divided as in `partitioning.divided`, made by one program."""
-    return tuple(divided(jnp.zeros(shape, dtype), axis, of=of) for shape in shapes)
+@functools.partial(jax.jit, static_argnums=0, static_argnames=("axis", "of"))
+def zeros(arrays: tuple[ArrayType, ...], *, axis: int = 0, of: int = 1) -> tuple[jax.Array, ...]:
+    """Returns zeros of each shape and type, divided as in `partitioning.divided`, made by one program."""
+    return tuple(divided(jnp.zeros(*array), axis, of=of) for array in arrays)

@@ -6,6 +6,7 @@ Sizes and names of parameters need no JAX: a network is loaded when it is first 
 from typing import TYPE_CHECKING, Any
 
 from .architecture import Architecture as Architecture
+from .architecture import ArrayType as ArrayType
 from .architecture import ModelConfig as ModelConfig
 from .registry import ARCHITECTURES as ARCHITECTURES
 from .registry import architecture_of as architecture_of

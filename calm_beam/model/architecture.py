@@ -1,13 +1,31 @@
 """What an architecture provides, beside its network; needs no JAX."""
 
 import abc
+import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from calm_beam.arithmetic import Arithmetic
 
 if TYPE_CHECKING:
     from .interface import EarlyExitModel, PackedLayer
+
+
+class ArrayType(NamedTuple):
+    """Shape and type of an array.
+
+    Attributes:
+      shape: Its shape.
+      dtype: Name of the type of its numbers.
+    """
+
+    shape: tuple[int, ...]
+    dtype: str = "float32"
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes that it takes."""
+        return math.prod(self.shape) * Arithmetic(dtype=self.dtype).number_bytes
 
 
 class ModelConfig(Protocol):
@@ -76,7 +94,7 @@ class Architecture(abc.ABC):
         """Returns the network; loads JAX.
 
         Raises:
-          UsageError: If it cannot compute in this arithmetic, or has no dropout and some is asked for.
+          UsageError: If it has no dropout and some is asked for.
         """
 
     @abc.abstractmethod
@@ -84,16 +102,8 @@ class Architecture(abc.ABC):
         """Returns a decoder layer of it, for packed rows; loads JAX."""
 
     @abc.abstractmethod
-    def check_arithmetic(self, arithmetic: Arithmetic) -> None:
-        """Refuses what the network cannot compute in.
-
-        Raises:
-          UsageError: If it cannot.
-        """
-
-    @abc.abstractmethod
-    def pending_shapes(self, config: Any) -> Mapping[str, tuple[int, ...]]:
-        """Returns what a packed layer keeps of a row between its two parts: name, and shape without the rows."""
+    def pending(self, config: Any, arithmetic: Arithmetic) -> Mapping[str, ArrayType]:
+        """Returns what a packed layer keeps of each row between its two parts, by name."""
 
     @abc.abstractmethod
     def encoder_width(self, config: Any) -> int:

@@ -104,7 +104,7 @@ class PackedLayer(Protocol):
           over_path: Gathers them.
 
         Returns:
-          Arrays of the shapes that `Architecture.pending_shapes` says, by row.
+          What `Architecture.pending` names, by row.
         """
 
     def attend_to_source_and_feed_forward(
@@ -240,7 +240,7 @@ class EarlyExitModel(Protocol):
         """Returns what the head's weights multiply, shape of `states`."""
 
     def head_weights(self) -> tuple[jax.Array, int]:
-        """Returns the head's weights as they are stored, and the axis of the vocabulary in them."""
+        """Returns the head's weights, and the axis of the vocabulary in them."""
 
     def exit_score(self, states: jax.Array) -> jax.Array:
         """Returns the exit classifier's probability of "exit", shape (...), of raw layer outputs, (..., width)."""

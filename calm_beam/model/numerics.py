@@ -4,8 +4,8 @@ bfloat16 is computed with as T5X does with `dtype=bfloat16`: weights and the fac
 so is the residual stream; norms and the softmax are float32. It differs from T5X where a float32 number is at hand
 anyway. A product's float32 sums stay so through what follows elementwise (the bias and the softmax, the activation and
 its gate, the residual, a norm's scale), and are rounded once, where they become a factor or a state; T5X rounds each of
-these. Relative position biases and masks are float32, T5X's are bfloat16. The head multiplies bfloat16 weights, T5X's
-float32 ones by float32 states.
+these. Relative and rotary positions and masks are float32, T5X's are bfloat16. The head multiplies bfloat16 weights,
+T5X's float32 ones by float32 states.
 
 So the only thing that tells two decoders apart is the order in which float32 sums are made, in bfloat16 as in float32.
 """

@@ -46,7 +46,7 @@ def network_of(config: ModelConfig, *, arithmetic: Arithmetic = FLOAT32, dropout
       dropout_rate: Share of activations that are dropped where a method is called with `deterministic=False`.
 
     Raises:
-      UsageError: If the architecture cannot compute in this arithmetic, or has no dropout and some is asked for.
+      UsageError: If the architecture has no dropout and some is asked for.
     """
     return architecture_of(config).network(config, arithmetic=arithmetic, dropout_rate=dropout_rate)
 

@@ -259,7 +259,6 @@ def _check_needs_no_vocabulary(preview: DataPreview, checkpoint: Checkpoint, *, 
 
 def _check_model(request: SweepRequest, config: ModelConfig) -> None:
     settings, architecture = request.settings, architecture_of(config)
-    architecture.check_arithmetic(settings.arithmetic)
     architecture.check_positions(config, source=settings.max_input_length, steps=settings.max_decode_length)
 
 

@@ -82,7 +82,7 @@ def train(
     Raises:
       ValueError: If there are no pairs, an id is outside the model's vocabulary, `initial` does not fit the model, or
         as in `end_pairs`.
-      UsageError: If the model cannot compute in that type, or has no dropout and some is asked for.
+      UsageError: If the model has no dropout and some is asked for.
       ResumeError: If `resume_from` is of a run with other settings, data or weights to start from.
       FloatingPointError: If the loss is no longer finite; seen when progress is reported.
 

@@ -53,6 +53,30 @@ def test_a_decoder_only_model_is_calibrated_and_served(tmp_path: pathlib.Path) -
         assert (alone.tokens, alone.exit_layers) == (answer.tokens, answer.exit_layers)
 
 
+@pytest.mark.slow
+def test_in_bfloat16_the_manifest_says_so_and_serving_follows(
+    tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A model that was calibrated in bfloat16 is served in it; another precision is refused."""
+    config = build_llama_config(vocab_size=64, emb_dim=16, head_dim=8, mlp_dim=32, max_positions=128, end_ids=(1, 7))
+    arrays = build_llama_arrays(config, 1)
+    tokenizer = write_word_tokenizer(tmp_path / "tokenizer.json", 64, ends=config.end_ids)
+    write_native(tmp_path / "model", config, arrays=arrays, vocabulary_path=tokenizer)
+    prompts = [[*range(2, 3 + place % 20), 9] for place in range(30)]
+    rows = [{"id": str(i), "input_ids": ids, "reference_ids": [[5, 6, 9]]} for i, ids in enumerate(prompts)]
+    (tmp_path / "data.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    flags = ["--max_input_length=24", "--max_decode_length=6", "--thresholds=0.9,0.2", "--delta=0.6", "--epsilon=0.3"]
+    places = [f"--checkpoint={tmp_path / 'model'}", f"--data={tmp_path / 'data.jsonl'}", f"--output={tmp_path / 'run'}"]
+    assert main(["calibrate", *places, *flags, "--dtype=bfloat16"]) == 0
+    manifest = tmp_path / "run" / "manifest.json"
+    assert json.loads(manifest.read_text())["decode"]["dtype"] == "bfloat16"
+    served = Generator.from_manifest(manifest, tmp_path / "model")
+    assert served.generate(prompts[0]).tokens
+    generate = ["generate", f"--manifest={manifest}", f"--checkpoint={tmp_path / 'model'}", "--prompt=w5 w9"]
+    assert main([*generate, "--dtype=float32"]) == 2
+    assert "the manifest was calibrated with bfloat16" in capsys.readouterr().err
+
+
 def test_without_its_tokenizer_it_is_refused(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Token ids that end outputs would stand in the texts that are compared, as if they were content."""
     config = build_llama_config(vocab_size=64, emb_dim=16, head_dim=8, mlp_dim=32, max_positions=128, end_ids=(1, 7))

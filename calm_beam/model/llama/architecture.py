@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from calm_beam.arithmetic import Arithmetic
 from calm_beam.counted import counted
 from calm_beam.errors import UsageError
-from calm_beam.model.architecture import Architecture
+from calm_beam.model.architecture import Architecture, ArrayType
 
 from .config import LlamaConfig, parameter_shapes
 
@@ -32,11 +32,10 @@ class LlamaArchitecture(Architecture):
         """Returns the network.
 
         Raises:
-          UsageError: As in `check_arithmetic`; or if there is to be dropout, which these models do not have.
+          UsageError: If there is to be dropout, which these models do not have.
         """
         from .network import EarlyExitLlama
 
-        self.check_arithmetic(arithmetic)
         if dropout_rate:
             raise UsageError(f"dropout is {dropout_rate}, but decoder-only models have none. Leave it out.")
         return EarlyExitLlama(config, arithmetic)
@@ -47,27 +46,15 @@ class LlamaArchitecture(Architecture):
 
         return DecoderLayer(config, arithmetic)
 
-    def check_arithmetic(self, arithmetic: Arithmetic) -> None:
-        """Refuses bfloat16.
-
-        Raises:
-          UsageError: If it is that.
-        """
-        if arithmetic.dtype != "float32":
-            raise UsageError(
-                f"dtype is {arithmetic.dtype}, but decoder-only models are computed in float32 only. Leave it out; "
-                "their weights may be stored in bfloat16."
-            )
-
-    def pending_shapes(self, config: LlamaConfig) -> Mapping[str, tuple[int, ...]]:
-        """Returns the shapes of a layer's input, its queries, and what these have of the path."""
+    def pending(self, config: LlamaConfig, arithmetic: Arithmetic) -> Mapping[str, ArrayType]:
+        """Returns a layer's input, its queries, and what these have of the path, which is float32."""
         by_head = (config.num_heads, config.head_dim)
         return {
-            "hidden": (config.emb_dim,),
-            "queries": by_head,
-            "mixed": by_head,
-            "largest": (config.num_heads,),
-            "total": (config.num_heads,),
+            "hidden": ArrayType((config.emb_dim,), arithmetic.dtype),
+            "queries": ArrayType(by_head, arithmetic.dtype),
+            "mixed": ArrayType(by_head),
+            "largest": ArrayType((config.num_heads,)),
+            "total": ArrayType((config.num_heads,)),
         }
 
     def encoder_width(self, config: LlamaConfig) -> int:

@@ -8,21 +8,24 @@ import numpy as np
 from flax import linen as nn
 
 from calm_beam.arithmetic import Arithmetic
+from calm_beam.model.dense import Dense
 from calm_beam.model.interface import Arrange, KeysValues, Numbers, OverPath
-from calm_beam.model.numerics import MASKED, precision_of
+from calm_beam.model.numerics import MASKED, einsum, matrix_product, rounded
 
 from .config import LlamaConfig
 from .norm import RMSNorm
 from .rotary import rotated
+
+_LOG2_E = np.float32(np.log2(np.e))
 
 
 class Share(NamedTuple):
     """What queries have of a part of their keys; several parts merge into one softmax.
 
     Attributes:
-      mixed: shape (..., heads, head_dim). Sum of the values, each times exp(its logit - the largest).
-      largest: shape (..., heads). The largest logit; `MASKED` if no key was seen.
-      total: shape (..., heads). Sum of the exponentials; 0 if no key was seen.
+      mixed: float32, shape (..., heads, head_dim). Sum of the values, each times its power of `_powers`.
+      largest: float32, shape (..., heads). Of `_powers`; far below any other if no key was seen.
+      total: float32, shape (..., heads). Sum of the powers; 0 if no key was seen.
     """
 
     mixed: jax.Array
@@ -32,7 +35,7 @@ class Share(NamedTuple):
     def merged(self, other: "Share") -> jax.Array:
         """Returns what queries attend to of both parts, (..., heads, head_dim); at least one key must be seen."""
         largest = jnp.maximum(self.largest, other.largest)
-        mine, theirs = jnp.exp(self.largest - largest), jnp.exp(other.largest - largest)
+        mine, theirs = jnp.exp2(self.largest - largest), jnp.exp2(other.largest - largest)
         total = mine * self.total + theirs * other.total
         mixed = mine[..., None] * self.mixed + theirs[..., None] * other.mixed
         return mixed / total[..., None]
@@ -57,50 +60,48 @@ class Attention(nn.Module):
             "key": config.num_kv_heads,
             "value": config.num_kv_heads,
         }.items():
-            dense = nn.Dense(
-                heads * config.head_dim, use_bias=config.attention_bias, precision=precision_of(self.arithmetic)
-            )
-            setattr(self, name, dense)
+            setattr(self, name, Dense(heads * config.head_dim, self.arithmetic, use_bias=config.attention_bias))
             if config.query_key_norms and name != "value":
                 setattr(self, f"{name}_norm", RMSNorm(config))
-        self.out = nn.Dense(config.emb_dim, use_bias=False, precision=precision_of(self.arithmetic))
+        self.out = Dense(config.emb_dim, self.arithmetic)
 
     def queries(self, inputs: jax.Array, positions: Numbers) -> jax.Array:
         """Returns scaled, turned queries, (..., heads, head_dim), of normed states, (..., width), and positions."""
         queries = self._split(self.query(inputs), self.config.num_heads)
         if self.config.query_key_norms:
             queries = self.query_norm(queries)
-        return rotated(queries, positions, config=self.config) * np.float32(self.config.head_dim**-0.5)
+        turned = rotated(queries, positions, config=self.config)
+        return self._rounded(turned * np.float32(self.config.head_dim**-0.5))
 
     def keys_values(self, inputs: jax.Array, positions: Numbers) -> KeysValues:
         """Returns turned keys, and values, each (..., heads of keys, head_dim); arguments as of `queries`."""
         keys, values = (self._split(made, self.config.num_kv_heads) for made in (self.key(inputs), self.value(inputs)))
         if self.config.query_key_norms:
             keys = self.key_norm(keys)
-        return rotated(keys, positions, config=self.config), values
+        return self._rounded(rotated(keys, positions, config=self.config)), self._rounded(values)
 
     def output(self, mixed: jax.Array) -> jax.Array:
-        """Returns what is added to the residual, (..., width), of (..., heads, head_dim)."""
-        return self.out(mixed.reshape(*mixed.shape[:-2], -1))
+        """Returns what is added to the residual, float32, (..., width), of float32 (..., heads, head_dim)."""
+        return self.out(self._rounded(mixed.reshape(*mixed.shape[:-2], -1)))
 
-    def attend_in_prompt(self, queries: jax.Array, keys_values: KeysValues, *, is_seen: np.ndarray) -> jax.Array:
-        """Returns what every position of prompts attends to.
+    def attend_in_prompt(self, queries: jax.Array, keys_values: KeysValues, *, is_seen: jax.Array) -> jax.Array:
+        """Returns what positions of prompts attend to, as float32.
 
         Args:
           queries: shape (batch, positions, heads, head_dim).
-          keys_values: Each of shape (batch, positions, heads of keys, head_dim).
-          is_seen: bool, shape (positions, positions). By position of query and of key.
+          keys_values: Each of shape (batch, heads of keys, source, head_dim).
+          is_seen: bool, shape (positions, source). By position of query and of key; each query sees a key.
 
         Returns:
           Shape of `queries`.
         """
-        keys, values = (jnp.moveaxis(part, 1, -2) for part in keys_values)
+        keys, values = keys_values
         # [batch, positions, heads of keys, group, head_dim] -> [batch, heads of keys, group, positions, head_dim]
         grouped = jnp.moveaxis(self._grouped(queries), 1, -2)
-        logits = jnp.matmul(grouped, jnp.swapaxes(keys, -1, -2)[:, :, None], precision=precision_of(self.arithmetic))
-        weights = jax.nn.softmax(jnp.where(is_seen[None, None, None], logits, MASKED))
-        mixed = jnp.matmul(weights, values[:, :, None], precision=precision_of(self.arithmetic))
-        return jnp.moveaxis(mixed, -2, 1).reshape(queries.shape)
+        logits = self._product(grouped, jnp.swapaxes(keys, -1, -2)[:, :, None])
+        powers, _ = _powers(jnp.where(is_seen[None, None, None], logits, MASKED))
+        mixed = self._product(self._rounded(powers), values[:, :, None])
+        return jnp.moveaxis(mixed / jnp.sum(powers, axis=-1, keepdims=True), -2, 1).reshape(queries.shape)
 
     def attend_in_lanes(
         self,
@@ -111,7 +112,7 @@ class Attention(nn.Module):
         source: KeysValues,
         source_bias: jax.Array,
     ) -> jax.Array:
-        """Returns what one position of every lane attends to: source and own path under one softmax.
+        """Returns what one position of every lane attends to, as float32: source and own path under one softmax.
 
         Args:
           queries: shape (batch, lanes, heads, head_dim).
@@ -126,19 +127,16 @@ class Attention(nn.Module):
         grouped = self._grouped(queries)
         batch, lanes, heads, group, _ = grouped.shape
         of_source = self._as_queries_of_sources(grouped)
-        by_own = jnp.matmul(grouped, jnp.swapaxes(own[0], -1, -2), precision=precision_of(self.arithmetic)) + own_bias
-        by_source = (
-            jnp.matmul(of_source, jnp.swapaxes(source[0], -1, -2), precision=precision_of(self.arithmetic))
-            + source_bias
-        )
+        by_own = self._product(grouped, jnp.swapaxes(own[0], -1, -2)) + own_bias
+        by_source = self._product(of_source, jnp.swapaxes(source[0], -1, -2)) + source_bias
         # [batch, heads of keys, lanes * group, source] -> [batch, lanes, heads of keys, group, source]
         by_source = jnp.swapaxes(by_source.reshape(batch, heads, lanes, group, -1), 1, 2)
-        weights = jax.nn.softmax(jnp.concatenate([by_source, by_own], axis=-1))
-        to_source, to_own = jnp.split(weights, [by_source.shape[-1]], axis=-1)
-        mixed = jnp.matmul(self._as_queries_of_sources(to_source), source[1], precision=precision_of(self.arithmetic))
+        powers, _ = _powers(jnp.concatenate([by_source, by_own], axis=-1))
+        to_source, to_own = jnp.split(self._rounded(powers), [by_source.shape[-1]], axis=-1)
+        mixed = self._product(self._as_queries_of_sources(to_source), source[1])
         mixed = jnp.swapaxes(mixed.reshape(batch, heads, lanes, group, -1), 1, 2)
-        mixed = mixed + jnp.matmul(to_own, own[1], precision=precision_of(self.arithmetic))
-        return mixed.reshape(queries.shape)
+        mixed = mixed + self._product(to_own, own[1])
+        return (mixed / jnp.sum(powers, axis=-1, keepdims=True)).reshape(queries.shape)
 
     def share_of_path(self, queries: jax.Array, *, is_seen: jax.Array, over_path: OverPath) -> Share:
         """Returns what packed rows, (rows, heads, head_dim), have of their paths; `is_seen` is (rows, length)."""
@@ -160,22 +158,13 @@ class Attention(nn.Module):
         placed = place(queries.reshape(rows, -1))
         grouped = self._grouped(self._split(placed, heads))
         places, ranks, kv_heads, group, _ = grouped.shape
-        logits = jnp.matmul(
-            self._as_queries_of_sources(grouped),
-            jnp.swapaxes(keys_values[0], -1, -2),
-            precision=precision_of(self.arithmetic),
-        )
+        logits = self._product(self._as_queries_of_sources(grouped), jnp.swapaxes(keys_values[0], -1, -2))
         # [places, heads of keys, ranks, group, source]
         logits = logits.reshape(places, kv_heads, ranks, group, -1)
-        seen = is_seen[:, None, :, None]
-        largest = jnp.max(jnp.where(seen, logits, MASKED), axis=-1)
-        weights = jnp.where(seen, jnp.exp(logits - largest[..., None]), np.float32(0))
-        total = jnp.sum(weights, axis=-1)
-        mixed = jnp.matmul(
-            weights.reshape(places, kv_heads, ranks * group, -1),
-            keys_values[1],
-            precision=precision_of(self.arithmetic),
-        ).reshape(places, kv_heads, ranks, group, -1)
+        powers, largest = _powers_of_seen(logits, is_seen[:, None, :, None])
+        total = jnp.sum(powers, axis=-1)
+        factors = self._rounded(powers).reshape(places, kv_heads, ranks * group, -1)
+        mixed = self._product(factors, keys_values[1]).reshape(places, kv_heads, ranks, group, -1)
 
         def of_rows(values: jax.Array) -> jax.Array:
             # [places, heads of keys, ranks, group, ...] -> [rows, heads, ...]
@@ -189,16 +178,20 @@ class Attention(nn.Module):
     ) -> tuple[jax.Array, jax.Array, jax.Array]:
         """Returns the parts of a `Share`, of keys and values that were gathered, (rows, length, heads of keys, ...)."""
         # Matrix products, though of few queries each: see T5's.
-        logits = jnp.einsum("rgqd,rtgd->rgqt", self._grouped(queries), keys, precision=precision_of(self.arithmetic))
-        seen = is_seen[:, None, None]
-        largest = jnp.max(jnp.where(seen, logits, MASKED), axis=-1)
-        weights = jnp.where(seen, jnp.exp(logits - largest[..., None]), np.float32(0))
+        logits = einsum("rgqd,rtgd->rgqt", self._grouped(queries), keys, self.arithmetic)
+        powers, largest = _powers_of_seen(logits, is_seen[:, None, None])
         # What is not seen may be what a broken prompt left: 0 * NaN is NaN.
-        values = jnp.where(is_seen[:, :, None, None], values, np.float32(0))
-        mixed = jnp.einsum("rgqt,rtgd->rgqd", weights, values, precision=precision_of(self.arithmetic))
+        values = jnp.where(is_seen[:, :, None, None], values, jnp.zeros((), values.dtype))
+        mixed = einsum("rgqt,rtgd->rgqd", self._rounded(powers), values, self.arithmetic)
         by_head = queries.shape[:-1]
-        total = jnp.sum(weights, axis=-1)
+        total = jnp.sum(powers, axis=-1)
         return mixed.reshape(queries.shape), largest.reshape(by_head), total.reshape(by_head)
+
+    def _product(self, left: jax.Array, right: jax.Array) -> jax.Array:
+        return matrix_product(left, right, self.arithmetic)
+
+    def _rounded(self, values: jax.Array) -> jax.Array:
+        return rounded(values, self.arithmetic)
 
     def _split(self, projected: jax.Array, heads: int) -> jax.Array:
         return projected.reshape(*projected.shape[:-1], heads, self.config.head_dim)
@@ -211,3 +204,26 @@ class Attention(nn.Module):
         """Returns (batch, lanes, heads of keys, group, n) as (batch, heads of keys, lanes * group, n)."""
         batch, _, heads, _, size = grouped.shape
         return jnp.swapaxes(grouped, 1, 2).reshape(batch, heads, -1, size)
+
+
+def _powers(logits: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Returns the softmax's exponentials of logits as powers of 2, and the exponent that was taken from all of them.
+
+    That is a whole number, the least that leaves no power above 1. So rounding a power changes the same share of it,
+    wherever the keys that are seen together are cut into parts, or are not.
+
+    Args:
+      logits: float32, shape (..., keys).
+
+    Returns:
+      Shapes (..., keys) and (...).
+    """
+    exponents = logits * _LOG2_E
+    largest = jax.lax.stop_gradient(jnp.ceil(jnp.max(exponents, axis=-1)))
+    return jnp.exp2(exponents - largest[..., None]), largest
+
+
+def _powers_of_seen(logits: jax.Array, is_seen: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Returns `_powers`, 0 for keys that are not seen, which may be all."""
+    powers, largest = _powers(jnp.where(is_seen, logits, MASKED))
+    return jnp.where(is_seen, powers, np.float32(0)), largest

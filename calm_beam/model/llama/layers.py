@@ -9,8 +9,9 @@ import numpy as np
 from flax import linen as nn
 
 from calm_beam.arithmetic import Arithmetic
+from calm_beam.model.dense import Dense
 from calm_beam.model.interface import Arrange, KeysValues, Numbers, OverPath, Pending, Position
-from calm_beam.model.numerics import precision_of
+from calm_beam.model.numerics import added, rounded
 
 from .attention import Attention, Share
 from .config import LlamaConfig
@@ -31,14 +32,11 @@ class FeedForward(nn.Module):
 
     @nn.compact
     def __call__(self, inputs: jax.Array) -> jax.Array:
-        """Returns the layer's output, shape of `inputs`."""
+        """Returns the output as float32, before the residual is added, shape of `inputs`."""
         config = self.config
-        gate, linear = (
-            nn.Dense(config.mlp_dim, use_bias=False, precision=precision_of(self.arithmetic), name=name)(inputs)
-            for name in ("wi_0", "wi_1")
-        )
-        hidden = _ACTIVATIONS[config.activation](gate) * linear
-        return nn.Dense(config.emb_dim, use_bias=False, precision=precision_of(self.arithmetic), name="wo")(hidden)
+        gate, linear = (Dense(config.mlp_dim, self.arithmetic, name=name)(inputs) for name in ("wi_0", "wi_1"))
+        hidden = rounded(_ACTIVATIONS[config.activation](gate) * linear, self.arithmetic)
+        return Dense(config.emb_dim, self.arithmetic, name="wo")(hidden)
 
 
 class DecoderLayer(nn.Module):
@@ -49,9 +47,9 @@ class DecoderLayer(nn.Module):
 
     def setup(self) -> None:
         """Declares the sub-layers."""
-        self.pre_self_attention_layer_norm = RMSNorm(self.config)
+        self.pre_self_attention_layer_norm = RMSNorm(self.config, self.arithmetic)
         self.self_attention = Attention(self.config, self.arithmetic)
-        self.pre_mlp_layer_norm = RMSNorm(self.config)
+        self.pre_mlp_layer_norm = RMSNorm(self.config, self.arithmetic)
         self.mlp = FeedForward(self.config, self.arithmetic)
 
     def keys_values(self, states: jax.Array, positions: Numbers) -> KeysValues:
@@ -70,17 +68,17 @@ class DecoderLayer(nn.Module):
         """Returns keys and values of packed states, (rows, width), each (heads of keys, rows, head_dim)."""
         return tuple(jnp.swapaxes(part, 0, 1) for part in self.keys_values(states, positions_of(position)))
 
-    def in_prompt(self, hidden: jax.Array, keys_values: KeysValues, *, is_seen: np.ndarray) -> jax.Array:
+    def in_prompt(self, hidden: jax.Array, keys_values: KeysValues, *, is_seen: jax.Array) -> jax.Array:
         """Returns the layer's output at every position of prompts.
 
         Args:
           hidden: shape (batch, positions, width).
-          keys_values: Of `keys_values`, each (batch, positions, heads of keys, head_dim).
+          keys_values: Of these positions, each (batch, heads of keys, positions, head_dim).
           is_seen: bool, shape (positions, positions). By position of query and of key.
         """
         queries = self._queries(hidden, np.arange(hidden.shape[1], dtype=np.int32)[None])
         mixed = self.self_attention.attend_in_prompt(queries, keys_values, is_seen=is_seen)
-        return self._feed_forward(hidden + self.self_attention.output(mixed))
+        return self._feed_forward(self._added(hidden, self.self_attention.output(mixed)))
 
     def in_lanes(
         self,
@@ -109,7 +107,7 @@ class DecoderLayer(nn.Module):
             source=source,
             source_bias=source_bias,
         )
-        return self._feed_forward(hidden + self.self_attention.output(mixed))
+        return self._feed_forward(self._added(hidden, self.self_attention.output(mixed)))
 
     def attend_over_path(
         self, hidden: jax.Array, *, position: Position, terms: jax.Array, length: int, over_path: OverPath
@@ -148,13 +146,16 @@ class DecoderLayer(nn.Module):
             pick=pick,
         )
         path = Share(*(pending[name] for name in Share._fields))
-        return self._feed_forward(pending["hidden"] + self.self_attention.output(path.merged(share)))
+        return self._feed_forward(self._added(pending["hidden"], self.self_attention.output(path.merged(share))))
 
     def _queries(self, hidden: jax.Array, positions: Numbers) -> jax.Array:
         return self.self_attention.queries(self.pre_self_attention_layer_norm(hidden), positions)
 
     def _feed_forward(self, hidden: jax.Array) -> jax.Array:
-        return hidden + self.mlp(self.pre_mlp_layer_norm(hidden))
+        return self._added(hidden, self.mlp(self.pre_mlp_layer_norm(hidden)))
+
+    def _added(self, stream: jax.Array, values: jax.Array) -> jax.Array:
+        return added(stream, values, self.arithmetic)
 
 
 def positions_of(position: Position) -> jax.Array:

@@ -7,7 +7,7 @@ from flax import linen as nn
 
 from calm_beam.arithmetic import FLOAT32, Arithmetic
 from calm_beam.model.interface import KeysValues, Position, Taught
-from calm_beam.model.numerics import MASKED, precision_of
+from calm_beam.model.numerics import MASKED, matrix_product, precision_of, rounded, widened
 
 from .config import LlamaConfig
 from .layers import DecoderLayer, positions_of
@@ -38,7 +38,7 @@ class Decoder(nn.Module):
         """Declares the layers, the shared final norm, the head and the exit classifier."""
         config = self.config
         self.layers = [DecoderLayer(config, self.arithmetic) for _ in range(config.num_decoder_layers)]
-        self.decoder_norm = RMSNorm(config)
+        self.decoder_norm = RMSNorm(config, self.arithmetic)
         if not config.tied_head:
             self.logits_dense = Projection(config.emb_dim, config.vocab_size)
         if config.exit_classifier:
@@ -54,7 +54,7 @@ class EarlyExitLlama(nn.Module):
 
     Attributes:
       config: Of the model.
-      arithmetic: Of its products; its numbers are float32.
+      arithmetic: In which numbers it computes. States, keys and values are of its type.
     """
 
     config: LlamaConfig
@@ -62,13 +62,17 @@ class EarlyExitLlama(nn.Module):
 
     def setup(self) -> None:
         """Declares embedding and decoder."""
-        self.token_embedder = nn.Embed(self.config.vocab_size, self.config.emb_dim)
+        self.token_embedder = nn.Embed(self.config.vocab_size, self.config.emb_dim, dtype=self.arithmetic.dtype)
         self.decoder = Decoder(self.config, self.arithmetic)
 
     def embed(self, tokens: jax.Array) -> jax.Array:
         """Returns the embeddings of token ids, shape of `tokens` + (width,)."""
         embedded = self.token_embedder(tokens)
-        return embedded * np.float32(np.sqrt(self.config.emb_dim)) if self.config.scaled_embedding else embedded
+        if not self.config.scaled_embedding:
+            return embedded
+        # Gemma's own code, too, rounds the factor to the type of the states.
+        factor = np.asarray(np.sqrt(self.config.emb_dim), self.arithmetic.dtype).astype(np.float32)
+        return rounded(widened(embedded) * factor, self.arithmetic)
 
     def prefill(self, source_tokens: jax.Array, lengths: jax.Array) -> tuple[list[KeysValues], jax.Array]:
         """Returns every layer's keys and values of prompts, and the mask of their positions.
@@ -80,7 +84,7 @@ class EarlyExitLlama(nn.Module):
         states, keys_values = self._in_prompt(source_tokens)
         del states
         mask = jnp.arange(source_tokens.shape[1])[None] < lengths[:, None]
-        return [tuple(jnp.swapaxes(part, 1, 2) for part in pair) for pair in keys_values], mask
+        return keys_values, mask
 
     def teacher_forced(self, taught: Taught, *, deterministic: bool = True) -> jax.Array:
         """Returns the states that predict the targets, (layers, batch, target, width): from the prompt's last on.
@@ -89,7 +93,7 @@ class EarlyExitLlama(nn.Module):
         """
         states = self.every_position(jnp.asarray(taught.source_tokens))
         width = taught.targets.shape[1]
-        # A narrow target of a long source ends before the last position, and what is taken of it does not.
+        # As many of each row are taken as the longest output needs: of a shorter one, up to positions that no row has.
         states = jnp.pad(states, ((0, 0), (0, 0), (0, width), (0, 0)))
         starts = jnp.asarray(taught.source_lengths) - jnp.asarray(taught.target_lengths)
 
@@ -111,14 +115,14 @@ class EarlyExitLlama(nn.Module):
         return jnp.stack(self._in_prompt(tokens)[0])
 
     def _in_prompt(self, tokens: jax.Array) -> tuple[list[jax.Array], list[KeysValues]]:
-        """Returns outputs, and keys and values, of every layer, each (batch, positions, ...)."""
+        """Returns of every layer its output, (batch, positions, width), and what it keeps, as `prefill` does."""
         length = tokens.shape[1]
         positions = np.arange(length, dtype=np.int32)
         age = positions[:, None] - positions
         hidden, states, kept = self.embed(tokens), [], []
         for layer, window in zip(self.decoder.layers, self._windows(), strict=True):
-            kept.append(layer.keys_values(hidden, positions[None]))
-            hidden = layer.in_prompt(hidden, kept[-1], is_seen=(age >= 0) & (age < window))
+            kept.append(tuple(jnp.swapaxes(part, 1, 2) for part in layer.keys_values(hidden, positions[None])))
+            hidden = layer.in_prompt(hidden, kept[-1], is_seen=jnp.asarray((age >= 0) & (age < window)))
             states.append(hidden)
         return states, kept
 
@@ -175,23 +179,21 @@ class EarlyExitLlama(nn.Module):
     def head(self, states: jax.Array, *, deterministic: bool = True) -> jax.Array:
         """Returns the logits of the output head after any layer: final norm, then the shared head; without dropout."""
         weights, vocab_axis = self.head_weights()
-        return jnp.dot(
-            self.head_inputs(states), weights if vocab_axis else weights.T, precision=precision_of(self.arithmetic)
-        )
+        return matrix_product(self.head_inputs(states), weights if vocab_axis else weights.T, self.arithmetic)
 
     def head_inputs(self, states: jax.Array) -> jax.Array:
         """Returns what the head's weights multiply, shape of `states`: the normed states."""
         return self.decoder.decoder_norm(states)
 
     def head_weights(self) -> tuple[jax.Array, int]:
-        """Returns the head's weights as they are stored, and the axis of the vocabulary in them."""
+        """Returns the head's weights, and the axis of the vocabulary in them."""
         if self.config.tied_head:
-            return self.token_embedder.embedding, 0
-        return self.decoder.logits_dense.kernel, 1
+            return self.token_embedder.embedding.astype(self.arithmetic.dtype), 0
+        return self.decoder.logits_dense.kernel.astype(self.arithmetic.dtype), 1
 
     def exit_score(self, states: jax.Array) -> jax.Array:
         """Returns the exit classifier's probability of "exit", shape (...), of raw layer outputs (..., width)."""
-        logits = self.decoder.meta_cls(states)
+        logits = self.decoder.meta_cls(widened(states))
         if self.config.exit_classifier == 1:
             return jax.nn.sigmoid(logits[..., 0])
         return jax.nn.softmax(logits)[..., 1]

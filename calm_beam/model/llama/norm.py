@@ -5,6 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 from flax import linen as nn
 
+from calm_beam.arithmetic import FLOAT32, Arithmetic
+from calm_beam.model.numerics import rounded, widened
+
 from .config import LlamaConfig
 
 
@@ -13,9 +16,11 @@ class RMSNorm(nn.Module):
 
     Attributes:
       config: Of the model: what is added to the mean square, and whether 1 is to the scale.
+      arithmetic: In whose type the normed inputs come; they are float32 until then.
     """
 
     config: LlamaConfig
+    arithmetic: Arithmetic = FLOAT32
 
     @nn.compact
     def __call__(self, inputs: jax.Array) -> jax.Array:
@@ -23,6 +28,7 @@ class RMSNorm(nn.Module):
         scale = self.param("scale", nn.initializers.ones, (inputs.shape[-1],))
         if self.config.unit_offset_norms:
             scale = scale + np.float32(1)
-        mean_square = jnp.mean(jnp.square(inputs), axis=-1, keepdims=True)
-        normed = inputs * jax.lax.rsqrt(mean_square + np.float32(self.config.norm_epsilon))
-        return normed * scale.reshape((1,) * (inputs.ndim - 1) + (-1,))
+        wide = widened(inputs)
+        mean_square = jnp.mean(jnp.square(wide), axis=-1, keepdims=True)
+        normed = wide * jax.lax.rsqrt(mean_square + np.float32(self.config.norm_epsilon))
+        return rounded(normed * scale.reshape((1,) * (inputs.ndim - 1) + (-1,)), self.arithmetic)

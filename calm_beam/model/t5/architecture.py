@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 
 from calm_beam.arithmetic import Arithmetic
 from calm_beam.counted import counted
-from calm_beam.model.architecture import Architecture
+from calm_beam.model.architecture import Architecture, ArrayType
 
 from .config import EOS_ID, PAD_ID, T5Config, parameter_shapes
 
@@ -42,12 +42,9 @@ class T5Architecture(Architecture):
 
         return DecoderLayer(config, arithmetic=arithmetic)
 
-    def check_arithmetic(self, arithmetic: Arithmetic) -> None:
-        """Refuses nothing."""
-
-    def pending_shapes(self, config: T5Config) -> Mapping[str, tuple[int, ...]]:
-        """Returns the shape of the states after self-attention."""
-        return {"hidden": (config.emb_dim,)}
+    def pending(self, config: T5Config, arithmetic: Arithmetic) -> Mapping[str, ArrayType]:
+        """Returns the states after self-attention."""
+        return {"hidden": ArrayType((config.emb_dim,), arithmetic.dtype)}
 
     def encoder_width(self, config: T5Config) -> int:
         """Returns the model's width, which the encoder's output has, too."""

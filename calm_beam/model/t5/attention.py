@@ -6,8 +6,9 @@ import numpy as np
 from flax import linen as nn
 
 from calm_beam.arithmetic import FLOAT32, Arithmetic
+from calm_beam.model.dense import Dense
 from calm_beam.model.interface import Arrange, KeysValues, OverPath, Position
-from calm_beam.model.numerics import MASKED, einsum, matrix_product, precision_of, product, rounded
+from calm_beam.model.numerics import MASKED, einsum, matrix_product, rounded
 
 from .config import T5Config
 
@@ -28,10 +29,10 @@ class Attention(nn.Module):
     def setup(self) -> None:
         """Declares the four kernels, each [in, out]."""
         inner = self.config.num_heads * self.config.head_dim
-        self.query = dense(inner, self.arithmetic)
-        self.key = dense(inner, self.arithmetic)
-        self.value = dense(inner, self.arithmetic)
-        self.out = dense(self.config.emb_dim, self.arithmetic)
+        self.query = Dense(inner, self.arithmetic)
+        self.key = Dense(inner, self.arithmetic)
+        self.value = Dense(inner, self.arithmetic)
+        self.out = Dense(self.config.emb_dim, self.arithmetic)
         self.dropout = nn.Dropout(self.dropout_rate)
 
     def attend(
@@ -110,18 +111,6 @@ class Attention(nn.Module):
 
     def _rounded(self, values: jax.Array) -> jax.Array:
         return rounded(values, self.arithmetic)
-
-
-def dense(features: int, arithmetic: Arithmetic, *, name: str | None = None) -> nn.Dense:
-    """Returns a dense layer without biases: its weights are used in an arithmetic's type, its sums are float32."""
-    return nn.Dense(
-        features,
-        use_bias=False,
-        dtype=arithmetic.dtype,
-        precision=precision_of(arithmetic),
-        dot_general=product,
-        name=name,
-    )
 
 
 class RelativePositionBias(nn.Module):

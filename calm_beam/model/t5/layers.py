@@ -8,10 +8,11 @@ import jax.numpy as jnp
 from flax import linen as nn
 
 from calm_beam.arithmetic import FLOAT32, Arithmetic
+from calm_beam.model.dense import Dense
 from calm_beam.model.interface import Arrange, KeysValues, OverPath, Pending, Position
 from calm_beam.model.numerics import MASKED, added, rounded, widened
 
-from .attention import Attention, RelativePositionBias, dense
+from .attention import Attention, RelativePositionBias
 from .config import T5Config
 
 _NORM_EPSILON = 1e-6
@@ -65,10 +66,10 @@ class FeedForward(nn.Module):
         else:
             hidden = activation(self._widened(inputs, "wi"))
         hidden = rounded(nn.Dropout(self.dropout_rate)(hidden, deterministic=deterministic), self.arithmetic)
-        return dense(inputs.shape[-1], self.arithmetic, name="wo")(hidden)
+        return Dense(inputs.shape[-1], self.arithmetic, name="wo")(hidden)
 
     def _widened(self, inputs: jax.Array, name: str) -> jax.Array:
-        return dense(self.config.mlp_dim, self.arithmetic, name=name)(inputs)
+        return Dense(self.config.mlp_dim, self.arithmetic, name=name)(inputs)
 
 
 class EncoderLayer(nn.Module):

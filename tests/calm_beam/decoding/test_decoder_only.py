@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from calm_beam.arithmetic import FLOAT32, Arithmetic
 from calm_beam.checkpoints import Checkpoint
 from calm_beam.decoding.result import SweepResult
 from calm_beam.exits.propagations import PROPAGATIONS
@@ -23,6 +24,7 @@ from tests.sampling import sampled
 
 pytestmark = pytest.mark.usefixtures("strict_promotion")
 
+_BFLOAT16 = Arithmetic(dtype="bfloat16")
 _DEPTH = 3
 _CONFIG = build_llama_config(
     vocab_size=64,
@@ -87,18 +89,19 @@ def _model(kind: str) -> Checkpoint:
 
 
 @functools.cache
-def _outputs(decoder: str, rule: ExitRule, kind: str) -> tuple[SweepResult, ...]:
-    return tuple(DECODERS[decoder].decode(_model(kind), rule, _PROMPTS, thresholds=_THRESHOLDS))
+def _outputs(decoder: str, rule: ExitRule, kind: str, arithmetic: Arithmetic = FLOAT32) -> tuple[SweepResult, ...]:
+    return tuple(DECODERS[decoder].decode(_model(kind), rule, _PROMPTS, thresholds=_THRESHOLDS, arithmetic=arithmetic))
 
 
 @functools.cache
-def _by_numpy(rule: ExitRule, kind: str, prompt: tuple[int, ...], threshold: float | None) -> Decoded:
+def _by_numpy(
+    rule: ExitRule, kind: str, prompt: tuple[int, ...], threshold: float | None, dtype: str = "float32"
+) -> Decoded:
     checkpoint = _model(kind)
-    plain = NumpyLlama(checkpoint.config, checkpoint.arrays)
+    plain = NumpyLlama(checkpoint.config, checkpoint.arrays, dtype)
     decoded = plain.decode(prompt, rule, threshold, max_decode_length=STEPS)
     # Far enough from every tie that float32 must decide as float64 does.
-    assert decoded.min_gap > 1e-4
-    assert decoded.min_margin > 1e-5
+    assert dtype != "float32" or (decoded.min_gap > 1e-4 and decoded.min_margin > 1e-5)
     return decoded
 
 
@@ -150,6 +153,42 @@ def test_every_kind_of_model_is_plain_numpys(decoder: str, kind: str) -> None:
     _check(decoder, _RULES[0], kind)
 
 
+@pytest.mark.parametrize(
+    ("decoder", "rule", "kind"),
+    sampled(
+        [
+            *((decoder, rule, "llama") for rule in (_RULES[0], _RULES[1], _RULES[3]) for decoder in DECODERS),
+            *(("sweep", _RULES[0], kind) for kind in list(_KINDS)[1:]),
+        ],
+        keep=(0, 1, 2, 3, 5, 13),
+    ),
+    ids=str,
+)
+def test_in_bfloat16_outputs_are_those_of_numpy_that_rounds_likewise(decoder: str, rule: ExitRule, kind: str) -> None:
+    """But for the lanes with a decision nearer a tie than two roundings are apart; those are counted."""
+    compared = 0
+    for prompt, result in zip(_PROMPTS, _outputs(decoder, rule, kind, _BFLOAT16), strict=True):
+        for lane, threshold in enumerate((None, *_THRESHOLDS)):
+            expected = _by_numpy(rule, kind, tuple(prompt), threshold, "bfloat16")
+            if expected.min_gap < 0.05 or expected.min_margin < 0.01:
+                continue
+            length = result.lengths[lane]
+            assert result.tokens[lane, :length].tolist() == expected.tokens
+            assert result.exit_layers[lane, :length].tolist() == expected.exit_layers
+            np.testing.assert_allclose(result.confidences[lane, :length], expected.confidences, rtol=0, atol=0.02)
+            compared += 1
+    assert compared > len(_PROMPTS) * len(_THRESHOLDS) / 3
+
+
+def test_bfloat16_is_another_promise() -> None:
+    """It changes confidences by what it rounds, and so outputs: float32's would not pass for them."""
+    pairs = zip(
+        *(_outputs("sweep", _RULES[0], "llama", arithmetic) for arithmetic in (FLOAT32, _BFLOAT16)), strict=True
+    )
+    changes = [np.abs(one.confidences[:, 0] - other.confidences[:, 0]).max() for one, other in pairs]
+    assert 1e-4 < max(changes) < 0.1
+
+
 def test_the_variants_differ() -> None:
     """All state propagations are told apart by the model, the prompts and the thresholds used here."""
     rules = [ExitRule(state_propagation=name) for name in PROPAGATIONS]
@@ -197,9 +236,15 @@ def test_every_end_id_ends_an_output(decoder: str) -> None:
 
 
 @_every_decoder
-def test_the_batch_does_not_matter(decoder: str) -> None:
-    """Any number of places, any order, a prompt alone or twice: every prompt has the same outputs."""
-    alone = _outputs(decoder, _RULES[0], "llama")
+@pytest.mark.parametrize("arithmetic", [FLOAT32, _BFLOAT16], ids=str)
+def test_the_batch_does_not_matter(decoder: str, arithmetic: Arithmetic) -> None:
+    """Any number of places, any order, a prompt alone or twice: every prompt has the same outputs.
+
+    In bfloat16 that is no promise, since a sum can end on either side of a tie, and on which depends on the processor:
+    at most one prompt in five may differ.
+    """
+    compared = differing = 0
+    alone = _outputs(decoder, _RULES[0], "llama", arithmetic)
     for batch_size, order in ((1, range(7)), (3, [6, 2, 0, 5, 1, 4, 3]), (8, [1, 4, 1])):
         results = DECODERS[decoder].decode(
             _model("llama"),
@@ -207,5 +252,14 @@ def test_the_batch_does_not_matter(decoder: str) -> None:
             [_PROMPTS[index] for index in order],
             thresholds=_THRESHOLDS,
             batch_size=batch_size,
+            arithmetic=arithmetic,
         )
-        assert_all_same(results, [alone[index] for index in order])
+        expected = [alone[index] for index in order]
+        if arithmetic == FLOAT32:
+            assert_all_same(results, expected)
+        for found, wanted in zip(results, expected, strict=True):
+            compared += 1
+            differing += any(
+                (getattr(found, name) != getattr(wanted, name)).any() for name in ("tokens", "exit_layers")
+            )
+    assert differing <= compared / 5

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 from calm_beam.arithmetic import Arithmetic
-from calm_beam.errors import UsageError
 from calm_beam.model import ARCHITECTURES, ModelConfig, architecture_of, network_of, parameter_shapes
 from tests.builders import build_config
 from tests.calm_beam.model.llama.builders import build_llama_config
@@ -38,8 +37,9 @@ def test_weights_of_the_named_shapes_are_all_that_a_network_takes(config: ModelC
     assert mask.tolist() == [[True, True, False]]
     weights, vocab_axis = model.apply(parameters, method="head_weights")
     assert weights.shape[vocab_axis] == config.vocab_size
-    pending = architecture_of(config).pending_shapes(config)
-    assert all(isinstance(size, int) for shape in pending.values() for size in shape)
+    pending = architecture_of(config).pending(config, Arithmetic(dtype="bfloat16"))
+    assert {array.dtype for array in pending.values()} <= {"float32", "bfloat16"}
+    assert pending["hidden"] == ((config.emb_dim,), "bfloat16")
 
 
 def test_first_inputs() -> None:
@@ -55,11 +55,3 @@ def test_positions_that_a_model_does_not_have_are_refused() -> None:
     with pytest.raises(ValueError, match=r"has 64 positions, but .* 55 tokens and outputs of up to 10 need 65\. Lower"):
         architecture_of(config).check_positions(config, source=55, steps=10)
     architecture_of(build_config()).check_positions(build_config(), source=10_000, steps=10_000)
-
-
-def test_decoder_only_models_are_computed_in_float32() -> None:
-    """bfloat16 is refused, and not computed as float32 under its name; T5 takes it."""
-    narrow = Arithmetic(dtype="bfloat16")
-    network_of(build_config(), arithmetic=narrow)
-    with pytest.raises(UsageError, match="dtype is bfloat16, but decoder-only models are computed in float32 only"):
-        network_of(build_llama_config(), arithmetic=narrow)

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from calm_beam.arithmetic import FLOAT32, Arithmetic
 from calm_beam.model import network_of, parameter_shapes
 from calm_beam.model.llama import LlamaConfig, RopeScaling
 from tests.builders import checkpoint_of
@@ -17,6 +18,7 @@ from tests.numpy_llama import NumpyLlama
 
 pytestmark = pytest.mark.usefixtures("strict_promotion")
 
+_BFLOAT16 = Arithmetic(dtype="bfloat16")
 _TOKENS = ([9, 33, 4, 0, 12, 1, 0, 17], [0, 5])
 _KINDS: dict[str, dict[str, Any]] = {
     "llama": {},
@@ -30,9 +32,10 @@ _KINDS: dict[str, dict[str, Any]] = {
 _each_kind = pytest.mark.parametrize("changes", _KINDS.values(), ids=list(_KINDS))
 
 
-def _apply(config: LlamaConfig, method: str, *arrays: Any) -> Any:
-    parameters = {"params": checkpoint_of(config, build_llama_arrays(config, 3)).parameters()}
-    return jax.jit(functools.partial(network_of(config).apply, method=method))(parameters, *arrays)
+def _apply(config: LlamaConfig, method: str, *arrays: Any, arithmetic: Arithmetic = FLOAT32) -> Any:
+    parameters = {"params": checkpoint_of(config, build_llama_arrays(config, 3)).parameters(arithmetic)}
+    model = network_of(config, arithmetic=arithmetic)
+    return jax.jit(functools.partial(model.apply, method=method))(parameters, *arrays)
 
 
 def _padded() -> np.ndarray:
@@ -57,6 +60,37 @@ def test_states_logits_and_scores_are_numpys(changes: dict[str, Any]) -> None:
         _assert_close(states[:, row, : len(tokens)], expected)
         _assert_close(logits[:, row, : len(tokens)], plain.logits(expected))
         _assert_close(scores[:, row, : len(tokens)], plain.exit_score(expected))
+
+
+def _assert_rounded_alike(found: jax.Array, expected: np.ndarray) -> None:
+    """Asserts that nearly all values are the same bfloat16 numbers, and the others near: sums may end beside a tie."""
+    assert found.dtype == jnp.bfloat16
+    error = np.abs(np.asarray(found, np.float64) - expected)
+    assert np.median(error) == 0
+    assert error.max() < np.abs(expected).max() * 2**-7
+
+
+@_each_kind
+def test_in_bfloat16_everything_is_rounded_where_numpy_rounds(changes: dict[str, Any]) -> None:
+    """States, keys and values are those of float64 with each factor and state rounded; logits are float32 sums.
+
+    Keys are rounded once, after their positions.
+    """
+    config = build_llama_config(exit_classifier=2, **changes)
+    apply = functools.partial(_apply, config, arithmetic=_BFLOAT16)
+    states, (kept, _) = apply("decode_teacher_forced", _padded()), apply("prefill", _padded(), np.array([8, 2]))
+    logits, scores = apply("head", states), apply("exit_score", states)
+    plain = NumpyLlama(config, build_llama_arrays(config, 3), "bfloat16")
+    for row, tokens in enumerate(_TOKENS):
+        _assert_rounded_alike(states[:, row, : len(tokens)], plain.states(tokens))
+        for pair, of_layer in zip(kept, plain.begin([*tokens, 0]).kept, strict=True):
+            for values, wanted in zip(pair, zip(*of_layer, strict=True), strict=True):
+                _assert_rounded_alike(jnp.swapaxes(values[row, :, : len(tokens)], 0, 1), np.stack(wanted))
+        exact = np.asarray(states[:, row], np.float64)
+        _assert_close(scores[:, row], plain.exit_score(exact))
+        # Norms are rounded, and float32's may end beside a tie.
+        np.testing.assert_allclose(logits[:, row], plain.logits(exact), rtol=0, atol=2**-7 * np.abs(logits).max())
+        assert np.median(np.abs(logits[:, row] - plain.logits(exact))) < 1e-5
 
 
 @_each_kind

@@ -91,7 +91,7 @@ class EarlyExitLlama(nn.Module):
 
         Arguments are those of `EarlyExitModel.teacher_forced`; there is no dropout.
         """
-        states = self.every_position(jnp.asarray(taught.source_tokens))
+        states = self.decode_teacher_forced(jnp.asarray(taught.source_tokens))
         width = taught.targets.shape[1]
         # As many of each row are taken as the longest output needs: of a shorter one, up to positions that no row has.
         states = jnp.pad(states, ((0, 0), (0, 0), (0, width), (0, 0)))
@@ -103,7 +103,7 @@ class EarlyExitLlama(nn.Module):
         taken: jax.Array = jax.vmap(of_row, in_axes=(1, 0), out_axes=1)(states, starts)
         return taken
 
-    def every_position(self, tokens: jax.Array) -> jax.Array:
+    def decode_teacher_forced(self, tokens: jax.Array) -> jax.Array:
         """Returns the output of every layer at every position, without early exits.
 
         Args:
@@ -200,7 +200,7 @@ class EarlyExitLlama(nn.Module):
 
     def __call__(self, tokens: jax.Array) -> jax.Array:
         """Returns every layer's logits, shape (layers, batch, positions, vocabulary); declares every parameter."""
-        states = self.every_position(tokens)
+        states = self.decode_teacher_forced(tokens)
         if self.config.exit_classifier:
             self.exit_score(states)
         return self.head(states)

@@ -51,7 +51,7 @@ def _assert_close(found: jax.Array, expected: np.ndarray) -> None:
 def test_states_logits_and_scores_are_numpys(changes: dict[str, Any]) -> None:
     """Of every layer and position of a padded batch."""
     config = build_llama_config(exit_classifier=2, **changes)
-    states = _apply(config, "every_position", _padded())
+    states = _apply(config, "decode_teacher_forced", _padded())
     logits, scores = _apply(config, "__call__", _padded()), _apply(config, "exit_score", states)
     plain = NumpyLlama(config, build_llama_arrays(config, 3))
     assert states.shape == (3, 2, 8, 12)

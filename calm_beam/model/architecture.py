@@ -122,14 +122,6 @@ class Architecture(abc.ABC):
         """
 
     @abc.abstractmethod
-    def ended_prompt(self, prompt: Sequence[int], *, most: int) -> Sequence[int]:
-        """Returns a prompt to learn from as decoding sees it, in at most `most` ids.
-
-        Raises:
-          ValueError: If it is none: too long, or empty.
-        """
-
-    @abc.abstractmethod
     def taught_source(self, prompt: Sequence[int], target: Sequence[int]) -> Sequence[int]:
         """Returns the ids that stand in the source when an output is given: at least those of the prompt."""
 

@@ -40,12 +40,12 @@ def end_pairs(
     max_target_length: int,
     end_id: int | None = None,
 ) -> list[Pair]:
-    """Returns the pairs as batches hold them: prompts as decoding sees them, targets cut to their length and ended.
+    """Returns the pairs as batches hold them: what stands in the source, and targets cut to their length and ended.
 
     Args:
-      pairs: Prompts, and targets without their end.
+      pairs: Prompts as decoding sees them, eos and all, and targets without their end.
       config: Of the model that learns.
-      max_input_length: Most ids of a prompt, at least 1.
+      max_input_length: Most ids of a prompt, at least 1; only who makes prompts knows how to cut them.
       max_target_length: Most ids of a target, its end included, at least 1.
       end_id: Ends every target; None for the first id that ends the model's outputs.
 
@@ -53,23 +53,23 @@ def end_pairs(
       As many pairs of what stands in the source, and a target.
 
     Raises:
-      ValueError: If a prompt is none of that architecture, or too long where prompts cannot be cut; says which. Or if
-        prompts and targets are longer than the model has positions.
+      ValueError: If a prompt is empty or too long; says which. Or if prompts and targets are longer than the model has
+        positions.
 
     >>> from calm_beam.model import T5Config
     >>> t5 = T5Config(vocab_size=9, emb_dim=2, num_heads=1, head_dim=2, mlp_dim=2, num_encoder_layers=1,
     ...     num_decoder_layers=1)
-    >>> end_pairs([([5, 6, 7], [8])], t5, max_input_length=3, max_target_length=3)
-    [([5, 6, 1], [8, 1])]
+    >>> end_pairs([([5, 6, 1], [8, 7, 4])], t5, max_input_length=3, max_target_length=3)
+    [([5, 6, 1], [8, 7, 1])]
     """
     architecture, end = architecture_of(config), config.end_ids[0] if end_id is None else end_id
     ended: list[Pair] = []
     longest_prompt, longest_target = 0, 0
-    for index, (source, target) in enumerate(pairs):
-        try:
-            prompt = architecture.ended_prompt(source, most=max_input_length)
-        except ValueError as error:
-            raise ValueError(f"pairs[{index}]: {error}") from error
+    for index, (prompt, target) in enumerate(pairs):
+        if not 0 < len(prompt) <= max_input_length:
+            raise ValueError(
+                f"pairs[{index}]: its prompt has {len(prompt)} ids, expected 1 to max_input_length={max_input_length}."
+            )
         output = [*target[: max_target_length - 1], end]
         longest_prompt, longest_target = max(longest_prompt, len(prompt)), max(longest_target, len(output))
         ended.append((architecture.taught_source(prompt, output), output))

@@ -66,9 +66,8 @@ def train(
     Args:
       config: Settings of the run.
       model_config: Sizes of the model.
-      pairs: Prompts and targets to learn from, as ids. Prompts are those that decoding sees, by
-        `Vocabulary.encode_prompt`; T5's may still lack their eos, and are cut. Targets come without their end, and are
-        cut.
+      pairs: Prompts and targets to learn from, as ids. Prompts are as decoding sees them, eos and all, by
+        `Vocabulary.encode_prompt`. Targets come without their end, and are cut.
       validation_pairs: Pairs to measure the loss of every layer on; may be empty, then nothing is measured.
       initial: Weights to start from, names and shapes as in `parameter_shapes`; None starts anew. An exit classifier
         among them is returned as it was.

@@ -150,7 +150,21 @@ def test_fine_tuning_keeps_the_vocabulary(data: pathlib.Path, tmp_path: pathlib.
             ["--output=gs://b/model"],
             "--output=gs://b/model: training writes its states and its model to",
         ),
+        (["--num_kv_heads=2"], "--num_kv_heads: --architecture=t5 has no such number. Leave it out."),
+        (
+            ["--architecture=llama", "--num_encoder_layers=2", "--relative_max_distance=8"],
+            "--num_encoder_layers, --relative_max_distance: --architecture=llama has no such number. Leave them",
+        ),
+        (["--architecture=gpt"], "argument --architecture: invalid choice: 'gpt' (choose from 't5', 'llama')"),
+        (["--architecture=llama", "--num_kv_heads=3"], "--num_kv_heads must divide num_heads, got 3 and 4"),
+        (
+            ["--architecture=llama", "--vocab_size=270", "--dropout=0.2"],
+            "dropout is 0.2, but decoder-only models have none",
+        ),
+        (["--architecture=llama", "--vocab_size=9000"], "vocab_size=9000: they give "),
+        (["--system=Be brief."], "--system belongs to --chat_template, which is missing."),
         (["--checkpoint=nowhere"], "--checkpoint: checkpoint nowhere: no such directory."),
+        (["--checkpoint=nowhere", "--architecture=llama"], "--architecture: a model from --checkpoint has its own"),
         (["--checkpoint=nowhere", "--emb_dim=64"], "--emb_dim: a model from --checkpoint has its own sizes."),
     ],
 )

@@ -78,18 +78,6 @@ class LlamaArchitecture(Architecture):
                 "(--max_target_length where it learns)."
             )
 
-    def ended_prompt(self, prompt: Sequence[int], *, most: int) -> Sequence[int]:
-        """Returns the prompt as it is: what ends it is the tokenizer's business, and so is what may be cut.
-
-        Raises:
-          ValueError: If it is longer than `most`, or empty.
-        """
-        if not prompt:
-            raise ValueError("a prompt has no tokens, so that there is nothing to go on from.")
-        if len(prompt) > most:
-            raise ValueError(f"a prompt has {len(prompt)} tokens, max_input_length is {most}. Raise it, or cut them.")
-        return prompt
-
     def taught_source(self, prompt: Sequence[int], target: Sequence[int]) -> Sequence[int]:
         """Returns the prompt and, right behind it, all of the output that is read: all but its last token."""
         return [*prompt, *target[:-1]]

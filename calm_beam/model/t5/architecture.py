@@ -7,7 +7,7 @@ from calm_beam.arithmetic import Arithmetic
 from calm_beam.counted import counted
 from calm_beam.model.architecture import Architecture, ArrayType
 
-from .config import EOS_ID, PAD_ID, T5Config, parameter_shapes
+from .config import PAD_ID, T5Config, parameter_shapes
 
 if TYPE_CHECKING:
     from .layers import DecoderLayer
@@ -56,12 +56,6 @@ class T5Architecture(Architecture):
 
     def check_positions(self, config: T5Config, *, source: int, steps: int) -> None:
         """Refuses nothing: distances beyond the last bucket share it."""
-
-    def ended_prompt(self, prompt: Sequence[int], *, most: int) -> Sequence[int]:
-        """Returns a prompt, cut if need be, that ends with eos: its own, or one that is added."""
-        if len(prompt) <= most and prompt[-1:] in ([EOS_ID], (EOS_ID,)):
-            return prompt
-        return [*prompt[: most - 1], EOS_ID]
 
     def taught_source(self, prompt: Sequence[int], target: Sequence[int]) -> Sequence[int]:
         """Returns the prompt."""

@@ -11,7 +11,7 @@ ACTIVATIONS = ("gelu", "silu", "relu")
 
 # Pads prompts, wherever it stands in them, and begins every output.
 PAD_ID = 0
-EOS_ID = 1
+_EOS_ID = 1
 # Far more than any T5 has, and few enough to write out the names of all arrays.
 MOST_LAYERS = 1000
 # What indices on devices are made of.
@@ -68,7 +68,7 @@ class T5Config:
     @property
     def end_ids(self) -> tuple[int, ...]:
         """Token ids that end an output: T5's eos."""
-        return (EOS_ID,)
+        return (_EOS_ID,)
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):

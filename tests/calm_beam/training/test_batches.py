@@ -24,7 +24,8 @@ _MODEL = build_config()
 def _pairs(count: int = 103) -> list[Pair]:
     generator = np.random.default_rng(3)
     side = lambda: generator.integers(3, 50, size=generator.integers(0, 12)).tolist()  # noqa: E731
-    return end_pairs([(side(), side()) for _ in range(count)], _MODEL, max_input_length=10, max_target_length=10)
+    pairs = [([*side()[:9], 1], side()) for _ in range(count)]
+    return end_pairs(pairs, _MODEL, max_input_length=10, max_target_length=10)
 
 
 def _unpad(batch: Taught) -> list[Pair]:
@@ -108,9 +109,18 @@ def test_lengths_say_what_is_padding() -> None:
     assert batch.num_target_tokens == 3
 
 
-def test_long_pairs_are_cut_before_eos() -> None:
-    """A side that is too long keeps its beginning and still ends with eos."""
-    assert end_pairs([([4, 5, 6], [7])], _MODEL, max_input_length=2, max_target_length=2) == [([4, 1], [7, 1])]
+def test_long_targets_are_cut_before_their_end() -> None:
+    """A target that is too long keeps its beginning and still ends; prompts come as decoding sees them."""
+    pairs: list[Pair] = [([4, 1], [7]), ([1], [7, 8, 9])]
+    ended: list[Pair] = [([4, 1], [7, 1]), ([1], [7, 1])]
+    assert end_pairs(pairs, _MODEL, max_input_length=2, max_target_length=2) == ended
+
+
+@pytest.mark.parametrize(("prompt", "message"), [([4, 5, 1], "has 3 ids, expected 1 to"), ([], "has 0 ids")])
+def test_prompts_that_decoding_would_not_see_are_refused(prompt: list[int], message: str) -> None:
+    """Too long or empty ones; who makes prompts cuts them."""
+    with pytest.raises(ValueError, match=rf"pairs\[1\]: its prompt {message}"):
+        end_pairs([([4, 1], [7]), (prompt, [7])], _MODEL, max_input_length=2, max_target_length=2)
 
 
 @pytest.mark.parametrize("num_shapes", [1, 2, 3])

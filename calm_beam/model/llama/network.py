@@ -6,8 +6,9 @@ import numpy as np
 from flax import linen as nn
 
 from calm_beam.arithmetic import FLOAT32, Arithmetic
+from calm_beam.model.heads import Projection, exit_probability, head_logits, head_weights
 from calm_beam.model.interface import KeysValues, Position, Taught
-from calm_beam.model.numerics import MASKED, matrix_product, precision_of, rounded, widened
+from calm_beam.model.numerics import MASKED, precision_of, rounded, widened
 
 from .config import LlamaConfig
 from .layers import DecoderLayer, positions_of
@@ -15,17 +16,6 @@ from .norm import RMSNorm
 
 # More keys than any position has.
 _ALL = np.int32(2**30)
-
-
-class Projection(nn.Module):
-    """The kernel of a dense layer without a bias, for callers that multiply by it themselves."""
-
-    inputs: int
-    outputs: int
-
-    def setup(self) -> None:
-        """Declares the kernel, [in, out]."""
-        self.kernel = self.param("kernel", nn.initializers.lecun_normal(), (self.inputs, self.outputs))
 
 
 class Decoder(nn.Module):
@@ -178,25 +168,19 @@ class EarlyExitLlama(nn.Module):
 
     def head(self, states: jax.Array, *, deterministic: bool = True) -> jax.Array:
         """Returns the logits of the output head after any layer: final norm, then the shared head; without dropout."""
-        weights, vocab_axis = self.head_weights()
-        return matrix_product(self.head_inputs(states), weights if vocab_axis else weights.T, self.arithmetic)
+        return head_logits(self.head_inputs(states), self.head_weights(), self.arithmetic)
 
     def head_inputs(self, states: jax.Array) -> jax.Array:
         """Returns what the head's weights multiply, shape of `states`: the normed states."""
         return self.decoder.decoder_norm(states)
 
     def head_weights(self) -> tuple[jax.Array, int]:
-        """Returns the head's weights, and the axis of the vocabulary in them."""
-        if self.config.tied_head:
-            return self.token_embedder.embedding.astype(self.arithmetic.dtype), 0
-        return self.decoder.logits_dense.kernel.astype(self.arithmetic.dtype), 1
+        """Returns the head's weights as they are stored, and the axis of the vocabulary in them."""
+        return head_weights(self.token_embedder, self.decoder, self.arithmetic)
 
     def exit_score(self, states: jax.Array) -> jax.Array:
         """Returns the exit classifier's probability of "exit", shape (...), of raw layer outputs (..., width)."""
-        logits = self.decoder.meta_cls(widened(states))
-        if self.config.exit_classifier == 1:
-            return jax.nn.sigmoid(logits[..., 0])
-        return jax.nn.softmax(logits)[..., 1]
+        return exit_probability(self.decoder.meta_cls, states)
 
     def __call__(self, tokens: jax.Array) -> jax.Array:
         """Returns every layer's logits, shape (layers, batch, positions, vocabulary); declares every parameter."""

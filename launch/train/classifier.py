@@ -16,7 +16,15 @@ from calm_beam.launch.terminal import PlainConsole
 from calm_beam.training.train_classifier import TrainedClassifier, train_classifier
 
 from .flags import checked_output, classifier_config
-from .inputs import end_of_targets, first_references, load_model, open_vocabulary, read_rows, training_pairs
+from .inputs import (
+    end_of_targets,
+    first_references,
+    load_model,
+    open_vocabulary,
+    read_rows,
+    say_end,
+    training_pairs,
+)
 from .progress import StepBar
 
 
@@ -50,7 +58,9 @@ def run_classifier_stage(flags: argparse.Namespace, console: PlainConsole) -> No
         )
         for each in (rows, measured_rows)
     )
+    end_id = end_of_targets(vocabulary, checkpoint.config)
 
+    say_end(console, end_id, model=checkpoint.config)
     if checkpoint.config.exit_classifier:
         console.say(f"Replacing the exit classifier of {flags.checkpoint}.")
     with StepBar(console) as bar:
@@ -60,7 +70,7 @@ def run_classifier_stage(flags: argparse.Namespace, console: PlainConsole) -> No
             arrays=checkpoint.arrays,
             pairs=learned.pairs,
             validation_pairs=measured.pairs,
-            end_id=end_of_targets(vocabulary, checkpoint.config),
+            end_id=end_id,
             on_progress=lambda step, steps: bar.show(step, steps, text="batches of states"),
         )
     write_native(

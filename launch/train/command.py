@@ -39,6 +39,7 @@ from .inputs import (
     load_model,
     open_vocabulary,
     read_rows,
+    say_end,
     training_pairs,
     write_vocabulary,
 )
@@ -126,8 +127,7 @@ def _train_model(flags: argparse.Namespace, console: PlainConsole) -> None:
             if model_config.exit_classifier:
                 _say(console, "The exit classifier is kept as it is, and was trained for the weights before these.")
             _report_start(console, model_config, config=config, learned=learned, measured=measured)
-            if len(model_config.end_ids) > 1:
-                _say(console, f"References end with id {end_id}, of {', '.join(map(str, model_config.end_ids))}.")
+            say_end(console, end_id, model=model_config)
             if saved is not None:
                 _say(console, going_on)
 

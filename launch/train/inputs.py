@@ -12,6 +12,7 @@ from calm_beam.exits.rule import ExitRule
 from calm_beam.inputs import AS_USUAL, Reading, place_of, read_examples
 from calm_beam.launch.flags import UsageError
 from calm_beam.launch.flags.data import find_files
+from calm_beam.launch.terminal import PlainConsole
 from calm_beam.model import ModelConfig
 from calm_beam.training.batches import Pair
 from calm_beam.training.vocabulary import train_vocabulary
@@ -103,6 +104,12 @@ def open_vocabulary(
 def end_of_targets(vocabulary: Vocabulary, model: ModelConfig) -> int:
     """Returns the id that ends what the model learns to write: the vocabulary's own, if it ends the model's outputs."""
     return next((index for index in vocabulary.end_ids if index in model.end_ids), model.end_ids[0])
+
+
+def say_end(console: PlainConsole, end_id: int, *, model: ModelConfig) -> None:
+    """Says with which id references end, where the model's outputs may end with several."""
+    if len(model.end_ids) > 1:
+        console.say(f"References end with id {end_id}, of {', '.join(map(str, model.end_ids))}.")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -90,16 +90,9 @@ def train(
     """
     _check_inputs(model_config, pairs, validation_pairs=validation_pairs, initial=initial)
     end_id = model_config.end_ids[0] if end_id is None else end_id
-    ended, ended_validation = (
-        end_pairs(
-            each,
-            model_config,
-            max_input_length=config.max_input_length,
-            max_target_length=config.max_target_length,
-            end_id=end_id,
-        )
-        for each in (pairs, validation_pairs)
-    )
+    lengths = {"max_input_length": config.max_input_length, "max_target_length": config.max_target_length}
+    ended = end_pairs(pairs, model_config, end_id=end_id, **lengths)
+    ended_validation = end_pairs(validation_pairs, model_config, end_id=end_id, **lengths)
     shapes = choose_shapes([*ended, *ended_validation], batch_tokens=config.batch_tokens, num_shapes=config.num_shapes)
     run = identify_run(
         config,

@@ -87,16 +87,9 @@ def train_classifier(
     frozen = {name: array for name, array in arrays.items() if name not in (_KERNEL, _BIAS)}
     model = network_of(with_classifier)
     parameters = {name: jnp.asarray(np.asarray(array), jnp.float32) for name, array in frozen.items()}
-    ended, ended_validation = (
-        end_pairs(
-            each,
-            model_config,
-            max_input_length=config.max_input_length,
-            max_target_length=config.max_target_length,
-            end_id=end_id,
-        )
-        for each in (pairs, validation_pairs)
-    )
+    lengths = {"max_input_length": config.max_input_length, "max_target_length": config.max_target_length}
+    ended = end_pairs(pairs, model_config, end_id=end_id, **lengths)
+    ended_validation = end_pairs(validation_pairs, model_config, end_id=end_id, **lengths)
     shapes = choose_shapes([*ended, *ended_validation], batch_tokens=config.batch_tokens, num_shapes=config.num_shapes)
     steps = min(config.steps, count_batches(ended, shapes))
     all_steps = steps + count_batches(ended_validation, shapes)

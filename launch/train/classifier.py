@@ -16,15 +16,7 @@ from calm_beam.launch.terminal import PlainConsole
 from calm_beam.training.train_classifier import TrainedClassifier, train_classifier
 
 from .flags import checked_output, classifier_config
-from .inputs import (
-    end_of_targets,
-    first_references,
-    load_model,
-    open_vocabulary,
-    read_rows,
-    say_end,
-    training_pairs,
-)
+from .inputs import encoded_pairs, end_of_targets, load_model, open_vocabulary, read_rows, say_end
 from .progress import StepBar
 
 
@@ -46,17 +38,13 @@ def run_classifier_stage(flags: argparse.Namespace, console: PlainConsole) -> No
         checkpoint.vocabulary_path, checkpoint.config, chat_template=flags.chat_template, system=flags.system
     )
     reading = reading_of(flags)
-    rows = read_rows("--data", flags.data, reading=reading)
-    measured_rows = first_references(read_rows("--validation_data", flags.validation_data, reading=reading))
-    learned, measured = (
-        training_pairs(
-            vocabulary,
-            each,
-            task_prefix=flags.task_prefix,
-            max_input_length=config.max_input_length,
-            vocab_size=checkpoint.config.vocab_size,
-        )
-        for each in (rows, measured_rows)
+    learned, measured = encoded_pairs(
+        flags,
+        vocabulary,
+        rows=read_rows("--data", flags.data, reading=reading),
+        validation_rows=read_rows("--validation_data", flags.validation_data, reading=reading),
+        max_input_length=config.max_input_length,
+        vocab_size=checkpoint.config.vocab_size,
     )
     end_id = end_of_targets(vocabulary, checkpoint.config)
 

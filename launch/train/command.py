@@ -34,13 +34,12 @@ from .classifier import run_classifier_stage
 from .flags import checked_output, new_model, training_config
 from .inputs import (
     EncodedPairs,
+    encoded_pairs,
     end_of_targets,
-    first_references,
     load_model,
     open_vocabulary,
     read_rows,
     say_end,
-    training_pairs,
     write_vocabulary,
 )
 from .progress import StepBar, TrainingLog, TrainingReporter, loss_table
@@ -105,15 +104,13 @@ def _train_model(flags: argparse.Namespace, console: PlainConsole) -> None:
         vocabulary = open_vocabulary(
             vocabulary_path, model_config, chat_template=flags.chat_template, system=flags.system
         )
-        learned, measured = (
-            training_pairs(
-                vocabulary,
-                each,
-                task_prefix=flags.task_prefix,
-                max_input_length=config.max_input_length,
-                vocab_size=model_config.vocab_size,
-            )
-            for each in (rows, first_references(validation_rows))
+        learned, measured = encoded_pairs(
+            flags,
+            vocabulary,
+            rows=rows,
+            validation_rows=validation_rows,
+            max_input_length=config.max_input_length,
+            vocab_size=model_config.vocab_size,
         )
         end_id = end_of_targets(vocabulary, model_config)
         done, tokens = (saved.step, saved.target_tokens) if saved else (0, 0)

@@ -1,5 +1,6 @@
 """What `train` reads: a model, rows, and the vocabulary that turns them into token ids."""
 
+import argparse
 import dataclasses
 import pathlib
 from collections.abc import Sequence
@@ -120,15 +121,22 @@ class EncodedPairs:
     cut: int
 
 
-def training_pairs(
-    vocabulary: Vocabulary, rows: Sequence[Example], *, task_prefix: str, max_input_length: int, vocab_size: int
-) -> EncodedPairs:
-    """Returns every row with each of its references.
+def encoded_pairs(
+    flags: argparse.Namespace,
+    vocabulary: Vocabulary,
+    *,
+    rows: Sequence[Example],
+    validation_rows: Sequence[Example],
+    max_input_length: int,
+    vocab_size: int,
+) -> tuple[EncodedPairs, EncodedPairs]:
+    """Returns pairs to learn from, a row with each of its references, and pairs to measure on, with its first alone.
 
     Args:
+      flags: Of `parse_train_flags`: what stands before every input.
       vocabulary: Turns texts into ids.
       rows: Of `read_rows`.
-      task_prefix: Put before every input.
+      validation_rows: Likewise; may be none.
       max_input_length: Most ids of a prompt.
       vocab_size: Ids that the model knows.
 
@@ -141,20 +149,19 @@ def training_pairs(
         thresholds=(1.0,),
         max_decode_length=1,
         max_input_length=max_input_length,
-        task_prefix=task_prefix,
+        task_prefix=flags.task_prefix,
     )
-    pairs: list[Pair] = []
-    cut = 0
-    for row in rows:
-        try:
-            prompt = encode_prompt(row, vocabulary, settings=settings, vocab_size=vocab_size, on_long="truncate")
-        except DataError as error:
-            raise UsageError(str(error)) from error
-        pairs += [(prompt.ids, vocabulary.encode(reference)) for reference in row.references]
-        cut += prompt.truncated * len(row.references)
-    return EncodedPairs(pairs=pairs, cut=cut)
 
+    def encoded(examples: Sequence[Example], references: slice) -> EncodedPairs:
+        pairs: list[Pair] = []
+        cut = 0
+        for row in examples:
+            try:
+                prompt = encode_prompt(row, vocabulary, settings=settings, vocab_size=vocab_size, on_long="truncate")
+            except DataError as error:
+                raise UsageError(str(error)) from error
+            pairs += [(prompt.ids, vocabulary.encode(reference)) for reference in row.references[references]]
+            cut += prompt.truncated * len(row.references[references])
+        return EncodedPairs(pairs=pairs, cut=cut)
 
-def first_references(rows: Sequence[Example]) -> list[Example]:
-    """Returns the rows with their first reference alone: what is measured has every prompt once."""
-    return [dataclasses.replace(row, references=row.references[:1]) for row in rows]
+    return encoded(rows, slice(None)), encoded(validation_rows, slice(1))

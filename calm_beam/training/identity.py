@@ -9,6 +9,7 @@ import numpy as np
 
 from calm_beam.checkpoints import Arrays, fingerprint
 from calm_beam.model import ModelConfig
+from calm_beam.vocabulary import EOS_ID
 
 from .batches import Pair
 from .config import TrainingConfig
@@ -39,7 +40,9 @@ def identify_run(
     settings |= {f"model {name}": value for name, value in dataclasses.asdict(cast(Any, model_config)).items()}
     settings["training data"] = _digest(pairs)
     settings["validation data"] = _digest(validation_pairs)
-    settings["end of targets"] = end_id
+    if end_id != EOS_ID:
+        # T5's end, which older states do not name either.
+        settings["end of targets"] = end_id
     settings["initial weights"] = "new" if initial is None else fingerprint(initial)
     settings["best by"] = "loss" if score is None else score.name
     return {name: str(value) for name, value in settings.items()}

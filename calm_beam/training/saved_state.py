@@ -29,7 +29,7 @@ Arrays = Mapping[str, np.ndarray]
 
 
 # What states of earlier versions do not say.
-_ADDED_LATER = {"dtype": "float32", "end of targets": "1"}
+_ADDED_LATER = {"dtype": "float32"}
 
 
 class ResumeError(CalmBeamError, ValueError):

@@ -51,10 +51,11 @@ def test_a_new_model_is_written_with_its_tokenizer(
 ) -> None:
     """Loaded, it has the sizes that were asked for, a token for each of its ids, and ends as its tokenizer says."""
     flags = [f"--data={data}", f"--validation_data={data}", f"--output={tmp_path / 'model'}", *_SIZES, *_SHORT]
-    assert main(["train", *flags]) == 0
+    assert main(["train", *flags, "--validate_every=4", "--best_by=token_f1", "--best_by_rows=3"]) == 0
     said = capsys.readouterr().err
     assert "Training 3 layers of width 16 on 9 pairs for 4 steps; 9 pairs to validate on." in said
     assert "step 4: validation loss of the layers " in said
+    assert "the weights after step 4, the best of those validated by token_f1" in said
     checkpoint = load_checkpoint(tmp_path / "model")
     assert isinstance(checkpoint.config, LlamaConfig)
     assert (checkpoint.config.num_decoder_layers, checkpoint.config.num_kv_heads) == (3, 1)

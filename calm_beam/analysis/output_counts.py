@@ -9,7 +9,6 @@ from calm_beam.efficiency.flops import DecoderSizes, flops_appendix_b, flops_cal
 from calm_beam.exits.rule import ExitRule
 from calm_beam.generations import Generation, Output
 from calm_beam.metrics.corpus_bleu import NUM_COUNTS, bleu_counts
-from calm_beam.vocabulary import EOS_ID
 
 _BASIC = ("tokens", "layers", "cut")
 _FLOPS = ("flops_appendix_b", "flops_calm_table", "flops_full")
@@ -22,12 +21,14 @@ class OutputCounter:
 
     Attributes:
       max_decode_length: Most tokens of an output.
+      end_ids: Token ids of which each ends an output.
       rule: How exits are decided.
       sizes: Of the model; None leaves FLOPs out.
       with_bleu: Whether to count what BLEU is made of; all examples then have references.
     """
 
     max_decode_length: int
+    end_ids: tuple[int, ...]
     rule: ExitRule
     sizes: DecoderSizes | None = None
     with_bleu: bool = False
@@ -65,7 +66,7 @@ class OutputCounter:
         return counts
 
     def _basic(self, output: Output) -> tuple[int, int, int]:
-        is_cut = len(output.tokens) >= self.max_decode_length and output.tokens[-1] != EOS_ID
+        is_cut = len(output.tokens) >= self.max_decode_length and output.tokens[-1] not in self.end_ids
         return len(output.tokens), sum(output.exit_layers), int(is_cut)
 
     def _flops(self, generation: Generation, source_length: int) -> np.ndarray:

@@ -149,7 +149,7 @@ def least_need(
     by_position = architecture.position_numbers(config, steps=steps)
     # Bookkeeping of the lanes, too.
     others = rows * lanes * steps * (config.num_decoder_layers + 6) + by_position
-    prefill = rows * architecture.prefill_numbers(config, source=source)
+    prefill = architecture.prefill_numbers(config, rows=rows, source=source)
     return Need(
         weights=weights * arithmetic.number_bytes,
         outputs=rows * lanes * steps * position * arithmetic.number_bytes + others * _FLOAT_BYTES,

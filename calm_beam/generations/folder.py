@@ -32,6 +32,7 @@ from calm_beam.manifest.digest import content_digest
 from calm_beam.sealed_json import differences, read_sealed, write_sealed
 from calm_beam.set_parts import SetPart
 from calm_beam.storage import is_file, joined, list_files
+from calm_beam.vocabulary import EOS_ID
 
 from .shards import GenerationsError, StoredShard
 
@@ -61,6 +62,7 @@ class DecodeJob:
       order: Salt of the order that examples are in, by ids; None where shards are made by prompts.
       group_key: Key of a row that names its group; None where none is read.
       part: Which part of the data is decoded, where one confirms what the other has chosen; None where all of it is.
+      end_ids: Ids of the model of which each ends an output. Jobs of earlier versions do not say, and count as T5's.
       decoder: `batch` where the decoder that serves has decoded, at one threshold after the other; None where a sweep
         has, at all of them together.
     """
@@ -78,6 +80,7 @@ class DecodeJob:
     order: str | None = None
     group_key: str | None = None
     part: SetPart | None = None
+    end_ids: tuple[int, ...] = (EOS_ID,)
     decoder: str | None = None
 
     def outputs(self) -> str:
@@ -138,6 +141,7 @@ class DecodeJob:
                 order=content.get("order"),
                 group_key=content.get("group_key"),
                 part=SetPart.from_dict(content["part"]) if "part" in content else None,
+                end_ids=tuple(content.get("end_ids", (EOS_ID,))),
                 decoder=content.get("decoder"),
             )
             is_alike = job._content() == {key: value for key, value in content.items() if key != "digest"}
@@ -169,6 +173,7 @@ class DecodeJob:
             **({"order": self.order} if self.order is not None else {}),
             **({"group_key": self.group_key} if self.group_key is not None else {}),
             **({"part": dataclasses.asdict(self.part)} if self.part is not None else {}),
+            **({"end_ids": list(self.end_ids)} if self.end_ids != (EOS_ID,) else {}),
             **({"decoder": self.decoder} if self.decoder is not None else {}),
         }
 

@@ -138,5 +138,5 @@ class Architecture(abc.ABC):
         """Returns how many numbers of 4 bytes tables by position take for outputs of so many steps."""
 
     @abc.abstractmethod
-    def prefill_numbers(self, config: Any, *, source: int) -> int:
-        """Returns how many numbers going through a prompt of so many tokens takes at a time, its results apart."""
+    def prefill_numbers(self, config: Any, *, rows: int, source: int) -> int:
+        """Returns how many numbers going through prompts of so many tokens takes at a time, its results apart."""

@@ -78,7 +78,13 @@ def counted_exits(stored: StoredOutputs, lanes: Sequence[int], *, num_layers: in
     counts = ExitCounts.zero(lanes=len(lanes), num_layers=num_layers)
     for path in stored.paths:
         counts = counts.merge(
-            count_exits(path, lanes, num_layers=num_layers, max_decode_length=stored.job.settings.max_decode_length)
+            count_exits(
+                path,
+                lanes,
+                num_layers=num_layers,
+                max_decode_length=stored.job.settings.max_decode_length,
+                end_ids=stored.job.end_ids,
+            )
         )
     width = max(1, -(-counts.tokens.shape[1] // _MOST_COLUMNS))
     return {

@@ -7,7 +7,6 @@ from typing import Any, Self
 import numpy as np
 
 from calm_beam.generations import open_shard
-from calm_beam.vocabulary import EOS_ID
 
 _ROWS_AT_A_TIME = 2048
 
@@ -18,7 +17,7 @@ class ExitCounts:
 
     Attributes:
       tokens: int64, shape (lanes, positions, layers). Tokens that exited at a layer; the full model's lane is first.
-      cut: int64, shape (lanes,). Outputs that ended at the longest length allowed, without eos.
+      cut: int64, shape (lanes,). Outputs that ended at the longest length allowed, without a token that ends one.
       outputs: Examples that have outputs: all but those that failed.
     """
 
@@ -42,7 +41,9 @@ class ExitCounts:
         )
 
 
-def count_exits(path: str, lanes: Sequence[int], *, num_layers: int, max_decode_length: int) -> ExitCounts:
+def count_exits(
+    path: str, lanes: Sequence[int], *, num_layers: int, max_decode_length: int, end_ids: Sequence[int]
+) -> ExitCounts:
     """Returns the counts of one shard.
 
     Args:
@@ -50,17 +51,26 @@ def count_exits(path: str, lanes: Sequence[int], *, num_layers: int, max_decode_
       lanes: Which of the outputs of every example to count, the full model's being 0.
       num_layers: Decoder depth.
       max_decode_length: Most tokens of an output.
+      end_ids: Token ids of which each ends an output.
     """
     counts = ExitCounts.zero(lanes=len(lanes), num_layers=num_layers)
     with open_shard(path) as file:
         for batch in file.iter_batches(_ROWS_AT_A_TIME, columns=["outputs"], use_threads=False):
             counts = counts.merge(
-                _count(batch.column(0), lanes, num_layers=num_layers, max_decode_length=max_decode_length)
+                _count(
+                    batch.column(0),
+                    lanes,
+                    num_layers=num_layers,
+                    max_decode_length=max_decode_length,
+                    end_ids=end_ids,
+                )
             )
     return counts
 
 
-def _count(column: Any, lanes: Sequence[int], *, num_layers: int, max_decode_length: int) -> ExitCounts:
+def _count(
+    column: Any, lanes: Sequence[int], *, num_layers: int, max_decode_length: int, end_ids: Sequence[int]
+) -> ExitCounts:
     """Returns the counts of a column of lists of outputs; failed examples have empty lists."""
     import pyarrow.compute
 
@@ -85,9 +95,9 @@ def _count(column: Any, lanes: Sequence[int], *, num_layers: int, max_decode_len
         (lane_of_token[wanted], positions[wanted], np.asarray(layers.flatten())[wanted] - 1), shape
     )
     tokens = np.asarray(pyarrow.compute.struct_field(outputs, "tokens").flatten())
-    # An output without tokens has no last one, and was not cut.
-    last = np.where(lengths > 0, tokens[np.maximum(starts + lengths - 1, 0)], EOS_ID) if len(tokens) else lengths
-    is_cut = (lengths >= max_decode_length) & (last != EOS_ID) & (lane >= 0)
+    # An output without tokens has no last one, and was not cut: it is not long enough.
+    last = tokens[np.maximum(starts + lengths - 1, 0)] if len(tokens) else lengths
+    is_cut = (lengths >= max_decode_length) & ~np.isin(last, end_ids) & (lane >= 0)
     return ExitCounts(
         tokens=np.bincount(index, minlength=int(np.prod(shape))).reshape(shape),
         cut=np.bincount(lane[is_cut], minlength=len(lanes)),

@@ -95,6 +95,7 @@ class PreparedSweep:
             num_shards=self.num_shards,
             order=self.request.order,
             part=self.request.part,
+            end_ids=self.checkpoint.config.end_ids,
             decoder=self.request.decoder,
             software=decoding_versions(),
         )

@@ -8,6 +8,7 @@ from calm_beam.counted import counted
 from calm_beam.errors import UsageError
 from calm_beam.model.architecture import Architecture, ArrayType
 
+from .chunks import chunk_numbers
 from .config import LlamaConfig, parameter_shapes
 
 if TYPE_CHECKING:
@@ -104,6 +105,6 @@ class LlamaArchitecture(Architecture):
         """Returns how many numbers the masks of every step to every other take at all layers."""
         return config.num_decoder_layers * steps**2
 
-    def prefill_numbers(self, config: LlamaConfig, *, source: int) -> int:
-        """Returns how many numbers a layer takes: attention before and after the softmax, and MLP."""
-        return 2 * config.num_heads * source**2 + 2 * source * config.mlp_dim
+    def prefill_numbers(self, config: LlamaConfig, *, rows: int, source: int) -> int:
+        """Returns how many numbers a layer makes of a chunk of prompts."""
+        return chunk_numbers(config, rows=rows, source=source)

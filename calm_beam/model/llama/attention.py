@@ -16,16 +16,16 @@ from .config import LlamaConfig
 from .norm import RMSNorm
 from .rotary import rotated
 
-_LOG2_E = np.float32(np.log2(np.e))
+_LOG_2 = np.float32(np.log(2))
 
 
 class Share(NamedTuple):
     """What queries have of a part of their keys; several parts merge into one softmax.
 
     Attributes:
-      mixed: float32, shape (..., heads, head_dim). Sum of the values, each times its power of `_powers`.
-      largest: float32, shape (..., heads). Of `_powers`; far below any other if no key was seen.
-      total: float32, shape (..., heads). Sum of the powers; 0 if no key was seen.
+      mixed: float32, shape (..., heads, head_dim). Sum of the values, each times its exponential of `_exponentials`.
+      largest: float32, shape (..., heads). Of `_exponentials`; far below any other if no key was seen.
+      total: float32, shape (..., heads). Sum of the exponentials; 0 if no key was seen.
     """
 
     mixed: jax.Array
@@ -99,9 +99,9 @@ class Attention(nn.Module):
         # [batch, positions, heads of keys, group, head_dim] -> [batch, heads of keys, group, positions, head_dim]
         grouped = jnp.moveaxis(self._grouped(queries), 1, -2)
         logits = self._product(grouped, jnp.swapaxes(keys, -1, -2)[:, :, None])
-        powers, _ = _powers(jnp.where(is_seen[None, None, None], logits, MASKED))
-        mixed = self._product(self._rounded(powers), values[:, :, None])
-        return jnp.moveaxis(mixed / jnp.sum(powers, axis=-1, keepdims=True), -2, 1).reshape(queries.shape)
+        exponentials, _ = _exponentials(jnp.where(is_seen[None, None, None], logits, MASKED))
+        mixed = self._product(self._rounded(exponentials), values[:, :, None])
+        return jnp.moveaxis(mixed / jnp.sum(exponentials, axis=-1, keepdims=True), -2, 1).reshape(queries.shape)
 
     def attend_in_lanes(
         self,
@@ -131,12 +131,12 @@ class Attention(nn.Module):
         by_source = self._product(of_source, jnp.swapaxes(source[0], -1, -2)) + source_bias
         # [batch, heads of keys, lanes * group, source] -> [batch, lanes, heads of keys, group, source]
         by_source = jnp.swapaxes(by_source.reshape(batch, heads, lanes, group, -1), 1, 2)
-        powers, _ = _powers(jnp.concatenate([by_source, by_own], axis=-1))
-        to_source, to_own = jnp.split(self._rounded(powers), [by_source.shape[-1]], axis=-1)
+        exponentials, _ = _exponentials(jnp.concatenate([by_source, by_own], axis=-1))
+        to_source, to_own = jnp.split(self._rounded(exponentials), [by_source.shape[-1]], axis=-1)
         mixed = self._product(self._as_queries_of_sources(to_source), source[1])
         mixed = jnp.swapaxes(mixed.reshape(batch, heads, lanes, group, -1), 1, 2)
         mixed = mixed + self._product(to_own, own[1])
-        return (mixed / jnp.sum(powers, axis=-1, keepdims=True)).reshape(queries.shape)
+        return (mixed / jnp.sum(exponentials, axis=-1, keepdims=True)).reshape(queries.shape)
 
     def share_of_path(self, queries: jax.Array, *, is_seen: jax.Array, over_path: OverPath) -> Share:
         """Returns what packed rows, (rows, heads, head_dim), have of their paths; `is_seen` is (rows, length)."""
@@ -161,9 +161,9 @@ class Attention(nn.Module):
         logits = self._product(self._as_queries_of_sources(grouped), jnp.swapaxes(keys_values[0], -1, -2))
         # [places, heads of keys, ranks, group, source]
         logits = logits.reshape(places, kv_heads, ranks, group, -1)
-        powers, largest = _powers_of_seen(logits, is_seen[:, None, :, None])
-        total = jnp.sum(powers, axis=-1)
-        factors = self._rounded(powers).reshape(places, kv_heads, ranks * group, -1)
+        exponentials, largest = _exponentials_of_seen(logits, is_seen[:, None, :, None])
+        total = jnp.sum(exponentials, axis=-1)
+        factors = self._rounded(exponentials).reshape(places, kv_heads, ranks * group, -1)
         mixed = self._product(factors, keys_values[1]).reshape(places, kv_heads, ranks, group, -1)
 
         def of_rows(values: jax.Array) -> jax.Array:
@@ -179,12 +179,12 @@ class Attention(nn.Module):
         """Returns the parts of a `Share`, of keys and values that were gathered, (rows, length, heads of keys, ...)."""
         # Matrix products, though of few queries each: see T5's.
         logits = einsum("rgqd,rtgd->rgqt", self._grouped(queries), keys, self.arithmetic)
-        powers, largest = _powers_of_seen(logits, is_seen[:, None, None])
+        exponentials, largest = _exponentials_of_seen(logits, is_seen[:, None, None])
         # What is not seen may be what a broken prompt left: 0 * NaN is NaN.
         values = jnp.where(is_seen[:, :, None, None], values, jnp.zeros((), values.dtype))
-        mixed = einsum("rgqt,rtgd->rgqd", self._rounded(powers), values, self.arithmetic)
+        mixed = einsum("rgqt,rtgd->rgqd", self._rounded(exponentials), values, self.arithmetic)
         by_head = queries.shape[:-1]
-        total = jnp.sum(powers, axis=-1)
+        total = jnp.sum(exponentials, axis=-1)
         return mixed.reshape(queries.shape), largest.reshape(by_head), total.reshape(by_head)
 
     def _product(self, left: jax.Array, right: jax.Array) -> jax.Array:
@@ -206,11 +206,11 @@ class Attention(nn.Module):
         return jnp.swapaxes(grouped, 1, 2).reshape(batch, heads, -1, size)
 
 
-def _powers(logits: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Returns the softmax's exponentials of logits as powers of 2, and the exponent that was taken from all of them.
+def _exponentials(logits: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Returns the softmax's exponentials of logits, divided by a power of 2, and the exponent of that.
 
-    That is a whole number, the least that leaves no power above 1. So rounding a power changes the same share of it,
-    wherever the keys that are seen together are cut into parts, or are not.
+    It is the least whole number that leaves none above 1. So rounding them changes the same share of each, wherever the
+    keys that are seen together are cut into parts, or are not.
 
     Args:
       logits: float32, shape (..., keys).
@@ -218,12 +218,12 @@ def _powers(logits: jax.Array) -> tuple[jax.Array, jax.Array]:
     Returns:
       Shapes (..., keys) and (...).
     """
-    exponents = logits * _LOG2_E
-    largest = jax.lax.stop_gradient(jnp.ceil(jnp.max(exponents, axis=-1)))
-    return jnp.exp2(exponents - largest[..., None]), largest
+    largest = jax.lax.stop_gradient(jnp.ceil(jnp.max(logits, axis=-1) / _LOG_2))
+    # Not exp2 of scaled logits: on CPU, XLA (jaxlib 0.10.2) makes an array as large as the logits of every factor.
+    return jnp.exp(logits - (largest * _LOG_2)[..., None]), largest
 
 
-def _powers_of_seen(logits: jax.Array, is_seen: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Returns `_powers`, 0 for keys that are not seen, which may be all."""
-    powers, largest = _powers(jnp.where(is_seen, logits, MASKED))
-    return jnp.where(is_seen, powers, np.float32(0)), largest
+def _exponentials_of_seen(logits: jax.Array, is_seen: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Returns `_exponentials`, 0 for keys that are not seen, which may be all."""
+    exponentials, largest = _exponentials(jnp.where(is_seen, logits, MASKED))
+    return jnp.where(is_seen, exponentials, np.float32(0)), largest

@@ -5,7 +5,6 @@ from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import linen as nn
 
 from calm_beam.arithmetic import Arithmetic
@@ -68,16 +67,20 @@ class DecoderLayer(nn.Module):
         """Returns keys and values of packed states, (rows, width), each (heads of keys, rows, head_dim)."""
         return tuple(jnp.swapaxes(part, 0, 1) for part in self.keys_values(states, positions_of(position)))
 
-    def in_prompt(self, hidden: jax.Array, keys_values: KeysValues, *, is_seen: jax.Array) -> jax.Array:
-        """Returns the layer's output at every position of prompts.
+    def in_prompt(
+        self, hidden: jax.Array, keys_values: KeysValues, *, positions: jax.Array, is_seen: jax.Array
+    ) -> jax.Array:
+        """Returns the layer's output at positions of prompts.
 
         Args:
           hidden: shape (batch, positions, width).
-          keys_values: Of these positions, each (batch, heads of keys, positions, head_dim).
-          is_seen: bool, shape (positions, positions). By position of query and of key.
+          keys_values: Of these and earlier positions, each (batch, heads of keys, source, head_dim).
+          positions: int32, shape (positions,).
+          is_seen: bool, shape (positions, source). By position of query and of key.
         """
-        queries = self._queries(hidden, np.arange(hidden.shape[1], dtype=np.int32)[None])
-        mixed = self.self_attention.attend_in_prompt(queries, keys_values, is_seen=is_seen)
+        mixed = self.self_attention.attend_in_prompt(
+            self._queries(hidden, positions[None]), keys_values, is_seen=is_seen
+        )
         return self._feed_forward(self._added(hidden, self.self_attention.output(mixed)))
 
     def in_lanes(

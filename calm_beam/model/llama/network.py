@@ -1,5 +1,8 @@
 """The decoder-only network: prompts, one decoder layer at a time, and the output head at any layer."""
 
+import itertools
+from collections.abc import Sequence
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,7 +12,9 @@ from calm_beam.arithmetic import FLOAT32, Arithmetic
 from calm_beam.model.heads import Projection, exit_probability, head_logits, head_weights
 from calm_beam.model.interface import KeysValues, Position, Taught
 from calm_beam.model.numerics import MASKED, precision_of, rounded, widened
+from calm_beam.model.partitioning import divided
 
+from .chunks import chunk_positions
 from .config import LlamaConfig
 from .layers import DecoderLayer, positions_of
 from .norm import RMSNorm
@@ -67,14 +72,36 @@ class EarlyExitLlama(nn.Module):
     def prefill(self, source_tokens: jax.Array, lengths: jax.Array) -> tuple[list[KeysValues], jax.Array]:
         """Returns every layer's keys and values of prompts, and the mask of their positions.
 
+        Long prompts go through the layers in chunks, each attending to what those before it have left.
+
         Args:
           source_tokens: shape (batch, source). Padded behind: no position sees those after it.
           lengths: int32, shape (batch,).
         """
-        states, keys_values = self._in_prompt(source_tokens)
-        del states
         mask = jnp.arange(source_tokens.shape[1])[None] < lengths[:, None]
-        return keys_values, mask
+        chunk = chunk_positions(self.config, rows=source_tokens.shape[0], source=source_tokens.shape[1])
+        if chunk == source_tokens.shape[1]:
+            return self._in_prompt(source_tokens)[1], mask
+        return self._by_chunks(source_tokens, chunk), mask
+
+    def _by_chunks(self, tokens: jax.Array, chunk: int) -> list[KeysValues]:
+        """Returns every layer's keys and values of prompts, (batch, source), some positions after the other."""
+        config, (batch, source) = self.config, tokens.shape
+        count = -(-source // chunk)
+        shape = batch, config.num_kv_heads, count * chunk, config.head_dim
+        nothing = [
+            tuple(self._placed(jnp.zeros(shape, self.arithmetic.dtype)) for _ in range(2)) for _ in self._windows()
+        ]
+        parts = jnp.moveaxis(jnp.pad(tokens, ((0, 0), (0, count * chunk - source))).reshape(batch, count, chunk), 1, 0)
+        # Flax's modules are not for JAX's loops: this one is taken apart, and its parameters are those of the caller.
+        model, variables = self.unbind()
+
+        def go_through(kept: list[KeysValues], part: tuple[jax.Array, jax.Array]) -> tuple[list[KeysValues], None]:
+            _, kept = model.apply(variables, part[0], first=part[1], kept=kept, method="_in_prompt")
+            return kept, None
+
+        kept, _ = jax.lax.scan(go_through, nothing, (parts, chunk * jnp.arange(count)))
+        return [tuple(values[:, :, :source] for values in pair) for pair in kept]
 
     def teacher_forced(self, taught: Taught, *, deterministic: bool = True) -> jax.Array:
         """Returns the states that predict the targets, (layers, batch, target, width): from the prompt's last on.
@@ -104,17 +131,37 @@ class EarlyExitLlama(nn.Module):
         """
         return jnp.stack(self._in_prompt(tokens)[0])
 
-    def _in_prompt(self, tokens: jax.Array) -> tuple[list[jax.Array], list[KeysValues]]:
-        """Returns of every layer its output, (batch, positions, width), and what it keeps, as `prefill` does."""
-        length = tokens.shape[1]
-        positions = np.arange(length, dtype=np.int32)
-        age = positions[:, None] - positions
-        hidden, states, kept = self.embed(tokens), [], []
-        for layer, window in zip(self.decoder.layers, self._windows(), strict=True):
-            kept.append(tuple(jnp.swapaxes(part, 1, 2) for part in layer.keys_values(hidden, positions[None])))
-            hidden = layer.in_prompt(hidden, kept[-1], is_seen=jnp.asarray((age >= 0) & (age < window)))
+    def _in_prompt(
+        self, tokens: jax.Array, *, first: jax.Array | int = 0, kept: Sequence[KeysValues | None] = ()
+    ) -> tuple[list[jax.Array], list[KeysValues]]:
+        """Returns of every layer its output at positions of prompts, and keys and values of these and earlier ones.
+
+        Args:
+          tokens: shape (batch, positions).
+          first: int32 scalar. The first of the positions.
+          kept: Every layer's keys and values of earlier positions, with room for these, each (batch, heads of keys,
+            source, head_dim); none if there are no earlier ones.
+
+        Returns:
+          For each layer (batch, positions, width); and keys and values as they came, or of these positions alone.
+        """
+        positions = jnp.arange(tokens.shape[1]) + first
+        hidden, states, keys_values = self.embed(tokens), [], []
+        for layer, window, earlier in itertools.zip_longest(self.decoder.layers, self._windows(), kept):
+            seen = tuple(jnp.swapaxes(part, 1, 2) for part in layer.keys_values(hidden, positions[None]))
+            if earlier is not None:
+                seen = tuple(
+                    self._placed(jax.lax.dynamic_update_slice_in_dim(old, new, first, axis=2))
+                    for old, new in zip(earlier, seen, strict=True)
+                )
+            age = positions[:, None] - jnp.arange(seen[0].shape[2])[None]
+            hidden = layer.in_prompt(hidden, seen, positions=positions, is_seen=(age >= 0) & (age < window))
+            keys_values.append(seen)
             states.append(hidden)
-        return states, kept
+        return states, keys_values
+
+    def _placed(self, values: jax.Array) -> jax.Array:
+        return divided(values, 1, of=self.config.num_kv_heads)
 
     def decoder_position_biases(self, length: int) -> list[jax.Array]:
         """Returns what hides generated keys from queries, each (1, length, length): of each layer, or of all.

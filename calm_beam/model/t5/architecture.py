@@ -88,6 +88,6 @@ class T5Architecture(Architecture):
         tables = config.num_decoder_layers if config.relative_bias_per_layer else 1
         return (tables * config.num_heads + 2) * steps**2
 
-    def prefill_numbers(self, config: T5Config, *, source: int) -> int:
+    def prefill_numbers(self, config: T5Config, *, rows: int, source: int) -> int:
         """Returns how many numbers an encoder layer takes: attention before and after the softmax, and MLP."""
-        return 2 * config.num_heads * source**2 + source * config.mlp_dim
+        return rows * (2 * config.num_heads * source**2 + source * config.mlp_dim)

@@ -237,6 +237,7 @@ def _sources(
                 finished=measure.finished,
                 counter=OutputCounter(
                     max_decode_length=job.settings.max_decode_length,
+                    end_ids=job.end_ids,
                     rule=measure.rule,
                     sizes=sizes,
                     with_bleu=with_bleu,

@@ -36,15 +36,21 @@ def _no_length() -> int:
 
 def test_tokens_layers_and_cut_outputs() -> None:
     """An output is cut if it has the greatest length and does not end with eos."""
-    counter = OutputCounter(max_decode_length=4, rule=_RULE)
+    counter = OutputCounter(max_decode_length=4, end_ids=(1,), rule=_RULE)
     assert counter.rows == ("tokens", "layers", "cut")
     counts = counter.counts(_generation(), lanes=4, source_length=_no_length)
     assert counts.tolist() == [[3, 3, 4, 4], [12, 7, 6, 6], [0, 0, 1, 0]]
 
 
+def test_every_end_id_ends_an_output() -> None:
+    """Also where it is the last that there is room for; T5's eos is a token like others in another model."""
+    counter = OutputCounter(max_decode_length=4, end_ids=(6, 7), rule=_RULE)
+    assert counter.counts(_generation(), lanes=4, source_length=_no_length)[2].tolist() == [0, 0, 0, 1]
+
+
 def test_operations() -> None:
     """The full model's output tests nothing; the others are charged by the rule, beside what full depth would cost."""
-    counter = OutputCounter(max_decode_length=4, rule=_RULE, sizes=_SIZES)
+    counter = OutputCounter(max_decode_length=4, end_ids=(1,), rule=_RULE, sizes=_SIZES)
     found = dict(zip(counter.rows, counter.counts(_generation(), lanes=4, source_length=lambda: 9), strict=True))
     for name, count in (("flops_appendix_b", flops_appendix_b), ("flops_calm_table", flops_calm_table)):
         early = [
@@ -59,7 +65,7 @@ def test_operations() -> None:
 def test_bleu_counts_stand_beside() -> None:
     """Every output brings its own counts against the references."""
     pytest.importorskip("sacrebleu")
-    counter = OutputCounter(max_decode_length=4, rule=_RULE, with_bleu=True)
+    counter = OutputCounter(max_decode_length=4, end_ids=(1,), rule=_RULE, with_bleu=True)
     counts = counter.counts(_generation(), lanes=4, source_length=_no_length)
     assert counter.rows[3:] == BLEU_ROWS
     expected = [bleu_counts(output.text, ("cat",)) for output in _generation().outputs]
@@ -69,5 +75,5 @@ def test_bleu_counts_stand_beside() -> None:
 def test_a_failed_example_counts_nothing() -> None:
     """It has no outputs; its losses are counted elsewhere."""
     failed = build_generation(outputs=(), failure="broken")
-    counter = OutputCounter(max_decode_length=4, rule=_RULE, sizes=_SIZES, with_bleu=True)
+    counter = OutputCounter(max_decode_length=4, end_ids=(1,), rule=_RULE, sizes=_SIZES, with_bleu=True)
     assert not counter.counts(failed, lanes=4, source_length=_no_length).any()

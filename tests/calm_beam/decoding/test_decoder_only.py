@@ -14,7 +14,7 @@ from calm_beam.decoding.result import SweepResult
 from calm_beam.exits.propagations import PROPAGATIONS
 from calm_beam.exits.rule import ExitRule
 from calm_beam.model import parameter_shapes
-from calm_beam.model.llama import LlamaConfig, RopeScaling
+from calm_beam.model.llama import LlamaConfig, RopeScaling, network
 from tests.builders import build_rule, checkpoint_of
 from tests.calm_beam.decoding.decoders import DECODERS, STEPS, assert_all_same
 from tests.calm_beam.model.llama.builders import build_llama_arrays, build_llama_config
@@ -263,3 +263,23 @@ def test_the_batch_does_not_matter(decoder: str, arithmetic: Arithmetic) -> None
                 (getattr(found, name) != getattr(wanted, name)).any() for name in ("tokens", "exit_layers")
             )
     assert differing <= compared / 5
+
+
+@pytest.mark.parametrize(("decoder", "kind"), [("sweep", "some windows"), ("served", "llama"), ("plain", "llama")])
+def test_long_prompts_in_chunks_have_the_outputs_of_whole_ones(
+    decoder: str, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Prompts that are padded to 32 and 64 positions go through the layers seven at a time."""
+    # Another model for the compiler, which would take the programs of whole prompts for these.
+    config = dataclasses.replace(_config(kind), max_positions=129)
+    checkpoint = checkpoint_of(config, _model(kind).arrays)
+    seen = []
+
+    def seven(config: LlamaConfig, *, rows: int, source: int) -> int:
+        seen.append(source)
+        return 7
+
+    monkeypatch.setattr(network, "chunk_positions", seven)
+    results = DECODERS[decoder].decode(checkpoint, _RULES[0], _PROMPTS, thresholds=_THRESHOLDS)
+    assert set(seen) == {32, 64}
+    assert_all_same(results, _outputs(decoder, _RULES[0], kind))

@@ -22,7 +22,7 @@ from calm_beam.upkeep.excess import excess_p_values
 _THRESHOLDS = (0.9, 0.5, 0.0)
 _SPLITS = Splits(trials=12, calibration_share=0.7, seed=1)
 _SPECS = all_specs(consistencies=("textual", "risk"), metrics=("token_f1",), deltas=(0.08, 0.3), epsilons=(0.1,))
-_COUNTER = OutputCounter(max_decode_length=8, rule=ExitRule())
+_COUNTER = OutputCounter(max_decode_length=8, end_ids=(1,), rule=ExitRule())
 _UNITS = 150
 
 

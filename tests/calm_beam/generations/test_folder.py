@@ -60,7 +60,9 @@ def _example(**changes: Any) -> Example:
     return Example(**{**values, **changes})
 
 
-@pytest.mark.parametrize("changes", [{}, {"vocabulary": None, "cluster_key": "page", "on_long": "error"}])
+@pytest.mark.parametrize(
+    "changes", [{}, {"vocabulary": None, "cluster_key": "page", "on_long": "error", "end_ids": (7, 9)}]
+)
 def test_a_job_returns_from_its_file(tmp_path: pathlib.Path, changes: dict[str, Any]) -> None:
     """What was written is read back equal, with the same fingerprint and digest."""
     job = build_job(**changes)
@@ -70,11 +72,19 @@ def test_a_job_returns_from_its_file(tmp_path: pathlib.Path, changes: dict[str, 
     assert (read.outputs(), read.digest()) == (job.outputs(), job.digest())
 
 
+def test_what_ends_outputs_is_said_where_it_is_not_t5s(tmp_path: pathlib.Path) -> None:
+    """Jobs of T5s are as they were before it was said; so those of earlier versions are read, and gone on with."""
+    build_job().write(str(tmp_path))
+    assert "end_ids" not in json.loads((tmp_path / "decode.json").read_text())
+    assert DecodeJob.read(str(tmp_path)).end_ids == (1,)
+
+
 _CHANGES: dict[str, dict[str, Any]] = {
     "model.uri is 'models/t5' there, 'elsewhere' here": {
         "model": ModelRecord(uri="elsewhere", fingerprint="sha256:6d", layers=8)
     },
     "vocabulary.extra_ids is 100 there, 0 here": {"vocabulary": VocabularyRecord(fingerprint="sha256:76", extra_ids=0)},
+    "end_ids is None there, [7, 9] here": {"end_ids": (7, 9)},
     "on_long is 'truncate' there, 'error' here": {"on_long": "error"},
     "cluster_key is None there, 'page' here": {"cluster_key": "page"},
     "patterns is ['data/*.jsonl'] there, ['data/a*.jsonl'] here": {"patterns": ("data/a*.jsonl",)},

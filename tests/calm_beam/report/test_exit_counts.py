@@ -15,17 +15,21 @@ from tests.calm_beam.report.builders import GRID, NUM_LAYERS, build_output, rand
 _LONGEST = 9
 
 
-def _counted(path: pathlib.Path, generations: Sequence[Generation], lanes: Sequence[int]) -> ExitCounts:
+def _counted(
+    path: pathlib.Path, generations: Sequence[Generation], lanes: Sequence[int], *, end_ids: Sequence[int] = (1,)
+) -> ExitCounts:
     write_generations(path, generations)
-    return count_exits(str(path), lanes, num_layers=NUM_LAYERS, max_decode_length=_LONGEST)
+    return count_exits(str(path), lanes, num_layers=NUM_LAYERS, max_decode_length=_LONGEST, end_ids=end_ids)
 
 
-@pytest.mark.parametrize("lanes", [range(len(GRID) + 1), (0, 3)])
-def test_against_a_loop(tmp_path: pathlib.Path, lanes: Sequence[int]) -> None:
+@pytest.mark.parametrize(
+    ("lanes", "end_ids"), [(range(len(GRID) + 1), (1,)), ((0, 3), (1,)), (range(len(GRID) + 1), tuple(range(3, 20)))]
+)
+def test_against_a_loop(tmp_path: pathlib.Path, lanes: Sequence[int], end_ids: tuple[int, ...]) -> None:
     """Tokens by lane, position and layer, and outputs that were cut, are those that a loop counts, without failures."""
     generations = random_generations(40)
     generations[5] = dataclasses.replace(generations[5], outputs=(), failure="broken")
-    counts = _counted(tmp_path / "shard.parquet", generations, lanes)
+    counts = _counted(tmp_path / "shard.parquet", generations, lanes, end_ids=end_ids)
     expected = np.zeros(counts.tokens.shape, int)
     cut = [0] * len(lanes)
     for generation in generations:
@@ -33,7 +37,7 @@ def test_against_a_loop(tmp_path: pathlib.Path, lanes: Sequence[int]) -> None:
             output = generation.outputs[lane]
             for position, layer in enumerate(output.exit_layers):
                 expected[place, position, layer - 1] += 1
-            cut[place] += len(output.tokens) == _LONGEST and output.tokens[-1] != 1
+            cut[place] += len(output.tokens) == _LONGEST and output.tokens[-1] not in end_ids
     assert counts.tokens.tolist() == expected.tolist()
     assert counts.tokens.shape[1] == _LONGEST
     assert counts.cut.tolist() == cut

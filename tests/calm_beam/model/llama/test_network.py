@@ -11,7 +11,7 @@ import pytest
 
 from calm_beam.arithmetic import FLOAT32, Arithmetic
 from calm_beam.model import network_of, parameter_shapes
-from calm_beam.model.llama import LlamaConfig, RopeScaling
+from calm_beam.model.llama import LlamaConfig, RopeScaling, network
 from tests.builders import checkpoint_of
 from tests.calm_beam.model.llama.builders import build_llama_arrays, build_llama_config
 from tests.numpy_llama import NumpyLlama
@@ -105,6 +105,47 @@ def test_prompts_leave_their_keys_and_values(changes: dict[str, Any]) -> None:
         for pair, of_layer in zip(kept, expected, strict=True):
             for values, wanted in zip(pair, zip(*of_layer, strict=True), strict=True):
                 _assert_close(jnp.swapaxes(values[row, :, : len(tokens)], 0, 1), np.stack(wanted))
+
+
+@pytest.mark.parametrize(
+    ("changes", "dtype"),
+    [
+        *((changes, "float32") for changes in _KINDS.values()),
+        ({"rope_scaling": RopeScaling(kind="dynamic", factor=4.0)}, "float32"),
+        (
+            {
+                "rope_scaling": RopeScaling(kind="yarn", factor=4.0, original_max_positions=16, attention_factor=1.2),
+                "query_key_norms": True,
+            },
+            "float32",
+        ),
+        (_KINDS["llama"], "bfloat16"),
+        (_KINDS["windows"], "bfloat16"),
+    ],
+    ids=[*_KINDS, "dynamic", "yarn", "bfloat16", "windows in bfloat16"],
+)
+@pytest.mark.parametrize("chunk", [1, 3, 8, 19])
+def test_chunks_leave_what_whole_prompts_leave(
+    changes: dict[str, Any], dtype: str, chunk: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Keys and values of prompts of 20 positions, whatever number of them goes through the layers at a time."""
+    config, arithmetic = build_llama_config(**changes), Arithmetic(dtype=dtype)
+    tokens = np.random.default_rng(2).integers(0, 50, size=(3, 20)).astype(np.int32)
+    lengths = np.array([20, 13, 0], np.int32)
+    whole, whole_mask = _apply(config, "prefill", tokens, lengths, arithmetic=arithmetic)
+    asked = []
+    monkeypatch.setattr(network, "chunk_positions", lambda config, **sizes: asked.append(sizes) or chunk)
+    kept, mask = _apply(config, "prefill", tokens, lengths, arithmetic=arithmetic)
+    assert asked == [{"rows": 3, "source": 20}]
+    np.testing.assert_array_equal(mask, whole_mask)
+    assert len(kept) == config.num_decoder_layers
+    for pair, of_whole in zip(kept, whole, strict=True):
+        for values, expected in zip(pair, of_whole, strict=True):
+            assert values.shape == (3, config.num_kv_heads, 20, config.head_dim)
+            if dtype == "float32":
+                _assert_close(values, np.asarray(expected))
+            else:
+                _assert_rounded_alike(values, np.asarray(expected, np.float64))
 
 
 @pytest.mark.parametrize("exit_classifier", [0, 1, 2])

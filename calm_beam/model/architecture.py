@@ -76,9 +76,11 @@ class Architecture(abc.ABC):
     """One family of models. Arguments called `config` are of its own kind of config.
 
     Attributes:
+      shares_prefixes: Whether what a prompt leaves at a position depends on the tokens up to there alone.
       first_kept_step: First step whose keys and values later ones attend to: 1 where the source holds those of step 0.
     """
 
+    shares_prefixes: bool
     first_kept_step: int
 
     @abc.abstractmethod

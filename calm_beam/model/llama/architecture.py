@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 class LlamaArchitecture(Architecture):
     """Decoder-only models, which go on from the last token of the prompt."""
 
+    shares_prefixes = True
     first_kept_step = 1
 
     def parameter_shapes(self, config: LlamaConfig) -> Mapping[str, tuple[int, ...]]:

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 class T5Architecture(Architecture):
     """Encoder-decoders, whose decoder begins with the padding id and attends to the encoder's output."""
 
+    shares_prefixes = False
     first_kept_step = 0
 
     def parameter_shapes(self, config: T5Config) -> Mapping[str, tuple[int, ...]]:

@@ -64,6 +64,11 @@ def part_of(unit: str, *, salt: str, confirm_share: float) -> str:
       salt: Fixed before any loss is seen.
       confirm_share: Chance of being in the part that confirms, in (0, 1).
     """
-    # Other words than where a part chooses among variants: that draw is independent of this one.
-    drawn = int.from_bytes(hashlib.sha256(f"{salt}/confirm\n{unit}".encode()).digest()[:8], "big")
-    return CONFIRMING if drawn < round(confirm_share * 2**64) else CALIBRATING
+    # Another salt than where a part chooses among variants: that draw is independent of this one.
+    return CONFIRMING if is_drawn(unit, salt=f"{salt}/confirm", share=confirm_share) else CALIBRATING
+
+
+def is_drawn(unit: str, *, salt: str, share: float) -> bool:
+    """Returns whether a unit is drawn, by a hash of its name, with a chance of `share`; draws by other salts differ."""
+    drawn = int.from_bytes(hashlib.sha256(f"{salt}\n{unit}".encode()).digest()[:8], "big")
+    return drawn < round(share * 2**64)

@@ -16,9 +16,27 @@ import numpy as np
 from calm_beam.checkpoints import Arrays
 from calm_beam.exits.rule import ExitRule
 from calm_beam.model import ModelConfig
-from tests.numpy_t5 import Decoded, may_exit, threshold_at
 
 KeyValue = tuple[np.ndarray, np.ndarray]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Decoded:
+    """One output.
+
+    Attributes:
+      tokens: Generated ids, eos included.
+      exit_layers: Layers used for each, from 1.
+      confidences: Confidence at each exit layer.
+      min_margin: Least distance of a confidence to its threshold wherever there was a decision to take.
+      min_gap: Least distance of the two best logits at an exit layer.
+    """
+
+    tokens: list[int]
+    exit_layers: list[int]
+    confidences: list[float]
+    min_margin: float
+    min_gap: float
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -45,14 +63,8 @@ class NumpyDecoder(abc.ABC):
         """Takes sizes, weights, and what the model that this one checks computes in."""
         self.config: Any = config
         self._is_rounded = dtype == "bfloat16"
-        self.arrays = {
-            name: np.asarray(array, np.float64) if _stays_wide(name) else self.rounded(np.asarray(array, np.float64))
-            for name, array in arrays.items()
-        }
-
-    def rounded(self, values: np.ndarray) -> np.ndarray:
-        """Returns values as the model holds them."""
-        return values.astype(ml_dtypes.bfloat16).astype(np.float64) if self._is_rounded else values
+        wide = {name: np.asarray(array, np.float64) for name, array in arrays.items()}
+        self.arrays = {name: array if _stays_wide(name) else self.rounded(array) for name, array in wide.items()}
 
     @abc.abstractmethod
     def begin(self, source: Sequence[int]) -> Begun:
@@ -73,6 +85,10 @@ class NumpyDecoder(abc.ABC):
     @abc.abstractmethod
     def logits(self, state: np.ndarray) -> np.ndarray:
         """Returns the logits, shape (..., vocabulary), of a decoder layer's output."""
+
+    def rounded(self, values: np.ndarray) -> np.ndarray:
+        """Returns values as the model that this one checks keeps them."""
+        return values.astype(ml_dtypes.bfloat16).astype(np.float64) if self._is_rounded else values
 
     def exit_score(self, state: np.ndarray) -> np.ndarray:
         """Returns the exit classifier's probability, shape (...), of a decoder layer's output."""
@@ -159,11 +175,27 @@ class NumpyDecoder(abc.ABC):
         return float(first - second if measure == "softmax" else first)
 
 
-def _stays_wide(name: str) -> bool:
-    return name.endswith(("/scale", "/bias")) or "meta_cls" in name
+def may_exit(rule: ExitRule, layer: int, depth: int) -> bool:
+    """Returns whether a token may leave after a layer."""
+    return layer == depth or (layer >= rule.min_exit_layer and (layer - rule.min_exit_layer) % rule.exit_interval == 0)
+
+
+def threshold_at(rule: ExitRule, threshold: float | None, *, step: int, max_decode_length: int) -> float | None:
+    """Returns the threshold at a step, counted from 0, rounded to float32."""
+    if threshold is None:
+        return None
+    if rule.schedule != "constant":
+        assert rule.tau is not None
+        falling = 0.1 * math.exp(-rule.tau * step / max_decode_length)
+        threshold = 0.9 * threshold + (falling if rule.schedule == "decay" else threshold * falling)
+    return float(np.float32(min(max(threshold, 0.0), 1.0)))
 
 
 def softmax(logits: np.ndarray) -> np.ndarray:
     """Returns the softmax over the last axis."""
     powers = np.exp(logits - np.max(logits, axis=-1, keepdims=True))
     return powers / np.sum(powers, axis=-1, keepdims=True)
+
+
+def _stays_wide(name: str) -> bool:
+    return name.endswith(("/scale", "/bias", "/rel_embedding")) or "meta_cls" in name

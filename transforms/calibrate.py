@@ -174,27 +174,35 @@ class CalibrateVariants(beam.PTransform):
             ShardScorer(self.plan, stored, max_failures=self.max_failures, metric_settings=self.metric_settings)
             for stored in self.stored
         ]
-        return (
-            tuple(
-                of_variant | f"SumVariant{number}" >> SumVariant(scorer, number)
-                for number, (of_variant, scorer) in enumerate(zip(sweeps, scorers, strict=True))
-            )
-            | "JoinVariants" >> beam.Flatten()
-            | "ListVariants" >> beam.combiners.ToDict()
-            | "TestPath"
-            >> beam.Map(
-                _outcome_of_variants,
-                plan=self.plan,
-                digest=self.plan_digest,
-                provenance=self.provenance,
-                max_failures=self.max_failures,
-                metric_settings=self.metric_settings,
-            )
+        return summed_variants(sweeps, scorers) | "TestPath" >> beam.Map(
+            _outcome_of_variants,
+            plan=self.plan,
+            digest=self.plan_digest,
+            provenance=self.provenance,
+            max_failures=self.max_failures,
+            metric_settings=self.metric_settings,
         )
 
 
+def summed_variants(sweeps: tuple[beam.PCollection, ...], scorers: Sequence[ShardScorer]) -> beam.PCollection:
+    """Returns a PCollection of one dict, from the number of each variant to its `CalibrationTotals`.
+
+    Args:
+      sweeps: Of each variant one of a `FinishedSweep`.
+      scorers: What reads each variant's generations.
+    """
+    return (
+        tuple(
+            of_variant | f"SumVariant{number}" >> _SumVariant(scorer, number)
+            for number, (of_variant, scorer) in enumerate(zip(sweeps, scorers, strict=True))
+        )
+        | "JoinVariants" >> beam.Flatten()
+        | "ListVariants" >> beam.combiners.ToDict()
+    )
+
+
 @dataclasses.dataclass
-class SumVariant(beam.PTransform):
+class _SumVariant(beam.PTransform):
     """Sums the losses of a variant, keyed by its number, having checked that every example was counted, and once.
 
     Attributes:

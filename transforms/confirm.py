@@ -13,7 +13,7 @@ from calm_beam.generations import StoredGenerations
 from calm_beam.manifest import Variant
 from calm_beam.metrics.settings import NO_SETTINGS, MetricSettings
 
-from .calibrate import SumVariant
+from .calibrate import summed_variants
 from .scoring import ShardScorer
 
 
@@ -57,24 +57,15 @@ class ConfirmThresholds(beam.PTransform):
             )
             for stored in self.stored.values()
         ]
-        return (
-            tuple(
-                of_variant | f"SumVariant{number}" >> SumVariant(scorer, number)
-                for number, (of_variant, scorer) in enumerate(zip(sweeps, scorers, strict=True))
-            )
-            | "JoinVariants" >> beam.Flatten()
-            | "ListVariants" >> beam.combiners.ToDict()
-            | "TestChosen"
-            >> beam.Map(
-                _outcome,
-                found=self.found,
-                variants=tuple(self.stored),
-                plan=self.plan,
-                digest=self.plan_digest,
-                decoder=self.decoder,
-                exit_head=self.exit_head,
-                max_failures=self.max_failures,
-            )
+        return summed_variants(sweeps, scorers) | "TestChosen" >> beam.Map(
+            _outcome,
+            found=self.found,
+            variants=tuple(self.stored),
+            plan=self.plan,
+            digest=self.plan_digest,
+            decoder=self.decoder,
+            exit_head=self.exit_head,
+            max_failures=self.max_failures,
         )
 
 

@@ -10,11 +10,10 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from calm_beam.manifest import Calibration, ConfirmationRecord, ManifestError, PathEntry, Variant, guarantee_in_words
+from calm_beam.manifest import Calibration, ConfirmationRecord, ManifestError, PathEntry, Variant
 from calm_beam.risk.fixed_point import loss_sum_upper
 from calm_beam.risk.fwer import PROCEDURES, FwerResult
 from calm_beam.risk.in_memory import p_values_of
-from calm_beam.risk.pvalues import P_VALUES
 from calm_beam.risk.statistics import Loss
 from calm_beam.set_parts import CONFIRMING, part_of
 
@@ -23,6 +22,7 @@ from .plan import Plan
 from .provenance import data_record
 from .result import RiskRow, spec_p_values
 from .specs import Spec
+from .split import check_parts, check_split
 from .totals import CalibrationTotals
 from .variants import whole_of
 
@@ -87,16 +87,10 @@ def confirmed_calibration(
             f"losses and served must have shape (units, thresholds), with one key per unit; got {losses.shape}, "
             f"{served.shape} and {len(keys)} keys."
         )
-    if len(set(keys)) != len(keys):
-        raise ValueError("keys must be distinct: a unit in both parts would confirm its own choice.")
-    if P_VALUES[p_value].needs_table:
-        raise ValueError(
-            f"p_value {p_value} bets on single losses in an order, which is not kept here. Take another one."
-        )
-    if not 0 < confirm_share < 1:
-        raise ValueError(f"confirm_share must be in (0, 1), got {confirm_share}. For 30 % pass 0.3.")
+    share = ("confirm_share", confirm_share)
+    check_split(keys=keys, p_value=p_value, share=share, fault="confirm its own choice")
     confirms = np.array([part_of(key, salt=salt, confirm_share=confirm_share) == CONFIRMING for key in keys], bool)
-    check_parts(choosing=int((~confirms).sum()), confirming=int(confirms.sum()))
+    check_parts(int((~confirms).sum()), int(confirms.sum()), verb="confirm")
     p_values = p_values_of(losses[~confirms], p_value=p_value, delta=delta)
     test = PROCEDURES[procedure](p_values, epsilon=epsilon)
     accepted = np.flatnonzero(test.rejected)
@@ -105,19 +99,6 @@ def confirmed_calibration(
     chosen = int(accepted[-1])
     found = float(p_values_of(served[confirms, chosen], p_value=p_value, delta=delta))
     return ConfirmedChoice(chosen=chosen, test=test, p_value=found, confirmed=found <= epsilon)
-
-
-def check_parts(*, choosing: int, confirming: int) -> None:
-    """Refuses parts of a set one of which is empty.
-
-    Raises:
-      ValueError: If one is.
-    """
-    if not (choosing and confirming):
-        raise ValueError(
-            f"of {choosing + confirming} units, {choosing} were drawn to choose what the other {confirming} confirm. "
-            "Both parts need some: take more examples."
-        )
 
 
 def chosen_thresholds(entries: Sequence[Calibration]) -> dict[Variant | None, tuple[float, ...]]:
@@ -168,7 +149,7 @@ def confirmed_outcome(
             continue
         of_variant = totals[chosen.variant]
         # Those of a group may be none; of the whole they are some.
-        check_parts(choosing=manifest.data.units, confirming=of_variant.risk.n)
+        check_parts(manifest.data.units, of_variant.risk.n, verb="confirm")
         place = asked[chosen.variant].index(chosen.threshold)
         loss_sum, step = _tested(of_variant, spec, place, chosen=chosen, num_layers=num_layers)
         entries.append(_confirmed(entry, step, num_layers=num_layers))
@@ -190,14 +171,7 @@ def confirmed_outcome(
             plan=planned,
             calibrations=tuple(entries),
             confirmation=confirmation,
-            guarantee=guarantee_in_words(
-                joint_epsilon=plan.joint_epsilon,
-                cluster_key=plan.cluster_key,
-                group_key=plan.group_key,
-                is_sequential=plan.sequential is not None,
-                is_pareto=plan.pareto is not None,
-                is_confirmed=True,
-            ),
+            guarantee=plan.guarantee(is_confirmed=True),
         ),
         rows=tuple(rows),
         failures=tuple(sorted((*found.failures, *(whole.failures if whole else ())))),

@@ -5,7 +5,6 @@ binomial, which voids nothing, since they and the losses are independent, and ea
 """
 
 import dataclasses
-import hashlib
 import math
 from collections.abc import Sequence
 
@@ -13,7 +12,9 @@ import numpy as np
 
 from calm_beam.risk.fwer import FwerResult, pareto_path, pareto_test
 from calm_beam.risk.in_memory import p_values_of
-from calm_beam.risk.pvalues import P_VALUES
+from calm_beam.set_parts import is_drawn
+
+from .split import check_parts, check_split
 
 CHOOSING, TESTING = "choosing", "testing"
 PARTS = (CHOOSING, TESTING)
@@ -43,8 +44,7 @@ def part_of(unit: str, *, salt: str, choosing_share: float) -> str:
       salt: Fixed before any loss is seen.
       choosing_share: Chance of being in the part that chooses, in (0, 1).
     """
-    drawn = int.from_bytes(hashlib.sha256(f"{salt}/pareto\n{unit}".encode()).digest()[:8], "big")
-    return CHOOSING if drawn < round(choosing_share * 2**64) else TESTING
+    return CHOOSING if is_drawn(unit, salt=f"{salt}/pareto", share=choosing_share) else TESTING
 
 
 def pareto_choice(choosing: np.ndarray, testing: np.ndarray, *, costs: Sequence[float], epsilon: float) -> ParetoChoice:
@@ -110,17 +110,11 @@ def pareto_calibration(
             f"losses, costs and sizes must have shape (units, places), with one key per unit; got {losses.shape}, "
             f"{costs.shape}, {sizes.shape} and {len(keys)} keys."
         )
-    if len(set(keys)) != len(keys):
-        raise ValueError("keys must be distinct: a unit in both parts would choose its own test.")
-    if P_VALUES[p_value].needs_table:
-        raise ValueError(
-            f"p_value {p_value} bets on single losses in an order, which is not kept here. Take another one."
-        )
-    if not 0 < choosing_share < 1:
-        raise ValueError(f"choosing_share must be in (0, 1), got {choosing_share}.")
+    share = ("choosing_share", choosing_share)
+    check_split(keys=keys, p_value=p_value, share=share, fault="choose its own test")
     parts = np.array([part_of(key, salt=salt, choosing_share=choosing_share) for key in keys])
     first, second = parts == CHOOSING, parts == TESTING
-    check_parts(int(first.sum()), int(second.sum()))
+    check_parts(int(first.sum()), int(second.sum()), verb="test")
     return pareto_choice(
         p_values_of(losses[first], p_value=p_value, delta=delta),
         p_values_of(losses[second], p_value=p_value, delta=delta),
@@ -130,16 +124,3 @@ def pareto_calibration(
         ],
         epsilon=epsilon,
     )
-
-
-def check_parts(choosing: int, testing: int) -> None:
-    """Refuses parts of a set one of which is empty.
-
-    Raises:
-      ValueError: If one is.
-    """
-    if not (choosing and testing):
-        raise ValueError(
-            f"of {choosing + testing} units, {choosing} were drawn to choose what the other {testing} test. Both parts "
-            "need some: take more examples."
-        )

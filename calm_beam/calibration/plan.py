@@ -8,7 +8,7 @@ from calm_beam.decoding.recorded import settings_of_variant
 from calm_beam.decoding.settings import DecodeSettings
 from calm_beam.examples import Example
 from calm_beam.generations import DecodeJob
-from calm_beam.manifest import PARETO, ParetoPlan, PlannedTest, PlanRecord, SequentialPlan
+from calm_beam.manifest import PARETO, ParetoPlan, PlannedTest, PlanRecord, SequentialPlan, guarantee_in_words
 from calm_beam.risk.pvalues import P_VALUES, why_not_watched
 from calm_beam.risk.stopping import StopRule
 from calm_beam.set_parts import SetPart
@@ -219,6 +219,17 @@ class Plan:
         if self.pareto is None:
             return None
         return part_of(unit, salt=self.salt, choosing_share=self.pareto.choosing_share)
+
+    def guarantee(self, *, is_confirmed: bool = False) -> str:
+        """Returns what the planned tests promise together, in words."""
+        return guarantee_in_words(
+            joint_epsilon=self.joint_epsilon,
+            cluster_key=self.cluster_key,
+            group_key=self.group_key,
+            is_sequential=self.sequential is not None,
+            is_pareto=self.pareto is not None,
+            is_confirmed=is_confirmed,
+        )
 
     def record(self) -> PlanRecord:
         """Returns the plan as it stands in the manifest."""

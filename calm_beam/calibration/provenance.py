@@ -20,7 +20,6 @@ from calm_beam.manifest import (
     ModelRecord,
     SequentialRecord,
     VocabularyRecord,
-    guarantee_in_words,
 )
 from calm_beam.versions import run_versions
 
@@ -112,13 +111,7 @@ class RunProvenance:
             plan=planned,
             sequential=sequential,
             calibrations=tuple(self._with_positions(entry) for entry in calibrations),
-            guarantee=guarantee_in_words(
-                joint_epsilon=plan.joint_epsilon,
-                cluster_key=plan.cluster_key,
-                group_key=plan.group_key,
-                is_sequential=plan.sequential is not None,
-                is_pareto=plan.pareto is not None,
-            ),
+            guarantee=plan.guarantee(),
             software=self.software,
         )
 

@@ -10,10 +10,11 @@ from calm_beam.risk.fixed_point import loss_sum_upper
 from calm_beam.risk.statistics import Loss
 
 from .contrast import Contrast
-from .pareto import CHOOSING, TESTING, check_parts, pareto_choice
+from .pareto import CHOOSING, TESTING, pareto_choice
 from .plan import Plan
 from .result import RiskRow, spec_p_values
 from .specs import Spec
+from .split import check_parts
 from .totals import CalibrationTotals
 
 
@@ -61,7 +62,7 @@ def pareto_rows(variants: Sequence[CalibrationTotals], plan: Plan, *, num_layers
     Source: as `pareto_choice`. Costs are mean decoder layers per token.
     """
     assert plan.pareto is not None
-    check_parts(*(variants[0].of_group(part).risk.n for part in (CHOOSING, TESTING)))
+    check_parts(*(variants[0].of_group(part).risk.n for part in (CHOOSING, TESTING)), verb="test")
     return tuple(row for spec in plan.specs for row in _rows(variants, plan, spec=spec, num_layers=num_layers))
 
 

@@ -61,21 +61,6 @@ class DeviceGroup:
             with jax.default_device(self.devices[0]):
                 yield
 
-    def exit_head(self, form: str) -> str:
-        """Returns the form of the output head that decides here, given what is asked for.
-
-        Raises:
-          UsageError: If it is a certified form, which is for a head that one device has whole.
-        """
-        if self._mesh is None or form == "exact":
-            return form
-        if form != "auto":
-            raise UsageError(
-                f"exit_head is {form}, but model_parallelism is {self.division.parts}: a certified head is for a model "
-                "on one device. Take auto or exact."
-            )
-        return "exact"
-
     def place(self, name: str, array: Array | jax.Array, arithmetic: Arithmetic = FLOAT32) -> jax.Array:
         """Returns an array on the group; of one that is stored, each device's part is read by itself.
 

@@ -20,6 +20,7 @@ from calm_beam.checkpoints import Checkpoint
 from calm_beam.exits.certified_head import CertifiedHead, certify
 from calm_beam.exits.decision import decide_by_logits
 from calm_beam.exits.head_choice import choose_head
+from calm_beam.exits.head_forms import form_on_devices
 from calm_beam.exits.measures import Need
 from calm_beam.exits.propagations import PassedOn
 from calm_beam.exits.rule import ExitRule
@@ -99,7 +100,7 @@ class EarlyExitDecoder:
         with self._group.running():
             weights, vocab_axis = self._model.apply(self._parameters, method="head_weights")
             self._head = choose_head(
-                self._group.exit_head(exit_head),
+                form_on_devices(exit_head, self._group.division.parts),
                 weights,
                 vocab_axis=vocab_axis,
                 measure=rule.measure(),

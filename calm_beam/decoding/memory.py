@@ -269,6 +269,8 @@ def memory_in_words(
     if model_parallelism > 1:
         part = values_per_device(shapes, division) * arithmetic.number_bytes
         weights += f", {_in_words(part)} on each of {model_parallelism} devices"
+        if division.whole:
+            weights += f" (each has {division.whole_in_words()} whole, which cannot be shared evenly)"
     if token_budget is not None:
         return f"{weights}; room for {token_budget:,} positions, as asked, takes {_in_words(token_budget * position)}"
     if not runs_here or has_accelerators():

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from calm_beam.checkpoints import Checkpoint
 from calm_beam.exits.decision import decide
 from calm_beam.exits.head_choice import choose_head
+from calm_beam.exits.head_forms import form_on_devices
 from calm_beam.exits.measures import Measure
 from calm_beam.model import ArrayType
 from calm_beam.model.interface import EarlyExitModel, of_layer
@@ -55,7 +56,7 @@ class Weights:
         weights, vocab_axis = model.apply(self.head, method="head_weights")
         # None where the exact head decides.
         self.certified_head = choose_head(
-            group.exit_head(exit_head),
+            form_on_devices(exit_head, group.division.parts),
             weights,
             vocab_axis=vocab_axis,
             measure=measure,

@@ -1,6 +1,7 @@
 """The forms that the output head comes in."""
 
 from calm_beam.arithmetic import Arithmetic
+from calm_beam.errors import UsageError
 
 EXIT_HEADS = ("auto", "exact", "int8", "bfloat16")
 """What `--exit_head` takes: a form, or `auto` for the one that is fastest on this machine."""
@@ -19,3 +20,19 @@ def check_head(exit_head: str, arithmetic: Arithmetic) -> None:
             f"exit_head {exit_head!r} needs matmul_precision highest, got {arithmetic.matmul_precision!r}: its bounds "
             "are about exact products. Leave one of them out."
         )
+
+
+def form_on_devices(exit_head: str, model_parallelism: int) -> str:
+    """Returns the form of the head that decides where devices share a model, given what is asked for.
+
+    Raises:
+      UsageError: If it is a certified form, which is for a head that one device has whole.
+    """
+    if model_parallelism == 1 or exit_head == "exact":
+        return exit_head
+    if exit_head != "auto":
+        raise UsageError(
+            f"exit_head is {exit_head}, but model_parallelism is {model_parallelism}: a certified head is for a model "
+            "on one device. Take auto or exact."
+        )
+    return "exact"

@@ -64,6 +64,7 @@ from .records import PathEntry as PathEntry
 from .records import SequentialRecord as SequentialRecord
 from .records import Variant as Variant
 from .records import VocabularyRecord as VocabularyRecord
+from .records import threshold_in_words as threshold_in_words
 from .writer import MANIFEST as MANIFEST
 from .writer import lost_race as lost_race
 from .writer import manifest_text as manifest_text

@@ -3,7 +3,7 @@
 from calm_beam.counted import counted
 
 from ._manifest import Manifest
-from .records import Calibration
+from .records import Calibration, threshold_in_words
 
 
 def confirmation_in_words(entry: Calibration) -> str:
@@ -14,9 +14,8 @@ def confirmation_in_words(entry: Calibration) -> str:
     found = entry.confirmation
     if found is None:
         return ""
-    variant = "" if found.variant is None else f" ({found.variant.in_words()})"
     return (
-        f"chosen {found.threshold:g}{variant}, {'' if found.rejected else 'not '}confirmed: "
+        f"chosen {threshold_in_words(found.threshold, found.variant)}, {'' if found.rejected else 'not '}confirmed: "
         f"p = {p_value_beside(found.p_value, entry.epsilon)}"
     )
 

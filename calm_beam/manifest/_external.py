@@ -5,6 +5,8 @@ from dataclasses import dataclass, field, fields
 from itertools import pairwise
 from typing import ClassVar, Self
 
+from calm_beam.notebook import html_of
+
 from ._checks import (
     ManifestError,
     check_bool,
@@ -554,15 +556,8 @@ class ExternalManifest(Record):
         return content_digest(self._content())
 
     def _repr_html_(self) -> str | None:
-        """Returns what a notebook shows; None, for its text, in calm-beam-serving, which has no reports."""
-        # Here, since a manifest is read without anything but the standard library.
-        try:
-            from calm_beam.report.notebook import external_manifest_html
-        except ModuleNotFoundError as error:
-            if error.name != "calm_beam.report":
-                raise
-            return None
-        return external_manifest_html(self)
+        """Returns what a notebook shows; None, for its text, in calm-beam-serving."""
+        return html_of(self, "external_manifest_html")
 
     def to_dict(self) -> dict[str, object]:
         """Returns the manifest as plain JSON values, with "schema" and "kind" first and "digest" last."""

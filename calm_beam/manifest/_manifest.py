@@ -4,6 +4,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, replace
 from typing import ClassVar, Self
 
+from calm_beam.notebook import html_of
+
 from ._checks import ManifestError, check_text, check_utc_time, shown
 from ._plan import PlanRecord
 from ._record import SCHEMA, Record, check_record, check_tuple, checked_keys, records_from_json
@@ -370,15 +372,8 @@ class Manifest(Record):
         return content_digest({"schema": SCHEMA, **super().to_dict()})
 
     def _repr_html_(self) -> str | None:
-        """Returns what a notebook shows; None, for its text, in calm-beam-serving, which has no reports."""
-        # Here, since a manifest is read without anything but the standard library.
-        try:
-            from calm_beam.report.notebook import manifest_html
-        except ModuleNotFoundError as error:
-            if error.name != "calm_beam.report":
-                raise
-            return None
-        return manifest_html(self)
+        """Returns what a notebook shows; None, for its text, in calm-beam-serving."""
+        return html_of(self, "manifest_html")
 
     def to_dict(self) -> dict[str, object]:
         """Returns the manifest as plain JSON values, with "schema" first and "digest" last."""

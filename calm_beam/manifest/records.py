@@ -216,6 +216,15 @@ class Variant(Record):
         return f"{tau}from layer {self.min_exit_layer}"
 
 
+def threshold_in_words(threshold: float, variant: Variant | None) -> str:
+    """Returns a threshold, and the way of decoding that it is for where there are several.
+
+    >>> threshold_in_words(0.5, None), threshold_in_words(0.5, Variant(tau=4, min_exit_layer=2))
+    ('0.5', '0.5 (tau 4, from layer 2)')
+    """
+    return f"{threshold:g}" + ("" if variant is None else f" ({variant.in_words()})")
+
+
 @dataclass(frozen=True, kw_only=True)
 class GroupRecord(Record):
     """A group of the calibration set.

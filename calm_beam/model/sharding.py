@@ -80,13 +80,10 @@ class Division:
                 return None if by in self.whole else axis % ndim
         return None
 
-    def sentences(self) -> list[str]:
-        """Returns what there is to say of what is not divided."""
-        named = {"keys_values": "heads of keys and values", "vocabulary": "vocabulary"}
-        return [
-            f"Every device has the whole of the model's {named[each]}, which {self.parts} devices cannot share evenly."
-            for each in sorted(self.whole)
-        ]
+    def whole_in_words(self) -> str:
+        """Returns what every device has all of."""
+        named = {"keys_values": "the heads of keys and values", "vocabulary": "the vocabulary"}
+        return " and ".join(named[each] for each in sorted(self.whole))
 
 
 def values_per_device(shapes: Mapping[str, tuple[int, ...]], division: Division) -> int:

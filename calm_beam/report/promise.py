@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from calm_beam.counted import counted
 from calm_beam.exits.measures import MEASURES, Need
 from calm_beam.exits.propagations import PROPAGATIONS
-from calm_beam.manifest import Calibration, DataRecord, Manifest, p_value_beside
+from calm_beam.manifest import Calibration, DataRecord, Manifest, p_value_beside, threshold_in_words
 from calm_beam.tails import split_tail
 
 Sentence = tuple[str, ...]
@@ -83,7 +83,7 @@ def promise_in_words(entry: Calibration, manifest: Manifest, *, factors: Sequenc
         " over the draw of the ",
         _units(manifest, entry.group) if entry.confirmation is None else _confirming(manifest, entry),
         ", exiting at threshold ",
-        f"{entry.threshold:g}" + ("" if entry.variant is None else f" ({entry.variant.in_words()})"),
+        threshold_in_words(entry.threshold, entry.variant),
         *_bounded(entry, before="", costs="costs", lets="lets", after=", and saves "),
         f"{1 - entry.layers / layers:.0%}".replace("%", " %"),
         " of the decoder layers: tokens use ",
@@ -149,8 +149,7 @@ def confirmation_of_test(entry: Calibration) -> str:
     found = entry.confirmation
     if found is None:
         return ""
-    variant = "" if found.variant is None else f" ({found.variant.in_words()})"
-    chosen = f"The chosen threshold, {found.threshold:g}{variant}, was"
+    chosen = f"The chosen threshold, {threshold_in_words(found.threshold, found.variant)}, was"
     by = f"by examples that chose nothing, n = {found.n:,}, decoded as it is served"
     p_value = p_value_beside(found.p_value, entry.epsilon)
     if found.rejected:

@@ -4,6 +4,7 @@ import dataclasses
 
 from calm_beam.errors import CalmBeamError
 from calm_beam.manifest import Calibration
+from calm_beam.notebook import html_of
 from calm_beam.upkeep.sampled_loss import SampledLoss
 
 
@@ -52,15 +53,8 @@ class Answer:
         return self.num_layers * len(self.tokens) - self.layers_used
 
     def _repr_html_(self) -> str | None:
-        """Returns what a notebook shows; None, for its text, in calm-beam-serving, which has no reports."""
-        # Here, since services do without it.
-        try:
-            from calm_beam.report.notebook import answer_html
-        except ModuleNotFoundError as error:
-            if error.name != "calm_beam.report":
-                raise
-            return None
-        return answer_html(self)
+        """Returns what a notebook shows; None, for its text, in calm-beam-serving."""
+        return html_of(self, "answer_html")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

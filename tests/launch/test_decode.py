@@ -244,6 +244,8 @@ def test_devices_that_share_a_model(
     capsys.readouterr()
     assert _decode(model, data, together, "--model_parallelism=2") == 1
     assert "model_parallelism is 2, but this process has 1 device" in capsys.readouterr().err
+    assert _decode(model, data, together, "--model_parallelism=2", "--exit_head=int8") == 2
+    assert "exit_head is int8, but model_parallelism is 2" in capsys.readouterr().err
     assert not together.exists()
     program = "import sys; from calm_beam.launch.cli import main; sys.exit(main(sys.argv[1:]))"
     paths = [f"--checkpoint={model}", f"--data={data}", f"--output={together}"]

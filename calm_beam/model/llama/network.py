@@ -9,8 +9,9 @@ import numpy as np
 from flax import linen as nn
 
 from calm_beam.arithmetic import FLOAT32, Arithmetic
-from calm_beam.model.interface import KeysValues, Numbers, Position
-from calm_beam.model.numerics import MASKED, matrix_product, precision_of, rounded, widened
+from calm_beam.model.heads import Projection, exit_probability, head_logits, head_weights
+from calm_beam.model.interface import KeysValues, Position
+from calm_beam.model.numerics import MASKED, precision_of, rounded, widened
 from calm_beam.model.partitioning import divided
 
 from .chunks import chunk_positions
@@ -20,18 +21,6 @@ from .norm import RMSNorm
 
 # More keys than any position has.
 _ALL = np.int32(2**30)
-_FIRST = np.int32(0)
-
-
-class Projection(nn.Module):
-    """The kernel of a dense layer without a bias, for callers that multiply by it themselves."""
-
-    inputs: int
-    outputs: int
-
-    def setup(self) -> None:
-        """Declares the kernel, [in, out]."""
-        self.kernel = self.param("kernel", nn.initializers.lecun_normal(), (self.inputs, self.outputs))
 
 
 class Decoder(nn.Module):
@@ -139,7 +128,7 @@ class EarlyExitLlama(nn.Module):
         return jnp.stack(self._in_prompt(tokens)[0])
 
     def _in_prompt(
-        self, tokens: jax.Array, *, first: Numbers = _FIRST, kept: Sequence[KeysValues | None] = ()
+        self, tokens: jax.Array, *, first: jax.Array | int = 0, kept: Sequence[KeysValues | None] = ()
     ) -> tuple[list[jax.Array], list[KeysValues]]:
         """Returns of every layer its output at positions of prompts, and keys and values of these and earlier ones.
 
@@ -152,7 +141,7 @@ class EarlyExitLlama(nn.Module):
         Returns:
           For each layer (batch, positions, width); and keys and values as they came, or of these positions alone.
         """
-        positions = first + jnp.arange(tokens.shape[1])
+        positions = jnp.arange(tokens.shape[1]) + first
         hidden, states, keys_values = self.embed(tokens), [], []
         for layer, window, earlier in itertools.zip_longest(self.decoder.layers, self._windows(), kept):
             seen = tuple(jnp.swapaxes(part, 1, 2) for part in layer.keys_values(hidden, positions[None]))
@@ -222,25 +211,19 @@ class EarlyExitLlama(nn.Module):
 
     def head(self, states: jax.Array) -> jax.Array:
         """Returns the logits of the output head after any layer: final norm, then the shared head."""
-        weights, vocab_axis = self.head_weights()
-        return matrix_product(self.head_inputs(states), weights if vocab_axis else weights.T, self.arithmetic)
+        return head_logits(self.head_inputs(states), self.head_weights(), self.arithmetic)
 
     def head_inputs(self, states: jax.Array) -> jax.Array:
         """Returns what the head's weights multiply, shape of `states`: the normed states."""
         return self.decoder.decoder_norm(states)
 
     def head_weights(self) -> tuple[jax.Array, int]:
-        """Returns the head's weights, and the axis of the vocabulary in them."""
-        if self.config.tied_head:
-            return self.token_embedder.embedding.astype(self.arithmetic.dtype), 0
-        return self.decoder.logits_dense.kernel.astype(self.arithmetic.dtype), 1
+        """Returns the head's weights as they are stored, and the axis of the vocabulary in them."""
+        return head_weights(self.token_embedder, self.decoder, self.arithmetic)
 
     def exit_score(self, states: jax.Array) -> jax.Array:
         """Returns the exit classifier's probability of "exit", shape (...), of raw layer outputs (..., width)."""
-        logits = self.decoder.meta_cls(widened(states))
-        if self.config.exit_classifier == 1:
-            return jax.nn.sigmoid(logits[..., 0])
-        return jax.nn.softmax(logits)[..., 1]
+        return exit_probability(self.decoder.meta_cls, states)
 
     def __call__(self, tokens: jax.Array) -> jax.Array:
         """Returns every layer's logits, shape (layers, batch, positions, vocabulary); declares every parameter."""

@@ -8,8 +8,9 @@ import numpy as np
 from flax import linen as nn
 
 from calm_beam.arithmetic import FLOAT32, Arithmetic
+from calm_beam.model.heads import Projection, exit_probability, head_logits, head_weights
 from calm_beam.model.interface import KeysValues, Position, of_layer
-from calm_beam.model.numerics import MASKED, matrix_product, precision_of, rounded, widened
+from calm_beam.model.numerics import MASKED, precision_of, rounded
 
 from .attention import RelativePositionBias
 from .config import PAD_ID, T5Config
@@ -38,17 +39,6 @@ class Encoder(nn.Module):
             layer = EncoderLayer(config, self.dropout_rate, self.arithmetic, name=f"layers_{index}")
             hidden = layer(hidden, bias, deterministic=deterministic)
         return dropout(RMSNorm(self.arithmetic, name="encoder_norm")(hidden), deterministic=deterministic)
-
-
-class Projection(nn.Module):
-    """The kernel of a dense layer without a bias, for callers that multiply by it themselves."""
-
-    inputs: int
-    outputs: int
-
-    def setup(self) -> None:
-        """Declares the kernel, [in, out]."""
-        self.kernel = self.param("kernel", nn.initializers.lecun_normal(), (self.inputs, self.outputs))
 
 
 class Decoder(nn.Module):
@@ -227,9 +217,8 @@ class EarlyExitT5(nn.Module):
         Returns:
           float32, shape (..., vocabulary).
         """
-        weights, vocab_axis = self.head_weights()
         inputs = self.head_inputs(states, deterministic=deterministic)
-        return matrix_product(inputs, weights if vocab_axis else weights.T, self.arithmetic)
+        return head_logits(inputs, self.head_weights(), self.arithmetic)
 
     def head_inputs(self, states: jax.Array, *, deterministic: bool = True) -> jax.Array:
         """Returns what the head's weights multiply, shape and arguments as of `head`: the normed, scaled states."""
@@ -240,20 +229,11 @@ class EarlyExitT5(nn.Module):
 
     def head_weights(self) -> tuple[jax.Array, int]:
         """Returns the head's weights, and the axis of the vocabulary in them."""
-        if self.config.tied_head:
-            return self.token_embedder.embedding.astype(self.arithmetic.dtype), 0
-        return self.decoder.logits_dense.kernel.astype(self.arithmetic.dtype), 1
+        return head_weights(self.token_embedder, self.decoder, self.arithmetic)
 
     def exit_score(self, states: jax.Array) -> jax.Array:
-        """Returns the exit classifier's probability of "exit", shape (...), of raw layer outputs (..., width).
-
-        The classifier reads the layer's output as it is, without the final norm, as the released T5X code does. One
-        logit goes through a sigmoid (CALM, "Local confidence measures"), two through a softmax (T5X).
-        """
-        logits = self.decoder.meta_cls(widened(states))
-        if self.config.exit_classifier == 1:
-            return jax.nn.sigmoid(logits[..., 0])
-        return jax.nn.softmax(logits)[..., 1]
+        """Returns the exit classifier's probability of "exit", shape (...), of raw layer outputs (..., width)."""
+        return exit_probability(self.decoder.meta_cls, states)
 
     def __call__(self, source_tokens: jax.Array, decoder_inputs: jax.Array) -> jax.Array:
         """Returns every layer's logits, shape (layers, batch, target, vocabulary); declares every parameter."""

@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import itertools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -17,7 +17,8 @@ from calm_beam.exits.rule import ExitRule
 from calm_beam.model import T5Config, parameter_shapes
 from tests.builders import build_arrays, build_checkpoint, build_config, build_prompts, build_rule, checkpoint_of
 from tests.calm_beam.decoding.decoders import DECODERS, STEPS, assert_all_same, assert_same
-from tests.numpy_t5 import Decoded, NumpyT5
+from tests.numpy_decoder import Decoded
+from tests.numpy_t5 import NumpyT5
 from tests.sampling import sampled
 
 pytestmark = pytest.mark.usefixtures("strict_promotion")
@@ -96,6 +97,11 @@ def _by_numpy(
     return decoded
 
 
+def _is_beside_a_tie(decoded: Decoded) -> bool:
+    """Returns whether bfloat16 may decide otherwise: no further from a tie than two roundings are apart."""
+    return decoded.min_gap < 0.05 or decoded.min_margin < 0.01
+
+
 def _assert_lane_equals(result: SweepResult, lane: int, expected: Decoded) -> None:
     length = len(expected.tokens)
     assert result.lengths[lane] == length
@@ -152,7 +158,7 @@ def test_in_bfloat16_outputs_are_those_of_numpy_that_rounds_likewise(decoder: st
     for prompt, result in zip(_PROMPTS, _outputs(decoder, rule, arithmetic=_BFLOAT16), strict=True):
         for lane, threshold in enumerate((None, *_THRESHOLDS)):
             expected = _by_numpy(rule, _CONFIG, tuple(prompt), threshold, "bfloat16")
-            if expected.min_gap < 0.05 or expected.min_margin < 0.01:
+            if _is_beside_a_tie(expected):
                 continue
             length = result.lengths[lane]
             assert result.tokens[lane, :length].tolist() == expected.tokens
@@ -258,25 +264,32 @@ def test_the_batch_does_not_matter(decoder: str, batch_size: int, arithmetic: Ar
     """Any number of places, any order, a prompt alone or twice: every prompt has the same outputs.
 
     In bfloat16 that is no promise, since a sum can end on either side of a tie, and on which depends on the processor:
-    at most one prompt in five may differ.
+    the few lanes beside one are left out.
     """
-    compared = differing = 0
     checkpoint, alone = _model(), _outputs(decoder, arithmetic=arithmetic)
     # Rows that leave at one layer would not disturb each other.
     assert len({int(result.exit_layers[4, 0]) for result in alone}) > 1
+    near = 1e-5 if arithmetic == FLOAT32 else 0.02
+    compared = []
     for order in (range(7), [6, 2, 0, 5, 1, 4, 3], [1, 4, 1], [3]):
         prompts = [_PROMPTS[index] for index in order]
         results = _decode(decoder, checkpoint, prompts=prompts, batch_size=batch_size, arithmetic=arithmetic)
         for result, index in zip(results, order, strict=True):
-            compared += 1
-            is_same = all(
-                (getattr(result, name) == getattr(alone[index], name)).all() for name in ("tokens", "exit_layers")
-            )
-            if arithmetic == FLOAT32 or is_same:
-                assert_same(result, alone[index], confidences_within=1e-5 if arithmetic == FLOAT32 else 0.05)
-            else:
-                differing += 1
-    assert differing <= compared / 5
+            lanes = _lanes_beside_no_tie(_PROMPTS[index], arithmetic)
+            assert_same(_of_lanes(result, lanes), _of_lanes(alone[index], lanes), confidences_within=near)
+            compared += lanes
+    assert len(compared) >= 0.75 * 18 * (1 + len(_THRESHOLDS))
+
+
+def _lanes_beside_no_tie(prompt: Sequence[int], arithmetic: Arithmetic) -> list[int]:
+    thresholds = (None, *_THRESHOLDS)
+    decoded = [_by_numpy(_RULE, _CONFIG, tuple(prompt), threshold, arithmetic.dtype) for threshold in thresholds]
+    return [lane for lane, each in enumerate(decoded) if arithmetic == FLOAT32 or not _is_beside_a_tie(each)]
+
+
+def _of_lanes(result: SweepResult, lanes: list[int]) -> SweepResult:
+    parts = {name: getattr(result, name)[lanes] for name in ("tokens", "exit_layers", "lengths", "confidences")}
+    return dataclasses.replace(result, **parts)
 
 
 @_every_decoder

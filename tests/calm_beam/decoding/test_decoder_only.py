@@ -19,8 +19,8 @@ from calm_beam.model.llama import LlamaConfig, RopeScaling, network
 from tests.builders import build_rule, checkpoint_of
 from tests.calm_beam.decoding.decoders import DECODERS, STEPS, assert_all_same
 from tests.calm_beam.model.llama.builders import build_llama_arrays, build_llama_config
+from tests.numpy_decoder import Decoded
 from tests.numpy_llama import NumpyLlama
-from tests.numpy_t5 import Decoded
 from tests.sampling import sampled
 
 pytestmark = pytest.mark.usefixtures("strict_promotion")

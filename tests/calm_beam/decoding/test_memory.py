@@ -1,5 +1,6 @@
 """How much a sweep holds, and what it does where that is too much."""
 
+import dataclasses
 import functools
 import logging
 import math
@@ -343,6 +344,10 @@ def test_memory_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
     elsewhere = said(token_budget=None, model_parallelism=8, runs_here=False)
     assert elsewhere.startswith("0.1 GiB of weights, ")
     assert "MiB on each of 8 devices; a position takes " in elsewhere
+    uneven = memory.memory_in_words(
+        dataclasses.replace(config, vocab_size=63), lanes=3, steps=8, source=16, token_budget=None, model_parallelism=2
+    )
+    assert "on each of 2 devices (each has the vocabulary whole, which cannot be shared evenly)" in uneven
     monkeypatch.setattr(memory, "has_accelerators", lambda: True)
     assert "; a position takes" in said(token_budget=None)
     # Which holds the model, and whose own devices are asked when it is loaded.

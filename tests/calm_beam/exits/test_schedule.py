@@ -5,7 +5,7 @@ import pytest
 
 from calm_beam.exits.rule import ExitRule
 from calm_beam.exits.schedule import scheduled_thresholds, threshold_factors
-from tests.numpy_t5 import threshold_at
+from tests.numpy_decoder import threshold_at
 
 _DECAY = ExitRule(schedule="decay", tau=4.0)
 _DECAY_T5X = ExitRule(schedule="decay_t5x", tau=4.0)

@@ -26,7 +26,7 @@ def test_every_kernel_is_divided_and_nothing_else(parts: int) -> None:
         if axis is not None:
             divided = {_CONFIG.num_heads * _CONFIG.head_dim, _CONFIG.num_heads, _CONFIG.mlp_dim, _CONFIG.vocab_size}
             assert shape[axis] in divided, name
-    assert division.sentences() == []
+    assert division.whole_in_words() == ""
     values = {name: math.prod(shape) for name, shape in shapes.items()}
     expected = sum(size if name in whole else size // parts for name, size in values.items())
     assert values_per_device(shapes, division) == expected
@@ -62,8 +62,7 @@ def test_a_vocabulary_that_cannot_be_divided_stays_whole() -> None:
     assert division.axis("token_embedder/embedding", 2) is None
     assert division.axis("decoder/logits_dense/kernel", 2) is None
     assert division.axis("decoder/layers_0/mlp/wo/kernel", 2) == 0
-    (sentence,) = division.sentences()
-    assert "the whole of the model's vocabulary, which 2 devices cannot share evenly" in sentence
+    assert division.whole_in_words() == "the vocabulary"
 
 
 def test_heads_that_queries_share() -> None:
@@ -76,5 +75,5 @@ def test_heads_that_queries_share() -> None:
             assert four.axis(name, len(shape)) is None
         elif "/query/" in name:
             assert four.axis(name, len(shape)) == len(shape) - 1
-    assert two.sentences() == []
-    assert "heads of keys and values" in " ".join(four.sentences())
+    assert two.whole_in_words() == ""
+    assert four.whole_in_words() == "the heads of keys and values and the vocabulary"

@@ -134,7 +134,12 @@ def test_chunks_leave_what_whole_prompts_leave(
     lengths = np.array([20, 13, 0], np.int32)
     whole, whole_mask = _apply(config, "prefill", tokens, lengths, arithmetic=arithmetic)
     asked = []
-    monkeypatch.setattr(network, "chunk_positions", lambda config, **sizes: asked.append(sizes) or chunk)
+
+    def asked_chunk(config: LlamaConfig, **sizes: int) -> int:
+        asked.append(sizes)
+        return chunk
+
+    monkeypatch.setattr(network, "chunk_positions", asked_chunk)
     kept, mask = _apply(config, "prefill", tokens, lengths, arithmetic=arithmetic)
     assert asked == [{"rows": 3, "source": 20}]
     np.testing.assert_array_equal(mask, whole_mask)

@@ -5,6 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/installed
 CHECKERS := $(VENV)/checkers
+BUILDERS := $(VENV)/builders
 PARALLEL := -n auto --maxprocesses=4 --dist loadfile
 # What is worth compiling as users do (an XLA_FLAGS of nothing): tests/conftest.py has all else compiled quickly.
 COMPILED := $(addprefix tests/calm_beam/,decoding exits model serving test_reference_goldens.py)
@@ -13,15 +14,15 @@ COMPUTING := $(addprefix tests/,calm_beam/risk calm_beam/calibration calm_beam/d
     calm_beam/checkpoints/test_round_trips.py transforms $(addprefix launch/test_,decode.py calibrate.py resume.py generate.py))
 # What takes a minute: neither computes with models, nor runs a pipeline, a browser or TensorFlow.
 FAST := calm_beam tests/tools/demo_task tests/validity \
-    $(filter-out $(addprefix %/,__init__.py __pycache__ analysis decoding exits model serving test_reference_goldens.py training), \
-        $(wildcard tests/calm_beam/*)) \
+    $(filter-out $(addprefix tests/calm_beam/,__pycache__/ analysis/ decoding/ exits/ model/ serving/ test_reference_goldens.py training/), \
+        $(wildcard tests/calm_beam/*/ tests/calm_beam/test_*.py)) \
     $(addprefix tests/calm_beam/,exits/test_rule.py $(addprefix decoding/test_,generate.py prompts.py settings.py)) \
     $(addprefix tests/launch/test_,accelerators.py cli.py dataflow.py flags.py flex_template.py inspect.py progress.py \
         runner_flags.py) \
     $(addprefix --ignore=tests/calm_beam/,$(addprefix report/test_,browser.py labels.py reading.py) metrics/test_bleurt.py \
         inputs/test_tensorflow_formats.py)
 
-.PHONY: calibrate test test-all test-fast test-exhaustive test-validity matrix lint format types docs pictures demo-model clean
+.PHONY: calibrate test test-all test-fast test-exhaustive test-validity matrix wheels lint format types docs pictures demo-model clean
 
 calibrate: $(INSTALLED)  ## calibrate the embedded model on the embedded data
 	$(BIN)/calm-beam calibrate --output=build/demo-calibration --overwrite
@@ -46,6 +47,9 @@ test-validity: $(INSTALLED)  ## the guarantee itself: 10,000 simulated calibrati
 
 matrix: $(INSTALLED)  ## test-fast on every Python that is here, with the lowest and the newest versions (an hour); MATRIX=--python=3.12 for one
 	$(BIN)/python -m tools.matrix --output=build/matrix $(MATRIX) $(FAST)
+
+wheels: $(BUILDERS)  ## both wheels, each used from empty environments on every Python that is here; WHEELS=--python=3.12 for one
+	$(BIN)/python -m tools.wheels --output=build/wheels $(WHEELS)
 
 lint: $(CHECKERS)  ## ruff; neither this nor the next needs Beam or TensorFlow
 	$(BIN)/ruff check .
@@ -83,6 +87,12 @@ $(CHECKERS): pyproject.toml
 	$(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1'
 	$(BIN)/python -m pip install --quiet --group lint --group types
 	touch $(CHECKERS)
+
+$(BUILDERS): pyproject.toml
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade 'pip>=25.1'
+	$(BIN)/python -m pip install --quiet --group wheels
+	touch $(BUILDERS)
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info

@@ -8,8 +8,8 @@ same modules, an environment has one or the other. The first is built by default
 
     CALM_BEAM_DISTRIBUTION=calm-beam-serving python -m build --wheel
 
-Since the name decides what is in them, name and requirements stand here; what checks the sources alone is a group of
-dependencies in pyproject.toml, which the extra `dev` takes from there.
+Since the name decides what is in them, name and requirements stand here; what checks or builds the sources without
+running them is in groups of dependencies in pyproject.toml, which the extra `dev` takes from there.
 """
 
 import os
@@ -33,7 +33,7 @@ _SERVING = [
     "flax>=0.12,<0.13",
     "jax>=0.8.1,<0.12",
     "ml_dtypes>=0.5,<0.7",
-    "msgpack>=1.0.8,<2",
+    "msgpack>=1.1,<2",
     "numpy>=2.1,<3",
     "packaging>=22,<28",
     "protobuf>=5.26,<8",
@@ -58,7 +58,7 @@ _CORE = [
     "scipy>=1.14.1,<2",
 ]
 
-_PLOTS = ["matplotlib>=3.9,<4"]
+_PLOTS = ["matplotlib>=3.9.2,<4"]
 
 # For gs:// paths.
 _GCP = ["google-cloud-storage>=2.18,<4"]
@@ -70,7 +70,7 @@ _DATAFLOW = [*_GCP, "apache-beam[gcp]>=2.71,<2.80"]
 _DASK = ["dask>=2025.1,<2027", "distributed>=2025.1,<2027"]
 
 # For the metrics chrf, sentence_bleu and edit_distance, and for BLEU in evaluations.
-_METRICS = ["rapidfuzz>=3.9,<4", "sacrebleu>=2.4,<3"]
+_METRICS = ["rapidfuzz>=3.9.6,<4", "sacrebleu>=2.4,<3"]
 
 # For data in TFRecord files.
 _TENSORFLOW = ["tensorflow>=2.21,<2.22"]
@@ -93,7 +93,7 @@ _DEV = [
     *_TOKENIZERS,
     *_SEQIO,
     *_GROUPS["lint"],
-    "build>=1.2,<2",
+    *_GROUPS["wheels"],
     # For examples/web_service.
     "fastapi>=0.115,<1",
     "gcp-storage-emulator>=2026.7,<2028",
@@ -113,8 +113,6 @@ _DEV = [
     "pyyaml>=6.0.2,<7",
     # What pyproject.toml builds with; tests build without fetching it again.
     "setuptools>=77",
-    # Makes the environments of `make matrix`.
-    "uv>=0.5,<1",
     "uvicorn>=0.30,<1",
 ]
 
@@ -185,7 +183,7 @@ if not _IS_WHOLE and "sdist" in sys.argv:
 setuptools.setup(
     name=_NAME,
     version=_VERSION.group(1),
-    description="Calibrated early exits for T5 decoders: "
+    description="Calibrated early exits for T5 and Llama: "
     + ("CALM's risk control as an Apache Beam pipeline." if _IS_WHOLE else "what serving under a manifest needs."),
     long_description=(_ROOT / "README.md").read_text(encoding="utf-8"),
     long_description_content_type="text/markdown",

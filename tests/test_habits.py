@@ -2,6 +2,8 @@
 
 import pathlib
 import re
+import subprocess
+import sys
 import tomllib
 from typing import Any
 
@@ -58,6 +60,18 @@ def test_workflows_run_targets_that_exist(path: pathlib.Path) -> None:
                 assert {word for word in words[1:] if re.fullmatch(r"[a-z-]+", word)} <= _TARGETS
 
 
+def test_what_the_fast_tests_are() -> None:
+    """All that `make test-fast` and `make matrix` hand to pytest, or leave out, is a folder or a module of tests."""
+    command = ["make", "--just-print", "test-fast"]
+    printed = subprocess.run(command, cwd=_ROOT, capture_output=True, text=True, check=True).stdout
+    words = printed.splitlines()[-1].split()
+    paths = [
+        _ROOT / word.removeprefix("--ignore=") for word in words if re.match("(--ignore=)?(tests|calm_beam)", word)
+    ]
+    assert len(paths) > 40
+    assert [path for path in paths if not path.is_dir() and not (path.is_file() and path.match("test_*.py"))] == []
+
+
 def test_what_checks_sources_is_named_once() -> None:
     """The extra for developers takes ruff from the groups of pyproject.toml, in which nothing heavy is."""
     groups = tomllib.loads((_ROOT / "pyproject.toml").read_text(encoding="utf-8"))["dependency-groups"]
@@ -65,6 +79,38 @@ def test_what_checks_sources_is_named_once() -> None:
     assert set(groups["lint"]) <= set(dev)
     assert not [name for group in groups.values() for name in group if re.match("apache-beam|tensorflow", name)]
     assert len([name for name in dev if name.startswith("ruff")]) == 1
+
+
+# Modules that come along with what the group `types` names, or by another name than it has there.
+_BROUGHT = {
+    "PIL": "pillow",
+    "h11": "uvicorn",
+    "ml_dtypes": "jax",
+    "pydantic": "fastapi",
+    "requests": "types-requests",
+    "starlette": "fastapi",
+}
+_IMPORT = re.compile(r"^\s*(?:from (\w+)[\w.]* import |import (\w+)[\w. ,]*$)", re.MULTILINE)
+
+
+def test_types_are_checked_where_nothing_else_is_installed() -> None:
+    """Every package whose types mypy follows, in all that it checks, is in the group that `make types` installs."""
+    settings = tomllib.loads((_ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    overrides = settings["tool"]["mypy"]["overrides"]
+    skipped = {
+        name.partition(".")[0] for each in overrides if each.get("ignore_missing_imports") for name in each["module"]
+    }
+    own = {"calm_beam", "transforms", "launch", "tests", "benchmarks", "tools", "examples"}
+    imported = {
+        first or second
+        for folder in own
+        for path in (_ROOT / folder).rglob("*.py")
+        for first, second in _IMPORT.findall(path.read_text(encoding="utf-8"))
+    }
+    followed = imported - skipped - own - {"_typeshed", *sys.stdlib_module_names}
+    assert {"jax", "uvicorn", "PIL"} <= followed
+    installed = {re.split("[<>=]", name)[0] for name in settings["dependency-groups"]["types"]}
+    assert {_BROUGHT.get(name, name) for name in followed} <= installed
 
 
 def test_hooks_run_what_make_installs() -> None:

@@ -19,6 +19,8 @@ from calm_beam.exits.measures import measure_named
 from calm_beam.launch.cli import main
 from calm_beam.metrics.registry import get_metric
 from tests.builders import build_arrays, build_config, write_hugging_face, write_t5x
+from tests.calm_beam.checkpoints.decoder_only_folders import write_decoder_only
+from tests.calm_beam.model.llama.builders import write_word_tokenizer
 from tests.pipelines import SHORT_FLAGS, text_rows, write_rows, write_vocabulary
 from tests.snippets import ROOT, blocks, commands, own_commands
 
@@ -123,11 +125,14 @@ def test_a_t5x_checkpoint(place: pathlib.Path) -> None:
 
 @pytest.mark.slow
 def test_a_hugging_face_checkpoint(place: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """The same from a folder of Hugging Face, but for the command that would download one."""
+    """The same from folders of Hugging Face, a T5's and a Llama's, but for the commands that would download them."""
     page = _DOCS / "tutorials" / "hugging-face.md"
+    write_decoder_only(place / "my_llama", vocab_size=40, eos_token_id=2)
+    write_word_tokenizer(place / "my_llama" / "tokenizer.json", 40, ends=(2,))
     write_hugging_face(place / "my_t5", _CONFIG, build_arrays(_CONFIG, 0))
     shutil.copy("sentencepiece.model", "my_t5/spiece.model")
-    assert [words[:2] for words in commands(page) if words[0] != "calm-beam"] == [["hf", "download"]]
+    others = [words[:2] for words in commands(page) if words[0] != "calm-beam"]
+    assert others == [["hf", "download"], ["hf", "download"], ["pip", "install"]]
     _run_shortened(page)
     capsys.readouterr()
     for code in blocks(page, "python"):

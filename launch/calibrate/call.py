@@ -5,7 +5,6 @@ import itertools
 import os
 from collections.abc import Sequence
 
-import apache_beam as beam
 from apache_beam.options.pipeline_options import PipelineOptions
 
 from calm_beam.calibration import Guarantee
@@ -17,7 +16,7 @@ from calm_beam.errors import UsageError
 from calm_beam.exits.rule import ExitRule
 from calm_beam.inputs import DataFiles, Reading
 from calm_beam.launch.flags.metrics import checked_metrics
-from calm_beam.launch.runners import Workers, is_local, make_runner, run_pipeline
+from calm_beam.launch.runners import Workers, is_local, run_pipeline
 from calm_beam.manifest import MANIFEST, Manifest, read_manifest
 from calm_beam.metrics.settings import NO_SETTINGS, MetricSettings
 from calm_beam.set_parts import CALIBRATING, SetPart
@@ -170,7 +169,7 @@ def calibrate(
         overwrite=overwrite,
         runs_here=is_local(options),
     )
-    pipeline = beam.Pipeline(runner=make_runner(options), options=options)
+    pipeline = Workers(options=options).new_pipeline()
     tests = Calibrate(
         guarantees,
         group_key=group_key,

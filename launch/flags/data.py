@@ -5,7 +5,6 @@ from collections.abc import Sequence
 
 from calm_beam.inputs import AS_USUAL, DataFiles, NoFilesError, Reading
 from calm_beam.storage import check_writable, exists, is_cloud_path, is_folder, parent
-from calm_beam.sweeps.shard_count import default_shards
 
 from . import UsageError, naming
 
@@ -56,6 +55,9 @@ def asked_shards(flags: argparse.Namespace) -> int:
       UsageError: As `find_files`.
       OSError: If a file cannot be read.
     """
+    # Here, since calm-beam-serving asks for files too, and sweeps nothing.
+    from calm_beam.sweeps.shard_count import default_shards
+
     if flags.num_shards is None:
         data = find_files("--data", flags.data or (), reading=reading_of(flags))
         # Of calibrations alone, which may look at their tests after each round.

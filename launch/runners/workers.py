@@ -14,6 +14,7 @@ from calm_beam.launch.terminal.progress import shown_progress
 from calm_beam.transforms.progress import ProgressLog
 
 from .dataflow import prepare_job, template_location
+from .pipeline import OwnPipeline
 from .run import is_local, make_runner, may_report_progress
 
 
@@ -69,7 +70,7 @@ class Workers:
           UsageError: As `make_runner`.
           ValueError: If Beam refuses the runner or its flags.
         """
-        return beam.Pipeline(runner=make_runner(self.options), options=self.options)
+        return OwnPipeline(runner=make_runner(self.options), options=self.options)
 
     def refuse_template(self, *, command: str) -> None:
         """Raises `UsageError` for a template, if a command reads back what becomes of its jobs."""

@@ -135,7 +135,10 @@ def test_the_wheel_calibrates_from_anywhere(wheel: zipfile.ZipFile, tmp_path: pa
     data = write_rows(tmp_path / "rows.jsonl", id_rows(12))
     (tmp_path / "elsewhere").mkdir()
     wheel.extractall(tmp_path / "installed")
-    code = "import sys, calm_beam.launch.cli as cli; print(cli.__file__); sys.exit(cli.main())"
+    # Without the finder of an editable installation, which would find in the sources what the wheel does not hold.
+    code = """import sys
+sys.meta_path[:] = [finder for finder in sys.meta_path if "editable" not in repr(finder).lower()]
+import calm_beam.launch.cli as cli; print(cli.__file__); sys.exit(cli.main())"""
     manifests = []
     for place in (tmp_path / "installed", _ROOT):
         output = tmp_path / f"out-{place.name}"
@@ -190,7 +193,8 @@ class Missing(importlib.abc.MetaPathFinder):
         if name.partition(".")[0] in ("apache_beam", "pyarrow", "rouge_score", "dask"):
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
-sys.meta_path.insert(0, Missing())
+# That of an editable installation would find in the sources what the wheel does not hold.
+sys.meta_path[:] = [Missing(), *(finder for finder in sys.meta_path if "editable" not in repr(finder).lower())]
 from calm_beam.launch import cli
 assert cli.__file__.startswith(sys.argv[1]), cli.__file__
 manifest, model, losses = (f"--{name}={path}" for name, path in zip(("manifest", "checkpoint", "losses"), sys.argv[2:]))

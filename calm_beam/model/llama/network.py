@@ -10,7 +10,7 @@ from flax import linen as nn
 
 from calm_beam.arithmetic import FLOAT32, Arithmetic
 from calm_beam.model.heads import Projection, exit_probability, head_logits, head_weights
-from calm_beam.model.interface import KeysValues, Position
+from calm_beam.model.interface import KeysValues, Position, Taught
 from calm_beam.model.numerics import MASKED, precision_of, rounded, widened
 from calm_beam.model.partitioning import divided
 
@@ -116,6 +116,23 @@ class EarlyExitLlama(nn.Module):
         kept, _ = jax.lax.scan(go_through, begun, (parts, first + chunk * jnp.arange(count)))
         return [tuple(values[:, :, :source] for values in pair) for pair in kept]
 
+    def teacher_forced(self, taught: Taught, *, deterministic: bool = True) -> jax.Array:
+        """Returns the states that predict the targets, (layers, batch, target, width): from the prompt's last on.
+
+        Arguments are those of `EarlyExitModel.teacher_forced`; there is no dropout.
+        """
+        states = self.decode_teacher_forced(jnp.asarray(taught.source_tokens))
+        width = taught.targets.shape[1]
+        # As many of each row are taken as the longest output needs: of a shorter one, up to positions that no row has.
+        states = jnp.pad(states, ((0, 0), (0, 0), (0, width), (0, 0)))
+        starts = jnp.asarray(taught.source_lengths) - jnp.asarray(taught.target_lengths)
+
+        def of_row(row: jax.Array, start: jax.Array) -> jax.Array:
+            return jax.lax.dynamic_slice_in_dim(row, start, width, axis=1)
+
+        taken: jax.Array = jax.vmap(of_row, in_axes=(1, 0), out_axes=1)(states, starts)
+        return taken
+
     def decode_teacher_forced(self, tokens: jax.Array) -> jax.Array:
         """Returns the output of every layer at every position, without early exits.
 
@@ -209,8 +226,8 @@ class EarlyExitLlama(nn.Module):
             position=position,
         )
 
-    def head(self, states: jax.Array) -> jax.Array:
-        """Returns the logits of the output head after any layer: final norm, then the shared head."""
+    def head(self, states: jax.Array, *, deterministic: bool = True) -> jax.Array:
+        """Returns the logits of the output head after any layer: final norm, then the shared head; without dropout."""
         return head_logits(self.head_inputs(states), self.head_weights(), self.arithmetic)
 
     def head_inputs(self, states: jax.Array) -> jax.Array:

@@ -9,7 +9,7 @@ from flax import linen as nn
 
 from calm_beam.arithmetic import FLOAT32, Arithmetic
 from calm_beam.model.heads import Projection, exit_probability, head_logits, head_weights
-from calm_beam.model.interface import KeysValues, Position, of_layer
+from calm_beam.model.interface import KeysValues, Position, Taught, of_layer
 from calm_beam.model.numerics import MASKED, precision_of, rounded
 
 from .attention import RelativePositionBias
@@ -206,6 +206,11 @@ class EarlyExitT5(nn.Module):
             hidden = layer.cross_attend_and_feed_forward(hidden, cross, bias=cross_bias, deterministic=deterministic)
             states.append(hidden)
         return jnp.stack(states)
+
+    def teacher_forced(self, taught: Taught, *, deterministic: bool = True) -> jax.Array:
+        """Returns the states that predict the targets, (layers, batch, target, width)."""
+        inputs = jnp.pad(taught.targets[:, :-1], ((0, 0), (1, 0)), constant_values=PAD_ID)
+        return self.decode_teacher_forced(jnp.asarray(taught.source_tokens), inputs, deterministic=deterministic)
 
     def head(self, states: jax.Array, *, deterministic: bool = True) -> jax.Array:
         """Returns the logits of the output head after any layer: final norm, then the shared head.

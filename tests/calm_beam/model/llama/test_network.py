@@ -135,11 +135,11 @@ def test_chunks_leave_what_whole_prompts_leave(
     whole, whole_mask = _apply(config, "prefill", tokens, lengths, arithmetic=arithmetic)
     asked = []
 
-    def asked_chunk(config: LlamaConfig, **sizes: int) -> int:
+    def chunk_positions(config: Any, **sizes: int) -> int:
         asked.append(sizes)
         return chunk
 
-    monkeypatch.setattr(network, "chunk_positions", asked_chunk)
+    monkeypatch.setattr(network, "chunk_positions", chunk_positions)
     kept, mask = _apply(config, "prefill", tokens, lengths, arithmetic=arithmetic)
     assert asked == [{"rows": 3, "source": 20}]
     np.testing.assert_array_equal(mask, whole_mask)

@@ -1,0 +1,46 @@
+"""Pipelines of ours where a notebook's kernel runs."""
+
+import sys
+import types
+
+import apache_beam as beam
+import pytest
+from apache_beam import pipeline as beam_pipeline
+from apache_beam.options.pipeline_options import PipelineOptions
+from apache_beam.testing.util import assert_that, equal_to
+
+from calm_beam.launch.runners import Workers, run_pipeline
+
+
+@pytest.fixture
+def _notebook(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process that is IPython's, and in which what Beam's interactive pipelines need is not installed."""
+    kernel = types.SimpleNamespace(execution_count=7, config={"IPKernelApp": {}})
+    ipython = types.ModuleType("IPython")
+    ipython.get_ipython = lambda: kernel  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "IPython", ipython)
+    monkeypatch.setitem(sys.modules, "apache_beam.runners.interactive.interactive_environment", None)
+
+
+@pytest.mark.usefixtures("_notebook")
+def test_a_notebook_without_pandas() -> None:
+    """Steps are applied and run, under their own names; a pipeline of Beam's own asks for what is not there."""
+    options = PipelineOptions([])
+    with pytest.raises(ImportError, match="interactive_environment"):
+        beam.Pipeline(options=options) | beam.Create([1])
+    pipeline = Workers(options=options).new_pipeline()
+    found = pipeline | "Make" >> beam.Create([1, 2]) | "Double" >> beam.Map(lambda number: 2 * number)
+    assert_that(found, equal_to([2, 4]))
+    assert found.producer.full_label == "Double"
+    run_pipeline(pipeline)
+
+
+@pytest.mark.usefixtures("_notebook")
+def test_pipelines_of_cells_are_left_as_they_are() -> None:
+    """Once a step of ours is applied, and where that fails, Beam names the steps of others as before."""
+    named = beam_pipeline.alter_label_if_ipython
+    pipeline = Workers(options=PipelineOptions([])).new_pipeline()
+    _ = pipeline | "Make" >> beam.Create([1])
+    with pytest.raises(RuntimeError, match="Make"):
+        _ = pipeline | "Make" >> beam.Create([1])
+    assert beam_pipeline.alter_label_if_ipython is named

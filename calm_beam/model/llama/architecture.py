@@ -21,6 +21,7 @@ _EMBEDDING_STD = 0.3
 class LlamaArchitecture(Architecture):
     """Decoder-only models, which go on from the last token of the prompt."""
 
+    shares_prefixes = True
     first_kept_step = 1
     pad_id = None
     usual_dropout = 0.0

@@ -69,7 +69,9 @@ class EarlyExitLlama(nn.Module):
         factor = np.asarray(np.sqrt(self.config.emb_dim), self.arithmetic.dtype).astype(np.float32)
         return rounded(widened(embedded) * factor, self.arithmetic)
 
-    def prefill(self, source_tokens: jax.Array, lengths: jax.Array) -> tuple[list[KeysValues], jax.Array]:
+    def prefill(
+        self, source_tokens: jax.Array, lengths: jax.Array, prefix: Sequence[KeysValues] = ()
+    ) -> tuple[list[KeysValues], jax.Array]:
         """Returns every layer's keys and values of prompts, and the mask of their positions.
 
         Long prompts go through the layers in chunks, each attending to what those before it have left.
@@ -77,22 +79,33 @@ class EarlyExitLlama(nn.Module):
         Args:
           source_tokens: shape (batch, source). Padded behind: no position sees those after it.
           lengths: int32, shape (batch,).
+          prefix: What `prefill` made of the first tokens that all prompts share, each (1, heads of keys, positions,
+            head_dim), with fewer positions than source; none if they go through the layers here, too.
         """
-        mask = jnp.arange(source_tokens.shape[1])[None] < lengths[:, None]
-        chunk = chunk_positions(self.config, rows=source_tokens.shape[0], source=source_tokens.shape[1])
-        if chunk == source_tokens.shape[1]:
+        batch, source = source_tokens.shape
+        mask = jnp.arange(source)[None] < lengths[:, None]
+        chunk = chunk_positions(self.config, rows=batch, source=source)
+        if chunk == source and not prefix:
             return self._in_prompt(source_tokens)[1], mask
-        return self._by_chunks(source_tokens, chunk), mask
+        return self._by_chunks(source_tokens, chunk, prefix), mask
 
-    def _by_chunks(self, tokens: jax.Array, chunk: int) -> list[KeysValues]:
-        """Returns every layer's keys and values of prompts, (batch, source), some positions after the other."""
+    def _by_chunks(self, tokens: jax.Array, most: int, prefix: Sequence[KeysValues]) -> list[KeysValues]:
+        """Returns every layer's keys and values of prompts, (batch, source), at most so many positions at a time."""
         config, (batch, source) = self.config, tokens.shape
-        count = -(-source // chunk)
-        shape = batch, config.num_kv_heads, count * chunk, config.head_dim
-        nothing = [
-            tuple(self._placed(jnp.zeros(shape, self.arithmetic.dtype)) for _ in range(2)) for _ in self._windows()
-        ]
-        parts = jnp.moveaxis(jnp.pad(tokens, ((0, 0), (0, count * chunk - source))).reshape(batch, count, chunk), 1, 0)
+        first = prefix[0][0].shape[2] if prefix else 0
+        count = -(-(source - first) // most)
+        chunk = -(-(source - first) // count)
+        padding = first + count * chunk - source
+        shape = batch, config.num_kv_heads, source + padding, config.head_dim
+        begun = [tuple(jnp.zeros(shape, self.arithmetic.dtype) for _ in range(2)) for _ in self._windows()]
+        if prefix:
+            begun = [
+                tuple(room.at[:, :, :first].set(values) for room, values in zip(rooms, pair, strict=True))
+                for rooms, pair in zip(begun, prefix, strict=True)
+            ]
+        begun = [tuple(map(self._placed, pair)) for pair in begun]
+        rest = jnp.pad(tokens[:, first:], ((0, 0), (0, padding)))
+        parts = jnp.moveaxis(rest.reshape(batch, count, chunk), 1, 0)
         # Flax's modules are not for JAX's loops: this one is taken apart, and its parameters are those of the caller.
         model, variables = self.unbind()
 
@@ -100,7 +113,7 @@ class EarlyExitLlama(nn.Module):
             _, kept = model.apply(variables, part[0], first=part[1], kept=kept, method="_in_prompt")
             return kept, None
 
-        kept, _ = jax.lax.scan(go_through, nothing, (parts, chunk * jnp.arange(count)))
+        kept, _ = jax.lax.scan(go_through, begun, (parts, first + chunk * jnp.arange(count)))
         return [tuple(values[:, :, :source] for values in pair) for pair in kept]
 
     def teacher_forced(self, taught: Taught, *, deterministic: bool = True) -> jax.Array:

@@ -22,6 +22,7 @@ _RELATIVE_POSITION_STD = 0.1
 class T5Architecture(Architecture):
     """Encoder-decoders, whose decoder begins with the padding id and attends to the encoder's output."""
 
+    shares_prefixes = False
     first_kept_step = 0
     pad_id = PAD_ID
     usual_dropout = 0.1

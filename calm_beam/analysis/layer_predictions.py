@@ -11,8 +11,8 @@ import numpy as np
 from calm_beam.arithmetic import FLOAT32, Arithmetic
 from calm_beam.checkpoints import Checkpoint
 from calm_beam.exits.measures.softmax import softmax_gap
-from calm_beam.model import EarlyExitT5
-from calm_beam.model.t5.config import PAD_ID
+from calm_beam.model import architecture_of, network_of
+from calm_beam.model.interface import EarlyExitModel, Taught
 from calm_beam.training.batches import choose_shapes, make_batches
 
 from .suitability import LayerPredictions
@@ -29,22 +29,23 @@ def layer_predictions(
 
     Args:
       checkpoint: The model.
-      pairs: Source and target ids, each as the model sees it, eos included; at least one.
+      pairs: Prompts as decoding sees them, and outputs with their ends; at least one of each.
       arithmetic: In which numbers the model computes.
 
     Raises:
       ValueError: If the model gives states that are not finite.
     """
+    architecture = architecture_of(checkpoint.config)
+    pairs = [(architecture.taught_source(prompt, output), output) for prompt, output in pairs]
     shapes = choose_shapes(pairs, batch_tokens=_BATCH_TOKENS, num_shapes=_SHAPES)
-    model = EarlyExitT5(checkpoint.config, arithmetic=arithmetic)
+    model = network_of(checkpoint.config, arithmetic=arithmetic)
     parameters = jax.device_put({"params": checkpoint.parameters(arithmetic)})
     parts: list[list[np.ndarray]] = [[], [], []]
     for batch in make_batches(pairs, shapes):
-        is_token = batch.targets != PAD_ID
-        made = _of_layers(model, parameters, batch.source_tokens, batch.decoder_inputs, batch.targets)
+        made = _of_layers(model, parameters, batch)
         for part, values in zip(parts, made, strict=True):
             # [layers, rows, target] -> [layers, tokens]
-            part.append(np.asarray(values)[:, is_token])
+            part.append(np.asarray(values)[:, batch.is_target])
     tokens, gaps, cross_entropies = (np.concatenate(part, axis=1) for part in parts)
     if not np.isfinite(cross_entropies).all():
         raise ValueError("the model gives logits that are not finite. Check the checkpoint.")
@@ -52,16 +53,14 @@ def layer_predictions(
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _of_layers(
-    model: EarlyExitT5, parameters: Any, source_tokens: jax.Array, decoder_inputs: jax.Array, targets: jax.Array
-) -> tuple[jax.Array, jax.Array, jax.Array]:
+def _of_layers(model: EarlyExitModel, parameters: Any, batch: Taught) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Returns predicted tokens, gaps and cross-entropies, each (layers, rows, target)."""
     apply = functools.partial(model.apply, parameters)
-    states = apply(source_tokens, decoder_inputs, method="decode_teacher_forced")
+    states = apply(batch, method="teacher_forced")
 
     def of_layer(state: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
         logits = apply(state, method="head")
-        given = jnp.take_along_axis(logits, targets[..., None], axis=-1)[..., 0]
+        given = jnp.take_along_axis(logits, jnp.asarray(batch.targets)[..., None], axis=-1)[..., 0]
         return jnp.argmax(logits, axis=-1), softmax_gap(logits), jax.nn.logsumexp(logits, axis=-1) - given
 
     # One layer after the other: the logits of all at once would be most of the memory.

@@ -76,18 +76,28 @@ class Architecture(abc.ABC):
     """One family of models. Arguments called `config` are of its own kind of config.
 
     Attributes:
+      shares_prefixes: Whether what a prompt leaves at a position depends on the tokens up to there alone.
       first_kept_step: First step whose keys and values later ones attend to: 1 where the source holds those of step 0.
+      pad_id: Id that only pads, and is no token; None if every id is a token.
+      usual_dropout: Share of activations that training drops if nobody says how many; 0 if there is no dropout.
     """
 
+    shares_prefixes: bool
     first_kept_step: int
+    pad_id: int | None
+    usual_dropout: float
 
     @abc.abstractmethod
     def parameter_shapes(self, config: Any) -> Mapping[str, tuple[int, ...]]:
         """Returns name and shape of every parameter."""
 
     @abc.abstractmethod
-    def network(self, config: Any, *, arithmetic: Arithmetic) -> "EarlyExitModel":
-        """Returns the network; loads JAX."""
+    def network(self, config: Any, *, arithmetic: Arithmetic, dropout_rate: float = 0.0) -> "EarlyExitModel":
+        """Returns the network; loads JAX.
+
+        Raises:
+          UsageError: If it has no dropout and some is asked for.
+        """
 
     @abc.abstractmethod
     def packed_layer(self, config: Any, *, arithmetic: Arithmetic) -> "PackedLayer":
@@ -114,12 +124,16 @@ class Architecture(abc.ABC):
         """
 
     @abc.abstractmethod
-    def check_teaching(self) -> None:
-        """Refuses models that cannot be given pairs of sources and targets, to learn from or to be judged by.
+    def taught_source(self, prompt: Sequence[int], target: Sequence[int]) -> Sequence[int]:
+        """Returns the ids that stand in the source when an output is given: at least those of the prompt."""
 
-        Raises:
-          UsageError: If they cannot.
-        """
+    @abc.abstractmethod
+    def initial_distribution(self, config: Any, name: str, *, shape: Sequence[int]) -> tuple[float, float]:
+        """Returns mean and standard deviation of a parameter of a new model, given its name and shape."""
+
+    @abc.abstractmethod
+    def layers_in_words(self, config: Any) -> str:
+        """Returns how many layers a model has."""
 
     @abc.abstractmethod
     def position_numbers(self, config: Any, *, steps: int) -> int:

@@ -41,6 +41,34 @@ class Position(NamedTuple):
     prompt_lengths: Numbers
 
 
+class Taught(NamedTuple):
+    """A batch of prompts with outputs that are given, to learn from or to be judged by; rows may be empty.
+
+    Which numbers are padding only the lengths say: to some architectures, every id is a token.
+
+    Attributes:
+      source_tokens: int32, shape (batch, source). By `Architecture.taught_source`, padded behind with 0.
+      source_lengths: int32, shape (batch,). Tokens of each source; 0 of an empty row.
+      targets: int32, shape (batch, target). The outputs, padded behind with 0.
+      target_lengths: int32, shape (batch,). Tokens of each output; 0 of an empty row.
+    """
+
+    source_tokens: Numbers
+    source_lengths: Numbers
+    targets: Numbers
+    target_lengths: Numbers
+
+    @property
+    def is_target(self) -> Any:
+        """Which targets are tokens of an output: bool, shape (batch, target)."""
+        return np.arange(self.targets.shape[1], dtype=np.int32)[None] < self.target_lengths[:, None]
+
+    @property
+    def num_target_tokens(self) -> int:
+        """Number of target tokens, ends included, padding not; of arrays on the host."""
+        return int(np.sum(self.target_lengths))
+
+
 class OverPath(Protocol):
     """Gathers what each of many packed rows attends to on its path, as many rows at a time as is well."""
 
@@ -120,12 +148,17 @@ class EarlyExitModel(Protocol):
     def embed(self, tokens: jax.Array) -> jax.Array:
         """Returns the embeddings of token ids, shape of `tokens` + (width,)."""
 
-    def prefill(self, source_tokens: jax.Array, lengths: jax.Array) -> tuple[list[KeysValues], jax.Array]:
+    def prefill(
+        self, source_tokens: jax.Array, lengths: jax.Array, prefix: Sequence[KeysValues] = ()
+    ) -> tuple[list[KeysValues], jax.Array]:
         """Returns what every decoder layer attends to of prompts, and which of it is no padding.
 
         Args:
           source_tokens: shape (batch, source). Padded behind with 0.
           lengths: int32, shape (batch,). Tokens of each prompt; a row of none is no prompt.
+          prefix: Every layer's keys and values of the first tokens, which all rows share, each (1, heads of keys,
+            positions, head_dim), as `prefill` has returned them; none if nothing is known of them. Only for an
+            architecture that `shares_prefixes`.
 
         Returns:
           For each layer keys and values, each (batch, heads of keys, source, head_dim); and bool, (batch, source).
@@ -188,8 +221,25 @@ class EarlyExitModel(Protocol):
           Shape (batch, lanes, width).
         """
 
-    def head(self, states: jax.Array) -> jax.Array:
-        """Returns the float32 logits of the head after any layer, (..., vocabulary), of its output, (..., width)."""
+    def teacher_forced(self, taught: Taught, *, deterministic: bool = True) -> jax.Array:
+        """Returns the states that every layer predicts given outputs from, each token after those before it.
+
+        They are those of step by step decoding without early exits. Nothing stands between a prompt and its output,
+        and the prompt's own tokens are not predicted.
+
+        Args:
+          taught: Prompts and outputs.
+          deterministic: Whether dropout is off; if not, and there is any, it draws from the stream `dropout`.
+
+        Returns:
+          Shape (layers, batch, target, width), no final norm applied. At padding it is whatever comes out.
+        """
+
+    def head(self, states: jax.Array, *, deterministic: bool = True) -> jax.Array:
+        """Returns the float32 logits of the head after any layer, (..., vocabulary), of its output, (..., width).
+
+        `deterministic` is as in `teacher_forced`.
+        """
 
     def head_inputs(self, states: jax.Array) -> jax.Array:
         """Returns what the head's weights multiply, shape of `states`."""

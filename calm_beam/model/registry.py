@@ -37,9 +37,18 @@ def parameter_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     return dict(architecture_of(config).parameter_shapes(config))
 
 
-def network_of(config: ModelConfig, *, arithmetic: Arithmetic = FLOAT32) -> "EarlyExitModel":
-    """Returns the network of a model, given its sizes and in which numbers it computes; loads JAX."""
-    return architecture_of(config).network(config, arithmetic=arithmetic)
+def network_of(config: ModelConfig, *, arithmetic: Arithmetic = FLOAT32, dropout_rate: float = 0.0) -> "EarlyExitModel":
+    """Returns the network of a model, given its sizes and in which numbers it computes; loads JAX.
+
+    Args:
+      config: Sizes of the model.
+      arithmetic: In which numbers it computes.
+      dropout_rate: Share of activations that are dropped where a method is called with `deterministic=False`.
+
+    Raises:
+      UsageError: If the architecture has no dropout and some is asked for.
+    """
+    return architecture_of(config).network(config, arithmetic=arithmetic, dropout_rate=dropout_rate)
 
 
 def packed_layer_of(model: "EarlyExitModel") -> "PackedLayer":

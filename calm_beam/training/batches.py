@@ -6,33 +6,15 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from calm_beam.model.t5.config import PAD_ID
-from calm_beam.vocabulary import EOS_ID
+from calm_beam.model import ModelConfig, architecture_of
+from calm_beam.model.interface import Taught
 
+# A source and a target. As learned from: a prompt, and an output without its end. In batches: what stands in the source
+# (`Architecture.taught_source`), and an output with its end.
 Pair = tuple[Sequence[int], Sequence[int]]
 
 # Draws of one seed that are for batches; other draws of that seed have streams of their own.
 _BATCH_STREAM = 1
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Batch:
-    """One training batch; rows beyond the last pair are padding only.
-
-    Attributes:
-      source_tokens: int32, shape (rows, source). Each row ends with eos, then 0-padding.
-      decoder_inputs: int32, shape (rows, target). The targets shifted right by one, starting with 0.
-      targets: int32, shape (rows, target). Each row ends with eos, then 0-padding.
-    """
-
-    source_tokens: np.ndarray
-    decoder_inputs: np.ndarray
-    targets: np.ndarray
-
-    @property
-    def num_target_tokens(self) -> int:
-        """Number of target tokens, eos included, padding not."""
-        return int(np.count_nonzero(self.targets != PAD_ID))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -50,24 +32,49 @@ class BatchShape:
     target: int
 
 
-def end_pairs(pairs: Sequence[Pair], *, max_input_length: int, max_target_length: int) -> list[Pair]:
-    """Returns the pairs cut to their maximum lengths and ended with eos, as T5 does it.
+def end_pairs(
+    pairs: Sequence[Pair],
+    config: ModelConfig,
+    *,
+    max_input_length: int,
+    max_target_length: int,
+    end_id: int | None = None,
+) -> list[Pair]:
+    """Returns the pairs as batches hold them: what stands in the source, and targets cut to their length and ended.
 
     Args:
-      pairs: Source and target ids, without eos.
-      max_input_length: Most ids of a source, eos included, at least 1.
-      max_target_length: Most ids of a target, eos included, at least 1.
+      pairs: Prompts as decoding sees them, eos and all, and targets without their end.
+      config: Of the model that learns.
+      max_input_length: Most ids of a prompt, at least 1; only who makes prompts knows how to cut them.
+      max_target_length: Most ids of a target, its end included, at least 1.
+      end_id: Ends every target; None for the first id that ends the model's outputs.
 
     Returns:
-      As many pairs, each side ending with eos.
+      As many pairs of what stands in the source, and a target.
 
-    >>> end_pairs([([5, 6, 7], [8])], max_input_length=3, max_target_length=3)
-    [([5, 6, 1], [8, 1])]
+    Raises:
+      ValueError: If a prompt is empty or too long; says which. Or if prompts and targets are longer than the model has
+        positions.
+
+    >>> from calm_beam.model import T5Config
+    >>> t5 = T5Config(vocab_size=9, emb_dim=2, num_heads=1, head_dim=2, mlp_dim=2, num_encoder_layers=1,
+    ...     num_decoder_layers=1)
+    >>> end_pairs([([5, 6, 1], [8, 7, 4])], t5, max_input_length=3, max_target_length=3)
+    [([5, 6, 1], [8, 7, 1])]
     """
-    return [
-        ([*source[: max_input_length - 1], EOS_ID], [*target[: max_target_length - 1], EOS_ID])
-        for source, target in pairs
-    ]
+    architecture, end = architecture_of(config), config.end_ids[0] if end_id is None else end_id
+    ended: list[Pair] = []
+    longest_prompt, longest_target = 0, 0
+    for index, (prompt, target) in enumerate(pairs):
+        if not 0 < len(prompt) <= max_input_length:
+            raise ValueError(
+                f"pairs[{index}]: its prompt has {len(prompt)} ids, expected 1 to max_input_length={max_input_length}."
+            )
+        output = [*target[: max_target_length - 1], end]
+        longest_prompt, longest_target = max(longest_prompt, len(prompt)), max(longest_target, len(output))
+        ended.append((architecture.taught_source(prompt, output), output))
+    architecture.check_positions(config, source=longest_prompt, steps=longest_target)
+    return ended
 
 
 def choose_shapes(pairs: Sequence[Pair], *, batch_tokens: int, num_shapes: int) -> tuple[BatchShape, ...]:
@@ -96,14 +103,14 @@ def choose_shapes(pairs: Sequence[Pair], *, batch_tokens: int, num_shapes: int) 
 
 def make_batches(
     pairs: Sequence[Pair], shapes: Sequence[BatchShape], *, generator: np.random.Generator | None = None
-) -> Iterator[Batch]:
+) -> Iterator[Taught]:
     """Yields batches that hold every pair exactly once.
 
     What is left of a shape's pairs after full batches moves on to the next wider shape, so at most one batch is not
     full.
 
     Args:
-      pairs: Source and target ids, eos included; each fits one of the shapes.
+      pairs: From `end_pairs`; each fits one of the shapes.
       shapes: From `choose_shapes`, for these pairs among others.
       generator: Shuffles pairs and batches; None keeps their order within each shape.
 
@@ -116,13 +123,13 @@ def make_batches(
 
 def numbered_batches(
     pairs: Sequence[Pair], shapes: Sequence[BatchShape], *, seed: int, after: int = 0
-) -> Iterator[tuple[int, Batch]]:
+) -> Iterator[tuple[int, Taught]]:
     """Yields the number of each training step, from 1, and its batch, without end: one shuffled epoch after the other.
 
     A batch is a function of seed and step alone, so a run can be taken up anywhere.
 
     Args:
-      pairs: Source and target ids, eos included; at least one.
+      pairs: From `end_pairs`; at least one.
       shapes: From `choose_shapes`, for these pairs among others.
       seed: Decides the order, at least 0.
       after: Steps that are done; the first batch is that of the next one.
@@ -141,15 +148,16 @@ def count_batches(pairs: Sequence[Pair], shapes: Sequence[BatchShape]) -> int:
     return len(_epoch(pairs, shapes, generator=None))
 
 
-def pad_batch(pairs: Sequence[Pair], shape: BatchShape) -> Batch:
-    """Returns a batch of at most `shape.rows` pairs, eos included, padded with 0 to the shape."""
-    sources = np.full((shape.rows, shape.source), PAD_ID, np.int32)
-    targets = np.full((shape.rows, shape.target), PAD_ID, np.int32)
+def pad_batch(pairs: Sequence[Pair], shape: BatchShape) -> Taught:
+    """Returns a batch of at most `shape.rows` pairs, ends included, padded with 0 to the shape; arrays of the host."""
+    sources = np.zeros((shape.rows, shape.source), np.int32)
+    targets = np.zeros((shape.rows, shape.target), np.int32)
+    lengths = np.zeros((2, shape.rows), np.int32)
     for row, (source, target) in enumerate(pairs):
         sources[row, : len(source)] = source
         targets[row, : len(target)] = target
-    inputs = np.pad(targets[:, :-1], ((0, 0), (1, 0)), constant_values=PAD_ID)
-    return Batch(source_tokens=sources, decoder_inputs=inputs, targets=targets)
+        lengths[:, row] = len(source), len(target)
+    return Taught(source_tokens=sources, source_lengths=lengths[0], targets=targets, target_lengths=lengths[1])
 
 
 def _epoch(

@@ -75,8 +75,8 @@ class TrainingConfig:
       steps: Optimiser steps; as many epochs as they need.
       batch_tokens: Tokens of a batch on its wider side, padding included.
       num_shapes: Most batch shapes, each of which is compiled once.
-      max_input_length: Most source tokens, eos included; longer sources are cut.
-      max_target_length: Most target tokens, eos included; longer targets are cut.
+      max_input_length: Most tokens of a prompt, eos included; longer ones are refused.
+      max_target_length: Most tokens of a target, its end included; longer ones are cut.
       dropout_rate: Share of activations dropped, in [0, 1).
       layer_weights: Share of each decoder layer in the loss: `linear`, `uniform` or `exponential`.
       sampled_layers: Lower decoder layers whose loss a step computes beside the last, drawn anew for each step so that
@@ -142,8 +142,8 @@ class ClassifierConfig:
         `batch_tokens` * (layers - 1) * width * 4 bytes each.
       batch_tokens: Tokens of a batch on its wider side, padding included.
       num_shapes: Most batch shapes, each of which is compiled once.
-      max_input_length: Most source tokens, eos included; longer sources are cut.
-      max_target_length: Most target tokens, eos included; longer targets are cut.
+      max_input_length: Most tokens of a prompt, eos included; longer ones are refused.
+      max_target_length: Most tokens of a target, its end included; longer ones are cut.
       objective: `independent` (every layer for itself) or `geometric` (up to the first layer that agrees).
       balance_classes: Whether both classes get the same weight in all, within each batch and layer.
       num_logits: 2 as the released T5X code has it, or 1: the d + 1 weights of the paper. Scores are the same.

@@ -10,7 +10,7 @@ from calm_beam.decoding.sweep import SweepDecoder
 from calm_beam.exits.rule import ExitRule
 from calm_beam.metrics.registry import checked_score, get_metric
 from calm_beam.metrics.settings import NO_SETTINGS, MetricSettings
-from calm_beam.model import T5Config
+from calm_beam.model import ModelConfig
 
 _BATCH_SIZE = 32
 
@@ -21,7 +21,7 @@ class GenerationScore:
     def __init__(
         self,
         metric: str,
-        model_config: T5Config,
+        model_config: ModelConfig,
         *,
         prompts: Sequence[Sequence[int]],
         references: Sequence[Sequence[str]],
@@ -36,10 +36,10 @@ class GenerationScore:
         Args:
           metric: Its name, as `get_metric` takes it.
           model_config: Sizes of the models to come.
-          prompts: At least one, eos included.
+          prompts: At least one, as decoding sees it.
           references: Right answers to each prompt.
           decode: Turns token ids into text.
-          max_target_length: Most tokens to generate, eos included.
+          max_target_length: Most tokens to generate, the end included.
           metric_settings: What the metric needs.
           arithmetic: In which numbers the models compute.
           model_parallelism: Devices that share a model.

@@ -3,11 +3,13 @@
 import dataclasses
 import hashlib
 from collections.abc import Sequence
+from typing import Any, cast
 
 import numpy as np
 
 from calm_beam.checkpoints import Arrays, fingerprint
-from calm_beam.model import T5Config
+from calm_beam.model import ModelConfig
+from calm_beam.vocabulary import EOS_ID
 
 from .batches import Pair
 from .config import TrainingConfig
@@ -19,10 +21,11 @@ _WATCHING = ("progress_every", "save_every")
 
 def identify_run(
     config: TrainingConfig,
-    model_config: T5Config,
+    model_config: ModelConfig,
     *,
     pairs: Sequence[Pair],
     validation_pairs: Sequence[Pair],
+    end_id: int,
     initial: Arrays | None,
     score: GenerationScore | None,
 ) -> dict[str, str]:
@@ -34,9 +37,12 @@ def identify_run(
         # As in states that are older than it. With more devices, sums are rounded in another order.
         del settings["model_parallelism"]
     settings |= {"optimizer": type(config.optimizer).__name__, **settings["optimizer"]}
-    settings |= {f"model {name}": value for name, value in dataclasses.asdict(model_config).items()}
+    settings |= {f"model {name}": value for name, value in dataclasses.asdict(cast(Any, model_config)).items()}
     settings["training data"] = _digest(pairs)
     settings["validation data"] = _digest(validation_pairs)
+    if end_id != EOS_ID:
+        # T5's end, which older states do not name either.
+        settings["end of targets"] = end_id
     settings["initial weights"] = "new" if initial is None else fingerprint(initial)
     settings["best by"] = "loss" if score is None else score.name
     return {name: str(value) for name, value in settings.items()}

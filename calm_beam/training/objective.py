@@ -6,8 +6,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from calm_beam.model.t5.config import PAD_ID
-
 from .config import LAYER_WEIGHTS
 
 
@@ -98,13 +96,14 @@ def sample_layers(
 
 
 def token_cross_entropy_sums(
-    logits: jax.Array, targets: jax.Array, *, label_smoothing: float = 0.0, z_loss: float = 0.0
+    logits: jax.Array, targets: jax.Array, *, is_target: jax.Array, label_smoothing: float = 0.0, z_loss: float = 0.0
 ) -> jax.Array:
     """Returns the cross-entropy of each layer's predictions, summed over the target tokens that are not padding.
 
     Args:
       logits: float32, shape (layers, batch, target, vocabulary), at least 2 ids.
-      targets: int32, shape (batch, target), 0-padded.
+      targets: int32, shape (batch, target).
+      is_target: bool, shape (batch, target). False where there is padding, whatever ids it has.
       label_smoothing: Probability, in [0, 1), that is taken from the target and spread evenly over all other ids. The
         entropy of that distribution is subtracted, so that the least possible loss is 0.
       z_loss: Adds this times the squared log-normalizer of every token, which keeps logits from drifting.
@@ -118,8 +117,8 @@ def token_cross_entropy_sums(
     log_normalizer = jax.nn.logsumexp(logits, axis=-1)
     # Comparing is dearer than picking the entry, but its gradient fuses with that of the softmax; the gradient of
     # picking is a scatter, which on CPU is a slow loop.
-    is_target = jnp.arange(vocabulary, dtype=targets.dtype)[None, None] == targets[..., None]
-    target_logit = jnp.sum(jnp.where(is_target[None], logits, np.float32(0)), axis=-1)
+    is_its_id = jnp.arange(vocabulary, dtype=targets.dtype)[None, None] == targets[..., None]
+    target_logit = jnp.sum(jnp.where(is_its_id[None], logits, np.float32(0)), axis=-1)
     expected_logit, entropy = target_logit, 0.0
     if label_smoothing:
         other = label_smoothing / (vocabulary - 1)
@@ -129,22 +128,24 @@ def token_cross_entropy_sums(
     if z_loss:
         losses = losses + z_loss * jnp.square(log_normalizer)
     # [layers, batch, target] -> [layers]
-    return jnp.sum(jnp.where((targets != PAD_ID)[None], losses, np.float32(0)), axis=(1, 2))
-
-
-def count_target_tokens(targets: jax.Array) -> jax.Array:
-    """Returns how many target tokens are not padding: int32, a scalar."""
-    return jnp.sum(targets != PAD_ID, dtype=jnp.int32)
+    return jnp.sum(jnp.where(is_target[None], losses, np.float32(0)), axis=(1, 2))
 
 
 def layer_weighted_loss(
-    logits: jax.Array, targets: jax.Array, *, weights: jax.Array, label_smoothing: float = 0.0, z_loss: float = 0.0
+    logits: jax.Array,
+    targets: jax.Array,
+    *,
+    is_target: jax.Array,
+    weights: jax.Array,
+    label_smoothing: float = 0.0,
+    z_loss: float = 0.0,
 ) -> jax.Array:
     """Returns the weighted sum over layers of the mean cross-entropy per target token.
 
     Args:
       logits: float32, shape (layers, batch, target, vocabulary). Of all layers, or of a sample of them.
-      targets: int32, shape (batch, target), 0-padded. Padding does not count, in the sum or in the number of tokens.
+      targets: int32, shape (batch, target).
+      is_target: bool, shape (batch, target). Padding does not count, in the sum or in the number of tokens.
       weights: float32, shape (layers,). From `all_layers` or `sample_layers`.
       label_smoothing: As in `token_cross_entropy_sums`.
       z_loss: As in `token_cross_entropy_sums`.
@@ -154,6 +155,8 @@ def layer_weighted_loss(
 
     Source: CALM, section "Training early exit classifiers for local consistency".
     """
-    tokens = jnp.maximum(count_target_tokens(targets), 1).astype(jnp.float32)
-    sums = token_cross_entropy_sums(logits, targets, label_smoothing=label_smoothing, z_loss=z_loss)
+    tokens = jnp.maximum(jnp.sum(is_target, dtype=jnp.int32), 1).astype(jnp.float32)
+    sums = token_cross_entropy_sums(
+        logits, targets, is_target=is_target, label_smoothing=label_smoothing, z_loss=z_loss
+    )
     return jnp.sum(weights * sums) / tokens

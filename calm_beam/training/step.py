@@ -5,39 +5,32 @@ from typing import Any
 
 import flax.traverse_util
 import jax
-import numpy as np
+import jax.numpy as jnp
 import optax
 
-from calm_beam.model import EarlyExitT5
+from calm_beam.model.interface import EarlyExitModel, Taught
 from calm_beam.model.partitioning import divided, spread, whole
 from calm_beam.model.sharding import Division
 
-from .batches import Batch
 from .config import OptimizerConfig
 from .objective import layer_weighted_loss
 from .optimizer import make_optimizer
 
 Parameters = dict[str, jax.Array]
 _UNDIVIDED = Division()
-BatchArrays = tuple[jax.Array, jax.Array, jax.Array]
-
-
-def batch_arrays(batch: Batch) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Returns source tokens, decoder inputs and targets, as compiled functions take them."""
-    return batch.source_tokens, batch.decoder_inputs, batch.targets
 
 
 def variables(parameters: Parameters) -> dict[str, Any]:
-    """Returns what `EarlyExitT5.apply` takes, of parameters by name."""
+    """Returns what `EarlyExitModel.apply` takes, of parameters by name."""
     return {"params": flax.traverse_util.unflatten_dict(parameters, sep="/")}
 
 
 @functools.partial(jax.jit, static_argnums=(0,), static_argnames=("label_smoothing", "z_loss"))
 def loss_and_gradients(
-    model: EarlyExitT5,
+    model: EarlyExitModel,
     parameters: Parameters,
     *,
-    batch: BatchArrays,
+    batch: Taught,
     layers: jax.Array,
     weights: jax.Array,
     key: jax.Array,
@@ -48,22 +41,22 @@ def loss_and_gradients(
 
     Compiled once per batch shape; the update, which would take as long to compile, is compiled apart and only once.
     """
-    source_tokens, decoder_inputs, targets = batch
 
     def loss_of(parameters: Parameters) -> jax.Array:
         apply = functools.partial(model.apply, variables(parameters))
         # Two keys: the head's dropout must not repeat the stack's.
         stack_key, head_key = jax.random.split(key)
-        states = apply(
-            source_tokens,
-            decoder_inputs,
-            deterministic=False,
-            rngs={"dropout": stack_key},
-            method="decode_teacher_forced",
-        )
+        states = apply(batch, deterministic=False, rngs={"dropout": stack_key}, method="teacher_forced")
         # [layers, batch, target, width] -> [some layers, batch, target, vocabulary]
         logits = apply(states[layers - 1], deterministic=False, rngs={"dropout": head_key}, method="head")
-        return layer_weighted_loss(logits, targets, weights=weights, label_smoothing=label_smoothing, z_loss=z_loss)
+        return layer_weighted_loss(
+            logits,
+            jnp.asarray(batch.targets),
+            is_target=batch.is_target,
+            weights=weights,
+            label_smoothing=label_smoothing,
+            z_loss=z_loss,
+        )
 
     return jax.value_and_grad(loss_of)(parameters)
 

@@ -11,7 +11,7 @@ import numpy as np
 from calm_beam.arithmetic import Arithmetic
 from calm_beam.checkpoints import Arrays, FloatArrays, StoredArray
 from calm_beam.decoding.device_groups import DeviceGroup, device_groups
-from calm_beam.model import EarlyExitT5, T5Config, parameter_shapes
+from calm_beam.model import ModelConfig, architecture_of, network_of, parameter_shapes
 
 from .batches import Pair, choose_shapes, end_pairs, numbered_batches
 from .config import TrainingConfig
@@ -20,7 +20,7 @@ from .identity import identify_run
 from .initialize import initialize_parameters
 from .objective import sample_layers
 from .saved_state import ResumeError, SavedState, TrainedModel, check_same_run
-from .step import Parameters, batch_arrays, initial_optimizer_state, loss_and_gradients, spread_state, update
+from .step import Parameters, initial_optimizer_state, loss_and_gradients, spread_state, update
 from .validation import Validation, validation_losses
 
 # Draws of one seed, each with a stream of its own: another number of sampled layers must not change the batches.
@@ -46,11 +46,12 @@ class Progress:
 
 def train(
     config: TrainingConfig,
-    model_config: T5Config,
+    model_config: ModelConfig,
     *,
     pairs: Sequence[Pair],
     validation_pairs: Sequence[Pair],
     initial: Arrays | None = None,
+    end_id: int | None = None,
     score: GenerationScore | None = None,
     on_start: Callable[[], None] | None = None,
     on_progress: Callable[[Progress], None] | None = None,
@@ -65,10 +66,12 @@ def train(
     Args:
       config: Settings of the run.
       model_config: Sizes of the model.
-      pairs: Source and target ids to learn from, without eos.
+      pairs: Prompts and targets to learn from, as ids. Prompts are as decoding sees them, eos and all, by
+        `Vocabulary.encode_prompt`. Targets come without their end, and are cut.
       validation_pairs: Pairs to measure the loss of every layer on; may be empty, then nothing is measured.
       initial: Weights to start from, names and shapes as in `parameter_shapes`; None starts anew. An exit classifier
         among them is returned as it was.
+      end_id: Ends every target; None for the first of the ids that end the model's outputs.
       score: What models are compared by; None compares the loss of the last layer.
       on_start: Called once everything has been checked, and `resume_from` been taken up, before the first step.
       on_progress: Called every `config.progress_every` steps, at every validation, and after the last step.
@@ -76,7 +79,9 @@ def train(
       resume_from: A state of this same run to go on from.
 
     Raises:
-      ValueError: If there are no pairs, an id is outside the model's vocabulary, or `initial` does not fit the model.
+      ValueError: If there are no pairs, an id is outside the model's vocabulary, `initial` does not fit the model, or
+        as in `end_pairs`.
+      UsageError: If the model has no dropout and some is asked for.
       ResumeError: If `resume_from` is of a run with other settings, data or weights to start from.
       FloatingPointError: If the loss is no longer finite; seen when progress is reported.
 
@@ -84,11 +89,19 @@ def train(
       (the best checkpoint by performance on the validation set).
     """
     _check_inputs(model_config, pairs, validation_pairs=validation_pairs, initial=initial)
+    end_id = model_config.end_ids[0] if end_id is None else end_id
     lengths = {"max_input_length": config.max_input_length, "max_target_length": config.max_target_length}
-    ended, ended_validation = end_pairs(pairs, **lengths), end_pairs(validation_pairs, **lengths)
+    ended = end_pairs(pairs, model_config, end_id=end_id, **lengths)
+    ended_validation = end_pairs(validation_pairs, model_config, end_id=end_id, **lengths)
     shapes = choose_shapes([*ended, *ended_validation], batch_tokens=config.batch_tokens, num_shapes=config.num_shapes)
     run = identify_run(
-        config, model_config, pairs=pairs, validation_pairs=validation_pairs, initial=initial, score=score
+        config,
+        model_config,
+        pairs=pairs,
+        validation_pairs=validation_pairs,
+        end_id=end_id,
+        initial=initial,
+        score=score,
     )
     group, *_ = device_groups(model_config, model_parallelism=config.model_parallelism)
     parameters, optimizer_state = _start(config, model_config, group=group, initial=initial)
@@ -102,7 +115,7 @@ def train(
         done, target_tokens, best = resume_from.step, resume_from.target_tokens, resume_from.best
         losses = [np.float32(loss) for loss in resume_from.unreported_losses]
     arithmetic = Arithmetic(dtype=config.dtype)
-    model = EarlyExitT5(model_config, dropout_rate=config.dropout_rate, arithmetic=arithmetic)
+    model = network_of(model_config, arithmetic=arithmetic, dropout_rate=config.dropout_rate)
     key = jax.random.key(config.seed)
     if on_start is not None:
         on_start()
@@ -118,7 +131,7 @@ def train(
             loss, gradients = loss_and_gradients(
                 model,
                 parameters,
-                batch=batch_arrays(batch),
+                batch=batch,
                 layers=layers,
                 weights=weights.astype(np.float32),
                 key=jax.random.fold_in(key, step),
@@ -168,7 +181,7 @@ def train(
 
 
 def _start(
-    config: TrainingConfig, model_config: T5Config, *, group: DeviceGroup, initial: Arrays | None
+    config: TrainingConfig, model_config: ModelConfig, *, group: DeviceGroup, initial: Arrays | None
 ) -> tuple[Parameters, Any]:
     """Returns parameters and optimiser state before the first step."""
     if initial is None:
@@ -223,7 +236,7 @@ def _restored(tree: Any, saved: FloatArrays) -> Any:
 
 
 def _check_inputs(
-    model_config: T5Config,
+    model_config: ModelConfig,
     pairs: Sequence[Pair],
     *,
     validation_pairs: Sequence[Pair],
@@ -231,14 +244,18 @@ def _check_inputs(
 ) -> None:
     if not pairs:
         raise ValueError("pairs must hold at least one pair, got none.")
+    pad_id = architecture_of(model_config).pad_id
+    known = f"[{0 if pad_id is None else 1}, {model_config.vocab_size})"
+    without = "" if pad_id is None else " without padding"
     # An id beyond the embedding would silently read its last row.
     for name, group in (("pairs", pairs), ("validation_pairs", validation_pairs)):
         for index, pair in enumerate(group):
-            outside = [token for side in pair for token in side if not 0 < token < model_config.vocab_size]
+            outside = [
+                token for side in pair for token in side if token == pad_id or not 0 <= token < model_config.vocab_size
+            ]
             if outside:
                 raise ValueError(
-                    f"{name}[{index}] has id {outside[0]}; ids must be in [1, {model_config.vocab_size}), the model's "
-                    "vocabulary without padding."
+                    f"{name}[{index}] has id {outside[0]}; ids must be in {known}, the model's vocabulary{without}."
                 )
     if initial is not None:
         expected = parameter_shapes(model_config)

@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import itertools
 from collections.abc import Callable, Sequence
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -11,15 +12,15 @@ import numpy as np
 
 from calm_beam.checkpoints import Arrays, FloatArrays
 from calm_beam.exits.measures.oracle import agreement
-from calm_beam.model import EarlyExitT5, T5Config
-from calm_beam.model.t5.config import PAD_ID
+from calm_beam.model import ModelConfig, network_of
+from calm_beam.model.interface import EarlyExitModel, Taught
 
-from .batches import Batch, Pair, choose_shapes, count_batches, end_pairs, make_batches, numbered_batches
+from .batches import Pair, choose_shapes, count_batches, end_pairs, make_batches, numbered_batches
 from .config import ClassifierConfig
 from .exit_objective import balanced_weights, decision_losses, geometric_weights, independent_weights
 from .exit_quality import ExitQuality, exit_quality
 from .logistic import LogisticFit, Rows, fit_logistic
-from .step import Parameters, batch_arrays, variables
+from .step import Parameters, variables
 
 _KERNEL, _BIAS = "decoder/meta_cls/kernel", "decoder/meta_cls/bias"
 
@@ -38,7 +39,7 @@ class TrainedClassifier:
       quality: On the validation pairs, of every layer but the last.
     """
 
-    config: T5Config
+    config: ModelConfig
     arrays: Arrays
     tokens: int
     newton_steps: int
@@ -49,11 +50,12 @@ class TrainedClassifier:
 
 def train_classifier(
     config: ClassifierConfig,
-    model_config: T5Config,
+    model_config: ModelConfig,
     *,
     arrays: Arrays,
     pairs: Sequence[Pair],
     validation_pairs: Sequence[Pair],
+    end_id: int | None = None,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> TrainedClassifier:
     """Returns the model with a classifier that tells from a layer's output whether the last layer would agree.
@@ -67,8 +69,9 @@ def train_classifier(
       config: Settings.
       model_config: Sizes of the model.
       arrays: Its weights by name; an exit classifier among them is replaced.
-      pairs: Source and target ids to learn from, without eos; at least one.
+      pairs: Prompts and targets to learn from, as `train` takes them; at least one.
       validation_pairs: Pairs to measure the classifier on; at least one.
+      end_id: As `train` takes it.
       on_progress: Takes the number of batches done, and of all; those of both sets.
 
     Raises:
@@ -80,17 +83,19 @@ def train_classifier(
     """
     if model_config.num_decoder_layers < 2:
         raise ValueError("an exit classifier needs a decoder of at least 2 layers, this one has 1.")
+    with_classifier: ModelConfig = dataclasses.replace(cast(Any, model_config), exit_classifier=config.num_logits)
     frozen = {name: array for name, array in arrays.items() if name not in (_KERNEL, _BIAS)}
-    model = EarlyExitT5(dataclasses.replace(model_config, exit_classifier=config.num_logits))
+    model = network_of(with_classifier)
     parameters = {name: jnp.asarray(np.asarray(array), jnp.float32) for name, array in frozen.items()}
     lengths = {"max_input_length": config.max_input_length, "max_target_length": config.max_target_length}
-    pairs, validation_pairs = end_pairs(pairs, **lengths), end_pairs(validation_pairs, **lengths)
-    shapes = choose_shapes([*pairs, *validation_pairs], batch_tokens=config.batch_tokens, num_shapes=config.num_shapes)
-    steps = min(config.steps, count_batches(pairs, shapes))
-    all_steps = steps + count_batches(validation_pairs, shapes)
+    ended = end_pairs(pairs, model_config, end_id=end_id, **lengths)
+    ended_validation = end_pairs(validation_pairs, model_config, end_id=end_id, **lengths)
+    shapes = choose_shapes([*ended, *ended_validation], batch_tokens=config.batch_tokens, num_shapes=config.num_shapes)
+    steps = min(config.steps, count_batches(ended, shapes))
+    all_steps = steps + count_batches(ended_validation, shapes)
 
     decisions, tokens = [], 0
-    for step, batch in itertools.islice(numbered_batches(pairs, shapes, seed=config.seed), steps):
+    for step, batch in itertools.islice(numbered_batches(ended, shapes, seed=config.seed), steps):
         states, agrees = (_unpadded(values, batch) for values in _states_and_labels(model, parameters, batch=batch))
         decisions.append(_rows(config, states, agrees=agrees))
         tokens += agrees.shape[1]
@@ -105,7 +110,7 @@ def train_classifier(
     training_loss = sum(_loss(classifier, each) for each in decisions) / tokens
 
     scores, labels, validation_loss = [], [], 0.0
-    for step, batch in enumerate(make_batches(validation_pairs, shapes), start=steps + 1):
+    for step, batch in enumerate(make_batches(ended_validation, shapes), start=steps + 1):
         padded_states, padded_agrees = _states_and_labels(model, parameters, batch=batch)
         labels.append(_unpadded(padded_agrees, batch))
         scores.append(_unpadded(_exit_scores(model, classifier, padded_states), batch))
@@ -114,7 +119,7 @@ def train_classifier(
             on_progress(step, all_steps)
     quality = exit_quality(np.concatenate(scores, axis=1), np.concatenate(labels, axis=1))
     return TrainedClassifier(
-        config=model.config,
+        config=with_classifier,
         arrays={**frozen, **classifier},
         tokens=tokens,
         newton_steps=fit.steps,
@@ -124,23 +129,21 @@ def train_classifier(
     )
 
 
-def _states_and_labels(model: EarlyExitT5, parameters: Parameters, *, batch: Batch) -> tuple[jax.Array, jax.Array]:
+def _states_and_labels(model: EarlyExitModel, parameters: Parameters, *, batch: Taught) -> tuple[jax.Array, jax.Array]:
     """Returns the outputs of all layers but the last, and whether each predicts what the last does, padding included.
 
     Shapes (layers - 1, rows, target, width) and (layers - 1, rows, target).
     """
-    states, agrees = _teacher_forced(model, parameters, batch_arrays(batch)[:2])
+    states, agrees = _teacher_forced(model, parameters, batch)
     if not bool(jnp.all(jnp.isfinite(states))):
         raise ValueError("the model gives states that are not finite. Check the checkpoint.")
     return states, agrees
 
 
 @functools.partial(jax.jit, static_argnums=(0,))
-def _teacher_forced(
-    model: EarlyExitT5, parameters: Parameters, inputs: tuple[jax.Array, jax.Array]
-) -> tuple[jax.Array, jax.Array]:
+def _teacher_forced(model: EarlyExitModel, parameters: Parameters, batch: Taught) -> tuple[jax.Array, jax.Array]:
     apply = functools.partial(model.apply, variables(parameters))
-    states = apply(*inputs, method="decode_teacher_forced")
+    states = apply(batch, method="teacher_forced")
     last_logits = apply(states[-1], method="head")
     # One layer after the other: the logits of all at once would be most of the memory.
     agrees = jax.lax.map(lambda state: agreement(apply(state, method="head"), last_logits) > 0, states[:-1])
@@ -148,15 +151,15 @@ def _teacher_forced(
 
 
 @functools.partial(jax.jit, static_argnums=(0,))
-def _exit_scores(model: EarlyExitT5, classifier: Parameters, states: jax.Array) -> jax.Array:
+def _exit_scores(model: EarlyExitModel, classifier: Parameters, states: jax.Array) -> jax.Array:
     """Returns the probabilities that serving would compute, shape of `states` without the width."""
     scores: jax.Array = model.apply(variables(classifier), states, method="exit_score")
     return scores
 
 
-def _unpadded(values: jax.Array, batch: Batch) -> np.ndarray:
+def _unpadded(values: jax.Array, batch: Taught) -> np.ndarray:
     """Returns the values at target tokens, without padding: [layers, rows, target, ...] -> [layers, tokens, ...]."""
-    return np.asarray(values)[:, batch.targets != PAD_ID]
+    return np.asarray(values)[:, batch.is_target]
 
 
 def _rows(config: ClassifierConfig, states: np.ndarray, *, agrees: np.ndarray) -> Rows:

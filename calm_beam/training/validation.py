@@ -5,13 +5,14 @@ import functools
 from collections.abc import Sequence
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
-from calm_beam.model import EarlyExitT5
+from calm_beam.model.interface import EarlyExitModel, Taught
 
 from .batches import BatchShape, Pair, make_batches
 from .objective import token_cross_entropy_sums
-from .step import BatchArrays, Parameters, batch_arrays, variables
+from .step import Parameters, variables
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -35,31 +36,33 @@ class Validation:
 
 
 def validation_losses(
-    model: EarlyExitT5, parameters: Parameters, *, pairs: Sequence[Pair], shapes: Sequence[BatchShape]
+    model: EarlyExitModel, parameters: Parameters, *, pairs: Sequence[Pair], shapes: Sequence[BatchShape]
 ) -> tuple[float, ...]:
     """Returns each layer's mean cross-entropy per target token.
 
     Args:
       model: Sizes.
       parameters: Weights by name.
-      pairs: At least one, eos included.
+      pairs: From `end_pairs`; at least one.
       shapes: From `choose_shapes`, for these pairs among others.
     """
     sums, tokens = np.zeros(model.config.num_decoder_layers), 0
     for batch in make_batches(pairs, shapes):
-        sums += np.asarray(_cross_entropy_sums(model, parameters, batch_arrays(batch)), np.float64)
+        sums += np.asarray(_cross_entropy_sums(model, parameters, batch), np.float64)
         tokens += batch.num_target_tokens
     return tuple((sums / tokens).tolist())
 
 
 @functools.partial(jax.jit, static_argnums=(0,))
-def _cross_entropy_sums(model: EarlyExitT5, parameters: Parameters, batch: BatchArrays) -> jax.Array:
+def _cross_entropy_sums(model: EarlyExitModel, parameters: Parameters, batch: Taught) -> jax.Array:
     """Returns each layer's cross-entropy summed over a batch, shape (layers,)."""
-    source_tokens, decoder_inputs, targets = batch
     apply = functools.partial(model.apply, variables(parameters))
-    states = apply(source_tokens, decoder_inputs, method="decode_teacher_forced")
+    states = apply(batch, method="teacher_forced")
+
+    def of_layer(state: jax.Array) -> jax.Array:
+        logits = apply(state[None], method="head")
+        return token_cross_entropy_sums(logits, jnp.asarray(batch.targets), is_target=batch.is_target)[0]
+
     # One layer after the other: the logits of all at once would be most of the memory.
-    sums: jax.Array = jax.lax.map(
-        lambda state: token_cross_entropy_sums(apply(state[None], method="head"), targets)[0], states
-    )
+    sums: jax.Array = jax.lax.map(of_layer, states)
     return sums

@@ -1,6 +1,7 @@
-"""Training a SentencePiece vocabulary with T5's conventions."""
+"""Training a vocabulary: SentencePiece's with T5's conventions, or a `tokenizer.json` for a decoder-only model."""
 
 import io
+import json
 import os
 import pathlib
 from collections.abc import Iterable
@@ -8,18 +9,21 @@ from collections.abc import Iterable
 import sentencepiece
 
 from calm_beam.counted import counted
+from calm_beam.extras import imported
 from calm_beam.storage import writing
 from calm_beam.vocabulary import EOS_ID, PAD_ID, UNK_ID, VocabularyError
 
+from .new_model import ANSWER, END
+
+_BYTES = 256
+
 
 def train_vocabulary(texts: Iterable[str], path: str | os.PathLike[str], *, vocab_size: int) -> pathlib.Path:
-    """Writes a unigram SentencePiece model of the given texts: pad 0, eos 1, unknown 2, no beginning-of-sentence.
-
-    The same texts in the same order give the same file.
+    """Writes a vocabulary of the given texts, of the kind that the name of its file says.
 
     Args:
       texts: What the model will read and write; each is taken whole, however long.
-      path: The file to write.
+      path: The file to write: a `tokenizer.json`, or else a SentencePiece model.
       vocab_size: Number of ids in all.
 
     Returns:
@@ -27,10 +31,21 @@ def train_vocabulary(texts: Iterable[str], path: str | os.PathLike[str], *, voca
 
     Raises:
       VocabularyError: If the texts cannot fill, or do not fit, a vocabulary of that size.
+      MissingExtraError: If the package that makes a `tokenizer.json` is not installed.
     """
-    sentences = [text for text in texts if text.strip()]
+    path, sentences = pathlib.Path(path), [text for text in texts if text.strip()]
     if not sentences:
         raise VocabularyError("vocabulary: there is no text to train it on, every text is empty.")
+    train = _train_tokenizer if path.suffix == ".json" else _train_sentence_piece
+    train(sentences, path, vocab_size=vocab_size)
+    return path
+
+
+def _train_sentence_piece(sentences: list[str], path: pathlib.Path, *, vocab_size: int) -> None:
+    """Writes a unigram SentencePiece model of the given texts: pad 0, eos 1, unknown 2, no beginning-of-sentence.
+
+    The same texts in the same order give the same file.
+    """
     model = io.BytesIO()
     try:
         sentencepiece.SentencePieceTrainer.train(
@@ -51,11 +66,45 @@ def train_vocabulary(texts: Iterable[str], path: str | os.PathLike[str], *, voca
             minloglevel=2,
         )
     except RuntimeError as error:
-        raise VocabularyError(
-            f"vocabulary: {counted(len(sentences), 'text does', several='texts do')} not give one of "
-            f"vocab_size={vocab_size}: {error}"
-        ) from error
-    path = pathlib.Path(path)
+        raise VocabularyError(f"{_too_little(sentences, vocab_size)}: {error}") from error
     with writing(path):
         path.write_bytes(model.getvalue())
-    return path
+
+
+def _train_tokenizer(sentences: list[str], path: pathlib.Path, *, vocab_size: int) -> None:
+    """Writes a byte-level BPE: id 0 ends every prompt, 1 every output, and any text has ids.
+
+    The same texts give the same file.
+    """
+    tokenizers = imported("tokenizers", extra="tokenizers", needed_for="the vocabulary of a new decoder-only model")
+    least = _BYTES + len((ANSWER, END))
+    if vocab_size < least:
+        raise VocabularyError(
+            f"vocabulary: vocab_size must be at least {least} (each byte has an id), got {vocab_size}."
+        )
+    tokenizer = tokenizers.Tokenizer(tokenizers.models.BPE())
+    tokenizer.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = tokenizers.decoders.ByteLevel()
+    trainer = tokenizers.trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=[ANSWER, END],
+        initial_alphabet=sorted(tokenizers.pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator(sentences, trainer)
+    if tokenizer.get_vocab_size() != vocab_size:
+        found = counted(tokenizer.get_vocab_size(), "id")
+        raise VocabularyError(f"{_too_little(sentences, vocab_size)}: they give {found}.")
+    tokenizer.post_processor = tokenizers.processors.TemplateProcessing(
+        single=f"$A {ANSWER}", special_tokens=[(ANSWER, tokenizer.token_to_id(ANSWER))]
+    )
+    config = path.with_name("tokenizer_config.json")
+    with writing(path):
+        tokenizer.save(str(path))
+    with writing(config):
+        config.write_text(json.dumps({"eos_token": END}, indent=2) + "\n", encoding="utf-8")
+
+
+def _too_little(sentences: list[str], vocab_size: int) -> str:
+    texts = counted(len(sentences), "text does", several="texts do")
+    return f"vocabulary: {texts} not give one of vocab_size={vocab_size}"

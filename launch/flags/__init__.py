@@ -4,6 +4,7 @@ from calm_beam.errors import UsageError as UsageError
 
 from .parser import FlagParser as FlagParser
 from .parser import HelpShown as HelpShown
+from .parser import add_chat_flags as add_chat_flags
 from .parser import add_data_flags as add_data_flags
 from .parser import add_decode_flags as add_decode_flags
 from .parser import add_exit_flags as add_exit_flags

@@ -318,6 +318,16 @@ def add_worker_flags(group: argparse._ActionsContainer) -> None:
     )
 
 
+def add_chat_flags(group: argparse._ActionsContainer) -> None:
+    """Adds the flags that make chats of inputs."""
+    group.add_argument(
+        "--chat_template",
+        help="make a chat of every input: model for the template beside its tokenizer.json, or a file with a Jinja "
+        "template; default: inputs are prompts as they are",
+    )
+    group.add_argument("--system", help="what every chat begins with, before the input; needs --chat_template")
+
+
 def add_task_flags(parser: FlagParser) -> None:
     """Adds the flags that name model and data, and how much of them is decoded at a time."""
     task = parser.add_argument_group("model and data")
@@ -332,12 +342,7 @@ def add_task_flags(parser: FlagParser) -> None:
         type=whole_number(0),
         help="sentinels <extra_id_0>... to add; default: as many as tokenizer files beside the vocabulary name, or 0",
     )
-    task.add_argument(
-        "--chat_template",
-        help="make a chat of every input: model for the template beside its tokenizer.json, or a file with a Jinja "
-        "template; default: inputs are prompts as they are",
-    )
-    task.add_argument("--system", help="what every chat begins with, before the input; needs --chat_template")
+    add_chat_flags(task)
     add_model_flags(task)
     add_data_flags(task)
     task.add_argument("--task_prefix", default="", help="put before every input")

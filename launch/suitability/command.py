@@ -22,7 +22,6 @@ from calm_beam.launch.sample import encoded_prompts, read_all_examples, sample_i
 from calm_beam.launch.setup_run import prepare_run
 from calm_beam.launch.terminal import PlainConsole, say
 from calm_beam.launch.terminal.progress import shown_progress
-from calm_beam.model import architecture_of
 from calm_beam.storage import replacing
 from calm_beam.sweeps.prepared import PreparedSweep
 from calm_beam.transforms.progress import ProgressLog
@@ -36,7 +35,6 @@ def tell_suitability(flags: argparse.Namespace) -> int:
             flags.checkpoint, flags.data = str(embedded.MODEL), (str(embedded.CALIBRATION_SET),)
         output = None if flags.output is None else find_output(flags.output, overwrite=flags.overwrite)
         run = prepare_run(flags, needs_references=False, settings=_settings(flags))
-        architecture_of(run.checkpoint.config).check_teaching()
         examples = read_all_examples(run.paths, run.reading)
         prompts = encoded_prompts(run, sampled(examples, flags.max_examples))
     with shown_progress(enabled=True) as progress:

@@ -16,7 +16,7 @@ from calm_beam.launch.terminal import PlainConsole
 from calm_beam.training.train_classifier import TrainedClassifier, train_classifier
 
 from .flags import checked_output, classifier_config
-from .inputs import load_model, open_vocabulary, read_rows, training_pairs, validation_pairs
+from .inputs import encoded_pairs, end_of_targets, load_model, open_vocabulary, read_rows, say_end
 from .progress import StepBar
 
 
@@ -34,12 +34,21 @@ def run_classifier_stage(flags: argparse.Namespace, console: PlainConsole) -> No
     checkpoint = load_model(flags.checkpoint, declared(flags))
     assert checkpoint.vocabulary_path is not None
     _check_dtype(checkpoint.arrays, flags.stored_dtype)
-    vocabulary = open_vocabulary(checkpoint.vocabulary_path, checkpoint.config)
+    vocabulary = open_vocabulary(
+        checkpoint.vocabulary_path, checkpoint.config, chat_template=flags.chat_template, system=flags.system
+    )
     reading = reading_of(flags)
-    pairs = training_pairs(vocabulary, flags.task_prefix, rows=read_rows("--data", flags.data, reading=reading))
-    rows = read_rows("--validation_data", flags.validation_data, reading=reading)
-    measured_pairs = validation_pairs(vocabulary, flags.task_prefix, rows=rows)
+    learned, measured = encoded_pairs(
+        flags,
+        vocabulary,
+        rows=read_rows("--data", flags.data, reading=reading),
+        validation_rows=read_rows("--validation_data", flags.validation_data, reading=reading),
+        max_input_length=config.max_input_length,
+        vocab_size=checkpoint.config.vocab_size,
+    )
+    end_id = end_of_targets(vocabulary, checkpoint.config)
 
+    say_end(console, end_id, model=checkpoint.config)
     if checkpoint.config.exit_classifier:
         console.say(f"Replacing the exit classifier of {flags.checkpoint}.")
     with StepBar(console) as bar:
@@ -47,8 +56,9 @@ def run_classifier_stage(flags: argparse.Namespace, console: PlainConsole) -> No
             config,
             checkpoint.config,
             arrays=checkpoint.arrays,
-            pairs=pairs,
-            validation_pairs=measured_pairs,
+            pairs=learned.pairs,
+            validation_pairs=measured.pairs,
+            end_id=end_id,
             on_progress=lambda step, steps: bar.show(step, steps, text="batches of states"),
         )
     write_native(

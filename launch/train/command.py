@@ -2,6 +2,7 @@
 
 import argparse
 import contextlib
+import dataclasses
 import functools
 import pathlib
 import tempfile
@@ -19,18 +20,28 @@ from calm_beam.launch.flags.model import declared
 from calm_beam.launch.terminal import PlainConsole
 from calm_beam.launch.terminal.interrupts import INTERRUPTED
 from calm_beam.metrics.registry import MetricError
-from calm_beam.model import T5Config
+from calm_beam.model import ModelConfig, architecture_of
 from calm_beam.storage import refuse_links
-from calm_beam.training.batches import Pair, end_pairs
+from calm_beam.training.batches import Pair
 from calm_beam.training.config import TrainingConfig
 from calm_beam.training.generation_score import GenerationScore
+from calm_beam.training.new_model import NEW_MODELS
 from calm_beam.training.saved_state import ResumeError, SavedState, StateFolder, TrainedModel
 from calm_beam.training.train import train
 from calm_beam.vocabulary import Vocabulary
 
 from .classifier import run_classifier_stage
-from .flags import checked_output, new_model_config, training_config
-from .inputs import load_model, open_vocabulary, read_rows, training_pairs, validation_pairs, write_vocabulary
+from .flags import checked_output, new_model, training_config
+from .inputs import (
+    EncodedPairs,
+    encoded_pairs,
+    end_of_targets,
+    load_model,
+    open_vocabulary,
+    read_rows,
+    say_end,
+    write_vocabulary,
+)
 from .progress import StepBar, TrainingLog, TrainingReporter, loss_table
 
 _LOG = "training_log.jsonl"
@@ -75,7 +86,9 @@ def _train_model(flags: argparse.Namespace, console: PlainConsole) -> None:
     states = StateFolder(output.with_name(f"{output.name}.training"))
     saved, going_on = _saved_state(flags, states)
     checkpoint = None if flags.checkpoint is None else load_model(flags.checkpoint, declared(flags))
-    model_config = new_model_config(flags) if checkpoint is None else checkpoint.config
+    model_config = new_model(flags) if checkpoint is None else checkpoint.config
+    if flags.dropout is None:
+        config = dataclasses.replace(config, dropout_rate=architecture_of(model_config).usual_dropout)
     reading = reading_of(flags)
     rows = read_rows("--data", flags.data, reading=reading)
     validation_rows = (
@@ -83,14 +96,23 @@ def _train_model(flags: argparse.Namespace, console: PlainConsole) -> None:
     )
     with tempfile.TemporaryDirectory() as folder:
         if checkpoint is None:
-            vocabulary_path = pathlib.Path(folder, "sentencepiece.model")
+            vocabulary_path = pathlib.Path(folder, NEW_MODELS[flags.architecture].vocabulary)
             write_vocabulary(rows, flags.task_prefix, path=vocabulary_path, vocab_size=model_config.vocab_size)
         else:
             assert checkpoint.vocabulary_path is not None
             vocabulary_path = checkpoint.vocabulary_path
-        vocabulary = open_vocabulary(vocabulary_path, model_config)
-        pairs = training_pairs(vocabulary, flags.task_prefix, rows=rows)
-        measured_pairs = validation_pairs(vocabulary, flags.task_prefix, rows=validation_rows)
+        vocabulary = open_vocabulary(
+            vocabulary_path, model_config, chat_template=flags.chat_template, system=flags.system
+        )
+        learned, measured = encoded_pairs(
+            flags,
+            vocabulary,
+            rows=rows,
+            validation_rows=validation_rows,
+            max_input_length=config.max_input_length,
+            vocab_size=model_config.vocab_size,
+        )
+        end_id = end_of_targets(vocabulary, model_config)
         done, tokens = (saved.step, saved.target_tokens) if saved else (0, 0)
         log = TrainingLog(states.path / _LOG, after_step=done)
 
@@ -101,7 +123,8 @@ def _train_model(flags: argparse.Namespace, console: PlainConsole) -> None:
             log.begin()
             if model_config.exit_classifier:
                 _say(console, "The exit classifier is kept as it is, and was trained for the weights before these.")
-            _report_start(console, model_config, config=config, pairs=pairs, validation=measured_pairs)
+            _report_start(console, model_config, config=config, learned=learned, measured=measured)
+            say_end(console, end_id, model=model_config)
             if saved is not None:
                 _say(console, going_on)
 
@@ -109,11 +132,12 @@ def _train_model(flags: argparse.Namespace, console: PlainConsole) -> None:
             model = train(
                 config,
                 model_config,
-                pairs=pairs,
-                validation_pairs=measured_pairs,
+                pairs=learned.pairs,
+                validation_pairs=measured.pairs,
+                end_id=end_id,
                 initial=None if checkpoint is None else checkpoint.arrays,
                 score=_score(
-                    flags, config, model=model_config, vocabulary=vocabulary, pairs=measured_pairs, rows=validation_rows
+                    flags, config, model=model_config, vocabulary=vocabulary, pairs=measured.pairs, rows=validation_rows
                 ),
                 on_start=begin,
                 on_progress=TrainingReporter(bar, log, steps=config.steps, target_tokens=tokens).report,
@@ -172,7 +196,7 @@ def _score(
     flags: argparse.Namespace,
     config: TrainingConfig,
     *,
-    model: T5Config,
+    model: ModelConfig,
     vocabulary: Vocabulary,
     pairs: Sequence[Pair],
     rows: Sequence[Example],
@@ -180,12 +204,10 @@ def _score(
     """Returns what decides the best weights, or None if the loss does."""
     if flags.best_by == "loss":
         return None
-    lengths = {"max_input_length": config.max_input_length, "max_target_length": config.max_target_length}
-    ended = end_pairs(pairs[: flags.best_by_rows], **lengths)
     return GenerationScore(
         flags.best_by,
         model,
-        prompts=[source for source, _ in ended],
+        prompts=[prompt for prompt, _ in pairs[: flags.best_by_rows]],
         references=[row.references for row in rows[: flags.best_by_rows]],
         decode=vocabulary.decode,
         max_target_length=config.max_target_length,
@@ -199,7 +221,7 @@ def _write(
     console: PlainConsole,
     output: pathlib.Path,
     *,
-    config: T5Config,
+    config: ModelConfig,
     arrays: FloatArrays,
     vocabulary_path: pathlib.Path,
     extra_ids: int,
@@ -217,22 +239,20 @@ def _write(
 
 
 def _report_start(
-    console: PlainConsole, model: T5Config, *, config: TrainingConfig, pairs: Sequence[Pair], validation: Sequence[Pair]
+    console: PlainConsole, model: ModelConfig, *, config: TrainingConfig, learned: EncodedPairs, measured: EncodedPairs
 ) -> None:
     _say(
         console,
-        f"Training {model.num_encoder_layers} + {counted(model.num_decoder_layers, 'layer')} of width "
-        f"{model.emb_dim} on "
-        f"{counted(len(pairs), 'pair')} for {counted(config.steps, 'step')}; {counted(len(validation), 'pair')} to "
-        "validate on.",
+        f"Training {architecture_of(model).layers_in_words(model)} of width {model.emb_dim} on "
+        f"{counted(len(learned.pairs), 'pair')} for {counted(config.steps, 'step')}; "
+        f"{counted(len(measured.pairs), 'pair')} to validate on.",
     )
-    # The eos takes one place of each side.
-    cut_inputs = sum(len(source) >= config.max_input_length for source, _ in pairs)
-    cut_targets = sum(len(target) >= config.max_target_length for _, target in pairs)
-    if cut_inputs or cut_targets:
+    # The end takes one place.
+    cut_targets = sum(len(target) >= config.max_target_length for _, target in learned.pairs)
+    if learned.cut or cut_targets:
         _say(
             console,
-            f"Cut {counted(cut_inputs, 'input')} to --max_input_length={config.max_input_length} and "
+            f"Cut {counted(learned.cut, 'input')} to --max_input_length={config.max_input_length} and "
             f"{counted(cut_targets, 'reference')} to "
             f"--max_target_length={config.max_target_length}.",
         )

@@ -6,14 +6,23 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
 from calm_beam.arithmetic import DTYPES
-from calm_beam.launch.flags import FlagParser, UsageError, add_data_flags, parse_own_flags, paths, whole_number
+from calm_beam.launch.flags import (
+    FlagParser,
+    UsageError,
+    add_chat_flags,
+    add_data_flags,
+    parse_own_flags,
+    paths,
+    whole_number,
+)
 from calm_beam.launch.flags.metrics import BLEURT_CHECKPOINT_HELP, METRIC_NAMES, checked_metrics, metric_settings
 from calm_beam.launch.flags.model import add_model_flags
-from calm_beam.model import T5Config
+from calm_beam.model import ModelConfig
 from calm_beam.seqio_names import seqio_name
 from calm_beam.storage import is_cloud_path
 from calm_beam.training.config import LAYER_WEIGHTS, AdafactorConfig, ClassifierConfig, MuonConfig, TrainingConfig
 from calm_beam.training.exit_objective import OBJECTIVES
+from calm_beam.training.new_model import NEW_MODELS
 
 _Config = TypeVar("_Config")
 
@@ -21,16 +30,9 @@ _STEPS, _SAVE_EVERY, _BEST_BY_ROWS = 2000, 500, 200
 # A batch shape takes as long to compile as a dozen steps to run. On short sentences, two instead of one let a step hold
 # two thirds more tokens, six instead of two a third more.
 _LEAST_SHAPES, _STEPS_PER_SHAPE = 2, 100
-# Sizes of a new model; a checkpoint has its own.
-_NEW_MODEL = {
-    "vocab_size": 2048,
-    "emb_dim": 128,
-    "num_heads": 4,
-    "head_dim": 32,
-    "mlp_dim": 256,
-    "num_encoder_layers": 3,
-    "num_decoder_layers": 8,
-}
+# Sizes of new models, and the architectures that have them; a checkpoint has its own.
+_NEW_MODEL = tuple(dict.fromkeys(size for new in NEW_MODELS.values() for size in new.sizes))
+_FIRST = next(iter(NEW_MODELS))
 _OPTIMIZERS: dict[str, type[MuonConfig] | type[AdafactorConfig]] = {"muon": MuonConfig, "adafactor": AdafactorConfig}
 _RATES = {
     "muon": ("muon_learning_rate", "adam_learning_rate", "warmup_steps"),
@@ -48,7 +50,8 @@ _SETTINGS = (
 )
 _BEST_AND_STATES = ("best_by", "best_by_rows", "bleurt_checkpoint", "save_every", "resume")
 # Flags of one stage, which the other refuses.
-_OF_MODEL = (*_NEW_MODEL, *_SETTINGS, "optimizer", *_RATES["muon"], *_RATES["adafactor"], *_BEST_AND_STATES)
+_NEW = ("architecture", *_NEW_MODEL)
+_OF_MODEL = (*_NEW, *_SETTINGS, "optimizer", *_RATES["muon"], *_RATES["adafactor"], *_BEST_AND_STATES)
 _OF_CLASSIFIER = ("objective", "balance_classes", "classifier_logits")
 _SHARED = ("batch_tokens", "max_input_length", "max_target_length", "seed")
 # What a setting is called on the command line, where that is not its own name.
@@ -82,6 +85,8 @@ def parse_train_flags(argv: Sequence[str], *, doc: str | None = None) -> argpars
     if flags.data is None:
         raise UsageError("--data is missing: files with the rows to learn from, or --seqio_task.")
     _take_validation_split(flags)
+    if flags.system is not None and flags.chat_template is None:
+        raise UsageError("--system belongs to --chat_template, which is missing.")
     if is_cloud_path(flags.output):
         raise UsageError(
             f"--output={flags.output}: training writes its states and its model to a local folder. Copy the model "
@@ -99,7 +104,16 @@ def parse_train_flags(argv: Sequence[str], *, doc: str | None = None) -> argpars
         if optimizer != flags.optimizer:
             _refuse(flags, names, why=f"belongs to --optimizer={optimizer}, this run has {flags.optimizer}")
     if flags.checkpoint is not None:
-        _refuse(flags, _NEW_MODEL, why="a model from --checkpoint has its own sizes")
+        _refuse(flags, _NEW, why="a model from --checkpoint has its own sizes")
+    else:
+        flags.architecture = flags.architecture or _FIRST
+        own = NEW_MODELS[flags.architecture]
+        known = {name for new in NEW_MODELS.values() for name in (*new.sizes, *new.options)}
+        _refuse(
+            flags,
+            sorted(known - {*own.sizes, *own.options}),
+            why=f"--architecture={flags.architecture} has no such number",
+        )
     _check_best_by(flags)
     return flags
 
@@ -130,13 +144,15 @@ def classifier_config(flags: argparse.Namespace) -> ClassifierConfig:
     return _build(ClassifierConfig, dtype=flags.stored_dtype, **_given(flags, ("steps", *_OF_CLASSIFIER, *_SHARED)))
 
 
-def new_model_config(flags: argparse.Namespace) -> T5Config:
+def new_model(flags: argparse.Namespace) -> ModelConfig:
     """Returns the sizes of a new model.
 
     Raises:
       UsageError: If a value is out of range.
     """
-    return _build(T5Config, **{**_NEW_MODEL, **_given(flags, (*_NEW_MODEL, "activation", "relative_max_distance"))})
+    new = NEW_MODELS[flags.architecture]
+    given = _given(flags, (*new.sizes, *new.options))
+    return _build(lambda **settings: new.config(settings), **given)
 
 
 def checked_output(flags: argparse.Namespace) -> pathlib.Path:
@@ -169,6 +185,7 @@ def train_parser(doc: str | None) -> FlagParser:
     add("--checkpoint", help="model to start from, with its vocabulary; without it, a new one of the sizes below")
     add_model_flags(parser)
     add("--task_prefix", default="", help="text to put before every input")
+    add_chat_flags(parser)
     add("--stored_dtype", choices=("float32", "float16"), default="float32", help="type of the weights as stored")
     steps = (
         f"optimiser steps (default {_STEPS}); for a classifier, batches to learn from, whose states are kept in memory"
@@ -177,19 +194,22 @@ def train_parser(doc: str | None) -> FlagParser:
     for name, meaning in {
         "batch_tokens": "padded tokens of a batch, on its wider side",
         "seed": "decides initial weights, batches, sampled layers and dropout",
-        "max_input_length": "most source tokens, eos included; longer inputs are cut",
-        "max_target_length": "most target tokens, eos included; longer references are cut",
+        "max_input_length": "most tokens of a prompt, eos included; longer inputs are cut",
+        "max_target_length": "most tokens of a reference, eos included; longer ones are cut",
     }.items():
         add(f"--{name}", type=int, help=f"{meaning} (default {getattr(defaults, name)})")
 
     add = parser.add_argument_group("--stage=model").add_argument
-    for name, default in _NEW_MODEL.items():
-        add(f"--{name}", type=int, help=f"{name.replace('_', ' ')} of a new model (default {default})")
+    architecture = "of a new model: an encoder-decoder (t5) or a decoder-only one (llama)"
+    add("--architecture", choices=tuple(NEW_MODELS), help=f"{architecture} (default {_FIRST})")
+    for name in _NEW_MODEL:
+        add(f"--{name}", type=int, help=f"{name.replace('_', ' ')} of a new model ({_default_size(name)})")
     add("--dtype", choices=DTYPES, help="type of products and activations; weights are float32 (default float32)")
     add("--layer_weights", choices=LAYER_WEIGHTS, help=f"layers' shares in the loss (default {defaults.layer_weights})")
     sampled = "lower layers whose loss a step computes beside the last; 0 for all of them"
     add("--sampled_layers", type=int, help=f"{sampled} (default {defaults.sampled_layers})")
-    add("--dropout", type=float, help=f"share of activations dropped (default {defaults.dropout_rate})")
+    dropout = f"share of activations dropped (default {defaults.dropout_rate}; decoder-only models have no dropout)"
+    add("--dropout", type=float, help=dropout)
     add("--label_smoothing", type=float, help="probability spread over all other tokens (default 0)")
     add("--z_loss", type=float, help="weight of the squared log-normalizer in the loss; T5X has 1e-4 (default 0)")
     add("--optimizer", choices=tuple(_OPTIMIZERS), help="muon with adam, or adafactor as in the paper (default muon)")
@@ -222,6 +242,13 @@ def train_parser(doc: str | None) -> FlagParser:
     logits = "2 as T5X stores a classifier, 1 for the d + 1 weights of the paper (default 2)"
     add("--classifier_logits", type=int, choices=(1, 2), help=logits)
     return parser
+
+
+def _default_size(name: str) -> str:
+    """Returns which size new models have, and which of them have it."""
+    sizes = {architecture: new.sizes[name] for architecture, new in NEW_MODELS.items() if name in new.sizes}
+    only = "" if len(sizes) == len(NEW_MODELS) else f"; {', '.join(sizes)} only"
+    return f"default {next(iter(sizes.values()))}{only}"
 
 
 def _take_validation_split(flags: argparse.Namespace) -> None:

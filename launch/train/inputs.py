@@ -1,16 +1,23 @@
 """What `train` reads: a model, rows, and the vocabulary that turns them into token ids."""
 
+import argparse
+import dataclasses
 import pathlib
 from collections.abc import Sequence
 
 from calm_beam.checkpoints import Checkpoint, CheckpointError, Declared, load_checkpoint
+from calm_beam.decoding.prompts import encode_prompt
+from calm_beam.decoding.settings import DecodeSettings
 from calm_beam.examples import DataError, Example
+from calm_beam.exits.rule import ExitRule
 from calm_beam.inputs import AS_USUAL, Reading, place_of, read_examples
 from calm_beam.launch.flags import UsageError
 from calm_beam.launch.flags.data import find_files
-from calm_beam.model import T5Config, architecture_of
+from calm_beam.launch.terminal import PlainConsole
+from calm_beam.model import ModelConfig
 from calm_beam.training.batches import Pair
 from calm_beam.training.vocabulary import train_vocabulary
+from calm_beam.vocabularies.chat import chat_of
 from calm_beam.vocabulary import Vocabulary, VocabularyError
 from calm_beam.vocabulary import open_vocabulary as with_its_sentinels
 
@@ -21,15 +28,16 @@ def load_model(path: str, declared: Declared = _NOTHING) -> Checkpoint:
     """Returns the model of `--checkpoint`, of which the user has declared what its files do not say.
 
     Raises:
-      UsageError: If it cannot be read, is not of a kind that can be trained, or comes without its vocabulary.
+      UsageError: If it cannot be read, or comes without its vocabulary.
     """
     try:
         checkpoint = load_checkpoint(path, declared=declared)
     except (CheckpointError, OSError) as error:
         raise UsageError(f"--checkpoint: {error}") from error
-    architecture_of(checkpoint.config).check_teaching()
     if checkpoint.vocabulary_path is None:
-        raise UsageError(f"--checkpoint={path}: has no vocabulary. Put its sentencepiece.model beside it.")
+        raise UsageError(
+            f"--checkpoint={path}: has no vocabulary. Put its sentencepiece.model or tokenizer.json beside it."
+        )
     return checkpoint
 
 
@@ -67,14 +75,23 @@ def write_vocabulary(rows: Sequence[Example], task_prefix: str, *, path: pathlib
         raise UsageError(f"--vocab_size={vocab_size}: {error}") from error
 
 
-def open_vocabulary(path: pathlib.Path, model: T5Config) -> Vocabulary:
-    """Returns the vocabulary of a model.
+def open_vocabulary(
+    path: pathlib.Path, model: ModelConfig, *, chat_template: str | None, system: str | None
+) -> Vocabulary:
+    """Returns the vocabulary of a model, with the chat that prompts become.
+
+    Args:
+      path: Its file.
+      model: Sizes of the model.
+      chat_template: As `--chat_template` has it; None for prompts as they are.
+      system: What every chat begins with.
 
     Raises:
-      UsageError: If it cannot be read, or has more ids than the model.
+      UsageError: If it or the template cannot be read, or it has more ids than the model.
     """
     try:
-        vocabulary = with_its_sentinels(path)
+        chat = None if chat_template is None else chat_of(chat_template, tokenizer=str(path), system=system)
+        vocabulary = with_its_sentinels(path, chat=chat)
     except VocabularyError as error:
         raise UsageError(str(error)) from error
     if vocabulary.size > model.vocab_size:
@@ -85,16 +102,66 @@ def open_vocabulary(path: pathlib.Path, model: T5Config) -> Vocabulary:
     return vocabulary
 
 
-def training_pairs(vocabulary: Vocabulary, task_prefix: str, *, rows: Sequence[Example]) -> list[Pair]:
-    """Returns source and target ids, without eos, of every row and each of its references."""
-    return [pair for row in rows for pair in _pairs(vocabulary, task_prefix, row=row, targets=row.references)]
+def end_of_targets(vocabulary: Vocabulary, model: ModelConfig) -> int:
+    """Returns the id that ends what the model learns to write: the vocabulary's own, if it ends the model's outputs."""
+    return next((index for index in vocabulary.end_ids if index in model.end_ids), model.end_ids[0])
 
 
-def validation_pairs(vocabulary: Vocabulary, task_prefix: str, *, rows: Sequence[Example]) -> list[Pair]:
-    """Returns source and target ids, without eos, of every row and its first reference."""
-    return [pair for row in rows for pair in _pairs(vocabulary, task_prefix, row=row, targets=row.references[:1])]
+def say_end(console: PlainConsole, end_id: int, *, model: ModelConfig) -> None:
+    """Says with which id references end, where the model's outputs may end with several."""
+    if len(model.end_ids) > 1:
+        console.say(f"References end with id {end_id}, of {', '.join(map(str, model.end_ids))}.")
 
 
-def _pairs(vocabulary: Vocabulary, task_prefix: str, *, row: Example, targets: Sequence[str]) -> list[Pair]:
-    source = vocabulary.encode(f"{task_prefix}{row.input}")
-    return [(source, vocabulary.encode(target)) for target in targets]
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class EncodedPairs:
+    """Prompts as decoding sees them, targets without their end, and how many prompts were cut for that."""
+
+    pairs: list[Pair]
+    cut: int
+
+
+def encoded_pairs(
+    flags: argparse.Namespace,
+    vocabulary: Vocabulary,
+    *,
+    rows: Sequence[Example],
+    validation_rows: Sequence[Example],
+    max_input_length: int,
+    vocab_size: int,
+) -> tuple[EncodedPairs, EncodedPairs]:
+    """Returns pairs to learn from, a row with each of its references, and pairs to measure on, with its first alone.
+
+    Args:
+      flags: Of `parse_train_flags`: what stands before every input.
+      vocabulary: Turns texts into ids.
+      rows: Of `read_rows`.
+      validation_rows: Likewise; may be none.
+      max_input_length: Most ids of a prompt.
+      vocab_size: Ids that the model knows.
+
+    Raises:
+      UsageError: If a prompt cannot be made, or is too long and cannot be cut; names its row.
+    """
+    settings = DecodeSettings(
+        # Of these, only what makes a prompt is used.
+        rule=ExitRule(),
+        thresholds=(1.0,),
+        max_decode_length=1,
+        max_input_length=max_input_length,
+        task_prefix=flags.task_prefix,
+    )
+
+    def encoded(examples: Sequence[Example], references: slice) -> EncodedPairs:
+        pairs: list[Pair] = []
+        cut = 0
+        for row in examples:
+            try:
+                prompt = encode_prompt(row, vocabulary, settings=settings, vocab_size=vocab_size, on_long="truncate")
+            except DataError as error:
+                raise UsageError(str(error)) from error
+            pairs += [(prompt.ids, vocabulary.encode(reference)) for reference in row.references[references]]
+            cut += prompt.truncated * len(row.references[references])
+        return EncodedPairs(pairs=pairs, cut=cut)
+
+    return encoded(rows, slice(None)), encoded(validation_rows, slice(1))

@@ -14,6 +14,7 @@ from calm_beam.exits.rule import ExitRule
 from calm_beam.launch.cli import main
 from tests.builders import build_arrays, build_checkpoint, build_config, build_prompts, checkpoint_of
 from tests.calm_beam.model.llama.builders import build_llama_arrays, build_llama_config, write_word_tokenizer
+from tests.numpy_llama import NumpyLlama
 from tests.pipelines import id_rows, write_model, write_rows
 
 _SHORT = ("--max_input_length=32", "--max_decode_length=6")
@@ -115,15 +116,30 @@ def test_a_share_of_all_tokens_is_what_exits_keep() -> None:
     assert found.layers >= found.first_agreement
 
 
-@pytest.mark.parametrize("command", ["suitability", "train"])
-def test_decoder_only_models_are_refused(
-    command: str, data: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+def test_a_decoder_only_model_that_was_not_trained_for_it_will_not_exit(
+    tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Before anything is computed: batches of sources and targets are T5's."""
-    config = build_llama_config(vocab_size=64, max_positions=128)
+    """The verdict says so; zeros among prompts and outputs are tokens, and each of its ids ends an output."""
+    config = build_llama_config(vocab_size=64, max_positions=128, num_decoder_layers=6, end_ids=(0, 2))
     tokenizer = write_word_tokenizer(tmp_path / "tokenizer.json", 64, ends=config.end_ids)
-    write_native(tmp_path / "model", config, arrays=build_llama_arrays(config, 0), vocabulary_path=tokenizer)
-    flags = [f"--checkpoint={tmp_path / 'model'}", f"--data={data}", f"--output={tmp_path / 'output'}"]
-    more = [f"--validation_data={data}", "--steps=1"] if command == "train" else list(_SHORT)
-    assert main([command, *flags, *more]) == 2
-    assert "is a decoder-only model. Such models can be calibrated and served" in capsys.readouterr().err
+    arrays = build_llama_arrays(config, 0)
+    # What the last layer adds decides.
+    arrays["decoder/layers_5/mlp/wo/kernel"] *= np.float32(20)
+    write_native(tmp_path / "model", config, arrays=arrays, vocabulary_path=tokenizer)
+    generator = np.random.default_rng(0)
+    rows = [{"input_ids": [*generator.integers(0, 64, size=5).tolist(), 9]} for _ in range(8)]
+    data, output = tmp_path / "rows.jsonl", tmp_path / "found.json"
+    data.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    flags = [f"--checkpoint={tmp_path / 'model'}", f"--data={data}", f"--output={output}", *_SHORT]
+    assert main(["suitability", *flags]) == 0
+    found = json.loads(output.read_text(encoding="utf-8"))
+    plain, agrees = NumpyLlama(config, arrays), []
+    for row in rows:
+        tokens = plain.decode(row["input_ids"], ExitRule(), 1.0, max_decode_length=6).tokens
+        states = plain.states([*row["input_ids"], *tokens[:-1]])[:, len(row["input_ids"]) - 1 :]
+        predicted = plain.logits(states).argmax(axis=-1)
+        assert predicted[-1].tolist() == tokens
+        agrees.append(predicted == predicted[-1])
+    np.testing.assert_allclose(found["agreement"], np.concatenate(agrees, axis=1).mean(axis=1))
+    assert "Not suitable as it is" in capsys.readouterr().out
+    assert "it was not trained to exit early" in found["verdict"]

@@ -150,7 +150,21 @@ def test_fine_tuning_keeps_the_vocabulary(data: pathlib.Path, tmp_path: pathlib.
             ["--output=gs://b/model"],
             "--output=gs://b/model: training writes its states and its model to",
         ),
+        (["--num_kv_heads=2"], "--num_kv_heads: --architecture=t5 has no such number. Leave it out."),
+        (
+            ["--architecture=llama", "--num_encoder_layers=2", "--relative_max_distance=8"],
+            "--num_encoder_layers, --relative_max_distance: --architecture=llama has no such number. Leave them",
+        ),
+        (["--architecture=gpt"], "argument --architecture: invalid choice: 'gpt' (choose from 't5', 'llama')"),
+        (["--architecture=llama", "--num_kv_heads=3"], "--num_kv_heads must divide num_heads, got 3 and 4"),
+        (
+            ["--architecture=llama", "--vocab_size=270", "--dropout=0.2"],
+            "dropout is 0.2, but decoder-only models have none",
+        ),
+        (["--architecture=llama", "--vocab_size=9000"], "vocab_size=9000: they give "),
+        (["--system=Be brief."], "--system belongs to --chat_template, which is missing."),
         (["--checkpoint=nowhere"], "--checkpoint: checkpoint nowhere: no such directory."),
+        (["--checkpoint=nowhere", "--architecture=llama"], "--architecture: a model from --checkpoint has its own"),
         (["--checkpoint=nowhere", "--emb_dim=64"], "--emb_dim: a model from --checkpoint has its own sizes."),
     ],
 )
@@ -230,7 +244,7 @@ def test_a_checkpoint_without_vocabulary_is_refused(
     assert _train(f"--data={data}", f"--output={tmp_path / 'one'}", *_SIZES) == 0
     (tmp_path / "one" / "sentencepiece.model").unlink()
     assert _train(f"--data={data}", f"--output={tmp_path / 'two'}", f"--checkpoint={tmp_path / 'one'}") == 2
-    assert "has no vocabulary. Put its sentencepiece.model beside it." in capsys.readouterr().err
+    assert "has no vocabulary. Put its sentencepiece.model or tokenizer.json beside it." in capsys.readouterr().err
 
 
 def test_divergence_is_a_failure(

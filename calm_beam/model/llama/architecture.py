@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from calm_beam.arithmetic import Arithmetic
+from calm_beam.counted import counted
 from calm_beam.errors import UsageError
 from calm_beam.model.architecture import Architecture, ArrayType
 
@@ -14,20 +15,31 @@ if TYPE_CHECKING:
     from .layers import DecoderLayer
     from .network import EarlyExitLlama
 
+_EMBEDDING_STD = 0.3
+
 
 class LlamaArchitecture(Architecture):
     """Decoder-only models, which go on from the last token of the prompt."""
 
+    shares_prefixes = True
     first_kept_step = 1
+    pad_id = None
+    usual_dropout = 0.0
 
     def parameter_shapes(self, config: LlamaConfig) -> Mapping[str, tuple[int, ...]]:
         """Returns name and shape of every parameter."""
         return parameter_shapes(config)
 
-    def network(self, config: LlamaConfig, *, arithmetic: Arithmetic) -> "EarlyExitLlama":
-        """Returns the network."""
+    def network(self, config: LlamaConfig, *, arithmetic: Arithmetic, dropout_rate: float = 0.0) -> "EarlyExitLlama":
+        """Returns the network.
+
+        Raises:
+          UsageError: If there is to be dropout, which these models do not have.
+        """
         from .network import EarlyExitLlama
 
+        if dropout_rate:
+            raise UsageError(f"dropout is {dropout_rate}, but decoder-only models have none. Leave it out.")
         return EarlyExitLlama(config, arithmetic)
 
     def packed_layer(self, config: LlamaConfig, *, arithmetic: Arithmetic) -> "DecoderLayer":
@@ -64,19 +76,31 @@ class LlamaArchitecture(Architecture):
         if source + steps > config.max_positions:
             raise ValueError(
                 f"the model has {config.max_positions} positions, but prompts of up to {source} tokens and outputs of "
-                f"up to {steps} need {source + steps}. Lower --max_input_length or --max_decode_length."
+                f"up to {steps} need {source + steps}. Lower --max_input_length or --max_decode_length "
+                "(--max_target_length where it learns)."
             )
 
-    def check_teaching(self) -> None:
-        """Refuses these models: batches of pairs are T5's.
+    def taught_source(self, prompt: Sequence[int], target: Sequence[int]) -> Sequence[int]:
+        """Returns the prompt and, right behind it, all of the output that is read: all but its last token."""
+        return [*prompt, *target[:-1]]
 
-        Raises:
-          UsageError: Always.
+    def initial_distribution(self, config: LlamaConfig, name: str, *, shape: Sequence[int]) -> tuple[float, float]:
+        """Returns normal kernels of standard deviation fan_in ** -0.5, and norms that change nothing.
+
+        The embedding is smaller than 1 for the reason that T5's is; a tied one has the deviation of a head. Biases
+        start at 0, and an exit classifier too, which scores every state 1/2.
         """
-        raise UsageError(
-            "--checkpoint: is a decoder-only model. Such models can be calibrated and served; train and suitability "
-            "take T5 models only."
-        )
+        if name.endswith("/scale"):
+            return (0.0 if config.unit_offset_norms else 1.0), 0.0
+        if name.endswith("/bias") or name.startswith("decoder/meta_cls/"):
+            return 0.0, 0.0
+        if name == "token_embedder/embedding":
+            return 0.0, float(config.emb_dim**-0.5) if config.tied_head else _EMBEDDING_STD
+        return 0.0, float(shape[0] ** -0.5)
+
+    def layers_in_words(self, config: LlamaConfig) -> str:
+        """Returns how many there are."""
+        return counted(config.num_decoder_layers, "layer")
 
     def position_numbers(self, config: LlamaConfig, *, steps: int) -> int:
         """Returns how many numbers the masks of every step to every other take at all layers."""

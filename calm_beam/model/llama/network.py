@@ -10,7 +10,7 @@ from flax import linen as nn
 
 from calm_beam.arithmetic import FLOAT32, Arithmetic
 from calm_beam.model.heads import Projection, exit_probability, head_logits, head_weights
-from calm_beam.model.interface import KeysValues, Position
+from calm_beam.model.interface import KeysValues, Position, Taught
 from calm_beam.model.numerics import MASKED, precision_of, rounded, widened
 from calm_beam.model.partitioning import divided
 
@@ -69,7 +69,9 @@ class EarlyExitLlama(nn.Module):
         factor = np.asarray(np.sqrt(self.config.emb_dim), self.arithmetic.dtype).astype(np.float32)
         return rounded(widened(embedded) * factor, self.arithmetic)
 
-    def prefill(self, source_tokens: jax.Array, lengths: jax.Array) -> tuple[list[KeysValues], jax.Array]:
+    def prefill(
+        self, source_tokens: jax.Array, lengths: jax.Array, prefix: Sequence[KeysValues] = ()
+    ) -> tuple[list[KeysValues], jax.Array]:
         """Returns every layer's keys and values of prompts, and the mask of their positions.
 
         Long prompts go through the layers in chunks, each attending to what those before it have left.
@@ -77,22 +79,33 @@ class EarlyExitLlama(nn.Module):
         Args:
           source_tokens: shape (batch, source). Padded behind: no position sees those after it.
           lengths: int32, shape (batch,).
+          prefix: What `prefill` made of the first tokens that all prompts share, each (1, heads of keys, positions,
+            head_dim), with fewer positions than source; none if they go through the layers here, too.
         """
-        mask = jnp.arange(source_tokens.shape[1])[None] < lengths[:, None]
-        chunk = chunk_positions(self.config, rows=source_tokens.shape[0], source=source_tokens.shape[1])
-        if chunk == source_tokens.shape[1]:
+        batch, source = source_tokens.shape
+        mask = jnp.arange(source)[None] < lengths[:, None]
+        chunk = chunk_positions(self.config, rows=batch, source=source)
+        if chunk == source and not prefix:
             return self._in_prompt(source_tokens)[1], mask
-        return self._by_chunks(source_tokens, chunk), mask
+        return self._by_chunks(source_tokens, chunk, prefix), mask
 
-    def _by_chunks(self, tokens: jax.Array, chunk: int) -> list[KeysValues]:
-        """Returns every layer's keys and values of prompts, (batch, source), some positions after the other."""
+    def _by_chunks(self, tokens: jax.Array, most: int, prefix: Sequence[KeysValues]) -> list[KeysValues]:
+        """Returns every layer's keys and values of prompts, (batch, source), at most so many positions at a time."""
         config, (batch, source) = self.config, tokens.shape
-        count = -(-source // chunk)
-        shape = batch, config.num_kv_heads, count * chunk, config.head_dim
-        nothing = [
-            tuple(self._placed(jnp.zeros(shape, self.arithmetic.dtype)) for _ in range(2)) for _ in self._windows()
-        ]
-        parts = jnp.moveaxis(jnp.pad(tokens, ((0, 0), (0, count * chunk - source))).reshape(batch, count, chunk), 1, 0)
+        first = prefix[0][0].shape[2] if prefix else 0
+        count = -(-(source - first) // most)
+        chunk = -(-(source - first) // count)
+        padding = first + count * chunk - source
+        shape = batch, config.num_kv_heads, source + padding, config.head_dim
+        begun = [tuple(jnp.zeros(shape, self.arithmetic.dtype) for _ in range(2)) for _ in self._windows()]
+        if prefix:
+            begun = [
+                tuple(room.at[:, :, :first].set(values) for room, values in zip(rooms, pair, strict=True))
+                for rooms, pair in zip(begun, prefix, strict=True)
+            ]
+        begun = [tuple(map(self._placed, pair)) for pair in begun]
+        rest = jnp.pad(tokens[:, first:], ((0, 0), (0, padding)))
+        parts = jnp.moveaxis(rest.reshape(batch, count, chunk), 1, 0)
         # Flax's modules are not for JAX's loops: this one is taken apart, and its parameters are those of the caller.
         model, variables = self.unbind()
 
@@ -100,8 +113,25 @@ class EarlyExitLlama(nn.Module):
             _, kept = model.apply(variables, part[0], first=part[1], kept=kept, method="_in_prompt")
             return kept, None
 
-        kept, _ = jax.lax.scan(go_through, nothing, (parts, chunk * jnp.arange(count)))
+        kept, _ = jax.lax.scan(go_through, begun, (parts, first + chunk * jnp.arange(count)))
         return [tuple(values[:, :, :source] for values in pair) for pair in kept]
+
+    def teacher_forced(self, taught: Taught, *, deterministic: bool = True) -> jax.Array:
+        """Returns the states that predict the targets, (layers, batch, target, width): from the prompt's last on.
+
+        Arguments are those of `EarlyExitModel.teacher_forced`; there is no dropout.
+        """
+        states = self.decode_teacher_forced(jnp.asarray(taught.source_tokens))
+        width = taught.targets.shape[1]
+        # As many of each row are taken as the longest output needs: of a shorter one, up to positions that no row has.
+        states = jnp.pad(states, ((0, 0), (0, 0), (0, width), (0, 0)))
+        starts = jnp.asarray(taught.source_lengths) - jnp.asarray(taught.target_lengths)
+
+        def of_row(row: jax.Array, start: jax.Array) -> jax.Array:
+            return jax.lax.dynamic_slice_in_dim(row, start, width, axis=1)
+
+        taken: jax.Array = jax.vmap(of_row, in_axes=(1, 0), out_axes=1)(states, starts)
+        return taken
 
     def decode_teacher_forced(self, tokens: jax.Array) -> jax.Array:
         """Returns the output of every layer at every position, without early exits.
@@ -196,8 +226,8 @@ class EarlyExitLlama(nn.Module):
             position=position,
         )
 
-    def head(self, states: jax.Array) -> jax.Array:
-        """Returns the logits of the output head after any layer: final norm, then the shared head."""
+    def head(self, states: jax.Array, *, deterministic: bool = True) -> jax.Array:
+        """Returns the logits of the output head after any layer: final norm, then the shared head; without dropout."""
         return head_logits(self.head_inputs(states), self.head_weights(), self.arithmetic)
 
     def head_inputs(self, states: jax.Array) -> jax.Array:

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from calm_beam.arithmetic import Arithmetic
+from calm_beam.counted import counted
 from calm_beam.model.architecture import Architecture, ArrayType
 
 from .config import PAD_ID, T5Config, parameter_shapes
@@ -12,21 +13,29 @@ if TYPE_CHECKING:
     from .layers import DecoderLayer
     from .network import EarlyExitT5
 
+# T5 starts its embedding at 1, which suits Adafactor's relative steps; under Adam's absolute ones, a new model would
+# keep most of that noise for the whole of a short run.
+_EMBEDDING_STD = 0.3
+_RELATIVE_POSITION_STD = 0.1
+
 
 class T5Architecture(Architecture):
     """Encoder-decoders, whose decoder begins with the padding id and attends to the encoder's output."""
 
+    shares_prefixes = False
     first_kept_step = 0
+    pad_id = PAD_ID
+    usual_dropout = 0.1
 
     def parameter_shapes(self, config: T5Config) -> Mapping[str, tuple[int, ...]]:
         """Returns name and shape of every parameter, as the T5X trees name them."""
         return parameter_shapes(config)
 
-    def network(self, config: T5Config, *, arithmetic: Arithmetic) -> "EarlyExitT5":
+    def network(self, config: T5Config, *, arithmetic: Arithmetic, dropout_rate: float = 0.0) -> "EarlyExitT5":
         """Returns the network."""
         from .network import EarlyExitT5
 
-        return EarlyExitT5(config, arithmetic=arithmetic)
+        return EarlyExitT5(config, dropout_rate=dropout_rate, arithmetic=arithmetic)
 
     def packed_layer(self, config: T5Config, *, arithmetic: Arithmetic) -> "DecoderLayer":
         """Returns a decoder layer."""
@@ -49,8 +58,31 @@ class T5Architecture(Architecture):
     def check_positions(self, config: T5Config, *, source: int, steps: int) -> None:
         """Refuses nothing: distances beyond the last bucket share it."""
 
-    def check_teaching(self) -> None:
-        """Refuses nothing."""
+    def taught_source(self, prompt: Sequence[int], target: Sequence[int]) -> Sequence[int]:
+        """Returns the prompt."""
+        return prompt
+
+    def initial_distribution(self, config: T5Config, name: str, *, shape: Sequence[int]) -> tuple[float, float]:
+        """Returns T5's own, except for the embedding and relative positions.
+
+        Kernels have the standard deviation fan_in ** -0.5; query kernels (d * head_dim) ** -0.5, since T5 does not
+        scale attention logits. Norms start at 1; an exit classifier at 0, which scores every state 1/2.
+        """
+        if name.endswith("/scale"):
+            return 1.0, 0.0
+        if name.startswith("decoder/meta_cls/"):
+            return 0.0, 0.0
+        if name == "token_embedder/embedding":
+            return 0.0, _EMBEDDING_STD
+        if name.endswith("/rel_embedding"):
+            return 0.0, _RELATIVE_POSITION_STD
+        if name.endswith("/query/kernel"):
+            return 0.0, float((config.emb_dim * config.head_dim) ** -0.5)
+        return 0.0, float(shape[0] ** -0.5)
+
+    def layers_in_words(self, config: T5Config) -> str:
+        """Returns those of the encoder and of the decoder."""
+        return f"{config.num_encoder_layers} + {counted(config.num_decoder_layers, 'layer')}"
 
     def position_numbers(self, config: T5Config, *, steps: int) -> int:
         """Returns how many numbers the biases of every position to every other take, and what they are looked up by."""

@@ -1,5 +1,7 @@
 """The encoder-decoder: encoding, one decoder layer at a time, and the output head at any layer."""
 
+from collections.abc import Sequence
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -7,7 +9,7 @@ from flax import linen as nn
 
 from calm_beam.arithmetic import FLOAT32, Arithmetic
 from calm_beam.model.heads import Projection, exit_probability, head_logits, head_weights
-from calm_beam.model.interface import KeysValues, Position, of_layer
+from calm_beam.model.interface import KeysValues, Position, Taught, of_layer
 from calm_beam.model.numerics import MASKED, precision_of, rounded
 
 from .attention import RelativePositionBias
@@ -95,7 +97,9 @@ class EarlyExitT5(nn.Module):
         embedded = self.embed(source_tokens)
         return self.encoder(embedded, source_tokens != PAD_ID, deterministic=deterministic)
 
-    def prefill(self, source_tokens: jax.Array, lengths: jax.Array) -> tuple[list[KeysValues], jax.Array]:
+    def prefill(
+        self, source_tokens: jax.Array, lengths: jax.Array, prefix: Sequence[KeysValues] = ()
+    ) -> tuple[list[KeysValues], jax.Array]:
         """Returns every decoder layer's keys and values of the encoder's output, and the mask of its positions.
 
         Padding is told by its id, as T5X does, wherever it stands; so `lengths` adds nothing.
@@ -103,7 +107,9 @@ class EarlyExitT5(nn.Module):
         Args:
           source_tokens: shape (batch, source). 0-padded.
           lengths: int32, shape (batch,).
+          prefix: None: what comes later changes what the encoder makes of the first tokens.
         """
+        assert not prefix
         return self.cross_keys_values(self.encode(source_tokens)), source_tokens != PAD_ID
 
     def source_biases(self, source_mask: jax.Array, position: Position) -> list[jax.Array]:
@@ -200,6 +206,11 @@ class EarlyExitT5(nn.Module):
             hidden = layer.cross_attend_and_feed_forward(hidden, cross, bias=cross_bias, deterministic=deterministic)
             states.append(hidden)
         return jnp.stack(states)
+
+    def teacher_forced(self, taught: Taught, *, deterministic: bool = True) -> jax.Array:
+        """Returns the states that predict the targets, (layers, batch, target, width)."""
+        inputs = jnp.pad(taught.targets[:, :-1], ((0, 0), (1, 0)), constant_values=PAD_ID)
+        return self.decode_teacher_forced(jnp.asarray(taught.source_tokens), inputs, deterministic=deterministic)
 
     def head(self, states: jax.Array, *, deterministic: bool = True) -> jax.Array:
         """Returns the logits of the output head after any layer: final norm, then the shared head.

@@ -10,6 +10,7 @@ import pytest
 
 from calm_beam.arithmetic import FLOAT32, Arithmetic
 from calm_beam.checkpoints import Checkpoint
+from calm_beam.decoding import device_steps, packed
 from calm_beam.decoding.result import SweepResult
 from calm_beam.exits.propagations import PROPAGATIONS
 from calm_beam.exits.rule import ExitRule
@@ -283,3 +284,29 @@ def test_long_prompts_in_chunks_have_the_outputs_of_whole_ones(
     results = DECODERS[decoder].decode(checkpoint, _RULES[0], _PROMPTS, thresholds=_THRESHOLDS)
     assert set(seen) == {32, 64}
     assert_all_same(results, _outputs(decoder, _RULES[0], kind))
+
+
+@pytest.mark.parametrize(("decoder", "kind"), [("sweep", "some windows"), ("batched", "llama")])
+def test_prompts_that_begin_alike_have_the_outputs_of_others(
+    decoder: str, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What all prompts of a width begin with goes through the layers once; outputs are as if each did it alone."""
+    generator = np.random.default_rng(3)
+    begun = generator.integers(0, 64, size=36).tolist()
+    prompts = [[*begun, *generator.integers(0, 64, size=1 + index % 9).tolist()] for index in range(10)]
+    decode = functools.partial(
+        DECODERS[decoder].decode, _model(kind), _RULES[0], prompts, thresholds=_THRESHOLDS, batch_size=8
+    )
+    seen = []
+    go_through = device_steps.go_through
+
+    def watched(model: Any, parameters: Any, tokens: np.ndarray) -> Any:
+        seen.append(tokens.tolist())
+        return go_through(model, parameters, tokens)
+
+    monkeypatch.setattr(device_steps, "go_through", watched)
+    shared = decode()
+    assert seen == [begun[:32]]
+    monkeypatch.setattr(packed, "common_prefix", lambda prompts, *, width: ())
+    assert_all_same(shared, decode())
+    assert len(seen) == 1

@@ -5,8 +5,8 @@ import itertools
 import numpy as np
 import pytest
 
+from calm_beam.model.interface import Taught
 from calm_beam.training.batches import (
-    Batch,
     BatchShape,
     Pair,
     choose_shapes,
@@ -16,17 +16,25 @@ from calm_beam.training.batches import (
     numbered_batches,
     pad_batch,
 )
+from tests.builders import build_config
+
+_MODEL = build_config()
 
 
 def _pairs(count: int = 103) -> list[Pair]:
     generator = np.random.default_rng(3)
     side = lambda: generator.integers(3, 50, size=generator.integers(0, 12)).tolist()  # noqa: E731
-    return end_pairs([(side(), side()) for _ in range(count)], max_input_length=10, max_target_length=10)
+    pairs = [([*side()[:9], 1], side()) for _ in range(count)]
+    return end_pairs(pairs, _MODEL, max_input_length=10, max_target_length=10)
 
 
-def _unpad(batch: Batch) -> list[Pair]:
-    rows = zip(batch.source_tokens, batch.targets, strict=True)
-    return [(source[source > 0].tolist(), target[target > 0].tolist()) for source, target in rows if source.any()]
+def _unpad(batch: Taught) -> list[Pair]:
+    rows = zip(*map(np.asarray, batch), strict=True)
+    return [
+        (source[:source_length].tolist(), target[:target_length].tolist())
+        for source, source_length, target, target_length in rows
+        if source_length
+    ]
 
 
 @pytest.mark.parametrize("seed", [None, 0, 1])
@@ -91,18 +99,28 @@ def test_numbered_batches_are_epochs() -> None:
     assert first != second
 
 
-def test_decoder_inputs_are_shifted_targets() -> None:
-    """The decoder reads 0 and then the targets, each one step late; empty rows are all padding."""
-    batch = pad_batch([([5, 1], [6, 7, 1])], BatchShape(rows=2, source=3, target=4))
-    np.testing.assert_array_equal(batch.source_tokens, [[5, 1, 0], [0, 0, 0]])
-    np.testing.assert_array_equal(batch.targets, [[6, 7, 1, 0], [0, 0, 0, 0]])
-    np.testing.assert_array_equal(batch.decoder_inputs, [[0, 6, 7, 1], [0, 0, 0, 0]])
+def test_lengths_say_what_is_padding() -> None:
+    """Id 0 within a source or a target counts as any other token; empty rows are all padding."""
+    batch = pad_batch([([0, 5, 0], [6, 0, 1])], BatchShape(rows=2, source=4, target=4))
+    np.testing.assert_array_equal(batch.source_tokens, [[0, 5, 0, 0], [0, 0, 0, 0]])
+    np.testing.assert_array_equal(batch.targets, [[6, 0, 1, 0], [0, 0, 0, 0]])
+    np.testing.assert_array_equal(batch.source_lengths, [3, 0])
+    np.testing.assert_array_equal(batch.is_target, [[True, True, True, False], [False] * 4])
     assert batch.num_target_tokens == 3
 
 
-def test_long_pairs_are_cut_before_eos() -> None:
-    """A side that is too long keeps its beginning and still ends with eos."""
-    assert end_pairs([([4, 5, 6], [7])], max_input_length=2, max_target_length=2) == [([4, 1], [7, 1])]
+def test_long_targets_are_cut_before_their_end() -> None:
+    """A target that is too long keeps its beginning and still ends; prompts come as decoding sees them."""
+    pairs: list[Pair] = [([4, 1], [7]), ([1], [7, 8, 9])]
+    ended: list[Pair] = [([4, 1], [7, 1]), ([1], [7, 1])]
+    assert end_pairs(pairs, _MODEL, max_input_length=2, max_target_length=2) == ended
+
+
+@pytest.mark.parametrize(("prompt", "message"), [([4, 5, 1], "has 3 ids, expected 1 to"), ([], "has 0 ids")])
+def test_prompts_that_decoding_would_not_see_are_refused(prompt: list[int], message: str) -> None:
+    """Too long or empty ones; who makes prompts cuts them."""
+    with pytest.raises(ValueError, match=rf"pairs\[1\]: its prompt {message}"):
+        end_pairs([([4, 1], [7]), (prompt, [7])], _MODEL, max_input_length=2, max_target_length=2)
 
 
 @pytest.mark.parametrize("num_shapes", [1, 2, 3])

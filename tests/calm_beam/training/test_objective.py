@@ -23,7 +23,8 @@ def _loss(
     logits: np.ndarray, targets: np.ndarray, weights: np.ndarray, *, label_smoothing: float = 0.0, z_loss: float = 0.0
 ) -> float:
     loss = jax.jit(functools.partial(layer_weighted_loss, label_smoothing=label_smoothing, z_loss=z_loss))
-    return float(loss(jnp.asarray(logits), jnp.asarray(targets), weights=jnp.asarray(weights, jnp.float32)))
+    as_arrays = {"is_target": jnp.asarray(targets != 0), "weights": jnp.asarray(weights, jnp.float32)}
+    return float(loss(jnp.asarray(logits), jnp.asarray(targets), **as_arrays))
 
 
 def _logits_and_targets() -> tuple[np.ndarray, np.ndarray]:
@@ -64,7 +65,7 @@ def test_cross_entropy_agrees_with_a_loop() -> None:
         if targets[row, position]:
             expected[layer] += np.log(np.exp(scores).sum()) - scores[targets[row, position]]
     with jax.numpy_dtype_promotion("strict"), jax.numpy_rank_promotion("raise"):
-        found = token_cross_entropy_sums(jnp.asarray(logits), jnp.asarray(targets))
+        found = token_cross_entropy_sums(jnp.asarray(logits), jnp.asarray(targets), is_target=jnp.asarray(targets != 0))
     np.testing.assert_allclose(found, expected, rtol=1e-5)
 
 
@@ -83,7 +84,11 @@ def test_smoothing_and_z_loss_agree_with_a_loop(label_smoothing: float, z_loss: 
             expected[layer] += -smoothed @ (scores - log_normalizer) - entropy + z_loss * log_normalizer**2
     with jax.numpy_dtype_promotion("strict"), jax.numpy_rank_promotion("raise"):
         found = token_cross_entropy_sums(
-            jnp.asarray(logits), jnp.asarray(targets), label_smoothing=label_smoothing, z_loss=z_loss
+            jnp.asarray(logits),
+            jnp.asarray(targets),
+            is_target=jnp.asarray(targets != 0),
+            label_smoothing=label_smoothing,
+            z_loss=z_loss,
         )
     np.testing.assert_allclose(found, expected, rtol=1e-5)
 
@@ -103,7 +108,9 @@ def test_options_reach_the_weighted_loss() -> None:
     """The weighted loss is the weighted mean of the layers' sums, with the same smoothing and z-loss."""
     logits, targets = _logits_and_targets()
     options = {"label_smoothing": 0.2, "z_loss": 1e-2}
-    sums = token_cross_entropy_sums(jnp.asarray(logits), jnp.asarray(targets), **options)
+    sums = token_cross_entropy_sums(
+        jnp.asarray(logits), jnp.asarray(targets), is_target=jnp.asarray(targets != 0), **options
+    )
     assert _loss(logits, targets, layer_weights(5), **options) == pytest.approx(
         float(layer_weights(5) @ np.asarray(sums) / 5), rel=1e-5
     )

@@ -58,7 +58,7 @@ def _states_and_labels(config: T5Config, arrays: FloatArrays, pairs: list[Pair])
     logits_of = jax.jit(lambda *inputs: model.apply({"params": tree}, *inputs))
     for source, target in pairs:
         target = [*target[:7], 1]
-        sources, inputs = (np.pad(row, (0, 8 - len(row)))[None] for row in ([*source[:7], 1], [0, *target[:-1]]))
+        sources, inputs = (np.pad(row, (0, 8 - len(row)))[None] for row in (source, [0, *target[:-1]]))
         states = np.asarray(forced(sources, inputs))[:, 0, : len(target)]
         predicted = np.argmax(np.asarray(logits_of(sources, inputs))[:, 0, : len(target)], axis=-1)
         found.append((states[:-1], predicted[:-1] == predicted[-1]))

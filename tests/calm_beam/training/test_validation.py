@@ -18,7 +18,7 @@ def test_losses_are_means_over_all_target_tokens() -> None:
     config = build_config(num_encoder_layers=1, num_decoder_layers=2)
     generator = np.random.default_rng(0)
     side = lambda: generator.integers(3, 64, size=generator.integers(1, 6)).tolist()  # noqa: E731
-    pairs = end_pairs([(side(), side()) for _ in range(7)], max_input_length=8, max_target_length=8)
+    pairs = end_pairs([(side(), side()) for _ in range(7)], config, max_input_length=8, max_target_length=8)
     parameters = {name: jnp.asarray(array) for name, array in build_arrays(config, 0).items()}
     model = EarlyExitT5(config)
     shapes = choose_shapes(pairs, batch_tokens=24, num_shapes=2)

@@ -1,6 +1,7 @@
 """Vocabularies trained here follow T5's conventions."""
 
 import pathlib
+import re
 
 import pytest
 import sentencepiece
@@ -49,3 +50,46 @@ def test_empty_texts_are_refused(tmp_path: pathlib.Path) -> None:
     """Texts without a character are an error."""
     with pytest.raises(VocabularyError, match="every text is empty"):
         train_vocabulary(["", " "], tmp_path / "v.model", vocab_size=28)
+
+
+def test_a_tokenizer_has_an_end_of_prompts_and_one_of_outputs(tmp_path: pathlib.Path) -> None:
+    """Ids 0 and 1; prompts end with the former, the latter ends outputs, and neither is seen in texts."""
+    vocabulary = Vocabulary(train_vocabulary(_TEXTS, tmp_path / "tokenizer.json", vocab_size=270))
+    ids, whole = vocabulary.encode_prompt("the owl sees", room=50)
+    assert (ids[-1], ids.count(0), whole) == (0, 1, len(ids))
+    assert vocabulary.end_ids == (1,)
+    assert vocabulary.size == 270
+    assert vocabulary.decode([*ids, 1]) == "the owl sees"
+    assert vocabulary.encode_prompt("the owl sees", room=3)[0] == (*ids[:2], 0)
+
+
+def test_a_tokenizer_has_ids_for_any_text(tmp_path: pathlib.Path) -> None:
+    """Characters and spaces that no text had come back as they were."""
+    vocabulary = Vocabulary(train_vocabulary(_TEXTS, tmp_path / "tokenizer.json", vocab_size=270))
+    for text in ("the bird", " Ωμέγα\n\t  的  🦉 ", "x"):
+        assert vocabulary.decode(vocabulary.encode(text)) == text
+
+
+def test_the_same_texts_give_the_same_tokenizer(tmp_path: pathlib.Path) -> None:
+    """Byte for byte, with what lies beside it: a run that is resumed makes it again."""
+    (tmp_path / "again").mkdir()
+    one, two = (
+        train_vocabulary(_TEXTS * 50, folder / "tokenizer.json", vocab_size=280)
+        for folder in (tmp_path, tmp_path / "again")
+    )
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        assert one.with_name(name).read_bytes() == two.with_name(name).read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("vocab_size", "message"),
+    [
+        (257, "vocab_size must be at least 258 (each byte has an id), got 257"),
+        (9000, "9 texts do not give one of vocab_size=9000: they give 284 ids"),
+    ],
+)
+def test_sizes_that_a_tokenizer_cannot_have_are_refused(vocab_size: int, message: str, tmp_path: pathlib.Path) -> None:
+    """Too few for all bytes, and more than the texts give."""
+    with pytest.raises(VocabularyError, match=re.escape(message)):
+        train_vocabulary(_TEXTS, tmp_path / "tokenizer.json", vocab_size=vocab_size)
+    assert not (tmp_path / "tokenizer.json").exists()

@@ -153,6 +153,32 @@ def test_chunks_leave_what_whole_prompts_leave(
                 _assert_rounded_alike(values, np.asarray(expected, np.float64))
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("kind", ["llama", "windows"])
+@pytest.mark.parametrize("chunk", [3, 20])
+def test_what_prompts_share_need_not_be_gone_through_again(
+    kind: str, dtype: str, chunk: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Keys and values of eight shared positions, made once, and of those after them, are those of whole prompts."""
+    config, arithmetic = build_llama_config(**_KINDS[kind]), Arithmetic(dtype=dtype)
+    tokens = np.random.default_rng(2).integers(0, 50, size=(3, 20)).astype(np.int32)
+    tokens[:, :8] = tokens[0, :8]
+    lengths = np.array([20, 13, 9], np.int32)
+    expected, mask = _apply(config, "prefill", tokens, lengths, arithmetic=arithmetic)
+    prefix, _ = _apply(config, "prefill", tokens[:1, :8], lengths[:1], arithmetic=arithmetic)
+    monkeypatch.setattr(network, "chunk_positions", lambda config, **sizes: chunk)
+    # What stands in the tokens where they are shared is not looked at.
+    tokens[:, :8] = 0
+    kept, of_kept = _apply(config, "prefill", tokens, lengths, prefix, arithmetic=arithmetic)
+    np.testing.assert_array_equal(mask, of_kept)
+    for pair, of_whole in zip(kept, expected, strict=True):
+        for values, wanted in zip(pair, of_whole, strict=True):
+            if dtype == "float32":
+                _assert_close(values, np.asarray(wanted))
+            else:
+                _assert_rounded_alike(values, np.asarray(wanted, np.float64))
+
+
 @pytest.mark.parametrize("exit_classifier", [0, 1, 2])
 @_each_kind
 def test_the_tree_is_that_of_the_network(changes: dict[str, Any], exit_classifier: int) -> None:

@@ -162,7 +162,9 @@ def test_chunks_take_a_part_of_the_memory(monkeypatch: pytest.MonkeyPatch) -> No
     def held(chunk: int) -> int:
         monkeypatch.setattr(network, "chunk_positions", lambda config, **sizes: chunk)
         prefill = jax.jit(functools.partial(network_of(config).apply, method="prefill"))
-        return int(prefill.lower(parameters, tokens, lengths).compile().memory_analysis().temp_size_in_bytes)
+        planned = prefill.lower(parameters, tokens, lengths).compile().memory_analysis()
+        assert planned is not None
+        return int(planned.temp_size_in_bytes)
 
     whole = held(512)
     # Two arrays of heads x positions x positions.

@@ -31,6 +31,7 @@ class Findings:
       tables: What the terminal shows of them.
       notes: How to read the tables, a sentence or two.
       draw: Draws them on an empty figure.
+      headline: What a page says first: parts of a sentence, of which every second one is a number that matters.
       charts: Draws them for a page.
     """
 
@@ -38,6 +39,7 @@ class Findings:
     tables: Sequence[Table]
     notes: str
     draw: "Callable[[Figure], None]"
+    headline: Sequence[str]
     charts: "Sequence[LineChart]"
 
 

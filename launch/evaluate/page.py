@@ -34,7 +34,7 @@ def experiment_page(name: str, findings: Findings, *, provenance: Mapping[str, A
         title=short_place(str(flags["checkpoint"])),
         made=f"calm-beam {provenance['software']['calm-beam']}",
         heading=_HEADINGS[name],
-        opening=sentence(provenance["sample"]) + paragraphs([findings.notes]),
+        opening=sentence(*findings.headline) + paragraphs([provenance["sample"], findings.notes]),
         sections=[
             Section(
                 title="Curves",
@@ -74,4 +74,6 @@ def _in_words(column: str) -> str:
 def _short(value: object) -> str:
     if isinstance(value, (list, tuple)):
         return ",".join(map(_short, value))
-    return short_place(value) if isinstance(value, str) else str(value)
+    if isinstance(value, str):
+        return short_place(value) or "none"
+    return str(value)

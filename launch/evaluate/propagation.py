@@ -70,6 +70,7 @@ def _findings(task: Task, found: Sequence[Measured]) -> Findings:
             f"is concerned. {MEANING}"
         ),
         draw=functools.partial(_draw, found, task.metric),
+        headline=_headline([measured.performance.similarity.mean for measured in found[1:]], metric=task.metric),
         charts=_charts(found, metric=task.metric),
     )
 
@@ -81,6 +82,14 @@ def _name(measured: Measured) -> str:
     if rule.token_from == "last_layer":
         return f"noisy cache, {rule.confidence} {measured.threshold:g}"
     return f"oracle, {rule.state_propagation}"
+
+
+def _headline(similarities: Sequence[float], *, metric: str) -> tuple[str, ...]:
+    return (
+        "Outputs of which exits have changed the cache alone score ",
+        f"{min(similarities):.3f} to {max(similarities):.3f} {metric}",
+        " against the full model’s outputs.",
+    )
 
 
 def _charts(found: Sequence[Measured], *, metric: str) -> "list[LineChart]":

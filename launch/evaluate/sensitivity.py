@@ -100,6 +100,7 @@ def _measure(decoder: "PerturbationDecoder", rank: int, task: Task, decoded: Cal
             "layer's prediction was another token."
         ),
         draw=functools.partial(_draw, found, labels, task.metric),
+        headline=_headline([point for point in found if point.kind == KINDS[0]], metric=task.metric),
         charts=[_chart(found, labels, metric=task.metric)],
     )
 
@@ -119,6 +120,18 @@ def _table(found: Sequence[Sensitivity], rank: int) -> Table:
             f"{layer.replaced:.0%}",
         )
     return table
+
+
+def _headline(points: Sequence[Sensitivity], *, metric: str) -> tuple[str, ...]:
+    first, last = points[0], points[-1]
+    return (
+        "After one wrong token at position ",
+        str(first.position),
+        ", outputs score ",
+        f"{first.similarity.mean:.3f} {metric}",
+        f" against the unperturbed ones{'.' if first is last else '; at position '}",
+        *([] if first is last else [str(last.position), ", ", f"{last.similarity.mean:.3f}", "."]),
+    )
 
 
 def _chart(found: Sequence[Sensitivity], labels: Mapping[str, str], *, metric: str) -> "LineChart":

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from rich import box
 from rich.table import Table
 
-from calm_beam.analysis.performance import Measured
+from calm_beam.analysis.performance import Measured, Performance
 from calm_beam.analysis.task import Task
 from calm_beam.analysis.tradeoff import tradeoff_variants
 from calm_beam.decoding.settings import DecodeSettings
@@ -105,7 +105,24 @@ def _findings(task: Task, found: Sequence[Measured]) -> Findings:
             f"layer. {MEANING}{caution}"
         ),
         draw=functools.partial(_draw, full, curves, task.metric),
+        headline=_headline(full.performance, curves["oracle"][0].performance, metric=task.metric),
         charts=_charts(full, curves, metric=task.metric),
+    )
+
+
+def _headline(full: Performance, oracle: Performance, *, metric: str) -> tuple[str, ...]:
+    scores = [each.similarity if each.quality is None else each.quality for each in (full, oracle)]
+    against = "the full model’s outputs" if full.quality is None else "the references"
+    return (
+        "The full model uses ",
+        f"{full.layers.mean:g} layers",
+        " and scores ",
+        f"{scores[0].mean:.3f} {metric}",
+        f" against {against}. The oracle, which exits as early as the last layer’s token allows, uses ",
+        f"{oracle.layers.mean:.2f}",
+        " and scores ",
+        f"{scores[1].mean:.3f}",
+        ".",
     )
 
 

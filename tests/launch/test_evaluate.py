@@ -4,6 +4,7 @@ import csv
 import importlib.util
 import json
 import pathlib
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -64,6 +65,9 @@ def _checked_files(output: pathlib.Path, name: str) -> dict[str, Any]:
     page = (output / f"{name}.html").read_text(encoding="utf-8")
     assert page.count("<tr>") == 1 + len(content["rows"])
     assert page.count("<svg viewBox") >= 1
+    (found,) = re.findall(r'<p class="sentence">(.*?)</p>', page)
+    # Every other part is a number that matters.
+    assert re.fullmatch(r"[^<]+(<strong><bdi>[^<]*\d[^<]*</bdi></strong>[^<]+)+", found)
     return content
 
 

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from calm_beam.report.document import Document, Section
+from calm_beam.report.document import Document, Section, details
 from calm_beam.report.parts import file_text
 from calm_beam.report.tables import number, table
 from tests.calm_beam.report.accessibility import violations
@@ -25,7 +25,10 @@ def document(tmp_path: pathlib.Path) -> pathlib.Path:
         made="now",
         heading="Heading",
         opening="",
-        sections=[Section(title="Table", content=table(("name", "number"), _ROWS, label="Table of it"))],
+        sections=[
+            Section(title="Table", content=table(("name", "number"), _ROWS, label="Table of it")),
+            Section(title="More", content=details("All of it", '<p id="folded">folded</p>')),
+        ],
         about="Facts",
         facts=[("Name", "value")],
         fewer="",
@@ -75,8 +78,11 @@ def test_the_switch_of_themes(browser: Any, document: pathlib.Path) -> None:
 
 def test_paper_has_everything(browser: Any, document: pathlib.Path) -> None:
     """Printed, a page is light, without switches, and nothing of it is folded or scrolled away."""
+    shown = "(each) => each.checkVisibility({ contentVisibilityAuto: true }) && each.getBoundingClientRect().height > 0"
     with opened(browser, document, color_scheme="dark") as seen:
+        assert not seen.page.locator("#folded").evaluate(shown)
         seen.page.emulate_media(media="print")
+        assert seen.page.locator("#folded").evaluate(shown)
         assert seen.page.evaluate("getComputedStyle(document.body).colorScheme") == "light"
         assert not seen.page.locator("#theme").is_visible()
         assert seen.page.locator(".scroll").evaluate("(each) => getComputedStyle(each).overflow") == "visible"

@@ -25,10 +25,11 @@ _PAGES = (
 )
 
 
+@pytest.mark.timeout(600)
 def test_pages_of_the_site(tmp_path: pathlib.Path) -> None:
     """Neither by day nor by night, on a desktop or a phone, does axe find a violation."""
     built = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", f"--site-dir={tmp_path}"]
-    subprocess.run(built, cwd=_ROOT, check=True, timeout=200)
+    subprocess.run(built, cwd=_ROOT, check=True, timeout=300)
     found: dict[str, list[str]] = {}
     with started_browser() as browser:
         for name in _PAGES:

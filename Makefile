@@ -19,7 +19,7 @@ FAST := calm_beam tests/tools/demo_task tests/validity \
     $(addprefix tests/calm_beam/,exits/test_rule.py $(addprefix decoding/test_,generate.py prompts.py settings.py)) \
     $(addprefix tests/launch/test_,accelerators.py cli.py dataflow.py flags.py flex_template.py inspect.py progress.py \
         runner_flags.py) \
-    $(addprefix --ignore=tests/calm_beam/,$(addprefix report/test_,browser.py labels.py reading.py) metrics/test_bleurt.py \
+    $(addprefix --ignore=tests/calm_beam/,$(addprefix report/test_,accessibility.py browser.py labels.py reading.py) metrics/test_bleurt.py \
         inputs/test_tensorflow_formats.py)
 
 .PHONY: calibrate test test-all test-fast test-exhaustive test-validity matrix wheels lint format types docs pictures demo-model clean
@@ -65,8 +65,8 @@ format: $(CHECKERS)
 docs: $(INSTALLED)  ## the documentation site, in build/site; broken links and pages that nothing leads to end it
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
 
-pictures: $(INSTALLED)  ## make the README's pictures again (about ten minutes; needs Chromium)
-	$(BIN)/python -m tools.pictures --output=docs/pictures
+pictures: $(INSTALLED)  ## make the documentation's pictures again (about ten minutes; needs Chromium); PICTURES=--only=report for one
+	$(BIN)/python -m tools.pictures --output=docs/pictures $(PICTURES)
 
 demo-model: $(INSTALLED)  ## regenerate the embedded data and train the embedded model again (about an hour)
 	$(BIN)/python -m tools.demo_task.write_data --output=build/demo

@@ -82,14 +82,16 @@ def main() -> None:
     start = time.perf_counter()
     subprocess.run(command, check=True)
     seconds = time.perf_counter() - start
-    # Of Linux, in KiB.
-    peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
     rows = [json.loads(line) for line in (flags.folder / "outputs.jsonl").read_text().splitlines()]
+    # Of Linux, in KiB.
+    peak = used.ru_maxrss * 1024
     exits = [layer for row in rows for layer in row["exit_layers"]]
     print(describe_machine())
     print(
         f"{flags.prompts} prompts x {flags.thresholds} thresholds in {flags.dtype}: {seconds:.0f} s, "
-        f"{peak / 2**30:.1f} GiB at the most; {len(rows)} outputs, {len(exits)} tokens, {np.mean(exits):.1f} layers"
+        f"{used.ru_utime + used.ru_stime:.0f} CPU-seconds, {peak / 2**30:.1f} GiB at the most; {len(rows)} outputs, "
+        f"{len(exits)} tokens, {np.mean(exits):.1f} layers"
     )
 
 

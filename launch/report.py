@@ -24,8 +24,9 @@ from calm_beam.report import (
     build_variants_page,
     read_calibrated,
     read_speedups,
+    write_page,
 )
-from calm_beam.storage import absolute, base_name, check_writable, is_file, is_folder, joined, parent, replacing
+from calm_beam.storage import absolute, base_name, check_writable, is_file, is_folder, joined, parent
 from calm_beam.sweeps.folders import find_generations
 from calm_beam.vocabulary import Vocabulary, VocabularyError, open_recorded
 
@@ -148,7 +149,7 @@ def _build(flags: argparse.Namespace, output: str, *, model: ReportedModel | Non
             raise UsageError(
                 f"--speedup: {flags.calibration} has several variants, and speedups are of one. Leave it out."
             )
-        _write(build_variants_page(calibrated), output)
+        write_page(build_variants_page(calibrated), output)
         return
     remarks: list[str] = []
     stored = _stored(flags, calibrated, remarks=remarks)
@@ -170,7 +171,7 @@ def _build(flags: argparse.Namespace, output: str, *, model: ReportedModel | Non
     )
     for remark in remarks:
         say(f"calm-beam report: {remark}")
-    _write(page, output)
+    write_page(page, output)
 
 
 def _build_external(flags: argparse.Namespace, output: str) -> None:
@@ -182,12 +183,7 @@ def _build_external(flags: argparse.Namespace, output: str) -> None:
 
 def write_external_report(directory: str, output: str) -> None:
     """Writes the page of a certification to a file; it appears whole or not at all."""
-    _write(build_external_page(directory), output)
-
-
-def _write(page: str, output: str) -> None:
-    with replacing(output) as temporary:
-        temporary.write_text(page, encoding="utf-8", newline="\n")
+    write_page(build_external_page(directory), output)
 
 
 def _stored(flags: argparse.Namespace, calibrated: Calibrated, *, remarks: list[str]) -> StoredOutputs | None:

@@ -13,11 +13,11 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from benchmarks import multiply_adds, pipeline_overhead, sweep
+from benchmarks import large_model, multiply_adds, pipeline_overhead, sweep
 from benchmarks.paper_model import PAPER_DIMENSIONS
 from benchmarks.process import CompileTime
 from benchmarks.widened_model import widen_to_paper
-from calm_beam.checkpoints import load_checkpoint
+from calm_beam.checkpoints import StoredArray, load_checkpoint
 from calm_beam.decoding.sweep import SweepDecoder
 from calm_beam.decoding.work import Work
 from calm_beam.exits.rule import ExitRule
@@ -230,3 +230,20 @@ def test_the_overhead_is_taken_apart(capsys: pytest.CaptureFixture[str]) -> None
     printed = capsys.readouterr().out
     for name in ("bare sweep", "calm-beam calibrate", "overhead", "reading Parquet", "scoring", "summing"):
         assert f"{name}  " in printed
+
+
+def test_a_large_models_files_are_those_of_a_model(tmp_path: pathlib.Path) -> None:
+    """What is written, in a small size, is read: a file for each layer in bfloat16, a tied head, a tokenizer."""
+    sizes = {"vocab_size": 60, "hidden_size": 8, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 4}
+    more = {"intermediate_size": 12, "num_hidden_layers": 2, "eos_token_id": [5, 9]}
+    large_model.write_random(tmp_path, {**large_model.LLAMA_3_2_1B, **sizes, **more})
+    checkpoint = load_checkpoint(tmp_path)
+    assert (checkpoint.config.num_decoder_layers, checkpoint.config.end_ids) == (2, (5, 9))
+    assert checkpoint.config.tied_head
+    assert checkpoint.vocabulary_path == tmp_path / "tokenizer.json"
+    arrays = checkpoint.arrays.values()
+    assert all(isinstance(array, StoredArray) and array.stored_dtype.name == "bfloat16" for array in arrays)
+    large_model.write_prompts(tmp_path / "prompts.jsonl", 3, vocab_size=400)
+    lengths = [len(json.loads(line)["input_ids"]) for line in (tmp_path / "prompts.jsonl").read_text().splitlines()]
+    assert len(lengths) == 3
+    assert all(20 <= length < 60 for length in lengths)

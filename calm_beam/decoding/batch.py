@@ -84,6 +84,7 @@ class Batch:
         thresholds: np.ndarray,
         budget: Budget,
         counts: Mapping[int, int],
+        prefixes: Mapping[int, Sequence[int]] | None = None,
         admits_few: bool = False,
     ) -> None:
         """Prepares free slots.
@@ -95,6 +96,7 @@ class Batch:
           thresholds: float32, shape (schedules, steps, lanes); +inf in a lane of the full model.
           budget: What may be held at a time.
           counts: How many prompts of each width are to be expected at a time.
+          prefixes: What all prompts of a width begin with, where it is to be gone through once for all of them.
           admits_few: Whether prompts are admitted as soon as there is room, and not only once there is for several:
             they wait less, for more programs to compile.
         """
@@ -132,6 +134,10 @@ class Batch:
         width = 2 * inner * model.arithmetic.number_bytes
         self._free_positions = _CALL_BYTES // width
         self._sources = {width: Sources(model, width=width, places=count) for width, count in places.items()}
+        self._prefixes = {
+            width: device_steps.go_through(model, weights.all, np.array(tokens, np.int32))
+            for width, tokens in (prefixes or {}).items()
+        }
         self._is_crowded = False
         self._requests: list[Request | None] = [None] * slots
         self._is_held = np.zeros(slots, bool)
@@ -234,6 +240,7 @@ class Batch:
             source_tokens=source_tokens,
             lengths=lengths,
             places=padded(places, len(source_tokens), fill=sources.places),
+            prefix=self._prefixes.get(sources.width, ()),
         )
 
     def warm_up(self) -> None:

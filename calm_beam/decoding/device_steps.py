@@ -10,7 +10,7 @@ before it attends to the source is *pending*, in arrays (slots * lanes, ...), ro
 """
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -42,6 +42,7 @@ def admit(
     source_tokens: jax.Array,
     lengths: jax.Array,
     places: jax.Array,
+    prefix: Sequence[KeysValues] = (),
 ) -> tuple[list[KeysValues], jax.Array]:
     """Returns the sources' keys and values and their mask, with those of new prompts at `places`.
 
@@ -53,8 +54,9 @@ def admit(
       source_tokens: shape (rows, source). 0-padded.
       lengths: shape (rows,). Tokens of each prompt.
       places: shape (rows,).
+      prefix: Keys and values of the tokens that all prompts begin with, as `go_through` returns them, or nothing.
     """
-    new, new_mask = model.apply(parameters, source_tokens, lengths, method="prefill")
+    new, new_mask = model.apply(parameters, source_tokens, lengths, prefix, method="prefill")
     keys_values = [
         tuple(
             divided(old.at[places].set(values, mode="drop"), 1, of=model.config.num_kv_heads)
@@ -63,6 +65,13 @@ def admit(
         for pair, news in zip(keys_values, new, strict=True)
     ]
     return keys_values, whole(source_mask.at[places].set(new_mask, mode="drop"))
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def go_through(model: EarlyExitModel, parameters: Parameters, tokens: jax.Array) -> list[KeysValues]:
+    """Returns every layer's keys and values of what prompts begin with, (positions,), for `admit`."""
+    keys_values, _ = model.apply(parameters, tokens[None], jnp.full(1, len(tokens)), method="prefill")
+    return [tuple(divided(values, 1, of=model.config.num_kv_heads) for values in pair) for pair in keys_values]
 
 
 @functools.partial(jax.jit, static_argnums=0, donate_argnames="states")

@@ -17,12 +17,12 @@ import numpy as np
 from calm_beam.arithmetic import FLOAT32, Arithmetic
 from calm_beam.checkpoints import Checkpoint
 from calm_beam.exits.rule import ExitRule
-from calm_beam.model import network_of
+from calm_beam.model import architecture_of, network_of
 
 from .batch import Batch, Request
 from .device_groups import DeviceGroup, first_device, placed
 from .memory import Budget, return_freed_memory
-from .padding import joined_widths, members_by_width, widths_up_to
+from .padding import common_prefix, joined_widths, members_by_width, widths_up_to
 from .result import KnownOutput, SweepResult
 from .weights import Weights
 from .work import Work
@@ -145,7 +145,8 @@ class PackedDecoder:
     ) -> Iterator[tuple[int, SweepResult]]:
         """Yields the outputs of the given members of the requests."""
         members_by_width = joined_widths(members_by_width, tokens=self._source_tokens())
-        batch = self._batch(self._budget, {width: len(members) for width, members in members_by_width.items()})
+        counts = {width: len(members) for width, members in members_by_width.items()}
+        batch = self._batch(self._budget, counts, prefixes=self._prefixes(requests, members_by_width))
         # Long prompts tend to have long outputs: begun first, they do not run alone at the end.
         waiting = {
             width: collections.deque(
@@ -163,11 +164,30 @@ class PackedDecoder:
                 yield request.index, result
         self.work += batch.take_work()
 
+    def _prefixes(
+        self, requests: Sequence[Request], members_by_width: dict[int, list[int]]
+    ) -> dict[int, Sequence[int]]:
+        """Returns by width what all prompts begin with, where it pays to go through it once."""
+        if not architecture_of(self._model.config).shares_prefixes:
+            return {}
+        found = {
+            width: common_prefix([requests[index].ids for index in members], width=width)
+            for width, members in members_by_width.items()
+        }
+        return {width: prefix for width, prefix in found.items() if prefix}
+
     def _source_tokens(self) -> int:
         _, steps, lanes = self._thresholds.shape
         return self._budget.source_tokens(steps * lanes)
 
-    def _batch(self, budget: Budget, counts: dict[int, int], *, admits_few: bool = False) -> Batch:
+    def _batch(
+        self,
+        budget: Budget,
+        counts: dict[int, int],
+        *,
+        prefixes: dict[int, Sequence[int]] | None = None,
+        admits_few: bool = False,
+    ) -> Batch:
         with self._group.running():
             return Batch(
                 self._model,
@@ -176,5 +196,6 @@ class PackedDecoder:
                 thresholds=self._thresholds,
                 budget=budget,
                 counts=counts,
+                prefixes=prefixes,
                 admits_few=admits_few,
             )

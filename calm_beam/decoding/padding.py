@@ -9,6 +9,8 @@ _NARROWEST = 32
 FEWEST_ROWS = 16
 _FEWEST_STEPS = 16
 _FEWEST_PLACES = 8
+# Prompts for which a common beginning is gone through once: for fewer, that saves less than compiling it takes.
+_FEWEST_SHARING = 8
 # Rows that a call of a decoder layer costs as much as: about 14 at the paper's dimensions on a host, where it reads all
 # of the layer's weights, and 30 in a small model, where starting it is what takes time.
 _CALL_ROWS = 24
@@ -156,6 +158,30 @@ def members_by_width(prompts: Sequence[Sequence[int]], max_input_length: int) ->
             raise ValueError(f"prompts must have 1 to {max_input_length} tokens, prompt {index} has {len(prompt)}.")
         buckets.setdefault(bucket_width(len(prompt), max_input_length), []).append(index)
     return dict(sorted(buckets.items()))
+
+
+def common_prefix(prompts: Sequence[Sequence[int]], *, width: int) -> Sequence[int]:
+    """Returns what prompts that are padded to a width begin with, if going through it once saves much; else nothing.
+
+    It has a multiple of 32 tokens, since each length is compiled for itself, and each prompt goes on after it.
+
+    Args:
+      prompts: At least one.
+      width: What they are padded to.
+
+    >>> few_shot = [7] * 70
+    >>> len(common_prefix([[*few_shot, index] for index in range(20)], width=128))
+    64
+    """
+    if len(prompts) < _FEWEST_SHARING:
+        return ()
+    # What the first and the last in order share, all share.
+    first, last = min(map(tuple, prompts)), max(map(tuple, prompts))
+    most = min(len(prompt) for prompt in prompts) - 1
+    pairs = zip(first[:most], last, strict=False)
+    length = next((place for place, (one, other) in enumerate(pairs) if one != other), most)
+    length -= length % _NARROWEST
+    return first[:length] if length >= width / 4 else ()
 
 
 def joined_widths(members_by_width: Mapping[int, Iterable[int]], *, tokens: int) -> dict[int, list[int]]:

@@ -76,11 +76,13 @@ class Architecture(abc.ABC):
     """One family of models. Arguments called `config` are of its own kind of config.
 
     Attributes:
+      shares_prefixes: Whether what a prompt leaves at a position depends on the tokens up to there alone.
       first_kept_step: First step whose keys and values later ones attend to: 1 where the source holds those of step 0.
       pad_id: Id that only pads, and is no token; None if every id is a token.
       usual_dropout: Share of activations that training drops if nobody says how many; 0 if there is no dropout.
     """
 
+    shares_prefixes: bool
     first_kept_step: int
     pad_id: int | None
     usual_dropout: float
@@ -90,7 +92,9 @@ class Architecture(abc.ABC):
         """Returns name and shape of every parameter."""
 
     @abc.abstractmethod
-    def network(self, config: Any, *, arithmetic: Arithmetic, dropout_rate: float = 0.0) -> "EarlyExitModel":
+    def network(
+        self, config: Any, *, arithmetic: Arithmetic, dropout_rate: float = 0.0, layer_dropout: float = 0.0
+    ) -> "EarlyExitModel":
         """Returns the network; loads JAX.
 
         Raises:

@@ -148,12 +148,17 @@ class EarlyExitModel(Protocol):
     def embed(self, tokens: jax.Array) -> jax.Array:
         """Returns the embeddings of token ids, shape of `tokens` + (width,)."""
 
-    def prefill(self, source_tokens: jax.Array, lengths: jax.Array) -> tuple[list[KeysValues], jax.Array]:
+    def prefill(
+        self, source_tokens: jax.Array, lengths: jax.Array, prefix: Sequence[KeysValues] = ()
+    ) -> tuple[list[KeysValues], jax.Array]:
         """Returns what every decoder layer attends to of prompts, and which of it is no padding.
 
         Args:
           source_tokens: shape (batch, source). Padded behind with 0.
           lengths: int32, shape (batch,). Tokens of each prompt; a row of none is no prompt.
+          prefix: Every layer's keys and values of the first tokens, which all rows share, each (1, heads of keys,
+            positions, head_dim), as `prefill` has returned them; none if nothing is known of them. Only for an
+            architecture that `shares_prefixes`.
 
         Returns:
           For each layer keys and values, each (batch, heads of keys, source, head_dim); and bool, (batch, source).

@@ -4,7 +4,8 @@ Everything in it is read back from what a calibration has stored: manifest, risk
 """
 
 from .external import build_external_page as build_external_page
-from .page import LARGEST_PAGE as LARGEST_PAGE
+from .frame import LARGEST_PAGE as LARGEST_PAGE
+from .frame import write_page as write_page
 from .page import build_page as build_page
 from .speedups import read_speedups as read_speedups
 from .stored import Calibrated as Calibrated

@@ -1,4 +1,4 @@
-"""The report of a certification: one HTML file without scripts, of manifest and risk table."""
+"""The report of a certification: one HTML file, of manifest and risk table."""
 
 import html
 from collections.abc import Iterable, Sequence
@@ -17,10 +17,12 @@ from calm_beam.manifest import (
 from calm_beam.printable import printable_line
 from calm_beam.storage import joined
 
+from .document import Section, details
 from .foreign import isolated, short_place
-from .plain import Panel, PlainPage, shown, table
+from .plain import Panel, PlainPage
 from .proof_chart import capital_text, proof_chart
 from .stored import ReportError
+from .tables import Cell, number, scrolled, shown, table
 
 # Of more, the last of them.
 _MOST_LOOKS = 1000
@@ -134,10 +136,10 @@ def _lead(entry: ExternalCalibration, manifest: ExternalManifest) -> str:
     return f"{kind} in testing order, the safest setting first. {went}. Tested by {entry.p_value}."
 
 
-def _proof(entry: ExternalCalibration, manifest: ExternalManifest) -> str:
-    """Returns the section about rounds; empty where all examples were looked at once."""
+def _proof(entry: ExternalCalibration, manifest: ExternalManifest) -> Section | None:
+    """Returns the section about rounds; None where all examples were looked at once."""
     if entry.looks is None:
-        return ""
+        return None
     followed = entry.path[0].setting if entry.setting is None else entry.setting
     lead = (
         f"{external_rounds_in_words(manifest)} Capital is what a bettor against “the risk of {isolated(followed)} "
@@ -148,21 +150,22 @@ def _proof(entry: ExternalCalibration, manifest: ExternalManifest) -> str:
         ("round", "counted", "proved", "cost", "risk", "capital"),
         [
             (
-                str(number),
-                f"{look.n:,}",
+                Cell(str(place), place),
+                number(look.n, ",d"),
                 "nothing" if look.setting is None else look.setting,
-                "" if look.cost is None else f"{look.cost:g}",
-                f"{look.risk:.4f}",
-                capital_text(look),
+                number(look.cost, "g"),
+                number(look.risk, ".4f"),
+                Cell(capital_text(look), look.log_capital),
             )
-            for number, look in enumerate(entry.looks[-_MOST_LOOKS:], start=max(1, len(entry.looks) - _MOST_LOOKS + 1))
+            for place, look in enumerate(entry.looks[-_MOST_LOOKS:], start=max(1, len(entry.looks) - _MOST_LOOKS + 1))
         ],
+        label="Table of all rounds",
     )
-    return (
-        '<section aria-labelledby="proof-title"><h2 id="proof-title">The proof, round by round</h2>'
-        f'<p class="lead">{html.escape(printable_line(lead))}</p>'
-        f'<figure class="scroll wide">{proof_chart(entry)}</figure>'
-        f'<details><summary>All numbers</summary><div class="scroll">{numbers}</div></details></section>'
+    chart = scrolled(proof_chart(entry), label="Drawing of the proof", kind="wide")
+    return Section(
+        title="The proof, round by round",
+        lead=printable_line(lead),
+        content=chart + details("All numbers", numbers),
     )
 
 
@@ -203,15 +206,15 @@ def _entries(manifest: ExternalManifest) -> str:
             (
                 _group(entry),
                 "none is safe" if entry.setting is None else entry.setting,
-                "" if entry.cost is None else f"{entry.cost:g}",
-                "" if entry.risk is None else f"{entry.risk:.4f}",
-                f"{entry.delta:g}",
-                f"{entry.epsilon:.4g}",
+                number(entry.cost, "g"),
+                number(entry.risk, ".4f"),
+                number(entry.delta, "g"),
+                number(entry.epsilon),
                 entry.p_value,
                 ended,
             )
         )
-    return table(names, rows)
+    return table(names, rows, label="Table of all promises")
 
 
 def _numbers(tests: Iterable[Sequence[SettingRow]]) -> str:
@@ -219,19 +222,19 @@ def _numbers(tests: Iterable[Sequence[SettingRow]]) -> str:
     rows = [
         (
             row.group or "all examples",
-            "" if row.tail is None else f"{row.tail:g}",
-            f"{row.delta:g}",
+            number(row.tail, "g"),
+            number(row.delta, "g"),
             row.setting,
-            f"{row.n:,}",
-            f"{row.risk:.4f}",
-            f"{row.p_value:.3g}",
+            number(row.n, ",d"),
+            number(row.risk, ".4f"),
+            number(row.p_value, ".3g"),
             "proved" if row.rejected else "not proved" if row.tested else "not tested",
-            "" if row.cost is None else f"{row.cost:g}",
+            number(row.cost, "g"),
         )
         for of_test in tests
         for row in of_test
     ]
-    return table(names, rows)
+    return table(names, rows, label="Table of all numbers")
 
 
 def _facts(manifest: ExternalManifest) -> list[tuple[str, str]]:

@@ -14,9 +14,10 @@ from .contents import facts
 from .external import promise_html as external_promise_html
 from .palette import layer_styles
 from .parts import file_text
-from .plain import sentence_html, shown
+from .plain import sentence_html
 from .promise import CONDITION, cautions, together_in_words
 from .setting_chart import setting_chart
+from .tables import shown
 
 if TYPE_CHECKING:
     from calm_beam.serving import Answer

@@ -14,14 +14,12 @@ from calm_beam.vocabulary import Vocabulary
 from .contents import results, shown_thresholds
 from .examples import counted_exits, example_values, pieces_of
 from .foreign import isolated, with_short_places
+from .frame import LARGEST_PAGE, framed
 from .packing import Dictionary
 from .palette import layer_styles
-from .parts import file_text, filled, source_hash
+from .parts import file_text, filled
 from .savings import counted_savings
 from .stored import Calibrated, ReportError, StoredOutputs
-
-LARGEST_PAGE = 5_000_000
-"""Most bytes of a page."""
 
 _SCRIPTS = ("outputs.js", "drawing.js", "charts.js", "examples.js", "report.js")
 # Never exit: by neither formula.
@@ -118,20 +116,16 @@ def _checked(page: str) -> str:
 
 def _assembled(content: dict[str, Any]) -> str:
     """Returns the whole page."""
-    style = file_text("report.css") + layer_styles(content["numLayers"])
-    script = '"use strict";\n(() => {\n' + "\n".join(map(file_text, _SCRIPTS)) + "\n})();\n"
-    parts = {
-        "policy": (
-            f"default-src 'none'; style-src {source_hash(style)}; script-src {source_hash(script)}; img-src data:; "
-            "base-uri 'none'; form-action 'none'"
-        ),
-        "style": style,
-        "script": script,
-        "data": _json(content),
-        "title": html.escape(f"calm-beam: {isolated(content['model'])}"),
-        "promises": _promises(content["entries"]),
-    }
-    return filled(file_text("template.html"), parts)
+    return framed(
+        filled(file_text("template.html"), {"promises": _promises(content["entries"])}),
+        kind="calibration report",
+        title=content["model"],
+        # The script says it, with the model's name.
+        made="",
+        style=layer_styles(content["numLayers"]),
+        scripts=_SCRIPTS,
+        data=f'<script type="application/json" id="data">{_json(content)}</script>\n',
+    )
 
 
 def _promises(entries: Iterable[dict[str, Any]]) -> str:

@@ -12,6 +12,18 @@ Colour = tuple[float, float, float]
 # From few layers to many; lightness is monotone along each.
 _ON_LIGHT = ("#fdf1c2", "#a5d7b8", "#4ba3b3", "#2f6ba8", "#2a2f72")
 _ON_DARK = ("#2b3050", "#2f5d92", "#3f96a6", "#8cc7a8", "#e6d9a6")
+# Of lines that stand beside each other, on a light page and on a dark one, told apart by readers who are colour-blind
+# too (after Okabe and Ito, "Color universal design", 2008); the last two are for what the others are compared with.
+SERIES = (
+    ("#0072b2", "#56b4e9"),
+    ("#c04e00", "#f0803c"),
+    ("#00805d", "#2fc297"),
+    ("#a8477d", "#e09ac0"),
+    ("#946300", "#e6ab2e"),
+    ("#5a51c8", "#aaa2f5"),
+    ("#6b6f78", "#9ea3ad"),
+    ("#1c1e23", "#e4e6ea"),
+)
 _BLACK, _WHITE = "#000000", "#ffffff"
 
 
@@ -42,6 +54,11 @@ def layer_styles(num_layers: int) -> str:
         f"--ink:light-dark({colour.light_ink},{colour.dark_ink})}}"
         for layer, colour in enumerate(layer_colours(num_layers), start=1)
     )
+
+
+def series_styles() -> str:
+    """Returns a style sheet with the colours of lines that stand beside each other: classes `s0`, `s1`, ..."""
+    return "\n".join(f".s{place}{{--series:light-dark({light},{dark})}}" for place, (light, dark) in enumerate(SERIES))
 
 
 def contrast(one: str, other: str) -> float:

@@ -1,23 +1,18 @@
-"""Pages without scripts: what is guaranteed, a chart of the test behind it, the other promises, and all numbers."""
+"""Pages of promises: what is guaranteed, a chart of the test behind it, the other promises, and all numbers."""
 
 import dataclasses
 import html
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 from calm_beam.manifest import Calibration, Manifest
-from calm_beam.printable import printable_line
 
-from .foreign import isolated
-from .page import LARGEST_PAGE
-from .parts import file_text, filled, source_hash
+from .document import Document, Section, cautions, details, paragraphs, sentence
 from .promise import promise_in_words
 from .setting_chart import Tested, setting_chart
-from .stored import ReportError
+from .tables import scrolled
 
 # Of more, those of the table have to do.
 _MOST_PANELS = 24
-# There is no slider below such a page.
-_STYLE = "body{padding-bottom:48px}\n.wide svg{min-width:720px;height:auto}\n"
 _LEGEND = (
     ("mark accepted choice", "chosen"),
     ("mark accepted", "proved"),
@@ -58,7 +53,7 @@ class PlainPage:
       lead: What the chart shows.
       costs: What the bars below it are.
       first: The first promise, as a panel.
-      proof: A section about what proved it, as HTML; empty for none.
+      proof: A section about what proved it; None for none.
       together: Whether several promises hold together.
       panels: The others.
       entries: Table of all promises, as HTML.
@@ -79,7 +74,7 @@ class PlainPage:
     lead: str
     costs: str
     first: Panel
-    proof: str = ""
+    proof: Section | None = None
     together: str
     panels: Sequence[Panel]
     entries: str
@@ -95,62 +90,41 @@ class PlainPage:
         Raises:
           ReportError: If it would be larger.
         """
-        style = file_text("report.css") + _STYLE
         chart = setting_chart(
             self.first.tested, chosen=self.first.chosen, width=1056, height=300, is_large=True, costs=self.costs
         )
-        parts = {
-            "policy": f"default-src 'none'; style-src {source_hash(style)}; img-src data:; base-uri 'none'; "
-            "form-action 'none'",
-            "style": style,
-            "kind": html.escape(self.kind),
-            "title": html.escape(f"calm-beam: {isolated(self.title)}"),
-            "made": html.escape(self.made),
-            "promise": self.promise,
-            "cautions": "".join(f"<li>{html.escape(caution)}</li>" for caution in self.cautions),
-            "condition": html.escape(self.condition),
-            "risks": html.escape(self.risks),
-            "lead": html.escape(self.lead),
-            "chart": chart,
-            "legend": "".join(_legend(*each) for each in _LEGEND),
-            "proof": self.proof,
-            "together": html.escape(self.together),
-            "panels": "".join(map(_panel, self.panels[:_MOST_PANELS])),
-            "entries": self.entries,
-            "every": html.escape(self.every),
-            "numbers": self.numbers,
-            "about": html.escape(self.about),
-            "facts": "".join(f"<dt>{html.escape(name)}</dt><dd>{shown(value)}</dd>" for name, value in self.facts),
-        }
-        page = filled(file_text("plain.html"), parts)
-        if (size := len(page.encode())) > LARGEST_PAGE:
-            raise ReportError(f"the report would have {size:,} bytes, and {LARGEST_PAGE:,} are the most. {self.fewer}")
-        return page
-
-
-def table(names: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Returns a table as HTML, given the names of its columns and the texts of its cells."""
-    head = "".join(f'<th scope="col">{html.escape(name)}</th>' for name in names)
-    body = "".join(
-        f'<tr><th scope="row">{shown(first)}</th>{"".join(f"<td>{shown(cell)}</td>" for cell in rest)}</tr>'
-        for first, *rest in rows
-    )
-    return f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+        legend = f'<ul class="legend">{"".join(_legend(*each) for each in _LEGEND)}</ul>'
+        panels = "".join(map(_panel, self.panels[:_MOST_PANELS]))
+        sections = [
+            Section(
+                title=self.risks,
+                lead=self.lead,
+                content=scrolled(chart, label="Drawing of the risks", kind="wide") + legend,
+            ),
+            *([] if self.proof is None else [self.proof]),
+            Section(
+                title="All promises",
+                lead=self.together,
+                content=f'<div class="panels">{panels}</div>{self.entries}',
+            ),
+            Section(title="All numbers", content=details(self.every, self.numbers)),
+        ]
+        return Document(
+            kind=self.kind,
+            title=self.title,
+            made=self.made,
+            heading="What is guaranteed",
+            opening=self.promise + cautions(self.cautions) + paragraphs([self.condition]),
+            sections=sections,
+            about=self.about,
+            facts=self.facts,
+            fewer=self.fewer,
+        ).text()
 
 
 def sentence_html(entry: Calibration, manifest: Manifest) -> str:
     """Returns a promise in a sentence, with what matters in bold."""
-    parts = (
-        f"<strong>{shown(part)}</strong>" if place % 2 else html.escape(part)
-        for place, part in enumerate(promise_in_words(entry, manifest))
-    )
-    kind = "sentence" if entry.threshold is not None else "sentence never"
-    return f'<p class="{kind}">{"".join(parts)}</p>'
-
-
-def shown(text: str) -> str:
-    """Returns a text of others as an element in which its direction ends with it."""
-    return f"<bdi>{html.escape(printable_line(text))}</bdi>"
+    return sentence(*promise_in_words(entry, manifest), warns=entry.threshold is None)
 
 
 def _panel(panel: Panel) -> str:

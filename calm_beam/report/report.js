@@ -374,11 +374,6 @@ function listen() {
     state.shown += PAGE;
     writeExamples();
   });
-  byId("theme").addEventListener("click", () => {
-    const root = document.documentElement;
-    const isDark = root.dataset.theme ? root.dataset.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
-    root.dataset.theme = isDark ? "light" : "dark";
-  });
   addEventListener("scroll", hideTip, { passive: true });
   listenToChart(byId("risk-chart"), moveTo);
   if (current().looks) listenToChart(byId("proof-chart"), null);

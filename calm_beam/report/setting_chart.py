@@ -144,7 +144,10 @@ def _curve(frame: Frame, rows: Sequence[Tested], *, chosen: str | None) -> list[
         points = " ".join(f"{frame.x(index):.1f},{frame.y(rows[index].risk):.1f}" for index in indices)
         parts.append(f'<polyline class="{name}" points="{points}"/>')
     parts.append(f'<line class="delta" x1="{frame.left}" x2="{frame.right}" y1="{y:.1f}" y2="{y:.1f}"/>')
-    parts.append(f'<text class="delta-name" x="{frame.right}" y="{y - 6:.1f}" text-anchor="end">δ = {delta:g}</text>')
+    # At the end where no risk comes near.
+    to_begin, to_end = (min(abs(row.risk - delta) for row in end) for end in (rows[: len(rows) // 3 + 1], rows[-2:]))
+    place = f'x="{frame.right}" text-anchor="end"' if to_end > to_begin else f'x="{frame.left + 6}"'
+    parts.append(f'<text class="delta-name" {place} y="{y - 6:.1f}">δ = {delta:g}</text>')
     if len(rows) <= _MOST_MARKS:
         parts += [_mark(frame, index, row, is_chosen=row.setting == chosen) for index, row in enumerate(rows)]
     return parts

@@ -9,9 +9,13 @@ from calm_beam.manifest import Calibration, Manifest, confirmation_in_words
 from calm_beam.tails import tail_in_words
 
 from .contents import facts, short_name
-from .plain import Panel, PlainPage, sentence_html, table
+from .plain import Panel, PlainPage, sentence_html
 from .promise import CONDITION, cautions, confirmation_of_test, together_in_words
 from .stored import Calibrated
+from .tables import Cell, number, table
+
+# Safer than any threshold, and sorted as such.
+_NEVER = Cell("never exit", 2.0)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -28,7 +32,7 @@ class _Place:
 
 
 def build_variants_page(calibrated: Calibrated) -> str:
-    """Returns the page of a calibration of several variants, of at most `LARGEST_PAGE` bytes; nothing on it runs.
+    """Returns the page of a calibration of several variants, of at most `LARGEST_PAGE` bytes.
 
     Args:
       calibrated: The calibration. Outputs are not shown: those of one variant are not those of another.
@@ -143,7 +147,7 @@ def _entries(manifest: Manifest) -> str:
         "ended at",
         *(["confirmation"] if manifest.confirmation is not None else []),
     )
-    rows = []
+    rows: list[tuple[str | Cell, ...]] = []
     for entry in manifest.calibrations:
         last = entry.path[-1]
         at = "end of path"
@@ -152,20 +156,20 @@ def _entries(manifest: Manifest) -> str:
         rows.append(
             (
                 _about(entry),
-                f"{entry.delta:g}",
-                f"{entry.epsilon:.4g}",
-                "never exit" if entry.threshold is None else f"{entry.threshold:g}",
+                number(entry.delta, "g"),
+                number(entry.epsilon),
+                _NEVER if entry.threshold is None else number(entry.threshold, "g"),
                 "" if entry.variant is None else entry.variant.in_words(),
-                f"{entry.layers:.2f}",
-                f"{1 - entry.layers / layers:.0%}",
-                f"{entry.risk:.4f}",
+                number(entry.layers, ".2f"),
+                number(1 - entry.layers / layers, ".0%"),
+                number(entry.risk, ".4f"),
                 entry.p_value,
-                str(len(entry.path)),
+                number(len(entry.path), "d"),
                 at,
                 *([confirmation_in_words(entry)] if manifest.confirmation is not None else []),
             )
         )
-    return table(names, rows)
+    return table(names, rows, label="Table of all promises")
 
 
 def _numbers(tests: Iterable[Sequence[RiskRow]]) -> str:
@@ -183,22 +187,22 @@ def _numbers(tests: Iterable[Sequence[RiskRow]]) -> str:
         "p of those who chose",
         "their layers",
     )
-    rows = [
+    rows: list[tuple[str | Cell, ...]] = [
         (
             f"{row.consistency}{tail_in_words(row.loss)}, {row.metric}",
-            f"{row.delta:g}",
+            number(row.delta, "g"),
             "" if row.variant is None else row.variant.in_words(),
-            f"{row.threshold:g}",
-            "" if row.place is None else str(row.place),
-            f"{row.n:,}",
-            f"{row.risk:.4f}",
-            f"{row.p_value:.3g}",
+            number(row.threshold, "g"),
+            number(row.place, "d"),
+            number(row.n, ",d"),
+            number(row.risk, ".4f"),
+            number(row.p_value, ".3g"),
             "proved" if row.rejected else "not proved" if row.tested else "not tested",
-            f"{row.layers:.2f}",
-            f"{row.choosing_p_value:.3g}",
-            f"{row.choosing_layers:.2f}",
+            number(row.layers, ".2f"),
+            number(row.choosing_p_value, ".3g"),
+            number(row.choosing_layers, ".2f"),
         )
         for rows_of_test in tests
         for row in rows_of_test
     ]
-    return table(names, rows)
+    return table(names, rows, label="Table of all numbers")

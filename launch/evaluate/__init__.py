@@ -3,9 +3,9 @@
     calm-beam evaluate --experiment=tradeoff --output=evaluation
 
 The default, `splits`, is about whole sets: see `evaluate.splits`. The others are on a sample of
-prompts, with no other flags of the embedded data, by the embedded model. They write NAME.csv, NAME.json and NAME.svg
-into `--output`. A sample is small: its outputs are kept in memory. `propagation` and `tradeoff` decode in this process,
-or on the workers that Beam's flags name; `sensitivity` decodes in this process alone.
+prompts, with no other flags of the embedded data, by the embedded model. They write NAME.csv, NAME.json,
+NAME.svg and NAME.html into `--output`. A sample is small: its outputs are kept in memory. `propagation` and `tradeoff`
+decode in this process, or on the workers that Beam's flags name; `sensitivity` decodes in this process alone.
 """
 
 from collections.abc import Sequence
@@ -100,7 +100,7 @@ def _parser(name: str) -> FlagParser:
     run.add_argument(
         "--max_examples", type=whole_number(1), default=200, help="size of the sample, drawn by a hash of the ids"
     )
-    run.add_argument("--output", default="evaluation", help="directory for table and plot")
+    run.add_argument("--output", default="evaluation", help="directory for table, plot and page")
     run.add_argument("--overwrite", action="store_true", help="replace an earlier result of this experiment")
     _EXPERIMENTS[name].add_flags(parser)
     if _EXPERIMENTS[name].has_sweeps:

@@ -26,11 +26,13 @@ from calm_beam.launch.setup_run import prepare_run
 from calm_beam.launch.staging import staged
 from calm_beam.launch.terminal import PlainConsole, say
 from calm_beam.launch.terminal.progress import shown_progress
+from calm_beam.report import write_page
 from calm_beam.storage import joined, replacing
 from calm_beam.sweeps.prepared import PreparedSweep
 
 from .experiment import Experiment, Findings, PreparedExperiment, PreparedSweeps
 from .files import checked_output, write_rows
+from .page import experiment_page
 from .sweeps import decoded_by, sweep_workers
 
 
@@ -71,7 +73,8 @@ def run_experiment(
         else:
             findings = _in_this_process(prepared, task)
         sample = sample_in_words(task.prompts, len(examples))
-        _write(staging, name, findings=findings, provenance={"sample": sample, **_provenance(flags, run)})
+        provenance = {"sample": sample, **_provenance(flags, run)}
+        _write(staging, name, findings=findings, provenance=provenance)
     console = PlainConsole()
     for table in findings.tables:
         console.print(table)
@@ -163,14 +166,15 @@ def _provenance(flags: argparse.Namespace, run: PreparedSweep) -> dict[str, Any]
 
 
 def _file_names(name: str) -> tuple[str, ...]:
-    return tuple(f"{name}.{suffix}" for suffix in ("csv", "json", "svg"))
+    return tuple(f"{name}.{suffix}" for suffix in ("csv", "json", "svg", "html"))
 
 
 def _write(directory: str, name: str, *, findings: Findings, provenance: dict[str, Any]) -> None:
-    table, content, plot = (joined(directory, file) for file in _file_names(name))
+    table, content, plot, page = (joined(directory, file) for file in _file_names(name))
     write_rows(table, findings.rows)
     text = json.dumps({"experiment": name, **provenance, "rows": findings.rows}, ensure_ascii=False, indent=1)
     with replacing(content) as temporary:
         temporary.write_text(text + "\n", encoding="utf-8")
     with saved_figure(plot) as figure:
         findings.draw(figure)
+    write_page(experiment_page(name, findings, provenance=provenance), page)

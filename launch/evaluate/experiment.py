@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from calm_beam.analysis.performance import Measured, Variant
     from calm_beam.analysis.task import Task
+    from calm_beam.report.line_chart import LineChart
     from calm_beam.sweeps.prepared import PreparedSweep
 
 Cell = str | int | float | None
@@ -30,12 +31,16 @@ class Findings:
       tables: What the terminal shows of them.
       notes: How to read the tables, a sentence or two.
       draw: Draws them on an empty figure.
+      headline: What a page says first: parts of a sentence, of which every second one is a number that matters.
+      charts: Draws them for a page.
     """
 
     rows: Sequence[Mapping[str, Cell]]
     tables: Sequence[Table]
     notes: str
     draw: "Callable[[Figure], None]"
+    headline: Sequence[str]
+    charts: "Sequence[LineChart]"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

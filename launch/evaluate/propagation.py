@@ -21,6 +21,8 @@ from .performance_rows import MEANING, performance_row, performance_table
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+    from calm_beam.report.line_chart import LineChart
+
 
 def _add_flags(parser: FlagParser) -> None:
     group = parser.add_argument_group(
@@ -68,6 +70,8 @@ def _findings(task: Task, found: Sequence[Measured]) -> Findings:
             f"is concerned. {MEANING}"
         ),
         draw=functools.partial(_draw, found, task.metric),
+        headline=_headline([measured.performance.similarity.mean for measured in found[1:]], metric=task.metric),
+        charts=_charts(found, metric=task.metric),
     )
 
 
@@ -78,6 +82,40 @@ def _name(measured: Measured) -> str:
     if rule.token_from == "last_layer":
         return f"noisy cache, {rule.confidence} {measured.threshold:g}"
     return f"oracle, {rule.state_propagation}"
+
+
+def _headline(similarities: Sequence[float], *, metric: str) -> tuple[str, ...]:
+    return (
+        "Outputs of which exits have changed the cache alone score ",
+        f"{min(similarities):.3f} to {max(similarities):.3f} {metric}",
+        " against the full model’s outputs.",
+    )
+
+
+def _charts(found: Sequence[Measured], *, metric: str) -> "list[LineChart]":
+    from calm_beam.report.line_chart import FULL, Line, LineChart, around
+
+    fields = [("Similarity", "score against the full model's output", "similarity")]
+    if found[0].performance.quality is not None:
+        fields.insert(0, ("Change of quality", "score against the references, less the full model's", "quality_change"))
+    styles = {name: place for place, name in enumerate(dict.fromkeys(map(_name, found[1:])))}
+    return [
+        LineChart(
+            title=title,
+            x_name="decoder layers per token",
+            y_name=f"{metric}, {label}",
+            lines=[
+                Line(
+                    name=_name(measured),
+                    points=[(measured.performance.layers.mean, score.mean)],
+                    ends=around([score.mean], [score.standard_error]),
+                    style=styles[_name(measured)] % FULL if measured.rule else FULL,
+                )
+                for measured, score in ((each, getattr(each.performance, field)) for each in found)
+            ],
+        )
+        for title, label, field in fields
+    ]
 
 
 def _draw(found: Sequence[Measured], metric: str, figure: "Figure") -> None:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from calm_beam.analysis.perturbation import PerturbationDecoder
+    from calm_beam.report.line_chart import LineChart
 
 _DEFAULT_POSITIONS = 20
 
@@ -99,6 +100,8 @@ def _measure(decoder: "PerturbationDecoder", rank: int, task: Task, decoded: Cal
             "layer's prediction was another token."
         ),
         draw=functools.partial(_draw, found, labels, task.metric),
+        headline=_headline([point for point in found if point.kind == KINDS[0]], metric=task.metric),
+        charts=[_chart(found, labels, metric=task.metric)],
     )
 
 
@@ -117,6 +120,43 @@ def _table(found: Sequence[Sensitivity], rank: int) -> Table:
             f"{layer.replaced:.0%}",
         )
     return table
+
+
+def _headline(points: Sequence[Sensitivity], *, metric: str) -> tuple[str, ...]:
+    first, last = points[0], points[-1]
+    return (
+        "After one wrong token at position ",
+        str(first.position),
+        ", outputs score ",
+        f"{first.similarity.mean:.3f} {metric}",
+        f" against the unperturbed ones{'.' if first is last else '; at position '}",
+        *([] if first is last else [str(last.position), ", ", f"{last.similarity.mean:.3f}", "."]),
+    )
+
+
+def _chart(found: Sequence[Sensitivity], labels: Mapping[str, str], *, metric: str) -> "LineChart":
+    from calm_beam.report.line_chart import Line, LineChart, around
+
+    lines = []
+    for place, kind in enumerate(KINDS):
+        points = [point for point in found if point.kind == kind]
+        lines.append(
+            Line(
+                name=labels[kind],
+                points=[(point.position, point.similarity.mean) for point in points],
+                ends=around(
+                    [point.similarity.mean for point in points], [point.similarity.standard_error for point in points]
+                ),
+                style=place,
+                has_band=True,
+            )
+        )
+    return LineChart(
+        title="Similarity after one wrong token",
+        x_name="position of the replaced token",
+        y_name=f"{metric} against the unperturbed output",
+        lines=lines,
+    )
 
 
 def _draw(found: Sequence[Sensitivity], labels: Mapping[str, str], metric: str, figure: "Figure") -> None:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from rich import box
 from rich.table import Table
 
-from calm_beam.analysis.performance import Measured
+from calm_beam.analysis.performance import Measured, Performance
 from calm_beam.analysis.task import Task
 from calm_beam.analysis.tradeoff import tradeoff_variants
 from calm_beam.decoding.settings import DecodeSettings
@@ -18,6 +18,7 @@ from calm_beam.launch.plots import BLACK, measure_style, tidy
 from calm_beam.launch.setup_run import decode_settings
 from calm_beam.sweeps.prepared import PreparedSweep
 
+from .charts import measure_line
 from .experiment import Experiment, Findings, PreparedSweeps
 from .performance_rows import MEANING, performance_row, performance_table
 
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from calm_beam.checkpoints import Checkpoint
+    from calm_beam.report.line_chart import Line, LineChart
 
 
 def _add_flags(parser: FlagParser) -> None:
@@ -103,6 +105,24 @@ def _findings(task: Task, found: Sequence[Measured]) -> Findings:
             f"layer. {MEANING}{caution}"
         ),
         draw=functools.partial(_draw, full, curves, task.metric),
+        headline=_headline(full.performance, curves["oracle"][0].performance, metric=task.metric),
+        charts=_charts(full, curves, metric=task.metric),
+    )
+
+
+def _headline(full: Performance, oracle: Performance, *, metric: str) -> tuple[str, ...]:
+    scores = [each.similarity if each.quality is None else each.quality for each in (full, oracle)]
+    against = "the full model’s outputs" if full.quality is None else "the references"
+    return (
+        "The full model uses ",
+        f"{full.layers.mean:g} layers",
+        " and scores ",
+        f"{scores[0].mean:.3f} {metric}",
+        f" against {against}. The oracle, which exits as early as the last layer’s token allows, uses ",
+        f"{oracle.layers.mean:.2f}",
+        " and scores ",
+        f"{scores[1].mean:.3f}",
+        ".",
     )
 
 
@@ -125,10 +145,45 @@ def _grid_table(curves: dict[str, list[Measured]], *, metric: str) -> Table:
     return table
 
 
-def _draw(full: Measured, curves: dict[str, list[Measured]], metric: str, figure: "Figure") -> None:
+def _panels(full: Measured) -> list[tuple[str, str]]:
+    """Returns what is drawn over layers: names of the axis, and fields of a performance."""
     panels = [("score against the full model's output", "similarity")]
     if full.performance.quality is not None:
         panels.insert(0, ("score against the references", "quality"))
+    return panels
+
+
+def _charts(full: Measured, curves: dict[str, list[Measured]], *, metric: str) -> "list[LineChart]":
+    from calm_beam.report.line_chart import LineChart
+
+    return [
+        LineChart(
+            title="Quality" if field == "quality" else "Similarity",
+            x_name="decoder layers per token",
+            y_name=f"{metric}, {label}",
+            lines=[_line(name, found, field=field) for name, found in curves.items()],
+            level=(getattr(full.performance, field).mean, "full model"),
+        )
+        for label, field in _panels(full)
+    ]
+
+
+def _line(name: str, found: Sequence[Measured], *, field: str) -> "Line":
+    scores = [getattr(measured.performance, field) for measured in found]
+    layers = [measured.performance.layers.mean for measured in found]
+    return measure_line(
+        name,
+        [(x, score.mean) for x, score in zip(layers, scores, strict=True)],
+        spreads=[score.standard_error for score in scores],
+        words=[
+            f"λ {measured.threshold:g}: {x:.2f} layers, {score.mean:.4f}"
+            for measured, x, score in zip(found, layers, scores, strict=True)
+        ],
+    )
+
+
+def _draw(full: Measured, curves: dict[str, list[Measured]], metric: str, figure: "Figure") -> None:
+    panels = _panels(full)
     all_axes = figure.subplots(1, len(panels), squeeze=False)[0]
     for axes, (label, field) in zip(all_axes, panels, strict=True):
         _draw_panel(axes, full, curves=curves, field=field)

@@ -3,6 +3,7 @@
 import argparse
 import dataclasses
 import re
+from collections.abc import Sequence
 
 import numpy as np
 from rich import box
@@ -11,13 +12,17 @@ from rich.table import Table
 from calm_beam.counted import counted
 from calm_beam.efficiency.cost import CONFIDENCE, Cost, Interval, Job, forecast
 from calm_beam.launch.flags import UsageError, as_usage
-from calm_beam.launch.terminal import PlainConsole, say
+from calm_beam.launch.terminal import PlainConsole, say, tell
 from calm_beam.manifest import Calibration
 from calm_beam.printable import printable_line
+from calm_beam.report import write_page
+from calm_beam.report.foreign import short_place
 from calm_beam.risk.expected_stop import ExpectedStop, expected_stop, looks_at
 from calm_beam.sweeps.shard_count import shards_for
 from calm_beam.tails import tail_in_words
 
+from .cost_page import StopRow, cost_page, short_number, unit_of
+from .output import PAGE, check_output
 from .pilot_run import PilotRun, read_pilot
 
 _REPLICATIONS = 200
@@ -29,12 +34,36 @@ def plan_cost(flags: argparse.Namespace) -> int:
     """Prints what the run will cost, and what stopping early may save; returns the exit status."""
     with as_usage():
         _check(flags)
+        if flags.output:
+            check_output(flags.output, kinds=(PAGE,))
         run = read_pilot(flags.pilot)
         _check_device(flags, run.pilot.device)
     job = _job(flags)
     cost = forecast(run.pilot, job)
-    _print_cost(run, job, cost, flags=flags)
-    _print_stops(run, job, cost, flags=flags)
+    rows, assumed = _rows(job, cost, price=flags.price_per_hour), _assumed(run, job, cost)
+    _print_cost(run, job, rows, assumed=assumed)
+    forecasts = _forecasts(run, job, flags=flags)
+    saved = _saved_in_words(forecasts, job, cost, price=flags.price_per_hour)
+    notes = [*([] if saved is None else [saved]), *_about_stops(run, job, flags=flags)]
+    _print_stops(forecasts, run, job, notes=notes)
+    if flags.output:
+        page = cost_page(
+            run.pilot,
+            job,
+            cost,
+            price=flags.price_per_hour,
+            shards_of=lambda workers: flags.num_shards or shards_for(flags.examples, workers=workers),
+            rows=rows,
+            assumed=assumed,
+            stops=[_stop_row(each, run, job) for each in forecasts],
+            notes=notes,
+            facts=[
+                ("Pilot", f"{short_place(flags.pilot)}, {counted(run.examples, 'example')}"),
+                ("Device", run.pilot.device),
+            ],
+        )
+        write_page(page, flags.output)
+        tell(f"Page: {flags.output}")
     return 0
 
 
@@ -79,50 +108,42 @@ def _job(flags: argparse.Namespace) -> Job:
     )
 
 
-def _print_cost(run: PilotRun, job: Job, cost: Cost, *, flags: argparse.Namespace) -> None:
+def _rows(job: Job, cost: Cost, *, price: float | None) -> list[tuple[str, str, str]]:
+    """Returns what the run takes: names, what is expected, and intervals."""
+    unit, seconds = unit_of(cost.seconds.value)
+    intervals = [
+        (f"{unit} by the clock", cost.seconds.times(1 / seconds)),
+        ("hours of all workers", cost.worker_seconds.times(1 / 3600)),
+    ]
+    if price is not None:
+        intervals.append((f"money, at {price:g} an hour and worker", cost.worker_seconds.times(price / 3600)))
+    intervals.append(("generations stored, GiB", cost.bytes.times(2**-30)))
+    return [
+        *((name, short_number(interval.value), _between(interval)) for name, interval in intervals),
+        ("memory of a worker, GiB", f"{cost.peak_bytes / 2**30:.1f}", ""),
+        ("shards to ask for (--num_shards)", f"{job.num_shards:,}", ""),
+        ("workers wait for the last shard", f"{cost.idle:.1%}", "of decoding"),
+    ]
+
+
+def _print_cost(run: PilotRun, job: Job, rows: Sequence[tuple[str, str, str]], *, assumed: Sequence[str]) -> None:
     console = PlainConsole()
     title = f"{counted(job.examples, 'example')} on {counted(job.workers, 'worker')}, from a pilot of {run.examples:,}"
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("", no_wrap=True)
     table.add_column("expected", justify="right", no_wrap=True)
     table.add_column(f"{CONFIDENCE:.0%} interval", justify="right", no_wrap=True)
-    unit, seconds = _unit(cost.seconds.value)
-    _add(table, f"{unit} by the clock", cost.seconds.times(1 / seconds), digits=3)
-    _add(table, "hours of all workers", cost.worker_seconds.times(1 / 3600), digits=3)
-    if flags.price_per_hour is not None:
-        money = cost.worker_seconds.times(flags.price_per_hour / 3600)
-        _add(table, f"money, at {flags.price_per_hour:g} an hour and worker", money, digits=3)
-    _add(table, "generations stored, GiB", cost.bytes.times(2**-30), digits=3)
-    table.add_row("memory of a worker, GiB", f"{cost.peak_bytes / 2**30:.1f}", "")
-    table.add_row("shards to ask for (--num_shards)", f"{job.num_shards:,}", "")
-    table.add_row("workers wait for the last shard", f"{cost.idle:.1%}", "of decoding")
+    for row in rows:
+        table.add_row(*row)
     console.print(table)
-    for sentence in _assumed(run, job, cost):
+    for sentence in assumed:
         console.say(sentence)
 
 
-def _unit(seconds: float) -> tuple[str, int]:
-    """Returns the unit in which a time is best read, and its seconds."""
-    for name, length in (("hours", 3600), ("minutes", 60)):
-        if seconds >= 2 * length:
-            return name, length
-    return "seconds", 1
-
-
-def _add(table: Table, name: str, interval: Interval, *, digits: int) -> None:
-    between = (
-        f"{_number(interval.low, digits)} to {_number(interval.high, digits)}"
-        if interval.low is not None and interval.high is not None
-        else "unknown"
-    )
-    table.add_row(name, _number(interval.value, digits), between)
-
-
-def _number(value: float, digits: int) -> str:
-    """Returns a number with so many digits, without an exponent."""
-    if value >= 10 ** (digits - 1):
-        return f"{value:,.0f}"
-    return f"{value:.{digits}g}" if value >= 1e-4 else "0"
+def _between(interval: Interval) -> str:
+    if interval.low is None or interval.high is None:
+        return "unknown"
+    return f"{short_number(interval.low)} to {short_number(interval.high)}"
 
 
 def _assumed(run: PilotRun, job: Job, cost: Cost) -> list[str]:
@@ -159,61 +180,80 @@ def _assumed(run: PilotRun, job: Job, cost: Cost) -> list[str]:
     return found
 
 
-def _print_stops(run: PilotRun, job: Job, cost: Cost, *, flags: argparse.Namespace) -> None:
+def _forecasts(run: PilotRun, job: Job, *, flags: argparse.Namespace) -> "list[_Forecast]":
+    """Returns when a sequential calibration may stop; nothing where that is not forecast."""
+    if not run.entries or run.clusters:
+        return []
+    say("simulating sequential calibrations")
+    return [
+        _Forecast(asked=each, stop=None if each.losses is None else _stop(each, each.losses, job=job, flags=flags))
+        for each in _asked(run, flags)
+    ]
+
+
+def _print_stops(forecasts: "Sequence[_Forecast]", run: PilotRun, job: Job, *, notes: Sequence[str]) -> None:
     """Prints what a sequential calibration may save."""
     console = PlainConsole()
+    if forecasts:
+        table = Table(
+            title="A sequential run: when it may stop", title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False
+        )
+        table.add_column("consistency\nmetric", overflow="fold")
+        for name in (
+            "delta\nepsilon",
+            "pilot's\nthreshold",
+            "to be\nproved",
+            f"examples needed\n({CONFIDENCE:.0%} of runs)",
+            "saved",
+        ):
+            table.add_column(name, justify="right", no_wrap=True)
+        for each in forecasts:
+            row = _stop_row(each, run, job)
+            between = f"\n({row.between})" if row.between else ""
+            table.add_row(
+                f"{row.kind}\n{row.metric}",
+                f"{row.delta:g}\n{row.epsilon:g}",
+                row.chosen,
+                row.proved,
+                row.examples + between,
+                row.saved,
+            )
+        console.print(table)
+    for note in notes:
+        console.say(note)
+
+
+def _saved_in_words(forecasts: "Sequence[_Forecast]", job: Job, cost: Cost, *, price: float | None) -> str | None:
+    """Returns what a run saves that stops once all is proved; None where no stop was forecast."""
+    saved = [each.saved for each in forecasts if each.saved is not None]
+    if not saved:
+        return None
+    seconds = min(saved) * cost.decode_seconds.value
+    unit, length = unit_of(seconds)
+    money = "" if price is None else f", and {short_number(seconds / 3600 * job.workers * price)} of the money"
+    return (
+        f"A run that stops once all of these are proved saves {_share(min(saved))} of decoding: about "
+        f"{short_number(seconds / length)} {unit}{money}."
+    )
+
+
+def _about_stops(run: PilotRun, job: Job, *, flags: argparse.Namespace) -> list[str]:
+    """Returns what the forecast of stops rests on, and what it leaves out."""
     if not run.entries:
-        console.say("What stopping early may save takes the manifest of the pilot, which is not there.")
-        return
+        return ["What stopping early may save takes the manifest of the pilot, which is not there."]
     if run.clusters:
-        console.say("What stopping early may save is not forecast for clusters.")
-        return
-    say("simulating sequential calibrations")
-    table = Table(title="A sequential run: when it may stop", title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False)
-    table.add_column("consistency\nmetric", overflow="fold")
-    for name in (
-        "delta\nepsilon",
-        "pilot's\nthreshold",
-        "to be\nproved",
-        f"examples needed\n({CONFIDENCE:.0%} of runs)",
-        "saved",
-    ):
-        table.add_column(name, justify="right", no_wrap=True)
-    least_saved: float | None = None
-    for asked in _asked(run, flags):
-        entry = asked.entry
-        cells = ["", "not forecast", ""]
-        if asked.losses is not None:
-            stop = _stop(asked, asked.losses, job=job, flags=flags)
-            saved = 0.0 if stop.shares is None else 1 - stop.shares[0]
-            least_saved = saved if least_saved is None else min(least_saved, saved)
-            cells = _cells(stop, run, job)
-        table.add_row(
-            f"{entry.consistency}{tail_in_words(entry.known_loss)}\n{printable_line(entry.metric)}",
-            f"{asked.delta:g}\n{asked.epsilon:g}",
-            asked.threshold_in_words(),
-            *cells,
-        )
-    console.print(table)
-    if least_saved is not None:
-        saved_seconds = least_saved * cost.decode_seconds.value
-        unit, length = _unit(saved_seconds)
-        price = flags.price_per_hour
-        money = "" if price is None else f", and {_number(saved_seconds / 3600 * job.workers * price, 3)} of the money"
-        console.say(
-            f"A run that stops once all of these are proved saves {_share(least_saved)} of decoding: about "
-            f"{_number(saved_seconds / length, 3)} {unit}{money}."
-        )
-    console.say(
+        return ["What stopping early may save is not forecast for clusters."]
+    notes = [
         f"To be proved: the lowest threshold that {flags.power:.0%} of whole runs prove, by the signed mixture, whose "
         f"proof may be watched, after every {_round_examples(job):,} examples at first. Simulated by drawing from the "
         "pilot's losses "
         f"({counted(flags.replications or _REPLICATIONS, 'run')}, seed {flags.seed}): a forecast, and no promise."
-    )
+    ]
     if any(losses.entry.group is not None for losses in run.entries):
-        console.say("Not forecast: entries of groups, for which a sequential run waits too.")
+        notes.append("Not forecast: entries of groups, for which a sequential run waits too.")
     if any(losses.losses is None for losses in run.entries):
-        console.say("Not forecast: metrics that are not calm-beam's own, whose code a manifest cannot have imported.")
+        notes.append("Not forecast: metrics that are not calm-beam's own, whose code a manifest cannot have imported.")
+    return notes
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -273,11 +313,41 @@ def _round_examples(job: Job) -> int:
     return max(1, job.examples * min(job.workers, job.num_shards) // job.num_shards)
 
 
-def _cells(stop: ExpectedStop, run: PilotRun, job: Job) -> list[str]:
-    if stop.shares is None:
-        return ["none", f"{job.examples:,}", "0%"]
-    median, low, high = (f"{round(share * job.examples):,}" for share in stop.shares)
-    return [f"{run.thresholds[stop.place]:g}", f"{median}\n({low} to {high})", _share(1 - stop.shares[0])]
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Forecast:
+    """When a guarantee may be proved; None where its losses are not known."""
+
+    asked: _Asked
+    stop: ExpectedStop | None
+
+    @property
+    def saved(self) -> float | None:
+        """Share of the examples that the middle one of simulated runs saves."""
+        if self.stop is None:
+            return None
+        return 0.0 if self.stop.shares is None else 1 - self.stop.shares[0]
+
+
+def _stop_row(each: _Forecast, run: PilotRun, job: Job) -> StopRow:
+    entry, stop = each.asked.entry, each.stop
+    proved, examples, between, saved = "", "not forecast", "", ""
+    if stop is not None:
+        proved, examples, saved = "none", f"{job.examples:,}", "0%"
+        if stop.shares is not None:
+            examples, low, high = (f"{round(share * job.examples):,}" for share in stop.shares)
+            proved, between = f"{run.thresholds[stop.place]:g}", f"{low} to {high}"
+            saved = _share(1 - stop.shares[0])
+    return StopRow(
+        kind=f"{entry.consistency}{tail_in_words(entry.known_loss)}",
+        metric=printable_line(entry.metric),
+        delta=each.asked.delta,
+        epsilon=each.asked.epsilon,
+        chosen=each.asked.threshold_in_words(),
+        proved=proved,
+        examples=examples,
+        between=between,
+        saved=saved,
+    )
 
 
 def _share(share: float) -> str:

@@ -7,7 +7,7 @@ from calm_beam.launch.flags import FlagParser, numbers, texts, whole_number
 from calm_beam.risk.pvalues import P_VALUES
 
 # Flags that mean something for one of the two questions only; without a default.
-POWER_FLAGS = ("risk_guess", "loss_std", "p_value", "output")
+POWER_FLAGS = ("risk_guess", "loss_std", "p_value")
 COST_FLAGS = (
     "examples",
     "workers",
@@ -28,6 +28,7 @@ _ESSENTIALS = (
     "--examples",
     "--workers",
     "--price_per_hour",
+    "--output",
 )
 
 
@@ -55,6 +56,11 @@ def plan_parser(doc: str | None) -> FlagParser:
         help="simulated calibrations, where some are needed; default: 1000, with a run 200",
     )
     parser.add_argument("--seed", type=whole_number(0), default=0, help="of the simulation")
+    parser.add_argument(
+        "--output",
+        metavar="FILE",
+        help="file for a page with charts and tables: .html; without a run, also for a plot alone: .svg, .png or .pdf",
+    )
     power = parser.add_argument_group("examples needed, without a run")
     power.add_argument("--risk_guess", type=numbers, help="expected losses below delta, comma-separated")
     power.add_argument("--loss_std", type=float, help="standard deviation of the losses; without it they are 0 or 1")
@@ -64,7 +70,6 @@ def plan_parser(doc: str | None) -> FlagParser:
         help=f"of {', '.join(P_VALUES)}; default: all that take such losses, but for losses of 0 and 1 only those that "
         "need no simulation",
     )
-    power.add_argument("--output", help="file for a plot of power over examples: .svg, .png or .pdf")
     cost = parser.add_argument_group("cost, from a run")
     cost.add_argument(
         "--examples", metavar="N", type=_examples, help="examples of the run that is planned, such as 1e6"

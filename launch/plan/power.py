@@ -25,6 +25,8 @@ from calm_beam.launch.flags import (
 )
 from calm_beam.launch.plots import check_plots_available
 from calm_beam.launch.terminal import PlainConsole, say, tell
+from calm_beam.report import write_page
+from calm_beam.report.foreign import short_place
 from calm_beam.risk.pvalues import P_VALUES
 from calm_beam.risk.sample_size import (
     COIN_P_VALUES,
@@ -37,8 +39,10 @@ from calm_beam.risk.sample_size import (
     simulated_examples_needed,
     simulated_power,
 )
-from calm_beam.storage import check_writable, is_cloud_path, is_file, is_folder, open_input, parent, why_no_file
+from calm_beam.storage import is_file, open_input, why_no_file
 
+from .output import PAGE, check_output
+from .power_page import power_page
 from .power_plot import Curve, write_power_plot
 
 # What flags that are left out mean here.
@@ -59,14 +63,36 @@ def plan_power(flags: argparse.Namespace) -> int:
     curves = [_curves(guess, names, flags=flags) for guess in guesses]
     _print(guesses, curves, flags=flags)
     if flags.output:
-        write_power_plot(
-            flags.output,
-            {guess.title: row for guess, row in zip(guesses, curves, strict=True)},
-            target=flags.power,
-            title=f"delta {flags.delta:g}, epsilon {flags.epsilon:g}",
-        )
-        tell(f"Plot: {flags.output}")
+        _write({guess.title: row for guess, row in zip(guesses, curves, strict=True)}, flags=flags)
     return 0
+
+
+def _write(panels: Mapping[str, Sequence[Curve]], *, flags: argparse.Namespace) -> None:
+    """Writes the page or the plot that was asked for, and tells where."""
+    if not flags.output.endswith(PAGE):
+        title = f"delta {flags.delta:g}, epsilon {flags.epsilon:g}"
+        write_power_plot(flags.output, panels, target=flags.power, title=title)
+        tell(f"Plot: {flags.output}")
+        return
+    facts = [
+        ("Tolerance δ", f"{flags.delta:g}"),
+        ("Error ε", f"{flags.epsilon:g}"),
+        ("Power", f"{flags.power:g}"),
+        ("Losses", "0 or 1" if flags.pilot is None and flags.loss_std is None else "as they are named above"),
+        *([] if flags.pilot is None else [("Pilot", short_place(flags.pilot))]),
+        ("Simulation", f"{counted(flags.replications, 'calibration')}, seed {flags.seed}"),
+    ]
+    page = power_page(panels, delta=flags.delta, target=flags.power, meaning=_meaning(flags), facts=facts)
+    write_page(page, flags.output)
+    tell(f"Page: {flags.output}")
+
+
+def _meaning(flags: argparse.Namespace) -> str:
+    return (
+        f"Epsilon {flags.epsilon:g}. From so many examples on, the probability is reached and stays so. That is exact "
+        "for losses of 0 and 1 with p-values that ignore their order, elsewhere simulated "
+        f"({counted(flags.replications, 'calibration')}, seed {flags.seed}). Settle the p-value before calibrating."
+    )
 
 
 def _check(flags: argparse.Namespace) -> None:
@@ -78,13 +104,9 @@ def _check(flags: argparse.Namespace) -> None:
         if name not in P_VALUES:
             raise UsageError(f"--p_value {name}: not known. Choose from {', '.join(P_VALUES)}.")
     if flags.output:
-        if not flags.output.endswith((".svg", ".png", ".pdf")):
-            raise UsageError(f"--output {flags.output}: expected a name that ends in .svg, .png or .pdf.")
-        with naming("--output"):
-            if not is_cloud_path(flags.output) and not is_folder(parent(flags.output)):
-                raise UsageError(f"--output {flags.output}: the folder {parent(flags.output)} does not exist.")
-            check_writable(flags.output)
-        check_plots_available()
+        check_output(flags.output, kinds=(".svg", ".png", ".pdf", PAGE))
+        if not flags.output.endswith(PAGE):
+            check_plots_available()
 
 
 class _Guess:
@@ -231,8 +253,4 @@ def _print(guesses: Sequence[_Guess], curves: Sequence[Sequence[Curve]], *, flag
         needed = [f"{curve.needed:,}" if curve.needed else f"> {curve.at_most:,}" for curve in by_guess]
         table.add_row(by_guess[0].name, *needed)
     console.print(table)
-    console.print(
-        f"Epsilon {flags.epsilon:g}. From so many examples on, the probability is reached and stays so. That is exact "
-        "for losses of 0 and 1 with p-values that ignore their order, elsewhere simulated "
-        f"({counted(flags.replications, 'calibration')}, seed {flags.seed}). Settle the p-value before calibrating."
-    )
+    console.print(_meaning(flags))

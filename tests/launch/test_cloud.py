@@ -368,13 +368,15 @@ def test_training_reads(local: _Local, stored: str) -> None:
 
 
 @pytest.mark.slow
-def test_tables_and_plots(stored: str, tmp_path: pathlib.Path) -> None:
-    """Evaluate and plan write tables and plots there, equal to local ones."""
+def test_tables_plots_and_pages(stored: str, tmp_path: pathlib.Path) -> None:
+    """Evaluate and plan write tables, plots and pages there, equal to local ones."""
     evaluate = ["evaluate", "--experiment=tradeoff", "--confidence=softmax", "--thresholds=0.5,0", "--metric=token_f1"]
     sizes = ["--max_input_length=32", "--max_decode_length=6", "--batch_size=4", f"--checkpoint={stored}/model"]
     plan = ["plan", "--delta=0.1", "--risk_guess=0.05", "--p_value=hoeffding"]
     for folder in (str(tmp_path), stored):
         assert main([*evaluate, *sizes, f"--data={stored}/data/a.jsonl", f"--output={folder}/found"]) == 0
-        assert main([*plan, f"--output={folder}/plan.svg"]) == 0
-    for name in ("found/tradeoff.csv", "found/tradeoff.json", "found/tradeoff.svg", "plan.svg"):
+        for kind in ("svg", "html"):
+            assert main([*plan, f"--output={folder}/plan.{kind}"]) == 0
+    written = [f"found/tradeoff.{kind}" for kind in ("csv", "json", "svg", "html")]
+    for name in (*written, "plan.svg", "plan.html"):
         assert _read(f"{stored}/{name}") == (tmp_path / name).read_bytes()

@@ -4,6 +4,7 @@ import csv
 import importlib.util
 import json
 import pathlib
+import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -54,13 +55,19 @@ def _table(path: pathlib.Path) -> list[dict[str, str]]:
 
 def _checked_files(output: pathlib.Path, name: str) -> dict[str, Any]:
     """Returns the JSON of an experiment, having checked that its CSV says the same and its plot is one."""
-    assert {path.name for path in output.iterdir()} == {f"{name}.csv", f"{name}.json", f"{name}.svg"}
+    assert {path.name for path in output.iterdir()} == {f"{name}.csv", f"{name}.json", f"{name}.svg", f"{name}.html"}
     content: dict[str, Any] = json.loads((output / f"{name}.json").read_text(encoding="utf-8"))
     as_text = [
         {column: "" if value is None else str(value) for column, value in row.items()} for row in content["rows"]
     ]
     assert as_text == _table(output / f"{name}.csv")
     assert (output / f"{name}.svg").read_text(encoding="utf-8").startswith("<?xml")
+    page = (output / f"{name}.html").read_text(encoding="utf-8")
+    assert page.count("<tr>") == 1 + len(content["rows"])
+    assert page.count("<svg viewBox") >= 1
+    (found,) = re.findall(r'<p class="sentence">(.*?)</p>', page)
+    # Every other part is a number that matters.
+    assert re.fullmatch(r"[^<]+(<strong><bdi>[^<]*\d[^<]*</bdi></strong>[^<]+)+", found)
     return content
 
 

@@ -78,6 +78,10 @@ def test_all_measures_in_one_run(
         assert float(row["flops_calm_table"]) <= float(row["flops_appendix_b"])
     grid = read_grid(str(output / "splits_grid.parquet"))
     assert {row.measure for row in grid} == {"softmax", "state", "oracle"}
+    page = (output / "splits.html").read_text(encoding="utf-8")
+    # Every trial of the table, the table, its choices, and the whole set.
+    assert page.count("<tr>") == 4 + 6 * len(table) + 2 * len(table) + len(grid)
+    assert str(swept) not in page
     full = [row for row in grid if row.threshold is None]
     assert {(row.layers, row.risk, row.flops_appendix_b, row.examples) for row in full} == {(4.0, 0.0, 1.0, _COUNT)}
     assert len({row.bleu for row in full}) == 1

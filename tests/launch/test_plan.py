@@ -9,6 +9,8 @@ import pytest
 
 from calm_beam.launch.cli import main
 from calm_beam.risk.sample_size import exact_power
+from tests.calm_beam.report.accessibility import violations
+from tests.calm_beam.report.browser import CHROMIUM, started_browser
 
 _NEEDS_PLOTS = pytest.mark.skipif(importlib.util.find_spec("matplotlib") is None, reason="needs the extra `plots`")
 
@@ -118,6 +120,46 @@ def test_plot_shows_every_guess_and_p_value(tmp_path: pathlib.Path) -> None:
     assert drawn.count("<!-- exact_binomial: ") == drawn.count("<!-- hoeffding: ") == 2
     assert "<!-- expected loss 0.05, deviation 0.218 -->" in drawn
     assert "<!-- expected loss 0.1, deviation 0.3 -->" in drawn
+
+
+def test_page(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """A page has a drawing for every guess and a row for every p-value, the same each time, without matplotlib."""
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    output = tmp_path / "plan.html"
+    flags = ["plan", "--delta=0.2", "--risk_guess=0.05,0.1", "--p_value=exact_binomial,hoeffding", f"--output={output}"]
+    assert main(flags) == 0
+    printed = capsys.readouterr().out
+    assert f"Page: {output}" in printed
+    content = output.read_text(encoding="utf-8")
+    assert content.count("<svg viewBox") == 2
+    text = re.sub(r"<[^>]+>", "", content)
+    for cells in _rows(printed).values():
+        assert all(cell in text for cell in cells)
+    needed = _rows(printed)["exact_binomial"][0]
+    assert f"exact_binomial needs {needed} examples, the fewest." in text
+    assert main(flags) == 0
+    assert output.read_text(encoding="utf-8") == content
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="needs a browser: apt-get install chromium")
+@pytest.mark.timeout(240)
+def test_everybody_can_use_the_page(tmp_path: pathlib.Path) -> None:
+    """Axe finds nothing on it."""
+    output = tmp_path / "plan.html"
+    assert main(["plan", "--delta=0.2", "--risk_guess=0.05", "--p_value=exact_binomial", f"--output={output}"]) == 0
+    with started_browser() as browser:
+        assert violations(browser, output) == []
+
+
+def test_page_of_what_cannot_be_proved(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where no number of examples within the search is enough, the page says so."""
+    monkeypatch.setattr("calm_beam.launch.plan.power._MOST_EXAMPLES_COMPUTED", 100)
+    output = tmp_path / "plan.html"
+    flags = ["plan", "--delta=0.1", "--risk_guess=0.09", "--p_value=hoeffding", f"--output={output}"]
+    assert main(flags) == 0
+    text = re.sub(r"<[^>]+>", "", output.read_text(encoding="utf-8"))
+    assert "is not accepted at δ\u00a0=\u00a00.1 with probability 0.9 by 100 examples or fewer." in text
+    assert "&gt; 100" in text
 
 
 def test_a_missing_extra_is_named(

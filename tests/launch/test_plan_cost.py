@@ -8,6 +8,8 @@ import shutil
 import pytest
 
 from calm_beam.launch.cli import main
+from tests.calm_beam.report.accessibility import violations
+from tests.calm_beam.report.browser import CHROMIUM, started_browser
 from tests.pipelines import SHORT_FLAGS, id_rows, write_model, write_rows
 
 _ASKED = ("--consistency=textual,risk", "--metric=token_f1", "--delta=0.6", "--epsilon=0.1")
@@ -146,6 +148,31 @@ def test_a_speed_is_not_guessed(pilot: pathlib.Path, capsys: pytest.CaptureFixtu
     assert _plan(pilot, "--accelerator=cpu") == 0
 
 
+def test_the_page(pilot: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What the terminal says stands in it too, with what fewer and more workers would take; it has no folders."""
+    output = tmp_path / "plan.html"
+    assert _plan(pilot, "--workers=4", "--price_per_hour=2", f"--output={output}") == 0
+    printed = capsys.readouterr().out
+    assert f"Page: {output}" in printed
+    text = re.sub(r"<[^>]+>", "|", output.read_text(encoding="utf-8"))
+    cells = set(re.split(r"\|+", text))
+    assert {"10,000 examples", "4 workers", "hours of all workers", "generations stored, GiB"} <= cells
+    assert {"1", "2", "4", "8", "20", "40"} <= cells
+    assert "textual, token_f1" in text
+    assert "a forecast, and no promise" in text
+    assert str(pilot.parent) not in text
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="needs a browser: apt-get install chromium")
+@pytest.mark.timeout(240)
+def test_everybody_can_use_the_page(pilot: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    """Axe finds nothing on it."""
+    output = tmp_path / "plan.html"
+    assert _plan(pilot, f"--output={output}") == 0
+    with started_browser() as browser:
+        assert violations(browser, output) == []
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
@@ -157,7 +184,7 @@ def test_a_speed_is_not_guessed(pilot: pathlib.Path, capsys: pytest.CaptureFixtu
         (("--workers=0",), "argument --workers: expected a whole number of at least 1, got '0'"),
         (("--delta=5",), "--delta must be in (0, 1), got 5."),
         (("--risk_guess=0.1",), "--risk_guess is about the power of a test"),
-        (("--output=plan.svg",), "--output is about the power of a test"),
+        (("--output=plan.svg",), "--output plan.svg: expected a name that ends in .html."),
     ],
 )
 def test_bad_usage(

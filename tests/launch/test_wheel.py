@@ -25,8 +25,10 @@ _FLOORS = {"calm_beam": "calm_beam", "transforms": "calm_beam/transforms", "laun
 _DATA = {
     "calm_beam/__init__.pyi",
     "calm_beam/py.typed",
-    "calm_beam/report/plain.html",
+    "calm_beam/report/frame.html",
     "calm_beam/report/template.html",
+    "calm_beam/report/theme.js",
+    "calm_beam/report/tables.js",
     "calm_beam/report/notebook.css",
     "calm_beam/report/report.css",
     "calm_beam/report/outputs.js",

@@ -1,1 +1,1 @@
-"""The README's pictures, made again from what the commands write."""
+"""The documentation's pictures, made again from what the commands write."""

@@ -1,36 +1,111 @@
-"""Makes both pictures, on the embedded model and data, by the commands; takes about ten minutes on two cores.
+"""Makes the pictures of the documentation, on the embedded model and data, by the commands; takes about ten minutes.
 
 python -m tools.pictures --output=docs/pictures
+python -m tools.pictures --output=docs/pictures --only=report,proof
 """
 
 import argparse
+import functools
 import pathlib
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from calm_beam.demo import embedded
 from calm_beam.launch.cli import main as calm_beam
 from calm_beam.storage import replacing
 from tools.demo_task import write_data
 
-from .report import find_browser, photographed
+from . import throughput
+from .report import Scheme, find_browser, photographed, photographed_section
+from .terminal import drawn, printed
 from .tradeoff import draw, measure_times, read_points
 
 _THRESHOLDS = "0.999,0.99,0.97,0.95,0.9,0.8,0.7,0.5,0.3"
 _TIMED_PROMPTS = 15
+_PAGE = pathlib.Path(__file__).parents[2] / "docs" / "measurements.md"
+_PROMPT = "Do they want to repair their car?"
 
 
-def make_report(folder: pathlib.Path, picture: pathlib.Path) -> None:
-    """Calibrates into `folder`, and writes the picture of the report."""
-    browser = find_browser()
-    _run("calibrate", f"--output={folder / 'calibration'}")
-    shot = photographed(folder / "calibration" / "report.html", consistency="textual", delta=0.1, browser=browser)
-    with replacing(str(picture)) as temporary:
-        temporary.write_bytes(shot)
+@functools.cache
+def _calibrated(folder: pathlib.Path, *flags: str) -> pathlib.Path:
+    """Returns the output directory of a calibration, which is made once."""
+    output = folder / "-".join(["calibration", *(flag.strip("-").replace("=", "-") for flag in flags)])
+    _run("calibrate", *flags, f"--output={output}")
+    return output
 
 
-def make_tradeoff(folder: pathlib.Path, picture: pathlib.Path) -> None:
+def make_report(folder: pathlib.Path, output: pathlib.Path) -> None:
+    """Makes the picture of a report's outputs, light and dark."""
+    report = _calibrated(folder) / "report.html"
+    schemes: dict[str, Scheme] = {"report.webp": "light", "report-dark.webp": "dark"}
+    for name, scheme in schemes.items():
+        shot = photographed(report, consistency="textual", delta=0.1, browser=find_browser(), scheme=scheme)
+        _write(output / name, shot)
+
+
+def make_risk(folder: pathlib.Path, output: pathlib.Path) -> None:
+    """Makes the picture of a report's risk curve."""
+    shot = photographed_section(
+        _calibrated(folder) / "report.html",
+        heading="Risk at every threshold",
+        browser=find_browser(),
+        promise=("textual", 0.1),
+    )
+    _write(output / "risk.webp", shot)
+
+
+def make_proof(folder: pathlib.Path, output: pathlib.Path) -> None:
+    """Makes the picture of a proof that was watched, round by round."""
+    # Small shards make many rounds.
+    sequential = _calibrated(
+        folder, "--sequential", "--num_shards=20", "--round_examples=50", "--delta=0.1", "--consistency=textual"
+    )
+    shot = photographed_section(sequential / "report.html", heading="The proof, round by round", browser=find_browser())
+    _write(output / "proof.webp", shot)
+
+
+def make_evaluation(folder: pathlib.Path, output: pathlib.Path) -> None:
+    """Makes the picture of the page of repeated splits, of two measures."""
+    generations = ",".join(map(str, (_calibrated(folder), _calibrated(folder, "--confidence=state"))))
+    _run(
+        "evaluate",
+        f"--generations={generations}",
+        "--metric=rouge_l_unicode",
+        "--consistency=textual",
+        "--delta=0.05,0.1,0.25",
+        f"--output={folder / 'splits'}",
+    )
+    shot = photographed_section(
+        folder / "splits" / "splits.html",
+        heading="Risk and layers over the tolerance",
+        browser=find_browser(),
+    )
+    _write(output / "evaluation.webp", shot)
+
+
+def make_terminal(folder: pathlib.Path, output: pathlib.Path) -> None:
+    """Makes the picture of a terminal: a plan, and an answer in the colours of its exit layers."""
+    calibration = _calibrated(folder)
+    plan = ["plan", "--delta=0.1", "--risk_guess=0.03,0.05,0.07"]
+    answer = ["generate", "--consistency=textual", "--delta=0.05", f"--prompt={_PROMPT}", "--show_layers"]
+    session = [
+        (f"calm-beam {' '.join(plan)}", printed(plan, cwd=str(folder))),
+        (
+            "calm-beam generate --manifest=calibration --consistency=textual \\\n"
+            f"    --delta=0.05 --prompt='{_PROMPT}' --show_layers",
+            printed([*answer, f"--manifest={calibration}"], cwd=str(folder)),
+        ),
+    ]
+    _write(output / "terminal.svg", drawn(session).encode())
+
+
+def make_throughput(folder: pathlib.Path, output: pathlib.Path) -> None:
+    """Makes the plot of tokens a second, of what docs/measurements.md says."""
+    throughput.draw(throughput.read_rates(_PAGE), path=output / "throughput.svg")
+
+
+def make_tradeoff(folder: pathlib.Path, output: pathlib.Path) -> None:
     """Trains an exit classifier for the embedded model in `folder`, measures with it, and writes the plot."""
     _write_training_data(folder / "data")
     model, data = str(folder / "model"), str(embedded.CALIBRATION_SET)
@@ -55,7 +130,7 @@ def make_tradeoff(folder: pathlib.Path, picture: pathlib.Path) -> None:
         f"--output={folder / 'tradeoff'}",
     )
     points = read_points(folder / "tradeoff" / "tradeoff.csv")
-    draw(points, measure_times(points, model=model, data=data, prompts=_TIMED_PROMPTS), path=picture)
+    draw(points, measure_times(points, model=model, data=data, prompts=_TIMED_PROMPTS), path=output / "tradeoff.svg")
 
 
 def _write_training_data(folder: pathlib.Path) -> None:
@@ -73,16 +148,37 @@ def _run(*argv: str) -> None:
         raise RuntimeError(f"calm-beam {' '.join(argv)} failed.")
 
 
+_MAKERS: Mapping[str, Callable[[pathlib.Path, pathlib.Path], None]] = {
+    "report": make_report,
+    "risk": make_risk,
+    "proof": make_proof,
+    "evaluation": make_evaluation,
+    "terminal": make_terminal,
+    "throughput": make_throughput,
+    "tradeoff": make_tradeoff,
+}
+
+
+def _write(path: pathlib.Path, content: bytes) -> None:
+    with replacing(str(path)) as temporary:
+        temporary.write_bytes(content)
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     """Makes the pictures and returns an exit status."""
     parser = argparse.ArgumentParser(prog="python -m tools.pictures", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--output", type=pathlib.Path, required=True, help="directory to write to")
-    output: pathlib.Path = parser.parse_args(argv).output
-    output.mkdir(parents=True, exist_ok=True)
+    parser.add_argument(
+        "--only", default=",".join(_MAKERS), help=f"which, comma-separated, of {', '.join(_MAKERS)}; default: all"
+    )
+    flags = parser.parse_args(argv)
+    names = flags.only.split(",")
+    if unknown := [name for name in names if name not in _MAKERS]:
+        parser.error(f"--only: there is no picture {unknown[0]}. Choose from {', '.join(_MAKERS)}.")
+    flags.output.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory() as name:
-        folder = pathlib.Path(name)
-        make_report(folder, output / "report.webp")
-        make_tradeoff(folder, output / "tradeoff.svg")
+        for each in names:
+            _MAKERS[each](pathlib.Path(name), flags.output)
     return 0
 
 

@@ -1,8 +1,13 @@
-"""The report as a picture: outputs in the colours of their exit layers, and the slider below them."""
+"""Pages as pictures: outputs in the colours of their exit layers with the slider below, or a section of any page."""
 
+import contextlib
 import io
 import pathlib
 import shutil
+from collections.abc import Iterator
+from typing import Any, Literal
+
+Scheme = Literal["light", "dark"]
 
 # About as wide as a README is shown.
 _WIDTH = 900
@@ -12,6 +17,7 @@ _FRAME = """(examples) => {
     const last = from(".example")[examples - 1];
     return Math.round(last.bottom - from("#examples-scale")[0].top + 8 + from(".player")[0].height);
 }"""
+_DRAWN = "() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))"
 
 
 def find_browser() -> str:
@@ -26,7 +32,9 @@ def find_browser() -> str:
     return found
 
 
-def photographed(report: pathlib.Path, *, consistency: str, delta: float, browser: str) -> bytes:
+def photographed(
+    report: pathlib.Path, *, consistency: str, delta: float, browser: str, scheme: Scheme = "light"
+) -> bytes:
     """Returns the part of a report that shows outputs token by token, as WebP.
 
     Args:
@@ -34,32 +42,72 @@ def photographed(report: pathlib.Path, *, consistency: str, delta: float, browse
       consistency: Kind of consistency of the promise whose threshold the slider is set to.
       delta: Its tolerance.
       browser: Path of a Chromium.
+      scheme: Colours of the page: light or dark.
     """
-    # Here, since both come with what developers install.
-    from PIL import Image
+    with _opened(report, browser=browser, scheme=scheme) as page:
+        _choose(page, consistency=consistency, delta=delta)
+        # From the scale of colours to the last example's end, which the slider follows.
+        height = page.evaluate(_FRAME, _EXAMPLES)
+        page.set_viewport_size({"width": _WIDTH, "height": height})
+        page.locator("#examples-scale").evaluate("(scale) => scrollTo(0, scale.offsetTop - 8)")
+        page.evaluate(_DRAWN)
+        return _webp(page.screenshot())
+
+
+def photographed_section(
+    report: pathlib.Path, *, heading: str, browser: str, promise: tuple[str, float] | None = None
+) -> bytes:
+    """Returns a section of a page, as WebP.
+
+    Args:
+      report: The page.
+      heading: The section's.
+      browser: Path of a Chromium.
+      promise: Kind of consistency and tolerance of the promise to choose on the report of a calibration; None shows
+        the one that the page shows first.
+    """
+    with _opened(report, browser=browser, scheme="light") as page:
+        if promise is not None:
+            _choose(page, consistency=promise[0], delta=promise[1])
+        # The slider lies over whatever is below it.
+        page.add_style_tag(content=".player{visibility:hidden}section{padding:20px 16px 16px !important}")
+        page.evaluate(_DRAWN)
+        return _webp(page.get_by_role("region", name=heading, exact=True).screenshot())
+
+
+def _choose(page: Any, *, consistency: str, delta: float) -> None:
+    names = page.locator("#entry option").all_text_contents()
+    (name,) = [name for name in names if f"δ {delta:g} " in name and consistency in name]
+    page.locator("#entry").select_option(label=name)
+
+
+@contextlib.contextmanager
+def _opened(report: pathlib.Path, *, browser: str, scheme: Scheme) -> Iterator[Any]:
+    # Here, since it comes with what developers install.
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as driver:
         # Containers often have no user that a sandbox could be given to.
         started = driver.chromium.launch(executable_path=browser, args=["--no-sandbox"])
         try:
-            # Sharp on screens of high resolution, too.
+            # Sharp on screens of high resolution, too. The page's policy would refuse a style for the picture.
             context = started.new_context(
-                viewport={"width": _WIDTH, "height": _WIDTH}, device_scale_factor=2, color_scheme="light"
+                viewport={"width": _WIDTH, "height": _WIDTH},
+                device_scale_factor=2,
+                color_scheme=scheme,
+                bypass_csp=True,
             )
             page = context.new_page()
             page.goto(report.as_uri())
-            names = page.locator("#entry option").all_text_contents()
-            (name,) = [name for name in names if f"δ {delta:g} " in name and consistency in name]
-            page.locator("#entry").select_option(label=name)
-            # From the scale of colours to the last example's end, which the slider follows.
-            height = page.evaluate(_FRAME, _EXAMPLES)
-            page.set_viewport_size({"width": _WIDTH, "height": height})
-            page.locator("#examples-scale").evaluate("(scale) => scrollTo(0, scale.offsetTop - 8)")
-            page.evaluate("() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
-            png = page.screenshot()
+            yield page
         finally:
             started.close()
+
+
+def _webp(png: bytes) -> bytes:
+    # Here, as above.
+    from PIL import Image
+
     picture = io.BytesIO()
     Image.open(io.BytesIO(png)).save(picture, "WEBP", quality=80, method=6)
     return picture.getvalue()

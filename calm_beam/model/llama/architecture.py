@@ -21,6 +21,7 @@ _EMBEDDING_STD = 0.3
 class LlamaArchitecture(Architecture):
     """Decoder-only models, which go on from the last token of the prompt."""
 
+    shares_prefixes = True
     first_kept_step = 1
     pad_id = None
     usual_dropout = 0.0
@@ -29,7 +30,9 @@ class LlamaArchitecture(Architecture):
         """Returns name and shape of every parameter."""
         return parameter_shapes(config)
 
-    def network(self, config: LlamaConfig, *, arithmetic: Arithmetic, dropout_rate: float = 0.0) -> "EarlyExitLlama":
+    def network(
+        self, config: LlamaConfig, *, arithmetic: Arithmetic, dropout_rate: float = 0.0, layer_dropout: float = 0.0
+    ) -> "EarlyExitLlama":
         """Returns the network.
 
         Raises:
@@ -39,7 +42,7 @@ class LlamaArchitecture(Architecture):
 
         if dropout_rate:
             raise UsageError(f"dropout is {dropout_rate}, but decoder-only models have none. Leave it out.")
-        return EarlyExitLlama(config, arithmetic)
+        return EarlyExitLlama(config, arithmetic, layer_dropout)
 
     def packed_layer(self, config: LlamaConfig, *, arithmetic: Arithmetic) -> "DecoderLayer":
         """Returns a decoder layer."""

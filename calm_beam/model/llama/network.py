@@ -11,6 +11,7 @@ from flax import linen as nn
 from calm_beam.arithmetic import FLOAT32, Arithmetic
 from calm_beam.model.heads import Projection, exit_probability, head_logits, head_weights
 from calm_beam.model.interface import KeysValues, Position, Taught
+from calm_beam.model.layer_dropout import layer_dropout_rates, passed_by
 from calm_beam.model.numerics import MASKED, precision_of, rounded, widened
 from calm_beam.model.partitioning import divided
 
@@ -50,10 +51,12 @@ class EarlyExitLlama(nn.Module):
     Attributes:
       config: Of the model.
       arithmetic: In which numbers it computes. States, keys and values are of its type.
+      layer_dropout: How often rows pass the last layer by, used with `deterministic=False`; see `layer_dropout_rates`.
     """
 
     config: LlamaConfig
     arithmetic: Arithmetic = FLOAT32
+    layer_dropout: float = 0.0
 
     def setup(self) -> None:
         """Declares embedding and decoder."""
@@ -69,7 +72,9 @@ class EarlyExitLlama(nn.Module):
         factor = np.asarray(np.sqrt(self.config.emb_dim), self.arithmetic.dtype).astype(np.float32)
         return rounded(widened(embedded) * factor, self.arithmetic)
 
-    def prefill(self, source_tokens: jax.Array, lengths: jax.Array) -> tuple[list[KeysValues], jax.Array]:
+    def prefill(
+        self, source_tokens: jax.Array, lengths: jax.Array, prefix: Sequence[KeysValues] = ()
+    ) -> tuple[list[KeysValues], jax.Array]:
         """Returns every layer's keys and values of prompts, and the mask of their positions.
 
         Long prompts go through the layers in chunks, each attending to what those before it have left.
@@ -77,22 +82,33 @@ class EarlyExitLlama(nn.Module):
         Args:
           source_tokens: shape (batch, source). Padded behind: no position sees those after it.
           lengths: int32, shape (batch,).
+          prefix: What `prefill` made of the first tokens that all prompts share, each (1, heads of keys, positions,
+            head_dim), with fewer positions than source; none if they go through the layers here, too.
         """
-        mask = jnp.arange(source_tokens.shape[1])[None] < lengths[:, None]
-        chunk = chunk_positions(self.config, rows=source_tokens.shape[0], source=source_tokens.shape[1])
-        if chunk == source_tokens.shape[1]:
+        batch, source = source_tokens.shape
+        mask = jnp.arange(source)[None] < lengths[:, None]
+        chunk = chunk_positions(self.config, rows=batch, source=source)
+        if chunk == source and not prefix:
             return self._in_prompt(source_tokens)[1], mask
-        return self._by_chunks(source_tokens, chunk), mask
+        return self._by_chunks(source_tokens, chunk, prefix), mask
 
-    def _by_chunks(self, tokens: jax.Array, chunk: int) -> list[KeysValues]:
-        """Returns every layer's keys and values of prompts, (batch, source), some positions after the other."""
+    def _by_chunks(self, tokens: jax.Array, most: int, prefix: Sequence[KeysValues]) -> list[KeysValues]:
+        """Returns every layer's keys and values of prompts, (batch, source), at most so many positions at a time."""
         config, (batch, source) = self.config, tokens.shape
-        count = -(-source // chunk)
-        shape = batch, config.num_kv_heads, count * chunk, config.head_dim
-        nothing = [
-            tuple(self._placed(jnp.zeros(shape, self.arithmetic.dtype)) for _ in range(2)) for _ in self._windows()
-        ]
-        parts = jnp.moveaxis(jnp.pad(tokens, ((0, 0), (0, count * chunk - source))).reshape(batch, count, chunk), 1, 0)
+        first = prefix[0][0].shape[2] if prefix else 0
+        count = -(-(source - first) // most)
+        chunk = -(-(source - first) // count)
+        padding = first + count * chunk - source
+        shape = batch, config.num_kv_heads, source + padding, config.head_dim
+        begun = [tuple(jnp.zeros(shape, self.arithmetic.dtype) for _ in range(2)) for _ in self._windows()]
+        if prefix:
+            begun = [
+                tuple(room.at[:, :, :first].set(values) for room, values in zip(rooms, pair, strict=True))
+                for rooms, pair in zip(begun, prefix, strict=True)
+            ]
+        begun = [tuple(map(self._placed, pair)) for pair in begun]
+        rest = jnp.pad(tokens[:, first:], ((0, 0), (0, padding)))
+        parts = jnp.moveaxis(rest.reshape(batch, count, chunk), 1, 0)
         # Flax's modules are not for JAX's loops: this one is taken apart, and its parameters are those of the caller.
         model, variables = self.unbind()
 
@@ -100,15 +116,15 @@ class EarlyExitLlama(nn.Module):
             _, kept = model.apply(variables, part[0], first=part[1], kept=kept, method="_in_prompt")
             return kept, None
 
-        kept, _ = jax.lax.scan(go_through, nothing, (parts, chunk * jnp.arange(count)))
+        kept, _ = jax.lax.scan(go_through, begun, (parts, first + chunk * jnp.arange(count)))
         return [tuple(values[:, :, :source] for values in pair) for pair in kept]
 
     def teacher_forced(self, taught: Taught, *, deterministic: bool = True) -> jax.Array:
         """Returns the states that predict the targets, (layers, batch, target, width): from the prompt's last on.
 
-        Arguments are those of `EarlyExitModel.teacher_forced`; there is no dropout.
+        Arguments are those of `EarlyExitModel.teacher_forced`; there is no dropout but of layers.
         """
-        states = self.decode_teacher_forced(jnp.asarray(taught.source_tokens))
+        states = self.decode_teacher_forced(jnp.asarray(taught.source_tokens), deterministic=deterministic)
         width = taught.targets.shape[1]
         # As many of each row are taken as the longest output needs: of a shorter one, up to positions that no row has.
         states = jnp.pad(states, ((0, 0), (0, 0), (0, width), (0, 0)))
@@ -120,19 +136,25 @@ class EarlyExitLlama(nn.Module):
         taken: jax.Array = jax.vmap(of_row, in_axes=(1, 0), out_axes=1)(states, starts)
         return taken
 
-    def decode_teacher_forced(self, tokens: jax.Array) -> jax.Array:
+    def decode_teacher_forced(self, tokens: jax.Array, *, deterministic: bool = True) -> jax.Array:
         """Returns the output of every layer at every position, without early exits.
 
         Args:
           tokens: shape (batch, positions). Prompt and output, padded behind.
+          deterministic: Whether layer dropout is off.
 
         Returns:
           Shape (layers, batch, positions, width), no final norm applied.
         """
-        return jnp.stack(self._in_prompt(tokens)[0])
+        return jnp.stack(self._in_prompt(tokens, deterministic=deterministic)[0])
 
     def _in_prompt(
-        self, tokens: jax.Array, *, first: jax.Array | int = 0, kept: Sequence[KeysValues | None] = ()
+        self,
+        tokens: jax.Array,
+        *,
+        first: jax.Array | int = 0,
+        kept: Sequence[KeysValues | None] = (),
+        deterministic: bool = True,
     ) -> tuple[list[jax.Array], list[KeysValues]]:
         """Returns of every layer its output at positions of prompts, and keys and values of these and earlier ones.
 
@@ -141,13 +163,15 @@ class EarlyExitLlama(nn.Module):
           first: int32 scalar. The first of the positions.
           kept: Every layer's keys and values of earlier positions, with room for these, each (batch, heads of keys,
             source, head_dim); none if there are no earlier ones.
+          deterministic: Whether layer dropout is off.
 
         Returns:
           For each layer (batch, positions, width); and keys and values as they came, or of these positions alone.
         """
         positions = jnp.arange(tokens.shape[1]) + first
         hidden, states, keys_values = self.embed(tokens), [], []
-        for layer, window, earlier in itertools.zip_longest(self.decoder.layers, self._windows(), kept):
+        rates = layer_dropout_rates(self.config.num_decoder_layers, 0.0 if deterministic else self.layer_dropout)
+        for layer, rate, window, earlier in itertools.zip_longest(self.decoder.layers, rates, self._windows(), kept):
             seen = tuple(jnp.swapaxes(part, 1, 2) for part in layer.keys_values(hidden, positions[None]))
             if earlier is not None:
                 seen = tuple(
@@ -155,7 +179,8 @@ class EarlyExitLlama(nn.Module):
                     for old, new in zip(earlier, seen, strict=True)
                 )
             age = positions[:, None] - jnp.arange(seen[0].shape[2])[None]
-            hidden = layer.in_prompt(hidden, seen, positions=positions, is_seen=(age >= 0) & (age < window))
+            after = layer.in_prompt(hidden, seen, positions=positions, is_seen=(age >= 0) & (age < window))
+            hidden = passed_by(hidden, after, rate=rate, key=self.make_rng("dropout")) if rate else after
             keys_values.append(seen)
             states.append(hidden)
         return states, keys_values

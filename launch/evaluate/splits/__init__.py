@@ -14,7 +14,8 @@ the generations. Every example (or cluster) draws by a hash of seed, id and tria
 parts have about, not exactly, the sizes of `--calibration_share`; see `calm_beam.evaluation.splits`.
 
 Writes splits.csv (the table), splits_curves.csv (all tolerances), splits_trials.parquet (every trial),
-splits_grid.csv and .parquet (the whole set at every threshold), splits.json (how), and two figures as .svg and .png.
+splits_grid.csv and .parquet (the whole set at every threshold), splits.json (how), two figures as .svg and .png, and
+splits.html, a page with all of it that opens offline.
 """
 
 from collections.abc import Callable, Sequence

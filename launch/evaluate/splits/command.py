@@ -22,7 +22,7 @@ from calm_beam.efficiency.flops import DecoderSizes
 from calm_beam.errors import CalmBeamError
 from calm_beam.evaluation.files import read_grid, read_trials
 from calm_beam.evaluation.grid import GridRow
-from calm_beam.evaluation.outcomes import Summary, summaries
+from calm_beam.evaluation.outcomes import Summary, TrialOutcome, summaries
 from calm_beam.evaluation.splits import Splits
 from calm_beam.exits.measures import check_may_run
 from calm_beam.exits.rule import ExitRule
@@ -38,26 +38,29 @@ from calm_beam.launch.runners.dataflow import job_paths
 from calm_beam.launch.staging import staged
 from calm_beam.launch.terminal import PlainConsole, say
 from calm_beam.metrics.corpus_bleu import is_bleu_available
+from calm_beam.report import write_page
 from calm_beam.storage import joined, replacing
 from calm_beam.transforms.splits import SplitGenerations, SplitSource
 from calm_beam.versions import run_versions
 
 from .flags import ALSO_OF_STORED, asked_specs, fill_in_metric, sweep_flags
+from .page import splits_page
 from .plots import PANEL_WIDTH, by_test, draw_curves, draw_tradeoff, tradeoff_objectives
 from .sources import ModelOfGenerations, StoredMeasure, find_measures, find_model, have_references
 from .tables import Speedups, notes, summary_row, summary_tables
 
-_TABLE, _CURVES, _TRIALS, _GRID, _PROVENANCE = (
+_TABLE, _CURVES, _TRIALS, _GRID, _PROVENANCE, _PAGE = (
     "splits.csv",
     "splits_curves.csv",
     "splits_trials.parquet",
     "splits_grid.parquet",
     "splits.json",
+    "splits.html",
 )
 # Flags of what workers read or write.
 _WORKERS_PATHS = ("checkpoint", "vocabulary", "data", "generations", "bleurt_checkpoint", "output")
 _FIGURES = tuple(f"splits_{name}.{kind}" for name in ("curves", "tradeoff") for kind in ("svg", "png"))
-_FILES = (_TABLE, _CURVES, _TRIALS, "splits_grid.csv", _GRID, _PROVENANCE, *_FIGURES)
+_FILES = (_TABLE, _CURVES, _TRIALS, "splits_grid.csv", _GRID, _PROVENANCE, _PAGE, *_FIGURES)
 
 
 def evaluate_splits(flags: argparse.Namespace, options: PipelineOptions, *, argv: Sequence[str]) -> int:
@@ -122,7 +125,8 @@ def evaluate_splits(flags: argparse.Namespace, options: PipelineOptions, *, argv
                 metric_settings=metric_settings(flags),
             )
             run_pipeline(pipeline)
-            found, grid = summaries(read_trials(trials)), read_grid(whole)
+            outcomes, grid = read_trials(trials), read_grid(whole)
+            found = summaries(outcomes)
             table = [summary for summary in found if summary.spec in specs]
             speedups = _speedups(flags, measures, model=model, table=table) if flags.speedup and model else {}
             _write(
@@ -130,6 +134,7 @@ def evaluate_splits(flags: argparse.Namespace, options: PipelineOptions, *, argv
                 _provenance(flags, measures, splits=splits, specs=specs),
                 found=found,
                 table=table,
+                trials=outcomes,
                 grid=grid,
                 speedups=speedups,
                 num_layers=sources[0].num_layers,
@@ -331,6 +336,7 @@ def _write(
     *,
     found: Sequence[Summary],
     table: Sequence[Summary],
+    trials: Sequence[TrialOutcome],
     grid: Sequence[GridRow],
     speedups: Speedups,
     num_layers: int,
@@ -340,6 +346,16 @@ def _write(
     write_rows(joined(directory, "splits_grid.csv"), [dataclasses.asdict(row) for row in grid])
     with replacing(joined(directory, _PROVENANCE)) as temporary:
         temporary.write_text(json.dumps(provenance, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
+    page = splits_page(
+        provenance,
+        found=found,
+        asked=table,
+        trials=trials,
+        grid=grid,
+        speedups=speedups,
+        num_layers=num_layers,
+    )
+    write_page(page, joined(directory, _PAGE))
     groups = by_test(found)
     for kind in ("svg", "png"):
         width = 1 + PANEL_WIDTH * len(groups)

@@ -108,7 +108,7 @@ def add_flags_of_both(parser: FlagParser) -> None:
         type=texts,
         help="confidence measures to sweep; default: softmax, state, and classifier if the model has one",
     )
-    parser.add_argument("--output", default="evaluation", help="directory for tables, figures and sweeps")
+    parser.add_argument("--output", default="evaluation", help="directory for tables, figures, page and sweeps")
     parser.add_argument("--overwrite", action="store_true", help="replace an earlier result of this experiment")
 
 

@@ -95,9 +95,7 @@ def draw_tradeoff(grid: Sequence[GridRow], *, figure: "Figure") -> None:
     all_axes = figure.subplots(1, len(objectives), squeeze=False)[0]
     for axes, objective in zip(all_axes, objectives, strict=True):
         rows = [row for row in grid if Objective(row.consistency, row.metric, loss=row.loss) == objective]
-        # Without early exits, an output is like the full model's, and as good.
-        _, above = split_tail(objective.loss)
-        full = 0.0 if objective.consistency == "risk" and above is None else 1.0
+        full = full_score(objective)
         axes.axhline(full, color=BLACK, linewidth=0.8, linestyle=":", label="full model")
         for index, measure in enumerate(dict.fromkeys(row.measure for row in rows)):
             line = [row for row in rows if row.measure == measure and row.threshold is not None]
@@ -109,13 +107,20 @@ def draw_tradeoff(grid: Sequence[GridRow], *, figure: "Figure") -> None:
                 **measure_style(measure, index=index),
             )
         axes.set_xlabel("decoder layers per token")
-        axes.set_ylabel(_score_in_words(objective))
+        axes.set_ylabel(score_in_words(objective))
         tidy(axes)
     handles, labels = all_axes[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=4, frameon=False)
 
 
-def _score_in_words(objective: Objective) -> str:
+def full_score(objective: Objective) -> float:
+    """Returns what the full model scores where an objective's risk is taken from it."""
+    # Without early exits, an output is like the full model's, and as good.
+    _, above = split_tail(objective.loss)
+    return 0.0 if objective.consistency == "risk" and above is None else 1.0
+
+
+def score_in_words(objective: Objective) -> str:
     """Returns what is high where an objective's risk is low."""
     _, above = split_tail(objective.loss)
     if above is not None:

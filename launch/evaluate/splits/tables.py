@@ -22,7 +22,7 @@ Speedups = Mapping[tuple[str, float], Speedup]
 def summary_row(summary: Summary, speedups: Speedups) -> dict[str, Cell]:
     """Returns every number of a summary by column."""
     low, high = binomial_interval(summary.exceeding, summary.trials)
-    speedup = _speedup(summary, speedups)
+    speedup = speedup_at(summary, speedups)
     return {
         "measure": summary.measure,
         **spec_columns(summary.spec),
@@ -130,14 +130,15 @@ def notes(summaries: Sequence[Summary], grid: Sequence[GridRow], *, max_decode_l
     )
 
 
-def _speedup(summary: Summary, speedups: Speedups) -> Speedup | None:
+def speedup_at(summary: Summary, speedups: Speedups) -> Speedup | None:
+    """Returns the speedup at the threshold of a summary; None where none was measured, as for the full model."""
     return None if summary.threshold is None else speedups.get((summary.measure, summary.threshold))
 
 
 def _speedup_cell(summary: Summary, speedups: Speedups) -> str:
     if summary.threshold is None:
         return "x1.00"
-    speedup = _speedup(summary, speedups)
+    speedup = speedup_at(summary, speedups)
     return "" if speedup is None else f"x{speedup.factor.mean:.2f}"
 
 

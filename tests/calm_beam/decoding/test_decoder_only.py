@@ -10,13 +10,14 @@ import pytest
 
 from calm_beam.arithmetic import FLOAT32, Arithmetic
 from calm_beam.checkpoints import Checkpoint
+from calm_beam.decoding import device_steps, packed
 from calm_beam.decoding.result import SweepResult
 from calm_beam.exits.propagations import PROPAGATIONS
 from calm_beam.exits.rule import ExitRule
 from calm_beam.model import parameter_shapes
 from calm_beam.model.llama import LlamaConfig, RopeScaling, network
 from tests.builders import build_rule, checkpoint_of
-from tests.calm_beam.decoding.decoders import DECODERS, STEPS, assert_all_same
+from tests.calm_beam.decoding.decoders import DECODERS, STEPS, assert_all_same, assert_same
 from tests.calm_beam.model.llama.builders import build_llama_arrays, build_llama_config
 from tests.numpy_decoder import Decoded
 from tests.numpy_llama import NumpyLlama
@@ -180,6 +181,16 @@ def test_in_bfloat16_outputs_are_those_of_numpy_that_rounds_likewise(decoder: st
     assert compared > len(_PROMPTS) * len(_THRESHOLDS) / 3
 
 
+@pytest.mark.parametrize("arithmetic", [FLOAT32, _BFLOAT16], ids=str)
+def test_a_certified_head_changes_nothing(arithmetic: Arithmetic) -> None:
+    """Tokens and exit layers are the exact head's; confidences are near."""
+    certified = DECODERS["sweep"].decode(
+        _model("llama"), _RULES[0], _PROMPTS, thresholds=_THRESHOLDS, exit_head="int8", arithmetic=arithmetic
+    )
+    for one, other in zip(certified, _outputs("sweep", _RULES[0], "llama", arithmetic), strict=True):
+        assert_same(one, other, confidences_within=0.2)
+
+
 def test_bfloat16_is_another_promise() -> None:
     """It changes confidences by what it rounds, and so outputs: float32's would not pass for them."""
     pairs = zip(
@@ -283,3 +294,29 @@ def test_long_prompts_in_chunks_have_the_outputs_of_whole_ones(
     results = DECODERS[decoder].decode(checkpoint, _RULES[0], _PROMPTS, thresholds=_THRESHOLDS)
     assert set(seen) == {32, 64}
     assert_all_same(results, _outputs(decoder, _RULES[0], kind))
+
+
+@pytest.mark.parametrize(("decoder", "kind"), [("sweep", "some windows"), ("batched", "llama")])
+def test_prompts_that_begin_alike_have_the_outputs_of_others(
+    decoder: str, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What all prompts of a width begin with goes through the layers once; outputs are as if each did it alone."""
+    generator = np.random.default_rng(3)
+    begun = generator.integers(0, 64, size=36).tolist()
+    prompts = [[*begun, *generator.integers(0, 64, size=1 + index % 9).tolist()] for index in range(10)]
+    decode = functools.partial(
+        DECODERS[decoder].decode, _model(kind), _RULES[0], prompts, thresholds=_THRESHOLDS, batch_size=8
+    )
+    seen = []
+    go_through = device_steps.go_through
+
+    def watched(model: Any, parameters: Any, tokens: np.ndarray) -> Any:
+        seen.append(tokens.tolist())
+        return go_through(model, parameters, tokens)
+
+    monkeypatch.setattr(device_steps, "go_through", watched)
+    shared = decode()
+    assert seen == [begun[:32]]
+    monkeypatch.setattr(packed, "common_prefix", lambda prompts, *, width: ())
+    assert_all_same(shared, decode())
+    assert len(seen) == 1

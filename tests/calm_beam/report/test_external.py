@@ -13,8 +13,11 @@ from calm_beam.external.rows import LossRow
 from calm_beam.external.sweep import SweepLosses
 from calm_beam.launch.cli import main
 from calm_beam.report import ReportError, build_external_page
+from calm_beam.report.parts import source_hash
 from tests.calm_beam.external.builders import ORDER, coin_rows
+from tests.calm_beam.report.accessibility import violations
 from tests.calm_beam.report.browser import CHROMIUM, EVIL, PHONE, opened, started_browser
+from tests.calm_beam.report.pages import ParsedPage
 
 
 def _write(folder: pathlib.Path, rows: list[LossRow], *, order: tuple[str, ...] = ORDER, delta: float = 0.2) -> str:
@@ -43,7 +46,7 @@ def _write(folder: pathlib.Path, rows: list[LossRow], *, order: tuple[str, ...] 
 
 
 def test_what_the_page_says(tmp_path: pathlib.Path) -> None:
-    """Promise, entries, numbers and order stand in it; where it was made does not; nothing runs."""
+    """Promise, entries, numbers and order stand in it; where it was made does not; only our own script may run."""
     page = build_external_page(_write(tmp_path / "out", coin_rows(600)))
     text = re.sub(r"<[^>]+>", "", page)
     assert (
@@ -55,7 +58,8 @@ def test_what_the_page_says(tmp_path: pathlib.Path) -> None:
     assert "secret/losses.csv" in text
     # Not without the slash, which a digest may hold.
     assert "ada/" not in text
-    assert "<script" not in page
+    assert page.count("<script") == 1
+    assert f"script-src {source_hash(ParsedPage(page).texts['script'][0])};" in page
     assert "default-src 'none'" in page
 
 
@@ -75,7 +79,7 @@ def test_capital_beyond_what_floats_hold(tmp_path: pathlib.Path) -> None:
     flags.append(f"--output={tmp_path / 'out'}")
     assert main(["certify", f"--losses={tmp_path / 'losses.csv'}", "--round_examples=500", *flags]) == 0
     page = (tmp_path / "out" / "report.html").read_text(encoding="utf-8")
-    assert "The proof, round by round" in page
+    assert page.count("The proof, round by round") == 1
     assert re.search(r"<bdi>1e\d{3}</bdi>", page)
 
 
@@ -99,6 +103,23 @@ def test_the_command(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str])
     assert "certification report" in pathlib.Path(folder, "report.html").read_text()
     assert main(["report", f"--calibration={folder}", "--checkpoint=model"]) == 2
     assert "is a certification, which has no model" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(CHROMIUM is None, reason="needs a browser: apt-get install chromium")
+@pytest.mark.timeout(240)
+def test_axe_finds_nothing(tmp_path: pathlib.Path) -> None:
+    """Neither with groups and tails, nor round by round."""
+    path = tmp_path / "page.html"
+    path.write_text(build_external_page(_write(tmp_path / "out", coin_rows(600))), encoding="utf-8")
+    (tmp_path / "ids.txt").write_text("".join(f"e{index}\n" for index in range(300)))
+    losses = "".join(f"e{index},a,0\ne{index},b,{int(index % 9 == 0)}\n" for index in range(300))
+    (tmp_path / "losses.csv").write_text(f"id,setting,loss\n{losses}")
+    flags = [f"--ids={tmp_path / 'ids.txt'}", "--order=a,b", "--delta=0.05", f"--output={tmp_path / 'rounds'}"]
+    assert main(["certify", "--sequential", f"--losses={tmp_path / 'losses.csv'}", *flags]) == 0
+    rounds = tmp_path / "rounds" / "report.html"
+    assert "The proof, round by round" in rounds.read_text(encoding="utf-8")
+    with started_browser() as browser:
+        assert violations(browser, path) == violations(browser, rounds) == []
 
 
 @pytest.mark.parametrize("form", [{}, PHONE])

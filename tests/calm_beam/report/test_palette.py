@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from calm_beam.report.palette import contrast, layer_colours, layer_styles
+from calm_beam.report.palette import SERIES, contrast, layer_colours, layer_styles, series_styles
 
 
 @pytest.mark.parametrize("num_layers", [1, 2, 6, 8, 12, 24, 48])
@@ -44,3 +44,12 @@ def test_every_layer_has_a_class() -> None:
     styles = layer_styles(3)
     assert [line.partition("{")[0] for line in styles.splitlines()] == [".l1", ".l2", ".l3"]
     assert "light-dark(#fdf1c2,#2b3050)" in styles
+
+
+def test_lines_can_be_seen_on_every_page() -> None:
+    """Every colour of a line has WCAG's contrast of graphics, 3, on the page and on what is raised from it."""
+    for light, dark in SERIES:
+        assert min(contrast(light, page) for page in ("#fbfbf8", "#ffffff")) >= 3
+        assert min(contrast(dark, page) for page in ("#13151a", "#1b1e25")) >= 3
+    assert len({light for light, _ in SERIES}) == len({dark for _, dark in SERIES}) == len(SERIES)
+    assert series_styles().count("--series:light-dark(") == len(SERIES)

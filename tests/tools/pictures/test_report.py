@@ -1,25 +1,54 @@
 """The picture of the report."""
 
 import pathlib
+from typing import get_args
+
+import pytest
 
 from calm_beam.report import StoredOutputs, build_page, read_calibrated
 from tests.calm_beam.report.browser import needs_browser
 from tests.calm_beam.report.builders import random_generations, write_calibration
-from tools.pictures.report import find_browser, photographed
+from tools.pictures.report import Scheme, find_browser, photographed, photographed_section
 
 pytestmark = needs_browser
 
+_SCHEMES: tuple[Scheme, ...] = get_args(Scheme)
 
-def test_the_report_is_photographed(tmp_path: pathlib.Path) -> None:
-    """The picture is a WebP of twice the width that a README has, small enough for a page."""
+
+@pytest.fixture
+def report(tmp_path: pathlib.Path) -> pathlib.Path:
+    """A report of ten examples."""
     folder = write_calibration(tmp_path / "out", random_generations(10))
     calibrated = read_calibrated(str(folder))
     (stored,) = folder.glob("generations/*")
     outputs = StoredOutputs.read(str(stored), calibrated.manifest)
-    report = folder / "report.html"
-    report.write_text(
+    path = folder / "report.html"
+    path.write_text(
         build_page(calibrated, outputs, vocabulary=None, sizes=None, most_examples=10, seed=0), encoding="utf-8"
     )
-    picture = photographed(report, consistency="textual", delta=0.6, browser=find_browser())
-    assert (picture[:4], picture[8:12]) == (b"RIFF", b"WEBP")
-    assert len(picture) < 150_000
+    return path
+
+
+def test_the_report_is_photographed(report: pathlib.Path) -> None:
+    """The picture is a WebP of twice the width that a README has, small enough for a page; dark is another one."""
+    pictures = [
+        photographed(report, consistency="textual", delta=0.6, browser=find_browser(), scheme=scheme)
+        for scheme in _SCHEMES
+    ]
+    for picture in pictures:
+        assert (picture[:4], picture[8:12]) == (b"RIFF", b"WEBP")
+        assert len(picture) < 150_000
+    assert pictures[0] != pictures[1]
+
+
+def test_a_section_is_photographed(report: pathlib.Path) -> None:
+    """The section of the heading that was named, about the promise that was chosen."""
+    heading = "Risk at every threshold"
+    pictures = [
+        photographed_section(report, heading=heading, browser=find_browser(), promise=("textual", delta))
+        for delta in (0.05, 0.6)
+    ]
+    for picture in pictures:
+        assert (picture[:4], picture[8:12]) == (b"RIFF", b"WEBP")
+        assert len(picture) < 150_000
+    assert pictures[0] != pictures[1]

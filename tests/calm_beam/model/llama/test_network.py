@@ -153,6 +153,51 @@ def test_chunks_leave_what_whole_prompts_leave(
                 _assert_rounded_alike(values, np.asarray(expected, np.float64))
 
 
+def test_chunks_take_a_part_of_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What XLA plans to hold beside arguments and results, for a prompt of 512 positions."""
+    config = build_llama_config(max_positions=512)
+    parameters = {"params": checkpoint_of(config, build_llama_arrays(config, 3)).parameters()}
+    tokens, lengths = np.ones((1, 512), np.int32), np.array([512], np.int32)
+
+    def held(chunk: int) -> int:
+        monkeypatch.setattr(network, "chunk_positions", lambda config, **sizes: chunk)
+        prefill = jax.jit(functools.partial(network_of(config).apply, method="prefill"))
+        planned = prefill.lower(parameters, tokens, lengths).compile().memory_analysis()
+        assert planned is not None
+        return int(planned.temp_size_in_bytes)
+
+    whole = held(512)
+    # Two arrays of heads x positions x positions.
+    assert whole > 2 * 4 * 512**2 * 4
+    assert held(64) < whole / 3
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("kind", ["llama", "windows"])
+@pytest.mark.parametrize("chunk", [3, 20])
+def test_what_prompts_share_need_not_be_gone_through_again(
+    kind: str, dtype: str, chunk: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Keys and values of eight shared positions, made once, and of those after them, are those of whole prompts."""
+    config, arithmetic = build_llama_config(**_KINDS[kind]), Arithmetic(dtype=dtype)
+    tokens = np.random.default_rng(2).integers(0, 50, size=(3, 20)).astype(np.int32)
+    tokens[:, :8] = tokens[0, :8]
+    lengths = np.array([20, 13, 9], np.int32)
+    expected, mask = _apply(config, "prefill", tokens, lengths, arithmetic=arithmetic)
+    prefix, _ = _apply(config, "prefill", tokens[:1, :8], lengths[:1], arithmetic=arithmetic)
+    monkeypatch.setattr(network, "chunk_positions", lambda config, **sizes: chunk)
+    # What stands in the tokens where they are shared is not looked at.
+    tokens[:, :8] = 0
+    kept, of_kept = _apply(config, "prefill", tokens, lengths, prefix, arithmetic=arithmetic)
+    np.testing.assert_array_equal(mask, of_kept)
+    for pair, of_whole in zip(kept, expected, strict=True):
+        for values, wanted in zip(pair, of_whole, strict=True):
+            if dtype == "float32":
+                _assert_close(values, np.asarray(wanted))
+            else:
+                _assert_rounded_alike(values, np.asarray(wanted, np.float64))
+
+
 @pytest.mark.parametrize("exit_classifier", [0, 1, 2])
 @_each_kind
 def test_the_tree_is_that_of_the_network(changes: dict[str, Any], exit_classifier: int) -> None:

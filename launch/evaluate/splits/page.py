@@ -1,0 +1,370 @@
+"""Repeated splits as a page: whether tolerances were kept, curves, the trade-off, and what every trial chose."""
+
+import html
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from calm_beam.calibration import Objective, Spec
+from calm_beam.counted import counted
+from calm_beam.evaluation.grid import GridRow
+from calm_beam.evaluation.outcomes import Spread, Summary, TrialOutcome
+from calm_beam.launch.evaluate.charts import measure_line
+from calm_beam.report.document import Document, Section, details, paragraphs, sentence, tiles
+from calm_beam.report.foreign import short_place
+from calm_beam.report.line_chart import Line, LineChart, legend
+from calm_beam.report.tables import Cell, number, table
+from calm_beam.tails import split_tail, tail_in_words
+
+from .plots import by_test, full_score, score_in_words, tradeoff_objectives
+from .tables import Speedups, notes, speedup_at
+
+_Row = tuple[str | Cell, ...]
+
+# Of more trials, or thresholds of measures, the files have to do.
+_MOST_ROWS = 5000
+# Of trials that all chose differently.
+_MOST_CHOICES = 24
+# Safer than any threshold, and sorted as such.
+_NEVER = Cell("never exit", 2.0)
+
+
+def splits_page(
+    provenance: Mapping[str, Any],
+    *,
+    found: Sequence[Summary],
+    asked: Sequence[Summary],
+    trials: Sequence[TrialOutcome],
+    grid: Sequence[GridRow],
+    speedups: Speedups,
+    num_layers: int,
+) -> str:
+    """Returns the page.
+
+    Args:
+      provenance: What `splits.json` has.
+      found: One summary for each measure, test and tolerance, those of the curves among them.
+      asked: Those that were asked for.
+      trials: Every trial of all of them.
+      grid: The whole set at every threshold.
+      speedups: As they were measured, where they were.
+      num_layers: Decoder depth.
+    """
+    splits = provenance["splits"]
+    worst = max(summary.exceeding for summary in asked)
+    broken = sum(summary.proved_broken for summary in asked)
+    measures = counted(len(dict.fromkeys(summary.measure for summary in asked)), "measure")
+    opening = [
+        sentence(
+            "In ",
+            counted(splits["trials"], "random split"),
+            " of ",
+            counted(grid[0].examples, "example"),
+            f", {measures} chose thresholds on about {splits['calibration_share']:.0%} of them, and were tried on the "
+            "rest. It lost more than δ in at most ",
+            f"{worst} of {counted(asked[0].trials, 'trial')}",
+            " of any line below.",
+            warns=broken > 0,
+        ),
+        tiles(
+            [
+                (f"{grid[0].examples:,}", "examples"),
+                (f"{splits['trials']:,}", "random splits"),
+                (
+                    f"{broken:,} of {sum(summary.trials for summary in asked):,}",
+                    "trials of all lines whose test part alone proves a risk above δ",
+                ),
+                (f"{grid[0].repeated:,}", "repeated inputs"),
+            ],
+            loud=["repeated inputs"] if grid[0].repeated else [],
+        ),
+        paragraphs(
+            [
+                "An evaluation describes, and promises nothing. Settle the tolerance and the measure that you will "
+                "serve before you calibrate the promise, on other examples.",
+            ]
+        ),
+    ]
+    specs = list(dict.fromkeys(summary.spec for summary in asked))
+    return Document(
+        kind="evaluation",
+        title=short_place(provenance["model"]["uri"]),
+        made=f"calm-beam {provenance['software']['calm-beam']}",
+        heading="What thresholds are worth on other examples",
+        opening="".join(opening),
+        sections=[
+            _curves(found, num_layers=num_layers),
+            _tradeoff(grid),
+            _tolerances(
+                asked,
+                speedups,
+                num_layers=num_layers,
+                notes=list(notes(asked, grid, max_decode_length=provenance["max_decode_length"])),
+            ),
+            _choices([trial for trial in trials if trial.spec in specs]),
+            _whole_set(grid),
+        ],
+        about="How it was measured",
+        facts=_facts(provenance),
+        fewer="Evaluate fewer tolerances, or with fewer trials.",
+    ).text()
+
+
+def _curves(found: Sequence[Summary], *, num_layers: int) -> Section:
+    parts = []
+    for group in by_test(found):
+        measures = list(dict.fromkeys(summary.measure for summary in group))
+        lines: dict[str, list[Line]] = {"test_risk": [], "layers": []}
+        for place, measure in enumerate(measures):
+            of_measure = sorted((each for each in group if each.measure == measure), key=lambda each: each.spec.delta)
+            for field, drawn in lines.items():
+                spreads: list[Spread] = [getattr(each, field) for each in of_measure]
+                drawn.append(
+                    measure_line(
+                        measure,
+                        [(each.spec.delta, spread.mean) for each, spread in zip(of_measure, spreads, strict=True)],
+                        place=place,
+                        spreads=[spread.std for spread in spreads],
+                        has_band=True,
+                    )
+                )
+        charts = [
+            LineChart(
+                title="Risk",
+                x_name="tolerance δ",
+                y_name="mean loss on the test part",
+                lines=lines["test_risk"],
+                has_diagonal=True,
+            ).figure("dashed: δ itself"),
+            LineChart(
+                title="Layers",
+                x_name="tolerance δ",
+                y_name=f"decoder layers per token, of {num_layers}",
+                lines=lines["layers"],
+                y_ends=(0.0, num_layers * 1.04),
+                level=(float(num_layers), "full model"),
+            ).figure(),
+        ]
+        parts.append(
+            f'<h3 class="subject">{html.escape(_test(group[0].spec))}</h3><div class="plots">{"".join(charts)}</div>'
+            f"{legend(lines['layers'])}"
+        )
+    return Section(
+        title="Risk and layers over the tolerance",
+        lead="Lines: means over trials, of the test parts. Bands: a standard deviation of single trials up and down.",
+        content="".join(parts),
+    )
+
+
+def _tradeoff(grid: Sequence[GridRow]) -> Section:
+    charts, lines = [], list[Line]()
+    for objective in tradeoff_objectives(grid):
+        rows = [row for row in grid if Objective(row.consistency, row.metric, loss=row.loss) == objective]
+        full = full_score(objective)
+        lines = []
+        for place, measure in enumerate(dict.fromkeys(row.measure for row in rows)):
+            line = [row for row in rows if row.measure == measure and row.threshold is not None]
+            lines.append(
+                measure_line(
+                    measure,
+                    [(row.layers, full - row.risk) for row in line],
+                    place=place,
+                    words=[f"λ {row.threshold:g}: {row.layers:.2f} layers, {full - row.risk:.4f}" for row in line],
+                )
+            )
+        charts.append(
+            LineChart(
+                title=_objective(objective),
+                x_name="decoder layers per token",
+                y_name=" ".join(score_in_words(objective).split()),
+                lines=lines,
+                level=(full, "full model"),
+            ).figure()
+        )
+    return Section(
+        title="Quality at fewer layers",
+        lead="Every threshold of the grid, on all examples. Point at a mark to see which; the last table has all.",
+        content=f'<div class="plots">{"".join(charts)}</div>{legend(lines)}',
+    )
+
+
+def _tolerances(summaries: Sequence[Summary], speedups: Speedups, *, num_layers: int, notes: Sequence[str]) -> Section:
+    with_tests = _have_several_tests([summary.spec for summary in summaries])
+    with_flops = any(summary.flops_appendix_b for summary in summaries)
+    with_bleu = any(summary.bleu for summary in summaries)
+    names = (
+        "loss",
+        "δ",
+        "measure",
+        "threshold",
+        f"layers of {num_layers}",
+        "layers saved",
+        *(["FLOPs (App. B)", "FLOPs (table)"] if with_flops else []),
+        *(["speedup"] if speedups else []),
+        "test risk",
+        "risk > δ",
+        *(["BLEU"] if with_bleu else []),
+        *(["test"] if with_tests else []),
+    )
+    rows: list[_Row] = [
+        (
+            _objective(summary.spec.objective),
+            number(summary.spec.delta, "g"),
+            summary.measure,
+            _threshold(summary.threshold),
+            number(summary.layers.mean, ".2f"),
+            number(1 - summary.layers.mean / num_layers, ".0%"),
+            *([_factor(summary.flops_appendix_b), _factor(summary.flops_calm_table)] if with_flops else []),
+            *([_speedup(summary, speedups)] if speedups else []),
+            number(summary.test_risk.mean, ".4f"),
+            Cell(f"{summary.exceeding} of {summary.trials}", summary.exceeding),
+            *([number(None if summary.bleu is None else summary.bleu.mean, ".1f")] if with_bleu else []),
+            *([_tested_by(summary.spec)] if with_tests else []),
+        )
+        for summary in summaries
+    ]
+    return Section(
+        title="At the tolerances that were asked for",
+        lead="Means over trials, of the test parts; threshold: the middle one of those that trials chose. Heads sort.",
+        content=table(names, rows, label="Table of tolerances") + paragraphs(notes),
+    )
+
+
+def _choices(trials: Sequence[TrialOutcome]) -> Section:
+    """Returns how many trials of each line chose which threshold, and every trial."""
+    chosen = sorted({trial.threshold for trial in trials if trial.threshold is not None}, reverse=True)
+    few: list[float | None] = [None, *chosen] if any(trial.threshold is None for trial in trials) else [*chosen]
+    lines: dict[tuple[Spec, str], list[TrialOutcome]] = {}
+    for trial in trials:
+        lines.setdefault((trial.spec, trial.measure), []).append(trial)
+    content = ""
+    if len(few) <= _MOST_CHOICES:
+        with_tests = _have_several_tests([spec for spec, _ in lines])
+        thresholds = ("never exit" if each is None else f"λ {each:g}" for each in few)
+        names = ("loss", "δ", "measure", *thresholds, *(["test"] if with_tests else []))
+        rows: list[_Row] = [
+            (
+                _objective(spec.objective),
+                number(spec.delta, "g"),
+                measure,
+                *(_share(sum(trial.threshold == each for trial in line), of=len(line)) for each in few),
+                *([_tested_by(spec)] if with_tests else []),
+            )
+            for (spec, measure), line in lines.items()
+        ]
+        content = table(names, rows, label="Table of choices")
+    every = details("Every trial", table(*_every(trials[:_MOST_ROWS]), label="Table of all trials"))
+    return Section(
+        title="What each trial chose",
+        lead=f"Trials that chose each threshold, the darker the more.{_rest(trials, 'splits_trials.parquet')}",
+        content=content + every,
+    )
+
+
+def _every(trials: Sequence[TrialOutcome]) -> tuple[Sequence[str], list[_Row]]:
+    names = ("loss", "δ", "measure", "trial", "threshold", "layers", "test risk", "calibrated on", "tested on", "test")
+    return names, [
+        (
+            _objective(trial.spec.objective),
+            number(trial.spec.delta, "g"),
+            trial.measure,
+            number(trial.trial, "d"),
+            _threshold(trial.threshold),
+            number(trial.layers, ".2f"),
+            Cell(f"{trial.test_risk:.4f}".replace("-", "−") + (" > δ" if trial.exceeds else ""), trial.test_risk),
+            number(trial.n_calibration, ",d"),
+            number(trial.n_test, ",d"),
+            _tested_by(trial.spec),
+        )
+        for trial in trials
+    ]
+
+
+def _whole_set(grid: Sequence[GridRow]) -> Section:
+    names = ("loss", "measure", "threshold", "layers", "risk", "BLEU", "outputs cut", "failed")
+    rows: list[_Row] = [
+        (
+            _objective(Objective(row.consistency, row.metric, loss=row.loss)),
+            row.measure,
+            _threshold(row.threshold),
+            number(row.layers, ".2f"),
+            number(row.risk, ".4f"),
+            number(row.bleu, ".1f"),
+            number(row.cut, ",d"),
+            number(row.failed, ",d"),
+        )
+        for row in grid[:_MOST_ROWS]
+    ]
+    return Section(
+        title="The whole set at every threshold",
+        lead=_rest(grid, "splits_grid.csv").strip(),
+        content=details("All numbers", table(names, rows, label="Table of the whole set")),
+    )
+
+
+def _rest(rows: Sequence[object], name: str) -> str:
+    """Returns where the rows stand that a page does not show; empty if it shows all."""
+    if len(rows) <= _MOST_ROWS:
+        return ""
+    return f" The page lists {_MOST_ROWS:,} of {len(rows):,}: all stand in {name}."
+
+
+def _facts(provenance: Mapping[str, Any]) -> list[tuple[str, str]]:
+    model, splits = provenance["model"], provenance["splits"]
+    facts = [
+        ("Model", f"{short_place(model['uri'])} ({counted(model['layers'], 'decoder layer')})"),
+        ("Model fingerprint", model["fingerprint"]),
+        ("Examples from", ", ".join(map(short_place, provenance["data"]))),
+    ]
+    for measure in provenance["measures"]:
+        rule = ", ".join(f"{name} {value}" for name, value in measure["rule"].items() if value is not None)
+        facts.append((f"Measure {measure['name']}", rule))
+    if provenance["cluster_key"] is not None:
+        facts.append(("Clusters named by", provenance["cluster_key"]))
+    return [
+        *facts,
+        ("Splits", f"{splits['trials']}, calibration share {splits['calibration_share']:g}, seed {splits['seed']}"),
+        ("Longest outputs", counted(provenance["max_decode_length"], "token")),
+        ("On failing examples", provenance["on_error"]),
+        ("Software", ", ".join(f"{name} {version}" for name, version in sorted(provenance["software"].items()))),
+    ]
+
+
+def _objective(objective: Objective) -> str:
+    loss, _ = split_tail(objective.loss)
+    relu = " (relu)" if objective.consistency == "risk" and loss == "relu" else ""
+    return f"{objective.consistency}{relu}{tail_in_words(objective.loss)}, {objective.metric}"
+
+
+def _test(spec: Spec) -> str:
+    return f"{_objective(spec.objective)}: {_tested_by(spec)}"
+
+
+def _tested_by(spec: Spec) -> str:
+    return f"{spec.p_value}, {spec.procedure}, ε = {spec.epsilon:g}"
+
+
+def _have_several_tests(specs: Sequence[Spec]) -> bool:
+    """Returns whether one loss is tested in several ways, so that lines have to say by which."""
+    return len({(spec.objective, _tested_by(spec)) for spec in specs}) > len({spec.objective for spec in specs})
+
+
+def _threshold(threshold: float | None) -> Cell:
+    return _NEVER if threshold is None else number(threshold, "g")
+
+
+def _factor(spread: Spread | None) -> Cell:
+    return Cell("") if spread is None else Cell(f"×{spread.mean:.2f}", spread.mean)
+
+
+def _speedup(summary: Summary, speedups: Speedups) -> Cell:
+    if summary.threshold is None:
+        return Cell("×1.00", 1.0)
+    found = speedup_at(summary, speedups)
+    return Cell("") if found is None else Cell(f"×{found.factor.mean:.2f}", found.factor.mean)
+
+
+def _share(count: int, *, of: int) -> Cell:
+    """Returns a cell with a number of trials, of a colour that says how many of all they are."""
+    if not count:
+        return Cell("", kind="heat")
+    return Cell(str(count), count, kind=f"heat h{min(4, 1 + 4 * count // (of + 1))}")

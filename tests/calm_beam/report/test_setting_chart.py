@@ -1,0 +1,40 @@
+"""The risk of settings as a drawing."""
+
+import re
+from collections.abc import Sequence
+
+import pytest
+
+from calm_beam.external.result import SettingRow
+from calm_beam.report.setting_chart import setting_chart
+
+
+def _rows(risks: Sequence[float], *, delta: float) -> list[SettingRow]:
+    return [
+        SettingRow(
+            group="",
+            loss="given",
+            tail=None,
+            delta=delta,
+            epsilon=0.05,
+            setting=f"s{place}",
+            n=100,
+            loss_sum=0,
+            risk=risk,
+            p_value=0.01,
+            tested=True,
+            rejected=True,
+            cost=None,
+        )
+        for place, risk in enumerate(risks)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("risks", "is_at_the_end"), [((0.0, 0.02, 0.06, 0.11), False), ((0.09, 0.02, 0.01, 0.0), True), ((0.0,), False)]
+)
+def test_the_tolerance_is_named_where_no_risk_is_near(risks: Sequence[float], is_at_the_end: bool) -> None:
+    """Its name stands at the end of its line from which the curve is farther, so that they do not cross."""
+    drawn = setting_chart(_rows(risks, delta=0.1), chosen=None, width=320, height=170, is_large=False)
+    (name,) = re.findall(r'<text class="delta-name"[^>]*>', drawn)
+    assert ('text-anchor="end"' in name) is is_at_the_end

@@ -95,7 +95,7 @@ _DEV = [
     *_GROUPS["lint"],
     *_GROUPS["wheels"],
     # Brings axe, which tests whether everybody can use the pages.
-    "axe-playwright-python>=0.1.4,<0.2",
+    "axe-playwright-python>=0.1.8,<0.2",
     # For examples/web_service.
     "fastapi>=0.115,<1",
     "gcp-storage-emulator>=2026.7,<2028",

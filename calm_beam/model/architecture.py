@@ -92,7 +92,9 @@ class Architecture(abc.ABC):
         """Returns name and shape of every parameter."""
 
     @abc.abstractmethod
-    def network(self, config: Any, *, arithmetic: Arithmetic, dropout_rate: float = 0.0) -> "EarlyExitModel":
+    def network(
+        self, config: Any, *, arithmetic: Arithmetic, dropout_rate: float = 0.0, layer_dropout: float = 0.0
+    ) -> "EarlyExitModel":
         """Returns the network; loads JAX.
 
         Raises:

@@ -37,18 +37,23 @@ def parameter_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     return dict(architecture_of(config).parameter_shapes(config))
 
 
-def network_of(config: ModelConfig, *, arithmetic: Arithmetic = FLOAT32, dropout_rate: float = 0.0) -> "EarlyExitModel":
+def network_of(
+    config: ModelConfig, *, arithmetic: Arithmetic = FLOAT32, dropout_rate: float = 0.0, layer_dropout: float = 0.0
+) -> "EarlyExitModel":
     """Returns the network of a model, given its sizes and in which numbers it computes; loads JAX.
 
     Args:
       config: Sizes of the model.
       arithmetic: In which numbers it computes.
       dropout_rate: Share of activations that are dropped where a method is called with `deterministic=False`.
+      layer_dropout: How often rows then pass the last decoder layer by, in [0, 1); see `layer_dropout_rates`.
 
     Raises:
       UsageError: If the architecture has no dropout and some is asked for.
     """
-    return architecture_of(config).network(config, arithmetic=arithmetic, dropout_rate=dropout_rate)
+    return architecture_of(config).network(
+        config, arithmetic=arithmetic, dropout_rate=dropout_rate, layer_dropout=layer_dropout
+    )
 
 
 def packed_layer_of(model: "EarlyExitModel") -> "PackedLayer":

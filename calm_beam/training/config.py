@@ -78,9 +78,12 @@ class TrainingConfig:
       max_input_length: Most tokens of a prompt, eos included; longer ones are refused.
       max_target_length: Most tokens of a target, its end included; longer ones are cut.
       dropout_rate: Share of activations dropped, in [0, 1).
+      layer_dropout: How often rows pass the last decoder layer by, in [0, 1), and lower ones less often; see
+        `layer_dropout_rates`.
       layer_weights: Share of each decoder layer in the loss: `linear`, `uniform` or `exponential`.
       sampled_layers: Lower decoder layers whose loss a step computes beside the last, drawn anew for each step so that
         the loss is unbiased; 0 computes all.
+      rotating_layers: R, for the losses of every R-th lower layer in turn instead of a sample; 0 for a sample.
       label_smoothing: Probability, in [0, 1), that the loss moves from the target to all other ids.
       z_loss: Weight of the squared log-normalizer in the loss, at least 0.
       seed: Decides initial weights, batches, sampled layers and dropout.
@@ -99,8 +102,10 @@ class TrainingConfig:
     max_input_length: int = 128
     max_target_length: int = 128
     dropout_rate: float = 0.1
+    layer_dropout: float = 0.0
     layer_weights: str = "linear"
     sampled_layers: int = 2
+    rotating_layers: int = 0
     label_smoothing: float = 0.0
     z_loss: float = 0.0
     seed: int = 0
@@ -118,9 +123,9 @@ class TrainingConfig:
             self._check_at_least(1, name)
         for name in ("max_input_length", "max_target_length"):
             self._check_at_least(2, name, meaning=" (one token and eos)")
-        for name in ("sampled_layers", "seed", "validate_every", "save_every"):
+        for name in ("sampled_layers", "rotating_layers", "seed", "validate_every", "save_every"):
             self._check_at_least(0, name)
-        for name in ("dropout_rate", "label_smoothing"):
+        for name in ("dropout_rate", "layer_dropout", "label_smoothing"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"{name} must be in [0, 1), got {getattr(self, name)}.")
         if not 0 <= self.z_loss < math.inf:

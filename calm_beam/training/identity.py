@@ -33,9 +33,10 @@ def identify_run(
     settings = dataclasses.asdict(config)
     for name in _WATCHING:
         del settings[name]
-    if config.model_parallelism == 1:
-        # As in states that are older than it. With more devices, sums are rounded in another order.
-        del settings["model_parallelism"]
+    # What is off is not named, as in states that are older. With more devices, sums are rounded in another order.
+    for name, off in (("model_parallelism", 1), ("layer_dropout", 0.0), ("rotating_layers", 0)):
+        if settings[name] == off:
+            del settings[name]
     settings |= {"optimizer": type(config.optimizer).__name__, **settings["optimizer"]}
     settings |= {f"model {name}": value for name, value in dataclasses.asdict(cast(Any, model_config)).items()}
     settings["training data"] = _digest(pairs)

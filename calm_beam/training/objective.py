@@ -95,6 +95,34 @@ def sample_layers(
     return sampled_weights(num_layers, lower, weighting=weighting)
 
 
+def rotating_layers(
+    num_layers: int, *, every: int, step: int, weighting: str = "linear"
+) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the layers whose loss one step computes where they take turns, and their weights.
+
+    A lower layer is one of them in every so many steps, and stands for as many: over these steps, weights add up to
+    those of the exact loss. The last layer is always one.
+
+    Args:
+      num_layers: Decoder depth L.
+      every: R, at least 1: lower layers are R apart.
+      step: Number of the step, from 1.
+      weighting: As in `layer_weights`.
+
+    Returns:
+      As `sample_layers`.
+
+    Source: LayerSkip (Elhoushi et al., 2024), section "Early Exit Loss": the rotational curriculum.
+
+    >>> [rotating_layers(4, every=2, step=step)[0].tolist() for step in (1, 2, 3)]
+    [[1, 3, 4], [2, 4], [1, 3, 4]]
+    """
+    lower = np.arange(1, num_layers, dtype=np.int32)
+    lower = lower[(lower - step) % every == 0]
+    exact = layer_weights(num_layers, weighting)
+    return np.append(lower, np.int32(num_layers)), np.append(exact[lower - 1] * every, exact[-1])
+
+
 def token_cross_entropy_sums(
     logits: jax.Array, targets: jax.Array, *, is_target: jax.Array, label_smoothing: float = 0.0, z_loss: float = 0.0
 ) -> jax.Array:

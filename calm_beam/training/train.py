@@ -18,7 +18,7 @@ from .config import TrainingConfig
 from .generation_score import GenerationScore
 from .identity import identify_run
 from .initialize import initialize_parameters
-from .objective import sample_layers
+from .objective import rotating_layers, sample_layers
 from .saved_state import ResumeError, SavedState, TrainedModel, check_same_run
 from .step import Parameters, initial_optimizer_state, loss_and_gradients, spread_state, update
 from .validation import Validation, validation_losses
@@ -115,18 +115,15 @@ def train(
         done, target_tokens, best = resume_from.step, resume_from.target_tokens, resume_from.best
         losses = [np.float32(loss) for loss in resume_from.unreported_losses]
     arithmetic = Arithmetic(dtype=config.dtype)
-    model = network_of(model_config, arithmetic=arithmetic, dropout_rate=config.dropout_rate)
+    model = network_of(
+        model_config, arithmetic=arithmetic, dropout_rate=config.dropout_rate, layer_dropout=config.layer_dropout
+    )
     key = jax.random.key(config.seed)
     if on_start is not None:
         on_start()
 
     for step, batch in numbered_batches(ended, shapes, seed=config.seed, after=done):
-        layers, weights = sample_layers(
-            model_config.num_decoder_layers,
-            sampled_layers=config.sampled_layers,
-            generator=np.random.default_rng((config.seed, _LAYERS_STREAM, step)),
-            weighting=config.layer_weights,
-        )
+        layers, weights = _layers_of_loss(config, model_config.num_decoder_layers, step=step)
         with group.running():
             loss, gradients = loss_and_gradients(
                 model,
@@ -178,6 +175,18 @@ def train(
                 )
             )
     return best or TrainedModel(step=config.steps, arrays=_fetch(parameters), validation=None)
+
+
+def _layers_of_loss(config: TrainingConfig, num_layers: int, *, step: int) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the layers whose loss a step computes, from 1, and their weights."""
+    if config.rotating_layers:
+        return rotating_layers(num_layers, every=config.rotating_layers, step=step, weighting=config.layer_weights)
+    return sample_layers(
+        num_layers,
+        sampled_layers=config.sampled_layers,
+        generator=np.random.default_rng((config.seed, _LAYERS_STREAM, step)),
+        weighting=config.layer_weights,
+    )
 
 
 def _start(

@@ -41,8 +41,10 @@ _RATES = {
 _SETTINGS = (
     "dtype",
     "dropout",
+    "layer_dropout",
     "layer_weights",
     "sampled_layers",
+    "rotating_layers",
     "label_smoothing",
     "z_loss",
     "validate_every",
@@ -124,6 +126,8 @@ def training_config(flags: argparse.Namespace) -> TrainingConfig:
     Raises:
       UsageError: If a value is out of range.
     """
+    if flags.rotating_layers:
+        _refuse(flags, ("sampled_layers",), why="belongs to runs without --rotating_layers")
     steps = _STEPS if flags.steps is None else flags.steps
     return _build(
         TrainingConfig,
@@ -205,13 +209,7 @@ def train_parser(doc: str | None) -> FlagParser:
     for name in _NEW_MODEL:
         add(f"--{name}", type=int, help=f"{name.replace('_', ' ')} of a new model ({_default_size(name)})")
     add("--dtype", choices=DTYPES, help="type of products and activations; weights are float32 (default float32)")
-    add("--layer_weights", choices=LAYER_WEIGHTS, help=f"layers' shares in the loss (default {defaults.layer_weights})")
-    sampled = "lower layers whose loss a step computes beside the last; 0 for all of them"
-    add("--sampled_layers", type=int, help=f"{sampled} (default {defaults.sampled_layers})")
-    dropout = f"share of activations dropped (default {defaults.dropout_rate}; decoder-only models have no dropout)"
-    add("--dropout", type=float, help=dropout)
-    add("--label_smoothing", type=float, help="probability spread over all other tokens (default 0)")
-    add("--z_loss", type=float, help="weight of the squared log-normalizer in the loss; T5X has 1e-4 (default 0)")
+    _add_loss_flags(add, defaults)
     add("--optimizer", choices=tuple(_OPTIMIZERS), help="muon with adam, or adafactor as in the paper (default muon)")
     adafactor = "constant and relative to each array's size, of adafactor"
     add("--learning_rate", type=float, help=f"{adafactor} (default {AdafactorConfig().learning_rate})")
@@ -242,6 +240,21 @@ def train_parser(doc: str | None) -> FlagParser:
     logits = "2 as T5X stores a classifier, 1 for the d + 1 weights of the paper (default 2)"
     add("--classifier_logits", type=int, choices=(1, 2), help=logits)
     return parser
+
+
+def _add_loss_flags(add: Callable[..., Any], defaults: TrainingConfig) -> None:
+    """Adds the flags of what a step computes."""
+    add("--layer_weights", choices=LAYER_WEIGHTS, help=f"layers' shares in the loss (default {defaults.layer_weights})")
+    sampled = "lower layers whose loss a step computes beside the last; 0 for all of them"
+    add("--sampled_layers", type=int, help=f"{sampled} (default {defaults.sampled_layers})")
+    rotating = "losses of every R-th lower layer, in turn (LayerSkip), instead of a sample; 0 for a sample (default 0)"
+    add("--rotating_layers", type=int, metavar="R", help=rotating)
+    dropout = f"share of activations dropped (default {defaults.dropout_rate}; decoder-only models have no dropout)"
+    add("--dropout", type=float, help=dropout)
+    layer_dropout = "how often rows pass the last decoder layer by, and lower ones less often (LayerSkip; default 0)"
+    add("--layer_dropout", type=float, metavar="P", help=layer_dropout)
+    add("--label_smoothing", type=float, help="probability spread over all other tokens (default 0)")
+    add("--z_loss", type=float, help="weight of the squared log-normalizer in the loss; T5X has 1e-4 (default 0)")
 
 
 def _default_size(name: str) -> str:

@@ -162,6 +162,11 @@ def test_fine_tuning_keeps_the_vocabulary(data: pathlib.Path, tmp_path: pathlib.
             "dropout is 0.2, but decoder-only models have none",
         ),
         (["--architecture=llama", "--vocab_size=9000"], "vocab_size=9000: they give "),
+        (
+            ["--rotating_layers=2", "--sampled_layers=1"],
+            "--sampled_layers: belongs to runs without --rotating_layers. Leave it out.",
+        ),
+        (["--layer_dropout=1"], "--layer_dropout must be in [0, 1), got 1.0."),
         (["--system=Be brief."], "--system belongs to --chat_template, which is missing."),
         (["--checkpoint=nowhere"], "--checkpoint: checkpoint nowhere: no such directory."),
         (["--checkpoint=nowhere", "--architecture=llama"], "--architecture: a model from --checkpoint has its own"),

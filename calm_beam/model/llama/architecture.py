@@ -30,7 +30,9 @@ class LlamaArchitecture(Architecture):
         """Returns name and shape of every parameter."""
         return parameter_shapes(config)
 
-    def network(self, config: LlamaConfig, *, arithmetic: Arithmetic, dropout_rate: float = 0.0) -> "EarlyExitLlama":
+    def network(
+        self, config: LlamaConfig, *, arithmetic: Arithmetic, dropout_rate: float = 0.0, layer_dropout: float = 0.0
+    ) -> "EarlyExitLlama":
         """Returns the network.
 
         Raises:
@@ -40,7 +42,7 @@ class LlamaArchitecture(Architecture):
 
         if dropout_rate:
             raise UsageError(f"dropout is {dropout_rate}, but decoder-only models have none. Leave it out.")
-        return EarlyExitLlama(config, arithmetic)
+        return EarlyExitLlama(config, arithmetic, layer_dropout)
 
     def packed_layer(self, config: LlamaConfig, *, arithmetic: Arithmetic) -> "DecoderLayer":
         """Returns a decoder layer."""

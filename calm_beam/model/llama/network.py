@@ -11,6 +11,7 @@ from flax import linen as nn
 from calm_beam.arithmetic import FLOAT32, Arithmetic
 from calm_beam.model.heads import Projection, exit_probability, head_logits, head_weights
 from calm_beam.model.interface import KeysValues, Position, Taught
+from calm_beam.model.layer_dropout import layer_dropout_rates, passed_by
 from calm_beam.model.numerics import MASKED, precision_of, rounded, widened
 from calm_beam.model.partitioning import divided
 
@@ -50,10 +51,12 @@ class EarlyExitLlama(nn.Module):
     Attributes:
       config: Of the model.
       arithmetic: In which numbers it computes. States, keys and values are of its type.
+      layer_dropout: How often rows pass the last layer by, used with `deterministic=False`; see `layer_dropout_rates`.
     """
 
     config: LlamaConfig
     arithmetic: Arithmetic = FLOAT32
+    layer_dropout: float = 0.0
 
     def setup(self) -> None:
         """Declares embedding and decoder."""
@@ -119,9 +122,9 @@ class EarlyExitLlama(nn.Module):
     def teacher_forced(self, taught: Taught, *, deterministic: bool = True) -> jax.Array:
         """Returns the states that predict the targets, (layers, batch, target, width): from the prompt's last on.
 
-        Arguments are those of `EarlyExitModel.teacher_forced`; there is no dropout.
+        Arguments are those of `EarlyExitModel.teacher_forced`; there is no dropout but of layers.
         """
-        states = self.decode_teacher_forced(jnp.asarray(taught.source_tokens))
+        states = self.decode_teacher_forced(jnp.asarray(taught.source_tokens), deterministic=deterministic)
         width = taught.targets.shape[1]
         # As many of each row are taken as the longest output needs: of a shorter one, up to positions that no row has.
         states = jnp.pad(states, ((0, 0), (0, 0), (0, width), (0, 0)))
@@ -133,19 +136,25 @@ class EarlyExitLlama(nn.Module):
         taken: jax.Array = jax.vmap(of_row, in_axes=(1, 0), out_axes=1)(states, starts)
         return taken
 
-    def decode_teacher_forced(self, tokens: jax.Array) -> jax.Array:
+    def decode_teacher_forced(self, tokens: jax.Array, *, deterministic: bool = True) -> jax.Array:
         """Returns the output of every layer at every position, without early exits.
 
         Args:
           tokens: shape (batch, positions). Prompt and output, padded behind.
+          deterministic: Whether layer dropout is off.
 
         Returns:
           Shape (layers, batch, positions, width), no final norm applied.
         """
-        return jnp.stack(self._in_prompt(tokens)[0])
+        return jnp.stack(self._in_prompt(tokens, deterministic=deterministic)[0])
 
     def _in_prompt(
-        self, tokens: jax.Array, *, first: jax.Array | int = 0, kept: Sequence[KeysValues | None] = ()
+        self,
+        tokens: jax.Array,
+        *,
+        first: jax.Array | int = 0,
+        kept: Sequence[KeysValues | None] = (),
+        deterministic: bool = True,
     ) -> tuple[list[jax.Array], list[KeysValues]]:
         """Returns of every layer its output at positions of prompts, and keys and values of these and earlier ones.
 
@@ -154,13 +163,15 @@ class EarlyExitLlama(nn.Module):
           first: int32 scalar. The first of the positions.
           kept: Every layer's keys and values of earlier positions, with room for these, each (batch, heads of keys,
             source, head_dim); none if there are no earlier ones.
+          deterministic: Whether layer dropout is off.
 
         Returns:
           For each layer (batch, positions, width); and keys and values as they came, or of these positions alone.
         """
         positions = jnp.arange(tokens.shape[1]) + first
         hidden, states, keys_values = self.embed(tokens), [], []
-        for layer, window, earlier in itertools.zip_longest(self.decoder.layers, self._windows(), kept):
+        rates = layer_dropout_rates(self.config.num_decoder_layers, 0.0 if deterministic else self.layer_dropout)
+        for layer, rate, window, earlier in itertools.zip_longest(self.decoder.layers, rates, self._windows(), kept):
             seen = tuple(jnp.swapaxes(part, 1, 2) for part in layer.keys_values(hidden, positions[None]))
             if earlier is not None:
                 seen = tuple(
@@ -168,7 +179,8 @@ class EarlyExitLlama(nn.Module):
                     for old, new in zip(earlier, seen, strict=True)
                 )
             age = positions[:, None] - jnp.arange(seen[0].shape[2])[None]
-            hidden = layer.in_prompt(hidden, seen, positions=positions, is_seen=(age >= 0) & (age < window))
+            after = layer.in_prompt(hidden, seen, positions=positions, is_seen=(age >= 0) & (age < window))
+            hidden = passed_by(hidden, after, rate=rate, key=self.make_rng("dropout")) if rate else after
             keys_values.append(seen)
             states.append(hidden)
         return states, keys_values

@@ -31,11 +31,13 @@ class T5Architecture(Architecture):
         """Returns name and shape of every parameter, as the T5X trees name them."""
         return parameter_shapes(config)
 
-    def network(self, config: T5Config, *, arithmetic: Arithmetic, dropout_rate: float = 0.0) -> "EarlyExitT5":
+    def network(
+        self, config: T5Config, *, arithmetic: Arithmetic, dropout_rate: float = 0.0, layer_dropout: float = 0.0
+    ) -> "EarlyExitT5":
         """Returns the network."""
         from .network import EarlyExitT5
 
-        return EarlyExitT5(config, dropout_rate=dropout_rate, arithmetic=arithmetic)
+        return EarlyExitT5(config, dropout_rate=dropout_rate, arithmetic=arithmetic, layer_dropout=layer_dropout)
 
     def packed_layer(self, config: T5Config, *, arithmetic: Arithmetic) -> "DecoderLayer":
         """Returns a decoder layer."""

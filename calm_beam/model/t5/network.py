@@ -10,6 +10,7 @@ from flax import linen as nn
 from calm_beam.arithmetic import FLOAT32, Arithmetic
 from calm_beam.model.heads import Projection, exit_probability, head_logits, head_weights
 from calm_beam.model.interface import KeysValues, Position, Taught, of_layer
+from calm_beam.model.layer_dropout import layer_dropout_rates, passed_by
 from calm_beam.model.numerics import MASKED, precision_of, rounded
 
 from .attention import RelativePositionBias
@@ -75,11 +76,13 @@ class EarlyExitT5(nn.Module):
       config: Sizes of the model.
       dropout_rate: Dropout used with `deterministic=False`.
       arithmetic: In which numbers it computes. States, keys and values are of its type.
+      layer_dropout: How often rows pass the last decoder layer by, used likewise; see `layer_dropout_rates`.
     """
 
     config: T5Config
     dropout_rate: float = 0.0
     arithmetic: Arithmetic = FLOAT32
+    layer_dropout: float = 0.0
 
     def setup(self) -> None:
         """Declares embedding, encoder and decoder."""
@@ -197,13 +200,15 @@ class EarlyExitT5(nn.Module):
         cross_bias = padding_bias(source_tokens != PAD_ID)
         self_biases = self.decoder_position_biases(decoder_inputs.shape[1])
         hidden = self.decoder.dropout(self.embed(decoder_inputs), deterministic=deterministic)
+        rates = layer_dropout_rates(self.config.num_decoder_layers, 0.0 if deterministic else self.layer_dropout)
         states = []
-        for number, layer in enumerate(self.decoder.layers, start=1):
+        for number, (layer, rate) in enumerate(zip(self.decoder.layers, rates, strict=True), start=1):
             own = layer.self_keys_values(hidden)
             self_bias = of_layer(self_biases, number)[None]
-            hidden = layer.self_attend(hidden, own, bias=self_bias, deterministic=deterministic)
+            after = layer.self_attend(hidden, own, bias=self_bias, deterministic=deterministic)
             cross = layer.cross_keys_values(encoded)
-            hidden = layer.cross_attend_and_feed_forward(hidden, cross, bias=cross_bias, deterministic=deterministic)
+            after = layer.cross_attend_and_feed_forward(after, cross, bias=cross_bias, deterministic=deterministic)
+            hidden = passed_by(hidden, after, rate=rate, key=self.make_rng("dropout")) if rate else after
             states.append(hidden)
         return jnp.stack(states)
 

@@ -17,7 +17,7 @@ from calm_beam.exits.rule import ExitRule
 from calm_beam.model import parameter_shapes
 from calm_beam.model.llama import LlamaConfig, RopeScaling, network
 from tests.builders import build_rule, checkpoint_of
-from tests.calm_beam.decoding.decoders import DECODERS, STEPS, assert_all_same
+from tests.calm_beam.decoding.decoders import DECODERS, STEPS, assert_all_same, assert_same
 from tests.calm_beam.model.llama.builders import build_llama_arrays, build_llama_config
 from tests.numpy_decoder import Decoded
 from tests.numpy_llama import NumpyLlama
@@ -179,6 +179,16 @@ def test_in_bfloat16_outputs_are_those_of_numpy_that_rounds_likewise(decoder: st
             np.testing.assert_allclose(result.confidences[lane, :length], expected.confidences, rtol=0, atol=0.02)
             compared += 1
     assert compared > len(_PROMPTS) * len(_THRESHOLDS) / 3
+
+
+@pytest.mark.parametrize("arithmetic", [FLOAT32, _BFLOAT16], ids=str)
+def test_a_certified_head_changes_nothing(arithmetic: Arithmetic) -> None:
+    """Tokens and exit layers are the exact head's; confidences are near."""
+    certified = DECODERS["sweep"].decode(
+        _model("llama"), _RULES[0], _PROMPTS, thresholds=_THRESHOLDS, exit_head="int8", arithmetic=arithmetic
+    )
+    for one, other in zip(certified, _outputs("sweep", _RULES[0], "llama", arithmetic), strict=True):
+        assert_same(one, other, confidences_within=0.2)
 
 
 def test_bfloat16_is_another_promise() -> None:

@@ -200,6 +200,21 @@ def test_a_resumed_run_ends_as_one_that_was_not_interrupted() -> None:
         train(config, _MODEL, **arguments, resume_from=states[0], end_id=2)
 
 
+def test_layer_skips_recipe_is_resumed_to_the_same_bits() -> None:
+    """Layer dropout, and losses of layers in turn, begin again where they were; each alone gives other weights."""
+    states: list[SavedState] = []
+    arguments: dict[str, Any] = {"pairs": _PAIRS * 5, "validation_pairs": []}
+    recipe = dataclasses.replace(_CONFIG, layer_dropout=0.4, rotating_layers=2, save_every=3)
+    whole = train(recipe, _MODEL, **arguments, on_save=states.append)
+    resumed = train(recipe, _MODEL, **arguments, resume_from=states[0])
+    assert fingerprint(resumed.arrays) == fingerprint(whole.arrays)
+    others = [dataclasses.replace(recipe, layer_dropout=0.0), dataclasses.replace(recipe, rotating_layers=0), _CONFIG]
+    found = {fingerprint(train(other, _MODEL, **arguments).arrays) for other in others}
+    assert len(found | {fingerprint(whole.arrays)}) == 4
+    with pytest.raises(ResumeError, match="rotating_layers: 2, now "):
+        train(dataclasses.replace(recipe, rotating_layers=0), _MODEL, **arguments, resume_from=states[0])
+
+
 def test_the_classifier_learns_from_states_of_outputs() -> None:
     """Shares of agreement are those of plain numpy; all other weights keep their bits."""
     config = ClassifierConfig(batch_tokens=40, num_shapes=1, max_input_length=8, max_target_length=8)

@@ -13,6 +13,7 @@ from calm_beam.training.objective import (
     all_layers,
     layer_weighted_loss,
     layer_weights,
+    rotating_layers,
     sample_layers,
     sampled_weights,
     token_cross_entropy_sums,
@@ -179,6 +180,19 @@ def test_zero_or_enough_layers_is_exact(sampled: int, weighting: str) -> None:
     layers, weights = sample_layers(5, sampled_layers=sampled, generator=generator, weighting=weighting)
     np.testing.assert_array_equal(layers, [1, 2, 3, 4, 5])
     np.testing.assert_array_equal(weights, layer_weights(5, weighting))
+
+
+@pytest.mark.parametrize("weighting", LAYER_WEIGHTS)
+@pytest.mark.parametrize("every", [1, 2, 3, 7])
+def test_layers_that_take_turns_add_up(every: int, weighting: str) -> None:
+    """Over as many steps as turns are apart, every layer has its exact weight; at every step the last one has."""
+    summed = np.zeros(5)
+    for step in range(11, 11 + every):
+        layers, weights = rotating_layers(5, every=every, step=step, weighting=weighting)
+        assert layers[-1] == 5
+        assert set(np.diff(layers[:-1]).tolist()) <= {every}
+        summed[layers - 1] += weights
+    np.testing.assert_allclose(summed / every, layer_weights(5, weighting))
 
 
 def test_sampled_layers_keep_the_weighting() -> None:

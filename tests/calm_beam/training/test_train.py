@@ -305,6 +305,8 @@ def test_initial_scales() -> None:
         ("batch_tokens", 0, "batch_tokens must be at least 1, got 0"),
         ("max_target_length", 1, "max_target_length must be at least 2"),
         ("sampled_layers", -1, "sampled_layers must be at least 0, got -1"),
+        ("rotating_layers", -1, "rotating_layers must be at least 0, got -1"),
+        ("layer_dropout", 1.0, r"layer_dropout must be in \[0, 1\), got 1.0"),
         ("dropout_rate", 1.0, r"dropout_rate must be in \[0, 1\), got 1.0"),
         ("label_smoothing", -0.1, r"label_smoothing must be in \[0, 1\), got -0.1"),
         ("z_loss", float("nan"), "z_loss must be at least 0 and finite, got nan"),

@@ -153,6 +153,25 @@ def test_chunks_leave_what_whole_prompts_leave(
                 _assert_rounded_alike(values, np.asarray(expected, np.float64))
 
 
+def test_chunks_take_a_part_of_the_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What XLA plans to hold beside arguments and results, for a prompt of 512 positions."""
+    config = build_llama_config(max_positions=512)
+    parameters = {"params": checkpoint_of(config, build_llama_arrays(config, 3)).parameters()}
+    tokens, lengths = np.ones((1, 512), np.int32), np.array([512], np.int32)
+
+    def held(chunk: int) -> int:
+        monkeypatch.setattr(network, "chunk_positions", lambda config, **sizes: chunk)
+        prefill = jax.jit(functools.partial(network_of(config).apply, method="prefill"))
+        planned = prefill.lower(parameters, tokens, lengths).compile().memory_analysis()
+        assert planned is not None
+        return int(planned.temp_size_in_bytes)
+
+    whole = held(512)
+    # Two arrays of heads x positions x positions.
+    assert whole > 2 * 4 * 512**2 * 4
+    assert held(64) < whole / 3
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("kind", ["llama", "windows"])
 @pytest.mark.parametrize("chunk", [3, 20])

@@ -1,6 +1,7 @@
 """What stands beside the code for strangers: metadata, citation, workflows, hooks. All agree with the sources."""
 
 import pathlib
+import os
 import re
 import subprocess
 import sys
@@ -62,8 +63,10 @@ def test_workflows_run_targets_that_exist(path: pathlib.Path) -> None:
 
 def test_what_the_fast_tests_are() -> None:
     """All that `make test-fast` and `make matrix` hand to pytest, or leave out, is a folder or a module of tests."""
-    command = ["make", "--just-print", "test-fast"]
-    printed = subprocess.run(command, cwd=_ROOT, capture_output=True, text=True, check=True).stdout
+    command = ["make", "--just-print", "--no-print-directory", "test-fast"]
+    # Under `make test`, too, which would have this one say more, and take its flags.
+    own = {name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "MAKELEVEL", "MFLAGS")}
+    printed = subprocess.run(command, cwd=_ROOT, env=own, capture_output=True, text=True, check=True).stdout
     words = printed.splitlines()[-1].split()
     paths = [
         _ROOT / word.removeprefix("--ignore=") for word in words if re.match("(--ignore=)?(tests|calm_beam)", word)

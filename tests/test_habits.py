@@ -1,7 +1,7 @@
 """What stands beside the code for strangers: metadata, citation, workflows, hooks. All agree with the sources."""
 
-import pathlib
 import os
+import pathlib
 import re
 import subprocess
 import sys

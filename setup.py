@@ -29,9 +29,10 @@ _WHOLE, _FOR_SERVING = "calm-beam", "calm-beam-serving"
 
 # Ranges that are known to work together on Python 3.11 to 3.13. sentencepiece 0.2.3 was built against a newer
 # protobuf than Apache Beam allows and does not import next to it; 0.2.1 ends the process on an empty vocabulary.
+# With JAX 0.11, which Python 3.11 does not get, processes that had loaded TensorFlow 2.21 ended in segmentation faults.
 _SERVING = [
     "flax>=0.12,<0.13",
-    "jax>=0.8.1,<0.12",
+    "jax>=0.8.1,<0.11",
     "ml_dtypes>=0.5,<0.7",
     "msgpack>=1.1,<2",
     "numpy>=2.1,<3",

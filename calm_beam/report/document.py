@@ -30,16 +30,13 @@ class Section:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Document:
-    """What a page says; texts are plain, but for those that are said to be HTML.
+class Page:
+    """What every such page has; texts are plain, but for those that are said to be HTML.
 
     Attributes:
       kind: What is shown, after the name of the program.
       title: Of the window, after the name of the program.
       made: When, or by what.
-      heading: Of the page.
-      opening: What was found, as HTML.
-      sections: What follows.
       about: Heading of the facts.
       facts: Names and values.
       fewer: What to do if the page is too large.
@@ -48,24 +45,26 @@ class Document:
     kind: str
     title: str
     made: str
-    heading: str
-    opening: str
-    sections: Sequence[Section]
     about: str
     facts: Sequence[tuple[str, str]]
     fewer: str
 
-    def text(self) -> str:
+    def written(self, heading: str, opening: str, sections: Sequence[Section]) -> str:
         """Returns the page, of at most `LARGEST_PAGE` bytes.
+
+        Args:
+          heading: Of the page.
+          opening: What was found, as HTML.
+          sections: What follows, before the facts.
 
         Raises:
           ReportError: If it would be larger.
         """
         facts = "".join(f"<dt>{html.escape(name)}</dt><dd>{shown(value)}</dd>" for name, value in self.facts)
-        sections = (*self.sections, Section(title=self.about, content=f'<dl class="facts">{facts}</dl>'))
+        sections = (*sections, Section(title=self.about, content=f'<dl class="facts">{facts}</dl>'))
         body = (
             '<main>\n<section class="promise" aria-labelledby="part-0">'
-            f'<h1 id="part-0">{html.escape(self.heading)}</h1>\n{self.opening}</section>\n'
+            f'<h1 id="part-0">{html.escape(heading)}</h1>\n{opening}</section>\n'
             f"{''.join(_section(section, place) for place, section in enumerate(sections, start=1))}</main>"
         )
         page = framed(
@@ -79,6 +78,25 @@ class Document:
         if (size := len(page.encode())) > LARGEST_PAGE:
             raise ReportError(f"the report would have {size:,} bytes, and {LARGEST_PAGE:,} are the most. {self.fewer}")
         return page
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Document(Page):
+    """A page with whatever was found.
+
+    Attributes:
+      heading: Of the page.
+      opening: What was found, as HTML.
+      sections: What follows.
+    """
+
+    heading: str
+    opening: str
+    sections: Sequence[Section]
+
+    def text(self) -> str:
+        """Returns the page; raises as `written` does."""
+        return self.written(self.heading, self.opening, self.sections)
 
 
 def sentence(*parts: str, warns: bool = False) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from calm_beam.manifest import Calibration, Manifest
 
-from .document import Document, Section, cautions, details, paragraphs, sentence
+from .document import Page, Section, cautions, details, paragraphs, sentence
 from .promise import promise_in_words
 from .setting_chart import Tested, setting_chart
 from .tables import scrolled
@@ -39,13 +39,10 @@ class Panel:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class PlainPage:
-    """What a page says; texts are plain, but for those that are said to be HTML.
+class PlainPage(Page):
+    """A page of promises; texts are plain, but for those that are said to be HTML.
 
     Attributes:
-      kind: What is reported.
-      title: Of the window, after the name of the program.
-      made: When.
       promise: The first promise, as HTML.
       cautions: What has to be known.
       condition: On which it holds.
@@ -59,14 +56,8 @@ class PlainPage:
       entries: Table of all promises, as HTML.
       every: What the table of numbers has.
       numbers: That table, as HTML.
-      about: Heading of the facts.
-      facts: Names and values.
-      fewer: What to do if the page is too large.
     """
 
-    kind: str
-    title: str
-    made: str
     promise: str
     cautions: Sequence[str] = ()
     condition: str
@@ -80,16 +71,9 @@ class PlainPage:
     entries: str
     every: str
     numbers: str
-    about: str
-    facts: Sequence[tuple[str, str]]
-    fewer: str
 
     def text(self) -> str:
-        """Returns the page, of at most `LARGEST_PAGE` bytes.
-
-        Raises:
-          ReportError: If it would be larger.
-        """
+        """Returns the page; raises as `written` does."""
         chart = setting_chart(
             self.first.tested, chosen=self.first.chosen, width=1056, height=300, is_large=True, costs=self.costs
         )
@@ -109,17 +93,8 @@ class PlainPage:
             ),
             Section(title="All numbers", content=details(self.every, self.numbers)),
         ]
-        return Document(
-            kind=self.kind,
-            title=self.title,
-            made=self.made,
-            heading="What is guaranteed",
-            opening=self.promise + cautions(self.cautions) + paragraphs([self.condition]),
-            sections=sections,
-            about=self.about,
-            facts=self.facts,
-            fewer=self.fewer,
-        ).text()
+        opening = self.promise + cautions(self.cautions) + paragraphs([self.condition])
+        return self.written("What is guaranteed", opening, sections)
 
 
 def sentence_html(entry: Calibration, manifest: Manifest) -> str:

@@ -95,3 +95,15 @@ def decode_settings(flags: argparse.Namespace) -> DecodeSettings:
         task_prefix=flags.task_prefix,
         arithmetic=arithmetic_of(flags),
     )
+
+
+def full_model_settings(flags: argparse.Namespace) -> DecodeSettings:
+    """Returns what determines the outputs of the full model: nothing exits."""
+    return DecodeSettings(
+        rule=ExitRule(),
+        thresholds=(1.0,),
+        max_input_length=flags.max_input_length,
+        max_decode_length=flags.max_decode_length,
+        task_prefix=flags.task_prefix,
+        arithmetic=arithmetic_of(flags),
+    )

@@ -10,11 +10,10 @@ from rich.table import Table
 
 from calm_beam.analysis.sensitivity import KINDS, Sensitivity, measure_sensitivity
 from calm_beam.analysis.task import Task
-from calm_beam.decoding.settings import DecodeSettings
 from calm_beam.examples import DataError
-from calm_beam.exits.rule import ExitRule
-from calm_beam.launch.flags import FlagParser, arithmetic_of, texts, whole_number
+from calm_beam.launch.flags import FlagParser, texts, whole_number
 from calm_beam.launch.plots import COLOURS, GREY, tidy
+from calm_beam.launch.setup_run import full_model_settings
 from calm_beam.sweeps.prepared import PreparedSweep
 
 from .experiment import Experiment, Findings, PreparedExperiment, estimate_cells, shown
@@ -47,18 +46,6 @@ def _positions(value: str) -> tuple[int, ...]:
             raise argparse.ArgumentTypeError(f"expected positions from 0, as in 0-9,15,20; got {part!r}")
         found += range(int(first), int(last or first) + 1)
     return tuple(found)
-
-
-def _settings(flags: argparse.Namespace) -> DecodeSettings:
-    return DecodeSettings(
-        # Nothing exits.
-        rule=ExitRule(),
-        thresholds=(1.0,),
-        max_input_length=flags.max_input_length,
-        max_decode_length=flags.max_decode_length,
-        task_prefix=flags.task_prefix,
-        arithmetic=arithmetic_of(flags),
-    )
 
 
 def _prepare(flags: argparse.Namespace, run: PreparedSweep) -> PreparedExperiment:
@@ -184,7 +171,7 @@ def _draw(found: Sequence[Sensitivity], labels: Mapping[str, str], metric: str, 
 SENSITIVITY = Experiment(
     description="what one wrong token does to the whole output, by its position",
     add_flags=_add_flags,
-    settings=_settings,
+    settings=full_model_settings,
     prepare=_prepare,
     has_sweeps=False,
 )

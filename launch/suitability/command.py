@@ -12,14 +12,12 @@ from calm_beam.analysis.sample import sampled
 from calm_beam.analysis.suitability import Suitability, suitability
 from calm_beam.decoding.batch_decoder import BatchDecoder
 from calm_beam.decoding.prompts import Prompt
-from calm_beam.decoding.settings import DecodeSettings
 from calm_beam.decoding.thresholds import thresholds_by_step
 from calm_beam.demo import embedded
-from calm_beam.exits.rule import ExitRule
-from calm_beam.launch.flags import arithmetic_of, as_usage
+from calm_beam.launch.flags import as_usage
 from calm_beam.launch.flags.data import find_output
 from calm_beam.launch.sample import encoded_prompts, read_all_examples, sample_in_words
-from calm_beam.launch.setup_run import prepare_run
+from calm_beam.launch.setup_run import full_model_settings, prepare_run
 from calm_beam.launch.terminal import PlainConsole, say
 from calm_beam.launch.terminal.progress import shown_progress
 from calm_beam.storage import replacing
@@ -34,7 +32,7 @@ def tell_suitability(flags: argparse.Namespace) -> int:
             say("no --checkpoint and no --data: the embedded model on the embedded data")
             flags.checkpoint, flags.data = str(embedded.MODEL), (str(embedded.CALIBRATION_SET),)
         output = None if flags.output is None else find_output(flags.output, overwrite=flags.overwrite)
-        run = prepare_run(flags, needs_references=False, settings=_settings(flags))
+        run = prepare_run(flags, needs_references=False, settings=full_model_settings(flags))
         examples = read_all_examples(run.paths, run.reading)
         prompts = encoded_prompts(run, sampled(examples, flags.max_examples))
     with shown_progress(enabled=True) as progress:
@@ -61,18 +59,6 @@ def tell_suitability(flags: argparse.Namespace) -> int:
             temporary.write_text(json.dumps(content, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
         console.print(f"File: {output}", soft_wrap=True)
     return 0
-
-
-def _settings(flags: argparse.Namespace) -> DecodeSettings:
-    return DecodeSettings(
-        # Nothing exits.
-        rule=ExitRule(),
-        thresholds=(1.0,),
-        max_input_length=flags.max_input_length,
-        max_decode_length=flags.max_decode_length,
-        task_prefix=flags.task_prefix,
-        arithmetic=arithmetic_of(flags),
-    )
 
 
 def _measured(

@@ -15,7 +15,7 @@ Config = Any
 Shapes = Mapping[str, tuple[int, ...]]
 
 # Keys of a stored config without which a model is T5's.
-_ADDED_LATER = {"activation", "relative_bias_per_layer"}
+_ADDED_LATER = {"activation", "relative_bias_per_layer", "exit_norms", "exit_heads"}
 _ACTIVATIONS = {"gelu": "GELU", "silu": "SiLU", "relu": "ReLU"}
 
 

@@ -209,7 +209,9 @@ def _compiled_heads(config: T5Config) -> int:
     checkpoint = checkpoint_of(config, build_arrays(config, 0))
     decoder = BatchDecoder(checkpoint, _STATE, thresholds=[thresholds], max_input_length=32, batch_size=2)
     decoder.open_batch().warm_up()
-    return device_steps.decide_rows._cache_size()
+    programs: Any = device_steps.decide_rows
+    count: int = programs._cache_size()
+    return count
 
 
 def test_lower_layers_share_a_program() -> None:

@@ -93,7 +93,7 @@ def test_loss_and_gradients_are_those_of_each_layers_head(config: Any, layers: t
     """As if written out layer by layer; what belongs to layers that are left out gets no gradient."""
     model, batch = network_of(config), _batch(config)
     parameters = {name: jnp.asarray(array) for name, array in _arrays(config).items()}
-    weights = np.linspace(0.2, 0.5, len(layers), dtype=np.float32)
+    weights = jnp.linspace(0.2, 0.5, len(layers), dtype=jnp.float32)
 
     def written_out(parameters: dict[str, jax.Array]) -> jax.Array:
         apply = lambda *values, **named: model.apply(variables(parameters), *values, **named)  # noqa: E731

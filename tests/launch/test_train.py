@@ -113,7 +113,11 @@ def test_exits_are_given_norms_and_heads(
     architecture: str, data: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A new model has them from its start; a checkpoint that has none gets them, and one that has them keeps them."""
-    sizes = _SIZES if architecture == "t5" else ["--vocab_size=270", *_SIZES[1:5], "--num_decoder_layers=2"]
+    sizes = (
+        _SIZES
+        if architecture == "t5"
+        else ["--vocab_size=270", *_SIZES[1:5], "--num_kv_heads=2", "--num_decoder_layers=2"]
+    )
     new = [*sizes, f"--architecture={architecture}"]
     plain, added, kept, begun = (tmp_path / name for name in ("plain", "added", "kept", "begun"))
     own = ["--exit_norm", "--exit_heads=separate"]

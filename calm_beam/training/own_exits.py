@@ -27,7 +27,7 @@ def with_own_exits(
     Raises:
       ValueError: If there is one layer only.
 
-    Source: EE-LLM (Chen et al., 2024), which converts checkpoints likewise.
+    Source: EE-Tuning (Pan et al., 2024), where added exits begin as copies of the final one.
     """
     changes = {"exit_norms": config.exit_norms or exit_norms, "exit_heads": config.exit_heads or exit_heads}
     changed: ModelConfig = dataclasses.replace(cast(Any, config), **changes)

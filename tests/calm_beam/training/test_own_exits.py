@@ -1,6 +1,7 @@
 """Training models whose layers below the last have norms or heads of their own."""
 
 import dataclasses
+import pathlib
 from typing import Any
 
 import jax
@@ -8,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from calm_beam.checkpoints import StoredArrays, fingerprint, load_checkpoint, write_native
 from calm_beam.model import ModelConfig, network_of, parameter_shapes
 from calm_beam.model.interface import Taught
 from calm_beam.training.config import MuonConfig, TrainingConfig
@@ -55,6 +57,19 @@ def test_new_exits_change_no_logits(config: Any) -> None:
         np.testing.assert_allclose(after, before, rtol=0, atol=1e-5 * np.abs(before).max())
         if not (exit_heads and config.tied_head):
             np.testing.assert_array_equal(after, before)
+
+
+@pytest.mark.parametrize("base", [_T5, _LLAMA], ids=["t5", "llama"])
+def test_exits_of_a_stored_model_are_those_of_its_arrays(base: Any, tmp_path: pathlib.Path) -> None:
+    """A tied head is read from the files turned round; the files are still watched."""
+    config = dataclasses.replace(base, tied_head=True)
+    arrays = _arrays(config)
+    write_native(tmp_path, config, arrays=arrays, vocabulary_path=None)
+    stored = load_checkpoint(tmp_path)
+    _, expected = with_own_exits(config, arrays, exit_norms=True, exit_heads=True)
+    _, found = with_own_exits(stored.config, stored.arrays, exit_norms=True, exit_heads=True)
+    assert isinstance(found, StoredArrays)
+    assert fingerprint(found) == fingerprint(expected)
 
 
 def test_what_a_model_has_it_keeps() -> None:

@@ -33,7 +33,7 @@ test: $(INSTALLED) lint types  ## lint, format, types, and tests of every module
 test-all: $(INSTALLED)  ## the rest: slow tests, code compiled as users do, and as on an old processor with one core
 	XLA_FLAGS= $(BIN)/python -m pytest -m slow $(PARALLEL)
 	XLA_FLAGS= $(BIN)/python -m pytest -m "not slow and not exhaustive" $(PARALLEL) $(COMPILED)
-	$(BIN)/python -m tests.old_processor -m "not slow and not exhaustive" $(COMPUTING)
+	$(BIN)/python -m tests.old_processor --share -m "not slow and not exhaustive" $(COMPUTING)
 
 test-fast: $(INSTALLED)  ## the core without models, and flags (a minute)
 	$(BIN)/python -m pytest -m "not slow and not exhaustive" $(PARALLEL) $(FAST)

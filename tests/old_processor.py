@@ -2,6 +2,7 @@
 
     python -m tests.old_processor tests/calm_beam/decoding    # arguments are pytest's
     python -m tests.old_processor --isa=AVX2 tests/transforms
+    python -m tests.old_processor --share tests/transforms    # between the cores of this machine, up to four
 
 XLA compiles for an old instruction set, numpy and the C library take no newer instructions than they must, and every
 process has one core. On machines with other processors than x86-64 some of this does nothing.
@@ -9,6 +10,7 @@ process has one core. On machines with other processors than x86-64 some of this
 
 import importlib
 import os
+import shlex
 import sys
 
 import pytest
@@ -38,13 +40,24 @@ def main(arguments: list[str]) -> int:
     isa = "SSE4_2"
     if arguments and arguments[0].startswith("--isa="):
         isa = arguments.pop(0).removeprefix("--isa=")
+    is_shared = arguments[:1] == ["--share"]
     if f"--xla_cpu_max_isa={isa}" not in os.environ.get("XLA_FLAGS", ""):
         # Libraries read these when a process starts.
         command = [sys.executable, "-m", "tests.old_processor", f"--isa={isa}", *arguments]
         os.execve(sys.executable, command, {**os.environ, **environment(isa=isa)})
-    if hasattr(os, "sched_setaffinity"):
+    if is_shared:
+        arguments = [*_processes(), *arguments[1:]]
+    elif hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
     return pytest.main(arguments)
+
+
+def _processes() -> list[str]:
+    """Returns the arguments of pytest-xdist for a process on each core, of which it never sees another."""
+    if not hasattr(os, "sched_getaffinity"):
+        return ["-n", "auto", "--maxprocesses=4", "--dist", "loadfile"]
+    pythons = [f"taskset -c {core} {shlex.quote(sys.executable)}" for core in sorted(os.sched_getaffinity(0))[:4]]
+    return ["--dist", "loadfile", *(part for python in pythons for part in ("--tx", f"popen//python={python}"))]
 
 
 if __name__ == "__main__":

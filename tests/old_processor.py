@@ -55,9 +55,9 @@ def main(arguments: list[str]) -> int:
 def _processes() -> list[str]:
     """Returns the arguments of pytest-xdist for a process on each core, of which it never sees another."""
     if not hasattr(os, "sched_getaffinity"):
-        return ["-n", "auto", "--maxprocesses=4", "--dist", "loadfile"]
+        return ["-n", "auto", "--maxprocesses=4", "--dist", "worksteal"]
     pythons = [f"taskset -c {core} {shlex.quote(sys.executable)}" for core in sorted(os.sched_getaffinity(0))[:4]]
-    return ["--dist", "loadfile", *(part for python in pythons for part in ("--tx", f"popen//python={python}"))]
+    return ["--dist", "worksteal", *(part for python in pythons for part in ("--tx", f"popen//python={python}"))]
 
 
 if __name__ == "__main__":

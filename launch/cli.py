@@ -2,12 +2,12 @@
 
 Calibrate a model on this machine:
 
-    calm-beam calibrate --checkpoint=model/ --data='calibration/*.jsonl.gz' --consistency=textual --metric=rouge_l \
+    calm-beam calibrate --checkpoint=model/ --data='data/*.jsonl.gz' --consistency=textual --metric=rouge_l \
         --delta=0.05,0.1 --epsilon=0.05 --output=calibration
 
 The same on worker processes of one machine, with Beam's own flags:
 
-    calm-beam calibrate --checkpoint=model/ --data='calibration/*.jsonl.gz' --output=calibration \
+    calm-beam calibrate --checkpoint=model/ --data='data/*.jsonl.gz' --output=calibration \
         --direct_num_workers=2 --direct_running_mode=multi_processing
 
 Going on with a run that failed, was interrupted or killed: the same command with `--resume`. Other metrics, tolerances

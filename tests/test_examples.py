@@ -24,22 +24,27 @@ def _snippets(page: str) -> list[str]:
     return re.findall(r"^```python\n(.*?)^```$", (_ROOT / page).read_text(encoding="utf-8"), re.M | re.S)
 
 
-_WAYS = (("README.md", "calm.calibrate("), ("docs/python.md", "transforms.Sweep("))
+_WAYS = (
+    ("README.md", "calm.calibrate(", "my_calibration"),
+    ("docs/python.md", "transforms.Sweep(", "calibration"),
+)
 
 
-@pytest.mark.parametrize(("page", "way"), _WAYS, ids=["function", "pipeline"])
-def test_ways_to_calibrate(page: str, way: str, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("page", "way", "output"), _WAYS, ids=["function", "pipeline"])
+def test_ways_to_calibrate(
+    page: str, way: str, output: str, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The function of README and the pipeline of docs run as they stand, and leave the manifest that they promise."""
     (snippet,) = (each for each in _snippets(page) if way in each)
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "calibration").mkdir()
+    (tmp_path / "data").mkdir()
     rows = "".join(json.dumps(row) + "\n" for row in text_rows(6))
-    (tmp_path / "calibration" / "rows.jsonl.gz").write_bytes(gzip.compress(rows.encode()))
+    (tmp_path / "data" / "rows.jsonl.gz").write_bytes(gzip.compress(rows.encode()))
     (tmp_path / "checkpoints").mkdir()
     vocabulary = write_vocabulary(tmp_path / "vocabulary.model")
     write_model(tmp_path / "checkpoints" / "my_t5", vocabulary=vocabulary)
     exec(compile(snippet, page, "exec"), {"options": PipelineOptions([])})
-    manifest = calm.read_manifest("calibration/manifest.json")
+    manifest = calm.read_manifest(f"{output}/manifest.json")
     assert [(entry.consistency, entry.metric, entry.delta) for entry in manifest.calibrations] == [
         ("textual", "rouge_l", 0.1)
     ]

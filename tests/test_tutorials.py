@@ -50,6 +50,27 @@ def _run_shortened(page: pathlib.Path) -> None:
         _run(shorter)
 
 
+def _is_what_was_found(page: pathlib.Path, printed: str, folder: pathlib.Path, *, entries: int) -> None:
+    """Checks that a page shows the head of what was printed, and of so many entries what a calibration came to."""
+    start = printed.index("Lowest threshold")
+    head = printed[start : printed.index("─", start)]
+    assert "".join(f"{line.rstrip()}\n" for line in head.splitlines()[:-1]) in _text(page)
+    found = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))["calibrations"][:entries]
+    above = r"^ (textual|risk) +([\d.]+) +(never exit|[\d.]+) +([\d.]+) +\d+% +([\d.]+) +[\d.]+$"
+    row = above.replace("$", r"\n (\S+) +([\d.]+) +p = [\d.]+$")
+    shown = re.findall(row, _text(page), re.MULTILINE)
+    assert len(shown) == entries
+    for entry, (consistency, delta, threshold, layers, risk, metric, epsilon) in zip(found, shown, strict=True):
+        assert (entry["consistency"], entry["metric"]) == (consistency, metric)
+        assert (entry["delta"], entry["epsilon"]) == (float(delta), float(epsilon))
+        assert entry["threshold"] == (None if threshold == "never exit" else float(threshold))
+        # Confidences move in their last digits from one processor to another.
+        assert (entry["layers"], entry["risk"]) == (
+            pytest.approx(float(layers), abs=0.02),
+            pytest.approx(float(risk), abs=0.002),
+        )
+
+
 @pytest.fixture(scope="module")
 def demo(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     """A folder with the calibration of the embedded model in `demo`, made by the first command of the tutorial."""
@@ -82,24 +103,13 @@ def test_the_embedded_model(
     """All that the tutorial shows runs after its first command, and the table on it is what was found."""
     monkeypatch.chdir(demo)
     page = _DOCS / "tutorials" / "embedded.md"
+    monkeypatch.setenv("COLUMNS", "80")
     for command in own_commands(page)[1:]:
         _run(command)
-    assert "4.64" in capsys.readouterr().out
+    _is_what_was_found(page, capsys.readouterr().out, demo / "demo", entries=8)
     for code in blocks(page, "python"):
         exec(compile(code, str(page), "exec"), {})
     assert "voiture" in capsys.readouterr().out
-    entries = json.loads((demo / "demo" / "manifest.json").read_text())["calibrations"]
-    found = {(entry["consistency"], entry["delta"]): entry for entry in entries}
-    lines = re.findall(r"^ (textual|risk) +([\d.]+) +(never exit|[\d.]+) +([\d.]+) +\d+% +([\d.]+)$", _text(page), re.M)
-    assert len(lines) == 5
-    for consistency, delta, threshold, layers, risk in lines:
-        entry = found[consistency, float(delta)]
-        assert entry["threshold"] == (None if threshold == "never exit" else float(threshold))
-        # Confidences move in their last digits from one processor to another.
-        assert (entry["layers"], entry["risk"]) == (
-            pytest.approx(float(layers), abs=0.02),
-            pytest.approx(float(risk), abs=0.002),
-        )
 
 
 @pytest.mark.slow
@@ -112,6 +122,28 @@ def test_layers_against_quality(demo: pathlib.Path, tmp_path: pathlib.Path, monk
         else:
             _run([*command, *(_SHORTER["evaluate"] if "--experiment=tradeoff" in command else ())])
     assert pathlib.Path("tutorial/tradeoff.svg").is_file()
+
+
+@pytest.mark.slow
+def test_the_readme(
+    demo: pathlib.Path, place: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its commands run in their order, in one folder; the first is that of the first tutorial, and prints its table."""
+    (place / "data").mkdir()
+    (place / "calibration-0.jsonl.gz").rename(place / "data" / "rows.jsonl.gz")
+    write_t5x(place / "checkpoints" / "my_t5", build_arrays(_CONFIG, 0))
+    shutil.copy("sentencepiece.model", "checkpoints/my_t5")
+    page = ROOT / "README.md"
+    first, *others = own_commands(page)
+    assert first == ["calibrate", "--output=calibration"]
+    shutil.copytree(demo / "demo", "calibration")
+    for command in others:
+        _run([*command, *_SHORTER.get(command[0], ())])
+    capsys.readouterr()
+    monkeypatch.setenv("COLUMNS", "80")
+    # It prints the table that `calibrate` has printed.
+    _run(["inspect", "calibration"])
+    _is_what_was_found(page, capsys.readouterr().out, pathlib.Path("calibration"), entries=3)
 
 
 @pytest.mark.slow
@@ -175,6 +207,17 @@ def test_a_measure_of_ones_own(module_folder: pathlib.Path) -> None:
     """The measure of the page is taken, and is more certain of what is further ahead."""
     _written("add-a-measure.md", module_folder)
     confidences = measure_named("my_measures:margin").confidence(jnp.array([[1.0, 0.9, 0.0], [9.0, 0.0, 1.0]]))
+    assert 0 <= confidences[0] < confidences[1] <= 1
+
+
+def test_measures_of_the_page_about_them(module_folder: pathlib.Path) -> None:
+    """Both of docs/measures.md are taken: the one of logits, and the one of states."""
+    _written("../measures.md", module_folder)
+    of_logits, of_states = (measure_named(f"my_measures:{name}") for name in ("margin", "small_change"))
+    confidences = of_logits.confidence(jnp.array([[1.0, 0.9, 0.0], [9.0, 0.0, 1.0]]))
+    assert 0 <= confidences[0] < confidences[1] <= 1
+    below = jnp.array([[1.0, 1.0], [1.0, 1.0]])
+    confidences = of_states.confidence(jnp.array([[3.0, 0.0], [1.0, 1.1]]), below)
     assert 0 <= confidences[0] < confidences[1] <= 1
 
 

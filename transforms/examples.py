@@ -33,7 +33,7 @@ class ExamplesRead(NamedTuple):
 class ReadExamples(beam.PTransform):
     """Reads a calibration set into shards, and fails before anything is decoded if its files are not one data set.
 
-        pipeline | ReadExamples("calibration/*.jsonl.gz") | Sweep(model="model", thresholds=grid(0.05), output="out")
+        pipeline | ReadExamples("data/*.jsonl.gz") | Sweep(model="model", thresholds=grid(0.05), output="out")
 
     That is if two examples have one id, or if prompts are texts here and token ids there. The shard of an example
     depends on its prompt alone, so equal prompts meet in one shard, and what is in a shard does not depend on files,

@@ -2,6 +2,7 @@
 
 import dataclasses
 import html
+import re
 from collections.abc import Sequence
 
 from .frame import LARGEST_PAGE, framed
@@ -12,6 +13,7 @@ from .tables import shown
 # There is no slider below such a page.
 _STYLE = "body{padding-bottom:48px}\n"
 _LOUD = ' class="loud"'
+_BESIDE_A_SIGN = re.compile(r" (?=[%=≤>±])|(?<=[=≤>±]) |(?<=[δελ]) (?=\d)")
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -99,16 +101,32 @@ class Document(Page):
         return self.written(self.heading, self.opening, self.sections)
 
 
+def together(text: str) -> str:
+    r"""Returns a text in which no line ends between a number and its sign.
+
+    >>> together("99.5 % at δ = 0.1").split(" ")
+    ['99.5\xa0%', 'at', 'δ\xa0=\xa00.1']
+    """
+    return _BESIDE_A_SIGN.sub("\u00a0", text)
+
+
+def prose(text: str) -> str:
+    """Returns a text of ours as HTML, without line ends between numbers and their signs."""
+    return html.escape(together(text))
+
+
 def sentence(*parts: str, warns: bool = False) -> str:
     """Returns what was found in a sentence, as HTML: every second part is a number or a word that matters."""
-    marked = (f"<strong>{shown(part)}</strong>" if place % 2 else html.escape(part) for place, part in enumerate(parts))
+    marked = (
+        f"<strong>{shown(together(part))}</strong>" if place % 2 else prose(part) for place, part in enumerate(parts)
+    )
     return f'<p class="sentence{" never" if warns else ""}">{"".join(marked)}</p>\n'
 
 
 def tiles(values: Sequence[tuple[str, str]], *, loud: Sequence[str] = ()) -> str:
     """Returns the numbers that count, as HTML, with what each of them is; those named in `loud` stand out."""
     items = "".join(
-        f"<li{_LOUD if name in loud else ''}><strong>{html.escape(value)}</strong><span>{html.escape(name)}</span></li>"
+        f"<li{_LOUD if name in loud else ''}><strong>{prose(value)}</strong><span>{prose(name)}</span></li>"
         for value, name in values
     )
     return f'<ul class="tiles">{items}</ul>\n'
@@ -116,12 +134,12 @@ def tiles(values: Sequence[tuple[str, str]], *, loud: Sequence[str] = ()) -> str
 
 def paragraphs(texts: Sequence[str]) -> str:
     """Returns what is said about all of it, as HTML."""
-    return "".join(f'<p class="condition">{html.escape(text)}</p>\n' for text in texts)
+    return "".join(f'<p class="condition">{prose(text)}</p>\n' for text in texts)
 
 
 def cautions(texts: Sequence[str]) -> str:
     """Returns what has to be known, as HTML; empty for nothing."""
-    return f'<ul class="cautions">{"".join(f"<li>{html.escape(text)}</li>" for text in texts)}</ul>\n' if texts else ""
+    return f'<ul class="cautions">{"".join(f"<li>{prose(text)}</li>" for text in texts)}</ul>\n' if texts else ""
 
 
 def details(summary: str, content: str) -> str:
@@ -130,7 +148,7 @@ def details(summary: str, content: str) -> str:
 
 
 def _section(section: Section, place: int) -> str:
-    lead = f'<p class="lead">{html.escape(section.lead)}</p>\n' if section.lead else ""
+    lead = f'<p class="lead">{prose(section.lead)}</p>\n' if section.lead else ""
     return (
         f'<section aria-labelledby="part-{place}"><h2 id="part-{place}">{html.escape(section.title)}</h2>\n'
         f"{lead}{section.content}</section>\n"

@@ -1,6 +1,5 @@
 """The report of a certification: one HTML file, of manifest and risk table."""
 
-import html
 from collections.abc import Iterable, Sequence
 
 from calm_beam.calibration.publish import RISK_TABLE
@@ -17,12 +16,12 @@ from calm_beam.manifest import (
 from calm_beam.printable import printable_line
 from calm_beam.storage import joined
 
-from .document import Section, details
+from .document import Section, details, sentence
 from .foreign import isolated, short_place
 from .plain import Panel, PlainPage
 from .proof_chart import capital_text, proof_chart
 from .stored import ReportError
-from .tables import Cell, number, scrolled, shown, table
+from .tables import Cell, number, scrolled, table
 
 # Of more, the last of them.
 _MOST_LOOKS = 1000
@@ -95,25 +94,16 @@ def _tests(path: str, manifest: ExternalManifest) -> list[tuple[SettingRow, ...]
 def promise_html(entry: ExternalCalibration, manifest: ExternalManifest) -> str:
     """Returns a promise with all its numbers, in a sentence."""
     units = _units(entry, manifest)
-    sure = f"<strong>{100 * (1 - entry.epsilon):.6g} %</strong>"
-    if entry.tail is None:
-        number = f"<strong>{entry.delta:g}</strong>"
-        bound = f"loses in expectation at most {number}"
-    else:
-        bound = (
-            f"makes at most <strong>{100 * entry.delta:.6g} %</strong> of examples lose more than "
-            f"<strong>{entry.tail:g}</strong>"
-        )
+    sure = f"{100 * (1 - entry.epsilon):.6g} %"
+    bound: tuple[str, ...] = ("loses in expectation at most ", f"{entry.delta:g}")
+    if entry.tail is not None:
+        bound = ("makes at most ", f"{100 * entry.delta:.6g} %", " of examples lose more than ", f"{entry.tail:g}")
     if entry.setting is None:
-        return (
-            f'<p class="sentence never"><strong>No setting</strong> was proved safe: from {html.escape(units)}, none '
-            f"could be shown, with probability at least {sure}, to be one that {bound}.</p>"
-        )
-    cost = "" if entry.cost is None else f", at cost <strong>{entry.cost:g}</strong>"
-    return (
-        f'<p class="sentence">With probability at least {sure} over the draw of the {html.escape(units)}, setting '
-        f"<strong>{shown(entry.setting)}</strong> {bound}{cost}.</p>"
-    )
+        why = f" was proved safe: from {units}, none could be shown, with probability at least "
+        return sentence("", "No setting", why, sure, f", to be one that {bound[0]}", *bound[1:], ".", warns=True)
+    cost = () if entry.cost is None else (", at cost ", f"{entry.cost:g}")
+    drawn = f" over the draw of the {units}, setting "
+    return sentence("With probability at least ", sure, drawn, entry.setting, f" {bound[0]}", *bound[1:], *cost, ".")
 
 
 def _units(entry: ExternalCalibration, manifest: ExternalManifest) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from calm_beam.manifest import Calibration, Manifest
 
-from .document import Page, Section, cautions, details, paragraphs, sentence
+from .document import Page, Section, cautions, details, paragraphs, prose, sentence
 from .promise import promise_in_words
 from .setting_chart import Tested, setting_chart
 from .tables import scrolled
@@ -106,7 +106,7 @@ def _panel(panel: Panel) -> str:
     chart = setting_chart(panel.tested, chosen=panel.chosen, width=320, height=170, is_large=False)
     return (
         f'<figure class="panel"><figcaption><strong>{html.escape(panel.found)}</strong> '
-        f"<span>{html.escape(panel.about)}</span></figcaption>{chart}</figure>"
+        f"<span>{prose(panel.about)}</span></figcaption>{chart}</figure>"
     )
 
 

@@ -117,8 +117,7 @@ class TrainingConfig:
     model_parallelism: int = 1
 
     def __post_init__(self) -> None:
-        if self.dtype not in DTYPES:
-            raise ValueError(f"dtype must be one of {', '.join(DTYPES)}; got {self.dtype!r}.")
+        _check_dtype(self.dtype)
         for name in ("steps", "batch_tokens", "num_shapes", "progress_every", "model_parallelism"):
             self._check_at_least(1, name)
         for name in ("max_input_length", "max_target_length"):
@@ -152,8 +151,10 @@ class ClassifierConfig:
       objective: `independent` (every layer for itself) or `geometric` (up to the first layer that agrees).
       balance_classes: Whether both classes get the same weight in all, within each batch and layer.
       num_logits: 2 as the released T5X code has it, or 1: the d + 1 weights of the paper. Scores are the same.
-      dtype: What the classifier will be stored in, `float32` or `float16`: it is rounded before it is measured.
+      stored_dtype: What the classifier will be stored in, `float32` or `float16`: it is rounded before it is measured.
       seed: Decides which batches.
+      dtype: What the model computes in, `float32` or `bfloat16`: the classifier learns from the states of that.
+      model_parallelism: Devices that share the model, the first of the process.
     """
 
     steps: int = 100
@@ -164,11 +165,14 @@ class ClassifierConfig:
     objective: str = "independent"
     balance_classes: bool = False
     num_logits: int = 2
-    dtype: str = "float32"
+    stored_dtype: str = "float32"
     seed: int = 0
+    dtype: str = "float32"
+    model_parallelism: int = 1
 
     def __post_init__(self) -> None:
-        for name in ("steps", "batch_tokens", "num_shapes"):
+        _check_dtype(self.dtype)
+        for name in ("steps", "batch_tokens", "num_shapes", "model_parallelism"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}.")
         for name in ("max_input_length", "max_target_length"):
@@ -184,6 +188,11 @@ class ClassifierConfig:
             )
         if self.num_logits not in (1, 2):
             raise ValueError(f"num_logits must be 1 or 2, got {self.num_logits}.")
+
+
+def _check_dtype(dtype: str) -> None:
+    if dtype not in DTYPES:
+        raise ValueError(f"dtype must be one of {', '.join(DTYPES)}; got {dtype!r}.")
 
 
 def _check_positive(name: str, value: float) -> None:

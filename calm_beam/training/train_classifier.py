@@ -10,10 +10,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from calm_beam.arithmetic import Arithmetic
 from calm_beam.checkpoints import Arrays, FloatArrays
+from calm_beam.decoding.device_groups import device_groups
 from calm_beam.exits.measures.oracle import agreement
 from calm_beam.model import ModelConfig, network_of
 from calm_beam.model.interface import EarlyExitModel, Taught
+from calm_beam.model.numerics import widened
 
 from .batches import Pair, choose_shapes, count_batches, end_pairs, make_batches, numbered_batches
 from .config import ClassifierConfig
@@ -85,8 +88,10 @@ def train_classifier(
         raise ValueError("an exit classifier needs a decoder of at least 2 layers, this one has 1.")
     with_classifier: ModelConfig = dataclasses.replace(cast(Any, model_config), exit_classifier=config.num_logits)
     frozen = {name: array for name, array in arrays.items() if name not in (_KERNEL, _BIAS)}
-    model = network_of(with_classifier)
-    parameters = {name: jnp.asarray(np.asarray(array), jnp.float32) for name, array in frozen.items()}
+    arithmetic = Arithmetic(dtype=config.dtype)
+    model = network_of(with_classifier, arithmetic=arithmetic)
+    group, *_ = device_groups(model_config, model_parallelism=config.model_parallelism)
+    parameters = {name: group.place(name, array, arithmetic) for name, array in frozen.items()}
     lengths = {"max_input_length": config.max_input_length, "max_target_length": config.max_target_length}
     ended = end_pairs(pairs, model_config, end_id=end_id, **lengths)
     ended_validation = end_pairs(validation_pairs, model_config, end_id=end_id, **lengths)
@@ -96,7 +101,9 @@ def train_classifier(
 
     decisions, tokens = [], 0
     for step, batch in itertools.islice(numbered_batches(ended, shapes, seed=config.seed), steps):
-        states, agrees = (_unpadded(values, batch) for values in _states_and_labels(model, parameters, batch=batch))
+        with group.running():
+            padded = _states_and_labels(model, parameters, batch=batch)
+        states, agrees = (_unpadded(values, batch) for values in padded)
         decisions.append(_rows(config, states, agrees=agrees))
         tokens += agrees.shape[1]
         if on_progress is not None:
@@ -111,9 +118,11 @@ def train_classifier(
 
     scores, labels, validation_loss = [], [], 0.0
     for step, batch in enumerate(make_batches(ended_validation, shapes), start=steps + 1):
-        padded_states, padded_agrees = _states_and_labels(model, parameters, batch=batch)
+        with group.running():
+            padded_states, padded_agrees = _states_and_labels(model, parameters, batch=batch)
+            padded_scores = _exit_scores(model, classifier, padded_states)
         labels.append(_unpadded(padded_agrees, batch))
-        scores.append(_unpadded(_exit_scores(model, classifier, padded_states), batch))
+        scores.append(_unpadded(padded_scores, batch))
         validation_loss += _loss(classifier, _rows(config, _unpadded(padded_states, batch), agrees=labels[-1]))
         if on_progress is not None:
             on_progress(step, all_steps)
@@ -132,7 +141,7 @@ def train_classifier(
 def _states_and_labels(model: EarlyExitModel, parameters: Parameters, *, batch: Taught) -> tuple[jax.Array, jax.Array]:
     """Returns the outputs of all layers but the last, and whether each predicts what the last does, padding included.
 
-    Shapes (layers - 1, rows, target, width) and (layers - 1, rows, target).
+    Shapes (layers - 1, rows, target, width), float32, and (layers - 1, rows, target).
     """
     states, agrees = _teacher_forced(model, parameters, batch)
     if not bool(jnp.all(jnp.isfinite(states))):
@@ -147,7 +156,7 @@ def _teacher_forced(model: EarlyExitModel, parameters: Parameters, batch: Taught
     last_logits = apply(states[-1], method="head")
     # One layer after the other: the logits of all at once would be most of the memory.
     agrees = jax.lax.map(lambda state: agreement(apply(state, method="head"), last_logits) > 0, states[:-1])
-    return states[:-1], agrees
+    return widened(states[:-1]), agrees
 
 
 @functools.partial(jax.jit, static_argnums=(0,))
@@ -177,7 +186,9 @@ def _classifier_arrays(config: ClassifierConfig, fit: LogisticFit) -> dict[str, 
     if config.num_logits == 2:
         # The difference of the two logits is the log-odds, and gradient descent from 0 would split them evenly too.
         kernel, bias = np.concatenate([-kernel, kernel], axis=1) / 2, np.concatenate([-bias, bias]) / 2
-    return {name: array.astype(config.dtype).astype(np.float32) for name, array in ((_KERNEL, kernel), (_BIAS, bias))}
+    return {
+        name: array.astype(config.stored_dtype).astype(np.float32) for name, array in ((_KERNEL, kernel), (_BIAS, bias))
+    }
 
 
 def _loss(classifier: FloatArrays, rows: Rows) -> float:

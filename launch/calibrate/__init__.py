@@ -6,17 +6,17 @@ The main job, a Beam pipeline. With no flags it calibrates the embedded model on
 
 A model of yours, on this machine:
 
-    calm-beam calibrate --checkpoint=model/ --data='calibration/*.jsonl.gz' --consistency=textual --metric=rouge_l \
+    calm-beam calibrate --checkpoint=model/ --data='data/*.jsonl.gz' --consistency=textual --metric=rouge_l \
         --delta=0.05,0.1 --epsilon=0.05 --output=calibration
 
 The same on two worker processes:
 
-    calm-beam calibrate --checkpoint=model/ --data='calibration/*.jsonl.gz' --output=calibration \
+    calm-beam calibrate --checkpoint=model/ --data='data/*.jsonl.gz' --output=calibration \
         --direct_num_workers=2 --direct_running_mode=multi_processing
 
 On Dataflow, decoding on GPUs (docs/dataflow.md has the steps before it):
 
-    calm-beam calibrate --checkpoint=gs://bucket/model --data='gs://bucket/calibration/*.jsonl.gz' \
+    calm-beam calibrate --checkpoint=gs://bucket/model --data='gs://bucket/data/*.jsonl.gz' \
         --output=gs://bucket/calibration --runner=DataflowRunner --project=project --region=us-central1 \
         --temp_location=gs://bucket/temp --sdk_container_image=image --accelerator=nvidia-l4
 

@@ -67,7 +67,7 @@ def calibrate(
 
         manifest = calm.calibrate(
             model="checkpoints/my_t5",
-            data="calibration/*.jsonl.gz",
+            data="data/*.jsonl.gz",
             guarantees=[calm.Guarantee("textual", "rouge_l", delta=0.1, epsilon=0.05)],
             output="calibration",
         )

@@ -55,12 +55,17 @@ def experiment_page(name: str, findings: Findings, *, provenance: Mapping[str, A
 
 
 def _numbers(findings: Findings) -> str:
-    """Returns all rows, without the columns in which nothing stands."""
-    columns = [name for name in findings.rows[0] if any(row[name] is not None for row in findings.rows)]
+    """Returns all rows, without columns in which nothing stands, or one word wherever something does: a flag has it."""
+    first, *others = findings.rows[0]
+    columns = [first, *(name for name in others if _tells_apart({row[name] for row in findings.rows} - {None}))]
     rows = [[_cell(row[name]) for name in columns] for row in findings.rows]
     for row in rows:
         row[0] = row[0] if row[0].text else Cell("full model")
     return table([_in_words(name) for name in columns], rows, label="Table of all numbers")
+
+
+def _tells_apart(values: set[str | int | float | None]) -> bool:
+    return len(values) > 1 or any(not isinstance(value, str) for value in values)
 
 
 def _cell(value: str | int | float | None) -> Cell:

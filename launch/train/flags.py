@@ -39,7 +39,6 @@ _RATES = {
     "adafactor": ("learning_rate",),
 }
 _SETTINGS = (
-    "dtype",
     "dropout",
     "layer_dropout",
     "layer_weights",
@@ -48,14 +47,13 @@ _SETTINGS = (
     "label_smoothing",
     "z_loss",
     "validate_every",
-    "model_parallelism",
 )
 _BEST_AND_STATES = ("best_by", "best_by_rows", "bleurt_checkpoint", "save_every", "resume")
 # Flags of one stage, which the other refuses.
 _NEW = ("architecture", *_NEW_MODEL)
 _OF_MODEL = (*_NEW, *_SETTINGS, "optimizer", *_RATES["muon"], *_RATES["adafactor"], *_BEST_AND_STATES)
 _OF_CLASSIFIER = ("objective", "balance_classes", "classifier_logits")
-_SHARED = ("batch_tokens", "max_input_length", "max_target_length", "seed")
+_SHARED = ("batch_tokens", "max_input_length", "max_target_length", "seed", "dtype", "model_parallelism")
 # What a setting is called on the command line, where that is not its own name.
 _FLAG_NAMES = {"dropout_rate": "dropout", "num_logits": "classifier_logits"}
 _ESSENTIALS = (
@@ -145,7 +143,9 @@ def classifier_config(flags: argparse.Namespace) -> ClassifierConfig:
     Raises:
       UsageError: If a value is out of range, or does not go with another.
     """
-    return _build(ClassifierConfig, dtype=flags.stored_dtype, **_given(flags, ("steps", *_OF_CLASSIFIER, *_SHARED)))
+    return _build(
+        ClassifierConfig, stored_dtype=flags.stored_dtype, **_given(flags, ("steps", *_OF_CLASSIFIER, *_SHARED))
+    )
 
 
 def new_model(flags: argparse.Namespace) -> ModelConfig:
@@ -202,25 +202,29 @@ def train_parser(doc: str | None) -> FlagParser:
         "max_target_length": "most tokens of a reference, eos included; longer ones are cut",
     }.items():
         add(f"--{name}", type=int, help=f"{meaning} (default {getattr(defaults, name)})")
-
-    add = parser.add_argument_group("--stage=model").add_argument
-    architecture = "of a new model: an encoder-decoder (t5) or a decoder-only one (llama)"
-    add("--architecture", choices=tuple(NEW_MODELS), help=f"{architecture} (default {_FIRST})")
-    for name in _NEW_MODEL:
-        add(f"--{name}", type=int, help=f"{name.replace('_', ' ')} of a new model ({_default_size(name)})")
-    add("--dtype", choices=DTYPES, help="type of products and activations; weights are float32 (default float32)")
-    _add_loss_flags(add, defaults)
-    add("--optimizer", choices=tuple(_OPTIMIZERS), help="muon with adam, or adafactor as in the paper (default muon)")
-    adafactor = "constant and relative to each array's size, of adafactor"
-    add("--learning_rate", type=float, help=f"{adafactor} (default {AdafactorConfig().learning_rate})")
-    for name, kind in (("muon_learning_rate", float), ("adam_learning_rate", float), ("warmup_steps", int)):
-        add(f"--{name}", type=kind, help=f"{name.replace('_', ' ')}, of muon (default {getattr(muon, name)})")
+    add(
+        "--dtype",
+        choices=DTYPES,
+        help="type of products and activations; learned weights are float32 (default float32)",
+    )
     add(
         "--model_parallelism",
         type=whole_number(1),
         metavar="N",
         help="devices that share the model, the first of this machine, for models larger than one device (default 1)",
     )
+
+    add = parser.add_argument_group("--stage=model").add_argument
+    architecture = "of a new model: an encoder-decoder (t5) or a decoder-only one (llama)"
+    add("--architecture", choices=tuple(NEW_MODELS), help=f"{architecture} (default {_FIRST})")
+    for name in _NEW_MODEL:
+        add(f"--{name}", type=int, help=f"{name.replace('_', ' ')} of a new model ({_default_size(name)})")
+    _add_loss_flags(add, defaults)
+    add("--optimizer", choices=tuple(_OPTIMIZERS), help="muon with adam, or adafactor as in the paper (default muon)")
+    adafactor = "constant and relative to each array's size, of adafactor"
+    add("--learning_rate", type=float, help=f"{adafactor} (default {AdafactorConfig().learning_rate})")
+    for name, kind in (("muon_learning_rate", float), ("adam_learning_rate", float), ("warmup_steps", int)):
+        add(f"--{name}", type=kind, help=f"{name.replace('_', ' ')}, of muon (default {getattr(muon, name)})")
     add("--validate_every", type=int, help="steps between validations; 0 for one at the end (default 0)")
     best_by = f"what decides the best weights: loss (of the last layer; default), or a metric: {METRIC_NAMES}"
     add("--best_by", metavar="NAME", help=best_by)

@@ -13,16 +13,18 @@ from collections.abc import Callable, Mapping, Sequence
 
 from calm_beam.demo import embedded
 from calm_beam.launch.cli import main as calm_beam
+from calm_beam.manifest import MANIFEST, read_manifest
 from calm_beam.storage import replacing
 from tools.demo_task import write_data
 
 from . import throughput
 from .report import Scheme, find_browser, photographed, photographed_section
 from .terminal import drawn, printed
-from .tradeoff import draw, measure_times, read_points
+from .tradeoff import draw, measure_times, proved_point, read_points
 
 _THRESHOLDS = "0.999,0.99,0.97,0.95,0.9,0.8,0.7,0.5,0.3"
 _TIMED_PROMPTS = 15
+_PROVED = 0.05
 _PAGE = pathlib.Path(__file__).parents[2] / "docs" / "measurements.md"
 _PROMPT = "Do they want to repair their car?"
 
@@ -106,7 +108,7 @@ def make_throughput(folder: pathlib.Path, output: pathlib.Path) -> None:
 
 
 def make_tradeoff(folder: pathlib.Path, output: pathlib.Path) -> None:
-    """Trains an exit classifier for the embedded model in `folder`, measures with it, and writes the plot."""
+    """Trains an exit classifier for the embedded model in `folder`, measures with it and a calibration, and plots."""
     _write_training_data(folder / "data")
     model, data = str(folder / "model"), str(embedded.CALIBRATION_SET)
     _run(
@@ -130,7 +132,10 @@ def make_tradeoff(folder: pathlib.Path, output: pathlib.Path) -> None:
         f"--output={folder / 'tradeoff'}",
     )
     points = read_points(folder / "tradeoff" / "tradeoff.csv")
-    draw(points, measure_times(points, model=model, data=data, prompts=_TIMED_PROMPTS), path=output / "tradeoff.svg")
+    manifest = read_manifest(str(_calibrated(folder) / MANIFEST))
+    proved = proved_point(points, manifest, consistency="textual", delta=_PROVED)
+    times = measure_times(points, model=model, data=data, prompts=_TIMED_PROMPTS)
+    draw(points, times, proved=(f"proved for δ = {_PROVED}", proved), path=output / "tradeoff.svg")
 
 
 def _write_training_data(folder: pathlib.Path) -> None:

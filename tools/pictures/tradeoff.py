@@ -15,6 +15,7 @@ from calm_beam.decoding.early_exit import EarlyExitDecoder
 from calm_beam.exits.rule import ExitRule
 from calm_beam.inputs import Reading, read_examples
 from calm_beam.launch.plots import BLACK, measure_style, saved_figure, tidy
+from calm_beam.manifest import Manifest
 from calm_beam.vocabulary import EOS_ID, Vocabulary
 
 if TYPE_CHECKING:
@@ -94,13 +95,33 @@ def _fastest(decoders: list[EarlyExitDecoder], prompts: list[tuple[int, ...]]) -
     return [sum(seconds) for seconds in best]
 
 
-def draw(points: list[Point], times: dict[Point, float], *, path: pathlib.Path) -> None:
-    """Writes two panels: quality over layers, and over time in times of the full model."""
+def proved_point(points: list[Point], manifest: Manifest, *, consistency: str, delta: float) -> Point:
+    """Returns where a promise of a manifest lies."""
+    (entry,) = [entry for entry in manifest.calibrations if (entry.consistency, entry.delta) == (consistency, delta)]
+    (found,) = [
+        point
+        for point in points
+        if (point.confidence, point.threshold) == (manifest.decode.confidence, entry.threshold)
+    ]
+    return found
+
+
+def draw(points: list[Point], times: dict[Point, float], *, proved: tuple[str, Point], path: pathlib.Path) -> None:
+    """Writes two panels: quality over layers, and over time in times of the full model.
+
+    Args:
+      points: The full model first.
+      times: Of those that can be served.
+      proved: What was proved, in words, and of which point.
+      path: Of the plot.
+    """
     full, *others = points
+    words, ringed = proved
     with saved_figure(str(path), height=3.6) as figure:
         by_layers, by_time = figure.subplots(1, 2, sharey=True)
-        _draw_panel(by_layers, full, points=others, places={point: point.layers for point in others})
-        _draw_panel(by_time, full, points=others, places=times)
+        for axes, places in ((by_layers, {point: point.layers for point in others}), (by_time, times)):
+            _draw_panel(axes, full, points=others, places=places)
+            axes.plot(places[ringed], ringed.quality, "o", label=words, markersize=11, mfc="none", color=BLACK)
         # Nobody serves what is far below; the rest can then be told apart.
         by_layers.set_ylim(bottom=full.quality - 0.2)
         by_layers.set_xlabel("decoder layers per token")
@@ -108,7 +129,7 @@ def draw(points: list[Point], times: dict[Point, float], *, path: pathlib.Path) 
         by_time.axvline(1.0, color=BLACK, linewidth=0.8, linestyle=":")
         by_time.set_xlabel("time per sentence; full model = 1")
         handles, labels = by_layers.get_legend_handles_labels()
-        figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), frameon=False)
+        figure.legend(handles, labels, loc="outside lower center", ncols=4, frameon=False)
 
 
 def _draw_panel(axes: "Axes", full: Point, *, points: list[Point], places: dict[Point, float]) -> None:

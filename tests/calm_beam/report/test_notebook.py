@@ -107,9 +107,8 @@ def test_a_manifest_shows_promise_curve_and_entries() -> None:
     """The promise by which tokens exit in a sentence, a mark for each threshold tested, and all entries in a table."""
     manifest = build_manifest(calibrations=(build_never_exit(), build_calibration()))
     seen = _Seen(_html(manifest))
-    assert "With probability at least 95 % over the draw of the 200 calibration examples, exiting at threshold 0.8" in (
-        seen.text
-    )
+    promise = "at least 95\u00a0% over the draw of the 200 calibration examples, exiting at threshold 0.8"
+    assert promise in seen.text
     assert "0.9: risk 0.0125, p = 0.0007" in seen.text
     assert seen.elements.count("circle") == 2
     assert "Risk of the thresholds that were tested, 0.9 to 0.7, until one could not be proved safe (×)." in seen.text

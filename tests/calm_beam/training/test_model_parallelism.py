@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from calm_beam.training.config import TrainingConfig
+from calm_beam.training.config import ClassifierConfig, TrainingConfig
 
 _PROGRAM = """
 import dataclasses
@@ -16,10 +16,11 @@ import jax
 import numpy as np
 
 from calm_beam.decoding.compilation import use_compilation_cache
-from calm_beam.training import train as training
-from calm_beam.training.config import AdafactorConfig, MuonConfig, TrainingConfig
+from calm_beam.training import train as training, train_classifier as classifying
+from calm_beam.training.config import AdafactorConfig, ClassifierConfig, MuonConfig, TrainingConfig
 from calm_beam.training.saved_state import ResumeError
 from calm_beam.training.train import train
+from calm_beam.training.train_classifier import train_classifier
 from tests.builders import build_config
 from tests.calm_beam.model.llama.builders import build_llama_config
 
@@ -68,6 +69,27 @@ for optimizer in (MuonConfig(), AdafactorConfig()):
         assert "model_parallelism: 8, now None" in str(error), error
     else:
         raise AssertionError("a run went on with another number of devices")
+
+shapes.clear()
+states_and_labels = classifying._states_and_labels
+
+def watched_states(model, parameters, **named):
+    shapes.add(parameters["decoder/layers_0/mlp/wo/kernel"].addressable_shards[0].data.shape)
+    return states_and_labels(model, parameters, **named)
+
+classifying._states_and_labels = watched_states
+for dtype in ("float32", "bfloat16"):
+    config = ClassifierConfig(batch_tokens=100, num_shapes=1, max_input_length=8, max_target_length=8, dtype=dtype)
+    learn = dict(arrays=together.arrays, pairs=pairs, validation_pairs=pairs[:9])
+    alone = train_classifier(config, model, **learn)
+    shapes.clear()
+    together_classified = train_classifier(dataclasses.replace(config, model_parallelism=8), model, **learn)
+    assert shapes == {(4, 16)}, shapes
+    tolerance = 1e-4 if dtype == "float32" else 1e-2
+    for name in ("decoder/meta_cls/kernel", "decoder/meta_cls/bias"):
+        np.testing.assert_allclose(
+            together_classified.arrays[name], alone.arrays[name], atol=tolerance * np.abs(alone.arrays[name]).max()
+        )
 print("same")
 """
 
@@ -78,7 +100,7 @@ print("same")
 def test_eight_devices_train_as_one(architecture: str) -> None:
     """Eight devices come to the losses of one, each with its part of weights and optimiser; a resumed run has its bits.
 
-    A run is not taken up with another number of devices.
+    A run is not taken up with another number of devices. An exit classifier is trained on them as on one, too.
     """
     run = subprocess.run(
         [sys.executable, "-c", _PROGRAM, architecture],
@@ -94,3 +116,5 @@ def test_the_number_of_devices_is_checked() -> None:
     """Fewer than one device is refused."""
     with pytest.raises(ValueError, match="model_parallelism must be at least 1, got 0"):
         TrainingConfig(steps=1, model_parallelism=0)
+    with pytest.raises(ValueError, match="model_parallelism must be at least 1, got 0"):
+        ClassifierConfig(model_parallelism=0)

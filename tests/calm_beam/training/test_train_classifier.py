@@ -9,6 +9,7 @@ import jax
 import numpy as np
 import pytest
 
+from calm_beam.arithmetic import Arithmetic
 from calm_beam.checkpoints import Arrays, FloatArrays
 from calm_beam.model import EarlyExitT5, T5Config
 from calm_beam.training.batches import Pair
@@ -43,9 +44,11 @@ def _train(**changes: Any) -> TrainedClassifier:
     )
 
 
-def _states_and_labels(config: T5Config, arrays: FloatArrays, pairs: list[Pair]) -> list[tuple[np.ndarray, np.ndarray]]:
+def _states_and_labels(
+    config: T5Config, arrays: FloatArrays, pairs: list[Pair], *, dtype: str = "float32"
+) -> list[tuple[np.ndarray, np.ndarray]]:
     """Returns, pair by pair, the layers' states and whether each but the last predicts what the last does."""
-    model = EarlyExitT5(dataclasses.replace(config, exit_classifier=0))
+    model = EarlyExitT5(dataclasses.replace(config, exit_classifier=0), arithmetic=Arithmetic(dtype=dtype))
     tree: dict[str, Any] = {}
     for name, array in arrays.items():
         *parents, leaf = name.split("/")
@@ -59,7 +62,7 @@ def _states_and_labels(config: T5Config, arrays: FloatArrays, pairs: list[Pair])
     for source, target in pairs:
         target = [*target[:7], 1]
         sources, inputs = (np.pad(row, (0, 8 - len(row)))[None] for row in (source, [0, *target[:-1]]))
-        states = np.asarray(forced(sources, inputs))[:, 0, : len(target)]
+        states = np.asarray(forced(sources, inputs), np.float32)[:, 0, : len(target)]
         predicted = np.argmax(np.asarray(logits_of(sources, inputs))[:, 0, : len(target)], axis=-1)
         found.append((states[:-1], predicted[:-1] == predicted[-1]))
     return found
@@ -125,6 +128,20 @@ def test_the_fit_is_the_minimum() -> None:
         assert loss(margins + states @ (scale * direction)) > loss(margins)
 
 
+def test_a_classifier_learns_from_the_type_that_decodes() -> None:
+    """In bfloat16, labels and loss are those of bfloat16 states, which are not those of float32."""
+    trained = _train(dtype="bfloat16")
+    losses = {}
+    for dtype in ("float32", "bfloat16"):
+        found = _states_and_labels(_MODEL, _ARRAYS, _UNSEEN, dtype=dtype)
+        states = np.concatenate([states for states, _ in found], axis=1)
+        agrees = np.concatenate([agrees for _, agrees in found], axis=1)
+        losses[dtype] = np.mean(decision_losses(_margins(trained.arrays, states), agrees))
+    assert trained.validation_loss == pytest.approx(losses["bfloat16"], rel=1e-4)
+    assert trained.validation_loss != pytest.approx(losses["float32"], rel=1e-4)
+    assert all(np.asarray(array).dtype == np.float32 for array in trained.arrays.values())
+
+
 def test_one_logit_and_two_score_alike() -> None:
     """The paper's d + 1 weights and T5X's two logits give the same probabilities and the same quality."""
     one, two = _train(num_logits=1), _train(num_logits=2)
@@ -144,7 +161,7 @@ def test_objectives_differ() -> None:
 
 def test_what_is_stored_is_what_is_measured() -> None:
     """A classifier for float16 has values that float16 holds, and its loss is that of the rounded values."""
-    trained = _train(dtype="float16")
+    trained = _train(stored_dtype="float16")
     for name in (_KERNEL, _BIAS):
         np.testing.assert_array_equal(trained.arrays[name], np.asarray(trained.arrays[name], np.float16))
     assert trained.training_loss != _train().training_loss

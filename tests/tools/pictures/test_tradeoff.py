@@ -2,9 +2,12 @@
 
 import pathlib
 
+import pytest
+
 from calm_beam.launch.cli import main as calm_beam
+from tests.calm_beam.manifest.builders import build_calibration, build_manifest
 from tests.pipelines import write_model, write_vocabulary
-from tools.pictures.tradeoff import Point, draw, measure_times, read_points
+from tools.pictures.tradeoff import Point, draw, measure_times, proved_point, read_points
 
 _FULL = Point(confidence="", threshold=None, layers=8, quality=0.8, standard_error=0.01)
 
@@ -24,8 +27,22 @@ def test_the_table_of_the_command_is_drawn(tmp_path: pathlib.Path) -> None:
     times = measure_times(points[:3], model=str(model), data=str(data), prompts=2)
     assert set(times) == set(points[1:3])
     assert min(times.values()) > 0
-    draw(points, times, path=tmp_path / "plot.svg")
+    draw(points, times, proved=("proved", points[1]), path=tmp_path / "plot.svg")
     assert (tmp_path / "plot.svg").read_text().startswith("<?xml")
+
+
+def test_the_point_of_a_promise() -> None:
+    """It is that of the manifest's measure and of the entry's threshold."""
+    points = [
+        Point(confidence=confidence, threshold=threshold, layers=4, quality=0.7, standard_error=0.01)
+        for confidence, threshold in (("state", 0.8), ("softmax", 0.9), ("softmax", 0.8))
+    ]
+    entry = build_calibration()
+    manifest = build_manifest(calibrations=(entry, build_calibration(delta=0.6)))
+    assert (manifest.decode.confidence, entry.threshold) == ("softmax", 0.8)
+    assert proved_point(points, manifest, consistency=entry.consistency, delta=entry.delta) is points[2]
+    with pytest.raises(ValueError, match="not enough values"):
+        proved_point(points, manifest, consistency=entry.consistency, delta=0.7)
 
 
 def test_equal_points_give_equal_plots(tmp_path: pathlib.Path) -> None:
@@ -35,5 +52,5 @@ def test_equal_points_give_equal_plots(tmp_path: pathlib.Path) -> None:
         Point(confidence="static", threshold=1.0, layers=8, quality=0.8, standard_error=0.01),
     ]
     for name in ("one.svg", "two.svg"):
-        draw([_FULL, *points], {points[0]: 0.6, points[1]: 1.0}, path=tmp_path / name)
+        draw([_FULL, *points], {points[0]: 0.6, points[1]: 1.0}, proved=("proved", points[0]), path=tmp_path / name)
     assert (tmp_path / "one.svg").read_bytes() == (tmp_path / "two.svg").read_bytes()

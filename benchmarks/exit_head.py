@@ -104,11 +104,11 @@ def _trained(flags: argparse.Namespace) -> Iterator[tuple[str, np.ndarray, np.nd
     model, parameters = EarlyExitT5(checkpoint.config), {"params": checkpoint.parameters()}
     shifted = np.pad(target[:, :-1], ((0, 0), (1, 0)))
     states = model.apply(parameters, source, shifted, method="decode_teacher_forced")
-    inputs = np.asarray(model.apply(parameters, states, method="head_inputs"))
-    weights, vocab_axis = model.apply(parameters, method="head_weights")
     is_token = target > 0
     for layer in (1, (depth + 1) // 2, depth - 1):
-        yield f"trained, layer {layer}", inputs[layer - 1][is_token], np.moveaxis(np.asarray(weights), vocab_axis, 0)
+        inputs = np.asarray(model.apply(parameters, states[layer - 1], layer, method="head_inputs"))
+        weights, vocab_axis = model.apply(parameters, layer, method="head_weights")
+        yield f"trained, layer {layer}", inputs[is_token], np.moveaxis(np.asarray(weights), vocab_axis, 0)
 
 
 def _compared(

@@ -78,7 +78,7 @@ def _greedy(model: EarlyExitT5, steps: int, parameters: object, source: jax.Arra
     def one_step(step: jax.Array, tokens: jax.Array) -> jax.Array:
         inputs = jnp.pad(tokens[:, :-1], ((0, 0), (1, 0)))
         states = model.apply(parameters, source, inputs, method="decode_teacher_forced")
-        chosen = jnp.argmax(model.apply(parameters, states[-1], method="head"), axis=-1).astype(jnp.int32)
+        chosen = jnp.argmax(model.apply(parameters, states[-1], len(states), method="head"), axis=-1).astype(jnp.int32)
         ended = jnp.any(tokens == EOS_ID, axis=1)
         return tokens.at[:, step].set(jnp.where(ended, 0, chosen[:, step]))
 

@@ -265,7 +265,7 @@ def _pieces(checkpoint: Checkpoint, *, width: int, steps: int) -> Iterator[tuple
 
     def projections(parameters: Any, hidden: jax.Array) -> Any:
         def project(_: jax.Array, hidden: jax.Array) -> jax.Array:
-            logits = model.apply(parameters, hidden, method="head")
+            logits = model.apply(parameters, hidden, depth, method="head")
             largest = jnp.max(logits, axis=-1, keepdims=True)
             indices = jnp.arange(config.vocab_size, dtype=jnp.int32)
             token = jnp.min(jnp.where(logits == largest, indices, config.vocab_size - 1), axis=-1)

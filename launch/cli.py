@@ -19,6 +19,7 @@ Exit status: 0 when done (also when no threshold is safe), 1 on failure, 2 on ba
 finds a bound broken, 130 when interrupted, 141 when nobody reads the output any more.
 """
 
+import difflib
 import logging
 import sys
 import textwrap
@@ -49,7 +50,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     command, flags = arguments[0], arguments[1:]
     if command not in COMMANDS:
-        say(f"calm-beam: unknown command {command!r}.\n\n{_usage()}")
+        nearest = difflib.get_close_matches(command, COMMANDS, n=1)
+        hint = f" Did you mean {nearest[0]}?" if nearest else ""
+        say(f"calm-beam: unknown command {command!r}.{hint}\n\n{_usage()}")
         return 2
     try:
         status: int = command_module(command).main(flags)

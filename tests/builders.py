@@ -59,12 +59,15 @@ def build_arrays(config: T5Config, seed: int, *, logit_scale: float = 4.0) -> di
         if name.endswith("/scale"):
             arrays[name] += np.float32(1)
     if config.tied_head:
-        # The head sees the embedding too, and divides by sqrt(d): the scale goes into the last norm.
-        arrays["decoder/decoder_norm/scale"] *= np.float32(logit_scale)
-    else:
-        arrays["decoder/logits_dense/kernel"] *= np.float32(logit_scale)
-        # A longer column is more often the largest: about one token in eight ends its output.
-        arrays["decoder/logits_dense/kernel"][:, _EOS_ID] *= np.float32(1.4)
+        # The head sees the embedding too, and divides by sqrt(d): the scale goes into the norms.
+        for name in arrays:
+            if name == "decoder/decoder_norm/scale" or name.startswith("decoder/exit_norms_"):
+                arrays[name] *= np.float32(logit_scale)
+    for name in arrays:
+        if name.startswith(("decoder/logits_dense/", "decoder/exit_heads_")):
+            arrays[name] *= np.float32(1 if config.tied_head else logit_scale)
+            # A longer column is more often the largest: about one token in eight ends its output.
+            arrays[name][:, _EOS_ID] *= np.float32(1.4)
     return arrays
 
 

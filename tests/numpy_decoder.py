@@ -83,8 +83,25 @@ class NumpyDecoder(abc.ABC):
         """Returns the layer's output, (width,), of a state at the last position of its memory."""
 
     @abc.abstractmethod
-    def logits(self, state: np.ndarray) -> np.ndarray:
-        """Returns the logits, shape (..., vocabulary), of a decoder layer's output."""
+    def normed(self, state: np.ndarray, name: str) -> np.ndarray:
+        """Returns a decoder layer's output as the norm of a name leaves it, not rounded."""
+
+    @abc.abstractmethod
+    def shared_logits(self, normed: np.ndarray) -> np.ndarray:
+        """Returns the logits, shape (..., vocabulary), that the output head makes of normed states."""
+
+    def logits(self, state: np.ndarray, layer: int | None = None) -> np.ndarray:
+        """Returns the logits, shape (..., vocabulary), of a decoder layer's output; None for what is the last's."""
+        place = None if layer == self.config.num_decoder_layers or layer is None else layer - 1
+        has_norm = place is not None and self.config.exit_norms
+        normed = self.normed(state, f"decoder/exit_norms_{place}" if has_norm else "decoder/decoder_norm")
+        if place is None or not self.config.exit_heads:
+            return self.shared_logits(normed)
+        return self.rounded(normed) @ self.arrays[f"decoder/exit_heads_{place}/kernel"]
+
+    def logits_of_layers(self, states: np.ndarray) -> np.ndarray:
+        """Returns the logits, (layers, ..., vocabulary), of every layer's output, (layers, ..., width)."""
+        return np.stack([self.logits(state, layer) for layer, state in enumerate(states, start=1)])
 
     def rounded(self, values: np.ndarray) -> np.ndarray:
         """Returns values as the model that this one checks keeps them."""
@@ -134,11 +151,12 @@ class NumpyDecoder(abc.ABC):
                     passed_on = exit_layer if rule.state_propagation == "from_exit" else allowed[0]
                     new = self.key_value(layer, states[passed_on], position)
                 kept[layer - 1].append(new)
-            logits = self.logits(states[depth if rule.token_from == "last_layer" else exit_layer])
+            predicting = depth if rule.token_from == "last_layer" else exit_layer
+            logits = self.logits(states[predicting], predicting)
             compared = (
                 [logits]
                 if rule.confidence not in ("oracle", "patience")
-                else [self.logits(state) for state in states[1:]]
+                else [self.logits(state, layer) for layer, state in enumerate(states[1:], start=1)]
             )
             for values in compared:
                 runner_up, best = np.sort(values)[-2:]
@@ -156,10 +174,10 @@ class NumpyDecoder(abc.ABC):
         output, below = states[layer], states[layer - 1]
         if measure == "patience":
             assert rule.patience is not None
-            tokens = [int(np.argmax(self.logits(states[each]))) for each in asked[-rule.patience :]]
+            tokens = [int(np.argmax(self.logits(states[each], each))) for each in asked[-rule.patience :]]
             return float(np.float32(tokens.count(tokens[-1]) / rule.patience))
         if measure == "entropy":
-            shares = softmax(self.logits(output))
+            shares = softmax(self.logits(output, layer))
             return float(1 + (shares * np.log(shares)).sum() / math.log(len(shares)))
         if measure == "classifier":
             return float(self.exit_score(output))
@@ -170,8 +188,8 @@ class NumpyDecoder(abc.ABC):
         if measure == "static":
             return float(np.float32(layer / (len(states) - 1)))
         if measure == "oracle":
-            return float(np.argmax(self.logits(output)) == np.argmax(self.logits(states[-1])))
-        second, first = np.sort(softmax(self.logits(output)))[-2:]
+            return float(np.argmax(self.logits(output, layer)) == np.argmax(self.logits(states[-1])))
+        second, first = np.sort(softmax(self.logits(output, layer)))[-2:]
         return float(first - second if measure == "softmax" else first)
 
 

@@ -38,9 +38,12 @@ class NumpyLlama(NumpyDecoder):
             return embedding
         return self.rounded(embedding * self.rounded(np.sqrt(np.float64(self.config.emb_dim))))
 
-    def logits(self, state: np.ndarray) -> np.ndarray:
-        """Returns the logits, shape (..., vocabulary), of a decoder layer's output."""
-        normed = self._factor(state, "decoder/decoder_norm")
+    def normed(self, state: np.ndarray, name: str) -> np.ndarray:
+        """Returns a decoder layer's output as the norm of a name leaves it, rounded as whatever is multiplied."""
+        return self._factor(state, name)
+
+    def shared_logits(self, normed: np.ndarray) -> np.ndarray:
+        """Returns the logits, shape (..., vocabulary), that the output head makes of normed states."""
         if self.config.tied_head:
             return normed @ self.arrays["token_embedder/embedding"].T
         return normed @ self.arrays["decoder/logits_dense/kernel"]

@@ -49,9 +49,12 @@ class NumpyT5(NumpyDecoder):
         embedding: np.ndarray = self.arrays["token_embedder/embedding"][token]
         return embedding
 
-    def logits(self, state: np.ndarray) -> np.ndarray:
-        """Returns the logits, shape (..., vocabulary), of a decoder layer's output."""
-        normed = self._scaled(state, "decoder/decoder_norm")
+    def normed(self, state: np.ndarray, name: str) -> np.ndarray:
+        """Returns a decoder layer's output as the norm of a name leaves it."""
+        return self._scaled(state, name)
+
+    def shared_logits(self, normed: np.ndarray) -> np.ndarray:
+        """Returns the logits, shape (..., vocabulary), that the output head makes of normed states."""
         if self.config.tied_head:
             inputs = self.rounded(normed / math.sqrt(self.config.emb_dim))
             return inputs @ self.arrays["token_embedder/embedding"].T

@@ -154,7 +154,7 @@ def test_a_widened_model_computes_what_it_did(exit_classifier: int) -> None:
     for checkpoint in (small, wide):
         apply = functools.partial(EarlyExitT5(checkpoint.config).apply, {"params": checkpoint.parameters()})
         states = apply(source, target, method="decode_teacher_forced")
-        logits.append(apply(states, method="head"))
+        logits.append(apply(states, 1, method="head"))
         scores.append(apply(states, method="exit_score"))
     own, added = np.split(np.asarray(logits[1]), [config.vocab_size], axis=-1)
     np.testing.assert_allclose(own, logits[0], rtol=0, atol=1e-3 * np.abs(logits[0]).max())

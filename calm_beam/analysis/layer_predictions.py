@@ -12,6 +12,7 @@ from calm_beam.arithmetic import FLOAT32, Arithmetic
 from calm_beam.checkpoints import Checkpoint
 from calm_beam.exits.measures.softmax import softmax_gap
 from calm_beam.model import architecture_of, network_of
+from calm_beam.model.heads import over_layers
 from calm_beam.model.interface import EarlyExitModel, Taught
 from calm_beam.training.batches import choose_shapes, make_batches
 
@@ -58,11 +59,10 @@ def _of_layers(model: EarlyExitModel, parameters: Any, batch: Taught) -> tuple[j
     apply = functools.partial(model.apply, parameters)
     states = apply(batch, method="teacher_forced")
 
-    def of_layer(state: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-        logits = apply(state, method="head")
+    def of_layer(state: jax.Array, *, layer: int) -> tuple[jax.Array, jax.Array, jax.Array]:
+        logits = apply(state, layer, method="head")
         given = jnp.take_along_axis(logits, jnp.asarray(batch.targets)[..., None], axis=-1)[..., 0]
         return jnp.argmax(logits, axis=-1), softmax_gap(logits), jax.nn.logsumexp(logits, axis=-1) - given
 
-    # One layer after the other: the logits of all at once would be most of the memory.
-    of_all: tuple[jax.Array, jax.Array, jax.Array] = jax.lax.map(of_layer, states)
+    of_all: tuple[jax.Array, jax.Array, jax.Array] = over_layers(of_layer, states, model.config)
     return of_all

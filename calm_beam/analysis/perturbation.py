@@ -198,13 +198,13 @@ def _decode(
             )
             if layer == 1:
                 first_layer = hidden
-        logits = apply(hidden, method="head")
+        logits = apply(hidden, config.num_decoder_layers, method="head")
         token = jnp.argmax(logits, axis=-1).astype(jnp.int32)
         # Until its position, a lane is lane 0; taken from there, so that rounding cannot part them before.
         token = jnp.where(step <= positions, token[:, :1], token)
         # [rows, vocabulary] -> [rows, 1]
         ranked = jax.lax.top_k(logits[:, 0], rank)[1][:, -1:]
-        lowest = jnp.argmax(apply(first_layer[:, 0], method="head"), axis=-1, keepdims=True).astype(jnp.int32)
+        lowest = jnp.argmax(apply(first_layer[:, 0], 1, method="head"), axis=-1, keepdims=True).astype(jnp.int32)
         token = jnp.where(step == positions, jnp.where(is_sampling, ranked, lowest), token)
         is_finite = jnp.isfinite(jnp.max(logits, axis=-1)) | finished
         return {

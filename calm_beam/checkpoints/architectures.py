@@ -15,7 +15,7 @@ Config = Any
 Shapes = Mapping[str, tuple[int, ...]]
 
 # Keys of a stored config without which a model is T5's.
-_ADDED_LATER = {"activation", "relative_bias_per_layer"}
+_ADDED_LATER = {"activation", "relative_bias_per_layer", "exit_norms", "exit_heads"}
 _ACTIVATIONS = {"gelu": "GELU", "silu": "SiLU", "relu": "ReLU"}
 
 
@@ -90,6 +90,7 @@ class _T5(StoredArchitecture):
             f"{config.num_encoder_layers} encoder and {config.num_decoder_layers} decoder layers, "
             f"width {config.emb_dim}, {config.num_heads} heads of {config.head_dim}, feed-forward {config.mlp_dim}, "
             f"{config.vocab_size} token ids, {'tied' if config.tied_head else 'untied'} head{tables}"
+            f"{_exits_in_words(config)}"
         )
 
 
@@ -120,7 +121,14 @@ class _Llama(StoredArchitecture):
             f"{config.emb_dim}, {config.num_heads} heads of {config.head_dim} over {config.num_kv_heads} of keys, "
             f"feed-forward {config.mlp_dim}, rotary positions to base {config.rope_theta:g}{scaling}{window}, "
             f"{config.vocab_size} token ids, {'tied' if config.tied_head else 'untied'} head"
+            f"{_exits_in_words(config)}"
         )
+
+
+def _exits_in_words(config: T5Config | LlamaConfig) -> str:
+    """Returns what the layers below the last have of their own, as the end of a sentence."""
+    own = [name for name, has_any in (("a norm", config.exit_norms), ("a head", config.exit_heads)) if has_any]
+    return f"; every decoder layer below the last exits by {' and '.join(own)} of its own" if own else ""
 
 
 _BY_CONFIG: Mapping[type, StoredArchitecture] = {T5Config: _T5(), LlamaConfig: _Llama()}

@@ -6,13 +6,13 @@ a prompt that has ended gives its slot to the next.
 
 import collections
 import dataclasses
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from calm_beam.exits.certified_head import CertifiedHead
 from calm_beam.exits.measures import Need
 from calm_beam.exits.propagations import PassedOn
 from calm_beam.exits.rule import ExitRule
@@ -37,7 +37,7 @@ from .padding import (
     row_sizes,
 )
 from .result import KnownOutput, SweepResult
-from .weights import Sources, Weights, zeros
+from .weights import Head, Sources, Weights, zeros
 from .work import Work
 
 # Slots are refilled once this share of them is free: each refill costs a call of the encoder of fixed shape.
@@ -264,9 +264,10 @@ class Batch:
             for length in all_path_lengths(self._steps):
                 self._attend(1, rows, chosen=none, below=none, size=size, length=length)
             self._keep_skipped(none, none, np.zeros((self._layers - 1, 0), np.int32), size=size)
-            if self._weights.certified_head is not None:
-                self._ask_head_part(device_steps.certify_rows, none, none, size, head=self._weights.certified_head)
-            self._ask_head_part(device_steps.decide_rows, none, none, size)
+            for head in self._weights.programs():
+                if head.certified is not None:
+                    self._ask_head_part(head, none, none, size, is_certified=True)
+                self._ask_head_part(head, none, none, size, is_certified=False)
         for width, sources in self._sources.items():
             for size in self._sizes_up_to(sources.places):
                 is_gathered = size <= self._most_gathered(width)
@@ -624,10 +625,9 @@ class Batch:
         count = len(lanes)
         decided = Decisions.none(count, confidence=0.0)
         is_open = np.ones(count, bool)
-        head = self._weights.certified_head
-        if head is not None and count:
+        if self._weights.is_certified and count:
             self._work += Work(certified_rows=count)
-            tokens, low, high, is_certain = self._ask_head(device_steps.certify_rows, layers, lanes, head=head)
+            tokens, low, high, is_certain = self._ask_heads(layers, lanes, is_certified=True)
             decided.put(slice(None), Decisions(tokens, low=low, high=high, is_finite=is_certain))
             is_open = ~is_certain
             if of_threshold is not None:
@@ -636,40 +636,43 @@ class Batch:
         left = np.flatnonzero(is_open)
         if len(left):
             self._work += Work(projection_rows=len(left))
-            tokens, confidences, is_finite = self._ask_head(device_steps.decide_rows, layers[left], lanes[left])
+            tokens, confidences, is_finite = self._ask_heads(layers[left], lanes[left], is_certified=False)
             decided.put(left, Decisions.exact(tokens, confidences=confidences, is_finite=is_finite))
         return decided
 
-    def _ask_head(
-        self, step: Callable[..., Sequence[jax.Array]], layers: np.ndarray, lanes: np.ndarray, **head: CertifiedHead
-    ) -> list[np.ndarray]:
-        """Returns what a step that reads the head makes of states, given by layer and lane."""
-        made = [
-            self._ask_head_part(step, layers[part], lanes[part], size, **head) for part, size in self._parts(len(lanes))
-        ]
-        # All parts but the last are full.
+    def _ask_heads(self, layers: np.ndarray, lanes: np.ndarray, *, is_certified: bool) -> list[np.ndarray]:
+        """Returns what heads make of states, given by layer and lane: what they certify, or what they decide."""
+        asked, made = [], []
+        for head, chosen in self._weights.heads_of(layers):
+            for part, size in self._parts(len(chosen)):
+                asked.append(chosen[part])
+                made.append(
+                    self._ask_head_part(head, layers[asked[-1]], lanes[asked[-1]], size, is_certified=is_certified)
+                )
+        # Where each state's row stands among those that were asked.
+        places = np.argsort(np.concatenate(asked))
         return [
-            np.concatenate([np.asarray(values) for values in of_parts])[: len(lanes)]
+            np.concatenate([np.asarray(values)[: len(rows)] for values, rows in zip(of_parts, asked, strict=True)])[
+                places
+            ]
             for of_parts in zip(*made, strict=True)
         ]
 
     def _ask_head_part(
-        self,
-        step: Callable[..., Sequence[jax.Array]],
-        layers: np.ndarray,
-        lanes: np.ndarray,
-        size: int,
-        **head: CertifiedHead,
+        self, head: Head, layers: np.ndarray, lanes: np.ndarray, size: int, *, is_certified: bool
     ) -> Sequence[jax.Array]:
-        """Returns what a step makes of states, padded to a size."""
-        return step(
+        """Returns what a head makes of states, padded to a size."""
+        ask: Callable[..., Sequence[jax.Array]] = device_steps.decide_rows
+        if is_certified:
+            ask = functools.partial(device_steps.certify_rows, head=head.certified)
+        return ask(
             self._model,
             self._rule.confidence,
-            parameters=self._weights.head,
+            head_layer=head.layer,
+            parameters=head.parameters,
             states=self._states,
             layers=padded(layers, size),
             lanes=padded(lanes, size),
-            **head,
         )
 
     def _distinct(self, layers: np.ndarray, members: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

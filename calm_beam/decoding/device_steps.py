@@ -227,35 +227,40 @@ def finish_layer(
     return states, confidence
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1))
+@functools.partial(jax.jit, static_argnums=(0, 1), static_argnames="head_layer")
 def decide_rows(
     model: EarlyExitModel,
     measure: str,
     *,
+    head_layer: int,
     parameters: Parameters,
     states: jax.Array,
     layers: jax.Array,
     lanes: jax.Array,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Returns token, confidence and finiteness of what the head makes of states, given by layer and lane, (rows,)."""
-    inputs = _head_inputs(model, parameters, states.at[layers, lanes].get(mode="clip"))
-    weights, vocab_axis = model.apply(parameters, method="head_weights")
+    """Returns token, confidence and finiteness of what a head makes of states, given by layer and lane, (rows,).
+
+    The head is that after `head_layer`, with the parameters of whichever layer it is asked for.
+    """
+    inputs = _head_inputs(model, parameters, states.at[layers, lanes].get(mode="clip"), head_layer)
+    weights, vocab_axis = model.apply(parameters, head_layer, method="head_weights")
     return decide(inputs, weights, vocab_axis=vocab_axis, measure=measure_named(measure), arithmetic=model.arithmetic)
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1))
+@functools.partial(jax.jit, static_argnums=(0, 1), static_argnames="head_layer")
 def certify_rows(
     model: EarlyExitModel,
     measure: str,
     *,
+    head_layer: int,
     parameters: Parameters,
     head: CertifiedHead,
     states: jax.Array,
     layers: jax.Array,
     lanes: jax.Array,
 ) -> Certificate:
-    """Returns what a certified head proves of states, given by layer and lane, (rows,)."""
-    inputs = _head_inputs(model, parameters, states.at[layers, lanes].get(mode="clip"))
+    """Returns what a certified head proves of states, given by layer and lane, (rows,); see `decide_rows`."""
+    inputs = _head_inputs(model, parameters, states.at[layers, lanes].get(mode="clip"), head_layer)
     return certify(inputs, head, measure=measure_named(measure))
 
 
@@ -330,8 +335,8 @@ def copy_skipped(
     return [cache[0], *above]
 
 
-def _head_inputs(model: EarlyExitModel, parameters: Parameters, states: jax.Array) -> jax.Array:
-    inputs: jax.Array = model.apply(parameters, states, method="head_inputs")
+def _head_inputs(model: EarlyExitModel, parameters: Parameters, states: jax.Array, head_layer: int) -> jax.Array:
+    inputs: jax.Array = model.apply(parameters, states, head_layer, method="head_inputs")
     return inputs
 
 

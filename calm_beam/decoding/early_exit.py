@@ -19,12 +19,13 @@ from calm_beam.arithmetic import FLOAT32, Arithmetic
 from calm_beam.checkpoints import Checkpoint
 from calm_beam.exits.certified_head import CertifiedHead, certify
 from calm_beam.exits.decision import decide_by_logits
-from calm_beam.exits.head_choice import choose_head
+from calm_beam.exits.head_choice import choose_heads
 from calm_beam.exits.head_forms import form_on_devices
 from calm_beam.exits.measures import Need
 from calm_beam.exits.propagations import PassedOn
 from calm_beam.exits.rule import ExitRule
 from calm_beam.model import architecture_of, network_of
+from calm_beam.model.heads import has_own_exits, kernel_layers
 from calm_beam.model.interface import EarlyExitModel, KeysValues, Numbers, Position, of_layer
 from calm_beam.model.numerics import widened
 from calm_beam.model.partitioning import divided
@@ -98,17 +99,16 @@ class EarlyExitDecoder:
         self._max_input_length = max_input_length
         self._rows = batch_size
         with self._group.running():
-            weights, vocab_axis = self._model.apply(self._parameters, method="head_weights")
-            self._head = choose_head(
+            self._heads = choose_heads(
                 form_on_devices(exit_head, self._group.division.parts),
-                weights,
-                vocab_axis=vocab_axis,
+                [
+                    self._model.apply(self._parameters, layer, method="head_weights")
+                    for layer in kernel_layers(checkpoint.config)
+                ],
                 measure=rule.measure(),
                 arithmetic=arithmetic,
                 rows=batch_size,
-                exact=functools.partial(
-                    decide_by_logits, vocab_axis=vocab_axis, measure=rule.measure(), arithmetic=arithmetic
-                ),
+                exact=functools.partial(decide_by_logits, measure=rule.measure(), arithmetic=arithmetic),
             )
 
     def at(self, threshold: float | None, *, threshold_by_position: Sequence[float] | None = None) -> Self:
@@ -153,7 +153,7 @@ class EarlyExitDecoder:
                             self._rule,
                             self._certain_exit,
                             self._parameters,
-                            self._head,
+                            self._heads,
                             self._thresholds,
                             source_tokens,
                             lengths,
@@ -242,7 +242,7 @@ def _decode(
     rule: ExitRule,
     certain_exit: int | None,
     parameters: Any,
-    head: CertifiedHead | None,
+    heads: Sequence[CertifiedHead | None],
     thresholds: jax.Array,
     source_tokens: jax.Array,
     lengths: jax.Array,
@@ -255,7 +255,7 @@ def _decode(
       rule: How exits are decided.
       certain_exit: The layer at which every token leaves; None if that depends on the token.
       parameters: Weights.
-      head: What certifies decisions; None if the exact head decides.
+      heads: What certifies decisions, of each layer or of all; None if exact heads decide.
       thresholds: shape (steps,).
       source_tokens: shape (rows, width), 0-padded.
       lengths: shape (rows,). Tokens of each prompt; rows of none get no output.
@@ -288,7 +288,8 @@ def _decode(
             arithmetic=model.arithmetic,
             certain_exit=certain_exit,
             apply=apply,
-            head=head,
+            heads=heads,
+            predicts_at_exit=has_own_exits(config) and not rule.measure().needs.asks_head,
             source=source,
             source_biases=apply(source_mask, position, method="source_biases"),
             cache=state["cache"],
@@ -354,7 +355,8 @@ class _Step:
       arithmetic: Of the model.
       certain_exit: The layer at which every token leaves; None if that depends on the token.
       apply: Calls a method of the model.
-      head: What certifies decisions; None if the exact head decides.
+      heads: What certifies decisions, of each layer or of all; None if exact heads decide.
+      predicts_at_exit: Whether rows get their tokens as they leave, each from the head of its layer, and not together.
       source: Every layer's keys and values of the source.
       source_biases: Each of shape (rows, 1, 1, source); one for every layer, or one for all.
       cache: Keys and values of the earlier tokens, of the layers that may run.
@@ -368,7 +370,8 @@ class _Step:
     arithmetic: Arithmetic
     certain_exit: int | None
     apply: Callable[..., Any]
-    head: CertifiedHead | None
+    heads: Sequence[CertifiedHead | None]
+    predicts_at_exit: bool
     source: list[KeysValues]
     source_biases: list[jax.Array]
     cache: list[KeysValues]
@@ -405,20 +408,22 @@ class _Step:
             last = self.num_layers
         else:
             asked, last = (self.certain_exit,), self.certain_exit
-        if layer in asked:
-            rows = self._with_confidence(layer, rows, below)
-        if layer == last:
-            return self._new_token(rows), [own]
         if layer not in asked:
             new_token, kept = self.climb(layer + 1, rows)
             return new_token, [own, *kept]
+        rows = self._with_confidence(layer, rows, below)
+        leaves = rows.is_open if layer == last else rows.is_open & (rows.confidence >= self.threshold)
+        if self.predicts_at_exit:
+            rows = self._with_tokens(layer, rows, leaves=leaves)
+        if layer == last:
+            return self._new_token(layer, rows), [own]
         if layer == asked[0] and self._passed_on is PassedOn.FIRST_STATE:
             rows = rows._replace(first=rows.hidden)
-        rows = rows._replace(is_open=rows.is_open & ~(rows.confidence >= self.threshold))
+        rows = rows._replace(is_open=rows.is_open & ~leaves)
         new_token, kept = jax.lax.cond(
             jnp.any(rows.is_open),
             functools.partial(self.climb, layer + 1),
-            lambda rows: (self._new_token(rows), self._kept_above(layer, rows)),
+            lambda rows: (self._new_token(layer, rows), self._kept_above(layer, rows)),
             rows,
         )
         return new_token, [own, *kept]
@@ -460,10 +465,10 @@ class _Step:
             case Need.LOGITS:
                 # At the last layer, or a certain exit, no threshold decides.
                 is_compared = self.certain_exit is None and layer < self.num_layers
-                token, confidence, is_finite = self._ask_head(rows, self.threshold if is_compared else None)
+                token, confidence, is_finite = self._ask_head(layer, rows, self.threshold if is_compared else None)
                 rows = rows.replaced(token=token, is_finite=is_finite)
             case Need.TOKENS:
-                token, _, is_finite = self._ask_head(rows)
+                token, _, is_finite = self._ask_head(layer, rows)
                 earlier = rows.earlier
                 if earlier is None:
                     earlier = jnp.full((*shape, (self.rule.patience or 1) - 1), -1, jnp.int32)
@@ -476,23 +481,27 @@ class _Step:
                 raise AssertionError(f"{measure.needs} is refused at construction")
         return rows.replaced(confidence=confidence, exit_layer=jnp.full(shape, layer, jnp.int32))
 
-    def _ask_head(self, rows: _Rows, threshold: jax.Array | None = None) -> tuple[jax.Array, jax.Array, jax.Array]:
-        """Returns the token that the head predicts, its confidence and whether both are finite, each (rows, 1).
+    def _ask_head(
+        self, layer: int, rows: _Rows, threshold: jax.Array | None = None
+    ) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """Returns the token that a layer's head predicts, its confidence and whether both are finite, each (rows, 1).
 
         Args:
+          layer: Which layer's.
           rows: Of which those that are open are asked.
           threshold: That the confidence must be told from; None if no threshold decides.
         """
         measure = self.rule.measure()
-        inputs = self.apply(rows.hidden[:, 0], method="head_inputs")
-        weights, vocab_axis = self.apply(method="head_weights")
+        inputs = self.apply(rows.hidden[:, 0], layer, method="head_inputs")
+        weights, vocab_axis = self.apply(layer, method="head_weights")
+        head = of_layer(self.heads, layer)
         exact = functools.partial(
             decide_by_logits, inputs, weights, vocab_axis=vocab_axis, measure=measure, arithmetic=self.arithmetic
         )
-        if self.head is None:
+        if head is None:
             token, confidence, is_finite = exact()
             return token[:, None], confidence[:, None], is_finite[:, None]
-        found = certify(inputs, self.head, measure=measure)
+        found = certify(inputs, head, measure=measure)
         is_open = ~found.is_certain
         if threshold is not None:
             is_open |= (found.low < threshold) & (threshold <= found.high)
@@ -504,11 +513,24 @@ class _Step:
         )
         return token[:, None], confidence[:, None], is_finite[:, None]
 
-    def _new_token(self, rows: _Rows) -> _NewToken:
+    def _with_tokens(self, layer: int, rows: _Rows, *, leaves: jax.Array) -> _Rows:
+        """Returns the rows; those that leave at this layer, (rows, 1), have the token that its head predicts."""
+        nothing = jnp.zeros(leaves.shape, jnp.int32), jnp.ones(leaves.shape, bool)
+        known = nothing if rows.token is None or rows.is_finite is None else (rows.token, rows.is_finite)
+
+        def predicted() -> tuple[jax.Array, ...]:
+            token, _, is_finite = self._ask_head(layer, rows._replace(is_open=leaves))
+            return tuple(jnp.where(leaves, *pair) for pair in zip((token, is_finite), known, strict=True))
+
+        token, is_finite = jax.lax.cond(jnp.any(leaves), predicted, lambda: known)
+        return rows._replace(token=token, is_finite=is_finite)
+
+    def _new_token(self, layer: int, rows: _Rows) -> _NewToken:
+        """Returns what the step gives, given the highest layer that any row needs."""
         token, is_finite = rows.token, rows.is_finite
         if token is None or is_finite is None:
-            # Rows that have left are asked, too.
-            token, _, is_finite = self._ask_head(rows._replace(is_open=jnp.ones_like(rows.is_open)))
+            # Rows that have left are asked, too: one head is that of all layers.
+            token, _, is_finite = self._ask_head(layer, rows._replace(is_open=jnp.ones_like(rows.is_open)))
         return _NewToken(
             token=token,
             exit_layer=rows.exit_layer,

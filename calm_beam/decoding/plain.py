@@ -20,7 +20,8 @@ from calm_beam.checkpoints import Checkpoint
 from calm_beam.exits.measures import Measure, Need
 from calm_beam.exits.propagation import at_layer, propagated_keys_values
 from calm_beam.exits.rule import ExitRule
-from calm_beam.model import architecture_of, network_of
+from calm_beam.model import ModelConfig, architecture_of, network_of
+from calm_beam.model.heads import has_own_exits
 from calm_beam.model.interface import EarlyExitModel, KeysValues, Position, of_layer
 from calm_beam.model.numerics import widened
 
@@ -71,9 +72,11 @@ class PlainSweep:
         self._rule = rule
         self._max_input_length = max_input_length
         self._slots = slots
-        # A projection of every state that may exit, where logits decide, and one for the token.
-        asked = len(rule.exit_layers(checkpoint.config.num_decoder_layers)) if rule.measure().needs.asks_head else 0
-        self._projections = asked + 1
+        # A projection of every state that may exit, where logits decide; one for the token, or for the token of each
+        # layer that may give it.
+        each = len(rule.exit_layers(checkpoint.config.num_decoder_layers))
+        asked = each if rule.measure().needs.asks_head else 0
+        self._projections = asked + (each if _token_has_several_heads(rule, checkpoint.config) else 1)
         self.work = Work()
 
     @property
@@ -245,7 +248,7 @@ def _advance(
         # [heads, slots, positions] -> [slots, 1, heads, 1, positions]
         self_biases = [jnp.swapaxes(bias[:, step], 0, 1)[:, None, :, None] for bias in position_biases]
         token, exit_layer, confidence, is_finite, cache = _one_token(
-            rule, model.config.num_decoder_layers, apply, state, thresholds[step], self_biases
+            rule, model.config, apply, state, thresholds[step], self_biases
         )
 
         def written(values: jax.Array, new: jax.Array) -> jax.Array:
@@ -270,13 +273,14 @@ def _advance(
 
 def _one_token(
     rule: ExitRule,
-    num_layers: int,
+    config: ModelConfig,
     apply: Any,
     state: State,
     thresholds: jax.Array,
     self_biases: Sequence[jax.Array],
 ) -> tuple[jax.Array, jax.Array, jax.Array, jax.Array, list[KeysValues]]:
     """Returns token, exit layer, confidence and finiteness of every lane, each (slots, lanes), and the new caches."""
+    num_layers = config.num_decoder_layers
     exit_layers = rule.exit_layers(num_layers)
     previous, step = state["previous"], state["step"]
     each_slot = jnp.arange(previous.shape[0])
@@ -318,10 +322,20 @@ def _one_token(
         project=project,
     )
     cache = [put(pair, new) for pair, new in zip(cache, kept, strict=True)]
-    logits = apply(states[-1] if rule.token_from == "last_layer" else at_layer(states, exit_layer), method="head")
+    given = states[-1] if rule.token_from == "last_layer" else at_layer(states, exit_layer)
+    logits = apply(given, num_layers, method="head")
+    if _token_has_several_heads(rule, config):
+        for layer in exit_layers[:-1]:
+            of_layer_below = apply(states[layer - 1], layer, method="head")
+            logits = jnp.where((exit_layer == layer)[..., None], of_layer_below, logits)
     # The maximum may pass over a NaN: on CPU, XLA's does.
     is_finite = jnp.isfinite(jnp.max(logits, axis=-1)) & ~jnp.any(jnp.isnan(logits), axis=-1) & jnp.isfinite(confidence)
     return jnp.argmax(logits, axis=-1).astype(jnp.int32), exit_layer, confidence, is_finite, cache
+
+
+def _token_has_several_heads(rule: ExitRule, config: ModelConfig) -> bool:
+    """Returns whether the head that predicts a token depends on the layer where it exits."""
+    return rule.token_from != "last_layer" and has_own_exits(config)
 
 
 def _confidences(
@@ -339,7 +353,7 @@ def _confidences(
             return [measure.confidence(wide[layer - 1], wide_inputs[layer - 1], layer) for layer in exit_layers]
         case Need.CLASSIFIER:
             return [measure.confidence(apply(output, method="exit_score")) for output in outputs]
-    logits = [apply(output, method="head") for output in outputs]
+    logits = [apply(output, layer, method="head") for layer, output in zip(exit_layers, outputs, strict=True)]
     match measure.needs:
         case Need.LAST_LOGITS:
             return [measure.confidence(values, logits[-1]) for values in logits]

@@ -1,17 +1,21 @@
 """The model's weights and the sources of its prompts, as the device steps take them."""
 
 import functools
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from calm_beam.checkpoints import Checkpoint
+from calm_beam.exits.certified_head import CertifiedHead
 from calm_beam.exits.decision import decide
-from calm_beam.exits.head_choice import choose_head
+from calm_beam.exits.head_choice import choose_heads
 from calm_beam.exits.head_forms import form_on_devices
 from calm_beam.exits.measures import Measure
 from calm_beam.model import ArrayType
+from calm_beam.model.heads import exit_layers, head_parameters, kernel_layers
 from calm_beam.model.interface import EarlyExitModel, of_layer
 from calm_beam.model.partitioning import divided
 
@@ -19,6 +23,20 @@ from .device_groups import DeviceGroup
 
 # What a sweep usually projects at a time.
 _ROWS_AT_A_TIME = 256
+
+
+class Head(NamedTuple):
+    """What predicts after a layer, or after all of them.
+
+    Attributes:
+      layer: As whose head the network applies it: a program for each, which layers of equal trees share.
+      parameters: What that takes.
+      certified: What certifies decisions; None where the exact head decides.
+    """
+
+    layer: int
+    parameters: Any
+    certified: CertifiedHead | None
 
 
 class Weights:
@@ -47,24 +65,38 @@ class Weights:
         self.all = {"params": tree}
         self.embedding = {"params": {"token_embedder": tree["token_embedder"]}}
         self.layers = [decoder[f"layers_{index}"] for index in range(config.num_decoder_layers)]
-        head = {"decoder_norm": decoder["decoder_norm"]}
-        if config.tied_head:
-            self.head = {"params": {"decoder": head, "token_embedder": tree["token_embedder"]}}
-        else:
-            self.head = {"params": {"decoder": {**head, "logits_dense": decoder["logits_dense"]}}}
         self.classifier = {"params": {"decoder": {"meta_cls": decoder["meta_cls"]}}} if config.exit_classifier else {}
-        weights, vocab_axis = model.apply(self.head, method="head_weights")
-        # None where the exact head decides.
-        self.certified_head = choose_head(
+        certified = choose_heads(
             form_on_devices(exit_head, group.division.parts),
-            weights,
-            vocab_axis=vocab_axis,
+            [model.apply(self.all, layer, method="head_weights") for layer in kernel_layers(config)],
             measure=measure,
             arithmetic=arithmetic,
             rows=_ROWS_AT_A_TIME,
-            exact=functools.partial(decide, vocab_axis=vocab_axis, measure=measure, arithmetic=arithmetic),
+            exact=functools.partial(decide, measure=measure, arithmetic=arithmetic),
         )
+        # One for each layer, or one for all.
+        self._heads = []
+        for layer in exit_layers(config):
+            applied_as, parameters = head_parameters(tree, config, layer)
+            self._heads.append(Head(applied_as, {"params": parameters}, of_layer(certified, layer)))
         self._path_terms = _path_terms(model, steps, self.all)
+
+    @property
+    def is_certified(self) -> bool:
+        """Whether certified heads are asked before the exact ones."""
+        return self._heads[0].certified is not None
+
+    def programs(self) -> list[Head]:
+        """Returns a head of each kind that is compiled apart."""
+        return list({head.layer: head for head in self._heads}.values())
+
+    def heads_of(self, layers: np.ndarray) -> Iterator[tuple[Head, np.ndarray]]:
+        """Yields the heads after layers, (states,), each with the states that it may be asked about together."""
+        if len(self._heads) == 1:
+            yield self._heads[0], np.arange(len(layers))
+            return
+        for layer in np.unique(layers).tolist():
+            yield self._heads[layer - 1], np.flatnonzero(layers == layer)
 
     def path_terms(self, layer: int) -> Any:
         """Returns what a layer needs beside its parameters for the paths of outputs."""

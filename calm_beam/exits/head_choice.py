@@ -3,7 +3,7 @@
 import functools
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -23,6 +23,44 @@ _SMALLEST = 1 << 22
 # How much faster a certified head must be, since some decisions are made twice.
 _WORTH = 0.85
 _REPETITIONS = 3
+
+
+def choose_heads(
+    exit_head: str,
+    weights: Sequence[tuple[jax.Array, int]],
+    *,
+    measure: Measure,
+    arithmetic: Arithmetic,
+    rows: int,
+    exact: Callable[..., Any],
+) -> list[CertifiedHead | None]:
+    """Returns the heads that certify decisions, one for each kernel of a model, all of the form that the first takes.
+
+    Args:
+      exit_head: As in `choose_head`, like what is not named here.
+      weights: Of each head, with the axis of the vocabulary.
+      measure: As there.
+      arithmetic: As there.
+      rows: As there.
+      exact: As there, but takes `vocab_axis`, too.
+
+    Raises:
+      ValueError: As there.
+    """
+    (first, vocab_axis), *others = weights
+    chosen = choose_head(
+        exit_head,
+        first,
+        vocab_axis=vocab_axis,
+        measure=measure,
+        arithmetic=arithmetic,
+        rows=rows,
+        exact=functools.partial(exact, vocab_axis=vocab_axis),
+    )
+    if chosen is None:
+        return [None] * len(weights)
+    form = str(chosen.quantised.dtype)
+    return [chosen, *(quantised_head(jnp.moveaxis(each, axis, 0), form) for each, axis in others)]
 
 
 def choose_head(

@@ -96,5 +96,7 @@ def _hint(pattern: str, patterns: Sequence[str]) -> str:
     if len(patterns) > 1:
         return " Commas separate names; of a single file, the name may have some."
     if any(mark in pattern for mark in "*?["):
-        return " As in shells, * and ? stand for any characters, [...] for one of some, but in the name of one file."
+        return (
+            " As in shells, * and ? stand for any characters, [...] for one of some, unless a file is called just that."
+        )
     return ""

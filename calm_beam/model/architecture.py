@@ -68,6 +68,14 @@ class ModelConfig(Protocol):
         """Logits of the exit classifier; 0 if there is none."""
 
     @property
+    def exit_norms(self) -> bool:
+        """Whether every decoder layer below the last has a norm of its own before the head."""
+
+    @property
+    def exit_heads(self) -> bool:
+        """Whether each of these has the kernel of a head of its own."""
+
+    @property
     def end_ids(self) -> tuple[int, ...]:
         """Token ids of which each ends an output."""
 

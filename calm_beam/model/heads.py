@@ -1,12 +1,20 @@
-"""What predicts from states, whatever the architecture: the output head that all layers share, the exit classifier."""
+"""What predicts from states, whatever the architecture: the output head after any layer, and the exit classifier.
 
+All layers share the final norm and the output head, unless those below the last have a norm or a head's kernel of their
+own (`exit_parameters.py`).
+"""
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from flax import linen as nn
 
 from calm_beam.arithmetic import Arithmetic
 
+from .architecture import ModelConfig
 from .numerics import matrix_product, widened
 
 
@@ -21,14 +29,57 @@ class Projection(nn.Module):
         self.kernel = self.param("kernel", nn.initializers.lecun_normal(), (self.inputs, self.outputs))
 
 
-def head_weights(token_embedder: nn.Embed, decoder: Any, arithmetic: Arithmetic) -> tuple[jax.Array, int]:
-    """Returns the weights of the head as they are multiplied, and the axis of the vocabulary in them.
+def exit_projections(config: ModelConfig) -> list[Projection]:
+    """Returns the heads that layers below the last have of their own; none if they share the output head."""
+    count = config.num_decoder_layers - 1 if config.exit_heads else 0
+    return [Projection(config.emb_dim, config.vocab_size) for _ in range(count)]
+
+
+def has_own_exits(config: ModelConfig) -> bool:
+    """Returns whether layers below the last predict with a norm, or a head, that others have not."""
+    return config.exit_norms or config.exit_heads
+
+
+def has_own_head(config: ModelConfig, layer: int) -> bool:
+    """Returns whether a layer, counted from 1, has the kernel of a head of its own."""
+    return config.exit_heads and layer < config.num_decoder_layers
+
+
+def kernel_layers(config: ModelConfig) -> Sequence[int]:
+    """Returns the layers whose heads have a kernel each: all, or the last, where that one is everybody's."""
+    return range(1 if config.exit_heads else config.num_decoder_layers, config.num_decoder_layers + 1)
+
+
+def exit_layers(config: ModelConfig) -> Sequence[int]:
+    """Returns the layers that predict each in its way: all, or the last, where all do as it does."""
+    return range(1 if has_own_exits(config) else config.num_decoder_layers, config.num_decoder_layers + 1)
+
+
+def normed(decoder: Any, states: jax.Array, layer: int) -> jax.Array:
+    """Returns states as a layer's norm before the head leaves them.
+
+    Args:
+      decoder: Has the model's config, `decoder_norm`, and `exit_norms` if there are any.
+      states: shape (..., width). Output of the layer.
+      layer: Which, from 1.
+    """
+    config = decoder.config
+    is_own = config.exit_norms and layer < config.num_decoder_layers
+    result: jax.Array = (decoder.exit_norms[layer - 1] if is_own else decoder.decoder_norm)(states)
+    return result
+
+
+def head_weights(token_embedder: nn.Embed, decoder: Any, layer: int, arithmetic: Arithmetic) -> tuple[jax.Array, int]:
+    """Returns the weights of the head after a layer as they are multiplied, and the axis of the vocabulary in them.
 
     Args:
       token_embedder: Whose embedding a tied head shares.
-      decoder: Has the model's config, and `logits_dense` unless the head is tied.
+      decoder: Has the model's config, `logits_dense` unless the head is tied, and `exit_heads` if there are any.
+      layer: Which, from 1.
       arithmetic: In whose type they come.
     """
+    if has_own_head(decoder.config, layer):
+        return decoder.exit_heads[layer - 1].kernel.astype(arithmetic.dtype), 1
     if decoder.config.tied_head:
         return token_embedder.embedding.astype(arithmetic.dtype), 0
     return decoder.logits_dense.kernel.astype(arithmetic.dtype), 1
@@ -38,6 +89,60 @@ def head_logits(inputs: jax.Array, weights: tuple[jax.Array, int], arithmetic: A
     """Returns float32 logits, (..., vocabulary), of what the head multiplies, (..., width), and `head_weights`."""
     kernel, vocab_axis = weights
     return matrix_product(inputs, kernel if vocab_axis else kernel.T, arithmetic)
+
+
+def own_parameters(decoder: Mapping[str, Any], config: ModelConfig, layer: int) -> dict[str, Any]:
+    """Returns what a layer below the last has of its own, under the names that layer 1 has it by.
+
+    So one program, that of layer 1's head, is the head of every such layer.
+
+    Args:
+      decoder: The decoder's parameters, as a tree.
+      config: Of the model.
+      layer: Which, from 1.
+    """
+    return {
+        f"{field}_0": decoder[f"{field}_{layer - 1}"]
+        for field, has_any in (("exit_norms", config.exit_norms), ("exit_heads", config.exit_heads))
+        if has_any
+    }
+
+
+def head_parameters(tree: Mapping[str, Any], config: ModelConfig, layer: int) -> tuple[int, dict[str, Any]]:
+    """Returns what the head after a layer needs of a model's parameters, and the layer as whose head it is applied.
+
+    That is layer 1 for all that have something of their own, and the last for those that share the output head.
+
+    Args:
+      tree: All parameters.
+      config: Of the model.
+      layer: Which, from 1.
+    """
+    is_own = has_own_exits(config) and layer < config.num_decoder_layers
+    decoder = own_parameters(tree["decoder"], config, layer) if is_own else {}
+    if "exit_norms_0" not in decoder:
+        decoder["decoder_norm"] = tree["decoder"]["decoder_norm"]
+    parameters = {"decoder": decoder}
+    if "exit_heads_0" not in decoder:
+        if config.tied_head:
+            parameters["token_embedder"] = tree["token_embedder"]
+        else:
+            decoder["logits_dense"] = tree["decoder"]["logits_dense"]
+    return (1 if is_own else config.num_decoder_layers), parameters
+
+
+def over_layers(of_layer: Callable[..., Any], states: jax.Array, config: ModelConfig) -> Any:
+    """Returns what is made of each layer's states, stacked, one layer after the other: logits of all would take much.
+
+    Args:
+      of_layer: Takes the states of a layer, and by the name `layer` the one whose head they may be given to.
+      states: shape (layers, ...). Of layers 1 and on.
+      config: Of the model.
+    """
+    if not has_own_exits(config):
+        return jax.lax.map(functools.partial(of_layer, layer=config.num_decoder_layers), states)
+    branches = [functools.partial(of_layer, layer=layer) for layer in range(1, len(states) + 1)]
+    return jax.lax.map(lambda each: jax.lax.switch(each[0], branches, each[1]), (jnp.arange(len(states)), states))
 
 
 def exit_probability(classifier: nn.Dense, states: jax.Array) -> jax.Array:

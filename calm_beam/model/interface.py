@@ -235,17 +235,23 @@ class EarlyExitModel(Protocol):
           Shape (layers, batch, target, width), no final norm applied. At padding it is whatever comes out.
         """
 
-    def head(self, states: jax.Array, *, deterministic: bool = True) -> jax.Array:
-        """Returns the float32 logits of the head after any layer, (..., vocabulary), of its output, (..., width).
+    def head(self, states: jax.Array, layer: int, *, deterministic: bool = True) -> jax.Array:
+        """Returns the float32 logits of the head after a layer, (..., vocabulary), of its output, (..., width).
 
-        `deterministic` is as in `teacher_forced`.
+        Norm and head are shared by all layers, unless the config says that those below the last have their own. So
+        states of different layers are never given to one call, unless it says that they share both.
+
+        Args:
+          states: shape (..., width).
+          layer: Which layer's.
+          deterministic: As in `teacher_forced`.
         """
 
-    def head_inputs(self, states: jax.Array) -> jax.Array:
-        """Returns what the head's weights multiply, shape of `states`."""
+    def head_inputs(self, states: jax.Array, layer: int) -> jax.Array:
+        """Returns what the weights of the head after a layer multiply, shape of `states`."""
 
-    def head_weights(self) -> tuple[jax.Array, int]:
-        """Returns the head's weights, and the axis of the vocabulary in them."""
+    def head_weights(self, layer: int) -> tuple[jax.Array, int]:
+        """Returns the weights of the head after a layer, and the axis of the vocabulary in them."""
 
     def exit_score(self, states: jax.Array) -> jax.Array:
         """Returns the exit classifier's probability of "exit", shape (...), of raw layer outputs, (..., width)."""

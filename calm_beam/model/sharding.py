@@ -25,7 +25,7 @@ _RULES: tuple[tuple[str, str, int], ...] = (
     (r".*mlp/(wi|wi_0|wi_1)/kernel", "width", -1),
     (r".*mlp/wo/kernel", "width", 0),
     (r"token_embedder/embedding", "vocabulary", 0),
-    (r"decoder/logits_dense/kernel", "vocabulary", -1),
+    (r"decoder/(logits_dense|exit_heads_\d+)/kernel", "vocabulary", -1),
 )
 
 

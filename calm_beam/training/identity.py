@@ -39,6 +39,9 @@ def identify_run(
             del settings[name]
     settings |= {"optimizer": type(config.optimizer).__name__, **settings["optimizer"]}
     settings |= {f"model {name}": value for name, value in dataclasses.asdict(cast(Any, model_config)).items()}
+    for name in ("model exit_norms", "model exit_heads"):
+        if not settings[name]:
+            del settings[name]
     settings["training data"] = _digest(pairs)
     settings["validation data"] = _digest(validation_pairs)
     if end_id != EOS_ID:

@@ -20,8 +20,8 @@ def parameter_group(name: str) -> str:
 
     >>> parameter_group("decoder/layers_3/mlp/wi_0/kernel")
     'muon'
-    >>> parameter_group("decoder/logits_dense/kernel")
-    'adam'
+    >>> parameter_group("decoder/logits_dense/kernel"), parameter_group("decoder/exit_heads_3/kernel")
+    ('adam', 'adam')
     """
     if _FROZEN.fullmatch(name):
         return "frozen"

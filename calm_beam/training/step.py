@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from calm_beam.model.heads import has_own_exits, own_parameters
 from calm_beam.model.interface import EarlyExitModel, Taught
 from calm_beam.model.partitioning import divided, spread, whole
 from calm_beam.model.sharding import Division
@@ -37,7 +38,7 @@ def loss_and_gradients(
     label_smoothing: float,
     z_loss: float,
 ) -> tuple[jax.Array, Parameters]:
-    """Returns the loss over the given layers, counted from 1, and its gradient.
+    """Returns the loss over the given layers, counted from 1 and the last of them the model's last, and its gradient.
 
     Compiled once per batch shape; the update, which would take as long to compile, is compiled apart and only once.
     """
@@ -47,8 +48,7 @@ def loss_and_gradients(
         # Two keys: the head's dropout must not repeat the stack's.
         stack_key, head_key = jax.random.split(key)
         states = apply(batch, deterministic=False, rngs={"dropout": stack_key}, method="teacher_forced")
-        # [layers, batch, target, width] -> [some layers, batch, target, vocabulary]
-        logits = apply(states[layers - 1], deterministic=False, rngs={"dropout": head_key}, method="head")
+        logits = _logits(model, parameters, states=states, layers=layers, key=head_key)
         return layer_weighted_loss(
             logits,
             jnp.asarray(batch.targets),
@@ -59,6 +59,31 @@ def loss_and_gradients(
         )
 
     return jax.value_and_grad(loss_of)(parameters)
+
+
+def _logits(
+    model: EarlyExitModel, parameters: Parameters, *, states: jax.Array, layers: jax.Array, key: jax.Array
+) -> jax.Array:
+    """Returns the logits of the given layers, (some layers, batch, target, vocabulary), of the states of all."""
+    config, tree = model.config, variables(parameters)["params"]
+    last = config.num_decoder_layers
+
+    def head(own: Parameters, states: jax.Array, key: jax.Array, *, layer: int) -> Any:
+        of_layer = {"params": {**tree, "decoder": {**tree["decoder"], **own}}}
+        return model.apply(of_layer, states, layer, deterministic=False, rngs={"dropout": key}, method="head")
+
+    if not has_own_exits(config):
+        shared: jax.Array = head({}, states[layers - 1], key, layer=last)
+        return shared
+    keys = jax.random.split(key, len(layers))
+    of_last: jax.Array = head({}, states[-1:], keys[-1], layer=last)
+    if len(layers) == 1:
+        return of_last
+    # Steps differ in which lower layers these are: each is applied as layer 1, with what it has of its own.
+    every = [own_parameters(tree["decoder"], config, layer) for layer in range(1, last)]
+    own = jax.tree.map(lambda *arrays: jnp.stack(arrays)[layers[:-1] - 1], *every)
+    of_lower = jax.vmap(functools.partial(head, layer=1))(own, states[layers[:-1] - 1], keys[:-1])
+    return jnp.concatenate([of_lower, of_last])
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))

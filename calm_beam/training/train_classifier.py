@@ -15,6 +15,7 @@ from calm_beam.checkpoints import Arrays, FloatArrays
 from calm_beam.decoding.device_groups import device_groups
 from calm_beam.exits.measures.oracle import agreement
 from calm_beam.model import ModelConfig, network_of
+from calm_beam.model.heads import over_layers
 from calm_beam.model.interface import EarlyExitModel, Taught
 from calm_beam.model.numerics import widened
 
@@ -153,10 +154,12 @@ def _states_and_labels(model: EarlyExitModel, parameters: Parameters, *, batch: 
 def _teacher_forced(model: EarlyExitModel, parameters: Parameters, batch: Taught) -> tuple[jax.Array, jax.Array]:
     apply = functools.partial(model.apply, variables(parameters))
     states = apply(batch, method="teacher_forced")
-    last_logits = apply(states[-1], method="head")
-    # One layer after the other: the logits of all at once would be most of the memory.
-    agrees = jax.lax.map(lambda state: agreement(apply(state, method="head"), last_logits) > 0, states[:-1])
-    return widened(states[:-1]), agrees
+    last_logits = apply(states[-1], len(states), method="head")
+
+    def agrees(state: jax.Array, *, layer: int) -> jax.Array:
+        return agreement(apply(state, layer, method="head"), last_logits) > 0
+
+    return widened(states[:-1]), over_layers(agrees, states[:-1], model.config)
 
 
 @functools.partial(jax.jit, static_argnums=(0,))

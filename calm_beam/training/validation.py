@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from calm_beam.model.heads import over_layers
 from calm_beam.model.interface import EarlyExitModel, Taught
 
 from .batches import BatchShape, Pair, make_batches
@@ -59,10 +60,9 @@ def _cross_entropy_sums(model: EarlyExitModel, parameters: Parameters, batch: Ta
     apply = functools.partial(model.apply, variables(parameters))
     states = apply(batch, method="teacher_forced")
 
-    def of_layer(state: jax.Array) -> jax.Array:
-        logits = apply(state[None], method="head")
+    def of_layer(state: jax.Array, *, layer: int) -> jax.Array:
+        logits = apply(state[None], layer, method="head")
         return token_cross_entropy_sums(logits, jnp.asarray(batch.targets), is_target=batch.is_target)[0]
 
-    # One layer after the other: the logits of all at once would be most of the memory.
-    sums: jax.Array = jax.lax.map(of_layer, states)
+    sums: jax.Array = over_layers(of_layer, states, model.config)
     return sums

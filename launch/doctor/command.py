@@ -4,6 +4,7 @@ import dataclasses
 import json
 import os
 import platform
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from rich import box
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from .machine import Cache, Device
     from .trial import Trial
 
+# Packages that an extra lacks; `pip` knows them all.
+_MOST_NAMED = 3
 _NVIDIA_DRIVER = "/proc/driver/nvidia/version"
 
 
@@ -134,9 +137,15 @@ def _packages(installed: Installed) -> Table:
 def _extras(installed: Installed) -> Table:
     table = _table("Extras, each for something that not everybody needs", "extra", "for", "")
     for extra in installed.extras:
-        state = f"without {', '.join(extra.missing)}" if extra.missing else "installed"
-        table.add_row(extra.name, extra.purpose, state)
+        table.add_row(extra.name, extra.purpose, _lacking(extra.missing))
     return table
+
+
+def _lacking(missing: Sequence[str]) -> str:
+    if not missing:
+        return "installed"
+    named, others = missing[:_MOST_NAMED], len(missing) - _MOST_NAMED
+    return f"without {', '.join(named)}" + (f" and {counted(others, 'other')}" if others > 0 else "")
 
 
 def _machine(found: Examined) -> Table:

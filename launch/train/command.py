@@ -40,6 +40,7 @@ from .inputs import (
     open_vocabulary,
     read_rows,
     say_end,
+    with_exits,
     write_vocabulary,
 )
 from .progress import StepBar, TrainingLog, TrainingReporter, loss_table
@@ -87,6 +88,9 @@ def _train_model(flags: argparse.Namespace, console: PlainConsole) -> None:
     saved, going_on = _saved_state(flags, states)
     checkpoint = None if flags.checkpoint is None else load_model(flags.checkpoint, declared(flags))
     model_config = new_model(flags) if checkpoint is None else checkpoint.config
+    initial = None if checkpoint is None else checkpoint.arrays
+    own = model_config.exit_norms, model_config.exit_heads
+    model_config, initial = with_exits(flags, model_config, initial)
     if flags.dropout is None:
         config = dataclasses.replace(config, dropout_rate=architecture_of(model_config).usual_dropout)
     reading = reading_of(flags)
@@ -123,6 +127,8 @@ def _train_model(flags: argparse.Namespace, console: PlainConsole) -> None:
             log.begin()
             if model_config.exit_classifier:
                 _say(console, "The exit classifier is kept as it is, and was trained for the weights before these.")
+            if checkpoint is not None and own != (model_config.exit_norms, model_config.exit_heads):
+                _say(console, "Exits begin with the final norm and the output head, and are trained apart from them.")
             _report_start(console, model_config, config=config, learned=learned, measured=measured)
             say_end(console, end_id, model=model_config)
             if saved is not None:
@@ -135,7 +141,7 @@ def _train_model(flags: argparse.Namespace, console: PlainConsole) -> None:
                 pairs=learned.pairs,
                 validation_pairs=measured.pairs,
                 end_id=end_id,
-                initial=None if checkpoint is None else checkpoint.arrays,
+                initial=initial,
                 score=_score(
                     flags, config, model=model_config, vocabulary=vocabulary, pairs=measured.pairs, rows=validation_rows
                 ),

@@ -51,7 +51,8 @@ _SETTINGS = (
 _BEST_AND_STATES = ("best_by", "best_by_rows", "bleurt_checkpoint", "save_every", "resume")
 # Flags of one stage, which the other refuses.
 _NEW = ("architecture", *_NEW_MODEL)
-_OF_MODEL = (*_NEW, *_SETTINGS, "optimizer", *_RATES["muon"], *_RATES["adafactor"], *_BEST_AND_STATES)
+_EXITS = ("exit_norm", "exit_heads")
+_OF_MODEL = (*_NEW, *_EXITS, *_SETTINGS, "optimizer", *_RATES["muon"], *_RATES["adafactor"], *_BEST_AND_STATES)
 _OF_CLASSIFIER = ("objective", "balance_classes", "classifier_logits")
 _SHARED = ("batch_tokens", "max_input_length", "max_target_length", "seed", "dtype", "model_parallelism")
 # What a setting is called on the command line, where that is not its own name.
@@ -219,6 +220,10 @@ def train_parser(doc: str | None) -> FlagParser:
     add("--architecture", choices=tuple(NEW_MODELS), help=f"{architecture} (default {_FIRST})")
     for name in _NEW_MODEL:
         add(f"--{name}", type=int, help=f"{name.replace('_', ' ')} of a new model ({_default_size(name)})")
+    exits = "give every decoder layer below the last a norm of its own, which begins as the final one (EE-LLM)"
+    add("--exit_norm", action="store_true", help=exits)
+    heads = "the output head for all layers, or one of its own for each, which begins as that of --checkpoint (EE-LLM)"
+    add("--exit_heads", choices=("shared", "separate"), help=f"{heads}; default: as --checkpoint has it, or shared")
     _add_loss_flags(add, defaults)
     add("--optimizer", choices=tuple(_OPTIMIZERS), help="muon with adam, or adafactor as in the paper (default muon)")
     adafactor = "constant and relative to each array's size, of adafactor"

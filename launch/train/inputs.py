@@ -4,8 +4,9 @@ import argparse
 import dataclasses
 import pathlib
 from collections.abc import Sequence
+from typing import Any, cast
 
-from calm_beam.checkpoints import Checkpoint, CheckpointError, Declared, load_checkpoint
+from calm_beam.checkpoints import Arrays, Checkpoint, CheckpointError, Declared, load_checkpoint
 from calm_beam.decoding.prompts import encode_prompt
 from calm_beam.decoding.settings import DecodeSettings
 from calm_beam.examples import DataError, Example
@@ -16,6 +17,7 @@ from calm_beam.launch.flags.data import find_files
 from calm_beam.launch.terminal import PlainConsole
 from calm_beam.model import ModelConfig
 from calm_beam.training.batches import Pair
+from calm_beam.training.own_exits import with_own_exits
 from calm_beam.training.vocabulary import train_vocabulary
 from calm_beam.vocabularies.chat import chat_of
 from calm_beam.vocabulary import Vocabulary, VocabularyError
@@ -39,6 +41,28 @@ def load_model(path: str, declared: Declared = _NOTHING) -> Checkpoint:
             f"--checkpoint={path}: has no vocabulary. Put its sentencepiece.model or tokenizer.json beside it."
         )
     return checkpoint
+
+
+def with_exits(
+    flags: argparse.Namespace, config: ModelConfig, arrays: Arrays | None
+) -> tuple[ModelConfig, Arrays | None]:
+    """Returns a model, and its weights if it is not new, with the norms and heads of exits that are asked for.
+
+    Raises:
+      UsageError: If it has but one layer, or heads that would have to be given up.
+    """
+    if flags.exit_heads == "shared" and config.exit_heads:
+        raise UsageError(
+            "--exit_heads=shared: the layers of --checkpoint have heads of their own, which no training makes one. "
+            "Leave it out."
+        )
+    asked = {"exit_norms": flags.exit_norm, "exit_heads": flags.exit_heads == "separate"}
+    try:
+        if arrays is not None:
+            return with_own_exits(config, arrays, **asked)
+        return dataclasses.replace(cast(Any, config), **asked), None
+    except ValueError as error:
+        raise UsageError(f"--exit_norm, --exit_heads: {error}") from error
 
 
 def read_rows(flag: str, patterns: Sequence[str], *, reading: Reading = AS_USUAL) -> list[Example]:

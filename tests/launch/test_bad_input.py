@@ -536,6 +536,8 @@ def test_what_is_no_file_is_called_by_its_kind(
 
 def test_how_files_are_named_is_said(place: _Place, capsys: pytest.CaptureFixture[str]) -> None:
     """Where a pattern or a list matches nothing, the message says how both are read."""
-    message = "As in shells, * and ? stand for any characters, [...] for one of some, but in the name of one file."
+    message = (
+        "As in shells, * and ? stand for any characters, [...] for one of some, unless a file is called just that."
+    )
     assert message in _run(place, f"--data={place.folder}/rows[12].jsonl", capsys=capsys)[1]
     assert "no such file. Commas separate names;" in _run(place, f"--data={place.data},{place.data}x", capsys=capsys)[1]

@@ -59,13 +59,22 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out == f"{calm_beam.__version__}\n"
 
 
-@pytest.mark.parametrize("command", ["calibrat", "Calibrate", "--data=x", "launch.cli", ""])
-def test_unknown_command(command: str, capsys: pytest.CaptureFixture[str]) -> None:
-    """An unknown command has status 2; it is named, and the known ones are listed."""
+@pytest.mark.parametrize(
+    ("command", "hint"),
+    [
+        ("calibrat", " Did you mean calibrate?"),
+        ("Verify", " Did you mean verify?"),
+        ("--data=x", ""),
+        ("launch.cli", ""),
+        ("", ""),
+    ],
+)
+def test_unknown_command(command: str, hint: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """An unknown command has status 2; it is named, with the nearest known one, and the known ones are listed."""
     assert main([command]) == 2
     printed = capsys.readouterr()
     assert printed.out == ""
-    assert f"calm-beam: unknown command {command!r}." in printed.err
+    assert printed.err.startswith(f"calm-beam: unknown command {command!r}.{hint}\n")
     assert all(known in printed.err for known in _COMMANDS)
 
 

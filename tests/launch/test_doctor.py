@@ -116,6 +116,18 @@ def test_extras_name_what_they_lack(asked: dict[str, list[str]]) -> None:
     assert [package.name for package in found.packages] == ["rich"]
 
 
+def test_of_many_packages_that_an_extra_lacks_some_are_named(
+    asked: dict[str, list[str]], quick: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Three, and how many there are besides; all of them as JSON."""
+    asked["calm-beam"] = [f'absent-{letter}; extra == "dask"' for letter in "abcde"]
+    assert _doctor() == 0
+    assert "without absent-a, absent-b, absent-c and 2 others" in " ".join(capsys.readouterr().out.split())
+    assert _doctor("--json") == 0
+    (extra,) = json.loads(capsys.readouterr().out)["installed"]["extras"]
+    assert len(extra["missing"]) == 5
+
+
 def test_every_extra_is_explained() -> None:
     """The doctor says of each extra in setup.py what it is for, but of those for developers."""
     assert EXTRAS.keys() == {name for name in read_setup()["extras_require"] if name not in ("dev", "docs")}

@@ -8,7 +8,7 @@ import re
 import numpy as np
 import pytest
 
-from calm_beam.checkpoints import load_checkpoint
+from calm_beam.checkpoints import load_checkpoint, write_native
 from calm_beam.launch.cli import main
 from calm_beam.manifest import DataRecord, ModelRecord, write_manifest
 from tests.builders import build_arrays, build_config, write_hugging_face, write_t5x
@@ -200,6 +200,19 @@ def test_a_hugging_face_checkpoint(tmp_path: pathlib.Path, capsys: pytest.Captur
     assert f"Checkpoint in hugging_face layout: {model}" in printed
     assert "T5 with ReLU: 2 encoder and 4 decoder layers" in printed
     assert "64 token ids, tied head" in printed
+
+
+def test_what_exits_have_is_told(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Norms and heads of their own, each if there are any."""
+    for exits, words in (
+        ({"exit_norms": True, "exit_heads": True}, "a norm and a head"),
+        ({"exit_heads": True}, "a head"),
+    ):
+        config = build_config(**exits)
+        write_native(tmp_path, config, arrays=build_arrays(config, 0), vocabulary_path=None)
+        assert main(["inspect", str(tmp_path)]) == 0
+        printed = capsys.readouterr().out
+        assert f"untied head; every decoder layer below the last exits by {words} of its own; " in printed
 
 
 @pytest.mark.parametrize(

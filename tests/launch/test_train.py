@@ -108,6 +108,35 @@ def test_fine_tuning_keeps_the_vocabulary(data: pathlib.Path, tmp_path: pathlib.
     assert one.vocabulary_path.read_bytes() == two.vocabulary_path.read_bytes()
 
 
+@pytest.mark.parametrize("architecture", ["t5", "llama"])
+def test_exits_are_given_norms_and_heads(
+    architecture: str, data: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A new model has them from its start; a checkpoint that has none gets them, and one that has them keeps them."""
+    sizes = (
+        _SIZES
+        if architecture == "t5"
+        else ["--vocab_size=270", *_SIZES[1:5], "--num_kv_heads=2", "--num_decoder_layers=2"]
+    )
+    new = [*sizes, f"--architecture={architecture}"]
+    plain, added, kept, begun = (tmp_path / name for name in ("plain", "added", "kept", "begun"))
+    own = ["--exit_norm", "--exit_heads=separate"]
+    assert _train(f"--data={data}", f"--output={begun}", *new, *own) == 0
+    assert _train(f"--data={data}", f"--output={plain}", *new, "--exit_heads=shared") == 0
+    assert "Exits begin" not in capsys.readouterr().err
+    assert _train(f"--data={data}", f"--output={added}", f"--checkpoint={plain}", *own) == 0
+    assert "Exits begin with the final norm and the output head" in capsys.readouterr().err
+    assert _train(f"--data={data}", f"--output={kept}", f"--checkpoint={added}") == 0
+    configs = [load_checkpoint(path).config for path in (plain, added, kept, begun)]
+    assert [(config.exit_norms, config.exit_heads) for config in configs] == [(False, False)] + [(True, True)] * 3
+    head = load_checkpoint(added).arrays["decoder/exit_heads_0/kernel"]
+    assert not np.array_equal(head, load_checkpoint(added).arrays["decoder/logits_dense/kernel"])
+    assert not np.array_equal(head, load_checkpoint(kept).arrays["decoder/exit_heads_0/kernel"])
+    refused = _train(f"--data={data}", f"--output={tmp_path / 'no'}", f"--checkpoint={kept}", "--exit_heads=shared")
+    assert refused == 2
+    assert "--exit_heads=shared: the layers of --checkpoint have heads of their own" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
@@ -166,6 +195,11 @@ def test_fine_tuning_keeps_the_vocabulary(data: pathlib.Path, tmp_path: pathlib.
             ["--rotating_layers=2", "--sampled_layers=1"],
             "--sampled_layers: belongs to runs without --rotating_layers. Leave it out.",
         ),
+        (
+            ["--exit_norm", "--num_decoder_layers=1"],
+            "--exit_norm, --exit_heads: exit_norms is true, but needs at least 2 decoder layers",
+        ),
+        (["--exit_heads=tied"], "argument --exit_heads: invalid choice: 'tied'"),
         (["--layer_dropout=1"], "--layer_dropout must be in [0, 1), got 1.0."),
         (["--system=Be brief."], "--system belongs to --chat_template, which is missing."),
         (["--checkpoint=nowhere"], "--checkpoint: checkpoint nowhere: no such directory."),

@@ -25,8 +25,8 @@ def data(tmp_path: pathlib.Path) -> pathlib.Path:
     return path
 
 
-def _write_model(directory: pathlib.Path, *, dtype: str = "float32", exit_classifier: int = 0) -> pathlib.Path:
-    config = build_config(vocab_size=48, num_encoder_layers=1, exit_classifier=exit_classifier)
+def _write_model(directory: pathlib.Path, *, dtype: str = "float32", **exits: int) -> pathlib.Path:
+    config = build_config(vocab_size=48, num_encoder_layers=1, **exits)
     vocabulary = train_vocabulary(directory.parent / "v.model")
     write_native(directory, config, arrays=build_arrays(config, 0), vocabulary_path=vocabulary, dtype=dtype)
     return directory
@@ -53,6 +53,15 @@ def test_a_classifier_is_added(
     checkpoint = load_checkpoint(output)
     assert checkpoint.config.exit_classifier == 2
     assert np.any(checkpoint.arrays["decoder/meta_cls/kernel"])
+    assert _backbone(output) == _backbone(model)
+
+
+def test_exits_keep_their_norms_and_heads(data: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    """They are weights of the model as others are."""
+    model, output = _write_model(tmp_path / "model", exit_norms=True, exit_heads=True), tmp_path / "out"
+    flags = [f"--checkpoint={model}", f"--data={data}", f"--validation_data={data}", f"--output={output}"]
+    assert main([*_SHORT, *flags]) == 0
+    assert "decoder/exit_heads_2/kernel" in _backbone(output)
     assert _backbone(output) == _backbone(model)
 
 

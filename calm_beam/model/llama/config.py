@@ -5,6 +5,8 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from calm_beam.model.exit_parameters import check_exit_fields, exit_fields, exit_shapes
+
 Shapes = Mapping[str, tuple[int, ...]]
 
 # Between the kernels of a feed-forward layer: GELU in its tanh form, SiLU (also called swish), ReLU.
@@ -24,6 +26,8 @@ ROPE_SCALINGS = tuple(_SCALINGS)
 _SEEN = {"vocab_size", "emb_dim", "mlp_dim", "num_decoder_layers", "tied_head", "exit_classifier"} | {
     "attention_bias",
     "query_key_norms",
+    "exit_norms",
+    "exit_heads",
 }
 # Far more than any model has, and few enough to write out the names of all arrays.
 _MOST_LAYERS = 1000
@@ -121,6 +125,8 @@ class LlamaConfig:
       scaled_embedding: Whether embeddings are multiplied by sqrt(d), as in Gemma; the tied head's are not.
       unit_offset_norms: Whether norms multiply by 1 + scale, as in Gemma, rather than by the scale.
       exit_classifier: Logits of the early-exit classifier `decoder/meta_cls`: 0 if there is none, else 1 or 2.
+      exit_norms: Whether every layer below the last has a norm of its own before the head.
+      exit_heads: Whether each of these has the kernel of a head of its own.
     """
 
     vocab_size: int
@@ -144,6 +150,8 @@ class LlamaConfig:
     scaled_embedding: bool = False
     unit_offset_norms: bool = False
     exit_classifier: int = 0
+    exit_norms: bool = False
+    exit_heads: bool = False
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):
@@ -162,6 +170,7 @@ class LlamaConfig:
             raise ValueError(f"activation must be one of {', '.join(ACTIVATIONS)}; got {_cut(repr(self.activation))}.")
         if self.exit_classifier not in (0, 1, 2):
             raise ValueError(f"exit_classifier must be 0, 1 or 2 logits, got {self.exit_classifier}.")
+        check_exit_fields(self)
         _check_ids("end_ids", self.end_ids, below=self.vocab_size)
         if not self.end_ids:
             raise ValueError("end_ids must name at least one id: without one, no output ends.")
@@ -249,7 +258,7 @@ def parameter_shapes(config: LlamaConfig) -> dict[str, tuple[int, ...]]:
     if config.exit_classifier:
         shapes["decoder/meta_cls/kernel"] = (width, config.exit_classifier)
         shapes["decoder/meta_cls/bias"] = (config.exit_classifier,)
-    return shapes
+    return shapes | exit_shapes(config)
 
 
 def check_parameters(config: LlamaConfig, found: Shapes) -> None:
@@ -262,6 +271,7 @@ def check_parameters(config: LlamaConfig, found: Shapes) -> None:
     Raises:
       ValueError: If an array is missing, unknown or of another shape; names it.
     """
+    exit_fields(found, config.num_decoder_layers)
     expected = parameter_shapes(config)
     missing, unknown = sorted(set(expected) - set(found)), sorted(set(found) - set(expected))
     if missing or unknown:

@@ -9,7 +9,14 @@ import numpy as np
 from flax import linen as nn
 
 from calm_beam.arithmetic import FLOAT32, Arithmetic
-from calm_beam.model.heads import Projection, exit_probability, head_logits, head_weights
+from calm_beam.model.heads import (
+    Projection,
+    exit_probability,
+    exit_projections,
+    head_logits,
+    head_weights,
+    normed,
+)
 from calm_beam.model.interface import KeysValues, Position, Taught
 from calm_beam.model.layer_dropout import layer_dropout_rates, passed_by
 from calm_beam.model.numerics import MASKED, precision_of, rounded, widened
@@ -31,12 +38,15 @@ class Decoder(nn.Module):
     arithmetic: Arithmetic
 
     def setup(self) -> None:
-        """Declares the layers, the shared final norm, the head and the exit classifier."""
+        """Declares the layers, the final norm and the head, those of exits, and the exit classifier."""
         config = self.config
         self.layers = [DecoderLayer(config, self.arithmetic) for _ in range(config.num_decoder_layers)]
         self.decoder_norm = RMSNorm(config, self.arithmetic)
         if not config.tied_head:
             self.logits_dense = Projection(config.emb_dim, config.vocab_size)
+        lower = config.num_decoder_layers - 1 if config.exit_norms else 0
+        self.exit_norms = [RMSNorm(config, self.arithmetic) for _ in range(lower)]
+        self.exit_heads = exit_projections(config)
         if config.exit_classifier:
             self.meta_cls = nn.Dense(config.exit_classifier, precision=precision_of(self.arithmetic))
 
@@ -238,17 +248,17 @@ class EarlyExitLlama(nn.Module):
             position=position,
         )
 
-    def head(self, states: jax.Array, *, deterministic: bool = True) -> jax.Array:
-        """Returns the logits of the output head after any layer: final norm, then the shared head; without dropout."""
-        return head_logits(self.head_inputs(states), self.head_weights(), self.arithmetic)
+    def head(self, states: jax.Array, layer: int, *, deterministic: bool = True) -> jax.Array:
+        """Returns the logits of the output head after a layer: norm, then head, each the layer's own or shared."""
+        return head_logits(self.head_inputs(states, layer), self.head_weights(layer), self.arithmetic)
 
-    def head_inputs(self, states: jax.Array) -> jax.Array:
+    def head_inputs(self, states: jax.Array, layer: int) -> jax.Array:
         """Returns what the head's weights multiply, shape of `states`: the normed states."""
-        return self.decoder.decoder_norm(states)
+        return normed(self.decoder, states, layer)
 
-    def head_weights(self) -> tuple[jax.Array, int]:
-        """Returns the head's weights as they are stored, and the axis of the vocabulary in them."""
-        return head_weights(self.token_embedder, self.decoder, self.arithmetic)
+    def head_weights(self, layer: int) -> tuple[jax.Array, int]:
+        """Returns the weights of the head after a layer as they are stored, and the axis of the vocabulary in them."""
+        return head_weights(self.token_embedder, self.decoder, layer, self.arithmetic)
 
     def exit_score(self, states: jax.Array) -> jax.Array:
         """Returns the exit classifier's probability of "exit", shape (...), of raw layer outputs (..., width)."""
@@ -259,7 +269,7 @@ class EarlyExitLlama(nn.Module):
         states = self.decode_teacher_forced(tokens)
         if self.config.exit_classifier:
             self.exit_score(states)
-        return self.head(states)
+        return jnp.stack([self.head(state, layer) for layer, state in enumerate(states, start=1)])
 
     def _windows(self) -> list[np.int32]:
         """Returns how many keys a position sees at each layer."""

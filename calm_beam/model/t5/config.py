@@ -4,6 +4,8 @@ import dataclasses
 import re
 from collections.abc import Mapping
 
+from calm_beam.model.exit_parameters import check_exit_fields, exit_fields, exit_shapes
+
 Shapes = Mapping[str, tuple[int, ...]]
 
 # Between the kernels of a feed-forward layer: GELU in its tanh form, SiLU (also called swish), ReLU.
@@ -43,6 +45,8 @@ class T5Config:
         original T5.
       exit_classifier: Logits of the early-exit classifier `decoder/meta_cls`: 2 as the released T5X code has it, 1 for
         the d + 1 weights of the paper, 0 if there is none.
+      exit_norms: Whether every decoder layer below the last has a norm of its own before the head.
+      exit_heads: Whether each of these has the kernel of a head of its own, which takes the normed states unscaled.
     """
 
     vocab_size: int
@@ -59,6 +63,8 @@ class T5Config:
     relative_bias_per_layer: bool = False
     tied_head: bool = False
     exit_classifier: int = 0
+    exit_norms: bool = False
+    exit_heads: bool = False
 
     @property
     def num_kv_heads(self) -> int:
@@ -83,6 +89,7 @@ class T5Config:
             raise ValueError(f"activation must be one of {', '.join(ACTIVATIONS)}; got {_cut(repr(self.activation))}.")
         if self.exit_classifier not in (0, 1, 2):
             raise ValueError(f"exit_classifier must be 0, 1 or 2 logits, got {self.exit_classifier}.")
+        check_exit_fields(self)
         if self.relative_buckets < _LEAST_BUCKETS:
             raise ValueError(f"relative_buckets must be at least {_LEAST_BUCKETS}, got {self.relative_buckets}.")
         # The decoder's first buckets hold one distance each; the others share what is left.
@@ -140,7 +147,7 @@ def parameter_shapes(config: T5Config) -> dict[str, tuple[int, ...]]:
     if config.exit_classifier:
         shapes["decoder/meta_cls/kernel"] = (width, config.exit_classifier)
         shapes["decoder/meta_cls/bias"] = (config.exit_classifier,)
-    return shapes
+    return shapes | exit_shapes(config)
 
 
 def infer_config(
@@ -179,6 +186,7 @@ def infer_config(
     num_heads, buckets = shapes[table]
     vocab_size, emb_dim = shapes["token_embedder/embedding"]
     inner = shapes["decoder/layers_0/self_attention/query/kernel"][1]
+    num_decoder_layers = _depth(shapes, "decoder")
     config = T5Config(
         vocab_size=vocab_size,
         emb_dim=emb_dim,
@@ -186,7 +194,7 @@ def infer_config(
         head_dim=inner // num_heads,
         mlp_dim=shapes[mlp_input][1],
         num_encoder_layers=_depth(shapes, "encoder"),
-        num_decoder_layers=_depth(shapes, "decoder"),
+        num_decoder_layers=num_decoder_layers,
         relative_buckets=buckets,
         relative_max_distance=relative_max_distance,
         gated_mlp=gated_mlp,
@@ -194,6 +202,7 @@ def infer_config(
         relative_bias_per_layer=per_layer,
         tied_head="decoder/logits_dense/kernel" not in shapes,
         exit_classifier=shapes.get("decoder/meta_cls/kernel", (0,))[-1],
+        **exit_fields(shapes, num_decoder_layers),
     )
     _check_tree(shapes, parameter_shapes(config))
     return config

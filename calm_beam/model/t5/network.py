@@ -8,7 +8,15 @@ import numpy as np
 from flax import linen as nn
 
 from calm_beam.arithmetic import FLOAT32, Arithmetic
-from calm_beam.model.heads import Projection, exit_probability, head_logits, head_weights
+from calm_beam.model.heads import (
+    Projection,
+    exit_probability,
+    exit_projections,
+    has_own_head,
+    head_logits,
+    head_weights,
+    normed,
+)
 from calm_beam.model.interface import KeysValues, Position, Taught, of_layer
 from calm_beam.model.layer_dropout import layer_dropout_rates, passed_by
 from calm_beam.model.numerics import MASKED, precision_of, rounded
@@ -50,7 +58,7 @@ class Decoder(nn.Module):
     arithmetic: Arithmetic = FLOAT32
 
     def setup(self) -> None:
-        """Declares the layers, the shared final norm, the head and the exit classifier."""
+        """Declares the layers, the final norm and the head, those of exits, and the exit classifier."""
         config = self.config
         if not config.relative_bias_per_layer:
             self.relpos_bias = RelativePositionBias(config, bidirectional=False)
@@ -62,6 +70,8 @@ class Decoder(nn.Module):
         self.dropout = nn.Dropout(self.dropout_rate)
         if not config.tied_head:
             self.logits_dense = Projection(config.emb_dim, config.vocab_size)
+        self.exit_norms = [RMSNorm() for _ in range(config.num_decoder_layers - 1 if config.exit_norms else 0)]
+        self.exit_heads = exit_projections(config)
         if config.exit_classifier:
             self.meta_cls = nn.Dense(config.exit_classifier, precision=precision_of(self.arithmetic))
 
@@ -217,29 +227,34 @@ class EarlyExitT5(nn.Module):
         inputs = jnp.pad(taught.targets[:, :-1], ((0, 0), (1, 0)), constant_values=PAD_ID)
         return self.decode_teacher_forced(jnp.asarray(taught.source_tokens), inputs, deterministic=deterministic)
 
-    def head(self, states: jax.Array, *, deterministic: bool = True) -> jax.Array:
-        """Returns the logits of the output head after any layer: final norm, then the shared head.
+    def head(self, states: jax.Array, layer: int, *, deterministic: bool = True) -> jax.Array:
+        """Returns the logits of the output head after a layer: norm, then head, each the layer's own or shared.
 
         Args:
-          states: shape (..., width). Output of any decoder layer.
+          states: shape (..., width). Output of the layer.
+          layer: Which, from 1.
           deterministic: Whether dropout is off.
 
         Returns:
           float32, shape (..., vocabulary).
         """
-        inputs = self.head_inputs(states, deterministic=deterministic)
-        return head_logits(inputs, self.head_weights(), self.arithmetic)
+        inputs = self.head_inputs(states, layer, deterministic=deterministic)
+        return head_logits(inputs, self.head_weights(layer), self.arithmetic)
 
-    def head_inputs(self, states: jax.Array, *, deterministic: bool = True) -> jax.Array:
-        """Returns what the head's weights multiply, shape and arguments as of `head`: the normed, scaled states."""
-        normed = self.decoder.dropout(self.decoder.decoder_norm(states), deterministic=deterministic)
-        # T5's tied head undoes the scale of the embeddings (Raffel et al., 2020; T5X `logits_via_embedding`).
-        scaled = normed / np.float32(np.sqrt(self.config.emb_dim)) if self.config.tied_head else normed
-        return rounded(scaled, self.arithmetic)
+    def head_inputs(self, states: jax.Array, layer: int, *, deterministic: bool = True) -> jax.Array:
+        """Returns what the head's weights multiply, shape and arguments as of `head`: the normed states.
 
-    def head_weights(self) -> tuple[jax.Array, int]:
-        """Returns the head's weights, and the axis of the vocabulary in them."""
-        return head_weights(self.token_embedder, self.decoder, self.arithmetic)
+        A tied head takes them scaled, a head of the layer's own as they are.
+        """
+        inputs = self.decoder.dropout(normed(self.decoder, states, layer), deterministic=deterministic)
+        if self.config.tied_head and not has_own_head(self.config, layer):
+            # T5's tied head undoes the scale of the embeddings (Raffel et al., 2020; T5X `logits_via_embedding`).
+            inputs = inputs / np.float32(np.sqrt(self.config.emb_dim))
+        return rounded(inputs, self.arithmetic)
+
+    def head_weights(self, layer: int) -> tuple[jax.Array, int]:
+        """Returns the weights of the head after a layer, and the axis of the vocabulary in them."""
+        return head_weights(self.token_embedder, self.decoder, layer, self.arithmetic)
 
     def exit_score(self, states: jax.Array) -> jax.Array:
         """Returns the exit classifier's probability of "exit", shape (...), of raw layer outputs (..., width)."""
@@ -250,7 +265,7 @@ class EarlyExitT5(nn.Module):
         states = self.decode_teacher_forced(source_tokens, decoder_inputs)
         if self.config.exit_classifier:
             self.exit_score(states)
-        return self.head(states)
+        return jnp.stack([self.head(state, layer) for layer, state in enumerate(states, start=1)])
 
 
 def padding_bias(mask: jax.Array) -> jax.Array:

@@ -1,6 +1,7 @@
 """A model is the same model in every layout: equal arrays, equal fingerprints, equal outputs."""
 
 import pathlib
+from typing import Any
 
 import numpy as np
 import pytest
@@ -61,10 +62,12 @@ def test_from_t5x(tmp_path: pathlib.Path) -> None:
     _assert_generates_the_same(last, first)
 
 
-@pytest.mark.parametrize("exit_classifier", [1, 2])
-def test_an_exit_classifier_goes_along(exit_classifier: int, tmp_path: pathlib.Path) -> None:
-    """A model with an exit classifier, of one logit or two, comes back with it from both layouts."""
-    config = build_config(num_encoder_layers=1, num_decoder_layers=2, exit_classifier=exit_classifier)
+@pytest.mark.parametrize(
+    "exits", [{"exit_classifier": 1}, {"exit_classifier": 2}, {"exit_norms": True, "exit_heads": True}]
+)
+def test_what_exits_have_goes_along(exits: dict[str, Any], tmp_path: pathlib.Path) -> None:
+    """A model with an exit classifier, or with norms and heads of its exits, comes back with it from both layouts."""
+    config = build_config(num_encoder_layers=1, num_decoder_layers=3, **exits)
     write_t5x_independently(tmp_path, build_arrays(config, 0))
     first = load_checkpoint(tmp_path)
     assert first.config == config

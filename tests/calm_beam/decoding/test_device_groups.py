@@ -41,6 +41,8 @@ from tests.calm_beam.model.llama.builders import build_llama_arrays, build_llama
 def model(family):
     if family == "t5":
         return build_checkpoint(build_config(num_heads=8, exit_classifier=2))
+    if family == "exits":
+        return build_checkpoint(build_config(num_heads=8, exit_classifier=2, exit_norms=True, exit_heads=True))
     config = build_llama_config(
         vocab_size=64,
         emb_dim=16,
@@ -147,10 +149,11 @@ def _differing(parts: str, *arguments: str) -> tuple[int, int]:
         ("2", "t5", ("softmax", "classifier/from_first_exit")),
         ("8", "t5", ("entropy", "patience", "oracle")),
         ("2", "llama", ("softmax", "state/projected")),
+        ("2", "exits", ("softmax", "state/from_first_exit")),
         # Heads of queries are divided, the fewer ones of keys are not.
         ("8", "llama", ("softmax",)),
     ],
-    ids=["eight", "two", "measures", "decoder_only_two", "decoder_only_eight"],
+    ids=["eight", "two", "measures", "decoder_only_two", "own_exits_two", "decoder_only_eight"],
 )
 def test_devices_that_share_a_model_give_the_outputs_of_one(parts: str, family: str, rules: tuple[str, ...]) -> None:
     """Sweep, served decoder and batch decoder on two or eight devices a model decide as on one device.

@@ -251,9 +251,10 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[collections.Counter[tuple
     def count(name: str) -> None:
         method = getattr(EarlyExitT5, name)
 
-        def counted(model: EarlyExitT5, states: jax.Array, layer: int = 0, **arguments: Any) -> Any:
-            jax.debug.callback(functools.partial(counter.update, [(name, layer)]))
-            return method(model, states, *([layer] if layer else []), **arguments)
+        def counted(model: EarlyExitT5, states: jax.Array, layer: int, **arguments: Any) -> Any:
+            place = 0 if name == "head_inputs" else layer
+            jax.debug.callback(functools.partial(counter.update, [(name, place)]))
+            return method(model, states, layer, **arguments)
 
         monkeypatch.setattr(EarlyExitT5, name, counted)
 

@@ -277,6 +277,9 @@ def test_what_is_needed_is_a_lower_bound_that_grows() -> None:
     assert 2 * halved.weights == small.weights
     assert small.outputs / 2 < halved.outputs < small.outputs
     assert small.source / 2 < halved.source < small.source
+    exits = build_config(exit_norms=True, exit_heads=True)
+    own = memory.least_need(exits, **sizes).weights - small.weights
+    assert own == 4 * (exits.num_decoder_layers - 1) * exits.emb_dim * (1 + exits.vocab_size)
 
 
 class _Device:

@@ -5,7 +5,7 @@ import itertools
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from calm_beam.efficiency.cost import (
@@ -125,6 +125,8 @@ def test_more_workers_never_end_later(seconds: list[float], workers: int) -> Non
     assert makespan(seconds, workers=1) == pytest.approx(sum(seconds))
 
 
+# Each takes most of a second: a forecast draws its intervals.
+@settings(max_examples=30)
 @given(
     examples=st.integers(min_value=100, max_value=10**6),
     factor=st.integers(min_value=2, max_value=5),

@@ -227,13 +227,13 @@ def test_decisions_of_a_model_are_the_same_with_the_kernel(
 
     @jax.jit
     def step(parameters: object, states: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-        weights, vocab_axis = model.apply(parameters, method="head_weights")
-        inputs = model.apply(parameters, states, method="head_inputs")
+        weights, vocab_axis = model.apply(parameters, 1, method="head_weights")
+        inputs = model.apply(parameters, states, 1, method="head_inputs")
         return decide(inputs, weights, vocab_axis=vocab_axis, measure=SOFTMAX, arithmetic=FLOAT32)
 
     tokens, confidences, is_finite = step(parameters, states)
     probabilities = scipy.special.softmax(
-        np.asarray(model.apply(parameters, states, method="head"), np.float64), axis=1
+        np.asarray(model.apply(parameters, states, 1, method="head"), np.float64), axis=1
     )
     ordered = np.sort(probabilities)
     assert used[-1] == (24, config.emb_dim)

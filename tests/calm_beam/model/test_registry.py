@@ -11,8 +11,10 @@ from tests.calm_beam.model.llama.builders import build_llama_config
 _CONFIGS: tuple[ModelConfig, ...] = (
     build_config(exit_classifier=2),
     build_config(tied_head=True),
+    build_config(tied_head=True, exit_heads=True),
     build_llama_config(),
     build_llama_config(tied_head=True, exit_classifier=1, attention_bias=True, query_key_norms=True),
+    build_llama_config(exit_norms=True, exit_heads=True),
 )
 
 
@@ -35,8 +37,10 @@ def test_weights_of_the_named_shapes_are_all_that_a_network_takes(config: ModelC
     for values in (array for pair in keys_values for array in pair):
         assert values.shape == (1, config.num_kv_heads, 3, config.head_dim)
     assert mask.tolist() == [[True, True, False]]
-    weights, vocab_axis = model.apply(parameters, method="head_weights")
-    assert weights.shape[vocab_axis] == config.vocab_size
+    for layer in range(1, config.num_decoder_layers + 1):
+        weights, vocab_axis = model.apply(parameters, layer, method="head_weights")
+        assert weights.shape[vocab_axis] == config.vocab_size
+        assert weights.size == config.vocab_size * config.emb_dim
     pending = architecture_of(config).pending(config, Arithmetic(dtype="bfloat16"))
     assert {array.dtype for array in pending.values()} <= {"float32", "bfloat16"}
     assert pending["hidden"] == ((config.emb_dim,), "bfloat16")

@@ -11,7 +11,7 @@ from calm_beam.model.sharding import Division, values_per_device
 from tests.builders import build_config
 from tests.calm_beam.model.llama.builders import build_llama_config
 
-_CONFIG = build_config(num_heads=4, exit_classifier=2)
+_CONFIG = build_config(num_heads=4, exit_classifier=2, exit_norms=True, exit_heads=True)
 
 
 @pytest.mark.parametrize("parts", [1, 2, 4])

@@ -28,7 +28,7 @@ use_compilation_cache()
 assert len(jax.local_devices()) == 8
 is_t5 = sys.argv[1] == "t5"
 model = (
-    build_config(num_heads=8, num_encoder_layers=1, num_decoder_layers=2)
+    build_config(num_heads=8, num_encoder_layers=1, num_decoder_layers=2, exit_norms=True, exit_heads=True)
     if is_t5
     else build_llama_config(vocab_size=64, emb_dim=16, num_heads=8, mlp_dim=32, num_decoder_layers=2)
 )

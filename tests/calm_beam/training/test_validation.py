@@ -5,6 +5,7 @@ import itertools
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from calm_beam.model import EarlyExitT5
 from calm_beam.training.batches import choose_shapes, end_pairs
@@ -13,9 +14,10 @@ from calm_beam.training.validation import Validation, validation_losses
 from tests.builders import build_arrays, build_config
 
 
-def test_losses_are_means_over_all_target_tokens() -> None:
+@pytest.mark.parametrize("exit_heads", [False, True])
+def test_losses_are_means_over_all_target_tokens(*, exit_heads: bool) -> None:
     """Over pairs of many lengths, each layer's loss is the mean over tokens of a pair-by-pair computation."""
-    config = build_config(num_encoder_layers=1, num_decoder_layers=2)
+    config = build_config(num_encoder_layers=1, num_decoder_layers=2, exit_heads=exit_heads)
     generator = np.random.default_rng(0)
     side = lambda: generator.integers(3, 64, size=generator.integers(1, 6)).tolist()  # noqa: E731
     pairs = end_pairs([(side(), side()) for _ in range(7)], config, max_input_length=8, max_target_length=8)

@@ -47,12 +47,15 @@ def build_llama_arrays(config: LlamaConfig, seed: int, *, logit_scale: float = 4
         if name.endswith("/scale") and not config.unit_offset_norms:
             arrays[name] += np.float32(1)
     if config.tied_head:
-        # The head sees the embedding too: the scale goes into the last norm.
-        arrays["decoder/decoder_norm/scale"] *= np.float32(logit_scale * config.emb_dim**-0.5)
-    else:
-        arrays["decoder/logits_dense/kernel"] *= np.float32(logit_scale)
-        # A longer column is more often the largest: some outputs end.
-        arrays["decoder/logits_dense/kernel"][:, list(config.end_ids)] *= np.float32(1.4)
+        # The head sees the embedding too: the scale goes into the norms.
+        for name in arrays:
+            if name == "decoder/decoder_norm/scale" or name.startswith("decoder/exit_norms_"):
+                arrays[name] *= np.float32(logit_scale * config.emb_dim**-0.5)
+    for name in arrays:
+        if name.startswith(("decoder/logits_dense/", "decoder/exit_heads_")):
+            arrays[name] *= np.float32(config.emb_dim**0.5 if config.tied_head else logit_scale)
+            # A longer column is more often the largest: some outputs end.
+            arrays[name][:, list(config.end_ids)] *= np.float32(1.4)
     return arrays
 
 

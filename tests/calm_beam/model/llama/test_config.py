@@ -201,6 +201,21 @@ def test_arrays_of_another_model_are_refused() -> None:
         check_parameters(config, shapes)
 
 
+def test_some_exits_alone_are_refused() -> None:
+    """All layers below the last have a norm, or a head, of their own, or none; what is wrong is named."""
+    for field, kind in (("exit_norms", "scale"), ("exit_heads", "kernel")):
+        config = build_llama_config(**{field: True})
+        shapes = dict(parameter_shapes(config))
+        check_parameters(config, shapes)
+        with pytest.raises(ValueError, match=f"unknown decoder/{field}_0/{kind}, decoder/{field}_1/{kind}"):
+            check_parameters(build_llama_config(), shapes)
+        shapes[f"decoder/{field}_2/{kind}"] = shapes.pop(f"decoder/{field}_1/{kind}")
+        with pytest.raises(ValueError, match=f"decoder/{field}_1/{kind} is missing: of 3 decoder layers"):
+            check_parameters(config, shapes)
+    with pytest.raises(ValueError, match="exit_heads is true, but needs at least 2 decoder layers"):
+        build_llama_config(num_decoder_layers=1, exit_heads=True)
+
+
 def test_configs_need_no_jax() -> None:
     """Sizes of a model are known without what computes it."""
     code = "import sys, calm_beam.model.llama; sys.exit('jax' in sys.modules or 'numpy' in sys.modules)"

@@ -27,6 +27,8 @@ _KINDS: dict[str, dict[str, Any]] = {
     "windows": {"sliding_window": 3, "windowed_layers": (0, 2)},
     "gemma": {"scaled_embedding": True, "unit_offset_norms": True, "norm_epsilon": 1e-3},
     "relu": {"activation": "relu"},
+    "exit norms": {"exit_norms": True, "unit_offset_norms": True, "tied_head": True},
+    "exit heads": {"exit_heads": True, "exit_norms": True},
     "linear": {"rope_scaling": RopeScaling(kind="linear", factor=2.5), "rope_theta": 50.0},
 }
 _each_kind = pytest.mark.parametrize("changes", _KINDS.values(), ids=list(_KINDS))
@@ -36,6 +38,11 @@ def _apply(config: LlamaConfig, method: str, *arrays: Any, arithmetic: Arithmeti
     parameters = {"params": checkpoint_of(config, build_llama_arrays(config, 3)).parameters(arithmetic)}
     model = network_of(config, arithmetic=arithmetic)
     return jax.jit(functools.partial(model.apply, method=method))(parameters, *arrays)
+
+
+def _head(config: LlamaConfig, state: jax.Array, layer: int) -> np.ndarray:
+    parameters = {"params": checkpoint_of(config, build_llama_arrays(config, 3)).parameters(_BFLOAT16)}
+    return np.asarray(network_of(config, arithmetic=_BFLOAT16).apply(parameters, state, layer, method="head"))
 
 
 def _padded() -> np.ndarray:
@@ -58,7 +65,7 @@ def test_states_logits_and_scores_are_numpys(changes: dict[str, Any]) -> None:
     for row, tokens in enumerate(_TOKENS):
         expected = plain.states(tokens)
         _assert_close(states[:, row, : len(tokens)], expected)
-        _assert_close(logits[:, row, : len(tokens)], plain.logits(expected))
+        _assert_close(logits[:, row, : len(tokens)], plain.logits_of_layers(expected))
         _assert_close(scores[:, row, : len(tokens)], plain.exit_score(expected))
 
 
@@ -79,7 +86,8 @@ def test_in_bfloat16_everything_is_rounded_where_numpy_rounds(changes: dict[str,
     config = build_llama_config(exit_classifier=2, **changes)
     apply = functools.partial(_apply, config, arithmetic=_BFLOAT16)
     states, (kept, _) = apply("decode_teacher_forced", _padded()), apply("prefill", _padded(), np.array([8, 2]))
-    logits, scores = apply("head", states), apply("exit_score", states)
+    scores = apply("exit_score", states)
+    logits = np.stack([_head(config, state, layer) for layer, state in enumerate(states, start=1)])
     plain = NumpyLlama(config, build_llama_arrays(config, 3), "bfloat16")
     for row, tokens in enumerate(_TOKENS):
         _assert_rounded_alike(states[:, row, : len(tokens)], plain.states(tokens))
@@ -89,8 +97,10 @@ def test_in_bfloat16_everything_is_rounded_where_numpy_rounds(changes: dict[str,
         exact = np.asarray(states[:, row], np.float64)
         _assert_close(scores[:, row], plain.exit_score(exact))
         # Norms are rounded, and float32's may end beside a tie.
-        np.testing.assert_allclose(logits[:, row], plain.logits(exact), rtol=0, atol=2**-7 * np.abs(logits).max())
-        assert np.median(np.abs(logits[:, row] - plain.logits(exact))) < 1e-5
+        np.testing.assert_allclose(
+            logits[:, row], plain.logits_of_layers(exact), rtol=0, atol=2**-7 * np.abs(logits).max()
+        )
+        assert np.median(np.abs(logits[:, row] - plain.logits_of_layers(exact))) < 1e-5
 
 
 @_each_kind

@@ -99,6 +99,48 @@ def test_half_a_classifier_is_refused() -> None:
         infer_config(without_kernel)
 
 
+def test_exits_are_read_off_the_shapes() -> None:
+    """Norms and heads of layers below the last, with those of all other sizes."""
+    for exits in ({"exit_norms": True}, {"exit_heads": True}, {"exit_norms": True, "exit_heads": True}):
+        config = build_config(num_decoder_layers=11, **exits)
+        shapes = parameter_shapes(config)
+        assert infer_config(shapes) == config
+        found = {name: shape for name, shape in shapes.items() if "decoder/exit_" in name}
+        assert len(found) == 10 * len(exits)
+        assert found.get("decoder/exit_norms_9/scale") == ((16,) if "exit_norms" in exits else None)
+        assert found.get("decoder/exit_heads_9/kernel") == ((16, 64) if "exit_heads" in exits else None)
+
+
+@pytest.mark.parametrize(
+    ("field", "kind", "layer", "message"),
+    [
+        ("exit_norms", "scale", 1, "decoder/exit_norms_1/scale is missing: of 4 decoder layers, each below the last"),
+        ("exit_heads", "kernel", 0, "decoder/exit_heads_0/kernel is missing: .* has a head of its own"),
+        ("exit_norms", "scale", 3, "decoder/exit_norms_3/scale is unknown: .* has a norm of its own"),
+        ("exit_heads", "kernel", 7, "decoder/exit_heads_7/kernel is unknown"),
+        ("exit_heads", "bias", 0, "decoder/exit_heads_0/bias is unknown"),
+    ],
+)
+def test_some_exits_alone_are_refused(field: str, kind: str, layer: int, message: str) -> None:
+    """All layers below the last have one, or none; what is missing, or too much, is named."""
+    shapes = parameter_shapes(build_config(**{field: True}))
+    name = f"decoder/{field}_{layer}/{kind}"
+    if name in shapes:
+        del shapes[name]
+    else:
+        shapes[name] = (16,)
+    with pytest.raises(ValueError, match=message):
+        infer_config(shapes)
+
+
+def test_a_single_layer_has_no_exit() -> None:
+    """Nothing is below it."""
+    with pytest.raises(ValueError, match="exit_norms is true, but needs at least 2 decoder layers"):
+        build_config(num_decoder_layers=1, exit_norms=True)
+    with pytest.raises(ValueError, match="decoder/exit_norms_0/scale is unknown: of 1 decoder layers"):
+        infer_config({**parameter_shapes(build_config(num_decoder_layers=1)), "decoder/exit_norms_0/scale": (16,)})
+
+
 def test_an_unknown_array_is_named() -> None:
     """An array that T5 1.1 does not have is refused: its part in the computation would be left out."""
     shapes = {**parameter_shapes(build_config()), "encoder/layers_0/mlp/wi_0/bias": (32,)}

@@ -28,12 +28,14 @@ _KINDS: dict[str, dict[str, Any]] = {
     "tied": {"tied_head": True},
     "1.0": {"tied_head": True, "gated_mlp": False},
     "scalable": {"relative_bias_per_layer": True, "activation": "silu"},
+    "exit norms": {"tied_head": True, "exit_norms": True},
+    "exit heads": {"tied_head": True, "exit_heads": True},
 }
 
 
 @pytest.fixture(params=list(_KINDS.values()), ids=list(_KINDS))
 def checkpoint(request: pytest.FixtureRequest) -> Checkpoint:
-    """Gives a T5 1.1, one whose head shares the embedding, an original T5, and one as `scalable_t5` trains them."""
+    """Gives a T5 1.1, one whose head shares the embedding, an original T5, one of `scalable_t5`, and own exits."""
     return build_checkpoint(build_config(exit_classifier=2, **request.param), seed=3)
 
 
@@ -47,6 +49,14 @@ def _apply(
     checkpoint: Checkpoint, method: str, *arrays: np.ndarray | jax.Array, arithmetic: Arithmetic = FLOAT32
 ) -> jax.Array:
     return _compiled(checkpoint.config, method, arithmetic)({"params": checkpoint.parameters(arithmetic)}, *arrays)
+
+
+def _logits(checkpoint: Checkpoint, states: jax.Array, arithmetic: Arithmetic) -> jax.Array:
+    """Returns the logits of each layer's head, (layers, batch, target, vocabulary)."""
+    apply = functools.partial(EarlyExitT5(checkpoint.config, arithmetic=arithmetic).apply, method="head")
+    parameters = {"params": checkpoint.parameters(arithmetic)}
+    made = [apply(parameters, state, layer) for layer, state in enumerate(states, start=1)]
+    return jnp.stack([jnp.asarray(logits) for logits in made])
 
 
 def _padded(sources: tuple[list[int], ...] = _SOURCES, *, width: int = 8) -> np.ndarray:
@@ -73,15 +83,17 @@ def test_in_bfloat16_everything_is_rounded_where_numpy_rounds(checkpoint: Checkp
     plain = NumpyT5(checkpoint.config, checkpoint.arrays, "bfloat16")
     encoded = apply(checkpoint, "encode", _padded())
     states = apply(checkpoint, "decode_teacher_forced", _padded(), targets)
-    logits, scores = (apply(checkpoint, method, states) for method in ("head", "exit_score"))
+    logits, scores = _logits(checkpoint, states, _BFLOAT16), apply(checkpoint, "exit_score", states)
     for row, (source, target) in enumerate(zip(_SOURCES, _TARGETS, strict=True)):
         _assert_rounded_alike(encoded[row, : len(source)], plain.encode(source))
         _assert_rounded_alike(states[:, row], plain.teacher_forced(source, target))
         exact = np.asarray(states[:, row], np.float64)
         _assert_close(scores[:, row], plain.exit_score(exact))
         # Norms are rounded, and float32's may end beside a tie.
-        np.testing.assert_allclose(logits[:, row], plain.logits(exact), rtol=0, atol=2**-7 * np.abs(logits).max())
-        assert np.median(np.abs(logits[:, row] - plain.logits(exact))) < 1e-5
+        np.testing.assert_allclose(
+            logits[:, row], plain.logits_of_layers(exact), rtol=0, atol=2**-7 * np.abs(logits).max()
+        )
+        assert np.median(np.abs(logits[:, row] - plain.logits_of_layers(exact))) < 1e-5
 
 
 def test_the_encoder_equals_numpy(checkpoint: Checkpoint) -> None:
@@ -104,7 +116,7 @@ def test_the_decoder_equals_numpy(checkpoint: Checkpoint) -> None:
     for row, (source, target) in enumerate(zip(_SOURCES, _TARGETS, strict=True)):
         expected = plain.teacher_forced(source, target)
         _assert_close(states[:, row], expected)
-        _assert_close(logits[:, row], plain.logits(expected))
+        _assert_close(logits[:, row], plain.logits_of_layers(expected))
         _assert_close(scores[:, row], plain.exit_score(expected))
 
 

@@ -6,12 +6,22 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/installed
 CHECKERS := $(VENV)/checkers
 BUILDERS := $(VENV)/builders
-PARALLEL := -n auto --maxprocesses=4 --dist loadfile
-# What is worth compiling as users do (an XLA_FLAGS of nothing): tests/conftest.py has all else compiled quickly.
-COMPILED := $(addprefix tests/calm_beam/,decoding exits model serving test_reference_goldens.py)
+PROCESSES := -n auto --maxprocesses=4
+# A file stays with one process, or is shared when a process would wait: what is slow is so in few files.
+PARALLEL := $(PROCESSES) --dist loadfile
+STEALING := $(PROCESSES) --dist worksteal
+TESTS = $(sort $(shell find tests -name 'test_*.py'))
+# What is worth compiling as users do (an XLA_FLAGS of nothing): tests/conftest.py has all else compiled quickly. Not the
+# kernel of accelerators, which is interpreted here, nor models on several devices, which are compared with one device.
+# Tutorials and benchmarks rather run than compile.
+COMPILED = $(filter-out $(addprefix %/test_,decision_kernel.py device_groups.py compilation.py), \
+    $(filter $(addprefix tests/,$(addsuffix /%,$(addprefix calm_beam/,decoding exits model serving)) \
+        calm_beam/test_reference_goldens.py test_accelerator_benchmark.py test_benchmarks.py test_tutorials.py),$(TESTS)))
 # What decides about outputs and thresholds.
-COMPUTING := $(addprefix tests/,calm_beam/risk calm_beam/calibration calm_beam/decoding calm_beam/exits calm_beam/serving \
-    calm_beam/checkpoints/test_round_trips.py transforms $(addprefix launch/test_,decode.py calibrate.py resume.py generate.py))
+COMPUTING = $(addprefix tests/,calm_beam/risk calm_beam/calibration calm_beam/serving calm_beam/checkpoints/test_round_trips.py \
+        $(addprefix transforms/test_,early_exit.py generate.py losses.py monitor_risk.py pipeline.py probed_answers.py) \
+        $(addprefix launch/test_,decode.py calibrate.py generate.py)) \
+    $(filter tests/calm_beam/decoding/% tests/calm_beam/exits/%,$(COMPILED))
 # What takes a minute: neither computes with models, nor runs a pipeline, a browser or TensorFlow.
 FAST := calm_beam tests/tools/demo_task tests/validity \
     $(filter-out $(addprefix tests/calm_beam/,__pycache__/ analysis/ decoding/ exits/ model/ serving/ test_reference_goldens.py training/), \
@@ -31,15 +41,15 @@ test: $(INSTALLED) lint types  ## lint, format, types, and tests of every module
 	$(BIN)/python -m pytest -m "not slow and not exhaustive" $(PARALLEL)
 
 test-all: $(INSTALLED)  ## the rest: slow tests, code compiled as users do, and as on an old processor with one core
-	XLA_FLAGS= $(BIN)/python -m pytest -m slow $(PARALLEL)
-	XLA_FLAGS= $(BIN)/python -m pytest -m "not slow and not exhaustive" $(PARALLEL) $(COMPILED)
-	$(BIN)/python -m tests.old_processor -m "not slow and not exhaustive" $(COMPUTING)
+	XLA_FLAGS= $(BIN)/python -m pytest -m "not exhaustive" $(STEALING) $(COMPILED)
+	$(BIN)/python -m pytest -m slow $(STEALING) $(filter-out $(COMPILED),$(TESTS))
+	$(BIN)/python -m tests.old_processor --share -m "not slow and not exhaustive" $(COMPUTING)
 
 test-fast: $(INSTALLED)  ## the core without models, and flags (a minute)
 	$(BIN)/python -m pytest -m "not slow and not exhaustive" $(PARALLEL) $(FAST)
 
 test-exhaustive: $(INSTALLED)  ## every exit rule in every decoder (a quarter of an hour)
-	$(BIN)/python -m pytest -m exhaustive -n auto --maxprocesses=4 --dist worksteal
+	$(BIN)/python -m pytest -m exhaustive $(STEALING)
 
 test-validity: $(INSTALLED)  ## the guarantee itself: 10,000 simulated calibrations in every world (some minutes)
 	$(BIN)/python -m pytest tests/validity

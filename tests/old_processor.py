@@ -2,13 +2,16 @@
 
     python -m tests.old_processor tests/calm_beam/decoding    # arguments are pytest's
     python -m tests.old_processor --isa=AVX2 tests/transforms
+    python -m tests.old_processor --share tests/transforms    # between the cores of this machine, up to four
 
 XLA compiles for an old instruction set, numpy and the C library take no newer instructions than they must, and every
 process has one core. On machines with other processors than x86-64 some of this does nothing.
 """
 
+import argparse
 import importlib
 import os
+import shlex
 import sys
 
 import pytest
@@ -35,16 +38,27 @@ def environment(*, isa: str = "SSE4_2") -> dict[str, str]:
 
 def main(arguments: list[str]) -> int:
     """Runs pytest so; returns its exit status."""
-    isa = "SSE4_2"
-    if arguments and arguments[0].startswith("--isa="):
-        isa = arguments.pop(0).removeprefix("--isa=")
-    if f"--xla_cpu_max_isa={isa}" not in os.environ.get("XLA_FLAGS", ""):
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--isa", default="SSE4_2")
+    parser.add_argument("--share", action="store_true")
+    flags, others = parser.parse_known_args(arguments)
+    if f"--xla_cpu_max_isa={flags.isa}" not in os.environ.get("XLA_FLAGS", ""):
         # Libraries read these when a process starts.
-        command = [sys.executable, "-m", "tests.old_processor", f"--isa={isa}", *arguments]
-        os.execve(sys.executable, command, {**os.environ, **environment(isa=isa)})
+        command = [sys.executable, "-m", "tests.old_processor", *arguments]
+        os.execve(sys.executable, command, {**os.environ, **environment(isa=flags.isa)})
+    if flags.share:
+        return pytest.main([*_processes(), *others])
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})
-    return pytest.main(arguments)
+    return pytest.main(others)
+
+
+def _processes() -> list[str]:
+    """Returns the arguments of pytest-xdist for a process on each of up to four cores, which sees no other."""
+    if not hasattr(os, "sched_getaffinity"):
+        return ["-n", "auto", "--maxprocesses=4", "--dist", "worksteal"]
+    pythons = [f"taskset -c {core} {shlex.quote(sys.executable)}" for core in sorted(os.sched_getaffinity(0))[:4]]
+    return ["--dist", "worksteal", *(part for python in pythons for part in ("--tx", f"popen//python={python}"))]
 
 
 if __name__ == "__main__":

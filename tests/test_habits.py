@@ -61,16 +61,38 @@ def test_workflows_run_targets_that_exist(path: pathlib.Path) -> None:
 
 def test_what_the_fast_tests_are() -> None:
     """All that `make test-fast` and `make matrix` hand to pytest, or leave out, is a folder or a module of tests."""
-    command = ["make", "--just-print", "--no-print-directory", "test-fast"]
-    # Under `make test`, too, which would have this one say more, and take its flags.
-    own = {name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "MAKELEVEL", "MFLAGS")}
-    printed = subprocess.run(command, cwd=_ROOT, env=own, capture_output=True, text=True, check=True).stdout
-    words = printed.splitlines()[-1].split()
+    words = _commands("test-fast")[-1].split()
     paths = [
         _ROOT / word.removeprefix("--ignore=") for word in words if re.match("(--ignore=)?(tests|calm_beam)", word)
     ]
     assert len(paths) > 40
     assert [path for path in paths if not path.is_dir() and not (path.is_file() and path.match("test_*.py"))] == []
+
+
+def test_every_slow_test_is_run_once() -> None:
+    """Of the commands of `make test-all`, the first two share all modules; whatever they are chosen by is there."""
+    compiled, slow, old = (
+        {word for word in command.split() if word.startswith("tests/")} for command in _commands("test-all")[-3:]
+    )
+    modules = {path.relative_to(_ROOT).as_posix() for path in (_ROOT / "tests").rglob("test_*.py")}
+    assert compiled | slow == modules
+    assert not compiled & slow
+    assert len(compiled) > 30
+    assert [path for path in old if not (_ROOT / path).exists()] == []
+    # What make's `filter` does not find, it leaves out without a word.
+    chosen = re.search(r"(?ms)^COMPILED = .*?^# ", (_ROOT / "Makefile").read_text(encoding="utf-8"))
+    assert chosen is not None
+    names = re.findall(r"(?:test_)?(\w+\.py)", chosen[0])
+    assert len(names) == 7
+    assert [name for name in names if not any(path.endswith(f"/test_{name}") for path in modules)] == []
+
+
+def _commands(target: str) -> list[str]:
+    """Returns what `make` would run for a target, a command a line."""
+    # Under `make test`, too, which would have this one say more, and take its flags.
+    own = {name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "MAKELEVEL", "MFLAGS")}
+    command = ["make", "--just-print", "--no-print-directory", target]
+    return subprocess.run(command, cwd=_ROOT, env=own, capture_output=True, text=True, check=True).stdout.splitlines()
 
 
 def test_what_checks_sources_is_named_once() -> None:

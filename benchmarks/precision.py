@@ -49,6 +49,7 @@ def main() -> None:
     parser.add_argument("--confidence", default="softmax")
     parser.add_argument("--thresholds", default="0.99,0.97,0.95,0.9,0.85,0.8,0.75,0.7,0.65,0.6,0.55,0.5,0.45,0.4")
     parser.add_argument("--deltas", default="0.05,0.1,0.25")
+    parser.add_argument("--max_input_length", type=int, default=512)
     parser.add_argument("--max_decode_length", type=int, default=64)
     flags = parser.parse_args()
     keep_freed_memory()
@@ -58,7 +59,7 @@ def main() -> None:
     settings = DecodeSettings(
         rule=ExitRule(confidence=flags.confidence),
         thresholds=descending_grid(map(float, flags.thresholds.split(","))),
-        max_input_length=512,
+        max_input_length=flags.max_input_length,
         max_decode_length=flags.max_decode_length,
     )
     prompts = read_prompts(flags.data, checkpoint, settings=settings, count=flags.prompts)
@@ -98,6 +99,7 @@ class _Measured:
             settings.rule,
             thresholds=settings.thresholds,
             max_decode_length=settings.max_decode_length,
+            max_input_length=settings.max_input_length,
             arithmetic=self._arithmetic,
         )
         self.sweep = _in_order(dict(decoder.decode(prompts)))
@@ -156,6 +158,7 @@ class _Measured:
             self._checkpoint,
             self._settings.rule,
             thresholds=[thresholds_by_step(self._settings.rule, each, max_decode_length=steps) for each in thresholds],
+            max_input_length=self._settings.max_input_length,
             arithmetic=self._arithmetic,
         )
         return [
@@ -169,6 +172,7 @@ class _Measured:
             self._settings.rule,
             threshold=None,
             max_decode_length=self._settings.max_decode_length,
+            max_input_length=self._settings.max_input_length,
             arithmetic=self._arithmetic,
         )
         return [

@@ -70,6 +70,34 @@ def _assert_same(one: EarlyExitResult, other: EarlyExitResult) -> None:
     np.testing.assert_allclose(one.confidences, other.confidences, rtol=0, atol=1e-5)
 
 
+@pytest.mark.parametrize("confidence", ["softmax", "softmax_max", "entropy"])
+def test_a_threshold_within_an_interval_is_left_to_the_exact_head(confidence: str) -> None:
+    """A confidence that a threshold equals, or exceeds by the least, decides as it does without a certified head."""
+    made = {
+        form: EarlyExitDecoder(
+            build_checkpoint(_CONFIG),
+            ExitRule(confidence=confidence),
+            threshold=0.0,
+            max_decode_length=2,
+            max_input_length=32,
+            exit_head=form,
+        )
+        for form in ("exact", "int8")
+    }
+    # Of the first tokens, which no threshold has moved yet.
+    reached = [result.confidences[0] for _, result in sorted(made["exact"].decode(_PROMPTS))]
+    for place, (prompt, value) in enumerate(zip(_PROMPTS, reached, strict=True)):
+        for threshold, leaves in ((value, True), (np.nextafter(value, np.float32(2)), False)):
+            if threshold > 1:
+                continue
+            layers = {}
+            for form, decoder in made.items():
+                ((_, result),) = decoder.at(float(threshold)).decode([prompt])
+                layers[form] = int(result.exit_layers[0])
+            assert (layers["exact"] == 1) is leaves, place
+            assert layers["int8"] == layers["exact"], place
+
+
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("rule", [*_all_rules()], ids=_name)
 def test_every_output_of_every_rule_is_the_sweeps(rule: ExitRule) -> None:

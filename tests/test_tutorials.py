@@ -5,7 +5,6 @@ import json
 import pathlib
 import re
 import shutil
-import string
 import sys
 from collections.abc import Iterator
 from typing import Any
@@ -16,38 +15,15 @@ import pytest
 
 from calm_beam.demo import embedded
 from calm_beam.exits.measures import measure_named
-from calm_beam.launch.cli import main
 from calm_beam.metrics.registry import get_metric
-from tests.builders import build_arrays, build_config, write_hugging_face, write_t5x
+from calm_beam.serving import Generator, LossProbe
+from tests.builders import build_arrays, write_hugging_face
 from tests.calm_beam.checkpoints.decoder_only_folders import write_decoder_only
 from tests.calm_beam.model.llama.builders import write_word_tokenizer
-from tests.pipelines import SHORT_FLAGS, text_rows, write_rows, write_vocabulary
+from tests.page_runs import CONFIG, run, run_shortened, shortened, write_checkpoint, write_place
 from tests.snippets import ROOT, blocks, commands, own_commands
 
 _DOCS = ROOT / "docs"
-_CONFIG = build_config(num_encoder_layers=1, num_decoder_layers=2)
-# What makes a command short, after its own flags: the last of a kind counts.
-_SHORTER = {
-    "train": ("--steps=2", "--max_input_length=16", "--max_target_length=8"),
-    "calibrate": SHORT_FLAGS,
-    "evaluate": ("--max_examples=6",),
-    "suitability": ("--max_examples=6", "--max_input_length=32", "--max_decode_length=6"),
-    "verify": ("--batch_size=4",),
-}
-# A promise of a model that was hardly trained may be found broken.
-_STATUSES = {"verify": (0, 3)}
-
-
-def _run(command: list[str]) -> None:
-    assert main(command) in _STATUSES.get(command[0], (0,)), command
-
-
-def _run_shortened(page: pathlib.Path) -> None:
-    for command in own_commands(page):
-        shorter = [*command, *_SHORTER.get(command[0], ())]
-        if "--validate_every=500" in command:
-            shorter.append("--validate_every=1")
-        _run(shorter)
 
 
 def _is_what_was_found(page: pathlib.Path, printed: str, folder: pathlib.Path, *, entries: int) -> None:
@@ -77,7 +53,7 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
     folder = tmp_path_factory.mktemp("tutorial")
     first = own_commands(_DOCS / "tutorials" / "embedded.md")[0]
     assert first == ["calibrate", "--output=demo"]
-    _run(["calibrate", f"--output={folder / 'demo'}"])
+    run(["calibrate", f"--output={folder / 'demo'}"])
     return folder
 
 
@@ -85,14 +61,7 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
 def place(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Path:
     """The current folder, with data and a vocabulary."""
     monkeypatch.chdir(tmp_path)
-    # Some letter is in whatever a model that was hardly trained says.
-    rows = [row | {"references": [*row["references"], " ".join(string.ascii_lowercase)]} for row in text_rows(12)]
-    content = "".join(json.dumps(row) + "\n" for row in rows).encode()
-    for name in ("train-0", "calibration-0"):
-        (tmp_path / f"{name}.jsonl.gz").write_bytes(gzip.compress(content))
-    for name in ("validation", "fresh"):
-        write_rows(tmp_path / f"{name}.jsonl", rows[:10])
-    write_vocabulary(tmp_path / "sentencepiece.model")
+    write_place(tmp_path)
     return tmp_path
 
 
@@ -105,7 +74,7 @@ def test_the_embedded_model(
     page = _DOCS / "tutorials" / "embedded.md"
     monkeypatch.setenv("COLUMNS", "80")
     for command in own_commands(page)[1:]:
-        _run(command)
+        run(command)
     _is_what_was_found(page, capsys.readouterr().out, demo / "demo", entries=8)
     for code in blocks(page, "python"):
         exec(compile(code, str(page), "exec"), {})
@@ -120,7 +89,7 @@ def test_layers_against_quality(demo: pathlib.Path, tmp_path: pathlib.Path, monk
         if command == ["calibrate", "--output=tutorial/calibration"]:
             shutil.copytree(demo / "demo", "tutorial/calibration")
         else:
-            _run([*command, *(_SHORTER["evaluate"] if "--experiment=tradeoff" in command else ())])
+            run(shortened(command) if "--experiment=tradeoff" in command else command)
     assert pathlib.Path("tutorial/tradeoff.svg").is_file()
 
 
@@ -131,27 +100,25 @@ def test_the_readme(
     """Its commands run in their order, in one folder; the first is that of the first tutorial, and prints its table."""
     (place / "data").mkdir()
     (place / "calibration-0.jsonl.gz").rename(place / "data" / "rows.jsonl.gz")
-    write_t5x(place / "checkpoints" / "my_t5", build_arrays(_CONFIG, 0))
-    shutil.copy("sentencepiece.model", "checkpoints/my_t5")
+    write_checkpoint(place / "checkpoints" / "my_t5")
     page = ROOT / "README.md"
     first, *others = own_commands(page)
     assert first == ["calibrate", "--output=calibration"]
     shutil.copytree(demo / "demo", "calibration")
     for command in others:
-        _run([*command, *_SHORTER.get(command[0], ())])
+        run(shortened(command))
     capsys.readouterr()
     monkeypatch.setenv("COLUMNS", "80")
     # It prints the table that `calibrate` has printed.
-    _run(["inspect", "calibration"])
+    run(["inspect", "calibration"])
     _is_what_was_found(page, capsys.readouterr().out, pathlib.Path("calibration"), entries=3)
 
 
 @pytest.mark.slow
 def test_a_t5x_checkpoint(place: pathlib.Path) -> None:
     """From a checkpoint of T5X to answers and back, by the commands of the tutorial."""
-    write_t5x(place / "checkpoints" / "my_t5", build_arrays(_CONFIG, 0))
-    shutil.copy("sentencepiece.model", "checkpoints/my_t5")
-    _run_shortened(_DOCS / "tutorials" / "t5x.md")
+    write_checkpoint(place / "checkpoints" / "my_t5")
+    run_shortened(_DOCS / "tutorials" / "t5x.md")
     assert pathlib.Path("t5x_model/checkpoint_5000/checkpoint").is_file()
 
 
@@ -161,11 +128,11 @@ def test_a_hugging_face_checkpoint(place: pathlib.Path, capsys: pytest.CaptureFi
     page = _DOCS / "tutorials" / "hugging-face.md"
     write_decoder_only(place / "my_llama", vocab_size=40, eos_token_id=2)
     write_word_tokenizer(place / "my_llama" / "tokenizer.json", 40, ends=(2,))
-    write_hugging_face(place / "my_t5", _CONFIG, build_arrays(_CONFIG, 0))
+    write_hugging_face(place / "my_t5", CONFIG, build_arrays(CONFIG, 0))
     shutil.copy("sentencepiece.model", "my_t5/spiece.model")
     others = [words[:2] for words in commands(page) if words[0] != "calm-beam"]
     assert others == [["hf", "download"], ["hf", "download"], ["pip", "install"]]
-    _run_shortened(page)
+    run_shortened(page)
     capsys.readouterr()
     for code in blocks(page, "python"):
         exec(compile(code, str(page), "exec"), {})
@@ -182,10 +149,29 @@ def test_serving_in_a_pipeline(
     (demo / "prompts" / "some.jsonl.gz").write_bytes(gzip.compress(b'{"input": "Do they want to repair their car?"}\n'))
     page = _DOCS / "how-to" / "serve-in-a-pipeline.md"
     for command in own_commands(page):
-        _run(command)
+        run(command)
     (code,) = blocks(page, "python")
     exec(compile(code.replace('"model"', repr(str(embedded.MODEL))), str(page), "exec"), {})
     assert "voiture" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_the_page_about_serving(
+    demo: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A prompt is answered, prompts of files are, and their losses are watched."""
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(demo / "demo", "demo")
+    (tmp_path / "prompts").mkdir()
+    text = "Do they want to repair their car?"
+    (tmp_path / "prompts" / "some.jsonl.gz").write_bytes(gzip.compress(f'{{"input": "{text}"}}\n'.encode()))
+    generator = Generator.from_manifest("demo/manifest.json", str(embedded.MODEL), consistency="textual", delta=0.05)
+    LossProbe(generator, "losses.jsonl", share=1.0, salt="").observe("1", text, answer=generator.generate(text))
+    for command in own_commands(_DOCS / "serving.md"):
+        run(command)
+    assert capsys.readouterr().out.count("voiture") >= 1
+    assert (tmp_path / "answers" / "complete.json").is_file()
+    assert (tmp_path / "monitor.json").is_file()
 
 
 @pytest.fixture

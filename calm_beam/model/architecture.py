@@ -88,12 +88,14 @@ class Architecture(abc.ABC):
       first_kept_step: First step whose keys and values later ones attend to: 1 where the source holds those of step 0.
       pad_id: Id that only pads, and is no token; None if every id is a token.
       usual_dropout: Share of activations that training drops if nobody says how many; 0 if there is no dropout.
+      scales_tied_head: Whether a tied head takes states divided by the square root of their width.
     """
 
     shares_prefixes: bool
     first_kept_step: int
     pad_id: int | None
     usual_dropout: float
+    scales_tied_head: bool
 
     @abc.abstractmethod
     def parameter_shapes(self, config: Any) -> Mapping[str, tuple[int, ...]]:

@@ -6,7 +6,7 @@ from typing import Any, cast
 import numpy as np
 
 from calm_beam.checkpoints import Array, Arrays, StoredArrays
-from calm_beam.model import ModelConfig, T5Config
+from calm_beam.model import ModelConfig, architecture_of
 from calm_beam.model.exit_parameters import exit_shapes
 
 
@@ -48,7 +48,6 @@ def _head(config: ModelConfig, arrays: Arrays) -> Array:
     if not config.tied_head:
         return arrays["decoder/logits_dense/kernel"]
     kernel = arrays["token_embedder/embedding"].T
-    if not isinstance(config, T5Config):
+    if not architecture_of(config).scales_tied_head:
         return kernel
-    # T5's tied head takes states divided by sqrt(d).
     return np.asarray(kernel) / np.float32(np.sqrt(config.emb_dim))

@@ -25,6 +25,7 @@ class LlamaArchitecture(Architecture):
     first_kept_step = 1
     pad_id = None
     usual_dropout = 0.0
+    scales_tied_head = False
 
     def parameter_shapes(self, config: LlamaConfig) -> Mapping[str, tuple[int, ...]]:
         """Returns name and shape of every parameter."""

@@ -26,6 +26,7 @@ class T5Architecture(Architecture):
     first_kept_step = 0
     pad_id = PAD_ID
     usual_dropout = 0.1
+    scales_tied_head = True
 
     def parameter_shapes(self, config: T5Config) -> Mapping[str, tuple[int, ...]]:
         """Returns name and shape of every parameter, as the T5X trees name them."""

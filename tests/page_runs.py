@@ -1,0 +1,62 @@
+"""Runs the commands that pages show, in a folder that has what they name, shortened where they would take long."""
+
+import gzip
+import json
+import pathlib
+import shutil
+import string
+from collections.abc import Sequence
+
+from calm_beam.launch.cli import main
+from tests.builders import build_arrays, build_config, write_t5x
+from tests.pipelines import SHORT_FLAGS, text_rows, write_rows, write_vocabulary
+from tests.snippets import own_commands
+
+CONFIG = build_config(num_encoder_layers=1, num_decoder_layers=2)
+# What makes a command short, after its own flags: the last of a kind counts.
+_SHORTER = {
+    "train": ("--steps=2", "--max_input_length=16", "--max_target_length=8"),
+    "calibrate": SHORT_FLAGS,
+    "evaluate": ("--max_examples=6",),
+    "suitability": ("--max_examples=6", "--max_input_length=32", "--max_decode_length=6"),
+    "verify": ("--batch_size=4",),
+}
+# A promise of a model that was hardly trained may be found broken.
+_STATUSES = {"verify": (0, 3)}
+
+
+def write_place(folder: pathlib.Path) -> None:
+    """Writes data of several names, and a vocabulary."""
+    # Some letter is in whatever a model that was hardly trained says.
+    rows = [row | {"references": [*row["references"], " ".join(string.ascii_lowercase)]} for row in text_rows(12)]
+    content = "".join(json.dumps(row) + "\n" for row in rows).encode()
+    for name in ("train-0", "calibration-0"):
+        (folder / f"{name}.jsonl.gz").write_bytes(gzip.compress(content))
+    for name in ("validation", "fresh"):
+        write_rows(folder / f"{name}.jsonl", rows[:10])
+    write_vocabulary(folder / "sentencepiece.model")
+
+
+def write_checkpoint(folder: pathlib.Path) -> None:
+    """Writes a checkpoint of T5X with the vocabulary of the current folder."""
+    write_t5x(folder, build_arrays(CONFIG, 0))
+    shutil.copy("sentencepiece.model", folder)
+
+
+def shortened(command: Sequence[str]) -> list[str]:
+    """Returns a command with what makes it short."""
+    shorter = [*command, *_SHORTER.get(command[0], ())]
+    if "--validate_every=500" in command:
+        shorter.append("--validate_every=1")
+    return shorter
+
+
+def run(command: Sequence[str]) -> None:
+    """Runs a command in this process; it must end well."""
+    assert main([*command]) in _STATUSES.get(command[0], (0,)), command
+
+
+def run_shortened(page: pathlib.Path) -> None:
+    """Runs all commands of a page in their order."""
+    for command in own_commands(page):
+        run(shortened(command))

@@ -1,0 +1,153 @@
+"""Pages that explain one thing each: their commands run as they are shown, in their order, on tiny models and data.
+
+What Google Cloud has to be there for is in `test_page_commands.py` alone.
+"""
+
+import gzip
+import pathlib
+import shutil
+
+import numpy as np
+import pytest
+
+from calm_beam.checkpoints import write_native
+from tests.builders import build_arrays, build_config, hugging_face_tensors, write_hugging_face
+from tests.calm_beam.external.builders import write_lm_eval
+from tests.calm_beam.model.llama.builders import build_llama_arrays, build_llama_config, write_word_tokenizer
+from tests.page_runs import CONFIG, run, run_shortened, shortened, write_checkpoint, write_place
+from tests.snippets import ROOT, own_commands
+
+_DOCS = ROOT / "docs"
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def place(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> pathlib.Path:
+    """The current folder, with data and a vocabulary."""
+    monkeypatch.chdir(tmp_path)
+    write_place(tmp_path)
+    return tmp_path
+
+
+def _filled_in(command: list[str], model: str) -> list[str]:
+    """Returns a command with a model and data in the place of what the page leaves out."""
+    filled = [f"--checkpoint={model}", "--data=calibration-*.jsonl.gz"]
+    return [each for word in command for each in (filled if word == "..." else [word])]
+
+
+def _compressed(source: str, target: str) -> None:
+    path = pathlib.Path(target)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(gzip.compress(pathlib.Path(source).read_bytes()))
+
+
+def test_on_a_laptop(place: pathlib.Path) -> None:
+    """The loop of the shell is run by hand; the model of one part of the page is in the way of the next."""
+    classified = build_config(num_encoder_layers=1, num_decoder_layers=2, exit_classifier=2)
+    write_native(
+        place / "model", classified, arrays=build_arrays(classified, 0), vocabulary_path=place / "sentencepiece.model"
+    )
+    write_checkpoint(place / "checkpoints" / "my_t5")
+    _compressed("validation.jsonl", "validation-0.jsonl.gz")
+    first, in_loop, again, *others = own_commands(_DOCS / "laptop.md")
+    assert first == ["calibrate", "--output=demo"]
+    for measure in ("softmax", "state", "classifier"):
+        run(shortened([word.replace("$measure", measure) for word in in_loop]))
+    run(again)
+    shutil.rmtree("model")
+    for command in others:
+        run(shortened(command))
+
+
+def test_about_models(place: pathlib.Path) -> None:
+    """A T5 is trained, and its classifier."""
+    write_checkpoint(place / "t5_small")
+    run_shortened(_DOCS / "models.md")
+
+
+def test_about_decoder_only_models(place: pathlib.Path) -> None:
+    """A Llama is looked at, trained, and calibrated on chats."""
+    config = build_llama_config(vocab_size=40, max_positions=64, end_ids=(2,))
+    tokenizer = write_word_tokenizer(place / "tokenizer.json", 40, ends=(2,))
+    # Beside the tokenizer, with which it goes from folder to folder.
+    (place / "chat_template.jinja").write_text("{% for message in messages %}w11 {{ message.content }} {% endfor %}w12")
+    write_native(place / "llama", config, arrays=build_llama_arrays(config, 0), vocabulary_path=tokenizer)
+    for name in ("prompts", "questions"):
+        shutil.copy("validation.jsonl", f"{name}.jsonl")
+    run_shortened(_DOCS / "decoder_only.md")
+
+
+def test_about_commands(place: pathlib.Path) -> None:
+    """What stands for other flags is filled in; the pilot ran on another device than the page's."""
+    write_checkpoint(place / "checkpoints" / "my_t5")
+    for name in ("data", "prompts"):
+        _compressed("validation.jsonl", f"{name}/rows.jsonl.gz")
+    pathlib.Path("losses.txt").write_text("".join(f"{each}\n" for each in np.linspace(0, 0.1, 50)))
+    for number, command in enumerate(own_commands(_DOCS / "commands.md")):
+        command = _filled_in(command, "checkpoints/my_t5")
+        if "--accelerator=nvidia-l4" in command:
+            command.append("--speedup=10")
+        if command[0] == "calibrate" and not any(word.startswith("--output") for word in command):
+            command.append(f"--output=run-{number}")
+        run(shortened(command))
+
+
+def test_about_t5x(place: pathlib.Path) -> None:
+    """Checkpoints are inspected and converted, one of them with weights that the model does not need."""
+    write_checkpoint(place / "checkpoints" / "my_t5")
+    arrays = build_arrays(CONFIG, 0)
+    write_hugging_face(place / "free_t5", CONFIG, arrays)
+    shutil.copy("sentencepiece.model", "free_t5/spiece.model")
+    _add_tensor(place / "free_t5", "cm_head.weight", hugging_face_tensors(CONFIG, arrays))
+    for command in own_commands(_DOCS / "t5x.md"):
+        if "--checkpoint=free_t5" in command:
+            shutil.rmtree("model")
+        run(command)
+
+
+def test_frequent_questions(place: pathlib.Path) -> None:
+    """What the answers show runs on the embedded model."""
+    run_shortened(_DOCS / "faq.md")
+
+
+def _add_tensor(folder: pathlib.Path, name: str, tensors: dict[str, np.ndarray]) -> None:
+    import safetensors.numpy
+
+    (path,) = folder.glob("*.safetensors")
+    safetensors.numpy.save_file({**tensors, name: np.zeros((3, 3), np.float32)}, path)
+
+
+def _write_losses(settings: dict[str, float], ids: list[str]) -> None:
+    """Writes losses of 0 and 1, given how often each setting loses."""
+    generator = np.random.default_rng(0)
+    lines = ["id,setting,loss,cost,topic"]
+    for place, name in enumerate(ids):
+        topic = "code" if place % 2 else "chat"
+        for setting, wrong in settings.items():
+            lines.append(f"{name},{setting},{int(generator.random() < wrong)},{setting.removesuffix('bit')},{topic}")
+    pathlib.Path("losses-0.csv").write_text("\n".join(lines) + "\n")
+
+
+def test_about_losses_of_others(place: pathlib.Path) -> None:
+    """Losses in tables, logs of an evaluation, and rounds that end when enough is proved."""
+    from_losses, from_logs, first_round, next_round = own_commands(_DOCS / "certify.md")
+    ids = [f"e{number}" for number in range(1000)]
+    _write_losses({"16bit": 0.0, "8bit": 0.0, "4bit": 0.02}, ids)
+    run(from_losses)
+    shutil.rmtree("certification")
+
+    for name, wrong in (("bf16", 10), ("int8", 12), ("int4", 200)):
+        write_lm_eval(place / "runs" / name, {"strict-match": [float(number >= wrong) for number in range(1000)]})
+    run(from_logs)
+    shutil.rmtree("certification")
+
+    pathlib.Path("ids.txt").write_text("".join(f"{name}\n" for name in ids))
+    pathlib.Path("losses-0.csv").unlink()
+    run(first_round)
+    told = pathlib.Path("certification", "next_ids.txt")
+    evaluated: list[str] = []
+    while not pathlib.Path("certification", "manifest.json").exists():
+        evaluated += told.read_text().split()
+        _write_losses({"16bit": 0.0, "8bit": 0.0, "6bit": 0.01, "4bit": 0.3}, evaluated)
+        run(next_round)
+    assert len(evaluated) < len(ids)

@@ -72,6 +72,8 @@ def _content(path: str | os.PathLike[str]) -> bytes:
     # Here, since it takes as long to import as all the rest, and who gets a manifest otherwise needs no files.
     from calm_beam.storage import open_input
 
+    if os.path.isdir(path):
+        raise ManifestError(f"manifest {os.fspath(path)}: is a folder. Name the manifest.json in it.")
     with open_input(path) as file:
         content = file.read(_MOST_BYTES + 1)
     if len(content) > _MOST_BYTES:

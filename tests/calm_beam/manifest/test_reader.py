@@ -177,6 +177,12 @@ def test_a_missing_file_is_an_os_error(tmp_path: pathlib.Path) -> None:
         read_manifest(tmp_path / "absent.json")
 
 
+def test_a_folder_is_refused_in_words(tmp_path: pathlib.Path) -> None:
+    """Commands take the folder of a calibration; here the file in it is meant, and the error says so."""
+    with pytest.raises(ManifestError, match=f"{re.escape(str(tmp_path))}: is a folder. Name the manifest.json in it"):
+        read_manifest(tmp_path)
+
+
 def test_errors_name_the_file(tmp_path: pathlib.Path) -> None:
     """What is wrong with a file is said with its path."""
     path = tmp_path / "m.json"

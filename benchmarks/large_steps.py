@@ -26,7 +26,13 @@ def projection_step_rate(checkpoint: Checkpoint, rule: ExitRule) -> float:
     layers, lanes = np.ones(ROWS, np.int32), np.arange(ROWS, dtype=np.int32)
     seconds = seconds_per_call(
         lambda: device_steps.decide_rows(
-            network_of(config), rule.confidence, parameters=weights, states=states, layers=layers, lanes=lanes
+            network_of(config),
+            rule.confidence,
+            head_layer=1,
+            parameters=weights,
+            states=states,
+            layers=layers,
+            lanes=lanes,
         )
     )
     return ROWS * projection_row(config) / seconds

@@ -196,7 +196,13 @@ def test_many_rows_are_decided_as_few_are(measure: str) -> None:
 
     def run(part: slice) -> tuple[np.ndarray, ...]:
         made = device_steps.decide_rows(
-            _MODEL, measure, parameters=_HEAD_WEIGHTS, states=_STATES, layers=layers[part], lanes=_LANES[part]
+            _MODEL,
+            measure,
+            head_layer=_DEPTH,
+            parameters=_HEAD_WEIGHTS,
+            states=_STATES,
+            layers=layers[part],
+            lanes=_LANES[part],
         )
         return tuple(map(np.asarray, made))
 

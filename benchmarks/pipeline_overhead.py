@@ -132,7 +132,7 @@ def _run(flags: argparse.Namespace, folder: pathlib.Path) -> None:
     data = _write_data(pathlib.Path(flags.data), folder / "data.jsonl", count=flags.prompts)
     fake = _FakeDecoder(checkpoint, len(settings.thresholds) + 1, steps=settings.max_decode_length)
     faked = (
-        mock.patch("calm_beam.decoding.sweep.SweepDecoder", return_value=fake)
+        mock.patch("calm_beam.sweeps.worker.SweepDecoder", return_value=fake)
         if flags.fake_decoder
         else contextlib.nullcontext()
     )

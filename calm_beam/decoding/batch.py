@@ -642,21 +642,21 @@ class Batch:
 
     def _ask_heads(self, layers: np.ndarray, lanes: np.ndarray, *, is_certified: bool) -> list[np.ndarray]:
         """Returns what heads make of states, given by layer and lane: what they certify, or what they decide."""
-        asked, made = [], []
-        for head, chosen in self._weights.heads_of(layers):
-            for part, size in self._parts(len(chosen)):
-                asked.append(chosen[part])
-                made.append(
-                    self._ask_head_part(head, layers[asked[-1]], lanes[asked[-1]], size, is_certified=is_certified)
-                )
-        # Where each state's row stands among those that were asked.
-        places = np.argsort(np.concatenate(asked))
-        return [
-            np.concatenate([np.asarray(values)[: len(rows)] for values, rows in zip(of_parts, asked, strict=True)])[
-                places
-            ]
-            for of_parts in zip(*made, strict=True)
+        asked = [
+            (head, chosen[part], size)
+            for head, chosen in self._weights.heads_of(layers)
+            for part, size in self._parts(len(chosen))
         ]
+        # All are asked before the first answer is waited for.
+        made = [
+            self._ask_head_part(head, layers[rows], lanes[rows], size, is_certified=is_certified)
+            for head, rows, size in asked
+        ]
+        found = [np.empty(len(lanes), values.dtype) for values in made[0]]
+        for (_, rows, _), of_part in zip(asked, made, strict=True):
+            for result, values in zip(found, of_part, strict=True):
+                result[rows] = np.asarray(values)[: len(rows)]
+        return found
 
     def _ask_head_part(
         self, head: Head, layers: np.ndarray, lanes: np.ndarray, size: int, *, is_certified: bool

@@ -3,7 +3,7 @@
 import dataclasses
 import math
 
-from calm_beam.arithmetic import DTYPES
+from calm_beam.arithmetic import Arithmetic
 
 from .exit_objective import OBJECTIVES
 
@@ -117,7 +117,8 @@ class TrainingConfig:
     model_parallelism: int = 1
 
     def __post_init__(self) -> None:
-        _check_dtype(self.dtype)
+        # It checks the type.
+        Arithmetic(dtype=self.dtype)
         for name in ("steps", "batch_tokens", "num_shapes", "progress_every", "model_parallelism"):
             self._check_at_least(1, name)
         for name in ("max_input_length", "max_target_length"):
@@ -171,7 +172,8 @@ class ClassifierConfig:
     model_parallelism: int = 1
 
     def __post_init__(self) -> None:
-        _check_dtype(self.dtype)
+        # It checks the type.
+        Arithmetic(dtype=self.dtype)
         for name in ("steps", "batch_tokens", "num_shapes", "model_parallelism"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}.")
@@ -188,11 +190,6 @@ class ClassifierConfig:
             )
         if self.num_logits not in (1, 2):
             raise ValueError(f"num_logits must be 1 or 2, got {self.num_logits}.")
-
-
-def _check_dtype(dtype: str) -> None:
-    if dtype not in DTYPES:
-        raise ValueError(f"dtype must be one of {', '.join(DTYPES)}; got {dtype!r}.")
 
 
 def _check_positive(name: str, value: float) -> None:

@@ -16,6 +16,7 @@ from calm_beam.decoding.sweep import SweepDecoder
 from calm_beam.decoding.thresholds import thresholds_by_step
 from calm_beam.exits.rule import ExitRule
 from calm_beam.exits.schedule import scheduled_thresholds
+from tests.numpy_decoder import Decoded
 
 Result = TypeVar("Result")
 
@@ -184,3 +185,20 @@ def assert_all_same(ones: Sequence[SweepResult], others: Sequence[SweepResult]) 
     """Checks the same of every prompt."""
     for one, other in zip(ones, others, strict=True):
         assert_same(one, other)
+
+
+def count_as_numpys(result: SweepResult, expected: Sequence[Decoded]) -> int:
+    """Checks lanes of bfloat16 against numpy that rounds likewise, and returns how many were compared.
+
+    Left out are those with a decision nearer a tie than two roundings are apart.
+    """
+    compared = 0
+    for lane, decoded in enumerate(expected):
+        if decoded.min_gap < 0.05 or decoded.min_margin < 0.01:
+            continue
+        length = result.lengths[lane]
+        assert result.tokens[lane, :length].tolist() == decoded.tokens
+        assert result.exit_layers[lane, :length].tolist() == decoded.exit_layers
+        np.testing.assert_allclose(result.confidences[lane, :length], decoded.confidences, rtol=0, atol=0.02)
+        compared += 1
+    return compared

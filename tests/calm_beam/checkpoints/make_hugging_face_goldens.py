@@ -1,11 +1,13 @@
-"""Makes `hugging_face_goldens/`: tiny random T5s as transformers saves them, with the logits and outputs it gives.
+"""Makes `hugging_face_goldens/`: tiny random T5s and their kin as transformers saves them, with what they compute.
 
-Needs torch and transformers, which the project itself never does. Made with torch 2.13 and transformers 5.23:
+Needs torch and transformers, which the project itself never does. Made with torch 2.13 and transformers 5.23; the last
+three with 4.57, since version 5 ties the heads of MT5 and UMT5, and those that were published are their own:
 
-    python -m tests.calm_beam.checkpoints.make_hugging_face_goldens
+    python -m tests.calm_beam.checkpoints.make_hugging_face_goldens NAME ...
 """
 
 import pathlib
+import sys
 from typing import Any
 
 import numpy as np
@@ -13,27 +15,30 @@ import numpy as np
 FOLDER = pathlib.Path(__file__).with_name("hugging_face_goldens")
 
 _T5_1_1 = {"feed_forward_proj": "gated-gelu", "tie_word_embeddings": False}
-# Seed, chosen for outputs that do not repeat one token from the start, and config.
-_MODELS: dict[str, tuple[int, dict[str, Any]]] = {
-    "original": (11, {"feed_forward_proj": "relu"}),
-    "t5_1_1": (22, _T5_1_1),
-    "gated_and_tied": (2, {"feed_forward_proj": "gated-gelu", "num_decoder_layers": 3}),
+# Class, seed, chosen for outputs that do not repeat one token from the start, and config.
+_MODELS: dict[str, tuple[str, int, dict[str, Any]]] = {
+    "original": ("T5", 11, {"feed_forward_proj": "relu"}),
+    "t5_1_1": ("T5", 22, _T5_1_1),
+    "gated_and_tied": ("T5", 2, {"feed_forward_proj": "gated-gelu", "num_decoder_layers": 3}),
     # Fewer buckets than usual, and distances beyond the last.
-    "relu_and_untied": (3, {"tie_word_embeddings": False, "relative_attention_num_buckets": 8,
-                            "relative_attention_max_distance": 14}),
-    "bfloat16_in_parts": (4, _T5_1_1),
+    "relu_and_untied": ("T5", 3, {"tie_word_embeddings": False, "relative_attention_num_buckets": 8,
+                                  "relative_attention_max_distance": 14}),
+    "bfloat16_in_parts": ("T5", 4, _T5_1_1),
+    "ul2": ("T5", 3, {**_T5_1_1, "feed_forward_proj": "gated-silu"}),
+    "mt5": ("MT5", 3, _T5_1_1),
+    "umt5": ("UMT5", 5, {**_T5_1_1, "num_decoder_layers": 3}),
 }  # fmt: skip
 
 
-def build_model(seed: int, **changes: Any) -> Any:
-    """Returns a tiny T5 with random weights that make for varied logits; `changes` are fields of its config."""
+def build_model(family: str, seed: int, **changes: Any) -> Any:
+    """Returns a tiny model with random weights that make for varied logits; `changes` are fields of its config."""
     import torch
     import transformers
 
     sizes = {"vocab_size": 30, "d_model": 12, "d_kv": 4, "num_heads": 3, "d_ff": 16, "num_layers": 2}
-    config = transformers.T5Config(**{**sizes, "decoder_start_token_id": 0, **changes})
-    model = transformers.T5ForConditionalGeneration(config).eval()
-    if not config.scale_decoder_outputs:
+    config = getattr(transformers, f"{family}Config")(**{**sizes, "decoder_start_token_id": 0, **changes})
+    model = getattr(transformers, f"{family}ForConditionalGeneration")(config).eval()
+    if not changes.get("tie_word_embeddings", True):
         # A new model ties its head in any case.
         model.lm_head.weight = torch.nn.Parameter(torch.empty_like(model.shared.weight))
     generator = torch.Generator().manual_seed(seed)
@@ -63,17 +68,26 @@ def inputs(seed: int, *, vocab_size: int) -> tuple[np.ndarray, np.ndarray]:
     return source, target
 
 
-def logits(model: Any, source: np.ndarray, target: np.ndarray) -> np.ndarray:
-    """Returns the logits, (batch, target, vocabulary), of a model in float32."""
+def layer_logits(model: Any, source: np.ndarray, target: np.ndarray) -> np.ndarray:
+    """Returns what norm and head make of every layer, (layers, batch, target, vocabulary), of a model in float32."""
     import torch
 
+    config = model.config
+    # Version 4 has no word of its own for it.
+    is_scaled = getattr(config, "scale_decoder_outputs", config.tie_word_embeddings)
     with torch.no_grad():
         output = model(
             input_ids=torch.tensor(source),
             attention_mask=torch.tensor((source != 0).astype(np.int64)),
             decoder_input_ids=torch.tensor(target),
+            output_hidden_states=True,
         )
-    return output.logits.numpy()
+        # The first is the embedding, and the last is normed.
+        states = [model.decoder.final_layer_norm(state) for state in output.decoder_hidden_states[1:-1]]
+        states.append(output.decoder_hidden_states[-1])
+        found = [model.lm_head(state * config.d_model**-0.5 if is_scaled else state) for state in states]
+        torch.testing.assert_close(found[-1], output.logits)
+    return torch.stack(found).numpy()
 
 
 def greedy(model: Any, source: np.ndarray, *, length: int) -> np.ndarray:
@@ -94,12 +108,13 @@ def greedy(model: Any, source: np.ndarray, *, length: int) -> np.ndarray:
 
 
 def main() -> None:
-    """Writes the folder."""
+    """Writes the folders of the names given."""
     import torch
 
-    for name, (seed, changes) in _MODELS.items():
+    for name in sys.argv[1:]:
+        family, seed, changes = _MODELS[name]
         folder = FOLDER / name
-        model = build_model(seed, **changes)
+        model = build_model(family, seed, **changes)
         if name == "bfloat16_in_parts":
             model.to(torch.bfloat16).save_pretrained(folder, max_shard_size="8KB")
         else:
@@ -111,7 +126,7 @@ def main() -> None:
             folder / "expected.npz",
             source=source,
             target=target,
-            logits=logits(model, source, target),
+            logits=layer_logits(model, source, target),
             greedy=greedy(model, source, length=12),
         )
 

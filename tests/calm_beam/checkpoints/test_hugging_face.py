@@ -42,13 +42,13 @@ def _save(folder: pathlib.Path, changes: Mapping[str, np.ndarray | None], config
 
 @pytest.mark.parametrize("name", _NAMES)
 def test_logits_are_those_of_transformers(name: str) -> None:
-    """What transformers saved gives the logits that transformers computed, with the head tied or not, gated or not."""
+    """What transformers saved gives the logits that transformers computed for every layer, of every kind of T5."""
     with np.load(GOLDENS / name / "expected.npz") as expected:
         assert_gives(load_checkpoint(GOLDENS / name), expected["source"], expected["target"], expected["logits"])
 
 
 # Of the others, compiling the decoder would take most of this file's time.
-@pytest.mark.parametrize("name", ["original", "t5_1_1"])
+@pytest.mark.parametrize("name", ["original", "t5_1_1", "umt5"])
 def test_outputs_are_those_of_transformers(name: str) -> None:
     """The full model's greedy outputs are those that transformers generated."""
     with np.load(GOLDENS / name / "expected.npz") as expected:
@@ -56,7 +56,7 @@ def test_outputs_are_those_of_transformers(name: str) -> None:
 
 
 def test_the_goldens_are_of_all_kinds() -> None:
-    """Among the models are both feed-forward layers, both heads in either, and bfloat16 in several files."""
+    """Among them are both feed-forward layers, both heads in either, tables in every layer, and bfloat16 in parts."""
     configs = [load_checkpoint(GOLDENS / name).config for name in _NAMES]
     assert {(config.gated_mlp, config.tied_head) for config in configs} == {
         (True, True),
@@ -64,6 +64,8 @@ def test_the_goldens_are_of_all_kinds() -> None:
         (False, True),
         (False, False),
     }
+    assert {config.activation for config in configs} == {"gelu", "relu", "silu"}
+    assert {config.relative_bias_per_layer for config in configs} == {True, False}
     assert len({config.num_encoder_layers == config.num_decoder_layers for config in configs}) == 2
     assert len(list((GOLDENS / "bfloat16_in_parts").glob("*.safetensors"))) == 2
 

@@ -21,18 +21,18 @@ pytestmark = pytest.mark.slow
 def test_logits_and_outputs(
     feed_forward_proj: str, tie_word_embeddings: bool, seed: int, tmp_path: pathlib.Path
 ) -> None:
-    """Whatever transformers saves, we compute its logits and its greedy outputs."""
+    """Whatever transformers saves, we compute every layer's logits and its greedy outputs."""
     # Here, since it imports torch.
     from tests.calm_beam.checkpoints import make_hugging_face_goldens as reference
 
     sizes: dict[str, Any] = {"num_layers": 1 + seed % 2, "num_decoder_layers": 2 + seed % 3, "d_kv": 2 + seed % 5}
     model = reference.build_model(
-        seed, feed_forward_proj=feed_forward_proj, tie_word_embeddings=tie_word_embeddings, **sizes
+        "T5", seed, feed_forward_proj=feed_forward_proj, tie_word_embeddings=tie_word_embeddings, **sizes
     )
     model.save_pretrained(tmp_path)
     source, target = reference.inputs(seed, vocab_size=model.config.vocab_size)
     checkpoint = load_checkpoint(tmp_path)
-    assert_gives(checkpoint, source, target, reference.logits(model, source, target))
+    assert_gives(checkpoint, source, target, reference.layer_logits(model, source, target))
     assert_generates(checkpoint, source, reference.greedy(model, source, length=12))
 
 

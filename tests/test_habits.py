@@ -75,6 +75,9 @@ def test_every_slow_test_is_run_once() -> None:
         {word for word in command.split() if word.startswith("tests/")} for command in _commands("test-all")[-3:]
     )
     modules = {path.relative_to(_ROOT).as_posix() for path in (_ROOT / "tests").rglob("test_*.py")}
+    left = {word.removeprefix("--ignore=") for word in _commands("test", "ONCE=1")[-1].split() if "tests/" in word}
+    assert left == compiled
+    assert "--ignore" not in _commands("test")[-1]
     assert compiled | slow == modules
     assert not compiled & slow
     assert len(compiled) > 30
@@ -87,11 +90,12 @@ def test_every_slow_test_is_run_once() -> None:
     assert [name for name in names if not any(path.endswith(f"/test_{name}") for path in modules)] == []
 
 
-def _commands(target: str) -> list[str]:
-    """Returns what `make` would run for a target, a command a line."""
-    # Under `make test`, too, which would have this one say more, and take its flags.
-    own = {name: value for name, value in os.environ.items() if name not in ("MAKEFLAGS", "MAKELEVEL", "MFLAGS")}
-    command = ["make", "--just-print", "--no-print-directory", target]
+def _commands(*words: str) -> list[str]:
+    """Returns what `make` would run for a target, and variables, a command a line."""
+    # Under `make test`, too, which would have this one say more, and take its flags and variables.
+    from_make = ("MAKEFLAGS", "MAKELEVEL", "MAKEOVERRIDES", "MFLAGS", "ONCE")
+    own = {name: value for name, value in os.environ.items() if name not in from_make}
+    command = ["make", "--just-print", "--no-print-directory", *words]
     return subprocess.run(command, cwd=_ROOT, env=own, capture_output=True, text=True, check=True).stdout.splitlines()
 
 

@@ -13,10 +13,10 @@ STEALING := $(PROCESSES) --dist worksteal
 TESTS = $(sort $(shell find tests -name 'test_*.py'))
 # What is worth compiling as users do (an XLA_FLAGS of nothing): tests/conftest.py has all else compiled quickly. Not the
 # kernel of accelerators, which is interpreted here, nor models on several devices, which are compared with one device.
-# Tutorials and benchmarks rather run than compile.
 COMPILED = $(filter-out $(addprefix %/test_,decision_kernel.py device_groups.py compilation.py), \
-    $(filter $(addprefix tests/,$(addsuffix /%,$(addprefix calm_beam/,decoding exits model serving)) \
-        calm_beam/test_reference_goldens.py test_accelerator_benchmark.py test_benchmarks.py test_tutorials.py),$(TESTS)))
+    $(filter $(addprefix tests/calm_beam/,decoding/% exits/% model/% serving/%),$(TESTS)))
+# What rather runs than compiles, and for long.
+RUNNING := $(addprefix tests/,calm_beam/test_reference_goldens.py test_accelerator_benchmark.py test_benchmarks.py test_tutorials.py)
 # What decides about outputs and thresholds.
 COMPUTING = $(addprefix tests/,calm_beam/risk calm_beam/calibration calm_beam/serving calm_beam/checkpoints/test_round_trips.py \
         $(addprefix transforms/test_,early_exit.py generate.py losses.py monitor_risk.py pipeline.py probed_answers.py) \
@@ -38,11 +38,12 @@ calibrate: $(INSTALLED)  ## calibrate the embedded model on the embedded data
 	$(BIN)/calm-beam calibrate --output=build/demo-calibration --overwrite
 
 test: $(INSTALLED) lint types  ## lint, format, types, and tests of every module (ten minutes on two cores); ONCE=1: but those that test-all runs too
-	$(BIN)/python -m pytest -m "not slow and not exhaustive" $(PARALLEL) $(if $(ONCE),$(addprefix --ignore=,$(COMPILED)))
+	$(BIN)/python -m pytest -m "not slow and not exhaustive" $(PARALLEL) $(if $(ONCE),$(addprefix --ignore=,$(COMPILED) $(RUNNING)))
 
 test-all: $(INSTALLED)  ## the rest: slow tests, code compiled as users do, and as on an old processor with one core
-	XLA_FLAGS= $(BIN)/python -m pytest -m "not exhaustive" $(STEALING) $(COMPILED)
-	$(BIN)/python -m pytest -m slow $(STEALING) $(filter-out $(COMPILED),$(TESTS))
+	XLA_FLAGS= $(BIN)/python -m pytest -m "not slow and not exhaustive" $(STEALING) $(COMPILED)
+	XLA_FLAGS= $(BIN)/python -m pytest -m "not exhaustive" $(STEALING) $(RUNNING)
+	$(BIN)/python -m pytest -m slow $(STEALING) $(filter-out $(RUNNING),$(TESTS))
 	$(BIN)/python -m tests.old_processor --share -m "not slow and not exhaustive" $(COMPUTING)
 
 test-fast: $(INSTALLED)  ## the core without models, and flags (a minute)

@@ -7,6 +7,7 @@ from calm_beam.checkpoints import Checkpoint, Declared, load_checkpoint, stored_
 from calm_beam.decoding.memory import check_memory, memory_in_words
 from calm_beam.errors import UsageError
 from calm_beam.examples import DataError
+from calm_beam.exits.head_forms import form_on_devices
 from calm_beam.inputs import DataFiles, is_seqio, place_of, read_examples
 from calm_beam.manifest import Calibration, Manifest
 from calm_beam.metrics.registry import check_may_run, get_metric
@@ -174,12 +175,14 @@ def _check_served(
         request.manifest, entry, checkpoint=checkpoint, vocabulary=vocabulary, confidence=request.confidence
     )
     sizes = {"lanes": 1, "steps": settings.max_decode_length, "source": settings.max_input_length}
+    exit_head = form_on_devices(request.exit_head, request.model_parallelism)
     if runs_here:
         check_memory(
             checkpoint.config,
             **sizes,
             token_budget=request.token_budget,
             copies=request.model_copies,
+            exit_head=exit_head,
             arithmetic=settings.arithmetic,
         )
     return memory_in_words(
@@ -188,5 +191,6 @@ def _check_served(
         token_budget=request.token_budget,
         model_parallelism=request.model_parallelism,
         runs_here=runs_here,
+        exit_head=exit_head,
         arithmetic=settings.arithmetic,
     )

@@ -6,6 +6,7 @@ import math
 from typing import TYPE_CHECKING, Any
 
 from calm_beam.arithmetic import FLOAT32, Arithmetic
+from calm_beam.exits.head_forms import certified_bytes
 from calm_beam.free_memory import available_bytes, has_accelerators
 from calm_beam.model import ModelConfig, architecture_of, parameter_shapes
 from calm_beam.model.sharding import Division, values_per_device
@@ -116,22 +117,31 @@ class Need:
 
     Attributes:
       weights: The model, and the array that is being read.
+      heads: Certified heads, at most.
       outputs: What the longest output takes in all lanes: keys and values, and biases by position.
       source: What the longest prompt takes on its way through the model, and its keys and values.
     """
 
     weights: int
+    heads: int
     outputs: int
     source: int
 
     @property
     def total(self) -> int:
         """All of it."""
-        return self.weights + self.outputs + self.source
+        return self.weights + self.heads + self.outputs + self.source
 
 
 def least_need(
-    config: ModelConfig, *, lanes: int, steps: int, source: int, rows: int = 1, arithmetic: Arithmetic = FLOAT32
+    config: ModelConfig,
+    *,
+    lanes: int,
+    steps: int,
+    source: int,
+    rows: int = 1,
+    exit_head: str = "exact",
+    arithmetic: Arithmetic = FLOAT32,
 ) -> Need:
     """Returns what decoding takes at the least.
 
@@ -141,6 +151,7 @@ def least_need(
       steps: Most tokens of an output.
       source: Most tokens of a prompt.
       rows: Prompts that are decoded together, whatever memory recommends.
+      exit_head: One of `EXIT_HEADS`.
       arithmetic: In whose type weights, states, keys and values are held.
     """
     sizes = [math.prod(shape) for shape in parameter_shapes(config).values()]
@@ -152,6 +163,7 @@ def least_need(
     prefill = architecture.prefill_numbers(config, rows=rows, source=source)
     return Need(
         weights=weights * arithmetic.number_bytes,
+        heads=_heads_bytes(config, exit_head, arithmetic),
         outputs=rows * lanes * steps * position * arithmetic.number_bytes + others * _FLOAT_BYTES,
         source=rows * source * position * arithmetic.number_bytes + prefill * _FLOAT_BYTES,
     )
@@ -166,6 +178,7 @@ def check_memory(
     rows: int = 1,
     token_budget: int | None = None,
     copies: int = 1,
+    exit_head: str = "exact",
     arithmetic: Arithmetic = FLOAT32,
 ) -> None:
     """Refuses, before anything is decoded, what cannot fit into the memory of this machine.
@@ -180,14 +193,17 @@ def check_memory(
       rows: As there.
       token_budget: Positions that are to be held at a time, if the user says so.
       copies: Copies of the model that decode side by side.
-      arithmetic: As in `least_need`.
+      exit_head: As in `least_need`.
+      arithmetic: As there.
 
     Raises:
       ValueError: If it does not fit; says which flag to lower.
     """
     if has_accelerators():
         return
-    need = least_need(config, lanes=lanes, steps=steps, source=source, rows=rows, arithmetic=arithmetic)
+    need = least_need(
+        config, lanes=lanes, steps=steps, source=source, rows=rows, exit_head=exit_head, arithmetic=arithmetic
+    )
     free = available_bytes()
     position = _position_numbers(config) * arithmetic.number_bytes
     held = max(0, (token_budget or 0) * position - need.outputs - need.source)
@@ -202,13 +218,16 @@ def check_memory(
     }
     largest = max(parts, key=lambda name: parts[name])
     also = " or the number of thresholds" if lanes > 2 else ""
-    if rows > 1:
+    if wanted - copies * need.heads <= free:
+        advice = "Take --exit_head=exact"
+    elif rows > 1:
         advice = "Lower --batch_size"
     else:
         advice = f"Lower {largest}{also}" if largest.startswith("--") else f"Take {largest}"
+    heads = f"certified heads {_in_words(need.heads)}, " if need.heads else ""
     raise ValueError(
-        f"decoding needs {_in_words(wanted)} of memory or more (weights {_in_words(need.weights)}, outputs of {steps} "
-        f"tokens {_in_words(need.outputs)}, prompts of {source} tokens {_in_words(need.source)}), and "
+        f"decoding needs {_in_words(wanted)} of memory or more (weights {_in_words(need.weights)}, {heads}outputs of "
+        f"{steps} tokens {_in_words(need.outputs)}, prompts of {source} tokens {_in_words(need.source)}), and "
         f"{_in_words(free)} are free. {advice}, or use a larger machine."
     )
 
@@ -245,6 +264,7 @@ def memory_in_words(
     token_budget: int | None,
     model_parallelism: int = 1,
     runs_here: bool = True,
+    exit_head: str = "exact",
     arithmetic: Arithmetic = FLOAT32,
 ) -> str:
     """Returns what a model takes, and how much room that leaves where it is known.
@@ -257,7 +277,8 @@ def memory_in_words(
       token_budget: Positions that are to be held at a time, if the user says so.
       model_parallelism: Devices that share one model.
       runs_here: Whether it is this machine that decodes.
-      arithmetic: As in `least_need`.
+      exit_head: As in `least_need`.
+      arithmetic: As there.
 
     Raises:
       UsageError: If devices cannot share the model so.
@@ -271,13 +292,27 @@ def memory_in_words(
         weights += f", {_in_words(part)} on each of {model_parallelism} devices"
         if division.whole:
             weights += f" (each has {division.whole_in_words()} whole, which cannot be shared evenly)"
+    if heads := _heads_bytes(config, exit_head, arithmetic):
+        weights += f", and up to {_in_words(heads)} of certified heads"
     if token_budget is not None:
         return f"{weights}; room for {token_budget:,} positions, as asked, takes {_in_words(token_budget * position)}"
     if not runs_here or has_accelerators():
         return f"{weights}; a position takes {_in_words(position)}"
-    free = max(0, available_bytes() - whole)
+    free = max(0, available_bytes() - whole - heads)
     room = max(source + lanes * steps, int(free * _HOST_SHARE / 2 / position))
     return f"{weights}, {_in_words(free)} free beside them: room for {room:,} positions"
+
+
+def _heads_bytes(config: ModelConfig, exit_head: str, arithmetic: Arithmetic) -> int:
+    """Returns what certified heads take at most."""
+    return certified_bytes(
+        exit_head,
+        arithmetic,
+        vocab_size=config.vocab_size,
+        width=config.emb_dim,
+        is_by_entry=config.tied_head,
+        heads=config.num_decoder_layers if config.exit_heads else 1,
+    )
 
 
 def _position_numbers(config: ModelConfig) -> int:

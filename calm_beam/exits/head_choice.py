@@ -13,13 +13,11 @@ import numpy as np
 from calm_beam.arithmetic import Arithmetic
 
 from .certified_head import CertifiedHead, certify, quantised_head
-from .head_forms import check_head
+from .head_forms import SMALLEST_CERTIFIED, check_head
 from .measures import Measure, Need
 
 _LOGGER = logging.getLogger(__name__)
 
-# Smaller heads are exact: what is saved is less than what the bounds cost.
-_SMALLEST = 1 << 22
 # How much faster a certified head must be, since some decisions are made twice.
 _WORTH = 0.85
 _REPETITIONS = 3
@@ -97,7 +95,7 @@ def choose_head(
         return None
     if exit_head != "auto":
         return quantised_head(jnp.moveaxis(weights, vocab_axis, 0), exit_head)
-    if weights.size < _SMALLEST or not jnp.isfinite(weights).all():
+    if weights.size < SMALLEST_CERTIFIED or not jnp.isfinite(weights).all():
         return None
     by_entry = jnp.moveaxis(weights, vocab_axis, 0)
     # States as the final norm leaves them.

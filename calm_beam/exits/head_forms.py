@@ -6,6 +6,12 @@ from calm_beam.errors import UsageError
 EXIT_HEADS = ("auto", "exact", "int8", "bfloat16")
 """What `--exit_head` takes: a form, or `auto` for the one that is fastest on this machine."""
 
+# Smaller heads are exact: what is saved is less than what the bounds cost.
+SMALLEST_CERTIFIED = 1 << 22
+# Numbers of float32 that a certified head has of each entry of the vocabulary, besides what it is quantised to: four,
+# those of 16 columns that stand out, and one for padding and the like.
+_NUMBERS_OF_ENTRY = 21
+
 
 def check_head(exit_head: str, arithmetic: Arithmetic) -> None:
     """Checks that a form of the head can decide what a model computes.
@@ -36,3 +42,25 @@ def form_on_devices(exit_head: str, model_parallelism: int) -> str:
             "on one device. Take auto or exact."
         )
     return "exact"
+
+
+def certified_bytes(
+    exit_head: str, arithmetic: Arithmetic, *, vocab_size: int, width: int, is_by_entry: bool, heads: int
+) -> int:
+    """Returns what certified heads take at most, beside the model's own weights.
+
+    Args:
+      exit_head: One of `EXIT_HEADS`. What `auto` will take is not known yet: the larger form.
+      arithmetic: Of the model.
+      vocab_size: Entries of the vocabulary.
+      width: Of the model.
+      is_by_entry: Whether the head's weights are stored entry by entry, as an embedding's; if not, they are copied so.
+      heads: How many heads there are.
+    """
+    size = vocab_size * width
+    if exit_head == "exact" or arithmetic.matmul_precision != "highest":
+        return 0
+    if exit_head == "auto" and size < SMALLEST_CERTIFIED:
+        return 0
+    number_bytes = (1 if exit_head == "int8" else 2) + (0 if is_by_entry else arithmetic.number_bytes)
+    return heads * (number_bytes * size + 4 * _NUMBERS_OF_ENTRY * vocab_size)

@@ -16,6 +16,7 @@ from calm_beam.decoding.prompts import Prompt, encode_prompt
 from calm_beam.decoding.result import EarlyExitResult
 from calm_beam.decoding.settings import DecodeSettings
 from calm_beam.decoding.thresholds import thresholds_by_step
+from calm_beam.exits.head_forms import form_on_devices
 from calm_beam.manifest import Calibration, ExternalManifest, Manifest, check_kind, read_manifest
 from calm_beam.vocabulary import EOS_ID, Vocabulary, output_text
 
@@ -156,13 +157,17 @@ class Generator:
         loaded = recorded_vocabulary(manifest.vocabulary, checkpoint, path=vocabulary)
         settings = agreed_settings(manifest, entry, checkpoint=checkpoint, vocabulary=loaded, confidence=confidence)
         sizes = {"lanes": 1, "steps": settings.max_decode_length, "source": settings.max_input_length}
-        check_memory(checkpoint.config, **sizes, token_budget=token_budget, arithmetic=settings.arithmetic)
+        form = form_on_devices(exit_head, model_parallelism)
+        check_memory(
+            checkpoint.config, **sizes, token_budget=token_budget, exit_head=form, arithmetic=settings.arithmetic
+        )
         memory = memory_in_words(
             checkpoint.config,
             **sizes,
             token_budget=token_budget,
             model_parallelism=model_parallelism,
             runs_here=True,
+            exit_head=form,
             arithmetic=settings.arithmetic,
         )
         return cls(

@@ -272,12 +272,14 @@ def _check_fits(request: SweepRequest, config: ModelConfig, *, runs_here: bool) 
         "steps": settings.max_decode_length,
         "source": settings.max_input_length,
     }
+    exit_head = form_on_devices(request.exit_head, request.model_parallelism)
     if runs_here:
         check_memory(
             config,
             **sizes,
             token_budget=request.token_budget,
             copies=request.model_copies,
+            exit_head=exit_head,
             arithmetic=settings.arithmetic,
         )
     return memory_in_words(
@@ -286,5 +288,6 @@ def _check_fits(request: SweepRequest, config: ModelConfig, *, runs_here: bool) 
         token_budget=request.token_budget,
         model_parallelism=request.model_parallelism,
         runs_here=runs_here,
+        exit_head=exit_head,
         arithmetic=settings.arithmetic,
     )

@@ -5,6 +5,7 @@ import functools
 import logging
 import math
 import platform
+import re
 import subprocess
 import sys
 import types
@@ -263,6 +264,23 @@ def test_what_does_not_fit_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     ):
         with pytest.raises(ValueError, match=rf"decoding needs [\d,.]+ GiB .* 1.0 GiB are free. {flag}"):
             memory.check_memory(build_config(), **{**sizes, **changes})
+
+
+def test_certified_heads_are_needed_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What would fit but for them is refused with the flag that does without; of a small head, `auto` takes none."""
+    sizes: dict[str, Any] = {"lanes": 2, "steps": 8, "source": 16}
+    config = build_config(vocab_size=20_000, emb_dim=256)
+    exact, auto = (memory.least_need(config, **sizes, exit_head=form) for form in ("exact", "auto"))
+    assert auto.total - exact.total == auto.heads > 2 * 20_000 * 256
+    assert memory.least_need(build_config(), **sizes, exit_head="auto").heads == 0
+    monkeypatch.setattr(memory, "available_bytes", lambda: auto.total - 1)
+    memory.check_memory(config, **sizes)
+    with pytest.raises(ValueError, match=r"certified heads [\d,.]+ MiB, .* are free\. Take --exit_head=exact, or use"):
+        memory.check_memory(config, **sizes, exit_head="auto")
+    said = memory.memory_in_words(config, **sizes, token_budget=None, exit_head="auto")
+    assert re.match(
+        r"[\d,.]+ MiB of weights, and up to [\d,.]+ MiB of certified heads, [\d,.]+ MiB free beside them", said
+    )
 
 
 def test_what_is_needed_is_a_lower_bound_that_grows() -> None:

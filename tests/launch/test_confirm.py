@@ -23,6 +23,7 @@ from calm_beam.serving import Generator
 from calm_beam.set_parts import CALIBRATING, CONFIRMING, part_of
 from calm_beam.sweeps import worker
 from calm_beam.sweeps.served_lanes import ServedLanes
+from calm_beam.transforms import ReadGenerations
 from tests.pipelines import SETTINGS, SHORT_FLAGS, id_rows, without_time, write_model, write_rows
 
 _ROWS = 80
@@ -456,6 +457,17 @@ def test_what_is_verified_is_the_decoder_that_is_promised(
     promised = {entry.threshold for entry in _entries(calibrated)} - {None}
     assert set(decoded) == {tuple(sorted(promised, reverse=True))}
     assert "decoded by the decoder that serves" in " ".join(capsys.readouterr().out.split())
+
+
+def test_who_has_confirmed_chooses_nothing(
+    calibrated: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Their generations are no calibration set: what was not confirmed is not proved by asking them for less."""
+    asked = ("--metric=token_f1", "--delta=0.95", f"--output={tmp_path / 'out'}")
+    assert main(["calibrate", f"--generations={calibrated / 'confirmation'}", *asked]) == 2
+    assert "its examples have confirmed what others chose" in capsys.readouterr().err
+    with pytest.raises(ValueError, match="its examples have confirmed what others chose"):
+        ReadGenerations(str(calibrated / "confirmation"))
 
 
 def test_plan_refuses_it_as_a_pilot(calibrated: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,7 +14,7 @@ def with_unique_ids(examples: Iterable[Example]) -> list[Example]:
     Args:
       examples: Of one shard, or of a whole data set: equal derived ids always meet in one shard.
     """
-    ordered = sorted(examples, key=lambda example: (example.id, example.file_index, example.line))
+    ordered = sorted(examples, key=_place)
     taken = {example.id for example in ordered}
     seen: dict[str, int] = {}
     unique = []
@@ -28,6 +28,11 @@ def with_unique_ids(examples: Iterable[Example]) -> list[Example]:
         unique.append(dataclasses.replace(example, id=f"{example.id}-{count}") if count > 1 else example)
         taken.add(unique[-1].id)
     return unique
+
+
+def _place(example: Example) -> tuple[str, int, int, str, str]:
+    """Returns where an example stands among others: prompts of a pipeline have no place, and ids know no group."""
+    return example.id, example.file_index, example.line, example.cluster or "", example.group or ""
 
 
 def duplicate_prompts(examples: Iterable[Example]) -> frozenset[str]:

@@ -54,8 +54,8 @@ class Example:
       group: Name of the group it belongs to, such as its language; None where groups are not told apart.
       file_index: Which of the sorted data files it came from.
       line: Number of its line, row or record in that file, from 1.
-      repeats_prompt: Whether an example before it, in an order by ids, has the same prompt; always False where examples
-        are in no such order.
+      repeats_prompt: Whether an example before it, in an order by ids, has the same prompt, or one of the part that
+        chooses where it confirms; always False where examples with equal prompts meet in one shard.
     """
 
     id: str

@@ -9,7 +9,7 @@ from apache_beam.metrics import Metrics
 
 from calm_beam.examples import DataError, Example, mixed_prompts
 from calm_beam.inputs import DataFiles, FilePart, Reading, no_examples, parts_of, place_of, read_examples
-from calm_beam.set_parts import SetPart
+from calm_beam.set_parts import CONFIRMING, SetPart
 from calm_beam.sweeps.shard import shard_in_order, with_unique_ids
 from calm_beam.sweeps.shard_count import default_shards
 
@@ -97,7 +97,12 @@ class ReadExamples(beam.PTransform):
         is_checked = (beam.pvalue.AsSingleton(count), beam.pvalue.AsSingleton(is_one_kind))
         kept = self._named_apart(examples)
         if self.part is not None:
-            kept = kept | "TakePart" >> beam.FlatMap(_taken, part=self.part, progress=self.progress)
+            kept = (
+                kept
+                | "KeyWholeByPrompt" >> beam.Map(_prompt_and_example)
+                | "MeetWholeByPrompt" >> beam.GroupByKey()
+                | "TakePart" >> beam.FlatMap(_taken, part=self.part, progress=self.progress)
+            )
             # Of the part; the ids of all have been compared.
             count = kept | "CountPart" >> beam.combiners.Count.Globally()
         shards = (
@@ -168,12 +173,17 @@ def _named_apart(element: tuple[str, Iterable[Example]]) -> list[Example]:
     return with_unique_ids(element[1])
 
 
-def _taken(example: Example, *, part: SetPart, progress: ProgressLog) -> list[Example]:
-    """Returns the example if it is of the part, and reports it as one that was read."""
-    if not part.takes(example):
-        return []
-    progress.report("read", 1)
-    return [example]
+def _taken(element: tuple[bytes, Iterable[Example]], *, part: SetPart, progress: ProgressLog) -> Iterator[Example]:
+    """Yields the examples of one prompt that are of the part, and reports them as read.
+
+    Where the part that chooses has the prompt too, those that confirm are marked: they repeat it.
+    """
+    examples = list(element[1])
+    kept = [example for example in examples if part.takes(example)]
+    repeats = part.name == CONFIRMING and len(kept) < len(examples)
+    for example in kept:
+        progress.report("read", 1)
+        yield dataclasses.replace(example, repeats_prompt=True) if repeats else example
 
 
 def _prompt_and_example(example: Example) -> tuple[bytes, Example]:

@@ -17,7 +17,7 @@ from calm_beam.manifest import GroupRecord
 from calm_beam.set_parts import SetPart
 from calm_beam.storage import absolute, make_folder
 from calm_beam.sweeps import SweepRequest
-from calm_beam.sweeps.folders import begin_generations, find_generations
+from calm_beam.sweeps.folders import begin_generations, check_may_choose, find_generations
 
 from .decode import DecodeExamples
 from .examples import ExamplesRead, ReadExamples
@@ -180,6 +180,7 @@ class ReadGenerations(beam.PTransform):
     def __post_init__(self) -> None:
         self.folder = find_generations(absolute(self.directory))
         self.job = DecodeJob.read(self.folder)
+        check_may_choose(self.folder, self.job)
 
     def groups(self) -> tuple[GroupRecord, ...]:
         """Returns the groups of the examples, as they are stored."""

@@ -24,10 +24,12 @@ class Probe:
     Attributes:
       share: Share of the prompts, in (0, 1].
       salt: Of the hash of ids that decides.
+      metric_source: Digest of the file that defines the metric of the losses, where that is the user's; None of ours.
     """
 
     share: float
     salt: str
+    metric_source: str | None = None
 
     def __post_init__(self) -> None:
         if not 0 < self.share <= 1:

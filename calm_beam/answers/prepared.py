@@ -10,7 +10,7 @@ from calm_beam.examples import DataError
 from calm_beam.exits.head_forms import form_on_devices
 from calm_beam.inputs import DataFiles, is_seqio, place_of, read_examples
 from calm_beam.manifest import Calibration, Manifest
-from calm_beam.metrics.registry import check_may_run, get_metric
+from calm_beam.metrics.registry import check_may_run, get_metric, metric_source_digest
 from calm_beam.serving.agreement import agreed_settings, recorded_vocabulary
 from calm_beam.serving.loss_meter import check_exits, check_watchable
 from calm_beam.storage import absolute
@@ -147,7 +147,12 @@ def _checked_probe(request: AnswerRequest, entry: Calibration) -> Probe | None:
     # Now, and not when the first loss is measured.
     check_may_run(entry.metric, named=() if request.metric is None else (request.metric,), how="name it with --metric")
     get_metric(entry.metric, request.metric_settings)
-    return Probe(share=request.probe_share, salt=request.probe_salt or request.manifest.digest)
+    return Probe(
+        share=request.probe_share,
+        salt=request.probe_salt or request.manifest.digest,
+        # Losses of two metrics are no stream that could be watched.
+        metric_source=metric_source_digest(entry.metric) if ":" in entry.metric else None,
+    )
 
 
 def _check_prompts(data: DataFiles, manifest: Manifest) -> None:

@@ -65,6 +65,8 @@ class DecodeJob:
       end_ids: Ids of the model of which each ends an output. Jobs of earlier versions do not say, and count as T5's.
       decoder: `batch` where the decoder that serves has decoded, at one threshold after the other; None where a sweep
         has, at all of them together.
+      exit_head: Form of the output head that was asked for where the decoder that serves has decoded, which the
+        manifest names; None where a sweep has.
     """
 
     model: ModelRecord
@@ -82,6 +84,7 @@ class DecodeJob:
     part: SetPart | None = None
     end_ids: tuple[int, ...] = (EOS_ID,)
     decoder: str | None = None
+    exit_head: str | None = None
 
     def outputs(self) -> str:
         """Returns the fingerprint of all that decides the outputs but the data: the folder's name."""
@@ -143,6 +146,7 @@ class DecodeJob:
                 part=SetPart.from_dict(content["part"]) if "part" in content else None,
                 end_ids=tuple(content.get("end_ids", (EOS_ID,))),
                 decoder=content.get("decoder"),
+                exit_head=content.get("exit_head"),
             )
             is_alike = job._content() == {key: value for key, value in content.items() if key != "digest"}
         except (AttributeError, KeyError, TypeError, ValueError) as error:
@@ -175,6 +179,7 @@ class DecodeJob:
             **({"part": dataclasses.asdict(self.part)} if self.part is not None else {}),
             **({"end_ids": list(self.end_ids)} if self.end_ids != (EOS_ID,) else {}),
             **({"decoder": self.decoder} if self.decoder is not None else {}),
+            **({"exit_head": self.exit_head} if self.exit_head is not None else {}),
         }
 
 

@@ -327,7 +327,7 @@ class Generator:
         return ServedRequest(
             name=name,
             encoded=self._encode(prompt, name),
-            group=group or self.entry.group,
+            group=self.entry.group if group is None else group,
             entry=self.entry_for(group),
         )
 

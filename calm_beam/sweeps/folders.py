@@ -10,6 +10,7 @@ from calm_beam.counted import counted
 from calm_beam.errors import UsageError, os_error_in_words
 from calm_beam.generations import GenerationsError
 from calm_beam.generations.folder import COMPLETE, JOB, STOPPED, DecodeJob, shard_files
+from calm_beam.set_parts import CONFIRMING
 from calm_beam.storage import (
     is_cloud_path,
     is_file,
@@ -141,6 +142,23 @@ def find_generations(path: str) -> str:
     if len(found) > 1:
         raise UsageError(f"--generations {path}: holds {len(found)} folders. Name one: {', '.join(found)}.")
     return found[0]
+
+
+def check_may_choose(folder: str, job: DecodeJob) -> None:
+    """Refuses generations of examples that have confirmed what others chose: their losses have been looked at.
+
+    Args:
+      folder: Of the generations.
+      job: What they are.
+
+    Raises:
+      UsageError: If they are such.
+    """
+    if job.part is not None and job.part.name == CONFIRMING:
+        raise UsageError(
+            f"{folder}: its examples have confirmed what others chose. They have been looked at, and prove nothing "
+            "more: take fresh data."
+        )
 
 
 def counted_generations(output: str) -> str:

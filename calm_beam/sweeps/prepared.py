@@ -97,6 +97,7 @@ class PreparedSweep:
             part=self.request.part,
             end_ids=self.checkpoint.config.end_ids,
             decoder=self.request.decoder,
+            exit_head=self.request.exit_head if self.request.decoder == BATCH else None,
             software=decoding_versions(),
         )
 

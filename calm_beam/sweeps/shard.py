@@ -14,14 +14,25 @@ def with_unique_ids(examples: Iterable[Example]) -> list[Example]:
     Args:
       examples: Of one shard, or of a whole data set: equal derived ids always meet in one shard.
     """
-    ordered = sorted(examples, key=lambda example: (example.id, example.file_index, example.line))
+    ordered = sorted(examples, key=_place)
+    taken = {example.id for example in ordered}
     seen: dict[str, int] = {}
     unique = []
     for example in ordered:
         # An id that stood in the data occurs once, or the run has ended before.
-        count = seen[example.id] = seen.get(example.id, 0) + 1
+        count = seen.get(example.id, 0) + 1
+        # Not one that stood in the data: those of an earlier run's files have numbers, too.
+        while count > 1 and f"{example.id}-{count}" in taken:
+            count += 1
+        seen[example.id] = count
         unique.append(dataclasses.replace(example, id=f"{example.id}-{count}") if count > 1 else example)
+        taken.add(unique[-1].id)
     return unique
+
+
+def _place(example: Example) -> tuple[str, int, int, str, str]:
+    """Returns where an example stands among others: prompts of a pipeline have no place, and ids know no group."""
+    return example.id, example.file_index, example.line, example.cluster or "", example.group or ""
 
 
 def duplicate_prompts(examples: Iterable[Example]) -> frozenset[str]:

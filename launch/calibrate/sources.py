@@ -25,6 +25,7 @@ from calm_beam.storage import absolute
 from calm_beam.sweeps import Assignment
 from calm_beam.sweeps.folders import (
     begin_generations,
+    check_may_choose,
     find_generations,
     generations_folder,
     keep_last_generations,
@@ -275,6 +276,7 @@ def stored_source(flags: argparse.Namespace) -> StoredSource:
     with naming("--generations"):
         folder = find_generations(absolute(flags.generations))
         job = DecodeJob.read(folder)
+        check_may_choose(folder, job)
         finished = FinishedSweep.read(folder, job)
     if flags.cluster_key != job.cluster_key:
         raise UsageError(

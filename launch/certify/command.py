@@ -16,7 +16,7 @@ from calm_beam.versions import certifying_versions
 from .asked import groups_of, tests_of
 from .flags import fill_in_sequential
 from .published import publish_and_tell
-from .sequential import NEXT_IDS, certify_sequentially
+from .sequential import NEXT_IDS, certify_sequentially, warn_of_counted
 from .sources import Source, read_source
 
 
@@ -32,7 +32,9 @@ def certify(flags: argparse.Namespace) -> int:
     if flags.sequential:
         return certify_sequentially(flags, output)
     earlier = EarlierResult.found_in(output)
-    if not flags.overwrite:
+    if flags.overwrite:
+        warn_of_counted(joined(output, LEDGER))
+    else:
         _check_empty(output, earlier)
     source = read_source(flags, loss=flags.loss, group_key=flags.group_key, cluster_key=flags.cluster_key)
     sweep = source.sweep
@@ -111,11 +113,11 @@ def _checked_output(flags: argparse.Namespace) -> str:
 
 def _check_empty(output: str, earlier: EarlierResult) -> None:
     """Refuses a directory with an earlier result, or with what leads to one."""
-    if earlier.manifest:
-        raise UsageError(f"--output {output}: holds a manifest already. Choose another directory, or pass --overwrite.")
     if is_file(joined(output, LEDGER)):
         raise UsageError(
             f"--output {output}: holds a sequential certification. Its losses have been looked at, so that a test "
             "for all examples at once proves nothing of them. Go on with --sequential, or choose another directory "
             "for other examples."
         )
+    if earlier.manifest:
+        raise UsageError(f"--output {output}: holds a manifest already. Choose another directory, or pass --overwrite.")

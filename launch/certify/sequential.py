@@ -38,6 +38,10 @@ from .published import publish_and_tell
 from .sources import loss_of_losses, rows_of_losses
 
 NEXT_IDS = "next_ids.txt"
+_SEEN_BEFORE = (
+    "caution: --overwrite begins anew where losses have been looked at, which have decided how many there are. For the "
+    "same examples, what follows proves nothing."
+)
 
 
 def certify_sequentially(flags: argparse.Namespace, output: str) -> int:
@@ -56,6 +60,8 @@ def certify_sequentially(flags: argparse.Namespace, output: str) -> int:
     # Before anything is read, so that whoever writes meanwhile is noticed.
     ledger_version, earlier = version(path), EarlierResult.found_in(output)
     settled = None if flags.overwrite else Ledger.read(path)
+    if flags.overwrite:
+        warn_of_counted(path)
     ended = None if flags.overwrite else _ended(output, settled, earlier)
     declared = _declared(flags)
     with as_usage():
@@ -93,6 +99,17 @@ def certify_sequentially(flags: argparse.Namespace, output: str) -> int:
         f"{counted(len(plan.order), 'setting')} counted: {joined(output, MANIFEST)}"
     )
     return 0
+
+
+def warn_of_counted(path: str) -> None:
+    """Says so if the ledger that is to be taken away has counted a round, or cannot tell."""
+    try:
+        ledger = Ledger.read(path)
+    except UsageError:
+        say(_SEEN_BEFORE)
+        return
+    if ledger is not None and ledger.rounds:
+        say(_SEEN_BEFORE)
 
 
 def _declared(flags: argparse.Namespace) -> DeclaredExamples:

@@ -35,6 +35,7 @@ from calm_beam.risk.pvalues import P_VALUES
 from calm_beam.serving.agreement import check_model, check_vocabulary
 from calm_beam.set_parts import CALIBRATING, CONFIRMING, SetPart
 from calm_beam.storage import joined, list_files, parent
+from calm_beam.sweeps.assignment import BATCH
 from calm_beam.sweeps.prepared import PreparedSweep
 from calm_beam.sweeps.shard import with_unique_ids
 from calm_beam.tails import tail_in_words
@@ -154,7 +155,12 @@ def _prepare(
     except ManifestError as error:
         raise UsageError(f"--checkpoint {flags.checkpoint}: {error}") from error
     run = run.without_weights()
-    return [dataclasses.replace(run, request=dataclasses.replace(run.request, settings=each)) for each in settings]
+    # What was confirmed is a promise about the decoder that serves.
+    decoder = None if manifest.confirmation is None else BATCH
+    return [
+        dataclasses.replace(run, request=dataclasses.replace(run.request, settings=each, decoder=decoder))
+        for each in settings
+    ]
 
 
 def _check_data(run: PreparedSweep, flags: argparse.Namespace, *, manifest: Manifest, path: str) -> None:
@@ -274,6 +280,8 @@ def _print(
     failed = max(each.failed for each in fresh)
     units = counted(losses.examples, "example") if flags.cluster_key is None else counted(len(losses.table), "cluster")
     never = sum(entry.threshold is None for entry in manifest.calibrations)
+    if manifest.confirmation is not None:
+        units += ", decoded by the decoder that serves"
     console.print(
         f"{units}, {failed} failed; {never} of the manifest's entries {'says' if never == 1 else 'say'} never exit."
     )

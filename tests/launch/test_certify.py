@@ -458,6 +458,11 @@ def test_what_would_void_the_proof(tmp_path: pathlib.Path, capsys: pytest.Captur
     assert main(["certify", f"--losses={part}", _ORDER, "--delta=0.1", f"--output={tmp_path / 'out'}"]) == 2
     assert "holds a sequential certification. Its losses have been looked at" in capsys.readouterr().err
     assert (tmp_path / "out" / "plan.json").read_bytes() == kept
+    plain = ["certify", f"--losses={part}", _ORDER, "--delta=0.1", f"--output={tmp_path / 'out'}", "--overwrite"]
+    assert main(plain) == 0
+    assert "For the same examples, what follows proves nothing" in " ".join(capsys.readouterr().err.split())
+    assert main(plain) == 0
+    assert "proves nothing" not in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

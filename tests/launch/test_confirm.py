@@ -12,6 +12,8 @@ import pytest
 
 import calm_beam as calm
 from calm_beam.calibration import confirmed_calibration
+from calm_beam.checkpoints import Checkpoint
+from calm_beam.decoding.settings import DecodeSettings
 from calm_beam.generations import Generation, read_generations
 from calm_beam.generations.folder import DecodeJob
 from calm_beam.launch.cli import main
@@ -19,6 +21,9 @@ from calm_beam.manifest import Calibration, Manifest, Variant, read_manifest
 from calm_beam.metrics.token_f1 import token_f1
 from calm_beam.serving import Generator
 from calm_beam.set_parts import CALIBRATING, CONFIRMING, part_of
+from calm_beam.sweeps import worker
+from calm_beam.sweeps.served_lanes import ServedLanes
+from calm_beam.transforms import ReadGenerations
 from tests.pipelines import SETTINGS, SHORT_FLAGS, id_rows, without_time, write_model, write_rows
 
 _ROWS = 80
@@ -204,7 +209,9 @@ def test_equal_examples_are_drawn_one_by_one(model: pathlib.Path, tmp_path: path
     assert manifest.data.examples + manifest.confirmation.data.examples == 80
     for output in (tmp_path / "out", tmp_path / "out" / "confirmation"):
         assert {item.example.input_ids for item in _stored(output)} == {(5, 9, 1), (7, 1)}
-    assert manifest.confirmation.data.duplicates == manifest.confirmation.data.examples - 2
+    # All of them: what confirms repeats what chose, too.
+    assert manifest.data.duplicates == manifest.data.examples - 2
+    assert manifest.confirmation.data.duplicates == manifest.confirmation.data.examples
 
 
 def test_a_killed_run_goes_on(
@@ -221,6 +228,8 @@ def test_a_killed_run_goes_on(
         path.unlink()
     (folder,) = (output / "confirmation" / "generations").iterdir()
     (folder / "complete.json").unlink()
+    assert _calibrate(model, data, output, _CONFIRM, "--exit_head=int8", "--resume") == 1
+    assert "exit_head is 'auto' there, 'int8' here" in capsys.readouterr().err
     next(folder.glob("*.parquet")).unlink()
     assert _calibrate(model, data, output, _CONFIRM) == 2
     assert "of a run that did not finish" in capsys.readouterr().err
@@ -424,6 +433,41 @@ def test_who_has_confirmed_is_not_fresh(
         flags = [f"--manifest={calibrated}", f"--checkpoint={model}", f"--data={path}"]
         assert main(["verify", *flags]) == 2
         assert "is the calibration set itself" in capsys.readouterr().err
+
+
+def test_what_is_verified_is_the_decoder_that_is_promised(
+    model: pathlib.Path,
+    calibrated: pathlib.Path,
+    tmp_path: pathlib.Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Fresh examples are decoded by the decoder that confirmed, at the promised thresholds; a sweep decodes nothing."""
+    decoded: list[tuple[float, ...]] = []
+
+    class Watched(ServedLanes):
+        def __init__(self, checkpoint: Checkpoint, settings: DecodeSettings, **options: Any) -> None:
+            decoded.append(settings.thresholds)
+            super().__init__(checkpoint, settings, **options)
+
+    monkeypatch.setattr(worker, "ServedLanes", Watched)
+    monkeypatch.setattr(worker, "SweepDecoder", None)
+    path = write_rows(tmp_path / "fresh.jsonl", id_rows(20, seed=5))
+    assert main(["verify", f"--manifest={calibrated}", f"--checkpoint={model}", f"--data={path}"]) in (0, 3)
+    promised = {entry.threshold for entry in _entries(calibrated) if entry.threshold is not None}
+    assert set(decoded) == {tuple(sorted(promised, reverse=True))}
+    assert "decoded by the decoder that serves" in " ".join(capsys.readouterr().out.split())
+
+
+def test_who_has_confirmed_chooses_nothing(
+    calibrated: pathlib.Path, tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Their generations are no calibration set: what was not confirmed is not proved by asking them for less."""
+    asked = ("--metric=token_f1", "--delta=0.95", f"--output={tmp_path / 'out'}")
+    assert main(["calibrate", f"--generations={calibrated / 'confirmation'}", *asked]) == 2
+    assert "its examples have confirmed what others chose" in capsys.readouterr().err
+    with pytest.raises(ValueError, match="its examples have confirmed what others chose"):
+        ReadGenerations(str(calibrated / "confirmation"))
 
 
 def test_plan_refuses_it_as_a_pilot(calibrated: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,16 +1,22 @@
 """`calm-beam evaluate` as it is without `--experiment`: from stored generations to tables, files and figures."""
 
 import csv
+import dataclasses
 import json
 import pathlib
 
 import pyarrow.parquet
 import pytest
 
+from calm_beam.arithmetic import Arithmetic
+from calm_beam.errors import UsageError
 from calm_beam.evaluation.files import read_grid, read_trials
 from calm_beam.evaluation.splits import Splits
+from calm_beam.generations.folder import DecodeJob, FinishedSweep
 from calm_beam.launch.cli import main
 from calm_beam.launch.evaluate.splits.command import _FILES
+from calm_beam.launch.evaluate.splits.sources import find_measures
+from calm_beam.storage import make_folder
 from tests.pipelines import SHORT_FLAGS, id_rows, text_rows, write_model, write_rows, write_vocabulary
 
 pytestmark = pytest.mark.timeout(300)
@@ -254,6 +260,25 @@ def test_another_data_set_is_refused(
     both = f"--generations={swept / 'softmax'},{tmp_path / 'other'}"
     assert main(["evaluate", both, f"--output={tmp_path / 'out'}", "--metric=token_f1"]) == 2
     assert "Measures are compared on the same model and data." in capsys.readouterr().err
+
+
+def test_another_precision_is_refused(swept: pathlib.Path, tmp_path: pathlib.Path) -> None:
+    """What a measure saves is held against the full model, which is another one in bfloat16."""
+    softmax, state = (_job(swept / name) for name in ("softmax", "state"))
+    rounded = dataclasses.replace(state.settings, arithmetic=Arithmetic(dtype="bfloat16"))
+    other = dataclasses.replace(state, settings=rounded)
+    for job, name in ((softmax, "softmax"), (other, "other")):
+        folder = str(tmp_path / name)
+        make_folder(folder)
+        job.write(folder)
+        FinishedSweep.of([], job=job.digest(), examples=0).write(folder)
+    with pytest.raises(UsageError, match=r"dtype is 'bfloat16' in .*other, but 'float32' in"):
+        find_measures([str(tmp_path / "softmax"), str(tmp_path / "other")])
+
+
+def _job(output: pathlib.Path) -> DecodeJob:
+    (folder,) = (output / "generations").iterdir()
+    return DecodeJob.read(str(folder))
 
 
 def test_an_earlier_result_stays(

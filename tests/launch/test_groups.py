@@ -274,6 +274,8 @@ def test_a_probe_watches_one_group(joint: pathlib.Path, model: pathlib.Path, tmp
     probe.observe("1", prompt, answer=generator.generate(prompt))
     with pytest.raises(ValueError, match="was answered for group 'it', but the probe is about group 'en'"):
         probe.observe("2", prompt, answer=generator.generate(prompt, group="it"))
+    with pytest.raises(ValueError, match="was answered for group '', but the probe is about group 'en'"):
+        probe.observe("3", prompt, answer=generator.generate(prompt, group=""))
     (row,) = map(json.loads, (tmp_path / "losses.jsonl").read_text().splitlines())
     assert row["calibration"] == 1
     assert main(["monitor", f"--manifest={joint}", f"--losses={tmp_path / 'losses.jsonl'}", "--group=en"]) == 0

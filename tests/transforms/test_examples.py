@@ -360,6 +360,26 @@ def test_equal_rows_are_in_both_parts(tmp_path: pathlib.Path) -> None:
     assert min(sizes) > 5
 
 
+def test_what_confirms_repeats_what_chose(tmp_path: pathlib.Path) -> None:
+    """A prompt of both parts is marked where it confirms; so the parts together count every repetition."""
+    names = {part.name: [f"p{at}" for at in range(99) if part.has(f"p{at}")] for part in _PARTS}
+    rows = [
+        {"id": names[CALIBRATING][0], "input": "of both"},
+        {"id": names[CONFIRMING][0], "input": "of both"},
+        {"id": names[CALIBRATING][1], "input": "of one"},
+        {"id": names[CONFIRMING][1], "input": "of the other"},
+    ]
+    path = write_rows(tmp_path / "a.jsonl", rows)
+    marked = [
+        example.input
+        for part in _PARTS
+        for _, examples in _read(path, part=part)
+        for example in examples
+        if example.repeats_prompt
+    ]
+    assert marked == ["of both"]
+
+
 def test_an_id_of_both_parts_is_refused(tmp_path: pathlib.Path) -> None:
     """Two clusters that share an id may be in different parts; the ids of both are compared."""
     names = [next(f"p{at}" for at in range(99) if part.has(f"p{at}")) for part in _PARTS]

@@ -17,7 +17,7 @@ from calm_beam.checkpoints import load_checkpoint
 from calm_beam.demo import embedded
 from calm_beam.errors import UsageError
 from calm_beam.examples import DataError
-from calm_beam.manifest import DataRecord, GroupRecord, Manifest, ManifestError, write_manifest
+from calm_beam.manifest import DataRecord, GroupRecord, Manifest, ManifestError, read_manifest, write_manifest
 from calm_beam.serving import Generator
 from calm_beam.serving.loss_meter import LossMeter
 from calm_beam.transforms import Generate, ReadExamples, ReadPrompts, ShardPrompts
@@ -271,3 +271,23 @@ def test_what_cannot_be_asked_is_told_at_once(folder: pathlib.Path, tmp_path: pa
     with pytest.raises(DataError, match=r"rows\.jsonl, line 1: is text, but the manifest is about prompts of token"):
         _run(ReadPrompts(data), tmp_path / "a", tmp_path)
     assert not (tmp_path / "a").exists()
+
+
+def test_losses_of_two_metrics_do_not_meet(
+    folder: pathlib.Path, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A run does not go on where the user's metric is another file than it was: its losses stand in one list."""
+    module = tmp_path / "metric_that_changes.py"
+    source = "def same(candidate, references):\n    return float(candidate in references)\n"
+    module.write_text(source)
+    monkeypatch.syspath_prepend(tmp_path)
+    manifest = read_manifest(folder / "manifest.json")
+    name = "metric_that_changes:same"
+    entries = [dataclasses.replace(entry, metric=name) for entry in manifest.calibrations]
+    write_manifest(dataclasses.replace(manifest, calibrations=tuple(entries), plan=None), tmp_path / "manifest.json")
+    asked = {"manifest": str(tmp_path / "manifest.json"), "metric": name, "probe_share": 0.5}
+    path = write_rows(tmp_path / "rows.jsonl", named_rows(6))
+    _run(ReadPrompts(str(path), num_shards=1), tmp_path / "answers", folder, **asked)
+    module.write_text(f"{source}# Changed.\n")
+    with pytest.raises(UsageError, match=r"was begun in another way: .*metric_source"):
+        _run(ReadPrompts(str(path), num_shards=1), tmp_path / "answers", folder, resume=True, **asked)

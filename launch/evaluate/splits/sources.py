@@ -85,7 +85,10 @@ def find_measures(directories: Sequence[str]) -> tuple[StoredMeasure, ...]:
     )
 
 
-_ALIKE = ("model", "vocabulary", "data", "cluster_key", "max_decode_length", "max_input_length", "task_prefix")
+_ALIKE = (
+    *("model", "vocabulary", "data", "cluster_key", "max_decode_length", "max_input_length", "task_prefix"),
+    *("dtype", "matmul_precision"),
+)
 
 
 def _alike(job: DecodeJob) -> tuple[object, ...]:
@@ -99,6 +102,8 @@ def _alike(job: DecodeJob) -> tuple[object, ...]:
         settings.max_decode_length,
         settings.max_input_length,
         settings.task_prefix,
+        settings.arithmetic.dtype,
+        settings.arithmetic.matmul_precision,
     )
 
 

@@ -10,7 +10,7 @@ from calm_beam.examples import DataError
 from calm_beam.exits.head_forms import form_on_devices
 from calm_beam.inputs import DataFiles, is_seqio, place_of, read_examples
 from calm_beam.manifest import Calibration, Manifest
-from calm_beam.metrics.registry import check_may_run, get_metric, metric_source_digest
+from calm_beam.metrics.registry import check_may_run, check_source, get_metric, metric_source_digest
 from calm_beam.serving.agreement import agreed_settings, recorded_vocabulary
 from calm_beam.serving.loss_meter import check_exits, check_watchable
 from calm_beam.storage import absolute
@@ -146,6 +146,7 @@ def _checked_probe(request: AnswerRequest, entry: Calibration) -> Probe | None:
         check_exits(entry)
     # Now, and not when the first loss is measured.
     check_may_run(entry.metric, named=() if request.metric is None else (request.metric,), how="name it with --metric")
+    check_source(entry.metric, request.manifest.software)
     get_metric(entry.metric, request.metric_settings)
     return Probe(
         share=request.probe_share,

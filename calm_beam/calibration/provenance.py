@@ -21,6 +21,7 @@ from calm_beam.manifest import (
     SequentialRecord,
     VocabularyRecord,
 )
+from calm_beam.metrics.registry import source_digests
 from calm_beam.versions import run_versions
 
 from .pareto import CHOOSING
@@ -66,13 +67,15 @@ class RunProvenance:
           settings: The job's, with the part of its grid that is tested; all of it if omitted.
           created: As above; now if omitted.
         """
+        metrics = {spec.objective.metric for spec in specs}
         return cls(
             created=created or time_of_now(),
             model=job.model,
             vocabulary=job.vocabulary,
             settings=settings or job.settings,
             patterns=job.patterns,
-            software=run_versions(job.software, metrics={spec.objective.metric for spec in specs}),
+            # The file of a metric of the user's own is its version.
+            software={**run_versions(job.software, metrics=metrics), **source_digests(metrics)},
         )
 
     def manifest(

@@ -100,6 +100,38 @@ def metric_source_digest(name: str) -> str:
         return f"sha256:{hashlib.file_digest(file, 'sha256').hexdigest()}"
 
 
+def source_digests(names: Collection[str]) -> dict[str, str]:
+    """Returns `metric_source_digest` of those that are the user's own, by name; but of modules that have no file.
+
+    Raises:
+      MetricError: If one cannot be imported.
+    """
+    found = {}
+    for name in sorted(name for name in names if ":" in name):
+        _import_metric(name)
+        if getattr(importlib.import_module(name.partition(":")[0]), "__file__", None) is not None:
+            found[name] = metric_source_digest(name)
+    return found
+
+
+def check_source(name: str, software: Mapping[str, str]) -> None:
+    """Checks that a metric of the user's own is defined by the file that it was calibrated with; it is imported.
+
+    Args:
+      name: Of any metric.
+      software: Of a manifest. Manifests of earlier versions do not say, nor those of modules without a file.
+
+    Raises:
+      MetricError: If it is not, or cannot be imported.
+    """
+    calibrated = software.get(name) if ":" in name else None
+    if calibrated is not None and (found := metric_source_digest(name)) != calibrated:
+        raise MetricError(
+            f'metric "{name}": its module is now {found}, calibrated was {calibrated}. Losses by another function are '
+            "not those that were promised: take the file of then, or calibrate again."
+        )
+
+
 def full_name(name: str, settings: MetricSettings) -> str:
     """Returns the name under which a metric's scores may be compared: of `bleurt`, with its checkpoint's digest.
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from typing import Self
 
 from calm_beam.manifest import Calibration, Manifest, ManifestError
-from calm_beam.metrics.registry import check_may_run, checked_score, get_metric
+from calm_beam.metrics.registry import check_may_run, check_source, checked_score, get_metric
 from calm_beam.metrics.settings import NO_SETTINGS, MetricSettings
 from calm_beam.risk.losses import losses_of_scores
 from calm_beam.vocabulary import reference_text
@@ -82,7 +82,7 @@ class LossMeter:
         Raises:
           ManifestError: If the promise is about clusters of prompts, of which single requests tell nothing, or about
             another metric than was named.
-          MetricError: If the metric is not known, does not work here, or is code that was not named.
+          MetricError: If the metric is not known, does not work here, or is code that was not named, or that changed.
           ValueError: If the share is out of range.
         """
         check_share(share)
@@ -93,6 +93,7 @@ class LossMeter:
         check_may_run(
             entry.metric, named=() if metric is None else (metric,), how=f"name it: {type(self).__name__}(metric=...)"
         )
+        check_source(entry.metric, generator.manifest.software)
         self._metric = get_metric(entry.metric, metric_settings)
         # Texts that differ: some metrics give equal ones 1 before they import what they need.
         checked_score(

@@ -29,7 +29,7 @@ from calm_beam.launch.setup_run import prepare_run
 from calm_beam.launch.terminal import PlainConsole, say, tell
 from calm_beam.launch.terminal.summary import group_line, variant_lines
 from calm_beam.manifest import Calibration, Manifest, ManifestError, Variant, read_manifest
-from calm_beam.metrics.registry import BLEURT, check_may_run, full_name, get_metric
+from calm_beam.metrics.registry import BLEURT, check_may_run, check_source, full_name, get_metric
 from calm_beam.printable import printable_line
 from calm_beam.risk.pvalues import P_VALUES
 from calm_beam.serving.agreement import check_model, check_vocabulary
@@ -64,7 +64,7 @@ def verify_manifest(flags: argparse.Namespace, options: PipelineOptions) -> int:
             of_them = "" if flags.metric is None else f" of {', '.join(flags.metric)}"
             tell(f"Every entry of the manifest{of_them} says never exit: there is nothing that could be broken.")
             return 0
-        _check_entries(entries, flags)
+        _check_entries(entries, flags, manifest=manifest)
         _take_policies(flags, manifest)
         workers = Workers.prepared(
             options,
@@ -104,11 +104,12 @@ def _with_metrics(
     return tuple(entry for entry in entries if entry.metric in named)
 
 
-def _check_entries(entries: Sequence[Calibration], flags: argparse.Namespace) -> None:
+def _check_entries(entries: Sequence[Calibration], flags: argparse.Namespace, *, manifest: Manifest) -> None:
     metrics = sorted({entry.metric for entry in entries})
     for name in metrics:
         how = f"pass --metric={','.join(metrics)}, or name the metrics to test without it"
         check_may_run(name, named=flags.metric or (), how=how)
+        check_source(name, manifest.software)
     for entry in entries:
         if entry.p_value not in P_VALUES:
             raise UsageError(

@@ -280,6 +280,8 @@ def test_own_metrics_are_imported(model: pathlib.Path, data: pathlib.Path, tmp_p
     assert _calibrate(model, data, tmp_path / "known") == 0
     own, known = _table(tmp_path / "own"), _table(tmp_path / "known")
     assert {row["metric"] for row in own} == {"calm_beam.metrics.token_f1:token_f1"}
+    software = read_manifest(tmp_path / "own" / "manifest.json").software
+    assert software["calm_beam.metrics.token_f1:token_f1"].startswith("sha256:")
     assert [row["loss_sum"] for row in own] == [row["loss_sum"] for row in known]
 
 

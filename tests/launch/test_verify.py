@@ -1,6 +1,7 @@
 """`calm-beam verify` from flags to exit status."""
 
 import dataclasses
+import hashlib
 import json
 import pathlib
 import shutil
@@ -236,6 +237,21 @@ def test_code_that_the_caller_names_is_run(
     assert mark.exists()
     printed = capsys.readouterr().out
     assert "2 promises" in printed or "of 2 are proved again" in printed
+
+
+def test_a_metric_that_was_changed_tests_nothing(
+    place: _Place, tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Losses by another function than was calibrated are not those that were promised."""
+    _with_own_metric(place, tmp_path, monkeypatch)
+    named = [*place.flags, "--metric=calm_beam_foreign:score"]
+    digest = hashlib.sha256((tmp_path / "calm_beam_foreign.py").read_bytes()).hexdigest()
+    software = {**_manifest(place).software, "calm_beam_foreign:score": f"sha256:{digest}"}
+    _change(place, software=software)
+    assert main(named) in (0, 3)
+    _change(place, software={**software, "calm_beam_foreign:score": f"sha256:{'0' * 64}"})
+    assert main(named) == 2
+    assert 'metric "calm_beam_foreign:score": its module is now sha256:' in capsys.readouterr().err
 
 
 def test_what_cannot_be_decoded_alike_is_refused(place: _Place, capsys: pytest.CaptureFixture[str]) -> None:

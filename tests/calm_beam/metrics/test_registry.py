@@ -12,7 +12,16 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import pytest
 
-from calm_beam.metrics.registry import METRICS, MetricError, checked_score, full_name, get_metric, take_clipped
+from calm_beam.metrics.registry import (
+    METRICS,
+    MetricError,
+    check_source,
+    checked_score,
+    full_name,
+    get_metric,
+    source_digests,
+    take_clipped,
+)
 from calm_beam.metrics.settings import NO_SETTINGS
 
 _OWN_MODULE = """
@@ -254,3 +263,20 @@ def test_other_packages_wait_for_their_metric() -> None:
         "import calm_beam.metrics.registry as r; [r.get_metric(name)('a', ['b']) for name in ('chrf', 'edit_distance')]"
     )
     assert {"sacrebleu", "rapidfuzz"} <= _loaded_after(code)
+
+
+@pytest.mark.usefixtures("_own_modules")
+def test_the_file_of_an_own_metric_is_its_version(tmp_path: pathlib.Path) -> None:
+    """Another file under the same name is refused; ours have versions of packages, and modules without a file none."""
+    software = source_digests(["own_scores:half", "token_f1", "builtins:len"])
+    assert software.keys() == {"own_scores:half"}
+    check_source("own_scores:half", software)
+    check_source("token_f1", {"token_f1": "1"})
+    check_source("builtins:len", software)
+    with (tmp_path / "own_scores.py").open("a") as file:
+        file.write("# Changed.\n")
+    check_source("own_scores:half", {})
+    with pytest.raises(
+        MetricError, match=r'"own_scores:half": its module is now sha256:\w+, calibrated was sha256:\w+\.'
+    ):
+        check_source("own_scores:half", software)

@@ -104,6 +104,15 @@ def test_a_manifest_runs_no_code(tmp_path: pathlib.Path, monkeypatch: pytest.Mon
         _probe(tmp_path / "losses", build_entry(0.2, metric=own), metric="other:score")
 
 
+def test_a_metric_that_was_changed_watches_nothing(tmp_path: pathlib.Path) -> None:
+    """Losses by another function than was calibrated are not those that were promised."""
+    own = "tests.calm_beam.serving.test_probe:score"
+    manifest = build_served_manifest(_CHECKPOINT, (build_entry(0.2, metric=own),))
+    changed = dataclasses.replace(manifest, software={**manifest.software, own: f"sha256:{'0' * 64}"})
+    with pytest.raises(MetricError, match=f'"{own}": its module is now sha256:'):
+        LossProbe(Generator.from_manifest(changed, _CHECKPOINT), tmp_path / "losses", share=1.0, salt="a", metric=own)
+
+
 def test_the_sample_is_decided_by_id_and_salt(tmp_path: pathlib.Path) -> None:
     """About the share of all ids is sampled, the same ids every time, other ones with another salt."""
     _, probe = _probe(tmp_path / "losses", share=0.3)

@@ -13,7 +13,7 @@ import numpy as np
 from calm_beam.arithmetic import Arithmetic
 
 from .certified_head import CertifiedHead, certify, quantised_head
-from .head_forms import SMALLEST_CERTIFIED, check_head
+from .head_forms import check_head, may_certify
 from .measures import Measure, Need
 
 _LOGGER = logging.getLogger(__name__)
@@ -90,12 +90,12 @@ def choose_head(
       ValueError: If `exit_head` is none of these, or one that certifies what cannot be.
     """
     check_head(exit_head, arithmetic)
-    is_rounded = arithmetic.matmul_precision != "highest"
-    if exit_head == "exact" or is_rounded or (measure.needs is Need.LOGITS and measure.bounds is None):
+    has_no_bounds = measure.needs is Need.LOGITS and measure.bounds is None
+    if has_no_bounds or not may_certify(exit_head, arithmetic, size=weights.size):
         return None
     if exit_head != "auto":
         return quantised_head(jnp.moveaxis(weights, vocab_axis, 0), exit_head)
-    if weights.size < SMALLEST_CERTIFIED or not jnp.isfinite(weights).all():
+    if not jnp.isfinite(weights).all():
         return None
     by_entry = jnp.moveaxis(weights, vocab_axis, 0)
     # States as the final norm leaves them.

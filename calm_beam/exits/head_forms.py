@@ -28,6 +28,13 @@ def check_head(exit_head: str, arithmetic: Arithmetic) -> None:
         )
 
 
+def may_certify(exit_head: str, arithmetic: Arithmetic, *, size: int) -> bool:
+    """Returns whether a certified head may decide, of a head with so many weights."""
+    if exit_head == "exact" or arithmetic.matmul_precision != "highest":
+        return False
+    return exit_head != "auto" or size >= SMALLEST_CERTIFIED
+
+
 def form_on_devices(exit_head: str, model_parallelism: int) -> str:
     """Returns the form of the head that decides where devices share a model, given what is asked for.
 
@@ -58,9 +65,7 @@ def certified_bytes(
       heads: How many heads there are.
     """
     size = vocab_size * width
-    if exit_head == "exact" or arithmetic.matmul_precision != "highest":
-        return 0
-    if exit_head == "auto" and size < SMALLEST_CERTIFIED:
+    if not may_certify(exit_head, arithmetic, size=size):
         return 0
     number_bytes = (1 if exit_head == "int8" else 2) + (0 if is_by_entry else arithmetic.number_bytes)
     return heads * (number_bytes * size + 4 * _NUMBERS_OF_ENTRY * vocab_size)

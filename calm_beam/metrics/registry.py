@@ -92,8 +92,7 @@ def metric_source_digest(name: str) -> str:
     Raises:
       MetricError: If it cannot be imported, or its module has no file.
     """
-    _import_metric(name)
-    path = getattr(importlib.import_module(name.partition(":")[0]), "__file__", None)
+    path = _source_file(name)
     if path is None:
         raise MetricError(f'metric "{name}": its module has no file, so that nothing could tell it from another.')
     with open(path, "rb") as file:
@@ -106,12 +105,14 @@ def source_digests(names: Collection[str]) -> dict[str, str]:
     Raises:
       MetricError: If one cannot be imported.
     """
-    found = {}
-    for name in sorted(name for name in names if ":" in name):
-        _import_metric(name)
-        if getattr(importlib.import_module(name.partition(":")[0]), "__file__", None) is not None:
-            found[name] = metric_source_digest(name)
-    return found
+    own = sorted(name for name in names if ":" in name)
+    return {name: metric_source_digest(name) for name in own if _source_file(name) is not None}
+
+
+def _source_file(name: str) -> str | None:
+    """Returns the file that defines a metric of the user's own, which is imported; None of a module without one."""
+    _import_metric(name)
+    return getattr(importlib.import_module(name.partition(":")[0]), "__file__", None)
 
 
 def check_source(name: str, software: Mapping[str, str]) -> None:

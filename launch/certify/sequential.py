@@ -105,10 +105,10 @@ def warn_of_counted(path: str) -> None:
     """Says so if the ledger that is to be taken away has counted a round, or cannot tell."""
     try:
         ledger = Ledger.read(path)
+        has_counted = ledger is not None and bool(ledger.rounds)
     except UsageError:
-        say(_SEEN_BEFORE)
-        return
-    if ledger is not None and ledger.rounds:
+        has_counted = True
+    if has_counted:
         say(_SEEN_BEFORE)
 
 

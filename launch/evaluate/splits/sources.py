@@ -86,8 +86,15 @@ def find_measures(directories: Sequence[str]) -> tuple[StoredMeasure, ...]:
 
 
 _ALIKE = (
-    *("model", "vocabulary", "data", "cluster_key", "max_decode_length", "max_input_length", "task_prefix"),
-    *("dtype", "matmul_precision"),
+    "model",
+    "vocabulary",
+    "data",
+    "cluster_key",
+    "max_decode_length",
+    "max_input_length",
+    "task_prefix",
+    "dtype",
+    "matmul_precision",
 )
 
 

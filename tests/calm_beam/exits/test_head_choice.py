@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from calm_beam.arithmetic import FLOAT32, Arithmetic
-from calm_beam.exits import head_choice
+from calm_beam.exits import head_choice, head_forms
 from calm_beam.exits.certified_head import CertifiedHead
 from calm_beam.exits.decision import decide
 from calm_beam.exits.head_choice import choose_head
@@ -77,7 +77,7 @@ def test_auto_takes_the_fastest_and_says_so(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """A certified form only if it is clearly faster, since it decides some rows twice."""
-    monkeypatch.setattr(head_choice, "SMALLEST_CERTIFIED", 1)
+    monkeypatch.setattr(head_forms, "SMALLEST_CERTIFIED", 1)
     times = iter(seconds.values())
     monkeypatch.setattr(head_choice, "_seconds", lambda *_: next(times))
     with caplog.at_level(logging.INFO, logger=head_choice.__name__):
@@ -89,7 +89,7 @@ def test_auto_takes_the_fastest_and_says_so(
 
 def test_auto_measures_what_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
     """It runs, whatever it chooses; a head that is not finite is left to the exact one."""
-    monkeypatch.setattr(head_choice, "SMALLEST_CERTIFIED", 1)
+    monkeypatch.setattr(head_forms, "SMALLEST_CERTIFIED", 1)
     for arithmetic in (FLOAT32, Arithmetic(dtype="bfloat16")):
         assert jax.tree.leaves(_choose("auto", arithmetic=arithmetic)) is not None
     weights = jnp.full((32, 2048), jnp.nan)
@@ -105,7 +105,7 @@ def test_other_names_are_refused() -> None:
 
 def test_rounded_products_are_not_certified(monkeypatch: pytest.MonkeyPatch) -> None:
     """A head whose products are less than float32's decides alone: bounds would be about other numbers."""
-    monkeypatch.setattr(head_choice, "SMALLEST_CERTIFIED", 1)
+    monkeypatch.setattr(head_forms, "SMALLEST_CERTIFIED", 1)
     for precision in ("high", "default"):
         arithmetic = Arithmetic(matmul_precision=precision)
         assert _choose("auto", arithmetic=arithmetic) is None

@@ -54,7 +54,9 @@ _STEPS = {
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class _Task:
+class Task:
+    """What is decoded, by which model and how."""
+
     checkpoint: Checkpoint
     prompts: Sequence[Sequence[int]]
     steps: int
@@ -62,24 +64,27 @@ class _Task:
 
 
 @dataclasses.dataclass(kw_only=True)
-class _Run:
-    """A decoder with what it decodes: the fastest seconds, the results and the counted work of one pass."""
+class Run:
+    """A decoder with what it decodes: the fastest seconds, and the results of one pass."""
 
     decode: Callable[[], dict[int, EarlyExitResult]]
     seconds: float = float("inf")
     results: dict[int, EarlyExitResult] = dataclasses.field(default_factory=dict)
 
     def once(self) -> None:
+        """Decodes, and keeps the time if it is the shortest."""
         start = time.perf_counter()
         self.results = self.decode()
         self.seconds = min(self.seconds, time.perf_counter() - start)
 
     @property
     def tokens(self) -> int:
+        """Tokens of all results."""
         return sum(result.length for result in self.results.values())
 
     @property
     def layers(self) -> float:
+        """Mean layers of a token."""
         return sum(int(result.exit_layers.sum()) for result in self.results.values()) / self.tokens
 
 
@@ -106,7 +111,7 @@ def main() -> None:
     prompts = read_prompts(flags.data, checkpoint, settings=settings, count=flags.most_prompts)
     if flags.widened:
         checkpoint = widen_to_paper(checkpoint)
-    task = _Task(checkpoint=checkpoint, prompts=prompts, steps=steps, exit_head=flags.exit_head)
+    task = Task(checkpoint=checkpoint, prompts=prompts, steps=steps, exit_head=flags.exit_head)
     print(describe_machine())
     print(f"at most {steps} tokens, {flags.rounds} rounds, exit head {flags.exit_head}")
     columns = (
@@ -130,7 +135,7 @@ def main() -> None:
                 _print_row(some, measure, threshold, size=size, rounds=flags.rounds)
 
 
-def _searched(task: _Task, measure: str, *, layers: float) -> float:
+def _searched(task: Task, measure: str, *, layers: float) -> float:
     """Returns a threshold that uses about such a share of the layers per token."""
     if measure == "static":
         return layers
@@ -140,17 +145,17 @@ def _searched(task: _Task, measure: str, *, layers: float) -> float:
     found: list[tuple[float, float]] = []
     for _ in range(_TRIES):
         threshold = (lower + upper) / 2
-        run = _Run(decode=_batched(some, measure, threshold, size=_TRIED)[0])
+        run = Run(decode=batched(some, ExitRule(confidence=measure), threshold, size=_TRIED)[0])
         run.once()
         found.append((abs(run.layers - layers * depth), threshold))
         lower, upper = (threshold, upper) if run.layers < layers * depth else (lower, threshold)
     return min(found)[1]
 
 
-def _batched(
-    task: _Task, measure: str, threshold: float | None, *, size: int
+def batched(
+    task: Task, rule: ExitRule, threshold: float | None, *, size: int
 ) -> tuple[Callable[[], dict[int, EarlyExitResult]], BatchDecoder]:
-    rule = ExitRule(confidence=measure)
+    """Returns what decodes all prompts, so many at a time, and its decoder; the full model if threshold is None."""
     decoder = BatchDecoder(
         task.checkpoint,
         rule,
@@ -162,10 +167,11 @@ def _batched(
     return lambda: dict(decoder.decode(task.prompts)), decoder
 
 
-def _single(task: _Task, measure: str, threshold: float | None) -> Callable[[], dict[int, EarlyExitResult]]:
+def single(task: Task, rule: ExitRule, threshold: float | None) -> Callable[[], dict[int, EarlyExitResult]]:
+    """Returns what decodes all prompts, one at a time."""
     decoder = EarlyExitDecoder(
         task.checkpoint,
-        ExitRule(confidence=measure),
+        rule,
         threshold=threshold,
         max_decode_length=task.steps,
         max_input_length=_MAX_INPUT_LENGTH,
@@ -174,27 +180,22 @@ def _single(task: _Task, measure: str, threshold: float | None) -> Callable[[], 
     return lambda: dict(decoder.decode(task.prompts))
 
 
-def _print_row(task: _Task, measure: str, threshold: float, *, size: int, rounds: int) -> None:
+def _print_row(task: Task, measure: str, threshold: float, *, size: int, rounds: int) -> None:
+    rule = ExitRule(confidence=measure)
     if size == 1:
         # Single prompts are served by a decoder of their own, whose loop runs on the device.
-        ways = [_Run(decode=_single(task, measure, at)) for at in (None, threshold)]
+        ways = [Run(decode=single(task, rule, at)) for at in (None, threshold)]
         allowed = None
     else:
         (full_decode, full_decoder), (early_decode, early_decoder) = (
-            _batched(task, measure, at, size=size) for at in (None, threshold)
+            batched(task, rule, at, size=size) for at in (None, threshold)
         )
-        ways = [_Run(decode=full_decode), _Run(decode=early_decode)]
+        ways = [Run(decode=full_decode), Run(decode=early_decode)]
         for run in ways:
             run.once()
         allowed = _allowed(ways[0], full_decoder, ways[1], early_decoder)
     full, early = ways
-    for run in ways:
-        run.once()
-        run.seconds = float("inf")
-    for _ in range(rounds):
-        for run in ways:
-            run.once()
-    gain = full.seconds / full.tokens / (early.seconds / early.tokens)
+    gain = measured_gain(full, early, rounds=rounds)
     cells = (
         str(size),
         measure,
@@ -208,7 +209,18 @@ def _print_row(task: _Task, measure: str, threshold: float, *, size: int, rounds
     print(f"| {' | '.join(cells)} |", flush=True)
 
 
-def _allowed(full: _Run, full_decoder: BatchDecoder, early: _Run, early_decoder: BatchDecoder) -> float:
+def measured_gain(full: Run, early: Run, *, rounds: int) -> float:
+    """Returns how many times the full model's tokens a second exits give, both decoded in turns after a first pass."""
+    for run in (full, early):
+        run.once()
+        run.seconds = float("inf")
+    for _ in range(rounds):
+        full.once()
+        early.once()
+    return full.seconds / full.tokens / (early.seconds / early.tokens)
+
+
+def _allowed(full: Run, full_decoder: BatchDecoder, early: Run, early_decoder: BatchDecoder) -> float:
     """Returns the gain per token if each piece of work took as long a row as in the full model's run."""
     full_work, full_seconds, whole = _in_pieces(full, full_decoder)
     early_work, early_seconds, _ = _in_pieces(early, early_decoder)
@@ -229,7 +241,7 @@ def _decisions(work: Work) -> int:
     return max(work.certified_rows, work.projection_rows)
 
 
-def _in_pieces(run: _Run, decoder: BatchDecoder) -> tuple[Work, dict[str, float], float]:
+def _in_pieces(run: Run, decoder: BatchDecoder) -> tuple[Work, dict[str, float], float]:
     """Returns the work of one pass, the seconds of each piece of it, and of all; each step is waited for."""
     before, seconds = decoder.work, collections.defaultdict[str, float](float)
     start = time.perf_counter()

@@ -6,8 +6,12 @@ measures: that a token that exits early changes the tokens after it. So these fi
 """
 
 import dataclasses
+from collections.abc import Iterator
 
 import numpy as np
+
+from calm_beam.efficiency.flops import DecoderSizes, share_of_work
+from calm_beam.exits.rule import ExitRule
 
 # Thresholds of softmax that are tried.
 _GRID = np.linspace(1.0, 0.0, 101)
@@ -31,6 +35,31 @@ class LayerPredictions:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
+class ExitForecast:
+    """What exits by softmax would save if some layers may exit.
+
+    Attributes:
+      min_exit_layer: The lowest of them, from 1.
+      exit_interval: The distance to the next.
+      threshold: Lowest threshold at which, as at all above it, enough tokens are the last layer's; None if there is
+        none but never to exit.
+      layers: Mean exit layer at that threshold.
+      work: The decoder's operations, exit tests included, as a share of the full model's (`share_of_work`).
+    """
+
+    min_exit_layer: int
+    exit_interval: int
+    threshold: float | None
+    layers: float
+    work: float
+
+    @property
+    def flags(self) -> str:
+        """How to ask for them."""
+        return f"--min_exit_layer={self.min_exit_layer} --exit_interval={self.exit_interval}"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Suitability:
     """How much a model could gain by exits.
 
@@ -40,9 +69,8 @@ class Suitability:
       first_agreement: Mean of the first layer that agrees with the last one, the oracle's exit. No measure that is
         right as often exits earlier.
       settled: Mean of the first layer from which on all agree.
-      threshold: Lowest threshold of softmax at which, as at all above it, a share `agreeing` of the tokens is the
-        last layer's; None if there is none but never to exit.
-      layers: Mean exit layer at that threshold.
+      exits: Forecasts for choices of layers that may exit: all, and of each distance between them, 1, 2, 4, ..., the
+        one with the least work. All keep a share `agreeing` of the tokens.
       agreeing: The share that was asked for.
     """
 
@@ -50,19 +78,23 @@ class Suitability:
     perplexity: tuple[float, ...]
     first_agreement: float
     settled: float
-    threshold: float | None
-    layers: float
+    exits: tuple[ExitForecast, ...]
     agreeing: float
+
+    @property
+    def cheapest(self) -> ExitForecast:
+        """The forecast with the least work."""
+        return min(self.exits, key=lambda forecast: forecast.work)
 
     @property
     def verdict(self) -> str:
         """What to do, in a sentence or two."""
-        depth = len(self.agreement)
+        depth, layers = len(self.agreement), min(forecast.layers for forecast in self.exits)
         forecast = (
-            f"softmax exits would use about {self.layers:.1f} of {depth} layers while {self.agreeing:.0%} of the "
+            f"softmax exits would use about {layers:.1f} of {depth} layers while {self.agreeing:.0%} of the "
             "tokens stay those of the full model"
         )
-        if self.layers > _NOTHING * depth:
+        if layers > _NOTHING * depth:
             cause = (
                 "Its lower layers often predict the right token but are not sure of it: a trained exit classifier may "
                 "help (calm-beam train --stage=classifier), fine-tuning helps more (calm-beam train)."
@@ -71,16 +103,40 @@ class Suitability:
                 "(calm-beam train)."
             )
             return f"Not suitable as it is: {forecast}. {cause}"
-        if self.layers > _LITTLE * depth:
+        if layers > _LITTLE * depth:
             return f"Little to gain: {forecast}. Fine-tuning (calm-beam train) moves exits down."
         return f"Suitable: {forecast}. Calibrate it (calm-beam calibrate) to know what may be promised."
 
+    @property
+    def advice(self) -> str:
+        """Which layers should exit, in a sentence; nothing if none does."""
+        every, cheapest = self.exits[0], self.cheapest
+        if cheapest.work >= 1:
+            # No choice saves anything, not to exit at all included.
+            return (
+                "" if every.threshold is None else f"{_price(every)}. Other measures have cheaper tests: state, static."
+            )
+        if cheapest is every:
+            return f"{_price(every)}, and no other choice of layers takes less."
+        if every.threshold is None:
+            return f"Exits at every layer change too many tokens; with {cheapest.flags} they take {_share(cheapest)}."
+        return f"{_price(every)}; with {cheapest.flags} they take {cheapest.work:.0%}."
 
-def suitability(predictions: LayerPredictions, *, agreeing: float = 0.98) -> Suitability:
+
+def _price(every: ExitForecast) -> str:
+    return f"With their tests, exits at every layer take {_share(every)}"
+
+
+def _share(forecast: ExitForecast) -> str:
+    return f"{forecast.work:.0%} of the full model's operations"
+
+
+def suitability(predictions: LayerPredictions, *, sizes: DecoderSizes, agreeing: float = 0.98) -> Suitability:
     """Returns how much a model could gain by exits.
 
     Args:
       predictions: Of at least one token.
+      sizes: Of the model.
       agreeing: Share of tokens that softmax exits may not change, in (0, 1].
 
     Raises:
@@ -95,27 +151,53 @@ def suitability(predictions: LayerPredictions, *, agreeing: float = 0.98) -> Sui
     agrees = predictions.tokens == predictions.tokens[-1]
     # From above: layers that agree, together with all above them.
     settles = np.logical_and.accumulate(agrees[::-1])[::-1]
-    threshold, layers = _lowest_threshold(predictions.gaps, agrees, agreeing=agreeing)
+    forecasts = [
+        _forecast(predictions.gaps, agrees, rule=rule, sizes=sizes, agreeing=agreeing) for rule in _rules(len(agrees))
+    ]
+    cheapest: dict[int, ExitForecast] = {}
+    for forecast in forecasts:
+        best = cheapest.setdefault(forecast.exit_interval, forecast)
+        if forecast.work < best.work:
+            cheapest[forecast.exit_interval] = forecast
     return Suitability(
         agreement=tuple(agrees.mean(axis=1).tolist()),
         perplexity=tuple(np.exp(predictions.cross_entropies).tolist()),
-        first_agreement=float(1 + agrees.argmax(axis=0).mean()),
-        settled=float(1 + settles.argmax(axis=0).mean()),
-        threshold=threshold,
-        layers=layers,
+        first_agreement=float((1 + agrees.argmax(axis=0)).mean()),
+        settled=float((1 + settles.argmax(axis=0)).mean()),
+        exits=tuple(dict.fromkeys([forecasts[0], *cheapest.values()])),
         agreeing=agreeing,
     )
 
 
-def _lowest_threshold(gaps: np.ndarray, agrees: np.ndarray, *, agreeing: float) -> tuple[float | None, float]:
-    """Returns a threshold, from the highest down as far as all keep enough tokens, and the mean exit layer there."""
-    found: tuple[float | None, float] = None, float(len(gaps))
-    for threshold in _GRID:
-        exits = gaps >= threshold
+def _rules(depth: int) -> Iterator[ExitRule]:
+    """Yields choices of layers that may exit: distances of 1, 2, 4, ..., each from every multiple of it."""
+    interval, end = 1, max(depth, 2)
+    while interval < end:
+        for lowest in range(interval, end, interval):
+            yield ExitRule(min_exit_layer=lowest, exit_interval=interval)
+        interval *= 2
+
+
+def _forecast(
+    gaps: np.ndarray, agrees: np.ndarray, *, rule: ExitRule, sizes: DecoderSizes, agreeing: float
+) -> ExitForecast:
+    """Returns what a threshold saves, taken from the highest down as far as all keep enough tokens."""
+    layers = np.array(rule.exit_layers(len(gaps)))
+    gaps, agrees = gaps[layers - 1], agrees[layers - 1]
+    threshold, exits = None, np.full(gaps.shape[1], layers[-1])
+    for tried in _GRID:
+        leaves = gaps >= tried
         # Whoever has not left leaves at the last layer.
-        exits[-1] = True
-        place = exits.argmax(axis=0)
+        leaves[-1] = True
+        place = leaves.argmax(axis=0)
         if np.take_along_axis(agrees, place[None], axis=0).mean() < agreeing:
             break
-        found = float(threshold), float(1 + place.mean())
-    return found
+        threshold, exits = float(tried), layers[place]
+    return ExitForecast(
+        min_exit_layer=rule.min_exit_layer,
+        exit_interval=rule.exit_interval,
+        threshold=threshold,
+        layers=float(exits.mean()),
+        # Whoever never exits tests nothing.
+        work=1.0 if threshold is None else share_of_work(exits.tolist(), sizes, rule=rule),
+    )

@@ -32,6 +32,7 @@ from typing import Self
 
 import numpy as np
 
+from calm_beam.exits.measures import Need
 from calm_beam.exits.rule import ExitRule
 from calm_beam.model import ModelConfig, architecture_of
 
@@ -154,6 +155,45 @@ def full_model_flops(num_tokens: int, sizes: DecoderSizes, *, source_length: int
     return flops_appendix_b([sizes.num_layers] * num_tokens, sizes, source_length=source_length, rule=None)
 
 
+def share_of_work(exit_layers: Sequence[int], sizes: DecoderSizes, *, rule: ExitRule) -> float:
+    """Returns what decoding tokens takes of the full model's operations, whatever the lengths: attention is left out.
+
+    The counts above follow the paper; this one follows our decoders, where the projection of a test that lets a token
+    out gives the token, too.
+
+    Args:
+      exit_layers: Layers used for each token, from 1; at least one.
+      sizes: Of the model.
+      rule: How exits are decided.
+
+    Raises:
+      ValueError: If an exit layer is not in 1..L.
+    """
+    exits, depth = _checked(exit_layers, sizes, source_length=1), sizes.num_layers
+    through, skipped = _layer_operations(sizes)
+    output = 2 * sizes.vocab_size * sizes.width
+    gives_token = rule.measure().needs is Need.LOGITS
+    outputs = np.where(gives_token & (exits < depth), 0, output)
+    operations = exits * through + (depth - exits) * skipped + _tests(exits, sizes, rule=rule) + outputs
+    return float(operations.mean()) / (depth * through + output)
+
+
+def share_at_mean(layers: float, sizes: DecoderSizes, *, rule: ExitRule) -> float:
+    """Returns `share_of_work` of any tokens that use so many layers on average, where every layer may exit.
+
+    Args:
+      layers: From the rule's lowest exit layer to L.
+      sizes: Of the model.
+      rule: With an exit interval of 1: each layer more is a test more, so that the mean tells all.
+    """
+    assert rule.exit_interval == 1, "with distances between exits, the mean does not tell how many tests there are"
+    lowest, depth = rule.min_exit_layer, sizes.num_layers
+    if lowest >= depth:
+        return share_of_work([depth], sizes, rule=rule)
+    cheapest, dearest = (share_of_work([layer], sizes, rule=rule) for layer in (lowest, depth))
+    return cheapest + (dearest - cheapest) * (layers - lowest) / (depth - lowest)
+
+
 def _checked(exit_layers: Sequence[int], sizes: DecoderSizes, *, source_length: int) -> np.ndarray:
     if source_length < 1:
         raise ValueError(f"source_length must be at least 1, got {source_length}: the eos of a prompt counts.")
@@ -169,8 +209,8 @@ def _without_tests(exits: np.ndarray, sizes: DecoderSizes, *, source_length: int
         return _of_decoder_only(exits, sizes, source_length=source_length)
     width, inner = sizes.width, sizes.attention_width
     positions = np.arange(1, len(exits) + 1)
-    through = 12 * width * inner + 4 * sizes.mlp_width * width + 4 * positions * inner + 4 * source_length * inner
-    skipped = 4 * width * inner
+    of_weights, skipped = _layer_operations(sizes)
+    through = of_weights + 4 * positions * inner + 4 * source_length * inner
     # Keys and values over the source are made once for each layer: by the first token that gets there.
     reached = np.maximum.accumulate(exits)
     first_uses = np.diff(reached, prepend=0)
@@ -181,14 +221,22 @@ def _without_tests(exits: np.ndarray, sizes: DecoderSizes, *, source_length: int
 
 
 def _of_decoder_only(exits: np.ndarray, sizes: DecoderSizes, *, source_length: int) -> np.ndarray:
-    width, inner = sizes.width, sizes.attention_width
     before = np.arange(len(exits))
-    keys = 4 * width * (sizes.keys_width or inner)
-    through = 4 * width * inner + keys + 4 * sizes.mlp_width * width + 4 * (source_length + before) * inner
+    of_weights, keys = _layer_operations(sizes)
+    through = of_weights + 4 * (source_length + before) * sizes.attention_width
     skipped = np.where(before > 0, keys, 0)
-    output = 2 * sizes.vocab_size * width
+    output = 2 * sizes.vocab_size * sizes.width
     flops: np.ndarray = exits * through + (sizes.num_layers - exits) * skipped + output
     return flops
+
+
+def _layer_operations(sizes: DecoderSizes) -> tuple[int, int]:
+    """Returns the operations of a token with the weights of a layer that it goes through, and of one that it skips."""
+    width, inner = sizes.width, sizes.attention_width
+    if sizes.encoder_width:
+        return 12 * width * inner + 4 * sizes.mlp_width * width, 4 * width * inner
+    keys = 4 * width * (sizes.keys_width or inner)
+    return 4 * width * inner + keys + 4 * sizes.mlp_width * width, keys
 
 
 def _tests(depths: np.ndarray, sizes: DecoderSizes, *, rule: ExitRule | None) -> np.ndarray:

@@ -14,6 +14,7 @@ from calm_beam.decoding.batch_decoder import BatchDecoder
 from calm_beam.decoding.prompts import Prompt
 from calm_beam.decoding.thresholds import thresholds_by_step
 from calm_beam.demo import embedded
+from calm_beam.efficiency.flops import DecoderSizes
 from calm_beam.launch.flags import as_usage
 from calm_beam.launch.flags.data import find_output
 from calm_beam.launch.sample import encoded_prompts, read_all_examples, sample_in_words
@@ -43,17 +44,22 @@ def tell_suitability(flags: argparse.Namespace) -> int:
         f"The oracle exits at the first layer that agrees with the last: layer {found.first_agreement:.2f} on average; "
         f"from layer {found.settled:.2f} on, nothing changes any more."
     )
-    if found.threshold is not None:
-        console.print(f"Softmax, threshold {found.threshold:.2f}: {found.layers:.2f} layers a token.")
+    console.print(_forecasts(found))
     console.print(found.verdict)
+    if found.advice:
+        console.print(found.advice)
     sample = sample_in_words(prompts, len(examples))
-    console.print(f"{sample} One pass over the full model's outputs: a forecast, no promise.")
+    console.print(
+        f"{sample} One pass over the full model's outputs: a forecast, no promise. Where it decides anything, "
+        "calibrate on other prompts."
+    )
     if output is not None:
         content = {
             "model": {"uri": run.checkpoint.uri, "fingerprint": run.model_fingerprint},
             "sample": sample,
             **dataclasses.asdict(found),
             "verdict": found.verdict,
+            "advice": found.advice,
         }
         with replacing(output) as temporary:
             temporary.write_text(json.dumps(content, ensure_ascii=False, indent=1) + "\n", encoding="utf-8")
@@ -83,7 +89,9 @@ def _measured(
         pairs.append((prompts[index].ids, result.tokens[: result.length].tolist()))
         progress.report("decoded", 1)
     return suitability(
-        layer_predictions(run.checkpoint, pairs, arithmetic=run.settings.arithmetic), agreeing=flags.agreeing
+        layer_predictions(run.checkpoint, pairs, arithmetic=run.settings.arithmetic),
+        sizes=DecoderSizes.of(run.checkpoint.config),
+        agreeing=flags.agreeing,
     )
 
 
@@ -93,4 +101,21 @@ def _table(found: Suitability) -> Table:
         table.add_column(name, justify="right", no_wrap=True)
     for layer, (agreement, perplexity) in enumerate(zip(found.agreement, found.perplexity, strict=True), start=1):
         table.add_row(str(layer), f"{agreement:.1%}", f"{perplexity:,.2f}")
+    return table
+
+
+def _forecasts(found: Suitability) -> Table:
+    table = Table(
+        title=f"Softmax exits that keep {found.agreeing:.0%} of the tokens",
+        title_justify="left",
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+    )
+    for name in ("lowest layer\nthat may exit", "distance\nto the next", "threshold", "layers\na token", "operations"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for each in found.exits:
+        threshold = "never exit" if each.threshold is None else f"{each.threshold:.2f}"
+        table.add_row(
+            str(each.min_exit_layer), str(each.exit_interval), threshold, f"{each.layers:.2f}", f"{each.work:.0%}"
+        )
     return table

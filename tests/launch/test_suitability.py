@@ -2,6 +2,7 @@
 
 import json
 import pathlib
+import re
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ from calm_beam.analysis.layer_predictions import layer_predictions
 from calm_beam.analysis.suitability import suitability
 from calm_beam.checkpoints import load_checkpoint, write_native
 from calm_beam.decoding.early_exit import EarlyExitDecoder
+from calm_beam.efficiency.flops import DecoderSizes
 from calm_beam.exits.rule import ExitRule
 from calm_beam.launch.cli import main
 from tests.builders import build_arrays, build_checkpoint, build_config, build_prompts, checkpoint_of
@@ -74,6 +76,9 @@ def test_tells_and_writes_what_was_found(
     assert len(found["agreement"]) == checkpoint.config.num_decoder_layers
     assert found["agreement"][-1] == 1
     assert found["verdict"] in shown
+    assert found["advice"] in shown
+    for forecast in found["exits"]:
+        assert re.search(rf"{forecast['layers']:.2f} +{forecast['work']:.0%}", shown)
     assert found["verdict"].startswith("Not suitable as it is: softmax exits would use about ")
     assert found["sample"].startswith("6 prompts: of 10 examples")
     assert found["sample"] in shown
@@ -112,8 +117,8 @@ def test_a_share_of_all_tokens_is_what_exits_keep() -> None:
     checkpoint = build_checkpoint()
     pairs = [([5, 9, 1], [7, 8, 1]), ([4, 1], [6, 1])]
     predictions = layer_predictions(checkpoint, pairs)
-    found = suitability(predictions, agreeing=0.999)
-    assert found.layers >= found.first_agreement
+    found = suitability(predictions, sizes=DecoderSizes.of(checkpoint.config), agreeing=0.999)
+    assert found.exits[0].layers >= found.first_agreement
 
 
 def test_a_decoder_only_model_that_was_not_trained_for_it_will_not_exit(

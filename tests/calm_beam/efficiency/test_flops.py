@@ -9,7 +9,14 @@ import hypothesis.strategies as st
 import numpy as np
 import pytest
 
-from calm_beam.efficiency.flops import DecoderSizes, flops_appendix_b, flops_calm_table, full_model_flops
+from calm_beam.efficiency.flops import (
+    DecoderSizes,
+    flops_appendix_b,
+    flops_calm_table,
+    full_model_flops,
+    share_at_mean,
+    share_of_work,
+)
 from calm_beam.exits.rule import ExitRule
 from calm_beam.model import T5Config
 from tests.builders import build_config
@@ -134,6 +141,42 @@ def test_both_counts_equal_a_loop_over_the_formula(
         table.append(cost + per_test * sum(layer <= max(exits) for layer in may_exit if layer < 8))
     assert flops_appendix_b(exits, sizes, source_length=source, rule=rule).tolist() == literal
     assert flops_calm_table(exits, sizes, source_length=source, rule=rule).tolist() == table
+
+
+@hypothesis.settings(deadline=None, derandomize=True)
+@hypothesis.given(_EXITS, _MEASURES, st.integers(1, 8), st.integers(1, 8), st.booleans())
+def test_the_share_of_work_is_that_of_a_decoder_that_projects_once_a_layer(
+    exits: list[int], confidence: str, first: int, interval: int, has_encoder: bool
+) -> None:
+    """A test of logits gives the token that leaves there; all others are projected where they leave."""
+    sizes = DecoderSizes(
+        num_layers=8,
+        width=7,
+        attention_width=6,
+        mlp_width=11,
+        encoder_width=3 if has_encoder else 0,
+        vocab_size=13,
+        keys_width=None if has_encoder else 2,
+    )
+    rule = ExitRule(confidence=confidence, min_exit_layer=first, exit_interval=interval)
+    may_exit = rule.exit_layers(8)
+    exits = [next(layer for layer in may_exit if layer >= exit_layer) for exit_layer in exits]
+    through, skipped = (
+        (12 * 7 * 6 + 4 * 11 * 7, 4 * 7 * 6) if has_encoder else (4 * 7 * (6 + 2) + 4 * 11 * 7, 4 * 7 * 2)
+    )
+    cost = 0
+    for exit_layer in exits:
+        cost += exit_layer * through + (8 - exit_layer) * skipped
+        tested = sum(layer <= exit_layer for layer in may_exit)
+        if confidence in ("softmax", "softmax_max"):
+            cost += tested * 2 * 13 * 7
+        else:
+            tests = tested - (exit_layer == 8)
+            cost += 2 * 13 * 7 + (tests * 2 * 7 if confidence == "classifier" else 0)
+    expected = pytest.approx(cost / len(exits) / (8 * through + 2 * 13 * 7))
+    assert share_of_work(exits, sizes, rule=rule) == expected
+    if interval == 1 and confidence in ("softmax", "softmax_max"):
+        assert share_at_mean(sum(exits) / len(exits), sizes, rule=rule) == expected
 
 
 @hypothesis.settings(deadline=None, derandomize=True)

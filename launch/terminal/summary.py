@@ -194,7 +194,7 @@ def _price_of_tests(manifest: Manifest, sizes: DecoderSizes | None) -> Iterator[
         yield (
             f"Layers are not all that counts: with its tests, {printable_line(decode.confidence)} takes "
             f"{' to '.join(ends)} of the full model's operations at these thresholds. calm-beam suitability forecasts "
-            "which layers had better exit."
+            "which layers had better exit; calibrate those on other examples, since these have been looked at."
         )
 
 

@@ -4,7 +4,7 @@ import argparse
 import functools
 import itertools
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from apache_beam.options.pipeline_options import PipelineOptions
 
@@ -12,7 +12,6 @@ from calm_beam.calibration import Plan, RunProvenance, Spec, all_specs, content_
 from calm_beam.calibration.groups import groups_in_words
 from calm_beam.calibration.publish import REPORT, EarlierResult
 from calm_beam.decoding.settings import DecodeSettings
-from calm_beam.efficiency.flops import DecoderSizes
 from calm_beam.generations.folder import DecodeJob, FinishedSweep
 from calm_beam.generations.timing import RunTiming
 from calm_beam.inputs import read_examples
@@ -34,6 +33,7 @@ from calm_beam.sweeps.shard import shard_in_order, with_unique_ids
 
 from .confirm import ConfirmedRun, check_parts_of_data, refuse_left_confirmation
 from .flags import fill_in_defaults
+from .price import price_of_tests
 from .run import CalibrationRun
 from .sequential import SequentialRun, can_continue
 from .sources import Block, DecodedSource, Source, decoded_source, stored_source
@@ -72,7 +72,7 @@ def calibrate(flags: argparse.Namespace, options: PipelineOptions, *, began: flo
         return 0
     manifest, folder = finished
     try:
-        print_summary(manifest, run.output, seconds=time.monotonic() - start, sizes=_sizes(run))
+        print_summary(manifest, run.output, seconds=time.monotonic() - start, remarks=_remarks(run, manifest))
     finally:
         # Last, since the manifest stands by itself: a report that fails takes nothing away, and can be built again.
         # Also if nobody reads the summary any more.
@@ -216,13 +216,12 @@ def _say_what_is_done(run: CalibrationRun, flags: argparse.Namespace, manifest: 
     say(f"--resume: {path} is finished; nothing is left to do.")
     if not is_file(joined(run.output, REPORT)):
         say(f"its report is missing: calm-beam report --calibration={run.output}")
-    print_summary(manifest, run.output, seconds=0, sizes=_sizes(run))
+    print_summary(manifest, run.output, seconds=0, remarks=_remarks(run, manifest))
     return 0
 
 
-def _sizes(run: CalibrationRun) -> DecoderSizes | None:
-    """Returns the sizes of the model; None where it was not loaded."""
-    return None if run.source.model is None else run.source.model.sizes
+def _remarks(run: CalibrationRun, manifest: Manifest) -> Iterator[str]:
+    return price_of_tests(manifest, None if run.source.model is None else run.source.model.sizes)
 
 
 def _data_fingerprint(run: CalibrationRun, flags: argparse.Namespace, *, part: SetPart | None) -> str:

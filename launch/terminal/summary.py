@@ -3,15 +3,12 @@
 import csv
 import io
 import itertools
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from rich import box
 from rich.table import Table
 
 from calm_beam.counted import counted
-from calm_beam.efficiency.flops import DecoderSizes, share_at_mean
-from calm_beam.exits.measures import Need, measure_named
-from calm_beam.exits.rule import ExitRule
 from calm_beam.manifest import (
     PARETO,
     Calibration,
@@ -32,14 +29,14 @@ _OBJECTIVES_PER_TABLE = 3
 _MOST_PARTS = 5
 
 
-def print_summary(manifest: Manifest, output: str, *, seconds: float, sizes: DecoderSizes | None = None) -> None:
+def print_summary(manifest: Manifest, output: str, *, seconds: float, remarks: Iterable[str] = ()) -> None:
     """Prints the trade-off over the grid, the chosen thresholds, and where the files are.
 
     Args:
       manifest: The result.
       output: Directory that holds it and the risk table.
       seconds: How long the run took.
-      sizes: Of the model; None if it was not loaded, and operations cannot be counted.
+      remarks: What else there is to say about what was chosen.
     """
     console = PlainConsole()
     with open_input(joined(output, "risk_table.csv")) as raw, io.TextIOWrapper(raw, "utf-8", newline="") as file:
@@ -54,7 +51,7 @@ def print_summary(manifest: Manifest, output: str, *, seconds: float, sizes: Dec
         kind = "group" if manifest.data.groups is not None else "variant"
         console.print(f"Mean losses of {counted(more, f'more {kind}')}: risk_table.csv.")
     console.print(choices_table(manifest))
-    for line in (*confirmation_lines(manifest), *_price_of_tests(manifest, sizes)):
+    for line in (*confirmation_lines(manifest), *remarks):
         console.print(line)
     data = manifest.data
     console.print(tests_in_words(manifest))
@@ -177,25 +174,6 @@ def group_line(entry: Calibration) -> str:
 def variant_lines(variant: Variant | None) -> str:
     """Returns the lines of a table's cell that name a variant, to be put below its threshold; nothing for None."""
     return "" if variant is None else "\n" + variant.in_words().replace(", ", "\n")
-
-
-def _price_of_tests(manifest: Manifest, sizes: DecoderSizes | None) -> Iterator[str]:
-    """Yields that exit tests cost more than exits save, where a threshold is promised for which they do."""
-    decode = manifest.decode
-    # With variants there are several rules; with distances between exits, mean layers do not tell the tests.
-    is_counted = decode.exit_interval == 1 and all(entry.variant is None for entry in manifest.calibrations)
-    if sizes is None or not is_counted or measure_named(decode.confidence).needs is not Need.LOGITS:
-        return
-    rule = ExitRule(confidence=decode.confidence, min_exit_layer=decode.min_exit_layer)
-    chosen = [entry.layers for entry in manifest.calibrations if entry.threshold is not None]
-    shares = sorted(share_at_mean(layers, sizes, rule=rule) for layers in chosen)
-    if shares and shares[-1] > 1:
-        ends = dict.fromkeys(f"{share:.0%}" for share in (shares[0], shares[-1]))
-        yield (
-            f"Layers are not all that counts: with its tests, {printable_line(decode.confidence)} takes "
-            f"{' to '.join(ends)} of the full model's operations at these thresholds. calm-beam suitability forecasts "
-            "which layers had better exit; calibrate those on other examples, since these have been looked at."
-        )
 
 
 def tests_in_words(manifest: Manifest) -> str:

@@ -3,7 +3,6 @@
 import dataclasses
 import io
 import pathlib
-from typing import Any
 
 import numpy as np
 import pytest
@@ -11,7 +10,6 @@ from rich.console import Console
 
 from calm_beam.calibration import all_specs, choose_thresholds, risk_rows
 from calm_beam.calibration.risk_table import write_risk_table
-from calm_beam.efficiency.flops import DecoderSizes
 from calm_beam.launch.terminal.summary import choices_table, print_summary
 from calm_beam.manifest import Manifest
 from tests.calm_beam.calibration.builders import build_plan, build_totals
@@ -125,42 +123,14 @@ def _lines(manifest: Manifest, *, width: int = 80) -> list[str]:
     return [" ".join(line.split()) for line in console.file.getvalue().splitlines()]
 
 
-# A layer takes 12 d a + 4 d_f d = 64 operations, a skipped one 4 d a = 16, a projection 2 V d.
-_SIZES = DecoderSizes(num_layers=6, width=2, attention_width=2, mlp_width=2, encoder_width=2, vocab_size=16)
-
-
-@pytest.mark.parametrize(
-    ("decode", "vocab_size", "words"),
-    [
-        # At 4.25 layers: (4.25 * (64 + 64) + 1.75 * 16) / (6 * 64 + 64).
-        ({}, 16, "with its tests, softmax takes 128% of the full model's operations at these thresholds"),
-        # From layer 3 on: 2.25 tests.
-        ({"min_exit_layer": 3}, 64, r"softmax takes 137% of"),
-        ({}, 1, None),
-        ({"exit_interval": 2}, 16, None),
-        ({"confidence": "state", "schedule": "constant", "tau": None}, 16, None),
-    ],
-)
-def test_tests_that_cost_more_than_exits_save(
-    decode: dict[str, Any],
-    vocab_size: int,
-    words: str | None,
-    tmp_path: pathlib.Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+def test_remarks_follow_the_choices(
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """They are told of, and what may help; nothing is where they save, or the mean of layers does not tell."""
+    """Each is a line of its own, between what was chosen and how it was tested."""
     monkeypatch.setenv("COLUMNS", "300")
-    manifest = build_manifest()
-    manifest = dataclasses.replace(manifest, decode=dataclasses.replace(manifest.decode, **decode))
-    _write_run(tmp_path, consistencies=("textual",), metrics=("rouge_l",))
-    print_summary(manifest, str(tmp_path), seconds=1, sizes=dataclasses.replace(_SIZES, vocab_size=vocab_size))
-    text = capsys.readouterr().out
-    if words is None:
-        assert "Layers are not all that counts" not in text
-    else:
-        assert words in text
-        assert "calm-beam suitability forecasts which layers had better exit" in text
+    manifest = _write_run(tmp_path, consistencies=("textual",), metrics=("token_f1",))
+    print_summary(manifest, str(tmp_path), seconds=1, remarks=["One remark.", "Another one."])
+    assert "\nOne remark.\nAnother one.\nTests: textual by" in capsys.readouterr().out
 
 
 def test_choices() -> None:

@@ -20,7 +20,7 @@ from tools.demo_task import write_data
 from . import throughput
 from .report import Scheme, find_browser, photographed, photographed_section
 from .terminal import drawn, printed
-from .tradeoff import draw, measure_times, proved_point, read_points
+from .tradeoff import Point, draw, measure_times, proved_point, read_points
 
 _THRESHOLDS = "0.999,0.99,0.97,0.95,0.9,0.8,0.7,0.5,0.3"
 _TIMED_PROMPTS = 15
@@ -107,6 +107,29 @@ def make_throughput(folder: pathlib.Path, output: pathlib.Path) -> None:
     throughput.draw(throughput.read_rates(_PAGE), path=output / "throughput.svg")
 
 
+def _exit_flags(min_exit_layer: int, exit_interval: int) -> tuple[str, str]:
+    return f"--min_exit_layer={min_exit_layer}", f"--exit_interval={exit_interval}"
+
+
+def _tradeoff_points(
+    folder: pathlib.Path, measures: str, *, model: str, data: str, min_exit_layer: int = 1, exit_interval: int = 1
+) -> list[Point]:
+    """Returns what `evaluate` measures of some measures, if these layers may exit."""
+    output = folder / f"tradeoff-{min_exit_layer}-{exit_interval}"
+    _run(
+        "evaluate",
+        "--experiment=tradeoff",
+        f"--checkpoint={model}",
+        f"--data={data}",
+        "--metric=rouge_l_unicode",
+        f"--confidence={measures}",
+        f"--thresholds={_THRESHOLDS}",
+        *_exit_flags(min_exit_layer, exit_interval),
+        f"--output={output}",
+    )
+    return read_points(output / "tradeoff.csv", min_exit_layer=min_exit_layer, exit_interval=exit_interval)
+
+
 def make_tradeoff(folder: pathlib.Path, output: pathlib.Path) -> None:
     """Trains an exit classifier for the embedded model in `folder`, measures with it and a calibration, and plots."""
     _write_training_data(folder / "data")
@@ -121,19 +144,17 @@ def make_tradeoff(folder: pathlib.Path, output: pathlib.Path) -> None:
         "--max_target_length=48",
         f"--output={model}",
     )
-    _run(
-        "evaluate",
-        "--experiment=tradeoff",
-        f"--checkpoint={model}",
-        f"--data={data}",
-        "--metric=rouge_l_unicode",
-        "--confidence=softmax,state,classifier",
-        f"--thresholds={_THRESHOLDS}",
-        f"--output={folder / 'tradeoff'}",
-    )
-    points = read_points(folder / "tradeoff" / "tradeoff.csv")
-    manifest = read_manifest(str(_calibrated(folder) / MANIFEST))
-    proved = proved_point(points, manifest, consistency="textual", delta=_PROVED)
+    tradeoff = functools.partial(_tradeoff_points, folder, model=model, data=data)
+    points = tradeoff("softmax,state,classifier")
+    # What `suitability` says of this model: every second layer.
+    lowest = interval = 2
+    sparse = tradeoff("softmax", min_exit_layer=lowest, exit_interval=interval)
+    points += [point for point in sparse if point.confidence == "softmax"]
+    calibrations = _calibrated(folder), _calibrated(folder, *_exit_flags(lowest, interval))
+    proved = [
+        proved_point(points, read_manifest(str(calibration / MANIFEST)), consistency="textual", delta=_PROVED)
+        for calibration in calibrations
+    ]
     times = measure_times(points, model=model, data=data, prompts=_TIMED_PROMPTS)
     draw(points, times, proved=(f"proved for δ = {_PROVED}", proved), path=output / "tradeoff.svg")
 

@@ -32,6 +32,8 @@ class Point:
 
     Attributes:
       confidence: Name of the measure; empty for the full model.
+      min_exit_layer: Lowest layer that may exit.
+      exit_interval: Distance to the next.
       threshold: Exit threshold; None for the full model.
       layers: Decoder layers per token.
       quality: Mean score against the references.
@@ -39,18 +41,36 @@ class Point:
     """
 
     confidence: str
+    min_exit_layer: int = 1
+    exit_interval: int = 1
     threshold: float | None
     layers: float
     quality: float
     standard_error: float
 
+    @property
+    def rule(self) -> ExitRule:
+        """How its tokens exit."""
+        return ExitRule(
+            confidence=self.confidence, min_exit_layer=self.min_exit_layer, exit_interval=self.exit_interval
+        )
 
-def read_points(table: pathlib.Path) -> list[Point]:
-    """Returns the rows of a tradeoff.csv, the full model first."""
+    @property
+    def series(self) -> str:
+        """What its line is called."""
+        if self.exit_interval == 1:
+            return self.confidence
+        return f"{self.confidence}, every {self.exit_interval} layers"
+
+
+def read_points(table: pathlib.Path, *, min_exit_layer: int = 1, exit_interval: int = 1) -> list[Point]:
+    """Returns the rows of a tradeoff.csv of exits at some layers, the full model first."""
     with table.open(encoding="utf-8", newline="") as file:
         return [
             Point(
                 confidence=row["confidence"],
+                min_exit_layer=min_exit_layer,
+                exit_interval=exit_interval,
                 threshold=float(row["threshold"]) if row["threshold"] else None,
                 layers=float(row["layers"]),
                 quality=float(row["quality"]),
@@ -77,7 +97,7 @@ def measure_times(points: list[Point], *, model: str, data: str, prompts: int) -
     served = [point for point in points if point.confidence not in ("", "oracle")]
     # Static confidence is known without computing anything.
     full = decoder(ExitRule(confidence="static"), threshold=None)
-    early = [decoder(ExitRule(confidence=point.confidence), threshold=point.threshold) for point in served]
+    early = [decoder(point.rule, threshold=point.threshold) for point in served]
     ids = [(*vocabulary.encode(example.input or ""), EOS_ID) for example in examples]
     reference, *times = _fastest([full, *early], ids)
     return {point: seconds / reference for point, seconds in zip(served, times, strict=True)}
@@ -98,21 +118,25 @@ def _fastest(decoders: list[EarlyExitDecoder], prompts: list[tuple[int, ...]]) -
 def proved_point(points: list[Point], manifest: Manifest, *, consistency: str, delta: float) -> Point:
     """Returns where a promise of a manifest lies."""
     (entry,) = [entry for entry in manifest.calibrations if (entry.consistency, entry.delta) == (consistency, delta)]
+    decode = manifest.decode
+    promised = decode.confidence, decode.min_exit_layer, decode.exit_interval, entry.threshold
     (found,) = [
         point
         for point in points
-        if (point.confidence, point.threshold) == (manifest.decode.confidence, entry.threshold)
+        if (point.confidence, point.min_exit_layer, point.exit_interval, point.threshold) == promised
     ]
     return found
 
 
-def draw(points: list[Point], times: dict[Point, float], *, proved: tuple[str, Point], path: pathlib.Path) -> None:
+def draw(
+    points: list[Point], times: dict[Point, float], *, proved: tuple[str, list[Point]], path: pathlib.Path
+) -> None:
     """Writes two panels: quality over layers, and over time in times of the full model.
 
     Args:
       points: The full model first.
       times: Of those that can be served.
-      proved: What was proved, in words, and of which point.
+      proved: What was proved, in words, and of which points.
       path: Of the plot.
     """
     full, *others = points
@@ -121,7 +145,8 @@ def draw(points: list[Point], times: dict[Point, float], *, proved: tuple[str, P
         by_layers, by_time = figure.subplots(1, 2, sharey=True)
         for axes, places in ((by_layers, {point: point.layers for point in others}), (by_time, times)):
             _draw_panel(axes, full, points=others, places=places)
-            axes.plot(places[ringed], ringed.quality, "o", label=words, markersize=11, mfc="none", color=BLACK)
+            rings = [places[point] for point in ringed], [point.quality for point in ringed]
+            axes.plot(*rings, "o", label=words, markersize=11, mfc="none", color=BLACK)
         # Nobody serves what is far below; the rest can then be told apart.
         by_layers.set_ylim(bottom=full.quality - 0.2)
         by_layers.set_xlabel("decoder layers per token")
@@ -133,8 +158,8 @@ def draw(points: list[Point], times: dict[Point, float], *, proved: tuple[str, P
 
 
 def _draw_panel(axes: "Axes", full: Point, *, points: list[Point], places: dict[Point, float]) -> None:
-    for name in dict.fromkeys(point.confidence for point in points):
-        line = [point for point in points if point.confidence == name and point in places]
+    for name in dict.fromkeys(point.series for point in points):
+        line = [point for point in points if point.series == name and point in places]
         if line:
             axes.errorbar(
                 [places[point] for point in line],

@@ -1,5 +1,6 @@
 """The plot of layers and time against quality."""
 
+import dataclasses
 import pathlib
 
 import pytest
@@ -27,7 +28,7 @@ def test_the_table_of_the_command_is_drawn(tmp_path: pathlib.Path) -> None:
     times = measure_times(points[:3], model=str(model), data=str(data), prompts=2)
     assert set(times) == set(points[1:3])
     assert min(times.values()) > 0
-    draw(points, times, proved=("proved", points[1]), path=tmp_path / "plot.svg")
+    draw(points, times, proved=("proved", [points[1]]), path=tmp_path / "plot.svg")
     assert (tmp_path / "plot.svg").read_text().startswith("<?xml")
 
 
@@ -43,6 +44,12 @@ def test_the_point_of_a_promise() -> None:
     assert proved_point(points, manifest, consistency=entry.consistency, delta=entry.delta) is points[2]
     with pytest.raises(ValueError, match="not enough values"):
         proved_point(points, manifest, consistency=entry.consistency, delta=0.7)
+    fewer = dataclasses.replace(points[2], min_exit_layer=2, exit_interval=3)
+    decode = dataclasses.replace(manifest.decode, min_exit_layer=2, exit_interval=3)
+    of_fewer = dataclasses.replace(manifest, decode=decode)
+    assert proved_point([*points, fewer], of_fewer, consistency=entry.consistency, delta=entry.delta) is fewer
+    assert fewer.rule.exit_layers(8) == (2, 5, 8)
+    assert (points[2].series, fewer.series) == ("softmax", "softmax, every 3 layers")
 
 
 def test_equal_points_give_equal_plots(tmp_path: pathlib.Path) -> None:
@@ -52,5 +59,5 @@ def test_equal_points_give_equal_plots(tmp_path: pathlib.Path) -> None:
         Point(confidence="static", threshold=1.0, layers=8, quality=0.8, standard_error=0.01),
     ]
     for name in ("one.svg", "two.svg"):
-        draw([_FULL, *points], {points[0]: 0.6, points[1]: 1.0}, proved=("proved", points[0]), path=tmp_path / name)
+        draw([_FULL, *points], {points[0]: 0.6, points[1]: 1.0}, proved=("proved", [points[0]]), path=tmp_path / name)
     assert (tmp_path / "one.svg").read_bytes() == (tmp_path / "two.svg").read_bytes()

@@ -84,7 +84,7 @@ def test_a_part_that_breaks_down_is_told_and_the_next_one_runs(
         "part = next(each for each in sys.argv if each.startswith('--part='))[7:]\n"
         """print('{"measured": "%s", "seconds": 0.5}' % part, flush=True)\n"""
         "if part == 'rates':\n"
-        "    sys.stderr.write('out of memory')\n"
+        "    print('out of memory', end='', file=sys.stderr, flush=True)\n"
         "    os._exit(3)\n"
     )
     stand_in.chmod(0o755)

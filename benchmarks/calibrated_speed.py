@@ -16,18 +16,14 @@ import dataclasses
 import tempfile
 
 import calm_beam as calm
-from calm_beam.checkpoints import load_checkpoint
 from calm_beam.decoding.compilation import use_compilation_cache
-from calm_beam.decoding.settings import DecodeSettings, uniform_grid
+from calm_beam.decoding.settings import uniform_grid
 from calm_beam.exits.head_forms import EXIT_HEADS
 from calm_beam.exits.rule import ExitRule
 
 from .machine import describe_machine
-from .prompts import read_prompts
-from .throughput import Run, Task, batched, measured_gain, single
-from .widened_model import widen_to_paper
+from .throughput import MAX_INPUT_LENGTH, Run, Task, batched, measured_gain, read_task, single
 
-_MAX_INPUT_LENGTH = 128
 _EPSILON = 0.05
 # First layer that may exit, and the distance to the next.
 _LAYERS = "1:1,2:2,4:2,4:4"
@@ -53,22 +49,13 @@ def main() -> None:
     parser.add_argument("--exit_head", choices=EXIT_HEADS, default="auto")
     flags = parser.parse_args()
     use_compilation_cache()
-    steps = flags.max_decode_length
-    checkpoint = load_checkpoint(flags.checkpoint)
-    settings = DecodeSettings(
-        rule=ExitRule(), thresholds=(0.5,), max_input_length=_MAX_INPUT_LENGTH, max_decode_length=steps
-    )
-    prompts = read_prompts(flags.data, checkpoint, settings=settings, count=flags.prompts)
-    depth = checkpoint.config.num_decoder_layers
-    decoded = Task(
-        checkpoint=widen_to_paper(checkpoint) if flags.widened else checkpoint,
-        prompts=prompts,
-        steps=steps,
-        exit_head=flags.exit_head,
-    )
+    task = read_task(flags, count=flags.prompts)
+    depth = task.checkpoint.config.num_decoder_layers
     sizes = [int(size) for size in flags.batches.split(",")]
     print(describe_machine())
-    print(f"{len(prompts)} prompts, at most {steps} tokens, {flags.rounds} rounds, exit head {flags.exit_head}")
+    print(
+        f"{len(task.prompts)} prompts, at most {task.steps} tokens, {flags.rounds} rounds, exit head {flags.exit_head}"
+    )
     columns = ("measure", "exits at", "delta", "threshold", f"layers of {depth}", *(f"gain, {size}" for size in sizes))
     print(f"| {' | '.join(columns)} |")
     print(f"|---|---{'|---:' * (len(columns) - 2)}|", flush=True)
@@ -79,7 +66,7 @@ def main() -> None:
             for delta, threshold in _calibrated(rule, depth, flags):
                 cells = [measure, layers, f"{delta:g}", "never" if threshold is None else f"{threshold:g}"]
                 if threshold is not None:
-                    cells += _timed(decoded, rule, threshold, sizes=sizes, rounds=flags.rounds)
+                    cells += _timed(task, rule, threshold, sizes=sizes, rounds=flags.rounds)
                 print(f"| {' | '.join(cells)} |", flush=True)
 
 
@@ -96,7 +83,7 @@ def _calibrated(rule: ExitRule, depth: int, flags: argparse.Namespace) -> list[t
             ],
             exits=rule,
             thresholds=[layer / depth for layer in range(depth, 0, -1)] if is_static else _GRID,
-            max_input_length=_MAX_INPUT_LENGTH,
+            max_input_length=MAX_INPUT_LENGTH,
             max_decode_length=flags.max_decode_length,
             output=output,
             overwrite=True,

@@ -40,7 +40,7 @@ from .widened_model import widen_to_paper
 
 _MEASURES = ("softmax", "softmax_max", "state", "classifier", "static")
 _SHARES = (0.25, 0.5)
-_MAX_INPUT_LENGTH = 128
+MAX_INPUT_LENGTH = 128
 # Halvings of [0, 1] in the search for a threshold, and prompts that are decoded for it.
 _TRIES, _TRIED = 10, 64
 _STEPS = {
@@ -103,22 +103,14 @@ def main() -> None:
     parser.add_argument("--exit_head", choices=EXIT_HEADS, default="auto")
     flags = parser.parse_args()
     use_compilation_cache()
-    checkpoint = load_checkpoint(flags.checkpoint)
-    steps = flags.max_decode_length
-    settings = DecodeSettings(
-        rule=ExitRule(), thresholds=(0.5,), max_input_length=_MAX_INPUT_LENGTH, max_decode_length=steps
-    )
-    prompts = read_prompts(flags.data, checkpoint, settings=settings, count=flags.most_prompts)
-    if flags.widened:
-        checkpoint = widen_to_paper(checkpoint)
-    task = Task(checkpoint=checkpoint, prompts=prompts, steps=steps, exit_head=flags.exit_head)
+    task = read_task(flags, count=flags.most_prompts)
     print(describe_machine())
-    print(f"at most {steps} tokens, {flags.rounds} rounds, exit head {flags.exit_head}")
+    print(f"at most {task.steps} tokens, {flags.rounds} rounds, exit head {flags.exit_head}")
     columns = (
         "prompts at a time",
         "measure",
         "threshold",
-        f"layers of {checkpoint.config.num_decoder_layers}",
+        f"layers of {task.checkpoint.config.num_decoder_layers}",
         "full model, tokens/s",
         "with exits, tokens/s",
         "gain",
@@ -130,9 +122,21 @@ def main() -> None:
     for measure in flags.measures.split(","):
         thresholds = [_searched(task, measure, layers=share) for share in _SHARES]
         for size in map(int, flags.batches.split(",")):
-            some = dataclasses.replace(task, prompts=prompts[: max(16, flags.prompts * size)])
+            some = dataclasses.replace(task, prompts=task.prompts[: max(16, flags.prompts * size)])
             for threshold in thresholds:
                 _print_row(some, measure, threshold, size=size, rounds=flags.rounds)
+
+
+def read_task(flags: argparse.Namespace, *, count: int) -> Task:
+    """Returns the first prompts of `--data`, with the model of `--checkpoint`, `--widened` if that is asked for."""
+    checkpoint, steps = load_checkpoint(flags.checkpoint), flags.max_decode_length
+    settings = DecodeSettings(
+        rule=ExitRule(), thresholds=(0.5,), max_input_length=MAX_INPUT_LENGTH, max_decode_length=steps
+    )
+    prompts = read_prompts(flags.data, checkpoint, settings=settings, count=count)
+    if flags.widened:
+        checkpoint = widen_to_paper(checkpoint)
+    return Task(checkpoint=checkpoint, prompts=prompts, steps=steps, exit_head=flags.exit_head)
 
 
 def _searched(task: Task, measure: str, *, layers: float) -> float:
@@ -160,7 +164,7 @@ def batched(
         task.checkpoint,
         rule,
         thresholds=[thresholds_by_step(rule, threshold, max_decode_length=task.steps)],
-        max_input_length=_MAX_INPUT_LENGTH,
+        max_input_length=MAX_INPUT_LENGTH,
         batch_size=size,
         exit_head=task.exit_head,
     )
@@ -174,7 +178,7 @@ def single(task: Task, rule: ExitRule, threshold: float | None) -> Callable[[], 
         rule,
         threshold=threshold,
         max_decode_length=task.steps,
-        max_input_length=_MAX_INPUT_LENGTH,
+        max_input_length=MAX_INPUT_LENGTH,
         exit_head=task.exit_head,
     )
     return lambda: dict(decoder.decode(task.prompts))

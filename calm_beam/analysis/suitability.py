@@ -6,6 +6,8 @@ measures: that a token that exits early changes the tokens after it. So these fi
 """
 
 import dataclasses
+import itertools
+import operator
 from collections.abc import Iterator
 
 import numpy as np
@@ -13,6 +15,7 @@ import numpy as np
 from calm_beam.efficiency.flops import DecoderSizes, share_of_work
 from calm_beam.exits.rule import ExitRule
 
+_WORK = operator.attrgetter("work")
 # Thresholds of softmax that are tried.
 _GRID = np.linspace(1.0, 0.0, 101)
 # Shares of the layers that the forecast takes: above the first, exits gain next to nothing; above the second, little.
@@ -84,7 +87,7 @@ class Suitability:
     @property
     def cheapest(self) -> ExitForecast:
         """The forecast with the least work."""
-        return min(self.exits, key=lambda forecast: forecast.work)
+        return min(self.exits, key=_WORK)
 
     @property
     def verdict(self) -> str:
@@ -154,17 +157,15 @@ def suitability(predictions: LayerPredictions, *, sizes: DecoderSizes, agreeing:
     forecasts = [
         _forecast(predictions.gaps, agrees, rule=rule, sizes=sizes, agreeing=agreeing) for rule in _rules(len(agrees))
     ]
-    cheapest: dict[int, ExitForecast] = {}
-    for forecast in forecasts:
-        best = cheapest.setdefault(forecast.exit_interval, forecast)
-        if forecast.work < best.work:
-            cheapest[forecast.exit_interval] = forecast
+    # They come by distance.
+    by_interval = itertools.groupby(forecasts, key=operator.attrgetter("exit_interval"))
+    cheapest = [min(alike, key=_WORK) for _, alike in by_interval]
     return Suitability(
         agreement=tuple(agrees.mean(axis=1).tolist()),
         perplexity=tuple(np.exp(predictions.cross_entropies).tolist()),
         first_agreement=float((1 + agrees.argmax(axis=0)).mean()),
         settled=float((1 + settles.argmax(axis=0)).mean()),
-        exits=tuple(dict.fromkeys([forecasts[0], *cheapest.values()])),
+        exits=tuple(dict.fromkeys([forecasts[0], *cheapest])),
         agreeing=agreeing,
     )
 
@@ -199,5 +200,5 @@ def _forecast(
         threshold=threshold,
         layers=float(exits.mean()),
         # Whoever never exits tests nothing.
-        work=1.0 if threshold is None else share_of_work(exits.tolist(), sizes, rule=rule),
+        work=1.0 if threshold is None else share_of_work(exits, sizes, rule=rule),
     )

@@ -155,7 +155,7 @@ def full_model_flops(num_tokens: int, sizes: DecoderSizes, *, source_length: int
     return flops_appendix_b([sizes.num_layers] * num_tokens, sizes, source_length=source_length, rule=None)
 
 
-def share_of_work(exit_layers: Sequence[int], sizes: DecoderSizes, *, rule: ExitRule) -> float:
+def share_of_work(exit_layers: Sequence[int] | np.ndarray, sizes: DecoderSizes, *, rule: ExitRule) -> float:
     """Returns what decoding tokens takes of the full model's operations, whatever the lengths: attention is left out.
 
     The counts above follow the paper; this one follows our decoders, where the projection of a test that lets a token
@@ -194,7 +194,7 @@ def share_at_mean(layers: float, sizes: DecoderSizes, *, rule: ExitRule) -> floa
     return cheapest + (dearest - cheapest) * (layers - lowest) / (depth - lowest)
 
 
-def _checked(exit_layers: Sequence[int], sizes: DecoderSizes, *, source_length: int) -> np.ndarray:
+def _checked(exit_layers: Sequence[int] | np.ndarray, sizes: DecoderSizes, *, source_length: int) -> np.ndarray:
     if source_length < 1:
         raise ValueError(f"source_length must be at least 1, got {source_length}: the eos of a prompt counts.")
     exits = np.asarray(exit_layers, dtype=np.int64)

@@ -17,7 +17,8 @@ import apache_beam as beam
 import numpy as np
 from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 
-from calm_beam.calibration import Layout, Objective, Spec
+from calm_beam.calibration.layout import Layout
+from calm_beam.calibration.specs import Objective, Spec
 from calm_beam.evaluation.totals import PartTotals
 from calm_beam.risk.fixed_point import LOSS_SCALE
 from calm_beam.risk.totals import RiskTotals

@@ -29,7 +29,10 @@ import apache_beam as beam
 import numpy as np
 from apache_beam.options.pipeline_options import PipelineOptions
 
-from calm_beam.calibration import CalibrationTotals, Plan, all_specs, score_by_policy
+from calm_beam.calibration.guarantee import all_specs
+from calm_beam.calibration.plan import Plan
+from calm_beam.calibration.scoring import score_by_policy
+from calm_beam.calibration.totals import CalibrationTotals
 from calm_beam.checkpoints import Checkpoint, load_checkpoint
 from calm_beam.decoding.generate import generate
 from calm_beam.decoding.memory import keep_freed_memory

@@ -72,3 +72,8 @@ def is_drawn(unit: str, *, salt: str, share: float) -> bool:
     """Returns whether a unit is drawn, by a hash of its name, with a chance of `share`; draws by other salts differ."""
     drawn = int.from_bytes(hashlib.sha256(f"{salt}\n{unit}".encode()).digest()[:8], "big")
     return drawn < round(share * 2**64)
+
+
+def salt_of(seed: int) -> str:
+    """Returns the salt that orders examples, and draws the parts of a set."""
+    return f"calm-beam/{seed}"

@@ -11,7 +11,8 @@ import numpy as np
 from apache_beam.options.pipeline_options import PipelineOptions
 from apache_beam.runners.portability.fn_api_runner import FnApiRunner
 
-from calm_beam.calibration import Guarantee, Spec, all_specs
+from calm_beam.calibration.guarantee import Guarantee, all_specs
+from calm_beam.calibration.specs import Spec
 from calm_beam.checkpoints import Declared, write_native
 from calm_beam.decoding.settings import DecodeSettings
 from calm_beam.exits.rule import ExitRule

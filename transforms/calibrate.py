@@ -6,17 +6,12 @@ from collections.abc import Iterable, Iterator, Sequence
 
 import apache_beam as beam
 
-from calm_beam.calibration import (
-    CalibrationOutcome,
-    Guarantee,
-    Layout,
-    Plan,
-    RunProvenance,
-    choose_thresholds,
-    has_ended,
-    risk_rows,
-    specs_of,
-)
+from calm_beam.calibration.guarantee import Guarantee, specs_of
+from calm_beam.calibration.layout import Layout
+from calm_beam.calibration.outcome import CalibrationOutcome
+from calm_beam.calibration.plan import Plan
+from calm_beam.calibration.provenance import RunProvenance
+from calm_beam.calibration.result import choose_thresholds, has_ended, risk_rows
 from calm_beam.calibration.totals import CalibrationTotals
 from calm_beam.calibration.variants import pareto_rows, whole_of
 from calm_beam.errors import UsageError

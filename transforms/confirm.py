@@ -5,8 +5,9 @@ from collections.abc import Mapping
 
 import apache_beam as beam
 
-from calm_beam.calibration import CalibrationOutcome, Plan
 from calm_beam.calibration.confirmation import confirmed_outcome
+from calm_beam.calibration.outcome import CalibrationOutcome
+from calm_beam.calibration.plan import Plan
 from calm_beam.calibration.totals import CalibrationTotals
 from calm_beam.failures import check_failures, failure_limit
 from calm_beam.generations import StoredGenerations

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 import apache_beam as beam
 
-from calm_beam.calibration import Plan
+from calm_beam.calibration.plan import Plan
 from calm_beam.calibration.rounds import Round, division_digest, rounds_of
 from calm_beam.calibration.totals import CalibrationTotals
 from calm_beam.examples import Example

@@ -7,7 +7,9 @@ from collections.abc import Iterable, Iterator, Sequence
 import numpy as np
 from apache_beam.metrics import Metrics
 
-from calm_beam.calibration import Contrast, Plan, ScoredGeneration, score_by_policy
+from calm_beam.calibration.contrast import Contrast
+from calm_beam.calibration.plan import Plan
+from calm_beam.calibration.scoring import ScoredGeneration, score_by_policy
 from calm_beam.calibration.totals import CalibrationTotals
 from calm_beam.counted import counted
 from calm_beam.failures import check_failures, failure_limit

@@ -9,7 +9,7 @@ import apache_beam as beam
 import numpy as np
 
 from calm_beam.analysis.output_counts import OutputCounter
-from calm_beam.calibration import Plan
+from calm_beam.calibration.plan import Plan
 from calm_beam.decoding.prompts import encode_prompt
 from calm_beam.evaluation.files import write_grid, write_trials
 from calm_beam.evaluation.grid import GridRow, grid_rows

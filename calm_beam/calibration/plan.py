@@ -11,7 +11,7 @@ from calm_beam.generations import DecodeJob
 from calm_beam.manifest import PARETO, ParetoPlan, PlannedTest, PlanRecord, SequentialPlan, guarantee_in_words
 from calm_beam.risk.pvalues import P_VALUES, why_not_watched
 from calm_beam.risk.stopping import StopRule
-from calm_beam.set_parts import SetPart
+from calm_beam.set_parts import SetPart, salt_of
 
 from .layout import Layout
 from .pareto import PARTS, part_of
@@ -338,11 +338,6 @@ def settings_of_all(settings: DecodeSettings, pareto: ParetoPlan | None) -> tupl
     if pareto is None:
         return (settings,)
     return tuple(settings_of_variant(settings, variant) for variant in pareto.variants)
-
-
-def salt_of(seed: int) -> str:
-    """Returns the salt that orders examples, and draws the parts of a set."""
-    return f"calm-beam/{seed}"
 
 
 def block_ends(thresholds: int) -> tuple[int, ...]:

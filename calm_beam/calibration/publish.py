@@ -9,11 +9,8 @@ from calm_beam import strict_json
 from calm_beam.manifest import MANIFEST, ExternalManifest, Manifest, lost_race, manifest_text, write_manifest
 from calm_beam.storage import is_file, joined, open_input, remove_file, replacing, version
 
+from .file_names import FAILURES, REPORT, RISK_TABLE
 from .risk_table import write_risk_table
-
-RISK_TABLE = "risk_table.csv"
-FAILURES = "failures.jsonl"
-REPORT = "report.html"
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -7,7 +7,7 @@ from typing import Any
 import pyarrow
 import pyarrow.parquet
 
-from calm_beam.calibration import Objective, Spec
+from calm_beam.calibration.specs import Objective, Spec
 from calm_beam.storage import open_input, replacing
 
 from .grid import GridRow

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from calm_beam.analysis.output_counts import BLEU_ROWS
-from calm_beam.calibration import Spec
+from calm_beam.calibration.specs import Spec
 from calm_beam.counted import counted
 from calm_beam.examples import DataError
 from calm_beam.metrics.corpus_bleu import bleu_of

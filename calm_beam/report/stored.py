@@ -5,9 +5,10 @@ import hashlib
 from collections.abc import Iterator, Sequence
 from typing import Self
 
+from calm_beam.calibration.file_names import RISK_TABLE
 from calm_beam.calibration.fingerprint import content_sum_of, fingerprint_text, merged_sums
 from calm_beam.calibration.provenance import decode_record
-from calm_beam.calibration.publish import RISK_TABLE, read_failures
+from calm_beam.calibration.publish import read_failures
 from calm_beam.calibration.result import RiskRow
 from calm_beam.calibration.risk_table import read_risk_table
 from calm_beam.errors import CalmBeamError

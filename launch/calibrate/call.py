@@ -7,8 +7,7 @@ from collections.abc import Sequence
 
 from apache_beam.options.pipeline_options import PipelineOptions
 
-from calm_beam.calibration import Guarantee
-from calm_beam.calibration.plan import salt_of
+from calm_beam.calibration.guarantee import Guarantee
 from calm_beam.calibration.publish import EarlierResult
 from calm_beam.decoding.settings import uniform_grid
 from calm_beam.demo import embedded
@@ -19,7 +18,7 @@ from calm_beam.launch.flags.metrics import checked_metrics
 from calm_beam.launch.runners import Workers, is_local, run_pipeline
 from calm_beam.manifest import MANIFEST, Manifest, read_manifest
 from calm_beam.metrics.settings import NO_SETTINGS, MetricSettings
-from calm_beam.set_parts import CALIBRATING, SetPart
+from calm_beam.set_parts import CALIBRATING, SetPart, salt_of
 from calm_beam.storage import joined
 from calm_beam.sweeps.folders import begun_shards
 from calm_beam.transforms import Calibrate, ReadExamples, Sweep, WriteManifest

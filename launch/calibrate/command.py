@@ -8,9 +8,14 @@ from collections.abc import Iterator, Sequence
 
 from apache_beam.options.pipeline_options import PipelineOptions
 
-from calm_beam.calibration import Plan, RunProvenance, Spec, all_specs, content_sum_of, fingerprint_text
+from calm_beam.calibration.file_names import REPORT
+from calm_beam.calibration.fingerprint import content_sum_of, fingerprint_text
 from calm_beam.calibration.groups import groups_in_words
-from calm_beam.calibration.publish import REPORT, EarlierResult
+from calm_beam.calibration.guarantee import all_specs
+from calm_beam.calibration.plan import Plan
+from calm_beam.calibration.provenance import RunProvenance
+from calm_beam.calibration.publish import EarlierResult
+from calm_beam.calibration.specs import Spec
 from calm_beam.decoding.settings import DecodeSettings
 from calm_beam.generations.folder import DecodeJob, FinishedSweep
 from calm_beam.generations.timing import RunTiming
@@ -18,7 +23,7 @@ from calm_beam.inputs import read_examples
 from calm_beam.launch.flags import UsageError, as_usage, naming
 from calm_beam.launch.flags.data import asked_shards, reading_of
 from calm_beam.launch.flags.metrics import checked_metrics, metric_settings
-from calm_beam.launch.report import report_after
+from calm_beam.launch.report.command import report_after
 from calm_beam.launch.runners import Workers, make_runner
 from calm_beam.launch.runners.dataflow import job_paths
 from calm_beam.launch.terminal import say, tell

@@ -12,9 +12,12 @@ from typing import TYPE_CHECKING
 
 import apache_beam as beam
 
-from calm_beam.calibration import CalibrationOutcome, Plan, RiskRow
 from calm_beam.calibration.confirmation import chosen_thresholds, confirmed_outcome
-from calm_beam.calibration.publish import RISK_TABLE, EarlierResult, publish, read_failures
+from calm_beam.calibration.file_names import RISK_TABLE
+from calm_beam.calibration.outcome import CalibrationOutcome
+from calm_beam.calibration.plan import Plan
+from calm_beam.calibration.publish import EarlierResult, publish, read_failures
+from calm_beam.calibration.result import RiskRow
 from calm_beam.calibration.risk_table import read_risk_table
 from calm_beam.counted import counted
 from calm_beam.errors import UsageError

@@ -3,7 +3,6 @@
 import argparse
 import itertools
 
-from calm_beam.calibration.plan import salt_of
 from calm_beam.calibration.specs import LOSSES
 from calm_beam.demo import embedded
 from calm_beam.launch.flags import (
@@ -23,7 +22,7 @@ from calm_beam.manifest import PARETO, ManifestError, Variant
 from calm_beam.risk.fwer import PROCEDURES
 from calm_beam.risk.pvalues import P_VALUES
 from calm_beam.risk.stopping import ROUNDS_WITHOUT_GAIN
-from calm_beam.set_parts import CALIBRATING, SetPart
+from calm_beam.set_parts import CALIBRATING, SetPart, salt_of
 
 SEQUENTIAL_FLAGS = ("--round_examples", "--stop_at_threshold", "--stop_at_layers", "--stop_gain")
 _ROUND_EXAMPLES = 500

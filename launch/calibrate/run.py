@@ -6,7 +6,8 @@ import time
 from collections.abc import Callable
 from typing import Self
 
-from calm_beam.calibration import Plan, RunProvenance
+from calm_beam.calibration.plan import Plan
+from calm_beam.calibration.provenance import RunProvenance
 from calm_beam.calibration.publish import EarlierResult
 from calm_beam.generations import GenerationsError
 from calm_beam.launch.runners import PipelineError, Workers, run_pipeline

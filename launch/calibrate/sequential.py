@@ -9,8 +9,9 @@ import functools
 import time
 from collections.abc import Collection, Mapping, Sequence
 
-from calm_beam.calibration import Plan, has_ended
+from calm_beam.calibration.plan import Plan
 from calm_beam.calibration.publish import EarlierResult, publish
+from calm_beam.calibration.result import has_ended
 from calm_beam.calibration.rounds import Round
 from calm_beam.calibration.sequential import Watched, proved_objectives, watched
 from calm_beam.calibration.specs import Objective

@@ -16,7 +16,7 @@ from calm_beam.decoding.settings import DecodeSettings, descending_grid, uniform
 from calm_beam.efficiency.flops import DecoderSizes
 from calm_beam.generations.folder import DecodeJob, FinishedSweep, StoredGenerations
 from calm_beam.launch.flags import UsageError, naming
-from calm_beam.launch.report import ReportedModel
+from calm_beam.launch.report.command import ReportedModel
 from calm_beam.launch.runners import Workers
 from calm_beam.launch.terminal import say
 from calm_beam.manifest import GroupRecord

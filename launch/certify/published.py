@@ -2,7 +2,8 @@
 
 from collections.abc import Sequence
 
-from calm_beam.calibration.publish import REPORT, EarlierResult, publish
+from calm_beam.calibration.file_names import REPORT
+from calm_beam.calibration.publish import EarlierResult, publish
 from calm_beam.errors import CalmBeamError
 from calm_beam.external.result import SettingRow
 from calm_beam.launch.terminal import say, tell
@@ -33,7 +34,7 @@ def publish_and_tell(
 def _report(output: str) -> None:
     """Builds the report; says so if that fails, since the result stands without it."""
     # Here, since it loads what draws the other kind of report too.
-    from calm_beam.launch.report import write_external_report
+    from calm_beam.launch.report.command import write_external_report
 
     path = joined(output, REPORT)
     try:

@@ -8,7 +8,6 @@ import argparse
 import itertools
 from collections.abc import Sequence
 
-from calm_beam.calibration.plan import salt_of
 from calm_beam.calibration.publish import EarlierResult, withdraw
 from calm_beam.counted import counted
 from calm_beam.external.declared import DeclaredExamples, IdReading
@@ -30,6 +29,7 @@ from calm_beam.manifest import (
     ExternalSequentialRecord,
     read_external_manifest,
 )
+from calm_beam.set_parts import salt_of
 from calm_beam.storage import joined, make_folder, remove_file, replacing, version
 from calm_beam.versions import certifying_versions
 

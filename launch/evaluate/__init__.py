@@ -23,12 +23,7 @@ from calm_beam.launch.flags.accelerators import add_job_flags
 from calm_beam.launch.flags.metrics import METRIC_NAMES, add_metric_settings
 
 from . import splits
-from .propagation import PROPAGATION
-from .sensitivity import SENSITIVITY
-from .tradeoff import TRADEOFF
-
-_EXPERIMENTS = {"propagation": PROPAGATION, "sensitivity": SENSITIVITY, "tradeoff": TRADEOFF}
-
+from .flags import OFFERED
 
 _ESSENTIALS = (
     "--experiment",
@@ -47,7 +42,7 @@ _ESSENTIALS = (
 
 def flag_parsers() -> tuple[FlagParser, ...]:
     """Returns the parsers of all experiments, that of `splits` first."""
-    return (splits.splits_parser(_add_experiment_flag), *(_parser(name) for name in _EXPERIMENTS))
+    return (splits.splits_parser(_add_experiment_flag), *(_parser(name) for name in OFFERED))
 
 
 def main(argv: Sequence[str]) -> int:
@@ -58,14 +53,14 @@ def main(argv: Sequence[str]) -> int:
         return splits.main(argv, add_experiment_flag=_add_experiment_flag)
     options = None
     with as_usage((ValueError, OSError)):
-        if _EXPERIMENTS[name].has_sweeps:
+        if OFFERED[name].has_sweeps:
             flags, options = parse_flags(_parser(name), argv)
         else:
             flags = parse_own_flags(_parser(name), argv)
     # Here, since it loads JAX, and help does without.
     from .command import run_experiment
 
-    return run_experiment(name, _EXPERIMENTS[name], flags=flags, options=options)
+    return run_experiment(name, flags=flags, options=options)
 
 
 def _experiment_name(argv: Sequence[str]) -> str:
@@ -78,14 +73,14 @@ def _experiment_name(argv: Sequence[str]) -> str:
 
 def _add_experiment_flag(parser: FlagParser) -> None:
     descriptions = {"splits": splits.DESCRIPTION}
-    descriptions |= {name: experiment.description for name, experiment in _EXPERIMENTS.items()}
+    descriptions |= {name: experiment.description for name, experiment in OFFERED.items()}
     described = "; ".join(f"{name}: {description}" for name, description in descriptions.items())
     parser.add_argument("--experiment", choices=tuple(descriptions), default="splits", help=described)
 
 
 def _parser(name: str) -> FlagParser:
     """Returns the parser of an experiment's flags."""
-    description = _EXPERIMENTS[name].description
+    description = OFFERED[name].description
     parser = FlagParser(
         prog="calm-beam evaluate",
         doc=__doc__,
@@ -102,8 +97,8 @@ def _parser(name: str) -> FlagParser:
     )
     run.add_argument("--output", default="evaluation", help="directory for table, plot and page")
     run.add_argument("--overwrite", action="store_true", help="replace an earlier result of this experiment")
-    _EXPERIMENTS[name].add_flags(parser)
-    if _EXPERIMENTS[name].has_sweeps:
+    OFFERED[name].add_flags(parser)
+    if OFFERED[name].has_sweeps:
         workers = parser.add_argument_group("workers (Beam's own flags, such as --runner, may be added)")
         add_worker_flags(workers)
         add_job_flags(parser)

@@ -30,23 +30,26 @@ from calm_beam.report import write_page
 from calm_beam.storage import joined, replacing
 from calm_beam.sweeps.prepared import PreparedSweep
 
-from .experiment import Experiment, Findings, PreparedExperiment, PreparedSweeps
+from .experiment import Findings, PreparedExperiment, PreparedSweeps
 from .files import checked_output, write_rows
 from .page import experiment_page
+from .propagation import PROPAGATION
+from .sensitivity import SENSITIVITY
 from .sweeps import decoded_by, sweep_workers
+from .tradeoff import TRADEOFF
+
+_EXPERIMENTS = {"propagation": PROPAGATION, "sensitivity": SENSITIVITY, "tradeoff": TRADEOFF}
 
 
-def run_experiment(
-    name: str, experiment: Experiment, *, flags: argparse.Namespace, options: PipelineOptions | None
-) -> int:
+def run_experiment(name: str, *, flags: argparse.Namespace, options: PipelineOptions | None) -> int:
     """Runs an experiment, tells what it found and returns the exit status of the command.
 
     Args:
       name: What it is called.
-      experiment: The experiment.
       flags: Its flags.
       options: Beam's, where it has sweeps; None where it runs without Beam.
     """
+    experiment = _EXPERIMENTS[name]
     with as_usage((ValueError, OSError)):
         _fill_in_defaults(flags)
         output = checked_output(flags, _file_names(name))

@@ -9,7 +9,6 @@ from rich.table import Table
 
 from calm_beam.analysis.estimates import Estimate
 from calm_beam.decoding.settings import DecodeSettings
-from calm_beam.launch.flags import FlagParser
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -72,18 +71,12 @@ class Experiment:
     """One experiment of the command.
 
     Attributes:
-      description: What it finds out, in one line.
-      add_flags: Adds the flags that it has beside those of the task.
       settings: Returns what determines the outputs, from the flags; raises ValueError for a wrong value.
       prepare: Returns what will be measured, given the model; raises ValueError for what does not fit it.
-      has_sweeps: Whether that is `PreparedSweeps`, which take flags of workers.
     """
 
-    description: str
-    add_flags: Callable[[FlagParser], None]
     settings: Callable[[argparse.Namespace], DecodeSettings]
     prepare: "Callable[[argparse.Namespace, PreparedSweep], PreparedExperiment | PreparedSweeps]"
-    has_sweeps: bool
 
 
 def estimate_cells(name: str, estimate: Estimate | None) -> dict[str, Cell]:

@@ -9,9 +9,8 @@ from calm_beam.analysis.performance import Measured
 from calm_beam.analysis.propagation import propagation_variants
 from calm_beam.analysis.task import Task
 from calm_beam.decoding.settings import DecodeSettings, descending_grid
-from calm_beam.exits.measures import COMPARABLE
 from calm_beam.exits.rule import ExitRule
-from calm_beam.launch.flags import FlagParser, arithmetic_of, numbers
+from calm_beam.launch.flags import arithmetic_of
 from calm_beam.launch.plots import BLACK, COLOURS, GREY, tidy
 from calm_beam.sweeps.prepared import PreparedSweep
 
@@ -22,19 +21,6 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
     from calm_beam.report.line_chart import LineChart
-
-
-def _add_flags(parser: FlagParser) -> None:
-    group = parser.add_argument_group(
-        "propagation: the noisy cache, in which exits are real but tokens the last layer's"
-    )
-    group.add_argument("--confidence", choices=COMPARABLE, default="softmax", help="its confidence measure")
-    group.add_argument(
-        "--thresholds",
-        type=numbers,
-        default=(0.9, 0.5, 0.0),
-        help="its thresholds, comma-separated; default: 0.9,0.5,0",
-    )
 
 
 def _settings(flags: argparse.Namespace) -> DecodeSettings:
@@ -144,10 +130,4 @@ def _colour(measured: Measured) -> str:
     return COLOURS[0] if measured.rule.token_from == "exit_layer" else COLOURS[1]
 
 
-PROPAGATION = Experiment(
-    description="what the cache of skipped layers does to outputs whose tokens are right",
-    add_flags=_add_flags,
-    settings=_settings,
-    prepare=_prepare,
-    has_sweeps=True,
-)
+PROPAGATION = Experiment(settings=_settings, prepare=_prepare)

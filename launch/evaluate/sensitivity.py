@@ -11,12 +11,12 @@ from rich.table import Table
 from calm_beam.analysis.sensitivity import KINDS, Sensitivity, measure_sensitivity
 from calm_beam.analysis.task import Task
 from calm_beam.examples import DataError
-from calm_beam.launch.flags import FlagParser, texts, whole_number
 from calm_beam.launch.plots import COLOURS, GREY, tidy
 from calm_beam.launch.setup_run import full_model_settings
 from calm_beam.sweeps.prepared import PreparedSweep
 
 from .experiment import Experiment, Findings, PreparedExperiment, estimate_cells, shown
+from .flags import DEFAULT_POSITIONS
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -24,34 +24,11 @@ if TYPE_CHECKING:
     from calm_beam.analysis.perturbation import PerturbationDecoder
     from calm_beam.report.line_chart import LineChart
 
-_DEFAULT_POSITIONS = 20
-
-
-def _add_flags(parser: FlagParser) -> None:
-    group = parser.add_argument_group("sensitivity")
-    group.add_argument(
-        "--positions",
-        type=_positions,
-        help=f"positions of the token to replace, from 0, as in 0-9,15,20; default: the first {_DEFAULT_POSITIONS}",
-    )
-    group.add_argument("--rank", type=whole_number(1), default=10, help="rank of the token that replaces in `sampling`")
-
-
-def _positions(value: str) -> tuple[int, ...]:
-    """Returns the whole numbers of a list of numbers and ranges."""
-    found: list[int] = []
-    for part in texts(value):
-        first, dash, last = part.partition("-")
-        if not first.isdecimal() or (dash and not last.isdecimal()) or (dash and int(last) < int(first)):
-            raise argparse.ArgumentTypeError(f"expected positions from 0, as in 0-9,15,20; got {part!r}")
-        found += range(int(first), int(last or first) + 1)
-    return tuple(found)
-
 
 def _prepare(flags: argparse.Namespace, run: PreparedSweep) -> PreparedExperiment:
     from calm_beam.analysis.perturbation import PerturbationDecoder
 
-    positions = flags.positions or tuple(range(min(_DEFAULT_POSITIONS, flags.max_decode_length)))
+    positions = flags.positions or tuple(range(min(DEFAULT_POSITIONS, flags.max_decode_length)))
     decoder = PerturbationDecoder(
         run.checkpoint,
         positions=positions,
@@ -168,10 +145,4 @@ def _draw(found: Sequence[Sensitivity], labels: Mapping[str, str], metric: str, 
     tidy(below)
 
 
-SENSITIVITY = Experiment(
-    description="what one wrong token does to the whole output, by its position",
-    add_flags=_add_flags,
-    settings=full_model_settings,
-    prepare=_prepare,
-    has_sweeps=False,
-)
+SENSITIVITY = Experiment(settings=full_model_settings, prepare=_prepare)

@@ -13,7 +13,7 @@ from calm_beam.analysis.task import Task
 from calm_beam.analysis.tradeoff import tradeoff_variants
 from calm_beam.decoding.settings import DecodeSettings
 from calm_beam.exits.measures import COMPARABLE, Need, measure_named
-from calm_beam.launch.flags import FlagParser, UsageError, add_exit_flags, texts
+from calm_beam.launch.flags import UsageError
 from calm_beam.launch.plots import BLACK, measure_style, tidy
 from calm_beam.launch.setup_run import decode_settings
 from calm_beam.sweeps.prepared import PreparedSweep
@@ -28,16 +28,6 @@ if TYPE_CHECKING:
 
     from calm_beam.checkpoints import Checkpoint
     from calm_beam.report.line_chart import Line, LineChart
-
-
-def _add_flags(parser: FlagParser) -> None:
-    add_exit_flags(parser, default_grid_step=0.05)
-    parser.add_argument(
-        "--confidence",
-        dest="confidences",
-        type=texts,
-        help=f"confidence measures, comma-separated, of {', '.join(COMPARABLE)}; default: all that the checkpoint has",
-    )
 
 
 def _settings(flags: argparse.Namespace) -> DecodeSettings:
@@ -211,10 +201,4 @@ def _draw_panel(axes: "Axes", full: Measured, *, curves: dict[str, list[Measured
     axes.axhline(getattr(full.performance, field).mean, color=BLACK, linewidth=0.8, linestyle=":", label="full model")
 
 
-TRADEOFF = Experiment(
-    description="layers per token against quality, for every confidence measure over the grid",
-    add_flags=_add_flags,
-    settings=_settings,
-    prepare=_prepare,
-    has_sweeps=True,
-)
+TRADEOFF = Experiment(settings=_settings, prepare=_prepare)

@@ -5,7 +5,7 @@ import time
 
 import numpy as np
 
-from calm_beam.calibration import score_by_policy
+from calm_beam.calibration.scoring import score_by_policy
 from calm_beam.calibration.specs import Objective
 from calm_beam.efficiency.cost import Pilot, PilotShard
 from calm_beam.errors import UsageError

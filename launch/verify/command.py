@@ -10,7 +10,7 @@ from apache_beam.options.pipeline_options import PipelineOptions
 from rich import box
 from rich.table import Table
 
-from calm_beam.calibration import content_sum_of, fingerprint_text
+from calm_beam.calibration.fingerprint import content_sum_of, fingerprint_text
 from calm_beam.counted import counted
 from calm_beam.decoding.recorded import recorded_settings
 from calm_beam.examples import Example

@@ -3,7 +3,8 @@
 from collections.abc import Sequence
 from typing import Any
 
-from calm_beam.calibration import Spec, all_specs
+from calm_beam.calibration.guarantee import all_specs
+from calm_beam.calibration.specs import Spec
 from calm_beam.evaluation.grid import GridRow
 from calm_beam.evaluation.outcomes import Summary, TrialOutcome, summaries
 

@@ -90,7 +90,7 @@ def test_end_to_end(
     For that, the model is not loaded again.
     """
     output = tmp_path / "deep" / "out"
-    monkeypatch.setattr("calm_beam.launch.report._model", lambda *_: pytest.fail("loaded again"))
+    monkeypatch.setattr("calm_beam.launch.report.command._model", lambda *_: pytest.fail("loaded again"))
     assert _calibrate(model, data, output) == 0
     assert {path.name for path in output.iterdir()} == {
         "generations",

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import calm_beam as calm
-from calm_beam.calibration import confirmed_calibration
+from calm_beam.calibration.confirmation import confirmed_calibration
 from calm_beam.checkpoints import Checkpoint
 from calm_beam.decoding.settings import DecodeSettings
 from calm_beam.generations import Generation, read_generations

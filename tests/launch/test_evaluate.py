@@ -14,8 +14,8 @@ from calm_beam.analysis.perturbation import PerturbationDecoder
 from calm_beam.checkpoints import load_checkpoint
 from calm_beam.exits.propagations import PROPAGATIONS
 from calm_beam.launch.cli import main
-from calm_beam.launch.evaluate import _EXPERIMENTS
 from calm_beam.launch.evaluate.experiment import PreparedSweeps
+from calm_beam.launch.evaluate.flags import OFFERED
 from calm_beam.launch.evaluate.tradeoff import TRADEOFF
 from calm_beam.launch.flags import FlagParser, add_task_flags, parse_own_flags
 from calm_beam.launch.setup_run import prepare_run
@@ -155,7 +155,7 @@ def test_measures_are_those_of_the_checkpoint(
     model = write_model(tmp_path / "model", config=build_config(exit_classifier=classifier))
     parser = FlagParser(prog="calm-beam evaluate")
     add_task_flags(parser)
-    TRADEOFF.add_flags(parser)
+    OFFERED["tradeoff"].add_flags(parser)
     flags = parse_own_flags(parser, [f"--checkpoint={model}", f"--data={data}"])
     run = prepare_run(flags, needs_references=False, settings=TRADEOFF.settings(flags))
     prepared = TRADEOFF.prepare(flags, run)
@@ -383,7 +383,7 @@ def test_bad_data(
     assert not (tmp_path / "out").exists()
 
 
-@pytest.mark.parametrize("name", _EXPERIMENTS)
+@pytest.mark.parametrize("name", OFFERED)
 def test_help_of_an_experiment(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     """With its name, help lists the flags of an experiment beside those of a sample; without, all experiments."""
     own = {"propagation": "--thresholds", "sensitivity": "--positions", "tradeoff": "--grid_step"}

@@ -9,7 +9,7 @@ import shutil
 import pyarrow.parquet
 import pytest
 
-from calm_beam.calibration import Guarantee
+from calm_beam.calibration.guarantee import Guarantee
 from calm_beam.errors import UsageError
 from calm_beam.generations import read_generations
 from calm_beam.launch.calibrate.call import calibrate

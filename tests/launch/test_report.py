@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from calm_beam import storage
-from calm_beam.launch import report as report_command
 from calm_beam.launch.cli import main
+from calm_beam.launch.report import command as report_command
 from calm_beam.manifest import VocabularyRecord, read_manifest
 from calm_beam.report.foreign import with_short_places
 from calm_beam.vocabulary import Vocabulary

@@ -11,7 +11,8 @@ from collections.abc import Callable
 
 import pytest
 
-from calm_beam.calibration import Plan, all_specs
+from calm_beam.calibration.guarantee import all_specs
+from calm_beam.calibration.plan import Plan
 from calm_beam.generations import GenerationsError, read_generations, stored_shard, write_generations
 from calm_beam.generations.folder import COMPLETE, DecodeJob, FinishedSweep, StoredGenerations
 from calm_beam.launch.calibrate import run

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from calm_beam.analysis.estimates import Estimate
-from calm_beam.calibration import all_specs
+from calm_beam.calibration.guarantee import all_specs
 from calm_beam.efficiency.speedup import Speedup
 from calm_beam.launch.evaluate.splits import page as page_module
 from calm_beam.launch.evaluate.splits.page import splits_page

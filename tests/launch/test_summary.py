@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from calm_beam.calibration import all_specs, choose_thresholds, risk_rows
+from calm_beam.calibration.guarantee import all_specs
+from calm_beam.calibration.result import choose_thresholds, risk_rows
 from calm_beam.calibration.risk_table import write_risk_table
 from calm_beam.launch.terminal.summary import choices_table, print_summary
 from calm_beam.manifest import Manifest

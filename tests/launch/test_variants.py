@@ -10,8 +10,7 @@ import apache_beam as beam
 import numpy as np
 import pytest
 
-from calm_beam.calibration import pareto_calibration
-from calm_beam.calibration.pareto import TESTING, part_of
+from calm_beam.calibration.pareto import TESTING, pareto_calibration, part_of
 from calm_beam.generations import Generation, read_generations
 from calm_beam.generations.folder import DecodeJob
 from calm_beam.launch.cli import main

@@ -12,9 +12,12 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from calm_beam.calibration import CalibrationTotals, Plan, RiskRow, choose_thresholds, risk_rows, score_generation
 from calm_beam.calibration.guarantee import all_specs
+from calm_beam.calibration.plan import Plan
+from calm_beam.calibration.result import RiskRow, choose_thresholds, risk_rows
 from calm_beam.calibration.risk_table import risk_table_text
+from calm_beam.calibration.scoring import score_generation
+from calm_beam.calibration.totals import CalibrationTotals
 from calm_beam.checkpoints import CheckpointError, load_checkpoint
 from calm_beam.decoding.isolation import DecodeError
 from calm_beam.decoding.prompts import encode_prompt

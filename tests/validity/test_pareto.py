@@ -10,10 +10,11 @@ import dataclasses
 import numpy as np
 import pytest
 
-from calm_beam.calibration import CalibrationTotals, Plan, choose_thresholds
 from calm_beam.calibration.guarantee import all_specs
 from calm_beam.calibration.pareto import TESTING
-from calm_beam.calibration.totals import GroupTotals
+from calm_beam.calibration.plan import Plan
+from calm_beam.calibration.result import choose_thresholds
+from calm_beam.calibration.totals import CalibrationTotals, GroupTotals
 from calm_beam.calibration.variants import pareto_rows
 from calm_beam.decoding.settings import DecodeSettings
 from calm_beam.exits.rule import ExitRule

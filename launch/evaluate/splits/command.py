@@ -15,7 +15,8 @@ from apache_beam.options.pipeline_options import PipelineOptions
 
 from calm_beam.analysis.output_counts import OutputCounter
 from calm_beam.analysis.sample import sampled
-from calm_beam.calibration import Plan, Spec
+from calm_beam.calibration.plan import Plan
+from calm_beam.calibration.specs import Spec
 from calm_beam.counted import counted
 from calm_beam.demo import embedded
 from calm_beam.efficiency.flops import DecoderSizes

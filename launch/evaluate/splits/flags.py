@@ -3,8 +3,8 @@
 import argparse
 from collections.abc import Callable, Sequence
 
-from calm_beam.calibration import Spec, all_specs
-from calm_beam.calibration.specs import LOSSES
+from calm_beam.calibration.guarantee import all_specs
+from calm_beam.calibration.specs import LOSSES, Spec
 from calm_beam.launch.calibrate.flags import add_tail_flag, calibrate_parser
 from calm_beam.launch.flags import FlagParser, UsageError, add_decode_flags, numbers, paths, texts, whole_number
 from calm_beam.launch.flags.accelerators import add_job_flags

@@ -4,7 +4,7 @@ import html
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from calm_beam.calibration import Objective, Spec
+from calm_beam.calibration.specs import Objective, Spec
 from calm_beam.counted import counted
 from calm_beam.evaluation.grid import GridRow
 from calm_beam.evaluation.outcomes import Spread, Summary, TrialOutcome

@@ -6,9 +6,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from calm_beam.calibration import ConfirmedChoice, Plan, confirmed_calibration
-from calm_beam.calibration.confirmation import chosen_thresholds
+from calm_beam.calibration.confirmation import ConfirmedChoice, chosen_thresholds, confirmed_calibration
 from calm_beam.calibration.guarantee import all_specs
+from calm_beam.calibration.plan import Plan
 from calm_beam.decoding.settings import DecodeSettings
 from calm_beam.exits.rule import ExitRule
 from calm_beam.manifest import ParetoPlan, SequentialPlan, Variant

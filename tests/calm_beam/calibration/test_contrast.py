@@ -9,8 +9,9 @@ import hypothesis
 import pytest
 from hypothesis import strategies as st
 
-from calm_beam.calibration import Contrast, Objective, score_by_policy
-from calm_beam.calibration.contrast import Sample
+from calm_beam.calibration.contrast import Contrast, Sample
+from calm_beam.calibration.scoring import score_by_policy
+from calm_beam.calibration.specs import Objective
 from calm_beam.generations import Generation
 from calm_beam.metrics.registry import METRICS, Metric, MetricError
 from tests.calm_beam.calibration.builders import build_example, build_generation

@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 from hypothesis import strategies as st
 
-from calm_beam.calibration import CalibrationTotals, Layout, all_specs
+from calm_beam.calibration.guarantee import all_specs
+from calm_beam.calibration.layout import Layout
+from calm_beam.calibration.totals import CalibrationTotals
 from calm_beam.generations import GenerationsError, StoredShard
 from calm_beam.generations.folder import FinishedSweep
 

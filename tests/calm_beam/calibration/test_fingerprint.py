@@ -2,8 +2,10 @@
 
 import re
 
-from calm_beam.calibration import CalibrationTotals, Layout, all_specs, content_sum_of, fingerprint_text
-from calm_beam.calibration.fingerprint import merged_sums
+from calm_beam.calibration.fingerprint import content_sum_of, fingerprint_text, merged_sums
+from calm_beam.calibration.guarantee import all_specs
+from calm_beam.calibration.layout import Layout
+from calm_beam.calibration.totals import CalibrationTotals
 from tests.calm_beam.calibration.builders import build_example, build_generation
 
 

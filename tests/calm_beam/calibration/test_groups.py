@@ -9,21 +9,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from calm_beam.calibration import (
-    CalibrationTotals,
-    Layout,
-    Plan,
-    RiskRow,
-    Spec,
-    all_specs,
-    choose_thresholds,
-    risk_rows,
-)
 from calm_beam.calibration.groups import MOST_GROUPS, counted_groups, groups_in_words, groups_of_data
-from calm_beam.calibration.result import spec_p_values
+from calm_beam.calibration.guarantee import all_specs
+from calm_beam.calibration.layout import Layout
+from calm_beam.calibration.plan import Plan
+from calm_beam.calibration.result import RiskRow, choose_thresholds, risk_rows, spec_p_values
 from calm_beam.calibration.risk_table import read_risk_table, risk_table_text
 from calm_beam.calibration.rounds import Round
 from calm_beam.calibration.sequential import watched
+from calm_beam.calibration.specs import Spec
+from calm_beam.calibration.totals import CalibrationTotals
 from calm_beam.examples import DataError, Example
 from calm_beam.generations import FinishedSweep, GenerationsError, StoredShard
 from calm_beam.inputs import DataFiles, Reading

@@ -6,7 +6,11 @@ import pathlib
 import numpy as np
 import pytest
 
-from calm_beam.calibration import CalibrationTotals, Plan, RunProvenance, all_specs, choose_thresholds, risk_rows
+from calm_beam.calibration.guarantee import all_specs
+from calm_beam.calibration.plan import Plan
+from calm_beam.calibration.provenance import RunProvenance
+from calm_beam.calibration.result import choose_thresholds, risk_rows
+from calm_beam.calibration.totals import CalibrationTotals
 from calm_beam.decoding.settings import DecodeSettings
 from calm_beam.exits.rule import ExitRule
 from calm_beam.exits.schedule import scheduled_thresholds

@@ -9,8 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from calm_beam.calibration import CalibrationTotals, Contrast, Plan, all_specs
+from calm_beam.calibration.contrast import Contrast
+from calm_beam.calibration.guarantee import all_specs
+from calm_beam.calibration.plan import Plan
 from calm_beam.calibration.rounds import Round, division_digest, has_rounds, rounds_of
+from calm_beam.calibration.totals import CalibrationTotals
 from calm_beam.generations import GenerationsError, StoredShard
 from calm_beam.manifest import SequentialPlan
 

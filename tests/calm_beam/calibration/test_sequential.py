@@ -8,7 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from calm_beam.calibration import Plan, all_specs, risk_rows
+from calm_beam.calibration.guarantee import all_specs
+from calm_beam.calibration.plan import Plan
+from calm_beam.calibration.result import risk_rows
 from calm_beam.calibration.sequential import proved_objectives, watched
 from calm_beam.manifest import SequentialPlan
 from calm_beam.risk.fwer import PROCEDURES

@@ -7,11 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from calm_beam.calibration import CalibrationTotals, Plan, choose_thresholds
 from calm_beam.calibration.guarantee import all_specs
 from calm_beam.calibration.pareto import CHOOSING, TESTING, pareto_calibration
-from calm_beam.calibration.result import RiskRow
+from calm_beam.calibration.plan import Plan
+from calm_beam.calibration.result import RiskRow, choose_thresholds
 from calm_beam.calibration.risk_table import read_risk_table, risk_table_text
+from calm_beam.calibration.totals import CalibrationTotals
 from calm_beam.calibration.variants import pareto_rows, whole_of
 from calm_beam.decoding.settings import DecodeSettings
 from calm_beam.exits.rule import ExitRule

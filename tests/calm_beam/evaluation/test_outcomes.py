@@ -7,7 +7,9 @@ import numpy as np
 import pytest
 
 from calm_beam.analysis.output_counts import OutputCounter
-from calm_beam.calibration import Layout, Spec, all_specs
+from calm_beam.calibration.guarantee import all_specs
+from calm_beam.calibration.layout import Layout
+from calm_beam.calibration.specs import Spec
 from calm_beam.evaluation.files import read_grid, read_trials, write_grid, write_trials
 from calm_beam.evaluation.grid import GridRow, grid_rows
 from calm_beam.evaluation.outcomes import LaneCounts, TrialOutcome, lane_counts, summaries, trial_outcomes

@@ -7,7 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from calm_beam.calibration import Layout, all_specs
+from calm_beam.calibration.guarantee import all_specs
+from calm_beam.calibration.layout import Layout
 from calm_beam.evaluation.splits import Splits, SplitTotals
 from calm_beam.risk.fixed_point import to_signed_fixed_point
 

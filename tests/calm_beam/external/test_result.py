@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from calm_beam.calibration import Spec, all_specs
-from calm_beam.calibration.publish import RISK_TABLE
+from calm_beam.calibration.file_names import RISK_TABLE
+from calm_beam.calibration.guarantee import all_specs
 from calm_beam.calibration.result import RiskRow
 from calm_beam.calibration.risk_table import read_risk_table, write_risk_table
+from calm_beam.calibration.specs import Spec
 from calm_beam.external.plan import all_tests, plan_of
 from calm_beam.external.result import SettingRow, entries_of, external_manifest, setting_rows
 from calm_beam.external.rows import LossRow

@@ -10,8 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from calm_beam.calibration import CalibrationTotals, Plan, all_specs
+from calm_beam.calibration.guarantee import all_specs
+from calm_beam.calibration.plan import Plan
 from calm_beam.calibration.sequential import watched
+from calm_beam.calibration.totals import CalibrationTotals
 from calm_beam.errors import UsageError
 from calm_beam.external.declared import DeclaredExample, DeclaredExamples
 from calm_beam.external.evaluated import EvaluatedLosses

@@ -7,18 +7,14 @@ from typing import Any
 
 import numpy as np
 
-from calm_beam.calibration import (
-    CalibrationTotals,
-    Plan,
-    RunProvenance,
-    Spec,
-    all_specs,
-    choose_thresholds,
-    risk_rows,
-    score_generation,
-)
+from calm_beam.calibration.guarantee import all_specs
+from calm_beam.calibration.plan import Plan
+from calm_beam.calibration.provenance import RunProvenance
 from calm_beam.calibration.publish import EarlierResult, publish
-from calm_beam.calibration.specs import objectives_of
+from calm_beam.calibration.result import choose_thresholds, risk_rows
+from calm_beam.calibration.scoring import score_generation
+from calm_beam.calibration.specs import Spec, objectives_of
+from calm_beam.calibration.totals import CalibrationTotals
 from calm_beam.decoding.settings import DecodeSettings
 from calm_beam.exits.rule import ExitRule
 from calm_beam.generations import Generation, Output, StoredShard, write_generations

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from calm_beam.calibration import Objective, score_generation
+from calm_beam.calibration.scoring import score_generation
+from calm_beam.calibration.specs import Objective
 from calm_beam.generations import Generation, Output
 from calm_beam.launch.cli import main
 from calm_beam.manifest import Calibration, ManifestError, write_manifest

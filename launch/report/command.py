@@ -1,20 +1,14 @@
-"""`calm-beam report --calibration=DIR`: builds the report of a calibration, one HTML file that opens offline.
-
-    calm-beam report --calibration=calibration
-
-`calibrate` makes the same file at its end. What it shows is read from the directory: manifest, risk table, failures,
-and the generations, which --generations names where they lie elsewhere. For texts of tokens it needs the vocabulary,
-for floating point operations the sizes of the model: both are looked for where the manifest says that the model was.
-Speedups are shown where `evaluate` measured some at the chosen thresholds (--speedup).
-"""
+"""What `calm-beam report` does once its flags are parsed, and `calibrate` at its end."""
 
 import argparse
 import dataclasses
-from collections.abc import Sequence
 
-from calm_beam.calibration.publish import REPORT
+from calm_beam.calibration.file_names import REPORT
 from calm_beam.efficiency.flops import DecoderSizes
 from calm_beam.exits.measures import MeasureError, check_named
+from calm_beam.launch.flags import UsageError, naming
+from calm_beam.launch.flags.model import declared
+from calm_beam.launch.terminal import say, tell
 from calm_beam.manifest import MANIFEST, ExternalManifest, Manifest, ManifestError, read_any_manifest
 from calm_beam.report import (
     Calibrated,
@@ -30,28 +24,7 @@ from calm_beam.storage import absolute, base_name, check_writable, is_file, is_f
 from calm_beam.sweeps.folders import find_generations
 from calm_beam.vocabulary import Vocabulary, VocabularyError, open_recorded
 
-from .flags import FlagParser, UsageError, naming, parse_own_flags, whole_number
-from .flags.manifest import add_confidence_flag
-from .flags.model import add_model_flags, declared
-from .terminal import say, tell
-
-_MOST_EXAMPLES = 500
-_ESSENTIALS = ("--calibration", "--output", "--generations", "--checkpoint", "--speedup")
-
-
-def flag_parsers() -> tuple[FlagParser, ...]:
-    """Returns the parsers of all forms of the command."""
-    return (_parser(),)
-
-
-def main(argv: Sequence[str]) -> int:
-    """Runs the command and returns its exit status."""
-    parser = _parser()
-    flags = parse_own_flags(parser, argv)
-    output = _checked_output(flags)
-    _build(flags, output)
-    tell(f"Report: {output}")
-    return 0
+from .flags import report_parser
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -67,6 +40,14 @@ class ReportedModel:
     vocabulary: Vocabulary | None
 
 
+def build_report(flags: argparse.Namespace) -> int:
+    """Builds the report that the flags ask for, and returns the exit status of the command."""
+    output = _checked_output(flags)
+    _build(flags, output)
+    tell(f"Report: {output}")
+    return 0
+
+
 def report_after(
     output: str, folder: str, *, calibrate_flags: argparse.Namespace, model: ReportedModel | None = None
 ) -> None:
@@ -79,7 +60,7 @@ def report_after(
       model: Where the calibration has loaded the model, which then is not loaded again.
     """
     path = joined(output, REPORT)
-    flags = _parser().parse_args([f"--calibration={output}", f"--generations={folder}"])
+    flags = report_parser().parse_args([f"--calibration={output}", f"--generations={folder}"])
     for name in ("checkpoint", "confidence", "activation", "relative_max_distance", "vocabulary"):
         setattr(flags, name, getattr(calibrate_flags, name))
     elsewhere = "" if folder.startswith(joined(output, "")) else f" --generations={folder}"
@@ -94,30 +75,6 @@ def report_after(
         say(f"caution: no report ({reason}). The result in {output} is whole; try: {again}")
     else:
         tell(f"Report: {path}")
-
-
-def _parser() -> FlagParser:
-    parser = FlagParser(prog="calm-beam report", doc=__doc__, essentials=_ESSENTIALS)
-    parser.add_argument("--calibration", metavar="DIR", help="output directory of calibrate, or of certify")
-    parser.add_argument("--output", metavar="FILE", help=f"where to; default: {REPORT} in that directory")
-    parser.add_argument(
-        "--generations", metavar="DIR", help="its generations, if it was made with --generations; default: its own"
-    )
-    parser.add_argument("--checkpoint", help="the model, if it is no longer where the manifest says")
-    add_model_flags(parser)
-    add_confidence_flag(parser)
-    parser.add_argument("--vocabulary", help="SentencePiece model; default: in or beside the checkpoint")
-    parser.add_argument(
-        "--speedup", metavar="DIR", help="output directory of calm-beam evaluate --speedup with the same model"
-    )
-    parser.add_argument(
-        "--max_examples",
-        type=whole_number(0),
-        default=_MOST_EXAMPLES,
-        help="most examples to show; fewer where the page would grow beyond 5 MB",
-    )
-    parser.add_argument("--seed", type=whole_number(0), default=0, help="of the draw of examples")
-    return parser
 
 
 def _checked_output(flags: argparse.Namespace) -> str:

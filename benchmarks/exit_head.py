@@ -1,6 +1,6 @@
 """What the certified exit head costs and decides, beside the exact one.
 
-For vocabularies, widths and numbers of rows: milliseconds of the exact head and of both certified forms, and the share
+For vocabularies, widths and numbers of rows: milliseconds of the exact head and of the certified forms, and the share
 of rows that a certificate decides at each of some thresholds. States are random, and so are heads, of which the gap
 between the two largest probabilities is spread over (0, 1); then heads that are made to be hard; and, with a checkpoint
 and data, trained weights with the states that the full model has at three of its layers.
@@ -24,9 +24,11 @@ from calm_beam.arithmetic import FLOAT32
 from calm_beam.checkpoints import load_checkpoint
 from calm_beam.decoding.settings import DecodeSettings, uniform_grid
 from calm_beam.decoding.sweep import SweepDecoder
-from calm_beam.exits.certified_head import Certificate, CertifiedHead, certify, quantised_head
+from calm_beam.exits.certified_head import Certificate, certify
 from calm_beam.exits.decision import decide
+from calm_beam.exits.head_choice import held_as
 from calm_beam.exits.measures import measure_named
+from calm_beam.exits.quantised_head import CertifiedHead, quantised_head
 from calm_beam.exits.rule import ExitRule
 from calm_beam.model import EarlyExitT5
 
@@ -57,7 +59,9 @@ def main() -> None:
         print(describe_machine())
     heads = _trained(flags) if flags.checkpoint else _made(flags)
     for name, states, weights in heads:
-        forms = {form: quantised_head(jnp.asarray(weights), form) for form in ("int8", "bfloat16")}
+        forms = {form: quantised_head(jnp.asarray(weights), held_as(form)) for form in ("int8", "bfloat16")}
+        if forms["int8"].is_packed:
+            forms["int8, XLA"] = quantised_head(jnp.asarray(weights), "int8")
         for rows in flags.rows:
             line = {
                 "head": name,
@@ -155,7 +159,8 @@ def _in_words(line: dict[str, Any]) -> str:
         f"{form} {line[form]['msec']:.2f} ms, decides "
         + " / ".join(f"{share:.1%}" for share in line[form]["decided"].values())
         + f" (grid of {len(_GRID)}: {line[form]['decided_on_grid']:.1%}), {line[form]['wrong_tokens']} wrong"
-        for form in ("int8", "bfloat16")
+        for form in ("int8", "int8, XLA", "bfloat16")
+        if form in line
     )
     return (
         f"{line['head']}, V {line['vocabulary']:,}, d {line['width']}, {line['rows']} rows: exact "

@@ -49,6 +49,7 @@ from calm_beam.decoding.result import SweepResult
 from calm_beam.decoding.settings import DecodeSettings
 from calm_beam.decoding.work import Work
 from calm_beam.demo import embedded
+from calm_beam.exits.head_forms import EXIT_HEADS
 from calm_beam.exits.rule import ExitRule
 from calm_beam.exits.schedule import scheduled_thresholds
 
@@ -76,6 +77,7 @@ class Task:
       steps: Most tokens of an output.
       batch_size: Prompts decoded at the same time.
       runs: Runs that are timed; the fastest counts. One that compiles is not timed.
+      exit_head: Form of the head that decides, of all decoders.
     """
 
     checkpoint: Checkpoint
@@ -85,6 +87,7 @@ class Task:
     steps: int
     batch_size: int
     runs: int
+    exit_head: str
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -130,6 +133,7 @@ def started(documentation: str | None, argv: Sequence[str] | None) -> tuple[Task
         default=1,
         help="time everything so often (one prompt at a time: 3 at least); the fastest counts",
     )
+    parser.add_argument("--exit_head", choices=EXIT_HEADS, default="auto", help="of all decoders")
     parser.add_argument("--max_decode_length", type=int, help="64 if omitted; 32 with random weights")
     parser.add_argument("--json", action="store_true", help="print a JSON object as the last line")
 
@@ -184,6 +188,7 @@ def _task(flags: argparse.Namespace) -> tuple[Task, list[str]]:
         steps=steps,
         batch_size=flags.batch_size,
         runs=flags.runs,
+        exit_head=flags.exit_head,
     )
     return task, notes
 
@@ -280,7 +285,12 @@ def decode(task: Task, lanes: np.ndarray) -> Run:
     tokens = task.batch_size * (_MAX_INPUT_LENGTH + steps * num_lanes)
     budget = Budget(slots=task.batch_size, tokens=tokens)
     decoder = PackedDecoder(
-        task.checkpoint, task.rule, thresholds=lanes[None], max_input_length=_MAX_INPUT_LENGTH, budget=budget
+        task.checkpoint,
+        task.rule,
+        thresholds=lanes[None],
+        max_input_length=_MAX_INPUT_LENGTH,
+        budget=budget,
+        exit_head=task.exit_head,
     )
     start = time.perf_counter()
     results = dict(decoder.decode(task.prompts))
@@ -319,6 +329,7 @@ def _batch_1(task: Task, results: Mapping[int, SweepResult]) -> dict[str, Any]:
             threshold=None if lane is None else task.grid[lane],
             max_decode_length=task.steps,
             max_input_length=_MAX_INPUT_LENGTH,
+            exit_head=task.exit_head,
         )
         made = sum(result.length for _, result in decoder.decode(chosen))
         times = []

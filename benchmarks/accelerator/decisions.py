@@ -7,9 +7,10 @@ import jax
 import numpy as np
 
 from calm_beam.arithmetic import FLOAT32
-from calm_beam.exits.certified_head import Certificate, certify, quantised_head
+from calm_beam.exits.certified_head import Certificate, certify
 from calm_beam.exits.decision import decide, decide_by_logits
 from calm_beam.exits.measures import measure_named
+from calm_beam.exits.quantised_head import quantised_head
 
 from .part import Case, Clock, Scale, fastest
 

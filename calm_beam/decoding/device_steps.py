@@ -16,10 +16,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from calm_beam.exits.certified_head import Certificate, CertifiedHead, certify
+from calm_beam.exits.certified_head import Certificate, certify
 from calm_beam.exits.decision import decide
 from calm_beam.exits.measures import Need, measure_named
 from calm_beam.exits.parts import in_parts
+from calm_beam.exits.quantised_head import CertifiedHead
 from calm_beam.model import packed_layer_of
 from calm_beam.model.interface import EarlyExitModel, KeysValues, Numbers, Pending, Position
 from calm_beam.model.numerics import widened

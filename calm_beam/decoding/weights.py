@@ -9,11 +9,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from calm_beam.checkpoints import Checkpoint
-from calm_beam.exits.certified_head import CertifiedHead
 from calm_beam.exits.decision import decide
 from calm_beam.exits.head_choice import choose_heads
 from calm_beam.exits.head_forms import form_on_devices
 from calm_beam.exits.measures import Measure
+from calm_beam.exits.quantised_head import CertifiedHead
 from calm_beam.model import ArrayType
 from calm_beam.model.heads import exit_layers, head_parameters, kernel_layers
 from calm_beam.model.interface import EarlyExitModel, of_layer

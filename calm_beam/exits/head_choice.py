@@ -12,9 +12,11 @@ import numpy as np
 
 from calm_beam.arithmetic import Arithmetic
 
-from .certified_head import CertifiedHead, certify, quantised_head
+from . import native_library
+from .certified_head import certify
 from .head_forms import check_head, may_certify
 from .measures import Measure, Need
+from .quantised_head import CertifiedHead, quantised_head
 
 _LOGGER = logging.getLogger(__name__)
 
@@ -94,13 +96,13 @@ def choose_head(
     if has_no_bounds or not may_certify(exit_head, arithmetic, size=weights.size):
         return None
     if exit_head != "auto":
-        return quantised_head(jnp.moveaxis(weights, vocab_axis, 0), exit_head)
+        return quantised_head(jnp.moveaxis(weights, vocab_axis, 0), held_as(exit_head))
     if not jnp.isfinite(weights).all():
         return None
     by_entry = jnp.moveaxis(weights, vocab_axis, 0)
     # States as the final norm leaves them.
     states = jnp.asarray(np.random.default_rng(0).standard_normal((rows, weights.shape[1 - vocab_axis])), weights.dtype)
-    heads = {form: quantised_head(by_entry, form) for form in ("int8", "bfloat16")}
+    heads = {form: quantised_head(by_entry, held_as(form)) for form in ("int8", "bfloat16")}
     certified = functools.partial(certify, measure=measure)
     seconds = {
         "exact": _seconds(exact, states, weights),
@@ -114,6 +116,11 @@ def choose_head(
         ", ".join(f"{name} {1e3 * each:.1f} ms" for name, each in seconds.items()),
     )
     return heads.get(fastest)
+
+
+def held_as(form: str) -> str:
+    """Returns what a certified form of the head is quantised to: int8 for native code where there is some."""
+    return "uint8" if form == "int8" and native_library.is_available() else form
 
 
 def _seconds(decided: Any, *args: Any) -> float:

@@ -34,6 +34,7 @@ class Examined:
       installed: Packages and extras.
       devices: Those that JAX sees; none if it cannot be used.
       free_bytes: What this process may take of the machine's memory.
+      native_code: Whether certified heads are computed by native code, in words; None if JAX cannot be used.
       cache: The folder of caches.
       trial: What a small run came to; None if there was none.
       problems: What is not as it should be, a sentence each.
@@ -42,6 +43,7 @@ class Examined:
     installed: Installed
     devices: "tuple[Device, ...]"
     free_bytes: int | None
+    native_code: str | None
     cache: "Cache | None"
     trial: "Trial | None"
     problems: tuple[str, ...]
@@ -61,13 +63,21 @@ def _examined() -> Examined:
     installed = Installed.here()
     problems = [f"{package.name}: {package.in_words()}." for package in installed.packages if not package.is_good]
     nothing = Examined(
-        installed=installed, devices=(), free_bytes=None, cache=None, trial=None, problems=tuple(problems)
+        installed=installed,
+        devices=(),
+        free_bytes=None,
+        native_code=None,
+        cache=None,
+        trial=None,
+        problems=tuple(problems),
     )
     try:
         # Here, since JAX may be what does not work.
-        from .machine import cache, devices, free_memory
+        from .machine import cache, devices, free_memory, native_code
 
-        found = dataclasses.replace(nothing, devices=devices(), free_bytes=free_memory(), cache=cache())
+        found = dataclasses.replace(
+            nothing, devices=devices(), free_bytes=free_memory(), native_code=native_code(), cache=cache()
+        )
     except (ImportError, RuntimeError) as error:
         return dataclasses.replace(nothing, problems=(*problems, f"JAX cannot be used: {error}"))
     if found.cache is not None and not found.cache.is_writable:
@@ -158,6 +168,8 @@ def _machine(found: Examined) -> Table:
         table.add_row(device.name, f"{device.platform}, {device.kind}{memory}")
     if found.free_bytes is not None:
         table.add_row("free memory", _size(found.free_bytes))
+    if found.native_code is not None:
+        table.add_row("native code", found.native_code)
     if found.cache is not None:
         files = counted(found.cache.files, "file")
         table.add_row("cache", f"{found.cache.path}: {files}, {_size(found.cache.size_bytes)}")

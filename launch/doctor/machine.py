@@ -7,6 +7,7 @@ import pathlib
 import jax
 
 from calm_beam.cache import cache_folder
+from calm_beam.exits.native_library import why_unavailable
 from calm_beam.free_memory import available_bytes
 
 
@@ -66,6 +67,12 @@ def _device(device: jax.Device) -> Device:
 def free_memory() -> int:
     """Returns how many bytes this process may still take of the machine's memory."""
     return available_bytes()
+
+
+def native_code() -> str:
+    """Returns whether certified heads of 8 bits are computed by native code here, and if not, why."""
+    reason = why_unavailable()
+    return "for --exit_head=int8" if reason is None else f"none: {reason}"
 
 
 def cache() -> Cache:

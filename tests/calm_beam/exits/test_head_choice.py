@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 from calm_beam.arithmetic import FLOAT32, Arithmetic
-from calm_beam.exits import head_choice, head_forms
-from calm_beam.exits.certified_head import CertifiedHead
+from calm_beam.exits import head_choice, head_forms, native_library
 from calm_beam.exits.decision import decide
 from calm_beam.exits.head_choice import choose_head
 from calm_beam.exits.head_forms import EXIT_HEADS
 from calm_beam.exits.measures import MEASURES, Measure, Need
+from calm_beam.exits.quantised_head import CertifiedHead
 
 _OWN = Measure(name="own:own", meaning="", needs=Need.LOGITS, confidence=lambda logits: logits[..., 0])
 
@@ -28,6 +28,11 @@ def _choose(
     return choose_head(exit_head, weights, **settings, rows=4, exact=functools.partial(decide, **settings))
 
 
+@pytest.fixture(autouse=True)
+def _has_no_native_code(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native_library, "is_available", lambda: False)
+
+
 @pytest.mark.parametrize(("exit_head", "dtype"), [("int8", jnp.int8), ("bfloat16", jnp.bfloat16)])
 def test_a_form_that_is_named_is_taken(exit_head: str, dtype: jnp.dtype) -> None:
     """Whatever the size of the head."""
@@ -35,6 +40,17 @@ def test_a_form_that_is_named_is_taken(exit_head: str, dtype: jnp.dtype) -> None
     assert head is not None
     assert head.quantised.dtype == dtype
     assert head.quantised.shape == (2048, 32)
+
+
+def test_native_code_takes_integers_packed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where there is some; what is of bfloat16 stays with XLA."""
+    monkeypatch.setattr(native_library, "is_available", lambda: True)
+    integers, others = _choose("int8"), _choose("bfloat16")
+    assert integers is not None
+    assert others is not None
+    assert integers.is_packed
+    assert integers.quantised.shape == (128, 8, 16, 4)
+    assert not others.is_packed
 
 
 @pytest.mark.parametrize("exit_head", ["exact", "auto"])

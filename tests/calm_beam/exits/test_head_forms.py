@@ -9,8 +9,8 @@ import pytest
 
 from calm_beam.arithmetic import FLOAT32, Arithmetic
 from calm_beam.errors import UsageError
-from calm_beam.exits.certified_head import quantised_head
 from calm_beam.exits.head_forms import certified_bytes, form_on_devices
+from calm_beam.exits.quantised_head import quantised_head
 
 
 def test_devices_that_share_a_model_decide_by_the_exact_head() -> None:

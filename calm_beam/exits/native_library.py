@@ -1,0 +1,129 @@
+"""Native code for certified heads: compiled where it is used, if the machine has what it takes.
+
+`screen.c` is for processors with AVX-512 VNNI (Intel's servers since Ice Lake, AMD's since Zen 4), for which it is
+compiled by the C compiler of the machine, in half a second, and kept in `cache_folder`. Without such a processor, or
+without a compiler, XLA does the same.
+"""
+
+import ctypes
+import functools
+import hashlib
+import importlib.metadata
+import importlib.resources
+import os
+import pathlib
+import platform
+import shlex
+import shutil
+import subprocess
+import tempfile
+
+import jax
+import numpy as np
+
+from calm_beam.cache import cache_folder
+
+CALL = "calm_beam_screen"
+"""What XLA knows the code by."""
+
+BLOCK = 64
+"""Entries of the vocabulary that it takes at a time."""
+
+_FEATURES = ("avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni")
+_MOST_SECONDS = 60
+_OPTIONS = (
+    *("-std=gnu11", "-O3", "-fPIC", "-shared", "-fno-math-errno"),
+    *(f"-m{feature.replace('_', '')}" for feature in _FEATURES),
+    # Compilers prefer half of them, for older processors.
+    "-mprefer-vector-width=512",
+)
+
+
+def packed(quantised: np.ndarray) -> np.ndarray:
+    """Returns weights in the order that the code reads them in.
+
+    Args:
+      quantised: int8, shape (vocabulary, width); the vocabulary is a multiple of `BLOCK`.
+
+    Returns:
+      uint8, shape (vocabulary / 16, width / 4, 16, 4), the width rounded up. Numbers are 128 more: the processor
+      multiplies numbers without a sign by such with one.
+    """
+    width = quantised.shape[1]
+    shifted = (np.pad(quantised, ((0, 0), (0, -width % 4))).view(np.uint8)) ^ np.uint8(128)
+    return np.ascontiguousarray(shifted.reshape(len(quantised) // 16, 16, -1, 4).transpose(0, 2, 1, 3))
+
+
+def is_available() -> bool:
+    """Returns whether heads of this machine may be packed for it."""
+    return why_unavailable() is None
+
+
+@functools.cache
+def why_unavailable() -> str | None:
+    """Compiles and loads the code, and returns what is missing; None if it can be used."""
+    if jax.default_backend() != "cpu":
+        return f"it is for CPUs, and JAX computes on {jax.default_backend()}"
+    missing = [feature for feature in _FEATURES if feature not in _processor_features()]
+    if missing:
+        return f"the processor has no {missing[-1]}"
+    try:
+        library = _loaded()
+    except OSError as error:
+        return str(error)
+    jax.ffi.register_ffi_target(CALL, jax.ffi.pycapsule(getattr(library, CALL)), platform="cpu")
+    return None
+
+
+def _processor_features() -> set[str]:
+    if platform.machine() != "x86_64":
+        return set()
+    try:
+        lines = pathlib.Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        return set()
+    return next((set(line.split()) for line in lines if line.startswith("flags")), set())
+
+
+def _loaded() -> ctypes.CDLL:
+    """Returns the compiled code, from the cache if it is there.
+
+    Raises:
+      OSError: If there is no compiler, or it fails, or what it made cannot be loaded.
+    """
+    source = importlib.resources.files("calm_beam.exits").joinpath("screen.c").read_bytes()
+    compiler = shlex.split(os.environ.get("CC", "cc"))
+    # The headers are jaxlib's.
+    made_of = source, compiler, _OPTIONS, importlib.metadata.version("jaxlib")
+    key = hashlib.sha256(repr(made_of).encode()).hexdigest()[:32]
+    folder = cache_folder() / "native"
+    path = folder / f"screen-{key}.so"
+    if path.exists():
+        return ctypes.CDLL(str(path))
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        place = tempfile.TemporaryDirectory(dir=folder)
+    except OSError:
+        # Without a cache, every process compiles for itself.
+        place = tempfile.TemporaryDirectory()
+    with place as temporary:
+        made = pathlib.Path(temporary) / path.name
+        _compile(source, made, compiler)
+        library = ctypes.CDLL(str(made))
+        if made.parent.parent == folder:
+            # It stays loaded. Whole, or not there at all, for whoever else looks for it.
+            os.replace(made, path)
+    return library
+
+
+def _compile(source: bytes, target: pathlib.Path, compiler: list[str]) -> None:
+    if shutil.which(compiler[0]) is None:
+        raise FileNotFoundError(f"there is no C compiler ({compiler[0]}); install one, or name it by CC")
+    command = [*compiler, *_OPTIONS, f"-I{jax.ffi.include_dir()}", "-x", "c", "-", "-o", str(target)]
+    try:
+        done = subprocess.run(command, input=source, capture_output=True, timeout=_MOST_SECONDS, check=False)
+    except subprocess.TimeoutExpired as error:
+        raise OSError(f"the C compiler has not ended within {_MOST_SECONDS} s") from error
+    if done.returncode:
+        first, *_ = done.stderr.decode(errors="replace").splitlines() or [f"status {done.returncode}"]
+        raise OSError(f"the C compiler failed: {first}")

@@ -1,0 +1,176 @@
+"""What quantised weights say of every row: a few tokens that may be the largest, and bounds of all others."""
+
+from typing import NamedTuple, TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from calm_beam.arithmetic import FLOAT32
+from calm_beam.model.numerics import einsum, matrix_product, widened
+
+from .quantised_head import BLOCK, UNIT, CertifiedHead
+from .quantised_states import norm_of, quantised_states
+
+# Entries that are computed in float32 for a row, looked for in half as many blocks.
+_CANDIDATES = 64
+# With few rows the product takes as long as reading the weights: twice the rows, for states of twice the bits, cost
+# nothing, and so do more candidates.
+_FEW_ROWS, _MORE_CANDIDATES = 8, 256
+
+_Values = TypeVar("_Values")
+
+
+class Screened(NamedTuple):
+    """What is known of the logits of every row.
+
+    Attributes:
+      candidates: int32, shape (rows, candidates). The tokens whose bounds reach highest.
+      has_all: bool, shape (rows,). Whether every other token is counted in what follows.
+      logits: float32, shape (rows, candidates). Theirs.
+      rounding: float32, shape (rows,). The most that a logit is off.
+      left: float32, shape (rows,). No other token reaches higher.
+      rest: Sums over the others, of what each is below `left`.
+      terms: How many numbers the longest of those sums has added.
+    """
+
+    candidates: jax.Array
+    has_all: jax.Array
+    logits: jax.Array
+    rounding: jax.Array
+    left: jax.Array
+    rest: "Rest"
+    terms: int
+
+
+class Rest(NamedTuple):
+    """Bounds of the sums over all that are no candidates, as in `DistributionBounds`."""
+
+    total_low: jax.Array
+    total_high: jax.Array
+    weighted_low: jax.Array
+    weighted_high: jax.Array
+
+
+def screened(states: jax.Array, head: CertifiedHead) -> Screened:
+    """Returns what a head proves of states, float32 of shape (rows, width)."""
+    rows, vocab_size = states.shape[0], head.weights.shape[0]
+    count = min(_MORE_CANDIDATES if rows <= _FEW_ROWS else _CANDIDATES, vocab_size // 2)
+    upper, reach = _logit_bounds(states, head)
+    block_upper = _stored(jnp.max(upper, axis=1))
+    highest, chosen = _stored(jax.lax.top_k(block_upper, min(count // 2, block_upper.shape[1] - 1)))
+    is_block_left = block_upper < highest[:, -1:]
+    # The entries of the chosen blocks, by their place in the vocabulary: [rows, entries of a block * chosen]
+    firsts = np.arange(BLOCK, dtype=np.int32)[None, :, None] * block_upper.shape[1]
+    entries = (firsts + chosen[:, None]).reshape(rows, -1)
+    entry_upper = _stored(jnp.take_along_axis(upper.reshape(rows, -1), entries, axis=1))
+    highest_entries, places = _stored(jax.lax.top_k(entry_upper, count))
+    is_entry_left = entry_upper < highest_entries[:, -1:]
+    candidates = jnp.take_along_axis(entries, places, axis=1)
+    # If several reach as high as the lowest that was chosen, some of them are neither chosen nor left.
+    has_all = (jnp.sum(~is_block_left, axis=1) == chosen.shape[1]) & (jnp.sum(~is_entry_left, axis=1) == count)
+    logits, rounding = _exact_logits(states, head, candidates=candidates)
+    left = jnp.maximum(
+        jnp.max(jnp.where(is_block_left, block_upper, -jnp.inf), axis=1),
+        jnp.max(jnp.where(is_entry_left, entry_upper, -jnp.inf), axis=1),
+    )
+    of_blocks, of_one = sums_below(upper - block_upper[:, None]), Sums(jnp.ones(()), jnp.zeros(()))
+    rests = (
+        _rest_of(block_upper, reach, sums=of_blocks, is_left=is_block_left, left=left),
+        _rest_of(entry_upper, jnp.max(reach, axis=1, keepdims=True), sums=of_one, is_left=is_entry_left, left=left),
+    )
+    terms = block_upper.shape[1] + BLOCK + entry_upper.shape[1]
+    return Screened(candidates, has_all, logits, rounding, left, Rest(*map(jnp.add, *rests)), terms)
+
+
+def _stored(values: _Values) -> _Values:
+    """Returns the same values, which XLA is kept from computing again wherever they are read."""
+    stored: _Values = jax.lax.optimization_barrier(values)
+    return stored
+
+
+def _logit_bounds(states: jax.Array, head: CertifiedHead) -> tuple[jax.Array, jax.Array]:
+    """Returns the upper end of every logit's interval, and the most of half the widths of each block's intervals.
+
+    Returns:
+      Shapes (rows, entries of a block, blocks), and (rows, blocks).
+    """
+    coarse = quantised_states(states, head, parts=2 if len(states) <= _FEW_ROWS else 1)
+    product = jax.lax.dot_general(
+        jnp.concatenate([values for values, _ in coarse.parts]),
+        head.quantised,
+        (((1,), (1,)), ((), ())),
+        preferred_element_type=jnp.int32 if head.quantised.dtype == jnp.int8 else jnp.float32,
+    )
+    logits = sum(
+        values.astype(jnp.float32) * (step * head.scales[None])
+        for values, (_, step) in zip(jnp.split(product, len(coarse.parts)), coarse.parts, strict=True)
+    )
+    if head.kept.size:
+        logits += matrix_product(coarse.kept, head.kept_weights, FLOAT32)
+
+    def reach(errors: jax.Array, norms: jax.Array, kept_norms: jax.Array) -> jax.Array:
+        terms = errors[None] * coarse.norm + norms[None] * coarse.missing_norm + kept_norms[None] * coarse.kept_norm
+        half_width: jax.Array = terms * (1 + 16 * UNIT)
+        return half_width
+
+    of_entries = head.errors, head.norms, head.kept_norms
+    upper = logits + reach(*of_entries)
+    # A maximum passes over a NaN among numbers on CPU (jaxlib 0.10.2), and what overflows could be anything.
+    upper = _stored(jnp.where(jnp.isnan(upper), jnp.inf, upper))
+    of_blocks = (jnp.max(values.reshape(BLOCK, -1), axis=0) for values in of_entries)
+    return upper.reshape(len(states), BLOCK, -1), reach(*of_blocks)
+
+
+def _exact_logits(states: jax.Array, head: CertifiedHead, *, candidates: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Returns the logits of the candidates, (rows, candidates), in float32, and the most that rounding did, (rows,)."""
+    rows, width = states.shape
+    # Sums of shorter sums: the error grows with the longest of them, in whatever order their numbers are added.
+    chunk = next(size for size in (64, 32, 16, 8, 4, 2, 1) if width % size == 0)
+    weights = widened(head.weights[candidates]).reshape(rows, candidates.shape[1], -1, chunk)
+    products = einsum("rnkc,rnc->rnk", jnp.swapaxes(weights, 1, 2), states.reshape(rows, -1, chunk), FLOAT32)
+    logits = _stored(jnp.sum(products, axis=1))
+    return logits, rounding_of(states, head, candidates=candidates, additions=chunk + width // chunk + 4)
+
+
+def rounding_of(states: jax.Array, head: CertifiedHead, *, candidates: jax.Array, additions: int) -> jax.Array:
+    """Returns the most that logits of candidates are off, (rows,), given how many numbers the longest sum has added."""
+    norms = jnp.max((head.errors + head.norms + head.kept_norms)[candidates], axis=1)
+    norm = norm_of(states, jnp.max(jnp.abs(states), axis=1, keepdims=True))[:, 0]
+    return additions * UNIT * norms * norm
+
+
+class Sums(NamedTuple):
+    """Sums over some logits, of what each is below the largest of them: of exp(x), and of -x exp(x)."""
+
+    total: jax.Array
+    weighted: jax.Array
+
+
+def sums_below(below: jax.Array) -> Sums:
+    """Returns the sums along axis 1."""
+    weights = jnp.exp(below)
+    # 0 times -inf is NaN, and stands for 0: what is no logit.
+    weighted = jnp.where(weights > 0, -below * weights, 0)
+    return Sums(_stored(jnp.sum(weights, axis=1)), _stored(jnp.sum(weighted, axis=1)))
+
+
+def _rest_of(upper: jax.Array, reach: jax.Array, *, sums: Sums, is_left: jax.Array, left: jax.Array) -> Rest:
+    """Returns the bounds of what is left, (rows,), of blocks or entries, (rows, number).
+
+    Args:
+      upper: Largest upper end in each.
+      reach: Largest half-width in each, or in all of a row.
+      sums: Of each, relative to `upper`.
+      is_left: Whether it is no candidate.
+      left: shape (rows,). The largest of them all.
+    """
+    weight = jnp.where(is_left, jnp.exp(upper - left[:, None]), 0)
+    shift = jnp.where(weight > 0, left[:, None] - upper, 0)
+    lower_weight = weight * jnp.exp(-2 * reach)
+    return Rest(
+        total_low=jnp.sum(lower_weight * sums.total, axis=1),
+        total_high=jnp.sum(weight * sums.total, axis=1),
+        weighted_low=jnp.sum(lower_weight * (sums.weighted + shift * sums.total), axis=1),
+        weighted_high=jnp.sum(weight * (sums.weighted + (shift + 2 * reach) * sums.total), axis=1),
+    )

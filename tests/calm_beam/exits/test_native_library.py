@@ -1,0 +1,115 @@
+"""Native code: compiled once and kept, and done without where a machine lacks something."""
+
+import os
+import pathlib
+import stat
+import subprocess
+import sys
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from calm_beam.exits import native_library
+from calm_beam.exits.native_library import BLOCK, packed
+
+_ALL = " ".join(("flags :", "fpu", *native_library._FEATURES))
+_COMPILES = pytest.mark.skipif(not native_library.is_available(), reason="this machine cannot compile or run it")
+
+
+def _reason() -> str | None:
+    """Returns what is missing, without keeping it: XLA takes a call of one name once."""
+    return native_library.why_unavailable.__wrapped__()
+
+
+@pytest.fixture
+def can_run(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> pathlib.Path:
+    """A processor with all that is needed, and an empty cache, which is returned."""
+    monkeypatch.setattr(native_library, "_processor_features", lambda: set(_ALL.split()))
+    monkeypatch.setenv("CALM_BEAM_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+@pytest.fixture
+def compiler(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], pathlib.Path]:
+    """Makes a shell script the C compiler, and returns where it notes that it was called."""
+
+    def make(does: str) -> pathlib.Path:
+        script, calls = tmp_path / "compile", tmp_path / "calls"
+        script.write_text(f"#!/bin/sh\necho called >> {calls}\n{does}\n")
+        script.chmod(script.stat().st_mode | stat.S_IXUSR)
+        monkeypatch.setenv("CC", str(script))
+        return calls
+
+    return make
+
+
+def test_weights_are_packed() -> None:
+    """Four columns of sixteen entries after another, and 128 more; columns that are missing are 0."""
+    weights = np.random.default_rng(0).integers(-127, 128, (BLOCK, 6)).astype(np.int8)
+    found = packed(weights)
+    assert found.shape == (4, 2, 16, 4)
+    for entry, column in ((0, 0), (17, 3), (63, 5)):
+        assert found[entry // 16, column // 4, entry % 16, column % 4] == int(weights[entry, column]) + 128
+    assert (found[:, 1, :, 2:] == 128).all()
+
+
+def test_another_processor_does_without(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is compiled, and what is missing is said."""
+    monkeypatch.setattr(native_library, "_processor_features", lambda: {"avx2"})
+    monkeypatch.setattr(native_library, "_loaded", lambda: pytest.fail("compiled"))
+    assert _reason() == "the processor has no avx512_vnni"
+
+
+def test_without_a_compiler(can_run: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The reason says how to get one."""
+    monkeypatch.setenv("CC", "no-such-compiler")
+    reason = _reason()
+    assert reason == "there is no C compiler (no-such-compiler); install one, or name it by CC"
+
+
+def test_a_compiler_that_fails(can_run: pathlib.Path, compiler: Callable[[str], pathlib.Path]) -> None:
+    """What it says first is passed on, and nothing is kept."""
+    compiler("echo 'no header: stdlib.h' >&2; exit 1")
+    assert _reason() == "the C compiler failed: no header: stdlib.h"
+    assert [path for path in can_run.rglob("*") if path.is_file()] == []
+
+
+def test_a_library_that_is_none(can_run: pathlib.Path, compiler: Callable[[str], pathlib.Path]) -> None:
+    """What a compiler made, and cannot be loaded, is not kept."""
+    compiler('for target; do :; done; echo nonsense > "$target"')
+    reason = _reason()
+    assert reason is not None
+    assert "invalid ELF header" in reason or "file too short" in reason
+    assert [path for path in can_run.rglob("*") if path.is_file()] == []
+
+
+def _reason_elsewhere(cache: pathlib.Path) -> str:
+    """Returns what a process with that cache finds to be missing."""
+    code = "from calm_beam.exits.native_library import why_unavailable; print(why_unavailable(), why_unavailable())"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
+        env={**os.environ, "CALM_BEAM_CACHE": str(cache)},
+    )
+    return done.stdout.strip()
+
+
+@_COMPILES
+def test_it_is_compiled_once(tmp_path: pathlib.Path, compiler: Callable[[str], pathlib.Path]) -> None:
+    """And kept for other processes."""
+    calls = compiler('exec cc "$@"')
+    for _ in range(2):
+        assert _reason_elsewhere(tmp_path / "cache") == "None None"
+        assert calls.read_text().split() == ["called"]
+        assert len([path for path in (tmp_path / "cache").rglob("*") if path.is_file()]) == 1
+
+
+@_COMPILES
+def test_without_a_place_to_keep_it(tmp_path: pathlib.Path) -> None:
+    """It is compiled all the same."""
+    (tmp_path / "file").touch()
+    assert _reason_elsewhere(tmp_path / "file") == "None None"

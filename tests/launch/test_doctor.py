@@ -25,6 +25,8 @@ _TRIAL = trial.Trial(prompt="A cat.", answer="Un chat.", layers=2.5, num_layers=
 def quick(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> pathlib.Path:
     """A doctor that takes its small run for done, and the folder of the cache."""
     monkeypatch.setattr(trial, "run_trial", lambda: _TRIAL)
+    # It would be compiled into the cache.
+    monkeypatch.setattr(machine, "why_unavailable", lambda: "there is no C compiler")
     monkeypatch.setattr(command, "_NVIDIA_DRIVER", str(tmp_path / "driver"))
     monkeypatch.setenv("CALM_BEAM_CACHE", str(tmp_path / "cache"))
     # However long the folder's name is, its row is one line.
@@ -66,8 +68,18 @@ def test_all_is_well(quick: pathlib.Path, capsys: pytest.CaptureFixture[str]) ->
     for text in ("apache-beam", importlib.metadata.version("jax"), "paths that begin with gs://", "cpu", "free memory"):
         assert text in printed
     assert "1 file, 3.0 MiB" in printed
+    assert "none: there is no C compiler" in printed
     assert "served as it was swept, 2.5 of 8 layers a token, 3 s" in printed
     assert printed.endswith("Everything is as it should be.\n")
+
+
+def test_native_code_is_named(
+    quick: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Where certified heads are computed by it."""
+    monkeypatch.setattr(machine, "why_unavailable", lambda: None)
+    assert _doctor("--json") == 0
+    assert json.loads(capsys.readouterr().out)["native_code"] == "for --exit_head=int8"
 
 
 def test_the_same_for_programs(

@@ -5,6 +5,7 @@ compiled by the C compiler of the machine, in half a second, and kept in `cache_
 without a compiler, XLA does the same.
 """
 
+import contextlib
 import ctypes
 import functools
 import hashlib
@@ -17,6 +18,7 @@ import shlex
 import shutil
 import subprocess
 import tempfile
+import threading
 
 import jax
 import numpy as np
@@ -31,11 +33,14 @@ BLOCK = 64
 
 _FEATURES = ("avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni")
 _MOST_SECONDS = 60
+_LOCK = threading.Lock()
 _OPTIONS = (
     *("-std=gnu11", "-O3", "-fPIC", "-shared", "-fno-math-errno"),
     *(f"-m{feature.replace('_', '')}" for feature in _FEATURES),
     # Compilers prefer half of them, for older processors.
     "-mprefer-vector-width=512",
+    # Whatever `CC` says: the bounds are about IEEE arithmetic.
+    *("-fno-fast-math", "-fno-unsafe-math-optimizations"),
 )
 
 
@@ -59,9 +64,15 @@ def is_available() -> bool:
     return why_unavailable() is None
 
 
-@functools.cache
 def why_unavailable() -> str | None:
     """Compiles and loads the code, and returns what is missing; None if it can be used."""
+    # XLA takes a call of one name once.
+    with _LOCK:
+        return _missing()
+
+
+@functools.cache
+def _missing() -> str | None:
     if jax.default_backend() != "cpu":
         return f"it is for CPUs, and JAX computes on {jax.default_backend()}"
     missing = [feature for feature in _FEATURES if feature not in _processor_features()]
@@ -92,13 +103,17 @@ def _loaded() -> ctypes.CDLL:
       OSError: If there is no compiler, or it fails, or what it made cannot be loaded.
     """
     source = importlib.resources.files("calm_beam.exits").joinpath("screen.c").read_bytes()
-    compiler = shlex.split(os.environ.get("CC", "cc"))
+    try:
+        compiler = shlex.split(os.environ.get("CC", "")) or ["cc"]
+    except ValueError as error:
+        raise OSError(f"CC is no command ({error}): {os.environ['CC']}") from error
     # The headers are jaxlib's.
     made_of = source, compiler, _OPTIONS, importlib.metadata.version("jaxlib")
     key = hashlib.sha256(repr(made_of).encode()).hexdigest()[:32]
     folder = cache_folder() / "native"
     path = folder / f"screen-{key}.so"
-    if path.exists():
+    # What is damaged, or made where libraries are others, is made again.
+    with contextlib.suppress(OSError):
         return ctypes.CDLL(str(path))
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)

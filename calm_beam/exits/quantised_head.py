@@ -27,7 +27,7 @@ class CertifiedHead(NamedTuple):
     Attributes:
       weights: float32 or bfloat16, shape (vocabulary, width).
       quantised: int8 or bfloat16, shape (padded vocabulary, width). 0 in the columns that are kept. Or uint8, int8 in
-        the order of `native_screen.packed`.
+        the order of `native_library.packed`.
       scales: float32, shape (padded vocabulary,). What int8 is a multiple of; 1 for bfloat16.
       errors: float32, shape (padded vocabulary,). ||W_v - Q_v|| without the kept columns, rounded up; -inf for padding.
       norms: float32, shape (padded vocabulary,). ||Q_v||, rounded up.

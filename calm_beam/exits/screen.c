@@ -3,7 +3,7 @@
    Products of 8-bit integers, four at a time, are what processors with AVX-512 VNNI are best at, and XLA makes half as
    much of them at most. What comes after, a few operations on each logit, is done while the logits are still in the cache.
 
-   Every row's numbers are the same whatever the other rows and the threads are: integers add up without an error, and
+   A row's numbers are the same whatever the other rows of a call and the threads are: integers add up without an error, and
    sums of floats are made row by row in one order. */
 
 #include <immintrin.h>
@@ -15,6 +15,10 @@
 #include <string.h>
 
 #include "xla/ffi/api/c_api.h"
+
+#ifdef __FAST_MATH__
+#error "the bounds are about IEEE arithmetic: compile without -ffast-math"
+#endif
 
 enum {
   kLanes = 16,         /* Entries in a vector. */
@@ -110,8 +114,11 @@ static void bound_block(const Screen* s, int64_t block, const int32_t* sums) {
             *(const UnalignedIntegers*)(sums + place * kBlock + vector * kLanes) - 128 * s->totals[place];
         logits += __builtin_convertvector(products, Floats) * (s->steps[place] * load(s->scales + entry));
       }
+      /* Added up apart: each addition rounds what is there. */
+      Floats of_kept = {0};
       for (int64_t column = 0; column < s->kept; ++column)
-        logits += s->kept_states[row * s->kept + column] * load(s->kept_weights + column * s->padded + entry);
+        of_kept += s->kept_states[row * s->kept + column] * load(s->kept_weights + column * s->padded + entry);
+      logits += of_kept;
       const float* norms = s->norms + 3 * row;
       const Floats terms = load(s->errors + entry) * norms[0] + load(s->head_norms + entry) * norms[1] +
                            load(s->kept_norms + entry) * norms[2];

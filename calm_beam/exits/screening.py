@@ -18,6 +18,9 @@ _CANDIDATES = 64
 # nothing, and so do more candidates.
 _FEW_ROWS, _MORE_CANDIDATES = 8, 256
 
+# What is lost of factors and products below the smallest normal float32, 2**-126, is then less than rounding.
+_LEAST_NORM, _LEAST_ROUNDING = 2.0**-90, 2.0**-80
+
 _Values = TypeVar("_Values")
 
 
@@ -134,10 +137,15 @@ def _exact_logits(states: jax.Array, head: CertifiedHead, *, candidates: jax.Arr
 
 
 def rounding_of(states: jax.Array, head: CertifiedHead, *, candidates: jax.Array, additions: int) -> jax.Array:
-    """Returns the most that logits of candidates are off, (rows,), given how many numbers the longest sum has added."""
+    """Returns the most that logits of candidates are off, (rows,), given how many numbers the longest sum has added.
+
+    It is inf where numbers are so small that what processors take for 0 is more than rounding.
+    """
     norms = jnp.max((head.errors + head.norms + head.kept_norms)[candidates], axis=1)
     norm = norm_of(states, jnp.max(jnp.abs(states), axis=1, keepdims=True))[:, 0]
-    return additions * UNIT * norms * norm
+    rounding = additions * UNIT * norms * norm
+    is_large = (norms >= _LEAST_NORM) & (norm >= _LEAST_NORM) & (rounding >= _LEAST_ROUNDING)
+    return jnp.where(is_large & (norm <= 1 / _LEAST_NORM), rounding, jnp.inf)
 
 
 class Sums(NamedTuple):

@@ -176,13 +176,35 @@ def test_what_is_not_finite_is_left_open(form: str, value: float) -> None:
 
 
 @pytest.mark.parametrize("form", _FORMS)
-@pytest.mark.parametrize("exponent", [-140, -90, -60, 60, 100, 127])
+@pytest.mark.parametrize("exponent", [-140, -126, -120, -118, -115, -103, -90, -60, 60, 100, 127])
 def test_sizes_at_the_ends_of_float32(form: str, exponent: int) -> None:
     """Squares that vanish, and sums that overflow, make nothing wrong certain."""
     states, weights = _trained_like(20, 520)
     with np.errstate(over="ignore", invalid="ignore"):
         _check(np.ldexp(states, exponent), np.ldexp(weights, -exponent), form, "softmax")
         _check(states, np.ldexp(weights, exponent), form, "softmax")
+        _check(np.ldexp(states, exponent), weights, form, "softmax")
+
+
+@pytest.mark.parametrize("form", _FORMS)
+def test_numbers_that_vanish(form: str) -> None:
+    """Weights or states below the smallest normal number, beside such as are larger, and products that vanish."""
+    generator = np.random.default_rng(0)
+    signs = np.sign(generator.standard_normal((20, 256))).astype(np.float32)
+    tiny = np.ldexp(np.float32(0.99), -126)
+    weights = generator.choice([-tiny, tiny], (128, 256))
+    weights[:64, 0] = (350 + 2 * np.arange(64)) * tiny
+    for exponent in (110, 116, 120):
+        _check(np.ldexp(signs, exponent), weights, form, "softmax")
+    weights = generator.integers(-126, 127, (128, 256)).astype(np.float32)
+    weights[:, 0] = np.arange(128)
+    states = signs * tiny
+    states[:, 0] = 2.0**-118
+    _check(states, np.ldexp(weights, 113), form, "softmax")
+    states, weights = _trained_like(6, 520)
+    weights[1::2] = weights[::2]
+    weights[1::2, 0] = np.nextafter(weights[::2, 0], np.float32(np.inf))
+    _check(np.ldexp(states, -58), np.ldexp(weights, -58), form, "softmax")
 
 
 @pytest.mark.parametrize("form", _FORMS)
@@ -211,6 +233,6 @@ def test_columns_that_stand_out_are_kept(form: str) -> None:
 def test_a_bound_that_is_too_tight_is_found_out(form: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The checks above fail if the quantisation's error is not counted."""
     states, weights = _trained_like(384, 2048, scale=12)
-    monkeypatch.setattr(quantised_head_module, "_rounded_up", lambda values: 0 * values.astype(np.float32))
+    monkeypatch.setattr(quantised_head_module, "_rounded_up", lambda values: (1e-3 * values).astype(np.float32))
     with pytest.raises(AssertionError):
         _check(states, weights, form, "softmax")

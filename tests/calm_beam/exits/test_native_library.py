@@ -19,7 +19,7 @@ _COMPILES = pytest.mark.skipif(not native_library.is_available(), reason="this m
 
 def _reason() -> str | None:
     """Returns what is missing, without keeping it: XLA takes a call of one name once."""
-    return native_library.why_unavailable.__wrapped__()
+    return native_library._missing.__wrapped__()
 
 
 @pytest.fixture
@@ -68,6 +68,12 @@ def test_without_a_compiler(can_run: pathlib.Path, monkeypatch: pytest.MonkeyPat
     assert reason == "there is no C compiler (no-such-compiler); install one, or name it by CC"
 
 
+def test_a_compiler_that_is_no_command(can_run: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is said, and nothing ends."""
+    monkeypatch.setenv("CC", "cc '")
+    assert _reason() == "CC is no command (No closing quotation): cc '"
+
+
 def test_a_compiler_that_fails(can_run: pathlib.Path, compiler: Callable[[str], pathlib.Path]) -> None:
     """What it says first is passed on, and nothing is kept."""
     compiler("echo 'no header: stdlib.h' >&2; exit 1")
@@ -106,6 +112,44 @@ def test_it_is_compiled_once(tmp_path: pathlib.Path, compiler: Callable[[str], p
         assert _reason_elsewhere(tmp_path / "cache") == "None None"
         assert calls.read_text().split() == ["called"]
         assert len([path for path in (tmp_path / "cache").rglob("*") if path.is_file()]) == 1
+
+
+@_COMPILES
+def test_a_damaged_library_is_made_again(tmp_path: pathlib.Path) -> None:
+    """Such as a full disk may have left."""
+    assert _reason_elsewhere(tmp_path / "cache") == "None None"
+    (library,) = (tmp_path / "cache" / "native").iterdir()
+    library.write_bytes(b"")
+    assert _reason_elsewhere(tmp_path / "cache") == "None None"
+    assert library.stat().st_size > 0
+
+
+@_COMPILES
+def test_fast_arithmetic_is_refused(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A compiler that is told to reorder sums is told not to."""
+    monkeypatch.setenv("CC", "cc -ffast-math")
+    code = (
+        "import numpy as np; from calm_beam.exits.native_library import why_unavailable\n"
+        "print(why_unavailable(), np.float32(1e-39) * np.float32(1) > 0)"
+    )
+    environment = {**os.environ, "CALM_BEAM_CACHE": str(tmp_path / "cache")}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
+    assert done.stdout.strip() == "None True"
+
+
+@_COMPILES
+def test_threads_load_it_once(tmp_path: pathlib.Path) -> None:
+    """XLA refuses a second call of the same name."""
+    code = (
+        "from concurrent.futures import ThreadPoolExecutor\n"
+        "from calm_beam.exits.native_library import why_unavailable\n"
+        "with ThreadPoolExecutor(3) as pool:\n"
+        "    asked = [pool.submit(why_unavailable) for _ in range(3)]\n"
+        "print([each.result() for each in asked])"
+    )
+    environment = {**os.environ, "CALM_BEAM_CACHE": str(tmp_path / "cache")}
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
+    assert done.stdout.strip() == "[None, None, None]"
 
 
 @_COMPILES

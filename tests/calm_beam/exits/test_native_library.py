@@ -13,7 +13,6 @@ import pytest
 from calm_beam.exits import native_library
 from calm_beam.exits.native_library import BLOCK, packed
 
-_ALL = " ".join(("flags :", "fpu", *native_library._FEATURES))
 _COMPILES = pytest.mark.skipif(not native_library.is_available(), reason="this machine cannot compile or run it")
 
 
@@ -25,7 +24,7 @@ def _reason() -> str | None:
 @pytest.fixture
 def can_run(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> pathlib.Path:
     """A processor with all that is needed, and an empty cache, which is returned."""
-    monkeypatch.setattr(native_library, "_processor_features", lambda: set(_ALL.split()))
+    monkeypatch.setattr(native_library, "_processor_features", lambda: set(native_library._FEATURES))
     monkeypatch.setenv("CALM_BEAM_CACHE", str(tmp_path / "cache"))
     return tmp_path / "cache"
 
@@ -90,18 +89,17 @@ def test_a_library_that_is_none(can_run: pathlib.Path, compiler: Callable[[str],
     assert [path for path in can_run.rglob("*") if path.is_file()] == []
 
 
-def _reason_elsewhere(cache: pathlib.Path) -> str:
-    """Returns what a process with that cache finds to be missing."""
-    code = "from calm_beam.exits.native_library import why_unavailable; print(why_unavailable(), why_unavailable())"
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=120,
-        env={**os.environ, "CALM_BEAM_CACHE": str(cache)},
-    )
+def _printed(code: str, *, cache: pathlib.Path) -> str:
+    """Returns what a process with that cache prints."""
+    environment = {**os.environ, "CALM_BEAM_CACHE": str(cache)}
+    command = [sys.executable, "-c", f"from calm_beam.exits.native_library import why_unavailable\n{code}"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120, env=environment)
     return done.stdout.strip()
+
+
+def _reason_elsewhere(cache: pathlib.Path) -> str:
+    """Returns what a process with that cache finds to be missing, asked twice."""
+    return _printed("print(why_unavailable(), why_unavailable())", cache=cache)
 
 
 @_COMPILES
@@ -128,13 +126,8 @@ def test_a_damaged_library_is_made_again(tmp_path: pathlib.Path) -> None:
 def test_fast_arithmetic_is_refused(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A compiler that is told to reorder sums is told not to."""
     monkeypatch.setenv("CC", "cc -ffast-math")
-    code = (
-        "import numpy as np; from calm_beam.exits.native_library import why_unavailable\n"
-        "print(why_unavailable(), np.float32(1e-39) * np.float32(1) > 0)"
-    )
-    environment = {**os.environ, "CALM_BEAM_CACHE": str(tmp_path / "cache")}
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
-    assert done.stdout.strip() == "None True"
+    code = "import numpy as np; print(why_unavailable(), np.float32(1e-39) * np.float32(1) > 0)"
+    assert _printed(code, cache=tmp_path / "cache") == "None True"
 
 
 @_COMPILES
@@ -142,14 +135,11 @@ def test_threads_load_it_once(tmp_path: pathlib.Path) -> None:
     """XLA refuses a second call of the same name."""
     code = (
         "from concurrent.futures import ThreadPoolExecutor\n"
-        "from calm_beam.exits.native_library import why_unavailable\n"
         "with ThreadPoolExecutor(3) as pool:\n"
         "    asked = [pool.submit(why_unavailable) for _ in range(3)]\n"
         "print([each.result() for each in asked])"
     )
-    environment = {**os.environ, "CALM_BEAM_CACHE": str(tmp_path / "cache")}
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment)
-    assert done.stdout.strip() == "[None, None, None]"
+    assert _printed(code, cache=tmp_path / "cache") == "[None, None, None]"
 
 
 @_COMPILES

@@ -30,7 +30,7 @@ from .distribution_bounds import DistributionBounds
 from .measures import Measure
 from .parts import in_parts
 from .quantised_head import UNIT, CertifiedHead
-from .screening import Rest, sums_below
+from .screening import Rest, Sums
 
 # Most rows at a time, whose logits stay near the processor.
 _ROWS = 128
@@ -66,24 +66,23 @@ def certify(states: jax.Array, head: CertifiedHead, *, measure: Measure) -> Cert
 
 
 def _certify(states: jax.Array, *, head: CertifiedHead, measure: Measure) -> Certificate:
-    rows, vocab_size = states.shape[0], head.weights.shape[0]
+    vocab_size = head.weights.shape[0]
     screen = native_screening.screened if head.is_packed else screening.screened
-    candidates, has_all, logits, rounding, left, rest, terms = screen(states, head)
-    largest = jnp.max(logits, axis=1)
-    token = jnp.min(jnp.where(logits == largest[:, None], candidates, vocab_size - 1), axis=1)
-    second = jnp.max(jnp.where(candidates == token[:, None], -jnp.inf, logits), axis=1)
-    is_finite = jnp.all(jnp.isfinite(logits), axis=1)
-    is_known = has_all & is_finite & (second + 2 * rounding < largest) & (left + rounding < largest)
+    known = screen(states, head)
+    largest, second, rounding, left = known.largest, known.second, known.rounding, known.left
+    token = known.token
+    is_known = known.has_all & (second + 2 * rounding < largest) & (left + rounding < largest)
     if measure.bounds is None:
-        nothing = jnp.zeros(rows)
+        nothing = jnp.zeros(len(states))
         return Certificate(token, nothing, nothing, is_known)
     bounds = _distribution_bounds(
-        jnp.where(candidates == token[:, None], -jnp.inf, logits - largest[:, None]),
-        _moved(rest, largest - left),
+        known.others,
+        _moved(known.rest, largest - left),
         second_low=second - largest,
         second_high=jnp.maximum(second, left - rounding) - largest,
         rounding=rounding,
-        terms=terms,
+        candidates=known.candidates,
+        terms=known.terms,
     )
     low, high = measure.bounds(bounds, vocab_size)
     # What a confidence is made of is bounded with its rounding; the confidence itself, of a few operations on numbers
@@ -106,38 +105,39 @@ def _moved(rest: Rest, shift: jax.Array) -> Rest:
 
 
 def _distribution_bounds(
-    below: jax.Array,
+    others: Sums,
     rest: Rest,
     *,
     second_low: jax.Array,
     second_high: jax.Array,
     rounding: jax.Array,
+    candidates: int,
     terms: int,
 ) -> DistributionBounds:
-    """Returns the bounds, given what logits are below the largest.
+    """Returns the bounds, given sums of what logits are below the largest, whose own terms are 1 and 0.
 
     Args:
-      below: shape (rows, candidates). Of the candidates; -inf for the largest, whose own terms are 1 and 0.
-      rest: Of all that are no candidates.
+      others: Over the other candidates.
+      rest: Over all that are no candidates.
       second_low: shape (rows,). Of the second largest, at least.
       second_high: shape (rows,). And at most.
       rounding: shape (rows,). A difference of two logits may be off by twice as much.
+      candidates: How many there are.
       terms: How many numbers the longest sum over the rest has added.
     """
-    others, weighted = sums_below(below)
     # Sums may be off by as many units as they have numbers.
-    error, rest_error = 2 * (below.shape[1] + 16) * UNIT, 2 * (terms + 16) * UNIT
+    error, rest_error = 2 * (candidates + 16) * UNIT, 2 * (terms + 16) * UNIT
     shift = 2 * rounding
     slack = jnp.exp(shift) * (1 + error)
     # The derivative of x exp(x) is (1 + x) exp(x).
-    moved = shift * slack * (others + weighted)
+    moved = shift * slack * (others.total + others.weighted)
     rest_weighted_low = jnp.maximum(rest.weighted_low - shift * rest.total_low, 0)
     rest_weighted_high = rest.weighted_high + shift * rest.total_high
     return DistributionBounds(
         gap_low=second_low - shift,
         gap_high=jnp.minimum(second_high + shift, 0),
-        total_low=jnp.maximum((1 + (others + rest.total_low * (1 - rest_error)) / slack) * (1 - 4 * UNIT), 1),
-        total_high=(1 + (others + rest.total_high * (1 + rest_error)) * slack) * (1 + 4 * UNIT),
-        weighted_low=(jnp.maximum(weighted - moved, 0) + rest_weighted_low * (1 - rest_error)) / slack,
-        weighted_high=(weighted + moved + rest_weighted_high * (1 + rest_error)) * slack,
+        total_low=jnp.maximum((1 + (others.total + rest.total_low * (1 - rest_error)) / slack) * (1 - 4 * UNIT), 1),
+        total_high=(1 + (others.total + rest.total_high * (1 + rest_error)) * slack) * (1 + 4 * UNIT),
+        weighted_low=(jnp.maximum(others.weighted - moved, 0) + rest_weighted_low * (1 - rest_error)) / slack,
+        weighted_high=(others.weighted + moved + rest_weighted_high * (1 + rest_error)) * slack,
     )

@@ -1,10 +1,11 @@
-/* What a certified head asks of every entry of the vocabulary, as one call: see native_screening.py, and screening.py for what is bounded.
+/* What a certified head proves of states, as one call: see native_screening.py, screening.py for what is bounded, and
+   quantised_states.py for how states are quantised.
 
    Products of 8-bit integers, four at a time, are what processors with AVX-512 VNNI are best at, and XLA makes half as
    much of them at most. What comes after, a few operations on each logit, is done while the logits are still in the cache.
 
-   A row's numbers are the same whatever the other rows of a call and the threads are: integers add up without an error, and
-   sums of floats are made row by row in one order. */
+   A row's numbers are the same whatever the other rows of a call and the threads are, but for the parts that few rows
+   are quantised in: integers add up without an error, and sums of floats are made row by row in one order. */
 
 #include <immintrin.h>
 #include <math.h>
@@ -27,40 +28,150 @@ enum {
   kBlocksOfTask = 8,
   kLine = 64,          /* Bytes that memory gives at a time. */
   kRowsAtATime = 6,    /* As many as have their sums in registers, beside a block of weights. */
+  kFewRows = 8,        /* With no more, states of twice the bits cost next to nothing. */
+  kMostParts = 2,
 };
+
+/* Half the distance from 1 to the next float. */
+static const float kUnit = 0x1p-24f;
 
 typedef float Floats __attribute__((vector_size(4 * kLanes)));
 typedef float UnalignedFloats __attribute__((vector_size(4 * kLanes), aligned(4)));
 typedef int32_t Integers __attribute__((vector_size(4 * kLanes)));
 typedef int32_t UnalignedIntegers __attribute__((vector_size(4 * kLanes), aligned(4)));
 
-/* Shapes in brackets. `parts` is 1, or 2 where a state is the sum of two. */
+/* Returns so many bytes, and takes note where there are none. */
+static void* memory_of(int64_t bytes, int* has_memory) {
+  void* memory = aligned_alloc(kLine, (bytes + kLine) / kLine * kLine);
+  *has_memory &= memory != NULL;
+  return memory;
+}
+
+/* What is known of a state before its products. */
+typedef struct {
+  float steps[kMostParts];    /* What its integers count. */
+  int32_t totals[kMostParts]; /* Their sums. */
+  float norm;                 /* Of the whole state, rounded up, like all norms; NaN for zeros. */
+  float quantised_norm;       /* Without the columns that are kept: what multiplies `errors`. */
+  float missing_norm;         /* Of what the integers leave out: what multiplies `head_norms`. */
+  float kept_norm;            /* What multiplies `kept_norms`. */
+} State;
+
+/* What is known of a block of the vocabulary: the upper ends of its logits, and sums of what they are below the highest. */
+typedef struct {
+  float* highest;  /* [rows, blocks] */
+  float* total;    /* [rows, blocks]: of exp(x) */
+  float* weighted; /* [rows, blocks]: of -x exp(x) */
+  float* errors;   /* [blocks]: the largest of a block, as the next two */
+  float* head_norms;
+  float* kept_norms;
+} Blocks;
+
+/* What is given back for a row: see native_screening.py. */
+typedef struct {
+  float largest, second, others_total, others_weighted, left, total_low, total_high, weighted_low, weighted_high, norm,
+      head_norm;
+} Facts;
+
+/* Shapes in brackets; the width is rounded up to a multiple of four. */
 typedef struct {
   int64_t rows, parts, width, exact_width, vocabulary, padded, kept, candidates;
-  int64_t weight_bytes;       /* 4, or 2 for bfloat16 */
-  const int8_t* states;       /* [parts, rows, width] */
-  const float* steps;         /* [parts, rows] */
-  const float* norms;         /* [rows, 3]: what multiplies errors, head_norms and kept_norms */
-  const float* kept_states;   /* [rows, kept] */
-  const float* exact_states;  /* [rows, exact width] */
-  const uint8_t* packed;      /* [padded / 16, width / 4, 16, 4]: weights, 128 more */
+  int64_t weight_bytes;        /* 4, or 2 for bfloat16 */
+  const float* exact_states;   /* [rows, exact width] */
+  const int32_t* kept_columns; /* [kept] */
+  const uint8_t* packed;       /* [padded / 16, width / 4, 16, 4]: weights, 128 more */
   const float *scales, *errors, *head_norms, *kept_norms; /* [padded] */
-  const float* kept_weights;  /* [kept, padded] */
-  const char* weights;        /* [vocabulary, exact width] */
-  int32_t* chosen;            /* [rows, candidates] */
-  float* logits;              /* [rows, candidates] */
-  float* left;                /* [rows] */
-  float* sums;                /* [rows, 4] */
-  float* upper;               /* [rows, padded] */
-  float *highest, *reach;     /* [rows, padded / 64]: of each block, the most */
-  int32_t* totals;            /* [parts, rows]: sums of the states */
+  const float* kept_weights;   /* [kept, padded] */
+  const char* weights;         /* [vocabulary, exact width] */
+  int32_t* tokens;             /* [rows] */
+  Facts* facts;                /* [rows] */
+  int32_t* chosen;             /* [rows, candidates] */
+  State* known;                /* [rows] */
+  int8_t* states;              /* [parts, rows, width] */
+  float* kept_states;          /* [rows, kept] */
+  float* upper;                /* [blocks, rows, 64] */
+  Blocks blocks;
 } Screen;
 
 static inline Floats load(const float* values) { return *(const UnalignedFloats*)values; }
 
+static inline void store(float* values, Floats what) { *(UnalignedFloats*)values = what; }
+
 static inline Floats all(float value) { return value - (Floats){0}; }
 
+/* Of a number and none, the second. */
 static inline Floats larger(Floats one, Floats other) { return (Floats)_mm512_max_ps((__m512)one, (__m512)other); }
+
+static inline Floats smaller(Floats one, Floats other) { return (Floats)_mm512_min_ps((__m512)one, (__m512)other); }
+
+static inline float sum_of(Floats values) { return _mm512_reduce_add_ps((__m512)values); }
+
+static inline float most_of(Floats values) { return _mm512_reduce_max_ps((__m512)values); }
+
+/* Returns which of 16 lanes stand for columns below `size`. */
+static inline __mmask16 lanes_below(int64_t size, int64_t first) {
+  return size - first < kLanes ? (1 << (size - first)) - 1 : 0xffff;
+}
+
+/* Returns the norm of `size` numbers, rounded up, given the largest of them: without it, small squares would vanish. */
+static float norm_of(const float* values, int64_t size, float most) {
+  Floats sum = {0};
+  for (int64_t column = 0; column < size; column += kLanes) {
+    const Floats part = (Floats)_mm512_maskz_loadu_ps(lanes_below(size, column), values + column) / most;
+    sum += part * part;
+  }
+  return sqrtf(sum_of(sum)) * most * (1 + size * kUnit);
+}
+
+static float most_in(const float* values, int64_t size) {
+  Floats most = {0};
+  for (int64_t column = 0; column < size; column += kLanes) {
+    const __m512 part = _mm512_maskz_loadu_ps(lanes_below(size, column), values + column);
+    most = larger((Floats)_mm512_abs_ps(part), most);
+  }
+  return most_of(most);
+}
+
+/* Quantises a state, with what it leaves out in `missing`, [exact width]. */
+static void quantise(const Screen* s, int64_t row, float* missing) {
+  State* known = s->known + row;
+  const float* exact = s->exact_states + row * s->exact_width;
+  const int64_t size = s->exact_width;
+  known->norm = norm_of(exact, size, most_in(exact, size));
+  memcpy(missing, exact, sizeof(float) * size);
+  float* kept = s->kept_states + row * s->kept;
+  for (int64_t column = 0; column < s->kept; ++column) {
+    kept[column] = exact[s->kept_columns[column]];
+    missing[s->kept_columns[column]] = 0;
+  }
+  const float most = most_in(missing, size), most_kept = most_in(kept, s->kept);
+  known->quantised_norm = norm_of(missing, size, most);
+  /* The rounding of the sum of their products. */
+  known->kept_norm = most_kept == 0 ? 0 : norm_of(kept, s->kept, most_kept) * ((2 * s->kept + 8) * kUnit);
+  float step = most / 127;
+  for (int64_t part = 0; part < s->parts; ++part) {
+    int8_t* multiples = s->states + (part * s->rows + row) * s->width;
+    const Floats divisor = all(step > 0 ? step : 1);
+    Integers total = {0};
+    for (int64_t column = 0; column < size; column += kLanes) {
+      const __mmask16 is_there = lanes_below(size, column);
+      const Floats state = (Floats)_mm512_maskz_loadu_ps(is_there, missing + column);
+      const __m512 rounded = _mm512_roundscale_ps((__m512)(state / divisor), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+      const Floats multiple = larger(smaller((Floats)rounded, all(127)), all(-127));
+      const __m512i integers = _mm512_cvtps_epi32((__m512)multiple);
+      _mm_mask_storeu_epi8(multiples + column, is_there, _mm512_cvtepi32_epi8(integers));
+      _mm512_mask_storeu_ps(missing + column, is_there, (__m512)(state - multiple * step));
+      total += (Integers)integers;
+    }
+    memset(multiples + size, 0, s->width - size);
+    known->totals[part] = _mm512_reduce_add_epi32((__m512i)total);
+    known->steps[part] = step;
+    /* What is left is at most half a step. */
+    step /= 254;
+  }
+  known->missing_norm = norm_of(missing, size, most) + 8 * kUnit * sqrtf(size) * most;
+  known->missing_norm += 8 * kUnit * (known->quantised_norm + known->missing_norm);
+}
 
 /* Puts the products of `count` states, from `first` on, with a block of weights into `sums`, [rows, 64]. */
 static inline __attribute__((always_inline)) void multiply(const Screen* s, const uint8_t* weights, int64_t first,
@@ -68,8 +179,12 @@ static inline __attribute__((always_inline)) void multiply(const Screen* s, cons
   const int64_t stride = kLanes * s->width;
   const int8_t* states = s->states + first * s->width;
   __m512i total[kRowsAtATime][kVectors];
-  for (int row = 0; row < count; ++row)
-    for (int vector = 0; vector < kVectors; ++vector) total[row][vector] = _mm512_setzero_si512();
+  for (int row = 0; row < count; ++row) {
+    const State* known = s->known + (first + row) % s->rows;
+    /* For the 128 that weights are more. */
+    const __m512i start = _mm512_set1_epi32(-128 * known->totals[(first + row) / s->rows]);
+    for (int vector = 0; vector < kVectors; ++vector) total[row][vector] = start;
+  }
   for (int64_t column = 0; column < s->width; column += 4) {
     __m512i block[kVectors];
     for (int vector = 0; vector < kVectors; ++vector)
@@ -101,47 +216,78 @@ static void multiply_all(const Screen* s, int64_t block, int32_t* sums) {
   }
 }
 
-/* Puts the upper ends of a block's logits into `upper`, and the highest of each row into `highest`. */
+/* Adds exp(x) to `total` and -x exp(x) to `weighted`, each to some units of the last place. What is below -83, or no
+   number, is taken for -83: as a share of a distribution it is nothing. */
+static inline void add_terms(Floats x, Floats* total, Floats* weighted) {
+  x = larger(x, all(-83));
+  const Floats scaled = x * 1.44269504f;
+  const Floats count = (Floats)_mm512_roundscale_ps((__m512)scaled, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+  /* Taylor's series of 2^r: |r| is at most a half. */
+  const Floats r = scaled - count;
+  Floats p = r * 1.54035304e-4f + 1.33335581e-3f;
+  p = p * r + 9.61812911e-3f;
+  p = p * r + 5.55041087e-2f;
+  p = p * r + 2.40226507e-1f;
+  p = p * r + 6.93147181e-1f;
+  p = p * r + 1.f;
+  const Floats weight = (Floats)_mm512_scalef_ps((__m512)p, (__m512)count);
+  *total += weight;
+  *weighted -= x * weight;
+}
+
+/* Puts the upper ends of a block's logits into `upper`, and their sums into `blocks`. */
 static void bound_block(const Screen* s, int64_t block, const int32_t* sums) {
+  const int64_t blocks = s->padded / kBlock;
   for (int64_t row = 0; row < s->rows; ++row) {
-    Floats highest = all(-INFINITY), most = {0};
+    const State* known = s->known + row;
+    Floats upper[kVectors], highest = all(-INFINITY);
     for (int vector = 0; vector < kVectors; ++vector) {
       const int64_t entry = block * kBlock + vector * kLanes;
       Floats logits = {0};
       for (int64_t part = 0; part < s->parts; ++part) {
-        const int64_t place = part * s->rows + row;
-        const Integers products =
-            *(const UnalignedIntegers*)(sums + place * kBlock + vector * kLanes) - 128 * s->totals[place];
-        logits += __builtin_convertvector(products, Floats) * (s->steps[place] * load(s->scales + entry));
+        const int32_t* products = sums + (part * s->rows + row) * kBlock + vector * kLanes;
+        logits += __builtin_convertvector(*(const UnalignedIntegers*)products, Floats) *
+                  (known->steps[part] * load(s->scales + entry));
       }
-      /* Added up apart: each addition rounds what is there. */
-      Floats of_kept = {0};
-      for (int64_t column = 0; column < s->kept; ++column)
-        of_kept += s->kept_states[row * s->kept + column] * load(s->kept_weights + column * s->padded + entry);
-      logits += of_kept;
-      const float* norms = s->norms + 3 * row;
-      const Floats terms = load(s->errors + entry) * norms[0] + load(s->head_norms + entry) * norms[1] +
-                           load(s->kept_norms + entry) * norms[2];
-      /* 16 units of rounding, for these few operations. */
-      const Floats reach = terms * (1 + 0x1p-20f), ends = logits + reach;
-      /* What is no number could be any. */
-      const Integers is_number = ends <= all(INFINITY);
-      const Floats upper = (Floats)((is_number & (Integers)ends) | (~is_number & (Integers)all(INFINITY)));
-      *(UnalignedFloats*)(s->upper + row * s->padded + entry) = upper;
-      highest = larger(highest, upper);
-      most = larger(most, reach);
+      Floats terms = load(s->errors + entry) * known->quantised_norm + load(s->head_norms + entry) * known->missing_norm;
+      if (s->kept) {
+        /* Added up apart: each addition rounds what is there. */
+        Floats of_kept = {0};
+        for (int64_t column = 0; column < s->kept; ++column)
+          of_kept += s->kept_states[row * s->kept + column] * load(s->kept_weights + column * s->padded + entry);
+        logits += of_kept;
+        terms += load(s->kept_norms + entry) * known->kept_norm;
+      }
+      /* 16 units of rounding, for these few operations. What is no number could be any. */
+      upper[vector] = smaller(logits + terms * (1 + 16 * kUnit), all(INFINITY));
+      store(s->upper + (block * s->rows + row) * kBlock + vector * kLanes, upper[vector]);
+      highest = larger(highest, upper[vector]);
     }
-    s->highest[row * (s->padded / kBlock) + block] = _mm512_reduce_max_ps((__m512)highest);
-    s->reach[row * (s->padded / kBlock) + block] = _mm512_reduce_max_ps((__m512)most);
+    const float most = most_of(highest);
+    Floats total = {0}, weighted = {0};
+    for (int vector = 0; vector < kVectors; ++vector) add_terms(upper[vector] - most, &total, &weighted);
+    s->blocks.highest[row * blocks + block] = most;
+    s->blocks.total[row * blocks + block] = sum_of(total);
+    s->blocks.weighted[row * blocks + block] = sum_of(weighted);
   }
+}
+
+static float most_of_block(const float* values, int64_t block) {
+  Floats most = load(values + block * kBlock);
+  for (int vector = 1; vector < kVectors; ++vector) most = larger(most, load(values + block * kBlock + vector * kLanes));
+  return most_of(most);
 }
 
 /* A task of the first round: some blocks of the vocabulary. */
 static int bound_blocks(const Screen* s, int64_t task) {
-  int32_t* sums = malloc(sizeof(int32_t) * s->rows * s->parts * kBlock);
-  if (!sums) return 0;
+  int has_memory = 1;
+  int32_t* sums = memory_of(sizeof(int32_t) * s->rows * s->parts * kBlock, &has_memory);
+  if (!has_memory) return 0;
   const int64_t blocks = s->padded / kBlock, last = (task + 1) * kBlocksOfTask;
   for (int64_t block = task * kBlocksOfTask; block < last && block < blocks; ++block) {
+    s->blocks.errors[block] = most_of_block(s->errors, block);
+    s->blocks.head_norms[block] = most_of_block(s->head_norms, block);
+    s->blocks.kept_norms[block] = most_of_block(s->kept_norms, block);
     multiply_all(s, block, sums);
     bound_block(s, block, sums);
   }
@@ -174,27 +320,6 @@ static void put_largest_first(float* values, int32_t* places, int64_t size, int6
   }
 }
 
-/* Returns exp(x) for x in [-87, 80], to some units of the last place. */
-static inline Floats exponential(Floats x) {
-  const Floats shifter = all(0x1.8p23f);
-  const Floats count = (x * 1.44269504f + shifter) - shifter;
-  /* ln 2 in two parts, of which the first has few bits. */
-  const Floats r = (x - count * 0.693359375f) + count * 2.12194440e-4f;
-  /* Taylor's series: |r| is at most ln 2 / 2. */
-  Floats p = r * (1.f / 5040) + 1.f / 720;
-  p = p * r + 1.f / 120;
-  p = p * r + 1.f / 24;
-  p = p * r + 1.f / 6;
-  p = p * r + 0.5f;
-  p = p * r * r + r + 1.f;
-  const Integers exponent = (__builtin_convertvector(count, Integers) + 127) << 23;
-  return p * (Floats)exponent;
-}
-
-static inline Floats between(Floats x, float low, float high) {
-  return (Floats)_mm512_min_ps(_mm512_max_ps((__m512)x, (__m512)all(low)), (__m512)all(high));
-}
-
 /* Returns a logit, of which each of 16 sums has added every 16th product. */
 static float logit(const Screen* s, int64_t row, int64_t entry) {
   __m512 sum = _mm512_setzero_ps();
@@ -215,36 +340,29 @@ static float logit(const Screen* s, int64_t row, int64_t entry) {
   return _mm512_reduce_add_ps(sum);
 }
 
-/* A task of the second round: a row's candidates, and the sums over all other entries. */
-static int finish_row(const Screen* s, int64_t row) {
+/* Puts a row's candidates into `chosen` and takes their upper ends away, and returns what no other entry reaches beyond.
+   The blocks that were looked through for them come first in `of_blocks`, [blocks].
+
+   As many blocks are looked through as there are candidates: the lowest of their highest entries is reached by enough
+   entries to choose from, and by none of another block. */
+static float choose(const Screen* s, int64_t row, float* values, int32_t* places, int32_t* of_blocks) {
   const int64_t blocks = s->padded / kBlock, count = s->candidates;
-  const float* highest = s->highest + row * blocks;
-  float* upper = s->upper + row * s->padded;
-  float* values = malloc(sizeof(float) * (s->padded + kLanes));
-  int32_t* places = malloc(sizeof(int32_t) * (s->padded + kLanes));
-  if (!values || !places) {
-    free(values), free(places);
-    return 0;
-  }
-  /* As many blocks as candidates: the lowest of their highest entries is reached by enough entries to choose from, and
-     by none of another block. */
   const int64_t looked_through = count < blocks ? count : blocks;
-  int32_t* of_blocks = s->chosen + row * count;
-  for (int64_t block = 0; block < blocks; ++block) values[block] = highest[block], places[block] = (int32_t)block;
-  put_largest_first(values, places, blocks, looked_through);
-  float enough = count < blocks ? INFINITY : -INFINITY;
-  for (int64_t i = 0; i < looked_through; ++i) {
-    enough = values[i] < enough ? values[i] : enough;
-    of_blocks[i] = places[i];
+  for (int64_t block = 0; block < blocks; ++block) {
+    values[block] = s->blocks.highest[row * blocks + block];
+    of_blocks[block] = (int32_t)block;
   }
+  put_largest_first(values, of_blocks, blocks, looked_through);
+  float enough = count < blocks ? INFINITY : -INFINITY;
+  for (int64_t i = 0; i < looked_through; ++i) enough = values[i] < enough ? values[i] : enough;
   int64_t found = 0;
   for (int64_t i = 0; i < looked_through; ++i) {
-    const int64_t block = of_blocks[i];
-    for (int64_t entry = block * kBlock; entry < (block + 1) * kBlock; entry += kLanes) {
-      const __m512 ends = _mm512_loadu_ps(upper + entry);
+    const float* upper = s->upper + (of_blocks[i] * s->rows + row) * kBlock;
+    for (int vector = 0; vector < kVectors; ++vector) {
+      const __m512 ends = _mm512_loadu_ps(upper + vector * kLanes);
       const __mmask16 reaches = _mm512_cmp_ps_mask(ends, _mm512_set1_ps(enough), _CMP_GE_OQ);
       const __m512i of_lanes = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-      const __m512i entries = _mm512_add_epi32(of_lanes, _mm512_set1_epi32((int32_t)entry));
+      const __m512i entries = _mm512_add_epi32(of_lanes, _mm512_set1_epi32(of_blocks[i] * kBlock + vector * kLanes));
       /* In registers: stores that compress take a hundred cycles on some processors. */
       _mm512_storeu_ps(values + found, _mm512_maskz_compress_ps(reaches, ends));
       _mm512_storeu_si512(places + found, _mm512_maskz_compress_epi32(reaches, entries));
@@ -256,45 +374,116 @@ static int finish_row(const Screen* s, int64_t row) {
   for (int64_t i = count; i < found; ++i) left = values[i] > left ? values[i] : left;
   for (int64_t i = 0; i < count; ++i) {
     s->chosen[row * count + i] = places[i];
-    upper[places[i]] = -INFINITY;
+    s->upper[(places[i] / kBlock * s->rows + row) * kBlock + places[i] % kBlock] = -INFINITY;
   }
-  /* How much less the weights of a block's entries may be: from here on in place of the values. */
-  float* factors = values;
-  for (int64_t block = 0; block < blocks; block += kLanes) {
-    const __mmask16 is_there = blocks - block < kLanes ? (1 << (blocks - block)) - 1 : 0xffff;
-    const Floats reach = (Floats)_mm512_maskz_loadu_ps(is_there, s->reach + row * blocks + block);
-    *(UnalignedFloats*)(factors + block) = exponential(between(-2 * reach, -87, 0));
-  }
-  const int64_t lines = (s->exact_width * s->weight_bytes + kLine - 1) / kLine;
-  Floats low_total = {0}, high_total = {0}, low_weighted = {0}, high_weighted = {0};
-  int64_t line = 0;
-  for (int64_t block = 0; block < blocks; ++block) {
-    Floats total = {0}, weighted = {0};
-    for (int vector = 0; vector < kVectors; ++vector, ++line) {
-      /* The weights of the candidates are far apart, and asked for in the meantime. */
-      if (line < count * lines && places[line / lines] < s->vocabulary)
-        __builtin_prefetch(s->weights + places[line / lines] * s->exact_width * s->weight_bytes + line % lines * kLine);
-      const Floats below = between(load(upper + block * kBlock + vector * kLanes) - left, -87, 80);
-      const Floats weight = exponential(below);
-      total += weight;
-      weighted -= below * weight;
+  return left;
+}
+
+/* Puts the bounds of the sums over all that are no candidates, of what each is below `left`, into the row's facts. */
+static void add_up_rest(const Screen* s, int64_t row, float left, const int32_t* of_blocks, float* reach) {
+  const int64_t blocks = s->padded / kBlock, lines = (s->exact_width * s->weight_bytes + kLine - 1) / kLine;
+  const int64_t looked_through = s->candidates < blocks ? s->candidates : blocks;
+  const State* known = s->known + row;
+  float *highest = s->blocks.highest + row * blocks, *totals = s->blocks.total + row * blocks;
+  float* weighteds = s->blocks.weighted + row * blocks;
+  for (int64_t block = 0; block < blocks; ++block)
+    reach[block] = (s->blocks.errors[block] * known->quantised_norm + s->blocks.head_norms[block] * known->missing_norm +
+                    s->blocks.kept_norms[block] * known->kept_norm) * (1 + 32 * kUnit);
+  /* Blocks that were looked through, entry by entry: their sums count the candidates. */
+  for (int64_t i = 0; i < looked_through; ++i) {
+    const int64_t block = of_blocks[i];
+    /* The weights of the candidates are far apart, and asked for in the meantime. */
+    for (int64_t next = i; next < s->candidates; next += looked_through) {
+      const int64_t entry = s->chosen[row * s->candidates + next];
+      const char* weights = s->weights + entry * s->exact_width * s->weight_bytes;
+      if (entry < s->vocabulary)
+        for (int64_t line = 0; line < lines; ++line) __builtin_prefetch(weights + line * kLine);
     }
-    const float reach = s->reach[row * blocks + block], least = factors[block];
-    low_total += total * least;
-    high_total += total;
-    low_weighted += weighted * least;
-    high_weighted += weighted + total * (2 * reach);
+    Floats total = {0}, weighted = {0};
+    for (int vector = 0; vector < kVectors; ++vector)
+      add_terms(load(s->upper + (block * s->rows + row) * kBlock + vector * kLanes) - left, &total, &weighted);
+    highest[block] = left;
+    totals[block] = sum_of(total);
+    weighteds[block] = sum_of(weighted);
   }
-  s->left[row] = left;
-  s->sums[4 * row] = _mm512_reduce_add_ps((__m512)low_total);
-  s->sums[4 * row + 1] = _mm512_reduce_add_ps((__m512)high_total);
-  s->sums[4 * row + 2] = _mm512_reduce_add_ps((__m512)low_weighted);
-  s->sums[4 * row + 3] = _mm512_reduce_add_ps((__m512)high_weighted);
-  for (int64_t i = 0; i < count; ++i)
+  Floats low_total = {0}, high_total = {0}, low_weighted = {0}, high_weighted = {0};
+  for (int64_t block = 0; block < blocks; block += kLanes) {
+    const __mmask16 is_there = lanes_below(blocks, block);
+    const Floats total = (Floats)_mm512_maskz_loadu_ps(is_there, totals + block);
+    const Floats weighted = (Floats)_mm512_maskz_loadu_ps(is_there, weighteds + block);
+    const Floats twice = 2 * (Floats)_mm512_maskz_loadu_ps(is_there, reach + block);
+    const Floats below = (Floats)_mm512_maskz_loadu_ps(is_there, highest + block) - left;
+    Floats weight = {0}, least = {0}, unused = {0};
+    add_terms(below, &weight, &unused);
+    add_terms(-twice, &least, &unused);
+    least *= weight;
+    low_total += least * total;
+    high_total += weight * total;
+    low_weighted += least * (weighted - below * total);
+    high_weighted += weight * (weighted + (twice - below) * total);
+  }
+  Facts* facts = s->facts + row;
+  facts->total_low = sum_of(low_total);
+  facts->total_high = sum_of(high_total);
+  facts->weighted_low = sum_of(low_weighted);
+  facts->weighted_high = sum_of(high_weighted);
+}
+
+/* Computes the logits of a row's candidates, and puts what they come to into its facts. */
+static void compare_candidates(const Screen* s, int64_t row, float* logits) {
+  const int64_t count = s->candidates;
+  const int32_t* chosen = s->chosen + row * count;
+  Facts* facts = s->facts + row;
+  float largest = -INFINITY, second = -INFINITY, norm = 0;
+  int32_t token = INT32_MAX;
+  int is_finite = 1;
+  for (int64_t i = 0; i < count; ++i) {
+    const int64_t entry = chosen[i];
     /* Padding is chosen only where the numbers have overflown. */
-    s->logits[row * count + i] = places[i] < s->vocabulary ? logit(s, row, places[i]) : NAN;
-  free(values), free(places);
-  return 1;
+    logits[i] = entry < s->vocabulary ? logit(s, row, entry) : NAN;
+    is_finite &= isfinite(logits[i]) != 0;
+    const float norms = s->errors[entry] + s->head_norms[entry] + s->kept_norms[entry];
+    norm = norms > norm ? norms : norm;
+    if (logits[i] > largest || (logits[i] == largest && chosen[i] < token)) {
+      second = largest;
+      largest = logits[i];
+      token = chosen[i];
+    } else {
+      second = logits[i] > second ? logits[i] : second;
+    }
+  }
+  Floats total = {0}, weighted = {0};
+  for (int64_t i = 0; i < count; i += kLanes) {
+    __mmask16 is_other = lanes_below(count, i);
+    is_other &= _mm512_cmpneq_epi32_mask(_mm512_maskz_loadu_epi32(is_other, chosen + i), _mm512_set1_epi32(token));
+    Floats terms = {0}, weights = {0};
+    add_terms((Floats)_mm512_maskz_loadu_ps(is_other, logits + i) - largest, &terms, &weights);
+    total += (Floats)_mm512_maskz_mov_ps(is_other, (__m512)terms);
+    weighted += (Floats)_mm512_maskz_mov_ps(is_other, (__m512)weights);
+  }
+  s->tokens[row] = token < s->vocabulary ? token : 0;
+  facts->largest = is_finite ? largest : NAN;
+  facts->second = second;
+  facts->others_total = sum_of(total);
+  facts->others_weighted = sum_of(weighted);
+  facts->norm = s->known[row].norm;
+  facts->head_norm = norm;
+}
+
+/* A task of the second round: a row's candidates, and the sums over all other entries. */
+static int finish_row(const Screen* s, int64_t row) {
+  const int64_t blocks = s->padded / kBlock;
+  int has_memory = 1;
+  float* values = memory_of(sizeof(float) * (s->padded + kLanes), &has_memory);
+  int32_t* places = memory_of(sizeof(int32_t) * (s->padded + kLanes), &has_memory);
+  int32_t* of_blocks = memory_of(sizeof(int32_t) * blocks, &has_memory);
+  if (has_memory) {
+    s->facts[row].left = choose(s, row, values, places, of_blocks);
+    add_up_rest(s, row, s->facts[row].left, of_blocks, values);
+    compare_candidates(s, row, values);
+  }
+  free(values), free(places), free(of_blocks);
+  return has_memory;
 }
 
 /* Tasks that threads take one after the other until none is left. */
@@ -371,50 +560,47 @@ XLA_FFI_Error* calm_beam_screen(XLA_FFI_CallFrame* frame) {
     metadata->api_version.minor_version = XLA_FFI_API_MINOR;
     return NULL;
   }
-  XLA_FFI_Buffer** taken = (XLA_FFI_Buffer**)frame->args.args;
+  XLA_FFI_Buffer** asked = (XLA_FFI_Buffer**)frame->args.args;
   XLA_FFI_Buffer** given = (XLA_FFI_Buffer**)frame->rets.rets;
   Screen screen = {
-      .rows = taken[0]->dims[1],
-      .parts = taken[0]->dims[0],
-      .width = taken[0]->dims[2],
-      .exact_width = taken[4]->dims[1],
-      .vocabulary = taken[11]->dims[0],
-      .padded = taken[6]->dims[0],
-      .kept = taken[3]->dims[1],
-      .candidates = given[0]->dims[1],
-      .weight_bytes = taken[11]->dtype == XLA_FFI_DataType_BF16 ? 2 : 4,
-      .states = taken[0]->data,
-      .steps = taken[1]->data,
-      .norms = taken[2]->data,
-      .kept_states = taken[3]->data,
-      .exact_states = taken[4]->data,
-      .packed = taken[5]->data,
-      .scales = taken[6]->data,
-      .errors = taken[7]->data,
-      .head_norms = taken[8]->data,
-      .kept_norms = taken[9]->data,
-      .kept_weights = taken[10]->data,
-      .weights = taken[11]->data,
-      .chosen = given[0]->data,
-      .logits = given[1]->data,
-      .left = given[2]->data,
-      .sums = given[3]->data,
+      .rows = asked[0]->dims[0],
+      .exact_width = asked[0]->dims[1],
+      .width = 4 * asked[2]->dims[1],
+      .vocabulary = asked[8]->dims[0],
+      .padded = asked[3]->dims[0],
+      .kept = asked[1]->dims[0],
+      .candidates = given[2]->dims[1],
+      .weight_bytes = asked[8]->dtype == XLA_FFI_DataType_BF16 ? 2 : 4,
+      .exact_states = asked[0]->data,
+      .kept_columns = asked[1]->data,
+      .packed = asked[2]->data,
+      .scales = asked[3]->data,
+      .errors = asked[4]->data,
+      .head_norms = asked[5]->data,
+      .kept_norms = asked[6]->data,
+      .kept_weights = asked[7]->data,
+      .weights = asked[8]->data,
+      .tokens = given[0]->data,
+      .facts = given[1]->data,
+      .chosen = given[2]->data,
   };
+  screen.parts = screen.rows <= kFewRows ? kMostParts : 1;
   const int64_t blocks = screen.padded / kBlock;
-  screen.upper = malloc(sizeof(float) * screen.rows * screen.padded);
-  screen.highest = malloc(sizeof(float) * screen.rows * blocks);
-  screen.reach = malloc(sizeof(float) * screen.rows * blocks);
-  screen.totals = malloc(sizeof(int32_t) * screen.parts * screen.rows);
-  int has_succeeded = screen.upper && screen.highest && screen.reach && screen.totals;
+  int has_succeeded = 1;
+  float* missing = memory_of(sizeof(float) * screen.exact_width, &has_succeeded);
+  screen.known = memory_of(sizeof(State) * screen.rows, &has_succeeded);
+  screen.states = memory_of(screen.parts * screen.rows * screen.width, &has_succeeded);
+  screen.kept_states = memory_of(sizeof(float) * screen.rows * screen.kept, &has_succeeded);
+  screen.upper = memory_of(sizeof(float) * screen.rows * screen.padded, &has_succeeded);
+  float* of_blocks = memory_of(sizeof(float) * 3 * (screen.rows + 1) * blocks, &has_succeeded);
   if (has_succeeded) {
-    for (int64_t place = 0; place < screen.parts * screen.rows; ++place) {
-      screen.totals[place] = 0;
-      for (int64_t column = 0; column < screen.width; ++column)
-        screen.totals[place] += screen.states[place * screen.width + column];
-    }
+    float** numbers[] = {&screen.blocks.highest, &screen.blocks.total,      &screen.blocks.weighted,
+                         &screen.blocks.errors,  &screen.blocks.head_norms, &screen.blocks.kept_norms};
+    for (int i = 0; i < 6; ++i) *numbers[i] = of_blocks + (i < 3 ? i * screen.rows : 3 * screen.rows + i - 3) * blocks;
+    for (int64_t row = 0; row < screen.rows; ++row) quantise(&screen, row, missing);
     has_succeeded = run_tasks(frame, &screen, bound_blocks, (blocks + kBlocksOfTask - 1) / kBlocksOfTask) &&
                     run_tasks(frame, &screen, finish_row, screen.rows);
   }
-  free(screen.upper), free(screen.highest), free(screen.reach), free(screen.totals);
+  free(missing), free(screen.known), free(screen.states), free(screen.kept_states), free(screen.upper), free(of_blocks);
   return has_succeeded ? NULL : no_memory(frame->api);
 }

@@ -24,22 +24,35 @@ _LEAST_NORM, _LEAST_ROUNDING = 2.0**-90, 2.0**-80
 _Values = TypeVar("_Values")
 
 
+class Sums(NamedTuple):
+    """Sums over some logits, of what each is below the largest of them: of exp(x), and of -x exp(x)."""
+
+    total: jax.Array
+    weighted: jax.Array
+
+
 class Screened(NamedTuple):
-    """What is known of the logits of every row.
+    """What is known of the logits of every row, each of shape (rows,). Candidates are tokens whose bounds reach highest.
 
     Attributes:
-      candidates: int32, shape (rows, candidates). The tokens whose bounds reach highest.
-      has_all: bool, shape (rows,). Whether every other token is counted in what follows.
-      logits: float32, shape (rows, candidates). Theirs.
-      rounding: float32, shape (rows,). The most that a logit is off.
-      left: float32, shape (rows,). No other token reaches higher.
-      rest: Sums over the others, of what each is below `left`.
+      token: int32. The first of the largest candidates.
+      largest: float32. Its logit.
+      second: float32. The largest logit of the other candidates.
+      others: float32. Sums over the other candidates, of what each is below `largest`.
+      candidates: How many there are.
+      has_all: bool. Whether every other token is counted in what follows, and all candidates are numbers.
+      rounding: float32. The most that a candidate's logit is off.
+      left: float32. No other token reaches higher.
+      rest: Sums over all that are no candidates, of what each is below `left`.
       terms: How many numbers the longest of those sums has added.
     """
 
-    candidates: jax.Array
+    token: jax.Array
+    largest: jax.Array
+    second: jax.Array
+    others: Sums
+    candidates: int
     has_all: jax.Array
-    logits: jax.Array
     rounding: jax.Array
     left: jax.Array
     rest: "Rest"
@@ -73,6 +86,9 @@ def screened(states: jax.Array, head: CertifiedHead) -> Screened:
     # If several reach as high as the lowest that was chosen, some of them are neither chosen nor left.
     has_all = (jnp.sum(~is_block_left, axis=1) == chosen.shape[1]) & (jnp.sum(~is_entry_left, axis=1) == count)
     logits, rounding = _exact_logits(states, head, candidates=candidates)
+    largest = jnp.max(logits, axis=1)
+    token = jnp.min(jnp.where(logits == largest[:, None], candidates, vocab_size - 1), axis=1)
+    is_token = candidates == token[:, None]
     left = jnp.maximum(
         jnp.max(jnp.where(is_block_left, block_upper, -jnp.inf), axis=1),
         jnp.max(jnp.where(is_entry_left, entry_upper, -jnp.inf), axis=1),
@@ -83,7 +99,18 @@ def screened(states: jax.Array, head: CertifiedHead) -> Screened:
         _rest_of(entry_upper, jnp.max(reach, axis=1, keepdims=True), sums=of_one, is_left=is_entry_left, left=left),
     )
     terms = block_upper.shape[1] + BLOCK + entry_upper.shape[1]
-    return Screened(candidates, has_all, logits, rounding, left, Rest(*map(jnp.add, *rests)), terms)
+    return Screened(
+        token=token,
+        largest=largest,
+        second=jnp.max(jnp.where(is_token, -jnp.inf, logits), axis=1),
+        others=sums_below(jnp.where(is_token, -jnp.inf, logits - largest[:, None])),
+        candidates=count,
+        has_all=has_all & jnp.all(jnp.isfinite(logits), axis=1),
+        rounding=rounding,
+        left=left,
+        rest=Rest(*map(jnp.add, *rests)),
+        terms=terms,
+    )
 
 
 def _stored(values: _Values) -> _Values:
@@ -133,26 +160,24 @@ def _exact_logits(states: jax.Array, head: CertifiedHead, *, candidates: jax.Arr
     weights = widened(head.weights[candidates]).reshape(rows, candidates.shape[1], -1, chunk)
     products = einsum("rnkc,rnc->rnk", jnp.swapaxes(weights, 1, 2), states.reshape(rows, -1, chunk), FLOAT32)
     logits = _stored(jnp.sum(products, axis=1))
-    return logits, rounding_of(states, head, candidates=candidates, additions=chunk + width // chunk + 4)
+    head_norm = jnp.max((head.errors + head.norms + head.kept_norms)[candidates], axis=1)
+    norm = norm_of(states, jnp.max(jnp.abs(states), axis=1, keepdims=True))[:, 0]
+    return logits, rounding_of(norm, head_norm, additions=chunk + width // chunk + 4)
 
 
-def rounding_of(states: jax.Array, head: CertifiedHead, *, candidates: jax.Array, additions: int) -> jax.Array:
-    """Returns the most that logits of candidates are off, (rows,), given how many numbers the longest sum has added.
+def rounding_of(norm: jax.Array, head_norm: jax.Array, *, additions: int) -> jax.Array:
+    """Returns the most that logits are off, (rows,), given how many numbers the longest sum has added.
 
     It is inf where numbers are so small that what processors take for 0 is more than rounding.
+
+    Args:
+      norm: shape (rows,). Of the states.
+      head_norm: shape (rows,). The largest of the weights that they are multiplied by.
+      additions: Numbers.
     """
-    norms = jnp.max((head.errors + head.norms + head.kept_norms)[candidates], axis=1)
-    norm = norm_of(states, jnp.max(jnp.abs(states), axis=1, keepdims=True))[:, 0]
-    rounding = additions * UNIT * norms * norm
-    is_large = (norms >= _LEAST_NORM) & (norm >= _LEAST_NORM) & (rounding >= _LEAST_ROUNDING)
+    rounding = additions * UNIT * head_norm * norm
+    is_large = (head_norm >= _LEAST_NORM) & (norm >= _LEAST_NORM) & (rounding >= _LEAST_ROUNDING)
     return jnp.where(is_large & (norm <= 1 / _LEAST_NORM), rounding, jnp.inf)
-
-
-class Sums(NamedTuple):
-    """Sums over some logits, of what each is below the largest of them: of exp(x), and of -x exp(x)."""
-
-    total: jax.Array
-    weighted: jax.Array
 
 
 def sums_below(below: jax.Array) -> Sums:

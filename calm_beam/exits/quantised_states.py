@@ -37,7 +37,8 @@ def quantised_states(states: jax.Array, head: CertifiedHead, *, parts: int) -> Q
     missing_norm = norm_of(missing, most) + 8 * UNIT * width**0.5 * most
     # Integers add without an error; sums of bfloat16 products do not.
     missing_norm += (8 + (0 if is_integer else width)) * UNIT * (norm + missing_norm)
-    kept_norm = jnp.linalg.norm(kept, axis=1, keepdims=True) * ((2 * head.kept.size + 8) * UNIT)
+    most_kept = jnp.max(jnp.abs(kept), axis=1, keepdims=True, initial=0)
+    kept_norm = jnp.where(most_kept == 0, 0, norm_of(kept, most_kept)) * ((2 * head.kept.size + 8) * UNIT)
     return QuantisedStates(made, norm, missing_norm, kept, kept_norm)
 
 

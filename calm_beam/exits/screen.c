@@ -2,7 +2,7 @@
    quantised_states.py for how states are quantised.
 
    Products of 8-bit integers, four at a time, are what processors with AVX-512 VNNI are best at, and XLA makes half as
-   much of them at most. What comes after, a few operations on each logit, is done while the logits are still in the cache.
+   much of them at most. What comes after, a few operations on each logit, is done while the logits are in the cache.
 
    A row's numbers are the same whatever the other rows of a call and the threads are, but for the parts that few rows
    are quantised in: integers add up without an error, and sums of floats are made row by row in one order. */
@@ -57,7 +57,7 @@ typedef struct {
   float kept_norm;            /* What multiplies `kept_norms`. */
 } State;
 
-/* What is known of a block of the vocabulary: the upper ends of its logits, and sums of what they are below the highest. */
+/* What is known of a block of the vocabulary: the highest upper end of a logit, and sums of what all are below it. */
 typedef struct {
   float* highest;  /* [rows, blocks] */
   float* total;    /* [rows, blocks]: of exp(x) */
@@ -103,6 +103,11 @@ static inline Floats all(float value) { return value - (Floats){0}; }
 static inline Floats larger(Floats one, Floats other) { return (Floats)_mm512_max_ps((__m512)one, (__m512)other); }
 
 static inline Floats smaller(Floats one, Floats other) { return (Floats)_mm512_min_ps((__m512)one, (__m512)other); }
+
+/* To the next integer. */
+static inline Floats rounded(Floats values) {
+  return (Floats)_mm512_roundscale_ps((__m512)values, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+}
 
 static inline float sum_of(Floats values) { return _mm512_reduce_add_ps((__m512)values); }
 
@@ -156,8 +161,7 @@ static void quantise(const Screen* s, int64_t row, float* missing) {
     for (int64_t column = 0; column < size; column += kLanes) {
       const __mmask16 is_there = lanes_below(size, column);
       const Floats state = (Floats)_mm512_maskz_loadu_ps(is_there, missing + column);
-      const __m512 rounded = _mm512_roundscale_ps((__m512)(state / divisor), _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-      const Floats multiple = larger(smaller((Floats)rounded, all(127)), all(-127));
+      const Floats multiple = larger(smaller(rounded(state / divisor), all(127)), all(-127));
       const __m512i integers = _mm512_cvtps_epi32((__m512)multiple);
       _mm_mask_storeu_epi8(multiples + column, is_there, _mm512_cvtepi32_epi8(integers));
       _mm512_mask_storeu_ps(missing + column, is_there, (__m512)(state - multiple * step));
@@ -221,7 +225,7 @@ static void multiply_all(const Screen* s, int64_t block, int32_t* sums) {
 static inline void add_terms(Floats x, Floats* total, Floats* weighted) {
   x = larger(x, all(-83));
   const Floats scaled = x * 1.44269504f;
-  const Floats count = (Floats)_mm512_roundscale_ps((__m512)scaled, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+  const Floats count = rounded(scaled);
   /* Taylor's series of 2^r: |r| is at most a half. */
   const Floats r = scaled - count;
   Floats p = r * 1.54035304e-4f + 1.33335581e-3f;
@@ -249,7 +253,8 @@ static void bound_block(const Screen* s, int64_t block, const int32_t* sums) {
         logits += __builtin_convertvector(*(const UnalignedIntegers*)products, Floats) *
                   (known->steps[part] * load(s->scales + entry));
       }
-      Floats terms = load(s->errors + entry) * known->quantised_norm + load(s->head_norms + entry) * known->missing_norm;
+      Floats terms = load(s->errors + entry) * known->quantised_norm;
+      terms += load(s->head_norms + entry) * known->missing_norm;
       if (s->kept) {
         /* Added up apart: each addition rounds what is there. */
         Floats of_kept = {0};
@@ -274,7 +279,8 @@ static void bound_block(const Screen* s, int64_t block, const int32_t* sums) {
 
 static float most_of_block(const float* values, int64_t block) {
   Floats most = load(values + block * kBlock);
-  for (int vector = 1; vector < kVectors; ++vector) most = larger(most, load(values + block * kBlock + vector * kLanes));
+  for (int vector = 1; vector < kVectors; ++vector)
+    most = larger(most, load(values + block * kBlock + vector * kLanes));
   return most_of(most);
 }
 
@@ -340,7 +346,7 @@ static float logit(const Screen* s, int64_t row, int64_t entry) {
   return _mm512_reduce_add_ps(sum);
 }
 
-/* Puts a row's candidates into `chosen` and takes their upper ends away, and returns what no other entry reaches beyond.
+/* Puts a row's candidates into `chosen`, takes their upper ends away, and returns what no other entry reaches beyond.
    The blocks that were looked through for them come first in `of_blocks`, [blocks].
 
    As many blocks are looked through as there are candidates: the lowest of their highest entries is reached by enough
@@ -387,8 +393,9 @@ static void add_up_rest(const Screen* s, int64_t row, float left, const int32_t*
   float *highest = s->blocks.highest + row * blocks, *totals = s->blocks.total + row * blocks;
   float* weighteds = s->blocks.weighted + row * blocks;
   for (int64_t block = 0; block < blocks; ++block)
-    reach[block] = (s->blocks.errors[block] * known->quantised_norm + s->blocks.head_norms[block] * known->missing_norm +
-                    s->blocks.kept_norms[block] * known->kept_norm) * (1 + 32 * kUnit);
+    reach[block] = (1 + 32 * kUnit) * (s->blocks.errors[block] * known->quantised_norm +
+                                       s->blocks.head_norms[block] * known->missing_norm +
+                                       s->blocks.kept_norms[block] * known->kept_norm);
   /* Blocks that were looked through, entry by entry: their sums count the candidates. */
   for (int64_t i = 0; i < looked_through; ++i) {
     const int64_t block = of_blocks[i];

@@ -32,7 +32,9 @@ class Sums(NamedTuple):
 
 
 class Screened(NamedTuple):
-    """What is known of the logits of every row, each of shape (rows,). Candidates are tokens whose bounds reach highest.
+    """What is known of the logits of every row, each of shape (rows,).
+
+    Candidates are the tokens whose bounds reach highest.
 
     Attributes:
       token: int32. The first of the largest candidates.

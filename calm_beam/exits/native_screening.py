@@ -46,7 +46,7 @@ def screened(states: jax.Array, head: CertifiedHead) -> Screened:
         second=second,
         others=Sums(others_total, others_weighted),
         candidates=count,
-        # Of several that reach as high, all that are not chosen are left. It is NaN if one of them is.
+        # Of several that reach as high, all that are not chosen are left. It is NaN if a candidate is no number.
         has_all=jnp.isfinite(largest),
         rounding=rounding_of(norm, head_norm, additions=-(-width // _LANES) + _REDUCTION),
         left=left,

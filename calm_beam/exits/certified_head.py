@@ -69,8 +69,7 @@ def _certify(states: jax.Array, *, head: CertifiedHead, measure: Measure) -> Cer
     vocab_size = head.weights.shape[0]
     screen = native_screening.screened if head.is_packed else screening.screened
     known = screen(states, head)
-    largest, second, rounding, left = known.largest, known.second, known.rounding, known.left
-    token = known.token
+    token, largest, second, rounding, left = known.token, known.largest, known.second, known.rounding, known.left
     is_known = known.has_all & (second + 2 * rounding < largest) & (left + rounding < largest)
     if measure.bounds is None:
         nothing = jnp.zeros(len(states))

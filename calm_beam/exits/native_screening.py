@@ -24,7 +24,7 @@ def screened(states: jax.Array, head: CertifiedHead) -> Screened:
         (
             jax.ShapeDtypeStruct((rows,), jnp.int32),
             jax.ShapeDtypeStruct((rows, _FACTS), jnp.float32),
-            # The candidates, which nobody asks for.
+            # Room for the candidates: how many there are to be, it takes from here.
             jax.ShapeDtypeStruct((rows, count), jnp.int32),
         ),
     )

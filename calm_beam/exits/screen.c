@@ -599,15 +599,22 @@ XLA_FFI_Error* calm_beam_screen(XLA_FFI_CallFrame* frame) {
   screen.states = memory_of(screen.parts * screen.rows * screen.width, &has_succeeded);
   screen.kept_states = memory_of(sizeof(float) * screen.rows * screen.kept, &has_succeeded);
   screen.upper = memory_of(sizeof(float) * screen.rows * screen.padded, &has_succeeded);
-  float* of_blocks = memory_of(sizeof(float) * 3 * (screen.rows + 1) * blocks, &has_succeeded);
+  float* by_row = memory_of(sizeof(float) * 3 * screen.rows * blocks, &has_succeeded);
+  float* by_block = memory_of(sizeof(float) * 3 * blocks, &has_succeeded);
   if (has_succeeded) {
-    float** numbers[] = {&screen.blocks.highest, &screen.blocks.total,      &screen.blocks.weighted,
-                         &screen.blocks.errors,  &screen.blocks.head_norms, &screen.blocks.kept_norms};
-    for (int i = 0; i < 6; ++i) *numbers[i] = of_blocks + (i < 3 ? i * screen.rows : 3 * screen.rows + i - 3) * blocks;
+    screen.blocks = (Blocks){
+        .highest = by_row,
+        .total = by_row + screen.rows * blocks,
+        .weighted = by_row + 2 * screen.rows * blocks,
+        .errors = by_block,
+        .head_norms = by_block + blocks,
+        .kept_norms = by_block + 2 * blocks,
+    };
     for (int64_t row = 0; row < screen.rows; ++row) quantise(&screen, row, missing);
     has_succeeded = run_tasks(frame, &screen, bound_blocks, (blocks + kBlocksOfTask - 1) / kBlocksOfTask) &&
                     run_tasks(frame, &screen, finish_row, screen.rows);
   }
-  free(missing), free(screen.known), free(screen.states), free(screen.kept_states), free(screen.upper), free(of_blocks);
+  free(missing), free(screen.known), free(screen.states), free(screen.kept_states), free(screen.upper);
+  free(by_row), free(by_block);
   return has_succeeded ? NULL : no_memory(frame->api);
 }

@@ -211,7 +211,7 @@ setuptools.setup(
     package_dir={"calm_beam.transforms": "transforms", "calm_beam.launch": "launch"},
     package_data={
         "calm_beam.manifest": ["manifest.schema.json", "external.schema.json"],
-        "calm_beam.exits": ["screen.c"],
+        "calm_beam.exits": ["screen.c", "vectors.h"],
         "calm_beam.demo": ["model/*", "calibration.jsonl.gz"],
         "calm_beam.report": ["*.html", "*.css", "*.js"],
         "calm_beam": ["py.typed", "__init__.pyi"],

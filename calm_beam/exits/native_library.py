@@ -1,8 +1,8 @@
 """Native code for certified heads: compiled where it is used, if the machine has what it takes.
 
-`screen.c` is for processors with AVX-512 VNNI (Intel's servers since Ice Lake, AMD's since Zen 4), for which it is
-compiled by the C compiler of the machine, in half a second, and kept in `cache_folder`. Without such a processor, or
-without a compiler, XLA does the same.
+`screen.c` is for processors with AVX-512 VNNI (Intel's servers since Ice Lake, AMD's since Zen 4) or AVX2 (nearly all
+others of x86), for which it is compiled by the C compiler of the machine, in half a second, and kept in `cache_folder`.
+Without such a processor, or without a compiler, XLA does the same.
 """
 
 import contextlib
@@ -19,6 +19,7 @@ import shutil
 import subprocess
 import tempfile
 import threading
+from collections.abc import Sequence
 
 import jax
 import numpy as np
@@ -31,14 +32,15 @@ CALL = "calm_beam_screen"
 BLOCK = 64
 """Entries of the vocabulary that it takes at a time."""
 
-_FEATURES = ("avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni")
+# The best comes first; of the last, all are needed.
+_FEATURES = (("avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni"), ("fma", "avx2"))
+_SOURCES = ("screen.c", "vectors.h")
 _MOST_SECONDS = 60
 _LOCK = threading.Lock()
 _OPTIONS = (
     *("-std=gnu11", "-O3", "-fPIC", "-shared", "-fno-math-errno"),
-    *(f"-m{feature.replace('_', '')}" for feature in _FEATURES),
-    # Compilers prefer half of them, for older processors.
-    "-mprefer-vector-width=512",
+    # No remarks on vectors as arguments, which no other code takes: what a compiler says first is passed on.
+    "-Wno-psabi",
     # Whatever `CC` says: the bounds are about IEEE arithmetic.
     *("-fno-fast-math", "-fno-unsafe-math-optimizations"),
 )
@@ -75,11 +77,12 @@ def why_unavailable() -> str | None:
 def _missing() -> str | None:
     if jax.default_backend() != "cpu":
         return f"it is for CPUs, and JAX computes on {jax.default_backend()}"
-    missing = [feature for feature in _FEATURES if feature not in _processor_features()]
-    if missing:
-        return f"the processor has no {missing[-1]}"
+    here = _processor_features()
+    features = next((each for each in _FEATURES if here.issuperset(each)), None)
+    if features is None:
+        return f"the processor has no {_FEATURES[-1][-1]}"
     try:
-        library = _loaded()
+        library = _loaded(features)
     except OSError as error:
         return str(error)
     jax.ffi.register_ffi_target(CALL, jax.ffi.pycapsule(getattr(library, CALL)), platform="cpu")
@@ -96,19 +99,21 @@ def _processor_features() -> set[str]:
     return next((set(line.split()) for line in lines if line.startswith("flags")), set())
 
 
-def _loaded() -> ctypes.CDLL:
-    """Returns the compiled code, from the cache if it is there.
+def _loaded(features: Sequence[str]) -> ctypes.CDLL:
+    """Returns the code compiled for a processor with these features, from the cache if it is there.
 
     Raises:
       OSError: If there is no compiler, or it fails, or what it made cannot be loaded.
     """
-    source = importlib.resources.files("calm_beam.exits").joinpath("screen.c").read_bytes()
+    folder_of_sources = importlib.resources.files("calm_beam.exits")
+    sources = {name: folder_of_sources.joinpath(name).read_bytes() for name in _SOURCES}
+    options = [*_OPTIONS, *(f"-m{feature.replace('_', '')}" for feature in features)]
     try:
         compiler = shlex.split(os.environ.get("CC", "")) or ["cc"]
     except ValueError as error:
         raise OSError(f"CC is no command ({error}): {os.environ['CC']}") from error
     # The headers are jaxlib's.
-    made_of = source, compiler, _OPTIONS, importlib.metadata.version("jaxlib")
+    made_of = sources, compiler, options, importlib.metadata.version("jaxlib")
     key = hashlib.sha256(repr(made_of).encode()).hexdigest()[:32]
     folder = cache_folder() / "native"
     path = folder / f"screen-{key}.so"
@@ -123,7 +128,9 @@ def _loaded() -> ctypes.CDLL:
         place = tempfile.TemporaryDirectory()
     with place as temporary:
         made = pathlib.Path(temporary) / path.name
-        _compile(source, made, compiler)
+        for name, source in sources.items():
+            made.with_name(name).write_bytes(source)
+        _compile(made.with_name(_SOURCES[0]), made, [*compiler, *options])
         library = ctypes.CDLL(str(made))
         if made.parent.parent == folder:
             # It stays loaded. Whole, or not there at all, for whoever else looks for it.
@@ -131,12 +138,12 @@ def _loaded() -> ctypes.CDLL:
     return library
 
 
-def _compile(source: bytes, target: pathlib.Path, compiler: list[str]) -> None:
+def _compile(source: pathlib.Path, target: pathlib.Path, compiler: list[str]) -> None:
     if shutil.which(compiler[0]) is None:
         raise FileNotFoundError(f"there is no C compiler ({compiler[0]}); install one, or name it by CC")
-    command = [*compiler, *_OPTIONS, f"-I{jax.ffi.include_dir()}", "-x", "c", "-", "-o", str(target)]
+    command = [*compiler, f"-I{jax.ffi.include_dir()}", str(source), "-o", str(target)]
     try:
-        done = subprocess.run(command, input=source, capture_output=True, timeout=_MOST_SECONDS, check=False)
+        done = subprocess.run(command, capture_output=True, timeout=_MOST_SECONDS, check=False)
     except subprocess.TimeoutExpired as error:
         raise OSError(f"the C compiler has not ended within {_MOST_SECONDS} s") from error
     if done.returncode:

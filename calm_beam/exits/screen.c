@@ -1,13 +1,12 @@
 /* What a certified head proves of states, as one call: see native_screening.py, screening.py for what is bounded, and
    quantised_states.py for how states are quantised.
 
-   Products of 8-bit integers, four at a time, are what processors with AVX-512 VNNI are best at, and XLA makes half as
-   much of them at most. What comes after, a few operations on each logit, is done while the logits are in the cache.
+   Products of 8-bit integers are what processors are best at, and XLA makes half as much of them at most, or nothing
+   without AVX-512. What comes after, a few operations on each logit, is done while the logits are in the cache.
 
    A row's numbers are the same whatever the other rows of a call and the threads are, but for the parts that few rows
    are quantised in: integers add up without an error, and sums of floats are made row by row in one order. */
 
-#include <immintrin.h>
 #include <math.h>
 #include <sched.h>
 #include <stdatomic.h>
@@ -15,6 +14,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "vectors.h"
 #include "xla/ffi/api/c_api.h"
 
 #ifdef __FAST_MATH__
@@ -22,23 +22,14 @@
 #endif
 
 enum {
-  kLanes = 16,         /* Entries in a vector. */
-  kVectors = 4,        /* Vectors in a block. */
-  kBlock = kLanes * kVectors,
   kBlocksOfTask = 8,
   kLine = 64,          /* Bytes that memory gives at a time. */
-  kRowsAtATime = 6,    /* As many as have their sums in registers, beside a block of weights. */
   kFewRows = 8,        /* With no more, states of twice the bits cost next to nothing. */
   kMostParts = 2,
 };
 
 /* Half the distance from 1 to the next float. */
 static const float kUnit = 0x1p-24f;
-
-typedef float Floats __attribute__((vector_size(4 * kLanes)));
-typedef float UnalignedFloats __attribute__((vector_size(4 * kLanes), aligned(4)));
-typedef int32_t Integers __attribute__((vector_size(4 * kLanes)));
-typedef int32_t UnalignedIntegers __attribute__((vector_size(4 * kLanes), aligned(4)));
 
 /* Returns so many bytes, and takes note where there are none. */
 static void* memory_of(int64_t bytes, int* has_memory) {
@@ -73,9 +64,10 @@ typedef struct {
       head_norm;
 } Facts;
 
-/* Shapes in brackets; the width is rounded up to a multiple of four. */
+/* Shapes in brackets; the width is rounded up to a multiple of four, strides to whole vectors. */
 typedef struct {
   int64_t rows, parts, width, exact_width, vocabulary, padded, kept, candidates;
+  int64_t stride, kept_stride;
   int64_t weight_bytes;        /* 4, or 2 for bfloat16 */
   const float* exact_states;   /* [rows, exact width] */
   const int32_t* kept_columns; /* [kept] */
@@ -87,42 +79,18 @@ typedef struct {
   Facts* facts;                /* [rows] */
   int32_t* chosen;             /* [rows, candidates] */
   State* known;                /* [rows] */
-  int8_t* states;              /* [parts, rows, width] */
-  float* kept_states;          /* [rows, kept] */
+  Multiple* states;            /* [parts, rows, stride] */
+  float* kept_states;          /* [rows, kept stride] */
   float* upper;                /* [blocks, rows, 64] */
   Blocks blocks;
 } Screen;
 
-static inline Floats load(const float* values) { return *(const UnalignedFloats*)values; }
-
-static inline void store(float* values, Floats what) { *(UnalignedFloats*)values = what; }
-
-static inline Floats all(float value) { return value - (Floats){0}; }
-
-/* Of a number and none, the second. */
-static inline Floats larger(Floats one, Floats other) { return (Floats)_mm512_max_ps((__m512)one, (__m512)other); }
-
-static inline Floats smaller(Floats one, Floats other) { return (Floats)_mm512_min_ps((__m512)one, (__m512)other); }
-
-/* To the next integer. */
-static inline Floats rounded(Floats values) {
-  return (Floats)_mm512_roundscale_ps((__m512)values, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
-}
-
-static inline float sum_of(Floats values) { return _mm512_reduce_add_ps((__m512)values); }
-
-static inline float most_of(Floats values) { return _mm512_reduce_max_ps((__m512)values); }
-
-/* Returns which of 16 lanes stand for columns below `size`. */
-static inline __mmask16 lanes_below(int64_t size, int64_t first) {
-  return size - first < kLanes ? (1 << (size - first)) - 1 : 0xffff;
-}
-
-/* Returns the norm of `size` numbers, rounded up, given the largest of them: without it, small squares would vanish. */
+/* Returns the norm of numbers, rounded up, given the largest of them: without it, small squares would vanish. There are
+   zeros behind them, up to a whole vector, as in the next function. */
 static float norm_of(const float* values, int64_t size, float most) {
   Floats sum = {0};
   for (int64_t column = 0; column < size; column += kLanes) {
-    const Floats part = (Floats)_mm512_maskz_loadu_ps(lanes_below(size, column), values + column) / most;
+    const Floats part = load(values + column) / most;
     sum += part * part;
   }
   return sqrtf(sum_of(sum)) * most * (1 + size * kUnit);
@@ -130,23 +98,21 @@ static float norm_of(const float* values, int64_t size, float most) {
 
 static float most_in(const float* values, int64_t size) {
   Floats most = {0};
-  for (int64_t column = 0; column < size; column += kLanes) {
-    const __m512 part = _mm512_maskz_loadu_ps(lanes_below(size, column), values + column);
-    most = larger((Floats)_mm512_abs_ps(part), most);
-  }
+  for (int64_t column = 0; column < size; column += kLanes) most = larger(magnitude(load(values + column)), most);
   return most_of(most);
 }
 
-/* Quantises a state, with what it leaves out in `missing`, [exact width]. */
+/* Quantises a state, with what it leaves out in `missing`, [stride]. */
 static void quantise(const Screen* s, int64_t row, float* missing) {
   State* known = s->known + row;
-  const float* exact = s->exact_states + row * s->exact_width;
   const int64_t size = s->exact_width;
-  known->norm = norm_of(exact, size, most_in(exact, size));
-  memcpy(missing, exact, sizeof(float) * size);
-  float* kept = s->kept_states + row * s->kept;
+  memset(missing, 0, sizeof(float) * s->stride);
+  memcpy(missing, s->exact_states + row * size, sizeof(float) * size);
+  known->norm = norm_of(missing, size, most_in(missing, size));
+  float* kept = s->kept_states + row * s->kept_stride;
+  memset(kept, 0, sizeof(float) * s->kept_stride);
   for (int64_t column = 0; column < s->kept; ++column) {
-    kept[column] = exact[s->kept_columns[column]];
+    kept[column] = missing[s->kept_columns[column]];
     missing[s->kept_columns[column]] = 0;
   }
   const float most = most_in(missing, size), most_kept = most_in(kept, s->kept);
@@ -155,20 +121,17 @@ static void quantise(const Screen* s, int64_t row, float* missing) {
   known->kept_norm = most_kept == 0 ? 0 : norm_of(kept, s->kept, most_kept) * ((2 * s->kept + 8) * kUnit);
   float step = most / 127;
   for (int64_t part = 0; part < s->parts; ++part) {
-    int8_t* multiples = s->states + (part * s->rows + row) * s->width;
+    Multiple* multiples = s->states + (part * s->rows + row) * s->stride;
     const Floats divisor = all(step > 0 ? step : 1);
-    Integers total = {0};
+    Floats total = {0};
     for (int64_t column = 0; column < size; column += kLanes) {
-      const __mmask16 is_there = lanes_below(size, column);
-      const Floats state = (Floats)_mm512_maskz_loadu_ps(is_there, missing + column);
+      const Floats state = load(missing + column);
       const Floats multiple = larger(smaller(rounded(state / divisor), all(127)), all(-127));
-      const __m512i integers = _mm512_cvtps_epi32((__m512)multiple);
-      _mm_mask_storeu_epi8(multiples + column, is_there, _mm512_cvtepi32_epi8(integers));
-      _mm512_mask_storeu_ps(missing + column, is_there, (__m512)(state - multiple * step));
-      total += (Integers)integers;
+      store_multiples(multiples + column, multiple);
+      store(missing + column, state - multiple * step);
+      total += multiple;
     }
-    memset(multiples + size, 0, s->width - size);
-    known->totals[part] = _mm512_reduce_add_epi32((__m512i)total);
+    known->totals[part] = (int32_t)sum_of(total);
     known->steps[part] = step;
     /* What is left is at most half a step. */
     step /= 254;
@@ -177,46 +140,21 @@ static void quantise(const Screen* s, int64_t row, float* missing) {
   known->missing_norm += 8 * kUnit * (known->quantised_norm + known->missing_norm);
 }
 
-/* Puts the products of `count` states, from `first` on, with a block of weights into `sums`, [rows, 64]. */
-static inline __attribute__((always_inline)) void multiply(const Screen* s, const uint8_t* weights, int64_t first,
-                                                           const int count, int32_t* sums) {
-  const int64_t stride = kLanes * s->width;
-  const int8_t* states = s->states + first * s->width;
-  __m512i total[kRowsAtATime][kVectors];
-  for (int row = 0; row < count; ++row) {
-    const State* known = s->known + (first + row) % s->rows;
-    /* For the 128 that weights are more. */
-    const __m512i start = _mm512_set1_epi32(-128 * known->totals[(first + row) / s->rows]);
-    for (int vector = 0; vector < kVectors; ++vector) total[row][vector] = start;
-  }
-  for (int64_t column = 0; column < s->width; column += 4) {
-    __m512i block[kVectors];
-    for (int vector = 0; vector < kVectors; ++vector)
-      block[vector] = _mm512_loadu_si512(weights + vector * stride + column * kLanes);
-    for (int row = 0; row < count; ++row) {
-      int32_t four;
-      memcpy(&four, states + row * s->width + column, 4);
-      const __m512i state = _mm512_set1_epi32(four);
-      for (int vector = 0; vector < kVectors; ++vector)
-        total[row][vector] = _mm512_dpbusd_epi32(total[row][vector], block[vector], state);
-    }
-  }
-  for (int row = 0; row < count; ++row)
-    for (int vector = 0; vector < kVectors; ++vector)
-      _mm512_storeu_si512(sums + (first + row) * kBlock + vector * kLanes, total[row][vector]);
-}
-
 static void multiply_all(const Screen* s, int64_t block, int32_t* sums) {
   const uint8_t* weights = s->packed + block * kBlock * s->width;
-  const int64_t rows = s->rows * s->parts;
-  int64_t first = 0;
-  for (; first + kRowsAtATime <= rows; first += kRowsAtATime) multiply(s, weights, first, kRowsAtATime, sums);
-  switch (rows - first) {
-    case 1: multiply(s, weights, first, 1, sums); break;
-    case 2: multiply(s, weights, first, 2, sums); break;
-    case 3: multiply(s, weights, first, 3, sums); break;
-    case 4: multiply(s, weights, first, 4, sums); break;
-    case 5: multiply(s, weights, first, 5, sums); break;
+  const Multiple* states = s->states;
+  int64_t rows = s->rows * s->parts;
+  for (; rows >= kRowsAtATime; rows -= kRowsAtATime) {
+    multiply(weights, states, s->width, s->stride, kRowsAtATime, sums);
+    states += kRowsAtATime * s->stride;
+    sums += kRowsAtATime * kBlock;
+  }
+  switch (rows) {
+    case 1: multiply(weights, states, s->width, s->stride, 1, sums); break;
+    case 2: multiply(weights, states, s->width, s->stride, 2, sums); break;
+    case 3: multiply(weights, states, s->width, s->stride, 3, sums); break;
+    case 4: multiply(weights, states, s->width, s->stride, 4, sums); break;
+    case 5: multiply(weights, states, s->width, s->stride, 5, sums); break;
   }
 }
 
@@ -224,17 +162,17 @@ static void multiply_all(const Screen* s, int64_t block, int32_t* sums) {
    number, is taken for -83: as a share of a distribution it is nothing. */
 static inline void add_terms(Floats x, Floats* total, Floats* weighted) {
   x = larger(x, all(-83));
-  const Floats scaled = x * 1.44269504f;
-  const Floats count = rounded(scaled);
+  const Floats in_twos = x * 1.44269504f;
+  const Floats count = rounded(in_twos);
   /* Taylor's series of 2^r: |r| is at most a half. */
-  const Floats r = scaled - count;
+  const Floats r = in_twos - count;
   Floats p = r * 1.54035304e-4f + 1.33335581e-3f;
   p = p * r + 9.61812911e-3f;
   p = p * r + 5.55041087e-2f;
   p = p * r + 2.40226507e-1f;
   p = p * r + 6.93147181e-1f;
   p = p * r + 1.f;
-  const Floats weight = (Floats)_mm512_scalef_ps((__m512)p, (__m512)count);
+  const Floats weight = scaled(p, count);
   *total += weight;
   *weighted -= x * weight;
 }
@@ -250,7 +188,9 @@ static void bound_block(const Screen* s, int64_t block, const int32_t* sums) {
       Floats logits = {0};
       for (int64_t part = 0; part < s->parts; ++part) {
         const int32_t* products = sums + (part * s->rows + row) * kBlock + vector * kLanes;
-        logits += __builtin_convertvector(*(const UnalignedIntegers*)products, Floats) *
+        /* Without the 128 that weights are more. */
+        const Integers product = *(const UnalignedIntegers*)products - 128 * known->totals[part];
+        logits += __builtin_convertvector(product, Floats) *
                   (known->steps[part] * load(s->scales + entry));
       }
       Floats terms = load(s->errors + entry) * known->quantised_norm;
@@ -259,7 +199,7 @@ static void bound_block(const Screen* s, int64_t block, const int32_t* sums) {
         /* Added up apart: each addition rounds what is there. */
         Floats of_kept = {0};
         for (int64_t column = 0; column < s->kept; ++column)
-          of_kept += s->kept_states[row * s->kept + column] * load(s->kept_weights + column * s->padded + entry);
+          of_kept += s->kept_states[row * s->kept_stride + column] * load(s->kept_weights + column * s->padded + entry);
         logits += of_kept;
         terms += load(s->kept_norms + entry) * known->kept_norm;
       }
@@ -326,24 +266,27 @@ static void put_largest_first(float* values, int32_t* places, int64_t size, int6
   }
 }
 
-/* Returns a logit, of which each of 16 sums has added every 16th product. */
-static float logit(const Screen* s, int64_t row, int64_t entry) {
-  __m512 sum = _mm512_setzero_ps();
-  for (int64_t column = 0; column < s->exact_width; column += kLanes) {
-    const int64_t rest = s->exact_width - column;
-    const __mmask16 is_there = rest < kLanes ? (1 << rest) - 1 : 0xffff;
-    const int64_t place = entry * s->exact_width + column;
-    __m512 weights;
-    if (s->weight_bytes == 2) {
-      const __m256i halves = _mm256_maskz_loadu_epi16(is_there, (const uint16_t*)s->weights + place);
-      weights = _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_cvtepu16_epi32(halves), 16));
-    } else {
-      weights = _mm512_maskz_loadu_ps(is_there, (const float*)s->weights + place);
-    }
-    const __m512 states = _mm512_maskz_loadu_ps(is_there, s->exact_states + row * s->exact_width + column);
-    sum = _mm512_fmadd_ps(states, weights, sum);
+/* Returns what is left of 16 weights, and zeros after them. */
+static inline Floats some_weights(const Screen* s, int64_t place, int64_t left) {
+  const char* weights = s->weights + place * s->weight_bytes;
+  if (s->weight_bytes == 2) {
+    UnalignedHalves halves = {0};
+    memcpy(&halves, weights, 2 * (left < kLanes ? left : kLanes));
+    return widened(halves);
   }
-  return _mm512_reduce_add_ps(sum);
+  Floats floats = {0};
+  memcpy(&floats, weights, 4 * (left < kLanes ? left : kLanes));
+  return floats;
+}
+
+/* Returns a logit, of which each of 16 sums has added every 16th product. */
+static float logit(const Screen* s, const float* state, int64_t entry) {
+  Floats sum = {0};
+  int64_t column = 0;
+  const int64_t width = s->exact_width, first = entry * width, whole = width / kLanes * kLanes;
+  for (; column < whole; column += kLanes) sum += load(state + column) * some_weights(s, first + column, kLanes);
+  if (column < width) sum += load(state + column) * some_weights(s, first + column, width - column);
+  return sum_of(sum);
 }
 
 /* Puts a row's candidates into `chosen`, takes their upper ends away, and returns what no other entry reaches beyond.
@@ -365,14 +308,8 @@ static float choose(const Screen* s, int64_t row, float* values, int32_t* places
   for (int64_t i = 0; i < looked_through; ++i) {
     const float* upper = s->upper + (of_blocks[i] * s->rows + row) * kBlock;
     for (int vector = 0; vector < kVectors; ++vector) {
-      const __m512 ends = _mm512_loadu_ps(upper + vector * kLanes);
-      const __mmask16 reaches = _mm512_cmp_ps_mask(ends, _mm512_set1_ps(enough), _CMP_GE_OQ);
-      const __m512i of_lanes = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
-      const __m512i entries = _mm512_add_epi32(of_lanes, _mm512_set1_epi32(of_blocks[i] * kBlock + vector * kLanes));
-      /* In registers: stores that compress take a hundred cycles on some processors. */
-      _mm512_storeu_ps(values + found, _mm512_maskz_compress_ps(reaches, ends));
-      _mm512_storeu_si512(places + found, _mm512_maskz_compress_epi32(reaches, entries));
-      found += __builtin_popcount(reaches);
+      found += gather_reaching(load(upper + vector * kLanes), enough, of_blocks[i] * kBlock + vector * kLanes,
+                               values + found, places + found);
     }
   }
   put_largest_first(values, places, found, count);
@@ -415,11 +352,10 @@ static void add_up_rest(const Screen* s, int64_t row, float left, const int32_t*
   }
   Floats low_total = {0}, high_total = {0}, low_weighted = {0}, high_weighted = {0};
   for (int64_t block = 0; block < blocks; block += kLanes) {
-    const __mmask16 is_there = lanes_below(blocks, block);
-    const Floats total = (Floats)_mm512_maskz_loadu_ps(is_there, totals + block);
-    const Floats weighted = (Floats)_mm512_maskz_loadu_ps(is_there, weighteds + block);
-    const Floats twice = 2 * (Floats)_mm512_maskz_loadu_ps(is_there, reach + block);
-    const Floats below = (Floats)_mm512_maskz_loadu_ps(is_there, highest + block) - left;
+    const Integers is_there = before(blocks, block);
+    const Floats total = taken(is_there, load(totals + block)), weighted = taken(is_there, load(weighteds + block));
+    const Floats twice = 2 * taken(is_there, load(reach + block));
+    const Floats below = taken(is_there, load(highest + block) - left);
     Floats weight = {0}, least = {0}, unused = {0};
     add_terms(below, &weight, &unused);
     add_terms(-twice, &least, &unused);
@@ -437,9 +373,8 @@ static void add_up_rest(const Screen* s, int64_t row, float left, const int32_t*
 }
 
 /* Computes the logits of a row's candidates, and puts what they come to into its facts. */
-static void compare_candidates(const Screen* s, int64_t row, float* logits) {
+static void compare_candidates(const Screen* s, int64_t row, const int32_t* chosen, const float* state, float* logits) {
   const int64_t count = s->candidates;
-  const int32_t* chosen = s->chosen + row * count;
   Facts* facts = s->facts + row;
   float largest = -INFINITY, second = -INFINITY, norm = 0;
   int32_t token = INT32_MAX;
@@ -447,7 +382,7 @@ static void compare_candidates(const Screen* s, int64_t row, float* logits) {
   for (int64_t i = 0; i < count; ++i) {
     const int64_t entry = chosen[i];
     /* Padding is chosen only where the numbers have overflown. */
-    logits[i] = entry < s->vocabulary ? logit(s, row, entry) : NAN;
+    logits[i] = entry < s->vocabulary ? logit(s, state, entry) : NAN;
     is_finite &= isfinite(logits[i]) != 0;
     const float norms = s->errors[entry] + s->head_norms[entry] + s->kept_norms[entry];
     norm = norms > norm ? norms : norm;
@@ -461,12 +396,11 @@ static void compare_candidates(const Screen* s, int64_t row, float* logits) {
   }
   Floats total = {0}, weighted = {0};
   for (int64_t i = 0; i < count; i += kLanes) {
-    __mmask16 is_other = lanes_below(count, i);
-    is_other &= _mm512_cmpneq_epi32_mask(_mm512_maskz_loadu_epi32(is_other, chosen + i), _mm512_set1_epi32(token));
+    const Integers is_other = before(count, i) & (*(const UnalignedIntegers*)(chosen + i) != token);
     Floats terms = {0}, weights = {0};
-    add_terms((Floats)_mm512_maskz_loadu_ps(is_other, logits + i) - largest, &terms, &weights);
-    total += (Floats)_mm512_maskz_mov_ps(is_other, (__m512)terms);
-    weighted += (Floats)_mm512_maskz_mov_ps(is_other, (__m512)weights);
+    add_terms(load(logits + i) - largest, &terms, &weights);
+    total += taken(is_other, terms);
+    weighted += taken(is_other, weights);
   }
   s->tokens[row] = token < s->vocabulary ? token : 0;
   facts->largest = is_finite ? largest : NAN;
@@ -484,12 +418,15 @@ static int finish_row(const Screen* s, int64_t row) {
   float* values = memory_of(sizeof(float) * (s->padded + kLanes), &has_memory);
   int32_t* places = memory_of(sizeof(int32_t) * (s->padded + kLanes), &has_memory);
   int32_t* of_blocks = memory_of(sizeof(int32_t) * blocks, &has_memory);
+  float* state = memory_of(sizeof(float) * s->stride, &has_memory);
   if (has_memory) {
+    memset(state, 0, sizeof(float) * s->stride);
+    memcpy(state, s->exact_states + row * s->exact_width, sizeof(float) * s->exact_width);
     s->facts[row].left = choose(s, row, values, places, of_blocks);
     add_up_rest(s, row, s->facts[row].left, of_blocks, values);
-    compare_candidates(s, row, values);
+    compare_candidates(s, row, places, state, values);
   }
-  free(values), free(places), free(of_blocks);
+  free(values), free(places), free(of_blocks), free(state);
   return has_memory;
 }
 
@@ -591,15 +528,18 @@ XLA_FFI_Error* calm_beam_screen(XLA_FFI_CallFrame* frame) {
       .facts = given[1]->data,
       .chosen = given[2]->data,
   };
+  screen.stride = (screen.exact_width + kLanes - 1) / kLanes * kLanes;
+  screen.kept_stride = (screen.kept + kLanes - 1) / kLanes * kLanes;
   screen.parts = screen.rows <= kFewRows ? kMostParts : 1;
   const int64_t blocks = screen.padded / kBlock;
   int has_succeeded = 1;
-  float* missing = memory_of(sizeof(float) * screen.exact_width, &has_succeeded);
+  float* missing = memory_of(sizeof(float) * screen.stride, &has_succeeded);
   screen.known = memory_of(sizeof(State) * screen.rows, &has_succeeded);
-  screen.states = memory_of(screen.parts * screen.rows * screen.width, &has_succeeded);
-  screen.kept_states = memory_of(sizeof(float) * screen.rows * screen.kept, &has_succeeded);
+  screen.states = memory_of(sizeof(Multiple) * screen.parts * screen.rows * screen.stride, &has_succeeded);
+  screen.kept_states = memory_of(sizeof(float) * screen.rows * screen.kept_stride, &has_succeeded);
   screen.upper = memory_of(sizeof(float) * screen.rows * screen.padded, &has_succeeded);
-  float* by_row = memory_of(sizeof(float) * 3 * screen.rows * blocks, &has_succeeded);
+  /* Read by whole vectors. */
+  float* by_row = memory_of(sizeof(float) * (3 * screen.rows * blocks + kLanes), &has_succeeded);
   float* by_block = memory_of(sizeof(float) * 3 * blocks, &has_succeeded);
   if (has_succeeded) {
     screen.blocks = (Blocks){

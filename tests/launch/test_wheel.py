@@ -26,6 +26,7 @@ _DATA = {
     "calm_beam/__init__.pyi",
     "calm_beam/py.typed",
     "calm_beam/exits/screen.c",
+    "calm_beam/exits/vectors.h",
     "calm_beam/report/frame.html",
     "calm_beam/report/template.html",
     "calm_beam/report/theme.js",
@@ -174,7 +175,8 @@ def test_the_serving_wheel_is_a_part_of_the_whole(wheel: zipfile.ZipFile, servin
     folders = {name.split("/")[1] for name in names if name.count("/") > 1}
     assert {"serving", "manifest", "decoding", "launch"} <= folders
     assert not folders & {"transforms", "training", "calibration", "analysis", "demo"}
-    assert {"calm_beam/manifest/manifest.schema.json", "calm_beam/exits/screen.c", "calm_beam/py.typed"} <= names
+    assert {"calm_beam/manifest/manifest.schema.json", "calm_beam/exits/screen.c", "calm_beam/exits/vectors.h"} <= names
+    assert "calm_beam/py.typed" in names
 
 
 def test_what_the_serving_wheel_requires(serving_wheel: zipfile.ZipFile) -> None:

@@ -23,8 +23,8 @@ def _reason() -> str | None:
 
 @pytest.fixture
 def can_run(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> pathlib.Path:
-    """A processor with all that is needed, and an empty cache, which is returned."""
-    monkeypatch.setattr(native_library, "_processor_features", lambda: set(native_library._FEATURES))
+    """A processor with the least that is needed, and an empty cache, which is returned."""
+    monkeypatch.setattr(native_library, "_processor_features", lambda: {"sse2", "avx2", "fma"})
     monkeypatch.setenv("CALM_BEAM_CACHE", str(tmp_path / "cache"))
     return tmp_path / "cache"
 
@@ -55,9 +55,35 @@ def test_weights_are_packed() -> None:
 
 def test_another_processor_does_without(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is compiled, and what is missing is said."""
-    monkeypatch.setattr(native_library, "_processor_features", lambda: {"avx2"})
-    monkeypatch.setattr(native_library, "_loaded", lambda: pytest.fail("compiled"))
-    assert _reason() == "the processor has no avx512_vnni"
+    monkeypatch.setattr(native_library, "_processor_features", lambda: {"sse2", "fma"})
+    monkeypatch.setattr(native_library, "_loaded", lambda features: pytest.fail("compiled"))
+    assert _reason() == "the processor has no avx2"
+
+
+@_COMPILES
+@pytest.mark.parametrize(
+    ("has", "takes"),
+    [
+        ({"fma", "avx2", "avx512f", "avx_vnni"}, ["-mfma", "-mavx2"]),
+        (
+            {"fma", "avx2", "avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni", "amx_int8"},
+            ["-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx512vnni"],
+        ),
+    ],
+)
+def test_the_best_that_a_processor_has_is_taken(
+    has: set[str],
+    takes: list[str],
+    can_run: pathlib.Path,
+    compiler: Callable[[str], pathlib.Path],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: pathlib.Path,
+) -> None:
+    """The compiler makes the code for it, whatever the processor is that it runs on."""
+    monkeypatch.setattr(native_library, "_processor_features", lambda: has)
+    compiler(f'echo "$@" > {tmp_path}/options; cc "$@" && exit 1')
+    assert _reason() == "the C compiler failed: status 1"
+    assert [option for option in (tmp_path / "options").read_text().split() if option.startswith("-m")] == takes
 
 
 def test_without_a_compiler(can_run: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> None:

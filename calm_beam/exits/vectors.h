@@ -1,0 +1,220 @@
+/* Vectors of sixteen numbers, and products of 8-bit integers: of AVX-512 with VNNI, or else of AVX2, which has half as
+   many lanes. Sums of floats are made in the same order with both. */
+
+#ifndef CALM_BEAM_VECTORS_H_
+#define CALM_BEAM_VECTORS_H_
+
+#include <immintrin.h>
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+
+enum {
+  kLanes = 16,       /* Numbers in a vector. */
+  kVectors = 4,      /* Vectors in a block of the vocabulary. */
+  kBlock = kLanes * kVectors,
+  kRowsAtATime = 6,  /* As many as have their sums in registers, beside some weights. */
+};
+
+typedef float Floats __attribute__((vector_size(4 * kLanes)));
+typedef float UnalignedFloats __attribute__((vector_size(4 * kLanes), aligned(4)));
+typedef int32_t Integers __attribute__((vector_size(4 * kLanes)));
+typedef int32_t UnalignedIntegers __attribute__((vector_size(4 * kLanes), aligned(4)));
+typedef uint32_t Naturals __attribute__((vector_size(4 * kLanes)));
+typedef uint16_t UnalignedHalves __attribute__((vector_size(2 * kLanes), aligned(2)));
+
+static inline Floats load(const float* values) { return *(const UnalignedFloats*)values; }
+
+static inline void store(float* values, Floats what) { *(UnalignedFloats*)values = what; }
+
+static inline Floats all(float value) { return value - (Floats){0}; }
+
+/* Returns bfloat16 numbers. */
+static inline Floats widened(UnalignedHalves halves) {
+  return (Floats)(__builtin_convertvector(halves, Naturals) << 16);
+}
+
+/* Returns the lanes where `is_taken` is -1, and zeros where it is 0. */
+static inline Floats taken(Integers is_taken, Floats values) { return (Floats)(is_taken & (Integers)values); }
+
+static inline Floats magnitude(Floats values) { return (Floats)((Integers)values & 0x7fffffff); }
+
+/* Returns -1 in the lanes of what comes before `size`, where the first one stands for `first`. */
+static inline Integers before(int64_t size, int64_t first) {
+  const Integers of_lanes = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+  return of_lanes < (int32_t)(size - first < kLanes ? size - first : kLanes);
+}
+
+#ifdef __AVX512VNNI__
+
+typedef int8_t Multiple; /* What states are quantised to. */
+
+/* Of a number and none, the second. */
+static inline Floats larger(Floats one, Floats other) { return (Floats)_mm512_max_ps((__m512)one, (__m512)other); }
+
+static inline Floats smaller(Floats one, Floats other) { return (Floats)_mm512_min_ps((__m512)one, (__m512)other); }
+
+/* To the next integer. */
+static inline Floats rounded(Floats values) {
+  return (Floats)_mm512_roundscale_ps((__m512)values, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+}
+
+/* Returns values times two to the power of integers from -126 to 0. */
+static inline Floats scaled(Floats values, Floats powers) {
+  return (Floats)_mm512_scalef_ps((__m512)values, (__m512)powers);
+}
+
+static inline float sum_of(Floats values) { return _mm512_reduce_add_ps((__m512)values); }
+
+static inline float most_of(Floats values) { return _mm512_reduce_max_ps((__m512)values); }
+
+static inline void store_multiples(Multiple* multiples, Floats integers) {
+  _mm_storeu_si128((__m128i*)multiples, _mm512_cvtepi32_epi8(_mm512_cvtps_epi32((__m512)integers)));
+}
+
+/* Puts the values that are `enough`, and their places, the first of which is given, behind each other; returns how
+   many there are. Writes a whole vector. */
+static inline int64_t gather_reaching(Floats from, float enough, int32_t place, float* values, int32_t* places) {
+  const __mmask16 reaches = _mm512_cmp_ps_mask((__m512)from, _mm512_set1_ps(enough), _CMP_GE_OQ);
+  const __m512i of_lanes = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
+  /* In registers: stores that compress take a hundred cycles on some processors. */
+  _mm512_storeu_ps(values, _mm512_maskz_compress_ps(reaches, (__m512)from));
+  _mm512_storeu_si512(places, _mm512_maskz_compress_epi32(reaches, _mm512_add_epi32(of_lanes, _mm512_set1_epi32(place))));
+  return __builtin_popcount(reaches);
+}
+
+/* Puts the products of `count` states with a block of weights into `sums`, [count, 64].
+
+   States are [count, stride], weights [4, width / 4, 16, 4]. Both have zeros up to a width that is divided by four. */
+static inline __attribute__((always_inline)) void multiply(const uint8_t* weights, const Multiple* states, int64_t width,
+                                                           int64_t stride, const int count, int32_t* sums) {
+  __m512i total[kRowsAtATime][kVectors];
+  for (int row = 0; row < count; ++row)
+    for (int vector = 0; vector < kVectors; ++vector) total[row][vector] = _mm512_setzero_si512();
+  for (int64_t column = 0; column < width; column += 4) {
+    __m512i block[kVectors];
+    for (int vector = 0; vector < kVectors; ++vector)
+      block[vector] = _mm512_loadu_si512(weights + (vector * width + column) * kLanes);
+    for (int row = 0; row < count; ++row) {
+      int32_t four;
+      memcpy(&four, states + row * stride + column, sizeof four);
+      const __m512i state = _mm512_set1_epi32(four);
+      for (int vector = 0; vector < kVectors; ++vector)
+        total[row][vector] = _mm512_dpbusd_epi32(total[row][vector], block[vector], state);
+    }
+  }
+  for (int row = 0; row < count; ++row)
+    for (int vector = 0; vector < kVectors; ++vector)
+      _mm512_storeu_si512(sums + row * kBlock + vector * kLanes, total[row][vector]);
+}
+
+#else
+
+typedef int16_t Multiple; /* Of 8 bits: products of 8-bit integers overflow in pairs here. */
+
+typedef union {
+  Floats floats;
+  __m256 halves[2];
+} Lanes;
+
+static inline Floats larger(Floats one, Floats other) {
+  const Lanes first = {one}, second = {other};
+  return (Lanes){.halves = {_mm256_max_ps(first.halves[0], second.halves[0]),
+                            _mm256_max_ps(first.halves[1], second.halves[1])}}.floats;
+}
+
+static inline Floats smaller(Floats one, Floats other) {
+  const Lanes first = {one}, second = {other};
+  return (Lanes){.halves = {_mm256_min_ps(first.halves[0], second.halves[0]),
+                            _mm256_min_ps(first.halves[1], second.halves[1])}}.floats;
+}
+
+static inline Floats rounded(Floats values) {
+  const Lanes lanes = {values};
+  enum { kHow = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC };
+  return (Lanes){.halves = {_mm256_round_ps(lanes.halves[0], kHow), _mm256_round_ps(lanes.halves[1], kHow)}}.floats;
+}
+
+/* An exponent of the type is what it is and 127 more, and stands above 23 bits. */
+static inline Floats scaled(Floats values, Floats powers) {
+  return values * (Floats)((__builtin_convertvector(powers, Integers) + 127) << 23);
+}
+
+static inline float sum_of(Floats values) {
+  const Lanes lanes = {values};
+  const __m256 eight = lanes.halves[0] + lanes.halves[1];
+  const __m128 four = _mm256_castps256_ps128(eight) + _mm256_extractf128_ps(eight, 1);
+  const __m128 two = four + _mm_movehl_ps(four, four);
+  return two[0] + two[1];
+}
+
+static inline float most_of(Floats values) {
+  const Lanes lanes = {values};
+  const __m256 eight = _mm256_max_ps(lanes.halves[0], lanes.halves[1]);
+  const __m128 four = _mm_max_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+  const __m128 two = _mm_max_ps(four, _mm_movehl_ps(four, four));
+  return two[0] > two[1] ? two[0] : two[1];
+}
+
+static inline void store_multiples(Multiple* multiples, Floats integers) {
+  const Lanes lanes = {integers};
+  /* Packs quarters, of which the two in the middle change places. */
+  const __m256i packed = _mm256_packs_epi32(_mm256_cvtps_epi32(lanes.halves[0]), _mm256_cvtps_epi32(lanes.halves[1]));
+  _mm256_storeu_si256((__m256i*)multiples, _mm256_permute4x64_epi64(packed, 0xd8));
+}
+
+static inline int64_t gather_reaching(Floats from, float enough, int32_t place, float* values, int32_t* places) {
+  const Lanes lanes = {from};
+  const __m256 least = _mm256_set1_ps(enough);
+  unsigned reaches = (unsigned)_mm256_movemask_ps(_mm256_cmp_ps(lanes.halves[0], least, _CMP_GE_OQ)) |
+                     (unsigned)_mm256_movemask_ps(_mm256_cmp_ps(lanes.halves[1], least, _CMP_GE_OQ)) << 8;
+  int64_t found = 0;
+  for (; reaches; reaches &= reaches - 1, ++found) {
+    const int lane = __builtin_ctz(reaches);
+    values[found] = from[lane];
+    places[found] = place + lane;
+  }
+  return found;
+}
+
+/* Four entries' products with four columns of one row are eight sums of two. */
+static inline __attribute__((always_inline)) void multiply_some(const uint8_t* weights, const Multiple* states,
+                                                                int64_t width, int64_t stride, const int count,
+                                                                const int fours, int32_t* sums) {
+  __m256i total[kRowsAtATime][4];
+  for (int row = 0; row < count; ++row)
+    for (int four = 0; four < fours; ++four) total[row][four] = _mm256_setzero_si256();
+  for (int64_t column = 0; column < width; column += 4) {
+    __m256i block[4];
+    for (int four = 0; four < fours; ++four)
+      block[four] = _mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i*)(weights + column * kLanes) + four));
+    for (int row = 0; row < count; ++row) {
+      int64_t columns;
+      memcpy(&columns, states + row * stride + column, sizeof columns);
+      const __m256i state = _mm256_set1_epi64x(columns);
+      for (int four = 0; four < fours; ++four)
+        total[row][four] = _mm256_add_epi32(total[row][four], _mm256_madd_epi16(block[four], state));
+    }
+  }
+  for (int row = 0; row < count; ++row)
+    for (int four = 0; four < fours; ++four) {
+      /* A one in each: entries one and two, then three and four. */
+      const __m256i sum = _mm256_hadd_epi32(total[row][four], total[row][four]);
+      const __m128i low = _mm256_castsi256_si128(sum), high = _mm256_extracti128_si256(sum, 1);
+      _mm_storeu_si128((__m128i*)(sums + row * kBlock + 4 * four), _mm_unpacklo_epi64(low, high));
+    }
+}
+
+static inline __attribute__((always_inline)) void multiply(const uint8_t* weights, const Multiple* states, int64_t width,
+                                                           int64_t stride, const int count, int32_t* sums) {
+  /* Few rows leave registers for all entries that lie side by side. */
+  const int fours = count <= 2 ? 4 : 2;
+  for (int vector = 0; vector < kVectors; ++vector)
+    for (int four = 0; four < 4; four += fours)
+      multiply_some(weights + vector * width * kLanes + 16 * four, states, width, stride, count, fours,
+                    sums + vector * kLanes + 4 * four);
+}
+
+#endif
+
+#endif

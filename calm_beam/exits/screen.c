@@ -266,7 +266,7 @@ static void put_largest_first(float* values, int32_t* places, int64_t size, int6
   }
 }
 
-/* Returns what is left of 16 weights, and zeros after them. */
+/* Returns what is left of a vector of weights, and zeros after them. */
 static inline Floats some_weights(const Screen* s, int64_t place, int64_t left) {
   const char* weights = s->weights + place * s->weight_bytes;
   if (s->weight_bytes == 2) {
@@ -281,12 +281,19 @@ static inline Floats some_weights(const Screen* s, int64_t place, int64_t left) 
 
 /* Returns a logit, of which each of 16 sums has added every 16th product. */
 static float logit(const Screen* s, const float* state, int64_t entry) {
-  Floats sum = {0};
-  int64_t column = 0;
-  const int64_t width = s->exact_width, first = entry * width, whole = width / kLanes * kLanes;
-  for (; column < whole; column += kLanes) sum += load(state + column) * some_weights(s, first + column, kLanes);
-  if (column < width) sum += load(state + column) * some_weights(s, first + column, width - column);
-  return sum_of(sum);
+  enum { kSums = 16, kParts = kSums / kLanes };
+  Floats sums[kParts] = {{0}};
+  const int64_t width = s->exact_width, first = entry * width, whole = width / kSums * kSums;
+  for (int64_t column = 0; column < whole; column += kSums)
+    for (int part = 0; part < kParts; ++part) {
+      const int64_t from = column + part * kLanes;
+      sums[part] += load(state + from) * some_weights(s, first + from, kLanes);
+    }
+  int part = 0;
+  for (int64_t column = whole; column < width; column += kLanes, ++part)
+    sums[part] += load(state + column) * some_weights(s, first + column, width - column);
+  for (part = 1; part < kParts; ++part) sums[0] += sums[part];
+  return sum_of(sums[0]);
 }
 
 /* Puts a row's candidates into `chosen`, takes their upper ends away, and returns what no other entry reaches beyond.

@@ -1,5 +1,4 @@
-/* Vectors of sixteen numbers, and products of 8-bit integers: of AVX-512 with VNNI, or else of AVX2, which has half as
-   many lanes. Sums of floats are made in the same order with both. */
+/* Vectors of numbers, and products of 8-bit integers: of AVX-512 with VNNI, or else of AVX2. */
 
 #ifndef CALM_BEAM_VECTORS_H_
 #define CALM_BEAM_VECTORS_H_
@@ -10,9 +9,14 @@
 #include <string.h>
 
 enum {
+#ifdef __AVX512VNNI__
   kLanes = 16,       /* Numbers in a vector. */
-  kVectors = 4,      /* Vectors in a block of the vocabulary. */
-  kBlock = kLanes * kVectors,
+#else
+  kLanes = 8,
+#endif
+  kSides = 16,       /* Entries whose weights lie side by side. */
+  kBlock = 64,       /* Entries of a block of the vocabulary. */
+  kVectors = kBlock / kLanes,
   kRowsAtATime = 6,  /* As many as have their sums in registers, beside some weights. */
 };
 
@@ -39,10 +43,15 @@ static inline Floats taken(Integers is_taken, Floats values) { return (Floats)(i
 
 static inline Floats magnitude(Floats values) { return (Floats)((Integers)values & 0x7fffffff); }
 
+static inline Integers of_lanes(void) {
+  Integers lanes;
+  for (int lane = 0; lane < kLanes; ++lane) lanes[lane] = lane;
+  return lanes;
+}
+
 /* Returns -1 in the lanes of what comes before `size`, where the first one stands for `first`. */
 static inline Integers before(int64_t size, int64_t first) {
-  const Integers of_lanes = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-  return of_lanes < (int32_t)(size - first < kLanes ? size - first : kLanes);
+  return of_lanes() < (int32_t)(size - first < kLanes ? size - first : kLanes);
 }
 
 #ifdef __AVX512VNNI__
@@ -76,10 +85,9 @@ static inline void store_multiples(Multiple* multiples, Floats integers) {
    many there are. Writes a whole vector. */
 static inline int64_t gather_reaching(Floats from, float enough, int32_t place, float* values, int32_t* places) {
   const __mmask16 reaches = _mm512_cmp_ps_mask((__m512)from, _mm512_set1_ps(enough), _CMP_GE_OQ);
-  const __m512i of_lanes = _mm512_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15);
   /* In registers: stores that compress take a hundred cycles on some processors. */
   _mm512_storeu_ps(values, _mm512_maskz_compress_ps(reaches, (__m512)from));
-  _mm512_storeu_si512(places, _mm512_maskz_compress_epi32(reaches, _mm512_add_epi32(of_lanes, _mm512_set1_epi32(place))));
+  _mm512_storeu_si512(places, _mm512_maskz_compress_epi32(reaches, (__m512i)(of_lanes() + place)));
   return __builtin_popcount(reaches);
 }
 
@@ -94,7 +102,7 @@ static inline __attribute__((always_inline)) void multiply(const uint8_t* weight
   for (int64_t column = 0; column < width; column += 4) {
     __m512i block[kVectors];
     for (int vector = 0; vector < kVectors; ++vector)
-      block[vector] = _mm512_loadu_si512(weights + (vector * width + column) * kLanes);
+      block[vector] = _mm512_loadu_si512(weights + (vector * width + column) * kSides);
     for (int row = 0; row < count; ++row) {
       int32_t four;
       memcpy(&four, states + row * stride + column, sizeof four);
@@ -112,27 +120,12 @@ static inline __attribute__((always_inline)) void multiply(const uint8_t* weight
 
 typedef int16_t Multiple; /* Of 8 bits: products of 8-bit integers overflow in pairs here. */
 
-typedef union {
-  Floats floats;
-  __m256 halves[2];
-} Lanes;
+static inline Floats larger(Floats one, Floats other) { return (Floats)_mm256_max_ps((__m256)one, (__m256)other); }
 
-static inline Floats larger(Floats one, Floats other) {
-  const Lanes first = {one}, second = {other};
-  return (Lanes){.halves = {_mm256_max_ps(first.halves[0], second.halves[0]),
-                            _mm256_max_ps(first.halves[1], second.halves[1])}}.floats;
-}
-
-static inline Floats smaller(Floats one, Floats other) {
-  const Lanes first = {one}, second = {other};
-  return (Lanes){.halves = {_mm256_min_ps(first.halves[0], second.halves[0]),
-                            _mm256_min_ps(first.halves[1], second.halves[1])}}.floats;
-}
+static inline Floats smaller(Floats one, Floats other) { return (Floats)_mm256_min_ps((__m256)one, (__m256)other); }
 
 static inline Floats rounded(Floats values) {
-  const Lanes lanes = {values};
-  enum { kHow = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC };
-  return (Lanes){.halves = {_mm256_round_ps(lanes.halves[0], kHow), _mm256_round_ps(lanes.halves[1], kHow)}}.floats;
+  return (Floats)_mm256_round_ps((__m256)values, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
 }
 
 /* An exponent of the type is what it is and 127 more, and stands above 23 bits. */
@@ -141,33 +134,24 @@ static inline Floats scaled(Floats values, Floats powers) {
 }
 
 static inline float sum_of(Floats values) {
-  const Lanes lanes = {values};
-  const __m256 eight = lanes.halves[0] + lanes.halves[1];
-  const __m128 four = _mm256_castps256_ps128(eight) + _mm256_extractf128_ps(eight, 1);
+  const __m128 four = _mm256_castps256_ps128((__m256)values) + _mm256_extractf128_ps((__m256)values, 1);
   const __m128 two = four + _mm_movehl_ps(four, four);
   return two[0] + two[1];
 }
 
 static inline float most_of(Floats values) {
-  const Lanes lanes = {values};
-  const __m256 eight = _mm256_max_ps(lanes.halves[0], lanes.halves[1]);
-  const __m128 four = _mm_max_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+  const __m128 four = _mm_max_ps(_mm256_castps256_ps128((__m256)values), _mm256_extractf128_ps((__m256)values, 1));
   const __m128 two = _mm_max_ps(four, _mm_movehl_ps(four, four));
   return two[0] > two[1] ? two[0] : two[1];
 }
 
 static inline void store_multiples(Multiple* multiples, Floats integers) {
-  const Lanes lanes = {integers};
-  /* Packs quarters, of which the two in the middle change places. */
-  const __m256i packed = _mm256_packs_epi32(_mm256_cvtps_epi32(lanes.halves[0]), _mm256_cvtps_epi32(lanes.halves[1]));
-  _mm256_storeu_si256((__m256i*)multiples, _mm256_permute4x64_epi64(packed, 0xd8));
+  const __m256i whole = _mm256_cvtps_epi32((__m256)integers);
+  _mm_storeu_si128((__m128i*)multiples, _mm_packs_epi32(_mm256_castsi256_si128(whole), _mm256_extracti128_si256(whole, 1)));
 }
 
 static inline int64_t gather_reaching(Floats from, float enough, int32_t place, float* values, int32_t* places) {
-  const Lanes lanes = {from};
-  const __m256 least = _mm256_set1_ps(enough);
-  unsigned reaches = (unsigned)_mm256_movemask_ps(_mm256_cmp_ps(lanes.halves[0], least, _CMP_GE_OQ)) |
-                     (unsigned)_mm256_movemask_ps(_mm256_cmp_ps(lanes.halves[1], least, _CMP_GE_OQ)) << 8;
+  unsigned reaches = (unsigned)_mm256_movemask_ps(_mm256_cmp_ps((__m256)from, _mm256_set1_ps(enough), _CMP_GE_OQ));
   int64_t found = 0;
   for (; reaches; reaches &= reaches - 1, ++found) {
     const int lane = __builtin_ctz(reaches);
@@ -187,13 +171,16 @@ static inline __attribute__((always_inline)) void multiply_some(const uint8_t* w
   for (int64_t column = 0; column < width; column += 4) {
     __m256i block[4];
     for (int four = 0; four < fours; ++four)
-      block[four] = _mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i*)(weights + column * kLanes) + four));
+      block[four] = _mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i*)(weights + column * kSides) + four));
     for (int row = 0; row < count; ++row) {
       int64_t columns;
       memcpy(&columns, states + row * stride + column, sizeof columns);
       const __m256i state = _mm256_set1_epi64x(columns);
-      for (int four = 0; four < fours; ++four)
+      for (int four = 0; four < fours; ++four) {
         total[row][four] = _mm256_add_epi32(total[row][four], _mm256_madd_epi16(block[four], state));
+        /* Keeps gcc from making all products first, for which sums would leave their registers. */
+        __asm__("" : "+x"(total[row][four]));
+      }
     }
   }
   for (int row = 0; row < count; ++row)
@@ -209,10 +196,10 @@ static inline __attribute__((always_inline)) void multiply(const uint8_t* weight
                                                            int64_t stride, const int count, int32_t* sums) {
   /* Few rows leave registers for all entries that lie side by side. */
   const int fours = count <= 2 ? 4 : 2;
-  for (int vector = 0; vector < kVectors; ++vector)
+  for (int side = 0; side < kBlock / kSides; ++side)
     for (int four = 0; four < 4; four += fours)
-      multiply_some(weights + vector * width * kLanes + 16 * four, states, width, stride, count, fours,
-                    sums + vector * kLanes + 4 * four);
+      multiply_some(weights + side * width * kSides + 16 * four, states, width, stride, count, fours,
+                    sums + side * kSides + 4 * four);
 }
 
 #endif

@@ -25,7 +25,6 @@ enum {
   kBlocksOfTask = 8,
   kLine = 64,          /* Bytes that memory gives at a time. */
   kFewRows = 8,        /* With no more, states of twice the bits cost next to nothing. */
-  kMostParts = 2,
 };
 
 /* Half the distance from 1 to the next float. */
@@ -119,14 +118,15 @@ static void quantise(const Screen* s, int64_t row, float* missing) {
   known->quantised_norm = norm_of(missing, size, most);
   /* The rounding of the sum of their products. */
   known->kept_norm = most_kept == 0 ? 0 : norm_of(kept, s->kept, most_kept) * ((2 * s->kept + 8) * kUnit);
-  float step = most / 127;
+  const float largest = largest_multiple(s->width);
+  float step = most / largest;
   for (int64_t part = 0; part < s->parts; ++part) {
     Multiple* multiples = s->states + (part * s->rows + row) * s->stride;
     const Floats divisor = all(step > 0 ? step : 1);
     Floats total = {0};
     for (int64_t column = 0; column < size; column += kLanes) {
       const Floats state = load(missing + column);
-      const Floats multiple = larger(smaller(rounded(state / divisor), all(127)), all(-127));
+      const Floats multiple = larger(smaller(rounded(state / divisor), all(largest)), all(-largest));
       store_multiples(multiples + column, multiple);
       store(missing + column, state - multiple * step);
       total += multiple;
@@ -134,7 +134,7 @@ static void quantise(const Screen* s, int64_t row, float* missing) {
     known->totals[part] = (int32_t)sum_of(total);
     known->steps[part] = step;
     /* What is left is at most half a step. */
-    step /= 254;
+    step /= 2 * largest;
   }
   known->missing_norm = norm_of(missing, size, most) + 8 * kUnit * sqrtf(size) * most;
   known->missing_norm += 8 * kUnit * (known->quantised_norm + known->missing_norm);

@@ -58,6 +58,10 @@ static inline Integers before(int64_t size, int64_t first) {
 
 typedef int8_t Multiple; /* What states are quantised to. */
 
+enum { kMostParts = 2 }; /* That are multiplied for a state. */
+
+static inline float largest_multiple(int64_t width) { return (void)width, 127; }
+
 /* Of a number and none, the second. */
 static inline Floats larger(Floats one, Floats other) { return (Floats)_mm512_max_ps((__m512)one, (__m512)other); }
 
@@ -118,7 +122,15 @@ static inline __attribute__((always_inline)) void multiply(const uint8_t* weight
 
 #else
 
-typedef int16_t Multiple; /* Of 8 bits: products of 8-bit integers overflow in pairs here. */
+typedef int16_t Multiple; /* Products of 8-bit integers would overflow in pairs here. */
+
+enum { kMostParts = 1 };
+
+/* Sums of products with weights must have room. */
+static inline float largest_multiple(int64_t width) {
+  const int64_t most = INT32_MAX / (UINT8_MAX * width);
+  return most < INT16_MAX ? most : INT16_MAX;
+}
 
 static inline Floats larger(Floats one, Floats other) { return (Floats)_mm256_max_ps((__m256)one, (__m256)other); }
 

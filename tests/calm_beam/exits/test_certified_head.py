@@ -102,6 +102,19 @@ def test_widths_of_any_size(form: str, width: int, rows: int) -> None:
 
 
 @pytest.mark.parametrize("form", _FORMS)
+@pytest.mark.parametrize("width", [4, 512, 4096])
+@pytest.mark.parametrize("rows", [2, 20])
+def test_the_largest_sums_have_room(form: str, width: int, rows: int) -> None:
+    """All numbers of a state and of an entry are as large as can be, with one sign."""
+    rates = np.linspace(-20, 20, 600, dtype=np.float32)
+    weights = np.repeat(rates[:, None] / width, width, axis=1)
+    states = np.repeat(np.where(np.arange(rows) % 2, 1, -1).astype(np.float32)[:, None], width, axis=1)
+    found = _check(states, weights, form, "softmax")
+    assert found.is_certain.all()
+    np.testing.assert_array_equal(found.token, np.where(np.arange(rows) % 2, 599, 0))
+
+
+@pytest.mark.parametrize("form", _FORMS)
 def test_other_measures_get_the_token_alone(form: str) -> None:
     """Without bounds of a confidence, an argmax is certified; the interval is 0."""
     states, weights = _trained_like(40, 2048)

@@ -22,6 +22,7 @@ from tests.pipelines import id_rows, write_model
 
 PROMPTS = [tuple(row["input_ids"]) for row in id_rows(40)]
 NAMED = [NamedPrompt(prompt=prompt, id=f"request {number}") for number, prompt in enumerate(PROMPTS)]
+_PARTIAL = ".partial"
 
 
 class Served:
@@ -102,13 +103,16 @@ class Collect(beam.DoFn):
         self._folder = folder
 
     def process(self, element: Any) -> None:
-        """Writes a file of one element."""
-        pathlib.Path(self._folder, uuid.uuid4().hex).write_bytes(pickle.dumps(element))
+        """Writes a file of one element, which is there at once: a test may look while a pipeline runs."""
+        path = pathlib.Path(self._folder, uuid.uuid4().hex)
+        partial = path.with_suffix(_PARTIAL)
+        partial.write_bytes(pickle.dumps(element))
+        partial.rename(path)
 
 
 def collected(folder: pathlib.Path) -> list[Any]:
     """Returns what `Collect` has kept, in no order."""
-    return [pickle.loads(path.read_bytes()) for path in folder.iterdir()]
+    return [pickle.loads(path.read_bytes()) for path in folder.iterdir() if path.suffix != _PARTIAL]
 
 
 def by_example(results: Iterable[PredictionResult]) -> dict[Any, list[PredictionResult]]:

@@ -156,6 +156,7 @@ _SERVING_PACKAGES = [
     "calm_beam.model",
     "calm_beam.model.llama",
     "calm_beam.model.t5",
+    "calm_beam.native",
     "calm_beam.risk",
     "calm_beam.serving",
     "calm_beam.storage",
@@ -211,7 +212,7 @@ setuptools.setup(
     package_dir={"calm_beam.transforms": "transforms", "calm_beam.launch": "launch"},
     package_data={
         "calm_beam.manifest": ["manifest.schema.json", "external.schema.json"],
-        "calm_beam.exits": ["screen.c", "vectors.h"],
+        "calm_beam.native": ["*.c", "*.h"],
         "calm_beam.demo": ["model/*", "calibration.jsonl.gz"],
         "calm_beam.report": ["*.html", "*.css", "*.js"],
         "calm_beam": ["py.typed", "__init__.pyi"],

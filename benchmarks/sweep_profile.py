@@ -31,6 +31,7 @@ from calm_beam.decoding import device_steps
 _STEPS = (
     "admit",
     "embed",
+    "run_layer",
     "attend_to_output",
     "finish_layer",
     "decide_rows",

@@ -45,6 +45,7 @@ MAX_INPUT_LENGTH = 128
 _TRIES, _TRIED = 10, 64
 _STEPS = {
     "admit": "source",
+    "run_layer": "layer",
     "attend_to_output": "layer",
     "finish_layer": "layer",
     "certify_rows": "decision",

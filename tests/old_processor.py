@@ -4,8 +4,8 @@
     python -m tests.old_processor --isa=AVX2 tests/transforms
     python -m tests.old_processor --share tests/transforms    # between the cores of this machine, up to four
 
-XLA compiles for an old instruction set, numpy and the C library take no newer instructions than they must, and every
-process has one core. On machines with other processors than x86-64 some of this does nothing.
+XLA compiles for an old instruction set, numpy and the C library take no newer instructions than they must, there is no
+native code, and every process has one core. On machines with other processors than x86-64 some of this does nothing.
 """
 
 import argparse
@@ -33,6 +33,8 @@ def environment(*, isa: str = "SSE4_2") -> dict[str, str]:
         "NPY_DISABLE_CPU_FEATURES": os.environ.get("NPY_DISABLE_CPU_FEATURES") or " ".join(NUMPY_FEATURES),
         # Others than the GNU C library ignore it.
         "GLIBC_TUNABLES": "glibc.cpu.hwcaps=-AVX2,-FMA,-FMA4,-AVX512F,-AVX512VL,-AVX512BW,-AVX512DQ",
+        # Native code, of which such a processor has none.
+        "CC": "no-compiler",
     }
 
 

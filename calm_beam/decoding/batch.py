@@ -7,7 +7,9 @@ a prompt that has ended gives its slot to the next.
 import collections
 import dataclasses
 import functools
+import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +18,7 @@ import numpy as np
 from calm_beam.exits.measures import Need
 from calm_beam.exits.propagations import PassedOn
 from calm_beam.exits.rule import ExitRule
-from calm_beam.model import ArrayType, architecture_of
+from calm_beam.model import ArrayType, architecture_of, native_attention
 from calm_beam.model.interface import EarlyExitModel, Position
 
 from . import device_steps
@@ -30,6 +32,7 @@ from .padding import (
     admitted_together,
     all_path_lengths,
     buffer_bucket,
+    longest_path,
     padded,
     path_lengths,
     places_by_width,
@@ -107,6 +110,7 @@ class Batch:
         self._measure, self._passed_on = rule.measure(), rule.propagation().passed_on
         self._layers = config.num_decoder_layers
         self._exit_layers = frozenset(rule.exit_layers(self._layers))
+        self._attends_natively = native_attention.is_for(model.arithmetic, devices=weights.group.division.parts)
         self._ranks = min(_RANKS, thresholds.shape[-1])
         _, self._steps, lanes = thresholds.shape
         steps = self._steps
@@ -152,7 +156,7 @@ class Batch:
         # How many steps of a lane are those of a known output, which then stand in the lane's output from the start.
         self._shared_steps = np.zeros((slots, lanes), np.int32)
         dtype = model.arithmetic.dtype
-        pending = self._architecture.pending(config, model.arithmetic)
+        pending = {} if self._attends_natively else self._architecture.pending(config, model.arithmetic)
         *made, self._states = zeros(
             (
                 *(ArrayType((slots * lanes, *of_row.shape), of_row.dtype) for of_row in pending.values()),
@@ -261,18 +265,31 @@ class Batch:
         rows = Rows(none, none, steps=none, nodes=none, of_lane=none)
         for size in self._sizes_up_to(len(self._requests)):
             self._embed_part(none, size)
-            for length in all_path_lengths(self._steps):
-                self._attend(1, rows, chosen=none, below=none, size=size, length=length)
             self._keep_skipped(none, none, np.zeros((self._layers - 1, 0), np.int32), size=size)
             for head in self._weights.programs():
                 if head.certified is not None:
                     self._ask_head_part(head, none, none, size, is_certified=True)
                 self._ask_head_part(head, none, none, size, is_certified=False)
+        if self._attends_natively:
+            self._run_whole_on_padding(rows)
+        else:
+            self._run_in_steps_on_padding(rows)
+        jax.block_until_ready(self._states)
+
+    def _run_whole_on_padding(self, rows: Rows) -> None:
+        lengths = {longest_path(np.array([step]), most=self._steps) for step in range(self._steps)}
+        for width, sources in self._sources.items():
+            for size, length in itertools.product(self._sizes_up_to(sources.places), lengths):
+                self._run_part(1, rows, chosen=rows.lanes, below=rows.lanes, size=size, width=width, length=length)
+
+    def _run_in_steps_on_padding(self, rows: Rows) -> None:
+        none = rows.lanes
+        for size, length in itertools.product(self._sizes_up_to(len(self._requests)), all_path_lengths(self._steps)):
+            self._attend(1, rows, chosen=none, below=none, size=size, length=length)
         for width, sources in self._sources.items():
             for size in self._sizes_up_to(sources.places):
                 is_gathered = size <= self._most_gathered(width)
                 self._finish(1, rows, chosen=none, below=none, size=size, width=width, is_gathered=is_gathered)
-        jax.block_until_ready(self._states)
 
     def _sizes_up_to(self, count: int) -> list[int]:
         """Returns the sizes that so many rows, or fewer, are padded to."""
@@ -427,19 +444,73 @@ class Batch:
     def _run_layer(self, layer: int, rows: Rows) -> np.ndarray:
         """Runs a layer for its rows, and returns the confidence of each that needs no logits."""
         below = rows.lanes if layer == 1 else self._groups[layer - 1, rows.lanes]
-        for chosen, size, length in self._by_length(rows.steps):
-            self._attend(layer, rows, chosen=chosen, below=below, size=size, length=length)
         measured = np.zeros(len(rows.lanes), np.float32)
         if self._measure.needs is Need.LAYER:
             measured[:] = self._measure.confidence(layer, self._layers)
-        for chosen, size, width, is_gathered in self._by_source(rows):
+        run = self._run_whole if self._attends_natively else self._run_in_steps
+        for chosen, size, confidences in list(run(layer, rows, below)):
             self._work += Work(layer_rows=len(chosen), padded_rows=size - len(chosen))
-            confidences = self._finish(
-                layer, rows, chosen=chosen, below=below, size=size, width=width, is_gathered=is_gathered
-            )
             if self._measure.needs in (Need.STATES, Need.CLASSIFIER):
                 measured[chosen] = np.asarray(confidences)[: len(chosen)]
         return measured
+
+    def _run_whole(self, layer: int, rows: Rows, below: np.ndarray) -> Iterator[tuple[np.ndarray, int, jax.Array]]:
+        """Runs a layer part by part, and yields each part's rows, what they were padded to, and their confidences."""
+        length = longest_path(rows.steps, most=self._steps)
+        widths = self._widths[rows.slots]
+        for width in np.unique(widths).tolist():
+            of_width = np.flatnonzero(widths == width)
+            for part, size in self._parts(len(of_width)):
+                chosen = of_width[part]
+                confidences = self._run_part(
+                    layer, rows, chosen=chosen, below=below, size=size, width=width, length=length
+                )
+                yield chosen, size, confidences
+
+    def _run_in_steps(self, layer: int, rows: Rows, below: np.ndarray) -> Iterator[tuple[np.ndarray, int, jax.Array]]:
+        """Does what `_run_whole` does in two steps, with rows put together for each as it wants them."""
+        for chosen, size, length in self._by_length(rows.steps):
+            self._attend(layer, rows, chosen=chosen, below=below, size=size, length=length)
+        for chosen, size, width, is_gathered in self._by_source(rows):
+            confidences = self._finish(
+                layer, rows, chosen=chosen, below=below, size=size, width=width, is_gathered=is_gathered
+            )
+            yield chosen, size, confidences
+
+    def _run_part(
+        self, layer: int, rows: Rows, *, chosen: np.ndarray, below: np.ndarray, size: int, width: int, length: int
+    ) -> jax.Array:
+        """Runs a layer for the chosen rows, and returns the confidence of each that needs no logits.
+
+        Arguments are those of `_attend` and `_finish`.
+        """
+        sources = self._sources[width]
+        confidences: jax.Array
+        self._states, self._cache[layer - 1], confidences = device_steps.run_layer(
+            self._model,
+            self._rule.confidence,
+            parameters=self._layer_parameters(layer),
+            states=self._states,
+            cache=self._cache[layer - 1],
+            keys_values=sources.keys_values[layer - 1],
+            source_mask=sources.mask,
+            terms=self._weights.path_terms(layer),
+            layer=np.int32(layer),
+            below=padded(below[chosen], size),
+            lanes=padded(rows.lanes[chosen], size, fill=self._live.size),
+            nodes=padded(rows.nodes[chosen], size, fill=self._tree.capacity),
+            paths=padded(self._tree.paths(layer, rows.lanes[chosen], length=length), size),
+            places=padded(self._places[rows.slots[chosen]], size, fill=sources.places),
+            position=self._position(rows.slots[chosen], size),
+        )
+        return confidences
+
+    def _layer_parameters(self, layer: int) -> dict[str, Any]:
+        """Returns what a layer is made of, and what is measured after it."""
+        parameters = {"layer": self._weights.layers[layer - 1]}
+        if self._measure.needs is Need.CLASSIFIER:
+            parameters["classifier"] = self._weights.classifier
+        return parameters
 
     def _attend(self, layer: int, rows: Rows, *, chosen: np.ndarray, below: np.ndarray, size: int, length: int) -> None:
         """Runs a layer's attention to outputs for the chosen rows, padded to a size and a length of path.
@@ -494,16 +565,13 @@ class Batch:
           is_gathered: Whether the source of each is gathered.
         """
         sources = self._sources[width]
-        parameters = {"layer": self._weights.layers[layer - 1]}
-        if self._measure.needs is Need.CLASSIFIER:
-            parameters["classifier"] = self._weights.classifier
         confidences: jax.Array
         self._states, confidences = device_steps.finish_layer(
             self._model,
             self._rule.confidence,
             num_ranks=self._ranks,
             is_gathered=is_gathered,
-            parameters=parameters,
+            parameters=self._layer_parameters(layer),
             states=self._states,
             pending=self._pending,
             keys_values=sources.keys_values[layer - 1],

@@ -5,10 +5,14 @@ sizes. Padding rows have numbers beyond the last: reads there give anything, wri
 
 States live in one buffer, (layers + 1, slots * lanes, width), of the model's type: row `lane` of entry i is the output
 of layer i for the group whose first lane it is; entry 0 is the embedding. Each layer has a store of keys and one of
-values, (nodes, heads of keys * head_dim), from which a row gathers what its path names. What a layer makes of a row
-before it attends to the source is *pending*, in arrays (slots * lanes, ...), row `lane` as above.
+values, (nodes, heads of keys * head_dim), of which a row attends to what its path names.
+
+Where native code attends (`model/native_attention.py`), a layer is one step, `run_layer`. Elsewhere it is two, since
+what is gathered for both wants rows put together differently: by the length of their paths, and by prompt. What the
+first makes of a row is *pending* then, in arrays (slots * lanes, ...), row `lane` as above.
 """
 
+import dataclasses
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -21,10 +25,11 @@ from calm_beam.exits.decision import decide
 from calm_beam.exits.measures import Need, measure_named
 from calm_beam.exits.parts import in_parts
 from calm_beam.exits.quantised_head import CertifiedHead
-from calm_beam.model import packed_layer_of
+from calm_beam.model import native_attention, packed_layer_of
 from calm_beam.model.interface import EarlyExitModel, KeysValues, Numbers, Pending, Position
 from calm_beam.model.numerics import widened
 from calm_beam.model.partitioning import divided, whole
+from calm_beam.model.share import Share
 
 Parameters = Any
 
@@ -118,25 +123,17 @@ def attend_to_output(
     Returns:
       What is pending, with that of the rows, and the store.
     """
-    apply = functools.partial(packed_layer_of(model).apply, {"params": parameters})
     hidden = states.at[layer - 1, below].get(mode="clip")
-    cache = _written(model, cache, apply(hidden, position=position, method="self_keys_values"), nodes)
-
-    def over_path(attend: Callable[..., Any], *by_row: Numbers) -> Any:
-        def attend_some(rows: tuple[Numbers, ...]) -> Any:
-            paths, *by_row = rows
-            return attend(*(_split_heads(model, store.at[paths].get(mode="clip")) for store in cache), *by_row)
-
-        gathered = cache[0].dtype.itemsize * paths.shape[1] * cache[0].shape[-1]
-        return in_parts(attend_some, (paths, *by_row), most=max(1, _gathered_bytes() // gathered))
-
-    made = apply(
-        hidden,
-        position=position,
+    made, cache = _over_path(
+        _Gathered,
+        model,
+        parameters,
+        hidden=hidden,
+        cache=cache,
         terms=terms,
-        length=paths.shape[1],
-        over_path=over_path,
-        method="attend_over_path",
+        nodes=nodes,
+        paths=paths,
+        position=position,
     )
     return {name: whole(old.at[lanes].set(made[name], mode="drop")) for name, old in pending.items()}, cache
 
@@ -190,19 +187,10 @@ def finish_layer(
       The buffer, and float32 confidences, (rows,); 0 if the measure needs something else than states.
     """
     of_rows = {name: values.at[lanes].get(mode="clip") for name, values in pending.items()}
-
     if is_gathered:
         keys_values = tuple(values.at[places].get(mode="clip") for values in keys_values)
         source_mask = source_mask.at[places].get(mode="clip")
         places, ranks, num_ranks = jnp.arange(len(lanes)), jnp.zeros_like(ranks), 1
-
-    def place(rows: jax.Array) -> jax.Array:
-        spread = jnp.zeros((len(source_mask), num_ranks, rows.shape[-1]), rows.dtype)
-        return spread.at[places, ranks].set(rows, mode="drop")
-
-    def pick(spread: jax.Array) -> jax.Array:
-        return spread.at[places, ranks].get(mode="clip")
-
     output = packed_layer_of(model).apply(
         {"params": parameters["layer"]},
         of_rows,
@@ -210,10 +198,106 @@ def finish_layer(
         source_mask=source_mask,
         position=position,
         terms=terms,
-        place=place,
-        pick=pick,
+        over_source=_Placed(len(source_mask), num_ranks, places=places, ranks=ranks),
         method="attend_to_source_and_feed_forward",
     )
+    return _measured(
+        model, measure, parameters=parameters, states=states, output=output, layer=layer, below=below, lanes=lanes
+    )
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1), donate_argnames=("states", "cache"))
+def run_layer(
+    model: EarlyExitModel,
+    measure: str,
+    *,
+    parameters: Parameters,
+    states: jax.Array,
+    cache: KeysValues,
+    keys_values: KeysValues,
+    source_mask: jax.Array,
+    terms: Any,
+    layer: jax.Array,
+    below: jax.Array,
+    lanes: jax.Array,
+    nodes: jax.Array,
+    paths: jax.Array,
+    places: jax.Array,
+    position: Position,
+) -> tuple[jax.Array, KeysValues, jax.Array]:
+    """Runs a decoder layer for one token of every row, where native code attends.
+
+    Arguments are those of `attend_to_output` and `finish_layer`; any number of rows may be of one prompt.
+
+    Returns:
+      The buffer of states, this layer's store, and confidences as of `finish_layer`.
+    """
+    hidden = states.at[layer - 1, below].get(mode="clip")
+    made, cache = _over_path(
+        _Native,
+        model,
+        parameters["layer"],
+        hidden=hidden,
+        cache=cache,
+        terms=terms,
+        nodes=nodes,
+        paths=paths,
+        position=position,
+    )
+    output = packed_layer_of(model).apply(
+        {"params": parameters["layer"]},
+        made,
+        keys_values,
+        source_mask=source_mask,
+        position=position,
+        terms=terms,
+        over_source=_NativeSource(keys_values, source_mask, places=places),
+        method="attend_to_source_and_feed_forward",
+    )
+    states, confidence = _measured(
+        model, measure, parameters=parameters, states=states, output=output, layer=layer, below=below, lanes=lanes
+    )
+    return states, cache, confidence
+
+
+def _over_path(
+    over_path: "type[_Gathered | _Native]",
+    model: EarlyExitModel,
+    parameters: Parameters,
+    *,
+    hidden: jax.Array,
+    cache: KeysValues,
+    terms: Any,
+    nodes: jax.Array,
+    paths: jax.Array,
+    position: Position,
+) -> tuple[Pending, KeysValues]:
+    """Returns what a layer makes of rows before they attend to their sources, and its store with what it keeps."""
+    apply = functools.partial(packed_layer_of(model).apply, {"params": parameters})
+    cache = _written(model, cache, apply(hidden, position=position, method="self_keys_values"), nodes)
+    made: Pending = apply(
+        hidden,
+        position=position,
+        terms=terms,
+        length=paths.shape[1],
+        over_path=over_path(model, cache, paths=paths, steps=position.steps),
+        method="attend_over_path",
+    )
+    return made, cache
+
+
+def _measured(
+    model: EarlyExitModel,
+    measure: str,
+    *,
+    parameters: Parameters,
+    states: jax.Array,
+    output: jax.Array,
+    layer: jax.Array,
+    below: jax.Array,
+    lanes: jax.Array,
+) -> tuple[jax.Array, jax.Array]:
+    """Returns the buffer with a layer's output, and the confidences that are made of it."""
     states = whole(states.at[layer, lanes].set(output, mode="drop"))
     measured = measure_named(measure)
     if measured.needs is Need.STATES:
@@ -339,6 +423,89 @@ def copy_skipped(
 def _head_inputs(model: EarlyExitModel, parameters: Parameters, states: jax.Array, head_layer: int) -> jax.Array:
     inputs: jax.Array = model.apply(parameters, states, head_layer, method="head_inputs")
     return inputs
+
+
+@dataclasses.dataclass(frozen=True)
+class _Gathered:
+    """The paths of rows, gathered from a layer's store."""
+
+    model: EarlyExitModel
+    store: KeysValues
+    _: dataclasses.KW_ONLY
+    paths: jax.Array
+    steps: Numbers
+
+    def __call__(self, attend: Callable[..., Any], *by_row: Numbers) -> Any:
+        def attend_some(rows: tuple[Numbers, ...]) -> Any:
+            paths, *by_row = rows
+            gathered = (_split_heads(self.model, values.at[paths].get(mode="clip")) for values in self.store)
+            return attend(*gathered, *by_row)
+
+        keys, _ = self.store
+        size = keys.dtype.itemsize * self.paths.shape[1] * keys.shape[-1]
+        return in_parts(attend_some, (self.paths, *by_row), most=max(1, _gathered_bytes() // size))
+
+    def share(
+        self, queries: jax.Array, *, biases: jax.Array | None, first: int, window: Numbers | None
+    ) -> Share | None:
+        return None
+
+
+class _Native(_Gathered):
+    """The paths of rows, which native code follows."""
+
+    def share(
+        self, queries: jax.Array, *, biases: jax.Array | None, first: int, window: Numbers | None
+    ) -> Share | None:
+        return native_attention.share_of_path(
+            queries,
+            self.store,
+            paths=self.paths,
+            steps=self.steps,
+            biases=jnp.zeros((0, 0)) if biases is None else biases,
+            first=first,
+            window=self.paths.shape[1] if window is None else window,
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class _Placed:
+    """Rows as queries of one attention for all sources."""
+
+    num_places: int
+    num_ranks: int
+    _: dataclasses.KW_ONLY
+    places: jax.Array
+    ranks: jax.Array
+
+    def place(self, rows: jax.Array) -> jax.Array:
+        spread = jnp.zeros((self.num_places, self.num_ranks, rows.shape[-1]), rows.dtype)
+        return spread.at[self.places, self.ranks].set(rows, mode="drop")
+
+    def pick(self, placed: jax.Array) -> jax.Array:
+        return placed.at[self.places, self.ranks].get(mode="clip")
+
+    def share(self, queries: jax.Array, *, seen_from: jax.Array | None) -> Share | None:
+        return None
+
+
+@dataclasses.dataclass(frozen=True)
+class _NativeSource:
+    """Rows whose sources native code finds."""
+
+    keys_values: KeysValues
+    mask: jax.Array
+    _: dataclasses.KW_ONLY
+    places: jax.Array
+
+    def share(self, queries: jax.Array, *, seen_from: jax.Array | None) -> Share | None:
+        return native_attention.share_of_source(
+            queries,
+            self.keys_values,
+            places=self.places,
+            mask=self.mask,
+            seen_from=jnp.zeros_like(self.places) if seen_from is None else seen_from,
+        )
 
 
 def _gathered_bytes() -> int:

@@ -11,8 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from calm_beam.arithmetic import Arithmetic
+from calm_beam.native import library
 
-from . import native_library
 from .certified_head import certify
 from .head_forms import check_head, may_certify
 from .measures import Measure, Need
@@ -120,7 +120,7 @@ def choose_head(
 
 def held_as(form: str) -> str:
     """Returns what a certified form of the head is quantised to: int8 for native code where there is some."""
-    return "uint8" if form == "int8" and native_library.is_available() else form
+    return "uint8" if form == "int8" and library.is_available() else form
 
 
 def _seconds(decided: Any, *args: Any) -> float:

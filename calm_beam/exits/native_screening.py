@@ -1,9 +1,11 @@
-"""What `screening` does, by native code: `screen.c`, which takes one call for all of it."""
+"""What `screening` does, by native code: `native/screen.c`, which takes one call for all of it."""
 
 import jax
 import jax.numpy as jnp
 
-from .native_library import BLOCK, CALL
+from calm_beam.native.library import SCREEN
+
+from .packed_head import BLOCK
 from .quantised_head import CertifiedHead
 from .screening import Rest, Screened, Sums, rounding_of
 
@@ -20,7 +22,7 @@ def screened(states: jax.Array, head: CertifiedHead) -> Screened:
     (rows, width), (vocab_size, _) = states.shape, head.weights.shape
     count = min(_CANDIDATES, vocab_size // 2)
     screen = jax.ffi.ffi_call(
-        CALL,
+        SCREEN,
         (
             jax.ShapeDtypeStruct((rows,), jnp.int32),
             jax.ShapeDtypeStruct((rows, _FACTS), jnp.float32),

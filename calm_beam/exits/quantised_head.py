@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from . import native_library
+from . import packed_head
 
 # Half the distance from 1 to the next float32.
 UNIT = 2.0**-24
@@ -27,7 +27,7 @@ class CertifiedHead(NamedTuple):
     Attributes:
       weights: float32 or bfloat16, shape (vocabulary, width).
       quantised: int8 or bfloat16, shape (padded vocabulary, width). 0 in the columns that are kept. Or uint8, int8 in
-        the order of `native_library.packed`.
+        the order of `packed_head.packed`.
       scales: float32, shape (padded vocabulary,). What int8 is a multiple of; 1 for bfloat16.
       errors: float32, shape (padded vocabulary,). ||W_v - Q_v|| without the kept columns, rounded up; -inf for padding.
       norms: float32, shape (padded vocabulary,). ||Q_v||, rounded up.
@@ -62,7 +62,7 @@ def quantised_head(exact: jax.Array, dtype: str) -> CertifiedHead:
     if not (is_finite := bool(np.isfinite(weights).all())):
         weights = np.zeros_like(weights)
     vocab_size, width = weights.shape
-    block = native_library.BLOCK if dtype == "uint8" else BLOCK
+    block = packed_head.BLOCK if dtype == "uint8" else BLOCK
     padded_size = -(-vocab_size // block) * block
     reach = np.abs(weights).max(axis=0).astype(np.float32)
     # Of those that are used: some models leave columns empty.
@@ -95,7 +95,7 @@ def quantised_head(exact: jax.Array, dtype: str) -> CertifiedHead:
         errors[:] = np.inf
     return CertifiedHead(
         weights=exact,
-        quantised=jnp.asarray(native_library.packed(quantised) if dtype == "uint8" else quantised),
+        quantised=jnp.asarray(packed_head.packed(quantised) if dtype == "uint8" else quantised),
         scales=jnp.asarray(scales),
         errors=jnp.asarray(errors),
         norms=jnp.asarray(norms),

@@ -14,14 +14,13 @@ import numpy as np
 
 from calm_beam.arithmetic import Arithmetic
 
+from .share import Share
+
 # Keys and values, each of shape (..., heads of keys, positions, head_dim), or of one position without that axis.
 KeysValues = tuple[jax.Array, ...]
 
 # Made on the host, or on the device.
 Numbers = jax.Array | np.ndarray
-
-# What attention does between its dense layers: moves rows to where their keys are and back, or all of it.
-Arrange = Callable[[jax.Array], jax.Array]
 
 # What a layer has made of each row before it attends to the source: arrays whose first axis is that of the rows.
 Pending = dict[str, jax.Array]
@@ -70,7 +69,10 @@ class Taught(NamedTuple):
 
 
 class OverPath(Protocol):
-    """Gathers what each of many packed rows attends to on its path, as many rows at a time as is well."""
+    """What each of many packed rows attends to on its path.
+
+    Calling it gathers that, as many rows at a time as is well.
+    """
 
     def __call__(self, attend: Callable[..., Any], *by_row: Numbers) -> Any:
         """Returns what `attend` makes of all rows.
@@ -79,6 +81,36 @@ class OverPath(Protocol):
           attend: Takes keys and values, each (some rows, length, heads of keys, head_dim), and the same rows of
             `by_row`; returns an array, or a tuple of arrays, of as many rows.
           by_row: Arrays whose first axis is that of the rows.
+        """
+
+    def share(
+        self, queries: jax.Array, *, biases: jax.Array | None, first: int, window: Numbers | None
+    ) -> Share | None:
+        """Returns what queries have of their paths, if native code computes that; None if it has to be gathered.
+
+        Args:
+          queries: shape (rows, heads, head_dim).
+          biases: shape (heads or 1, steps). Added to logits, by how many steps a key is older.
+          first: The first step whose key is seen.
+          window: int32 scalar. How many keys are seen, a query's own included; None for all.
+        """
+
+
+class OverSource(Protocol):
+    """Where the sources of packed rows are."""
+
+    def place(self, rows: jax.Array) -> jax.Array:
+        """Brings arrays of rows, (rows, n), to their places, (places, ranks, n)."""
+
+    def pick(self, placed: jax.Array) -> jax.Array:
+        """Brings them back."""
+
+    def share(self, queries: jax.Array, *, seen_from: jax.Array | None) -> Share | None:
+        """Returns what queries have of their sources, if native code computes that; None if they have to be placed.
+
+        Args:
+          queries: shape (rows, heads, head_dim).
+          seen_from: int32, shape (rows,). The first position that a row sees; None for all.
         """
 
 
@@ -100,8 +132,8 @@ class PackedLayer(Protocol):
           hidden: shape (rows, width). Output of the layer below.
           position: Of each row, (rows,). Its path has as many earlier nodes as its step says, and its own.
           terms: One of the network's `path_terms`.
-          length: Nodes that are gathered for each row; those after its step are not of its path.
-          over_path: Gathers them.
+          length: Nodes that stand for each row; those after its step are not of its path.
+          over_path: What rows attend to.
 
         Returns:
           What `Architecture.pending` names, by row.
@@ -115,8 +147,7 @@ class PackedLayer(Protocol):
         source_mask: jax.Array,
         position: Position,
         terms: Any,
-        place: Arrange,
-        pick: Arrange,
+        over_source: OverSource,
     ) -> jax.Array:
         """Returns the layer's output, (rows, width).
 
@@ -126,8 +157,7 @@ class PackedLayer(Protocol):
           source_mask: shape (places, source).
           position: Of each row, (rows,).
           terms: As above.
-          place: Brings arrays of rows, (rows, n), to their places, (places, ranks, n).
-          pick: Brings them back.
+          over_source: Where the sources of rows are.
         """
 
 

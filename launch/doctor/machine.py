@@ -7,8 +7,8 @@ import pathlib
 import jax
 
 from calm_beam.cache import cache_folder
-from calm_beam.exits.native_library import why_unavailable
 from calm_beam.free_memory import available_bytes
+from calm_beam.native.library import why_unavailable
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

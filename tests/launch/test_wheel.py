@@ -25,8 +25,7 @@ _FLOORS = {"calm_beam": "calm_beam", "transforms": "calm_beam/transforms", "laun
 _DATA = {
     "calm_beam/__init__.pyi",
     "calm_beam/py.typed",
-    "calm_beam/exits/screen.c",
-    "calm_beam/exits/vectors.h",
+    *(f"calm_beam/native/{name}" for name in ("attend.c", "screen.c", "tasks.h", "vectors.h")),
     "calm_beam/report/frame.html",
     "calm_beam/report/template.html",
     "calm_beam/report/theme.js",
@@ -175,7 +174,11 @@ def test_the_serving_wheel_is_a_part_of_the_whole(wheel: zipfile.ZipFile, servin
     folders = {name.split("/")[1] for name in names if name.count("/") > 1}
     assert {"serving", "manifest", "decoding", "launch"} <= folders
     assert not folders & {"transforms", "training", "calibration", "analysis", "demo"}
-    assert {"calm_beam/manifest/manifest.schema.json", "calm_beam/exits/screen.c", "calm_beam/exits/vectors.h"} <= names
+    assert {
+        "calm_beam/manifest/manifest.schema.json",
+        "calm_beam/native/attend.c",
+        "calm_beam/native/vectors.h",
+    } <= names
     assert "calm_beam/py.typed" in names
 
 

@@ -1,7 +1,5 @@
 """Attention of Llama's family: rotary positions, and queries that share keys and values in groups."""
 
-from typing import NamedTuple
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -9,36 +7,15 @@ from flax import linen as nn
 
 from calm_beam.arithmetic import Arithmetic
 from calm_beam.model.dense import Dense
-from calm_beam.model.interface import Arrange, KeysValues, Numbers, OverPath
+from calm_beam.model.interface import KeysValues, Numbers, OverPath, OverSource
 from calm_beam.model.numerics import MASKED, einsum, matrix_product, rounded
+from calm_beam.model.share import Share
 
 from .config import LlamaConfig
 from .norm import RMSNorm
 from .rotary import rotated
 
 _LOG_2 = np.float32(np.log(2))
-
-
-class Share(NamedTuple):
-    """What queries have of a part of their keys; several parts merge into one softmax.
-
-    Attributes:
-      mixed: float32, shape (..., heads, head_dim). Sum of the values, each times its exponential of `_exponentials`.
-      largest: float32, shape (..., heads). Of `_exponentials`; far below any other if no key was seen.
-      total: float32, shape (..., heads). Sum of the exponentials; 0 if no key was seen.
-    """
-
-    mixed: jax.Array
-    largest: jax.Array
-    total: jax.Array
-
-    def merged(self, other: "Share") -> jax.Array:
-        """Returns what queries attend to of both parts, (..., heads, head_dim); at least one key must be seen."""
-        largest = jnp.maximum(self.largest, other.largest)
-        mine, theirs = jnp.exp2(self.largest - largest), jnp.exp2(other.largest - largest)
-        total = mine * self.total + theirs * other.total
-        mixed = mine[..., None] * self.mixed + theirs[..., None] * other.mixed
-        return mixed / total[..., None]
 
 
 class Attention(nn.Module):
@@ -138,24 +115,56 @@ class Attention(nn.Module):
         mixed = mixed + self._product(to_own, own[1])
         return (mixed / jnp.sum(exponentials, axis=-1, keepdims=True)).reshape(queries.shape)
 
-    def share_of_path(self, queries: jax.Array, *, is_seen: jax.Array, over_path: OverPath) -> Share:
-        """Returns what packed rows, (rows, heads, head_dim), have of their paths; `is_seen` is (rows, length)."""
+    def share_of_path(
+        self, queries: jax.Array, *, steps: Numbers, length: int, window: Numbers, over_path: OverPath
+    ) -> Share:
+        """Returns what packed rows have of their paths.
+
+        Args:
+          queries: shape (rows, heads, head_dim).
+          steps: shape (rows,). Of the queries.
+          length: Nodes that stand for each row.
+          window: int32 scalar. How many keys a position sees, its own included.
+          over_path: What rows attend to.
+        """
+        # What the first step would keep, the source has: the last token of the prompt, gone through all layers.
+        first = 1
+        share = over_path.share(queries, biases=None, first=first, window=window)
+        if share is not None:
+            return share
+        places = jnp.arange(length)[None]
+        age = steps[:, None] - places
+        is_seen = (places >= first) & (age >= 0) & (age < window)
         return Share(*over_path(self._share_of_gathered, queries, is_seen))
 
     def share_of_source(
-        self, queries: jax.Array, keys_values: KeysValues, *, is_seen: jax.Array, place: Arrange, pick: Arrange
+        self,
+        queries: jax.Array,
+        keys_values: KeysValues,
+        *,
+        mask: jax.Array,
+        positions: jax.Array,
+        window: Numbers,
+        over_source: OverSource,
     ) -> Share:
         """Returns what packed rows have of their sources.
 
         Args:
           queries: shape (rows, heads, head_dim).
           keys_values: Each of shape (places, heads of keys, source, head_dim).
-          is_seen: bool, shape (places, ranks or 1, source).
-          place: Brings arrays of rows, (rows, n), to their places, (places, ranks, n).
-          pick: Brings them back.
+          mask: bool, shape (places, source).
+          positions: int32, shape (rows,). Of the queries.
+          window: As in `share_of_path`.
+          over_source: Where the sources of rows are.
         """
+        share = over_source.share(queries, seen_from=jnp.maximum(positions + 1 - window, 0))
+        if share is not None:
+            return share
+        # [places, ranks, source]
+        age = over_source.place(positions[:, None]) - jnp.arange(mask.shape[1])[None, None]
+        is_seen = mask[:, None] & (age < window)
         rows, heads, _ = queries.shape
-        placed = place(queries.reshape(rows, -1))
+        placed = over_source.place(queries.reshape(rows, -1))
         grouped = self._grouped(self._split(placed, heads))
         places, ranks, kv_heads, group, _ = grouped.shape
         logits = self._product(self._as_queries_of_sources(grouped), jnp.swapaxes(keys_values[0], -1, -2))
@@ -169,7 +178,7 @@ class Attention(nn.Module):
         def of_rows(values: jax.Array) -> jax.Array:
             # [places, heads of keys, ranks, group, ...] -> [rows, heads, ...]
             by_rank = jnp.moveaxis(values, 1, 2)
-            return pick(by_rank.reshape(places, ranks, -1)).reshape(rows, heads, *values.shape[4:])
+            return over_source.pick(by_rank.reshape(places, ranks, -1)).reshape(rows, heads, *values.shape[4:])
 
         return Share(of_rows(mixed), of_rows(largest), of_rows(total))
 

@@ -9,10 +9,11 @@ from flax import linen as nn
 
 from calm_beam.arithmetic import Arithmetic
 from calm_beam.model.dense import Dense
-from calm_beam.model.interface import Arrange, KeysValues, Numbers, OverPath, Pending, Position
+from calm_beam.model.interface import KeysValues, Numbers, OverPath, OverSource, Pending, Position
 from calm_beam.model.numerics import added, rounded
+from calm_beam.model.share import Share
 
-from .attention import Attention, Share
+from .attention import Attention
 from .config import LlamaConfig
 from .norm import RMSNorm
 
@@ -120,11 +121,9 @@ class DecoderLayer(nn.Module):
         Arguments are those of `PackedLayer`; the terms are how many keys a position sees, its own included.
         """
         queries = self._queries(hidden, positions_of(position))
-        steps = jnp.arange(length)[None]
-        age = position.steps[:, None] - steps
-        # What the first step would keep, the source has: the last token of the prompt, gone through all layers.
-        is_seen = (steps > 0) & (age >= 0) & (age < terms)
-        share = self.self_attention.share_of_path(queries, is_seen=is_seen, over_path=over_path)
+        share = self.self_attention.share_of_path(
+            queries, steps=position.steps, length=length, window=terms, over_path=over_path
+        )
         return {"hidden": hidden, "queries": queries, **share._asdict()}
 
     def attend_to_source_and_feed_forward(
@@ -135,18 +134,16 @@ class DecoderLayer(nn.Module):
         source_mask: jax.Array,
         position: Position,
         terms: jax.Array,
-        place: Arrange,
-        pick: Arrange,
+        over_source: OverSource,
     ) -> jax.Array:
         """Returns the layer's output for packed rows, (rows, width); arguments are those of `PackedLayer`."""
-        # [places, ranks, source]
-        age = place(positions_of(position)[:, None]) - jnp.arange(source_mask.shape[1])[None, None]
         share = self.self_attention.share_of_source(
             pending["queries"],
             keys_values,
-            is_seen=source_mask[:, None] & (age < terms),
-            place=place,
-            pick=pick,
+            mask=source_mask,
+            positions=positions_of(position),
+            window=terms,
+            over_source=over_source,
         )
         path = Share(*(pending[name] for name in Share._fields))
         return self._feed_forward(self._added(pending["hidden"], self.self_attention.output(path.merged(share))))

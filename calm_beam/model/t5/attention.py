@@ -7,7 +7,7 @@ from flax import linen as nn
 
 from calm_beam.arithmetic import FLOAT32, Arithmetic
 from calm_beam.model.dense import Dense
-from calm_beam.model.interface import Arrange, KeysValues, OverPath, Position
+from calm_beam.model.interface import KeysValues, OverPath, OverSource, Position
 from calm_beam.model.numerics import MASKED, einsum, matrix_product, rounded
 
 from .config import T5Config
@@ -42,30 +42,32 @@ class Attention(nn.Module):
         *,
         bias: jax.Array,
         deterministic: bool = True,
-        place: Arrange = lambda rows: rows,
-        pick: Arrange = lambda rows: rows,
     ) -> jax.Array:
         """Returns the attention output of every query as float32, before the residual is added.
 
         Args:
-          inputs: shape (..., queries, width), or whatever `place` turns into that.
+          inputs: shape (..., queries, width).
           keys_values: Each of shape (..., heads, positions, head_dim).
           bias: Added to the logits; broadcastable to (..., heads, queries, positions), of the same rank.
           deterministic: Whether dropout is off.
-          place: Brings packed rows to where their keys are, so that the dense layers need not run on padding.
-          pick: Brings them back.
 
         Returns:
           Shape of `inputs`.
         """
+        queries = self._split(self._rounded(self.query(inputs)))
+        return self.out(self._mixed(queries, keys_values, bias=bias, deterministic=deterministic))
+
+    def _mixed(
+        self, queries: jax.Array, keys_values: KeysValues, *, bias: jax.Array, deterministic: bool = True
+    ) -> jax.Array:
+        """Returns the values that queries, (..., heads, queries, head_dim), attend to, (..., queries, inner)."""
         keys, values = keys_values
-        queries = self._split(place(self._rounded(self.query(inputs))))
         # [..., heads, queries, head_dim] x [..., heads, positions, head_dim] -> [..., heads, queries, positions]
         logits = matrix_product(queries, jnp.swapaxes(keys, -1, -2), self.arithmetic) + bias
         weights = self._rounded(self.dropout(jax.nn.softmax(logits), deterministic=deterministic))
         # [..., heads, queries, head_dim] -> [..., queries, heads, head_dim]
         mixed = jnp.swapaxes(self._rounded(matrix_product(weights, values, self.arithmetic)), -2, -3)
-        return self.out(pick(mixed.reshape(*mixed.shape[:-2], -1)))
+        return mixed.reshape(*mixed.shape[:-2], -1)
 
     def attend_over_path(
         self, inputs: jax.Array, *, position: Position, bias_by_age: jax.Array, length: int, over_path: OverPath
@@ -76,15 +78,38 @@ class Attention(nn.Module):
           inputs: shape (rows, width).
           position: Of each row.
           bias_by_age: shape (heads, steps). By how many steps a key is older.
-          length: Nodes that are gathered for each row.
-          over_path: Gathers them.
+          length: Nodes that stand for each row.
+          over_path: What rows attend to.
         """
+        queries = self._rounded(self.query(inputs))
+        share = over_path.share(self._by_head(queries), biases=bias_by_age, first=0, window=None)
+        if share is not None:
+            return self.out(share.alone().reshape(queries.shape))
         # [rows, length]
         age = position.steps[:, None] - jnp.arange(length)[None]
         is_past = age >= 0
         # [heads, rows, length] -> [rows, heads, length]
         bias = jnp.swapaxes(bias_by_age[:, jnp.maximum(age, 0)], 0, 1)
-        return self.out(over_path(self._mix, self._rounded(self.query(inputs)), bias, is_past))
+        return self.out(over_path(self._mix, queries, bias, is_past))
+
+    def attend_to_source(
+        self, inputs: jax.Array, keys_values: KeysValues, *, mask: jax.Array, over_source: OverSource
+    ) -> jax.Array:
+        """Returns the attention output of packed rows, (rows, width), each to its own source; float32.
+
+        Args:
+          inputs: shape (rows, width).
+          keys_values: Each of shape (places, heads, source, head_dim).
+          mask: shape (places, source).
+          over_source: Where the sources of rows are.
+        """
+        queries = self._rounded(self.query(inputs))
+        share = over_source.share(self._by_head(queries), seen_from=None)
+        if share is not None:
+            return self.out(share.alone().reshape(queries.shape))
+        bias = jnp.where(mask, jnp.float32(0), MASKED)[:, None, None]
+        mixed = self._mixed(self._split(over_source.place(queries)), keys_values, bias=bias)
+        return self.out(over_source.pick(mixed))
 
     def _mix(
         self, keys: jax.Array, values: jax.Array, queries: jax.Array, bias: jax.Array, is_past: jax.Array
@@ -92,8 +117,7 @@ class Attention(nn.Module):
         """Returns the values that queries, (rows, heads * head_dim), attend to, of that shape."""
         # Matrix products, though of one query each: on CPU, XLA (jaxlib 0.10.2) gives wrong sums where it fuses a
         # gather, a product and a sum over more than about 12,000 positions.
-        split = queries.reshape(*queries.shape[:-1], self.config.num_heads, self.config.head_dim)
-        logits = einsum("rhd,rthd->rht", split, keys, self.arithmetic) + bias
+        logits = einsum("rhd,rthd->rht", self._by_head(queries), keys, self.arithmetic) + bias
         weights = self._rounded(jax.nn.softmax(jnp.where(is_past[:, None], logits, MASKED)))
         # What is not of the past may be what a broken prompt left: 0 * NaN is NaN.
         values = jnp.where(is_past[:, :, None, None], values, jnp.zeros((), values.dtype))
@@ -106,8 +130,10 @@ class Attention(nn.Module):
     def _split(self, projected: jax.Array) -> jax.Array:
         # Heads before positions: both products are then plain batched matrix products, which on CPU are several times
         # faster than products over an inner axis.
-        split = projected.reshape(*projected.shape[:-1], self.config.num_heads, self.config.head_dim)
-        return jnp.swapaxes(split, -2, -3)
+        return jnp.swapaxes(self._by_head(projected), -2, -3)
+
+    def _by_head(self, projected: jax.Array) -> jax.Array:
+        return projected.reshape(*projected.shape[:-1], self.config.num_heads, self.config.head_dim)
 
     def _rounded(self, values: jax.Array) -> jax.Array:
         return rounded(values, self.arithmetic)

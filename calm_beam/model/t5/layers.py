@@ -9,8 +9,8 @@ from flax import linen as nn
 
 from calm_beam.arithmetic import FLOAT32, Arithmetic
 from calm_beam.model.dense import Dense
-from calm_beam.model.interface import Arrange, KeysValues, OverPath, Pending, Position
-from calm_beam.model.numerics import MASKED, added, rounded, widened
+from calm_beam.model.interface import KeysValues, OverPath, OverSource, Pending, Position
+from calm_beam.model.numerics import added, rounded, widened
 
 from .attention import Attention, RelativePositionBias
 from .config import T5Config
@@ -183,12 +183,14 @@ class DecoderLayer(nn.Module):
         source_mask: jax.Array,
         position: Position,
         terms: jax.Array,
-        place: Arrange,
-        pick: Arrange,
+        over_source: OverSource,
     ) -> jax.Array:
         """Returns the layer's output for packed rows, (rows, width); arguments are those of `PackedLayer`."""
-        bias = jnp.where(source_mask, jnp.float32(0), MASKED)[:, None, None]
-        return self.cross_attend_and_feed_forward(pending["hidden"], keys_values, bias=bias, place=place, pick=pick)
+        hidden = pending["hidden"]
+        attended = self.encoder_decoder_attention.attend_to_source(
+            self.pre_cross_attention_layer_norm(hidden), keys_values, mask=source_mask, over_source=over_source
+        )
+        return self._feed_forward(self._added(hidden, attended))
 
     def cross_attend_and_feed_forward(
         self,
@@ -197,15 +199,14 @@ class DecoderLayer(nn.Module):
         *,
         bias: jax.Array,
         deterministic: bool = True,
-        place: Arrange = lambda rows: rows,
-        pick: Arrange = lambda rows: rows,
     ) -> jax.Array:
         """Returns the layer's output, shape of `hidden`, of the states after self-attention."""
         normed = self.pre_cross_attention_layer_norm(hidden)
-        attended = self.encoder_decoder_attention.attend(
-            normed, keys_values, bias=bias, deterministic=deterministic, place=place, pick=pick
-        )
+        attended = self.encoder_decoder_attention.attend(normed, keys_values, bias=bias, deterministic=deterministic)
         hidden = self._added(hidden, self.dropout(attended, deterministic=deterministic))
+        return self._feed_forward(hidden, deterministic=deterministic)
+
+    def _feed_forward(self, hidden: jax.Array, *, deterministic: bool = True) -> jax.Array:
         output = self.mlp(self.pre_mlp_layer_norm(hidden), deterministic=deterministic)
         return self._added(hidden, self.dropout(output, deterministic=deterministic))
 

@@ -20,6 +20,9 @@ from tests.numpy_decoder import Decoded
 
 Result = TypeVar("Result")
 
+# The step that ends a layer: by native code, or without.
+LAYER_ENDS = ("run_layer", "finish_layer")
+
 # Longest prompt and output of every test: each length is compiled for itself.
 LONGEST_PROMPT = 64
 STEPS = 10

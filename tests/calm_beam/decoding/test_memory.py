@@ -9,7 +9,7 @@ import re
 import subprocess
 import sys
 import types
-from collections.abc import Generator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import Any, cast
 
 import jax
@@ -29,6 +29,7 @@ from calm_beam.model import parameter_shapes
 from calm_beam.model.interface import EarlyExitModel
 from calm_beam.model.sharding import Division
 from tests.builders import build_checkpoint, build_config
+from tests.calm_beam.decoding.decoders import LAYER_ENDS
 from tests.sampling import sampled
 
 _STEPS, _THRESHOLDS = 8, (0.7, 0.4, 0.1)
@@ -99,18 +100,21 @@ def test_sources_and_outputs_together_stay_within_the_budget(
     """Positions of all widths and of every layer's store are never more than the budget's, and all prompts end."""
     sources: dict[int, int] = {}
     held: set[int] = set()
-    attend = device_steps.attend_to_output
 
     def watched_sources(model: EarlyExitModel, *, width: int, places: int) -> Any:
         sources[width] = places * width
         return Sources(model, width=width, places=places)
 
-    def watched_attend(*arguments: Any, **rows: Any) -> Any:
-        held.add(rows["cache"][0].shape[0])
-        return attend(*arguments, **rows)
+    def watched(step: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*arguments: Any, **rows: Any) -> Any:
+            held.add(rows["cache"][0].shape[0])
+            return step(*arguments, **rows)
+
+        return run
 
     monkeypatch.setattr(batch, "Sources", watched_sources)
-    monkeypatch.setattr(device_steps, "attend_to_output", watched_attend)
+    for name in ("attend_to_output", "run_layer"):
+        monkeypatch.setattr(device_steps, name, watched(getattr(device_steps, name)))
     lengths = [5] * 30 + [40] * 15 + [100] * 7 + [200] * 3
     lanes = _lanes(_STEPS, np.linspace(0.9, 0.1, thresholds).tolist())
     budget = Budget(slots=55, tokens=tokens)
@@ -125,16 +129,19 @@ def test_a_full_device_halves_the_budget(
 ) -> None:
     """When the device runs out of memory, what has not ended is decoded again with half the budget, and it is told."""
     calls = 0
-    real = device_steps.finish_layer
 
-    def full_at_first(*arguments: object, **rows: object) -> object:
-        nonlocal calls
-        calls += 1
-        if calls in (20, 50):
-            raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 1 bytes.")
-        return real(*arguments, **rows)
+    def full_at_first(step: Callable[..., object]) -> Callable[..., object]:
+        def run(*arguments: object, **rows: object) -> object:
+            nonlocal calls
+            calls += 1
+            if calls in (20, 50):
+                raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: Out of memory allocating 1 bytes.")
+            return step(*arguments, **rows)
 
-    monkeypatch.setattr(device_steps, "finish_layer", full_at_first)
+        return run
+
+    for name in LAYER_ENDS:
+        monkeypatch.setattr(device_steps, name, full_at_first(getattr(device_steps, name)))
     with caplog.at_level(logging.WARNING):
         results = list(_sweep(Budget(slots=12, tokens=1000)).decode(_prompts(12)))
     assert len(results) == 12
@@ -148,7 +155,8 @@ def test_other_errors_of_the_device_are_raised(monkeypatch: pytest.MonkeyPatch) 
     def broken(*arguments: object, **rows: object) -> object:
         raise jax.errors.JaxRuntimeError("INTERNAL: something else")
 
-    monkeypatch.setattr(device_steps, "finish_layer", broken)
+    for name in LAYER_ENDS:
+        monkeypatch.setattr(device_steps, name, broken)
     with pytest.raises(jax.errors.JaxRuntimeError, match="INTERNAL"):
         list(_sweep(Budget(slots=2, tokens=1000)).decode(_prompts(2)))
 

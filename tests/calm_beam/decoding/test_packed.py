@@ -20,9 +20,9 @@ from calm_beam.exits.parts import in_parts
 from calm_beam.exits.rule import ExitRule
 from calm_beam.exits.schedule import scheduled_thresholds
 from calm_beam.exits.schedules import SCHEDULES
-from calm_beam.model import T5Config
+from calm_beam.model import T5Config, native_attention
 from tests.builders import build_arrays, build_checkpoint, build_config, build_prompts, build_rule, checkpoint_of
-from tests.calm_beam.decoding.decoders import DECODERS, STEPS, assert_all_same, in_order
+from tests.calm_beam.decoding.decoders import DECODERS, LAYER_ENDS, STEPS, assert_all_same, in_order
 from tests.sampling import sampled
 
 pytestmark = pytest.mark.usefixtures("strict_promotion")
@@ -191,7 +191,7 @@ def test_thresholds_in_any_order_give_the_same() -> None:
 
 
 def test_attention_in_parts_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the keys and values that rows attend to are gathered row by row, all results are the same."""
+    """Where there is no native code, and keys and values are gathered row by row, all results are the same."""
     expected = _default()[0]
     rows = []
 
@@ -199,6 +199,7 @@ def test_attention_in_parts_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> 
         rows.append(most)
         return in_parts(compute, parts, most=most)
 
+    monkeypatch.setattr(native_attention, "is_available", lambda: False)
     monkeypatch.setattr(device_steps, "in_parts", counted)
     monkeypatch.setattr(device_steps, "_HOST_GATHERED_BYTES", 1)
     jax.clear_caches()
@@ -250,7 +251,8 @@ def test_other_errors_are_not_swallowed(message: str, monkeypatch: pytest.Monkey
     def broken(*_: Any, **__: Any) -> Any:
         raise jax.errors.JaxRuntimeError(message)
 
-    monkeypatch.setattr(device_steps, "finish_layer", broken)
+    for name in LAYER_ENDS:
+        monkeypatch.setattr(device_steps, name, broken)
     with pytest.raises(jax.errors.JaxRuntimeError, match=message):
         _shared(ExitRule(), slots=1, tokens=1)
 

@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 
 from calm_beam.arithmetic import DTYPES
-from calm_beam.exits import native_library
 from calm_beam.exits import quantised_head as quantised_head_module
 from calm_beam.exits.certified_head import Certificate, certify
 from calm_beam.exits.measures import MEASURES
 from calm_beam.exits.quantised_head import CertifiedHead, quantised_head
+from calm_beam.native import library
 
-_FORMS = ("int8", "bfloat16", *(["uint8"] if native_library.is_available() else []))
+_FORMS = ("int8", "bfloat16", *(["uint8"] if library.is_available() else []))
 _CERTIFIED = tuple(name for name, measure in MEASURES.items() if measure.bounds is not None)
 _WIDTH = 24
 

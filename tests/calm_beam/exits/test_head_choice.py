@@ -10,12 +10,13 @@ import numpy as np
 import pytest
 
 from calm_beam.arithmetic import FLOAT32, Arithmetic
-from calm_beam.exits import head_choice, head_forms, native_library
+from calm_beam.exits import head_choice, head_forms
 from calm_beam.exits.decision import decide
 from calm_beam.exits.head_choice import choose_head
 from calm_beam.exits.head_forms import EXIT_HEADS
 from calm_beam.exits.measures import MEASURES, Measure, Need
 from calm_beam.exits.quantised_head import CertifiedHead
+from calm_beam.native import library
 
 _OWN = Measure(name="own:own", meaning="", needs=Need.LOGITS, confidence=lambda logits: logits[..., 0])
 
@@ -30,7 +31,7 @@ def _choose(
 
 @pytest.fixture(autouse=True)
 def _has_no_native_code(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(native_library, "is_available", lambda: False)
+    monkeypatch.setattr(library, "is_available", lambda: False)
 
 
 @pytest.mark.parametrize(("exit_head", "dtype"), [("int8", jnp.int8), ("bfloat16", jnp.bfloat16)])
@@ -44,7 +45,7 @@ def test_a_form_that_is_named_is_taken(exit_head: str, dtype: jnp.dtype) -> None
 
 def test_native_code_takes_integers_packed(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where there is some; what is of bfloat16 stays with XLA."""
-    monkeypatch.setattr(native_library, "is_available", lambda: True)
+    monkeypatch.setattr(library, "is_available", lambda: True)
     integers, others = _choose("int8"), _choose("bfloat16")
     assert integers is not None
     assert others is not None

@@ -1,8 +1,8 @@
-"""Native code for certified heads: compiled where it is used, if the machine has what it takes.
+"""Native code, compiled where it is used, if the machine has what it takes.
 
-`screen.c` is for processors with AVX-512 VNNI (Intel's servers since Ice Lake, AMD's since Zen 4) or AVX2 (nearly all
-others of x86), for which it is compiled by the C compiler of the machine, in half a second, and kept in `cache_folder`.
-Without such a processor, or without a compiler, XLA does the same.
+It is for processors with AVX-512 VNNI (Intel's servers since Ice Lake, AMD's since Zen 4) or AVX2 (nearly all others of
+x86), for which it is compiled by the C compiler of the machine, in a second, and kept in `cache_folder`. Without such a
+processor, or without a compiler, XLA does the same.
 """
 
 import contextlib
@@ -22,19 +22,18 @@ import threading
 from collections.abc import Sequence
 
 import jax
-import numpy as np
 
 from calm_beam.cache import cache_folder
 
-CALL = "calm_beam_screen"
-"""What XLA knows the code by."""
+SCREEN = "calm_beam_screen"
+"""What XLA knows `screen.c` by."""
 
-BLOCK = 64
-"""Entries of the vocabulary that it takes at a time."""
+TO_PATH, TO_SOURCE = "calm_beam_attend_to_path", "calm_beam_attend_to_source"
+"""And `attend.c`."""
 
 # The best comes first; of the last, all are needed.
 _FEATURES = (("avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni"), ("fma", "avx2"))
-_SOURCES = ("screen.c", "vectors.h")
+_SOURCES, _HEADERS = ("screen.c", "attend.c"), ("tasks.h", "vectors.h")
 _MOST_SECONDS = 60
 _LOCK = threading.Lock()
 _OPTIONS = (
@@ -46,23 +45,8 @@ _OPTIONS = (
 )
 
 
-def packed(quantised: np.ndarray) -> np.ndarray:
-    """Returns weights in the order that the code reads them in.
-
-    Args:
-      quantised: int8, shape (vocabulary, width); the vocabulary is a multiple of `BLOCK`.
-
-    Returns:
-      uint8, shape (vocabulary / 16, width / 4, 16, 4), the width rounded up. Numbers are 128 more: the processor
-      multiplies numbers without a sign by such with one.
-    """
-    width = quantised.shape[1]
-    shifted = (np.pad(quantised, ((0, 0), (0, -width % 4))).view(np.uint8)) ^ np.uint8(128)
-    return np.ascontiguousarray(shifted.reshape(len(quantised) // 16, 16, -1, 4).transpose(0, 2, 1, 3))
-
-
 def is_available() -> bool:
-    """Returns whether heads of this machine may be packed for it."""
+    """Returns whether it can be used on this machine."""
     return why_unavailable() is None
 
 
@@ -85,7 +69,8 @@ def _missing() -> str | None:
         library = _loaded(features)
     except OSError as error:
         return str(error)
-    jax.ffi.register_ffi_target(CALL, jax.ffi.pycapsule(getattr(library, CALL)), platform="cpu")
+    for call in (SCREEN, TO_PATH, TO_SOURCE):
+        jax.ffi.register_ffi_target(call, jax.ffi.pycapsule(getattr(library, call)), platform="cpu")
     return None
 
 
@@ -105,8 +90,8 @@ def _loaded(features: Sequence[str]) -> ctypes.CDLL:
     Raises:
       OSError: If there is no compiler, or it fails, or what it made cannot be loaded.
     """
-    folder_of_sources = importlib.resources.files("calm_beam.exits")
-    sources = {name: folder_of_sources.joinpath(name).read_bytes() for name in _SOURCES}
+    folder_of_sources = importlib.resources.files("calm_beam.native")
+    sources = {name: folder_of_sources.joinpath(name).read_bytes() for name in _SOURCES + _HEADERS}
     options = [*_OPTIONS, *(f"-m{feature.replace('_', '')}" for feature in features)]
     try:
         compiler = shlex.split(os.environ.get("CC", "")) or ["cc"]
@@ -116,7 +101,7 @@ def _loaded(features: Sequence[str]) -> ctypes.CDLL:
     made_of = sources, compiler, options, importlib.metadata.version("jaxlib")
     key = hashlib.sha256(repr(made_of).encode()).hexdigest()[:32]
     folder = cache_folder() / "native"
-    path = folder / f"screen-{key}.so"
+    path = folder / f"native-{key}.so"
     # What is damaged, or made where libraries are others, is made again.
     with contextlib.suppress(OSError):
         return ctypes.CDLL(str(path))
@@ -130,7 +115,7 @@ def _loaded(features: Sequence[str]) -> ctypes.CDLL:
         made = pathlib.Path(temporary) / path.name
         for name, source in sources.items():
             made.with_name(name).write_bytes(source)
-        _compile(made.with_name(_SOURCES[0]), made, [*compiler, *options])
+        _compile([made.with_name(name) for name in _SOURCES], made, [*compiler, *options])
         library = ctypes.CDLL(str(made))
         if made.parent.parent == folder:
             # It stays loaded. Whole, or not there at all, for whoever else looks for it.
@@ -138,10 +123,10 @@ def _loaded(features: Sequence[str]) -> ctypes.CDLL:
     return library
 
 
-def _compile(source: pathlib.Path, target: pathlib.Path, compiler: list[str]) -> None:
+def _compile(sources: Sequence[pathlib.Path], target: pathlib.Path, compiler: list[str]) -> None:
     if shutil.which(compiler[0]) is None:
         raise FileNotFoundError(f"there is no C compiler ({compiler[0]}); install one, or name it by CC")
-    command = [*compiler, f"-I{jax.ffi.include_dir()}", str(source), "-o", str(target)]
+    command = [*compiler, f"-I{jax.ffi.include_dir()}", *map(str, sources), "-o", str(target)]
     try:
         done = subprocess.run(command, capture_output=True, timeout=_MOST_SECONDS, check=False)
     except subprocess.TimeoutExpired as error:

@@ -7,24 +7,22 @@ import subprocess
 import sys
 from collections.abc import Callable
 
-import numpy as np
 import pytest
 
-from calm_beam.exits import native_library
-from calm_beam.exits.native_library import BLOCK, packed
+from calm_beam.native import library
 
-_COMPILES = pytest.mark.skipif(not native_library.is_available(), reason="this machine cannot compile or run it")
+_COMPILES = pytest.mark.skipif(not library.is_available(), reason="this machine cannot compile or run it")
 
 
 def _reason() -> str | None:
     """Returns what is missing, without keeping it: XLA takes a call of one name once."""
-    return native_library._missing.__wrapped__()
+    return library._missing.__wrapped__()
 
 
 @pytest.fixture
 def can_run(monkeypatch: pytest.MonkeyPatch, tmp_path: pathlib.Path) -> pathlib.Path:
     """A processor with the least that is needed, and an empty cache, which is returned."""
-    monkeypatch.setattr(native_library, "_processor_features", lambda: {"sse2", "avx2", "fma"})
+    monkeypatch.setattr(library, "_processor_features", lambda: {"sse2", "avx2", "fma"})
     monkeypatch.setenv("CALM_BEAM_CACHE", str(tmp_path / "cache"))
     return tmp_path / "cache"
 
@@ -43,20 +41,10 @@ def compiler(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch) -> Callabl
     return make
 
 
-def test_weights_are_packed() -> None:
-    """Four columns of sixteen entries after another, and 128 more; columns that are missing are 0."""
-    weights = np.random.default_rng(0).integers(-127, 128, (BLOCK, 6)).astype(np.int8)
-    found = packed(weights)
-    assert found.shape == (4, 2, 16, 4)
-    for entry, column in ((0, 0), (17, 3), (63, 5)):
-        assert found[entry // 16, column // 4, entry % 16, column % 4] == int(weights[entry, column]) + 128
-    assert (found[:, 1, :, 2:] == 128).all()
-
-
 def test_another_processor_does_without(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is compiled, and what is missing is said."""
-    monkeypatch.setattr(native_library, "_processor_features", lambda: {"sse2", "fma"})
-    monkeypatch.setattr(native_library, "_loaded", lambda features: pytest.fail("compiled"))
+    monkeypatch.setattr(library, "_processor_features", lambda: {"sse2", "fma"})
+    monkeypatch.setattr(library, "_loaded", lambda features: pytest.fail("compiled"))
     assert _reason() == "the processor has no avx2"
 
 
@@ -80,7 +68,7 @@ def test_the_best_that_a_processor_has_is_taken(
     tmp_path: pathlib.Path,
 ) -> None:
     """The compiler makes the code for it, whatever the processor is that it runs on."""
-    monkeypatch.setattr(native_library, "_processor_features", lambda: has)
+    monkeypatch.setattr(library, "_processor_features", lambda: has)
     compiler(f'echo "$@" > {tmp_path}/options; cc "$@" && exit 1')
     assert _reason() == "the C compiler failed: status 1"
     assert [option for option in (tmp_path / "options").read_text().split() if option.startswith("-m")] == takes
@@ -118,7 +106,7 @@ def test_a_library_that_is_none(can_run: pathlib.Path, compiler: Callable[[str],
 def _printed(code: str, *, cache: pathlib.Path) -> str:
     """Returns what a process with that cache prints."""
     environment = {**os.environ, "CALM_BEAM_CACHE": str(cache)}
-    command = [sys.executable, "-c", f"from calm_beam.exits.native_library import why_unavailable\n{code}"]
+    command = [sys.executable, "-c", f"from calm_beam.native.library import why_unavailable\n{code}"]
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=120, env=environment)
     return done.stdout.strip()
 

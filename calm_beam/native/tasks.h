@@ -1,0 +1,99 @@
+/* Tasks of one call, on the threads that XLA has. */
+
+#ifndef CALM_BEAM_TASKS_H_
+#define CALM_BEAM_TASKS_H_
+
+#include <sched.h>
+#include <stdatomic.h>
+#include <stdint.h>
+#include <stdlib.h>
+
+#include "xla/ffi/api/c_api.h"
+
+enum { kLine = 64 }; /* Bytes that memory gives at a time. */
+
+/* Does a task of a call, and returns whether memory sufficed. */
+typedef int (*RunTask)(const void* call, int64_t task);
+
+/* Returns so many bytes, and takes note where there are none. */
+static inline void* memory_of(int64_t bytes, int* has_memory) {
+  void* memory = aligned_alloc(kLine, (bytes + kLine) / kLine * kLine);
+  *has_memory &= memory != NULL;
+  return memory;
+}
+
+/* Tasks that threads take one after the other until none is left. */
+typedef struct {
+  const void* call;
+  RunTask run;
+  int64_t tasks;
+  atomic_llong next, done, users;
+  atomic_int has_failed;
+} Round;
+
+static inline void leave(Round* round) {
+  if (atomic_fetch_sub(&round->users, 1) == 1) free(round);
+}
+
+static inline void work(Round* round) {
+  int64_t task;
+  while ((task = atomic_fetch_add(&round->next, 1)) < round->tasks) {
+    if (!round->run(round->call, task)) atomic_store(&round->has_failed, 1);
+    atomic_fetch_add(&round->done, 1);
+  }
+}
+
+/* What a thread of XLA's is asked for. It may come when all is done: then it only leaves. */
+static void help(void* round) {
+  work(round);
+  leave(round);
+}
+
+static inline int failed(const XLA_FFI_Api* api, XLA_FFI_Error* error) {
+  if (!error) return 0;
+  XLA_FFI_Error_Destroy_Args args = {XLA_FFI_Error_Destroy_Args_STRUCT_SIZE, NULL, error};
+  api->XLA_FFI_Error_Destroy(&args);
+  return 1;
+}
+
+/* Runs all tasks, on this thread and on those of XLA that have time, and returns whether memory sufficed. */
+static inline int run_tasks(const XLA_FFI_CallFrame* frame, const void* call, RunTask run, int64_t tasks) {
+  const XLA_FFI_Api* api = frame->api;
+  int64_t threads = 1;
+  XLA_FFI_ThreadPool_NumThreads_Args asked = {XLA_FFI_ThreadPool_NumThreads_Args_STRUCT_SIZE, NULL, frame->ctx,
+                                              &threads};
+  if (tasks == 1 || failed(api, api->XLA_FFI_ThreadPool_NumThreads(&asked))) threads = 1;
+  if (threads > tasks) threads = tasks;
+  Round* round = malloc(sizeof *round);
+  if (!round) return 0;
+  *round = (Round){.call = call, .run = run, .tasks = tasks};
+  atomic_init(&round->users, 1);
+  for (int64_t thread = 1; thread < threads; ++thread) {
+    atomic_fetch_add(&round->users, 1);
+    XLA_FFI_ThreadPool_Schedule_Args args = {XLA_FFI_ThreadPool_Schedule_Args_STRUCT_SIZE, NULL, frame->ctx, help,
+                                             round};
+    if (failed(api, api->XLA_FFI_ThreadPool_Schedule(&args))) atomic_fetch_sub(&round->users, 1);
+  }
+  work(round);
+  while (atomic_load(&round->done) < tasks) sched_yield();
+  const int has_succeeded = !atomic_load(&round->has_failed);
+  leave(round);
+  return has_succeeded;
+}
+
+/* Returns whether a call is XLA's question which version it is for, and answers that. */
+static inline int asks_for_version(XLA_FFI_CallFrame* frame) {
+  if (!frame->extension_start || frame->extension_start->type != XLA_FFI_Extension_Metadata) return 0;
+  XLA_FFI_Metadata* metadata = ((XLA_FFI_Metadata_Extension*)frame->extension_start)->metadata;
+  metadata->api_version.major_version = XLA_FFI_API_MAJOR;
+  metadata->api_version.minor_version = XLA_FFI_API_MINOR;
+  return 1;
+}
+
+static inline XLA_FFI_Error* no_memory(const XLA_FFI_Api* api, const char* message) {
+  XLA_FFI_Error_Create_Args args = {XLA_FFI_Error_Create_Args_STRUCT_SIZE, NULL, message,
+                                    XLA_FFI_Error_Code_RESOURCE_EXHAUSTED};
+  return api->XLA_FFI_Error_Create(&args);
+}
+
+#endif

@@ -32,6 +32,9 @@ from .padding import (
     admitted_together,
     all_path_lengths,
     buffer_bucket,
+    encoded_rows,
+    encoded_width,
+    encoded_widths,
     longest_path,
     padded,
     path_lengths,
@@ -206,22 +209,20 @@ class Batch:
                 if self._admits_few:
                     if not room:
                         break
-                    count = admitted_together(min(count, room))
+                    count = min(count, room)
                 elif room < count:
                     # In order, so that widths follow each other and are not all in use at once.
                     return
                 slots = free[:count]
-                rows = count if self._admits_few else chunk
-                source_tokens, lengths = np.zeros((rows, width), np.int32), np.zeros(rows, np.int32)
-                for row, slot in enumerate(slots.tolist()):
+                for slot in slots.tolist():
                     self._requests[slot] = request = queue.popleft()
                     self._is_held[slot] = True
                     self._schedules[slot] = request.schedule
                     self._widths[slot], self._places[slot] = width, sources.free.pop()
-                    source_tokens[row, : len(request.ids)] = request.ids
-                    lengths[row] = self._lengths[slot] = len(request.ids)
+                    self._lengths[slot] = len(request.ids)
                     self._previous[slot] = self._architecture.first_input(request.ids)
-                self._prefill(sources, source_tokens, lengths=lengths, places=self._places[slots])
+                for encoded, rows, together in self._by_encoded_width(sources, slots):
+                    self._prefill(sources, together, width=encoded, rows=rows)
                 self._tree.admit(slots)
                 self._live[slots] = True
                 self._is_finite[slots] = True
@@ -234,16 +235,31 @@ class Batch:
         """Returns how many prompts of a width are admitted together at most."""
         return max(1, sources.places // _REFILL_SHARE)
 
-    def _prefill(self, sources: Sources, source_tokens: np.ndarray, *, lengths: np.ndarray, places: np.ndarray) -> None:
-        """Gives places the keys and values of sources, (rows, width), of which there may be more than places."""
+    def _by_encoded_width(self, sources: Sources, slots: np.ndarray) -> Iterator[tuple[int, int, np.ndarray]]:
+        """Yields slots whose prompts are gone through together, after the width and the number of rows for that."""
+        widths = np.array([encoded_width(length, sources.width) for length in self._lengths[slots].tolist()])
+        for width in np.unique(widths).tolist():
+            left = slots[widths == width]
+            while len(left):
+                rows = admitted_together(len(left)) if self._admits_few else encoded_rows(self._chunk(sources))
+                yield width, rows, left[:rows]
+                left = left[rows:]
+
+    def _prefill(self, sources: Sources, slots: np.ndarray, *, width: int, rows: int) -> None:
+        """Gives the places of slots, `rows` or fewer, the keys and values of their prompts, gone through at a width."""
+        source_tokens = np.zeros((rows, width), np.int32)
+        for row, slot in enumerate(slots.tolist()):
+            request = self._requests[slot]
+            assert request is not None, "only slots that hold a prompt are filled"
+            source_tokens[row, : len(request.ids)] = request.ids
         sources.keys_values, sources.mask = device_steps.admit(
             self._model,
             self._weights.all,
             keys_values=sources.keys_values,
             source_mask=sources.mask,
             source_tokens=source_tokens,
-            lengths=lengths,
-            places=padded(places, len(source_tokens), fill=sources.places),
+            lengths=padded(self._lengths[slots], rows),
+            places=padded(self._places[slots], rows, fill=sources.places),
             prefix=self._prefixes.get(sources.width, ()),
         )
 
@@ -258,10 +274,12 @@ class Batch:
 
     def _run_on_padding(self) -> None:
         none = np.zeros(0, np.int32)
-        for width, sources in self._sources.items():
-            for count in {admitted_together(count) for count in range(1, self._chunk(sources) + 1)}:
-                nothing = np.zeros((count, width), np.int32)
-                self._prefill(sources, nothing, lengths=np.zeros(count, np.int32), places=none)
+        narrower = 0
+        for width, sources in sorted(self._sources.items()):
+            counts = {admitted_together(count) for count in range(1, self._chunk(sources) + 1)}
+            for encoded, count in itertools.product(encoded_widths(width, above=narrower), counts):
+                self._prefill(sources, none, width=encoded, rows=count)
+            narrower = width
         rows = Rows(none, none, steps=none, nodes=none, of_lane=none)
         for size in self._sizes_up_to(len(self._requests)):
             self._embed_part(none, size)

@@ -57,20 +57,26 @@ def admit(
       parameters: Of the model.
       keys_values: Of every layer, each (places, heads of keys, source, head_dim).
       source_mask: shape (places, source).
-      source_tokens: shape (rows, source). 0-padded.
+      source_tokens: shape (rows, width), no wider than source. 0-padded.
       lengths: shape (rows,). Tokens of each prompt.
       places: shape (rows,).
       prefix: Keys and values of the tokens that all prompts begin with, as `go_through` returns them, or nothing.
     """
     new, new_mask = model.apply(parameters, source_tokens, lengths, prefix, method="prefill")
+    # Zeros behind, since an earlier prompt may have left NaN there: it is masked, but 0 * NaN is NaN.
+    behind = 0, source_mask.shape[1] - source_tokens.shape[1]
     keys_values = [
         tuple(
-            divided(old.at[places].set(values, mode="drop"), 1, of=model.config.num_kv_heads)
+            divided(
+                old.at[places].set(jnp.pad(values, ((0, 0), (0, 0), behind, (0, 0))), mode="drop"),
+                1,
+                of=model.config.num_kv_heads,
+            )
             for old, values in zip(pair, news, strict=True)
         )
         for pair, news in zip(keys_values, new, strict=True)
     ]
-    return keys_values, whole(source_mask.at[places].set(new_mask, mode="drop"))
+    return keys_values, whole(source_mask.at[places].set(jnp.pad(new_mask, ((0, 0), behind)), mode="drop"))
 
 
 @functools.partial(jax.jit, static_argnums=0)

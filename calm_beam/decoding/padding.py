@@ -10,6 +10,7 @@ FEWEST_ROWS = 16
 _FEWEST_STEPS = 16
 _SHORTEST_NATIVE = 128
 _FEWEST_PLACES = 8
+_FEWEST_ENCODED = 16
 # Prompts for which a common beginning is gone through once: for fewer, that saves less than compiling it takes.
 _FEWEST_SHARING = 8
 # Rows that a call of a decoder layer costs as much as: about 14 at the paper's dimensions on a host, where it reads all
@@ -128,6 +129,18 @@ def longest_path(steps: np.ndarray, *, most: int) -> int:
     return min(length, most)
 
 
+def encoded_rows(count: int) -> int:
+    """Returns how many prompts the encoder takes at once where calls are of one size, of `count` that are admitted.
+
+    Prompts that are admitted together may have several encoded widths. In calls of a quarter, little of the last call
+    of each is padding; calls of fewer than 16 prompts take longer for each.
+
+    >>> [encoded_rows(count) for count in (2, 16, 32, 256)]
+    [2, 16, 16, 64]
+    """
+    return min(count, max(_FEWEST_ENCODED, count // 4))
+
+
 def admitted_together(count: int) -> int:
     """Returns how many of `count` prompts the encoder takes at once: 1, 4, 16, 64, ..., so that none is padding.
 
@@ -146,10 +159,42 @@ def bucket_width(length: int, max_input_length: int) -> int:
     >>> bucket_width(33, 512), bucket_width(33, 48)
     (64, 48)
     """
+    return min(_bucket(length), max_input_length)
+
+
+def encoded_width(length: int, width: int) -> int:
+    """Returns the width at which a prompt is gone through: 16, or the next of 32, 48, 64, 96, ..., at most `width`.
+
+    What prompts leave is kept at few widths, since every step is compiled for each; going through prompts is compiled
+    for itself, in half a second a width. So a width may be finer here, and less is padding. This one too depends on the
+    prompt alone.
+
+    Args:
+      length: Tokens of the prompt, at most `width`.
+      width: What its keys and values are padded to.
+
+    >>> [encoded_width(length, 64) for length in (9, 17, 33, 49)], encoded_width(35, 40)
+    ([16, 32, 48, 64], 40)
+    """
+    bucket = _bucket(length)
+    finer = bucket // 2 if bucket == _NARROWEST else bucket * 3 // 4
+    return min(finer if length <= finer else bucket, width)
+
+
+def encoded_widths(width: int, *, above: int = 0) -> tuple[int, ...]:
+    """Returns every width at which prompts of more than `above` and at most `width` tokens are gone through, ascending.
+
+    >>> encoded_widths(32), encoded_widths(100, above=64)
+    ((16, 32), (96, 100))
+    """
+    return tuple(sorted({encoded_width(length, width) for length in range(above + 1, width + 1)}))
+
+
+def _bucket(length: int) -> int:
     width = _NARROWEST
     while width < length:
         width *= 2
-    return min(width, max_input_length)
+    return width
 
 
 def widths_up_to(max_input_length: int) -> tuple[int, ...]:

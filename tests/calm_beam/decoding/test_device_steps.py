@@ -404,6 +404,32 @@ def test_many_sources_are_encoded_as_few_are() -> None:
         np.testing.assert_allclose(values, np.concatenate(parts), rtol=0, atol=5e-5)
 
 
+def test_what_an_earlier_prompt_left_in_a_place_is_gone() -> None:
+    """Sources that are narrower than their places leave zeros behind them: what is masked there must be numbers."""
+    tokens = np.random.default_rng(5).integers(1, _CONFIG.vocab_size, (4, 16)).astype(np.int32)
+    tokens[1, 9:] = 0
+    places = np.array([5, 0, 8, 2], np.int32)
+    shape = (8, _HEADS, 32, _HEAD)
+    made, mask = device_steps.admit(
+        _MODEL,
+        {"params": _TREE},
+        keys_values=[(jnp.full(shape, np.nan), jnp.full(shape, np.nan)) for _ in range(_DEPTH)],
+        source_mask=jnp.ones((8, 32), bool),
+        source_tokens=tokens,
+        lengths=np.array([16, 9, 16, 16], np.int32),
+        places=places,
+    )
+    # The third has no place.
+    filled = places[[0, 1, 3]]
+    others = np.setdiff1d(np.arange(8), filled)
+    np.testing.assert_array_equal(np.asarray(mask)[filled], np.pad(tokens[[0, 1, 3]] != 0, ((0, 0), (0, 16))))
+    assert np.asarray(mask)[others].all()
+    for values in (np.asarray(values) for pair in made for values in pair):
+        assert np.isfinite(values[filled, :, :16]).all()
+        assert not values[filled, :, 16:].any()
+        assert np.isnan(values[others]).all()
+
+
 def _lowered(step: str) -> Any:
     """Returns a step, or a layer's end with a measure, lowered for 64 of 2,048 rows."""
     rows = jnp.zeros(_PART, jnp.int32)

@@ -1,0 +1,137 @@
+"""The width at which a batch goes through prompts, finer than the one at which it keeps what they leave."""
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+
+from calm_beam.checkpoints import Checkpoint
+from calm_beam.decoding import batch, device_steps, packed
+from calm_beam.decoding.batch import Request
+from calm_beam.decoding.memory import Budget
+from calm_beam.decoding.packed import PackedDecoder
+from calm_beam.decoding.padding import encoded_width, encoded_widths, widths_up_to
+from calm_beam.exits.rule import ExitRule
+from calm_beam.exits.schedule import scheduled_thresholds
+from tests.builders import build_checkpoint, build_config, build_prompts, checkpoint_of
+from tests.calm_beam.decoding.decoders import STEPS, assert_all_same, in_order
+from tests.calm_beam.model.llama.builders import build_llama_arrays, build_llama_config
+
+pytestmark = pytest.mark.usefixtures("strict_promotion")
+
+_LENGTHS = (9, 16, 17, 32, 33, 48, 49, 64, 1, 12, 30, 4, 40, 5)
+_PROMPTS = build_prompts(*_LENGTHS)
+_LLAMA_CONFIG = build_llama_config(vocab_size=64, num_decoder_layers=3, max_positions=128, end_ids=(1, 7))
+
+
+@functools.cache
+def _model(kind: str) -> Checkpoint:
+    if kind == "llama":
+        return checkpoint_of(_LLAMA_CONFIG, build_llama_arrays(_LLAMA_CONFIG, 1))
+    return build_checkpoint(build_config(num_encoder_layers=1, num_decoder_layers=3))
+
+
+def _decoder(
+    kind: str, *, thresholds: tuple[float, ...] = (0.7, 0.3), slots: int = 6, tokens: int = 100_000
+) -> PackedDecoder:
+    rule = ExitRule()
+    lanes = scheduled_thresholds(rule, (0.93, *thresholds), max_decode_length=STEPS)[None]
+    budget = Budget(slots=slots, tokens=tokens)
+    return PackedDecoder(_model(kind), rule, thresholds=lanes, max_input_length=64, budget=budget)
+
+
+def _decode(kind: str, prompts: Sequence[Sequence[int]] = _PROMPTS, **options: Any) -> list[Any]:
+    return in_order(_decoder(kind, **options).decode(prompts), len(prompts))
+
+
+@pytest.fixture
+def widths(monkeypatch: pytest.MonkeyPatch) -> dict[tuple[int, ...], set[int]]:
+    """At which widths each prompt, without its padding, was gone through."""
+    seen: dict[tuple[int, ...], set[int]] = {}
+    admit = device_steps.admit
+
+    def watched(*arguments: Any, source_tokens: np.ndarray, lengths: np.ndarray, **others: Any) -> Any:
+        for tokens, length in zip(source_tokens, lengths.tolist(), strict=True):
+            if length:
+                seen.setdefault(tuple(tokens[:length].tolist()), set()).add(len(tokens))
+        return admit(*arguments, source_tokens=source_tokens, lengths=lengths, **others)
+
+    monkeypatch.setattr(device_steps, "admit", watched)
+    return seen
+
+
+def test_it_is_fine_enough_and_the_same_for_every_room() -> None:
+    """It holds the prompt, and is the same wherever the keys and values are kept, unless that is narrower."""
+    for length in range(1, 201):
+        fine = encoded_width(length, 512)
+        assert length <= fine <= max(16, 2 * length)
+        assert {encoded_width(length, width) for width in range(length, 512)} == set(range(length, fine)) | {fine}
+
+
+def test_all_of_them_are_known() -> None:
+    """Of a bucket above the one before, and of one that all prompts share."""
+    narrower = 0
+    found: list[int] = []
+    for width in widths_up_to(512):
+        found += encoded_widths(width, above=narrower)
+        narrower = width
+    assert found == [16, 32, 48, 64, 96, 128, 192, 256, 384, 512]
+    assert encoded_widths(512) == tuple(found)
+
+
+@pytest.mark.parametrize("kind", ["t5", "llama"])
+def test_it_depends_on_the_prompt_alone(kind: str, widths: dict[tuple[int, ...], set[int]]) -> None:
+    """Whatever the order, the company, the number of slots, and the room for widths."""
+    expected = {tuple(prompt): {encoded_width(len(prompt), 64)} for prompt in _PROMPTS}
+    # With so few tokens, all prompts are kept at one width.
+    for slots, tokens in ((2, 100_000), (14, 100_000), (6, 250)):
+        widths.clear()
+        _decode(kind, slots=slots, tokens=tokens)
+        assert widths == expected
+    for prompts in (_PROMPTS[::-1], _PROMPTS[3:5], _PROMPTS[:1]):
+        widths.clear()
+        _decode(kind, prompts)
+        assert widths == {tuple(prompt): expected[tuple(prompt)] for prompt in prompts}
+
+
+def test_an_open_batch_takes_prompts_in_their_order(widths: dict[tuple[int, ...], set[int]]) -> None:
+    """Those of a bucket that come together are begun together, whatever the widths at which they are gone through."""
+    opened = _decoder("t5", thresholds=(), slots=10).open_batch()
+    requests = [Request(index, prompt) for index, prompt in enumerate(_PROMPTS)]
+    queues = opened.queues()
+    for request in requests:
+        queues[opened.width_for(request)].append(request)
+    opened.admit(queues)
+    assert sum(map(len, queues.values())) == 4
+    for width, queue in queues.items():
+        waiting = [request.index for request in queue]
+        of_width = [request.index for request in requests if opened.width_for(request) == width]
+        assert of_width[len(of_width) - len(waiting) :] == waiting
+    waiting = [request.index for queue in queues.values() for request in queue]
+    admitted = [request.ids for request in requests if request.index not in waiting]
+    assert widths == {tuple(ids): {encoded_width(len(ids), 64)} for ids in admitted}
+
+
+@pytest.mark.parametrize("kind", ["t5", "llama"])
+def test_it_changes_nothing(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Outputs are those of prompts that are gone through at the width at which they are kept."""
+    fine = _decode(kind)
+    monkeypatch.setattr(batch, "encoded_width", lambda length, width: width)
+    assert_all_same(fine, _decode(kind))
+    assert len({tuple(result.tokens[0].tolist()) for result in fine}) > 5
+
+
+def test_it_changes_nothing_after_what_all_begin_with(
+    widths: dict[tuple[int, ...], set[int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Prompts that go on after a common beginning may end at either width of their bucket."""
+    generator = np.random.default_rng(3)
+    begun = generator.integers(2, 63, size=34).tolist()
+    prompts = [[*begun, *generator.integers(2, 63, size=3 * index).tolist()] for index in range(10)]
+    fine = _decode("llama", prompts)
+    assert set.union(*widths.values()) == {48, 64}
+    monkeypatch.setattr(batch, "encoded_width", lambda length, width: width)
+    monkeypatch.setattr(packed, "common_prefix", lambda prompts, *, width: ())
+    assert_all_same(fine, _decode("llama", prompts))

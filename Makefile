@@ -49,7 +49,7 @@ test-all: $(INSTALLED)  ## the rest: slow tests, code compiled as users do, and 
 test-fast: $(INSTALLED)  ## the core without models, and flags (a minute)
 	$(BIN)/python -m pytest -m "not slow and not exhaustive" $(PARALLEL) $(FAST)
 
-test-exhaustive: $(INSTALLED)  ## every exit rule in every decoder (a quarter of an hour)
+test-exhaustive: $(INSTALLED)  ## every exit rule in every decoder, and all that other tests sample (half an hour)
 	$(BIN)/python -m pytest -m exhaustive $(STEALING)
 
 test-validity: $(INSTALLED)  ## the guarantee itself: 10,000 simulated calibrations in every world (some minutes)

@@ -1,4 +1,4 @@
-"""Which cases of a table every test run takes, and which `make test-all` alone."""
+"""Which cases of a table every test run takes, and which `make test-exhaustive` alone."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -7,7 +7,7 @@ import pytest
 
 
 def sampled(cases: Iterable[Any], *, keep: Iterable[int]) -> list[Any]:
-    """Returns all cases as parameters of a test, marked slow but for those at the given places.
+    """Returns all cases as parameters of a test, marked exhaustive but for those at the given places.
 
     Args:
       cases: The cases; of several parameters, tuples.
@@ -17,6 +17,6 @@ def sampled(cases: Iterable[Any], *, keep: Iterable[int]) -> list[Any]:
     kept = set(keep)
     for place, case in enumerate(cases):
         values = case if isinstance(case, tuple) else (case,)
-        params.append(pytest.param(*values, marks=() if place in kept else pytest.mark.slow))
+        params.append(pytest.param(*values, marks=() if place in kept else pytest.mark.exhaustive))
     assert kept < set(range(len(params)))
     return params

@@ -70,9 +70,9 @@ def free_memory() -> int:
 
 
 def native_code() -> str:
-    """Returns whether certified heads of 8 bits are computed by native code here, and if not, why."""
+    """Returns whether native code attends, and computes certified heads of 8 bits, here, and if not, why."""
     reason = why_unavailable()
-    return "for --exit_head=int8" if reason is None else f"none: {reason}"
+    return "for attention, and for --exit_head=int8" if reason is None else f"none: {reason}"
 
 
 def cache() -> Cache:

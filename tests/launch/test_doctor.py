@@ -76,10 +76,10 @@ def test_all_is_well(quick: pathlib.Path, capsys: pytest.CaptureFixture[str]) ->
 def test_native_code_is_named(
     quick: pathlib.Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Where certified heads are computed by it."""
+    """Where it attends, and computes certified heads."""
     monkeypatch.setattr(machine, "why_unavailable", lambda: None)
     assert _doctor("--json") == 0
-    assert json.loads(capsys.readouterr().out)["native_code"] == "for --exit_head=int8"
+    assert json.loads(capsys.readouterr().out)["native_code"] == "for attention, and for --exit_head=int8"
 
 
 def test_the_same_for_programs(

@@ -78,7 +78,7 @@ typedef struct {
   Facts* facts;                /* [rows] */
   int32_t* chosen;             /* [rows, candidates] */
   State* known;                /* [rows] */
-  Multiple* states;            /* [parts, rows, stride] */
+  Multiple* states;            /* [rows, parts, stride] */
   float* kept_states;          /* [rows, kept stride] */
   float* upper;                /* [blocks, rows, 64] */
   Blocks blocks;
@@ -121,7 +121,7 @@ static void quantise(const Screen* s, int64_t row, float* missing) {
   const float largest = largest_multiple(s->width);
   float step = most / largest;
   for (int64_t part = 0; part < s->parts; ++part) {
-    Multiple* multiples = s->states + (part * s->rows + row) * s->stride;
+    Multiple* multiples = s->states + (row * s->parts + part) * s->stride;
     const Floats divisor = all(step > 0 ? step : 1);
     Floats total = {0};
     for (int64_t column = 0; column < size; column += kLanes) {
@@ -138,12 +138,17 @@ static void quantise(const Screen* s, int64_t row, float* missing) {
   }
   known->missing_norm = norm_of(missing, size, most) + 8 * kUnit * sqrtf(size) * most;
   known->missing_norm += 8 * kUnit * (known->quantised_norm + known->missing_norm);
+  /* 16 units of rounding, for the few operations on what norms multiply. */
+  known->quantised_norm *= 1 + 16 * kUnit;
+  known->missing_norm *= 1 + 16 * kUnit;
+  known->kept_norm *= 1 + 16 * kUnit;
 }
 
-static void multiply_all(const Screen* s, int64_t block, int32_t* sums) {
+/* Puts the products of some rows with a block into `sums`, [rows, parts, 64]. */
+static void multiply_rows(const Screen* s, int64_t block, int64_t first, int64_t last, int32_t* sums) {
   const uint8_t* weights = s->packed + block * kBlock * s->width;
-  const Multiple* states = s->states;
-  int64_t rows = s->rows * s->parts;
+  const Multiple* states = s->states + first * s->parts * s->stride;
+  int64_t rows = (last - first) * s->parts;
   for (; rows >= kRowsAtATime; rows -= kRowsAtATime) {
     multiply(weights, states, s->width, s->stride, kRowsAtATime, sums);
     states += kRowsAtATime * s->stride;
@@ -164,56 +169,87 @@ static inline void add_terms(Floats x, Floats* total, Floats* weighted) {
   x = larger(x, all(-83));
   const Floats in_twos = x * 1.44269504f;
   const Floats count = rounded(in_twos);
-  /* Taylor's series of 2^r: |r| is at most a half. */
+  /* 2^r to 2 units, where |r| is at most a half: no polynomial of this degree is closer. */
   const Floats r = in_twos - count;
-  Floats p = r * 1.54035304e-4f + 1.33335581e-3f;
-  p = p * r + 9.61812911e-3f;
-  p = p * r + 5.55041087e-2f;
-  p = p * r + 2.40226507e-1f;
-  p = p * r + 6.93147181e-1f;
-  p = p * r + 1.f;
+  Floats p = r * 1.32764725e-3f + 9.67554096e-3f;
+  p = p * r + 5.55071309e-2f;
+  p = p * r + 2.40221202e-1f;
+  p = p * r + 6.93146944e-1f;
+  p = p * r + 1.00000012f;
   const Floats weight = scaled(p, count);
   *total += weight;
   *weighted -= x * weight;
 }
 
-/* Puts the upper ends of a block's logits into `upper`, and their sums into `blocks`. */
-static void bound_block(const Screen* s, int64_t block, const int32_t* sums) {
-  const int64_t blocks = s->padded / kBlock;
-  for (int64_t row = 0; row < s->rows; ++row) {
-    const State* known = s->known + row;
-    Floats upper[kVectors], highest = all(-INFINITY);
+/* Puts the upper ends of a block's logits of some rows into `ends`, [rows, 64], and the highest of each into `most`. */
+static inline __attribute__((always_inline)) void bound_rows(const Screen* s, int64_t block, int64_t first, int64_t last,
+                                                             const int parts, const int has_kept, const int32_t* sums,
+                                                             float* ends, float* most) {
+  for (int64_t row = first; row < last; ++row, sums += parts * kBlock, ends += kBlock) {
+    const State known = s->known[row];
+    Floats highest = all(-INFINITY);
     for (int vector = 0; vector < kVectors; ++vector) {
       const int64_t entry = block * kBlock + vector * kLanes;
-      Floats logits = {0};
-      for (int64_t part = 0; part < s->parts; ++part) {
-        const int32_t* products = sums + (part * s->rows + row) * kBlock + vector * kLanes;
-        /* Without the 128 that weights are more. */
-        const Integers product = *(const UnalignedIntegers*)products - 128 * known->totals[part];
-        logits += __builtin_convertvector(product, Floats) *
-                  (known->steps[part] * load(s->scales + entry));
-      }
-      Floats terms = load(s->errors + entry) * known->quantised_norm;
-      terms += load(s->head_norms + entry) * known->missing_norm;
-      if (s->kept) {
+      Floats end = load(s->errors + entry) * known.quantised_norm + load(s->head_norms + entry) * known.missing_norm;
+      if (has_kept) {
         /* Added up apart: each addition rounds what is there. */
         Floats of_kept = {0};
         for (int64_t column = 0; column < s->kept; ++column)
           of_kept += s->kept_states[row * s->kept_stride + column] * load(s->kept_weights + column * s->padded + entry);
-        logits += of_kept;
-        terms += load(s->kept_norms + entry) * known->kept_norm;
+        end += load(s->kept_norms + entry) * known.kept_norm;
+        end += of_kept;
       }
-      /* 16 units of rounding, for these few operations. What is no number could be any. */
-      upper[vector] = smaller(logits + terms * (1 + 16 * kUnit), all(INFINITY));
-      store(s->upper + (block * s->rows + row) * kBlock + vector * kLanes, upper[vector]);
-      highest = larger(highest, upper[vector]);
+      for (int part = 0; part < parts; ++part) {
+        /* Without the 128 that weights are more. */
+        const Integers product = *(const UnalignedIntegers*)(sums + part * kBlock + vector * kLanes) -
+                                 128 * known.totals[part];
+        end += __builtin_convertvector(product, Floats) * (known.steps[part] * load(s->scales + entry));
+      }
+      /* What is no number could be any. */
+      end = smaller(end, all(INFINITY));
+      store(ends + vector * kLanes, end);
+      highest = larger(highest, end);
     }
-    const float most = most_of(highest);
+    *most++ = most_of(highest);
+  }
+}
+
+/* Puts a block's upper ends of some rows into `upper`, and their sums into `blocks`. */
+static void add_up_rows(const Screen* s, int64_t block, int64_t first, int64_t last, const float* ends,
+                        const float* most) {
+  const int64_t blocks = s->padded / kBlock;
+  /* With more, they would push weights out of the cache, of which the next round reads few. */
+  const int is_far = s->rows > kFewRows;
+  for (int64_t row = first; row < last; ++row, ends += kBlock, ++most) {
+    float* upper = s->upper + (block * s->rows + row) * kBlock;
     Floats total = {0}, weighted = {0};
-    for (int vector = 0; vector < kVectors; ++vector) add_terms(upper[vector] - most, &total, &weighted);
-    s->blocks.highest[row * blocks + block] = most;
+    for (int vector = 0; vector < kVectors; ++vector) {
+      const Floats end = load(ends + vector * kLanes);
+      if (is_far)
+        store_far(upper + vector * kLanes, end);
+      else
+        store(upper + vector * kLanes, end);
+      add_terms(end - *most, &total, &weighted);
+    }
+    s->blocks.highest[row * blocks + block] = *most;
     s->blocks.total[row * blocks + block] = sum_of(total);
     s->blocks.weighted[row * blocks + block] = sum_of(weighted);
+  }
+}
+
+/* Bounds a block's logits, of as many rows at a time as stay in the cache. */
+static void bound_block(const Screen* s, int64_t block) {
+  enum { kGroup = 4 * kRowsAtATime };
+  int32_t sums[kGroup * kMostParts * kBlock];
+  float ends[kGroup * kBlock], most[kGroup];
+  for (int64_t first = 0; first < s->rows; first += kGroup) {
+    const int64_t last = first + kGroup < s->rows ? first + kGroup : s->rows;
+    multiply_rows(s, block, first, last, sums);
+    if (s->parts == 1 && !s->kept)
+      bound_rows(s, block, first, last, 1, 0, sums, ends, most);
+    else
+      bound_rows(s, block, first, last, s->parts, 1, sums, ends, most);
+    add_up_rows(s, block, first, last, ends, most);
   }
 }
 
@@ -226,18 +262,14 @@ static float most_of_block(const float* values, int64_t block) {
 
 /* A task of the first round: some blocks of the vocabulary. */
 static int bound_blocks(const Screen* s, int64_t task) {
-  int has_memory = 1;
-  int32_t* sums = memory_of(sizeof(int32_t) * s->rows * s->parts * kBlock, &has_memory);
-  if (!has_memory) return 0;
   const int64_t blocks = s->padded / kBlock, last = (task + 1) * kBlocksOfTask;
   for (int64_t block = task * kBlocksOfTask; block < last && block < blocks; ++block) {
     s->blocks.errors[block] = most_of_block(s->errors, block);
     s->blocks.head_norms[block] = most_of_block(s->head_norms, block);
     s->blocks.kept_norms[block] = most_of_block(s->kept_norms, block);
-    multiply_all(s, block, sums);
-    bound_block(s, block, sums);
+    bound_block(s, block);
   }
-  free(sums);
+  finish_far_stores();
   return 1;
 }
 

@@ -49,6 +49,8 @@ static inline Integers of_lanes(void) {
   return lanes;
 }
 
+static inline void finish_far_stores(void) { _mm_sfence(); }
+
 /* Returns -1 in the lanes of what comes before `size`, where the first one stands for `first`. */
 static inline Integers before(int64_t size, int64_t first) {
   return of_lanes() < (int32_t)(size - first < kLanes ? size - first : kLanes);
@@ -72,17 +74,17 @@ static inline Floats rounded(Floats values) {
   return (Floats)_mm512_roundscale_ps((__m512)values, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
 }
 
-/* Returns values times two to the power of integers from -126 to 0. */
-static inline Floats scaled(Floats values, Floats powers) {
-  return (Floats)_mm512_scalef_ps((__m512)values, (__m512)powers);
-}
+/* Past the caches, at multiples of a vector's bytes; other threads see it after `finish_far_stores`. */
+static inline void store_far(float* values, Floats what) { _mm512_stream_ps(values, (__m512)what); }
+
+static inline Integers whole(Floats integers) { return (Integers)_mm512_cvtps_epi32((__m512)integers); }
 
 static inline float sum_of(Floats values) { return _mm512_reduce_add_ps((__m512)values); }
 
 static inline float most_of(Floats values) { return _mm512_reduce_max_ps((__m512)values); }
 
 static inline void store_multiples(Multiple* multiples, Floats integers) {
-  _mm_storeu_si128((__m128i*)multiples, _mm512_cvtepi32_epi8(_mm512_cvtps_epi32((__m512)integers)));
+  _mm_storeu_si128((__m128i*)multiples, _mm512_cvtepi32_epi8((__m512i)whole(integers)));
 }
 
 /* Puts the values that are `enough`, and their places, the first of which is given, behind each other; returns how
@@ -140,10 +142,9 @@ static inline Floats rounded(Floats values) {
   return (Floats)_mm256_round_ps((__m256)values, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
 }
 
-/* An exponent of the type is what it is and 127 more, and stands above 23 bits. */
-static inline Floats scaled(Floats values, Floats powers) {
-  return values * (Floats)((__builtin_convertvector(powers, Integers) + 127) << 23);
-}
+static inline void store_far(float* values, Floats what) { _mm256_stream_ps(values, (__m256)what); }
+
+static inline Integers whole(Floats integers) { return (Integers)_mm256_cvtps_epi32((__m256)integers); }
 
 static inline float sum_of(Floats values) {
   const __m128 four = _mm256_castps256_ps128((__m256)values) + _mm256_extractf128_ps((__m256)values, 1);
@@ -158,8 +159,8 @@ static inline float most_of(Floats values) {
 }
 
 static inline void store_multiples(Multiple* multiples, Floats integers) {
-  const __m256i whole = _mm256_cvtps_epi32((__m256)integers);
-  _mm_storeu_si128((__m128i*)multiples, _mm_packs_epi32(_mm256_castsi256_si128(whole), _mm256_extracti128_si256(whole, 1)));
+  const __m256i all = (__m256i)whole(integers);
+  _mm_storeu_si128((__m128i*)multiples, _mm_packs_epi32(_mm256_castsi256_si128(all), _mm256_extracti128_si256(all, 1)));
 }
 
 static inline int64_t gather_reaching(Floats from, float enough, int32_t place, float* values, int32_t* places) {
@@ -215,5 +216,10 @@ static inline __attribute__((always_inline)) void multiply(const uint8_t* weight
 }
 
 #endif
+
+/* Returns values of about 1 times two to the power of integers from -125 to 0: an exponent stands above 23 bits. */
+static inline Floats scaled(Floats values, Floats powers) {
+  return (Floats)((Integers)values + (whole(powers) << 23));
+}
 
 #endif

@@ -25,6 +25,7 @@ enum {
   kBlocksOfTask = 8,
   kLine = 64,          /* Bytes that memory gives at a time. */
   kFewRows = 8,        /* With no more, states of twice the bits cost next to nothing. */
+  kEntriesAtATime = 4, /* Whose logits are computed in float32. */
 };
 
 /* Half the distance from 1 to the next float. */
@@ -35,6 +36,11 @@ static void* memory_of(int64_t bytes, int* has_memory) {
   void* memory = aligned_alloc(kLine, (bytes + kLine) / kLine * kLine);
   *has_memory &= memory != NULL;
   return memory;
+}
+
+/* Asks for memory that is read soon. */
+static inline void ask_for(const void* memory, int64_t bytes) {
+  for (int64_t byte = 0; byte < bytes; byte += kLine) __builtin_prefetch((const char*)memory + byte, 0, 2);
 }
 
 /* What is known of a state before its products. */
@@ -311,40 +317,71 @@ static inline Floats some_weights(const Screen* s, int64_t place, int64_t left) 
   return floats;
 }
 
-/* Returns a logit, of which each of 16 sums has added every 16th product. */
-static float logit(const Screen* s, const float* state, int64_t entry) {
+/* Puts the logits of some entries into `logits`. For each, 16 sums have added every 16th product. */
+static void logits_of(const Screen* s, const float* state, const int64_t* entries, float* logits) {
   enum { kSums = 16, kParts = kSums / kLanes };
-  Floats sums[kParts] = {{0}};
-  const int64_t width = s->exact_width, first = entry * width, whole = width / kSums * kSums;
+  Floats sums[kEntriesAtATime][kParts] = {{{0}}};
+  const int64_t width = s->exact_width, whole = width / kSums * kSums;
   for (int64_t column = 0; column < whole; column += kSums)
-    for (int part = 0; part < kParts; ++part) {
-      const int64_t from = column + part * kLanes;
-      sums[part] += load(state + from) * some_weights(s, first + from, kLanes);
-    }
-  int part = 0;
-  for (int64_t column = whole; column < width; column += kLanes, ++part)
-    sums[part] += load(state + column) * some_weights(s, first + column, width - column);
-  for (part = 1; part < kParts; ++part) sums[0] += sums[part];
-  return sum_of(sums[0]);
+    for (int part = 0; part < kParts; ++part)
+      for (int i = 0; i < kEntriesAtATime; ++i) {
+        const int64_t from = column + part * kLanes;
+        sums[i][part] += load(state + from) * some_weights(s, entries[i] * width + from, kLanes);
+      }
+  for (int i = 0; i < kEntriesAtATime; ++i) {
+    int part = 0;
+    for (int64_t column = whole; column < width; column += kLanes, ++part)
+      sums[i][part] += load(state + column) * some_weights(s, entries[i] * width + column, width - column);
+    for (part = 1; part < kParts; ++part) sums[i][0] += sums[i][part];
+    logits[i] = sum_of(sums[i][0]);
+  }
+}
+
+/* Returns the largest number that so many values reach, found bit by bit: it takes no branches that depend on them.
+   Behind the values is -inf, up to a whole vector. */
+static float reached_by(const float* values, int64_t size, int64_t count) {
+  int32_t enough = INT32_MIN;
+  for (int bit = 31; bit >= 0; --bit) {
+    const int32_t more = (int32_t)((uint32_t)enough + (1u << bit));
+    Integers reached = {0};
+    for (int64_t i = 0; i < size; i += kLanes) reached += in_order((Integers)load(values + i)) >= more;
+    if (-sum_of(__builtin_convertvector(reached, Floats)) >= count) enough = more;
+  }
+  return ((Floats)in_order(enough - (Integers){0}))[0];
+}
+
+static int64_t looked_through(const Screen* s) {
+  const int64_t blocks = s->padded / kBlock;
+  return s->candidates < blocks ? s->candidates : blocks;
+}
+
+/* Puts the places of a row's highest blocks into `of_blocks`, and returns what all of them reach. */
+static float choose_blocks(const Screen* s, int64_t row, float* values, int32_t* of_blocks) {
+  const int64_t blocks = s->padded / kBlock, count = looked_through(s);
+  memcpy(values, s->blocks.highest + row * blocks, sizeof(float) * blocks);
+  store(values + blocks, all(-INFINITY));
+  const float enough = count < blocks ? reached_by(values, blocks, count) : -INFINITY;
+  int64_t found = 0;
+  for (int64_t block = 0; block < blocks; block += kLanes)
+    found += gather_reaching(load(values + block), enough, (int32_t)block, values + found, of_blocks + found);
+  /* What is behind them comes last, if at all. */
+  found = found < blocks ? found : blocks;
+  if (found > count) put_largest_first(values, of_blocks, found, count);
+  return enough;
 }
 
 /* Puts a row's candidates into `chosen`, takes their upper ends away, and returns what no other entry reaches beyond.
-   The blocks that were looked through for them come first in `of_blocks`, [blocks].
+   The blocks that were looked through for them come first in `of_blocks`.
 
    As many blocks are looked through as there are candidates: the lowest of their highest entries is reached by enough
    entries to choose from, and by none of another block. */
 static float choose(const Screen* s, int64_t row, float* values, int32_t* places, int32_t* of_blocks) {
-  const int64_t blocks = s->padded / kBlock, count = s->candidates;
-  const int64_t looked_through = count < blocks ? count : blocks;
-  for (int64_t block = 0; block < blocks; ++block) {
-    values[block] = s->blocks.highest[row * blocks + block];
-    of_blocks[block] = (int32_t)block;
-  }
-  put_largest_first(values, of_blocks, blocks, looked_through);
-  float enough = count < blocks ? INFINITY : -INFINITY;
-  for (int64_t i = 0; i < looked_through; ++i) enough = values[i] < enough ? values[i] : enough;
+  const int64_t count = s->candidates;
+  const float enough = choose_blocks(s, row, values, of_blocks);
+  for (int64_t i = 0; i < looked_through(s); ++i)
+    ask_for(s->upper + (of_blocks[i] * s->rows + row) * kBlock, sizeof(float) * kBlock);
   int64_t found = 0;
-  for (int64_t i = 0; i < looked_through; ++i) {
+  for (int64_t i = 0; i < looked_through(s); ++i) {
     const float* upper = s->upper + (of_blocks[i] * s->rows + row) * kBlock;
     for (int vector = 0; vector < kVectors; ++vector) {
       found += gather_reaching(load(upper + vector * kLanes), enough, of_blocks[i] * kBlock + vector * kLanes,
@@ -361,47 +398,63 @@ static float choose(const Screen* s, int64_t row, float* values, int32_t* places
   return left;
 }
 
-/* Puts the bounds of the sums over all that are no candidates, of what each is below `left`, into the row's facts. */
-static void add_up_rest(const Screen* s, int64_t row, float left, const int32_t* of_blocks, float* reach) {
-  const int64_t blocks = s->padded / kBlock, lines = (s->exact_width * s->weight_bytes + kLine - 1) / kLine;
-  const int64_t looked_through = s->candidates < blocks ? s->candidates : blocks;
+/* Puts twice the most of half the widths of each block's intervals into `twice`, and into `least` the lowest ratio of
+   exp(x) at their two ends. */
+static void bound_widths(const Screen* s, int64_t row, float* twice, float* least) {
+  const int64_t blocks = s->padded / kBlock;
   const State* known = s->known + row;
+  for (int64_t block = 0; block < blocks; block += kLanes) {
+    const Floats reach = load(s->blocks.errors + block) * known->quantised_norm +
+                         load(s->blocks.head_norms + block) * known->missing_norm +
+                         load(s->blocks.kept_norms + block) * known->kept_norm;
+    Floats ratio = {0}, unused = {0};
+    add_terms(-2 * (1 + 32 * kUnit) * reach, &ratio, &unused);
+    store(twice + block, 2 * (1 + 32 * kUnit) * reach);
+    store(least + block, ratio);
+  }
+}
+
+/* Asks for the weights of every `step`th candidate of a row from the first on: they are far apart. */
+static void ask_for_candidates(const Screen* s, int64_t row, int64_t first, int64_t step) {
+  const int64_t bytes = s->exact_width * s->weight_bytes;
+  for (int64_t i = first; i < s->candidates; i += step) {
+    const int64_t entry = s->chosen[row * s->candidates + i];
+    if (entry < s->vocabulary) ask_for(s->weights + entry * bytes, bytes);
+  }
+}
+
+/* Puts the bounds of the sums over all that are no candidates, of what each is below `left`, into the row's facts. */
+static void add_up_rest(const Screen* s, int64_t row, float left, const int32_t* of_blocks, float* scratch) {
+  const int64_t blocks = s->padded / kBlock;
   float *highest = s->blocks.highest + row * blocks, *totals = s->blocks.total + row * blocks;
-  float* weighteds = s->blocks.weighted + row * blocks;
-  for (int64_t block = 0; block < blocks; ++block)
-    reach[block] = (1 + 32 * kUnit) * (s->blocks.errors[block] * known->quantised_norm +
-                                       s->blocks.head_norms[block] * known->missing_norm +
-                                       s->blocks.kept_norms[block] * known->kept_norm);
+  float *weighteds = s->blocks.weighted + row * blocks, *twices = scratch, *leasts = scratch + blocks + kLanes;
+  Floats low_total = {0}, high_total = {0}, low_weighted = {0}, high_weighted = {0};
+  bound_widths(s, row, twices, leasts);
   /* Blocks that were looked through, entry by entry: their sums count the candidates. */
-  for (int64_t i = 0; i < looked_through; ++i) {
+  for (int64_t i = 0; i < looked_through(s); ++i) {
     const int64_t block = of_blocks[i];
-    /* The weights of the candidates are far apart, and asked for in the meantime. */
-    for (int64_t next = i; next < s->candidates; next += looked_through) {
-      const int64_t entry = s->chosen[row * s->candidates + next];
-      const char* weights = s->weights + entry * s->exact_width * s->weight_bytes;
-      if (entry < s->vocabulary)
-        for (int64_t line = 0; line < lines; ++line) __builtin_prefetch(weights + line * kLine);
-    }
+    /* In the meantime. */
+    ask_for_candidates(s, row, i, looked_through(s));
     Floats total = {0}, weighted = {0};
     for (int vector = 0; vector < kVectors; ++vector)
       add_terms(load(s->upper + (block * s->rows + row) * kBlock + vector * kLanes) - left, &total, &weighted);
+    low_total += leasts[block] * total;
+    high_total += total;
+    low_weighted += leasts[block] * weighted;
+    high_weighted += weighted + twices[block] * total;
     highest[block] = left;
-    totals[block] = sum_of(total);
-    weighteds[block] = sum_of(weighted);
+    totals[block] = weighteds[block] = 0;
   }
-  Floats low_total = {0}, high_total = {0}, low_weighted = {0}, high_weighted = {0};
   for (int64_t block = 0; block < blocks; block += kLanes) {
     const Integers is_there = before(blocks, block);
     const Floats total = taken(is_there, load(totals + block)), weighted = taken(is_there, load(weighteds + block));
-    const Floats twice = 2 * taken(is_there, load(reach + block));
+    const Floats twice = taken(is_there, load(twices + block)), least = taken(is_there, load(leasts + block));
     const Floats below = taken(is_there, load(highest + block) - left);
-    Floats weight = {0}, least = {0}, unused = {0};
+    Floats weight = {0}, unused = {0};
     add_terms(below, &weight, &unused);
-    add_terms(-twice, &least, &unused);
-    least *= weight;
-    low_total += least * total;
+    low_total += least * weight * total;
     high_total += weight * total;
-    low_weighted += least * (weighted - below * total);
+    low_weighted += least * weight * (weighted - below * total);
     high_weighted += weight * (weighted + (twice - below) * total);
   }
   Facts* facts = s->facts + row;
@@ -411,8 +464,23 @@ static void add_up_rest(const Screen* s, int64_t row, float left, const int32_t*
   facts->weighted_high = sum_of(high_weighted);
 }
 
-/* Computes the logits of a row's candidates, and puts what they come to into its facts. */
-static void compare_candidates(const Screen* s, int64_t row, const int32_t* chosen, const float* state, float* logits) {
+/* Puts the logits of a row's candidates into `logits`, NaN for padding; there is room for a few more. */
+static void compute_logits(const Screen* s, const int32_t* chosen, const float* state, float* logits) {
+  for (int64_t first = 0; first < s->candidates; first += kEntriesAtATime) {
+    int64_t entries[kEntriesAtATime];
+    for (int i = 0; i < kEntriesAtATime; ++i) {
+      const int64_t place = first + i < s->candidates ? first + i : first;
+      /* Padding is chosen only where the numbers have overflown. */
+      entries[i] = chosen[place] < s->vocabulary ? chosen[place] : 0;
+    }
+    logits_of(s, state, entries, logits + first);
+    for (int i = 0; i < kEntriesAtATime && first + i < s->candidates; ++i)
+      if (chosen[first + i] >= s->vocabulary) logits[first + i] = NAN;
+  }
+}
+
+/* Puts what the logits of a row's candidates come to into its facts. */
+static void compare_candidates(const Screen* s, int64_t row, const int32_t* chosen, const float* logits) {
   const int64_t count = s->candidates;
   Facts* facts = s->facts + row;
   float largest = -INFINITY, second = -INFINITY, norm = 0;
@@ -420,8 +488,6 @@ static void compare_candidates(const Screen* s, int64_t row, const int32_t* chos
   int is_finite = 1;
   for (int64_t i = 0; i < count; ++i) {
     const int64_t entry = chosen[i];
-    /* Padding is chosen only where the numbers have overflown. */
-    logits[i] = entry < s->vocabulary ? logit(s, state, entry) : NAN;
     is_finite &= isfinite(logits[i]) != 0;
     const float norms = s->errors[entry] + s->head_norms[entry] + s->kept_norms[entry];
     norm = norms > norm ? norms : norm;
@@ -453,17 +519,19 @@ static void compare_candidates(const Screen* s, int64_t row, const int32_t* chos
 /* A task of the second round: a row's candidates, and the sums over all other entries. */
 static int finish_row(const Screen* s, int64_t row) {
   const int64_t blocks = s->padded / kBlock;
+  const int64_t room = looked_through(s) * kBlock + 2 * (blocks + kLanes);
   int has_memory = 1;
-  float* values = memory_of(sizeof(float) * (s->padded + kLanes), &has_memory);
-  int32_t* places = memory_of(sizeof(int32_t) * (s->padded + kLanes), &has_memory);
-  int32_t* of_blocks = memory_of(sizeof(int32_t) * blocks, &has_memory);
+  float* values = memory_of(sizeof(float) * room, &has_memory);
+  int32_t* places = memory_of(sizeof(int32_t) * room, &has_memory);
+  int32_t* of_blocks = memory_of(sizeof(int32_t) * (blocks + kLanes), &has_memory);
   float* state = memory_of(sizeof(float) * s->stride, &has_memory);
   if (has_memory) {
     memset(state, 0, sizeof(float) * s->stride);
     memcpy(state, s->exact_states + row * s->exact_width, sizeof(float) * s->exact_width);
     s->facts[row].left = choose(s, row, values, places, of_blocks);
     add_up_rest(s, row, s->facts[row].left, of_blocks, values);
-    compare_candidates(s, row, places, state, values);
+    compute_logits(s, places, state, values);
+    compare_candidates(s, row, places, values);
   }
   free(values), free(places), free(of_blocks), free(state);
   return has_memory;
@@ -579,7 +647,7 @@ XLA_FFI_Error* calm_beam_screen(XLA_FFI_CallFrame* frame) {
   screen.upper = memory_of(sizeof(float) * screen.rows * screen.padded, &has_succeeded);
   /* Read by whole vectors. */
   float* by_row = memory_of(sizeof(float) * (3 * screen.rows * blocks + kLanes), &has_succeeded);
-  float* by_block = memory_of(sizeof(float) * 3 * blocks, &has_succeeded);
+  float* by_block = memory_of(sizeof(float) * (3 * blocks + kLanes), &has_succeeded);
   if (has_succeeded) {
     screen.blocks = (Blocks){
         .highest = by_row,

@@ -43,6 +43,9 @@ static inline Floats taken(Integers is_taken, Floats values) { return (Floats)(i
 
 static inline Floats magnitude(Floats values) { return (Floats)((Integers)values & 0x7fffffff); }
 
+/* Returns the bits of floats as integers in the order of the floats, and the other way round. */
+static inline Integers in_order(Integers bits) { return bits ^ (bits >> 31 & 0x7fffffff); }
+
 static inline Integers of_lanes(void) {
   Integers lanes;
   for (int lane = 0; lane < kLanes; ++lane) lanes[lane] = lane;

@@ -23,7 +23,6 @@
 
 enum {
   kBlocksOfTask = 8,
-  kLine = 64,          /* Bytes that memory gives at a time. */
   kFewRows = 8,        /* With no more, states of twice the bits cost next to nothing. */
   kEntriesAtATime = 4, /* Whose logits are computed in float32. */
 };
@@ -40,7 +39,7 @@ static void* memory_of(int64_t bytes, int* has_memory) {
 
 /* Asks for memory that is read soon. */
 static inline void ask_for(const void* memory, int64_t bytes) {
-  for (int64_t byte = 0; byte < bytes; byte += kLine) __builtin_prefetch((const char*)memory + byte, 0, 2);
+  for (int64_t byte = 0; byte < bytes; byte += kLine) ask_for_line((const char*)memory + byte);
 }
 
 /* What is known of a state before its products. */
@@ -150,22 +149,25 @@ static void quantise(const Screen* s, int64_t row, float* missing) {
   known->kept_norm *= 1 + 16 * kUnit;
 }
 
-/* Puts the products of some rows with a block into `sums`, [rows, parts, 64]. */
+/* Puts the products of some rows with a block into `sums`, [rows, parts, 64]. In the meantime it asks for the next
+   block, which the first products with it would wait for. */
 static void multiply_rows(const Screen* s, int64_t block, int64_t first, int64_t last, int32_t* sums) {
-  const uint8_t* weights = s->packed + block * kBlock * s->width;
+  const int64_t bytes = kBlock * s->width, done = first * s->parts / kRowsAtATime;
+  const uint8_t *weights = s->packed + block * bytes, *next = weights + bytes + done * kAhead * s->width;
   const Multiple* states = s->states + first * s->parts * s->stride;
   int64_t rows = (last - first) * s->parts;
   for (; rows >= kRowsAtATime; rows -= kRowsAtATime) {
-    multiply(weights, states, s->width, s->stride, kRowsAtATime, sums);
+    multiply(weights, states, s->width, s->stride, kRowsAtATime, next < weights + 2 * bytes ? next : weights, sums);
     states += kRowsAtATime * s->stride;
     sums += kRowsAtATime * kBlock;
+    next += kAhead * s->width;
   }
   switch (rows) {
-    case 1: multiply(weights, states, s->width, s->stride, 1, sums); break;
-    case 2: multiply(weights, states, s->width, s->stride, 2, sums); break;
-    case 3: multiply(weights, states, s->width, s->stride, 3, sums); break;
-    case 4: multiply(weights, states, s->width, s->stride, 4, sums); break;
-    case 5: multiply(weights, states, s->width, s->stride, 5, sums); break;
+    case 1: multiply(weights, states, s->width, s->stride, 1, weights, sums); break;
+    case 2: multiply(weights, states, s->width, s->stride, 2, weights, sums); break;
+    case 3: multiply(weights, states, s->width, s->stride, 3, weights, sums); break;
+    case 4: multiply(weights, states, s->width, s->stride, 4, weights, sums); break;
+    case 5: multiply(weights, states, s->width, s->stride, 5, weights, sums); break;
   }
 }
 

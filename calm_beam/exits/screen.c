@@ -143,7 +143,7 @@ static void quantise(const Screen* s, int64_t row, float* missing) {
   }
   known->missing_norm = norm_of(missing, size, most) + 8 * kUnit * sqrtf(size) * most;
   known->missing_norm += 8 * kUnit * (known->quantised_norm + known->missing_norm);
-  /* 16 units of rounding, for the few operations on what norms multiply. */
+  /* 16 units of rounding, for the few operations on what they multiply. */
   known->quantised_norm *= 1 + 16 * kUnit;
   known->missing_norm *= 1 + 16 * kUnit;
   known->kept_norm *= 1 + 16 * kUnit;
@@ -177,7 +177,7 @@ static inline void add_terms(Floats x, Floats* total, Floats* weighted) {
   x = larger(x, all(-83));
   const Floats in_twos = x * 1.44269504f;
   const Floats count = rounded(in_twos);
-  /* 2^r to 2 units, where |r| is at most a half: no polynomial of this degree is closer. */
+  /* 2^r to 4 units, where |r| is at most a half: no polynomial of this degree is closer. */
   const Floats r = in_twos - count;
   Floats p = r * 1.32764725e-3f + 9.67554096e-3f;
   p = p * r + 5.55071309e-2f;
@@ -190,9 +190,9 @@ static inline void add_terms(Floats x, Floats* total, Floats* weighted) {
 }
 
 /* Puts the upper ends of a block's logits of some rows into `ends`, [rows, 64], and the highest of each into `most`. */
-static inline __attribute__((always_inline)) void bound_rows(const Screen* s, int64_t block, int64_t first, int64_t last,
-                                                             const int parts, const int has_kept, const int32_t* sums,
-                                                             float* ends, float* most) {
+static inline __attribute__((always_inline)) void bound_rows(const Screen* s, int64_t block, int64_t first,
+                                                             int64_t last, const int parts, const int has_kept,
+                                                             const int32_t* sums, float* ends, float* most) {
   for (int64_t row = first; row < last; ++row, sums += parts * kBlock, ends += kBlock) {
     const State known = s->known[row];
     Floats highest = all(-INFINITY);
@@ -226,7 +226,7 @@ static inline __attribute__((always_inline)) void bound_rows(const Screen* s, in
 static void add_up_rows(const Screen* s, int64_t block, int64_t first, int64_t last, const float* ends,
                         const float* most) {
   const int64_t blocks = s->padded / kBlock;
-  /* With more, they would push weights out of the cache, of which the next round reads few. */
+  /* Those of many rows would push weights out of the cache, and the next round reads few of them. */
   const int is_far = s->rows > kFewRows;
   for (int64_t row = first; row < last; ++row, ends += kBlock, ++most) {
     float* upper = s->upper + (block * s->rows + row) * kBlock;
@@ -366,7 +366,7 @@ static float choose_blocks(const Screen* s, int64_t row, float* values, int32_t*
   int64_t found = 0;
   for (int64_t block = 0; block < blocks; block += kLanes)
     found += gather_reaching(load(values + block), enough, (int32_t)block, values + found, of_blocks + found);
-  /* What is behind them comes last, if at all. */
+  /* What is behind the blocks comes last, if at all. */
   found = found < blocks ? found : blocks;
   if (found > count) put_largest_first(values, of_blocks, found, count);
   return enough;
@@ -416,7 +416,7 @@ static void bound_widths(const Screen* s, int64_t row, float* twice, float* leas
   }
 }
 
-/* Asks for the weights of every `step`th candidate of a row from the first on: they are far apart. */
+/* Asks for the weights of every `step`th candidate of a row from `first` on: they are far apart, and take long. */
 static void ask_for_candidates(const Screen* s, int64_t row, int64_t first, int64_t step) {
   const int64_t bytes = s->exact_width * s->weight_bytes;
   for (int64_t i = first; i < s->candidates; i += step) {
@@ -435,7 +435,6 @@ static void add_up_rest(const Screen* s, int64_t row, float left, const int32_t*
   /* Blocks that were looked through, entry by entry: their sums count the candidates. */
   for (int64_t i = 0; i < looked_through(s); ++i) {
     const int64_t block = of_blocks[i];
-    /* In the meantime. */
     ask_for_candidates(s, row, i, looked_through(s));
     Floats total = {0}, weighted = {0};
     for (int vector = 0; vector < kVectors; ++vector)

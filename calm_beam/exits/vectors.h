@@ -82,7 +82,7 @@ static inline Floats rounded(Floats values) {
   return (Floats)_mm512_roundscale_ps((__m512)values, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
 }
 
-/* Past the caches, at multiples of a vector's bytes; other threads see it after `finish_far_stores`. */
+/* Past the caches, where whole vectors stand; other threads see it after `finish_far_stores`. */
 static inline void store_far(float* values, Floats what) { _mm512_stream_ps(values, (__m512)what); }
 
 static inline Integers whole(Floats integers) { return (Integers)_mm512_cvtps_epi32((__m512)integers); }
@@ -170,8 +170,8 @@ static inline float most_of(Floats values) {
 }
 
 static inline void store_multiples(Multiple* multiples, Floats integers) {
-  const __m256i all = (__m256i)whole(integers);
-  _mm_storeu_si128((__m128i*)multiples, _mm_packs_epi32(_mm256_castsi256_si128(all), _mm256_extracti128_si256(all, 1)));
+  const __m256i wide = (__m256i)whole(integers);
+  _mm_storeu_si128((__m128i*)multiples, _mm_packs_epi32(_mm256_castsi256_si128(wide), _mm256_extracti128_si256(wide, 1)));
 }
 
 static inline int64_t gather_reaching(Floats from, float enough, int32_t place, float* values, int32_t* places) {

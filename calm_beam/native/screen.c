@@ -23,8 +23,8 @@
 
 enum {
   kBlocksOfTask = 8,
-  kLine = 64,          /* Bytes that memory gives at a time. */
   kFewRows = 8,        /* With no more, states of twice the bits cost next to nothing. */
+  kEntriesAtATime = 4, /* Whose logits are computed in float32. */
 };
 
 /* Half the distance from 1 to the next float. */
@@ -35,6 +35,11 @@ static void* memory_of(int64_t bytes, int* has_memory) {
   void* memory = aligned_alloc(kLine, (bytes + kLine) / kLine * kLine);
   *has_memory &= memory != NULL;
   return memory;
+}
+
+/* Asks for memory that is read soon. */
+static inline void ask_for(const void* memory, int64_t bytes) {
+  for (int64_t byte = 0; byte < bytes; byte += kLine) ask_for_line((const char*)memory + byte);
 }
 
 /* What is known of a state before its products. */
@@ -78,7 +83,7 @@ typedef struct {
   Facts* facts;                /* [rows] */
   int32_t* chosen;             /* [rows, candidates] */
   State* known;                /* [rows] */
-  Multiple* states;            /* [parts, rows, stride] */
+  Multiple* states;            /* [rows, parts, stride] */
   float* kept_states;          /* [rows, kept stride] */
   float* upper;                /* [blocks, rows, 64] */
   Blocks blocks;
@@ -121,7 +126,7 @@ static void quantise(const Screen* s, int64_t row, float* missing) {
   const float largest = largest_multiple(s->width);
   float step = most / largest;
   for (int64_t part = 0; part < s->parts; ++part) {
-    Multiple* multiples = s->states + (part * s->rows + row) * s->stride;
+    Multiple* multiples = s->states + (row * s->parts + part) * s->stride;
     const Floats divisor = all(step > 0 ? step : 1);
     Floats total = {0};
     for (int64_t column = 0; column < size; column += kLanes) {
@@ -138,23 +143,31 @@ static void quantise(const Screen* s, int64_t row, float* missing) {
   }
   known->missing_norm = norm_of(missing, size, most) + 8 * kUnit * sqrtf(size) * most;
   known->missing_norm += 8 * kUnit * (known->quantised_norm + known->missing_norm);
+  /* 16 units of rounding, for the few operations on what they multiply. */
+  known->quantised_norm *= 1 + 16 * kUnit;
+  known->missing_norm *= 1 + 16 * kUnit;
+  known->kept_norm *= 1 + 16 * kUnit;
 }
 
-static void multiply_all(const Screen* s, int64_t block, int32_t* sums) {
-  const uint8_t* weights = s->packed + block * kBlock * s->width;
-  const Multiple* states = s->states;
-  int64_t rows = s->rows * s->parts;
+/* Puts the products of some rows with a block into `sums`, [rows, parts, 64]. In the meantime it asks for the next
+   block, which the first products with it would wait for. */
+static void multiply_rows(const Screen* s, int64_t block, int64_t first, int64_t last, int32_t* sums) {
+  const int64_t bytes = kBlock * s->width, done = first * s->parts / kRowsAtATime;
+  const uint8_t *weights = s->packed + block * bytes, *next = weights + bytes + done * kAhead * s->width;
+  const Multiple* states = s->states + first * s->parts * s->stride;
+  int64_t rows = (last - first) * s->parts;
   for (; rows >= kRowsAtATime; rows -= kRowsAtATime) {
-    multiply(weights, states, s->width, s->stride, kRowsAtATime, sums);
+    multiply(weights, states, s->width, s->stride, kRowsAtATime, next < weights + 2 * bytes ? next : weights, sums);
     states += kRowsAtATime * s->stride;
     sums += kRowsAtATime * kBlock;
+    next += kAhead * s->width;
   }
   switch (rows) {
-    case 1: multiply(weights, states, s->width, s->stride, 1, sums); break;
-    case 2: multiply(weights, states, s->width, s->stride, 2, sums); break;
-    case 3: multiply(weights, states, s->width, s->stride, 3, sums); break;
-    case 4: multiply(weights, states, s->width, s->stride, 4, sums); break;
-    case 5: multiply(weights, states, s->width, s->stride, 5, sums); break;
+    case 1: multiply(weights, states, s->width, s->stride, 1, weights, sums); break;
+    case 2: multiply(weights, states, s->width, s->stride, 2, weights, sums); break;
+    case 3: multiply(weights, states, s->width, s->stride, 3, weights, sums); break;
+    case 4: multiply(weights, states, s->width, s->stride, 4, weights, sums); break;
+    case 5: multiply(weights, states, s->width, s->stride, 5, weights, sums); break;
   }
 }
 
@@ -164,56 +177,87 @@ static inline void add_terms(Floats x, Floats* total, Floats* weighted) {
   x = larger(x, all(-83));
   const Floats in_twos = x * 1.44269504f;
   const Floats count = rounded(in_twos);
-  /* Taylor's series of 2^r: |r| is at most a half. */
+  /* 2^r to 4 units, where |r| is at most a half: no polynomial of this degree is closer. */
   const Floats r = in_twos - count;
-  Floats p = r * 1.54035304e-4f + 1.33335581e-3f;
-  p = p * r + 9.61812911e-3f;
-  p = p * r + 5.55041087e-2f;
-  p = p * r + 2.40226507e-1f;
-  p = p * r + 6.93147181e-1f;
-  p = p * r + 1.f;
+  Floats p = r * 1.32764725e-3f + 9.67554096e-3f;
+  p = p * r + 5.55071309e-2f;
+  p = p * r + 2.40221202e-1f;
+  p = p * r + 6.93146944e-1f;
+  p = p * r + 1.00000012f;
   const Floats weight = scaled(p, count);
   *total += weight;
   *weighted -= x * weight;
 }
 
-/* Puts the upper ends of a block's logits into `upper`, and their sums into `blocks`. */
-static void bound_block(const Screen* s, int64_t block, const int32_t* sums) {
-  const int64_t blocks = s->padded / kBlock;
-  for (int64_t row = 0; row < s->rows; ++row) {
-    const State* known = s->known + row;
-    Floats upper[kVectors], highest = all(-INFINITY);
+/* Puts the upper ends of a block's logits of some rows into `ends`, [rows, 64], and the highest of each into `most`. */
+static inline __attribute__((always_inline)) void bound_rows(const Screen* s, int64_t block, int64_t first,
+                                                             int64_t last, const int parts, const int has_kept,
+                                                             const int32_t* sums, float* ends, float* most) {
+  for (int64_t row = first; row < last; ++row, sums += parts * kBlock, ends += kBlock) {
+    const State known = s->known[row];
+    Floats highest = all(-INFINITY);
     for (int vector = 0; vector < kVectors; ++vector) {
       const int64_t entry = block * kBlock + vector * kLanes;
-      Floats logits = {0};
-      for (int64_t part = 0; part < s->parts; ++part) {
-        const int32_t* products = sums + (part * s->rows + row) * kBlock + vector * kLanes;
-        /* Without the 128 that weights are more. */
-        const Integers product = *(const UnalignedIntegers*)products - 128 * known->totals[part];
-        logits += __builtin_convertvector(product, Floats) *
-                  (known->steps[part] * load(s->scales + entry));
-      }
-      Floats terms = load(s->errors + entry) * known->quantised_norm;
-      terms += load(s->head_norms + entry) * known->missing_norm;
-      if (s->kept) {
+      Floats end = load(s->errors + entry) * known.quantised_norm + load(s->head_norms + entry) * known.missing_norm;
+      if (has_kept) {
         /* Added up apart: each addition rounds what is there. */
         Floats of_kept = {0};
         for (int64_t column = 0; column < s->kept; ++column)
           of_kept += s->kept_states[row * s->kept_stride + column] * load(s->kept_weights + column * s->padded + entry);
-        logits += of_kept;
-        terms += load(s->kept_norms + entry) * known->kept_norm;
+        end += load(s->kept_norms + entry) * known.kept_norm;
+        end += of_kept;
       }
-      /* 16 units of rounding, for these few operations. What is no number could be any. */
-      upper[vector] = smaller(logits + terms * (1 + 16 * kUnit), all(INFINITY));
-      store(s->upper + (block * s->rows + row) * kBlock + vector * kLanes, upper[vector]);
-      highest = larger(highest, upper[vector]);
+      for (int part = 0; part < parts; ++part) {
+        /* Without the 128 that weights are more. */
+        const Integers product = *(const UnalignedIntegers*)(sums + part * kBlock + vector * kLanes) -
+                                 128 * known.totals[part];
+        end += __builtin_convertvector(product, Floats) * (known.steps[part] * load(s->scales + entry));
+      }
+      /* What is no number could be any. */
+      end = smaller(end, all(INFINITY));
+      store(ends + vector * kLanes, end);
+      highest = larger(highest, end);
     }
-    const float most = most_of(highest);
+    *most++ = most_of(highest);
+  }
+}
+
+/* Puts a block's upper ends of some rows into `upper`, and their sums into `blocks`. */
+static void add_up_rows(const Screen* s, int64_t block, int64_t first, int64_t last, const float* ends,
+                        const float* most) {
+  const int64_t blocks = s->padded / kBlock;
+  /* Those of many rows would push weights out of the cache, and the next round reads few of them. */
+  const int is_far = s->rows > kFewRows;
+  for (int64_t row = first; row < last; ++row, ends += kBlock, ++most) {
+    float* upper = s->upper + (block * s->rows + row) * kBlock;
     Floats total = {0}, weighted = {0};
-    for (int vector = 0; vector < kVectors; ++vector) add_terms(upper[vector] - most, &total, &weighted);
-    s->blocks.highest[row * blocks + block] = most;
+    for (int vector = 0; vector < kVectors; ++vector) {
+      const Floats end = load(ends + vector * kLanes);
+      if (is_far)
+        store_far(upper + vector * kLanes, end);
+      else
+        store(upper + vector * kLanes, end);
+      add_terms(end - *most, &total, &weighted);
+    }
+    s->blocks.highest[row * blocks + block] = *most;
     s->blocks.total[row * blocks + block] = sum_of(total);
     s->blocks.weighted[row * blocks + block] = sum_of(weighted);
+  }
+}
+
+/* Bounds a block's logits, of as many rows at a time as stay in the cache. */
+static void bound_block(const Screen* s, int64_t block) {
+  enum { kGroup = 4 * kRowsAtATime };
+  int32_t sums[kGroup * kMostParts * kBlock];
+  float ends[kGroup * kBlock], most[kGroup];
+  for (int64_t first = 0; first < s->rows; first += kGroup) {
+    const int64_t last = first + kGroup < s->rows ? first + kGroup : s->rows;
+    multiply_rows(s, block, first, last, sums);
+    if (s->parts == 1 && !s->kept)
+      bound_rows(s, block, first, last, 1, 0, sums, ends, most);
+    else
+      bound_rows(s, block, first, last, s->parts, 1, sums, ends, most);
+    add_up_rows(s, block, first, last, ends, most);
   }
 }
 
@@ -226,18 +270,14 @@ static float most_of_block(const float* values, int64_t block) {
 
 /* A task of the first round: some blocks of the vocabulary. */
 static int bound_blocks(const Screen* s, int64_t task) {
-  int has_memory = 1;
-  int32_t* sums = memory_of(sizeof(int32_t) * s->rows * s->parts * kBlock, &has_memory);
-  if (!has_memory) return 0;
   const int64_t blocks = s->padded / kBlock, last = (task + 1) * kBlocksOfTask;
   for (int64_t block = task * kBlocksOfTask; block < last && block < blocks; ++block) {
     s->blocks.errors[block] = most_of_block(s->errors, block);
     s->blocks.head_norms[block] = most_of_block(s->head_norms, block);
     s->blocks.kept_norms[block] = most_of_block(s->kept_norms, block);
-    multiply_all(s, block, sums);
-    bound_block(s, block, sums);
+    bound_block(s, block);
   }
-  free(sums);
+  finish_far_stores();
   return 1;
 }
 
@@ -279,40 +319,71 @@ static inline Floats some_weights(const Screen* s, int64_t place, int64_t left) 
   return floats;
 }
 
-/* Returns a logit, of which each of 16 sums has added every 16th product. */
-static float logit(const Screen* s, const float* state, int64_t entry) {
+/* Puts the logits of some entries into `logits`. For each, 16 sums have added every 16th product. */
+static void logits_of(const Screen* s, const float* state, const int64_t* entries, float* logits) {
   enum { kSums = 16, kParts = kSums / kLanes };
-  Floats sums[kParts] = {{0}};
-  const int64_t width = s->exact_width, first = entry * width, whole = width / kSums * kSums;
+  Floats sums[kEntriesAtATime][kParts] = {{{0}}};
+  const int64_t width = s->exact_width, whole = width / kSums * kSums;
   for (int64_t column = 0; column < whole; column += kSums)
-    for (int part = 0; part < kParts; ++part) {
-      const int64_t from = column + part * kLanes;
-      sums[part] += load(state + from) * some_weights(s, first + from, kLanes);
-    }
-  int part = 0;
-  for (int64_t column = whole; column < width; column += kLanes, ++part)
-    sums[part] += load(state + column) * some_weights(s, first + column, width - column);
-  for (part = 1; part < kParts; ++part) sums[0] += sums[part];
-  return sum_of(sums[0]);
+    for (int part = 0; part < kParts; ++part)
+      for (int i = 0; i < kEntriesAtATime; ++i) {
+        const int64_t from = column + part * kLanes;
+        sums[i][part] += load(state + from) * some_weights(s, entries[i] * width + from, kLanes);
+      }
+  for (int i = 0; i < kEntriesAtATime; ++i) {
+    int part = 0;
+    for (int64_t column = whole; column < width; column += kLanes, ++part)
+      sums[i][part] += load(state + column) * some_weights(s, entries[i] * width + column, width - column);
+    for (part = 1; part < kParts; ++part) sums[i][0] += sums[i][part];
+    logits[i] = sum_of(sums[i][0]);
+  }
+}
+
+/* Returns the largest number that so many values reach, found bit by bit: it takes no branches that depend on them.
+   Behind the values is -inf, up to a whole vector. */
+static float reached_by(const float* values, int64_t size, int64_t count) {
+  int32_t enough = INT32_MIN;
+  for (int bit = 31; bit >= 0; --bit) {
+    const int32_t more = (int32_t)((uint32_t)enough + (1u << bit));
+    Integers reached = {0};
+    for (int64_t i = 0; i < size; i += kLanes) reached += in_order((Integers)load(values + i)) >= more;
+    if (-sum_of(__builtin_convertvector(reached, Floats)) >= count) enough = more;
+  }
+  return ((Floats)in_order(enough - (Integers){0}))[0];
+}
+
+static int64_t looked_through(const Screen* s) {
+  const int64_t blocks = s->padded / kBlock;
+  return s->candidates < blocks ? s->candidates : blocks;
+}
+
+/* Puts the places of a row's highest blocks into `of_blocks`, and returns what all of them reach. */
+static float choose_blocks(const Screen* s, int64_t row, float* values, int32_t* of_blocks) {
+  const int64_t blocks = s->padded / kBlock, count = looked_through(s);
+  memcpy(values, s->blocks.highest + row * blocks, sizeof(float) * blocks);
+  store(values + blocks, all(-INFINITY));
+  const float enough = count < blocks ? reached_by(values, blocks, count) : -INFINITY;
+  int64_t found = 0;
+  for (int64_t block = 0; block < blocks; block += kLanes)
+    found += gather_reaching(load(values + block), enough, (int32_t)block, values + found, of_blocks + found);
+  /* What is behind the blocks comes last, if at all. */
+  found = found < blocks ? found : blocks;
+  if (found > count) put_largest_first(values, of_blocks, found, count);
+  return enough;
 }
 
 /* Puts a row's candidates into `chosen`, takes their upper ends away, and returns what no other entry reaches beyond.
-   The blocks that were looked through for them come first in `of_blocks`, [blocks].
+   The blocks that were looked through for them come first in `of_blocks`.
 
    As many blocks are looked through as there are candidates: the lowest of their highest entries is reached by enough
    entries to choose from, and by none of another block. */
 static float choose(const Screen* s, int64_t row, float* values, int32_t* places, int32_t* of_blocks) {
-  const int64_t blocks = s->padded / kBlock, count = s->candidates;
-  const int64_t looked_through = count < blocks ? count : blocks;
-  for (int64_t block = 0; block < blocks; ++block) {
-    values[block] = s->blocks.highest[row * blocks + block];
-    of_blocks[block] = (int32_t)block;
-  }
-  put_largest_first(values, of_blocks, blocks, looked_through);
-  float enough = count < blocks ? INFINITY : -INFINITY;
-  for (int64_t i = 0; i < looked_through; ++i) enough = values[i] < enough ? values[i] : enough;
+  const int64_t count = s->candidates;
+  const float enough = choose_blocks(s, row, values, of_blocks);
+  for (int64_t i = 0; i < looked_through(s); ++i)
+    ask_for(s->upper + (of_blocks[i] * s->rows + row) * kBlock, sizeof(float) * kBlock);
   int64_t found = 0;
-  for (int64_t i = 0; i < looked_through; ++i) {
+  for (int64_t i = 0; i < looked_through(s); ++i) {
     const float* upper = s->upper + (of_blocks[i] * s->rows + row) * kBlock;
     for (int vector = 0; vector < kVectors; ++vector) {
       found += gather_reaching(load(upper + vector * kLanes), enough, of_blocks[i] * kBlock + vector * kLanes,
@@ -329,47 +400,62 @@ static float choose(const Screen* s, int64_t row, float* values, int32_t* places
   return left;
 }
 
-/* Puts the bounds of the sums over all that are no candidates, of what each is below `left`, into the row's facts. */
-static void add_up_rest(const Screen* s, int64_t row, float left, const int32_t* of_blocks, float* reach) {
-  const int64_t blocks = s->padded / kBlock, lines = (s->exact_width * s->weight_bytes + kLine - 1) / kLine;
-  const int64_t looked_through = s->candidates < blocks ? s->candidates : blocks;
+/* Puts twice the most of half the widths of each block's intervals into `twice`, and into `least` the lowest ratio of
+   exp(x) at their two ends. */
+static void bound_widths(const Screen* s, int64_t row, float* twice, float* least) {
+  const int64_t blocks = s->padded / kBlock;
   const State* known = s->known + row;
+  for (int64_t block = 0; block < blocks; block += kLanes) {
+    const Floats reach = load(s->blocks.errors + block) * known->quantised_norm +
+                         load(s->blocks.head_norms + block) * known->missing_norm +
+                         load(s->blocks.kept_norms + block) * known->kept_norm;
+    Floats ratio = {0}, unused = {0};
+    add_terms(-2 * (1 + 32 * kUnit) * reach, &ratio, &unused);
+    store(twice + block, 2 * (1 + 32 * kUnit) * reach);
+    store(least + block, ratio);
+  }
+}
+
+/* Asks for the weights of every `step`th candidate of a row from `first` on: they are far apart, and take long. */
+static void ask_for_candidates(const Screen* s, int64_t row, int64_t first, int64_t step) {
+  const int64_t bytes = s->exact_width * s->weight_bytes;
+  for (int64_t i = first; i < s->candidates; i += step) {
+    const int64_t entry = s->chosen[row * s->candidates + i];
+    if (entry < s->vocabulary) ask_for(s->weights + entry * bytes, bytes);
+  }
+}
+
+/* Puts the bounds of the sums over all that are no candidates, of what each is below `left`, into the row's facts. */
+static void add_up_rest(const Screen* s, int64_t row, float left, const int32_t* of_blocks, float* scratch) {
+  const int64_t blocks = s->padded / kBlock;
   float *highest = s->blocks.highest + row * blocks, *totals = s->blocks.total + row * blocks;
-  float* weighteds = s->blocks.weighted + row * blocks;
-  for (int64_t block = 0; block < blocks; ++block)
-    reach[block] = (1 + 32 * kUnit) * (s->blocks.errors[block] * known->quantised_norm +
-                                       s->blocks.head_norms[block] * known->missing_norm +
-                                       s->blocks.kept_norms[block] * known->kept_norm);
+  float *weighteds = s->blocks.weighted + row * blocks, *twices = scratch, *leasts = scratch + blocks + kLanes;
+  Floats low_total = {0}, high_total = {0}, low_weighted = {0}, high_weighted = {0};
+  bound_widths(s, row, twices, leasts);
   /* Blocks that were looked through, entry by entry: their sums count the candidates. */
-  for (int64_t i = 0; i < looked_through; ++i) {
+  for (int64_t i = 0; i < looked_through(s); ++i) {
     const int64_t block = of_blocks[i];
-    /* The weights of the candidates are far apart, and asked for in the meantime. */
-    for (int64_t next = i; next < s->candidates; next += looked_through) {
-      const int64_t entry = s->chosen[row * s->candidates + next];
-      const char* weights = s->weights + entry * s->exact_width * s->weight_bytes;
-      if (entry < s->vocabulary)
-        for (int64_t line = 0; line < lines; ++line) __builtin_prefetch(weights + line * kLine);
-    }
+    ask_for_candidates(s, row, i, looked_through(s));
     Floats total = {0}, weighted = {0};
     for (int vector = 0; vector < kVectors; ++vector)
       add_terms(load(s->upper + (block * s->rows + row) * kBlock + vector * kLanes) - left, &total, &weighted);
+    low_total += leasts[block] * total;
+    high_total += total;
+    low_weighted += leasts[block] * weighted;
+    high_weighted += weighted + twices[block] * total;
     highest[block] = left;
-    totals[block] = sum_of(total);
-    weighteds[block] = sum_of(weighted);
+    totals[block] = weighteds[block] = 0;
   }
-  Floats low_total = {0}, high_total = {0}, low_weighted = {0}, high_weighted = {0};
   for (int64_t block = 0; block < blocks; block += kLanes) {
     const Integers is_there = before(blocks, block);
     const Floats total = taken(is_there, load(totals + block)), weighted = taken(is_there, load(weighteds + block));
-    const Floats twice = 2 * taken(is_there, load(reach + block));
+    const Floats twice = taken(is_there, load(twices + block)), least = taken(is_there, load(leasts + block));
     const Floats below = taken(is_there, load(highest + block) - left);
-    Floats weight = {0}, least = {0}, unused = {0};
+    Floats weight = {0}, unused = {0};
     add_terms(below, &weight, &unused);
-    add_terms(-twice, &least, &unused);
-    least *= weight;
-    low_total += least * total;
+    low_total += least * weight * total;
     high_total += weight * total;
-    low_weighted += least * (weighted - below * total);
+    low_weighted += least * weight * (weighted - below * total);
     high_weighted += weight * (weighted + (twice - below) * total);
   }
   Facts* facts = s->facts + row;
@@ -379,8 +465,23 @@ static void add_up_rest(const Screen* s, int64_t row, float left, const int32_t*
   facts->weighted_high = sum_of(high_weighted);
 }
 
-/* Computes the logits of a row's candidates, and puts what they come to into its facts. */
-static void compare_candidates(const Screen* s, int64_t row, const int32_t* chosen, const float* state, float* logits) {
+/* Puts the logits of a row's candidates into `logits`, NaN for padding; there is room for a few more. */
+static void compute_logits(const Screen* s, const int32_t* chosen, const float* state, float* logits) {
+  for (int64_t first = 0; first < s->candidates; first += kEntriesAtATime) {
+    int64_t entries[kEntriesAtATime];
+    for (int i = 0; i < kEntriesAtATime; ++i) {
+      const int64_t place = first + i < s->candidates ? first + i : first;
+      /* Padding is chosen only where the numbers have overflown. */
+      entries[i] = chosen[place] < s->vocabulary ? chosen[place] : 0;
+    }
+    logits_of(s, state, entries, logits + first);
+    for (int i = 0; i < kEntriesAtATime && first + i < s->candidates; ++i)
+      if (chosen[first + i] >= s->vocabulary) logits[first + i] = NAN;
+  }
+}
+
+/* Puts what the logits of a row's candidates come to into its facts. */
+static void compare_candidates(const Screen* s, int64_t row, const int32_t* chosen, const float* logits) {
   const int64_t count = s->candidates;
   Facts* facts = s->facts + row;
   float largest = -INFINITY, second = -INFINITY, norm = 0;
@@ -388,8 +489,6 @@ static void compare_candidates(const Screen* s, int64_t row, const int32_t* chos
   int is_finite = 1;
   for (int64_t i = 0; i < count; ++i) {
     const int64_t entry = chosen[i];
-    /* Padding is chosen only where the numbers have overflown. */
-    logits[i] = entry < s->vocabulary ? logit(s, state, entry) : NAN;
     is_finite &= isfinite(logits[i]) != 0;
     const float norms = s->errors[entry] + s->head_norms[entry] + s->kept_norms[entry];
     norm = norms > norm ? norms : norm;
@@ -421,17 +520,19 @@ static void compare_candidates(const Screen* s, int64_t row, const int32_t* chos
 /* A task of the second round: a row's candidates, and the sums over all other entries. */
 static int finish_row(const Screen* s, int64_t row) {
   const int64_t blocks = s->padded / kBlock;
+  const int64_t room = looked_through(s) * kBlock + 2 * (blocks + kLanes);
   int has_memory = 1;
-  float* values = memory_of(sizeof(float) * (s->padded + kLanes), &has_memory);
-  int32_t* places = memory_of(sizeof(int32_t) * (s->padded + kLanes), &has_memory);
-  int32_t* of_blocks = memory_of(sizeof(int32_t) * blocks, &has_memory);
+  float* values = memory_of(sizeof(float) * room, &has_memory);
+  int32_t* places = memory_of(sizeof(int32_t) * room, &has_memory);
+  int32_t* of_blocks = memory_of(sizeof(int32_t) * (blocks + kLanes), &has_memory);
   float* state = memory_of(sizeof(float) * s->stride, &has_memory);
   if (has_memory) {
     memset(state, 0, sizeof(float) * s->stride);
     memcpy(state, s->exact_states + row * s->exact_width, sizeof(float) * s->exact_width);
     s->facts[row].left = choose(s, row, values, places, of_blocks);
     add_up_rest(s, row, s->facts[row].left, of_blocks, values);
-    compare_candidates(s, row, places, state, values);
+    compute_logits(s, places, state, values);
+    compare_candidates(s, row, places, values);
   }
   free(values), free(places), free(of_blocks), free(state);
   return has_memory;
@@ -547,7 +648,7 @@ XLA_FFI_Error* calm_beam_screen(XLA_FFI_CallFrame* frame) {
   screen.upper = memory_of(sizeof(float) * screen.rows * screen.padded, &has_succeeded);
   /* Read by whole vectors. */
   float* by_row = memory_of(sizeof(float) * (3 * screen.rows * blocks + kLanes), &has_succeeded);
-  float* by_block = memory_of(sizeof(float) * 3 * blocks, &has_succeeded);
+  float* by_block = memory_of(sizeof(float) * (3 * blocks + kLanes), &has_succeeded);
   if (has_succeeded) {
     screen.blocks = (Blocks){
         .highest = by_row,

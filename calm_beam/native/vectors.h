@@ -18,6 +18,8 @@ enum {
   kBlock = 64,       /* Entries of a block of the vocabulary. */
   kVectors = kBlock / kLanes,
   kRowsAtATime = 6,  /* As many as have their sums in registers, beside some weights. */
+  kLine = 64,        /* Bytes that memory gives at a time. */
+  kAhead = 8,        /* Bytes that are asked for during the products of a column with so many rows. */
 };
 
 typedef float Floats __attribute__((vector_size(4 * kLanes)));
@@ -26,6 +28,9 @@ typedef int32_t Integers __attribute__((vector_size(4 * kLanes)));
 typedef int32_t UnalignedIntegers __attribute__((vector_size(4 * kLanes), aligned(4)));
 typedef uint32_t Naturals __attribute__((vector_size(4 * kLanes)));
 typedef uint16_t UnalignedHalves __attribute__((vector_size(2 * kLanes), aligned(2)));
+
+/* Into the second cache: the first one takes such requests at half the rate. */
+static inline void ask_for_line(const void* memory) { __builtin_prefetch(memory, 0, 2); }
 
 static inline Floats load(const float* values) { return *(const UnalignedFloats*)values; }
 
@@ -43,11 +48,16 @@ static inline Floats taken(Integers is_taken, Floats values) { return (Floats)(i
 
 static inline Floats magnitude(Floats values) { return (Floats)((Integers)values & 0x7fffffff); }
 
+/* Returns the bits of floats as integers in the order of the floats, and the other way round. */
+static inline Integers in_order(Integers bits) { return bits ^ (bits >> 31 & 0x7fffffff); }
+
 static inline Integers of_lanes(void) {
   Integers lanes;
   for (int lane = 0; lane < kLanes; ++lane) lanes[lane] = lane;
   return lanes;
 }
+
+static inline void finish_far_stores(void) { _mm_sfence(); }
 
 /* Returns -1 in the lanes of what comes before `size`, where the first one stands for `first`. */
 static inline Integers before(int64_t size, int64_t first) {
@@ -72,17 +82,17 @@ static inline Floats rounded(Floats values) {
   return (Floats)_mm512_roundscale_ps((__m512)values, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
 }
 
-/* Returns values times two to the power of integers from -126 to 0. */
-static inline Floats scaled(Floats values, Floats powers) {
-  return (Floats)_mm512_scalef_ps((__m512)values, (__m512)powers);
-}
+/* Past the caches, where whole vectors stand; other threads see it after `finish_far_stores`. */
+static inline void store_far(float* values, Floats what) { _mm512_stream_ps(values, (__m512)what); }
+
+static inline Integers whole(Floats integers) { return (Integers)_mm512_cvtps_epi32((__m512)integers); }
 
 static inline float sum_of(Floats values) { return _mm512_reduce_add_ps((__m512)values); }
 
 static inline float most_of(Floats values) { return _mm512_reduce_max_ps((__m512)values); }
 
 static inline void store_multiples(Multiple* multiples, Floats integers) {
-  _mm_storeu_si128((__m128i*)multiples, _mm512_cvtepi32_epi8(_mm512_cvtps_epi32((__m512)integers)));
+  _mm_storeu_si128((__m128i*)multiples, _mm512_cvtepi32_epi8((__m512i)whole(integers)));
 }
 
 /* Puts the values that are `enough`, and their places, the first of which is given, behind each other; returns how
@@ -95,15 +105,18 @@ static inline int64_t gather_reaching(Floats from, float enough, int32_t place, 
   return __builtin_popcount(reaches);
 }
 
-/* Puts the products of `count` states with a block of weights into `sums`, [count, 64].
+/* Puts the products of `count` states with a block of weights into `sums`, [count, 64]; of kRowsAtATime, it asks for
+   [width, 8] bytes of `ahead`, little by little: more at a time would hold up the weights.
 
    States are [count, stride], weights [4, width / 4, 16, 4]. Both have zeros up to a width that is divided by four. */
 static inline __attribute__((always_inline)) void multiply(const uint8_t* weights, const Multiple* states, int64_t width,
-                                                           int64_t stride, const int count, int32_t* sums) {
+                                                           int64_t stride, const int count, const uint8_t* ahead,
+                                                           int32_t* sums) {
   __m512i total[kRowsAtATime][kVectors];
   for (int row = 0; row < count; ++row)
     for (int vector = 0; vector < kVectors; ++vector) total[row][vector] = _mm512_setzero_si512();
   for (int64_t column = 0; column < width; column += 4) {
+    if (count == kRowsAtATime && column % (kLine / kAhead) == 0) ask_for_line(ahead + column * kAhead);
     __m512i block[kVectors];
     for (int vector = 0; vector < kVectors; ++vector)
       block[vector] = _mm512_loadu_si512(weights + (vector * width + column) * kSides);
@@ -140,10 +153,9 @@ static inline Floats rounded(Floats values) {
   return (Floats)_mm256_round_ps((__m256)values, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
 }
 
-/* An exponent of the type is what it is and 127 more, and stands above 23 bits. */
-static inline Floats scaled(Floats values, Floats powers) {
-  return values * (Floats)((__builtin_convertvector(powers, Integers) + 127) << 23);
-}
+static inline void store_far(float* values, Floats what) { _mm256_stream_ps(values, (__m256)what); }
+
+static inline Integers whole(Floats integers) { return (Integers)_mm256_cvtps_epi32((__m256)integers); }
 
 static inline float sum_of(Floats values) {
   const __m128 four = _mm256_castps256_ps128((__m256)values) + _mm256_extractf128_ps((__m256)values, 1);
@@ -158,8 +170,8 @@ static inline float most_of(Floats values) {
 }
 
 static inline void store_multiples(Multiple* multiples, Floats integers) {
-  const __m256i whole = _mm256_cvtps_epi32((__m256)integers);
-  _mm_storeu_si128((__m128i*)multiples, _mm_packs_epi32(_mm256_castsi256_si128(whole), _mm256_extracti128_si256(whole, 1)));
+  const __m256i wide = (__m256i)whole(integers);
+  _mm_storeu_si128((__m128i*)multiples, _mm_packs_epi32(_mm256_castsi256_si128(wide), _mm256_extracti128_si256(wide, 1)));
 }
 
 static inline int64_t gather_reaching(Floats from, float enough, int32_t place, float* values, int32_t* places) {
@@ -176,11 +188,12 @@ static inline int64_t gather_reaching(Floats from, float enough, int32_t place, 
 /* Four entries' products with four columns of one row are eight sums of two. */
 static inline __attribute__((always_inline)) void multiply_some(const uint8_t* weights, const Multiple* states,
                                                                 int64_t width, int64_t stride, const int count,
-                                                                const int fours, int32_t* sums) {
+                                                                const int fours, const uint8_t* ahead, int32_t* sums) {
   __m256i total[kRowsAtATime][4];
   for (int row = 0; row < count; ++row)
     for (int four = 0; four < fours; ++four) total[row][four] = _mm256_setzero_si256();
   for (int64_t column = 0; column < width; column += 4) {
+    if (count == kRowsAtATime && column % kLine == 0) ask_for_line(ahead + column);
     __m256i block[4];
     for (int four = 0; four < fours; ++four)
       block[four] = _mm256_cvtepu8_epi16(_mm_loadu_si128((const __m128i*)(weights + column * kSides) + four));
@@ -205,15 +218,21 @@ static inline __attribute__((always_inline)) void multiply_some(const uint8_t* w
 }
 
 static inline __attribute__((always_inline)) void multiply(const uint8_t* weights, const Multiple* states, int64_t width,
-                                                           int64_t stride, const int count, int32_t* sums) {
+                                                           int64_t stride, const int count, const uint8_t* ahead,
+                                                           int32_t* sums) {
   /* Few rows leave registers for all entries that lie side by side. */
   const int fours = count <= 2 ? 4 : 2;
   for (int side = 0; side < kBlock / kSides; ++side)
-    for (int four = 0; four < 4; four += fours)
-      multiply_some(weights + side * width * kSides + 16 * four, states, width, stride, count, fours,
+    for (int four = 0; four < 4; four += fours, ahead += width)
+      multiply_some(weights + side * width * kSides + 16 * four, states, width, stride, count, fours, ahead,
                     sums + side * kSides + 4 * four);
 }
 
 #endif
+
+/* Returns values of about 1 times two to the power of integers from -125 to 0: an exponent stands above 23 bits. */
+static inline Floats scaled(Floats values, Floats powers) {
+  return (Floats)((Integers)values + (whole(powers) << 23));
+}
 
 #endif

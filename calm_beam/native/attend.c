@@ -10,6 +10,7 @@
 #include <stdint.h>
 #include <string.h>
 
+#include "memory.h"
 #include "tasks.h"
 #include "vectors.h"
 

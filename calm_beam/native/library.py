@@ -33,7 +33,7 @@ TO_PATH, TO_SOURCE = "calm_beam_attend_to_path", "calm_beam_attend_to_source"
 
 # The best comes first; of the last, all are needed.
 _FEATURES = (("avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_vnni"), ("fma", "avx2"))
-_SOURCES, _HEADERS = ("screen.c", "attend.c"), ("tasks.h", "vectors.h")
+_SOURCES, _HEADERS = ("screen.c", "attend.c"), ("memory.h", "tasks.h", "vectors.h")
 _MOST_SECONDS = 60
 _LOCK = threading.Lock()
 _OPTIONS = (

@@ -8,14 +8,13 @@
    are quantised in: integers add up without an error, and sums of floats are made row by row in one order. */
 
 #include <math.h>
-#include <sched.h>
-#include <stdatomic.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 
+#include "memory.h"
+#include "tasks.h"
 #include "vectors.h"
-#include "xla/ffi/api/c_api.h"
 
 #ifdef __FAST_MATH__
 #error "the bounds are about IEEE arithmetic: compile without -ffast-math"
@@ -29,13 +28,6 @@ enum {
 
 /* Half the distance from 1 to the next float. */
 static const float kUnit = 0x1p-24f;
-
-/* Returns so many bytes, and takes note where there are none. */
-static void* memory_of(int64_t bytes, int* has_memory) {
-  void* memory = aligned_alloc(kLine, (bytes + kLine) / kLine * kLine);
-  *has_memory &= memory != NULL;
-  return memory;
-}
 
 /* Asks for memory that is read soon. */
 static inline void ask_for(const void* memory, int64_t bytes) {
@@ -269,7 +261,8 @@ static float most_of_block(const float* values, int64_t block) {
 }
 
 /* A task of the first round: some blocks of the vocabulary. */
-static int bound_blocks(const Screen* s, int64_t task) {
+static int bound_blocks(const void* call, int64_t task) {
+  const Screen* s = call;
   const int64_t blocks = s->padded / kBlock, last = (task + 1) * kBlocksOfTask;
   for (int64_t block = task * kBlocksOfTask; block < last && block < blocks; ++block) {
     s->blocks.errors[block] = most_of_block(s->errors, block);
@@ -518,7 +511,8 @@ static void compare_candidates(const Screen* s, int64_t row, const int32_t* chos
 }
 
 /* A task of the second round: a row's candidates, and the sums over all other entries. */
-static int finish_row(const Screen* s, int64_t row) {
+static int finish_row(const void* call, int64_t row) {
+  const Screen* s = call;
   const int64_t blocks = s->padded / kBlock;
   const int64_t room = looked_through(s) * kBlock + 2 * (blocks + kLanes);
   int has_memory = 1;
@@ -538,80 +532,9 @@ static int finish_row(const Screen* s, int64_t row) {
   return has_memory;
 }
 
-/* Tasks that threads take one after the other until none is left. */
-typedef struct {
-  const Screen* screen;
-  int (*run)(const Screen*, int64_t);
-  int64_t tasks;
-  atomic_llong next, done, users;
-  atomic_int has_failed;
-} Round;
-
-static void leave(Round* round) {
-  if (atomic_fetch_sub(&round->users, 1) == 1) free(round);
-}
-
-static void work(Round* round) {
-  int64_t task;
-  while ((task = atomic_fetch_add(&round->next, 1)) < round->tasks) {
-    if (!round->run(round->screen, task)) atomic_store(&round->has_failed, 1);
-    atomic_fetch_add(&round->done, 1);
-  }
-}
-
-/* What a thread of XLA's is asked for. It may come when all is done: then it only leaves. */
-static void help(void* round) {
-  work(round);
-  leave(round);
-}
-
-static int failed(const XLA_FFI_Api* api, XLA_FFI_Error* error) {
-  if (!error) return 0;
-  XLA_FFI_Error_Destroy_Args args = {XLA_FFI_Error_Destroy_Args_STRUCT_SIZE, NULL, error};
-  api->XLA_FFI_Error_Destroy(&args);
-  return 1;
-}
-
-/* Runs all tasks, on this thread and on those of XLA that have time, and returns whether memory sufficed. */
-static int run_tasks(const XLA_FFI_CallFrame* frame, const Screen* screen, int (*run)(const Screen*, int64_t),
-                     int64_t tasks) {
-  const XLA_FFI_Api* api = frame->api;
-  int64_t threads = 1;
-  XLA_FFI_ThreadPool_NumThreads_Args asked = {XLA_FFI_ThreadPool_NumThreads_Args_STRUCT_SIZE, NULL, frame->ctx,
-                                              &threads};
-  if (failed(api, api->XLA_FFI_ThreadPool_NumThreads(&asked))) threads = 1;
-  if (threads > tasks) threads = tasks;
-  Round* round = malloc(sizeof *round);
-  if (!round) return 0;
-  *round = (Round){.screen = screen, .run = run, .tasks = tasks};
-  atomic_init(&round->users, 1);
-  for (int64_t thread = 1; thread < threads; ++thread) {
-    atomic_fetch_add(&round->users, 1);
-    XLA_FFI_ThreadPool_Schedule_Args args = {XLA_FFI_ThreadPool_Schedule_Args_STRUCT_SIZE, NULL, frame->ctx, help,
-                                             round};
-    if (failed(api, api->XLA_FFI_ThreadPool_Schedule(&args))) atomic_fetch_sub(&round->users, 1);
-  }
-  work(round);
-  while (atomic_load(&round->done) < tasks) sched_yield();
-  const int has_succeeded = !atomic_load(&round->has_failed);
-  leave(round);
-  return has_succeeded;
-}
-
-static XLA_FFI_Error* no_memory(const XLA_FFI_Api* api) {
-  XLA_FFI_Error_Create_Args args = {XLA_FFI_Error_Create_Args_STRUCT_SIZE, NULL, "no memory for the logits of a head",
-                                    XLA_FFI_Error_Code_RESOURCE_EXHAUSTED};
-  return api->XLA_FFI_Error_Create(&args);
-}
-
 /* The call, of arrays in the order of `Screen`. */
 XLA_FFI_Error* calm_beam_screen(XLA_FFI_CallFrame* frame) {
-  if (frame->extension_start && frame->extension_start->type == XLA_FFI_Extension_Metadata) {
-    XLA_FFI_Metadata* metadata = ((XLA_FFI_Metadata_Extension*)frame->extension_start)->metadata;
-    metadata->api_version.major_version = XLA_FFI_API_MAJOR;
-    metadata->api_version.minor_version = XLA_FFI_API_MINOR;
-    return NULL;
-  }
+  if (asks_for_version(frame)) return NULL;
   XLA_FFI_Buffer** asked = (XLA_FFI_Buffer**)frame->args.args;
   XLA_FFI_Buffer** given = (XLA_FFI_Buffer**)frame->rets.rets;
   Screen screen = {
@@ -664,5 +587,5 @@ XLA_FFI_Error* calm_beam_screen(XLA_FFI_CallFrame* frame) {
   }
   free(missing), free(screen.known), free(screen.states), free(screen.kept_states), free(screen.upper);
   free(by_row), free(by_block);
-  return has_succeeded ? NULL : no_memory(frame->api);
+  return has_succeeded ? NULL : no_memory(frame->api, "no memory for the logits of a head");
 }

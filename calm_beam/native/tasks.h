@@ -10,17 +10,8 @@
 
 #include "xla/ffi/api/c_api.h"
 
-enum { kLine = 64 }; /* Bytes that memory gives at a time. */
-
 /* Does a task of a call, and returns whether memory sufficed. */
 typedef int (*RunTask)(const void* call, int64_t task);
-
-/* Returns so many bytes, and takes note where there are none. */
-static inline void* memory_of(int64_t bytes, int* has_memory) {
-  void* memory = aligned_alloc(kLine, (bytes + kLine) / kLine * kLine);
-  *has_memory &= memory != NULL;
-  return memory;
-}
 
 /* Tasks that threads take one after the other until none is left. */
 typedef struct {

@@ -18,7 +18,6 @@ enum {
   kBlock = 64,       /* Entries of a block of the vocabulary. */
   kVectors = kBlock / kLanes,
   kRowsAtATime = 6,  /* As many as have their sums in registers, beside some weights. */
-  kLine = 64,        /* Bytes that memory gives at a time. */
   kAhead = 8,        /* Bytes that are asked for during the products of a column with so many rows. */
 };
 

@@ -25,7 +25,7 @@ _FLOORS = {"calm_beam": "calm_beam", "transforms": "calm_beam/transforms", "laun
 _DATA = {
     "calm_beam/__init__.pyi",
     "calm_beam/py.typed",
-    *(f"calm_beam/native/{name}" for name in ("attend.c", "screen.c", "tasks.h", "vectors.h")),
+    *(f"calm_beam/native/{name}" for name in ("attend.c", "memory.h", "screen.c", "tasks.h", "vectors.h")),
     "calm_beam/report/frame.html",
     "calm_beam/report/template.html",
     "calm_beam/report/theme.js",
